@@ -1,0 +1,96 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every knob of a training run, one a line, with unit and constraint.
+
+A config of a recipe starts from here and states only its difference. The
+default size is the laptop run; names follow README.md.
+"""
+
+import ml_collections
+
+
+def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
+  if size not in ('laptop', 'smoke'):
+    raise ValueError(
+        f"size must be 'laptop' or 'smoke', but is {size!r}. Write for instance "
+        '--config=configs/dspo.py:smoke.')
+  config = ml_collections.ConfigDict()
+  config.job = 'searchrl.train:run'
+  config.seed = 0  # of data order and of all sampling
+  config.allow_changes = False  # set by --allow_changes
+
+  config.model = dict(
+      path='',  # a Hugging Face folder; '' is the shipped tiny base model
+  )
+  config.data = dict(
+      train='',  # questions, jsonl; '' generates a world
+      evaluate='',  # questions, jsonl, answered from search.corpus
+      world_seed=1,  # of the generated training world
+      per_hop=(500, 500, 400, 300),  # generated questions of 1, 2, ... hops
+      mix=(4, 4, 2, 2),  # shares of 1, 2, ... hops in every step; None: any
+  )
+  config.search = dict(
+      engine='bm25',  # bm25, dense (hashed character n-grams) or noise
+      corpus='',  # passages, jsonl; '' generates a world
+      options={},  # keyword arguments of the engine
+  )
+  config.dialogue = 'searchrl.agent.dialogue:laptop'  # or :search_r1
+  config.reward = 'searchrl.agent.rewards:em'  # trained on; module:function
+  config.outcome = 'searchrl.agent.rewards:em'  # read by the dynamic filter
+  config.rollout = dict(
+      questions=12,  # a step
+      group_size=6,  # samples a question
+      max_rounds=1,  # of questions a step, until `keep` has filled the batch
+      temperature=1.0,  # above 0
+      slots=72,  # conversations side by side; a multiple of data * fsdp
+      length=512,  # tokens a conversation, prompt included
+      mask_truncated=False,  # leave out of the loss what hit a limit (DAPO)
+      budgets=dict(
+          max_turns=6,  # actions, the answer included
+          max_turn_tokens=48,
+          max_prompt_tokens=96,  # longer prompts are refused
+          passage_tokens=96,  # longer passages are cut
+          top_k=2,  # passages a search
+      ),
+  )
+  config.algorithm = dict(name='searchrl.rl.algorithms:grpo')
+  config.optimizer = dict(
+      learning_rate=5e-4,
+      b2=0.99,
+      weight_decay=0.0,
+      max_grad_norm=1.0,
+      warmup_steps=5,  # updates
+  )
+  config.learner = dict(
+      minibatches=2,  # optimiser steps a batch
+      microbatch_rows=18,  # on the devices at a time; divides a mini-batch
+      lengths=(256,),  # tokens micro-batches are cut to, besides rollout.length
+      remat=False,  # recompute activations in the backward pass
+  )
+  config.mesh = dict(data=-1, fsdp=1, tensor=1)  # -1: all remaining devices
+  config.train = dict(
+      num_steps=80,
+      max_rollouts=0,  # ends the run, too; 0: no such limit
+      checkpoint_every=10,  # steps
+      keep_checkpoints=2,
+      warn_after=5,  # steps without a mixed group
+      tensorboard=True,
+      progress=True,
+  )
+  config.evaluate = dict(
+      noise=True,  # also with random passages: should score 0
+      run='',  # evaluate job only: the run whose newest checkpoint is judged
+      step=0,  # another one draws other samples
+      worlds=dict(
+          world_seed=101,  # never that of training
+          kinds=('known', 'unseen'),  # name parts
+          questions_per_hop=24,
+          max_hops=4,
+      ),
+  )
+  if size == 'smoke':  # a minute or two: does everything, learns nothing
+    config.train.update(num_steps=3, checkpoint_every=1)
+    config.rollout.update(questions=4, group_size=4, slots=16)
+    config.learner.update(microbatch_rows=8)
+    config.evaluate.worlds.update(questions_per_hop=4)
+  return config

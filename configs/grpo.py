@@ -1,0 +1,24 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""GRPO: a token ratio, and a baseline from the question's own group.
+
+  python -m searchrl.main --config=configs/grpo.py
+
+Source: Shao et al. 2024, arXiv:2402.03300; as Search-R1 uses it,
+arXiv:2503.09516. Learning rate, group size and steps are the laptop's, found
+by us.
+"""
+
+from configs import common
+
+
+def get_config(size: str = 'laptop'):
+  config = common.get_config(size)
+  config.algorithm = dict(
+      name='searchrl.rl.algorithms:grpo',
+      clip_low=0.2,
+      clip_high=0.2,
+      kl_coef=0.0,  # per nat, to the model that the run started from
+      entropy_coef=0.0,
+  )
+  return config

@@ -1,0 +1,29 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""searchrl: train, evaluate and serve LLM search agents in JAX.
+
+`from searchrl import losses, advantages, algorithms` gives the pure functions;
+nothing here touches a device, so `jax.distributed` can still come first.
+"""
+
+import importlib
+
+__version__ = '0.1.0'
+
+_PUBLIC = {
+    'advantages': 'searchrl.rl.advantages',
+    'algorithms': 'searchrl.rl.algorithms',
+    'losses': 'searchrl.rl.losses',
+    'masked': 'searchrl.rl.masked',
+    'trajectory': 'searchrl.trajectory',
+}
+
+
+def __getattr__(name):
+  if name in _PUBLIC:
+    return importlib.import_module(_PUBLIC[name])
+  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+
+def __dir__():
+  return sorted([*globals(), *_PUBLIC])

@@ -1,0 +1,127 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A jsonl file in, Questions out; and which of them a step asks.
+
+The schema is FlashRAG's: {"id", "question", "golden_answers", "metadata"}; the
+hop count, where there is one, is metadata.hops.
+"""
+
+from collections.abc import Iterator, Sequence
+import json
+import pathlib
+
+import numpy as np
+
+from searchrl.trajectory import Question
+
+
+def read(path: str) -> list[Question]:
+  """Reads and checks a file of questions.
+
+  Raises:
+    FileNotFoundError: no such file.
+    ValueError: a line that is no question, a uid met twice, or no question at
+      all; the line is named.
+  """
+  file = pathlib.Path(path)
+  if not file.is_file():
+    raise FileNotFoundError(
+        f'questions are read from a jsonl file, but {file} is none. Check the '
+        'paths under config.data.')
+  result, met = [], {}
+  with file.open(encoding='utf-8') as lines:
+    for number, line in enumerate(lines, start=1):
+      if not line.strip():
+        continue
+      question = _parse(line, f'{file}, line {number}', file.stem)
+      if question.uid in met:
+        raise ValueError(
+            f'question ids must be unique, but {file}, line {number} repeats '
+            f'{question.uid!r} of line {met[question.uid]}.')
+      met[question.uid] = number
+      result.append(question)
+  if not result:
+    raise ValueError(f'{file} holds no question.')
+  return result
+
+
+def _parse(line: str, where: str, stem: str) -> Question:
+  try:
+    record = json.loads(line)
+    answers = record['golden_answers']
+    if isinstance(answers, str):
+      answers = [answers]
+    metadata = record.get('metadata') or {}
+    question = Question(
+        uid=str(record['id']), text=record['question'].strip(),
+        answers=tuple(map(str, answers)), hops=int(metadata.get('hops', 1)),
+        data_source=str(metadata.get('data_source', stem)))
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise ValueError(
+        f'{where} must be {{"id", "question", "golden_answers"}}, but '
+        f'{line.strip()[:80]!r} is not: {type(error).__name__} {error}.') from (
+            error)
+  if not question.text or not question.answers:
+    raise ValueError(
+        f'{where} must have a question and at least one golden answer.')
+  return question
+
+
+def write(path: str, questions: Sequence[Question]) -> None:
+  """Writes what `read` reads."""
+  with pathlib.Path(path).open('w', encoding='utf-8') as file:
+    for q in questions:
+      file.write(json.dumps({
+          'id': q.uid, 'question': q.text, 'golden_answers': list(q.answers),
+          'metadata': {'hops': q.hops, 'data_source': q.data_source}},
+                            ensure_ascii=False) + '\n')
+
+
+
+class Stream:
+  """Deals questions, epoch after epoch, each in an order of its own.
+
+  Args:
+    questions: all there are.
+    seed: of the orders.
+    mix: the share of 1, 2, ... hops in every draw, as whole numbers go (hops
+      are stratified); None deals all questions alike.
+
+  Raises:
+    ValueError: a hop count of the mix has no question.
+  """
+
+  def __init__(self, questions: Sequence[Question], *, seed: int,
+               mix: Sequence[float] | None = None):
+    self._seed = seed
+    if mix is None:
+      self._shares, self._pools = [1.0], [list(questions)]
+    else:
+      self._shares = [share / sum(mix) for share in mix]
+      self._pools = [[q for q in questions if q.hops == hops]
+                     for hops in range(1, len(mix) + 1)]
+      for hops, (share, pool) in enumerate(zip(mix, self._pools), start=1):
+        if share and not pool:
+          raise ValueError(
+              f'data.mix asks for {share} of {hops}-hop questions, but there '
+              'is none. Set its share to 0, or data.mix to None.')
+    self.position = [0] * len(self._pools)  # dealt of each pool; checkpointed
+
+  def draw(self, count: int) -> list[Question]:
+    """The next `count` questions, in the mix's shares, hops interleaved."""
+    total = sum(self.position)
+    dealt = []
+    for n in range(total, total + count):
+      # The pool that is furthest behind its share is next.
+      behind = [share * (n + 1) - position if share else -np.inf
+                for share, position in zip(self._shares, self.position)]
+      pool = int(np.argmax(behind))
+      dealt.append(self._pick(pool, self.position[pool]))
+      self.position[pool] += 1
+    return dealt
+
+  def _pick(self, pool: int, position: int) -> Question:
+    epoch, index = divmod(position, len(self._pools[pool]))
+    order = np.random.default_rng([self._seed, pool, epoch]).permutation(
+        len(self._pools[pool]))
+    return self._pools[pool][order[index]]

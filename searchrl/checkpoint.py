@@ -1,0 +1,301 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""State and host data in, a committed step on disk out; and back, verified.
+
+A step is a directory, complete at every instant that a `kill -9` may choose:
+
+    <directory>/<step>/state/          arrays, written by Orbax
+    <directory>/<step>/extra.json      host data
+    <directory>/<step>/integrity.json  written last: SHA-256 of all of the above
+
+Orbax restores flipped bits silently and takes an empty directory named "3" for
+the latest step; here a step counts only with its `integrity.json`, and only if
+every leaf has its digest. Containers are not stored, only paths of leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import re
+import shutil
+from typing import Any
+import warnings
+
+import jax
+from jax.experimental import multihost_utils
+import numpy as np
+import orbax.checkpoint as ocp
+
+Path = str | os.PathLike[str]
+
+_STATE, _EXTRA, _MARKER = 'state', 'extra.json', 'integrity.json'
+
+
+class _Damaged(Exception):
+  """A committed step does not hold what was saved."""
+
+
+def save(
+    directory: Path, step: int, state: Any, extra: Mapping[str, Any],
+    *, keep: int = 2,
+) -> None:
+  """Writes one step, blocks until it is committed, and prunes older ones.
+
+  On many hosts every process calls it, on a file system that they share.
+
+  Args:
+    directory: of all steps.
+    step: larger than every committed one: a committed step is never rewritten.
+    state: nested dict (or any pytree) of `jax.Array`.
+    extra: what JSON can hold; tuples come back as lists, keys as strings.
+    keep: how many of the newest steps stay.
+
+  Raises:
+    ValueError: if an argument breaks its rule; nothing is written then.
+  """
+  directory = _absolute(directory)
+  leaves, extra_text = _named(state), _to_json(extra)
+  _check_save(directory, step, leaves, keep)
+  path = directory / str(step)
+  if jax.process_index() == 0:
+    shutil.rmtree(path, ignore_errors=True)  # left behind by a killed save
+    path.mkdir(parents=True)
+  _all_agree()
+  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    checkpointer.save(path / _STATE, args=ocp.args.PyTreeSave(leaves))
+  described = {name: _describe(leaf) for name, leaf in leaves.items()}
+  if jax.process_index() == 0:
+    _write(path / _EXTRA, extra_text)
+    body = {'step': step, 'extra': _sha256(extra_text), 'leaves': described}
+    body['sha256'] = _sha256(_to_json(body))
+    _write(path / _MARKER, json.dumps(body, indent=1))
+    _prune(directory, keep)
+  _all_agree()
+
+
+def restore(
+    directory: Path, template: Any,
+    *, partial: bool = False, warn: Callable[[str], None] = warnings.warn,
+) -> tuple[int, Any, dict[str, Any]] | None:
+  """The newest intact step, as (step, state, extra); None if there is none.
+
+  Steps that were never committed are passed over. Damaged ones are renamed
+  `<step>.corrupt` once an older step has proved intact; while none has, nothing
+  is touched, for then the cause may be the machine and not the files.
+
+  Args:
+    directory: as given to `save`; may be missing.
+    template: tree of `jax.ShapeDtypeStruct` or arrays, as saved. A leaf comes
+      back with the template's sharding, on any mesh; without one, as numpy.
+    partial: the template may lack leaves of the saved state, which are then not
+      read: `{'params': ...}` does without the optimizer's.
+    warn: told, in one sentence each, of the steps that were passed over.
+
+  Raises:
+    ValueError: if the template is that of another state, or all are damaged.
+  """
+  directory = _absolute(directory)
+  for step in sorted(set(_numbered(directory)) - set(steps(directory))):
+    warn(f'Checkpoint {directory / str(step)} was never committed; skipped.')
+  damaged = {}
+  for step in reversed(steps(directory)):
+    path = directory / str(step)
+    try:
+      found = (step, *_load(path, template, partial))
+    except _Damaged as reason:
+      damaged[path] = str(reason).splitlines()[0][:160]
+      continue
+    for bad, reason in damaged.items():
+      moved = _quarantine(bad)
+      warn(f'Checkpoint {bad} is damaged ({reason}); moved to {moved.name}, '
+           f'restored step {step} instead.')
+    return found
+  if damaged:
+    raise ValueError('\n  '.join([
+        'a restored checkpoint must be intact, but every step is damaged:',
+        *(f'{path}: {reason}' for path, reason in damaged.items()),
+        'Nothing was changed. Check disk and memory, copy a good step back, or '
+        'use another directory to start anew.']))
+  return None
+
+
+def steps(directory: Path) -> list[int]:
+  """The committed steps, oldest first; whether they are intact is not read."""
+  directory = _absolute(directory)
+  return [step for step in _numbered(directory)
+          if (directory / str(step) / _MARKER).is_file()]
+
+
+def digest(tree: Any) -> str:
+  """SHA-256, in hex, over path, dtype, shape and bytes of all leaves.
+
+  Equal for equal values on any mesh; any flipped bit changes it.
+  """
+  return _sha256(_to_json({n: _describe(x) for n, x in _named(tree).items()}))
+
+
+def _load(path, template, partial) -> tuple[Any, dict[str, Any]]:
+  """One step's state and extra; `_Damaged` unless they are what was saved."""
+  seal, extra = _read_seal(path)
+  wanted = _named(template)
+  _check_template(path, wanted, seal['leaves'], partial)
+  restored = _read_leaves(path, wanted)
+  for name, leaf in restored.items():
+    if _describe(leaf) != seal['leaves'][name]:
+      raise _Damaged(f'leaf {name} differs from what was saved')
+  return jax.tree.unflatten(
+      jax.tree.structure(template), [restored[name] for name in wanted]), extra
+
+
+def _read_seal(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
+  """The verified integrity.json and extra.json of a step."""
+  try:
+    seal = json.loads((path / _MARKER).read_text())
+    extra_text = (path / _EXTRA).read_text()
+    signed = seal.pop('sha256')
+  except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    raise _Damaged(f'{type(error).__name__}: {error}') from error
+  if signed != _sha256(_to_json(seal)) or str(seal['step']) != path.name:
+    raise _Damaged(f'{_MARKER} was altered')
+  if seal['extra'] != _sha256(extra_text):
+    raise _Damaged(f'{_EXTRA} was altered')
+  return seal, json.loads(extra_text)
+
+
+def _read_leaves(path: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
+  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=getattr(x, 'sharding', None)), wanted)
+  args = ocp.args.PyTreeRestore(
+      abstract, partial_restore=True,
+      restore_args=ocp.checkpoint_utils.construct_restore_args(abstract))
+  restored, reason = {}, ''
+  try:
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+      restored = checkpointer.restore(path / _STATE, args=args)
+  except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
+    raise  # says nothing about the files
+  except Exception as error:  # Orbax promises no type for damaged files.
+    reason = f'{type(error).__name__}: {error}'
+  if not _all_agree(not reason):
+    raise _Damaged(reason or 'another process could not read it')
+  return restored
+
+
+def _check_save(directory, step, leaves, keep) -> None:
+  if keep < 1:
+    raise ValueError(f'keep must be at least 1, but is {keep}.')
+  if step <= max(steps(directory), default=-1):
+    raise ValueError(
+        f'step must be at least 0 and larger than every committed step, but is '
+        f'{step}, and {directory} holds {steps(directory)}. Restore before you '
+        'train on, or save to another directory.')
+  for name, leaf in leaves.items():
+    if not isinstance(leaf, jax.Array) or not leaf.size:
+      raise ValueError(
+          f'state leaf {name} must be a jax.Array with elements, but is '
+          f'{type(leaf).__name__}{np.shape(leaf)}. Host data goes to `extra`.')
+
+
+def _check_template(path, wanted, saved, partial) -> None:
+  found = {name: f'{np.dtype(leaf.dtype)}{list(leaf.shape)}'
+           for name, leaf in wanted.items()}
+  rules = {name: leaf['array'] for name, leaf in saved.items()}
+  for name in sorted(found if partial else found | rules):
+    rule, kind = rules.get(name, 'absent'), found.get(name, 'absent')
+    if rule != kind:
+      raise ValueError(
+          f'template leaf {name} must be {rule} as in {path}, but is {kind}. '
+          'Restore with the configuration that it was saved with (partial=True '
+          'passes over leaves absent here), or use another directory.')
+
+
+def _prune(directory: pathlib.Path, keep: int) -> None:
+  """Deletes all but the newest committed steps, killed saves included."""
+  for step in set(_numbered(directory)) - set(steps(directory)[-keep:]):
+    path = directory / str(step)
+    (path / _MARKER).unlink(missing_ok=True)  # first: half a step is none
+    shutil.rmtree(path, ignore_errors=True)  # what stays, the next save tries
+
+
+def _quarantine(path: pathlib.Path) -> pathlib.Path:
+  """Renames a damaged step to a free name that no step can have."""
+  names = (f'{path}.corrupt{i or ""}' for i in itertools.count())
+  target = next(t for t in map(pathlib.Path, names) if not t.exists())
+  if jax.process_index() == 0:
+    path.rename(target)
+  return target
+
+
+def _absolute(directory: Path) -> pathlib.Path:
+  if '://' in str(directory):
+    raise ValueError(
+        f'directory must be a local path, but is {directory}. Mount the bucket '
+        '(gcsfuse) and give the path that it has here.')
+  return pathlib.Path(directory).expanduser().absolute()
+
+
+def _numbered(directory: pathlib.Path) -> list[int]:
+  """Steps that have a directory, committed or not, in order."""
+  if not directory.is_dir():
+    return []
+  return sorted(int(path.name) for path in directory.iterdir()
+                if re.fullmatch('0|[1-9][0-9]*', path.name) and path.is_dir())
+
+
+def _named(tree: Any) -> dict[str, Any]:
+  """The leaves by path, such as 'params/layers/wq', in the tree's order."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  named = {jax.tree_util.keystr(path, simple=True, separator='/'): leaf
+           for path, leaf in leaves}
+  if len(named) != len(leaves):
+    raise ValueError('leaf paths must differ when joined by "/", but two are '
+                     'the same. Take the "/" out of the keys.')
+  return named
+
+
+def _describe(leaf: Any) -> dict[str, str]:
+  """Dtype, shape and SHA-256 of the bytes, wherever the array lies."""
+  if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+    leaf = multihost_utils.process_allgather(leaf, tiled=True)
+  elif isinstance(leaf, jax.Array):
+    # An array keeps its host copy for life; that of a copy dies with it.
+    leaf = jax.device_put(leaf, leaf.sharding, may_alias=False)
+  x = np.asarray(leaf)
+  flat = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+  return {'array': f'{x.dtype}{list(x.shape)}',
+          'sha256': hashlib.sha256(flat).hexdigest()}
+
+
+def _sha256(text: str) -> str:
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _to_json(value: Any) -> str:
+  try:
+    return json.dumps(value, sort_keys=True)
+  except TypeError as error:
+    raise ValueError(f'extra must hold what JSON can, but: {error}. Convert '
+                     'arrays with .tolist().') from error
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+  """The whole file or none of it, also when the power fails."""
+  with open(f'{path}.tmp', 'w') as file:
+    file.write(text)
+    file.flush()
+    os.fsync(file.fileno())
+  os.replace(f'{path}.tmp', path)
+  folder = os.open(path.parent, os.O_RDONLY)
+  os.fsync(folder)
+  os.close(folder)
+
+
+def _all_agree(ok: bool = True) -> bool:
+  """Whether all processes say so; each waits here for the others."""
+  return ok if jax.process_count() == 1 else bool(
+      multihost_utils.process_allgather(np.array(ok)).all())

@@ -1,0 +1,89 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""`config.data` in; questions, corpora and evaluation sets out.
+
+Without paths, worlds are generated and written as the same jsonl files that
+own data comes in, then read back: nothing downstream knows the difference.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+
+from searchrl.agent import questions as questions_lib
+from searchrl.search import corpus as corpora
+from searchrl.trajectory import Question
+from searchrl.world import facts
+from searchrl.world import text
+
+
+@dataclasses.dataclass(frozen=True)
+class Set:
+  """Questions and the corpus that they are answered from."""
+
+  name: str
+  questions: Sequence[Question]
+  corpus: corpora.Corpus
+
+
+def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
+              per_hop: Sequence[int]) -> Set:
+  """What a policy is trained on.
+
+  Args:
+    folder: where generated files go.
+    train: a questions file; '' generates a world.
+    corpus: a corpus file; '' generates a world.
+    world_seed: of the generated world.
+    per_hop: how many questions of 1, 2, ... hops to generate.
+
+  Raises:
+    ValueError: one path without the other.
+  """
+  if bool(train) != bool(corpus):
+    raise ValueError(
+        'own data needs both data.train and search.corpus, but they are '
+        f'{train!r} and {corpus!r}. Give both paths, or neither for the '
+        'generated world.')
+  if not train:
+    return generated(folder / 'train', name='train', source='known',
+                     world_seed=world_seed, per_hop=per_hop)
+  return Set('train', questions_lib.read(train), corpora.read(corpus))
+
+
+def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
+                    own_train: bool, world_seed: int, kinds: Sequence[str],
+                    questions_per_hop: int, max_hops: int) -> list[Set]:
+  """What a policy is judged on: unseen worlds, or a file.
+
+  Args:
+    folder: where generated files go.
+    evaluate: a questions file, answered from `corpus`; '' generates worlds.
+    corpus: a corpus file.
+    own_train: training has its own data; then nothing is generated.
+    world_seed: of the generated worlds; never that of training.
+    kinds: 'known' and 'unseen' name parts; one world each.
+    questions_per_hop: how many of each hop count.
+    max_hops: the longest.
+  """
+  if evaluate:
+    return [Set('eval', questions_lib.read(evaluate), corpora.read(corpus))]
+  if own_train:
+    return []
+  return [generated(folder / f'eval_{kind}', name=kind, source=kind,
+                    world_seed=world_seed, per_hop=[questions_per_hop] * max_hops)
+          for kind in kinds]
+
+
+def generated(folder: pathlib.Path, *, name: str, source: str, world_seed: int,
+              per_hop: Sequence[int]) -> Set:
+  """A world's files, written once, and read back."""
+  if not (folder / 'questions.jsonl').exists():
+    folder.mkdir(parents=True, exist_ok=True)
+    world = facts.make(world_seed, source=source)
+    corpora.write(folder / 'corpus.jsonl', text.passages(world))
+    drawn = text.questions(world, per_hop, data_source=name)
+    questions_lib.write(folder / 'unfinished.jsonl', drawn)
+    (folder / 'unfinished.jsonl').replace(folder / 'questions.jsonl')
+  return Set(name, questions_lib.read(folder / 'questions.jsonl'),
+             corpora.read(folder / 'corpus.jsonl'))

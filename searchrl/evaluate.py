@@ -1,0 +1,177 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A policy and evaluation sets in; scores by data source, and every record, out."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+import math
+import pathlib
+
+import jax
+import numpy as np
+
+from searchrl import checkpoint
+from searchrl import datasets
+from searchrl import mesh as meshes
+from searchrl import metrics
+from searchrl import player as players
+from searchrl import workdir as workdirs
+from searchrl.agent import rewards as rewards_lib
+from searchrl.agent import rollout
+from searchrl.search import engines
+from searchrl.trajectory import SearchFn, Trajectory, to_json
+
+COLUMNS = ('set', 'engine', 'decoding', 'hops', 'n', 'em', '95% interval',
+           'subem', 'f1', 'searches')
+
+
+@dataclasses.dataclass(frozen=True)
+class Exam:
+  """One set, answered through one engine, decoded in one way."""
+
+  set: datasets.Set
+  engine: str
+  search: SearchFn
+  decoding: str  # 'greedy' or 'sampled'
+
+
+def exams(
+    sets: Sequence[datasets.Set],
+    engine: str,
+    options: Mapping[str, object],
+    *,
+    noise: bool = True,
+    seed: int = 0,
+) -> list[Exam]:
+  """Every set greedily and sampled; the first also with random passages.
+
+  The last shows whether answers come from retrieval: it should score about 0.
+  """
+  result = []
+  for dataset in sets:
+    search = engines.guarded(engines.make(
+        engine, dataset.corpus, seed=seed, **options))
+    result += [Exam(dataset, engine, search, decoding)
+               for decoding in ('greedy', 'sampled')]
+  if noise and sets:
+    search = engines.guarded(engines.make('noise', sets[0].corpus, seed=seed))
+    result.append(Exam(sets[0], 'noise', search, 'greedy'))
+  return result
+
+
+def run(
+    player: players.Player,
+    params,
+    taken: Sequence[Exam],
+    *,
+    step: int = 0,
+    progress=lambda done: None,
+) -> tuple[list[dict], list[tuple[Exam, list[Trajectory]]]]:
+  """Sits every exam.
+
+  Args:
+    player: the policy's surroundings.
+    params: the policy.
+    taken: what to sit.
+    step: randomness of the sampled ones; equal steps, equal samples.
+    progress: told how many questions are done, over all exams.
+
+  Returns:
+    Rows for `metrics.table`, a row per exam and hop count, and the
+    trajectories. Searches that failed count as wrong here.
+  """
+  rows, records, done = [], [], 0
+  for exam in taken:
+    games = player.play(
+        params, [(q, 0) for q in exam.set.questions], search=exam.search,
+        reward=rewards_lib.em, outcome=rewards_lib.em, step=step,
+        temperature=0.0 if exam.decoding == 'greedy' else 1.0,
+        progress=lambda n: progress(done + n))  # pylint: disable=cell-var-from-loop
+    done += len(games)
+    records.append((exam, games))
+    by_hops = defaultdict(list)
+    for game in games:
+      by_hops[game.question.hops].append(game)
+    for hops, group in sorted(by_hops.items()):
+      rows.append(_row(exam, hops, group))
+  return rows, records
+
+
+def _row(exam: Exam, hops: int, games: Sequence[Trajectory]) -> dict:
+  n = len(games)
+  scores = np.array([rewards_lib.em(g) for g in games])
+  low, high = wilson(int(scores.sum()), n)
+  return {
+      'set': exam.set.name, 'engine': exam.engine, 'decoding': exam.decoding,
+      'hops': hops, 'n': n, 'em': float(scores.mean()),
+      '95% interval': f'{low:.2f}-{high:.2f}',
+      'subem': float(np.mean([rewards_lib.subem(g) for g in games])),
+      'f1': float(np.mean([rewards_lib.f1(g) for g in games])),
+      'searches': float(np.mean([g.searches for g in games])),
+      'search_errors': sum(g.stop_reason == 'search_error' for g in games)}
+
+
+def wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float]:
+  """The score interval of a proportion (Wilson 1927), 95 % by default."""
+  p = hits / n
+  centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+  half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+  return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+def scalars(rows: Sequence[Mapping]) -> dict[str, float]:
+  """Rows as metrics: 'val/<set>_<hops>hop/em/greedy' and so on."""
+  result = {}
+  for row in rows:
+    name = row['set'] if row['engine'] != 'noise' else f'{row["set"]}_noise'
+    where = f'val/{name}_{row["hops"]}hop'
+    for score in ('em', 'subem', 'f1', 'searches'):
+      result[f'{where}/{score}/{row["decoding"]}'] = row[score]
+  return result
+
+
+def save(folder: pathlib.Path, rows, records, tokenizer) -> None:
+  """Writes table.json, and one line a question to records.jsonl."""
+  folder.mkdir(parents=True, exist_ok=True)
+  (folder / 'table.json').write_text(json.dumps(list(rows), indent=1) + '\n')
+  with (folder / 'records.jsonl').open('w', encoding='utf-8') as file:
+    for exam, games in records:
+      for game in games:
+        file.write(json.dumps({
+            'set': exam.set.name, 'engine': exam.engine,
+            'decoding': exam.decoding, 'question': game.question.text,
+            'golds': game.question.answers, 'answer': game.answer,
+            'em': rewards_lib.em(game), 'text': tokenizer.decode(game.tokens),
+            'trajectory': to_json(game)}, ensure_ascii=False) + '\n')
+
+
+def job(config, workdir: str) -> None:
+  """Evaluates a model folder or a run's newest checkpoint; prints the table."""
+  path = pathlib.Path(workdir)
+  mesh = meshes.make(**config.mesh)
+  player, params = players.load(
+      config.model.path, dialogue=config.dialogue, seed=config.seed,
+      slots=config.rollout.slots, length=config.rollout.length,
+      budgets=rollout.Budgets(**config.rollout.budgets),
+      place=lambda tree: meshes.shard_batch(mesh, tree))
+  if config.evaluate.run:
+    found = checkpoint.restore(
+        pathlib.Path(config.evaluate.run) / 'checkpoints', {'params': params},
+        partial=True)
+    if found is None:
+      raise FileNotFoundError(
+          f'evaluate.run must be the folder of a run with checkpoints, but '
+          f'{config.evaluate.run} has none.')
+    params = found[1]['params']
+  workdirs.prepare(workdir, config)
+  sets = datasets.evaluation_sets(
+      path / 'data', evaluate=config.data.evaluate, corpus=config.search.corpus,
+      own_train=bool(config.data.train), **config.evaluate.worlds)
+  taken = exams(sets, config.search.engine, config.search.options,
+                noise=config.evaluate.noise, seed=config.seed)
+  params = jax.tree.map(jax.numpy.asarray, params)
+  rows, records = run(player, params, taken, step=config.evaluate.step)
+  save(path, rows, records, player.tokenizer)
+  print(metrics.table(rows, COLUMNS))

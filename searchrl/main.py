@@ -1,0 +1,59 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Flags in, the job that the config names out; kept short on purpose."""
+
+import importlib
+import os
+import pathlib
+import sys
+
+from absl import app
+from absl import flags
+from absl import logging
+import jax
+from ml_collections import config_flags
+
+_CONFIG = config_flags.DEFINE_config_file(
+    'config', None, 'A file under configs/, with :size after it if need be.',
+    lock_config=True)
+_WORKDIR = flags.DEFINE_string(
+    'workdir', None, "The run's folder; default runs/<config name>.")
+_ALLOW_CHANGES = flags.DEFINE_bool(
+    'allow_changes', False, 'Go on in a folder whose config was another one.')
+
+
+def main(argv) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unknown arguments: {argv[1:]}')
+  logging.set_verbosity(logging.WARNING)  # Orbax tells of every save
+  cache = pathlib.Path(os.environ.get(
+      'JAX_COMPILATION_CACHE_DIR',
+      pathlib.Path.home() / '.cache' / 'searchrl' / 'xla'))
+  cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+  jax.config.update('jax_compilation_cache_dir', str(cache))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+  if 'JAX_COORDINATOR_ADDRESS' in os.environ:
+    jax.distributed.initialize()
+  config = _CONFIG.value
+  name = flags.FLAGS['config'].config_filename  # the path, without its size
+  workdir = _WORKDIR.value or str(
+      pathlib.Path('runs') / pathlib.Path(name.partition(':')[0]).stem)
+  if 'allow_changes' in config:
+    config.allow_changes = _ALLOW_CHANGES.value
+  module, _, function = config.job.partition(':')
+  try:
+    getattr(importlib.import_module(module), function)(config, workdir)
+  except (ValueError, FileNotFoundError) as error:
+    if os.environ.get('SEARCHRL_TRACEBACK'):
+      raise
+    sys.exit(f'{type(error).__name__}: {error}\n'
+             '(SEARCHRL_TRACEBACK=1 shows where.)')
+
+
+def run() -> None:
+  flags.mark_flag_as_required('config')
+  app.run(main)
+
+
+if __name__ == '__main__':
+  run()

@@ -1,0 +1,175 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Devices in, a mesh out; logical axes in, shardings out.
+
+`RULES` is the one table of what is split over which devices. Code above speaks
+of logical axes ('batch', 'embed', 'heads', ...); code below speaks of nothing.
+Axes are `Auto`: the compiler propagates shardings from the arguments. A mesh is
+passed on, or set with `jax.set_mesh`, never entered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import math
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+import numpy as np
+
+AXES = ('data', 'fsdp', 'tensor')
+
+RULES = {
+    'batch': ('data', 'fsdp'),  # rows; FSDP ranks see different rows, too
+    'length': None,  # positions of a row
+    'layers': None,  # stacked on axis 0 of every layer's parameters
+    'embed': 'fsdp',  # the residual width: where the weights are split
+    'heads': 'tensor',  # query heads
+    'kv_heads': 'tensor',
+    'head_dim': None,
+    'mlp': 'tensor',  # the hidden width of the feed-forward layer
+    'vocab': 'tensor',
+}
+
+Axes = tuple[str | None, ...]  # one logical axis, or None, a dimension
+
+
+def make(
+    *,
+    data: int = -1,
+    fsdp: int = 1,
+    tensor: int = 1,
+    devices: Sequence[jax.Device] | None = None,
+) -> Mesh:
+  """The mesh (data, fsdp, tensor), with `Auto` axes.
+
+  Args:
+    data: ways of plain data parallelism; parameters are replicated over it.
+    fsdp: ways in which rows and parameters are split.
+    tensor: ways in which heads, feed-forward width and vocabulary are split.
+      At most one of the three may be -1: it takes the rest of the devices.
+    devices: all devices of all processes unless given.
+
+  Raises:
+    ValueError: if the axes do not multiply to the number of devices.
+  """
+  sizes = {'data': data, 'fsdp': fsdp, 'tensor': tensor}
+  devices = jax.devices() if devices is None else list(devices)
+  sizes = _fill(sizes, len(devices))
+  return jax.make_mesh(
+      tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES),
+      devices=devices)
+
+
+def spec(logical_axes: Axes) -> PartitionSpec:
+  """Which mesh axes split each dimension; None leaves a dimension whole."""
+  return PartitionSpec(*(_mesh_axes(axis) for axis in logical_axes))
+
+
+def sharding(mesh: Mesh, logical_axes: Axes) -> NamedSharding:
+  """`spec` on a mesh; `()` is a replicated array of any rank."""
+  return NamedSharding(mesh, spec(logical_axes))
+
+
+def shardings(mesh: Mesh, tree_of_logical_axes: Any) -> Any:
+  """The same tree with a sharding for each tuple of logical axes."""
+  return jax.tree.map(
+      lambda axes: sharding(mesh, axes), tree_of_logical_axes, is_leaf=_is_axes)
+
+
+def check_divisible(
+    mesh: Mesh, shape: Sequence[int], logical_axes: Axes, name: str
+) -> None:
+  """Raises a ValueError unless every dimension splits evenly over the mesh.
+
+  Args:
+    mesh: made by `make`.
+    shape: of the whole array.
+    logical_axes: one a dimension.
+    name: what the message calls the array, such as 'layers/wq'.
+  """
+  if len(shape) != len(logical_axes):
+    raise ValueError(
+        f'{name} needs one logical axis a dimension, but its shape is '
+        f'{tuple(shape)} and its axes are {logical_axes}. Use None for a '
+        'dimension that stays whole.')
+  for i, (dimension, axis) in enumerate(zip(shape, logical_axes)):
+    names, ways = _ways(mesh, axis)
+    if dimension % ways:
+      legal = [n for n in range(1, mesh.size + 1) if dimension % n == 0]
+      raise ValueError(
+          f'{name} must split evenly, but its dimension {i} ({axis}) is '
+          f'{dimension} and the mesh has {names}={ways}. Make the mesh with '
+          f'{names} one of {legal}.')
+
+
+def shard_batch(mesh: Mesh, tree: Any) -> Any:
+  """Puts host arrays [B, ...] onto the mesh, their rows split over 'batch'.
+
+  Every process passes the same whole arrays and keeps its own rows.
+
+  Raises:
+    ValueError: if B is not a multiple of the number of batch shards.
+  """
+  names, ways = _ways(mesh, 'batch')
+
+  def put(path, x):
+    x = np.asarray(x)
+    if x.ndim == 0 or x.shape[0] % ways:
+      rows = x.shape[0] if x.ndim else 0
+      raise ValueError(
+          f'batch{jax.tree_util.keystr(path)} must have a leading dimension '
+          f'that is a multiple of {names}={ways}, but its shape is {x.shape}. '
+          f'Pad it with empty rows to {-(-max(rows, 1) // ways) * ways}.')
+    axes = ('batch',) + (None,) * (x.ndim - 1)
+    return jax.device_put(x, sharding(mesh, axes))
+
+  return jax.tree_util.tree_map_with_path(put, tree)
+
+
+def _fill(sizes: dict[str, int], count: int) -> dict[str, int]:
+  """Resolves -1, and raises unless the sizes multiply to `count` devices."""
+  for axis, size in sizes.items():
+    if size < 1 and size != -1:
+      raise ValueError(
+          f'mesh axis {axis} must be at least 1, or -1 for the rest of the '
+          f'devices, but is {size}.')
+  free = [axis for axis, size in sizes.items() if size == -1]
+  if len(free) > 1:
+    raise ValueError(
+        f'at most one mesh axis may be -1, but {" and ".join(free)} are. Give '
+        f'all but one a size; there are {count} devices.')
+  product = math.prod(size for size in sizes.values() if size != -1)
+  told = ' x '.join(f'{a}={n}' for a, n in sizes.items() if n != -1)
+  if free and count % product:
+    raise ValueError(
+        f'{told} must divide the {count} devices, for {free[0]}=-1 takes the '
+        f'rest, but makes {product}. Legal products: '
+        f'{[n for n in range(1, count + 1) if count % n == 0]}.')
+  if not free and product != count:
+    raise ValueError(
+        f'mesh axes must multiply to the {count} devices, but {told} makes '
+        f'{product}. Set one of them to -1 for the rest, or pass `devices`.')
+  return {a: count // product if n == -1 else n for a, n in sizes.items()}
+
+
+def _mesh_axes(axis: str | None) -> str | tuple[str, ...] | None:
+  if axis is not None and axis not in RULES:
+    raise ValueError(
+        f'a logical axis must be None or one of {sorted(RULES)}, but is '
+        f'{axis!r}. Add a line to mesh.RULES for a new one.')
+  return RULES.get(axis)
+
+
+def _ways(mesh: Mesh, axis: str | None) -> tuple[str, int]:
+  """The names of the mesh axes that split a logical axis, and into how many."""
+  axes = _mesh_axes(axis) or ()
+  axes = (axes,) if isinstance(axes, str) else axes
+  return ' x '.join(axes), math.prod(mesh.shape[a] for a in axes)
+
+
+def _is_axes(node: Any) -> bool:
+  """A plain tuple of names: neither a NamedTuple nor a chain of states."""
+  return type(node) is tuple and all(
+      axis is None or isinstance(axis, str) for axis in node)

@@ -1,0 +1,72 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Params and token ids in, log-probs out: what the learner asks of a model."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from searchrl.models import transformer
+from searchrl.models.transformer import Params, TransformerConfig
+
+
+def token_logprobs(
+    params: Params,
+    tokens: Int[Array, 'B T'],
+    config: TransformerConfig,
+    *,
+    temperature: float = 1.0,
+    segment_ids: Int[Array, 'B T'] | None = None,
+    positions: Int[Array, 'B T'] | None = None,
+    chunk: int = 128,
+    remat: bool = False,
+) -> tuple[Float[Array, 'B T'], Float[Array, 'B T']]:
+  """log pi(tokens[:, t] | tokens[:, :t]) and the entropy of that choice.
+
+  The shift by one happens here and nowhere else: entry t speaks of
+  tokens[:, t], and entry 0, which nothing precedes, is 0.
+
+  Args:
+    params: of the decoder.
+    tokens: right-padded rows.
+    config: the decoder's shape.
+    temperature: logits are divided by it, as the sampler does.
+    segment_ids: documents of packed rows; the first token of each is
+      predicted from the document before: leave it out of the loss.
+    positions: restart in each document of a packed row.
+    chunk: tokens of a row whose logits exist at one time; never [B, T, V].
+    remat: recompute each layer in the backward pass.
+
+  Returns:
+    Log-probs and entropies in nats, float32.
+  """
+  hidden = transformer.forward(
+      params, tokens, config, segment_ids=segment_ids, positions=positions,
+      remat=remat)
+  rows, length, width = hidden.shape
+  chunk = min(chunk, length)
+  padded = -(-length // chunk) * chunk
+  targets = jnp.roll(tokens, -1, axis=1)
+  hidden = jnp.pad(hidden, ((0, 0), (0, padded - length), (0, 0)))
+  targets = jnp.pad(targets, ((0, 0), (0, padded - length)))
+
+  @jax.checkpoint
+  def of_chunk(chunked):
+    states, wanted = chunked
+    scores = transformer.logits(params, states) / temperature
+    logprobs = jax.nn.log_softmax(scores)
+    entropy = -jnp.sum(jnp.exp(logprobs) * logprobs, -1)
+    # A comparison instead of a gather: it shards over the vocabulary.
+    hit = wanted[..., None] == jnp.arange(scores.shape[-1])
+    return jnp.sum(jnp.where(hit, logprobs, 0.0), -1), entropy
+
+  def split(x):
+    return x.reshape(rows, padded // chunk, chunk, *x.shape[2:]).swapaxes(0, 1)
+
+  logprobs, entropy = jax.lax.map(of_chunk, (split(hidden), split(targets)))
+
+  def join(x):
+    x = x.swapaxes(0, 1).reshape(rows, padded)[:, :length - 1]
+    return jnp.pad(x, ((0, 0), (1, 0)))
+
+  return join(logprobs), join(entropy)

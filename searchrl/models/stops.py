@@ -1,0 +1,73 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Stop strings and a vocabulary's bytes in, an automaton over token ids out.
+
+`</search>` has many tokenisations, and its last bracket may share a token with
+what follows; so the automaton (Aho and Corasick 1975) runs over bytes and is
+folded over the vocabulary once. A slot then stops at the very token that
+completes a stop string, and ids are never split.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class StopTable(NamedTuple):
+  """Aho-Corasick over bytes, one step a token; state 0 is the start."""
+
+  next_state: np.ndarray  # [S, V] int16
+  hit: np.ndarray  # [S, V] bool; True where the token completes a stop string
+
+
+def compile_table(
+    token_bytes: Sequence[bytes],
+    stop_strings: Sequence[str],
+    vocab_size: int | None = None,
+) -> StopTable:
+  """Compiles the table.
+
+  Args:
+    token_bytes: what each id adds to the text; see `Tokenizer.token_bytes`.
+    stop_strings: at least one; none empty.
+    vocab_size: V; ids beyond `token_bytes` add nothing. Default: their number.
+
+  Raises:
+    ValueError: no stop string, or an empty one.
+  """
+  if not stop_strings or not all(stop_strings):
+    raise ValueError(
+        'stop_strings must hold at least one string and no empty one, but is '
+        f'{list(stop_strings)!r}.')
+  step, ends = _byte_automaton([s.encode() for s in stop_strings])
+  size = max(vocab_size or 0, len(token_bytes))
+  longest = max(map(len, token_bytes), default=0)
+  text = np.zeros((size, longest), np.int64)
+  length = np.zeros(size, np.int64)
+  for id_, piece in enumerate(token_bytes):
+    text[id_, :len(piece)] = list(piece)
+    length[id_] = len(piece)
+  state = np.repeat(np.arange(len(step))[:, None], size, 1)
+  hit = np.zeros(state.shape, bool)
+  for i in range(longest):
+    inside = i < length
+    state[:, inside] = step[state[:, inside], text[inside, i]]
+    hit[:, inside] |= ends[state[:, inside]]
+  return StopTable(state.astype(np.int16), hit)
+
+
+def _byte_automaton(words: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+  """Transitions [S, 256] and accepting states [S] for any of the words."""
+  prefixes = sorted({w[:i] for w in words for i in range(len(w) + 1)},
+                    key=lambda p: (len(p), p))
+  index = {prefix: i for i, prefix in enumerate(prefixes)}
+  step = np.zeros((len(prefixes), 256), np.int64)
+  for prefix, state in index.items():
+    for byte in range(256):
+      text = prefix + bytes([byte])
+      while text not in index:  # the longest suffix that is some prefix
+        text = text[1:]
+      step[state, byte] = index[text]
+  ends = np.array([any(p.endswith(w) for w in words) for p in prefixes])
+  return step, ends

@@ -1,0 +1,142 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A model folder and budgets in, a Player out; params and questions in, trajectories out.
+
+Here the three wings meet: the engine samples, the dialogue speaks, the search
+answers, the reward judges. Training, evaluation and `ask` all play through it.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import importlib
+import pathlib
+from typing import Any
+
+from searchrl.agent import dialogue as dialogues
+from searchrl.agent import rewards as rewards_lib
+from searchrl.agent import rollout
+from searchrl.agent import tokenizer as tokenizers
+from searchrl.models import engine as engines
+from searchrl.models import stops
+from searchrl.models import transformer
+from searchrl.models import weights
+from searchrl.trajectory import Question, SearchFn, Trajectory
+
+TINY_BASE = pathlib.Path(__file__).parent / 'assets' / 'tiny_base'
+
+
+@dataclasses.dataclass(frozen=True)
+class Player:
+  """A policy's surroundings, everything but its weights."""
+
+  shape: transformer.TransformerConfig
+  tokenizer: tokenizers.Tokenizer
+  dialogue: dialogues.Dialogue
+  budgets: rollout.Budgets
+  engine: engines.Engine
+
+  def play(
+      self,
+      params: transformer.Params,
+      requests: Sequence[tuple[Question, int]],
+      *,
+      search: SearchFn,
+      reward: rewards_lib.RewardFn,
+      outcome: rewards_lib.RewardFn,
+      temperature: float,
+      step: int,
+      policy_step: int = 0,
+      search_retries: int = 1,
+      progress: Callable[[int], None] = lambda finished: None,
+  ) -> list[Trajectory]:
+    """Plays every (question, sample), and scores it.
+
+    Args:
+      params: the policy.
+      requests: what to play.
+      search: the engine that answers.
+      reward: what is trained on.
+      outcome: what the filter reads and evaluation reports.
+      temperature: of sampling; 0 is greedy.
+      step: of the run; part of the randomness.
+      policy_step: updates that the policy has seen.
+      search_retries: times that a trajectory whose search failed is played
+        again, from the start and with the same randomness.
+      progress: told how many have finished.
+
+    Returns:
+      Trajectories in the order of `requests`; those whose search failed have
+      no reward.
+    """
+    self.engine.load(params, temperature)
+    games = [None] * len(requests)
+    left = list(range(len(requests)))
+    for _ in range(1 + search_retries):
+      played = rollout.play(
+          [requests[i] for i in left], engine=self.engine, search=search,
+          dialogue=self.dialogue, tokenizer=self.tokenizer,
+          budgets=self.budgets, row_ids=engines.row_ids,
+          append=engines.Append, step=step, policy_step=policy_step,
+          progress=progress)
+      for i, game in zip(left, played, strict=True):
+        games[i] = game
+      left = [i for i in left if games[i].stop_reason == 'search_error']
+      if not left:
+        break
+    return [game if game.stop_reason == 'search_error' else
+            dataclasses.replace(game, reward=float(reward(game)),
+                                outcome_reward=float(outcome(game)))
+            for game in games]
+
+
+def load(
+    path: str,
+    *,
+    dialogue: str,
+    seed: int,
+    slots: int,
+    length: int,
+    budgets: rollout.Budgets,
+    place: Callable[[Any], Any] = lambda tree: tree,
+) -> tuple[Player, transformer.Params]:
+  """Reads a model folder, checks it, and builds what plays with it.
+
+  Args:
+    path: a Hugging Face folder; '' is the tiny base model.
+    dialogue: 'module:function' that returns a Dialogue.
+    seed: of all sampling.
+    slots: conversations side by side.
+    length: tokens a conversation may have.
+    budgets: limits of a conversation.
+    place: puts arrays [slots, ...] onto the devices.
+
+  Returns:
+    The Player, and the folder's params.
+
+  Raises:
+    FileNotFoundError, ValueError: the folder is not whole, its parts do not
+      belong together, or the budgets cannot hold one turn.
+  """
+  path = str(path or TINY_BASE)
+  shape = weights.read_config(path)
+  tokenizer = tokenizers.load(path)
+  if tokenizer.vocab_size > shape.vocab_size:
+    raise ValueError(
+        f'tokenizer and model must belong together, but the tokenizer of {path} '
+        f'has {tokenizer.vocab_size} ids and the model only {shape.vocab_size}. '
+        'Copy the tokenizer that the model was trained with.')
+  module, _, function = dialogue.partition(':')
+  speech = getattr(importlib.import_module(module), function)()
+  dialogues.check_append_only(speech, tokenizer)
+  if budgets.max_prompt_tokens + budgets.max_turn_tokens > length:
+    raise ValueError(
+        f'rollout.length must hold a prompt and a turn, '
+        f'{budgets.max_prompt_tokens} + {budgets.max_turn_tokens} tokens, but '
+        f'is {length}. Raise it, or lower the budgets.')
+  params = weights.load(path, shape)
+  table = stops.compile_table(
+      tokenizer.token_bytes, speech.stop_strings, shape.vocab_size)
+  engine = engines.Engine(
+      shape, slots=slots, length=length, stop_table=table,
+      eos_ids=tokenizer.eos_ids, seed=seed, place=place)
+  return Player(shape, tokenizer, speech, budgets, engine), params

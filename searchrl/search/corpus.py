@@ -1,0 +1,158 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A jsonl file in, a Corpus of Passages out, and back.
+
+A line holds {"id", "contents"}, where the first line of the contents is the
+title in double quotes, or {"id", "title", "text"}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+import dataclasses
+import functools
+import gzip
+import hashlib
+import json
+import pathlib
+from typing import Any
+import zlib
+
+from searchrl.trajectory import Passage
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+  """What an engine searches; position i is the passage's number in an index.
+
+  Engines need no more than len, [i], iteration and the digest.
+
+  Raises:
+    ValueError: there is no passage, or a title has more than one line.
+  """
+
+  passages: tuple[Passage, ...]
+
+  def __post_init__(self):
+    object.__setattr__(self, 'passages', tuple(self.passages))
+    if not self.passages:
+      raise ValueError('corpus must have passages, but this is a corpus with '
+                       'no passages. Give it at least one.')
+    for passage in self.passages:
+      if '\n' in passage.title:
+        raise ValueError(
+            f'title must be one line, but that of passage {passage.id!r} is '
+            f'{passage.title!r}. Join its lines.')
+
+  def __len__(self) -> int:
+    return len(self.passages)
+
+  def __getitem__(self, i: int) -> Passage:
+    return self.passages[i]
+
+  def __iter__(self) -> Iterator[Passage]:
+    return iter(self.passages)
+
+  @property
+  def texts(self) -> list[str]:
+    """Title, line break, text: what an engine indexes of each passage."""
+    return [f'{p.title}\n{p.text}' for p in self]
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """SHA-256, in hex, of the plain file that `write` makes of the corpus."""
+    sha = hashlib.sha256()
+    for passage in self:
+      sha.update(_line(passage))
+    return sha.hexdigest()
+
+
+def read(path: str | pathlib.Path) -> Corpus:
+  """Reads a jsonl file, compressed if its name ends in .gz; skips empty lines.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: a line is no such object, an id occurs twice, the file holds no
+      passage, or its compression is broken.
+  """
+  path = pathlib.Path(path)
+  if not path.is_file():
+    raise FileNotFoundError(
+        f'corpus must be a jsonl file, but there is none at {path}. Check the '
+        'path.')
+  passages = {}
+  lines = {}
+  try:
+    with (gzip.open if path.suffix == '.gz' else open)(path, 'rb') as file:
+      for number, line in enumerate(file, 1):
+        if not line.strip():
+          continue
+        place = f'line {number} of {path}'
+        passage = _passage(line, place)
+        if passage.id in passages:
+          raise ValueError(
+              f'id must be unique, but that of {place} is {passage.id!r}, as '
+              f'in line {lines[passage.id]}. Drop or rename one of them.')
+        passages[passage.id] = passage
+        lines[passage.id] = number
+  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    raise ValueError(
+        f'a name in .gz must be a whole gzip file, but {path} is not: {error}. '
+        'Fetch or compress it again.') from error
+  if not passages:
+    raise ValueError(f'corpus must have passages, but {path} is a corpus with '
+                     'no passages. Give it at least one line.')
+  return Corpus(tuple(passages.values()))
+
+
+def write(path: str | pathlib.Path, passages: Iterable[Passage]) -> None:
+  """Writes {"id", "contents"} lines, which `read` returns without the scores.
+
+  Raises:
+    ValueError: two passages share an id, or as Corpus does.
+  """
+  path = pathlib.Path(path)
+  corpus = Corpus(tuple(passages))
+  ids = set()
+  for passage in corpus:
+    if passage.id in ids:
+      raise ValueError(f'id must be unique, but {passage.id!r} occurs twice. '
+                       'Rename one of them.')
+    ids.add(passage.id)
+  with (gzip.open if path.suffix == '.gz' else open)(path, 'wb') as file:
+    file.writelines(map(_line, corpus))
+
+
+def _line(passage: Passage) -> bytes:
+  contents = f'"{passage.title}"\n{passage.text}'
+  return json.dumps({'id': passage.id, 'contents': contents}).encode() + b'\n'
+
+
+def _passage(line: bytes, place: str) -> Passage:
+  try:
+    record = json.loads(line)
+  except ValueError as error:
+    raise ValueError(
+        f'a line must be a JSON object, but {place} is not: {error}. Write one '
+        'object a line, in UTF-8.') from error
+  if not isinstance(record, dict):
+    raise ValueError(f'a line must be a JSON object, but {place} holds '
+                     f'{type(record).__name__}. Write one object a line.')
+  uid = record.get('id')
+  if isinstance(uid, bool) or not isinstance(uid, str | int):
+    raise ValueError(f'id must be a string or an integer, but that of {place} '
+                     f'is {uid!r}. Give every passage its own.')
+  return Passage(str(uid), *_title_and_text(record, place))
+
+
+def _title_and_text(record: dict[str, Any], place: str) -> tuple[str, str]:
+  match record:
+    case {'contents': str(contents)}:
+      title, _, text = contents.partition('\n')
+      quoted = len(title) > 1 and title[0] == title[-1] == '"'
+      return (title[1:-1] if quoted else title), text
+    case {'title': str(title), 'text': str(text)} if 'contents' not in record:
+      return title, text
+  raise ValueError(
+      f'a passage must have contents, or title and text, as strings, but '
+      f'{place} has {sorted(record)}. Put \'"Title"\\ntext\' into contents.')

@@ -1,0 +1,178 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A corpus and an encoder in, a SearchFn out that ranks by exact dot products.
+
+The encoder is any function of texts and their kind; the one given here hashes
+letters, needs no weights and so serves tests and small runs.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+import re
+from typing import Literal
+import zlib
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+import numpy as np
+
+from searchrl.search.corpus import Corpus
+from searchrl.trajectory import Passages, Query, SearchFn
+
+Kind = Literal['query', 'passage']
+EncodeFn = Callable[[Sequence[str], Kind], Float[np.ndarray, 'N D']]
+
+
+def hashed_ngrams(
+    texts: Sequence[str],
+    *,
+    dim: int = 512,
+    n: int = 3,
+    weights: Mapping[str, float] | None = None,
+) -> Float[np.ndarray, 'N D']:
+  """Texts as unit vectors of their words' n-grams, hashed into `dim` places.
+
+    x_d = sum over g with h(g) = d of  sign(g) weight(g) (1 + ln count(g))
+
+  Words are lower-cased and marked at both ends; the hash is the same in every
+  process and on every machine.
+
+  Args:
+    texts: of any language.
+    dim: D; fewer places mean more collisions, whose signs cancel on average.
+    n: letters of a gram, word marks included.
+    weights: of each gram; one that is missing counts nothing. Default: all 1.
+
+  Returns:
+    float32 rows of length 1, or 0 where a text has no gram with a weight.
+
+  Raises:
+    ValueError: dim or n is below 1.
+
+  Source: Weinberger et al. 2009, Feature Hashing for Large Scale Multitask
+    Learning, arXiv:0902.2206.
+  """
+  if dim < 1 or n < 1:
+    raise ValueError(f'dim and n must be at least 1, but they are {dim} and '
+                     f'{n}. 512 and 3 suit a few thousand passages.')
+  rows = np.zeros((len(texts), dim), np.float32)
+  for row, text in zip(rows, texts):
+    grams = _count_grams(text, n)
+    hashes = np.array([_hash(gram) for gram in grams], np.int64)
+    sizes = 1 + np.log(np.array(list(grams.values()), np.float64))
+    if weights is not None:
+      sizes *= [weights.get(gram, 0.0) for gram in grams]
+    signs = 1 - 2 * (hashes >> 31)
+    row[:] = np.bincount(hashes % dim, signs * sizes, dim)
+    row /= np.linalg.norm(row) or 1
+  return rows
+
+
+def ngram_encoder(corpus: Corpus, *, dim: int = 512, n: int = 3) -> EncodeFn:
+  """`hashed_ngrams` with each gram weighed by ln(1 + N / df) in the corpus."""
+  found = collections.Counter()
+  for text in corpus.texts:
+    found.update(_count_grams(text, n).keys())
+  weights = {g: float(np.log1p(len(corpus) / df)) for g, df in found.items()}
+
+  def encode(texts: Sequence[str], kind: Kind) -> Float[np.ndarray, 'N D']:
+    del kind  # a query and a passage look the same
+    return hashed_ngrams(texts, dim=dim, n=n, weights=weights)
+
+  return encode
+
+
+def _count_grams(text: str, n: int) -> collections.Counter[str]:
+  grams = collections.Counter()
+  for word in re.findall(r'\w+', text.lower()):
+    grams.update(_grams(word, n))
+  return grams
+
+
+@functools.lru_cache(maxsize=2**16)
+def _grams(word: str, n: int) -> tuple[str, ...]:
+  marked = f' {word} '
+  return tuple(marked[i:i + n] for i in range(max(len(marked) - n, 0) + 1))
+
+
+@functools.lru_cache(maxsize=2**16)
+def _hash(gram: str) -> int:
+  """32 bits; Python's own hash differs from process to process."""
+  return zlib.crc32(gram.encode('utf-8', 'surrogatepass'))
+
+
+@functools.partial(jax.jit, static_argnames='k')
+def _nearest(
+    index: Float[Array, 'N D'], vectors: Float[Array, 'B D'], *, k: int
+) -> tuple[Float[Array, 'B K'], Int[Array, 'B K']]:
+  """The k highest dot products, ties to the lower row; float32 throughout."""
+  scores = jnp.matmul(
+      vectors, index.T, precision=jax.lax.Precision.HIGHEST,
+      preferred_element_type=jnp.float32)
+  return jax.lax.top_k(scores, k)
+
+
+def exact(corpus: Corpus, encode: EncodeFn, *, batch: int = 64) -> SearchFn:
+  """Encodes a corpus; the search compares each query with every passage.
+
+  Args:
+    corpus: its titles and texts are encoded as one.
+    encode: texts and their kind ('query' or 'passage') to one row each.
+    batch: queries a device call; fewer are filled up, so that one shape is
+      compiled for each largest top_k of a call.
+
+  Returns:
+    A search whose passages go from the highest dot product down, ties by
+    position in the corpus; none for a blank query or one encoded as zeros.
+
+  Raises:
+    ValueError: batch is below 1, or the encoder returns something else than
+      one finite row a text.
+  """
+  if batch < 1:
+    raise ValueError(f'batch must be at least 1, but is {batch}. Give the '
+                     'number of queries to compare at a time.')
+  index = jax.device_put(_encode(encode, corpus.texts, 'passage'))
+
+  def search(queries: Sequence[Query]) -> list[Passages]:
+    found = []
+    for start in range(0, len(queries), batch):
+      found += compare(queries[start:start + batch])
+    return found
+
+  def compare(queries: Sequence[Query]) -> list[Passages]:
+    k = min(max(query.top_k for query in queries), len(corpus))
+    vectors = np.zeros((batch, index.shape[1]), np.float32)
+    vectors[:len(queries)] = _encode(encode, [q.text for q in queries], 'query')
+    scores, ids = jax.device_get(
+        _nearest(index, jax.device_put(vectors), k=k))
+    return [
+        _passages(corpus, ids[i, :query.top_k], scores[i])
+        if query.text.strip() and vectors[i].any() else ()
+        for i, query in enumerate(queries)]
+
+  return search
+
+
+def _encode(
+    encode: EncodeFn, texts: Sequence[str], kind: Kind
+) -> Float[np.ndarray, 'N D']:
+  rows = np.asarray(encode(texts, kind), np.float32)
+  if rows.ndim != 2 or len(rows) != len(texts) or not np.isfinite(rows).all():
+    raise ValueError(
+        f'encode must return one finite row for each {kind}, {len(texts)} in '
+        f'all, but returned shape {rows.shape}, finite: '
+        f'{np.isfinite(rows).all()}. Check the encoder and its weights.')
+  return rows
+
+
+def _passages(
+    corpus: Corpus, ids: Int[np.ndarray, 'K'], scores: Float[np.ndarray, 'K']
+) -> Passages:
+  return tuple(dataclasses.replace(corpus[i], score=float(score))
+               for i, score in zip(ids, scores))

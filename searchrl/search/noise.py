@@ -1,0 +1,41 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A corpus in, a SearchFn out that answers with random passages.
+
+What a policy scores with it is what it knows without search.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+
+import numpy as np
+
+from searchrl.search.corpus import Corpus
+from searchrl.trajectory import Passages, Query, SearchFn
+
+
+def random_passages(corpus: Corpus, *, seed: int) -> SearchFn:
+  """Draws passages uniformly, without replacement, at score 0.
+
+  A draw depends on the seed, the question's uid and the query's text alone,
+  never on the other queries of the call. A blank query finds nothing.
+  """
+
+  def answer(query: Query) -> Passages:
+    if not query.text.strip():
+      return ()
+    rng = _generator(seed, query.question.uid, query.text)
+    drawn = rng.choice(
+        len(corpus), min(query.top_k, len(corpus)), replace=False)
+    return tuple(dataclasses.replace(corpus[i], score=0.0) for i in drawn)
+
+  return lambda queries: [answer(query) for query in queries]
+
+
+def _generator(seed: int, uid: str, text: str) -> np.random.Generator:
+  name = json.dumps([seed, uid, text]).encode()
+  return np.random.default_rng(
+      int.from_bytes(hashlib.sha256(name).digest(), 'big'))

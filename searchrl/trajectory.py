@@ -1,0 +1,279 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The nouns: Question, Passage, Turn, Trajectory and Batch; `pack` turns the fourth into the last.
+
+A trajectory is token ids, born with their log-probs; every mask derives from
+who wrote a token: the prompt, the policy (an action) or the environment (an
+observation). Nothing here decodes or encodes text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any, Literal
+
+import jax
+from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+
+ActionKind = Literal['search', 'answer', 'invalid']
+StopReason = Literal['answer', 'turn_limit', 'length_limit', 'search_error']
+STOP_REASONS = ('answer', 'turn_limit', 'length_limit', 'search_error')
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+  """What is asked, and what counts as right."""
+
+  uid: str  # unique over the whole data set; names the question's randomness
+  text: str
+  answers: tuple[str, ...]  # any of them is right; the first is the canonical
+  hops: int = 1  # facts that the answer takes; a baseline's group in HRPO
+  data_source: str = 'unknown'  # the data set, as evaluation reports it
+
+
+@dataclasses.dataclass(frozen=True)
+class Passage:
+  """One document of a corpus, as an engine returns it."""
+
+  id: str
+  title: str
+  text: str
+  score: float = 0.0  # float32 whatever the storage; higher is better
+
+
+@dataclasses.dataclass(frozen=True)
+class Query:
+  """What the policy asked an engine, and on whose behalf."""
+
+  text: str
+  top_k: int
+  question: Question  # the simulated engine conditions on it; others ignore it
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchError:
+  """A search that failed: a typed outcome, never text that the policy reads."""
+
+  kind: str  # 'timeout', 'unavailable', 'bad_response', ...
+  detail: str = ''
+
+
+Passages = tuple[Passage, ...]
+SearchFn = Callable[[Sequence[Query]], Sequence[Passages | SearchError]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Action:
+  """What a turn's sampled text means."""
+
+  kind: ActionKind
+  texts: tuple[str, ...] = ()  # the queries, or the one answer; stripped
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+  """What the policy wrote, and what the environment answered."""
+
+  action_tokens: tuple[int, ...]  # sampled, the stop token included; trained on
+  action_logprobs: tuple[float, ...]  # nats, as drawn, at the temperature
+  action: Action  # parsed from the action tokens alone
+  observation_tokens: tuple[int, ...] = ()  # inserted; never trained on
+  passages: Passages = ()  # what the search returned, in order
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+  """One sample's whole conversation about one question."""
+
+  question: Question
+  sample: int  # which of the question's group, from 0
+  policy_step: int  # updates the policy had seen when it sampled this
+  prompt_tokens: tuple[int, ...]
+  turns: tuple[Turn, ...] = ()
+  stop_reason: StopReason | None = None  # None while it is being played
+  reward: float | None = None  # what is trained on; None: none can be computed
+  outcome_reward: float | None = None  # what the filter reads
+
+  @property
+  def tokens(self) -> tuple[int, ...]:
+    """Prompt, then each turn's action and observation: what the policy saw."""
+    ids = list(self.prompt_tokens)
+    for turn in self.turns:
+      ids += turn.action_tokens
+      ids += turn.observation_tokens
+    return tuple(ids)
+
+  @property
+  def loss_mask(self) -> tuple[bool, ...]:
+    """True where the policy sampled the token; aligned with `tokens`."""
+    mask = [False] * len(self.prompt_tokens)
+    for turn in self.turns:
+      mask += [True] * len(turn.action_tokens)
+      mask += [False] * len(turn.observation_tokens)
+    return tuple(mask)
+
+  @property
+  def behavior_logprobs(self) -> tuple[float, ...]:
+    """Nats at sampled tokens, 0 elsewhere; aligned with `tokens`."""
+    logprobs = [0.0] * len(self.prompt_tokens)
+    for turn in self.turns:
+      logprobs += turn.action_logprobs
+      logprobs += [0.0] * len(turn.observation_tokens)
+    return tuple(logprobs)
+
+  @property
+  def searches(self) -> int:
+    """Turns whose search was carried out."""
+    return sum(turn.action.kind == 'search' for turn in self.turns
+               if turn.observation_tokens)
+
+  @property
+  def answer(self) -> str | None:
+    """The text of the answer action, or None where none was given."""
+    for turn in reversed(self.turns):
+      if turn.action.kind == 'answer':
+        return turn.action.texts[-1]
+    return None
+
+
+def to_json(trajectory: Trajectory) -> dict[str, Any]:
+  """A plain dict that `from_json` reads back without loss."""
+  return dataclasses.asdict(trajectory)
+
+
+def from_json(record: dict[str, Any]) -> Trajectory:
+  """The inverse of `to_json`, also after a round trip through JSON text."""
+  question = dict(record['question'])
+  question['answers'] = tuple(question['answers'])
+  turns = []
+  for turn in record['turns']:
+    action = Action(turn['action']['kind'], tuple(turn['action']['texts']))
+    turns.append(Turn(
+        action_tokens=tuple(turn['action_tokens']),
+        action_logprobs=tuple(turn['action_logprobs']),
+        action=action,
+        observation_tokens=tuple(turn['observation_tokens']),
+        passages=tuple(Passage(**p) for p in turn['passages']),
+    ))
+  return Trajectory(**{
+      **record,
+      'question': Question(**question),
+      'prompt_tokens': tuple(record['prompt_tokens']),
+      'turns': tuple(turns),
+  })
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """Trajectories side by side; entry t of every row speaks of tokens[:, t].
+
+  Rows that only fill the batch have an empty loss mask and are neither in a
+  baseline nor in the loss.
+  """
+
+  tokens: Int[Array, 'B T']  # right-padded with the tokenizer's pad id
+  loss_mask: Bool[Array, 'B T']  # True where the policy sampled the token
+  behavior_logprobs: Float[Array, 'B T']  # nats, from the sampler; 0 elsewhere
+  rewards: Float[Array, 'B']  # what is trained on
+  outcome_rewards: Float[Array, 'B']  # what the filter reads
+  question_ids: Int[Array, 'B']  # rows of one question, in [0, B)
+  group_ids: Int[Array, 'B']  # rows that share a baseline, in [0, B)
+  in_baseline: Bool[Array, 'B']  # counts in its group's mean and spread
+  in_loss: Bool[Array, 'B']  # is trained on
+  on_policy: Bool[Array, 'B']  # sampled by the policy this batch updates
+  old_logprobs: Float[Array, 'B T'] | None = None  # nats; learner.score
+  ref_logprobs: Float[Array, 'B T'] | None = None  # nats; learner.score
+  values: Float[Array, 'B T'] | None = None  # of the critic; learner.score
+
+  @property
+  def lengths(self) -> Int[Array, 'B']:
+    """Index of the last sampled token plus one; 0 for an empty row."""
+    last = self.loss_mask.shape[1] - self.loss_mask[:, ::-1].argmax(1)
+    return last * self.loss_mask.any(1)
+
+
+def pack(
+    trajectories: Sequence[Trajectory],
+    *,
+    group_ids: Sequence[Any],
+    policy_step: int,
+    length: int,
+    rows: int | None = None,
+    pad_id: int = 0,
+    mask_truncated: bool = False,
+) -> Batch:
+  """Lays trajectories into fixed shapes, on the host, in their order.
+
+  Args:
+    trajectories: finished, with rewards. Observations after the last action
+      are cut: nothing is learned from them.
+    group_ids: one hashable a trajectory; equal ones share a baseline.
+    policy_step: updates of the policy that this batch will train; rows from
+      an earlier one are marked off-policy.
+    length: T, in tokens.
+    rows: B; missing rows are filled with empty ones. Default: no filling.
+    pad_id: the id that fills `tokens`.
+    mask_truncated: leave trajectories that hit a limit out of the loss
+      (DAPO's overlong filter); they stay in the baseline.
+
+  Returns:
+    A Batch of numpy arrays.
+
+  Raises:
+    ValueError: a trajectory is longer than `length`, unfinished, or there are
+      more of them than `rows`.
+  """
+  count = len(trajectories)
+  rows = count if rows is None else rows
+  if count > rows:
+    raise ValueError(
+        f'rows must be at least the number of trajectories, {count}, but is '
+        f'{rows}. Raise it, or pack fewer trajectories at a time.')
+  if len(group_ids) != count:
+    raise ValueError(
+        f'group_ids must have one entry a trajectory, {count}, but has '
+        f'{len(group_ids)}.')
+  uids = {}
+  groups = {}
+  batch = dict(
+      tokens=np.full((rows, length), pad_id, np.int32),
+      loss_mask=np.zeros((rows, length), bool),
+      behavior_logprobs=np.zeros((rows, length), np.float32),
+      rewards=np.zeros(rows, np.float32),
+      outcome_rewards=np.zeros(rows, np.float32),
+      question_ids=np.zeros(rows, np.int32),
+      group_ids=np.zeros(rows, np.int32),
+      in_baseline=np.zeros(rows, bool),
+      in_loss=np.zeros(rows, bool),
+      on_policy=np.zeros(rows, bool),
+  )
+  for row, (game, group) in enumerate(zip(trajectories, group_ids)):
+    if game.stop_reason is None:
+      raise ValueError(
+          f'every trajectory must be finished, but that of question '
+          f'{game.question.uid!r}, sample {game.sample}, has no stop_reason.')
+    mask = np.array(game.loss_mask)
+    used = int(mask.nonzero()[0][-1]) + 1 if mask.any() else 0
+    if used > length:
+      raise ValueError(
+          f'length must hold every trajectory, but that of question '
+          f'{game.question.uid!r} has {used} tokens and length is {length}. '
+          'Raise length, or lower the rollout budgets.')
+    batch['tokens'][row, :used] = game.tokens[:used]
+    batch['question_ids'][row] = uids.setdefault(game.question.uid, len(uids))
+    batch['group_ids'][row] = groups.setdefault(group, len(groups))
+    if game.stop_reason == 'search_error':  # counted, never trained on
+      continue
+    batch['loss_mask'][row, :used] = mask[:used]
+    batch['behavior_logprobs'][row, :used] = game.behavior_logprobs[:used]
+    batch['rewards'][row] = game.reward
+    batch['outcome_rewards'][row] = game.outcome_reward
+    batch['in_baseline'][row] = True
+    batch['in_loss'][row] = mask.any() and not (
+        mask_truncated and game.stop_reason != 'answer')
+    batch['on_policy'][row] = game.policy_step == policy_step
+  batch['loss_mask'] &= batch['in_loss'][:, None]
+  return Batch(**batch)

@@ -1,0 +1,108 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A seed and sizes in, a World of entities and facts out; chains of facts.
+
+Every seed gives new facts, so an answer can only come from search, never from
+what a model has memorised.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+
+import numpy as np
+
+from searchrl.world import names
+
+# relation -> (kind of its subject, kind of its object)
+RELATIONS = {
+    'birthplace': ('person', 'city'),
+    'employer': ('person', 'company'),
+    'founder': ('company', 'person'),
+    'headquarters': ('company', 'city'),
+    'river': ('city', 'river'),
+    'mayor': ('city', 'person'),
+    'sea': ('river', 'sea'),
+    'source': ('river', 'mountain'),
+    'author': ('book', 'person'),
+    'publisher': ('book', 'company'),
+}
+SIZES = {'person': 160, 'city': 60, 'company': 60, 'river': 36, 'sea': 14,
+         'mountain': 30, 'book': 90}
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+  """Who and what there is, and what is true of them."""
+
+  seed: int
+  entities: Mapping[str, tuple[str, ...]]  # kind -> names
+  facts: Mapping[tuple[str, str], str]  # (subject, relation) -> object
+
+  @property
+  def kind_of(self) -> dict[str, str]:
+    """name -> kind; names are unique over the whole world."""
+    return {n: kind for kind, group in self.entities.items() for n in group}
+
+  def answers(self, name: str) -> tuple[str, ...]:
+    """The name and its aliases: what counts as right."""
+    return (name, *names.aliases(self.kind_of[name], name))
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+  """A path of facts: start -relations[0]-> values[0] -relations[1]-> ..."""
+
+  start: str
+  relations: tuple[str, ...]
+  values: tuple[str, ...]
+
+
+def make(seed: int, *, sizes: Mapping[str, int] | None = None,
+         source: names.NameSource = 'known') -> World:
+  """Draws a world.
+
+  Args:
+    seed: equal seeds, sizes and sources give equal worlds.
+    sizes: entities of each kind; default SIZES.
+    source: 'known', 'fresh' or 'unseen' name parts; see `names`.
+
+  Returns:
+    A World in which every relation of every subject has one object.
+
+  Raises:
+    ValueError: more entities are asked for than there are names.
+  """
+  sizes = {**SIZES, **(sizes or {})}
+  rng = np.random.default_rng([seed, len(source)])
+  entities = {}
+  for kind in names.KINDS:
+    drawn = tuple(name for name, _ in
+                  zip(names.names(rng, kind, source), range(sizes[kind])))
+    if len(drawn) < sizes[kind]:
+      raise ValueError(
+          f'sizes[{kind!r}] is {sizes[kind]}, but the {source!r} source has '
+          f'only {len(drawn)} names. Ask for fewer, or use source="fresh".')
+    entities[kind] = drawn
+  facts = {}
+  for relation, (subject_kind, object_kind) in RELATIONS.items():
+    for subject in entities[subject_kind]:
+      facts[subject, relation] = str(rng.choice(entities[object_kind]))
+  return World(seed=seed, entities=entities, facts=facts)
+
+
+def chains(world: World, hops: int, rng: np.random.Generator):
+  """Endless random chains of `hops` facts that never return to an entity."""
+  relations_of = {}
+  for relation, (subject_kind, _) in RELATIONS.items():
+    relations_of.setdefault(subject_kind, []).append(relation)
+  kind_of = world.kind_of
+  starts = [name for name in kind_of if kind_of[name] in relations_of]
+  while True:
+    start = here = str(rng.choice(starts))
+    relations, values = [], []
+    while len(values) < hops and kind_of[here] in relations_of:
+      relations.append(str(rng.choice(relations_of[kind_of[here]])))
+      here = world.facts[here, relations[-1]]
+      values.append(here)
+    if len(values) == hops and len({start, *values}) == hops + 1:
+      yield Chain(start, tuple(relations), tuple(values))

@@ -1,0 +1,16 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Eight simulated CPU devices and a compilation cache, before jax is imported."""
+
+import os
+import pathlib
+
+_DEVICES = '--xla_force_host_platform_device_count'
+
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+if _DEVICES not in os.environ.get('XLA_FLAGS', ''):
+  os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_DEVICES}=8'
+os.environ.setdefault(
+    'JAX_COMPILATION_CACHE_DIR',
+    str(pathlib.Path.home() / '.cache' / 'searchrl-tests'))
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')

@@ -1,0 +1,119 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Corpora: what is read is what was written, and errors name their line."""
+
+import gzip
+import hashlib
+import json
+
+import pytest
+
+from searchrl.search import corpus
+from searchrl.trajectory import Passage
+
+PASSAGES = (
+    Passage('0', 'Tarn', 'A river.\nIt is long.'),
+    Passage('seven', 'The "Gorges"', 'Über 50 km \u2028 \ud800 "quoted"'),
+    Passage('2', '', ''),
+    Passage('3', '"', '\n\n'),
+)
+
+
+def write_lines(path, *lines):
+  path.write_text('\n'.join(lines) + '\n', encoding='utf-8')
+  return path
+
+
+@pytest.mark.parametrize('name', ['corpus.jsonl', 'corpus.jsonl.gz'])
+def test_reads_back_exactly_what_was_written(tmp_path, name):
+  corpus.write(tmp_path / name, PASSAGES)
+  read = corpus.read(tmp_path / name)
+  assert read.passages == PASSAGES
+  assert tuple(read) == PASSAGES
+  assert len(read) == 4 and read[1] == PASSAGES[1]
+  assert read.digest == corpus.Corpus(PASSAGES).digest
+
+
+def test_the_written_form_has_an_id_and_a_quoted_title(tmp_path):
+  corpus.write(tmp_path / 'c.jsonl', PASSAGES[:1])
+  record = json.loads((tmp_path / 'c.jsonl').read_text())
+  assert record == {'id': '0', 'contents': '"Tarn"\nA river.\nIt is long.'}
+
+
+def test_reads_both_forms_integer_ids_and_empty_lines(tmp_path):
+  path = write_lines(
+      tmp_path / 'c.jsonl',
+      '{"id": 0, "contents": "\\"Tarn\\"\\nA river."}', '',
+      '{"id": "a", "title": "Lot", "text": "Another."}',
+      '{"id": "b", "contents": "Bare title\\ntext"}',
+      '{"id": "c", "contents": "no second line"}')
+  assert corpus.read(path).passages == (
+      Passage('0', 'Tarn', 'A river.'), Passage('a', 'Lot', 'Another.'),
+      Passage('b', 'Bare title', 'text'), Passage('c', 'no second line', ''))
+
+
+def test_texts_are_title_and_text():
+  assert corpus.Corpus(PASSAGES).texts[0] == 'Tarn\nA river.\nIt is long.'
+
+
+def test_digest_is_that_of_the_plain_file_and_sees_every_part(tmp_path):
+  whole = corpus.Corpus(PASSAGES)
+  corpus.write(tmp_path / 'c.jsonl', whole)
+  data = (tmp_path / 'c.jsonl').read_bytes()
+  assert whole.digest == hashlib.sha256(data).hexdigest()
+  others = [PASSAGES[::-1], PASSAGES[:3],
+            (Passage('9', 'Tarn', PASSAGES[0].text),) + PASSAGES[1:]]
+  digests = {corpus.Corpus(other).digest for other in others}
+  assert len(digests | {whole.digest}) == 4
+
+
+@pytest.mark.parametrize('line, message', [
+    ('{"id": 1,', 'must be a JSON object'),
+    ('["id"]', 'holds list'),
+    ('{"id": "1"}', 'must have contents'),
+    ('{"id": "1", "contents": 3}', 'must have contents'),
+    ('{"id": "1", "contents": null, "title": "", "text": ""}', 'have contents'),
+    ('{"id": "1", "title": "a"}', 'must have contents'),
+    ('{"contents": "a"}', 'id must be a string'),
+    ('{"id": true, "contents": "a"}', 'id must be a string'),
+    ('{"id": 7, "contents": "a"}', "is '7', as in line 1"),
+])
+def test_a_bad_line_is_named(tmp_path, line, message):
+  path = write_lines(tmp_path / 'c.jsonl', '{"id": "7", "contents": "x"}', line)
+  with pytest.raises(ValueError, match=message) as caught:
+    corpus.read(path)
+  assert f'line 2 of {path}' in str(caught.value)
+
+
+def test_bytes_that_are_not_utf8_are_named(tmp_path):
+  (tmp_path / 'c.jsonl').write_bytes(b'{"id": "1", "contents": "\xff"}\n')
+  with pytest.raises(ValueError, match='line 1 of'):
+    corpus.read(tmp_path / 'c.jsonl')
+
+
+def test_an_empty_corpus_is_refused(tmp_path):
+  with pytest.raises(ValueError, match='a corpus with no passages'):
+    corpus.read(write_lines(tmp_path / 'c.jsonl', '', ' '))
+  with pytest.raises(ValueError, match='a corpus with no passages'):
+    corpus.Corpus(())
+
+
+def test_a_missing_file_is_named(tmp_path):
+  with pytest.raises(FileNotFoundError, match='nowhere.jsonl'):
+    corpus.read(tmp_path / 'nowhere.jsonl')
+
+
+def test_a_broken_gzip_file_is_refused(tmp_path):
+  line = b'{"id": "1", "contents": "a"}\n'
+  for data in (gzip.compress(line)[:-9], line):
+    (tmp_path / 'c.jsonl.gz').write_bytes(data)
+    with pytest.raises(ValueError, match='a whole gzip file'):
+      corpus.read(tmp_path / 'c.jsonl.gz')
+
+
+def test_what_would_not_read_back_is_not_written(tmp_path):
+  with pytest.raises(ValueError, match='title must be one line'):
+    corpus.write(tmp_path / 'c.jsonl', [Passage('0', 'a\nb', 'c')])
+  with pytest.raises(ValueError, match="'0' occurs twice"):
+    corpus.write(tmp_path / 'c.jsonl', [Passage('0', 'a', 'b')] * 2)
+  assert not (tmp_path / 'c.jsonl').exists()

@@ -1,0 +1,88 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""masked: means over what counts, that add up and that no NaN enters."""
+
+import functools
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+
+from searchrl.rl import masked
+from searchrl.rl.masked import Mean
+
+
+@pytest.fixture(autouse=True)
+def _no_silent_broadcasting():
+  with jax.numpy_rank_promotion('raise'):
+    yield
+
+
+@pytest.fixture
+def ragged():
+  rng = np.random.default_rng(0)
+  where = oracles.ragged_mask(rng, 6, 5)
+  x = rng.normal(size=where.shape).astype(np.float32)
+  return oracles.poison(rng, x, where), where
+
+
+def test_by_hand():
+  x = jnp.array([[1.0, 2.0, jnp.nan], [6.0, jnp.inf, 0.0]])
+  where = jnp.array([[True, True, False], [True, False, False]])
+  mean = Mean.of(x, where)
+  assert (mean.total, mean.count, mean.value) == (9.0, 3.0, 3.0)
+  assert masked.mean(x, where) == 3.0
+  np.testing.assert_array_equal(masked.row_sum(x, where), [3.0, 6.0])
+  np.testing.assert_array_equal(masked.row_mean(x, where), [1.5, 6.0])
+
+
+@pytest.mark.parametrize('transform', [jax.jit, lambda f: f])
+def test_agrees_with_loops(ragged, transform):
+  x, where = map(jnp.asarray, ragged)
+  rows = [[float(v) for v, w in zip(*r) if w] for r in zip(*ragged)]
+  total, count = oracles.aggregate(*ragged, 'token_mean')
+  got = transform(Mean.of)(x, where)
+  np.testing.assert_allclose(got.total, total, rtol=1e-5, atol=1e-6)
+  assert got.count == count
+  np.testing.assert_allclose(
+      transform(masked.row_mean)(x, where),
+      [sum(r) / max(len(r), 1) for r in rows], rtol=1e-5, atol=1e-6)
+
+
+def test_masked_entries_have_no_gradient(ragged):
+  x, where = map(jnp.asarray, ragged)
+  gradient = jax.grad(lambda x: Mean.of(x, where).value)(x)
+  np.testing.assert_allclose(gradient, where / where.sum(), rtol=1e-6)
+  gradient = jax.grad(lambda x: masked.row_mean(x, where).sum())(x)
+  lengths = np.maximum(np.array(where).sum(-1, keepdims=True), 1)
+  np.testing.assert_allclose(gradient, where / lengths, rtol=1e-6)
+
+
+def test_means_add_up_over_any_split(ragged):
+  x, where = ragged
+  whole = Mean.of(x, where)
+  for cuts in ([1], [3], [2, 4], [1, 2, 3, 4, 5]):
+    parts = map(Mean.of, np.split(x, cuts), np.split(where, cuts))
+    added = functools.reduce(operator.add, parts)
+    assert added.count == whole.count
+    np.testing.assert_allclose(added.total, whole.total, rtol=1e-6, atol=1e-6)
+
+
+def test_nothing_counted_is_zero():
+  nothing = Mean.of(jnp.full((2, 3), jnp.nan), jnp.zeros((2, 3), bool))
+  assert (nothing.total, nothing.count, nothing.value) == (0, 0, 0)
+
+
+def test_booleans_become_fractions_and_a_mean_is_a_pytree():
+  mean = Mean.of(jnp.array([True, False, True]), jnp.array([True, True, False]))
+  assert mean.value == 0.5
+  doubled = jax.tree.map(lambda leaf: 2 * leaf, mean)
+  assert (doubled.total, doubled.count) == (2, 4)
+
+
+def test_refuses_shapes_that_differ():
+  with pytest.raises(ValueError, match=r'where must have .*\(2, 3\).*\(2, 1\)'):
+    Mean.of(jnp.zeros((2, 3)), jnp.ones((2, 1), bool))

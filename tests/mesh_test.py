@@ -1,0 +1,107 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""mesh: sizes, rules and errors, on eight simulated devices."""
+
+import jax
+from jax.sharding import AxisType, PartitionSpec
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from searchrl import mesh as mesh_lib
+
+
+def test_one_axis_takes_the_rest():
+  mesh = mesh_lib.make(fsdp=2, tensor=2)
+  assert dict(mesh.shape) == {'data': 2, 'fsdp': 2, 'tensor': 2}
+  assert mesh.axis_types == (AxisType.Auto,) * 3
+  mesh = mesh_lib.make(data=1, fsdp=-1)
+  assert dict(mesh.shape) == {'data': 1, 'fsdp': 8, 'tensor': 1}
+  mesh = mesh_lib.make(tensor=2, devices=jax.devices()[:2])
+  assert dict(mesh.shape) == {'data': 1, 'fsdp': 1, 'tensor': 2}
+
+
+@pytest.mark.parametrize('sizes, message', [
+    (dict(data=3), 'multiply to the 8 devices, but data=3 x fsdp=1 x tensor=1'),
+    (dict(tensor=3), r'tensor=3 must divide the 8 devices, for data=-1'),
+    (dict(fsdp=-1), 'at most one mesh axis may be -1, but data and fsdp are'),
+    (dict(fsdp=0), 'mesh axis fsdp must be at least 1, .* but is 0'),
+])
+def test_sizes_that_do_not_fit_are_named(sizes, message):
+  with pytest.raises(ValueError, match=message):
+    mesh_lib.make(**sizes)
+
+
+def test_spec_follows_the_table():
+  spec = mesh_lib.spec(('batch', 'length', None, 'vocab'))
+  assert spec == PartitionSpec(('data', 'fsdp'), None, None, 'tensor')
+  spec = mesh_lib.spec(('layers', 'embed', 'mlp'))
+  assert spec == PartitionSpec(None, 'fsdp', 'tensor')
+  with pytest.raises(ValueError, match="one of .*'batch'.* but is 'widht'"):
+    mesh_lib.spec(('widht',))
+
+
+def test_every_mesh_axis_of_the_table_exists():
+  targets = [t if isinstance(t, tuple) else (t,)
+             for t in mesh_lib.RULES.values() if t is not None]
+  assert {axis for target in targets for axis in target} == set(mesh_lib.AXES)
+
+
+def test_shardings_keep_the_tree_even_with_optimizer_states():
+  mesh = mesh_lib.make(fsdp=2, tensor=2)
+  axes = {'wq': ('layers', 'embed', 'heads'), 'scale': ('embed',)}
+  state = optax.ScaleByAdamState(count=(), mu=axes, nu=axes)
+  tree = {'params': axes, 'optimizer': (optax.EmptyState(), state)}
+  got = mesh_lib.shardings(mesh, tree)
+  assert got['params']['wq'].spec == PartitionSpec(None, 'fsdp', 'tensor')
+  assert got['optimizer'][1].count.is_fully_replicated
+  assert got['optimizer'][1].nu['scale'].spec == PartitionSpec('fsdp')
+  assert got['optimizer'][0] == optax.EmptyState()
+
+
+def test_a_sharded_matmul_equals_the_whole_one():
+  mesh = mesh_lib.make(data=2, fsdp=2, tensor=2)
+  x = np.arange(8 * 4, dtype=np.float32).reshape(8, 4)
+  w = np.arange(4 * 6, dtype=np.float32).reshape(4, 6)
+  rows = mesh_lib.shard_batch(mesh, x)
+  weights = jax.device_put(w, mesh_lib.sharding(mesh, ('embed', 'mlp')))
+  out = jax.jit(jnp.matmul, out_shardings=mesh_lib.sharding(
+      mesh, ('batch', 'mlp')))(rows, weights)
+  np.testing.assert_array_equal(out, x @ w)  # integers: exact in any order
+  assert out.addressable_shards[0].data.shape == (2, 3)
+
+
+def test_check_divisible_names_dimension_axis_and_legal_sizes():
+  mesh = mesh_lib.make(data=2, tensor=4)
+  mesh_lib.check_divisible(mesh, (3, 8, 64), (None, 'heads', 'embed'), 'wq')
+  with pytest.raises(ValueError, match=(
+      r'layers/wk must split evenly, but its dimension 1 \(kv_heads\) is 2 and '
+      r'the mesh has tensor=4. Make the mesh with tensor one of \[1, 2\]')):
+    mesh_lib.check_divisible(
+        mesh, (3, 2, 64), (None, 'kv_heads', 'embed'), 'layers/wk')
+  with pytest.raises(ValueError, match='data x fsdp=2'):
+    mesh_lib.check_divisible(mesh, (7,), ('batch',), 'rewards')
+  with pytest.raises(ValueError, match='one logical axis a dimension'):
+    mesh_lib.check_divisible(mesh, (7, 8), ('batch',), 'tokens')
+
+
+def test_shard_batch_splits_rows_and_keeps_the_rest():
+  mesh = mesh_lib.make(fsdp=2, tensor=2)
+  batch = {'tokens': np.arange(24, dtype=np.int32).reshape(8, 3),
+           'rewards': np.ones(8, np.float32), 'values': None}
+  got = mesh_lib.shard_batch(mesh, batch)
+  assert got['values'] is None
+  assert got['tokens'].sharding.spec == PartitionSpec(('data', 'fsdp'), None)
+  assert got['tokens'].addressable_shards[0].data.shape == (2, 3)
+  np.testing.assert_array_equal(got['tokens'], batch['tokens'])
+
+
+@pytest.mark.parametrize('rows, message', [
+    (np.zeros((6, 3)), r"batch\['x'\].* multiple of data x fsdp=4, but its "
+                       r'shape is \(6, 3\). Pad it with empty rows to 8'),
+    (np.float32(1), r'shape is \(\)'),
+])
+def test_rows_that_do_not_split_are_named(rows, message):
+  with pytest.raises(ValueError, match=message):
+    mesh_lib.shard_batch(mesh_lib.make(fsdp=2, tensor=2), {'x': rows})
