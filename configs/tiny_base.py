@@ -27,22 +27,24 @@ def get_config(size: str = 'laptop'):
   config.lessons = dict(
       seed=1_000_000,  # of the first world; worlds of runs are far below
       stages=(
-          dict(worlds=250, drills=14, readings=24, demonstrations=(4,)),
-          dict(worlds=800, drills=4, readings=10,
+          dict(worlds=0, echoes=3600),
+          dict(worlds=150, echoes=100, drills=14, readings=24,
+               demonstrations=(4,)),
+          dict(worlds=600, echoes=200, drills=3, readings=10,
                demonstrations=(11, 10, 7, 5)),
       ),
       widths=(256, 512),  # tokens a row
       batch_tokens=4096,  # an update
   )
   config.optimizer = dict(
-      learning_rate=2e-3, b2=0.98, weight_decay=0.05, warmup_steps=200,
+      learning_rate=1.5e-3, b2=0.98, weight_decay=0.05, warmup_steps=50,
       schedule='cosine', final_fraction=0.05, save_every=200)
   if size == 'smoke':  # a minute, for tests
     config.tokenizer.update(worlds=1, fresh_worlds=1, vocab_size=512)
     config.model.update(hidden_size=32, num_hidden_layers=2, head_dim=8,
                         intermediate_size=64)
     config.lessons.update(
-        stages=(dict(worlds=2, drills=4, readings=4, demonstrations=(2, 1)),),
+        stages=(dict(worlds=2, echoes=2, drills=4, readings=4, demonstrations=(2, 1)),),
         batch_tokens=1024)
     config.optimizer.update(warmup_steps=2, save_every=2)
   return config

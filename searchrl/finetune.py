@@ -24,6 +24,7 @@ from searchrl import checkpoint
 from searchrl import optimizer as optimizers
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizer_lib
+from searchrl.models import induction
 from searchrl.models import policy
 from searchrl.models import transformer
 from searchrl.models import weights
@@ -113,7 +114,8 @@ def make_batches(tokenizer, *, seed: int, stages, widths, batch_tokens: int):
   Args:
     tokenizer: of the model.
     seed: of the first world; each world takes one seed more.
-    stages: dicts of `worlds` and of counts for `lessons.documents`.
+    stages: dicts of `echoes`, of `worlds` and of counts for
+      `lessons.documents`.
     widths: row lengths; a document goes to the shortest that holds it.
     batch_tokens: of a batch, padding included.
 
@@ -128,7 +130,7 @@ def make_batches(tokenizer, *, seed: int, stages, widths, batch_tokens: int):
   make_search = lambda ps: engines.make('bm25', corpus.Corpus(tuple(ps)))
   for stage in stages:
     stage = dict(stage)
-    documents = []
+    documents = echoes(stage.pop('echoes', 0), tokenizer.vocab_size, rng)
     for _ in tqdm.trange(stage.pop('worlds'), desc='lessons', leave=False):
       documents += [
           encode(d, tokenizer) for d in lessons.documents(
@@ -151,6 +153,16 @@ def make_batches(tokenizer, *, seed: int, stages, widths, batch_tokens: int):
       result[f'width{width}/{field}'] = stacked[:, :, i].astype(
           np.float32 if field == 'weights' else np.int32)
   return result
+
+
+def echoes(count: int, vocab_size: int, rng):
+  """Random ids, said again and again: nothing but copying predicts them."""
+  documents = []
+  for _ in range(count):
+    said = rng.integers(0, vocab_size, rng.integers(8, 40))
+    ids = np.resize(said, 128).tolist()
+    documents.append((ids, [0.0] * len(said) + [1.0] * (128 - len(said))))
+  return documents
 
 
 def encode(document, tokenizer) -> tuple[list[int], list[float]]:
@@ -196,7 +208,8 @@ def fit(batches, shape, folder, *, seed: int, save_every: int, **options):
   """
   order = batches['order']
   adam = optimizers.adamw(total_steps=len(order), **options)
-  params = transformer.init(shape, jax.random.key(seed))
+  params = induction.plant(
+      transformer.init(shape, jax.random.key(seed)), shape, seed=seed)
   state = {'params': params, 'opt_state': adam.init(params)}
   record = {'steps': 0, 'tokens': 0, 'cpu_seconds': 0.0, 'losses': []}
   found = checkpoint.restore(folder, state)

@@ -1,0 +1,137 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""Configs and seeds in, a table of what was learned out.
+
+  python benchmarks/learning.py --config configs/grpo.py configs/dspo.py \
+      --seeds 0 1 2
+
+Trains each config with each seed, on a world of that seed, and judges the
+result on worlds that it has never seen. One record a run is appended to
+benchmarks/learning.jsonl, so that the table can grow: a run with a record is
+not repeated, and one that was interrupted goes on. `--table` only prints.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import json
+import os
+import pathlib
+import platform
+import resource
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from searchrl import metrics  # pylint: disable=g-import-not-at-top
+from searchrl import workdir
+
+RECORDS = ROOT / 'benchmarks' / 'learning.jsonl'
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+  parser.add_argument('--config', nargs='+', default=[])
+  parser.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2])
+  parser.add_argument('--questions', type=int, default=216, help='a hop count')
+  parser.add_argument('--runs', default='runs/learning', help='a folder')
+  parser.add_argument('--parallel', type=int, default=1, help='runs at a time')
+  parser.add_argument('--table', action='store_true', help='only print')
+  options = parser.parse_args()
+  if not options.table:
+    done = {(r['config'], r['seed'], r['questions']) for r in records()}
+    wanted = [('base', 0), *((c, s) for s in options.seeds
+                             for c in options.config)]
+    wanted = [(c, s) for c, s in wanted
+              if (_name(c), s, options.questions) not in done]
+    with concurrent.futures.ThreadPoolExecutor(options.parallel) as pool:
+      for record in pool.map(lambda w: one(*w, options), wanted):
+        with RECORDS.open('a') as file:
+          file.write(json.dumps(record) + '\n')
+  print(table(records()))
+
+
+def one(config: str, seed: int, options) -> dict:
+  """Trains and judges one config with one seed; 'base' is judged untrained."""
+  folder = pathlib.Path(options.runs) / f'{_name(config)}_seed{seed}'
+  record = {'config': _name(config), 'seed': seed,
+            'questions': options.questions, **workdir.environment(),
+            'cores': os.cpu_count(), 'processor': platform.processor()}
+  evaluate = ['--config=configs/evaluate.py',
+              f'--config.evaluate.worlds.questions_per_hop={options.questions}',
+              f'--workdir={folder}_evaluation']
+  if config != 'base':
+    run = [f'--config={config}', f'--config.seed={seed}', '--allow_changes',
+           f'--config.data.world_seed={seed + 1}', f'--workdir={folder}']
+    record |= _command(run)
+    lines = metrics.read(folder / metrics.FILE)
+    steps = [line for line in lines if 'timing_s/step' in line]
+    record['steps'] = len(steps)
+    record['rollouts'] = int(steps[-1]['training/rollouts'])
+    record['step_secs'] = round(sum(s['timing_s/step'] for s in steps), 1)
+    rewards = [s['critic/score/mean'] for s in steps]
+    record['reward'] = [round(float(np.mean(part)), 4)
+                        for part in np.array_split(rewards, 8)]
+    evaluate.append(f'--config.evaluate.run={folder}')
+  _command(evaluate)
+  rows = json.loads((pathlib.Path(f'{folder}_evaluation') / 'table.json')
+                    .read_text())
+  record['rows'] = [{k: row[k] for k in (
+      'set', 'engine', 'decoding', 'hops', 'n', 'em', 'searches')}
+                    for row in rows]
+  return record
+
+
+def _command(arguments) -> dict[str, float]:
+  """Runs main; what it cost. CPU seconds are exact only with --parallel 1."""
+  began = time.monotonic()
+  before = resource.getrusage(resource.RUSAGE_CHILDREN)
+  subprocess.run([sys.executable, '-m', 'searchrl.main', *arguments], cwd=ROOT,
+                 check=True)
+  after = resource.getrusage(resource.RUSAGE_CHILDREN)
+  cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+  return {'wall_secs': round(time.monotonic() - began, 1),
+          'cpu_secs': round(cpu, 1)}
+
+
+def records() -> list[dict]:
+  if not RECORDS.exists():
+    return []
+  return [json.loads(line) for line in RECORDS.read_text().splitlines()]
+
+
+def table(found: list[dict]) -> str:
+  """Mean over seeds of exact match, and its spread, for every exam."""
+  cells = collections.defaultdict(list)
+  for record in found:
+    for row in record['rows']:
+      exam = (row['set'], row['engine'], row['decoding'], row['hops'])
+      cells[exam, record['config']].append((row['em'], row['searches']))
+  configs = sorted({config for _, config in cells}, key=lambda c: (c != 'base', c))
+  exams = list(dict.fromkeys(exam for exam, _ in cells))
+  lines = ['| set | engine | decoding | hops | ' + ' | '.join(configs) + ' |',
+           '|---' * (4 + len(configs)) + '|']
+  for exam in exams:
+    row = [str(part) for part in exam]
+    for config in configs:
+      values = np.array(cells[exam, config])
+      if not values.size:
+        row.append('')
+        continue
+      em, searches = values.mean(0)
+      spread = f' ± {values[:, 0].std(ddof=1):.3f}' if len(values) > 1 else ''
+      row.append(f'{em:.3f}{spread} ({searches:.1f})')
+    lines.append('| ' + ' | '.join(row) + ' |')
+  return '\n'.join(lines)
+
+
+def _name(config: str) -> str:
+  return pathlib.Path(config).stem
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,19 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""The full evaluation of a run: 216 questions of each hop count, every way.
+
+  python -m searchrl.main --config=configs/evaluate.py --config.evaluate.run=runs/dspo
+
+Without `evaluate.run`, the model of `model.path` is judged; the shipped tiny
+base model by default. Writes runs/evaluate/table.json and records.jsonl.
+"""
+
+from configs import common
+
+
+def get_config(size: str = 'laptop'):
+  config = common.get_config(size)
+  config.job = 'searchrl.evaluate:job'
+  if size == 'laptop':
+    config.evaluate.worlds.questions_per_hop = 216
+  return config

@@ -1,0 +1,24 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""GSPO: one ratio for the whole sequence, and the group's baseline.
+
+  python -m searchrl.main --config=configs/gspo.py
+
+Source: Zheng et al. 2025, arXiv:2507.18071. Its clip range, 3e-4 and 4e-4,
+belongs to long answers of large models at small learning rates; here a turn has
+tens of tokens and the learning rate is 500 times larger, so the range is ours.
+"""
+
+from configs import common
+
+
+def get_config(size: str = 'laptop'):
+  config = common.get_config(size)
+  config.algorithm = dict(
+      name='searchrl.rl.algorithms:gspo',
+      clip_low=0.05,  # the paper's: 3e-4
+      clip_high=0.05,  # the paper's: 4e-4
+      kl_coef=0.0,  # per nat, to the model that the run started from
+      entropy_coef=0.0,
+  )
+  return config

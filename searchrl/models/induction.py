@@ -1,0 +1,101 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Random params in, params with an induction circuit planted out.
+
+A small model trained from random weights needs millions of tokens before it
+copies from its context, and copying is all that an agent without knowledge can
+live on. So the tiny base model starts with the known two-layer circuit for it:
+layer 0 attends to the previous token, through the biases of queries and keys,
+and notes it in the residual stream; layer 1 looks for a place whose previous
+token is the present one, and copies what stands there. Nothing is frozen.
+
+Source of the circuit: Olsson et al. 2022, arXiv:2209.11895; of starting a
+transformer from structured weights: Trockman and Kolter 2023, arXiv:2305.09828.
+The construction is ours.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from searchrl.models.transformer import Params, TransformerConfig
+
+
+def plant(
+    params: Params,
+    config: TransformerConfig,
+    *,
+    seed: int,
+    embed_std: float = 0.088,
+    sharpness: float = 8.0,
+    match: float = 1.6,
+    note: float = 0.15,
+    copy: float = 0.5,
+) -> Params:
+  """Adds the circuit to `transformer.init`'s params.
+
+  Args:
+    params: random, of at least two layers.
+    config: their shape; 2 * num_key_value_heads * head_dim <= hidden_size.
+    seed: of the random subspaces.
+    embed_std: of the embedding.
+    sharpness: how strongly layer 0 prefers the previous token.
+    match: gain of layer 1's queries and keys.
+    note: strength of what layer 0 writes.
+    copy: strength of what layer 1 writes.
+
+  Returns:
+    New params.
+
+  Raises:
+    ValueError: the shape has no room for the circuit.
+  """
+  c = config
+  size, kv_heads = c.head_dim, c.num_key_value_heads
+  if (2 * kv_heads * size > c.hidden_size or c.num_hidden_layers < 2 or
+      not c.attention_bias):
+    raise ValueError(
+        'an induction circuit needs two layers, attention biases and '
+        f'hidden_size >= 2 * num_key_value_heads * head_dim = '
+        f'{2 * kv_heads * size}, but the model has {c.num_hidden_layers} '
+        f'layers and hidden_size {c.hidden_size}.')
+  params = jax.tree.map(np.array, params)
+  layers = params['layers']
+  params['embed']['embedding'] *= embed_std / 0.02
+  for name in ('gate', 'up', 'down'):
+    kernel = layers[name]['kernel']
+    kernel *= 0.5 * kernel.shape[1] ** -0.5 / 0.02
+  basis = np.linalg.qr(np.random.default_rng(seed).normal(
+      size=(c.hidden_size, c.hidden_size)))[0]
+  read = np.split(basis, c.hidden_size // size, axis=1)  # [D head_dim] each
+  query_bias, key_bias = _previous_token(size, c.rope_theta, sharpness)
+  group = c.num_attention_heads // kv_heads
+  for j in range(kv_heads):
+    seen, noted = read[j], read[kv_heads + j]
+    mine = slice(j * size, (j + 1) * size)
+    layers['k']['bias'][0, mine] = key_bias
+    layers['k']['kernel'][1, :, mine] += match * noted
+    layers['v']['kernel'][:2, :, mine] += seen
+    for head in range(j * group, (j + 1) * group):
+      its = slice(head * size, (head + 1) * size)
+      layers['q']['bias'][0, its] = query_bias
+      layers['q']['kernel'][1, :, its] += match * seen
+      layers['o']['kernel'][0, its] += note / group * noted.T
+      layers['o']['kernel'][1, its] += copy / group * seen.T
+  return jax.tree.map(jnp.asarray, params)
+
+
+def _previous_token(size: int, theta: float, sharpness: float):
+  """Biases whose rotary score peaks one token back.
+
+  score(distance) ~ sharpness * sum_i cos(w_i (distance - 1)), over the four
+  fastest frequencies w_i.
+  """
+  half, fastest = size // 2, min(4, size // 2)
+  frequency = theta ** (-np.arange(fastest) / half)
+  scale = np.sqrt(sharpness * np.sqrt(size))
+  query, key = np.zeros(size), np.zeros(size)
+  query[:fastest] = scale
+  key[:fastest] = scale * np.cos(frequency)
+  key[half:half + fastest] = scale * np.sin(frequency)
+  return query, key

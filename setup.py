@@ -1,0 +1,58 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Packaging: `pip install -e .` from a clone, or a wheel."""
+
+import pathlib
+import re
+
+import setuptools
+
+_HERE = pathlib.Path(__file__).parent
+_VERSION = re.search(r"__version__ = '(.+)'",
+                     (_HERE / 'searchrl' / '__init__.py').read_text())[1]
+
+setuptools.setup(
+    name='searchrl',
+    version=_VERSION,
+    description='Train, evaluate and serve LLM search agents in JAX.',
+    long_description=(_HERE / 'README.md').read_text(encoding='utf-8'),
+    long_description_content_type='text/markdown',
+    license='Apache-2.0',
+    python_requires='>=3.11,<3.14',
+    # third_party stands beside the package and is installed inside it.
+    packages=[*setuptools.find_packages(include=['searchrl', 'searchrl.*']),
+              'searchrl.third_party', 'searchrl.assets.tiny_base'],
+    package_data={'searchrl.third_party': ['*.txt', '*.md'],
+                  'searchrl.assets.tiny_base': ['*']},
+    install_requires=[
+        'absl-py>=2.1',
+        'flax>=0.12.8',
+        'jax>=0.10.2,<0.11.1; python_version < "3.12"',
+        'jax>=0.10.2,<0.13; python_version >= "3.12"',
+        'jaxtyping>=0.3',
+        'matplotlib>=3.9',
+        'ml-collections>=1.1',
+        'numpy>=2.0',
+        'optax>=0.2.8',
+        'orbax-checkpoint>=0.12.8',
+        'safetensors>=0.7',
+        'tensorboardX>=2.6',
+        'tensorstore>=0.1.80',
+        'tokenizers>=0.22',
+        'tqdm>=4.66',
+        'transformers>=5.0,<6',
+    ],
+    extras_require={
+        'tpu': ['jax[tpu]'],
+        'cuda': ['jax[cuda12]'],
+        'scann': ['scann>=1.4.2; platform_system == "Linux"'],
+        'wandb': ['wandb>=0.18'],
+        'test': ['hypothesis>=6.100', 'pytest>=8'],
+        'parity': ['torch>=2.6'],
+    },
+    classifiers=[
+        'License :: OSI Approved :: Apache Software License',
+        'Programming Language :: Python :: 3',
+        'Topic :: Scientific/Engineering :: Artificial Intelligence',
+    ],
+)
