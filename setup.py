@@ -47,7 +47,7 @@ setuptools.setup(
         'cuda': ['jax[cuda12]'],
         'scann': ['scann>=1.4.2; platform_system == "Linux"'],
         'wandb': ['wandb>=0.18'],
-        'test': ['hypothesis>=6.100', 'pytest>=8'],
+        'test': ['hypothesis>=6.100', 'pytest>=8', 'setuptools', 'wheel'],
         'parity': ['torch>=2.6'],
     },
     classifiers=[

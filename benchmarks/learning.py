@@ -49,7 +49,9 @@ def main() -> None:
     wanted = [(c, s) for c, s in wanted
               if (_name(c), s, options.questions) not in done]
     with concurrent.futures.ThreadPoolExecutor(options.parallel) as pool:
-      for record in pool.map(lambda w: one(*w, options), wanted):
+      running = [pool.submit(one, *w, options) for w in wanted]
+      for finished in concurrent.futures.as_completed(running):
+        record = finished.result()
         with RECORDS.open('a') as file:
           file.write(json.dumps(record) + '\n')
   print(table(records()))

@@ -50,9 +50,10 @@ class Learner:
     jax.tree.map(
         lambda leaf, names: meshes.check_divisible(
             self.mesh, leaf.shape, names, 'a parameter'), params, axes)
+    # A copy: the state is donated, and the caller keeps what it gave.
     params = jax.tree.map(
         lambda leaf, names: jax.device_put(
-            leaf, meshes.sharding(self.mesh, names)), params, axes)
+            np.asarray(leaf), meshes.sharding(self.mesh, names)), params, axes)
     # Moments are born beside their parameters, everything else replicated.
     replicated = meshes.sharding(self.mesh, ())
     opt_state = jax.tree.map(
@@ -222,3 +223,17 @@ def make(
 def _take(batch: Batch, rows: Sequence[int]) -> Batch:
   """Some rows, on the host."""
   return jax.tree.map(lambda x: np.asarray(x)[rows], batch)
+
+
+def mismatch(batch: Batch) -> dict[str, float]:
+  """How far the sampler's log-probs are from the learner's, on policy."""
+  where = batch.loss_mask & batch.on_policy[:, None]
+  if not where.any():
+    return {}
+  gap = np.abs(batch.behavior_logprobs - batch.old_logprobs)[where]
+  probs = np.abs(np.exp(batch.behavior_logprobs)
+                 - np.exp(batch.old_logprobs))[where]
+  return {'training/rollout_logprobs_diff_mean': gap.mean(),
+          'training/rollout_logprobs_diff_max': gap.max(),
+          'training/rollout_probs_diff_mean': probs.mean(),
+          'training/rollout_probs_diff_max': probs.max()}

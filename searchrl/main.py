@@ -43,6 +43,9 @@ def main(argv) -> None:
   module, _, function = config.job.partition(':')
   try:
     getattr(importlib.import_module(module), function)(config, workdir)
+  except KeyboardInterrupt:
+    sys.exit(f'Interrupted. What {workdir} holds is whole; run the same command '
+             'to go on.')
   except (ValueError, FileNotFoundError) as error:
     if os.environ.get('SEARCHRL_TRACEBACK'):
       raise

@@ -8,11 +8,11 @@ answers, the reward judges. Training, evaluation and `ask` all play through it.
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import importlib
 import pathlib
 from typing import Any
 
 from searchrl.agent import dialogue as dialogues
+from searchrl.agent import plugins
 from searchrl.agent import rewards as rewards_lib
 from searchrl.agent import rollout
 from searchrl.agent import tokenizer as tokenizers
@@ -125,8 +125,9 @@ def load(
         f'tokenizer and model must belong together, but the tokenizer of {path} '
         f'has {tokenizer.vocab_size} ids and the model only {shape.vocab_size}. '
         'Copy the tokenizer that the model was trained with.')
-  module, _, function = dialogue.partition(':')
-  speech = getattr(importlib.import_module(module), function)()
+  speech = plugins.resolve(
+      dialogue, field='dialogue',
+      ours='searchrl.agent.dialogue:laptop and :search_r1')()
   dialogues.check_append_only(speech, tokenizer)
   if budgets.max_prompt_tokens + budgets.max_turn_tokens > length:
     raise ValueError(

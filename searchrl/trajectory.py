@@ -223,8 +223,8 @@ def pack(
     A Batch of numpy arrays.
 
   Raises:
-    ValueError: a trajectory is longer than `length`, unfinished, or there are
-      more of them than `rows`.
+    ValueError: a trajectory is longer than `length`, unfinished or without a
+      reward, or there are more of them than `rows`.
   """
   count = len(trajectories)
   rows = count if rows is None else rows
@@ -267,6 +267,11 @@ def pack(
     batch['group_ids'][row] = groups.setdefault(group, len(groups))
     if game.stop_reason == 'search_error':  # counted, never trained on
       continue
+    if game.reward is None or game.outcome_reward is None:
+      raise ValueError(
+          f'every trajectory must be scored, but that of question '
+          f'{game.question.uid!r}, sample {game.sample}, has no reward. Set '
+          'reward and outcome_reward first.')
     batch['loss_mask'][row, :used] = mask[:used]
     batch['behavior_logprobs'][row, :used] = game.behavior_logprobs[:used]
     batch['rewards'][row] = game.reward

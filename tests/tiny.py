@@ -16,20 +16,20 @@ CONFIG = transformer.TransformerConfig(
     num_key_value_heads=2, head_dim=8, intermediate_size=48)
 
 
-def params(config: transformer.TransformerConfig = CONFIG, seed: int = 0,
-           scale: float = 10.0) -> transformer.Params:
-  """Random weights, `scale` times the usual: choices are far from uniform."""
-  leaves = transformer.init(config, jax.random.key(seed))
+def params(config: transformer.TransformerConfig = CONFIG,
+           seed: int = 0) -> transformer.Params:
+  """Random weights, ten times the usual: choices are far from uniform."""
   rng = np.random.default_rng(seed)
+  shapes = jax.eval_shape(
+      lambda key: transformer.init(config, key), jax.random.key(0))
 
-  def stir(path, leaf):
-    if path[-1].key == 'bias':  # zero in `init`, which would hide them
-      return jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype)
-    if path[-1].key == 'scale':
-      return leaf + jnp.asarray(0.3 * rng.normal(size=leaf.shape), leaf.dtype)
-    return leaf * scale
+  def draw(path, leaf):
+    x = rng.normal(size=leaf.shape)
+    centre, spread = {'bias': (0, 1.0), 'scale': (1, 0.3)}.get(
+        path[-1].key, (0, 0.2))
+    return jnp.asarray(centre + spread * x, leaf.dtype)
 
-  return jax.tree_util.tree_map_with_path(stir, leaves)
+  return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 def question(uid: str = 'q', text: str = 'where?', **fields) -> Question:

@@ -105,9 +105,9 @@ def neutralise(text: str) -> str:
   Invisible and control characters go, so that no tag hides behind them, and
   the bracket before a tag's name becomes one that no parser knows.
   """
-  text = unicodedata.normalize('NFC', text)
   text = ''.join(c for c in text if c in '\n\t' or
                  unicodedata.category(c) not in ('Cc', 'Cf'))
+  text = unicodedata.normalize('NFC', text)  # after: a joiner keeps parts apart
   return _BRACKET.sub('‹', text)
 
 

@@ -6,7 +6,7 @@ The schema is FlashRAG's: {"id", "question", "golden_answers", "metadata"}; the
 hop count, where there is one, is metadata.hops.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import json
 import pathlib
 

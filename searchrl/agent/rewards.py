@@ -8,7 +8,6 @@ config, so that users bring their own. No answer earns 0.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-import importlib
 import re
 import string
 
@@ -76,19 +75,3 @@ def _of_answer(score, trajectory: Trajectory) -> float:
   if trajectory.answer is None:
     return 0.0
   return score(trajectory.answer, trajectory.question.answers)
-
-
-def make(name: str) -> RewardFn:
-  """The function that 'module:function' names.
-
-  Raises:
-    ValueError: there is no such module or function.
-  """
-  module, _, function = name.partition(':')
-  try:
-    return getattr(importlib.import_module(module), function)
-  except (ImportError, AttributeError, ValueError) as error:
-    raise ValueError(
-        f"a reward is named 'module:function', but {name!r} cannot be found: "
-        f'{error}. Ours are searchrl.agent.rewards:em, :subem and :f1.') from (
-            error)

@@ -101,7 +101,7 @@ class Engine:
       stop_table: StopTable,
       eos_ids: Sequence[int],
       seed: int = 0,
-      chunks: Sequence[int] = (32, 128),
+      chunks: Sequence[int] = (32, 96),
       steps: int = 16,
       place: Callable[[Any], Any] = lambda tree: tree,
   ):
@@ -111,7 +111,7 @@ class Engine:
           f'they are {slots} and {length}.')
     self.slots, self.length = slots, length
     self._chunks = tuple(c for c in sorted(chunks) if c <= length) or (length,)
-    self._rows = tuple(sorted({min(8, slots), -(-slots // 3), slots}))
+    self._rows = tuple(sorted({-(-slots // 3), slots}))
     self._root = np.asarray(jax.random.key_data(jax.random.key(seed)))
     self._state = place(_empty(config, slots, length))
     self._last = [0] * slots  # the token of each slot that is not cached
@@ -226,9 +226,9 @@ class Engine:
     return self._decode.__wrapped__.keywords['steps']
 
   def _limit(self, reach: int) -> int:
-    """The shortest multiple of a quarter of the length that holds `reach`."""
-    quarter = -(-self.length // 4)
-    return min(self.length, -(-max(reach, 1) // quarter) * quarter)
+    """Half of the length if that holds `reach`, else all of it."""
+    half = -(-self.length // 2)
+    return half if reach <= half else self.length
 
 
 def _empty(config: TransformerConfig, slots: int, length: int) -> State:

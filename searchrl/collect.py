@@ -1,0 +1,111 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of questions in, a step's groups of trajectories out: the dynamic filter.
+
+A recipe keeps some groups and refuses others; rounds go on until a batch is
+full. What is left over opens the next step, and is checkpointed until then.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from searchrl import trajectory
+from searchrl.trajectory import Trajectory
+
+Group = list[Trajectory]  # samples of one question, by one policy
+
+
+@dataclasses.dataclass
+class Progress:
+  """What a run must remember besides the learner's state; checkpointed."""
+
+  step: int = 0  # updates of the policy
+  rollouts: int = 0  # trajectories sampled so far
+  position: list[int] = dataclasses.field(default_factory=list)  # of the data
+  surplus: list[Group] = dataclasses.field(default_factory=list)
+  silent_steps: int = 0  # in a row, without a group to learn from
+
+  def to_json(self) -> dict[str, Any]:
+    surplus = [[trajectory.to_json(g) for g in group] for group in self.surplus]
+    return {**vars(self), 'surplus': surplus}
+
+  @classmethod
+  def from_json(cls, record: dict[str, Any]) -> 'Progress':
+    surplus = [[trajectory.from_json(g) for g in group]
+               for group in record['surplus']]
+    return cls(**{**record, 'surplus': surplus})
+
+
+def collect(player, params, stream, progress: Progress, algorithm, search,
+            reward, outcome, options):
+  """Plays rounds of questions until `keep` has accepted a full batch.
+
+  Args:
+    player, params: the policy.
+    stream: deals questions; its position moves on.
+    progress: its surplus is used first, and takes what is left over.
+    algorithm: `keep` decides group by group.
+    search, reward, outcome: as in `Player.play`.
+    options: config.rollout.
+
+  Returns:
+    The groups to train on, at most options.questions; all trajectories played
+    now; and counts as metrics.
+  """
+  groups, progress.surplus = progress.surplus, []
+  carried = len(groups)
+  played, asked = [], []
+  times_asked = {}
+  for _ in range(options.max_rounds):
+    missing = options.questions - len(groups)
+    if missing <= 0:
+      break
+    # Ask for as many as should fill the batch, judging by this step so far.
+    share = (len(groups) - carried) / len(asked) if asked else 1.0
+    wanted = min(options.questions,
+                 math.ceil(missing / max(share, 1 / options.questions)))
+    questions = stream.draw(wanted)
+    requests = []
+    for question in questions:
+      again = times_asked.get(question.uid, 0)
+      times_asked[question.uid] = again + 1
+      requests += [(question, again * options.group_size + i)
+                   for i in range(options.group_size)]
+    games = player.play(
+        params, requests, search=search, reward=reward, outcome=outcome,
+        temperature=options.temperature, step=progress.step,
+        policy_step=progress.step)
+    progress.rollouts += len(games)
+    fresh = [games[i:i + options.group_size]
+             for i in range(0, len(games), options.group_size)]
+    scores = np.array([np.nan if g.outcome_reward is None else g.outcome_reward
+                       for g in games])
+    ids = np.repeat(np.arange(len(fresh)), options.group_size)
+    kept = algorithm.keep(scores, ids).reshape(len(fresh), -1).all(1)
+    groups += [group for group, keep in zip(fresh, kept) if keep]
+    played += games
+    asked += fresh
+  progress.surplus = groups[options.questions:]
+  groups = groups[:options.questions]
+  return groups, played, _group_counts(asked, groups, carried, progress)
+
+
+def _group_counts(asked, groups, carried, progress) -> dict[str, float]:
+  spreads = [[g.outcome_reward for g in group if g.outcome_reward is not None]
+             for group in asked]
+  spreads = [s for s in spreads if s] or [[0.0]]
+  mixed = np.mean([max(s) - min(s) > 1e-6 for s in spreads])
+  return {
+      'data/frac_group_mixed': mixed,
+      'data/frac_group_all_zero': np.mean([max(s) <= 1e-6 for s in spreads]),
+      'data/frac_group_all_one': np.mean([min(s) >= 1 - 1e-6 for s in spreads]),
+      'data/groups_asked': len(asked),
+      'data/groups_trained': len(groups),
+      'data/groups_carried_in': carried,
+      'data/groups_carried_out': len(progress.surplus),
+      'data/tries_per_kept_group': len(asked) / max(
+          len(groups) - carried + len(progress.surplus), 1),
+  }

@@ -1,0 +1,187 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""dialogue: a strict parser, harmless passages, and observations that close."""
+
+import string
+import unicodedata
+
+import hypothesis
+from hypothesis import strategies as st
+import pytest
+import tiny
+
+from searchrl.agent import dialogue as dialogues
+from searchrl.trajectory import Action, Passage
+
+quick = hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
+TOKENIZER = tiny.Tokenizer()
+NAMES = ('think', 'search', 'information', 'answer', 'question', 'tool_call',
+         'tool_response')
+TAGS = [f'<{slash}{name}>' for name in NAMES for slash in ('', '/')]
+
+
+@pytest.mark.parametrize('said, action', [
+    ('<search> who? </search>', Action('search', ('who?',))),
+    ('<search>who?</search>\n', Action('search', ('who?',))),
+    ('<search>two\nlines</search> \n\n', Action('search', ('two\nlines',))),
+    ('<answer> Paris </answer>', Action('answer', ('Paris',))),
+    ('<answer>a < b > c</answer>', Action('answer', ('a < b > c',))),
+    ('<answer>42</ answer></answer>', Action('answer', ('42</ answer>',))),
+    ('<think> hm\n </think>\n<search> x </search>', Action('search', ('x',))),
+    ('<think> <search> a </search> no </think><answer> b </answer>',
+     Action('answer', ('b',))),
+    ('<search> a </search><search> b </search>', Action('search', ('b',))),
+    ('text <search> a <search> b </search>', Action('search', ('b',))),
+])
+def test_the_block_that_ends_a_turn_is_its_action(said, action):
+  assert dialogues.parse_tags(said) == action
+
+
+@pytest.mark.parametrize('said', [
+    '', 'Paris', '<search></search>', '<search> \n </search>',
+    '<answer></answer>', '<answer> </answer>',
+    '<search> a', 'a </search>', '</search>', '<search>', '</search><search>',
+    '<search> a </answer>', '<answer> a </search>', '<search> a <search>',
+    '<search> a </search> and', '<answer> a </answer>.',
+    '<search> a </search></think>', '<answer> a </answer> </search>',
+    '<answer> <search> a </answer>', '<search> <think> a </search>',
+    '<search> a <tool_call> b </search>', '<answer> a <information> </answer>',
+    '<Search> a </Search>', '<search > a </search >', '< search> a </search>',
+    '<think> <answer> a </answer> </think>', '<think> a </think>',
+    '<information> a </information>', '＜search＞ a ＜/search＞',
+])
+def test_everything_else_is_invalid(said):
+  assert dialogues.parse_tags(said) == Action('invalid')
+
+
+@pytest.mark.parametrize('hidden', [
+    *TAGS, '<SEARCH>', '</Answer>', '< search>', '</ search>', '<\t/ search>',
+    '<search x="1">', '<search', '＜search＞', '＜/search>', '﹤answer>',
+    '<／search>', '<\u200bsearch>', '<s\u200bearch>', '\u200d<\u2060/search>',
+    '<\u00adanswer>', '<\x00search>', '<\rsearch>', '<se\ufeffarch>',
+    '<\u202esearch>', '<<search>', '<​</search>',
+])
+def test_no_tag_of_the_protocol_survives_in_a_passage(hidden):
+  text = f'before {hidden} after'
+  shown = dialogues.neutralise(text)
+  assert '‹' in shown
+  assert not [c for c in shown.replace('\t', '')
+              if unicodedata.category(c) in ('Cc', 'Cf')]
+  for tag in (*TAGS, '<search', '</search'):
+    assert tag not in shown.lower()
+  assert shown.startswith('before ') and shown.endswith(' after')
+
+
+@pytest.mark.parametrize('text', [
+    'plain text', 'a < b, c > d', '<b>bold</b> <i>', 'if x<searching>y',
+    'Émile, naïve: 日本語 😀', 'tabs\tand\nlines', 'the answer is </3',
+])
+def test_other_text_is_left_as_it_is(text):
+  assert dialogues.neutralise(text) == text
+
+
+FRAGMENTS = st.lists(st.one_of(
+    st.sampled_from([
+        *TAGS, *NAMES, *'<>/＜＞／﹤\u200b\u200d\u00ad\ufeff\u0301\u0338\u0327',
+        'e', 'K', '‹', ' ', '\n', '</', 'se', 'arch>', 'ans', 'wer>', '\r',
+        '\u2028', '\ud800', 'ｓ']),
+    st.text(max_size=3)), max_size=12).map(''.join)
+
+
+@quick
+@hypothesis.given(FRAGMENTS)
+@hypothesis.example('e\u200d\u0301')  # composes once the joiner is gone
+@hypothesis.example('<\u200d\u0338search>')
+def test_neutralised_text_holds_nothing_that_is_parsed(text):
+  shown = dialogues.neutralise(text)
+  for stop in dialogues.tags().stop_strings:
+    assert stop not in shown
+  assert dialogues.parse_tags(shown).kind == 'invalid'
+  assert dialogues.parse_tags(f'<search>{shown}x</search>') == Action(
+      'search', (f'{shown}x'.strip(),))  # no tag inside
+  assert dialogues.neutralise(shown) == shown
+  assert unicodedata.normalize('NFC', shown) == shown  # as tokenizers do
+
+
+PASSAGES = st.lists(st.builds(
+    Passage, st.just('0'), FRAGMENTS.map(lambda t: t.replace('\ud800', '')),
+    FRAGMENTS.map(lambda t: t.replace('\ud800', ''))), max_size=4)
+
+
+@quick
+@hypothesis.given(PASSAGES, st.integers(0, 40))
+def test_observations_are_closed_and_each_passage_keeps_to_its_budget(
+    passages, budget):
+  dialogue = dialogues.tags()
+  ids = dialogues.observation_tokens(
+      dialogue, passages, TOKENIZER, passage_tokens=budget)
+  before = TOKENIZER.encode(dialogue.before)
+  after = TOKENIZER.encode(dialogue.after)
+  assert ids[:len(before)] == before and ids[-len(after):] == after
+  shown = TOKENIZER.decode(ids)
+  assert shown.count('<information>') == shown.count('</information>') == 1
+  assert dialogues.parse_tags(shown).kind == 'invalid'
+  lengths = [len(TOKENIZER.encode(dialogue.passage(n, p) + '\n' * (
+      n < len(passages)))) for n, p in enumerate(passages, start=1)]
+  inside = len(ids) - len(before) - len(after)
+  assert inside == sum(min(length, budget) for length in lengths)
+
+
+def test_passages_are_numbered_and_titled_like_search_r1():
+  ids = dialogues.observation_tokens(
+      dialogues.tags(), (Passage('7', 'on a', 'it is.'), Passage('8', 'b', 'c')),
+      TOKENIZER, passage_tokens=50)
+  assert TOKENIZER.decode(ids) == (
+      '\n\n<information>Doc 1(Title: "on a") it is.\n'
+      'Doc 2(Title: "b") c</information>\n\n')
+
+
+def test_no_passages_give_an_empty_block():
+  ids = dialogues.observation_tokens(
+      dialogues.tags(), (), TOKENIZER, passage_tokens=5)
+  assert TOKENIZER.decode(ids) == '\n\n<information></information>\n\n'
+
+
+def test_search_r1_is_word_for_word():
+  dialogue = dialogues.search_r1()
+  assert dialogue.template == (
+      'Answer the given question. You must conduct reasoning inside <think> '
+      'and </think> first every time you get new information. After reasoning, '
+      'if you find you lack some knowledge, you can call a search engine by '
+      '<search> query </search> and it will return the top searched results '
+      'between <information> and </information>. You can search as many times '
+      'as your want. If you find no further external knowledge needed, you can '
+      'directly provide the answer inside <answer> and </answer>, without '
+      'detailed illustrations. For example, <answer> Beijing </answer>. '
+      'Question: {question}\n')
+  assert dialogue.invalid == (
+      '\nMy previous action is invalid. If I want to search, I should put the '
+      'query between <search> and </search>. If I want to give the final '
+      'answer, I should put the answer between <answer> and </answer>. Let me '
+      'try again.\n')
+  assert (dialogue.before, dialogue.after) == (
+      '\n\n<information>', '</information>\n\n')
+
+
+def test_a_question_is_put_in_as_it_is():
+  dialogue = dialogues.tags('Q: {question} {x}')
+  assert dialogue.prompt('{x} {question} \\1 %s?') == (
+      'Q: {x} {question} \\1 %s? {x}')
+
+
+@pytest.mark.parametrize('template, times', [
+    ('no place', 0), ('{question} {question}', 2)])
+def test_a_template_has_one_place_for_the_question(template, times):
+  with pytest.raises(ValueError, match=f"'{{question}}' once, .* {times} times"):
+    dialogues.tags(template)
+
+
+def test_a_tokenizer_that_cannot_write_a_stop_string_is_refused():
+  dialogues.check_append_only(dialogues.tags(), TOKENIZER)
+
+  class Plain(tiny.Tokenizer):
+    def decode(self, ids):
+      return super().decode(ids).strip(string.punctuation)
+
+  with pytest.raises(ValueError, match="write the stop string '</search>', but"):
+    dialogues.check_append_only(dialogues.tags(), Plain())

@@ -1,0 +1,105 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Who may import whom: the table of DESIGN.md, section 2, read off the sources."""
+
+import ast
+import pathlib
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).parents[1] / 'searchrl'
+ROOM = ('mesh', 'optimizer', 'checkpoint', 'metrics')
+WINGS = ('agent', 'search', 'world', 'rl', 'models')
+JOBS = ('train', 'finetune', 'evaluate', 'datasets', 'player', 'workdir')
+BELOW_JOBS = ('trajectory', *ROOM, *WINGS, 'learner')
+
+MAY_IMPORT = {  # part -> parts of ours, besides itself
+    'trajectory': (),
+    **{part: () for part in ROOM},
+    **{part: ('trajectory',) for part in WINGS},
+    'learner': ('rl', 'models', 'trajectory', *ROOM),
+    **{part: (*BELOW_JOBS, *JOBS) for part in JOBS},
+    'main': (),  # the job is named by the config
+    '__init__': (),
+}
+_DEVICES = ('jax', 'jaxlib', 'flax', 'optax')
+_RUN = ('absl', 'ml_collections', 'logging', 'os')
+NEVER = {  # part -> what must not be named in it
+    'agent': _DEVICES, 'search': _DEVICES, 'world': _DEVICES,
+    'rl': ('flax', *_RUN), 'models': _RUN, 'learner': _RUN,
+    **{part: ('flax', 'absl', 'ml_collections') for part in
+       ('trajectory', *ROOM, *JOBS)},
+}
+EXEMPT = {  # file: what it may name all the same
+    'search/dense.py': ('jax',),  # the device index
+}
+FILES = sorted(str(f.relative_to(PACKAGE)) for f in PACKAGE.rglob('*.py'))
+
+
+def part_of(file: str) -> str:
+  return file.partition('/')[0].removesuffix('.py')
+
+
+def imports(source: str) -> set[str]:
+  """Dotted names that a source imports, anywhere in it."""
+  found = set()
+  for node in ast.walk(ast.parse(source)):
+    if isinstance(node, ast.Import):
+      found |= {alias.name for alias in node.names}
+    elif isinstance(node, ast.ImportFrom):
+      assert not node.level, 'relative imports hide the layer: write searchrl.'
+      found |= {f'{node.module}.{alias.name}' for alias in node.names}
+  return found
+
+
+def complaints(file: str, source: str) -> list[str]:
+  part = part_of(file)
+  if part not in MAY_IMPORT:
+    return [f'{file} is in no row of DESIGN.md, section 2. Give it one there, '
+            'and in MAY_IMPORT here.']
+  result = []
+  allowed = (part, *MAY_IMPORT[part])
+  for name in sorted(imports(source)):
+    top, _, rest = name.partition('.')
+    ours = rest.partition('.')[0]
+    if top == 'searchrl' and ours not in allowed:
+      result.append(
+          f'{file} imports {name}, but {part} may import only: '
+          f'{" ".join(allowed)}. Pass it in as an argument.')
+    if top in NEVER.get(part, ()) and top not in EXEMPT.get(file, ()):
+      result.append(
+          f'{file} imports {name}, but {part} never names {top}. Take what it '
+          'gives as an argument, or move the code to a part that may.')
+  return result
+
+
+@pytest.mark.parametrize('file', FILES)
+def test_imports_only_what_its_row_allows(file):
+  found = complaints(file, (PACKAGE / file).read_text(encoding='utf-8'))
+  assert not found, '\n'.join(found)
+
+
+def test_only_models_name_flax():
+  naming = {part_of(file) for file in FILES
+            if any(name.partition('.')[0] == 'flax' for name in
+                   imports((PACKAGE / file).read_text(encoding='utf-8')))}
+  assert naming == {'models'}
+
+
+def test_every_row_of_the_table_has_files():
+  missing = set(MAY_IMPORT) - {part_of(file) for file in FILES}
+  assert not missing, f'take {missing} out of MAY_IMPORT: there is no such part'
+
+
+@pytest.mark.parametrize('file, source, remedy', [
+    ('agent/x.py', 'from searchrl.models import engine',
+     'agent may import only: agent trajectory. Pass it in as an argument.'),
+    ('world/x.py', 'from searchrl import player', 'Pass it in as an argument.'),
+    ('rl/x.py', 'def f():\n  from searchrl import mesh', 'rl may import only'),
+    ('search/x.py', 'import jax.numpy as jnp', 'search never names jax'),
+    ('agent/x.py', 'from jax import Array', 'Take what it gives as an argument'),
+    ('main.py', 'import searchrl.train', 'main may import only: main.'),
+    ('new.py', '', 'Give it one there, and in MAY_IMPORT here.'),
+])
+def test_a_breach_is_found_and_its_remedy_told(file, source, remedy):
+  assert any(remedy in complaint for complaint in complaints(file, source))

@@ -1,0 +1,57 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A built wheel imports, holds prompts and model, and runs the losses."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+_PROGRAM = """
+import sys
+import jax.numpy as jnp
+import searchrl
+assert searchrl.__file__.startswith(sys.argv[1]), searchrl.__file__
+from searchrl import algorithms, losses
+from searchrl.agent import dialogue
+from searchrl.models import weights
+from searchrl import player
+assert 'as your want' in dialogue.search_r1().template
+shape = weights.read_config(str(player.TINY_BASE))
+weights.load(str(player.TINY_BASE), shape)
+one = jnp.ones((1, 2))
+loss = losses.sequence_ratio_loss(
+    one, one, jnp.ones(1), jnp.ones((1, 2), bool))
+assert loss.tolist() == [-1.0], loss
+algorithms.make('searchrl.rl.algorithms:dspo')
+print('whole')
+"""
+
+
+@pytest.mark.slow
+def test_wheel_imports_and_holds_prompts_model_and_losses(tmp_path):
+  source = shutil.copytree(  # a build leaves things behind
+      ROOT, tmp_path / 'source', symlinks=True,
+      ignore=shutil.ignore_patterns('.*', 'runs', 'build', '*.egg-info'))
+  subprocess.run(
+      [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps',
+       '--no-build-isolation', '--wheel-dir', tmp_path, source], check=True)
+  wheel, = tmp_path.glob('searchrl-*.whl')
+  place = tmp_path / 'site'
+  with zipfile.ZipFile(wheel) as archive:
+    archive.extractall(place)
+  result = subprocess.run(
+      [sys.executable, '-c', _PROGRAM, str(place)], cwd=tmp_path, check=True,
+      env={'PYTHONPATH': str(place), 'JAX_PLATFORMS': 'cpu'},
+      capture_output=True, text=True)
+  assert result.stdout.strip() == 'whole'
+
+
+def test_nothing_large_is_shipped():
+  model = ROOT / 'searchrl' / 'assets' / 'tiny_base'
+  assert sum(f.stat().st_size for f in model.iterdir()) < 8 * 2**20

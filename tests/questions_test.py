@@ -1,0 +1,127 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""questions: files read strictly, and a stream that deals fairly and resumes."""
+
+from collections import Counter
+import json
+
+import hypothesis
+from hypothesis import strategies as st
+import pytest
+
+from searchrl.agent import questions as questions_lib
+from searchrl.trajectory import Question
+
+GOOD = '{"id": "a", "question": " Who? ", "golden_answers": ["x", "y"]}'
+
+
+def read(tmp_path, *lines):
+  file = tmp_path / 'nq.jsonl'
+  file.write_text('\n'.join(lines), encoding='utf-8')
+  return questions_lib.read(file)
+
+
+def some(count, hops=(1,)):
+  return [Question(f'{n}', f'q{n}', ('a',), hops=hops[n % len(hops)])
+          for n in range(count)]
+
+
+def test_what_is_written_is_read_back(tmp_path):
+  questions = [Question('a', 'Wer? "Ü"\\ 日本', ('ä', ' b '), 3, 'nq_3hop'),
+               Question('b', 'two\nlines', ('\u2028',), 1, 'x')]
+  questions_lib.write(tmp_path / 'q.jsonl', questions)
+  assert questions_lib.read(tmp_path / 'q.jsonl') == questions
+  assert len((tmp_path / 'q.jsonl').read_bytes().splitlines()) == 2
+
+
+def test_the_schema_of_flashrag_is_read(tmp_path):
+  assert read(tmp_path, GOOD, '', json.dumps({
+      'id': 7, 'question': 'Q', 'golden_answers': 'one', 'metadata': {
+          'hops': 2, 'data_source': 'musique'}, 'other': 1})) == [
+              Question('a', 'Who?', ('x', 'y'), 1, 'nq'),
+              Question('7', 'Q', ('one',), 2, 'musique')]
+
+
+@pytest.mark.parametrize('line, message', [
+    ('{', 'line 3 must be .*JSONDecodeError'),
+    ('[]', 'line 3 must be .*TypeError'),
+    ('{"id": "b", "question": "q"}', "line 3 must be .*'golden_answers'"),
+    ('{"question": "q", "golden_answers": ["x"]}', "line 3 must be .*'id'"),
+    ('{"id": "b", "question": 3, "golden_answers": ["x"]}', 'line 3 must be'),
+    ('{"id": "b", "question": "q", "golden_answers": 3}', 'line 3 must be'),
+    ('{"id": "b", "question": "q", "golden_answers": ["x"], "metadata": 3}',
+     'line 3 must be'),
+    ('{"id": "b", "question": " ", "golden_answers": ["x"]}',
+     'line 3 must have a question'),
+    ('{"id": "b", "question": "q", "golden_answers": []}',
+     'line 3 must have a question and at least one golden answer'),
+    (GOOD, "line 3 repeats 'a' of line 1"),
+])
+def test_a_bad_line_is_named(tmp_path, line, message):
+  with pytest.raises(ValueError, match=f'nq.jsonl, {message}'):
+    read(tmp_path, GOOD, '', line)
+
+
+def test_a_missing_or_empty_file_is_named(tmp_path):
+  with pytest.raises(FileNotFoundError, match='none.jsonl is none'):
+    questions_lib.read(tmp_path / 'none.jsonl')
+  with pytest.raises(ValueError, match='nq.jsonl holds no question'):
+    read(tmp_path, '', ' ')
+
+
+def test_every_epoch_deals_each_question_once_in_another_order():
+  stream = questions_lib.Stream(some(20), seed=1)
+  epochs = [[q.uid for q in stream.draw(20)] for _ in range(3)]
+  assert all(Counter(epoch) == Counter(f'{n}' for n in range(20))
+             for epoch in epochs)
+  assert len(set(map(tuple, epochs))) == 3
+  other = questions_lib.Stream(some(20), seed=2)
+  assert [q.uid for q in other.draw(20)] != epochs[0]
+
+
+def test_every_pool_of_a_mix_has_epochs_of_its_own():
+  questions = some(30, hops=(1, 2, 2))
+  stream = questions_lib.Stream(questions, seed=0, mix=(1, 1))
+  dealt = stream.draw(40)
+  one = [q.uid for q in dealt if q.hops == 1]
+  two = [q.uid for q in dealt if q.hops == 2]
+  assert len(one) == len(two) == 20
+  assert len(set(one[:10])) == len(set(one[10:])) == 10
+  assert len(set(two)) == 20
+
+
+mixes = st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any)
+
+
+@hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
+@hypothesis.given(mixes, st.lists(st.integers(0, 9), max_size=8))
+def test_shares_are_kept_in_every_draw(mix, counts):
+  stream = questions_lib.Stream(some(24, hops=(1, 2, 3, 4)), seed=0, mix=mix)
+  dealt = [q for count in counts for q in stream.draw(count)]
+  assert len(dealt) == sum(counts)
+  seen = Counter(q.hops for q in dealt)
+  for hops, share in enumerate(mix, start=1):
+    fair = share / sum(mix) * len(dealt)
+    assert abs(seen[hops] - fair) < len(mix)
+    assert share or not seen[hops]
+
+
+@pytest.mark.parametrize('mix', [None, (4, 4, 2)])
+def test_a_stream_goes_on_from_a_position_exactly(mix):
+  questions = some(17, hops=(1, 2, 3))
+  whole = questions_lib.Stream(questions, seed=5, mix=mix)
+  expected = [q.uid for q in whole.draw(100)]
+  stream = questions_lib.Stream(questions, seed=5, mix=mix)
+  dealt = []
+  for count in (7, 0, 30, 1, 62):
+    dealt += [q.uid for q in stream.draw(count)]
+    position = json.loads(json.dumps(stream.position))  # as a checkpoint does
+    stream = questions_lib.Stream(questions, seed=5, mix=mix)
+    stream.position = position
+  assert dealt == expected
+
+
+def test_a_mix_of_missing_hops_is_refused():
+  with pytest.raises(ValueError, match='data.mix asks for 2 of 3-hop questions'):
+    questions_lib.Stream(some(4, hops=(1, 2)), seed=0, mix=(1, 0, 2))
+  questions_lib.Stream(some(4, hops=(1, 2)), seed=0, mix=(1, 1, 0)).draw(9)

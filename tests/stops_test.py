@@ -1,0 +1,94 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""stops: the automaton against plain search, however a text is cut into tokens."""
+
+import hypothesis
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+import tiny
+
+from searchrl.models import stops
+
+quick = hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
+# Few letters, so that stop strings are met, overlap and contain each other.
+words = st.text('ab<é', min_size=1, max_size=4)
+
+
+def first_stop(table, ids):
+  """How many ids the automaton reads until it stops; None if it never does."""
+  state = 0
+  for count, id_ in enumerate(ids, start=1):
+    if table.hit[state, id_]:
+      return count
+    state = table.next_state[state, id_]
+  return None
+
+
+def first_found(pieces, stop_strings):
+  """The same by searching the text, token by token."""
+  for count in range(1, len(pieces) + 1):
+    text = b''.join(pieces[:count])
+    if any(stop.encode() in text for stop in stop_strings):
+      return count
+  return None
+
+
+@quick
+@hypothesis.given(st.lists(words, min_size=1, max_size=3), words.map(
+    lambda w: w * 3), st.lists(st.integers(0, 40), max_size=12))
+def test_any_segmentation_of_a_text_stops_where_search_finds(
+    stop_strings, text, cuts):
+  data = text.encode()
+  cuts = sorted({0, len(data), *(c for c in cuts if c < len(data))})
+  pieces = [data[i:j] for i, j in zip(cuts, cuts[1:])]  # characters are cut, too
+  table = stops.compile_table(pieces, stop_strings)
+  ids = list(range(len(pieces)))
+  assert first_stop(table, ids) == first_found(pieces, stop_strings)
+
+
+@quick
+@hypothesis.given(st.lists(words, min_size=1, max_size=3), st.lists(
+    st.binary(max_size=3) | words.map(str.encode), min_size=1, max_size=6),
+                  st.lists(st.integers(0, 5), max_size=15))
+def test_any_sequence_of_tokens_stops_where_search_finds(
+    stop_strings, vocabulary, ids):
+  ids = [i % len(vocabulary) for i in ids]
+  table = stops.compile_table(vocabulary, stop_strings)
+  pieces = [vocabulary[i] for i in ids]
+  assert first_stop(table, ids) == first_found(pieces, stop_strings)
+
+
+def test_all_ways_to_write_a_tag_stop_at_its_last_token():
+  pieces = tiny.Tokenizer().token_bytes
+  table = stops.compile_table(pieces, ('</search>', '</answer>'))
+  tag = b'</search>'
+
+  def ways(rest):
+    if not rest:
+      yield ()
+      return
+    for id_, piece in enumerate(pieces):
+      if piece and (rest.startswith(piece) or piece.startswith(rest)):
+        for more in ways(rest[len(piece):]):
+          yield (id_, *more)
+
+  count = 0
+  for ids in ways(tag):
+    assert first_stop(table, ids) == len(ids)
+    assert first_stop(table, ids[:-1]) is None
+    count += 1
+  assert count > 50
+
+
+def test_ids_beyond_the_tokenizer_add_nothing():
+  table = stops.compile_table((b'a', b'b', b''), ('ab',), vocab_size=6)
+  assert table.next_state.shape == table.hit.shape == (3, 6)
+  assert first_stop(table, [0, 5, 2, 1]) == 4
+  np.testing.assert_array_equal(table.next_state[:, 5], np.arange(3))
+
+
+@pytest.mark.parametrize('stop_strings', [(), ('a', '')])
+def test_no_or_empty_stop_strings_are_refused(stop_strings):
+  with pytest.raises(ValueError, match='stop_strings must hold at least one'):
+    stops.compile_table((b'a',), stop_strings)

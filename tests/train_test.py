@@ -1,0 +1,283 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The whole loop on the shipped model: it runs, resumes exactly, and refuses."""
+
+import gzip
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+from configs import dspo
+from configs import grpo
+import numpy as np
+import pytest
+from searchrl import checkpoint
+from searchrl import collect
+from searchrl import metrics
+from searchrl import train
+from searchrl import trajectory
+from searchrl.agent import rewards
+from searchrl.search import corpus as corpora
+from searchrl.agent import questions as questions_lib
+from searchrl.trajectory import Passage, Question
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TIMED = ('timing_s/', 'perf/throughput')
+
+
+def tiny(recipe, steps=2, **train_options):
+  """A recipe of a few steps of a few trajectories, barely evaluated."""
+  config = recipe.get_config('smoke')
+  config.rollout.max_rounds = 2 if recipe is dspo else 1
+  config.evaluate.worlds.update(questions_per_hop=1, kinds=('known',))
+  config.train.update(num_steps=steps, progress=False, tensorboard=False,
+                      **train_options)
+  return config
+
+
+def lines(folder):
+  """The metrics of a run without those that tell the time."""
+  return [{k: v for k, v in line.items() if not k.startswith(TIMED)}
+          for line in metrics.read(folder / metrics.FILE)]
+
+
+def state_digest(folder):
+  """The seals of the newest checkpoint: a SHA-256 of every leaf."""
+  path = folder / 'checkpoints'
+  newest = path / str(checkpoint.steps(path)[-1])
+  seal = json.loads((newest / 'integrity.json').read_text())
+  return seal['leaves'], (newest / 'extra.json').read_text()
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  """An uninterrupted DSPO run of four steps."""
+  folder = tmp_path_factory.mktemp('whole')
+  train.run(tiny(dspo, steps=4), str(folder))
+  return folder
+
+
+def test_run_leaves_what_the_readme_promises(whole):
+  for name in ('config.json', 'environment.json', 'metrics.jsonl', 'curve.png',
+               'curve.svg', 'summary.txt', 'model/model.safetensors',
+               'model/tokenizer.json', 'evaluation/before/table.json',
+               'evaluation/after/records.jsonl', 'data/train/corpus.jsonl'):
+    assert (whole / name).stat().st_size > 0, name
+  found = lines(whole)
+  assert [line['training/global_step'] for line in found] == [0, 1, 2, 3, 4, 4]
+  assert 'val/known_1hop/em/greedy' in found[0]
+  assert {'critic/score/mean', 'actor/grad_norm', 'env/finish_ratio',
+          'data/tries_per_kept_group'} <= set(found[1])
+
+
+def test_trajectories_are_saved_token_by_token(whole):
+  file = sorted((whole / 'trajectories').glob('*.gz'))[0]
+  games = [trajectory.from_json(json.loads(line))
+           for line in gzip.decompress(file.read_bytes()).splitlines()]
+  assert games
+  for game in games:
+    assert game.stop_reason in trajectory.STOP_REASONS
+    assert len(game.tokens) == len(game.loss_mask)
+    for turn in game.turns:
+      assert len(turn.action_tokens) == len(turn.action_logprobs) > 0
+      assert max(turn.action_logprobs) <= 0
+    assert game.reward == rewards.em(game)
+
+
+def test_sampler_and_learner_agree_on_log_probs(whole):
+  for line in lines(whole)[1:5]:
+    if 'training/rollout_logprobs_diff_max' in line:
+      assert line['training/rollout_logprobs_diff_max'] < 1e-3
+
+
+def test_resume_equals_the_uninterrupted_run_bit_for_bit(whole, tmp_path):
+  config = tiny(dspo, steps=2, checkpoint_every=1)
+  train.run(config, str(tmp_path))
+  (tmp_path / 'summary.txt').unlink()  # it was asked for more, after all
+  for file in (tmp_path / 'evaluation' / 'after').iterdir():
+    file.unlink()
+  kept = [line for line in (tmp_path / metrics.FILE).read_text().splitlines(True)
+          if not ('"training/global_step": 2' in line and 'val/' in line)]
+  (tmp_path / metrics.FILE).write_text(''.join(kept))
+  train.run(tiny(dspo, steps=4, checkpoint_every=1), str(tmp_path))
+  assert lines(tmp_path) == lines(whole)
+  assert state_digest(tmp_path) == state_digest(whole)
+
+
+def test_finished_run_prints_its_table_and_exits(whole, capsys):
+  before = (whole / metrics.FILE).read_bytes()
+  train.run(tiny(dspo, steps=4), str(whole))
+  assert 'is finished' in capsys.readouterr().out
+  assert (whole / metrics.FILE).read_bytes() == before
+
+
+def test_changed_config_is_refused_and_named(whole):
+  config = tiny(dspo, steps=4)
+  config.optimizer.learning_rate = 1.0
+  with pytest.raises(ValueError, match='optimizer.learning_rate: 0.0005 -> 1.0'):
+    train.run(config, str(whole))
+
+
+def _files(tmp_path):
+  corpora.write(tmp_path / 'corpus.jsonl', [
+      Passage(str(i), f'City {i}', f'City {i} lies on River {i}.')
+      for i in range(9)])
+  questions_lib.write(tmp_path / 'q.jsonl', [
+      Question(f'q{i}', f'What is the river of City {i}?', (f'River {i}',))
+      for i in range(4)])
+
+
+def test_own_data_and_own_reward_by_path_and_name(tmp_path):
+  _files(tmp_path)
+  config = tiny(grpo, steps=1)
+  config.data.update(train=str(tmp_path / 'q.jsonl'),
+                     evaluate=str(tmp_path / 'q.jsonl'))
+  with config.unlocked():
+    config.data.mix = None
+  config.search.corpus = str(tmp_path / 'corpus.jsonl')
+  config.reward = 'train_test:length_reward'
+  train.run(config, str(tmp_path / 'run'))
+  step = lines(tmp_path / 'run')[1]
+  assert step['critic/rewards/mean'] == 0.5
+  assert 'val/eval_1hop/em/greedy' in lines(tmp_path / 'run')[0]
+
+
+def length_reward(game):
+  """An own reward: half a point for whatever."""
+  assert game.turns
+  return 0.5
+
+
+@pytest.mark.parametrize('change, message', [
+    (dict(rollout=dict(group_size=1)), 'group_size must be at least 2'),
+    (dict(model=dict(path='nowhere')), 'must be a folder'),
+    (dict(search=dict(engine='google')), 'google'),
+    (dict(reward='searchrl.agent.rewards:nothing'), 'module:function'),
+    (dict(rollout=dict(length=100)), 'rollout.length must hold'),
+    (dict(learner=dict(microbatch_rows=5)), 'microbatch_rows'),
+    (dict(data=dict(train='q.jsonl')), 'needs both'),
+    (dict(algorithm=dict(name='searchrl.rl.algorithms:dpo')), 'dpo'),
+    (dict(dialogue='searchrl.agent.dialogue:nothing'), 'dialogue'),
+])
+def test_bad_input_is_refused_before_any_compilation(tmp_path, change, message):
+  config = tiny(grpo)
+  with config.unlocked():
+    config.update(change)
+  began = time.process_time()
+  with pytest.raises((ValueError, FileNotFoundError), match=message):
+    train.run(config, str(tmp_path))
+  assert not (tmp_path / 'checkpoints').exists()
+  del began
+
+
+def test_corpus_without_passages_is_refused(tmp_path):
+  _files(tmp_path)
+  (tmp_path / 'corpus.jsonl').write_text('')
+  config = tiny(grpo)
+  config.data.train = str(tmp_path / 'q.jsonl')
+  config.search.corpus = str(tmp_path / 'corpus.jsonl')
+  with pytest.raises(ValueError, match='no passage|empty'):
+    train.run(config, str(tmp_path / 'run'))
+
+
+def test_tokenizer_of_another_model_is_refused(tmp_path):
+  import shutil
+  from searchrl import player
+  shutil.copytree(player.TINY_BASE, tmp_path / 'model')
+  file = tmp_path / 'model' / 'tokenizer.json'
+  raw = json.loads(file.read_text())
+  last = max(t['id'] for t in raw['added_tokens'])
+  raw['added_tokens'].append(dict(raw['added_tokens'][-1], id=last + 1,
+                                  content='<more>'))
+  file.write_text(json.dumps(raw))
+  config = tiny(grpo)
+  config.model.path = str(tmp_path / 'model')
+  with pytest.raises(ValueError, match='belong together'):
+    train.run(config, str(tmp_path / 'run'))
+
+
+def test_silent_reward_warns_and_says_what_to_do(tmp_path, capsys):
+  config = tiny(grpo, steps=2, warn_after=2)
+  config.reward = config.outcome = 'train_test:length_reward'
+  train.run(config, str(tmp_path))
+  assert 'no group had mixed outcomes for 2 steps' in capsys.readouterr().err
+
+
+def _main(*arguments, **options):
+  environment = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
+  return subprocess.Popen(
+      [sys.executable, '-m', 'searchrl.main', *arguments], cwd=ROOT,
+      env=environment, text=True, stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE, **options)
+
+
+def test_config_typo_fails_with_a_suggestion(tmp_path):
+  process = _main('--config=configs/grpo.py', f'--workdir={tmp_path}',
+                  '--config.rollout.groupsize=4')
+  _, error = process.communicate(timeout=120)
+  assert process.returncode != 0
+  assert 'group_size' in error
+
+
+@pytest.mark.slow
+def test_ctrl_c_and_kill_resume_to_the_same_numbers(tmp_path):
+  arguments = [
+      '--config=configs/dspo.py:smoke', '--config.train.num_steps=4',
+      '--config.evaluate.worlds.questions_per_hop=1',
+      "--config.evaluate.worlds.kinds=('known',)",
+      '--config.rollout.max_rounds=2']
+  whole = _main(*arguments, f'--workdir={tmp_path / "whole"}')
+  assert whole.wait(timeout=600) == 0, whole.stderr.read()
+  folder = tmp_path / 'broken'
+  for number in (signal.SIGINT, signal.SIGKILL):
+    process = _main(*arguments, f'--workdir={folder}')
+    wanted = {signal.SIGINT: 1, signal.SIGKILL: 2}[number]
+    file = folder / metrics.FILE
+    while process.poll() is None and not (
+        file.exists() and f'"training/global_step": {wanted},' in
+        file.read_text()):
+      time.sleep(0.02)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=600)
+    if number == signal.SIGINT:
+      assert 'Run the same command to go on' in error
+  process = _main(*arguments, f'--workdir={folder}')
+  assert process.wait(timeout=600) == 0, process.stderr.read()
+  assert lines(folder) == lines(tmp_path / 'whole')
+  assert state_digest(folder) == state_digest(tmp_path / 'whole')
+
+
+def test_filter_keeps_surplus_in_order_and_counts(monkeypatch):
+  del monkeypatch
+  class Stream:
+    position = [0]
+    def draw(self, count):
+      start = self.position[0]
+      self.position[0] += count
+      return [Question(f'q{start + i}', 'x', ('y',)) for i in range(count)]
+  class Player:
+    def play(self, params, requests, **_):
+      return [trajectory.Trajectory(
+          q, sample, 0, (1,), (), 'answer', r, r) for q, sample in requests
+              for r in [float(sample == 0 and int(q.uid[1:]) % 2)]]
+  config = tiny(dspo)
+  config.rollout.update(questions=5, group_size=3, max_rounds=4)
+  progress = collect.Progress()
+  algorithm = train.build_algorithm(config)
+  groups, played, counts = collect.collect(
+      Player(), None, Stream(), progress, algorithm, None, None, None,
+      config.rollout)
+  # Odd questions pass: q1 q3 of q0-q4; then ceil(3 / .4) > 5 asks 5: q5-q9
+  # gives q5 q7 q9.
+  assert [g[0].question.uid for g in groups] == ['q1', 'q3', 'q5', 'q7', 'q9']
+  assert progress.surplus == [] and progress.rollouts == 30
+  assert counts['data/groups_asked'] == 10 and len(played) == 30
+  again, _, counts = collect.collect(
+      Player(), None, Stream(), progress, algorithm, None, None, None,
+      config.rollout)
+  assert len(again) == 5 and counts['data/groups_carried_out'] == 0
+  np.testing.assert_allclose(counts['data/tries_per_kept_group'], 2.0)

@@ -1,0 +1,251 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""world: generated facts, their passages, their questions and lessons, in agreement."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+from searchrl.agent import dialogue as dialogues
+from searchrl.agent import rewards
+from searchrl.search import bm25
+from searchrl.search.corpus import Corpus
+from searchrl.world import facts
+from searchrl.world import lessons
+from searchrl.world import names
+from searchrl.world import text
+
+# Words of names and sentences that every world shares.
+_FORMS = {'River', 'Sea', 'Mount', 'The', 'Of', 'Works', 'Group', 'Lines',
+          'Foods', 'Motors', 'Press', 'Garden', 'Winter', 'Letter', 'Harbour',
+          'Mirror', 'Orchard', 'Lantern', 'Bridge'}
+
+
+@pytest.fixture(scope='module')
+def world():
+  return facts.make(3, sizes=lessons.SMALL)
+
+
+def words_of(world):
+  return {word for name in world.kind_of for word in name.split()} - _FORMS
+
+
+@pytest.mark.parametrize('source', ['known', 'fresh', 'unseen'])
+def test_equal_seeds_make_equal_worlds(source):
+  def make(seed):
+    world = facts.make(seed, sizes=lessons.SMALL, source=source)
+    return world, text.passages(world), text.questions(world, (6, 5, 4, 3))
+  assert make(7) == make(7)
+  (one, passages, questions), (two, *others) = make(7), make(8)
+  assert one.facts != two.facts
+  assert passages != others[0] and questions != others[1]
+
+
+def test_every_subject_has_one_object_of_the_right_kind(world):
+  kind_of = world.kind_of
+  assert len(kind_of) == sum(lessons.SMALL.values())  # names are unique
+  for relation, (subject, value) in facts.RELATIONS.items():
+    for name in world.entities[subject]:
+      assert kind_of[world.facts[name, relation]] == value
+  assert len(world.facts) == sum(
+      lessons.SMALL[kind] for kind, _ in facts.RELATIONS.values())
+
+
+def test_passages_state_each_fact_of_their_subject(world):
+  about = {p.title: p.text for p in text.passages(world)}
+  assert set(about) == set(world.kind_of)
+  for (subject, _), value in world.facts.items():
+    assert any(subject in sentence and value in sentence
+               for sentence in re.split(r'(?<=\.) ', about[subject]))
+
+
+def test_passages_have_ids_of_their_own_and_another_order_each_world(world):
+  passages = text.passages(world)
+  assert [p.id for p in passages] == [str(n) for n in range(len(passages))]
+  assert [p.title for p in passages] != list(world.kind_of)
+
+
+def test_chains_follow_facts_and_never_return(world):
+  rng = np.random.default_rng(0)
+  for hops in range(1, 5):
+    chains = facts.chains(world, hops, rng)
+    for _ in range(100):
+      chain = next(chains)
+      here = chain.start
+      for relation, value in zip(chain.relations, chain.values, strict=True):
+        here = world.facts[here, relation]
+        assert here == value
+      assert len({chain.start, *chain.values}) == hops + 1
+
+
+def follow(world, question):
+  """Answers a question by reading it: the start, then relations backwards."""
+  phrase = next(question[len(a):-len(b)] for a, b in (
+      form.split('{}') for form in text._ASKS)
+                if question.startswith(a) and question.endswith(b))
+  relations = []
+  while phrase not in world.kind_of:
+    read = [(relation, phrase[len(p):].strip())
+            for relation, phrases in text._PHRASES.items() for p in phrases
+            if phrase.startswith(f'{p} ')]
+    assert len(read) == 1, f'{phrase!r} can be read in {len(read)} ways'
+    relation, phrase = read[0]
+    relations.append(relation)
+    if phrase not in world.kind_of:
+      phrase = phrase.removeprefix('the ')
+  here = phrase
+  for relation in reversed(relations):
+    here = world.facts[here, relation]
+  return here, len(relations)
+
+
+@pytest.mark.parametrize('source', ['known', 'unseen'])
+def test_following_the_facts_answers_every_question(source):
+  world = facts.make(5, source=source)
+  questions = text.questions(world, (80, 80, 80, 80), data_source='d')
+  for q in questions:
+    answer, hops = follow(world, q.text)
+    assert (q.answers[0], q.hops) == (answer, hops)
+    assert q.answers == world.answers(answer)
+    assert q.data_source == f'd_{hops}hop'
+
+
+def test_questions_are_distinct_in_text_and_uid(world):
+  questions = text.questions(world, (60, 60, 60, 60))
+  more = text.questions(world, (60, 60), seed=1)
+  assert len({q.text for q in questions}) == 240
+  assert len({q.uid for q in [*questions, *more]}) == 360
+  assert [q.text for q in questions[:60]] != [q.text for q in more[:60]]
+
+
+def test_aliases_count_as_right():
+  assert names.aliases('river', 'Elbava River') == ('Elbava',)
+  assert names.aliases('sea', 'Brolic Sea') == ('Sea of Brolic',)
+  assert names.aliases('mountain', 'Mount Torhorn') == ('Torhorn',)
+  assert names.aliases('company', 'Saltex Works') == ('Saltex',)
+  assert names.aliases('person', 'Mirela Torsen') == ()
+  assert names.aliases('city', 'Korvik') == ()
+
+
+def test_aliases_name_one_entity(world):
+  """Else a wrong answer could count as right."""
+  big = facts.make(1)
+  said = {}
+  for name, kind in big.kind_of.items():
+    for alias in (name, *names.aliases(kind, name)):
+      said.setdefault((kind, alias), set()).add(name)
+  shared = {alias: group for (kind, alias), group in said.items()
+            if len(group) > 1 and kind != 'company'}
+  assert not shared
+
+
+def test_unseen_worlds_share_no_name_part_with_the_others():
+  unseen, met = set(), set()
+  for seed in range(6):
+    unseen |= words_of(facts.make(seed, source='unseen'))
+  for seed in range(12):
+    for source in ('known', 'fresh'):
+      world = facts.make(seed, source=source)
+      met |= words_of(world)
+      for passage in text.passages(world):
+        met |= set(re.findall(r'\w+', passage.text)) - _FORMS
+  met |= {word for words in names.INVENTORY.values() for word in words}
+  assert len(unseen) > 500
+  lower = {word.lower() for word in met}
+  assert not {word for word in unseen if word.lower() in lower}
+
+
+def test_fresh_worlds_have_words_that_known_ones_lack():
+  known = {word for words in names.INVENTORY.values() for word in words}
+  fresh = words_of(facts.make(0, source='fresh'))
+  assert len(fresh - known) > 0.5 * len(fresh)
+  assert words_of(facts.make(0)) <= known
+
+
+@pytest.mark.parametrize('sizes', [{'city': 91}, {'sea': 25},
+                                   {'company': 60 * 6 + 1}])
+def test_more_entities_than_names_are_refused(sizes):
+  (kind, size), = sizes.items()
+  message = rf"sizes\['{kind}'\] is {size}, but the 'known' source has only"
+  with pytest.raises(ValueError, match=f'{message}.*use source="fresh"'):
+    facts.make(0, sizes=sizes)
+
+
+def test_more_questions_than_chains_are_refused(world):
+  with pytest.raises(ValueError, match=r'per_hop\[0\] asks for 900 questions'):
+    text.questions(world, (900,))
+
+
+@pytest.fixture(scope='module')
+def room(world):
+  passages = text.passages(world)
+  return lessons.Classroom(world, passages, bm25.bm25(Corpus(passages)))
+
+
+NO_ERRORS = lessons.Sloppiness(**{
+    f.name: 0.0 for f in dataclasses.fields(lessons.Sloppiness)})
+
+
+@pytest.mark.parametrize('hops', [1, 2, 3, 4])
+def test_a_careful_demonstration_follows_the_facts_to_the_answer(room, hops):
+  rng = np.random.default_rng(hops)
+  chains = facts.chains(room.world, hops, rng)
+  dialogue = dialogues.laptop()
+  for _ in range(25):
+    chain = next(chains)
+    prompt, *said = lessons.demonstration(
+        room, chain, rng, dialogue, sloppiness=NO_ERRORS, eos='<|eos|>')
+    assert follow(room.world, prompt.text.removeprefix(
+        'Search, then answer: ').strip())[0] == chain.values[-1]
+    actions = [dialogue.parse(piece.text) for piece in said[::2]]
+    assert [a.kind for a in actions] == ['search'] * hops + ['answer']
+    subjects = (chain.start, *chain.values)
+    for action, subject, relation in zip(actions, subjects, chain.relations):
+      assert action.texts == (f'{subject} {relation}',)
+    assert rewards.exact_match(actions[-1].texts[0], chain.values[-1:])
+    for piece in said[1::2]:
+      assert piece.text.startswith(dialogue.before)
+      assert piece.text.endswith(dialogue.after)
+
+
+def test_what_the_agent_says_is_learned_and_what_it_is_told_hardly(room):
+  rng = np.random.default_rng(0)
+  chains = facts.chains(room.world, 2, rng)
+  for _ in range(50):
+    pieces = lessons.demonstration(
+        room, next(chains), rng, dialogues.laptop(),
+        sloppiness=lessons.Sloppiness(), eos='<|eos|>')
+    said = [piece.weight for piece in pieces]
+    assert said == [0.1, *[1.0, 0.1] * (len(said) // 2)][:len(said)]
+
+
+def test_sloppy_demonstrations_err_in_every_way(room):
+  rng = np.random.default_rng(0)
+  chains = facts.chains(room.world, 2, rng)
+  dialogue = dialogues.laptop()
+  kinds, right = [], []
+  for _ in range(200):
+    chain = next(chains)
+    pieces = lessons.demonstration(
+        room, chain, rng, dialogue, sloppiness=lessons.Sloppiness(),
+        eos='<|eos|>')
+    actions = [dialogue.parse(piece.text) for piece in pieces[1::2]]
+    kinds.append([a.kind for a in actions])
+    right.append(actions[-1].kind == 'answer' and rewards.exact_match(
+        actions[-1].texts[0], chain.values[-1:]))
+  assert any('invalid' in k for k in kinds)
+  assert {len(k) for k in kinds} >= {2, 3, 4}
+  assert 0.05 < np.mean(right) < 0.8  # room for reinforcement learning
+
+
+def test_documents_of_equal_seeds_are_equal():
+  def documents(seed):
+    return list(lessons.documents(
+        seed, lambda passages: bm25.bm25(Corpus(passages)), dialogues.laptop(),
+        sloppiness=lessons.Sloppiness(), eos='<|eos|>', drills=2,
+        readings=2, demonstrations=(2, 1)))
+  assert documents(1) == documents(1)
+  assert documents(1) != documents(2)
+  assert len(documents(1)) == 7
