@@ -217,7 +217,7 @@ def make(
           logprobs=jax.jit(lambda p, tokens: logprobs_of(p, tokens)[0]),
           zeros=jax.jit(lambda p: jax.tree.map(jnp.zeros_like, p)),
           accumulate=jax.jit(accumulate, donate_argnums=1),
-          apply=jax.jit(apply, donate_argnums=(0, 1))))
+          apply=jax.jit(apply, donate_argnums=0)))
 
 
 def _take(batch: Batch, rows: Sequence[int]) -> Batch:

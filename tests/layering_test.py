@@ -10,7 +10,8 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parents[1] / 'searchrl'
 ROOM = ('mesh', 'optimizer', 'checkpoint', 'metrics')
 WINGS = ('agent', 'search', 'world', 'rl', 'models')
-JOBS = ('train', 'finetune', 'evaluate', 'datasets', 'player', 'workdir')
+JOBS = ('train', 'finetune', 'evaluate',  # jobs, and what only they share
+        'collect', 'datasets', 'player', 'summary', 'workdir')
 BELOW_JOBS = ('trajectory', *ROOM, *WINGS, 'learner')
 
 MAY_IMPORT = {  # part -> parts of ours, besides itself

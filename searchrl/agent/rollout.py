@@ -154,8 +154,7 @@ def _advance(games, stopped, search, dialogue, tokenizer, budgets, engine,
     turn = Turn(said.tokens, said.logprobs, action)
     game.trajectory = dataclasses.replace(
         game.trajectory, turns=(*game.trajectory.turns, turn))
-    if action.kind == 'search' and len(
-        game.trajectory.turns) < budgets.max_turns:
+    if action.kind == 'search' and _limit(game, budgets, engine) is None:
       asking += [Query(text, budgets.top_k, game.trajectory.question)
                  for text in action.texts]
   found = iter(search(asking) if asking else ())
@@ -169,14 +168,22 @@ def _advance(games, stopped, search, dialogue, tokenizer, budgets, engine,
   return going_on
 
 
-def _react(game, action: Action, found, dialogue, tokenizer, budgets, engine):
-  """Takes an action's results; the stop reason, or None to go on."""
-  if action.kind == 'answer':
-    return 'answer'
+def _limit(game, budgets, engine) -> str | None:
+  """The limit after which nothing, a search neither, is carried out."""
   if engine.used(game.slot) >= engine.length:
     return 'length_limit'
   if len(game.trajectory.turns) >= budgets.max_turns:
     return 'turn_limit'
+  return None
+
+
+def _react(game, action: Action, found, dialogue, tokenizer, budgets, engine):
+  """Takes an action's results; the stop reason, or None to go on."""
+  if action.kind == 'answer':
+    return 'answer'
+  limit = _limit(game, budgets, engine)
+  if limit is not None:
+    return limit
   if action.kind == 'invalid':
     game.pending = tokenizer.encode(dialogue.invalid)
     return None

@@ -40,7 +40,8 @@ def read_config(folder: str) -> TransformerConfig:
 
   Raises:
     FileNotFoundError: no folder, or no config.json in it.
-    ValueError: an architecture that is not built here.
+    ValueError: not JSON, an incomplete shape, or an architecture or rotary
+      embedding that is not built here.
   """
   path = pathlib.Path(folder)
   if not path.is_dir():
@@ -51,13 +52,26 @@ def read_config(folder: str) -> TransformerConfig:
   if not (path / 'config.json').is_file():
     raise FileNotFoundError(
         f'model.path must hold a config.json, but {path} has none.')
-  raw = json.loads((path / 'config.json').read_text())
+  try:
+    return _parse(json.loads((path / 'config.json').read_text()), path)
+  except (json.JSONDecodeError, KeyError) as error:
+    raise ValueError(
+        f'{path / "config.json"} must hold the whole shape of a model, but: '
+        f'{type(error).__name__} {error}. Fetch it again.') from error
+
+
+def _parse(raw, path: pathlib.Path) -> TransformerConfig:
   architecture = (raw.get('architectures') or ['none'])[0]
   if architecture not in _ARCHITECTURES:
     raise ValueError(
         f'model.path must hold one of {sorted(_ARCHITECTURES)}, but '
         f'{path / "config.json"} names {architecture!r}.')
-  rope = raw.get('rope_parameters') or raw
+  rope = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
+  kind = rope.get('rope_type', rope.get('type', 'default'))
+  if kind != 'default':
+    raise ValueError(
+        f'rotary embeddings must be of the default kind, but rope_type in '
+        f'{path / "config.json"} is {kind!r}, which is not built here.')
   heads = raw['num_attention_heads']
   return TransformerConfig(
       vocab_size=raw['vocab_size'],
@@ -67,7 +81,7 @@ def read_config(folder: str) -> TransformerConfig:
       num_key_value_heads=raw.get('num_key_value_heads', heads),
       head_dim=raw.get('head_dim') or raw['hidden_size'] // heads,
       intermediate_size=raw['intermediate_size'],
-      rope_theta=rope.get('rope_theta', 10_000.0),
+      rope_theta=rope.get('rope_theta', raw.get('rope_theta', 10_000.0)),
       rms_norm_eps=raw.get('rms_norm_eps', 1e-6),
       attention_bias=True,  # of q, k and v; fixed in Qwen2
       tie_word_embeddings=raw.get('tie_word_embeddings', False),

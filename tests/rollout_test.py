@@ -1,0 +1,384 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""rollout: every way to end, under a scripted engine; exact tokens, under the real one."""
+
+import collections
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from searchrl import trajectory as trajectories
+from searchrl.agent import dialogue as dialogues
+from searchrl.agent import rollout
+from searchrl.models import engine as engines
+from searchrl.models import policy
+from searchrl.models import stops
+from searchrl.trajectory import Action, Passage, SearchError
+
+TOKENIZER = tiny.Tokenizer()
+DIALOGUE = dialogues.tags('q: {question}\n')
+BUDGETS = rollout.Budgets(max_turns=3, max_turn_tokens=40, max_prompt_tokens=30,
+                          passage_tokens=40, top_k=2)
+Feed = collections.namedtuple('Feed', 'slot tokens budget row_ids fresh')
+Said = collections.namedtuple('Said', 'slot tokens logprobs')
+
+
+def search_for(query, chatter=''):
+  return f'{chatter}<search> {query} </search>'
+
+
+def answer(text):
+  return f'<answer> {text} </answer>'
+
+
+class Scripted:
+  """An engine that says what a script says, some turns sooner than others.
+
+  It checks what a real one relies on.
+  """
+
+  def __init__(self, script, slots=2, length=400):
+    self.slots, self.length = slots, length
+    self._script = script  # (uid, sample) -> what is said, turn by turn
+    self._held = [[] for _ in range(slots)]
+    self._speaking = {}  # slot -> [decodes left, tokens]
+    self._idle = set(range(slots))  # slots that may start afresh
+    self.feeds = []
+
+  def append(self, feeds):
+    assert feeds
+    for feed in feeds:
+      step, uid, sample, turn = feed.row_ids
+      assert step == 9 and feed.slot not in self._speaking and feed.tokens
+      assert feed.fresh == (turn == 0) == (feed.slot in self._idle)
+      if feed.fresh:
+        self._held[feed.slot] = []
+        self._idle.remove(feed.slot)
+      self._held[feed.slot] += feed.tokens
+      assert 1 <= feed.budget <= self.length - len(self._held[feed.slot])
+      tokens = TOKENIZER.encode(self._script[uid, sample][turn])
+      wait = (7 * sample + 3 * turn + len(uid)) % 3
+      self._speaking[feed.slot] = [wait, tokens[:feed.budget]]
+      self.feeds.append(feed)
+
+  def decode(self):
+    stopped = []
+    for slot in sorted(self._speaking):
+      self._speaking[slot][0] -= 1
+      if self._speaking[slot][0] < 0:
+        tokens = self._speaking.pop(slot)[1]
+        self._held[slot] += tokens
+        stopped.append(Said(slot, tokens, tuple(
+            -0.1 * (len(self._held[slot]) + n) for n in range(len(tokens)))))
+    return stopped
+
+  def used(self, slot):
+    return len(self._held[slot])
+
+  def release(self, slot):
+    assert slot not in self._speaking
+    self._held[slot] = []
+    self._idle.add(slot)
+
+
+class Search:
+  """Finds a passage that repeats the query; some queries fail."""
+
+  def __init__(self):
+    self.calls = []
+
+  def __call__(self, queries):
+    assert queries
+    self.calls.append([q.text for q in queries])
+    return [SearchError('timeout', 'after 3 s') if 'fail' in q.text else
+            (Passage(q.text, 'on', f'{q.text} of {q.question.uid}', 1.0),)
+            for q in queries]
+
+
+def play(script, *, engine=None, search=None, dialogue=DIALOGUE, **options):
+  engine = engine or Scripted(script)
+  games = rollout.play(
+      [(tiny.question(uid), sample) for uid, sample in script],
+      engine=engine, search=search or Search(), dialogue=dialogue,
+      tokenizer=TOKENIZER, budgets=dataclasses.replace(BUDGETS, **options),
+      row_ids=lambda *names: names, append=Feed, step=9, policy_step=5)
+  assert [(g.question.uid, g.sample) for g in games] == list(script)
+  return games
+
+
+def play_one(*said, **options):
+  (game,) = play({('u', 0): said}, **options)
+  return game
+
+
+def texts(game):
+  """What was said and what was shown, in turn."""
+  return [TOKENIZER.decode(ids) for turn in game.turns
+          for ids in (turn.action_tokens, turn.observation_tokens)]
+
+
+def test_a_search_and_an_answer():
+  game = play_one(search_for('cat'), answer('here'))
+  assert game.stop_reason == 'answer'
+  assert game.answer == 'here' and game.searches == 1
+  assert TOKENIZER.decode(game.prompt_tokens) == 'q: where?\n'
+  assert (game.policy_step, game.reward) == (5, None)
+  assert texts(game) == [
+      search_for('cat'), '\n\n<information>Doc 1(Title: "on") cat of u'
+      '</information>\n\n', answer('here'), '']
+  assert [p.id for p in game.turns[0].passages] == ['cat']
+  sampled = [p for p, mine in zip(game.behavior_logprobs, game.loss_mask) if mine]
+  assert sampled and all(p < 0 for p in sampled)
+
+
+def test_a_search_in_the_last_turn_is_not_carried_out():
+  search = Search()
+  game = play_one(search_for('a'), search_for('b'), search=search, max_turns=2)
+  assert game.stop_reason == 'turn_limit'
+  assert search.calls == [['a']]
+  assert not game.turns[-1].observation_tokens
+  assert game.answer is None and game.searches == 1
+
+
+def test_an_invalid_action_is_told_so_and_counts_as_a_turn():
+  game = play_one('nonsense', answer('here'))
+  assert game.stop_reason == 'answer'
+  assert [t.action.kind for t in game.turns] == ['invalid', 'answer']
+  assert texts(game)[1] == DIALOGUE.invalid
+  assert game.searches == 0
+  game = play_one('nonsense', 'more', 'still', max_turns=3)
+  assert game.stop_reason == 'turn_limit'
+  assert texts(game)[1::2] == [DIALOGUE.invalid] * 2 + ['']
+
+
+def test_an_action_cut_by_its_budget_is_invalid():
+  game = play_one(search_for('cat' * 9), answer('x'), max_turn_tokens=10)
+  assert [t.action.kind for t in game.turns] == ['invalid', 'answer']
+  assert len(game.turns[0].action_tokens) == 10
+
+
+def test_an_observation_that_does_not_fit_ends_the_trajectory():
+  game = play_one(search_for('cat'),
+                  engine=Scripted({('u', 0): [search_for('cat')]}, length=40))
+  assert game.stop_reason == 'length_limit'
+  assert not game.turns[-1].observation_tokens  # the policy never saw it
+  assert len(game.tokens) <= 40
+
+
+def test_a_prompt_that_fills_its_slot_ends_at_once():
+  length = len(TOKENIZER.encode(DIALOGUE.prompt('where?')))
+  script = {('u', 0): [answer('x')], ('u', 1): [answer('x')]}
+  games = play(script, engine=Scripted(script, slots=1, length=length))
+  assert {g.stop_reason for g in games} == {'length_limit'}
+  assert all(not g.turns and len(g.prompt_tokens) == length for g in games)
+
+
+def test_a_slot_filled_by_a_search_takes_nothing_from_its_neighbours():
+  prompt = len(TOKENIZER.encode(DIALOGUE.prompt('where?')))
+  script = {('full', 0): [search_for('x' * 20)],
+            ('next', 3): [search_for('cat'), answer('here')]}
+  length = prompt + len(TOKENIZER.encode(script['full', 0][0]))
+  search = Search()
+  games = play(script, engine=Scripted(script, length=length), search=search,
+               passage_tokens=0)
+  assert search.calls == [['cat']]
+  assert games[0].stop_reason == 'length_limit'
+  assert games[0].turns[0].action.kind == 'search'
+  assert [p.id for p in games[1].turns[0].passages] == ['cat']
+
+
+def test_a_failed_search_is_an_outcome_and_never_text():
+  script = {('u', 0): [search_for('cat'), search_for('fail')],
+            ('v', 0): [search_for('dog'), answer('here')]}
+  failed, fine = play(script)
+  assert failed.stop_reason == 'search_error'
+  assert failed.turns[-1].action == Action('search', ('fail',))
+  assert not failed.turns[-1].observation_tokens
+  assert not failed.turns[-1].passages
+  assert fine.stop_reason == 'answer'
+  said = ''.join(texts(failed) + texts(fine))
+  assert 'timeout' not in said and 'after 3 s' not in said
+  assert 'dog of v' in said
+
+
+def several(text):
+  """Queries parted by bars."""
+  action = dialogues.parse_tags(text)
+  if action.kind != 'search':
+    return action
+  return Action('search', tuple(t.strip() for t in action.texts[0].split('|')))
+
+
+def test_several_queries_are_answered_in_their_order():
+  dialogue = dataclasses.replace(DIALOGUE, parse=several)
+  script = {('u', 0): [search_for('a|b|c'), answer('x')],
+            ('u', 3): [search_for('d'), answer('x')],
+            ('u', 6): [search_for('e|fail|f'), answer('x')]}
+  search = Search()
+  games = play(script, engine=Scripted(script, slots=3), search=search,
+               dialogue=dialogue, passage_tokens=12)
+  assert search.calls == [['a', 'b', 'c', 'd', 'e', 'fail', 'f']]  # one call
+  assert [[p.id for p in g.turns[0].passages] for g in games] == [
+      ['a', 'b', 'c'], ['d'], []]
+  assert [g.stop_reason for g in games] == ['answer', 'answer', 'search_error']
+  shown = texts(games[0])[1]
+  assert [shown.find(f'Doc {n}(') for n in (1, 2, 3)] == sorted(
+      shown.find(f'Doc {n}(') for n in (1, 2, 3))
+  assert 'Doc 3(' in shown
+
+
+def long_script(rows=17):
+  """Every way to end, many times."""
+  rng = np.random.default_rng(0)
+  choices = [lambda n: search_for(f'{"xy"[n % 2]}{n}'), lambda n: 'nonsense',
+             lambda n: search_for('fail'), lambda n: answer(f'{n}'),
+             lambda n: search_for(f'a{n}', '<think> hm </think>')]
+  return {(f'q{n // 4}', n % 4): [
+      choices[i](n) for i in rng.choice(5, 4, p=[.4, .15, .1, .15, .2])]
+          for n in range(rows)}
+
+
+@pytest.fixture(scope='module')
+def by_one_slot():
+  script = long_script()
+  return play(script, engine=Scripted(script, slots=1, length=150), max_turns=4)
+
+
+@pytest.mark.parametrize('slots', [2, 3, 5, 16, 30])
+def test_slots_change_nothing_about_the_trajectories(slots, by_one_slot):
+  script = long_script()
+  engine = Scripted(script, slots=slots, length=150)
+  assert play(script, engine=engine, max_turns=4) == by_one_slot
+  # First come, first served: slots from the lowest, requests in their order.
+  fresh = [feed for feed in engine.feeds if feed.fresh]
+  assert [feed.row_ids[1:3] for feed in fresh] == list(script)
+  assert [feed.slot for feed in fresh[:slots]] == list(range(min(slots, 17)))
+
+
+def test_that_script_ends_in_every_way(by_one_slot):
+  assert {g.stop_reason for g in by_one_slot} == set(
+      trajectories.STOP_REASONS)
+
+
+def test_progress_counts_what_has_finished():
+  script, seen = long_script(7), []
+  rollout.play(
+      [(tiny.question(uid), sample) for uid, sample in script],
+      engine=Scripted(script), search=Search(), dialogue=DIALOGUE,
+      tokenizer=TOKENIZER, budgets=BUDGETS, row_ids=lambda *names: names,
+      append=Feed, step=9, policy_step=0, progress=seen.append)
+  assert seen == sorted(seen) and seen[-1] == 7
+
+
+def test_a_prompt_above_the_limit_is_refused_before_anything_is_played():
+  with pytest.raises(ValueError, match="max_prompt_tokens=4 tokens, but that of "
+                                       "question 'u' has 10"):
+    play_one(answer('x'), max_prompt_tokens=4)
+  assert play([] and {}) == []
+
+
+class Recording:
+  """The real engine, and every token that went through each conversation."""
+
+  def __init__(self, engine):
+    self._engine = engine
+    self.slots, self.length = engine.slots, engine.length
+    self.seen = {}  # (uid, sample) -> ids
+    self._names, self._playing = {}, {}
+
+  def row_ids(self, step, uid, sample, turn):
+    ids = engines.row_ids(step, uid, sample, turn)
+    self._names[ids] = (uid, sample)
+    return ids
+
+  def append(self, feeds):
+    for feed in feeds:
+      name = self._playing[feed.slot] = self._names[tuple(feed.row_ids)]
+      assert feed.fresh == (name not in self.seen)
+      self.seen.setdefault(name, []).extend(feed.tokens)
+    self._engine.append(feeds)
+
+  def decode(self):
+    stopped = self._engine.decode()
+    for said in stopped:
+      self.seen[self._playing[said.slot]].extend(said.tokens)
+    return stopped
+
+  def used(self, slot):
+    return self._engine.used(slot)
+
+  def release(self, slot):
+    self._engine.release(slot)
+
+
+def by_length(text):
+  """Garbage has no grammar, so its length decides what it means."""
+  kind = ('search', 'invalid', 'search', 'search', 'answer')[len(text) % 5]
+  return Action(kind, () if kind == 'invalid' else (text,))
+
+
+@pytest.fixture(scope='module')
+def garbage():
+  """Trajectories of random weights, and what the engine saw of them."""
+  params, length = tiny.params(), 144
+  dialogue = dataclasses.replace(
+      DIALOGUE, parse=by_length, stop_strings=('>', 'th', 'e', 'ar'))
+  table = stops.compile_table(TOKENIZER.token_bytes, dialogue.stop_strings)
+  recording = Recording(engines.Engine(
+      tiny.CONFIG, slots=4, length=length, stop_table=table,
+      eos_ids=TOKENIZER.eos_ids, chunks=(24,), steps=6))
+  recording._engine.load(params, 1.5)
+
+  def search(queries):  # passages as strange as what was asked
+    return [(Passage('1', q.text[:4], f'{q.text} </search> é😀 <answer>'),
+             Passage('2', 'on', 'ch>\n' * (len(q.text) % 3)))
+            for q in queries]
+
+  games = rollout.play(
+      [(tiny.question(f'{n}', 'where? ' * (1 + n % 3)), sample)
+       for n in range(6) for sample in range(4)],
+      engine=recording, search=search, dialogue=dialogue, tokenizer=TOKENIZER,
+      budgets=dataclasses.replace(BUDGETS, max_turn_tokens=12, max_turns=3,
+                                  passage_tokens=14),
+      row_ids=recording.row_ids, append=engines.Append, step=2, policy_step=2)
+  batch = trajectories.pack(
+      [dataclasses.replace(g, reward=0.0, outcome_reward=0.0) for g in games],
+      group_ids=range(len(games)), policy_step=2, length=length)
+  return games, recording.seen, batch, params
+
+
+def test_trained_ids_are_the_prompt_and_every_turn_as_the_engine_saw_them(
+    garbage):
+  games, seen, batch, _ = garbage
+  assert {g.stop_reason for g in games} == {
+      'answer', 'turn_limit', 'length_limit'}
+  for row, game in enumerate(games):
+    assert list(game.tokens) == seen[game.question.uid, game.sample]
+    assert game.prompt_tokens == TOKENIZER.encode(
+        DIALOGUE.prompt(game.question.text))
+    ids = list(game.prompt_tokens)
+    for turn in game.turns:
+      ids += [*turn.action_tokens, *turn.observation_tokens]
+    trained = int(batch.lengths[row])
+    assert batch.tokens[row, :trained].tolist() == ids[:trained]
+    assert batch.loss_mask[row].sum() == sum(
+        len(turn.action_tokens) for turn in game.turns)
+
+
+def test_decoding_and_encoding_again_would_have_changed_the_ids(garbage):
+  turns = [turn for game in garbage[0] for turn in game.turns]
+  drifted = [turn for turn in turns if turn.action_tokens != TOKENIZER.encode(
+      TOKENIZER.decode(turn.action_tokens))]
+  assert len(drifted) > 0.1 * len(turns)
+
+
+def test_log_probs_of_whole_rollouts_are_those_of_one_forward(garbage):
+  _, _, batch, params = garbage
+  logprobs, _ = jax.jit(lambda params, tokens: policy.token_logprobs(
+      params, tokens, tiny.CONFIG, temperature=1.5))(params, batch.tokens)
+  expected = np.where(batch.loss_mask, logprobs, 0)
+  np.testing.assert_allclose(batch.behavior_logprobs, expected, atol=1e-4)
+  assert (batch.behavior_logprobs < -1).sum() > 50
