@@ -37,7 +37,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
   parser.add_argument('--config', nargs='+', default=[])
   parser.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2])
-  parser.add_argument('--questions', type=int, default=216, help='a hop count')
+  parser.add_argument('--questions', type=int, default=200, help='a hop count')
   parser.add_argument('--runs', default='runs/learning', help='a folder')
   parser.add_argument('--parallel', type=int, default=1, help='runs at a time')
   parser.add_argument('--table', action='store_true', help='only print')

@@ -55,7 +55,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   )
   config.algorithm = dict(name='searchrl.rl.algorithms:grpo')
   config.optimizer = dict(
-      learning_rate=5e-4,
+      learning_rate=2e-4,
       b2=0.99,
       weight_decay=0.0,
       max_grad_norm=1.0,
@@ -69,7 +69,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   )
   config.mesh = dict(data=-1, fsdp=1, tensor=1)  # -1: all remaining devices
   config.train = dict(
-      num_steps=80,
+      num_steps=40,
       max_rollouts=0,  # ends the run, too; 0: no such limit
       checkpoint_every=10,  # steps
       keep_checkpoints=2,
@@ -84,7 +84,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       worlds=dict(
           world_seed=101,  # never that of training
           kinds=('known', 'unseen'),  # name parts
-          questions_per_hop=24,
+          questions_per_hop=16,
           max_hops=4,
       ),
   )

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""The full evaluation of a run: 216 questions of each hop count, every way.
+r"""The full evaluation of a run: 200 questions of each hop count, every way.
 
   python -m searchrl.main --config=configs/evaluate.py --config.evaluate.run=runs/dspo
 
@@ -15,5 +15,5 @@ def get_config(size: str = 'laptop'):
   config = common.get_config(size)
   config.job = 'searchrl.evaluate:job'
   if size == 'laptop':
-    config.evaluate.worlds.questions_per_hop = 216
+    config.evaluate.worlds.questions_per_hop = 200
   return config

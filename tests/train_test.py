@@ -118,7 +118,7 @@ def test_finished_run_prints_its_table_and_exits(whole, capsys):
 def test_changed_config_is_refused_and_named(whole):
   config = tiny(dspo, steps=4)
   config.optimizer.learning_rate = 1.0
-  with pytest.raises(ValueError, match='optimizer.learning_rate: 0.0005 -> 1.0'):
+  with pytest.raises(ValueError, match='optimizer.learning_rate: 0.0002 -> 1.0'):
     train.run(config, str(whole))
 
 

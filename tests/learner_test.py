@@ -1,0 +1,257 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""learner: the gradient of one whole batch, however it is split and sharded."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from searchrl import learner as learners
+from searchrl import mesh as meshes
+from searchrl.models import policy
+from searchrl.rl import algorithms
+from searchrl.trajectory import Batch
+
+CONFIG = dataclasses.replace(tiny.CONFIG, num_attention_heads=8)
+ROWS, LENGTH, FILLER = 16, 24, 4
+TEMPERATURE = 0.9
+# Every kind of term; a step along the gradient shows its every digit.
+ALGORITHM = algorithms.grpo(kl_coef=0.1, entropy_coef=0.01)
+OPTIMIZER = optax.sgd(0.1)
+
+
+def make(mesh=None, **options):
+  options = dict(rows=ROWS, lengths=(LENGTH,), temperature=TEMPERATURE) | options
+  mesh = mesh or meshes.make(devices=jax.devices()[:1])
+  return learners.make(CONFIG, ALGORITHM, OPTIMIZER, mesh, **options)
+
+
+@pytest.fixture(scope='module')
+def params():
+  return jax.device_get(tiny.params(CONFIG))
+
+
+@pytest.fixture(scope='module')
+def ref_params():
+  return jax.device_get(tiny.params(CONFIG, seed=1))
+
+
+@pytest.fixture(scope='module')
+def learner():
+  return make()
+
+
+@pytest.fixture(scope='module')
+def batch(learner, params, ref_params):
+  """Ragged rows of four groups, the last rows empty, three rows off-policy."""
+  rng = np.random.default_rng(0)
+  mask = rng.random((ROWS, LENGTH)) < 0.5
+  mask &= np.arange(LENGTH) < rng.integers(3, LENGTH + 1, (ROWS, 1))
+  mask[:, 0] = False
+  mask[0] = np.arange(LENGTH) > 0
+  mask[-FILLER:] = False
+  real = mask.any(1)
+  rewards = np.where(real, rng.random(ROWS), 0).astype(np.float32)
+  rows = Batch(
+      tokens=rng.integers(0, 96, mask.shape, np.int32), loss_mask=mask,
+      behavior_logprobs=np.where(mask, -rng.exponential(
+          size=mask.shape), 0).astype(np.float32),
+      rewards=rewards, outcome_rewards=rewards,
+      question_ids=np.arange(ROWS) // 4, group_ids=np.arange(ROWS) // 4,
+      in_baseline=real, in_loss=real, on_policy=real & (np.arange(ROWS) % 5 > 0))
+  return learner.score(learner.init(params), rows, ref_params)
+
+
+@jax.jit
+def whole_step(params, batch):
+  """One step on a batch as it is; and its metrics."""
+  def loss(params):
+    out = algorithms.PolicyOutput(*policy.token_logprobs(
+        params, batch.tokens, CONFIG, temperature=TEMPERATURE))
+    terms, metrics = ALGORITHM.loss(out, batch, ALGORITHM.advantages(batch))
+    return algorithms.total(terms), metrics
+
+  grads, metrics = jax.grad(loss, has_aux=True)(params)
+  updates, _ = OPTIMIZER.update(grads, OPTIMIZER.init(params), params)
+  return optax.apply_updates(params, updates), {
+      name: mean.value for name, mean in metrics.items()}
+
+
+@pytest.fixture(scope='module')
+def expected(batch, params):
+  """The step that the filler rows must not change."""
+  real = jax.tree.map(lambda x: x[:-FILLER], batch)
+  return jax.device_get(whole_step(params, real))
+
+
+def assert_same(updated, expected, atol):
+  params, metrics = expected
+  state, ours = updated
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol),
+               jax.device_get(state['params']), params)
+  assert set(ours) == {*metrics, 'actor/grad_norm'}
+  for name, value in metrics.items():
+    np.testing.assert_allclose(ours[name], value, rtol=1e-3, atol=atol,
+                               err_msg=name)
+
+
+def test_an_update_is_the_gradient_of_the_whole_batch(
+    learner, batch, params, expected):
+  updated = learner.update(learner.init(params), batch)
+  assert_same(updated, expected, atol=1e-6)
+  moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), params, expected[0])
+  assert max(jax.tree.leaves(moved)) > 1e-3
+  assert int(updated[0]['updates']) == 1
+  np.testing.assert_allclose(
+      updated[1]['actor/grad_norm'], float(optax.global_norm(jax.tree.map(
+          lambda x, y: (x - y) / 0.1, params, expected[0]))), rtol=1e-3)
+
+
+@pytest.fixture(scope='module')
+def halves():
+  return make(minibatches=2, remat=True)
+
+
+def test_two_micro_batches_and_remat_change_nothing(
+    halves, batch, params, expected):
+  learner = dataclasses.replace(halves, minibatches=1)
+  assert_same(learner.update(learner.init(params), batch), expected, atol=1e-6)
+
+
+def test_short_and_long_micro_batches_change_nothing(batch, params, expected):
+  learner = make(microbatch_rows=4, lengths=(14, LENGTH))
+  assert {micro.tokens.shape for micro, _ in learner._microbatches(batch)} == {
+      (4, 14), (4, LENGTH)}
+  assert_same(learner.update(learner.init(params), batch), expected, atol=1e-6)
+
+
+def test_what_filler_rows_hold_changes_nothing(learner, batch, params):
+  filler = np.arange(ROWS) >= ROWS - FILLER
+  other = dataclasses.replace(
+      batch, tokens=np.where(filler[:, None], 5, batch.tokens),
+      group_ids=np.where(filler, 0, batch.group_ids),
+      question_ids=np.where(filler, 0, batch.question_ids))
+  one, two = (learner.update(learner.init(params), b) for b in (batch, other))
+  jax.tree.map(np.testing.assert_array_equal, one[0]['params'],
+               two[0]['params'])
+  assert one[1] == two[1]
+
+
+@pytest.mark.parametrize('layout', [(8, 1, 1), (1, 8, 1), (2, 2, 2)])
+def test_eight_devices_make_the_update_of_one(layout, batch, params, expected):
+  mesh = meshes.make(**dict(zip(meshes.AXES, layout)))
+  learner = make(mesh)
+  state = learner.init(params)
+  kernel = state['params']['layers']['gate']['kernel']
+  assert kernel.sharding.shard_shape(kernel.shape) == (
+      2, 32 // layout[1], 48 // layout[2])
+  scored = learner.score(state, dataclasses.replace(
+      batch, old_logprobs=None), params)
+  np.testing.assert_allclose(scored.old_logprobs, batch.old_logprobs, atol=1e-5)
+  state, metrics = learner.update(state, batch)
+  assert_same((state, metrics), expected, atol=1e-5)
+  updated = state['params']['layers']['gate']['kernel']
+  assert updated.sharding.is_equivalent_to(kernel.sharding, 3)
+
+
+def test_score_gives_the_log_probs_of_both_policies(batch, params, ref_params):
+  for weights, scored in ((params, batch.old_logprobs),
+                          (ref_params, batch.ref_logprobs)):
+    logprobs, _ = jax.jit(functools.partial(
+        policy.token_logprobs, config=CONFIG, temperature=TEMPERATURE))(
+            weights, batch.tokens)
+    np.testing.assert_allclose(scored[batch.loss_mask],
+                               logprobs[batch.loss_mask], atol=1e-5)
+    assert isinstance(scored, np.ndarray) and scored.dtype == np.float32
+
+
+def test_mini_batches_are_steps_one_after_the_other(halves, batch, params):
+  state, metrics = halves.update(halves.init(params), batch)
+  assert int(state['updates']) == 2
+  one = dataclasses.replace(halves, minibatches=1)
+  stepped, seen = one.init(params), []
+  for rows in (slice(0, 8), slice(8, 16)):  # no group is in both
+    stepped, of_half = one.update(stepped, jax.tree.map(
+        lambda x: x[rows], batch))
+    seen.append(of_half)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6),
+               state['params'], stepped['params'])
+  for name, value in metrics.items():
+    np.testing.assert_allclose(
+        value, np.mean([of_half[name] for of_half in seen]), rtol=1e-5)
+
+
+def test_mini_batches_share_the_baselines_of_the_whole_batch(
+    halves, batch, params):
+  """Although their rows are trained on one after the other."""
+  mixed = dataclasses.replace(batch, group_ids=np.arange(ROWS) % 4)
+  state, _ = halves.update(halves.init(params), mixed)
+  one = dataclasses.replace(
+      halves, minibatches=1, programs=dict(halves.programs))
+  stepped = one.init(params)
+  whole = np.asarray(ALGORITHM.advantages(mixed))
+  for rows in (slice(0, 8), slice(8, 16)):
+    one.programs['advantages'] = lambda _, rows=rows: whole[rows]
+    stepped, _ = one.update(stepped, jax.tree.map(lambda x: x[rows], mixed))
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6),
+               state['params'], stepped['params'])
+
+
+def test_a_batch_of_filler_changes_nothing(learner, batch, params):
+  empty = dataclasses.replace(batch, loss_mask=np.zeros_like(batch.loss_mask))
+  state, metrics = learner.update(learner.init(params), empty)
+  jax.tree.map(np.testing.assert_array_equal, state['params'], params)
+  assert int(state['updates']) == 0 and not metrics
+
+
+def test_updates_leave_the_parameters_given_to_init_alone(learner, batch):
+  given = tiny.params(CONFIG)
+  before = jax.tree.map(lambda x: np.array(x, copy=True), given)
+  state = learner.init(given)
+  for _ in range(2):
+    state, _ = learner.update(state, batch)
+  jax.tree.map(np.testing.assert_array_equal, given, before)
+  assert jax.tree.map(jnp.shape, state['params']) == jax.tree.map(
+      jnp.shape, given)
+
+
+def test_moments_are_sharded_like_their_parameters(params):
+  learner = dataclasses.replace(
+      make(meshes.make(data=2, fsdp=4)), optimizer=optax.adam(1e-3))
+  state = learner.init(params)
+  moments = state['opt_state'][0].mu
+  jax.tree.map(
+      lambda x, y: (x.sharding.is_equivalent_to(y.sharding, x.ndim)
+                    or pytest.fail(f'{x.sharding} is not {y.sharding}')),
+      state['params'], moments)
+  assert state['opt_state'][0].count.sharding.is_fully_replicated
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(rows=10, microbatch_rows=4), r'divide the rows of a batch, 10, but '
+                                       r'they are 1 \* 4'),
+    (dict(rows=16, minibatches=3), r'rows of a batch, 16, but they are 3 \* 5'),
+    (dict(rows=16, microbatch_rows=4, mesh=dict(data=8)),
+     r'multiple of the mesh.s data \* fsdp = 8, but is 4'),
+])
+def test_numbers_that_do_not_divide_are_refused(options, message):
+  options = dict(options)
+  mesh = meshes.make(**options.pop('mesh')) if 'mesh' in options else None
+  with pytest.raises(ValueError, match=message):
+    make(mesh, **options)
+
+
+def test_a_model_that_does_not_split_over_the_mesh_is_refused(params):
+  learner = dataclasses.replace(
+      make(meshes.make(data=1, tensor=8)), shape=dataclasses.replace(
+          CONFIG, vocab_size=92))
+  cut = {**params, 'embed': {'embedding': params['embed']['embedding'][:92]}}
+  with pytest.raises(ValueError, match='dimension 0 .vocab. is 92 and the mesh '
+                                       'has tensor=8'):
+    learner.init(cut)
