@@ -18,7 +18,6 @@ import json
 import os
 import pathlib
 import platform
-import resource
 import subprocess
 import sys
 import time
@@ -72,6 +71,7 @@ def one(config: str, seed: int, options) -> dict:
     record |= _command(run)
     lines = metrics.read(folder / metrics.FILE)
     steps = [line for line in lines if 'timing_s/step' in line]
+    record['parallel'] = options.parallel
     record['steps'] = len(steps)
     record['rollouts'] = int(steps[-1]['training/rollouts'])
     record['step_secs'] = round(sum(s['timing_s/step'] for s in steps), 1)
@@ -89,15 +89,15 @@ def one(config: str, seed: int, options) -> dict:
 
 
 def _command(arguments) -> dict[str, float]:
-  """Runs main; what it cost. CPU seconds are exact only with --parallel 1."""
+  """Runs main; what this process alone cost."""
   began = time.monotonic()
-  before = resource.getrusage(resource.RUSAGE_CHILDREN)
-  subprocess.run([sys.executable, '-m', 'searchrl.main', *arguments], cwd=ROOT,
-                 check=True)
-  after = resource.getrusage(resource.RUSAGE_CHILDREN)
-  cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+  process = subprocess.Popen(
+      [sys.executable, '-m', 'searchrl.main', *arguments], cwd=ROOT)
+  _, status, usage = os.wait4(process.pid, 0)
+  if status:
+    raise RuntimeError(f'{" ".join(arguments)} ended with status {status}.')
   return {'wall_secs': round(time.monotonic() - began, 1),
-          'cpu_secs': round(cpu, 1)}
+          'cpu_secs': round(usage.ru_utime + usage.ru_stime, 1)}
 
 
 def records() -> list[dict]:
