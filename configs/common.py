@@ -78,6 +78,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       progress=True,
   )
   config.evaluate = dict(
+      initial=True,  # also before training
       noise=True,  # also with random passages: should score 0
       run='',  # evaluate job only: the run whose newest checkpoint is judged
       step=0,  # another one draws other samples

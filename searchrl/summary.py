@@ -35,22 +35,31 @@ def finish(folder: pathlib.Path, title: str) -> None:
 
 def table(folder: pathlib.Path) -> str:
   """The table of a run: exact match before and after, and where things are."""
+  before, after = (_cells(folder / 'evaluation' / name / 'table.json')
+                   for name in ('before', 'after'))
   rows = []
-  try:
-    before, after = (json.loads(
-        (folder / 'evaluation' / name / 'table.json').read_text())
-                     for name in ('before', 'after'))
-  except FileNotFoundError:
-    before, after = [], []
-  for old, new in zip(before, after, strict=True):
-    rows.append({'set': new['set'], 'engine': new['engine'],
-                 'decoding': new['decoding'], 'hops': new['hops'],
-                 'n': new['n'], 'em before': old['em'], 'em after': new['em'],
-                 '95% interval': new['95% interval'],
-                 'searches before': old['searches'],
-                 'searches after': new['searches']})
-  text = metrics.table(rows, tuple(rows[0])) if rows else (
-      'No evaluation set: give --config.data.evaluate.')
+  for exam, by_hops in after.items():
+    row = dict(zip(('worlds', 'engine', 'decoding'), exam))
+    for hops, (em, _, n) in by_hops.items():
+      old = before.get(exam, {}).get(hops)
+      row[f'EM {hops}-hop'] = (f'{old[0]:.2f} -> ' if old else '') + f'{em:.2f}'
+    row['n'] = n
+    row['searches'] = ' '.join(f'{x:.1f}' for _, x, _ in by_hops.values())
+    rows.append(row)
+  columns = list(dict.fromkeys(name for row in rows for name in row))
+  text = (f'{metrics.table(rows, columns)}\n'
+          'EM: exact match, before -> after; n: questions a hop count; '
+          'searches: a question, by hops' if rows else
+          'No evaluation set: give --config.data.evaluate.')
   return (f'{text}\n\ncurve    {folder / "curve.png"}\n'
           f'model    {folder / "model"} (Hugging Face format)\n'
           f'metrics  {folder / metrics.FILE}')
+
+
+def _cells(file: pathlib.Path) -> dict:
+  """(set, engine, decoding) -> hops -> (exact match, searches, n)."""
+  cells = {}
+  for row in json.loads(file.read_text()) if file.exists() else ():
+    exam = cells.setdefault((row['set'], row['engine'], row['decoding']), {})
+    exam[row['hops']] = (row['em'], row['searches'], row['n'])
+  return cells

@@ -15,6 +15,7 @@ import json
 import pathlib
 import signal
 import sys
+import time
 from typing import Any
 
 from searchrl import checkpoint
@@ -54,7 +55,7 @@ def run(config, workdir: str) -> None:
       folder, tensorboard=config.train.tensorboard)) as writer:
     writer.truncate(progress.step)
     examine = _Examiner(parts, folder, writer)
-    if progress.step == 0:
+    if progress.step == 0 and config.evaluate.initial:
       examine('before', state['params'], 0)
     state, stopped = loop(parts, config, folder, state, progress, writer)
     if stopped:
@@ -162,6 +163,7 @@ def loop(parts: Parts, config, folder, state, progress, writer):
       tokens = sum(len(game.tokens) for game in played)
       values['perf/total_num_tokens'] = tokens
       values['perf/throughput'] = tokens / values['timing_s/step']
+      values['perf/cpu_seconds'] = time.process_time()
       writer.write(progress.step, values)
       _save_trajectories(folder, progress.step, played)
       _warn_if_silent(progress, values, options.warn_after)

@@ -26,7 +26,7 @@ from searchrl.agent import questions as questions_lib
 from searchrl.trajectory import Passage, Question
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TIMED = ('timing_s/', 'perf/throughput')
+TIMED = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds')
 
 
 def tiny(recipe, steps=2, **train_options):

@@ -89,20 +89,9 @@ def test_rotation_by_hand():
       4 * np.cos(angle) + 3 * np.sin(angle), 0], rtol=1e-6)
 
 
-def test_recomputing_layers_changes_neither_values_nor_gradients(
-    params, tokens):
-  def loss(params, remat):
-    return jnp.mean(forward(params, tokens, remat=remat) ** 3)
-
-  value_and_grad = jax.jit(jax.value_and_grad(loss), static_argnums=1)
-  (value, grads), (value_r, grads_r) = (
-      value_and_grad(params, remat) for remat in (False, True))
-  np.testing.assert_allclose(value, value_r, rtol=1e-6)
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(
-      x, y, rtol=1e-4, atol=1e-5), grads, grads_r)
-  assert all(np.abs(g).max() > 0 for path, g in
-             jax.tree_util.tree_leaves_with_path(grads)
-             if "'k'" not in str(path))  # k's bias shifts all scores alike
+def test_recomputing_layers_changes_no_value(params, tokens):
+  """Nor any gradient: that is in learner_test."""
+  close(forward(params, tokens, remat=True), forward(params, tokens), 1e-5)
 
 
 def test_grouped_queries_equal_repeated_keys_in_float64():

@@ -69,7 +69,7 @@ def test_the_engine_continues_like_transformers(name):
   golden = np.load(GOLDEN / name / 'golden.npz')
   count, length = golden['continued'].shape
   table = stops.compile_table((), ('never',), config.vocab_size)
-  engine = engines.Engine(config, slots=count, length=96, stop_table=table,
+  engine = engines.Engine(config, slots=count, length=160, stop_table=table,
                           eos_ids=(0,), chunks=(8,))
   engine.load(params, temperature=0.0)
   engine.append([
