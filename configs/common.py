@@ -69,7 +69,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   )
   config.mesh = dict(data=-1, fsdp=1, tensor=1)  # -1: all remaining devices
   config.train = dict(
-      num_steps=40,
+      num_steps=30,
       max_rollouts=0,  # ends the run, too; 0: no such limit
       checkpoint_every=10,  # steps
       keep_checkpoints=2,

@@ -25,7 +25,7 @@ def get_config(size: str = 'laptop'):
       entropy_coef=0.0,
   )
   config.rollout.max_rounds = 3
-  config.train.max_rollouts = 2880  # trajectories; 40 steps of grpo.py
+  config.train.max_rollouts = 2160  # trajectories; 30 steps of grpo.py
   if size == 'smoke':
     config.train.max_rollouts = 0
   return config
