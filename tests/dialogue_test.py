@@ -129,8 +129,9 @@ def test_observations_are_closed_and_each_passage_keeps_to_its_budget(
 
 def test_passages_are_numbered_and_titled_like_search_r1():
   ids = dialogues.observation_tokens(
-      dialogues.tags(), (Passage('7', 'on a', 'it is.'), Passage('8', 'b', 'c')),
-      TOKENIZER, passage_tokens=50)
+      dialogues.tags(),
+      (Passage('7', 'on a', 'it is.'), Passage('8', 'b', 'c')), TOKENIZER,
+      passage_tokens=50)
   assert TOKENIZER.decode(ids) == (
       '\n\n<information>Doc 1(Title: "on a") it is.\n'
       'Doc 2(Title: "b") c</information>\n\n')
@@ -172,7 +173,8 @@ def test_a_question_is_put_in_as_it_is():
 @pytest.mark.parametrize('template, times', [
     ('no place', 0), ('{question} {question}', 2)])
 def test_a_template_has_one_place_for_the_question(template, times):
-  with pytest.raises(ValueError, match=f"'{{question}}' once, .* {times} times"):
+  message = f"'{{question}}' once, but it stands there {times} times"
+  with pytest.raises(ValueError, match=message):
     dialogues.tags(template)
 
 
@@ -183,5 +185,5 @@ def test_a_tokenizer_that_cannot_write_a_stop_string_is_refused():
     def decode(self, ids):
       return super().decode(ids).strip(string.punctuation)
 
-  with pytest.raises(ValueError, match="write the stop string '</search>', but"):
+  with pytest.raises(ValueError, match="the stop string '</search>', but"):
     dialogues.check_append_only(dialogues.tags(), Plain())

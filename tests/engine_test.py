@@ -1,7 +1,8 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""engine: what is sampled, against full forwards; and that only the row's name decides."""
+"""engine: samples against full forwards; only the row's name decides them."""
 
+import dataclasses
 import functools
 import hashlib
 
@@ -85,8 +86,8 @@ def converse(engine, talks, slots=None, budget=4):
     tokens = left[uid].pop(0)
     said[uid][0].extend(tokens)
     said[uid][1].extend([0.0] * len(tokens))
-    return engines.Append(slot, tokens, budget, engines.row_ids(3, uid, 1, turn),
-                          fresh=turn == 0)
+    row_ids = engines.row_ids(3, uid, 1, turn)
+    return engines.Append(slot, tokens, budget, row_ids, fresh=turn == 0)
 
   engine.append([feed(slot) for slot in slots])
   while uid_of:
@@ -251,6 +252,17 @@ def test_a_stop_string_across_tokens_and_an_end_of_sequence_end_a_turn(
   assert by_stop and by_eos + by_stop < 9
 
 
+def test_a_new_turn_forgets_the_start_of_a_stop_string(engine, params):
+  engine.load(params, TEMPERATURE)
+  engine.append([engines.Append(slot, (1, 2), 1, (0,) * 5, True)
+                 for slot in range(3)])
+  engine.decode()
+  half = jnp.ones_like(engine._state.stop_state)  # 't' of 'th' was said
+  engine._state = dataclasses.replace(engine._state, stop_state=half)
+  engine.append([engines.Append(1, (5,), 1, (0,) * 5, fresh=False)])
+  assert engine._state.stop_state.tolist() == [1, 0, 1]
+
+
 def test_a_turn_that_never_stops_has_exactly_its_budget(quiet, params):
   quiet.load(params, TEMPERATURE)
   before = quiet.decoded_tokens
@@ -315,7 +327,8 @@ def test_varied_conversations_need_no_new_programs(engine, params):
   programs = []
   for seed in range(20, 50):
     converse(engine, talks(seed, rows=1 + seed % 3), budget=1 + seed % 5)
-    programs.append((engine._append._cache_size(), engine._decode._cache_size()))
+    programs.append(
+        (engine._append._cache_size(), engine._decode._cache_size()))
   assert programs[-1] == programs[9]
   appends, decodes = programs[-1]
   assert appends <= 8 and decodes <= 4
@@ -336,7 +349,7 @@ def test_what_was_said_before_counts_against_a_slot(engine, params):
   converse(engine, {'x': [(1,) * 20]}, slots=[1], budget=1)
   engine.append([engines.Append(1, (1,) * 20, 1, (0,) * 5, True)])
   engine.decode()
-  with pytest.raises(ValueError, match='slot 1 would need 47 and a budget of 2'):
+  with pytest.raises(ValueError, match='slot 1 would need 47 and a budget'):
     engine.append([engines.Append(1, (1,) * 26, 2, (0,) * 5, False)])
 
 

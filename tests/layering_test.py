@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Who may import whom: the table of DESIGN.md, section 2, read off the sources."""
+"""Who may import whom: the table of DESIGN.md, section 2, on the sources."""
 
 import ast
 import pathlib
@@ -98,7 +98,7 @@ def test_every_row_of_the_table_has_files():
     ('world/x.py', 'from searchrl import player', 'Pass it in as an argument.'),
     ('rl/x.py', 'def f():\n  from searchrl import mesh', 'rl may import only'),
     ('search/x.py', 'import jax.numpy as jnp', 'search never names jax'),
-    ('agent/x.py', 'from jax import Array', 'Take what it gives as an argument'),
+    ('agent/x.py', 'from jax import Array', 'Take what it gives as an arg'),
     ('main.py', 'import searchrl.train', 'main may import only: main.'),
     ('new.py', '', 'Give it one there, and in MAY_IMPORT here.'),
 ])

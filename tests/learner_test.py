@@ -27,7 +27,8 @@ OPTIMIZER = optax.sgd(0.1)
 
 
 def make(mesh=None, **options):
-  options = dict(rows=ROWS, lengths=(LENGTH,), temperature=TEMPERATURE) | options
+  options = dict(
+      rows=ROWS, lengths=(LENGTH,), temperature=TEMPERATURE) | options
   mesh = mesh or meshes.make(devices=jax.devices()[:1])
   return learners.make(CONFIG, ALGORITHM, OPTIMIZER, mesh, **options)
 
@@ -66,7 +67,8 @@ def batch(learner, params, ref_params):
           size=mask.shape), 0).astype(np.float32),
       rewards=rewards, outcome_rewards=rewards,
       question_ids=np.arange(ROWS) // 4, group_ids=np.arange(ROWS) // 4,
-      in_baseline=real, in_loss=real, on_policy=real & (np.arange(ROWS) % 5 > 0))
+      in_baseline=real, in_loss=real,
+      on_policy=real & (np.arange(ROWS) % 5 > 0))
   return learner.score(learner.init(params), rows, ref_params)
 
 

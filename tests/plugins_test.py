@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""plugins: 'module:function' finds functions, ours or not, and names what it cannot."""
+"""plugins: 'module:function' finds any function, or says what is wrong."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""questions: files read strictly, and a stream that deals fairly and resumes."""
+"""questions: files read strictly; a stream that deals fairly and resumes."""
 
 from collections import Counter
 import json
@@ -122,6 +122,6 @@ def test_a_stream_goes_on_from_a_position_exactly(mix):
 
 
 def test_a_mix_of_missing_hops_is_refused():
-  with pytest.raises(ValueError, match='data.mix asks for 2 of 3-hop questions'):
+  with pytest.raises(ValueError, match='data.mix asks for 2 of 3-hop'):
     questions_lib.Stream(some(4, hops=(1, 2)), seed=0, mix=(1, 0, 2))
   questions_lib.Stream(some(4, hops=(1, 2)), seed=0, mix=(1, 1, 0)).draw(9)

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""rewards: the normalisation and scores of the five systems, their bugs aside."""
+"""rewards: normalisation and scores of the five systems, their bugs aside."""
 
 import pytest
 import tiny
@@ -47,7 +47,8 @@ def test_normalisation(text, normal):
     ('New-York', ['New York'], 0, 0, 0),
     ('Beyonce', ['Beyoncé'], 0, 0, 0),
     ('zzz', ['The'], 0, 0, 0),  # a gold of nothing matches nothing
-    ('', ['The'], 0, 0, 0), ('the', ['The'], 0, 0, 0), ('the', ['a', ''], 0, 0, 0),
+    ('', ['The'], 0, 0, 0), ('the', ['The'], 0, 0, 0),
+    ('the', ['a', ''], 0, 0, 0),
     ('zzz', ['The', 'zzz'], 1, 1, 1),
     ('', ['Paris'], 0, 0, 0),
     ('a a b b', ['b c'], 0, 0, 2 * 1 / 4),  # 'a' is an article; b counts once
@@ -91,7 +92,7 @@ def test_rewards_of_whole_trajectories(said, golds, em, subem, f1):
 def test_only_an_answer_action_is_an_answer():
   """What a passage or a query says earns nothing."""
   turn = Turn((1,), (0.0,), Action('search', ('Paris',)), (2,))
-  trajectory = Trajectory(tiny.question(answers=('Paris',)), 0, 0, (1,), (turn,),
-                          'turn_limit')
+  question = tiny.question(answers=('Paris',))
+  trajectory = Trajectory(question, 0, 0, (1,), (turn,), 'turn_limit')
   assert [f(trajectory) for f in (rewards.em, rewards.subem, rewards.f1)] == [
       0, 0, 0]

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""rollout: every way to end, under a scripted engine; exact tokens, under the real one."""
+"""rollout: each way to end, on a scripted engine; exact ids, on a real one."""
 
 import collections
 import dataclasses
@@ -130,8 +130,8 @@ def test_a_search_and_an_answer():
       search_for('cat'), '\n\n<information>Doc 1(Title: "on") cat of u'
       '</information>\n\n', answer('here'), '']
   assert [p.id for p in game.turns[0].passages] == ['cat']
-  sampled = [p for p, mine in zip(game.behavior_logprobs, game.loss_mask) if mine]
-  assert sampled and all(p < 0 for p in sampled)
+  sampled = np.array(game.behavior_logprobs)[list(game.loss_mask)]
+  assert len(sampled) and (sampled < 0).all()
 
 
 def test_a_search_in_the_last_turn_is_not_carried_out():
@@ -274,8 +274,8 @@ def test_progress_counts_what_has_finished():
 
 
 def test_a_prompt_above_the_limit_is_refused_before_anything_is_played():
-  with pytest.raises(ValueError, match="max_prompt_tokens=4 tokens, but that of "
-                                       "question 'u' has 10"):
+  with pytest.raises(ValueError, match="max_prompt_tokens=4 tokens, but that "
+                                       "of question 'u' has 10"):
     play_one(answer('x'), max_prompt_tokens=4)
   assert play({}) == []
 

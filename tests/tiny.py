@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What tests share: a decoder of 19,000 parameters, and an awkward tokenizer."""
+"""What tests share: a decoder of 19,000 parameters, an awkward tokenizer."""
 
 from collections.abc import Sequence
 
@@ -40,7 +40,8 @@ def question(uid: str = 'q', text: str = 'where?', **fields) -> Question:
 _PIECES = [
     '</', '<', '/', '>', '>\n', 'search', 'answer', 'ear', 'ch', 'ch>', 'sea',
     'se', 'arch', 'ans', 'wer', 'er>', '<search', '</search', '<answer>', 'h>',
-    'h>\n', 'th', 'the', ' the', 'in', 'on', 'an', ' a', '\n', '\n\n', ' ', '  ',
+    'h>\n', 'th', 'the', ' the', 'in', 'on', 'an', ' a', '\n', '\n\n', ' ',
+    '  ',
     b'\xc3', b'\xa9', b'\xf0\x9f', b'\x98\x80', 'é', '?', '.', ':', '"', '(',
     ')', ',', '|', "'", '-', *'0123456789', *'abcdefghijklmnopqrstuvwxyz',
     *'DTN', '</information>', 'information',

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""tokenizer: bytes of ids, and outside text that stays outside; on the tiny base."""
+"""tokenizer: bytes of ids, and outside text that stays plain text."""
 
 import pathlib
 
@@ -20,7 +20,7 @@ quick = hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
 @pytest.fixture(scope='module')
 def tokenizer():
   if not TINY_BASE.is_dir():
-    pytest.skip('the tiny base model is not there yet: see configs/tiny_base.py')
+    pytest.skip('no tiny base model yet: see configs/tiny_base.py')
   return tokenizers.load(str(TINY_BASE))
 
 
@@ -48,7 +48,8 @@ def test_every_single_token_has_the_bytes_it_decodes_to(tokenizer):
 
 
 @quick
-@hypothesis.given(st.text(st.characters(exclude_categories=['Cs']), max_size=30))
+@hypothesis.given(st.text(
+    st.characters(exclude_categories=['Cs']), max_size=30))
 def test_bytes_of_an_encoding_are_the_text(tokenizer, text):
   text = dialogues.neutralise(text)  # in NFC, as the tokenizer makes it
   ids = tokenizer.encode_data(text)

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""trajectory: masks that follow from who wrote a token, packed and written out."""
+"""trajectory: masks that follow from who wrote a token; packed, and saved."""
 
 import dataclasses
 import json
@@ -144,8 +144,8 @@ def test_rows_of_an_earlier_policy_are_flagged():
     ([game(), game()], dict(rows=1), 'at least the number of trajectories, 2'),
     ([game()], dict(length=8), "question 'q' has 9 tokens and length is 8"),
     ([game()], dict(group_ids=[]), 'one entry a trajectory, 1, but has 0'),
-    ([game(stop_reason=None)], {}, "question 'q', sample 0, has no stop_reason"),
-    ([game(reward=None)], {}, "question 'q', sample 0, has no reward"),
+    ([game(stop_reason=None)], {}, "'q', sample 0, has no stop_reason"),
+    ([game(reward=None)], {}, "'q', sample 0, has no reward"),
 ])
 def test_what_cannot_be_packed_is_named(games, options, message):
   with pytest.raises(ValueError, match=message):
@@ -154,7 +154,8 @@ def test_what_cannot_be_packed_is_named(games, options, message):
 
 def test_json_text_brings_a_trajectory_back_exactly():
   rng = np.random.default_rng(2)
-  games = [game(), game(stop_reason='search_error', reward=None), game(turns=()),
+  games = [game(), game(turns=()),
+           game(stop_reason='search_error', reward=None),
            *(random_game(rng, f'{n}') for n in range(10))]
   for g in games:
     text = json.dumps(trajectory.to_json(g))

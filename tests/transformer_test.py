@@ -118,7 +118,8 @@ def test_a_query_that_sees_nothing_is_finite():
   np.testing.assert_allclose(seen[0, 0, 0], v[0, 0].mean(0))
 
 
-@pytest.mark.parametrize('config', [tiny.CONFIG, UNTIED], ids=['tied', 'untied'])
+@pytest.mark.parametrize(
+    'config', [tiny.CONFIG, UNTIED], ids=['tied', 'untied'])
 def test_every_parameter_has_its_logical_axes(config):
   params = jax.eval_shape(
       lambda key: transformer.init(config, key), jax.random.key(0))

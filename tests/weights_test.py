@@ -155,20 +155,21 @@ def misshape(tensors):
 
 
 @pytest.mark.parametrize('damage, error, message', [
-    (shutil.rmtree, FileNotFoundError, 'model.path must be a folder, but .*model'
-                                       ' is none'),
+    (shutil.rmtree, FileNotFoundError,
+     'model.path must be a folder, but .*model is none'),
     (lambda f: (f / 'config.json').unlink(), FileNotFoundError,
      'must hold a config.json, but .*model has none'),
-    (only_pickle, FileNotFoundError, r'\*.safetensors, but .*model has none.*bin'),
+    (only_pickle, FileNotFoundError,
+     r'must hold \*.safetensors, but .*model has none.*bin'),
     (lambda f: edit_config(f, architectures=['GPT2LMHeadModel']), ValueError,
      r"one of \['Qwen2ForCausalLM'\].*config.json.* names 'GPT2LMHeadModel'"),
     (lambda f: edit_config(f, architectures=...), ValueError, "names 'none'"),
     (lambda f: edit_config(f, hidden_size=...), ValueError,
      "config.json.*'hidden_size'"),
     (lambda f: (f / 'config.json').write_text('{'), ValueError, 'config.json'),
-    (truncate, ValueError, 'model.safetensors cannot be read: .*Fetch it again'),
-    (lambda f: edit_tensors(f, lambda t: t.pop('model.norm.weight')), ValueError,
-     'model.norm.weight is missing'),
+    (truncate, ValueError, 'model.safetensors cannot be read: .*Fetch it'),
+    (lambda f: edit_tensors(f, lambda t: t.pop('model.norm.weight')),
+     ValueError, 'model.norm.weight is missing'),
     (lambda f: edit_tensors(f, lambda t: t.update(x=np.zeros(1))), ValueError,
      r'x is not expected \(1 in all\)'),
     (lambda f: edit_tensors(f, misshape), ValueError,
@@ -178,8 +179,9 @@ def misshape(tensors):
     (lambda f: edit_config(f, rope_parameters={
         'rope_type': 'yarn', 'factor': 4.0, 'rope_theta': 1e6}), ValueError,
      "rope_type in .*config.json is 'yarn'"),
-    (lambda f: edit_config(f, rope_parameters=..., rope_theta=1e6, rope_scaling={
-        'type': 'yarn', 'factor': 4.0}), ValueError,
+    (lambda f: edit_config(f, rope_parameters=..., rope_theta=1e6,
+                           rope_scaling={'type': 'yarn', 'factor': 4.0}),
+     ValueError,
      "rope_type in .*config.json is 'yarn'"),
 ])
 def test_a_damaged_folder_is_refused_and_the_damage_named(

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""world: generated facts, their passages, their questions and lessons, in agreement."""
+"""world: facts, passages, questions and lessons agree with each other."""
 
 import dataclasses
 import re

@@ -59,12 +59,14 @@ def _word(rng: np.random.Generator, part: str) -> str:
 
 
 def _words(rng: np.random.Generator, part: str, unseen: bool) -> Iterator[str]:
-  """Endless distinct words of one side of the split."""
-  met = set()
-  while True:
+  """Distinct words of one side of the split, until new ones are very rare."""
+  met, misses = set(), 0
+  while misses < 1000:
     word = _word(rng, part)
+    misses += 1
     if word not in met and is_unseen(word) == unseen:
       met.add(word)
+      misses = 0
       yield word
 
 

@@ -39,7 +39,7 @@ def random_model(config, seed: int):
 
 @torch.no_grad()
 def measure(model):
-  """Prompts, logits, greedy continuations, and whether these are a fair test."""
+  """Prompts, logits, greedy continuations; and whether they test fairly."""
   model = model.double()
   prompts = ids = torch.randint(1, model.config.vocab_size, (3, 20))
   gap = 1.0
