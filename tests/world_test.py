@@ -129,16 +129,25 @@ def test_aliases_count_as_right():
   assert names.aliases('city', 'Korvik') == ()
 
 
-def test_aliases_name_one_entity(world):
+def test_aliases_name_one_entity():
   """Else a wrong answer could count as right."""
   big = facts.make(1)
   said = {}
   for name, kind in big.kind_of.items():
-    for alias in (name, *names.aliases(kind, name)):
+    for alias in big.answers(name):
       said.setdefault((kind, alias), set()).add(name)
-  shared = {alias: group for (kind, alias), group in said.items()
-            if len(group) > 1 and kind != 'company'}
-  assert not shared
+  assert not {a for a, group in said.items() if len(group) > 1}
+  assert any(len(big.answers(n)) > 1 for n in big.entities['company'])
+
+
+def test_impossible_worlds_and_questions_are_refused():
+  with pytest.raises(ValueError, match='citty'):
+    facts.make(0, sizes={'citty': 3})
+  with pytest.raises(ValueError, match='names'):
+    facts.make(0, sizes={'city': 1000})
+  one = facts.make(0, sizes={kind: 1 for kind in facts.SIZES})
+  with pytest.raises(ValueError, match='7 hops'):
+    text.questions(one, (0, 0, 0, 0, 0, 0, 1))
 
 
 def test_unseen_worlds_share_no_name_part_with_the_others():

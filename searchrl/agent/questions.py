@@ -94,6 +94,10 @@ class Stream:
   def __init__(self, questions: Sequence[Question], *, seed: int,
                mix: Sequence[float] | None = None):
     self._seed = seed
+    if mix is not None and sum(mix) <= 0:
+      raise ValueError(
+          f'data.mix needs a share above 0, but is {tuple(mix)}. Use None to '
+          'deal all questions alike.')
     if mix is None:
       self._shares, self._pools = [1.0], [list(questions)]
     else:

@@ -115,7 +115,7 @@ def play(
 
 
 def _new_game(row, question, sample, policy_step, dialogue, tokenizer, budgets):
-  prompt = tokenizer.encode(dialogue.prompt(question.text))
+  prompt = tokenizer.encode_data(dialogue.prompt(question.text))
   if len(prompt) > budgets.max_prompt_tokens:
     raise ValueError(
         f'a prompt may have rollout.max_prompt_tokens='

@@ -122,7 +122,7 @@ class Engine:
     self.decoded_tokens = 0  # sampled
     self.slot_steps = 0  # decode steps times slots
     stop = jax.tree.map(jnp.asarray, stop_table)
-    eos = jnp.zeros(config.vocab_size, bool).at[jnp.array(eos_ids)].set(True)
+    eos = jnp.zeros(config.vocab_size, bool).at[np.array(eos_ids, int)].set(True)
     self._append = jax.jit(
         functools.partial(append, config=config), donate_argnames='state',
         static_argnames='limit')

@@ -109,6 +109,8 @@ def load(folder: str, config: TransformerConfig) -> Params:
     except Exception as error:
       raise ValueError(f'{file} cannot be read: {error}. Fetch it again.') from (
           error)
+  if config.tie_word_embeddings:
+    tensors.pop('lm_head.weight', None)  # some exporters write it all the same
   shapes = _shapes(config)
   problems = [f'{n} is missing' for n in shapes if n not in tensors]
   problems += [f'{n} is not expected' for n in tensors if n not in shapes]
@@ -154,6 +156,7 @@ def save(folder: str, params: Params, config: TransformerConfig, *,
   tensors = _to_huggingface(jax.device_get(params), config)
   safetensors.numpy.save_file(tensors, path / 'model.safetensors',
                               metadata={'format': 'pt'})
+  (path / 'model.safetensors').chmod(0o644)  # safetensors: owner only
   for name in ('tokenizer.json', 'tokenizer_config.json'):
     source = pathlib.Path(tokenizer_from) / name
     if source.exists() and source.resolve() != (path / name).resolve():

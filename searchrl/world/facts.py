@@ -44,8 +44,11 @@ class World:
     return {n: kind for kind, group in self.entities.items() for n in group}
 
   def answers(self, name: str) -> tuple[str, ...]:
-    """The name and its aliases: what counts as right."""
-    return (name, *names.aliases(self.kind_of[name], name))
+    """What counts as right: the name, and the aliases that it alone has."""
+    kind = self.kind_of[name]
+    others = {alias for other in self.entities[kind] if other != name
+              for alias in names.aliases(kind, other)}
+    return (name, *(a for a in names.aliases(kind, name) if a not in others))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +73,12 @@ def make(seed: int, *, sizes: Mapping[str, int] | None = None,
     A World in which every relation of every subject has one object.
 
   Raises:
-    ValueError: more entities are asked for than there are names.
+    ValueError: an unknown kind, or more entities than there are names.
   """
+  unknown = set(sizes or ()) - set(SIZES)
+  if unknown:
+    raise ValueError(
+        f'sizes may name {", ".join(SIZES)}, but names {sorted(unknown)}.')
   sizes = {**SIZES, **(sizes or {})}
   rng = np.random.default_rng([seed, len(source)])
   entities = {}
@@ -91,13 +98,18 @@ def make(seed: int, *, sizes: Mapping[str, int] | None = None,
 
 
 def chains(world: World, hops: int, rng: np.random.Generator):
-  """Endless random chains of `hops` facts that never return to an entity."""
+  """Random chains of `hops` facts that never return to an entity.
+
+  Endless, unless a thousand tries in a row find none.
+  """
   relations_of = {}
   for relation, (subject_kind, _) in RELATIONS.items():
     relations_of.setdefault(subject_kind, []).append(relation)
   kind_of = world.kind_of
   starts = [name for name in kind_of if kind_of[name] in relations_of]
-  while True:
+  misses = 0
+  while misses < 1000:
+    misses += 1
     start = here = str(rng.choice(starts))
     relations, values = [], []
     while len(values) < hops and kind_of[here] in relations_of:
@@ -105,4 +117,5 @@ def chains(world: World, hops: int, rng: np.random.Generator):
       here = world.facts[here, relations[-1]]
       values.append(here)
     if len(values) == hops and len({start, *values}) == hops + 1:
+      misses = 0
       yield Chain(start, tuple(relations), tuple(values))

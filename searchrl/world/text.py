@@ -132,7 +132,9 @@ def questions(
     for _ in range(50 * count):
       if len(met) == count:
         break
-      chain = next(source)
+      chain = next(source, None)
+      if chain is None:
+        break
       if (chain.start, chain.relations) in met:
         continue
       met.add((chain.start, chain.relations))
