@@ -53,7 +53,7 @@ def main() -> None:
         record = finished.result()
         with RECORDS.open('a') as file:
           file.write(json.dumps(record) + '\n')
-  print(table(records()))
+  print(f'{table(records())}\n\n{costs(records())}')
 
 
 def one(config: str, seed: int, options) -> dict:
@@ -128,6 +128,19 @@ def table(found: list[dict]) -> str:
       spread = f' ± {values[:, 0].std(ddof=1):.3f}' if len(values) > 1 else ''
       row.append(f'{em:.3f}{spread} ({searches:.1f})')
     lines.append('| ' + ' | '.join(row) + ' |')
+  return '\n'.join(lines)
+
+
+def costs(found: list[dict]) -> str:
+  """What each run took."""
+  lines = ['| config | seed | steps | trajectories | seconds of training steps '
+           '| CPU seconds in all | runs side by side | revision |',
+           '|---' * 8 + '|']
+  for r in sorted(found, key=lambda r: (r['config'], r['seed'])):
+    if 'steps' in r:
+      lines.append(f'| {r["config"]} | {r["seed"]} | {r["steps"]} '
+                   f'| {r["rollouts"]} | {r["step_secs"]:.0f} '
+                   f'| {r["cpu_secs"]:.0f} | {r["parallel"]} | {r["git"]} |')
   return '\n'.join(lines)
 
 
