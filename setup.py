@@ -51,7 +51,6 @@ setuptools.setup(
         'parity': ['torch>=2.6'],
     },
     classifiers=[
-        'License :: OSI Approved :: Apache Software License',
         'Programming Language :: Python :: 3',
         'Topic :: Scientific/Engineering :: Artificial Intelligence',
     ],

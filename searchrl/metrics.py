@@ -149,8 +149,9 @@ class Timer:
 class Progress:
   """Where a run stands: a bar on a terminal, else one line a step, on stderr.
 
-  Of the run's `total` steps, `initial` were done before this process. Pass
-  `enabled=False` on all processes but the first.
+  Of the run's `total` units (steps, or what else its end is counted in),
+  `initial` were done before this process. Pass `enabled=False` on all processes
+  but the first.
   """
 
   FORMATS = {  # how `update` shows a field; others as name and value
@@ -160,7 +161,9 @@ class Progress:
       'tokens_per_sec': '{:,.0f} tokens/s',
   }
 
-  def __init__(self, total: int, initial: int = 0, *, enabled: bool = True):
+  def __init__(self, total: int, initial: int = 0, *, enabled: bool = True,
+               unit: str = 'step'):
+    self._unit = unit
     self._total, self._initial, self._done = total, initial, initial
     self._enabled = enabled
     self._start = time.monotonic()
@@ -168,21 +171,22 @@ class Progress:
     if enabled and sys.stderr.isatty():
       import tqdm  # only a terminal needs it
       self._bar = tqdm.tqdm(
-          total=total, initial=initial, unit='step', dynamic_ncols=True)
+          total=total, initial=initial, unit=f' {unit}s',
+          dynamic_ncols=True)
 
-  def update(self, **fields: float) -> None:
-    """One more step is done; `fields` say how it went."""
-    self._done += 1
+  def update(self, done: int | None = None, **fields: float) -> None:
+    """So many units are done, by default one more; `fields` say how it went."""
+    before, self._done = self._done, self._done + 1 if done is None else done
     told = [self.FORMATS.get(name, name + ' {:.4g}').format(value)
             for name, value in fields.items()]
     if self._bar is not None:
       self._bar.set_postfix_str(', '.join(told), refresh=False)
-      self._bar.update()
+      self._bar.update(self._done - before)
     elif self._enabled:
       elapsed = time.monotonic() - self._start
-      pace = elapsed / (self._done - self._initial)
-      secs = round(pace * (self._total - self._done))
-      print(f'step {self._done}/{self._total}', *told,
+      pace = elapsed / max(self._done - self._initial, 1)
+      secs = round(pace * max(self._total - self._done, 0))
+      print(f'{self._unit} {self._done}/{self._total}', *told,
             f'ETA {datetime.timedelta(seconds=secs)}',
             sep='  ', file=sys.stderr, flush=True)
 

@@ -152,8 +152,11 @@ def loop(parts: Parts, config, folder, state, progress, writer):
   rate = optimizers.learning_rate(config.optimizer.learning_rate, **{
       k: v for k, v in config.optimizer.items()
       if k in ('warmup_steps', 'total_steps', 'schedule', 'final_fraction')})
-  bar = metrics.Progress(options.num_steps, progress.step,
-                         enabled=options.progress)
+  # A recipe that filters cannot tell its last step, but its last trajectory.
+  unit = 'rollouts' if options.max_rollouts else 'step'
+  bar = metrics.Progress(
+      options.max_rollouts or options.num_steps, getattr(progress, unit),
+      enabled=options.progress, unit=unit.removesuffix('s'))
   timer = metrics.Timer()
   with _StopRequest() as stop, contextlib.closing(bar):
     while not _done(progress, options):
@@ -171,7 +174,7 @@ def loop(parts: Parts, config, folder, state, progress, writer):
       if progress.step % options.checkpoint_every == 0 or stop.asked or over:
         checkpoint.save(folder / 'checkpoints', progress.step, state,
                         progress.to_json(), keep=options.keep_checkpoints)
-      bar.update(reward=values['critic/score/mean'],
+      bar.update(getattr(progress, unit), reward=values['critic/score/mean'],
                  mixed=values['data/frac_group_mixed'],
                  searches=values['search/calls_per_traj'],
                  tokens_per_sec=values['perf/throughput'])
