@@ -41,8 +41,7 @@ class Learner:
   minibatches: int  # optimiser steps a batch
   microbatch_rows: int  # rows on the devices at one time
   lengths: tuple[int, ...]  # T of a micro-batch, ascending
-  temperature: float
-  programs: dict[str, Any]  # jitted
+  programs: dict[str, Any]  # jitted; see `_programs`
 
   def init(self, params: transformer.Params) -> State:
     """The state before the first update, on the mesh."""
@@ -178,11 +177,16 @@ def make(
     raise ValueError(
         f'learner.microbatch_rows must be a multiple of the mesh\'s data * '
         f'fsdp = {ways}, but is {microbatch_rows}.')
+  return Learner(
+      shape, algorithm, optimizer, mesh, minibatches, microbatch_rows,
+      tuple(sorted(lengths)),
+      _programs(shape, algorithm, optimizer, temperature, remat))
+
+
+def _programs(shape, algorithm, optimizer, temperature, remat) -> dict[str, Any]:
+  """Everything that runs on the devices, jitted."""
   logprobs_of = functools.partial(
       policy.token_logprobs, config=shape, temperature=temperature)
-
-  def advantages(batch):
-    return algorithm.advantages(batch)
 
   def counts(batch, advs):
     """Each term's global denominator; it depends on masks alone."""
@@ -206,18 +210,15 @@ def make(
         grads, state['opt_state'], state['params'])
     return {'params': optax.apply_updates(state['params'], updates),
             'opt_state': opt_state,
-            'updates': state['updates'] + 1}, optax.global_norm(grads)
+            'updates': state['updates'] + 1}, optax.tree.norm(grads)
 
-  return Learner(
-      shape, algorithm, optimizer, mesh, minibatches, microbatch_rows,
-      tuple(sorted(lengths)), temperature,
-      programs=dict(
-          advantages=jax.jit(advantages),
-          counts=jax.jit(counts),
-          logprobs=jax.jit(lambda p, tokens: logprobs_of(p, tokens)[0]),
-          zeros=jax.jit(lambda p: jax.tree.map(jnp.zeros_like, p)),
-          accumulate=jax.jit(accumulate, donate_argnums=1),
-          apply=jax.jit(apply, donate_argnums=0)))
+  return dict(
+      advantages=jax.jit(lambda batch: algorithm.advantages(batch)),
+      counts=jax.jit(counts),
+      logprobs=jax.jit(lambda params, tokens: logprobs_of(params, tokens)[0]),
+      zeros=jax.jit(lambda params: jax.tree.map(jnp.zeros_like, params)),
+      accumulate=jax.jit(accumulate, donate_argnums=1),
+      apply=jax.jit(apply, donate_argnums=0))
 
 
 def _take(batch: Batch, rows: Sequence[int]) -> Batch:

@@ -226,16 +226,8 @@ def pack(
     ValueError: a trajectory is longer than `length`, unfinished or without a
       reward, or there are more of them than `rows`.
   """
-  count = len(trajectories)
-  rows = count if rows is None else rows
-  if count > rows:
-    raise ValueError(
-        f'rows must be at least the number of trajectories, {count}, but is '
-        f'{rows}. Raise it, or pack fewer trajectories at a time.')
-  if len(group_ids) != count:
-    raise ValueError(
-        f'group_ids must have one entry a trajectory, {count}, but has '
-        f'{len(group_ids)}.')
+  rows = len(trajectories) if rows is None else rows
+  _check_packable(trajectories, group_ids, rows, length)
   uids = {}
   groups = {}
   batch = dict(
@@ -251,34 +243,53 @@ def pack(
       on_policy=np.zeros(rows, bool),
   )
   for row, (game, group) in enumerate(zip(trajectories, group_ids)):
-    if game.stop_reason is None:
-      raise ValueError(
-          f'every trajectory must be finished, but that of question '
-          f'{game.question.uid!r}, sample {game.sample}, has no stop_reason.')
-    mask = np.array(game.loss_mask)
-    used = int(mask.nonzero()[0][-1]) + 1 if mask.any() else 0
-    if used > length:
-      raise ValueError(
-          f'length must hold every trajectory, but that of question '
-          f'{game.question.uid!r} has {used} tokens and length is {length}. '
-          'Raise length, or lower the rollout budgets.')
+    used = _used(game)
     batch['tokens'][row, :used] = game.tokens[:used]
     batch['question_ids'][row] = uids.setdefault(game.question.uid, len(uids))
     batch['group_ids'][row] = groups.setdefault(group, len(groups))
     if game.stop_reason == 'search_error':  # counted, never trained on
       continue
-    if game.reward is None or game.outcome_reward is None:
-      raise ValueError(
-          f'every trajectory must be scored, but that of question '
-          f'{game.question.uid!r}, sample {game.sample}, has no reward. Set '
-          'reward and outcome_reward first.')
-    batch['loss_mask'][row, :used] = mask[:used]
+    batch['loss_mask'][row, :used] = game.loss_mask[:used]
     batch['behavior_logprobs'][row, :used] = game.behavior_logprobs[:used]
     batch['rewards'][row] = game.reward
     batch['outcome_rewards'][row] = game.outcome_reward
     batch['in_baseline'][row] = True
-    batch['in_loss'][row] = mask.any() and not (
+    batch['in_loss'][row] = used and not (
         mask_truncated and game.stop_reason != 'answer')
     batch['on_policy'][row] = game.policy_step == policy_step
   batch['loss_mask'] &= batch['in_loss'][:, None]
   return Batch(**batch)
+
+
+def _used(game: Trajectory) -> int:
+  """Tokens up to the last sampled one."""
+  sampled = np.flatnonzero(game.loss_mask)
+  return int(sampled[-1]) + 1 if sampled.size else 0
+
+
+def _check_packable(trajectories, group_ids, rows: int, length: int) -> None:
+  """Raises what `pack` says it raises."""
+  if len(trajectories) > rows:
+    raise ValueError(
+        'rows must be at least the number of trajectories, '
+        f'{len(trajectories)}, but is {rows}. Raise it, or pack fewer '
+        'trajectories at a time.')
+  if len(group_ids) != len(trajectories):
+    raise ValueError(
+        f'group_ids must have one entry a trajectory, {len(trajectories)}, but '
+        f'has {len(group_ids)}.')
+  for game in trajectories:
+    who = f'that of question {game.question.uid!r}, sample {game.sample},'
+    if game.stop_reason is None:
+      raise ValueError(
+          f'every trajectory must be finished, but {who} has no stop_reason.')
+    if _used(game) > length:
+      raise ValueError(
+          f'length must hold every trajectory, but {who} has {_used(game)} '
+          f'tokens and length is {length}. Raise length, or lower the rollout '
+          'budgets.')
+    if game.stop_reason != 'search_error' and (
+        game.reward is None or game.outcome_reward is None):
+      raise ValueError(
+          f'every trajectory must be scored, but {who} has no reward. Set '
+          'reward and outcome_reward first.')

@@ -142,7 +142,7 @@ def test_rows_of_an_earlier_policy_are_flagged():
 
 @pytest.mark.parametrize('games, options, message', [
     ([game(), game()], dict(rows=1), 'at least the number of trajectories, 2'),
-    ([game()], dict(length=8), "question 'q' has 9 tokens and length is 8"),
+    ([game()], dict(length=8), "sample 0, has 9 tokens and length is 8"),
     ([game()], dict(group_ids=[]), 'one entry a trajectory, 1, but has 0'),
     ([game(stop_reason=None)], {}, "'q', sample 0, has no stop_reason"),
     ([game(reward=None)], {}, "'q', sample 0, has no reward"),

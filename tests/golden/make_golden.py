@@ -4,9 +4,9 @@
 
 In an environment of its own, for torch is no dependency of ours:
 
-  python3.11 -m venv /tmp/torch
-  /tmp/torch/bin/pip install torch==2.13.0 transformers==5.23.0
-  /tmp/torch/bin/python tests/golden/make_golden.py
+  python3.11 -m venv golden_venv
+  golden_venv/bin/pip install torch==2.13.0 transformers==5.23.0
+  golden_venv/bin/python tests/golden/make_golden.py
 
 Writes qwen2_tied/ and qwen2_untied/ beside itself: config.json,
 model.safetensors, and golden.npz with prompts [N T], logits [N T V] in float32
