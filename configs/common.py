@@ -27,7 +27,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       evaluate='',  # questions, jsonl, answered from search.corpus
       world_seed=1,  # of the generated training world
       per_hop=(500, 500, 400, 300),  # generated questions of 1, 2, ... hops
-      mix=(4, 4, 2, 2),  # shares of 1, 2, ... hops in every step; None: any
+      mix=(4, 4, 2, 2),  # shares of 1, 2, ... hops in every step; (): any
   )
   config.search = dict(
       engine='bm25',  # bm25, dense (hashed character n-grams) or noise

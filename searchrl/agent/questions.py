@@ -85,20 +85,20 @@ class Stream:
     questions: all there are.
     seed: of the orders.
     mix: the share of 1, 2, ... hops in every draw, as whole numbers go (hops
-      are stratified); None deals all questions alike.
+      are stratified); an empty one deals all questions alike.
 
   Raises:
     ValueError: a hop count of the mix has no question.
   """
 
   def __init__(self, questions: Sequence[Question], *, seed: int,
-               mix: Sequence[float] | None = None):
+               mix: Sequence[float] = ()):
     self._seed = seed
-    if mix is not None and sum(mix) <= 0:
+    if mix and sum(mix) <= 0:
       raise ValueError(
-          f'data.mix needs a share above 0, but is {tuple(mix)}. Use None to '
+          f'data.mix needs a share above 0, but is {tuple(mix)}. Use () to '
           'deal all questions alike.')
-    if mix is None:
+    if not mix:
       self._shares, self._pools = [1.0], [list(questions)]
     else:
       self._shares = [share / sum(mix) for share in mix]
@@ -108,7 +108,7 @@ class Stream:
         if share and not pool:
           raise ValueError(
               f'data.mix asks for {share} of {hops}-hop questions, but there '
-              'is none. Set its share to 0, or data.mix to None.')
+              'is none. Set its share to 0, or data.mix to ().')
     self.position = [0] * len(self._pools)  # dealt of each pool; checkpointed
 
   def draw(self, count: int) -> list[Question]:
