@@ -8,6 +8,7 @@ own data comes in, then read back: nothing downstream knows the difference.
 
 from collections.abc import Sequence
 import dataclasses
+import json
 import pathlib
 
 from searchrl.agent import questions as questions_lib
@@ -77,13 +78,17 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
 
 def generated(folder: pathlib.Path, *, name: str, source: str, world_seed: int,
               per_hop: Sequence[int]) -> Set:
-  """A world's files, written once, and read back."""
-  if not (folder / 'questions.jsonl').exists():
+  """A world's files, written once for what is asked, and read back."""
+  asked = json.dumps(dict(name=name, source=source, world_seed=world_seed,
+                          per_hop=list(per_hop)))
+  recipe = folder / 'recipe.json'
+  if not recipe.exists() or recipe.read_text() != asked:
     folder.mkdir(parents=True, exist_ok=True)
+    recipe.unlink(missing_ok=True)
     world = facts.make(world_seed, source=source)
     corpora.write(folder / 'corpus.jsonl', text.passages(world))
     drawn = text.questions(world, per_hop, data_source=name)
-    questions_lib.write(folder / 'unfinished.jsonl', drawn)
-    (folder / 'unfinished.jsonl').replace(folder / 'questions.jsonl')
+    questions_lib.write(folder / 'questions.jsonl', drawn)
+    recipe.write_text(asked)  # last: without it the files are made again
   return Set(name, questions_lib.read(folder / 'questions.jsonl'),
              corpora.read(folder / 'corpus.jsonl'))

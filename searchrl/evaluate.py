@@ -165,7 +165,7 @@ def job(config, workdir: str) -> None:
           f'evaluate.run must be the folder of a run with checkpoints, but '
           f'{config.evaluate.run} has none.')
     params = found[1]['params']
-  workdirs.prepare(workdir, config)
+  workdirs.prepare(workdir, config, allow_changes=config.allow_changes)
   sets = datasets.evaluation_sets(
       path / 'data', evaluate=config.data.evaluate, corpus=config.search.corpus,
       own_train=bool(config.data.train), **config.evaluate.worlds)

@@ -41,7 +41,8 @@ def prepare(folder: str, config: Any, *, allow_changes: bool = False,
     past = _flat(json.loads(file.read_text()))
     changed = [f'{k}: {past.get(k)!r} -> {present.get(k)!r}'
                for k in sorted({*past, *present})
-               if past.get(k) != present.get(k) and k not in free]
+               if past.get(k) != present.get(k)
+               and k not in (*free, 'allow_changes')]
     if changed:
       raise ValueError(
           f'{path} holds a run with another config: {"; ".join(changed)}. Use '

@@ -59,8 +59,10 @@ def test_table_of_a_run_shows_before_and_after(tmp_path):
 
 def test_run_folder_remembers_its_config_and_refuses_another(tmp_path):
   import ml_collections
-  config = ml_collections.ConfigDict(dict(a=dict(b=1), steps=2))
+  config = ml_collections.ConfigDict(
+      dict(a=dict(b=1), steps=2, allow_changes=True))
   workdir.prepare(tmp_path, config, free=('steps',))
+  config.allow_changes = False  # the flag is no part of what was asked
   config.steps = 3
   workdir.prepare(tmp_path, config, free=('steps',))
   config.a.b = 2
@@ -82,3 +84,7 @@ def test_generated_data_is_written_once_and_read_back(tmp_path):
   assert list(first.questions) == list(again.questions)
   assert first.corpus.digest == again.corpus.digest
   assert [q.hops for q in first.questions] == [1, 1, 2]
+  other = datasets.generated(tmp_path, name='known', source='known',
+                             world_seed=4, per_hop=(3,))
+  assert [q.hops for q in other.questions] == [1, 1, 1]
+  assert other.corpus.digest != first.corpus.digest

@@ -37,7 +37,7 @@ def tokens():
   return np.random.default_rng(0).integers(0, 96, (ROWS, LENGTH), np.int32)
 
 
-def close(x, y, atol=1e-4):
+def assert_close(x, y, atol=1e-4):
   np.testing.assert_allclose(x, y, atol=atol)
 
 
@@ -69,13 +69,14 @@ def test_packed_documents_equal_rows_of_their_own(params, tokens):
   for start, end in zip(starts, ends):
     alone = np.zeros_like(tokens)
     alone[:, :end - start] = tokens[:, start:end]
-    close(packed[:, start:end], forward(params, alone)[:, :end - start])
+    assert_close(packed[:, start:end],
+                 forward(params, alone)[:, :end - start])
 
 
 def test_rope_knows_distances_only(params, tokens):
   positions = np.tile(np.arange(LENGTH), (ROWS, 1))
   shifted = forward(params, tokens, None, positions + 100)
-  close(shifted, forward(params, tokens), atol=2e-3)
+  assert_close(shifted, forward(params, tokens), atol=2e-3)
   stretched = forward(params, tokens, None, positions * 2)
   assert np.abs(stretched - forward(params, tokens)).max() > 0.1
 
@@ -91,7 +92,8 @@ def test_rotation_by_hand():
 
 def test_recomputing_layers_changes_no_value(params, tokens):
   """Nor any gradient: that is in learner_test."""
-  close(forward(params, tokens, remat=True), forward(params, tokens), 1e-5)
+  assert_close(forward(params, tokens, remat=True),
+               forward(params, tokens), 1e-5)
 
 
 def test_grouped_queries_equal_repeated_keys_in_float64():
@@ -108,7 +110,8 @@ def test_grouped_queries_equal_repeated_keys_in_float64():
         scores = np.array([keys[s] @ q[row, t, head] / np.sqrt(8)
                            for s in range(5)])
         weights = np.where(visible[row, t], np.exp(scores), 0)
-        close(got[row, t, head], weights @ values / weights.sum(), atol=1e-5)
+        assert_close(got[row, t, head], weights @ values / weights.sum(),
+                     atol=1e-5)
 
 
 def test_a_query_that_sees_nothing_is_finite():
