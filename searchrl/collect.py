@@ -6,6 +6,7 @@ A recipe keeps some groups and refuses others; rounds go on until a batch is
 full. What is left over opens the next step, and is checkpointed until then.
 """
 
+import collections
 import dataclasses
 import math
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from searchrl import trajectory
+from searchrl.rl import advantages
 from searchrl.trajectory import Trajectory
 
 Group = list[Trajectory]  # samples of one question, by one policy
@@ -94,14 +96,17 @@ def collect(player, params, stream, progress: Progress, algorithm, search,
 
 
 def _group_counts(asked, groups, carried, progress) -> dict[str, float]:
-  spreads = [[g.outcome_reward for g in group if g.outcome_reward is not None]
-             for group in asked]
-  spreads = [s for s in spreads if s] or [[0.0]]
-  mixed = np.mean([max(s) - min(s) > 1e-6 for s in spreads])
+  """Metrics of the groups asked; sizes count the samples that have a score."""
+  scores = [[g.outcome_reward for g in group if g.outcome_reward is not None]
+            for group in asked]
+  kinds = collections.Counter(map(_kind, scores))
+  sizes = [len(s) for s in scores] or [0]
   return {
-      'data/frac_group_mixed': mixed,
-      'data/frac_group_all_zero': np.mean([max(s) <= 1e-6 for s in spreads]),
-      'data/frac_group_all_one': np.mean([min(s) >= 1 - 1e-6 for s in spreads]),
+      f'data/frac_group_{kind}': kinds[kind] / max(len(asked), 1)
+      for kind in ('mixed', 'all_zero', 'all_one', 'failed')
+  } | {
+      'data/group_size/mean': float(np.mean(sizes)),
+      'data/group_size/min': min(sizes),
       'data/groups_asked': len(asked),
       'data/groups_trained': len(groups),
       'data/groups_carried_in': carried,
@@ -109,3 +114,15 @@ def _group_counts(asked, groups, carried, progress) -> dict[str, float]:
       'data/tries_per_kept_group': len(asked) / max(
           len(groups) - carried + len(progress.surplus), 1),
   }
+
+
+def _kind(scores: list[float]) -> str:
+  """What the outcomes of a group teach; every group is of one kind."""
+  if not scores:
+    return 'failed'
+  best, tolerance = max(scores), advantages.MIN_SPREAD  # as `keep` has it
+  if best - min(scores) > tolerance:
+    return 'mixed'
+  if abs(best) <= tolerance:
+    return 'all_zero'
+  return 'all_one' if abs(best - 1) <= tolerance else 'constant'

@@ -11,8 +11,8 @@ import dataclasses
 import pathlib
 from typing import Any
 
+from searchrl import plugins
 from searchrl.agent import dialogue as dialogues
-from searchrl.agent import plugins
 from searchrl.agent import rewards as rewards_lib
 from searchrl.agent import rollout
 from searchrl.agent import tokenizer as tokenizers
@@ -71,7 +71,7 @@ class Player:
     self.engine.load(params, temperature)
     games = [None] * len(requests)
     left = list(range(len(requests)))
-    for _ in range(1 + search_retries):
+    for retries in range(1 + search_retries):
       played = rollout.play(
           [requests[i] for i in left], engine=self.engine, search=search,
           dialogue=self.dialogue, tokenizer=self.tokenizer,
@@ -79,7 +79,7 @@ class Player:
           append=engines.Append, step=step, policy_step=policy_step,
           progress=progress)
       for i, game in zip(left, played, strict=True):
-        games[i] = game
+        games[i] = dataclasses.replace(game, retries=retries)
       left = [i for i in left if games[i].stop_reason == 'search_error']
       if not left:
         break

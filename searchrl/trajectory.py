@@ -81,6 +81,7 @@ class Turn:
   action: Action  # parsed from the action tokens alone
   observation_tokens: tuple[int, ...] = ()  # inserted; never trained on
   passages: Passages = ()  # what the search returned, in order
+  passages_cut: int = 0  # of them, cut to the token budget
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +96,7 @@ class Trajectory:
   stop_reason: StopReason | None = None  # None while it is being played
   reward: float | None = None  # what is trained on; None: none can be computed
   outcome_reward: float | None = None  # what the filter reads
+  retries: int = 0  # times it was played again after a failed search
 
   @property
   def tokens(self) -> tuple[int, ...]:
@@ -144,19 +146,23 @@ def to_json(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def from_json(record: dict[str, Any]) -> Trajectory:
-  """The inverse of `to_json`, also after a round trip through JSON text."""
+  """The inverse of `to_json`, also after a round trip through JSON text.
+
+  Fields that a record lacks, being older than they, get their defaults.
+  """
   question = dict(record['question'])
   question['answers'] = tuple(question['answers'])
   turns = []
   for turn in record['turns']:
     action = Action(turn['action']['kind'], tuple(turn['action']['texts']))
-    turns.append(Turn(
-        action_tokens=tuple(turn['action_tokens']),
-        action_logprobs=tuple(turn['action_logprobs']),
-        action=action,
-        observation_tokens=tuple(turn['observation_tokens']),
-        passages=tuple(Passage(**p) for p in turn['passages']),
-    ))
+    turns.append(Turn(**{
+        **turn,
+        'action_tokens': tuple(turn['action_tokens']),
+        'action_logprobs': tuple(turn['action_logprobs']),
+        'action': action,
+        'observation_tokens': tuple(turn['observation_tokens']),
+        'passages': tuple(Passage(**p) for p in turn['passages']),
+    }))
   return Trajectory(**{
       **record,
       'question': Question(**question),

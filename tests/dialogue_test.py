@@ -113,7 +113,7 @@ PASSAGES = st.lists(st.builds(
 def test_observations_are_closed_and_each_passage_keeps_to_its_budget(
     passages, budget):
   dialogue = dialogues.tags()
-  ids = dialogues.observation_tokens(
+  ids, cut = dialogues.observation(
       dialogue, passages, TOKENIZER, passage_tokens=budget)
   before = TOKENIZER.encode(dialogue.before)
   after = TOKENIZER.encode(dialogue.after)
@@ -125,22 +125,34 @@ def test_observations_are_closed_and_each_passage_keeps_to_its_budget(
       n < len(passages)))) for n, p in enumerate(passages, start=1)]
   inside = len(ids) - len(before) - len(after)
   assert inside == sum(min(length, budget) for length in lengths)
+  assert cut == sum(length > budget for length in lengths)
 
 
 def test_passages_are_numbered_and_titled_like_search_r1():
-  ids = dialogues.observation_tokens(
+  ids, cut = dialogues.observation(
       dialogues.tags(),
       (Passage('7', 'on a', 'it is.'), Passage('8', 'b', 'c')), TOKENIZER,
       passage_tokens=50)
+  assert cut == 0
   assert TOKENIZER.decode(ids) == (
       '\n\n<information>Doc 1(Title: "on a") it is.\n'
       'Doc 2(Title: "b") c</information>\n\n')
 
 
+def test_a_passage_is_cut_only_if_it_loses_a_token():
+  passages = (Passage('7', 'on', 'x'), Passage('8', 'on', 'x' * 9))
+  dialogue = dialogues.tags()
+  fits = len(TOKENIZER.encode(dialogue.passage(1, passages[0]) + '\n'))
+  for budget, cut in ((0, 2), (fits - 1, 2), (fits, 1), (fits + 9, 0)):
+    assert dialogues.observation(
+        dialogue, passages, TOKENIZER, passage_tokens=budget)[1] == cut
+
+
 def test_no_passages_give_an_empty_block():
-  ids = dialogues.observation_tokens(
+  ids, cut = dialogues.observation(
       dialogues.tags(), (), TOKENIZER, passage_tokens=5)
   assert TOKENIZER.decode(ids) == '\n\n<information></information>\n\n'
+  assert cut == 0
 
 
 def test_search_r1_is_word_for_word():

@@ -2,14 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """plugins: 'module:function' finds any function, or says what is wrong."""
 
+import sys
+import types
+
 import pytest
 
-from searchrl.agent import plugins
+from searchrl import plugins
 from searchrl.agent import rewards
+from searchrl.rl import algorithms
+
+OURS = 'searchrl.rl.algorithms:'
 
 
 def resolve(name):
   return plugins.resolve(name, field='reward', ours='x:y and x:z')
+
+
+def build(name, **options):
+  return plugins.build(name, options, field='algorithm', ours='x:y and x:z')
 
 
 def test_a_function_is_found_by_its_name(tmp_path, monkeypatch):
@@ -21,8 +31,70 @@ def test_a_function_is_found_by_its_name(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('name', [
     '', 'em', ':em', 'searchrl.agent.rewards', 'searchrl.agent.rewards:',
-    'searchrl.agent.rewards:exactmatch', 'searchrl.agent.reward:em'])
+    'searchrl.agent.rewards:exactmatch', 'searchrl.agent.reward:em',
+    'searchrl.agent.rewards:em.x', 'no_such_lab.cispo:cispo'])
 def test_what_cannot_be_found_is_named_with_examples(name):
   with pytest.raises(ValueError, match="reward must be 'module:function', but "
                                        f'{name!r} cannot be found: .* x:y'):
     resolve(name)
+
+
+@pytest.mark.parametrize('name, why', [
+    ('dspo', 'it reads otherwise'),
+    ('searchrl.rl.nowhere:dspo', 'there is no module searchrl.rl.nowhere'),
+    ('no_such_lab.cispo:cispo', 'there is no module no_such_lab here or on '
+                                'PYTHONPATH'),
+    (OURS + 'dsop', "has no function 'dsop', did you mean dspo?"),
+    (OURS + 'zzzz', "has no function 'zzzz'. Ours"),
+    ('searchrl.rl.losses:AGGREGATIONS', "has no function 'AGGREGATIONS'"),
+])
+def test_the_message_says_why(name, why):
+  with pytest.raises(ValueError) as error:
+    resolve(name)
+  assert why in str(error.value)
+
+
+def test_a_broken_import_inside_a_module_is_not_hidden(tmp_path, monkeypatch):
+  (tmp_path / 'broken_lab.py').write_text('import not_installed_anywhere\n')
+  monkeypatch.syspath_prepend(tmp_path)
+  with pytest.raises(ModuleNotFoundError, match='not_installed_anywhere'):
+    resolve('broken_lab:mine')
+
+
+def test_options_reach_the_function():
+  assert build(OURS + 'grpo', kl_coef=0.0).needs == frozenset()
+  assert build(OURS + 'grpo', kl_coef=0.1).needs == {'ref_logprobs'}
+  assert isinstance(build('docs.cispo:cispo', clip_high=3.0),
+                    algorithms.Algorithm)
+
+
+def test_a_recipe_of_your_own_needs_no_registration(monkeypatch):
+  module = types.ModuleType('my_lab')
+  module.mine = lambda **options: algorithms.grpo(**options)
+  monkeypatch.setitem(sys.modules, 'my_lab', module)
+  assert build('my_lab:mine', kl_coef=0.1).needs == {'ref_logprobs'}
+
+
+@pytest.mark.parametrize('name, options, message', [
+    (OURS + 'dspo', dict(clip_lo=0.1),
+     'algorithm.clip_lo is no option of .*:dspo, which takes clip_low, '
+     'clip_high, .* Did you mean clip_low?'),
+    (OURS + 'reinforce', dict(minibatches=2),
+     'algorithm.minibatches is no option of .* Remove it'),
+    (OURS + 'dr_grpo', {},
+     'algorithm.length must be given for .*:dr_grpo, which has no default'),
+    # What the function itself refuses stays as it says it.
+    (OURS + 'grpo', dict(aggregation='mean'), 'aggregation must be one of'),
+])
+def test_a_bad_option_is_refused_by_name(name, options, message):
+  with pytest.raises(ValueError, match=message):
+    build(name, **options)
+
+
+def test_a_function_without_options_says_so(monkeypatch):
+  module = types.ModuleType('my_lab')
+  module.bare = lambda: 1
+  monkeypatch.setitem(sys.modules, 'my_lab', module)
+  assert build('my_lab:bare') == 1
+  with pytest.raises(ValueError, match='which takes none. Remove it'):
+    build('my_lab:bare', x=1)

@@ -134,6 +134,14 @@ def test_a_search_and_an_answer():
   assert len(sampled) and (sampled < 0).all()
 
 
+def test_a_turn_knows_how_many_of_its_passages_were_cut():
+  dialogue = dataclasses.replace(DIALOGUE, parse=several)
+  game = play_one(search_for('a|' + 'x' * 40), search_for('b'), answer('c'),
+                  dialogue=dialogue)  # at 40 tokens a passage
+  assert [len(t.passages) for t in game.turns] == [2, 1, 0]
+  assert [t.passages_cut for t in game.turns] == [1, 0, 0]
+
+
 def test_a_search_in_the_last_turn_is_not_carried_out():
   search = Search()
   game = play_one(search_for('a'), search_for('b'), search=search, max_turns=2)

@@ -164,6 +164,17 @@ def test_json_text_brings_a_trajectory_back_exactly():
     hash(trajectory.from_json(json.loads(text)))  # tuples throughout
 
 
+def test_counts_survive_json_text_and_records_without_them_are_read():
+  cut = dataclasses.replace(SEARCH, passages_cut=1)
+  counted = dataclasses.replace(game(turns=(cut, ANSWER)), retries=2)
+  record = json.loads(json.dumps(trajectory.to_json(counted)))
+  assert trajectory.from_json(record) == counted
+  del record['retries']
+  for turn in record['turns']:
+    del turn['passages_cut']
+  assert trajectory.from_json(record) == game()
+
+
 def test_a_batch_is_a_pytree_whose_missing_fields_are_no_leaves():
   import jax
   batch = pack([game()])

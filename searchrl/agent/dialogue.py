@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import importlib.resources
 import re
+from typing import NamedTuple
 import unicodedata
 
 from searchrl.trajectory import Action, Passage
@@ -111,14 +112,21 @@ def neutralise(text: str) -> str:
   return _BRACKET.sub('‹', text)
 
 
-def observation_tokens(
+class Observation(NamedTuple):
+  """What the policy reads after a search."""
+
+  tokens: tuple[int, ...]  # the block is closed whatever was cut
+  passages_cut: int  # passages that were longer than their budget
+
+
+def observation(
     dialogue: Dialogue,
     passages: Sequence[Passage],
     tokenizer,
     *,
     passage_tokens: int,
-) -> tuple[int, ...]:
-  """What the policy reads after a search.
+) -> Observation:
+  """Passages as the policy reads them, each cut to its budget.
 
   Args:
     dialogue: the protocol.
@@ -127,15 +135,17 @@ def observation_tokens(
     passage_tokens: each passage is cut to this many tokens.
 
   Returns:
-    Ids; the block is closed whatever was cut.
+    The ids of the block, and how many passages were cut.
   """
-  ids = list(tokenizer.encode(dialogue.before))
+  ids, cut = list(tokenizer.encode(dialogue.before)), 0
   for number, passage in enumerate(passages, start=1):
     text = dialogue.passage(number, passage)
     if number < len(passages):
       text += '\n'
-    ids += tokenizer.encode_data(text)[:passage_tokens]
-  return (*ids, *tokenizer.encode(dialogue.after))
+    shown = tokenizer.encode_data(text)
+    ids += shown[:passage_tokens]
+    cut += len(shown) > passage_tokens
+  return Observation((*ids, *tokenizer.encode(dialogue.after)), cut)
 
 
 def check_append_only(dialogue: Dialogue, tokenizer) -> None:

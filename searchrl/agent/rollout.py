@@ -191,11 +191,13 @@ def _react(game, action: Action, found, dialogue, tokenizer, budgets, engine):
   if any(isinstance(result, SearchError) for result in results):
     return 'search_error'
   passages = tuple(p for result in results for p in result)
-  last = dataclasses.replace(game.trajectory.turns[-1], passages=passages)
+  shown = dialogues.observation(
+      dialogue, passages, tokenizer, passage_tokens=budgets.passage_tokens)
+  last = dataclasses.replace(game.trajectory.turns[-1], passages=passages,
+                             passages_cut=shown.passages_cut)
   game.trajectory = dataclasses.replace(
       game.trajectory, turns=(*game.trajectory.turns[:-1], last))
-  game.pending = dialogues.observation_tokens(
-      dialogue, passages, tokenizer, passage_tokens=budgets.passage_tokens)
+  game.pending = shown.tokens
   return None
 
 

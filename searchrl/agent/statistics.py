@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trajectories in, scalars out, under the names that the field plots."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -11,44 +11,100 @@ from searchrl.trajectory import STOP_REASONS, Trajectory
 
 
 def describe(games: Sequence[Trajectory]) -> dict[str, float]:
-  """What the trajectories of a step were like, under the field's names."""
-  scores = [g.outcome_reward for g in games if g.outcome_reward is not None]
-  earned = [g.reward for g in games if g.reward is not None]
-  lengths = [len(g.tokens) - len(g.prompt_tokens) for g in games]
-  turns = [len(g.turns) for g in games]
-  searches = [g.searches for g in games]
-  actions = [t.action for g in games for t in g.turns]
-  valid = np.mean([a.kind != 'invalid' for a in actions]) if actions else 0.0
-  reasons = [g.stop_reason for g in games]
+  """What the trajectories of a step were like, under the field's names.
+
+  Lengths are in tokens; what the environment inserted counts in a response.
+  A trajectory whose search failed has no score and no em, but counts in all
+  else. The mean of nothing is 0.
+
+  Names: verl's `critic/`, `response_length/`, `prompt_length/`, `num_turns/`
+    and `tool_call_counts/`; Search-R1's `env/`.
+  """
+  return (_outcomes(games) | _lengths(games) | _actions(games) |
+          _searches(games))
+
+
+def _outcomes(games) -> dict[str, float]:
+  """Scores, and why trajectories ended."""
+  values = _spread('critic/score', [
+      g.outcome_reward for g in games if g.outcome_reward is not None])
+  values |= _spread('critic/rewards', [
+      g.reward for g in games if g.reward is not None])
+  for source in sorted({g.question.data_source for g in games}):
+    judged = [g for g in games if g.question.data_source == source and
+              g.stop_reason != 'search_error']
+    for score in (rewards.em, rewards.subem, rewards.f1):
+      values[f'{score.__name__}/{source}'] = _mean(map(score, judged))
+  for reason in STOP_REASONS:
+    values[f'train/stop_{reason}'] = _mean(
+        g.stop_reason == reason for g in games)
+  return values
+
+
+def _lengths(games) -> dict[str, float]:
+  """Tokens, and the share of them that the policy did not sample."""
   sampled = sum(sum(g.loss_mask) for g in games)
+  tokens = sum(len(g.tokens) for g in games)
   return {
-      'critic/score/mean': np.mean(scores) if scores else 0.0,
-      'critic/rewards/mean': np.mean(earned) if earned else 0.0,
-      'response_length/mean': np.mean(lengths),
-      'response_length/max': np.max(lengths),
-      'response_length/clip_ratio': reasons.count('length_limit') / len(games),
-      'num_turns/mean': np.mean(turns),
-      'env/number_of_actions/mean': np.mean(turns),
-      'env/number_of_actions/max': np.max(turns),
-      'env/number_of_actions/min': np.min(turns),
-      'env/finish_ratio': reasons.count('answer') / len(games),
-      'env/number_of_valid_action': np.mean(
-          [sum(t.action.kind != 'invalid' for t in g.turns) for g in games]),
-      'env/ratio_of_valid_action': valid,
-      'env/number_of_valid_search': np.mean(searches),
-      'search/calls_per_traj': np.mean(searches),
-      'search/error_rate': reasons.count('search_error') / len(games),
-      'search/answer_in_context_rate': np.mean([_answer_seen(g) for g in games]),
-      'format/valid_rate': valid,
-      'actor/masked_token_frac': 1 - sampled / max(
-          sum(len(g.tokens) for g in games), 1),
-  } | {f'train/stop_{reason}': reasons.count(reason) / len(games)
-       for reason in STOP_REASONS}
+      **_spread('prompt_length', [len(g.prompt_tokens) for g in games]),
+      **_spread('response_length', [
+          len(g.tokens) - len(g.prompt_tokens) for g in games]),
+      'response_length/clip_ratio': _mean(
+          g.stop_reason == 'length_limit' for g in games),
+      'actor/masked_token_frac': 1 - sampled / tokens if tokens else 0.0,
+  }
+
+
+def _actions(games) -> dict[str, float]:
+  """Turns, and how many of them said something that could be parsed."""
+  turns = [len(g.turns) for g in games]
+  valid = [[t.action.kind != 'invalid' for t in g.turns] for g in games]
+  valid_rate = _mean(v for its in valid for v in its)
+  return {
+      **_spread('num_turns', turns),
+      **_spread('env/number_of_actions', turns),
+      'env/finish_ratio': _mean(g.stop_reason == 'answer' for g in games),
+      'env/number_of_valid_action': _mean(map(sum, valid)),
+      'env/ratio_of_valid_action': valid_rate,
+      'format/valid_rate': valid_rate,
+  }
+
+
+def _searches(games) -> dict[str, float]:
+  """Searches that were carried out, and what the policy was shown."""
+  searches = [g.searches for g in games]
+  read = [t for g in games for t in g.turns if t.observation_tokens]
+  shown = sum(len(t.passages) for t in read)
+  return {
+      **_spread('tool_call_counts', searches),
+      'env/number_of_valid_search': _mean(searches),
+      'search/calls_per_traj': _mean(searches),
+      'search/error_rate': _mean(
+          g.stop_reason == 'search_error' for g in games),
+      'search/retries': _mean(g.retries for g in games),
+      'search/obs_tokens': _mean(
+          sum(len(t.observation_tokens) for t in g.turns) for g in games),
+      'search/obs_truncated_rate': sum(
+          t.passages_cut for t in read) / max(shown, 1),
+      'search/answer_in_context_rate': _mean(map(_answer_seen, games)),
+  }
 
 
 def _answer_seen(game: Trajectory) -> bool:
   """Whether a gold stands in a passage that the policy was shown."""
   shown = rewards.normalise(' '.join(
-      f'{p.title} {p.text}' for turn in game.turns for p in turn.passages))
+      f'{p.title} {p.text}' for turn in game.turns if turn.observation_tokens
+      for p in turn.passages))
   golds = map(rewards.normalise, game.question.answers)
   return any(gold and gold in shown for gold in golds)
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+  """{name/mean, name/max, name/min} of the values; of none, 0."""
+  return {f'{name}/mean': _mean(values), f'{name}/max': max(values, default=0),
+          f'{name}/min': min(values, default=0)}
+
+
+def _mean(values: Iterable[float]) -> float:
+  values = list(values)
+  return float(np.mean(values)) if values else 0.0

@@ -1,0 +1,79 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""'module:function' in, behaviour out: how a config names what is not a number.
+
+Nothing is registered: a function of your own is named as ours are.
+"""
+
+from collections.abc import Callable
+import difflib
+import importlib
+import inspect
+from typing import Any
+
+
+def resolve(name: str, *, field: str, ours: str) -> Callable[..., Any]:
+  """The function that a config names.
+
+  Args:
+    name: 'module:function'.
+    field: the option that holds it, for the message.
+    ours: examples that exist, for the message.
+
+  Raises:
+    ValueError: there is no such module or function.
+    ImportError: the module is there, something that it imports is not.
+  """
+  def refuse(why):
+    return ValueError(f"{field} must be 'module:function', but {name!r} cannot "
+                      f'be found: {why}. Ours are {ours}.')
+
+  module_name, _, function = name.partition(':')
+  if not (module_name and function.isidentifier()):
+    raise refuse('it reads otherwise')
+  try:
+    module = importlib.import_module(module_name)
+  except ModuleNotFoundError as error:
+    if not f'{module_name}.'.startswith(f'{error.name}.'):
+      raise
+    raise refuse(f'there is no module {error.name} here or on PYTHONPATH'
+                ) from error
+  found = getattr(module, function, None)
+  if not callable(found):
+    near = difflib.get_close_matches(function, dir(module))
+    raise refuse(f'{module_name} has no function {function!r}' +
+                 (f', did you mean {near[0]}?' if near else ''))
+  return found
+
+
+def build(name: str, options: dict[str, Any], *, field: str, ours: str) -> Any:
+  """Calls the function that a config names with the config's options.
+
+  Args:
+    name: 'module:function'.
+    options: its keyword arguments.
+    field: the option that holds both, for the message.
+    ours: examples that exist, for the message.
+
+  Raises:
+    ValueError: as `resolve`; or an option is unknown or missing, or refused by
+      the function itself.
+  """
+  function = resolve(name, field=field, ours=ours)
+  parameters = inspect.signature(function).parameters
+  legal = [p.name for p in parameters.values() if p.kind is not p.VAR_KEYWORD]
+  for option in options:
+    if option not in legal and len(legal) == len(parameters):
+      near = difflib.get_close_matches(option, legal)
+      hint = f'Did you mean {near[0]}?' if near else 'Remove it.'
+      raise ValueError(
+          f'{field}.{option} is no option of {name}, which takes '
+          f'{", ".join(legal) or "none"}. {hint}')
+  for p in parameters.values():
+    required = p.default is p.empty and p.kind in (
+        p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+    if required and p.name not in options:
+      raise ValueError(
+          f'{field}.{p.name} must be given for {name}, which has no default '
+          'for it.')
+  return function(**options)

@@ -1,0 +1,59 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""player: failed searches are played again, and trajectories say how often."""
+
+import types
+
+import pytest
+import tiny
+
+from searchrl import player
+from searchrl.agent import rollout
+from searchrl.trajectory import Trajectory
+
+# Question -> how it ends each time that it is played.
+ENDS = {'fine': ['answer'], 'late': ['search_error', 'turn_limit'],
+        'never': ['search_error'] * 9}
+
+
+@pytest.fixture
+def play(monkeypatch):
+  """Plays ENDS instead of a model; the requests of each pass are kept."""
+  passes = []
+
+  def scripted(requests, **_):
+    passes.append([question.uid for question, _ in requests])
+    return [Trajectory(question, sample, 0, (1,),
+                       stop_reason=ENDS[question.uid][len(passes) - 1])
+            for question, sample in requests]
+
+  monkeypatch.setattr(rollout, 'play', scripted)
+  engine = types.SimpleNamespace(load=lambda params, temperature: None)
+
+  def run(**options):
+    games = player.Player(None, None, None, None, engine).play(
+        None, [(tiny.question(uid), 0) for uid in ENDS], search=None,
+        reward=lambda game: 0.5, outcome=lambda game: 1.0, temperature=1.0,
+        step=0, **options)
+    return games, passes
+
+  return run
+
+
+@pytest.mark.parametrize('search_retries, passes, retries, last', [
+    (0, [[*ENDS]], [0, 0, 0], ['answer', 'search_error', 'search_error']),
+    (1, [[*ENDS], ['late', 'never']], [0, 1, 1],
+     ['answer', 'turn_limit', 'search_error']),
+    (3, [[*ENDS], ['late', 'never'], ['never'], ['never']], [0, 1, 3],
+     ['answer', 'turn_limit', 'search_error'])])
+def test_failed_searches_are_played_again(
+    play, search_retries, passes, retries, last):
+  games, seen = play(search_retries=search_retries)
+  assert seen == passes
+  assert [g.question.uid for g in games] == [*ENDS]
+  assert [g.retries for g in games] == retries
+  assert [g.stop_reason for g in games] == last
+  for game in games:
+    scored = game.stop_reason != 'search_error'
+    assert game.reward == (0.5 if scored else None)
+    assert game.outcome_reward == (1.0 if scored else None)
