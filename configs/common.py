@@ -61,6 +61,22 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       max_grad_norm=1.0,
       warmup_steps=5,  # updates
   )
+  config.critic = dict(  # of recipes that need values: ppo
+      optimizer=dict(
+          learning_rate=1e-5,
+          b2=0.99,
+          weight_decay=0.0,
+          max_grad_norm=1.0,
+          warmup_steps=0,  # updates
+      ),
+      warmup_updates=0,  # of the critic, before the policy's first
+  )
+  config.mismatch = dict(  # weights for what sampler and learner disagree on
+      how='none',  # or truncate (TIS), or mask (IcePop)
+      level='token',  # or sequence, as recipes with a ratio a sequence need
+      low=0.5,  # the smallest weight that mask keeps
+      high=2.0,  # the largest weight
+  )
   config.learner = dict(
       minibatches=2,  # optimiser steps a batch
       microbatch_rows=18,  # on the devices at a time; divides a mini-batch
@@ -95,3 +111,9 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
     config.learner.update(microbatch_rows=8)
     config.evaluate.worlds.update(questions_per_hop=4)
   return config
+
+
+def one_sample_a_question(config: ml_collections.ConfigDict) -> None:
+  """As many trajectories a step, each of another question."""
+  config.rollout.questions *= config.rollout.group_size
+  config.rollout.group_size = 1

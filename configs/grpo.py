@@ -18,7 +18,8 @@ def get_config(size: str = 'laptop'):
       name='searchrl.rl.algorithms:grpo',
       clip_low=0.2,
       clip_high=0.2,
-      kl_coef=0.0,  # per nat, to the model that the run started from
+      aggregation='token_mean',  # Search-R1's; the paper's: sequence_mean
+      kl_coef=0.0,  # per nat; the paper's: 0.04, Search-R1's: 1e-3
       entropy_coef=0.0,
   )
   return config

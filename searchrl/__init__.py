@@ -13,6 +13,7 @@ __version__ = '0.1.0'
 _PUBLIC = {
     'advantages': 'searchrl.rl.advantages',
     'algorithms': 'searchrl.rl.algorithms',
+    'bridge': 'searchrl.models.bridge',
     'losses': 'searchrl.rl.losses',
     'masked': 'searchrl.rl.masked',
     'trajectory': 'searchrl.trajectory',

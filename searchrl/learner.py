@@ -2,15 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A batch of trajectories in, an updated policy out: score, then update.
 
-State is a plain dict {'params', 'opt_state', 'updates'} sharded over a mesh
-and donated to each update. A batch stays on the host and goes to the devices
+State is a plain dict {'params', 'opt_state', 'updates'}, and under 'critic'
+another such where the algorithm needs values; sharded over a mesh and donated
+to each update. A batch stays on the host and goes to the devices
 micro-batch by micro-batch, rows of like length together and cut to the shortest
 of a few lengths: few shapes, little padding. Every mean of the loss is divided
 by its count over the whole mini-batch, so the split into micro-batches changes
 nothing but rounding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -22,12 +24,20 @@ import numpy as np
 import optax
 
 from searchrl import mesh as meshes
+from searchrl.models import critic
 from searchrl.models import policy
 from searchrl.models import transformer
 from searchrl.rl import algorithms
+from searchrl.rl import diagnostics
 from searchrl.trajectory import Batch
 
 State = dict[str, Any]
+Timer = Callable[[str], contextlib.AbstractContextManager]
+
+
+def _untimed(name: str) -> contextlib.AbstractContextManager:
+  del name
+  return contextlib.nullcontext()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,15 +47,83 @@ class Learner:
   shape: transformer.TransformerConfig
   algorithm: algorithms.Algorithm
   optimizer: optax.GradientTransformation
+  critic_optimizer: optax.GradientTransformation | None
+  critic_warmup: int  # updates of the critic before the policy's first
   mesh: Mesh
   minibatches: int  # optimiser steps a batch
   microbatch_rows: int  # rows on the devices at one time
   lengths: tuple[int, ...]  # T of a micro-batch, ascending
   programs: dict[str, Any]  # jitted; see `_programs`
 
+  @property
+  def has_critic(self) -> bool:
+    """Whether the algorithm needs values."""
+    return 'values' in self.algorithm.needs
+
   def init(self, params: transformer.Params) -> State:
-    """The state before the first update, on the mesh."""
-    axes = transformer.logical_axes(self.shape)
+    """The state before the first update, on the mesh; a critic's, too."""
+    state = self._init(
+        params, transformer.logical_axes(self.shape), self.optimizer)
+    if self.has_critic:
+      state['critic'] = self._init(
+          critic.init(params), critic.logical_axes(self.shape),
+          self.critic_optimizer)
+    return state
+
+  def score(self, state: State, batch: Batch,
+            ref_params: transformer.Params | None = None,
+            timer: Timer = _untimed) -> Batch:
+    """The batch with what the algorithm needs, as numpy arrays.
+
+    Args:
+      state: the policy before its first update on this batch.
+      batch: from `trajectory.pack`.
+      ref_params: the reference policy, where the algorithm needs it.
+      timer: of 'old_log_prob', 'ref' and 'values'.
+
+    Returns:
+      The batch with `old_logprobs`, and `ref_logprobs` and `values` if needed.
+    """
+    added = {}
+    with timer('old_log_prob'):
+      added['old_logprobs'] = self._rowwise('logprobs', state['params'], batch)
+    if 'ref_logprobs' in self.algorithm.needs:
+      with timer('ref'):
+        added['ref_logprobs'] = self._rowwise('logprobs', ref_params, batch)
+    if self.has_critic:
+      with timer('values'):
+        added['values'] = self._rowwise(
+            'values', state['critic']['params'], batch)
+    return dataclasses.replace(batch, **added)
+
+  def update(self, state: State, batch: Batch, timer: Timer = _untimed
+            ) -> tuple[State, dict[str, float]]:
+    """Every optimiser step that the batch is worth.
+
+    Args:
+      state: donated.
+      batch: scored; its rows are a multiple of minibatches *
+        microbatch_rows.
+      timer: of 'adv' and 'update_actor', the critic's update included.
+
+    Returns:
+      The new state, and metrics averaged over the optimiser steps.
+    """
+    with timer('adv'):
+      advantages = jax.device_get(self.programs['advantages'](batch))
+    per_step = []
+    with timer('update_actor'):
+      for rows in np.split(np.arange(len(batch.rewards)), self.minibatches):
+        part = _take((batch, advantages), rows)
+        if part[0].loss_mask.any():  # else filler only: nothing to learn
+          state, values = self._step(state, *part)
+          per_step.append(values)
+    names = dict.fromkeys(name for values in per_step for name in values)
+    metrics = {n: float(np.mean([v[n] for v in per_step if n in v]))
+               for n in names}
+    return state, metrics | diagnostics.describe(batch, advantages)
+
+  def _init(self, params, axes, optimizer) -> State:
     jax.tree.map(
         lambda leaf, names: meshes.check_divisible(
             self.mesh, leaf.shape, names, 'a parameter'), params, axes)
@@ -57,70 +135,45 @@ class Learner:
     replicated = meshes.sharding(self.mesh, ())
     opt_state = jax.tree.map(
         lambda leaf: leaf if leaf.ndim else jax.device_put(leaf, replicated),
-        self.optimizer.init(params))
+        optimizer.init(params))
     return {'params': params, 'opt_state': opt_state,
             'updates': jax.device_put(jnp.int32(0), replicated)}
 
-  def score(self, state: State, batch: Batch,
-            ref_params: transformer.Params | None = None) -> Batch:
-    """The batch with what the algorithm needs, as numpy arrays.
+  def _step(self, state, batch, advantages) -> tuple[State, dict[str, float]]:
+    """One optimiser step on a mini-batch."""
+    params = {'policy': state['params']}
+    if self.has_critic:
+      params['critic'] = state['critic']['params']
+    counts = self.programs['counts'](batch, advantages)
+    grads, sums = self.programs['zeros'](params), None
+    for micro, _ in self._microbatches(batch, advantages):
+      grads, seen = self.programs['accumulate'](
+          params, grads, counts, *self._put(micro))
+      seen = jax.device_get(seen)
+      sums = seen if sums is None else jax.tree.map(np.add, sums, seen)
+    values = {name: float(mean.value) for name, mean in sums.items()}
+    del params  # the states are donated
+    fitted = state.get('critic')
+    state = {key: state[key] for key in ('params', 'opt_state', 'updates')}
+    if not fitted or int(fitted['updates']) >= self.critic_warmup:
+      state, norm = self.programs['apply'](state, grads['policy'])
+      values['actor/grad_norm'] = float(norm)
+    if fitted:
+      fitted, norm = self.programs['apply_critic'](fitted, grads['critic'])
+      values['critic/grad_norm'] = float(norm)
+      state = {**state, 'critic': fitted}
+    return state, values
 
-    Args:
-      state: the policy before its first update on this batch.
-      batch: from `trajectory.pack`.
-      ref_params: the reference policy, where the algorithm needs it.
-
-    Returns:
-      The batch with `old_logprobs`, and `ref_logprobs` if needed.
-    """
-    batch = dataclasses.replace(
-        batch, old_logprobs=self._logprobs(state['params'], batch))
-    if 'ref_logprobs' in self.algorithm.needs:
-      batch = dataclasses.replace(
-          batch, ref_logprobs=self._logprobs(ref_params, batch))
-    return batch
-
-  def update(self, state: State, batch: Batch) -> tuple[State, dict[str, float]]:
-    """Every optimiser step that the batch is worth.
-
-    Args:
-      state: donated.
-      batch: scored; its rows are a multiple of minibatches *
-        microbatch_rows.
-
-    Returns:
-      The new state, and metrics averaged over the optimiser steps.
-    """
-    advantages = jax.device_get(self.programs['advantages'](batch))
-    per_step = []
-    for rows in np.split(np.arange(len(batch.rewards)), self.minibatches):
-      part = _take(batch, rows)
-      if not part.loss_mask.any():
-        continue  # nothing to learn from: filler only
-      counts = self.programs['counts'](part, advantages[rows])
-      grads = self.programs['zeros'](state['params'])
-      sums = None
-      for micro, micro_rows in self._microbatches(part):
-        grads, seen = self.programs['accumulate'](
-            state['params'], grads, counts, self._put(micro),
-            self._put(advantages[rows][micro_rows]))
-        seen = jax.device_get(seen)
-        sums = seen if sums is None else jax.tree.map(np.add, sums, seen)
-      state, norm = self.programs['apply'](state, grads)
-      values = {name: float(mean.value) for name, mean in sums.items()}
-      per_step.append(values | {'actor/grad_norm': float(norm)})
-    names = per_step[0] if per_step else ()
-    return state, {n: float(np.mean([v[n] for v in per_step])) for n in names}
-
-  def _logprobs(self, params, batch: Batch) -> np.ndarray:
+  def _rowwise(self, program: str, params, batch: Batch) -> np.ndarray:
+    """What a program says of every token of every row."""
     result = np.zeros(batch.tokens.shape, np.float32)
-    for micro, rows in self._microbatches(batch):
-      logprobs = self.programs['logprobs'](params, self._put(micro.tokens))
-      result[rows, :micro.tokens.shape[1]] = jax.device_get(logprobs)
+    for (micro, _), rows in self._microbatches(batch):
+      said = self.programs[program](params, self._put(micro.tokens))
+      result[rows, :micro.tokens.shape[1]] = jax.device_get(said)
     return result
 
-  def _microbatches(self, batch: Batch):
-    """(micro-batch, its rows), sorted by length; rows of nothing are left out."""
+  def _microbatches(self, batch: Batch, advantages: Any = None):
+    """((micro-batch, its advantages), its rows), by length; no empty ones."""
     lengths = np.asarray(batch.lengths)
     order = np.argsort(-lengths, kind='stable')
     for start in range(0, len(order), self.microbatch_rows):
@@ -128,9 +181,9 @@ class Learner:
       if not lengths[rows[0]]:
         return
       width = next(n for n in self.lengths if n >= lengths[rows[0]])
-      micro = _take(batch, rows)
       yield jax.tree.map(
-          lambda x: x[:, :width] if x.ndim == 2 else x, micro), rows
+          lambda x: x[:, :width] if x.ndim == 2 else x,
+          _take((batch, advantages), rows)), rows
 
   def _put(self, tree):
     return meshes.shard_batch(self.mesh, tree)
@@ -148,6 +201,8 @@ def make(
     microbatch_rows: int | None = None,
     temperature: float = 1.0,
     remat: bool = False,
+    critic_optimizer: optax.GradientTransformation | None = None,
+    critic_warmup: int = 0,
 ) -> Learner:
   """Compiles nothing yet; checks that the shapes fit each other.
 
@@ -162,9 +217,12 @@ def make(
     microbatch_rows: default a whole mini-batch.
     temperature: of sampling; log-probs are taken at it.
     remat: recompute activations in the backward pass.
+    critic_optimizer: for an algorithm that needs values.
+    critic_warmup: updates that the critic makes before the policy's first.
 
   Raises:
-    ValueError: numbers that do not divide.
+    ValueError: numbers that do not divide, a second optimiser step on a batch
+      that is good for one, or no optimiser for a critic.
   """
   microbatch_rows = microbatch_rows or rows // minibatches
   if rows % (minibatches * microbatch_rows):
@@ -172,40 +230,55 @@ def make(
         f'learner.minibatches * learner.microbatch_rows must divide the rows '
         f'of a batch, {rows}, but they are {minibatches} * {microbatch_rows}. '
         'Choose divisors.')
+  if algorithm.one_update and minibatches > 1:
+    raise ValueError(
+        'learner.minibatches must be 1 for an algorithm without a ratio, but is '
+        f'{minibatches}: after one optimiser step the policy is another one '
+        'than that which sampled. Set it to 1, or choose a recipe with a ratio.')
+  if 'values' in algorithm.needs and critic_optimizer is None:
+    raise ValueError('critic_optimizer must be given for an algorithm that '
+                     'needs values, but is None.')
   ways = mesh.shape['data'] * mesh.shape['fsdp']
   if microbatch_rows % ways:
     raise ValueError(
         f'learner.microbatch_rows must be a multiple of the mesh\'s data * '
         f'fsdp = {ways}, but is {microbatch_rows}.')
   return Learner(
-      shape, algorithm, optimizer, mesh, minibatches, microbatch_rows,
-      tuple(sorted(lengths)),
-      _programs(shape, algorithm, optimizer, temperature, remat))
+      shape, algorithm, optimizer, critic_optimizer, critic_warmup, mesh,
+      minibatches, microbatch_rows, tuple(sorted(lengths)),
+      _programs(shape, algorithm, optimizer, critic_optimizer, temperature,
+                remat))
 
 
-def _programs(shape, algorithm, optimizer, temperature, remat) -> dict[str, Any]:
+def _programs(shape, algorithm, optimizer, critic_optimizer, temperature, remat
+             ) -> dict[str, Any]:
   """Everything that runs on the devices, jitted."""
   logprobs_of = functools.partial(
       policy.token_logprobs, config=shape, temperature=temperature)
+  values_of = functools.partial(critic.token_values, config=shape)
 
   def counts(batch, advs):
     """Each term's global denominator; it depends on masks alone."""
-    blank = algorithms.PolicyOutput(
-        logprobs=batch.old_logprobs, entropy=jnp.zeros(batch.tokens.shape))
+    nothing = jnp.zeros(batch.tokens.shape)
+    blank = algorithms.PolicyOutput(nothing, entropy=nothing, values=nothing)
     terms, _ = algorithm.loss(blank, batch, advs)
     return {name: mean.count for name, (_, mean) in terms.items()}
 
   def accumulate(params, grads, counts, batch, advs):
     def loss(params):
-      logprobs, entropy = logprobs_of(params, batch.tokens, remat=remat)
-      out = algorithms.PolicyOutput(logprobs, entropy)
+      logprobs, entropy = logprobs_of(
+          params['policy'], batch.tokens, remat=remat)
+      values = None
+      if 'critic' in params:
+        values = values_of(params['critic'], batch.tokens, remat=remat)
+      out = algorithms.PolicyOutput(logprobs, entropy, values)
       terms, metrics = algorithm.loss(out, batch, advs)
       return algorithms.total(terms, counts), metrics
 
     more, metrics = jax.grad(loss, has_aux=True)(params)
     return jax.tree.map(jnp.add, grads, more), metrics
 
-  def apply(state, grads):
+  def apply(optimizer, state, grads):
     updates, opt_state = optimizer.update(
         grads, state['opt_state'], state['params'])
     return {'params': optax.apply_updates(state['params'], updates),
@@ -216,25 +289,14 @@ def _programs(shape, algorithm, optimizer, temperature, remat) -> dict[str, Any]
       advantages=jax.jit(lambda batch: algorithm.advantages(batch)),
       counts=jax.jit(counts),
       logprobs=jax.jit(lambda params, tokens: logprobs_of(params, tokens)[0]),
+      values=jax.jit(lambda params, tokens: values_of(params, tokens)),
       zeros=jax.jit(lambda params: jax.tree.map(jnp.zeros_like, params)),
       accumulate=jax.jit(accumulate, donate_argnums=1),
-      apply=jax.jit(apply, donate_argnums=0))
+      apply=jax.jit(functools.partial(apply, optimizer), donate_argnums=0),
+      apply_critic=jax.jit(
+          functools.partial(apply, critic_optimizer), donate_argnums=0))
 
 
-def _take(batch: Batch, rows: Sequence[int]) -> Batch:
+def _take(tree: Any, rows: Sequence[int]) -> Any:
   """Some rows, on the host."""
-  return jax.tree.map(lambda x: np.asarray(x)[rows], batch)
-
-
-def mismatch(batch: Batch) -> dict[str, float]:
-  """How far the sampler's log-probs are from the learner's, on policy."""
-  where = batch.loss_mask & batch.on_policy[:, None]
-  if not where.any():
-    return {}
-  gap = np.abs(batch.behavior_logprobs - batch.old_logprobs)[where]
-  probs = np.abs(np.exp(batch.behavior_logprobs)
-                 - np.exp(batch.old_logprobs))[where]
-  return {'training/rollout_logprobs_diff_mean': gap.mean(),
-          'training/rollout_logprobs_diff_max': gap.max(),
-          'training/rollout_probs_diff_mean': probs.mean(),
-          'training/rollout_probs_diff_max': probs.max()}
+  return jax.tree.map(lambda x: np.asarray(x)[rows], tree)

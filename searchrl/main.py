@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flags in, the job that the config names out; kept short on purpose."""
 
-import importlib
 import os
 import pathlib
 import sys
@@ -12,6 +11,8 @@ from absl import flags
 from absl import logging
 import jax
 from ml_collections import config_flags
+
+from searchrl import plugins
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'A file under configs/, with :size after it if need be.',
@@ -40,9 +41,9 @@ def main(argv) -> None:
       pathlib.Path('runs') / pathlib.Path(name.partition(':')[0]).stem)
   if 'allow_changes' in config:
     config.allow_changes = _ALLOW_CHANGES.value
-  module, _, function = config.job.partition(':')
   try:
-    getattr(importlib.import_module(module), function)(config, workdir)
+    job = plugins.resolve(config.job, field='job', ours='searchrl.train:run')
+    job(config, workdir)
   except KeyboardInterrupt:
     sys.exit(f'Interrupted. What {workdir} holds is whole; run the same command '
              'to go on.')

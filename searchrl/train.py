@@ -27,16 +27,18 @@ from searchrl import mesh as meshes
 from searchrl import metrics
 from searchrl import optimizer as optimizers
 from searchrl import player as players
+from searchrl import plugins
 from searchrl import summary
 from searchrl import trajectory
 from searchrl import workdir as workdirs
-from searchrl.agent import plugins
 from searchrl.agent import questions as questions_lib
 from searchrl.agent import rollout
 from searchrl.agent import statistics
 from searchrl.models import weights
 from searchrl.rl import algorithms
+from searchrl.rl import diagnostics
 from searchrl.search import engines
+from searchrl.search import meter
 
 _FREE = ('train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
          'train.keep_checkpoints', 'train.progress')
@@ -79,7 +81,7 @@ class Parts:
   learner: learners.Learner
   params: Any  # that the run starts from; also the reference policy
   stream: questions_lib.Stream
-  search: Callable[..., Any]
+  search: meter.Meter
   reward: Callable[..., float]
   outcome: Callable[..., float]
   exams: list[evaluate.Exam]
@@ -116,9 +118,9 @@ def build(config, folder: pathlib.Path) -> Parts:
       algorithm=algorithm, player=player, learner=learner, params=params,
       stream=questions_lib.Stream(
           data.questions, seed=config.seed, mix=config.data.mix),
-      search=engines.guarded(engines.make(
+      search=meter.Meter(engines.guarded(engines.make(
           config.search.engine, data.corpus, seed=config.seed,
-          **config.search.options)),
+          **config.search.options))),
       reward=reward, outcome=outcome,
       exams=evaluate.exams(
           sets, config.search.engine, config.search.options,
@@ -169,7 +171,7 @@ def loop(parts: Parts, config, folder, state, progress, writer):
       values['perf/cpu_seconds'] = time.process_time()
       writer.write(progress.step, values)
       _save_trajectories(folder, progress.step, played)
-      _warn_if_silent(progress, values, options.warn_after)
+      _warn_if_silent(parts.algorithm, progress, values, options.warn_after)
       over = _done(progress, options)
       if progress.step % options.checkpoint_every == 0 or stop.asked or over:
         checkpoint.save(folder / 'checkpoints', progress.step, state,
@@ -194,14 +196,12 @@ def step(parts: Parts, config, state, progress, timer):
         parts.player, state['params'], parts.stream, progress, parts.algorithm,
         parts.search, parts.reward, parts.outcome, config.rollout)
   batch = pack(groups, parts.algorithm, progress.step, config.rollout)
-  with timer('old_log_prob'):
-    batch = parts.learner.score(state, batch, parts.params)
-  with timer('update_actor'):
-    state, learned = parts.learner.update(state, batch)
+  batch = parts.learner.score(state, batch, parts.params, timer)
+  state, learned = parts.learner.update(state, batch, timer)
   progress.step += 1
   progress.position = list(parts.stream.position)
-  values = counts | statistics.describe(played) | learned
-  values |= learners.mismatch(batch)
+  values = counts | statistics.describe(played) | parts.search.pop() | learned
+  values |= diagnostics.mismatch(batch)
   values['training/rollouts'] = progress.rollouts
   return state, values, played
 
@@ -209,14 +209,23 @@ def step(parts: Parts, config, state, progress, timer):
 def build_algorithm(config) -> algorithms.Algorithm:
   """The config's algorithm, checked against its rollouts."""
   options = dict(config.algorithm)
-  algorithm = algorithms.make(options.pop('name'), **options)
+  name = options.pop('name')
+  algorithm = plugins.build(
+      name, options, field='algorithm',
+      ours='searchrl.rl.algorithms:grpo, :dspo and others')
+  if not isinstance(algorithm, algorithms.Algorithm):
+    raise ValueError(
+        f'algorithm.name must lead to a function that returns an Algorithm, '
+        f'but {name} returned {type(algorithm).__name__}.')
   if config.rollout.group_size < algorithm.min_group_size:
     raise ValueError(
         f'rollout.group_size must be at least {algorithm.min_group_size} for '
-        f'{config.algorithm.name}, whose baseline is the group, but is '
+        f'{name}, whose baseline is the group, but is '
         f'{config.rollout.group_size}. Raise it, or choose an algorithm '
         'without a group baseline.')
-  return algorithm
+  if config.mismatch.how == 'none':
+    return algorithm
+  return algorithms.corrected(algorithm, **config.mismatch)
 
 
 def build_learner(config, algorithm, player, mesh) -> learners.Learner:
@@ -225,6 +234,8 @@ def build_learner(config, algorithm, player, mesh) -> learners.Learner:
       player.shape, algorithm, optimizers.adamw(**config.optimizer), mesh,
       rows=config.rollout.questions * config.rollout.group_size,
       temperature=config.rollout.temperature,
+      critic_optimizer=optimizers.adamw(**config.critic.optimizer),
+      critic_warmup=config.critic.warmup_updates,
       **{**config.learner,
          'lengths': (*config.learner.lengths, config.rollout.length)})
 
@@ -301,16 +312,23 @@ def _done(progress: collecting.Progress, options) -> bool:
           0 < options.max_rollouts <= progress.rollouts)
 
 
-def _warn_if_silent(progress: collecting.Progress, values, warn_after: int) -> None:
-  silent = values['data/frac_group_mixed'] == 0
+def _warn_if_silent(algorithm, progress: collecting.Progress, values,
+                    warn_after: int) -> None:
+  """Tells when the outcomes have had nothing to teach for some steps."""
+  if algorithm.min_group_size > 1:
+    silent = values['data/frac_group_mixed'] == 0
+  else:  # the baseline is no group's
+    silent = values['critic/score/max'] == values['critic/score/min']
   progress.silent_steps = progress.silent_steps + 1 if silent else 0
   if silent and progress.silent_steps % warn_after == 0:
     cause, remedy = ('is 0', 'Start from a model that is right now and then, '
                      'ask easier questions, or raise rollout.group_size')
     if values['data/frac_group_all_one'] > 0.5:
       cause, remedy = 'is 1 in most groups', 'Ask harder questions'
-    _say(f'Warning: no group had mixed outcomes for {progress.silent_steps} '
-         f'steps (the reward {cause}), so nothing is learned. {remedy}.')
+    elif values['data/frac_group_failed'] > 0.5:
+      cause, remedy = 'is none: searches fail', 'Look at search/error_rate'
+    _say(f'Warning: outcomes were alike for {progress.silent_steps} steps (the '
+         f'reward {cause}), so nothing is learned. {remedy}.')
 
 
 def _save_trajectories(folder: pathlib.Path, step: int, games) -> None:

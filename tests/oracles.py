@@ -48,6 +48,68 @@ def hop_group_relative(rewards, group_ids, in_baseline=None, *, delta=1e-6):
   return np.array(out)
 
 
+def token_rewards(rewards, mask, penalty=None):
+  out = np.zeros(np.shape(mask))
+  for i, row in enumerate(mask):
+    where = np.flatnonzero(row)
+    for t in where:
+      out[i, t] = float(rewards[i]) if t == where[-1] else 0.0
+      out[i, t] -= 0.0 if penalty is None else float(penalty[i][t])
+  return out
+
+
+def gae(token_rewards, values, mask, *, discount=1.0, gae_lambda=1.0):
+  """Advantages and returns, on lists without the retrieved tokens."""
+  advantages, returns = np.zeros((2, *np.shape(mask)))
+  for i, row in enumerate(mask):
+    where = np.flatnonzero(row)
+    r = [float(token_rewards[i][t]) for t in where]
+    v = [float(values[i][t]) for t in where] + [0.0]
+    advantage = 0.0
+    for k in reversed(range(len(r))):
+      delta = r[k] + discount * v[k + 1] - v[k]
+      advantage = delta + discount * gae_lambda * advantage
+      advantages[i, where[k]] = advantage
+      returns[i, where[k]] = advantage + v[k]
+  return advantages, returns
+
+
+def returns_to_go(token_rewards, mask, *, discount=1.0):
+  """Each a sum of its own over the policy tokens that are still to come."""
+  out = np.zeros(np.shape(mask))
+  for i, row in enumerate(mask):
+    where = np.flatnonzero(row)
+    for k, t in enumerate(where):
+      out[i, t] = math.fsum(
+          discount**steps * float(token_rewards[i][later])
+          for steps, later in enumerate(where[k:]))
+  return out
+
+
+def whiten(x, where):
+  out = np.zeros(np.shape(where))
+  entries = [tuple(at) for at in np.argwhere(where)]
+  if len(entries) > 1:
+    mean, squares = _moments(x, entries)
+    std = math.sqrt(squares / (len(entries) - 1) + 1e-8)
+    for at in entries:
+      out[at] = (float(x[at]) - mean) / std
+  return out
+
+
+def reinforce_plus_plus(token_rewards, mask, *, discount=1.0):
+  return whiten(returns_to_go(token_rewards, mask, discount=discount), mask)
+
+
+def reinforce_plus_plus_baseline(rewards, group_ids, mask, in_baseline=None):
+  centred = group_relative(
+      rewards, group_ids, in_baseline, normalize_std=False)
+  per_token = np.zeros(np.shape(mask))
+  for i, t in np.argwhere(mask):
+    per_token[i, t] = centred[i]
+  return whiten(per_token, mask)
+
+
 def keep_mixed(outcome_rewards, question_ids):
   counts = ~np.isnan(outcome_rewards)
   return np.array([
@@ -72,26 +134,111 @@ def sequence_ratio(logprobs, old_logprobs, mask):
   return np.array(out)
 
 
-def surrogate(ratio, advantage, low, high):
+def surrogate(ratio, advantage, low, high, dual=math.inf):
   """Of one ratio and one advantage."""
   clipped = min(max(ratio, 1 - low), 1 + high)
-  return -min(ratio * advantage, clipped * advantage)
+  loss = -min(ratio * advantage, clipped * advantage)
+  return min(loss, -dual * advantage) if advantage < 0 else loss
 
 
-def token_ratio_loss(logprobs, old_logprobs, advantages, mask, low, high):
+def token_ratio_loss(logprobs, old_logprobs, advantages, mask, *clip):
   ratio = token_ratio(logprobs, old_logprobs, mask)
   out = np.zeros(np.shape(mask))
   for i, t in np.argwhere(mask):
-    a = advantages[i] if np.ndim(advantages) == 1 else advantages[i][t]
-    out[i, t] = surrogate(ratio[i, t], float(a), low, high)
+    out[i, t] = surrogate(ratio[i, t], _advantage(advantages, i, t), *clip)
   return out
 
 
-def sequence_ratio_loss(logprobs, old_logprobs, advantages, mask, low, high):
+def sequence_ratio_loss(logprobs, old_logprobs, advantages, mask, *clip):
   ratio = sequence_ratio(logprobs, old_logprobs, mask)
   return np.array([
-      surrogate(ratio[i], float(advantages[i]), low, high) if any(row) else 0.0
+      surrogate(ratio[i], float(advantages[i]), *clip) if any(row) else 0.0
       for i, row in enumerate(mask)])
+
+
+def geometric_mean_loss(logprobs, old_logprobs, advantages, mask, low, high):
+  """The ratio's range is [exp(-low), exp(high)], one-sided by sign."""
+  out = np.zeros(len(mask))
+  for i, row in enumerate(mask):
+    product, where = 1.0, np.flatnonzero(row)
+    for t in where:
+      ratio = math.exp(float(logprobs[i][t]) - float(old_logprobs[i][t]))
+      if advantages[i] > 0:
+        ratio = min(ratio, math.exp(high))
+      else:
+        ratio = max(ratio, math.exp(-low))
+      product *= ratio ** (1 / len(where))
+    if where.size:
+      out[i] = -float(advantages[i]) * product
+  return out
+
+
+def score_function_loss(logprobs, advantages, mask):
+  out = np.zeros(np.shape(mask))
+  for i, t in np.argwhere(mask):
+    out[i, t] = -_advantage(advantages, i, t) * float(logprobs[i][t])
+  return out
+
+
+def value_loss(values, old_values, returns, mask, clip=None):
+  out = np.zeros(np.shape(mask))
+  for i, t in np.argwhere(mask):
+    v, old, r = (float(x[i][t]) for x in (values, old_values, returns))
+    errors = [(v - r) ** 2]
+    if clip is not None:
+      near = min(max(v, old - clip), old + clip)
+      errors.append((near - r) ** 2)
+    out[i, t] = max(errors) / 2
+  return out
+
+
+def entropy(logits, mask):
+  out = np.zeros(np.shape(mask))
+  for i, t in np.argwhere(mask):
+    entries = [float(x) for x in logits[i][t]]
+    top = max(entries)
+    scale = math.fsum(math.exp(x - top) for x in entries)
+    probs = [math.exp(x - top) / scale for x in entries]
+    out[i, t] = -math.fsum(p * math.log(p) for p in probs if p > 0)
+  return out
+
+
+def weights(old_logprobs, behavior_logprobs, mask, level):
+  """pi_old / pi_behavior of tokens or of whole rows; 1 outside the mask."""
+  out = np.ones(np.shape(mask))
+  for i, row in enumerate(mask):
+    gaps = {t: float(old_logprobs[i][t]) - float(behavior_logprobs[i][t])
+            for t in np.flatnonzero(row)}
+    for t, gap in gaps.items():
+      out[i, t] = math.exp(gap if level == 'token' else sum(gaps.values()))
+  return out
+
+
+def truncated_weights(old_logprobs, behavior_logprobs, mask, level, high):
+  out = weights(old_logprobs, behavior_logprobs, mask, level)
+  for at in map(tuple, np.argwhere(mask)):
+    out[at] = min(out[at], high)
+  return out
+
+
+def masked_weights(old_logprobs, behavior_logprobs, mask, level, low, high):
+  out = weights(old_logprobs, behavior_logprobs, mask, level)
+  for at in map(tuple, np.argwhere(mask)):
+    out[at] = out[at] if low <= out[at] <= high else 0.0
+  return out
+
+
+def overlong_penalty(lengths, max_length, buffer):
+  """The three cases of the paper."""
+  out = []
+  for length in map(int, lengths):
+    if length <= max_length - buffer:
+      out.append(0.0)
+    elif length <= max_length:
+      out.append((max_length - buffer - length) / buffer)
+    else:
+      out.append(-1.0)
+  return np.array(out)
 
 
 def kl(logprobs, ref_logprobs, mask, estimator):
@@ -122,25 +269,60 @@ def aggregate(per_token, mask, how, length=None):
   raise KeyError(how)
 
 
-def clip_fractions(ratio, advantages, where, low, high):
-  """Of entries by side: below, above."""
+def clip_fractions(ratio, advantages, where, low, high, dual=math.inf):
+  """Of entries by side: below, above, and beyond the dual clip."""
   pairs = [(ratio[at], advantages[at[:np.ndim(advantages)]])
            for at in map(tuple, np.argwhere(where))]
   below = sum(a < 0 and r < 1 - low for r, a in pairs)
   above = sum(a > 0 and r > 1 + high for r, a in pairs)
-  return below / max(len(pairs), 1), above / max(len(pairs), 1)
+  beyond = sum(a < 0 and r > dual for r, a in pairs)
+  return tuple(n / max(len(pairs), 1) for n in (below, above, beyond))
 
 
-def gradient(function, x, where, step=1e-6):
-  """Central differences of a scalar function, at the entries that count."""
+def explained_variance(values, returns, mask):
+  """1 - var(R - V) / var(R); 0 for returns that do not vary."""
+  entries = list(map(tuple, np.argwhere(mask)))
+  errors = {at: float(returns[at]) - float(values[at]) for at in entries}
+  _, left = _moments(errors, entries)
+  _, whole = _moments(returns, entries)
+  return 1 - left / whole if whole > 0 else 0.0
+
+
+def mismatch(old_logprobs, behavior_logprobs, mask):
+  """Under verl's names."""
+  gaps, probs, ratios = [], [], []
+  for i, t in np.argwhere(mask):
+    o, b = float(old_logprobs[i][t]), float(behavior_logprobs[i][t])
+    gaps.append(o - b)
+    probs.append(abs(math.exp(o) - math.exp(b)))
+    ratios.append(math.exp(min(max(o - b, -20.0), 20.0)))
+  n = len(gaps)
+  mean, squares = _moments(probs, range(n))
+  return {
+      'training/rollout_logprobs_diff_mean': sum(map(abs, gaps)) / n,
+      'training/rollout_logprobs_diff_max': max(map(abs, gaps)),
+      'training/rollout_probs_diff_mean': mean,
+      'training/rollout_probs_diff_max': max(probs),
+      'training/rollout_probs_diff_std': math.sqrt(squares / n),
+      'rollout_corr/kl': -sum(gaps) / n,
+      'rollout_corr/k3_kl': sum(math.expm1(g) - g for g in gaps) / n,
+      'rollout_corr/rollout_is_mean': sum(ratios) / n,
+      'rollout_corr/rollout_is_max': max(ratios),
+      'rollout_corr/rollout_is_min': min(ratios),
+      'rollout_corr/rollout_is_eff_sample_size':
+          sum(ratios) ** 2 / sum(w * w for w in ratios) / n,
+  }
+
+
+def gradient(function, x, where, step=1e-4):
+  """Five-point differences of a scalar function, at the entries that count."""
   x = np.array(x, np.float64)
   out = np.zeros_like(x)
   for at in map(tuple, np.argwhere(where)):
     here = x[at]
-    x[at] = here + step
-    above = function(x)
-    x[at] = here - step
-    out[at] = (above - function(x)) / (2 * step)
+    for steps, share in ((-2, 1), (-1, -8), (1, 8), (2, -1)):
+      x[at] = here + steps * step
+      out[at] += share * function(x) / (12 * step)
     x[at] = here
   return out
 
@@ -161,6 +343,10 @@ def poison(rng, x, where):
   return np.where(where, x, bad).astype(x.dtype)
 
 
+def _advantage(advantages, i, t):
+  return float(advantages[i] if np.ndim(advantages) == 1 else advantages[i][t])
+
+
 def _members(rewards, group_ids, in_baseline):
   """For each row the rows that make up its baseline."""
   for i in range(len(rewards)):
@@ -169,6 +355,7 @@ def _members(rewards, group_ids, in_baseline):
 
 
 def _moments(rewards, members):
+  """The mean, and the sum of squared distances from it."""
   values = [float(rewards[j]) for j in members]
   mean = math.fsum(values) / len(values)
   return mean, math.fsum((v - mean) ** 2 for v in values)

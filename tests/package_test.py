@@ -28,7 +28,7 @@ one = jnp.ones((1, 2))
 loss = losses.sequence_ratio_loss(
     one, one, jnp.ones(1), jnp.ones((1, 2), bool))
 assert loss.tolist() == [-1.0], loss
-algorithms.make('searchrl.rl.algorithms:dspo')
+algorithms.dspo()
 print('whole')
 """
 

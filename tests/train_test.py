@@ -26,7 +26,8 @@ from searchrl.agent import questions as questions_lib
 from searchrl.trajectory import Passage, Question
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TIMED = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds')
+TIMED = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds',
+         'search/latency_ms/')
 
 
 def tiny(recipe, steps=2, **train_options):
@@ -71,7 +72,12 @@ def test_run_leaves_what_the_readme_promises(whole):
   assert [line['training/global_step'] for line in found] == [0, 1, 2, 3, 4, 4]
   assert 'val/known_1hop/em/greedy' in found[0]
   assert {'critic/score/mean', 'actor/grad_norm', 'env/finish_ratio',
-          'data/tries_per_kept_group'} <= set(found[1])
+          'data/tries_per_kept_group', 'data/frac_group_failed',
+          'tool_call_counts/max', 'search/obs_tokens', 'em/train_1hop',
+          'search/latency_ms/p95', 'search/batch_size',
+          } <= set(metrics.read(whole / metrics.FILE)[1])
+  for line in found[1:5]:
+    assert line['search/queries'] >= line['search/batch_size'] > 0
 
 
 def test_trajectories_are_saved_token_by_token(whole):
@@ -204,7 +210,7 @@ def test_silent_reward_warns_and_says_what_to_do(tmp_path, capsys):
   config = tiny(grpo, steps=2, warn_after=2)
   config.reward = config.outcome = 'train_test:length_reward'
   train.run(config, str(tmp_path))
-  assert 'no group had mixed outcomes for 2 steps' in capsys.readouterr().err
+  assert 'outcomes were alike for 2 steps' in capsys.readouterr().err
 
 
 def _main(*arguments, **options):

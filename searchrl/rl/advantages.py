@@ -1,10 +1,15 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rewards in, advantages out: baselines by the group that a row belongs to.
+"""Rewards in, advantages out: baselines by group, by critic, or by batch.
 
-JAX arrays in, JAX arrays out, also under jit; with numpy arrays alone the same
-code computes on the host, in float64. A row out of its group's baseline, a
-failed search for one, has advantage 0 whatever its reward holds.
+A row: `group_relative`, `leave_one_out`, `hop_group_relative`. With JAX arrays
+they give JAX arrays, also under jit; with numpy arrays alone the same code
+computes on the host, in float64. A row out of its group's baseline, a failed
+search for one, has advantage 0 whatever its reward holds.
+
+A token: `token_rewards`, then `gae` or `reinforce_plus_plus`, and `whiten`. All
+of them read a row as if its retrieved tokens were not there: rewards, values
+and discounts cross an observation as if it had taken no time.
 """
 
 from __future__ import annotations
@@ -139,6 +144,202 @@ def hop_group_relative(
   return group.xp.where(group.member, (group.gap - group.mean) / std, 0)
 
 
+class Estimate(NamedTuple):
+  """What a critic's values make of a batch's rewards."""
+
+  advantages: Float[Array, 'B T']
+  returns: Float[Array, 'B T']  # what the critic should have said
+
+
+def token_rewards(
+    rewards: Float[Array, 'B'],
+    loss_mask: Bool[Array, 'B T'],
+    penalty: Float[Array, 'B T'] | None = None,
+) -> Float[Array, 'B T']:
+  """Each token's own reward: the outcome on the last one, less a penalty.
+
+    r_t = r [t is the row's last policy token] - penalty_t
+
+  An outcome written on the last token of all would fall on an observation
+  where a budget ended the row, and be lost.
+
+  Args:
+    rewards: r of each row; what is trained on.
+    loss_mask: True where the policy sampled the token.
+    penalty: of each token, such as kl_coef times its KL; constant. Default: 0.
+
+  Returns:
+    One reward a token; 0 outside the mask.
+
+  Raises:
+    ValueError: the shapes do not fit.
+
+  Source: Ouyang et al. 2022, InstructGPT, arXiv:2203.02155, eq. 2, read token
+    by token, as Search-R1 (arXiv:2503.09516) does.
+  """
+  _check_one_a_row(rewards, loss_mask)
+  length = loss_mask.shape[1]
+  last = length - 1 - jnp.argmax(loss_mask[:, ::-1], axis=1)
+  ends = loss_mask & (jnp.arange(length)[None, :] == last[:, None])
+  per_token = jnp.where(ends, rewards[:, None], 0)
+  if penalty is not None:
+    masked.check_shapes(loss_mask=loss_mask, penalty=penalty)
+    per_token -= jnp.where(loss_mask, penalty, 0)
+  return jax.lax.stop_gradient(per_token)
+
+
+def gae(
+    token_rewards: Float[Array, 'B T'],
+    values: Float[Array, 'B T'],
+    loss_mask: Bool[Array, 'B T'],
+    *,
+    discount: float = 1.0,
+    gae_lambda: float = 1.0,
+) -> Estimate:
+  """Generalised advantage estimates on each row without its observations.
+
+    delta_t = r_t + discount V_{t+1} - V_t
+    A_t = delta_t + discount gae_lambda A_{t+1}        R_t = A_t + V_t
+
+  t counts policy tokens alone: after a token comes the row's next one that the
+  policy sampled, however much was retrieved in between; after the last, V = 0.
+
+  Args:
+    token_rewards: r_t, from `token_rewards`.
+    values: V_t, the critic's guess before token t of what is still to come.
+    loss_mask: True where the policy sampled the token.
+    discount: what a reward one policy token later is worth; gamma.
+    gae_lambda: 1 takes the rewards' word for it, 0 the critic's.
+
+  Returns:
+    Advantages and returns, in the unit of the rewards; 0 outside the mask.
+    `whiten` the advantages, not the returns.
+
+  Raises:
+    ValueError: the shapes differ.
+
+  Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16. Search-R1's code runs
+    over retrieved tokens too; here they are deleted first.
+  """
+  masked.check_shapes(
+      token_rewards=token_rewards, values=values, loss_mask=loss_mask)
+  rewards, values = jax.lax.stop_gradient((
+      jnp.where(loss_mask, token_rewards, 0), jnp.where(loss_mask, values, 0)))
+
+  def earlier(later, column):  # R, not A: sums of V - V' would lose digits
+    next_value, next_return = later
+    reward, value, here = column
+    mixed = (1 - gae_lambda) * next_value + gae_lambda * next_return
+    later = (jnp.where(here, value, next_value),
+             jnp.where(here, reward + discount * mixed, next_return))
+    return later, jnp.where(here, later[1], 0)
+
+  nothing = jnp.zeros(len(values), jnp.result_type(rewards, values, float))
+  columns = jax.tree.map(jnp.transpose, (rewards, values, loss_mask))
+  _, result = jax.lax.scan(earlier, (nothing, nothing), columns, reverse=True)
+  return Estimate(result.T - values, result.T)
+
+
+def reinforce_plus_plus(
+    token_rewards: Float[Array, 'B T'],
+    loss_mask: Bool[Array, 'B T'],
+    *,
+    discount: float = 1.0,
+) -> Float[Array, 'B T']:
+  """What is still to come after each token, against the whole batch.
+
+    A = whiten(G),  G_t = r_t + discount G_{t+1}
+
+  t counts policy tokens alone: a return crosses an observation, and is not
+  reset by it.
+
+  Args:
+    token_rewards: r_t, from `token_rewards`; the KL is in them.
+    loss_mask: True where the policy sampled the token.
+    discount: what a reward one policy token later is worth; gamma.
+
+  Returns:
+    One advantage a token, unitless; 0 outside the mask.
+
+  Raises:
+    ValueError: the shapes differ.
+
+  Source: Hu et al. 2025, REINFORCE++, arXiv:2501.03262.
+  """
+  returns, _ = gae(
+      token_rewards, jnp.zeros_like(token_rewards), loss_mask,
+      discount=discount, gae_lambda=1.0)
+  return whiten(returns, loss_mask)
+
+
+def reinforce_plus_plus_baseline(
+    rewards: Float[Array, 'B'],
+    group_ids: Int[Array, 'B'],
+    loss_mask: Bool[Array, 'B T'],
+    in_baseline: Bool[Array, 'B'] | None = None,
+    *,
+    num_groups: int | None = None,
+) -> Float[Array, 'B T']:
+  """REINFORCE++ with the group's mean as a first baseline.
+
+    A_it = whiten(r_i - mean_g r)
+
+  Args:
+    rewards: r of each row; what is trained on.
+    group_ids: rows of one id share a baseline; in [0, num_groups).
+    loss_mask: True where the policy sampled the token.
+    in_baseline: as in `group_relative`.
+    num_groups: how many ids there may be; static. Default: B.
+
+  Returns:
+    One advantage a token, unitless; 0 outside the mask.
+
+  Raises:
+    ValueError: shapes do not fit, or an id is out of range (outside jit).
+
+  Source: Hu et al. 2025, REINFORCE++, arXiv:2501.03262, "w/ baseline".
+  """
+  _check_one_a_row(rewards, loss_mask)
+  centred = group_relative(
+      rewards, group_ids, in_baseline, normalize_std=False,
+      num_groups=num_groups)
+  return whiten(
+      jnp.broadcast_to(jnp.asarray(centred)[:, None], loss_mask.shape),
+      loss_mask)
+
+
+def whiten(
+    x: Float[Array, '*N'], where: Bool[Array, '*N']) -> Float[Array, '*N']:
+  """(x - mean) / sqrt(var + 1e-8) over the entries where `where` holds.
+
+  The variance is the sample's (ddof=1). Equal entries give exactly 0. Give it
+  the whole global batch: its moments are no sums that micro-batches could add.
+
+  Args:
+    x: what to whiten; constant.
+    where: True where an entry counts.
+
+  Returns:
+    The whitened entries; 0 where `where` is False.
+
+  Raises:
+    ValueError: the shapes differ.
+
+  Source: the whitening of advantages in PPO as Search-R1 uses it
+    (arXiv:2503.09516), without its retrieved tokens.
+  """
+  masked.check_shapes(x=x, where=where)
+  x = jax.lax.stop_gradient(jnp.where(where, x, 0))
+  low = jnp.min(jnp.where(where, x, jnp.inf), initial=jnp.inf)
+  centred = jnp.where(where, x - low, 0)  # exact if close, 0 if equal
+  count = jnp.sum(where, dtype=x.dtype)
+  for _ in range(2):  # the second time for what rounding left of the mean
+    mean = jnp.sum(centred) / jnp.maximum(count, 1)
+    centred = jnp.where(where, centred - mean, 0)
+  variance = jnp.sum(centred ** 2) / jnp.maximum(count - 1, 1)
+  return centred / jnp.sqrt(variance + 1e-8)
+
+
 def group_spread(
     rewards: Float[Array, 'B'],
     group_ids: Int[Array, 'B'],
@@ -204,9 +405,18 @@ def _groups(rewards, group_ids, in_baseline, num_groups) -> _Groups:
   gap = xp.where(member, rewards - low, 0)
   count = over_group(np.add, member.astype(dtype))
   mean = over_group(np.add, gap) / xp.maximum(count, 1)
+  rest = over_group(np.add, xp.where(member, gap - mean, 0))  # of rounding
+  mean = mean + rest / xp.maximum(count, 1)
   squares = over_group(np.add, xp.where(member, gap - mean, 0) ** 2)
   spread = over_group(np.maximum, gap)
   return _Groups(xp, member, gap, count, mean, squares, spread)
+
+
+def _check_one_a_row(rewards, loss_mask):
+  if rewards.shape != loss_mask.shape[:1]:
+    raise ValueError(
+        f'rewards must be one a row, {loss_mask.shape[:1]}, but have shape '
+        f'{rewards.shape}. Reduce them first.')
 
 
 def _check_range(group_ids, num_groups):

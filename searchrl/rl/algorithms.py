@@ -1,398 +1,425 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes: hyper-parameters in, an Algorithm out: what to keep, A, and loss.
+"""Recipes: hyper-parameters in, an Algorithm out; defaults are the papers'.
 
-An algorithm is three pure functions and a few facts. A config names one as
-`module:function`, and `make` builds it; one of your own needs no registration:
-
-  algorithm = make('my.module:recipe', clip_high=0.3)
+  algorithm = algorithms.dspo(clip_high=0.05)
   advs = algorithm.advantages(batch)
   terms, metrics = algorithm.loss(policy, batch, advs)
-  loss = total(terms)
+  loss = algorithms.total(terms)
+
+A config names a recipe as `module:function`; one of your own needs no
+registration. Options that recipes share:
+
+  clip_low, clip_high: how far a ratio may fall below 1, and rise above it.
+  dual_clip: bounds the loss where A < 0; see `losses.clipped_surrogate`.
+  kl_coef: of the KL to the reference, per nat. In the loss, unless the recipe
+    says that it is in the reward. Above 0 it needs `ref_logprobs`.
+  kl_estimator: one of `losses.KL_ESTIMATORS`.
+  entropy_coef: of the entropy bonus, per nat.
+  normalize_std: divide advantages by the group's standard deviation.
+  aggregation: one of `losses.AGGREGATIONS`, of all terms but the value loss.
+  length: the constant of aggregation 'sequence_sum_norm', in tokens.
+
+Every recipe raises a ValueError for an option that is out of its range.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
 import dataclasses
-import difflib
-import importlib
-import inspect
-from typing import Any
+import math
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
-import numpy as np
 
-from searchrl.rl import advantages, losses
+from searchrl.rl import advantages, diagnostics, losses, masked
+from searchrl.rl.advantages import Estimate
+# What recipes are made of is public here too: yours are made of the same.
+from searchrl.rl.contract import (
+    Algorithm, Metrics, PolicyOutput, Terms, denominator_logprobs, keep_all,
+    keep_mixed, question_hops, question_uid, scored, total, trained_tokens)
 from searchrl.rl.masked import Mean
-from searchrl.trajectory import Batch, Question
-
-Terms = dict[str, tuple[float, Mean]]  # name: coefficient, and what it scales
-Metrics = dict[str, Mean]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class PolicyOutput:
-  """What the network being trained says of a batch's tokens."""
-
-  logprobs: Float[Array, 'B T']  # nats, at the sampling temperature
-  entropy: Float[Array, 'B T']  # nats, of the distribution that token t is from
-  values: Float[Array, 'B T'] | None = None  # of the critic
+from searchrl.rl.objective import (
+    by_group, clipped_token_ratio, corrected, objective, reference_kl,
+    score_function)
 
 
-def question_uid(question: Question) -> str:
-  """The usual baseline: all samples of one question."""
-  return question.uid
+def ppo(
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    value_clip: float | None = 0.5,
+    discount: float = 1.0,
+    gae_lambda: float = 1.0,
+    whiten: bool = True,
+    kl_coef: float = 1e-3,
+    kl_estimator: str = 'k1',
+    entropy_coef: float = 0.0,
+    aggregation: str = 'token_mean',
+    length: int | None = None,
+) -> Algorithm:
+  """A token ratio, clipped, on advantages over a critic; the KL in the reward.
 
+  Args:
+    value_clip: how far the critic may move an update; None: as far as it likes.
+    discount: what a reward one policy token later is worth.
+    gae_lambda: 1 takes the rewards' word for it, 0 the critic's.
+    whiten: the advantages, over all policy tokens of the batch.
 
-@dataclasses.dataclass(frozen=True)
-class Algorithm:
-  """Three pure functions, and what they ask of their surroundings.
-
-  The counts of a loss's Means depend on masks alone, so that a learner knows
-  the global denominators before it runs the first micro-batch.
+  Source: Schulman et al. 2017, arXiv:1707.06347; hyper-parameters as Search-R1
+    (arXiv:2503.09516) uses it.
   """
+  policy_objective = objective(
+      clipped_token_ratio(clip_low, clip_high, dual_clip, aggregation, length),
+      kl_estimator=kl_estimator, entropy_coef=entropy_coef,
+      aggregation=aggregation, length=length)
 
-  # outcome rewards [N], question ids [N] -> which rows to train on; numpy.
-  keep: Callable[[np.ndarray, np.ndarray], np.ndarray]
-  # The whole global batch -> any array whose first axis is B; under jit.
-  advantages: Callable[[Batch], Float[Array, 'B ...']]
-  # Policy, (micro-)batch, its advantages -> terms and metrics; under jit.
-  loss: Callable[[PolicyOutput, Batch, Array], tuple[Terms, Metrics]]
-  # Rows of equal groups share a baseline.
-  group_of: Callable[[Question], Hashable] = question_uid
-  needs: frozenset[str] = frozenset()  # of 'ref_logprobs', 'values'
-  min_group_size: int = 1  # samples a question, below which nothing is learned
+  def estimate(batch):
+    mask = trained_tokens(batch)
+    rewards = advantages.token_rewards(
+        batch.rewards, mask, reference_kl(batch, kl_coef, kl_estimator))
+    advs, returns = advantages.gae(
+        rewards, scored(batch, 'values'), mask, discount=discount,
+        gae_lambda=gae_lambda)
+    return Estimate(
+        advantages.whiten(advs, mask) if whiten else advs, returns)
+
+  def loss(policy, batch, estimate):
+    mask = trained_tokens(batch)
+    terms, metrics = policy_objective(policy, batch, estimate.advantages)
+    fit = policy.values, scored(batch, 'values'), estimate.returns, mask
+    mean = Mean.of(losses.value_loss(*fit, value_clip=value_clip), mask)
+    return terms | {'value': (1.0, mean)}, metrics | {
+        'critic/vf_loss': mean,
+        **diagnostics.value_fit(*fit, value_clip=value_clip)}
+
+  return Algorithm(estimate, loss, needs=_needs(kl_coef) | {'values'})
 
 
 def grpo(
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    kl_coef: float = 0.0,
+    dual_clip: float | None = None,
+    kl_coef: float = 0.04,
     kl_estimator: str = 'k3',
     entropy_coef: float = 0.0,
     normalize_std: bool = True,
-    aggregation: str = 'token_mean',
+    aggregation: str = 'sequence_mean',
+    length: int | None = None,
 ) -> Algorithm:
   """A token ratio, clipped, on advantages relative to the question's group.
 
-  Args:
-    clip_low: how far a token's ratio may fall below 1.
-    clip_high: how far it may rise above 1.
-    kl_coef: weight of the KL to the reference, per nat; the paper's is 0.04.
-    kl_estimator: one of `losses.KL_ESTIMATORS`.
-    entropy_coef: weight of the entropy bonus, per nat.
-    normalize_std: divide advantages by the group's standard deviation.
-    aggregation: one of `losses.AGGREGATIONS`; the paper's is 'sequence_mean'.
-
-  Returns:
-    An Algorithm; it needs `ref_logprobs` if `kl_coef` is not 0.
-
-  Raises:
-    ValueError: an option is out of its range.
-
-  Source: Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, eq. 3; with the
-    token mean, and without KL, of DAPO, arXiv:2503.14476.
+  Source: Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, eq. 3. Search-R1
+    uses kl_coef 1e-3 and the token mean.
   """
-  clip = _clip_range(clip_low, clip_high)
-
-  def policy_loss(logprobs, old, advs, mask):
-    per_token = losses.token_ratio_loss(logprobs, old, advs, mask, **clip)
-    ratio = losses.token_ratio(logprobs, old, mask)
-    return (losses.aggregate(per_token, mask, how=aggregation),
-            losses.clip_fractions(ratio, advs, mask, **clip))
-
   return Algorithm(
-      keep=keep_all,
-      advantages=_by_group(normalize_std),
-      loss=_objective(
-          policy_loss, kl_coef, kl_estimator, entropy_coef, aggregation),
-      needs=_needs(kl_coef),
-      min_group_size=2)
+      by_group(normalize_std),
+      objective(
+          clipped_token_ratio(
+              clip_low, clip_high, dual_clip, aggregation, length),
+          kl_coef=kl_coef, kl_estimator=kl_estimator,
+          entropy_coef=entropy_coef, aggregation=aggregation, length=length),
+      needs=_needs(kl_coef), min_group_size=2)
+
+
+def dr_grpo(
+    *,
+    length: int,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    kl_coef: float = 0.0,
+    entropy_coef: float = 0.0,
+) -> Algorithm:
+  """GRPO without its two biases: no division by spread, nor by own length.
+
+  Args:
+    length: what every row's sum is divided by: the most tokens that a policy
+      may write, whatever it did write.
+
+  Source: Liu et al. 2025, Understanding R1-Zero-Like Training,
+    arXiv:2503.20783, section 3.2.
+  """
+  return grpo(
+      clip_low=clip_low, clip_high=clip_high, kl_coef=kl_coef,
+      entropy_coef=entropy_coef, normalize_std=False,
+      aggregation='sequence_sum_norm', length=length)
+
+
+def dapo(
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    max_length: int = 20_480,
+    buffer: int = 4_096,
+    kl_coef: float = 0.0,
+    entropy_coef: float = 0.0,
+) -> Algorithm:
+  """GRPO on mixed groups: the clip higher above, long rows penalised.
+
+  Args:
+    max_length: policy tokens at which a row loses a whole 1 of its reward.
+    buffer: tokens before that over which the penalty grows; see
+      `losses.overlong_penalty`. What was retrieved does not count.
+
+  Source: Yu et al. 2025, DAPO, arXiv:2503.14476.
+  """
+  losses.check_overlong(max_length, buffer)
+
+  def relative(batch):
+    penalty = losses.overlong_penalty(
+        trained_tokens(batch).sum(-1), max_length=max_length, buffer=buffer)
+    return by_group()(dataclasses.replace(
+        batch, rewards=batch.rewards + penalty))
+
+  plain = grpo(
+      clip_low=clip_low, clip_high=clip_high, kl_coef=kl_coef,
+      entropy_coef=entropy_coef, aggregation='token_mean')
+  return dataclasses.replace(plain, advantages=relative, keep=keep_mixed)
 
 
 def gspo(
     *,
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
+    dual_clip: float | None = None,
     kl_coef: float = 0.0,
     kl_estimator: str = 'k3',
     entropy_coef: float = 0.0,
     normalize_std: bool = True,
+    aggregation: str = 'sequence_mean',
 ) -> Algorithm:
   """One ratio a sequence, clipped, on advantages relative to its group.
 
-  Args:
-    clip_low: how far a sequence's ratio may fall below 1.
-    clip_high: how far it may rise above 1.
-    kl_coef: weight of the KL to the reference, per nat.
-    kl_estimator: one of `losses.KL_ESTIMATORS`.
-    entropy_coef: weight of the entropy bonus, per nat.
-    normalize_std: divide advantages by the group's standard deviation.
-
-  Returns:
-    An Algorithm; every row weighs the same, in the KL and the entropy too. It
-    needs `ref_logprobs` if `kl_coef` is not 0.
-
-  Raises:
-    ValueError: an option is out of its range.
+  Every row weighs the same, in the KL and the entropy too.
 
   Source: Zheng et al. 2025, Group Sequence Policy Optimization,
     arXiv:2507.18071, eq. 5; clip ranges of its section 5.1.
   """
-  clip = _clip_range(clip_low, clip_high)
+  _check_sequence_level('gspo', aggregation)
+  losses.check_clip(clip_low, clip_high, dual_clip)
+  clip = dict(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
   def policy_loss(logprobs, old, advs, mask):
     rows = mask.any(-1)
     per_row = losses.sequence_ratio_loss(logprobs, old, advs, mask, **clip)
     ratio = losses.sequence_ratio(logprobs, old, mask)
     return (Mean.of(per_row, rows),
-            losses.clip_fractions(ratio, advs, rows, **clip))
+            diagnostics.clip_fractions(ratio, advs, rows, **clip))
 
   return Algorithm(
-      keep=keep_all,
-      advantages=_by_group(normalize_std),
-      loss=_objective(
-          policy_loss, kl_coef, kl_estimator, entropy_coef, 'sequence_mean'),
-      needs=_needs(kl_coef),
-      min_group_size=2)
+      by_group(normalize_std),
+      objective(policy_loss, kl_coef=kl_coef, kl_estimator=kl_estimator,
+                entropy_coef=entropy_coef, aggregation=aggregation),
+      needs=_needs(kl_coef), level='sequence', min_group_size=2)
 
 
 def dspo(
     *,
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
+    dual_clip: float | None = None,
     kl_coef: float = 0.0,
     kl_estimator: str = 'k3',
     entropy_coef: float = 0.0,
     normalize_std: bool = True,
+    aggregation: str = 'sequence_mean',
 ) -> Algorithm:
   """GSPO on the groups whose outcomes are mixed.
 
-  Args:
-    clip_low: how far a sequence's ratio may fall below 1. The paper gives no
-      range; these are GSPO's.
-    clip_high: how far it may rise above 1.
-    kl_coef: weight of the KL to the reference, per nat.
-    kl_estimator: one of `losses.KL_ESTIMATORS`.
-    entropy_coef: weight of the entropy bonus, per nat.
-    normalize_std: divide advantages by the group's standard deviation.
-
-  Returns:
-    An Algorithm; it needs `ref_logprobs` if `kl_coef` is not 0.
-
-  Raises:
-    ValueError: an option is out of its range.
-
-  Source: DSPO, arXiv:2510.09255.
+  Source: DSPO, arXiv:2510.09255. It gives no clip range: these are GSPO's.
   """
-  algorithm = gspo(
-      clip_low=clip_low, clip_high=clip_high, kl_coef=kl_coef,
-      kl_estimator=kl_estimator, entropy_coef=entropy_coef,
-      normalize_std=normalize_std)
-  return dataclasses.replace(algorithm, keep=keep_mixed)
+  _check_sequence_level('dspo', aggregation)
+  return dataclasses.replace(
+      gspo(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip,
+           kl_coef=kl_coef, kl_estimator=kl_estimator,
+           entropy_coef=entropy_coef, normalize_std=normalize_std),
+      keep=keep_mixed)
 
 
-def keep_all(
-    outcome_rewards: Float[np.ndarray, 'N'],
-    question_ids: Int[np.ndarray, 'N'],
-) -> Bool[np.ndarray, 'N']:
-  """Every row is trained on."""
-  del question_ids
-  return np.ones(len(outcome_rewards), bool)
-
-
-def keep_mixed(
-    outcome_rewards: Float[np.ndarray, 'N'],
-    question_ids: Int[np.ndarray, 'N'],
-) -> Bool[np.ndarray, 'N']:
-  """A question's rows are trained on if their outcomes are mixed.
-
-    max r - min r > 1e-6 over the rows of the question
+def gmpo(
+    *,
+    clip_low: float = 0.4,
+    clip_high: float = 0.4,
+    kl_coef: float = 0.0,
+    kl_estimator: str = 'k3',
+    entropy_coef: float = 0.0,
+    normalize_std: bool = True,
+    aggregation: str = 'sequence_mean',
+) -> Algorithm:
+  """The geometric mean of a row's token ratios, each clipped before.
 
   Args:
-    outcome_rewards: what the filter reads; NaN where none could be computed,
-      which neither mixes a group nor takes its row out of one.
-    question_ids: rows of one question; any integers.
+    clip_low: how far a token's LOG ratio may fall, in nats.
+    clip_high: how far it may rise, in nats.
 
-  Returns:
-    True for the rows to keep: all rows of a question, or none.
-
-  Raises:
-    ValueError: the shapes differ.
-
-  Source: Yu et al. 2025, DAPO, arXiv:2503.14476, eq. 11; DSPO,
-    arXiv:2510.09255.
+  Source: Zhao et al. 2025, Geometric-Mean Policy Optimization,
+    arXiv:2507.20673, eq. 4; clip range of its section 4.
   """
-  outcome_rewards = np.asarray(outcome_rewards)
-  ids = np.unique(question_ids, return_inverse=True)[1]
-  spread = advantages.group_spread(
-      outcome_rewards, ids, ~np.isnan(outcome_rewards))
-  return spread > advantages.MIN_SPREAD
+  _check_sequence_level('gmpo', aggregation)
+  if clip_low < 0 or clip_high < 0:
+    raise ValueError('clip_low and clip_high must be 0 nats or more, but are '
+                     f'{clip_low} and {clip_high}.')
+  as_ratios = dict(clip_low=-math.expm1(-clip_low),
+                   clip_high=math.expm1(clip_high))
+
+  def policy_loss(logprobs, old, advs, mask):
+    per_row = losses.geometric_mean_loss(
+        logprobs, old, advs, mask, clip_low=clip_low, clip_high=clip_high)
+    ratio = losses.token_ratio(logprobs, old, mask)
+    return (Mean.of(per_row, mask.any(-1)),
+            diagnostics.clip_fractions(ratio, advs, mask, **as_ratios))
+
+  return Algorithm(
+      by_group(normalize_std),
+      objective(policy_loss, kl_coef=kl_coef, kl_estimator=kl_estimator,
+                entropy_coef=entropy_coef, aggregation=aggregation),
+      needs=_needs(kl_coef), level='sequence', min_group_size=2)
 
 
-def trained_tokens(batch: Batch) -> Bool[Array, 'B T']:
-  """True where the policy sampled the token, in rows that are in the loss."""
-  return batch.loss_mask & batch.in_loss[:, None]
+def rloo(
+    *,
+    kl_coef: float = 0.0,
+    kl_estimator: str = 'k1',
+    entropy_coef: float = 0.0,
+    aggregation: str = 'sequence_sum',
+    length: int | None = None,
+) -> Algorithm:
+  """log pi of the whole row, against the others of its group; no ratio.
 
+  The KL is in the reward, summed over the row. The paper tunes its coefficient
+  by task; 0 is ours.
 
-def denominator_logprobs(batch: Batch) -> Float[Array, 'B T']:
-  """log pi_old, in nats: what the importance ratio divides by.
-
-  Rows that the present policy sampled take the learner's own `old_logprobs`;
-  rows carried over from an earlier policy keep the `behavior_logprobs` they
-  were sampled with, so that they are off-policy honestly, never at ratio 1.
-
-  Raises:
-    ValueError: the batch has no `old_logprobs`.
+  Source: Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740, section 2.2.
   """
-  old = _scored('old_logprobs', batch.old_logprobs)
-  return jnp.where(batch.on_policy[:, None], old, batch.behavior_logprobs)
+  _check_whole_rows('rloo', aggregation)
+
+  def left_out(batch):
+    mask = trained_tokens(batch)
+    penalty = reference_kl(batch, kl_coef, kl_estimator)
+    rewards = batch.rewards
+    if penalty is not None:
+      rewards = rewards - masked.row_sum(penalty, mask)
+    return advantages.leave_one_out(
+        rewards, batch.group_ids, batch.in_baseline)
+
+  return Algorithm(
+      left_out,
+      objective(score_function(aggregation, length), kl_estimator=kl_estimator,
+                entropy_coef=entropy_coef, aggregation=aggregation,
+                length=length),
+      needs=_needs(kl_coef), min_group_size=2, one_update=True)
 
 
-def total(
-    terms: Terms, counts: Mapping[str, Array] | None = None
-) -> Float[Array, '']:
-  """loss = sum over terms of coefficient * total / count.
+def reinforce(
+    *,
+    kl_coef: float = 1e-3,
+    kl_estimator: str = 'k3',
+    entropy_coef: float = 0.0,
+    aggregation: str = 'token_mean',
+    length: int | None = None,
+) -> Algorithm:
+  """log pi times the bare reward: no baseline, no ratio, no clip.
+
+  Source: Williams 1992; as ZeroSearch (arXiv:2505.04588) uses it, the sign of
+    its KL put right.
+  """
+  return Algorithm(
+      lambda batch: jnp.where(batch.in_baseline, batch.rewards, 0),
+      objective(score_function(aggregation, length), kl_coef=kl_coef,
+                kl_estimator=kl_estimator, entropy_coef=entropy_coef,
+                aggregation=aggregation, length=length),
+      needs=_needs(kl_coef), one_update=True)
+
+
+def reinforce_plus_plus(
+    *,
+    group_baseline: bool = False,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    discount: float = 1.0,
+    kl_coef: float = 1e-3,
+    kl_estimator: str | None = None,
+    entropy_coef: float = 0.0,
+    aggregation: str = 'token_mean',
+    length: int | None = None,
+) -> Algorithm:
+  """PPO without a critic: returns whitened over all tokens of the batch.
 
   Args:
-    terms: what `Algorithm.loss` gave for a batch, or for a micro-batch of it.
-    counts: each term's count over the global batch. The totals of its
-      micro-batches then add up to the loss of the whole. Default: their own.
+    group_baseline: take the group's mean off first ("w/ baseline"). The KL is
+      then in the loss, else in the reward. Its coefficient is ours.
+    discount: what a reward one policy token later is worth.
+    kl_estimator: default k2 in the loss, k1 in the reward.
 
-  Returns:
-    The loss to differentiate; a term that counts nothing adds 0.
+  Source: Hu et al. 2025, REINFORCE++, arXiv:2501.03262.
   """
-  if counts is None:
-    counts = {name: mean.count for name, (_, mean) in terms.items()}
-  return sum(
-      coefficient * Mean(mean.total, counts[name]).value
-      for name, (coefficient, mean) in terms.items())
+  in_loss = kl_coef if group_baseline else 0.0
+  estimator = kl_estimator or ('k2' if group_baseline else 'k1')
+
+  def whitened(batch):
+    mask = trained_tokens(batch)
+    if group_baseline:
+      return advantages.reinforce_plus_plus_baseline(
+          batch.rewards, batch.group_ids, mask, batch.in_baseline)
+    rewards = advantages.token_rewards(
+        batch.rewards, mask, reference_kl(batch, kl_coef, estimator))
+    return advantages.reinforce_plus_plus(rewards, mask, discount=discount)
+
+  return Algorithm(
+      whitened,
+      objective(
+          clipped_token_ratio(clip_low, clip_high, None, aggregation, length),
+          kl_coef=in_loss, kl_estimator=estimator, entropy_coef=entropy_coef,
+          aggregation=aggregation, length=length),
+      needs=_needs(kl_coef), min_group_size=2 if group_baseline else 1)
 
 
-def make(name: str, **options: Any) -> Algorithm:
-  """Builds the algorithm that a config names.
+def hrpo(
+    *,
+    delta: float = 1e-6,
+    kl_coef: float = 0.0,
+    kl_estimator: str = 'k3',
+    entropy_coef: float = 0.0,
+    aggregation: str = 'sequence_sum',
+    length: int | None = None,
+) -> Algorithm:
+  """log pi times how much better than all rows of equally many hops.
+
+  Hop-grouped relative policy optimisation: one sample a question has a
+  baseline, too. (arXiv:2505.18454 has another HRPO, that changes the model.)
 
   Args:
-    name: `module:function`, such as 'searchrl.rl.algorithms:dspo'. The
-      function takes keyword options and returns an Algorithm.
-    **options: its hyper-parameters.
+    delta: added to the variance of a hop count's rewards; the value is ours.
 
-  Returns:
-    The Algorithm.
-
-  Raises:
-    ValueError: the name is malformed, leads nowhere or to something else, or
-      an option is unknown.
+  Source: Dr. Zero, arXiv:2601.07055, eq. 2 and 3; strictly on-policy.
   """
-  factory = _resolve(name)
-  parameters = inspect.signature(factory).parameters.values()
-  legal = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-  unknown = sorted(set(options) - set(legal))
-  if unknown and len(legal) == len(parameters):
-    raise ValueError(
-        f'options of {name} must be among {", ".join(legal) or "none"}, but '
-        f'{unknown[0]!r} was given. Remove it or correct its spelling.')
-  algorithm = factory(**options)
-  if not isinstance(algorithm, Algorithm):
-    raise ValueError(
-        f'name must lead to a function that returns an Algorithm, but {name} '
-        f'returned {type(algorithm).__name__}.')
-  return algorithm
-
-
-def _resolve(name):
-  """The function that `module:function` names."""
-  module_name, _, function = name.partition(':')
-  if not (module_name and function.isidentifier()):
-    raise ValueError(
-        f'name must read module:function, but is {name!r}. Write for instance '
-        "'searchrl.rl.algorithms:dspo'.")
-  try:
-    module = importlib.import_module(module_name)
-  except ModuleNotFoundError as error:
-    if not f'{module_name}.'.startswith(f'{error.name}.'):
-      raise  # the module is there; something that it imports is not
-    raise ValueError(
-        f'name must begin with a module that can be imported, but {name!r} '
-        f'begins with {module_name}, and there is no {error.name}. Correct '
-        'it, or put its folder on PYTHONPATH.') from error
-  factory = getattr(module, function, None)
-  if not callable(factory):
-    near = difflib.get_close_matches(function, dir(module))
-    hint = f'did you mean {near[0]}?' if near else 'check its spelling.'
-    raise ValueError(
-        f'name must end with a function of {module_name}, but that has no '
-        f'function {function!r}; {hint}')
-  return factory
-
-
-def _by_group(normalize_std):
-  """The baseline of GRPO and its descendants."""
-  return lambda batch: advantages.group_relative(
-      batch.rewards, batch.group_ids, batch.in_baseline,
-      normalize_std=normalize_std)
+  _check_whole_rows('hrpo', aggregation)
+  return Algorithm(
+      lambda batch: advantages.hop_group_relative(
+          batch.rewards, batch.group_ids, batch.in_baseline, delta=delta),
+      objective(score_function(aggregation, length), kl_coef=kl_coef,
+                kl_estimator=kl_estimator, entropy_coef=entropy_coef,
+                aggregation=aggregation, length=length),
+      group_of=question_hops, needs=_needs(kl_coef), one_update=True)
 
 
 def _needs(kl_coef):
   return frozenset({'ref_logprobs'} if kl_coef else ())
 
 
-def _objective(policy_loss, kl_coef, kl_estimator, entropy_coef, aggregation):
-  """Algorithm.loss: a policy loss, plus what keeps the policy from drifting.
-
-  Args:
-    policy_loss: logprobs, old log-probs, advantages, mask -> Mean, metrics.
-    kl_coef: of the KL to the reference. A term whose coefficient is 0 is left
-      out, and asks for nothing.
-    kl_estimator: one of `losses.KL_ESTIMATORS`.
-    entropy_coef: of the entropy bonus.
-    aggregation: of KL and entropy.
-  """
-  losses.check_choice('kl_estimator', kl_estimator, losses.KL_ESTIMATORS)
-  losses.check_choice('aggregation', aggregation, losses.AGGREGATIONS)
-
-  def loss(policy, batch, advs):
-    mask, old = trained_tokens(batch), denominator_logprobs(batch)
-    mean, clip_metrics = policy_loss(policy.logprobs, old, advs, mask)
-    terms = {'policy': (1.0, mean)}
-    metrics = {
-        'actor/pg_loss': mean,
-        'actor/entropy': Mean.of(policy.entropy, mask),
-        **losses.policy_drift(policy.logprobs, old, mask),
-        **clip_metrics,
-    }
-    if kl_coef:
-      ref = _scored('ref_logprobs', batch.ref_logprobs)
-      kl = losses.kl(policy.logprobs, ref, mask, estimator=kl_estimator)
-      mean = losses.aggregate(kl, mask, how=aggregation)
-      terms['kl'] = (kl_coef, mean)
-      metrics['actor/kl_loss'] = mean
-    if entropy_coef:
-      mean = losses.aggregate(policy.entropy, mask, how=aggregation)
-      terms['entropy'] = (-entropy_coef, mean)
-    return terms, metrics
-
-  return loss
-
-
-def _clip_range(clip_low, clip_high):
-  """Both as keywords of a loss, if they leave the ratio 1 inside."""
-  if not (0 <= clip_low < 1 and clip_high >= 0):
+def _check_sequence_level(recipe, aggregation):
+  """A row has one ratio and one loss: there is nothing to sum over tokens."""
+  if aggregation != 'sequence_mean':
     raise ValueError(
-        'clip_low must lie in [0, 1) and clip_high be 0 or more, but they are '
-        f'{clip_low} and {clip_high}. Give distances below and above 1.')
-  return dict(clip_low=clip_low, clip_high=clip_high)
+        f"aggregation must be 'sequence_mean' for {recipe}, whose loss belongs "
+        f'to a whole row, but is {aggregation!r}. For token-level aggregation '
+        'choose a recipe with token ratios: grpo, dapo or ppo.')
 
 
-def _scored(field, array):
-  """Refuses a batch that still lacks what the loss reads."""
-  if array is None:
+def _check_whole_rows(recipe, aggregation):
+  """log pi of a row is the sum over its tokens; a mean is something else."""
+  if aggregation not in ('sequence_sum', 'sequence_sum_norm'):
     raise ValueError(
-        f'batch.{field} must be scored before the loss, but is None. Fill it '
-        'with learner.score, or with dataclasses.replace.')
-  return array
+        "aggregation must be 'sequence_sum' or 'sequence_sum_norm' for "
+        f'{recipe}, whose action is the whole row, but is {aggregation!r}. For '
+        'means over tokens choose reinforce or reinforce_plus_plus.')

@@ -5,14 +5,15 @@
 Entry t of a row speaks of its token t. The mask is True where the policy
 sampled the token: retrieved passages lie outside of it and may hold anything.
 One surrogate serves two ratios: PPO and GRPO clip a ratio for each token, GSPO
-and DSPO one for each sequence.
+and DSPO one for each sequence. In this order: ratios, policy losses, what else
+is minimised, weights and penalties, aggregation.
 """
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from searchrl.rl import masked
 from searchrl.rl.masked import Mean
@@ -105,28 +106,39 @@ def clipped_surrogate(
     *,
     clip_low: float,
     clip_high: float,
+    dual_clip: float | None = None,
 ) -> Float[Array, '*N']:
   """L = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), unreduced.
+
+  With a dual clip, L <= -dual_clip A where A < 0: a ratio beyond it no longer
+  pushes.
 
   Args:
     ratio: rho of each token, or of each sequence; what is differentiated.
     advantages: A, in the shape of `ratio`; constant.
     clip_low: how far rho may fall below 1 and still be pushed down.
     clip_high: how far rho may rise above 1 and still be pushed up.
+    dual_clip: above 1; 3 is usual. None, the default, is PPO as published.
 
   Returns:
     One loss for each ratio, in the unit of `advantages`.
 
   Raises:
-    ValueError: the shapes differ.
+    ValueError: the shapes differ, or a range is none.
 
   Source: Schulman et al. 2017, Proximal Policy Optimization,
-    arXiv:1707.06347, eq. 7. Two ranges: DAPO, arXiv:2503.14476, eq. 10.
+    arXiv:1707.06347, eq. 7. Two ranges: DAPO, arXiv:2503.14476, eq. 10. Dual
+    clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
   """
+  check_clip(clip_low, clip_high, dual_clip)
   masked.check_shapes(ratio=ratio, advantages=advantages)
   advantages = jax.lax.stop_gradient(advantages)
   clipped = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
-  return -jnp.minimum(ratio * advantages, clipped * advantages)
+  gain = jnp.minimum(ratio * advantages, clipped * advantages)
+  if dual_clip is not None:
+    floor = jnp.where(advantages < 0, dual_clip * advantages, -jnp.inf)
+    gain = jnp.maximum(gain, floor)
+  return -gain
 
 
 def token_ratio_loss(
@@ -137,6 +149,7 @@ def token_ratio_loss(
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
+    dual_clip: float | None = None,
 ) -> Float[Array, 'B T']:
   """Clipped surrogate whose importance ratio belongs to one token.
 
@@ -150,6 +163,7 @@ def token_ratio_loss(
     loss_mask: True where the policy sampled the token.
     clip_low: how far rho may fall below 1.
     clip_high: how far rho may rise above 1; DAPO's is larger than clip_low.
+    dual_clip: as in `clipped_surrogate`.
 
   Returns:
     One loss a token, unreduced, in the unit of `advantages`; 0 outside the
@@ -163,8 +177,8 @@ def token_ratio_loss(
   """
   ratio = token_ratio(logprobs, old_logprobs, loss_mask)
   return clipped_surrogate(
-      ratio, _advantages_where(loss_mask, advantages),
-      clip_low=clip_low, clip_high=clip_high)
+      ratio, spread_over(loss_mask, advantages),
+      clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
 
 def sequence_ratio_loss(
@@ -175,6 +189,7 @@ def sequence_ratio_loss(
     *,
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
+    dual_clip: float | None = None,
 ) -> Float[Array, 'B']:
   """Clipped surrogate whose importance ratio belongs to the whole sequence.
 
@@ -193,6 +208,7 @@ def sequence_ratio_loss(
     clip_low: how far s may fall below 1. The paper's value, hundreds of times
       smaller than PPO's 0.2, for s is a geometric mean over tokens.
     clip_high: how far s may rise above 1.
+    dual_clip: as in `clipped_surrogate`.
 
   Returns:
     One loss per sequence, unreduced, in the unit of `advantages`.
@@ -205,8 +221,148 @@ def sequence_ratio_loss(
   """
   ratio = sequence_ratio(logprobs, old_logprobs, loss_mask)
   return clipped_surrogate(
-      ratio, _advantages_where(loss_mask.any(-1), advantages),
-      clip_low=clip_low, clip_high=clip_high)
+      ratio, spread_over(loss_mask.any(-1), advantages),
+      clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+
+
+def geometric_mean_loss(
+    logprobs: Float[Array, 'B T'],
+    old_logprobs: Float[Array, 'B T'],
+    advantages: Float[Array, 'B'],
+    loss_mask: Bool[Array, 'B T'],
+    *,
+    clip_low: float = 0.4,
+    clip_high: float = 0.4,
+) -> Float[Array, 'B']:
+  """Token ratios clipped in log space, then their geometric mean.
+
+    A > 0: d_it' = min(d_it, clip_high)      A < 0: d_it' = max(d_it, -clip_low)
+    L_i = -A_i exp( sum_t m_it d_it' / sum_t m_it ),  d = log pi - log pi_old
+
+  Args:
+    logprobs: log pi of each token, in nats; the only differentiated input.
+    old_logprobs: log pi_old of each token, in nats, from before the update.
+    advantages: A of each sequence, unitless.
+    loss_mask: True where the policy sampled the token.
+    clip_low: how far d may fall, in nats: the ratio down to exp(-clip_low).
+    clip_high: how far d may rise, in nats: the ratio up to exp(clip_high).
+
+  Returns:
+    One loss per sequence, unreduced, in the unit of `advantages`; 0 for a row
+    without sampled tokens.
+
+  Raises:
+    ValueError: the shapes do not fit; an advantage a token among them.
+
+  Source: Zhao et al. 2025, Geometric-Mean Policy Optimization,
+    arXiv:2507.20673, eq. 4.
+  """
+  if clip_low < 0 or clip_high < 0:
+    raise ValueError(
+        'clip_low and clip_high must be 0 nats or more, but are '
+        f'{clip_low} and {clip_high}. Give distances below and above 0.')
+  advantages = spread_over(loss_mask.any(-1), advantages)
+  gaps = log_ratio(logprobs, old_logprobs, loss_mask)
+  clipped = jnp.where(advantages[:, None] > 0, jnp.minimum(gaps, clip_high),
+                      jnp.maximum(gaps, -clip_low))
+  return -advantages * jnp.exp(masked.row_mean(clipped, loss_mask))
+
+
+def score_function_loss(
+    logprobs: Float[Array, 'B T'],
+    advantages: Float[Array, 'B'] | Float[Array, 'B T'],
+    loss_mask: Bool[Array, 'B T'],
+) -> Float[Array, 'B T']:
+  """L_it = -A log pi(y_it): no ratio and no clip.
+
+  Right only for the policy that sampled the tokens, before its first update.
+
+  Args:
+    logprobs: log pi of each token, in nats; the only differentiated input.
+    advantages: A of each sequence, or of each token.
+    loss_mask: True where the policy sampled the token.
+
+  Returns:
+    One loss a token, unreduced; 0 outside the mask.
+
+  Raises:
+    ValueError: the shapes do not fit.
+
+  Source: Williams 1992, REINFORCE; Dr. Zero's HRPO, arXiv:2601.07055, eq. 2.
+  """
+  masked.check_shapes(logprobs=logprobs, loss_mask=loss_mask)
+  return -spread_over(loss_mask, advantages) * jnp.where(
+      loss_mask, logprobs, 0)
+
+
+def value_loss(
+    values: Float[Array, 'B T'],
+    old_values: Float[Array, 'B T'],
+    returns: Float[Array, 'B T'],
+    loss_mask: Bool[Array, 'B T'],
+    *,
+    value_clip: float | None = 0.5,
+) -> Float[Array, 'B T']:
+  """Squared error to the returns, of the worse of V and V kept near V_old.
+
+    V' = clip(V, V_old - value_clip, V_old + value_clip)
+    L = max((V - R)^2, (V' - R)^2) / 2
+
+  Args:
+    values: V of each token; the only differentiated input.
+    old_values: V from before the update.
+    returns: R, what V should have been; from `advantages.gae`.
+    loss_mask: True where the policy sampled the token.
+    value_clip: how far V may move an update and still be pushed, in the unit
+      of the rewards; Search-R1's value. None: a plain squared error.
+
+  Returns:
+    One loss a token, unreduced, in squared units; 0 outside the mask.
+
+  Raises:
+    ValueError: the shapes differ, or value_clip is negative.
+
+  Source: the value function of PPO's reference implementation (Dhariwal et al.
+    2017, OpenAI Baselines), as Search-R1 (arXiv:2503.09516) uses it.
+  """
+  if value_clip is not None and value_clip < 0:
+    raise ValueError(
+        f'value_clip must be 0 or more, but is {value_clip}. Give a distance '
+        'from V_old, or None for a plain squared error.')
+  masked.check_shapes(values=values, old_values=old_values, returns=returns,
+                      loss_mask=loss_mask)
+  values = jnp.where(loss_mask, values, 0)
+  old_values, returns = jax.lax.stop_gradient((
+      jnp.where(loss_mask, old_values, 0), jnp.where(loss_mask, returns, 0)))
+  error = jnp.square(values - returns)
+  if value_clip is not None:
+    clipped = jnp.clip(
+        values, old_values - value_clip, old_values + value_clip)
+    error = jnp.maximum(error, jnp.square(clipped - returns))
+  return error / 2
+
+
+def entropy(
+    logits: Float[Array, 'B T V'], loss_mask: Bool[Array, 'B T']
+) -> Float[Array, 'B T']:
+  """H = -sum_v p_v log p_v of what each token was drawn from, in nats.
+
+  Args:
+    logits: unnormalised log-probabilities, already divided by the sampling
+      temperature; -inf for a token that cannot be drawn.
+    loss_mask: True where the policy sampled the token.
+
+  Returns:
+    One entropy a token, in nats; 0 outside the mask.
+
+  Raises:
+    ValueError: the shapes do not fit.
+  """
+  masked.check_shapes(loss_mask=loss_mask, **{'logits[..., 0]': logits[..., 0]})
+  logprobs = jax.nn.log_softmax(jnp.where(loss_mask[..., None], logits, 0))
+  probs = jnp.exp(logprobs)
+  each = probs * jnp.where(probs > 0, logprobs, 0)  # 0 log 0 = 0
+  return jnp.where(loss_mask, -jnp.sum(each, -1), 0)
 
 
 def kl(
@@ -251,6 +407,99 @@ def kl(
       return jnp.square(x) / 2
     case 'k3':
       return jnp.expm1(x) - x
+
+
+def truncated_weights(
+    old_logprobs: Float[Array, 'B T'],
+    behavior_logprobs: Float[Array, 'B T'],
+    loss_mask: Bool[Array, 'B T'],
+    *,
+    high: float = 2.0,
+    level: str = 'token',
+) -> Float[Array, 'B T']:
+  """TIS: min(w, high), w = pi_old / pi_behavior, the learner's over the sampler's.
+
+  Two implementations of one policy disagree a little; these weights, on the
+  advantages, make a loss unbiased again, but for the truncation.
+
+  Args:
+    old_logprobs: of the learner, in nats, before its first update.
+    behavior_logprobs: of the sampler, in nats, as it drew the token.
+    loss_mask: True where the policy sampled the token.
+    high: the largest weight.
+    level: 'token', w_t = exp(o_t - b_t); or 'sequence', where every token of a
+      row has w = exp(sum_t o_t - b_t).
+
+  Returns:
+    One weight a token, unitless, constant; 1 outside the mask.
+
+  Raises:
+    ValueError: the shapes differ, or the level is unknown.
+
+  Source: Yao et al. 2025, Your Efficient RL Framework Secretly Brings You
+    Off-Policy RL Training, https://fengyao.notion.site/off-policy-rl.
+  """
+  weights = _mismatch_weights(old_logprobs, behavior_logprobs, loss_mask, level)
+  return jnp.minimum(weights, high)
+
+
+def masked_weights(
+    old_logprobs: Float[Array, 'B T'],
+    behavior_logprobs: Float[Array, 'B T'],
+    loss_mask: Bool[Array, 'B T'],
+    *,
+    low: float = 0.5,
+    high: float = 5.0,
+    level: str = 'token',
+) -> Float[Array, 'B T']:
+  """IcePop: w where low <= w <= high, else 0; w = pi_old / pi_behavior.
+
+  A token, or a row, on which sampler and learner disagree beyond the interval
+  is not trained on, but stays in every denominator.
+
+  Args:
+    old_logprobs: of the learner, in nats, before its first update.
+    behavior_logprobs: of the sampler, in nats, as it drew the token.
+    loss_mask: True where the policy sampled the token.
+    low: the smallest weight that is kept.
+    high: the largest.
+    level: as in `truncated_weights`.
+
+  Returns:
+    One weight a token, unitless, constant; 1 outside the mask.
+
+  Raises:
+    ValueError: the shapes differ, or the level is unknown.
+
+  Source: Ling Team 2025, Every Step Evolves, arXiv:2510.18855, IcePop.
+  """
+  weights = _mismatch_weights(old_logprobs, behavior_logprobs, loss_mask, level)
+  return jnp.where((weights >= low) & (weights <= high), weights, 0)
+
+
+def overlong_penalty(
+    lengths: Int[Array, 'B'], *, max_length: int, buffer: int
+) -> Float[Array, 'B']:
+  """What a long row loses: 0 up to max_length - buffer, then down to -1.
+
+    clip((max_length - buffer - length) / buffer, -1, 0)
+
+  Args:
+    lengths: of each row, in tokens; `loss_mask.sum(-1)` counts what the policy
+      wrote and not what it was made to read.
+    max_length: where the whole penalty of -1 is reached, in tokens.
+    buffer: how many tokens before that it sets in.
+
+  Returns:
+    One penalty a row, to be added to its reward; in [-1, 0].
+
+  Raises:
+    ValueError: the buffer is not in (0, max_length].
+
+  Source: Yu et al. 2025, DAPO, arXiv:2503.14476, eq. 13.
+  """
+  check_overlong(max_length, buffer)
+  return jnp.clip((max_length - buffer - lengths) / buffer, -1, 0)
 
 
 def aggregate(
@@ -298,69 +547,6 @@ def aggregate(
   return Mean.of(per_row, loss_mask.any(-1))
 
 
-def clip_fractions(
-    ratio: Float[Array, '*N'],
-    advantages: Float[Array, 'B'] | Float[Array, '*N'],
-    where: Bool[Array, '*N'],
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> dict[str, Mean]:
-  """How often the surrogate's clip was active, together and by side.
-
-    low: A < 0 and rho < 1 - clip_low      high: A > 0 and rho > 1 + clip_high
-
-  Args:
-    ratio: rho of each token, or of each sequence.
-    advantages: A, in the shape of `ratio`, or one a sequence.
-    where: True where a ratio counts.
-    clip_low: as in `clipped_surrogate`.
-    clip_high: as in `clipped_surrogate`.
-
-  Returns:
-    Fractions in [0, 1] of the tokens, or of the sequences, that count.
-
-  Raises:
-    ValueError: the shapes do not fit.
-  """
-  masked.check_shapes(ratio=ratio, where=where)
-  advantages = _advantages_where(where, advantages)
-  low = (advantages < 0) & (ratio < 1 - clip_low)
-  high = (advantages > 0) & (ratio > 1 + clip_high)
-  return {
-      'actor/pg_clipfrac': Mean.of(low | high, where),
-      'actor/clipfrac_low': Mean.of(low, where),
-      'actor/clipfrac_high': Mean.of(high, where),
-  }
-
-
-def policy_drift(
-    logprobs: Float[Array, 'B T'],
-    old_logprobs: Float[Array, 'B T'],
-    loss_mask: Bool[Array, 'B T'],
-) -> dict[str, Mean]:
-  """How far the policy has moved since it sampled: KL(pi_old || pi), in nats.
-
-  Args:
-    logprobs: log pi of each token, in nats.
-    old_logprobs: log pi_old of each token, in nats.
-    loss_mask: True where the policy sampled the token.
-
-  Returns:
-    Token means of the estimators k1 (verl's `ppo_kl`) and k3.
-
-  Raises:
-    ValueError: the shapes differ.
-  """
-  k1, k3 = (
-      kl(old_logprobs, logprobs, loss_mask, estimator=estimator)
-      for estimator in ('k1', 'k3'))
-  return {
-      'actor/ppo_kl': Mean.of(k1, loss_mask),
-      'actor/ppo_kl_k3': Mean.of(k3, loss_mask),
-  }
-
-
 def check_choice(field: str, found: str, choices: tuple[str, ...]) -> None:
   """Refuses a name that is not one of `choices`.
 
@@ -372,8 +558,48 @@ def check_choice(field: str, found: str, choices: tuple[str, ...]) -> None:
         f'{field} must be one of {", ".join(choices)}, but is {found!r}.')
 
 
-def _advantages_where(where, advantages):
-  """A for every entry of `where`, constant; 0 where it is False."""
+def check_overlong(max_length: int, buffer: int) -> None:
+  """Refuses a penalty that begins before the first token, or never.
+
+  Raises:
+    ValueError: naming the rule and what was found.
+  """
+  if not 0 < buffer <= max_length:
+    raise ValueError(
+        f'buffer must lie in (0, max_length], (0, {max_length}], but is '
+        f'{buffer}. Give the tokens over which the penalty grows.')
+
+
+def check_clip(
+    clip_low: float, clip_high: float, dual_clip: float | None = None) -> None:
+  """Refuses a range that leaves the ratio 1 outside.
+
+  Raises:
+    ValueError: naming the rule and what was found.
+  """
+  if not (0 <= clip_low <= 1 and clip_high >= 0):
+    raise ValueError(
+        'clip_low must lie in [0, 1] and clip_high be 0 or more, but they are '
+        f'{clip_low} and {clip_high}. Give distances below and above 1.')
+  if dual_clip is not None and dual_clip <= 1:
+    raise ValueError(
+        f'dual_clip must be above 1, but is {dual_clip}. 3 is usual; None is '
+        'no dual clip.')
+
+
+def spread_over(
+    where: Bool[Array, '*N'],
+    advantages: Float[Array, 'B'] | Float[Array, '*N'],
+) -> Float[Array, '*N']:
+  """A for every entry of `where`, constant; 0 where it is False.
+
+  Args:
+    where: [B, T] for tokens, [B] for sequences.
+    advantages: one a sequence, or in the shape of `where`.
+
+  Raises:
+    ValueError: the shapes do not fit; an advantage a token for sequences.
+  """
   legal = {where.shape: 'one for each ratio', where.shape[:1]: 'one a sequence'}
   if advantages.shape not in legal:
     shapes = ', or '.join(f'{shape} ({what})' for shape, what in legal.items())
@@ -383,3 +609,15 @@ def _advantages_where(where, advantages):
   if advantages.ndim < where.ndim:
     advantages = advantages[:, None]
   return jax.lax.stop_gradient(jnp.where(where, advantages, 0))
+
+
+def _mismatch_weights(old_logprobs, behavior_logprobs, loss_mask, level):
+  """pi_old / pi_behavior of each token, or of each token's row; constant."""
+  check_choice('level', level, ('token', 'sequence'))
+  if level == 'token':
+    weights = token_ratio(old_logprobs, behavior_logprobs, loss_mask)
+  else:
+    gaps = log_ratio(old_logprobs, behavior_logprobs, loss_mask)
+    whole = jnp.sum(gaps, axis=-1, keepdims=True)
+    weights = jnp.where(loss_mask, jnp.exp(jnp.clip(whole, -20, 20)), 1)
+  return jax.lax.stop_gradient(weights)

@@ -1,0 +1,30 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""DAPO: GRPO on mixed groups, with more room above, and no long rows.
+
+  python -m searchrl.main --config=configs/dapo.py
+
+Rounds of questions are played as in dspo.py, until 12 groups are mixed or 3
+rounds are over, and the run ends after as many trajectories as grpo.py samples.
+
+Source: Yu et al. 2025, arXiv:2503.14476. The lengths are the laptop's: four-hop
+answers take about 110 policy tokens.
+"""
+
+from configs import common
+
+
+def get_config(size: str = 'laptop'):
+  config = common.get_config(size)
+  config.algorithm = dict(
+      name='searchrl.rl.algorithms:dapo',
+      clip_low=0.2,
+      clip_high=0.28,
+      max_length=192,  # policy tokens at which a whole 1 is lost
+      buffer=48,  # tokens before that over which the penalty grows
+  )
+  config.rollout.max_rounds = 3
+  config.train.max_rollouts = 2160  # trajectories; 30 steps of grpo.py
+  if size == 'smoke':
+    config.train.max_rollouts = 0
+  return config

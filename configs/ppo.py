@@ -1,0 +1,36 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""PPO: a token ratio, and a critic for a baseline.
+
+  python -m searchrl.main --config=configs/ppo.py
+
+One sample a question, so that a step asks 72 questions. The critic has the
+policy's backbone, a head that says 0 at first, and an optimiser of its own; the
+KL to the model that the run started from is taken off the rewards.
+
+Source: Schulman et al. 2017, arXiv:1707.06347; as Search-R1 uses it,
+arXiv:2503.09516: discount and lambda 1, value clip 0.5, kl_coef 1e-3, a critic's
+learning rate of 1e-5 beside a policy's of 1e-6. Learning rates here are the
+laptop's, found by us.
+"""
+
+from configs import common
+
+
+def get_config(size: str = 'laptop'):
+  config = common.get_config(size)
+  common.one_sample_a_question(config)
+  config.algorithm = dict(
+      name='searchrl.rl.algorithms:ppo',
+      clip_low=0.2,
+      clip_high=0.2,
+      value_clip=0.5,  # in units of the reward
+      discount=1.0,  # a policy token
+      gae_lambda=1.0,
+      whiten=True,
+      kl_coef=1e-3,  # per nat, in the reward
+      entropy_coef=0.0,
+  )
+  config.critic.optimizer.learning_rate = 1e-3  # the paper's: 1e-5
+  config.critic.warmup_updates = 2  # with the policy untouched
+  return config

@@ -1,0 +1,27 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""REINFORCE++: PPO without a critic, whitened over the batch.
+
+  python -m searchrl.main --config=configs/reinforce_plus_plus.py
+
+One sample a question. With group_baseline=True and a group_size above 1 it is
+the paper's "REINFORCE++ w/ baseline".
+
+Source: Hu et al. 2025, arXiv:2501.03262.
+"""
+
+from configs import common
+
+
+def get_config(size: str = 'laptop'):
+  config = common.get_config(size)
+  common.one_sample_a_question(config)
+  config.algorithm = dict(
+      name='searchrl.rl.algorithms:reinforce_plus_plus',
+      group_baseline=False,
+      clip_low=0.2,
+      clip_high=0.2,
+      discount=1.0,  # a policy token
+      kl_coef=1e-3,  # per nat, in the reward
+  )
+  return config

@@ -1,0 +1,30 @@
+r"""CISPO: the clipped ratio is a constant weight; every token keeps a gradient.
+
+  python -m searchrl.main --config=docs/cispo.py
+
+Source: MiniMax-M1, arXiv:2506.13585, eq. 4. Both a recipe and its config.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from configs import common
+from searchrl import algorithms, losses
+
+
+def cispo(*, clip_high: float = 4.0) -> algorithms.Algorithm:
+  def policy_loss(logprobs, old, advs, mask):
+    ratio = jnp.minimum(losses.token_ratio(logprobs, old, mask), 1 + clip_high)
+    per_token = losses.score_function_loss(logprobs, advs, mask)
+    weighted = jax.lax.stop_gradient(ratio) * per_token
+    return losses.aggregate(weighted, mask, how='token_mean'), {}
+
+  return algorithms.Algorithm(
+      algorithms.by_group(), algorithms.objective(policy_loss),
+      min_group_size=2)
+
+
+def get_config(size: str = 'laptop'):
+  config = common.get_config(size)
+  config.algorithm = dict(name='docs.cispo:cispo', clip_high=4.0)
+  return config

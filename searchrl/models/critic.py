@@ -1,0 +1,62 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Params and token ids in, values out: a decoder with a scalar for a head.
+
+Parameters are those of the decoder, its head replaced:
+
+  embed/...   layers/...   norm/...   value/kernel [D 1]   value/bias [1]
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from searchrl.models import transformer
+from searchrl.models.transformer import Params, TransformerConfig
+
+
+def init(params: Params) -> Params:
+  """A critic with a policy's backbone, that says 0 until it is trained.
+
+  Args:
+    params: of a decoder; its arrays are shared, not copied.
+  """
+  scale = params['norm']['scale']
+  backbone = {k: v for k, v in params.items() if k != 'head'}
+  return {**backbone, 'value': {
+      'kernel': jnp.zeros((len(scale), 1), scale.dtype),
+      'bias': jnp.zeros(1, scale.dtype)}}
+
+
+def logical_axes(config: TransformerConfig) -> Params:
+  """A tree like `init`'s whose leaves are tuples of logical axis names."""
+  axes = transformer.logical_axes(config)
+  axes.pop('head', None)
+  return {**axes, 'value': {'kernel': ('embed', None), 'bias': (None,)}}
+
+
+def token_values(
+    params: Params,
+    tokens: Int[Array, 'B T'],
+    config: TransformerConfig,
+    *,
+    remat: bool = False,
+) -> Float[Array, 'B T']:
+  """V before each token: what is still to come, judging by tokens[:, :t].
+
+  Entry t speaks of tokens[:, t], as log-probs do; entry 0, before which there
+  is nothing, is 0.
+
+  Args:
+    params: see the top of this file.
+    tokens: right-padded rows.
+    config: the shape of the backbone.
+    remat: recompute each layer in the backward pass.
+
+  Returns:
+    Float32 values, in the unit of the rewards.
+  """
+  hidden = transformer.forward(params, tokens, config, remat=remat)[:, :-1]
+  values = jnp.dot(hidden, params['value']['kernel'].astype(hidden.dtype),
+                   preferred_element_type=jnp.float32)[..., 0]
+  values = values + params['value']['bias'].astype(jnp.float32)
+  return jnp.pad(values, ((0, 0), (1, 0)))

@@ -1,0 +1,158 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What an algorithm is: what to keep, what it is worth, and what to minimise.
+
+Three pure functions and a few facts; and what those functions share: which
+tokens are trained on, and what a ratio divides by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+
+from searchrl.rl import advantages
+from searchrl.rl.masked import Mean
+from searchrl.trajectory import Batch, Question
+
+Terms = dict[str, tuple[float, Mean]]  # name: coefficient, and what it scales
+Metrics = dict[str, Mean]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PolicyOutput:
+  """What the network being trained says of a batch's tokens."""
+
+  logprobs: Float[Array, 'B T']  # nats, at the sampling temperature
+  entropy: Float[Array, 'B T']  # nats, of the distribution that token t is from
+  values: Float[Array, 'B T'] | None = None  # of the critic
+
+
+def keep_all(
+    outcome_rewards: Float[np.ndarray, 'N'],
+    question_ids: Int[np.ndarray, 'N'],
+) -> Bool[np.ndarray, 'N']:
+  """Every row is trained on."""
+  del question_ids
+  return np.ones(len(outcome_rewards), bool)
+
+
+def keep_mixed(
+    outcome_rewards: Float[np.ndarray, 'N'],
+    question_ids: Int[np.ndarray, 'N'],
+) -> Bool[np.ndarray, 'N']:
+  """A question's rows are trained on if their outcomes are mixed.
+
+    max r - min r > 1e-6 over the rows of the question
+
+  Args:
+    outcome_rewards: what the filter reads; NaN where none could be computed,
+      which neither mixes a group nor takes its row out of one.
+    question_ids: rows of one question; any integers.
+
+  Returns:
+    True for the rows to keep: all rows of a question, or none.
+
+  Raises:
+    ValueError: the shapes differ.
+
+  Source: Yu et al. 2025, DAPO, arXiv:2503.14476, eq. 11; DSPO,
+    arXiv:2510.09255.
+  """
+  outcome_rewards = np.asarray(outcome_rewards)
+  ids = np.unique(question_ids, return_inverse=True)[1]
+  spread = advantages.group_spread(
+      outcome_rewards, ids, ~np.isnan(outcome_rewards))
+  return spread > advantages.MIN_SPREAD
+
+
+def question_uid(question: Question) -> str:
+  """The usual baseline: all samples of one question."""
+  return question.uid
+
+
+def question_hops(question: Question) -> int:
+  """HRPO's baseline: all questions that take equally many facts."""
+  return question.hops
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+  """Three pure functions, and what they ask of their surroundings.
+
+  The counts of a loss's Means depend on masks alone, so that a learner knows
+  the global denominators before it runs the first micro-batch.
+  """
+
+  # The whole global batch -> arrays (a pytree) whose first axis is B; under jit.
+  advantages: Callable[[Batch], Any]
+  # Policy, (micro-)batch, its advantages -> terms and metrics; under jit.
+  loss: Callable[[PolicyOutput, Batch, Any], tuple[Terms, Metrics]]
+  # outcome rewards [N], question ids [N] -> which rows to train on; numpy.
+  keep: Callable[[np.ndarray, np.ndarray], np.ndarray] = keep_all
+  # Rows of equal groups share a baseline.
+  group_of: Callable[[Question], Hashable] = question_uid
+  needs: frozenset[str] = frozenset()  # of 'ref_logprobs', 'values'
+  level: Literal['token', 'sequence'] = 'token'  # what one ratio belongs to
+  min_group_size: int = 1  # samples a question, below which nothing is learned
+  one_update: bool = False  # no ratio: a batch is good for one optimiser step
+
+
+def total(
+    terms: Terms, counts: Mapping[str, Array] | None = None
+) -> Float[Array, '']:
+  """loss = sum over terms of coefficient * total / count.
+
+  Args:
+    terms: what `Algorithm.loss` gave for a batch, or for a micro-batch of it.
+    counts: each term's count over the global batch. The totals of its
+      micro-batches then add up to the loss of the whole. Default: their own.
+
+  Returns:
+    The loss to differentiate; a term that counts nothing adds 0.
+  """
+  if counts is None:
+    counts = {name: mean.count for name, (_, mean) in terms.items()}
+  return sum(
+      coefficient * Mean(mean.total, counts[name]).value
+      for name, (coefficient, mean) in terms.items())
+
+
+def trained_tokens(batch: Batch) -> Bool[Array, 'B T']:
+  """True where the policy sampled the token, in rows that are in the loss."""
+  return batch.loss_mask & batch.in_loss[:, None]
+
+
+def denominator_logprobs(batch: Batch) -> Float[Array, 'B T']:
+  """log pi_old, in nats: what the importance ratio divides by.
+
+  Rows that the present policy sampled take the learner's own `old_logprobs`;
+  rows carried over from an earlier policy keep the `behavior_logprobs` they
+  were sampled with, so that they are off-policy honestly, never at ratio 1.
+
+  Raises:
+    ValueError: the batch has no `old_logprobs`.
+  """
+  old = scored(batch, 'old_logprobs')
+  return jnp.where(batch.on_policy[:, None], old, batch.behavior_logprobs)
+
+
+def scored(batch: Batch, field: str) -> Float[Array, 'B T']:
+  """A field that the learner fills in.
+
+  Raises:
+    ValueError: it has not yet.
+  """
+  array = getattr(batch, field)
+  if array is None:
+    raise ValueError(
+        f'batch.{field} must be scored before the loss, but is None. Fill it '
+        'with learner.score, or with dataclasses.replace.')
+  return array

@@ -1,0 +1,195 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Batches in, numbers to plot out, under verl's names where it has one.
+
+`clip_fractions`, `policy_drift` and `value_fit` are Means, for they are taken
+of micro-batches while the loss is; the others read a whole batch on the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+import numpy as np
+
+from searchrl.rl import losses
+from searchrl.rl import masked
+from searchrl.rl.advantages import Estimate
+from searchrl.rl.masked import Mean
+from searchrl.trajectory import Batch
+
+
+def clip_fractions(
+    ratio: Float[Array, '*N'],
+    advantages: Float[Array, 'B'] | Float[Array, '*N'],
+    where: Bool[Array, '*N'],
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> dict[str, Mean]:
+  """How often the surrogate's clip was active, together and by side.
+
+    low: A < 0 and rho < 1 - clip_low      high: A > 0 and rho > 1 + clip_high
+
+  Args:
+    ratio: rho of each token, or of each sequence.
+    advantages: A, in the shape of `ratio`, or one a sequence.
+    where: True where a ratio counts.
+    clip_low, clip_high, dual_clip: as in `losses.clipped_surrogate`.
+
+  Returns:
+    Fractions in [0, 1] of the tokens, or of the sequences, that count; that of
+    the dual clip (A < 0 and rho > dual_clip) only where there is one.
+
+  Raises:
+    ValueError: the shapes do not fit.
+  """
+  masked.check_shapes(ratio=ratio, where=where)
+  advantages = losses.spread_over(where, advantages)
+  low = (advantages < 0) & (ratio < 1 - clip_low)
+  high = (advantages > 0) & (ratio > 1 + clip_high)
+  fractions = {
+      'actor/pg_clipfrac': Mean.of(low | high, where),
+      'actor/clipfrac_low': Mean.of(low, where),
+      'actor/clipfrac_high': Mean.of(high, where),
+  }
+  if dual_clip is not None:
+    dual = (advantages < 0) & (ratio > dual_clip)
+    fractions['actor/pg_clipfrac_lower'] = Mean.of(dual, where)
+  return fractions
+
+
+def policy_drift(
+    logprobs: Float[Array, 'B T'],
+    old_logprobs: Float[Array, 'B T'],
+    loss_mask: Bool[Array, 'B T'],
+) -> dict[str, Mean]:
+  """How far the policy has moved since it sampled: KL(pi_old || pi), in nats.
+
+  Args:
+    logprobs: log pi of each token, in nats.
+    old_logprobs: log pi_old of each token, in nats.
+    loss_mask: True where the policy sampled the token.
+
+  Returns:
+    Token means of the estimators k1 (verl's `ppo_kl`) and k3.
+
+  Raises:
+    ValueError: the shapes differ.
+  """
+  k1, k3 = (
+      losses.kl(old_logprobs, logprobs, loss_mask, estimator=estimator)
+      for estimator in ('k1', 'k3'))
+  return {
+      'actor/ppo_kl': Mean.of(k1, loss_mask),
+      'actor/ppo_kl_k3': Mean.of(k3, loss_mask),
+  }
+
+
+def value_fit(
+    values: Float[Array, 'B T'],
+    old_values: Float[Array, 'B T'],
+    returns: Float[Array, 'B T'],
+    loss_mask: Bool[Array, 'B T'],
+    *,
+    value_clip: float | None,
+) -> dict[str, Mean]:
+  """What the critic says, and how often its clip was active.
+
+  Args:
+    values, old_values, returns, loss_mask, value_clip: as in
+      `losses.value_loss`.
+
+  Returns:
+    Token means: of V, and of the share whose clipped error was the larger one.
+
+  Raises:
+    ValueError: the shapes differ.
+  """
+  plain, worse = (
+      losses.value_loss(
+          values, old_values, returns, loss_mask, value_clip=clip)
+      for clip in (None, value_clip))
+  return {
+      'critic/vpred_mean': Mean.of(values, loss_mask),
+      'critic/vf_clipfrac': Mean.of(worse > plain, loss_mask),
+  }
+
+
+def describe(batch: Batch, estimate: Any) -> dict[str, float]:
+  """What a batch and its advantages hold, over the tokens trained on.
+
+  Args:
+    batch: scored; numpy arrays.
+    estimate: what `Algorithm.advantages` gave, as numpy arrays: one a row, one
+      a token, or an `Estimate`.
+
+  Returns:
+    Mean, largest and smallest advantage; return and value, and how much of the
+    returns' variance the values explain, where there is a critic; rows without
+    a policy token; the KL to the reference, where there is one.
+  """
+  where = batch.loss_mask & batch.in_loss[:, None]
+  result = {'train/empty_rows': float((~where.any(-1)).sum())}
+  if not where.any():
+    return result
+  advs = getattr(estimate, 'advantages', estimate)
+  advs = advs[:, None] if advs.ndim == 1 else advs
+  result |= _spread(
+      'critic/advantages', np.broadcast_to(advs, where.shape)[where])
+  if isinstance(estimate, Estimate):
+    returns, values = estimate.returns[where], batch.values[where]
+    result |= _spread('critic/returns', returns)
+    result |= _spread('critic/values', values)
+    spread = returns.var()
+    result['critic/vf_explained_var'] = float(
+        1 - (returns - values).var() / spread if spread > 0 else 0)
+  if batch.ref_logprobs is not None:
+    gap = batch.old_logprobs[where] - batch.ref_logprobs[where]
+    result['actor/reference_kl'] = float(gap.mean())
+  return result
+
+
+def mismatch(batch: Batch) -> dict[str, float]:
+  """How far the sampler's log-probs are from the learner's, on policy.
+
+  Args:
+    batch: with `old_logprobs`; numpy arrays.
+
+  Returns:
+    Absolute differences of log-probs (nats) and of probabilities; KL(sampler ||
+    learner) by k1 and k3; the importance weights pi_old / pi_behavior of the
+    tokens, and the share of them that is as good as a sample of its own (their
+    effective sample size). Near 0, 0, 0, and 1, where both share one model.
+    Nothing for a batch without on-policy tokens.
+  """
+  where = batch.loss_mask & batch.on_policy[:, None]
+  if not where.any():
+    return {}
+  sampled = batch.behavior_logprobs[where].astype(np.float64)
+  scored = batch.old_logprobs[where].astype(np.float64)
+  gap, probs = scored - sampled, np.exp(scored) - np.exp(sampled)
+  weights = np.exp(np.clip(gap, -20, 20))
+  return {
+      'training/rollout_logprobs_diff_mean': np.abs(gap).mean(),
+      'training/rollout_logprobs_diff_max': np.abs(gap).max(),
+      'training/rollout_probs_diff_mean': np.abs(probs).mean(),
+      'training/rollout_probs_diff_max': np.abs(probs).max(),
+      'training/rollout_probs_diff_std': np.abs(probs).std(),
+      'rollout_corr/kl': -gap.mean(),
+      'rollout_corr/k3_kl': (np.expm1(gap) - gap).mean(),
+      'rollout_corr/rollout_is_mean': weights.mean(),
+      'rollout_corr/rollout_is_max': weights.max(),
+      'rollout_corr/rollout_is_min': weights.min(),
+      'rollout_corr/rollout_is_eff_sample_size':
+          weights.mean() ** 2 / (weights ** 2).mean(),
+  }
+
+
+def _spread(name: str, values: np.ndarray) -> dict[str, float]:
+  return {f'{name}/mean': float(values.mean()),
+          f'{name}/max': float(values.max()),
+          f'{name}/min': float(values.min())}
