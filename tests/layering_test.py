@@ -8,7 +8,8 @@ import pathlib
 import pytest
 
 PACKAGE = pathlib.Path(__file__).parents[1] / 'searchrl'
-ROOM = ('mesh', 'optimizer', 'checkpoint', 'metrics')
+ROOM = ('mesh', 'optimizer', 'checkpoint', 'metrics', 'plugins', 'processes',
+        'watchdog')
 WINGS = ('agent', 'search', 'world', 'rl', 'models')
 JOBS = ('train', 'finetune', 'evaluate',  # jobs, and what only they share
         'collect', 'datasets', 'player', 'summary', 'workdir')
@@ -20,7 +21,7 @@ MAY_IMPORT = {  # part -> parts of ours, besides itself
     **{part: ('trajectory',) for part in WINGS},
     'learner': ('rl', 'models', 'trajectory', *ROOM),
     **{part: (*BELOW_JOBS, *JOBS) for part in JOBS},
-    'main': (),  # the job is named by the config
+    'main': ('plugins',),  # the job is named by the config
     '__init__': (),
 }
 _DEVICES = ('jax', 'jaxlib', 'flax', 'optax')
@@ -99,7 +100,7 @@ def test_every_row_of_the_table_has_files():
     ('rl/x.py', 'def f():\n  from searchrl import mesh', 'rl may import only'),
     ('search/x.py', 'import jax.numpy as jnp', 'search never names jax'),
     ('agent/x.py', 'from jax import Array', 'Take what it gives as an arg'),
-    ('main.py', 'import searchrl.train', 'main may import only: main.'),
+    ('main.py', 'import searchrl.train', 'main may import only: main plugins.'),
     ('new.py', '', 'Give it one there, and in MAY_IMPORT here.'),
 ])
 def test_a_breach_is_found_and_its_remedy_told(file, source, remedy):

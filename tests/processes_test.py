@@ -1,0 +1,396 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""processes and watchdog: alone here, and as two real processes over loopback.
+
+After `initialize` SIGTERM keeps its default, for jax's preemption service stays
+off; a run's own handler then asks `stop_requested_anywhere`.
+"""
+
+import hashlib
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from searchrl import processes
+from searchrl import watchdog
+import loopback
+
+ALL_THREE = {'JAX_COORDINATOR_ADDRESS': '127.0.0.1:1234',
+             'JAX_NUM_PROCESSES': '2', 'JAX_PROCESS_ID': '1'}
+SLURM = {'SLURM_JOB_ID': '7', 'SLURM_STEP_NODELIST': 'node[1-2]',
+         'SLURM_NTASKS': '2', 'SLURM_PROCID': '0', 'SLURM_LOCALID': '0'}
+
+
+@pytest.fixture
+def initialized(monkeypatch):
+  """The arguments of each call of jax.distributed.initialize, not made."""
+  calls = []
+  monkeypatch.setattr(jax.distributed, 'initialize',
+                      lambda **arguments: calls.append(arguments))
+  monkeypatch.setattr(jax.config, 'update', lambda name, value: None)
+  return calls
+
+
+@pytest.mark.parametrize('environ', [
+    {},
+    {'JAX_COORDINATOR_ADDRESS': ''},
+    ALL_THREE | {'JAX_NUM_PROCESSES': '1', 'JAX_PROCESS_ID': '0'},
+    SLURM | {'SLURM_NTASKS': '1'},
+    {'SLURM_NTASKS': '8'},  # an allocation, but no step of it
+    {'TPU_WORKER_HOSTNAMES': 'localhost'},
+    {'TPU_WORKER_HOSTNAMES': 'a,b', 'JAX_PLATFORMS': 'cpu'},
+])
+def test_one_process_starts_nothing(initialized, environ):
+  processes.initialize(environ)
+  assert not initialized
+
+
+@pytest.mark.parametrize('environ', [
+    SLURM,
+    SLURM | {'JAX_PLATFORMS': 'cpu'},
+    {'TPU_WORKER_HOSTNAMES': 'a,b'},
+    {'TPU_WORKER_HOSTNAMES': 'a', 'MEGASCALE_NUM_SLICES': '2'},
+])
+def test_clusters_are_left_to_jax(initialized, environ):
+  processes.initialize(environ)
+  assert initialized == [dict(
+      initialization_timeout=300, heartbeat_timeout_seconds=100,
+      shutdown_timeout_seconds=300)]
+
+
+@pytest.mark.parametrize('address, bound', [
+    ('127.0.0.1:1234', True), ('localhost:1', True), ('[::1]:1', True),
+    ('10.0.0.1:1234', False), ('node1:1234', False)])
+def test_explicit_processes_and_a_loopback_coordinator(
+    initialized, address, bound):
+  processes.initialize(ALL_THREE | {'JAX_COORDINATOR_ADDRESS': address,
+                                    'SEARCHRL_HEARTBEAT_SECS': '10'})
+  arguments, = initialized
+  assert arguments.pop('coordinator_bind_address', None) == (
+      address if bound else None)
+  assert arguments == dict(
+      coordinator_address=address, num_processes=2, process_id=1,
+      cluster_detection_method='deactivate', initialization_timeout=300,
+      heartbeat_timeout_seconds=10, shutdown_timeout_seconds=300)
+
+
+@pytest.mark.parametrize('change, message', [
+    ({'JAX_PROCESS_ID': ''}, 'set together, but lack JAX_PROCESS_ID. Set'),
+    ({'JAX_COORDINATOR_ADDRESS': '', 'JAX_NUM_PROCESSES': ''},
+     'lack JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES'),
+    ({'JAX_COORDINATOR_ADDRESS': 'node1'}, "host:port .*, but is 'node1'"),
+    ({'JAX_PROCESS_ID': '2'}, 'below JAX_NUM_PROCESSES=2, but is 2'),
+    ({'JAX_NUM_PROCESSES': 'two'}, "JAX_NUM_PROCESSES must .* is 'two'"),
+    ({'SEARCHRL_START_SECS': '5m'}, "SEARCHRL_START_SECS must .* is '5m'"),
+])
+def test_an_environment_that_asks_in_part_is_told(
+    initialized, change, message):
+  with pytest.raises(ValueError, match=message):
+    processes.initialize(ALL_THREE | change)
+  assert not initialized
+
+
+def test_alone_everything_is_free():
+  assert (processes.count(), processes.index()) == (1, 0)
+  assert processes.is_first()
+  assert processes.exchange('x', b'mine', 1) == [b'mine']
+  assert processes.agree('x', {'a': [1, None]}) == {'a': [1, None]}
+  assert processes.stop_requested_anywhere(True) is True
+  assert processes.stop_requested_anywhere(False) is False
+  processes.barrier('x', 1)
+  guard = processes.Guard('call')
+  guard('update', object())
+  guard.phase('train')
+  with pytest.raises(ValueError, match="'off', 'phase' or 'call', but is 'on'"):
+    processes.Guard('on')
+
+
+def test_facts_are_dtypes_shapes_and_statics():
+  batch = {'tokens': np.zeros((2, 3), np.int32), 'mask': None}
+  assert processes._describe((batch, 4, 'mean', np.float32(1), abs)) == [
+      "['mask']=None", "['tokens']=int32[2,3]", '4', "'mean'", 'float32[]',
+      '<built-in function abs>']
+  told, = processes._describe((test_facts_are_dtypes_shapes_and_statics,))
+  assert '0x' not in told
+
+
+def test_long_texts_are_told_from_where_they_differ():
+  told = processes._told(['a' * 900 + 'x', 'a' * 900 + 'y', 'a' * 900 + 'x'])
+  assert told == (f'processes 0, 2: ... {"a" * 100}x; '
+                  f'process 1: ... {"a" * 100}y')
+  assert processes._named(range(200)) == (
+      'processes 0, 1, 2, 3, 4, 5, 6, 7, ... (200 in all)')
+
+
+# One program of two processes, which prints one line of JSON for each check.
+MEETINGS = r'''
+import hashlib, json, os, signal, sys
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import distributed, xla_bridge
+from searchrl import mesh as mesh_lib, processes
+from searchrl.processes import Guard, agree, barrier, exchange
+
+def out(name, value):
+  print(json.dumps([name, value]), flush=True)
+
+def message(function, *args):
+  try:
+    return f'no error, but {function(*args)!r}'
+  except (RuntimeError, TimeoutError) as error:
+    return f'{type(error).__name__}: {error}'
+
+processes.initialize()
+me = processes.index()
+client = distributed.global_state.client
+def stored():
+  barrier('before')  # whose own entries are stored until the next meeting
+  keys = [key for key, _ in client.key_value_dir_get_bytes('searchrl/')]
+  barrier('after')
+  return keys
+def let(name):  # the other process comes after this one
+  client.key_value_set(f'{name}', '')
+def after(name):
+  client.blocking_key_value_get(f'{name}', 30_000)
+
+caught = int(next(line for line in open('/proc/self/status') if
+                  line.startswith('SigCgt')).split()[1], 16)
+out('sigterm is caught', bool(caught >> (signal.SIGTERM - 1) & 1))
+out('devices touched', xla_bridge.backends_are_initialized())
+out('who', [processes.count(), me, processes.is_first()])
+
+out('small', [x.decode() for x in exchange('a', b'from %d' % me, 30)])
+out('again', [x.decode() for x in exchange('a', b'again %d' % me, 30)])
+big = np.random.default_rng(me).bytes(3_000_000 + me)
+out('big', [hashlib.sha256(x).hexdigest() for x in exchange('b', big, 60)])
+out('empty', [len(x) for x in exchange('a', b'' if me else b'\n\n', 30)])
+out('stored', stored())
+
+out('agree', agree('config', {'a': {'b': [1, 2.5]}, 'c': None}))
+out('disagree', message(agree, 'config', {'a': {'b': me, 'same': 1}, 'd': 3}))
+out('versions', message(agree, 'git revision', 'abc' if me else 'def'))
+out('no key', message(agree, 'config', {'a': 1} if me else {}))
+out('other tag', message(exchange, 'train' if me else 'evaluate', b'', 30))
+
+if me == 0:
+  out('missing', message(barrier, 'checkpoint', 1)); let('gave up')
+else:
+  after('gave up'); out('missing', message(barrier, 'checkpoint', 1))
+out('and on', [x.decode() for x in exchange('a', b'%d' % me, 30)])
+
+batch = {'tokens': jax.ShapeDtypeStruct((4, 8 + me), jnp.int32)}
+guard = Guard('call', timeout_secs=30)
+guard('score', (2, 3)); guard('score', (2, 3)); guard.phase('equal')
+out('guard shape', message(guard, 'update', batch, 'mean'))
+guard = Guard('call', timeout_secs=30)
+guard('decode', 1)
+out('guard tag', message(guard, 'decode' if me else 'prefill', 1))
+guard = Guard('call', timeout_secs=30)
+if me == 0:
+  out('guard or not', message(guard, 'decode', 7))
+else:
+  out('guard or not', message(barrier, 'rollout ends', 30))
+guard = Guard('phase', timeout_secs=30)
+guard('decode', 1); guard('decode', 2); guard.phase('first')
+for i in range(3 + me):
+  guard('decode', i)
+out('guard phase', message(guard.phase, 'rollout'))
+guard = Guard('off')
+guard('decode', me); guard.phase('rollout')
+
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+for step in range(4):
+  if me == 1 and step == 2:
+    os.kill(os.getpid(), signal.SIGTERM)
+  if processes.stop_requested_anywhere(bool(asked), 30):
+    break
+out('stopped at', step)
+
+mesh = mesh_lib.make()
+x = jax.make_array_from_callback(
+    (4,), mesh_lib.sharding(mesh, ('batch',)),
+    lambda rows: np.arange(1., 5.)[rows])
+total = jax.jit(jnp.sum, out_shardings=mesh_lib.sharding(mesh, ()))(x)
+out('sum', [mesh.size, len(jax.local_devices()), float(total)])
+out('index', jax.process_index() == me)
+'''
+
+
+@pytest.fixture(scope='module')
+def met():
+  """{check: [what process 0 printed, process 1]}."""
+  done = loopback.run(2, MEETINGS)
+  printed = [dict(map(json.loads, re.findall(r'^\[".*', d.stdout, re.M)))
+             for d in done]  # Gloo prints, too
+  assert printed[0].keys() == printed[1].keys()
+  return {name: [p[name] for p in printed] for name in printed[0]}
+
+
+def test_start_touches_no_device_and_keeps_sigterm(met):
+  assert met['who'] == [[2, 0, True], [2, 1, False]]
+  assert met['devices touched'] == [False, False]
+  assert met['sigterm is caught'] == [False, False]
+  assert met['index'] == [True, True]
+
+
+def test_exchange_is_whole_in_order_and_leaves_nothing(met):
+  assert met['small'] == [['from 0', 'from 1']] * 2
+  assert met['again'] == [['again 0', 'again 1']] * 2
+  assert met['big'] == [[
+      hashlib.sha256(np.random.default_rng(i).bytes(3_000_000 + i)).hexdigest()
+      for i in range(2)]] * 2
+  assert met['empty'] == [[2, 0]] * 2
+  for keys in met['stored']:  # at meeting 4, perhaps before 3 is gone
+    assert keys and {key.split('/')[1] for key in keys} <= {'3', '4', '5'}
+
+
+def test_agree_returns_or_names_both_values_on_both_sides(met):
+  assert met['agree'] == [{'a': {'b': [1, 2.5]}, 'c': None}] * 2
+  for told in met['disagree']:
+    assert 'RuntimeError: config must be alike on all processes' in told
+    assert 'config.a.b: process 0: 0; process 1: 1\n' in told
+    assert 'same' not in told.split('\n', 1)[1].rsplit('\n', 1)[0]
+  for told in met['versions']:
+    assert 'git revision: process 0: "def"; process 1: "abc"' in told
+  for told in met['no key']:
+    assert 'config.a: process 0: nothing; process 1: 1' in told
+
+
+def test_meetings_at_different_tags_are_told(met):
+  for told in met['other tag']:
+    assert "process 0: 'evaluate'; process 1: 'train'" in told
+
+
+def test_a_timeout_names_the_missing_and_the_late_one_learns_of_it(met):
+  first, late = met['missing']
+  assert first.startswith(
+      "TimeoutError: all 2 processes must reach 'checkpoint' within 1 s of the "
+      'first, but process 1 did not (this is process 0).')
+  assert 'TimeoutError' in late and 'the last did not (this is pro' in late
+  assert met['and on'] == [['0', '1']] * 2
+
+
+def test_guard_names_the_call_at_which_processes_part(met):
+  for i, told in enumerate(met['guard shape']):
+    assert 'part at call 2. ' in told
+    assert (f"process {i}, which calls update(['tokens']=int32[4,{8 + i}], "
+            "'mean')") in told
+    assert "process 0: update(['tokens']=int32[4,8], 'mean'); process 1" in told
+    assert 'Last call in common: score(' in told
+  for told in met['guard tag']:
+    assert 'part at call 1. ' in told
+    assert 'process 0: prefill(1); process 1: decode(1)' in told
+    assert 'Last call in common: decode(1).' in told
+
+
+def test_guard_against_another_meeting_is_told_on_both_sides(met):
+  guarded, other = met['guard or not']
+  assert "process 1: nothing, but is at 'rollout ends'" in guarded
+  assert "process 0: 'call 0: decode'; process 1: 'rollout ends'" in other
+
+
+def test_guard_by_phase_names_the_phase_and_the_way_on(met):
+  for told in met['guard phase']:
+    assert "end of phase 'rollout': process 0: 5 calls of digest" in told
+    assert 'last decode(3).' in told and "Rerun with Guard('call')" in told
+
+
+def test_all_stop_at_the_step_after_a_signal_to_one(met):
+  assert met['stopped at'] == [2, 2]
+
+
+def test_a_program_runs_over_the_devices_of_both(met):
+  assert met['sum'] == [[4, 2, 10.0]] * 2
+
+
+def test_harness_tells_logs_and_kills():
+  code = 'import os, sys; print("said"); sys.exit(os.environ["JAX_PROCESS_ID"])'
+  with pytest.raises(AssertionError, match='1, exit code 1, out:\nsaid'):
+    loopback.run(2, code)
+  done = loopback.run(2, code, check=False)
+  assert [d.stderr for d in done] == ['0\n', '1\n']
+  with loopback.start(1, 'import time; print("up", flush=True); time.sleep(60)'
+                      ) as group:
+    with pytest.raises(TimeoutError, match='not all ended within 0.5 s'):
+      group.wait(0.5)
+  assert group.popen[0].returncode == -9
+
+
+def test_harness_takes_another_port_if_the_first_is_taken(monkeypatch):
+  code = ('import os, sys, time\n'
+          'if os.environ["JAX_COORDINATOR_ADDRESS"] == "127.0.0.1:1":\n'
+          '  if os.environ["JAX_PROCESS_ID"] == "1": time.sleep(60)\n'
+          '  sys.exit("E1121 add_port.cc:83] Failed to add port to server: No '
+          'address added")')  # what jax 0.10.2 and 0.12.0.1 say
+  ports = [2, 1]
+  monkeypatch.setattr(loopback, '_free_port', ports.pop)
+  loopback.run(2, code)
+  assert not ports
+
+
+class Clock:
+  """Time that passes only when someone waits."""
+
+  def __init__(self):
+    self.now = 0.0
+
+  def __call__(self):
+    return self.now
+
+  def wait(self, secs):
+    self.now += secs
+    return False
+
+
+def test_watchdog_reports_the_last_beat():
+  clock, reports = Clock(), []
+  dog = watchdog.Watchdog(30, on_timeout=reports.append, clock=clock,
+                          wait=clock.wait)
+  clock.now = 1.0
+  dog.beat('step 7')
+  dog._watch()
+  assert clock.now == pytest.approx(31, abs=0.1)
+  assert reports == [
+      "Watchdog: no beat for 30 s after 'step 7', but 30 s is the limit (10 x "
+      'the median interval, at least 30 s).']
+
+
+def test_watchdog_allows_for_the_usual_interval():
+  clock = Clock()
+  dog = watchdog.Watchdog(30, factor=4, clock=clock)
+  assert dog.limit_secs() == 30
+  for secs in (500, 20, 20, 21, 19):  # the first compiles
+    clock.now += secs
+    dog.beat('step')
+  assert dog.limit_secs() == 80
+  with pytest.raises(ValueError, match='floor_secs > 0 and factor > 1'):
+    watchdog.Watchdog(0)
+
+
+def test_watchdog_leaves_with_its_block():
+  reports = []
+  with watchdog.Watchdog(60, on_timeout=reports.append) as dog:
+    dog.beat('x')
+  assert not dog._thread.is_alive() and not reports
+
+
+def test_watchdog_ends_a_stuck_process_and_tells_where(tmp_path):
+  code = ('import sys, threading\n'
+          'from searchrl import watchdog\n'
+          'def stuck():\n  threading.Event().wait()\n'
+          'with watchdog.Watchdog(0.3, file=sys.argv[1]) as dog:\n'
+          '  dog.beat("step 3")\n  stuck()\n')
+  done = subprocess.run(
+      [sys.executable, '-c', code, tmp_path / 'stacks.txt'], timeout=60,
+      capture_output=True, text=True, cwd=loopback.ROOT)
+  assert done.returncode == watchdog.EXIT_CODE == 70
+  for told in done.stderr, pathlib.Path(tmp_path, 'stacks.txt').read_text():
+    assert "after 'step 3'" in told and 'in stuck' in told
