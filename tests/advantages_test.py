@@ -435,9 +435,9 @@ def test_refuses_bad_input_by_token():
   x, mask, row = jnp.zeros((2, 3)), jnp.ones((2, 3), bool), jnp.zeros(2)
   with pytest.raises(ValueError, match=r'one a row, \(2,\).*\(2, 3\). Reduce'):
     advantages.token_rewards(x, mask)
-  with pytest.raises(ValueError, match=r'penalty must .*\(2, 3\).*\(2,\). Align'):
+  with pytest.raises(ValueError, match=r'penalty must .*\(2, 3\).*\(2,\). Al'):
     advantages.token_rewards(row, mask, row)
-  with pytest.raises(ValueError, match=r'values must .*\(2, 3\).*\(2,\). Align'):
+  with pytest.raises(ValueError, match=r'values must .*\(2, 3\).*\(2,\). Al'):
     advantages.gae(x, row, mask)
   with pytest.raises(ValueError, match=r'loss_mask must .*\(2, 3\).*\(3,\)'):
     advantages.reinforce_plus_plus(x, mask[0])

@@ -52,6 +52,34 @@ def test_agrees_with_loops(ragged, transform):
       [sum(r) / max(len(r), 1) for r in rows], rtol=1e-5, atol=1e-6)
 
 
+def test_agrees_with_loops_at_either_precision():
+  rng = np.random.default_rng(1)
+  where = oracles.ragged_mask(rng, 16, 200)
+  x = oracles.poison(rng, rng.normal(size=where.shape), where)
+  per_row = {'sequence_sum': masked.row_sum, 'sequence_mean': masked.row_mean}
+  for dtype, rtol, atol in (
+      (np.float64, 1e-9, 1e-12), (np.float32, 1e-5, 1e-6)):
+    rounded = x.astype(dtype)
+    total, count = oracles.aggregate(rounded, where, 'token_mean')
+    with jax.enable_x64(dtype == np.float64):
+      got = jax.jit(Mean.of)(jnp.asarray(rounded), where)
+      assert got.total.dtype == got.count.dtype == got.value.dtype == dtype
+      np.testing.assert_allclose(got.total, total, rtol, atol)
+      np.testing.assert_allclose(
+          jax.jit(masked.mean)(rounded, where), total / count, rtol, atol)
+      for how, ours in per_row.items():
+        rows = jax.jit(ours)(jnp.asarray(rounded), where)
+        assert rows.dtype == dtype
+        for row, values, here in zip(rows, rounded, where):
+          expected, _ = oracles.aggregate(values[None], here[None], how)
+          np.testing.assert_allclose(row, expected, rtol, atol)
+
+
+def test_half_precision_is_summed_in_float32():
+  x = jnp.ones((3, 1000), jnp.bfloat16)  # whose integers end at 256
+  assert Mean.of(x, jnp.ones((3, 1000), bool)).total == 3000
+
+
 def test_masked_entries_have_no_gradient(ragged):
   x, where = map(jnp.asarray, ragged)
   gradient = jax.grad(lambda x: Mean.of(x, where).value)(x)
@@ -59,6 +87,8 @@ def test_masked_entries_have_no_gradient(ragged):
   gradient = jax.grad(lambda x: masked.row_mean(x, where).sum())(x)
   lengths = np.maximum(np.array(where).sum(-1, keepdims=True), 1)
   np.testing.assert_allclose(gradient, where / lengths, rtol=1e-6)
+  gradient = jax.grad(lambda x: masked.row_sum(x, where).sum())(x)
+  np.testing.assert_array_equal(gradient, where)
 
 
 def test_means_add_up_over_any_split(ragged):
@@ -86,3 +116,6 @@ def test_booleans_become_fractions_and_a_mean_is_a_pytree():
 def test_refuses_shapes_that_differ():
   with pytest.raises(ValueError, match=r'where must have .*\(2, 3\).*\(2, 1\)'):
     Mean.of(jnp.zeros((2, 3)), jnp.ones((2, 1), bool))
+  for function in (masked.mean, masked.row_sum, masked.row_mean):
+    with pytest.raises(ValueError, match=r'where must .*\(3,\). Align them'):
+      function(jnp.zeros((2, 3)), jnp.ones(3, bool))

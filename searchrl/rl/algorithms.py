@@ -68,6 +68,8 @@ def ppo(
   Source: Schulman et al. 2017, arXiv:1707.06347; hyper-parameters as Search-R1
     (arXiv:2503.09516) uses it.
   """
+  _check_fractions(discount=discount, gae_lambda=gae_lambda)
+  losses.check_at_least_0(kl_coef=kl_coef, value_clip=value_clip or 0)
   policy_objective = objective(
       clipped_token_ratio(clip_low, clip_high, dual_clip, aggregation, length),
       kl_estimator=kl_estimator, entropy_coef=entropy_coef,
@@ -292,6 +294,7 @@ def rloo(
   Source: Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740, section 2.2.
   """
   _check_whole_rows('rloo', aggregation)
+  losses.check_at_least_0(kl_coef=kl_coef)
 
   def left_out(batch):
     mask = trained_tokens(batch)
@@ -353,6 +356,8 @@ def reinforce_plus_plus(
 
   Source: Hu et al. 2025, REINFORCE++, arXiv:2501.03262.
   """
+  _check_fractions(discount=discount)
+  losses.check_at_least_0(kl_coef=kl_coef)
   in_loss = kl_coef if group_baseline else 0.0
   estimator = kl_estimator or ('k2' if group_baseline else 'k1')
 
@@ -394,6 +399,7 @@ def hrpo(
   Source: Dr. Zero, arXiv:2601.07055, eq. 2 and 3; strictly on-policy.
   """
   _check_whole_rows('hrpo', aggregation)
+  losses.check_at_least_0(delta=delta)
   return Algorithm(
       lambda batch: advantages.hop_group_relative(
           batch.rewards, batch.group_ids, batch.in_baseline, delta=delta),
@@ -405,6 +411,12 @@ def hrpo(
 
 def _needs(kl_coef):
   return frozenset({'ref_logprobs'} if kl_coef else ())
+
+
+def _check_fractions(**values):
+  for field, value in values.items():
+    if not 0 <= value <= 1:
+      raise ValueError(f'{field} must lie in [0, 1], but is {value}.')
 
 
 def _check_sequence_level(recipe, aggregation):

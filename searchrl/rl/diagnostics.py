@@ -80,6 +80,8 @@ def policy_drift(
   Raises:
     ValueError: the shapes differ.
   """
+  masked.check_shapes(
+      logprobs=logprobs, old_logprobs=old_logprobs, loss_mask=loss_mask)
   k1, k3 = (
       losses.kl(old_logprobs, logprobs, loss_mask, estimator=estimator)
       for estimator in ('k1', 'k3'))

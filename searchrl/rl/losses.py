@@ -469,12 +469,16 @@ def masked_weights(
     One weight a token, unitless, constant; 1 outside the mask.
 
   Raises:
-    ValueError: the shapes differ, or the level is unknown.
+    ValueError: the shapes differ, the level is unknown, or the interval empty.
 
   Source: Ling Team 2025, Every Step Evolves, arXiv:2510.18855, IcePop.
   """
+  if not 0 <= low < high:
+    raise ValueError(
+        f'low and high must satisfy 0 <= low < high, but are {low} and {high}.')
   weights = _mismatch_weights(old_logprobs, behavior_logprobs, loss_mask, level)
-  return jnp.where((weights >= low) & (weights <= high), weights, 0)
+  kept = (weights >= low) & (weights <= high)
+  return jnp.where(kept | ~loss_mask, weights, 0)
 
 
 def overlong_penalty(
@@ -547,6 +551,17 @@ def aggregate(
   return Mean.of(per_row, loss_mask.any(-1))
 
 
+def check_at_least_0(**values: float) -> None:
+  """Refuses negative values.
+
+  Raises:
+    ValueError: naming the field.
+  """
+  for field, value in values.items():
+    if not value >= 0:
+      raise ValueError(f'{field} must be 0 or more, but is {value}.')
+
+
 def check_choice(field: str, found: str, choices: tuple[str, ...]) -> None:
   """Refuses a name that is not one of `choices`.
 
@@ -612,7 +627,10 @@ def spread_over(
 
 
 def _mismatch_weights(old_logprobs, behavior_logprobs, loss_mask, level):
-  """pi_old / pi_behavior of each token, or of each token's row; constant."""
+  """pi_old / pi_behavior of each token, or of each token's row; constant.
+
+  The log of either is kept within 20 nats, so that it is finite.
+  """
   check_choice('level', level, ('token', 'sequence'))
   if level == 'token':
     weights = token_ratio(old_logprobs, behavior_logprobs, loss_mask)

@@ -95,6 +95,7 @@ def objective(
   """
   losses.check_choice('kl_estimator', kl_estimator, losses.KL_ESTIMATORS)
   losses.check_choice('aggregation', aggregation, losses.AGGREGATIONS)
+  losses.check_at_least_0(kl_coef=kl_coef, entropy_coef=entropy_coef)
   if aggregation == 'sequence_sum_norm' and not length:
     raise ValueError(
         "length must be given for aggregation 'sequence_sum_norm', but is "
