@@ -2,19 +2,46 @@
 # SPDX-License-Identifier: Apache-2.0
 """transformers, live, against ours; needs the `parity` extra (torch)."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
 from searchrl import player
 from searchrl.agent import tokenizer as tokenizers
+from searchrl.models import encoder
 from searchrl.models import engine as engines
 from searchrl.models import policy
 from searchrl.models import stops
+from searchrl.models import transformer
 from searchrl.models import weights
 
 torch = pytest.importorskip('torch', reason="pip install -e '.[parity]'")
 transformers = pytest.importorskip('transformers')
 CONTINUED = 40  # tokens
+SHAPE = dict(vocab_size=96, hidden_size=32, num_hidden_layers=2,
+             num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
+             max_position_embeddings=128, bos_token_id=None, eos_token_id=0,
+             tie_word_embeddings=False)
+LLAMA3 = {'rope_type': 'llama3', 'rope_theta': 500.0, 'factor': 8.0,
+          'low_freq_factor': 1.0, 'high_freq_factor': 4.0,
+          'original_max_position_embeddings': 32}
+FAMILIES = {
+    'qwen2': ('Qwen2Config', {}),
+    'qwen2 tied': ('Qwen2Config', dict(tie_word_embeddings=True)),
+    'qwen2 with a window': ('Qwen2Config', dict(
+        use_sliding_window=True, sliding_window=5, max_window_layers=0)),
+    'qwen3': ('Qwen3Config', dict(head_dim=16)),
+    'qwen3 with biases': ('Qwen3Config', dict(
+        head_dim=16, attention_bias=True, tie_word_embeddings=True)),
+    'llama 2': ('LlamaConfig', {}),
+    'llama 3': ('LlamaConfig', dict(
+        rope_parameters=LLAMA3, tie_word_embeddings=True)),
+    'llama with biases': ('LlamaConfig', dict(
+        attention_bias=True, mlp_bias=True, head_dim=16)),
+    'mistral': ('MistralConfig', dict(sliding_window=5)),
+    'mistral without a window': ('MistralConfig', dict(sliding_window=None)),
+}
 
 
 @pytest.fixture(scope='module')
@@ -74,3 +101,131 @@ def test_tokenizer_is_that_of_transformers(both):
   assert list(tokenizer.encode(text)) == theirs.encode(
       text, add_special_tokens=False)
   assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def randomised(model):
+  """Far from uniform; biases and norms not trivial."""
+  with torch.no_grad():
+    for name, leaf in model.named_parameters():
+      norm = 'norm' in name.lower() and name.endswith('weight')
+      leaf.copy_((1.0 if norm else 0.0) + (0.3 if norm else 0.2)
+                 * torch.randn_like(leaf))
+  return model.eval()
+
+
+@pytest.fixture(scope='module', params=FAMILIES)
+def family(request, tmp_path_factory):
+  """transformers' own folder of a tiny random model, and the model."""
+  kind, changes = FAMILIES[request.param]
+  torch.manual_seed(0)
+  theirs = randomised(transformers.AutoModelForCausalLM.from_config(
+      getattr(transformers, kind)(**SHAPE | changes)))
+  folder = tmp_path_factory.mktemp('family') / 'model'
+  theirs.save_pretrained(folder)
+  return folder, theirs
+
+
+def read(folder):
+  config = weights.read_config(folder)
+  return config, weights.load(folder, config)
+
+
+def test_numbers_and_gradients_of_every_family(family, tmp_path):
+  folder, theirs = family
+  config, params = read(folder)
+  ids = np.random.default_rng(0).integers(1, 96, (2, 48))
+  out = theirs(torch.tensor(ids), output_hidden_states=True)
+  expected = out.logits[:, :-1].log_softmax(-1).gather(
+      -1, torch.tensor(ids)[:, 1:, None])[..., 0]
+  theirs.zero_grad()
+  expected.mean().backward()
+  hidden = jax.jit(lambda params: transformer.forward(
+      params, ids, config))(params)
+  np.testing.assert_allclose(
+      hidden, out.hidden_states[-1].detach(), atol=2e-4)
+  np.testing.assert_allclose(
+      transformer.logits(params, hidden), out.logits.detach(), atol=2e-4)
+
+  @functools.partial(jax.value_and_grad, has_aux=True)
+  def gradient(params):
+    logprobs, _ = policy.token_logprobs(params, ids, config)
+    return logprobs[:, 1:].mean(), logprobs
+
+  (_, logprobs), grads = jax.jit(gradient)(params)
+  np.testing.assert_allclose(logprobs[:, 1:], expected.detach(), atol=2e-4)
+  weights.save(tmp_path / 'grads', grads, config, tokenizer_from=folder,
+               eos_id=0)
+  ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'grads')
+  for name, leaf in theirs.named_parameters():
+    np.testing.assert_allclose(
+        ours.get_parameter(name).detach(), leaf.grad, atol=2e-5, rtol=1e-3,
+        err_msg=name)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('shard_bytes', [30_000, 10**9])
+def test_transformers_to_ours_to_transformers_is_bitwise(
+    family, tmp_path, dtype, shard_bytes):
+  folder, theirs = family
+  theirs = transformers.AutoModelForCausalLM.from_pretrained(
+      folder, dtype=getattr(torch, dtype))
+  theirs.save_pretrained(tmp_path / 'theirs')
+  config, params = read(tmp_path / 'theirs')
+  weights.save(tmp_path / 'ours', params, config, tokenizer_from=folder,
+               eos_id=0, dtype=dtype, shard_bytes=shard_bytes)
+  assert weights.read_config(tmp_path / 'ours') == config
+  again, told = transformers.AutoModelForCausalLM.from_pretrained(
+      tmp_path / 'ours', output_loading_info=True)
+  assert again.dtype == theirs.dtype  # that of config.json
+  assert not any(told[kind] for kind in told)
+  for name, leaf in theirs.state_dict().items():
+    assert torch.equal(again.state_dict()[name], leaf), name
+  for field in ('sliding_window', 'head_dim', 'rope_parameters', 'layer_types',
+                'attention_bias', 'mlp_bias', 'tie_word_embeddings'):
+    assert getattr(again.config, field, None) == getattr(
+        theirs.config, field, getattr(again.config, field, None)), field
+
+
+@pytest.mark.parametrize(
+    'family', ['qwen2 with a window', 'llama with biases'], indirect=True)
+def test_greedy_continuations(family):
+  """Of what has no golden file; those are continued in weights_test."""
+  folder, theirs = family
+  config, params = read(folder)
+  ids = np.random.default_rng(1).integers(1, 96, 12).tolist()
+  with torch.no_grad():
+    expected = theirs.generate(
+        torch.tensor([ids]), do_sample=False, max_new_tokens=CONTINUED,
+        eos_token_id=None, pad_token_id=0)[0, len(ids):].tolist()
+  never = stops.compile_table((), ('never',), config.vocab_size)
+  engine = engines.Engine(config, slots=1, length=64, stop_table=never,
+                          eos_ids=(), chunks=(8,))
+  engine.load(params, 0.0)
+  engine.append([engines.Append(0, ids, CONTINUED, (0,) * 5, True)])
+  stopped = []
+  while not stopped:
+    stopped = engine.decode()
+  assert list(stopped[0].tokens) == expected
+
+
+@pytest.mark.parametrize('kind', ['BertModel', 'BertForMaskedLM'])
+def test_vectors_of_the_encoder(kind, tmp_path):
+  torch.manual_seed(0)
+  shape = {k: v for k, v in SHAPE.items() if not k.startswith(
+      ('num_key', 'tie', 'bos', 'eos'))}
+  theirs = randomised(getattr(transformers, kind)(
+      transformers.BertConfig(**shape)))
+  theirs.save_pretrained(tmp_path)
+  config = encoder.read_config(tmp_path)
+  params = encoder.load(tmp_path, config)
+  ids = torch.randint(1, 96, (3, 30))
+  mask = (torch.arange(30) < torch.tensor([[30], [11], [2]])).long()
+  with torch.no_grad():
+    hidden = getattr(theirs, 'bert', theirs)(
+        ids, attention_mask=mask).last_hidden_state
+  mean = hidden.masked_fill(~mask[..., None].bool(), 0).sum(1) / mask.sum(
+      1)[:, None]  # as on E5's card
+  ours = jax.jit(lambda params: encoder.embed(
+      params, ids.numpy(), mask.numpy(), config))(params)
+  np.testing.assert_allclose(
+      ours, torch.nn.functional.normalize(mean, dim=1), atol=1e-5)

@@ -1,43 +1,44 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""weights: Hugging Face folders in and out, and the numbers of transformers.
+"""weights: Hugging Face folders in and out, and what is refused.
 
 The folders under golden/ and the numbers beside them are transformers' own;
-golden/make_golden.py made them.
+golden/make_golden.py made them. Logits are compared in transformer_test, and
+how tensors are read and written is tested in tensors_test.
 """
 
-import dataclasses
 import json
 import pathlib
 import shutil
 
+import huggingface_hub
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-import tiny
 
 from searchrl.models import engine as engines
 from searchrl.models import stops
+from searchrl.models import tensors
 from searchrl.models import transformer
 from searchrl.models import weights
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
-FOLDERS = ('qwen2_tied', 'qwen2_untied')
+FOLDERS = ('qwen2_tied', 'qwen2_untied', 'qwen3', 'llama', 'mistral')
 golden_folders = pytest.mark.parametrize('name', FOLDERS)
 
 
-def read(folder):
+def read(folder, **options):
   config = weights.read_config(folder)
-  return config, weights.load(folder, config)
+  return config, weights.load(folder, config, **options)
 
 
 @pytest.fixture
 def folder(tmp_path):
   """A whole checkpoint that a test may damage."""
-  shutil.copytree(GOLDEN / 'qwen2_tied', tmp_path / 'model')
-  return tmp_path / 'model'
+  return shutil.copytree(GOLDEN / 'qwen2_tied', tmp_path / 'model')
 
 
 def edit_config(folder, **changes):
@@ -47,20 +48,14 @@ def edit_config(folder, **changes):
 
 
 def edit_tensors(folder, edit):
-  tensors = safetensors.numpy.load_file(folder / 'model.safetensors')
-  edit(tensors)
-  safetensors.numpy.save_file(tensors, folder / 'model.safetensors')
+  values = safetensors.numpy.load_file(folder / 'model.safetensors')
+  edit(values)
+  safetensors.numpy.save_file(values, folder / 'model.safetensors')
 
 
-@golden_folders
-def test_logits_are_those_of_transformers(name):
-  config, params = read(GOLDEN / name)
-  golden = np.load(GOLDEN / name / 'golden.npz')
-  forward = jax.jit(lambda params, tokens: transformer.logits(
-      params, transformer.forward(params, tokens, config)))
-  logits = forward(params, golden['prompts'])
-  np.testing.assert_allclose(logits, golden['logits'], atol=2e-4)
-  assert golden['logits'].std() > 0.5  # not all alike
+def cast(folder, dtype):
+  edit_tensors(folder, lambda values: values.update(
+      {name: value.astype(dtype) for name, value in values.items()}))
 
 
 @golden_folders
@@ -83,60 +78,150 @@ def test_the_engine_continues_like_transformers(name):
 
 
 @golden_folders
-def test_a_round_trip_is_bitwise(name, tmp_path):
-  config, params = read(GOLDEN / name)
-  (tmp_path / 'source').mkdir()
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_a_round_trip_is_bitwise(name, dtype, tmp_path):
+  theirs = shutil.copytree(GOLDEN / name, tmp_path / 'theirs')
+  cast(theirs, dtype)
+  config, params = read(theirs)
   for file in ('tokenizer.json', 'tokenizer_config.json', 'other.txt'):
-    (tmp_path / 'source' / file).write_text(f'"{file}"')
-  weights.save(tmp_path / 'copy', params, config,
-               tokenizer_from=tmp_path / 'source', eos_id=3)
-  config_again, params_again = read(tmp_path / 'copy')
+    (theirs / file).write_text(f'"{file}"')
+  weights.save(tmp_path / 'ours', params, config, tokenizer_from=theirs,
+               eos_id=3, dtype=dtype)
+  config_again, params_again = read(tmp_path / 'ours')
   assert config_again == config
   jax.tree.map(np.testing.assert_array_equal, params_again, params)
-  theirs, ours = (safetensors.numpy.load_file(f / 'model.safetensors')
-                  for f in (GOLDEN / name, tmp_path / 'copy'))
-  assert sorted(theirs) == sorted(ours)
-  for tensor, value in theirs.items():
-    np.testing.assert_array_equal(ours[tensor], value, err_msg=tensor)
-  assert sorted(f.name for f in (tmp_path / 'copy').iterdir()) == [
+  same_tensors(theirs, tmp_path / 'ours')
+  assert sorted(f.name for f in (tmp_path / 'ours').iterdir()) == [
       'config.json', 'model.safetensors', 'tokenizer.json',
       'tokenizer_config.json']
-  assert json.loads(
-      (tmp_path / 'copy' / 'config.json').read_text())['eos_token_id'] == 3
+  raw = json.loads((tmp_path / 'ours' / 'config.json').read_text())
+  assert raw['eos_token_id'] == 3 and raw['dtype'] == dtype
+  assert raw['bos_token_id'] is None  # as there; transformers' default is 1
 
 
-def test_the_keys_of_transformers_4_are_read_too(folder):
+def same_tensors(one, other):
+  """Bit for bit, types included; files of the library's own reader."""
+  one, other = (
+      {name: value for file in sorted(folder.glob('*.safetensors'))
+       for name, value in safetensors.numpy.load_file(file).items()}
+      for folder in (one, other))
+  assert sorted(one) == sorted(other)
+  for tensor, value in one.items():
+    assert value.dtype == other[tensor].dtype
+    np.testing.assert_array_equal(other[tensor], value, err_msg=tensor)
+
+
+@pytest.mark.parametrize('name, old', [
+    ('qwen2_tied', dict(rope_theta=50_000.0, rope_scaling=None)),
+    ('llama', dict(rope_theta=500.0, rope_scaling={
+        'rope_type': 'llama3', 'factor': 8.0, 'low_freq_factor': 1.0,
+        'high_freq_factor': 4.0, 'original_max_position_embeddings': 32}))])
+def test_the_keys_of_transformers_4_are_read_too(name, old, tmp_path):
+  folder = shutil.copytree(GOLDEN / name, tmp_path / 'model')
   new = weights.read_config(folder)
   edit_config(folder, rope_parameters=..., dtype=..., layer_types=...,
-              rope_theta=50_000.0, rope_scaling=None, torch_dtype='float32')
+              torch_dtype='float32', **old)
   assert weights.read_config(folder) == new
-  assert new == dataclasses.replace(
-      tiny.CONFIG, rope_theta=50_000.0, rms_norm_eps=1e-5,
-      max_position_embeddings=128)
+  assert new.rope_theta == old['rope_theta'] and new.rms_norm_eps == 1e-5
+  assert (new.rope_scaling is None) == (old['rope_scaling'] is None)
+
+
+# What the configs of some public checkpoints say, as far as it is read.
+LLAMA_32_1B = dict(
+    architectures=['LlamaForCausalLM'], attention_bias=False, head_dim=64,
+    hidden_act='silu', hidden_size=2048, intermediate_size=8192,
+    max_position_embeddings=131072, mlp_bias=False, num_attention_heads=32,
+    num_hidden_layers=16, num_key_value_heads=8, rms_norm_eps=1e-05,
+    rope_scaling=dict(factor=32.0, high_freq_factor=4.0, low_freq_factor=1.0,
+                      original_max_position_embeddings=8192,
+                      rope_type='llama3'),
+    rope_theta=500000.0, tie_word_embeddings=True, vocab_size=128256)
+MISTRAL_7B = dict(
+    architectures=['MistralForCausalLM'], hidden_act='silu', hidden_size=4096,
+    intermediate_size=14336, max_position_embeddings=32768,
+    num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=8,
+    rms_norm_eps=1e-05, rope_theta=10000.0, sliding_window=4096,
+    tie_word_embeddings=False, vocab_size=32000)
+R1_DISTILL_15B = dict(
+    architectures=['Qwen2ForCausalLM'], hidden_act='silu', hidden_size=1536,
+    intermediate_size=8960, max_position_embeddings=131072,
+    max_window_layers=21, num_attention_heads=12, num_hidden_layers=28,
+    num_key_value_heads=2, rms_norm_eps=1e-06, rope_theta=10000,
+    sliding_window=4096, tie_word_embeddings=False, use_mrope=False,
+    use_sliding_window=False, vocab_size=151936)
+QWEN3_06B = dict(
+    architectures=['Qwen3ForCausalLM'], attention_bias=False, head_dim=128,
+    hidden_act='silu', hidden_size=1024, intermediate_size=3072,
+    max_position_embeddings=40960, max_window_layers=28,
+    num_attention_heads=16, num_hidden_layers=28, num_key_value_heads=8,
+    rms_norm_eps=1e-06, rope_scaling=None, rope_theta=1000000,
+    sliding_window=None, tie_word_embeddings=True, use_sliding_window=False,
+    vocab_size=151936)
+
+
+@pytest.mark.parametrize('raw, parameters, expected', [
+    (LLAMA_32_1B, 1_235_814_400, dict(
+        attention_bias=False, attention_out_bias=False, sliding_window=None,
+        rope_scaling=transformer.Llama3Rope(32.0, 1.0, 4.0, 8192))),
+    (MISTRAL_7B, 7_241_732_096,
+     dict(attention_bias=False, sliding_window=4096)),
+    (MISTRAL_7B | dict(sliding_window=None), 7_241_732_096,
+     dict(sliding_window=None)),
+    ({k: v for k, v in MISTRAL_7B.items() if k != 'sliding_window'},
+     7_241_732_096, dict(sliding_window=4096)),  # transformers' default
+    (R1_DISTILL_15B, 1_777_088_000, dict(
+        attention_bias=True, attention_out_bias=False, sliding_window=None,
+        head_dim=128)),
+    (R1_DISTILL_15B | dict(use_sliding_window=True, max_window_layers=0),
+     1_777_088_000, dict(sliding_window=4096)),
+    (QWEN3_06B, 596_049_920, dict(attention_bias=False, qk_norm=True)),
+])
+def test_public_checkpoints_have_the_shape_that_they_should(
+    tmp_path, raw, parameters, expected):
+  (tmp_path / 'config.json').write_text(json.dumps(raw))
+  config = weights.read_config(tmp_path)
+  for field, value in expected.items():
+    assert getattr(config, field) == value, field
+  sizes = [np.prod(shape) for shape in weights._shapes(config).values()]
+  assert sum(sizes) == parameters
 
 
 @pytest.mark.parametrize('dtype', [np.float16, ml_dtypes.bfloat16])
 def test_half_precision_is_read_into_float32(folder, dtype):
   _, whole = read(folder)
-
-  def halve(tensors):
-    for name in tensors:
-      tensors[name] = tensors[name].astype(dtype)
-
-  edit_tensors(folder, halve)
+  cast(folder, dtype)
   _, params = read(folder)
   jax.tree.map(lambda x, y: np.testing.assert_array_equal(
       x, np.asarray(y).astype(dtype).astype(np.float32)), params, whole)
 
 
-def test_a_checkpoint_in_several_files_is_one(folder):
+def test_params_may_be_bfloat16(folder):
   _, whole = read(folder)
-  tensors = safetensors.numpy.load_file(folder / 'model.safetensors')
+  _, params = read(folder, dtype=jnp.bfloat16)
+  jax.tree.map(lambda x, y: np.testing.assert_array_equal(
+      x, y.astype(jnp.bfloat16)), params, whole)
+
+
+def shard(folder, index=True, **changes):
+  values = safetensors.numpy.load_file(folder / 'model.safetensors')
   (folder / 'model.safetensors').unlink()
-  names = sorted(tensors)
+  names = sorted(values)
   for i, part in enumerate((names[:9], names[9:])):
-    safetensors.numpy.save_file({n: tensors[n] for n in part},
-                                folder / f'model-0000{i}-of-00002.safetensors')
+    file = folder / f'model-0000{i + 1}-of-00002.safetensors'
+    safetensors.numpy.save_file({n: values[n] for n in part}, file)
+  if index:
+    weight_map = {n: f'model-0000{1 + (n in names[9:])}-of-00002.safetensors'
+                  for n in names}
+    (folder / tensors.INDEX).write_text(
+        json.dumps({'weight_map': weight_map | changes}))
+
+
+@pytest.mark.parametrize('index', [False, True])
+def test_a_checkpoint_in_several_files_is_one(folder, index):
+  _, whole = read(folder)
+  shard(folder, index)
+  if index:  # some hubs add the weights in a second format; it is not read
+    (folder / 'consolidated.safetensors').write_text('not ours')
   _, params = read(folder)
   jax.tree.map(np.testing.assert_array_equal, params, whole)
 
@@ -150,8 +235,32 @@ def only_pickle(folder):
   (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
 
 
-def misshape(tensors):
-  tensors['model.norm.weight'] = np.zeros(31, np.float32)
+def misshape(values):
+  values['model.norm.weight'] = np.zeros(31, np.float32)
+
+
+def lose_a_shard(folder):
+  shard(folder)
+  (folder / 'model-00002-of-00002.safetensors').unlink()
+
+
+def index_says(**changes):
+  return lambda folder: shard(folder, **{
+      name.replace('__', '.'): file for name, file in changes.items()})
+
+
+def say_it_twice(folder):
+  shutil.copy(folder / 'model.safetensors', folder / 'a.safetensors')
+  (folder / 'model.safetensors').rename(folder / 'b.safetensors')
+
+
+def add_a_head(folder):
+  edit_tensors(folder, lambda t: t.update({
+      'lm_head.weight': t['model.embed_tokens.weight'] + 1}))
+
+
+def rope(**changes):
+  return lambda folder: edit_config(folder, rope_parameters=changes)
 
 
 @pytest.mark.parametrize('damage, error, message', [
@@ -162,46 +271,103 @@ def misshape(tensors):
     (only_pickle, FileNotFoundError,
      r'must hold \*.safetensors, but .*model has none.*bin'),
     (lambda f: edit_config(f, architectures=['GPT2LMHeadModel']), ValueError,
-     r"one of \['Qwen2ForCausalLM'\].*config.json.* names 'GPT2LMHeadModel'"),
+     r"one of \['Llama.*'Qwen3ForCausalLM'\].* names 'GPT2LMHeadModel'"),
     (lambda f: edit_config(f, architectures=...), ValueError, "names 'none'"),
     (lambda f: edit_config(f, hidden_size=...), ValueError,
      "config.json.*'hidden_size'"),
+    (lambda f: edit_config(f, vocab_size='96'), ValueError,
+     "vocab_size in .*config.json must be a whole number .* but is '96'"),
+    (lambda f: edit_config(f, num_key_value_heads=3), ValueError,
+     'num_key_value_heads that divide .* 8, 3 and 4'),
+    (lambda f: edit_config(f, hidden_act='gelu'), ValueError,
+     "hidden_act in .*config.json must be silu, but is 'gelu'"),
+    (lambda f: edit_config(f, quantization_config={'bits': 4}), ValueError,
+     "quantization_config in .*config.json must be None"),
+    (lambda f: edit_config(f, use_sliding_window=True, sliding_window=4,
+                           max_window_layers=1, layer_types=...), ValueError,
+     'see equally far, but .*full_attention.*sliding_attention.*window 4'),
+    (lambda f: edit_config(f, layer_types=['sliding_attention'] * 2),
+     ValueError, 'see equally far'),
     (lambda f: (f / 'config.json').write_text('{'), ValueError, 'config.json'),
+    (lambda f: (f / 'config.json').write_text('[1]'), ValueError, 'TypeError'),
     (truncate, ValueError, 'model.safetensors cannot be read: .*Fetch it'),
+    (lambda f: (f / 'model.safetensors').write_bytes(b'x' * 99), ValueError,
+     'model.safetensors cannot be read: .*Fetch it'),
     (lambda f: edit_tensors(f, lambda t: t.pop('model.norm.weight')),
      ValueError, 'model.norm.weight is missing'),
     (lambda f: edit_tensors(f, lambda t: t.update(x=np.zeros(1))), ValueError,
      r'x is not expected \(1 in all\)'),
     (lambda f: edit_tensors(f, misshape), ValueError,
      r'model.norm.weight is \(31,\), not \(32,\)'),
-    (lambda f: edit_config(f, num_hidden_layers=3), ValueError,
+    (lambda f: cast(f, np.int8), ValueError, r'is of type I8, .*\(26 in all\)'),
+    (lambda f: edit_config(f, num_hidden_layers=3, layer_types=...), ValueError,
      r'model.layers.2.*is missing.* \(12 in all\)'),
-    (lambda f: edit_config(f, rope_parameters={
-        'rope_type': 'yarn', 'factor': 4.0, 'rope_theta': 1e6}), ValueError,
+    (add_a_head, ValueError, 'lm_head.weight must equal .*where .* are tied'),
+    (say_it_twice, ValueError,
+     'each tensor once, but .* is in a.safetensors and in b.safetensors'),
+    (lose_a_shard, FileNotFoundError,
+     'model-00002-of-00002.safetensors must be in .*model, says .*index.json'),
+    (index_says(model__norm__weight='../other.safetensors'), ValueError,
+     "its own folder, but has '../other.safetensors' for model.norm.weight"),
+    (index_says(model__norm__weight='/etc/passwd'), ValueError, 'own folder'),
+    (index_says(model__norm__weight='model-00001-of-00002.safetensors'),
+     ValueError, 'does not say that model.norm.weight is in model-00002'),
+    (index_says(more='model-00001-of-00002.safetensors'), ValueError,
+     'model-00001-of-00002.safetensors must hold more, says'),
+    (rope(rope_type='yarn', factor=4.0, rope_theta=1e6), ValueError,
      "rope_type in .*config.json is 'yarn'"),
+    (rope(rope_type='llama3', rope_theta=1e6), ValueError, "'factor'"),
+    (rope(rope_type='default', partial_rotary_factor=0.5), ValueError,
+     "is 'partial'"),
+    (rope(full_attention={'rope_type': 'default'}), ValueError, 'a kind of la'),
     (lambda f: edit_config(f, rope_parameters=..., rope_theta=1e6,
                            rope_scaling={'type': 'yarn', 'factor': 4.0}),
      ValueError,
      "rope_type in .*config.json is 'yarn'"),
 ])
 def test_a_damaged_folder_is_refused_and_the_damage_named(
-    folder, damage, error, message):
+    folder, damage, error, message, monkeypatch):
   read(folder)
   damage(folder)
+  monkeypatch.setattr(tensors, '_read', None)  # nothing is built before
   with pytest.raises(error, match=message):
     read(folder)
 
 
-def test_transformers_reads_what_we_write(tmp_path):
-  """Live, where the parity extra is installed."""
-  torch = pytest.importorskip('torch')
-  transformers = pytest.importorskip('transformers')
-  params = tiny.params()
-  weights.save(tmp_path, params, tiny.CONFIG, tokenizer_from=tmp_path, eos_id=0)
-  model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-  tokens = np.random.default_rng(0).integers(0, 96, (2, 20))
-  with torch.no_grad():
-    theirs = model(torch.tensor(tokens)).logits.numpy()
-  ours = transformer.logits(
-      params, transformer.forward(params, tokens, tiny.CONFIG))
-  np.testing.assert_allclose(ours, theirs, atol=2e-4)
+def test_what_other_exporters_add_is_overlooked(folder):
+  _, whole = read(folder)
+  edit_tensors(folder, lambda t: t.update({
+      'lm_head.weight': t['model.embed_tokens.weight'],
+      'model.layers.0.self_attn.rotary_emb.inv_freq': np.zeros(4)}))
+  jax.tree.map(np.testing.assert_array_equal, read(folder)[1], whole)
+
+
+def test_a_hub_id_is_fetched_without_pickle_or_code(monkeypatch, folder):
+  asked = {}
+
+  def download(name, *, allow_patterns):
+    asked[name] = allow_patterns
+    return str(folder)
+
+  monkeypatch.setattr(huggingface_hub, 'snapshot_download', download)
+  assert weights.locate('Qwen/Qwen2.5-7B-Instruct') == str(folder)
+  matches = lambda file: any(pathlib.PurePath(file).match(pattern)
+                             for pattern in asked['Qwen/Qwen2.5-7B-Instruct'])
+  assert all(map(matches, (
+      'config.json', 'generation_config.json', 'tokenizer.json', 'merges.txt',
+      'model.safetensors', 'model-00001-of-00004.safetensors', tensors.INDEX)))
+  assert not any(map(matches, (
+      'pytorch_model.bin', 'modeling_qwen.py', 'consolidated.safetensors')))
+  for local in (str(folder), '/no/folder', './no/folder', 'no_folder'):
+    assert weights.locate(local) == local
+  assert len(asked) == 1
+
+
+def test_an_unreachable_hub_is_told(monkeypatch):
+  def download(name, **_):
+    raise OSError('offline')
+
+  monkeypatch.setattr(huggingface_hub, 'snapshot_download', download)
+  with pytest.raises(FileNotFoundError,
+                     match='Qwen/none is no folder and .*OSError offline'):
+    weights.locate('Qwen/none')

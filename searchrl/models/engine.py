@@ -271,7 +271,8 @@ def append(
   positions = rows['start'][:, None] + column
   write = jnp.where(column < rows['length'][:, None], positions,
                     state.keys[0].shape[2])  # out of range: dropped
-  visible = jnp.arange(limit) <= positions[:, :, None]
+  visible = transformer.visible(
+      positions, jnp.arange(limit), config.sliding_window)
   slot = rows['slot'][:, None]
 
   def attend_in(keys, values):
@@ -366,7 +367,8 @@ def _decode_one(params, state: State, temperature, config, stop, eos, limit):
   cached = state.position - 1
   row = jnp.arange(cached.shape[0])
   write = jnp.where(state.active, cached, capacity)
-  visible = (jnp.arange(limit) <= cached[:, None])[:, None]
+  visible = transformer.visible(
+      cached[:, None], jnp.arange(limit), config.sliding_window)
 
   def attend_in(keys, values):
     def attend(q, k, v):

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Params and token ids in, log-probs out: what the learner asks of a model."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -19,7 +21,8 @@ def token_logprobs(
     segment_ids: Int[Array, 'B T'] | None = None,
     positions: Int[Array, 'B T'] | None = None,
     chunk: int = 128,
-    remat: bool = False,
+    remat: bool | str = False,
+    dtype: Any = jnp.float32,
 ) -> tuple[Float[Array, 'B T'], Float[Array, 'B T']]:
   """log pi(tokens[:, t] | tokens[:, :t]) and the entropy of that choice.
 
@@ -35,14 +38,16 @@ def token_logprobs(
       predicted from the document before: leave it out of the loss.
     positions: restart in each document of a packed row.
     chunk: tokens of a row whose logits exist at one time; never [B, T, V].
-    remat: recompute each layer in the backward pass.
+    remat: what the backward pass recomputes; see `transformer.forward`.
+    dtype: of activations, and of parameters where they are used; logits and
+      all that follows are float32.
 
   Returns:
     Log-probs and entropies in nats, float32.
   """
   hidden = transformer.forward(
       params, tokens, config, segment_ids=segment_ids, positions=positions,
-      remat=remat)
+      remat=remat, dtype=dtype)
   rows, length, width = hidden.shape
   chunk = min(chunk, length)
   padded = -(-length // chunk) * chunk

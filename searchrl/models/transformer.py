@@ -1,6 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Token ids and positions in, hidden states out: the Qwen2 decoder.
+"""Token ids and positions in, hidden states out: one decoder for five families.
+
+Qwen2 (and what is distilled into it), Qwen3, Llama 3 and Mistral differ in
+biases, in a norm of queries and keys, in the rotary frequencies and in how far
+a token looks back; `TransformerConfig` says which.
 
 Thin Linen: a Block owns one layer's parameters and logical axes, and asks its
 caller to attend, so that training, scoring and decoding share one layer and
@@ -28,6 +32,23 @@ AttendFn = Callable[[Array, Array, Array], tuple[Array, Any]]
 _MASKED = -1e30  # finite, so that a row that sees nothing gives no NaN
 
 
+# How much the backward pass recomputes, by name; True is 'nothing'.
+_SAVED = {
+    'nothing': jax.checkpoint_policies.nothing_saveable,
+    'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3Rope:
+  """How Llama 3 stretches its slow rotary frequencies to longer texts."""
+
+  factor: float
+  low_freq_factor: float
+  high_freq_factor: float
+  original_max_position_embeddings: int
+
+
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
   """The shape of a decoder; field names follow config.json."""
@@ -41,20 +62,27 @@ class TransformerConfig:
   intermediate_size: int
   rope_theta: float = 10_000.0
   rms_norm_eps: float = 1e-6
-  attention_bias: bool = True
+  attention_bias: bool = True  # of q, k and v
   tie_word_embeddings: bool = True
   max_position_embeddings: int = 2048
+  architecture: str = 'Qwen2ForCausalLM'
+  qk_norm: bool = False
+  attention_out_bias: bool = False
+  mlp_bias: bool = False
+  sliding_window: int | None = None  # tokens seen, oneself included; all layers
+  rope_scaling: Llama3Rope | None = None
 
 
 class RMSNorm(nn.Module):
   """x / rms(x) * scale, in float32."""
 
   eps: float
+  axis: str = 'embed'  # logical axis of the scale
 
   @nn.compact
   def __call__(self, x: Float[Array, '*B D']) -> Float[Array, '*B D']:
     scale = self.param('scale', nn.with_logical_partitioning(
-        nn.initializers.ones, ('embed',)), (x.shape[-1],))
+        nn.initializers.ones, (self.axis,)), (x.shape[-1],))
     x32 = x.astype(jnp.float32)
     rms = jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + self.eps)
     return (x32 * rms).astype(x.dtype) * scale.astype(x.dtype)
@@ -94,9 +122,15 @@ class Block(nn.Module):
     c = self.config
     rows, length, width = x.shape
     project = functools.partial(Projection, use_bias=c.attention_bias)
+    dense = functools.partial(Projection, use_bias=c.mlp_bias)
 
     def heads(y, count):
       return y.reshape(rows, length, count, c.head_dim)
+
+    def placed(y, name):
+      if c.qk_norm:
+        y = RMSNorm(c.rms_norm_eps, 'head_dim', name=name)(y)
+      return rotate(y, positions, c.rope_theta, c.rope_scaling)
 
     flat = RMSNorm(c.rms_norm_eps, name='attention_norm')(x)
     flat = flat.reshape(rows * length, width)
@@ -107,35 +141,65 @@ class Block(nn.Module):
     v = project(c.num_key_value_heads * c.head_dim, ('embed', 'kv_heads'),
                 name='v')(flat)
     seen, kept = attend(
-        rotate(heads(q, c.num_attention_heads), positions, c.rope_theta),
-        rotate(heads(k, c.num_key_value_heads), positions, c.rope_theta),
+        placed(heads(q, c.num_attention_heads), 'q_norm'),
+        placed(heads(k, c.num_key_value_heads), 'k_norm'),
         heads(v, c.num_key_value_heads))
-    y = Projection(width, ('heads', 'embed'), name='o')(
+    y = Projection(width, ('heads', 'embed'), c.attention_out_bias, name='o')(
         seen.reshape(rows * length, -1))
     x = x + y.reshape(x.shape)
 
     flat = RMSNorm(c.rms_norm_eps, name='mlp_norm')(x)
     flat = flat.reshape(rows * length, width)
-    gate = Projection(c.intermediate_size, ('embed', 'mlp'), name='gate')(flat)
-    up = Projection(c.intermediate_size, ('embed', 'mlp'), name='up')(flat)
-    y = Projection(width, ('mlp', 'embed'), name='down')(jax.nn.silu(gate) * up)
+    gate = dense(c.intermediate_size, ('embed', 'mlp'), name='gate')(flat)
+    up = dense(c.intermediate_size, ('embed', 'mlp'), name='up')(flat)
+    y = dense(width, ('mlp', 'embed'), name='down')(jax.nn.silu(gate) * up)
     return x + y.reshape(x.shape), kept
 
 
-def rotate(x: Float[Array, 'B T H d'], positions: Int[Array, 'B T'],
-           theta: float) -> Float[Array, 'B T H d']:
+def rotate(
+    x: Float[Array, 'B T H d'],
+    positions: Int[Array, 'B T'],
+    theta: float,
+    scaling: Llama3Rope | None = None,
+) -> Float[Array, 'B T H d']:
   """Rotary position embedding, halves rotated against each other.
 
   Source: Su et al. 2021, arXiv:2104.09864, in the layout of Hugging Face.
   """
   half = x.shape[-1] // 2
   frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+  if scaling is not None:
+    frequency = _stretched(frequency, scaling)
   angle = positions[..., None].astype(jnp.float32) * frequency
   cos = jnp.cos(angle)[:, :, None].astype(x.dtype)
   sin = jnp.sin(angle)[:, :, None].astype(x.dtype)
   left, right = x[..., :half], x[..., half:]
   return jnp.concatenate(
       [left * cos - right * sin, right * cos + left * sin], -1)
+
+
+def _stretched(frequency: Float[Array, 'h'], scaling: Llama3Rope
+              ) -> Float[Array, 'h']:
+  """Slow frequencies divided by the factor, fast ones kept, a ramp between.
+
+  Source: Llama 3.1; `rope_type: llama3` in transformers. The ramp is linear in
+  the turns that a frequency makes over the original context.
+  """
+  turns = scaling.original_max_position_embeddings * frequency / (2 * jnp.pi)
+  low, high = scaling.low_freq_factor, scaling.high_freq_factor
+  kept = jnp.clip((turns - low) / (high - low), 0, 1)
+  return kept * frequency + (1 - kept) * frequency / scaling.factor
+
+
+def visible(
+    query_positions: Int[Array, '*B T'],
+    key_positions: Int[Array, '*B S'],
+    sliding_window: int | None,
+) -> Bool[Array, '*B T S']:
+  """Keys that a query sees: its own and earlier ones, a window's worth."""
+  distance = query_positions[..., :, None] - key_positions[..., None, :]
+  seen = distance >= 0
+  return seen if sliding_window is None else seen & (distance < sliding_window)
 
 
 def attention(
@@ -172,7 +236,8 @@ def forward(
     *,
     segment_ids: Int[Array, 'B T'] | None = None,
     positions: Int[Array, 'B T'] | None = None,
-    remat: bool = False,
+    remat: bool | str = False,
+    dtype: Any = jnp.float32,
 ) -> Float[Array, 'B T D']:
   """Hidden states of whole rows; a token sees its segment's earlier tokens.
 
@@ -182,30 +247,49 @@ def forward(
     config: the shape.
     segment_ids: equal for tokens of one document of a packed row.
     positions: restart in each document; default 0, 1, 2, ...
-    remat: recompute each layer in the backward pass.
+    remat: recompute each layer in the backward pass: all of it (True or
+      'nothing' saved) or all but its matrix products ('dots' are saved).
+    dtype: of activations, and of parameters where they are used; norms and
+      softmax are float32 within.
 
   Returns:
-    The last layer's normalised output.
+    The last layer's normalised output, in `dtype`.
+
+  Raises:
+    ValueError: remat is none of these.
   """
   rows, length = tokens.shape
+  column = jnp.arange(length)
   if positions is None:
-    positions = jnp.broadcast_to(jnp.arange(length), (rows, length))
-  visible = jnp.broadcast_to(
-      jnp.tril(jnp.ones((length, length), bool)), (rows, length, length))
+    positions = jnp.broadcast_to(column, (rows, length))
+  # By place, not position: within a document both have the same distances.
+  seen = jnp.broadcast_to(visible(column, column, config.sliding_window),
+                          (rows, length, length))
   if segment_ids is not None:
-    visible &= segment_ids[:, :, None] == segment_ids[:, None, :]
+    seen &= segment_ids[:, :, None] == segment_ids[:, None, :]
 
   def attend(q, k, v):
     k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
-    return attention(q, k, v, visible), None
+    return attention(q, k, v, seen), None
 
   def layer(x, layer_params):
     return Block(config).apply({'params': layer_params}, x, positions, attend)
 
-  x = params['embed']['embedding'][tokens]
-  body = jax.checkpoint(layer) if remat else layer
-  x, _ = jax.lax.scan(body, x, params['layers'])
+  x = params['embed']['embedding'][tokens].astype(dtype)
+  x, _ = jax.lax.scan(recomputed(layer, remat), x, params['layers'])
   return final_norm(params, x, config)
+
+
+def recomputed(layer: Callable[..., Any], remat: bool | str
+              ) -> Callable[..., Any]:
+  """The same layer, less of it kept for the backward pass; see `forward`."""
+  if not remat:
+    return layer
+  name = 'nothing' if remat is True else remat
+  if name not in _SAVED:
+    raise ValueError(f'remat must be False, True or one of {sorted(_SAVED)}, '
+                     f'but is {remat!r}.')
+  return jax.checkpoint(layer, policy=_SAVED[name], prevent_cse=False)
 
 
 def final_norm(params: Params, x: Float[Array, '*B D'],

@@ -2,37 +2,97 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Hugging Face folder in, config and params out; and back again.
 
-Only safetensors are read, never pickle; shapes and names are checked before
-anything is built, so that nothing is ever half loaded.
+Qwen2, Qwen3, Llama 3 and Mistral. Tensors are read and written by
+`models.tensors`; here is what they are called, and what config.json says.
 """
 
+from collections.abc import Mapping
+import dataclasses
+import functools
 import json
 import pathlib
+import re
 import shutil
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import safetensors.numpy
 
-from searchrl.models.transformer import Params, TransformerConfig
+from searchrl.models import tensors
+from searchrl.models import transformer
+from searchrl.models.tensors import ShardingOf, Source
+from searchrl.models.transformer import Llama3Rope, Params, TransformerConfig
 
-_ARCHITECTURES = {'Qwen2ForCausalLM': 'qwen2'}
-# ours -> (Hugging Face's, in layer {}), whether the matrix is transposed
+_MODEL_TYPES = {
+    'LlamaForCausalLM': 'llama', 'MistralForCausalLM': 'mistral',
+    'Qwen2ForCausalLM': 'qwen2', 'Qwen3ForCausalLM': 'qwen3'}
+_DEFAULTS = {  # of transformers, where they differ from the common ones below
+    'MistralForCausalLM': {'num_key_value_heads': 8, 'sliding_window': 4096},
+    'Qwen3ForCausalLM': {'head_dim': 128}}
+_ROPE = tuple(f.name for f in dataclasses.fields(Llama3Rope))
+# Ours -> Hugging Face's, in a layer; kernels are transposed there.
 _LAYER = {
-    ('attention_norm', 'scale'): ('input_layernorm.weight', False),
-    ('q', 'kernel'): ('self_attn.q_proj.weight', True),
-    ('q', 'bias'): ('self_attn.q_proj.bias', False),
-    ('k', 'kernel'): ('self_attn.k_proj.weight', True),
-    ('k', 'bias'): ('self_attn.k_proj.bias', False),
-    ('v', 'kernel'): ('self_attn.v_proj.weight', True),
-    ('v', 'bias'): ('self_attn.v_proj.bias', False),
-    ('o', 'kernel'): ('self_attn.o_proj.weight', True),
-    ('mlp_norm', 'scale'): ('post_attention_layernorm.weight', False),
-    ('gate', 'kernel'): ('mlp.gate_proj.weight', True),
-    ('up', 'kernel'): ('mlp.up_proj.weight', True),
-    ('down', 'kernel'): ('mlp.down_proj.weight', True),
-}
+    'attention_norm': 'input_layernorm', 'mlp_norm': 'post_attention_layernorm',
+    'q': 'self_attn.q_proj', 'k': 'self_attn.k_proj', 'v': 'self_attn.v_proj',
+    'o': 'self_attn.o_proj', 'q_norm': 'self_attn.q_norm',
+    'k_norm': 'self_attn.k_norm', 'gate': 'mlp.gate_proj', 'up': 'mlp.up_proj',
+    'down': 'mlp.down_proj'}
+_BESIDE = (  # files that belong to a tokenizer, or to how it is used
+    'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json',
+    'added_tokens.json', 'vocab.json', 'vocab.txt', 'merges.txt',
+    'chat_template.jinja', 'generation_config.json')
+_FETCHED = ('*.json', 'model*.safetensors', 'vocab.txt', 'merges.txt',
+            'chat_template.jinja')
+
+
+def locate(path: str) -> str:
+  """The folder of a model: a local one, or one fetched from the hub.
+
+  Args:
+    path: of a folder; or, where there is none, a hub id such as
+      'Qwen/Qwen2.5-7B'. Only json, text and safetensors are fetched.
+
+  Raises:
+    FileNotFoundError: no folder, and the hub has none or cannot be reached.
+  """
+  path = str(path)
+  if pathlib.Path(path).exists() or not re.fullmatch(
+      r'[A-Za-z0-9][\w.-]*/[\w.-]+', path):
+    return path
+  import huggingface_hub  # slow to import
+  try:
+    return huggingface_hub.snapshot_download(
+        path, allow_patterns=list(_FETCHED))
+  except Exception as error:  # the hub's own, of many kinds
+    raise FileNotFoundError(
+        f'model.path must be a folder or a hub id, but {path} is no folder and '
+        f'could not be fetched: {type(error).__name__} {error}. Check the '
+        'name, or fetch it elsewhere and give the folder.') from error
+
+
+def read_json(folder: str) -> tuple[Mapping[str, Any], pathlib.Path]:
+  """The content of a model's config.json, and its path.
+
+  Raises:
+    FileNotFoundError: no folder, or no config.json in it.
+    ValueError: not JSON.
+  """
+  path = pathlib.Path(folder)
+  if not path.is_dir():
+    raise FileNotFoundError(
+        f'model.path must be a folder, but {path} is none. Give the folder of '
+        'a Hugging Face checkpoint (config.json, *.safetensors, '
+        'tokenizer.json), or a hub id.')
+  path = path / 'config.json'
+  if not path.is_file():
+    raise FileNotFoundError(
+        f'model.path must hold a config.json, but {path.parent} has none.')
+  try:
+    return dict(json.loads(path.read_text(encoding='utf-8'))), path
+  except (ValueError, TypeError) as error:
+    raise ValueError(f'{path} must hold a JSON object, but: '
+                     f'{type(error).__name__} {error}. Fetch it again.') from (
+                         error)
 
 
 def read_config(folder: str) -> TransformerConfig:
@@ -40,192 +100,290 @@ def read_config(folder: str) -> TransformerConfig:
 
   Raises:
     FileNotFoundError: no folder, or no config.json in it.
-    ValueError: not JSON, an incomplete shape, or an architecture or rotary
-      embedding that is not built here.
+    ValueError: not JSON, an incomplete shape, or an architecture, a rotary
+      embedding or an attention that is not built here.
   """
-  path = pathlib.Path(folder)
-  if not path.is_dir():
-    raise FileNotFoundError(
-        f'model.path must be a folder, but {path} is none. Give the folder of '
-        'a Hugging Face checkpoint (config.json, *.safetensors, '
-        'tokenizer.json).')
-  if not (path / 'config.json').is_file():
-    raise FileNotFoundError(
-        f'model.path must hold a config.json, but {path} has none.')
+  raw, path = read_json(folder)
   try:
-    return _parse(json.loads((path / 'config.json').read_text()), path)
-  except (json.JSONDecodeError, KeyError) as error:
+    return _parse(raw, path)
+  except (KeyError, TypeError, ZeroDivisionError) as error:
     raise ValueError(
-        f'{path / "config.json"} must hold the whole shape of a model, but: '
+        f'{path} must hold the whole shape of a model, but: '
         f'{type(error).__name__} {error}. Fetch it again.') from error
 
 
-def _parse(raw, path: pathlib.Path) -> TransformerConfig:
+def _parse(raw: Mapping[str, Any], path: pathlib.Path) -> TransformerConfig:
   architecture = (raw.get('architectures') or ['none'])[0]
-  if architecture not in _ARCHITECTURES:
+  if architecture not in _MODEL_TYPES:
     raise ValueError(
-        f'model.path must hold one of {sorted(_ARCHITECTURES)}, but '
-        f'{path / "config.json"} names {architecture!r}.')
-  rope = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
-  kind = rope.get('rope_type', rope.get('type', 'default'))
-  if kind != 'default':
-    raise ValueError(
-        f'rotary embeddings must be of the default kind, but rope_type in '
-        f'{path / "config.json"} is {kind!r}, which is not built here.')
+        f'model.path must hold one of {sorted(_MODEL_TYPES)}, but {path} names '
+        f'{architecture!r}.')
+  raw = _DEFAULTS.get(architecture, {}) | raw
+  for field, built in (('hidden_act', 'silu'), ('quantization_config', None)):
+    if raw.get(field, built) != built:
+      raise ValueError(f'{field} in {path} must be {built}, but is '
+                       f'{raw[field]!r}, which is not built here.')
   heads = raw['num_attention_heads']
-  return TransformerConfig(
+  bias = raw.get('attention_bias', False)
+  theta, scaling = _rope(raw, path)
+  config = TransformerConfig(
       vocab_size=raw['vocab_size'],
       hidden_size=raw['hidden_size'],
       num_hidden_layers=raw['num_hidden_layers'],
       num_attention_heads=heads,
-      num_key_value_heads=raw.get('num_key_value_heads', heads),
+      num_key_value_heads=raw.get('num_key_value_heads') or heads,
       head_dim=raw.get('head_dim') or raw['hidden_size'] // heads,
       intermediate_size=raw['intermediate_size'],
-      rope_theta=rope.get('rope_theta', raw.get('rope_theta', 10_000.0)),
+      rope_theta=theta,
       rms_norm_eps=raw.get('rms_norm_eps', 1e-6),
-      attention_bias=True,  # of q, k and v; fixed in Qwen2
+      attention_bias={'Qwen2ForCausalLM': True,
+                      'MistralForCausalLM': False}.get(architecture, bias),
       tie_word_embeddings=raw.get('tie_word_embeddings', False),
       max_position_embeddings=raw.get('max_position_embeddings', 2048),
+      architecture=architecture,
+      qk_norm=architecture == 'Qwen3ForCausalLM',
+      attention_out_bias=bias and architecture in (
+          'LlamaForCausalLM', 'Qwen3ForCausalLM'),
+      mlp_bias=(architecture == 'LlamaForCausalLM'
+                and raw.get('mlp_bias', False)),
+      sliding_window=_window(raw, path, architecture),
+      rope_scaling=scaling,
   )
+  if heads % config.num_key_value_heads or config.head_dim % 2:
+    raise ValueError(
+        f'{path} must have an even head_dim, and num_key_value_heads that '
+        f'divide num_attention_heads, but they are {config.head_dim}, '
+        f'{config.num_key_value_heads} and {heads}. Fetch it again.')
+  check_sizes(config, path)
+  return config
 
 
-def load(folder: str, config: TransformerConfig) -> Params:
-  """Float32 params on the host, from every *.safetensors of a folder.
+def check_sizes(config: Any, path: pathlib.Path) -> None:
+  """Raises a ValueError unless all sizes are whole numbers from 1 on."""
+  for field in dataclasses.fields(config):
+    value = getattr(config, field.name)
+    if field.type is int and (type(value) is not int or value < 1):
+      raise ValueError(f'{field.name} in {path} must be a whole number from 1 '
+                       f'on, but is {value!r}. Fetch it again.')
+
+
+def _rope(raw, path: pathlib.Path) -> tuple[float, Llama3Rope | None]:
+  """Theta and scaling; transformers 5 has both in `rope_parameters`."""
+  rope = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
+  kind = rope.get('rope_type', rope.get('type', 'default'))
+  if any(isinstance(value, Mapping) for value in rope.values()):
+    kind = 'one a kind of layer'
+  elif rope.get('partial_rotary_factor', 1) != 1:
+    kind = 'partial'
+  theta = rope.get('rope_theta', raw.get('rope_theta', 10_000.0))
+  if kind == 'default':
+    return theta, None
+  if kind != 'llama3':
+    raise ValueError(
+        f'rotary embeddings must be of the default or llama3 kind, but '
+        f'rope_type in {path} is {kind!r}, which is not built here.')
+  rope = {'original_max_position_embeddings':
+          raw.get('max_position_embeddings', 2048)} | rope
+  return theta, Llama3Rope(**{name: rope[name] for name in _ROPE})
+
+
+def _window(raw, path: pathlib.Path, architecture: str) -> int | None:
+  """How many tokens every layer sees; None for all."""
+  layers, window = raw['num_hidden_layers'], raw.get('sliding_window', 4096)
+  mistral = architecture == 'MistralForCausalLM'
+  if architecture == 'LlamaForCausalLM' or not (
+      mistral or raw.get('use_sliding_window', False)):
+    window = None
+  full = layers  # so many layers see all tokens, those after them a window
+  if window is not None:
+    full = 0 if mistral else min(raw.get('max_window_layers', 28), layers)
+  kinds = raw.get('layer_types') or (
+      ['full_attention'] * full + ['sliding_attention'] * (layers - full))
+  legal = [{'full_attention'}] * (window is None or not mistral)
+  legal += [{'sliding_attention'}] * (window is not None)
+  if set(kinds) not in legal:
+    raise ValueError(
+        f'all layers must see equally far, but {path} has layers of '
+        f'{sorted(set(kinds))} with sliding_window {window!r}, which is not '
+        'built here.')
+  return window if kinds[0] == 'sliding_attention' else None
+
+
+def load(
+    folder: str,
+    config: TransformerConfig,
+    *,
+    sharding_of: ShardingOf | None = None,
+    dtype: Any = jnp.float32,
+) -> Params:
+  """Params from a folder's safetensors, leaf by leaf onto their devices.
+
+  Args:
+    folder: a local one; see `locate`.
+    config: of the same folder.
+    sharding_of: logical axes of a leaf -> its sharding; each device is given
+      its slice, read from the files for it. Default: the default device.
+    dtype: of all params, whatever the files hold.
 
   Raises:
     FileNotFoundError: no safetensors.
     ValueError: a damaged file; a missing, unexpected or misshapen tensor.
   """
   path = pathlib.Path(folder)
-  files = sorted(path.glob('*.safetensors'))
-  if not files:
-    raise FileNotFoundError(
-        f'model.path must hold *.safetensors, but {path} has none. Convert '
-        'older .bin files with transformers first; pickle is never read.')
-  tensors = {}
-  for file in files:
-    try:
-      tensors.update(safetensors.numpy.load_file(file))
-    except Exception as error:
-      raise ValueError(f'{file} cannot be read: {error}. Fetch it again.') from (
-          error)
-  if config.tie_word_embeddings:
-    tensors.pop('lm_head.weight', None)  # some exporters write it all the same
-  shapes = _shapes(config)
-  problems = [f'{n} is missing' for n in shapes if n not in tensors]
-  problems += [f'{n} is not expected' for n in tensors if n not in shapes]
-  problems += [f'{n} is {tensors[n].shape}, not {shapes[n]}' for n in shapes
-               if n in tensors and tensors[n].shape != shapes[n]]
-  if problems:
+  found = tensors.Folder(path, _ours)
+  if config.tie_word_embeddings and 'lm_head.weight' in found.shapes:
+    _check_tied(found, path)  # some exporters write it all the same
+  found.check(_shapes(config))
+  return tensors.load(found, _sources(config), transformer.logical_axes(config),
+                      sharding_of=sharding_of, dtype=dtype)
+
+
+def _ours(name: str) -> str | None:
+  """Overlooks a table that older exporters wrote, and all recompute."""
+  return None if name.endswith('.rotary_emb.inv_freq') else name
+
+
+def _check_tied(found: tensors.Folder, path: pathlib.Path, rows: int = 4096):
+  """Drops the head of a tied model, if it is the embedding."""
+  name, head = 'model.embed_tokens.weight', 'lm_head.weight'
+  size = found.shapes[head][0]
+  same = found.shapes[head] == found.shapes.get(name) and all(
+      (found.read(name, index) == found.read(head, index)).all()
+      for index in ((slice(i, min(i + rows, size)), slice(None))
+                    for i in range(0, size, rows)))
+  if not same:
     raise ValueError(
-        f'the tensors of {path} must fit its config.json, but '
-        f'{"; ".join(problems[:4])} ({len(problems)} in all).')
-  return _from_huggingface(tensors, config)
+        f'{head} must equal {name} where embeddings are tied, but does not in '
+        f'{path}. Set tie_word_embeddings to false in its config.json.')
+  del found.shapes[head]
 
 
-def save(folder: str, params: Params, config: TransformerConfig, *,
-         tokenizer_from: str, eos_id: int) -> None:
+def save(
+    folder: str,
+    params: Params,
+    config: TransformerConfig,
+    *,
+    tokenizer_from: str,
+    eos_id: int,
+    dtype: str = 'float32',
+    shard_bytes: int = 5 * 10**9,
+) -> None:
   """Writes a folder that transformers loads: config, weights, tokenizer.
 
+  It appears whole or not at all. One tensor is on the host at a time. With
+  several processes all must call this; the first writes.
+
   Args:
-    folder: made if need be.
-    params: float32; fetched to the host.
+    folder: new, empty, or an earlier export, which is replaced; other files
+      in it are kept.
+    params: on the host, or on any devices.
     config: the shape.
-    tokenizer_from: the folder whose tokenizer files are copied.
+    tokenizer_from: the folder, or hub id, whose tokenizer files are copied.
     eos_id: ends a generation by default.
+    dtype: 'float32' or 'bfloat16'.
+    shard_bytes: above this, weights are several files with an index.
+
+  Raises:
+    ValueError: another dtype; or the folder holds folders.
   """
-  path = pathlib.Path(folder)
-  path.mkdir(parents=True, exist_ok=True)
+  path = pathlib.Path(folder).resolve()
+  new = path.with_name(f'.{path.name}.unfinished')
+  first = jax.process_index() == 0
+  if first:
+    _check_replaceable(path)
+    shutil.rmtree(new, ignore_errors=True)  # of a run that was killed
+    new.mkdir(parents=True)
+  tensors.save(new, params, _sources(config), dtype=dtype,
+               shard_bytes=shard_bytes)
+  if first:
+    source, raw = pathlib.Path(locate(tokenizer_from)), {}
+    if (source / 'config.json').is_file():
+      raw = read_json(source)[0]
+    raw = {name: raw[name] for name in ('bos_token_id', 'pad_token_id')
+           if name in raw} | _describe(config, dtype, eos_id)
+    (new / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
+    for name in _BESIDE:
+      if (source / name).is_file():
+        shutil.copyfile(source / name, new / name)
+    _replace(path, new)
+
+
+def _check_replaceable(path: pathlib.Path) -> None:
+  old = path.with_name(f'.{path.name}.old')
+  if old.exists() and not path.exists():
+    old.rename(path)  # a run was killed between the two renames
+  inner = [p.name for p in path.glob('*') if p.is_dir()]
+  if inner or path.is_file():
+    raise ValueError(
+        f'{path} must be new or an earlier export, for it is replaced as a '
+        f'whole, but {f"holds the folder {inner[0]}" if inner else "is a file"}'
+        '. Give another folder.')
+
+
+def _replace(path: pathlib.Path, new: pathlib.Path) -> None:
+  """Puts a finished folder in the place of an older one; keeps other files."""
+  old = path.with_name(f'.{path.name}.old')
+  shutil.rmtree(old, ignore_errors=True)
+  if path.exists():
+    for file in path.iterdir():
+      if not (re.fullmatch(r'model.*\.safetensors(\.index\.json)?', file.name)
+              or (new / file.name).exists()):
+        shutil.copy2(file, new / file.name)
+    path.rename(old)
+  new.rename(path)
+  shutil.rmtree(old, ignore_errors=True)
+
+
+def _describe(c: TransformerConfig, dtype: str, eos_id: int) -> dict[str, Any]:
+  """config.json, in the keys of transformers 4 and 5 at once."""
+  scaling = {'rope_type': 'default'}
+  if c.rope_scaling is not None:
+    scaling = {'rope_type': 'llama3', **dataclasses.asdict(c.rope_scaling)}
   raw = {
-      'architectures': ['Qwen2ForCausalLM'], 'model_type': 'qwen2',
-      'vocab_size': config.vocab_size, 'hidden_size': config.hidden_size,
-      'num_hidden_layers': config.num_hidden_layers,
-      'num_attention_heads': config.num_attention_heads,
-      'num_key_value_heads': config.num_key_value_heads,
-      'head_dim': config.head_dim,
-      'intermediate_size': config.intermediate_size,
-      'rope_theta': config.rope_theta,
-      'rope_parameters': {'rope_type': 'default',
-                          'rope_theta': config.rope_theta},
-      'rms_norm_eps': config.rms_norm_eps, 'hidden_act': 'silu',
-      'tie_word_embeddings': config.tie_word_embeddings,
-      'max_position_embeddings': config.max_position_embeddings,
-      'dtype': 'float32', 'torch_dtype': 'float32', 'eos_token_id': eos_id,
+      'architectures': [c.architecture],
+      'model_type': _MODEL_TYPES[c.architecture],
+      **{name: getattr(c, name) for name in (
+          'vocab_size', 'hidden_size', 'num_hidden_layers',
+          'num_attention_heads', 'num_key_value_heads', 'head_dim',
+          'intermediate_size', 'rope_theta')},
+      'rope_parameters': {**scaling, 'rope_theta': c.rope_theta},
+      'rms_norm_eps': c.rms_norm_eps, 'hidden_act': 'silu',
+      'tie_word_embeddings': c.tie_word_embeddings,
+      'max_position_embeddings': c.max_position_embeddings,
+      'dtype': dtype, 'torch_dtype': dtype, 'eos_token_id': eos_id,
   }
-  (path / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
-  tensors = _to_huggingface(jax.device_get(params), config)
-  safetensors.numpy.save_file(tensors, path / 'model.safetensors',
-                              metadata={'format': 'pt'})
-  (path / 'model.safetensors').chmod(0o644)  # safetensors: owner only
-  for name in ('tokenizer.json', 'tokenizer_config.json'):
-    source = pathlib.Path(tokenizer_from) / name
-    if source.exists() and source.resolve() != (path / name).resolve():
-      shutil.copyfile(source, path / name)
+  if c.rope_scaling is not None:
+    raw['rope_scaling'] = scaling
+  if c.architecture in ('LlamaForCausalLM', 'Qwen3ForCausalLM'):
+    raw['attention_bias'] = c.attention_bias
+  if c.architecture == 'LlamaForCausalLM':
+    raw['mlp_bias'] = c.mlp_bias
+  elif c.architecture == 'MistralForCausalLM':
+    raw['sliding_window'] = c.sliding_window
+  elif c.sliding_window is not None:  # Qwen: in all layers, from the first on
+    raw |= {'use_sliding_window': True, 'sliding_window': c.sliding_window,
+            'max_window_layers': 0}
+  return raw
 
 
-def _shapes(c: TransformerConfig) -> dict[str, tuple[int, ...]]:
+@functools.cache
+def _abstract(config: TransformerConfig) -> Params:
+  return jax.eval_shape(
+      lambda key: transformer.init(config, key), jax.random.key(0))
+
+
+def _shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
   """Hugging Face's name -> shape of every tensor."""
-  wide, narrow = c.num_attention_heads, c.num_key_value_heads
-  width, inner = c.hidden_size, c.intermediate_size
-  layer = {
-      'input_layernorm.weight': (width,),
-      'post_attention_layernorm.weight': (width,),
-      'self_attn.q_proj.weight': (wide * c.head_dim, width),
-      'self_attn.k_proj.weight': (narrow * c.head_dim, width),
-      'self_attn.v_proj.weight': (narrow * c.head_dim, width),
-      'self_attn.o_proj.weight': (width, wide * c.head_dim),
-      'mlp.gate_proj.weight': (inner, width),
-      'mlp.up_proj.weight': (inner, width),
-      'mlp.down_proj.weight': (width, inner),
-  }
-  if c.attention_bias:
-    layer |= {'self_attn.q_proj.bias': (wide * c.head_dim,),
-              'self_attn.k_proj.bias': (narrow * c.head_dim,),
-              'self_attn.v_proj.bias': (narrow * c.head_dim,)}
-  shapes = {f'model.layers.{i}.{name}': shape
-            for i in range(c.num_hidden_layers) for name, shape in layer.items()}
-  shapes |= {'model.embed_tokens.weight': (c.vocab_size, width),
-             'model.norm.weight': (width,)}
-  if not c.tie_word_embeddings:
-    shapes['lm_head.weight'] = (c.vocab_size, width)
-  return shapes
+  return tensors.shapes(_sources(config), _abstract(config))
 
 
-def _from_huggingface(tensors, config: TransformerConfig) -> Params:
-  def stacked(name, transpose):
-    leaves = [np.asarray(tensors[f'model.layers.{i}.{name}'], np.float32)
-              for i in range(config.num_hidden_layers)]
-    return np.stack([leaf.T if transpose else leaf for leaf in leaves])
-
-  layers = {}
-  for (part, leaf), (name, transpose) in _LAYER.items():
-    if leaf != 'bias' or config.attention_bias:
-      layers.setdefault(part, {})[leaf] = stacked(name, transpose)
-  params = {
-      'embed': {'embedding': np.asarray(
-          tensors['model.embed_tokens.weight'], np.float32)},
-      'layers': layers,
-      'norm': {'scale': np.asarray(tensors['model.norm.weight'], np.float32)},
-  }
+def _sources(config: TransformerConfig) -> Params:
+  """Where each leaf of `transformer.init` comes from."""
+  sources = {'embed': {'embedding': Source('model.embed_tokens.weight')},
+             'norm': {'scale': Source('model.norm.weight')},
+             'layers': tensors.layer_sources(
+                 _abstract(config)['layers'], _LAYER, 'model.layers')}
   if not config.tie_word_embeddings:
-    params['head'] = {'kernel': np.asarray(
-        tensors['lm_head.weight'], np.float32).T}
-  return jax.tree.map(jnp.asarray, params)
+    sources['head'] = {'kernel': Source('lm_head.weight', transposed=True)}
+  return sources
 
-
-def _to_huggingface(params: Params, config: TransformerConfig):
-  tensors = {
-      'model.embed_tokens.weight': np.asarray(params['embed']['embedding']),
-      'model.norm.weight': np.asarray(params['norm']['scale']),
-  }
-  for (part, leaf), (name, transpose) in _LAYER.items():
-    if leaf == 'bias' and not config.attention_bias:
-      continue
-    for i in range(config.num_hidden_layers):
-      value = np.asarray(params['layers'][part][leaf][i])
-      tensors[f'model.layers.{i}.{name}'] = np.ascontiguousarray(
-          value.T if transpose else value)
-  if not config.tie_word_embeddings:
-    tensors['lm_head.weight'] = np.ascontiguousarray(
-        np.asarray(params['head']['kernel']).T)
-  return tensors

@@ -1,0 +1,283 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Token ids and a mask in, unit vectors out: a BERT encoder, as E5 uses it.
+
+Texts get QUERY_PREFIX or PASSAGE_PREFIX, [CLS] and [SEP], and are padded on the
+right. Thin Linen; parameters are a plain nested dict, layers stacked on axis 0:
+
+  embed/{token [V D], position [P D], type [K D]}
+  embed_norm/{scale, bias} [D]
+  layers/{q, k, v, o, up, down}/{kernel [L ...], bias [L ...]}
+  layers/{attention_norm, mlp_norm}/{scale, bias} [L D]
+
+Source: Devlin et al. 2018, arXiv:1810.04805; Wang et al. 2022 (E5),
+  arXiv:2212.03533.
+"""
+
+import dataclasses
+import functools
+import pathlib
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from searchrl.models import tensors
+from searchrl.models import transformer
+from searchrl.models import weights
+from searchrl.models.tensors import ShardingOf, Source
+from searchrl.models.transformer import Params, Projection
+
+QUERY_PREFIX = 'query: '
+PASSAGE_PREFIX = 'passage: '
+
+# Ours -> Hugging Face's, in a layer; kernels are transposed there.
+_LAYER = {
+    'q': 'attention.self.query', 'k': 'attention.self.key',
+    'v': 'attention.self.value', 'o': 'attention.output.dense',
+    'attention_norm': 'attention.output.LayerNorm', 'up': 'intermediate.dense',
+    'down': 'output.dense', 'mlp_norm': 'output.LayerNorm'}
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderConfig:
+  """The shape of an encoder; field names follow config.json."""
+
+  vocab_size: int
+  hidden_size: int
+  num_hidden_layers: int
+  num_attention_heads: int
+  intermediate_size: int
+  max_position_embeddings: int = 512
+  type_vocab_size: int = 2
+  layer_norm_eps: float = 1e-12
+
+
+class LayerNorm(nn.Module):
+  """(x - mean) / standard deviation * scale + bias, in float32."""
+
+  eps: float
+
+  @nn.compact
+  def __call__(self, x: Float[Array, '*B D']) -> Float[Array, '*B D']:
+    def param(name, init):
+      return self.param(name, nn.with_logical_partitioning(init, ('embed',)),
+                        (x.shape[-1],)).astype(jnp.float32)
+
+    x32 = x.astype(jnp.float32)
+    x32 -= jnp.mean(x32, -1, keepdims=True)
+    x32 *= jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + self.eps)
+    scale, bias = (param('scale', nn.initializers.ones),
+                   param('bias', nn.initializers.zeros))
+    return (x32 * scale + bias).astype(x.dtype)
+
+
+class Block(nn.Module):
+  """One layer: attention to all, a feed-forward; norms after the residuals."""
+
+  config: EncoderConfig
+
+  @nn.compact
+  def __call__(self, x: Float[Array, 'B T D'], seen: Bool[Array, 'B T T']
+              ) -> Float[Array, 'B T D']:
+    c = self.config
+    dense = functools.partial(Projection, use_bias=True)
+    flat = x.reshape(-1, x.shape[-1])
+    q, k, v = (
+        dense(c.hidden_size, ('embed', 'heads'), name=name)(flat).reshape(
+            *x.shape[:2], c.num_attention_heads, -1) for name in 'qkv')
+    y = transformer.attention(q, k.swapaxes(1, 2), v.swapaxes(1, 2), seen)
+    y = dense(c.hidden_size, ('heads', 'embed'), name='o')(
+        y.reshape(flat.shape))
+    flat = LayerNorm(c.layer_norm_eps, name='attention_norm')(flat + y)
+    y = dense(c.intermediate_size, ('embed', 'mlp'), name='up')(flat)
+    y = dense(c.hidden_size, ('mlp', 'embed'), name='down')(
+        jax.nn.gelu(y, approximate=False))
+    flat = LayerNorm(c.layer_norm_eps, name='mlp_norm')(flat + y)
+    return flat.reshape(x.shape)
+
+
+def forward(
+    params: Params,
+    tokens: Int[Array, 'B T'],
+    mask: Bool[Array, 'B T'],
+    config: EncoderConfig,
+    *,
+    remat: bool | str = False,
+    dtype: Any = jnp.float32,
+) -> Float[Array, 'B T D']:
+  """Hidden states of texts; each token sees all of its text.
+
+  Args:
+    params: see the top of this file.
+    tokens: right-padded, [CLS] and [SEP] included.
+    mask: True, or 1, for what is no padding.
+    config: the shape.
+    remat: what the backward pass recomputes; see `transformer.forward`.
+    dtype: of activations, and of parameters where they are used.
+
+  Returns:
+    The last layer's output, in `dtype`; of padding it means nothing.
+
+  Raises:
+    ValueError: the rows are longer than the table of positions.
+  """
+  rows, length = tokens.shape
+  if length > config.max_position_embeddings:
+    raise ValueError(
+        f'texts must have at most {config.max_position_embeddings} tokens, for '
+        f'so many positions are known, but have {length}. Cut them.')
+  embed = params['embed']
+  x = embed['token'][tokens] + embed['type'][0] + embed['position'][:length]
+  x = LayerNorm(config.layer_norm_eps).apply(
+      {'params': params['embed_norm']}, x.astype(dtype))
+  seen = jnp.broadcast_to(mask.astype(bool)[:, None], (rows, length, length))
+
+  def layer(x, layer_params):
+    return Block(config).apply({'params': layer_params}, x, seen), None
+
+  x, _ = jax.lax.scan(
+      transformer.recomputed(layer, remat), x, params['layers'])
+  return x
+
+
+def embed(
+    params: Params,
+    tokens: Int[Array, 'B T'],
+    mask: Bool[Array, 'B T'],
+    config: EncoderConfig,
+    *,
+    remat: bool | str = False,
+    dtype: Any = jnp.float32,
+) -> Float[Array, 'B D']:
+  """Texts as float32 vectors of length 1: the mean of their hidden states.
+
+  Args: those of `forward`. A row that is all padding gives 0.
+  """
+  hidden = forward(params, tokens, mask, config, remat=remat, dtype=dtype)
+  where = mask.astype(bool)[..., None]
+  total = jnp.sum(hidden.astype(jnp.float32), 1, where=where)
+  mean = total / jnp.maximum(jnp.sum(where, 1), 1)
+  square = jnp.sum(mean * mean, -1, keepdims=True)
+  # A second `where`, so that the gradient of an empty row is no NaN.
+  length = jnp.sqrt(jnp.where(square > 0, square, 1.0))
+  return mean / jnp.maximum(length, 1e-12)
+
+
+def init(config: EncoderConfig, key: Array) -> Params:
+  """Random float32 parameters: normal(0.02), norms 1, biases 0."""
+  return nn.meta.unbox(_boxed(config, key))
+
+
+def logical_axes(config: EncoderConfig) -> Params:
+  """A tree like `init`'s whose leaves are tuples of logical axis names."""
+  boxes = jax.eval_shape(lambda key: _boxed(config, key), jax.random.key(0))
+  return jax.tree.map(lambda box: tuple(box.names), boxes,
+                      is_leaf=lambda x: isinstance(x, nn.Partitioned))
+
+
+def _boxed(config: EncoderConfig, key: Array) -> Params:
+  """`init` with every leaf in a box that names its logical axes."""
+  keys, width = jax.random.split(key, 4), config.hidden_size
+  box = lambda names, value: nn.LogicallyPartitioned(value, names)
+
+  def table(key, size, axis):
+    normal = nn.initializers.normal(0.02)
+    return box((axis, 'embed'), normal(key, (size, width)))
+
+  def layer(key):
+    return Block(config).init(
+        key, jnp.zeros((1, 1, width)), jnp.ones((1, 1, 1), bool))['params']
+
+  return {
+      'embed': {
+          'token': table(keys[0], config.vocab_size, 'vocab'),
+          'position': table(keys[1], config.max_position_embeddings, None),
+          'type': table(keys[2], config.type_vocab_size, None)},
+      'embed_norm': {'scale': box(('embed',), jnp.ones(width)),
+                     'bias': box(('embed',), jnp.zeros(width))},
+      'layers': jax.tree.map(
+          lambda b: box(('layers', *b.names), b.value),
+          jax.vmap(layer)(jax.random.split(keys[3], config.num_hidden_layers)),
+          is_leaf=lambda b: isinstance(b, nn.Partitioned)),
+  }
+
+
+def read_config(folder: str) -> EncoderConfig:
+  """The shape in the config.json of a BERT folder.
+
+  Raises:
+    FileNotFoundError: no folder, or no config.json in it.
+    ValueError: not JSON, an incomplete shape, or another architecture.
+  """
+  raw, path = weights.read_json(folder)
+  for field, built in (('model_type', 'bert'), ('hidden_act', 'gelu'),
+                       ('position_embedding_type', 'absolute'),
+                       ('is_decoder', False), ('quantization_config', None)):
+    if raw.get(field, built) != built or (
+        field == 'model_type' and field not in raw):
+      raise ValueError(f'{field} in {path} must be {built!r}, but is '
+                       f'{raw.get(field)!r}, which is not built here.')
+  try:
+    config = EncoderConfig(**{
+        field.name: raw[field.name] if field.default is dataclasses.MISSING
+        else raw.get(field.name, field.default)
+        for field in dataclasses.fields(EncoderConfig)})
+  except KeyError as error:
+    raise ValueError(f'{path} must hold the whole shape of a model, but has no '
+                     f'{error}. Fetch it again.') from error
+  weights.check_sizes(config, path)
+  if config.hidden_size % config.num_attention_heads:
+    raise ValueError(
+        f'num_attention_heads in {path} must divide hidden_size, but they are '
+        f'{config.num_attention_heads} and {config.hidden_size}.')
+  return config
+
+
+def load(
+    folder: str,
+    config: EncoderConfig,
+    *,
+    sharding_of: ShardingOf | None = None,
+    dtype: Any = jnp.float32,
+) -> Params:
+  """Params of a BERT folder, leaf by leaf onto their devices.
+
+  Names may begin with `bert.`; position ids, the pooler and heads for other
+  tasks are overlooked.
+
+  Args:
+    folder: a local one; see `weights.locate`.
+    config: of the same folder.
+    sharding_of: logical axes of a leaf -> its sharding; see `weights.load`.
+    dtype: of all params, whatever the files hold.
+
+  Raises:
+    FileNotFoundError: no safetensors.
+    ValueError: a damaged file; a missing, unexpected or misshapen tensor.
+  """
+  found = tensors.Folder(pathlib.Path(folder), _ours)
+  leaves = jax.eval_shape(lambda key: init(config, key), jax.random.key(0))
+  sources = {
+      'embed': {name: Source(f'embeddings.{theirs}_embeddings.weight')
+                for name, theirs in (
+                    ('token', 'word'), ('position', 'position'),
+                    ('type', 'token_type'))},
+      'embed_norm': {'scale': Source('embeddings.LayerNorm.weight'),
+                     'bias': Source('embeddings.LayerNorm.bias')},
+      'layers': tensors.layer_sources(
+          leaves['layers'], _LAYER, 'encoder.layer')}
+  found.check(tensors.shapes(sources, leaves))
+  return tensors.load(found, sources, logical_axes(config),
+                      sharding_of=sharding_of, dtype=dtype)
+
+
+def _ours(name: str) -> str | None:
+  """Without its prefix, and with today's names of a norm's parameters."""
+  name = name.removeprefix('bert.')
+  if name == 'embeddings.position_ids' or name.startswith(('pooler.', 'cls.')):
+    return None
+  return name.replace('LayerNorm.gamma', 'LayerNorm.weight').replace(
+      'LayerNorm.beta', 'LayerNorm.bias')

@@ -1,0 +1,174 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""encoder: the vectors of transformers' BERT; padding changes nothing."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from searchrl import mesh as meshes
+from searchrl.models import encoder
+from searchrl.models import tensors
+
+GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'bert'
+
+
+@pytest.fixture(scope='module')
+def config():
+  return encoder.read_config(GOLDEN)
+
+
+@pytest.fixture(scope='module')
+def params(config):
+  return encoder.load(GOLDEN, config)
+
+
+@pytest.fixture(scope='module')
+def golden():
+  return dict(np.load(GOLDEN / 'golden.npz'))
+
+
+@pytest.fixture(scope='module')
+def embed(config):
+  return jax.jit(lambda params, tokens, mask, **options: encoder.embed(
+      params, tokens, mask, config, **options), static_argnames='dtype')
+
+
+@pytest.fixture
+def folder(tmp_path):
+  return shutil.copytree(GOLDEN, tmp_path / 'bert')
+
+
+def edit_tensors(folder, edit):
+  values = safetensors.numpy.load_file(folder / 'model.safetensors')
+  safetensors.numpy.save_file(edit(values), folder / 'model.safetensors')
+
+
+def test_embeddings_and_hidden_states_are_those_of_transformers(
+    config, params, golden, embed):
+  tokens, mask = golden['tokens'], golden['mask']
+  got = embed(params, tokens, mask)
+  np.testing.assert_allclose(got, golden['embeddings'], atol=1e-5)
+  np.testing.assert_allclose(np.linalg.norm(got, axis=-1), 1, atol=1e-6)
+  hidden = jax.jit(lambda params: encoder.forward(
+      params, tokens, mask, config))(params)
+  seen = mask.astype(bool)
+  np.testing.assert_allclose(hidden[seen], golden['hidden'][seen], atol=2e-5)
+
+
+def test_padding_and_other_rows_change_nothing(params, golden, embed):
+  tokens, mask = golden['tokens'], golden['mask']
+  together = embed(params, tokens, mask)
+  for row, length in enumerate(mask.sum(-1)):
+    alone = embed(params, tokens[row:row + 1, :length],
+                  mask[row:row + 1, :length])
+    np.testing.assert_allclose(alone[0], together[row], atol=1e-6)
+  other = np.where(mask, tokens, 7)
+  np.testing.assert_array_equal(embed(params, other, mask > 0), together)
+
+
+def test_an_empty_row_is_zero_and_has_no_gradient(params, config, golden):
+  tokens, mask = golden['tokens'], np.zeros_like(golden['mask'])
+  run = lambda params: encoder.embed(params, tokens, mask, config)
+  assert not run(params).any()
+  grads = jax.grad(lambda params: run(params).sum())(params)
+  assert not any(np.any(x) for x in jax.tree.leaves(grads))
+
+
+def test_bfloat16_is_an_approximation(params, golden, embed):
+  got = embed(params, golden['tokens'], golden['mask'], dtype=jnp.bfloat16)
+  assert got.dtype == jnp.float32
+  np.testing.assert_allclose(got, golden['embeddings'], atol=0.03)
+
+
+def test_the_gradient_is_the_slope(params, config, golden):
+  tokens, mask = golden['tokens'], golden['mask']
+
+  @jax.jit
+  def similarity(params):
+    x = encoder.embed(params, tokens, mask, config)
+    return x[0] @ x[1]
+
+  direction = jax.tree.map(
+      lambda x: jnp.asarray(np.random.default_rng(0).normal(size=x.shape),
+                            jnp.float32), params)
+  moved = lambda h: jax.tree.map(lambda x, d: x + h * d, params, direction)
+  slope = (similarity(moved(1e-3)) - similarity(moved(-1e-3))) / 2e-3
+  grads = jax.grad(similarity)(params)
+  along = sum(jnp.vdot(g, d) for g, d in zip(
+      jax.tree.leaves(grads), jax.tree.leaves(direction)))
+  np.testing.assert_allclose(along, slope, rtol=2e-2)
+
+
+def test_older_names_and_what_is_not_needed_are_understood(
+    folder, config, params):
+  def older(values):
+    values = {'bert.' + name.replace('LayerNorm.weight', 'LayerNorm.gamma')
+              .replace('LayerNorm.bias', 'LayerNorm.beta'): value
+              for name, value in values.items() if not
+              name.startswith('pooler')}
+    return values | {
+        'bert.embeddings.position_ids': np.arange(64)[None],
+        'bert.pooler.dense.bias': np.zeros(32), 'cls.predictions.bias':
+        np.zeros(96)}
+
+  edit_tensors(folder, older)
+  jax.tree.map(np.testing.assert_array_equal,
+               encoder.load(folder, config), params)
+
+
+def test_each_device_is_given_its_slice(config, params):
+  mesh = meshes.make(data=1, fsdp=2, tensor=4)
+  loaded = encoder.load(GOLDEN, config, dtype=jnp.bfloat16, sharding_of=lambda
+                        axes: meshes.sharding(mesh, axes))
+  jax.tree.map(lambda x, y: np.testing.assert_array_equal(
+      x, y.astype(jnp.bfloat16)), loaded, params)
+  kernel = loaded['layers']['up']['kernel']
+  assert {s.data.shape for s in kernel.addressable_shards} == {(2, 16, 12)}
+
+
+def test_init_has_the_tree_of_a_checkpoint(config, params):
+  new = jax.jit(lambda key: encoder.init(config, key))(jax.random.key(0))
+  jax.tree.map(lambda x, y: np.testing.assert_array_equal(x.shape, y.shape),
+               new, params)
+  kernel = np.asarray(new['layers']['q']['kernel'])
+  assert np.abs(kernel[0] - kernel[1]).max() > 1e-3
+
+
+def edit_config(**changes):
+  def edit(folder):
+    raw = json.loads((folder / 'config.json').read_text()) | changes
+    (folder / 'config.json').write_text(json.dumps(
+        {k: v for k, v in raw.items() if v is not ...}))
+  return edit
+
+
+@pytest.mark.parametrize('damage, message', [
+    (edit_config(model_type='roberta'), "must be 'bert', but is 'roberta'"),
+    (edit_config(model_type=...), "must be 'bert', but is None"),
+    (edit_config(hidden_act='gelu_new'), "must be 'gelu', but is 'gelu_new'"),
+    (edit_config(position_embedding_type='relative_key'), "'absolute'"),
+    (edit_config(vocab_size=...), "config.json .*has no 'vocab_size'"),
+    (edit_config(num_attention_heads=5), 'must divide hidden_size'),
+    (edit_config(num_attention_heads=0), 'must be a whole number from 1'),
+    (edit_config(num_hidden_layers=3), 'encoder.layer.2.*is missing'),
+    (lambda f: edit_tensors(f, lambda t: t | {'x': np.zeros(1)}),
+     'x is not expected'),
+])
+def test_a_damaged_folder_is_refused_and_the_damage_named(
+    folder, damage, message, monkeypatch):
+  damage(folder)
+  monkeypatch.setattr(tensors, '_read', None)  # nothing is built before
+  with pytest.raises(ValueError, match=message):
+    encoder.load(folder, encoder.read_config(folder))
+
+
+def test_texts_longer_than_the_table_are_refused(params, config):
+  with pytest.raises(ValueError, match='at most 64 tokens.* but have 65'):
+    encoder.embed(params, np.zeros((1, 65), int), np.ones((1, 65)), config)
