@@ -107,28 +107,35 @@ def records() -> list[dict]:
 
 
 def table(found: list[dict]) -> str:
-  """Mean over seeds of exact match, and its spread, for every exam."""
+  """Mean over seeds of exact match, and its spread: a table an exam."""
   cells = collections.defaultdict(list)
+  seeds = collections.defaultdict(set)
   for record in found:
+    seeds[record['config']].add(record['seed'])
     for row in record['rows']:
-      exam = (row['set'], row['engine'], row['decoding'], row['hops'])
-      cells[exam, record['config']].append((row['em'], row['searches']))
-  configs = sorted({config for _, config in cells}, key=lambda c: (c != 'base', c))
-  exams = list(dict.fromkeys(exam for exam, _ in cells))
-  lines = ['| set | engine | decoding | hops | ' + ' | '.join(configs) + ' |',
-           '|---' * (4 + len(configs)) + '|']
+      exam = (row['set'], row['engine'], row['decoding'])
+      cells[exam, record['config'], row['hops']].append(
+          (row['em'], row['searches']))
+  exams = list(dict.fromkeys(exam for exam, _, _ in cells))
+  hops = sorted({h for _, _, h in cells})
+  lines = []
   for exam in exams:
-    row = [str(part) for part in exam]
-    for config in configs:
-      values = np.array(cells[exam, config])
-      if not values.size:
-        row.append('')
-        continue
-      em, searches = values.mean(0)
-      spread = f' ± {values[:, 0].std(ddof=1):.3f}' if len(values) > 1 else ''
-      row.append(f'{em:.3f}{spread} ({searches:.1f})')
-    lines.append('| ' + ' | '.join(row) + ' |')
+    lines += [f'{", ".join(exam)}:', '',
+              '| recipe | seeds | ' + ' | '.join(
+                  f'{h} hop{"s" * (h > 1)}' for h in hops) + ' | searches |',
+              '|---' * (3 + len(hops)) + '|']
+    for config in sorted(seeds, key=lambda c: (c != 'base', c)):
+      values = [np.array(cells[exam, config, h]) for h in hops]
+      searches = ' '.join(f'{v[:, 1].mean():.1f}' for v in values)
+      lines.append(f'| {config} | {len(seeds[config])} | ' + ' | '.join(
+          _cell(v[:, 0]) for v in values) + f' | {searches} |')
+    lines.append('')
   return '\n'.join(lines)
+
+
+def _cell(values: np.ndarray) -> str:
+  spread = f' ± {values.std(ddof=1):.3f}' if len(values) > 1 else ''
+  return f'{values.mean():.3f}{spread}'
 
 
 def costs(found: list[dict]) -> str:

@@ -495,3 +495,12 @@ def test_refuses_an_empty_interval_and_keeps_1_outside_the_mask():
     losses.masked_weights(x, x, mask, low=2.0, high=1.0)
   got = losses.masked_weights(x, x, mask, low=1.5, high=2.0)
   np.testing.assert_array_equal(got, [[0.0, 1.0]])
+
+
+@pytest.mark.parametrize('ours', [sequence_loss, losses.geometric_mean_loss])
+def test_a_row_without_advantage_stays_finite_whatever_its_ratio(ours):
+  gaps = jnp.array([[500.0, 900.0], [-500.0, -900.0]])
+  args = jnp.zeros((2, 2)), jnp.zeros(2), jnp.ones((2, 2), bool)
+  np.testing.assert_array_equal(ours(gaps, *args), 0)
+  np.testing.assert_array_equal(
+      jax.grad(lambda x: ours(x, *args).sum())(gaps), 0)

@@ -94,10 +94,10 @@ def sequence_ratio(
     ValueError: the shapes differ.
 
   Source: Zheng et al. 2025, Group Sequence Policy Optimization,
-    arXiv:2507.18071, eq. 7.
+    arXiv:2507.18071, eq. 7. The guard at 20 nats only keeps it finite.
   """
   gaps = log_ratio(logprobs, old_logprobs, loss_mask)
-  return jnp.exp(masked.row_mean(gaps, loss_mask))
+  return jnp.exp(jnp.clip(masked.row_mean(gaps, loss_mask), -20, 20))
 
 
 def clipped_surrogate(
@@ -265,7 +265,8 @@ def geometric_mean_loss(
   gaps = log_ratio(logprobs, old_logprobs, loss_mask)
   clipped = jnp.where(advantages[:, None] > 0, jnp.minimum(gaps, clip_high),
                       jnp.maximum(gaps, -clip_low))
-  return -advantages * jnp.exp(masked.row_mean(clipped, loss_mask))
+  mean = masked.row_mean(clipped, loss_mask)
+  return -advantages * jnp.exp(jnp.clip(mean, -20, 20))  # finite, if A is 0
 
 
 def score_function_loss(

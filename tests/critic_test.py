@@ -1,0 +1,314 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""critic: values of what came before; and the learner that trains one."""
+
+import contextlib
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import learner_test as learning
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from searchrl import checkpoint
+from searchrl import learner as learners
+from searchrl import mesh as meshes
+from searchrl.models import critic
+from searchrl.models import policy
+from searchrl.models import transformer
+from searchrl.rl import algorithms
+from searchrl.rl import losses
+from searchrl.rl import masked
+
+CONFIG, ROWS, LENGTH = learning.CONFIG, learning.ROWS, learning.LENGTH
+ALGORITHM = algorithms.ppo(
+    entropy_coef=0.01, discount=0.99, gae_lambda=0.9, kl_coef=0.1)
+POLICY_RATE, CRITIC_RATE = 0.1, 0.02
+STEPS = 3
+
+
+def make(mesh=None, optimizer=optax.sgd(POLICY_RATE), **options):
+  options = dict(rows=ROWS, lengths=(LENGTH,), temperature=learning.TEMPERATURE,
+                 critic_optimizer=optax.sgd(CRITIC_RATE)) | options
+  return learners.make(
+      CONFIG, ALGORITHM, optimizer,
+      mesh or meshes.make(devices=jax.devices()[:1]), **options)
+
+
+@pytest.fixture(scope='module')
+def params():
+  return jax.device_get(tiny.params(CONFIG))
+
+
+@pytest.fixture(scope='module')
+def learner():
+  return make()
+
+
+@pytest.fixture(scope='module')
+def batch(learner, params):
+  """Scored by another policy as a reference, and by a critic of opinions."""
+  scored = learner.score(
+      learner.init(params), learning.ragged_batch(), tiny.params(CONFIG, 1))
+  opinions = np.random.default_rng(1).normal(size=scored.values.shape)
+  return dataclasses.replace(scored, values=opinions.astype(np.float32))
+
+
+@pytest.fixture(scope='module')
+def opinionated(params):
+  """A critic whose head says something: a fresh one has no gradient below."""
+  rng = np.random.default_rng(2)
+  kernel = 0.2 * rng.normal(size=(32, 1)).astype(np.float32)
+  return critic.init(params) | {'value': {
+      'kernel': kernel, 'bias': np.full(1, 0.25, np.float32)}}
+
+
+def start(learner, params, opinionated):
+  """The learner's first state, with that critic in it."""
+  state = learner.init(params)
+  state['critic']['params'] = jax.tree.map(
+      lambda x, like: jax.device_put(np.array(x), like.sharding),
+      opinionated, state['critic']['params'])
+  return state
+
+
+@jax.jit
+def whole_step(policy_params, critic_params, batch):
+  """One step of each network on a batch as it is."""
+  estimate = ALGORITHM.advantages(batch)
+  mask = algorithms.trained_tokens(batch)
+
+  def policy_loss(params):
+    out = algorithms.PolicyOutput(*policy.token_logprobs(
+        params, batch.tokens, CONFIG, temperature=learning.TEMPERATURE),
+                                  values=jnp.zeros(mask.shape))
+    terms, _ = ALGORITHM.loss(out, batch, estimate)
+    return algorithms.total({k: terms[k] for k in ('policy', 'entropy')})
+
+  def value_loss(params):
+    values = critic.token_values(params, batch.tokens, CONFIG)
+    return masked.mean(losses.value_loss(
+        values, batch.values, estimate.returns, mask), mask)
+
+  def step(loss, params, rate):
+    value, grads = jax.value_and_grad(loss)(params)
+    return value, jax.tree.map(lambda x, g: x - rate * g, params, grads)
+
+  _, policy_params = step(policy_loss, policy_params, POLICY_RATE)
+  loss, critic_params = step(value_loss, critic_params, CRITIC_RATE)
+  return policy_params, critic_params, loss
+
+
+@pytest.fixture(scope='module')
+def expected(batch, params, opinionated):
+  """Policy, critic and value losses after STEPS; filler rows left out."""
+  real = jax.tree.map(lambda x: x[:-learning.FILLER], batch)
+  ours, fitted, told = params, opinionated, []
+  for _ in range(STEPS):
+    ours, fitted, loss = whole_step(ours, fitted, real)
+    told.append(float(loss))
+  return jax.device_get((ours, fitted, told))
+
+
+def assert_updates(learner, batch, state, expected, atol=1e-6):
+  """STEPS updates are the expected ones."""
+  told = []
+  for _ in range(STEPS):
+    state, metrics = learner.update(state, batch)
+    told.append(metrics['critic/vf_loss'])
+  for ours, theirs in zip((state['params'], state['critic']['params']),
+                          expected):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol),
+                 jax.device_get(ours), theirs)
+  np.testing.assert_allclose(told, expected[2], rtol=1e-4)
+  return state
+
+
+def assert_equal(one, two):
+  jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
+# The model.
+
+
+@pytest.mark.parametrize('tied', [False, True])
+def test_a_fresh_critic_has_the_backbone_and_says_0(tied):
+  config = dataclasses.replace(CONFIG, tie_word_embeddings=tied)
+  params = tiny.params(config)
+  fresh = critic.init(params)
+  assert_equal({k: fresh[k] for k in fresh if k != 'value'},
+               {k: params[k] for k in params if k != 'head'})
+  tokens = np.arange(12).reshape(2, 6)
+  values = values_of(fresh, tokens)
+  assert values.shape == (2, 6) and values.dtype == jnp.float32
+  np.testing.assert_array_equal(values, 0)
+  # Axes are tuples, and so are no part of the tree.
+  jax.tree.map(lambda leaf, axes: leaf.ndim == len(axes) or pytest.fail(
+      f'{leaf.shape} {axes}'), fresh, critic.logical_axes(config))
+
+
+@jax.jit
+def values_of(params, tokens):
+  return critic.token_values(params, tokens, CONFIG)
+
+
+def test_a_value_depends_on_earlier_tokens_alone(opinionated):
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(0, 96, (1, 9))
+  before = np.array(values_of(opinionated, tokens))
+  assert before[0, 0] == 0 and np.all(before[0, 1:] != 0)
+  for t in range(9):
+    changed = tokens.copy()
+    changed[0, t] = (changed[0, t] + 1) % 96
+    after = np.array(values_of(opinionated, changed))
+    np.testing.assert_array_equal(after[0, :t + 1], before[0, :t + 1])
+    assert np.all(after[0, t + 1:] != before[0, t + 1:])
+
+
+def test_a_value_is_a_linear_reading_of_the_state_before(opinionated):
+  tokens = np.arange(10).reshape(2, 5)
+  hidden = np.asarray(jax.jit(lambda params: transformer.forward(
+      params, tokens, CONFIG))(opinionated), np.float64)
+  kernel, bias = (np.asarray(opinionated['value'][name], np.float64)
+                  for name in ('kernel', 'bias'))
+  np.testing.assert_allclose(
+      values_of(opinionated, tokens)[:, 1:],
+      (hidden @ kernel + bias)[:, :-1, 0], rtol=1e-4, atol=1e-5)
+
+
+# What the learner does with it.
+
+
+def test_updates_are_gradients_of_the_whole_batch(
+    learner, batch, params, opinionated, expected):
+  state = start(learner, params, opinionated)
+  state = assert_updates(learner, batch, state, expected)
+  assert int(state['updates']) == int(state['critic']['updates']) == STEPS
+  assert expected[2][0] > expected[2][1] > expected[2][2]  # it learns
+  backbones = (jax.device_get(state['params']['layers']),
+               jax.device_get(state['critic']['params']['layers']),
+               params['layers'])
+  for one, two in ((0, 1), (0, 2), (1, 2)):
+    apart = jax.tree.map(
+        lambda x, y: np.abs(x - y).max(), backbones[one], backbones[two])
+    assert max(jax.tree.leaves(apart)) > 1e-4
+
+
+def test_short_and_long_micro_batches_change_nothing(
+    batch, params, opinionated, expected):
+  learner = make(microbatch_rows=8, lengths=(10, LENGTH), remat=True)
+  estimate = learner.programs['advantages'](batch)
+  widths = []
+  for (micro, advs), _ in learner._microbatches(batch, estimate):
+    assert advs.advantages.shape == advs.returns.shape == micro.tokens.shape
+    widths.append(micro.tokens.shape[1])
+  assert widths == [LENGTH, 10]
+  assert_updates(learner, batch, start(learner, params, opinionated), expected)
+
+
+@pytest.mark.parametrize('layout', [(8, 1, 1), (2, 2, 2)])
+def test_eight_devices_make_the_updates_of_one(
+    layout, batch, params, opinionated, expected):
+  learner = make(meshes.make(**dict(zip(meshes.AXES, layout))))
+  state = assert_updates(learner, batch, start(learner, params, opinionated),
+                         expected, atol=1e-5)
+  for leaf, shape in (
+      (state['critic']['params']['value']['kernel'], (32 // layout[1], 1)),
+      (state['critic']['params']['layers']['gate']['kernel'],
+       (2, 32 // layout[1], 48 // layout[2]))):
+    assert leaf.sharding.shard_shape(leaf.shape) == shape
+
+
+def test_score_adds_values_and_every_part_is_timed(
+    learner, params, opinionated):
+  names = []
+
+  @contextlib.contextmanager
+  def timer(name):
+    names.append(name)
+    yield
+
+  state = start(learner, params, opinionated)
+  batch = learning.ragged_batch()
+  scored = learner.score(state, batch, params, timer=timer)
+  assert names == ['old_log_prob', 'ref', 'values']
+  values = values_of(opinionated, batch.tokens)
+  np.testing.assert_allclose(scored.values[batch.loss_mask],
+                             values[batch.loss_mask], atol=1e-5)
+  assert isinstance(scored.values, np.ndarray)
+  np.testing.assert_array_equal(scored.old_logprobs, scored.ref_logprobs)
+  _, metrics = learner.update(state, scored, timer=timer)
+  assert names[3:] == ['adv', 'update_actor']
+  where = batch.loss_mask
+  np.testing.assert_allclose(
+      metrics['critic/values/mean'], scored.values[where].mean(), rtol=1e-5)
+  assert {'critic/vf_loss', 'critic/vf_clipfrac', 'critic/vpred_mean',
+          'critic/vf_explained_var', 'critic/grad_norm', 'critic/returns/max',
+          'critic/advantages/mean', 'actor/grad_norm', 'actor/reference_kl',
+          'actor/pg_loss', 'train/empty_rows'} <= set(metrics)
+  assert metrics['actor/reference_kl'] == 0
+
+
+def test_updates_leave_what_init_was_given_alone(learner, batch):
+  given = tiny.params(CONFIG)
+  before = jax.tree.map(lambda x: np.array(x, copy=True), given)
+  state = learner.init(given)
+  fresh = learner.init(given)
+  for _ in range(STEPS):
+    state, _ = learner.update(state, batch)
+  assert_equal(given, before)
+  assert_equal(fresh['params'], before)
+  assert_equal(fresh['critic']['params'], critic.init(before))
+
+
+def test_a_critic_changes_nothing_about_the_policy(learner, batch, params):
+  """Whatever its optimiser does: the two meet in the advantages alone."""
+  still = make(critic_optimizer=optax.sgd(0.0))
+  one, _ = learner.update(learner.init(params), batch)
+  two, _ = still.update(still.init(params), batch)
+  assert_equal(one['params'], two['params'])
+  assert_equal(two['critic']['params'], critic.init(params))
+  assert np.any(np.array(one['critic']['params']['value']['kernel']))
+
+
+@pytest.fixture(scope='module')
+def warming():
+  """With optimisers that remember, two steps a batch."""
+  adam = optax.adam(1e-3)
+  return make(optimizer=adam, critic_optimizer=adam, minibatches=2,
+              critic_warmup=3)
+
+
+def test_the_policy_waits_until_the_critic_is_warm(warming, batch, params):
+  state = warming.init(params)
+  before = jax.device_get(state)
+  state, metrics = warming.update(state, batch)
+  for field in ('params', 'opt_state', 'updates'):
+    assert_equal(state[field], before[field])
+  assert int(state['critic']['updates']) == 2
+  assert np.any(np.array(state['critic']['params']['value']['kernel']))
+  assert 'actor/grad_norm' not in metrics and metrics['critic/grad_norm'] > 0
+  assert metrics['actor/pg_loss'] == pytest.approx(0, abs=1)
+  # The third step is the critic's alone, the fourth is the policy's first.
+  state, metrics = warming.update(state, batch)
+  assert int(state['critic']['updates']) == 4 and int(state['updates']) == 1
+  assert int(state['opt_state'][0].count) == 1
+  assert metrics['actor/grad_norm'] > 0
+  moved = jax.tree.map(
+      lambda x, y: np.abs(x - y).max(), state['params'], before['params'])
+  assert max(jax.tree.leaves(jax.device_get(moved))) > 1e-4
+
+
+def test_a_checkpoint_holds_the_critic_bit_for_bit(
+    warming, batch, params, tmp_path):
+  state, _ = warming.update(warming.init(params), batch)
+  digest = checkpoint.digest(state)
+  checkpoint.save(tmp_path, 1, state, {'step': 1})
+  _, restored, _ = checkpoint.restore(tmp_path, warming.init(params))
+  assert checkpoint.digest(restored) == digest
+  one, two = (warming.update(s, batch)[0] for s in (state, restored))
+  assert int(two['updates']) == 1  # the warm-up is counted on
+  assert checkpoint.digest(one) == checkpoint.digest(two)

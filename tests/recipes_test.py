@@ -1,0 +1,179 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every config that trains: it builds at all sizes, and its smoke size runs."""
+
+import functools
+import importlib
+import json
+import math
+import pathlib
+import types
+
+import jax
+import pytest
+import tiny
+
+from searchrl import checkpoint
+from searchrl import mesh as meshes
+from searchrl import metrics
+from searchrl import train
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CLIPPED = ('actor/pg_clipfrac', 'actor/clipfrac_low', 'actor/clipfrac_high')
+REFERENCE = ('actor/reference_kl',)
+RECIPES = {  # module: metrics of its own, and metrics that it must not have
+    'configs.ppo': (
+        (*CLIPPED, *REFERENCE, 'critic/vf_loss', 'critic/vf_clipfrac',
+         'critic/vpred_mean', 'critic/vf_explained_var', 'critic/values/mean',
+         'critic/returns/max', 'critic/grad_norm', 'timing_s/values',
+         'timing_s/ref'), ('actor/kl_loss',)),
+    'configs.grpo': (CLIPPED, ('actor/kl_loss', 'critic/vf_loss')),
+    'configs.dr_grpo': (CLIPPED, ()),
+    'configs.gspo': (CLIPPED, ()),
+    'configs.dspo': ((*CLIPPED, 'data/tries_per_kept_group'), ()),
+    'configs.dapo': ((*CLIPPED, 'data/tries_per_kept_group'), ()),
+    'configs.gmpo': (CLIPPED, ()),
+    'configs.rloo': ((), (*CLIPPED, *REFERENCE)),
+    'configs.reinforce': (
+        ('actor/kl_loss', *REFERENCE, 'timing_s/ref'), CLIPPED),
+    'configs.reinforce_plus_plus': (
+        (*CLIPPED, *REFERENCE), ('actor/kl_loss', 'critic/vf_loss')),
+    'configs.hrpo': ((), (*CLIPPED, *REFERENCE)),
+    'docs.cispo': ((), CLIPPED),
+}
+EVERYONE = (
+    'actor/pg_loss', 'actor/entropy', 'actor/ppo_kl', 'actor/grad_norm',
+    'actor/lr', 'critic/advantages/mean', 'critic/score/mean',
+    'critic/rewards/mean', 'train/empty_rows', 'timing_s/old_log_prob',
+    'timing_s/adv', 'timing_s/update_actor', 'timing_s/gen', 'timing_s/step',
+    'training/rollout_logprobs_diff_max')
+UNTRAINED = ('__init__', 'common', 'evaluate', 'tiny_base')
+NEVER_ALIKE = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds',
+               'search/latency_ms/')
+
+
+@pytest.mark.parametrize('size', ['laptop', 'smoke'])
+@pytest.mark.parametrize('name', RECIPES)
+def test_a_config_builds_its_recipe_and_its_learner(name, size):
+  config = importlib.import_module(name).get_config(size)
+  algorithm = train.build_algorithm(config)
+  assert config.algorithm.name.endswith(':' + name.partition('.')[2])
+  learner = train.build_learner(
+      config, algorithm, types.SimpleNamespace(shape=tiny.CONFIG),
+      meshes.make(devices=jax.devices()[:1]), guard=lambda *facts: None)
+  assert learner.minibatches == 1 or not algorithm.one_update
+  rows = config.rollout.questions * config.rollout.group_size
+  assert rows == {'laptop': 72, 'smoke': 16}[size]
+  assert (config.rollout.group_size > 1) == (algorithm.min_group_size > 1)
+
+
+def test_every_config_that_trains_is_tried():
+  found = {f'configs.{path.stem}' for path in (ROOT / 'configs').glob('*.py')
+           if path.stem not in UNTRAINED}
+  assert found == RECIPES.keys() - {'docs.cispo'}
+
+
+@pytest.mark.parametrize('change, message', [
+    (dict(algorithm=dict(name='searchrl.rl.losses:check_clip', clip_low=0.1,
+                         clip_high=0.1)), 'an Algorithm, but .* NoneType'),
+    (dict(algorithm=dict(name='searchrl.rl.algorithms:rloo'),
+          rollout=dict(group_size=1)),
+     'group_size must be at least 2 for .*rloo'),
+    (dict(algorithm=dict(name='searchrl.rl.algorithms:dr_grpo')),
+     'algorithm.length must be given'),
+    (dict(algorithm=dict(name='searchrl.rl.algorithms:dspo'),
+          mismatch=dict(how='mask')), "level must be 'sequence'"),
+])
+def test_a_config_that_does_not_fit_together_is_refused(change, message):
+  config = importlib.import_module('configs.common').get_config('smoke')
+  config.algorithm = change.pop('algorithm')
+  config.update(change)
+  with pytest.raises(ValueError, match=message):
+    train.build_algorithm(config)
+
+
+def test_a_config_can_ask_for_weights(monkeypatch):
+  told = []
+  monkeypatch.setattr(
+      train.algorithms, 'corrected',
+      lambda algorithm, **options: told.append(options) or algorithm)
+  config = importlib.import_module('configs.grpo').get_config('smoke')
+  train.build_algorithm(config)
+  assert not told
+  config.mismatch.update(how='mask', high=5.0)
+  train.build_algorithm(config)
+  assert told == [dict(how='mask', level='token', low=0.5, high=5.0)]
+
+
+def short(name, steps=3):
+  """A recipe's smoke size on small budgets, never evaluated."""
+  config = importlib.import_module(name).get_config('smoke')
+  config.evaluate.worlds.kinds = ()
+  config.rollout.length = 320
+  config.rollout.budgets.max_turns = 3
+  config.learner.lengths = ()
+  config.train.update(num_steps=steps, checkpoint_every=10, progress=False,
+                      tensorboard=False)
+  return config
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  """name -> the folder of its run; each is run once, on one device."""
+  folders = {}
+
+  def once(name):
+    if name not in folders:
+      folders[name] = tmp_path_factory.mktemp(name)
+      train.run(short(name), str(folders[name]))
+    return folders[name]
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(meshes, 'make', functools.partial(
+        meshes.make, devices=jax.devices()[:1]))
+    yield once
+
+
+def seals(folder, step):
+  """A SHA-256 of every leaf of a checkpoint."""
+  file = folder / 'checkpoints' / str(step) / 'integrity.json'
+  return json.loads(file.read_text())['leaves']
+
+
+def steps(folder):
+  """The metrics of a run's steps."""
+  return [line for line in metrics.read(folder / metrics.FILE)
+          if 'critic/score/mean' in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', RECIPES)
+def test_the_smoke_size_trains(run, name):
+  folder = run(name)
+  lines = steps(folder)
+  assert [line['training/global_step'] for line in lines] == [1, 2, 3]
+  for line in lines:
+    assert not [key for key, value in line.items() if not math.isfinite(value)]
+  own, absent = RECIPES[name]
+  assert {*EVERYONE, *own} <= lines[-1].keys()
+  assert not {*absent} & lines[-1].keys()
+  before, after = seals(folder, 0), seals(folder, 3)
+  assert before.keys() == after.keys()
+  for leaf in before:  # scales too, and moments, and a critic's
+    assert before[leaf] != after[leaf], leaf
+  assert any('critic' in leaf for leaf in before) == (name == 'configs.ppo')
+  assert (folder / 'model' / 'model.safetensors').stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_ppo_resumed_equals_an_uninterrupted_run_bit_for_bit(run, tmp_path):
+  whole = run('configs.ppo')
+  train.run(short('configs.ppo', steps=1), str(tmp_path))
+  (tmp_path / 'summary.txt').unlink()  # it was asked for more, after all
+  train.run(short('configs.ppo'), str(tmp_path))
+  assert checkpoint.steps(tmp_path / 'checkpoints')[-1] == 3
+  assert seals(tmp_path, 3) == seals(whole, 3)
+  one, two = ([{key: value for key, value in line.items()
+                if not key.startswith(NEVER_ALIKE)} for line in steps(folder)]
+              for folder in (tmp_path, whole))
+  assert one == two
