@@ -20,7 +20,9 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   config.allow_changes = False  # set by --allow_changes
 
   config.model = dict(
-      path='',  # a Hugging Face folder; '' is the shipped tiny base model
+      path='',  # a Hugging Face folder or hub id; '' is the shipped tiny base
+      attention='auto',  # of whole rows: xla, cudnn (GPU) or splash (TPU)
+      attention_block=0,  # tokens; bounds its memory; 0: the usual
   )
   config.data = dict(
       train='',  # questions, jsonl; '' generates a world
@@ -81,7 +83,8 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       minibatches=2,  # optimiser steps a batch
       microbatch_rows=18,  # on the devices at a time; divides a mini-batch
       lengths=(256,),  # tokens micro-batches are cut to, besides rollout.length
-      remat=False,  # recompute activations in the backward pass
+      remat='',  # recompute in the backward pass: nothing or dots are saved
+      dtype='float32',  # of activations: or bfloat16, with float32 parameters
   )
   config.mesh = dict(data=-1, fsdp=1, tensor=1)  # -1: all remaining devices
   config.train = dict(
@@ -90,6 +93,8 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       checkpoint_every=10,  # steps
       keep_checkpoints=2,
       warn_after=5,  # steps without a mixed group
+      lockstep='phase',  # how processes are compared: off, phase, or call
+      watchdog_secs=0,  # the least silence that ends a stuck process; 0: never
       tensorboard=True,
       progress=True,
   )

@@ -9,7 +9,6 @@ import json
 import math
 import pathlib
 
-import jax
 import numpy as np
 
 from searchrl import checkpoint
@@ -17,6 +16,7 @@ from searchrl import datasets
 from searchrl import mesh as meshes
 from searchrl import metrics
 from searchrl import player as players
+from searchrl import processes
 from searchrl import workdir as workdirs
 from searchrl.agent import rewards as rewards_lib
 from searchrl.agent import rollout
@@ -154,8 +154,7 @@ def job(config, workdir: str) -> None:
   player, params = players.load(
       config.model.path, dialogue=config.dialogue, seed=config.seed,
       slots=config.rollout.slots, length=config.rollout.length,
-      budgets=rollout.Budgets(**config.rollout.budgets),
-      place=lambda tree: meshes.shard_batch(mesh, tree))
+      budgets=rollout.Budgets(**config.rollout.budgets), mesh=mesh)
   if config.evaluate.run:
     found = checkpoint.restore(
         pathlib.Path(config.evaluate.run) / 'checkpoints', {'params': params},
@@ -165,13 +164,20 @@ def job(config, workdir: str) -> None:
           f'evaluate.run must be the folder of a run with checkpoints, but '
           f'{config.evaluate.run} has none.')
     params = found[1]['params']
-  workdirs.prepare(workdir, config, allow_changes=config.allow_changes)
-  sets = datasets.evaluation_sets(
-      path / 'data', evaluate=config.data.evaluate, corpus=config.search.corpus,
-      own_train=bool(config.data.train), **config.evaluate.worlds)
+  processes.on_first('workdir', lambda: workdirs.prepare(
+      workdir, config, allow_changes=config.allow_changes))
+
+  def read():
+    return datasets.evaluation_sets(
+        path / 'data', evaluate=config.data.evaluate,
+        corpus=config.search.corpus, own_train=bool(config.data.train),
+        **config.evaluate.worlds)
+
+  processes.on_first('data', lambda: read() and None)
+  sets = read()
   taken = exams(sets, config.search.engine, config.search.options,
                 noise=config.evaluate.noise, seed=config.seed)
-  params = jax.tree.map(jax.numpy.asarray, params)
   rows, records = run(player, params, taken, step=config.evaluate.step)
-  save(path, rows, records, player.tokenizer)
-  print(metrics.table(rows, COLUMNS))
+  if processes.is_first():
+    save(path, rows, records, player.tokenizer)
+    print(metrics.table(rows, COLUMNS))

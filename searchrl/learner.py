@@ -19,11 +19,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 import numpy as np
 import optax
 
 from searchrl import mesh as meshes
+from searchrl.models import attention
 from searchrl.models import critic
 from searchrl.models import policy
 from searchrl.models import transformer
@@ -54,6 +55,7 @@ class Learner:
   microbatch_rows: int  # rows on the devices at one time
   lengths: tuple[int, ...]  # T of a micro-batch, ascending
   programs: dict[str, Any]  # jitted; see `_programs`
+  guard: Callable[..., None]  # told of every program before it is dispatched
 
   @property
   def has_critic(self) -> bool:
@@ -129,24 +131,25 @@ class Learner:
             self.mesh, leaf.shape, names, 'a parameter'), params, axes)
     # A copy: the state is donated, and the caller keeps what it gave.
     params = jax.tree.map(
-        lambda leaf, names: jax.device_put(
-            np.asarray(leaf), meshes.sharding(self.mesh, names)), params, axes)
+        lambda leaf, names: meshes.copied(
+            leaf, meshes.sharding(self.mesh, names)), params, axes)
     # Moments are born beside their parameters, everything else replicated.
     replicated = meshes.sharding(self.mesh, ())
     opt_state = jax.tree.map(
-        lambda leaf: leaf if leaf.ndim else jax.device_put(leaf, replicated),
+        lambda leaf: leaf if leaf.ndim else meshes.copied(leaf, replicated),
         optimizer.init(params))
     return {'params': params, 'opt_state': opt_state,
-            'updates': jax.device_put(jnp.int32(0), replicated)}
+            'updates': meshes.place(np.int32(0), replicated)}
 
   def _step(self, state, batch, advantages) -> tuple[State, dict[str, float]]:
     """One optimiser step on a mini-batch."""
     params = {'policy': state['params']}
     if self.has_critic:
       params['critic'] = state['critic']['params']
-    counts = self.programs['counts'](batch, advantages)
+    counts = jax.device_get(self.programs['counts'](batch, advantages))
     grads, sums = self.programs['zeros'](params), None
     for micro, _ in self._microbatches(batch, advantages):
+      self.guard('accumulate', micro)
       grads, seen = self.programs['accumulate'](
           params, grads, counts, *self._put(micro))
       seen = jax.device_get(seen)
@@ -156,9 +159,11 @@ class Learner:
     fitted = state.get('critic')
     state = {key: state[key] for key in ('params', 'opt_state', 'updates')}
     if not fitted or int(fitted['updates']) >= self.critic_warmup:
+      self.guard('apply')
       state, norm = self.programs['apply'](state, grads['policy'])
       values['actor/grad_norm'] = float(norm)
     if fitted:
+      self.guard('apply_critic')
       fitted, norm = self.programs['apply_critic'](fitted, grads['critic'])
       values['critic/grad_norm'] = float(norm)
       state = {**state, 'critic': fitted}
@@ -168,6 +173,7 @@ class Learner:
     """What a program says of every token of every row."""
     result = np.zeros(batch.tokens.shape, np.float32)
     for (micro, _), rows in self._microbatches(batch):
+      self.guard(program, micro.tokens)
       said = self.programs[program](params, self._put(micro.tokens))
       result[rows, :micro.tokens.shape[1]] = jax.device_get(said)
     return result
@@ -200,9 +206,12 @@ def make(
     minibatches: int = 1,
     microbatch_rows: int | None = None,
     temperature: float = 1.0,
-    remat: bool = False,
+    remat: bool | str = False,
+    dtype: str = 'float32',
+    attend: Callable[..., Any] = attention.causal,
     critic_optimizer: optax.GradientTransformation | None = None,
     critic_warmup: int = 0,
+    guard: Callable[..., None] = lambda *facts: None,
 ) -> Learner:
   """Compiles nothing yet; checks that the shapes fit each other.
 
@@ -216,9 +225,13 @@ def make(
     minibatches: optimiser steps a batch, over consecutive rows.
     microbatch_rows: default a whole mini-batch.
     temperature: of sampling; log-probs are taken at it.
-    remat: recompute activations in the backward pass.
+    remat: what the backward pass recomputes; see `transformer.forward`.
+    dtype: of activations; parameters, gradients and moments stay float32.
+    attend: see `transformer.forward`.
     critic_optimizer: for an algorithm that needs values.
     critic_warmup: updates that the critic makes before the policy's first.
+    guard: called before each dispatch with the program's name and what it is
+      compiled for; see `processes.Guard`.
 
   Raises:
     ValueError: numbers that do not divide, a second optimiser step on a batch
@@ -246,16 +259,21 @@ def make(
   return Learner(
       shape, algorithm, optimizer, critic_optimizer, critic_warmup, mesh,
       minibatches, microbatch_rows, tuple(sorted(lengths)),
-      _programs(shape, algorithm, optimizer, critic_optimizer, temperature,
-                remat))
+      _programs(shape, algorithm, optimizer, critic_optimizer, mesh,
+                temperature, dict(remat=remat, dtype=dtype, attend=attend)),
+      guard)
 
 
-def _programs(shape, algorithm, optimizer, critic_optimizer, temperature, remat
-             ) -> dict[str, Any]:
+def _programs(shape, algorithm, optimizer, critic_optimizer, mesh, temperature,
+              forward) -> dict[str, Any]:
   """Everything that runs on the devices, jitted."""
+  everywhere = meshes.sharding(mesh, ())
+  sharded = {'policy': meshes.shardings(mesh, transformer.logical_axes(shape))}
+  if 'values' in algorithm.needs:
+    sharded['critic'] = meshes.shardings(mesh, critic.logical_axes(shape))
   logprobs_of = functools.partial(
-      policy.token_logprobs, config=shape, temperature=temperature)
-  values_of = functools.partial(critic.token_values, config=shape)
+      policy.token_logprobs, config=shape, temperature=temperature, **forward)
+  values_of = functools.partial(critic.token_values, config=shape, **forward)
 
   def counts(batch, advs):
     """Each term's global denominator; it depends on masks alone."""
@@ -264,18 +282,25 @@ def _programs(shape, algorithm, optimizer, critic_optimizer, temperature, remat
     terms, _ = algorithm.loss(blank, batch, advs)
     return {name: mean.count for name, (_, mean) in terms.items()}
 
+  # XLA adds up over CPU devices in one order within a process and in another
+  # between processes; gathered first, there is one order, and one digest.
+  ordered = mesh.devices.flat[0].platform == 'cpu' and (
+      mesh.shape['data'] == mesh.size > 1)
+
   def accumulate(params, grads, counts, batch, advs):
-    def loss(params):
-      logprobs, entropy = logprobs_of(
-          params['policy'], batch.tokens, remat=remat)
+    def loss(params, batch, advs):
+      logprobs, entropy = logprobs_of(params['policy'], batch.tokens)
       values = None
       if 'critic' in params:
-        values = values_of(params['critic'], batch.tokens, remat=remat)
+        values = values_of(params['critic'], batch.tokens)
       out = algorithms.PolicyOutput(logprobs, entropy, values)
       terms, metrics = algorithm.loss(out, batch, advs)
       return algorithms.total(terms, counts), metrics
 
-    more, metrics = jax.grad(loss, has_aux=True)(params)
+    gradient = jax.grad(loss, has_aux=True)
+    if ordered:
+      gradient = _ordered(gradient, mesh)
+    more, metrics = gradient(params, batch, advs)
     return jax.tree.map(jnp.add, grads, more), metrics
 
   def apply(optimizer, state, grads):
@@ -288,13 +313,35 @@ def _programs(shape, algorithm, optimizer, critic_optimizer, temperature, remat
   return dict(
       advantages=jax.jit(lambda batch: algorithm.advantages(batch)),
       counts=jax.jit(counts),
-      logprobs=jax.jit(lambda params, tokens: logprobs_of(params, tokens)[0]),
-      values=jax.jit(lambda params, tokens: values_of(params, tokens)),
-      zeros=jax.jit(lambda params: jax.tree.map(jnp.zeros_like, params)),
-      accumulate=jax.jit(accumulate, donate_argnums=1),
+      logprobs=jax.jit(lambda params, tokens: logprobs_of(params, tokens)[0],
+                       out_shardings=everywhere),
+      values=jax.jit(lambda params, tokens: values_of(params, tokens),
+                     out_shardings=everywhere),
+      zeros=jax.jit(lambda params: jax.tree.map(jnp.zeros_like, params),
+                    out_shardings=sharded),
+      accumulate=jax.jit(accumulate, donate_argnums=1,
+                         out_shardings=(sharded, everywhere)),
       apply=jax.jit(functools.partial(apply, optimizer), donate_argnums=0),
       apply_critic=jax.jit(
           functools.partial(apply, critic_optimizer), donate_argnums=0))
+
+
+def _ordered(gradient: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+  """The same sums over the devices of a data-parallel mesh, in one order."""
+  def of_device(params, batch, advs):
+    return jax.tree.map(lambda x: x[None], gradient(params, batch, advs))
+
+  rows = PartitionSpec('data')
+  of_devices = jax.shard_map(
+      of_device, mesh=mesh, in_specs=(PartitionSpec(), rows, rows),
+      out_specs=rows, check_vma=False)
+
+  def summed(*args):
+    gathered = jax.lax.with_sharding_constraint(
+        of_devices(*args), meshes.sharding(mesh, ()))
+    return jax.tree.map(lambda x: jnp.sum(x, 0), gathered)
+
+  return summed
 
 
 def _take(tree: Any, rows: Sequence[int]) -> Any:

@@ -13,6 +13,7 @@ import jax
 from ml_collections import config_flags
 
 from searchrl import plugins
+from searchrl import processes
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'A file under configs/, with :size after it if need be.',
@@ -33,8 +34,7 @@ def main(argv) -> None:
   cache.mkdir(parents=True, exist_ok=True, mode=0o700)
   jax.config.update('jax_compilation_cache_dir', str(cache))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
-  if 'JAX_COORDINATOR_ADDRESS' in os.environ:
-    jax.distributed.initialize()
+  processes.initialize()
   config = _CONFIG.value
   name = flags.FLAGS['config'].config_filename  # the path, without its size
   workdir = _WORKDIR.value or str(

@@ -10,11 +10,12 @@ passed on, or set with `jax.set_mesh`, never entered.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
@@ -123,9 +124,76 @@ def shard_batch(mesh: Mesh, tree: Any) -> Any:
           f'that is a multiple of {names}={ways}, but its shape is {x.shape}. '
           f'Pad it with empty rows to {-(-max(rows, 1) // ways) * ways}.')
     axes = ('batch',) + (None,) * (x.ndim - 1)
-    return jax.device_put(x, sharding(mesh, axes))
+    return place(x, sharding(mesh, axes))
 
   return jax.tree_util.tree_map_with_path(put, tree)
+
+
+def place(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+  """Puts a host array, alike on all processes, where a sharding wants it."""
+  x = np.asarray(x)
+  if sharding.is_fully_addressable:
+    return jax.device_put(x, sharding)
+  return jax.make_array_from_callback(
+      x.shape, sharding, lambda index: x[index])
+
+
+def copied(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+  """An array of its own with a sharding, from one on a host or on any mesh."""
+  if isinstance(x, jax.Array) and not x.is_fully_addressable:
+    return jax.jit(jnp.copy, out_shardings=sharding)(x)
+  return place(np.array(x), sharding)
+
+
+def local(mesh: Mesh) -> Mesh:
+  """The part of a mesh whose devices belong to this process.
+
+  Raises:
+    ValueError: that part is no block of the mesh.
+  """
+  mine = np.vectorize(
+      lambda device: device.process_index == jax.process_index())(mesh.devices)
+  if mine.all():
+    return mesh
+  indices = [np.unique(along) for along in np.nonzero(mine)]
+  block = mesh.devices[np.ix_(*indices)]
+  if block.size != mine.sum():
+    raise ValueError(
+        "a process's devices must form a block of the mesh "
+        f'{dict(mesh.shape)}, but those of process {jax.process_index()} do '
+        'not. Make tensor, or fsdp * tensor, the devices of a process or a '
+        'divisor of them.')
+  return Mesh(block, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def local_view(
+    mesh: Mesh, tree_of_logical_axes: Any) -> Callable[[Any], Any]:
+  """What makes arrays on a mesh readable by a process for itself alone.
+
+  Returns:
+    tree -> the same on `local(mesh)`: what is split within the process stays
+    so; what is split between processes is gathered first, by all of them
+    together. Where nothing is, no byte moves.
+  """
+  here = local(mesh)
+  if here is mesh:
+    return lambda tree: tree
+  between = {axis for axis in AXES if here.shape[axis] < mesh.shape[axis]}
+
+  def within(axes):
+    return PartitionSpec(*(None if axis in between else axis
+                           for axis in map(_mesh_axes, axes)))
+
+  specs = jax.tree.map(within, tree_of_logical_axes, is_leaf=_is_axes)
+  gather = jax.jit(lambda tree: tree, out_shardings=jax.tree.map(
+      lambda spec: NamedSharding(mesh, spec), specs))
+
+  def view(leaf, spec):
+    return jax.make_array_from_single_device_arrays(
+        leaf.shape, NamedSharding(here, spec),
+        [shard.data for shard in leaf.addressable_shards])
+
+  return lambda tree: jax.tree.map(view, gather(tree), specs)
 
 
 def _fill(sizes: dict[str, int], count: int) -> dict[str, int]:

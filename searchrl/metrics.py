@@ -74,6 +74,12 @@ class Writer:
         events.add_scalar(name, value, int(step))
       events.flush()
 
+  def holds(self, step: int, prefix: str) -> bool:
+    """Whether a line of that step has a value whose name begins so."""
+    return any(line[self._step_field] == step and
+               any(name.startswith(prefix) for name in line)
+               for line in read(self.path))
+
   def truncate(self, step: int) -> None:
     """Drops the lines after `step`, the restored one: they will come again.
 

@@ -8,10 +8,16 @@ answers, the reward judges. Training, evaluation and `ask` all play through it.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import json
 import pathlib
 from typing import Any
 
+from jax.sharding import Mesh
+
+from searchrl import mesh as meshes
 from searchrl import plugins
+from searchrl import processes
+from searchrl import trajectory
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rewards as rewards_lib
 from searchrl.agent import rollout
@@ -34,6 +40,7 @@ class Player:
   dialogue: dialogues.Dialogue
   budgets: rollout.Budgets
   engine: engines.Engine
+  view: Callable[[Any], Any]  # params of all processes -> for this one's engine
 
   def play(
       self,
@@ -51,9 +58,12 @@ class Player:
   ) -> list[Trajectory]:
     """Plays every (question, sample), and scores it.
 
+    Each process plays its share with slots, searches and a course of its own;
+    at the end all tell each other.
+
     Args:
-      params: the policy.
-      requests: what to play.
+      params: the policy; on a mesh of all processes.
+      requests: what to play; alike on all processes.
       search: the engine that answers.
       reward: what is trained on.
       outcome: what the filter reads and evaluation reports.
@@ -62,13 +72,14 @@ class Player:
       policy_step: updates that the policy has seen.
       search_retries: times that a trajectory whose search failed is played
         again, from the start and with the same randomness.
-      progress: told how many have finished.
+      progress: told how many this process has finished.
 
     Returns:
       Trajectories in the order of `requests`; those whose search failed have
       no reward.
     """
-    self.engine.load(params, temperature)
+    self.engine.load(self.view(params), temperature)
+    requests = processes.share(requests)
     games = [None] * len(requests)
     left = list(range(len(requests)))
     for retries in range(1 + search_retries):
@@ -83,10 +94,21 @@ class Player:
       left = [i for i in left if games[i].stop_reason == 'search_error']
       if not left:
         break
-    return [game if game.stop_reason == 'search_error' else
-            dataclasses.replace(game, reward=float(reward(game)),
-                                outcome_reward=float(outcome(game)))
-            for game in games]
+    return _of_all([
+        game if game.stop_reason == 'search_error' else
+        dataclasses.replace(game, reward=float(reward(game)),
+                            outcome_reward=float(outcome(game)))
+        for game in games])
+
+
+def _of_all(games: list[Trajectory]) -> list[Trajectory]:
+  """The trajectories of all processes, in process order."""
+  if processes.count() == 1:
+    return games
+  mine = json.dumps([trajectory.to_json(game) for game in games]).encode()
+  return [trajectory.from_json(record)
+          for theirs in processes.exchange('trajectories', mine)
+          for record in json.loads(theirs)]
 
 
 def load(
@@ -97,27 +119,27 @@ def load(
     slots: int,
     length: int,
     budgets: rollout.Budgets,
-    place: Callable[[Any], Any] = lambda tree: tree,
+    mesh: Mesh,
 ) -> tuple[Player, transformer.Params]:
   """Reads a model folder, checks it, and builds what plays with it.
 
   Args:
-    path: a Hugging Face folder; '' is the tiny base model.
+    path: a Hugging Face folder, or hub id; '' is the tiny base model.
     dialogue: 'module:function' that returns a Dialogue.
     seed: of all sampling.
-    slots: conversations side by side.
+    slots: conversations side by side, over all processes.
     length: tokens a conversation may have.
     budgets: limits of a conversation.
-    place: puts arrays [slots, ...] onto the devices.
+    mesh: of all processes.
 
   Returns:
-    The Player, and the folder's params.
+    The Player, and the folder's params, float32, on the mesh.
 
   Raises:
     FileNotFoundError, ValueError: the folder is not whole, its parts do not
       belong together, or the budgets cannot hold one turn.
   """
-  path = str(path or TINY_BASE)
+  path = weights.locate(str(path or TINY_BASE))
   shape = weights.read_config(path)
   tokenizer = tokenizers.load(path)
   if tokenizer.vocab_size > shape.vocab_size:
@@ -134,10 +156,18 @@ def load(
         f'rollout.length must hold a prompt and a turn, '
         f'{budgets.max_prompt_tokens} + {budgets.max_turn_tokens} tokens, but '
         f'is {length}. Raise it, or lower the budgets.')
-  params = weights.load(path, shape)
+  if slots % processes.count():
+    raise ValueError(
+        f'rollout.slots must be a multiple of the {processes.count()} '
+        f'processes, but is {slots}.')
+  here = meshes.local(mesh)
+  params = weights.load(
+      path, shape, sharding_of=lambda axes: meshes.sharding(mesh, axes))
   table = stops.compile_table(
       tokenizer.token_bytes, speech.stop_strings, shape.vocab_size)
   engine = engines.Engine(
-      shape, slots=slots, length=length, stop_table=table,
-      eos_ids=tokenizer.eos_ids, seed=seed, place=place)
-  return Player(shape, tokenizer, speech, budgets, engine), params
+      shape, slots=slots // processes.count(), length=length, stop_table=table,
+      eos_ids=tokenizer.eos_ids, seed=seed,
+      place=lambda tree: meshes.shard_batch(here, tree))
+  view = meshes.local_view(mesh, transformer.logical_axes(shape))
+  return Player(shape, tokenizer, speech, budgets, engine, view), params

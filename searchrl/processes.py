@@ -11,7 +11,7 @@ process all of this is free, and no device is touched.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import hashlib
 import itertools
 import json
@@ -140,6 +140,42 @@ def agree(tag: str, value: Any, timeout_secs: float = TIMEOUT_SECS) -> Any:
         'Start all processes by the same command, from the same files and '
         'packages.']))
   return value
+
+
+def share(items: Sequence[Any]) -> Sequence[Any]:
+  """This process's part of what all have: blocks in process order, as even as
+  can be."""
+  edges = [len(items) * i // count() for i in (index(), index() + 1)]
+  return items[slice(*edges)]
+
+
+def on_first(tag: str, function: Callable[[], Any],
+             timeout_secs: float = TIMEOUT_SECS) -> Any:
+  """What a function gives on the first process, told to all; the others wait.
+
+  Args:
+    tag: what this meeting is for.
+    function: writes files, or reads what may change; gives what JSON can hold.
+    timeout_secs: as of `exchange`.
+
+  Raises:
+    ValueError, FileNotFoundError: of the function, on all processes.
+  """
+  told, error = None, None
+  if is_first():
+    try:
+      told = function()
+    except (ValueError, FileNotFoundError) as raised:
+      error = raised
+  refusal = [type(error).__name__, str(error)] if error else None
+  met = exchange(tag, json.dumps([told, refusal]).encode(), timeout_secs)
+  if error:
+    raise error
+  told, refusal = json.loads(met[0])
+  if refusal:
+    kind, text = refusal
+    raise (FileNotFoundError if kind == 'FileNotFoundError' else ValueError)(text)
+  return told
 
 
 def stop_requested_anywhere(asked: bool,

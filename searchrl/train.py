@@ -10,6 +10,7 @@ then a checkpoint. The only file that knows everyone.
 from collections.abc import Callable
 import contextlib
 import dataclasses
+import functools
 import gzip
 import json
 import pathlib
@@ -28,12 +29,15 @@ from searchrl import metrics
 from searchrl import optimizer as optimizers
 from searchrl import player as players
 from searchrl import plugins
+from searchrl import processes
 from searchrl import summary
 from searchrl import trajectory
+from searchrl import watchdog
 from searchrl import workdir as workdirs
 from searchrl.agent import questions as questions_lib
 from searchrl.agent import rollout
 from searchrl.agent import statistics
+from searchrl.models import attention
 from searchrl.models import weights
 from searchrl.rl import algorithms
 from searchrl.rl import diagnostics
@@ -41,20 +45,27 @@ from searchrl.search import engines
 from searchrl.search import meter
 
 _FREE = ('train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
-         'train.keep_checkpoints', 'train.progress')
+         'train.keep_checkpoints', 'train.progress', 'train.lockstep',
+         'train.watchdog_secs')
+_NEVER = 1e9  # seconds
 
 
 def run(config, workdir: str) -> None:
-  """Trains; the same call goes on where an earlier one stopped."""
+  """Trains; the same call goes on where an earlier one stopped.
+
+  On many hosts every process calls it, on a file system that they share; the
+  first one writes and speaks for all.
+  """
   folder = pathlib.Path(workdir)
   parts = build(config, folder)
-  if (folder / summary.FILE).exists():
-    print((folder / summary.FILE).read_text())
-    print(f'{folder} is finished. Use another --workdir for another run.')
+  done = processes.on_first('done?', (folder / summary.FILE).exists)
+  if done:
+    _say((folder / summary.FILE).read_text(), file=sys.stdout)
+    _say(f'{folder} is finished. Use another --workdir for another run.',
+         file=sys.stdout)
     return
   state, progress = restore(parts, config, folder)
-  with contextlib.closing(metrics.Writer(
-      folder, tensorboard=config.train.tensorboard)) as writer:
+  with contextlib.closing(_writer(config, folder)) as writer:
     writer.truncate(progress.step)
     examine = _Examiner(parts, folder, writer)
     if progress.step == 0 and config.evaluate.initial:
@@ -69,7 +80,8 @@ def run(config, workdir: str) -> None:
                tokenizer_from=config.model.path or players.TINY_BASE,
                eos_id=parts.player.tokenizer.eos_ids[0])
   recipe = config.algorithm.name.partition(':')[2]
-  summary.finish(folder, f'{recipe}, seed {config.seed}')
+  processes.on_first('finish', lambda: summary.finish(
+      folder, f'{recipe}, seed {config.seed}'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +97,7 @@ class Parts:
   reward: Callable[..., float]
   outcome: Callable[..., float]
   exams: list[evaluate.Exam]
+  guard: processes.Guard
 
 
 def build(config, folder: pathlib.Path) -> Parts:
@@ -93,27 +106,22 @@ def build(config, folder: pathlib.Path) -> Parts:
   Raises:
     ValueError, FileNotFoundError: the config cannot be run.
   """
+  processes.agree('config', json.loads(config.to_json()))
   algorithm = build_algorithm(config)
   mesh = meshes.make(**config.mesh)
+  guard = processes.Guard(config.train.lockstep)
   player, params = players.load(
       config.model.path, dialogue=config.dialogue, seed=config.seed,
       slots=config.rollout.slots, length=config.rollout.length,
-      budgets=rollout.Budgets(**config.rollout.budgets),
-      place=lambda tree: meshes.shard_batch(mesh, tree))
-  learner = build_learner(config, algorithm, player, mesh)
+      budgets=rollout.Budgets(**config.rollout.budgets), mesh=mesh)
+  learner = build_learner(config, algorithm, player, mesh, guard)
   reward, outcome = (
       plugins.resolve(config[field], field=field,
                       ours='searchrl.agent.rewards:em, :subem and :f1')
       for field in ('reward', 'outcome'))
-  workdirs.prepare(folder, config, free=_FREE,
-                   allow_changes=config.allow_changes)
-  data = datasets.train_set(
-      folder / 'data', train=config.data.train, corpus=config.search.corpus,
-      world_seed=config.data.world_seed, per_hop=config.data.per_hop)
-  sets = datasets.evaluation_sets(
-      folder / 'data', evaluate=config.data.evaluate,
-      corpus=config.search.corpus, own_train=bool(config.data.train),
-      **config.evaluate.worlds)
+  processes.on_first('workdir', lambda: workdirs.prepare(
+      folder, config, free=_FREE, allow_changes=config.allow_changes))
+  data, sets = _data(config, folder / 'data')
   return Parts(
       algorithm=algorithm, player=player, learner=learner, params=params,
       stream=questions_lib.Stream(
@@ -124,7 +132,22 @@ def build(config, folder: pathlib.Path) -> Parts:
       reward=reward, outcome=outcome,
       exams=evaluate.exams(
           sets, config.search.engine, config.search.options,
-          noise=config.evaluate.noise, seed=config.seed))
+          noise=config.evaluate.noise, seed=config.seed),
+      guard=guard)
+
+
+def _data(config, folder: pathlib.Path):
+  """The training set and the evaluation sets; the first process makes them."""
+  def read():
+    return datasets.train_set(
+        folder, train=config.data.train, corpus=config.search.corpus,
+        world_seed=config.data.world_seed, per_hop=config.data.per_hop
+    ), datasets.evaluation_sets(
+        folder, evaluate=config.data.evaluate, corpus=config.search.corpus,
+        own_train=bool(config.data.train), **config.evaluate.worlds)
+
+  processes.on_first('data', lambda: read() and None)
+  return read()
 
 
 def restore(parts: Parts, config, folder: pathlib.Path):
@@ -158,10 +181,13 @@ def loop(parts: Parts, config, folder, state, progress, writer):
   unit = 'rollouts' if options.max_rollouts else 'step'
   bar = metrics.Progress(
       options.max_rollouts or options.num_steps, getattr(progress, unit),
-      enabled=options.progress, unit=unit.removesuffix('s'))
+      enabled=options.progress and processes.is_first(),
+      unit=unit.removesuffix('s'))
   timer = metrics.Timer()
-  with _StopRequest() as stop, contextlib.closing(bar):
+  with (_StopRequest() as stop, contextlib.closing(bar),
+        watchdog.Watchdog(options.watchdog_secs or _NEVER) as dog):
     while not _done(progress, options):
+      dog.beat(f'step {progress.step + 1}')
       with timer('step'):
         state, values, played = step(parts, config, state, progress, timer)
       values |= timer.pop() | {'actor/lr': rate(int(state['updates']) - 1)}
@@ -170,17 +196,19 @@ def loop(parts: Parts, config, folder, state, progress, writer):
       values['perf/throughput'] = tokens / values['timing_s/step']
       values['perf/cpu_seconds'] = time.process_time()
       writer.write(progress.step, values)
-      _save_trajectories(folder, progress.step, played)
+      if processes.is_first():
+        _save_trajectories(folder, progress.step, played)
       _warn_if_silent(parts.algorithm, progress, values, options.warn_after)
       over = _done(progress, options)
-      if progress.step % options.checkpoint_every == 0 or stop.asked or over:
+      stopping = processes.stop_requested_anywhere(stop.asked)
+      if progress.step % options.checkpoint_every == 0 or stopping or over:
         checkpoint.save(folder / 'checkpoints', progress.step, state,
                         progress.to_json(), keep=options.keep_checkpoints)
       bar.update(getattr(progress, unit), reward=values['critic/score/mean'],
                  mixed=values['data/frac_group_mixed'],
                  searches=values['search/calls_per_traj'],
                  tokens_per_sec=values['perf/throughput'])
-      if stop.asked:
+      if stopping:
         return state, not over
   return state, False
 
@@ -198,6 +226,7 @@ def step(parts: Parts, config, state, progress, timer):
   batch = pack(groups, parts.algorithm, progress.step, config.rollout)
   batch = parts.learner.score(state, batch, parts.params, timer)
   state, learned = parts.learner.update(state, batch, timer)
+  parts.guard.phase(f'step {progress.step}')
   progress.step += 1
   progress.position = list(parts.stream.position)
   values = counts | statistics.describe(played) | parts.search.pop() | learned
@@ -228,16 +257,32 @@ def build_algorithm(config) -> algorithms.Algorithm:
   return algorithms.corrected(algorithm, **config.mismatch)
 
 
-def build_learner(config, algorithm, player, mesh) -> learners.Learner:
+def build_learner(config, algorithm, player, mesh, guard) -> learners.Learner:
   """The config's learner for the player's model."""
   return learners.make(
       player.shape, algorithm, optimizers.adamw(**config.optimizer), mesh,
       rows=config.rollout.questions * config.rollout.group_size,
       temperature=config.rollout.temperature,
       critic_optimizer=optimizers.adamw(**config.critic.optimizer),
-      critic_warmup=config.critic.warmup_updates,
+      critic_warmup=config.critic.warmup_updates, guard=guard,
+      attend=build_attention(config, player.shape, mesh),
       **{**config.learner,
          'lengths': (*config.learner.lengths, config.rollout.length)})
+
+
+def build_attention(config, shape, mesh) -> Callable[..., Any]:
+  """The config's attention of whole rows, tested by the first process."""
+  name, note = processes.on_first('attention', lambda: attention.resolve(
+      config.model.attention, platform=mesh.devices.flat[0].platform,
+      dtype=config.learner.dtype, heads=shape.num_attention_heads,
+      kv_heads=shape.num_key_value_heads, head_dim=shape.head_dim,
+      length=config.rollout.length, sliding_window=shape.sliding_window))
+  if name != 'xla' or note.startswith('Warning'):
+    _say(note)
+  return functools.partial(
+      attention.causal, implementation=name,
+      block=config.model.attention_block or None,
+      sharding=meshes.sharding(mesh, ('batch', None, 'heads', None)))
 
 
 def pack(groups, algorithm, policy_step: int, options) -> trajectory.Batch:
@@ -267,19 +312,44 @@ class _Examiner:
     exams = self._parts.exams
     if not exams:
       return
-    file = self._folder / name / 'table.json'
-    if not file.exists():
+    folder = self._folder / name
+    table = processes.on_first(f'{name}?', lambda: _read_json(folder))
+    if table is None:
       _say(f'Evaluating {name} training '
            f'({sum(len(e.set.questions) for e in exams)} questions) ...')
-      rows, records = evaluate.run(self._parts.player, params, exams)
-      evaluate.save(self._folder / name, rows, records,
-                    self._parts.player.tokenizer)
-    written = any(line['training/global_step'] == step and
-                  any(key.startswith('val/') for key in line)
-                  for line in metrics.read(self._writer.path))
-    if not written:
-      self._writer.write(
-          step, evaluate.scalars(json.loads(file.read_text())))
+      table, records = evaluate.run(self._parts.player, params, exams)
+      if processes.is_first():
+        evaluate.save(folder, table, records, self._parts.player.tokenizer)
+    if not self._writer.holds(step, 'val/'):
+      self._writer.write(step, evaluate.scalars(table))
+
+
+def _read_json(folder: pathlib.Path):
+  file = folder / 'table.json'
+  return json.loads(file.read_text()) if file.exists() else None
+
+
+class _NoWriter:
+  """What a process that does not write metrics writes them with."""
+
+  def write(self, step, values) -> None:
+    del step, values
+
+  def truncate(self, step) -> None:
+    del step
+
+  def holds(self, step, prefix) -> bool:
+    del step, prefix
+    return True
+
+  def close(self) -> None:
+    pass
+
+
+def _writer(config, folder: pathlib.Path):
+  if not processes.is_first():
+    return _NoWriter()
+  return metrics.Writer(folder, tensorboard=config.train.tensorboard)
 
 
 class _StopRequest:
@@ -341,5 +411,6 @@ def _save_trajectories(folder: pathlib.Path, step: int, games) -> None:
       gzip.compress(lines.encode(), mtime=0))
 
 
-def _say(text: str) -> None:
-  print(text, file=sys.stderr, flush=True)
+def _say(text: str, file=None) -> None:
+  if processes.is_first():
+    print(text, file=file or sys.stderr, flush=True)

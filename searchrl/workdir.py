@@ -18,7 +18,7 @@ _PACKAGES = ('searchrl', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint',
 
 
 def prepare(folder: str, config: Any, *, allow_changes: bool = False,
-            free: tuple[str, ...] = ()) -> pathlib.Path:
+            free: tuple[str, ...] = ()) -> None:
   """Makes or reopens a run's folder.
 
   Args:
@@ -26,9 +26,6 @@ def prepare(folder: str, config: Any, *, allow_changes: bool = False,
     config: an ml_collections.ConfigDict, written to config.json.
     allow_changes: go on with a changed config, and write it.
     free: names of options that may change, 'train.num_steps' for instance.
-
-  Returns:
-    The folder's path.
 
   Raises:
     ValueError: the folder belongs to a run with another config.
@@ -50,7 +47,6 @@ def prepare(folder: str, config: Any, *, allow_changes: bool = False,
   _write(file, json.loads(config.to_json()))
   if not (path / 'environment.json').exists():
     _write(path / 'environment.json', environment())
-  return path
 
 
 def environment() -> dict[str, Any]:

@@ -21,7 +21,7 @@ MAY_IMPORT = {  # part -> parts of ours, besides itself
     **{part: ('trajectory',) for part in WINGS},
     'learner': ('rl', 'models', 'trajectory', *ROOM),
     **{part: (*BELOW_JOBS, *JOBS) for part in JOBS},
-    'main': ('plugins',),  # the job is named by the config
+    'main': ('plugins', 'processes'),  # the job is named by the config
     '__init__': (),
 }
 _DEVICES = ('jax', 'jaxlib', 'flax', 'optax')
@@ -100,7 +100,7 @@ def test_every_row_of_the_table_has_files():
     ('rl/x.py', 'def f():\n  from searchrl import mesh', 'rl may import only'),
     ('search/x.py', 'import jax.numpy as jnp', 'search never names jax'),
     ('agent/x.py', 'from jax import Array', 'Take what it gives as an arg'),
-    ('main.py', 'import searchrl.train', 'main may import only: main plugins.'),
+    ('main.py', 'import searchrl.train', 'main may import only: main plugins processes.'),
     ('new.py', '', 'Give it one there, and in MAY_IMPORT here.'),
 ])
 def test_a_breach_is_found_and_its_remedy_told(file, source, remedy):

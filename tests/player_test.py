@@ -31,7 +31,7 @@ def play(monkeypatch):
   engine = types.SimpleNamespace(load=lambda params, temperature: None)
 
   def run(**options):
-    games = player.Player(None, None, None, None, engine).play(
+    games = player.Player(None, None, None, None, engine, lambda p: p).play(
         None, [(tiny.question(uid), 0) for uid in ENDS], search=None,
         reward=lambda game: 0.5, outcome=lambda game: 1.0, temperature=1.0,
         step=0, **options)

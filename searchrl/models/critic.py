@@ -7,9 +7,13 @@ Parameters are those of the decoder, its head replaced:
   embed/...   layers/...   norm/...   value/kernel [D 1]   value/bias [1]
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from searchrl.models import attention
 from searchrl.models import transformer
 from searchrl.models.transformer import Params, TransformerConfig
 
@@ -39,7 +43,9 @@ def token_values(
     tokens: Int[Array, 'B T'],
     config: TransformerConfig,
     *,
-    remat: bool = False,
+    remat: bool | str = False,
+    dtype: Any = jnp.float32,
+    attend: Callable[..., Array] = attention.causal,
 ) -> Float[Array, 'B T']:
   """V before each token: what is still to come, judging by tokens[:, :t].
 
@@ -50,12 +56,16 @@ def token_values(
     params: see the top of this file.
     tokens: right-padded rows.
     config: the shape of the backbone.
-    remat: recompute each layer in the backward pass.
+    remat: what the backward pass recomputes; see `transformer.forward`.
+    dtype: of activations, and of parameters where they are used.
+    attend: see `transformer.forward`.
 
   Returns:
     Float32 values, in the unit of the rewards.
   """
-  hidden = transformer.forward(params, tokens, config, remat=remat)[:, :-1]
+  hidden = transformer.forward(
+      params, tokens, config, remat=remat, dtype=dtype,
+      attend=attend)[:, :-1]
   values = jnp.dot(hidden, params['value']['kernel'].astype(hidden.dtype),
                    preferred_element_type=jnp.float32)[..., 0]
   values = values + params['value']['bias'].astype(jnp.float32)

@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Params and token ids in, log-probs out: what the learner asks of a model."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from searchrl.models import attention
 from searchrl.models import transformer
 from searchrl.models.transformer import Params, TransformerConfig
 
@@ -23,6 +25,7 @@ def token_logprobs(
     chunk: int = 128,
     remat: bool | str = False,
     dtype: Any = jnp.float32,
+    attend: Callable[..., Array] = attention.causal,
 ) -> tuple[Float[Array, 'B T'], Float[Array, 'B T']]:
   """log pi(tokens[:, t] | tokens[:, :t]) and the entropy of that choice.
 
@@ -41,13 +44,14 @@ def token_logprobs(
     remat: what the backward pass recomputes; see `transformer.forward`.
     dtype: of activations, and of parameters where they are used; logits and
       all that follows are float32.
+    attend: see `transformer.forward`.
 
   Returns:
     Log-probs and entropies in nats, float32.
   """
   hidden = transformer.forward(
       params, tokens, config, segment_ids=segment_ids, positions=positions,
-      remat=remat, dtype=dtype)
+      remat=remat, dtype=dtype, attend=attend)
   rows, length, width = hidden.shape
   chunk = min(chunk, length)
   padded = -(-length // chunk) * chunk

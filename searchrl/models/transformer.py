@@ -23,13 +23,15 @@ from typing import Any
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
+
+from searchrl.models import attention as attention_lib
 
 Params = Any  # a nested dict of arrays
 # (q [B T H d], k [B T K d], v [B T K d]) -> ([B T H d], whatever is kept)
 AttendFn = Callable[[Array, Array, Array], tuple[Array, Any]]
 
-_MASKED = -1e30  # finite, so that a row that sees nothing gives no NaN
+visible, attention = attention_lib.visible, attention_lib.grouped
 
 
 # How much the backward pass recomputes, by name; True is 'nothing'.
@@ -191,44 +193,6 @@ def _stretched(frequency: Float[Array, 'h'], scaling: Llama3Rope
   return kept * frequency + (1 - kept) * frequency / scaling.factor
 
 
-def visible(
-    query_positions: Int[Array, '*B T'],
-    key_positions: Int[Array, '*B S'],
-    sliding_window: int | None,
-) -> Bool[Array, '*B T S']:
-  """Keys that a query sees: its own and earlier ones, a window's worth."""
-  distance = query_positions[..., :, None] - key_positions[..., None, :]
-  seen = distance >= 0
-  return seen if sliding_window is None else seen & (distance < sliding_window)
-
-
-def attention(
-    q: Float[Array, 'B T H d'],
-    k: Float[Array, 'B K S d'],
-    v: Float[Array, 'B K S d'],
-    visible: Bool[Array, 'B T S'],
-) -> Float[Array, 'B T H d']:
-  """Softmax attention with grouped queries; scores in float32.
-
-  The queries of one KV head are folded into the length, so that every key is
-  read once. A query that sees nothing gets the mean of v; ignore it.
-  """
-  rows, length, heads, size = q.shape
-  groups = heads // k.shape[1]
-  q = q.reshape(rows, length, k.shape[1], groups, size)
-  q = q.transpose(0, 2, 3, 1, 4).reshape(rows, k.shape[1], groups * length,
-                                         size)
-  scores = jnp.einsum('bkqd,bksd->bkqs', q, k,
-                      preferred_element_type=jnp.float32) * size ** -0.5
-  scores = scores.reshape(rows, k.shape[1], groups, length, -1)
-  scores = jnp.where(visible[:, None, None], scores, _MASKED)
-  weights = jax.nn.softmax(scores, -1).astype(v.dtype)
-  weights = weights.reshape(rows, k.shape[1], groups * length, -1)
-  seen = jnp.einsum('bkqs,bksd->bkqd', weights, v)
-  seen = seen.reshape(rows, k.shape[1], groups, length, size)
-  return seen.transpose(0, 3, 1, 2, 4).reshape(rows, length, heads, size)
-
-
 def forward(
     params: Params,
     tokens: Int[Array, 'B T'],
@@ -238,6 +202,7 @@ def forward(
     positions: Int[Array, 'B T'] | None = None,
     remat: bool | str = False,
     dtype: Any = jnp.float32,
+    attend: Callable[..., Array] = attention_lib.causal,
 ) -> Float[Array, 'B T D']:
   """Hidden states of whole rows; a token sees its segment's earlier tokens.
 
@@ -251,6 +216,7 @@ def forward(
       'nothing' saved) or all but its matrix products ('dots' are saved).
     dtype: of activations, and of parameters where they are used; norms and
       softmax are float32 within.
+    attend: `attention.causal`, or a partial of it that names an implementation.
 
   Returns:
     The last layer's normalised output, in `dtype`.
@@ -262,18 +228,14 @@ def forward(
   column = jnp.arange(length)
   if positions is None:
     positions = jnp.broadcast_to(column, (rows, length))
-  # By place, not position: within a document both have the same distances.
-  seen = jnp.broadcast_to(visible(column, column, config.sliding_window),
-                          (rows, length, length))
-  if segment_ids is not None:
-    seen &= segment_ids[:, :, None] == segment_ids[:, None, :]
 
-  def attend(q, k, v):
-    k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
-    return attention(q, k, v, seen), None
+  def attend_rows(q, k, v):
+    return attend(q, k, v, segment_ids=segment_ids,
+                  sliding_window=config.sliding_window), None
 
   def layer(x, layer_params):
-    return Block(config).apply({'params': layer_params}, x, positions, attend)
+    return Block(config).apply({'params': layer_params}, x, positions,
+                               attend_rows)
 
   x = params['embed']['embedding'][tokens].astype(dtype)
   x, _ = jax.lax.scan(recomputed(layer, remat), x, params['layers'])

@@ -1,0 +1,262 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""Shapes in, tables of how fast and how right each attention is out.
+
+  python benchmarks/attention.py --shapes 8x2048x16x2x128 8x4096x28x4x128 \
+      --packing 32x4096x16x2x128
+
+A shape is rows x tokens x query heads x KV heads x head size. `--packing` lays
+so many trajectories, of lengths as they occur in play, in three ways: padded to
+the longest, in buckets of an eighth of it, and packed with segment ids. An
+implementation is xla, cudnn or splash, with :N for blocks of N queries. What
+an implementation cannot do is a row with the reason. Differences are to the
+float32 reference, of its largest entry, worst of output and gradients.
+"""
+
+import argparse
+import functools
+import pathlib
+import statistics
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from searchrl import workdir  # pylint: disable=g-import-not-at-top
+from searchrl.models import attention
+
+CALLS = 4  # in flight between two looks at the clock
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+  parser.add_argument('--shapes', nargs='*', default=['8x2048x16x2x128'])
+  parser.add_argument('--packing', nargs='*', default=[])
+  parser.add_argument('--implementations', nargs='+',
+                      default=['xla', 'xla:512', 'cudnn', 'splash'])
+  parser.add_argument('--dtype', default='bfloat16')
+  parser.add_argument('--window', type=int, help='tokens that a query sees')
+  parser.add_argument('--repeats', type=int, default=20)
+  parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--interpret', action='store_true',
+                      help='splash without a TPU: right, not fast')
+  options = parser.parse_args()
+  print(f'    python benchmarks/attention.py {" ".join(sys.argv[1:])}\n')
+  print(machine(options) + '\n')
+  if options.shapes:
+    print('| B T H K d | implementation | forward ms | forward + backward ms '
+          '| times as fast as the first | TFLOP/s | temporary MiB '
+          '| difference |\n|---|---|---|---|---|---|---|---|')
+  for shape in map(_shape, options.shapes):
+    whole_rows(shape, options)
+  if options.packing:
+    print('\n| B T H K d | layout | implementation | tokens computed '
+          '| of them useful | programs | forward + backward ms '
+          '| times as fast as the first | difference |\n'
+          '|---|---|---|---|---|---|---|---|---|')
+  for shape in map(_shape, options.packing):
+    layouts(shape, options)
+
+
+def machine(options) -> str:
+  """Device, versions and seed: what a figure has to be read with."""
+  device, found = jax.devices()[0], workdir.environment()
+  return (f'Device: {device.device_kind} ({len(jax.devices())} of them, one '
+          f'used); {" ".join(device.client.platform_version.split())}; '
+          f'{found["machine"]}. Python {found["python"]}, jax '
+          f'{jax.__version__}, revision {found["git"]}. {options.dtype}, '
+          f'window {options.window}, seed {options.seed}, median of '
+          f'{options.repeats} times {CALLS} calls after 2.')
+
+
+def whole_rows(shape, options) -> None:
+  """One table row an implementation."""
+  rows, length, heads, _, size = shape
+  arrays = draw(shape, options)
+  flops = 4 * heads * size * rows * sum(
+      min(t + 1, options.window or length) for t in range(length))
+  first = None
+  for name in options.implementations:
+    start = f'| {" ".join(map(str, shape))} | {name} |'
+    try:
+      run = functools.partial(attention.causal, **_keywords(name, options))
+      forward, _ = clock(jax.jit(run), [arrays[:3]], options)
+      both, memory = clock(jax.jit(backward(run)), [arrays], options)
+      off = max(attention.differences(
+          shape, options.dtype, False, **_keywords(name, options)).values())
+    except Exception as error:  # pylint: disable=broad-exception-caught
+      print(f'{start} {_line(error)} | | | | | |', flush=True)
+      continue
+    first = first or both
+    print(f'{start} {1e3 * forward:.3f} | {1e3 * both:.3f} '
+          f'| {first / both:.2f} | {3.5 * flops / both / 1e12:.1f} '
+          f'| {memory / 2 ** 20:.0f} | {off:.1e} |', flush=True)
+
+
+def layouts(shape, options) -> None:
+  """One table row a layout of the same trajectories and implementation."""
+  longest = shape[1]
+  lengths = trajectory_lengths(shape[0], longest, options.seed)
+  arrays = [np.asarray(x, np.float32) for x in draw(shape, options)]
+  real = (np.arange(longest) < lengths[:, None])[..., None, None]
+  arrays = [x * real for x in arrays]
+  with jax.default_matmul_precision('highest'):
+    wanted = jax.device_get(jax.jit(backward(functools.partial(
+        attention.causal, sliding_window=options.window, block=256)))(*arrays))
+  first = None
+  for layout, parts in (('padded', padded(lengths, longest)),
+                        ('buckets', buckets(lengths, longest)),
+                        ('packed', packed(lengths, longest))):
+    computed = sum(owner.size for owner, _ in parts)
+    for name in options.implementations:
+      start = f'| {" ".join(map(str, shape))} | {layout} | {name} |'
+      try:
+        taken, off = one_layout(
+            parts, layout == 'packed', arrays, wanted,
+            _keywords(name, options), options)
+      except Exception as error:  # pylint: disable=broad-exception-caught
+        print(f'{start} {_line(error)} | | | | | |', flush=True)
+        continue
+      first = first or taken
+      print(f'{start} {computed} | {lengths.sum() / computed:.3f} '
+            f'| {len(parts)} | {1e3 * taken:.3f} | {first / taken:.2f} '
+            f'| {off:.1e} |', flush=True)
+
+
+def one_layout(parts, is_packed, arrays, wanted, keywords, options):
+  """Seconds of all parts, and the largest difference at real tokens."""
+
+  def both(segments, *arrays):
+    run = functools.partial(attention.causal, **keywords,
+                            segment_ids=segments if is_packed else None)
+    return backward(run)(*arrays)
+
+  arguments = []
+  for owner, position in parts:
+    laid = [np.where((owner >= 0)[..., None, None], x[owner, position], 0)
+            for x in arrays]
+    arguments.append((jnp.asarray(owner, jnp.int32), *(
+        jnp.asarray(x, options.dtype) for x in laid)))
+  run = jax.jit(both)
+  taken, _ = clock(run, arguments, options)
+  off = 0.0
+  for (owner, position), argument in zip(parts, arguments):
+    here = owner >= 0
+    for x, y in zip(run(*argument), wanted):
+      x = np.asarray(x, np.float32)[here]
+      gap = np.abs(x - y[owner[here], position[here]]).max()
+      off = max(off, float(gap / np.abs(y).max()))
+  return taken, off
+
+
+def padded(lengths, longest):
+  """Parts of a layout: whose token each place holds (-1: none), and which."""
+  return [_place([[i] for i in range(len(lengths))], lengths, longest)]
+
+
+def buckets(lengths, longest):
+  """Rows of similar length together, each part as long as it must be."""
+  step = max(longest // 8, 1)
+  tops = -(-lengths // step) * step
+  return [_place([[i] for i in np.flatnonzero(tops == top)], lengths, top)
+          for top in sorted(set(tops))]
+
+
+def packed(lengths, longest):
+  """First fit, the longest first."""
+  rows, free = [], []
+  for i in np.argsort(-lengths, kind='stable'):
+    row = next((r for r, f in enumerate(free) if f >= lengths[i]), len(rows))
+    if row == len(rows):
+      rows.append([])
+      free.append(longest)
+    rows[row].append(i)
+    free[row] -= lengths[i]
+  return [_place(rows, lengths, longest)]
+
+
+def _place(rows, lengths, width):
+  owner = np.full((len(rows), width), -1)
+  position = np.zeros((len(rows), width), int)
+  for r, members in enumerate(rows):
+    start = 0
+    for i in members:
+      owner[r, start:start + lengths[i]] = i
+      position[r, start:start + lengths[i]] = np.arange(lengths[i])
+      start += lengths[i]
+  return owner, position
+
+
+def trajectory_lengths(count: int, longest: int, seed: int) -> np.ndarray:
+  """Tokens of trajectories of one to four turns; 4096 hold nearly all.
+
+  A prompt of 150 to 250 tokens, some 110 sampled a turn, and 480 of passages
+  between two turns; all scaled by longest / 4096.
+  """
+  rng, lengths = np.random.default_rng(seed), []
+  for _ in range(count):
+    turns = 1 + rng.choice(4, p=[0.15, 0.35, 0.3, 0.2])
+    sampled = np.minimum(rng.lognormal(np.log(110), 0.6, turns), 500).sum()
+    found = rng.normal(480, 60, turns - 1).sum()
+    lengths.append(rng.uniform(150, 250) + sampled + found)
+  return np.clip(np.array(lengths) * longest / 4096, 1, longest).astype(int)
+
+
+def draw(shape, options) -> list[jax.Array]:
+  """Queries, keys, values, and the gradient of what they give."""
+  rows, length, heads, kv_heads, size = shape
+  rng = np.random.default_rng(options.seed)
+  return [jnp.asarray(rng.normal(size=(rows, length, n, size)), options.dtype)
+          for n in (heads, kv_heads, kv_heads, heads)]
+
+
+def backward(run):
+  """run(q, k, v), and its gradients along a weight."""
+
+  def both(q, k, v, weight):
+    out, back = jax.vjp(run, q, k, v)
+    return out, *back(weight)
+  return both
+
+
+def clock(run, arguments, options) -> tuple[float, int]:
+  """Median seconds of a run of all arguments; temporary bytes of the last."""
+  programs = [run.lower(*a).compile() for a in arguments]
+  analysis = programs[-1].memory_analysis()
+  seconds = []
+  for repeat in range(-2, options.repeats):
+    start = time.perf_counter()
+    out = [program(*a) for _ in range(CALLS)
+           for program, a in zip(programs, arguments)]
+    jax.block_until_ready(out)
+    if repeat >= 0:
+      seconds.append((time.perf_counter() - start) / CALLS)
+    del out
+  return (statistics.median(seconds),
+          analysis.temp_size_in_bytes if analysis else 0)
+
+
+def _keywords(name: str, options) -> dict:
+  implementation, _, block = name.partition(':')
+  return dict(
+      implementation=implementation, block=int(block) if block else None,
+      sliding_window=options.window, interpret=options.interpret)
+
+
+def _shape(text: str) -> tuple[int, ...]:
+  shape = tuple(int(n) for n in text.split('x'))
+  if len(shape) != 5:
+    raise ValueError(f'a shape is BxTxHxKxd, but is {text!r}.')
+  return shape
+
+
+def _line(error: Exception) -> str:
+  return f'{type(error).__name__}: {str(error).strip().splitlines()[0]}'[:100]
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,329 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Queries, keys and values in, what each query read out: three implementations.
+
+  xla      the reference: float32 softmax; everywhere, takes everything
+  cudnn    flash attention of NVIDIA GPUs: half precision, no segment ids
+  splash   flash attention of TPUs in Pallas: segment ids, windows
+
+`causal` is for whole rows (training, scoring); `grouped` takes any mask, as a
+cache needs. A kernel is trusted only after `self_test`; `resolve` does both.
+
+Traps that this file goes around: `is_causal` of jax.nn.dot_product_attention
+aligns its mask top-left, wrong for a chunk against a longer cache (`causal`
+refuses unequal lengths); its log-sum-exp is rounded to half precision (nothing
+here merges partial attentions); cuDNN had NaN gradients at one query and at 64
+past a multiple of 128 (it is given multiples of 128, and no mask tensor).
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+
+IMPLEMENTATIONS = ('xla', 'cudnn', 'splash')
+_HALF = ('bfloat16', 'float16')
+_MASKED = -1e30  # finite, so that a row that sees nothing gives no NaN
+_LANES = 128  # rows of both kernels are multiples of it
+_WAY_OUT = "Set model.attention to 'xla', or leave it 'auto'."
+_PACKED = ('cudnn takes no segment ids, but the rows are packed. Sort unpacked '
+           f'rows into buckets of similar length. Else: {_WAY_OUT}')
+# Largest difference to the float32 reference, of its largest entry: several
+# times what rounding does. A mask that is wrong by one place gives > 0.1.
+_TOLERANCE = {'float32': 1e-4, 'float16': 4e-3, 'bfloat16': 3e-2}
+
+
+def visible(
+    query_positions: Int[Array, '*B T'],
+    key_positions: Int[Array, '*B S'],
+    sliding_window: int | None,
+) -> Bool[Array, '*B T S']:
+  """Keys that a query sees: its own and earlier ones, a window's worth."""
+  distance = query_positions[..., :, None] - key_positions[..., None, :]
+  seen = distance >= 0
+  return seen if sliding_window is None else seen & (distance < sliding_window)
+
+
+def grouped(
+    q: Float[Array, 'B T H d'],
+    k: Float[Array, 'B K S d'],
+    v: Float[Array, 'B K S d'],
+    visible: Bool[Array, 'B T S'],
+) -> Float[Array, 'B T H d']:
+  """Softmax attention with grouped queries; scores in float32.
+
+  The queries of one KV head are folded into the length, so that every key is
+  read once. A query that sees nothing gets the mean of v; ignore it.
+  """
+  rows, length, heads, size = q.shape
+  groups = heads // k.shape[1]
+  q = q.reshape(rows, length, k.shape[1], groups, size)
+  q = q.transpose(0, 2, 3, 1, 4).reshape(rows, k.shape[1], groups * length,
+                                         size)
+  scores = jnp.einsum('bkqd,bksd->bkqs', q, k,
+                      preferred_element_type=jnp.float32) * size ** -0.5
+  scores = scores.reshape(rows, k.shape[1], groups, length, -1)
+  scores = jnp.where(visible[:, None, None], scores, _MASKED)
+  weights = jax.nn.softmax(scores, -1).astype(v.dtype)
+  weights = weights.reshape(rows, k.shape[1], groups * length, -1)
+  seen = jnp.einsum('bkqs,bksd->bkqd', weights, v)
+  seen = seen.reshape(rows, k.shape[1], groups, length, size)
+  return seen.transpose(0, 3, 1, 2, 4).reshape(rows, length, heads, size)
+
+
+def causal(
+    q: Float[Array, 'B T H d'],
+    k: Float[Array, 'B T K d'],
+    v: Float[Array, 'B T K d'],
+    *,
+    segment_ids: Int[Array, 'B T'] | None = None,
+    sliding_window: int | None = None,
+    implementation: str = 'xla',
+    block: int | None = None,
+    sharding: NamedSharding | None = None,
+    interpret: bool = False,
+) -> Float[Array, 'B T H d']:
+  """Each token of a whole row reads its segment's tokens up to itself.
+
+  Padding is on the right, so nothing sees it; ignore what it reads itself.
+
+  Args:
+    q: queries, rotated but not scaled; H is a multiple of K.
+    k, v: keys, rotated, and values.
+    segment_ids: equal for tokens of one document of a packed row.
+    sliding_window: tokens that a query sees, itself included.
+    implementation: 'xla', 'cudnn' or 'splash'; see `resolve` for 'auto'.
+    block: queries at a time under 'xla', whose scores the backward pass makes
+      again, so that [B H T T] never exists; default: all. Under 'splash' its
+      blocks, a multiple of 128; default: 512, or the row if shorter.
+    sharding: of q, k and v; for 'splash' alone, which the compiler cannot
+      split by itself. Length and d stay whole; the heads' axis divides K.
+    interpret: runs 'splash' on any device, slowly; for tests.
+
+  Returns:
+    As q, in its dtype.
+
+  Raises:
+    ValueError: while tracing, if the implementation cannot do this, such as
+      segment ids under 'cudnn': nothing takes its place silently.
+  """
+  _check(q, k, segment_ids, implementation, block)
+  if sliding_window is not None and sliding_window >= q.shape[1]:
+    sliding_window = None
+  if implementation == 'cudnn':
+    return _cudnn(q, k, v, sliding_window)
+  if implementation == 'xla':
+    return _xla(q, k, v, segment_ids, sliding_window, block)
+  run = functools.partial(_splash, sliding_window=sliding_window, block=block,
+                          interpret=interpret)
+  if sharding is not None:
+    spec = PartitionSpec(*sharding.spec, *[None] * (4 - len(sharding.spec)))
+    run = jax.shard_map(
+        run, mesh=sharding.mesh, out_specs=spec, check_vma=False,
+        in_specs=(spec, spec, spec, PartitionSpec(spec[0], None)))
+  return run(q, k, v, segment_ids)
+
+
+def _check(q, k, segment_ids, implementation: str, block: int | None) -> None:
+  """Raises a ValueError that tells what cannot be done, and the way out."""
+  if implementation not in IMPLEMENTATIONS:
+    raise ValueError(
+        f'implementation must be one of {IMPLEMENTATIONS}, but is '
+        f"{implementation!r}. 'auto' is made one of them by `resolve`.")
+  if q.shape[1] != k.shape[1]:
+    raise ValueError(
+        'causal attention is between a row and itself, but there are '
+        f'{q.shape[1]} queries and {k.shape[1]} keys. Use `grouped` with '
+        '`visible` of both positions for a chunk against a cache.')
+  unit = _LANES if implementation == 'splash' else 1
+  if block is not None and (block < 1 or block % unit):
+    raise ValueError(f'block must be a multiple of {unit}, but is {block}.')
+  if implementation == 'cudnn' and segment_ids is not None:
+    raise ValueError(_PACKED)
+  size = q.shape[-1]
+  if implementation == 'cudnn' and (
+      q.dtype.name not in _HALF or size > 256 or size % 8):
+    raise ValueError(
+        'cudnn needs bfloat16 or float16 and a head_dim that is a multiple of '
+        f'8 up to 256, but they are {q.dtype} and {size}. {_WAY_OUT}')
+
+
+def _xla(q, k, v, segment_ids, sliding_window, block):
+  """The reference, all queries at once or `block` of them at a time."""
+  rows, length = q.shape[:2]
+  k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+  if segment_ids is None:
+    segment_ids = jnp.zeros((rows, length), jnp.int32)
+
+  def read(queries, segments, start):
+    seen = visible(start + jnp.arange(queries.shape[1]), jnp.arange(length),
+                   sliding_window)
+    seen &= segments[:, :, None] == segment_ids[:, None, :]
+    return grouped(queries, k, v, seen)
+
+  if block is None or block >= length:
+    return read(q, segment_ids, 0)
+  count = -(-length // block)
+
+  def split(x):
+    x = _padded(x, count * block - length)
+    return x.reshape(rows, count, block, *x.shape[2:]).swapaxes(0, 1)
+
+  out = jax.lax.map(lambda x: jax.checkpoint(read)(*x), (
+      split(q), split(segment_ids), block * jnp.arange(count)))
+  return out.swapaxes(0, 1).reshape(rows, -1, *q.shape[2:])[:, :length]
+
+
+def _cudnn(q, k, v, sliding_window):
+  """Lengths rounded up; the kernel counts a window without oneself."""
+  length = q.shape[1]
+  window = None if sliding_window is None else (sliding_window - 1, 0)
+  return jax.nn.dot_product_attention(
+      *(_padded(x, -length % _LANES) for x in (q, k, v)), is_causal=True,
+      local_window_size=window, implementation='cudnn')[:, :length]
+
+
+def _splash(q, k, v, segment_ids, *, sliding_window, block, interpret):
+  """Skips blocks that causality or the window hides; segments only mask."""
+  # pylint: disable-next=g-import-not-at-top, for it takes a second
+  from jax.experimental.pallas.ops.tpu import splash_attention as splash
+  length, heads, size = q.shape[1:]
+  block = block or min(512, -(-length // _LANES) * _LANES)
+  spare = -length % block
+  q, k, v = (_padded(x, spare).swapaxes(1, 2) for x in (q, k, v))
+  shape = (length + spare,) * 2
+  mask = (splash.CausalMask(shape) if sliding_window is None else
+          splash.LocalMask(shape, (sliding_window - 1, 0), 0))
+  sizes = dict.fromkeys((
+      'block_q', 'block_kv', 'block_kv_compute', 'block_q_dkv', 'block_kv_dkv',
+      'block_kv_dkv_compute', 'block_q_dq', 'block_kv_dq'), block)
+  kernel = splash.make_splash_mha_single_device(
+      splash.MultiHeadMask([mask] * heads),
+      block_sizes=splash.BlockSizes(**sizes), interpret=interpret)
+  if segment_ids is not None:
+    segment_ids = splash.SegmentIds(*[_padded(segment_ids, spare)] * 2)
+  out = jax.vmap(kernel)(q * size ** -0.5, k, v, segment_ids)
+  return out.swapaxes(1, 2)[:, :length]
+
+
+def _padded(x, spare: int):
+  return jnp.pad(x, ((0, 0), (0, spare), *[(0, 0)] * (x.ndim - 2)))
+
+
+def choose(platform: str, dtype: Any, head_dim: int, length: int,
+           packed: bool) -> tuple[str, str]:
+  """What 'auto' means for rows of `length`, to be tested, and why."""
+  dtype, gpu = jnp.dtype(dtype), platform in ('gpu', 'cuda')
+  rules = (
+      (not gpu and platform != 'tpu', 'xla', f'{platform} has no kernel'),
+      (length < _LANES, 'xla', f'{length} tokens would be padded to {_LANES}'),
+      (gpu and dtype.name not in _HALF, 'xla', f'cudnn does not take {dtype}'),
+      (gpu and packed, 'xla', 'cudnn takes no segment ids'),
+      (gpu and (head_dim % 8 or head_dim > 256), 'xla',
+       f'cudnn takes multiples of 8 up to 256, not {head_dim}'),
+      (gpu, 'cudnn', f'GPU, {dtype}'),
+      (dtype != jnp.bfloat16, 'xla', 'splash is for bfloat16'),
+      (head_dim % 64, 'xla', f'splash takes multiples of 64, not {head_dim}'),
+      (True, 'splash', f'TPU, {dtype}'))
+  return next((name, why) for holds, name, why in rules if holds)
+
+
+def resolve(
+    implementation: str, *, platform: str, dtype: Any, heads: int,
+    kv_heads: int, head_dim: int, length: int,
+    sliding_window: int | None = None, packed: bool = False,
+) -> tuple[str, str]:
+  """The implementation that a run uses, tested, and a sentence about it.
+
+  'auto' takes what `choose` says, or 'xla', with a warning, if that fails its
+  test; a name must pass. Let one process resolve and tell the others.
+
+  Raises:
+    RuntimeError: the implementation asked for fails; see `self_test`.
+    ValueError: it is 'cudnn', and rows are packed.
+  """
+  if packed and implementation == 'cudnn':
+    raise ValueError(_PACKED)
+  name, why = implementation, 'as configured'
+  if implementation == 'auto':
+    name, why = choose(platform, dtype, head_dim, length, packed)
+  if name != 'xla':
+    try:
+      self_test(name, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+                dtype=dtype, sliding_window=sliding_window,
+                lengths=(48, 192, length))
+    except RuntimeError as error:
+      if implementation != 'auto':
+        raise
+      return 'xla', f'Warning: attention falls back to xla. {error}'
+  return name, f'attention: {name} ({why})'
+
+
+def self_test(
+    implementation: str, *, heads: int, kv_heads: int, head_dim: int,
+    dtype: Any, sliding_window: int | None = None,
+    lengths: tuple[int, ...] = (48, 192, 320), interpret: bool = False,
+) -> None:
+  """Compares values and gradients of random rows with the reference.
+
+  One row ends early, with loud padding. With segments, too, if they are taken,
+  and with a window, if the model has one, that is short enough to matter.
+
+  Raises:
+    RuntimeError: it fails here, or gives other numbers.
+  """
+  windows = (None, min(sliding_window, 24)) if sliding_window else (None,)
+  packings = (False,) if implementation == 'cudnn' else (False, True)
+  cases = [(n, None, False) for n in lengths[:-1]]
+  cases += [(lengths[-1], w, p) for w in windows for p in packings]
+  limit = _TOLERANCE[jnp.dtype(dtype).name]
+  for length, window, packed in cases:
+    failed = (f'{implementation} failed its self-test at length {length}, '
+              f'window {window}, packed {packed}')
+    try:
+      found = differences(
+          (2, length, heads, kv_heads, head_dim), dtype, packed,
+          sliding_window=window, implementation=implementation,
+          interpret=interpret)
+    except Exception as error:  # of any kind: kernels raise what they like
+      raise RuntimeError(
+          f'{failed}: {type(error).__name__}: {error} {_WAY_OUT}') from error
+    worst = max(found, key=lambda x: np.nan_to_num(found[x], nan=9))
+    if not found[worst] <= limit:
+      raise RuntimeError(
+          f'{failed}: {worst} is off by {found[worst]:.2g} of its largest '
+          f'entry, more than {limit}. {_WAY_OUT}')
+
+
+def differences(shape: tuple[int, ...], dtype: Any, packed: bool, **options
+               ) -> dict[str, float]:
+  """To the reference, of its largest entry; shape is (B, T, H, K, d)."""
+  rows, length, heads, kv_heads, size = shape
+  rng = np.random.default_rng(length)
+  sizes = (heads, kv_heads, kv_heads, heads)
+  q, k, v, weight = (rng.normal(size=(rows, length, n, size)) for n in sizes)
+  column, end = np.arange(length), length - length // 3
+  loud = np.where((np.arange(rows)[:, None] == 1) & (column >= end), 30.0, 1.0)
+  q, k, v = (jnp.asarray(x * loud[..., None, None], dtype) for x in (q, k, v))
+  weight = jnp.asarray(weight * (loud == 1)[..., None, None], dtype)
+  segments = jnp.asarray((column >= end // 2) + (loud > 1), jnp.int32)
+
+  def run(options, weight, *arrays):
+    out, back = jax.vjp(functools.partial(
+        causal, segment_ids=segments if packed else None, **options), *arrays)
+    return dict(output=jnp.where(weight == 0, 0, out), **dict(
+        zip(('dq', 'dk', 'dv'), back(weight))))
+
+  arrays = (weight, q, k, v)
+  got = jax.device_get(jax.jit(functools.partial(run, options))(*arrays))
+  options |= dict(implementation='xla', block=256)
+  with jax.default_matmul_precision('highest'):
+    wanted = jax.device_get(jax.jit(functools.partial(run, options))(
+        *(x.astype(jnp.float32) for x in arrays)))
+  largest = lambda x: float(np.abs(x).max())  # XLA's maximum can drop a NaN
+  return {name: largest(got[name] - x) / max(largest(x), 0.1)
+          for name, x in wanted.items()}
