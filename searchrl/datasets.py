@@ -6,11 +6,13 @@ Without paths, worlds are generated and written as the same jsonl files that
 own data comes in, then read back: nothing downstream knows the difference.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import json
 import pathlib
+from typing import Any
 
+from searchrl import processes
 from searchrl.agent import questions as questions_lib
 from searchrl.search import corpus as corpora
 from searchrl.trajectory import Question
@@ -74,6 +76,12 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
   return [generated(folder / f'eval_{kind}', name=kind, source=kind,
                     world_seed=world_seed, per_hop=[questions_per_hop] * max_hops)
           for kind in kinds]
+
+
+def shared(read: Callable[[], Any]) -> Any:
+  """What `read` gives, on every process; the first one makes the files."""
+  processes.on_first('data', lambda: read() and None)
+  return read()
 
 
 def generated(folder: pathlib.Path, *, name: str, source: str, world_seed: int,

@@ -166,15 +166,10 @@ def job(config, workdir: str) -> None:
     params = found[1]['params']
   processes.on_first('workdir', lambda: workdirs.prepare(
       workdir, config, allow_changes=config.allow_changes))
-
-  def read():
-    return datasets.evaluation_sets(
-        path / 'data', evaluate=config.data.evaluate,
-        corpus=config.search.corpus, own_train=bool(config.data.train),
-        **config.evaluate.worlds)
-
-  processes.on_first('data', lambda: read() and None)
-  sets = read()
+  sets = datasets.shared(lambda: datasets.evaluation_sets(
+      path / 'data', evaluate=config.data.evaluate,
+      corpus=config.search.corpus, own_train=bool(config.data.train),
+      **config.evaluate.worlds))
   taken = exams(sets, config.search.engine, config.search.options,
                 noise=config.evaluate.noise, seed=config.seed)
   rows, records = run(player, params, taken, step=config.evaluate.step)

@@ -272,7 +272,8 @@ def _programs(shape, algorithm, optimizer, critic_optimizer, mesh, temperature,
   if 'values' in algorithm.needs:
     sharded['critic'] = meshes.shardings(mesh, critic.logical_axes(shape))
   logprobs_of = functools.partial(
-      policy.token_logprobs, config=shape, temperature=temperature, **forward)
+      policy.token_logprobs, config=shape, temperature=temperature,
+      **forward)
   values_of = functools.partial(critic.token_values, config=shape, **forward)
 
   def counts(batch, advs):

@@ -4,49 +4,32 @@
 
 Each step: questions are played by the policy, scored, filtered and packed; the
 learner adds the old log-probs and updates; metrics are written, and now and
-then a checkpoint. The only file that knows everyone.
+then a checkpoint. What a run is made of is built in `parts`.
 """
 
-from collections.abc import Callable
 import contextlib
-import dataclasses
-import functools
 import gzip
 import json
 import pathlib
 import signal
 import sys
 import time
-from typing import Any
-
 from searchrl import checkpoint
 from searchrl import collect as collecting
-from searchrl import datasets
 from searchrl import evaluate
-from searchrl import learner as learners
-from searchrl import mesh as meshes
 from searchrl import metrics
 from searchrl import optimizer as optimizers
+from searchrl import parts as parts_lib
 from searchrl import player as players
-from searchrl import plugins
 from searchrl import processes
 from searchrl import summary
 from searchrl import trajectory
 from searchrl import watchdog
-from searchrl import workdir as workdirs
-from searchrl.agent import questions as questions_lib
-from searchrl.agent import rollout
 from searchrl.agent import statistics
-from searchrl.models import attention
 from searchrl.models import weights
 from searchrl.rl import algorithms
 from searchrl.rl import diagnostics
-from searchrl.search import engines
-from searchrl.search import meter
 
-_FREE = ('train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
-         'train.keep_checkpoints', 'train.progress', 'train.lockstep',
-         'train.watchdog_secs')
 _NEVER = 1e9  # seconds
 
 
@@ -57,7 +40,7 @@ def run(config, workdir: str) -> None:
   first one writes and speaks for all.
   """
   folder = pathlib.Path(workdir)
-  parts = build(config, folder)
+  parts = parts_lib.build(config, folder)
   done = processes.on_first('done?', (folder / summary.FILE).exists)
   if done:
     _say((folder / summary.FILE).read_text(), file=sys.stdout)
@@ -84,73 +67,7 @@ def run(config, workdir: str) -> None:
       folder, f'{recipe}, seed {config.seed}'))
 
 
-@dataclasses.dataclass(frozen=True)
-class Parts:
-  """What a config builds: everything that does not change during a run."""
-
-  algorithm: algorithms.Algorithm
-  player: players.Player
-  learner: learners.Learner
-  params: Any  # that the run starts from; also the reference policy
-  stream: questions_lib.Stream
-  search: meter.Meter
-  reward: Callable[..., float]
-  outcome: Callable[..., float]
-  exams: list[evaluate.Exam]
-  guard: processes.Guard
-
-
-def build(config, folder: pathlib.Path) -> Parts:
-  """Builds and checks everything, before any compilation.
-
-  Raises:
-    ValueError, FileNotFoundError: the config cannot be run.
-  """
-  processes.agree('config', json.loads(config.to_json()))
-  algorithm = build_algorithm(config)
-  mesh = meshes.make(**config.mesh)
-  guard = processes.Guard(config.train.lockstep)
-  player, params = players.load(
-      config.model.path, dialogue=config.dialogue, seed=config.seed,
-      slots=config.rollout.slots, length=config.rollout.length,
-      budgets=rollout.Budgets(**config.rollout.budgets), mesh=mesh)
-  learner = build_learner(config, algorithm, player, mesh, guard)
-  reward, outcome = (
-      plugins.resolve(config[field], field=field,
-                      ours='searchrl.agent.rewards:em, :subem and :f1')
-      for field in ('reward', 'outcome'))
-  processes.on_first('workdir', lambda: workdirs.prepare(
-      folder, config, free=_FREE, allow_changes=config.allow_changes))
-  data, sets = _data(config, folder / 'data')
-  return Parts(
-      algorithm=algorithm, player=player, learner=learner, params=params,
-      stream=questions_lib.Stream(
-          data.questions, seed=config.seed, mix=config.data.mix),
-      search=meter.Meter(engines.guarded(engines.make(
-          config.search.engine, data.corpus, seed=config.seed,
-          **config.search.options))),
-      reward=reward, outcome=outcome,
-      exams=evaluate.exams(
-          sets, config.search.engine, config.search.options,
-          noise=config.evaluate.noise, seed=config.seed),
-      guard=guard)
-
-
-def _data(config, folder: pathlib.Path):
-  """The training set and the evaluation sets; the first process makes them."""
-  def read():
-    return datasets.train_set(
-        folder, train=config.data.train, corpus=config.search.corpus,
-        world_seed=config.data.world_seed, per_hop=config.data.per_hop
-    ), datasets.evaluation_sets(
-        folder, evaluate=config.data.evaluate, corpus=config.search.corpus,
-        own_train=bool(config.data.train), **config.evaluate.worlds)
-
-  processes.on_first('data', lambda: read() and None)
-  return read()
-
-
-def restore(parts: Parts, config, folder: pathlib.Path):
+def restore(parts: parts_lib.Parts, config, folder: pathlib.Path):
   """The newest checkpoint's (state, progress); a fresh start is one, too."""
   state = parts.learner.init(parts.params)
   found = checkpoint.restore(folder / 'checkpoints', state,
@@ -167,16 +84,13 @@ def restore(parts: Parts, config, folder: pathlib.Path):
   return state, progress
 
 
-def loop(parts: Parts, config, folder, state, progress, writer):
+def loop(parts: parts_lib.Parts, config, folder, state, progress, writer):
   """Steps until the run is done, or someone asks to stop.
 
   Returns:
     The state, and whether the run was stopped before it was done.
   """
   options = config.train
-  rate = optimizers.learning_rate(config.optimizer.learning_rate, **{
-      k: v for k, v in config.optimizer.items()
-      if k in ('warmup_steps', 'total_steps', 'schedule', 'final_fraction')})
   # A recipe that filters cannot tell its last step, but its last trajectory.
   unit = 'rollouts' if options.max_rollouts else 'step'
   bar = metrics.Progress(
@@ -190,7 +104,7 @@ def loop(parts: Parts, config, folder, state, progress, writer):
       dog.beat(f'step {progress.step + 1}')
       with timer('step'):
         state, values, played = step(parts, config, state, progress, timer)
-      values |= timer.pop() | {'actor/lr': rate(int(state['updates']) - 1)}
+      values |= timer.pop() | _rates(config, state)
       tokens = sum(len(game.tokens) for game in played)
       values['perf/total_num_tokens'] = tokens
       values['perf/throughput'] = tokens / values['timing_s/step']
@@ -213,7 +127,7 @@ def loop(parts: Parts, config, folder, state, progress, writer):
   return state, False
 
 
-def step(parts: Parts, config, state, progress, timer):
+def step(parts: parts_lib.Parts, config, state, progress, timer):
   """One step of RL: play, keep, pack, score, update.
 
   Returns:
@@ -235,56 +149,6 @@ def step(parts: Parts, config, state, progress, timer):
   return state, values, played
 
 
-def build_algorithm(config) -> algorithms.Algorithm:
-  """The config's algorithm, checked against its rollouts."""
-  options = dict(config.algorithm)
-  name = options.pop('name')
-  algorithm = plugins.build(
-      name, options, field='algorithm',
-      ours='searchrl.rl.algorithms:grpo, :dspo and others')
-  if not isinstance(algorithm, algorithms.Algorithm):
-    raise ValueError(
-        f'algorithm.name must lead to a function that returns an Algorithm, '
-        f'but {name} returned {type(algorithm).__name__}.')
-  if config.rollout.group_size < algorithm.min_group_size:
-    raise ValueError(
-        f'rollout.group_size must be at least {algorithm.min_group_size} for '
-        f'{name}, whose baseline is the group, but is '
-        f'{config.rollout.group_size}. Raise it, or choose an algorithm '
-        'without a group baseline.')
-  if config.mismatch.how == 'none':
-    return algorithm
-  return algorithms.corrected(algorithm, **config.mismatch)
-
-
-def build_learner(config, algorithm, player, mesh, guard) -> learners.Learner:
-  """The config's learner for the player's model."""
-  return learners.make(
-      player.shape, algorithm, optimizers.adamw(**config.optimizer), mesh,
-      rows=config.rollout.questions * config.rollout.group_size,
-      temperature=config.rollout.temperature,
-      critic_optimizer=optimizers.adamw(**config.critic.optimizer),
-      critic_warmup=config.critic.warmup_updates, guard=guard,
-      attend=build_attention(config, player.shape, mesh),
-      **{**config.learner,
-         'lengths': (*config.learner.lengths, config.rollout.length)})
-
-
-def build_attention(config, shape, mesh) -> Callable[..., Any]:
-  """The config's attention of whole rows, tested by the first process."""
-  name, note = processes.on_first('attention', lambda: attention.resolve(
-      config.model.attention, platform=mesh.devices.flat[0].platform,
-      dtype=config.learner.dtype, heads=shape.num_attention_heads,
-      kv_heads=shape.num_key_value_heads, head_dim=shape.head_dim,
-      length=config.rollout.length, sliding_window=shape.sliding_window))
-  if name != 'xla' or note.startswith('Warning'):
-    _say(note)
-  return functools.partial(
-      attention.causal, implementation=name,
-      block=config.model.attention_block or None,
-      sharding=meshes.sharding(mesh, ('batch', None, 'heads', None)))
-
-
 def pack(groups, algorithm, policy_step: int, options) -> trajectory.Batch:
   """Groups side by side, filled up with empty rows; options: config.rollout."""
   def baseline(number, group):
@@ -304,7 +168,7 @@ def pack(groups, algorithm, policy_step: int, options) -> trajectory.Batch:
 class _Examiner:
   """Evaluates once under each name, and never again after a resume."""
 
-  def __init__(self, parts: Parts, folder: pathlib.Path, writer):
+  def __init__(self, parts: parts_lib.Parts, folder: pathlib.Path, writer):
     self._parts, self._writer = parts, writer
     self._folder = folder / 'evaluation'
 
@@ -380,6 +244,23 @@ class _StopRequest:
 def _done(progress: collecting.Progress, options) -> bool:
   return (progress.step >= options.num_steps or
           0 < options.max_rollouts <= progress.rollouts)
+
+
+def _rates(config, state) -> dict[str, float]:
+  """Learning rates of the last update; 0 before the first."""
+  def last(optimizer, updates):
+    if not updates:
+      return 0.0
+    return optimizers.learning_rate(optimizer.learning_rate, **{
+        k: v for k, v in optimizer.items() if k in (
+            'warmup_steps', 'total_steps', 'schedule', 'final_fraction')
+    })(updates - 1)
+
+  rates = {'actor/lr': last(config.optimizer, int(state['updates']))}
+  if 'critic' in state:
+    rates['critic/lr'] = last(
+        config.critic.optimizer, int(state['critic']['updates']))
+  return rates
 
 
 def _warn_if_silent(algorithm, progress: collecting.Progress, values,

@@ -12,7 +12,7 @@ ROOM = ('mesh', 'optimizer', 'checkpoint', 'metrics', 'plugins', 'processes',
         'watchdog')
 WINGS = ('agent', 'search', 'world', 'rl', 'models')
 JOBS = ('train', 'finetune', 'evaluate',  # jobs, and what only they share
-        'collect', 'datasets', 'player', 'summary', 'workdir')
+        'collect', 'datasets', 'parts', 'player', 'summary', 'workdir')
 BELOW_JOBS = ('trajectory', *ROOM, *WINGS, 'learner')
 
 MAY_IMPORT = {  # part -> parts of ours, besides itself

@@ -16,6 +16,7 @@ import tiny
 from searchrl import checkpoint
 from searchrl import mesh as meshes
 from searchrl import metrics
+from searchrl import parts
 from searchrl import train
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -56,9 +57,9 @@ NEVER_ALIKE = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds',
 @pytest.mark.parametrize('name', RECIPES)
 def test_a_config_builds_its_recipe_and_its_learner(name, size):
   config = importlib.import_module(name).get_config(size)
-  algorithm = train.build_algorithm(config)
+  algorithm = parts.algorithm(config)
   assert config.algorithm.name.endswith(':' + name.partition('.')[2])
-  learner = train.build_learner(
+  learner = parts.learner(
       config, algorithm, types.SimpleNamespace(shape=tiny.CONFIG),
       meshes.make(devices=jax.devices()[:1]), guard=lambda *facts: None)
   assert learner.minibatches == 1 or not algorithm.one_update
@@ -89,7 +90,7 @@ def test_a_config_that_does_not_fit_together_is_refused(change, message):
   config.algorithm = change.pop('algorithm')
   config.update(change)
   with pytest.raises(ValueError, match=message):
-    train.build_algorithm(config)
+    parts.algorithm(config)
 
 
 def test_a_config_can_ask_for_weights(monkeypatch):
@@ -98,10 +99,10 @@ def test_a_config_can_ask_for_weights(monkeypatch):
       train.algorithms, 'corrected',
       lambda algorithm, **options: told.append(options) or algorithm)
   config = importlib.import_module('configs.grpo').get_config('smoke')
-  train.build_algorithm(config)
+  parts.algorithm(config)
   assert not told
   config.mismatch.update(how='mask', high=5.0)
-  train.build_algorithm(config)
+  parts.algorithm(config)
   assert told == [dict(how='mask', level='token', low=0.5, high=5.0)]
 
 

@@ -18,6 +18,7 @@ import pytest
 from searchrl import checkpoint
 from searchrl import collect
 from searchrl import metrics
+from searchrl import parts
 from searchrl import train
 from searchrl import trajectory
 from searchrl.agent import rewards
@@ -272,7 +273,7 @@ def test_filter_keeps_surplus_in_order_and_counts():
   config = tiny(dspo)
   config.rollout.update(questions=5, group_size=3, max_rounds=4)
   progress = collect.Progress()
-  algorithm = train.build_algorithm(config)
+  algorithm = parts.algorithm(config)
   groups, played, counts = collect.collect(
       Player(), None, Stream(), progress, algorithm, None, None, None,
       config.rollout)

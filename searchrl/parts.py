@@ -1,0 +1,144 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A config in, what a run is made of out; everything is checked on the way.
+
+The config ends here: below are keyword arguments. The only file that knows
+everyone.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import json
+import pathlib
+from typing import Any
+
+from searchrl import datasets
+from searchrl import evaluate
+from searchrl import learner as learners
+from searchrl import mesh as meshes
+from searchrl import optimizer as optimizers
+from searchrl import player as players
+from searchrl import plugins
+from searchrl import processes
+from searchrl import workdir as workdirs
+from searchrl.agent import questions as questions_lib
+from searchrl.agent import rollout
+from searchrl.models import attention
+from searchrl.rl import algorithms
+from searchrl.search import engines
+from searchrl.search import meter
+
+_FREE = ('train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
+         'train.keep_checkpoints', 'train.progress', 'train.lockstep',
+         'train.watchdog_secs')
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """What a config builds: everything that does not change during a run."""
+
+  algorithm: algorithms.Algorithm
+  player: players.Player
+  learner: learners.Learner
+  params: Any  # that the run starts from; also the reference policy
+  stream: questions_lib.Stream
+  search: meter.Meter
+  reward: Callable[..., float]
+  outcome: Callable[..., float]
+  exams: list[evaluate.Exam]
+  guard: processes.Guard
+
+
+def build(config, folder: pathlib.Path) -> Parts:
+  """Builds and checks everything, before any compilation.
+
+  Raises:
+    ValueError, FileNotFoundError: the config cannot be run.
+  """
+  processes.agree('config', json.loads(config.to_json()))
+  recipe = algorithm(config)
+  mesh = meshes.make(**config.mesh)
+  guard = processes.Guard(config.train.lockstep)
+  player, params = players.load(
+      config.model.path, dialogue=config.dialogue, seed=config.seed,
+      slots=config.rollout.slots, length=config.rollout.length,
+      budgets=rollout.Budgets(**config.rollout.budgets), mesh=mesh)
+  its_learner = learner(config, recipe, player, mesh, guard)
+  reward, outcome = (
+      plugins.resolve(config[field], field=field,
+                      ours='searchrl.agent.rewards:em, :subem and :f1')
+      for field in ('reward', 'outcome'))
+  processes.on_first('workdir', lambda: workdirs.prepare(
+      folder, config, free=_FREE, allow_changes=config.allow_changes))
+  data, sets = datasets.shared(lambda: (
+      datasets.train_set(
+          folder / 'data', train=config.data.train,
+          corpus=config.search.corpus, world_seed=config.data.world_seed,
+          per_hop=config.data.per_hop),
+      datasets.evaluation_sets(
+          folder / 'data', evaluate=config.data.evaluate,
+          corpus=config.search.corpus, own_train=bool(config.data.train),
+          **config.evaluate.worlds)))
+  return Parts(
+      algorithm=recipe, player=player, learner=its_learner, params=params,
+      stream=questions_lib.Stream(
+          data.questions, seed=config.seed, mix=config.data.mix),
+      search=meter.Meter(engines.guarded(engines.make(
+          config.search.engine, data.corpus, seed=config.seed,
+          **config.search.options))),
+      reward=reward, outcome=outcome,
+      exams=evaluate.exams(
+          sets, config.search.engine, config.search.options,
+          noise=config.evaluate.noise, seed=config.seed),
+      guard=guard)
+
+
+def algorithm(config) -> algorithms.Algorithm:
+  """The config's algorithm, checked against its rollouts."""
+  options = dict(config.algorithm)
+  name = options.pop('name')
+  built = plugins.build(
+      name, options, field='algorithm',
+      ours='searchrl.rl.algorithms:grpo, :dspo and others')
+  if not isinstance(built, algorithms.Algorithm):
+    raise ValueError(
+        f'algorithm.name must lead to a function that returns an Algorithm, '
+        f'but {name} returned {type(built).__name__}.')
+  if config.rollout.group_size < built.min_group_size:
+    raise ValueError(
+        f'rollout.group_size must be at least {built.min_group_size} for '
+        f'{name}, whose baseline is the group, but is '
+        f'{config.rollout.group_size}. Raise it, or choose an algorithm '
+        'without a group baseline.')
+  if config.mismatch.how == 'none':
+    return built
+  return algorithms.corrected(built, **config.mismatch)
+
+
+def learner(config, recipe, player, mesh, guard) -> learners.Learner:
+  """The config's learner for the player's model."""
+  return learners.make(
+      player.shape, recipe, optimizers.adamw(**config.optimizer), mesh,
+      rows=config.rollout.questions * config.rollout.group_size,
+      temperature=config.rollout.temperature,
+      critic_optimizer=optimizers.adamw(**config.critic.optimizer),
+      critic_warmup=config.critic.warmup_updates, guard=guard,
+      attend=attend(config, player.shape, mesh),
+      **{**config.learner,
+         'lengths': (*config.learner.lengths, config.rollout.length)})
+
+
+def attend(config, shape, mesh) -> Callable[..., Any]:
+  """The config's attention of whole rows, tested by the first process."""
+  name, note = processes.on_first('attention', lambda: attention.resolve(
+      config.model.attention, platform=mesh.devices.flat[0].platform,
+      dtype=config.learner.dtype, heads=shape.num_attention_heads,
+      kv_heads=shape.num_key_value_heads, head_dim=shape.head_dim,
+      length=config.rollout.length, sliding_window=shape.sliding_window))
+  if name != 'xla' or note.startswith('Warning'):
+    _say(note)
+  return functools.partial(
+      attention.causal, implementation=name,
+      block=config.model.attention_block or None,
+      sharding=meshes.sharding(mesh, ('batch', None, 'heads', None)))
