@@ -185,8 +185,10 @@ def local_view(
                            for axis in map(_mesh_axes, axes)))
 
   specs = jax.tree.map(within, tree_of_logical_axes, is_leaf=_is_axes)
-  gather = jax.jit(lambda tree: tree, out_shardings=jax.tree.map(
-      lambda spec: NamedSharding(mesh, spec), specs))
+  gather = lambda tree: tree
+  if specs != jax.tree.map(spec, tree_of_logical_axes, is_leaf=_is_axes):
+    gather = jax.jit(gather, out_shardings=jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), specs))
 
   def view(leaf, spec):
     return jax.make_array_from_single_device_arrays(

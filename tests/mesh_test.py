@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """mesh: sizes, rules and errors, on eight simulated devices."""
 
+import types
+
 import jax
 from jax.sharding import AxisType, PartitionSpec
 import jax.numpy as jnp
@@ -105,3 +107,67 @@ def test_shard_batch_splits_rows_and_keeps_the_rest():
 def test_rows_that_do_not_split_are_named(rows, message):
   with pytest.raises(ValueError, match=message):
     mesh_lib.shard_batch(mesh_lib.make(fsdp=2, tensor=2), {'x': rows})
+
+
+def test_place_puts_a_host_array_where_it_belongs():
+  mesh = mesh_lib.make(data=2, fsdp=2, tensor=2)
+  x = np.arange(24, dtype=np.int32).reshape(4, 6)
+  where = mesh_lib.sharding(mesh, ('embed', 'mlp'))
+  got = mesh_lib.place(x, where)
+  assert got.sharding == where and got.dtype == x.dtype
+  np.testing.assert_array_equal(got, x)
+  scalar = mesh_lib.place(np.int32(7), mesh_lib.sharding(mesh, ()))
+  assert scalar.is_fully_replicated and int(scalar) == 7
+
+
+@pytest.mark.parametrize('source', [
+    'host', 'one device', 'the same mesh', 'another mesh'])
+def test_a_copy_outlives_what_it_was_made_of(source):
+  x = np.arange(24, dtype=np.float32).reshape(4, 6)
+  mesh = mesh_lib.make(fsdp=2, tensor=4)
+  where = mesh_lib.sharding(mesh, ('embed', None))
+  there = {
+      'host': lambda: x.copy(),
+      'one device': lambda: jnp.asarray(x),
+      'the same mesh': lambda: jax.device_put(x, where),
+      'another mesh': lambda: jax.device_put(x, mesh_lib.sharding(
+          mesh_lib.make(tensor=2), (None, 'mlp'))),
+  }[source]()
+  got = mesh_lib.copied(there, where)
+  if source == 'host':
+    there[:] = 0
+  else:
+    np.testing.assert_array_equal(there, x)  # kept, and not given away
+    there.delete()
+  assert got.sharding == where
+  np.testing.assert_array_equal(got, x)
+
+
+def test_a_process_alone_has_the_whole_mesh_and_reads_it_as_it_is():
+  mesh = mesh_lib.make(fsdp=2, tensor=2)
+  assert mesh_lib.local(mesh) is mesh
+  axes = {'w': ('embed', 'mlp'), 'scale': ('embed',)}
+  tree = jax.tree.map(
+      mesh_lib.place, {'w': np.ones((4, 4)), 'scale': np.ones(4)},
+      mesh_lib.shardings(mesh, axes))
+  assert mesh_lib.local_view(mesh, axes)(tree) is tree
+
+
+@pytest.mark.parametrize('owners, fits', [
+    ([[0, 0, 1, 1]], True), ([[0, 0], [1, 1]], True),
+    ([[0, 1], [0, 1]], True), ([[0, 1, 0, 1]], True),
+    ([[0, 1], [1, 0]], False), ([[0, 0], [0, 1]], False)])
+def test_devices_of_a_process_must_be_a_block(monkeypatch, owners, fits):
+  devices = np.array([[[types.SimpleNamespace(process_index=i)]
+                       for i in row] for row in owners])
+  mesh = types.SimpleNamespace(
+      devices=devices, shape=dict(zip(mesh_lib.AXES, devices.shape)))
+  monkeypatch.setattr(mesh_lib, 'Mesh', lambda block, *_, **__: block)
+  if fits:
+    block = mesh_lib.local(mesh)
+    assert {device.process_index for device in block.flat} == {0}
+    assert block.size == np.sum(np.array(owners) == 0)
+  else:
+    with pytest.raises(ValueError, match=(
+        'form a block of the mesh .* of process 0 do not. Make tensor')):
+      mesh_lib.local(mesh)

@@ -103,12 +103,32 @@ def test_alone_everything_is_free():
   assert processes.agree('x', {'a': [1, None]}) == {'a': [1, None]}
   assert processes.stop_requested_anywhere(True) is True
   assert processes.stop_requested_anywhere(False) is False
+  assert processes.share('abc') == 'abc'
+  assert processes.on_first('x', lambda: {'a': [1, None]}) == {'a': [1, None]}
+  with pytest.raises(FileNotFoundError, match='no such'):
+    processes.on_first('x', lambda: _refuse(FileNotFoundError('no such')))
   processes.barrier('x', 1)
   guard = processes.Guard('call')
   guard('update', object())
   guard.phase('train')
   with pytest.raises(ValueError, match="'off', 'phase' or 'call', but is 'on'"):
     processes.Guard('on')
+
+
+def _refuse(error):
+  raise error
+
+
+@pytest.mark.parametrize('items', [0, 1, 3, 4, 7, 16])
+def test_shares_are_blocks_as_even_as_can_be(monkeypatch, items):
+  monkeypatch.setattr(processes, 'count', lambda: 4)
+  shares = []
+  for i in range(4):
+    monkeypatch.setattr(processes, 'index', lambda i=i: i)
+    shares.append(processes.share(range(items)))
+  assert [x for share in shares for x in share] == list(range(items))
+  sizes = [len(share) for share in shares]
+  assert max(sizes) - min(sizes) <= 1
 
 
 def test_facts_are_dtypes_shapes_and_statics():
@@ -204,6 +224,24 @@ for i in range(3 + me):
 out('guard phase', message(guard.phase, 'rollout'))
 guard = Guard('off')
 guard('decode', me); guard.phase('rollout')
+
+out('share', processes.share('abcde'))
+ran = []
+def read(*errors):
+  ran.append(me)
+  for error in errors:
+    raise error
+  return {'by': me, 'rows': [1, None]}
+def told(*errors):
+  try:
+    return processes.on_first('data', lambda: read(*errors), 30)
+  except (ValueError, FileNotFoundError) as error:
+    return f'{type(error).__name__}: {error}'
+out('first', told())
+out('first refuses', told(ValueError('bad rows')))
+out('first lacks', told(FileNotFoundError('no q.jsonl')))
+out('first is lost', told(json.JSONDecodeError('no value', 'x', 0)))
+out('ran', ran)
 
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
@@ -301,6 +339,20 @@ def test_guard_by_phase_names_the_phase_and_the_way_on(met):
   for told in met['guard phase']:
     assert "end of phase 'rollout': process 0: 5 calls of digest" in told
     assert 'last decode(3).' in told and "Rerun with Guard('call')" in told
+
+
+def test_shares_and_what_the_first_alone_does(met):
+  assert met['share'] == ['ab', 'cde']
+  assert met['first'] == [{'by': 0, 'rows': [1, None]}] * 2
+  assert met['ran'] == [[0] * 4, []]
+
+
+def test_a_refusal_of_the_first_is_one_of_all(met):
+  assert met['first refuses'] == ['ValueError: bad rows'] * 2
+  assert met['first lacks'] == ['FileNotFoundError: no q.jsonl'] * 2
+  first, other = met['first is lost']  # a ValueError of another name
+  assert first.startswith('JSONDecodeError: no value')
+  assert other.startswith('ValueError: no value')
 
 
 def test_all_stop_at_the_step_after_a_signal_to_one(met):

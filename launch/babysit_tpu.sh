@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Runs on a TPU slice until the run is done: creates the slice, waits for it,
+# runs, and after a preemption or a lost host does so again; the run resumes.
+#
+#   export NAME=my-tpu ZONE=us-west4-a TYPE=v5litepod-16 SPOT=1
+#   export REPO=https://example.com/searchrl.git
+#   launch/babysit_tpu.sh --config=configs/grpo.py --workdir=/mnt/runs/grpo
+#
+# Variables as of tpu_pod.sh. The workdir must outlive the slice. Gives up after
+# MAX_RESTARTS (100), or three ends in a row within QUICK_SECS (300): those no
+# restart mends. The slice stays when the run is done: delete it.
+# --dry-run, first, prints one round.
+set -euo pipefail
+pod=$(dirname "$0")/tpu_pod.sh
+
+if [[ ${1:-} == --dry-run ]]; then
+  shift
+  "$pod" --dry-run create
+  "$pod" --dry-run status
+  "$pod" --dry-run setup
+  "$pod" --dry-run run "$@"
+  exit
+fi
+
+restarts=0
+quick=0
+while ((restarts < ${MAX_RESTARTS:-100} && quick < 3)); do
+  state=$("$pod" status 2>/dev/null || echo NONE)
+  case $state in
+    ACTIVE)
+      began=$SECONDS
+      if "$pod" setup && "$pod" run "$@"; then
+        echo "Done. $NAME still costs: launch/tpu_pod.sh delete"
+        exit 0
+      fi
+      restarts=$((restarts + 1))
+      if ((SECONDS - began < ${QUICK_SECS:-300})); then
+        quick=$((quick + 1))
+      else
+        quick=0
+      fi
+      echo "The run ended before it was done, for the ${restarts}th time."
+      ;;
+    NONE)
+      "$pod" create
+      ;;
+    SUSPENDED | FAILED)  # preempted, or never given; it has to go first
+      "$pod" delete
+      ;;
+    *)
+      echo "$NAME is $state."
+      ;;
+  esac
+  sleep "${POLL_SECS:-60}"
+done
+echo "Gives up on $NAME, which may still cost: launch/tpu_pod.sh delete" >&2
+exit 1

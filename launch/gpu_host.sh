@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# One host with GPUs: one process for all of them, or several with as many each.
+#
+#   launch/gpu_host.sh --config=configs/grpo.py --workdir=runs/grpo
+#   launch/gpu_host.sh --processes=4 \
+#       --config=configs/grpo.py --workdir=runs/grpo
+#
+# One process is simpler; several sample and search independently of each other.
+# GPUS (default: all that nvidia-smi lists) may be 0: then each process has the
+# CPU. PORT is the coordinator's. --dry-run, first, prints the commands.
+set -euo pipefail
+here=$(dirname "$0")
+
+dry=()
+if [[ ${1:-} == --dry-run ]]; then
+  dry=(--dry-run)
+  shift
+fi
+processes=1
+if [[ ${1:-} == --processes=* ]]; then
+  processes=${1#*=}
+  shift
+fi
+if ((processes == 1)); then
+  exec "$here/run.sh" "${dry[@]}" "$@"
+fi
+
+gpus=${GPUS:-$(nvidia-smi -L | wc -l)}
+if ((gpus % processes)); then
+  echo "$processes processes must divide $gpus GPUs." >&2
+  exit 2
+fi
+each=$((gpus / processes))
+export JAX_COORDINATOR_ADDRESS=127.0.0.1:${PORT:-$((20000 + RANDOM % 10000))}
+export JAX_NUM_PROCESSES=$processes
+
+children=()
+told=0
+hand_on() {
+  told=$((told + 1))
+  kill -TERM "${children[@]}" 2>/dev/null || true
+}
+trap hand_on TERM INT
+for ((i = 0; i < processes; i++)); do
+  devices=
+  if ((each)); then
+    devices=$(seq -s, $((i * each)) $((i * each + each - 1)))
+  fi
+  if ((${#dry[@]})); then
+    echo "CUDA_VISIBLE_DEVICES=$devices JAX_PROCESS_ID=$i" \
+        "$("$here/run.sh" --dry-run "$@")"
+    continue
+  fi
+  CUDA_VISIBLE_DEVICES=$devices JAX_PROCESS_ID=$i "$here/explicit.sh" "$@" &
+  children+=($!)
+done
+
+worst=0  # a lost process ends the others, too, after a while
+for child in "${children[@]}"; do
+  while :; do
+    seen=$told
+    code=0
+    wait "$child" || code=$?
+    ((told > seen)) || break  # else a signal ended `wait`, and not the child
+  done
+  if ((code > worst)); then
+    worst=$code
+  fi
+done
+exit "$worst"

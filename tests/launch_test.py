@@ -1,0 +1,289 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""launch/: it parses, names what exists, prints, and does with stand-ins.
+
+A stand-in for python, srun or gcloud is a script of the same name, first in
+PATH: it notes how it was called, and ends as told.
+"""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import time
+
+from configs import common
+import jax
+import pytest
+from searchrl import summary
+from searchrl import watchdog
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LAUNCH = ROOT / 'launch'
+SCRIPTS = sorted(
+    str(f.relative_to(LAUNCH)) for f in LAUNCH.rglob('*')
+    if f.suffix in ('.sh', '.sbatch'))
+TEXTS = sorted(str(f.relative_to(LAUNCH)) for f in LAUNCH.rglob('*')
+               if f.is_file())
+FLAGS = ['--config=configs/grpo.py', '--workdir=runs/grpo', '--config.seed=1']
+LINE = 'python -m searchrl.main ' + ' '.join(FLAGS)
+VARIABLES = {
+    'explicit.sh': dict(JAX_COORDINATOR_ADDRESS='host0:1234',
+                        JAX_NUM_PROCESSES='2', JAX_PROCESS_ID='1'),
+    **dict.fromkeys(('tpu_pod.sh', 'babysit_tpu.sh'), dict(
+        NAME='my-tpu', ZONE='us-west4-a', SPOT='1',
+        REPO='https://example.com/searchrl.git'))}
+
+
+def read(name):
+  return (LAUNCH / name).read_text(encoding='utf-8')
+
+
+def environment(path='', **variables):
+  kept = {name: text for name, text in os.environ.items()
+          if not re.match('(JAX_|SLURM_|SEARCHRL_)', name)}
+  return kept | {'PATH': f'{path}{os.pathsep}{os.environ["PATH"]}'} | variables
+
+
+def launch(name, *arguments, path='', **variables):
+  return subprocess.run(
+      ['bash', str(LAUNCH / name), *arguments], cwd=ROOT, text=True, timeout=60,
+      capture_output=True, env=environment(path, **variables))
+
+
+def test_all_are_here():
+  assert {'README.md', 'babysit_tpu.sh', 'explicit.sh', 'gpu_host.sh',
+          'k8s/jobset.yaml', 'run.sh', 'slurm.sbatch', 'tpu_pod.sh',
+          'xpk.md'} == set(TEXTS)
+
+
+@pytest.mark.parametrize('name', SCRIPTS)
+def test_scripts_parse_and_can_be_run(name):
+  subprocess.run(['bash', '-n', str(LAUNCH / name)], check=True)
+  assert os.access(LAUNCH / name, os.X_OK)
+  assert read(name).startswith('#!/usr/bin/env bash\n')
+  assert '\nset -euo pipefail\n' in read(name)
+
+
+@pytest.mark.parametrize('name', SCRIPTS)
+def test_a_dry_run_prints_the_line_and_runs_nothing(name, tmp_path):
+  commands = stand_in(tmp_path, 'python', 'srun', 'gcloud', 'scontrol')
+  verb = ['run'] if name == 'tpu_pod.sh' else []
+  done = launch(name, '--dry-run', *verb, *FLAGS, path=str(tmp_path),
+                **VARIABLES.get(name, {}))
+  assert done.returncode == 0, done.stderr
+  assert LINE in done.stdout
+  assert not commands()
+
+
+@pytest.mark.parametrize('name', TEXTS)
+def test_flags_and_files_that_are_named_exist(name):
+  config = common.get_config()
+  for flag in re.findall(r'--config\.([\w.]*\w)', read(name)):
+    value = config
+    for part in flag.split('.'):
+      assert part in value, f'{name} names --config.{flag}'
+      value = value[part]
+  for file in re.findall(r'(?<![\w/])(?:configs|launch|tests)/[\w./]*\w',
+                         read(name)):
+    assert (ROOT / file).is_file(), f'{name} names {file}'
+
+
+@pytest.mark.parametrize('name', TEXTS)
+def test_variables_that_are_named_are_read_by_us_or_by_jax(name):
+  ours = (ROOT / 'searchrl' / 'processes.py').read_text()
+  ours += (ROOT / 'searchrl' / 'main.py').read_text()
+  jaxs = pathlib.Path(jax.__file__).with_name('_src') / 'distributed.py'
+  for variable in re.findall(r'\b(?:JAX|SEARCHRL)_[A-Z_]+\b', read(name)):
+    assert (variable in ours or f"'{variable}'" in jaxs.read_text() or
+            variable.lower() in jax.config.values), f'{name} names {variable}'
+
+
+def test_the_readme_shows_every_script_and_says_what_was_not_done():
+  text = read('README.md')
+  for name in TEXTS:
+    assert name in text or name == 'README.md'
+  assert '**None of this has run on a cluster.**' in text
+
+
+def test_exit_codes_that_the_scripts_go_by_are_ours():
+  assert f'{watchdog.EXIT_CODE} is the watchdog' in read('run.sh')
+  assert f'code == {watchdog.EXIT_CODE} ' in read('slurm.sbatch')
+  assert f'$workdir/{summary.FILE}' in read('run.sh')
+
+
+def test_jobset_starts_one_process_a_pod():
+  yaml = pytest.importorskip(
+      'yaml', reason='PyYAML, which no dependency of ours promises')
+  jobset = yaml.safe_load(read('k8s/jobset.yaml'))
+  job, = jobset['spec']['replicatedJobs']
+  spec = job['template']['spec']
+  assert spec['parallelism'] == spec['completions'] == 2
+  assert spec['completionMode'] == 'Indexed'
+  pod = spec['template']['spec']
+  container, = pod['containers']
+  env = {entry['name']: entry.get('value') for entry in container['env']}
+  name = jobset['metadata']['name']
+  assert env['JAX_COORDINATOR_ADDRESS'] == (
+      f'{name}-{job["name"]}-0-0.{name}:1234')
+  assert env['JAX_NUM_PROCESSES'] == '2' and 'JAX_PROCESS_ID' in env
+  assert {mount['name'] for mount in container['volumeMounts']} == {
+      volume['name'] for volume in pod['volumes']}
+  script, = container['command']
+  assert os.access(ROOT / script, os.X_OK)
+  assert container['args'] == [
+      '--config=configs/grpo.py', '--workdir=/runs/grpo']
+
+
+def stand_in(folder, *names, does=''):
+  """Puts scripts into a folder; returns what tells how they were called."""
+  log = folder / 'log'
+  for name in names:
+    file = folder / name
+    file.write_text(
+        '#!/usr/bin/env bash\n'
+        f'echo "{name} $* [${{JAX_PROCESS_ID:-}} ${{JAX_NUM_PROCESSES:-}} '
+        f'${{CUDA_VISIBLE_DEVICES:-}} ${{JAX_LOCAL_DEVICE_IDS:-}}]" '
+        f'>>{log}\n{does}\n')
+    file.chmod(0o755)
+  return lambda: sorted(log.read_text().splitlines()) if log.exists() else []
+
+
+@pytest.mark.parametrize('code', [0, 1, 70, 134])
+def test_run_passes_the_exit_code_on(tmp_path, code):
+  commands = stand_in(tmp_path, 'python', does=f'exit {code}')
+  assert launch('run.sh', *FLAGS, path=str(tmp_path)).returncode == code
+  assert commands() == [f'{LINE} [   ]']
+
+
+SLOW = '''trap 'echo told >>{log}; exit 0' TERM
+touch {folder}/up.$JAX_PROCESS_ID
+for i in {{1..600}}; do sleep 0.1; done'''
+
+
+def interrupted(tmp_path, name, *arguments, waits_for=('up.',), **variables):
+  """The exit code of a script that gets SIGTERM once its Pythons are up."""
+  stand_in(tmp_path, 'python', does=SLOW.format(
+      log=tmp_path / 'log', folder=tmp_path))
+  with subprocess.Popen(
+      [str(LAUNCH / name), *arguments, '--config=configs/grpo.py',
+       f'--workdir={tmp_path}'],
+      cwd=ROOT, env=environment(str(tmp_path), **variables)) as process:
+    deadline = time.monotonic() + 60
+    while not all((tmp_path / file).exists() for file in waits_for):
+      assert process.poll() is None and time.monotonic() < deadline
+      time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    return process.wait(timeout=60)
+
+
+@pytest.mark.parametrize('finished, code', [(False, 75), (True, 0)])
+def test_run_hands_sigterm_on_and_tells_a_stop_from_the_end(
+    tmp_path, finished, code):
+  if finished:
+    (tmp_path / summary.FILE).touch()
+  assert interrupted(tmp_path, 'run.sh') == code
+  assert 'told' in (tmp_path / 'log').read_text()
+
+
+def test_explicit_needs_all_three_variables(tmp_path):
+  commands = stand_in(tmp_path, 'python')
+  variables = VARIABLES['explicit.sh']
+  done = launch('explicit.sh', *FLAGS, path=str(tmp_path), **variables)
+  assert done.returncode == 0
+  assert commands() == [f'{LINE} [1 2  ]']
+  del variables['JAX_PROCESS_ID']
+  done = launch('explicit.sh', *FLAGS, path=str(tmp_path), **variables)
+  assert done.returncode and 'the number of this one' in done.stderr
+
+
+def test_gpu_host_deals_gpus_to_processes(tmp_path):
+  commands = stand_in(tmp_path, 'python', does='exit $((JAX_PROCESS_ID * 3))')
+  done = launch('gpu_host.sh', '--processes=2', *FLAGS, path=str(tmp_path),
+                GPUS='4')
+  assert done.returncode == 3  # the worst
+  assert commands() == [f'{LINE} [0 2 0,1 ]', f'{LINE} [1 2 2,3 ]']
+  done = launch('gpu_host.sh', '--processes=3', *FLAGS, path=str(tmp_path),
+                GPUS='4')
+  assert done.returncode == 2 and '3 processes must divide 4' in done.stderr
+
+
+def test_gpu_host_hands_sigterm_on_to_all(tmp_path):
+  assert interrupted(tmp_path, 'gpu_host.sh', '--processes=2', GPUS='0',
+                     waits_for=('up.0', 'up.1')) == 75
+  assert (tmp_path / 'log').read_text().count('told') == 2
+
+
+@pytest.mark.parametrize('code, restarts, requeued', [
+    (0, 0, False), (1, 0, False), (75, 0, True), (70, 0, True), (134, 3, True),
+    (75, 20, False)])
+def test_slurm_requeues_what_a_restart_mends(
+    tmp_path, code, restarts, requeued):
+  commands = stand_in(tmp_path, 'srun', does=f'exit {code}')
+  stand_in(tmp_path, 'scontrol')
+  done = launch('slurm.sbatch', *FLAGS, path=str(tmp_path), SLURM_JOB_ID='7',
+                SLURM_GPUS_ON_NODE='4', SLURM_RESTART_COUNT=str(restarts))
+  assert done.returncode == code
+  *requeues, first = commands()
+  assert first == ('srun --kill-on-bad-exit=1 launch/run.sh '
+                   f'{" ".join(FLAGS)} [   0,1,2,3]')
+  assert [c.startswith('scontrol requeue 7') for c in requeues] == (
+      [True] if requeued else [])
+
+
+GCLOUD = '''case "$*" in
+  *'resources describe'*) cat {folder}/state ;;
+  *'resources create'*) echo ACTIVE >{folder}/state ;;
+  *'resources delete'*) rm {folder}/state ;;
+  *run.sh*) {run} ;;
+esac'''
+
+
+def babysit(tmp_path, run, **variables):
+  """(what became of it, what was done to the slice), after a preemption."""
+  (tmp_path / 'state').write_text('SUSPENDED\n')
+  stand_in(tmp_path, 'gcloud', does=GCLOUD.format(folder=tmp_path, run=run))
+  done = launch(
+      'babysit_tpu.sh', *FLAGS, path=str(tmp_path), POLL_SECS='0',
+      LOGS=str(tmp_path / 'logs'), **VARIABLES['babysit_tpu.sh'], **variables)
+  verbs = re.findall(r'queued-resources (create|delete)|(run\.sh|git clone)',
+                     (tmp_path / 'log').read_text())
+  return done, [queue or ssh for queue, ssh in verbs]
+
+
+def test_babysitting_a_tpu_creates_and_runs_until_it_is_done(tmp_path):
+  flag = tmp_path / 'once'
+  done, verbs = babysit(  # the first run ends by a preemption
+      tmp_path, f'[[ -e {flag} ]] || {{ touch {flag}; '
+      f'echo SUSPENDED >{tmp_path}/state; exit 255; }}')
+  assert done.returncode == 0, done.stderr
+  once = ['delete', 'create', 'git clone', 'run.sh']
+  assert verbs == 2 * once
+  assert 'my-tpu still costs' in done.stdout
+
+
+def test_babysitting_gives_up_on_what_no_restart_mends(tmp_path):
+  done, verbs = babysit(tmp_path, 'exit 1')
+  assert done.returncode == 1 and 'Gives up' in done.stderr
+  assert verbs.count('run.sh') == 3
+
+
+def test_tpu_pod_is_told_the_slice_the_host_and_the_flags(tmp_path):
+  commands = stand_in(tmp_path, 'gcloud', does='[[ $4 != describe ]]')
+  variables = VARIABLES['tpu_pod.sh'] | dict(
+      LOGS=str(tmp_path / 'logs'), MOUNT='mount it')
+  for verb in ('create', 'setup', 'stop', 'delete'):
+    launch('tpu_pod.sh', verb, path=str(tmp_path), **variables)
+  launch('tpu_pod.sh', 'run', *FLAGS, "--config.data.mix='(1, 2)'",
+         path=str(tmp_path), **variables)
+  text = '\n'.join(commands())
+  assert ('queued-resources create my-tpu --zone=us-west4-a --node-id=my-tpu '
+          '--accelerator-type=v5litepod-16 '
+          '--runtime-version=v2-alpha-tpuv5-lite --spot') in text
+  assert '--worker=all --command=(mount it) && (git clone https://' in text
+  assert "exec launch/run.sh --config=configs/grpo.py" in text
+  assert r"--config.data.mix=\'\(1\,\ 2\)\'" in text  # as it was given
+  assert '&& echo $$ >~/searchrl.pid && exec launch/run.sh' in text
+  assert 'kill -TERM "$(cat ~/searchrl.pid)"' in text
+  assert 'queued-resources delete my-tpu --zone=us-west4-a --force' in text

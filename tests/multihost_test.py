@@ -1,0 +1,294 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""One run in one, two or four processes: the same numbers, one writer, one end.
+
+The same four devices each time. The run of two processes is stopped by SIGTERM
+to one of them and started again, and has to end like the others all the same.
+"""
+
+import gzip
+import json
+import re
+import signal
+import time
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from searchrl import checkpoint
+from searchrl import metrics
+from searchrl import trajectory
+from searchrl.models import weights
+import loopback
+import train_test
+
+pytestmark = pytest.mark.slow
+
+STEPS = 3
+PATIENCE = 600  # seconds; the machine may do much else
+ARGUMENTS = (
+    '--config=configs/grpo.py:smoke', f'--config.train.num_steps={STEPS}',
+    '--config.train.checkpoint_every=100',  # only a stop saves, and the end
+    '--config.train.tensorboard=False', '--config.train.progress=False',
+    '--config.evaluate.worlds.kinds=()',
+    # Quick, and with outcomes that differ: one search, then an answer.
+    '--config.data.mix=(1,)', '--config.data.per_hop=(100,)',
+    '--config.rollout.budgets.max_turns=2', '--config.rollout.budgets.top_k=1')
+# Of the first process's own share of the searches.
+OF_ONE = ('search/queries', 'search/batch_size')
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory):
+  """The three runs, by how many processes they had, and how one was stopped."""
+  top = tmp_path_factory.mktemp('runs')
+  folder = {count: top / str(count) for count in (1, 2, 4)}
+  env = {'JAX_COMPILATION_CACHE_DIR': str(top / 'cache')}
+
+  def start(count):
+    return loopback.start(
+        count, 'searchrl.main', *ARGUMENTS, f'--workdir={folder[count]}',
+        devices=4 // count, env=env)
+
+  def end(group):
+    done = group.wait(PATIENCE)
+    assert not any(d.returncode for d in done), group.logs()
+    return done
+
+  with start(1) as alone:  # compiles on one core, and the others on another
+    with start(2) as group:
+      _wait_for_step(1, folder[2] / metrics.FILE, group)
+      group.popen[1].send_signal(signal.SIGTERM)
+      stopped = types.SimpleNamespace(
+          done=end(group), steps=checkpoint.steps(folder[2] / 'checkpoints'),
+          lines=train_test.lines(folder[2]),
+          exported=(folder[2] / 'model').exists())
+    done = {}
+    for count in (2, 4):
+      with start(count) as group:
+        done[count] = end(group)
+    done[1] = end(alone)
+  return types.SimpleNamespace(folder=folder, done=done, stopped=stopped)
+
+
+def _wait_for_step(step, file, group):
+  """Until the run has written the metrics of a step."""
+  deadline = time.monotonic() + PATIENCE
+  while not (file.exists() and
+             f'"training/global_step": {step},' in file.read_text()):
+    running = all(process.poll() is None for process in group.popen)
+    assert running and time.monotonic() < deadline, group.logs()
+    time.sleep(0.02)
+
+
+def games_of(folder, step):
+  """What a step sampled, in the order of the batch's rows."""
+  file = folder / 'trajectories' / f'step_{step:06d}.jsonl.gz'
+  return [trajectory.from_json(json.loads(line))
+          for line in gzip.decompress(file.read_bytes()).splitlines()]
+
+
+def files_of(folder):
+  """But those of Orbax, and of the arrays that it writes by process."""
+  return {str(file.relative_to(folder)) for file in folder.rglob('*')
+          if 'checkpoints' not in file.parts}
+
+
+def test_gradients_come_from_rows_on_all_devices(runs):
+  """Else the order of summation, in which layouts may differ, is no matter."""
+  most = 0
+  for step in range(1, STEPS + 1):
+    games = games_of(runs.folder[1], step)
+    mixed = [len({game.outcome_reward for game in games[i:i + 4]}) > 1
+             for i in range(0, 16, 4)]
+    most = max(most, sum(mixed[:2]), sum(mixed[2:]))  # of each mini-batch
+  # Then all eight rows of a mini-batch have an advantage: two a device.
+  assert most == 2, 'choose another seed'
+
+
+def test_attention_spans_as_much_of_the_cache_everywhere(runs):
+  """Half of it: how much follows the longest conversation of a process, and
+  log-probs follow it in their last bit."""
+  for step in range(1, STEPS + 1):
+    assert max(len(game.tokens) for game in games_of(
+        runs.folder[1], step)) <= 512 // 2 - 16  # that a decode samples
+
+
+@pytest.mark.parametrize('count', [2, 4])
+def test_layouts_agree_bit_for_bit(runs, count):
+  here, alone = runs.folder[count], runs.folder[1]
+  for step in range(1, STEPS + 1):
+    name = f'trajectories/step_{step:06d}.jsonl.gz'  # ids, log-probs, rewards
+    assert (here / name).read_bytes() == (alone / name).read_bytes()
+  assert train_test.state_digest(here) == train_test.state_digest(alone)
+  name = 'model/model.safetensors'
+  assert (here / name).read_bytes() == (alone / name).read_bytes()
+
+
+@pytest.mark.parametrize('count', [2, 4])
+def test_metrics_are_those_of_one_process(runs, count):
+  ours, alone = ([
+      {name: x for name, x in line.items() if name not in OF_ONE}
+      for line in train_test.lines(runs.folder[n])] for n in (count, 1))
+  assert [line['training/global_step'] for line in ours] == [1, 2, 3]
+  assert ours == alone
+  assert any(line['actor/grad_norm'] > 0 for line in ours)
+
+
+@pytest.mark.parametrize('count', [2, 4])
+def test_the_first_process_alone_writes_and_speaks(runs, count):
+  assert files_of(runs.folder[count]) == files_of(runs.folder[1])
+  for step in range(1, STEPS + 1):
+    games = games_of(runs.folder[count], step)
+    assert len(games) == 16  # those of all processes
+    assert [game.sample for game in games] == [0, 1, 2, 3] * 4
+  first, *others = runs.done[count]
+  assert 'Hugging Face format' in first.stdout
+  for done in others:
+    told = [line for line in done.stdout.splitlines() if 'Gloo' not in line]
+    assert not told and not done.stderr
+
+
+def test_exported_model_is_the_last_checkpoint(runs):
+  folder = runs.folder[4]
+  params = weights.load(
+      folder / 'model', weights.read_config(folder / 'model'))
+  step, state, _ = checkpoint.restore(
+      folder / 'checkpoints', {'params': params}, partial=True)
+  assert step == STEPS
+  jax.tree.map(np.testing.assert_array_equal, state['params'], params)
+
+
+def test_sigterm_to_one_process_ends_all_at_the_same_step(runs):
+  stopped = runs.stopped
+  first, other = stopped.done
+  assert first.returncode == other.returncode == 0
+  step = int(re.search(r'Stopped after step (\d+);', first.stderr)[1])
+  assert 1 <= step < STEPS and not stopped.exported
+  assert [line['training/global_step'] for line in stopped.lines] == list(
+      range(1, step + 1))
+  assert stopped.steps == [0, step]  # saved, though no save was due
+  resumed, _ = runs.done[2]
+  assert f'Resumed at step {step} of ' in resumed.stderr
+
+
+# What a program of two processes x two devices begins with.
+START = r'''
+import dataclasses, json
+import jax
+from jax.experimental import multihost_utils
+import numpy as np
+from searchrl import mesh as meshes, processes
+from searchrl.models import transformer
+import learner_test, tiny
+
+def out(name, value):
+  print(json.dumps([name, value]), flush=True)
+
+processes.initialize()
+me = processes.index()
+params = jax.device_get(tiny.params(learner_test.CONFIG))
+batch = learner_test.ragged_batch()
+batch = dataclasses.replace(  # scored
+    batch, old_logprobs=batch.behavior_logprobs,
+    ref_logprobs=batch.behavior_logprobs)
+'''
+
+
+def printed(code):
+  """{what `out` was told: [the value of process 0, of process 1]}."""
+  done = loopback.run(2, START + code, timeout=PATIENCE)
+  each = [dict(map(json.loads, re.findall(r'^\[".*', d.stdout, re.M)))
+          for d in done]
+  assert each[0].keys() == each[1].keys()
+  return {name: [one[name] for one in each] for name in each[0]}
+
+
+# Another width of a micro-batch; a score too many.
+DIVERGE = r'''
+def learner(**options):
+  return learner_test.make(
+      meshes.make(), microbatch_rows=4,
+      guard=processes.Guard('call', timeout_secs=300), **options)
+
+def refusal(function, *args):
+  try:
+    function(*args)
+    return 'no error'
+  except RuntimeError as error:
+    return str(error)
+
+other = learner(lengths=(12 + 4 * me, learner_test.LENGTH))
+out('width', refusal(other.update, other.init(params), batch))
+
+same = learner()
+state = same.init(params)
+same.score(state, batch, state['params'])
+if me == 1:
+  out('score', refusal(same.score, state, batch, state['params']))
+else:
+  out('score', refusal(same.update, state, batch))
+'''
+
+
+def test_a_planted_divergence_is_caught_at_its_call():
+  told = printed(DIVERGE)
+  for process, message in enumerate(told['width']):
+    assert 'the same calls in the same order, but part at call 1.' in message
+    assert f'This is process {process}, which calls accumulate(' in message
+    assert re.search(
+        r'process 0: .*int32\[4,12\].*; process 1: .*int32\[4,16\]', message)
+    assert re.search(r'call in common: accumulate\(.*int32\[4,24\]', message)
+  for message in told['score']:
+    assert 'part at call 6.' in message  # after two log-probs of 12 rows each
+    assert 'process 0: accumulate(' in message
+    assert 'process 1: logprobs(int32[4,24])' in message
+    assert 'Last call in common: logprobs(int32[4,24])' in message
+
+
+# Parameters of which a process holds a part, read whole by each for itself.
+SPLIT = r'''
+axes = transformer.logical_axes(learner_test.CONFIG)
+
+def check(seen, whole):
+  for leaf in jax.tree.leaves(seen):
+    assert leaf.is_fully_addressable
+    assert leaf.devices() == set(jax.local_devices())
+  jax.tree.map(np.testing.assert_array_equal, seen, whole)
+
+def parts_of(params):
+  """The shape of a device's part of the embedding, and where it lies."""
+  shards = params['embed']['embedding'].addressable_shards
+  return shards[0].data.shape, [x.data.unsafe_buffer_pointer() for x in shards]
+
+for sizes in (dict(data=2, fsdp=2), dict(data=1, fsdp=2, tensor=2),
+              dict(data=1, fsdp=4)):
+  mesh = meshes.make(**sizes)
+  assert set(meshes.local(mesh).devices.flat) == set(jax.local_devices())
+  learner = learner_test.make(mesh)
+  state = learner.init(params)
+  view = meshes.local_view(mesh, axes)
+  seen = view(state['params'])
+  check(seen, params)
+  (held, at), (read, there) = parts_of(state['params']), parts_of(seen)
+  out(str([*mesh.shape.values()]), [held, read, at == there])
+
+# The last of these learns, too.
+state, _ = learner.update(state, batch)
+seen = view(state['params'])
+check(seen, multihost_utils.process_allgather(state['params'], tiled=True))
+mine = meshes.make(data=1, devices=jax.local_devices()[:1])
+alone = learner_test.make(mine)
+state, _ = alone.update(alone.init(params), batch)
+jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6),
+             jax.device_get(seen), jax.device_get(state['params']))
+'''
+
+
+def test_a_process_reads_parameters_that_are_split_between_processes():
+  assert printed(SPLIT) == {  # an embedding of [96, 32]: held, read, in place?
+      '[2, 2, 1]': [[[96, 16], [96, 16], True]] * 2,  # split within alone
+      '[1, 2, 2]': [[[48, 16], [48, 32], False]] * 2,  # within, and between
+      '[1, 4, 1]': [[[96, 8], [96, 32], False]] * 2}  # both by the same axis
