@@ -366,9 +366,22 @@ def test_splash_is_the_reference(length, window, packed, block):
 
 
 @pytest.mark.slow
-def test_splash_passes_its_own_test():
+def test_splash_passes_its_own_test(monkeypatch):
+  seen, differences = [], attention.differences
+
+  def noted(shape, dtype, packed, **options):
+    found = differences(shape, dtype, packed, **options)
+    seen.append((shape[1], options['sliding_window'], packed, found))
+    return found
+
+  monkeypatch.setattr(attention, 'differences', noted)
   attention.self_test('splash', **MODEL, sliding_window=30, interpret=True,
                       lengths=(40, 200))
+  assert [case[:3] for case in seen] == [
+      (40, None, False), (200, None, False), (200, None, True),
+      (200, 24, False), (200, 24, True)]
+  limit = attention._TOLERANCE[jnp.dtype(MODEL['dtype']).name]
+  assert max(max(found.values()) for *_, found in seen) <= limit
 
 
 @pytest.mark.slow

@@ -173,9 +173,7 @@ def init(config: EncoderConfig, key: Array) -> Params:
 
 def logical_axes(config: EncoderConfig) -> Params:
   """A tree like `init`'s whose leaves are tuples of logical axis names."""
-  boxes = jax.eval_shape(lambda key: _boxed(config, key), jax.random.key(0))
-  return jax.tree.map(lambda box: tuple(box.names), boxes,
-                      is_leaf=lambda x: isinstance(x, nn.Partitioned))
+  return transformer.axes_of(lambda key: _boxed(config, key))
 
 
 def _boxed(config: EncoderConfig, key: Array) -> Params:

@@ -276,7 +276,12 @@ def init(config: TransformerConfig, key: Array) -> Params:
 
 def logical_axes(config: TransformerConfig) -> Params:
   """A tree like `init`'s whose leaves are tuples of logical axis names."""
-  boxes = jax.eval_shape(lambda key: _boxed(config, key), jax.random.key(0))
+  return axes_of(lambda key: _boxed(config, key))
+
+
+def axes_of(boxed: Callable[[Array], Params]) -> Params:
+  """The logical axes on the boxes that a function of a key would make."""
+  boxes = jax.eval_shape(boxed, jax.random.key(0))
   return jax.tree.map(lambda box: tuple(box.names), boxes,
                       is_leaf=lambda x: isinstance(x, nn.Partitioned))
 

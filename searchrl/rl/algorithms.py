@@ -30,7 +30,7 @@ import math
 
 import jax.numpy as jnp
 
-from searchrl.rl import advantages, diagnostics, losses, masked
+from searchrl.rl import advantages, checks, diagnostics, losses, masked
 from searchrl.rl.advantages import Estimate
 # What recipes are made of is public here too: yours are made of the same.
 from searchrl.rl.contract import (
@@ -68,8 +68,8 @@ def ppo(
   Source: Schulman et al. 2017, arXiv:1707.06347; hyper-parameters as Search-R1
     (arXiv:2503.09516) uses it.
   """
-  _check_fractions(discount=discount, gae_lambda=gae_lambda)
-  losses.check_at_least_0(kl_coef=kl_coef, value_clip=value_clip or 0)
+  checks.fractions(discount=discount, gae_lambda=gae_lambda)
+  checks.at_least_0(kl_coef=kl_coef, value_clip=value_clip or 0)
   policy_objective = objective(
       clipped_token_ratio(clip_low, clip_high, dual_clip, aggregation, length),
       kl_estimator=kl_estimator, entropy_coef=entropy_coef,
@@ -165,7 +165,7 @@ def dapo(
 
   Source: Yu et al. 2025, DAPO, arXiv:2503.14476.
   """
-  losses.check_overlong(max_length, buffer)
+  checks.overlong(max_length, buffer)
 
   def relative(batch):
     penalty = losses.overlong_penalty(
@@ -198,7 +198,7 @@ def gspo(
     arXiv:2507.18071, eq. 5; clip ranges of its section 5.1.
   """
   _check_sequence_level('gspo', aggregation)
-  losses.check_clip(clip_low, clip_high, dual_clip)
+  checks.clip(clip_low, clip_high, dual_clip)
   clip = dict(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
   def policy_loss(logprobs, old, advs, mask):
@@ -258,9 +258,7 @@ def gmpo(
     arXiv:2507.20673, eq. 4; clip range of its section 4.
   """
   _check_sequence_level('gmpo', aggregation)
-  if clip_low < 0 or clip_high < 0:
-    raise ValueError('clip_low and clip_high must be 0 nats or more, but are '
-                     f'{clip_low} and {clip_high}.')
+  checks.log_clip(clip_low, clip_high)
   as_ratios = dict(clip_low=-math.expm1(-clip_low),
                    clip_high=math.expm1(clip_high))
 
@@ -294,7 +292,7 @@ def rloo(
   Source: Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740, section 2.2.
   """
   _check_whole_rows('rloo', aggregation)
-  losses.check_at_least_0(kl_coef=kl_coef)
+  checks.at_least_0(kl_coef=kl_coef)
 
   def left_out(batch):
     mask = trained_tokens(batch)
@@ -356,8 +354,8 @@ def reinforce_plus_plus(
 
   Source: Hu et al. 2025, REINFORCE++, arXiv:2501.03262.
   """
-  _check_fractions(discount=discount)
-  losses.check_at_least_0(kl_coef=kl_coef)
+  checks.fractions(discount=discount)
+  checks.at_least_0(kl_coef=kl_coef)
   in_loss = kl_coef if group_baseline else 0.0
   estimator = kl_estimator or ('k2' if group_baseline else 'k1')
 
@@ -399,7 +397,7 @@ def hrpo(
   Source: Dr. Zero, arXiv:2601.07055, eq. 2 and 3; strictly on-policy.
   """
   _check_whole_rows('hrpo', aggregation)
-  losses.check_at_least_0(delta=delta)
+  checks.at_least_0(delta=delta)
   return Algorithm(
       lambda batch: advantages.hop_group_relative(
           batch.rewards, batch.group_ids, batch.in_baseline, delta=delta),
@@ -411,12 +409,6 @@ def hrpo(
 
 def _needs(kl_coef):
   return frozenset({'ref_logprobs'} if kl_coef else ())
-
-
-def _check_fractions(**values):
-  for field, value in values.items():
-    if not 0 <= value <= 1:
-      raise ValueError(f'{field} must lie in [0, 1], but is {value}.')
 
 
 def _check_sequence_level(recipe, aggregation):

@@ -91,7 +91,7 @@ class Algorithm:
   the global denominators before it runs the first micro-batch.
   """
 
-  # The whole global batch -> arrays (a pytree) whose first axis is B; under jit.
+  # The global batch -> arrays (a pytree) whose first axis is B; under jit.
   advantages: Callable[[Batch], Any]
   # Policy, (micro-)batch, its advantages -> terms and metrics; under jit.
   loss: Callable[[PolicyOutput, Batch, Any], tuple[Terms, Metrics]]

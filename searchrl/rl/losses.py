@@ -5,8 +5,8 @@
 Entry t of a row speaks of its token t. The mask is True where the policy
 sampled the token: retrieved passages lie outside of it and may hold anything.
 One surrogate serves two ratios: PPO and GRPO clip a ratio for each token, GSPO
-and DSPO one for each sequence. In this order: ratios, policy losses, what else
-is minimised, weights and penalties, aggregation.
+and DSPO one for each sequence. In this order: policy losses, what else is
+minimised, a penalty, aggregation; the ratios themselves are in `ratios`.
 """
 
 from __future__ import annotations
@@ -15,89 +15,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from searchrl.rl import checks
 from searchrl.rl import masked
 from searchrl.rl.masked import Mean
+# Public here, too: a loss is made of a ratio.
+from searchrl.rl.ratios import (
+    log_ratio, masked_weights, sequence_ratio, token_ratio, truncated_weights)
 
 AGGREGATIONS = (
     'token_mean', 'sequence_mean', 'sequence_sum', 'sequence_sum_norm')
 KL_ESTIMATORS = ('k1', 'abs', 'k2', 'k3')
-
-
-def log_ratio(
-    logprobs: Float[Array, 'B T'],
-    old_logprobs: Float[Array, 'B T'],
-    loss_mask: Bool[Array, 'B T'],
-) -> Float[Array, 'B T']:
-  """d = log pi - log pi_old of each token, in nats; 0 outside the mask.
-
-  Args:
-    logprobs: log pi of each token, in nats; the only differentiated input.
-    old_logprobs: log pi_old of each token, in nats.
-    loss_mask: True where the policy sampled the token.
-
-  Returns:
-    d, in nats.
-
-  Raises:
-    ValueError: the shapes differ.
-  """
-  masked.check_shapes(
-      logprobs=logprobs, old_logprobs=old_logprobs, loss_mask=loss_mask)
-  old = jax.lax.stop_gradient(jnp.where(loss_mask, old_logprobs, 0))
-  return jnp.where(loss_mask, logprobs, 0) - old
-
-
-def token_ratio(
-    logprobs: Float[Array, 'B T'],
-    old_logprobs: Float[Array, 'B T'],
-    loss_mask: Bool[Array, 'B T'],
-) -> Float[Array, 'B T']:
-  """rho_t = exp(clip(d_t, -20, 20)); 1 outside the mask.
-
-  Args:
-    logprobs: log pi of each token, in nats; the only differentiated input.
-    old_logprobs: log pi_old of each token, in nats.
-    loss_mask: True where the policy sampled the token.
-
-  Returns:
-    One ratio a token, unitless.
-
-  Raises:
-    ValueError: the shapes differ.
-
-  Source: Schulman et al. 2017, Proximal Policy Optimization,
-    arXiv:1707.06347, section 3. The guard at 20 nats only keeps it finite.
-  """
-  gaps = log_ratio(logprobs, old_logprobs, loss_mask)
-  return jnp.exp(jnp.clip(gaps, -20, 20))
-
-
-def sequence_ratio(
-    logprobs: Float[Array, 'B T'],
-    old_logprobs: Float[Array, 'B T'],
-    loss_mask: Bool[Array, 'B T'],
-) -> Float[Array, 'B']:
-  """s = exp(sum_t m_t d_t / sum_t m_t): the geometric mean of token ratios.
-
-  Retrieved tokens neither move s nor count in the length that divides it. A
-  row without sampled tokens has s = 1 and no gradient.
-
-  Args:
-    logprobs: log pi of each token, in nats; the only differentiated input.
-    old_logprobs: log pi_old of each token, in nats.
-    loss_mask: True where the policy sampled the token.
-
-  Returns:
-    One ratio a row, unitless.
-
-  Raises:
-    ValueError: the shapes differ.
-
-  Source: Zheng et al. 2025, Group Sequence Policy Optimization,
-    arXiv:2507.18071, eq. 7. The guard at 20 nats only keeps it finite.
-  """
-  gaps = log_ratio(logprobs, old_logprobs, loss_mask)
-  return jnp.exp(jnp.clip(masked.row_mean(gaps, loss_mask), -20, 20))
 
 
 def clipped_surrogate(
@@ -130,7 +57,7 @@ def clipped_surrogate(
     arXiv:1707.06347, eq. 7. Two ranges: DAPO, arXiv:2503.14476, eq. 10. Dual
     clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
   """
-  check_clip(clip_low, clip_high, dual_clip)
+  checks.clip(clip_low, clip_high, dual_clip)
   masked.check_shapes(ratio=ratio, advantages=advantages)
   advantages = jax.lax.stop_gradient(advantages)
   clipped = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
@@ -257,10 +184,7 @@ def geometric_mean_loss(
   Source: Zhao et al. 2025, Geometric-Mean Policy Optimization,
     arXiv:2507.20673, eq. 4.
   """
-  if clip_low < 0 or clip_high < 0:
-    raise ValueError(
-        'clip_low and clip_high must be 0 nats or more, but are '
-        f'{clip_low} and {clip_high}. Give distances below and above 0.')
+  checks.log_clip(clip_low, clip_high)
   advantages = spread_over(loss_mask.any(-1), advantages)
   gaps = log_ratio(logprobs, old_logprobs, loss_mask)
   clipped = jnp.where(advantages[:, None] > 0, jnp.minimum(gaps, clip_high),
@@ -395,7 +319,7 @@ def kl(
   Source: Schulman 2020, Approximating KL Divergence,
     http://joschu.net/blog/kl-approx.html.
   """
-  check_choice('estimator', estimator, KL_ESTIMATORS)
+  checks.choice('estimator', estimator, KL_ESTIMATORS)
   masked.check_shapes(
       logprobs=logprobs, ref_logprobs=ref_logprobs, loss_mask=loss_mask)
   x = -log_ratio(logprobs, ref_logprobs, loss_mask)
@@ -408,78 +332,6 @@ def kl(
       return jnp.square(x) / 2
     case 'k3':
       return jnp.expm1(x) - x
-
-
-def truncated_weights(
-    old_logprobs: Float[Array, 'B T'],
-    behavior_logprobs: Float[Array, 'B T'],
-    loss_mask: Bool[Array, 'B T'],
-    *,
-    high: float = 2.0,
-    level: str = 'token',
-) -> Float[Array, 'B T']:
-  """TIS: min(w, high), w = pi_old / pi_behavior, the learner's over the sampler's.
-
-  Two implementations of one policy disagree a little; these weights, on the
-  advantages, make a loss unbiased again, but for the truncation.
-
-  Args:
-    old_logprobs: of the learner, in nats, before its first update.
-    behavior_logprobs: of the sampler, in nats, as it drew the token.
-    loss_mask: True where the policy sampled the token.
-    high: the largest weight.
-    level: 'token', w_t = exp(o_t - b_t); or 'sequence', where every token of a
-      row has w = exp(sum_t o_t - b_t).
-
-  Returns:
-    One weight a token, unitless, constant; 1 outside the mask.
-
-  Raises:
-    ValueError: the shapes differ, or the level is unknown.
-
-  Source: Yao et al. 2025, Your Efficient RL Framework Secretly Brings You
-    Off-Policy RL Training, https://fengyao.notion.site/off-policy-rl.
-  """
-  weights = _mismatch_weights(old_logprobs, behavior_logprobs, loss_mask, level)
-  return jnp.minimum(weights, high)
-
-
-def masked_weights(
-    old_logprobs: Float[Array, 'B T'],
-    behavior_logprobs: Float[Array, 'B T'],
-    loss_mask: Bool[Array, 'B T'],
-    *,
-    low: float = 0.5,
-    high: float = 5.0,
-    level: str = 'token',
-) -> Float[Array, 'B T']:
-  """IcePop: w where low <= w <= high, else 0; w = pi_old / pi_behavior.
-
-  A token, or a row, on which sampler and learner disagree beyond the interval
-  is not trained on, but stays in every denominator.
-
-  Args:
-    old_logprobs: of the learner, in nats, before its first update.
-    behavior_logprobs: of the sampler, in nats, as it drew the token.
-    loss_mask: True where the policy sampled the token.
-    low: the smallest weight that is kept.
-    high: the largest.
-    level: as in `truncated_weights`.
-
-  Returns:
-    One weight a token, unitless, constant; 1 outside the mask.
-
-  Raises:
-    ValueError: the shapes differ, the level is unknown, or the interval empty.
-
-  Source: Ling Team 2025, Every Step Evolves, arXiv:2510.18855, IcePop.
-  """
-  if not 0 <= low < high:
-    raise ValueError(
-        f'low and high must satisfy 0 <= low < high, but are {low} and {high}.')
-  weights = _mismatch_weights(old_logprobs, behavior_logprobs, loss_mask, level)
-  kept = (weights >= low) & (weights <= high)
-  return jnp.where(kept | ~loss_mask, weights, 0)
 
 
 def overlong_penalty(
@@ -503,7 +355,7 @@ def overlong_penalty(
 
   Source: Yu et al. 2025, DAPO, arXiv:2503.14476, eq. 13.
   """
-  check_overlong(max_length, buffer)
+  checks.overlong(max_length, buffer)
   return jnp.clip((max_length - buffer - lengths) / buffer, -1, 0)
 
 
@@ -540,7 +392,7 @@ def aggregate(
   Source: token_mean: DAPO, arXiv:2503.14476, eq. 12; sequence_mean: GRPO,
     arXiv:2402.03300, eq. 3; sequence_sum_norm: Dr. GRPO, arXiv:2503.20783.
   """
-  check_choice('how', how, AGGREGATIONS)
+  checks.choice('how', how, AGGREGATIONS)
   if how == 'token_mean':
     return Mean.of(per_token, loss_mask)
   if how == 'sequence_mean':
@@ -550,57 +402,6 @@ def aggregate(
   if how == 'sequence_sum_norm':
     per_row = per_row / (per_token.shape[1] if length is None else length)
   return Mean.of(per_row, loss_mask.any(-1))
-
-
-def check_at_least_0(**values: float) -> None:
-  """Refuses negative values.
-
-  Raises:
-    ValueError: naming the field.
-  """
-  for field, value in values.items():
-    if not value >= 0:
-      raise ValueError(f'{field} must be 0 or more, but is {value}.')
-
-
-def check_choice(field: str, found: str, choices: tuple[str, ...]) -> None:
-  """Refuses a name that is not one of `choices`.
-
-  Raises:
-    ValueError: naming the field and the choices.
-  """
-  if found not in choices:
-    raise ValueError(
-        f'{field} must be one of {", ".join(choices)}, but is {found!r}.')
-
-
-def check_overlong(max_length: int, buffer: int) -> None:
-  """Refuses a penalty that begins before the first token, or never.
-
-  Raises:
-    ValueError: naming the rule and what was found.
-  """
-  if not 0 < buffer <= max_length:
-    raise ValueError(
-        f'buffer must lie in (0, max_length], (0, {max_length}], but is '
-        f'{buffer}. Give the tokens over which the penalty grows.')
-
-
-def check_clip(
-    clip_low: float, clip_high: float, dual_clip: float | None = None) -> None:
-  """Refuses a range that leaves the ratio 1 outside.
-
-  Raises:
-    ValueError: naming the rule and what was found.
-  """
-  if not (0 <= clip_low <= 1 and clip_high >= 0):
-    raise ValueError(
-        'clip_low must lie in [0, 1] and clip_high be 0 or more, but they are '
-        f'{clip_low} and {clip_high}. Give distances below and above 1.')
-  if dual_clip is not None and dual_clip <= 1:
-    raise ValueError(
-        f'dual_clip must be above 1, but is {dual_clip}. 3 is usual; None is '
-        'no dual clip.')
 
 
 def spread_over(
@@ -625,18 +426,3 @@ def spread_over(
   if advantages.ndim < where.ndim:
     advantages = advantages[:, None]
   return jax.lax.stop_gradient(jnp.where(where, advantages, 0))
-
-
-def _mismatch_weights(old_logprobs, behavior_logprobs, loss_mask, level):
-  """pi_old / pi_behavior of each token, or of each token's row; constant.
-
-  The log of either is kept within 20 nats, so that it is finite.
-  """
-  check_choice('level', level, ('token', 'sequence'))
-  if level == 'token':
-    weights = token_ratio(old_logprobs, behavior_logprobs, loss_mask)
-  else:
-    gaps = log_ratio(old_logprobs, behavior_logprobs, loss_mask)
-    whole = jnp.sum(gaps, axis=-1, keepdims=True)
-    weights = jnp.where(loss_mask, jnp.exp(jnp.clip(whole, -20, 20)), 1)
-  return jax.lax.stop_gradient(weights)

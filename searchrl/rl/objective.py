@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Policy losses and weights in, a whole objective out: what recipes are made of.
+"""Policy losses and weights in, a whole objective out: recipes are made of it.
 
 `objective` adds to a policy loss what keeps the policy from drifting;
 `corrected` wraps a finished algorithm.
@@ -14,7 +14,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from searchrl.rl import advantages, diagnostics, losses, masked
+from searchrl.rl import advantages, checks, diagnostics, losses, masked
 from searchrl.rl.advantages import Estimate
 from searchrl.rl.contract import (
     Algorithm, denominator_logprobs, scored, trained_tokens)
@@ -33,7 +33,7 @@ def reference_kl(
     batch: Batch, kl_coef: float, estimator: str
 ) -> Float[Array, 'B T'] | None:
   """kl_coef KL(pi_old || pi_ref) of each token [B, T]; None if kl_coef is 0."""
-  losses.check_choice('kl_estimator', estimator, losses.KL_ESTIMATORS)
+  checks.choice('kl_estimator', estimator, losses.KL_ESTIMATORS)
   if not kl_coef:
     return None
   return kl_coef * losses.kl(
@@ -45,7 +45,7 @@ def clipped_token_ratio(
     clip_low: float, clip_high: float, dual_clip: float | None = None,
     aggregation: str = 'token_mean', length: int | None = None) -> Callable:
   """PPO's policy loss, for `objective`."""
-  losses.check_clip(clip_low, clip_high, dual_clip)
+  checks.clip(clip_low, clip_high, dual_clip)
   clip = dict(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
   def policy_loss(logprobs, old, advs, mask):
@@ -93,9 +93,9 @@ def objective(
   Raises:
     ValueError: an unknown name, or no length where one is needed.
   """
-  losses.check_choice('kl_estimator', kl_estimator, losses.KL_ESTIMATORS)
-  losses.check_choice('aggregation', aggregation, losses.AGGREGATIONS)
-  losses.check_at_least_0(kl_coef=kl_coef, entropy_coef=entropy_coef)
+  checks.choice('kl_estimator', kl_estimator, losses.KL_ESTIMATORS)
+  checks.choice('aggregation', aggregation, losses.AGGREGATIONS)
+  checks.at_least_0(kl_coef=kl_coef, entropy_coef=entropy_coef)
   if aggregation == 'sequence_sum_norm' and not length:
     raise ValueError(
         "length must be given for aggregation 'sequence_sum_norm', but is "
@@ -155,11 +155,9 @@ def corrected(
 
   Source: see the two functions of `losses`.
   """
-  losses.check_choice('how', how, ('truncate', 'mask'))
-  losses.check_choice('level', level, ('token', 'sequence'))
-  if not 0 <= low < high:
-    raise ValueError(
-        f'low and high must satisfy 0 <= low < high, but are {low} and {high}.')
+  checks.choice('how', how, ('truncate', 'mask'))
+  checks.choice('level', level, ('token', 'sequence'))
+  checks.interval(low, high)
   if algorithm.level == 'sequence' and level == 'token':
     raise ValueError(
         "level must be 'sequence' for an algorithm whose ratio belongs to a "
