@@ -23,6 +23,12 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       path='',  # a Hugging Face folder or hub id; '' is the shipped tiny base
       attention='auto',  # of whole rows: xla, cudnn (GPU) or splash (TPU)
       attention_block=0,  # tokens; bounds its memory; 0: the usual
+      dtype='float32',  # as it is kept: or bfloat16, like most folders' files
+      lora=dict(
+          rank=0,  # of adapters; 0 trains all parameters
+          alpha=16.0,  # adapters count alpha / rank
+          targets=('q', 'k', 'v', 'o', 'gate', 'up', 'down'),
+      ),
   )
   config.data = dict(
       train='',  # questions, jsonl; '' generates a world
@@ -81,8 +87,9 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   )
   config.learner = dict(
       minibatches=2,  # optimiser steps a batch
-      microbatch_rows=18,  # on the devices at a time; divides a mini-batch
-      lengths=(256,),  # tokens micro-batches are cut to, besides rollout.length
+      microbatch_rows=0,  # on the devices at a time; 0: 4, or data * fsdp
+      row_length=0,  # tokens a row; 0: rollout.length, which is the least
+      row_places=16,  # trajectories a row, at most
       remat='',  # recompute in the backward pass: nothing or dots are saved
       dtype='float32',  # of activations: or bfloat16, with float32 parameters
   )
@@ -113,7 +120,6 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   if size == 'smoke':  # a minute or two: does everything, learns nothing
     config.train.update(num_steps=3, checkpoint_every=1)
     config.rollout.update(questions=4, group_size=4, slots=16)
-    config.learner.update(microbatch_rows=8)
     config.evaluate.worlds.update(questions_per_hop=4)
   return config
 

@@ -9,6 +9,7 @@ import json
 import math
 import pathlib
 
+import jax
 import numpy as np
 
 from searchrl import checkpoint
@@ -20,6 +21,7 @@ from searchrl import processes
 from searchrl import workdir as workdirs
 from searchrl.agent import rewards as rewards_lib
 from searchrl.agent import rollout
+from searchrl.models import lora as loras
 from searchrl.search import engines
 from searchrl.trajectory import SearchFn, Trajectory, to_json
 
@@ -147,6 +149,24 @@ def save(folder: pathlib.Path, rows, records, tokenizer) -> None:
             'trajectory': to_json(game)}, ensure_ascii=False) + '\n')
 
 
+def _trained(run: pathlib.Path, base, shape):
+  """The policy of a run's newest checkpoint; its adapters need its base."""
+  wanted = base
+  lora = json.loads((run / 'config.json').read_text())['model']['lora'] if (
+      run / 'config.json').exists() else dict(rank=0)
+  if lora['rank']:
+    lora = loras.Lora(**lora)
+    wanted = loras.init(lora, shape, jax.random.key(0))
+  found = checkpoint.restore(
+      run / 'checkpoints', {'policy': {'params': wanted}}, partial=True)
+  if found is None:
+    raise FileNotFoundError(
+        f'evaluate.run must be the folder of a run with checkpoints, but {run} '
+        'has none.')
+  trained = found[1]['policy']['params']
+  return loras.merge(base, trained, lora) if wanted is not base else trained
+
+
 def job(config, workdir: str) -> None:
   """Evaluates a model folder or a run's newest checkpoint; prints the table."""
   path = pathlib.Path(workdir)
@@ -156,14 +176,7 @@ def job(config, workdir: str) -> None:
       slots=config.rollout.slots, length=config.rollout.length,
       budgets=rollout.Budgets(**config.rollout.budgets), mesh=mesh)
   if config.evaluate.run:
-    found = checkpoint.restore(
-        pathlib.Path(config.evaluate.run) / 'checkpoints', {'params': params},
-        partial=True)
-    if found is None:
-      raise FileNotFoundError(
-          f'evaluate.run must be the folder of a run with checkpoints, but '
-          f'{config.evaluate.run} has none.')
-    params = found[1]['params']
+    params = _trained(pathlib.Path(config.evaluate.run), params, player.shape)
   processes.on_first('workdir', lambda: workdirs.prepare(
       workdir, config, allow_changes=config.allow_changes))
   sets = datasets.shared(lambda: datasets.evaluation_sets(

@@ -2,37 +2,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """A batch of trajectories in, an updated policy out: score, then update.
 
-State is a plain dict {'params', 'opt_state', 'updates'}, and under 'critic'
-another such where the algorithm needs values; sharded over a mesh and donated
-to each update. A batch stays on the host and goes to the devices
-micro-batch by micro-batch, rows of like length together and cut to the shortest
-of a few lengths: few shapes, little padding. Every mean of the loss is divided
-by its count over the whole mini-batch, so the split into micro-batches changes
-nothing but rounding.
+State is a plain dict of networks, 'policy' and, where the algorithm needs
+values, 'critic'; each is {'params', 'opt_state', 'updates'}, sharded over a
+mesh and donated to each update. On the host a batch is laid end to end into
+rows, so that hardly any padding is computed, and cut into micro-batches of
+equal shape; `programs` runs them in one compiled loop.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import contextlib
 import dataclasses
-import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 import numpy as np
 import optax
 
 from searchrl import mesh as meshes
-from searchrl.models import attention
+from searchrl import packing
+from searchrl import programs as programs_lib
 from searchrl.models import critic
-from searchrl.models import policy
+from searchrl.models import lora as loras
 from searchrl.models import transformer
+from searchrl.programs import Rows, State
 from searchrl.rl import algorithms
 from searchrl.rl import diagnostics
 from searchrl.trajectory import Batch
 
-State = dict[str, Any]
+_ROWS = 4  # fewer keep a device waiting, more are fuller of filling
 Timer = Callable[[str], contextlib.AbstractContextManager]
 
 
@@ -45,154 +43,183 @@ def _untimed(name: str) -> contextlib.AbstractContextManager:
 class Learner:
   """How a policy is trained; see `make`."""
 
-  shape: transformer.TransformerConfig
-  algorithm: algorithms.Algorithm
-  optimizer: optax.GradientTransformation
-  critic_optimizer: optax.GradientTransformation | None
+  programs: programs_lib.Programs
   critic_warmup: int  # updates of the critic before the policy's first
-  mesh: Mesh
   minibatches: int  # optimiser steps a batch
   microbatch_rows: int  # rows on the devices at one time
-  lengths: tuple[int, ...]  # T of a micro-batch, ascending
-  programs: dict[str, Any]  # jitted; see `_programs`
+  row_length: int  # tokens a row
+  row_places: int  # documents a row, at most
+  seed: int  # of adapters
   guard: Callable[..., None]  # told of every program before it is dispatched
 
   @property
-  def has_critic(self) -> bool:
-    """Whether the algorithm needs values."""
-    return 'values' in self.algorithm.needs
+  def needs_base(self) -> bool:
+    """Whether the policy that training starts from is asked for later."""
+    return (self.programs.lora is not None
+            or 'ref_logprobs' in self.programs.algorithm.needs)
 
   def init(self, params: transformer.Params) -> State:
-    """The state before the first update, on the mesh; a critic's, too."""
-    state = self._init(
-        params, transformer.logical_axes(self.shape), self.optimizer)
-    if self.has_critic:
-      state['critic'] = self._init(
-          critic.init(params), critic.logical_axes(self.shape),
-          self.critic_optimizer)
-    return state
+    """The state before the first update, on the mesh.
+
+    Args:
+      params: of the policy that training starts from; kept as they are.
+
+    Raises:
+      ValueError: an array does not split evenly over the mesh.
+    """
+    run, shape = self.programs, self.programs.shape
+    started = {'policy': params}
+    if run.lora:
+      started['policy'] = loras.init(
+          run.lora, shape, jax.random.key(self.seed))
+    if 'critic' in run.axes:
+      started['critic'] = critic.init(params)
+    return {network: self._on_mesh(network, its)
+            for network, its in started.items()}
+
+  def policy(self, state: State, base: transformer.Params
+            ) -> transformer.Params:
+    """Params of the whole policy, as an engine or an export takes them.
+
+    Args:
+      state: of the policy.
+      base: what `init` was given.
+    """
+    if self.programs.lora is None:
+      return state['policy']['params']
+    return loras.merge(base, state['policy']['params'], self.programs.lora)
 
   def score(self, state: State, batch: Batch,
-            ref_params: transformer.Params | None = None,
+            base: transformer.Params | None = None,
             timer: Timer = _untimed) -> Batch:
     """The batch with what the algorithm needs, as numpy arrays.
 
     Args:
       state: the policy before its first update on this batch.
       batch: from `trajectory.pack`.
-      ref_params: the reference policy, where the algorithm needs it.
+      base: the reference policy, where the algorithm needs it; also what
+        adapters adapt.
       timer: of 'old_log_prob', 'ref' and 'values'.
 
     Returns:
       The batch with `old_logprobs`, and `ref_logprobs` and `values` if needed.
     """
+    needs = self.programs.algorithm.needs
+    packed = self._packed(batch)
     added = {}
     with timer('old_log_prob'):
-      added['old_logprobs'] = self._rowwise('logprobs', state['params'], batch)
-    if 'ref_logprobs' in self.algorithm.needs:
+      added['old_logprobs'] = self._rowwise(
+          'logprobs', packed, state['policy']['params'], self._frozen(base))
+    if 'ref_logprobs' in needs:
       with timer('ref'):
-        added['ref_logprobs'] = self._rowwise('logprobs', ref_params, batch)
-    if self.has_critic:
+        added['ref_logprobs'] = self._rowwise('logprobs', packed, base)
+    if 'values' in needs:
       with timer('values'):
         added['values'] = self._rowwise(
-            'values', state['critic']['params'], batch)
+            'values', packed, state['critic']['params'])
     return dataclasses.replace(batch, **added)
 
-  def update(self, state: State, batch: Batch, timer: Timer = _untimed
+  def update(self, state: State, batch: Batch,
+             base: transformer.Params | None = None, timer: Timer = _untimed
             ) -> tuple[State, dict[str, float]]:
     """Every optimiser step that the batch is worth.
 
     Args:
       state: donated.
-      batch: scored; its rows are a multiple of minibatches *
-        microbatch_rows.
+      batch: scored.
+      base: what adapters adapt; else not used.
       timer: of 'adv' and 'update_actor', the critic's update included.
 
     Returns:
       The new state, and metrics averaged over the optimiser steps.
     """
     with timer('adv'):
-      advantages = jax.device_get(self.programs['advantages'](batch))
+      advantages = jax.device_get(self.programs.advantages(batch))
     per_step = []
     with timer('update_actor'):
       for rows in np.split(np.arange(len(batch.rewards)), self.minibatches):
         part = _take((batch, advantages), rows)
         if part[0].loss_mask.any():  # else filler only: nothing to learn
-          state, values = self._step(state, *part)
+          state, values = self._step(state, base, *part)
           per_step.append(values)
     names = dict.fromkeys(name for values in per_step for name in values)
     metrics = {n: float(np.mean([v[n] for v in per_step if n in v]))
                for n in names}
     return state, metrics | diagnostics.describe(batch, advantages)
 
-  def _init(self, params, axes, optimizer) -> State:
+  def _step(self, state, base, batch, advantages):
+    """One optimiser step on a mini-batch."""
+    packed = self._packed(batch, advantages)
+    fitted = state.get('critic')
+    train_policy = not fitted or int(fitted['updates']) >= self.critic_warmup
+    self.guard('update', int(packed.count), train_policy,
+               packed.rows.batch.tokens)
+    state, values = self.programs.update(
+        train_policy, state, self._frozen(base), self._put(packed.rows),
+        packed.count)
+    values = {name: float(x) for name, x in jax.device_get(values).items()}
+    values['perf/useful_tokens'] = packed.useful
+    return state, values
+
+  def _frozen(self, base):
+    return base if self.programs.lora else None
+
+  def _on_mesh(self, network: str, params) -> State:
+    """A network's state; parameters are float32, whatever they were."""
+    mesh, axes = self.programs.mesh, self.programs.axes[network]
     jax.tree.map(
         lambda leaf, names: meshes.check_divisible(
-            self.mesh, leaf.shape, names, 'a parameter'), params, axes)
+            mesh, leaf.shape, names, 'a parameter'), params, axes)
     # A copy: the state is donated, and the caller keeps what it gave.
     params = jax.tree.map(
         lambda leaf, names: meshes.copied(
-            leaf, meshes.sharding(self.mesh, names)), params, axes)
-    # Moments are born beside their parameters, everything else replicated.
-    replicated = meshes.sharding(self.mesh, ())
-    opt_state = jax.tree.map(
-        lambda leaf: leaf if leaf.ndim else meshes.copied(leaf, replicated),
-        optimizer.init(params))
-    return {'params': params, 'opt_state': opt_state,
-            'updates': meshes.place(np.int32(0), replicated)}
+            leaf, meshes.sharding(mesh, names), np.float32), params, axes)
+    return self.programs.init(network, params)
 
-  def _step(self, state, batch, advantages) -> tuple[State, dict[str, float]]:
-    """One optimiser step on a mini-batch."""
-    params = {'policy': state['params']}
-    if self.has_critic:
-      params['critic'] = state['critic']['params']
-    counts = jax.device_get(self.programs['counts'](batch, advantages))
-    grads, sums = self.programs['zeros'](params), None
-    for micro, _ in self._microbatches(batch, advantages):
-      self.guard('accumulate', micro)
-      grads, seen = self.programs['accumulate'](
-          params, grads, counts, *self._put(micro))
-      seen = jax.device_get(seen)
-      sums = seen if sums is None else jax.tree.map(np.add, sums, seen)
-    values = {name: float(mean.value) for name, mean in sums.items()}
-    del params  # the states are donated
-    fitted = state.get('critic')
-    state = {key: state[key] for key in ('params', 'opt_state', 'updates')}
-    if not fitted or int(fitted['updates']) >= self.critic_warmup:
-      self.guard('apply')
-      state, norm = self.programs['apply'](state, grads['policy'])
-      values['actor/grad_norm'] = float(norm)
-    if fitted:
-      self.guard('apply_critic')
-      fitted, norm = self.programs['apply_critic'](fitted, grads['critic'])
-      values['critic/grad_norm'] = float(norm)
-      state = {**state, 'critic': fitted}
-    return state, values
+  def _packed(self, batch: Batch, advantages: Any = None) -> '_Packed':
+    """A batch as stacked micro-batches; B alone decides their shape."""
+    lengths = np.asarray(batch.lengths)
+    rows = packing.first_fit(lengths, self.row_length, self.row_places)
+    size = self.microbatch_rows
+    stacked = -(-len(lengths) // size)
+    where = packing.layout(
+        rows, lengths, count=stacked * size, length=self.row_length,
+        places=self.row_places)
+    flat = Rows(where, *packing.lay((batch, advantages), rows, where))
+    count = -(-len(rows) // size)
+    return _Packed(
+        shape=batch.tokens.shape, rows=jax.tree.map(
+            lambda x: x.reshape(stacked, size, *x.shape[1:]), flat),
+        count=np.int32(count), documents=rows, where=where,
+        useful=float(lengths.sum() / max(count * size * self.row_length, 1)))
 
-  def _rowwise(self, program: str, params, batch: Batch) -> np.ndarray:
-    """What a program says of every token of every row."""
-    result = np.zeros(batch.tokens.shape, np.float32)
-    for (micro, _), rows in self._microbatches(batch):
-      self.guard(program, micro.tokens)
-      said = self.programs[program](params, self._put(micro.tokens))
-      result[rows, :micro.tokens.shape[1]] = jax.device_get(said)
+  def _rowwise(self, program: str, packed: '_Packed', params, frozen=None
+              ) -> np.ndarray:
+    """What a program says of every token of a batch, [B T]."""
+    rows = packed.rows
+    self.guard(program, int(packed.count), rows.batch.tokens)
+    said = getattr(self.programs, program)(
+        params, frozen, *self._put((rows.where, rows.batch.tokens)),
+        packed.count)
+    said = jax.device_get(said).reshape(packed.where.positions.shape)
+    result = np.zeros(packed.shape, np.float32)
+    packing.unlay(said, packed.documents, packed.where, result)
     return result
 
-  def _microbatches(self, batch: Batch, advantages: Any = None):
-    """((micro-batch, its advantages), its rows), by length; no empty ones."""
-    lengths = np.asarray(batch.lengths)
-    order = np.argsort(-lengths, kind='stable')
-    for start in range(0, len(order), self.microbatch_rows):
-      rows = order[start:start + self.microbatch_rows]
-      if not lengths[rows[0]]:
-        return
-      width = next(n for n in self.lengths if n >= lengths[rows[0]])
-      yield jax.tree.map(
-          lambda x: x[:, :width] if x.ndim == 2 else x,
-          _take((batch, advantages), rows)), rows
-
   def _put(self, tree):
-    return meshes.shard_batch(self.mesh, tree)
+    return meshes.shard_batch(self.programs.mesh, tree, axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Packed:
+  """A batch laid into micro-batches."""
+
+  shape: tuple[int, int]  # B, T
+  rows: Rows  # [M R ...]
+  count: np.int32  # of the M, those that hold anything
+  documents: list[list[int]]  # the batch's rows that lie in each row
+  where: packing.Layout  # [M * R ...]
+  useful: float  # tokens of documents over tokens computed
 
 
 def make(
@@ -202,16 +229,18 @@ def make(
     mesh: Mesh,
     *,
     rows: int,
-    lengths: Sequence[int],
+    length: int,
     minibatches: int = 1,
     microbatch_rows: int | None = None,
+    row_length: int | None = None,
+    row_places: int = 16,
     temperature: float = 1.0,
-    remat: bool | str = False,
-    dtype: str = 'float32',
-    attend: Callable[..., Any] = attention.causal,
+    lora: loras.Lora | None = None,
+    seed: int = 0,
     critic_optimizer: optax.GradientTransformation | None = None,
     critic_warmup: int = 0,
     guard: Callable[..., None] = lambda *facts: None,
+    **forward: Any,
 ) -> Learner:
   """Compiles nothing yet; checks that the shapes fit each other.
 
@@ -221,28 +250,38 @@ def make(
     optimizer: how.
     mesh: where.
     rows: B of every batch.
-    lengths: T that micro-batches are cut to; the longest is that of a batch.
-    minibatches: optimiser steps a batch, over consecutive rows.
-    microbatch_rows: default a whole mini-batch.
+    length: T of every batch.
+    minibatches: optimiser steps a batch, over consecutive rows of it.
+    microbatch_rows: packed rows on the devices at one time; default: 4, or
+      the next multiple of the mesh's data * fsdp.
+    row_length: tokens of a packed row; default: T.
+    row_places: trajectories a packed row holds at most.
     temperature: of sampling; log-probs are taken at it.
-    remat: what the backward pass recomputes; see `transformer.forward`.
-    dtype: of activations; parameters, gradients and moments stay float32.
-    attend: see `transformer.forward`.
+    lora: trains adapters of a frozen policy instead of all its parameters. A
+      critic is trained whole all the same.
+    seed: of the adapters' first values.
     critic_optimizer: for an algorithm that needs values.
     critic_warmup: updates that the critic makes before the policy's first.
     guard: called before each dispatch with the program's name and what it is
       compiled for; see `processes.Guard`.
+    **forward: fields of `programs.Forward`: remat, dtype, attend.
 
   Raises:
-    ValueError: numbers that do not divide, a second optimiser step on a batch
+    ValueError: numbers that do not fit, a second optimiser step on a batch
       that is good for one, or no optimiser for a critic.
   """
-  microbatch_rows = microbatch_rows or rows // minibatches
-  if rows % (minibatches * microbatch_rows):
+  if minibatches < 1 or rows % minibatches:
     raise ValueError(
-        f'learner.minibatches * learner.microbatch_rows must divide the rows '
-        f'of a batch, {rows}, but they are {minibatches} * {microbatch_rows}. '
-        'Choose divisors.')
+        'learner.minibatches must divide the rows of a batch, '
+        f'{rows}, but is {minibatches}.')
+  ways = mesh.shape['data'] * mesh.shape['fsdp']
+  microbatch_rows = microbatch_rows or -(-_ROWS // ways) * ways
+  row_length = row_length or length
+  if row_length < length or not 0 < row_places < row_length:
+    raise ValueError(
+        f'learner.row_length must be at least rollout.length, {length}, and '
+        'more than learner.row_places, which must be at least 1, but they are '
+        f'{row_length} and {row_places}.')
   if algorithm.one_update and minibatches > 1:
     raise ValueError(
         'learner.minibatches must be 1 for an algorithm without a ratio, but is '
@@ -251,100 +290,17 @@ def make(
   if 'values' in algorithm.needs and critic_optimizer is None:
     raise ValueError('critic_optimizer must be given for an algorithm that '
                      'needs values, but is None.')
-  ways = mesh.shape['data'] * mesh.shape['fsdp']
   if microbatch_rows % ways:
     raise ValueError(
         f'learner.microbatch_rows must be a multiple of the mesh\'s data * '
         f'fsdp = {ways}, but is {microbatch_rows}.')
-  return Learner(
-      shape, algorithm, optimizer, critic_optimizer, critic_warmup, mesh,
-      minibatches, microbatch_rows, tuple(sorted(lengths)),
-      _programs(shape, algorithm, optimizer, critic_optimizer, mesh,
-                temperature, dict(remat=remat, dtype=dtype, attend=attend)),
-      guard)
+  programs = programs_lib.Programs(
+      shape, algorithm, optimizer, critic_optimizer, lora, mesh, length,
+      temperature, programs_lib.Forward(**forward))
+  return Learner(programs, critic_warmup, minibatches, microbatch_rows,
+                 row_length, row_places, seed, guard)
 
 
-def _programs(shape, algorithm, optimizer, critic_optimizer, mesh, temperature,
-              forward) -> dict[str, Any]:
-  """Everything that runs on the devices, jitted."""
-  everywhere = meshes.sharding(mesh, ())
-  sharded = {'policy': meshes.shardings(mesh, transformer.logical_axes(shape))}
-  if 'values' in algorithm.needs:
-    sharded['critic'] = meshes.shardings(mesh, critic.logical_axes(shape))
-  logprobs_of = functools.partial(
-      policy.token_logprobs, config=shape, temperature=temperature,
-      **forward)
-  values_of = functools.partial(critic.token_values, config=shape, **forward)
-
-  def counts(batch, advs):
-    """Each term's global denominator; it depends on masks alone."""
-    nothing = jnp.zeros(batch.tokens.shape)
-    blank = algorithms.PolicyOutput(nothing, entropy=nothing, values=nothing)
-    terms, _ = algorithm.loss(blank, batch, advs)
-    return {name: mean.count for name, (_, mean) in terms.items()}
-
-  # XLA adds up over CPU devices in one order within a process and in another
-  # between processes; gathered first, there is one order, and one digest.
-  ordered = mesh.devices.flat[0].platform == 'cpu' and (
-      mesh.shape['data'] == mesh.size > 1)
-
-  def accumulate(params, grads, counts, batch, advs):
-    def loss(params, batch, advs):
-      logprobs, entropy = logprobs_of(params['policy'], batch.tokens)
-      values = None
-      if 'critic' in params:
-        values = values_of(params['critic'], batch.tokens)
-      out = algorithms.PolicyOutput(logprobs, entropy, values)
-      terms, metrics = algorithm.loss(out, batch, advs)
-      return algorithms.total(terms, counts), metrics
-
-    gradient = jax.grad(loss, has_aux=True)
-    if ordered:
-      gradient = _ordered(gradient, mesh)
-    more, metrics = gradient(params, batch, advs)
-    return jax.tree.map(jnp.add, grads, more), metrics
-
-  def apply(optimizer, state, grads):
-    updates, opt_state = optimizer.update(
-        grads, state['opt_state'], state['params'])
-    return {'params': optax.apply_updates(state['params'], updates),
-            'opt_state': opt_state,
-            'updates': state['updates'] + 1}, optax.tree.norm(grads)
-
-  return dict(
-      advantages=jax.jit(lambda batch: algorithm.advantages(batch)),
-      counts=jax.jit(counts),
-      logprobs=jax.jit(lambda params, tokens: logprobs_of(params, tokens)[0],
-                       out_shardings=everywhere),
-      values=jax.jit(lambda params, tokens: values_of(params, tokens),
-                     out_shardings=everywhere),
-      zeros=jax.jit(lambda params: jax.tree.map(jnp.zeros_like, params),
-                    out_shardings=sharded),
-      accumulate=jax.jit(accumulate, donate_argnums=1,
-                         out_shardings=(sharded, everywhere)),
-      apply=jax.jit(functools.partial(apply, optimizer), donate_argnums=0),
-      apply_critic=jax.jit(
-          functools.partial(apply, critic_optimizer), donate_argnums=0))
-
-
-def _ordered(gradient: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-  """The same sums over the devices of a data-parallel mesh, in one order."""
-  def of_device(params, batch, advs):
-    return jax.tree.map(lambda x: x[None], gradient(params, batch, advs))
-
-  rows = PartitionSpec('data')
-  of_devices = jax.shard_map(
-      of_device, mesh=mesh, in_specs=(PartitionSpec(), rows, rows),
-      out_specs=rows, check_vma=False)
-
-  def summed(*args):
-    gathered = jax.lax.with_sharding_constraint(
-        of_devices(*args), meshes.sharding(mesh, ()))
-    return jax.tree.map(lambda x: jnp.sum(x, 0), gathered)
-
-  return summed
-
-
-def _take(tree: Any, rows: Sequence[int]) -> Any:
+def _take(tree: Any, rows: np.ndarray) -> Any:
   """Some rows, on the host."""
   return jax.tree.map(lambda x: np.asarray(x)[rows], tree)

@@ -105,10 +105,15 @@ def check_divisible(
           f'{names} one of {legal}.')
 
 
-def shard_batch(mesh: Mesh, tree: Any) -> Any:
-  """Puts host arrays [B, ...] onto the mesh, their rows split over 'batch'.
+def shard_batch(mesh: Mesh, tree: Any, axis: int = 0) -> Any:
+  """Puts host arrays onto the mesh, their rows split over 'batch'.
 
   Every process passes the same whole arrays and keeps its own rows.
+
+  Args:
+    mesh: made by `make`.
+    tree: of host arrays.
+    axis: which dimension is rows: 0 for [B, ...], 1 for stacked [M, B, ...].
 
   Raises:
     ValueError: if B is not a multiple of the number of batch shards.
@@ -117,14 +122,15 @@ def shard_batch(mesh: Mesh, tree: Any) -> Any:
 
   def put(path, x):
     x = np.asarray(x)
-    if x.ndim == 0 or x.shape[0] % ways:
-      rows = x.shape[0] if x.ndim else 0
+    if x.ndim <= axis or x.shape[axis] % ways:
+      rows = x.shape[axis] if x.ndim > axis else 0
       raise ValueError(
-          f'batch{jax.tree_util.keystr(path)} must have a leading dimension '
+          f'batch{jax.tree_util.keystr(path)} must have a dimension {axis} '
           f'that is a multiple of {names}={ways}, but its shape is {x.shape}. '
           f'Pad it with empty rows to {-(-max(rows, 1) // ways) * ways}.')
-    axes = ('batch',) + (None,) * (x.ndim - 1)
-    return place(x, sharding(mesh, axes))
+    axes = [None] * x.ndim
+    axes[axis] = 'batch'
+    return place(x, sharding(mesh, tuple(axes)))
 
   return jax.tree_util.tree_map_with_path(put, tree)
 
@@ -138,11 +144,21 @@ def place(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
       x.shape, sharding, lambda index: x[index])
 
 
-def copied(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-  """An array of its own with a sharding, from one on a host or on any mesh."""
-  if isinstance(x, jax.Array) and not x.is_fully_addressable:
-    return jax.jit(jnp.copy, out_shardings=sharding)(x)
-  return place(np.array(x), sharding)
+def copied(x: Any, sharding: jax.sharding.Sharding, dtype: Any = None
+          ) -> jax.Array:
+  """An array of its own with a sharding, from one on a host or on any mesh.
+
+  Args:
+    x: any array; it does not pass through the host if it lies on the
+      sharding's devices.
+    sharding: of the copy.
+    dtype: of the copy; default x's.
+  """
+  if isinstance(x, jax.Array) and (
+      x.sharding.device_set == sharding.device_set):
+    return jax.jit(lambda x: jnp.array(x, dtype, copy=True),
+                   out_shardings=sharding)(x)
+  return place(np.array(x, dtype), sharding)
 
 
 def local(mesh: Mesh) -> Mesh:

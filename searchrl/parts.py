@@ -25,6 +25,7 @@ from searchrl import workdir as workdirs
 from searchrl.agent import questions as questions_lib
 from searchrl.agent import rollout
 from searchrl.models import attention
+from searchrl.models import lora as loras
 from searchrl.rl import algorithms
 from searchrl.search import engines
 from searchrl.search import meter
@@ -63,7 +64,8 @@ def build(config, folder: pathlib.Path) -> Parts:
   player, params = players.load(
       config.model.path, dialogue=config.dialogue, seed=config.seed,
       slots=config.rollout.slots, length=config.rollout.length,
-      budgets=rollout.Budgets(**config.rollout.budgets), mesh=mesh)
+      budgets=rollout.Budgets(**config.rollout.budgets), mesh=mesh,
+      dtype=config.model.dtype)
   its_learner = learner(config, recipe, player, mesh, guard)
   reward, outcome = (
       plugins.resolve(config[field], field=field,
@@ -121,12 +123,12 @@ def learner(config, recipe, player, mesh, guard) -> learners.Learner:
   return learners.make(
       player.shape, recipe, optimizers.adamw(**config.optimizer), mesh,
       rows=config.rollout.questions * config.rollout.group_size,
-      temperature=config.rollout.temperature,
+      length=config.rollout.length, temperature=config.rollout.temperature,
+      lora=loras.Lora(**config.model.lora) if config.model.lora.rank else None,
+      seed=config.seed,
       critic_optimizer=optimizers.adamw(**config.critic.optimizer),
       critic_warmup=config.critic.warmup_updates, guard=guard,
-      attend=attend(config, player.shape, mesh),
-      **{**config.learner,
-         'lengths': (*config.learner.lengths, config.rollout.length)})
+      attend=attend(config, player.shape, mesh), **config.learner)
 
 
 def attend(config, shape, mesh) -> Callable[..., Any]:
@@ -135,7 +137,8 @@ def attend(config, shape, mesh) -> Callable[..., Any]:
       config.model.attention, platform=mesh.devices.flat[0].platform,
       dtype=config.learner.dtype, heads=shape.num_attention_heads,
       kv_heads=shape.num_key_value_heads, head_dim=shape.head_dim,
-      length=config.rollout.length, sliding_window=shape.sliding_window))
+      length=config.learner.row_length or config.rollout.length,
+      sliding_window=shape.sliding_window, packed=True))
   if name != 'xla' or note.startswith('Warning'):
     _say(note)
   return functools.partial(

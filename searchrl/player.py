@@ -120,6 +120,7 @@ def load(
     length: int,
     budgets: rollout.Budgets,
     mesh: Mesh,
+    dtype: str = 'float32',
 ) -> tuple[Player, transformer.Params]:
   """Reads a model folder, checks it, and builds what plays with it.
 
@@ -131,9 +132,10 @@ def load(
     length: tokens a conversation may have.
     budgets: limits of a conversation.
     mesh: of all processes.
+    dtype: of the params.
 
   Returns:
-    The Player, and the folder's params, float32, on the mesh.
+    The Player, and the folder's params on the mesh.
 
   Raises:
     FileNotFoundError, ValueError: the folder is not whole, its parts do not
@@ -162,7 +164,8 @@ def load(
         f'processes, but is {slots}.')
   here = meshes.local(mesh)
   params = weights.load(
-      path, shape, sharding_of=lambda axes: meshes.sharding(mesh, axes))
+      path, shape, dtype=dtype,
+      sharding_of=lambda axes: meshes.sharding(mesh, axes))
   table = stops.compile_table(
       tokenizer.token_bytes, speech.stop_strings, shape.vocab_size)
   engine = engines.Engine(

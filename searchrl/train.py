@@ -8,12 +8,14 @@ then a checkpoint. What a run is made of is built in `parts`.
 """
 
 import contextlib
+import dataclasses
 import gzip
 import json
 import pathlib
 import signal
 import sys
 import time
+
 from searchrl import checkpoint
 from searchrl import collect as collecting
 from searchrl import evaluate
@@ -48,18 +50,21 @@ def run(config, workdir: str) -> None:
          file=sys.stdout)
     return
   state, progress = restore(parts, config, folder)
+  if not parts.learner.needs_base:
+    parts = dataclasses.replace(parts, params=None)  # room on the devices
   with contextlib.closing(_writer(config, folder)) as writer:
     writer.truncate(progress.step)
     examine = _Examiner(parts, folder, writer)
+    policy = lambda: parts.learner.policy(state, parts.params)
     if progress.step == 0 and config.evaluate.initial:
-      examine('before', state['params'], 0)
+      examine('before', policy(), 0)
     state, stopped = loop(parts, config, folder, state, progress, writer)
     if stopped:
       _say(f'Stopped after step {progress.step}; everything is saved in '
            f'{folder}. Run the same command to go on.')
       return
-    examine('after', state['params'], progress.step)
-  weights.save(folder / 'model', state['params'], parts.player.shape,
+    examine('after', policy(), progress.step)
+  weights.save(folder / 'model', policy(), parts.player.shape,
                tokenizer_from=config.model.path or players.TINY_BASE,
                eos_id=parts.player.tokenizer.eos_ids[0])
   recipe = config.algorithm.name.partition(':')[2]
@@ -135,11 +140,11 @@ def step(parts: parts_lib.Parts, config, state, progress, timer):
   """
   with timer('gen'):
     groups, played, counts = collecting.collect(
-        parts.player, state['params'], parts.stream, progress, parts.algorithm,
-        parts.search, parts.reward, parts.outcome, config.rollout)
+        parts.player, parts.learner.policy(state, parts.params), parts.stream,
+        progress, parts.algorithm, parts.search, parts.reward, parts.outcome, config.rollout)
   batch = pack(groups, parts.algorithm, progress.step, config.rollout)
   batch = parts.learner.score(state, batch, parts.params, timer)
-  state, learned = parts.learner.update(state, batch, timer)
+  state, learned = parts.learner.update(state, batch, parts.params, timer)
   parts.guard.phase(f'step {progress.step}')
   progress.step += 1
   progress.position = list(parts.stream.position)
@@ -256,7 +261,7 @@ def _rates(config, state) -> dict[str, float]:
             'warmup_steps', 'total_steps', 'schedule', 'final_fraction')
     })(updates - 1)
 
-  rates = {'actor/lr': last(config.optimizer, int(state['updates']))}
+  rates = {'actor/lr': last(config.optimizer, int(state['policy']['updates']))}
   if 'critic' in state:
     rates['critic/lr'] = last(
         config.critic.optimizer, int(state['critic']['updates']))

@@ -752,4 +752,4 @@ def test_refuses_a_correction(recipe, options, message):
 def test_a_learner_refuses_what_a_recipe_cannot(recipe, options, message):
   with pytest.raises(ValueError, match=message):
     learners.make(None, ALGORITHMS[recipe], None, meshes.make(), rows=16,
-                  lengths=(8,), **options)
+                  length=32, **options)

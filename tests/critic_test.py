@@ -31,7 +31,7 @@ STEPS = 3
 
 
 def make(mesh=None, optimizer=optax.sgd(POLICY_RATE), **options):
-  options = dict(rows=ROWS, lengths=(LENGTH,), temperature=learning.TEMPERATURE,
+  options = dict(rows=ROWS, length=LENGTH, temperature=learning.TEMPERATURE,
                  critic_optimizer=optax.sgd(CRITIC_RATE)) | options
   return learners.make(
       CONFIG, ALGORITHM, optimizer,
@@ -119,7 +119,7 @@ def assert_updates(learner, batch, state, expected, atol=1e-6):
   for _ in range(STEPS):
     state, metrics = learner.update(state, batch)
     told.append(metrics['critic/vf_loss'])
-  for ours, theirs in zip((state['params'], state['critic']['params']),
+  for ours, theirs in zip((state['policy']['params'], state['critic']['params']),
                           expected):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol),
                  jax.device_get(ours), theirs)
@@ -186,9 +186,10 @@ def test_updates_are_gradients_of_the_whole_batch(
     learner, batch, params, opinionated, expected):
   state = start(learner, params, opinionated)
   state = assert_updates(learner, batch, state, expected)
-  assert int(state['updates']) == int(state['critic']['updates']) == STEPS
+  assert int(state['policy']['updates']) == int(
+      state['critic']['updates']) == STEPS
   assert expected[2][0] > expected[2][1] > expected[2][2]  # it learns
-  backbones = (jax.device_get(state['params']['layers']),
+  backbones = (jax.device_get(state['policy']['params']['layers']),
                jax.device_get(state['critic']['params']['layers']),
                params['layers'])
   for one, two in ((0, 1), (0, 2), (1, 2)):
@@ -197,15 +198,12 @@ def test_updates_are_gradients_of_the_whole_batch(
     assert max(jax.tree.leaves(apart)) > 1e-4
 
 
-def test_short_and_long_micro_batches_change_nothing(
+def test_how_trajectories_lie_in_rows_changes_nothing(
     batch, params, opinionated, expected):
-  learner = make(microbatch_rows=8, lengths=(10, LENGTH), remat=True)
-  estimate = learner.programs['advantages'](batch)
-  widths = []
-  for (micro, advs), _ in learner._microbatches(batch, estimate):
-    assert advs.advantages.shape == advs.returns.shape == micro.tokens.shape
-    widths.append(micro.tokens.shape[1])
-  assert widths == [LENGTH, 10]
+  learner = make(microbatch_rows=2, row_length=2 * LENGTH, remat=True)
+  packed = learner._packed(batch, learner.programs.advantages(batch))
+  assert packed.rows.advantages.returns.shape == (8, 2, 2 * LENGTH)
+  assert packed.count > 1 and max(map(len, packed.documents)) > 1
   assert_updates(learner, batch, start(learner, params, opinionated), expected)
 
 
@@ -260,7 +258,7 @@ def test_updates_leave_what_init_was_given_alone(learner, batch):
   for _ in range(STEPS):
     state, _ = learner.update(state, batch)
   assert_equal(given, before)
-  assert_equal(fresh['params'], before)
+  assert_equal(fresh['policy']['params'], before)
   assert_equal(fresh['critic']['params'], critic.init(before))
 
 
@@ -269,7 +267,7 @@ def test_a_critic_changes_nothing_about_the_policy(learner, batch, params):
   still = make(critic_optimizer=optax.sgd(0.0))
   one, _ = learner.update(learner.init(params), batch)
   two, _ = still.update(still.init(params), batch)
-  assert_equal(one['params'], two['params'])
+  assert_equal(one['policy']['params'], two['policy']['params'])
   assert_equal(two['critic']['params'], critic.init(params))
   assert np.any(np.array(one['critic']['params']['value']['kernel']))
 
@@ -286,19 +284,20 @@ def test_the_policy_waits_until_the_critic_is_warm(warming, batch, params):
   state = warming.init(params)
   before = jax.device_get(state)
   state, metrics = warming.update(state, batch)
-  for field in ('params', 'opt_state', 'updates'):
-    assert_equal(state[field], before[field])
+  assert_equal(state['policy'], before['policy'])
   assert int(state['critic']['updates']) == 2
   assert np.any(np.array(state['critic']['params']['value']['kernel']))
   assert 'actor/grad_norm' not in metrics and metrics['critic/grad_norm'] > 0
   assert metrics['actor/pg_loss'] == pytest.approx(0, abs=1)
   # The third step is the critic's alone, the fourth is the policy's first.
   state, metrics = warming.update(state, batch)
-  assert int(state['critic']['updates']) == 4 and int(state['updates']) == 1
-  assert int(state['opt_state'][0].count) == 1
+  assert int(state['critic']['updates']) == 4
+  assert int(state['policy']['updates']) == 1
+  assert int(state['policy']['opt_state'][0].count) == 1
   assert metrics['actor/grad_norm'] > 0
   moved = jax.tree.map(
-      lambda x, y: np.abs(x - y).max(), state['params'], before['params'])
+      lambda x, y: np.abs(x - y).max(), state['policy']['params'],
+      before['policy']['params'])
   assert max(jax.tree.leaves(jax.device_get(moved))) > 1e-4
 
 
@@ -310,5 +309,5 @@ def test_a_checkpoint_holds_the_critic_bit_for_bit(
   _, restored, _ = checkpoint.restore(tmp_path, warming.init(params))
   assert checkpoint.digest(restored) == digest
   one, two = (warming.update(s, batch)[0] for s in (state, restored))
-  assert int(two['updates']) == 1  # the warm-up is counted on
+  assert int(two['policy']['updates']) == 1  # the warm-up is counted on
   assert checkpoint.digest(one) == checkpoint.digest(two)

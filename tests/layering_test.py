@@ -9,17 +9,18 @@ import pytest
 
 PACKAGE = pathlib.Path(__file__).parents[1] / 'searchrl'
 ROOM = ('mesh', 'optimizer', 'checkpoint', 'metrics', 'plugins', 'processes',
-        'watchdog')
+        'watchdog', 'packing')
 WINGS = ('agent', 'search', 'world', 'rl', 'models')
 JOBS = ('train', 'finetune', 'evaluate',  # jobs, and what only they share
         'collect', 'datasets', 'parts', 'player', 'summary', 'workdir')
-BELOW_JOBS = ('trajectory', *ROOM, *WINGS, 'learner')
+BELOW_JOBS = ('trajectory', *ROOM, *WINGS, 'programs', 'learner')
 
 MAY_IMPORT = {  # part -> parts of ours, besides itself
     'trajectory': (),
     **{part: () for part in ROOM},
     **{part: ('trajectory',) for part in WINGS},
-    'learner': ('rl', 'models', 'trajectory', *ROOM),
+    'programs': ('rl', 'models', 'trajectory', *ROOM),
+    'learner': ('programs', 'rl', 'models', 'trajectory', *ROOM),
     **{part: (*BELOW_JOBS, *JOBS) for part in JOBS},
     'main': ('plugins', 'processes'),  # the job is named by the config
     '__init__': (),
@@ -28,7 +29,8 @@ _DEVICES = ('jax', 'jaxlib', 'flax', 'optax')
 _RUN = ('absl', 'ml_collections', 'logging', 'os')
 NEVER = {  # part -> what must not be named in it
     'agent': _DEVICES, 'search': _DEVICES, 'world': _DEVICES,
-    'rl': ('flax', *_RUN), 'models': _RUN, 'learner': _RUN,
+    'rl': ('flax', *_RUN), 'models': _RUN, 'programs': _RUN,
+    'learner': _RUN,
     **{part: ('flax', 'absl', 'ml_collections') for part in
        ('trajectory', *ROOM, *JOBS)},
 }

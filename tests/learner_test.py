@@ -3,6 +3,7 @@
 """learner: the gradient of one whole batch, however it is split and sharded."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 
@@ -29,7 +30,7 @@ OPTIMIZER = optax.sgd(0.1)
 
 def make(mesh=None, **options):
   options = dict(
-      rows=ROWS, lengths=(LENGTH,), temperature=TEMPERATURE) | options
+      rows=ROWS, length=LENGTH, temperature=TEMPERATURE) | options
   mesh = mesh or meshes.make(devices=jax.devices()[:1])
   return learners.make(CONFIG, ALGORITHM, OPTIMIZER, mesh, **options)
 
@@ -107,8 +108,9 @@ def assert_same(updated, expected, atol):
   params, metrics = expected
   state, ours = updated
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol),
-               jax.device_get(state['params']), params)
-  assert set(ours) == {*metrics, 'actor/grad_norm', *OF_THE_BATCH}
+               jax.device_get(state['policy']['params']), params)
+  assert set(ours) == {*metrics, 'actor/grad_norm', 'perf/useful_tokens',
+                       *OF_THE_BATCH}
   for name, value in metrics.items():
     np.testing.assert_allclose(ours[name], value, rtol=1e-3, atol=atol,
                                err_msg=name)
@@ -120,7 +122,7 @@ def test_an_update_is_the_gradient_of_the_whole_batch(
   assert_same(updated, expected, atol=1e-6)
   moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), params, expected[0])
   assert max(jax.tree.leaves(moved)) > 1e-3
-  assert int(updated[0]['updates']) == 1
+  assert int(updated[0]['policy']['updates']) == 1
   np.testing.assert_allclose(
       updated[1]['actor/grad_norm'], float(optax.global_norm(jax.tree.map(
           lambda x, y: (x - y) / 0.1, params, expected[0]))), rtol=1e-3)
@@ -137,12 +139,23 @@ def test_two_micro_batches_and_remat_change_nothing(
   assert_same(learner.update(learner.init(params), batch), expected, atol=1e-6)
 
 
-def test_short_and_long_micro_batches_change_nothing(
-    halves, batch, params, expected):
-  learner = dataclasses.replace(halves, minibatches=1, lengths=(10, LENGTH))
-  assert [micro.tokens.shape for (micro, _), _ in learner._microbatches(batch)
-         ] == [(8, LENGTH), (8, 10)]
-  assert_same(learner.update(learner.init(params), batch), expected, atol=1e-6)
+@pytest.mark.parametrize('options', [
+    dict(row_places=1),
+    dict(row_places=2, microbatch_rows=2),
+    dict(row_length=4 * LENGTH, microbatch_rows=1),
+    dict(row_length=2 * LENGTH, row_places=3, microbatch_rows=5)])
+def test_how_trajectories_lie_in_rows_changes_nothing(
+    options, batch, params, expected):
+  learner = make(**options)
+  packed = learner._packed(batch)
+  assert sorted(sum(packed.documents, [])) == np.flatnonzero(
+      batch.loss_mask.any(1)).tolist()
+  assert max(map(len, packed.documents)) <= learner.row_places
+  assert packed.useful == batch.lengths.sum() / (
+      packed.count * learner.microbatch_rows * learner.row_length)
+  state, metrics = learner.update(learner.init(params), batch)
+  assert metrics['perf/useful_tokens'] == packed.useful
+  assert_same((state, metrics), expected, atol=1e-6)
 
 
 def test_what_filler_rows_hold_changes_nothing(learner, batch, params):
@@ -152,17 +165,18 @@ def test_what_filler_rows_hold_changes_nothing(learner, batch, params):
       group_ids=np.where(filler, 0, batch.group_ids),
       question_ids=np.where(filler, 0, batch.question_ids))
   one, two = (learner.update(learner.init(params), b) for b in (batch, other))
-  jax.tree.map(np.testing.assert_array_equal, one[0]['params'],
-               two[0]['params'])
+  jax.tree.map(np.testing.assert_array_equal, one[0]['policy']['params'],
+               two[0]['policy']['params'])
   assert one[1] == two[1]
 
 
-@pytest.mark.parametrize('layout', [(8, 1, 1), (1, 8, 1), (2, 2, 2)])
+@pytest.mark.parametrize('layout', [
+    (8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 4, 1), (2, 1, 4), (2, 2, 2)])
 def test_eight_devices_make_the_update_of_one(layout, batch, params, expected):
   mesh = meshes.make(**dict(zip(meshes.AXES, layout)))
   learner = make(mesh)
   state = learner.init(params)
-  kernel = state['params']['layers']['gate']['kernel']
+  kernel = state['policy']['params']['layers']['gate']['kernel']
   assert kernel.sharding.shard_shape(kernel.shape) == (
       2, 32 // layout[1], 48 // layout[2])
   scored = learner.score(state, dataclasses.replace(
@@ -170,7 +184,7 @@ def test_eight_devices_make_the_update_of_one(layout, batch, params, expected):
   np.testing.assert_allclose(scored.old_logprobs, batch.old_logprobs, atol=1e-5)
   state, metrics = learner.update(state, batch)
   assert_same((state, metrics), expected, atol=1e-5)
-  updated = state['params']['layers']['gate']['kernel']
+  updated = state['policy']['params']['layers']['gate']['kernel']
   assert updated.sharding.is_equivalent_to(kernel.sharding, 3)
 
 
@@ -187,7 +201,7 @@ def test_score_gives_the_log_probs_of_both_policies(batch, params, ref_params):
 
 def test_mini_batches_are_steps_one_after_the_other(halves, batch, params):
   state, metrics = halves.update(halves.init(params), batch)
-  assert int(state['updates']) == 2
+  assert int(state['policy']['updates']) == 2
   one = dataclasses.replace(halves, minibatches=1)
   stepped, seen = one.init(params), []
   for rows in (slice(0, 8), slice(8, 16)):  # no group is in both
@@ -195,7 +209,7 @@ def test_mini_batches_are_steps_one_after_the_other(halves, batch, params):
         lambda x: x[rows], batch))
     seen.append(of_half)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6),
-               state['params'], stepped['params'])
+               state['policy']['params'], stepped['policy']['params'])
   for name in metrics.keys() - OF_THE_BATCH:
     np.testing.assert_allclose(
         metrics[name], np.mean([of_half[name] for of_half in seen]), rtol=1e-5)
@@ -207,21 +221,21 @@ def test_mini_batches_share_the_baselines_of_the_whole_batch(
   mixed = dataclasses.replace(batch, group_ids=np.arange(ROWS) % 4)
   state, _ = halves.update(halves.init(params), mixed)
   one = dataclasses.replace(
-      halves, minibatches=1, programs=dict(halves.programs))
+      halves, minibatches=1, programs=copy.copy(halves.programs))
   stepped = one.init(params)
   whole = np.asarray(ALGORITHM.advantages(mixed))
   for rows in (slice(0, 8), slice(8, 16)):
-    one.programs['advantages'] = lambda _, rows=rows: whole[rows]
+    vars(one.programs)['advantages'] = lambda _, rows=rows: whole[rows]
     stepped, _ = one.update(stepped, jax.tree.map(lambda x: x[rows], mixed))
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6),
-               state['params'], stepped['params'])
+               state['policy']['params'], stepped['policy']['params'])
 
 
 def test_a_batch_of_filler_changes_nothing(learner, batch, params):
   empty = dataclasses.replace(batch, loss_mask=np.zeros_like(batch.loss_mask))
   state, metrics = learner.update(learner.init(params), empty)
-  jax.tree.map(np.testing.assert_array_equal, state['params'], params)
-  assert int(state['updates']) == 0
+  jax.tree.map(np.testing.assert_array_equal, state['policy']['params'], params)
+  assert int(state['policy']['updates']) == 0
   assert metrics == {'train/empty_rows': ROWS}
 
 
@@ -232,7 +246,7 @@ def test_updates_leave_the_parameters_given_to_init_alone(learner, batch):
   for _ in range(2):
     state, _ = learner.update(state, batch)
   jax.tree.map(np.testing.assert_array_equal, given, before)
-  assert jax.tree.map(jnp.shape, state['params']) == jax.tree.map(
+  assert jax.tree.map(jnp.shape, state['policy']['params']) == jax.tree.map(
       jnp.shape, given)
 
 
@@ -254,25 +268,27 @@ def test_what_takes_time_is_timed_under_its_name(learner, batch, params):
 
 
 def test_moments_are_sharded_like_their_parameters(params):
-  learner = dataclasses.replace(
-      make(meshes.make(data=2, fsdp=4)), optimizer=optax.adam(1e-3))
+  learner = learners.make(
+      CONFIG, ALGORITHM, optax.adam(1e-3), meshes.make(data=2, fsdp=4),
+      rows=ROWS, length=LENGTH)
   state = learner.init(params)
-  moments = state['opt_state'][0].mu
+  moments = state['policy']['opt_state'][0].mu
   jax.tree.map(
       lambda x, y: (x.sharding.is_equivalent_to(y.sharding, x.ndim)
                     or pytest.fail(f'{x.sharding} is not {y.sharding}')),
-      state['params'], moments)
-  assert state['opt_state'][0].count.sharding.is_fully_replicated
+      state['policy']['params'], moments)
+  assert state['policy']['opt_state'][0].count.sharding.is_fully_replicated
 
 
 @pytest.mark.parametrize('options, message', [
-    (dict(rows=10, microbatch_rows=4), r'divide the rows of a batch, 10, but '
-                                       r'they are 1 \* 4'),
-    (dict(rows=16, minibatches=3), r'rows of a batch, 16, but they are 3 \* 5'),
+    (dict(rows=16, minibatches=3), 'divide the rows of a batch, 16, but is 3'),
+    (dict(row_length=LENGTH - 1), 'at least rollout.length, 24, .* are 23 and 16'),
+    (dict(row_places=0), 'must be at least 1, but they are 24 and 0'),
+    (dict(row_places=LENGTH), 'more than learner.row_places'),
     (dict(rows=16, microbatch_rows=4, mesh=dict(data=8)),
      r'multiple of the mesh.s data \* fsdp = 8, but is 4'),
 ])
-def test_numbers_that_do_not_divide_are_refused(options, message):
+def test_numbers_that_do_not_fit_are_refused(options, message):
   options = dict(options)
   mesh = meshes.make(**options.pop('mesh')) if 'mesh' in options else None
   with pytest.raises(ValueError, match=message):
@@ -280,9 +296,9 @@ def test_numbers_that_do_not_divide_are_refused(options, message):
 
 
 def test_a_model_that_does_not_split_over_the_mesh_is_refused(params):
-  learner = dataclasses.replace(
-      make(meshes.make(data=1, tensor=8)), shape=dataclasses.replace(
-          CONFIG, vocab_size=92))
+  learner = learners.make(
+      dataclasses.replace(CONFIG, vocab_size=92), ALGORITHM, OPTIMIZER,
+      meshes.make(data=1, tensor=8), rows=ROWS, length=LENGTH)
   cut = {**params, 'embed': {'embedding': params['embed']['embedding'][:92]}}
   with pytest.raises(ValueError, match='dimension 0 .vocab. is 92 and the mesh '
                                        'has tensor=8'):

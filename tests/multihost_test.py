@@ -156,9 +156,10 @@ def test_exported_model_is_the_last_checkpoint(runs):
   params = weights.load(
       folder / 'model', weights.read_config(folder / 'model'))
   step, state, _ = checkpoint.restore(
-      folder / 'checkpoints', {'params': params}, partial=True)
+      folder / 'checkpoints', {'policy': {'params': params}}, partial=True)
   assert step == STEPS
-  jax.tree.map(np.testing.assert_array_equal, state['params'], params)
+  jax.tree.map(np.testing.assert_array_equal, state['policy']['params'],
+               params)
 
 
 def test_sigterm_to_one_process_ends_all_at_the_same_step(runs):
@@ -206,11 +207,11 @@ def printed(code):
   return {name: [one[name] for one in each] for name in each[0]}
 
 
-# Another width of a micro-batch; a score too many.
+# Another number of micro-batches; a score too many.
 DIVERGE = r'''
 def learner(**options):
   return learner_test.make(
-      meshes.make(), microbatch_rows=4,
+      meshes.make(), microbatch_rows=4, row_places=1,
       guard=processes.Guard('call', timeout_secs=300), **options)
 
 def refusal(function, *args):
@@ -220,14 +221,18 @@ def refusal(function, *args):
   except RuntimeError as error:
     return str(error)
 
-other = learner(lengths=(12 + 4 * me, learner_test.LENGTH))
-out('width', refusal(other.update, other.init(params), batch))
+other = learner(minibatches=2)
+longer = np.array(batch.loss_mask)
+longer[8 + 4:, 1] = me  # rows that are filler on process 0
+mine = dataclasses.replace(batch, loss_mask=longer)
+out('count', refusal(other.update, other.init(params), mine))
 
 same = learner()
 state = same.init(params)
-same.score(state, batch, state['params'])
+base = state['policy']['params']
+same.score(state, batch, base)
 if me == 1:
-  out('score', refusal(same.score, state, batch, state['params']))
+  out('score', refusal(same.score, state, batch, base))
 else:
   out('score', refusal(same.update, state, batch))
 '''
@@ -235,17 +240,19 @@ else:
 
 def test_a_planted_divergence_is_caught_at_its_call():
   told = printed(DIVERGE)
-  for process, message in enumerate(told['width']):
+  for process, message in enumerate(told['count']):
     assert 'the same calls in the same order, but part at call 1.' in message
-    assert f'This is process {process}, which calls accumulate(' in message
-    assert re.search(
-        r'process 0: .*int32\[4,12\].*; process 1: .*int32\[4,16\]', message)
-    assert re.search(r'call in common: accumulate\(.*int32\[4,24\]', message)
+    count = process + 1
+    assert f'This is process {process}, which calls update({count},' in message
+    assert re.search(r'process 0: update\(1, .*; process 1: update\(2, ',
+                     message)
+    assert re.search(r'call in common: update\(2, True, .*int32\[2,4,24\]',
+                     message)
   for message in told['score']:
-    assert 'part at call 6.' in message  # after two log-probs of 12 rows each
-    assert 'process 0: accumulate(' in message
-    assert 'process 1: logprobs(int32[4,24])' in message
-    assert 'Last call in common: logprobs(int32[4,24])' in message
+    assert 'part at call 2.' in message  # after the log-probs of two policies
+    assert 'process 0: update(' in message
+    assert 'process 1: logprobs(3, int32[4,4,24])' in message
+    assert 'Last call in common: logprobs(3, int32[4,4,24])' in message
 
 
 # Parameters of which a process holds a part, read whole by each for itself.
@@ -270,20 +277,22 @@ for sizes in (dict(data=2, fsdp=2), dict(data=1, fsdp=2, tensor=2),
   learner = learner_test.make(mesh)
   state = learner.init(params)
   view = meshes.local_view(mesh, axes)
-  seen = view(state['params'])
+  held_here = state['policy']['params']
+  seen = view(held_here)
   check(seen, params)
-  (held, at), (read, there) = parts_of(state['params']), parts_of(seen)
+  (held, at), (read, there) = parts_of(held_here), parts_of(seen)
   out(str([*mesh.shape.values()]), [held, read, at == there])
 
 # The last of these learns, too.
 state, _ = learner.update(state, batch)
-seen = view(state['params'])
-check(seen, multihost_utils.process_allgather(state['params'], tiled=True))
+held_here = state['policy']['params']
+seen = view(held_here)
+check(seen, multihost_utils.process_allgather(held_here, tiled=True))
 mine = meshes.make(data=1, devices=jax.local_devices()[:1])
 alone = learner_test.make(mine)
 state, _ = alone.update(alone.init(params), batch)
 jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6),
-             jax.device_get(seen), jax.device_get(state['params']))
+             jax.device_get(seen), jax.device_get(state['policy']['params']))
 '''
 
 

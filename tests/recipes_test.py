@@ -112,7 +112,6 @@ def short(name, steps=3):
   config.evaluate.worlds.kinds = ()
   config.rollout.length = 320
   config.rollout.budgets.max_turns = 3
-  config.learner.lengths = ()
   config.train.update(num_steps=steps, checkpoint_every=10, progress=False,
                       tensorboard=False)
   return config

@@ -166,7 +166,7 @@ def length_reward(game):
     (dict(search=dict(engine='google')), 'google'),
     (dict(reward='searchrl.agent.rewards:nothing'), 'module:function'),
     (dict(rollout=dict(length=100)), 'rollout.length must hold'),
-    (dict(learner=dict(microbatch_rows=5)), 'microbatch_rows'),
+    (dict(learner=dict(minibatches=5)), 'learner.minibatches'),
     (dict(data=dict(train='q.jsonl')), 'needs both'),
     (dict(algorithm=dict(name='searchrl.rl.algorithms:dpo')), 'dpo'),
     (dict(dialogue='searchrl.agent.dialogue:nothing'), 'dialogue'),

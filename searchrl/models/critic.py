@@ -43,6 +43,8 @@ def token_values(
     tokens: Int[Array, 'B T'],
     config: TransformerConfig,
     *,
+    segment_ids: Int[Array, 'B T'] | None = None,
+    positions: Int[Array, 'B T'] | None = None,
     remat: bool | str = False,
     dtype: Any = jnp.float32,
     attend: Callable[..., Array] = attention.causal,
@@ -50,12 +52,14 @@ def token_values(
   """V before each token: what is still to come, judging by tokens[:, :t].
 
   Entry t speaks of tokens[:, t], as log-probs do; entry 0, before which there
-  is nothing, is 0.
+  is nothing, is 0; of a packed row, that is each document's first.
 
   Args:
     params: see the top of this file.
     tokens: right-padded rows.
     config: the shape of the backbone.
+    segment_ids: documents of packed rows.
+    positions: restart in each document of a packed row.
     remat: what the backward pass recomputes; see `transformer.forward`.
     dtype: of activations, and of parameters where they are used.
     attend: see `transformer.forward`.
@@ -64,9 +68,10 @@ def token_values(
     Float32 values, in the unit of the rewards.
   """
   hidden = transformer.forward(
-      params, tokens, config, remat=remat, dtype=dtype,
-      attend=attend)[:, :-1]
+      params, tokens, config, segment_ids=segment_ids, positions=positions,
+      remat=remat, dtype=dtype, attend=attend)[:, :-1]
   values = jnp.dot(hidden, params['value']['kernel'].astype(hidden.dtype),
                    preferred_element_type=jnp.float32)[..., 0]
   values = values + params['value']['bias'].astype(jnp.float32)
-  return jnp.pad(values, ((0, 0), (1, 0)))
+  values = jnp.pad(values, ((0, 0), (1, 0)))
+  return values if positions is None else jnp.where(positions > 0, values, 0)

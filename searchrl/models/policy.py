@@ -30,15 +30,15 @@ def token_logprobs(
   """log pi(tokens[:, t] | tokens[:, :t]) and the entropy of that choice.
 
   The shift by one happens here and nowhere else: entry t speaks of
-  tokens[:, t], and entry 0, which nothing precedes, is 0.
+  tokens[:, t], and entry 0, which nothing precedes, is 0; of a packed row,
+  that is each document's first.
 
   Args:
     params: of the decoder.
     tokens: right-padded rows.
     config: the decoder's shape.
     temperature: logits are divided by it, as the sampler does.
-    segment_ids: documents of packed rows; the first token of each is
-      predicted from the document before: leave it out of the loss.
+    segment_ids: documents of packed rows.
     positions: restart in each document of a packed row.
     chunk: tokens of a row whose logits exist at one time; never [B, T, V].
     remat: what the backward pass recomputes; see `transformer.forward`.
@@ -76,6 +76,7 @@ def token_logprobs(
 
   def join(x):
     x = x.swapaxes(0, 1).reshape(rows, padded)[:, :length - 1]
-    return jnp.pad(x, ((0, 0), (1, 0)))
+    x = jnp.pad(x, ((0, 0), (1, 0)))
+    return x if positions is None else jnp.where(positions > 0, x, 0)
 
   return join(logprobs), join(entropy)

@@ -91,7 +91,11 @@ class RMSNorm(nn.Module):
 
 
 class Projection(nn.Module):
-  """A linear map between the last axis and `features`, over flat tokens."""
+  """A linear map between the last axis and `features`, over flat tokens.
+
+  With `lora_a` and `lora_b` among its parameters, see `models.lora`, what they
+  make of x is added.
+  """
 
   features: int
   axes: tuple[str, str]  # logical axes of the kernel
@@ -102,6 +106,10 @@ class Projection(nn.Module):
     kernel = self.param('kernel', nn.with_logical_partitioning(
         nn.initializers.normal(0.02), self.axes), (x.shape[-1], self.features))
     y = x @ kernel.astype(x.dtype)
+    if self.has_variable('params', 'lora_a'):
+      a, b = (self.get_variable('params', name).astype(x.dtype)
+              for name in ('lora_a', 'lora_b'))
+      y = y + (x @ a) @ b
     if self.use_bias:
       bias = self.param('bias', nn.with_logical_partitioning(
           nn.initializers.zeros, self.axes[1:]), (self.features,))

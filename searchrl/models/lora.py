@@ -1,0 +1,110 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A frozen decoder in, a few thin matrices to train beside it out; and merged.
+
+A projection x W becomes x W + (alpha / rank) x A B, with W frozen, A [D r] and
+B [r F]. B starts at 0, so that the adapted policy starts as the frozen one,
+which thereby serves as the reference, too.
+
+  layers/<target>/lora_a [L D r]   layers/<target>/lora_b [L r F]
+
+Source: Hu et al. 2021, LoRA, arXiv:2106.09685, section 4.1.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from searchrl.models import transformer
+from searchrl.models.transformer import Params, TransformerConfig
+
+TARGETS = ('q', 'k', 'v', 'o', 'gate', 'up', 'down')
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+  """Which projections are adapted, and how.
+
+  Raises:
+    ValueError: a rank below 1, an alpha not above 0, or an unknown target.
+  """
+
+  rank: int  # r
+  alpha: float  # the adapter counts alpha / rank
+  targets: Sequence[str] = TARGETS  # projections of every layer
+
+  def __post_init__(self):
+    object.__setattr__(self, 'targets', tuple(self.targets))  # hashable
+    if self.rank < 1 or not self.alpha > 0:
+      raise ValueError(
+          'lora.rank must be at least 1 and lora.alpha above 0, but they are '
+          f'{self.rank} and {self.alpha}. Rank 0 in a config trains all '
+          'parameters instead.')
+    unknown = sorted(set(self.targets) - set(TARGETS))
+    if unknown or not self.targets:
+      raise ValueError(
+          f'lora.targets must be some of {TARGETS}, but is '
+          f'{tuple(self.targets)}.')
+
+  @property
+  def scale(self) -> float:
+    return self.alpha / self.rank
+
+
+def init(lora: Lora, config: TransformerConfig, key: Array) -> Params:
+  """Adapters, float32: A uniform within 1 / sqrt(D), B zero."""
+  kernels = jax.eval_shape(
+      lambda key: transformer.init(config, key), key)['layers']
+  layers = {}
+  for name, its_key in zip(lora.targets,
+                           jax.random.split(key, len(lora.targets))):
+    count, inward, outward = kernels[name]['kernel'].shape
+    bound = inward ** -0.5
+    layers[name] = {
+        'lora_a': jax.random.uniform(
+            its_key, (count, inward, lora.rank), minval=-bound, maxval=bound),
+        'lora_b': jnp.zeros((count, lora.rank, outward))}
+  return {'layers': layers}
+
+
+def logical_axes(lora: Lora, config: TransformerConfig) -> Params:
+  """A tree like `init`'s whose leaves are tuples of logical axis names."""
+  layers = {}
+  for name in lora.targets:
+    stacked, inward, outward = (
+        transformer.logical_axes(config)['layers'][name]['kernel'])
+    layers[name] = {'lora_a': (stacked, inward, None),
+                    'lora_b': (stacked, None, outward)}
+  return {'layers': layers}
+
+
+def attach(base: Params, adapters: Params, lora: Lora) -> Params:
+  """Params for `transformer.forward`: the base, its projections adapted."""
+  layers = dict(base['layers'])
+  for name, its in adapters['layers'].items():
+    layers[name] = {**layers[name], 'lora_a': its['lora_a'],
+                    'lora_b': lora.scale * its['lora_b']}
+  return {**base, 'layers': layers}
+
+
+def merge(base: Params, adapters: Params, lora: Lora) -> Params:
+  """Params of a plain decoder that computes the same; W's dtype is kept.
+
+  Leaves that no adapter belongs to are shared with the base.
+  """
+  layers = dict(base['layers'])
+  for name, its in adapters['layers'].items():
+    kernel = layers[name]['kernel']
+    layers[name] = {**layers[name], 'kernel': _merged(
+        kernel, its['lora_a'], its['lora_b'], lora.scale)}
+  return {**base, 'layers': layers}
+
+
+@jax.jit
+def _merged(kernel, a, b, scale) -> Any:
+  more = jnp.einsum('ldr,lrf->ldf', a, b, precision='highest')
+  return (kernel.astype(jnp.float32) + scale * more).astype(kernel.dtype)

@@ -1,0 +1,143 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Ragged documents in, full rows out; and what rows say, back to documents.
+
+A batch of trajectories is [B T], mostly padding. Laid end to end in rows of L
+tokens, hardly any is: `first_fit` decides what goes where, `lay` moves arrays
+there on the host, and `unpack` brings per-token results back to one document a
+row on the device, so that losses never know.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, Shaped
+import numpy as np
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """Which document lies where in R rows of L tokens, S places a row."""
+
+  segment_ids: Int[Array, '*M R L']  # from 1 on in each row; 0 is filling
+  positions: Int[Array, '*M R L']  # from 0 on in each document
+  starts: Int[Array, '*M R S']  # the place's first token
+  lengths: Int[Array, '*M R S']  # its tokens; 0: no document
+
+
+def first_fit(lengths: Sequence[int], length: int, places: int
+             ) -> list[list[int]]:
+  """Documents into rows, the longest first, each into the first that holds it.
+
+  Args:
+    lengths: of the documents, in tokens; empty ones go nowhere.
+    length: L, tokens a row holds.
+    places: S, documents a row holds.
+
+  Returns:
+    The documents of each row.
+
+  Raises:
+    ValueError: a document is longer than a row.
+  """
+  if max(lengths, default=0) > length:
+    raise ValueError(
+        f'a row must hold every document, but one has {max(lengths)} tokens '
+        f'and a row {length}. Raise learner.row_length.')
+  rows, room = [], np.zeros(0, np.int64)
+  for document in np.argsort(-np.asarray(lengths), kind='stable'):
+    if not lengths[document]:
+      break
+    fits = np.flatnonzero(room >= lengths[document])
+    if not fits.size:
+      rows.append([])
+      room = np.append(room, length)
+      fits = [len(rows) - 1]
+    row = fits[0]
+    rows[row].append(int(document))
+    full = len(rows[row]) == places
+    room[row] = -1 if full else room[row] - lengths[document]
+  return rows
+
+
+def layout(rows: Sequence[Sequence[int]], lengths: Sequence[int], *,
+           count: int, length: int, places: int) -> Layout:
+  """Where everything lies; rows are filled up to `count` with empty ones."""
+  result = Layout(
+      segment_ids=np.zeros((count, length), np.int32),
+      positions=np.zeros((count, length), np.int32),
+      starts=np.zeros((count, places), np.int32),
+      lengths=np.zeros((count, places), np.int32))
+  for row, documents in enumerate(rows):
+    start = 0
+    for place, document in enumerate(documents):
+      end = start + lengths[document]
+      result.segment_ids[row, start:end] = place + 1
+      result.positions[row, start:end] = np.arange(end - start)
+      result.starts[row, place] = start
+      result.lengths[row, place] = end - start
+      start = end
+  return result
+
+
+def lay(tree: Any, rows: Sequence[Sequence[int]], where: Layout) -> Any:
+  """Arrays of documents, [B] or [B T], into rows, [R S] or [R L]; 0 elsewhere.
+
+  Args:
+    tree: of host arrays whose first axis is documents.
+    rows: from `first_fit`.
+    where: from `layout`.
+  """
+  def move(x):
+    x = np.asarray(x)
+    if x.ndim == 1:
+      moved = np.zeros(where.starts.shape, x.dtype)
+      for row, documents in enumerate(rows):
+        moved[row, :len(documents)] = x[documents]
+      return moved
+    moved = np.zeros(where.positions.shape, x.dtype)
+    for row, documents in enumerate(rows):
+      for place, document in enumerate(documents):
+        start, used = where.starts[row, place], where.lengths[row, place]
+        moved[row, start:start + used] = x[document, :used]
+    return moved
+
+  return jax.tree.map(move, tree)
+
+
+def unlay(x: np.ndarray, rows: Sequence[Sequence[int]], where: Layout,
+          out: np.ndarray) -> None:
+  """The inverse of `lay` for one [R L] array, into a [B T] one."""
+  for row, documents in enumerate(rows):
+    for place, document in enumerate(documents):
+      start, used = where.starts[row, place], where.lengths[row, place]
+      out[document, :used] = x[row, start:start + used]
+
+
+def unpack(tree: Any, where: Layout, length: int) -> Any:
+  """Arrays in rows back to one document a row, under jit; differentiable.
+
+  Args:
+    tree: of arrays [R L], of tokens, or [R S], of documents. L must not be S.
+    where: what lies where.
+    length: T, tokens of the longest document.
+
+  Returns:
+    [R*S T] for each [R L], 0 beyond a document's end; [R*S] for each [R S].
+  """
+  column = jnp.arange(length)
+  index = jnp.minimum(where.starts[..., None] + column,
+                      where.positions.shape[1] - 1)
+  inside = column < where.lengths[..., None]
+
+  def move(x: Shaped[Array, 'R *X']) -> Shaped[Array, 'N *Y']:
+    if x.shape == where.starts.shape:
+      return x.reshape(-1)
+    x = jnp.take_along_axis(x[:, None], index, axis=2)
+    return jnp.where(inside, x, jnp.zeros((), x.dtype)).reshape(-1, length)
+
+  return jax.tree.map(move, tree)

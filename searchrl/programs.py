@@ -1,0 +1,302 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the learner runs on the devices: score rows, and update on them; jitted.
+
+Every program takes micro-batches stacked, [M R ...], and how many of them are
+filled: one compiled loop, whose trip count is an argument, serves full and
+nearly empty batches. Documents lie end to end in rows (see `packing`); the
+decoder runs on rows, losses on documents.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Int
+import optax
+
+from searchrl import mesh as meshes
+from searchrl import packing
+from searchrl.models import attention
+from searchrl.models import critic
+from searchrl.models import lora as loras
+from searchrl.models import policy
+from searchrl.models import transformer
+from searchrl.rl import algorithms
+from searchrl.trajectory import Batch
+
+State = dict[str, Any]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rows:
+  """Micro-batches; per-token fields are [M R L], others [M R S]."""
+
+  where: packing.Layout
+  batch: Batch
+  advantages: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Forward:
+  """How the networks are run; see `transformer.forward`."""
+
+  remat: bool | str = False
+  dtype: str = 'float32'  # of activations
+  attend: Callable[..., Array] = attention.causal
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+  """One policy's programs, and how its state lies on the mesh.
+
+  What is trained is `trained`: all parameters of the policy, or adapters of a
+  frozen one; `frozen` is None, or that.
+  """
+
+  shape: transformer.TransformerConfig
+  algorithm: algorithms.Algorithm
+  optimizer: optax.GradientTransformation
+  critic_optimizer: optax.GradientTransformation | None
+  lora: loras.Lora | None
+  mesh: Mesh
+  length: int  # T, tokens of the longest document
+  temperature: float
+  forward: Forward
+
+  @property
+  def axes(self) -> dict[str, Any]:
+    """Logical axes of what is trained, by network."""
+    axes = {'policy': transformer.logical_axes(self.shape)}
+    if self.lora:
+      axes['policy'] = loras.logical_axes(self.lora, self.shape)
+    if 'values' in self.algorithm.needs:
+      axes['critic'] = critic.logical_axes(self.shape)
+    return axes
+
+  @functools.cached_property
+  def advantages(self) -> Callable[[Batch], Any]:
+    """batch [B T] -> advantages; over the whole batch."""
+    return jax.jit(lambda batch: self.algorithm.advantages(batch))
+
+  @functools.cached_property
+  def logprobs(self) -> Callable[..., Array]:
+    """(trained, frozen, where, tokens [M R L], count) -> nats [M R L]."""
+    def of_rows(trained, frozen, where, tokens):
+      return self._logprobs(self._policy(trained, frozen), where, tokens)[0]
+
+    return self._rowwise(of_rows)
+
+  @functools.cached_property
+  def values(self) -> Callable[..., Array]:
+    """(critic's params, None, where, tokens [M R L], count) -> [M R L]."""
+    def of_rows(params, _, where, tokens):
+      return self._values(params, where, tokens)
+
+    return self._rowwise(of_rows)
+
+  @functools.cached_property
+  def update(self) -> Callable[..., tuple[State, dict[str, Array]]]:
+    """(train_policy, state, frozen, rows, count) -> state, metrics.
+
+    One optimiser step on a mini-batch. The state is donated; `train_policy`
+    is static: without it, the critic alone is trained.
+    """
+    replicated = meshes.sharding(self.mesh, ())
+    return jax.jit(
+        self._update, static_argnums=0, donate_argnums=1,
+        out_shardings=(self.state_shardings(), replicated))
+
+  def init(self, network: str, params: Any) -> State:
+    """A network's state before its first update, given its parameters."""
+    optimizer = self._optimizer(network)
+    opt_state = jax.jit(
+        optimizer.init,
+        out_shardings=self.state_shardings()[network]['opt_state'])(params)
+    return {'params': params, 'opt_state': opt_state,
+            'updates': meshes.place(0, meshes.sharding(self.mesh, ()))}
+
+  def abstract_state(self) -> dict[str, State]:
+    """Shapes, dtypes and shardings of the whole state; by network."""
+    def describe(leaf, sharding):
+      return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(describe, self._shapes, self.state_shardings())
+
+  def state_shardings(self) -> dict[str, State]:
+    """Moments lie as their parameters do, everything else is replicated."""
+    replicated = meshes.sharding(self.mesh, ())
+    result = {}
+    for network, axes in self.axes.items():
+      params = meshes.shardings(self.mesh, axes)
+      result[network] = {
+          'params': params, 'updates': replicated,
+          'opt_state': optax.tree.map_params(
+              self._optimizer(network), lambda _, its: its,
+              self._shapes[network]['opt_state'], params,
+              transform_non_params=lambda _: replicated)}
+    return result
+
+  @functools.cached_property
+  def _shapes(self) -> dict[str, State]:
+    key = jax.random.key(0)
+    whole = jax.eval_shape(
+        functools.partial(transformer.init, self.shape), key)
+    params = {'policy': whole}
+    if self.lora:
+      params['policy'] = jax.eval_shape(
+          functools.partial(loras.init, self.lora, self.shape), key)
+    if 'critic' in self.axes:
+      params['critic'] = jax.eval_shape(critic.init, whole)
+    return {network: {
+        'params': its, 'updates': jax.ShapeDtypeStruct((), jnp.int32),
+        'opt_state': jax.eval_shape(self._optimizer(network).init, its)}
+            for network, its in params.items()}
+
+  def _optimizer(self, network: str) -> optax.GradientTransformation:
+    return {'policy': self.optimizer, 'critic': self.critic_optimizer}[network]
+
+  def _policy(self, trained, frozen):
+    return loras.attach(frozen, trained, self.lora) if (
+        self.lora and frozen is not None) else trained
+
+  def _logprobs(self, params, where: packing.Layout, tokens):
+    return policy.token_logprobs(
+        params, tokens, self.shape, temperature=self.temperature,
+        segment_ids=where.segment_ids, positions=where.positions,
+        **vars(self.forward))
+
+  def _values(self, params, where: packing.Layout, tokens):
+    return critic.token_values(
+        params, tokens, self.shape, segment_ids=where.segment_ids,
+        positions=where.positions, **vars(self.forward))
+
+  def _rowwise(self, of_rows: Callable[..., Array]) -> Callable[..., Array]:
+    """What a network says of every token, micro-batch by micro-batch."""
+    def run(params, frozen, where, tokens, count: Int[Array, '']):
+      def add(n, out):
+        micro = _of((where, tokens), n)
+        return out.at[n].set(of_rows(params, frozen, *micro))
+
+      return jax.lax.fori_loop(0, count, add, jnp.zeros(tokens.shape))
+
+    return jax.jit(run, out_shardings=meshes.sharding(self.mesh, ()))
+
+  def _update(self, train_policy, state, frozen, rows: Rows, count):
+    params = {network: its['params'] for network, its in state.items()}
+    fixed = {} if train_policy else {'policy': params.pop('policy')}
+    grads, sums = self._gradient(params, fixed, frozen, rows, count)
+    metrics = {name: mean.value for name, mean in sums.items()}
+    state = dict(state)
+    for network, gradient in grads.items():
+      state[network] = _apply(
+          self._optimizer(network), state[network], gradient)
+      norm = optax.tree.norm(gradient)
+      metrics['actor/grad_norm' if network == 'policy' else
+              f'{network}/grad_norm'] = norm
+    return state, metrics
+
+  def _gradient(self, params, fixed, frozen, rows: Rows, count):
+    """Of the loss of all micro-batches, and its metrics; summed in a loop.
+
+    Each term is divided by its count over all of them, which masks alone
+    decide, so that the split changes nothing but rounding.
+    """
+    def count_one(counts, micro):
+      return jax.tree.map(jnp.add, counts, self._counts(micro))
+
+    counts = _folded(count_one, self._counts, rows, count)
+    gradient = jax.grad(self._loss, has_aux=True)
+    if self._ordered:
+      gradient = _ordered(gradient, self.mesh)
+    of_micro = lambda micro: gradient(params, fixed, frozen, counts, micro)
+    layout = meshes.shardings(
+        self.mesh, {network: self.axes[network] for network in params})
+
+    def add_one(carry, micro):
+      grads, sums = jax.tree.map(jnp.add, carry, of_micro(micro))
+      return jax.lax.with_sharding_constraint(grads, layout), sums
+
+    return _folded(add_one, of_micro, rows, count)
+
+  def _counts(self, micro: Rows) -> dict[str, Array]:
+    """Each term's denominator; it depends on masks alone."""
+    batch, advantages = self._documents(micro)
+    nothing = jnp.zeros(batch.tokens.shape)
+    blank = algorithms.PolicyOutput(nothing, entropy=nothing, values=nothing)
+    terms, _ = self.algorithm.loss(blank, batch, advantages)
+    return {name: mean.count for name, (_, mean) in terms.items()}
+
+  def _loss(self, params, fixed, frozen, counts, micro: Rows):
+    params = {**fixed, **params}
+    tokens, where = micro.batch.tokens, micro.where
+    said = self._logprobs(
+        self._policy(params['policy'], frozen), where, tokens)
+    values = None
+    if 'critic' in params:
+      values = self._values(params['critic'], where, tokens)
+    said = packing.unpack((*said, values), where, self.length)
+    terms, metrics = self.algorithm.loss(
+        algorithms.PolicyOutput(*said), *self._documents(micro))
+    return algorithms.total(terms, counts), metrics
+
+  def _documents(self, micro: Rows) -> tuple[Batch, Any]:
+    return packing.unpack(
+        (micro.batch, micro.advantages), micro.where, self.length)
+
+  @property
+  def _ordered(self) -> bool:
+    """Whether sums over devices are made in one order.
+
+    XLA adds up over CPU devices in one order within a process and in another
+    between processes; gathered first, there is one order, and one digest.
+    """
+    return self.mesh.devices.flat[0].platform == 'cpu' and (
+        self.mesh.shape['data'] == self.mesh.size > 1)
+
+
+def _apply(optimizer: optax.GradientTransformation, state: State, gradient
+          ) -> State:
+  updates, opt_state = optimizer.update(
+      gradient, state['opt_state'], state['params'])
+  return {'params': optax.apply_updates(state['params'], updates),
+          'opt_state': opt_state, 'updates': state['updates'] + 1}
+
+
+def _of(tree: Any, n: Array) -> Any:
+  """Micro-batch n of a stack."""
+  return jax.tree.map(
+      lambda x: jax.lax.dynamic_index_in_dim(x, n, keepdims=False), tree)
+
+
+def _folded(add_one: Callable[[Any, Any], Any], shaped_by: Callable[[Any], Any],
+            stack: Any, count: Int[Array, '']) -> Any:
+  """add_one over the first `count` of a stack, from zeros shaped by another."""
+  zeros = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype),
+      jax.eval_shape(shaped_by, _of(stack, 0)))
+  return jax.lax.fori_loop(
+      0, count, lambda n, carry: add_one(carry, _of(stack, n)), zeros)
+
+
+def _ordered(gradient: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+  """The same sums over the devices of a data-parallel mesh, in one order."""
+  def of_device(*args):
+    return jax.tree.map(lambda x: x[None], gradient(*args))
+
+  whole, rows = PartitionSpec(), PartitionSpec('data')
+  of_devices = jax.shard_map(
+      of_device, mesh=mesh, in_specs=(whole, whole, whole, whole, rows),
+      out_specs=rows, check_vma=False)
+
+  def summed(*args):
+    gathered = jax.lax.with_sharding_constraint(
+        of_devices(*args), meshes.sharding(mesh, ()))
+    return jax.tree.map(lambda x: jnp.sum(x, 0), gathered)
+
+  return summed

@@ -1,0 +1,169 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""lora: adapters are a change of the kernels, and nothing else is trained."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import learner_test as learning
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from searchrl import learner as learners
+from searchrl import mesh as meshes
+from searchrl.models import lora as loras
+from searchrl.models import policy
+from searchrl.models import transformer
+
+CONFIG = learning.CONFIG
+LORA = loras.Lora(rank=3, alpha=6.0)
+RATE = 0.1
+
+
+@pytest.fixture(scope='module')
+def base():
+  return jax.device_get(tiny.params(CONFIG))
+
+
+def random_adapters(lora, seed=0):
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+      lambda x: 0.1 * rng.normal(size=x.shape).astype(np.float32),
+      loras.init(lora, CONFIG, jax.random.key(0)))
+
+
+def make(lora=LORA, mesh=None, **options):
+  options = dict(rows=learning.ROWS, length=learning.LENGTH,
+                 temperature=learning.TEMPERATURE, seed=3) | options
+  return learners.make(
+      CONFIG, learning.ALGORITHM, optax.sgd(RATE),
+      mesh or meshes.make(devices=jax.devices()[:1]), lora=lora, **options)
+
+
+@pytest.mark.parametrize('targets', [loras.TARGETS, ('q',), ('down', 'v')])
+def test_attached_and_merged_say_the_same(base, targets):
+  lora = dataclasses.replace(LORA, targets=targets)
+  adapters = random_adapters(lora)
+  tokens = np.random.default_rng(1).integers(0, 96, (3, 12))
+  run = jax.jit(functools.partial(policy.token_logprobs, config=CONFIG))
+  attached, _ = run(loras.attach(base, adapters, lora), tokens)
+  merged, _ = run(loras.merge(base, adapters, lora), tokens)
+  plain, _ = run(base, tokens)
+  np.testing.assert_allclose(attached, merged, atol=2e-5)
+  assert np.abs(attached - plain).max() > 1e-2
+
+
+def test_merged_kernels_by_hand(base):
+  """W + (alpha / rank) A B, float64; other leaves are the base's own."""
+  adapters = random_adapters(LORA)
+  merged = loras.merge(base, adapters, LORA)
+  for name in loras.TARGETS:
+    a, b = (adapters['layers'][name][x].astype(np.float64)
+            for x in ('lora_a', 'lora_b'))
+    for layer in range(CONFIG.num_hidden_layers):
+      np.testing.assert_allclose(
+          merged['layers'][name]['kernel'][layer],
+          base['layers'][name]['kernel'][layer] + 6 / 3 * a[layer] @ b[layer],
+          atol=1e-6)
+  assert merged['embed'] is base['embed']
+  assert jax.tree.structure(merged) == jax.tree.structure(base)
+
+
+def test_a_merged_kernel_keeps_its_dtype(base):
+  half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), base)
+  merged = loras.merge(half, random_adapters(LORA), LORA)
+  assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(merged))
+
+
+def test_fresh_adapters_change_nothing_and_are_told_apart(base):
+  adapters = loras.init(LORA, CONFIG, jax.random.key(0))
+  merged = loras.merge(base, adapters, LORA)
+  jax.tree.map(np.testing.assert_array_equal, merged, base)
+  first = adapters['layers']['q']['lora_a']
+  assert 0.9 * 32 ** -0.5 < np.abs(first).max() <= 32 ** -0.5
+  assert np.abs(first - adapters['layers']['k']['lora_a']).max() > 0
+  axes = loras.logical_axes(LORA, CONFIG)
+  jax.tree.map(lambda x, names: x.ndim == len(names) or pytest.fail(str(names)),
+               adapters, axes)
+  assert axes['layers']['down']['lora_a'] == ('layers', 'mlp', None)
+
+
+@jax.jit
+def whole_step(adapters, base, batch):
+  """One step of the adapters on a batch as it is, through merged kernels."""
+  def loss(adapters):
+    out = learning.algorithms.PolicyOutput(*policy.token_logprobs(
+        loras.merge(base, adapters, LORA), batch.tokens, CONFIG,
+        temperature=learning.TEMPERATURE))
+    terms, _ = learning.ALGORITHM.loss(
+        out, batch, learning.ALGORITHM.advantages(batch))
+    return learning.algorithms.total(terms)
+
+  return jax.tree.map(
+      lambda x, g: x - RATE * g, adapters, jax.grad(loss)(adapters))
+
+
+@pytest.mark.parametrize('layout', [(1, 1, 1), (2, 2, 2)])
+def test_an_update_is_the_gradient_of_the_adapters_alone(layout, base):
+  count = int(np.prod(layout))
+  mesh = meshes.make(**dict(zip(meshes.AXES, layout)),
+                     devices=jax.devices()[:count])
+  learner = make(mesh=mesh)
+  state = learner.init(base)
+  start = random_adapters(LORA)
+  state['policy']['params'] = jax.tree.map(
+      lambda x, like: jax.device_put(np.array(x), like.sharding), start,
+      state['policy']['params'])
+  before = jax.tree.map(np.array, base)
+  scored = learner.score(state, learning.ragged_batch(), base)
+  mask = scored.loss_mask
+  assert np.abs(scored.old_logprobs - scored.ref_logprobs)[mask].max() > 1e-2
+  expected = whole_step(start, base, jax.tree.map(
+      lambda x: x[:-learning.FILLER], scored))
+  state, metrics = learner.update(state, scored, base)
+  assert jax.tree.structure(state['policy']['params']) == (
+      jax.tree.structure(expected))
+  jax.tree.map(
+      lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5),
+      jax.device_get(state['policy']['params']), jax.device_get(expected))
+  assert metrics['actor/grad_norm'] > 0
+  jax.tree.map(np.testing.assert_array_equal, base, before)
+
+
+def test_the_frozen_policy_is_the_reference_and_the_start(base):
+  learner = make()
+  state = learner.init(base)
+  assert learner.needs_base
+  scored = learner.score(state, learning.ragged_batch(), base)
+  np.testing.assert_allclose(
+      scored.old_logprobs, scored.ref_logprobs, atol=1e-6)
+  jax.tree.map(np.testing.assert_array_equal, learner.policy(state, base), base)
+  trained = sum(x.size for x in jax.tree.leaves(state))
+  assert trained < 0.5 * sum(x.size for x in jax.tree.leaves(base))
+
+
+def test_seeds_give_other_adapters(base):
+  one, two, again = (make(seed=s).init(base)['policy']['params']['layers']['q'][
+      'lora_a'] for s in (0, 1, 0))
+  np.testing.assert_array_equal(one, again)
+  assert np.abs(one - two).max() > 0
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(rank=0), 'lora.rank must be at least 1 .* they are 0 and 6.0'),
+    (dict(alpha=0.0), 'lora.alpha above 0'),
+    (dict(targets=('q', 'query')), r"must be some of .* but is \('q', 'query'"),
+    (dict(targets=()), 'must be some of'),
+])
+def test_bad_adapters_are_refused(options, message):
+  with pytest.raises(ValueError, match=message):
+    dataclasses.replace(LORA, **options)
+
+
+def test_a_model_without_adapters_has_none_of_their_parameters():
+  assert 'lora_a' not in str(jax.tree.structure(
+      transformer.init(CONFIG, jax.random.key(0))))
