@@ -42,16 +42,28 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       corpus='',  # passages, jsonl; '' generates a world
       options={},  # keyword arguments of the engine
   )
-  config.dialogue = 'searchrl.agent.dialogue:laptop'  # or :search_r1
+  # Made of the tokenizer; or dialogue:search_r1, chat:search_r1, tools:dspo.
+  config.dialogue = 'searchrl.agent.dialogue:laptop'
   config.reward = 'searchrl.agent.rewards:em'  # trained on; module:function
   config.outcome = 'searchrl.agent.rewards:em'  # read by the dynamic filter
   config.rollout = dict(
       questions=12,  # a step
       group_size=6,  # samples a question
       max_rounds=1,  # of questions a step, until `keep` has filled the batch
+      end_when_full=False,  # then leave what plays unfinished: favours the short
       temperature=1.0,  # above 0
+      top_k=0,  # tokens that may be drawn, the likeliest; 0: all
+      top_p=1.0,  # the fewest likeliest with this probability; in (0, 1]
+      min_p=0.0,  # those with this share of the largest; in [0, 1]
+      truncation='refuse',  # of the three, where a loss has an importance ratio;
+      # 'renormalise' takes log-probs over the tokens that could be drawn
       slots=72,  # conversations side by side; a multiple of data * fsdp
       length=512,  # tokens a conversation, prompt included
+      dtype='float32',  # of the engine's weights and cache: or bfloat16
+      admission='auto',  # of search results: deterministic (CPU), or arrival
+      ahead=0,  # decodes that run while the host reads an earlier one: 0 or 1
+      search_timeout_secs=60.0,
+      search_calls=4,  # at a time
       mask_truncated=False,  # leave out of the loss what hit a limit (DAPO)
       budgets=dict(
           max_turns=6,  # actions, the answer included
@@ -68,6 +80,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       weight_decay=0.0,
       max_grad_norm=1.0,
       warmup_steps=5,  # updates
+      mu_dtype='float32',  # of the first moment: or bfloat16, to save memory
   )
   config.critic = dict(  # of recipes that need values: ppo
       optimizer=dict(
@@ -104,6 +117,10 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       watchdog_secs=0,  # the least silence that ends a stuck process; 0: never
       tensorboard=True,
       progress=True,
+  )
+  config.plan = dict(  # what --plan is about
+      devices='',  # KIND-COUNT, such as v5e-64 or h200-8; '': this machine's
+      compile=True,  # where there is a compiler: exact, and takes minutes
   )
   config.evaluate = dict(
       initial=True,  # also before training

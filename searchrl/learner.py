@@ -22,6 +22,7 @@ import optax
 from searchrl import mesh as meshes
 from searchrl import packing
 from searchrl import programs as programs_lib
+from searchrl import trajectory
 from searchrl.models import critic
 from searchrl.models import lora as loras
 from searchrl.models import transformer
@@ -147,6 +148,38 @@ class Learner:
                for n in names}
     return state, metrics | diagnostics.describe(batch, advantages)
 
+  def abstract_update(self, rows: int, base_dtype: str = 'float32') -> tuple:
+    """What `programs.update` is compiled for: shapes, dtypes and shardings.
+
+    Args:
+      rows: B of a whole batch.
+      base_dtype: of what adapters adapt.
+    """
+    needs = self.programs.algorithm.needs
+    empty = trajectory.pack(
+        [], group_ids=[], policy_step=0, length=self.programs.length,
+        rows=rows // self.minibatches)
+    empty = dataclasses.replace(empty, **{
+        field: np.zeros(empty.tokens.shape, np.float32)
+        for field in ('old_logprobs', *needs)})
+    advantages = jax.tree.map(
+        lambda x: np.zeros(x.shape, x.dtype),
+        jax.eval_shape(self.programs.algorithm.advantages, empty))
+    mesh = self.programs.mesh
+
+    def describe(x, axes):
+      return jax.ShapeDtypeStruct(
+          x.shape, x.dtype, sharding=meshes.sharding(mesh, axes))
+
+    base = jax.tree.map(
+        describe, transformer.abstract(self.programs.shape, base_dtype),
+        transformer.logical_axes(self.programs.shape))
+    stacked = jax.tree.map(
+        lambda x: describe(x, (None, 'batch') + (None,) * (x.ndim - 2)),
+        self._packed(empty, advantages).rows)
+    return (True, self.programs.abstract_state(), self._frozen(base), stacked,
+            jax.ShapeDtypeStruct((), np.int32))
+
   def _step(self, state, base, batch, advantages):
     """One optimiser step on a mini-batch."""
     packed = self._packed(batch, advantages)
@@ -264,7 +297,7 @@ def make(
     critic_warmup: updates that the critic makes before the policy's first.
     guard: called before each dispatch with the program's name and what it is
       compiled for; see `processes.Guard`.
-    **forward: fields of `programs.Forward`: remat, dtype, attend.
+    **forward: fields of `programs.Forward`: remat, dtype, attend, by_document.
 
   Raises:
     ValueError: numbers that do not fit, a second optimiser step on a batch

@@ -20,6 +20,8 @@ _CONFIG = config_flags.DEFINE_config_file(
     lock_config=True)
 _WORKDIR = flags.DEFINE_string(
     'workdir', None, "The run's folder; default runs/<config name>.")
+_PLAN = flags.DEFINE_bool(
+    'plan', False, 'Print what the run would hold in memory, and end.')
 _ALLOW_CHANGES = flags.DEFINE_bool(
     'allow_changes', False, 'Go on in a folder whose config was another one.')
 
@@ -42,7 +44,8 @@ def main(argv) -> None:
   if 'allow_changes' in config:
     config.allow_changes = _ALLOW_CHANGES.value
   try:
-    job = plugins.resolve(config.job, field='job', ours='searchrl.train:run')
+    name = 'searchrl.plan:run' if _PLAN.value else config.job
+    job = plugins.resolve(name, field='job', ours='searchrl.train:run')
     job(config, workdir)
   except KeyboardInterrupt:
     sys.exit(f'Interrupted. What {workdir} holds is whole; run the same command '

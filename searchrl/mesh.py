@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
 AXES = ('data', 'fsdp', 'tensor')
@@ -61,6 +61,13 @@ def make(
   return jax.make_mesh(
       tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES),
       devices=devices)
+
+
+def abstract(count: int, **sizes: int) -> AbstractMesh:
+  """A mesh like `make`'s of devices that need not exist: for arithmetic."""
+  sizes = _fill(dict.fromkeys(AXES, 1) | sizes, count)
+  return AbstractMesh(tuple(sizes.values()), AXES,
+                      axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def spec(logical_axes: Axes) -> PartitionSpec:

@@ -74,6 +74,7 @@ def adamw(
     total_steps: int | None = None,
     schedule: Schedule = 'constant',
     final_fraction: float = 0.1,
+    mu_dtype: str = 'float32',
 ) -> optax.GradientTransformation:
   """Clips by the global norm, then AdamW (Loshchilov and Hutter 2019).
 
@@ -87,10 +88,16 @@ def adamw(
     max_grad_norm: longer gradients are scaled to this norm, taken over all
       leaves together; None leaves them as they are.
     warmup_steps, total_steps, schedule, final_fraction: see `learning_rate`.
+    mu_dtype: of the mean of the gradients: 'float32' or 'bfloat16', which
+      saves 2 bytes a parameter. The mean of the squares stays float32: in
+      bfloat16 a change by 1 - b2 of it would be rounded away.
 
   Raises:
     ValueError: if a value lies outside its range.
   """
+  if mu_dtype not in ('float32', 'bfloat16'):
+    raise ValueError(
+        f"mu_dtype must be 'float32' or 'bfloat16', but is {mu_dtype!r}.")
   if max_grad_norm is not None and max_grad_norm <= 0:
     raise ValueError(
         f'max_grad_norm must be positive, but is {max_grad_norm}. Use None '
@@ -101,7 +108,8 @@ def adamw(
   clip = (optax.identity() if max_grad_norm is None else
           optax.clip_by_global_norm(max_grad_norm))
   return optax.chain(clip, optax.adamw(
-      rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decayed))
+      rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decayed,
+      mu_dtype=mu_dtype))
 
 
 def decayed(params: Any) -> Any:

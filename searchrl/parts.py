@@ -13,6 +13,7 @@ import json
 import pathlib
 from typing import Any
 
+from searchrl import collect
 from searchrl import datasets
 from searchrl import evaluate
 from searchrl import learner as learners
@@ -65,8 +66,12 @@ def build(config, folder: pathlib.Path) -> Parts:
       config.model.path, dialogue=config.dialogue, seed=config.seed,
       slots=config.rollout.slots, length=config.rollout.length,
       budgets=rollout.Budgets(**config.rollout.budgets), mesh=mesh,
+      engine_dtype=config.rollout.dtype,
+      course=players.course(mesh, config.rollout),
       dtype=config.model.dtype)
-  its_learner = learner(config, recipe, player, mesh, guard)
+  its_learner = learner(
+      config, recipe, player.shape, mesh,
+      attend(config, tested_attention(config, player.shape, mesh), mesh), guard)
   reward, outcome = (
       plugins.resolve(config[field], field=field,
                       ours='searchrl.agent.rewards:em, :subem and :f1')
@@ -113,35 +118,61 @@ def algorithm(config) -> algorithms.Algorithm:
         f'{name}, whose baseline is the group, but is '
         f'{config.rollout.group_size}. Raise it, or choose an algorithm '
         'without a group baseline.')
+  _check_truncation(name, built, config.rollout)
   if config.mismatch.how == 'none':
     return built
   return algorithms.corrected(built, **config.mismatch)
 
 
-def learner(config, recipe, player, mesh, guard) -> learners.Learner:
-  """The config's learner for the player's model."""
+def _check_truncation(name: str, built: algorithms.Algorithm, options) -> None:
+  """Raises a ValueError if a ratio would divide by another distribution."""
+  if options.truncation not in ('refuse', 'renormalise'):
+    raise ValueError("rollout.truncation must be 'refuse' or 'renormalise', "
+                     f'but is {options.truncation!r}.')
+  truncation = collect.truncation(options)
+  truncation.check()
+  if built.one_update or truncation.is_off or (
+      options.truncation == 'renormalise'):
+    return
+  raise ValueError(
+      f'rollout.top_k, top_p and min_p must be off for {name}, whose loss has '
+      'an importance ratio: they make the sampler another distribution than '
+      f'the policy. They are {truncation.top_k}, {truncation.top_p} and '
+      f'{truncation.min_p}. Turn them off (0, 1.0, 0.0), or accept that with '
+      "rollout.truncation='renormalise'.")
+
+
+def learner(config, recipe, shape, mesh, attention_options,
+            guard=lambda *facts: None) -> learners.Learner:
+  """The config's learner for a model of a shape."""
   return learners.make(
-      player.shape, recipe, optimizers.adamw(**config.optimizer), mesh,
+      shape, recipe, optimizers.adamw(**config.optimizer), mesh,
       rows=config.rollout.questions * config.rollout.group_size,
       length=config.rollout.length, temperature=config.rollout.temperature,
       lora=loras.Lora(**config.model.lora) if config.model.lora.rank else None,
       seed=config.seed,
       critic_optimizer=optimizers.adamw(**config.critic.optimizer),
       critic_warmup=config.critic.warmup_updates, guard=guard,
-      attend=attend(config, player.shape, mesh), **config.learner)
+      **attention_options, **config.learner)
 
 
-def attend(config, shape, mesh) -> Callable[..., Any]:
+def tested_attention(config, shape, mesh) -> str:
   """The config's attention of whole rows, tested by the first process."""
   name, note = processes.on_first('attention', lambda: attention.resolve(
       config.model.attention, platform=mesh.devices.flat[0].platform,
       dtype=config.learner.dtype, heads=shape.num_attention_heads,
       kv_heads=shape.num_key_value_heads, head_dim=shape.head_dim,
       length=config.learner.row_length or config.rollout.length,
-      sliding_window=shape.sliding_window, packed=True))
+      sliding_window=shape.sliding_window))
   if name != 'xla' or note.startswith('Warning'):
     _say(note)
-  return functools.partial(
+  return name
+
+
+def attend(config, name: str, mesh) -> dict[str, Any]:
+  """An attention as the learner is told of it."""
+  implementation = functools.partial(
       attention.causal, implementation=name,
       block=config.model.attention_block or None,
       sharding=meshes.sharding(mesh, ('batch', None, 'heads', None)))
+  return dict(attend=implementation, by_document=name == 'cudnn')

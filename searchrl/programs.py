@@ -23,6 +23,7 @@ from searchrl import mesh as meshes
 from searchrl import packing
 from searchrl.models import attention
 from searchrl.models import critic
+from searchrl.models import documents
 from searchrl.models import lora as loras
 from searchrl.models import policy
 from searchrl.models import transformer
@@ -49,6 +50,7 @@ class Forward:
   remat: bool | str = False
   dtype: str = 'float32'  # of activations
   attend: Callable[..., Array] = attention.causal
+  by_document: bool = False  # for kernels without segments; models.documents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +147,7 @@ class Programs:
   @functools.cached_property
   def _shapes(self) -> dict[str, State]:
     key = jax.random.key(0)
-    whole = jax.eval_shape(
-        functools.partial(transformer.init, self.shape), key)
+    whole = transformer.abstract(self.shape)
     params = {'policy': whole}
     if self.lora:
       params['policy'] = jax.eval_shape(
@@ -168,13 +169,21 @@ class Programs:
   def _logprobs(self, params, where: packing.Layout, tokens):
     return policy.token_logprobs(
         params, tokens, self.shape, temperature=self.temperature,
-        segment_ids=where.segment_ids, positions=where.positions,
-        **vars(self.forward))
+        **self._of_rows(where))
 
   def _values(self, params, where: packing.Layout, tokens):
     return critic.token_values(
-        params, tokens, self.shape, segment_ids=where.segment_ids,
-        positions=where.positions, **vars(self.forward))
+        params, tokens, self.shape, **self._of_rows(where))
+
+  def _of_rows(self, where: packing.Layout) -> dict[str, Any]:
+    """How a network reads packed rows."""
+    attend = self.forward.attend
+    if self.forward.by_document:
+      attend = functools.partial(documents.causal, where=where, attend=attend,
+                                 length=self.length)
+    return dict(segment_ids=where.segment_ids, positions=where.positions,
+                remat=self.forward.remat, dtype=self.forward.dtype,
+                attend=attend)
 
   def _rowwise(self, of_rows: Callable[..., Array]) -> Callable[..., Array]:
     """What a network says of every token, micro-batch by micro-batch."""

@@ -16,7 +16,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 
+from searchrl import packing
 from searchrl.models import attention
+from searchrl.models import documents
 from searchrl.models import transformer
 
 SHAPE = (2, 13, 4, 2, 8)  # B T H K d
@@ -217,31 +219,31 @@ def test_a_right_kernel_passes_its_test(as_cudnn):
   assert {call['local_window_size'] for call in as_cudnn} == {None, (2, 0)}
 
 
-def one_place_late(q, k, v, sliding_window):
+def one_place_late(q, k, v, sliding_window, _):
   return attention._xla(q, *(jnp.roll(x, 1, 1) for x in (k, v)), None,
                         sliding_window, None)
 
 
-def no_mask(q, k, v, sliding_window):
-  del sliding_window
+def no_mask(q, k, v, sliding_window, lengths):
+  del sliding_window, lengths
   return jax.nn.dot_product_attention(q, k, v)
 
 
-def window_of_one_more(q, k, v, sliding_window):
+def window_of_one_more(q, k, v, sliding_window, _):
   return attention._xla(q, k, v, None, sliding_window and sliding_window + 1,
                         None)
 
 
-def ungrouped(q, k, v, sliding_window):
+def ungrouped(q, k, v, sliding_window, _):
   k, v = (jnp.tile(x, (1, 1, q.shape[2] // x.shape[2], 1)) for x in (k, v))
   return attention._xla(q, k, v, None, sliding_window, None)
 
 
-def unscaled(q, k, v, sliding_window):
+def unscaled(q, k, v, sliding_window, _):
   return attention._xla(q * 1.1, k, v, None, sliding_window, None)
 
 
-def nothing(q, k, v, sliding_window):
+def nothing(q, k, v, sliding_window, _):
   return attention._xla(q, k, v, None, sliding_window, None) * jnp.nan
 
 
@@ -255,12 +257,12 @@ same.defvjp(lambda x, backward: (x, None),
             lambda backward, _, gradient: (backward(gradient),))
 
 
-def wrong_gradient(q, k, v, sliding_window):
+def wrong_gradient(q, k, v, sliding_window, _):
   k = same(k, lambda gradient: gradient.at[:, 0].set(0))
   return attention._xla(q, k, v, None, sliding_window, None)
 
 
-def nan_gradient_at_some_lengths(q, k, v, sliding_window):
+def nan_gradient_at_some_lengths(q, k, v, sliding_window, _):
   bad = jnp.nan if q.shape[1] % 128 == 64 else 1.0
   k = same(k, lambda gradient: gradient * bad)
   return attention._xla(q, k, v, None, sliding_window, None)
@@ -298,20 +300,18 @@ GPU, TPU = dict(platform='gpu'), dict(platform='tpu')
     (dict(platform='cuda'), 'cudnn', 'GPU, bfloat16'),
     (GPU | dict(dtype=jnp.float16), 'cudnn', 'GPU, float16'),
     (GPU | dict(dtype=jnp.float32), 'xla', 'cudnn does not take float32'),
-    (GPU | dict(packed=True), 'xla', 'cudnn takes no segment ids'),
     (GPU | dict(head_dim=256), 'cudnn', 'GPU'),
     (GPU | dict(head_dim=260), 'xla', 'up to 256, not 260'),
     (GPU | dict(head_dim=20), 'xla', 'multiples of 8'),
     (GPU | dict(length=127), 'xla', '127 tokens would be padded to 128'),
     (TPU, 'splash', 'TPU, bfloat16'),
-    (TPU | dict(packed=True), 'splash', 'TPU'),
     (TPU | dict(head_dim=64), 'splash', 'TPU'),
     (TPU | dict(head_dim=80), 'xla', 'multiples of 64, not 80'),
     (TPU | dict(dtype=jnp.float32), 'xla', 'splash is for bfloat16'),
     (TPU | dict(length=64), 'xla', '64 tokens'),
 ])
 def test_what_auto_means(changes, expected, why):
-  usual = dict(dtype=jnp.bfloat16, head_dim=128, length=4096, packed=False)
+  usual = dict(dtype=jnp.bfloat16, head_dim=128, length=4096)
   name, reason = attention.choose(**{**usual, **changes})
   assert name == expected and why in reason
 
@@ -344,12 +344,10 @@ def test_a_kernel_that_passes_is_used_and_tested_at_the_length_of_the_run(
   assert max(call['length'] for call in as_cudnn) == 384
 
 
-def test_xla_needs_no_test_and_packed_rows_no_cudnn():
+def test_xla_needs_no_test():
   for platform in ('cpu', 'gpu', 'tpu'):
-    assert attention.resolve('xla', platform=platform, packed=True, **RUN) == (
+    assert attention.resolve('xla', platform=platform, **RUN) == (
         'xla', 'attention: xla (as configured)')
-  with pytest.raises(ValueError, match='but the rows are packed'):
-    attention.resolve('cudnn', platform='gpu', packed=True, **RUN)
 
 
 @pytest.mark.parametrize('length, window, packed, block', [
@@ -436,3 +434,34 @@ def test_splash_compiles_for_a_tpu_and_holds_no_scores(
   assert 'all-gather' not in text and 'all-reduce' not in text
   scores = rows * heads * length * length * 4 // len(devices)
   assert compiled.memory_analysis().temp_size_in_bytes < scores // 4
+
+
+@pytest.mark.parametrize('window', [None, 4])
+def test_documents_that_attend_apart_read_what_they_read_in_rows(window):
+  """Values and gradients; a place is empty, and so is the end of each row."""
+  lengths = [7, 5, 9, 1, 2]
+  rows = packing.first_fit(lengths, 14, 3)
+  where = packing.layout(rows, lengths, count=3, length=14, places=3)
+  assert not where.lengths[-1].any()
+  xs = narrow(arrays((3, 14, 4, 2, 8)))
+  weight = jnp.asarray(where.segment_ids > 0, jnp.float32)[..., None, None]
+
+  def loud_behind(q, k, v, *, lengths, **options):
+    """What a kernel may leave behind the end of a row."""
+    seen = attention.causal(q, k, v, **options)
+    behind = jnp.arange(q.shape[1]) >= lengths[:, None]
+    return jnp.where(behind[..., None, None], jnp.nan, seen)
+
+  def run(read, **options):
+    def total(*xs):
+      seen = read(*xs, segment_ids=where.segment_ids, sliding_window=window,
+                  **options) * weight
+      return jnp.sum(seen * jnp.cos(seen)), seen
+    (_, seen), gradients = jax.jit(jax.value_and_grad(
+        total, argnums=(0, 1, 2), has_aux=True))(*xs)
+    return seen, *gradients
+
+  wanted = run(attention.causal)
+  got = run(documents.causal, where=where, length=9, attend=loud_behind)
+  for one, two in zip(got, wanted):
+    np.testing.assert_allclose(one, two, atol=2e-6)

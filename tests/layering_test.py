@@ -9,16 +9,18 @@ import pytest
 
 PACKAGE = pathlib.Path(__file__).parents[1] / 'searchrl'
 ROOM = ('mesh', 'optimizer', 'checkpoint', 'metrics', 'plugins', 'processes',
-        'watchdog', 'packing')
+        'watchdog', 'packing', 'devices')
 WINGS = ('agent', 'search', 'world', 'rl', 'models')
 JOBS = ('train', 'finetune', 'evaluate',  # jobs, and what only they share
-        'collect', 'datasets', 'parts', 'player', 'summary', 'workdir')
+        'collect', 'datasets', 'parts', 'plan', 'player', 'summary',
+        'workdir')
 BELOW_JOBS = ('trajectory', *ROOM, *WINGS, 'programs', 'learner')
 
 MAY_IMPORT = {  # part -> parts of ours, besides itself
     'trajectory': (),
     **{part: () for part in ROOM},
     **{part: ('trajectory',) for part in WINGS},
+    'models': ('trajectory', 'packing'),  # pure, as they are
     'programs': ('rl', 'models', 'trajectory', *ROOM),
     'learner': ('programs', 'rl', 'models', 'trajectory', *ROOM),
     **{part: (*BELOW_JOBS, *JOBS) for part in JOBS},

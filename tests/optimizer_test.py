@@ -108,3 +108,24 @@ def test_schedules_by_hand(schedule, want):
 def test_values_out_of_range_are_named(changes, message):
   with pytest.raises(ValueError, match=message):
     optimizer.adamw(**{'learning_rate': 1e-3} | changes)
+
+
+def test_half_a_first_moment_is_nearly_the_whole():
+  rng = np.random.default_rng(0)
+  tree = {'kernel': rng.normal(size=(4, 5)).astype(np.float32)}
+  whole, half = (optimizer.adamw(learning_rate=0.1, mu_dtype=dtype)
+                 for dtype in ('float32', 'bfloat16'))
+  states, trees = [tx.init(tree) for tx in (whole, half)], [tree, tree]
+  for _ in range(5):
+    grads = {'kernel': rng.normal(size=(4, 5)).astype(np.float32)}
+    for i, tx in enumerate((whole, half)):
+      updates, states[i] = tx.update(grads, states[i], trees[i])
+      trees[i] = optax.apply_updates(trees[i], updates)
+  assert optax.tree.get(states[1], 'mu')['kernel'].dtype == 'bfloat16'
+  assert optax.tree.get(states[1], 'nu')['kernel'].dtype == np.float32
+  assert trees[1]['kernel'].dtype == np.float32
+  moved = np.abs(trees[0]['kernel'] - tree['kernel'])
+  apart = np.abs(trees[1]['kernel'] - trees[0]['kernel'])
+  assert 0 < apart.max() < 0.02 * moved.max()
+  with pytest.raises(ValueError, match="but is 'float16'"):
+    optimizer.adamw(learning_rate=0.1, mu_dtype='float16')

@@ -6,16 +6,17 @@
   cudnn    flash attention of NVIDIA GPUs: half precision, no segment ids
   splash   flash attention of TPUs in Pallas: segment ids, windows
 
-`causal` is for whole rows (training, scoring); `grouped` takes any mask, as a
-cache needs. A kernel is trusted only after `self_test`; `resolve` does both.
+`causal` is for whole rows (training, scoring); `grouped` takes any mask, and
+`blockwise` reads a cache. A kernel is trusted only after `self_test`; `resolve` does both.
 
 Traps that this file goes around: `is_causal` of jax.nn.dot_product_attention
 aligns its mask top-left, wrong for a chunk against a longer cache (`causal`
-refuses unequal lengths); its log-sum-exp is rounded to half precision (nothing
-here merges partial attentions); cuDNN had NaN gradients at one query and at 64
+refuses unequal lengths); its log-sum-exp is rounded to half precision
+(`blockwise` merges its own, in float32); cuDNN had NaN gradients at one query and at 64
 past a multiple of 128 (it is given multiples of 128, and no mask tensor).
 """
 
+from collections.abc import Callable
 import functools
 from typing import Any
 
@@ -28,10 +29,11 @@ import numpy as np
 IMPLEMENTATIONS = ('xla', 'cudnn', 'splash')
 _HALF = ('bfloat16', 'float16')
 _MASKED = -1e30  # finite, so that a row that sees nothing gives no NaN
+_LOG2_E = 1.4426950408889634
 _LANES = 128  # rows of both kernels are multiples of it
 _WAY_OUT = "Set model.attention to 'xla', or leave it 'auto'."
-_PACKED = ('cudnn takes no segment ids, but the rows are packed. Sort unpacked '
-           f'rows into buckets of similar length. Else: {_WAY_OUT}')
+_PACKED = ('cudnn takes no segment ids, but the rows are packed. Attend through '
+           f'models.documents. Else: {_WAY_OUT}')
 # Largest difference to the float32 reference, of its largest entry: several
 # times what rounding does. A mask that is wrong by one place gives > 0.1.
 _TOLERANCE = {'float32': 1e-4, 'float16': 4e-3, 'bfloat16': 3e-2}
@@ -75,12 +77,73 @@ def grouped(
   return seen.transpose(0, 3, 1, 2, 4).reshape(rows, length, heads, size)
 
 
+def blockwise(
+    q: Float[Array, 'B T H d'],
+    block_at: Callable[[Int[Array, '']], tuple[Array, Array]],
+    positions: Int[Array, 'B T'],
+    blocks: Int[Array, ''],
+    block: int,
+    sliding_window: int | None = None,
+) -> Float[Array, 'B T H d']:
+  """`grouped` over a cache in blocks, as many of them as are filled.
+
+  Partial softmaxes are combined from the first block to the last. A block that
+  a query does not see adds exact zeros, so that how many there are changes no
+  bit of the result.
+
+  Args:
+    q: queries.
+    block_at: which block -> its keys and values [B K W d].
+    positions: of the queries; -1 sees nothing, and reads 0.
+    blocks: how many there are; traced.
+    block: W.
+    sliding_window: tokens that a query sees, itself included.
+  """
+  rows, length, heads, size = q.shape
+  kv_heads = jax.eval_shape(block_at, blocks)[0].shape[1]
+  groups = heads // kv_heads
+  q = q.reshape(rows, length, kv_heads, groups, size).transpose(0, 2, 3, 1, 4)
+  q = q.reshape(rows, kv_heads, groups * length, size)
+  positions = jnp.tile(positions, (1, groups))
+
+  def add(i, so_far):
+    largest, total, seen = so_far
+    k, v = block_at(i)
+    scores = jnp.einsum('bkqd,bksd->bkqs', q, k,
+                        preferred_element_type=jnp.float32)
+    shown = visible(positions, i * block + jnp.arange(block),
+                    sliding_window)[:, None]
+    scores = jnp.where(shown, scores * (_LOG2_E * size ** -0.5), _MASKED)
+    # In whole powers of two, so that shrinking is exact: whether a compiler
+    # joins a product and a sum into one rounding then changes nothing.
+    larger = jnp.maximum(largest, jnp.ceil(scores.max(-1, keepdims=True)))
+    weights = jnp.where(shown, jnp.exp((scores - larger) / _LOG2_E), 0)
+    shrink = _power_of_two(largest - larger)
+    return (larger, total * shrink + weights.sum(-1, keepdims=True),
+            seen * shrink + jnp.einsum('bkqs,bksd->bkqd', weights.astype(
+                v.dtype), v, preferred_element_type=jnp.float32))
+
+  nothing = jnp.zeros((*q.shape[:3], 1))
+  _, total, seen = jax.lax.fori_loop(0, blocks, add, (
+      nothing + _MASKED, nothing, jnp.zeros(q.shape)))
+  seen = (seen / jnp.where(total == 0, 1, total)).astype(q.dtype)
+  seen = seen.reshape(rows, kv_heads, groups, length, size)
+  return seen.transpose(0, 3, 1, 2, 4).reshape(rows, length, heads, size)
+
+
+def _power_of_two(exponent: Float[Array, '*B']) -> Float[Array, '*B']:
+  """2 ** exponent, exactly, for whole exponents in [-126, 0]; less is -126."""
+  biased = jnp.maximum(exponent, -126.0).astype(jnp.int32) + 127
+  return jax.lax.bitcast_convert_type(biased << 23, jnp.float32)
+
+
 def causal(
     q: Float[Array, 'B T H d'],
     k: Float[Array, 'B T K d'],
     v: Float[Array, 'B T K d'],
     *,
     segment_ids: Int[Array, 'B T'] | None = None,
+    lengths: Int[Array, 'B'] | None = None,
     sliding_window: int | None = None,
     implementation: str = 'xla',
     block: int | None = None,
@@ -95,6 +158,8 @@ def causal(
     q: queries, rotated but not scaled; H is a multiple of K.
     k, v: keys, rotated, and values.
     segment_ids: equal for tokens of one document of a packed row.
+    lengths: tokens of each row, so that 'cudnn' can leave out what is behind
+      them; what is read there means nothing, and may be NaN.
     sliding_window: tokens that a query sees, itself included.
     implementation: 'xla', 'cudnn' or 'splash'; see `resolve` for 'auto'.
     block: queries at a time under 'xla', whose scores the backward pass makes
@@ -115,7 +180,7 @@ def causal(
   if sliding_window is not None and sliding_window >= q.shape[1]:
     sliding_window = None
   if implementation == 'cudnn':
-    return _cudnn(q, k, v, sliding_window)
+    return _cudnn(q, k, v, sliding_window, lengths)
   if implementation == 'xla':
     return _xla(q, k, v, segment_ids, sliding_window, block)
   run = functools.partial(_splash, sliding_window=sliding_window, block=block,
@@ -178,13 +243,14 @@ def _xla(q, k, v, segment_ids, sliding_window, block):
   return out.swapaxes(0, 1).reshape(rows, -1, *q.shape[2:])[:, :length]
 
 
-def _cudnn(q, k, v, sliding_window):
-  """Lengths rounded up; the kernel counts a window without oneself."""
+def _cudnn(q, k, v, sliding_window, lengths=None):
+  """Rows rounded up; the kernel counts a window without oneself."""
   length = q.shape[1]
   window = None if sliding_window is None else (sliding_window - 1, 0)
   return jax.nn.dot_product_attention(
       *(_padded(x, -length % _LANES) for x in (q, k, v)), is_causal=True,
-      local_window_size=window, implementation='cudnn')[:, :length]
+      local_window_size=window, query_seq_lengths=lengths,
+      key_value_seq_lengths=lengths, implementation='cudnn')[:, :length]
 
 
 def _splash(q, k, v, segment_ids, *, sliding_window, block, interpret):
@@ -214,15 +280,14 @@ def _padded(x, spare: int):
   return jnp.pad(x, ((0, 0), (0, spare), *[(0, 0)] * (x.ndim - 2)))
 
 
-def choose(platform: str, dtype: Any, head_dim: int, length: int,
-           packed: bool) -> tuple[str, str]:
+def choose(platform: str, dtype: Any, head_dim: int, length: int
+          ) -> tuple[str, str]:
   """What 'auto' means for rows of `length`, to be tested, and why."""
   dtype, gpu = jnp.dtype(dtype), platform in ('gpu', 'cuda')
   rules = (
       (not gpu and platform != 'tpu', 'xla', f'{platform} has no kernel'),
       (length < _LANES, 'xla', f'{length} tokens would be padded to {_LANES}'),
       (gpu and dtype.name not in _HALF, 'xla', f'cudnn does not take {dtype}'),
-      (gpu and packed, 'xla', 'cudnn takes no segment ids'),
       (gpu and (head_dim % 8 or head_dim > 256), 'xla',
        f'cudnn takes multiples of 8 up to 256, not {head_dim}'),
       (gpu, 'cudnn', f'GPU, {dtype}'),
@@ -235,7 +300,7 @@ def choose(platform: str, dtype: Any, head_dim: int, length: int,
 def resolve(
     implementation: str, *, platform: str, dtype: Any, heads: int,
     kv_heads: int, head_dim: int, length: int,
-    sliding_window: int | None = None, packed: bool = False,
+    sliding_window: int | None = None,
 ) -> tuple[str, str]:
   """The implementation that a run uses, tested, and a sentence about it.
 
@@ -244,13 +309,10 @@ def resolve(
 
   Raises:
     RuntimeError: the implementation asked for fails; see `self_test`.
-    ValueError: it is 'cudnn', and rows are packed.
   """
-  if packed and implementation == 'cudnn':
-    raise ValueError(_PACKED)
   name, why = implementation, 'as configured'
   if implementation == 'auto':
-    name, why = choose(platform, dtype, head_dim, length, packed)
+    name, why = choose(platform, dtype, head_dim, length)
   if name != 'xla':
     try:
       self_test(name, heads=heads, kv_heads=kv_heads, head_dim=head_dim,

@@ -57,8 +57,7 @@ class Lora:
 
 def init(lora: Lora, config: TransformerConfig, key: Array) -> Params:
   """Adapters, float32: A uniform within 1 / sqrt(D), B zero."""
-  kernels = jax.eval_shape(
-      lambda key: transformer.init(config, key), key)['layers']
+  kernels = transformer.abstract(config)['layers']
   layers = {}
   for name, its_key in zip(lora.targets,
                            jax.random.split(key, len(lora.targets))):

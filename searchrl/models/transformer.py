@@ -282,6 +282,13 @@ def init(config: TransformerConfig, key: Array) -> Params:
   return nn.meta.unbox(_boxed(config, key))
 
 
+@functools.cache
+def abstract(config: TransformerConfig, dtype: str = 'float32') -> Params:
+  """A tree like `init`'s of shapes, of arrays that do not exist."""
+  shapes = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), shapes)
+
+
 def logical_axes(config: TransformerConfig) -> Params:
   """A tree like `init`'s whose leaves are tuples of logical axis names."""
   return axes_of(lambda key: _boxed(config, key))

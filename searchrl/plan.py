@@ -1,0 +1,212 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A config and a kind of device in, what a run will hold in memory out.
+
+Nothing is allocated and no weight is read: shapes and shardings say what
+arrays take, and the compiler, where there is one for the device, what the
+update takes besides. A compiled figure is exact; an estimate says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from typing import Any
+
+import jax
+import numpy as np
+
+from searchrl import devices as devices_lib
+from searchrl import learner as learners
+from searchrl import mesh as meshes
+from searchrl import metrics
+from searchrl import parts
+from searchrl import player
+from searchrl.devices import GIB
+from searchrl.models import attention
+from searchrl.models import transformer
+from searchrl.models import weights
+
+_ROOM = 0.92  # of the memory; the rest is the runtime's
+_CHUNK = 128  # tokens of a row whose logits exist at one time
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """Bytes a device, by what they hold."""
+
+  devices: str
+  available: float
+  parameters: int  # of the policy
+  mesh: dict[str, int]
+  holds: dict[str, float]  # all the time
+  update: float  # besides, during an update
+  compiled: bool  # whether `update` is the compiler's, or an estimate
+
+  @property
+  def peak(self) -> float:
+    return sum(self.holds.values()) + self.update
+
+  @property
+  def fits(self) -> bool:
+    return self.peak <= _ROOM * self.available
+
+
+def run(config, workdir: str) -> None:
+  """Prints whether the config fits config.plan.devices, and what takes how much.
+
+  Raises:
+    ValueError: the config cannot be run there at all.
+  """
+  del workdir  # nothing is written
+  found = make(config)
+  print(describe(found))
+
+
+def make(config) -> Plan:
+  """The plan of a training config; see `run`."""
+  if 'learner' not in config:
+    raise ValueError(
+        'a plan is of a training run, but this config has no learner. Choose '
+        'one of the recipes.')
+  shape = weights.read_config(weights.locate(
+      config.model.path or str(player.TINY_BASE)))
+  kind, mesh, name = _devices(config)
+  learner = _learner(config, shape, mesh, kind)
+  processes = max(1, mesh.size // kind.a_process)
+  holds = _holds(config, shape, learner, mesh, processes)
+  compiled = isinstance(mesh, jax.sharding.Mesh) and config.plan.compile
+  update = (compiled_bytes if compiled else estimated_bytes)(
+      learner, rows_of(config))
+  return Plan(
+      devices=name, available=kind.gib * GIB,
+      parameters=sum(math.prod(x.shape) for x in jax.tree.leaves(
+          transformer.abstract(shape))),
+      mesh=dict(mesh.shape), holds=holds, update=update, compiled=compiled)
+
+
+def rows_of(config) -> int:
+  """Trajectories of a batch."""
+  return config.rollout.questions * config.rollout.group_size
+
+
+def describe(plan: Plan) -> str:
+  """The plan as a table, and the verdict."""
+  axes = ' x '.join(f'{axis}={n}' for axis, n in plan.mesh.items())
+  how = 'compiled' if plan.compiled else 'estimated; no compiler for it here'
+  rows = [{'a device holds': name, 'GiB': f'{size / GIB:.2f}'}
+          for name, size in plan.holds.items()]
+  rows += [
+      {'a device holds': f'update: gradients, activations ({how})',
+       'GiB': f'{plan.update / GIB:.2f}'},
+      {'a device holds': 'at most, together', 'GiB': f'{plan.peak / GIB:.2f}'},
+      {'a device holds': 'of', 'GiB': f'{plan.available / GIB:.2f}'}]
+  share = plan.peak / plan.available
+  verdict = f'It fits: {share:.0%} of the memory.' if plan.fits else (
+      f'It does not fit: {share:.0%} of the memory, and at most {_ROOM:.0%} '
+      "should be taken. More mesh.fsdp, fewer rollout.slots, learner.remat="
+      "'nothing', learner.dtype='bfloat16', model.lora.rank, or more devices "
+      'help.')
+  return (f'{plan.parameters / 1e9:.3g} billion parameters on {plan.devices}, '
+          f'mesh {axes}\n{metrics.table(rows, tuple(rows[0]))}\n{verdict}')
+
+
+def compiled_bytes(learner: learners.Learner, rows: int) -> float:
+  """What the compiled update takes on a device besides its state."""
+  arguments = learner.abstract_update(rows)
+  program = learner.programs.update.lower(*arguments).compile()
+  found = program.memory_analysis()
+  return found.temp_size_in_bytes + bytes_of(arguments[3])
+
+
+def estimated_bytes(learner: learners.Learner, rows: int) -> float:
+  """A guess at the same, from shapes; within about a third for large models.
+
+  Gradients; the whole gradient of each embedding, which the compiler gathers;
+  what the layers save, the layer being computed, and two layers' weights
+  gathered; logits of a chunk. The batch itself is small.
+  """
+  del rows
+  run, shape = learner.programs, learner.programs.shape
+  ways = run.mesh.shape['data'] * run.mesh.shape['fsdp']
+  tensor = run.mesh.shape['tensor']
+  size = np.dtype(run.forward.dtype).itemsize
+  own = learner.microbatch_rows // ways
+  tokens = own * learner.row_length
+  width, inner = shape.hidden_size, shape.intermediate_size
+  gradients = sum(bytes_of(run.abstract_state()[network]['params'])
+                  for network in run.axes)
+  inside = (8 * width + 3 * inner) / tensor
+  saved = width if run.forward.remat else width + inside
+  if run.forward.remat == 'dots':
+    saved = width + inside / 2
+  layer = transformer.abstract(shape)['layers']
+  layer = sum(math.prod(x.shape[1:]) for x in jax.tree.leaves(layer))
+  vocabulary = shape.vocab_size * width * 4 / tensor
+  return (gradients + 2 * (0 if run.lora else vocabulary)
+          + tokens * size * (saved * shape.num_hidden_layers + 2 * inside)
+          + 2 * layer * size / tensor
+          + own * _CHUNK * shape.vocab_size / tensor * 4 * 4)
+
+
+def _devices(config):
+  """The kind of device, a mesh of them, real, to compile for, or of numbers."""
+  if not config.plan.devices:
+    local = jax.devices()
+    stats = local[0].memory_stats() or {}
+    gib = stats.get('bytes_limit', _host_memory() / len(local)) / GIB
+    kind = devices_lib.Kind(local[0].device_kind, gib, len(local))
+    return kind, meshes.make(**config.mesh), (
+        f'{len(local)} x {kind.name}, here')
+  kind, count = devices_lib.parse(config.plan.devices)
+  found = config.plan.compile and devices_lib.to_compile_for(kind, count)
+  mesh = meshes.make(**config.mesh, devices=found) if found else (
+      meshes.abstract(count, **config.mesh))
+  return kind, mesh, f'{count} x {kind.name}'
+
+
+def _host_memory() -> int:
+  return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+
+
+def _learner(config, shape, mesh, kind) -> learners.Learner:
+  """The run's learner, with the attention that its platform would choose."""
+  platform = 'tpu' if kind.torus is not None else 'gpu'
+  if isinstance(mesh, jax.sharding.Mesh):
+    platform = mesh.devices.flat[0].platform
+  name = config.model.attention
+  if name == 'auto':
+    name, _ = attention.choose(
+        platform, config.learner.dtype, shape.head_dim,
+        config.learner.row_length or config.rollout.length)
+  return parts.learner(config, parts.algorithm(config), shape, mesh,
+                       parts.attend(config, name, mesh))
+
+
+def _holds(config, shape, learner, mesh, processes: int) -> dict[str, float]:
+  """Arrays that stay, by what they are."""
+  state = learner.programs.abstract_state()
+  holds = {}
+  for network, its in state.items():
+    holds[f'{network}: trained parameters, float32'] = bytes_of(its['params'])
+    holds[f'{network}: moments'] = bytes_of(its['opt_state'])
+  if learner.needs_base:
+    base = transformer.abstract(shape, config.model.dtype)
+    shardings = meshes.shardings(mesh, transformer.logical_axes(shape))
+    holds[f'reference policy, {config.model.dtype}'] = sum(
+        math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        for x, sharding in zip(jax.tree.leaves(base),
+                               jax.tree.leaves(shardings)))
+  slots = config.rollout.slots // processes
+  cached = 2 * shape.num_hidden_layers * shape.num_key_value_heads * (
+      shape.head_dim * config.rollout.length * slots * 4)
+  holds[f'KV cache: {slots} slots x {config.rollout.length} tokens a process'
+       ] = cached / (mesh.size // processes)
+  return holds
+
+
+def bytes_of(tree: Any) -> float:
+  """Bytes a device of arrays that know their sharding."""
+  return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+             for x in jax.tree.leaves(tree))

@@ -1,0 +1,152 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""plan: bytes by hand; what compilers say; 7B and 3B on the chips they fit."""
+
+import functools
+import importlib.util
+import json
+import math
+
+import jax
+import pytest
+
+from configs import grpo
+from searchrl import devices
+from searchrl import learner as learners
+from searchrl import mesh as meshes
+from searchrl import optimizer
+from searchrl import plan
+from searchrl.devices import GIB
+from searchrl.models import attention
+from searchrl.models import transformer
+from searchrl.rl import algorithms
+
+QWEN_3B = transformer.TransformerConfig(
+    vocab_size=151_936, hidden_size=2048, num_hidden_layers=36,
+    num_attention_heads=16, num_key_value_heads=2, head_dim=128,
+    intermediate_size=11_008, rope_theta=1e6)
+QWEN_7B = transformer.TransformerConfig(
+    vocab_size=152_064, hidden_size=3584, num_hidden_layers=28,
+    num_attention_heads=28, num_key_value_heads=4, head_dim=128,
+    intermediate_size=18_944, rope_theta=1e6, tie_word_embeddings=False)
+
+
+def config(tmp_path=None, shape=None, **changes):
+  """GRPO with a KL term, for a model of which there is but a config.json."""
+  result = grpo.get_config()
+  result.algorithm.kl_coef = 0.1
+  result.update(changes)
+  if shape:
+    fields = vars(shape) | {'architectures': [shape.architecture]}
+    (tmp_path / 'config.json').write_text(json.dumps(fields))
+    result.model.path = str(tmp_path)
+  return result
+
+
+def test_a_plan_by_hand(tmp_path):
+  """64 H200 hold 7B: everything that stays, counted on paper."""
+  found = plan.make(config(
+      tmp_path, QWEN_7B, plan=dict(devices='h200-64'),
+      mesh=dict(data=1, fsdp=64), rollout=dict(slots=512, length=4096),
+      model=dict(dtype='bfloat16'),
+      learner=dict(dtype='bfloat16', remat='nothing')))
+  # Of 64 devices; biases, a few in 10,000, are held whole by each.
+  each = pytest.approx(7_615_616_512 / 64, rel=1e-2)
+  assert found.parameters == 7_615_616_512 and not found.compiled
+  holds = dict(found.holds)
+  assert holds.pop('policy: trained parameters, float32') / 4 == each
+  assert holds.pop('policy: moments') / 8 == each
+  assert holds.pop('reference policy, bfloat16') / 2 == each
+  # 8 hosts of 8: 64 slots a host, 8 a device.
+  assert holds.pop('KV cache: 64 slots x 4096 tokens a process') == (
+      8 * 4096 * 28 * 2 * 4 * 128 * 4)
+  assert not holds and found.available == 141 * GIB and found.fits
+  assert 2 * 4 * 152_064 * 3584 < found.update < 16 * GIB
+
+
+def test_what_does_not_fit_says_what_would_help(tmp_path):
+  found = plan.make(config(
+      tmp_path, QWEN_7B, plan=dict(devices='a100-40gb-1')))
+  text = plan.describe(found)
+  assert not found.fits
+  assert '7.62 billion parameters on 1 x a100-40gb, mesh data=1' in text
+  assert 'It does not fit: ' in text and 'learner.remat' in text
+  assert 'estimated; no compiler for it here' in text
+
+
+def test_half_a_moment_and_adapters_take_less(tmp_path):
+  usual = dict(plan=dict(devices='h100-8'), mesh=dict(data=1, fsdp=8))
+  whole, half, lora = (
+      plan.make(config(tmp_path, QWEN_3B, **usual, **changes)).holds
+      for changes in ({}, dict(optimizer=dict(mu_dtype='bfloat16')),
+                      dict(model=dict(lora=dict(rank=8)))))
+  each = pytest.approx(3_085_938_688 / 8, rel=1e-2)
+  assert (whole['policy: moments'] - half['policy: moments']) / 2 == each
+  ins, outs = 2048, 11_008  # q, o: D D; k, v: D 256; gate, up; down
+  rank = 8 * (2 * (ins + ins) + 2 * (ins + 256) + 3 * (ins + outs))
+  trained = lora['policy: trained parameters, float32']
+  assert 36 * rank * 4 / 8 < trained < 36 * rank * 4  # one side of each split
+  assert lora['policy: moments'] == pytest.approx(2 * trained, rel=1e-3)
+  assert lora['reference policy, float32'] / 4 == each
+
+
+def test_the_laptop_is_planned_with_its_own_compiler():
+  found = plan.make(config(mesh=dict(data=1, fsdp=8)))
+  assert found.compiled and found.fits
+  assert found.devices == '8 x cpu, here'
+  assert 10_000 < found.update < GIB
+  table = plan.describe(found)
+  assert '968,' not in table and 'compiled' in table
+
+
+def test_a_plan_prints_and_writes_nothing(tmp_path, capsys):
+  plan.run(config(plan=dict(devices='v5e-8', compile=False),
+                  mesh=dict(data=8)), str(tmp_path / 'run'))
+  assert 'mesh data=8 x fsdp=1 x tensor=1' in capsys.readouterr().out
+  assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize('text', ['v5e', 'v9-8', 'v5e-0', 'h200-x', '8-v5e'])
+def test_unknown_devices_are_refused(text):
+  with pytest.raises(ValueError, match='plan.devices must be KIND-COUNT'):
+    devices.parse(text)
+
+
+@pytest.mark.parametrize('text, name, count', [
+    ('v5e-64', 'v5e', 64), ('a100-40gb-8', 'a100-40gb', 8), ('b200-1', 'b200', 1)
+])
+def test_devices_by_name(text, name, count):
+  kind, number = devices.parse(text)
+  assert (kind.name, number) == (name, count)
+
+
+def test_no_compiler_for_a_gpu_that_is_not_there():
+  assert devices.to_compile_for(devices.KINDS['h100'], 8) is None
+  assert devices.to_compile_for(devices.KINDS['v5e'], 3) is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not importlib.util.find_spec('libtpu'),
+    reason="no libtpu: pip install 'jax[tpu]' to compile for TPUs")
+@pytest.mark.filterwarnings('ignore:Error reading persistent compilation')
+@pytest.mark.parametrize('shape, chips, limit', [
+    (QWEN_3B, 8, 0.85), (QWEN_7B, 64, 0.70)], ids=['3b', '7b'])
+def test_a_policy_step_fits_its_chips(shape, chips, limit):
+  """State, and what the compiler says an update of 4,096-token rows takes."""
+  mesh = meshes.make(data=1, fsdp=chips, devices=devices.to_compile_for(
+      devices.KINDS['v5e'], chips))
+  learner = learners.make(
+      shape, algorithms.grpo(kl_coef=1e-3),
+      optimizer.adamw(learning_rate=1e-6), mesh, rows=512, length=4096,
+      microbatch_rows=chips, remat='nothing', dtype='bfloat16',
+      attend=functools.partial(
+          attention.causal, implementation='splash',
+          sharding=meshes.sharding(mesh, ('batch', None, 'heads', None))))
+  state = plan.bytes_of(learner.programs.abstract_state())
+  parameters = sum(
+      math.prod(x.shape) for x in jax.tree.leaves(transformer.abstract(shape)))
+  assert state == pytest.approx(12 * parameters / chips, rel=0.01)
+  update = plan.compiled_bytes(learner, 512)
+  assert state + update <= limit * 16 * GIB
+  assert 0.6 < plan.estimated_bytes(learner, 512) / update < 1.4
