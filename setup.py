@@ -22,7 +22,7 @@ setuptools.setup(
     # third_party stands beside the package and is installed inside it.
     packages=[*setuptools.find_packages(include=['searchrl', 'searchrl.*']),
               'searchrl.third_party', 'searchrl.assets.tiny_base'],
-    package_data={'searchrl.third_party': ['*.txt', '*.md'],
+    package_data={'searchrl.third_party': ['*.txt', '*.json', '*.md'],
                   'searchrl.assets.tiny_base': ['*']},
     install_requires=[
         'absl-py>=2.1',
@@ -30,6 +30,7 @@ setuptools.setup(
         'jax>=0.10.2,<0.11.1; python_version < "3.12"',
         'jax>=0.10.2,<0.13; python_version >= "3.12"',
         'jaxtyping>=0.3',
+        'jinja2>=3.1.6',
         'matplotlib>=3.9',
         'ml-collections>=1.1',
         'numpy>=2.0',

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from searchrl import processes
 from searchrl import trajectory
+from searchrl.models import sampling
 from searchrl.rl import advantages
 from searchrl.trajectory import Trajectory
 
@@ -57,6 +59,10 @@ def collect(player, params, stream, progress: Progress, algorithm, search,
     The groups to train on, at most options.questions; all trajectories played
     now; and counts as metrics.
   """
+  if options.end_when_full and processes.count() > 1:
+    raise ValueError(
+        'rollout.end_when_full is for one process, because each sees only its '
+        f'share of a group, but there are {processes.count()}. Turn it off.')
   groups, progress.surplus = progress.surplus, []
   carried = len(groups)
   played, asked = [], []
@@ -76,23 +82,45 @@ def collect(player, params, stream, progress: Progress, algorithm, search,
       times_asked[question.uid] = again + 1
       requests += [(question, again * options.group_size + i)
                    for i in range(options.group_size)]
+    early = {} if not options.end_when_full else dict(
+        enough=lambda games, missing=missing: len(_kept(
+            _whole(games, options.group_size), algorithm)) >= missing)
     games = player.play(
         params, requests, search=search, reward=reward, outcome=outcome,
-        temperature=options.temperature, step=progress.step,
-        policy_step=progress.step)
+        temperature=options.temperature, truncation=truncation(options),
+        step=progress.step, policy_step=progress.step, **early)
     progress.rollouts += len(games)
-    fresh = [games[i:i + options.group_size]
-             for i in range(0, len(games), options.group_size)]
-    scores = np.array([np.nan if g.outcome_reward is None else g.outcome_reward
-                       for g in games])
-    ids = np.repeat(np.arange(len(fresh)), options.group_size)
-    kept = algorithm.keep(scores, ids).reshape(len(fresh), -1).all(1)
-    groups += [group for group, keep in zip(fresh, kept) if keep]
+    fresh = _whole(games, options.group_size)
+    groups += _kept(fresh, algorithm)
     played += games
     asked += fresh
   progress.surplus = groups[options.questions:]
   groups = groups[:options.questions]
   return groups, played, _group_counts(asked, groups, carried, progress)
+
+
+def truncation(options) -> sampling.Truncation:
+  """Which tokens may be drawn, from config.rollout."""
+  return sampling.Truncation(options.top_k, options.top_p, options.min_p)
+
+
+def _whole(games: list[Trajectory], size: int) -> list[Group]:
+  """The groups all of whose samples are there, in order."""
+  groups = collections.defaultdict(list)
+  for game in games:
+    groups[game.question.uid, game.sample // size].append(game)
+  return [group for group in groups.values() if len(group) == size]
+
+
+def _kept(groups: list[Group], algorithm) -> list[Group]:
+  """The groups that the algorithm learns from."""
+  if not groups:
+    return []
+  scores = np.array([np.nan if g.outcome_reward is None else g.outcome_reward
+                     for group in groups for g in group])
+  ids = np.repeat(np.arange(len(groups)), len(groups[0]))
+  kept = algorithm.keep(scores, ids).reshape(len(groups), -1).all(1)
+  return [group for group, keep in zip(groups, kept) if keep]
 
 
 def _group_counts(asked, groups, carried, progress) -> dict[str, float]:

@@ -84,7 +84,7 @@ def make_tokenizer(folder: pathlib.Path, *, vocab_size: int, worlds: int,
     world = facts.make(10_000 + seed, source=source)
     texts += [f'{p.title} {p.text}' for p in world_text.passages(world)]
     texts += [q.text for q in world_text.questions(world, (60, 40, 20))]
-  dialogue = dialogues.laptop()
+  dialogue = dialogues.tags()
   texts += [dialogue.prompt(''), dialogue.invalid, 'Doc 1(Title: "', 'nothing',
             *facts.RELATIONS] * 50
   texts += [f' {word}' for words in names.INVENTORY.values()
@@ -123,7 +123,7 @@ def make_batches(tokenizer, *, seed: int, stages, widths, batch_tokens: int):
     {'width<w>/<field>': [batches, rows, w]} for the fields tokens, weights
     and segment_ids, and 'order': [batches] of widths.
   """
-  dialogue = dialogues.laptop()
+  dialogue = dialogues.tags()
   rng = np.random.default_rng(seed)
   rows = {w: [] for w in widths}
   order = []

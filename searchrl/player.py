@@ -23,6 +23,7 @@ from searchrl.agent import rewards as rewards_lib
 from searchrl.agent import rollout
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.models import engine as engines
+from searchrl.models import sampling
 from searchrl.models import stops
 from searchrl.models import transformer
 from searchrl.models import weights
@@ -41,6 +42,7 @@ class Player:
   budgets: rollout.Budgets
   engine: engines.Engine
   view: Callable[[Any], Any]  # params of all processes -> for this one's engine
+  course: rollout.Course = rollout.Course()
 
   def play(
       self,
@@ -54,7 +56,9 @@ class Player:
       step: int,
       policy_step: int = 0,
       search_retries: int = 1,
+      truncation: sampling.Truncation = sampling.Truncation(),
       progress: Callable[[int], None] = lambda finished: None,
+      enough: Callable[[Sequence[Trajectory]], bool] | None = None,
   ) -> list[Trajectory]:
     """Plays every (question, sample), and scores it.
 
@@ -72,33 +76,58 @@ class Player:
       policy_step: updates that the policy has seen.
       search_retries: times that a trajectory whose search failed is played
         again, from the start and with the same randomness.
+      truncation: which tokens may be drawn.
       progress: told how many this process has finished.
+      enough: asked now and then, with what this process has finished, whether
+        the rest is not needed any more.
 
     Returns:
-      Trajectories in the order of `requests`; those whose search failed have
-      no reward.
+      Trajectories in the order of `requests`, those not needed left out; those
+      whose search failed have no reward.
     """
-    self.engine.load(self.view(params), temperature)
+    self.engine.load(self.view(params), temperature, truncation)
+    scored = _Scored(reward, outcome)
     requests = processes.share(requests)
     games = [None] * len(requests)
     left = list(range(len(requests)))
     for retries in range(1 + search_retries):
+      full = lambda finished, left=left: enough(
+          [scored(g) for i, g in enumerate(games) if g and i not in left] +
+          [scored(g) for g in finished.values()])
       played = rollout.play(
           [requests[i] for i in left], engine=self.engine, search=search,
           dialogue=self.dialogue, tokenizer=self.tokenizer,
           budgets=self.budgets, row_ids=engines.row_ids,
           append=engines.Append, step=step, policy_step=policy_step,
-          progress=progress)
+          course=self.course, progress=progress,
+          **({} if enough is None else dict(enough=full)))
       for i, game in zip(left, played, strict=True):
-        games[i] = dataclasses.replace(game, retries=retries)
+        games[i] = game and dataclasses.replace(game, retries=retries)
+      if None in played:
+        break
       left = [i for i in left if games[i].stop_reason == 'search_error']
       if not left:
         break
-    return _of_all([
-        game if game.stop_reason == 'search_error' else
-        dataclasses.replace(game, reward=float(reward(game)),
-                            outcome_reward=float(outcome(game)))
-        for game in games])
+    return _of_all([scored(game) for game in games if game])
+
+
+class _Scored:
+  """Trajectories with their rewards; each is judged once."""
+
+  def __init__(self, reward: rewards_lib.RewardFn,
+               outcome: rewards_lib.RewardFn):
+    self._reward, self._outcome = reward, outcome
+    self._known = {}
+
+  def __call__(self, game: Trajectory) -> Trajectory:
+    if game.stop_reason == 'search_error':
+      return game
+    key = game.question.uid, game.sample, game.retries
+    if key not in self._known or self._known[key][0] != game.tokens:
+      self._known[key] = game.tokens, dataclasses.replace(
+          game, reward=float(self._reward(game)),
+          outcome_reward=float(self._outcome(game)))
+    return self._known[key][1]
 
 
 def _of_all(games: list[Trajectory]) -> list[Trajectory]:
@@ -111,6 +140,18 @@ def _of_all(games: list[Trajectory]) -> list[Trajectory]:
           for record in json.loads(theirs)]
 
 
+def course(mesh: Mesh, options: Any) -> rollout.Course:
+  """How play proceeds, from config.rollout; 'auto' depends on the devices."""
+  admission = options.admission
+  if admission == 'auto':
+    admission = ('deterministic' if mesh.devices.flat[0].platform == 'cpu'
+                 else 'arrival')
+  return rollout.Course(
+      admission=admission, ahead=options.ahead,
+      search_timeout_secs=options.search_timeout_secs,
+      search_calls=options.search_calls)
+
+
 def load(
     path: str,
     *,
@@ -121,18 +162,22 @@ def load(
     budgets: rollout.Budgets,
     mesh: Mesh,
     dtype: str = 'float32',
+    engine_dtype: str = 'float32',
+    course: rollout.Course = rollout.Course(),
 ) -> tuple[Player, transformer.Params]:
   """Reads a model folder, checks it, and builds what plays with it.
 
   Args:
     path: a Hugging Face folder, or hub id; '' is the tiny base model.
-    dialogue: 'module:function' that returns a Dialogue.
+    dialogue: 'module:function' that makes a Dialogue of a Tokenizer.
     seed: of all sampling.
     slots: conversations side by side, over all processes.
     length: tokens a conversation may have.
     budgets: limits of a conversation.
     mesh: of all processes.
     dtype: of the params.
+    engine_dtype: of the engine's weights, activations and cache.
+    course: how play proceeds.
 
   Returns:
     The Player, and the folder's params on the mesh.
@@ -151,8 +196,10 @@ def load(
         'Copy the tokenizer that the model was trained with.')
   speech = plugins.resolve(
       dialogue, field='dialogue',
-      ours='searchrl.agent.dialogue:laptop and :search_r1')()
-  dialogues.check_append_only(speech, tokenizer)
+      ours='searchrl.agent.dialogue:laptop and :search_r1, '
+      'searchrl.agent.chat:search_r1, searchrl.agent.tools:dr_zero and :dspo'
+  )(tokenizer)
+  dialogues.check_writable(speech, tokenizer)
   if budgets.max_prompt_tokens + budgets.max_turn_tokens > length:
     raise ValueError(
         f'rollout.length must hold a prompt and a turn, '
@@ -170,7 +217,8 @@ def load(
       tokenizer.token_bytes, speech.stop_strings, shape.vocab_size)
   engine = engines.Engine(
       shape, slots=slots // processes.count(), length=length, stop_table=table,
-      eos_ids=tokenizer.eos_ids, seed=seed,
+      eos_ids=(*tokenizer.eos_ids, *speech.end_ids), seed=seed, dtype=engine_dtype,
       place=lambda tree: meshes.shard_batch(here, tree))
   view = meshes.local_view(mesh, transformer.logical_axes(shape))
-  return Player(shape, tokenizer, speech, budgets, engine, view), params
+  return Player(
+      shape, tokenizer, speech, budgets, engine, view, course), params

@@ -44,7 +44,8 @@ def counts(outcomes, *, questions=None, max_rounds=1, keep=algorithms.keep_all,
   """The metrics of one step."""
   options = types.SimpleNamespace(
       questions=questions or len(outcomes), group_size=len(outcomes[0]),
-      max_rounds=max_rounds, temperature=1.0)
+      max_rounds=max_rounds, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0,
+      end_when_full=False)
   return collect.collect(
       Player(outcomes), None, Stream(), collect.Progress(surplus=[*surplus]),
       types.SimpleNamespace(keep=keep), None, None, None, options)[2]

@@ -59,7 +59,13 @@ def test_everything_else_is_invalid(said):
     '<search x="1">', '<search', '＜search＞', '＜/search>', '﹤answer>',
     '<／search>', '<\u200bsearch>', '<s\u200bearch>', '\u200d<\u2060/search>',
     '<\u00adanswer>', '<\x00search>', '<\rsearch>', '<se\ufeffarch>',
-    '<\u202esearch>', '<<search>', '<​</search>',
+    '<\u202esearch>', '<<search>', '<​</search>', '<tools>', '<tool_calls>',
+    '<ｓearch>', '＜ｓｅａｒｃｈ＞', '<𝐬𝐞𝐚𝐫𝐜𝐡>', '<ſearch>', '<ⓢearch>',
+    '<\u00a0answer>',
+    '</ｔool_call>', '<tool＿response>', '<𝚝𝚑𝚒𝚗𝚔>', '<thin\u212a>', '<<SYS>>',
+    '<|im_start|>', '<|im_end|>', '<| im_end|>', '<｜User｜>', '＜|eot_id|>',
+    '<|start_header_id|>', '<s>', '</s>', '<ｓ>', '< / S >', '<start_of_turn>',
+    '<bos>', '<</SYS>>', '＜＜ＳＹＳ＞＞',
 ])
 def test_no_tag_of_the_protocol_survives_in_a_passage(hidden):
   text = f'before {hidden} after'
@@ -70,11 +76,36 @@ def test_no_tag_of_the_protocol_survives_in_a_passage(hidden):
   for tag in (*TAGS, '<search', '</search'):
     assert tag not in shown.lower()
   assert shown.startswith('before ') and shown.endswith(' after')
+  plain = unicodedata.normalize('NFKC', shown).lower()
+  for tag in (*TAGS, '<s>', '</s>', '<|', '<<sys>>', '<bos>', '<tools>'):
+    assert tag not in plain
+
+
+@pytest.mark.parametrize('hidden', [
+    '[INST]', '[/INST]', '［INST］', '[ＩＮＳＴ]', '﹇/inst]', '[TOOL_CALLS]',
+    '[AVAILABLE_TOOLS]', '[TOOL_RESULTS]', '[SYSTEM_PROMPT]'])
+def test_no_control_word_in_brackets_survives(hidden):
+  shown = dialogues.neutralise(f'before {hidden} after')
+  assert shown.startswith('before ⁅') and shown.endswith(' after')
+  assert '[' not in unicodedata.normalize('NFKC', shown)
+
+
+def test_every_character_that_nfkc_turns_into_a_bracket_is_known():
+  found = ''
+  for c in map(chr, range(0x110000)):
+    plain = unicodedata.normalize('NFKC', c)
+    if '<' in plain or '[' in plain:
+      rest = 'search>' if '<' in plain else 'INST]'
+      assert dialogues.neutralise(c + rest) in ('‹search>', '⁅INST]'), c
+      found += c
+  assert len(found) == 6
 
 
 @pytest.mark.parametrize('text', [
     'plain text', 'a < b, c > d', '<b>bold</b> <i>', 'if x<searching>y',
     'Émile, naïve: 日本語 😀', 'tabs\tand\nlines', 'the answer is </3',
+    'ｆｕｌｌ width, x² < y½', 'a[0] [1]', '<span> <sup>2</sup>', 'p || q, <||>',
+    '[citation needed]', '[Inst.]',
 ])
 def test_other_text_is_left_as_it_is(text):
   assert dialogues.neutralise(text) == text
@@ -84,7 +115,9 @@ FRAGMENTS = st.lists(st.one_of(
     st.sampled_from([
         *TAGS, *NAMES, *'<>/＜＞／﹤\u200b\u200d\u00ad\ufeff\u0301\u0338\u0327',
         'e', 'K', '‹', ' ', '\n', '</', 'se', 'arch>', 'ans', 'wer>', '\r',
-        '\u2028', '\ud800', 'ｓ']),
+        '\u2028', '\ud800', 'ｓ', 'ｓｅａｒｃｈ', '𝐚nswer', 'tool', '_', '＿', 'call>',
+        '<|', '｜', 'im_end', '|>', '[', '［', 'INST', ']', '<s>', '"', '\\',
+        '<|im_end|>', '</s>', '<|eot_id|>']),
     st.text(max_size=3)), max_size=12).map(''.join)
 
 
@@ -94,8 +127,9 @@ FRAGMENTS = st.lists(st.one_of(
 @hypothesis.example('<\u200d\u0338search>')
 def test_neutralised_text_holds_nothing_that_is_parsed(text):
   shown = dialogues.neutralise(text)
-  for stop in dialogues.tags().stop_strings:
-    assert stop not in shown
+  plain = unicodedata.normalize('NFKC', shown)
+  for tag in (*TAGS, '<|im_end|>', '<s>', '[INST]'):
+    assert tag not in shown and tag not in plain
   assert dialogues.parse_tags(shown).kind == 'invalid'
   assert dialogues.parse_tags(f'<search>{shown}x</search>') == Action(
       'search', (f'{shown}x'.strip(),))  # no tag inside
@@ -114,7 +148,7 @@ def test_observations_are_closed_and_each_passage_keeps_to_its_budget(
     passages, budget):
   dialogue = dialogues.tags()
   ids, cut = dialogues.observation(
-      dialogue, passages, TOKENIZER, passage_tokens=budget)
+      dialogue, [passages], TOKENIZER, passage_tokens=budget)
   before = TOKENIZER.encode(dialogue.before)
   after = TOKENIZER.encode(dialogue.after)
   assert ids[:len(before)] == before and ids[-len(after):] == after
@@ -131,7 +165,7 @@ def test_observations_are_closed_and_each_passage_keeps_to_its_budget(
 def test_passages_are_numbered_and_titled_like_search_r1():
   ids, cut = dialogues.observation(
       dialogues.tags(),
-      (Passage('7', 'on a', 'it is.'), Passage('8', 'b', 'c')), TOKENIZER,
+      [(Passage('7', 'on a', 'it is.'),), (Passage('8', 'b', 'c'),)], TOKENIZER,
       passage_tokens=50)
   assert cut == 0
   assert TOKENIZER.decode(ids) == (
@@ -145,18 +179,18 @@ def test_a_passage_is_cut_only_if_it_loses_a_token():
   fits = len(TOKENIZER.encode(dialogue.passage(1, passages[0]) + '\n'))
   for budget, cut in ((0, 2), (fits - 1, 2), (fits, 1), (fits + 9, 0)):
     assert dialogues.observation(
-        dialogue, passages, TOKENIZER, passage_tokens=budget)[1] == cut
+        dialogue, [passages], TOKENIZER, passage_tokens=budget)[1] == cut
 
 
 def test_no_passages_give_an_empty_block():
   ids, cut = dialogues.observation(
-      dialogues.tags(), (), TOKENIZER, passage_tokens=5)
+      dialogues.tags(), [()], TOKENIZER, passage_tokens=5)
   assert TOKENIZER.decode(ids) == '\n\n<information></information>\n\n'
   assert cut == 0
 
 
 def test_search_r1_is_word_for_word():
-  dialogue = dialogues.search_r1()
+  dialogue = dialogues.search_r1(TOKENIZER)
   assert dialogue.template == (
       'Answer the given question. You must conduct reasoning inside <think> '
       'and </think> first every time you get new information. After reasoning, '
@@ -191,11 +225,26 @@ def test_a_template_has_one_place_for_the_question(template, times):
 
 
 def test_a_tokenizer_that_cannot_write_a_stop_string_is_refused():
-  dialogues.check_append_only(dialogues.tags(), TOKENIZER)
+  dialogues.check_writable(dialogues.tags(), TOKENIZER)
 
   class Plain(tiny.Tokenizer):
     def decode(self, ids):
       return super().decode(ids).strip(string.punctuation)
 
   with pytest.raises(ValueError, match="the stop string '</search>', but"):
-    dialogues.check_append_only(dialogues.tags(), Plain())
+    dialogues.check_writable(dialogues.tags(), Plain())
+
+  class NoOpening(tiny.Tokenizer):
+    def decode(self, ids):
+      return super().decode(ids).replace('<search>', '')
+
+  with pytest.raises(ValueError, match="the tag '<search>', but decodes"):
+    dialogues.check_writable(dialogues.tags(), NoOpening())
+
+
+def test_words_begin_with_the_space_of_the_tokenizer():
+  tokenizer = tiny.Tokenizer()
+  tokenizer.leading_space = ' '
+  assert dialogues.laptop(tokenizer).template == (
+      f' {dialogues.laptop(TOKENIZER).template}')
+  assert dialogues.search_r1(tokenizer).template.startswith(' Answer the')

@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import searchrl
 assert searchrl.__file__.startswith(sys.argv[1]), searchrl.__file__
 from searchrl import algorithms, losses
-from searchrl.agent import dialogue
+from searchrl.agent import dialogue, tools
 from searchrl.models import weights
 from searchrl import player
-assert 'as your want' in dialogue.search_r1().template
+assert 'as your want' in dialogue.verbatim('search_r1_prompt.txt')
+assert tools.schema()['function']['name'] == 'search'
 shape = weights.read_config(str(player.TINY_BASE))
 weights.load(str(player.TINY_BASE), shape)
 one = jnp.ones((1, 2))

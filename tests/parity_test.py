@@ -199,7 +199,7 @@ def test_greedy_continuations(family):
         eos_token_id=None, pad_token_id=0)[0, len(ids):].tolist()
   never = stops.compile_table((), ('never',), config.vocab_size)
   engine = engines.Engine(config, slots=1, length=64, stop_table=never,
-                          eos_ids=(), chunks=(8,))
+                          eos_ids=(), tile=8)
   engine.load(params, 0.0)
   engine.append([engines.Append(0, ids, CONTINUED, (0,) * 5, True)])
   stopped = []

@@ -28,7 +28,7 @@ def play(monkeypatch):
             for question, sample in requests]
 
   monkeypatch.setattr(rollout, 'play', scripted)
-  engine = types.SimpleNamespace(load=lambda params, temperature: None)
+  engine = types.SimpleNamespace(load=lambda *_: None)
 
   def run(**options):
     games = player.Player(None, None, None, None, engine, lambda p: p).play(

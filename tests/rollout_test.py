@@ -4,6 +4,8 @@
 
 import collections
 import dataclasses
+import threading
+import time
 
 import jax
 import numpy as np
@@ -46,6 +48,7 @@ class Scripted:
     self._held = [[] for _ in range(slots)]
     self._speaking = {}  # slot -> [decodes left, tokens]
     self._idle = set(range(slots))  # slots that may start afresh
+    self._decoded = []
     self.feeds = []
 
   def append(self, feeds):
@@ -64,16 +67,28 @@ class Scripted:
       self._speaking[feed.slot] = [wait, tokens[:feed.budget]]
       self.feeds.append(feed)
 
-  def decode(self):
+  def dispatch(self):
     stopped = []
     for slot in sorted(self._speaking):
       self._speaking[slot][0] -= 1
       if self._speaking[slot][0] < 0:
         tokens = self._speaking.pop(slot)[1]
-        self._held[slot] += tokens
-        stopped.append(Said(slot, tokens, tuple(
-            -0.1 * (len(self._held[slot]) + n) for n in range(len(tokens)))))
-    return stopped
+        stopped.append((slot, tokens))
+    self._decoded.append(stopped)
+
+  def read(self):
+    said = []
+    for slot, tokens in self._decoded.pop(0):
+      self._held[slot] += tokens
+      said.append(Said(slot, tokens, tuple(
+          -0.1 * (len(self._held[slot]) + n) for n in range(len(tokens)))))
+    return said
+
+  def abandon(self):
+    self._decoded.clear()
+    self._speaking.clear()
+    self._held = [[] for _ in range(self.slots)]
+    self._idle = set(range(self.slots))
 
   def used(self, slot):
     return len(self._held[slot])
@@ -98,13 +113,16 @@ class Search:
             for q in queries]
 
 
-def play(script, *, engine=None, search=None, dialogue=DIALOGUE, **options):
+def play(script, *, engine=None, search=None, dialogue=DIALOGUE,
+         course=rollout.Course(), **options):
   engine = engine or Scripted(script)
   games = rollout.play(
       [(tiny.question(uid), sample) for uid, sample in script],
       engine=engine, search=search or Search(), dialogue=dialogue,
       tokenizer=TOKENIZER, budgets=dataclasses.replace(BUDGETS, **options),
-      row_ids=lambda *names: names, append=Feed, step=9, policy_step=5)
+      row_ids=lambda *names: names, append=Feed, step=9, policy_step=5,
+      course=course)
+  assert not engine._decoded  # nothing is left unread
   assert [(g.question.uid, g.sample) for g in games] == list(script)
   return games
 
@@ -288,6 +306,107 @@ def test_a_prompt_above_the_limit_is_refused_before_anything_is_played():
   assert play({}) == []
 
 
+COURSES = [rollout.Course(), rollout.Course(ahead=1),
+           rollout.Course('arrival'), rollout.Course('arrival', ahead=1),
+           rollout.Course('arrival', ahead=1, search_calls=1)]
+
+
+@pytest.mark.parametrize('course', COURSES)
+@pytest.mark.parametrize('slots', [1, 4, 30])
+def test_admission_changes_nothing_about_the_trajectories(
+    course, slots, by_one_slot):
+  script = long_script()
+  rng = np.random.default_rng(slots)
+
+  def slow(queries):  # some more than others
+    time.sleep(0.01 * rng.random())
+    return Search()(queries)
+
+  engine = Scripted(script, slots=slots, length=150)
+  assert play(script, engine=engine, search=slow, course=course,
+              max_turns=4) == by_one_slot
+
+
+@pytest.mark.parametrize('course', COURSES[:2])
+def test_a_deterministic_course_is_taken_again_however_slow_the_search(course):
+  script = long_script(30)
+
+  def feeds(secs):
+    engine = Scripted(script, slots=4, length=150)
+
+    def search(queries):
+      time.sleep(secs * len(queries))
+      return Search()(queries)
+
+    play(script, engine=engine, search=search, course=course, max_turns=4)
+    return engine.feeds
+
+  assert feeds(0) == feeds(0.003)
+
+
+def test_slots_decode_while_others_search():
+  script = {('slow', 0): [search_for('cat'), answer('x')],
+            ('talks', 1): [search_for('dog'), answer('here')]}
+  engine, released = Scripted(script), threading.Event()
+
+  def search(queries):
+    if queries[0].text == 'cat':
+      assert released.wait(5)
+    else:
+      released.set()  # the second was heard while the first still searched
+    return Search()(queries)
+
+  # The second speaks later than the first (see `Scripted`).
+  games = play(script, engine=engine, search=search,
+               course=rollout.Course('arrival', search_timeout_secs=4))
+  assert [g.stop_reason for g in games] == ['answer', 'answer']
+
+
+@pytest.mark.parametrize('course', COURSES[:4])
+@pytest.mark.parametrize('fault, kind', [
+    (lambda: 1 / 0, 'exception'), (lambda: time.sleep(1), 'timeout')])
+def test_a_search_that_raises_or_hangs_ends_only_its_trajectories(
+    course, fault, kind):
+  script = {('u', 0): [search_for('bad')], ('v', 1): [answer('here')]}
+  course = dataclasses.replace(course, search_timeout_secs=0.05)
+
+  def search(queries):
+    fault()
+    return Search()(queries)
+
+  failed, fine = play(script, search=search, course=course)
+  assert failed.stop_reason == 'search_error'
+  assert not failed.turns[-1].observation_tokens
+  assert fine.stop_reason == 'answer'
+  said = ''.join(texts(failed) + texts(fine))
+  assert kind not in said and 'division' not in said
+
+
+def test_play_ends_when_there_is_enough():
+  script = long_script(30)
+  engine = Scripted(script, slots=5, length=150)
+  whole = play(script, engine=Scripted(script, slots=5, length=150))
+  games = rollout.play(
+      [(tiny.question(uid), sample) for uid, sample in script], engine=engine,
+      search=Search(), dialogue=DIALOGUE, tokenizer=TOKENIZER, budgets=BUDGETS,
+      row_ids=lambda *names: names, append=Feed, step=9, policy_step=5,
+      enough=lambda finished: len(finished) >= 7)
+  kept = [g for g in games if g is not None]
+  assert len(games) == 30 and 7 <= len(kept) < 12
+  assert kept == [w for w, g in zip(whole, games) if g is not None]
+  assert not engine._speaking and not engine._decoded
+
+
+@pytest.mark.parametrize('bad, message', [
+    (dict(admission='auto'), "rollout.admission must be one of"),
+    (dict(ahead=2), 'rollout.ahead must be 0 or 1, but is 2'),
+    (dict(search_timeout_secs=0), 'search_timeout_secs must be above 0'),
+    (dict(search_calls=0), 'search_calls must be at least 1')])
+def test_a_course_that_leads_nowhere_is_refused(bad, message):
+  with pytest.raises(ValueError, match=message):
+    rollout.Course(**bad)
+
+
 class Recording:
   """The real engine, and every token that went through each conversation."""
 
@@ -309,8 +428,11 @@ class Recording:
       self.seen.setdefault(name, []).extend(feed.tokens)
     self._engine.append(feeds)
 
-  def decode(self):
-    stopped = self._engine.decode()
+  def dispatch(self):
+    self._engine.dispatch()
+
+  def read(self):
+    stopped = self._engine.read()
     for said in stopped:
       self.seen[self._playing[said.slot]].extend(said.tokens)
     return stopped
@@ -337,7 +459,8 @@ def garbage():
   table = stops.compile_table(TOKENIZER.token_bytes, dialogue.stop_strings)
   recording = Recording(engines.Engine(
       tiny.CONFIG, slots=4, length=length, stop_table=table,
-      eos_ids=TOKENIZER.eos_ids, chunks=(24,), steps=6))
+      eos_ids=TOKENIZER.eos_ids, tile=24, block=32,
+      steps=6))
   recording._engine.load(params, 1.5)
 
   def search(queries):  # passages as strange as what was asked
@@ -389,3 +512,45 @@ def test_log_probs_of_whole_rollouts_are_those_of_one_forward(garbage):
   expected = np.where(batch.loss_mask, logprobs, 0)
   np.testing.assert_allclose(batch.behavior_logprobs, expected, atol=1e-4)
   assert (batch.behavior_logprobs < -1).sum() > 50
+
+
+@pytest.mark.parametrize('cases', [
+    500, pytest.param(10_000, marks=pytest.mark.long)])
+def test_ids_never_change_between_turns(cases):
+  """Hot sampling writes tags in ways that no encoder would."""
+  dialogue = dataclasses.replace(
+      DIALOGUE, parse=by_length, stop_strings=('</search>', 'ch>', '>', 'ar'))
+  table = stops.compile_table(TOKENIZER.token_bytes, dialogue.stop_strings)
+  engine = engines.Engine(
+      tiny.CONFIG, slots=32, length=240, stop_table=table, tile=24, block=48,
+      eos_ids=TOKENIZER.eos_ids, steps=6)
+  recording = Recording(engine)
+  tags = ['</search>', '<answer>', '</', 'sea', 'rch', '>\n', 'é', '😀']
+  rng = np.random.default_rng(0)
+
+  def words(count):
+    return ''.join(rng.choice(tags, count))
+
+  def search(queries):
+    return [(Passage('1', words(2), words(int(rng.integers(9)))),)
+            for _ in queries]
+
+  requests = [(tiny.question(f'{n}', words(int(rng.integers(1, 5)))), sample)
+              for n in range(cases // 4) for sample in range(4)]
+  engine.load(tiny.params(), 2.5)
+  games = rollout.play(
+      requests, engine=recording, search=search, dialogue=dialogue,
+      tokenizer=TOKENIZER, append=engines.Append, step=2, policy_step=2,
+      row_ids=recording.row_ids, course=rollout.Course('arrival', ahead=1),
+      budgets=dataclasses.replace(BUDGETS, max_turn_tokens=10, max_turns=4,
+                                  passage_tokens=14, max_prompt_tokens=60))
+  drifted, fed = 0, 0
+  for game in games:
+    assert list(game.tokens) == recording.seen[game.question.uid, game.sample]
+    fed += len(game.tokens) - 1  # each is cached once, but the last
+    drifted += any(t.action_tokens != TOKENIZER.encode(TOKENIZER.decode(
+        t.action_tokens)) for t in game.turns)
+  assert drifted > cases / 2
+  cached = (engine.prefilled_tokens + engine.copied_tokens +
+            engine.decoded_tokens)
+  assert cached == fed  # nothing is ever prefilled again

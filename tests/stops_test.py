@@ -94,3 +94,21 @@ def test_ids_beyond_the_tokenizer_add_nothing():
 def test_no_or_empty_stop_strings_are_refused(stop_strings):
   with pytest.raises(ValueError, match='stop_strings must hold at least one'):
     stops.compile_table((b'a',), stop_strings)
+
+
+def test_a_large_vocabulary_takes_two_bytes_a_state_and_token():
+  rng = np.random.default_rng(0)
+  pieces = [bytes(rng.integers(32, 127, n))
+            for n in rng.integers(1, 20, 50_000)]
+  table = stops.compile_table(pieces, ('</search>', '</answer>'), 50_100)
+  assert table.next_state.shape == (17, 50_100)
+  assert table.next_state.nbytes + table.hit.nbytes == 2 * 17 * 50_100
+
+
+def test_more_states_than_a_byte_can_count_still_stop():
+  words = [f'{n:03d}-{"x" * (n % 7)}.' for n in range(200)]
+  table = stops.compile_table([bytes([b]) for b in range(256)], words)
+  assert len(table.next_state) > 256 and table.next_state.dtype == np.uint16
+  for text in ('xx' + words[17], words[199][1:] + words[3]):
+    assert first_stop(table, list(text.encode())) == len(text)
+    assert first_stop(table, list(text.encode())[:-1]) is None

@@ -59,6 +59,7 @@ class Tokenizer:
     self.vocab_size = len(self.token_bytes)
     self.eos_ids = (self.vocab_size - 1,)
     self.pad_id = self.vocab_size - 1
+    self.leading_space = ''
     self._ids = {piece: id_ for id_, piece in enumerate(pieces)}
 
   def encode(self, text: str) -> tuple[int, ...]:

@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """tokenizer: bytes of ids, and outside text that stays plain text."""
 
+import json
 import pathlib
 
+import chats
 import hypothesis
 from hypothesis import strategies as st
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizers
+from searchrl.models import stops
 
 TINY_BASE = pathlib.Path(tokenizers.__file__).parents[1] / 'assets/tiny_base'
 SPECIAL = '<|endoftext|>'
@@ -72,34 +75,161 @@ def test_a_special_token_in_outside_text_is_plain_characters(tokenizer):
   assert tokenizer.decode(tokenizer.encode(f'a{SPECIAL}b')) == 'ab'
 
 
-def test_a_fast_tokenizer_that_cannot_split_is_refused():
-  class Fast:
-    eos_token_id, pad_token_id, all_special_ids = 2, None, [2]
+KINDS = {
+    'byte level': chats.byte_level(added=('日本', ' a ')),
+    'byte level, space': chats.byte_level(prefix=True),
+    'sentence piece': chats.sentence_piece(),
+    'sentence piece, legacy': chats.sentence_piece(legacy=True),
+    'word piece': chats.word_piece(),
+}
+kinds = pytest.mark.parametrize('kind', KINDS)
+words = st.lists(st.one_of(
+    st.text(st.characters(exclude_categories=['Cs']), max_size=4),
+    st.sampled_from([
+        'the search', ' goes on', "isn't", " 's", '.', ' ', '  ', '\n', '▁',
+        'Ġ', '##ing', '<0x0A>', '<é>', '日本', 'question', '</search>', '</s>',
+        '<|im_end|>', '[SEP]'])), max_size=8).map(''.join)
 
-    def __len__(self):
-      return 3
 
-    def encode(self, text, **_):
-      return [0, 2, 1]
-
-  with pytest.raises(ValueError, match=r"encoding 'a<s>b' gave ids \[2\]"):
-    tokenizers.Tokenizer(Fast()).encode_data('a<s>b')
+def joined(tokenizer, ids):
+  return b''.join(tokenizer.token_bytes[i] for i in ids)
 
 
-def test_sentence_pieces_are_read_as_text():
-  class Fast:
-    eos_token_id, pad_token_id, all_special_ids = 0, 0, [0]
-    added_tokens_decoder = {}
+@kinds
+def test_bytes_of_random_ids_are_the_decoded_text(kind):
+  tokenizer = KINDS[kind]
+  rng, whole = np.random.default_rng(1), 0
+  for length in rng.integers(1, 8, 1000):
+    ids = rng.integers(0, tokenizer.vocab_size, length).tolist()
+    if kind == 'word piece':  # whose ## goes on with a word
+      ids = [*tokenizer.encode('the'), *ids]
+    data, text = joined(tokenizer, ids), tokenizer.decode(ids)
+    if kind.startswith('byte'):
+      assert data.decode(errors='replace') == text
+      whole += 1
+      continue
+    try:  # decoders differ in how they show bytes that are no text
+      assert data.decode() in (text, ' ' + text)
+      whole += 1
+    except UnicodeDecodeError:
+      assert '\ufffd' in text
+  assert whole > 100
 
-    def __len__(self):
-      return 4
 
-    def convert_ids_to_tokens(self, ids):
-      return [['</s>', '▁the', 'Ġa', None][i] for i in ids]
+@kinds
+@quick
+@hypothesis.given(text=words)
+def test_bytes_of_a_text_are_its_bytes(kind, text):
+  tokenizer = KINDS[kind]
+  text = dialogues.neutralise(text)
+  ids = tokenizer.encode_data(text)
+  data = joined(tokenizer, ids).decode()
+  assert tokenizer.decode(ids) in (data, data.removeprefix(' '))
+  assert not tokenizer.special_ids.intersection(ids) or kind == 'word piece'
+  if kind == 'byte level':
+    assert data == text
+  elif kind.startswith('sentence'):  # ▁ is how they write a space
+    assert data == text.replace('▁', ' ')
 
-  assert tokenizers.Tokenizer(Fast()).token_bytes == (b'', b' the', b' a', b'')
+
+@pytest.mark.parametrize('kind', [k for k in KINDS if k != 'word piece'])
+def test_a_text_goes_on_without_a_space(kind):
+  tokenizer = KINDS[kind]
+  assert tokenizer.leading_space == ('' if kind == 'byte level' else ' ')
+  ids = [*tokenizer.encode('sea'), *tokenizer.encode('rch'),
+         *tokenizer.encode_data(' for'), *tokenizer.encode('')]
+  assert joined(tokenizer, ids) == b'search for'
+  first = tokenizer.encode(tokenizer.leading_space + 'the search')
+  raw = tokenizer._fast.encode('the search', add_special_tokens=False)
+  assert list(first) == raw  # as the model knows the start of a text
+
+
+def test_pieces_by_hand():
+  pieces = KINDS['sentence piece']
+  ids = {pieces.token(i): i for i in range(pieces.vocab_size)}
+  assert pieces.token_bytes[ids['<0x0A>']] == b'\n'
+  assert pieces.token_bytes[ids['<0xC3>']] == b'\xc3'
+  assert pieces.token_bytes[ids['▁the']] == b' the'
+  assert pieces.token_bytes[ids['</s>']] == b''
+  words = KINDS['word piece']
+  ids = {words.token(i): i for i in range(words.vocab_size)}
+  assert words.token_bytes[ids['the']] == b' the'
+  assert words.token_bytes[ids['##o']] == b'o'
+  assert words.token_bytes[ids['!']] == b'!'  # decoding puts it to the word
+  assert words.token_bytes[ids['[SEP]']] == b''
+  levels = chats.byte_level(added=('<é>', '日'))
+  ids = {levels.token(i): i for i in range(levels.vocab_size)}
+  assert levels.token_bytes[ids['Ġthe']] == b' the'
+  assert levels.token_bytes[ids['<é>']] == b'<\xe9>'  # as it is decoded
+  assert levels.token_bytes[ids['日']] == '日'.encode()
+  assert levels.token_bytes[ids['<|eot_id|>']] == b''  # special without a role
+
+
+def test_a_stop_string_is_found_in_every_kind_of_pieces():
+  for kind, tokenizer in KINDS.items():
+    if kind == 'word piece':
+      continue  # which writes no tags
+    table = stops.compile_table(tokenizer.token_bytes, ['</search>'])
+    state, hits = 0, []
+    for id_ in tokenizer.encode('a </search>'):
+      hits.append(table.hit[state, id_])
+      state = table.next_state[state, id_]
+    assert hits[-1] and not any(hits[:-1])
+
+
+def test_a_fast_tokenizer_that_cannot_split_is_refused(monkeypatch):
+  tokenizer = chats.sentence_piece()
+  plain = tokenizer._fast.encode
+  monkeypatch.setattr(
+      tokenizer._fast, 'encode',
+      lambda text, split_special_tokens=False, **kw: plain(text, **kw))
+  with pytest.raises(ValueError, match=r"encoding 'a</s>b' gave ids \[2\]"):
+    tokenizer.encode_data('a</s>b')
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
   with pytest.raises(FileNotFoundError, match=f'{tmp_path} has none'):
     tokenizers.load(str(tmp_path))
+
+
+@pytest.fixture
+def folder(tmp_path):
+  chats.byte_level()._fast.save_pretrained(tmp_path)
+  return tmp_path
+
+
+def ids_of(tokenizer, *names):
+  return tuple(tokenizer.encode(name)[0] for name in names)
+
+
+def test_what_ends_a_turn_is_in_the_generation_config(folder):
+  path = folder / 'generation_config.json'
+  tokenizer = tokenizers.load(str(folder))
+  assert tokenizer.eos_ids == ids_of(tokenizer, '<|im_end|>')
+  two = ids_of(tokenizer, '<|im_end|>', '<|endoftext|>')
+  for written, read in (
+      (list(two), two), (two[1], two[1:]), ([two[1]], two[1:]),
+      (None, two[:1]), ([], two[:1])):
+    path.write_text(json.dumps({'eos_token_id': written, 'top_p': 0.8}))
+    assert tokenizers.load(str(folder)).eos_ids == read
+  path.write_text('{}')
+  assert tokenizers.load(str(folder)).eos_ids == two[:1]
+
+
+@pytest.mark.parametrize('text, message', [
+    ('{"eos_token_id": "</s>"}', "eos_token_id is '</s>'"),
+    ('{"eos_token_id": [1, true]}', 'eos_token_id is'),
+    ('{"eos_token_id": 9999}', r'eos_token_id must be .* but is \(9999,\)'),
+    ('{"eos_token_id": [-1]}', r'but is \(-1,\)'),
+    ('[1]', 'AttributeError'), ('{', 'generation_config.json must hold')])
+def test_a_wrong_generation_config_is_refused(folder, text, message):
+  (folder / 'generation_config.json').write_text(text)
+  with pytest.raises(ValueError, match=message):
+    tokenizers.load(str(folder))
+
+
+def test_a_tokenizer_that_ends_nothing_is_refused():
+  fast = chats.byte_level()._fast
+  fast.eos_token = None
+  with pytest.raises(ValueError, match=r'eos_token_id must be .* is \(\)'):
+    tokenizers.Tokenizer(fast)

@@ -65,7 +65,7 @@ def test_the_engine_continues_like_transformers(name):
   count, length = golden['continued'].shape
   table = stops.compile_table((), ('never',), config.vocab_size)
   engine = engines.Engine(config, slots=count, length=160, stop_table=table,
-                          eos_ids=(0,), chunks=(8,))
+                          eos_ids=(0,), tile=8)
   engine.load(params, temperature=0.0)
   engine.append([
       engines.Append(slot, prompt, length, (0,) * 5, fresh=True)
@@ -345,7 +345,8 @@ def test_what_other_exporters_add_is_overlooked(folder):
 def test_a_hub_id_is_fetched_without_pickle_or_code(monkeypatch, folder):
   asked = {}
 
-  def download(name, *, allow_patterns):
+  def download(name, *, revision, allow_patterns):
+    assert revision is None
     asked[name] = allow_patterns
     return str(folder)
 
@@ -371,3 +372,27 @@ def test_an_unreachable_hub_is_told(monkeypatch):
   with pytest.raises(FileNotFoundError,
                      match='Qwen/none is no folder and .*OSError offline'):
     weights.locate('Qwen/none')
+
+
+@pytest.mark.parametrize('path, name, revision', [
+    ('Qwen/Qwen2.5-7B', 'Qwen/Qwen2.5-7B', None),
+    ('Qwen/Qwen2.5-7B@main', 'Qwen/Qwen2.5-7B', 'main'),
+    ('Qwen/Qwen2.5-7B@v1.0', 'Qwen/Qwen2.5-7B', 'v1.0'),
+    ('a/b@refs/pr/7', 'a/b', 'refs/pr/7'),
+    ('a/b@' + '0f' * 20, 'a/b', '0f' * 20)])
+def test_a_hub_id_may_name_a_revision(monkeypatch, path, name, revision):
+  asked = []
+
+  def download(repo, *, revision, allow_patterns):
+    asked.append((repo, revision))
+    return '/cache'
+
+  monkeypatch.setattr(huggingface_hub, 'snapshot_download', download)
+  assert weights.locate(path) == '/cache'
+  assert asked == [(name, revision)]
+
+
+@pytest.mark.parametrize('path', ['a/b@', 'a@b', 'a/b@-x', 'a/b@x@y'])
+def test_what_is_no_hub_id_is_a_folder(monkeypatch, path):
+  monkeypatch.setattr(huggingface_hub, 'snapshot_download', None)
+  assert weights.locate(path) == path

@@ -201,7 +201,7 @@ NO_ERRORS = lessons.Sloppiness(**{
 def test_a_careful_demonstration_follows_the_facts_to_the_answer(room, hops):
   rng = np.random.default_rng(hops)
   chains = facts.chains(room.world, hops, rng)
-  dialogue = dialogues.laptop()
+  dialogue = dialogues.tags()
   for _ in range(25):
     chain = next(chains)
     prompt, *said = lessons.demonstration(
@@ -224,7 +224,7 @@ def test_what_the_agent_says_is_learned_and_what_it_is_told_hardly(room):
   chains = facts.chains(room.world, 2, rng)
   for _ in range(50):
     pieces = lessons.demonstration(
-        room, next(chains), rng, dialogues.laptop(),
+        room, next(chains), rng, dialogues.tags(),
         sloppiness=lessons.Sloppiness(), eos='<|eos|>')
     said = [piece.weight for piece in pieces]
     assert said == [0.1, *[1.0, 0.1] * (len(said) // 2)][:len(said)]
@@ -233,7 +233,7 @@ def test_what_the_agent_says_is_learned_and_what_it_is_told_hardly(room):
 def test_sloppy_demonstrations_err_in_every_way(room):
   rng = np.random.default_rng(0)
   chains = facts.chains(room.world, 2, rng)
-  dialogue = dialogues.laptop()
+  dialogue = dialogues.tags()
   kinds, right = [], []
   for _ in range(200):
     chain = next(chains)
@@ -252,7 +252,7 @@ def test_sloppy_demonstrations_err_in_every_way(room):
 def test_documents_of_equal_seeds_are_equal():
   def documents(seed):
     return list(lessons.documents(
-        seed, lambda passages: bm25.bm25(Corpus(passages)), dialogues.laptop(),
+        seed, lambda passages: bm25.bm25(Corpus(passages)), dialogues.tags(),
         sloppiness=lessons.Sloppiness(), eos='<|eos|>', drills=2,
         readings=2, demonstrations=(2, 1)))
   assert documents(1) == documents(1)

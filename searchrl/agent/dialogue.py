@@ -4,45 +4,66 @@
 
 A turn only ever appends. Actions are read from what the policy sampled in its
 turn and from nothing else; text from an engine is data, so the protocol's own
-tags are broken in it before it is shown.
+tags are broken in it before it is shown. Here is the tag protocol; `agent.chat`
+wraps a dialogue in a chat template, `agent.tools` has the tool protocol.
 """
 
 from collections.abc import Callable, Sequence
 import dataclasses
 import importlib.resources
+import json
 import re
 from typing import NamedTuple
-import unicodedata
 
-from searchrl.trajectory import Action, Passage
+from searchrl.agent.markup import neutralise
+from searchrl.trajectory import Action, Passage, Passages
 
 _TAGS = 'think|search|information|answer|question|tool_call|tool_response'
-_BRACKET = re.compile(rf'[<＜﹤](?=[\s/／]*(?:{_TAGS})\b)', re.IGNORECASE)
 _ACTION = re.compile(
     rf'<(search|answer)>((?:(?!</?(?:{_TAGS})>).)*)</\1>\s*\Z', re.DOTALL)
 
 LAPTOP_TEMPLATE = 'Search, then answer: {question}\n'
 
 
+def tag_passage(number: int, passage: Passage) -> str:
+  """One passage as Search-R1 writes it; `number` counts from 1."""
+  title, text = neutralise(passage.title), neutralise(passage.text)
+  return f'Doc {number}(Title: "{title}") {text}'
+
+
+def in_a_row(write: Callable[[int, Passage], str],
+             results: Sequence[Passages]) -> list[str]:
+  """The passages of all queries, a line each, numbered through."""
+  passages = [p for found in results for p in found]
+  lines = [write(n, p) for n, p in enumerate(passages, start=1)]
+  return [line + '\n' for line in lines[:-1]] + lines[-1:]
+
+
 @dataclasses.dataclass(frozen=True)
 class Dialogue:
-  """One protocol: what is said around what the policy says."""
+  """One protocol: what is said around what the policy says.
 
-  template: str  # the prompt; '{question}' is replaced
+  The texts around a message may hold special tokens, which become their ids.
+  The message itself, question included, is data, and so are passages.
+  """
+
+  template: str  # the first message; '{question}' is replaced
   parse: Callable[[str], Action]  # the text of one turn's sampled tokens
   stop_strings: tuple[str, ...]  # a turn ends with the token completing one
   before: str  # opens an observation
   after: str  # closes it, whatever was cut
-  invalid: str  # what a policy reads after an action of no kind
+  invalid: str  # what a policy reads after an action of no kind, all of it
+  passage: Callable[[int, Passage], str] = tag_passage  # of one, from 1 on
+  arrange: Callable[..., list[str]] = in_a_row  # (passage, results) -> pieces
+  head: str = ''  # stands before the first message
+  tail: str = ''  # and after it
+  turn_end: str = ''  # ends a turn that the policy did not end itself
+  end_ids: tuple[int, ...] = ()  # end a turn, besides the tokenizer's eos_ids
+  json_levels: int = 0  # JSON strings, one in another, that passages stand in
 
   def prompt(self, question: str) -> str:
-    """The text before the first turn."""
+    """The first message."""
     return self.template.replace('{question}', question)
-
-  def passage(self, number: int, passage: Passage) -> str:
-    """One passage as the policy reads it; `number` counts from 1."""
-    title, text = neutralise(passage.title), neutralise(passage.text)
-    return f'Doc {number}(Title: "{title}") {text}'
 
 
 def tags(template: str = LAPTOP_TEMPLATE) -> Dialogue:
@@ -71,19 +92,20 @@ def tags(template: str = LAPTOP_TEMPLATE) -> Dialogue:
   )
 
 
-def search_r1() -> Dialogue:
+def laptop(tokenizer) -> Dialogue:
+  """The short prompt that the tiny base model was made for."""
+  return tags(tokenizer.leading_space + LAPTOP_TEMPLATE)
+
+
+def search_r1(tokenizer) -> Dialogue:
   """Search-R1's prompt and retry sentence, word for word (third_party)."""
   return dataclasses.replace(
-      tags(_verbatim('search_r1_prompt.txt')),
-      invalid=_verbatim('search_r1_invalid_action.txt'))
+      tags(tokenizer.leading_space + verbatim('search_r1_prompt.txt')),
+      invalid=verbatim('search_r1_invalid_action.txt'))
 
 
-def laptop() -> Dialogue:
-  """The short prompt that the tiny base model was made for."""
-  return tags()
-
-
-def _verbatim(name: str) -> str:
+def verbatim(name: str) -> str:
+  """A text of third_party, exactly."""
   folder = importlib.resources.files('searchrl') / 'third_party'
   return (folder / name).read_text(encoding='utf-8')
 
@@ -100,16 +122,18 @@ def parse_tags(text: str) -> Action:
   return Action(match[1], (match[2].strip(),))
 
 
-def neutralise(text: str) -> str:
-  """Text from outside with the protocol's tags broken; idempotent.
+def opening(dialogue: Dialogue, question: str, tokenizer) -> tuple[int, ...]:
+  """Ids of what stands before the policy's first turn."""
+  return (*tokenizer.encode(dialogue.head),
+          *tokenizer.encode_data(dialogue.prompt(question)),
+          *tokenizer.encode(dialogue.tail))
 
-  Invisible and control characters go, so that no tag hides behind them, and
-  the bracket before a tag's name becomes one that no parser knows.
-  """
-  text = ''.join(c for c in text if c in '\n\t' or
-                 unicodedata.category(c) not in ('Cc', 'Cf'))
-  text = unicodedata.normalize('NFC', text)  # after: a joiner keeps parts apart
-  return _BRACKET.sub('‹', text)
+
+def retry(dialogue: Dialogue, tokenizer,
+          said: Sequence[int]) -> tuple[int, ...]:
+  """Ids of what the policy reads after it said nothing that can be parsed."""
+  return (*_ending(dialogue, tokenizer, said),
+          *tokenizer.encode(dialogue.invalid))
 
 
 class Observation(NamedTuple):
@@ -121,42 +145,82 @@ class Observation(NamedTuple):
 
 def observation(
     dialogue: Dialogue,
-    passages: Sequence[Passage],
+    results: Sequence[Passages],
     tokenizer,
     *,
     passage_tokens: int,
+    said: Sequence[int] = (),
 ) -> Observation:
   """Passages as the policy reads them, each cut to its budget.
 
   Args:
     dialogue: the protocol.
-    passages: best first; none gives an empty block.
+    results: of each query; best first.
     tokenizer: see `agent.tokenizer`.
     passage_tokens: each passage is cut to this many tokens.
+    said: ids of the turn that asked.
 
   Returns:
     The ids of the block, and how many passages were cut.
   """
-  ids, cut = list(tokenizer.encode(dialogue.before)), 0
-  for number, passage in enumerate(passages, start=1):
-    text = dialogue.passage(number, passage)
-    if number < len(passages):
-      text += '\n'
-    shown = tokenizer.encode_data(text)
-    ids += shown[:passage_tokens]
-    cut += len(shown) > passage_tokens
+  ids, cut = list(_ending(dialogue, tokenizer, said)), 0
+  ids += tokenizer.encode(dialogue.before)
+  for piece in dialogue.arrange(dialogue.passage, results):
+    piece = in_json(piece, dialogue.json_levels)
+    shown = tokenizer.encode_data(piece)
+    if len(shown) > passage_tokens:
+      shown = _cut(dialogue, shown, tokenizer, passage_tokens)
+      cut += 1
+    ids += shown
   return Observation((*ids, *tokenizer.encode(dialogue.after)), cut)
 
 
-def check_append_only(dialogue: Dialogue, tokenizer) -> None:
+def _ending(dialogue: Dialogue, tokenizer,
+            said: Sequence[int]) -> tuple[int, ...]:
+  """Ends the policy's turn, unless its last token has done so."""
+  if not dialogue.turn_end or said[-1:] and said[-1] in dialogue.end_ids:
+    return ()
+  return tokenizer.encode(dialogue.turn_end)
+
+
+def in_json(text: str, levels: int) -> str:
+  """Text as it stands in a JSON string, or in a string in a string."""
+  for _ in range(levels):
+    text = json.dumps(text, ensure_ascii=False)[1:-1]
+  return text
+
+
+def _cut(dialogue: Dialogue, ids: Sequence[int], tokenizer,
+         limit: int) -> Sequence[int]:
+  """At most `limit` ids; never the first half of a JSON escape at the end."""
+  ids = ids[:limit]
+  while dialogue.json_levels and not _is_whole(
+      tokenizer.decode(ids), dialogue.json_levels):
+    ids = ids[:-1]
+  return ids
+
+
+def _is_whole(text: str, levels: int) -> bool:
+  try:
+    for _ in range(levels):
+      text = json.loads(f'"{text}"')
+  except ValueError:
+    return False
+  return True
+
+
+def check_writable(dialogue: Dialogue, tokenizer) -> None:
   """Refuses a tokenizer that cannot write the protocol.
 
   Raises:
-    ValueError: a stop string does not survive encoding and decoding.
+    ValueError: a tag does not survive encoding and decoding.
   """
   for stop in dialogue.stop_strings:
-    if stop not in tokenizer.decode(tokenizer.encode(stop)):
-      raise ValueError(
-          f'the tokenizer must be able to write the stop string {stop!r}, but '
-          f'decodes its ids to {tokenizer.decode(tokenizer.encode(stop))!r}. '
-          'Use the tokenizer that belongs to the model.')
+    for tag in (stop, stop.replace('</', '<')):
+      read = tokenizer.decode(tokenizer.encode(tag))
+      if tag not in read:
+        what = 'stop string' if tag == stop else 'tag'
+        raise ValueError(
+            f'the tokenizer must be able to write the {what} {tag!r}, but '
+            f'decodes its ids to {read!r}. Use the tokenizer that belongs to '
+            'the model.')

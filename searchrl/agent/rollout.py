@@ -4,17 +4,19 @@
 
 The engine, the search and the dialogue arrive as arguments. A slot plays one
 trajectory; a finished one's slot goes to the next in the queue, and a search
-pauses its slot while others decode. Admission is deterministic: slots are
-filled and extended in a fixed order, so that a repeated run is bitwise equal.
+pauses its slot while others decode.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
 from searchrl.agent import dialogue as dialogues
-from searchrl.trajectory import (Action, Query, Question, SearchError, SearchFn,
+from searchrl.agent import searches
+from searchrl.trajectory import (Query, Question, SearchError, SearchFn,
                                  Trajectory, Turn)
+
+ADMISSIONS = ('deterministic', 'arrival')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +39,39 @@ class Budgets:
   top_k: int = 2
 
 
+@dataclasses.dataclass(frozen=True)
+class Course:
+  """How play proceeds; no trajectory depends on it.
+
+  Attributes:
+    admission: 'deterministic': results of a search enter after a fixed number
+      of decodes, so that a repeated run takes the same course; 'arrival': when
+      they come.
+    ahead: decodes that run while the host reads an earlier one: 0 or 1.
+    search_timeout_secs: until a search counts as failed.
+    search_calls: of the search at a time; each answers all that was asked
+      since the one before.
+  """
+
+  admission: str = 'deterministic'
+  ahead: int = 0
+  search_timeout_secs: float = 60.0
+  search_calls: int = 4
+
+  def __post_init__(self):
+    if self.admission not in ADMISSIONS:
+      raise ValueError(
+          f'rollout.admission must be one of {ADMISSIONS}, but is '
+          f"{self.admission!r}. 'auto' becomes one of them by the device.")
+    for name, legal, rule in (
+        ('ahead', self.ahead in (0, 1), '0 or 1'),
+        ('search_timeout_secs', self.search_timeout_secs > 0, 'above 0'),
+        ('search_calls', self.search_calls >= 1, 'at least 1')):
+      if not legal:
+        raise ValueError(
+            f'rollout.{name} must be {rule}, but is {getattr(self, name)}.')
+
+
 @dataclasses.dataclass
 class _Game:
   """A trajectory being played."""
@@ -46,6 +81,12 @@ class _Game:
   pending: tuple[int, ...]  # what its slot is fed next
   slot: int | None = None
   fresh: bool = True
+
+  def amend(self, **fields) -> None:
+    """Changes the last turn."""
+    *earlier, last = self.trajectory.turns
+    self.trajectory = dataclasses.replace(self.trajectory, turns=(
+        *earlier, dataclasses.replace(last, **fields)))
 
 
 def play(
@@ -60,15 +101,17 @@ def play(
     append: Callable[..., Any],
     step: int,
     policy_step: int,
+    course: Course = Course(),
     progress: Callable[[int], None] = lambda finished: None,
-) -> list[Trajectory]:
+    enough: Callable[[Mapping[int, Trajectory]], bool] = lambda finished: False,
+) -> list[Trajectory | None]:
   """Plays every (question, sample) to its end.
 
   Args:
     requests: what to play; a question's samples differ in their randomness.
-    engine: `slots`, `length`, `append`, `decode`, `used`, `release`; see
-      `models.engine.Engine`. It must have been given weights.
-    search: answers all queries of a pass in one call.
+    engine: `slots`, `length`, `append`, `dispatch`, `read`, `used`, `release`,
+      `abandon`; see `models.engine.Engine`. It must have been given weights.
+    search: answers all queries of a pass in one call, in a thread of its own.
     dialogue: the protocol.
     tokenizer: see `agent.tokenizer`.
     budgets: limits.
@@ -76,134 +119,182 @@ def play(
     append: makes what `engine.append` takes, from keyword arguments.
     step: of the run; part of every row's randomness.
     policy_step: written into the trajectories.
+    course: how play proceeds.
     progress: told how many have finished, after each pass.
+    enough: asked after each pass, with what has finished by its place among
+      the requests, whether the rest is not needed any more.
 
   Returns:
-    Trajectories in the order of `requests`, without rewards.
+    Trajectories in the order of `requests`, without rewards; None for those
+    that were not needed.
 
   Raises:
     ValueError: a prompt longer than max_prompt_tokens.
   """
-  queue = [_new_game(row, question, sample, policy_step, dialogue, tokenizer,
-                     budgets)
-           for row, (question, sample) in enumerate(requests)][::-1]
-  free = list(range(engine.slots))[::-1]
-  playing = {}
-  finished = {}
-  waiting = []  # games whose slot is to be fed
-  while queue or playing:
-    while queue and free:
+  queue = _new_games(requests, policy_step, dialogue, tokenizer, budgets)
+  table = _Table(
+      engine, dialogue, tokenizer, budgets, course,
+      searches.Searches(search, timeout_secs=course.search_timeout_secs,
+                        calls=course.search_calls))
+
+  def feed_of(game: _Game, budget: int):
+    played = game.trajectory
+    return append(
+        slot=game.slot, tokens=game.pending, budget=budget, fresh=game.fresh,
+        row_ids=row_ids(step, played.question.uid, played.sample,
+                        len(played.turns)))
+
+  ready = table.seat(queue)
+  while table.playing:
+    table.feed(ready, feed_of)
+    ready = table.go_on()
+    progress(len(table.finished))
+    if enough(table.finished):
+      engine.abandon()
+      break
+    ready += table.seat(queue)
+  else:
+    table.clear()
+  return [table.finished.get(row) for row in range(len(requests))]
+
+
+def _new_games(requests, policy_step, dialogue, tokenizer, budgets
+              ) -> list[_Game]:
+  """What is to be played, the first last; each question is encoded once."""
+  prompts, games = {}, []
+  for row, (question, sample) in enumerate(requests):
+    prompt = prompts.get(question.text)
+    if prompt is None:
+      prompt = dialogues.opening(dialogue, question.text, tokenizer)
+      prompts[question.text] = prompt
+    if len(prompt) > budgets.max_prompt_tokens:
+      raise ValueError(
+          f'a prompt may have rollout.max_prompt_tokens='
+          f'{budgets.max_prompt_tokens} tokens, but that of question '
+          f'{question.uid!r} has {len(prompt)}. Raise the limit, or leave the '
+          'question out.')
+    games.append(_Game(
+        row, Trajectory(question, sample, policy_step, prompt), prompt))
+  return games[::-1]
+
+
+class _Table:
+  """Who sits in which slot, and what happens to them."""
+
+  def __init__(self, engine, dialogue, tokenizer, budgets, course, asked):
+    self._engine, self._dialogue, self._tokenizer = engine, dialogue, tokenizer
+    self._budgets, self._course, self._asked = budgets, course, asked
+    self._free = list(range(engine.slots))[::-1]
+    self._decoding = set()  # slots
+    self._unread = 0  # decodes
+    self.playing = {}  # slot -> game
+    self.finished = {}  # row -> trajectory
+
+  def seat(self, queue: list[_Game]) -> list[_Game]:
+    """Gives free slots to the next in the queue."""
+    seated = []
+    while queue and self._free:
       game = queue.pop()
-      game.slot = free.pop()
-      playing[game.slot] = game
-      waiting.append(game)
+      game.slot = self._free.pop()
+      self.playing[game.slot] = game
+      seated.append(game)
+    return seated
+
+  def feed(self, games: Sequence[_Game], feed_of) -> None:
+    """Feeds slots and lets them decode, or ends what does not fit."""
     feeds = []
-    for game in waiting:
-      feed = _feed(game, engine, budgets, row_ids, append, step)
-      if feed is None:  # it does not fit: the trajectory ends here
-        _finish(game, 'length_limit', playing, finished, free, engine)
-      else:
-        feeds.append(feed)
+    for game in games:
+      used = 0 if game.fresh else self._engine.used(game.slot)
+      budget = min(self._budgets.max_turn_tokens,
+                   self._engine.length - used - len(game.pending))
+      if budget < 1:  # not one token could be sampled
+        self._finish(game, 'length_limit')
+        continue
+      feeds.append(feed_of(game, budget))
+      if not game.fresh:  # it belongs to the turn that asked for it
+        game.amend(observation_tokens=game.pending)
+      game.fresh = False
+      self._decoding.add(game.slot)
     if feeds:
-      engine.append(feeds)
-    stopped = engine.decode() if playing else []
-    games = [playing[s.slot] for s in stopped]
-    waiting = _advance(games, stopped, search, dialogue, tokenizer, budgets,
-                       engine, playing, finished, free)
-    progress(len(finished))
-  return [finished[row] for row in range(len(requests))]
+      self._engine.append(feeds)
 
+  def go_on(self) -> list[_Game]:
+    """Decodes until something has happened; games that can be fed again."""
+    while self._decoding and self._unread <= self._course.ahead:
+      self._engine.dispatch()
+      self._unread += 1
+    stopped = self._read()
+    self._decoding -= {s.slot for s in stopped}
+    ready = [game for s in stopped if (game := self._hear(s)) is not None]
+    self._asked.start()
+    return ready + self._admit(bool(ready))
 
-def _new_game(row, question, sample, policy_step, dialogue, tokenizer, budgets):
-  prompt = tokenizer.encode_data(dialogue.prompt(question.text))
-  if len(prompt) > budgets.max_prompt_tokens:
-    raise ValueError(
-        f'a prompt may have rollout.max_prompt_tokens='
-        f'{budgets.max_prompt_tokens} tokens, but that of question '
-        f'{question.uid!r} has {len(prompt)}. Raise the limit, or leave the '
-        'question out.')
-  return _Game(row, Trajectory(question, sample, policy_step, prompt), prompt)
+  def clear(self) -> None:
+    """Reads what was decoded ahead of the last trajectory's end: nothing."""
+    while self._unread:
+      self._read()
 
+  def _read(self):
+    if not self._unread:
+      return []
+    self._unread -= 1
+    return self._engine.read()
 
-def _feed(game, engine, budgets, row_ids, append, step):
-  """What the slot is fed; None if not one token could be sampled after it."""
-  used = 0 if game.fresh else engine.used(game.slot)
-  budget = min(budgets.max_turn_tokens,
-               engine.length - used - len(game.pending))
-  if budget < 1:
-    return None
-  question, turn = game.trajectory.question, len(game.trajectory.turns)
-  feed = append(
-      slot=game.slot, tokens=game.pending, budget=budget, fresh=game.fresh,
-      row_ids=row_ids(step, question.uid, game.trajectory.sample, turn))
-  if turn:  # what the policy now reads belongs to the turn that asked for it
-    last = dataclasses.replace(game.trajectory.turns[-1],
-                               observation_tokens=game.pending)
-    game.trajectory = dataclasses.replace(
-        game.trajectory, turns=(*game.trajectory.turns[:-1], last))
-  game.fresh = False
-  return feed
-
-
-def _advance(games, stopped, search, dialogue, tokenizer, budgets, engine,
-             playing, finished, free) -> list[_Game]:
-  """Reads what the stopped slots said; the games that go on, fed next."""
-  actions = [dialogue.parse(tokenizer.decode(s.tokens)) for s in stopped]
-  asking = []
-  for game, said, action in zip(games, stopped, actions, strict=True):
+  def _hear(self, said) -> _Game | None:
+    """Reads what a stopped slot said; its game, if it is fed next."""
+    game = self.playing[said.slot]
+    action = self._dialogue.parse(self._tokenizer.decode(said.tokens))
     turn = Turn(said.tokens, said.logprobs, action)
     game.trajectory = dataclasses.replace(
         game.trajectory, turns=(*game.trajectory.turns, turn))
-    if action.kind == 'search' and _limit(game, budgets, engine) is None:
-      asking += [Query(text, budgets.top_k, game.trajectory.question)
-                 for text in action.texts]
-  found = iter(search(asking) if asking else ())
-  going_on = []
-  for game, action in zip(games, actions, strict=True):
-    reason = _react(game, action, found, dialogue, tokenizer, budgets, engine)
-    if reason is None:
-      going_on.append(game)
-    else:
-      _finish(game, reason, playing, finished, free, engine)
-  return going_on
+    reason = 'answer' if action.kind == 'answer' else self._limit(game)
+    if reason is not None:
+      self._finish(game, reason)
+      return None
+    if action.kind == 'search':
+      self._asked.ask(game.slot, [
+          Query(text, self._budgets.top_k, game.trajectory.question)
+          for text in action.texts])
+      return None
+    game.pending = dialogues.retry(self._dialogue, self._tokenizer, said.tokens)
+    return game
 
-
-def _limit(game, budgets, engine) -> str | None:
-  """The limit after which nothing, a search neither, is carried out."""
-  if engine.used(game.slot) >= engine.length:
-    return 'length_limit'
-  if len(game.trajectory.turns) >= budgets.max_turns:
-    return 'turn_limit'
-  return None
-
-
-def _react(game, action: Action, found, dialogue, tokenizer, budgets, engine):
-  """Takes an action's results; the stop reason, or None to go on."""
-  if action.kind == 'answer':
-    return 'answer'
-  limit = _limit(game, budgets, engine)
-  if limit is not None:
-    return limit
-  if action.kind == 'invalid':
-    game.pending = tokenizer.encode(dialogue.invalid)
+  def _limit(self, game: _Game) -> str | None:
+    """The limit after which nothing, a search neither, is carried out."""
+    if self._engine.used(game.slot) >= self._engine.length:
+      return 'length_limit'
+    if len(game.trajectory.turns) >= self._budgets.max_turns:
+      return 'turn_limit'
     return None
-  results = [next(found) for _ in action.texts]
-  if any(isinstance(result, SearchError) for result in results):
-    return 'search_error'
-  passages = tuple(p for result in results for p in result)
-  shown = dialogues.observation(
-      dialogue, passages, tokenizer, passage_tokens=budgets.passage_tokens)
-  last = dataclasses.replace(game.trajectory.turns[-1], passages=passages,
-                             passages_cut=shown.passages_cut)
-  game.trajectory = dataclasses.replace(
-      game.trajectory, turns=(*game.trajectory.turns[:-1], last))
-  game.pending = shown.tokens
-  return None
 
+  def _admit(self, others: bool) -> list[_Game]:
+    """Games whose searches are back, as the admission has it."""
+    if self._course.admission == 'deterministic':
+      found = self._asked.all()
+    elif self._decoding or self._unread or others:
+      found = self._asked.ready()
+    else:  # nothing else is left to do
+      found = self._asked.some()
+    return [game for slot, results in found.items()
+            if (game := self._show(self.playing[slot], results)) is not None]
 
-def _finish(game, reason, playing, finished, free, engine) -> None:
-  finished[game.row] = dataclasses.replace(
-      game.trajectory, stop_reason=reason)
-  del playing[game.slot]
-  engine.release(game.slot)
-  free.append(game.slot)
+  def _show(self, game: _Game, results) -> _Game | None:
+    """Prepares what a search found for the policy; its game, if it goes on."""
+    if any(isinstance(result, SearchError) for result in results):
+      self._finish(game, 'search_error')
+      return None
+    shown = dialogues.observation(
+        self._dialogue, results, self._tokenizer,
+        passage_tokens=self._budgets.passage_tokens,
+        said=game.trajectory.turns[-1].action_tokens)
+    game.amend(passages=tuple(p for result in results for p in result),
+               passages_cut=shown.passages_cut)
+    game.pending = shown.tokens
+    return game
+
+  def _finish(self, game: _Game, reason: str) -> None:
+    self.finished[game.row] = dataclasses.replace(
+        game.trajectory, stop_reason=reason)
+    del self.playing[game.slot]
+    self._engine.release(game.slot)
+    self._free.append(game.slot)

@@ -6,12 +6,21 @@ What a policy sampled is only ever decoded, to be read; it is never encoded
 again. What the environment inserts is encoded once, as plain data.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
+import json
 import os
 import pathlib
+import re
+from typing import Any
 
 os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
+
+_BYTE = re.compile(r'<0x([0-9A-Fa-f]{2})>')
+# A template may write today's date. A run that is resumed tomorrow must have
+# the same prompts, so the day is always the one that Llama's fall back on.
+_TODAY = ("{% macro strftime_now(format) %}{{ {'%Y-%m-%d': '2024-07-26'}"
+          ".get(format, '26 Jul 2024') }}{% endmacro %}\n")
 
 
 class Tokenizer:
@@ -21,28 +30,52 @@ class Tokenizer:
     vocab_size: ids lie in [0, vocab_size).
     eos_ids: any of them ends a turn.
     pad_id: fills arrays; carries no meaning.
+    leading_space: what stands before the first word of a text that is encoded
+      alone: ' ' for SentencePiece, whose words begin with one, else nothing.
   """
 
-  def __init__(self, fast):
-    self._fast = fast
-    self.vocab_size = len(fast)
-    self.eos_ids = (fast.eos_token_id,)
-    self.pad_id = (fast.eos_token_id if fast.pad_token_id is None
-                   else fast.pad_token_id)
+  def __init__(self, fast: Any, eos_ids: Sequence[int] = ()):
+    """Wraps a fast tokenizer of transformers.
 
-  def encode(self, text: str) -> tuple[int, ...]:
-    """Ids of text that we wrote ourselves; special tokens are honoured."""
-    return tuple(self._fast.encode(text, add_special_tokens=False))
-
-  def encode_data(self, text: str) -> tuple[int, ...]:
-    """Ids of text from outside; '<|im_end|>' in it is seven characters.
+    Args:
+      fast: the tokenizer.
+      eos_ids: end a turn. Default: the tokenizer's own end of sequence.
 
     Raises:
-      ValueError: a special id came out all the same.
+      ValueError: nothing ends a turn, or an id is not in the vocabulary.
     """
-    ids = tuple(self._fast.encode(
-        text, add_special_tokens=False, split_special_tokens=True))
-    special = self._special_ids.intersection(ids)
+    self._fast = fast
+    self.vocab_size = len(fast)
+    if not eos_ids and fast.eos_token_id is not None:
+      eos_ids = (fast.eos_token_id,)
+    if not eos_ids or any(not 0 <= id_ < self.vocab_size for id_ in eos_ids):
+      raise ValueError(
+          'eos_token_id must be one or some of the ids from 0 to '
+          f'{self.vocab_size - 1}, but is {tuple(eos_ids)}. Correct it in '
+          'generation_config.json, or eos_token in tokenizer_config.json.')
+    self.eos_ids = tuple(eos_ids)
+    self.pad_id = (self.eos_ids[0] if fast.pad_token_id is None
+                   else fast.pad_token_id)
+    self._anchor = self._find_anchor()
+    self.leading_space = ' ' if self._anchor else ''
+
+  def encode(self, text: str) -> tuple[int, ...]:
+    """Ids of text that we wrote ourselves; special tokens are honoured.
+
+    The text goes on with what stands before it: the space that SentencePiece
+    puts before a text is left out.
+    """
+    return self._encode(text)
+
+  def encode_data(self, text: str) -> tuple[int, ...]:
+    """Ids of text from outside; '<|im_end|>' in it is ten characters.
+
+    Raises:
+      ValueError: a special id came out all the same; the unknown token may,
+        where a tokenizer cannot write every character.
+    """
+    ids = self._encode(text, split_special_tokens=True)
+    special = self.special_ids.intersection(ids) - {self._fast.unk_token_id}
     if special:
       raise ValueError(
           f'text from outside may hold no special token, but encoding '
@@ -55,31 +88,107 @@ class Tokenizer:
     return self._fast.decode(
         list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
+  def token(self, id_: int) -> str:
+    """An id as the vocabulary writes it; of a special token, its text."""
+    return self._fast.convert_ids_to_tokens(int(id_))
+
+  def render(self, messages: Sequence[Mapping[str, Any]], *,
+             tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+    """A conversation as the tokenizer's chat template writes it.
+
+    What opens an assistant's turn stands at the end, unless the last message
+    is an assistant's. The day is always the same.
+
+    Raises:
+      ValueError: there is no template, or it refuses these messages.
+    """
+    if not self._fast.chat_template:
+      raise ValueError(
+          'this dialogue needs a tokenizer with a chat template, but the one '
+          f'of {self._fast.name_or_path or "this model"} has none. Put a '
+          'chat_template.jinja beside tokenizer.json, or choose a dialogue '
+          'without chat such as searchrl.agent.dialogue:search_r1.')
+    tools = None if tools is None else list(tools)
+    try:
+      return self._fast.apply_chat_template(
+          list(messages), tools=tools, tokenize=False,
+          add_generation_prompt=messages[-1]['role'] != 'assistant',
+          chat_template=_TODAY + self._fast.get_chat_template(tools=tools))
+    except ImportError:
+      raise
+    except Exception as error:  # jinja's own, of many kinds
+      raise ValueError(
+          'the chat template must be able to write messages of '
+          f'{", ".join(m["role"] for m in messages)}, but: '
+          f'{type(error).__name__} {error}. Choose another dialogue, or put '
+          'another chat_template.jinja beside tokenizer.json.') from error
+
   @functools.cached_property
-  def _special_ids(self) -> frozenset[int]:
-    return frozenset(self._fast.all_special_ids)
+  def special_ids(self) -> frozenset[int]:
+    """Ids that outside text never becomes, and that decoding leaves out."""
+    added = self._fast.added_tokens_decoder
+    return frozenset(self._fast.all_special_ids).union(
+        id_ for id_, token in added.items() if token.special)
 
   @functools.cached_property
   def token_bytes(self) -> tuple[bytes, ...]:
     """UTF-8 bytes that each id adds to a text; empty for special tokens.
 
-    The stop automaton is compiled from these, so that a stop string is found
-    however it was tokenised.
+    Joined they are the decoded text, but for the space that SentencePiece and
+    WordPiece put before the first word: decoding leaves it out. (A text of
+    WordPiece cannot begin in the middle of a word.) The stop automaton is
+    compiled from these, so that a stop string is found however it was
+    tokenised.
     """
-    unicode_to_byte = {c: b for b, c in _byte_characters().items()}
-    added = self._fast.added_tokens_decoder
     pieces = self._fast.convert_ids_to_tokens(list(range(self.vocab_size)))
-    result = []
-    for id_, piece in enumerate(pieces):
-      if id_ in self._special_ids:
-        result.append(b'')
-      elif id_ in added:
-        result.append(added[id_].content.encode())
-      elif piece is not None and all(c in unicode_to_byte for c in piece):
-        result.append(bytes(unicode_to_byte[c] for c in piece))
-      else:
-        result.append((piece or '').replace('▁', ' ').encode())
-    return tuple(result)
+    to_bytes = _piece_reader(self._fast.backend_tokenizer.decoder)
+    return tuple(
+        b'' if piece is None or id_ in self.special_ids else to_bytes(piece)
+        for id_, piece in enumerate(pieces))
+
+  def _encode(self, text: str, **options) -> tuple[int, ...]:
+    ids = self._ids(self._anchor + text, **options)
+    anchor = self._anchor_ids if self._anchor else ()
+    if ids[:len(anchor)] == anchor:
+      return ids[len(anchor):]
+    return self._ids(text, **options)  # the anchor has merged with the text
+
+  def _ids(self, text: str, **options) -> tuple[int, ...]:
+    return tuple(self._fast.encode(text, add_special_tokens=False, **options))
+
+  @functools.cached_property
+  def _anchor_ids(self) -> tuple[int, ...]:
+    return self._ids(self._anchor)
+
+  def _find_anchor(self) -> str:
+    """A text after which another goes on without a space; '' if none is put.
+
+    It is a character that no tokenizer has learned to merge with others.
+    """
+    alone, word = self._ids('\x01'), self._ids('a')
+    put = self.decode((*alone, *word)) == self.decode(alone) + ' a'
+    goes_on = self._ids('\x01a')[:len(alone)] == alone
+    return '\x01' if alone and put and goes_on else ''
+
+
+def _piece_reader(decoder) -> Callable[[str], bytes]:
+  """Reads pieces of a vocabulary as its decoder does."""
+  join = ' '.join if decoder is None else decoder.decode
+  if join(['Ġ']) == ' ':  # byte-level BPE: a character stands for a byte
+    to_byte = {c: b for b, c in _byte_characters().items()}
+    return lambda piece: (
+        bytes(to_byte[c] for c in piece) if all(c in to_byte for c in piece)
+        else piece.encode())
+  bytes_fall_back = join(['<0x41>']) == 'A'
+
+  def read(piece: str) -> bytes:
+    byte = _BYTE.fullmatch(piece)
+    if byte and bytes_fall_back:
+      return bytes([int(byte[1], 16)])
+    # What it adds to a text: the first piece would lose its space.
+    return join(['a', piece])[len(join(['a'])):].encode()
+
+  return read
 
 
 def _byte_characters() -> dict[int, str]:
@@ -94,8 +203,12 @@ def _byte_characters() -> dict[int, str]:
 def load(folder: str) -> Tokenizer:
   """Reads the tokenizer of a model folder or hub id.
 
+  What ends a turn is read from a local folder's generation_config.json, which
+  may name several ids; else it is the tokenizer's end of sequence.
+
   Raises:
     FileNotFoundError: a local folder without tokenizer.json.
+    ValueError: what ends a turn is no id of the tokenizer.
   """
   path = pathlib.Path(folder)
   if path.exists() and not (path / 'tokenizer.json').is_file():
@@ -103,5 +216,24 @@ def load(folder: str) -> Tokenizer:
         f'model.path must hold a tokenizer.json, but {path} has none. Save the '
         "model's tokenizer beside its weights.")
   from transformers import AutoTokenizer  # slow to import
-  return Tokenizer(AutoTokenizer.from_pretrained(
-      folder, use_fast=True, trust_remote_code=False))
+  fast = AutoTokenizer.from_pretrained(
+      folder, use_fast=True, trust_remote_code=False)
+  return Tokenizer(fast, _ends(path / 'generation_config.json'))
+
+
+def _ends(path: pathlib.Path) -> tuple[int, ...]:
+  """The ids that a generation_config.json names; () for none."""
+  if not path.is_file():
+    return ()
+  try:
+    found = json.loads(path.read_text(encoding='utf-8')).get('eos_token_id')
+    found = [] if found is None else found
+    ids = tuple(found if isinstance(found, list) else [found])
+    if any(type(id_) is not int for id_ in ids):
+      raise ValueError(f'eos_token_id is {found!r}')
+  except (ValueError, AttributeError) as error:
+    raise ValueError(
+        f'{path} must hold a JSON object whose eos_token_id is an id or a list '
+        f'of ids, but: {type(error).__name__} {error}. Fetch it again.') from (
+            error)
+  return ids

@@ -4,15 +4,14 @@
 
 A slot plays one conversation. Its keys and values stay while it searches; what
 the environment inserts is appended to them, so history is never prefilled
-again. Two pure programs over one donated state do all the work:
+again, and a prompt that some slot holds is copied instead of prefilled.
 
-  append   feeds prompts and observations to some slots
-  decode   samples for every decoding slot until some have stopped
-
-`Engine` is the host's side of it: it pads to a few shapes, remembers each
-slot's pending token, and hands out what was sampled.
+`Engine` is the host's side of the programs in `slots`: it cuts what is fed into
+tiles, pads them to the few shapes that were compiled before the first rollout,
+remembers each slot's pending token, and hands out what was sampled.
 """
 
+import collections
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
@@ -21,27 +20,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
 import numpy as np
 
-from searchrl.models import transformer
+from searchrl.models import sampling
+from searchrl.models import slots as programs
 from searchrl.models.stops import StopTable
 from searchrl.models.transformer import Params, TransformerConfig
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class State:
-  """All slots. The cache holds every token of a slot but its last one."""
-
-  keys: tuple[Float[Array, 'B K S d'], ...]  # one a layer
-  values: tuple[Float[Array, 'B K S d'], ...]
-  last_token: Int[Array, 'B']  # not yet in the cache
-  position: Int[Array, 'B']  # tokens so far, the last one included
-  active: Bool[Array, 'B']  # decoding
-  stop_state: Int[Array, 'B']  # of the stop automaton
-  budget: Int[Array, 'B']  # tokens that the turn may still sample
-  row_key: UInt32[Array, 'B 2']  # of (seed, step, uid, sample, turn)
+# Rows from which on XLA's CPU multiplies matrices in one way, rounded alike.
+_ONE_KIND = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +68,20 @@ class Engine:
   Args:
     config: the decoder's shape.
     slots: conversations side by side; B.
-    length: tokens that a slot can hold; S.
+    length: tokens that a slot can hold.
     stop_table: ends turns; see `stops.compile_table`.
     eos_ids: end turns, too.
     seed: of all sampling.
-    chunks: lengths to which appended tokens are padded, ascending.
+    tile: tokens that are prefilled as one row.
+    tiles: numbers of rows of which one call can have one, ascending. A row's
+      last bits are the same in all of them; on CPUs that takes tile * tiles of
+      64 tokens or more, where the matrix products are of one kind.
     steps: tokens that one decode samples at most, per slot.
+    patience: a decode ends early once 1 / patience of its slots have stopped.
+    block: tokens of the cache that are read at a time.
+    parts: groups of slots of similar length that decode attention reads by
+      themselves; 1 on several devices, where a group would cross them.
+    dtype: of weights, activations and cache.
     place: puts a tree of [B, ...] arrays onto the devices.
 
   Raises:
@@ -101,8 +97,13 @@ class Engine:
       stop_table: StopTable,
       eos_ids: Sequence[int],
       seed: int = 0,
-      chunks: Sequence[int] = (32, 96),
+      tile: int = 32,
+      tiles: Sequence[int] = (4, 16, 64),
       steps: int = 16,
+      patience: int = 4,
+      block: int = 128,
+      parts: int = 3,
+      dtype: Any = 'float32',
       place: Callable[[Any], Any] = lambda tree: tree,
   ):
     if slots < 1 or length < 2:
@@ -110,330 +111,232 @@ class Engine:
           'rollout.slots must be at least 1 and rollout.length at least 2, but '
           f'they are {slots} and {length}.')
     self.slots, self.length = slots, length
-    self._chunks = tuple(c for c in sorted(chunks) if c <= length) or (length,)
-    self._rows = tuple(sorted({-(-slots // 3), slots}))
+    self._tile, self._tiles = tile, tuple(sorted(tiles))
+    self._block = block
     self._root = np.asarray(jax.random.key_data(jax.random.key(seed)))
-    self._state = place(_empty(config, slots, length))
-    self._last = [0] * slots  # the token of each slot that is not cached
-    self._used = [0] * slots  # tokens of each slot
-    self._partial = [([], []) for _ in range(slots)]
-    self._params = None
+    self._state = place(programs.empty(config, slots, length, block, dtype))
+    devices = len(self._state.position.sharding.device_set)
+    # Few slots are decoded by themselves, if the products stay of one kind.
+    self._rows = [slots // 2 ** i for i in range(8)
+                  if slots // 2 ** i >= _ONE_KIND and parts > 1
+                  and devices == 1] or [slots]
+    self._forget()
+    self._params, self._waiting = None, None
     self.prefilled_tokens = 0  # fed by append, over the engine's life
+    self.copied_tokens = 0  # of prompts that another slot held
     self.decoded_tokens = 0  # sampled
-    self.slot_steps = 0  # decode steps times slots
+    self.slot_steps = 0  # decode steps times the rows that they computed
     stop = jax.tree.map(jnp.asarray, stop_table)
     eos = jnp.zeros(config.vocab_size, bool).at[np.array(eos_ids, int)].set(True)
-    self._append = jax.jit(
-        functools.partial(append, config=config), donate_argnames='state',
-        static_argnames='limit')
-    self._decode = jax.jit(
-        functools.partial(decode, config=config, stop=stop, eos=eos,
-                          steps=steps),
-        donate_argnames='state', static_argnames='limit')
+    jit = lambda function, **options: jax.jit(  # programs of this engine's own
+        functools.partial(function, **options), donate_argnames='state')
+    self._programs = dict(
+        unstacked=jax.jit(functools.partial(programs.unstacked, dtype=dtype)),
+        append=jit(programs.append, config=config),
+        copy_prefix=jit(programs.copy_prefix), begin=jit(programs.begin),
+        release=jit(programs.release),
+        decode=jit(programs.decode, config=config, stop=stop, eos=eos,
+                   steps=steps, patience=patience,
+                   parts=min(parts, slots) if devices == 1 else 1))
 
-  def load(self, params: Params, temperature: float) -> None:
+  def _forget(self) -> None:
+    """As if nothing had ever been fed."""
+    self._last = [0] * self.slots  # the token of each slot that is not cached
+    self._used = [0] * self.slots  # tokens of each slot
+    self._prompts = [()] * self.slots  # that each slot's cache begins with
+    self._partial = [([], []) for _ in range(self.slots)]
+    self._in_flight = collections.deque()  # decodes that nobody has read
+    self._decoding = set()  # slots, as far as was read
+
+  def load(
+      self,
+      params: Params,
+      temperature: float,
+      truncation: sampling.Truncation = sampling.Truncation(),
+  ) -> None:
     """Takes the policy's weights; slots must be idle.
+
+    They are handed over, and all programs compiled, when something is fed.
 
     Args:
       params: of the decoder; layers stacked.
       temperature: of sampling; 0 is greedy, with log-probs at 1.
+      truncation: which tokens may be drawn.
     """
-    self._params, self._temperature = params, np.float32(temperature)
+    truncation.check()
+    self._forget()
+    self._waiting = params
+    self._temperature = np.float32(temperature)
+    self._truncation = None if truncation.is_off else sampling.Truncation(
+        np.int32(truncation.top_k), np.float32(truncation.top_p),
+        np.float32(truncation.min_p))
+
+  def compile(self) -> int:
+    """Compiles what the rollouts to come need; how many programs there are.
+
+    A program is run twice, on rows that only pad: on several devices its
+    results may be laid out otherwise than what it was first given.
+    """
+    if self._waiting is not None:
+      self._params = self._programs['unstacked'](self._waiting)
+      self._waiting = None
+      for _ in range(2):
+        for count in self._tiles:
+          self._append_tiles([], count)
+        self._copy([])
+        self._begin([])
+        self._release([])
+        for rows in self._rows:
+          self._run_decode(rows)
+    # pylint: disable-next=protected-access
+    return sum(p._cache_size() for p in self._programs.values())
 
   def append(self, appends: Sequence[Append]) -> None:
     """Feeds slots, and lets them decode."""
-    feeds = []
+    self._check(appends)
+    self.compile()
     for a in appends:
       if a.fresh:
-        self._used[a.slot] = 0
-      start = max(self._used[a.slot] - 1, 0)
-      tokens = [*([] if a.fresh else [self._last[a.slot]]), *a.tokens]
-      if start + len(tokens) + a.budget > self.length or a.budget < 1:
-        raise ValueError(
-            f'a slot holds {self.length} tokens, but slot {a.slot} would need '
-            f'{start + len(tokens)} and a budget of {a.budget} >= 1. Raise '
-            'rollout.length, or shorten prompts and passages.')
-      feeds.append((a, start, tokens))
+        self._used[a.slot], self._prompts[a.slot] = 0, ()
+    copies, tiles, turns = [], [], []
+    for a in appends:
+      held = self._used[a.slot]
+      start = max(held - 1, 0)
+      tokens = [*([self._last[a.slot]] if held else []), *a.tokens]
       self._last[a.slot] = int(tokens[-1])
       self._used[a.slot] = start + len(tokens)
       self._partial[a.slot] = ([], [])
-      self.prefilled_tokens += len(tokens) - 1
-    longest = max((len(tokens) for _, _, tokens in feeds), default=0)
-    for offset in range(0, max(longest - 1, 1), self._chunks[-1]):
-      rest = [f for f in feeds if len(f[2]) - 1 > offset or offset == 0]
-      for first in range(0, len(rest), self.slots):
-        self._append_rows(rest[first:first + self.slots], offset)
+      turns.append((a.slot, tokens[-1], start + len(tokens), a.budget,
+                    a.row_ids))
+      if a.fresh and len(tokens) > 1:
+        prompt = tuple(tokens)
+        if prompt in self._prompts:
+          copies.append((self._prompts.index(prompt), a.slot, prompt))
+          continue
+        self._prompts[a.slot] = prompt
+      cached = tokens[:-1]
+      tiles += [(start + i, a.slot, cached[i:i + self._tile])
+                for i in range(0, len(cached), self._tile)]
+    self._prefill(sorted(tiles))
+    if copies:
+      self._copy(copies)
+    for _, slot, prompt in copies:  # not before: these, too, hold it from now
+      self._prompts[slot] = prompt
+    self._begin(turns)
+    self._decoding.update(a.slot for a in appends)
 
-  def _append_rows(self, feeds, offset: int) -> None:
-    """One chunk of some slots, padded to a shape that exists."""
-    if not feeds:
-      return
-    widest = max(min(len(tokens) - 1 - offset, self._chunks[-1])
-                 for _, _, tokens in feeds)
-    width = next(c for c in self._chunks if c >= widest)
-    count = next(n for n in self._rows if n >= len(feeds))
-    rows = dict(
-        slot=np.full(count, self.slots, np.int32),  # out of range: dropped
-        tokens=np.zeros((count, width), np.int32),
-        start=np.zeros(count, np.int32), length=np.zeros(count, np.int32),
-        last=np.zeros(count, np.int32), position=np.zeros(count, np.int32),
-        budget=np.zeros(count, np.int32), ids=np.zeros((count, 5), np.uint32))
-    for row, (a, start, tokens) in enumerate(feeds):
-      part = tokens[:-1][offset:offset + width]
-      rows['slot'][row], rows['length'][row] = a.slot, len(part)
-      rows['tokens'][row, :len(part)] = part
-      rows['start'][row] = start + offset
-      rows['last'][row] = tokens[-1]
-      rows['position'][row] = start + len(tokens)
-      rows['budget'][row] = a.budget
-      rows['ids'][row] = a.row_ids
-    reach = int((rows['start'] + rows['length']).max())
-    self._state = self._append(
-        self._params, state=self._state, rows=rows, root=self._root,
-        limit=self._limit(reach))
+  def _check(self, appends: Sequence[Append]) -> None:
+    for a in appends:
+      held = 0 if a.fresh else self._used[a.slot]
+      need = held + len(a.tokens)
+      if need + a.budget > self.length or a.budget < 1 or not a.tokens:
+        raise ValueError(
+            f'a slot holds {self.length} tokens, but slot {a.slot} would need '
+            f'{need} and a budget of {a.budget} >= 1. Raise '
+            'rollout.length, or shorten prompts and passages.')
 
-  def decode(self) -> list[Stopped]:
-    """Samples until some slots have stopped; those, in the order of slots."""
-    reach = max(self._used)
-    self._state, sampled = self._decode(
+  def _prefill(self, tiles) -> None:
+    """Tiles of any number, the earliest first, in as few calls as fit them."""
+    while tiles:
+      left = len(tiles)
+      below = [n for n in self._tiles if n <= left]
+      above = [n for n in self._tiles if n >= left]
+      count = (above[0] if above and (not below or 2 * left >= above[0])
+               else below[-1])
+      self._append_tiles(tiles[:count], count)
+      tiles = tiles[count:]
+
+  def _append_tiles(self, tiles, count: int) -> None:
+    slot = np.full(count, self.slots, np.int32)  # out of range: dropped
+    tokens = np.zeros((count, self._tile), np.int32)
+    start, length = np.zeros(count, np.int32), np.zeros(count, np.int32)
+    for row, (first, its_slot, ids) in enumerate(tiles):
+      slot[row], start[row], length[row] = its_slot, first, len(ids)
+      tokens[row, :len(ids)] = ids
+    self.prefilled_tokens += int(length.sum())
+    self._state = self._programs['append'](
+        self._params, state=self._state, slot=slot, tokens=tokens, start=start,
+        length=length)
+
+  def _copy(self, copies) -> None:
+    """Gives slots the prompts of others: (source, slot, prompt)."""
+    source, slot = np.full((2, self.slots), self.slots, np.int32)
+    for row, (first, other, prompt) in enumerate(copies):
+      source[row], slot[row] = first, other
+      self.copied_tokens += len(prompt) - 1
+    longest = max((len(prompt) - 1 for *_, prompt in copies), default=0)
+    self._state = self._programs['copy_prefix'](
+        state=self._state, source=source, slot=slot,
+        blocks=np.int32(-(-longest // self._block)))
+
+  def _begin(self, turns) -> None:
+    """Opens turns: (slot, last token, tokens held, budget, row ids)."""
+    slot = np.full(self.slots, self.slots, np.int32)
+    last, position, budget = np.zeros((3, self.slots), np.int32)
+    ids = np.zeros((self.slots, 5), np.uint32)
+    for row, turn in enumerate(turns):
+      slot[row], last[row], position[row], budget[row], ids[row] = turn
+    self._state = self._programs['begin'](
+        state=self._state, slot=slot, last=last, position=position,
+        budget=budget, ids=ids, root=self._root)
+
+  def _release(self, which: Sequence[int]) -> None:
+    slot = np.full(self.slots, self.slots, np.int32)
+    slot[:len(which)] = which
+    self._state = self._programs['release'](state=self._state, slot=slot)
+
+  def _run_decode(self, rows: int):
+    """Decodes that many rows, which hold all slots that may be decoding."""
+    slot = None
+    if rows < self.slots:
+      slot = np.full(rows, self.slots, np.int32)  # out of range: dropped
+      slot[:len(self._decoding)] = sorted(self._decoding)
+    self._state, sampled = self._programs['decode'](
         self._params, state=self._state, temperature=self._temperature,
-        limit=self._limit(reach + self._steps_ahead))
+        truncation=self._truncation, slot=slot)
+    return range(self.slots) if slot is None else slot.tolist(), sampled
+
+  def dispatch(self) -> None:
+    """Lets the devices decode, without waiting for them."""
+    self._in_flight.append(self._run_decode(min(
+        rows for rows in self._rows if rows >= len(self._decoding))))
+
+  def read(self) -> list[Stopped]:
+    """Slots that stopped in the earliest unread decode, in their order."""
+    slots, sampled = self._in_flight.popleft()
     sampled = jax.device_get(sampled)
-    self.slot_steps += int(sampled['steps']) * self.slots
+    self.slot_steps += int(sampled['steps']) * len(slots)
     stopped = []
-    for slot in np.flatnonzero(sampled['count']):
-      count = int(sampled['count'][slot])
+    for row in np.flatnonzero(sampled['count']).tolist():
+      slot, count = slots[row], int(sampled['count'][row])
       tokens, logprobs = self._partial[slot]
-      tokens += sampled['tokens'][slot, :count].tolist()
-      logprobs += sampled['logprobs'][slot, :count].tolist()
+      tokens += sampled['tokens'][row, :count].tolist()
+      logprobs += sampled['logprobs'][row, :count].tolist()
       self._last[slot] = tokens[-1]
       self._used[slot] += count
       self.decoded_tokens += count
-      if not sampled['active'][slot]:
-        stopped.append(Stopped(int(slot), tuple(tokens), tuple(logprobs)))
+      if not sampled['active'][row]:
+        self._decoding.remove(slot)
+        stopped.append(Stopped(slot, tuple(tokens), tuple(logprobs)))
     return stopped
+
+  def decode(self) -> list[Stopped]:
+    """Samples until some slots have stopped; those, in the order of slots."""
+    self.dispatch()
+    return self.read()
 
   def used(self, slot: int) -> int:
     """Tokens that a slot holds."""
     return self._used[slot]
 
   def release(self, slot: int) -> None:
-    """Lets a finished slot no longer count in the reach of attention."""
+    """Leaves a stopped slot to the next conversation."""
     self._used[slot] = 0
 
-  @property
-  def _steps_ahead(self) -> int:
-    return self._decode.__wrapped__.keywords['steps']
-
-  def _limit(self, reach: int) -> int:
-    """Half of the length if that holds `reach`, else all of it."""
-    half = -(-self.length // 2)
-    return half if reach <= half else self.length
-
-
-def _empty(config: TransformerConfig, slots: int, length: int) -> State:
-  shape = (slots, config.num_key_value_heads, length, config.head_dim)
-  cache = lambda: tuple(
-      jnp.zeros(shape) for _ in range(config.num_hidden_layers))
-  ints = lambda: jnp.zeros(slots, jnp.int32)
-  return State(
-      keys=cache(), values=cache(), last_token=ints(), position=ints(),
-      active=jnp.zeros(slots, bool), stop_state=ints(), budget=ints(),
-      row_key=jnp.zeros((slots, 2), jnp.uint32))
-
-
-def append(
-    params: Params,
-    state: State,
-    rows: dict[str, Array],
-    root: UInt32[Array, '2'],
-    *,
-    config: TransformerConfig,
-    limit: int,
-) -> State:
-  """Feeds n slots c tokens each, right-padded, and lets them decode.
-
-  Args:
-    params: of the decoder.
-    state: donated.
-    rows: slot [n] (B: a row that only pads), tokens [n c] with their start
-      and length [n]; the slot's new last token and position [n]; its turn's
-      budget [n] and row ids [n 5].
-    root: data of the run's root key.
-    config: the decoder's shape.
-    limit: tokens of the cache that attention reads; all that are filled.
-
-  Returns:
-    The new state.
-  """
-  width = rows['tokens'].shape[1]
-  column = jnp.arange(width)
-  positions = rows['start'][:, None] + column
-  write = jnp.where(column < rows['length'][:, None], positions,
-                    state.keys[0].shape[2])  # out of range: dropped
-  visible = transformer.visible(
-      positions, jnp.arange(limit), config.sliding_window)
-  slot = rows['slot'][:, None]
-
-  def attend_in(keys, values):
-    def attend(q, k, v):
-      new_keys = keys.at[slot, :, write].set(k, mode='drop')
-      new_values = values.at[slot, :, write].set(v, mode='drop')
-      mine = lambda cache: cache[:, :, :limit].at[rows['slot']].get(mode='clip')
-      seen = transformer.attention(q, mine(new_keys), mine(new_values), visible)
-      return seen, (new_keys, new_values)
-    return attend
-
-  x = params['embed']['embedding'][rows['tokens']]
-  _, caches = _layers(params, x, positions, state, attend_in, config)
-
-  def put(old, new):
-    return old.at[rows['slot']].set(new, mode='drop')
-
-  key = jax.random.wrap_key_data(root)
-  folded = jax.vmap(lambda ids: functools.reduce(jax.random.fold_in, ids, key))
-  return dataclasses.replace(
-      state, keys=caches[0], values=caches[1],
-      last_token=put(state.last_token, rows['last']),
-      position=put(state.position, rows['position']),
-      active=put(state.active, True),
-      stop_state=put(state.stop_state, 0),
-      budget=put(state.budget, rows['budget']),
-      row_key=put(state.row_key, jax.random.key_data(folded(rows['ids']))))
-
-
-def decode(
-    params: Params,
-    state: State,
-    temperature: Float[Array, ''],
-    *,
-    config: TransformerConfig,
-    stop: StopTable,
-    eos: Bool[Array, 'V'],
-    steps: int,
-    limit: int,
-) -> tuple[State, dict[str, Array]]:
-  """Samples at most `steps` tokens for every active slot.
-
-  Leaves early when a quarter of the slots that began has stopped.
-
-  Args:
-    params: of the decoder.
-    state: donated.
-    temperature: of sampling; 0 is greedy.
-    config: the decoder's shape.
-    stop: the stop automaton.
-    eos: True for ids that end a turn.
-    steps: N.
-    limit: tokens of the cache that attention reads; all that will be filled.
-
-  Returns:
-    The new state; tokens and logprobs [B N], how many of them each slot
-    sampled (count [B]), which go on (active [B]) and the steps taken.
-  """
-  slots = state.position.shape[0]
-  enough = (jnp.sum(state.active) + 3) // 4
-  began = jnp.sum(state.active)
-
-  def unfinished(carry):
-    state, out = carry
-    stopped = began - jnp.sum(state.active)
-    return (out['steps'] < steps) & state.active.any() & (stopped < enough)
-
-  def step(carry):
-    state, out = carry
-    state, token, logprob = _decode_one(
-        params, state, temperature, config, stop, eos, limit)
-    was_active = carry[0].active
-    row = jnp.arange(slots)
-    at = jnp.where(was_active, out['count'], steps)
-    out = dict(
-        tokens=out['tokens'].at[row, at].set(token, mode='drop'),
-        logprobs=out['logprobs'].at[row, at].set(logprob, mode='drop'),
-        count=out['count'] + was_active, steps=out['steps'] + 1)
-    return state, out
-
-  out = dict(
-      tokens=jnp.zeros((slots, steps), jnp.int32),
-      logprobs=jnp.zeros((slots, steps)),
-      count=jnp.zeros(slots, jnp.int32), steps=jnp.int32(0))
-  state, out = jax.lax.while_loop(unfinished, step, (state, out))
-  return state, dict(out, active=state.active)
-
-
-def _decode_one(params, state: State, temperature, config, stop, eos, limit):
-  """One token for every slot; idle slots compute and change nothing."""
-  capacity = state.keys[0].shape[2]
-  cached = state.position - 1
-  row = jnp.arange(cached.shape[0])
-  write = jnp.where(state.active, cached, capacity)
-  visible = transformer.visible(
-      cached[:, None], jnp.arange(limit), config.sliding_window)
-
-  def attend_in(keys, values):
-    def attend(q, k, v):
-      new_keys = keys.at[row, :, write].set(k[:, 0], mode='drop')
-      new_values = values.at[row, :, write].set(v[:, 0], mode='drop')
-      seen = transformer.attention(
-          q, new_keys[:, :, :limit], new_values[:, :, :limit], visible)
-      return seen, (new_keys, new_values)
-    return attend
-
-  x = params['embed']['embedding'][state.last_token][:, None]
-  x, caches = _layers(params, x, cached[:, None], state, attend_in, config)
-  logits = transformer.logits(
-      params, transformer.final_norm(params, x[:, 0], config))
-  token, logprob = sample(logits, state.row_key, state.position, temperature)
-  token = jnp.where(state.active, token, state.last_token)
-  budget = state.budget - 1
-  over = stop.hit[state.stop_state, token] | eos[token] | (budget <= 0)
-  keep = functools.partial(jnp.where, state.active)
-  return dataclasses.replace(
-      state, keys=caches[0], values=caches[1], last_token=token,
-      position=keep(state.position + 1, state.position),
-      active=state.active & ~over,
-      stop_state=keep(stop.next_state[state.stop_state, token].astype(
-          jnp.int32), state.stop_state),
-      budget=keep(budget, state.budget)), token, logprob
-
-
-def _layers(params, x, positions, state: State, attend_in, config):
-  """All layers, unrolled, each with its own cache."""
-  keys, values = [], []
-  for i in range(config.num_hidden_layers):
-    layer = jax.tree.map(lambda leaf: leaf[i], params['layers'])
-    x, (k, v) = transformer.Block(config).apply(
-        {'params': layer}, x, positions,
-        attend_in(state.keys[i], state.values[i]))
-    keys.append(k)
-    values.append(v)
-  return x, (tuple(keys), tuple(values))
-
-
-def sample(
-    logits: Float[Array, 'B V'],
-    row_key: UInt32[Array, 'B 2'],
-    position: Int[Array, 'B'],
-    temperature: Float[Array, ''],
-) -> tuple[Int[Array, 'B'], Float[Array, 'B']]:
-  """Draws one token a row by inverting the CDF, one uniform a row.
-
-  Args:
-    logits: unscaled.
-    row_key: data of the row's key; the position is folded in last.
-    position: of the token that is drawn.
-    temperature: 0 takes the likeliest token.
-
-  Returns:
-    Tokens, and their log-probs in nats at the temperature (at 1 if greedy).
-  """
-  greedy = temperature == 0
-  logprobs = jax.nn.log_softmax(logits / jnp.where(greedy, 1.0, temperature))
-  uniform = jax.vmap(lambda data, at: jax.random.uniform(
-      jax.random.fold_in(jax.random.wrap_key_data(data), at)))(
-          row_key, position)
-  cumulative = jnp.cumsum(jnp.exp(logprobs), -1)
-  below = cumulative <= (uniform * cumulative[:, -1])[:, None]
-  drawn = jnp.minimum(jnp.sum(below, -1), logits.shape[-1] - 1)
-  token = jnp.where(greedy, jnp.argmax(logits, -1), drawn).astype(jnp.int32)
-  return token, jnp.take_along_axis(logprobs, token[:, None], -1)[:, 0]
+  def abandon(self) -> None:
+    """Stops all slots, whatever they are at; unread decodes are lost."""
+    while self._in_flight:
+      self.read()
+    self._release(range(self.slots))
+    self._used = [0] * self.slots
+    self._decoding.clear()

@@ -50,24 +50,27 @@ def locate(path: str) -> str:
 
   Args:
     path: of a folder; or, where there is none, a hub id such as
-      'Qwen/Qwen2.5-7B'. Only json, text and safetensors are fetched.
+      'Qwen/Qwen2.5-7B', if wanted with a branch, tag or commit as in
+      'Qwen/Qwen2.5-7B@main'. Only json, text and safetensors are fetched.
 
   Raises:
     FileNotFoundError: no folder, and the hub has none or cannot be reached.
   """
   path = str(path)
-  if pathlib.Path(path).exists() or not re.fullmatch(
-      r'[A-Za-z0-9][\w.-]*/[\w.-]+', path):
+  hub_id = re.fullmatch(
+      r'([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([A-Za-z0-9][\w./-]*))?', path)
+  if pathlib.Path(path).exists() or not hub_id:
     return path
   import huggingface_hub  # slow to import
   try:
     return huggingface_hub.snapshot_download(
-        path, allow_patterns=list(_FETCHED))
+        hub_id[1], revision=hub_id[2], allow_patterns=list(_FETCHED))
   except Exception as error:  # the hub's own, of many kinds
     raise FileNotFoundError(
         f'model.path must be a folder or a hub id, but {path} is no folder and '
-        f'could not be fetched: {type(error).__name__} {error}. Check the '
-        'name, or fetch it elsewhere and give the folder.') from error
+        f'could not be fetched: {type(error).__name__} {error}. Check the name '
+        'and the revision, or fetch it elsewhere and give the folder.'
+    ) from error
 
 
 def read_json(folder: str) -> tuple[Mapping[str, Any], pathlib.Path]:

@@ -1,0 +1,160 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A tokenizer in, the tool protocol out: searches are calls in JSON.
+
+The policy writes <tool_call>{"name": "search", "arguments": {"query_list":
+["..."]}}</tool_call>, several queries a call; what was found comes back as the
+answer of a tool, in the frame of the tokenizer's chat template. Dr. Zero
+(arXiv:2601.07055) and DSPO (arXiv:2510.09255) speak so.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+import json
+
+from searchrl.agent import chat
+from searchrl.agent import dialogue as dialogues
+from searchrl.agent.dialogue import Dialogue
+from searchrl.agent.markup import neutralise
+from searchrl.trajectory import Action, Passage, Passages
+
+MAX_QUERIES = 8  # of a call
+_INVALID = ('Error: this was neither a call of the tool nor an answer. To call '
+            'the tool, write a JSON object with its name and its arguments '
+            'between the tool_call tags. To answer, write the answer between '
+            'the answer tags.')
+_NOTHING = 'No search results found.'
+
+
+def dr_zero(tokenizer) -> Dialogue:
+  """The solver of Dr. Zero: no system message but the template's own.
+
+  Raises:
+    ValueError: no chat template, or one that cannot frame this protocol.
+  """
+  return make(tokenizer, template=solver_template())
+
+
+def dspo(tokenizer) -> Dialogue:
+  """DSPO, whose base is verl's search example: with a system message.
+
+  Raises:
+    ValueError: no chat template, or one that cannot frame this protocol.
+  """
+  return make(tokenizer, template=solver_template(),
+              system='You are a helpful and harmless assistant.')
+
+
+def solver_template() -> str:
+  """Search-R1's prompt with the tags of this protocol, as both have it."""
+  text = dialogues.verbatim('search_r1_prompt.txt').removesuffix('\n')
+  for old, new in (('search', 'tool_call'), ('information', 'tool_response')):
+    text = text.replace(f'<{old}>', f'<{new}>').replace(
+        f'</{old}>', f'</{new}>')
+  return text
+
+
+def make(tokenizer, *, template: str, system: str = '',
+         max_queries: int = MAX_QUERIES) -> Dialogue:
+  """The tool protocol in a tokenizer's chat template.
+
+  Args:
+    tokenizer: with a chat template that writes tools; see `agent.tokenizer`.
+    template: the user's message; must hold '{question}' once.
+    system: the system message; '' leaves it to the template.
+    max_queries: a call with more is invalid.
+
+  Raises:
+    ValueError: no chat template; one that does not write the tool, is not
+      append-only, or changes what is said.
+  """
+  render = functools.partial(tokenizer.render, tools=[schema()])
+  plain = dataclasses.replace(
+      dialogues.tags(template),  # which checks the template
+      parse=functools.partial(parse, max_queries=max_queries),
+      stop_strings=('</tool_call>', '</answer>'),
+      passage=tool_passage, arrange=by_query)
+  framed = chat.frame_question(plain, render, system)
+  if 'query_list' not in framed.head + framed.tail:
+    raise ValueError(
+        'the chat template must write the tools, but writes nothing of '
+        f'query_list: {framed.head!r}. Choose a dialogue without tools, such '
+        'as searchrl.agent.chat:search_r1, or put a chat_template.jinja beside '
+        'tokenizer.json that does.')
+  around = chat.frame_exchange(plain, tokenizer, render, system)
+  inner, levels = around.json_levels, 1 + around.json_levels
+  before = around.before + dialogues.in_json('{"result": "', inner)
+  after = dialogues.in_json('"}', inner) + around.after
+  return dataclasses.replace(
+      framed, before=before, after=after, json_levels=levels,
+      invalid=before + dialogues.in_json(_INVALID, levels) + after,
+      turn_end=around.turn_end,
+      end_ids=chat.end_ids(tokenizer, around.turn_end))
+
+
+def schema() -> dict:
+  """What the policy is told of the tool."""
+  return json.loads(dialogues.verbatim('search_tool.json'))
+
+
+def parse(text: str, *, max_queries: int = MAX_QUERIES) -> Action:
+  """Reads one turn; strict.
+
+  A call is a block that ends the text and holds a JSON object with name and
+  arguments, nothing else; the arguments are 1 to `max_queries` strings under
+  query_list, none empty. An answer is read as in the tag protocol. Everything
+  else is invalid.
+  """
+  body = text.rstrip()
+  if not body.endswith('</tool_call>'):
+    action = dialogues.parse_tags(text)
+    return action if action.kind == 'answer' else Action('invalid')
+  _, opened, call = body.removesuffix('</tool_call>').rpartition('<tool_call>')
+  queries = _queries(call) if opened else ()
+  if not 1 <= len(queries) <= max_queries:
+    return Action('invalid')
+  return Action('search', queries)
+
+
+def _queries(call: str) -> tuple[str, ...]:
+  """The queries of a call; none if it is not exactly one."""
+  try:
+    read = json.loads(call, object_pairs_hook=_unique)
+    if read.keys() != {'name', 'arguments'} or read['name'] != 'search':
+      return ()
+    arguments = read['arguments']
+    if arguments.keys() != {'query_list'}:
+      return ()
+    queries = arguments['query_list']
+    if not isinstance(queries, list):
+      return ()
+    queries = tuple(query.strip() for query in queries)
+    ''.join(queries).encode()  # half a surrogate pair is no text
+  except (ValueError, AttributeError, RecursionError):
+    return ()
+  return queries if all(queries) else ()
+
+
+def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+  """An object; one that names a thing twice is ambiguous."""
+  if len(dict(pairs)) < len(pairs):
+    raise ValueError('a name stands twice')
+  return dict(pairs)
+
+
+def tool_passage(number: int, passage: Passage) -> str:
+  """One passage as the tool writes it; `number` counts from 1."""
+  title, text = neutralise(passage.title), neutralise(passage.text)
+  return f'Doc {number} (Title: "{title}")\n{text}'
+
+
+def by_query(write: Callable[[int, Passage], str],
+             results: Sequence[Passages]) -> list[str]:
+  """The passages of each query, numbered from 1; a rule parts the queries."""
+  pieces = []
+  for found in results:
+    texts = [write(n, p) for n, p in enumerate(found, start=1)] or [_NOTHING]
+    texts[0] = ('\n---\n' if pieces else '') + texts[0]
+    pieces += [texts[0], *('\n\n' + text for text in texts[1:])]
+  return pieces

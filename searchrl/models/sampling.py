@@ -1,0 +1,144 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Logits and row keys in, one token a row and its log-prob out.
+
+A token is drawn by inverting the CDF with one uniform a row, in two levels:
+sums of blocks of the vocabulary find the block, the block's own sums find the
+token. Nothing of the vocabulary's size is accumulated or normalised, and where
+the vocabulary is sharded only the blocks' sums cross devices.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+_BLOCK = 128  # tokens
+_BITS_OF_ONE = 0x3F800000  # float32: the order of positive floats is that of
+# their bits, so that thresholds in [0, 1] are found by halving 30 times.
+_HALVINGS = 30
+
+
+class Truncation(NamedTuple):
+  """Which tokens may be drawn; each rule is judged on the whole distribution.
+
+  The likeliest token always may, ties are kept or dropped together, and the
+  distribution is renormalised over what is left.
+  """
+
+  top_k: int = 0  # the k likeliest; 0: all
+  top_p: float = 1.0  # the fewest likeliest that hold this much probability
+  min_p: float = 0.0  # those with this share of the largest probability
+
+  @property
+  def is_off(self) -> bool:
+    return self == Truncation()
+
+  def check(self) -> None:
+    """Raises a ValueError if a field is out of its range."""
+    for name, legal, rule in (
+        ('top_k', self.top_k >= 0, 'at least 0, which is off'),
+        ('top_p', 0 < self.top_p <= 1, 'above 0 and at most 1, which is off'),
+        ('min_p', 0 <= self.min_p <= 1, 'in [0, 1]; 0 is off')):
+      if not legal:
+        raise ValueError(
+            f'rollout.{name} must be {rule}, but is {getattr(self, name)}.')
+
+
+def sample(
+    logits: Float[Array, 'B V'],
+    row_key: UInt32[Array, 'B 2'],
+    position: Int[Array, 'B'],
+    temperature: Float[Array, ''],
+    truncation: Truncation | None = None,
+) -> tuple[Int[Array, 'B'], Float[Array, 'B']]:
+  """Draws one token a row.
+
+  Args:
+    logits: unscaled.
+    row_key: data of the row's key; the position is folded in last.
+    position: of the token that is drawn.
+    temperature: 0 takes the likeliest token.
+    truncation: its fields may be traced; None costs nothing.
+
+  Returns:
+    Tokens, and their log-probs in nats under the distribution that they were
+    drawn from, at the temperature (whole, and at 1, if greedy).
+  """
+  greedy = temperature == 0
+  scaled = logits / jnp.where(greedy, 1.0, temperature)
+  best = jnp.argmax(scaled, -1).astype(jnp.int32)
+  of_best = jnp.take_along_axis(scaled, best[:, None], -1)
+  weights = jnp.exp(scaled - of_best)  # in [0, 1]
+  if truncation is not None:
+    weights = jnp.where(greedy | kept(weights, truncation), weights, 0)
+  uniform = jax.vmap(lambda data, at: jax.random.uniform(
+      jax.random.fold_in(jax.random.wrap_key_data(data), at)))(
+          row_key, position)
+  drawn, total = _invert(weights, uniform)
+  token = jnp.where(greedy, best, drawn)
+  of_token = jnp.take_along_axis(scaled, token[:, None], -1)
+  return token, (of_token - of_best)[:, 0] - jnp.log(total)
+
+
+def _invert(weights: Float[Array, 'B V'], uniform: Float[Array, 'B']
+           ) -> tuple[Int[Array, 'B'], Float[Array, 'B']]:
+  """The first token whose cumulative weight exceeds the uniform's share."""
+  rows, size = weights.shape
+  blocks = -(-size // _BLOCK)
+  weights = jnp.pad(weights, ((0, 0), (0, blocks * _BLOCK - size)))
+  weights = weights.reshape(rows, blocks, _BLOCK)
+  sums = weights.sum(-1)
+  below = jnp.cumsum(sums, -1)
+  total = below[:, -1]
+  target = uniform * total
+  block = _first_above(below, target, sums)
+  inside = jnp.take_along_axis(weights, block[:, None, None], 1)[:, 0]
+  before = jnp.take_along_axis(below - sums, block[:, None], -1)
+  token = _first_above(before + jnp.cumsum(inside, -1), target, inside)
+  return block * _BLOCK + token, total
+
+
+def _first_above(cumulative, target, weights) -> Int[Array, 'B']:
+  """Where the sums first exceed the target, and never where no weight is."""
+  first = jnp.sum(cumulative <= target[:, None], -1)
+  column = jnp.arange(weights.shape[-1])
+  last = jnp.max(jnp.where(weights > 0, column, 0), -1)
+  # Rounding may leave a target that no sum exceeds, or one inside a stretch
+  # without weight: the next token that has some is meant.
+  later = jnp.where((weights > 0) & (column >= first[:, None]), column,
+                    weights.shape[-1])
+  return jnp.minimum(jnp.min(later, -1), last).astype(jnp.int32)
+
+
+def kept(weights: Float[Array, 'B V'], truncation: Truncation
+        ) -> Bool[Array, 'B V']:
+  """Tokens that may be drawn; weights are p / max p, so 1 is the largest.
+
+  Top-k and top-p each are a threshold: the largest weight above which there
+  are enough tokens, or is enough probability. It is found by halving, without
+  a sort of the vocabulary.
+  """
+  size = weights.shape[-1]
+  count = jnp.where(jnp.asarray(truncation.top_k) > 0, truncation.top_k, size)
+  share = truncation.top_p * weights.sum(-1)
+  all_of_it = jnp.asarray(truncation.top_p) >= 1
+
+  def halve(_, bounds):
+    low, high = bounds  # bits [2 B]: `low` is enough, `high` is not
+    middle = (low + high) // 2
+    threshold = jax.lax.bitcast_convert_type(middle, jnp.float32)
+    above = weights >= threshold[..., None]
+    tokens = above[0].sum(-1) >= count
+    mass = jnp.sum(jnp.where(above[1], weights, 0), -1) >= share
+    good = jnp.stack([tokens, mass])
+    return jnp.where(good, middle, low), jnp.where(good, high, middle)
+
+  low = jnp.zeros((2, len(weights)), jnp.int32)
+  low, _ = jax.lax.fori_loop(
+      0, _HALVINGS, halve, (low, jnp.full_like(low, _BITS_OF_ONE + 1)))
+  low = low.at[1].set(jnp.where(all_of_it, 0, low[1]))
+  threshold = jax.lax.bitcast_convert_type(low, jnp.float32)
+  threshold = jnp.maximum(threshold.max(0), truncation.min_p)
+  return weights >= threshold[:, None]

@@ -1,0 +1,35 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""parts: what a config cannot ask of its rollouts."""
+
+import pytest
+
+from configs import grpo
+from configs import rloo
+from searchrl import parts
+
+
+@pytest.mark.parametrize('option', [dict(top_k=5), dict(top_p=0.9),
+                                    dict(min_p=0.1)])
+def test_truncated_sampling_needs_a_loss_without_a_ratio_or_consent(option):
+  config = grpo.get_config()
+  parts.algorithm(config)
+  config.rollout.update(option)
+  with pytest.raises(ValueError, match='must be off for .*grpo, whose loss has '
+                                       'an importance ratio'):
+    parts.algorithm(config)
+  config.rollout.truncation = 'renormalise'
+  parts.algorithm(config)
+  without = rloo.get_config()
+  without.rollout.update(option)
+  assert parts.algorithm(without).one_update
+
+
+def test_a_truncation_of_no_kind_and_out_of_range_is_refused():
+  config = grpo.get_config()
+  config.rollout.truncation = 'ignore'
+  with pytest.raises(ValueError, match="must be 'refuse' or 'renormalise'"):
+    parts.algorithm(config)
+  config.rollout.update(truncation='renormalise', top_p=0.0)
+  with pytest.raises(ValueError, match='rollout.top_p must be above 0'):
+    parts.algorithm(config)

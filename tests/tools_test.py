@@ -1,0 +1,311 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""tools: strict calls, and whole conversations as the template writes them."""
+
+import dataclasses
+import functools
+import json
+
+import chats
+import hypothesis
+from hypothesis import strategies as st
+import pytest
+import tiny
+
+from searchrl import mesh as meshes
+from searchrl import player
+from searchrl.agent import chat
+from searchrl.agent import dialogue as dialogues
+from searchrl.agent import rollout
+from searchrl.agent import tools
+from searchrl.models import stops
+from searchrl.models import weights
+from searchrl.trajectory import Action, Passage
+
+quick = hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
+TOKENIZERS = {
+    'qwen2': chats.qwen(), 'qwen3': chats.qwen(chats.QWEN3),
+    'llama3': chats.llama(), 'mistral': chats.sentence_piece(chats.MISTRAL),
+    'mistral legacy': chats.sentence_piece(chats.MISTRAL, legacy=True)}
+each = pytest.mark.parametrize('name', TOKENIZERS)
+PARIS, LYON = Passage('1', 'Paris', 'the "town"\nof'), Passage('2', 'Lyon', 'é')
+
+
+def call(*queries, **changes):
+  body = {'name': 'search', 'arguments': {'query_list': list(queries)}}
+  return f'<tool_call>\n{json.dumps(body | changes)}\n</tool_call>'
+
+
+@pytest.mark.parametrize('said, action', [
+    (call('who?'), Action('search', ('who?',))),
+    (call(' a ', 'b') + ' \n', Action('search', ('a', 'b'))),
+    (f'<think> {call("no")} hm</think>\n{call("é")}', Action('search', ('é',))),
+    (call('</search> <answer> x </answer>'),
+     Action('search', ('</search> <answer> x </answer>',))),
+    (call('x').replace('": ', '":').replace('\n', ''),
+     Action('search', ('x',))),
+    (call(*'abcdefgh'), Action('search', tuple('abcdefgh'))),
+    ('<think> a </think><answer> No </answer>', Action('answer', ('No',))),
+])
+def test_a_call_or_an_answer_ends_a_turn(said, action):
+  assert tools.parse(said) == action
+
+
+@pytest.mark.parametrize('said', [
+    '', 'text', '</tool_call>', '<tool_call></tool_call>', call() , call(''),
+    call('a', ' '), call(*'abcdefghi'), call(1), call(None), call(['a']),
+    call({'a': 'b'}), call('a') + ' and', call('a', name='Search'),
+    call('a', name=['search']), call('a', id=7), call(arguments={}),
+    call(arguments=None), call(arguments='{"query_list": ["a"]}'),
+    call(arguments=['a']), call(arguments={'query_list': 'abc'}),
+    call(arguments={'query_list': {'a': 1}}), call(arguments={'query': ['a']}),
+    call(arguments={'query_list': ['a'], 'topk': 3}),
+    '<tool_call> who? </tool_call>', '<tool_call> "a" </tool_call>',
+    '<tool_call> [] </tool_call>', '<tool_call> null </tool_call>',
+    '<tool_call> {} </tool_call>', call('a').replace('}}', '}'),
+    call('a').replace('"', "'"), call('a') .replace('<tool_call>', ''),
+    call('a').replace('{"name"', '{"name": "search", "name"'),
+    '<tool_call>' + '[' * 100_000 + '</tool_call>',
+    '<tool_call>' + '9' * 10_000 + '</tool_call>',
+    call('\ud800'), '<search> a </search>', '<answer> </answer>',
+    '<answer> a </answer> b', '<answer> <tool_call> a </answer>',
+    '<Tool_call>{}</Tool_call>', call('a').replace('</tool', '</ tool'),
+])
+def test_everything_else_is_invalid(said):
+  assert tools.parse(said) == Action('invalid')
+
+
+@quick
+@hypothesis.given(st.lists(st.one_of(st.text(max_size=5), st.sampled_from([
+    '<tool_call>', '</tool_call>', '{"name": "search", ', '"arguments": ',
+    '{"query_list": ', '["a"]', '}', '}}', '<answer>', '</answer>', '\\u'])),
+                           max_size=9).map(''.join))
+def test_a_turn_of_any_text_is_read(text):
+  action = tools.parse(text)
+  assert action.kind in ('search', 'answer', 'invalid')
+  assert all(isinstance(t, str) and t for t in action.texts)
+
+
+@quick
+@hypothesis.given(st.lists(st.text(st.characters(exclude_categories=['Cs'])),
+                           max_size=6), st.booleans())
+def test_what_json_writes_is_read_back(queries, plain):
+  body = json.dumps({'name': 'search', 'arguments': {'query_list': queries}},
+                    ensure_ascii=plain)
+  action = tools.parse(f'<tool_call>{body}</tool_call>', max_queries=4)
+  wanted = tuple(q.strip() for q in queries)
+  if 1 <= len(wanted) <= 4 and all(wanted) and '<tool_call>' not in body:
+    assert action == Action('search', wanted)
+  else:
+    assert action.kind == 'invalid'
+
+
+def test_the_solvers_prompt_is_word_for_word():
+  assert tools.solver_template() == (
+      'Answer the given question. You must conduct reasoning inside <think> '
+      'and </think> first every time you get new information. After reasoning, '
+      'if you find you lack some knowledge, you can call a search engine by '
+      '<tool_call> query </tool_call> and it will return the top searched '
+      'results between <tool_response> and </tool_response>. You can search as '
+      'many times as your want. If you find no further external knowledge '
+      'needed, you can directly provide the answer inside <answer> and '
+      '</answer>, without detailed illustrations. For example, <answer> '
+      'Beijing </answer>. Question: {question}')
+
+
+def messages_of(system, question, said, results):
+  """The conversation as a chat client would hold it."""
+  user = tools.solver_template().replace('{question}', question)
+  messages = [{'role': 'system', 'content': system}] * bool(system)
+  messages.append({'role': 'user', 'content': user})
+  for n, text in enumerate(said):
+    messages.append({'role': 'assistant', 'content': text.strip(' ')})
+    if n < len(results):
+      messages.append({
+          'role': 'tool', 'name': 'search', 'tool_call_id': '123456789',
+          'content': json.dumps({'result': results[n]}, ensure_ascii=False)})
+  return messages
+
+
+FOUND = [  # what a search finds, and how the tool writes it
+    ([(PARIS,)], 'Doc 1 (Title: "Paris")\nthe "town"\nof'),
+    ([(PARIS, LYON), (), (LYON,)],
+     ('Doc 1 (Title: "Paris")\nthe "town"\nof\n\nDoc 2 (Title: "Lyon")\né\n---\n'
+      'No search results found.\n---\nDoc 1 (Title: "Lyon")\né'))]
+
+
+@each
+@pytest.mark.parametrize('ended', [
+    (False, False, False), (True, True, True), (False, True, False),
+    (True, False, True)])
+def test_a_whole_conversation_is_the_templates_own_text(name, ended):
+  tokenizer = TOKENIZERS[name]
+  dialogue = tools.dr_zero(tokenizer)
+  question = 'where is <|im_end|></s> "x"\\n?'
+  lead = ' ' if name.startswith('mistral') else ''  # which the template writes
+  said = [f'{lead}<think>\nThis is new\n</think>\n\n{text}' for text in (
+      call('Paris?'), call('a', 'b', 'c'), '<answer> here </answer>')]
+  (end,) = dialogue.end_ids
+  ids, turns = list(dialogues.opening(dialogue, question, tokenizer)), []
+  for n, text in enumerate(said):
+    turn = (*tokenizer.encode(text), *[end] * ended[n])
+    turns.append(turn)
+    assert tools.parse(tokenizer.decode(turn)).kind == (
+        'search' if n < 2 else 'answer')
+    ids += turn
+    if n < 2:
+      ids += dialogues.observation(
+          dialogue, FOUND[n][0], tokenizer, passage_tokens=200,
+          said=turn).tokens
+  render = functools.partial(tokenizer.render, tools=[tools.schema()])
+  expected = chats.unspaced(render(
+      messages_of('', question, said, [f[1] for f in FOUND])))
+  text = chats.unspaced(chats.written(tokenizer, ids))
+  assert expected.startswith(text)  # an answer's turn ends in the template only
+  rest = expected[len(text):]
+  assert rest.strip() == ('' if ended[2] else tokenizer.token(end))
+  assert ids.count(end) == chats.written(tokenizer, ids).count(
+      tokenizer.token(end)) - question.count(tokenizer.token(end))
+
+
+@each
+def test_an_invalid_turn_is_told_so_by_the_tool(name):
+  tokenizer = TOKENIZERS[name]
+  system = 'You are a helpful and harmless assistant.'
+  if name.startswith('mistral'):
+    with pytest.raises(ValueError, match='messages of system, user, but: .* no '
+                                         'role system'):
+      tools.dspo(tokenizer)
+    dialogue, system = tools.dr_zero(tokenizer), ''
+  else:
+    dialogue = tools.dspo(tokenizer)
+  said = '<think>\nhm\n</think>\n\nnonsense'
+  lead = ' ' if name.startswith('mistral') else ''
+  for ends in ((), dialogue.end_ids):
+    turn = (*tokenizer.encode(lead + said), *ends)
+    ids = [*dialogues.opening(dialogue, 'who?', tokenizer), *turn,
+           *dialogues.retry(dialogue, tokenizer, turn)]
+    text = chats.unspaced(chats.written(tokenizer, ids))
+    answer = tools._INVALID
+    assert text == chats.unspaced(tokenizer.render(
+        messages_of(system, 'who?', [said], [answer]), tools=[tools.schema()]))
+  assert not tools.parse(answer).texts and '<' not in answer
+
+
+def test_a_turn_ended_otherwise_is_ended_as_the_template_does():
+  tokenizer = TOKENIZERS['qwen2']
+  dialogue = tools.dr_zero(tokenizer)
+  other = tokenizer.encode('<|endoftext|>')
+  ids = dialogues.retry(dialogue, tokenizer, (*tokenizer.encode('hm'), *other))
+  assert ids[:1] == dialogue.end_ids
+  assert dialogues.retry(dialogue, tokenizer, ())[:1] == dialogue.end_ids
+  assert dialogues.retry(dialogue, tokenizer, dialogue.end_ids) == ids[1:]
+
+
+TEXTS = st.lists(st.one_of(
+    st.text(st.characters(exclude_categories=['Cs']), max_size=5),
+    st.sampled_from([
+        '</tool_call>', '</answer>', '</search>', '<tool_call>', '</',
+        'tool_call>', '<|im_end|>', '<|eot_id|>', '</s>', '<s>', '[INST]', '"',
+        '\\', '\\\\', '\\n', '\n', '"}', '<unk>', '＜/tool_call＞',
+        '</ｔool_call>', '\u200b', '▁', 'é', '日本', '</tool_response>'])),
+                 max_size=12).map(''.join)
+RESULTS = st.lists(st.lists(st.builds(
+    Passage, st.just('0'), TEXTS, TEXTS), max_size=2), min_size=1, max_size=3)
+
+
+@each
+@pytest.mark.parametrize('make', [tools.dr_zero, chat.search_r1])
+@quick
+@hypothesis.given(results=RESULTS, budget=st.integers(0, 40))
+def test_no_document_can_leave_its_place(name, make, results, budget):
+  tokenizer = TOKENIZERS[name]
+  dialogue, table = of(name, make)
+  observed = dialogues.observation(
+      dialogue, results, tokenizer, passage_tokens=budget)
+  before = tokenizer.encode(dialogue.turn_end) + tokenizer.encode(
+      dialogue.before)
+  after = tokenizer.encode(dialogue.after)
+  ids = observed.tokens
+  assert ids[:len(before)] == before and ids[-len(after):] == after
+  inside = ids[len(before):-len(after)]
+  unknown = tokenizer._fast.unk_token_id
+  assert not tokenizer.special_ids.difference({unknown}).intersection(inside)
+  state = 0
+  for id_ in ids:
+    assert not table.hit[state, id_]
+    state = table.next_state[state, id_]
+  pieces = dialogue.arrange(dialogue.passage, results)
+  assert len(inside) <= budget * len(pieces)
+  text = tokenizer.decode(inside)
+  for _ in range(dialogue.json_levels):  # whole, wherever it was cut
+    text = json.loads(f'"{text}"')
+  if not observed.passages_cut and '▁' not in ''.join(pieces):
+    assert text.removeprefix(' ') == ''.join(pieces).removeprefix(' ')
+  assert dialogue.parse(text).kind == 'invalid'
+
+
+@functools.cache
+def of(name, make):
+  """A dialogue, and the automaton of all stop strings."""
+  tokenizer = TOKENIZERS[name]
+  dialogue = make(tokenizer)
+  dialogues.check_writable(dialogue, tokenizer)
+  return dialogue, stops.compile_table(
+      tokenizer.token_bytes, ('</tool_call>', '</search>', '</answer>'))
+
+
+def test_a_cut_passage_keeps_what_parts_the_queries():
+  tokenizer = TOKENIZERS['qwen2']
+  dialogue = tools.dr_zero(tokenizer)
+  long = Passage('1', 'on', 'the search ' * 50)
+  observed = dialogues.observation(
+      dialogue, [(long, long), (long,)], tokenizer, passage_tokens=20)
+  assert observed.passages_cut == 3
+  text = tokenizer.decode(observed.tokens)
+  shown = json.loads(text[text.index('{'):text.rindex('}') + 1])['result']
+  assert shown.count('Doc 1 (Title: "on")') == 2 and '\n\nDoc 2 (' in shown
+  assert shown.count('\n---\nDoc 1 (') == 1
+
+
+@pytest.mark.slow
+def test_a_model_folder_with_a_template_is_played(tmp_path):
+  tokenizer = TOKENIZERS['qwen2']
+  tokenizer._fast.save_pretrained(tmp_path / 'tokenizer')
+  other = tokenizer.encode('<|endoftext|>')
+  (tmp_path / 'tokenizer' / 'generation_config.json').write_text(
+      json.dumps({'eos_token_id': list(other)}))
+  shape = dataclasses.replace(tiny.CONFIG, vocab_size=tokenizer.vocab_size)
+  weights.save(tmp_path / 'model', tiny.params(shape), shape,
+               tokenizer_from=tmp_path / 'tokenizer', eos_id=other[0])
+  budgets = rollout.Budgets(max_turns=3, max_turn_tokens=60,
+                            max_prompt_tokens=1500)
+  it, params = player.load(
+      str(tmp_path / 'model'), dialogue='searchrl.agent.tools:dr_zero', seed=0,
+      slots=8, length=3000, budgets=budgets, mesh=meshes.make())
+  assert it.tokenizer.eos_ids == other
+  (end,) = it.dialogue.end_ids
+  games = it.play(params, [(tiny.question(), n) for n in range(8)], search=None,
+                  reward=lambda game: 0.0, outcome=lambda game: 0.0,
+                  temperature=1.5, step=0)
+  turns = [turn for game in games for turn in game.turns]
+  ended = [turn for turn in turns if len(turn.action_tokens) < 60]
+  assert {turn.action_tokens[-1] for turn in ended} == {
+      end, *other, *tokenizer.encode('</tool_call>')}
+  for game in games:  # all say nothing that can be parsed
+    assert game.stop_reason == 'turn_limit' and len(game.turns) == 3
+    assert game.prompt_tokens == dialogues.opening(
+        it.dialogue, 'where?', tokenizer)
+    for turn in game.turns[:-1]:
+      told = turn.observation_tokens
+      assert told == dialogues.retry(
+          it.dialogue, tokenizer, turn.action_tokens)
+      assert (told[0] == end) == (turn.action_tokens[-1] != end)
+
+
+def test_a_tokenizer_that_drops_the_tags_is_refused():
+  tokenizer = chats.byte_level(
+      chats.QWEN2, special=('<tool_call>', '</tool_call>'))
+  with pytest.raises(ValueError, match="the stop string '</tool_call>', but"):
+    dialogues.check_writable(tools.dr_zero(tokenizer), tokenizer)
+  dialogues.check_writable(dialogues.tags(), tiny.Tokenizer())
