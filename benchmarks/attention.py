@@ -26,8 +26,10 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from searchrl import workdir  # pylint: disable=g-import-not-at-top
+from searchrl import packing  # pylint: disable=g-import-not-at-top
+from searchrl import workdir
 from searchrl.models import attention
+import workload
 
 CALLS = 4  # in flight between two looks at the clock
 
@@ -100,7 +102,7 @@ def whole_rows(shape, options) -> None:
 def layouts(shape, options) -> None:
   """One table row a layout of the same trajectories and implementation."""
   longest = shape[1]
-  lengths = trajectory_lengths(shape[0], longest, options.seed)
+  lengths = workload.lengths(shape[0], longest, options.seed)
   arrays = [np.asarray(x, np.float32) for x in draw(shape, options)]
   real = (np.arange(longest) < lengths[:, None])[..., None, None]
   arrays = [x * real for x in arrays]
@@ -168,14 +170,7 @@ def buckets(lengths, longest):
 
 def packed(lengths, longest):
   """First fit, the longest first."""
-  rows, free = [], []
-  for i in np.argsort(-lengths, kind='stable'):
-    row = next((r for r, f in enumerate(free) if f >= lengths[i]), len(rows))
-    if row == len(rows):
-      rows.append([])
-      free.append(longest)
-    rows[row].append(i)
-    free[row] -= lengths[i]
+  rows = packing.first_fit(lengths, longest, len(lengths))
   return [_place(rows, lengths, longest)]
 
 
@@ -189,21 +184,6 @@ def _place(rows, lengths, width):
       position[r, start:start + lengths[i]] = np.arange(lengths[i])
       start += lengths[i]
   return owner, position
-
-
-def trajectory_lengths(count: int, longest: int, seed: int) -> np.ndarray:
-  """Tokens of trajectories of one to four turns; 4096 hold nearly all.
-
-  A prompt of 150 to 250 tokens, some 110 sampled a turn, and 480 of passages
-  between two turns; all scaled by longest / 4096.
-  """
-  rng, lengths = np.random.default_rng(seed), []
-  for _ in range(count):
-    turns = 1 + rng.choice(4, p=[0.15, 0.35, 0.3, 0.2])
-    sampled = np.minimum(rng.lognormal(np.log(110), 0.6, turns), 500).sum()
-    found = rng.normal(480, 60, turns - 1).sum()
-    lengths.append(rng.uniform(150, 250) + sampled + found)
-  return np.clip(np.array(lengths) * longest / 4096, 1, longest).astype(int)
 
 
 def draw(shape, options) -> list[jax.Array]:

@@ -8,12 +8,19 @@ default size is the laptop run; names follow README.md.
 
 import ml_collections
 
+MODELS = {  # size -> hub id
+    'qwen2.5-3b': 'Qwen/Qwen2.5-3B',
+    'qwen2.5-3b-instruct': 'Qwen/Qwen2.5-3B-Instruct',
+    'qwen2.5-7b': 'Qwen/Qwen2.5-7B',
+    'qwen2.5-7b-instruct': 'Qwen/Qwen2.5-7B-Instruct',
+}
+
 
 def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
-  if size not in ('laptop', 'smoke'):
+  if size not in ('laptop', 'smoke', *MODELS):
     raise ValueError(
-        f"size must be 'laptop' or 'smoke', but is {size!r}. Write for instance "
-        '--config=configs/dspo.py:smoke.')
+        f"size must be 'laptop', 'smoke' or one of {sorted(MODELS)}, but is "
+        f'{size!r}. Write for instance --config=configs/dspo.py:smoke.')
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.train:run'
   config.seed = 0  # of data order and of all sampling
@@ -50,13 +57,14 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       questions=12,  # a step
       group_size=6,  # samples a question
       max_rounds=1,  # of questions a step, until `keep` has filled the batch
-      end_when_full=False,  # then leave what plays unfinished: favours the short
+      end_when_full=False,  # what still plays is dropped: favours the short
       temperature=1.0,  # above 0
       top_k=0,  # tokens that may be drawn, the likeliest; 0: all
       top_p=1.0,  # the fewest likeliest with this probability; in (0, 1]
       min_p=0.0,  # those with this share of the largest; in [0, 1]
-      truncation='refuse',  # of the three, where a loss has an importance ratio;
-      # 'renormalise' takes log-probs over the tokens that could be drawn
+      # The three, where a loss has an importance ratio: 'refuse', or
+      # 'renormalise': log-probs are over the tokens that could be drawn.
+      truncation='refuse',
       slots=72,  # conversations side by side; a multiple of data * fsdp
       length=512,  # tokens a conversation, prompt included
       dtype='float32',  # of the engine's weights and cache: or bfloat16
@@ -138,10 +146,51 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
     config.train.update(num_steps=3, checkpoint_every=1)
     config.rollout.update(questions=4, group_size=4, slots=16)
     config.evaluate.worlds.update(questions_per_hop=4)
+  if size in MODELS:
+    _paper(config, size)
   return config
 
 
-def one_sample_a_question(config: ml_collections.ConfigDict) -> None:
-  """As many trajectories a step, each of another question."""
-  config.rollout.questions *= config.rollout.group_size
+def _paper(config: ml_collections.ConfigDict, size: str) -> None:
+  """Search-R1's setting for GRPO on NQ (v0.2, 1,005 steps), on TPUs or GPUs.
+
+  What has no counterpart there is ours: slots, the split into turns' budgets.
+  Give --config.data.train and --config.search.corpus; without them the policy
+  searches a generated world.
+  """
+  chat = size.endswith('-instruct')
+  config.model.update(path=MODELS[size], dtype='bfloat16')
+  config.dialogue = ('searchrl.agent.chat:search_r1' if chat else
+                     'searchrl.agent.dialogue:search_r1')
+  config.data.mix = ()
+  config.rollout.update(questions=512, group_size=5, slots=256, length=4096,
+                        dtype='bfloat16')
+  config.rollout.budgets.update(
+      max_turns=5, max_turn_tokens=500, max_prompt_tokens=2048,
+      passage_tokens=166, top_k=3)
+  config.optimizer.update(
+      learning_rate=1e-6, b2=0.999, weight_decay=0.01)
+  config.critic.optimizer.update(
+      learning_rate=1e-5, b2=0.999, weight_decay=0.01, warmup_steps=30)
+  config.learner.update(remat='nothing', dtype='bfloat16')
+  minibatches(config, size, 10)
+  config.mesh.update(data=1, fsdp=-1)
+  config.train.update(num_steps=1005, checkpoint_every=100)
+  config.evaluate.worlds.kinds = ()
+
+
+def one_sample_a_question(config: ml_collections.ConfigDict, size: str) -> None:
+  """Each trajectory of another question; on a laptop as many of them a step."""
+  if size in MODELS:
+    minibatches(config, size, 2)  # of Search-R1's 512 questions
+  else:
+    config.rollout.questions *= config.rollout.group_size
   config.rollout.group_size = 1
+
+
+def minibatches(config: ml_collections.ConfigDict, size: str, count: int
+               ) -> None:
+  """So many optimiser steps a batch; Search-R1 warms up for 286 batches."""
+  config.learner.minibatches = count
+  if size in MODELS:
+    config.optimizer.warmup_steps = 286 * count

@@ -25,6 +25,8 @@ def get_config(size: str = 'laptop'):
   )
   config.rollout.max_rounds = 3
   config.train.max_rollouts = 2160  # trajectories; 30 steps of grpo.py
-  if size == 'smoke':
+  if size in common.MODELS:
+    config.algorithm.update(max_length=2500, buffer=500)
+  if size != 'laptop':
     config.train.max_rollouts = 0
   return config

@@ -19,4 +19,6 @@ def get_config(size: str = 'laptop'):
       clip_high=0.2,
       kl_coef=0.0,  # per nat, to the model that the run started from
   )
+  if size in common.MODELS:
+    config.algorithm.length = 2500  # 5 turns of 500
   return config

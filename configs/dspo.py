@@ -3,13 +3,15 @@
 r"""DSPO: GSPO's sequence ratio on groups with mixed outcomes; the default run.
 
   python -m searchrl.main --config=configs/dspo.py
+  python -m searchrl.main --config=configs/dspo.py:qwen2.5-7b-instruct
 
 A step plays rounds of questions until 12 groups have mixed outcomes, or 3
 rounds are over; what is left over opens the next step. The run ends after as
 many trajectories as grpo.py samples.
 
 Source: DSPO, arXiv:2510.09255. The paper gives no learning rate, clip range,
-group size or round limit: all are ours.
+group size or round limit: all are ours, with GSPO's clip range and four
+mini-batches for Qwen2.5.
 """
 
 from configs import common
@@ -26,6 +28,12 @@ def get_config(size: str = 'laptop'):
   )
   config.rollout.max_rounds = 3
   config.train.max_rollouts = 2160  # trajectories; 30 steps of grpo.py
-  if size == 'smoke':
+  if size in common.MODELS:
+    config.algorithm.update(clip_low=3e-4, clip_high=4e-4)
+    common.minibatches(config, size, 4)
+    config.reward = config.outcome = 'searchrl.agent.rewards:subem'
+    if size.endswith('-instruct'):
+      config.dialogue = 'searchrl.agent.tools:dspo'
+  if size != 'laptop':
     config.train.max_rollouts = 0
   return config

@@ -3,6 +3,7 @@
 r"""GRPO: a token ratio, and a baseline from the question's own group.
 
   python -m searchrl.main --config=configs/grpo.py
+  python -m searchrl.main --config=configs/grpo.py:qwen2.5-7b
 
 Source: Shao et al. 2024, arXiv:2402.03300; as Search-R1 uses it,
 arXiv:2503.09516. Learning rate, group size and steps are the laptop's, found
@@ -22,4 +23,6 @@ def get_config(size: str = 'laptop'):
       kl_coef=0.0,  # per nat; the paper's: 0.04, Search-R1's: 1e-3
       entropy_coef=0.0,
   )
+  if size in common.MODELS:
+    config.algorithm.kl_coef = 1e-3
   return config

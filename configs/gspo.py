@@ -21,4 +21,7 @@ def get_config(size: str = 'laptop'):
       kl_coef=0.0,  # per nat, to the model that the run started from
       entropy_coef=0.0,
   )
+  if size in common.MODELS:
+    config.algorithm.update(clip_low=3e-4, clip_high=4e-4)
+    common.minibatches(config, size, 4)
   return config

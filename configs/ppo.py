@@ -19,7 +19,7 @@ from configs import common
 
 def get_config(size: str = 'laptop'):
   config = common.get_config(size)
-  common.one_sample_a_question(config)
+  common.one_sample_a_question(config, size)
   config.algorithm = dict(
       name='searchrl.rl.algorithms:ppo',
       clip_low=0.2,
@@ -31,6 +31,7 @@ def get_config(size: str = 'laptop'):
       kl_coef=1e-3,  # per nat, in the reward
       entropy_coef=0.0,
   )
-  config.critic.optimizer.learning_rate = 1e-3  # the paper's: 1e-5
-  config.critic.warmup_updates = 2  # with the policy untouched
+  if size not in common.MODELS:
+    config.critic.optimizer.learning_rate = 1e-3  # the paper's: 1e-5
+    config.critic.warmup_updates = 2  # with the policy untouched
   return config

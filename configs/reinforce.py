@@ -15,10 +15,10 @@ from configs import common
 
 def get_config(size: str = 'laptop'):
   config = common.get_config(size)
-  common.one_sample_a_question(config)
+  common.one_sample_a_question(config, size)
   config.algorithm = dict(
       name='searchrl.rl.algorithms:reinforce',
       kl_coef=1e-3,  # per nat, to the model that the run started from
   )
-  config.learner.minibatches = 1
+  common.minibatches(config, size, 1)
   return config

@@ -15,7 +15,7 @@ from configs import common
 
 def get_config(size: str = 'laptop'):
   config = common.get_config(size)
-  common.one_sample_a_question(config)
+  common.one_sample_a_question(config, size)
   config.algorithm = dict(
       name='searchrl.rl.algorithms:reinforce_plus_plus',
       group_baseline=False,

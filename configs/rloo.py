@@ -18,5 +18,5 @@ def get_config(size: str = 'laptop'):
       name='searchrl.rl.algorithms:rloo',
       kl_coef=0.0,  # per nat, in the reward
   )
-  config.learner.minibatches = 1
+  common.minibatches(config, size, 1)
   return config

@@ -149,7 +149,7 @@ def save(folder: pathlib.Path, rows, records, tokenizer) -> None:
             'trajectory': to_json(game)}, ensure_ascii=False) + '\n')
 
 
-def _trained(run: pathlib.Path, base, shape):
+def trained(run: pathlib.Path, base, shape):
   """The policy of a run's newest checkpoint; its adapters need its base."""
   wanted = base
   lora = json.loads((run / 'config.json').read_text())['model']['lora'] if (
@@ -163,8 +163,8 @@ def _trained(run: pathlib.Path, base, shape):
     raise FileNotFoundError(
         f'evaluate.run must be the folder of a run with checkpoints, but {run} '
         'has none.')
-  trained = found[1]['policy']['params']
-  return loras.merge(base, trained, lora) if wanted is not base else trained
+  params = found[1]['policy']['params']
+  return params if wanted is base else loras.merge(base, params, lora)
 
 
 def job(config, workdir: str) -> None:
@@ -174,9 +174,11 @@ def job(config, workdir: str) -> None:
   player, params = players.load(
       config.model.path, dialogue=config.dialogue, seed=config.seed,
       slots=config.rollout.slots, length=config.rollout.length,
-      budgets=rollout.Budgets(**config.rollout.budgets), mesh=mesh)
+      budgets=rollout.Budgets(**config.rollout.budgets), mesh=mesh,
+      engine_dtype=config.rollout.dtype,
+      course=players.course(mesh, config.rollout))
   if config.evaluate.run:
-    params = _trained(pathlib.Path(config.evaluate.run), params, player.shape)
+    params = trained(pathlib.Path(config.evaluate.run), params, player.shape)
   processes.on_first('workdir', lambda: workdirs.prepare(
       workdir, config, allow_changes=config.allow_changes))
   sets = datasets.shared(lambda: datasets.evaluation_sets(

@@ -104,7 +104,14 @@ class Learner:
 
     Returns:
       The batch with `old_logprobs`, and `ref_logprobs` and `values` if needed.
+
+    Raises:
+      ValueError: no base where one is needed.
     """
+    if self.needs_base and base is None:
+      raise ValueError(
+          'base must be given where the loss has a KL to a reference policy, or '
+          'adapters are trained, but is None. Give the params that `init` got.')
     needs = self.programs.algorithm.needs
     packed = self._packed(batch)
     added = {}

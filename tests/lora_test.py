@@ -12,12 +12,18 @@ import numpy as np
 import optax
 import pytest
 import tiny
+import train_test
 
+from configs import grpo
+from searchrl import evaluate
 from searchrl import learner as learners
 from searchrl import mesh as meshes
+from searchrl import player
+from searchrl import train
 from searchrl.models import lora as loras
 from searchrl.models import policy
 from searchrl.models import transformer
+from searchrl.models import weights
 
 CONFIG = learning.CONFIG
 LORA = loras.Lora(rank=3, alpha=6.0)
@@ -167,3 +173,26 @@ def test_bad_adapters_are_refused(options, message):
 def test_a_model_without_adapters_has_none_of_their_parameters():
   assert 'lora_a' not in str(jax.tree.structure(
       transformer.init(CONFIG, jax.random.key(0))))
+
+
+@pytest.mark.slow
+def test_a_run_trains_adapters_and_exports_what_its_checkpoint_says(tmp_path):
+  config = train_test.tiny(grpo)
+  config.evaluate.worlds.kinds = ()
+  config.model.lora.update(rank=4, targets=('q', 'v', 'down'))
+  config.algorithm.kl_coef = 0.01
+  config.optimizer.learning_rate = 1e-2
+  train.run(config, str(tmp_path / 'run'))
+  base = weights.load(str(player.TINY_BASE),
+                      weights.read_config(str(player.TINY_BASE)))
+  shape = weights.read_config(str(tmp_path / 'run' / 'model'))
+  exported = weights.load(str(tmp_path / 'run' / 'model'), shape)
+  trained = evaluate.trained(tmp_path / 'run', base, shape)
+  jax.tree.map(np.testing.assert_array_equal, trained, exported)
+  for name in transformer.abstract(shape)['layers']:
+    changed = any(np.any(x != y) for x, y in zip(
+        jax.tree.leaves(exported['layers'][name]),
+        jax.tree.leaves(base['layers'][name])))
+    assert changed == (name in ('q', 'v', 'down')), name
+  step = train_test.lines(tmp_path / 'run')[-1]
+  assert step['actor/kl_loss'] > 0 and step['actor/grad_norm'] > 0

@@ -7,13 +7,15 @@
   splash   flash attention of TPUs in Pallas: segment ids, windows
 
 `causal` is for whole rows (training, scoring); `grouped` takes any mask, and
-`blockwise` reads a cache. A kernel is trusted only after `self_test`; `resolve` does both.
+`blockwise` reads a cache. A kernel is trusted only after `self_test`; `resolve`
+does both.
 
 Traps that this file goes around: `is_causal` of jax.nn.dot_product_attention
 aligns its mask top-left, wrong for a chunk against a longer cache (`causal`
 refuses unequal lengths); its log-sum-exp is rounded to half precision
-(`blockwise` merges its own, in float32); cuDNN had NaN gradients at one query and at 64
-past a multiple of 128 (it is given multiples of 128, and no mask tensor).
+(`blockwise` merges its own, in float32); cuDNN had NaN gradients at one query
+and at 64 past a multiple of 128 (it is given multiples of 128, and no mask
+tensor).
 """
 
 from collections.abc import Callable
@@ -162,9 +164,9 @@ def causal(
       them; what is read there means nothing, and may be NaN.
     sliding_window: tokens that a query sees, itself included.
     implementation: 'xla', 'cudnn' or 'splash'; see `resolve` for 'auto'.
-    block: queries at a time under 'xla', whose scores the backward pass makes
-      again, so that [B H T T] never exists; default: all. Under 'splash' its
-      blocks, a multiple of 128; default: 512, or the row if shorter.
+    block: queries at a time under 'xla', so that [B H T T] never exists;
+      default: 128, or an eighth of a row above 1024. Under 'splash' its blocks,
+      a multiple of 128; default: 512, or the row if shorter.
     sharding: of q, k and v; for 'splash' alone, which the compiler cannot
       split by itself. Length and d stay whole; the heads' axis divides K.
     interpret: runs 'splash' on any device, slowly; for tests.
@@ -218,29 +220,32 @@ def _check(q, k, segment_ids, implementation: str, block: int | None) -> None:
 
 
 def _xla(q, k, v, segment_ids, sliding_window, block):
-  """The reference, all queries at once or `block` of them at a time."""
+  """The reference: some queries at a time, against the keys that they may see.
+
+  Causality and the window hide the others from all of them, so that these are
+  not even multiplied; the scores are made again in the backward pass.
+  """
   rows, length = q.shape[:2]
   k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
   if segment_ids is None:
     segment_ids = jnp.zeros((rows, length), jnp.int32)
+  block = block or max(_LANES, -(-length // 8))
 
-  def read(queries, segments, start):
-    seen = visible(start + jnp.arange(queries.shape[1]), jnp.arange(length),
-                   sliding_window)
-    seen &= segments[:, :, None] == segment_ids[:, None, :]
-    return grouped(queries, k, v, seen)
+  @jax.checkpoint
+  def read(q, k, v, asking, asked, start, first):
+    seen = visible(start + jnp.arange(q.shape[1]),
+                   first + jnp.arange(k.shape[2]), sliding_window)
+    seen &= asking[:, :, None] == asked[:, None, :]
+    return grouped(q, k, v, seen)
 
-  if block is None or block >= length:
-    return read(q, segment_ids, 0)
-  count = -(-length // block)
-
-  def split(x):
-    x = _padded(x, count * block - length)
-    return x.reshape(rows, count, block, *x.shape[2:]).swapaxes(0, 1)
-
-  out = jax.lax.map(lambda x: jax.checkpoint(read)(*x), (
-      split(q), split(segment_ids), block * jnp.arange(count)))
-  return out.swapaxes(0, 1).reshape(rows, -1, *q.shape[2:])[:, :length]
+  parts = []
+  for start in range(0, length, block):
+    end = min(start + block, length)
+    first = max(0, start + 1 - (sliding_window or length))
+    parts.append(read(
+        q[:, start:end], k[:, :, first:end], v[:, :, first:end],
+        segment_ids[:, start:end], segment_ids[:, first:end], start, first))
+  return jnp.concatenate(parts, 1)
 
 
 def _cudnn(q, k, v, sliding_window, lengths=None):

@@ -1,0 +1,242 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""A model's size in, how fast its policy is trained on trajectories out.
+
+  python benchmarks/train_step.py --size 3b --dtype bfloat16 --remat nothing   # a GPU
+  python benchmarks/train_step.py --size toy --torch                           # a CPU
+
+A step is one GRPO update with random weights: forward, backward, clipping,
+AdamW, on trajectories of lengths as they occur in play. Model FLOPs count
+useful tokens alone and nothing that is recomputed:
+
+  6 P n + 6 L H d sum(length^2)      P: without an untied input embedding
+
+and are divided by the rate of one large matrix product, measured in the same
+run. `--torch` runs the same step on the same weights and tokens in torch, with
+transformers' model on length-sorted padded micro-batches, in turns with ours;
+the first gradients of both are compared.
+"""
+
+import argparse
+import functools
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from searchrl import learner as learners  # pylint: disable=g-import-not-at-top
+from searchrl import mesh as meshes
+from searchrl import optimizer
+from searchrl import player
+from searchrl import workdir
+from searchrl.models import attention
+from searchrl.models import transformer
+from searchrl.models import weights
+from searchrl.rl import algorithms
+import workload
+
+_QWEN = functools.partial(transformer.TransformerConfig, rope_theta=1e6)
+SIZES = {
+    'toy': _QWEN(
+        vocab_size=1792, hidden_size=128, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+        intermediate_size=352),
+    '0.5b': _QWEN(
+        vocab_size=151_936, hidden_size=896, num_hidden_layers=24,
+        num_attention_heads=14, num_key_value_heads=2, head_dim=64,
+        intermediate_size=4864),
+    '3b': _QWEN(
+        vocab_size=151_936, hidden_size=2048, num_hidden_layers=36,
+        num_attention_heads=16, num_key_value_heads=2, head_dim=128,
+        intermediate_size=11_008),
+}
+ADAMW = dict(learning_rate=1e-6, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0)
+CLIP = 1.0  # of the gradient's norm
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+  parser.add_argument('--size', choices=SIZES, default='toy')
+  parser.add_argument('--trajectories', type=int, default=64)
+  parser.add_argument('--length', type=int, default=512,
+                      help='tokens of the longest trajectory and of a row')
+  parser.add_argument('--rows', type=int, default=4, help='a micro-batch')
+  parser.add_argument('--dtype', default='float32')
+  parser.add_argument('--remat', default='')
+  parser.add_argument('--attention', default='auto')
+  parser.add_argument('--steps', type=int, default=5)
+  parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--torch', action='store_true', help='beside ours')
+  parser.add_argument('--torch-rows', type=int, default=8)
+  options = parser.parse_args()
+  print(f'    python benchmarks/train_step.py {" ".join(sys.argv[1:])}\n')
+  device = jax.devices()[0]
+  print(f'{device.device_kind}, jax {jax.__version__}, revision '
+        f'{workdir.environment()["git"]}, seed {options.seed}')
+  shape = SIZES[options.size]
+  params = jax.jit(functools.partial(transformer.init, shape))(
+      jax.random.key(options.seed))
+  batch = workload.batch(options.trajectories, options.length,
+                         shape.vocab_size, options.seed)
+  steps = {'searchrl': Ours(options, shape, params, batch)}
+  scored = steps['searchrl'].batch
+  if options.torch:
+    steps['torch'] = Torch(options, shape, params, scored)
+  del params
+  report(options, shape, scored, steps)
+
+
+class Ours:
+  """Our step; a call is one update."""
+
+  def __init__(self, options, shape, params, batch):
+    mesh = meshes.make(data=1, fsdp=-1)
+    name, note = attention.resolve(
+        options.attention, platform=jax.devices()[0].platform,
+        dtype=options.dtype, heads=shape.num_attention_heads,
+        kv_heads=shape.num_key_value_heads, head_dim=shape.head_dim,
+        length=options.length)
+    print(note)
+    self._learner = learners.make(
+        shape, algorithms.grpo(
+        kl_coef=0.0, aggregation='token_mean'), optimizer.adamw(
+            **ADAMW, max_grad_norm=CLIP), mesh,
+        rows=options.trajectories, length=options.length,
+        microbatch_rows=options.rows * mesh.size, remat=options.remat,
+        dtype=options.dtype, by_document=name == 'cudnn',
+        attend=functools.partial(
+            attention.causal, implementation=name,
+            sharding=meshes.sharding(mesh, ('batch', None, 'heads', None))))
+    self._state = self._learner.init(params)
+    self.batch = self._learner.score(self._state, batch)
+
+  def __call__(self) -> tuple[float, float]:
+    """The gradient's norm, and the useful share of the tokens computed."""
+    self._state, metrics = self._learner.update(self._state, self.batch)
+    return metrics['actor/grad_norm'], metrics['perf/useful_tokens']
+
+
+class Torch:
+  """The same in torch, with transformers' model; a call is one update."""
+
+  def __init__(self, options, shape, params, batch):
+    import torch
+    import transformers
+    self._torch = torch
+    with tempfile.TemporaryDirectory() as folder:
+      weights.save(folder, params, shape, tokenizer_from=str(player.TINY_BASE),
+                   eos_id=0)
+      self._model = transformers.AutoModelForCausalLM.from_pretrained(
+          folder, dtype=torch.float32, attn_implementation='sdpa')
+    self._adam = torch.optim.AdamW(
+        self._model.parameters(), lr=ADAMW['learning_rate'],
+        betas=(ADAMW['b1'], ADAMW['b2']), eps=ADAMW['eps'],
+        weight_decay=ADAMW['weight_decay'], fused=True)
+    advantages = np.asarray(algorithms.grpo(
+        kl_coef=0.0, aggregation='token_mean').advantages(batch))
+    order = np.argsort(-np.asarray(batch.lengths), kind='stable')
+    self._parts, computed = [], 0
+    for start in range(0, len(order), options.torch_rows):
+      rows = order[start:start + options.torch_rows]
+      width = int(batch.lengths[rows].max())
+      computed += len(rows) * width
+      take = lambda x: torch.from_numpy(np.ascontiguousarray(x))
+      self._parts.append((
+          take(batch.tokens[rows, :width].astype(np.int64)),
+          take(np.arange(width) < batch.lengths[rows][:, None]),
+          take(batch.loss_mask[rows, :width]),
+          take(batch.old_logprobs[rows, :width]),
+          take(advantages[rows])))
+    self._count = int(batch.loss_mask.sum())
+    self._useful = float(batch.lengths.sum() / computed)
+
+  def __call__(self) -> tuple[float, float]:
+    torch = self._torch
+    self._adam.zero_grad(set_to_none=True)
+    for tokens, real, mask, old, advantages in self._parts:
+      logits = self._model(
+          tokens, attention_mask=real, use_cache=False).logits[:, :-1]
+      logprobs = torch.log_softmax(logits.float(), -1).gather(
+          -1, tokens[:, 1:, None])[..., 0]
+      ratio = torch.exp(logprobs - old[:, 1:])
+      gain = advantages[:, None]
+      loss = torch.maximum(-gain * ratio, -gain * ratio.clamp(0.8, 1.2))
+      (loss[mask[:, 1:]].sum() / self._count).backward()
+    norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), CLIP)
+    self._adam.step()
+    return float(norm), self._useful
+
+
+def report(options, shape, batch, steps) -> None:
+  """Runs the steps in turns, and prints the table."""
+  seconds = {name: [] for name in steps}
+  cpu = {name: [] for name in steps}
+  first, useful = {}, {}
+  for turn in range(options.steps + 2):  # two to compile and warm up
+    for name, step in steps.items():
+      start = time.perf_counter(), time.process_time()
+      norm, useful[name] = step()
+      taken = time.perf_counter() - start[0], time.process_time() - start[1]
+      first.setdefault(name, norm)
+      if turn > 1:
+        seconds[name].append(taken[0])
+        cpu[name].append(taken[1])
+  tokens = int(batch.lengths.sum())
+  flops = model_flops(shape, np.asarray(batch.lengths))
+  rate = matmul_rate(options.dtype)
+  print(f'matrix product: {rate / 1e12:.3g} TFLOP/s in {options.dtype}\n')
+  print('| step | seconds | CPU seconds | tokens/s | useful tokens/s '
+        '| of tokens useful | share of the matrix product\'s rate '
+        '| norm of the first gradient |\n|---|---|---|---|---|---|---|---|')
+  for name in steps:
+    each = statistics.median(seconds[name])
+    print(f'| {name} | {each:.3f} | {statistics.median(cpu[name]):.3f} '
+          f'| {tokens / useful[name] / each:.0f} | {tokens / each:.0f} '
+          f'| {useful[name]:.3f} | {flops / each / rate:.3f} '
+          f'| {first[name]:.6f} |')
+  if 'torch' in steps:
+    if not np.isclose(*first.values(), rtol=1e-2):
+      raise SystemExit(f'the first gradients differ: {first}')
+    ratio = lambda taken: statistics.median(
+        ours / theirs for ours, theirs in zip(*taken.values()))
+    print(f'\nsearchrl / torch, median of pairs: {ratio(seconds):.2f} of the '
+          f'seconds, {ratio(cpu):.2f} of the CPU seconds')
+
+
+def model_flops(shape: transformer.TransformerConfig, lengths: np.ndarray
+               ) -> float:
+  """Forward and backward of these documents; see the top of this file."""
+  parameters = sum(x.size for x in jax.tree.leaves(transformer.abstract(shape)))
+  if not shape.tie_word_embeddings:
+    parameters -= shape.vocab_size * shape.hidden_size
+  per_pair = (6 * shape.num_hidden_layers * shape.num_attention_heads
+              * shape.head_dim)
+  return (6 * parameters * int(lengths.sum())
+          + per_pair * float((lengths.astype(float) ** 2).sum()))
+
+
+def matmul_rate(dtype: str, repeats: int = 5) -> float:
+  """FLOP/s of a square product, as large as the device deserves."""
+  side = 1024 if jax.devices()[0].platform == 'cpu' else 8192
+  a, b = (jax.random.normal(jax.random.key(i), (side, side), dtype)
+          for i in range(2))
+  chain = 4
+  run = jax.jit(lambda a, b: functools.reduce(
+      lambda x, _: (x @ b) / side ** 0.5, range(chain), a))
+  taken = []
+  for _ in range(repeats + 2):
+    start = time.perf_counter()
+    jax.block_until_ready(run(a, b))
+    taken.append(time.perf_counter() - start)
+  return chain * 2 * side ** 3 / statistics.median(taken[2:])
+
+
+if __name__ == '__main__':
+  main()
