@@ -68,6 +68,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       slots=72,  # conversations side by side; a multiple of data * fsdp
       length=512,  # tokens a conversation, prompt included
       dtype='float32',  # of the engine's weights and cache: or bfloat16
+      tensor=1,  # devices that share a copy of its weights
       admission='auto',  # of search results: deterministic (CPU), or arrival
       ahead=0,  # decodes that run while the host reads an earlier one: 0 or 1
       search_timeout_secs=60.0,

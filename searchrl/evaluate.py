@@ -20,7 +20,6 @@ from searchrl import player as players
 from searchrl import processes
 from searchrl import workdir as workdirs
 from searchrl.agent import rewards as rewards_lib
-from searchrl.agent import rollout
 from searchrl.models import lora as loras
 from searchrl.search import engines
 from searchrl.trajectory import SearchFn, Trajectory, to_json
@@ -171,12 +170,7 @@ def job(config, workdir: str) -> None:
   """Evaluates a model folder or a run's newest checkpoint; prints the table."""
   path = pathlib.Path(workdir)
   mesh = meshes.make(**config.mesh)
-  player, params = players.load(
-      config.model.path, dialogue=config.dialogue, seed=config.seed,
-      slots=config.rollout.slots, length=config.rollout.length,
-      budgets=rollout.Budgets(**config.rollout.budgets), mesh=mesh,
-      engine_dtype=config.rollout.dtype,
-      course=players.course(mesh, config.rollout))
+  player, params = players.build(config, mesh)
   if config.evaluate.run:
     params = trained(pathlib.Path(config.evaluate.run), params, player.shape)
   processes.on_first('workdir', lambda: workdirs.prepare(

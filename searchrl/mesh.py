@@ -10,7 +10,7 @@ passed on, or set with `jax.set_mesh`, never entered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import math
 from typing import Any
 
@@ -61,6 +61,11 @@ def make(
   return jax.make_mesh(
       tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES),
       devices=devices)
+
+
+def in_order(devices: np.ndarray) -> Mesh:
+  """A mesh of an array of devices (data, fsdp, tensor), laid out as it is."""
+  return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def abstract(count: int, **sizes: int) -> AbstractMesh:
@@ -186,39 +191,7 @@ def local(mesh: Mesh) -> Mesh:
         f'{dict(mesh.shape)}, but those of process {jax.process_index()} do '
         'not. Make tensor, or fsdp * tensor, the devices of a process or a '
         'divisor of them.')
-  return Mesh(block, AXES, axis_types=(AxisType.Auto,) * len(AXES))
-
-
-def local_view(
-    mesh: Mesh, tree_of_logical_axes: Any) -> Callable[[Any], Any]:
-  """What makes arrays on a mesh readable by a process for itself alone.
-
-  Returns:
-    tree -> the same on `local(mesh)`: what is split within the process stays
-    so; what is split between processes is gathered first, by all of them
-    together. Where nothing is, no byte moves.
-  """
-  here = local(mesh)
-  if here is mesh:
-    return lambda tree: tree
-  between = {axis for axis in AXES if here.shape[axis] < mesh.shape[axis]}
-
-  def within(axes):
-    return PartitionSpec(*(None if axis in between else axis
-                           for axis in map(_mesh_axes, axes)))
-
-  specs = jax.tree.map(within, tree_of_logical_axes, is_leaf=_is_axes)
-  gather = lambda tree: tree
-  if specs != jax.tree.map(spec, tree_of_logical_axes, is_leaf=_is_axes):
-    gather = jax.jit(gather, out_shardings=jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec), specs))
-
-  def view(leaf, spec):
-    return jax.make_array_from_single_device_arrays(
-        leaf.shape, NamedSharding(here, spec),
-        [shard.data for shard in leaf.addressable_shards])
-
-  return lambda tree: jax.tree.map(view, gather(tree), specs)
+  return in_order(block)
 
 
 def _fill(sizes: dict[str, int], count: int) -> dict[str, int]:

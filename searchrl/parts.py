@@ -24,7 +24,6 @@ from searchrl import plugins
 from searchrl import processes
 from searchrl import workdir as workdirs
 from searchrl.agent import questions as questions_lib
-from searchrl.agent import rollout
 from searchrl.models import attention
 from searchrl.models import lora as loras
 from searchrl.rl import algorithms
@@ -62,13 +61,7 @@ def build(config, folder: pathlib.Path) -> Parts:
   recipe = algorithm(config)
   mesh = meshes.make(**config.mesh)
   guard = processes.Guard(config.train.lockstep)
-  player, params = players.load(
-      config.model.path, dialogue=config.dialogue, seed=config.seed,
-      slots=config.rollout.slots, length=config.rollout.length,
-      budgets=rollout.Budgets(**config.rollout.budgets), mesh=mesh,
-      engine_dtype=config.rollout.dtype,
-      course=players.course(mesh, config.rollout),
-      dtype=config.model.dtype)
+  player, params = players.build(config, mesh)
   its_learner = learner(
       config, recipe, player.shape, mesh,
       attend(config, tested_attention(config, player.shape, mesh), mesh), guard)

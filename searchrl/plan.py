@@ -10,6 +10,7 @@ update takes besides. A compiled figure is exact; an estimate says so.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 from typing import Any
@@ -25,6 +26,7 @@ from searchrl import parts
 from searchrl import player
 from searchrl.devices import GIB
 from searchrl.models import attention
+from searchrl.models import slots as slots_lib
 from searchrl.models import transformer
 from searchrl.models import weights
 
@@ -41,12 +43,13 @@ class Plan:
   parameters: int  # of the policy
   mesh: dict[str, int]
   holds: dict[str, float]  # all the time
+  rollouts: float  # besides, during rollouts
   update: float  # besides, during an update
   compiled: bool  # whether `update` is the compiler's, or an estimate
 
   @property
   def peak(self) -> float:
-    return sum(self.holds.values()) + self.update
+    return sum(self.holds.values()) + max(self.rollouts, self.update)
 
   @property
   def fits(self) -> bool:
@@ -74,8 +77,9 @@ def make(config) -> Plan:
       config.model.path or str(player.TINY_BASE)))
   kind, mesh, name = _devices(config)
   learner = _learner(config, shape, mesh, kind)
-  processes = max(1, mesh.size // kind.a_process)
-  holds = _holds(config, shape, learner, mesh, processes)
+  here = meshes.abstract(min(kind.a_process, mesh.size), data=-1,
+                         tensor=config.rollout.tensor)  # of one process
+  processes = mesh.size // here.size
   compiled = isinstance(mesh, jax.sharding.Mesh) and config.plan.compile
   update = (compiled_bytes if compiled else estimated_bytes)(
       learner, rows_of(config))
@@ -83,7 +87,10 @@ def make(config) -> Plan:
       devices=name, available=kind.gib * GIB,
       parameters=sum(math.prod(x.shape) for x in jax.tree.leaves(
           transformer.abstract(shape))),
-      mesh=dict(mesh.shape), holds=holds, update=update, compiled=compiled)
+      mesh=dict(mesh.shape),
+      holds=_holds(config, shape, learner, mesh, here, processes),
+      rollouts=_rollouts(config, shape, here, processes), update=update,
+      compiled=compiled)
 
 
 def rows_of(config) -> int:
@@ -98,16 +105,19 @@ def describe(plan: Plan) -> str:
   rows = [{'a device holds': name, 'GiB': f'{size / GIB:.2f}'}
           for name, size in plan.holds.items()]
   rows += [
-      {'a device holds': f'update: gradients, activations ({how})',
+      {'a device holds': 'rollouts: weights handed over, logits (estimated)',
+       'GiB': f'{plan.rollouts / GIB:.2f}'},
+      {'a device holds': f'or update: gradients, activations ({how})',
        'GiB': f'{plan.update / GIB:.2f}'},
       {'a device holds': 'at most, together', 'GiB': f'{plan.peak / GIB:.2f}'},
       {'a device holds': 'of', 'GiB': f'{plan.available / GIB:.2f}'}]
   share = plan.peak / plan.available
   verdict = f'It fits: {share:.0%} of the memory.' if plan.fits else (
       f'It does not fit: {share:.0%} of the memory, and at most {_ROOM:.0%} '
-      "should be taken. More mesh.fsdp, fewer rollout.slots, learner.remat="
-      "'nothing', learner.dtype='bfloat16', model.lora.rank, or more devices "
-      'help.')
+      'should be taken. For rollouts, more rollout.tensor, fewer rollout.slots, '
+      "rollout.dtype='bfloat16' help; for updates, more mesh.fsdp, learner."
+      "remat='nothing', learner.dtype='bfloat16', model.lora.rank; for both, "
+      'more devices.')
   return (f'{plan.parameters / 1e9:.3g} billion parameters on {plan.devices}, '
           f'mesh {axes}\n{metrics.table(rows, tuple(rows[0]))}\n{verdict}')
 
@@ -184,7 +194,8 @@ def _learner(config, shape, mesh, kind) -> learners.Learner:
                        parts.attend(config, name, mesh))
 
 
-def _holds(config, shape, learner, mesh, processes: int) -> dict[str, float]:
+def _holds(config, shape, learner, mesh, here, processes: int
+          ) -> dict[str, float]:
   """Arrays that stay, by what they are."""
   state = learner.programs.abstract_state()
   holds = {}
@@ -192,18 +203,32 @@ def _holds(config, shape, learner, mesh, processes: int) -> dict[str, float]:
     holds[f'{network}: trained parameters, float32'] = bytes_of(its['params'])
     holds[f'{network}: moments'] = bytes_of(its['opt_state'])
   if learner.needs_base:
-    base = transformer.abstract(shape, config.model.dtype)
-    shardings = meshes.shardings(mesh, transformer.logical_axes(shape))
-    holds[f'reference policy, {config.model.dtype}'] = sum(
-        math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
-        for x, sharding in zip(jax.tree.leaves(base),
-                               jax.tree.leaves(shardings)))
+    holds[f'reference policy, {config.model.dtype}'] = _bytes_on(
+        mesh, transformer.abstract(shape, config.model.dtype),
+        transformer.logical_axes(shape))
   slots = config.rollout.slots // processes
-  cached = 2 * shape.num_hidden_layers * shape.num_key_value_heads * (
-      shape.head_dim * config.rollout.length * slots * 4)
+  state = jax.eval_shape(functools.partial(
+      slots_lib.empty, shape, slots, config.rollout.length, 128,
+      config.rollout.dtype))
   holds[f'KV cache: {slots} slots x {config.rollout.length} tokens a process'
-       ] = cached / (mesh.size // processes)
+       ] = _bytes_on(here, state, slots_lib.logical_axes(shape))
   return holds
+
+
+def _rollouts(config, shape, here, processes: int) -> float:
+  """The engine's copy of the weights, twice while it is made; its logits."""
+  copy = _bytes_on(here, transformer.abstract(shape, config.rollout.dtype),
+                   transformer.logical_axes(shape))
+  rows = config.rollout.slots // processes / here.shape['data']
+  return 2 * copy + 3 * rows * shape.vocab_size * 4 / here.shape['tensor']
+
+
+def _bytes_on(mesh, tree: Any, axes: Any) -> float:
+  """Bytes a device of a mesh of arrays with logical axes."""
+  return bytes_of(jax.tree.map(
+      lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype,
+                                               sharding=sharding),
+      tree, meshes.shardings(mesh, axes)))
 
 
 def bytes_of(tree: Any) -> float:

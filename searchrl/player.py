@@ -8,12 +8,14 @@ answers, the reward judges. Training, evaluation and `ask` all play through it.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import json
 import pathlib
 from typing import Any
 
 from jax.sharding import Mesh
 
+from searchrl import handover
 from searchrl import mesh as meshes
 from searchrl import plugins
 from searchrl import processes
@@ -27,6 +29,7 @@ from searchrl.models import sampling
 from searchrl.models import stops
 from searchrl.models import transformer
 from searchrl.models import weights
+from searchrl.search import over
 from searchrl.trajectory import Question, SearchFn, Trajectory
 
 TINY_BASE = pathlib.Path(__file__).parent / 'assets' / 'tiny_base'
@@ -41,7 +44,7 @@ class Player:
   dialogue: dialogues.Dialogue
   budgets: rollout.Budgets
   engine: engines.Engine
-  view: Callable[[Any], Any]  # params of all processes -> for this one's engine
+  hand_over: Callable[[Any], Any]  # the learner's params -> the engine's
   course: rollout.Course = rollout.Course()
 
   def play(
@@ -85,12 +88,13 @@ class Player:
       Trajectories in the order of `requests`, those not needed left out; those
       whose search failed have no reward.
     """
-    self.engine.load(self.view(params), temperature, truncation)
+    self.engine.load(self.hand_over(params), temperature, truncation)
     scored = _Scored(reward, outcome)
     requests = processes.share(requests)
     games = [None] * len(requests)
     left = list(range(len(requests)))
     for retries in range(1 + search_retries):
+      over.wait(search)  # or only what needs no search would be learned from
       full = lambda finished, left=left: enough(
           [scored(g) for i, g in enumerate(games) if g and i not in left] +
           [scored(g) for g in finished.values()])
@@ -108,6 +112,7 @@ class Player:
       left = [i for i in left if games[i].stop_reason == 'search_error']
       if not left:
         break
+    self.engine.unload()
     return _of_all([scored(game) for game in games if game])
 
 
@@ -140,6 +145,17 @@ def _of_all(games: list[Trajectory]) -> list[Trajectory]:
           for record in json.loads(theirs)]
 
 
+def build(config, mesh: Mesh) -> tuple[Player, transformer.Params]:
+  """What a config plays with; see `load`."""
+  options = config.rollout
+  return load(
+      config.model.path, dialogue=config.dialogue, seed=config.seed,
+      slots=options.slots, length=options.length,
+      budgets=rollout.Budgets(**options.budgets), mesh=mesh,
+      dtype=config.model.dtype, engine_dtype=options.dtype,
+      tensor=options.tensor, course=course(mesh, options))
+
+
 def course(mesh: Mesh, options: Any) -> rollout.Course:
   """How play proceeds, from config.rollout; 'auto' depends on the devices."""
   admission = options.admission
@@ -163,6 +179,7 @@ def load(
     mesh: Mesh,
     dtype: str = 'float32',
     engine_dtype: str = 'float32',
+    tensor: int = 1,
     course: rollout.Course = rollout.Course(),
 ) -> tuple[Player, transformer.Params]:
   """Reads a model folder, checks it, and builds what plays with it.
@@ -177,6 +194,7 @@ def load(
     mesh: of all processes.
     dtype: of the params.
     engine_dtype: of the engine's weights, activations and cache.
+    tensor: devices of a process that share a copy of the engine's weights.
     course: how play proceeds.
 
   Returns:
@@ -205,20 +223,26 @@ def load(
         f'rollout.length must hold a prompt and a turn, '
         f'{budgets.max_prompt_tokens} + {budgets.max_turn_tokens} tokens, but '
         f'is {length}. Raise it, or lower the budgets.')
-  if slots % processes.count():
+  if shape.num_key_value_heads % tensor:
     raise ValueError(
-        f'rollout.slots must be a multiple of the {processes.count()} '
-        f'processes, but is {slots}.')
-  here = meshes.local(mesh)
+        f'rollout.tensor must divide the {shape.num_key_value_heads} KV heads '
+        f'of the model, but is {tensor}.')
+  axes = transformer.logical_axes(shape)
+  hand_over = handover.HandOver(
+      mesh, axes, tensor=tensor, dtype=engine_dtype)
+  if slots % (mesh.size // tensor):
+    raise ValueError(
+        f'rollout.slots must be a multiple of the {mesh.size // tensor} copies '
+        f'of the weights, on {mesh.size} devices, but is {slots}.')
   params = weights.load(
       path, shape, dtype=dtype,
-      sharding_of=lambda axes: meshes.sharding(mesh, axes))
+      sharding_of=functools.partial(meshes.sharding, mesh))
   table = stops.compile_table(
       tokenizer.token_bytes, speech.stop_strings, shape.vocab_size)
   engine = engines.Engine(
       shape, slots=slots // processes.count(), length=length, stop_table=table,
-      eos_ids=(*tokenizer.eos_ids, *speech.end_ids), seed=seed, dtype=engine_dtype,
-      place=lambda tree: meshes.shard_batch(here, tree))
-  view = meshes.local_view(mesh, transformer.logical_axes(shape))
+      eos_ids=(*tokenizer.eos_ids, *speech.end_ids), seed=seed,
+      dtype=engine_dtype,
+      shardings=functools.partial(meshes.shardings, hand_over.local))
   return Player(
-      shape, tokenizer, speech, budgets, engine, view, course), params
+      shape, tokenizer, speech, budgets, engine, hand_over, course), params

@@ -149,6 +149,7 @@ def step(parts: parts_lib.Parts, config, state, progress, timer):
   progress.step += 1
   progress.position = list(parts.stream.position)
   values = counts | statistics.describe(played) | parts.search.pop() | learned
+  values |= parts.player.hand_over.pop()
   values |= diagnostics.mismatch(batch)
   values['training/rollouts'] = progress.rollouts
   return state, values, played

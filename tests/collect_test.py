@@ -40,14 +40,14 @@ class Player:
 
 
 def counts(outcomes, *, questions=None, max_rounds=1, keep=algorithms.keep_all,
-           surplus=()):
+           surplus=(), end_when_full=False, player=None):
   """The metrics of one step."""
   options = types.SimpleNamespace(
       questions=questions or len(outcomes), group_size=len(outcomes[0]),
       max_rounds=max_rounds, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0,
-      end_when_full=False)
+      end_when_full=end_when_full)
   return collect.collect(
-      Player(outcomes), None, Stream(), collect.Progress(surplus=[*surplus]),
+      player or Player(outcomes), None, Stream(), collect.Progress(surplus=[*surplus]),
       types.SimpleNamespace(keep=keep), None, None, None, options)[2]
 
 
@@ -111,3 +111,25 @@ def test_none_kept_and_none_asked_are_no_division_by_zero():
   assert found['data/tries_per_kept_group'] == found['data/groups_asked'] == 0
   assert set(kinds(found).values()) == {0}
   assert found['data/group_size/min'] == 0
+
+
+class Impatient(Player):
+  """Plays last samples first and asks after each whether there is enough."""
+
+  def play(self, params, requests, *, enough, **_):
+    games = []
+    for request in requests[::-1]:
+      games += super().play(params, [request])
+      if enough(games):
+        break
+    return games[::-1]
+
+
+def test_a_step_may_end_with_its_batch_full_and_others_unfinished():
+  outcomes = [(0, 1), (0, 0), (1, 0), (0, 1), (0, 1)]
+  found = counts(outcomes, questions=2, keep=algorithms.keep_mixed,
+                 max_rounds=3, end_when_full=True, player=Impatient(outcomes))
+  assert found['data/groups_trained'] == 2
+  # 2 asked: one mixed. Then 2 asked, of which one was needed and played.
+  assert found['data/groups_asked'] == 3
+  assert found['data/groups_carried_out'] == 0

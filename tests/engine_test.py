@@ -407,7 +407,7 @@ def test_a_turn_that_never_stops_has_exactly_its_budget(quiet, params):
 def test_slots_on_eight_devices_sample_the_same_ids(other, params):
   mesh = meshes.make(data=8)
   spread = build(slots=8, length=160, tile=40,
-                 place=lambda tree: meshes.shard_batch(mesh, tree))
+                 shardings=functools.partial(meshes.shardings, mesh))
   spread.load(jax.device_put(params, meshes.sharding(mesh, ())), TEMPERATURE)
   other.load(params, TEMPERATURE)
   asked = talks(6, rows=8)

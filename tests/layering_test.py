@@ -11,9 +11,10 @@ PACKAGE = pathlib.Path(__file__).parents[1] / 'searchrl'
 ROOM = ('mesh', 'optimizer', 'checkpoint', 'metrics', 'plugins', 'processes',
         'watchdog', 'packing', 'devices')
 WINGS = ('agent', 'search', 'world', 'rl', 'models')
-JOBS = ('train', 'finetune', 'evaluate',  # jobs, and what only they share
-        'collect', 'datasets', 'parts', 'plan', 'player', 'summary',
-        'workdir')
+JOBS = ('train', 'finetune', 'evaluate', 'serve',  # jobs; what they share
+        'index',
+        'collect', 'datasets', 'embedder', 'handover', 'parts', 'plan', 'player',
+        'summary', 'workdir')
 BELOW_JOBS = ('trajectory', *ROOM, *WINGS, 'programs', 'learner')
 
 MAY_IMPORT = {  # part -> parts of ours, besides itself
@@ -37,7 +38,7 @@ NEVER = {  # part -> what must not be named in it
        ('trajectory', *ROOM, *JOBS)},
 }
 EXEMPT = {  # file: what it may name all the same
-    'search/dense.py': ('jax',),  # the device index
+    'search/device_index.py': ('jax',),
 }
 FILES = sorted(str(f.relative_to(PACKAGE)) for f in PACKAGE.rglob('*.py'))
 

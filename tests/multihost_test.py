@@ -181,7 +181,7 @@ import dataclasses, json
 import jax
 from jax.experimental import multihost_utils
 import numpy as np
-from searchrl import mesh as meshes, processes
+from searchrl import handover, mesh as meshes, processes
 from searchrl.models import transformer
 import learner_test, tiny
 
@@ -270,18 +270,19 @@ def parts_of(params):
   shards = params['embed']['embedding'].addressable_shards
   return shards[0].data.shape, [x.data.unsafe_buffer_pointer() for x in shards]
 
-for sizes in (dict(data=2, fsdp=2), dict(data=1, fsdp=2, tensor=2),
-              dict(data=1, fsdp=4)):
+for sizes, tensor in ((dict(data=4), 1), (dict(data=2, fsdp=2), 1),
+                      (dict(data=1, fsdp=2, tensor=2), 2),
+                      (dict(data=1, fsdp=4), 2)):
   mesh = meshes.make(**sizes)
-  assert set(meshes.local(mesh).devices.flat) == set(jax.local_devices())
   learner = learner_test.make(mesh)
   state = learner.init(params)
-  view = meshes.local_view(mesh, axes)
+  view = handover.HandOver(mesh, axes, tensor=tensor)
+  assert set(view.local.devices.flat) == set(jax.local_devices())
   held_here = state['policy']['params']
   seen = view(held_here)
   check(seen, params)
   (held, at), (read, there) = parts_of(held_here), parts_of(seen)
-  out(str([*mesh.shape.values()]), [held, read, at == there])
+  out(str([*mesh.shape.values(), tensor]), [held, read, at == there])
 
 # The last of these learns, too.
 state, _ = learner.update(state, batch)
@@ -298,6 +299,7 @@ jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6),
 
 def test_a_process_reads_parameters_that_are_split_between_processes():
   assert printed(SPLIT) == {  # an embedding of [96, 32]: held, read, in place?
-      '[2, 2, 1]': [[[96, 16], [96, 16], True]] * 2,  # split within alone
-      '[1, 2, 2]': [[[48, 16], [48, 32], False]] * 2,  # within, and between
-      '[1, 4, 1]': [[[96, 8], [96, 32], False]] * 2}  # both by the same axis
+      '[4, 1, 1, 1]': [[[96, 32], [96, 32], True]] * 2,  # nothing to do
+      '[2, 2, 1, 1]': [[[96, 16], [96, 32], False]] * 2,
+      '[1, 2, 2, 2]': [[[48, 16], [48, 32], False]] * 2,
+      '[1, 4, 1, 2]': [[[96, 8], [48, 32], False]] * 2}

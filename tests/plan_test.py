@@ -47,7 +47,8 @@ def test_a_plan_by_hand(tmp_path):
   """64 H200 hold 7B: everything that stays, counted on paper."""
   found = plan.make(config(
       tmp_path, QWEN_7B, plan=dict(devices='h200-64'),
-      mesh=dict(data=1, fsdp=64), rollout=dict(slots=512, length=4096),
+      mesh=dict(data=1, fsdp=64), rollout=dict(
+          slots=512, length=4096, dtype='bfloat16', tensor=4),
       model=dict(dtype='bfloat16'),
       learner=dict(dtype='bfloat16', remat='nothing')))
   # Of 64 devices; biases, a few in 10,000, are held whole by each.
@@ -57,9 +58,12 @@ def test_a_plan_by_hand(tmp_path):
   assert holds.pop('policy: trained parameters, float32') / 4 == each
   assert holds.pop('policy: moments') / 8 == each
   assert holds.pop('reference policy, bfloat16') / 2 == each
-  # 8 hosts of 8: 64 slots a host, 8 a device.
+  # 8 hosts of 8: 64 slots a host, 32 a copy of the weights on 4 devices.
+  cached = 32 * 4096 * 28 * 2 * 4 * 128 * 2 / 4
   assert holds.pop('KV cache: 64 slots x 4096 tokens a process') == (
-      8 * 4096 * 28 * 2 * 4 * 128 * 4)
+      pytest.approx(cached, rel=1e-4))
+  logits = 3 * 32 * 152_064 * 4 / 4
+  assert (found.rollouts - logits) / 2 / 2 * 4 / 64 == each
   assert not holds and found.available == 141 * GIB and found.fits
   assert 2 * 4 * 152_064 * 3584 < found.update < 16 * GIB
 

@@ -28,7 +28,8 @@ def play(monkeypatch):
             for question, sample in requests]
 
   monkeypatch.setattr(rollout, 'play', scripted)
-  engine = types.SimpleNamespace(load=lambda *_: None)
+  engine = types.SimpleNamespace(
+      load=lambda *_: None, unload=lambda: None)
 
   def run(**options):
     games = player.Player(None, None, None, None, engine, lambda p: p).play(
@@ -57,3 +58,26 @@ def test_failed_searches_are_played_again(
     scored = game.stop_reason != 'search_error'
     assert game.reward == (0.5 if scored else None)
     assert game.outcome_reward == (1.0 if scored else None)
+
+
+def test_what_is_not_needed_any_more_is_left_out(monkeypatch):
+  seen = []
+
+  def scripted(requests, *, enough, **_):
+    done = {row: Trajectory(question, sample, 0, (1,), stop_reason='answer')
+            for row, (question, sample) in enumerate(requests[:2])}
+    seen.append(enough(done))
+    return [done.get(row) for row in range(len(requests))]
+
+  monkeypatch.setattr(rollout, 'play', scripted)
+  engine = types.SimpleNamespace(
+      load=lambda *_: None, unload=lambda: None)
+  judged = []
+  games = player.Player(None, None, None, None, engine, lambda p: p).play(
+      None, [(tiny.question(f'{n}'), 0) for n in range(4)], search=None,
+      reward=lambda game: judged.append(game) or 0.5, step=0, temperature=1.0,
+      outcome=lambda game: 1.0, enough=lambda games: len(games) == 2 and all(
+          g.outcome_reward == 1.0 for g in games))
+  assert seen == [True]
+  assert [g.question.uid for g in games] == ['0', '1']
+  assert [g.reward for g in games] == [0.5, 0.5] and len(judged) == 2

@@ -82,7 +82,8 @@ class Engine:
     parts: groups of slots of similar length that decode attention reads by
       themselves; 1 on several devices, where a group would cross them.
     dtype: of weights, activations and cache.
-    place: puts a tree of [B, ...] arrays onto the devices.
+    shardings: a tree of logical axes -> one of shardings, by which the slots
+      lie on several devices. Default: on the first.
 
   Raises:
     ValueError: a length or budget that cannot hold one turn.
@@ -104,7 +105,7 @@ class Engine:
       block: int = 128,
       parts: int = 3,
       dtype: Any = 'float32',
-      place: Callable[[Any], Any] = lambda tree: tree,
+      shardings: Callable[[Any], Any] | None = None,
   ):
     if slots < 1 or length < 2:
       raise ValueError(
@@ -114,7 +115,9 @@ class Engine:
     self._tile, self._tiles = tile, tuple(sorted(tiles))
     self._block = block
     self._root = np.asarray(jax.random.key_data(jax.random.key(seed)))
-    self._state = place(programs.empty(config, slots, length, block, dtype))
+    self._state = jax.jit(
+        functools.partial(programs.empty, config, slots, length, block, dtype),
+        out_shardings=shardings and shardings(programs.logical_axes(config)))()
     devices = len(self._state.position.sharding.device_set)
     # Few slots are decoded by themselves, if the products stay of one kind.
     self._rows = [slots // 2 ** i for i in range(8)
@@ -122,6 +125,7 @@ class Engine:
                   and devices == 1] or [slots]
     self._forget()
     self._params, self._waiting = None, None
+    self._compiled = set()  # with and without truncation
     self.prefilled_tokens = 0  # fed by append, over the engine's life
     self.copied_tokens = 0  # of prompts that another slot held
     self.decoded_tokens = 0  # sampled
@@ -171,6 +175,10 @@ class Engine:
         np.int32(truncation.top_k), np.float32(truncation.top_p),
         np.float32(truncation.min_p))
 
+  def unload(self) -> None:
+    """Lets go of the weights: room for an update."""
+    self._params = self._waiting = None
+
   def compile(self) -> int:
     """Compiles what the rollouts to come need; how many programs there are.
 
@@ -180,6 +188,9 @@ class Engine:
     if self._waiting is not None:
       self._params = self._programs['unstacked'](self._waiting)
       self._waiting = None
+    truncated = self._truncation is not None
+    if truncated not in self._compiled:
+      self._compiled.add(truncated)
       for _ in range(2):
         for count in self._tiles:
           self._append_tiles([], count)

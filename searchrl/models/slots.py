@@ -61,6 +61,15 @@ def empty(config: TransformerConfig, slots: int, length: int, block: int,
       row_key=jnp.zeros((slots, 2), jnp.uint32))
 
 
+def logical_axes(config: TransformerConfig) -> State:
+  """A State like `empty`'s whose leaves are tuples of logical axis names."""
+  cache = (('batch', None, 'kv_heads', None, None),) * config.num_hidden_layers
+  rows = ('batch',)
+  return State(keys=cache, values=cache, last_token=rows, position=rows,
+               active=rows, stop_state=rows, budget=rows,
+               row_key=('batch', None))
+
+
 def unstacked(params: Params, dtype: Any) -> Params:
   """Weights as the programs take them: layers apart, in the slots' dtype."""
   cast = lambda tree: jax.tree.map(lambda leaf: leaf.astype(dtype), tree)

@@ -1,0 +1,90 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The learner's weights in, the rollout engine's out, for one process alone.
+
+A learner splits parameters over all devices; an engine wants them whole, or
+split over a few devices of its own process, and in its own dtype. One program
+casts and reshards everything at once; where nothing is to be done, no byte
+moves. Processes meet here, and then each samples at a pace of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+import jax.numpy as jnp
+
+from searchrl import mesh as meshes
+
+
+class HandOver:
+  """params on all processes' mesh -> the same for this process's engine.
+
+  Args:
+    mesh: of all processes.
+    axes: the params' logical axes.
+    tensor: devices that share one copy of the weights.
+    dtype: of the copy.
+
+  Attributes:
+    local: the mesh of this process's devices, as its engine has them.
+
+  Raises:
+    ValueError: devices that share a copy belong to several processes.
+  """
+
+  def __init__(self, mesh: Mesh, axes: Any, *, tensor: int = 1,
+               dtype: str = 'float32'):
+    if mesh.size % tensor:
+      raise ValueError(
+          f'rollout.tensor must divide the {mesh.size} devices, but is '
+          f'{tensor}.')
+    # In the learner's order, so that one program can have both meshes.
+    whole = meshes.in_order(mesh.devices.reshape(-1, 1, tensor))
+    self.local = meshes.local(whole)
+    self._dtype = jnp.dtype(dtype)
+    self._shardings = meshes.shardings(whole, axes)
+    self._move = jax.jit(
+        lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree),
+        out_shardings=self._shardings)
+    self._is_local = self.local is whole
+    self._bytes, self._seconds = 0, 0.0
+
+  def __call__(self, params: Any) -> Any:
+    start = time.perf_counter()
+    params = jax.tree.map(_on_devices_of, params, self._shardings)
+    if not all(jax.tree.leaves(
+        jax.tree.map(self._is_ready, params, self._shardings))):
+      params = jax.block_until_ready(self._move(params))
+      self._bytes += sum(shard.data.nbytes for leaf in jax.tree.leaves(params)
+                         for shard in leaf.addressable_shards)
+    self._seconds += time.perf_counter() - start
+    return params if self._is_local else jax.tree.map(self._mine, params)
+
+  def pop(self) -> dict[str, float]:
+    """What this process was handed since the last call, as metrics."""
+    told = {'rollout/handover_bytes': float(self._bytes),
+            'timing_s/handover': self._seconds}
+    self._bytes, self._seconds = 0, 0.0
+    return told
+
+  def _is_ready(self, leaf, sharding) -> bool:
+    return leaf.dtype == self._dtype and leaf.sharding.is_equivalent_to(
+        sharding, leaf.ndim)
+
+  def _mine(self, leaf: jax.Array) -> jax.Array:
+    """The same buffers, of this process's devices alone."""
+    return jax.make_array_from_single_device_arrays(
+        leaf.shape, NamedSharding(self.local, leaf.sharding.spec),
+        [shard.data for shard in leaf.addressable_shards])
+
+
+def _on_devices_of(leaf, sharding) -> jax.Array:
+  """The leaf itself, or a copy if it is on a host or on other devices."""
+  if isinstance(leaf, jax.Array) and (
+      leaf.sharding.device_set == sharding.device_set):
+    return leaf
+  return meshes.place(leaf, sharding)
