@@ -15,6 +15,7 @@ from typing import Any
 
 from searchrl import collect
 from searchrl import datasets
+from searchrl import embedder
 from searchrl import evaluate
 from searchrl import learner as learners
 from searchrl import mesh as meshes
@@ -80,13 +81,17 @@ def build(config, folder: pathlib.Path) -> Parts:
           folder / 'data', evaluate=config.data.evaluate,
           corpus=config.search.corpus, own_train=bool(config.data.train),
           **config.evaluate.worlds)))
+  processes.on_first('search', lambda: workdirs.note(
+      folder, 'search', engines.describe(
+          config.search.engine, data.corpus, config.search.options),
+      allow_changes=config.allow_changes))
   return Parts(
       algorithm=recipe, player=player, learner=its_learner, params=params,
       stream=questions_lib.Stream(
           data.questions, seed=config.seed, mix=config.data.mix),
       search=meter.Meter(engines.guarded(engines.make(
           config.search.engine, data.corpus, seed=config.seed,
-          **config.search.options))),
+          load_encoder=embedder.load_again, **config.search.options))),
       reward=reward, outcome=outcome,
       exams=evaluate.exams(
           sets, config.search.engine, config.search.options,
@@ -158,7 +163,7 @@ def tested_attention(config, shape, mesh) -> str:
       length=config.learner.row_length or config.rollout.length,
       sliding_window=shape.sliding_window))
   if name != 'xla' or note.startswith('Warning'):
-    _say(note)
+    processes.say(note)
   return name
 
 

@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import re
+import sys
 from typing import Any
 import zlib
 
@@ -73,6 +74,12 @@ def initialize(environ: Mapping[str, str] = os.environ) -> None:
   jax.distributed.initialize(
       initialization_timeout=start, heartbeat_timeout_seconds=heartbeat,
       shutdown_timeout_seconds=shutdown, **arguments)
+
+
+def say(text: str, file: Any = None) -> None:
+  """Prints, for all processes, on the first; to stderr unless told."""
+  if is_first():
+    print(text, file=file or sys.stderr, flush=True)
 
 
 def count() -> int:

@@ -33,6 +33,7 @@ from searchrl.rl import algorithms
 from searchrl.rl import diagnostics
 
 _NEVER = 1e9  # seconds
+_say = processes.say
 
 
 def run(config, workdir: str) -> None:
@@ -296,8 +297,3 @@ def _save_trajectories(folder: pathlib.Path, step: int, games) -> None:
                   for g in games)
   (path / f'step_{step:06d}.jsonl.gz').write_bytes(
       gzip.compress(lines.encode(), mtime=0))
-
-
-def _say(text: str, file=None) -> None:
-  if processes.is_first():
-    print(text, file=file or sys.stderr, flush=True)

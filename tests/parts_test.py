@@ -3,9 +3,11 @@
 """parts: what a config cannot ask of its rollouts."""
 
 import pytest
+import tiny
 
 from configs import grpo
 from configs import rloo
+from searchrl import mesh as meshes
 from searchrl import parts
 
 
@@ -33,3 +35,15 @@ def test_a_truncation_of_no_kind_and_out_of_range_is_refused():
   config.rollout.update(truncation='renormalise', top_p=0.0)
   with pytest.raises(ValueError, match='rollout.top_p must be above 0'):
     parts.algorithm(config)
+
+
+def test_an_attention_that_fails_its_test_is_told(monkeypatch, capsys):
+  """What a GPU without a working kernel would say, and do."""
+  monkeypatch.setattr(
+      parts.attention, 'resolve', lambda *_, **__: ('xla', 'Warning: no kernel'))
+  config = grpo.get_config()
+  shape = tiny.CONFIG
+  name = parts.tested_attention(config, shape, meshes.make())
+  assert name == 'xla' and 'Warning: no kernel' in capsys.readouterr().err
+  assert not parts.attend(config, name, meshes.make())['by_document']
+  assert parts.attend(config, 'cudnn', meshes.make())['by_document']

@@ -446,3 +446,10 @@ def test_watchdog_ends_a_stuck_process_and_tells_where(tmp_path):
   assert done.returncode == watchdog.EXIT_CODE == 70
   for told in done.stderr, pathlib.Path(tmp_path, 'stacks.txt').read_text():
     assert "after 'step 3'" in told and 'in stuck' in told
+
+
+def test_the_first_process_speaks_for_all(monkeypatch, capsys):
+  processes.say('one')
+  monkeypatch.setattr(processes, 'is_first', lambda: False)
+  processes.say('two')
+  assert capsys.readouterr() == ('', 'one\n')

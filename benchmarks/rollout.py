@@ -1,0 +1,344 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""A workload in, tables of what its rollouts cost out.
+
+  python benchmarks/rollout.py --out benchmarks/rollout.jsonl
+
+The shipped tiny model plays trajectories whose turns have lengths by a script:
+1 to 4 turns (0.15, 0.35, 0.30, 0.20), sampled tokens a turn lognormal with
+median 14 and at most 62, passages of about 60 tokens: an eighth of what
+Qwen2.5-3B writes. Ways to play them take turns, `--repeats` times, and ratios
+are medians over pairs of neighbours:
+
+  slots      the library's engine and driver
+  slow       the same, with a search that sleeps 50 ms
+  turns      the shape of Search-R1: batches of as many rows as there are slots;
+             in every turn each row's whole history is prefilled again, all rows
+             decode until the longest has stopped, then all search
+
+Then decode programs whose layers are unrolled, and scanned.
+"""
+
+import argparse
+import collections
+import dataclasses
+import functools
+import json
+import pathlib
+import statistics
+import sys
+import time
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+# pylint: disable=g-import-not-at-top
+from searchrl import mesh as meshes
+from searchrl import player as players
+from searchrl import workdir
+from searchrl.agent import rollout
+from searchrl.models import engine as engines
+from searchrl.models import slots as slots_lib
+from searchrl.models import stops
+from searchrl.models import transformer
+from searchrl.trajectory import Action, Passage, Question
+
+LENGTH = 512
+BUDGETS = rollout.Budgets(max_turns=9, max_turn_tokens=62, passage_tokens=96,
+                          top_k=1)
+COURSES = {'slots': rollout.Course(), 'slow': rollout.Course('arrival'),
+           'instant': rollout.Course('arrival')}
+WORDS = ('river', 'city', 'founded', 'near', 'the', 'old', 'company', 'of')
+
+
+class Script:
+  """Who says how much in which turn, and what is found."""
+
+  def __init__(self, questions: int, samples: int, seed: int):
+    rng = np.random.default_rng(seed)
+    self.requests, self.lengths = [], {}
+    for number in range(questions):
+      text = ' '.join(rng.choice(WORDS, rng.integers(4, 12)))
+      question = Question(f'{number}', text, ('x',))
+      for sample in range(samples):
+        self.requests.append((question, sample))
+        turns = rng.choice([1, 2, 3, 4], p=[.15, .35, .30, .20])
+        self.lengths[question.uid, sample] = np.minimum(
+            rng.lognormal(np.log(14), 0.6, turns).astype(int) + 1, 62).tolist()
+    self.names = {}  # row ids -> (uid, sample, turn)
+
+  def row_ids(self, step, uid, sample, turn):
+    ids = engines.row_ids(step, uid, sample, turn)
+    self.names[ids] = uid, sample, turn
+    return ids
+
+  def append(self, *, slot, tokens, budget, fresh, row_ids):
+    uid, sample, turn = self.names[row_ids]
+    wanted = self.lengths[uid, sample][turn]
+    assert budget >= wanted, 'the slots are too short for this workload'
+    return engines.Append(slot, tokens, wanted, row_ids, fresh)
+
+  def search(self, queries):
+    return [(Passage('1', 'a title', ' '.join(
+        WORDS[(len(q.question.text) + i) % 8] for i in range(44))),)
+            for q in queries]
+
+  def slow_search(self, queries):
+    time.sleep(0.05)
+    return self.search(queries)
+
+
+class Heard:
+  """An engine that tells the dialogue which turn it hears."""
+
+  def __init__(self, engine, script):
+    self._engine, self._script = engine, script
+    self._turn = {}  # slot -> (uid, sample, turn)
+    self._kind = {}  # id of the tokens -> what they mean
+    self.slots, self.length = engine.slots, engine.length
+    self.dispatch, self.used = engine.dispatch, engine.used
+    self.release, self.abandon = engine.release, engine.abandon
+
+  def append(self, feeds):
+    for feed in feeds:
+      self._turn[feed.slot] = self._script.names[feed.row_ids]
+    self._engine.append(feeds)
+
+  def read(self):
+    self._stopped = self._engine.read()  # keeps the ids of its tokens taken
+    for said in self._stopped:
+      uid, sample, turn = self._turn[said.slot]
+      last = turn + 1 == len(self._script.lengths[uid, sample])
+      self._kind[id(said.tokens)] = 'answer' if last else 'search'
+    return self._stopped
+
+  def decode(self, tokens) -> str:
+    return self._kind.pop(id(tokens))
+
+
+class Tokenizer:
+  """The model's, except that what was said is known from the script."""
+
+  def __init__(self, tokenizer, heard):
+    self._tokenizer, self.decode = tokenizer, heard.decode
+
+  def __getattr__(self, name):
+    return getattr(self._tokenizer, name)
+
+
+class Bench:
+  """A model, and ways to play a script with it."""
+
+  def __init__(self, options):
+    self.player, self.params = players.load(
+        '', dialogue='searchrl.agent.dialogue:laptop', seed=0, slots=1,
+        length=LENGTH, budgets=BUDGETS, mesh=meshes.make(data=1))
+    table = stops.compile_table(
+        self.player.tokenizer.token_bytes, ('never said',),
+        self.player.shape.vocab_size)
+    build = functools.partial(
+        engines.Engine, self.player.shape, slots=options.slots, length=LENGTH,
+        stop_table=table, eos_ids=())
+    self.dialogue = dataclasses.replace(
+        self.player.dialogue, parse=lambda text: Action(text, ('x',)))
+    self.engine = build(steps=options.steps, patience=options.patience)
+    # All rows go on, and read as far as the longest, until that has stopped.
+    self.waiting = build(steps=BUDGETS.max_turn_tokens, patience=1, parts=1)
+    self.slots = options.slots
+
+  def play(self, script, engine, *, requests, search, course):
+    engine.load(self.params, 1.0)
+    heard = Heard(engine, script)
+    return rollout.play(
+        requests, engine=heard, search=search, dialogue=self.dialogue,
+        tokenizer=Tokenizer(self.player.tokenizer, heard), budgets=BUDGETS,
+        row_ids=script.row_ids, append=script.append, step=0, policy_step=0,
+        course=course)
+
+  def in_turns(self, script, search):
+    """Batches in step with each other, with all history prefilled again."""
+    games = []
+    for first in range(0, len(script.requests), self.slots):
+      games += self.play(
+          script, Forgetful(self.waiting), search=search,
+          requests=script.requests[first:first + self.slots],
+          course=rollout.Course())
+    return games
+
+
+class Forgetful:
+  """An engine that is fed a conversation from its start in every turn."""
+
+  def __init__(self, engine):
+    self._engine = engine
+    self._history = collections.defaultdict(list)
+    self.slots, self.length = engine.slots, engine.length
+    self.load, self.dispatch = engine.load, engine.dispatch
+    self.used, self.release = engine.used, engine.release
+    self.abandon = engine.abandon
+
+  def append(self, feeds):
+    again = []
+    for feed in feeds:
+      if feed.fresh:
+        self._history[feed.slot] = []
+      self._history[feed.slot] += feed.tokens
+      again.append(dataclasses.replace(
+          feed, fresh=True, tokens=tuple(self._history[feed.slot])))
+    self._engine.append(again)
+
+  def read(self):
+    stopped = self._engine.read()
+    for said in stopped:
+      self._history[said.slot] += said.tokens
+    return stopped
+
+
+def counted(engine) -> dict[str, int]:
+  return {name: getattr(engine, name) for name in (
+      'prefilled_tokens', 'copied_tokens', 'decoded_tokens', 'slot_steps')}
+
+
+def measure(bench: Bench, script: Script, way: str) -> dict:
+  """One way to play the script, once."""
+  engine = bench.waiting if way == 'turns' else bench.engine
+  before, wall, cpu = counted(engine), time.perf_counter(), time.process_time()
+  if way == 'turns':
+    games = bench.in_turns(script, script.search)
+  else:
+    games = bench.play(
+        script, engine, requests=script.requests,
+        search=script.slow_search if way == 'slow' else script.search,
+        course=COURSES[way])
+  wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+  assert all(g.stop_reason == 'answer' for g in games)
+  held = sum(len(g.tokens) - 1 for g in games)
+  work = {name: count - before[name] for name, count in counted(engine).items()}
+  return dict(
+      way=way, wall_secs=wall, cpu_secs=cpu, trajectories=len(games),
+      tokens=held + len(games), sampled=work['decoded_tokens'],
+      useful=work['decoded_tokens'] / work['slot_steps'],
+      prefilled=work['prefilled_tokens'], copied=work['copied_tokens'],
+      prefilled_again=work['prefilled_tokens'] + work['copied_tokens'] +
+      work['decoded_tokens'] - held, programs=engine.compile())
+
+
+def scanned(params, tokens, positions, state, attend_in, config):
+  """`slots._layers` in a scan, with the caches as its xs and ys."""
+  x = params['embed']['embedding'][tokens]
+
+  def layer(x, its):
+    weights, keys, values = its
+    return transformer.Block(config).apply(
+        {'params': weights}, x, positions, attend_in(keys, values))
+
+  x, caches = jax.lax.scan(layer, x, (params['layers'], state.keys,
+                                      state.values))
+  return x, caches
+
+
+def decode_by(layers, *args, **options):
+  """`slots.decode` over other layers; in effect while it is traced."""
+  with mock.patch.object(slots_lib, '_layers', layers):
+    return slots_lib.decode(*args, **options)
+
+
+def decode_programs(bench: Bench, options) -> list[dict]:
+  """A decode of 16 steps with all slots active, by how layers are laid out."""
+  config, rows = bench.player.shape, []
+  table = jax.tree.map(jnp.asarray, stops.compile_table(
+      bench.player.tokenizer.token_bytes, ('never said',), config.vocab_size))
+  runs = {}
+  unrolled = slots_lib._layers  # pylint: disable=protected-access
+  for way, layers in (('unrolled', unrolled), ('scanned', scanned)):
+    state = slots_lib.empty(config, options.slots, LENGTH, 128, 'float32')
+    state = dataclasses.replace(
+        state, position=state.position + 160, active=~state.active,
+        budget=state.budget + 10**6)
+    params = bench.params
+    if way == 'unrolled':
+      params = slots_lib.unstacked(params, 'float32')
+    else:
+      state = dataclasses.replace(state, keys=jnp.stack(state.keys),
+                                  values=jnp.stack(state.values))
+    program = jax.jit(functools.partial(
+        decode_by, layers, config=config, stop=table, steps=16, parts=3,
+        eos=jnp.zeros(config.vocab_size, bool), patience=1),
+                      donate_argnums=1)
+    given = dict(temperature=np.float32(1), truncation=None)
+    memory = program.lower(params, state, **given).compile(
+        ).memory_analysis()
+    runs[way] = [program, params, state, []]
+    size = sum(x.nbytes for x in jax.tree.leaves((state.keys, state.values)))
+    rows.append(dict(way=way, temp_of_cache=memory.temp_size_in_bytes / size))
+    runs[way][2], _ = program(params, state, **given)
+  for _ in range(3 * options.repeats):
+    for run in runs.values():
+      again = dataclasses.replace(run[2], position=run[2].position * 0 + 160)
+      jax.block_until_ready(again)
+      start = time.perf_counter()
+      run[2], _ = jax.block_until_ready(run[0](run[1], again, **given))
+      run[3].append((time.perf_counter() - start) / 16)
+  for row in rows:
+    row['ms_per_step'] = 1000 * statistics.median(runs[row['way']][3])
+  return rows
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+  parser.add_argument('--questions', type=int, default=512)
+  parser.add_argument('--samples', type=int, default=5)
+  parser.add_argument('--slots', type=int, default=256)
+  parser.add_argument('--steps', type=int, default=4, help='of one decode')
+  parser.add_argument('--patience', type=int, default=32)
+  parser.add_argument('--repeats', type=int, default=3)
+  parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--ways', nargs='+', default=['turns', 'slots', 'slow'])
+  parser.add_argument('--out', type=pathlib.Path)
+  options = parser.parse_args()
+  bench = Bench(options)
+  warm = Script(4, 2, options.seed)
+  for way in options.ways:
+    measure(bench, warm, way)
+  records = []
+  for repeat in range(options.repeats):
+    script = Script(options.questions, options.samples, options.seed + repeat)
+    records.append({way: measure(bench, script, way) for way in options.ways})
+    print(json.dumps(records[-1]['slots']), file=sys.stderr)
+  layers = decode_programs(bench, options)
+  report(records, layers, options)
+  if options.out:
+    with options.out.open('a', encoding='utf-8') as file:
+      for record in [*(r for pair in records for r in pair.values()), *layers]:
+        file.write(json.dumps(record | dict(
+            seed=options.seed, **workdir.environment())) + '\n')
+
+
+def report(records, layers, options) -> None:
+  """Prints the tables."""
+  print(f'    python benchmarks/rollout.py {" ".join(sys.argv[1:])}\n')
+  names = list(records[0]['slots'])[1:]
+  print('| way | ' + ' | '.join(names) + ' |\n|' + '---|' * (len(names) + 1))
+  for way in options.ways:
+    middle = {name: statistics.median(pair[way][name] for pair in records)
+              for name in names}
+    print(f'| {way} | ' + ' | '.join(f'{middle[n]:.4g}' for n in names) + ' |')
+  print('\n| ratio | wall | CPU |\n|---|---|---|')
+  for way in options.ways:
+    if way != 'slots':
+      ratios = [statistics.median(
+          pair[way][name] / pair['slots'][name] for pair in records)
+                for name in ('wall_secs', 'cpu_secs')]
+      print(f'| {way} / slots | {ratios[0]:.2f} | {ratios[1]:.2f} |')
+  print('\n| layers | ms a decode step | temporary / cache |\n|---|---|---|')
+  for row in layers:
+    print(f'| {row["way"]} | {row["ms_per_step"]:.2f} | '
+          f'{row["temp_of_cache"]:.3f} |')
+
+
+if __name__ == '__main__':
+  main()
