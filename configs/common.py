@@ -109,7 +109,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   )
   config.learner = dict(
       minibatches=2,  # optimiser steps a batch
-      microbatch_rows=0,  # on the devices at a time; 0: 4, or data * fsdp
+      microbatch_rows=0,  # on the devices at a time; 0: 2, or data * fsdp
       row_length=0,  # tokens a row; 0: rollout.length, which is the least
       row_places=16,  # trajectories a row, at most
       remat='',  # recompute in the backward pass: nothing or dots are saved

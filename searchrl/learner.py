@@ -31,7 +31,7 @@ from searchrl.rl import algorithms
 from searchrl.rl import diagnostics
 from searchrl.trajectory import Batch
 
-_ROWS = 4  # fewer keep a device waiting, more are fuller of filling
+_ROWS = 2  # of a device; more are fuller of filling
 Timer = Callable[[str], contextlib.AbstractContextManager]
 
 
@@ -292,7 +292,7 @@ def make(
     rows: B of every batch.
     length: T of every batch.
     minibatches: optimiser steps a batch, over consecutive rows of it.
-    microbatch_rows: packed rows on the devices at one time; default: 4, or
+    microbatch_rows: packed rows on the devices at one time; default: 2, or
       the next multiple of the mesh's data * fsdp.
     row_length: tokens of a packed row; default: T.
     row_places: trajectories a packed row holds at most.
