@@ -122,6 +122,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       checkpoint_every=10,  # steps
       keep_checkpoints=2,
       warn_after=5,  # steps without a mixed group
+      max_staleness=0,  # steps that rollouts run ahead, in a thread; 0: none
       lockstep='phase',  # how processes are compared: off, phase, or call
       watchdog_secs=0,  # the least silence that ends a stuck process; 0: never
       tensorboard=True,

@@ -44,16 +44,18 @@ class Progress:
 
 
 def collect(player, params, stream, progress: Progress, algorithm, search,
-            reward, outcome, options):
+            reward, outcome, options, policy_step: int):
   """Plays rounds of questions until `keep` has accepted a full batch.
 
   Args:
     player, params: the policy.
     stream: deals questions; its position moves on.
-    progress: its surplus is used first, and takes what is left over.
+    progress: its surplus is used first, and takes what is left over; its
+      position becomes the stream's.
     algorithm: `keep` decides group by group.
     search, reward, outcome: as in `Player.play`.
     options: config.rollout.
+    policy_step: updates that this policy has seen.
 
   Returns:
     The groups to train on, at most options.questions; all trajectories played
@@ -88,7 +90,7 @@ def collect(player, params, stream, progress: Progress, algorithm, search,
     games = player.play(
         params, requests, search=search, reward=reward, outcome=outcome,
         temperature=options.temperature, truncation=truncation(options),
-        step=progress.step, policy_step=progress.step, **early)
+        step=progress.step, policy_step=policy_step, **early)
     progress.rollouts += len(games)
     fresh = _whole(games, options.group_size)
     groups += _kept(fresh, algorithm)
@@ -96,6 +98,7 @@ def collect(player, params, stream, progress: Progress, algorithm, search,
     asked += fresh
   progress.surplus = groups[options.questions:]
   groups = groups[:options.questions]
+  progress.position = list(stream.position)
   return groups, played, _group_counts(asked, groups, carried, progress)
 
 

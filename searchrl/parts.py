@@ -23,6 +23,7 @@ from searchrl import optimizer as optimizers
 from searchrl import player as players
 from searchrl import plugins
 from searchrl import processes
+from searchrl import reranker
 from searchrl import workdir as workdirs
 from searchrl.agent import questions as questions_lib
 from searchrl.models import attention
@@ -61,6 +62,7 @@ def build(config, folder: pathlib.Path) -> Parts:
   processes.agree('config', json.loads(config.to_json()))
   recipe = algorithm(config)
   mesh = meshes.make(**config.mesh)
+  _check_staleness(config.train.max_staleness, recipe, mesh)
   guard = processes.Guard(config.train.lockstep)
   player, params = players.build(config, mesh)
   its_learner = learner(
@@ -91,7 +93,8 @@ def build(config, folder: pathlib.Path) -> Parts:
           data.questions, seed=config.seed, mix=config.data.mix),
       search=meter.Meter(engines.guarded(engines.make(
           config.search.engine, data.corpus, seed=config.seed,
-          load_encoder=embedder.load_again, **config.search.options))),
+          load_encoder=embedder.load_again, load_judge=reranker.load,
+          **config.search.options))),
       reward=reward, outcome=outcome,
       exams=evaluate.exams(
           sets, config.search.engine, config.search.options,
@@ -120,6 +123,22 @@ def algorithm(config) -> algorithms.Algorithm:
   if config.mismatch.how == 'none':
     return built
   return algorithms.corrected(built, **config.mismatch)
+
+
+def _check_staleness(staleness: int, recipe, mesh) -> None:
+  if staleness < 0:
+    raise ValueError(
+        f'train.max_staleness must be at least 0, but is {staleness}.')
+  if staleness and recipe.one_update:
+    raise ValueError(
+        'train.max_staleness must be 0 for an algorithm without an importance '
+        f'ratio, but is {staleness}: another policy samples than is trained. '
+        'Set it to 0, or choose a recipe with a ratio.')
+  if staleness and mesh.size > 1:
+    raise ValueError(
+        'train.max_staleness must be 0 on several devices, where two programs '
+        f'at a time could wait for each other, but is {staleness} on '
+        f'{mesh.size}. Set it to 0, or start one process with one device.')
 
 
 def _check_truncation(name: str, built: algorithms.Algorithm, options) -> None:

@@ -9,6 +9,7 @@ then a checkpoint. What a run is made of is built in `parts`.
 
 import contextlib
 import dataclasses
+import functools
 import gzip
 import json
 import pathlib
@@ -16,6 +17,10 @@ import signal
 import sys
 import time
 
+import jax
+import jax.numpy as jnp
+
+from searchrl import ahead
 from searchrl import checkpoint
 from searchrl import collect as collecting
 from searchrl import evaluate
@@ -105,11 +110,13 @@ def loop(parts: parts_lib.Parts, config, folder, state, progress, writer):
       unit=unit.removesuffix('s'))
   timer = metrics.Timer()
   with (_StopRequest() as stop, contextlib.closing(bar),
+        contextlib.closing(_source(parts, config)) as source,
         watchdog.Watchdog(options.watchdog_secs or _NEVER) as dog):
     while not _done(progress, options):
       dog.beat(f'step {progress.step + 1}')
       with timer('step'):
-        state, values, played = step(parts, config, state, progress, timer)
+        state, values, played = step(
+            parts, config, source, state, progress, timer)
       values |= timer.pop() | _rates(config, state)
       tokens = sum(len(game.tokens) for game in played)
       values['perf/total_num_tokens'] = tokens
@@ -133,27 +140,42 @@ def loop(parts: parts_lib.Parts, config, folder, state, progress, writer):
   return state, False
 
 
-def step(parts: parts_lib.Parts, config, state, progress, timer):
+def step(parts: parts_lib.Parts, config, source, state, progress, timer):
   """One step of RL: play, keep, pack, score, update.
 
   Returns:
     The new state, metrics, and all trajectories that were played.
   """
   with timer('gen'):
-    groups, played, counts = collecting.collect(
-        parts.player, parts.learner.policy(state, parts.params), parts.stream,
-        progress, parts.algorithm, parts.search, parts.reward, parts.outcome, config.rollout)
+    groups, played, counts = source.take(
+        parts.learner.policy(state, parts.params), progress)
   batch = pack(groups, parts.algorithm, progress.step, config.rollout)
   batch = parts.learner.score(state, batch, parts.params, timer)
   state, learned = parts.learner.update(state, batch, parts.params, timer)
   parts.guard.phase(f'step {progress.step}')
   progress.step += 1
-  progress.position = list(parts.stream.position)
   values = counts | statistics.describe(played) | parts.search.pop() | learned
   values |= parts.player.hand_over.pop()
   values |= diagnostics.mismatch(batch)
   values['training/rollouts'] = progress.rollouts
   return state, values, played
+
+
+def _source(parts: parts_lib.Parts, config):
+  """Where a step's groups come from."""
+  def collect(player, params, progress, policy_step):
+    return collecting.collect(
+        player, params, parts.stream, progress, parts.algorithm, parts.search,
+        parts.reward, parts.outcome, config.rollout, policy_step)
+
+  if not config.train.max_staleness:
+    return ahead.InStep(functools.partial(collect, parts.player))
+  handed = dataclasses.replace(parts.player, hand_over=lambda params: params)
+  return ahead.Ahead(
+      functools.partial(collect, handed),
+      lambda params: jax.tree.map(jnp.copy, parts.player.hand_over(params)),
+      max_staleness=config.train.max_staleness,
+      last_step=config.train.num_steps)
 
 
 def pack(groups, algorithm, policy_step: int, options) -> trajectory.Batch:

@@ -48,7 +48,7 @@ def counts(outcomes, *, questions=None, max_rounds=1, keep=algorithms.keep_all,
       end_when_full=end_when_full)
   return collect.collect(
       player or Player(outcomes), None, Stream(), collect.Progress(surplus=[*surplus]),
-      types.SimpleNamespace(keep=keep), None, None, None, options)[2]
+      types.SimpleNamespace(keep=keep), None, None, None, options, 0)[2]
 
 
 def kinds(found):

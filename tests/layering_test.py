@@ -11,10 +11,10 @@ PACKAGE = pathlib.Path(__file__).parents[1] / 'searchrl'
 ROOM = ('mesh', 'optimizer', 'checkpoint', 'metrics', 'plugins', 'processes',
         'watchdog', 'packing', 'devices')
 WINGS = ('agent', 'search', 'world', 'rl', 'models')
-JOBS = ('train', 'finetune', 'evaluate', 'serve',  # jobs; what they share
+JOBS = ('train', 'finetune', 'evaluate', 'serve', 'ask',
         'index',
-        'collect', 'datasets', 'embedder', 'handover', 'parts', 'plan', 'player',
-        'summary', 'workdir')
+        'ahead', 'collect', 'datasets', 'embedder', 'handover', 'parts', 'plan', 'player',
+        'reranker', 'summary', 'workdir')
 BELOW_JOBS = ('trajectory', *ROOM, *WINGS, 'programs', 'learner')
 
 MAY_IMPORT = {  # part -> parts of ours, besides itself

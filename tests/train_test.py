@@ -273,17 +273,17 @@ def test_filter_keeps_surplus_in_order_and_counts():
   config = tiny(dspo)
   config.rollout.update(questions=5, group_size=3, max_rounds=4)
   progress = collect.Progress()
-  algorithm = parts.algorithm(config)
+  algorithm, stream = parts.algorithm(config), Stream()
   groups, played, counts = collect.collect(
-      Player(), None, Stream(), progress, algorithm, None, None, None,
-      config.rollout)
+      Player(), None, stream, progress, algorithm, None, None, None,
+      config.rollout, 0)
   # Odd questions pass: q1 q3 of q0-q4; then ceil(3 / .4) > 5 asks 5: q5-q9
   # gives q5 q7 q9.
   assert [g[0].question.uid for g in groups] == ['q1', 'q3', 'q5', 'q7', 'q9']
   assert progress.surplus == [] and progress.rollouts == 30
   assert counts['data/groups_asked'] == 10 and len(played) == 30
   again, _, counts = collect.collect(
-      Player(), None, Stream(), progress, algorithm, None, None, None,
-      config.rollout)
+      Player(), None, stream, progress, algorithm, None, None, None,
+      config.rollout, 0)
   assert len(again) == 5 and counts['data/groups_carried_out'] == 0
   np.testing.assert_allclose(counts['data/tries_per_kept_group'], 2.0)
