@@ -223,7 +223,8 @@ def _xla(q, k, v, segment_ids, sliding_window, block):
   """The reference: some queries at a time, against the keys that they may see.
 
   Causality and the window hide the others from all of them, so that these are
-  not even multiplied; the scores are made again in the backward pass.
+  not even multiplied; scores of several parts are made again in the backward
+  pass.
   """
   rows, length = q.shape[:2]
   k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
@@ -231,13 +232,14 @@ def _xla(q, k, v, segment_ids, sliding_window, block):
     segment_ids = jnp.zeros((rows, length), jnp.int32)
   block = block or max(_LANES, -(-length // 8))
 
-  @jax.checkpoint
   def read(q, k, v, asking, asked, start, first):
     seen = visible(start + jnp.arange(q.shape[1]),
                    first + jnp.arange(k.shape[2]), sliding_window)
     seen &= asking[:, :, None] == asked[:, None, :]
     return grouped(q, k, v, seen)
 
+  if block < length:
+    read = jax.checkpoint(read)
   parts = []
   for start in range(0, length, block):
     end = min(start + block, length)
