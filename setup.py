@@ -42,13 +42,19 @@ setuptools.setup(
         'tokenizers>=0.22',
         'tqdm>=4.66',
         'transformers>=5.0,<6',
+        'urllib3>=2.2',
     ],
     extras_require={
         'tpu': ['jax[tpu]'],
         'cuda': ['jax[cuda12]'],
         'scann': ['scann>=1.4.2; platform_system == "Linux"'],
+        'search': ['faiss-cpu>=1.12',
+                   'scann>=1.4.2; platform_system == "Linux"'],
+        'bm25s': ['bm25s>=0.3'],
+        'lucene': ['pyserini>=1.0'],  # needs Java
         'wandb': ['wandb>=0.18'],
-        'test': ['hypothesis>=6.100', 'pytest>=8', 'setuptools', 'wheel'],
+        'test': ['bm25s>=0.3', 'hypothesis>=6.100', 'ir-measures>=0.4',
+                 'prometheus-client>=0.22', 'pytest>=8', 'setuptools', 'wheel'],
         'parity': ['torch>=2.6'],
     },
     classifiers=[

@@ -45,7 +45,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       mix=(4, 4, 2, 2),  # shares of 1, 2, ... hops in every step; (): any
   )
   config.search = dict(
-      engine='bm25',  # bm25, dense (hashed character n-grams) or noise
+      engine='bm25',  # dense (n-grams; or an index, see build_index.py), noise ...
       corpus='',  # passages, jsonl; '' generates a world
       options={},  # keyword arguments of the engine
   )

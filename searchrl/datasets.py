@@ -15,6 +15,7 @@ from typing import Any
 from searchrl import processes
 from searchrl.agent import questions as questions_lib
 from searchrl.search import corpus as corpora
+from searchrl.search import mapped
 from searchrl.trajectory import Question
 from searchrl.world import facts
 from searchrl.world import text
@@ -26,11 +27,11 @@ class Set:
 
   name: str
   questions: Sequence[Question]
-  corpus: corpora.Corpus
+  corpus: corpora.Corpus | mapped.MappedCorpus | None  # None: elsewhere
 
 
 def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
-              per_hop: Sequence[int]) -> Set:
+              per_hop: Sequence[int], elsewhere: bool = False) -> Set:
   """What a policy is trained on.
 
   Args:
@@ -39,11 +40,12 @@ def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
     corpus: a corpus file; '' generates a world.
     world_seed: of the generated world.
     per_hop: how many questions of 1, 2, ... hops to generate.
+    elsewhere: the engine has a corpus of its own; then none is needed here.
 
   Raises:
     ValueError: one path without the other.
   """
-  if bool(train) != bool(corpus):
+  if bool(train) != bool(corpus) and not (train and elsewhere):
     raise ValueError(
         'own data needs both data.train and search.corpus, but they are '
         f'{train!r} and {corpus!r}. Give both paths, or neither for the '
@@ -51,12 +53,13 @@ def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
   if not train:
     return generated(folder / 'train', name='train', source='known',
                      world_seed=world_seed, per_hop=per_hop)
-  return Set('train', questions_lib.read(train), corpora.read(corpus))
+  return Set('train', questions_lib.read(train), _corpus(corpus))
 
 
 def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
                     own_train: bool, world_seed: int, kinds: Sequence[str],
-                    questions_per_hop: int, max_hops: int) -> list[Set]:
+                    questions_per_hop: int, max_hops: int,
+                    elsewhere: bool = False) -> list[Set]:
   """What a policy is judged on: unseen worlds, or a file.
 
   Args:
@@ -68,14 +71,26 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
     kinds: 'known' and 'unseen' name parts; one world each.
     questions_per_hop: how many of each hop count.
     max_hops: the longest.
+    elsewhere: the engine has a corpus of its own, so it knows no other world.
+
+  Raises:
+    ValueError: a questions file without a corpus to answer them from.
   """
+  if evaluate and not (corpus or elsewhere):
+    raise ValueError(
+        f'data.evaluate={evaluate!r} needs search.corpus, but that is empty. '
+        'Give the corpus that its questions are answered from.')
   if evaluate:
-    return [Set('eval', questions_lib.read(evaluate), corpora.read(corpus))]
-  if own_train:
+    return [Set('eval', questions_lib.read(evaluate), _corpus(corpus))]
+  if own_train or elsewhere:
     return []
   return [generated(folder / f'eval_{kind}', name=kind, source=kind,
                     world_seed=world_seed, per_hop=[questions_per_hop] * max_hops)
           for kind in kinds]
+
+
+def _corpus(path: str):
+  return mapped.load(path) if path else None
 
 
 def shared(read: Callable[[], Any]) -> Any:

@@ -14,10 +14,12 @@ import numpy as np
 
 from searchrl import checkpoint
 from searchrl import datasets
+from searchrl import embedder
 from searchrl import mesh as meshes
 from searchrl import metrics
 from searchrl import player as players
 from searchrl import processes
+from searchrl import reranker
 from searchrl import workdir as workdirs
 from searchrl.agent import rewards as rewards_lib
 from searchrl.models import lora as loras
@@ -53,10 +55,11 @@ def exams(
   result = []
   for dataset in sets:
     search = engines.guarded(engines.make(
-        engine, dataset.corpus, seed=seed, **options))
+        engine, dataset.corpus, seed=seed, load_encoder=embedder.load_again,
+        load_judge=reranker.load, **options))
     result += [Exam(dataset, engine, search, decoding)
                for decoding in ('greedy', 'sampled')]
-  if noise and sets:
+  if noise and sets and sets[0].corpus is not None:
     search = engines.guarded(engines.make('noise', sets[0].corpus, seed=seed))
     result.append(Exam(sets[0], 'noise', search, 'greedy'))
   return result
@@ -151,11 +154,17 @@ def save(folder: pathlib.Path, rows, records, tokenizer) -> None:
 def trained(run: pathlib.Path, base, shape):
   """The policy of a run's newest checkpoint; its adapters need its base."""
   wanted = base
-  lora = json.loads((run / 'config.json').read_text())['model']['lora'] if (
-      run / 'config.json').exists() else dict(rank=0)
+  lora = dict(rank=0)
+  if (run / 'config.json').exists():
+    recorded = json.loads((run / 'config.json').read_text())
+    lora = recorded['model'].get('lora', lora)  # older runs have none
   if lora['rank']:
     lora = loras.Lora(**lora)
     wanted = loras.init(lora, shape, jax.random.key(0))
+    lies = jax.tree.leaves(base)[0].sharding
+    if isinstance(lies, jax.sharding.NamedSharding):  # whole, beside the base
+      wanted = jax.tree.map(lambda x: meshes.place(
+          x, meshes.sharding(lies.mesh, ())), wanted)
   found = checkpoint.restore(
       run / 'checkpoints', {'policy': {'params': wanted}}, partial=True)
   if found is None:
@@ -178,7 +187,14 @@ def job(config, workdir: str) -> None:
   sets = datasets.shared(lambda: datasets.evaluation_sets(
       path / 'data', evaluate=config.data.evaluate,
       corpus=config.search.corpus, own_train=bool(config.data.train),
+      elsewhere=not engines.needs_corpus(
+          config.search.engine, config.search.options),
       **config.evaluate.worlds))
+  processes.on_first('search', lambda: workdirs.note(
+      path, 'search', {dataset.name: engines.describe(
+          config.search.engine, dataset.corpus, config.search.options)
+                       for dataset in sets},
+      allow_changes=config.allow_changes))
   taken = exams(sets, config.search.engine, config.search.options,
                 noise=config.evaluate.noise, seed=config.seed)
   rows, records = run(player, params, taken, step=config.evaluate.step)

@@ -22,6 +22,8 @@ _WORKDIR = flags.DEFINE_string(
     'workdir', None, "The run's folder; default runs/<config name>.")
 _PLAN = flags.DEFINE_bool(
     'plan', False, 'Print what the run would hold in memory, and end.')
+_QUESTION = flags.DEFINE_string(
+    'question', None, 'What configs/ask.py answers; without it, it proposes.')
 _ALLOW_CHANGES = flags.DEFINE_bool(
     'allow_changes', False, 'Go on in a folder whose config was another one.')
 
@@ -44,17 +46,28 @@ def main(argv) -> None:
   if 'allow_changes' in config:
     config.allow_changes = _ALLOW_CHANGES.value
   try:
+    if _QUESTION.value is not None:
+      _take_question(config, _QUESTION.value)
     name = 'searchrl.plan:run' if _PLAN.value else config.job
     job = plugins.resolve(name, field='job', ours='searchrl.train:run')
     job(config, workdir)
   except KeyboardInterrupt:
     sys.exit(f'Interrupted. What {workdir} holds is whole; run the same command '
              'to go on.')
-  except (ValueError, FileNotFoundError) as error:
+  except (ValueError, FileNotFoundError, ConnectionError) as error:
     if os.environ.get('SEARCHRL_TRACEBACK'):
       raise
     sys.exit(f'{type(error).__name__}: {error}\n'
              '(SEARCHRL_TRACEBACK=1 shows where.)')
+
+
+def _take_question(config, question: str) -> None:
+  if 'question' not in config.get('ask', {}) or not question.strip():
+    raise ValueError(
+        '--question must hold a question, and belongs to --config=configs/'
+        f'ask.py, but is {question!r} with {flags.FLAGS["config"].config_filename}'
+        '.')
+  config.ask.question = question.strip()
 
 
 def run() -> None:

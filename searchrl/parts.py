@@ -74,15 +74,17 @@ def build(config, folder: pathlib.Path) -> Parts:
       for field in ('reward', 'outcome'))
   processes.on_first('workdir', lambda: workdirs.prepare(
       folder, config, free=_FREE, allow_changes=config.allow_changes))
+  elsewhere = not engines.needs_corpus(
+      config.search.engine, config.search.options)
   data, sets = datasets.shared(lambda: (
       datasets.train_set(
           folder / 'data', train=config.data.train,
           corpus=config.search.corpus, world_seed=config.data.world_seed,
-          per_hop=config.data.per_hop),
+          per_hop=config.data.per_hop, elsewhere=elsewhere),
       datasets.evaluation_sets(
           folder / 'data', evaluate=config.data.evaluate,
           corpus=config.search.corpus, own_train=bool(config.data.train),
-          **config.evaluate.worlds)))
+          elsewhere=elsewhere, **config.evaluate.worlds)))
   processes.on_first('search', lambda: workdirs.note(
       folder, 'search', engines.describe(
           config.search.engine, data.corpus, config.search.options),
@@ -183,6 +185,12 @@ def tested_attention(config, shape, mesh) -> str:
       sliding_window=shape.sliding_window))
   if name != 'xla' or note.startswith('Warning'):
     processes.say(note)
+  heads, ways = shape.num_key_value_heads, mesh.shape['tensor']
+  if name != 'xla' and heads % ways:
+    legal = [n for n in range(1, heads + 1) if heads % n == 0]
+    raise ValueError(
+        f'mesh.tensor must divide the {heads} KV heads under {name} attention, '
+        f"but is {ways}. Choose one of {legal}, or model.attention='xla'.")
   return name
 
 

@@ -62,6 +62,7 @@ class Player:
       truncation: sampling.Truncation = sampling.Truncation(),
       progress: Callable[[int], None] = lambda finished: None,
       enough: Callable[[Sequence[Trajectory]], bool] | None = None,
+      watch: Callable[[Trajectory], None] = lambda grown: None,
   ) -> list[Trajectory]:
     """Plays every (question, sample), and scores it.
 
@@ -83,6 +84,8 @@ class Player:
       progress: told how many this process has finished.
       enough: asked now and then, with what this process has finished, whether
         the rest is not needed any more.
+      watch: shown a trajectory of this process whenever it has grown, before it
+        is scored; one that is played again starts anew.
 
     Returns:
       Trajectories in the order of `requests`, those not needed left out; those
@@ -103,7 +106,7 @@ class Player:
           dialogue=self.dialogue, tokenizer=self.tokenizer,
           budgets=self.budgets, row_ids=engines.row_ids,
           append=engines.Append, step=step, policy_step=policy_step,
-          course=self.course, progress=progress,
+          course=self.course, progress=progress, watch=watch,
           **({} if enough is None else dict(enough=full)))
       for i, game in zip(left, played, strict=True):
         games[i] = game and dataclasses.replace(game, retries=retries)

@@ -49,6 +49,26 @@ def prepare(folder: str, config: Any, *, allow_changes: bool = False,
     _write(path / 'environment.json', environment())
 
 
+def note(folder: str | pathlib.Path, name: str, facts: Any, *,
+         allow_changes: bool = False) -> None:
+  """Writes facts that files outside the config decide to <name>.json.
+
+  Raises:
+    ValueError: they were others when the run began.
+  """
+  file = pathlib.Path(folder) / f'{name}.json'
+  present = json.loads(json.dumps(facts))
+  if file.exists() and not allow_changes:
+    past, new = _flat(json.loads(file.read_text())), _flat(present)
+    changed = [f'{k}: {past.get(k)!r} -> {new.get(k)!r}'
+               for k in sorted({*past, *new}) if past.get(k) != new.get(k)]
+    if changed:
+      raise ValueError(
+          f'{folder} holds a run whose {name} was another: {"; ".join(changed)}. '
+          'Use another --workdir, or go on all the same with --allow_changes.')
+  _write(file, present)
+
+
 def environment() -> dict[str, Any]:
   """Revision, versions and machine: what a figure has to be read with."""
   versions = {}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from searchrl.search import dense
+from searchrl.search import device_index
 from searchrl.search.corpus import Corpus
 from searchrl.trajectory import Passage, Query, Question
 
@@ -63,10 +64,10 @@ def test_ties_go_to_the_lower_position_and_top_k_may_differ():
 
 def test_one_program_serves_every_number_of_queries():
   search = dense.exact(RIVERS, dense.ngram_encoder(RIVERS, dim=48), batch=4)
-  before = dense._nearest._cache_size()
+  before = device_index._nearest._cache_size()
   for count in range(1, 10):
     run(search, *['tarn'] * count)
-  assert dense._nearest._cache_size() == before + 1
+  assert device_index._nearest._cache_size() == before + 1
 
 
 def test_blank_queries_and_unknown_letters_find_nothing():

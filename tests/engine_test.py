@@ -445,6 +445,60 @@ def test_varied_conversations_compile_nothing_after_the_first_feed(params):
   assert not compiled and fresh.compile() == truncated <= 32
 
 
+WAYS = [sampling.Draw(TEMPERATURE), sampling.Draw(0.0),
+        sampling.Draw(2.0, sampling.Truncation(top_k=3, top_p=0.9)),
+        sampling.Draw(1.5, sampling.Truncation(min_p=0.1)), sampling.Draw()]
+
+
+def say(engine, prompts, **draws):
+  """What slots say after their prompts, each in its way."""
+  engine.append([
+      engines.Append(slot, prompt, 12, (0, 0, 0, slot, 0), True,
+                     **{name: ways[slot] for name, ways in draws.items()})
+      for slot, prompt in prompts.items()])
+  said = {}
+  while len(said) < len(prompts):
+    said |= {s.slot: (s.tokens, s.logprobs) for s in engine.decode()}
+  for slot in prompts:
+    engine.release(slot)
+  return said
+
+
+def test_each_slot_draws_in_its_way_beside_others(other, params):
+  rng = np.random.default_rng(4)
+  prompts = {slot: ids(rng, 7) for slot in range(5)}
+  other.load(params, None)
+  programs = other.compile()
+  together = say(other, prompts, draw=WAYS)
+  assert say(other, {4: prompts[4]}, draw=WAYS) == {4: together[4]}
+  assert other.compile() == programs <= 32
+  for slot, (temperature, truncation) in enumerate(WAYS):
+    other.load(params, temperature, truncation)
+    assert say(other, {slot: prompts[slot]}) == {slot: together[slot]}
+
+
+def test_a_slot_is_heard_while_it_speaks_and_can_be_cut(quiet, params):
+  prompts = {slot: ids(np.random.default_rng(5), 7) for slot in range(3)}
+  quiet.load(params, TEMPERATURE)
+  whole = say(quiet, prompts)
+  assert len(whole[1][0]) == 12
+  quiet.append([engines.Append(slot, prompt, 12, (0, 0, 0, slot, 0), True)
+                for slot, prompt in prompts.items()])
+  assert not quiet.decode()
+  for slot in prompts:
+    tokens, logprobs = quiet.heard(slot)
+    assert tuple(tokens) == whole[slot][0][:5]  # a decode's steps
+    assert tuple(logprobs) == whole[slot][1][:5]
+  quiet.cut([1])
+  assert quiet.used(1) == 0 and not quiet._state.active[1]
+  again = engines.Append(1, prompts[1], 12, (0, 0, 0, 1, 0), True)
+  quiet.append([again])  # another may have it at once
+  said = {}
+  while len(said) < 3:
+    said |= {s.slot: (s.tokens, s.logprobs) for s in quiet.decode()}
+  assert said == whole
+
+
 def test_nothing_copies_the_cache(params):
   config = dataclasses.replace(tiny.CONFIG, num_hidden_layers=4)
   slots, block = 12, 16

@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every engine keeps one contract, and the guard keeps it when they fail."""
 
+import faulty
+import ml_collections
 import pytest
 
 from searchrl.search import engines
+from searchrl.search import meter
 from searchrl.search.corpus import Corpus
 from searchrl.trajectory import Passage, Query, Question, SearchError
 
@@ -13,7 +16,24 @@ CORPUS = Corpus((
     Passage('a', 'Tarn', 'A river that joins the Garonne.'),
     Passage('b', 'Garonne', 'A river that reaches the sea.'),
 ))
-ENGINES = ('bm25', 'dense', 'noise')
+ENGINES = ('bm25', 'dense', 'noise', 'bm25s', 'fusion', 'rerank', 'cache')
+OPTIONS = {
+    'fusion': dict(engines=(dict(name='bm25'), dict(name='dense', dim=64))),
+    'rerank': dict(engine=dict(name='bm25'), model='by length'),
+    'cache': dict(engine=dict(name='rerank', engine=dict(name='dense'),
+                              model='by length', candidates=1),
+                  index='named'),
+}
+
+
+def load_judge(path):
+  assert path == 'by length'
+  return lambda pairs: [float(len(text)) for _, text in pairs]
+
+
+def make(name, **options):
+  return engines.make(name, CORPUS, load_judge=load_judge,
+                      **OPTIONS.get(name, {}) | options)
 
 
 def query(text='river', top_k=2):
@@ -24,7 +44,7 @@ def query(text='river', top_k=2):
 class TestContract:
 
   def test_one_tuple_of_passages_a_query_in_its_order(self, name):
-    search = engines.make(name, CORPUS)
+    search = make(name)
     texts = ('river', '', 'Tarn', 'the sea')
     found = search([query(text) for text in texts])
     assert len(found) == 4
@@ -38,23 +58,23 @@ class TestContract:
     assert search([]) == []
 
   def test_at_most_top_k_and_at_most_the_corpus(self, name):
-    search = engines.make(name, CORPUS)
+    search = make(name)
     sizes = [len(search([query(top_k=k)])[0]) for k in (0, 1, 2, 3, 100)]
     assert sizes == [0, 1, 2, 2, 2]
 
   @pytest.mark.parametrize('text', ['', ' ', '\n\t'])
   def test_a_blank_query_finds_nothing(self, name, text):
-    assert engines.make(name, CORPUS)([query(text)]) == [()]
+    assert make(name)([query(text)]) == [()]
 
   @pytest.mark.parametrize('text', [
       '?', '\x00', '\ud800', 'x' * 10000, 'river ' * 2000, '😀', '</search>'])
   def test_no_text_is_too_strange(self, name, text):
-    (found,) = engines.make(name, CORPUS)([query(text)])
+    (found,) = make(name)([query(text)])
     assert isinstance(found, tuple)
 
   def test_two_engines_of_one_kind_agree(self, name):
     queries = [query('river'), query('Garonne')]
-    first, second = (engines.make(name, CORPUS, seed=3) for _ in range(2))
+    first, second = (make(name, seed=3) for _ in range(2))
     assert first(queries) == second(queries)
 
 
@@ -78,7 +98,7 @@ def test_the_seed_reaches_the_noise():
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones():
-  with pytest.raises(ValueError, match="'bm25', 'dense' or 'noise'.*'bm52'"):
+  with pytest.raises(ValueError, match="'bm25', 'dense',.* 'remote'.*'bm52'"):
     engines.make('bm52', CORPUS)
 
 
@@ -109,3 +129,107 @@ def test_the_guard_lets_the_user_stop_a_run():
     raise KeyboardInterrupt
   with pytest.raises(KeyboardInterrupt):
     engines.guarded(interrupted)([query()])
+
+
+def test_engines_over_engines_are_what_their_parts_are():
+  texts = ['river', 'Tarn', 'the sea', '']
+  asked = [query(text, 1) for text in texts]
+  inner = engines.make('bm25', CORPUS, k1=2.0)(asked)
+  part = dict(name='bm25', k1=2.0)
+  ids = lambda found: [[p.id for p in passages] for passages in found]
+  for name, options in (('fusion', dict(engines=(part,), depth=1)),
+                        ('cache', dict(engine=part)),
+                        ('cache', dict(engine=ml_collections.ConfigDict(part))),
+                        ('rerank', dict(engine=part, candidates=1))):
+    assert ids(make(name, **options)(asked)) == ids(inner), name
+
+
+@pytest.mark.parametrize('name, options, message', [
+    ('fusion', dict(engines=()), 'must have engines'),
+    ('fusion', dict(engines=('bm25',)), 'an engine as dict'),
+    ('fusion', dict(engines=(dict(k1=1),)), 'an engine as dict'),
+    ('fusion', dict(engines=(dict(name='bm52'),)), "but is 'bm52'"),
+    ('cache', dict(engine=dict(name='noise')), 'must not be .noise.'),
+    ('cache', dict(entries=-1), 'entries must be at least 0'),
+    ('rerank', dict(candidates=0), 'candidates must be at least 1'),
+])
+def test_options_of_engines_over_engines_are_checked(name, options, message):
+  with pytest.raises(ValueError, match=message):
+    make(name, **options)
+  if 'an engine as dict' in message:  # whoever looks first
+    for look in (lambda: engines.needs_corpus(name, options),
+                 lambda: engines.describe(name, CORPUS, options)):
+      with pytest.raises(ValueError, match=message):
+        look()
+
+
+def test_missing_parts_are_named():
+  for name, field in (('fusion', 'engines'), ('cache', 'engine'),
+                      ('rerank', 'engine and model')):
+    with pytest.raises(ValueError, match=f'must have {field}'):
+      engines.make(name, CORPUS)
+
+
+@pytest.mark.parametrize('part, message', [
+    (dict(name='noise'), 'must not be .noise. for a cache'),
+    (dict(name='fusion', engines=(dict(name='noise'),)), 'must not be'),
+    (dict(name='remote', urls=('http://a',)), 'index must name'),
+    (dict(name='fusion', engines=(
+        dict(name='bm25'), dict(name='remote', urls=('http://a',)))),
+     'index must name'),
+])
+def test_a_cache_knows_what_it_cannot_name(part, message):
+  with pytest.raises(ValueError, match=message):
+    engines.make('cache', CORPUS, engine=part)
+
+
+def test_caches_of_other_corpora_and_options_share_nothing(tmp_path):
+  other = Corpus((Passage('a', 'Tarn', 'Another river.'),))
+  path = str(tmp_path / 'c.sqlite')
+  for corpus in (CORPUS, other):
+    for k1 in (0.9, 2.0):
+      plain = engines.make('bm25', corpus, k1=k1)
+      for _ in range(2):
+        search = engines.make('cache', corpus, path=path,
+                              engine=dict(name='bm25', k1=k1))
+        assert search([query()]) == plain([query()])
+      assert search.pop()['search/cache/hit_rate'] == 1
+
+
+def test_the_counts_and_the_pause_of_a_part_are_those_of_the_whole():
+  url = faulty.unused_url()
+  remote = dict(name='remote', urls=(url,), tries=1, pause_secs=0)
+  search = meter.Meter(engines.guarded(engines.make('cache', CORPUS, index='i',
+      engine=dict(name='fusion', engines=(dict(name='bm25'), remote)))))
+  error, = search([query()])
+  assert error.kind == 'unavailable'
+  values = search.pop()
+  assert values['search/remote/failed_calls'] == 1
+  assert values['search/cache/hit_rate'] == 0
+  assert values['search/failed_queries'] == 1
+  with pytest.raises(ConnectionError, match='pause_secs=0'):
+    search.wait()
+
+
+@pytest.mark.parametrize('name, options, needed', [
+    ('bm25', {}, True), ('remote', dict(urls=('http://a',)), False),
+    ('web', {}, False), ('cache', dict(engine=dict(name='web')), False),
+    ('cache', dict(engine=dict(name='dense')), True),
+    ('fusion', dict(engines=(dict(name='remote'), dict(name='bm25'))), True),
+    ('fusion', dict(engines=(dict(name='remote'), dict(name='web'))), False),
+    ('rerank', ml_collections.ConfigDict(dict(engine=dict(
+        name='cache', engine=dict(name='remote')), model='m')), False),
+])
+def test_who_needs_a_corpus(name, options, needed):
+  assert engines.needs_corpus(name, options) == needed
+
+
+def test_what_was_searched_is_told_part_by_part():
+  part = engines.describe('bm25', CORPUS, {})
+  assert part == {'engine': 'bm25', 'corpus': CORPUS.digest, 'passages': 2}
+  assert engines.describe('web', None, dict(provider='bing')) == {
+      'engine': 'web'}
+  told = engines.describe('cache', CORPUS, dict(engine=dict(
+      name='fusion', engines=(dict(name='bm25'), dict(name='dense')))))
+  (inner,) = told['engines']
+  assert inner['engines'] == [part, part | {'engine': 'dense'}]

@@ -54,7 +54,7 @@ def launch(name, *arguments, path='', **variables):
 
 def test_all_are_here():
   assert {'README.md', 'babysit_tpu.sh', 'explicit.sh', 'gpu_host.sh',
-          'k8s/jobset.yaml', 'run.sh', 'slurm.sbatch', 'tpu_pod.sh',
+          'k8s/jobset.yaml', 'run.sh', 'serve_search.sh', 'slurm.sbatch', 'tpu_pod.sh',
           'xpk.md'} == set(TEXTS)
 
 

@@ -12,9 +12,10 @@ ROOM = ('mesh', 'optimizer', 'checkpoint', 'metrics', 'plugins', 'processes',
         'watchdog', 'packing', 'devices')
 WINGS = ('agent', 'search', 'world', 'rl', 'models')
 JOBS = ('train', 'finetune', 'evaluate', 'serve', 'ask',
-        'index',
+        'serve_model', 'index',  # jobs; what they share
+        'completions', 'generation', 'model_server',
         'ahead', 'collect', 'datasets', 'embedder', 'handover', 'parts', 'plan', 'player',
-        'reranker', 'summary', 'workdir')
+        'reranker', 'retrieval', 'summary', 'workdir')
 BELOW_JOBS = ('trajectory', *ROOM, *WINGS, 'programs', 'learner')
 
 MAY_IMPORT = {  # part -> parts of ours, besides itself

@@ -14,7 +14,7 @@ RESULTS = {'found': FOUND, 'empty': (),
            'late': SearchError('timeout', 'after 3 s'),
            'down': SearchError('unavailable')}
 IDLE = {'search/queries': 0, 'search/batch_size': 0, 'search/timeout_rate': 0,
-        'search/empty_rate': 0}
+        'search/failed_queries': 0, 'search/empty_rate': 0}
 
 
 @pytest.fixture
@@ -50,6 +50,7 @@ def test_figures_of_three_calls(clock):
       'search/queries': 10,
       'search/batch_size': 10 / 3,
       'search/timeout_rate': 0.3,
+      'search/failed_queries': 4,
       'search/empty_rate': 0.2,  # a failed query is not an empty one
       'search/latency_ms/p50': 20,
       'search/latency_ms/p95': 29,  # nine tenths of the way from 20 to 30

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from searchrl import player
 from searchrl.agent import tokenizer as tokenizers
+from searchrl.models import crossencoder
 from searchrl.models import encoder
 from searchrl.models import engine as engines
 from searchrl.models import policy
@@ -229,3 +230,22 @@ def test_vectors_of_the_encoder(kind, tmp_path):
       params, ids.numpy(), mask.numpy(), config))(params)
   np.testing.assert_allclose(
       ours, torch.nn.functional.normalize(mean, dim=1), atol=1e-5)
+
+
+def test_scores_of_the_cross_encoder(tmp_path):
+  torch.manual_seed(0)
+  shape = {k: v for k, v in SHAPE.items() if not k.startswith(
+      ('num_key', 'tie', 'bos', 'eos'))}
+  theirs = randomised(transformers.BertForSequenceClassification(
+      transformers.BertConfig(**shape, num_labels=1)))
+  theirs.save_pretrained(tmp_path)
+  config = encoder.read_config(tmp_path)
+  params = crossencoder.load(tmp_path, config)
+  ids = torch.randint(1, 96, (3, 30))
+  mask = (torch.arange(30) < torch.tensor([[30], [11], [2]])).long()
+  segments = (torch.arange(30) >= torch.tensor([[9], [4], [1]])).long()
+  with torch.no_grad():
+    expected = theirs(ids, attention_mask=mask, token_type_ids=segments).logits
+  ours = jax.jit(lambda params: crossencoder.score(
+      params, ids.numpy(), mask.numpy(), segments.numpy(), config))(params)
+  np.testing.assert_allclose(ours, expected[:, 0], atol=1e-5)

@@ -47,3 +47,12 @@ def test_an_attention_that_fails_its_test_is_told(monkeypatch, capsys):
   assert name == 'xla' and 'Warning: no kernel' in capsys.readouterr().err
   assert not parts.attend(config, name, meshes.make())['by_document']
   assert parts.attend(config, 'cudnn', meshes.make())['by_document']
+
+
+def test_heads_that_a_kernel_cannot_split_are_refused(monkeypatch):
+  monkeypatch.setattr(
+      parts.attention, 'resolve', lambda *_, **__: ('splash', 'tested'))
+  mesh = meshes.make(data=1, tensor=8)
+  with pytest.raises(ValueError, match=r'mesh.tensor must divide the 2 KV heads '
+                                       r'under splash .* is 8.*one of \[1, 2\]'):
+    parts.tested_attention(grpo.get_config(), tiny.CONFIG, mesh)

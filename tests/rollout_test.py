@@ -327,6 +327,29 @@ def test_admission_changes_nothing_about_the_trajectories(
               max_turns=4) == by_one_slot
 
 
+@pytest.mark.parametrize('course', COURSES)
+def test_a_watcher_sees_every_trajectory_grow(course):
+  script, seen = long_script(30), collections.defaultdict(list)
+  games = rollout.play(
+      [(tiny.question(uid), sample) for uid, sample in script],
+      engine=Scripted(script, slots=4, length=150), search=Search(),
+      dialogue=DIALOGUE, tokenizer=TOKENIZER, budgets=BUDGETS,
+      row_ids=lambda *names: names, append=Feed, step=9, policy_step=5,
+      course=course,
+      watch=lambda game: seen[game.question.uid, game.sample].append(game))
+  for game in games:
+    stages = seen[game.question.uid, game.sample]
+    assert stages[-1] == game
+    assert all(stage.stop_reason is None for stage in stages[:-1])
+    sizes = [len(stage.tokens) for stage in stages[:-1]]
+    assert sizes == sorted(set(sizes))  # each time it has grown
+    assert all(game.tokens[:n] == stage.tokens
+               for n, stage in zip(sizes, stages))
+    grown = len(game.turns) + sum(
+        bool(turn.observation_tokens) for turn in game.turns)
+    assert len(stages) == grown + 1  # and its end
+
+
 @pytest.mark.parametrize('course', COURSES[:2])
 def test_a_deterministic_course_is_taken_again_however_slow_the_search(course):
   script = long_script(30)

@@ -161,3 +161,27 @@ def test_truncation_leaves_greedy_alone_and_off_means_off():
 def test_truncations_out_of_range_are_refused(bad, message):
   with pytest.raises(ValueError, match=message):
     bad.check()
+
+
+def test_rows_that_draw_each_in_its_way_draw_as_if_all_drew_so():
+  rng = np.random.default_rng(12)
+  logits = jnp.asarray(3 * rng.normal(size=(24, 300)), jnp.float32)
+  keys = jax.random.key_data(jax.random.split(jax.random.key(3), 24))
+  place = jnp.arange(24)
+  ways = [sampling.Draw(0.7), sampling.Draw(0.0),
+          sampling.Draw(1.3, sampling.Truncation(5, 0.8, 0.01)),
+          sampling.Draw(1.0, sampling.Truncation(top_p=0.3)),
+          sampling.Draw(0.0, sampling.Truncation(top_k=2))]
+  draws = [ways[row % len(ways)] for row in range(24)]
+  temperatures, truncations = sampling.by_row(draws)
+  assert truncations.top_k.tolist()[:5] == [0, 0, 5, 0, 2]
+  tokens, logprobs = jax.jit(sampling.sample)(
+      logits, keys, place, temperatures, truncations)
+  for number, (temperature, truncation) in enumerate(ways):
+    alike, its_logprobs = jax.jit(sampling.sample)(
+        logits, keys, place, np.float32(temperature),
+        None if truncation.is_off else truncation)
+    rows = np.arange(number, 24, len(ways))
+    np.testing.assert_array_equal(tokens[rows], alike[rows])
+    np.testing.assert_array_equal(logprobs[rows], its_logprobs[rows])
+  assert sampling.by_row(draws[:2])[1] is None  # costs nothing where none is

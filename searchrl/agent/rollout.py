@@ -104,6 +104,7 @@ def play(
     course: Course = Course(),
     progress: Callable[[int], None] = lambda finished: None,
     enough: Callable[[Mapping[int, Trajectory]], bool] = lambda finished: False,
+    watch: Callable[[Trajectory], None] = lambda grown: None,
 ) -> list[Trajectory | None]:
   """Plays every (question, sample) to its end.
 
@@ -123,6 +124,8 @@ def play(
     progress: told how many have finished, after each pass.
     enough: asked after each pass, with what has finished by its place among
       the requests, whether the rest is not needed any more.
+    watch: shown a trajectory whenever it has grown: by what the policy said,
+      by what it then reads, and by its end.
 
   Returns:
     Trajectories in the order of `requests`, without rewards; None for those
@@ -135,7 +138,7 @@ def play(
   table = _Table(
       engine, dialogue, tokenizer, budgets, course,
       searches.Searches(search, timeout_secs=course.search_timeout_secs,
-                        calls=course.search_calls))
+                        calls=course.search_calls), watch)
 
   def feed_of(game: _Game, budget: int):
     played = game.trajectory
@@ -181,9 +184,11 @@ def _new_games(requests, policy_step, dialogue, tokenizer, budgets
 class _Table:
   """Who sits in which slot, and what happens to them."""
 
-  def __init__(self, engine, dialogue, tokenizer, budgets, course, asked):
+  def __init__(self, engine, dialogue, tokenizer, budgets, course, asked,
+               watch):
     self._engine, self._dialogue, self._tokenizer = engine, dialogue, tokenizer
     self._budgets, self._course, self._asked = budgets, course, asked
+    self._watch = watch
     self._free = list(range(engine.slots))[::-1]
     self._decoding = set()  # slots
     self._unread = 0  # decodes
@@ -213,6 +218,7 @@ class _Table:
       feeds.append(feed_of(game, budget))
       if not game.fresh:  # it belongs to the turn that asked for it
         game.amend(observation_tokens=game.pending)
+        self._watch(game.trajectory)
       game.fresh = False
       self._decoding.add(game.slot)
     if feeds:
@@ -247,6 +253,7 @@ class _Table:
     turn = Turn(said.tokens, said.logprobs, action)
     game.trajectory = dataclasses.replace(
         game.trajectory, turns=(*game.trajectory.turns, turn))
+    self._watch(game.trajectory)
     reason = 'answer' if action.kind == 'answer' else self._limit(game)
     if reason is not None:
       self._finish(game, reason)
@@ -295,6 +302,7 @@ class _Table:
   def _finish(self, game: _Game, reason: str) -> None:
     self.finished[game.row] = dataclasses.replace(
         game.trajectory, stop_reason=reason)
+    self._watch(self.finished[game.row])
     del self.playing[game.slot]
     self._engine.release(game.slot)
     self._free.append(game.slot)

@@ -32,6 +32,7 @@ from searchrl.models.transformer import Params, Projection
 
 QUERY_PREFIX = 'query: '
 PASSAGE_PREFIX = 'passage: '
+POOLINGS = ('mean', 'cls')
 
 # Ours -> Hugging Face's, in a layer; kernels are transposed there.
 _LAYER = {
@@ -105,6 +106,7 @@ def forward(
     mask: Bool[Array, 'B T'],
     config: EncoderConfig,
     *,
+    segments: Int[Array, 'B T'] | None = None,
     remat: bool | str = False,
     dtype: Any = jnp.float32,
 ) -> Float[Array, 'B T D']:
@@ -115,6 +117,7 @@ def forward(
     tokens: right-padded, [CLS] and [SEP] included.
     mask: True, or 1, for what is no padding.
     config: the shape.
+    segments: which text of a pair a token belongs to. Default: all to the first.
     remat: what the backward pass recomputes; see `transformer.forward`.
     dtype: of activations, and of parameters where they are used.
 
@@ -130,7 +133,8 @@ def forward(
         f'texts must have at most {config.max_position_embeddings} tokens, for '
         f'so many positions are known, but have {length}. Cut them.')
   embed = params['embed']
-  x = embed['token'][tokens] + embed['type'][0] + embed['position'][:length]
+  kinds = embed['type'][0 if segments is None else segments]
+  x = embed['token'][tokens] + kinds + embed['position'][:length]
   x = LayerNorm(config.layer_norm_eps).apply(
       {'params': params['embed_norm']}, x.astype(dtype))
   seen = jnp.broadcast_to(mask.astype(bool)[:, None], (rows, length, length))
@@ -149,15 +153,25 @@ def embed(
     mask: Bool[Array, 'B T'],
     config: EncoderConfig,
     *,
+    pooling: str = 'mean',
     remat: bool | str = False,
     dtype: Any = jnp.float32,
 ) -> Float[Array, 'B D']:
-  """Texts as float32 vectors of length 1: the mean of their hidden states.
+  """Texts as float32 vectors of length 1, pooled from their hidden states.
 
   Args: those of `forward`. A row that is all padding gives 0.
+    pooling: 'mean' over a text, as E5, or 'cls', its first token, as BGE.
+
+  Raises:
+    ValueError: another pooling.
   """
+  if pooling not in POOLINGS:
+    raise ValueError(f'pooling must be one of {", ".join(POOLINGS)}, but is '
+                     f'{pooling!r}.')
   hidden = forward(params, tokens, mask, config, remat=remat, dtype=dtype)
   where = mask.astype(bool)[..., None]
+  if pooling == 'cls':
+    where = where & (jnp.arange(tokens.shape[1]) == 0)[:, None]
   total = jnp.sum(hidden.astype(jnp.float32), 1, where=where)
   mean = total / jnp.maximum(jnp.sum(where, 1), 1)
   square = jnp.sum(mean * mean, -1, keepdims=True)
@@ -258,7 +272,15 @@ def load(
   """
   found = tensors.Folder(pathlib.Path(folder), _ours)
   leaves = jax.eval_shape(lambda key: init(config, key), jax.random.key(0))
-  sources = {
+  its = sources(leaves)
+  found.check(tensors.shapes(its, leaves))
+  return tensors.load(found, its, logical_axes(config),
+                      sharding_of=sharding_of, dtype=dtype)
+
+
+def sources(leaves: Params) -> Params:
+  """Which tensors make which leaf, for leaves of these shapes."""
+  return {
       'embed': {name: Source(f'embeddings.{theirs}_embeddings.weight')
                 for name, theirs in (
                     ('token', 'word'), ('position', 'position'),
@@ -267,15 +289,17 @@ def load(
                      'bias': Source('embeddings.LayerNorm.bias')},
       'layers': tensors.layer_sources(
           leaves['layers'], _LAYER, 'encoder.layer')}
-  found.check(tensors.shapes(sources, leaves))
-  return tensors.load(found, sources, logical_axes(config),
-                      sharding_of=sharding_of, dtype=dtype)
 
 
 def _ours(name: str) -> str | None:
-  """Without its prefix, and with today's names of a norm's parameters."""
+  """Without its prefix; None for what an encoder does not need."""
   name = name.removeprefix('bert.')
   if name == 'embeddings.position_ids' or name.startswith(('pooler.', 'cls.')):
     return None
+  return modern(name)
+
+
+def modern(name: str) -> str:
+  """A tensor's name as it is today; older files call norms otherwise."""
   return name.replace('LayerNorm.gamma', 'LayerNorm.weight').replace(
       'LayerNorm.beta', 'LayerNorm.bias')

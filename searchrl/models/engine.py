@@ -41,6 +41,7 @@ class Append:
   budget: int  # tokens that may then be sampled
   row_ids: Sequence[int]  # step, uid halves, sample, turn
   fresh: bool  # forget what the slot held before
+  draw: sampling.Draw = sampling.Draw()  # where `load` left it to this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +126,8 @@ class Engine:
                   and devices == 1] or [slots]
     self._forget()
     self._params, self._waiting = None, None
-    self._compiled = set()  # with and without truncation
+    self._compiled = set()  # ways, see `_ways`
+    self._draws = None  # how each slot draws, or None: all alike
     self.prefilled_tokens = 0  # fed by append, over the engine's life
     self.copied_tokens = 0  # of prompts that another slot held
     self.decoded_tokens = 0  # sampled
@@ -155,7 +157,7 @@ class Engine:
   def load(
       self,
       params: Params,
-      temperature: float,
+      temperature: float | None,
       truncation: sampling.Truncation = sampling.Truncation(),
   ) -> None:
     """Takes the policy's weights; slots must be idle.
@@ -164,13 +166,15 @@ class Engine:
 
     Args:
       params: of the decoder; layers stacked.
-      temperature: of sampling; 0 is greedy, with log-probs at 1.
+      temperature: of sampling; 0 is greedy, with log-probs at 1; None: every
+        `Append` says for itself.
       truncation: which tokens may be drawn.
     """
     truncation.check()
     self._forget()
     self._waiting = params
-    self._temperature = np.float32(temperature)
+    self._draws = [sampling.Draw()] * self.slots if temperature is None else None
+    self._temperature = np.float32(temperature or 0)
     self._truncation = None if truncation.is_off else sampling.Truncation(
         np.int32(truncation.top_k), np.float32(truncation.top_p),
         np.float32(truncation.min_p))
@@ -188,25 +192,42 @@ class Engine:
     if self._waiting is not None:
       self._params = self._programs['unstacked'](self._waiting)
       self._waiting = None
-    truncated = self._truncation is not None
-    if truncated not in self._compiled:
-      self._compiled.add(truncated)
-      for _ in range(2):
-        for count in self._tiles:
-          self._append_tiles([], count)
-        self._copy([])
-        self._begin([])
-        self._release([])
-        for rows in self._rows:
-          self._run_decode(rows)
+    for way in self._ways():
+      if way not in self._compiled:
+        self._compiled.add(way)
+        for _ in range(2):
+          self._run_all(way)
     # pylint: disable-next=protected-access
     return sum(p._cache_size() for p in self._programs.values())
+
+  def _ways(self) -> list[tuple[bool, bool]]:
+    """How `decode` may be called: drawn by row or alike, truncated or not."""
+    if self._draws is not None:
+      return [(True, False), (True, True)]
+    return [(False, self._truncation is not None)]
+
+  def _run_all(self, way: tuple[bool, bool]) -> None:
+    by_row, truncated = way
+    for count in self._tiles:
+      self._append_tiles([], count)
+    self._copy([])
+    self._begin([])
+    self._release([])
+    if by_row:
+      self._draws[0] = sampling.Draw(
+          1.0, sampling.Truncation(top_k=int(truncated)))
+    for rows in self._rows:
+      self._run_decode(rows)
+    if by_row:
+      self._draws[0] = sampling.Draw()
 
   def append(self, appends: Sequence[Append]) -> None:
     """Feeds slots, and lets them decode."""
     self._check(appends)
     self.compile()
     for a in appends:
+      if self._draws is not None:
+        self._draws[a.slot] = a.draw
       if a.fresh:
         self._used[a.slot], self._prompts[a.slot] = 0, ()
     copies, tiles, turns = [], [], []
@@ -302,9 +323,14 @@ class Engine:
     if rows < self.slots:
       slot = np.full(rows, self.slots, np.int32)  # out of range: dropped
       slot[:len(self._decoding)] = sorted(self._decoding)
+    temperature, truncation = self._temperature, self._truncation
+    if self._draws is not None:
+      temperature, truncation = sampling.by_row(
+          self._draws if slot is None else
+          [self._draws[min(i, self.slots - 1)] for i in slot])
     self._state, sampled = self._programs['decode'](
-        self._params, state=self._state, temperature=self._temperature,
-        truncation=self._truncation, slot=slot)
+        self._params, state=self._state, temperature=temperature,
+        truncation=truncation, slot=slot)
     return range(self.slots) if slot is None else slot.tolist(), sampled
 
   def dispatch(self) -> None:
@@ -336,6 +362,17 @@ class Engine:
     self.dispatch()
     return self.read()
 
+  def heard(self, slot: int) -> tuple[Sequence[int], Sequence[float]]:
+    """What a slot has sampled in its turn, as far as was read."""
+    return self._partial[slot]
+
+  def cut(self, which: Sequence[int]) -> None:
+    """Stops decoding slots in the middle of their turn, all decodes read."""
+    self._release(which)
+    self._decoding.difference_update(which)
+    for slot in which:
+      self.release(slot)
+
   def used(self, slot: int) -> int:
     """Tokens that a slot holds."""
     return self._used[slot]
@@ -343,6 +380,8 @@ class Engine:
   def release(self, slot: int) -> None:
     """Leaves a stopped slot to the next conversation."""
     self._used[slot] = 0
+    if self._draws is not None:
+      self._draws[slot] = sampling.Draw()  # whose truncation costs nothing
 
   def abandon(self) -> None:
     """Stops all slots, whatever they are at; unread decodes are lost."""

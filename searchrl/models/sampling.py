@@ -8,11 +8,13 @@ token. Nothing of the vocabulary's size is accumulated or normalised, and where
 the vocabulary is sharded only the blocks' sums cross devices.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
+import numpy as np
 
 _BLOCK = 128  # tokens
 _BITS_OF_ONE = 0x3F800000  # float32: the order of positive floats is that of
@@ -46,11 +48,30 @@ class Truncation(NamedTuple):
             f'rollout.{name} must be {rule}, but is {getattr(self, name)}.')
 
 
+class Draw(NamedTuple):
+  """How the tokens of one conversation are drawn."""
+
+  temperature: float = 1.0  # 0 is greedy
+  truncation: Truncation = Truncation()
+
+
+def by_row(draws: Sequence[Draw]) -> tuple[
+    Float[np.ndarray, 'B'], Truncation | None]:
+  """Temperatures and truncations, one a row; None if no row truncates."""
+  temperatures = np.array([d.temperature for d in draws], np.float32)
+  if all(d.truncation.is_off for d in draws):
+    return temperatures, None
+  top_k, top_p, min_p = zip(*(d.truncation for d in draws))
+  return temperatures, Truncation(
+      np.array(top_k, np.int32), np.array(top_p, np.float32),
+      np.array(min_p, np.float32))
+
+
 def sample(
     logits: Float[Array, 'B V'],
     row_key: UInt32[Array, 'B 2'],
     position: Int[Array, 'B'],
-    temperature: Float[Array, ''],
+    temperature: Float[Array, ''] | Float[Array, 'B'],
     truncation: Truncation | None = None,
 ) -> tuple[Int[Array, 'B'], Float[Array, 'B']]:
   """Draws one token a row.
@@ -59,20 +80,23 @@ def sample(
     logits: unscaled.
     row_key: data of the row's key; the position is folded in last.
     position: of the token that is drawn.
-    temperature: 0 takes the likeliest token.
-    truncation: its fields may be traced; None costs nothing.
+    temperature: 0 takes the likeliest token; of all rows, or one a row.
+    truncation: its fields may be traced, and one a row; None costs nothing.
 
   Returns:
     Tokens, and their log-probs in nats under the distribution that they were
     drawn from, at the temperature (whole, and at 1, if greedy).
   """
   greedy = temperature == 0
-  scaled = logits / jnp.where(greedy, 1.0, temperature)
+  over_tokens = (lambda x: x[:, None]) if jnp.ndim(temperature) else (
+      lambda x: x)
+  scaled = logits / over_tokens(jnp.where(greedy, 1.0, temperature))
   best = jnp.argmax(scaled, -1).astype(jnp.int32)
   of_best = jnp.take_along_axis(scaled, best[:, None], -1)
   weights = jnp.exp(scaled - of_best)  # in [0, 1]
   if truncation is not None:
-    weights = jnp.where(greedy | kept(weights, truncation), weights, 0)
+    weights = jnp.where(
+        over_tokens(greedy) | kept(weights, truncation), weights, 0)
   uniform = jax.vmap(lambda data, at: jax.random.uniform(
       jax.random.fold_in(jax.random.wrap_key_data(data), at)))(
           row_key, position)

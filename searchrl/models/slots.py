@@ -194,7 +194,7 @@ _OF_ROWS = ('last_token', 'position', 'active', 'stop_state', 'budget',
 def decode(
     params: Params,
     state: State,
-    temperature: Float[Array, ''],
+    temperature: Float[Array, ''] | Float[Array, 'n'],
     truncation: sampling.Truncation | None,
     slot: Int[Array, 'n'] | None = None,
     *,
@@ -212,7 +212,7 @@ def decode(
   Args:
     params: of the decoder, `unstacked`.
     state: donated.
-    temperature: of sampling; 0 is greedy.
+    temperature: of sampling; 0 is greedy; of all rows, or one a row.
     truncation: which tokens may be drawn; see `sampling.sample`.
     slot: those that are computed, B for none; default: all. Only they may be
       active.

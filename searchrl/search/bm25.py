@@ -187,14 +187,28 @@ def build(texts: Sequence[str], *, k1: float = 0.9, b: float = 0.4) -> Index:
   pairs, counts = np.unique(flat * len(ids) + owners, return_counts=True)
   rows, passages = np.divmod(pairs, len(ids))
   starts = np.searchsorted(rows, np.arange(len(terms) + 1))
-  df = np.diff(starts)
+  idf, norms = weights(np.diff(starts), lengths, k1, b)
+  impacts = idf[rows] * counts / (counts + norms[passages])
+  return Index(terms, starts, passages.astype(np.int32),
+               impacts.astype(np.float32), len(ids))
+
+
+def weights(
+    df: Int[np.ndarray, 'V'], lengths: Int[np.ndarray, 'N'], k1: float, b: float
+) -> tuple[Float[np.ndarray, 'V'], Float[np.ndarray, 'N']]:
+  """Terms' idf, and texts' k1 (1 - b + b length / mean length); see `build`."""
   filled = np.count_nonzero(lengths)
   idf = np.log1p((filled - df + 0.5) / (df + 0.5))
   mean = lengths.sum() / max(filled, 1)
-  relative = decode_length(encode_length(lengths))[passages] / mean
-  impacts = idf[rows] * counts / (counts + k1 * (1 - b + b * relative))
-  return Index(terms, starts, passages.astype(np.int32),
-               impacts.astype(np.float32), len(ids))
+  relative = decode_length(encode_length(lengths)) / max(mean, 1e-9)
+  return idf, k1 * (1 - b + b * relative)
+
+
+def check(k1: float, b: float) -> None:
+  """Raises a ValueError if they are out of range."""
+  if not (k1 >= 0 and 0 <= b <= 1):
+    raise ValueError(f'k1 must be at least 0 and b in [0, 1], but they are '
+                     f'{k1} and {b}. Anserini uses 0.9 and 0.4.')
 
 
 def bm25(corpus: Corpus, *, k1: float = 0.9, b: float = 0.4) -> SearchFn:
@@ -215,20 +229,22 @@ def bm25(corpus: Corpus, *, k1: float = 0.9, b: float = 0.4) -> SearchFn:
   Source: Kamphuis et al. 2020, Which BM25 do you mean?, the variant "Lucene
     (default)".
   """
-  if not (k1 >= 0 and 0 <= b <= 1):
-    raise ValueError(f'k1 must be at least 0 and b in [0, 1], but they are '
-                     f'{k1} and {b}. Anserini uses 0.9 and 0.4.')
-  index = build(corpus.texts, k1=k1, b=b)
+  check(k1, b)
+  return searcher(corpus, build(corpus.texts, k1=k1, b=b))
+
+
+def searcher(corpus: Corpus, index: Index) -> SearchFn:
+  """The search of an index of a corpus."""
 
   def answer(query: Query) -> Passages:
     scores = index.scores(query.text)
-    return tuple(dataclasses.replace(corpus[i], score=float(scores[i]))
-                 for i in _top(scores, query.top_k))
+    return tuple(dataclasses.replace(corpus[int(i)], score=float(scores[i]))
+                 for i in top(scores, query.top_k))
 
   return lambda queries: [answer(query) for query in queries]
 
 
-def _top(scores: Float[np.ndarray, 'N'], k: int) -> Int[np.ndarray, 'K']:
+def top(scores: Float[np.ndarray, 'N'], k: int) -> Int[np.ndarray, 'K']:
   """Positions of the k highest scores above 0, ties to the lower position."""
   hits = np.flatnonzero(scores > 0)
   if 0 < k < len(hits):

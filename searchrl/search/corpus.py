@@ -56,14 +56,19 @@ class Corpus:
   @property
   def texts(self) -> list[str]:
     """Title, line break, text: what an engine indexes of each passage."""
-    return [f'{p.title}\n{p.text}' for p in self]
+    return [text_of(passage) for passage in self]
+
+  @functools.cached_property
+  def ids_are_positions(self) -> bool:
+    """Whether the ids are '0', '1', '2', ... in order."""
+    return all(p.id == str(i) for i, p in enumerate(self))
 
   @functools.cached_property
   def digest(self) -> str:
     """SHA-256, in hex, of the plain file that `write` makes of the corpus."""
     sha = hashlib.sha256()
     for passage in self:
-      sha.update(_line(passage))
+      sha.update(format_line(passage))
     return sha.hexdigest()
 
 
@@ -88,7 +93,7 @@ def read(path: str | pathlib.Path) -> Corpus:
         if not line.strip():
           continue
         place = f'line {number} of {path}'
-        passage = _passage(line, place)
+        passage = parse(line, place)
         if passage.id in passages:
           raise ValueError(
               f'id must be unique, but that of {place} is {passage.id!r}, as '
@@ -120,15 +125,26 @@ def write(path: str | pathlib.Path, passages: Iterable[Passage]) -> None:
                        'Rename one of them.')
     ids.add(passage.id)
   with (gzip.open if path.suffix == '.gz' else open)(path, 'wb') as file:
-    file.writelines(map(_line, corpus))
+    file.writelines(map(format_line, corpus))
 
 
-def _line(passage: Passage) -> bytes:
+def text_of(passage: Passage) -> str:
+  """Title, line break, text: what engines index, and encoders encode."""
+  return f'{passage.title}\n{passage.text}'
+
+
+def format_line(passage: Passage) -> bytes:
+  """The line that `write` writes."""
   contents = f'"{passage.title}"\n{passage.text}'
   return json.dumps({'id': passage.id, 'contents': contents}).encode() + b'\n'
 
 
-def _passage(line: bytes, place: str) -> Passage:
+def parse(line: bytes, place: str) -> Passage:
+  """The passage of a line; errors call it `place`.
+
+  Raises:
+    ValueError: the line is no such object.
+  """
   try:
     record = json.loads(line)
   except ValueError as error:

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A corpus and an encoder in, a SearchFn out that ranks by exact dot products.
+"""A corpus, an encoder and an index in, a SearchFn by dot products out.
 
 The encoder is any function of texts and their kind; the one given here hashes
 letters, needs no weights and so serves tests and small runs.
@@ -12,15 +12,18 @@ import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
+import hashlib
+import json
 import re
-from typing import Literal
+from typing import Any, Literal
 import zlib
 
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 import numpy as np
 
+from searchrl.search import device_index
+from searchrl.search import embeddings
+from searchrl.search import nearest
 from searchrl.search.corpus import Corpus
 from searchrl.trajectory import Passages, Query, SearchFn
 
@@ -106,15 +109,12 @@ def _hash(gram: str) -> int:
   return zlib.crc32(gram.encode('utf-8', 'surrogatepass'))
 
 
-@functools.partial(jax.jit, static_argnames='k')
-def _nearest(
-    index: Float[Array, 'N D'], vectors: Float[Array, 'B D'], *, k: int
-) -> tuple[Float[Array, 'B K'], Int[Array, 'B K']]:
-  """The k highest dot products, ties to the lower row; float32 throughout."""
-  scores = jnp.matmul(
-      vectors, index.T, precision=jax.lax.Precision.HIGHEST,
-      preferred_element_type=jnp.float32)
-  return jax.lax.top_k(scores, k)
+def ngram_recipe(corpus: Corpus, *, dim: int = 512, n: int = 3
+                ) -> dict[str, Any]:
+  """What `ngram_encoder` is, for the manifest of an index."""
+  facts = json.dumps(['ngrams', dim, n, corpus.digest])
+  return {'kind': 'ngrams', 'dim': dim, 'n': n,
+          'digest': hashlib.sha256(facts.encode()).hexdigest()}
 
 
 def exact(corpus: Corpus, encode: EncodeFn, *, batch: int = 64) -> SearchFn:
@@ -134,23 +134,28 @@ def exact(corpus: Corpus, encode: EncodeFn, *, batch: int = 64) -> SearchFn:
     ValueError: batch is below 1, or the encoder returns something else than
       one finite row a text.
   """
-  if batch < 1:
-    raise ValueError(f'batch must be at least 1, but is {batch}. Give the '
-                     'number of queries to compare at a time.')
-  index = jax.device_put(_encode(encode, corpus.texts, 'passage'))
+  rows = embeddings.InMemory(encoded(encode, corpus.texts, 'passage'))
+  return searcher(corpus, encode, device_index.build(rows, batch=batch))
+
+
+def searcher(corpus: Corpus, encode: EncodeFn, index: nearest.Index
+            ) -> SearchFn:
+  """A search by vectors; row i of the index is passage i of the corpus.
+
+  Raises:
+    ValueError: the index has another number of rows than the corpus passages.
+  """
+  if index.count != len(corpus):
+    raise ValueError(
+        f'an index must have a row for each of {len(corpus)} passages, but has '
+        f'{index.count}. Build it from this corpus.')
 
   def search(queries: Sequence[Query]) -> list[Passages]:
-    found = []
-    for start in range(0, len(queries), batch):
-      found += compare(queries[start:start + batch])
-    return found
-
-  def compare(queries: Sequence[Query]) -> list[Passages]:
-    k = min(max(query.top_k for query in queries), len(corpus))
-    vectors = np.zeros((batch, index.shape[1]), np.float32)
-    vectors[:len(queries)] = _encode(encode, [q.text for q in queries], 'query')
-    scores, ids = jax.device_get(
-        _nearest(index, jax.device_put(vectors), k=k))
+    k = max((query.top_k for query in queries), default=0)
+    if k < 1:
+      return [()] * len(queries)
+    vectors = encoded(encode, [q.text for q in queries], 'query')
+    scores, ids = index(vectors, k)
     return [
         _passages(corpus, ids[i, :query.top_k], scores[i])
         if query.text.strip() and vectors[i].any() else ()
@@ -159,9 +164,14 @@ def exact(corpus: Corpus, encode: EncodeFn, *, batch: int = 64) -> SearchFn:
   return search
 
 
-def _encode(
+def encoded(
     encode: EncodeFn, texts: Sequence[str], kind: Kind
 ) -> Float[np.ndarray, 'N D']:
+  """An encoder's rows, checked.
+
+  Raises:
+    ValueError: they are something else than one finite row a text.
+  """
   rows = np.asarray(encode(texts, kind), np.float32)
   if rows.ndim != 2 or len(rows) != len(texts) or not np.isfinite(rows).all():
     raise ValueError(
@@ -174,5 +184,5 @@ def _encode(
 def _passages(
     corpus: Corpus, ids: Int[np.ndarray, 'K'], scores: Float[np.ndarray, 'K']
 ) -> Passages:
-  return tuple(dataclasses.replace(corpus[i], score=float(score))
-               for i, score in zip(ids, scores))
+  return tuple(dataclasses.replace(corpus[int(i)], score=float(score))
+               for i, score in zip(ids, scores) if i >= 0)

@@ -4,39 +4,152 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+import functools
+import hashlib
+import json
 from typing import Any
 
+from searchrl.search import adapters
+from searchrl.search import backends
 from searchrl.search import bm25
+from searchrl.search import bm25_index
+from searchrl.search import cache
 from searchrl.search import dense
+from searchrl.search import fusion
 from searchrl.search import noise
+from searchrl.search import over
+from searchrl.search import rerank
 from searchrl.search.corpus import Corpus
 from searchrl.trajectory import Passages, Query, SearchError, SearchFn
 
+LoadJudge = Callable[..., rerank.ScoreFn]  # (folder, **options)
+
 
 def make(
-    name: str, corpus: Corpus, *, seed: int = 0, **options: Any
+    name: str,
+    corpus: Corpus | None,
+    *,
+    seed: int = 0,
+    load_encoder: backends.LoadEncoder | None = None,
+    load_judge: LoadJudge | None = None,
+    **options: Any,
 ) -> SearchFn:
   """Builds the engine of a name; every engine finds at most the whole corpus.
 
   Args:
-    name: 'bm25', 'dense' (hashed n-grams, exact) or 'noise' (random).
-    corpus: what it searches.
+    name: 'bm25', 'dense' (vectors), 'noise' (random), 'bm25s' or 'lucene'
+      (other libraries' BM25); 'remote' (servers) or 'web', which have a corpus
+      of their own; or 'fusion', 'rerank' or 'cache', which are made of others.
+    corpus: what it searches; None where `needs_corpus` is false.
     seed: of the noise; other engines ignore it.
-    **options: bm25: k1, b; dense: dim, n, batch; noise: none.
+    load_encoder: makes the encoder of a dense index; see `backends.indexed`.
+    load_judge: makes the judge of pairs of a reranker; see `reranker.load`.
+    **options: bm25: index (a folder that holds one) or k1, b; bm25s: k1, b;
+      lucene: those of `adapters.lucene`; dense: index and those of
+      `backends.indexed`, else dim, n, batch of hashed n-grams; noise: none;
+      remote: those of `remote.remote`; web: those of `web.web`; fusion:
+      engines, each as dict(name=..., **its options), k, depth; rerank: engine,
+      model, max_length, batch, candidates; cache: engine, path, entries, index.
 
   Raises:
     ValueError: no engine has that name.
     TypeError: the engine has no such option.
   """
+  if name == 'bm25' and 'index' in options:
+    return bm25_index.indexed(corpus, options.pop('index'), **options)
   if name == 'bm25':
     return bm25.bm25(corpus, **options)
+  if name == 'dense' and 'index' in options:
+    folder = options.pop('index')
+    return backends.indexed(
+        corpus, folder, load_encoder=load_encoder, **options)
   if name == 'dense':
     return _dense(corpus, **options)
   if name == 'noise':
     return noise.random_passages(corpus, seed=seed, **options)
-  raise ValueError(f"engine must be 'bm25', 'dense' or 'noise', but is "
-                   f'{name!r}. Correct it in the configuration.')
+  if name == 'bm25s':
+    return adapters.bm25s(corpus, **options)
+  if name == 'lucene':
+    return adapters.lucene(corpus, **options)
+  if name == 'remote':
+    from searchrl.search import remote  # urllib3 is for those who need it
+    return remote.remote(**options)
+  if name == 'web':
+    from searchrl.search import web
+    return web.web(**options)
+  if name in ('fusion', 'rerank', 'cache'):
+    again = functools.partial(_part, corpus=corpus, seed=seed,
+                              load_encoder=load_encoder, load_judge=load_judge)
+    return _made_of(name, corpus, options, again, load_judge)
+  raise ValueError(
+      "engine must be 'bm25', 'dense', 'noise', 'bm25s', 'lucene', 'remote', "
+      f"'web', 'fusion', 'rerank' or 'cache', but is {name!r}. Correct it in "
+      'the configuration.')
+
+
+def _made_of(name: str, corpus: Corpus, options: dict[str, Any],
+             again: Callable[[Any], SearchFn],
+             load_judge: LoadJudge | None) -> SearchFn:
+  """An engine over others, which `again` builds."""
+  field = 'engines' if name == 'fusion' else 'engine'
+  if field not in options or name == 'rerank' and 'model' not in options:
+    raise ValueError(
+        f'search.options of {name!r} must have {field}'
+        f'{" and model" if name == "rerank" else ""}, but have '
+        f'{sorted(options)}. An engine is given as dict(name=..., **options).')
+  inside = options.pop(field)
+  if name == 'fusion':
+    parts = tuple(map(again, inside))
+    return over.Over(fusion.fused(parts, **options), parts)
+  inner = again(inside)
+  if name == 'rerank':
+    about = {key: options.pop(key) for key in ('max_length', 'batch')
+             if key in options}
+    score = load_judge(options.pop('model'), **about)
+    return over.Over(rerank.reranked(inner, score, **options), (inner,))
+  named = _fingerprint(*_named(inside), corpus)
+  return cache.cached(inner, **options | dict(
+      index=options.get('index') or named))
+
+
+def _part(spec: Any, **common: Any) -> SearchFn:
+  """The engine of dict(name=..., **options)."""
+  name, options = _named(spec)
+  return make(name, **common, **options)
+
+
+def _named(spec: Any) -> tuple[str, dict[str, Any]]:
+  """The name and the options of dict(name=..., **options)."""
+  options = dict(spec) if hasattr(spec, 'items') else {}  # or a ConfigDict
+  if 'name' not in options:
+    raise ValueError('search.options must give an engine as dict(name=..., '
+                     f'**options), but give {spec!r}.')
+  return options.pop('name'), options
+
+
+def _parts(options: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+  """The engines that an engine is made of."""
+  specs = options.get('engines', ())
+  if 'engine' in options:
+    specs = (options['engine'],)
+  return [_named(spec) for spec in specs]
+
+
+def _fingerprint(name: str, options: dict[str, Any], corpus: Corpus) -> str:
+  """Names what an engine searches; '' where that cannot be known."""
+  if name in ('remote', 'web', 'lucene', 'rerank', 'cache') or (
+      name == 'bm25' and 'index' in options):
+    return ''  # what stands behind an address or a path may change
+  if name == 'noise':
+    raise ValueError("search.options.engine must not be 'noise' for a cache: "
+                     'what it finds depends on the question, too.')
+  inside = [_fingerprint(*part, corpus) for part in _parts(options)]
+  if '' in inside:
+    return ''
+  facts = [describe(name, corpus, options), inside, options]
+  text = json.dumps(facts, sort_keys=True, default=dict)
+  return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _dense(
@@ -46,7 +159,29 @@ def _dense(
       corpus, dense.ngram_encoder(corpus, dim=dim, n=n), batch=batch)
 
 
-def guarded(search: SearchFn) -> SearchFn:
+def needs_corpus(name: str, options: Mapping[str, Any]) -> bool:
+  """Whether an engine searches a corpus of ours, or has one elsewhere."""
+  if name in ('remote', 'web'):
+    return False
+  parts = _parts(options)
+  return not parts or any(needs_corpus(*part) for part in parts)
+
+
+def describe(
+    name: str, corpus: Corpus | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+  """What was searched, for the record of a run: digests, an index's recall."""
+  told = {'engine': name}
+  if corpus is not None:
+    told |= {'corpus': corpus.digest, 'passages': len(corpus)}
+  if name == 'dense' and 'index' in options:
+    told['index'] = backends.describe(options['index'])
+  if parts := _parts(options):
+    told['engines'] = [describe(part, corpus, its) for part, its in parts]
+  return told
+
+
+def guarded(search: SearchFn) -> over.Over:
   """Turns what goes wrong inside a search into an outcome of each query.
 
   An exception becomes SearchError('unavailable'), a number of results that is
@@ -64,4 +199,4 @@ def guarded(search: SearchFn) -> SearchFn:
       return [SearchError('bad_response', detail)] * len(queries)
     return results
 
-  return safely
+  return over.Over(safely, (search,))

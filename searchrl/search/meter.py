@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 
+from searchrl.search import over
 from searchrl.trajectory import Passages, Query, SearchError, SearchFn
 
 
@@ -20,6 +21,7 @@ class _Call:
   secs: float
   queries: int
   timeouts: int  # queries that ended in SearchError('timeout')
+  errors: int  # queries that ended in any SearchError
   empty: int  # queries that succeeded and found no passage
 
 
@@ -44,11 +46,14 @@ class Meter:
         secs, len(queries),
         timeouts=sum(isinstance(r, SearchError) and r.kind == 'timeout'
                      for r in results),
+        errors=sum(isinstance(r, SearchError) for r in results),
         empty=sum(not isinstance(r, SearchError) and not r for r in results)))
     return results
 
   def pop(self) -> dict[str, float]:
     """Metrics of the calls since the last `pop`, which it forgets.
+
+    Those that the search itself keeps are among them.
 
     Latencies are percentiles over calls, in milliseconds; without a call there
     are none. Rates are shares of the queries; of none, 0.
@@ -59,11 +64,16 @@ class Meter:
         'search/queries': queries,
         'search/batch_size': queries / max(len(calls), 1),
         'search/timeout_rate': sum(c.timeouts for c in calls) / max(queries, 1),
+        'search/failed_queries': sum(c.errors for c in calls),
         'search/empty_rate': sum(c.empty for c in calls) / max(queries, 1),
-    }
+    } | over.pop(self._search)
     if calls:
       latencies = [1000 * call.secs for call in calls]
       for percent in (50, 95):
         values[f'search/latency_ms/p{percent}'] = float(
             np.percentile(latencies, percent))
     return values
+
+  def wait(self) -> None:
+    """Waits while the search is out of order, if it can tell."""
+    over.wait(self._search)

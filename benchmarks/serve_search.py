@@ -1,0 +1,214 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""A generated corpus in, what a search server does under load out.
+
+  python benchmarks/serve_search.py --out benchmarks/serve_search.jsonl
+
+The server is the job of configs/serve_search.py in a process of its own, BM25
+over passages of Zipf words; the client is this process. Ways to ask it:
+
+  single     threads that ask one query a request, over the library's client
+  turn       one call of as many queries as threads, as a rollout asks
+  bare       threads that post prepared bytes over http.client, so that the
+             client costs little
+
+and, for scale, the same queries by the same engine in this process.
+"""
+
+import argparse
+from collections.abc import Callable
+from concurrent import futures
+import contextlib
+import dataclasses
+import http.client
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+# pylint: disable=g-import-not-at-top
+from searchrl import workdir
+from searchrl.search import bm25
+from searchrl.search import corpus as corpora
+from searchrl.search import remote
+from searchrl.search import wire
+from searchrl.trajectory import Passage, Query, Question, SearchError
+
+NOBODY = Question('', '', ())
+COLUMNS = ('way', 'concurrency', 'requests', 'queries/s', 'p50 ms', 'p95 ms',
+           'server CPU ms a query', 'failed')
+
+
+@dataclasses.dataclass
+class Measured:
+  """Requests of one way."""
+
+  way: str
+  concurrency: int
+  latencies: list[float]  # seconds
+  queries: int
+  failed: int
+  wall_secs: float
+  server_cpu_secs: float
+
+  def row(self) -> dict[str, object]:
+    p50, p95 = 1000 * np.percentile(self.latencies, [50, 95])
+    return dict(zip(COLUMNS, (
+        self.way, self.concurrency, len(self.latencies),
+        round(self.queries / self.wall_secs), round(p50, 1), round(p95, 1),
+        round(1000 * self.server_cpu_secs / self.queries, 3), self.failed)))
+
+
+def words(rng, count: int, size: int = 20_000) -> list[str]:
+  """Made-up words, the frequent ones far more frequent."""
+  return [f'w{i}x' for i in np.minimum(rng.zipf(1.2, count), size)]
+
+
+def generate(options) -> tuple[corpora.Corpus, list[str]]:
+  rng = np.random.default_rng(options.seed)
+  passages = tuple(Passage(f'{i}', f'Passage {i}', ' '.join(words(rng, 80)))
+                   for i in range(options.passages))
+  queries = [' '.join(words(rng, 8)) for _ in range(options.queries)]
+  return corpora.Corpus(passages), queries
+
+
+@contextlib.contextmanager
+def server(corpus: pathlib.Path, folder: pathlib.Path):
+  """The job in a process of its own; its address and process id."""
+  command = [
+      sys.executable, '-m', 'searchrl.main', '--config=configs/serve_search.py',
+      f'--config.search.corpus={corpus}', '--config.serve.port=0',
+      f'--workdir={folder}']
+  variables = os.environ | {'JAX_PLATFORMS': 'cpu', 'OMP_NUM_THREADS': '1'}
+  with subprocess.Popen(command, cwd=ROOT, text=True, env=variables,
+                        stderr=subprocess.PIPE) as process:
+    try:
+      line = ''
+      while 'Serving' not in line:
+        line = process.stderr.readline()
+        if not line:
+          raise RuntimeError(f'the server ended with {process.wait()}.')
+      yield line.partition(' at ')[2].partition(';')[0], process.pid
+    finally:
+      process.terminate()
+
+
+def cpu_secs(pid: int) -> float:
+  """User and system time of a process; Linux."""
+  fields = pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2]
+  user, system = fields.split()[11:13]
+  return (int(user) + int(system)) / os.sysconf('SC_CLK_TCK')
+
+
+def measure(way: str, one: Callable[[list[str]], int],
+            requests: list[list[str]], concurrency: int, pid: int) -> Measured:
+  """Makes all requests, so many at a time; `one` gives how many failed."""
+  latencies, failed = [], 0
+
+  def timed(texts):
+    start = time.perf_counter()
+    return one(texts), time.perf_counter() - start
+
+  with futures.ThreadPoolExecutor(concurrency) as pool:
+    list(pool.map(timed, requests[:concurrency]))  # connections
+    cpu, start = cpu_secs(pid), time.perf_counter()
+    for bad, secs in pool.map(timed, requests):
+      latencies.append(secs)
+      failed += bad
+    wall = time.perf_counter() - start
+  return Measured(way, concurrency, latencies, sum(map(len, requests)), failed,
+                  wall, cpu_secs(pid) - cpu)
+
+
+def over_the_client(url: str, top_k: int) -> Callable[[list[str]], int]:
+  search = remote.remote(urls=(url,), tries=1)
+
+  def one(texts):
+    found = search([Query(text, top_k, NOBODY) for text in texts])
+    return sum(isinstance(result, SearchError) for result in found)
+
+  return one
+
+
+def over_bare_http(url: str, top_k: int) -> Callable[[list[str]], int]:
+  parts, mine = urllib.parse.urlsplit(url), threading.local()
+
+  def one(texts):
+    if not hasattr(mine, 'line'):
+      mine.line = http.client.HTTPConnection(parts.netloc, timeout=60)
+    mine.line.request('POST', parts.path, wire.write_request(texts, top_k))
+    response = mine.line.getresponse()
+    response.read()
+    return 0 if response.status == 200 else len(texts)
+
+  return one
+
+
+def in_process(corpus: corpora.Corpus, queries: list[str], top_k: int
+              ) -> dict[str, object]:
+  """What the engine does without a server; CPU seconds of this process."""
+  search = bm25.bm25(corpus)
+  start, cpu = time.perf_counter(), time.process_time()
+  search([Query(text, top_k, NOBODY) for text in queries])
+  wall, cpu = time.perf_counter() - start, time.process_time() - cpu
+  return {'way': 'in process', 'queries/s': round(len(queries) / wall),
+          'server CPU ms a query': round(1000 * cpu / len(queries), 3)}
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('--passages', type=int, default=20_000)
+  parser.add_argument('--queries', type=int, default=6400)
+  parser.add_argument('--concurrency', type=int, nargs='+', default=[64])
+  parser.add_argument('--top_k', type=int, default=3)
+  parser.add_argument('--repeats', type=int, default=3)
+  parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--out', type=pathlib.Path)
+  options = parser.parse_args()
+  corpus, queries = generate(options)
+  rows = []
+  with tempfile.TemporaryDirectory() as folder:
+    folder = pathlib.Path(folder)
+    corpora.write(folder / 'corpus.jsonl', corpus)
+    with server(folder / 'corpus.jsonl', folder / 'run') as (url, pid):
+      client, bare = (over_the_client(url, options.top_k),
+                      over_bare_http(url, options.top_k))
+      for _ in range(options.repeats):
+        for n in options.concurrency:
+          singles = [[text] for text in queries]
+          turns = [queries[i:i + n] for i in range(0, len(queries), n)]
+          for way, one, requests, threads in (
+              ('single', client, singles, n), ('bare', bare, singles, n),
+              ('turn', client, turns, 1)):
+            rows.append(measure(way, one, requests, threads, pid).row())
+  for _ in range(options.repeats):
+    rows.append(in_process(corpus, queries, options.top_k))
+  report(rows, options)
+
+
+def report(rows, options) -> None:
+  """Prints a table; appends records."""
+  found = workdir.environment()
+  print(f'python benchmarks/serve_search.py {" ".join(sys.argv[1:])}, '
+        f'{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end, '
+        f'revision {found["git"]}\n')
+  print('| ' + ' | '.join(COLUMNS) + ' |\n|' + '---|' * len(COLUMNS))
+  for row in rows:
+    print('| ' + ' | '.join(str(row.get(c, '')) for c in COLUMNS) + ' |')
+  if options.out:
+    with options.out.open('a', encoding='utf-8') as file:
+      for row in rows:
+        file.write(json.dumps(row | vars(options) | found, default=str) + '\n')
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,61 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""One question to a trained policy, each turn shown as it happens.
+
+  python -m searchrl.main --config=configs/ask.py --config.ask.run=runs/dspo \
+      --question "What is the river of the birthplace of Zinina Rilson?"
+
+Without --question it proposes some. The answer alone goes to stdout. The size
+may also be a run's folder, --config=configs/ask.py:runs/mine, from which model,
+dialogue, budgets and search are taken, too; after it any of them can be set.
+"""
+
+import json
+import pathlib
+
+from configs import common
+import ml_collections
+
+_ROLLOUT = ('slots', 'length', 'dtype', 'tensor', 'admission', 'ahead',
+            'search_timeout_secs', 'search_calls', 'budgets')
+
+
+def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
+  run = pathlib.Path(size) / 'config.json'
+  base = common.get_config('laptop' if run.is_file() else size)
+  config = ml_collections.ConfigDict()
+  config.job = 'searchrl.ask:job'
+  config.seed = base.seed  # of sampling, and of the noise
+  config.model = dict(
+      path=base.model.path,  # a Hugging Face folder or hub id; '': tiny base
+      dtype=base.model.dtype,  # as it is kept
+  )
+  config.dialogue = base.dialogue  # that the policy was trained with
+  config.search = base.search  # no corpus: the run's, or a generated world
+  config.data = dict(
+      world_seed=base.data.world_seed,  # of the generated world
+      per_hop=base.data.per_hop,  # its questions, of which some are proposed
+  )
+  config.rollout = {name: base.rollout[name] for name in _ROLLOUT}
+  config.mesh = base.mesh
+  config.ask = dict(
+      question='',  # set by --question; '' proposes some
+      examples='',  # questions, jsonl, to propose; '': beside the corpus
+      run='',  # the run whose newest checkpoint answers; '': the model itself
+      samples=1,  # a single one is greedy; several vote
+      temperature=1.0,  # of several samples
+  )
+  if run.is_file():
+    _as_in(config, json.loads(run.read_text()), size)
+  return config
+
+
+def _as_in(config: ml_collections.ConfigDict, past: dict, folder: str) -> None:
+  """Takes from a run's config what its policy was trained with."""
+  config.ask.run = folder
+  config.ask.examples = past['data']['evaluate'] or past['data']['train']
+  config.dialogue = past['dialogue']
+  config.search = past['search']
+  for part in ('model', 'rollout'):
+    config[part].update({name: value for name, value in past[part].items()
+                         if name in config[part]})

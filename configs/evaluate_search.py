@@ -1,0 +1,27 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""How often an engine finds the answers of questions asked as they stand.
+
+  python -m searchrl.main --config=configs/evaluate_search.py \
+      --config.search.engine=dense
+
+The Empirical Study's recall (a gold answer is a substring of a passage), and
+the same by whole words. Own data: data.evaluate and search.corpus.
+"""
+
+from configs import common
+import ml_collections
+
+
+def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
+  base = common.get_config(size)
+  config = ml_collections.ConfigDict()
+  config.job = 'searchrl.retrieval:job'
+  config.seed = base.seed  # of the noise
+  config.search = base.search
+  config.data = dict(evaluate='')  # questions, jsonl; '' generates worlds
+  config.evaluate = dict(worlds=base.evaluate.worlds)
+  config.retrieval = dict(top_ks=(1, 3, 10))  # passages that are looked at
+  if size == 'laptop':
+    config.evaluate.worlds.questions_per_hop = 200
+  return config

@@ -1,0 +1,48 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""A search server that speaks Search-R1's /retrieve.
+
+  python -m searchrl.main --config=configs/serve_search.py
+
+Without `search.corpus` it serves the generated training world. A run elsewhere
+asks it with
+
+  config.search.engine = 'remote'
+  config.search.options = dict(urls=('http://127.0.0.1:8000/retrieve',))
+
+Every engine of common.py can be served, engines over engines too.
+"""
+
+from configs import common
+import ml_collections
+
+
+def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
+  base = common.get_config(size)
+  config = ml_collections.ConfigDict()
+  config.job = 'searchrl.serve:search'
+  config.seed = base.seed  # of the noise
+  config.search = base.search
+  config.data = dict(
+      world_seed=base.data.world_seed,  # of the generated world
+      per_hop=base.data.per_hop,  # its questions, which are not served
+  )
+  config.serve = dict(
+      host='127.0.0.1',  # 0.0.0.0 opens it to other machines
+      port=8000,  # 0: a free one
+      token_env='',  # variable of the environment with a bearer token; '': none
+      top_k=3,  # passages a query, where a request does not say
+      limits=dict(  # of a request
+          body_bytes=2**20,
+          queries=512,
+          query_chars=2000,  # a query
+          top_k=100,
+      ),
+      batch_queries=512,  # that the engine answers at a time
+      gather_secs=0.002,  # that an idle engine waits for company
+      waiting_queries=4096,  # above these, requests get 429
+      deadline_secs=30.0,  # of a request; then it gets 504
+      idle_secs=60.0,  # until a silent connection is closed
+      connections=1024,  # at a time
+  )
+  return config

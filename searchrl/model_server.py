@@ -1,0 +1,350 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A Generator and a tokenizer in, an HTTP server of OpenAI's completions API out.
+
+The bodies are in `completions`. A client learns its mistakes by status and the
+field's name: 400, 401 (no token), 404, 413, 429 (too much waits: come again),
+503 (ending, or failed), 504 (too late); never how the inside looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import dataclasses
+import hmac
+import http.server
+import json
+import secrets
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from searchrl import completions
+from searchrl import generation
+from searchrl.models import engine as engines
+
+_ROUTES = {'/v1/completions': False, '/v1/chat/completions': True}  # is a chat
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """How a server serves.
+
+  Attributes:
+    host: the address to listen at; anything but loopback opens it to others.
+    port: 0 takes a free one.
+    name: that requests call the model.
+    limits: what a request may hold.
+    waiting: choices without a slot; above these a request gets 429.
+    deadline_secs: of a request, its waiting included; then it gets 504.
+    idle_secs: after which a silent connection is closed.
+    connections: at a time; more are closed at once.
+    token: a request must bear it; '': none.
+  """
+
+  name: str
+  host: str = '127.0.0.1'
+  port: int = 8001
+  limits: completions.Limits = completions.Limits()
+  waiting: int = 256
+  deadline_secs: float = 600.0
+  idle_secs: float = 60.0
+  connections: int = 1024
+  token: str = dataclasses.field(default='', repr=False)
+
+  def __post_init__(self):
+    numbers = dataclasses.asdict(self)
+    numbers |= {f'limits.{k}': v for k, v in numbers.pop('limits').items()}
+    for name, value in numbers.items():
+      if isinstance(value, int | float) and name != 'port' and not value > 0:
+        raise ValueError(f'serve.{name} must be above 0, but is {value}.')
+    if self.waiting < self.limits.choices:
+      raise ValueError(
+          'serve.waiting must hold one request of limits.choices='
+          f'{self.limits.choices}, but is {self.waiting}.')
+
+
+class Server:
+  """Listens once it is made; `start` answers, `stop` ends it in order.
+
+  Args:
+    generator: what continues prompts; `stop` closes it.
+    tokenizer: see `agent.tokenizer`.
+    length: tokens that a prompt and its continuation may have.
+    options: see there.
+
+  Raises:
+    OSError: the address is taken, or not of this machine.
+  """
+
+  def __init__(self, generator: generation.Generator, tokenizer: Any,
+               length: int, options: Options):
+    self.options, self.generator = options, generator
+    self.created = int(time.time())
+    self._tokenizer, self._length = tokenizer, length
+    self._one = threading.Lock()  # tokenizers bear one thread at a time
+    self._busy, self._idle = 0, threading.Condition()
+    self._http = _Http((options.host, options.port), _Handler)
+    self._http.owner = self
+    self._http.room = threading.Semaphore(options.connections)
+    self._thread = threading.Thread(
+        target=self._http.serve_forever, args=(0.05,), name='accept',
+        daemon=True)
+
+  @property
+  def address(self) -> str:
+    host = self.options.host
+    host = f'[{host}]' if ':' in host else host
+    return f'http://{host}:{self._http.server_address[1]}'
+
+  def start(self) -> None:
+    self._thread.start()
+
+  def stop(self) -> None:
+    """Takes no more requests, answers those it has, and closes."""
+    self._http.shutdown()
+    self._thread.join()
+    self.generator.close(self.options.deadline_secs)
+    with self._idle:
+      self._idle.wait_for(lambda: not self._busy, self.options.deadline_secs)
+    self._http.server_close()
+
+  def __enter__(self) -> None:
+    with self._idle:
+      self._busy += 1
+
+  def __exit__(self, *_) -> None:
+    with self._idle:
+      self._busy -= 1
+      self._idle.notify_all()
+
+  def answer(self, body: bytes, is_chat: bool) -> bytes | Iterator[bytes]:
+    """The answer to a body, or its events.
+
+    Raises:
+      Refused: there is none.
+    """
+    with self._one:
+      asked = completions.read(
+          body, is_chat=is_chat, name=self.options.name, length=self._length,
+          tokenizer=self._tokenizer, limits=self.options.limits)
+    try:
+      stream = self.generator.submit(choices(asked))
+    except generation.Full:
+      raise completions.Refused(
+          'too much is waiting; come again.', status=429,
+          kind='rate_limit_error', code='rate_limit_exceeded') from None
+    except generation.Closed:
+      raise _closed() from None
+    made = completions.Answer(
+        asked, uid=secrets.token_hex(12), created=int(time.time()),
+        name=self.options.name, token_bytes=self._tokenizer.token_bytes)
+    pieces = _told(stream, time.monotonic() + self.options.deadline_secs)
+    return made.events(pieces) if asked.stream else made.whole(pieces)
+
+
+def choices(asked: completions.Request) -> list[generation.Choice]:
+  """What a request asks for; equal seeds give equal randomness.
+
+  The seed and a choice's number name it, and neither the prompt nor the rest.
+  """
+  uid = secrets.token_hex(16) if asked.seed is None else f'seed {asked.seed}'
+  wanted = [(prompt, budget) for prompt, budget in zip(
+      asked.prompts, asked.budgets) for _ in range(asked.n)]
+  return [generation.Choice(
+      prompt, budget, engines.row_ids(0, uid, number, 0), asked.draw,
+      tuple(stop.encode() for stop in asked.stops))
+          for number, (prompt, budget) in enumerate(wanted)]
+
+
+def _closed() -> completions.Refused:
+  return completions.Refused('the server is ending.', status=503,
+                             kind='server_error')
+
+
+def _told(stream: generation.Stream, deadline: float):
+  """The pieces; what goes wrong, as a client is told; cancelled if left."""
+  try:
+    yield from stream.pieces(deadline)
+  except TimeoutError:
+    raise completions.Refused('not finished in time.', status=504,
+                              kind='server_error', code='timeout') from None
+  except generation.Closed:
+    raise _closed() from None
+  finally:
+    stream.cancel()
+
+
+class _Http(http.server.ThreadingHTTPServer):
+  """A thread a connection; those above a number are closed at once."""
+
+  request_queue_size = 1024
+  daemon_threads = True
+  block_on_close = False
+
+  def __init__(self, address, handler):
+    if ':' in address[0]:
+      self.address_family = socket.AF_INET6
+    super().__init__(address, handler)
+
+  def server_bind(self):
+    # Without the look-up of the host's name that http.server makes.
+    self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    self.socket.bind(self.server_address)
+    self.server_address = self.socket.getsockname()
+    self.server_name, self.server_port = self.server_address[:2]
+
+  def process_request(self, request, client_address):
+    if not self.room.acquire(blocking=False):
+      self.shutdown_request(request)
+      return
+    super().process_request(request, client_address)
+
+  def process_request_thread(self, request, client_address):
+    try:
+      super().process_request_thread(request, client_address)
+    finally:
+      self.room.release()
+
+  def handle_error(self, request, client_address):
+    del request, client_address  # clients that hung up; the rest is answered
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+  """One connection."""
+
+  protocol_version = 'HTTP/1.1'
+  disable_nagle_algorithm = True
+
+  def setup(self):
+    self.timeout = self.server.owner.options.idle_secs
+    super().setup()
+
+  def version_string(self):
+    return 'searchrl'
+
+  def log_message(self, *args):
+    del args
+
+  def send_error(self, code, message=None, explain=None):
+    """What http.server itself refuses: lines that are no HTTP."""
+    del message, explain
+    self.request_version = self.protocol_version  # else no status is sent
+    self.close_connection = True
+    self._refuse(completions.Refused('no such request.', status=code))
+
+  def do_GET(self):
+    owner, path = self.server.owner, self.path.partition('?')[0]
+    name, created = owner.options.name, owner.created
+    is_open = owner.generator.is_open
+    if path == '/health':
+      self._send(200 if is_open else 503, json.dumps({
+          'status': 'ok' if is_open else 'stopping',
+          'waiting': owner.generator.waiting,
+          'speaking': owner.generator.speaking}).encode())
+    elif not self._is_allowed():
+      self._refuse(_NO_TOKEN)
+    elif path == '/v1/models':
+      self._send(200, completions.models(name, created))
+    elif path == f'/v1/models/{name}':
+      self._send(200, completions.model(name, created))
+    else:
+      self._refuse(completions.Refused(
+          'no such page.', status=405 if path in _ROUTES else 404))
+
+  def do_POST(self):
+    closing, self.close_connection = self.close_connection, True
+    with self.server.owner:
+      try:
+        body = self._body()
+        self.close_connection = closing
+        found = self._found(body, _ROUTES[self.path.partition('?')[0]])
+        if isinstance(found, bytes):
+          self._send(200, found)
+        else:
+          self._send_events(found)
+      except completions.Refused as error:
+        self._refuse(error)
+        if self.close_connection:
+          self._discard()
+
+  def _found(self, body: bytes, is_chat: bool) -> bytes | Iterator[bytes]:
+    try:
+      return self.server.owner.answer(body, is_chat)
+    except completions.Refused:
+      raise
+    except Exception as error:  # whatever it is, the client gets an answer
+      print(f'Warning: a request failed: {type(error).__name__}: {error}',
+            file=sys.stderr, flush=True)
+      raise completions.Refused(
+          'this request failed.', status=500, kind='server_error') from error
+
+  def _body(self) -> bytes:
+    """What was posted; raises Refused before it is read, if it can."""
+    limit = self.server.owner.options.limits.body_bytes
+    length = self.headers.get('Content-Length', '')
+    if self.path.partition('?')[0] not in _ROUTES:
+      raise completions.Refused(
+          f'no such page; POST to {" or ".join(_ROUTES)}.', status=404)
+    if not self._is_allowed():
+      raise _NO_TOKEN
+    if not (length.isascii() and length.isdecimal()):
+      raise completions.Refused('a Content-Length is needed.', status=411)
+    if int(length[:12]) > limit:
+      raise completions.Refused(f'at most {limit} bytes.', status=413)
+    return self.rfile.read(int(length))
+
+  def _is_allowed(self) -> bool:
+    token = self.server.owner.options.token
+    given = self.headers.get('Authorization', '').encode('latin-1', 'replace')
+    return not token or hmac.compare_digest(given, f'Bearer {token}'.encode())
+
+  def _send_events(self, events: Iterator[bytes]) -> None:
+    self.close_connection = True  # that is how a client sees the end
+    begun = False
+    try:
+      for event in events:
+        if not begun:
+          self._head(200, {'Content-Type': 'text/event-stream',
+                           'Cache-Control': 'no-cache'})
+          begun = True
+        self.wfile.write(event)
+    except completions.Refused as error:
+      if not begun:
+        raise
+      self.wfile.write(completions.event(error.body()))
+    finally:
+      events.close()  # also if the client has hung up
+
+  def _discard(self) -> None:
+    """Reads some of what is left: a socket closed over it loses the answer."""
+    self.connection.shutdown(socket.SHUT_WR)
+    self.connection.settimeout(1.0)
+    left = 4 * self.server.owner.options.limits.body_bytes
+    while left > 0 and (piece := self.rfile.read1(2**16)):
+      left -= len(piece)
+
+  def _refuse(self, error: completions.Refused) -> None:
+    extra = {'Retry-After': '1'} if error.status == 429 else {}
+    self._send(error.status, error.body(), extra)
+
+  def _send(self, status: int, body: bytes, extra=()) -> None:
+    self._head(status, {'Content-Type': 'application/json',
+                        'Content-Length': str(len(body)), **dict(extra)})
+    if self.command != 'HEAD':
+      self.wfile.write(body)
+
+  def _head(self, status: int, headers: dict[str, str]) -> None:
+    self.send_response(status)
+    for name, value in headers.items():
+      self.send_header(name, value)
+    if self.close_connection:
+      self.send_header('Connection', 'close')
+    self.end_headers()
+
+
+_NO_TOKEN = completions.Refused(
+    'a bearer token is needed.', status=401, kind='authentication_error',
+    code='invalid_api_key')

@@ -1,0 +1,62 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A config in, how well its engine finds answers out, without a policy.
+
+Questions are asked as they stand, so a question of several hops finds its
+answer by luck alone; what an agent finds by its own queries is another number,
+`search/answer_in_context_rate` of training and evaluation.
+"""
+
+from collections import defaultdict
+import json
+import pathlib
+
+from searchrl import datasets
+from searchrl import embedder
+from searchrl import metrics
+from searchrl import reranker
+from searchrl.agent import rewards
+from searchrl.search import engines
+from searchrl.search import measures
+
+
+def job(config, workdir: str) -> None:
+  """Prints recall by set and hops; writes it to retrieval.json.
+
+  Raises:
+    ValueError: there are no questions.
+  """
+  folder, search = pathlib.Path(workdir), config.search
+  sets = datasets.evaluation_sets(
+      folder / 'data', evaluate=config.data.evaluate, corpus=search.corpus,
+      own_train=False, elsewhere=not engines.needs_corpus(
+          search.engine, search.options), **config.evaluate.worlds)
+  if not sets:
+    raise ValueError(
+        f'data.evaluate must name questions for {search.engine!r}, whose '
+        'corpus lies elsewhere, but is empty.')
+  rows = []
+  for dataset in sets:
+    engine = engines.guarded(engines.make(
+        search.engine, dataset.corpus, seed=config.seed,
+        load_encoder=embedder.load_again, load_judge=reranker.load,
+        **search.options))
+    rows += judged(dataset, search.engine, engine, config.retrieval.top_ks)
+  folder.mkdir(parents=True, exist_ok=True)
+  (folder / 'retrieval.json').write_text(json.dumps(rows, indent=1) + '\n')
+  print(metrics.table(rows, tuple(rows[0])))
+
+
+def judged(dataset: datasets.Set, name: str, engine, top_ks) -> list[dict]:
+  """A row for the questions of each hop count."""
+  by_hops = defaultdict(list)
+  for question in dataset.questions:
+    by_hops[question.hops].append(question)
+  rows = []
+  for hops, questions in sorted(by_hops.items()):
+    found = measures.answers(
+        engine, questions, top_ks=top_ks, normalise=rewards.normalise)
+    rows.append({
+        'set': dataset.name, 'engine': name, 'hops': hops, 'n': len(questions)
+    } | {key.removeprefix('retrieval/'): x for key, x in found.items()})
+  return rows

@@ -1,0 +1,108 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Other libraries' BM25 in, SearchFns out; each is imported when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+import importlib
+import pathlib
+from typing import Any
+
+from searchrl.search import bm25
+from searchrl.search.corpus import Corpus
+from searchrl.trajectory import Passages, Query, SearchFn
+
+
+def bm25s(corpus: Corpus, *, k1: float = 0.9, b: float = 0.4) -> SearchFn:
+  """bm25s over a corpus, with our analyzer for passages and queries alike.
+
+  Its lengths are exact, where Lucene's and ours have a byte; scores differ a
+  little for long passages.
+
+  Raises:
+    ValueError: k1 or b is out of range.
+    ImportError: the package is missing.
+  """
+  if not (k1 >= 0 and 0 <= b <= 1):
+    raise ValueError(f'k1 must be at least 0 and b in [0, 1], but they are '
+                     f'{k1} and {b}. Anserini uses 0.9 and 0.4.')
+  library = _import('bm25s', 'bm25s')
+  index = library.BM25(k1=k1, b=b, method='lucene')
+  terms = [bm25.analyze(text) for text in corpus.texts]
+  known = {term for row in terms for term in row}
+  if known:  # else nothing can be found, and the library fails
+    index.index(terms, show_progress=False)
+
+  def answer(query: Query) -> Passages:
+    words = [term for term in bm25.analyze(query.text) if term in known]
+    if not words or query.top_k < 1:
+      return ()
+    scores = index.get_scores(words)
+    return tuple(dataclasses.replace(corpus[i], score=float(scores[i]))
+                 for i in bm25.top(scores, query.top_k))
+
+  return lambda queries: [answer(query) for query in queries]
+
+
+def lucene(corpus: Corpus, *, index: str, k1: float = 0.9, b: float = 0.4,
+           threads: int = 4) -> SearchFn:
+  """A Lucene index that pyserini has built, over the corpus it was built from.
+
+  Args:
+    corpus: whose ids the index returns.
+    index: the folder of the index.
+    k1: how slowly repetition saturates.
+    b: how much length counts.
+    threads: of a call.
+
+  Raises:
+    FileNotFoundError: there is no such folder.
+    ValueError: index and corpus have not as many passages.
+    ImportError: the package, which needs Java, is missing.
+  """
+  if not pathlib.Path(index).is_dir():
+    raise FileNotFoundError(
+        f'search.options.index must be a folder of Lucene, but there is none '
+        f'at {index}. Check the path.')
+  searcher = _import('pyserini.search.lucene', 'lucene').LuceneSearcher(index)
+  if searcher.num_docs != len(corpus):
+    raise ValueError(
+        'index and corpus must belong together, but they have '
+        f'{searcher.num_docs} and {len(corpus)} passages. Give the corpus that '
+        'the index was built from.')
+  searcher.set_bm25(k1, b)
+  positions = {} if corpus.ids_are_positions else {
+      passage.id: i for i, passage in enumerate(corpus)}
+
+  def passage(hit: Any):
+    uid = str(hit.docid)
+    i = positions.get(uid) if positions else int(uid)
+    if i is None or not 0 <= i < len(corpus):
+      raise ValueError(f'the index returned passage {uid!r}, which the corpus '
+                       'does not have. Give the corpus that it was built from.')
+    return dataclasses.replace(corpus[i], score=float(hit.score))
+
+  def search(queries: Sequence[Query]) -> list[Passages]:
+    names = {f'{i}': q for i, q in enumerate(queries)
+             if q.text.strip() and q.top_k > 0}
+    if not names:
+      return [()] * len(queries)
+    most = max(q.top_k for q in names.values())
+    hits = searcher.batch_search(
+        [q.text for q in names.values()], list(names), k=most, threads=threads)
+    return [tuple(map(passage, hits.get(f'{i}', ())[:q.top_k]))
+            if f'{i}' in names else () for i, q in enumerate(queries)]
+
+  return search
+
+
+def _import(module: str, extra: str) -> Any:
+  try:
+    return importlib.import_module(module)
+  except ImportError as error:
+    raise ImportError(
+        f"search.engine={extra!r} needs {module.partition('.')[0]}, which "
+        f"cannot be imported: {error}. Install it: pip install "
+        f"'searchrl[{extra}]'.") from error

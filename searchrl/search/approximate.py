@@ -1,0 +1,148 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A store of vectors in, an approximate index out that knows its recall.
+
+Building ends with a measurement against exact search; the settings of the
+search are the fastest that reach the wanted recall. An index without it, or
+with less than the asked floor, does not serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import json
+import pathlib
+import shutil
+from typing import Any
+
+from jaxtyping import Float
+import numpy as np
+
+from searchrl.search import embeddings
+from searchrl.search import hnsw_index
+from searchrl.search import nearest
+from searchrl.search import scann_index
+
+KINDS = {'scann': scann_index, 'hnsw': hnsw_index}
+_AT = 3  # passages that a search usually asks for
+_SPARE = 10  # more of the exact ones, to know what ties with the last
+
+
+def build(
+    kind: str,
+    store: embeddings.Store,
+    folder: pathlib.Path,
+    queries: Float[np.ndarray, 'Q D'],
+    *,
+    recall: float = 0.99,
+    say: Callable[[str], None] = lambda text: None,
+    **options: Any,
+) -> dict[str, Any]:
+  """Builds an index of a store, whole or not at all, and tunes its search.
+
+  Args:
+    kind: 'scann' or 'hnsw'.
+    store: the vectors.
+    folder: new, or an earlier index, which is replaced.
+    queries: vectors as they are searched with; a thousand are enough.
+    recall: recall@3 that is wanted. If no settings reach it, the most careful
+      ones are kept, with the recall that they have.
+    say: is told what each settings reach.
+    **options: of `scann_index.build` or `hnsw_index.build`.
+
+  Returns:
+    The manifest.
+
+  Raises:
+    ValueError: there is no such kind, or its package is missing; no queries.
+  """
+  module = _module(kind)
+  if not 0 < recall <= 1 or not len(queries):
+    raise ValueError('recall must lie in (0, 1] and be measured by one query at '
+                     f'least, but is {recall}, and there are {len(queries)}.')
+  exact_scores, exact_ids = nearest.on_host(store)(queries, _AT + _SPARE)
+  new = folder.with_name(f'.{folder.name}.unfinished')
+  shutil.rmtree(new, ignore_errors=True)  # of a run that was killed
+  new.mkdir(parents=True)
+  told = module.build(store, new, **options)
+  measured, chosen = [], None
+  for settings in module.ladder(told):
+    index = module.open_(new, told, store, **settings)
+    _, ids = index(queries, _AT)
+    chosen = settings
+    measured.append({**settings, 'recall@3': nearest.recall(
+        ids, exact_ids, exact_scores, min(_AT, store.count))})
+    say(f'{kind} {settings}: recall@3 {measured[-1]["recall@3"]:.4f}')
+    if measured[-1]['recall@3'] >= recall:
+      break
+  manifest = {
+      'kind': kind, 'of': store.fingerprint, 'built': told, 'settings': chosen,
+      'recall@3': measured[-1]['recall@3'], 'queries': len(queries),
+      'measured': measured, 'options': options,
+      'bytes': {str(file.relative_to(new)): file.stat().st_size
+                for file in sorted(new.rglob('*')) if file.is_file()}}
+  embeddings.write_json(new / 'manifest.json', manifest)
+  shutil.rmtree(folder, ignore_errors=True)
+  new.rename(folder)
+  return manifest
+
+
+def read_manifest(folder: pathlib.Path, store: embeddings.Store
+                 ) -> dict[str, Any]:
+  """The manifest of a finished index of a store.
+
+  Raises:
+    FileNotFoundError: there is none.
+    ValueError: it is damaged, of another store, or a file is missing or cut.
+  """
+  file = folder / 'manifest.json'
+  if not file.is_file():
+    raise FileNotFoundError(
+        f'an index must hold manifest.json, but {folder} does not. Build it '
+        f"with --config.build=\"('{folder.name}',)\" of configs/build_index.py.")
+  try:
+    manifest = json.loads(file.read_text())
+    found, of, settings = (
+        manifest[name] for name in ('recall@3', 'of', 'settings'))
+    sizes = {str(name): int(size) for name, size in manifest['bytes'].items()}
+    whole = isinstance(found, float) and isinstance(settings, dict)
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise ValueError(f'{file} must be whole, with a measured recall, but: '
+                     f'{type(error).__name__} {error}. Build it again.') from error
+  if not whole:
+    raise ValueError(f'{file} must have a measured recall@3, but has {found!r}. '
+                     'Build it again.')
+  if of != store.fingerprint:
+    raise ValueError(
+        f'{folder} must be built of the vectors beside it, whose fingerprint is '
+        f'{store.fingerprint[:16]}, but is of {str(of)[:16]}. Build it again.')
+  for name, size in sizes.items():
+    if not (folder / name).is_file() or (folder / name).stat().st_size != size:
+      raise ValueError(f'{folder / name} must have {size} bytes, but is missing '
+                       'or cut. Build it again.')
+  return manifest
+
+
+def open_(kind: str, store: embeddings.Store, folder: pathlib.Path, *,
+          min_recall: float) -> nearest.Index:
+  """Loads an index with the settings that it was tuned to.
+
+  Raises:
+    FileNotFoundError, ValueError: as `read_manifest`; or its recall is below
+      the floor; or its package is missing.
+  """
+  module = _module(kind)
+  manifest = read_manifest(folder, store)
+  if not manifest['recall@3'] >= min_recall:
+    raise ValueError(
+        f'recall@3 of {folder} must be at least min_recall={min_recall}, but was '
+        f'measured as {manifest["recall@3"]:.4f}. Build it with more leaves or '
+        "links, take backend='exact', or lower search.options.min_recall.")
+  return module.open_(folder, manifest['built'], store, **manifest['settings'])
+
+
+def _module(kind: str):
+  if kind not in KINDS:
+    raise ValueError(f'an approximate index must be one of {", ".join(KINDS)}, '
+                     f'but is {kind!r}.')
+  return KINDS[kind]

@@ -1,0 +1,170 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""An index folder and a corpus in, a SearchFn out, by the backend asked for.
+
+A folder holds vectors/, and what was built of them: scann/, hnsw/. Vectors of
+another corpus, or queries by another encoder, are refused: both have digests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import functools
+import importlib.util
+import os
+import pathlib
+from typing import Any
+
+from searchrl.search import approximate
+from searchrl.search import dense
+from searchrl.search import device_index
+from searchrl.search import embeddings
+from searchrl.search import nearest
+from searchrl.search.corpus import Corpus
+from searchrl.trajectory import SearchFn
+
+BACKENDS = ('auto', 'exact', 'numpy', 'scann', 'hnsw')
+EXACT_ON_HOST = 200_000  # rows; up to here a CPU compares with every one
+_PACKAGES = {'scann': 'scann', 'hnsw': 'faiss'}
+# What an index notes of its encoder -> that encoder; a ValueError if it has
+# changed since.
+LoadEncoder = Callable[..., dense.EncodeFn]  # (about, path='where it is now')
+
+
+def indexed(
+    corpus: Corpus,
+    folder: str | pathlib.Path,
+    *,
+    backend: str = 'auto',
+    storage: str = 'bfloat16',
+    memory_share: float = 0.3,
+    min_recall: float = 0.95,
+    batch: int = 64,
+    encoder: str = '',
+    load_encoder: LoadEncoder | None = None,
+) -> SearchFn:
+  """A search through an index that configs/build_index.py built.
+
+  Args:
+    corpus: what the index was built of.
+    folder: of the index.
+    backend: 'exact' (on the devices of this process), 'numpy' (exact, from
+      disk), 'scann', 'hnsw', or 'auto'; see `choose`.
+    storage: of exact rows on devices: float32, float16, bfloat16 or int8.
+    memory_share: of the free memory that 'auto' lets exact rows take.
+    min_recall: recall@3 below which an approximate index does not serve.
+    batch: queries a device call.
+    encoder: where the encoder is now. Default: where it was.
+    load_encoder: makes the encoder; not needed for hashed n-grams.
+
+  Raises:
+    FileNotFoundError: there is no such index.
+    ValueError: it is damaged, of another corpus or encoder, or its recall is
+      too low; or an option is out of range.
+  """
+  store = open_store(folder, corpus)
+  if backend == 'auto':
+    backend = choose(store, folder, storage=storage, memory_share=memory_share)
+  index = _once(str(folder), store.fingerprint, backend, storage, min_recall,
+                batch)
+  return dense.searcher(
+      corpus, encoder_of(store, corpus, load_encoder, encoder), index)
+
+
+@functools.lru_cache(maxsize=1)  # training and evaluation share one in memory
+def _once(folder: str, fingerprint: str, backend: str, storage: str,
+          min_recall: float, batch: int) -> nearest.Index:
+  store = embeddings.open_(pathlib.Path(folder) / 'vectors')
+  assert store.fingerprint == fingerprint
+  return open_index(store, folder, backend, storage=storage,
+                    min_recall=min_recall, batch=batch)
+
+
+def open_store(folder: str | pathlib.Path, corpus: Corpus) -> embeddings.Store:
+  """The vectors of an index; raises a ValueError if of another corpus."""
+  store = embeddings.open_(pathlib.Path(folder) / 'vectors')
+  if store.recipe.corpus != corpus.digest or store.count != len(corpus):
+    raise ValueError(
+        f'index {folder} must be of the corpus that is searched, which has '
+        f'{len(corpus)} passages and digest {corpus.digest[:16]}, but is of one '
+        f'with {store.count} and {store.recipe.corpus[:16]}. Set search.corpus '
+        'to the file that the index was built of, or build another index.')
+  return store
+
+
+def encoder_of(store: embeddings.Store, corpus: Corpus,
+               load_encoder: LoadEncoder | None, path: str = ''
+              ) -> dense.EncodeFn:
+  """What encodes queries as the passages were."""
+  about = store.recipe.encoder
+  if about['kind'] == 'ngrams':
+    return dense.ngram_encoder(corpus, dim=about['dim'], n=about['n'])
+  if load_encoder is None:
+    raise ValueError(
+        f'an index of encoder {about["kind"]!r} needs load_encoder, which makes '
+        'it. Pass searchrl.embedder.load_again.')
+  return load_encoder(about, path=path)
+
+
+def choose(store: embeddings.Store, folder: str | pathlib.Path, *,
+           storage: str, memory_share: float) -> str:
+  """The backend that suits a machine.
+
+  Exact on accelerators where the rows take at most `memory_share` of their
+  free memory. On a host exact up to `EXACT_ON_HOST` rows. Else ScaNN or HNSW,
+  if built and importable; else exact, if the rows fit the host's free memory in
+  the same way; else from disk.
+  """
+  if not 0 < memory_share <= 1:
+    raise ValueError('search.options.memory_share must lie in (0, 1], but is '
+                     f'{memory_share}.')
+  if storage not in embeddings.DTYPES:
+    raise ValueError(f'storage must be one of {", ".join(embeddings.DTYPES)}, '
+                     f'but is {storage!r}.')
+  needed = embeddings.Recipe('', {}, store.count, store.dim, storage).disk_bytes
+  free = device_index.free_bytes()
+  if free is not None and needed <= memory_share * free:
+    return 'exact'
+  if free is None and store.count <= EXACT_ON_HOST:
+    return 'exact'
+  for kind, package in _PACKAGES.items():
+    built = (pathlib.Path(folder) / kind / 'manifest.json').is_file()
+    if built and importlib.util.find_spec(package):
+      return kind
+  if free is None:
+    pages = os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+    return 'exact' if needed <= memory_share * pages else 'numpy'
+  return 'numpy'
+
+
+def open_index(store: embeddings.Store, folder: str | pathlib.Path,
+               backend: str, *, storage: str, min_recall: float, batch: int
+               ) -> nearest.Index:
+  """The index of a backend's name; raises as `indexed` does."""
+  if backend == 'exact':
+    return device_index.build(store, dtype=storage, batch=batch)
+  if backend == 'numpy':
+    return nearest.on_host(store)
+  if backend in approximate.KINDS:
+    return approximate.open_(backend, store, pathlib.Path(folder) / backend,
+                             min_recall=min_recall)
+  raise ValueError(f'search.options.backend must be one of '
+                   f'{", ".join(BACKENDS)}, but is {backend!r}.')
+
+
+def describe(folder: str | pathlib.Path) -> dict[str, Any]:
+  """What a run has to be read with: whose vectors, and how well they are found.
+
+  Raises:
+    FileNotFoundError, ValueError: as `embeddings.open_`.
+  """
+  store = embeddings.open_(pathlib.Path(folder) / 'vectors')
+  told = {'fingerprint': store.fingerprint, 'corpus': store.recipe.corpus,
+          'passages': store.count, 'encoder': dict(store.recipe.encoder)}
+  for kind in approximate.KINDS:
+    its = pathlib.Path(folder) / kind
+    if (its / 'manifest.json').is_file():
+      manifest = approximate.read_manifest(its, store)
+      told[kind] = {key: manifest[key] for key in (
+          'recall@3', 'queries', 'settings')}
+  return told

@@ -1,0 +1,142 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Texts in, files of a BM25 index out, and back as what `bm25.build` makes.
+
+Postings are counted block by block and spilt to disk, so that memory holds the
+terms and one block; a loaded index is mapped. Terms are those of
+`bm25.analyze`, on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import json
+import pathlib
+import shutil
+from typing import Any
+
+import numpy as np
+
+from searchrl.search import bm25
+from searchrl.search import embeddings
+from searchrl.search.corpus import Corpus
+from searchrl.trajectory import SearchFn
+
+_FORMAT = 1  # another one whenever `bm25.analyze` changes what it gives
+_BLOCK = 65_536  # texts
+_ARRAYS = ('starts', 'passages', 'impacts')
+
+
+def build(texts: Sequence[str], folder: pathlib.Path, *, corpus: str,
+          k1: float = 0.9, b: float = 0.4) -> dict[str, Any]:
+  """Writes an index, whole or not at all.
+
+  Args:
+    texts: of the passages.
+    folder: new, or an earlier index, which is replaced.
+    corpus: its digest.
+    k1, b: as of `bm25.bm25`.
+
+  Returns:
+    The manifest.
+  """
+  bm25.check(k1, b)
+  new = folder.with_name(f'.{folder.name}.unfinished')
+  shutil.rmtree(new, ignore_errors=True)  # of a run that was killed
+  new.mkdir(parents=True)
+  terms, lengths = _count(texts, new)
+  _weigh(new, len(terms), lengths, k1, b)
+  (new / 'terms.txt').write_text('\n'.join(terms), encoding='utf-8')
+  manifest = {
+      'format': _FORMAT, 'corpus': corpus, 'k1': k1, 'b': b,
+      'count': len(texts), 'terms': len(terms), 'bytes': {
+          file.name: file.stat().st_size for file in sorted(new.iterdir())}}
+  embeddings.write_json(new / 'manifest.json', manifest)
+  shutil.rmtree(folder, ignore_errors=True)
+  new.rename(folder)
+  return manifest
+
+
+def _count(texts: Sequence[str], folder: pathlib.Path):
+  """Spills each block's (term, text, count), in order; terms and lengths."""
+  terms, lengths = {}, np.zeros(len(texts), np.int64)
+  for start in range(0, len(texts), _BLOCK):
+    ids, owners = [], []
+    for i in range(start, min(start + _BLOCK, len(texts))):
+      found = [terms.setdefault(term, len(terms))
+               for term in bm25.analyze(texts[i])]
+      lengths[i] = len(found)
+      ids.append(np.array(found, np.int64))
+      owners.append(np.full(len(found), i, np.int64))
+    pairs, counts = np.unique(
+        np.concatenate(ids) * len(texts) + np.concatenate(owners),
+        return_counts=True)
+    rows, passages = np.divmod(pairs, len(texts))
+    np.savez(folder / f'block_{start:012d}.npz', rows=rows.astype(np.int32),
+             passages=passages.astype(np.int32), counts=counts.astype(np.int32))
+  return terms, lengths
+
+
+def _weigh(folder: pathlib.Path, size: int, lengths: np.ndarray, k1: float,
+           b: float) -> None:
+  """Puts the blocks' postings together by term, with impacts."""
+  blocks = sorted(folder.glob('block_*.npz'))
+  df = np.zeros(size, np.int64)
+  for block in blocks:
+    df += np.bincount(np.load(block)['rows'], minlength=size)
+  starts = np.concatenate([[0], np.cumsum(df)])
+  np.save(folder / 'starts.npy', starts)
+  out = {name: np.lib.format.open_memmap(
+      folder / f'{name}.npy', mode='w+', dtype=dtype, shape=(int(starts[-1]),))
+         for name, dtype in (('passages', np.int32), ('impacts', np.float32))}
+  idf, norms = bm25.weights(df, lengths, k1, b)
+  free = starts[:-1].copy()  # where a term's next posting goes
+  for block in blocks:
+    part = np.load(block)
+    rows, passages, counts = (part[n] for n in ('rows', 'passages', 'counts'))
+    first = np.searchsorted(rows, rows)  # of this term, in the block
+    places = free[rows] + np.arange(len(rows)) - first
+    out['passages'][places] = passages
+    out['impacts'][places] = idf[rows] * counts / (counts + norms[passages])
+    free += np.bincount(rows, minlength=size)
+    block.unlink()
+  for array in out.values():
+    array.flush()
+
+
+def load(folder: str | pathlib.Path, corpus: Corpus) -> bm25.Index:
+  """The index of a corpus; postings stay on disk until they are read.
+
+  Raises:
+    FileNotFoundError: there is none.
+    ValueError: it is damaged, older, or of another corpus.
+  """
+  folder = pathlib.Path(folder)
+  if not (folder / 'manifest.json').is_file():
+    raise FileNotFoundError(
+        f'a BM25 index must hold manifest.json, but {folder} does not. Build it '
+        "with --config.build=\"('bm25',)\" of configs/build_index.py.")
+  try:
+    told = json.loads((folder / 'manifest.json').read_text())
+    found, count, of = (told[n] for n in ('format', 'count', 'corpus'))
+    whole = all((folder / name).stat().st_size == size
+                for name, size in told['bytes'].items())
+  except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    raise ValueError(f'{folder} must be a whole index, but: '
+                     f'{type(error).__name__} {error}. Build it again.') from error
+  if found != _FORMAT or not whole:
+    raise ValueError(f'{folder} must be a whole index of format {_FORMAT}, but '
+                     f'is of {found}, whole: {whole}. Build it again.')
+  if of != corpus.digest or count != len(corpus):
+    raise ValueError(
+        f'{folder} must be of the corpus that is searched, of digest '
+        f'{corpus.digest[:16]}, but is of {of[:16]}. Build it from this corpus.')
+  terms = (folder / 'terms.txt').read_text(encoding='utf-8')
+  arrays = [np.load(folder / f'{n}.npy', mmap_mode='r') for n in _ARRAYS]
+  return bm25.Index({term: i for i, term in enumerate(terms.split('\n'))},
+                    *arrays, count)
+
+
+def indexed(corpus: Corpus, folder: str | pathlib.Path) -> SearchFn:
+  """BM25 by the index in <folder>/bm25; k1 and b are those that it has."""
+  return bm25.searcher(corpus, load(pathlib.Path(folder) / 'bm25', corpus))

@@ -1,0 +1,212 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A SearchFn and a name for its index in, one that remembers answers out.
+
+In memory the newest answers, in a SQLite file all of them, so that a run that
+is repeated asks nothing twice. An answer belongs to an index, a query and a
+top_k; errors are not kept. Each record bears a digest of itself: what has been
+damaged is asked again, and a file that is no such cache is refused.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+import dataclasses
+import hashlib
+import json
+import pathlib
+import sqlite3
+import threading
+
+from searchrl.search import over
+from searchrl.trajectory import Passage, Passages, Query, SearchError, SearchFn
+
+_FORMAT = 1
+_PARTS = 500  # keys of a statement; SQLite's limit is near a thousand
+_Key = tuple[str, int]  # text, top_k
+
+
+class Cached:
+  """A search with a memory; see `cached`."""
+
+  def __init__(self, search: SearchFn, index: str, store: Store | None,
+               entries: int):
+    self._search, self._index = search, index
+    self._store, self._entries = store, entries
+    self._recent = collections.OrderedDict()  # the newest last
+    self._lock = threading.Lock()
+    self._counts = collections.Counter()
+
+  def __call__(
+      self, queries: Sequence[Query]) -> list[Passages | SearchError]:
+    """Only what is not known is asked, each query once."""
+    keys = [(query.text, query.top_k) for query in queries]
+    found = self._known(list(dict.fromkeys(keys)))
+    missing = {key: query for key, query in zip(keys, queries)
+               if key not in found}
+    if missing:
+      fresh = dict(zip(missing, self._search(list(missing.values())),
+                       strict=True))
+      self._remember({key: result for key, result in fresh.items()
+                      if not isinstance(result, SearchError)})
+      found |= fresh
+    with self._lock:
+      self._counts['queries'] += len(keys)
+      self._counts['hits'] += sum(key not in missing for key in keys)
+    return [found[key] for key in keys]
+
+  def pop(self) -> dict[str, float]:
+    """The share of queries that were known, and the inner search's metrics."""
+    with self._lock:
+      counts, self._counts = self._counts, collections.Counter()
+    rate = counts['hits'] / max(counts['queries'], 1)
+    faults = self._store.pop() if self._store else {}
+    return {'search/cache/hit_rate': rate} | {
+        f'search/cache/{name}': faults.get(name, 0)
+        for name in ('damaged', 'unwritten')} | over.pop(self._search)
+
+  def wait(self) -> None:
+    over.wait(self._search)
+
+  def _known(self, keys: Sequence[_Key]) -> dict[_Key, Passages]:
+    with self._lock:
+      found = {key: self._recent[key] for key in keys if key in self._recent}
+      for key in found:
+        self._recent.move_to_end(key)
+    rest = [key for key in keys if key not in found]
+    if self._store and rest:
+      stored = self._store.read(self._index, rest)
+      self._keep(stored)
+      found |= stored
+    return found
+
+  def _remember(self, results: dict[_Key, Passages]) -> None:
+    self._keep(results)
+    if self._store and results:
+      self._store.write(self._index, results)
+
+  def _keep(self, results: dict[_Key, Passages]) -> None:
+    with self._lock:
+      self._recent.update(results)
+      while len(self._recent) > self._entries:
+        self._recent.popitem(last=False)
+
+
+class Store:
+  """Answers in a SQLite file; several processes may share it on one machine.
+
+  Raises:
+    ValueError: the file is no cache of this format, or is damaged.
+  """
+
+  def __init__(self, path: pathlib.Path):
+    self._path, self._lock = path, threading.Lock()
+    self._faults = collections.Counter()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+      self._db = sqlite3.connect(path, timeout=30, check_same_thread=False)
+      self._open()
+    except sqlite3.DatabaseError as error:
+      raise self._refusal(str(error)) from error
+
+  def read(self, index: str, keys: Sequence[_Key]) -> dict[_Key, Passages]:
+    """What is known of some queries; damaged records are not."""
+    names = {_name(index, key): key for key in keys}
+    ordered, rows = list(names), []
+    with self._lock:
+      try:
+        for start in range(0, len(ordered), _PARTS):
+          part = ordered[start:start + _PARTS]
+          rows += self._db.execute(
+              'SELECT name, record, digest FROM answers WHERE name IN '
+              f'({",".join("?" * len(part))})', part).fetchall()
+      except sqlite3.DatabaseError as error:
+        raise self._refusal(str(error)) from error
+      found = {}
+      for name, record, digest in rows:
+        if isinstance(record, bytes) and digest == _digest(name, record):
+          found[names[name]] = tuple(
+              Passage(*fields) for fields in json.loads(record))
+        else:
+          self._faults['damaged'] += 1
+    return found
+
+  def write(self, index: str, results: dict[_Key, Passages]) -> None:
+    """Keeps answers; the newer of two counts."""
+    rows = []
+    for key, passages in results.items():
+      name = _name(index, key)
+      record = json.dumps([dataclasses.astuple(p) for p in passages]).encode()
+      rows.append((name, record, _digest(name, record)))
+    with self._lock:
+      try:
+        with self._db:
+          self._db.executemany(
+              'INSERT OR REPLACE INTO answers VALUES (?, ?, ?)', rows)
+      except sqlite3.DatabaseError:  # a full disk must not cost the answers
+        self._faults['unwritten'] += len(rows)
+
+  def pop(self) -> dict[str, int]:
+    """Records damaged or unwritten since the last call."""
+    with self._lock:
+      faults, self._faults = self._faults, collections.Counter()
+    return dict(faults)
+
+  def close(self) -> None:
+    self._db.close()
+
+  def _open(self) -> None:
+    self._db.execute('PRAGMA journal_mode=WAL')
+    self._db.execute('PRAGMA synchronous=NORMAL')  # a crash loses, never mixes
+    tables = {name for name, in self._db.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table'")}
+    version, = self._db.execute('PRAGMA user_version').fetchone()
+    if tables and (tables != {'answers'} or version != _FORMAT):
+      raise self._refusal(f'it holds {sorted(tables)}, format {version}')
+    if not tables:
+      with self._db:
+        self._db.execute('CREATE TABLE IF NOT EXISTS answers (name TEXT '
+                         'PRIMARY KEY, record BLOB, digest TEXT) WITHOUT ROWID')
+        self._db.execute(f'PRAGMA user_version = {_FORMAT}')
+    checked, = self._db.execute('PRAGMA quick_check(1)').fetchone()
+    if checked != 'ok':
+      raise self._refusal(checked)
+
+  def _refusal(self, found: str) -> ValueError:
+    return ValueError(
+        f'search.options.path must be a cache of searches, or no file yet, but '
+        f'{self._path} is not: {found}. Remove the file, or name another; what '
+        'it held is asked again.')
+
+
+def cached(search: SearchFn, *, index: str, path: str = '',
+           entries: int = 100_000) -> Cached:
+  """A search that remembers what it found.
+
+  Args:
+    search: what is asked; its answers must depend on text and top_k alone.
+    index: names what is searched, so that one file can serve several; another
+      index, encoder or option must have another name.
+    path: of a SQLite file, on a disk of this machine; '': only in memory.
+    entries: answers in memory, at most.
+
+  Raises:
+    ValueError: no name, or a file that is no such cache.
+  """
+  if not index:
+    raise ValueError('search.options.index must name what is searched, but is '
+                     "empty. Write for instance index='wiki18-e5'.")
+  if entries < 0:
+    raise ValueError(f'search.options.entries must be at least 0, but is '
+                     f'{entries}.')
+  store = Store(pathlib.Path(path)) if path else None
+  return Cached(search, index, store, entries)
+
+
+def _name(index: str, key: _Key) -> str:
+  return hashlib.sha256(json.dumps([index, *key]).encode()).hexdigest()
+
+
+def _digest(name: str, record: bytes) -> str:
+  return hashlib.sha256(name.encode() + record).hexdigest()

@@ -1,0 +1,178 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of vectors in, an exact Index on the devices of this process out.
+
+Rows are split over the devices, and travel to each block by block, so that the
+host never holds more than one. A device scans its blocks and keeps the best k;
+the devices then tell each other theirs. Scores are float32 whatever is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int, Num
+import numpy as np
+
+from searchrl.search import embeddings
+from searchrl.search import nearest
+
+_AXIS = 'rows'
+_HIGHEST = jax.lax.Precision.HIGHEST
+
+
+def build(
+    source: embeddings.Source,
+    *,
+    dtype: str = 'float32',
+    batch: int = 64,
+    block_rows: int = 65_536,
+    devices: Sequence[jax.Device] | None = None,
+) -> nearest.Index:
+  """Puts rows onto devices; the search compares with every one.
+
+  Below float32, rows are kept without their mean, which costs fewer digits and
+  is added to the score again.
+
+  Args:
+    source: the rows.
+    dtype: as they are kept: float32, float16, bfloat16, or int8 with a scale
+      each.
+    batch: queries a device call; fewer are filled up, so that one program is
+      compiled for each k.
+    block_rows: that are compared, and that travel, at a time.
+    devices: of this process. Default: all, but none for less than one block.
+
+  Raises:
+    ValueError: an option is out of range.
+  """
+  if dtype not in embeddings.DTYPES:
+    raise ValueError(f'dtype must be one of {", ".join(embeddings.DTYPES)}, but '
+                     f'is {dtype!r}.')
+  for name, value in (('batch', batch), ('block_rows', block_rows)):
+    if value < 1:
+      raise ValueError(f'{name} must be at least 1, but is {value}. Give the '
+                       'number to compare at a time.')
+  if devices is None:
+    devices = jax.local_devices()[:-(-source.count // block_rows)]
+  mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
+  rows, scales = _place(source, dtype, block_rows, mesh)
+  mean = source.mean if dtype != 'float32' else np.zeros(source.dim, np.float32)
+
+  def find(vectors, k):
+    parts = [_call(vectors[i:i + batch], k) for i in range(
+        0, len(vectors), batch)]
+    return tuple(np.concatenate(part) for part in zip(*parts))
+
+  def _call(vectors, k):
+    padded = np.zeros((batch, source.dim), np.float32)
+    padded[:len(vectors)] = vectors
+    scores, ids = jax.device_get(_nearest(
+        rows, scales, jax.device_put(padded, _on(mesh)), k=k,
+        count=source.count, mesh=mesh))
+    offset = vectors @ mean
+    return scores[:len(vectors)] + offset[:, None], ids[:len(vectors)]
+
+  return nearest.Index('mesh', source.count, source.dim, find)
+
+
+def free_bytes() -> int | None:
+  """Of the accelerators of this process together; None where there is none."""
+  stats = [device.memory_stats() for device in jax.local_devices()
+           if device.platform != 'cpu']
+  if not stats or not all(stats):
+    return None
+  return sum(s['bytes_limit'] - s['bytes_in_use'] for s in stats)
+
+
+def _on(mesh: Mesh, *axes: str) -> NamedSharding:
+  return NamedSharding(mesh, PartitionSpec(*axes))
+
+
+def _place(source, dtype: str, block_rows: int, mesh: Mesh):
+  """Rows [blocks, block, D] and scales [blocks, block], split by blocks."""
+  a_device = -(-source.count // mesh.size)
+  blocks = -(-a_device // block_rows)
+  block = -(-a_device // blocks)
+  shapes = ((blocks, block, source.dim), (blocks, block))
+  dtypes = (embeddings.DTYPES[dtype], np.float32)
+  buffers = []
+  for number, device in enumerate(mesh.devices.flat):
+    held = [jax.jit(functools.partial(jnp.zeros, shape, of), out_shardings=
+                    jax.sharding.SingleDeviceSharding(device))()
+            for shape, of in zip(shapes, dtypes)]
+    for i in range(blocks):
+      start = min((number * blocks + i) * block, source.count)
+      stop = min(start + block, source.count)
+      if start == stop:
+        break
+      parts = _stored(source.read(start, stop), source.mean, dtype)
+      held = [_fill(buffer, jax.device_put(_padded(part, block), device), i)
+              for buffer, part in zip(held, parts)]
+      jax.block_until_ready(held)  # else several blocks wait on the host
+    buffers.append(held)
+  return tuple(
+      jax.make_array_from_single_device_arrays(
+          (mesh.size * blocks, *shape[1:]), _on(mesh, _AXIS), list(of_all))
+      for shape, of_all in zip(shapes, zip(*buffers)))
+
+
+def _stored(rows, mean, dtype: str):
+  """Rows and their scales, as they are kept."""
+  parts = embeddings.stored(rows if dtype == 'float32' else rows - mean, dtype)
+  return parts if dtype == 'int8' else (*parts, np.ones(len(rows), np.float32))
+
+
+def _padded(part: np.ndarray, size: int) -> np.ndarray:
+  return np.pad(part, [(0, size - len(part)), *[(0, 0)] * (part.ndim - 1)])
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _fill(buffer: Array, block: Array, i: int) -> Array:
+  return jax.lax.dynamic_update_index_in_dim(buffer, block, i, 0)
+
+
+@functools.partial(jax.jit, static_argnames=('k', 'count', 'mesh'))
+def _nearest(
+    rows: Num[Array, 'S N D'], scales: Float[Array, 'S N'],
+    vectors: Float[Array, 'B D'], *, k: int, count: int, mesh: Mesh,
+) -> tuple[Float[Array, 'B K'], Int[Array, 'B K']]:
+  """The k highest dot products, ties to the lower row; float32 throughout."""
+  split, whole = PartitionSpec(_AXIS), PartitionSpec()
+
+  @functools.partial(jax.shard_map, mesh=mesh, in_specs=(split, split, whole),
+                     out_specs=(whole, whole), check_vma=False)
+  def search(rows, scales, vectors):
+    blocks, block, _ = rows.shape
+    first = jax.lax.axis_index(_AXIS) * blocks * block
+    best = (jnp.full((len(vectors), k), -jnp.inf), jnp.zeros(
+        (len(vectors), k), jnp.int32))
+
+    def step(best, part):
+      i, of_block, its_scales = part
+      ids = first + i * block + jnp.arange(block)
+      scores = jnp.einsum(
+          'bd,nd->bn', vectors, of_block.astype(jnp.float32),
+          precision=_HIGHEST, preferred_element_type=jnp.float32) * its_scales
+      scores = jnp.where(ids < count, scores, -jnp.inf)
+      top, at = jax.lax.top_k(scores, min(k, block))
+      return _keep(best, (top, ids[at]), k), None
+
+    best, _ = jax.lax.scan(step, best, (jnp.arange(blocks), rows, scales))
+    scores, ids = (jax.lax.all_gather(x, _AXIS, axis=1, tiled=True)
+                   for x in best)
+    top, at = jax.lax.top_k(scores, k)
+    return top, jnp.take_along_axis(ids, at, 1)
+
+  return search(rows, scales, vectors)
+
+
+def _keep(best, new, k: int):
+  """The k best of both; of equals the earlier, for top_k is stable."""
+  scores, ids = (jnp.concatenate(pair, 1) for pair in zip(best, new))
+  top, at = jax.lax.top_k(scores, k)
+  return top, jnp.take_along_axis(ids, at, 1)

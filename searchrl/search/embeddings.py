@@ -1,0 +1,367 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of vectors in, shards on disk out, and back: what dense indexes are of.
+
+A folder holds recipe.json (what the rows are made of, written first), rows/
+and, for int8, scales/ (zarr 3, a file a shard), done/ (a line a finished shard)
+and manifest.json, without which the store is not whole. A killed writer leaves
+finished shards; the next one writes the rest. Reading gives float32, whatever
+is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import os
+import pathlib
+from typing import Any, Protocol
+
+from jaxtyping import Float, Int8
+import ml_dtypes
+import numpy as np
+import tensorstore
+
+DTYPES = {'float32': np.float32, 'float16': np.float16,
+          'bfloat16': ml_dtypes.bfloat16, 'int8': np.int8}
+_FORMAT = 1
+_CHUNK = 4096  # rows that are read at a time, at least
+_MEND = 'Build the index again; finished shards are kept.'
+
+
+class Source(Protocol):
+  """Rows that an index is made of, and read in blocks."""
+
+  count: int  # N
+  dim: int  # D
+  mean: Float[np.ndarray, 'D']  # of all rows, float32
+
+  def read(self, start: int, stop: int) -> Float[np.ndarray, 'N D']:
+    """Rows [start, stop) as float32; all finite."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InMemory:
+  """A Source of rows that are there.
+
+  Raises:
+    ValueError: there is no row, or a value is not finite.
+  """
+
+  rows: Float[np.ndarray, 'N D']
+
+  def __post_init__(self):
+    object.__setattr__(self, 'rows', checked(self.rows))
+
+  count = property(lambda self: self.rows.shape[0])
+  dim = property(lambda self: self.rows.shape[1])
+
+  @functools.cached_property
+  def mean(self) -> Float[np.ndarray, 'D']:
+    return self.rows.mean(0, dtype=np.float64).astype(np.float32)
+
+  def read(self, start: int, stop: int) -> Float[np.ndarray, 'N D']:
+    return self.rows[start:stop]
+
+
+def checked(rows: Any, first: int = 0) -> Float[np.ndarray, 'N D']:
+  """Rows as float32; raises a ValueError that names the first bad one.
+
+  Args:
+    rows: any array.
+    first: the number of the first row.
+  """
+  rows = np.asarray(rows, np.float32)
+  if rows.ndim != 2 or not rows.size:
+    raise ValueError('vectors must be rows [N, D] with N and D from 1, but '
+                     f'their shape is {rows.shape}. Give one row a passage.')
+  finite = np.isfinite(rows).all(1)
+  if not finite.all():
+    raise ValueError(
+        'vectors must be finite, but that of passage '
+        f'{first + int(np.argmin(finite))}, counted from 0, is not. Check the '
+        'encoder and its weights.')
+  return rows
+
+
+def stored(rows: Float[np.ndarray, 'N D'], dtype: str
+          ) -> tuple[np.ndarray, ...]:
+  """Rows in a type of `DTYPES`; for int8 their scales, too.
+
+  Raises:
+    ValueError: a value is too large for the type.
+  """
+  if dtype == 'int8':
+    return quantize(rows)
+  with np.errstate(over='ignore'):
+    cast = rows.astype(DTYPES[dtype])
+  if dtype == 'float16' and not np.isfinite(cast).all():
+    raise ValueError('vectors kept as float16 must lie below 65,504, but one has '
+                     f"{np.abs(rows).max():g}. Take 'bfloat16' or 'float32'.")
+  return (cast,)
+
+
+def blocks(source: Source, size: int) -> Iterator[tuple[int, np.ndarray]]:
+  """(number of the first row, rows) in order, `size` rows at a time."""
+  for start in range(0, source.count, size):
+    yield start, source.read(start, min(start + size, source.count))
+
+
+def quantize(rows: Float[np.ndarray, 'N D']
+            ) -> tuple[Int8[np.ndarray, 'N D'], Float[np.ndarray, 'N']]:
+  """Rows as int8 and a scale each: row = scale * int8, up to rounding."""
+  scales = np.abs(rows).max(1) / 127
+  whole = np.rint(rows / np.where(scales > 0, scales, 1)[:, None])
+  return whole.astype(np.int8), scales.astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+  """What rows are made of; a store of another recipe is another store."""
+
+  corpus: str  # its digest
+  encoder: Mapping[str, Any]  # what made the rows; 'digest' is its name
+  count: int  # rows
+  dim: int
+  dtype: str = 'float32'  # as it is stored
+  shard_rows: int = 65_536
+
+  def __post_init__(self):
+    if self.dtype not in DTYPES:
+      raise ValueError(f'store.dtype must be one of {", ".join(DTYPES)}, but is '
+                       f'{self.dtype!r}.')
+    for name in ('count', 'dim', 'shard_rows'):
+      if getattr(self, name) < 1:
+        raise ValueError(f'{name} of a store must be at least 1, but is '
+                         f'{getattr(self, name)}.')
+
+  @property
+  def shards(self) -> int:
+    return -(-self.count // self.shard_rows)
+
+  def span(self, shard: int) -> tuple[int, int]:
+    """Its rows, [start, stop)."""
+    start = shard * self.shard_rows
+    return start, min(start + self.shard_rows, self.count)
+
+  @property
+  def disk_bytes(self) -> int:
+    """What the rows take."""
+    scale = 4 if self.dtype == 'int8' else 0
+    size = np.dtype(DTYPES[self.dtype]).itemsize
+    return self.count * (self.dim * size + scale)
+
+
+class Writer:
+  """Writes shards of a store, one or more processes at different ones.
+
+  Raises:
+    ValueError: the folder holds a store of another recipe.
+  """
+
+  def __init__(self, folder: str | pathlib.Path, recipe: Recipe):
+    self._folder, self.recipe = pathlib.Path(folder), recipe
+    (self._folder / 'done').mkdir(parents=True, exist_ok=True)
+    file = self._folder / 'recipe.json'
+    wanted = {'format': _FORMAT, **dataclasses.asdict(recipe)}
+    if file.exists():
+      _check_same(self._folder, json.loads(file.read_text()), wanted)
+    else:
+      write_json(file, wanted)
+    self._arrays = _open_arrays(self._folder, recipe, create=True)
+
+  def missing(self) -> list[int]:
+    """Numbers of the shards that are not finished."""
+    return [i for i in range(self.recipe.shards)
+            if _read_marker(self._folder, self.recipe, i) is None]
+
+  def write(self, shard: int, rows: Float[np.ndarray, 'N D']) -> None:
+    """Writes a whole shard; on disk when this returns.
+
+    Raises:
+      ValueError: another shape than the shard's, or a value is not finite.
+    """
+    start, stop = self.recipe.span(shard)
+    rows = checked(rows, start)
+    if rows.shape != (stop - start, self.recipe.dim):
+      raise ValueError(
+          f'shard {shard} must have shape {(stop - start, self.recipe.dim)}, '
+          f'but the encoder gave {rows.shape}. Check the encoder.')
+    parts = stored(rows, self.recipe.dtype)
+    sha = hashlib.sha256()
+    for array, part in zip(self._arrays, parts, strict=True):
+      array[start:stop].write(part).result()
+      sha.update(np.ascontiguousarray(part).view(np.uint8))
+    write_json(_marker(self._folder, shard), {
+        'sha256': sha.hexdigest(),
+        'files': _sizes(self._folder, len(parts), shard),
+        'sum': rows.sum(0, dtype=np.float64).tolist()})
+
+  def finish(self) -> Store:
+    """Writes the manifest, once all shards are there, and opens the store.
+
+    Raises:
+      ValueError: a shard is not finished.
+    """
+    missing = self.missing()
+    if missing:
+      raise ValueError(f'all {self.recipe.shards} shards must be written, but '
+                       f'{len(missing)} are not, shard {missing[0]} first.')
+    total, sha = np.zeros(self.recipe.dim), hashlib.sha256()
+    sha.update(json.dumps(_identity(dataclasses.asdict(self.recipe)),
+                          sort_keys=True).encode())
+    for shard in range(self.recipe.shards):
+      told = _read_marker(self._folder, self.recipe, shard)
+      total += told['sum']
+      sha.update(told['sha256'].encode())
+    write_json(self._folder / 'manifest.json', {
+        'format': _FORMAT, **dataclasses.asdict(self.recipe),
+        'fingerprint': sha.hexdigest(),
+        'mean': (total / self.recipe.count).tolist()})
+    return open_(self._folder)
+
+
+class Store:
+  """A finished folder of vectors, a Source.
+
+  Attributes:
+    recipe: what the rows are made of.
+    fingerprint: SHA-256 of the recipe and of all rows.
+  """
+
+  def __init__(self, folder: pathlib.Path, recipe: Recipe, fingerprint: str,
+               mean: Float[np.ndarray, 'D']):
+    self.folder, self.recipe, self.fingerprint = folder, recipe, fingerprint
+    self.count, self.dim, self.mean = recipe.count, recipe.dim, mean
+    self._arrays = _open_arrays(folder, recipe, create=False)
+
+  def read(self, start: int, stop: int) -> Float[np.ndarray, 'N D']:
+    """Rows [start, stop) as float32.
+
+    Raises:
+      ValueError: the files are damaged.
+    """
+    try:
+      parts = [array[start:stop].read().result() for array in self._arrays]
+    except ValueError as error:
+      raise ValueError(f'rows {start} to {stop} of {self.folder} must be '
+                       f'readable, but: {error}. Delete '
+                       f'{self.folder}/done, then: {_MEND}') from error
+    rows = parts[0].astype(np.float32)
+    return rows * parts[1][:, None] if len(parts) == 2 else rows
+
+
+def open_(folder: str | pathlib.Path) -> Store:
+  """Opens a finished store; no row is read.
+
+  Raises:
+    FileNotFoundError: no manifest.
+    ValueError: it is damaged, or a shard's file is missing or cut.
+  """
+  folder = pathlib.Path(folder)
+  if not (folder / 'manifest.json').is_file():
+    raise FileNotFoundError(
+        f'an index must hold manifest.json, but {folder} does not. Build it, or '
+        'finish building it, with configs/build_index.py.')
+  try:
+    raw = json.loads((folder / 'manifest.json').read_text())
+    fields = {f.name: raw[f.name] for f in dataclasses.fields(Recipe)}
+    recipe, fingerprint = Recipe(**fields), raw['fingerprint']
+    mean = np.array(raw['mean'], np.float32)
+    fits = raw['format'] == _FORMAT and mean.shape == (recipe.dim,)
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(f'{folder}/manifest.json must be whole, but: '
+                     f'{type(error).__name__} {error}. {_MEND}') from error
+  if not fits:
+    raise ValueError(f'{folder}/manifest.json must be of format {_FORMAT}, but '
+                     f'is of {raw["format"]}. Build the index again.')
+  for shard in range(recipe.shards):
+    if _read_marker(folder, recipe, shard) is None:
+      raise ValueError(
+          f'shard {shard} of {folder} must be whole, but its file, or the note '
+          f'of it in done/, is missing or cut. {_MEND}')
+  return Store(folder, recipe, fingerprint, mean)
+
+
+def write_json(file: pathlib.Path, value: Any) -> None:
+  """Whole or not at all, also after a power cut."""
+  temporary = file.with_name(f'.{file.name}.{os.getpid()}')
+  with temporary.open('w') as out:
+    out.write(json.dumps(value, indent=1) + '\n')
+    out.flush()
+    os.fsync(out.fileno())
+  temporary.replace(file)
+
+
+def _identity(raw: Mapping[str, Any]) -> dict[str, Any]:
+  """A recipe without what may differ, such as where the encoder lies."""
+  encoder = {name: raw['encoder'].get(name) for name in ('digest', 'imported')}
+  return json.loads(json.dumps({**raw, 'encoder': encoder}))
+
+
+def _check_same(folder: pathlib.Path, past: Mapping[str, Any],
+                wanted: Mapping[str, Any]) -> None:
+  past, wanted = _identity(past), _identity(wanted)
+  changed = [f'{name}: {past.get(name)!r} -> {wanted.get(name)!r}'
+             for name in sorted({*past, *wanted})
+             if past.get(name) != wanted.get(name)]
+  if changed:
+    raise ValueError(
+        f'{folder} must hold vectors of the same corpus and encoder, but: '
+        f'{"; ".join(changed)}. Use another --workdir, or delete that folder.')
+
+
+def _marker(folder: pathlib.Path, shard: int) -> pathlib.Path:
+  return folder / 'done' / f'{shard:06d}.json'
+
+
+def _read_marker(folder: pathlib.Path, recipe: Recipe, shard: int
+                ) -> dict | None:
+  """What `write` noted of a shard, if its files are as they were."""
+  try:
+    told = json.loads(_marker(folder, shard).read_text())
+    parts = 2 if recipe.dtype == 'int8' else 1
+    return told if told['files'] == _sizes(folder, parts, shard) else None
+  except (OSError, ValueError, KeyError, TypeError):
+    return None
+
+
+def _sizes(folder: pathlib.Path, parts: int, shard: int) -> list[int]:
+  files = (folder / 'rows' / 'c' / str(shard) / '0',
+           folder / 'scales' / 'c' / str(shard))
+  return [file.stat().st_size for file in files[:parts]]
+
+
+def _open_arrays(folder: pathlib.Path, recipe: Recipe, *, create: bool):
+  """The zarr array of rows, and that of scales for int8."""
+  found = [_open_array(folder / 'rows', recipe, recipe.dtype, (recipe.dim,),
+                       create)]
+  if recipe.dtype == 'int8':
+    found.append(_open_array(folder / 'scales', recipe, 'float32', (), create))
+  return found
+
+
+def _open_array(path: pathlib.Path, recipe: Recipe, dtype: str,
+                rest: tuple[int, ...], create: bool):
+  """A file a shard; in it, chunks with a checksum each."""
+  inner = math.gcd(recipe.shard_rows, _CHUNK)
+  spec = {
+      'driver': 'zarr3',
+      'store_data_equal_to_fill_value': True,  # so that each shard has its file
+      'kvstore': {'driver': 'file', 'path': str(path.resolve())},
+      'metadata': {
+          'shape': [recipe.count, *rest], 'data_type': dtype,
+          'chunk_grid': {'name': 'regular', 'configuration': {
+              'chunk_shape': [recipe.shard_rows, *rest]}},
+          'codecs': [{'name': 'sharding_indexed', 'configuration': {
+              'chunk_shape': [inner, *rest],
+              'codecs': [{'name': 'bytes', 'configuration': {
+                  'endian': 'little'}}, {'name': 'crc32c'}]}}]}}
+  if dtype == 'int8':  # has no order of bytes
+    codecs = spec['metadata']['codecs'][0]['configuration']['codecs']
+    codecs[0] = {'name': 'bytes'}
+  return tensorstore.open(spec, open=True, create=create).result()

@@ -1,0 +1,93 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Files of Search-R1's index builder in, their rows out, read in blocks.
+
+`e5_Flat.index` is a flat index of faiss, `emb_e5.memmap` bare float32. Both are
+read without faiss, and never as a whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import struct
+
+from jaxtyping import Float
+import numpy as np
+
+# Type, D, N, two unused, trained, metric (0: inner product), number of floats.
+_HEADER = struct.Struct('<4siqqq?iQ')
+
+
+@dataclasses.dataclass(frozen=True)
+class Foreign:
+  """Rows in a file of others."""
+
+  path: pathlib.Path
+  count: int
+  dim: int
+  offset: int  # bytes before the first row
+
+  def read(self, start: int, stop: int) -> Float[np.ndarray, 'N D']:
+    """Rows [start, stop) as float32."""
+    stop = min(stop, self.count)
+    rows = np.fromfile(
+        self.path, '<f4', (stop - start) * self.dim,
+        offset=self.offset + start * self.dim * 4)
+    return rows.reshape(stop - start, self.dim)
+
+
+def open_(path: str | pathlib.Path, *, count: int, dim: int) -> Foreign:
+  """Rows of a flat index of faiss, or of a bare float32 file (.memmap).
+
+  Args:
+    path: by its first bytes a flat index; if its name ends in .memmap, bare.
+    count: passages of the corpus, in whose order the rows must be.
+    dim: of the encoder's vectors.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: it is another kind of file, cut, or of another shape.
+  """
+  path = pathlib.Path(path)
+  if not path.is_file():
+    raise FileNotFoundError(f'imported vectors must be a file, but there is none '
+                            f'at {path}. Check config.imports.')
+  found = (_bare(path, dim) if path.suffix == '.memmap' else _flat(path))
+  if (found.count, found.dim) != (count, dim):
+    raise ValueError(
+        f'{path} must hold a row for each of {count} passages, as wide as the '
+        f"encoder's {dim}, but holds {found.count} of {found.dim}. Give the "
+        'corpus and the encoder that it was made of.')
+  return found
+
+
+def _bare(path: pathlib.Path, dim: int) -> Foreign:
+  size = path.stat().st_size
+  if not size or size % (4 * dim):
+    raise ValueError(f'{path} must hold float32 rows of {dim}, but has {size} '
+                     'bytes, which is no multiple. Fetch it again, or give its '
+                     'own encoder.')
+  return Foreign(path, size // (4 * dim), dim, 0)
+
+
+def _flat(path: pathlib.Path) -> Foreign:
+  with path.open('rb') as file:
+    head = file.read(_HEADER.size)
+  kind = head[:4]
+  if kind not in (b'IxFI', b'IxF2') or len(head) < _HEADER.size:
+    raise ValueError(
+        f'{path} must be a flat index of faiss or end in .memmap, but begins '
+        f'with {kind!r}. Other kinds of index cannot be imported; build one '
+        "from the corpus, for instance with --config.build=\"('hnsw',)\".")
+  _, dim, count, _, _, _, metric, floats = _HEADER.unpack(head)
+  if kind != b'IxFI' or metric != 0:
+    raise ValueError(f'{path} must be of inner products, but is of metric '
+                     f'{metric} ({kind.decode()}). Fetch the one for E5.')
+  size = _HEADER.size + 4 * floats
+  if floats != dim * count or path.stat().st_size != size or count < 1:
+    raise ValueError(
+        f'{path} must have {_HEADER.size} + 4 * {count} * {dim} bytes, but has '
+        f'{path.stat().st_size}. Fetch it again; the parts of a split file must '
+        'be joined first.')
+  return Foreign(path, count, dim, _HEADER.size)

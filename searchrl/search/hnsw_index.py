@@ -1,0 +1,99 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of vectors in, a file of HNSW out, and back as an Index on the host.
+
+By faiss. Its own default of efSearch is 16, which finds some 80 % of the
+nearest passages at scale; here it is always said, and tuned where it is built.
+
+Source: Malkov and Yashunin 2016, arXiv:1603.09320.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+from searchrl.search import embeddings
+from searchrl.search import nearest
+
+_FILE = 'hnsw.faiss'
+
+
+def _library():
+  try:
+    import faiss  # pylint: disable=g-import-not-at-top
+  except ImportError as error:
+    raise ValueError(
+        "backend 'hnsw' needs the package faiss-cpu. Run: pip install "
+        "'searchrl[search]'; or take another backend.") from error
+  return faiss
+
+
+def build(source: embeddings.Source, folder: pathlib.Path, *, links: int = 32,
+          construction: int = 200) -> dict[str, Any]:
+  """Writes the file of an index.
+
+  Memory: the float32 rows, and 8 * links bytes a row. With several threads the
+  graph differs a little from one building to the next.
+
+  Args:
+    source: the rows.
+    folder: exists.
+    links: of a row (M).
+    construction: rows that are looked at to place one (efConstruction).
+
+  Returns:
+    What `ladder` and `open_` must be told: nothing.
+
+  Raises:
+    ValueError: no faiss here, or an option is out of range.
+  """
+  faiss = _library()
+  if links < 2 or construction < links:
+    raise ValueError(
+        'links must be at least 2 and construction at least links, but they '
+        f'are {links} and {construction}. 32 and 200 suit most corpora.')
+  index = faiss.IndexHNSWFlat(source.dim, links, faiss.METRIC_INNER_PRODUCT)
+  index.hnsw.efConstruction = construction
+  for start, rows in embeddings.blocks(source, 65_536):
+    index.add(embeddings.checked(rows, start))
+  faiss.write_index(index, str(folder / _FILE))
+  return {}
+
+
+def ladder(told: dict[str, Any]) -> list[dict[str, int]]:
+  """Settings of the search, from the fastest to the most careful."""
+  del told
+  return [{'visited': ef} for ef in (32, 64, 128, 256, 512, 1024, 2048)]
+
+
+def open_(folder: pathlib.Path, told: dict[str, Any], source: embeddings.Source,
+          *, visited: int) -> nearest.Index:
+  """Loads an index.
+
+  Args:
+    folder: as of `build`.
+    told: what `build` returned.
+    source: for the shape of the rows; no row is read.
+    visited: rows that a search keeps in view (efSearch); k if that is more.
+
+  Raises:
+    ValueError: no faiss here; the file is damaged, or of other rows.
+  """
+  del told
+  faiss = _library()
+  try:
+    index = faiss.read_index(str(folder / _FILE))
+  except RuntimeError as error:
+    raise ValueError(f'{folder / _FILE} must be a whole index, but: {error}. '
+                     'Build it again.') from error
+  if (index.ntotal, index.d) != (source.count, source.dim):
+    raise ValueError(
+        f'{folder / _FILE} must hold {source.count} rows of {source.dim}, but '
+        f'holds {index.ntotal} of {index.d}. Build it again.')
+
+  def find(vectors, k):
+    options = faiss.SearchParametersHNSW(efSearch=max(visited, k))
+    return index.search(vectors, k, params=options)
+
+  return nearest.Index('hnsw', source.count, source.dim, find)

@@ -1,0 +1,228 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A jsonl file of any size in, a corpus out that keeps no passage in memory.
+
+The first opening reads and checks the file once and writes, beside it, where
+each line starts (8 bytes a passage); every later one maps both files and is
+done. A passage is parsed when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+import hashlib
+import json
+import mmap
+import os
+import pathlib
+
+from jaxtyping import Int
+import numpy as np
+
+from searchrl.search import corpus as corpora
+from searchrl.trajectory import Passage
+
+IN_MEMORY_BYTES = 256 * 2**20  # of a file that `load` reads as a whole
+_FORMAT = 1
+
+
+class MappedCorpus:
+  """What `corpus.Corpus` is to an engine, on disk.
+
+  Attributes:
+    digest: SHA-256, in hex, of the plain file that `corpus.write` would make.
+    ids_are_positions: whether the ids are '0', '1', '2', ... in order.
+  """
+
+  def __init__(self, path: pathlib.Path, starts: Int[np.ndarray, 'N'],
+               digest: str, ids_are_positions: bool):
+    self.path, self.digest = path, digest
+    self.ids_are_positions = ids_are_positions
+    self._starts = starts
+    with path.open('rb') as file:
+      self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+  def __len__(self) -> int:
+    return len(self._starts)
+
+  def __getitem__(self, i: int) -> Passage:
+    if not -len(self) <= i < len(self):
+      raise IndexError(f'a passage must lie in [0, {len(self)}), but is {i}.')
+    start = int(self._starts[i])
+    end = self._bytes.find(b'\n', start)
+    line = self._bytes[start:end if end >= 0 else None]
+    return corpora.parse(line, f'passage {i} of {self.path}')
+
+  def __iter__(self) -> Iterator[Passage]:
+    return (self[i] for i in range(len(self)))
+
+  @property
+  def texts(self) -> Sequence[str]:
+    """As of `corpus.Corpus`; each is read when it is asked for."""
+    return _Texts(self)
+
+
+class _Texts(Sequence):
+  """Titles and texts of a corpus, by position."""
+
+  def __init__(self, corpus: MappedCorpus):
+    self._corpus = corpus
+
+  def __len__(self) -> int:
+    return len(self._corpus)
+
+  def __getitem__(self, i):
+    if isinstance(i, slice):
+      return [self[j] for j in range(*i.indices(len(self)))]
+    return corpora.text_of(self._corpus[i])
+
+
+def load(path: str | pathlib.Path) -> corpora.Corpus | MappedCorpus:
+  """A corpus file: in memory up to `IN_MEMORY_BYTES`, mapped above.
+
+  Raises:
+    FileNotFoundError, ValueError: as `corpus.read` and `open_` do.
+  """
+  path = pathlib.Path(path)
+  if path.is_file() and path.stat().st_size > IN_MEMORY_BYTES:
+    return open_(path)
+  return corpora.read(path)
+
+
+def open_(path: str | pathlib.Path) -> MappedCorpus:
+  """Maps a plain jsonl file; reads it once if it is new or has changed.
+
+  The offsets go to <path>.starts.npy and <path>.starts.json.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: a line is no passage, an id occurs twice, the file holds no
+      passage, or is compressed.
+  """
+  path = pathlib.Path(path)
+  if not path.is_file():
+    raise FileNotFoundError(
+        f'corpus must be a jsonl file, but there is none at {path}. Check the '
+        'path.')
+  if path.suffix == '.gz':
+    raise ValueError(
+        f'a corpus that is mapped must be a plain file, but {path} is '
+        f'compressed, and too large to be read into memory. Run: gunzip -k '
+        f'{path}')
+  told = _told(path)
+  if told is None:
+    told = _scan(path)
+  starts = np.load(_beside(path, 'npy'), mmap_mode='r')
+  return MappedCorpus(path, starts, told['digest'], told['ids_are_positions'])
+
+
+def _beside(path: pathlib.Path, kind: str) -> pathlib.Path:
+  return path.with_name(f'{path.name}.starts.{kind}')
+
+
+def _state(path: pathlib.Path) -> dict[str, int]:
+  """What changes when a file does."""
+  stat = path.stat()
+  return {'format': _FORMAT, 'bytes': stat.st_size,
+          'mtime_ns': stat.st_mtime_ns}
+
+
+def _told(path: pathlib.Path) -> dict | None:
+  """What was written about just this state of the file, if it is whole."""
+  try:
+    told = json.loads(_beside(path, 'json').read_text())
+    size = np.load(_beside(path, 'npy'), mmap_mode='r').shape
+    fits = told['state'] == _state(path) and size == (told['count'],)
+    return told if fits else None
+  except (OSError, ValueError, KeyError, TypeError):
+    return None
+
+
+def _scan(path: pathlib.Path) -> dict:
+  """Reads and checks every line; writes the offsets, and what to know of them.
+
+  In memory: 16 bytes a passage, its offset and a hash of its id.
+  """
+  state, sha = _state(path), hashlib.sha256()
+  starts, hashes = _Column(), _Column()
+  ids_are_positions = True
+  start = 0
+  with path.open('rb') as file:
+    for number, line in enumerate(file, 1):
+      if line.strip():
+        passage = corpora.parse(line, f'line {number} of {path}')
+        sha.update(corpora.format_line(passage))
+        ids_are_positions &= passage.id == str(len(starts))
+        starts.append(start)
+        hashes.append(_hash(passage.id))
+      start += len(line)
+  if not len(starts):
+    raise ValueError(f'corpus must have passages, but {path} is a corpus with '
+                     'no passages. Give it at least one line.')
+  starts = starts.values()
+  _check_unique(path, starts, hashes.values())
+  told = {'state': state, 'count': len(starts), 'digest': sha.hexdigest(),
+          'ids_are_positions': ids_are_positions}
+  _publish(path, starts, told)
+  return told
+
+
+class _Column:
+  """int64 values in blocks: appended to one by one, small in memory."""
+
+  def __init__(self, block: int = 2**16):
+    self._full, self._last, self._used = [], np.empty(block, np.int64), 0
+
+  def __len__(self) -> int:
+    return len(self._full) * len(self._last) + self._used
+
+  def append(self, value: int) -> None:
+    self._last[self._used] = value
+    self._used += 1
+    if self._used == len(self._last):
+      self._full.append(self._last)
+      self._last, self._used = np.empty_like(self._last), 0
+
+  def values(self) -> Int[np.ndarray, 'N']:
+    return np.concatenate([*self._full, self._last[:self._used]])
+
+
+def _hash(uid: str) -> int:
+  data = hashlib.blake2b(uid.encode('utf-8', 'surrogatepass'), digest_size=8)
+  return int.from_bytes(data.digest(), 'little', signed=True)
+
+
+def _check_unique(path: pathlib.Path, starts: Int[np.ndarray, 'N'],
+                  hashes: Int[np.ndarray, 'N']) -> None:
+  """Raises a ValueError for the first id that occurs twice."""
+  order = np.argsort(hashes, kind='stable')
+  ranked = hashes[order]
+  same = np.flatnonzero(ranked[1:] == ranked[:-1])
+  if not len(same):
+    return
+  whole = MappedCorpus(path, starts, '', False)  # two ids may share a hash
+  for at in same:
+    first, second = order[at], order[at + 1]
+    if whole[first].id == whole[second].id:
+      raise ValueError(
+          f'id must be unique, but that of passage {second} of {path}, counted '
+          f'from 0, is {whole[second].id!r}, as of passage {first}. Drop or '
+          'rename one of them.')
+
+
+def _publish(path: pathlib.Path, starts: Int[np.ndarray, 'N'], told: dict
+            ) -> None:
+  """Writes both files; last the one without which the other means nothing."""
+  try:
+    for kind in ('npy', 'json'):
+      temporary = path.with_name(f'.{path.name}.{os.getpid()}.{kind}')
+      with temporary.open('wb') as file:
+        if kind == 'npy':
+          np.save(file, starts)
+        else:
+          file.write(json.dumps(told).encode() + b'\n')
+      temporary.replace(_beside(path, kind))
+  except OSError as error:
+    raise ValueError(
+        f'offsets of {path} must be written beside it, but cannot: {error}. '
+        'Copy the corpus to a folder that can be written.') from error

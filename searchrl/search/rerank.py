@@ -1,0 +1,63 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A SearchFn and a judge of pairs in, a SearchFn in the judge's order out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import math
+
+from searchrl.trajectory import Passage, Passages, Query, SearchError, SearchFn
+
+Pair = tuple[str, str]  # a query, and a passage as `pair_text` writes it
+ScoreFn = Callable[[Sequence[Pair]], Sequence[float]]
+
+
+def pair_text(passage: Passage) -> str:
+  """A passage as the judge reads it; Search-R1's form."""
+  return f'(Title: "{passage.title}") {passage.text}'
+
+
+def reranked(engine: SearchFn, score: ScoreFn, *, candidates: int = 10
+            ) -> SearchFn:
+  """A search that takes an engine's best and orders them anew.
+
+  Args:
+    engine: finds the candidates; its failures are passed on.
+    score: of each pair, higher is better; called once for all queries.
+    candidates: passages a query that are judged, or top_k if that is more.
+
+  Returns:
+    A search whose passages have the judge's scores; ties in the engine's order.
+
+  Raises:
+    ValueError: candidates is below 1.
+  """
+  if candidates < 1:
+    raise ValueError('search.options.candidates must be at least 1, but is '
+                     f'{candidates}. Search-R1 takes 10.')
+
+  def search(queries: Sequence[Query]) -> list[Passages | SearchError]:
+    found = engine([dataclasses.replace(
+        q, top_k=max(q.top_k, candidates) if q.top_k > 0 else 0)
+                    for q in queries])
+    pairs = [(query.text, pair_text(passage))
+             for query, passages in zip(queries, found, strict=True)
+             if not isinstance(passages, SearchError) for passage in passages]
+    scores = [float(s) for s in score(pairs)] if pairs else []
+    if len(scores) != len(pairs) or not all(map(math.isfinite, scores)):
+      raise ValueError(
+          f'a judge must return one finite score a pair, {len(pairs)} in all, '
+          f'but returned {len(scores)}. Check the model.')
+    left = iter(scores)
+    return [passages if isinstance(passages, SearchError) else
+            _ordered(passages, left, query.top_k)
+            for query, passages in zip(queries, found)]
+
+  return search
+
+
+def _ordered(passages: Passages, scores, top_k: int) -> Passages:
+  judged = [dataclasses.replace(p, score=next(scores)) for p in passages]
+  return tuple(sorted(judged, key=lambda p: -p.score)[:top_k])

@@ -1,0 +1,184 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of vectors in, files of ScaNN out, and back as an Index on the host.
+
+Rows lose their mean, are split over leaves with SOAR's second choice, coded in
+4 bits for 2 dimensions (AH), and what these codes find is ranked by int8 rows,
+then by float16 rows on disk. Building is deterministic. Above `part_rows`, it
+builds one part after another, searches all, and merges.
+
+Sources: Guo et al. 2020, arXiv:1908.10396 (AH); Sun et al. 2023,
+  arXiv:2404.00774 (SOAR).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import math
+import os
+import pathlib
+from typing import Any
+
+from jaxtyping import Float, Int
+import numpy as np
+
+from searchrl.search import embeddings
+from searchrl.search import nearest
+
+_ROWS = 'rows.npy'  # float16, without their mean: what the last ranking reads
+_RERANKED = 32  # rows a query, at least
+_TREE_FROM = 4096  # rows; fewer are compared one by one
+_SAMPLE = 250_000  # rows that leaves and codes are learnt from, at most
+
+
+def _library():
+  """ScaNN, which is heavy, and made for Linux alone."""
+  try:
+    import scann  # pylint: disable=g-import-not-at-top
+  except ImportError as error:
+    raise ValueError(
+        "backend 'scann' needs the package scann (Linux, Python up to 3.13). "
+        "Run: pip install 'searchrl[search]'; or take another backend.") from error
+  return scann
+
+
+def build(
+    source: embeddings.Source,
+    folder: pathlib.Path,
+    *,
+    leaves: int = 0,
+    part_rows: int = 2_500_000,
+    soar: float = 1.5,
+) -> dict[str, Any]:
+  """Writes the files of an index.
+
+  Memory: about three times a part's float32 rows.
+
+  Args:
+    source: the rows.
+    folder: exists, and is empty.
+    leaves: of a part. 0: the square root of its rows.
+    part_rows: rows of a part, at most.
+    soar: lambda of SOAR, the weight of the second choice's direction.
+
+  Returns:
+    What `open_` and `ladder` must be told.
+
+  Raises:
+    ValueError: no ScaNN here, or an option is out of range.
+  """
+  _library()
+  if leaves < 0 or part_rows < 1 or not soar > 0:
+    raise ValueError(
+        'leaves must be at least 0, part_rows at least 1 and soar above 0, but '
+        f'they are {leaves}, {part_rows} and {soar}.')
+  count = -(-source.count // part_rows)
+  edges = [source.count * i // count for i in range(count + 1)]
+  kept = np.lib.format.open_memmap(
+      folder / _ROWS, mode='w+', dtype=np.float16,
+      shape=(source.count, source.dim))
+  told = []
+  for number, (start, stop) in enumerate(zip(edges, edges[1:])):
+    rows = np.empty((stop - start, source.dim), np.float32)
+    for first in range(start, stop, 65_536):
+      last = min(first + 65_536, stop)
+      rows[first - start:last - start] = embeddings.checked(
+          source.read(first, last), first) - source.mean
+    kept[start:stop], = embeddings.stored(rows, 'float16')
+    told.append(_build_part(rows, folder / f'part_{number:03d}', leaves, soar))
+  kept.flush()
+  return {'edges': edges, 'leaves': told}
+
+
+def _build_part(rows: Float[np.ndarray, 'N D'], folder: pathlib.Path,
+                leaves: int, soar: float) -> int:
+  """Builds and writes a searcher; returns its leaves, 0 without a tree."""
+  scann = _library()
+  builder = scann.scann_ops_pybind.builder(
+      rows, min(_RERANKED, len(rows)), 'dot_product').set_n_training_threads(
+          os.cpu_count())
+  if len(rows) < _TREE_FROM or rows.shape[1] < 4:
+    leaves = 0  # too few points to learn a tree, or codes, from
+    builder = builder.score_brute_force()
+  else:
+    leaves = min(leaves or round(math.sqrt(len(rows))), len(rows) // 4)
+    sample = min(_SAMPLE, len(rows))
+    builder = builder.tree(
+        leaves, max(leaves // 20, 1), training_sample_size=sample,
+        soar_lambda=soar, random_init=False)  # random: other files every time
+    builder = builder.score_ah(
+        2, anisotropic_quantization_threshold=.2, training_sample_size=sample)
+    builder = builder.reorder(
+        100, quantize=scann.ReorderType.INT8)
+  folder.mkdir()
+  builder.build().serialize(str(folder), relative_path=True)
+  return leaves
+
+
+def ladder(told: dict[str, Any]) -> list[dict[str, float | int]]:
+  """Settings of the search, from the fastest to the most careful."""
+  if not any(told['leaves']):
+    return [{'share': 1.0, 'candidates': _RERANKED}]
+  return [{'share': share, 'candidates': candidates} for share, candidates in (
+      (.03, 50), (.05, 100), (.08, 100), (.1, 200), (.15, 200), (.2, 300),
+      (.3, 400), (.5, 600), (1.0, 1000))]
+
+
+def open_(folder: pathlib.Path, told: dict[str, Any], source: embeddings.Source,
+          *, share: float, candidates: int) -> nearest.Index:
+  """Loads an index; the rows for the last ranking stay on disk.
+
+  Args:
+    folder: as of `build`.
+    told: what `build` returned.
+    source: for the shape and the mean of the rows; no row is read.
+    share: of the leaves, that is searched.
+    candidates: rows a query that are ranked again, first by their int8 rows.
+
+  Raises:
+    ValueError: no ScaNN here; files are missing, cut, or not our own.
+  """
+  scann = _library()
+  searchers = []
+  for number in range(len(told['leaves'])):
+    part = folder / f'part_{number:03d}'
+    if (part / 'scann_docids.pkl').exists():
+      raise ValueError(f'{part} must hold files of ours alone, but holds '
+                       'scann_docids.pkl, which could run code. Build it again.')
+    try:
+      searchers.append(scann.scann_ops_pybind.load_searcher(str(part)))
+    except Exception as error:  # the library's own, of many kinds
+      raise ValueError(f'{part} must be a whole index, but: {error}. Build it '
+                       'again.') from error
+  rows = np.load(folder / _ROWS, mmap_mode='r')
+  parts = list(zip(searchers, told['edges'], told['edges'][1:], told['leaves']))
+
+  def find(vectors, k):
+    wanted = max(_RERANKED, k)
+    found = [_search(*part, vectors, wanted, share, candidates)
+             for part in parts]
+    return _rank(rows, vectors, np.concatenate(found, 1), k, source.mean)
+
+  return nearest.Index('scann', source.count, source.dim, find)
+
+
+def _search(searcher, start: int, stop: int, leaves: int, vectors, k: int,
+            share: float, candidates: int) -> Int[np.ndarray, 'B K']:
+  """Row numbers that a part finds; -1 where it finds too few."""
+  k = min(k, stop - start)
+  options = dict(final_num_neighbors=k)
+  if leaves:
+    options.update(pre_reorder_num_neighbors=max(candidates, k),
+                   leaves_to_search=max(1, round(leaves * share)))
+  ids, scores = searcher.search_batched(vectors, **options)
+  return np.where(np.isfinite(scores), ids.astype(np.int64) + start, -1)
+
+
+def _rank(rows: Float[np.ndarray, 'N D'], vectors: Float[np.ndarray, 'B D'],
+          ids: Int[np.ndarray, 'B M'], k: int, mean: Sequence[float]):
+  """The k best of these ids, by their float16 rows; scores are float32."""
+  scores = np.empty(ids.shape, np.float32)
+  for score, vector, of_query in zip(scores, vectors, ids):
+    score[:] = rows[np.maximum(of_query, 0)].astype(np.float32) @ vector
+  scores += (vectors @ mean)[:, None]
+  return nearest.merge(np.where(ids >= 0, scores, -np.inf), ids, k)

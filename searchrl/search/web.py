@@ -1,0 +1,213 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A key in the environment, a SearchFn out that searches the web.
+
+It speaks SerpAPI's dialect: a GET a query, results as JSON. What was found can
+be recorded to a jsonl file and replayed from it, so that a run is repeated
+exactly and without cost. The key stands in the address that is sent, as that
+service asks, and nowhere else: no config, file, error or log line holds it.
+
+Source: SerpAPI's public documentation; the order of results is Search-R1's:
+  the answer box, then the organic results, then related questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent import futures
+import dataclasses
+import hashlib
+import json
+import logging
+import pathlib
+import threading
+from typing import Any
+
+from searchrl.search import transport
+from searchrl.search import wire
+from searchrl.search.wire import Malformed
+from searchrl.trajectory import Passage, Passages, Query, SearchError
+
+MODES = ('live', 'record', 'replay')
+_Key = tuple[str, int]  # text, top_k
+
+
+class Web:
+  """A SearchFn over the web; see `web`. Also has `pop` and `wait`."""
+
+  def __init__(self, ask: Callable[[str, int], Passages | SearchError],
+               calls: transport.Transport | None, tape: Tape | None,
+               connections: int):
+    self._ask, self._calls, self._tape = ask, calls, tape
+    self._threads = futures.ThreadPoolExecutor(
+        connections, thread_name_prefix='web-search')
+
+  def __call__(
+      self, queries: Sequence[Query]) -> list[Passages | SearchError]:
+    """Equal queries are asked once; blank ones find nothing."""
+    keys = list(dict.fromkeys(
+        (q.text, q.top_k) for q in queries if q.text.strip() and q.top_k > 0))
+    found = dict(zip(keys, self._threads.map(self._answer, keys)))
+    return [found.get((query.text, query.top_k), ()) for query in queries]
+
+  def pop(self) -> dict[str, float]:
+    """Metrics since the last `pop`."""
+    return self._calls.pop() if self._calls else {}
+
+  def wait(self) -> None:
+    """Waits while the service does not answer; asking costs a search.
+
+    Raises:
+      ConnectionError: for longer than `pause_secs`.
+    """
+    if self._calls:
+      self._calls.wait(lambda: self._ask('test', 1))
+
+  def _answer(self, key: _Key) -> Passages | SearchError:
+    known = self._tape.known.get(key) if self._tape else None
+    if known is not None:
+      return known
+    found = self._ask(*key)
+    if self._tape and not isinstance(found, SearchError):
+      self._tape.add(key, found)
+    return found
+
+
+class Tape:
+  """What was found, as a jsonl file of {"query", "top_k", "passages"}.
+
+  Raises:
+    ValueError: a line is no such object. A last line without its end, torn by
+      a kill, is left out.
+  """
+
+  def __init__(self, path: pathlib.Path):
+    self._path, self._lock = path, threading.Lock()
+    self.known = {}
+    if path.exists():
+      *lines, _ = path.read_bytes().split(b'\n')
+      for number, line in enumerate(lines, 1):
+        key, passages = _recorded(line, f'line {number} of {path}')
+        self.known[key] = passages
+
+  def repair(self) -> None:
+    """Removes a torn last line: the next would glue to it."""
+    self._path.parent.mkdir(parents=True, exist_ok=True)
+    with self._path.open('ab+') as file:
+      file.seek(0)
+      file.truncate(file.read().rfind(b'\n') + 1)
+
+  def add(self, key: _Key, passages: Passages) -> None:
+    text, top_k = key
+    line = json.dumps({'query': text, 'top_k': top_k, 'passages': [
+        dataclasses.asdict(passage) for passage in passages]})
+    with self._lock, self._path.open('a') as file:
+      file.write(line + '\n')
+      self.known[key] = passages
+
+
+def web(
+    *,
+    key_env: str = 'SERPAPI_API_KEY',
+    url: str = 'https://serpapi.com/search.json',
+    provider: str = 'google',
+    mode: str = 'live',
+    tape: str = '',
+    connections: int = 8,
+    wiring: dict[str, Callable[..., Any]] | None = None,
+    **patience: float,
+) -> Web:
+  """A search of the web through a service that speaks SerpAPI's dialect.
+
+  Args:
+    key_env: the environment's variable that holds the key; not its text.
+    url: of the service.
+    provider: which of its engines.
+    mode: 'live'; 'record': also writes what is found to `tape`, and asks
+      nothing that stands there; 'replay': asks nothing, what does not stand
+      there is a SearchError('not_recorded').
+    tape: path of a jsonl file; '' in live mode.
+    connections: requests at a time.
+    wiring: clock, sleep and warn of `transport.Transport`; for tests.
+    **patience: fields of `transport.Patience`.
+
+  Raises:
+    ValueError: an option is out of range, or the variable is not set.
+  """
+  if mode not in MODES or (mode == 'live') != (not tape):
+    raise ValueError(
+        f'search.options.mode must be one of {MODES}, with a tape unless live, '
+        f'but they are {mode!r} and {tape!r}.')
+  if connections < 1:
+    raise ValueError(
+        f'search.options.connections must be at least 1, but is {connections}.')
+  if mode == 'replay':
+    if not pathlib.Path(tape).is_file():
+      raise FileNotFoundError(
+          f'search.options.tape must be a file to replay, but there is none at '
+          f"{tape}. Record it with mode='record'.")
+    silent = SearchError('not_recorded', f'not in {tape}')
+    return Web(lambda text, top_k: silent, None, Tape(pathlib.Path(tape)),
+               connections)
+  key = wire.secret(key_env, 'search.options.key_env')
+  logging.getLogger('urllib3.connectionpool').addFilter(
+      lambda record: key not in record.getMessage())  # it logs addresses
+  calls = transport.Transport(
+      (url,), transport.Patience(**patience), response_bytes=2**24,
+      headers={'User-Agent': 'searchrl'}, **(wiring or {}))
+
+  def ask(text: str, top_k: int) -> Passages | SearchError:
+    text = text.encode('utf-8', 'replace').decode()
+    return calls.call('GET', lambda body: read_results(body, top_k), fields={
+        'engine': provider, 'q': text, 'num': str(top_k), 'api_key': key})
+
+  recorder = Tape(pathlib.Path(tape)) if tape else None
+  if recorder:
+    recorder.repair()
+  return Web(ask, calls, recorder, connections)
+
+
+def read_results(body: bytes, top_k: int) -> Passages:
+  """The passages of SerpAPI's answer, at most top_k.
+
+  An answer with an `error` and status 200 says that nothing was found.
+
+  Raises:
+    Malformed: it is no such answer.
+  """
+  record = wire.read_object(body, 'the response')
+  if 'error' in record:
+    return ()
+  box = record.get('answer_box', {})
+  found = [box] if box else []
+  for name in ('organic_results', 'related_questions'):
+    part = record.get(name, [])
+    if not isinstance(part, list):
+      raise Malformed(f'{name} must be a list.')
+    found += part[:top_k]
+  return tuple(_passage(item) for item in found[:top_k])
+
+
+def _passage(item: Any) -> Passage:
+  """Score 0: the service gives none."""
+  if not isinstance(item, dict):
+    raise Malformed('a result must be an object.')
+  title = item.get('title', item.get('question', 'No title.'))
+  text = item.get('snippet', item.get('answer', 'No snippet available.'))
+  link = item.get('link', '')
+  if not all(isinstance(x, str) for x in (title, text, link)):
+    raise Malformed('title, snippet and link must be strings.')
+  title = ' '.join(title.split())
+  digest = hashlib.sha256(f'{title}\n{text}'.encode('utf-8', 'replace'))
+  return Passage(link or digest.hexdigest()[:16], title, text)
+
+
+def _recorded(line: bytes, place: str) -> tuple[_Key, Passages]:
+  try:
+    match json.loads(line):
+      case {'query': str(text), 'top_k': int(top_k), 'passages': list(items)}:
+        return (text, top_k), tuple(Passage(**item) for item in items)
+  except (ValueError, TypeError):
+    pass
+  raise ValueError(f'search.options.tape must hold what was recorded, but '
+                   f'{place} is something else. Remove the line.')

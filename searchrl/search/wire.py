@@ -1,0 +1,190 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Queries and passages in, the bytes of Search-R1's `/retrieve` out, and back.
+
+  {"queries": ["..."], "topk": 3, "return_scores": true}  ->
+  {"result": [[{"document": {"id": "7", "contents": "\"Title\"\ntext"},
+                "score": 0.8}, ...], ...]}
+
+One list a query, best first. Without scores, lists hold bare documents. What
+breaks the protocol is refused whole: half a response is no response.
+
+Source: Jin et al. 2025, Search-R1, arXiv:2503.09516, and its server's API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+import hashlib
+import json
+import math
+import os
+from typing import Any
+
+from searchrl.trajectory import Passage, Passages
+
+
+class Malformed(ValueError):
+  """A message that breaks the protocol; says where."""
+
+
+class TooLarge(ValueError):
+  """A message that keeps to the protocol and exceeds a limit."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """What a server takes; a client keeps below it."""
+
+  body_bytes: int = 2**20
+  queries: int = 512  # a request
+  query_chars: int = 2000  # of each
+  top_k: int = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What a client asks."""
+
+  queries: tuple[str, ...]
+  top_k: int
+  return_scores: bool
+
+
+def write_request(queries: Sequence[str], top_k: int) -> bytes:
+  """A request with scores; half a character becomes a question mark."""
+  record = {'queries': list(queries), 'topk': top_k, 'return_scores': True}
+  return json.dumps(record, ensure_ascii=False).encode('utf-8', 'replace')
+
+
+def read_request(body: bytes, *, limits: Limits, default_top_k: int) -> Request:
+  """The request in a body; without topk, or with 0, the default's.
+
+  Raises:
+    Malformed: it is no such request.
+    TooLarge: it asks for more than the limits.
+  """
+  record = read_object(body, 'the body')
+  queries, top_k, scored = (
+      record.get(name) for name in ('queries', 'topk', 'return_scores'))
+  if not isinstance(queries, list) or not all(
+      isinstance(query, str) for query in queries):
+    raise Malformed('queries must be a list of strings.')
+  if isinstance(top_k, bool) or not isinstance(top_k, int | None) or (
+      top_k is not None and top_k < 0):
+    raise Malformed('topk must be a whole number from 0, or null.')
+  if not isinstance(scored, bool | None):
+    raise Malformed('return_scores must be true or false.')
+  longest = max(map(len, queries), default=0)
+  for name, found, most in (
+      ('queries', len(queries), limits.queries),
+      ('characters a query', longest, limits.query_chars),
+      ('topk', top_k or 0, limits.top_k)):
+    if found > most:
+      raise TooLarge(f'{name} must be at most {most}, but {found} came.')
+  return Request(tuple(queries), top_k or default_top_k, bool(scored))
+
+
+def write_response(results: Sequence[Passages], *, return_scores: bool
+                  ) -> bytes:
+  """Passages of each query, with their scores or bare."""
+  if return_scores:
+    lists = [[{'document': _document(p), 'score': p.score} for p in passages]
+             for passages in results]
+  else:
+    lists = [[_document(p) for p in passages] for passages in results]
+  return json.dumps({'result': lists}, ensure_ascii=False).encode(
+      'utf-8', 'replace')
+
+
+def read_response(body: bytes, *, queries: int, top_k: int) -> list[Passages]:
+  """The passages of each query, at most top_k of them.
+
+  Servers of web search send more than they are asked for, and no scores; these
+  become 0.
+
+  Raises:
+    Malformed: it is no answer to so many queries.
+  """
+  lists = read_object(body, 'the response').get('result')
+  if not isinstance(lists, list) or len(lists) != queries:
+    found = len(lists) if isinstance(lists, list) else type(lists).__name__
+    raise Malformed(f'result must be {queries} lists, but is {found}.')
+  return [_passages(items, f'result {number}')[:top_k]
+          for number, items in enumerate(lists)]
+
+
+def _passages(items: Any, place: str) -> Passages:
+  if not isinstance(items, list):
+    raise Malformed(f'{place} must be a list, but is {type(items).__name__}.')
+  return tuple(_passage(item, place) for item in items)
+
+
+def _passage(item: Any, place: str) -> Passage:
+  """A passage of {"document", "score"}, or of a bare document."""
+  score = 0.0
+  document = item
+  if isinstance(item, dict) and 'document' in item:
+    document, score = item['document'], item.get('score', 0.0)
+  if isinstance(score, bool) or not isinstance(score, int | float) or (
+      not -math.inf < score < math.inf):
+    raise Malformed(f'score in {place} must be a finite number.')
+  if not isinstance(document, dict):
+    raise Malformed(f'document in {place} must be an object, but is '
+                    f'{type(document).__name__}.')
+  title, text = _title_and_text(document, place)
+  uid = document.get('id')
+  if uid is None:  # web search and Lucene's raw documents have none
+    uid = hashlib.sha256(
+        f'{title}\n{text}'.encode('utf-8', 'replace')).hexdigest()[:16]
+  if isinstance(uid, bool) or not isinstance(uid, str | int):
+    raise Malformed(f'id in {place} must be a string or an integer.')
+  try:
+    return Passage(str(uid), title, text, float(score))
+  except (OverflowError, ValueError) as error:  # numbers of thousands of digits
+    raise Malformed(f'a number in {place} is too large.') from error
+
+
+def _title_and_text(document: dict[str, Any], place: str) -> tuple[str, str]:
+  match document:
+    case {'contents': str(contents)}:
+      title, _, text = contents.partition('\n')
+      quoted = len(title) > 1 and title[0] == title[-1] == '"'
+      return (title[1:-1] if quoted else title), text
+    case {'title': str(title), 'text': str(text)} if 'contents' not in document:
+      return ' '.join(title.split()), text
+  raise Malformed(f'document in {place} must have contents, a string.')
+
+
+def _document(passage: Passage) -> dict[str, str]:
+  return {'id': passage.id, 'contents': f'"{passage.title}"\n{passage.text}'}
+
+
+def read_object(body: bytes, what: str) -> dict[str, Any]:
+  """The JSON object in a body; raises Malformed if there is none."""
+  try:
+    record = json.loads(body)
+  except (ValueError, RecursionError) as error:
+    raise Malformed(f'{what} must be JSON: {type(error).__name__}.') from error
+  if not isinstance(record, dict):
+    raise Malformed(f'{what} must be a JSON object.')
+  return record
+
+
+def secret(variable: str, field: str) -> str:
+  """The environment's text for a variable; it must be printable ASCII.
+
+  Raises:
+    ValueError: it is not set, or cannot be sent; its text is not shown.
+  """
+  text = os.environ.get(variable, '').strip()
+  if not text:
+    raise ValueError(
+        f'{field} must name a variable of the environment, but '
+        f'{variable} is not set. Set it where the run starts, or name another.')
+  if not (text.isascii() and text.isprintable()):
+    raise ValueError(
+        f'{variable} must hold printable ASCII, but holds other characters. '
+        'Copy it again.')
+  return text

@@ -1,0 +1,272 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""ScaNN and HNSW against exact search; hostile input never is a wrong row."""
+
+import builtins
+import json
+
+import numpy as np
+import pytest
+
+from searchrl.search import approximate
+from searchrl.search import embeddings
+from searchrl.search import hnsw_index
+from searchrl.search import nearest
+from searchrl.search import scann_index
+
+PACKAGES = {'scann': 'scann', 'hnsw': 'faiss'}
+DIM = 32
+
+
+def clustered(count, seed=0, dim=DIM):
+  """Unit rows around 40 centres and a common direction, and queries near them."""
+  rng = np.random.default_rng(seed)
+  centres = rng.normal(size=(40, dim)) + 2
+  rows = centres[rng.integers(40, size=count)] + rng.normal(size=(count, dim))
+  vectors = rows[rng.integers(count, size=200)] + .5 * rng.normal(
+      size=(200, dim))
+  return [(x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+          for x in (rows, vectors)]
+
+
+def make_store(folder, rows):
+  recipe = embeddings.Recipe('c', {'kind': 'x', 'digest': 'e'}, *rows.shape,
+                             'float32', 4096)
+  writer = embeddings.Writer(folder, recipe)
+  for shard in writer.missing():
+    writer.write(shard, rows[slice(*recipe.span(shard))])
+  return writer.finish()
+
+
+@pytest.fixture(scope='module')
+def large(tmp_path_factory):
+  """(store, rows, queries): enough for a tree in each of two parts."""
+  rows, vectors = clustered(10_000)
+  return make_store(tmp_path_factory.mktemp('large'), rows), rows, vectors
+
+
+@pytest.fixture(scope='module', params=['scann', 'hnsw'])
+def built(request, large, tmp_path_factory):
+  """(kind, folder, manifest) of an index of `large`."""
+  kind = request.param
+  pytest.importorskip(PACKAGES[kind])
+  folder = tmp_path_factory.mktemp(kind) / kind
+  options = dict(part_rows=6000) if kind == 'scann' else {}
+  store, _, vectors = large
+  said = []
+  manifest = approximate.build(kind, store, folder, vectors, recall=.97,
+                               say=said.append, **options)
+  assert said
+  return kind, folder, manifest
+
+
+@pytest.fixture(params=['scann', 'hnsw'])
+def kind(request):
+  pytest.importorskip(PACKAGES[request.param])
+  return request.param
+
+
+def true_recall(index, rows, vectors):
+  """recall@3 by float64 scores."""
+  exact = vectors.astype(float) @ rows.T.astype(float)
+  best = np.argsort(-exact, axis=1)[:, :3]
+  _, ids = index(vectors, 3)
+  return np.mean([np.isin(a, b).mean() for a, b in zip(ids, best)])
+
+
+def test_recall_is_as_its_manifest_says_and_scores_are_the_true_ones(
+    built, large):
+  kind, folder, manifest = built
+  store, rows, vectors = large
+  index = approximate.open_(kind, store, folder, min_recall=.9)
+  assert manifest['recall@3'] >= .97
+  assert true_recall(index, rows, vectors) == pytest.approx(
+      manifest['recall@3'], abs=.002)  # equal scores apart
+  scores, ids = index(vectors, 10)
+  assert (ids >= 0).all()
+  np.testing.assert_allclose(
+      scores, np.einsum('bd,bkd->bk', vectors, rows[ids]), atol=1e-4)
+  assert (np.diff(scores) <= 0).all()
+  other = clustered(10_000, seed=0)[0][:150]  # rows find themselves
+  assert (index(other, 1)[1][:, 0] == np.arange(150)).mean() > .95
+
+
+def test_both_parts_of_scann_are_searched(built, large):
+  kind, folder, manifest = built
+  if kind != 'scann':
+    pytest.skip('HNSW has no parts')
+  assert manifest['built']['edges'] == [0, 5000, 10_000]
+  assert all(manifest['built']['leaves'])
+  _, ids = approximate.open_(kind, large[0], folder, min_recall=0)(large[2], 3)
+  assert (ids < 5000).any() and (ids >= 5000).any()
+
+
+def test_more_than_it_can_give_is_what_there_is(built, large):
+  kind, folder, _ = built
+  store, rows, vectors = large
+  index = approximate.open_(kind, store, folder, min_recall=0)
+  for k in (33, 3000, 10_000, 99_999):
+    scores, ids = index(vectors[:2], k)
+    for score, of_query, vector in zip(scores, ids, vectors):
+      found = of_query[of_query >= 0]
+      assert len(set(found)) == len(found) >= 32
+      assert np.isneginf(score[of_query < 0]).all()
+      np.testing.assert_allclose(
+          score[of_query >= 0], rows[found] @ vector, atol=1e-4)
+
+
+def test_one_query_is_found_as_in_company(built, large):
+  kind, folder, _ = built
+  index = approximate.open_(kind, large[0], folder, min_recall=0)
+  together = index(large[2][:9], 4)
+  for i in range(9):
+    alone = index(large[2][i:i + 1], 4)
+    np.testing.assert_array_equal(alone[1][0], together[1][i])
+
+
+@pytest.mark.parametrize('count, dim', [
+    (1, 8), (2, 8), (3, 1), (17, 3), (200, 5), (4095, 8), (4096, 16), (4097, 7)])
+def test_few_rows_or_dimensions_are_searched_exactly(tmp_path, kind, count, dim):
+  rows, vectors = clustered(count, dim=dim)
+  store = make_store(tmp_path / 'v', rows)
+  approximate.build(kind, store, tmp_path / 'i', vectors, recall=.95)
+  index = approximate.open_(kind, store, tmp_path / 'i', min_recall=.9)
+  assert index(vectors, 5)[1].shape == (200, min(5, count))
+  exact_scores, exact_ids = nearest.on_host(store)(vectors, min(3, count))
+  _, ids = index(vectors, 3)
+  recall = nearest.recall(ids, exact_ids, exact_scores, min(3, count))
+  assert recall >= (.99 if count < 4096 else .9)
+
+
+@pytest.mark.parametrize('rows', [
+    np.zeros((5000, 8)), np.ones((5000, 8)), np.eye(8)[np.arange(5000) % 8],
+    np.full((5000, 8), 1e-30), np.full((5000, 8), 1e15)],
+    ids=['zeros', 'ones', 'few', 'tiny', 'huge'])
+def test_rows_of_no_use_do_no_harm(tmp_path, kind, rows):
+  store = make_store(tmp_path / 'v', rows.astype(np.float32))
+  vectors = np.eye(8, dtype=np.float32)
+  try:
+    approximate.build(kind, store, tmp_path / 'i', vectors)
+  except ValueError:
+    return
+  index = approximate.open_(kind, store, tmp_path / 'i', min_recall=0)
+  scores, ids = index(vectors, 3)
+  held = ids >= 0
+  np.testing.assert_allclose(
+      scores[held], np.einsum('bd,bkd->bk', vectors, rows[ids])[held], rtol=1e-2,
+      atol=1e-3)
+
+
+def test_scann_is_built_alike_every_time(tmp_path, large):
+  pytest.importorskip('scann')
+  trees = []
+  for name in 'ab':
+    folder = tmp_path / name
+    folder.mkdir()
+    scann_index.build(large[0], folder)
+    trees.append({f.relative_to(folder): f.read_bytes()
+                  for f in sorted(folder.rglob('*')) if f.is_file()})
+  assert trees[0] == trees[1]
+
+
+def test_recall_below_the_floor_does_not_serve(built, large):
+  kind, folder, manifest = built
+  with pytest.raises(ValueError, match=r'at least min_recall=1.01.*backend='):
+    approximate.open_(kind, large[0], folder, min_recall=1.01)
+  assert manifest['queries'] == 200
+
+
+def edited(folder, **changes):
+  raw = json.loads((folder / 'manifest.json').read_text()) | changes
+  (folder / 'manifest.json').write_text(json.dumps(
+      {k: v for k, v in raw.items() if v is not ...}))
+
+
+@pytest.mark.parametrize('damage, message', [
+    (lambda f: edited(f, **{'recall@3': ...}), 'with a measured recall'),
+    (lambda f: edited(f, **{'recall@3': None}), 'must have a measured recall'),
+    (lambda f: edited(f, of='other'), 'built of the vectors beside it'),
+    (lambda f: (f / 'manifest.json').write_text('['), 'must be whole'),
+    (lambda f: (f / 'manifest.json').write_text('[]'), 'must be whole'),
+    (lambda f: largest(f).write_bytes(b''), 'missing or cut'),
+    (lambda f: largest(f).unlink(), 'missing or cut')])
+def test_damage_is_named(tmp_path, kind, damage, message):
+  rows, vectors = clustered(300)
+  store = make_store(tmp_path / 'v', rows)
+  approximate.build(kind, store, tmp_path / 'i', vectors)
+  damage(tmp_path / 'i')
+  with pytest.raises(ValueError, match=message):
+    approximate.open_(kind, store, tmp_path / 'i', min_recall=0)
+
+
+def largest(folder):
+  return max((f for f in folder.rglob('*') if f.is_file() and
+              f.name not in ('manifest.json',)), key=lambda f: f.stat().st_size)
+
+
+def test_files_that_could_run_code_are_refused(tmp_path):
+  pytest.importorskip('scann')
+  rows, vectors = clustered(300)
+  store = make_store(tmp_path / 'v', rows)
+  approximate.build('scann', store, tmp_path / 'i', vectors)
+  (tmp_path / 'i/part_000/scann_docids.pkl').write_bytes(b'x')
+  with pytest.raises(ValueError, match='could run code'):
+    approximate.open_('scann', store, tmp_path / 'i', min_recall=0)
+
+
+def test_there_is_no_index_without_its_manifest(tmp_path, kind):
+  store = make_store(tmp_path / 'v', clustered(10)[0])
+  with pytest.raises(FileNotFoundError, match='config.build'):
+    approximate.open_(kind, store, tmp_path / 'none', min_recall=0)
+
+
+def test_a_moved_index_loads(tmp_path, kind):
+  rows, vectors = clustered(300)
+  store = make_store(tmp_path / 'v', rows)
+  approximate.build(kind, store, tmp_path / 'i', vectors)
+  before = approximate.open_(kind, store, tmp_path / 'i', min_recall=0)(vectors, 3)
+  (tmp_path / 'i').rename(tmp_path / 'moved')
+  after = approximate.open_(kind, store, tmp_path / 'moved', min_recall=0)(
+      vectors, 3)
+  np.testing.assert_array_equal(before[1], after[1])
+
+
+@pytest.mark.parametrize('kind', ['scann', 'hnsw'])
+def test_a_missing_package_is_named_with_its_extra(tmp_path, kind, monkeypatch):
+  real = builtins.__import__
+
+  def without(name, *args, **kwargs):
+    if name == PACKAGES[kind]:
+      raise ImportError(name)
+    return real(name, *args, **kwargs)
+
+  monkeypatch.setattr(builtins, '__import__', without)
+  store = make_store(tmp_path / 'v', clustered(10)[0])
+  with pytest.raises(ValueError, match=r"pip install 'searchrl\[search\]'"):
+    approximate.build(kind, store, tmp_path / 'i', np.ones((1, DIM)))
+  assert not (tmp_path / 'i').exists()
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(leaves=-1), 'leaves must be'), (dict(part_rows=0), 'part_rows'),
+    (dict(soar=0.0), 'soar above 0')])
+def test_options_of_scann_are_checked(tmp_path, options, message):
+  pytest.importorskip('scann')
+  with pytest.raises(ValueError, match=message):
+    scann_index.build(embeddings.InMemory(np.eye(3)), tmp_path, **options)
+
+
+@pytest.mark.parametrize('options', [dict(links=1), dict(construction=4)])
+def test_options_of_hnsw_are_checked(tmp_path, options):
+  pytest.importorskip('faiss')
+  with pytest.raises(ValueError, match='links must be at least 2'):
+    hnsw_index.build(embeddings.InMemory(np.eye(3)), tmp_path, **options)
+
+
+def test_what_to_build_is_checked(tmp_path):
+  store = make_store(tmp_path / 'v', clustered(10)[0])
+  with pytest.raises(ValueError, match="one of scann, hnsw, but is 'ivf'"):
+    approximate.build('ivf', store, tmp_path / 'i', np.ones((1, DIM)))
+  for recall, vectors in ((0, np.ones((1, DIM))), (.9, np.ones((0, DIM)))):
+    with pytest.raises(ValueError, match=r'recall must lie in \(0, 1\]'):
+      approximate.build('hnsw', store, tmp_path / 'i', vectors, recall=recall)

@@ -1,0 +1,286 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""ask: what is told while a question is played, votes, and whose policy plays."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from configs import ask as ask_config
+from configs import common
+from searchrl import ask
+from searchrl import checkpoint
+from searchrl import mesh as meshes
+from searchrl import player as players
+from searchrl.models import lora as loras
+from searchrl.models import weights
+from searchrl.trajectory import (Action, Passage, Question, SearchError,
+                                 Trajectory, Turn)
+
+TOKENIZER = tiny.Tokenizer()
+
+
+def turn(text, kind, found=None, told=()):
+  ids = TOKENIZER.encode(text)
+  return Turn(ids, (0.0,) * len(ids), Action(kind, (text,)), tuple(told),
+              tuple(found or ()))
+
+
+def game(*turns, sample=0, reason=None):
+  return Trajectory(tiny.question(), sample, 0, (1,), turns, reason)
+
+
+ASKED = turn('<search> a', 'search')
+FOUND = turn('<search> a', 'search', [
+    Passage('7', 'On\x1b[2J a', 'first \x07 line\nand ' + 'more ' * 60)], (1,))
+LOST = turn('what', 'invalid', told=(1, 2))
+SAID = turn('<answer> b', 'answer')
+
+
+def told(*games, samples=1):
+  lines = []
+  narrate = ask.Narrator(TOKENIZER, samples, lines.append)
+  for one in games:
+    narrate(one)
+  return lines
+
+
+def test_each_part_of_a_trajectory_is_told_once_as_it_comes():
+  lines = told(game(ASKED), game(FOUND), game(FOUND), game(FOUND, LOST),
+               game(FOUND, LOST, SAID),
+               game(FOUND, LOST, SAID, reason='answer'))
+  assert [line.partition('\n')[0] for line in lines] == [
+      'Turn 1', 'Found', 'Turn 2', 'That was no action; the policy is told so.',
+      'Turn 3']
+  assert lines[0] == 'Turn 1\n  <search> a'
+  found = lines[1].splitlines()
+  assert len(found) == 2 and found[1].startswith('  1. On [2J a: first line and')
+  assert found[1].endswith('…') and len(found[1]) < 120
+  assert '\x1b' not in ''.join(lines) and '\x07' not in ''.join(lines)
+
+
+def test_several_samples_say_which_they_are():
+  lines = told(game(ASKED, sample=1), game(SAID, sample=0), samples=2)
+  assert [line.splitlines()[0] for line in lines] == ['[2] Turn 1', '[1] Turn 1']
+
+
+def test_a_trajectory_that_is_played_again_is_told_again():
+  lines = told(game(FOUND, ASKED), game(ASKED), game(FOUND))
+  assert [line.splitlines()[0] for line in lines] == [
+      'Turn 1', 'Found', 'Turn 2', 'Again, for a search had failed.', 'Turn 1',
+      'Found']
+
+
+def answered(*texts):
+  return [game(*([turn(text, 'answer')] if text else []), sample=n)
+          for n, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize('texts, winner, votes', [
+    (['b'], 'b', []),
+    ([None], None, []),
+    (['b', 'a', 'The A!', None], 'a', ['2 of 4  a', '1 of 4  b',
+                                       '1 of 4  no answer']),
+    (['x', 'y', 'y', 'x'], 'x', ['2 of 4  x', '2 of 4  y']),
+    ([None, None], None, ['2 of 2  no answer']),
+])
+def test_votes_are_counted_by_what_an_answer_means(texts, winner, votes):
+  lines = []
+  assert ask.vote(answered(*texts), lines.append) == winner
+  assert [line.strip() for line in lines[1:]] == votes
+
+
+def test_examples_are_of_every_hop_count():
+  questions = [tiny.question(f'{hops}{n}', hops=hops)
+               for hops in (2, 1, 3) for n in range(4)]
+  assert [q.uid for q in ask.spread(questions)] == ['10', '20', '30', '11', '21']
+  assert len(ask.spread(questions[:2])) == 2
+
+
+def test_why_a_search_failed_is_said_once():
+  lines, error = [], SearchError('timeout', 'after\x1b 3 s')
+  search = ask.telling(lambda queries: [error, (), error], lines.append)
+  assert search([1, 2, 3]) == [error, (), error]
+  assert lines == ['Warning: a search failed: timeout after  3 s']
+
+
+def config_of(**fields):
+  config = ask_config.get_config()
+  config.ask.update(fields)
+  return config
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  """A run of adapters: what it left behind, and the policy that it had."""
+  folder = tmp_path_factory.mktemp('run')
+  base = common.get_config()
+  base.model.lora.rank = 4
+  base.search.engine = 'dense'
+  (folder / 'config.json').write_text(base.to_json())
+  shape = weights.read_config(str(players.TINY_BASE))
+  lora = loras.Lora(**base.model.lora)
+  rng = np.random.default_rng(0)
+  adapters = jax.tree.map(
+      lambda x: jax.numpy.asarray(0.05 * rng.normal(size=x.shape), x.dtype),
+      loras.init(lora, shape, jax.random.key(0)))
+  checkpoint.save(
+      folder / 'checkpoints', 3, {'policy': {'params': adapters}}, {})
+  merged = loras.merge(
+      weights.load(str(players.TINY_BASE), shape), adapters, lora)
+  return folder, merged
+
+
+def test_the_policy_is_that_of_the_runs_checkpoint(run):
+  folder, expected = run
+  player, params = ask.policy(config_of(run=str(folder)), 3)
+  assert player.engine.slots == 8  # of as many devices
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+               params, expected)
+
+
+@pytest.mark.parametrize('most, tensor, slots', [
+    (1, 1, 8), (8, 1, 8), (9, 1, 16), (1, 2, 4), (500, 1, 72)])
+def test_slots_are_as_many_as_samples_and_devices_take(
+    most, tensor, slots, monkeypatch):
+  monkeypatch.setattr(players, 'build', lambda config, mesh: (
+      config.rollout.slots, None))
+  config = config_of()
+  config.rollout.tensor = tensor
+  assert ask.policy(config, most)[0] == slots
+  assert config.rollout.slots == 72  # the config itself stays
+
+
+def test_a_runs_folder_as_size_gives_its_settings_and_can_be_overruled(run):
+  folder, _ = run
+  config = ask_config.get_config(str(folder))
+  assert config.ask.run == str(folder) and config.search.engine == 'dense'
+  assert config.data.per_hop == common.get_config().data.per_hop
+  past = json.loads((folder / 'config.json').read_text())
+  past['dialogue'], past['rollout']['length'] = 'mine:mine', 99
+  past['rollout']['budgets']['top_k'], past['data']['evaluate'] = 7, 'e.jsonl'
+  other = folder / 'other'
+  other.mkdir()
+  (other / 'config.json').write_text(json.dumps(past))
+  config = ask_config.get_config(str(other))
+  assert (config.dialogue, config.rollout.length, config.ask.examples,
+          config.rollout.budgets.top_k) == ('mine:mine', 99, 'e.jsonl', 7)
+  with pytest.raises(ValueError, match='size must be'):
+    ask_config.get_config(str(folder / 'nothing'))
+
+
+@pytest.mark.parametrize('fields, error, message', [
+    (dict(samples=0), ValueError, 'ask.samples must be at least 1, but is 0'),
+    (dict(temperature=0.0), ValueError, 'ask.temperature must be above 0'),
+    (dict(run='/none'), FileNotFoundError, 'ask.run must be the folder of a'),
+])
+def test_what_is_refused(fields, error, message, tmp_path):
+  with pytest.raises(error, match=message):
+    ask.job(config_of(**fields), str(tmp_path))
+
+
+def test_a_run_of_another_dialogue_tells_how_to_take_its_own(run, tmp_path):
+  config = config_of(run=str(run[0]))
+  config.dialogue = 'searchrl.agent.dialogue:search_r1'
+  with pytest.raises(ValueError, match=re.escape(
+      f'--config=configs/ask.py:{run[0]}')):
+    ask.job(config, str(tmp_path))
+
+
+def test_without_a_question_it_proposes_some_of_the_corpus(tmp_path, capsys):
+  config = config_of()
+  config.data.per_hop = (2, 2, 2)
+  ask.job(config, str(tmp_path))
+  folder = tmp_path / 'data' / 'train'
+  questions = [json.loads(line)['question'] for line in
+               (folder / 'questions.jsonl').read_text().splitlines()]
+  shown = capsys.readouterr().out.splitlines()
+  assert len(shown) == 8 and {line.strip() for line in shown[1:6]} < set(
+      questions)
+  assert '--question' in shown[-1] and questions[0] in shown[-1]
+  corpus = tmp_path / 'own.jsonl'
+  corpus.write_text((folder / 'corpus.jsonl').read_text())
+  config.search.corpus = str(corpus)
+  ask.job(config, str(tmp_path))
+  shown = capsys.readouterr().out
+  assert 'By their titles' in shown and shown.count('Who or what is') == 6
+  assert f'--config.search.corpus={corpus}' in shown
+
+
+def test_a_question_is_answered_as_evaluation_would(tmp_path, capsys):
+  config = config_of(samples=1)
+  config.data.per_hop = (1, 1)
+  ask.job(config, str(tmp_path))
+  asked = capsys.readouterr().out.splitlines()[2].strip()
+  config.ask.question = asked
+  ask.job(config, str(tmp_path))
+  out, err = capsys.readouterr()
+  player, params = ask.policy(config, 8)
+  corpus = ask.mapped.load(tmp_path / 'data' / 'train' / 'corpus.jsonl')
+  expected, = player.play(
+      params, [(Question('other', asked, ()), 0)], temperature=0.0, step=5,
+      search=ask.engines.make('bm25', corpus), reward=lambda game: 0.0,
+      outcome=lambda game: 0.0)
+  assert expected.answer and out == expected.answer + '\n'
+  assert err.startswith(f'Question: {asked}\nTurn 1\n  ')
+  assert err.count('Turn ') == len(expected.turns)
+  places = [err.index(' '.join(p.title.split()) + ': ')
+            for t in expected.turns for p in t.passages[:1]]
+  assert places == sorted(places) and len(places) == expected.searches
+  _votes_of_samples_with_seeds(config, tmp_path, capsys)
+
+
+def _votes_of_samples_with_seeds(config, folder, capsys):
+  """Several samples vote, and another seed draws others."""
+  config.ask.samples = 5
+  told = []
+  for seed in (0, 0, 1):
+    config.seed = seed
+    ask.job(config, str(folder))
+    out, err = capsys.readouterr()
+    votes = re.findall(r'^  (\d) of 5  (.*)$', err, re.M)
+    assert sum(int(n) for n, _ in votes) == 5
+    assert max(int(n) for n, what in votes if what != 'no answer') == int(
+        dict((what, n) for n, what in votes)[out.strip()])
+    told.append((out, sorted(re.findall(r'^\[\d\][^\[]*', err, re.M))))
+  assert told[0] == told[1] != told[2]
+
+
+def test_without_an_answer_it_fails_and_says_why(tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(ask, 'policy', lambda config, most: (
+      dataclasses.make_dataclass('Player', ['tokenizer'])(TOKENIZER), None))
+  monkeypatch.setattr(ask, 'ask', lambda *_, **__: [
+      game(LOST, reason='turn_limit'), game(reason='search_error')])
+  config = config_of(question='where?')
+  config.data.per_hop = (1,)
+  with pytest.raises(SystemExit, match='No answer: a search failed, the turns '
+                                       'were used up.'):
+    ask.job(config, str(tmp_path))
+  assert not capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_question_is_a_flag_that_belongs_to_ask(tmp_path):
+  def main(*arguments):
+    return subprocess.run(
+        [sys.executable, '-m', 'searchrl.main', *arguments,
+         f'--workdir={tmp_path}'], capture_output=True, text=True,
+        cwd=pathlib.Path(__file__).parents[1], check=False)
+  other = main('--config=configs/dspo.py', '--question=where?')
+  assert other.returncode == 1 and not other.stdout
+  assert "--question must hold a question, and belongs to" in other.stderr
+  blank = main('--config=configs/ask.py', '--question= ')
+  assert blank.returncode == 1 and "but is ' '" in blank.stderr
+  proposed = main('--config=configs/ask.py').stdout
+  question = re.search(r"--question '(.*)'", proposed)[1]
+  found = main('--config=configs/ask.py', f'--question={question}')
+  assert found.returncode == 0, found.stderr
+  assert len(found.stdout.splitlines()) == 1 and 'Turn 1' in found.stderr

@@ -1,0 +1,44 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Questions without a corpus: for engines that have one elsewhere, alone."""
+
+import json
+
+import pytest
+
+from searchrl import datasets
+
+
+@pytest.fixture
+def questions(tmp_path):
+  path = tmp_path / 'q.jsonl'
+  path.write_text(json.dumps({'id': 'q', 'question': 'Where?',
+                              'golden_answers': ['here']}) + '\n')
+  return str(path)
+
+
+def train_set(tmp_path, questions, **options):
+  return datasets.train_set(tmp_path / 'data', train=questions, corpus='',
+                            world_seed=1, per_hop=(1,), **options)
+
+
+def evaluation_sets(tmp_path, **options):
+  return datasets.evaluation_sets(
+      tmp_path / 'data', corpus='', own_train=False, world_seed=1,
+      kinds=('known',), questions_per_hop=1, max_hops=1, **options)
+
+
+def test_a_corpus_elsewhere_need_not_be_here(tmp_path, questions):
+  found = train_set(tmp_path, questions, elsewhere=True)
+  assert found.corpus is None and len(found.questions) == 1
+  held, = evaluation_sets(tmp_path, evaluate=questions, elsewhere=True)
+  assert held.corpus is None
+  # A server knows no world that is generated for evaluation.
+  assert evaluation_sets(tmp_path, evaluate='', elsewhere=True) == []
+
+
+def test_else_it_is_missed(tmp_path, questions):
+  with pytest.raises(ValueError, match='needs both data.train and search.corp'):
+    train_set(tmp_path, questions)
+  with pytest.raises(ValueError, match='needs search.corpus, but that'):
+    evaluation_sets(tmp_path, evaluate=questions)

@@ -1,0 +1,135 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A server that fails while a policy plays: the same trajectories, or fewer.
+
+Nothing of a failed search may be in a trajectory that is learned from, so what
+is left must equal, token by token, what is played over the engine itself.
+"""
+
+import json
+
+import faulty
+import jax
+import pytest
+
+from configs import common
+from searchrl import datasets
+from searchrl import mesh as meshes
+from searchrl import player as players
+from searchrl.agent import rewards
+from searchrl.search import engines
+from searchrl.search import meter
+from searchrl.search import wire
+from searchrl.trajectory import Query
+
+pytestmark = pytest.mark.slow
+FAULTS = ['500', '429', 'truncated JSON', 'fewer lists', 'score is NaN',
+          'document is a string', 'closes early', 'closes at once',
+          'never answers', 'not JSON']
+
+
+@pytest.fixture(scope='module')
+def stage(tmp_path_factory):
+  """A player with its params, questions, and their engine."""
+  config = common.get_config('smoke')
+  config.rollout.slots = 8
+  player, params = players.build(config, meshes.make(
+      data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]))
+  data = datasets.train_set(
+      tmp_path_factory.mktemp('world'), train='', corpus='', world_seed=1,
+      per_hop=(12, 12))
+  return player, params, data.questions, engines.make('bm25', data.corpus)
+
+
+def play(stage, search, **options):
+  player, params, questions, _ = stage
+  return player.play(
+      params, [(question, 0) for question in questions[:8]], search=search,
+      reward=rewards.em, outcome=rewards.em, temperature=1.0, step=0, **options)
+
+
+def server(stage, faults):
+  """One that finds what the engine finds."""
+  question = stage[2][0]
+
+  def body(path, asked):
+    del path
+    asked = json.loads(asked)
+    return wire.write_response(stage[3]([
+        Query(text, asked['topk'], question) for text in asked['queries']]),
+                               return_scores=True)
+
+  return faulty.Server(faults, body)
+
+
+def client(url, **options):
+  warnings = []
+  search = engines.make('remote', None, urls=(url,), **dict(
+      tries=1, try_secs=2.0, failures=1, rest_secs=0.2, backoff_secs=0.01,
+      pause_secs=20.0, wiring=dict(warn=warnings.append)) | options)
+  return meter.Meter(engines.guarded(search)), warnings
+
+
+def plain(game):
+  return game.tokens, game.loss_mask, game.stop_reason, game.reward
+
+
+@pytest.fixture(scope='module')
+def expected(stage):
+  games = play(stage, stage[3])
+  assert sum(game.searches for game in games) > 4
+  return [plain(game) for game in games]
+
+
+def test_over_a_good_server_all_is_as_over_the_engine(stage, expected):
+  with server(stage, []) as good:
+    search, warnings = client(good.url)
+    games = play(stage, search)
+  assert [plain(game) for game in games] == expected and not warnings
+  assert search.pop()['search/failed_queries'] == 0
+
+
+@pytest.mark.parametrize('fault', FAULTS)
+def test_a_fault_that_passes_leaves_no_trace(stage, expected, fault):
+  """The first search and two probes fail; then the rows are played again."""
+  with server(stage, [fault] * 3) as bad:
+    search, warnings = client(bad.url)
+    games = play(stage, search)
+  assert [plain(game) for game in games] == expected
+  assert any(game.retries for game in games)
+  values = search.pop()
+  assert values['search/failed_queries'] > 0
+  assert values['search/remote/pauses'] == 1 and len(warnings) == 2
+
+
+def test_what_fails_to_the_end_is_counted_and_not_learned_from(stage, expected):
+  with server(stage, []) as good:
+    calls = []
+    answer = good.body
+
+    def body(path, asked):
+      """Fails whatever asks for more than the probe does."""
+      calls.append(json.loads(asked)['queries'])
+      return answer(path, asked) if calls[-1] == ['test'] else b'{"result": 1}'
+
+    good.body = body
+    search, _ = client(good.url)
+    games = play(stage, search)
+  failed = [game.stop_reason == 'search_error' for game in games]
+  assert any(failed)
+  for game, is_failed, well in zip(games, failed, expected):
+    if is_failed:
+      assert game.reward is None and game.outcome_reward is None
+      assert not game.turns[-1].observation_tokens
+      assert game.tokens == well[0][:len(game.tokens)]
+    else:
+      assert plain(game) == well
+  # A query each, in both passes.
+  assert search.pop()['search/failed_queries'] == 2 * sum(failed)
+
+
+def test_a_pause_has_an_end(stage):
+  search, warnings = client(faulty.unused_url(), pause_secs=1.0)
+  with pytest.raises(ConnectionError, match='pause_secs=1 s'):
+    play(stage, search)
+  assert len(warnings) == 1

@@ -1,0 +1,256 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""generation: a choice is the same alone and in company; texts end at stops."""
+
+import threading
+import time
+
+from hypothesis import given, settings, strategies
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from searchrl import generation
+from searchrl import serve_model
+from searchrl.models import engine as engines
+from searchrl.models import sampling
+from searchrl.models import transformer
+
+TOKENIZER = tiny.Tokenizer()
+PIECES = TOKENIZER.token_bytes
+NEVER = serve_model.never(tiny.CONFIG.vocab_size)
+
+
+def text_oracle(tokens, stops):
+  """The text before the first stop string, and the tokens until it was met."""
+  for count in range(1, len(tokens) + 1):
+    raw = b''.join(PIECES[t] for t in tokens[:count])
+    met = [raw.find(stop) for stop in stops if stop in raw]
+    if met:
+      return raw[:min(met)].decode(errors='replace'), count, True
+  raw = b''.join(PIECES[t] for t in tokens)
+  return raw.decode(errors='replace'), len(tokens), False
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    strategies.lists(strategies.sampled_from(
+        TOKENIZER.encode('the aab') + (32, 33)), min_size=1, max_size=14),
+    strategies.lists(strategies.sampled_from(
+        [b'thethe', b'aab', b' a a', 'éb'.encode()]), max_size=2),
+    strategies.lists(strategies.integers(1, 2), min_size=14, max_size=14))
+def test_text_in_parts_is_the_text_before_the_first_stop(tokens, stops, sizes):
+  reader = generation.Text(PIECES, stops)
+  shown, taken, stopped, left = '', 0, False, list(tokens)
+  for size in sizes:
+    if not left or stopped:
+      break
+    part, left = left[:size], left[size:]
+    text, count, stopped = reader.add(part, not left)
+    shown, taken = shown + text, taken + count
+  assert (shown, taken, stopped) == text_oracle(tokens, stops)
+
+
+def test_nothing_is_shown_that_a_stop_string_may_take_back():
+  reader = generation.Text(PIECES, (b'</search>', b'rch!'))
+  parts = [reader.add(TOKENIZER.encode(part), False)[0]
+           for part in ('a</', 'sea', 'rch', 'x', '</')]
+  assert parts == ['a', '', '', '</searchx', '']
+  assert reader.add((), True) == ('</', 0, False)
+
+
+@pytest.fixture(scope='module')
+def params():
+  return tiny.params()
+
+
+@pytest.fixture(scope='module')
+def engine():
+  return engines.Engine(tiny.CONFIG, slots=4, length=64, stop_table=NEVER,
+                        eos_ids=TOKENIZER.eos_ids, tile=16, block=16, steps=5,
+                        seed=4)
+
+
+@pytest.fixture
+def generator(engine, params):
+  engine.load(params, None)
+  made = generation.Generator(engine, token_bytes=PIECES,
+                              eos_ids=TOKENIZER.eos_ids, waiting=20)
+  yield made
+  made.close(20)
+  assert made.error is None and not made.speaking and not made.waiting
+  assert sorted(made._free) == [0, 1, 2, 3]
+
+
+def choice(seed, budget=20, temperature=1.0, stops=(), **truncation):
+  rng = np.random.default_rng(seed)
+  prompt = tuple(rng.integers(0, 95, rng.integers(1, 30)).tolist())
+  return generation.Choice(
+      prompt, budget, engines.row_ids(0, f'{seed}', 0, 0), sampling.Draw(
+          temperature, sampling.Truncation(**truncation)), stops)
+
+
+def hear(stream):
+  """number -> (text, tokens, log-probs, finish)."""
+  said = {}
+  for piece in stream.pieces(time.monotonic() + 60):
+    text, tokens, logprobs, finish = said.get(piece.choice, ('', (), (), None))
+    assert finish is None and len(piece.tokens) == len(piece.logprobs)
+    said[piece.choice] = (text + piece.text, tokens + piece.tokens,
+                          logprobs + piece.logprobs, piece.finish)
+  return said
+
+
+CHOICES = [choice(0), choice(1, temperature=0.0), choice(2, top_k=3),
+           choice(3, 9, stops=(b'e',)), choice(4, temperature=2.0, top_p=0.9),
+           choice(5, 1), choice(6, 30, min_p=0.05, stops=(b'a', b'in')),
+           choice(7, 3, temperature=0.0), choice(1, temperature=0.0)]
+
+
+@pytest.fixture(scope='module')
+def alone(engine, params):
+  """What each says by itself, the engine all its own."""
+  said = []
+  for one in CHOICES:
+    engine.load(params, None)
+    engine.append([engines.Append(0, one.prompt, one.budget, one.row_ids, True,
+                                  one.draw)])
+    stopped = []
+    while not stopped:
+      stopped = engine.decode()
+    text, count, met = text_oracle(stopped[0].tokens, one.stops)
+    tokens = stopped[0].tokens[:count]
+    by_itself = met or tokens[-1] in TOKENIZER.eos_ids
+    said.append((text, tokens, stopped[0].logprobs[:count],
+                 'stop' if by_itself else 'length'))
+  return said
+
+
+def test_choices_of_one_request_are_as_if_each_were_alone(generator, alone):
+  said = hear(generator.submit(CHOICES))
+  assert [said[n] for n in range(len(CHOICES))] == alone
+  assert {finish for *_, finish in alone} == {'stop', 'length'}
+  assert said[1] == said[8]  # of one prompt, greedy
+
+
+def test_requests_that_come_while_others_decode_join_them(generator, alone):
+  first = generator.submit(CHOICES[6:7])
+  begun = next(first.pieces(time.monotonic() + 60))  # it decodes
+  streams = [generator.submit([one]) for one in CHOICES]
+  for stream, expected in zip(streams, alone):
+    assert hear(stream)[0] == expected
+  assert alone[6][1][:len(begun.tokens)] == begun.tokens
+
+
+def test_greedy_is_the_argmax_of_a_full_forward(generator, params):
+  one = choice(1, temperature=0.0)
+  _, tokens, logprobs, _ = hear(generator.submit([one]))[0]
+  whole = np.array([[*one.prompt, *tokens]])
+  logits = transformer.logits(
+      params, transformer.forward(params, whole, tiny.CONFIG))[0]
+  at = np.arange(len(one.prompt) - 1, whole.shape[1] - 1)
+  np.testing.assert_array_equal(np.argmax(logits[at], -1), tokens)
+  expected = jax.nn.log_softmax(logits[at])[np.arange(len(at)), list(tokens)]
+  np.testing.assert_allclose(logprobs, expected, atol=1e-4)
+
+
+class Held:
+  """An engine whose decodes wait until they are let."""
+
+  def __init__(self, engine):
+    self._engine, self.slots = engine, engine.slots
+    self.go, self.passes = threading.Semaphore(0), 0
+
+  def __getattr__(self, name):
+    return getattr(self._engine, name)
+
+  def decode(self):
+    assert self.go.acquire(timeout=20)
+    self.passes += 1
+    return self._engine.decode()
+
+
+@pytest.fixture
+def held(engine, params):
+  engine.load(params, None)
+  slow = Held(engine)
+  made = generation.Generator(
+      slow, token_bytes=PIECES, eos_ids=TOKENIZER.eos_ids, waiting=6)
+  yield slow, made
+  slow.go.release(1000)
+  made.close(20)
+  assert made.error is None and len(made._free) == 4
+
+
+def wait_for(condition):
+  end = time.monotonic() + 20
+  while not condition():
+    assert time.monotonic() < end
+    time.sleep(0.001)
+
+
+def test_too_much_is_refused_whole_and_the_rest_is_served(held, alone):
+  slow, generator = held
+  first = generator.submit(CHOICES[:4])
+  wait_for(lambda: generator.speaking == 4)
+  second = generator.submit(CHOICES[4:9])
+  with pytest.raises(generation.Full):
+    generator.submit(CHOICES[:2])
+  assert generator.waiting == 5
+  slow.go.release(1000)
+  said = [*hear(first).items(), *((n + 4, x) for n, x in hear(second).items())]
+  assert dict(said) == dict(enumerate(alone))
+
+
+def test_what_nobody_listens_to_leaves_its_slot(held, alone):
+  slow, generator = held
+  left = generator.submit([choice(seed, 34) for seed in range(20, 24)])
+  wait_for(lambda: generator.speaking == 4)
+  dropped = generator.submit([choice(30)])
+  following = generator.submit(CHOICES[:1])
+  left.cancel()
+  dropped.cancel()
+  slow.go.release(1)  # the pass that was under way
+  wait_for(lambda: generator.speaking == 1 and not generator.waiting)
+  slow.go.release(1000)
+  assert hear(following)[0] == alone[0]
+
+
+def test_a_deadline_ends_a_stream_and_frees_its_slot(held):
+  slow, generator = held
+  stream = generator.submit(CHOICES[:1])
+  with pytest.raises(TimeoutError):
+    list(stream.pieces(time.monotonic() + 0.05))
+  slow.go.release(1)
+  wait_for(lambda: not generator.speaking)
+
+
+def test_closing_finishes_what_was_asked_and_takes_no_more(held, alone):
+  slow, generator = held
+  stream = generator.submit(CHOICES[:6])
+  closing = threading.Thread(target=generator.close, args=(20,))
+  closing.start()
+  wait_for(lambda: not generator.is_open)
+  with pytest.raises(generation.Closed):
+    generator.submit(CHOICES[:1])
+  slow.go.release(1000)
+  assert hear(stream) == dict(enumerate(alone[:6]))
+  closing.join(20)
+  assert not closing.is_alive()
+
+
+def test_a_failing_engine_ends_all_streams_and_is_told(engine, params):
+  engine.load(params, None)
+  slow = Held(engine)
+  slow.decode = lambda: time.sleep(0.1) or 1 / 0
+  generator = generation.Generator(
+      slow, token_bytes=PIECES, eos_ids=(), waiting=20)
+  streams = [generator.submit(CHOICES[:4]), generator.submit(CHOICES[4:])]
+  for stream in streams:
+    with pytest.raises(generation.Closed):
+      list(stream.pieces(time.monotonic() + 20))
+  assert isinstance(generator.error, ZeroDivisionError)
+  assert not generator.is_open
+  with pytest.raises(generation.Closed):
+    generator.submit(CHOICES[:1])

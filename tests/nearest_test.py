@@ -1,0 +1,187 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Exact indexes against float64 loops: ids, scores, ties, padding, bad input."""
+
+import importlib.util
+
+import jax
+import numpy as np
+import pytest
+
+from searchrl import devices
+from searchrl.search import device_index
+from searchrl.search import embeddings
+from searchrl.search import nearest
+
+
+def unit(rng, *shape):
+  x = rng.normal(size=shape).astype(np.float32)
+  return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def brute_force(rows, vectors, k):
+  """float64; ties to the lower row."""
+  scores = vectors.astype(np.float64) @ rows.T.astype(np.float64)
+  ids = np.argsort(-scores, axis=1, kind='stable')[:, :k]
+  return np.take_along_axis(scores, ids, 1), ids
+
+
+def on_eight(source, **options):
+  """On all eight simulated devices, with blocks much smaller than a shard."""
+  return device_index.build(
+      source, devices=jax.local_devices(), **{'block_rows': 3} | options)
+
+
+BUILDERS = {'numpy': nearest.on_host, 'one device': device_index.build,
+            'eight devices': on_eight}
+
+
+@pytest.mark.parametrize('name', BUILDERS)
+@pytest.mark.parametrize('count', [1, 5, 8, 61])
+@pytest.mark.parametrize('k', [1, 4, 100])
+def test_ids_and_scores_are_those_of_brute_force(name, count, k):
+  rng = np.random.default_rng(count)
+  rows, vectors = unit(rng, count, 12), unit(rng, 5, 12)
+  index = BUILDERS[name](embeddings.InMemory(rows))
+  scores, ids = index(vectors, k)
+  expected, order = brute_force(rows, vectors, k)
+  np.testing.assert_array_equal(ids, order)
+  np.testing.assert_allclose(scores, expected, atol=1e-6)
+  assert scores.dtype == np.float32
+
+
+@pytest.mark.parametrize('name', BUILDERS)
+def test_ties_go_to_the_lower_row_wherever_they_lie(name, monkeypatch):
+  monkeypatch.setattr(nearest, '_BLOCK', 4)
+  rows = np.zeros((40, 3), np.float32)
+  rows[[2, 3, 19, 20, 39], 0] = 1
+  rows[:, 1] = -1
+  index = BUILDERS[name](embeddings.InMemory(rows))
+  _, ids = index(np.eye(3, dtype=np.float32)[:1], 7)
+  assert ids.tolist() == [[2, 3, 19, 20, 39, 0, 1]]
+
+
+@pytest.mark.parametrize('name', BUILDERS)
+def test_scores_below_zero_are_found_too(name):
+  rows = -np.ones((9, 2), np.float32)
+  scores, ids = BUILDERS[name](embeddings.InMemory(rows))(
+      np.ones((1, 2), np.float32), 9)
+  assert ids.tolist() == [list(range(9))] and set(scores[0]) == {-2.0}
+
+
+@pytest.mark.parametrize('dtype, least', [
+    ('float16', .99), ('bfloat16', .95), ('int8', .95)])
+def test_small_storage_keeps_float32_scores_and_nearly_all_ids(dtype, least):
+  """Bunched as E5's: bfloat16 scores near 0.9 would be 0.004 apart."""
+  rng = np.random.default_rng(0)
+  common = unit(rng, 1, 64)
+  rows = unit(rng, 3000, 64) * .5 + common
+  rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+  vectors = rows[:100] + .3 * unit(rng, 100, 64)
+  vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+  index = on_eight(embeddings.InMemory(rows), dtype=dtype, block_rows=100)
+  scores, ids = index(vectors, 3)
+  expected, order = brute_force(rows, vectors, 3)
+  assert nearest.recall(ids, order, expected, 3) > least
+  exact = np.einsum('bd,bkd->bk', vectors, rows[ids])
+  np.testing.assert_allclose(scores, exact, atol=2e-3)
+  assert len(np.unique(scores)) > 250  # of 300: bfloat16 has no 250 there
+
+
+class Counted(embeddings.InMemory):
+  """Tells which rows were read."""
+
+  def read(self, start, stop):
+    self.__dict__.setdefault('reads', []).append((start, stop))
+    return super().read(start, stop)
+
+
+def test_each_row_is_read_once_a_block_at_a_time():
+  source = Counted(unit(np.random.default_rng(0), 203, 4))
+  on_eight(source, block_rows=10)
+  assert max(stop - start for start, stop in source.reads) <= 10
+  rows = [i for start, stop in source.reads for i in range(start, stop)]
+  assert rows == list(range(203))
+
+
+def test_no_device_has_less_than_a_block_if_it_is_not_alone():
+  source = embeddings.InMemory(np.eye(20, dtype=np.float32))
+  for block_rows, devices in ((30, 1), (10, 2), (1, 8)):
+    rows, _ = device_index._place(
+        source, 'float32', block_rows, device_index.Mesh(np.array(
+            device_index.jax.local_devices()[:-(-20 // block_rows)]), ('rows',)))
+    assert len(rows.sharding.device_set) == devices
+
+
+def test_one_program_serves_every_number_of_queries():
+  index = device_index.build(
+      embeddings.InMemory(np.eye(7, dtype=np.float32)), batch=4)
+  before = device_index._nearest._cache_size()
+  for count in range(1, 10):
+    index(np.ones((count, 7), np.float32), 2)
+  assert device_index._nearest._cache_size() == before + 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not importlib.util.find_spec('libtpu'),
+    reason="no libtpu: pip install 'jax[tpu]' to compile for TPUs")
+def test_wikipedia_fits_a_v5e_16_with_next_to_no_temporaries():
+  """21 million rows of 768 in bfloat16, compiled for chips that are not there."""
+  count, dim, batch = 21_015_324, 768, 512
+  mesh = device_index.Mesh(np.array(devices.to_compile_for(
+      devices.KINDS['v5e'], 16)).reshape(-1), ('rows',))
+  blocks = -(-count // 16 // 65_536)
+  shape = (16 * blocks, -(-count // 16 // blocks) + 1, dim)
+  abstract = lambda shape, dtype, *axes: jax.ShapeDtypeStruct(
+      shape, dtype, sharding=device_index._on(mesh, *axes))
+  memory = device_index._nearest.lower(
+      abstract(shape, embeddings.DTYPES['bfloat16'], 'rows'),
+      abstract(shape[:2], np.float32, 'rows'),
+      abstract((batch, dim), np.float32), k=10, count=count, mesh=mesh,
+  ).compile().memory_analysis()
+  assert memory.argument_size_in_bytes < 2.1e9  # of a chip's 16 GB
+  assert memory.temp_size_in_bytes < .2e9
+
+
+@pytest.mark.parametrize('vectors, k, message', [
+    (np.ones((1, 4)), 1, r'shape \[B, 3\].* \(1, 4\)'),
+    (np.ones(3), 1, 'have'), (np.full((1, 3), np.nan), 1, 'must be finite'),
+    (np.full((1, 3), np.inf), 1, 'must be finite'),
+    (np.ones((1, 3)), 0, 'k must be at least 1')])
+def test_bad_queries_never_reach_the_library(vectors, k, message):
+  index = nearest.Index('x', 5, 3, find=None)
+  with pytest.raises(ValueError, match=message):
+    index(vectors, k)
+
+
+def test_no_queries_are_no_call():
+  scores, ids = nearest.Index('x', 5, 3, find=None)(np.zeros((0, 3)), 9)
+  assert scores.shape == ids.shape == (0, 5)
+
+
+def test_what_libraries_return_of_too_few_rows_is_no_row():
+  """NaN with id 0, id -1, ids too high, fewer columns: all are empty places."""
+  def find(vectors, k):
+    return (np.array([[.9, np.nan, .5, .4, .3]]), np.array([[3, 0, -1, 9, 1]]))
+  scores, ids = nearest.Index('x', 6, 2, find)(np.ones((1, 2)), 6)
+  assert ids.tolist() == [[3, 1, -1, -1, -1, -1]]
+  np.testing.assert_array_equal(
+      scores, np.float32([[.9, .3, *[-np.inf] * 4]]))
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(dtype='float64'), "one of float32.*'float64'"),
+    (dict(batch=0), 'batch must be at least 1'),
+    (dict(block_rows=0), 'block_rows must be at least 1')])
+def test_options_are_checked(options, message):
+  with pytest.raises(ValueError, match=message):
+    device_index.build(embeddings.InMemory(np.eye(2)), **options)
+
+
+def test_recall_counts_by_hand_and_ties_count_for_each_other():
+  exact_ids = np.array([[4, 2, 7, 9], [1, 2, 3, 4]])
+  exact = np.array([[.9, .8, .7, .7], [.9, .8, .7, .1]])
+  found = np.array([[2, 9, 4], [1, 8, -1]])
+  assert nearest.recall(found, exact_ids, exact, 3) == pytest.approx(4 / 6)
+  assert nearest.recall(exact_ids, exact_ids, exact, 3) == 1

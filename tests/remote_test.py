@@ -1,0 +1,339 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""remote: what good servers find; what becomes of every fault of bad ones."""
+
+import json
+import threading
+
+import faulty
+import pytest
+import tiny
+
+from searchrl.search import remote
+from searchrl.search import wire
+from searchrl.trajectory import Passage, Query, SearchError
+
+QUICK = dict(deadline_secs=20.0, try_secs=1.0, tries=3, backoff_secs=0.01,
+             failures=100, rest_secs=0.05, pause_secs=5.0)
+
+
+def query(text='river', top_k=2):
+  return Query(text, top_k, tiny.question())
+
+
+def client(*urls, **options):
+  return remote.remote(urls=urls, **QUICK | options)
+
+
+def good(text, top_k=2):
+  return tuple(Passage(f'{text}-{i}', f'Title {i}', f'On {text}.', 1 / (i + 1))
+               for i in range(top_k))
+
+
+def test_results_come_in_the_order_of_the_queries():
+  with faulty.Server() as server:
+    search = client(server.url)
+    asked = [query('a', 3), query('b', 1), query('a', 1), query('c', 3)]
+    assert search(asked) == [good('a', 3), good('b', 1), good('a', 1),
+                             good('c', 3)]
+    assert search([]) == []
+
+
+def test_the_request_is_that_of_search_r1():
+  with faulty.Server() as server:
+    client(server.url)([query('a'), query('é')])
+    (path, headers, body), = server.requests
+  assert path == '/retrieve' and headers['Content-Type'] == 'application/json'
+  assert json.loads(body) == {
+      'queries': ['a', 'é'], 'topk': 2, 'return_scores': True}
+
+
+def test_blank_queries_are_not_sent_and_equal_ones_once():
+  with faulty.Server() as server:
+    found = client(server.url)(
+        [query(' \n'), query('a'), query('b', 0), query('a')])
+    assert found == [(), good('a'), (), good('a')]
+    assert server.queries == ['a']
+
+
+def test_many_queries_are_split_and_long_ones_cut():
+  with faulty.Server() as server:
+    texts = [f'q{i}' for i in range(7)]
+    found = client(server.url, batch=3)([query(t) for t in texts])
+    assert found == [good(t) for t in texts]
+    sizes = [len(json.loads(body)['queries'])
+             for _, _, body in server.requests]
+    assert sorted(sizes) == [1, 3, 3] and sorted(server.queries) == texts
+    long, = client(server.url, query_chars=5)([query('abcdefgh')])
+    assert long == good('abcde')
+
+
+def test_no_request_is_larger_than_a_server_takes():
+  with faulty.Server() as server:
+    texts = [f'{i:03d}' + '\u6771' * 1990 for i in range(400)]  # 2.3 MB
+    assert len(client(server.url)([query(t, 1) for t in texts])) == 400
+    sizes = [len(body) for _, _, body in server.requests]
+    assert len(sizes) == 3 and max(sizes) <= wire.Limits().body_bytes
+
+
+@pytest.mark.parametrize('text', ['\x00', '\ud800', '"\\', '😀', '</search>'])
+def test_no_text_is_too_strange(text):
+  with faulty.Server() as server:
+    found, = client(server.url)([query(text)])
+  assert len(found) == 2
+
+
+@pytest.mark.parametrize('lists, expected', [
+    ([[{'document': {'contents': '"T"\nx'}, 'score': 2}]], [('T', 'x', 2.0)]),
+    ([[{'document': {'id': 7, 'title': 'T', 'text': 'x', 'contents': 'U\ny'},
+        'score': 0.5}]], [('U', 'y', 0.5)]),  # Lucene's raw documents
+    ([[{'document': {'contents': f'"{i}"\nx'}} for i in range(5)]],
+     [('0', 'x', 0.0), ('1', 'x', 0.0)]),  # web: no scores, and too many
+    ([[{'id': 'a', 'contents': 'only'}]], [('only', '', 0.0)]),  # bare
+    ([[]], []),
+])
+def test_dialects_of_other_servers(lists, expected):
+  body = lambda path, asked: json.dumps({'result': lists}).encode()
+  with faulty.Server(body=body) as server:
+    found, = client(server.url)([query()])
+  assert [(p.title, p.text, p.score) for p in found] == expected
+  assert len({p.id for p in found}) == len(found)
+
+
+@pytest.mark.parametrize('fault', [*faulty.BODIES, *faulty.RAW])
+def test_a_malformed_answer_is_refused_whole_and_not_asked_again(fault):
+  with faulty.Server([fault]) as server:
+    search = client(server.url)
+    found = search([query('a'), query('b')])
+    assert [error.kind for error in found] == ['bad_response'] * 2
+    assert len(server.requests) == 1
+    assert search([query('a')]) == [good('a')]  # and the client goes on
+
+
+@pytest.mark.parametrize('fault', [
+    '500', '503', 'busy', 'closes early', 'closes at once', 'never answers',
+    'drips'])
+def test_what_may_pass_is_tried_again(fault):
+  with faulty.Server([fault]) as server:
+    search = client(server.url)
+    assert search([query('a')]) == [good('a')]
+    assert len(server.requests) == 2
+    assert search.pop()['search/remote/retries'] == 1
+
+
+@pytest.mark.parametrize('fault, kind', [
+    ('500', 'unavailable'), ('429', 'unavailable'),
+    ('closes early', 'unavailable'), ('closes at once', 'unavailable'),
+    ('never answers', 'timeout'), ('drips', 'timeout')])
+def test_what_does_not_pass_is_typed_after_all_tries(fault, kind):
+  with faulty.Server([fault] * 3) as server:
+    search = client(server.url)
+    error, = search([query('a')])
+    assert isinstance(error, SearchError) and error.kind == kind
+    assert len(server.requests) == 3
+  assert search.pop() == {
+      'search/remote/tries': 1, 'search/remote/retries': 2,
+      'search/remote/failed_calls': 1, 'search/remote/pauses': 0,
+      'search/remote/servers_out': 0}
+
+
+def test_nobody_listens():
+  error, = client(faulty.unused_url())([query()])
+  assert error.kind == 'unavailable'
+
+
+@pytest.mark.parametrize('fault', [
+    'redirects', '400', '401', '404', '413', '302'])
+def test_what_is_refused_is_not_asked_again_and_no_redirect_followed(fault):
+  with faulty.Server([fault]) as server:
+    error, = client(server.url)([query()])
+    assert error.kind == 'refused' and len(server.requests) == 1
+
+
+def test_an_endless_answer_is_cut_off():
+  with faulty.Server(['talks for ever']) as server:
+    error, = client(server.url, response_bytes=10_000, try_secs=5.0)([query()])
+    assert error == SearchError(
+        'bad_response', error.detail) and '10000 bytes' in error.detail
+
+
+def test_the_deadline_holds_over_all_tries():
+  clock = Clock()
+  with faulty.Server(['busy'] * 9) as server:  # asks for a second each time
+    search = client(server.url, tries=9, deadline_secs=3.5, wiring=dict(
+        clock=clock, sleep=clock.sleep))
+    error, = search([query()])
+    assert error.kind == 'unavailable' and clock.now <= 3.5
+    assert len(server.requests) == 4
+
+
+class Clock:
+  """Seconds that pass only in `sleep`."""
+
+  def __init__(self):
+    self.now, self.slept, self.then = 0.0, [], lambda: None
+
+  def __call__(self):
+    return self.now
+
+  def sleep(self, secs):
+    self.now += secs
+    self.slept.append(secs)
+    self.then()
+
+
+def test_waits_between_tries_double_and_jitter():
+  firsts, seconds = [], []
+  for _ in range(20):
+    clock = Clock()
+    with faulty.Server(['500'] * 3) as server:
+      client(server.url, backoff_secs=0.2, wiring=dict(
+          clock=clock, sleep=clock.sleep))([query()])
+    first, second = clock.slept
+    firsts.append(first)
+    seconds.append(second)
+  assert all(0.1 <= x <= 0.3 for x in firsts) and len(set(firsts)) == 20
+  assert all(0.2 <= x <= 0.6 for x in seconds)
+
+
+def test_requests_go_to_all_servers_and_retries_to_another():
+  with faulty.Server() as one, faulty.Server() as two:
+    search = client(one.url, two.url)
+    for _ in range(6):
+      search([query()])
+    assert len(one.requests) == len(two.requests) == 3
+  with faulty.Server(['500'] * 9) as bad, faulty.Server() as fine:
+    search = client(bad.url, fine.url)
+    assert [search([query('a')]) for _ in range(4)] == [[good('a')]] * 4
+    assert len(fine.requests) == 4
+
+
+def test_connections_are_used_again():
+  with faulty.Server() as server:
+    search = client(server.url)
+    ports = set()
+    original = server.body
+    server.body = lambda path, body: (
+        ports.add(threading.get_ident()), original(path, body))[1]
+    for _ in range(5):
+      search([query()])
+  assert len(ports) == 1  # the server has a thread for each connection
+
+
+class TestBreaker:
+
+  def broken(self, server, clock, **options):
+    warnings = []
+    search = client(server.url, tries=1, failures=3, rest_secs=10.0,
+                    pause_secs=100.0, wiring=dict(
+                        clock=clock, sleep=clock.sleep, warn=warnings.append),
+                    **options)
+    return search, warnings
+
+  def test_calls_fail_fast_until_the_server_has_rested(self):
+    clock = Clock()
+    with faulty.Server(['500'] * 4) as server:
+      search, _ = self.broken(server, clock)
+      kinds = [search([query()])[0].kind for _ in range(5)]
+      assert kinds == ['unavailable'] * 3 + ['circuit_open'] * 2
+      assert len(server.requests) == 3
+      assert search.pop()['search/remote/servers_out'] == 1
+      clock.now += 10.5  # one call tries it; it fails again
+      kinds = [search([query()])[0].kind for _ in range(2)]
+      assert kinds == ['unavailable', 'circuit_open']
+      clock.now += 10.5
+      assert search([query('a')]) == [good('a')]
+      assert search([query('b')]) == [good('b')]
+      assert search.pop()['search/remote/servers_out'] == 0
+
+  def test_a_success_forgets_failures(self):
+    with faulty.Server(['500', '500', 'ok', '500', '500', 'ok']) as server:
+      search, _ = self.broken(server, Clock())
+      assert [isinstance(search([query()])[0], SearchError)
+              for _ in range(6)] == [True, True, False] * 2
+
+  def test_a_broken_server_is_left_out_where_another_answers(self):
+    clock = Clock()
+    with faulty.Server(['500'] * 99) as bad, faulty.Server() as fine:
+      search = client(bad.url, fine.url, tries=2, failures=2, rest_secs=10.0,
+                      wiring=dict(clock=clock, sleep=clock.sleep))
+      for _ in range(12):
+        assert search([query('a')]) == [good('a')]
+      assert len(bad.requests) == 2
+      search.wait()  # not paused: no call has failed
+      assert search.pop()['search/remote/pauses'] == 0
+
+  def test_wait_returns_at_once_where_all_is_well(self):
+    clock = Clock()
+    with faulty.Server(['ok', '500', 'ok', 'ok']) as server:
+      search, warnings = self.broken(server, clock)
+      search([query()])
+      search.wait()
+      assert len(server.requests) == 1
+      search([query()])
+      search.wait()  # asks whether it works again: it does
+      search.wait()
+      assert not warnings and not clock.slept and len(server.requests) == 3
+
+  def test_wait_pauses_until_a_server_is_back(self):
+    clock = Clock()
+    with faulty.Server(['500'] * 6) as server:
+      search, warnings = self.broken(server, clock)
+      for _ in range(3):
+        search([query()])
+      search.wait()  # three more failures, after 1, 2 and 4 seconds
+      assert clock.slept == [1, 2, 4] and len(server.requests) == 7
+      paused, resumed = warnings
+      assert 'paused' in paused and 'after 7 s' in resumed
+      assert search([query('a')]) == [good('a')]
+      assert search.pop()['search/remote/pauses'] == 1
+
+  def test_wait_ends_with_an_error_that_says_what_to_do(self):
+    clock = Clock()
+    with faulty.Server(['500'] * 99) as server:
+      search, warnings = self.broken(server, clock)
+      for _ in range(3):
+        search([query()])
+      with pytest.raises(ConnectionError, match='pause_secs=100 s.*Start its'):
+        search.wait()
+      assert clock.now == 100 and max(clock.slept) == 30 and len(warnings) == 1
+
+  def test_what_no_wait_mends_ends_at_once(self):
+    clock = Clock()
+    with faulty.Server(['401'] * 9) as server:
+      search, warnings = self.broken(server, clock)
+      search([query()])
+      with pytest.raises(ConnectionError, match='status 401.*Correct search'):
+        search.wait()
+      assert not clock.slept and not warnings
+
+
+def test_the_token_is_sent_and_never_shown(monkeypatch):
+  monkeypatch.setenv('TOKEN_OF_TEST', 'very secret')
+  with faulty.Server(['ok', '401']) as server:
+    search = client(server.url, token_env='TOKEN_OF_TEST')
+    search([query()])
+    assert server.requests[0][1]['Authorization'] == 'Bearer very secret'
+    error, = search([query()])
+  assert 'secret' not in repr(error) + repr(vars(search))
+  monkeypatch.setenv('TOKEN_OF_TEST', 'secret\nX: 1')
+  with pytest.raises(ValueError, match='printable ASCII') as refused:
+    client(server.url, token_env='TOKEN_OF_TEST')
+  assert 'secret' not in str(refused.value)
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(urls=()), 'tuple of addresses'),
+    (dict(urls='http://a/retrieve'), 'tuple of addresses'),
+    (dict(urls=('ftp://a/b',)), 'http or https'),
+    (dict(urls=('http://me:pw@a/b',)), 'without a user or password'),
+    (dict(urls=('http://a:x/b',)), 'http or https'),
+    (dict(urls=('http://a',), batch=0), 'batch must be at least 1'),
+    (dict(urls=('http://a',), tries=0), 'tries must be at least 1'),
+    (dict(urls=('http://a',), deadline_secs=0), 'deadline_secs must be above'),
+    (dict(urls=('http://a',), try_secs=float('nan')), 'try_secs must be above'),
+    (dict(urls=('http://a',), token_env='NOT_SET_ANYWHERE'), 'is not set'),
+])
+def test_options_are_checked(options, message):
+  with pytest.raises(ValueError, match=message):
+    remote.remote(**options)
