@@ -53,8 +53,10 @@ setuptools.setup(
         'bm25s': ['bm25s>=0.3'],
         'lucene': ['pyserini>=1.0'],  # needs Java
         'wandb': ['wandb>=0.18'],
-        'test': ['bm25s>=0.3', 'hypothesis>=6.100', 'ir-measures>=0.4',
-                 'prometheus-client>=0.22', 'pytest>=8', 'setuptools', 'wheel'],
+        'test': ['bm25s>=0.3', 'faiss-cpu>=1.12', 'hypothesis>=6.100',
+                 'ir-measures>=0.4', 'prometheus-client>=0.22', 'pytest>=8',
+                 'scann>=1.4.2; platform_system == "Linux"', 'setuptools',
+                 'wheel'],
         'parity': ['torch>=2.6'],
     },
     classifiers=[

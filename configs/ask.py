@@ -3,7 +3,7 @@
 r"""One question to a trained policy, each turn shown as it happens.
 
   python -m searchrl.main --config=configs/ask.py --config.ask.run=runs/dspo \
-      --question "What is the river of the birthplace of Zinina Rilson?"
+      --question "What is the city of birth of the person who wrote The Naflirsong Garden?"
 
 Without --question it proposes some. The answer alone goes to stdout. The size
 may also be a run's folder, --config=configs/ask.py:runs/mine, from which model,

@@ -25,6 +25,7 @@ from searchrl.agent import rewards
 from searchrl.search import corpus as corpora
 from searchrl.search import engines
 from searchrl.search import mapped
+from searchrl.search import over
 from searchrl.trajectory import (Passage, Question, SearchError, SearchFn,
                                  Trajectory)
 
@@ -102,7 +103,7 @@ def check_run(run: pathlib.Path, config) -> None:
 
 def corpus_file(config, run: pathlib.Path | None, workdir: pathlib.Path
                ) -> pathlib.Path:
-  """What is searched: the config's corpus, the run's, or a generated world's."""
+  """The corpus: the config's, the run's, or a generated world's."""
   if config.search.corpus:
     return pathlib.Path(config.search.corpus)
   if run and (run / 'data' / 'train' / 'corpus.jsonl').is_file():
@@ -158,7 +159,7 @@ def telling(search: SearchFn, say: Callable[[str], None]) -> SearchFn:
         r for r in results if isinstance(r, SearchError)):
       say(f'Warning: a search failed: {plain(f"{error.kind} {error.detail}")}')
     return results
-  return told
+  return over.Over(told, (search,))
 
 
 class Narrator:
@@ -246,7 +247,9 @@ def _propose(config, file: pathlib.Path, corpus: corpora.Corpus) -> None:
     print(', though no file of questions lies beside them. By their titles:')
   for question in examples:
     print('  ' + plain(question))
-  again = '--config=configs/ask.py' + f':{config.ask.run}' * bool(config.ask.run)
+  again = '--config=configs/ask.py'
+  if config.ask.run:
+    again += f':{config.ask.run}'
   where = [f'--config.search.corpus={config.search.corpus}'] * bool(
       config.search.corpus)
   print('Ask:\n  python -m searchrl.main ' + shlex.join(

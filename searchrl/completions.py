@@ -116,8 +116,8 @@ def _check_names(record: Mapping[str, Any], is_chat: bool) -> None:
       raise Refused(f'{name} is not supported here. Leave it out.', name,
                     code='unsupported_parameter')
     if name not in (*_COMMON, *own, *_IGNORED, *_NEUTRAL):
-      raise Refused(f'{name[:80]} is no field that is known here. Leave it out.',
-                    name[:80], code='unknown_parameter')
+      raise Refused(f'{name[:80]} is no field that is known here. Leave it '
+                    'out.', name[:80], code='unknown_parameter')
 
 
 def _draw(record) -> sampling.Draw:
@@ -226,7 +226,8 @@ def _chat(record, tokenizer) -> tuple[int, ...]:
   """Ids of a conversation as the model's template writes it."""
   messages = record.get('messages')
   if not isinstance(messages, list) or not messages:
-    raise Refused('messages must be a list of one message at least.', 'messages')
+    raise Refused('messages must be a list of one message at least.',
+                  'messages')
   messages = [_message(m, f'messages[{i}]', tokenizer)
               for i, m in enumerate(messages)]
   if messages[-1]['role'] == 'assistant':
@@ -277,8 +278,8 @@ def _budgets(record, prompts, length: int, is_chat: bool, where: str
   if 'max_completion_tokens' in record:
     name = 'max_completion_tokens'
     if 'max_tokens' in record:
-      raise Refused('max_tokens and max_completion_tokens are one; give either.',
-                    'max_tokens')
+      raise Refused('max_tokens and max_completion_tokens are one; give '
+                    'either.', 'max_tokens')
   asked = _number(record, name, None, 1, 2**31 - 1, int)
   if asked is None:
     return tuple(length - len(ids) if is_chat else min(16, room)

@@ -64,9 +64,9 @@ def main(argv) -> None:
 def _take_question(config, question: str) -> None:
   if 'question' not in config.get('ask', {}) or not question.strip():
     raise ValueError(
-        '--question must hold a question, and belongs to --config=configs/'
-        f'ask.py, but is {question!r} with {flags.FLAGS["config"].config_filename}'
-        '.')
+        '--question must hold a question, and belongs to '
+        '--config=configs/ask.py, but is '
+        f'{question!r} with {flags.FLAGS["config"].config_filename}.')
   config.ask.question = question.strip()
 
 

@@ -110,7 +110,8 @@ def _run_until_told(server: model_server.Server) -> None:
               for number in (signal.SIGINT, signal.SIGTERM)}
   try:
     server.start()
-    _say(f'Serving {server.options.name} at {server.address}/v1; Ctrl-C ends it.')
+    _say(f'Serving {server.options.name} at {server.address}/v1; Ctrl-C ends '
+         'it.')
     host = server.options.host
     if not server.options.token and not (
         host in ('localhost', '::1') or host.startswith('127.')):

@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
@@ -18,10 +19,10 @@ from configs import ask as ask_config
 from configs import common
 from searchrl import ask
 from searchrl import checkpoint
-from searchrl import mesh as meshes
 from searchrl import player as players
 from searchrl.models import lora as loras
 from searchrl.models import weights
+from searchrl.search import over
 from searchrl.trajectory import (Action, Passage, Question, SearchError,
                                  Trajectory, Turn)
 
@@ -109,6 +110,9 @@ def test_why_a_search_failed_is_said_once():
   lines, error = [], SearchError('timeout', 'after\x1b 3 s')
   search = ask.telling(lambda queries: [error, (), error], lines.append)
   assert search([1, 2, 3]) == [error, (), error]
+  inner = types.SimpleNamespace(pop=dict, wait=lambda: lines.append('waits'))
+  over.wait(ask.telling(inner, lines.append))  # as the search itself would
+  assert lines.pop() == 'waits'
   assert lines == ['Warning: a search failed: timeout after  3 s']
 
 
@@ -215,6 +219,7 @@ def test_without_a_question_it_proposes_some_of_the_corpus(tmp_path, capsys):
   assert f'--config.search.corpus={corpus}' in shown
 
 
+@pytest.mark.slow
 def test_a_question_is_answered_as_evaluation_would(tmp_path, capsys):
   config = config_of(samples=1)
   config.data.per_hop = (1, 1)

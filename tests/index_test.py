@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Index builds: the encoder's vectors, the same bytes however often killed."""
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -25,6 +26,8 @@ import foreign_test
 import loopback
 import tiny_bert
 
+KINDS = tuple(kind for kind, package in (('scann', 'scann'), ('hnsw', 'faiss'))
+              if importlib.util.find_spec(package))
 ROOT = pathlib.Path(__file__).parents[1]
 WORDS = ('river', 'mill', 'mountain', 'tarn', 'garonne', 'corn', 'sea')
 PASSAGES = tuple(
@@ -69,7 +72,7 @@ def tree(folder):
 
 
 def test_rows_are_the_encoders_and_a_run_searches_them(tmp_path, corpus, bert):
-  index.job(configured(corpus, bert, build=('scann', 'hnsw')), tmp_path / 'i')
+  index.job(configured(corpus, bert, build=KINDS), tmp_path / 'i')
   store = embeddings.open_(tmp_path / 'i/vectors')
   whole = corpora.read(corpus)
   encode = embedder.load(bert, embedder.Settings(max_length=48,
@@ -80,7 +83,7 @@ def test_rows_are_the_encoders_and_a_run_searches_them(tmp_path, corpus, bert):
   query = Query('mill and corn', 3, Question('q', '?', ('a',)))
   vector = encode([query.text], 'query')[0]
   best = np.argsort(-(store.read(0, 50) @ vector))[:3]
-  for backend in ('exact', 'numpy', 'scann', 'hnsw'):
+  for backend in ('exact', 'numpy', *KINDS):
     search = engines.make(
         'dense', mapped.open_(corpus), index=tmp_path / 'i', backend=backend,
         storage='float32', load_encoder=embedder.load_again)
@@ -97,6 +100,7 @@ def test_hashed_ngrams_need_no_weights(tmp_path, corpus):
 
 
 def test_what_is_built_is_not_built_again(tmp_path, corpus, capsys):
+  pytest.importorskip('faiss')
   index.job(configured(corpus, build=('hnsw', 'bm25')), tmp_path / 'i')
   before = tree(tmp_path / 'i')
   said = capsys.readouterr().out

@@ -106,11 +106,11 @@ def test_each_row_is_read_once_a_block_at_a_time():
 
 def test_no_device_has_less_than_a_block_if_it_is_not_alone():
   source = embeddings.InMemory(np.eye(20, dtype=np.float32))
-  for block_rows, devices in ((30, 1), (10, 2), (1, 8)):
+  for block_rows, wanted in ((30, 1), (10, 2), (1, 8)):
     rows, _ = device_index._place(
         source, 'float32', block_rows, device_index.Mesh(np.array(
             device_index.jax.local_devices()[:-(-20 // block_rows)]), ('rows',)))
-    assert len(rows.sharding.device_set) == devices
+    assert len(rows.sharding.device_set) == wanted
 
 
 def test_one_program_serves_every_number_of_queries():
@@ -142,6 +142,15 @@ def test_wikipedia_fits_a_v5e_16_with_next_to_no_temporaries():
   ).compile().memory_analysis()
   assert memory.argument_size_in_bytes < 2.1e9  # of a chip's 16 GB
   assert memory.temp_size_in_bytes < .2e9
+
+
+@pytest.mark.parametrize('count', [16, 17, 64, 81, 150])
+def test_many_queries_are_taken_at_once_and_found_alike(count):
+  rng = np.random.default_rng(count)
+  rows, vectors = unit(rng, 30, 8), unit(rng, count, 8)
+  index = on_eight(embeddings.InMemory(rows), batch=4)
+  _, ids = index(vectors, 3)
+  np.testing.assert_array_equal(ids, brute_force(rows, vectors, 3)[1])
 
 
 @pytest.mark.parametrize('vectors, k, message', [

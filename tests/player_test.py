@@ -81,3 +81,19 @@ def test_what_is_not_needed_any_more_is_left_out(monkeypatch):
   assert seen == [True]
   assert [g.question.uid for g in games] == ['0', '1']
   assert [g.reward for g in games] == [0.5, 0.5] and len(judged) == 2
+
+
+def test_who_watches_is_shown_what_grows(monkeypatch):
+  grown = Trajectory(tiny.question(), 0, 0, (1,), stop_reason='answer')
+
+  def scripted(requests, *, watch, **_):
+    watch(grown)
+    return [grown for _ in requests]
+
+  monkeypatch.setattr(rollout, 'play', scripted)
+  engine, seen = types.SimpleNamespace(
+      load=lambda *_: None, unload=lambda: None), []
+  player.Player(None, None, None, None, engine, lambda p: p).play(
+      None, [(tiny.question(), 0)], search=None, reward=lambda game: 0.5, step=0,
+      temperature=1.0, outcome=lambda game: 1.0, watch=seen.append)
+  assert seen == [grown]

@@ -173,7 +173,8 @@ class Engine:
     truncation.check()
     self._forget()
     self._waiting = params
-    self._draws = [sampling.Draw()] * self.slots if temperature is None else None
+    self._draws = None if temperature is not None else (
+        [sampling.Draw()] * self.slots)
     self._temperature = np.float32(temperature or 0)
     self._truncation = None if truncation.is_off else sampling.Truncation(
         np.int32(truncation.top_k), np.float32(truncation.top_p),

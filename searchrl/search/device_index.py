@@ -22,6 +22,7 @@ from searchrl.search import embeddings
 from searchrl.search import nearest
 
 _AXIS = 'rows'
+_FEW, _MANY = 4, 16  # batches: above the first, the second go in one call
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
@@ -43,7 +44,8 @@ def build(
     dtype: as they are kept: float32, float16, bfloat16, or int8 with a scale
       each.
     batch: queries a device call; fewer are filled up, so that one program is
-      compiled for each k.
+      compiled for each k. Where many wait, a second one takes 16 times as many:
+      each call reads all rows, which is what it costs.
     block_rows: that are compared, and that travel, at a time.
     devices: of this process. Default: all, but none for less than one block.
 
@@ -64,12 +66,15 @@ def build(
   mean = source.mean if dtype != 'float32' else np.zeros(source.dim, np.float32)
 
   def find(vectors, k):
-    parts = [_call(vectors[i:i + batch], k) for i in range(
-        0, len(vectors), batch)]
+    parts, start = [], 0
+    while start < len(vectors):
+      size = batch if len(vectors) - start <= _FEW * batch else _MANY * batch
+      parts.append(_call(vectors[start:start + size], k, size))
+      start += size
     return tuple(np.concatenate(part) for part in zip(*parts))
 
-  def _call(vectors, k):
-    padded = np.zeros((batch, source.dim), np.float32)
+  def _call(vectors, k, size):
+    padded = np.zeros((size, source.dim), np.float32)
     padded[:len(vectors)] = vectors
     scores, ids = jax.device_get(_nearest(
         rows, scales, jax.device_put(padded, _on(mesh)), k=k,
