@@ -45,7 +45,9 @@ def runs(tmp_path_factory):
   """The three runs, by how many processes they had, and how one was stopped."""
   top = tmp_path_factory.mktemp('runs')
   folder = {count: top / str(count) for count in (1, 2, 4)}
-  env = {'JAX_COMPILATION_CACHE_DIR': str(top / 'cache')}
+  # XLA cuts large matrix products for as many threads as a process has, which
+  # decides last bits: as many as devices, unless NPROC asks for more.
+  env = {'JAX_COMPILATION_CACHE_DIR': str(top / 'cache'), 'NPROC': '4'}
 
   def start(count):
     return loopback.start(

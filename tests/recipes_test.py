@@ -7,7 +7,6 @@ import importlib
 import json
 import math
 import pathlib
-import types
 
 import jax
 import pytest
@@ -48,7 +47,8 @@ EVERYONE = (
     'critic/rewards/mean', 'train/empty_rows', 'timing_s/old_log_prob',
     'timing_s/adv', 'timing_s/update_actor', 'timing_s/gen', 'timing_s/step',
     'training/rollout_logprobs_diff_max')
-UNTRAINED = ('__init__', 'common', 'evaluate', 'tiny_base')
+UNTRAINED = ('__init__', 'ask', 'build_index', 'common', 'evaluate',
+             'evaluate_search', 'serve_model', 'serve_search', 'tiny_base')
 NEVER_ALIKE = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds',
                'search/latency_ms/')
 
@@ -59,9 +59,9 @@ def test_a_config_builds_its_recipe_and_its_learner(name, size):
   config = importlib.import_module(name).get_config(size)
   algorithm = parts.algorithm(config)
   assert config.algorithm.name.endswith(':' + name.partition('.')[2])
+  mesh = meshes.make(devices=jax.devices()[:1])
   learner = parts.learner(
-      config, algorithm, types.SimpleNamespace(shape=tiny.CONFIG),
-      meshes.make(devices=jax.devices()[:1]), guard=lambda *facts: None)
+      config, algorithm, tiny.CONFIG, mesh, parts.attend(config, 'xla', mesh))
   assert learner.minibatches == 1 or not algorithm.one_update
   rows = config.rollout.questions * config.rollout.group_size
   assert rows == {'laptop': 72, 'smoke': 16}[size]
