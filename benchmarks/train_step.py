@@ -66,7 +66,7 @@ def main() -> None:
   parser.add_argument('--trajectories', type=int, default=64)
   parser.add_argument('--length', type=int, default=512,
                       help='tokens of the longest trajectory and of a row')
-  parser.add_argument('--rows', type=int, default=4, help='a micro-batch')
+  parser.add_argument('--rows', type=int, default=2, help='a micro-batch')
   parser.add_argument('--dtype', default='float32')
   parser.add_argument('--remat', default='')
   parser.add_argument('--attention', default='auto')
