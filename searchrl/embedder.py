@@ -77,7 +77,7 @@ class Embedder:
     settings.check(self._shape)
     self._settings, self._mesh = settings, mesh
     self._ways = mesh.shape['data'] * mesh.shape['fsdp']
-    self._tokenizer = _tokenizer(folder, settings.max_length)
+    self._tokenizer = load_tokenizer(folder, settings.max_length)
     self._params = encoder.load(
         str(folder), self._shape,
         sharding_of=functools.partial(meshes.sharding, mesh))
@@ -195,7 +195,13 @@ def digest(folder: pathlib.Path, settings: Settings) -> str:
   return sha.hexdigest()
 
 
-def _tokenizer(folder: pathlib.Path, max_length: int) -> tokenizers.Tokenizer:
+def load_tokenizer(
+    folder: pathlib.Path, max_length: int) -> tokenizers.Tokenizer:
+  """A folder's tokenizer, which cuts texts and never pads.
+
+  Raises:
+    ValueError: its tokenizer.json is none.
+  """
   try:
     found = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
   except Exception as error:  # the library raises nothing more exact

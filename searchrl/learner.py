@@ -310,18 +310,37 @@ def make(
     ValueError: numbers that do not fit, a second optimiser step on a batch
       that is good for one, or no optimiser for a critic.
   """
-  if minibatches < 1 or rows % minibatches:
-    raise ValueError(
-        'learner.minibatches must divide the rows of a batch, '
-        f'{rows}, but is {minibatches}.')
   ways = mesh.shape['data'] * mesh.shape['fsdp']
   microbatch_rows = microbatch_rows or -(-_ROWS // ways) * ways
   row_length = row_length or length
+  _check_rows(rows, minibatches, microbatch_rows, ways)
   if row_length < length or not 0 < row_places < row_length:
     raise ValueError(
         f'learner.row_length must be at least rollout.length, {length}, and '
         'more than learner.row_places, which must be at least 1, but they are '
         f'{row_length} and {row_places}.')
+  _check_recipe(algorithm, minibatches, critic_optimizer)
+  programs = programs_lib.Programs(
+      shape, algorithm, optimizer, critic_optimizer, lora, mesh, length,
+      temperature, programs_lib.Forward(**forward))
+  return Learner(programs, critic_warmup, minibatches, microbatch_rows,
+                 row_length, row_places, seed, guard)
+
+
+def _check_rows(rows: int, minibatches: int, microbatch_rows: int, ways: int
+               ) -> None:
+  if minibatches < 1 or rows % minibatches:
+    raise ValueError(
+        'learner.minibatches must divide the rows of a batch, '
+        f'{rows}, but is {minibatches}.')
+  if microbatch_rows % ways:
+    raise ValueError(
+        f'learner.microbatch_rows must be a multiple of the mesh\'s data * '
+        f'fsdp = {ways}, but is {microbatch_rows}.')
+
+
+def _check_recipe(algorithm: algorithms.Algorithm, minibatches: int,
+                  critic_optimizer: Any) -> None:
   if algorithm.one_update and minibatches > 1:
     raise ValueError(
         'learner.minibatches must be 1 for an algorithm without a ratio, but is '
@@ -330,15 +349,6 @@ def make(
   if 'values' in algorithm.needs and critic_optimizer is None:
     raise ValueError('critic_optimizer must be given for an algorithm that '
                      'needs values, but is None.')
-  if microbatch_rows % ways:
-    raise ValueError(
-        f'learner.microbatch_rows must be a multiple of the mesh\'s data * '
-        f'fsdp = {ways}, but is {microbatch_rows}.')
-  programs = programs_lib.Programs(
-      shape, algorithm, optimizer, critic_optimizer, lora, mesh, length,
-      temperature, programs_lib.Forward(**forward))
-  return Learner(programs, critic_warmup, minibatches, microbatch_rows,
-                 row_length, row_places, seed, guard)
 
 
 def _take(tree: Any, rows: np.ndarray) -> Any:

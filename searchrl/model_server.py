@@ -11,11 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import dataclasses
-import hmac
-import http.server
 import json
 import secrets
-import socket
 import sys
 import threading
 import time
@@ -23,6 +20,7 @@ from typing import Any
 
 from searchrl import completions
 from searchrl import generation
+from searchrl import listener
 from searchrl.models import engine as engines
 
 _ROUTES = {'/v1/completions': False, '/v1/chat/completions': True}  # is a chat
@@ -86,18 +84,16 @@ class Server:
     self._tokenizer, self._length = tokenizer, length
     self._one = threading.Lock()  # tokenizers bear one thread at a time
     self._busy, self._idle = 0, threading.Condition()
-    self._http = _Http((options.host, options.port), _Handler)
-    self._http.owner = self
-    self._http.room = threading.Semaphore(options.connections)
+    self._http = listener.Listener(
+        options.host, options.port, _Handler, owner=self,
+        connections=options.connections)
     self._thread = threading.Thread(
         target=self._http.serve_forever, args=(0.05,), name='accept',
         daemon=True)
 
   @property
   def address(self) -> str:
-    host = self.options.host
-    host = f'[{host}]' if ':' in host else host
-    return f'http://{host}:{self._http.server_address[1]}'
+    return self._http.url
 
   def start(self) -> None:
     self._thread.start()
@@ -177,63 +173,11 @@ def _told(stream: generation.Stream, deadline: float):
     stream.cancel()
 
 
-class _Http(http.server.ThreadingHTTPServer):
-  """A thread a connection; those above a number are closed at once."""
-
-  request_queue_size = 1024
-  daemon_threads = True
-  block_on_close = False
-
-  def __init__(self, address, handler):
-    if ':' in address[0]:
-      self.address_family = socket.AF_INET6
-    super().__init__(address, handler)
-
-  def server_bind(self):
-    # Without the look-up of the host's name that http.server makes.
-    self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    self.socket.bind(self.server_address)
-    self.server_address = self.socket.getsockname()
-    self.server_name, self.server_port = self.server_address[:2]
-
-  def process_request(self, request, client_address):
-    if not self.room.acquire(blocking=False):
-      self.shutdown_request(request)
-      return
-    super().process_request(request, client_address)
-
-  def process_request_thread(self, request, client_address):
-    try:
-      super().process_request_thread(request, client_address)
-    finally:
-      self.room.release()
-
-  def handle_error(self, request, client_address):
-    del request, client_address  # clients that hung up; the rest is answered
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(listener.Handler):
   """One connection."""
 
-  protocol_version = 'HTTP/1.1'
-  disable_nagle_algorithm = True
-
-  def setup(self):
-    self.timeout = self.server.owner.options.idle_secs
-    super().setup()
-
-  def version_string(self):
-    return 'searchrl'
-
-  def log_message(self, *args):
-    del args
-
-  def send_error(self, code, message=None, explain=None):
-    """What http.server itself refuses: lines that are no HTTP."""
-    del message, explain
-    self.request_version = self.protocol_version  # else no status is sent
-    self.close_connection = True
-    self._refuse(completions.Refused('no such request.', status=code))
+  def no_http(self, status: int) -> None:
+    self._refuse(completions.Refused('no such request.', status=status))
 
   def do_GET(self):
     owner, path = self.server.owner, self.path.partition('?')[0]
@@ -244,7 +188,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
           'status': 'ok' if is_open else 'stopping',
           'waiting': owner.generator.waiting,
           'speaking': owner.generator.speaking}).encode())
-    elif not self._is_allowed():
+    elif not self.is_allowed():
       self._refuse(_NO_TOKEN)
     elif path == '/v1/models':
       self._send(200, completions.models(name, created))
@@ -268,7 +212,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       except completions.Refused as error:
         self._refuse(error)
         if self.close_connection:
-          self._discard()
+          self.discard()
 
   def _found(self, body: bytes, is_chat: bool) -> bytes | Iterator[bytes]:
     try:
@@ -288,7 +232,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if self.path.partition('?')[0] not in _ROUTES:
       raise completions.Refused(
           f'no such page; POST to {" or ".join(_ROUTES)}.', status=404)
-    if not self._is_allowed():
+    if not self.is_allowed():
       raise _NO_TOKEN
     if not (length.isascii() and length.isdecimal()):
       raise completions.Refused('a Content-Length is needed.', status=411)
@@ -296,18 +240,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       raise completions.Refused(f'at most {limit} bytes.', status=413)
     return self.rfile.read(int(length))
 
-  def _is_allowed(self) -> bool:
-    token = self.server.owner.options.token
-    given = self.headers.get('Authorization', '').encode('latin-1', 'replace')
-    return not token or hmac.compare_digest(given, f'Bearer {token}'.encode())
-
   def _send_events(self, events: Iterator[bytes]) -> None:
     self.close_connection = True  # that is how a client sees the end
     begun = False
     try:
       for event in events:
         if not begun:
-          self._head(200, {'Content-Type': 'text/event-stream',
+          self.head(200, {'Content-Type': 'text/event-stream',
                            'Cache-Control': 'no-cache'})
           begun = True
         self.wfile.write(event)
@@ -318,31 +257,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     finally:
       events.close()  # also if the client has hung up
 
-  def _discard(self) -> None:
-    """Reads some of what is left: a socket closed over it loses the answer."""
-    self.connection.shutdown(socket.SHUT_WR)
-    self.connection.settimeout(1.0)
-    left = 4 * self.server.owner.options.limits.body_bytes
-    while left > 0 and (piece := self.rfile.read1(2**16)):
-      left -= len(piece)
-
   def _refuse(self, error: completions.Refused) -> None:
     extra = {'Retry-After': '1'} if error.status == 429 else {}
     self._send(error.status, error.body(), extra)
 
   def _send(self, status: int, body: bytes, extra=()) -> None:
-    self._head(status, {'Content-Type': 'application/json',
+    self.head(status, {'Content-Type': 'application/json',
                         'Content-Length': str(len(body)), **dict(extra)})
     if self.command != 'HEAD':
       self.wfile.write(body)
-
-  def _head(self, status: int, headers: dict[str, str]) -> None:
-    self.send_response(status)
-    for name, value in headers.items():
-      self.send_header(name, value)
-    if self.close_connection:
-      self.send_header('Connection', 'close')
-    self.end_headers()
 
 
 _NO_TOKEN = completions.Refused(

@@ -209,18 +209,7 @@ def load(
   """
   path = weights.locate(str(path or TINY_BASE))
   shape = weights.read_config(path)
-  tokenizer = tokenizers.load(path)
-  if tokenizer.vocab_size > shape.vocab_size:
-    raise ValueError(
-        f'tokenizer and model must belong together, but the tokenizer of {path} '
-        f'has {tokenizer.vocab_size} ids and the model only {shape.vocab_size}. '
-        'Copy the tokenizer that the model was trained with.')
-  speech = plugins.resolve(
-      dialogue, field='dialogue',
-      ours='searchrl.agent.dialogue:laptop and :search_r1, '
-      'searchrl.agent.chat:search_r1, searchrl.agent.tools:dr_zero and :dspo'
-  )(tokenizer)
-  dialogues.check_writable(speech, tokenizer)
+  tokenizer, speech = _speech(path, shape, dialogue)
   if budgets.max_prompt_tokens + budgets.max_turn_tokens > length:
     raise ValueError(
         f'rollout.length must hold a prompt and a turn, '
@@ -249,3 +238,21 @@ def load(
       shardings=functools.partial(meshes.shardings, hand_over.local))
   return Player(
       shape, tokenizer, speech, budgets, engine, hand_over, course), params
+
+
+def _speech(path: str, shape: transformer.TransformerConfig, dialogue: str
+           ) -> tuple[tokenizers.Tokenizer, dialogues.Dialogue]:
+  """A folder's tokenizer, and the dialogue that it can write."""
+  tokenizer = tokenizers.load(path)
+  if tokenizer.vocab_size > shape.vocab_size:
+    raise ValueError(
+        f'tokenizer and model must belong together, but the tokenizer of {path} '
+        f'has {tokenizer.vocab_size} ids and the model only {shape.vocab_size}. '
+        'Copy the tokenizer that the model was trained with.')
+  speech = plugins.resolve(
+      dialogue, field='dialogue',
+      ours='searchrl.agent.dialogue:laptop and :search_r1, '
+      'searchrl.agent.chat:search_r1, searchrl.agent.tools:dr_zero and :dspo'
+  )(tokenizer)
+  dialogues.check_writable(speech, tokenizer)
+  return tokenizer, speech

@@ -13,6 +13,7 @@ from jaxtyping import Float
 import numpy as np
 import tokenizers
 
+from searchrl import embedder
 from searchrl.models import crossencoder
 from searchrl.models import encoder
 from searchrl.models import weights
@@ -41,7 +42,7 @@ def load(path: str, *, max_length: int = 512, batch: int = 32
         f'{shape.max_position_embeddings}], the positions that the model '
         f'knows, and batch be at least 1, but they are {max_length} and '
         f'{batch}.')
-  tokenizer = _tokenizer(folder, max_length)
+  tokenizer = embedder.load_tokenizer(folder, max_length)
   params = crossencoder.load(str(folder), shape)
   judge = jax.jit(functools.partial(crossencoder.score, config=shape))
 
@@ -72,15 +73,3 @@ def _padded(coded: Sequence[tokenizers.Encoding], size: int, most: int):
 def _plain(text: str) -> str:
   """Half a surrogate pair is no character, and the tokenizer refuses it."""
   return text.encode(errors='replace').decode()
-
-
-def _tokenizer(folder: pathlib.Path, max_length: int) -> tokenizers.Tokenizer:
-  try:
-    found = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
-  except Exception as error:  # the library raises nothing more exact
-    raise ValueError(
-        f'{folder}/tokenizer.json must be a tokenizer, but: {error}. Fetch it '
-        'again, or convert an older vocab.txt with transformers.') from error
-  found.no_padding()
-  found.enable_truncation(max_length)
-  return found

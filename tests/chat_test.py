@@ -137,7 +137,10 @@ def test_a_template_that_changes_a_question_is_refused(new, message):
 
 @each
 def test_a_template_that_only_adds_is_taken(name):
-  tools.dr_zero(TOKENIZERS[name])
+  dialogue = tools.dr_zero(TOKENIZERS[name])
+  assert dialogue.turn_end and dialogue.end_ids
+  text = dialogue.head + dialogue.prompt('where?') + dialogue.tail
+  assert 'query_list' in text and 'where?' in text
 
 
 @pytest.mark.parametrize('make, message', [

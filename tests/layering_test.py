@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = pathlib.Path(__file__).parents[1] / 'searchrl'
 ROOM = ('mesh', 'optimizer', 'checkpoint', 'metrics', 'plugins', 'processes',
-        'watchdog', 'packing', 'devices')
+        'watchdog', 'packing', 'devices', 'listener')
 WINGS = ('agent', 'search', 'world', 'rl', 'models')
 JOBS = ('train', 'finetune', 'evaluate', 'serve', 'ask',
         'serve_model', 'index',  # jobs; what they share
@@ -22,6 +22,7 @@ MAY_IMPORT = {  # part -> parts of ours, besides itself
     'trajectory': (),
     **{part: () for part in ROOM},
     **{part: ('trajectory',) for part in WINGS},
+    'search': ('trajectory', 'listener'),  # a server of its engines
     'models': ('trajectory', 'packing'),  # pure, as they are
     'programs': ('rl', 'models', 'trajectory', *ROOM),
     'learner': ('programs', 'rl', 'models', 'trajectory', *ROOM),

@@ -13,14 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent import futures
 import dataclasses
-import hmac
-import http.server
 import json
-import socket
 import sys
 import threading
 import time
 
+from searchrl import listener
 from searchrl.search import batcher as batchers
 from searchrl.search import gauges
 from searchrl.search import wire
@@ -99,22 +97,18 @@ class Server:
         gather_secs=options.gather_secs, on_call=self.gauges.called,
         waiting_queries=options.waiting_queries)
     try:
-      self._http = _Http((options.host, options.port), _Handler)
+      self._http = _Http(options.host, options.port, _Handler, owner=self,
+                         connections=options.connections)
     except OSError:
       self.batcher.close()
       raise
-    self._http.owner = self
-    self._http.room = threading.Semaphore(options.connections)
     self._thread = threading.Thread(
         target=self._http.serve_forever, args=(0.05,), name='accept',
         daemon=True)
 
   @property
   def address(self) -> str:
-    host = self.options.host
-    if ':' in host:
-      host = f'[{host}]'
-    return f'http://{host}:{self._http.server_address[1]}'
+    return self._http.url
 
   def start(self) -> None:
     self._thread.start()
@@ -135,37 +129,10 @@ class Server:
     self._http.server_close()
 
 
-class _Http(http.server.ThreadingHTTPServer):
-  """A thread a connection; those above a number are closed at once."""
+class _Http(listener.Listener):
 
-  request_queue_size = 1024
-  daemon_threads = True
-  block_on_close = False
-
-  def __init__(self, address, handler):
-    if ':' in address[0]:
-      self.address_family = socket.AF_INET6
-    super().__init__(address, handler)
-
-  def server_bind(self):
-    # Without the look-up of the host's name that http.server makes.
-    self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    self.socket.bind(self.server_address)
-    self.server_address = self.socket.getsockname()
-    self.server_name, self.server_port = self.server_address[:2]
-
-  def process_request(self, request, client_address):
-    if not self.room.acquire(blocking=False):
-      self.owner.gauges.refused_connection()
-      self.shutdown_request(request)
-      return
-    super().process_request(request, client_address)
-
-  def process_request_thread(self, request, client_address):
-    try:
-      super().process_request_thread(request, client_address)
-    finally:
-      self.room.release()
+  def turned_away(self) -> None:
+    self.owner.gauges.refused_connection()
 
   def handle_error(self, request, client_address):
     del request, client_address
@@ -173,34 +140,18 @@ class _Http(http.server.ThreadingHTTPServer):
       self.owner.gauges.failed()
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(listener.Handler):
   """One connection."""
 
-  protocol_version = 'HTTP/1.1'
-  disable_nagle_algorithm = True
   wbufsize = -1  # a response leaves in one piece
-
-  def setup(self):
-    self.timeout = self.server.owner.options.idle_secs
-    super().setup()
-
-  def version_string(self):
-    return 'searchrl'
-
-  def log_message(self, *args):
-    del args  # /metrics tells
 
   def handle_expect_100(self):
     answered = super().handle_expect_100()
     self.wfile.flush()  # the client waits for it
     return answered
 
-  def send_error(self, code, message=None, explain=None):
-    """What http.server itself refuses: lines that are no HTTP."""
-    del message, explain
-    self.request_version = self.protocol_version  # else no status is sent
-    self.close_connection = True
-    self._send(code, _error('no such request'))
+  def no_http(self, status: int) -> None:
+    self._send(status, _error('no such request'))
 
   def do_GET(self):
     owner = self.server.owner
@@ -220,7 +171,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       headers = {'Retry-After': '1'} if record.status == 429 else {}
       self._send(record.status, body, **headers)
     if self.close_connection:
-      self._discard()
+      self.discard()
 
   def _retrieve(self) -> tuple[int, bytes]:
     """The status and the body of an answer."""
@@ -230,7 +181,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     length = self.headers.get('Content-Length', '')
     if self.path.partition('?')[0] != '/retrieve':
       return 404, _error('no such page; POST to /retrieve')
-    if options.token and not self._has_token(options.token):
+    if not self.is_allowed():
       return 401, _error('a bearer token is needed')
     if not (length.isascii() and length.isdecimal()):
       return 411, _error('a Content-Length is needed')
@@ -280,30 +231,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       return (504 if late else 503), _error('the search failed')
     return 200, wire.write_response(results, return_scores=asked.return_scores)
 
-  def _discard(self) -> None:
-    """Reads some of what is left: a socket closed over it loses the answer."""
-    self.connection.shutdown(socket.SHUT_WR)
-    self.connection.settimeout(1.0)
-    left = 4 * self.server.owner.options.limits.body_bytes
-    while left > 0 and (piece := self.rfile.read1(2**16)):
-      left -= len(piece)
-
-  def _has_token(self, token: str) -> bool:
-    given = self.headers.get('Authorization', '').encode('latin-1', 'replace')
-    return hmac.compare_digest(given, f'Bearer {token}'.encode())
-
   def _refuse(self, status: int, why: str) -> None:
     self._send(status, _error(why))
 
   def _send(self, status: int, body: bytes, kind: str = 'application/json',
             **headers: str) -> None:
-    self.send_response(status)
-    for name, value in {'Content-Type': kind, 'Content-Length': str(len(body)),
-                        **headers}.items():
-      self.send_header(name, value)
-    if self.close_connection:
-      self.send_header('Connection', 'close')
-    self.end_headers()
+    self.head(status, {'Content-Type': kind,
+                       'Content-Length': str(len(body)), **headers})
     if self.command != 'HEAD':
       self.wfile.write(body)
     self.wfile.flush()
