@@ -59,6 +59,15 @@ class Learner:
     return (self.programs.lora is not None
             or 'ref_logprobs' in self.programs.algorithm.needs)
 
+  @property
+  def scores_old(self) -> bool:
+    """Whether `old_logprobs` take a pass of their own.
+
+    The only optimiser step on a batch begins with them.
+    """
+    return (self.minibatches > 1
+            or 'old_logprobs' in self.programs.algorithm.needs)
+
   def init(self, params: transformer.Params) -> State:
     """The state before the first update, on the mesh.
 
@@ -103,7 +112,8 @@ class Learner:
       timer: of 'old_log_prob', 'ref' and 'values'.
 
     Returns:
-      The batch with `old_logprobs`, and `ref_logprobs` and `values` if needed.
+      The batch with `old_logprobs` if the update needs them beforehand, and
+      `ref_logprobs` and `values` if the algorithm does.
 
     Raises:
       ValueError: no base where one is needed.
@@ -115,9 +125,10 @@ class Learner:
     needs = self.programs.algorithm.needs
     packed = self._packed(batch)
     added = {}
-    with timer('old_log_prob'):
-      added['old_logprobs'] = self._rowwise(
-          'logprobs', packed, state['policy']['params'], self._frozen(base))
+    if self.scores_old:
+      with timer('old_log_prob'):
+        added['old_logprobs'] = self._rowwise(
+            'logprobs', packed, state['policy']['params'], self._frozen(base))
     if 'ref_logprobs' in needs:
       with timer('ref'):
         added['ref_logprobs'] = self._rowwise('logprobs', packed, base)
@@ -139,21 +150,26 @@ class Learner:
       timer: of 'adv' and 'update_actor', the critic's update included.
 
     Returns:
-      The new state, and metrics averaged over the optimiser steps.
+      The new state, and metrics averaged over the optimiser steps, with those
+      of the batch and of how far sampler and learner are apart.
     """
     with timer('adv'):
       advantages = jax.device_get(self.programs.advantages(batch))
-    per_step = []
+    per_step, old = [], None
     with timer('update_actor'):
       for rows in np.split(np.arange(len(batch.rewards)), self.minibatches):
         part = _take((batch, advantages), rows)
         if part[0].loss_mask.any():  # else filler only: nothing to learn
-          state, values = self._step(state, base, *part)
+          state, values, old = self._step(state, base, *part)
           per_step.append(values)
+    if batch.old_logprobs is None:
+      batch = dataclasses.replace(batch, old_logprobs=(
+          np.zeros(batch.tokens.shape, np.float32) if old is None else old))
     names = dict.fromkeys(name for values in per_step for name in values)
     metrics = {n: float(np.mean([v[n] for v in per_step if n in v]))
                for n in names}
-    return state, metrics | diagnostics.describe(batch, advantages)
+    return state, (metrics | diagnostics.describe(batch, advantages)
+                   | diagnostics.mismatch(batch))
 
   def abstract_update(self, rows: int, base_dtype: str = 'float32') -> tuple:
     """What `programs.update` is compiled for: shapes, dtypes and shardings.
@@ -168,7 +184,7 @@ class Learner:
         rows=rows // self.minibatches)
     empty = dataclasses.replace(empty, **{
         field: np.zeros(empty.tokens.shape, np.float32)
-        for field in ('old_logprobs', *needs)})
+        for field in needs | ({'old_logprobs'} if self.scores_old else set())})
     advantages = jax.tree.map(
         lambda x: np.zeros(x.shape, x.dtype),
         jax.eval_shape(self.programs.algorithm.advantages, empty))
@@ -194,12 +210,12 @@ class Learner:
     train_policy = not fitted or int(fitted['updates']) >= self.critic_warmup
     self.guard('update', int(packed.count), train_policy,
                packed.rows.batch.tokens)
-    state, values = self.programs.update(
+    state, values, old = self.programs.update(
         train_policy, state, self._frozen(base), self._put(packed.rows),
         packed.count)
     values = {name: float(x) for name, x in jax.device_get(values).items()}
     values['perf/useful_tokens'] = packed.useful
-    return state, values
+    return state, values, None if old is None else packed.of_batch(old)
 
   def _frozen(self, base):
     return base if self.programs.lora else None
@@ -241,10 +257,7 @@ class Learner:
     said = getattr(self.programs, program)(
         params, frozen, *self._put((rows.where, rows.batch.tokens)),
         packed.count)
-    said = jax.device_get(said).reshape(packed.where.positions.shape)
-    result = np.zeros(packed.shape, np.float32)
-    packing.unlay(said, packed.documents, packed.where, result)
-    return result
+    return packed.of_batch(said)
 
   def _put(self, tree):
     return meshes.shard_batch(self.programs.mesh, tree, axis=1)
@@ -260,6 +273,13 @@ class _Packed:
   documents: list[list[int]]  # the batch's rows that lie in each row
   where: packing.Layout  # [M * R ...]
   useful: float  # tokens of documents over tokens computed
+
+  def of_batch(self, said: jax.Array) -> np.ndarray:
+    """Numbers of the rows' tokens, [M R L], as those of the batch's, [B T]."""
+    said = jax.device_get(said).reshape(self.where.positions.shape)
+    result = np.zeros(self.shape, np.float32)
+    packing.unlay(said, self.documents, self.where, result)
+    return result
 
 
 def make(

@@ -104,15 +104,17 @@ class Programs:
 
   @functools.cached_property
   def update(self) -> Callable[..., tuple[State, dict[str, Array]]]:
-    """(train_policy, state, frozen, rows, count) -> state, metrics.
+    """(train_policy, state, frozen, rows, count) -> state, metrics, old.
 
     One optimiser step on a mini-batch. The state is donated; `train_policy`
-    is static: without it, the critic alone is trained.
+    is static: without it, the critic alone is trained. A batch without
+    `old_logprobs` has those that this step begins with; they are returned,
+    [M R L], else None.
     """
     replicated = meshes.sharding(self.mesh, ())
     return jax.jit(
         self._update, static_argnums=0, donate_argnums=1,
-        out_shardings=(self.state_shardings(), replicated))
+        out_shardings=(self.state_shardings(), replicated, replicated))
 
   def init(self, network: str, params: Any) -> State:
     """A network's state before its first update, given its parameters."""
@@ -188,18 +190,15 @@ class Programs:
   def _rowwise(self, of_rows: Callable[..., Array]) -> Callable[..., Array]:
     """What a network says of every token, micro-batch by micro-batch."""
     def run(params, frozen, where, tokens, count: Int[Array, '']):
-      def add(n, out):
-        micro = _of((where, tokens), n)
-        return out.at[n].set(of_rows(params, frozen, *micro))
-
-      return jax.lax.fori_loop(0, count, add, jnp.zeros(tokens.shape))
+      return _folded(lambda micro: ((), of_rows(params, frozen, *micro)),
+                     (where, tokens), count)[1]
 
     return jax.jit(run, out_shardings=meshes.sharding(self.mesh, ()))
 
   def _update(self, train_policy, state, frozen, rows: Rows, count):
     params = {network: its['params'] for network, its in state.items()}
     fixed = {} if train_policy else {'policy': params.pop('policy')}
-    grads, sums = self._gradient(params, fixed, frozen, rows, count)
+    (grads, sums), old = self._gradient(params, fixed, frozen, rows, count)
     metrics = {name: mean.value for name, mean in sums.items()}
     state = dict(state)
     for network, gradient in grads.items():
@@ -208,7 +207,7 @@ class Programs:
       norm = optax.tree.norm(gradient)
       metrics['actor/grad_norm' if network == 'policy' else
               f'{network}/grad_norm'] = norm
-    return state, metrics
+    return state, metrics, old
 
   def _gradient(self, params, fixed, frozen, rows: Rows, count):
     """Of the loss of all micro-batches, and its metrics; summed in a loop.
@@ -216,27 +215,32 @@ class Programs:
     Each term is divided by its count over all of them, which masks alone
     decide, so that the split changes nothing but rounding.
     """
-    def count_one(counts, micro):
-      return jax.tree.map(jnp.add, counts, self._counts(micro))
+    counts, _ = _folded(
+        lambda micro: (self._counts(micro), None), rows, count)
 
-    counts = _folded(count_one, self._counts, rows, count)
-    gradient = jax.grad(self._loss, has_aux=True)
+    def of_micro(params, fixed, frozen, counts, micro):
+      grads, (sums, old) = jax.grad(self._loss, has_aux=True)(
+          params, fixed, frozen, counts, micro)
+      return (grads, sums), old
+
     if self._ordered:
-      gradient = _ordered(gradient, self.mesh)
-    of_micro = lambda micro: gradient(params, fixed, frozen, counts, micro)
+      of_micro = _ordered(of_micro, self.mesh)
     layout = meshes.shardings(
         self.mesh, {network: self.axes[network] for network in params})
 
-    def add_one(carry, micro):
-      grads, sums = jax.tree.map(jnp.add, carry, of_micro(micro))
+    def laid_out(summed):
+      grads, sums = summed
       return jax.lax.with_sharding_constraint(grads, layout), sums
 
-    return _folded(add_one, of_micro, rows, count)
+    return _folded(
+        functools.partial(of_micro, params, fixed, frozen, counts), rows, count,
+        laid_out)
 
   def _counts(self, micro: Rows) -> dict[str, Array]:
     """Each term's denominator; it depends on masks alone."""
     batch, advantages = self._documents(micro)
     nothing = jnp.zeros(batch.tokens.shape)
+    batch = _with_old(batch, nothing)
     blank = algorithms.PolicyOutput(nothing, entropy=nothing, values=nothing)
     terms, _ = self.algorithm.loss(blank, batch, advantages)
     return {name: mean.count for name, (_, mean) in terms.items()}
@@ -249,10 +253,13 @@ class Programs:
     values = None
     if 'critic' in params:
       values = self._values(params['critic'], where, tokens)
-    said = packing.unpack((*said, values), where, self.length)
-    terms, metrics = self.algorithm.loss(
-        algorithms.PolicyOutput(*said), *self._documents(micro))
-    return algorithms.total(terms, counts), metrics
+    old = said[0] if micro.batch.old_logprobs is None else None
+    said = algorithms.PolicyOutput(
+        *packing.unpack((*said, values), where, self.length))
+    batch, advantages = self._documents(micro)
+    batch = _with_old(batch, jax.lax.stop_gradient(said.logprobs))
+    terms, metrics = self.algorithm.loss(said, batch, advantages)
+    return algorithms.total(terms, counts), (metrics, old)
 
   def _documents(self, micro: Rows) -> tuple[Batch, Any]:
     return packing.unpack(
@@ -277,35 +284,50 @@ def _apply(optimizer: optax.GradientTransformation, state: State, gradient
           'opt_state': opt_state, 'updates': state['updates'] + 1}
 
 
-def _of(tree: Any, n: Array) -> Any:
-  """Micro-batch n of a stack."""
-  return jax.tree.map(
-      lambda x: jax.lax.dynamic_index_in_dim(x, n, keepdims=False), tree)
+def _with_old(batch: Batch, old: Array) -> Batch:
+  """The batch, these its `old_logprobs` if it was not scored."""
+  if batch.old_logprobs is None:
+    batch = dataclasses.replace(batch, old_logprobs=old)
+  return batch
 
 
-def _folded(add_one: Callable[[Any, Any], Any], shaped_by: Callable[[Any], Any],
-            stack: Any, count: Int[Array, '']) -> Any:
-  """add_one over the first `count` of a stack, from zeros shaped by another."""
-  zeros = jax.tree.map(
-      lambda x: jnp.zeros(x.shape, x.dtype),
-      jax.eval_shape(shaped_by, _of(stack, 0)))
-  return jax.lax.fori_loop(
-      0, count, lambda n, carry: add_one(carry, _of(stack, n)), zeros)
+def _folded(of_one: Callable[[Any], tuple[Any, Any]], stack: Any,
+            count: Int[Array, ''], lay: Callable[[Any], Any] = lambda x: x
+           ) -> tuple[Any, Any]:
+  """Over the first `count` of a stack: sums of the first of two, all second."""
+  def one(n):
+    return of_one(jax.tree.map(
+        lambda x: jax.lax.dynamic_index_in_dim(x, n, keepdims=False), stack))
+
+  def add_one(n, carry):
+    summed, kept = carry
+    more, item = one(n)
+    return (lay(jax.tree.map(jnp.add, summed, more)),
+            jax.tree.map(lambda whole, its: whole.at[n].set(its), kept, item))
+
+  size = jax.tree.leaves(stack)[0].shape[0]
+  zeros = lambda x, *more: jnp.zeros((*more, *x.shape), x.dtype)
+  summed, item = jax.eval_shape(one, 0)
+  return jax.lax.fori_loop(0, count, add_one, (
+      jax.tree.map(zeros, summed),
+      jax.tree.map(lambda x: zeros(x, size), item)))
 
 
-def _ordered(gradient: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+def _ordered(of_micro: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
   """The same sums over the devices of a data-parallel mesh, in one order."""
   def of_device(*args):
-    return jax.tree.map(lambda x: x[None], gradient(*args))
+    summed, rows = of_micro(*args)
+    return jax.tree.map(lambda x: x[None], summed), rows
 
   whole, rows = PartitionSpec(), PartitionSpec('data')
   of_devices = jax.shard_map(
       of_device, mesh=mesh, in_specs=(whole, whole, whole, whole, rows),
       out_specs=rows, check_vma=False)
 
-  def summed(*args):
+  def in_order(*args):
+    summed, rows = of_devices(*args)
     gathered = jax.lax.with_sharding_constraint(
-        of_devices(*args), meshes.sharding(mesh, ()))
-    return jax.tree.map(lambda x: jnp.sum(x, 0), gathered)
+        summed, meshes.sharding(mesh, ()))
+    return jax.tree.map(lambda x: jnp.sum(x, 0), gathered), rows
 
-  return summed
+  return in_order

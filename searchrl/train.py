@@ -35,7 +35,6 @@ from searchrl import watchdog
 from searchrl.agent import statistics
 from searchrl.models import weights
 from searchrl.rl import algorithms
-from searchrl.rl import diagnostics
 
 _NEVER = 1e9  # seconds
 _say = processes.say
@@ -156,7 +155,6 @@ def step(parts: parts_lib.Parts, config, source, state, progress, timer):
   progress.step += 1
   values = counts | statistics.describe(played) | parts.search.pop() | learned
   values |= parts.player.hand_over.pop()
-  values |= diagnostics.mismatch(batch)
   values['training/rollouts'] = progress.rollouts
   return state, values, played
 

@@ -620,16 +620,18 @@ def test_corrections_by_hand():
       (dict(how='mask', level='sequence', low=1.5, high=3), [0, 2])):
     weighted = algorithms.corrected(plain, **options)
     np.testing.assert_allclose(estimate(weighted, batch), expected, rtol=1e-6)
+    assert weighted.needs == {'old_logprobs'}  # the weights read them
     assert dataclasses.replace(
-        weighted, advantages=plain.advantages) == plain
+        weighted, advantages=plain.advantages, needs=plain.needs) == plain
 
 
 # What it asks of its surroundings.
 
 
 @pytest.mark.parametrize('recipe, needs', {
-    'ppo': {'values', 'ref_logprobs'}, 'grpo': {'ref_logprobs'},
-    'reinforce': {'ref_logprobs'}, 'reinforce_plus_plus': {'ref_logprobs'},
+    'ppo': {'values', 'ref_logprobs', 'old_logprobs'},
+    'grpo': {'ref_logprobs'}, 'reinforce': {'ref_logprobs'},
+    'reinforce_plus_plus': {'ref_logprobs', 'old_logprobs'},
     'dr_grpo': set(), 'dapo': set(), 'gspo': set(), 'dspo': set(),
     'gmpo': set(), 'rloo': set(), 'hrpo': set(), 'cispo': set()}.items())
 def test_facts_of_the_recipes(recipe, needs):

@@ -94,7 +94,8 @@ def ppo(
         'critic/vf_loss': mean,
         **diagnostics.value_fit(*fit, value_clip=value_clip)}
 
-  return Algorithm(estimate, loss, needs=_needs(kl_coef) | {'values'})
+  return Algorithm(
+      estimate, loss, needs=_needs(kl_coef, in_reward=True) | {'values'})
 
 
 def grpo(
@@ -308,7 +309,7 @@ def rloo(
       objective(score_function(aggregation, length), kl_estimator=kl_estimator,
                 entropy_coef=entropy_coef, aggregation=aggregation,
                 length=length),
-      needs=_needs(kl_coef), min_group_size=2, one_update=True)
+      needs=_needs(kl_coef, in_reward=True), min_group_size=2, one_update=True)
 
 
 def reinforce(
@@ -374,7 +375,8 @@ def reinforce_plus_plus(
           clipped_token_ratio(clip_low, clip_high, None, aggregation, length),
           kl_coef=in_loss, kl_estimator=estimator, entropy_coef=entropy_coef,
           aggregation=aggregation, length=length),
-      needs=_needs(kl_coef), min_group_size=2 if group_baseline else 1)
+      needs=_needs(kl_coef, in_reward=not group_baseline),
+      min_group_size=2 if group_baseline else 1)
 
 
 def hrpo(
@@ -407,8 +409,10 @@ def hrpo(
       group_of=question_hops, needs=_needs(kl_coef), one_update=True)
 
 
-def _needs(kl_coef):
-  return frozenset({'ref_logprobs'} if kl_coef else ())
+def _needs(kl_coef, in_reward=False):
+  if not kl_coef:
+    return frozenset()
+  return frozenset({'ref_logprobs'} | ({'old_logprobs'} if in_reward else set()))
 
 
 def _check_sequence_level(recipe, aggregation):

@@ -99,7 +99,8 @@ class Algorithm:
   keep: Callable[[np.ndarray, np.ndarray], np.ndarray] = keep_all
   # Rows of equal groups share a baseline.
   group_of: Callable[[Question], Hashable] = question_uid
-  needs: frozenset[str] = frozenset()  # of 'ref_logprobs', 'values'
+  # Of 'ref_logprobs', 'values'; 'old_logprobs' where `advantages` reads them.
+  needs: frozenset[str] = frozenset()
   level: Literal['token', 'sequence'] = 'token'  # what one ratio belongs to
   min_group_size: int = 1  # samples a question, below which nothing is learned
   one_update: bool = False  # no ratio: a batch is good for one optimiser step

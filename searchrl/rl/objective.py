@@ -181,4 +181,5 @@ def corrected(
       return result._replace(advantages=weigh(result.advantages, batch))
     return weigh(result, batch)
 
-  return dataclasses.replace(algorithm, advantages=weighted)
+  return dataclasses.replace(
+      algorithm, advantages=weighted, needs=algorithm.needs | {'old_logprobs'})
