@@ -79,9 +79,10 @@ class Engine:
       64 tokens or more, where the matrix products are of one kind.
     steps: tokens that one decode samples at most, per slot.
     patience: a decode ends early once 1 / patience of its slots have stopped.
-    block: tokens of the cache that are read at a time.
+    block: tokens of the cache that are read at a time, or a slot's length.
     parts: groups of slots of similar length that decode attention reads by
-      themselves; 1 on several devices, where a group would cross them.
+      themselves; 1 on several devices, where a group would cross them, and
+      where a slot is one block: all are read alike.
     dtype: of weights, activations and cache.
     shardings: a tree of logical axes -> one of shardings, by which the slots
       lie on several devices. Default: on the first.
@@ -114,7 +115,7 @@ class Engine:
           f'they are {slots} and {length}.')
     self.slots, self.length = slots, length
     self._tile, self._tiles = tile, tuple(sorted(tiles))
-    self._block = block
+    self._block = block = min(block, length)
     self._root = np.asarray(jax.random.key_data(jax.random.key(seed)))
     self._state = jax.jit(
         functools.partial(programs.empty, config, slots, length, block, dtype),
@@ -143,7 +144,8 @@ class Engine:
         release=jit(programs.release),
         decode=jit(programs.decode, config=config, stop=stop, eos=eos,
                    steps=steps, patience=patience,
-                   parts=min(parts, slots) if devices == 1 else 1))
+                   parts=min(parts, slots) if devices == 1 and block < length
+                   else 1))
 
   def _forget(self) -> None:
     """As if nothing had ever been fed."""
