@@ -21,9 +21,11 @@ setuptools.setup(
     python_requires='>=3.11,<3.14',
     # third_party stands beside the package and is installed inside it.
     packages=[*setuptools.find_packages(include=['searchrl', 'searchrl.*']),
-              'searchrl.third_party', 'searchrl.assets.tiny_base'],
+              'searchrl.third_party', 'searchrl.assets.tiny_base',
+              'searchrl.assets.tiny_e5'],
     package_data={'searchrl.third_party': ['*.txt', '*.json', '*.md'],
-                  'searchrl.assets.tiny_base': ['*']},
+                  'searchrl.assets.tiny_base': ['*'],
+                  'searchrl.assets.tiny_e5': ['*']},
     install_requires=[
         'absl-py>=2.1',
         'flax>=0.12.8',

@@ -9,18 +9,19 @@ CPUs first), and `pip install google-tunix==0.1.7 jax==0.10.2 jaxlib==0.10.2`.
 The work is the same for all: a random Qwen2 of 1.05 million parameters,
 float32, 4 prompts of 16 tokens x 4 samples x 64 tokens, none of which ends
 early, a reward, a KL term to a frozen reference, one AdamW update. Each peer
-runs as its users run it, in a process of its own, one after the other, and
-again in reverse; medians of all steps but each process's first two.
+runs as its users run it, in a process of its own, and they take turns step by
+step; medians of all steps but the first two.
+
+What makes the toy in each environment is here, too, for `peers_rollout.py`.
 """
 
 import argparse
-import json
 import pathlib
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
+import zlib
+
+import turns
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 QUESTIONS, SAMPLES, PROMPT, SAID = 4, 4, 16, 64
@@ -34,56 +35,58 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
   parser.add_argument('--trl', help='its python')
   parser.add_argument('--tunix', help='its python')
-  parser.add_argument('--steps', type=int, default=8)
-  parser.add_argument('--rounds', type=int, default=2)
+  parser.add_argument('--rounds', type=int, default=16)
   parser.add_argument('--worker', choices=WORKERS, help=argparse.SUPPRESS)
   options = parser.parse_args()
   if options.worker:
-    WORKERS[options.worker](options.steps + 2)
+    WORKERS[options.worker](options.rounds + turns.WARM)
     return
   pythons = {'searchrl': sys.executable, 'trl': options.trl,
              'tunix': options.tunix}
-  names = [name for name in pythons if pythons[name]]
-  steps = {name: [] for name in names}
-  for turn in range(options.rounds):
-    for name in names if turn % 2 == 0 else names[::-1]:
-      steps[name] += run(pythons[name], name, options.steps)[2:]
+  workers = [turns.Worker(python, __file__, name, f'--rounds={options.rounds}')
+             for name, python in pythons.items() if python]
+  print(f'before: {turns.load()}')
+  taken = turns.play(workers, rounds=options.rounds)
+  print(f'after: {turns.load()}\n')
+  for worker in workers:
+    worker.close()
   print('| | seconds a step | CPU seconds a step | of searchrl\'s seconds '
         '| of its CPU seconds |\n|---|---|---|---|---|')
-  wall, cpu = (
-      {name: statistics.median(s[i] for s in steps[name]) for name in names}
-      for i in (0, 1))
-  for name in names:
-    print(f'| {name} | {wall[name]:.3f} | {cpu[name]:.3f} '
-          f'| {wall[name] / wall["searchrl"]:.2f} '
-          f'| {cpu[name] / cpu["searchrl"]:.2f} |')
+  ours = {fact: turns.median(taken['searchrl'], fact)
+          for fact in ('secs', 'cpu_secs')}
+  for name, its in taken.items():
+    secs, cpu = turns.median(its), turns.median(its, 'cpu_secs')
+    print(f'| {name} | {secs:.3f} | {cpu:.3f} | {secs / ours["secs"]:.2f} '
+          f'| {cpu / ours["cpu_secs"]:.2f} |')
 
 
-def run(python: str, name: str, steps: int) -> list[tuple[float, float]]:
-  """(seconds, CPU seconds) of each step of a worker."""
-  done = subprocess.run(
-      [python, __file__, f'--worker={name}', f'--steps={steps}'],
-      capture_output=True, text=True, check=False,
-      env={**__import__('os').environ, 'JAX_PLATFORMS': 'cpu',
-           'TOKENIZERS_PARALLELISM': 'false'})
-  told = [json.loads(line) for line in done.stdout.splitlines()
-          if line.startswith('[')]
-  if done.returncode or len(told) != steps + 2:
-    raise SystemExit(f'{name} failed:\n{done.stdout}\n{done.stderr}')
-  return told
+class Characters:
+  """A tokenizer of 512 words of one character each, as Tunix takes it."""
+
+  def encode(self, text, **_):
+    return [ord(c) % 512 for c in text]
+
+  def decode(self, ids, **_):
+    return ''.join(chr(0x4E00 + int(i)) for i in ids)  # a multiple of 512
+
+  def bos_id(self):
+    return 1
+
+  def eos_id(self):
+    return 2
+
+  def pad_id(self):
+    return 0
 
 
-class Clock:
-  """Prints what passed since the last call."""
+def numbered(count: int, start: int = 0) -> list[str]:
+  """Prompts of PROMPT characters, each another."""
+  return [f'{i:0{PROMPT}d}' for i in range(start, start + count)]
 
-  def __init__(self):
-    self._last = time.perf_counter(), time.process_time()
 
-  def __call__(self) -> None:
-    now = time.perf_counter(), time.process_time()
-    print(json.dumps([n - last for n, last in zip(now, self._last)]),
-          flush=True)
-    self._last = now
+def odd(completions) -> list[float]:
+  """A reward of texts that means nothing."""
+  return [sum(map(ord, c)) % 7 / 7 for c in completions]
 
 
 def searchrl(steps: int) -> None:
@@ -96,7 +99,6 @@ def searchrl(steps: int) -> None:
   from searchrl import optimizer
   from searchrl import trajectory
   from searchrl.models import engine as engines
-  from searchrl.models import stops
   from searchrl.models import transformer
   from searchrl.rl import algorithms
   shape = transformer.TransformerConfig(head_dim=32, **SHAPE)
@@ -106,13 +108,12 @@ def searchrl(steps: int) -> None:
       optimizer.adamw(learning_rate=1e-4), meshes.make(data=1),
       rows=QUESTIONS * SAMPLES, length=PROMPT + SAID,
       microbatch_rows=QUESTIONS * SAMPLES)
-  pieces = [bytes([i % 256]) for i in range(shape.vocab_size)]
   engine = engines.Engine(
       shape, slots=QUESTIONS * SAMPLES, length=PROMPT + SAID, eos_ids=(),
-      stop_table=stops.compile_table(pieces, ['never said']), steps=SAID)
+      stop_table=never_stops(shape.vocab_size), steps=SAID)
   state = learner.init(params)
   rng = np.random.default_rng(0)
-  clock = Clock()
+  clock = turns.Clock()
   for step in range(steps):
     asked = [trajectory.Question(f'{step}-{i}', '', ('',))
              for i in range(QUESTIONS)]
@@ -143,8 +144,28 @@ def searchrl(steps: int) -> None:
     clock()
 
 
+def never_stops(vocabulary: int):
+  """A stop table whose string no token can write."""
+  from searchrl.models import stops
+  return stops.compile_table([b''], ['never said'], vocabulary)
+
+
 def trl(steps: int) -> None:
   """TRL's GRPOTrainer, generation by transformers."""
+  import transformers
+  with tempfile.TemporaryDirectory() as folder:
+    clock = turns.Clock()
+
+    class Told(transformers.TrainerCallback):
+
+      def on_step_end(self, *args, **kwargs):
+        clock()
+
+    trl_trainer(folder, steps, callbacks=[Told()]).train()
+
+
+def trl_trainer(folder: str, steps: int, **more):
+  """The trainer of a random toy, which it keeps in a folder."""
   import datasets
   import tokenizers
   import torch
@@ -159,32 +180,22 @@ def trl(steps: int) -> None:
   core.decoder = tokenizers.decoders.ByteLevel()
   tokenizer = transformers.PreTrainedTokenizerFast(
       tokenizer_object=core, eos_token='<e>', pad_token='<p>')
-  clock = Clock()
-
-  class Told(transformers.TrainerCallback):
-
-    def on_step_end(self, *args, **kwargs):
-      clock()
-
-  with tempfile.TemporaryDirectory() as folder:
-    config = transformers.Qwen2Config(
-        **SHAPE, tie_word_embeddings=True, eos_token_id=256, pad_token_id=257)
-    transformers.Qwen2ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    prompts = [f'{i:0{PROMPT}d}' for i in range(QUESTIONS * steps)]
-    trainer = GRPOTrainer(
-        folder, reward_funcs=lambda completions, **_: [
-            sum(map(ord, c)) % 7 / 7 for c in completions],
-        args=GRPOConfig(
-            folder + '/out', per_device_train_batch_size=QUESTIONS * SAMPLES,
-            num_generations=SAMPLES, max_completion_length=SAID, beta=BETA,
-            max_steps=steps, use_cpu=True, bf16=False, learning_rate=1e-4,
-            gradient_checkpointing=False, report_to=[], save_strategy='no',
-            logging_steps=10**6, disable_tqdm=True,
-            generation_kwargs=dict(min_new_tokens=SAID)),
-        train_dataset=datasets.Dataset.from_dict({'prompt': prompts}),
-        processing_class=tokenizer, callbacks=[Told()])
-    trainer.train()
+  config = transformers.Qwen2Config(
+      **SHAPE, tie_word_embeddings=True, eos_token_id=256, pad_token_id=257)
+  transformers.Qwen2ForCausalLM(config).save_pretrained(folder)
+  tokenizer.save_pretrained(folder)
+  return GRPOTrainer(
+      folder, reward_funcs=lambda completions, **_: odd(completions),
+      args=GRPOConfig(
+          folder + '/out', per_device_train_batch_size=QUESTIONS * SAMPLES,
+          num_generations=SAMPLES, max_completion_length=SAID, beta=BETA,
+          max_steps=steps, use_cpu=True, bf16=False, learning_rate=1e-4,
+          gradient_checkpointing=False, report_to=[], save_strategy='no',
+          logging_steps=10**6, disable_tqdm=True,
+          generation_kwargs=dict(min_new_tokens=SAID)),
+      train_dataset=datasets.Dataset.from_dict(
+          {'prompt': numbered(QUESTIONS * steps)}),
+      processing_class=tokenizer, **more)
 
 
 def tunix(steps: int) -> None:
@@ -192,30 +203,38 @@ def tunix(steps: int) -> None:
   from flax import nnx
   import jax
   import numpy as np
+  from tunix.rl.grpo import grpo_learner
+  cluster, mesh = tunix_cluster(
+      steps, max_prompt_length=64, kv_cache_size=128, eos_tokens=[2])
+  clock = turns.Clock()
+  update = cluster.update_actor
+
+  def timed(*args, **kwargs):
+    result = update(*args, **kwargs)
+    jax.block_until_ready(nnx.state(cluster.actor_trainer.model))
+    clock()
+    return result
+
+  cluster.update_actor = timed
+  learner = grpo_learner.GRPOLearner(
+      rl_cluster=cluster, algo_config=grpo_learner.GRPOConfig(
+          num_generations=SAMPLES, num_iterations=1, beta=BETA),
+      reward_fns=lambda prompts, completions, **_: odd(completions))
+  with mesh:
+    learner.train([{
+        'prompts': np.array(numbered(QUESTIONS, QUESTIONS * step)),
+        'answer': np.array(['1'] * QUESTIONS)} for step in range(steps)])
+
+
+def tunix_cluster(steps: int, **rollout):
+  """A cluster of random toys, actor and reference, and their mesh."""
+  from flax import nnx
+  import jax
+  import numpy as np
   import optax
   from tunix.models.qwen2 import model as qwen2
   from tunix.rl import rl_cluster
-  from tunix.rl.grpo import grpo_learner
   from tunix.rl.rollout import base_rollout
-
-  class Bytes:
-    """A tokenizer of bytes."""
-
-    def encode(self, text, **_):
-      return [3 + b for b in text.encode()]
-
-    def decode(self, ids, **_):
-      return bytes(max(0, int(i) - 3) % 256 for i in ids).decode('latin1')
-
-    def bos_id(self):
-      return 1
-
-    def eos_id(self):
-      return 2
-
-    def pad_id(self):
-      return 0
-
   shape = qwen2.ModelConfig(
       num_layers=4, vocab_size=512, embed_dim=128, hidden_dim=512, num_heads=4,
       num_kv_heads=2, head_dim=32, norm_eps=1e-6, rope_theta=10_000,
@@ -223,10 +242,18 @@ def tunix(steps: int) -> None:
   mesh = jax.sharding.Mesh(
       np.array(jax.devices()[:1]).reshape(1, 1), ('fsdp', 'tp'))
 
+  def drawn(path, leaf):
+    """As the others are; Tunix's own norms of 0 say one word forever."""
+    name = jax.tree_util.keystr(path)
+    if leaf.ndim == 1:
+      return jax.numpy.full(leaf.shape, float('norm' in name))
+    key = jax.random.fold_in(jax.random.key(0), zlib.crc32(name.encode()))
+    return 0.02 * jax.random.normal(key, leaf.shape)
+
   @nnx.jit
   def model():
     made = qwen2.Qwen2(shape, rngs=nnx.Rngs(0))
-    state = nnx.state(made)
+    state = jax.tree_util.tree_map_with_path(drawn, nnx.state(made))
     nnx.update(made, jax.lax.with_sharding_constraint(
         state, nnx.get_partition_spec(state)))
     return made
@@ -242,32 +269,10 @@ def tunix(steps: int) -> None:
           max_steps=steps, mini_batch_size=QUESTIONS,
           train_micro_batch_size=QUESTIONS),
       rollout_config=base_rollout.RolloutConfig(
-          max_tokens_to_generate=SAID, max_prompt_length=64, kv_cache_size=128,
-          temperature=1.0, top_p=1.0, eos_tokens=[2]))
-  cluster = rl_cluster.RLCluster(
-      actor=actor, reference=reference, tokenizer=Bytes(),
-      cluster_config=config)
-  clock = Clock()
-  update = cluster.update_actor
-
-  def timed(*args, **kwargs):
-    result = update(*args, **kwargs)
-    jax.block_until_ready(nnx.state(cluster.actor_trainer.model))
-    clock()
-    return result
-
-  cluster.update_actor = timed
-  learner = grpo_learner.GRPOLearner(
-      rl_cluster=cluster, algo_config=grpo_learner.GRPOConfig(
-          num_generations=SAMPLES, num_iterations=1, beta=BETA),
-      reward_fns=lambda prompts, completions, **_: [
-          sum(map(ord, c)) % 7 / 7 for c in completions])
-  prompts = [f'{i:0{PROMPT}d}' for i in range(QUESTIONS * steps)]
-  with mesh:
-    learner.train([{
-        'prompts': np.array(prompts[i:i + QUESTIONS]),
-        'answer': np.array(['1'] * QUESTIONS)}
-                   for i in range(0, len(prompts), QUESTIONS)])
+          max_tokens_to_generate=SAID, temperature=1.0, top_p=1.0, **rollout))
+  return rl_cluster.RLCluster(
+      actor=actor, reference=reference, tokenizer=Characters(),
+      cluster_config=config), mesh
 
 
 WORKERS = {'searchrl': searchrl, 'trl': trl, 'tunix': tunix}

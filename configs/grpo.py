@@ -25,4 +25,7 @@ def get_config(size: str = 'laptop'):
   )
   if size in common.MODELS:
     config.algorithm.kl_coef = 1e-3
+  else:  # vectors of the shipped encoder, made as a run begins
+    config.search.engine = 'dense'
+    config.search.options = dict(encoder='tiny_e5', backend='scann')
   return config

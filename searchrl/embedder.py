@@ -3,8 +3,10 @@
 """A BERT folder in, a function out: texts and their kind to unit vectors.
 
 Texts are sorted by length, so that little is padding, and come to the devices
-of this process in batches of few shapes. Index builds, runs and servers encode
-through it; a digest of everything that matters tells encoders apart.
+of this process in batches of few shapes. On CPUs the shape of a query's batch
+follows from the query alone, so that its vector is the same to the last bit
+whoever is searched for beside it. Index builds, runs and servers encode through
+it; a digest of everything that matters tells encoders apart.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from searchrl.search import dense
 
 _WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens a row
 _FEW = (8, 64)  # rows of a batch of queries, if no more are left
+_ALWAYS = 8  # rows of a batch of queries on a CPU
+TINY_E5 = pathlib.Path(__file__).parent / 'assets' / 'tiny_e5'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +76,12 @@ class Embedder:
   """
 
   def __init__(self, path: str, settings: Settings, mesh: Mesh):
-    folder = pathlib.Path(weights.locate(path))
+    folder = locate(path)
     self._shape = encoder.read_config(str(folder))
     settings.check(self._shape)
     self._settings, self._mesh = settings, mesh
     self._ways = mesh.shape['data'] * mesh.shape['fsdp']
+    self._on_cpu = mesh.devices.flat[0].platform == 'cpu'
     self._tokenizer = load_tokenizer(folder, settings.max_length)
     self._params = encoder.load(
         str(folder), self._shape,
@@ -102,8 +107,10 @@ class Embedder:
     result = np.zeros((len(rows), self.dim), np.float32)
     pending, start = [], 0
     while start < len(order):
-      width = _width(len(rows[order[start]]), self._settings.max_length)
+      width = self._width(rows[order[start]])
       taken = order[start:start + self._rows(width, len(order) - start, kind)]
+      if kind == 'query' and self._on_cpu:
+        taken = [i for i in taken if self._width(rows[i]) == width]
       start += len(taken)
       size = self._rows(width, len(taken), kind)
       pending.append((taken, self._run([rows[i] for i in taken], width, size)))
@@ -115,12 +122,20 @@ class Embedder:
     return result
 
   def _rows(self, width: int, left: int, kind: str) -> int:
-    """Rows of a batch: what `batch_tokens` allow, or few for few queries."""
+    """Rows of a batch: what `batch_tokens` allow, or few of queries."""
     full = max(self._settings.batch_tokens // width, 1)
+    if kind == 'query' and self._on_cpu:
+      return _ALWAYS * self._ways
     sizes = (*(few for few in _FEW if few < full), full)
     wanted = full if kind == 'passage' else next(
         (size for size in sizes if size >= left), full)
     return -(-wanted // self._ways) * self._ways
+
+  def _width(self, ids: Sequence[int]) -> int:
+    """Tokens of a row that holds a text."""
+    length, most = len(ids), self._settings.max_length
+    fitting = next((width for width in _WIDTHS if width >= length), length)
+    return min(fitting, max(most, length))
 
   def _run(self, rows: Sequence[Sequence[int]], width: int, size: int):
     tokens = np.zeros((size, width), np.int32)
@@ -147,36 +162,54 @@ def load(path: str, settings: Settings, *, mesh: Mesh | None = None
       devices=jax.local_devices()))
 
 
-def load_again(about: Mapping[str, Any], *, path: str = '') -> Embedder:
-  """The encoder that made an index, from its manifest.
+def load_again(about: Mapping[str, Any] | None = None, *, path: str = ''
+              ) -> Embedder:
+  """The encoder that made an index, from its manifest; or any, for a new one.
 
   Args:
-    about: as of `Embedder.about`.
-    path: where the encoder is now. Default: where it was.
+    about: as of `Embedder.about`. None: there is no index yet; then the
+      encoder is used as E5 is, on one device of this process, so that its
+      vectors do not depend on how many there are.
+    path: where the encoder is now; see `locate`. Default: where it was.
 
   Raises:
     FileNotFoundError: it is not there.
     ValueError: it has changed, or is none of these.
   """
+  if about is None:
+    settings = Settings()
+    return _once(path, settings, digest(locate(path), settings), 1)
   if about['kind'] != 'bert':
     raise ValueError(f"an encoder must be of kind 'bert', but this index has "
                      f'{about["kind"]!r}.')
   settings = Settings(**{field.name: about[field.name]
                          for field in dataclasses.fields(Settings)})
   path = path or about['path']
-  found = digest(pathlib.Path(weights.locate(path)), settings)
+  found = digest(locate(path), settings)
   if found != about['digest']:
     raise ValueError(
         f'the encoder in {path} must be the one that made the index, of digest '
         f'{about["digest"][:16]}, but has {found[:16]}. Fetch that one again, or '
         'build another index.')
-  return _once(path, settings, found)
+  return _once(path, settings, found, None)
 
 
 @functools.lru_cache(maxsize=1)  # training and evaluation share one
-def _once(path: str, settings: Settings, found: str) -> Embedder:
+def _once(path: str, settings: Settings, found: str,
+          devices: int | None) -> Embedder:
   del found  # another digest is another encoder
-  return load(path, settings)
+  return load(path, settings, mesh=meshes.make(
+      devices=jax.local_devices()[:devices]))
+
+
+def locate(path: str) -> pathlib.Path:
+  """The folder of an encoder: 'tiny_e5' (shipped), a folder, or a hub id.
+
+  Raises:
+    FileNotFoundError: no folder, and the hub has none or cannot be reached.
+  """
+  return TINY_E5 if str(path) == 'tiny_e5' else pathlib.Path(
+      weights.locate(path))
 
 
 def digest(folder: pathlib.Path, settings: Settings) -> str:
@@ -211,8 +244,3 @@ def load_tokenizer(
   found.no_padding()
   found.enable_truncation(max_length)
   return found
-
-
-def _width(length: int, most: int) -> int:
-  fitting = next((width for width in _WIDTHS if width >= length), length)
-  return min(fitting, max(most, length))

@@ -154,10 +154,7 @@ def save(folder: pathlib.Path, rows, records, tokenizer) -> None:
 def trained(run: pathlib.Path, base, shape):
   """The policy of a run's newest checkpoint; its adapters need its base."""
   wanted = base
-  lora = dict(rank=0)
-  if (run / 'config.json').exists():
-    recorded = json.loads((run / 'config.json').read_text())
-    lora = recorded['model'].get('lora', lora)  # older runs have none
+  lora = _recorded(run).get('model', {}).get('lora', dict(rank=0))
   if lora['rank']:
     lora = loras.Lora(**lora)
     wanted = loras.init(lora, shape, jax.random.key(0))
@@ -175,9 +172,24 @@ def trained(run: pathlib.Path, base, shape):
   return params if wanted is base else loras.merge(base, params, lora)
 
 
+def _recorded(run: pathlib.Path) -> dict:
+  """The config of a run, as far as it noted one."""
+  file = run / 'config.json'
+  return json.loads(file.read_text()) if file.exists() else {}
+
+
+def own_search(run: str) -> tuple[str, dict]:
+  """The engine that a run was trained with, and its options; else BM25."""
+  search = _recorded(pathlib.Path(run)).get('search', {}) if run else {}
+  return search.get('engine', 'bm25'), search.get('options', {})
+
+
 def job(config, workdir: str) -> None:
   """Evaluates a model folder or a run's newest checkpoint; prints the table."""
   path = pathlib.Path(workdir)
+  if not config.search.engine:
+    config.search.engine, config.search.options = own_search(
+        config.evaluate.run)
   mesh = meshes.make(**config.mesh)
   player, params = players.build(config, mesh)
   if config.evaluate.run:
@@ -192,8 +204,8 @@ def job(config, workdir: str) -> None:
       **config.evaluate.worlds))
   processes.on_first('search', lambda: workdirs.note(
       path, 'search', {dataset.name: engines.describe(
-          config.search.engine, dataset.corpus, config.search.options)
-                       for dataset in sets},
+          config.search.engine, dataset.corpus, config.search.options,
+          load_encoder=embedder.load_again) for dataset in sets},
       allow_changes=config.allow_changes))
   taken = exams(sets, config.search.engine, config.search.options,
                 noise=config.evaluate.noise, seed=config.seed)

@@ -1,11 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The learner's weights in, the rollout engine's out, for one process alone.
+"""The learner's weights in, the rollout engine's out.
 
 A learner splits parameters over all devices; an engine wants them whole, or
-split over a few devices of its own process, and in its own dtype. One program
-casts and reshards everything at once; where nothing is to be done, no byte
-moves. Processes meet here, and then each samples at a pace of its own.
+split over a few devices, and in its own dtype. One program casts and reshards
+everything at once; where nothing is to be done, no byte moves. Processes meet
+here, and then each samples on its own devices at a pace of its own; unless a
+model is too large for the devices of one: then all sample together.
 """
 
 from __future__ import annotations
@@ -20,6 +21,19 @@ import jax.numpy as jnp
 from searchrl import mesh as meshes
 
 
+def spans_processes(mesh: Mesh, tensor: int) -> bool:
+  """Whether so many devices, which share a copy, belong to several processes.
+
+  Raises:
+    ValueError: the mesh is no multiple of them.
+  """
+  if mesh.size % tensor:
+    raise ValueError(
+        f'rollout.tensor must divide the {mesh.size} devices, but is {tensor}.')
+  return any(len({device.process_index for device in sharing}) > 1
+             for sharing in mesh.devices.reshape(-1, tensor))
+
+
 class HandOver:
   """params on all processes' mesh -> the same for this process's engine.
 
@@ -30,27 +44,25 @@ class HandOver:
     dtype: of the copy.
 
   Attributes:
-    local: the mesh of this process's devices, as its engine has them.
+    together: whether a copy spans processes, so that they are one engine.
+    mesh: of the engine's devices: this process's, or all if `together`.
 
   Raises:
-    ValueError: devices that share a copy belong to several processes.
+    ValueError: the copies do not divide the devices.
   """
 
   def __init__(self, mesh: Mesh, axes: Any, *, tensor: int = 1,
                dtype: str = 'float32'):
-    if mesh.size % tensor:
-      raise ValueError(
-          f'rollout.tensor must divide the {mesh.size} devices, but is '
-          f'{tensor}.')
+    self.together = spans_processes(mesh, tensor)
     # In the learner's order, so that one program can have both meshes.
     whole = meshes.in_order(mesh.devices.reshape(-1, 1, tensor))
-    self.local = meshes.local(whole)
+    self.mesh = whole if self.together else meshes.local(whole)
     self._dtype = jnp.dtype(dtype)
     self._shardings = meshes.shardings(whole, axes)
     self._move = jax.jit(
         lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree),
         out_shardings=self._shardings)
-    self._is_local = self.local is whole
+    self._is_whole = self.mesh is whole
     self._bytes, self._seconds = 0, 0.0
 
   def __call__(self, params: Any) -> Any:
@@ -62,7 +74,7 @@ class HandOver:
       self._bytes += sum(shard.data.nbytes for leaf in jax.tree.leaves(params)
                          for shard in leaf.addressable_shards)
     self._seconds += time.perf_counter() - start
-    return params if self._is_local else jax.tree.map(self._mine, params)
+    return params if self._is_whole else jax.tree.map(self._mine, params)
 
   def pop(self) -> dict[str, float]:
     """What this process was handed since the last call, as metrics."""
@@ -78,7 +90,7 @@ class HandOver:
   def _mine(self, leaf: jax.Array) -> jax.Array:
     """The same buffers, of this process's devices alone."""
     return jax.make_array_from_single_device_arrays(
-        leaf.shape, NamedSharding(self.local, leaf.sharding.spec),
+        leaf.shape, NamedSharding(self.mesh, leaf.sharding.spec),
         [shard.data for shard in leaf.addressable_shards])
 
 

@@ -87,7 +87,8 @@ def build(config, folder: pathlib.Path) -> Parts:
           elsewhere=elsewhere, **config.evaluate.worlds)))
   processes.on_first('search', lambda: workdirs.note(
       folder, 'search', engines.describe(
-          config.search.engine, data.corpus, config.search.options),
+          config.search.engine, data.corpus, config.search.options,
+          load_encoder=embedder.load_again),
       allow_changes=config.allow_changes))
   return Parts(
       algorithm=recipe, player=player, learner=its_learner, params=params,

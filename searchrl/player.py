@@ -9,6 +9,7 @@ answers, the reward judges. Training, evaluation and `ask` all play through it.
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
+import hashlib
 import json
 import pathlib
 from typing import Any
@@ -29,9 +30,12 @@ from searchrl.models import sampling
 from searchrl.models import stops
 from searchrl.models import transformer
 from searchrl.models import weights
+from searchrl.search import engines as engines_lib
 from searchrl.search import over
-from searchrl.trajectory import Question, SearchFn, Trajectory
+from searchrl.trajectory import (
+    Passage, Passages, Query, Question, SearchError, SearchFn, Trajectory)
 
+_PATIENCE_SECS = 24 * 3600  # others wait for the first one's searches
 TINY_BASE = pathlib.Path(__file__).parent / 'assets' / 'tiny_base'
 
 
@@ -46,6 +50,7 @@ class Player:
   engine: engines.Engine
   hand_over: Callable[[Any], Any]  # the learner's params -> the engine's
   course: rollout.Course = rollout.Course()
+  together: bool = False  # all processes are one engine, and play in lockstep
 
   def play(
       self,
@@ -67,7 +72,8 @@ class Player:
     """Plays every (question, sample), and scores it.
 
     Each process plays its share with slots, searches and a course of its own;
-    at the end all tell each other.
+    at the end all tell each other. Where a copy of the weights spans processes,
+    all play everything in lockstep, and the first one searches.
 
     Args:
       params: the policy; on a mesh of all processes.
@@ -93,7 +99,10 @@ class Player:
     """
     self.engine.load(self.hand_over(params), temperature, truncation)
     scored = _Scored(reward, outcome)
-    requests = processes.share(requests)
+    if not self.together:
+      requests = processes.share(requests)
+    elif not processes.is_first():
+      search = _nothing
     games = [None] * len(requests)
     left = list(range(len(requests)))
     for retries in range(1 + search_retries):
@@ -107,6 +116,7 @@ class Player:
           budgets=self.budgets, row_ids=engines.row_ids,
           append=engines.Append, step=step, policy_step=policy_step,
           course=self.course, progress=progress, watch=watch,
+          **(dict(agree=_agreed) if self.together else {}),
           **({} if enough is None else dict(enough=full)))
       for i, game in zip(left, played, strict=True):
         games[i] = game and dataclasses.replace(game, retries=retries)
@@ -116,7 +126,11 @@ class Player:
       if not left:
         break
     self.engine.unload()
-    return _of_all([scored(game) for game in games if game])
+    games = [scored(game) for game in games if game]
+    if not self.together:
+      return _of_all(games)
+    processes.agree('trajectories', _digest(games))
+    return games
 
 
 class _Scored:
@@ -148,6 +162,33 @@ def _of_all(games: list[Trajectory]) -> list[Trajectory]:
           for record in json.loads(theirs)]
 
 
+def _nothing(queries: Sequence[Query]) -> list[Passages]:
+  """Searches nowhere: what the first process finds will count."""
+  return [()] * len(queries)
+
+
+def _agreed(found: rollout.Found) -> rollout.Found:
+  """What searches of the first process found, on all."""
+  def told(result):
+    return dataclasses.asdict(result) if isinstance(result, SearchError) else [
+        dataclasses.asdict(passage) for passage in result]
+
+  def heard(record):
+    return SearchError(**record) if isinstance(record, dict) else tuple(
+        Passage(**passage) for passage in record)
+
+  met = processes.on_first('searches', lambda: [
+      [slot, [told(result) for result in results]]
+      for slot, results in found.items()], _PATIENCE_SECS)
+  return {slot: [heard(record) for record in records] for slot, records in met}
+
+
+def _digest(games: Sequence[Trajectory]) -> str:
+  """Of ids and log-probs, to the bit."""
+  text = json.dumps([trajectory.to_json(game) for game in games])
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
 def build(config, mesh: Mesh) -> tuple[Player, transformer.Params]:
   """What a config plays with; see `load`."""
   options = config.rollout
@@ -156,15 +197,33 @@ def build(config, mesh: Mesh) -> tuple[Player, transformer.Params]:
       slots=options.slots, length=options.length,
       budgets=rollout.Budgets(**options.budgets), mesh=mesh,
       dtype=config.model.dtype, engine_dtype=options.dtype,
-      tensor=options.tensor, course=course(mesh, options))
+      tensor=options.tensor, course=course(
+          mesh, options, remote=not engines_lib.needs_corpus(
+              config.search.engine, config.search.options)))
 
 
-def course(mesh: Mesh, options: Any) -> rollout.Course:
-  """How play proceeds, from config.rollout; 'auto' depends on the devices."""
+def course(mesh: Mesh, options: Any, *, remote: bool = False
+          ) -> rollout.Course:
+  """How play proceeds, from config.rollout.
+
+  Admission 'auto' waits for searches on a CPU, which does them itself, and
+  where processes play in lockstep; not for searches elsewhere, nor on other
+  devices, which would stand idle.
+
+  Raises:
+    ValueError: processes in lockstep cannot admit by arrival.
+  """
   admission = options.admission
+  together = handover.spans_processes(mesh, options.tensor)
+  if together and admission == 'arrival':
+    raise ValueError(
+        "rollout.admission must be 'deterministic' where rollout.tensor="
+        f'{options.tensor} devices of several processes share a copy of the '
+        "weights, but is 'arrival'. Leave it at 'auto', or lower "
+        'rollout.tensor.')
   if admission == 'auto':
-    admission = ('deterministic' if mesh.devices.flat[0].platform == 'cpu'
-                 else 'arrival')
+    here = mesh.devices.flat[0].platform == 'cpu' and not remote
+    admission = 'deterministic' if here or together else 'arrival'
   return rollout.Course(
       admission=admission, ahead=options.ahead,
       search_timeout_secs=options.search_timeout_secs,
@@ -197,7 +256,8 @@ def load(
     mesh: of all processes.
     dtype: of the params.
     engine_dtype: of the engine's weights, activations and cache.
-    tensor: devices of a process that share a copy of the engine's weights.
+    tensor: devices that share a copy of the engine's weights; if they belong
+      to several processes, these play in lockstep.
     course: how play proceeds.
 
   Returns:
@@ -232,12 +292,14 @@ def load(
   table = stops.compile_table(
       tokenizer.token_bytes, speech.stop_strings, shape.vocab_size)
   engine = engines.Engine(
-      shape, slots=slots // processes.count(), length=length, stop_table=table,
+      shape, slots=slots if hand_over.together else slots // processes.count(),
+      length=length, stop_table=table,
       eos_ids=(*tokenizer.eos_ids, *speech.end_ids), seed=seed,
       dtype=engine_dtype,
-      shardings=functools.partial(meshes.shardings, hand_over.local))
+      shardings=functools.partial(meshes.shardings, hand_over.mesh))
   return Player(
-      shape, tokenizer, speech, budgets, engine, hand_over, course), params
+      shape, tokenizer, speech, budgets, engine, hand_over, course,
+      hand_over.together), params
 
 
 def _speech(path: str, shape: transformer.TransformerConfig, dialogue: str

@@ -56,7 +56,7 @@ def generate(config) -> tuple[generation.Generator, object]:
   player, params = ask.policy(config, 1)
   tokenizer, length = player.tokenizer, config.rollout.length
   eos_ids = (*tokenizer.eos_ids, *turn_ends(tokenizer))
-  copies = player.hand_over.local.size // config.rollout.tensor
+  copies = player.hand_over.mesh.size // config.rollout.tensor
   if config.rollout.slots % copies:
     raise ValueError(
         f'rollout.slots must be a multiple of the {copies} copies of the '
@@ -65,7 +65,7 @@ def generate(config) -> tuple[generation.Generator, object]:
       player.shape, slots=config.rollout.slots, length=length,
       stop_table=never(player.shape.vocab_size), eos_ids=eos_ids,
       seed=config.seed, steps=config.serve.steps, dtype=config.rollout.dtype,
-      shardings=functools.partial(meshes.shardings, player.hand_over.local))
+      shardings=functools.partial(meshes.shardings, player.hand_over.mesh))
   engine.load(player.hand_over(params), None)
   engine.compile()
   return generation.Generator(

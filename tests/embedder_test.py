@@ -75,6 +75,30 @@ def test_order_company_and_devices_change_nothing(folder):
   assert encode([], 'query').shape == (0, 32)
 
 
+@pytest.mark.parametrize('devices', [1, None])
+def test_a_querys_vector_is_the_same_to_the_last_bit_in_any_company(
+    folder, devices):
+  encode = embedder.load(folder, SETTINGS, mesh=meshes.make(
+      devices=jax.local_devices()[:devices]))
+  together = encode(TEXTS, 'query')
+  for texts in (TEXTS[::-1], TEXTS[:1], TEXTS[5:8], TEXTS[3:70]):
+    found = dict(zip(texts, encode(texts, 'query')))
+    for text, row in found.items():
+      np.testing.assert_array_equal(row, together[TEXTS.index(text)])
+
+
+def test_an_encoder_for_a_new_index_is_as_e5_and_on_one_device(tmp_path):
+  folder = tiny_bert.make(tmp_path / 'bert')
+  with pytest.raises(ValueError, match=r'lie in \[8, 64\]'):  # E5's 256 tokens
+    embedder.load_again(path=str(folder))
+  shipped = embedder.load_again(path='tiny_e5')
+  assert shipped is embedder.load_again(path='tiny_e5')
+  assert shipped.about['query_prefix'] == 'query: '
+  assert shipped.about['digest'] == embedder.digest(
+      embedder.locate('tiny_e5'), embedder.Settings())
+  assert shipped._mesh.size == 1
+
+
 def test_few_shapes_are_compiled(folder):
   encode = embedder.load(folder, SETTINGS)
   for count in range(1, 60, 7):

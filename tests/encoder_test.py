@@ -172,3 +172,25 @@ def test_a_damaged_folder_is_refused_and_the_damage_named(
 def test_texts_longer_than_the_table_are_refused(params, config):
   with pytest.raises(ValueError, match='at most 64 tokens.* but have 65'):
     encoder.embed(params, np.zeros((1, 65), int), np.ones((1, 65)), config)
+
+
+def test_what_is_saved_is_loaded_again(folder, config, params, tmp_path):
+  (folder / 'tokenizer.json').write_text('{}')
+  new = tmp_path / 'new'
+  for _ in range(2):  # the second replaces the first
+    encoder.save(new, params, config, tokenizer_from=folder)
+  assert encoder.read_config(new) == config
+  jax.tree.map(np.testing.assert_array_equal, encoder.load(new, config), params)
+  assert {file.name for file in new.iterdir()} == {
+      'config.json', 'model.safetensors', 'tokenizer.json'}
+  encoder.save(tmp_path / 'half', params, config, tokenizer_from=folder,
+               dtype='bfloat16')
+  jax.tree.map(
+      lambda x, y: np.testing.assert_array_equal(x, y.astype(jnp.bfloat16)),
+      encoder.load(tmp_path / 'half', config, dtype=jnp.bfloat16), params)
+
+
+def test_a_folder_of_something_else_is_not_replaced(config, params, tmp_path):
+  (tmp_path / 'mine' / 'data').mkdir(parents=True)
+  with pytest.raises(ValueError, match='holds the folder data'):
+    encoder.save(tmp_path / 'mine', params, config, tokenizer_from=tmp_path)

@@ -88,3 +88,12 @@ def test_generated_data_is_written_once_and_read_back(tmp_path):
                              world_seed=4, per_hop=(3,))
   assert [q.hops for q in other.questions] == [1, 1, 1]
   assert other.corpus.digest != first.corpus.digest
+
+
+def test_a_run_is_judged_through_its_own_engine(tmp_path):
+  assert evaluate.own_search('') == ('bm25', {})
+  assert evaluate.own_search(str(tmp_path)) == ('bm25', {})
+  (tmp_path / 'config.json').write_text(json.dumps({
+      'search': {'engine': 'dense', 'options': {'encoder': 'tiny_e5'}}}))
+  assert evaluate.own_search(str(tmp_path)) == (
+      'dense', {'encoder': 'tiny_e5'})

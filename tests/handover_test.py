@@ -49,7 +49,7 @@ def test_where_nothing_is_to_be_done_no_byte_moves(params):
 def test_any_layout_becomes_the_engines(layout, tensor, dtype, params):
   mesh = meshes.make(**dict(zip(meshes.AXES, layout)))
   give = handover.HandOver(mesh, AXES, tensor=tensor, dtype=dtype)
-  assert dict(give.local.shape) == dict(data=8 // tensor, fsdp=1, tensor=tensor)
+  assert dict(give.mesh.shape) == dict(data=8 // tensor, fsdp=1, tensor=tensor)
   given = give(on(mesh, params))
   jax.tree.map(lambda x, y: np.testing.assert_array_equal(
       x, y.astype(jnp.dtype(dtype))), jax.device_get(given), params)

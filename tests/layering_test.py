@@ -11,10 +11,10 @@ PACKAGE = pathlib.Path(__file__).parents[1] / 'searchrl'
 ROOM = ('mesh', 'optimizer', 'checkpoint', 'metrics', 'plugins', 'processes',
         'watchdog', 'packing', 'devices', 'listener')
 WINGS = ('agent', 'search', 'world', 'rl', 'models')
-JOBS = ('train', 'finetune', 'evaluate', 'serve', 'ask',
+JOBS = ('train', 'finetune', 'contrast', 'evaluate', 'serve', 'ask',
         'serve_model', 'index',  # jobs; what they share
         'completions', 'generation', 'model_server',
-        'ahead', 'collect', 'datasets', 'embedder', 'handover', 'parts', 'plan', 'player',
+        'ahead', 'collect', 'datasets', 'embedder', 'handover', 'pairs', 'parts', 'plan', 'player',
         'reranker', 'retrieval', 'summary', 'workdir')
 BELOW_JOBS = ('trajectory', *ROOM, *WINGS, 'programs', 'learner')
 

@@ -343,6 +343,23 @@ def poison(rng, x, where):
   return np.where(where, x, bad).astype(x.dtype)
 
 
+def info_nce(queries, passages, positives, excluded, *, temperature):
+  """The loss of each query, and whether its passage comes first."""
+  losses, hits = [], []
+  for i, own in enumerate(positives):
+    scores = {}
+    for j in range(len(passages)):
+      if j == own or not excluded[i][j]:
+        scores[j] = math.fsum(float(a) * float(b) for a, b in zip(
+            queries[i], passages[j])) / temperature
+    top = max(scores.values())
+    total = math.fsum(math.exp(s - top) for s in scores.values())
+    losses.append(math.log(total) + top - scores[own])
+    hits.append(float(all(scores[own] > s for j, s in scores.items()
+                          if j != own)))
+  return np.array(losses), np.array(hits)
+
+
 def _advantage(advantages, i, t):
   return float(advantages[i] if np.ndim(advantages) == 1 else advantages[i][t])
 

@@ -25,6 +25,8 @@ assert 'as your want' in dialogue.verbatim('search_r1_prompt.txt')
 assert tools.schema()['function']['name'] == 'search'
 shape = weights.read_config(str(player.TINY_BASE))
 weights.load(str(player.TINY_BASE), shape)
+from searchrl import embedder
+assert embedder.load_again(path='tiny_e5')(['a'], 'query').shape == (1, 128)
 one = jnp.ones((1, 2))
 loss = losses.sequence_ratio_loss(
     one, one, jnp.ones(1), jnp.ones((1, 2), bool))
@@ -54,5 +56,5 @@ def test_wheel_imports_and_holds_prompts_model_and_losses(tmp_path):
 
 
 def test_nothing_large_is_shipped():
-  model = ROOT / 'searchrl' / 'assets' / 'tiny_base'
-  assert sum(f.stat().st_size for f in model.iterdir()) < 8 * 2**20
+  for model in (ROOT / 'searchrl' / 'assets').iterdir():
+    assert sum(f.stat().st_size for f in model.iterdir()) < 8 * 2**20

@@ -232,6 +232,29 @@ def test_vectors_of_the_encoder(kind, tmp_path):
       ours, torch.nn.functional.normalize(mean, dim=1), atol=1e-5)
 
 
+def test_a_saved_encoder_is_transformers_own(tmp_path):
+  shape = encoder.EncoderConfig(
+      vocab_size=96, hidden_size=32, num_hidden_layers=2,
+      num_attention_heads=4, intermediate_size=48, max_position_embeddings=64)
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+      lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32),
+      encoder.init(shape, jax.random.key(0)))
+  encoder.save(tmp_path, params, shape, tokenizer_from=tmp_path)
+  theirs, told = transformers.BertModel.from_pretrained(
+      tmp_path, add_pooling_layer=False, output_loading_info=True)
+  assert not told['missing_keys'] and not told['unexpected_keys']
+  ids = torch.randint(1, 96, (3, 30))
+  mask = (torch.arange(30) < torch.tensor([[30], [11], [2]])).long()
+  with torch.no_grad():
+    expected = theirs.eval()(ids, attention_mask=mask).last_hidden_state
+  ours = jax.jit(lambda params: encoder.forward(
+      params, ids.numpy(), mask.numpy(), shape))(params)
+  seen = mask.numpy().astype(bool)
+  np.testing.assert_allclose(np.asarray(ours)[seen], expected.numpy()[seen],
+                             atol=1e-5)
+
+
 def test_scores_of_the_cross_encoder(tmp_path):
   torch.manual_seed(0)
   shape = {k: v for k, v in SHAPE.items() if not k.startswith(

@@ -20,35 +20,37 @@ from searchrl import train
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CLIPPED = ('actor/pg_clipfrac', 'actor/clipfrac_low', 'actor/clipfrac_high')
+RATIO = (*CLIPPED, 'timing_s/old_log_prob')  # with several steps a batch
 REFERENCE = ('actor/reference_kl',)
 RECIPES = {  # module: metrics of its own, and metrics that it must not have
     'configs.ppo': (
-        (*CLIPPED, *REFERENCE, 'critic/vf_loss', 'critic/vf_clipfrac',
+        (*RATIO, *REFERENCE, 'critic/vf_loss', 'critic/vf_clipfrac',
          'critic/vpred_mean', 'critic/vf_explained_var', 'critic/values/mean',
          'critic/returns/max', 'critic/grad_norm', 'timing_s/values',
          'timing_s/ref'), ('actor/kl_loss',)),
-    'configs.grpo': (CLIPPED, ('actor/kl_loss', 'critic/vf_loss')),
-    'configs.dr_grpo': (CLIPPED, ()),
-    'configs.gspo': (CLIPPED, ()),
-    'configs.dspo': ((*CLIPPED, 'data/tries_per_kept_group'), ()),
-    'configs.dapo': ((*CLIPPED, 'data/tries_per_kept_group'), ()),
-    'configs.gmpo': (CLIPPED, ()),
-    'configs.rloo': ((), (*CLIPPED, *REFERENCE)),
+    'configs.grpo': (RATIO, ('actor/kl_loss', 'critic/vf_loss')),
+    'configs.dr_grpo': (RATIO, ()),
+    'configs.gspo': (RATIO, ()),
+    'configs.dspo': ((*RATIO, 'data/tries_per_kept_group'), ()),
+    'configs.dapo': ((*RATIO, 'data/tries_per_kept_group'), ()),
+    'configs.gmpo': (RATIO, ()),
+    'configs.rloo': ((), (*RATIO, *REFERENCE)),
     'configs.reinforce': (
-        ('actor/kl_loss', *REFERENCE, 'timing_s/ref'), CLIPPED),
+        ('actor/kl_loss', *REFERENCE, 'timing_s/ref'), RATIO),
     'configs.reinforce_plus_plus': (
-        (*CLIPPED, *REFERENCE), ('actor/kl_loss', 'critic/vf_loss')),
-    'configs.hrpo': ((), (*CLIPPED, *REFERENCE)),
+        (*RATIO, *REFERENCE), ('actor/kl_loss', 'critic/vf_loss')),
+    'configs.hrpo': ((), (*RATIO, *REFERENCE)),
     'docs.cispo': ((), CLIPPED),
 }
 EVERYONE = (
     'actor/pg_loss', 'actor/entropy', 'actor/ppo_kl', 'actor/grad_norm',
     'actor/lr', 'critic/advantages/mean', 'critic/score/mean',
-    'critic/rewards/mean', 'train/empty_rows', 'timing_s/old_log_prob',
-    'timing_s/adv', 'timing_s/update_actor', 'timing_s/gen', 'timing_s/step',
+    'critic/rewards/mean', 'train/empty_rows', 'timing_s/adv',
+    'timing_s/update_actor', 'timing_s/gen', 'timing_s/step',
     'training/rollout_logprobs_diff_max')
 UNTRAINED = ('__init__', 'ask', 'build_index', 'common', 'evaluate',
-             'evaluate_search', 'serve_model', 'serve_search', 'tiny_base')
+             'evaluate_search', 'serve_model', 'serve_search', 'tiny_base',
+             'tiny_encoder')
 NEVER_ALIKE = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds',
                'search/latency_ms/')
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import searches
-from searchrl.trajectory import (Query, Question, SearchError, SearchFn,
-                                 Trajectory, Turn)
+from searchrl.trajectory import (Passages, Query, Question, SearchError,
+                                 SearchFn, Trajectory, Turn)
 
 ADMISSIONS = ('deterministic', 'arrival')
+Found = dict[int, list[Passages | SearchError]]  # by slot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +106,7 @@ def play(
     progress: Callable[[int], None] = lambda finished: None,
     enough: Callable[[Mapping[int, Trajectory]], bool] = lambda finished: False,
     watch: Callable[[Trajectory], None] = lambda grown: None,
+    agree: Callable[[Found], Found] = lambda found: found,
 ) -> list[Trajectory | None]:
   """Plays every (question, sample) to its end.
 
@@ -126,6 +128,8 @@ def play(
       the requests, whether the rest is not needed any more.
     watch: shown a trajectory whenever it has grown: by what the policy said,
       by what it then reads, and by its end.
+    agree: what searches found, by slot -> what is taken for it. Processes that
+      play the same slots agree on it; admission must be deterministic then.
 
   Returns:
     Trajectories in the order of `requests`, without rewards; None for those
@@ -138,7 +142,7 @@ def play(
   table = _Table(
       engine, dialogue, tokenizer, budgets, course,
       searches.Searches(search, timeout_secs=course.search_timeout_secs,
-                        calls=course.search_calls), watch)
+                        calls=course.search_calls), watch, agree)
 
   def feed_of(game: _Game, budget: int):
     played = game.trajectory
@@ -185,10 +189,10 @@ class _Table:
   """Who sits in which slot, and what happens to them."""
 
   def __init__(self, engine, dialogue, tokenizer, budgets, course, asked,
-               watch):
+               watch, agree):
     self._engine, self._dialogue, self._tokenizer = engine, dialogue, tokenizer
     self._budgets, self._course, self._asked = budgets, course, asked
-    self._watch = watch
+    self._watch, self._agree = watch, agree
     self._free = list(range(engine.slots))[::-1]
     self._decoding = set()  # slots
     self._unread = 0  # decodes
@@ -277,7 +281,8 @@ class _Table:
   def _admit(self, others: bool) -> list[_Game]:
     """Games whose searches are back, as the admission has it."""
     if self._course.admission == 'deterministic':
-      found = self._asked.all()
+      waiting = len(self._asked) > 0
+      found = self._agree(self._asked.all()) if waiting else {}
     elif self._decoding or self._unread or others:
       found = self._asked.ready()
     else:  # nothing else is left to do

@@ -16,7 +16,9 @@ Source: Devlin et al. 2018, arXiv:1810.04805; Wang et al. 2022 (E5),
 
 import dataclasses
 import functools
+import json
 import pathlib
+import shutil
 from typing import Any
 
 from flax import linen as nn
@@ -276,6 +278,52 @@ def load(
   found.check(tensors.shapes(its, leaves))
   return tensors.load(found, its, logical_axes(config),
                       sharding_of=sharding_of, dtype=dtype)
+
+
+def save(
+    folder: str,
+    params: Params,
+    config: EncoderConfig,
+    *,
+    tokenizer_from: str,
+    dtype: str = 'float32',
+) -> None:
+  """Writes a folder that transformers' BertModel loads, all but a pooler.
+
+  It appears whole or not at all. With several processes all must call this; the
+  first writes.
+
+  Args:
+    folder: new, empty, or an earlier export, which is replaced; other files
+      in it are kept.
+    params: on the host, or on any devices.
+    config: the shape.
+    tokenizer_from: the folder, or hub id, whose tokenizer files are copied.
+    dtype: 'float32' or 'bfloat16'.
+
+  Raises:
+    ValueError: another dtype; or the folder holds folders.
+  """
+  path = pathlib.Path(folder).resolve()
+  new = path.with_name(f'.{path.name}.unfinished')
+  first = jax.process_index() == 0
+  if first:
+    weights.check_replaceable(path)
+    shutil.rmtree(new, ignore_errors=True)  # of a run that was killed
+    new.mkdir(parents=True)
+  tensors.save(new, params, sources(params), dtype=dtype,
+               shard_bytes=5 * 10**9)
+  if first:
+    raw = {'architectures': ['BertModel'], 'model_type': 'bert',
+           **dataclasses.asdict(config), 'hidden_act': 'gelu',
+           'position_embedding_type': 'absolute', 'pad_token_id': 0,
+           'dtype': dtype, 'torch_dtype': dtype}
+    (new / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
+    source = pathlib.Path(weights.locate(tokenizer_from))
+    for name in weights.BESIDE:
+      if (source / name).is_file():
+        shutil.copyfile(source / name, new / name)
+    weights.replace(path, new)
 
 
 def sources(leaves: Params) -> Params:

@@ -30,6 +30,9 @@ from searchrl.models.transformer import Params, TransformerConfig
 
 # Rows from which on XLA's CPU multiplies matrices in one way, rounded alike.
 _ONE_KIND = 64
+# Shares of the slots, in eighths, that a decode may compute: while some search,
+# most of them; at the end of a rollout, few.
+_EIGHTHS = (1, 2, 4, 5, 6, 7, 8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +88,8 @@ class Engine:
       where a slot is one block: all are read alike.
     dtype: of weights, activations and cache.
     shardings: a tree of logical axes -> one of shardings, by which the slots
-      lie on several devices. Default: on the first.
+      lie on several devices. Default: on the first. Devices of several
+      processes take the same calls in each of them, in the same order.
 
   Raises:
     ValueError: a length or budget that cannot hold one turn.
@@ -117,13 +121,17 @@ class Engine:
     self._tile, self._tiles = tile, tuple(sorted(tiles))
     self._block = block = min(block, length)
     self._root = np.asarray(jax.random.key_data(jax.random.key(seed)))
+    # Every program leaves the slots as it found them, and what was sampled
+    # where every process can read it.
+    kept = shardings and shardings(programs.logical_axes(config))
+    read = shardings and (kept, shardings(()))
     self._state = jax.jit(
         functools.partial(programs.empty, config, slots, length, block, dtype),
-        out_shardings=shardings and shardings(programs.logical_axes(config)))()
+        out_shardings=kept)()
     devices = len(self._state.position.sharding.device_set)
-    # Few slots are decoded by themselves, if the products stay of one kind.
-    self._rows = [slots // 2 ** i for i in range(8)
-                  if slots // 2 ** i >= _ONE_KIND and parts > 1
+    # Fewer slots are decoded by themselves, if the products stay of one kind.
+    self._rows = [slots * n // 8 for n in _EIGHTHS
+                  if slots * n // 8 >= _ONE_KIND and parts > 1
                   and devices == 1] or [slots]
     self._forget()
     self._params, self._waiting = None, None
@@ -135,14 +143,15 @@ class Engine:
     self.slot_steps = 0  # decode steps times the rows that they computed
     stop = jax.tree.map(jnp.asarray, stop_table)
     eos = jnp.zeros(config.vocab_size, bool).at[np.array(eos_ids, int)].set(True)
-    jit = lambda function, **options: jax.jit(  # programs of this engine's own
-        functools.partial(function, **options), donate_argnames='state')
+    jit = lambda function, out=kept, **options: jax.jit(  # of this engine's own
+        functools.partial(function, **options), donate_argnames='state',
+        out_shardings=out)
     self._programs = dict(
         unstacked=jax.jit(functools.partial(programs.unstacked, dtype=dtype)),
         append=jit(programs.append, config=config),
         copy_prefix=jit(programs.copy_prefix), begin=jit(programs.begin),
         release=jit(programs.release),
-        decode=jit(programs.decode, config=config, stop=stop, eos=eos,
+        decode=jit(programs.decode, read, config=config, stop=stop, eos=eos,
                    steps=steps, patience=patience,
                    parts=min(parts, slots) if devices == 1 and block < length
                    else 1))
@@ -189,7 +198,7 @@ class Engine:
   def compile(self) -> int:
     """Compiles what the rollouts to come need; how many programs there are.
 
-    A program is run twice, on rows that only pad: on several devices its
+    A program is run twice, on rows that only pad: without shardings its
     results may be laid out otherwise than what it was first given.
     """
     if self._waiting is not None:

@@ -37,7 +37,7 @@ _LAYER = {
     'o': 'self_attn.o_proj', 'q_norm': 'self_attn.q_norm',
     'k_norm': 'self_attn.k_norm', 'gate': 'mlp.gate_proj', 'up': 'mlp.up_proj',
     'down': 'mlp.down_proj'}
-_BESIDE = (  # files that belong to a tokenizer, or to how it is used
+BESIDE = (  # files that belong to a tokenizer, or to how it is used
     'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json',
     'added_tokens.json', 'vocab.json', 'vocab.txt', 'merges.txt',
     'chat_template.jinja', 'generation_config.json')
@@ -293,7 +293,7 @@ def save(
   new = path.with_name(f'.{path.name}.unfinished')
   first = jax.process_index() == 0
   if first:
-    _check_replaceable(path)
+    check_replaceable(path)
     shutil.rmtree(new, ignore_errors=True)  # of a run that was killed
     new.mkdir(parents=True)
   tensors.save(new, params, _sources(config), dtype=dtype,
@@ -305,13 +305,14 @@ def save(
     raw = {name: raw[name] for name in ('bos_token_id', 'pad_token_id')
            if name in raw} | _describe(config, dtype, eos_id)
     (new / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
-    for name in _BESIDE:
+    for name in BESIDE:
       if (source / name).is_file():
         shutil.copyfile(source / name, new / name)
-    _replace(path, new)
+    replace(path, new)
 
 
-def _check_replaceable(path: pathlib.Path) -> None:
+def check_replaceable(path: pathlib.Path) -> None:
+  """Raises a ValueError if a folder is no export that `replace` may replace."""
   old = path.with_name(f'.{path.name}.old')
   if old.exists() and not path.exists():
     old.rename(path)  # a run was killed between the two renames
@@ -323,7 +324,7 @@ def _check_replaceable(path: pathlib.Path) -> None:
         '. Give another folder.')
 
 
-def _replace(path: pathlib.Path, new: pathlib.Path) -> None:
+def replace(path: pathlib.Path, new: pathlib.Path) -> None:
   """Puts a finished folder in the place of an older one; keeps other files."""
   old = path.with_name(f'.{path.name}.old')
   shutil.rmtree(old, ignore_errors=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import json
 import pathlib
 import shutil
+import tempfile
 from typing import Any
 
 from jaxtyping import Float
@@ -60,21 +61,12 @@ def build(
   if not 0 < recall <= 1 or not len(queries):
     raise ValueError('recall must lie in (0, 1] and be measured by one query at '
                      f'least, but is {recall}, and there are {len(queries)}.')
-  exact_scores, exact_ids = nearest.on_host(store)(queries, _AT + _SPARE)
   new = folder.with_name(f'.{folder.name}.unfinished')
   shutil.rmtree(new, ignore_errors=True)  # of a run that was killed
   new.mkdir(parents=True)
   told = module.build(store, new, **options)
-  measured, chosen = [], None
-  for settings in module.ladder(told):
-    index = module.open_(new, told, store, **settings)
-    _, ids = index(queries, _AT)
-    chosen = settings
-    measured.append({**settings, 'recall@3': nearest.recall(
-        ids, exact_ids, exact_scores, min(_AT, store.count))})
-    say(f'{kind} {settings}: recall@3 {measured[-1]["recall@3"]:.4f}')
-    if measured[-1]['recall@3'] >= recall:
-      break
+  _, chosen, measured = _tuned(
+      kind, told, new, store, queries, recall=recall, say=say)
   manifest = {
       'kind': kind, 'of': store.fingerprint, 'built': told, 'settings': chosen,
       'recall@3': measured[-1]['recall@3'], 'queries': len(queries),
@@ -85,6 +77,62 @@ def build(
   shutil.rmtree(folder, ignore_errors=True)
   new.rename(folder)
   return manifest
+
+
+def in_memory(
+    kind: str,
+    source: embeddings.Source,
+    queries: Float[np.ndarray, 'Q D'],
+    *,
+    recall: float = 0.99,
+    min_recall: float,
+) -> tuple[nearest.Index, float]:
+  """Builds an index that lasts as long as the process, and its recall@3.
+
+  Args:
+    kind: 'scann' or 'hnsw'.
+    source: the rows.
+    queries: vectors as they are searched with.
+    recall: that is wanted, as of `build`.
+    min_recall: below which it does not serve.
+
+  Raises:
+    ValueError: as `build`; or its recall is below the floor.
+  """
+  module = _module(kind)
+  with tempfile.TemporaryDirectory(prefix='searchrl_') as name:
+    folder = pathlib.Path(name)  # what was loaded of it outlives it
+    index, _, measured = _tuned(
+        kind, module.build(source, folder), folder, source, queries,
+        recall=recall)
+  found = measured[-1]['recall@3']
+  if not found >= min_recall:
+    raise ValueError(
+        f'recall@3 of {kind} must be at least min_recall={min_recall}, but was '
+        f"measured as {found:.4f}. Take backend='exact', or lower "
+        'search.options.min_recall.')
+  return index, found
+
+
+def _tuned(kind: str, told: dict[str, Any], folder: pathlib.Path,
+           source: embeddings.Source, queries: Float[np.ndarray, 'Q D'], *,
+           recall: float, say: Callable[[str], None] = lambda text: None):
+  """The index with its fastest settings that reach a recall.
+
+  Returns:
+    The index, the settings, and what each that was tried reached.
+  """
+  module, measured = _module(kind), []
+  exact_scores, exact_ids = nearest.on_host(source)(queries, _AT + _SPARE)
+  for settings in module.ladder(told):
+    index = module.open_(folder, told, source, **settings)
+    _, ids = index(queries, _AT)
+    measured.append({**settings, 'recall@3': nearest.recall(
+        ids, exact_ids, exact_scores, min(_AT, source.count))})
+    say(f'{kind} {settings}: recall@3 {measured[-1]["recall@3"]:.4f}')
+    if measured[-1]['recall@3'] >= recall:
+      break
+  return index, settings, measured
 
 
 def read_manifest(folder: pathlib.Path, store: embeddings.Store

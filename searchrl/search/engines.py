@@ -17,6 +17,7 @@ from searchrl.search import bm25_index
 from searchrl.search import cache
 from searchrl.search import dense
 from searchrl.search import fusion
+from searchrl.search import in_memory
 from searchrl.search import noise
 from searchrl.search import over
 from searchrl.search import rerank
@@ -43,11 +44,12 @@ def make(
       of their own; or 'fusion', 'rerank' or 'cache', which are made of others.
     corpus: what it searches; None where `needs_corpus` is false.
     seed: of the noise; other engines ignore it.
-    load_encoder: makes the encoder of a dense index; see `backends.indexed`.
+    load_encoder: makes the encoder of dense vectors; see `backends.indexed`.
     load_judge: makes the judge of pairs of a reranker; see `reranker.load`.
     **options: bm25: index (a folder that holds one) or k1, b; bm25s: k1, b;
       lucene: those of `adapters.lucene`; dense: index and those of
-      `backends.indexed`, else dim, n, batch of hashed n-grams; noise: none;
+      `backends.indexed`, or encoder and those of `in_memory.search`, else dim,
+      n, batch of hashed n-grams; noise: none;
       remote: those of `remote.remote`; web: those of `web.web`; fusion:
       engines, each as dict(name=..., **its options), k, depth; rerank: engine,
       model, max_length, batch, candidates; cache: engine, path, entries, index.
@@ -65,7 +67,7 @@ def make(
     return backends.indexed(
         corpus, folder, load_encoder=load_encoder, **options)
   if name == 'dense':
-    return _dense(corpus, **options)
+    return _dense(corpus, load_encoder, **options)
   if name == 'noise':
     return noise.random_passages(corpus, seed=seed, **options)
   if name == 'bm25s':
@@ -81,7 +83,7 @@ def make(
   if name in ('fusion', 'rerank', 'cache'):
     again = functools.partial(_part, corpus=corpus, seed=seed,
                               load_encoder=load_encoder, load_judge=load_judge)
-    return _made_of(name, corpus, options, again, load_judge)
+    return _made_of(name, corpus, options, again, load_encoder, load_judge)
   raise ValueError(
       "engine must be 'bm25', 'dense', 'noise', 'bm25s', 'lucene', 'remote', "
       f"'web', 'fusion', 'rerank' or 'cache', but is {name!r}. Correct it in "
@@ -90,6 +92,7 @@ def make(
 
 def _made_of(name: str, corpus: Corpus, options: dict[str, Any],
              again: Callable[[Any], SearchFn],
+             load_encoder: backends.LoadEncoder | None,
              load_judge: LoadJudge | None) -> SearchFn:
   """An engine over others, which `again` builds."""
   field = 'engines' if name == 'fusion' else 'engine'
@@ -108,7 +111,7 @@ def _made_of(name: str, corpus: Corpus, options: dict[str, Any],
              if key in options}
     score = load_judge(options.pop('model'), **about)
     return over.Over(rerank.reranked(inner, score, **options), (inner,))
-  named = _fingerprint(*_named(inside), corpus)
+  named = _fingerprint(*_named(inside), corpus, load_encoder)
   return cache.cached(inner, **options | dict(
       index=options.get('index') or named))
 
@@ -136,7 +139,8 @@ def _parts(options: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
   return [_named(spec) for spec in specs]
 
 
-def _fingerprint(name: str, options: dict[str, Any], corpus: Corpus) -> str:
+def _fingerprint(name: str, options: dict[str, Any], corpus: Corpus,
+                 load_encoder: backends.LoadEncoder | None) -> str:
   """Names what an engine searches; '' where that cannot be known."""
   if name in ('remote', 'web', 'lucene', 'rerank', 'cache') or (
       name == 'bm25' and 'index' in options):
@@ -144,15 +148,28 @@ def _fingerprint(name: str, options: dict[str, Any], corpus: Corpus) -> str:
   if name == 'noise':
     raise ValueError("search.options.engine must not be 'noise' for a cache: "
                      'what it finds depends on the question, too.')
-  inside = [_fingerprint(*part, corpus) for part in _parts(options)]
+  inside = [_fingerprint(*part, corpus, load_encoder)
+            for part in _parts(options)]
   if '' in inside:
     return ''
-  facts = [describe(name, corpus, options), inside, options]
+  facts = [describe(name, corpus, options, load_encoder=load_encoder), inside,
+           options]
   text = json.dumps(facts, sort_keys=True, default=dict)
   return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _dense(
+    corpus: Corpus, load_encoder: backends.LoadEncoder | None, *,
+    encoder: str = '', **options: Any,
+) -> SearchFn:
+  """Vectors that are made now, by an encoder or of hashed n-grams."""
+  if encoder or 'backend' in options:
+    return in_memory.search(
+        corpus, encoder=encoder, load_encoder=load_encoder, **options)
+  return _ngrams(corpus, **options)
+
+
+def _ngrams(
     corpus: Corpus, *, dim: int = 512, n: int = 3, batch: int = 64
 ) -> SearchFn:
   return dense.exact(
@@ -168,7 +185,11 @@ def needs_corpus(name: str, options: Mapping[str, Any]) -> bool:
 
 
 def describe(
-    name: str, corpus: Corpus | None, options: Mapping[str, Any]
+    name: str,
+    corpus: Corpus | None,
+    options: Mapping[str, Any],
+    *,
+    load_encoder: backends.LoadEncoder | None = None,
 ) -> dict[str, Any]:
   """What was searched, for the record of a run: digests, an index's recall."""
   told = {'engine': name}
@@ -176,8 +197,12 @@ def describe(
     told |= {'corpus': corpus.digest, 'passages': len(corpus)}
   if name == 'dense' and 'index' in options:
     told['index'] = backends.describe(options['index'])
+  elif name == 'dense' and (options.get('encoder') or 'backend' in options):
+    told |= in_memory.describe(
+        corpus, load_encoder=load_encoder, **{'encoder': '', **options})
   if parts := _parts(options):
-    told['engines'] = [describe(part, corpus, its) for part, its in parts]
+    told['engines'] = [describe(part, corpus, its, load_encoder=load_encoder)
+                       for part, its in parts]
   return told
 
 

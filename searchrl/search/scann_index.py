@@ -42,6 +42,14 @@ def _library():
   return scann
 
 
+def available() -> bool:
+  """Whether ScaNN can be imported here."""
+  try:
+    return bool(_library())
+  except ValueError:
+    return False
+
+
 def build(
     source: embeddings.Source,
     folder: pathlib.Path,

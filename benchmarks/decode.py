@@ -1,0 +1,348 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""A model's size in, how near its rollouts come to the device's limits out.
+
+  python benchmarks/decode.py                # a GPU: Qwen2.5-3B, random weights
+  python benchmarks/decode.py --size toy     # a CPU, in a minute: the same code
+  python benchmarks/decode.py --transformers V/bin/python   # and its generate
+
+The limit of a decode step of B rows is that of its phases, one after another:
+
+  max(W / bandwidth, 2 P B / F) + max(B c k / bandwidth, 4 B c L H d / F)
+
+  W  bytes of weights     P  parameters, without an untied input embedding
+  c  tokens of context    k  bytes of a token's keys and values
+
+and of a prefill of n tokens, which computes no logits, (2 P' n + 4 L H d sum c)
+/ F with P' parameters in layers. Bandwidth and F, FLOP/s, are measured in the
+same run: the better of a large copy and a triad, and a large matrix product.
+
+The reference phase plays trajectories of 1 to 4 turns (see `workload.py`)
+through the driver, with an instant search; its limit is the sum over its
+tokens, prompts counted once a question.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import gc
+import json
+import statistics
+import sys
+import time
+
+from train_step import SIZES, matmul_rate  # puts the library on the path
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import peers_rollout
+import rollout as scripted
+import turns
+from searchrl import player
+from searchrl import workdir
+from searchrl.agent import dialogue as dialogues
+from searchrl.agent import rollout
+from searchrl.agent import tokenizer as tokenizers
+from searchrl.models import engine as engines
+from searchrl.models import sampling
+from searchrl.models import stops
+from searchrl.models import transformer
+from searchrl.trajectory import Action, Passage, Question
+
+OPTIONS = {  # by size
+    'toy': dict(slots=[16, 64], context=256, decodes=8, questions=32, samples=4,
+                length=512, phase_slots=64, dtype='float32', tile=32,
+                tiles=[4, 16, 64]),
+    '3b': dict(slots=[64, 256], context=2048, decodes=16, questions=512,
+               samples=5, length=4096, phase_slots=256, dtype='bfloat16',
+               tile=128, tiles=[4, 16, 64]),
+}
+OPTIONS['0.5b'] = OPTIONS['3b']
+AIMS = {'decode': '0.30 / 0.50 / 0.65', 'prefill': '0.35 / 0.50 / 0.65',
+        'sampling': 'at most 0.04', 'phase': '0.30 / 0.45 / 0.60'}
+
+
+def main() -> None:
+  options = parsed()
+  print(f'    python benchmarks/decode.py {" ".join(sys.argv[1:])}\n')
+  theirs = generate_beside(options) if options.transformers else {}
+  device = jax.devices()[0]
+  shape = SIZES[options.size]
+  limits = Limits.of(shape, options.dtype)
+  print(f'{device.device_kind}, jax {jax.__version__}, revision '
+        f'{workdir.environment()["git"]}; {turns.load()}; '
+        f'{limits.bandwidth / 1e9:.4g} GB/s, {limits.flops / 1e12:.4g} TFLOP/s '
+        f'in {options.dtype}; {options}\n')
+  params = jax.jit(lambda key: jax.tree.map(
+      lambda x: x.astype(options.dtype), transformer.init(shape, key)))(
+          jax.random.key(options.seed))
+  print('| what | rows | context | ms | limit, ms | tokens/s '
+        '| of the limit | aim |\n' + '|---' * 8 + '|')
+  for rows in options.slots:
+    with traced(options.profile and f'{options.profile}/{rows}'):
+      steady(options, shape, params, limits, rows, theirs.get(rows))
+    gc.collect()
+  phase(options, shape, params, limits)
+
+
+def parsed() -> argparse.Namespace:
+  """Options, with defaults by the size."""
+  first = argparse.ArgumentParser(add_help=False)
+  first.add_argument('--size', choices=SIZES, default='3b')
+  parser = argparse.ArgumentParser(
+      description=__doc__.partition('\n')[0], parents=[first])
+  parser.set_defaults(**OPTIONS[first.parse_known_args()[0].size])
+  parser.add_argument('--slots', type=int, nargs='+')
+  parser.add_argument('--context', type=int, help='tokens, at mid-course')
+  parser.add_argument('--decodes', type=int, help='timed, of `steps` steps')
+  parser.add_argument('--steps', type=int, default=16, help='of a decode')
+  parser.add_argument('--tile', type=int)
+  parser.add_argument('--tiles', type=int, nargs='+')
+  parser.add_argument('--block', type=int, default=128)
+  parser.add_argument('--parts', type=int, default=3)
+  parser.add_argument('--dtype')
+  parser.add_argument('--questions', type=int, help='of the reference phase')
+  parser.add_argument('--samples', type=int)
+  parser.add_argument('--phase-slots', type=int)
+  parser.add_argument('--length', type=int, help='4096: lengths as they are')
+  parser.add_argument('--repeats', type=int, default=3)
+  parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--profile', default='', help='a folder for traces')
+  parser.add_argument('--transformers', help='a python with torch')
+  return parser.parse_args()
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """Of one model on one device; see the top of this file."""
+
+  shape: transformer.TransformerConfig
+  bandwidth: float  # bytes a second
+  flops: float  # a second
+  item: int  # bytes of a number
+  parameters: int  # that a decode step reads
+  in_layers: int
+
+  @classmethod
+  def of(cls, shape, dtype: str) -> 'Limits':
+    table = shape.vocab_size * shape.hidden_size
+    every = sum(x.size for x in jax.tree.leaves(transformer.abstract(shape)))
+    untied = 0 if shape.tie_word_embeddings else table
+    return cls(
+        shape, bandwidth(), matmul_rate(dtype), jnp.dtype(dtype).itemsize,
+        parameters=every - untied, in_layers=every - untied - table)
+
+  def _over(self, contexts: float) -> tuple[float, float]:
+    """Seconds to read so many tokens of cache, and to attend to them."""
+    s = self.shape
+    read = (2 * s.num_hidden_layers * s.num_key_value_heads * s.head_dim
+            * self.item * contexts)
+    flops = (4 * s.num_hidden_layers * s.num_attention_heads * s.head_dim
+             * contexts)
+    return read / self.bandwidth, flops / self.flops
+
+  def decode(self, rows: int, contexts: float) -> float:
+    """Seconds of a step of rows that see so many tokens together."""
+    return max(self.item * self.parameters / self.bandwidth,
+               2 * self.parameters * rows / self.flops) + max(
+                   self._over(contexts))
+
+  def prefill(self, tokens: int, contexts: float) -> float:
+    """Seconds for tokens that see so many together."""
+    return 2 * self.in_layers * tokens / self.flops + self._over(contexts)[1]
+
+
+def bandwidth() -> float:
+  """Bytes a second of a large copy or triad, whichever is faster."""
+  size = 2 ** (26 if jax.devices()[0].platform == 'cpu' else 29)  # float32
+  a, b = (jnp.full(size, value, jnp.float32) for value in (1, 2))
+  return max(moved * size * 4 / seconds_of(jax.jit(function), a, b)
+             for moved, function in ((2, lambda a, b: -a),
+                                     (3, lambda a, b: a + 0.5 * b)))
+
+
+def seconds_of(function, *args, repeats: int = 5, calls: int = 4) -> float:
+  """Median seconds of one of several calls in a row."""
+  jax.block_until_ready(function(*args))
+  taken = []
+  for _ in range(repeats):
+    start = time.perf_counter()
+    for _ in range(calls):
+      out = function(*args)
+    jax.block_until_ready(out)
+    taken.append((time.perf_counter() - start) / calls)
+  return statistics.median(taken)
+
+
+def traced(folder: str):
+  """jax's profiler around it, if there is a folder for the trace."""
+  return jax.profiler.trace(folder) if folder else contextlib.nullcontext()
+
+
+def build(options, shape, params, slots: int, length: int) -> engines.Engine:
+  """An engine with weights, compiled."""
+  engine = engines.Engine(
+      shape, slots=slots, length=length, eos_ids=(), tile=options.tile,
+      tiles=options.tiles, steps=options.steps, block=options.block,
+      parts=options.parts, dtype=options.dtype,
+      stop_table=stops.compile_table([b''], ['never said'], shape.vocab_size))
+  engine.load(params, 1.0)
+  engine.compile()
+  return engine
+
+
+def steady(options, shape, params, limits, rows: int, theirs) -> None:
+  """Prefill of all slots, decode while all go on, and the sampler alone."""
+  room = options.steps * (options.decodes + 1)  # the first ends the prefill
+  held = options.context - room // 2
+  engine = build(options, shape, params, rows, held + room)
+  rng = np.random.default_rng(options.seed)
+  prefills, decodes = [], []
+  for repeat in range(options.repeats + 1):  # one to warm up
+    prompts = rng.integers(0, shape.vocab_size, (rows, held)).tolist()
+    start = time.perf_counter()
+    engine.append([engines.Append(
+        row, prompts[row], room, engines.row_ids(repeat, f'{row}', 0, 0), True)
+                   for row in range(rows)])
+    engine.decode()
+    filled = time.perf_counter() - start
+    taken = decoded(engine, options.decodes)
+    prefills.append(filled - statistics.median(taken))
+    decodes += taken if repeat else []
+    engine.abandon()
+  step = statistics.median(decodes) / options.steps
+  tell('decode', rows, options.context, step,
+       limits.decode(rows, rows * options.context), rows)
+  if theirs:
+    tell('decode, transformers', rows, options.context, theirs,
+         limits.decode(rows, rows * options.context), rows)
+  tell('prefill', rows, held, statistics.median(prefills[1:]),
+       limits.prefill(rows * (held - 1), rows * held * (held - 1) / 2),
+       rows * (held - 1))
+  logits = jax.random.normal(jax.random.key(0), (rows, shape.vocab_size))
+  keys = jnp.zeros((rows, 2), jnp.uint32)
+  alone = seconds_of(jax.jit(sampling.sample, static_argnums=4), logits, keys,
+                     jnp.arange(rows), np.float32(1), None, calls=16)
+  print(f'| sampling | {rows} | | {1000 * alone:.3g} | | | {alone / step:.3f} '
+        f'of a step | {AIMS["sampling"]} |')
+
+
+def decoded(engine: engines.Engine, count: int) -> list[float]:
+  """Seconds of each of several decodes, dispatched one ahead."""
+  engine.dispatch()
+  taken, last = [], None
+  for number in range(count):
+    if number + 1 < count:
+      engine.dispatch()
+    engine.read()
+    now = time.perf_counter()
+    taken += [] if last is None else [now - last]
+    last = now
+  return taken
+
+
+def tell(what: str, rows, context, secs: float, limit: float, tokens: int):
+  """A row of the table."""
+  print(f'| {what} | {rows} | {context} | {1000 * secs:.4g} '
+        f'| {1000 * limit:.4g} | {tokens / secs:.0f} | {limit / secs:.3f} '
+        f'| {AIMS[what.partition(",")[0].partition(" ")[0]]} |', flush=True)
+
+
+class Reference(scripted.Script):
+  """Trajectories of `workload.py`, turn by turn: who says how much."""
+
+  def __init__(self, options, tokenizer):
+    rng = np.random.default_rng(options.seed)
+    self.scale = options.length / 4096
+    words = ' '.join(scripted.WORDS * 20)
+    self._a_word = len(tokenizer.encode(words)) / len(words.split())
+    self.requests, self.lengths, self.names = [], {}, {}
+    for number in range(options.questions):
+      text = self._text(rng, rng.uniform(150, 250))
+      question = Question(f'{number}', text, ('x',))
+      for sample in range(options.samples):
+        self.requests.append((question, sample))
+        count = 1 + rng.choice(4, p=[0.15, 0.35, 0.3, 0.2])
+        said = np.minimum(rng.lognormal(np.log(110), 0.6, count), 500)
+        self.lengths[question.uid, sample] = [
+            max(1, round(x)) for x in said * self.scale]
+
+  def _text(self, rng, tokens: float) -> str:
+    count = max(1, round(tokens * self.scale / self._a_word))
+    return ' '.join(rng.choice(scripted.WORDS, count))
+
+  def search(self, queries):
+    return [(Passage('1', '', self._text(rng, rng.normal(480, 60))),)
+            for query in queries
+            for rng in [np.random.default_rng(int(query.question.uid))]]
+
+
+def phase(options, shape, params, limits) -> None:
+  """The whole reference phase, by its trajectories' own limit."""
+  tokenizer = tokenizers.load(str(player.TINY_BASE))
+  script = Reference(options, tokenizer)
+  engine = build(options, shape, params, options.phase_slots, options.length)
+  most = round(700 * script.scale)
+  budgets = rollout.Budgets(
+      max_turns=5, max_turn_tokens=round(500 * script.scale) + 1,
+      max_prompt_tokens=most, passage_tokens=most, top_k=1)
+  speech = dataclasses.replace(
+      dialogues.laptop(tokenizer), parse=lambda text: Action(text, ('x',)))
+  taken = []
+  for _ in range(2):  # once to warm up
+    engine.load(params, 1.0)
+    heard = scripted.Heard(engine, script)
+    start = time.perf_counter()
+    games = rollout.play(
+        script.requests, engine=heard, search=script.search, dialogue=speech,
+        tokenizer=scripted.Tokenizer(tokenizer, heard), budgets=budgets,
+        row_ids=script.row_ids, append=script.append, step=0, policy_step=0,
+        course=rollout.Course('arrival', ahead=1))
+    taken.append(time.perf_counter() - start)
+  tokens = sum(len(g.tokens) for g in games)
+  tell(f'phase of {len(games)} trajectories', options.phase_slots,
+       round(tokens / len(games)), taken[-1],
+       least(games, limits, options.phase_slots), tokens)
+
+
+def least(games, limits: Limits, rows: int) -> float:
+  """Seconds that these trajectories take at the limits, in so many slots."""
+  prompts, fed, read, said, seen = set(), 0, 0, 0, 0
+  for game in games:
+    at = len(game.prompt_tokens)
+    if game.question.uid not in prompts:
+      prompts.add(game.question.uid)
+      fed, read = fed + at, read + at * (at + 1) / 2
+    for turn in game.turns:
+      count = len(turn.action_tokens)
+      said, seen = said + count, seen + count * (at + (count - 1) / 2)
+      at += count
+      count = len(turn.observation_tokens)
+      fed, read = fed + count, read + count * (at + (count + 1) / 2)
+      at += count
+  return limits.prefill(fed, read) + said / rows * limits.decode(
+      rows, seen / said * rows)
+
+
+def generate_beside(options) -> dict[int, float]:
+  """Seconds of a decode step of transformers, by rows; alone on the device."""
+  shape = SIZES[options.size]
+  fields = ('vocab_size', 'hidden_size', 'num_hidden_layers', 'rope_theta',
+            'num_attention_heads', 'num_key_value_heads', 'intermediate_size')
+  worker = turns.Worker(
+      options.transformers, peers_rollout.__file__, 'transformers',
+      '--shape', json.dumps({name: getattr(shape, name) for name in fields}),
+      f'--dtype={options.dtype}')
+  result = {}
+  for rows in options.slots:
+    few, many = (statistics.median(
+        worker.turn(f'{rows}x{options.context - 32}x{said}')['secs']
+        for _ in range(options.repeats)) for said in (1, 65))
+    result[rows] = (many - few) / 64
+  worker.close()
+  return result
+
+
+if __name__ == '__main__':
+  main()

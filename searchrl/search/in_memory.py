@@ -1,0 +1,141 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A corpus and an encoder in, a SearchFn out; nothing is built beforehand.
+
+For corpora that a run makes, or small ones: their passages are encoded as the
+run begins, and stay in memory. Larger ones want an index on disk; see backends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from typing import Any
+
+import numpy as np
+
+from searchrl.search import approximate
+from searchrl.search import backends
+from searchrl.search import dense
+from searchrl.search import device_index
+from searchrl.search import embeddings
+from searchrl.search import nearest
+from searchrl.search import scann_index
+from searchrl.search.corpus import Corpus
+from searchrl.trajectory import SearchFn
+
+BACKENDS = ('auto', 'exact', 'scann')
+_QUERIES = 1000  # that recall is measured by, at most
+
+
+@dataclasses.dataclass(frozen=True)
+class _Encoded:
+  """A corpus and its encoder; the same if their digests are."""
+
+  corpus_digest: str
+  encoder_digest: str
+  corpus: Corpus = dataclasses.field(compare=False, repr=False)
+  encode: dense.EncodeFn = dataclasses.field(compare=False, repr=False)
+
+
+def search(
+    corpus: Corpus,
+    *,
+    encoder: str,
+    load_encoder: backends.LoadEncoder | None,
+    backend: str = 'auto',
+    min_recall: float = 0.95,
+    batch: int = 64,
+) -> SearchFn:
+  """A search by vectors that are made now.
+
+  Args:
+    corpus: of at most `backends.EXACT_ON_HOST` passages.
+    encoder: 'tiny_e5', or a BERT folder or hub id; '' for hashed n-grams.
+    load_encoder: makes the encoder of a path; not needed for hashed n-grams.
+    backend: 'exact' (on the devices of this process), 'scann', or 'auto', which
+      is exact here. Where ScaNN is not installed (there is none for macOS), the
+      search is exact all the same, which stderr is told once.
+    min_recall: recall@3 below which ScaNN does not serve.
+    batch: queries a device call of exact search.
+
+  Raises:
+    FileNotFoundError: there is no such encoder.
+    ValueError: it is none; the corpus is too large; recall is too low; or an
+      option is out of range.
+  """
+  encoded = _encoded(corpus, encoder, load_encoder)
+  index, _ = _index(encoded, _available(backend), min_recall, batch)
+  return dense.searcher(corpus, encoded.encode, index)
+
+
+def describe(
+    corpus: Corpus,
+    *,
+    encoder: str,
+    load_encoder: backends.LoadEncoder | None,
+    backend: str = 'auto',
+    min_recall: float = 0.95,
+    batch: int = 64,
+) -> dict[str, Any]:
+  """The encoder's digest, what searches, and the recall of an approximation.
+
+  Args and errors: those of `search`, which uses the same index.
+  """
+  encoded = _encoded(corpus, encoder, load_encoder)
+  _, told = _index(encoded, _available(backend), min_recall, batch)
+  named = {'path': encoder, 'digest': encoded.encoder_digest}
+  return {'encoder': named, **told}
+
+
+def _encoded(corpus: Corpus, encoder: str,
+             load_encoder: backends.LoadEncoder | None) -> _Encoded:
+  if len(corpus) > backends.EXACT_ON_HOST:
+    raise ValueError(
+        f'a corpus that is encoded as a run begins must have at most '
+        f'{backends.EXACT_ON_HOST} passages, but has {len(corpus)}. Build an '
+        'index with configs/build_index.py, and set search.options.index.')
+  if not encoder:
+    return _Encoded(corpus.digest, dense.ngram_recipe(corpus)['digest'], corpus,
+                    dense.ngram_encoder(corpus))
+  if load_encoder is None:
+    raise ValueError(
+        f'search.options.encoder={encoder!r} needs load_encoder, which makes '
+        'it. Pass searchrl.embedder.load_again.')
+  encode = load_encoder(path=encoder)
+  return _Encoded(corpus.digest, encode.about['digest'], corpus, encode)
+
+
+def _available(backend: str) -> str:
+  """What searches: a backend that is here."""
+  if backend not in BACKENDS:
+    raise ValueError('search.options.backend must be one of '
+                     f'{", ".join(BACKENDS)} without an index, but is '
+                     f'{backend!r}.')
+  if backend == 'scann' and not scann_index.available():
+    _say_once('ScaNN is not installed here: the search is exact instead.')
+    return 'exact'
+  return 'exact' if backend == 'auto' else backend
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+  print(text, file=sys.stderr, flush=True)
+
+
+@functools.lru_cache(maxsize=4)  # of training, and of a few evaluation sets
+def _index(encoded: _Encoded, backend: str, min_recall: float, batch: int
+          ) -> tuple[nearest.Index, dict[str, Any]]:
+  """The index of a corpus, and what to note of it."""
+  texts = encoded.corpus.texts
+  rows = embeddings.InMemory(dense.encoded(encoded.encode, texts, 'passage'))
+  if backend == 'exact':
+    return device_index.build(rows, batch=batch), {'backend': 'exact'}
+  places = np.unique(np.linspace(
+      0, len(texts) - 1, min(_QUERIES, len(texts))).astype(int))
+  queries = [' '.join(texts[i].split()[:10]) for i in places]
+  index, recall = approximate.in_memory(
+      backend, rows, dense.encoded(encoded.encode, queries, 'query'),
+      min_recall=min_recall)
+  return index, {'backend': backend, 'recall@3': recall}

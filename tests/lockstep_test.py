@@ -1,0 +1,84 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A copy of the weights over two processes: what one process would play."""
+
+import json
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from searchrl import mesh as meshes
+from searchrl import player
+import loopback
+
+# Two devices share the weights; the first process alone has an engine whose
+# answers differ from call to call and that now and then fails.
+PLAY = r'''
+import json
+from searchrl import mesh as meshes, player, processes
+from searchrl.agent import rewards, rollout
+from searchrl.trajectory import Passage, Question, SearchError
+
+processes.initialize()
+play, params = player.load(
+    '', dialogue='searchrl.agent.dialogue:laptop', seed=3, slots=6, length=256,
+    budgets=rollout.Budgets(max_turns=3, max_turn_tokens=24, passage_tokens=24,
+                            top_k=1), mesh=meshes.make(data=1, tensor=2),
+    tensor=2)
+asked = []
+
+def search(queries):
+  asked.extend(query.text for query in queries)
+  return [SearchError('unavailable', 'down') if len(asked) % 5 == 4 else
+          (Passage(str(i), 'A title', f'{len(asked)} {query.text}', 0.1),)
+          for i, query in enumerate(queries)]
+
+games = play.play(
+    params, [(Question(f'u{i}', f'What is the river of city {i}?', ('Nile',)), s)
+             for i in range(3) for s in range(3)],
+    search=search, reward=rewards.em, outcome=rewards.em, temperature=1.0, step=2)
+print(json.dumps([
+    play.together, len(asked),
+    [[g.question.uid, g.sample, g.stop_reason, g.retries, g.tokens,
+      [x for turn in g.turns for x in turn.action_logprobs]] for g in games]]))
+'''
+
+
+def played(count):
+  done = loopback.run(count, PLAY, devices=2 // count, timeout=400)
+  return [json.loads(d.stdout.splitlines()[-1]) for d in done]
+
+
+@pytest.mark.slow
+def test_two_processes_play_as_one_would():
+  (apart, asked, expected), = played(1)
+  assert not apart and asked
+  assert any(game[3] for game in expected)  # a search failed: played again
+  for number, (together, asked, games) in enumerate(played(2)):
+    assert together
+    assert (asked > 0) == (number == 0)
+    assert [g[:5] for g in games] == [g[:5] for g in expected]
+    for game, theirs in zip(games, expected):
+      np.testing.assert_allclose(game[5], theirs[5], atol=1e-5)
+
+
+def test_lockstep_admits_in_a_fixed_order(monkeypatch):
+  mesh = meshes.make(data=4, tensor=2)
+  options = types.SimpleNamespace(
+      admission='auto', tensor=2, ahead=0, search_timeout_secs=1.0,
+      search_calls=1)
+  assert player.course(mesh, options).admission == 'deterministic'
+  assert player.course(mesh, options, remote=True).admission == 'arrival'
+
+  def two_hosts(mesh, tensor):
+    assert mesh.size == len(jax.devices()) and tensor == 2
+    return True
+
+  monkeypatch.setattr(player.handover, 'spans_processes', two_hosts)
+  assert player.course(mesh, options, remote=True).admission == 'deterministic'
+  options.admission = 'arrival'
+  with pytest.raises(ValueError, match="must be 'deterministic' where "
+                                       'rollout.tensor=2 devices of several'):
+    player.course(mesh, options)

@@ -1,0 +1,116 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""pairs: batches follow from their number; no negative answers its query."""
+
+import dataclasses
+import functools
+import json
+
+import numpy as np
+import pytest
+
+from searchrl import pairs
+
+OPTIONS = dict(seed=0, queries=8, hard_negatives=2, depth=6)
+
+
+@functools.lru_cache(maxsize=4)
+def world(number):
+  return pairs.world_book(number, seed=7, count=16, fresh=.5)
+
+
+def write(file, *records):
+  file.write_text('\n'.join(
+      r if isinstance(r, str) else json.dumps(r) for r in records))
+  return str(file)
+
+
+def pair(query, positive, *negatives):
+  return {'query': query, 'positive': positive, 'negatives': list(negatives)}
+
+
+def test_the_answer_of_a_worlds_query_is_the_passage_of_its_name():
+  book = world(0)
+  assert len(book.queries) == 16
+  for query, (answer,) in zip(book.queries, book.answers):
+    title, _, text = answer.partition('\n')
+    assert title.removeprefix('The ') in query and title in text
+
+
+def test_batches_follow_from_their_number_alone():
+  found = [pairs.batch(world, step, **OPTIONS) for step in range(5)]
+  for step in (4, 1):
+    again = pairs.batch(world.__wrapped__, step, **OPTIONS)
+    assert (again.queries, again.passages) == (
+        found[step].queries, found[step].passages)
+  # Two batches of eight are a world's sixteen queries.
+  assert sorted(found[0].queries + found[1].queries) == sorted(world(0).queries)
+  assert sorted(found[2].queries + found[3].queries) == sorted(world(1).queries)
+
+
+def test_no_passage_that_answers_is_a_negative():
+  for step in range(3):
+    batch = pairs.batch(world, step, **OPTIONS)
+    book = world(step // 2)
+    answer_of = {q: a for q, (a,) in zip(book.queries, book.answers)}
+    assert batch.excluded.shape == (8, len(batch.passages))
+    for row, query in enumerate(batch.queries):
+      assert batch.passages[row] == answer_of[query]
+      np.testing.assert_array_equal(
+          batch.excluded[row],
+          [p == answer_of[query] for p in batch.passages])
+    assert 16 < len(batch.passages) <= 24
+
+
+def test_hard_negatives_are_what_bm25_finds():
+  batch = pairs.batch(world, 0, **OPTIONS)
+  candidates = {text for found in world(0).find(batch.queries, 6)
+                for text in found}
+  assert set(batch.passages[8:]) <= candidates
+  assert len(pairs.batch(world, 0, **OPTIONS | dict(
+      hard_negatives=0)).passages) == 8
+
+
+def test_own_pairs_keep_their_texts_and_bring_their_negatives(tmp_path):
+  book = pairs.own_book(write(
+      tmp_path / 'p.jsonl', pair('red', 'red\nball', 'red car'),
+      '', pair('red', 'a red hat'), {'query': 'blue', 'positive': 'blue sky'},
+      pair('green', 'red\nball')))(3)
+  assert book.queries == ['red', 'red', 'blue', 'green']
+  batch = pairs.batch(lambda number: book, 0, seed=0, queries=4,
+                      hard_negatives=1, depth=3)
+  rows = {(q, p): i for i, (q, p) in enumerate(zip(
+      batch.queries, batch.passages))}
+  red = rows['red', 'red\nball']
+  assert batch.passages.count('red car') == 2  # given once, found by BM25 once
+  np.testing.assert_array_equal(
+      batch.excluded[red],
+      [text in ('red\nball', 'a red hat') for text in batch.passages])
+  np.testing.assert_array_equal(
+      batch.excluded[rows['blue', 'blue sky']],
+      [text == 'blue sky' for text in batch.passages])
+
+
+def test_a_short_book_is_one_batch():
+  book = dataclasses.replace(world(0), queries=world(0).queries[:3])
+  batch = pairs.batch(lambda number: book, 5, **OPTIONS)
+  assert sorted(batch.queries) == sorted(book.queries)
+
+
+@pytest.mark.parametrize('lines, message', [
+    (['{'], 'a line must be a JSON object, but .*p.jsonl:1 is not'),
+    ([pair('a', 'b'), '[]'], r'must have "query" and .*p.jsonl:2 holds \[\]'),
+    ([{'query': 'a'}], 'must have "query" and "positive"'),
+    ([pair(' ', 'b')], 'texts that are not blank'),
+    ([{'query': 'a', 'positive': 3}], 'must have "query" and "positive"'),
+    ([{'query': 'a', 'positive': 'b', 'negatives': 'c'}], 'a list of texts'),
+    ([pair('a', 'b')], 'must hold two pairs or more, but .* has 1'),
+])
+def test_a_bad_file_is_refused_and_the_line_named(tmp_path, lines, message):
+  with pytest.raises(ValueError, match=message):
+    pairs.own_book(write(tmp_path / 'p.jsonl', *lines))
+
+
+def test_no_file_is_told():
+  with pytest.raises(FileNotFoundError, match='data.pairs must be a jsonl'):
+    pairs.own_book('/nowhere.jsonl')
