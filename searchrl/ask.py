@@ -20,6 +20,7 @@ from searchrl import evaluate
 from searchrl import mesh as meshes
 from searchrl import player as players
 from searchrl import processes
+from searchrl import reranker
 from searchrl.agent import questions as questions_lib
 from searchrl.agent import rewards
 from searchrl.search import corpus as corpora
@@ -58,7 +59,8 @@ def job(config, workdir: str) -> None:
     return
   search = engines.guarded(engines.make(
       config.search.engine, corpus, seed=config.seed,
-      load_encoder=embedder.load_again, **config.search.options))
+      load_encoder=embedder.load_again, load_judge=reranker.load,
+      **config.search.options))
   player, params = policy(config, config.ask.samples)
   _say(f'Question: {plain(config.ask.question)}')
   games = ask(player, params, config.ask.question, search=search,

@@ -23,7 +23,8 @@ from searchrl import player as players
 from searchrl.models import lora as loras
 from searchrl.models import weights
 from searchrl.search import over
-from searchrl.trajectory import (Action, Passage, Question, SearchError,
+from searchrl.search import rerank
+from searchrl.trajectory import (Action, Passage, Query, Question, SearchError,
                                  Trajectory, Turn)
 
 TOKENIZER = tiny.Tokenizer()
@@ -270,6 +271,27 @@ def test_without_an_answer_it_fails_and_says_why(tmp_path, monkeypatch, capsys):
                                        'were used up.'):
     ask.job(config, str(tmp_path))
   assert not capsys.readouterr().out
+
+
+def test_a_reranker_can_be_asked(tmp_path, monkeypatch):
+  monkeypatch.setattr(ask.reranker, 'load', lambda path: lambda pairs: [
+      float(len(text)) for _, text in pairs])  # the longest passage is the best
+  monkeypatch.setattr(ask, 'policy', lambda config, most: (
+      types.SimpleNamespace(tokenizer=TOKENIZER), None))
+  found = []
+
+  def play(*_, search, **__):
+    found.extend(search([Query('city', 3, tiny.question())])[0])
+    return answered('b')
+
+  monkeypatch.setattr(ask, 'ask', play)
+  config = config_of(question='where?')
+  config.data.per_hop = (2,)
+  config.search.engine = 'rerank'
+  config.search.options = dict(engine=dict(name='bm25'), model='judge')
+  ask.job(config, str(tmp_path))
+  assert found and [p.score for p in found] == sorted(
+      (len(rerank.pair_text(p)) for p in found), reverse=True)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 
+from configs import build_index
 from configs import common
 import jax
 import pytest
@@ -53,8 +54,8 @@ def launch(name, *arguments, path='', **variables):
 
 
 def test_all_are_here():
-  assert {'README.md', 'babysit_tpu.sh', 'explicit.sh', 'gpu_host.sh',
-          'k8s/jobset.yaml', 'run.sh', 'serve_search.sh', 'slurm.sbatch', 'tpu_pod.sh',
+  assert {'README.md', 'babysit_tpu.sh', 'build_index.sh', 'explicit.sh',
+          'gpu_host.sh', 'k8s/jobset.yaml', 'run.sh', 'serve_search.sh', 'slurm.sbatch', 'tpu_pod.sh',
           'xpk.md'} == set(TEXTS)
 
 
@@ -79,9 +80,9 @@ def test_a_dry_run_prints_the_line_and_runs_nothing(name, tmp_path):
 
 @pytest.mark.parametrize('name', TEXTS)
 def test_flags_and_files_that_are_named_exist(name):
-  config = common.get_config()
+  module = build_index if name == 'build_index.sh' else common
   for flag in re.findall(r'--config\.([\w.]*\w)', read(name)):
-    value = config
+    value = module.get_config()
     for part in flag.split('.'):
       assert part in value, f'{name} names --config.{flag}'
       value = value[part]
@@ -189,13 +190,21 @@ def test_run_hands_sigterm_on_and_tells_a_stop_from_the_end(
 
 def test_explicit_needs_all_three_variables(tmp_path):
   commands = stand_in(tmp_path, 'python')
-  variables = VARIABLES['explicit.sh']
+  variables = dict(VARIABLES['explicit.sh'])
   done = launch('explicit.sh', *FLAGS, path=str(tmp_path), **variables)
   assert done.returncode == 0
   assert commands() == [f'{LINE} [1 2  ]']
   del variables['JAX_PROCESS_ID']
   done = launch('explicit.sh', *FLAGS, path=str(tmp_path), **variables)
   assert done.returncode and 'the number of this one' in done.stderr
+
+
+def test_an_index_is_built_by_processes_as_a_run_is(tmp_path):
+  commands = stand_in(tmp_path, 'python', does='exit 3')
+  variables = VARIABLES['explicit.sh']
+  done = launch('build_index.sh', *FLAGS, path=str(tmp_path), **variables)
+  assert done.returncode == 3
+  assert commands() == [f'{LINE} [1 2  ]']
 
 
 def test_gpu_host_deals_gpus_to_processes(tmp_path):

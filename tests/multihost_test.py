@@ -229,7 +229,7 @@ longer[8 + 4:, 1] = me  # rows that are filler on process 0
 mine = dataclasses.replace(batch, loss_mask=longer)
 out('count', refusal(other.update, other.init(params), mine))
 
-same = learner()
+same = learner(minibatches=2)
 state = same.init(params)
 base = state['policy']['params']
 same.score(state, batch, base)
@@ -279,7 +279,7 @@ for sizes, tensor in ((dict(data=4), 1), (dict(data=2, fsdp=2), 1),
   learner = learner_test.make(mesh)
   state = learner.init(params)
   view = handover.HandOver(mesh, axes, tensor=tensor)
-  assert set(view.local.devices.flat) == set(jax.local_devices())
+  assert set(view.mesh.devices.flat) == set(jax.local_devices())
   held_here = state['policy']['params']
   seen = view(held_here)
   check(seen, params)
