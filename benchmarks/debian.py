@@ -2,15 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Debian's package descriptions in; a corpus and questions about it out.
 
-  apt-cache dumpavail | python benchmarks/debian.py --out runs/debian
+  apt-get -o Acquire::Languages=en update
+  /usr/lib/apt/apt-helper cat-file \
+      /var/lib/apt/lists/*_debian_dists_*_main_i18n_Translation-en.lz4 |
+      python benchmarks/debian.py --out runs/debian
 
-Needs lists with long descriptions (`apt-get -o Acquire::Languages=en update`);
-a Translation-en file of theirs does as well. A passage is a package's long
-description, at most 100 words; a question is the one-line synopsis, which is not
-in the passage, and its answer the package's name.
+Whatever prints "Package:" and "Description-en:" with long descriptions will do.
+A passage is a package's long description, at most 100 words; a question is the
+one-line synopsis, which is not in the passage, and its answer the package's
+name.
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import re
@@ -24,10 +28,13 @@ _EVERY = 20  # one question for so many passages
 def main():
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--out', required=True, type=pathlib.Path)
-  folder = parser.parse_args().out
+  parser.add_argument('--passages', type=int, help='at most; default: all')
+  options = parser.parse_args()
+  folder = options.out
   folder.mkdir(parents=True, exist_ok=True)
   passages, questions = [], []
-  for name, synopsis, words in packages(sys.stdin.read()):
+  found = packages(sys.stdin.read())
+  for name, synopsis, words in itertools.islice(found, options.passages):
     if len(passages) % _EVERY == 0:
       questions.append({'id': f'q{len(passages)}', 'question': synopsis,
                         'golden_answers': [name]})

@@ -134,15 +134,17 @@ class Bench:
   """A model, and ways to play a script with it."""
 
   def __init__(self, options):
+    mesh = meshes.make(data=1)
     self.player, self.params = players.load(
         '', dialogue='searchrl.agent.dialogue:laptop', seed=0, slots=1,
-        length=LENGTH, budgets=BUDGETS, mesh=meshes.make(data=1))
+        length=LENGTH, budgets=BUDGETS, mesh=mesh)
     table = stops.compile_table(
         self.player.tokenizer.token_bytes, ('never said',),
         self.player.shape.vocab_size)
     build = functools.partial(
         engines.Engine, self.player.shape, slots=options.slots, length=LENGTH,
-        stop_table=table, eos_ids=())
+        stop_table=table, eos_ids=(),
+        shardings=functools.partial(meshes.shardings, mesh))
     self.dialogue = dataclasses.replace(
         self.player.dialogue, parse=lambda text: Action(text, ('x',)))
     self.engine = build(steps=options.steps, patience=options.patience)

@@ -13,15 +13,22 @@ over passages of Zipf words; the client is this process. Ways to ask it:
              client costs little
 
 and, for scale, the same queries by the same engine in this process.
+
+  python benchmarks/serve_search.py --stub
+
+measures the server alone, over engines that do nothing: what a request of one
+and of 256 queries costs, and 256 clients at once over an engine that takes 20 ms
+and 0.2 ms a query, with calls put together and one by one.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 import contextlib
 import dataclasses
 import http.client
 import json
+import multiprocessing
 import os
 import pathlib
 import subprocess
@@ -40,12 +47,14 @@ from searchrl import workdir
 from searchrl.search import bm25
 from searchrl.search import corpus as corpora
 from searchrl.search import remote
+from searchrl.search import server as servers
 from searchrl.search import wire
 from searchrl.trajectory import Passage, Query, Question, SearchError
 
 NOBODY = Question('', '', ())
 COLUMNS = ('way', 'concurrency', 'requests', 'queries/s', 'p50 ms', 'p95 ms',
-           'server CPU ms a query', 'failed')
+           'server CPU ms a query', 'server CPU ms a request', 'seconds',
+           'failed')
 
 
 @dataclasses.dataclass
@@ -65,7 +74,9 @@ class Measured:
     return dict(zip(COLUMNS, (
         self.way, self.concurrency, len(self.latencies),
         round(self.queries / self.wall_secs), round(p50, 1), round(p95, 1),
-        round(1000 * self.server_cpu_secs / self.queries, 3), self.failed)))
+        round(1000 * self.server_cpu_secs / self.queries, 3),
+        round(1000 * self.server_cpu_secs / len(self.latencies), 3),
+        round(self.wall_secs, 2), self.failed)))
 
 
 def words(rng, count: int, size: int = 20_000) -> list[str]:
@@ -100,6 +111,36 @@ def server(corpus: pathlib.Path, folder: pathlib.Path):
       yield line.partition(' at ')[2].partition(';')[0], process.pid
     finally:
       process.terminate()
+
+
+@contextlib.contextmanager
+def stub(call_secs: float = 0, query_secs: float = 0, **options):
+  """A server of three passages to any query; its address and process id."""
+  context = multiprocessing.get_context('spawn')
+  told, end = context.Pipe()
+  process = context.Process(target=serve_stub, daemon=True, args=(
+      end, call_secs, query_secs, options))
+  process.start()
+  try:
+    yield told.recv(), process.pid
+  finally:
+    process.terminate()
+    process.join()
+
+
+def serve_stub(told, call_secs, query_secs, options):
+  found = tuple(Passage(f'{i}', f'Passage {i}', 'a word ' * 60, 1 / (i + 1))
+                for i in range(3))
+
+  def search(queries):
+    if call_secs:
+      time.sleep(call_secs + query_secs * len(queries))
+    return [found] * len(queries)
+
+  server = servers.Server(search, servers.Options(port=0, **options))
+  server.start()
+  told.send(f'{server.address}/retrieve')
+  threading.Event().wait()
 
 
 def cpu_secs(pid: int) -> float:
@@ -164,6 +205,22 @@ def in_process(corpus: corpora.Corpus, queries: list[str], top_k: int
           'server CPU ms a query': round(1000 * cpu / len(queries), 3)}
 
 
+def over_stubs() -> Iterator[dict[str, object]]:
+  """What the server itself costs, and what putting calls together saves."""
+  one, many = ['who built the mill?'], [f'question {i}' for i in range(256)]
+  with stub() as (url, pid):
+    for concurrency in (1, 16, 64):
+      yield measure('stub, 1 query', over_bare_http(url, 3), [one] * 3000,
+                    concurrency, pid).row()
+    yield measure('stub, 256 queries', over_bare_http(url, 3), [many] * 100, 1,
+                  pid).row()
+  for way, options in (('20 + 0.2 ms, together', {}),
+                       ('20 + 0.2 ms, one by one', dict(batch_queries=1))):
+    with stub(.02, .0002, **options) as (url, pid):
+      yield measure(way, over_bare_http(url, 3), [[text] for text in many], 256,
+                    pid).row()
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--passages', type=int, default=20_000)
@@ -171,9 +228,14 @@ def main() -> None:
   parser.add_argument('--concurrency', type=int, nargs='+', default=[64])
   parser.add_argument('--top_k', type=int, default=3)
   parser.add_argument('--repeats', type=int, default=3)
+  parser.add_argument('--stub', action='store_true')
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--out', type=pathlib.Path)
   options = parser.parse_args()
+  if options.stub:
+    report([row for _ in range(options.repeats) for row in over_stubs()],
+           options)
+    return
   corpus, queries = generate(options)
   rows = []
   with tempfile.TemporaryDirectory() as folder:

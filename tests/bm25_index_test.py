@@ -36,7 +36,7 @@ def test_arrays_are_those_of_the_index_in_memory(
   for name in ('starts', 'passages', 'impacts'):
     ours, theirs = getattr(found, name), getattr(expected, name)
     np.testing.assert_array_equal(ours, theirs)
-    assert isinstance(ours, np.memmap)
+    assert isinstance(ours.base, np.memmap)
   assert not list((tmp_path / 'i').glob('block_*'))
 
 

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """BM25 against its formula in plain loops, and against Lucene's own numbers."""
 
+from concurrent import futures
+import dataclasses
 import math
 
 import numpy as np
@@ -109,6 +111,49 @@ def test_top_k_is_the_head_of_the_whole_ranking():
   (whole,) = run(search, 'w1x w2x', top_k=50)
   for k in (0, 1, 2, 7, len(whole), 1000):
     assert run(search, 'w1x w2x', top_k=k) == [whole[:k]]
+
+
+@pytest.mark.parametrize('words', [4, 60, 3000])
+def test_the_best_are_those_of_all_scores_to_the_bit(words):
+  rng = np.random.default_rng(words)
+  texts = random_corpus(rng, 300, words).texts
+  index = bm25.build(texts + texts[::-1])  # every passage ties with its copy
+  names = [f'w{i}x' for i in range(words + 1)]
+  queries = [' '.join(rng.choice(names, size)) for size in (0, 1, 2, 5, 9, 30)
+             for _ in range(8)]
+  expected = {(text, k): bm25.top(index.scores(text), k)
+              for text in queries for k in (0, 1, 3, 20, 1000)}
+
+  def check(asked):
+    positions, scores = index.best(*asked)
+    assert positions.tolist() == expected[asked].tolist()
+    assert scores.dtype == np.float32
+    assert scores.tolist() == index.scores(asked[0])[positions].tolist()
+
+  with futures.ThreadPoolExecutor(8) as pool:  # they share the index's arrays
+    list(pool.map(check, expected))
+  assert not any(zeros.any() for zeros in index._zeros)
+
+
+def test_frequent_terms_are_looked_up_and_not_summed():
+  texts = ['common ' * (1 + i % 9) for i in range(900)]
+  for i in range(0, 900, 100):
+    texts[i] += ' rare'
+  index = bm25.build(texts)
+  met = []
+
+  class Passages(np.ndarray):
+
+    def __getitem__(self, at):
+      met.append(at)
+      return super().__getitem__(at)
+
+  counting = dataclasses.replace(index, passages=index.passages.view(Passages))
+  positions, _ = counting.best('common rare', 3)
+  assert positions.tolist() == bm25.top(index.scores('common rare'), 3).tolist()
+  # The postings of the rare term, and of the other as many as it has passages.
+  sizes = [len(index.passages[at]) for at in met if not isinstance(at, slice)]
+  assert max(sizes) <= 9 and len(sizes) > 0
 
 
 def test_ties_go_to_the_lower_position():

@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import pathlib
+import resource
 import signal
 import socket
 import subprocess
@@ -147,6 +148,16 @@ def test_the_largest_request_is_answered():
     (b'POST /retrieve HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n',
      413),
     (b'GET /health HTTP/1.1\r\n' + b'a: b\r\n' * 200 + b'\r\n', 431),
+    (b'GET /health HTTP/1.1\r\na:' + b'b' * 70_000 + b'\r\n\r\n', 431),
+    (b'GET /health HTTP/2.0\r\n\r\n', 505),
+    (b'GET /health\r\n', 400),
+    (b'GET /health HTTP/1.1\r\nno colon\r\n\r\n', 400),
+    (b'GET /health HTTP/1.1\r\na: b\r\n folded\r\n\r\n', 400),
+    (b'GET /health HTTP/1.1\r\nname : b\r\n\r\n', 400),
+    (b'GET /health HTTP/1.1\r\n: b\r\n\r\n', 400),
+    (b'POST /retrieve HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n'
+     b'\r\n', 400),
+    (b'\r\n', 400),
 ])
 def test_lines_that_are_no_request(lines, status):
   with serving() as server:
@@ -351,6 +362,80 @@ def test_64_clients_at_once_lose_no_request():
     one = lambda text: search([Query(text, 3, tiny.question())])[0]
     found = list(pool.map(one, texts * 10))
   assert found == [expected[text] for text in texts * 10]
+
+
+def test_a_turn_half_of_whose_queries_repeat_is_half_the_work():
+  asked = []
+
+  def search(queries):
+    asked.extend(q.text for q in queries)
+    return [(Passage(q.text, 'T', 'x'),) for q in queries]
+
+  texts = [f'q{i % 1280}' for i in range(2560)]
+  with serving(search) as server:
+    found = remote.remote(urls=(f'{server.address}/retrieve',))(
+        [Query(text, 3, tiny.question()) for text in texts])
+  assert [passage.id for passage, in found] == texts
+  assert sorted(asked) == sorted(set(texts))
+
+
+@pytest.mark.slow
+def test_512_open_connections_lose_no_request():
+  texts = [f'{name} {i}' for i in range(256) for name in ('Tarn', 'Lot')]
+  limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+  resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+  with serving() as server, contextlib.ExitStack() as stack:
+    stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+    host, _, port = server.address.removeprefix('http://').rpartition(':')
+    lines = [stack.enter_context(contextlib.closing(
+        http.client.HTTPConnection(host, int(port), timeout=120)))
+             for _ in texts]
+    for _ in range(2):
+      for line, text in zip(lines, texts):  # all ask before one reads
+        line.request('POST', '/retrieve', wire.write_request([text], 3))
+      answers = [line.getresponse() for line in lines]
+      assert {answer.status for answer in answers} == {200}
+      found = [wire.read_response(answer.read(), queries=1, top_k=3)[0]
+               for answer in answers]
+      assert found == direct(texts, 3)
+
+
+@pytest.mark.slow
+def test_a_server_killed_at_work_is_waited_for_within_the_deadline():
+  program = """if True:
+      import sys, time
+      from searchrl.search import server
+      from searchrl.trajectory import Passage
+      def search(queries):
+        print('asked', flush=True)
+        time.sleep(float(sys.argv[2]))
+        return [(Passage(q.text, 'T', 'x'),) for q in queries]
+      it = server.Server(search, server.Options(port=int(sys.argv[1])))
+      it.start()
+      print(it.address, flush=True)
+      time.sleep(600)"""
+
+  def started(port, secs):
+    process = subprocess.Popen(
+        [sys.executable, '-c', program, str(port), str(secs)], text=True,
+        cwd=pathlib.Path(__file__).parents[1], stdout=subprocess.PIPE)
+    return process, process.stdout.readline().strip()
+
+  first, url = started(0, 60)
+  second = None
+  try:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+      search = remote.remote(urls=(f'{url}/retrieve',), tries=50,
+                             backoff_secs=0.2, deadline_secs=60.0, failures=100)
+      asked = pool.submit(search, [Query('river', 3, tiny.question())])
+      assert first.stdout.readline() == 'asked\n'
+      first.kill()
+      second, _ = started(url.rpartition(':')[2], 0)
+      assert asked.result() == [(Passage('river', 'T', 'x'),)]
+  finally:
+    for process in filter(None, (first, second)):
+      process.kill()
+      process.communicate()
 
 
 @pytest.mark.parametrize('options, message', [

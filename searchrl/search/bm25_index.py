@@ -132,7 +132,8 @@ def load(folder: str | pathlib.Path, corpus: Corpus) -> bm25.Index:
         f'{folder} must be of the corpus that is searched, of digest '
         f'{corpus.digest[:16]}, but is of {of[:16]}. Build it from this corpus.')
   terms = (folder / 'terms.txt').read_text(encoding='utf-8')
-  arrays = [np.load(folder / f'{n}.npy', mmap_mode='r') for n in _ARRAYS]
+  arrays = [np.asarray(np.load(folder / f'{n}.npy', mmap_mode='r'))
+            for n in _ARRAYS]  # mapped all the same, and quicker to slice
   return bm25.Index({term: i for i, term in enumerate(terms.split('\n'))},
                     *arrays, count)
 

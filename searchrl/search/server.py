@@ -25,6 +25,9 @@ from searchrl.search import wire
 from searchrl.trajectory import Query, Question, SearchError, SearchFn
 
 
+_NOBODY = Question('', '', ())  # asks here
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
   """How a server serves.
@@ -214,8 +217,7 @@ class _Handler(listener.Handler):
 
   def _search(self, asked: wire.Request) -> tuple[int, bytes]:
     options = self.server.owner.options
-    queries = [Query(text, asked.top_k, Question('', '', ()))
-               for text in asked.queries]
+    queries = [Query(text, asked.top_k, _NOBODY) for text in asked.queries]
     try:
       results = self.server.owner.batcher.submit(
           queries, time.monotonic() + options.deadline_secs).result(

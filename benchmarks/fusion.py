@@ -1,0 +1,147 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""A corpus, questions and an index in; how often each engine hits, how fast.
+
+  python benchmarks/fusion.py --corpus runs/debian/corpus.jsonl \
+      --questions runs/debian/questions.jsonl --index runs/debian/index
+
+A hit is a passage whose title is a golden answer; see benchmarks/debian.py. The
+speed is in queries a CPU-second of this process, 64 a call, the encoder's work
+included. BM25 alone is also measured over --copies of the postings, with every
+impact a little another, so that words keep their shares of passages; beside it,
+in turns, what summing up every posting of a query takes.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+# pylint: disable=g-import-not-at-top
+from searchrl import embedder
+from searchrl import metrics
+from searchrl import workdir
+from searchrl.search import bm25
+from searchrl.search import engines
+from searchrl.search import mapped
+from searchrl.trajectory import Query, Question
+
+COLUMNS = ('engine', 'passages', 'hit@1', 'hit@3', 'hit@10', 'q/CPU-s')
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('--corpus', required=True)
+  parser.add_argument('--questions', required=True)
+  parser.add_argument('--index', default='', help='of vectors; else BM25 alone')
+  parser.add_argument('--backends', nargs='+', default=['exact'])
+  parser.add_argument('--copies', type=int, nargs='*', default=[])
+  parser.add_argument('--count', type=int, default=1000, help='questions')
+  parser.add_argument('--seed', type=int, default=0, help='draws the questions')
+  parser.add_argument('--out', type=pathlib.Path, help='jsonl, appended to')
+  options = parser.parse_args()
+  corpus = mapped.load(options.corpus)
+  asked = read(options)
+  lines = []
+  for name, spec in specs(options):
+    search = engines.make(spec.pop('name'), corpus,
+                          load_encoder=embedder.load_again, **spec)
+    lines.append(measure(name, search, asked, len(corpus)))
+    print(lines[-1], file=sys.stderr, flush=True)
+  print(metrics.table(lines, COLUMNS))
+  postings = [both(copied(corpus, n), [text for text, _ in asked])
+              for n in options.copies]
+  if postings:
+    print(metrics.table(postings, tuple(postings[0])))
+  if options.out:
+    with options.out.open('a', encoding='utf-8') as file:
+      file.write(json.dumps(dict(
+          options=vars(options), lines=lines, postings=postings, load=os.getloadavg()[0],
+          environment=workdir.environment()), default=str) + '\n')
+
+
+def read(options):
+  """Questions and the titles that answer them."""
+  with open(options.questions, encoding='utf-8') as file:
+    found = [json.loads(line) for line in file]
+  drawn = np.random.default_rng(options.seed).permutation(len(found))
+  return [(found[i]['question'], frozenset(found[i]['golden_answers']))
+          for i in drawn[:options.count]]
+
+
+def specs(options):
+  """Names to show, and engines as dict(name=..., **options)."""
+  yield 'bm25', dict(name='bm25')
+  for backend in options.backends if options.index else ():
+    dense = dict(name='dense', index=options.index, backend=backend)
+    yield f'dense, {backend}', dict(dense)
+    yield f'fusion, {backend}', dict(name='fusion', engines=(
+        dict(name='bm25'), dense))
+
+
+def copied(corpus, copies):
+  """An index of so many copies of the postings, each impact up to 10 % less."""
+  one = bm25.build(corpus.texts)
+  if copies == 1:
+    return one
+  spans = list(zip(one.starts, one.starts[1:]))
+  first = len(corpus) * np.arange(copies, dtype=np.int32)[:, None]
+  passages = np.concatenate(
+      [(one.passages[a:b] + first).ravel() for a, b in spans])
+  impacts = np.concatenate(
+      [np.tile(one.impacts[a:b], copies) for a, b in spans])
+  impacts *= np.random.default_rng(0).uniform(.9, 1, len(impacts)).astype('f4')
+  return bm25.Index(one.terms, one.starts * copies, passages, impacts,
+                    one.size * copies)
+
+
+def both(index, texts, k=3, rounds=5):
+  """Microseconds of CPU a query, by the best alone and by every posting."""
+  ways = {'best': lambda text: index.best(text, k),
+          'all': lambda text: bm25.top(index.scores(text), k)}
+  for text in texts:
+    assert ways['best'](text)[0].tolist() == ways['all'](text).tolist(), text
+  taken = {name: [] for name in ways}
+  for _ in range(rounds):
+    for name, way in ways.items():
+      start = time.process_time()
+      for text in texts:
+        way(text)
+      taken[name].append(1e6 * (time.process_time() - start) / len(texts))
+  best, every = (statistics.median(taken[name]) for name in ('best', 'all'))
+  return {'passages': index.size, 'q/CPU-s': round(1e6 / best),
+          'fastest round': round(1e6 / min(taken['best'])),
+          'every posting, q/CPU-s': round(1e6 / every),
+          'ratio': round(every / best, 2)}
+
+
+def measure(name, search, asked, passages, batch=64):
+  """A line of the table; the speed is the median of three rounds, for three."""
+  find = lambda k, part: search([Query(text, k, Question('', '', ()))
+                                 for text, _ in part])
+  batches = [asked[i:i + batch] for i in range(0, len(asked), batch)]
+  ranks = []
+  for part in batches:
+    for (_, answers), found in zip(part, find(10, part), strict=True):
+      hits = [n for n, p in enumerate(found) if p.title in answers]
+      ranks.append(hits[0] if hits else 10)
+  rates = []
+  for _ in range(3):
+    start = time.process_time()
+    for part in batches:
+      find(3, part)
+    rates.append(len(asked) / (time.process_time() - start))
+  share = lambda k: round(float(np.mean(np.array(ranks) < k)), 3)
+  return dict(zip(COLUMNS, (name, passages, share(1), share(3), share(10),
+                            round(statistics.median(rates))), strict=True))
+
+
+if __name__ == '__main__':
+  main()
