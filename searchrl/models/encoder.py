@@ -17,6 +17,7 @@ Source: Devlin et al. 2018, arXiv:1810.04805; Wang et al. 2022 (E5),
 import dataclasses
 import functools
 import json
+import math
 import pathlib
 import shutil
 from typing import Any
@@ -77,6 +78,14 @@ class LayerNorm(nn.Module):
     return (x32 * scale + bias).astype(x.dtype)
 
 
+def _gelu(x: Float[Array, '*B']) -> Float[Array, '*B']:
+  """x times the normal distribution's share below x.
+
+  `jax.nn.gelu` takes erfc, exact in relation to tiny results, and dearer.
+  """
+  return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
+
+
 class Block(nn.Module):
   """One layer: attention to all, a feed-forward; norms after the residuals."""
 
@@ -96,8 +105,7 @@ class Block(nn.Module):
         y.reshape(flat.shape))
     flat = LayerNorm(c.layer_norm_eps, name='attention_norm')(flat + y)
     y = dense(c.intermediate_size, ('embed', 'mlp'), name='up')(flat)
-    y = dense(c.hidden_size, ('mlp', 'embed'), name='down')(
-        jax.nn.gelu(y, approximate=False))
+    y = dense(c.hidden_size, ('mlp', 'embed'), name='down')(_gelu(y))
     flat = LayerNorm(c.layer_norm_eps, name='mlp_norm')(flat + y)
     return flat.reshape(x.shape)
 
