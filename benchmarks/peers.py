@@ -107,7 +107,7 @@ def searchrl(steps: int) -> None:
       shape, algorithms.grpo(kl_coef=BETA),
       optimizer.adamw(learning_rate=1e-4), meshes.make(data=1),
       rows=QUESTIONS * SAMPLES, length=PROMPT + SAID,
-      microbatch_rows=QUESTIONS * SAMPLES, remat='dots')
+      microbatch_rows=QUESTIONS * SAMPLES // 2)
   engine = engines.Engine(
       shape, slots=QUESTIONS * SAMPLES, length=PROMPT + SAID, eos_ids=(),
       stop_table=never_stops(shape.vocab_size), steps=SAID)

@@ -114,7 +114,9 @@ class Ours:
             attention.causal, implementation=name,
             sharding=meshes.sharding(mesh, ('batch', None, 'heads', None))))
     self._state = self._learner.init(params)
-    self.batch = self._learner.score(self._state, batch)
+    # Both are given the old log-probs, as in the second step on a batch.
+    self.batch = dataclasses.replace(self._learner, minibatches=2).score(
+        self._state, batch)
 
   def __call__(self) -> tuple[float, float]:
     """The gradient's norm, and the useful share of the tokens computed."""

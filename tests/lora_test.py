@@ -125,7 +125,8 @@ def test_an_update_is_the_gradient_of_the_adapters_alone(layout, base):
       lambda x, like: jax.device_put(np.array(x), like.sharding), start,
       state['policy']['params'])
   before = jax.tree.map(np.array, base)
-  scored = learner.score(state, learning.ragged_batch(), base)
+  scored = make(mesh=mesh, minibatches=2).score(
+      state, learning.ragged_batch(), base)
   mask = scored.loss_mask
   assert np.abs(scored.old_logprobs - scored.ref_logprobs)[mask].max() > 1e-2
   expected = whole_step(start, base, jax.tree.map(
@@ -141,7 +142,7 @@ def test_an_update_is_the_gradient_of_the_adapters_alone(layout, base):
 
 
 def test_the_frozen_policy_is_the_reference_and_the_start(base):
-  learner = make()
+  learner = make(minibatches=2)
   state = learner.init(base)
   assert learner.needs_base
   scored = learner.score(state, learning.ragged_batch(), base)

@@ -75,6 +75,11 @@ class TransformerConfig:
   rope_scaling: Llama3Rope | None = None
 
 
+# The backward pass makes again what costs next to nothing: less is kept, and
+# memory, not arithmetic, is what these take.
+_remade = functools.partial(jax.checkpoint, prevent_cse=False)
+
+
 class RMSNorm(nn.Module):
   """x / rms(x) * scale, in float32."""
 
@@ -85,9 +90,19 @@ class RMSNorm(nn.Module):
   def __call__(self, x: Float[Array, '*B D']) -> Float[Array, '*B D']:
     scale = self.param('scale', nn.with_logical_partitioning(
         nn.initializers.ones, (self.axis,)), (x.shape[-1],))
-    x32 = x.astype(jnp.float32)
-    rms = jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + self.eps)
-    return (x32 * rms).astype(x.dtype) * scale.astype(x.dtype)
+    return _normed(x, scale, self.eps)
+
+
+@functools.partial(_remade, static_argnums=2)
+def _normed(x, scale, eps):
+  x32 = x.astype(jnp.float32)
+  rms = jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + eps)
+  return (x32 * rms).astype(x.dtype) * scale.astype(x.dtype)
+
+
+@_remade
+def _gated(gate, up):
+  return jax.nn.silu(gate) * up
 
 
 class Projection(nn.Module):
@@ -162,7 +177,7 @@ class Block(nn.Module):
     flat = flat.reshape(rows * length, width)
     gate = dense(c.intermediate_size, ('embed', 'mlp'), name='gate')(flat)
     up = dense(c.intermediate_size, ('embed', 'mlp'), name='up')(flat)
-    y = dense(width, ('mlp', 'embed'), name='down')(jax.nn.silu(gate) * up)
+    y = dense(width, ('mlp', 'embed'), name='down')(_gated(gate, up))
     return x + y.reshape(x.shape), kept
 
 
