@@ -18,6 +18,7 @@ the first gradients of both are compared.
 """
 
 import argparse
+import dataclasses
 import functools
 import pathlib
 import statistics
