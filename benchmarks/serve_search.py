@@ -14,7 +14,7 @@ over passages of Zipf words; the client is this process. Ways to ask it:
 
 and, for scale, the same queries by the same engine in this process.
 
-  python benchmarks/serve_search.py --stub
+  python benchmarks/serve_search.py --alone
 
 measures the server alone, over engines that do nothing: what a request of one
 and of 256 queries costs, and 256 clients at once over an engine that takes 20 ms
@@ -114,11 +114,11 @@ def server(corpus: pathlib.Path, folder: pathlib.Path):
 
 
 @contextlib.contextmanager
-def stub(call_secs: float = 0, query_secs: float = 0, **options):
+def alone(call_secs: float = 0, query_secs: float = 0, **options):
   """A server of three passages to any query; its address and process id."""
   context = multiprocessing.get_context('spawn')
   told, end = context.Pipe()
-  process = context.Process(target=serve_stub, daemon=True, args=(
+  process = context.Process(target=serve_alone, daemon=True, args=(
       end, call_secs, query_secs, options))
   process.start()
   try:
@@ -128,7 +128,7 @@ def stub(call_secs: float = 0, query_secs: float = 0, **options):
     process.join()
 
 
-def serve_stub(told, call_secs, query_secs, options):
+def serve_alone(told, call_secs, query_secs, options):
   found = tuple(Passage(f'{i}', f'Passage {i}', 'a word ' * 60, 1 / (i + 1))
                 for i in range(3))
 
@@ -205,18 +205,18 @@ def in_process(corpus: corpora.Corpus, queries: list[str], top_k: int
           'server CPU ms a query': round(1000 * cpu / len(queries), 3)}
 
 
-def over_stubs() -> Iterator[dict[str, object]]:
+def over_nothing() -> Iterator[dict[str, object]]:
   """What the server itself costs, and what putting calls together saves."""
   one, many = ['who built the mill?'], [f'question {i}' for i in range(256)]
-  with stub() as (url, pid):
+  with alone() as (url, pid):
     for concurrency in (1, 16, 64):
-      yield measure('stub, 1 query', over_bare_http(url, 3), [one] * 3000,
+      yield measure('alone, 1 query', over_bare_http(url, 3), [one] * 3000,
                     concurrency, pid).row()
-    yield measure('stub, 256 queries', over_bare_http(url, 3), [many] * 100, 1,
+    yield measure('alone, 256 queries', over_bare_http(url, 3), [many] * 100, 1,
                   pid).row()
   for way, options in (('20 + 0.2 ms, together', {}),
                        ('20 + 0.2 ms, one by one', dict(batch_queries=1))):
-    with stub(.02, .0002, **options) as (url, pid):
+    with alone(.02, .0002, **options) as (url, pid):
       yield measure(way, over_bare_http(url, 3), [[text] for text in many], 256,
                     pid).row()
 
@@ -228,12 +228,12 @@ def main() -> None:
   parser.add_argument('--concurrency', type=int, nargs='+', default=[64])
   parser.add_argument('--top_k', type=int, default=3)
   parser.add_argument('--repeats', type=int, default=3)
-  parser.add_argument('--stub', action='store_true')
+  parser.add_argument('--alone', action='store_true')
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--out', type=pathlib.Path)
   options = parser.parse_args()
-  if options.stub:
-    report([row for _ in range(options.repeats) for row in over_stubs()],
+  if options.alone:
+    report([row for _ in range(options.repeats) for row in over_nothing()],
            options)
     return
   corpus, queries = generate(options)

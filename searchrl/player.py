@@ -103,34 +103,47 @@ class Player:
       requests = processes.share(requests)
     elif not processes.is_first():
       search = _nothing
-    games = [None] * len(requests)
-    left = list(range(len(requests)))
-    for retries in range(1 + search_retries):
-      over.wait(search)  # or only what needs no search would be learned from
-      full = lambda finished, left=left: enough(
-          [scored(g) for i, g in enumerate(games) if g and i not in left] +
-          [scored(g) for g in finished.values()])
-      played = rollout.play(
-          [requests[i] for i in left], engine=self.engine, search=search,
-          dialogue=self.dialogue, tokenizer=self.tokenizer,
-          budgets=self.budgets, row_ids=engines.row_ids,
-          append=engines.Append, step=step, policy_step=policy_step,
-          course=self.course, progress=progress, watch=watch,
-          **(dict(agree=_agreed) if self.together else {}),
-          **({} if enough is None else dict(enough=full)))
-      for i, game in zip(left, played, strict=True):
-        games[i] = game and dataclasses.replace(game, retries=retries)
-      if None in played:
-        break
-      left = [i for i in left if games[i].stop_reason == 'search_error']
-      if not left:
-        break
+    once = functools.partial(
+        rollout.play, engine=self.engine, search=search, dialogue=self.dialogue,
+        tokenizer=self.tokenizer, budgets=self.budgets,
+        row_ids=engines.row_ids, append=engines.Append, step=step,
+        policy_step=policy_step, course=self.course, progress=progress,
+        watch=watch, **(dict(agree=_agreed) if self.together else {}))
+    games = _until_searched(once, requests, search, search_retries, scored,
+                            enough)
     self.engine.unload()
-    games = [scored(game) for game in games if game]
     if not self.together:
       return _of_all(games)
     processes.agree('trajectories', _digest(games))
     return games
+
+
+def _until_searched(
+    once: Callable[..., list[Trajectory | None]],
+    requests: Sequence[tuple[Question, int]],
+    search: SearchFn,
+    search_retries: int,
+    scored: '_Scored',
+    enough: Callable[[Sequence[Trajectory]], bool] | None,
+) -> list[Trajectory]:
+  """Plays everything, and what a search failed once more; scored."""
+  games = [None] * len(requests)
+  left = list(range(len(requests)))
+  for retries in range(1 + search_retries):
+    over.wait(search)  # or only what needs no search would be learned from
+    full = lambda finished, left=left: enough(
+        [scored(g) for i, g in enumerate(games) if g and i not in left] +
+        [scored(g) for g in finished.values()])
+    played = once([requests[i] for i in left],
+                  **({} if enough is None else dict(enough=full)))
+    for i, game in zip(left, played, strict=True):
+      games[i] = game and dataclasses.replace(game, retries=retries)
+    if None in played:
+      break
+    left = [i for i in left if games[i].stop_reason == 'search_error']
+    if not left:
+      break
+  return [scored(game) for game in games if game]
 
 
 class _Scored:

@@ -19,7 +19,6 @@ import functools
 import json
 import math
 import pathlib
-import shutil
 from typing import Any
 
 from flax import linen as nn
@@ -312,26 +311,15 @@ def save(
   Raises:
     ValueError: another dtype; or the folder holds folders.
   """
-  path = pathlib.Path(folder).resolve()
-  new = path.with_name(f'.{path.name}.unfinished')
-  first = jax.process_index() == 0
-  if first:
-    weights.check_replaceable(path)
-    shutil.rmtree(new, ignore_errors=True)  # of a run that was killed
-    new.mkdir(parents=True)
-  tensors.save(new, params, sources(params), dtype=dtype,
-               shard_bytes=5 * 10**9)
-  if first:
-    raw = {'architectures': ['BertModel'], 'model_type': 'bert',
-           **dataclasses.asdict(config), 'hidden_act': 'gelu',
-           'position_embedding_type': 'absolute', 'pad_token_id': 0,
-           'dtype': dtype, 'torch_dtype': dtype}
-    (new / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
-    source = pathlib.Path(weights.locate(tokenizer_from))
-    for name in weights.BESIDE:
-      if (source / name).is_file():
-        shutil.copyfile(source / name, new / name)
-    weights.replace(path, new)
+  with weights.export(folder, tokenizer_from) as new:
+    tensors.save(new, params, sources(params), dtype=dtype,
+                 shard_bytes=5 * 10**9)
+    if jax.process_index() == 0:
+      raw = {'architectures': ['BertModel'], 'model_type': 'bert',
+             **dataclasses.asdict(config), 'hidden_act': 'gelu',
+             'position_embedding_type': 'absolute', 'pad_token_id': 0,
+             'dtype': dtype, 'torch_dtype': dtype}
+      (new / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
 
 
 def sources(leaves: Params) -> Params:

@@ -6,7 +6,8 @@ Qwen2, Qwen3, Llama 3 and Mistral. Tensors are read and written by
 `models.tensors`; here is what they are called, and what config.json says.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import contextlib
 import dataclasses
 import functools
 import json
@@ -37,7 +38,7 @@ _LAYER = {
     'o': 'self_attn.o_proj', 'q_norm': 'self_attn.q_norm',
     'k_norm': 'self_attn.k_norm', 'gate': 'mlp.gate_proj', 'up': 'mlp.up_proj',
     'down': 'mlp.down_proj'}
-BESIDE = (  # files that belong to a tokenizer, or to how it is used
+_BESIDE = (  # files that belong to a tokenizer, or to how it is used
     'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json',
     'added_tokens.json', 'vocab.json', 'vocab.txt', 'merges.txt',
     'chat_template.jinja', 'generation_config.json')
@@ -289,30 +290,48 @@ def save(
   Raises:
     ValueError: another dtype; or the folder holds folders.
   """
+  with export(folder, tokenizer_from) as new:
+    tensors.save(new, params, _sources(config), dtype=dtype,
+                 shard_bytes=shard_bytes)
+    if jax.process_index() == 0:
+      source, raw = pathlib.Path(locate(tokenizer_from)), {}
+      if (source / 'config.json').is_file():
+        raw = read_json(source)[0]
+      raw = {name: raw[name] for name in ('bos_token_id', 'pad_token_id')
+             if name in raw} | _describe(config, dtype, eos_id)
+      (new / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
+
+
+@contextlib.contextmanager
+def export(folder: str | pathlib.Path, tokenizer_from: str | pathlib.Path
+          ) -> Iterator[pathlib.Path]:
+  """Where a model folder is written, until it is whole and takes its place.
+
+  Args:
+    folder: new, empty, or an earlier export; other files in it are kept.
+    tokenizer_from: the folder, or hub id, whose tokenizer files are copied.
+
+  Raises:
+    ValueError: the folder holds folders.
+  """
   path = pathlib.Path(folder).resolve()
   new = path.with_name(f'.{path.name}.unfinished')
   first = jax.process_index() == 0
   if first:
-    check_replaceable(path)
+    _check_replaceable(path)
     shutil.rmtree(new, ignore_errors=True)  # of a run that was killed
     new.mkdir(parents=True)
-  tensors.save(new, params, _sources(config), dtype=dtype,
-               shard_bytes=shard_bytes)
+  yield new
   if first:
-    source, raw = pathlib.Path(locate(tokenizer_from)), {}
-    if (source / 'config.json').is_file():
-      raw = read_json(source)[0]
-    raw = {name: raw[name] for name in ('bos_token_id', 'pad_token_id')
-           if name in raw} | _describe(config, dtype, eos_id)
-    (new / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
-    for name in BESIDE:
+    source = pathlib.Path(locate(tokenizer_from))
+    for name in _BESIDE:
       if (source / name).is_file():
         shutil.copyfile(source / name, new / name)
-    replace(path, new)
+    _replace(path, new)
 
 
-def check_replaceable(path: pathlib.Path) -> None:
-  """Raises a ValueError if a folder is no export that `replace` may replace."""
+def _check_replaceable(path: pathlib.Path) -> None:
+  """Raises a ValueError if a folder is no export that may be replaced."""
   old = path.with_name(f'.{path.name}.old')
   if old.exists() and not path.exists():
     old.rename(path)  # a run was killed between the two renames
@@ -324,7 +343,7 @@ def check_replaceable(path: pathlib.Path) -> None:
         '. Give another folder.')
 
 
-def replace(path: pathlib.Path, new: pathlib.Path) -> None:
+def _replace(path: pathlib.Path, new: pathlib.Path) -> None:
   """Puts a finished folder in the place of an older one; keeps other files."""
   old = path.with_name(f'.{path.name}.old')
   shutil.rmtree(old, ignore_errors=True)
