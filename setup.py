@@ -38,6 +38,7 @@ setuptools.setup(
         'numpy>=2.0',
         'optax>=0.2.8',
         'orbax-checkpoint>=0.12.8',
+        'orjson>=3.10',
         'safetensors>=0.7',
         'tensorboardX>=2.6',
         'tensorstore>=0.1.80',

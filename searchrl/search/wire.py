@@ -14,13 +14,15 @@ Source: Jin et al. 2025, Search-R1, arXiv:2503.09516, and its server's API.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import hashlib
 import json
 import math
 import os
 from typing import Any
+
+import orjson
 
 from searchrl.trajectory import Passage, Passages
 
@@ -53,9 +55,9 @@ class Request:
 
 
 def write_request(queries: Sequence[str], top_k: int) -> bytes:
-  """A request with scores; half a character becomes a question mark."""
+  """A request with scores."""
   record = {'queries': list(queries), 'topk': top_k, 'return_scores': True}
-  return json.dumps(record, ensure_ascii=False).encode('utf-8', 'replace')
+  return _written(record)
 
 
 def read_request(body: bytes, *, limits: Limits, default_top_k: int) -> Request:
@@ -94,8 +96,7 @@ def write_response(results: Sequence[Passages], *, return_scores: bool
              for passages in results]
   else:
     lists = [[_document(p) for p in passages] for passages in results]
-  return json.dumps({'result': lists}, ensure_ascii=False).encode(
-      'utf-8', 'replace')
+  return _written({'result': lists})
 
 
 def read_response(body: bytes, *, queries: int, top_k: int) -> list[Passages]:
@@ -107,7 +108,7 @@ def read_response(body: bytes, *, queries: int, top_k: int) -> list[Passages]:
   Raises:
     Malformed: it is no answer to so many queries.
   """
-  lists = read_object(body, 'the response').get('result')
+  lists = read_object(body, 'the response', _read).get('result')
   if not isinstance(lists, list) or len(lists) != queries:
     found = len(lists) if isinstance(lists, list) else type(lists).__name__
     raise Malformed(f'result must be {queries} lists, but is {found}.')
@@ -157,14 +158,32 @@ def _title_and_text(document: dict[str, Any], place: str) -> tuple[str, str]:
   raise Malformed(f'document in {place} must have contents, a string.')
 
 
+def _written(record: dict[str, Any]) -> bytes:
+  """JSON in UTF-8; half a character becomes a question mark."""
+  try:
+    return orjson.dumps(record)  # a thirtieth of json's time
+  except TypeError:  # it takes no half characters
+    return json.dumps(record, ensure_ascii=False).encode('utf-8', 'replace')
+
+
 def _document(passage: Passage) -> dict[str, str]:
   return {'id': passage.id, 'contents': f'"{passage.title}"\n{passage.text}'}
 
 
-def read_object(body: bytes, what: str) -> dict[str, Any]:
+def _read(body: bytes) -> Any:
+  """What JSON holds; whole numbers of more than 64 bits may come as floats."""
+  try:
+    return orjson.loads(body)
+  except orjson.JSONDecodeError:  # half a character, or a number like NaN
+    return json.loads(body)
+
+
+def read_object(
+    body: bytes, what: str, read: Callable[[bytes], Any] = json.loads,
+) -> dict[str, Any]:
   """The JSON object in a body; raises Malformed if there is none."""
   try:
-    record = json.loads(body)
+    record = read(body)
   except (ValueError, RecursionError) as error:
     raise Malformed(f'{what} must be JSON: {type(error).__name__}.') from error
   if not isinstance(record, dict):
