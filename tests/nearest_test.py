@@ -122,6 +122,24 @@ def test_one_program_serves_every_number_of_queries():
   assert device_index._nearest._cache_size() == before + 1
 
 
+def test_three_bfloat16_vectors_sum_up_to_a_float32_one_exactly():
+  vectors = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32)
+  parts = device_index.parts_of(vectors, True)
+  assert parts.shape == (3, 50, 8)
+  np.testing.assert_array_equal(parts.astype(np.float64).sum(0), vectors)
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'int8'])
+def test_split_queries_find_what_whole_ones_find(dtype):
+  """As accelerators take them; the rows are rounded, the queries are not."""
+  rng = np.random.default_rng(4)
+  source, vectors = embeddings.InMemory(unit(rng, 300, 24)), unit(rng, 9, 24)
+  found = [on_eight(source, dtype=dtype, split=split)(vectors, 10)
+           for split in (False, True)]
+  np.testing.assert_array_equal(found[0][1], found[1][1])
+  np.testing.assert_allclose(found[0][0], found[1][0], atol=2e-7)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     not importlib.util.find_spec('libtpu'),
@@ -138,7 +156,8 @@ def test_wikipedia_fits_a_v5e_16_with_next_to_no_temporaries():
   memory = device_index._nearest.lower(
       abstract(shape, embeddings.DTYPES['bfloat16'], 'rows'),
       abstract(shape[:2], np.float32, 'rows'),
-      abstract((batch, dim), np.float32), k=10, count=count, mesh=mesh,
+      abstract((3, batch, dim), embeddings.DTYPES['bfloat16']), k=10,
+      count=count, mesh=mesh,
   ).compile().memory_analysis()
   assert memory.argument_size_in_bytes < 2.1e9  # of a chip's 16 GB
   assert memory.temp_size_in_bytes < .2e9

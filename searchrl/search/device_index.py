@@ -4,7 +4,9 @@
 
 Rows are split over the devices, and travel to each block by block, so that the
 host never holds more than one. A device scans its blocks and keeps the best k;
-the devices then tell each other theirs. Scores are float32 whatever is stored.
+the devices then tell each other theirs. Scores are float32 whatever is stored:
+where an accelerator multiplies bfloat16 fastest, a query is the sum of three
+bfloat16 vectors, whose products with such rows are exact.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Num
+import ml_dtypes
 import numpy as np
 
 from searchrl.search import embeddings
@@ -33,6 +36,7 @@ def build(
     batch: int = 64,
     block_rows: int = 65_536,
     devices: Sequence[jax.Device] | None = None,
+    split: bool | None = None,
 ) -> nearest.Index:
   """Puts rows onto devices; the search compares with every one.
 
@@ -48,6 +52,8 @@ def build(
       each call reads all rows, which is what it costs.
     block_rows: that are compared, and that travel, at a time.
     devices: of this process. Default: all, but none for less than one block.
+    split: queries into three bfloat16 vectors, for rows of bfloat16 or int8.
+      Default: on all but CPUs.
 
   Raises:
     ValueError: an option is out of range.
@@ -63,6 +69,9 @@ def build(
     devices = jax.local_devices()[:-(-source.count // block_rows)]
   mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
   rows, scales = _place(source, dtype, block_rows, mesh)
+  if split is None:
+    split = devices[0].platform != 'cpu'
+  split = split and dtype in ('bfloat16', 'int8')
   mean = source.mean if dtype != 'float32' else np.zeros(source.dim, np.float32)
 
   def find(vectors, k):
@@ -77,12 +86,24 @@ def build(
     padded = np.zeros((size, source.dim), np.float32)
     padded[:len(vectors)] = vectors
     scores, ids = jax.device_get(_nearest(
-        rows, scales, jax.device_put(padded, _on(mesh)), k=k,
+        rows, scales, jax.device_put(parts_of(padded, split), _on(mesh)), k=k,
         count=source.count, mesh=mesh))
     offset = vectors @ mean
     return scores[:len(vectors)] + offset[:, None], ids[:len(vectors)]
 
   return nearest.Index('mesh', source.count, source.dim, find)
+
+
+def parts_of(vectors: Float[np.ndarray, 'B D'], split: bool
+            ) -> Num[np.ndarray, 'P B D']:
+  """Arrays whose sum the vectors are: three in bfloat16, or themselves."""
+  if not split:
+    return vectors[None]
+  parts, left = [], vectors
+  for _ in range(3):  # 8 bits each, of float32's 24
+    parts.append(left.astype(ml_dtypes.bfloat16))
+    left = left - parts[-1].astype(np.float32)
+  return np.stack(parts)
 
 
 def free_bytes() -> int | None:
@@ -144,25 +165,26 @@ def _fill(buffer: Array, block: Array, i: int) -> Array:
 @functools.partial(jax.jit, static_argnames=('k', 'count', 'mesh'))
 def _nearest(
     rows: Num[Array, 'S N D'], scales: Float[Array, 'S N'],
-    vectors: Float[Array, 'B D'], *, k: int, count: int, mesh: Mesh,
+    parts: Num[Array, 'P B D'], *, k: int, count: int, mesh: Mesh,
 ) -> tuple[Float[Array, 'B K'], Int[Array, 'B K']]:
-  """The k highest dot products, ties to the lower row; float32 throughout."""
+  """The k highest dot products with sums of parts, ties to the lower row."""
   split, whole = PartitionSpec(_AXIS), PartitionSpec()
 
   @functools.partial(jax.shard_map, mesh=mesh, in_specs=(split, split, whole),
                      out_specs=(whole, whole), check_vma=False)
-  def search(rows, scales, vectors):
+  def search(rows, scales, parts):
     blocks, block, _ = rows.shape
     first = jax.lax.axis_index(_AXIS) * blocks * block
-    best = (jnp.full((len(vectors), k), -jnp.inf), jnp.zeros(
-        (len(vectors), k), jnp.int32))
+    queries = parts.shape[1]
+    best = (jnp.full((queries, k), -jnp.inf),
+            jnp.zeros((queries, k), jnp.int32))
 
     def step(best, part):
       i, of_block, its_scales = part
       ids = first + i * block + jnp.arange(block)
-      scores = jnp.einsum(
-          'bd,nd->bn', vectors, of_block.astype(jnp.float32),
-          precision=_HIGHEST, preferred_element_type=jnp.float32) * its_scales
+      scores = its_scales * jnp.sum(jnp.einsum(
+          'pbd,nd->pbn', parts, of_block.astype(parts.dtype),
+          precision=_HIGHEST, preferred_element_type=jnp.float32), 0)
       scores = jnp.where(ids < count, scores, -jnp.inf)
       top, at = jax.lax.top_k(scores, min(k, block))
       return _keep(best, (top, ids[at]), k), None
@@ -173,7 +195,7 @@ def _nearest(
     top, at = jax.lax.top_k(scores, k)
     return top, jnp.take_along_axis(ids, at, 1)
 
-  return search(rows, scales, vectors)
+  return search(rows, scales, parts)
 
 
 def _keep(best, new, k: int):
