@@ -129,8 +129,9 @@ def estimate(recipe: embeddings.Recipe, kinds, part_rows: int, links: int
 
 
 def _bytes_of(kind: str, recipe: embeddings.Recipe, links: int) -> int:
-  """Of an index: codes twice (SOAR), int8 and float16 rows; a graph; postings."""
-  a_row = {'scann': recipe.dim * (2 * .25 + 1 + 2) + 8,
+  """Of an index: codes twice (SOAR), int8 and exact rows; a graph; postings."""
+  exact = np.dtype(recipe.exact_dtype).itemsize
+  a_row = {'scann': recipe.dim * (2 * .25 + 1 + exact) + 8,
            'hnsw': recipe.dim * 4 + 8 * links + 16,
            'bm25': 60 * 20}[kind]  # 60 postings, spilt and put together
   return int(a_row * recipe.count)

@@ -3,6 +3,7 @@
 """ScaNN and HNSW against exact search; hostile input never is a wrong row."""
 
 import builtins
+import ctypes
 import json
 
 import numpy as np
@@ -29,9 +30,9 @@ def clustered(count, seed=0, dim=DIM):
           for x in (rows, vectors)]
 
 
-def make_store(folder, rows):
+def make_store(folder, rows, dtype='float32'):
   recipe = embeddings.Recipe('c', {'kind': 'x', 'digest': 'e'}, *rows.shape,
-                             'float32', 4096)
+                             dtype, 4096)
   writer = embeddings.Writer(folder, recipe)
   for shard in writer.missing():
     writer.write(shard, rows[slice(*recipe.span(shard))])
@@ -167,6 +168,66 @@ def test_scann_is_built_alike_every_time(tmp_path, large):
     trees.append({f.relative_to(folder): f.read_bytes()
                   for f in sorted(folder.rglob('*')) if f.is_file()})
   assert trees[0] == trees[1]
+
+
+def test_the_last_ranking_is_by_the_rows_as_they_are_stored(tmp_path, large):
+  """float16 would turn neighbours that are closer than it can tell."""
+  pytest.importorskip('scann')
+  rows, vectors = large[1].copy(), large[2]
+  rows[1::2] = rows[::2] + np.float32(2e-5) * rows[1::2]
+  source = embeddings.InMemory(rows)
+  told = scann_index.build(source, tmp_path)
+  index = scann_index.open_(tmp_path, told, source, share=1., candidates=1000)
+  assert true_recall(index, rows, vectors) > .995
+  assert told['rows'] == 'float32'
+  half = make_store(tmp_path / 'half', rows, dtype='float16')
+  (tmp_path / 'of_half').mkdir()
+  assert scann_index.build(half, tmp_path / 'of_half')['rows'] == 'float16'
+  with pytest.raises(ValueError, match='Build it again'):
+    scann_index.open_(tmp_path, {'leaves': [3], 'edges': [0, 10_000]}, source,
+                      share=1., candidates=50)
+
+
+@pytest.fixture
+def kernels():
+  """ScaNN's shared library and its switches, which are put back."""
+  pytest.importorskip('scann')
+  path = scann_index._library().scann_ops_pybind.scann_pybind.__file__
+  library = ctypes.CDLL(path)
+  flags = [ctypes.c_bool.in_dll(library, name) for name in scann_index._FLAGS]
+  before = [flag.value for flag in flags]
+  yield path, flags
+  for flag, value in zip(flags, before):
+    flag.value = value
+
+
+@pytest.mark.parametrize('features, expected', [
+    ('fpu avx2 fma', [True, False]), ('fpu avx2', [False, False]),
+    ('avx2 fma avx512f avx512dq avx512bw', [True, True]), ('', [False, False])])
+def test_scann_uses_what_the_cpu_has(tmp_path, kernels, features, expected):
+  path, flags = kernels
+  for flag in flags:
+    flag.value = False
+  about = tmp_path / 'cpuinfo'
+  about.write_text(f'model name\t: x\nflags\t\t: {features}\nbugs\t\t: avx2 fma\n')
+  used = scann_index._use_cpu(path, str(about))
+  assert [flag.value for flag in flags] == expected
+  assert len(used) == sum(expected)
+  assert scann_index._use_cpu(path, str(tmp_path / 'none')) == ()
+
+
+def test_kernels_of_scann_agree(built, large, kernels):
+  kind, folder, _ = built
+  if kind != 'scann':
+    pytest.skip('of ScaNN')
+  found = []
+  for _ in range(2):  # as they are, and then the slow ones
+    index = approximate.open_(kind, large[0], folder, min_recall=0)
+    found.append(index(large[2], 3))
+    for flag in kernels[1]:
+      flag.value = False
+  assert (found[0][1] == found[1][1]).mean() > .999
+  np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-4)
 
 
 def test_recall_below_the_floor_does_not_serve(built, large):

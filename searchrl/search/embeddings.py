@@ -39,6 +39,7 @@ class Source(Protocol):
   count: int  # N
   dim: int  # D
   mean: Float[np.ndarray, 'D']  # of all rows, float32
+  exact_dtype: str  # the smaller of float16 and float32 that holds every value
 
   def read(self, start: int, stop: int) -> Float[np.ndarray, 'N D']:
     """Rows [start, stop) as float32; all finite."""
@@ -53,6 +54,7 @@ class InMemory:
   """
 
   rows: Float[np.ndarray, 'N D']
+  exact_dtype = 'float32'
 
   def __post_init__(self):
     object.__setattr__(self, 'rows', checked(self.rows))
@@ -149,6 +151,11 @@ class Recipe:
     return start, min(start + self.shard_rows, self.count)
 
   @property
+  def exact_dtype(self) -> str:
+    """As of a Source."""
+    return 'float16' if self.dtype == 'float16' else 'float32'
+
+  @property
   def disk_bytes(self) -> int:
     """What the rows take."""
     scale = 4 if self.dtype == 'int8' else 0
@@ -237,6 +244,7 @@ class Store:
                mean: Float[np.ndarray, 'D']):
     self.folder, self.recipe, self.fingerprint = folder, recipe, fingerprint
     self.count, self.dim, self.mean = recipe.count, recipe.dim, mean
+    self.exact_dtype = recipe.exact_dtype
     self._arrays = _open_arrays(folder, recipe, create=False)
 
   def read(self, start: int, stop: int) -> Float[np.ndarray, 'N D']:

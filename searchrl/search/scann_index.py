@@ -4,8 +4,8 @@
 
 Rows lose their mean, are split over leaves with SOAR's second choice, coded in
 4 bits for 2 dimensions (AH), and what these codes find is ranked by int8 rows,
-then by float16 rows on disk. Building is deterministic. Above `part_rows`, it
-builds one part after another, searches all, and merges.
+then by the rows themselves, on disk. Building is deterministic on one kind of
+CPU. Above `part_rows`, it builds one part after another, searches all, and merges.
 
 Sources: Guo et al. 2020, arXiv:1908.10396 (AH); Sun et al. 2023,
   arXiv:2404.00774 (SOAR).
@@ -13,7 +13,8 @@ Sources: Guo et al. 2020, arXiv:1908.10396 (AH); Sun et al. 2023,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import functools
 import math
 import os
 import pathlib
@@ -25,10 +26,14 @@ import numpy as np
 from searchrl.search import embeddings
 from searchrl.search import nearest
 
-_ROWS = 'rows.npy'  # float16, without their mean: what the last ranking reads
+_ROWS = 'rows.npy'  # as the source gives them: what the last ranking reads
 _RERANKED = 32  # rows a query, at least
 _TREE_FROM = 4096  # rows; fewer are compared one by one
-_SAMPLE = 250_000  # rows that leaves and codes are learnt from, at most
+_SAMPLE = 120  # rows a leaf that leaves and codes are learnt from
+_FLAGS = {  # of ScaNN, which are off, and what a CPU must have for them
+    '_ZN14research_scann14flags_internal15should_use_avx2E': {'avx2', 'fma'},
+    '_ZN14research_scann14flags_internal17should_use_avx512E': {
+        'avx512f', 'avx512dq', 'avx512bw'}}
 
 
 def _library():
@@ -39,7 +44,36 @@ def _library():
     raise ValueError(
         "backend 'scann' needs the package scann (Linux, Python up to 3.13). "
         "Run: pip install 'searchrl[search]'; or take another backend.") from error
+  library = getattr(scann.scann_ops_pybind, 'scann_pybind', None)
+  if library is not None:
+    _use_cpu(library.__file__)
   return scann
+
+
+@functools.cache
+def _use_cpu(path: str, about: str = '/proc/cpuinfo') -> tuple[str, ...]:
+  """Lets ScaNN use AVX2 and AVX-512 where the CPU has them; returns what is on.
+
+  In ScaNN 1.4.0 to 1.4.2, as they are on PyPI, the function that asks for a
+  feature of the CPU is empty, and says no: searches run on SSE4. The answers
+  are in exported variables. A wheel without these is left as it is.
+
+  Args:
+    path: the shared library, which is loaded already.
+    about: tells the features of the CPU.
+  """
+  try:
+    lines = pathlib.Path(about).read_text().splitlines()
+  except OSError:
+    return ()
+  features = next((set(line.split()) for line in lines
+                   if line.startswith('flags')), set())
+  library, used = ctypes.CDLL(path), []
+  for name, needed in _FLAGS.items():
+    if needed <= features and hasattr(library, name):
+      ctypes.c_bool.in_dll(library, name).value = True
+      used.append(name)
+  return tuple(used)
 
 
 def available() -> bool:
@@ -65,7 +99,7 @@ def build(
   Args:
     source: the rows.
     folder: exists, and is empty.
-    leaves: of a part. 0: the square root of its rows.
+    leaves: of a part. 0: three times the square root of its rows.
     part_rows: rows of a part, at most.
     soar: lambda of SOAR, the weight of the second choice's direction.
 
@@ -83,19 +117,19 @@ def build(
   count = -(-source.count // part_rows)
   edges = [source.count * i // count for i in range(count + 1)]
   kept = np.lib.format.open_memmap(
-      folder / _ROWS, mode='w+', dtype=np.float16,
+      folder / _ROWS, mode='w+', dtype=source.exact_dtype,
       shape=(source.count, source.dim))
   told = []
   for number, (start, stop) in enumerate(zip(edges, edges[1:])):
     rows = np.empty((stop - start, source.dim), np.float32)
     for first in range(start, stop, 65_536):
       last = min(first + 65_536, stop)
-      rows[first - start:last - start] = embeddings.checked(
-          source.read(first, last), first) - source.mean
-    kept[start:stop], = embeddings.stored(rows, 'float16')
+      block = embeddings.checked(source.read(first, last), first)
+      kept[first:last] = block
+      rows[first - start:last - start] = block - source.mean
     told.append(_build_part(rows, folder / f'part_{number:03d}', leaves, soar))
   kept.flush()
-  return {'edges': edges, 'leaves': told}
+  return {'edges': edges, 'leaves': told, 'rows': kept.dtype.name}
 
 
 def _build_part(rows: Float[np.ndarray, 'N D'], folder: pathlib.Path,
@@ -109,8 +143,8 @@ def _build_part(rows: Float[np.ndarray, 'N D'], folder: pathlib.Path,
     leaves = 0  # too few points to learn a tree, or codes, from
     builder = builder.score_brute_force()
   else:
-    leaves = min(leaves or round(math.sqrt(len(rows))), len(rows) // 4)
-    sample = min(_SAMPLE, len(rows))
+    leaves = min(leaves or round(3 * math.sqrt(len(rows))), len(rows) // 4)
+    sample = min(_SAMPLE * leaves, len(rows))
     builder = builder.tree(
         leaves, max(leaves // 20, 1), training_sample_size=sample,
         soar_lambda=soar, random_init=False)  # random: other files every time
@@ -128,8 +162,8 @@ def ladder(told: dict[str, Any]) -> list[dict[str, float | int]]:
   if not any(told['leaves']):
     return [{'share': 1.0, 'candidates': _RERANKED}]
   return [{'share': share, 'candidates': candidates} for share, candidates in (
-      (.03, 50), (.05, 100), (.08, 100), (.1, 200), (.15, 200), (.2, 300),
-      (.3, 400), (.5, 600), (1.0, 1000))]
+      (.01, 100), (.015, 150), (.02, 150), (.025, 150), (.03, 200), (.04, 200),
+      (.06, 200), (.1, 300), (.2, 400), (.4, 600), (1.0, 1000))]
 
 
 def open_(folder: pathlib.Path, told: dict[str, Any], source: embeddings.Source,
@@ -139,7 +173,7 @@ def open_(folder: pathlib.Path, told: dict[str, Any], source: embeddings.Source,
   Args:
     folder: as of `build`.
     told: what `build` returned.
-    source: for the shape and the mean of the rows; no row is read.
+    source: for the shape of the rows; none is read.
     share: of the leaves, that is searched.
     candidates: rows a query that are ranked again, first by their int8 rows.
 
@@ -147,6 +181,9 @@ def open_(folder: pathlib.Path, told: dict[str, Any], source: embeddings.Source,
     ValueError: no ScaNN here; files are missing, cut, or not our own.
   """
   scann = _library()
+  if 'rows' not in told:
+    raise ValueError(f'{folder} must be an index of this version, but an older '
+                     'one has built it. Build it again.')
   searchers = []
   for number in range(len(told['leaves'])):
     part = folder / f'part_{number:03d}'
@@ -165,7 +202,7 @@ def open_(folder: pathlib.Path, told: dict[str, Any], source: embeddings.Source,
     wanted = max(_RERANKED, k)
     found = [_search(*part, vectors, wanted, share, candidates)
              for part in parts]
-    return _rank(rows, vectors, np.concatenate(found, 1), k, source.mean)
+    return _rank(rows, vectors, np.concatenate(found, 1), k)
 
   return nearest.Index('scann', source.count, source.dim, find)
 
@@ -183,10 +220,10 @@ def _search(searcher, start: int, stop: int, leaves: int, vectors, k: int,
 
 
 def _rank(rows: Float[np.ndarray, 'N D'], vectors: Float[np.ndarray, 'B D'],
-          ids: Int[np.ndarray, 'B M'], k: int, mean: Sequence[float]):
-  """The k best of these ids, by their float16 rows; scores are float32."""
+          ids: Int[np.ndarray, 'B M'], k: int):
+  """The k best of these ids, by their rows; scores are float32."""
   scores = np.empty(ids.shape, np.float32)
   for score, vector, of_query in zip(scores, vectors, ids):
-    score[:] = rows[np.maximum(of_query, 0)].astype(np.float32) @ vector
-  scores += (vectors @ mean)[:, None]
+    near = rows[np.maximum(of_query, 0)]
+    score[:] = near.astype(np.float32, copy=False) @ vector
   return nearest.merge(np.where(ids >= 0, scores, -np.inf), ids, k)
