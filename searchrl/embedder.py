@@ -34,6 +34,7 @@ from searchrl.search import dense
 _WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens a row
 _FEW = (8, 64)  # rows of a batch of queries, if no more are left
 _ALWAYS = 8  # rows of a batch of queries on a CPU
+_CPU_TOKENS = 2048  # of a batch on a CPU, which more do not keep busier
 TINY_E5 = pathlib.Path(__file__).parent / 'assets' / 'tiny_e5'
 
 
@@ -46,7 +47,7 @@ class Settings:
   pooling: str = 'mean'  # or 'cls'
   max_length: int = 256  # tokens of a text, prefix and special ones included
   dtype: str = 'float32'  # of activations: or bfloat16
-  batch_tokens: int = 8192  # a device call, padding included
+  batch_tokens: int = 8192  # a device call, padding included; less on CPUs
 
   def check(self, shape: encoder.EncoderConfig) -> None:
     """Raises a ValueError if the encoder cannot be run so."""
@@ -123,7 +124,8 @@ class Embedder:
 
   def _rows(self, width: int, left: int, kind: str) -> int:
     """Rows of a batch: what `batch_tokens` allow, or few of queries."""
-    full = max(self._settings.batch_tokens // width, 1)
+    tokens = self._settings.batch_tokens
+    full = max((min(tokens, _CPU_TOKENS) if self._on_cpu else tokens) // width, 1)
     if kind == 'query' and self._on_cpu:
       return _ALWAYS * self._ways
     sizes = (*(few for few in _FEW if few < full), full)
