@@ -32,6 +32,8 @@ def load_judge(path):
 
 
 def make(name, **options):
+  if name == 'bm25s':
+    pytest.importorskip('bm25s')
   return engines.make(name, CORPUS, load_judge=load_judge,
                       **OPTIONS.get(name, {}) | options)
 

@@ -149,7 +149,9 @@ def test_the_first_process_alone_writes_and_speaks(runs, count):
   first, *others = runs.done[count]
   assert 'Hugging Face format' in first.stdout
   for done in others:
-    told = [line for line in done.stdout.splitlines() if 'Gloo' not in line]
+    told = [line for line in done.stdout.splitlines()
+            # Gloo's own line, which its threads sometimes tear in two.
+            if not re.search('Gloo|connected peer ranks is :', line)]
     assert not told and not done.stderr
 
 
