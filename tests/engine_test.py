@@ -168,18 +168,22 @@ def wide():
   return asked, say, say(asked)
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize('rows, slots, options', [
     (range(40), None, {}),
     (range(39, -1, -1), range(63, 23, -1), {}),  # other slots, other order
     ([7], [50], {}),  # alone
     (range(0, 40, 3), range(5, 19), {}),  # other company
     (range(40), None, dict(steps=1)),
-    (range(40), None, dict(steps=13, patience=40)),
-    (range(40), None, dict(tiles=(2, 4, 48))),
-    (range(40), None, dict(tile=64, tiles=(1, 24))),
-    (range(40), None, dict(length=1000)),
-    (range(40), None, dict(slots=97)),
-    (range(40), range(3, 163, 4), dict(slots=256)),  # few of many: 64 rows
+    pytest.param(range(40), None, dict(steps=13, patience=40), marks=SLOW),
+    pytest.param(range(40), None, dict(tiles=(2, 4, 48)), marks=SLOW),
+    pytest.param(range(40), None, dict(tile=64, tiles=(1, 24)), marks=SLOW),
+    pytest.param(range(40), None, dict(length=1000), marks=SLOW),
+    pytest.param(range(40), None, dict(slots=97), marks=SLOW),
+    pytest.param(range(40), range(3, 163, 4), dict(slots=256),
+                 marks=SLOW),  # few of many: 64 rows
 ])
 def test_no_bit_of_a_row_depends_on_anything_but_the_row(
     wide, rows, slots, options):

@@ -538,7 +538,7 @@ def test_log_probs_of_whole_rollouts_are_those_of_one_forward(garbage):
 
 
 @pytest.mark.parametrize('cases', [
-    500, pytest.param(10_000, marks=pytest.mark.long)])
+    500, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.long])])
 def test_ids_never_change_between_turns(cases):
   """Hot sampling writes tags in ways that no encoder would."""
   dialogue = dataclasses.replace(

@@ -325,6 +325,7 @@ def test_health_and_metrics():
     for texts in (['river', 'river', 'Lot'], ['Aude']):
       ask(server, queries=texts)
     ask(server, queries=3)
+    until(lambda: 'request_seconds_count 3' in ask(server, '/metrics', 'GET')[2])
     status, headers, text = ask(server, '/metrics', 'GET')
   assert status == 200 and headers['Content-Type'].startswith('text/plain')
   found = {}
