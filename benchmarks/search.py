@@ -5,6 +5,7 @@ r"""Vectors in; recall, queries a second and memory of every dense index out.
   python benchmarks/search.py --rows 200000                       # made vectors
   python benchmarks/search.py --rows 200000 --index runs/debian   # from real ones
   python benchmarks/search.py --roofline                # an accelerator's sweep
+  python benchmarks/search.py --load                    # rows from disk to devices
 
 All indexes hold the same rows and answer the same queries in one process, on
 one thread. Speed is in queries a CPU-second of the whole process, which a busy
@@ -22,6 +23,10 @@ were held out.
 at a time: by default as many as Wikipedia has, in bfloat16 (32 GB), on a CPU few.
 What reading all rows once would take, at the rate of a copy on that device, is
 its share of the time that a batch takes.
+
+--load writes stores of each type, and times how they are opened and put onto all
+devices as they are stored; the files were just written, so that they come from
+the system's cache and not from a disk.
 """
 
 import argparse
@@ -69,6 +74,7 @@ def main():
   parser.add_argument('--only', nargs='+', choices=list(LINES),
                       default=list(LINES))
   parser.add_argument('--roofline', action='store_true')
+  parser.add_argument('--load', action='store_true')
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--out', default='', help='jsonl, appended to')
   parser.add_argument('--folder', default='', help='keeps what is built')
@@ -77,6 +83,11 @@ def main():
     lines = [roofline(options.rows)]
     print(metrics.table(lines, tuple(lines[0])))
     write(dict(roofline=lines), options)
+    return
+  if options.load:
+    lines = [load(dtype, options.rows or 262_144) for dtype in embeddings.DTYPES]
+    print(metrics.table(lines, tuple(lines[0])))
+    write(dict(load=lines), options)
     return
   threads(1)
   options.rows = options.rows or 200_000
@@ -268,6 +279,24 @@ def roofline(count, k=10, batch=256, block=65_536):
           'ms a batch': round(1e3 * secs, 2), 'share': round(sweep / secs, 3),
           'TFLOP/s': round(2 * count * DIM * batch / secs / 1e12, 2),
           'q/s': round(batch / secs)}
+
+
+def load(dtype, count, shard=65_536):
+  """What opening a store takes until its rows lie on all devices."""
+  rng = np.random.default_rng(0)
+  with tempfile.TemporaryDirectory(prefix='search-') as folder:
+    writer = embeddings.Writer(folder, embeddings.Recipe(
+        'made', {'digest': 'made'}, count, DIM, dtype, shard))
+    for number in writer.missing():
+      start, stop = writer.recipe.span(number)
+      writer.write(number, rng.normal(size=(stop - start, DIM)))
+    writer.finish()
+    size = writer.recipe.disk_bytes
+    secs = timed(lambda: device_index.build(
+        embeddings.open_(folder), dtype=dtype))
+  return {'rows as': dtype, 'rows': count, 'GB on disk': round(size / 1e9, 2),
+          'seconds': round(secs, 3), 'GB/s': round(size / secs / 1e9, 2),
+          'devices': jax.local_device_count()}
 
 
 def copied_bytes_per_sec():

@@ -78,8 +78,19 @@ def environment() -> dict[str, Any]:
     except importlib.metadata.PackageNotFoundError:
       versions[name] = None
   return {'git': _git(), 'python': platform.python_version(),
-          'machine': f'{platform.system()} {platform.machine()}',
+          'machine': f'{platform.system()} {platform.machine()}', 'cpu': _cpu(),
           'packages': versions}
+
+
+def _cpu() -> str | None:
+  """Maker, family and model; virtual machines seldom tell more by name."""
+  try:
+    lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
+  except OSError:
+    return None
+  found = dict(map(str.strip, line.split(':', 1)) for line in lines if ':' in line)
+  return ', '.join(f'{name} {found[name]}' for name in (
+      'model name', 'cpu family', 'model') if name in found) or None
 
 
 def _git() -> str | None:

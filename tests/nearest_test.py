@@ -91,9 +91,9 @@ def test_small_storage_keeps_float32_scores_and_nearly_all_ids(dtype, least):
 class Counted(embeddings.InMemory):
   """Tells which rows were read."""
 
-  def read(self, start, stop):
+  def parts(self, start, stop):
     self.__dict__.setdefault('reads', []).append((start, stop))
-    return super().read(start, stop)
+    return super().parts(start, stop)
 
 
 def test_each_row_is_read_once_a_block_at_a_time():
@@ -104,11 +104,36 @@ def test_each_row_is_read_once_a_block_at_a_time():
   assert rows == list(range(203))
 
 
+@pytest.mark.parametrize('piece', [3, 8192])
+@pytest.mark.parametrize('stored', embeddings.DTYPES)
+def test_rows_on_disk_arrive_as_they_are_stored(
+    stored, piece, tmp_path, monkeypatch):
+  monkeypatch.setattr(device_index, '_PIECE', piece)
+  rng = np.random.default_rng(4)
+  writer = embeddings.Writer(tmp_path, embeddings.Recipe(
+      'c', {'digest': 'e'}, 203, 16, stored, shard_rows=64))
+  for shard in writer.missing():
+    start, stop = writer.recipe.span(shard)
+    writer.write(shard, unit(rng, stop - start, 16))
+  store, vectors = writer.finish(), unit(rng, 30, 16)
+  scores, ids = on_eight(store, block_rows=10)(vectors, 5)
+  expected, order = brute_force(store.read(0, 203), vectors, 5)
+  np.testing.assert_array_equal(ids, order)
+  np.testing.assert_allclose(scores, expected, atol=1e-6)
+
+
+def test_rows_beyond_a_types_range_are_refused():
+  rows = np.ones((20, 4), np.float32)
+  rows[13, 2] = 1e6
+  with pytest.raises(ValueError, match='float16 must lie .* rows 10 to 20 does'):
+    device_index.build(embeddings.InMemory(rows), dtype='float16', block_rows=10)
+
+
 def test_no_device_has_less_than_a_block_if_it_is_not_alone():
   source = embeddings.InMemory(np.eye(20, dtype=np.float32))
   for block_rows, wanted in ((30, 1), (10, 2), (1, 8)):
     rows, _ = device_index._place(
-        source, 'float32', block_rows, device_index.Mesh(np.array(
+        source, source.mean, 'float32', block_rows, device_index.Mesh(np.array(
             device_index.jax.local_devices()[:-(-20 // block_rows)]), ('rows',)))
     assert len(rows.sharding.device_set) == wanted
 

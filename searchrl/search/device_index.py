@@ -2,16 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of vectors in, an exact Index on the devices of this process out.
 
-Rows are split over the devices, and travel to each block by block, so that the
-host never holds more than one. A device scans its blocks and keeps the best k;
-the devices then tell each other theirs. Scores are float32 whatever is stored:
+Rows are split over the devices, and travel to each in small pieces, as they are
+stored, the next one being read meanwhile. A device scans blocks of its rows and
+keeps the best k; the devices then tell each other theirs. Scores are float32 whatever is stored:
 where an accelerator multiplies bfloat16 fastest, a query is the sum of three
 bfloat16 vectors, whose products with such rows are exact.
 """
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
+from concurrent import futures
 import functools
 
 import jax
@@ -26,6 +28,7 @@ from searchrl.search import nearest
 
 _AXIS = 'rows'
 _FEW, _MANY = 4, 16  # batches: above the first, the second go in one call
+_PIECE = 8192  # rows that travel at a time: tensorstore reads such fastest
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
@@ -50,13 +53,13 @@ def build(
     batch: queries a device call; fewer are filled up, so that one program is
       compiled for each k. Where many wait, a second one takes 16 times as many:
       each call reads all rows, which is what it costs.
-    block_rows: that are compared, and that travel, at a time.
+    block_rows: that are compared at a time.
     devices: of this process. Default: all, but none for less than one block.
     split: queries into three bfloat16 vectors, for rows of bfloat16 or int8.
       Default: on all but CPUs.
 
   Raises:
-    ValueError: an option is out of range.
+    ValueError: an option is out of range, or a value too large for the dtype.
   """
   if dtype not in embeddings.DTYPES:
     raise ValueError(f'dtype must be one of {", ".join(embeddings.DTYPES)}, but '
@@ -68,11 +71,11 @@ def build(
   if devices is None:
     devices = jax.local_devices()[:-(-source.count // block_rows)]
   mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
-  rows, scales = _place(source, dtype, block_rows, mesh)
+  mean = source.mean if dtype != 'float32' else np.zeros(source.dim, np.float32)
+  rows, scales = _place(source, mean, dtype, block_rows, mesh)
   if split is None:
     split = devices[0].platform != 'cpu'
   split = split and dtype in ('bfloat16', 'int8')
-  mean = source.mean if dtype != 'float32' else np.zeros(source.dim, np.float32)
 
   def find(vectors, k):
     parts, start = [], 0
@@ -119,7 +122,7 @@ def _on(mesh: Mesh, *axes: str) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec(*axes))
 
 
-def _place(source, dtype: str, block_rows: int, mesh: Mesh):
+def _place(source, mean, dtype: str, block_rows: int, mesh: Mesh):
   """Rows [blocks, block, D] and scales [blocks, block], split by blocks."""
   a_device = -(-source.count // mesh.size)
   blocks = -(-a_device // block_rows)
@@ -128,18 +131,18 @@ def _place(source, dtype: str, block_rows: int, mesh: Mesh):
   dtypes = (embeddings.DTYPES[dtype], np.float32)
   buffers = []
   for number, device in enumerate(mesh.devices.flat):
-    held = [jax.jit(functools.partial(jnp.zeros, shape, of), out_shardings=
-                    jax.sharding.SingleDeviceSharding(device))()
-            for shape, of in zip(shapes, dtypes)]
-    for i in range(blocks):
-      start = min((number * blocks + i) * block, source.count)
-      stop = min(start + block, source.count)
-      if start == stop:
-        break
-      parts = _stored(source.read(start, stop), source.mean, dtype)
-      held = [_fill(buffer, jax.device_put(_padded(part, block), device), i)
-              for buffer, part in zip(held, parts)]
-      jax.block_until_ready(held)  # else several blocks wait on the host
+    held = tuple(jnp.zeros(shape, of, device=device)
+                 for shape, of in zip(shapes, dtypes))
+    first = number * blocks * block
+    last = min(first + blocks * block, source.count)
+    for start, parts in _pieces(source, first, last, block):
+      held, finite = _fill(held, jax.device_put((parts, mean), device),
+                           divmod(start - first, block), dtype=dtype)
+      if not finite:  # and until it is known, no more rows wait on the host
+        raise ValueError(
+            f'vectors kept as {dtype} must lie within its range, but one of '
+            f"rows {start} to {start + len(parts[0])} does not. Take 'bfloat16' "
+            "or 'float32'.")
     buffers.append(held)
   return tuple(
       jax.make_array_from_single_device_arrays(
@@ -147,19 +150,43 @@ def _place(source, dtype: str, block_rows: int, mesh: Mesh):
       for shape, of_all in zip(shapes, zip(*buffers)))
 
 
-def _stored(rows, mean, dtype: str):
-  """Rows and their scales, as they are kept."""
-  parts = embeddings.stored(rows if dtype == 'float32' else rows - mean, dtype)
-  return parts if dtype == 'int8' else (*parts, np.ones(len(rows), np.float32))
+def _pieces(source, first: int, last: int, block: int):
+  """(start, parts) of rows [first, last), no piece in two blocks."""
+  spans = [(start, min(start + _PIECE, of_block + block, last))
+           for of_block in range(first, last, block)
+           for start in range(of_block, min(of_block + block, last), _PIECE)]
+  with futures.ThreadPoolExecutor(1) as thread:
+    ahead = collections.deque()
+    for span in spans:
+      ahead.append((span[0], thread.submit(source.parts, *span)))
+      if len(ahead) == 2:
+        start, parts = ahead.popleft()
+        yield start, parts.result()
+    for start, parts in ahead:
+      yield start, parts.result()
 
 
-def _padded(part: np.ndarray, size: int) -> np.ndarray:
-  return np.pad(part, [(0, size - len(part)), *[(0, 0)] * (part.ndim - 1)])
+@functools.partial(jax.jit, donate_argnums=0, static_argnames='dtype')
+def _fill(held, sent, at: tuple[int, int], *, dtype: str):
+  """Buffers with a piece more, less the mean; and whether it is finite."""
+  (rows, *scales), mean = sent
+  rows = rows.astype(jnp.float32)
+  rows = (rows * scales[0][:, None] if scales else rows) - mean
+  if dtype == 'int8':
+    kept = embeddings.quantize(rows)
+  else:
+    kept = rows.astype(dtype), jnp.ones(len(rows), jnp.float32)
+  held = tuple(_written(*pair, at) for pair in zip(held, kept))
+  return held, jnp.isfinite(kept[0]).all() & jnp.isfinite(kept[1]).all()
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _fill(buffer: Array, block: Array, i: int) -> Array:
-  return jax.lax.dynamic_update_index_in_dim(buffer, block, i, 0)
+def _written(buffer: Array, part: Array, at: tuple[int, int]) -> Array:
+  """A buffer [blocks, block, ...] with a part of a block."""
+  bits = {2: jnp.uint16}.get(part.dtype.itemsize, part.dtype)
+  buffer_bits, part_bits = (  # else a CPU widens the whole buffer of bfloat16
+      jax.lax.bitcast_convert_type(x, bits) for x in (buffer, part[None]))
+  return jax.lax.bitcast_convert_type(jax.lax.dynamic_update_slice(
+      buffer_bits, part_bits, (*at, 0)[:buffer.ndim]), buffer.dtype)
 
 
 @functools.partial(jax.jit, static_argnames=('k', 'count', 'mesh'))

@@ -44,6 +44,9 @@ class Source(Protocol):
   def read(self, start: int, stop: int) -> Float[np.ndarray, 'N D']:
     """Rows [start, stop) as float32; all finite."""
 
+  def parts(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
+    """The same as they lie: rows of any type, and where these are int8 scales."""
+
 
 @dataclasses.dataclass(frozen=True)
 class InMemory:
@@ -68,6 +71,9 @@ class InMemory:
 
   def read(self, start: int, stop: int) -> Float[np.ndarray, 'N D']:
     return self.rows[start:stop]
+
+  def parts(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
+    return (self.rows[start:stop],)
 
 
 def checked(rows: Any, first: int = 0) -> Float[np.ndarray, 'N D']:
@@ -113,11 +119,14 @@ def blocks(source: Source, size: int) -> Iterator[tuple[int, np.ndarray]]:
     yield start, source.read(start, min(start + size, source.count))
 
 
-def quantize(rows: Float[np.ndarray, 'N D']
-            ) -> tuple[Int8[np.ndarray, 'N D'], Float[np.ndarray, 'N']]:
-  """Rows as int8 and a scale each: row = scale * int8, up to rounding."""
-  scales = np.abs(rows).max(1) / 127
-  whole = np.rint(rows / np.where(scales > 0, scales, 1)[:, None])
+def quantize(rows: Float[Any, 'N D']) -> tuple[Int8[Any, 'N D'], Float[Any, 'N']]:
+  """Rows as int8 and a scale each: row = scale * int8, up to rounding.
+
+  Arrays are numpy's or jax's, as the rows are.
+  """
+  xp = rows.__array_namespace__()
+  scales = xp.max(xp.abs(rows), axis=1) / 127
+  whole = xp.round(rows / xp.where(scales > 0, scales, 1)[:, None])
   return whole.astype(np.int8), scales.astype(np.float32)
 
 
@@ -248,19 +257,24 @@ class Store:
     self._arrays = _open_arrays(folder, recipe, create=False)
 
   def read(self, start: int, stop: int) -> Float[np.ndarray, 'N D']:
-    """Rows [start, stop) as float32.
+    """Rows [start, stop) as float32; raises as `parts` does."""
+    rows, *scales = self.parts(start, stop)
+    rows = rows.astype(np.float32)
+    return rows * scales[0][:, None] if scales else rows
+
+  def parts(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
+    """Rows [start, stop) as they are stored, and for int8 their scales.
 
     Raises:
       ValueError: the files are damaged.
     """
     try:
-      parts = [array[start:stop].read().result() for array in self._arrays]
+      reads = [array[start:stop].read() for array in self._arrays]
+      return tuple(read.result() for read in reads)
     except ValueError as error:
       raise ValueError(f'rows {start} to {stop} of {self.folder} must be '
                        f'readable, but: {error}. Delete '
                        f'{self.folder}/done, then: {_MEND}') from error
-    rows = parts[0].astype(np.float32)
-    return rows * parts[1][:, None] if len(parts) == 2 else rows
 
 
 def open_(folder: str | pathlib.Path) -> Store:
