@@ -82,7 +82,8 @@ class Engine:
       64 tokens or more, where the matrix products are of one kind.
     steps: tokens that one decode samples at most, per slot.
     patience: a decode ends early once 1 / patience of its slots have stopped.
-    block: tokens of the cache that are read at a time, or a slot's length.
+    block: tokens of the cache that are read at a time; a slot of at most two is
+      read whole.
     parts: groups of slots of similar length that decode attention reads by
       themselves; 1 on several devices, where a group would cross them, and
       where a slot is one block: all are read alike.
@@ -119,7 +120,8 @@ class Engine:
           f'they are {slots} and {length}.')
     self.slots, self.length = slots, length
     self._tile, self._tiles = tile, tuple(sorted(tiles))
-    self._block = block = min(block, length)
+    # Two blocks cost less whole than in parts.
+    self._block = block = block if length > 2 * block else length
     self._root = np.asarray(jax.random.key_data(jax.random.key(seed)))
     # Every program leaves the slots as it found them, and what was sampled
     # where every process can read it.
