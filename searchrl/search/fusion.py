@@ -34,7 +34,7 @@ def fuse(rankings: Sequence[Passages], *, k: float, top_k: int) -> Passages:
   return tuple(dataclasses.replace(p, score=scores[p]) for p in best)
 
 
-def fused(engines: Sequence[SearchFn], *, k: float = 60.0, depth: int = 50
+def fused(engines: Sequence[SearchFn], *, k: float = 5.0, depth: int = 50
          ) -> SearchFn:
   """A search that asks all engines and merges what they find.
 
@@ -42,7 +42,8 @@ def fused(engines: Sequence[SearchFn], *, k: float = 60.0, depth: int = 50
 
   Args:
     engines: at least one, over the same passages.
-    k: how little the first ranks count more than the next.
+    k: how little the first ranks count more than the next. Agents read few
+      passages, for which 60 counts them too little (BENCHMARKS.md).
     depth: passages of each engine, or top_k if that is more.
 
   Raises:
