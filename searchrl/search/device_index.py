@@ -4,9 +4,9 @@
 
 Rows are split over the devices, and travel to each in small pieces, as they are
 stored, the next one being read meanwhile. A device scans blocks of its rows and
-keeps the best k; the devices then tell each other theirs. Scores are float32 whatever is stored:
-where an accelerator multiplies bfloat16 fastest, a query is the sum of three
-bfloat16 vectors, whose products with such rows are exact.
+keeps the best k; the devices then tell each other theirs. Scores are float32
+whatever is stored: where an accelerator multiplies bfloat16 fastest, a query is
+the sum of three bfloat16 vectors, whose products with such rows are exact.
 """
 
 from __future__ import annotations
