@@ -42,6 +42,8 @@ def main():
   parser.add_argument('--questions', required=True)
   parser.add_argument('--index', default='', help='of vectors; else BM25 alone')
   parser.add_argument('--backends', nargs='+', default=['exact'])
+  parser.add_argument('--k', type=float, nargs='+', default=[5.0],
+                      help='of fusion')
   parser.add_argument('--copies', type=int, nargs='*', default=[])
   parser.add_argument('--count', type=int, default=1000, help='questions')
   parser.add_argument('--seed', type=int, default=0, help='draws the questions')
@@ -82,8 +84,9 @@ def specs(options):
   for backend in options.backends if options.index else ():
     dense = dict(name='dense', index=options.index, backend=backend)
     yield f'dense, {backend}', dict(dense)
-    yield f'fusion, {backend}', dict(name='fusion', engines=(
-        dict(name='bm25'), dense))
+    for k in options.k:
+      yield f'fusion, {backend}, k={k:g}', dict(name='fusion', k=k, engines=(
+          dict(name='bm25'), dense))
 
 
 def copied(corpus, copies):
