@@ -26,9 +26,9 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from searchrl import packing  # pylint: disable=g-import-not-at-top
-from searchrl import workdir
 from searchrl.models import attention
+from searchrl import packing  # pylint: disable=g-import-not-at-top
+from searchrl.runtime import workdir
 import workload
 
 CALLS = 4  # in flight between two looks at the clock

@@ -39,8 +39,6 @@ import numpy as np
 import peers_rollout
 import rollout as scripted
 import turns
-from searchrl import player
-from searchrl import workdir
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rollout
 from searchrl.agent import tokenizer as tokenizers
@@ -48,6 +46,8 @@ from searchrl.models import engine as engines
 from searchrl.models import sampling
 from searchrl.models import stops
 from searchrl.models import transformer
+from searchrl import player
+from searchrl.runtime import workdir
 from searchrl.trajectory import Action, Passage, Question
 
 OPTIONS = {  # by size

@@ -38,9 +38,9 @@ import torch
 import transformers
 
 from searchrl import embedder
-from searchrl import metrics
-from searchrl import workdir
 from searchrl.models import encoder
+from searchrl.runtime import metrics
+from searchrl.runtime import workdir
 
 TEXT_COLUMNS = ('texts', 'CPU ms a text', 'of it useful tokens',
                 'CPU time, of ours', 'seconds, of ours', 'max |difference|')

@@ -23,8 +23,8 @@ import platform
 import learning  # beside this file
 import matplotlib
 import numpy as np
-from searchrl import metrics
-from searchrl import workdir
+from searchrl.runtime import metrics
+from searchrl.runtime import workdir
 
 matplotlib.use('Agg')
 from matplotlib import pyplot  # pylint: disable=g-import-not-at-top

@@ -26,8 +26,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 # pylint: disable=g-import-not-at-top
 from searchrl import embedder
-from searchrl import metrics
-from searchrl import workdir
+from searchrl.runtime import metrics
+from searchrl.runtime import workdir
 from searchrl.search import bm25
 from searchrl.search import engines
 from searchrl.search import mapped

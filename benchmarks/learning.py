@@ -26,8 +26,8 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from searchrl import metrics  # pylint: disable=g-import-not-at-top
-from searchrl import workdir
+from searchrl.runtime import metrics  # pylint: disable=g-import-not-at-top
+from searchrl.runtime import workdir
 
 RECORDS = ROOT / 'benchmarks' / 'learning.jsonl'
 

@@ -95,7 +95,7 @@ def searchrl(steps: int) -> None:
   import jax
   import numpy as np
   from searchrl import learner as learners
-  from searchrl import mesh as meshes
+  from searchrl.runtime import mesh as meshes
   from searchrl import optimizer
   from searchrl import trajectory
   from searchrl.models import engine as engines

@@ -37,14 +37,14 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 # pylint: disable=g-import-not-at-top
-from searchrl import mesh as meshes
-from searchrl import player as players
-from searchrl import workdir
 from searchrl.agent import rollout
 from searchrl.models import engine as engines
 from searchrl.models import slots as slots_lib
 from searchrl.models import stops
 from searchrl.models import transformer
+from searchrl import player as players
+from searchrl.runtime import mesh as meshes
+from searchrl.runtime import workdir
 from searchrl.trajectory import Action, Passage, Question
 
 LENGTH = 512

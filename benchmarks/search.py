@@ -52,8 +52,8 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from searchrl import metrics
-from searchrl import workdir
+from searchrl.runtime import metrics
+from searchrl.runtime import workdir
 from searchrl.search import device_index
 from searchrl.search import embeddings
 from searchrl.search import hnsw_index

@@ -43,7 +43,7 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 # pylint: disable=g-import-not-at-top
-from searchrl import workdir
+from searchrl.runtime import workdir
 from searchrl.search import bm25
 from searchrl.search import corpus as corpora
 from searchrl.search import remote

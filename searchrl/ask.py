@@ -14,15 +14,15 @@ import pathlib
 import shlex
 import sys
 
+from searchrl.agent import questions as questions_lib
+from searchrl.agent import rewards
 from searchrl import datasets
 from searchrl import embedder
 from searchrl import evaluate
-from searchrl import mesh as meshes
 from searchrl import player as players
-from searchrl import processes
 from searchrl import reranker
-from searchrl.agent import questions as questions_lib
-from searchrl.agent import rewards
+from searchrl.runtime import mesh as meshes
+from searchrl.runtime import processes
 from searchrl.search import corpus as corpora
 from searchrl.search import engines
 from searchrl.search import mapped

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from searchrl import processes
-from searchrl import trajectory
 from searchrl.models import sampling
 from searchrl.rl import advantages
+from searchrl.runtime import processes
+from searchrl import trajectory
 from searchrl.trajectory import Trajectory
 
 Group = list[Trajectory]  # samples of one question, by one policy

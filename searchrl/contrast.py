@@ -20,14 +20,14 @@ import optax
 import tokenizers
 import tqdm
 
-from searchrl import checkpoint
 from searchrl import embedder
-from searchrl import optimizer as optimizers
-from searchrl import pairs as books
-from searchrl import workdir as workdirs
 from searchrl.models import contrastive
 from searchrl.models import encoder as encoders
 from searchrl.models import weights
+from searchrl import optimizer as optimizers
+from searchrl import pairs as books
+from searchrl.runtime import checkpoint
+from searchrl.runtime import workdir as workdirs
 
 SPECIAL = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
 _STEP = 32  # rows are as wide as a multiple of it: few programs

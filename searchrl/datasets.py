@@ -12,8 +12,8 @@ import json
 import pathlib
 from typing import Any
 
-from searchrl import processes
 from searchrl.agent import questions as questions_lib
+from searchrl.runtime import processes
 from searchrl.search import corpus as corpora
 from searchrl.search import mapped
 from searchrl.trajectory import Question

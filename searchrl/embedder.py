@@ -26,9 +26,9 @@ from jaxtyping import Float
 import numpy as np
 import tokenizers
 
-from searchrl import mesh as meshes
 from searchrl.models import encoder
 from searchrl.models import weights
+from searchrl.runtime import mesh as meshes
 from searchrl.search import dense
 
 _WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens a row

@@ -12,17 +12,17 @@ import pathlib
 import jax
 import numpy as np
 
-from searchrl import checkpoint
+from searchrl.agent import rewards as rewards_lib
 from searchrl import datasets
 from searchrl import embedder
-from searchrl import mesh as meshes
-from searchrl import metrics
-from searchrl import player as players
-from searchrl import processes
-from searchrl import reranker
-from searchrl import workdir as workdirs
-from searchrl.agent import rewards as rewards_lib
 from searchrl.models import lora as loras
+from searchrl import player as players
+from searchrl import reranker
+from searchrl.runtime import checkpoint
+from searchrl.runtime import mesh as meshes
+from searchrl.runtime import metrics
+from searchrl.runtime import processes
+from searchrl.runtime import workdir as workdirs
 from searchrl.search import engines
 from searchrl.trajectory import SearchFn, Trajectory, to_json
 

@@ -20,14 +20,14 @@ import optax
 import tokenizers
 import tqdm
 
-from searchrl import checkpoint
-from searchrl import optimizer as optimizers
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizer_lib
 from searchrl.models import induction
 from searchrl.models import policy
 from searchrl.models import transformer
 from searchrl.models import weights
+from searchrl import optimizer as optimizers
+from searchrl.runtime import checkpoint
 from searchrl.search import corpus
 from searchrl.search import engines
 from searchrl.world import facts

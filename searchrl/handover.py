@@ -18,7 +18,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 import jax.numpy as jnp
 
-from searchrl import mesh as meshes
+from searchrl.runtime import mesh as meshes
 
 
 def spans_processes(mesh: Mesh, tensor: int) -> bool:

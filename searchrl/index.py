@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import tqdm
 
+from searchrl.agent import questions as questions_lib
 from searchrl import datasets
 from searchrl import embedder as embedders
-from searchrl import processes
-from searchrl import workdir as workdirs
-from searchrl.agent import questions as questions_lib
+from searchrl.runtime import processes
+from searchrl.runtime import workdir as workdirs
 from searchrl.search import approximate
 from searchrl.search import bm25_index
 from searchrl.search import corpus as corpora

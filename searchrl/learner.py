@@ -19,16 +19,16 @@ from jax.sharding import Mesh
 import numpy as np
 import optax
 
-from searchrl import mesh as meshes
-from searchrl import packing
-from searchrl import programs as programs_lib
-from searchrl import trajectory
 from searchrl.models import critic
 from searchrl.models import lora as loras
 from searchrl.models import transformer
+from searchrl import packing
+from searchrl import programs as programs_lib
 from searchrl.programs import Rows, State
 from searchrl.rl import algorithms
 from searchrl.rl import diagnostics
+from searchrl.runtime import mesh as meshes
+from searchrl import trajectory
 from searchrl.trajectory import Batch
 
 _ROWS = 2  # of a device; more are fuller of filling

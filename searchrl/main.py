@@ -12,8 +12,8 @@ from absl import logging
 import jax
 from ml_collections import config_flags
 
-from searchrl import plugins
-from searchrl import processes
+from searchrl.runtime import plugins
+from searchrl.runtime import processes
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'A file under configs/, with :size after it if need be.',

@@ -13,22 +13,22 @@ import json
 import pathlib
 from typing import Any
 
+from searchrl.agent import questions as questions_lib
 from searchrl import collect
 from searchrl import datasets
 from searchrl import embedder
 from searchrl import evaluate
 from searchrl import learner as learners
-from searchrl import mesh as meshes
-from searchrl import optimizer as optimizers
-from searchrl import player as players
-from searchrl import plugins
-from searchrl import processes
-from searchrl import reranker
-from searchrl import workdir as workdirs
-from searchrl.agent import questions as questions_lib
 from searchrl.models import attention
 from searchrl.models import lora as loras
+from searchrl import optimizer as optimizers
+from searchrl import player as players
+from searchrl import reranker
 from searchrl.rl import algorithms
+from searchrl.runtime import mesh as meshes
+from searchrl.runtime import plugins
+from searchrl.runtime import processes
+from searchrl.runtime import workdir as workdirs
 from searchrl.search import engines
 from searchrl.search import meter
 

@@ -18,17 +18,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from searchrl import devices as devices_lib
 from searchrl import learner as learners
-from searchrl import mesh as meshes
-from searchrl import metrics
-from searchrl import parts
-from searchrl import player
-from searchrl.devices import GIB
 from searchrl.models import attention
 from searchrl.models import slots as slots_lib
 from searchrl.models import transformer
 from searchrl.models import weights
+from searchrl import parts
+from searchrl import player
+from searchrl.runtime import devices as devices_lib
+from searchrl.runtime.devices import GIB
+from searchrl.runtime import mesh as meshes
+from searchrl.runtime import metrics
 
 _ROOM = 0.92  # of the memory; the rest is the runtime's
 _CHUNK = 128  # tokens of a row whose logits exist at one time

@@ -16,22 +16,22 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from searchrl import handover
-from searchrl import mesh as meshes
-from searchrl import plugins
-from searchrl import processes
-from searchrl import trajectory
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rewards as rewards_lib
 from searchrl.agent import rollout
 from searchrl.agent import tokenizer as tokenizers
+from searchrl import handover
 from searchrl.models import engine as engines
 from searchrl.models import sampling
 from searchrl.models import stops
 from searchrl.models import transformer
 from searchrl.models import weights
+from searchrl.runtime import mesh as meshes
+from searchrl.runtime import plugins
+from searchrl.runtime import processes
 from searchrl.search import engines as engines_lib
 from searchrl.search import over
+from searchrl import trajectory
 from searchrl.trajectory import (
     Passage, Passages, Query, Question, SearchError, SearchFn, Trajectory)
 

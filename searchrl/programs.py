@@ -19,15 +19,15 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Int
 import optax
 
-from searchrl import mesh as meshes
-from searchrl import packing
 from searchrl.models import attention
 from searchrl.models import critic
 from searchrl.models import documents
 from searchrl.models import lora as loras
 from searchrl.models import policy
 from searchrl.models import transformer
+from searchrl import packing
 from searchrl.rl import algorithms
+from searchrl.runtime import mesh as meshes
 from searchrl.trajectory import Batch
 
 State = dict[str, Any]

@@ -11,11 +11,11 @@ from collections import defaultdict
 import json
 import pathlib
 
+from searchrl.agent import rewards
 from searchrl import datasets
 from searchrl import embedder
-from searchrl import metrics
 from searchrl import reranker
-from searchrl.agent import rewards
+from searchrl.runtime import metrics
 from searchrl.search import engines
 from searchrl.search import measures
 

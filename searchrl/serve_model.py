@@ -10,15 +10,15 @@ import threading
 
 import numpy as np
 
+from searchrl.agent import chat
 from searchrl import ask
 from searchrl import completions
 from searchrl import generation
-from searchrl import mesh as meshes
 from searchrl import model_server
-from searchrl import processes
-from searchrl.agent import chat
 from searchrl.models import engine as engines
 from searchrl.models import stops
+from searchrl.runtime import mesh as meshes
+from searchrl.runtime import processes
 from searchrl.search import wire
 
 

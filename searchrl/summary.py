@@ -6,7 +6,7 @@ import json
 import math
 import pathlib
 
-from searchrl import metrics
+from searchrl.runtime import metrics
 
 FILE = 'summary.txt'  # of a finished run
 

@@ -20,21 +20,21 @@ import time
 import jax
 import jax.numpy as jnp
 
+from searchrl.agent import statistics
 from searchrl import ahead
-from searchrl import checkpoint
 from searchrl import collect as collecting
 from searchrl import evaluate
-from searchrl import metrics
+from searchrl.models import weights
 from searchrl import optimizer as optimizers
 from searchrl import parts as parts_lib
 from searchrl import player as players
-from searchrl import processes
+from searchrl.rl import algorithms
+from searchrl.runtime import checkpoint
+from searchrl.runtime import metrics
+from searchrl.runtime import processes
+from searchrl.runtime import watchdog
 from searchrl import summary
 from searchrl import trajectory
-from searchrl import watchdog
-from searchrl.agent import statistics
-from searchrl.models import weights
-from searchrl.rl import algorithms
 
 _NEVER = 1e9  # seconds
 _say = processes.say

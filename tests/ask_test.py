@@ -18,10 +18,10 @@ import tiny
 from configs import ask as ask_config
 from configs import common
 from searchrl import ask
-from searchrl import checkpoint
-from searchrl import player as players
 from searchrl.models import lora as loras
 from searchrl.models import weights
+from searchrl import player as players
+from searchrl.runtime import checkpoint
 from searchrl.search import over
 from searchrl.search import rerank
 from searchrl.trajectory import (Action, Passage, Query, Question, SearchError,

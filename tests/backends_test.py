@@ -9,14 +9,14 @@ import json
 import numpy as np
 import pytest
 
-from searchrl import workdir
+from searchrl.runtime import workdir
 from searchrl.search import approximate
 from searchrl.search import backends
+from searchrl.search.corpus import Corpus
 from searchrl.search import dense
 from searchrl.search import device_index
 from searchrl.search import embeddings
 from searchrl.search import engines
-from searchrl.search.corpus import Corpus
 from searchrl.trajectory import Passage, Query, Question
 
 QUESTION = Question('q', '?', ('a',))

@@ -20,8 +20,8 @@ import numpy as np
 import optax
 import pytest
 
-from searchrl import checkpoint
-from searchrl import mesh as mesh_lib
+from searchrl.runtime import checkpoint
+from searchrl.runtime import mesh as mesh_lib
 
 # A read that failed inside Orbax leaves a future that nobody awaits.
 pytestmark = pytest.mark.filterwarnings(

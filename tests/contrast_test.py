@@ -10,10 +10,10 @@ from configs import tiny_encoder
 import numpy as np
 import pytest
 
-from searchrl import checkpoint
 from searchrl import contrast
 from searchrl import embedder
 from searchrl.models import encoder
+from searchrl.runtime import checkpoint
 from searchrl.search import corpus as corpora
 from searchrl.search import engines
 from searchrl.trajectory import Query, Question

@@ -13,15 +13,15 @@ import optax
 import pytest
 import tiny
 
-from searchrl import checkpoint
 from searchrl import learner as learners
-from searchrl import mesh as meshes
 from searchrl.models import critic
 from searchrl.models import policy
 from searchrl.models import transformer
 from searchrl.rl import algorithms
 from searchrl.rl import losses
 from searchrl.rl import masked
+from searchrl.runtime import checkpoint
+from searchrl.runtime import mesh as meshes
 
 CONFIG, ROWS, LENGTH = learning.CONFIG, learning.ROWS, learning.LENGTH
 ALGORITHM = algorithms.ppo(

@@ -10,8 +10,8 @@ import pytest
 import tokenizers
 
 from searchrl import embedder
-from searchrl import mesh as meshes
 from searchrl.models import encoder
+from searchrl.runtime import mesh as meshes
 import tiny_bert
 
 TEXTS = ('a river', '', 'b' * 200, 'x y z 1 2 3', '\ud800 half', 'Tarn',

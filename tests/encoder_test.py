@@ -13,9 +13,9 @@ import optax
 import pytest
 import safetensors.numpy
 
-from searchrl import mesh as meshes
 from searchrl.models import encoder
 from searchrl.models import tensors
+from searchrl.runtime import mesh as meshes
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'bert'
 

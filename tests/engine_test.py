@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import tiny
 
-from searchrl import mesh as meshes
 from searchrl.models import engine as engines
 from searchrl.models import policy
 from searchrl.models import sampling
 from searchrl.models import slots as slots_lib
 from searchrl.models import stops
 from searchrl.models import transformer
+from searchrl.runtime import mesh as meshes
 
 LENGTH = 48
 TEMPERATURE = 0.8

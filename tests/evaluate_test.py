@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from searchrl import datasets
 from searchrl import evaluate
+from searchrl.runtime import workdir
 from searchrl import summary
-from searchrl import workdir
 from searchrl.trajectory import Action, Question, Trajectory, Turn
 
 

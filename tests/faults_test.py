@@ -13,10 +13,10 @@ import jax
 import pytest
 
 from configs import common
-from searchrl import datasets
-from searchrl import mesh as meshes
-from searchrl import player as players
 from searchrl.agent import rewards
+from searchrl import datasets
+from searchrl import player as players
+from searchrl.runtime import mesh as meshes
 from searchrl.search import engines
 from searchrl.search import meter
 from searchrl.search import wire

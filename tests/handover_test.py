@@ -11,8 +11,8 @@ import pytest
 import tiny
 
 from searchrl import handover
-from searchrl import mesh as meshes
 from searchrl.models import transformer
+from searchrl.runtime import mesh as meshes
 
 CONFIG = dataclasses.replace(
     tiny.CONFIG, num_attention_heads=8, num_key_value_heads=4)

@@ -17,8 +17,8 @@ from configs import build_index
 from configs import common
 import jax
 import pytest
+from searchrl.runtime import watchdog
 from searchrl import summary
-from searchrl import watchdog
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LAUNCH = ROOT / 'launch'

@@ -9,16 +9,16 @@ import jax
 import numpy as np
 import pytest
 
-from searchrl import mesh as meshes
 from searchrl import player
+from searchrl.runtime import mesh as meshes
 import loopback
 
 # Two devices share the weights; the first process alone has an engine whose
 # answers differ from call to call and that now and then fails.
 PLAY = r'''
 import json
-from searchrl import mesh as meshes, player, processes
 from searchrl.agent import rewards, rollout
+from searchrl import mesh as meshes, player, processes
 from searchrl.trajectory import Passage, Question, SearchError
 
 processes.initialize()

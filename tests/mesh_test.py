@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from searchrl import mesh as mesh_lib
+from searchrl.runtime import mesh as mesh_lib
 
 
 def test_one_axis_takes_the_rest():

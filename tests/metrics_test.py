@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from searchrl import metrics
+from searchrl.runtime import metrics
 
 STEP = 'training/global_step'
 

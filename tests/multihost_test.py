@@ -17,10 +17,10 @@ import jax
 import numpy as np
 import pytest
 
-from searchrl import checkpoint
-from searchrl import metrics
-from searchrl import trajectory
 from searchrl.models import weights
+from searchrl.runtime import checkpoint
+from searchrl.runtime import metrics
+from searchrl import trajectory
 import loopback
 import train_test
 

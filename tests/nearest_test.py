@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from searchrl import devices
+from searchrl.runtime import devices
 from searchrl.search import device_index
 from searchrl.search import embeddings
 from searchrl.search import nearest

@@ -7,8 +7,8 @@ import tiny
 
 from configs import grpo
 from configs import rloo
-from searchrl import mesh as meshes
 from searchrl import parts
+from searchrl.runtime import mesh as meshes
 
 
 @pytest.mark.parametrize('option', [dict(top_k=5), dict(top_p=0.9),

@@ -7,9 +7,9 @@ import types
 
 import pytest
 
-from searchrl import plugins
 from searchrl.agent import rewards
 from searchrl.rl import algorithms
+from searchrl.runtime import plugins
 
 OURS = 'searchrl.rl.algorithms:'
 

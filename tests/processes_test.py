@@ -17,8 +17,8 @@ import jax
 import numpy as np
 import pytest
 
-from searchrl import processes
-from searchrl import watchdog
+from searchrl.runtime import processes
+from searchrl.runtime import watchdog
 import loopback
 
 ALL_THREE = {'JAX_COORDINATOR_ADDRESS': '127.0.0.1:1234',

@@ -12,10 +12,10 @@ import jax
 import pytest
 import tiny
 
-from searchrl import checkpoint
-from searchrl import mesh as meshes
-from searchrl import metrics
 from searchrl import parts
+from searchrl.runtime import checkpoint
+from searchrl.runtime import mesh as meshes
+from searchrl.runtime import metrics
 from searchrl import train
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

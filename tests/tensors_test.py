@@ -16,10 +16,10 @@ import pytest
 import safetensors.numpy
 import tiny
 
-from searchrl import mesh as meshes
 from searchrl.models import tensors
 from searchrl.models import transformer
 from searchrl.models import weights
+from searchrl.runtime import mesh as meshes
 
 # Eight heads, for eight ways; sizes that no two dimensions share.
 CONFIG = transformer.TransformerConfig(

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 import pytest
 import tiny
 
-from searchrl import mesh as meshes
-from searchrl import player
 from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rollout
 from searchrl.agent import tools
 from searchrl.models import stops
 from searchrl.models import weights
+from searchrl import player
+from searchrl.runtime import mesh as meshes
 from searchrl.trajectory import Action, Passage
 
 quick = hypothesis.settings(max_examples=100, deadline=None, derandomize=True)

@@ -15,15 +15,15 @@ from configs import dspo
 from configs import grpo
 import numpy as np
 import pytest
-from searchrl import checkpoint
+from searchrl.agent import questions as questions_lib
+from searchrl.agent import rewards
 from searchrl import collect
-from searchrl import metrics
 from searchrl import parts
+from searchrl.runtime import checkpoint
+from searchrl.runtime import metrics
+from searchrl.search import corpus as corpora
 from searchrl import train
 from searchrl import trajectory
-from searchrl.agent import rewards
-from searchrl.search import corpus as corpora
-from searchrl.agent import questions as questions_lib
 from searchrl.trajectory import Passage, Question
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

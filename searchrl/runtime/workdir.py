@@ -94,7 +94,7 @@ def _cpu() -> str | None:
 
 
 def _git() -> str | None:
-  here = pathlib.Path(__file__).parent
+  here = pathlib.Path(__file__).parents[1]
   try:
     out = subprocess.run(
         ['git', '-C', str(here), 'describe', '--always', '--dirty', '--abbrev=12'],
