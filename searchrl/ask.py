@@ -14,9 +14,9 @@ import pathlib
 import shlex
 import sys
 
-from searchrl.agent import questions as questions_lib
 from searchrl.agent import rewards
-from searchrl import datasets
+from searchrl.data import datasets
+from searchrl.data import questions as questions_lib
 from searchrl import embedder
 from searchrl import evaluate
 from searchrl import player as players

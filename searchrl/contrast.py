@@ -20,12 +20,12 @@ import optax
 import tokenizers
 import tqdm
 
+from searchrl.data import encoder_pairs
 from searchrl import embedder
 from searchrl.models import contrastive
 from searchrl.models import encoder as encoders
 from searchrl.models import weights
 from searchrl import optimizer as optimizers
-from searchrl import pairs as books
 from searchrl.runtime import checkpoint
 from searchrl.runtime import workdir as workdirs
 
@@ -48,8 +48,8 @@ def encoder(config, workdir: str) -> None:
   workdirs.prepare(folder, config, free=('save_every',),
                    allow_changes=config.allow_changes)
   pages = config.batch.queries * config.data.batches_a_world
-  read = (books.own_book(config.data.pairs) if config.data.pairs else
-          functools.partial(books.world_book, seed=config.data.world_seed,
+  read = (encoder_pairs.own_book(config.data.pairs) if config.data.pairs else
+          functools.partial(encoder_pairs.world_book, seed=config.data.world_seed,
                             count=pages, fresh=config.data.fresh))
   if config.data.pairs:
     workdirs.note(folder, 'data', {'sha256': _sha256(config.data.pairs)},
@@ -59,7 +59,7 @@ def encoder(config, workdir: str) -> None:
   prepared = time.process_time()
   params, record = fit(
       params, shape, source, folder / 'checkpoints',
-      lambda step: books.batch(
+      lambda step: encoder_pairs.batch(
           book_of, step, seed=config.seed, **config.batch),
       rows=_rows(config, book_of), lengths=dict(config.lengths),
       temperature=config.temperature, steps=config.steps,
@@ -157,7 +157,7 @@ def _wordpiece(model) -> tokenizers.Tokenizer:
 
 
 def fit(params, shape: encoders.EncoderConfig, source: pathlib.Path,
-        folder: pathlib.Path, batch_of: Callable[[int], books.Batch], *,
+        folder: pathlib.Path, batch_of: Callable[[int], encoder_pairs.Batch], *,
         rows: int, lengths, temperature: float, steps: int, save_every: int,
         **options):
   """Trains from these parameters, or from the newest checkpoint.
@@ -212,7 +212,7 @@ def fit(params, shape: encoders.EncoderConfig, source: pathlib.Path,
   return state['params'], record
 
 
-def _arrays(texts: books.Batch, coders, rows: int) -> dict[str, np.ndarray]:
+def _arrays(texts: encoder_pairs.Batch, coders, rows: int) -> dict[str, np.ndarray]:
   """Token ids and masks; missing passages are blank and excluded."""
   blank = rows - len(texts.passages)
   queries = [encoders.QUERY_PREFIX + text for text in texts.queries]
@@ -264,7 +264,7 @@ def _write_card(folder: pathlib.Path, config, params, record) -> None:
       for name in ('model.safetensors', 'tokenizer.json', 'config.json')}
   count = sum(x.size for x in jax.tree.leaves(params))
   data = config.data.pairs or (
-      'queries about generated worlds, `searchrl/pairs.py`, seed '
+      'queries about generated worlds, `searchrl/data/encoder_pairs.py`, seed '
       f'{config.data.world_seed}')
   lines = [
       '# A text encoder made by searchrl', '',

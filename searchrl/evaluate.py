@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from searchrl.agent import rewards as rewards_lib
-from searchrl import datasets
+from searchrl.data import datasets
 from searchrl import embedder
 from searchrl.models import lora as loras
 from searchrl import player as players

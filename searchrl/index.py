@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from searchrl.agent import questions as questions_lib
-from searchrl import datasets
+from searchrl.data import datasets
+from searchrl.data import questions as questions_lib
 from searchrl import embedder as embedders
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs

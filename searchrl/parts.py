@@ -13,9 +13,9 @@ import json
 import pathlib
 from typing import Any
 
-from searchrl.agent import questions as questions_lib
 from searchrl import collect
-from searchrl import datasets
+from searchrl.data import datasets
+from searchrl.data import questions as questions_lib
 from searchrl import embedder
 from searchrl import evaluate
 from searchrl import learner as learners

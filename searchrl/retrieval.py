@@ -12,7 +12,7 @@ import json
 import pathlib
 
 from searchrl.agent import rewards
-from searchrl import datasets
+from searchrl.data import datasets
 from searchrl import embedder
 from searchrl import reranker
 from searchrl.runtime import metrics

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 
-from searchrl import datasets
+from searchrl.data import datasets
 from searchrl import embedder
 from searchrl import reranker
 from searchrl.search import engines

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from searchrl import datasets
+from searchrl.data import datasets
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from searchrl import datasets
+from searchrl.data import datasets
 from searchrl import evaluate
 from searchrl.runtime import workdir
 from searchrl import summary

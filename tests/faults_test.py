@@ -14,7 +14,7 @@ import pytest
 
 from configs import common
 from searchrl.agent import rewards
-from searchrl import datasets
+from searchrl.data import datasets
 from searchrl import player as players
 from searchrl.runtime import mesh as meshes
 from searchrl.search import engines

@@ -14,7 +14,7 @@ MIDDLE = ('rollouts', 'training', 'encoders', 'data')
 TO_MOVE = (  # files that wait for their room
     'train', 'finetune', 'contrast', 'evaluate', 'serve', 'ask', 'serve_model',
     'index', 'completions', 'generation', 'model_server', 'ahead', 'collect',
-    'datasets', 'embedder', 'handover', 'pairs', 'parts', 'plan', 'player',
+    'embedder', 'handover', 'parts', 'plan', 'player',
     'reranker', 'retrieval', 'summary', 'programs', 'learner', 'optimizer',
     'listener')
 FLOORS = (  # a room may import rooms of lower floors, if its row names them

@@ -9,7 +9,7 @@ import hypothesis
 from hypothesis import strategies as st
 import pytest
 
-from searchrl.agent import questions as questions_lib
+from searchrl.data import questions as questions_lib
 from searchrl.trajectory import Question
 
 GOOD = '{"id": "a", "question": " Who? ", "golden_answers": ["x", "y"]}'

@@ -15,9 +15,9 @@ from configs import dspo
 from configs import grpo
 import numpy as np
 import pytest
-from searchrl.agent import questions as questions_lib
 from searchrl.agent import rewards
 from searchrl import collect
+from searchrl.data import questions as questions_lib
 from searchrl import parts
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics

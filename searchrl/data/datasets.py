@@ -12,7 +12,7 @@ import json
 import pathlib
 from typing import Any
 
-from searchrl.agent import questions as questions_lib
+from searchrl.data import questions as questions_lib
 from searchrl.runtime import processes
 from searchrl.search import corpus as corpora
 from searchrl.search import mapped

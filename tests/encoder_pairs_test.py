@@ -9,14 +9,14 @@ import json
 import numpy as np
 import pytest
 
-from searchrl import pairs
+from searchrl.data import encoder_pairs
 
 OPTIONS = dict(seed=0, queries=8, hard_negatives=2, depth=6)
 
 
 @functools.lru_cache(maxsize=4)
 def world(number):
-  return pairs.world_book(number, seed=7, count=16, fresh=.5)
+  return encoder_pairs.world_book(number, seed=7, count=16, fresh=.5)
 
 
 def write(file, *records):
@@ -38,9 +38,9 @@ def test_the_answer_of_a_worlds_query_is_the_passage_of_its_name():
 
 
 def test_batches_follow_from_their_number_alone():
-  found = [pairs.batch(world, step, **OPTIONS) for step in range(5)]
+  found = [encoder_pairs.batch(world, step, **OPTIONS) for step in range(5)]
   for step in (4, 1):
-    again = pairs.batch(world.__wrapped__, step, **OPTIONS)
+    again = encoder_pairs.batch(world.__wrapped__, step, **OPTIONS)
     assert (again.queries, again.passages) == (
         found[step].queries, found[step].passages)
   # Two batches of eight are a world's sixteen queries.
@@ -50,7 +50,7 @@ def test_batches_follow_from_their_number_alone():
 
 def test_no_passage_that_answers_is_a_negative():
   for step in range(3):
-    batch = pairs.batch(world, step, **OPTIONS)
+    batch = encoder_pairs.batch(world, step, **OPTIONS)
     book = world(step // 2)
     answer_of = {q: a for q, (a,) in zip(book.queries, book.answers)}
     assert batch.excluded.shape == (8, len(batch.passages))
@@ -63,21 +63,21 @@ def test_no_passage_that_answers_is_a_negative():
 
 
 def test_hard_negatives_are_what_bm25_finds():
-  batch = pairs.batch(world, 0, **OPTIONS)
+  batch = encoder_pairs.batch(world, 0, **OPTIONS)
   candidates = {text for found in world(0).find(batch.queries, 6)
                 for text in found}
   assert set(batch.passages[8:]) <= candidates
-  assert len(pairs.batch(world, 0, **OPTIONS | dict(
+  assert len(encoder_pairs.batch(world, 0, **OPTIONS | dict(
       hard_negatives=0)).passages) == 8
 
 
 def test_own_pairs_keep_their_texts_and_bring_their_negatives(tmp_path):
-  book = pairs.own_book(write(
+  book = encoder_pairs.own_book(write(
       tmp_path / 'p.jsonl', pair('red', 'red\nball', 'red car'),
       '', pair('red', 'a red hat'), {'query': 'blue', 'positive': 'blue sky'},
       pair('green', 'red\nball')))(3)
   assert book.queries == ['red', 'red', 'blue', 'green']
-  batch = pairs.batch(lambda number: book, 0, seed=0, queries=4,
+  batch = encoder_pairs.batch(lambda number: book, 0, seed=0, queries=4,
                       hard_negatives=1, depth=3)
   rows = {(q, p): i for i, (q, p) in enumerate(zip(
       batch.queries, batch.passages))}
@@ -93,7 +93,7 @@ def test_own_pairs_keep_their_texts_and_bring_their_negatives(tmp_path):
 
 def test_a_short_book_is_one_batch():
   book = dataclasses.replace(world(0), queries=world(0).queries[:3])
-  batch = pairs.batch(lambda number: book, 5, **OPTIONS)
+  batch = encoder_pairs.batch(lambda number: book, 5, **OPTIONS)
   assert sorted(batch.queries) == sorted(book.queries)
 
 
@@ -108,9 +108,9 @@ def test_a_short_book_is_one_batch():
 ])
 def test_a_bad_file_is_refused_and_the_line_named(tmp_path, lines, message):
   with pytest.raises(ValueError, match=message):
-    pairs.own_book(write(tmp_path / 'p.jsonl', *lines))
+    encoder_pairs.own_book(write(tmp_path / 'p.jsonl', *lines))
 
 
 def test_no_file_is_told():
   with pytest.raises(FileNotFoundError, match='data.pairs must be a jsonl'):
-    pairs.own_book('/nowhere.jsonl')
+    encoder_pairs.own_book('/nowhere.jsonl')
