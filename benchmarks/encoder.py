@@ -37,7 +37,7 @@ import jax
 import torch
 import transformers
 
-from searchrl import embedder
+from searchrl.encoders import embedder
 from searchrl.models import encoder
 from searchrl.runtime import metrics
 from searchrl.runtime import workdir

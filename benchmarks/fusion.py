@@ -25,7 +25,7 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 # pylint: disable=g-import-not-at-top
-from searchrl import embedder
+from searchrl.encoders import embedder
 from searchrl.runtime import metrics
 from searchrl.runtime import workdir
 from searchrl.search import bm25

@@ -17,10 +17,10 @@ import sys
 from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
-from searchrl import embedder
+from searchrl.encoders import embedder
+from searchrl.encoders import reranker
 from searchrl import evaluate
 from searchrl import player as players
-from searchrl import reranker
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.search import corpus as corpora

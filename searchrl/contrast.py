@@ -21,7 +21,7 @@ import tokenizers
 import tqdm
 
 from searchrl.data import encoder_pairs
-from searchrl import embedder
+from searchrl.encoders import embedder
 from searchrl.models import contrastive
 from searchrl.models import encoder as encoders
 from searchrl.models import weights

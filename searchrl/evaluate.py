@@ -14,10 +14,10 @@ import numpy as np
 
 from searchrl.agent import rewards as rewards_lib
 from searchrl.data import datasets
-from searchrl import embedder
+from searchrl.encoders import embedder
+from searchrl.encoders import reranker
 from searchrl.models import lora as loras
 from searchrl import player as players
-from searchrl import reranker
 from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import metrics

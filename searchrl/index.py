@@ -21,7 +21,7 @@ import tqdm
 
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
-from searchrl import embedder as embedders
+from searchrl.encoders import embedder as embedders
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search import approximate

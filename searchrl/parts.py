@@ -16,14 +16,14 @@ from typing import Any
 from searchrl import collect
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
-from searchrl import embedder
+from searchrl.encoders import embedder
+from searchrl.encoders import reranker
 from searchrl import evaluate
 from searchrl import learner as learners
 from searchrl.models import attention
 from searchrl.models import lora as loras
 from searchrl import optimizer as optimizers
 from searchrl import player as players
-from searchrl import reranker
 from searchrl.rl import algorithms
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import plugins

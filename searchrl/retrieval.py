@@ -13,8 +13,8 @@ import pathlib
 
 from searchrl.agent import rewards
 from searchrl.data import datasets
-from searchrl import embedder
-from searchrl import reranker
+from searchrl.encoders import embedder
+from searchrl.encoders import reranker
 from searchrl.runtime import metrics
 from searchrl.search import engines
 from searchrl.search import measures

@@ -8,8 +8,8 @@ import sys
 import threading
 
 from searchrl.data import datasets
-from searchrl import embedder
-from searchrl import reranker
+from searchrl.encoders import embedder
+from searchrl.encoders import reranker
 from searchrl.search import engines
 from searchrl.search import mapped
 from searchrl.search import server as servers

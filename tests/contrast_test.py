@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from searchrl import contrast
-from searchrl import embedder
+from searchrl.encoders import embedder
 from searchrl.models import encoder
 from searchrl.runtime import checkpoint
 from searchrl.search import corpus as corpora

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from searchrl import embedder
+from searchrl.encoders import embedder
 from searchrl.models import encoder
 from searchrl.runtime import mesh as meshes
 import tiny_bert

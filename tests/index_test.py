@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from configs import build_index
-from searchrl import embedder
+from searchrl.encoders import embedder
 from searchrl import index
 from searchrl.search import corpus as corpora
 from searchrl.search import embeddings

@@ -16,12 +16,12 @@ from tokenizers import models as tokenizer_models
 from tokenizers import pre_tokenizers
 from tokenizers import processors
 
-from searchrl import reranker
+from searchrl.encoders import reranker
 from searchrl.models import crossencoder
 from searchrl.models import encoder
+from searchrl.search.corpus import Corpus
 from searchrl.search import engines
 from searchrl.search import rerank
-from searchrl.search.corpus import Corpus
 from searchrl.trajectory import Passage, Query, SearchError
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'bert'

@@ -35,7 +35,7 @@ _WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens a row
 _FEW = (8, 64)  # rows of a batch of queries, if no more are left
 _ALWAYS = 8  # rows of a batch of queries on a CPU
 _CPU_TOKENS = 2048  # of a batch on a CPU, which more do not keep busier
-TINY_E5 = pathlib.Path(__file__).parent / 'assets' / 'tiny_e5'
+TINY_E5 = pathlib.Path(__file__).parents[1] / 'assets' / 'tiny_e5'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from jaxtyping import Float
 import numpy as np
 import tokenizers
 
-from searchrl import embedder
+from searchrl.encoders import embedder
 from searchrl.models import crossencoder
 from searchrl.models import encoder
 from searchrl.models import weights
