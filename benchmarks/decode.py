@@ -42,9 +42,9 @@ import turns
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rollout
 from searchrl.agent import tokenizer as tokenizers
-from searchrl.models import engine as engines
-from searchrl.models import sampling
-from searchrl.models import stops
+from searchrl.models.inference import engine as engines
+from searchrl.models.inference import sampling
+from searchrl.models.inference import stops
 from searchrl.models import transformer
 from searchrl import player
 from searchrl.runtime import workdir

@@ -98,7 +98,7 @@ def searchrl(steps: int) -> None:
   from searchrl.runtime import mesh as meshes
   from searchrl import optimizer
   from searchrl import trajectory
-  from searchrl.models import engine as engines
+  from searchrl.models.inference import engine as engines
   from searchrl.models import transformer
   from searchrl.rl import algorithms
   shape = transformer.TransformerConfig(head_dim=32, **SHAPE)
@@ -146,7 +146,7 @@ def searchrl(steps: int) -> None:
 
 def never_stops(vocabulary: int):
   """A stop table whose string no token can write."""
-  from searchrl.models import stops
+  from searchrl.models.inference import stops
   return stops.compile_table([b''], ['never said'], vocabulary)
 
 

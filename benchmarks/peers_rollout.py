@@ -144,7 +144,7 @@ def searchrl(options) -> None:
   from searchrl import trajectory
   from searchrl.agent import dialogue as dialogues
   from searchrl.agent import rollout
-  from searchrl.models import engine as engines
+  from searchrl.models.inference import engine as engines
   from searchrl.models import transformer
   shape = transformer.TransformerConfig(head_dim=32, **options.shape)
   params = transformer.init(shape, jax.random.key(0))

@@ -38,9 +38,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 # pylint: disable=g-import-not-at-top
 from searchrl.agent import rollout
-from searchrl.models import engine as engines
-from searchrl.models import slots as slots_lib
-from searchrl.models import stops
+from searchrl.models.inference import engine as engines
+from searchrl.models.inference import slots as slots_lib
+from searchrl.models.inference import stops
 from searchrl.models import transformer
 from searchrl import player as players
 from searchrl.runtime import mesh as meshes

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from searchrl.models import sampling
+from searchrl.models.inference import sampling
 from searchrl.rl import advantages
 from searchrl.runtime import processes
 from searchrl import trajectory

@@ -12,7 +12,7 @@ import json
 import math
 from typing import Any
 
-from searchrl.models import sampling
+from searchrl.models.inference import sampling
 from searchrl.search import wire
 
 _IGNORED = ('user', 'metadata', 'store', 'safety_identifier',

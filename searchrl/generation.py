@@ -15,8 +15,8 @@ import queue
 import threading
 import time
 
-from searchrl.models import engine as engines
-from searchrl.models import sampling
+from searchrl.models.inference import engine as engines
+from searchrl.models.inference import sampling
 
 
 class Full(Exception):

@@ -21,7 +21,7 @@ from typing import Any
 from searchrl import completions
 from searchrl import generation
 from searchrl import listener
-from searchrl.models import engine as engines
+from searchrl.models.inference import engine as engines
 
 _ROUTES = {'/v1/completions': False, '/v1/chat/completions': True}  # is a chat
 

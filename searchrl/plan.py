@@ -20,7 +20,7 @@ import numpy as np
 
 from searchrl import learner as learners
 from searchrl.models import attention
-from searchrl.models import slots as slots_lib
+from searchrl.models.inference import slots as slots_lib
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl import parts

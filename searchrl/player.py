@@ -21,9 +21,9 @@ from searchrl.agent import rewards as rewards_lib
 from searchrl.agent import rollout
 from searchrl.agent import tokenizer as tokenizers
 from searchrl import handover
-from searchrl.models import engine as engines
-from searchrl.models import sampling
-from searchrl.models import stops
+from searchrl.models.inference import engine as engines
+from searchrl.models.inference import sampling
+from searchrl.models.inference import stops
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.runtime import mesh as meshes

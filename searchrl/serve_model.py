@@ -15,8 +15,8 @@ from searchrl import ask
 from searchrl import completions
 from searchrl import generation
 from searchrl import model_server
-from searchrl.models import engine as engines
-from searchrl.models import stops
+from searchrl.models.inference import engine as engines
+from searchrl.models.inference import stops
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.search import wire

@@ -8,7 +8,7 @@ import chats
 import pytest
 
 from searchrl import completions
-from searchrl.models.sampling import Draw, Truncation
+from searchrl.models.inference.sampling import Draw, Truncation
 
 TOKENIZER = chats.qwen()
 HELLO = [{'role': 'user', 'content': 'go on'}]

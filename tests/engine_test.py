@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import tiny
 
-from searchrl.models import engine as engines
+from searchrl.models.inference import engine as engines
+from searchrl.models.inference import sampling
+from searchrl.models.inference import slots as slots_lib
+from searchrl.models.inference import stops
 from searchrl.models import policy
-from searchrl.models import sampling
-from searchrl.models import slots as slots_lib
-from searchrl.models import stops
 from searchrl.models import transformer
 from searchrl.runtime import mesh as meshes
 

@@ -12,10 +12,10 @@ import pytest
 import tiny
 
 from searchrl import generation
-from searchrl import serve_model
-from searchrl.models import engine as engines
-from searchrl.models import sampling
+from searchrl.models.inference import engine as engines
+from searchrl.models.inference import sampling
 from searchrl.models import transformer
+from searchrl import serve_model
 
 TOKENIZER = tiny.Tokenizer()
 PIECES = TOKENIZER.token_bytes

@@ -25,9 +25,9 @@ import tiny
 from searchrl import completions
 from searchrl import generation
 from searchrl import model_server
-from searchrl import serve_model
-from searchrl.models import engine as engines
+from searchrl.models.inference import engine as engines
 from searchrl.models import transformer
+from searchrl import serve_model
 
 TOKENIZER = chats.qwen()
 SHAPE = dataclasses.replace(tiny.CONFIG, vocab_size=TOKENIZER.vocab_size)

@@ -7,15 +7,15 @@ import functools
 import jax
 import numpy as np
 import pytest
-from searchrl import player
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.models import crossencoder
 from searchrl.models import encoder
-from searchrl.models import engine as engines
+from searchrl.models.inference import engine as engines
+from searchrl.models.inference import stops
 from searchrl.models import policy
-from searchrl.models import stops
 from searchrl.models import transformer
 from searchrl.models import weights
+from searchrl import player
 
 torch = pytest.importorskip('torch', reason="pip install -e '.[parity]'")
 transformers = pytest.importorskip('transformers')

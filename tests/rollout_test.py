@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import tiny
 
-from searchrl import trajectory as trajectories
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rollout
-from searchrl.models import engine as engines
+from searchrl.models.inference import engine as engines
+from searchrl.models.inference import stops
 from searchrl.models import policy
-from searchrl.models import stops
+from searchrl import trajectory as trajectories
 from searchrl.trajectory import Action, Passage, SearchError
 
 TOKENIZER = tiny.Tokenizer()

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from searchrl.models import sampling
-from searchrl.models.sampling import Truncation
+from searchrl.models.inference import sampling
+from searchrl.models.inference.sampling import Truncation
 
 
 def test_another_seed_samples_otherwise():

@@ -16,9 +16,9 @@ import tiny
 from configs import serve_model as serve_config
 from searchrl import generation
 from searchrl import model_server
+from searchrl.models.inference import engine as engines
+from searchrl.models.inference import sampling
 from searchrl import serve_model
-from searchrl.models import engine as engines
-from searchrl.models import sampling
 
 
 def config_of(**fields):

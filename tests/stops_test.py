@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from searchrl.models import stops
+from searchrl.models.inference import stops
 
 quick = hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
 # Few letters, so that stop strings are met, overlap and contain each other.

@@ -13,7 +13,7 @@ import pytest
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizers
-from searchrl.models import stops
+from searchrl.models.inference import stops
 
 TINY_BASE = pathlib.Path(tokenizers.__file__).parents[1] / 'assets/tiny_base'
 SPECIAL = '<|endoftext|>'

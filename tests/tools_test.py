@@ -16,7 +16,7 @@ from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rollout
 from searchrl.agent import tools
-from searchrl.models import stops
+from searchrl.models.inference import stops
 from searchrl.models import weights
 from searchrl import player
 from searchrl.runtime import mesh as meshes

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from searchrl.models import engine as engines
-from searchrl.models import stops
+from searchrl.models.inference import engine as engines
+from searchrl.models.inference import stops
 from searchrl.models import tensors
 from searchrl.models import transformer
 from searchrl.models import weights

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from searchrl.models import attention
-from searchrl.models import sampling
+from searchrl.models.inference import sampling
+from searchrl.models.inference.stops import StopTable
 from searchrl.models import transformer
-from searchrl.models.stops import StopTable
 from searchrl.models.transformer import Params, TransformerConfig
 
 Cache = tuple[Float[Array, 'B N K W d'], ...]  # one a layer; N blocks a slot

@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from searchrl.models import sampling
-from searchrl.models import slots as programs
-from searchrl.models.stops import StopTable
+from searchrl.models.inference import sampling
+from searchrl.models.inference import slots as programs
+from searchrl.models.inference.stops import StopTable
 from searchrl.models.transformer import Params, TransformerConfig
 
 
