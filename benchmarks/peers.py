@@ -94,9 +94,9 @@ def searchrl(steps: int) -> None:
   sys.path.insert(0, str(ROOT))
   import jax
   import numpy as np
-  from searchrl import learner as learners
+  from searchrl.training import learner as learners
   from searchrl.runtime import mesh as meshes
-  from searchrl import optimizer
+  from searchrl.training import optimizer
   from searchrl import trajectory
   from searchrl.models.inference import engine as engines
   from searchrl.models import transformer

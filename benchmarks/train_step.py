@@ -31,15 +31,15 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from searchrl import learner as learners  # pylint: disable=g-import-not-at-top
 from searchrl.models import attention
 from searchrl.models import transformer
 from searchrl.models import weights
-from searchrl import optimizer
 from searchrl import player
 from searchrl.rl import algorithms
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import workdir
+from searchrl.training import learner as learners  # pylint: disable=g-import-not-at-top
+from searchrl.training import optimizer
 import workload
 
 _QWEN = functools.partial(transformer.TransformerConfig, rope_theta=1e6)

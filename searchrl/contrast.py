@@ -25,9 +25,9 @@ from searchrl.encoders import embedder
 from searchrl.models import contrastive
 from searchrl.models import encoder as encoders
 from searchrl.models import weights
-from searchrl import optimizer as optimizers
 from searchrl.runtime import checkpoint
 from searchrl.runtime import workdir as workdirs
+from searchrl.training import optimizer as optimizers
 
 SPECIAL = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
 _STEP = 32  # rows are as wide as a multiple of it: few programs

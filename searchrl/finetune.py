@@ -26,10 +26,10 @@ from searchrl.models import induction
 from searchrl.models import policy
 from searchrl.models import transformer
 from searchrl.models import weights
-from searchrl import optimizer as optimizers
 from searchrl.runtime import checkpoint
 from searchrl.search import corpus
 from searchrl.search import engines
+from searchrl.training import optimizer as optimizers
 from searchrl.world import facts
 from searchrl.world import lessons
 from searchrl.world import names

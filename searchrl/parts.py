@@ -19,10 +19,8 @@ from searchrl.data import questions as questions_lib
 from searchrl.encoders import embedder
 from searchrl.encoders import reranker
 from searchrl import evaluate
-from searchrl import learner as learners
 from searchrl.models import attention
 from searchrl.models import lora as loras
-from searchrl import optimizer as optimizers
 from searchrl import player as players
 from searchrl.rl import algorithms
 from searchrl.runtime import mesh as meshes
@@ -31,6 +29,8 @@ from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search import engines
 from searchrl.search import meter
+from searchrl.training import learner as learners
+from searchrl.training import optimizer as optimizers
 
 _FREE = ('train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
          'train.keep_checkpoints', 'train.progress', 'train.lockstep',

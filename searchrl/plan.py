@@ -18,7 +18,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from searchrl import learner as learners
 from searchrl.models import attention
 from searchrl.models.inference import slots as slots_lib
 from searchrl.models import transformer
@@ -29,6 +28,7 @@ from searchrl.runtime import devices as devices_lib
 from searchrl.runtime.devices import GIB
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import metrics
+from searchrl.training import learner as learners
 
 _ROOM = 0.92  # of the memory; the rest is the runtime's
 _CHUNK = 128  # tokens of a row whose logits exist at one time

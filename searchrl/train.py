@@ -25,7 +25,6 @@ from searchrl import ahead
 from searchrl import collect as collecting
 from searchrl import evaluate
 from searchrl.models import weights
-from searchrl import optimizer as optimizers
 from searchrl import parts as parts_lib
 from searchrl import player as players
 from searchrl.rl import algorithms
@@ -34,6 +33,7 @@ from searchrl.runtime import metrics
 from searchrl.runtime import processes
 from searchrl.runtime import watchdog
 from searchrl import summary
+from searchrl.training import optimizer as optimizers
 from searchrl import trajectory
 
 _NEVER = 1e9  # seconds

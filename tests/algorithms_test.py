@@ -16,10 +16,10 @@ import oracles
 import pytest
 
 from docs import cispo
-from searchrl import learner as learners
 from searchrl.rl import algorithms
 from searchrl.rl import masked
 from searchrl.runtime import mesh as meshes
+from searchrl.training import learner as learners
 from searchrl.trajectory import Batch, Question
 
 KL = dict(kl_coef=0.1, kl_estimator='k2')

@@ -13,7 +13,6 @@ import optax
 import pytest
 import tiny
 
-from searchrl import learner as learners
 from searchrl.models import critic
 from searchrl.models import policy
 from searchrl.models import transformer
@@ -22,6 +21,7 @@ from searchrl.rl import losses
 from searchrl.rl import masked
 from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as meshes
+from searchrl.training import learner as learners
 
 CONFIG, ROWS, LENGTH = learning.CONFIG, learning.ROWS, learning.LENGTH
 ALGORITHM = algorithms.ppo(

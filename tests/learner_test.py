@@ -14,11 +14,11 @@ import optax
 import pytest
 import tiny
 
-from searchrl import learner as learners
 from searchrl.models import policy
 from searchrl.rl import algorithms
 from searchrl.rl import diagnostics
 from searchrl.runtime import mesh as meshes
+from searchrl.training import learner as learners
 from searchrl.trajectory import Batch
 
 CONFIG = dataclasses.replace(tiny.CONFIG, num_attention_heads=8)

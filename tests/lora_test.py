@@ -16,7 +16,6 @@ import train_test
 
 from configs import grpo
 from searchrl import evaluate
-from searchrl import learner as learners
 from searchrl.models import lora as loras
 from searchrl.models import policy
 from searchrl.models import transformer
@@ -24,6 +23,7 @@ from searchrl.models import weights
 from searchrl import player
 from searchrl.runtime import mesh as meshes
 from searchrl import train
+from searchrl.training import learner as learners
 
 CONFIG = learning.CONFIG
 LORA = loras.Lora(rank=3, alpha=6.0)

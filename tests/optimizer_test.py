@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from searchrl import optimizer
+from searchrl.training import optimizer
 
 
 def params():

@@ -11,15 +11,15 @@ import jax
 import pytest
 
 from configs import grpo
-from searchrl import learner as learners
 from searchrl.models import attention
 from searchrl.models import transformer
-from searchrl import optimizer
 from searchrl import plan
 from searchrl.rl import algorithms
 from searchrl.runtime import devices
 from searchrl.runtime.devices import GIB
 from searchrl.runtime import mesh as meshes
+from searchrl.training import learner as learners
+from searchrl.training import optimizer
 
 QWEN_3B = transformer.TransformerConfig(
     vocab_size=151_936, hidden_size=2048, num_hidden_layers=36,

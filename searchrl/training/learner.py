@@ -23,11 +23,11 @@ from searchrl.models import critic
 from searchrl.models import lora as loras
 from searchrl.models import transformer
 from searchrl import packing
-from searchrl import programs as programs_lib
-from searchrl.programs import Rows, State
 from searchrl.rl import algorithms
 from searchrl.rl import diagnostics
 from searchrl.runtime import mesh as meshes
+from searchrl.training import train_step as train_steps
+from searchrl.training.train_step import Rows, State
 from searchrl import trajectory
 from searchrl.trajectory import Batch
 
@@ -44,7 +44,7 @@ def _untimed(name: str) -> contextlib.AbstractContextManager:
 class Learner:
   """How a policy is trained; see `make`."""
 
-  programs: programs_lib.Programs
+  programs: train_steps.Programs
   critic_warmup: int  # updates of the critic before the policy's first
   minibatches: int  # optimiser steps a batch
   microbatch_rows: int  # rows on the devices at one time
@@ -340,9 +340,9 @@ def make(
         'more than learner.row_places, which must be at least 1, but they are '
         f'{row_length} and {row_places}.')
   _check_recipe(algorithm, minibatches, critic_optimizer)
-  programs = programs_lib.Programs(
+  programs = train_steps.Programs(
       shape, algorithm, optimizer, critic_optimizer, lora, mesh, length,
-      temperature, programs_lib.Forward(**forward))
+      temperature, train_steps.Forward(**forward))
   return Learner(programs, critic_warmup, minibatches, microbatch_rows,
                  row_length, row_places, seed, guard)
 
