@@ -28,9 +28,9 @@ sys.path.insert(0, str(ROOT))
 from searchrl.encoders import embedder
 from searchrl.runtime import metrics
 from searchrl.runtime import workdir
-from searchrl.search import bm25
-from searchrl.search import engines
-from searchrl.search import mapped
+from searchrl.search import factory
+from searchrl.search.index import bm25
+from searchrl.search import mapped_corpus
 from searchrl.trajectory import Query, Question
 
 COLUMNS = ('engine', 'passages', 'hit@1', 'hit@3', 'hit@10', 'q/CPU-s')
@@ -49,11 +49,11 @@ def main():
   parser.add_argument('--seed', type=int, default=0, help='draws the questions')
   parser.add_argument('--out', type=pathlib.Path, help='jsonl, appended to')
   options = parser.parse_args()
-  corpus = mapped.load(options.corpus)
+  corpus = mapped_corpus.load(options.corpus)
   asked = read(options)
   lines = []
   for name, spec in specs(options):
-    search = engines.make(spec.pop('name'), corpus,
+    search = factory.make(spec.pop('name'), corpus,
                           load_encoder=embedder.load_again, **spec)
     lines.append(measure(name, search, asked, len(corpus)))
     print(lines[-1], file=sys.stderr, flush=True)

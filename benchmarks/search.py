@@ -54,11 +54,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from searchrl.runtime import metrics
 from searchrl.runtime import workdir
-from searchrl.search import device_index
-from searchrl.search import embeddings
-from searchrl.search import hnsw_index
-from searchrl.search import nearest
-from searchrl.search import scann_index
+from searchrl.search.index import exact_device
+from searchrl.search.index import exact_host
+from searchrl.search.index import hnsw
+from searchrl.search.index import scann as scann_index
+from searchrl.search.index import vector_store
 
 DIM = 768
 WIKIPEDIA = 21_015_324  # passages of wiki-18
@@ -85,15 +85,15 @@ def main():
     write(dict(roofline=lines), options)
     return
   if options.load:
-    lines = [load(dtype, options.rows or 262_144) for dtype in embeddings.DTYPES]
+    lines = [load(dtype, options.rows or 262_144) for dtype in vector_store.DTYPES]
     print(metrics.table(lines, tuple(lines[0])))
     write(dict(load=lines), options)
     return
   threads(1)
   options.rows = options.rows or 200_000
   rows, vectors = make(options)
-  source = embeddings.InMemory(rows)
-  scores, ids = nearest.on_host(source)(vectors, 30)
+  source = vector_store.InMemory(rows)
+  scores, ids = exact_host.on_host(source)(vectors, 30)
   folder = pathlib.Path(options.folder or tempfile.mkdtemp(prefix='search-'))
   lines, near = [], []
   try:
@@ -103,7 +103,7 @@ def main():
           index, vectors), **{'build CPU-s': built})
       found = index(vectors, 10)[1]
       for k in (3, 10):
-        line[f'recall@{k}'] = round(nearest.recall(found, ids, scores, k), 4)
+        line[f'recall@{k}'] = round(exact_host.recall(found, ids, scores, k), 4)
       lines.append(line)
       if .98 <= line['recall@3'] <= .997:
         near.append((line, index))
@@ -151,7 +151,7 @@ def _unit(x):
 
 
 def _real(folder):
-  store = embeddings.open_(pathlib.Path(folder) / 'vectors')
+  store = vector_store.open_(pathlib.Path(folder) / 'vectors')
   return store.read(0, store.count)
 
 
@@ -163,10 +163,10 @@ def _made(rng, count=60_000, dim=384):
 def exact(source, folder):
   """numpy, and the devices with each storage."""
   del folder
-  yield 'numpy', 'float32', nearest.on_host(source), source.rows.nbytes >> 20, 0
-  for dtype in embeddings.DTYPES:
+  yield 'numpy', 'float32', exact_host.on_host(source), source.rows.nbytes >> 20, 0
+  for dtype in vector_store.DTYPES:
     before = memory()
-    index = device_index.build(source, dtype=dtype)
+    index = exact_device.build(source, dtype=dtype)
     yield 'mesh', dtype, index, memory() - before, 0
     del index
 
@@ -208,7 +208,7 @@ def faiss_peers(source, folder):
       def find(vectors, k, index=index, ef=ef):
         options = faiss.SearchParametersHNSW(efSearch=ef) if ef else None
         return index.search(vectors, k, params=options)
-      yield (f'faiss {name}', f'efSearch={ef}' if ef else '', nearest.Index(
+      yield (f'faiss {name}', f'efSearch={ef}' if ef else '', exact_host.Index(
           name, source.count, source.dim, find), added, round(built))
     del index, find
 
@@ -231,14 +231,14 @@ def hnswlib_peer(source, folder, links=32, construction=200):
       ids, distances = index.knn_query(vectors, k, num_threads=1)
       return 1 - distances, ids.astype(np.int64)
 
-    yield (f'hnswlib M={links}', f'ef={ef}', nearest.Index(
+    yield (f'hnswlib M={links}', f'ef={ef}', exact_host.Index(
         'hnswlib', source.count, source.dim, find), added, round(built))
 
 
 LINES = {'exact': exact,
          'scann': functools.partial(approximate, 'scann', scann_index),
          'faiss': faiss_peers,
-         'hnsw': functools.partial(approximate, 'hnsw', hnsw_index),
+         'hnsw': functools.partial(approximate, 'hnsw', hnsw),
          'hnswlib': hnswlib_peer}
 
 
@@ -257,7 +257,7 @@ def roofline(count, k=10, batch=256, block=65_536):
   mesh = jax.sharding.Mesh(np.array([device]), ('rows',), axis_types=(
       jax.sharding.AxisType.Auto,))
 
-  @functools.partial(jax.jit, out_shardings=device_index._on(mesh, 'rows'))
+  @functools.partial(jax.jit, out_shardings=exact_device._on(mesh, 'rows'))
   def fill(keys):  # a block at a time: nothing else is as large as the rows
     return jax.lax.map(lambda key: jax.random.normal(
         key, (block, DIM), jnp.bfloat16), keys)
@@ -266,11 +266,11 @@ def roofline(count, k=10, batch=256, block=65_536):
     rate = copied_bytes_per_sec()
     rows = fill(jax.random.split(jax.random.key(0), blocks))
     scales = jax.device_put(np.ones((blocks, block), np.float32),
-                            device_index._on(mesh, 'rows'))
-    vectors = jax.device_put(device_index.parts_of(
+                            exact_device._on(mesh, 'rows'))
+    vectors = jax.device_put(exact_device.parts_of(
         np.random.default_rng(0).normal(size=(batch, DIM)).astype(np.float32),
-        device.platform != 'cpu'), device_index._on(mesh))
-    secs = timed(lambda: device_index._nearest(
+        device.platform != 'cpu'), exact_device._on(mesh))
+    secs = timed(lambda: exact_device._nearest(
         rows, scales, vectors, k=k, count=count, mesh=mesh))
   sweep = rows.nbytes / rate
   return {'device': device.device_kind, 'rows': count, 'batch': batch, 'k': k,
@@ -285,15 +285,15 @@ def load(dtype, count, shard=65_536):
   """What opening a store takes until its rows lie on all devices."""
   rng = np.random.default_rng(0)
   with tempfile.TemporaryDirectory(prefix='search-') as folder:
-    writer = embeddings.Writer(folder, embeddings.Recipe(
+    writer = vector_store.Writer(folder, vector_store.Recipe(
         'made', {'digest': 'made'}, count, DIM, dtype, shard))
     for number in writer.missing():
       start, stop = writer.recipe.span(number)
       writer.write(number, rng.normal(size=(stop - start, DIM)))
     writer.finish()
     size = writer.recipe.disk_bytes
-    secs = timed(lambda: device_index.build(
-        embeddings.open_(folder), dtype=dtype))
+    secs = timed(lambda: exact_device.build(
+        vector_store.open_(folder), dtype=dtype))
   return {'rows as': dtype, 'rows': count, 'GB on disk': round(size / 1e9, 2),
           'seconds': round(secs, 3), 'GB/s': round(size / secs / 1e9, 2),
           'devices': jax.local_device_count()}

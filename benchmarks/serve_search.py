@@ -44,11 +44,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 # pylint: disable=g-import-not-at-top
 from searchrl.runtime import workdir
-from searchrl.search import bm25
 from searchrl.search import corpus as corpora
-from searchrl.search import remote
+from searchrl.search.index import bm25
+from searchrl.search.remote import remote
+from searchrl.search.remote import wire
 from searchrl.search import server as servers
-from searchrl.search import wire
 from searchrl.trajectory import Passage, Query, Question, SearchError
 
 NOBODY = Question('', '', ())

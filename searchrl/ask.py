@@ -24,9 +24,9 @@ from searchrl import player as players
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.search import corpus as corpora
-from searchrl.search import engines
-from searchrl.search import mapped
-from searchrl.search import over
+from searchrl.search import factory
+from searchrl.search import mapped_corpus
+from searchrl.search import wrapped
 from searchrl.trajectory import (Passage, Question, SearchError, SearchFn,
                                  Trajectory)
 
@@ -53,11 +53,11 @@ def job(config, workdir: str) -> None:
   if run:
     check_run(run, config)
   file = corpus_file(config, run, pathlib.Path(workdir))
-  corpus = mapped.load(file)
+  corpus = mapped_corpus.load(file)
   if not config.ask.question:
     _propose(config, file, corpus)
     return
-  search = engines.guarded(engines.make(
+  search = factory.guarded(factory.make(
       config.search.engine, corpus, seed=config.seed,
       load_encoder=embedder.load_again, load_judge=reranker.load,
       **config.search.options))
@@ -161,7 +161,7 @@ def telling(search: SearchFn, say: Callable[[str], None]) -> SearchFn:
         r for r in results if isinstance(r, SearchError)):
       say(f'Warning: a search failed: {plain(f"{error.kind} {error.detail}")}')
     return results
-  return over.Over(told, (search,))
+  return wrapped.Over(told, (search,))
 
 
 class Narrator:

@@ -13,7 +13,7 @@ import math
 from typing import Any
 
 from searchrl.models.inference import sampling
-from searchrl.search import wire
+from searchrl.search.remote import wire
 
 _IGNORED = ('user', 'metadata', 'store', 'safety_identifier',
             'prompt_cache_key', 'service_tier')  # change nothing that is said

@@ -23,7 +23,7 @@ from searchrl.runtime import mesh as meshes
 from searchrl.runtime import metrics
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
-from searchrl.search import engines
+from searchrl.search import factory
 from searchrl.trajectory import SearchFn, Trajectory, to_json
 
 COLUMNS = ('set', 'engine', 'decoding', 'hops', 'n', 'em', '95% interval',
@@ -54,13 +54,13 @@ def exams(
   """
   result = []
   for dataset in sets:
-    search = engines.guarded(engines.make(
+    search = factory.guarded(factory.make(
         engine, dataset.corpus, seed=seed, load_encoder=embedder.load_again,
         load_judge=reranker.load, **options))
     result += [Exam(dataset, engine, search, decoding)
                for decoding in ('greedy', 'sampled')]
   if noise and sets and sets[0].corpus is not None:
-    search = engines.guarded(engines.make('noise', sets[0].corpus, seed=seed))
+    search = factory.guarded(factory.make('noise', sets[0].corpus, seed=seed))
     result.append(Exam(sets[0], 'noise', search, 'greedy'))
   return result
 
@@ -199,11 +199,11 @@ def job(config, workdir: str) -> None:
   sets = datasets.shared(lambda: datasets.evaluation_sets(
       path / 'data', evaluate=config.data.evaluate,
       corpus=config.search.corpus, own_train=bool(config.data.train),
-      elsewhere=not engines.needs_corpus(
+      elsewhere=not factory.needs_corpus(
           config.search.engine, config.search.options),
       **config.evaluate.worlds))
   processes.on_first('search', lambda: workdirs.note(
-      path, 'search', {dataset.name: engines.describe(
+      path, 'search', {dataset.name: factory.describe(
           config.search.engine, dataset.corpus, config.search.options,
           load_encoder=embedder.load_again) for dataset in sets},
       allow_changes=config.allow_changes))

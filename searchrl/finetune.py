@@ -28,7 +28,7 @@ from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.runtime import checkpoint
 from searchrl.search import corpus
-from searchrl.search import engines
+from searchrl.search import factory
 from searchrl.training import optimizer as optimizers
 from searchrl.world import facts
 from searchrl.world import lessons
@@ -127,7 +127,7 @@ def make_batches(tokenizer, *, seed: int, stages, widths, batch_tokens: int):
   rng = np.random.default_rng(seed)
   rows = {w: [] for w in widths}
   order = []
-  make_search = lambda ps: engines.make('bm25', corpus.Corpus(tuple(ps)))
+  make_search = lambda ps: factory.make('bm25', corpus.Corpus(tuple(ps)))
   for stage in stages:
     stage = dict(stage)
     documents = echoes(stage.pop('echoes', 0), tokenizer.vocab_size, rng)

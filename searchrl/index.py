@@ -24,13 +24,13 @@ from searchrl.data import questions as questions_lib
 from searchrl.encoders import embedder as embedders
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
-from searchrl.search import approximate
-from searchrl.search import bm25_index
 from searchrl.search import corpus as corpora
-from searchrl.search import dense
-from searchrl.search import embeddings
-from searchrl.search import foreign
-from searchrl.search import mapped
+from searchrl.search.index import approximate
+from searchrl.search.index import bm25_files
+from searchrl.search.index import dense
+from searchrl.search.index import faiss_import
+from searchrl.search.index import vector_store
+from searchrl.search import mapped_corpus
 
 _A_CALL = 2048  # passages that are sorted and encoded at a time
 _SAMPLE = 32  # passages that imported vectors are compared at
@@ -52,10 +52,10 @@ def job(config, workdir: str) -> None:
   processes.agree('config', config.to_json())
   processes.on_first('workdir', lambda: workdirs.prepare(
       folder, config, free=_FREE, allow_changes=config.allow_changes))
-  corpus = datasets.shared(lambda: mapped.load(config.corpus))
+  corpus = datasets.shared(lambda: mapped_corpus.load(config.corpus))
   encode, about, dim = _encoder(config, corpus)
   rows_of = _rows_of(config, corpus, encode, about, dim)
-  recipe = embeddings.Recipe(
+  recipe = vector_store.Recipe(
       corpus.digest, about, len(corpus), dim, **config.store)
   _say(estimate(recipe, config.build, config.scann.part_rows,
                 config.hnsw.links))
@@ -75,11 +75,11 @@ def job(config, workdir: str) -> None:
 
 def fill(
     folder: pathlib.Path,
-    recipe: embeddings.Recipe,
+    recipe: vector_store.Recipe,
     rows_of: Callable[[int, int], Iterator[np.ndarray]],
     *,
     progress: bool = True,
-) -> embeddings.Store:
+) -> vector_store.Store:
   """Writes the shards that are missing; each process its own.
 
   Args:
@@ -89,8 +89,8 @@ def fill(
     progress: show a bar with the time that is left.
   """
   processes.on_first(
-      'recipe', lambda: embeddings.Writer(folder, recipe) and None)
-  writer = embeddings.Writer(folder, recipe)
+      'recipe', lambda: vector_store.Writer(folder, recipe) and None)
+  writer = vector_store.Writer(folder, recipe)
   missing = set(writer.missing())
   mine = range(processes.index(), recipe.shards, processes.count())
   size = lambda shards: sum(b - a for a, b in map(recipe.span, shards))
@@ -106,10 +106,10 @@ def fill(
         writer.write(shard, np.concatenate(pieces))
   processes.barrier('shards', _PATIENCE_SECS)
   processes.on_first('manifest', lambda: writer.finish() and None)
-  return embeddings.open_(folder)
+  return vector_store.open_(folder)
 
 
-def estimate(recipe: embeddings.Recipe, kinds, part_rows: int, links: int
+def estimate(recipe: vector_store.Recipe, kinds, part_rows: int, links: int
             ) -> str:
   """What an index will take on disk and in memory, in words."""
   lines = [f'{recipe.count} passages x {recipe.dim}, {recipe.dtype}: '
@@ -128,7 +128,7 @@ def estimate(recipe: embeddings.Recipe, kinds, part_rows: int, links: int
   return '\n'.join(lines)
 
 
-def _bytes_of(kind: str, recipe: embeddings.Recipe, links: int) -> int:
+def _bytes_of(kind: str, recipe: vector_store.Recipe, links: int) -> int:
   """Of an index: codes twice (SOAR), int8 and exact rows; a graph; postings."""
   exact = np.dtype(recipe.exact_dtype).itemsize
   a_row = {'scann': recipe.dim * (2 * .25 + 1 + exact) + 8,
@@ -160,7 +160,7 @@ def _check(config) -> None:
                      'them, for the queries. Add --config.encoder.path=...')
 
 
-def _check_room(recipe: embeddings.Recipe, kinds, folder: pathlib.Path) -> None:
+def _check_room(recipe: vector_store.Recipe, kinds, folder: pathlib.Path) -> None:
   needed = sum(_bytes_of(kind, recipe, 32) for kind in kinds
                if not (folder / kind / 'manifest.json').exists())
   if not (folder / 'vectors' / 'manifest.json').exists():
@@ -200,7 +200,7 @@ def _rows_of(config, corpus, encode, about, dim):
         'a corpus whose vectors are imported must have the ids 0, 1, 2, ... line '
         f'by line, for row i is passage i, but {config.corpus} has not. Give the '
         'corpus that the vectors were made of.')
-  found = foreign.open_(config.imports, count=len(corpus), dim=dim)
+  found = faiss_import.open_(config.imports, count=len(corpus), dim=dim)
   _check_alike(found, corpus, encode)
   about['imported'] = pathlib.Path(config.imports).name
   return lambda start, stop: (
@@ -208,7 +208,7 @@ def _rows_of(config, corpus, encode, about, dim):
       for first in range(start, stop, _A_CALL))
 
 
-def _check_alike(found: foreign.Foreign, corpus, encode) -> None:
+def _check_alike(found: faiss_import.Foreign, corpus, encode) -> None:
   """Raises a ValueError unless a sample of rows is what our encoder makes."""
   places = np.unique(np.linspace(0, found.count - 1, _SAMPLE).astype(int))
   ours = dense.encoded(
@@ -246,18 +246,18 @@ def _build_bm25(corpus, folder: pathlib.Path, options) -> None:
   options = dict(options)
   if (folder / 'manifest.json').exists():
     try:
-      bm25_index.load(folder, corpus)
+      bm25_files.load(folder, corpus)
       told = json.loads((folder / 'manifest.json').read_text())
       if all(told[name] == value for name, value in options.items()):
         _say('bm25: as it is there')
         return
     except ValueError as error:
       _say(f'bm25 is built again: {error}')
-  told = bm25_index.build(corpus.texts, folder, corpus=corpus.digest, **options)
+  told = bm25_files.build(corpus.texts, folder, corpus=corpus.digest, **options)
   _say(f'bm25: {told["terms"]} terms')
 
 
-def _build(kind: str, store: embeddings.Store, folder: pathlib.Path,
+def _build(kind: str, store: vector_store.Store, folder: pathlib.Path,
            queries: np.ndarray, config) -> None:
   """Builds an index, unless just this one is there."""
   options = dict(config[kind])

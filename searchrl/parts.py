@@ -27,8 +27,8 @@ from searchrl.runtime import mesh as meshes
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
-from searchrl.search import engines
-from searchrl.search import meter
+from searchrl.search import factory
+from searchrl.search import metered
 from searchrl.training import learner as learners
 from searchrl.training import optimizer as optimizers
 
@@ -46,7 +46,7 @@ class Parts:
   learner: learners.Learner
   params: Any  # that the run starts from; also the reference policy
   stream: questions_lib.Stream
-  search: meter.Meter
+  search: metered.Meter
   reward: Callable[..., float]
   outcome: Callable[..., float]
   exams: list[evaluate.Exam]
@@ -74,7 +74,7 @@ def build(config, folder: pathlib.Path) -> Parts:
       for field in ('reward', 'outcome'))
   processes.on_first('workdir', lambda: workdirs.prepare(
       folder, config, free=_FREE, allow_changes=config.allow_changes))
-  elsewhere = not engines.needs_corpus(
+  elsewhere = not factory.needs_corpus(
       config.search.engine, config.search.options)
   data, sets = datasets.shared(lambda: (
       datasets.train_set(
@@ -86,7 +86,7 @@ def build(config, folder: pathlib.Path) -> Parts:
           corpus=config.search.corpus, own_train=bool(config.data.train),
           elsewhere=elsewhere, **config.evaluate.worlds)))
   processes.on_first('search', lambda: workdirs.note(
-      folder, 'search', engines.describe(
+      folder, 'search', factory.describe(
           config.search.engine, data.corpus, config.search.options,
           load_encoder=embedder.load_again),
       allow_changes=config.allow_changes))
@@ -94,7 +94,7 @@ def build(config, folder: pathlib.Path) -> Parts:
       algorithm=recipe, player=player, learner=its_learner, params=params,
       stream=questions_lib.Stream(
           data.questions, seed=config.seed, mix=config.data.mix),
-      search=meter.Meter(engines.guarded(engines.make(
+      search=metered.Meter(factory.guarded(factory.make(
           config.search.engine, data.corpus, seed=config.seed,
           load_encoder=embedder.load_again, load_judge=reranker.load,
           **config.search.options))),

@@ -29,8 +29,8 @@ from searchrl.models import weights
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
-from searchrl.search import engines as engines_lib
-from searchrl.search import over
+from searchrl.search import factory
+from searchrl.search import wrapped
 from searchrl import trajectory
 from searchrl.trajectory import (
     Passage, Passages, Query, Question, SearchError, SearchFn, Trajectory)
@@ -130,7 +130,7 @@ def _until_searched(
   games = [None] * len(requests)
   left = list(range(len(requests)))
   for retries in range(1 + search_retries):
-    over.wait(search)  # or only what needs no search would be learned from
+    wrapped.wait(search)  # or only what needs no search would be learned from
     full = lambda finished, left=left: enough(
         [scored(g) for i, g in enumerate(games) if g and i not in left] +
         [scored(g) for g in finished.values()])
@@ -211,7 +211,7 @@ def build(config, mesh: Mesh) -> tuple[Player, transformer.Params]:
       budgets=rollout.Budgets(**options.budgets), mesh=mesh,
       dtype=config.model.dtype, engine_dtype=options.dtype,
       tensor=options.tensor, course=course(
-          mesh, options, remote=not engines_lib.needs_corpus(
+          mesh, options, remote=not factory.needs_corpus(
               config.search.engine, config.search.options)))
 
 

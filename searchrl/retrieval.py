@@ -16,8 +16,8 @@ from searchrl.data import datasets
 from searchrl.encoders import embedder
 from searchrl.encoders import reranker
 from searchrl.runtime import metrics
-from searchrl.search import engines
-from searchrl.search import measures
+from searchrl.search import factory
+from searchrl.search import ir_metrics
 
 
 def job(config, workdir: str) -> None:
@@ -29,7 +29,7 @@ def job(config, workdir: str) -> None:
   folder, search = pathlib.Path(workdir), config.search
   sets = datasets.evaluation_sets(
       folder / 'data', evaluate=config.data.evaluate, corpus=search.corpus,
-      own_train=False, elsewhere=not engines.needs_corpus(
+      own_train=False, elsewhere=not factory.needs_corpus(
           search.engine, search.options), **config.evaluate.worlds)
   if not sets:
     raise ValueError(
@@ -37,7 +37,7 @@ def job(config, workdir: str) -> None:
         'corpus lies elsewhere, but is empty.')
   rows = []
   for dataset in sets:
-    engine = engines.guarded(engines.make(
+    engine = factory.guarded(factory.make(
         search.engine, dataset.corpus, seed=config.seed,
         load_encoder=embedder.load_again, load_judge=reranker.load,
         **search.options))
@@ -54,7 +54,7 @@ def judged(dataset: datasets.Set, name: str, engine, top_ks) -> list[dict]:
     by_hops[question.hops].append(question)
   rows = []
   for hops, questions in sorted(by_hops.items()):
-    found = measures.answers(
+    found = ir_metrics.answers(
         engine, questions, top_ks=top_ks, normalise=rewards.normalise)
     rows.append({
         'set': dataset.name, 'engine': name, 'hops': hops, 'n': len(questions)

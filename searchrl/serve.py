@@ -10,10 +10,10 @@ import threading
 from searchrl.data import datasets
 from searchrl.encoders import embedder
 from searchrl.encoders import reranker
-from searchrl.search import engines
-from searchrl.search import mapped
+from searchrl.search import factory
+from searchrl.search import mapped_corpus
+from searchrl.search.remote import wire
 from searchrl.search import server as servers
-from searchrl.search import wire
 from searchrl.trajectory import Query, Question, SearchError, SearchFn
 
 
@@ -25,7 +25,7 @@ def search(config, workdir: str) -> None:
   """
   options = _options(config.serve)
   corpus = _corpus(config, pathlib.Path(workdir))
-  engine = engines.guarded(engines.make(
+  engine = factory.guarded(factory.make(
       config.search.engine, corpus, seed=config.seed,
       load_encoder=embedder.load_again, load_judge=reranker.load,
       **config.search.options))
@@ -72,10 +72,10 @@ def _options(serve) -> servers.Options:
 
 def _corpus(config, workdir: pathlib.Path):
   """That of a file, or of the generated training world; None if elsewhere."""
-  if not engines.needs_corpus(config.search.engine, config.search.options):
+  if not factory.needs_corpus(config.search.engine, config.search.options):
     return None
   if config.search.corpus:
-    return mapped.load(config.search.corpus)
+    return mapped_corpus.load(config.search.corpus)
   return datasets.train_set(
       workdir / 'data', train='', corpus='',
       world_seed=config.data.world_seed, per_hop=config.data.per_hop).corpus

@@ -19,7 +19,7 @@ from searchrl.models.inference import engine as engines
 from searchrl.models.inference import stops
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
-from searchrl.search import wire
+from searchrl.search.remote import wire
 
 
 def job(config, workdir: str) -> None:

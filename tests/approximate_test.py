@@ -9,11 +9,11 @@ import json
 import numpy as np
 import pytest
 
-from searchrl.search import approximate
-from searchrl.search import embeddings
-from searchrl.search import hnsw_index
-from searchrl.search import nearest
-from searchrl.search import scann_index
+from searchrl.search.index import approximate
+from searchrl.search.index import exact_host
+from searchrl.search.index import hnsw
+from searchrl.search.index import scann as scann_index
+from searchrl.search.index import vector_store
 
 PACKAGES = {'scann': 'scann', 'hnsw': 'faiss'}
 DIM = 32
@@ -31,9 +31,9 @@ def clustered(count, seed=0, dim=DIM):
 
 
 def make_store(folder, rows, dtype='float32'):
-  recipe = embeddings.Recipe('c', {'kind': 'x', 'digest': 'e'}, *rows.shape,
+  recipe = vector_store.Recipe('c', {'kind': 'x', 'digest': 'e'}, *rows.shape,
                              dtype, 4096)
-  writer = embeddings.Writer(folder, recipe)
+  writer = vector_store.Writer(folder, recipe)
   for shard in writer.missing():
     writer.write(shard, rows[slice(*recipe.span(shard))])
   return writer.finish()
@@ -133,9 +133,9 @@ def test_few_rows_or_dimensions_are_searched_exactly(tmp_path, kind, count, dim)
   approximate.build(kind, store, tmp_path / 'i', vectors, recall=.95)
   index = approximate.open_(kind, store, tmp_path / 'i', min_recall=.9)
   assert index(vectors, 5)[1].shape == (200, min(5, count))
-  exact_scores, exact_ids = nearest.on_host(store)(vectors, min(3, count))
+  exact_scores, exact_ids = exact_host.on_host(store)(vectors, min(3, count))
   _, ids = index(vectors, 3)
-  recall = nearest.recall(ids, exact_ids, exact_scores, min(3, count))
+  recall = exact_host.recall(ids, exact_ids, exact_scores, min(3, count))
   assert recall >= (.99 if count < 4096 else .9)
 
 
@@ -175,7 +175,7 @@ def test_the_last_ranking_is_by_the_rows_as_they_are_stored(tmp_path, large):
   pytest.importorskip('scann')
   rows, vectors = large[1].copy(), large[2]
   rows[1::2] = rows[::2] + np.float32(2e-5) * rows[1::2]
-  source = embeddings.InMemory(rows)
+  source = vector_store.InMemory(rows)
   told = scann_index.build(source, tmp_path)
   index = scann_index.open_(tmp_path, told, source, share=1., candidates=1000)
   assert true_recall(index, rows, vectors) > .995
@@ -314,14 +314,14 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, kind, monkeypatch):
 def test_options_of_scann_are_checked(tmp_path, options, message):
   pytest.importorskip('scann')
   with pytest.raises(ValueError, match=message):
-    scann_index.build(embeddings.InMemory(np.eye(3)), tmp_path, **options)
+    scann_index.build(vector_store.InMemory(np.eye(3)), tmp_path, **options)
 
 
 @pytest.mark.parametrize('options', [dict(links=1), dict(construction=4)])
 def test_options_of_hnsw_are_checked(tmp_path, options):
   pytest.importorskip('faiss')
   with pytest.raises(ValueError, match='links must be at least 2'):
-    hnsw_index.build(embeddings.InMemory(np.eye(3)), tmp_path, **options)
+    hnsw.build(vector_store.InMemory(np.eye(3)), tmp_path, **options)
 
 
 def test_what_to_build_is_checked(tmp_path):

@@ -22,8 +22,8 @@ from searchrl.models import lora as loras
 from searchrl.models import weights
 from searchrl import player as players
 from searchrl.runtime import checkpoint
-from searchrl.search import over
 from searchrl.search import rerank
+from searchrl.search import wrapped
 from searchrl.trajectory import (Action, Passage, Query, Question, SearchError,
                                  Trajectory, Turn)
 
@@ -112,7 +112,7 @@ def test_why_a_search_failed_is_said_once():
   search = ask.telling(lambda queries: [error, (), error], lines.append)
   assert search([1, 2, 3]) == [error, (), error]
   inner = types.SimpleNamespace(pop=dict, wait=lambda: lines.append('waits'))
-  over.wait(ask.telling(inner, lines.append))  # as the search itself would
+  wrapped.wait(ask.telling(inner, lines.append))  # as the search itself would
   assert lines.pop() == 'waits'
   assert lines == ['Warning: a search failed: timeout after  3 s']
 

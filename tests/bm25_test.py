@@ -9,8 +9,8 @@ import math
 import numpy as np
 import pytest
 
-from searchrl.search import bm25
 from searchrl.search.corpus import Corpus
+from searchrl.search.index import bm25
 from searchrl.trajectory import Passage, Query, Question
 
 QUESTION = Question('q', 'Where?', ('here',))

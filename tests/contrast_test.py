@@ -15,7 +15,7 @@ from searchrl.encoders import embedder
 from searchrl.models import encoder
 from searchrl.runtime import checkpoint
 from searchrl.search import corpus as corpora
-from searchrl.search import engines
+from searchrl.search import factory
 from searchrl.trajectory import Query, Question
 from searchrl.world import facts
 from searchrl.world import text
@@ -133,7 +133,7 @@ def test_the_shipped_encoder_finds_what_agents_ask_for(source):
   """Of a fresh world, by names that training may have met, or never met."""
   world = facts.make(77, source=source)
   corpus = corpora.Corpus(tuple(text.passages(world)))
-  search = engines.make('dense', corpus, encoder='tiny_e5',
+  search = factory.make('dense', corpus, encoder='tiny_e5',
                         load_encoder=embedder.load_again)
   rng = np.random.default_rng(0)
   chains = [c for c, _ in zip(facts.chains(world, 1, rng), range(100))]

@@ -17,9 +17,9 @@ from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl import player as players
 from searchrl.runtime import mesh as meshes
-from searchrl.search import engines
-from searchrl.search import meter
-from searchrl.search import wire
+from searchrl.search import factory
+from searchrl.search import metered
+from searchrl.search.remote import wire
 from searchrl.trajectory import Query
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ def stage(tmp_path_factory):
   data = datasets.train_set(
       tmp_path_factory.mktemp('world'), train='', corpus='', world_seed=1,
       per_hop=(12, 12))
-  return player, params, data.questions, engines.make('bm25', data.corpus)
+  return player, params, data.questions, factory.make('bm25', data.corpus)
 
 
 def play(stage, search, **options):
@@ -64,10 +64,10 @@ def server(stage, faults):
 
 def client(url, **options):
   warnings = []
-  search = engines.make('remote', None, urls=(url,), **dict(
+  search = factory.make('remote', None, urls=(url,), **dict(
       tries=1, try_secs=2.0, failures=1, rest_secs=0.2, backoff_secs=0.01,
       pause_secs=20.0, wiring=dict(warn=warnings.append)) | options)
-  return meter.Meter(engines.guarded(search)), warnings
+  return metered.Meter(factory.guarded(search)), warnings
 
 
 def plain(game):

@@ -5,12 +5,12 @@
 import numpy as np
 import pytest
 
-from searchrl.search import backends
-from searchrl.search import dense
-from searchrl.search import engines
-from searchrl.search import in_memory
-from searchrl.search import scann_index
 from searchrl.search.corpus import Corpus
+from searchrl.search import factory
+from searchrl.search.index import dense
+from searchrl.search.index import in_memory
+from searchrl.search.index import open_index
+from searchrl.search.index import scann as scann_index
 from searchrl.trajectory import Passage, Query, Question
 
 QUESTION = Question('q', 'Where?', ('here',))
@@ -58,7 +58,7 @@ def _forgetful():
 
 
 def make(loader, corpus=CORPUS, **options):
-  return engines.make('dense', corpus, load_encoder=loader,
+  return factory.make('dense', corpus, load_encoder=loader,
                       **dict(encoder='e') | options)
 
 
@@ -81,7 +81,7 @@ def test_a_search_with_a_tree_is_built_alike_and_tells_its_recall(loader):
   told, found = [], []
   for _ in range(2):
     in_memory._index.cache_clear()
-    told.append(engines.describe(
+    told.append(factory.describe(
         'dense', large, dict(encoder='e', backend='scann'),
         load_encoder=loader))
     found.append(make(loader, large, backend='scann')(QUERIES))
@@ -94,19 +94,19 @@ def test_a_search_with_a_tree_is_built_alike_and_tells_its_recall(loader):
 def test_the_record_names_encoder_backend_and_recall(loader):
   base = {'engine': 'dense', 'corpus': CORPUS.digest, 'passages': 40,
           'encoder': {'path': 'e', 'digest': 'e'}}
-  describe = lambda **options: engines.describe(
+  describe = lambda **options: factory.describe(
       'dense', CORPUS, dict(encoder='e') | options, load_encoder=loader)
   assert describe() == base | {'backend': 'exact'}
   if scann_index.available():
     assert describe(backend='scann') == base | {
         'backend': 'scann', 'recall@3': 1.0}
-  ngrams = engines.describe('dense', CORPUS, dict(backend='exact'))
+  ngrams = factory.describe('dense', CORPUS, dict(backend='exact'))
   assert ngrams['encoder'] == {
       'path': '', 'digest': dense.ngram_recipe(CORPUS)['digest']}
 
 
 def test_a_corpus_is_encoded_once_for_the_record_and_all_its_searches(loader):
-  engines.describe('dense', CORPUS, dict(encoder='e'), load_encoder=loader)
+  factory.describe('dense', CORPUS, dict(encoder='e'), load_encoder=loader)
   again = Corpus(CORPUS.passages)  # read once more
   make(loader, again), make(loader, again)
   assert loader.made['e'].calls == ['passage']
@@ -120,15 +120,15 @@ def test_without_scann_the_search_is_exact_and_says_so_once(
   monkeypatch.setattr(scann_index, 'available', lambda: False)
   found = make(loader, backend='scann')(QUERIES)
   assert found == make(loader, backend='exact')(QUERIES)
-  told = engines.describe('dense', CORPUS, dict(encoder='e', backend='scann'),
+  told = factory.describe('dense', CORPUS, dict(encoder='e', backend='scann'),
                           load_encoder=loader)
   assert told['backend'] == 'exact' and 'recall@3' not in told
   assert capsys.readouterr().err.count('the search is exact instead') == 1
 
 
 def test_ngrams_need_no_loader():
-  found = engines.make('dense', CORPUS, backend='exact')(QUERIES)
-  assert found == engines.make('dense', CORPUS)(QUERIES)
+  found = factory.make('dense', CORPUS, backend='exact')(QUERIES)
+  assert found == factory.make('dense', CORPUS)(QUERIES)
 
 
 def test_what_cannot_be_is_refused(loader, monkeypatch):
@@ -136,8 +136,8 @@ def test_what_cannot_be_is_refused(loader, monkeypatch):
                                        "but is 'hnsw'"):
     make(loader, backend='hnsw')
   with pytest.raises(ValueError, match="encoder='e' needs load_encoder"):
-    engines.make('dense', CORPUS, encoder='e')
-  monkeypatch.setattr(backends, 'EXACT_ON_HOST', 39)
+    factory.make('dense', CORPUS, encoder='e')
+  monkeypatch.setattr(open_index, 'EXACT_ON_HOST', 39)
   with pytest.raises(ValueError, match='at most 39 passages, but has 40. Build'):
     make(loader)
 
@@ -146,7 +146,7 @@ def test_caches_of_other_encoders_share_nothing(loader, tmp_path):
   path = str(tmp_path / 'c.sqlite')
   rates = []
   for encoder in ('e', 'f', 'e'):
-    search = engines.make('cache', CORPUS, path=path, load_encoder=loader,
+    search = factory.make('cache', CORPUS, path=path, load_encoder=loader,
                           engine=dict(name='dense', encoder=encoder))
     search(QUERIES[:4])
     rates.append(search.pop()['search/cache/hit_rate'])

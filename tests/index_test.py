@@ -18,11 +18,11 @@ from configs import build_index
 from searchrl.encoders import embedder
 from searchrl import index
 from searchrl.search import corpus as corpora
-from searchrl.search import embeddings
-from searchrl.search import engines
-from searchrl.search import mapped
+from searchrl.search import factory
+from searchrl.search.index import vector_store
+from searchrl.search import mapped_corpus
 from searchrl.trajectory import Passage, Query, Question
-import foreign_test
+import faiss_import_test
 import loopback
 import tiny_bert
 
@@ -73,7 +73,7 @@ def tree(folder):
 
 def test_rows_are_the_encoders_and_a_run_searches_them(tmp_path, corpus, bert):
   index.job(configured(corpus, bert, build=KINDS), tmp_path / 'i')
-  store = embeddings.open_(tmp_path / 'i/vectors')
+  store = vector_store.open_(tmp_path / 'i/vectors')
   whole = corpora.read(corpus)
   encode = embedder.load(bert, embedder.Settings(max_length=48,
                                                  batch_tokens=384))
@@ -84,17 +84,17 @@ def test_rows_are_the_encoders_and_a_run_searches_them(tmp_path, corpus, bert):
   vector = encode([query.text], 'query')[0]
   best = np.argsort(-(store.read(0, 50) @ vector))[:3]
   for backend in ('exact', 'numpy', *KINDS):
-    search = engines.make(
-        'dense', mapped.open_(corpus), index=tmp_path / 'i', backend=backend,
+    search = factory.make(
+        'dense', mapped_corpus.open_(corpus), index=tmp_path / 'i', backend=backend,
         storage='float32', load_encoder=embedder.load_again)
     assert [int(p.id) for p in search([query])[0]] == best.tolist(), backend
 
 
 def test_hashed_ngrams_need_no_weights(tmp_path, corpus):
   index.job(configured(corpus), tmp_path / 'i')
-  found = engines.make('dense', corpora.read(corpus), index=tmp_path / 'i',
+  found = factory.make('dense', corpora.read(corpus), index=tmp_path / 'i',
                        storage='float32')
-  plain = engines.make('dense', corpora.read(corpus), dim=32)
+  plain = factory.make('dense', corpora.read(corpus), dim=32)
   query = Query('tarn 10', 5, Question('q', '?', ('a',)))
   assert [p.id for p in found([query])[0]] == [p.id for p in plain([query])[0]]
 
@@ -113,8 +113,8 @@ def test_what_is_built_is_not_built_again(tmp_path, corpus, capsys):
   assert 'as it is there' not in capsys.readouterr().out
   query = Query('tarn 10', 5, Question('q', '?', ('a',)))
   whole = corpora.read(corpus)
-  assert engines.make('bm25', whole, index=tmp_path / 'i')([query]) == (
-      engines.make('bm25', whole, k1=1.5)([query]))
+  assert factory.make('bm25', whole, index=tmp_path / 'i')([query]) == (
+      factory.make('bm25', whole, k1=1.5)([query]))
   index.job(configured(corpus, build=('hnsw',), **{'hnsw.links': 8}),
             tmp_path / 'i')
   assert 'as it is there' not in capsys.readouterr().out
@@ -129,7 +129,7 @@ def test_a_build_killed_at_any_write_goes_on_to_the_same_bytes(
     tmp_path, corpus, monkeypatch):
   index.job(configured(corpus), tmp_path / 'whole')
   expected = tree(tmp_path / 'whole')
-  write = embeddings.write_json
+  write = vector_store.write_json
   for deadly in range(6):  # the recipe, four shards, the manifest
     folder, calls = tmp_path / f'killed {deadly}', []
 
@@ -140,10 +140,10 @@ def test_a_build_killed_at_any_write_goes_on_to_the_same_bytes(
         raise Killed
       write(file, value)
 
-    monkeypatch.setattr(embeddings, 'write_json', dies)
+    monkeypatch.setattr(vector_store, 'write_json', dies)
     with pytest.raises(Killed):
       index.job(configured(corpus), folder)
-    monkeypatch.setattr(embeddings, 'write_json', write)
+    monkeypatch.setattr(vector_store, 'write_json', write)
     encoded, encode = [], index.dense.encoded
     monkeypatch.setattr(index.dense, 'encoded', lambda encoder, texts, kind: (
         encoded.extend(texts) or encode(encoder, texts, kind)))
@@ -201,7 +201,7 @@ def test_a_vector_that_is_not_finite_is_named(tmp_path, corpus, monkeypatch):
 
 
 def test_the_estimate_at_full_size():
-  recipe = embeddings.Recipe('c', {}, 21_015_324, 768, 'bfloat16')
+  recipe = vector_store.Recipe('c', {}, 21_015_324, 768, 'bfloat16')
   told = index.estimate(recipe, ('scann', 'hnsw'), 2_500_000, 32)
   assert '30.06 GiB on disk in 321 shards' in told
   assert 'hnsw: 65.45 GiB on disk' in told
@@ -214,13 +214,13 @@ def test_vectors_of_others_are_taken(tmp_path, corpus, bert, kind):
                                                  batch_tokens=384))
   rows = encode(corpora.read(corpus).texts, 'passage')
   rows = rows.astype(np.float16).astype(np.float32)  # as theirs were made
-  write = foreign_test.flat if kind.endswith('.index') else foreign_test.bare
+  write = faiss_import_test.flat if kind.endswith('.index') else faiss_import_test.bare
   config = configured(corpus, bert, imports=str(write(tmp_path / kind, rows=rows)))
   index.job(config, tmp_path / 'i')
-  store = embeddings.open_(tmp_path / 'i/vectors')
+  store = vector_store.open_(tmp_path / 'i/vectors')
   np.testing.assert_array_equal(store.read(0, 50), rows)
   assert store.recipe.encoder['imported'] == kind
-  search = engines.make('dense', corpora.read(corpus), index=tmp_path / 'i',
+  search = factory.make('dense', corpora.read(corpus), index=tmp_path / 'i',
                         load_encoder=embedder.load_again)
   assert search([Query('mill', 3, Question('q', '?', ('a',)))])[0]
 
@@ -231,10 +231,10 @@ def test_vectors_of_other_passages_are_refused(tmp_path, corpus, bert):
   rows = encode(corpora.read(corpus).texts, 'passage')
   for wrong in (rows[::-1], np.roll(rows, 1, 0), np.zeros_like(rows),
                 np.full_like(rows, np.nan)):
-    path = foreign_test.bare(tmp_path / 'x.memmap', wrong)
+    path = faiss_import_test.bare(tmp_path / 'x.memmap', wrong)
     with pytest.raises(ValueError, match='those of this corpus and encoder'):
       index.job(configured(corpus, bert, imports=str(path)), tmp_path / 'i')
-  path = foreign_test.bare(tmp_path / 'x.memmap', rows)
+  path = faiss_import_test.bare(tmp_path / 'x.memmap', rows)
   index.job(configured(corpus, bert, imports=str(path)), tmp_path / 'right')
   renamed = [Passage(str(i + 1), p.title, p.text)
              for i, p in enumerate(PASSAGES)]

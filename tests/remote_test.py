@@ -9,8 +9,8 @@ import faulty
 import pytest
 import tiny
 
-from searchrl.search import remote
-from searchrl.search import wire
+from searchrl.search.remote import remote
+from searchrl.search.remote import wire
 from searchrl.trajectory import Passage, Query, SearchError
 
 QUICK = dict(deadline_secs=20.0, try_secs=1.0, tries=3, backoff_secs=0.01,

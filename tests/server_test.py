@@ -20,12 +20,12 @@ import pytest
 import tiny
 
 from configs import serve_search
-from searchrl import serve
-from searchrl.search import engines
-from searchrl.search import remote
-from searchrl.search import server as servers
-from searchrl.search import wire
 from searchrl.search.corpus import Corpus
+from searchrl.search import factory
+from searchrl.search.remote import remote
+from searchrl.search.remote import wire
+from searchrl.search import server as servers
+from searchrl import serve
 from searchrl.trajectory import Passage, Query, SearchError
 
 CORPUS = Corpus(tuple(
@@ -35,7 +35,7 @@ TEXTS = ('Tarn river', 'the Lot', 'nothing of it', '', 'place 7', 'Aude 3')
 
 
 def engine():
-  return engines.make('bm25', CORPUS)
+  return factory.make('bm25', CORPUS)
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ import faulty
 import pytest
 import tiny
 
-from searchrl.search import web
-from searchrl.search import wire
+from searchrl.search.remote import web
+from searchrl.search.remote import wire
 from searchrl.trajectory import Passage, Query, SearchError
 
 KEY = 'abc123SECRET'

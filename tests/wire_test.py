@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 import pytest
 
-from searchrl.search import wire
+from searchrl.search.remote import wire
 from searchrl.trajectory import Passage
 
 TEXTS = st.text(st.characters(exclude_categories=('Cs',)))

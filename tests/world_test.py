@@ -10,8 +10,8 @@ import pytest
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rewards
-from searchrl.search import bm25
 from searchrl.search.corpus import Corpus
+from searchrl.search.index import bm25
 from searchrl.world import facts
 from searchrl.world import lessons
 from searchrl.world import names

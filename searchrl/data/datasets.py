@@ -15,7 +15,7 @@ from typing import Any
 from searchrl.data import questions as questions_lib
 from searchrl.runtime import processes
 from searchrl.search import corpus as corpora
-from searchrl.search import mapped
+from searchrl.search import mapped_corpus
 from searchrl.trajectory import Question
 from searchrl.world import facts
 from searchrl.world import text
@@ -27,7 +27,7 @@ class Set:
 
   name: str
   questions: Sequence[Question]
-  corpus: corpora.Corpus | mapped.MappedCorpus | None  # None: elsewhere
+  corpus: corpora.Corpus | mapped_corpus.MappedCorpus | None  # None: elsewhere
 
 
 def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
@@ -90,7 +90,7 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
 
 
 def _corpus(path: str):
-  return mapped.load(path) if path else None
+  return mapped_corpus.load(path) if path else None
 
 
 def shared(read: Callable[[], Any]) -> Any:

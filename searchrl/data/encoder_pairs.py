@@ -16,8 +16,8 @@ import pathlib
 
 import numpy as np
 
-from searchrl.search import bm25
 from searchrl.search import corpus as corpora
+from searchrl.search.index import bm25
 from searchrl.trajectory import Passage, Query, Question
 from searchrl.world import facts
 from searchrl.world import text as world_text

@@ -29,7 +29,7 @@ import tokenizers
 from searchrl.models import encoder
 from searchrl.models import weights
 from searchrl.runtime import mesh as meshes
-from searchrl.search import dense
+from searchrl.search.index import dense
 
 _WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens a row
 _FEW = (8, 64)  # rows of a batch of queries, if no more are left

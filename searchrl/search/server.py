@@ -21,7 +21,7 @@ import time
 from searchrl import listener
 from searchrl.search import batcher as batchers
 from searchrl.search import gauges
-from searchrl.search import wire
+from searchrl.search.remote import wire
 from searchrl.trajectory import Query, Question, SearchError, SearchFn
 
 

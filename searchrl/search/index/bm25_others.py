@@ -10,8 +10,8 @@ import importlib
 import pathlib
 from typing import Any
 
-from searchrl.search import bm25
 from searchrl.search.corpus import Corpus
+from searchrl.search.index import bm25
 from searchrl.trajectory import Passages, Query, SearchFn
 
 

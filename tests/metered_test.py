@@ -5,8 +5,8 @@
 import pytest
 import tiny
 
-from searchrl.search import engines
-from searchrl.search import meter
+from searchrl.search import factory
+from searchrl.search import metered
 from searchrl.trajectory import Passage, Query, SearchError
 
 FOUND = (Passage('a', 'Tarn', 'A river.'),)
@@ -26,8 +26,8 @@ def clock(monkeypatch):
     now[0] += secs.pop(0)
     return [RESULTS[q.text] for q in queries]
 
-  monkeypatch.setattr(meter.time, 'perf_counter', lambda: now[0])
-  return secs, meter.Meter(search)
+  monkeypatch.setattr(metered.time, 'perf_counter', lambda: now[0])
+  return secs, metered.Meter(search)
 
 
 def queries(*texts):
@@ -73,7 +73,7 @@ def test_pop_forgets_and_without_a_call_there_is_no_latency(clock):
 def test_a_guarded_failure_is_counted_and_timed():
   def broken(queries):
     raise ConnectionError('no route')
-  search = meter.Meter(engines.guarded(broken))
+  search = metered.Meter(factory.guarded(broken))
   search(queries('found'))
   values = search.pop()
   assert values['search/queries'] == 1

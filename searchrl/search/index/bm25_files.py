@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from searchrl.search import bm25
-from searchrl.search import embeddings
 from searchrl.search.corpus import Corpus
+from searchrl.search.index import bm25
+from searchrl.search.index import vector_store
 from searchrl.trajectory import SearchFn
 
 _FORMAT = 1  # another one whenever `bm25.analyze` changes what it gives
@@ -51,7 +51,7 @@ def build(texts: Sequence[str], folder: pathlib.Path, *, corpus: str,
       'format': _FORMAT, 'corpus': corpus, 'k1': k1, 'b': b,
       'count': len(texts), 'terms': len(terms), 'bytes': {
           file.name: file.stat().st_size for file in sorted(new.iterdir())}}
-  embeddings.write_json(new / 'manifest.json', manifest)
+  vector_store.write_json(new / 'manifest.json', manifest)
   shutil.rmtree(folder, ignore_errors=True)
   new.rename(folder)
   return manifest

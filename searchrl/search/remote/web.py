@@ -23,9 +23,9 @@ import pathlib
 import threading
 from typing import Any
 
-from searchrl.search import transport
-from searchrl.search import wire
-from searchrl.search.wire import Malformed
+from searchrl.search.remote import transport
+from searchrl.search.remote import wire
+from searchrl.search.remote.wire import Malformed
 from searchrl.trajectory import Passage, Passages, Query, SearchError
 
 MODES = ('live', 'record', 'replay')

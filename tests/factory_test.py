@@ -6,9 +6,9 @@ import faulty
 import ml_collections
 import pytest
 
-from searchrl.search import engines
-from searchrl.search import meter
 from searchrl.search.corpus import Corpus
+from searchrl.search import factory
+from searchrl.search import metered
 from searchrl.trajectory import Passage, Query, Question, SearchError
 
 QUESTION = Question('q', 'Where?', ('here',))
@@ -34,7 +34,7 @@ def load_judge(path):
 def make(name, **options):
   if name == 'bm25s':
     pytest.importorskip('bm25s')
-  return engines.make(name, CORPUS, load_judge=load_judge,
+  return factory.make(name, CORPUS, load_judge=load_judge,
                       **OPTIONS.get(name, {}) | options)
 
 
@@ -82,47 +82,47 @@ class TestContract:
 
 @pytest.mark.parametrize('name, text', [('bm25', 'Tarn'), ('dense', 'tarns')])
 def test_what_shares_words_comes_first(name, text):
-  assert engines.make(name, CORPUS)([query(text)])[0][0].id == 'a'
+  assert factory.make(name, CORPUS)([query(text)])[0][0].id == 'a'
 
 
 def test_options_reach_the_engine():
-  assert engines.make('dense', CORPUS, dim=32, n=2, batch=1)([query()])[0]
+  assert factory.make('dense', CORPUS, dim=32, n=2, batch=1)([query()])[0]
   with pytest.raises(ValueError, match='k1 must be'):
-    engines.make('bm25', CORPUS, k1=-1)
+    factory.make('bm25', CORPUS, k1=-1)
   with pytest.raises(TypeError, match='dim'):
-    engines.make('bm25', CORPUS, dim=3)
+    factory.make('bm25', CORPUS, dim=3)
 
 
 def test_the_seed_reaches_the_noise():
   queries = [query(str(i), 1) for i in range(20)]
-  assert engines.make('noise', CORPUS, seed=1)(queries) != engines.make(
+  assert factory.make('noise', CORPUS, seed=1)(queries) != factory.make(
       'noise', CORPUS, seed=2)(queries)
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones():
   with pytest.raises(ValueError, match="'bm25', 'dense',.* 'remote'.*'bm52'"):
-    engines.make('bm52', CORPUS)
+    factory.make('bm52', CORPUS)
 
 
 def test_the_guard_passes_results_on():
-  search = engines.make('bm25', CORPUS)
+  search = factory.make('bm25', CORPUS)
   queries = [query('river'), query('')]
-  assert engines.guarded(search)(queries) == search(queries)
-  assert engines.guarded(search)([]) == []
+  assert factory.guarded(search)(queries) == search(queries)
+  assert factory.guarded(search)([]) == []
 
 
 def test_the_guard_types_an_exception():
   def broken(queries):
     raise ConnectionError('no route')
   error = SearchError('unavailable', 'ConnectionError: no route')
-  assert engines.guarded(broken)([query()] * 3) == [error] * 3
+  assert factory.guarded(broken)([query()] * 3) == [error] * 3
 
 
 @pytest.mark.parametrize('results', [[], [()], [(), (), ()]])
 def test_the_guard_types_a_wrong_number_of_results(results):
   error = SearchError(
       'bad_response', f'{len(results)} results for 2 queries')
-  found = engines.guarded(lambda queries: results)([query()] * 2)
+  found = factory.guarded(lambda queries: results)([query()] * 2)
   assert found == [error] * 2
 
 
@@ -130,13 +130,13 @@ def test_the_guard_lets_the_user_stop_a_run():
   def interrupted(queries):
     raise KeyboardInterrupt
   with pytest.raises(KeyboardInterrupt):
-    engines.guarded(interrupted)([query()])
+    factory.guarded(interrupted)([query()])
 
 
 def test_engines_over_engines_are_what_their_parts_are():
   texts = ['river', 'Tarn', 'the sea', '']
   asked = [query(text, 1) for text in texts]
-  inner = engines.make('bm25', CORPUS, k1=2.0)(asked)
+  inner = factory.make('bm25', CORPUS, k1=2.0)(asked)
   part = dict(name='bm25', k1=2.0)
   ids = lambda found: [[p.id for p in passages] for passages in found]
   for name, options in (('fusion', dict(engines=(part,), depth=1)),
@@ -159,8 +159,8 @@ def test_options_of_engines_over_engines_are_checked(name, options, message):
   with pytest.raises(ValueError, match=message):
     make(name, **options)
   if 'an engine as dict' in message:  # whoever looks first
-    for look in (lambda: engines.needs_corpus(name, options),
-                 lambda: engines.describe(name, CORPUS, options)):
+    for look in (lambda: factory.needs_corpus(name, options),
+                 lambda: factory.describe(name, CORPUS, options)):
       with pytest.raises(ValueError, match=message):
         look()
 
@@ -169,7 +169,7 @@ def test_missing_parts_are_named():
   for name, field in (('fusion', 'engines'), ('cache', 'engine'),
                       ('rerank', 'engine and model')):
     with pytest.raises(ValueError, match=f'must have {field}'):
-      engines.make(name, CORPUS)
+      factory.make(name, CORPUS)
 
 
 @pytest.mark.parametrize('part, message', [
@@ -182,7 +182,7 @@ def test_missing_parts_are_named():
 ])
 def test_a_cache_knows_what_it_cannot_name(part, message):
   with pytest.raises(ValueError, match=message):
-    engines.make('cache', CORPUS, engine=part)
+    factory.make('cache', CORPUS, engine=part)
 
 
 def test_caches_of_other_corpora_and_options_share_nothing(tmp_path):
@@ -190,9 +190,9 @@ def test_caches_of_other_corpora_and_options_share_nothing(tmp_path):
   path = str(tmp_path / 'c.sqlite')
   for corpus in (CORPUS, other):
     for k1 in (0.9, 2.0):
-      plain = engines.make('bm25', corpus, k1=k1)
+      plain = factory.make('bm25', corpus, k1=k1)
       for _ in range(2):
-        search = engines.make('cache', corpus, path=path,
+        search = factory.make('cache', corpus, path=path,
                               engine=dict(name='bm25', k1=k1))
         assert search([query()]) == plain([query()])
       assert search.pop()['search/cache/hit_rate'] == 1
@@ -201,7 +201,7 @@ def test_caches_of_other_corpora_and_options_share_nothing(tmp_path):
 def test_the_counts_and_the_pause_of_a_part_are_those_of_the_whole():
   url = faulty.unused_url()
   remote = dict(name='remote', urls=(url,), tries=1, pause_secs=0)
-  search = meter.Meter(engines.guarded(engines.make('cache', CORPUS, index='i',
+  search = metered.Meter(factory.guarded(factory.make('cache', CORPUS, index='i',
       engine=dict(name='fusion', engines=(dict(name='bm25'), remote)))))
   error, = search([query()])
   assert error.kind == 'unavailable'
@@ -223,15 +223,15 @@ def test_the_counts_and_the_pause_of_a_part_are_those_of_the_whole():
         name='cache', engine=dict(name='remote')), model='m')), False),
 ])
 def test_who_needs_a_corpus(name, options, needed):
-  assert engines.needs_corpus(name, options) == needed
+  assert factory.needs_corpus(name, options) == needed
 
 
 def test_what_was_searched_is_told_part_by_part():
-  part = engines.describe('bm25', CORPUS, {})
+  part = factory.describe('bm25', CORPUS, {})
   assert part == {'engine': 'bm25', 'corpus': CORPUS.digest, 'passages': 2}
-  assert engines.describe('web', None, dict(provider='bing')) == {
+  assert factory.describe('web', None, dict(provider='bing')) == {
       'engine': 'web'}
-  told = engines.describe('cache', CORPUS, dict(engine=dict(
+  told = factory.describe('cache', CORPUS, dict(engine=dict(
       name='fusion', engines=(dict(name='bm25'), dict(name='dense')))))
   (inner,) = told['engines']
   assert inner['engines'] == [part, part | {'engine': 'dense'}]

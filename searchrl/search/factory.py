@@ -10,18 +10,18 @@ import hashlib
 import json
 from typing import Any
 
-from searchrl.search import adapters
-from searchrl.search import backends
-from searchrl.search import bm25
-from searchrl.search import bm25_index
 from searchrl.search import cache
-from searchrl.search import dense
-from searchrl.search import fusion
-from searchrl.search import in_memory
-from searchrl.search import noise
-from searchrl.search import over
-from searchrl.search import rerank
 from searchrl.search.corpus import Corpus
+from searchrl.search import fusion
+from searchrl.search.index import bm25
+from searchrl.search.index import bm25_files
+from searchrl.search.index import bm25_others
+from searchrl.search.index import dense
+from searchrl.search.index import in_memory
+from searchrl.search.index import open_index
+from searchrl.search import noise
+from searchrl.search import rerank
+from searchrl.search import wrapped
 from searchrl.trajectory import Passages, Query, SearchError, SearchFn
 
 LoadJudge = Callable[..., rerank.ScoreFn]  # (folder, **options)
@@ -32,7 +32,7 @@ def make(
     corpus: Corpus | None,
     *,
     seed: int = 0,
-    load_encoder: backends.LoadEncoder | None = None,
+    load_encoder: open_index.LoadEncoder | None = None,
     load_judge: LoadJudge | None = None,
     **options: Any,
 ) -> SearchFn:
@@ -59,26 +59,26 @@ def make(
     TypeError: the engine has no such option.
   """
   if name == 'bm25' and 'index' in options:
-    return bm25_index.indexed(corpus, options.pop('index'), **options)
+    return bm25_files.indexed(corpus, options.pop('index'), **options)
   if name == 'bm25':
     return bm25.bm25(corpus, **options)
   if name == 'dense' and 'index' in options:
     folder = options.pop('index')
-    return backends.indexed(
+    return open_index.indexed(
         corpus, folder, load_encoder=load_encoder, **options)
   if name == 'dense':
     return _dense(corpus, load_encoder, **options)
   if name == 'noise':
     return noise.random_passages(corpus, seed=seed, **options)
   if name == 'bm25s':
-    return adapters.bm25s(corpus, **options)
+    return bm25_others.bm25s(corpus, **options)
   if name == 'lucene':
-    return adapters.lucene(corpus, **options)
+    return bm25_others.lucene(corpus, **options)
   if name == 'remote':
-    from searchrl.search import remote  # urllib3 is for those who need it
+    from searchrl.search.remote import remote  # urllib3 is for those who need it
     return remote.remote(**options)
   if name == 'web':
-    from searchrl.search import web
+    from searchrl.search.remote import web
     return web.web(**options)
   if name in ('fusion', 'rerank', 'cache'):
     again = functools.partial(_part, corpus=corpus, seed=seed,
@@ -92,7 +92,7 @@ def make(
 
 def _made_of(name: str, corpus: Corpus, options: dict[str, Any],
              again: Callable[[Any], SearchFn],
-             load_encoder: backends.LoadEncoder | None,
+             load_encoder: open_index.LoadEncoder | None,
              load_judge: LoadJudge | None) -> SearchFn:
   """An engine over others, which `again` builds."""
   field = 'engines' if name == 'fusion' else 'engine'
@@ -104,13 +104,13 @@ def _made_of(name: str, corpus: Corpus, options: dict[str, Any],
   inside = options.pop(field)
   if name == 'fusion':
     parts = tuple(map(again, inside))
-    return over.Over(fusion.fused(parts, **options), parts)
+    return wrapped.Over(fusion.fused(parts, **options), parts)
   inner = again(inside)
   if name == 'rerank':
     about = {key: options.pop(key) for key in ('max_length', 'batch')
              if key in options}
     score = load_judge(options.pop('model'), **about)
-    return over.Over(rerank.reranked(inner, score, **options), (inner,))
+    return wrapped.Over(rerank.reranked(inner, score, **options), (inner,))
   named = _fingerprint(*_named(inside), corpus, load_encoder)
   return cache.cached(inner, **options | dict(
       index=options.get('index') or named))
@@ -140,7 +140,7 @@ def _parts(options: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _fingerprint(name: str, options: dict[str, Any], corpus: Corpus,
-                 load_encoder: backends.LoadEncoder | None) -> str:
+                 load_encoder: open_index.LoadEncoder | None) -> str:
   """Names what an engine searches; '' where that cannot be known."""
   if name in ('remote', 'web', 'lucene', 'rerank', 'cache') or (
       name == 'bm25' and 'index' in options):
@@ -159,7 +159,7 @@ def _fingerprint(name: str, options: dict[str, Any], corpus: Corpus,
 
 
 def _dense(
-    corpus: Corpus, load_encoder: backends.LoadEncoder | None, *,
+    corpus: Corpus, load_encoder: open_index.LoadEncoder | None, *,
     encoder: str = '', **options: Any,
 ) -> SearchFn:
   """Vectors that are made now, by an encoder or of hashed n-grams."""
@@ -189,14 +189,14 @@ def describe(
     corpus: Corpus | None,
     options: Mapping[str, Any],
     *,
-    load_encoder: backends.LoadEncoder | None = None,
+    load_encoder: open_index.LoadEncoder | None = None,
 ) -> dict[str, Any]:
   """What was searched, for the record of a run: digests, an index's recall."""
   told = {'engine': name}
   if corpus is not None:
     told |= {'corpus': corpus.digest, 'passages': len(corpus)}
   if name == 'dense' and 'index' in options:
-    told['index'] = backends.describe(options['index'])
+    told['index'] = open_index.describe(options['index'])
   elif name == 'dense' and (options.get('encoder') or 'backend' in options):
     told |= in_memory.describe(
         corpus, load_encoder=load_encoder, **{'encoder': '', **options})
@@ -206,7 +206,7 @@ def describe(
   return told
 
 
-def guarded(search: SearchFn) -> over.Over:
+def guarded(search: SearchFn) -> wrapped.Over:
   """Turns what goes wrong inside a search into an outcome of each query.
 
   An exception becomes SearchError('unavailable'), a number of results that is
@@ -224,4 +224,4 @@ def guarded(search: SearchFn) -> over.Over:
       return [SearchError('bad_response', detail)] * len(queries)
     return results
 
-  return over.Over(safely, (search,))
+  return wrapped.Over(safely, (search,))

@@ -13,8 +13,8 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-from searchrl.search import embeddings
-from searchrl.search import nearest
+from searchrl.search.index import exact_host
+from searchrl.search.index import vector_store
 
 _FILE = 'hnsw.faiss'
 
@@ -29,7 +29,7 @@ def _library():
   return faiss
 
 
-def build(source: embeddings.Source, folder: pathlib.Path, *, links: int = 32,
+def build(source: vector_store.Source, folder: pathlib.Path, *, links: int = 32,
           construction: int = 200) -> dict[str, Any]:
   """Writes the file of an index.
 
@@ -55,8 +55,8 @@ def build(source: embeddings.Source, folder: pathlib.Path, *, links: int = 32,
         f'are {links} and {construction}. 32 and 200 suit most corpora.')
   index = faiss.IndexHNSWFlat(source.dim, links, faiss.METRIC_INNER_PRODUCT)
   index.hnsw.efConstruction = construction
-  for start, rows in embeddings.blocks(source, 65_536):
-    index.add(embeddings.checked(rows, start))
+  for start, rows in vector_store.blocks(source, 65_536):
+    index.add(vector_store.checked(rows, start))
   faiss.write_index(index, str(folder / _FILE))
   return {}
 
@@ -67,8 +67,8 @@ def ladder(told: dict[str, Any]) -> list[dict[str, int]]:
   return [{'visited': ef} for ef in (32, 64, 128, 256, 512, 1024, 2048)]
 
 
-def open_(folder: pathlib.Path, told: dict[str, Any], source: embeddings.Source,
-          *, visited: int) -> nearest.Index:
+def open_(folder: pathlib.Path, told: dict[str, Any], source: vector_store.Source,
+          *, visited: int) -> exact_host.Index:
   """Loads an index.
 
   Args:
@@ -96,4 +96,4 @@ def open_(folder: pathlib.Path, told: dict[str, Any], source: embeddings.Source,
     options = faiss.SearchParametersHNSW(efSearch=max(visited, k))
     return index.search(vectors, k, params=options)
 
-  return nearest.Index('hnsw', source.count, source.dim, find)
+  return exact_host.Index('hnsw', source.count, source.dim, find)

@@ -15,12 +15,12 @@ import os
 import pathlib
 from typing import Any
 
-from searchrl.search import approximate
-from searchrl.search import dense
-from searchrl.search import device_index
-from searchrl.search import embeddings
-from searchrl.search import nearest
 from searchrl.search.corpus import Corpus
+from searchrl.search.index import approximate
+from searchrl.search.index import dense
+from searchrl.search.index import exact_device
+from searchrl.search.index import exact_host
+from searchrl.search.index import vector_store
 from searchrl.trajectory import SearchFn
 
 BACKENDS = ('auto', 'exact', 'numpy', 'scann', 'hnsw')
@@ -73,16 +73,16 @@ def indexed(
 
 @functools.lru_cache(maxsize=1)  # training and evaluation share one in memory
 def _once(folder: str, fingerprint: str, backend: str, storage: str,
-          min_recall: float, batch: int) -> nearest.Index:
-  store = embeddings.open_(pathlib.Path(folder) / 'vectors')
+          min_recall: float, batch: int) -> exact_host.Index:
+  store = vector_store.open_(pathlib.Path(folder) / 'vectors')
   assert store.fingerprint == fingerprint
   return open_index(store, folder, backend, storage=storage,
                     min_recall=min_recall, batch=batch)
 
 
-def open_store(folder: str | pathlib.Path, corpus: Corpus) -> embeddings.Store:
+def open_store(folder: str | pathlib.Path, corpus: Corpus) -> vector_store.Store:
   """The vectors of an index; raises a ValueError if of another corpus."""
-  store = embeddings.open_(pathlib.Path(folder) / 'vectors')
+  store = vector_store.open_(pathlib.Path(folder) / 'vectors')
   if store.recipe.corpus != corpus.digest or store.count != len(corpus):
     raise ValueError(
         f'index {folder} must be of the corpus that is searched, which has '
@@ -92,7 +92,7 @@ def open_store(folder: str | pathlib.Path, corpus: Corpus) -> embeddings.Store:
   return store
 
 
-def encoder_of(store: embeddings.Store, corpus: Corpus,
+def encoder_of(store: vector_store.Store, corpus: Corpus,
                load_encoder: LoadEncoder | None, path: str = ''
               ) -> dense.EncodeFn:
   """What encodes queries as the passages were."""
@@ -106,7 +106,7 @@ def encoder_of(store: embeddings.Store, corpus: Corpus,
   return load_encoder(about, path=path)
 
 
-def choose(store: embeddings.Store, folder: str | pathlib.Path, *,
+def choose(store: vector_store.Store, folder: str | pathlib.Path, *,
            storage: str, memory_share: float) -> str:
   """The backend that suits a machine.
 
@@ -118,11 +118,11 @@ def choose(store: embeddings.Store, folder: str | pathlib.Path, *,
   if not 0 < memory_share <= 1:
     raise ValueError('search.options.memory_share must lie in (0, 1], but is '
                      f'{memory_share}.')
-  if storage not in embeddings.DTYPES:
-    raise ValueError(f'storage must be one of {", ".join(embeddings.DTYPES)}, '
+  if storage not in vector_store.DTYPES:
+    raise ValueError(f'storage must be one of {", ".join(vector_store.DTYPES)}, '
                      f'but is {storage!r}.')
-  needed = embeddings.Recipe('', {}, store.count, store.dim, storage).disk_bytes
-  free = device_index.free_bytes()
+  needed = vector_store.Recipe('', {}, store.count, store.dim, storage).disk_bytes
+  free = exact_device.free_bytes()
   if free is not None and needed <= memory_share * free:
     return 'exact'
   if free is None and store.count <= EXACT_ON_HOST:
@@ -137,14 +137,14 @@ def choose(store: embeddings.Store, folder: str | pathlib.Path, *,
   return 'numpy'
 
 
-def open_index(store: embeddings.Store, folder: str | pathlib.Path,
+def open_index(store: vector_store.Store, folder: str | pathlib.Path,
                backend: str, *, storage: str, min_recall: float, batch: int
-               ) -> nearest.Index:
+               ) -> exact_host.Index:
   """The index of a backend's name; raises as `indexed` does."""
   if backend == 'exact':
-    return device_index.build(store, dtype=storage, batch=batch)
+    return exact_device.build(store, dtype=storage, batch=batch)
   if backend == 'numpy':
-    return nearest.on_host(store)
+    return exact_host.on_host(store)
   if backend in approximate.KINDS:
     return approximate.open_(backend, store, pathlib.Path(folder) / backend,
                              min_recall=min_recall)
@@ -158,7 +158,7 @@ def describe(folder: str | pathlib.Path) -> dict[str, Any]:
   Raises:
     FileNotFoundError, ValueError: as `embeddings.open_`.
   """
-  store = embeddings.open_(pathlib.Path(folder) / 'vectors')
+  store = vector_store.open_(pathlib.Path(folder) / 'vectors')
   told = {'fingerprint': store.fingerprint, 'corpus': store.recipe.corpus,
           'passages': store.count, 'encoder': dict(store.recipe.encoder)}
   for kind in approximate.KINDS:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from searchrl.runtime import workdir
-from searchrl.search import approximate
-from searchrl.search import backends
 from searchrl.search.corpus import Corpus
-from searchrl.search import dense
-from searchrl.search import device_index
-from searchrl.search import embeddings
-from searchrl.search import engines
+from searchrl.search import factory
+from searchrl.search.index import approximate
+from searchrl.search.index import dense
+from searchrl.search.index import exact_device
+from searchrl.search.index import open_index
+from searchrl.search.index import vector_store
 from searchrl.trajectory import Passage, Query, Question
 
 QUESTION = Question('q', '?', ('a',))
@@ -33,10 +33,10 @@ def queries(top_k=3):
 
 def make_index(folder, corpus=CORPUS, kinds=(), about=None, dtype='float32'):
   encode = dense.ngram_encoder(corpus, dim=64)
-  recipe = embeddings.Recipe(
+  recipe = vector_store.Recipe(
       corpus.digest, about or dense.ngram_recipe(corpus, dim=64), len(corpus), 64,
       dtype, 16)
-  writer = embeddings.Writer(folder / 'vectors', recipe)
+  writer = vector_store.Writer(folder / 'vectors', recipe)
   for shard in writer.missing():
     writer.write(shard, encode(
         corpus.texts[slice(*recipe.span(shard))], 'passage'))
@@ -48,8 +48,8 @@ def make_index(folder, corpus=CORPUS, kinds=(), about=None, dtype='float32'):
 
 def kinds_here():
   found = []
-  for kind, package in backends._PACKAGES.items():
-    if backends.importlib.util.find_spec(package):
+  for kind, package in open_index._PACKAGES.items():
+    if open_index.importlib.util.find_spec(package):
       found.append(kind)
   return tuple(found)
 
@@ -57,11 +57,11 @@ def kinds_here():
 @pytest.mark.parametrize('backend', ['auto', 'exact', 'numpy', 'scann', 'hnsw'])
 def test_every_backend_finds_what_exact_search_in_memory_finds(
     tmp_path, backend):
-  if backend in backends._PACKAGES and backend not in kinds_here():
+  if backend in open_index._PACKAGES and backend not in kinds_here():
     pytest.skip(f'{backend} is not installed')
   folder = make_index(tmp_path, kinds=kinds_here())
-  expected = engines.make('dense', CORPUS, dim=64)(queries())
-  search = engines.make('dense', CORPUS, index=str(folder), backend=backend,
+  expected = factory.make('dense', CORPUS, dim=64)(queries())
+  search = factory.make('dense', CORPUS, index=str(folder), backend=backend,
                         storage='float32')
   found = search(queries())
   assert found[3] == () and len(found) == 5
@@ -81,26 +81,26 @@ def test_an_index_of_another_corpus_is_refused(tmp_path):
   for other in (Corpus(tuple(changed)), Corpus(CORPUS.passages[:59]),
                 Corpus(CORPUS.passages[::-1])):
     with pytest.raises(ValueError, match='of the corpus that is searched'):
-      engines.make('dense', other, index=folder)
+      factory.make('dense', other, index=folder)
 
 
 def test_an_index_needs_its_own_encoder(tmp_path):
   about = {'kind': 'bert', 'digest': 'abc', 'path': 'somewhere'}
   folder = make_index(tmp_path, about=about)
   with pytest.raises(ValueError, match='needs load_encoder'):
-    engines.make('dense', CORPUS, index=folder)
+    factory.make('dense', CORPUS, index=folder)
   told = []
 
   def load(about, *, path):
     told.append((about['digest'], path))
     return dense.ngram_encoder(CORPUS, dim=64)
 
-  search = engines.make('dense', CORPUS, index=folder, encoder='elsewhere',
+  search = factory.make('dense', CORPUS, index=folder, encoder='elsewhere',
                         load_encoder=load)
   assert told == [('abc', 'elsewhere')] and search(queries())[0]
   narrow = lambda about, path: dense.ngram_encoder(CORPUS, dim=32)
   with pytest.raises(ValueError, match=r'shape \[B, 64\]'):
-    engines.make('dense', CORPUS, index=folder, load_encoder=narrow)(queries())
+    factory.make('dense', CORPUS, index=folder, load_encoder=narrow)(queries())
 
 
 @pytest.mark.parametrize('options, message', [
@@ -111,17 +111,17 @@ def test_an_index_needs_its_own_encoder(tmp_path):
 def test_options_are_checked(tmp_path, options, message):
   folder = make_index(tmp_path)
   with pytest.raises(ValueError, match=message):
-    engines.make('dense', CORPUS, index=folder, **options)
+    factory.make('dense', CORPUS, index=folder, **options)
   with pytest.raises(TypeError, match='nprobe'):
-    engines.make('dense', CORPUS, index=folder, nprobe=3)
+    factory.make('dense', CORPUS, index=folder, nprobe=3)
 
 
 def test_a_missing_index_is_named(tmp_path):
   with pytest.raises(FileNotFoundError, match='build_index.py'):
-    engines.make('dense', CORPUS, index=tmp_path)
+    factory.make('dense', CORPUS, index=tmp_path)
   folder = make_index(tmp_path)
   with pytest.raises(FileNotFoundError, match='config.build'):
-    engines.make('dense', CORPUS, index=folder, backend='hnsw')
+    factory.make('dense', CORPUS, index=folder, backend='hnsw')
 
 
 @pytest.mark.parametrize('free, host_rows, built, expected', [
@@ -138,23 +138,23 @@ def test_auto_goes_by_size_and_memory(
   for kind in built:
     (folder / kind).mkdir()
     (folder / kind / 'manifest.json').write_text('{}')
-  monkeypatch.setattr(device_index, 'free_bytes', lambda: free)
-  monkeypatch.setattr(backends, 'EXACT_ON_HOST', host_rows)
-  monkeypatch.setattr(backends.importlib.util, 'find_spec', lambda name: name)
-  store = backends.open_store(folder, CORPUS)
-  choose = lambda: backends.choose(
+  monkeypatch.setattr(exact_device, 'free_bytes', lambda: free)
+  monkeypatch.setattr(open_index, 'EXACT_ON_HOST', host_rows)
+  monkeypatch.setattr(open_index.importlib.util, 'find_spec', lambda name: name)
+  store = open_index.open_store(folder, CORPUS)
+  choose = lambda: open_index.choose(
       store, folder, storage='float32', memory_share=.5)
   assert choose() == expected
-  monkeypatch.setattr(backends.importlib.util, 'find_spec', lambda name: None)
+  monkeypatch.setattr(open_index.importlib.util, 'find_spec', lambda name: None)
   assert choose() not in ('scann', 'hnsw')
 
 
 def test_training_and_evaluation_share_one_index(tmp_path, monkeypatch):
   folder = make_index(tmp_path)
-  builds, build = [], device_index.build
-  monkeypatch.setattr(device_index, 'build', lambda *args, **kwargs: (
+  builds, build = [], exact_device.build
+  monkeypatch.setattr(exact_device, 'build', lambda *args, **kwargs: (
       builds.append(args) or build(*args, **kwargs)))
-  first, second = (engines.make('dense', CORPUS, index=str(folder))
+  first, second = (factory.make('dense', CORPUS, index=str(folder))
                    for _ in range(2))
   assert len(builds) == 1
   assert first(queries()) == second(queries())
@@ -162,16 +162,16 @@ def test_training_and_evaluation_share_one_index(tmp_path, monkeypatch):
 
 def test_the_record_of_a_run_tells_index_and_recall(tmp_path):
   folder = make_index(tmp_path, kinds=kinds_here()[-1:])
-  told = engines.describe('dense', CORPUS, {'index': folder})
+  told = factory.describe('dense', CORPUS, {'index': folder})
   assert told['corpus'] == told['index']['corpus'] == CORPUS.digest
-  store = backends.open_store(folder, CORPUS)
+  store = open_index.open_store(folder, CORPUS)
   assert told['index']['fingerprint'] == store.fingerprint
   for kind in kinds_here()[-1:]:
     assert 0 <= told['index'][kind]['recall@3'] <= 1
   plain = {'engine': 'bm25', 'corpus': CORPUS.digest, 'passages': 60}
-  assert engines.describe('bm25', CORPUS, {}) == plain
+  assert factory.describe('bm25', CORPUS, {}) == plain
   parts = (dict(name='bm25'), dict(name='dense', index=folder))
-  assert engines.describe('fusion', CORPUS, {'engines': parts}) == {
+  assert factory.describe('fusion', CORPUS, {'engines': parts}) == {
       **plain, 'engine': 'fusion', 'engines': [plain, told]}
 
 
@@ -189,10 +189,10 @@ def test_a_run_whose_index_became_another_does_not_go_on(tmp_path):
 
 @pytest.mark.parametrize('backend', ['exact', 'numpy', 'scann', 'hnsw'])
 def test_threads_may_search_at_the_same_time(tmp_path, backend):
-  if backend in backends._PACKAGES and backend not in kinds_here():
+  if backend in open_index._PACKAGES and backend not in kinds_here():
     pytest.skip(f'{backend} is not installed')
   folder = make_index(tmp_path, kinds=kinds_here())
-  search = engines.make('dense', CORPUS, index=str(folder), backend=backend)
+  search = factory.make('dense', CORPUS, index=str(folder), backend=backend)
   calls = [queries(k)[i:i + 2] for k in (1, 3) for i in range(4)] * 5
   expected = [search(call) for call in calls]
   with concurrent.futures.ThreadPoolExecutor(8) as pool:

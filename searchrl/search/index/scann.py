@@ -23,8 +23,8 @@ from typing import Any
 from jaxtyping import Float, Int
 import numpy as np
 
-from searchrl.search import embeddings
-from searchrl.search import nearest
+from searchrl.search.index import exact_host
+from searchrl.search.index import vector_store
 
 _ROWS = 'rows.npy'  # as the source gives them: what the last ranking reads
 _RERANKED = 32  # rows a query, at least
@@ -85,7 +85,7 @@ def available() -> bool:
 
 
 def build(
-    source: embeddings.Source,
+    source: vector_store.Source,
     folder: pathlib.Path,
     *,
     leaves: int = 0,
@@ -124,7 +124,7 @@ def build(
     rows = np.empty((stop - start, source.dim), np.float32)
     for first in range(start, stop, 65_536):
       last = min(first + 65_536, stop)
-      block = embeddings.checked(source.read(first, last), first)
+      block = vector_store.checked(source.read(first, last), first)
       kept[first:last] = block
       rows[first - start:last - start] = block - source.mean
     told.append(_build_part(rows, folder / f'part_{number:03d}', leaves, soar))
@@ -166,8 +166,8 @@ def ladder(told: dict[str, Any]) -> list[dict[str, float | int]]:
       (.06, 200), (.1, 300), (.2, 400), (.4, 600), (1.0, 1000))]
 
 
-def open_(folder: pathlib.Path, told: dict[str, Any], source: embeddings.Source,
-          *, share: float, candidates: int) -> nearest.Index:
+def open_(folder: pathlib.Path, told: dict[str, Any], source: vector_store.Source,
+          *, share: float, candidates: int) -> exact_host.Index:
   """Loads an index; the rows for the last ranking stay on disk.
 
   Args:
@@ -204,7 +204,7 @@ def open_(folder: pathlib.Path, told: dict[str, Any], source: embeddings.Source,
              for part in parts]
     return _rank(rows, vectors, np.concatenate(found, 1), k)
 
-  return nearest.Index('scann', source.count, source.dim, find)
+  return exact_host.Index('scann', source.count, source.dim, find)
 
 
 def _search(searcher, start: int, stop: int, leaves: int, vectors, k: int,
@@ -226,4 +226,4 @@ def _rank(rows: Float[np.ndarray, 'N D'], vectors: Float[np.ndarray, 'B D'],
   for score, vector, of_query in zip(scores, vectors, ids):
     near = rows[np.maximum(of_query, 0)]
     score[:] = near.astype(np.float32, copy=False) @ vector
-  return nearest.merge(np.where(ids >= 0, scores, -np.inf), ids, k)
+  return exact_host.merge(np.where(ids >= 0, scores, -np.inf), ids, k)

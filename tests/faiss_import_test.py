@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from searchrl.search import foreign
+from searchrl.search.index import faiss_import
 
 ROWS = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
 
@@ -29,7 +29,7 @@ def bare(path, rows=ROWS):
 @pytest.mark.parametrize('write, name', [
     (flat, 'e5_Flat.index'), (bare, 'emb_e5.memmap')])
 def test_rows_are_read_in_any_blocks(tmp_path, write, name):
-  found = foreign.open_(write(tmp_path / name), count=7, dim=5)
+  found = faiss_import.open_(write(tmp_path / name), count=7, dim=5)
   for start, stop in ((0, 7), (2, 5), (6, 9), (3, 4)):
     np.testing.assert_array_equal(found.read(start, stop), ROWS[start:stop])
 
@@ -61,9 +61,9 @@ def test_faiss_writes_this_layout(tmp_path):
 def test_other_files_are_refused(tmp_path, make, name, message):
   make(tmp_path / name)
   with pytest.raises(ValueError, match=message):
-    foreign.open_(tmp_path / name, count=7, dim=5)
+    faiss_import.open_(tmp_path / name, count=7, dim=5)
 
 
 def test_a_missing_file_is_named(tmp_path):
   with pytest.raises(FileNotFoundError, match='config.imports'):
-    foreign.open_(tmp_path / 'none', count=7, dim=5)
+    faiss_import.open_(tmp_path / 'none', count=7, dim=5)

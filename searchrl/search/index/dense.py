@@ -21,10 +21,10 @@ import zlib
 from jaxtyping import Float, Int
 import numpy as np
 
-from searchrl.search import device_index
-from searchrl.search import embeddings
-from searchrl.search import nearest
 from searchrl.search.corpus import Corpus
+from searchrl.search.index import exact_device
+from searchrl.search.index import exact_host
+from searchrl.search.index import vector_store
 from searchrl.trajectory import Passages, Query, SearchFn
 
 Kind = Literal['query', 'passage']
@@ -134,11 +134,11 @@ def exact(corpus: Corpus, encode: EncodeFn, *, batch: int = 64) -> SearchFn:
     ValueError: batch is below 1, or the encoder returns something else than
       one finite row a text.
   """
-  rows = embeddings.InMemory(encoded(encode, corpus.texts, 'passage'))
-  return searcher(corpus, encode, device_index.build(rows, batch=batch))
+  rows = vector_store.InMemory(encoded(encode, corpus.texts, 'passage'))
+  return searcher(corpus, encode, exact_device.build(rows, batch=batch))
 
 
-def searcher(corpus: Corpus, encode: EncodeFn, index: nearest.Index
+def searcher(corpus: Corpus, encode: EncodeFn, index: exact_host.Index
             ) -> SearchFn:
   """A search by vectors; row i of the index is passage i of the corpus.
 

@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from searchrl.search import bm25
-from searchrl.search import bm25_index
-from searchrl.search import engines
 from searchrl.search.corpus import Corpus
+from searchrl.search import factory
+from searchrl.search.index import bm25
+from searchrl.search.index import bm25_files
 from searchrl.trajectory import Passage, Query, Question
 
 WORDS = ('river', 'mill', 'mountains', 'tarn', 'garonne', 'corn', 'sea', 'the')
@@ -27,11 +27,11 @@ def make_corpus(size, seed=0):
 @pytest.mark.parametrize('k1, b', [(.9, .4), (1.5, 0), (0, 1)])
 def test_arrays_are_those_of_the_index_in_memory(
     tmp_path, monkeypatch, block, k1, b):
-  monkeypatch.setattr(bm25_index, '_BLOCK', block)
+  monkeypatch.setattr(bm25_files, '_BLOCK', block)
   corpus = make_corpus(50)
   expected = bm25.build(corpus.texts, k1=k1, b=b)
-  bm25_index.build(corpus.texts, tmp_path / 'i', corpus=corpus.digest, k1=k1, b=b)
-  found = bm25_index.load(tmp_path / 'i', corpus)
+  bm25_files.build(corpus.texts, tmp_path / 'i', corpus=corpus.digest, k1=k1, b=b)
+  found = bm25_files.load(tmp_path / 'i', corpus)
   assert found.terms == expected.terms and found.size == expected.size
   for name in ('starts', 'passages', 'impacts'):
     ours, theirs = getattr(found, name), getattr(expected, name)
@@ -42,20 +42,20 @@ def test_arrays_are_those_of_the_index_in_memory(
 
 def test_a_run_finds_the_same(tmp_path):
   corpus = make_corpus(30)
-  bm25_index.build(corpus.texts, tmp_path / 'bm25', corpus=corpus.digest)
+  bm25_files.build(corpus.texts, tmp_path / 'bm25', corpus=corpus.digest)
   queries = [Query(text, 5, Question('q', '?', ('a',)))
              for text in ('river mill', 'Mountain', '', 'unknown', 'the')]
-  assert engines.make('bm25', corpus, index=tmp_path)(queries) == (
-      engines.make('bm25', corpus)(queries))
+  assert factory.make('bm25', corpus, index=tmp_path)(queries) == (
+      factory.make('bm25', corpus)(queries))
   with pytest.raises(TypeError, match='k1'):
-    engines.make('bm25', corpus, index=tmp_path, k1=1.0)
+    factory.make('bm25', corpus, index=tmp_path, k1=1.0)
 
 
 def test_a_corpus_of_stop_words_has_no_term(tmp_path):
   corpus = Corpus((Passage('0', 'the', 'of and'), Passage('1', 'a', '')))
-  bm25_index.build(corpus.texts, tmp_path / 'bm25', corpus=corpus.digest)
+  bm25_files.build(corpus.texts, tmp_path / 'bm25', corpus=corpus.digest)
   query = Query('the river', 5, Question('q', '?', ('a',)))
-  assert engines.make('bm25', corpus, index=tmp_path)([query]) == [()]
+  assert factory.make('bm25', corpus, index=tmp_path)([query]) == [()]
 
 
 def edited(folder, **changes):
@@ -71,19 +71,19 @@ def edited(folder, **changes):
     (lambda f: (f / 'impacts.npy').unlink(), 'must be a whole index')])
 def test_damage_is_named(tmp_path, damage, message):
   corpus = make_corpus(9)
-  bm25_index.build(corpus.texts, tmp_path / 'i', corpus=corpus.digest)
+  bm25_files.build(corpus.texts, tmp_path / 'i', corpus=corpus.digest)
   damage(tmp_path / 'i')
   with pytest.raises(ValueError, match=message):
-    bm25_index.load(tmp_path / 'i', corpus)
+    bm25_files.load(tmp_path / 'i', corpus)
 
 
 def test_another_corpus_or_none_is_refused(tmp_path):
   corpus = make_corpus(9)
-  bm25_index.build(corpus.texts, tmp_path / 'i', corpus=corpus.digest)
+  bm25_files.build(corpus.texts, tmp_path / 'i', corpus=corpus.digest)
   with pytest.raises(ValueError, match='of the corpus that is searched'):
-    bm25_index.load(tmp_path / 'i', make_corpus(9, seed=1))
+    bm25_files.load(tmp_path / 'i', make_corpus(9, seed=1))
   with pytest.raises(FileNotFoundError, match='build_index.py'):
-    bm25_index.load(tmp_path, corpus)
+    bm25_files.load(tmp_path, corpus)
   with pytest.raises(ValueError, match='k1 must be'):
-    bm25_index.build(corpus.texts, tmp_path / 'j', corpus='', k1=-1)
+    bm25_files.build(corpus.texts, tmp_path / 'j', corpus='', k1=-1)
   assert not (tmp_path / 'j').exists()

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from searchrl.search import approximate
-from searchrl.search import backends
-from searchrl.search import dense
-from searchrl.search import device_index
-from searchrl.search import embeddings
-from searchrl.search import nearest
-from searchrl.search import scann_index
 from searchrl.search.corpus import Corpus
+from searchrl.search.index import approximate
+from searchrl.search.index import dense
+from searchrl.search.index import exact_device
+from searchrl.search.index import exact_host
+from searchrl.search.index import open_index
+from searchrl.search.index import scann as scann_index
+from searchrl.search.index import vector_store
 from searchrl.trajectory import SearchFn
 
 BACKENDS = ('auto', 'exact', 'scann')
@@ -43,7 +43,7 @@ def search(
     corpus: Corpus,
     *,
     encoder: str,
-    load_encoder: backends.LoadEncoder | None,
+    load_encoder: open_index.LoadEncoder | None,
     backend: str = 'auto',
     min_recall: float = 0.95,
     batch: int = 64,
@@ -74,7 +74,7 @@ def describe(
     corpus: Corpus,
     *,
     encoder: str,
-    load_encoder: backends.LoadEncoder | None,
+    load_encoder: open_index.LoadEncoder | None,
     backend: str = 'auto',
     min_recall: float = 0.95,
     batch: int = 64,
@@ -90,11 +90,11 @@ def describe(
 
 
 def _encoded(corpus: Corpus, encoder: str,
-             load_encoder: backends.LoadEncoder | None) -> _Encoded:
-  if len(corpus) > backends.EXACT_ON_HOST:
+             load_encoder: open_index.LoadEncoder | None) -> _Encoded:
+  if len(corpus) > open_index.EXACT_ON_HOST:
     raise ValueError(
         f'a corpus that is encoded as a run begins must have at most '
-        f'{backends.EXACT_ON_HOST} passages, but has {len(corpus)}. Build an '
+        f'{open_index.EXACT_ON_HOST} passages, but has {len(corpus)}. Build an '
         'index with configs/build_index.py, and set search.options.index.')
   if not encoder:
     return _Encoded(corpus.digest, dense.ngram_recipe(corpus)['digest'], corpus,
@@ -126,12 +126,12 @@ def _say_once(text: str) -> None:
 
 @functools.lru_cache(maxsize=4)  # of training, and of a few evaluation sets
 def _index(encoded: _Encoded, backend: str, min_recall: float, batch: int
-          ) -> tuple[nearest.Index, dict[str, Any]]:
+          ) -> tuple[exact_host.Index, dict[str, Any]]:
   """The index of a corpus, and what to note of it."""
   texts = encoded.corpus.texts
-  rows = embeddings.InMemory(dense.encoded(encoded.encode, texts, 'passage'))
+  rows = vector_store.InMemory(dense.encoded(encoded.encode, texts, 'passage'))
   if backend == 'exact':
-    return device_index.build(rows, batch=batch), {'backend': 'exact'}
+    return exact_device.build(rows, batch=batch), {'backend': 'exact'}
   places = np.unique(np.linspace(
       0, len(texts) - 1, min(_QUERIES, len(texts))).astype(int))
   queries = [' '.join(texts[i].split()[:10]) for i in places]

@@ -23,8 +23,8 @@ from jaxtyping import Array, Float, Int, Num
 import ml_dtypes
 import numpy as np
 
-from searchrl.search import embeddings
-from searchrl.search import nearest
+from searchrl.search.index import exact_host
+from searchrl.search.index import vector_store
 
 _AXIS = 'rows'
 _FEW, _MANY = 4, 16  # batches: above the first, the second go in one call
@@ -33,14 +33,14 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def build(
-    source: embeddings.Source,
+    source: vector_store.Source,
     *,
     dtype: str = 'float32',
     batch: int = 64,
     block_rows: int = 65_536,
     devices: Sequence[jax.Device] | None = None,
     split: bool | None = None,
-) -> nearest.Index:
+) -> exact_host.Index:
   """Puts rows onto devices; the search compares with every one.
 
   Below float32, rows are kept without their mean, which costs fewer digits and
@@ -61,8 +61,8 @@ def build(
   Raises:
     ValueError: an option is out of range, or a value too large for the dtype.
   """
-  if dtype not in embeddings.DTYPES:
-    raise ValueError(f'dtype must be one of {", ".join(embeddings.DTYPES)}, but '
+  if dtype not in vector_store.DTYPES:
+    raise ValueError(f'dtype must be one of {", ".join(vector_store.DTYPES)}, but '
                      f'is {dtype!r}.')
   for name, value in (('batch', batch), ('block_rows', block_rows)):
     if value < 1:
@@ -94,7 +94,7 @@ def build(
     offset = vectors @ mean
     return scores[:len(vectors)] + offset[:, None], ids[:len(vectors)]
 
-  return nearest.Index('mesh', source.count, source.dim, find)
+  return exact_host.Index('mesh', source.count, source.dim, find)
 
 
 def parts_of(vectors: Float[np.ndarray, 'B D'], split: bool
@@ -128,7 +128,7 @@ def _place(source, mean, dtype: str, block_rows: int, mesh: Mesh):
   blocks = -(-a_device // block_rows)
   block = -(-a_device // blocks)
   shapes = ((blocks, block, source.dim), (blocks, block))
-  dtypes = (embeddings.DTYPES[dtype], np.float32)
+  dtypes = (vector_store.DTYPES[dtype], np.float32)
   buffers = []
   for number, device in enumerate(mesh.devices.flat):
     held = tuple(jnp.zeros(shape, of, device=device)
@@ -173,7 +173,7 @@ def _fill(held, sent, at: tuple[int, int], *, dtype: str):
   rows = rows.astype(jnp.float32)
   rows = (rows * scales[0][:, None] if scales else rows) - mean
   if dtype == 'int8':
-    kept = embeddings.quantize(rows)
+    kept = vector_store.quantize(rows)
   else:
     kept = rows.astype(dtype), jnp.ones(len(rows), jnp.float32)
   held = tuple(_written(*pair, at) for pair in zip(held, kept))

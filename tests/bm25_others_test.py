@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tiny
 
-from searchrl.search import adapters
-from searchrl.search import bm25
 from searchrl.search.corpus import Corpus
+from searchrl.search.index import bm25
+from searchrl.search.index import bm25_others
 from searchrl.trajectory import Passage, Query
 
 
@@ -33,7 +33,7 @@ def test_bm25s_ranks_as_ours_where_lengths_are_exact():
   pytest.importorskip('bm25s')
   texts = ['w1x w2x', 'w3x w3x w4x', 'unseen w5x', '', 'unseen', 'W7X']
   ours = ask(bm25.bm25(corpus()), *texts)
-  theirs = ask(adapters.bm25s(corpus()), *texts)
+  theirs = ask(bm25_others.bm25s(corpus()), *texts)
   for one, other in zip(ours, theirs, strict=True):
     np.testing.assert_allclose([p.score for p in one],
                                [p.score for p in other], rtol=1e-5)
@@ -44,7 +44,7 @@ def test_bm25s_ranks_as_ours_where_lengths_are_exact():
 def test_bm25s_without_a_term_finds_nothing():
   pytest.importorskip('bm25s')
   empty = Corpus((Passage('0', 'The', 'of'),))
-  assert ask(adapters.bm25s(empty), 'the') == [()]
+  assert ask(bm25_others.bm25s(empty), 'the') == [()]
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def pyserini(monkeypatch):
 
 
 def test_lucene_gives_the_corpus_passages(pyserini, tmp_path):
-  search = adapters.lucene(corpus(prefix='d'), index=str(tmp_path), k1=1.2)
+  search = bm25_others.lucene(corpus(prefix='d'), index=str(tmp_path), k1=1.2)
   queries = [Query(text, k, tiny.question()) for text, k in (
       ('w1x', 2), (' ', 3), ('w2x w3x', 7), ('w4x', 0), ('unseen', 3))]
   assert search(queries) == bm25.bm25(corpus(prefix='d'))(queries)
@@ -90,17 +90,17 @@ def test_lucene_gives_the_corpus_passages(pyserini, tmp_path):
 def test_an_index_of_another_corpus_is_refused(pyserini, tmp_path):
   del pyserini
   with pytest.raises(ValueError, match='60 and 7 passages'):
-    adapters.lucene(corpus(7), index=str(tmp_path))
-  search = adapters.lucene(corpus(prefix='e'), index=str(tmp_path))
+    bm25_others.lucene(corpus(7), index=str(tmp_path))
+  search = bm25_others.lucene(corpus(prefix='e'), index=str(tmp_path))
   with pytest.raises(ValueError, match="passage 'd.*does not have"):
     ask(search, 'w1x')
   with pytest.raises(FileNotFoundError, match='a folder of Lucene'):
-    adapters.lucene(corpus(), index=str(tmp_path / 'no'))
+    bm25_others.lucene(corpus(), index=str(tmp_path / 'no'))
 
 
 @pytest.mark.parametrize('build, extra', [
-    (lambda folder: adapters.bm25s(corpus()), 'bm25s'),
-    (lambda folder: adapters.lucene(corpus(), index=folder), 'lucene')])
+    (lambda folder: bm25_others.bm25s(corpus()), 'bm25s'),
+    (lambda folder: bm25_others.lucene(corpus(), index=folder), 'lucene')])
 def test_a_missing_package_is_named_with_its_extra(
     build, extra, monkeypatch, tmp_path):
   for module in ('bm25s', 'pyserini', 'pyserini.search',

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from searchrl.search import over
+from searchrl.search import wrapped
 from searchrl.trajectory import Passages, Query, SearchError, SearchFn
 
 
@@ -66,7 +66,7 @@ class Meter:
         'search/timeout_rate': sum(c.timeouts for c in calls) / max(queries, 1),
         'search/failed_queries': sum(c.errors for c in calls),
         'search/empty_rate': sum(c.empty for c in calls) / max(queries, 1),
-    } | over.pop(self._search)
+    } | wrapped.pop(self._search)
     if calls:
       latencies = [1000 * call.secs for call in calls]
       for percent in (50, 95):
@@ -76,4 +76,4 @@ class Meter:
 
   def wait(self) -> None:
     """Waits while the search is out of order, if it can tell."""
-    over.wait(self._search)
+    wrapped.wait(self._search)

@@ -13,8 +13,8 @@ from concurrent import futures
 import dataclasses
 from typing import Any
 
-from searchrl.search import transport
-from searchrl.search import wire
+from searchrl.search.remote import transport
+from searchrl.search.remote import wire
 from searchrl.trajectory import Passages, Query, SearchError
 
 _BODY_BYTES = wire.Limits().body_bytes - 1024  # room for what is no query

@@ -23,7 +23,7 @@ import urllib.parse
 
 import urllib3
 
-from searchrl.search.wire import Malformed
+from searchrl.search.remote.wire import Malformed
 from searchrl.trajectory import SearchError
 
 T = TypeVar('T')

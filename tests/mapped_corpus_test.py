@@ -7,9 +7,9 @@ import tracemalloc
 
 import pytest
 
-from searchrl.search import bm25
 from searchrl.search import corpus as corpora
-from searchrl.search import mapped
+from searchrl.search.index import bm25
+from searchrl.search import mapped_corpus
 from searchrl.trajectory import Passage, Query, Question
 
 PASSAGES = (
@@ -40,7 +40,7 @@ def numbered(path, size, words=40):
 
 
 def test_is_the_corpus_that_is_read_into_memory(path):
-  whole, found = corpora.read(path), mapped.open_(path)
+  whole, found = corpora.read(path), mapped_corpus.open_(path)
   assert tuple(found) == whole.passages and len(found) == 4
   assert found[-1] == PASSAGES[-1] and found[1] == PASSAGES[1]
   assert found.digest == whole.digest
@@ -55,8 +55,8 @@ def test_empty_lines_and_no_last_line_break(tmp_path):
   path = tmp_path / 'c.jsonl'
   path.write_text('\n{"id": 5, "contents": "a"}\n \n'
                   '{"id": "b", "title": "x", "text": "y"}')
-  assert tuple(mapped.open_(path)) == corpora.read(path).passages
-  assert not mapped.open_(path).ids_are_positions
+  assert tuple(mapped_corpus.open_(path)) == corpora.read(path).passages
+  assert not mapped_corpus.open_(path).ids_are_positions
 
 
 @pytest.mark.parametrize('ids, expected', [
@@ -65,19 +65,19 @@ def test_empty_lines_and_no_last_line_break(tmp_path):
 def test_whether_ids_are_positions(tmp_path, ids, expected):
   path = lines(tmp_path / 'c.jsonl', *(
       json.dumps({'id': i, 'contents': 'a'}) for i in ids))
-  assert mapped.open_(path).ids_are_positions is expected
+  assert mapped_corpus.open_(path).ids_are_positions is expected
   assert corpora.read(path).ids_are_positions is expected
 
 
 def test_a_file_is_scanned_once_and_again_when_it_changed(path, monkeypatch):
-  mapped.open_(path)
-  scans, scan = [], mapped._scan
+  mapped_corpus.open_(path)
+  scans, scan = [], mapped_corpus._scan
   monkeypatch.setattr(
-      mapped, '_scan', lambda path: scans.append(path) or scan(path))
-  assert tuple(mapped.open_(path)) == PASSAGES
+      mapped_corpus, '_scan', lambda path: scans.append(path) or scan(path))
+  assert tuple(mapped_corpus.open_(path)) == PASSAGES
   assert not scans
   corpora.write(path, PASSAGES[:2])
-  assert tuple(mapped.open_(path)) == PASSAGES[:2]
+  assert tuple(mapped_corpus.open_(path)) == PASSAGES[:2]
   assert len(scans) == 1
 
 
@@ -88,9 +88,9 @@ def test_a_file_is_scanned_once_and_again_when_it_changed(path, monkeypatch):
     lambda npy, told: told.write_text('{'),
     lambda npy, told: told.write_text('[]')])
 def test_damaged_offsets_are_made_again(path, damage):
-  mapped.open_(path)
+  mapped_corpus.open_(path)
   damage(*(path.with_name(f'c.jsonl.starts.{kind}') for kind in ('npy', 'json')))
-  assert tuple(mapped.open_(path)) == PASSAGES
+  assert tuple(mapped_corpus.open_(path)) == PASSAGES
 
 
 @pytest.mark.parametrize('line, message', [
@@ -101,23 +101,23 @@ def test_damaged_offsets_are_made_again(path, damage):
 def test_a_bad_line_is_named_and_nothing_is_written(tmp_path, line, message):
   path = lines(tmp_path / 'c.jsonl', '{"id": "7", "contents": "x"}', '', line)
   with pytest.raises(ValueError, match=message):
-    mapped.open_(path)
+    mapped_corpus.open_(path)
   assert [p.name for p in tmp_path.iterdir()] == ['c.jsonl']
 
 
 def test_ids_that_share_a_hash_are_told_apart(path, monkeypatch):
-  monkeypatch.setattr(mapped, '_hash', lambda uid: 1)
-  assert tuple(mapped.open_(path)) == PASSAGES
+  monkeypatch.setattr(mapped_corpus, '_hash', lambda uid: 1)
+  assert tuple(mapped_corpus.open_(path)) == PASSAGES
 
 
 def test_what_cannot_be_mapped_is_refused(tmp_path):
   with pytest.raises(ValueError, match='gunzip -k'):
     corpora.write(tmp_path / 'c.jsonl.gz', PASSAGES)
-    mapped.open_(tmp_path / 'c.jsonl.gz')
+    mapped_corpus.open_(tmp_path / 'c.jsonl.gz')
   with pytest.raises(FileNotFoundError, match='nowhere'):
-    mapped.open_(tmp_path / 'nowhere.jsonl')
+    mapped_corpus.open_(tmp_path / 'nowhere.jsonl')
   with pytest.raises(ValueError, match='a corpus with no passages'):
-    mapped.open_(lines(tmp_path / 'e.jsonl', '', ' '))
+    mapped_corpus.open_(lines(tmp_path / 'e.jsonl', '', ' '))
 
 
 def test_memory_is_bytes_a_passage_whatever_their_length(tmp_path):
@@ -125,12 +125,12 @@ def test_memory_is_bytes_a_passage_whatever_their_length(tmp_path):
   size = 20_000
   path = numbered(tmp_path / 'c.jsonl', size, words=400)  # 16 MB
   tracemalloc.start()
-  found = mapped.open_(path)
+  found = mapped_corpus.open_(path)
   scan = tracemalloc.get_traced_memory()[1]
   del found
   tracemalloc.reset_peak()
   base = tracemalloc.get_traced_memory()[0]
-  found = mapped.open_(path)
+  found = mapped_corpus.open_(path)
   assert found[size - 1].id == str(size - 1)
   reopened = tracemalloc.get_traced_memory()[1] - base
   tracemalloc.stop()
@@ -139,15 +139,15 @@ def test_memory_is_bytes_a_passage_whatever_their_length(tmp_path):
 
 
 def test_load_maps_what_is_large(path, monkeypatch):
-  assert isinstance(mapped.load(path), corpora.Corpus)
-  monkeypatch.setattr(mapped, 'IN_MEMORY_BYTES', 10)
-  assert isinstance(mapped.load(path), mapped.MappedCorpus)
+  assert isinstance(mapped_corpus.load(path), corpora.Corpus)
+  monkeypatch.setattr(mapped_corpus, 'IN_MEMORY_BYTES', 10)
+  assert isinstance(mapped_corpus.load(path), mapped_corpus.MappedCorpus)
   with pytest.raises(FileNotFoundError):
-    mapped.load(path.with_name('nowhere'))
+    mapped_corpus.load(path.with_name('nowhere'))
 
 
 def test_an_engine_does_not_tell_the_two_apart(path):
   query = Query('long river', 3, Question('q', '?', ('a',)))
   first, second = (bm25.bm25(c)([query]) for c in (
-      corpora.read(path), mapped.open_(path)))
+      corpora.read(path), mapped_corpus.open_(path)))
   assert first == second and first[0]

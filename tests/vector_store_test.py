@@ -8,15 +8,15 @@ import json
 import numpy as np
 import pytest
 
-from searchrl.search import embeddings
+from searchrl.search.index import vector_store
 
 ROWS = np.random.default_rng(0).normal(size=(70, 8)).astype(np.float32)
-RECIPE = embeddings.Recipe('corpus', {'digest': 'encoder', 'path': 'here'}, 70,
+RECIPE = vector_store.Recipe('corpus', {'digest': 'encoder', 'path': 'here'}, 70,
                            8, 'float32', 16)
 
 
 def write(folder, recipe=RECIPE, rows=ROWS, shards=None):
-  writer = embeddings.Writer(folder, recipe)
+  writer = vector_store.Writer(folder, recipe)
   for shard in writer.missing() if shards is None else shards:
     writer.write(shard, rows[slice(*recipe.span(shard))])
   return writer
@@ -38,11 +38,11 @@ def test_rows_come_back_to_the_digits_of_their_storage(tmp_path, dtype, error):
     largest = np.abs(ROWS[start:stop]).max(1, keepdims=True)
     assert (np.abs(got - ROWS[start:stop]) <= error * largest).all()
   np.testing.assert_allclose(store.mean, ROWS.mean(0), atol=1e-6)
-  assert np.concatenate([r for _, r in embeddings.blocks(store, 9)]).shape == (
+  assert np.concatenate([r for _, r in vector_store.blocks(store, 9)]).shape == (
       70, 8)
 
 
-@pytest.mark.parametrize('dtype', embeddings.DTYPES)
+@pytest.mark.parametrize('dtype', vector_store.DTYPES)
 def test_rows_of_zeros_are_rows_too(tmp_path, dtype):
   recipe = dataclasses.replace(RECIPE, dtype=dtype)
   store = write(tmp_path, recipe, rows=np.zeros_like(ROWS)).finish()
@@ -51,21 +51,21 @@ def test_rows_of_zeros_are_rows_too(tmp_path, dtype):
 
 def test_int8_keeps_zeros_and_the_largest_exactly():
   rows = np.float32([[0, 0], [2, -4], [1e-30, 0]])
-  whole, scales = embeddings.quantize(rows)
+  whole, scales = vector_store.quantize(rows)
   np.testing.assert_array_equal(whole, [[0, 0], [64, -127], [127, 0]])
   np.testing.assert_allclose(whole[1] * scales[1], [2, -4], rtol=.01)
-  again, its = embeddings.quantize(whole * scales[:, None])
+  again, its = vector_store.quantize(whole * scales[:, None])
   np.testing.assert_array_equal(again, whole)
   np.testing.assert_allclose(its, scales, rtol=1e-6)
 
 
-@pytest.mark.parametrize('dtype', embeddings.DTYPES)
+@pytest.mark.parametrize('dtype', vector_store.DTYPES)
 def test_a_store_finished_by_others_in_another_order_is_the_same_bytes(
     tmp_path, dtype):
   recipe = dataclasses.replace(RECIPE, dtype=dtype)
   first = write(tmp_path / 'a', recipe).finish()
   write(tmp_path / 'b', recipe, shards=[4, 1])
-  assert embeddings.Writer(tmp_path / 'b', recipe).missing() == [0, 2, 3]
+  assert vector_store.Writer(tmp_path / 'b', recipe).missing() == [0, 2, 3]
   second = write(tmp_path / 'b', recipe).finish()
   assert tree(tmp_path / 'a') == tree(tmp_path / 'b')
   assert first.fingerprint == second.fingerprint
@@ -94,7 +94,7 @@ def test_a_folder_of_another_recipe_is_refused(tmp_path, change, message):
   write(tmp_path, shards=[0])
   before = tree(tmp_path)
   with pytest.raises(ValueError, match=message):
-    embeddings.Writer(tmp_path, dataclasses.replace(RECIPE, **change))
+    vector_store.Writer(tmp_path, dataclasses.replace(RECIPE, **change))
   assert tree(tmp_path) == before
 
 
@@ -103,7 +103,7 @@ def test_an_unfinished_store_does_not_open(tmp_path):
   with pytest.raises(ValueError, match='3 are not, shard 1 first'):
     writer.finish()
   with pytest.raises(FileNotFoundError, match='finish building it'):
-    embeddings.open_(tmp_path)
+    vector_store.open_(tmp_path)
 
 
 @pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
@@ -112,9 +112,9 @@ def test_the_passage_of_a_bad_vector_is_named(tmp_path, bad):
   rows[37, 5] = bad
   with pytest.raises(ValueError, match='passage 37, counted from 0'):
     write(tmp_path, rows=rows)
-  assert embeddings.Writer(tmp_path, RECIPE).missing() == [2, 3, 4]
+  assert vector_store.Writer(tmp_path, RECIPE).missing() == [2, 3, 4]
   with pytest.raises(ValueError, match='passage 37'):
-    embeddings.InMemory(rows)
+    vector_store.InMemory(rows)
 
 
 def test_what_is_too_large_for_float16_is_refused(tmp_path):
@@ -126,7 +126,7 @@ def test_what_is_too_large_for_float16_is_refused(tmp_path):
 @pytest.mark.parametrize('rows', [ROWS[:15], ROWS[:16, :7], ROWS[0]])
 def test_rows_of_another_shape_are_refused(tmp_path, rows):
   with pytest.raises(ValueError, match='shape'):
-    embeddings.Writer(tmp_path, RECIPE).write(0, rows)
+    vector_store.Writer(tmp_path, RECIPE).write(0, rows)
 
 
 def cut(file):
@@ -148,10 +148,10 @@ def test_damage_is_found_when_a_store_is_opened(tmp_path, damage, message):
   write(tmp_path).finish()
   damage(tmp_path)
   if message is None:  # a line break at the end may go
-    assert embeddings.open_(tmp_path).count == 70
+    assert vector_store.open_(tmp_path).count == 70
     return
   with pytest.raises(ValueError, match=message):
-    embeddings.open_(tmp_path)
+    vector_store.open_(tmp_path)
 
 
 def test_a_flipped_bit_is_found_when_it_is_read(tmp_path):
@@ -160,7 +160,7 @@ def test_a_flipped_bit_is_found_when_it_is_read(tmp_path):
   raw = bytearray(file.read_bytes())
   raw[40] ^= 4
   file.write_bytes(raw)
-  store = embeddings.open_(tmp_path)
+  store = vector_store.open_(tmp_path)
   np.testing.assert_array_equal(store.read(0, 32), ROWS[:32])
   with pytest.raises(ValueError, match='must be readable'):
     store.read(32, 48)
@@ -169,7 +169,7 @@ def test_a_flipped_bit_is_found_when_it_is_read(tmp_path):
 def test_a_cut_shard_is_written_again(tmp_path):
   write(tmp_path, shards=[0, 1])
   cut(tmp_path / 'rows/c/1/0')
-  assert embeddings.Writer(tmp_path, RECIPE).missing() == [1, 2, 3, 4]
+  assert vector_store.Writer(tmp_path, RECIPE).missing() == [1, 2, 3, 4]
   np.testing.assert_array_equal(write(tmp_path).finish().read(0, 70), ROWS)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from searchrl.agent import rewards
-from searchrl.search import measures
+from searchrl.search import ir_metrics
 from searchrl.trajectory import Passage, Question, SearchError
 
 
@@ -28,20 +28,20 @@ def passages(*texts):
 ])
 def test_answers_in_passages(texts, golds, substring, words):
   found = passages(*texts)
-  assert measures.answer_recall(found, golds, rewards.normalise) == substring
-  assert measures.word_recall(found, golds, rewards.normalise) == words
+  assert ir_metrics.answer_recall(found, golds, rewards.normalise) == substring
+  assert ir_metrics.word_recall(found, golds, rewards.normalise) == words
 
 
 def test_relevance_by_hand():
   ranked = ['a', 'b', 'c', 'd']
-  assert [measures.hit(ranked, {'c'}, k) for k in (0, 2, 3)] == [0, 0, 1]
-  assert measures.reciprocal_rank(ranked, {'c', 'd'}, 10) == 1 / 3
-  assert measures.reciprocal_rank(ranked, {'c'}, 2) == 0
+  assert [ir_metrics.hit(ranked, {'c'}, k) for k in (0, 2, 3)] == [0, 0, 1]
+  assert ir_metrics.reciprocal_rank(ranked, {'c', 'd'}, 10) == 1 / 3
+  assert ir_metrics.reciprocal_rank(ranked, {'c'}, 2) == 0
   # Gains 1 at rank 2 and 3 at rank 4, against 3 at rank 1 and 1 at rank 2.
   expected = (1 / np.log2(3) + 3 / np.log2(5)) / (3 + 1 / np.log2(3))
   np.testing.assert_allclose(
-      measures.ndcg(ranked, {'b': 1, 'd': 3, 'z': 0}, 4), expected)
-  assert measures.ndcg(ranked, {}, 4) == 0
+      ir_metrics.ndcg(ranked, {'b': 1, 'd': 3, 'z': 0}, 4), expected)
+  assert ir_metrics.ndcg(ranked, {}, 4) == 0
 
 
 @pytest.mark.parametrize('seed', range(10))
@@ -58,9 +58,9 @@ def test_numbers_are_those_of_trec_eval(seed):
             for i, uid in enumerate(ranked)]
     qrels += [ir.Qrel(str(topic), uid, grade) for uid, grade in grades.items()]
     relevant = {uid for uid, grade in grades.items() if grade > 0}
-    ours.append((measures.ndcg(ranked, grades, k),
-                 measures.reciprocal_rank(ranked, relevant, k),
-                 measures.hit(ranked, relevant, k)))
+    ours.append((ir_metrics.ndcg(ranked, grades, k),
+                 ir_metrics.reciprocal_rank(ranked, relevant, k),
+                 ir_metrics.hit(ranked, relevant, k)))
   names = [ir.nDCG @ k, ir.RR @ k, ir.Success @ k]
   theirs = {(m.query_id, str(m.measure)): m.value
             for m in ir.iter_calc(names, qrels, run)}
@@ -81,13 +81,13 @@ def test_a_set_of_questions():
     return [SearchError('timeout') if q.text == 'late' else
             passages('', 'On Elba.') for q in queries]
 
-  values = measures.answers(search, questions, top_ks=(1, 3), batch=3,
+  values = ir_metrics.answers(search, questions, top_ks=(1, 3), batch=3,
                             normalise=rewards.normalise)
   assert values == pytest.approx({
       'retrieval/recall@1': 0, 'retrieval/word_recall@1': 0,
       'retrieval/recall@3': 0.5, 'retrieval/word_recall@3': 0.25,
       'retrieval/failed': 0.25, 'retrieval/left_out': 1 / 3})
   assert asked == [[('found', 3), ('part', 3), ('not', 3)], [('late', 3)]]
-  assert measures.answers(search, [], top_ks=(3,), normalise=str) == {
+  assert ir_metrics.answers(search, [], top_ks=(3,), normalise=str) == {
       'retrieval/recall@3': 0, 'retrieval/word_recall@3': 0,
       'retrieval/failed': 0, 'retrieval/left_out': 1}

@@ -19,19 +19,19 @@ from typing import Any
 from jaxtyping import Float
 import numpy as np
 
-from searchrl.search import embeddings
-from searchrl.search import hnsw_index
-from searchrl.search import nearest
-from searchrl.search import scann_index
+from searchrl.search.index import exact_host
+from searchrl.search.index import hnsw
+from searchrl.search.index import scann as scann_index
+from searchrl.search.index import vector_store
 
-KINDS = {'scann': scann_index, 'hnsw': hnsw_index}
+KINDS = {'scann': scann_index, 'hnsw': hnsw}
 _AT = 3  # passages that a search usually asks for
 _SPARE = 10  # more of the exact ones, to know what ties with the last
 
 
 def build(
     kind: str,
-    store: embeddings.Store,
+    store: vector_store.Store,
     folder: pathlib.Path,
     queries: Float[np.ndarray, 'Q D'],
     *,
@@ -73,7 +73,7 @@ def build(
       'measured': measured, 'options': options,
       'bytes': {str(file.relative_to(new)): file.stat().st_size
                 for file in sorted(new.rglob('*')) if file.is_file()}}
-  embeddings.write_json(new / 'manifest.json', manifest)
+  vector_store.write_json(new / 'manifest.json', manifest)
   shutil.rmtree(folder, ignore_errors=True)
   new.rename(folder)
   return manifest
@@ -81,12 +81,12 @@ def build(
 
 def in_memory(
     kind: str,
-    source: embeddings.Source,
+    source: vector_store.Source,
     queries: Float[np.ndarray, 'Q D'],
     *,
     recall: float = 0.99,
     min_recall: float,
-) -> tuple[nearest.Index, float]:
+) -> tuple[exact_host.Index, float]:
   """Builds an index that lasts as long as the process, and its recall@3.
 
   Args:
@@ -115,7 +115,7 @@ def in_memory(
 
 
 def _tuned(kind: str, told: dict[str, Any], folder: pathlib.Path,
-           source: embeddings.Source, queries: Float[np.ndarray, 'Q D'], *,
+           source: vector_store.Source, queries: Float[np.ndarray, 'Q D'], *,
            recall: float, say: Callable[[str], None] = lambda text: None):
   """The index with its fastest settings that reach a recall.
 
@@ -123,11 +123,11 @@ def _tuned(kind: str, told: dict[str, Any], folder: pathlib.Path,
     The index, the settings, and what each that was tried reached.
   """
   module, measured = _module(kind), []
-  exact_scores, exact_ids = nearest.on_host(source)(queries, _AT + _SPARE)
+  exact_scores, exact_ids = exact_host.on_host(source)(queries, _AT + _SPARE)
   for settings in module.ladder(told):
     index = module.open_(folder, told, source, **settings)
     _, ids = index(queries, _AT)
-    measured.append({**settings, 'recall@3': nearest.recall(
+    measured.append({**settings, 'recall@3': exact_host.recall(
         ids, exact_ids, exact_scores, min(_AT, source.count))})
     say(f'{kind} {settings}: recall@3 {measured[-1]["recall@3"]:.4f}')
     if measured[-1]['recall@3'] >= recall:
@@ -135,7 +135,7 @@ def _tuned(kind: str, told: dict[str, Any], folder: pathlib.Path,
   return index, settings, measured
 
 
-def read_manifest(folder: pathlib.Path, store: embeddings.Store
+def read_manifest(folder: pathlib.Path, store: vector_store.Store
                  ) -> dict[str, Any]:
   """The manifest of a finished index of a store.
 
@@ -171,8 +171,8 @@ def read_manifest(folder: pathlib.Path, store: embeddings.Store
   return manifest
 
 
-def open_(kind: str, store: embeddings.Store, folder: pathlib.Path, *,
-          min_recall: float) -> nearest.Index:
+def open_(kind: str, store: vector_store.Store, folder: pathlib.Path, *,
+          min_recall: float) -> exact_host.Index:
   """Loads an index with the settings that it was tuned to.
 
   Raises:

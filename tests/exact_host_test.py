@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from searchrl.runtime import devices
-from searchrl.search import device_index
-from searchrl.search import embeddings
-from searchrl.search import nearest
+from searchrl.search.index import exact_device
+from searchrl.search.index import exact_host
+from searchrl.search.index import vector_store
 
 
 def unit(rng, *shape):
@@ -28,11 +28,11 @@ def brute_force(rows, vectors, k):
 
 def on_eight(source, **options):
   """On all eight simulated devices, with blocks much smaller than a shard."""
-  return device_index.build(
+  return exact_device.build(
       source, devices=jax.local_devices(), **{'block_rows': 3} | options)
 
 
-BUILDERS = {'numpy': nearest.on_host, 'one device': device_index.build,
+BUILDERS = {'numpy': exact_host.on_host, 'one device': exact_device.build,
             'eight devices': on_eight}
 
 
@@ -42,7 +42,7 @@ BUILDERS = {'numpy': nearest.on_host, 'one device': device_index.build,
 def test_ids_and_scores_are_those_of_brute_force(name, count, k):
   rng = np.random.default_rng(count)
   rows, vectors = unit(rng, count, 12), unit(rng, 5, 12)
-  index = BUILDERS[name](embeddings.InMemory(rows))
+  index = BUILDERS[name](vector_store.InMemory(rows))
   scores, ids = index(vectors, k)
   expected, order = brute_force(rows, vectors, k)
   np.testing.assert_array_equal(ids, order)
@@ -52,11 +52,11 @@ def test_ids_and_scores_are_those_of_brute_force(name, count, k):
 
 @pytest.mark.parametrize('name', BUILDERS)
 def test_ties_go_to_the_lower_row_wherever_they_lie(name, monkeypatch):
-  monkeypatch.setattr(nearest, '_BLOCK', 4)
+  monkeypatch.setattr(exact_host, '_BLOCK', 4)
   rows = np.zeros((40, 3), np.float32)
   rows[[2, 3, 19, 20, 39], 0] = 1
   rows[:, 1] = -1
-  index = BUILDERS[name](embeddings.InMemory(rows))
+  index = BUILDERS[name](vector_store.InMemory(rows))
   _, ids = index(np.eye(3, dtype=np.float32)[:1], 7)
   assert ids.tolist() == [[2, 3, 19, 20, 39, 0, 1]]
 
@@ -64,7 +64,7 @@ def test_ties_go_to_the_lower_row_wherever_they_lie(name, monkeypatch):
 @pytest.mark.parametrize('name', BUILDERS)
 def test_scores_below_zero_are_found_too(name):
   rows = -np.ones((9, 2), np.float32)
-  scores, ids = BUILDERS[name](embeddings.InMemory(rows))(
+  scores, ids = BUILDERS[name](vector_store.InMemory(rows))(
       np.ones((1, 2), np.float32), 9)
   assert ids.tolist() == [list(range(9))] and set(scores[0]) == {-2.0}
 
@@ -79,16 +79,16 @@ def test_small_storage_keeps_float32_scores_and_nearly_all_ids(dtype, least):
   rows /= np.linalg.norm(rows, axis=1, keepdims=True)
   vectors = rows[:100] + .3 * unit(rng, 100, 64)
   vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-  index = on_eight(embeddings.InMemory(rows), dtype=dtype, block_rows=100)
+  index = on_eight(vector_store.InMemory(rows), dtype=dtype, block_rows=100)
   scores, ids = index(vectors, 3)
   expected, order = brute_force(rows, vectors, 3)
-  assert nearest.recall(ids, order, expected, 3) > least
+  assert exact_host.recall(ids, order, expected, 3) > least
   exact = np.einsum('bd,bkd->bk', vectors, rows[ids])
   np.testing.assert_allclose(scores, exact, atol=2e-3)
   assert len(np.unique(scores)) > 250  # of 300: bfloat16 has no 250 there
 
 
-class Counted(embeddings.InMemory):
+class Counted(vector_store.InMemory):
   """Tells which rows were read."""
 
   def parts(self, start, stop):
@@ -105,12 +105,12 @@ def test_each_row_is_read_once_a_block_at_a_time():
 
 
 @pytest.mark.parametrize('piece', [3, 8192])
-@pytest.mark.parametrize('stored', embeddings.DTYPES)
+@pytest.mark.parametrize('stored', vector_store.DTYPES)
 def test_rows_on_disk_arrive_as_they_are_stored(
     stored, piece, tmp_path, monkeypatch):
-  monkeypatch.setattr(device_index, '_PIECE', piece)
+  monkeypatch.setattr(exact_device, '_PIECE', piece)
   rng = np.random.default_rng(4)
-  writer = embeddings.Writer(tmp_path, embeddings.Recipe(
+  writer = vector_store.Writer(tmp_path, vector_store.Recipe(
       'c', {'digest': 'e'}, 203, 16, stored, shard_rows=64))
   for shard in writer.missing():
     start, stop = writer.recipe.span(shard)
@@ -126,30 +126,30 @@ def test_rows_beyond_a_types_range_are_refused():
   rows = np.ones((20, 4), np.float32)
   rows[13, 2] = 1e6
   with pytest.raises(ValueError, match='float16 must lie .* rows 10 to 20 does'):
-    device_index.build(embeddings.InMemory(rows), dtype='float16', block_rows=10)
+    exact_device.build(vector_store.InMemory(rows), dtype='float16', block_rows=10)
 
 
 def test_no_device_has_less_than_a_block_if_it_is_not_alone():
-  source = embeddings.InMemory(np.eye(20, dtype=np.float32))
+  source = vector_store.InMemory(np.eye(20, dtype=np.float32))
   for block_rows, wanted in ((30, 1), (10, 2), (1, 8)):
-    rows, _ = device_index._place(
-        source, source.mean, 'float32', block_rows, device_index.Mesh(np.array(
-            device_index.jax.local_devices()[:-(-20 // block_rows)]), ('rows',)))
+    rows, _ = exact_device._place(
+        source, source.mean, 'float32', block_rows, exact_device.Mesh(np.array(
+            exact_device.jax.local_devices()[:-(-20 // block_rows)]), ('rows',)))
     assert len(rows.sharding.device_set) == wanted
 
 
 def test_one_program_serves_every_number_of_queries():
-  index = device_index.build(
-      embeddings.InMemory(np.eye(7, dtype=np.float32)), batch=4)
-  before = device_index._nearest._cache_size()
+  index = exact_device.build(
+      vector_store.InMemory(np.eye(7, dtype=np.float32)), batch=4)
+  before = exact_device._nearest._cache_size()
   for count in range(1, 10):
     index(np.ones((count, 7), np.float32), 2)
-  assert device_index._nearest._cache_size() == before + 1
+  assert exact_device._nearest._cache_size() == before + 1
 
 
 def test_three_bfloat16_vectors_sum_up_to_a_float32_one_exactly():
   vectors = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32)
-  parts = device_index.parts_of(vectors, True)
+  parts = exact_device.parts_of(vectors, True)
   assert parts.shape == (3, 50, 8)
   np.testing.assert_array_equal(parts.astype(np.float64).sum(0), vectors)
 
@@ -158,7 +158,7 @@ def test_three_bfloat16_vectors_sum_up_to_a_float32_one_exactly():
 def test_split_queries_find_what_whole_ones_find(dtype):
   """As accelerators take them; the rows are rounded, the queries are not."""
   rng = np.random.default_rng(4)
-  source, vectors = embeddings.InMemory(unit(rng, 300, 24)), unit(rng, 9, 24)
+  source, vectors = vector_store.InMemory(unit(rng, 300, 24)), unit(rng, 9, 24)
   found = [on_eight(source, dtype=dtype, split=split)(vectors, 10)
            for split in (False, True)]
   np.testing.assert_array_equal(found[0][1], found[1][1])
@@ -172,16 +172,16 @@ def test_split_queries_find_what_whole_ones_find(dtype):
 def test_wikipedia_fits_a_v5e_16_with_next_to_no_temporaries():
   """21 million rows of 768 in bfloat16, compiled for chips that are not there."""
   count, dim, batch = 21_015_324, 768, 512
-  mesh = device_index.Mesh(np.array(devices.to_compile_for(
+  mesh = exact_device.Mesh(np.array(devices.to_compile_for(
       devices.KINDS['v5e'], 16)).reshape(-1), ('rows',))
   blocks = -(-count // 16 // 65_536)
   shape = (16 * blocks, -(-count // 16 // blocks) + 1, dim)
   abstract = lambda shape, dtype, *axes: jax.ShapeDtypeStruct(
-      shape, dtype, sharding=device_index._on(mesh, *axes))
-  memory = device_index._nearest.lower(
-      abstract(shape, embeddings.DTYPES['bfloat16'], 'rows'),
+      shape, dtype, sharding=exact_device._on(mesh, *axes))
+  memory = exact_device._nearest.lower(
+      abstract(shape, vector_store.DTYPES['bfloat16'], 'rows'),
       abstract(shape[:2], np.float32, 'rows'),
-      abstract((3, batch, dim), embeddings.DTYPES['bfloat16']), k=10,
+      abstract((3, batch, dim), vector_store.DTYPES['bfloat16']), k=10,
       count=count, mesh=mesh,
   ).compile().memory_analysis()
   assert memory.argument_size_in_bytes < 2.1e9  # of a chip's 16 GB
@@ -192,7 +192,7 @@ def test_wikipedia_fits_a_v5e_16_with_next_to_no_temporaries():
 def test_many_queries_are_taken_at_once_and_found_alike(count):
   rng = np.random.default_rng(count)
   rows, vectors = unit(rng, 30, 8), unit(rng, count, 8)
-  index = on_eight(embeddings.InMemory(rows), batch=4)
+  index = on_eight(vector_store.InMemory(rows), batch=4)
   _, ids = index(vectors, 3)
   np.testing.assert_array_equal(ids, brute_force(rows, vectors, 3)[1])
 
@@ -203,13 +203,13 @@ def test_many_queries_are_taken_at_once_and_found_alike(count):
     (np.full((1, 3), np.inf), 1, 'must be finite'),
     (np.ones((1, 3)), 0, 'k must be at least 1')])
 def test_bad_queries_never_reach_the_library(vectors, k, message):
-  index = nearest.Index('x', 5, 3, find=None)
+  index = exact_host.Index('x', 5, 3, find=None)
   with pytest.raises(ValueError, match=message):
     index(vectors, k)
 
 
 def test_no_queries_are_no_call():
-  scores, ids = nearest.Index('x', 5, 3, find=None)(np.zeros((0, 3)), 9)
+  scores, ids = exact_host.Index('x', 5, 3, find=None)(np.zeros((0, 3)), 9)
   assert scores.shape == ids.shape == (0, 5)
 
 
@@ -217,7 +217,7 @@ def test_what_libraries_return_of_too_few_rows_is_no_row():
   """NaN with id 0, id -1, ids too high, fewer columns: all are empty places."""
   def find(vectors, k):
     return (np.array([[.9, np.nan, .5, .4, .3]]), np.array([[3, 0, -1, 9, 1]]))
-  scores, ids = nearest.Index('x', 6, 2, find)(np.ones((1, 2)), 6)
+  scores, ids = exact_host.Index('x', 6, 2, find)(np.ones((1, 2)), 6)
   assert ids.tolist() == [[3, 1, -1, -1, -1, -1]]
   np.testing.assert_array_equal(
       scores, np.float32([[.9, .3, *[-np.inf] * 4]]))
@@ -229,12 +229,12 @@ def test_what_libraries_return_of_too_few_rows_is_no_row():
     (dict(block_rows=0), 'block_rows must be at least 1')])
 def test_options_are_checked(options, message):
   with pytest.raises(ValueError, match=message):
-    device_index.build(embeddings.InMemory(np.eye(2)), **options)
+    exact_device.build(vector_store.InMemory(np.eye(2)), **options)
 
 
 def test_recall_counts_by_hand_and_ties_count_for_each_other():
   exact_ids = np.array([[4, 2, 7, 9], [1, 2, 3, 4]])
   exact = np.array([[.9, .8, .7, .7], [.9, .8, .7, .1]])
   found = np.array([[2, 9, 4], [1, 8, -1]])
-  assert nearest.recall(found, exact_ids, exact, 3) == pytest.approx(4 / 6)
-  assert nearest.recall(exact_ids, exact_ids, exact, 3) == 1
+  assert exact_host.recall(found, exact_ids, exact, 3) == pytest.approx(4 / 6)
+  assert exact_host.recall(exact_ids, exact_ids, exact, 3) == 1

@@ -14,7 +14,7 @@ import dataclasses
 from jaxtyping import Float, Int
 import numpy as np
 
-from searchrl.search import embeddings
+from searchrl.search.index import vector_store
 
 # Vectors and k to scores and ids, best first, padded with anything.
 FindFn = Callable[[Float[np.ndarray, 'B D'], int],
@@ -78,13 +78,13 @@ def merge(
           np.take_along_axis(ids, order, 1))
 
 
-def on_host(source: embeddings.Source) -> Index:
+def on_host(source: vector_store.Source) -> Index:
   """Compares with every row, by numpy, a block at a time; nothing stays."""
 
   def find(vectors, k):
     scores = np.full((len(vectors), 0), -np.inf, np.float32)
     ids = np.zeros((len(vectors), 0), np.int64)
-    for start, rows in embeddings.blocks(source, _BLOCK):
+    for start, rows in vector_store.blocks(source, _BLOCK):
       new, at = _best(vectors @ rows.T, k)
       scores, ids = merge(np.concatenate([scores, new], 1),
                           np.concatenate([ids, at + start], 1), k)
