@@ -40,13 +40,13 @@ import peers_rollout
 import rollout as scripted
 import turns
 from searchrl.agent import dialogue as dialogues
-from searchrl.agent import rollout
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import sampling
 from searchrl.models.inference import stops
 from searchrl.models import transformer
-from searchrl import player
+from searchrl.rollouts import driver
+from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import workdir
 from searchrl.trajectory import Action, Passage, Question
 
@@ -280,11 +280,11 @@ class Reference(scripted.Script):
 
 def phase(options, shape, params, limits) -> None:
   """The whole reference phase, by its trajectories' own limit."""
-  tokenizer = tokenizers.load(str(player.TINY_BASE))
+  tokenizer = tokenizers.load(str(samplers.TINY_BASE))
   script = Reference(options, tokenizer)
   engine = build(options, shape, params, options.phase_slots, options.length)
   most = round(700 * script.scale)
-  budgets = rollout.Budgets(
+  budgets = driver.Budgets(
       max_turns=5, max_turn_tokens=round(500 * script.scale) + 1,
       max_prompt_tokens=most, passage_tokens=most, top_k=1)
   speech = dataclasses.replace(
@@ -294,11 +294,11 @@ def phase(options, shape, params, limits) -> None:
     engine.load(params, 1.0)
     heard = scripted.Heard(engine, script)
     start = time.perf_counter()
-    games = rollout.play(
+    games = driver.play(
         script.requests, engine=heard, search=script.search, dialogue=speech,
         tokenizer=scripted.Tokenizer(tokenizer, heard), budgets=budgets,
         row_ids=script.row_ids, append=script.append, step=0, policy_step=0,
-        course=rollout.Course('arrival', ahead=1))
+        course=driver.Course('arrival', ahead=1))
     taken.append(time.perf_counter() - start)
   tokens = sum(len(g.tokens) for g in games)
   tell(f'phase of {len(games)} trajectories', options.phase_slots,

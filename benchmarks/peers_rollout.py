@@ -143,7 +143,7 @@ def searchrl(options) -> None:
   import numpy as np
   from searchrl import trajectory
   from searchrl.agent import dialogue as dialogues
-  from searchrl.agent import rollout
+  from searchrl.rollouts import driver
   from searchrl.models.inference import engine as engines
   from searchrl.models import transformer
   shape = transformer.TransformerConfig(head_dim=32, **options.shape)
@@ -177,13 +177,13 @@ def searchrl(options) -> None:
   def conversations(most, ends):
     mine = engine(peers.QUESTIONS * peers.SAMPLES, peers.PROMPT + AFTER, ends)
     mine.load(params, 1.0)
-    games = rollout.play(
+    games = driver.play(
         [(trajectory.Question(text, text, ('',)), i % peers.SAMPLES)
          for i, text in enumerate(questions(next(played)))],
         engine=mine, dialogue=speech, tokenizer=Words(),
         search=lambda queries: [(trajectory.Passage('', '', found(
             q.question.text, varied=bool(ends))),) for q in queries],
-        budgets=rollout.Budgets(
+        budgets=driver.Budgets(
             max_turns=TURNS, max_turn_tokens=most, top_k=1,
             max_prompt_tokens=peers.PROMPT, passage_tokens=AFTER),
         row_ids=engines.row_ids, append=engines.Append, step=0, policy_step=0)

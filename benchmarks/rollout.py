@@ -37,21 +37,21 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 # pylint: disable=g-import-not-at-top
-from searchrl.agent import rollout
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import slots as slots_lib
 from searchrl.models.inference import stops
 from searchrl.models import transformer
-from searchrl import player as players
+from searchrl.rollouts import driver
+from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import workdir
 from searchrl.trajectory import Action, Passage, Question
 
 LENGTH = 512
-BUDGETS = rollout.Budgets(max_turns=9, max_turn_tokens=62, passage_tokens=96,
+BUDGETS = driver.Budgets(max_turns=9, max_turn_tokens=62, passage_tokens=96,
                           top_k=1)
-COURSES = {'slots': rollout.Course(), 'slow': rollout.Course('arrival'),
-           'instant': rollout.Course('arrival')}
+COURSES = {'slots': driver.Course(), 'slow': driver.Course('arrival'),
+           'instant': driver.Course('arrival')}
 WORDS = ('river', 'city', 'founded', 'near', 'the', 'old', 'company', 'of')
 
 
@@ -135,7 +135,7 @@ class Bench:
 
   def __init__(self, options):
     mesh = meshes.make(data=1)
-    self.player, self.params = players.load(
+    self.player, self.params = samplers.load(
         '', dialogue='searchrl.agent.dialogue:laptop', seed=0, slots=1,
         length=LENGTH, budgets=BUDGETS, mesh=mesh)
     table = stops.compile_table(
@@ -155,7 +155,7 @@ class Bench:
   def play(self, script, engine, *, requests, search, course):
     engine.load(self.params, 1.0)
     heard = Heard(engine, script)
-    return rollout.play(
+    return driver.play(
         requests, engine=heard, search=search, dialogue=self.dialogue,
         tokenizer=Tokenizer(self.player.tokenizer, heard), budgets=BUDGETS,
         row_ids=script.row_ids, append=script.append, step=0, policy_step=0,
@@ -168,7 +168,7 @@ class Bench:
       games += self.play(
           script, Forgetful(self.waiting), search=search,
           requests=script.requests[first:first + self.slots],
-          course=rollout.Course())
+          course=driver.Course())
     return games
 
 

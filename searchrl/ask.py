@@ -20,7 +20,7 @@ from searchrl.data import questions as questions_lib
 from searchrl.encoders import embedder
 from searchrl.encoders import reranker
 from searchrl import evaluate
-from searchrl import player as players
+from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.search import corpus as corpora
@@ -123,14 +123,14 @@ def policy(config, most: int):
   used = -(-min(most, config.rollout.slots) // max(copies, 1)) * max(copies, 1)
   config = config.copy_and_resolve_references()
   config.rollout.slots = used
-  player, params = players.build(config, mesh)
+  player, params = samplers.build(config, mesh)
   if config.ask.run:
     params = evaluate.trained(
         pathlib.Path(config.ask.run), params, player.shape)
   return player, params
 
 
-def ask(player: players.Player, params, question: str, *, search: SearchFn,
+def ask(player: samplers.Player, params, question: str, *, search: SearchFn,
         samples: int, temperature: float,
         watch: Callable[[Trajectory], None]) -> list[Trajectory]:
   """Trajectories about one question; a single one is greedy.

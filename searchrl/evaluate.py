@@ -17,7 +17,7 @@ from searchrl.data import datasets
 from searchrl.encoders import embedder
 from searchrl.encoders import reranker
 from searchrl.models import lora as loras
-from searchrl import player as players
+from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import metrics
@@ -66,7 +66,7 @@ def exams(
 
 
 def run(
-    player: players.Player,
+    player: samplers.Player,
     params,
     taken: Sequence[Exam],
     *,
@@ -191,7 +191,7 @@ def job(config, workdir: str) -> None:
     config.search.engine, config.search.options = own_search(
         config.evaluate.run)
   mesh = meshes.make(**config.mesh)
-  player, params = players.build(config, mesh)
+  player, params = samplers.build(config, mesh)
   if config.evaluate.run:
     params = trained(pathlib.Path(config.evaluate.run), params, player.shape)
   processes.on_first('workdir', lambda: workdirs.prepare(

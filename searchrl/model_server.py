@@ -19,9 +19,9 @@ import time
 from typing import Any
 
 from searchrl import completions
-from searchrl import generation
 from searchrl import listener
 from searchrl.models.inference import engine as engines
+from searchrl.rollouts import generation
 
 _ROUTES = {'/v1/completions': False, '/v1/chat/completions': True}  # is a chat
 

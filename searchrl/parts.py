@@ -13,7 +13,6 @@ import json
 import pathlib
 from typing import Any
 
-from searchrl import collect
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
 from searchrl.encoders import embedder
@@ -21,8 +20,9 @@ from searchrl.encoders import reranker
 from searchrl import evaluate
 from searchrl.models import attention
 from searchrl.models import lora as loras
-from searchrl import player as players
 from searchrl.rl import algorithms
+from searchrl.rollouts import collect
+from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
@@ -42,7 +42,7 @@ class Parts:
   """What a config builds: everything that does not change during a run."""
 
   algorithm: algorithms.Algorithm
-  player: players.Player
+  player: samplers.Player
   learner: learners.Learner
   params: Any  # that the run starts from; also the reference policy
   stream: questions_lib.Stream
@@ -64,7 +64,7 @@ def build(config, folder: pathlib.Path) -> Parts:
   mesh = meshes.make(**config.mesh)
   _check_staleness(config.train.max_staleness, recipe, mesh)
   guard = processes.Guard(config.train.lockstep)
-  player, params = players.build(config, mesh)
+  player, params = samplers.build(config, mesh)
   its_learner = learner(
       config, recipe, player.shape, mesh,
       attend(config, tested_attention(config, player.shape, mesh), mesh), guard)

@@ -23,7 +23,7 @@ from searchrl.models.inference import slots as slots_lib
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl import parts
-from searchrl import player
+from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import devices as devices_lib
 from searchrl.runtime.devices import GIB
 from searchrl.runtime import mesh as meshes
@@ -74,7 +74,7 @@ def make(config) -> Plan:
         'a plan is of a training run, but this config has no learner. Choose '
         'one of the recipes.')
   shape = weights.read_config(weights.locate(
-      config.model.path or str(player.TINY_BASE)))
+      config.model.path or str(samplers.TINY_BASE)))
   kind, mesh, name = _devices(config)
   learner = _learner(config, shape, mesh, kind)
   here = meshes.abstract(min(kind.a_process, mesh.size), data=-1,

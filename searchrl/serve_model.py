@@ -13,10 +13,10 @@ import numpy as np
 from searchrl.agent import chat
 from searchrl import ask
 from searchrl import completions
-from searchrl import generation
 from searchrl import model_server
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import stops
+from searchrl.rollouts import generation
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.search.remote import wire

@@ -21,13 +21,13 @@ import jax
 import jax.numpy as jnp
 
 from searchrl.agent import statistics
-from searchrl import ahead
-from searchrl import collect as collecting
 from searchrl import evaluate
 from searchrl.models import weights
 from searchrl import parts as parts_lib
-from searchrl import player as players
 from searchrl.rl import algorithms
+from searchrl.rollouts import asynchronous
+from searchrl.rollouts import collect as collecting
+from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
 from searchrl.runtime import processes
@@ -70,7 +70,7 @@ def run(config, workdir: str) -> None:
       return
     examine('after', policy(), progress.step)
   weights.save(folder / 'model', policy(), parts.player.shape,
-               tokenizer_from=config.model.path or players.TINY_BASE,
+               tokenizer_from=config.model.path or samplers.TINY_BASE,
                eos_id=parts.player.tokenizer.eos_ids[0])
   recipe = config.algorithm.name.partition(':')[2]
   processes.on_first('finish', lambda: summary.finish(
@@ -167,9 +167,9 @@ def _source(parts: parts_lib.Parts, config):
         parts.reward, parts.outcome, config.rollout, policy_step)
 
   if not config.train.max_staleness:
-    return ahead.InStep(functools.partial(collect, parts.player))
+    return asynchronous.InStep(functools.partial(collect, parts.player))
   handed = dataclasses.replace(parts.player, hand_over=lambda params: params)
-  return ahead.Ahead(
+  return asynchronous.Ahead(
       functools.partial(collect, handed),
       lambda params: jax.tree.map(jnp.copy, parts.player.hand_over(params)),
       max_staleness=config.train.max_staleness,

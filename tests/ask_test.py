@@ -20,7 +20,7 @@ from configs import common
 from searchrl import ask
 from searchrl.models import lora as loras
 from searchrl.models import weights
-from searchrl import player as players
+from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import checkpoint
 from searchrl.search import rerank
 from searchrl.search import wrapped
@@ -131,7 +131,7 @@ def run(tmp_path_factory):
   base.model.lora.rank = 4
   base.search.engine = 'dense'
   (folder / 'config.json').write_text(base.to_json())
-  shape = weights.read_config(str(players.TINY_BASE))
+  shape = weights.read_config(str(samplers.TINY_BASE))
   lora = loras.Lora(**base.model.lora)
   rng = np.random.default_rng(0)
   adapters = jax.tree.map(
@@ -140,7 +140,7 @@ def run(tmp_path_factory):
   checkpoint.save(
       folder / 'checkpoints', 3, {'policy': {'params': adapters}}, {})
   merged = loras.merge(
-      weights.load(str(players.TINY_BASE), shape), adapters, lora)
+      weights.load(str(samplers.TINY_BASE), shape), adapters, lora)
   return folder, merged
 
 
@@ -156,7 +156,7 @@ def test_the_policy_is_that_of_the_runs_checkpoint(run):
     (1, 1, 8), (8, 1, 8), (9, 1, 16), (1, 2, 4), (500, 1, 72)])
 def test_slots_are_as_many_as_samples_and_devices_take(
     most, tensor, slots, monkeypatch):
-  monkeypatch.setattr(players, 'build', lambda config, mesh: (
+  monkeypatch.setattr(samplers, 'build', lambda config, mesh: (
       config.rollout.slots, None))
   config = config_of()
   config.rollout.tensor = tensor

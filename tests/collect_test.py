@@ -6,8 +6,8 @@ import types
 
 import pytest
 
-from searchrl import collect
 from searchrl.rl import algorithms
+from searchrl.rollouts import collect
 from searchrl.trajectory import Question, Trajectory
 
 

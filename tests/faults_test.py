@@ -15,7 +15,7 @@ import pytest
 from configs import common
 from searchrl.agent import rewards
 from searchrl.data import datasets
-from searchrl import player as players
+from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import mesh as meshes
 from searchrl.search import factory
 from searchrl.search import metered
@@ -33,7 +33,7 @@ def stage(tmp_path_factory):
   """A player with its params, questions, and their engine."""
   config = common.get_config('smoke')
   config.rollout.slots = 8
-  player, params = players.build(config, meshes.make(
+  player, params = samplers.build(config, meshes.make(
       data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]))
   data = datasets.train_set(
       tmp_path_factory.mktemp('world'), train='', corpus='', world_seed=1,

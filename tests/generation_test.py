@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import tiny
 
-from searchrl import generation
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import sampling
 from searchrl.models import transformer
+from searchrl.rollouts import generation
 from searchrl import serve_model
 
 TOKENIZER = tiny.Tokenizer()

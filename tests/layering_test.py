@@ -13,8 +13,8 @@ WINGS = ('agent', 'search', 'world', 'rl', 'models')
 MIDDLE = ('rollouts', 'training', 'encoders', 'data')
 TO_MOVE = (  # files that wait for their room
     'train', 'finetune', 'contrast', 'evaluate', 'serve', 'ask', 'serve_model',
-    'index', 'completions', 'generation', 'model_server', 'ahead', 'collect',
-    'embedder', 'handover', 'parts', 'plan', 'player',
+    'index', 'completions', 'generation', 'model_server', 
+    'embedder', 'handover', 'parts', 'plan', 
     'reranker', 'retrieval', 'summary', 'programs', 'learner', 'optimizer',
     'listener')
 FLOORS = (  # a room may import rooms of lower floors, if its row names them

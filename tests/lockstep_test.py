@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from searchrl import player
+from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import mesh as meshes
 import loopback
 
@@ -69,16 +69,16 @@ def test_lockstep_admits_in_a_fixed_order(monkeypatch):
   options = types.SimpleNamespace(
       admission='auto', tensor=2, ahead=0, search_timeout_secs=1.0,
       search_calls=1)
-  assert player.course(mesh, options).admission == 'deterministic'
-  assert player.course(mesh, options, remote=True).admission == 'arrival'
+  assert samplers.course(mesh, options).admission == 'deterministic'
+  assert samplers.course(mesh, options, remote=True).admission == 'arrival'
 
   def two_hosts(mesh, tensor):
     assert mesh.size == len(jax.devices()) and tensor == 2
     return True
 
-  monkeypatch.setattr(player.handover, 'spans_processes', two_hosts)
-  assert player.course(mesh, options, remote=True).admission == 'deterministic'
+  monkeypatch.setattr(samplers.handover, 'spans_processes', two_hosts)
+  assert samplers.course(mesh, options, remote=True).admission == 'deterministic'
   options.admission = 'arrival'
   with pytest.raises(ValueError, match="must be 'deterministic' where "
                                        'rollout.tensor=2 devices of several'):
-    player.course(mesh, options)
+    samplers.course(mesh, options)

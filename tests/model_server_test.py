@@ -23,10 +23,10 @@ import pytest
 import tiny
 
 from searchrl import completions
-from searchrl import generation
 from searchrl import model_server
 from searchrl.models.inference import engine as engines
 from searchrl.models import transformer
+from searchrl.rollouts import generation
 from searchrl import serve_model
 
 TOKENIZER = chats.qwen()

@@ -14,11 +14,11 @@ import tiny
 
 from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
-from searchrl.agent import rollout
 from searchrl.agent import tools
 from searchrl.models.inference import stops
 from searchrl.models import weights
-from searchrl import player
+from searchrl.rollouts import driver
+from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import mesh as meshes
 from searchrl.trajectory import Action, Passage
 
@@ -278,9 +278,9 @@ def test_a_model_folder_with_a_template_is_played(tmp_path):
   shape = dataclasses.replace(tiny.CONFIG, vocab_size=tokenizer.vocab_size)
   weights.save(tmp_path / 'model', tiny.params(shape), shape,
                tokenizer_from=tmp_path / 'tokenizer', eos_id=other[0])
-  budgets = rollout.Budgets(max_turns=3, max_turn_tokens=60,
+  budgets = driver.Budgets(max_turns=3, max_turn_tokens=60,
                             max_prompt_tokens=1500)
-  it, params = player.load(
+  it, params = samplers.load(
       str(tmp_path / 'model'), dialogue='searchrl.agent.tools:dr_zero', seed=0,
       slots=8, length=3000, budgets=budgets, mesh=meshes.make())
   assert it.tokenizer.eos_ids == other

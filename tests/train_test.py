@@ -16,9 +16,9 @@ from configs import grpo
 import numpy as np
 import pytest
 from searchrl.agent import rewards
-from searchrl import collect
 from searchrl.data import questions as questions_lib
 from searchrl import parts
+from searchrl.rollouts import collect
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
 from searchrl.search import corpus as corpora
@@ -192,8 +192,8 @@ def test_corpus_without_passages_is_refused(tmp_path):
 
 def test_tokenizer_of_another_model_is_refused(tmp_path):
   import shutil
-  from searchrl import player
-  shutil.copytree(player.TINY_BASE, tmp_path / 'model')
+  from searchrl.rollouts import sampler as samplers
+  shutil.copytree(samplers.TINY_BASE, tmp_path / 'model')
   file = tmp_path / 'model' / 'tokenizer.json'
   raw = json.loads(file.read_text())
   last = max(t['id'] for t in raw['added_tokens'])

@@ -16,7 +16,7 @@ import concurrent.futures
 import dataclasses
 from typing import Any
 
-from searchrl.collect import Progress
+from searchrl.rollouts.collect import Progress
 
 # (params, progress of the play, policy step) -> groups, trajectories, counts
 Collect = Callable[[Any, Progress, int], tuple[Any, Any, Any]]

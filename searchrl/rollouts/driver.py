@@ -12,7 +12,7 @@ import dataclasses
 from typing import Any
 
 from searchrl.agent import dialogue as dialogues
-from searchrl.agent import searches
+from searchrl.rollouts import pending_searches
 from searchrl.trajectory import (Passages, Query, Question, SearchError,
                                  SearchFn, Trajectory, Turn)
 
@@ -141,7 +141,7 @@ def play(
   queue = _new_games(requests, policy_step, dialogue, tokenizer, budgets)
   table = _Table(
       engine, dialogue, tokenizer, budgets, course,
-      searches.Searches(search, timeout_secs=course.search_timeout_secs,
+      pending_searches.Searches(search, timeout_secs=course.search_timeout_secs,
                         calls=course.search_calls), watch, agree)
 
   def feed_of(game: _Game, budget: int):

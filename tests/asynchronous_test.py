@@ -12,8 +12,8 @@ import train_test
 
 from configs import grpo
 from configs import rloo
-from searchrl import ahead
-from searchrl import collect
+from searchrl.rollouts import asynchronous
+from searchrl.rollouts import collect
 from searchrl import train
 
 
@@ -41,7 +41,7 @@ def run(source, steps, start=0):
 
 @pytest.mark.parametrize('staleness', [1, 2, 5])
 def test_a_step_is_played_by_the_policy_of_so_many_steps_ago(staleness):
-  seen = run(ahead.Ahead(record, lambda params: f'copy of {params}',
+  seen = run(asynchronous.Ahead(record, lambda params: f'copy of {params}',
                          max_staleness=staleness, last_step=6), 6)
   assert seen == [
       (f'copy of policy {max(n - staleness, 0)}', n, max(n - staleness, 0))
@@ -49,12 +49,12 @@ def test_a_step_is_played_by_the_policy_of_so_many_steps_ago(staleness):
 
 
 def test_in_step_every_policy_plays_its_own():
-  assert run(ahead.InStep(record), 3) == [
+  assert run(asynchronous.InStep(record), 3) == [
       (f'policy {n}', n, n) for n in range(3)]
 
 
 def test_a_resumed_run_begins_with_the_policy_it_stopped_at():
-  seen = run(ahead.Ahead(record, str, max_staleness=1, last_step=6), 6, start=3)
+  seen = run(asynchronous.Ahead(record, str, max_staleness=1, last_step=6), 6, start=3)
   assert [(step, policy) for _, step, policy in seen] == [(3, 3), (4, 3), (5, 4)]
 
 
@@ -68,7 +68,7 @@ def test_play_goes_on_while_the_learner_trains():
       assert let_go.wait(60)
     return record(params, progress, policy_step)
 
-  source = ahead.Ahead(slow, str, max_staleness=1, last_step=3)
+  source = asynchronous.Ahead(slow, str, max_staleness=1, last_step=3)
   progress = collect.Progress()
   source.take('policy 0', progress)
   assert begun.wait(60)
@@ -84,7 +84,7 @@ def test_what_goes_wrong_is_raised_and_closing_does_not_hang():
       raise ValueError('no such question')
     return record(params, progress, policy_step)
 
-  source = ahead.Ahead(fails, str, max_staleness=2, last_step=9)
+  source = asynchronous.Ahead(fails, str, max_staleness=2, last_step=9)
   progress = collect.Progress()
   source.take('policy 0', progress)
   progress.step = 1

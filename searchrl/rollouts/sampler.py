@@ -18,14 +18,14 @@ from jax.sharding import Mesh
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rewards as rewards_lib
-from searchrl.agent import rollout
 from searchrl.agent import tokenizer as tokenizers
-from searchrl import handover
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import sampling
 from searchrl.models.inference import stops
 from searchrl.models import transformer
 from searchrl.models import weights
+from searchrl.rollouts import driver
+from searchrl.rollouts import weight_sync
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
@@ -36,7 +36,7 @@ from searchrl.trajectory import (
     Passage, Passages, Query, Question, SearchError, SearchFn, Trajectory)
 
 _PATIENCE_SECS = 24 * 3600  # others wait for the first one's searches
-TINY_BASE = pathlib.Path(__file__).parent / 'assets' / 'tiny_base'
+TINY_BASE = pathlib.Path(__file__).parents[1] / 'assets' / 'tiny_base'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Player:
   shape: transformer.TransformerConfig
   tokenizer: tokenizers.Tokenizer
   dialogue: dialogues.Dialogue
-  budgets: rollout.Budgets
+  budgets: driver.Budgets
   engine: engines.Engine
   hand_over: Callable[[Any], Any]  # the learner's params -> the engine's
-  course: rollout.Course = rollout.Course()
+  course: driver.Course = driver.Course()
   together: bool = False  # all processes are one engine, and play in lockstep
 
   def play(
@@ -104,7 +104,7 @@ class Player:
     elif not processes.is_first():
       search = _nothing
     once = functools.partial(
-        rollout.play, engine=self.engine, search=search, dialogue=self.dialogue,
+        driver.play, engine=self.engine, search=search, dialogue=self.dialogue,
         tokenizer=self.tokenizer, budgets=self.budgets,
         row_ids=engines.row_ids, append=engines.Append, step=step,
         policy_step=policy_step, course=self.course, progress=progress,
@@ -180,7 +180,7 @@ def _nothing(queries: Sequence[Query]) -> list[Passages]:
   return [()] * len(queries)
 
 
-def _agreed(found: rollout.Found) -> rollout.Found:
+def _agreed(found: driver.Found) -> driver.Found:
   """What searches of the first process found, on all."""
   def told(result):
     return dataclasses.asdict(result) if isinstance(result, SearchError) else [
@@ -208,7 +208,7 @@ def build(config, mesh: Mesh) -> tuple[Player, transformer.Params]:
   return load(
       config.model.path, dialogue=config.dialogue, seed=config.seed,
       slots=options.slots, length=options.length,
-      budgets=rollout.Budgets(**options.budgets), mesh=mesh,
+      budgets=driver.Budgets(**options.budgets), mesh=mesh,
       dtype=config.model.dtype, engine_dtype=options.dtype,
       tensor=options.tensor, course=course(
           mesh, options, remote=not factory.needs_corpus(
@@ -216,7 +216,7 @@ def build(config, mesh: Mesh) -> tuple[Player, transformer.Params]:
 
 
 def course(mesh: Mesh, options: Any, *, remote: bool = False
-          ) -> rollout.Course:
+          ) -> driver.Course:
   """How play proceeds, from config.rollout.
 
   Admission 'auto' waits for searches on a CPU, which does them itself, and
@@ -227,7 +227,7 @@ def course(mesh: Mesh, options: Any, *, remote: bool = False
     ValueError: processes in lockstep cannot admit by arrival.
   """
   admission = options.admission
-  together = handover.spans_processes(mesh, options.tensor)
+  together = weight_sync.spans_processes(mesh, options.tensor)
   if together and admission == 'arrival':
     raise ValueError(
         "rollout.admission must be 'deterministic' where rollout.tensor="
@@ -237,7 +237,7 @@ def course(mesh: Mesh, options: Any, *, remote: bool = False
   if admission == 'auto':
     here = mesh.devices.flat[0].platform == 'cpu' and not remote
     admission = 'deterministic' if here or together else 'arrival'
-  return rollout.Course(
+  return driver.Course(
       admission=admission, ahead=options.ahead,
       search_timeout_secs=options.search_timeout_secs,
       search_calls=options.search_calls)
@@ -250,12 +250,12 @@ def load(
     seed: int,
     slots: int,
     length: int,
-    budgets: rollout.Budgets,
+    budgets: driver.Budgets,
     mesh: Mesh,
     dtype: str = 'float32',
     engine_dtype: str = 'float32',
     tensor: int = 1,
-    course: rollout.Course = rollout.Course(),
+    course: driver.Course = driver.Course(),
 ) -> tuple[Player, transformer.Params]:
   """Reads a model folder, checks it, and builds what plays with it.
 
@@ -293,7 +293,7 @@ def load(
         f'rollout.tensor must divide the {shape.num_key_value_heads} KV heads '
         f'of the model, but is {tensor}.')
   axes = transformer.logical_axes(shape)
-  hand_over = handover.HandOver(
+  hand_over = weight_sync.HandOver(
       mesh, axes, tensor=tensor, dtype=engine_dtype)
   if slots % (mesh.size // tensor):
     raise ValueError(

@@ -13,16 +13,16 @@ import pytest
 import tiny
 
 from searchrl.agent import dialogue as dialogues
-from searchrl.agent import rollout
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import stops
 from searchrl.models import policy
+from searchrl.rollouts import driver
 from searchrl import trajectory as trajectories
 from searchrl.trajectory import Action, Passage, SearchError
 
 TOKENIZER = tiny.Tokenizer()
 DIALOGUE = dialogues.tags('q: {question}\n')
-BUDGETS = rollout.Budgets(max_turns=3, max_turn_tokens=40, max_prompt_tokens=30,
+BUDGETS = driver.Budgets(max_turns=3, max_turn_tokens=40, max_prompt_tokens=30,
                           passage_tokens=40, top_k=2)
 Feed = collections.namedtuple('Feed', 'slot tokens budget row_ids fresh')
 Said = collections.namedtuple('Said', 'slot tokens logprobs')
@@ -114,9 +114,9 @@ class Search:
 
 
 def play(script, *, engine=None, search=None, dialogue=DIALOGUE,
-         course=rollout.Course(), **options):
+         course=driver.Course(), **options):
   engine = engine or Scripted(script)
-  games = rollout.play(
+  games = driver.play(
       [(tiny.question(uid), sample) for uid, sample in script],
       engine=engine, search=search or Search(), dialogue=dialogue,
       tokenizer=TOKENIZER, budgets=dataclasses.replace(BUDGETS, **options),
@@ -291,7 +291,7 @@ def test_that_script_ends_in_every_way(by_one_slot):
 
 def test_progress_counts_what_has_finished():
   script, seen = long_script(7), []
-  rollout.play(
+  driver.play(
       [(tiny.question(uid), sample) for uid, sample in script],
       engine=Scripted(script), search=Search(), dialogue=DIALOGUE,
       tokenizer=TOKENIZER, budgets=BUDGETS, row_ids=lambda *names: names,
@@ -306,9 +306,9 @@ def test_a_prompt_above_the_limit_is_refused_before_anything_is_played():
   assert play({}) == []
 
 
-COURSES = [rollout.Course(), rollout.Course(ahead=1),
-           rollout.Course('arrival'), rollout.Course('arrival', ahead=1),
-           rollout.Course('arrival', ahead=1, search_calls=1)]
+COURSES = [driver.Course(), driver.Course(ahead=1),
+           driver.Course('arrival'), driver.Course('arrival', ahead=1),
+           driver.Course('arrival', ahead=1, search_calls=1)]
 
 
 @pytest.mark.parametrize('course', COURSES)
@@ -330,7 +330,7 @@ def test_admission_changes_nothing_about_the_trajectories(
 @pytest.mark.parametrize('course', COURSES)
 def test_a_watcher_sees_every_trajectory_grow(course):
   script, seen = long_script(30), collections.defaultdict(list)
-  games = rollout.play(
+  games = driver.play(
       [(tiny.question(uid), sample) for uid, sample in script],
       engine=Scripted(script, slots=4, length=150), search=Search(),
       dialogue=DIALOGUE, tokenizer=TOKENIZER, budgets=BUDGETS,
@@ -381,7 +381,7 @@ def test_slots_decode_while_others_search():
 
   # The second speaks later than the first (see `Scripted`).
   games = play(script, engine=engine, search=search,
-               course=rollout.Course('arrival', search_timeout_secs=4))
+               course=driver.Course('arrival', search_timeout_secs=4))
   assert [g.stop_reason for g in games] == ['answer', 'answer']
 
 
@@ -409,7 +409,7 @@ def test_play_ends_when_there_is_enough():
   script = long_script(30)
   engine = Scripted(script, slots=5, length=150)
   whole = play(script, engine=Scripted(script, slots=5, length=150))
-  games = rollout.play(
+  games = driver.play(
       [(tiny.question(uid), sample) for uid, sample in script], engine=engine,
       search=Search(), dialogue=DIALOGUE, tokenizer=TOKENIZER, budgets=BUDGETS,
       row_ids=lambda *names: names, append=Feed, step=9, policy_step=5,
@@ -427,7 +427,7 @@ def test_play_ends_when_there_is_enough():
     (dict(search_calls=0), 'search_calls must be at least 1')])
 def test_a_course_that_leads_nowhere_is_refused(bad, message):
   with pytest.raises(ValueError, match=message):
-    rollout.Course(**bad)
+    driver.Course(**bad)
 
 
 class Recording:
@@ -491,7 +491,7 @@ def garbage():
              Passage('2', 'on', 'ch>\n' * (len(q.text) % 3)))
             for q in queries]
 
-  games = rollout.play(
+  games = driver.play(
       [(tiny.question(f'{n}', 'where? ' * (1 + n % 3)), sample)
        for n in range(6) for sample in range(4)],
       engine=recording, search=search, dialogue=dialogue, tokenizer=TOKENIZER,
@@ -561,10 +561,10 @@ def test_ids_never_change_between_turns(cases):
   requests = [(tiny.question(f'{n}', words(int(rng.integers(1, 5)))), sample)
               for n in range(cases // 4) for sample in range(4)]
   engine.load(tiny.params(), 2.5)
-  games = rollout.play(
+  games = driver.play(
       requests, engine=recording, search=search, dialogue=dialogue,
       tokenizer=TOKENIZER, append=engines.Append, step=2, policy_step=2,
-      row_ids=recording.row_ids, course=rollout.Course('arrival', ahead=1),
+      row_ids=recording.row_ids, course=driver.Course('arrival', ahead=1),
       budgets=dataclasses.replace(BUDGETS, max_turn_tokens=10, max_turns=4,
                                   passage_tokens=14, max_prompt_tokens=60))
   drifted, fed = 0, 0

@@ -7,8 +7,8 @@ import types
 import pytest
 import tiny
 
-from searchrl import player
-from searchrl.agent import rollout
+from searchrl.rollouts import driver
+from searchrl.rollouts import sampler as samplers
 from searchrl.trajectory import Trajectory
 
 # Question -> how it ends each time that it is played.
@@ -27,12 +27,12 @@ def play(monkeypatch):
                        stop_reason=ENDS[question.uid][len(passes) - 1])
             for question, sample in requests]
 
-  monkeypatch.setattr(rollout, 'play', scripted)
+  monkeypatch.setattr(driver, 'play', scripted)
   engine = types.SimpleNamespace(
       load=lambda *_: None, unload=lambda: None)
 
   def run(**options):
-    games = player.Player(None, None, None, None, engine, lambda p: p).play(
+    games = samplers.Player(None, None, None, None, engine, lambda p: p).play(
         None, [(tiny.question(uid), 0) for uid in ENDS], search=None,
         reward=lambda game: 0.5, outcome=lambda game: 1.0, temperature=1.0,
         step=0, **options)
@@ -69,11 +69,11 @@ def test_what_is_not_needed_any_more_is_left_out(monkeypatch):
     seen.append(enough(done))
     return [done.get(row) for row in range(len(requests))]
 
-  monkeypatch.setattr(rollout, 'play', scripted)
+  monkeypatch.setattr(driver, 'play', scripted)
   engine = types.SimpleNamespace(
       load=lambda *_: None, unload=lambda: None)
   judged = []
-  games = player.Player(None, None, None, None, engine, lambda p: p).play(
+  games = samplers.Player(None, None, None, None, engine, lambda p: p).play(
       None, [(tiny.question(f'{n}'), 0) for n in range(4)], search=None,
       reward=lambda game: judged.append(game) or 0.5, step=0, temperature=1.0,
       outcome=lambda game: 1.0, enough=lambda games: len(games) == 2 and all(
@@ -90,10 +90,10 @@ def test_who_watches_is_shown_what_grows(monkeypatch):
     watch(grown)
     return [grown for _ in requests]
 
-  monkeypatch.setattr(rollout, 'play', scripted)
+  monkeypatch.setattr(driver, 'play', scripted)
   engine, seen = types.SimpleNamespace(
       load=lambda *_: None, unload=lambda: None), []
-  player.Player(None, None, None, None, engine, lambda p: p).play(
+  samplers.Player(None, None, None, None, engine, lambda p: p).play(
       None, [(tiny.question(), 0)], search=None, reward=lambda game: 0.5, step=0,
       temperature=1.0, outcome=lambda game: 1.0, watch=seen.append)
   assert seen == [grown]

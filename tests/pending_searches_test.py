@@ -7,7 +7,7 @@ import threading
 import pytest
 import tiny
 
-from searchrl.agent import searches
+from searchrl.rollouts import pending_searches
 from searchrl.trajectory import Passage, Query, SearchError
 
 
@@ -26,7 +26,7 @@ def texts(found):
 
 def test_all_who_asked_before_the_start_share_one_call():
   calls = []
-  asked = searches.Searches(
+  asked = pending_searches.Searches(
       lambda queries: calls.append(len(queries)) or echo(queries),
       timeout_secs=5, calls=2)
   asked.ask('a', [query('1'), query('2')])
@@ -47,7 +47,7 @@ def test_no_more_calls_than_allowed_and_the_rest_goes_together():
     assert gates[queries[0].text].wait(5)
     return echo(queries)
 
-  asked = searches.Searches(search, timeout_secs=10, calls=2)
+  asked = pending_searches.Searches(search, timeout_secs=10, calls=2)
   for name in '12':
     asked.ask(name, [query(name)])
     asked.start()
@@ -67,7 +67,7 @@ def test_no_more_calls_than_allowed_and_the_rest_goes_together():
     (lambda q: 1 / 0, 'exception', 'ZeroDivisionError: division by zero'),
     (lambda q: [()], 'bad_response', '1 results for 2 queries')])
 def test_what_goes_wrong_is_an_outcome_of_each_query(search, kind, detail):
-  asked = searches.Searches(search, timeout_secs=5, calls=1)
+  asked = pending_searches.Searches(search, timeout_secs=5, calls=1)
   asked.ask('a', [query('1'), query('2')])
   assert asked.all() == {'a': [SearchError(kind, detail)] * 2}
 
@@ -80,7 +80,7 @@ def test_a_late_call_has_failed_and_what_it_brings_is_dropped():
       gate.wait(5)
     return echo(queries)
 
-  asked = searches.Searches(search, timeout_secs=0.05, calls=1)
+  asked = pending_searches.Searches(search, timeout_secs=0.05, calls=1)
   asked.ask('a', [query('slow')])
   assert asked.all() == {'a': [SearchError('timeout', 'after 0.05 s')]}
   gate.set()
