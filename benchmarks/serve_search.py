@@ -48,7 +48,7 @@ from searchrl.search import corpus as corpora
 from searchrl.search.index import bm25
 from searchrl.search.remote import remote
 from searchrl.search.remote import wire
-from searchrl.search import server as servers
+from searchrl.serving import search_server
 from searchrl.trajectory import Passage, Query, Question, SearchError
 
 NOBODY = Question('', '', ())
@@ -137,7 +137,7 @@ def serve_alone(told, call_secs, query_secs, options):
       time.sleep(call_secs + query_secs * len(queries))
     return [found] * len(queries)
 
-  server = servers.Server(search, servers.Options(port=0, **options))
+  server = search_server.Server(search, search_server.Options(port=0, **options))
   server.start()
   told.send(f'{server.address}/retrieve')
   threading.Event().wait()

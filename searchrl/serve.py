@@ -13,7 +13,7 @@ from searchrl.encoders import reranker
 from searchrl.search import factory
 from searchrl.search import mapped_corpus
 from searchrl.search.remote import wire
-from searchrl.search import server as servers
+from searchrl.serving import search_server
 from searchrl.trajectory import Query, Question, SearchError, SearchFn
 
 
@@ -31,7 +31,7 @@ def search(config, workdir: str) -> None:
       **config.search.options))
   _check(engine, config.search.engine)
   try:
-    server = servers.Server(engine, options, warn=_say)
+    server = search_server.Server(engine, options, warn=_say)
   except OSError as error:
     raise ValueError(
         f'serve.host and serve.port must be free, but {options.host}, port '
@@ -41,7 +41,7 @@ def search(config, workdir: str) -> None:
       f' over {len(corpus)} passages' if corpus else ''))
 
 
-def run_until_told(server: servers.Server, what: str) -> None:
+def run_until_told(server: search_server.Server, what: str) -> None:
   """Serves until SIGINT or SIGTERM; answers then what it has begun."""
   told = threading.Event()
   previous = {number: signal.signal(number, lambda *_: told.set())
@@ -60,14 +60,14 @@ def run_until_told(server: servers.Server, what: str) -> None:
       signal.signal(number, handler)
 
 
-def _options(serve) -> servers.Options:
+def _options(serve) -> search_server.Options:
   """config.serve, checked."""
   fields = dict(serve)
   fields['limits'] = wire.Limits(**fields['limits'])
   variable = fields.pop('token_env')
   if variable:
     fields['token'] = wire.secret(variable, 'serve.token_env')
-  return servers.Options(**fields)
+  return search_server.Options(**fields)
 
 
 def _corpus(config, workdir: pathlib.Path):

@@ -12,14 +12,14 @@ import numpy as np
 
 from searchrl.agent import chat
 from searchrl import ask
-from searchrl import completions
-from searchrl import model_server
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import stops
 from searchrl.rollouts import generation
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.search.remote import wire
+from searchrl.serving import model_server
+from searchrl.serving import openai_api
 
 
 def job(config, workdir: str) -> None:
@@ -94,7 +94,7 @@ def _options(config) -> model_server.Options:
   """config.serve, checked."""
   fields = dict(config.serve)
   del fields['steps']
-  fields['limits'] = completions.Limits(**fields['limits'])
+  fields['limits'] = openai_api.Limits(**fields['limits'])
   variable = fields.pop('token_env')
   if variable:
     fields['token'] = wire.secret(variable, 'serve.token_env')

@@ -22,12 +22,12 @@ import numpy as np
 import pytest
 import tiny
 
-from searchrl import completions
-from searchrl import model_server
 from searchrl.models.inference import engine as engines
 from searchrl.models import transformer
 from searchrl.rollouts import generation
 from searchrl import serve_model
+from searchrl.serving import model_server
+from searchrl.serving import openai_api
 
 TOKENIZER = chats.qwen()
 SHAPE = dataclasses.replace(tiny.CONFIG, vocab_size=TOKENIZER.vocab_size)
@@ -219,7 +219,7 @@ def test_what_is_refused(serving, fields, status, told):
 
 def test_a_fault_of_our_own_is_answered_and_not_shown(serving, monkeypatch):
   server = serving()
-  monkeypatch.setattr(completions, 'read', lambda *_, **__: 1 / 0)
+  monkeypatch.setattr(openai_api, 'read', lambda *_, **__: 1 / 0)
   status, found = ask(server)
   assert status == 500 and 'division' not in str(found)
 
@@ -278,7 +278,7 @@ def wait_for(condition):
 def test_a_full_queue_is_429_and_what_was_asked_is_answered_at_the_end(
     serving, engine):
   held = Held(engine)
-  server = serving(held, waiting=2, limits=completions.Limits(choices=2))
+  server = serving(held, waiting=2, limits=openai_api.Limits(choices=2))
   with concurrent.futures.ThreadPoolExecutor(9) as pool:
     begun = pool.submit(ask, server, n=2, max_tokens=3)
     wait_for(lambda: server.generator.speaking == 2)
@@ -365,7 +365,7 @@ def test_openais_own_client(serving):
 
 @pytest.mark.parametrize('options, message', [
     (dict(deadline_secs=0), 'serve.deadline_secs must be above 0'),
-    (dict(limits=completions.Limits(stops=0)), 'serve.limits.stops must be abo'),
+    (dict(limits=openai_api.Limits(stops=0)), 'serve.limits.stops must be abo'),
     (dict(waiting=9), 'must hold one request of limits.choices=64'),
 ])
 def test_options_are_checked(options, message):

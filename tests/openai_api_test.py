@@ -7,18 +7,18 @@ import json
 import chats
 import pytest
 
-from searchrl import completions
 from searchrl.models.inference.sampling import Draw, Truncation
+from searchrl.serving import openai_api
 
 TOKENIZER = chats.qwen()
 HELLO = [{'role': 'user', 'content': 'go on'}]
-LIMITS = completions.Limits(choices=6, stops=2, stop_chars=9)
+LIMITS = openai_api.Limits(choices=6, stops=2, stop_chars=9)
 
 
 def read(is_chat=False, tokenizer=TOKENIZER, body=None, **fields):
   record = {'model': 'it', **({'messages': HELLO} if is_chat else
                               {'prompt': 'the search'}), **fields}
-  return completions.read(
+  return openai_api.read(
       json.dumps(record).encode() if body is None else body, is_chat=is_chat,
       name='it', tokenizer=tokenizer, length=100, limits=LIMITS)
 
@@ -26,7 +26,7 @@ def read(is_chat=False, tokenizer=TOKENIZER, body=None, **fields):
 def test_what_is_left_out_has_openais_defaults():
   prompt = TOKENIZER.encode('the search')
   asked = read()
-  assert asked == completions.Request(
+  assert asked == openai_api.Request(
       False, (prompt,), (16,), 1, Draw(), (), None, False, False, False)
   assert read(temperature=None, stop=None, seed=None, echo=False, best_of=1,
               user='me', tools=[]) == asked
@@ -151,7 +151,7 @@ def said(**fields):
     (True, dict(messages=said(role='assistant')), 'messages', "assistant's"),
 ])
 def test_what_is_refused_names_its_field(is_chat, fields, param, told):
-  with pytest.raises(completions.Refused) as caught:
+  with pytest.raises(openai_api.Refused) as caught:
     read(is_chat, **fields)
   error = json.loads(caught.value.body())['error']
   assert error['param'] == param and told in error['message']
@@ -163,14 +163,14 @@ def test_what_is_refused_names_its_field(is_chat, fields, param, told):
 @pytest.mark.parametrize('body', [
     b'', b'{', b'[]', b'3', b'\xff', b'[' * 60_000, b'{"n": 1' + b'0' * 9000])
 def test_what_is_no_json_object(body):
-  with pytest.raises(completions.Refused, match='JSON'):
+  with pytest.raises(openai_api.Refused, match='JSON'):
     read(body=body)
 
 
 @pytest.mark.parametrize('tokenizer', [
     chats.byte_level(), chats.sentence_piece(chats.MISTRAL)])
 def test_what_no_template_writes_is_refused_without_the_inside(tokenizer):
-  with pytest.raises(completions.Refused) as caught:
+  with pytest.raises(openai_api.Refused) as caught:
     read(True, tokenizer, messages=[{'role': 'system', 'content': 'on'}, *HELLO])
   assert 'chat template can write' in str(caught.value)
   assert 'jinja' not in str(caught.value).lower()

@@ -24,8 +24,8 @@ from searchrl.search.corpus import Corpus
 from searchrl.search import factory
 from searchrl.search.remote import remote
 from searchrl.search.remote import wire
-from searchrl.search import server as servers
 from searchrl import serve
+from searchrl.serving import search_server
 from searchrl.trajectory import Passage, Query, SearchError
 
 CORPUS = Corpus(tuple(
@@ -40,8 +40,8 @@ def engine():
 
 @contextlib.contextmanager
 def serving(search=None, warn=print, **options):
-  server = servers.Server(
-      search or engine(), servers.Options(port=0, **options), warn)
+  server = search_server.Server(
+      search or engine(), search_server.Options(port=0, **options), warn)
   server.start()
   try:
     yield server
@@ -449,7 +449,7 @@ def test_a_server_killed_at_work_is_waited_for_within_the_deadline():
 ])
 def test_options_are_checked(options, message):
   with pytest.raises(ValueError, match=message):
-    servers.Options(**options)
+    search_server.Options(**options)
 
 
 def config_of(tmp_path, **changes):

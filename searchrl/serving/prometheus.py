@@ -12,7 +12,7 @@ import dataclasses
 import threading
 import time
 
-from searchrl.search.batcher import Call
+from searchrl.serving.batcher import Call
 
 _SECS = (.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

@@ -18,10 +18,10 @@ import threading
 import time
 from typing import Any
 
-from searchrl import completions
-from searchrl import listener
 from searchrl.models.inference import engine as engines
 from searchrl.rollouts import generation
+from searchrl.serving import listener
+from searchrl.serving import openai_api
 
 _ROUTES = {'/v1/completions': False, '/v1/chat/completions': True}  # is a chat
 
@@ -45,7 +45,7 @@ class Options:
   name: str
   host: str = '127.0.0.1'
   port: int = 8001
-  limits: completions.Limits = completions.Limits()
+  limits: openai_api.Limits = openai_api.Limits()
   waiting: int = 256
   deadline_secs: float = 600.0
   idle_secs: float = 60.0
@@ -123,25 +123,25 @@ class Server:
       Refused: there is none.
     """
     with self._one:
-      asked = completions.read(
+      asked = openai_api.read(
           body, is_chat=is_chat, name=self.options.name, length=self._length,
           tokenizer=self._tokenizer, limits=self.options.limits)
     try:
       stream = self.generator.submit(choices(asked))
     except generation.Full:
-      raise completions.Refused(
+      raise openai_api.Refused(
           'too much is waiting; come again.', status=429,
           kind='rate_limit_error', code='rate_limit_exceeded') from None
     except generation.Closed:
       raise _closed() from None
-    made = completions.Answer(
+    made = openai_api.Answer(
         asked, uid=secrets.token_hex(12), created=int(time.time()),
         name=self.options.name, token_bytes=self._tokenizer.token_bytes)
     pieces = _told(stream, time.monotonic() + self.options.deadline_secs)
     return made.events(pieces) if asked.stream else made.whole(pieces)
 
 
-def choices(asked: completions.Request) -> list[generation.Choice]:
+def choices(asked: openai_api.Request) -> list[generation.Choice]:
   """What a request asks for; equal seeds give equal randomness.
 
   The seed and a choice's number name it, and neither the prompt nor the rest.
@@ -155,8 +155,8 @@ def choices(asked: completions.Request) -> list[generation.Choice]:
           for number, (prompt, budget) in enumerate(wanted)]
 
 
-def _closed() -> completions.Refused:
-  return completions.Refused('the server is ending.', status=503,
+def _closed() -> openai_api.Refused:
+  return openai_api.Refused('the server is ending.', status=503,
                              kind='server_error')
 
 
@@ -165,7 +165,7 @@ def _told(stream: generation.Stream, deadline: float):
   try:
     yield from stream.pieces(deadline)
   except TimeoutError:
-    raise completions.Refused('not finished in time.', status=504,
+    raise openai_api.Refused('not finished in time.', status=504,
                               kind='server_error', code='timeout') from None
   except generation.Closed:
     raise _closed() from None
@@ -177,7 +177,7 @@ class _Handler(listener.Handler):
   """One connection."""
 
   def no_http(self, status: int) -> None:
-    self._refuse(completions.Refused('no such request.', status=status))
+    self._refuse(openai_api.Refused('no such request.', status=status))
 
   def do_GET(self):
     owner, path = self.server.owner, self.path.partition('?')[0]
@@ -191,11 +191,11 @@ class _Handler(listener.Handler):
     elif not self.is_allowed():
       self._refuse(_NO_TOKEN)
     elif path == '/v1/models':
-      self._send(200, completions.models(name, created))
+      self._send(200, openai_api.models(name, created))
     elif path == f'/v1/models/{name}':
-      self._send(200, completions.model(name, created))
+      self._send(200, openai_api.model(name, created))
     else:
-      self._refuse(completions.Refused(
+      self._refuse(openai_api.Refused(
           'no such page.', status=405 if path in _ROUTES else 404))
 
   def do_POST(self):
@@ -209,7 +209,7 @@ class _Handler(listener.Handler):
           self._send(200, found)
         else:
           self._send_events(found)
-      except completions.Refused as error:
+      except openai_api.Refused as error:
         self._refuse(error)
         if self.close_connection:
           self.discard()
@@ -217,12 +217,12 @@ class _Handler(listener.Handler):
   def _found(self, body: bytes, is_chat: bool) -> bytes | Iterator[bytes]:
     try:
       return self.server.owner.answer(body, is_chat)
-    except completions.Refused:
+    except openai_api.Refused:
       raise
     except Exception as error:  # whatever it is, the client gets an answer
       print(f'Warning: a request failed: {type(error).__name__}: {error}',
             file=sys.stderr, flush=True)
-      raise completions.Refused(
+      raise openai_api.Refused(
           'this request failed.', status=500, kind='server_error') from error
 
   def _body(self) -> bytes:
@@ -230,14 +230,14 @@ class _Handler(listener.Handler):
     limit = self.server.owner.options.limits.body_bytes
     length = self.headers.get('Content-Length', '')
     if self.path.partition('?')[0] not in _ROUTES:
-      raise completions.Refused(
+      raise openai_api.Refused(
           f'no such page; POST to {" or ".join(_ROUTES)}.', status=404)
     if not self.is_allowed():
       raise _NO_TOKEN
     if not (length.isascii() and length.isdecimal()):
-      raise completions.Refused('a Content-Length is needed.', status=411)
+      raise openai_api.Refused('a Content-Length is needed.', status=411)
     if int(length[:12]) > limit:
-      raise completions.Refused(f'at most {limit} bytes.', status=413)
+      raise openai_api.Refused(f'at most {limit} bytes.', status=413)
     return self.rfile.read(int(length))
 
   def _send_events(self, events: Iterator[bytes]) -> None:
@@ -250,14 +250,14 @@ class _Handler(listener.Handler):
                            'Cache-Control': 'no-cache'})
           begun = True
         self.wfile.write(event)
-    except completions.Refused as error:
+    except openai_api.Refused as error:
       if not begun:
         raise
-      self.wfile.write(completions.event(error.body()))
+      self.wfile.write(openai_api.event(error.body()))
     finally:
       events.close()  # also if the client has hung up
 
-  def _refuse(self, error: completions.Refused) -> None:
+  def _refuse(self, error: openai_api.Refused) -> None:
     extra = {'Retry-After': '1'} if error.status == 429 else {}
     self._send(error.status, error.body(), extra)
 
@@ -268,6 +268,6 @@ class _Handler(listener.Handler):
       self.wfile.write(body)
 
 
-_NO_TOKEN = completions.Refused(
+_NO_TOKEN = openai_api.Refused(
     'a bearer token is needed.', status=401, kind='authentication_error',
     code='invalid_api_key')

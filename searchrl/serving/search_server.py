@@ -18,10 +18,10 @@ import sys
 import threading
 import time
 
-from searchrl import listener
-from searchrl.search import batcher as batchers
-from searchrl.search import gauges
 from searchrl.search.remote import wire
+from searchrl.serving import batcher as batchers
+from searchrl.serving import listener
+from searchrl.serving import prometheus
 from searchrl.trajectory import Query, Question, SearchError, SearchFn
 
 
@@ -93,7 +93,7 @@ class Server:
   def __init__(self, search: SearchFn, options: Options,
                warn: Callable[[str], None] = lambda text: None):
     self.options, self._warn, self._told = options, warn, None
-    self.gauges = gauges.Gauges()
+    self.gauges = prometheus.Gauges()
     self.draining = False
     self.batcher = batchers.Batcher(
         search, batch_queries=options.batch_queries,
