@@ -19,7 +19,7 @@ from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
 from searchrl.encoders import embedder
 from searchrl.encoders import reranker
-from searchrl import evaluate
+from searchrl.evaluation import suite
 from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
@@ -125,7 +125,7 @@ def policy(config, most: int):
   config.rollout.slots = used
   player, params = samplers.build(config, mesh)
   if config.ask.run:
-    params = evaluate.trained(
+    params = suite.trained(
         pathlib.Path(config.ask.run), params, player.shape)
   return player, params
 

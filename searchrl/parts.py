@@ -17,7 +17,7 @@ from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
 from searchrl.encoders import embedder
 from searchrl.encoders import reranker
-from searchrl import evaluate
+from searchrl.evaluation import suite
 from searchrl.models import attention
 from searchrl.models import lora as loras
 from searchrl.rl import algorithms
@@ -49,7 +49,7 @@ class Parts:
   search: metered.Meter
   reward: Callable[..., float]
   outcome: Callable[..., float]
-  exams: list[evaluate.Exam]
+  exams: list[suite.Exam]
   guard: processes.Guard
 
 
@@ -99,7 +99,7 @@ def build(config, folder: pathlib.Path) -> Parts:
           load_encoder=embedder.load_again, load_judge=reranker.load,
           **config.search.options))),
       reward=reward, outcome=outcome,
-      exams=evaluate.exams(
+      exams=suite.exams(
           sets, config.search.engine, config.search.options,
           noise=config.evaluate.noise, seed=config.seed),
       guard=guard)

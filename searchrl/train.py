@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from searchrl.agent import statistics
-from searchrl import evaluate
+from searchrl.evaluation import suite
+from searchrl.evaluation import summary
 from searchrl.models import weights
 from searchrl import parts as parts_lib
 from searchrl.rl import algorithms
@@ -32,7 +33,6 @@ from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
 from searchrl.runtime import processes
 from searchrl.runtime import watchdog
-from searchrl import summary
 from searchrl.training import optimizer as optimizers
 from searchrl import trajectory
 
@@ -208,11 +208,11 @@ class _Examiner:
     if table is None:
       _say(f'Evaluating {name} training '
            f'({sum(len(e.set.questions) for e in exams)} questions) ...')
-      table, records = evaluate.run(self._parts.player, params, exams)
+      table, records = suite.run(self._parts.player, params, exams)
       if processes.is_first():
-        evaluate.save(folder, table, records, self._parts.player.tokenizer)
+        suite.save(folder, table, records, self._parts.player.tokenizer)
     if not self._writer.holds(step, 'val/'):
-      self._writer.write(step, evaluate.scalars(table))
+      self._writer.write(step, suite.scalars(table))
 
 
 def _read_json(folder: pathlib.Path):

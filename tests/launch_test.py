@@ -17,8 +17,8 @@ from configs import build_index
 from configs import common
 import jax
 import pytest
+from searchrl.evaluation import summary
 from searchrl.runtime import watchdog
-from searchrl import summary
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LAUNCH = ROOT / 'launch'

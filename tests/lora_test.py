@@ -15,7 +15,7 @@ import tiny
 import train_test
 
 from configs import grpo
-from searchrl import evaluate
+from searchrl.evaluation import suite
 from searchrl.models import lora as loras
 from searchrl.models import policy
 from searchrl.models import transformer
@@ -188,7 +188,7 @@ def test_a_run_trains_adapters_and_exports_what_its_checkpoint_says(tmp_path):
                       weights.read_config(str(samplers.TINY_BASE)))
   shape = weights.read_config(str(tmp_path / 'run' / 'model'))
   exported = weights.load(str(tmp_path / 'run' / 'model'), shape)
-  trained = evaluate.trained(tmp_path / 'run', base, shape)
+  trained = suite.trained(tmp_path / 'run', base, shape)
   jax.tree.map(np.testing.assert_array_equal, trained, exported)
   for name in transformer.abstract(shape)['layers']:
     changed = any(np.any(x != y) for x, y in zip(

@@ -7,16 +7,16 @@ import json
 import numpy as np
 import pytest
 from searchrl.data import datasets
-from searchrl import evaluate
+from searchrl.evaluation import suite
+from searchrl.evaluation import summary
 from searchrl.runtime import workdir
-from searchrl import summary
 from searchrl.trajectory import Action, Question, Trajectory, Turn
 
 
 @pytest.mark.parametrize('hits, n', [(0, 10), (3, 10), (10, 10), (50, 200)])
 def test_wilson_interval_solves_its_equation(hits, n):
   # The ends p of the interval are where |hits/n - p| = z sqrt(p (1-p) / n).
-  for p in evaluate.wilson(hits, n):
+  for p in suite.wilson(hits, n):
     np.testing.assert_allclose(
         (hits / n - p) ** 2, 1.96 ** 2 * p * (1 - p) / n, atol=1e-12)
 
@@ -37,15 +37,15 @@ class FakePlayer:
 
 
 def test_rows_are_by_hops_and_scored_by_every_measure():
-  exam = evaluate.Exam(
+  exam = suite.Exam(
       datasets.Set('known', [g.question for g in games()], None), 'bm25', None,
       'greedy')
-  rows, records = evaluate.run(FakePlayer(), None, [exam])
+  rows, records = suite.run(FakePlayer(), None, [exam])
   assert [(r['hops'], r['n'], r['em']) for r in rows] == [
       (1, 2, 0.5), (2, 1, 1.0)]
   assert rows[0]['f1'] == 0.5 and rows[0]['searches'] == 0
   assert len(records[0][1]) == 3
-  assert evaluate.scalars(rows)['val/known_2hop/em/greedy'] == 1.0
+  assert suite.scalars(rows)['val/known_2hop/em/greedy'] == 1.0
 
 
 def test_table_of_a_run_shows_before_and_after(tmp_path):
@@ -91,9 +91,9 @@ def test_generated_data_is_written_once_and_read_back(tmp_path):
 
 
 def test_a_run_is_judged_through_its_own_engine(tmp_path):
-  assert evaluate.own_search('') == ('bm25', {})
-  assert evaluate.own_search(str(tmp_path)) == ('bm25', {})
+  assert suite.own_search('') == ('bm25', {})
+  assert suite.own_search(str(tmp_path)) == ('bm25', {})
   (tmp_path / 'config.json').write_text(json.dumps({
       'search': {'engine': 'dense', 'options': {'encoder': 'tiny_e5'}}}))
-  assert evaluate.own_search(str(tmp_path)) == (
+  assert suite.own_search(str(tmp_path)) == (
       'dense', {'encoder': 'tiny_e5'})
