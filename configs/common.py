@@ -22,7 +22,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
         f"size must be 'laptop', 'smoke' or one of {sorted(MODELS)}, but is "
         f'{size!r}. Write for instance --config=configs/dspo.py:smoke.')
   config = ml_collections.ConfigDict()
-  config.job = 'searchrl.train:run'
+  config.job = 'searchrl.jobs.train:run'
   config.seed = 0  # of data order and of all sampling
   config.allow_changes = False  # set by --allow_changes
 

@@ -48,8 +48,8 @@ def main(argv) -> None:
   try:
     if _QUESTION.value is not None:
       _take_question(config, _QUESTION.value)
-    name = 'searchrl.plan:run' if _PLAN.value else config.job
-    job = plugins.resolve(name, field='job', ours='searchrl.train:run')
+    name = 'searchrl.jobs.plan:run' if _PLAN.value else config.job
+    job = plugins.resolve(name, field='job', ours='searchrl.jobs.train:run')
     job(config, workdir)
   except KeyboardInterrupt:
     sys.exit(f'Interrupted. What {workdir} holds is whole; run the same command '

@@ -17,7 +17,7 @@ import tiny
 
 from configs import ask as ask_config
 from configs import common
-from searchrl import ask
+from searchrl.jobs import ask
 from searchrl.models import lora as loras
 from searchrl.models import weights
 from searchrl.rollouts import sampler as samplers

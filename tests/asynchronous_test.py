@@ -12,9 +12,9 @@ import train_test
 
 from configs import grpo
 from configs import rloo
+from searchrl.jobs import train
 from searchrl.rollouts import asynchronous
 from searchrl.rollouts import collect
-from searchrl import train
 
 
 def record(params, progress, policy_step):

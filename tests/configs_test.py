@@ -9,8 +9,8 @@ import pathlib
 import pytest
 
 from configs import common
-from searchrl import parts
-from searchrl import plan
+from searchrl.experiment import build as builds
+from searchrl.jobs import plan
 
 RECIPES = sorted(
     path.stem for path in pathlib.Path(common.__file__).parent.glob('*.py')
@@ -37,7 +37,7 @@ def test_the_papers_size_of_every_recipe_fits_64_chips(recipe, tmp_path):
   assert found.fits and found.parameters == 7_615_616_512
   steps = config.optimizer.warmup_steps / config.learner.minibatches
   assert steps == 286
-  algorithm = parts.algorithm(config)
+  algorithm = builds.algorithm(config)
   assert config.learner.minibatches == 1 or not algorithm.one_update
   assert not config.train.max_rollouts
 

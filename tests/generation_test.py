@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import tiny
 
+from searchrl.jobs import serve_model
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import sampling
 from searchrl.models import transformer
 from searchrl.rollouts import generation
-from searchrl import serve_model
 
 TOKENIZER = tiny.Tokenizer()
 PIECES = TOKENIZER.token_bytes

@@ -16,13 +16,13 @@ import train_test
 
 from configs import grpo
 from searchrl.evaluation import suite
+from searchrl.jobs import train
 from searchrl.models import lora as loras
 from searchrl.models import policy
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import mesh as meshes
-from searchrl import train
 from searchrl.training import learner as learners
 
 CONFIG = learning.CONFIG

@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 import tiny
 
+from searchrl.jobs import serve_model
 from searchrl.models.inference import engine as engines
 from searchrl.models import transformer
 from searchrl.rollouts import generation
-from searchrl import serve_model
 from searchrl.serving import model_server
 from searchrl.serving import openai_api
 

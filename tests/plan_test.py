@@ -11,9 +11,9 @@ import jax
 import pytest
 
 from configs import grpo
+from searchrl.jobs import plan
 from searchrl.models import attention
 from searchrl.models import transformer
-from searchrl import plan
 from searchrl.rl import algorithms
 from searchrl.runtime import devices
 from searchrl.runtime.devices import GIB

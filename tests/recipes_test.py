@@ -12,11 +12,11 @@ import jax
 import pytest
 import tiny
 
-from searchrl import parts
+from searchrl.experiment import build as builds
+from searchrl.jobs import train
 from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import metrics
-from searchrl import train
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CLIPPED = ('actor/pg_clipfrac', 'actor/clipfrac_low', 'actor/clipfrac_high')
@@ -59,11 +59,11 @@ NEVER_ALIKE = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds',
 @pytest.mark.parametrize('name', RECIPES)
 def test_a_config_builds_its_recipe_and_its_learner(name, size):
   config = importlib.import_module(name).get_config(size)
-  algorithm = parts.algorithm(config)
+  algorithm = builds.algorithm(config)
   assert config.algorithm.name.endswith(':' + name.partition('.')[2])
   mesh = meshes.make(devices=jax.devices()[:1])
-  learner = parts.learner(
-      config, algorithm, tiny.CONFIG, mesh, parts.attend(config, 'xla', mesh))
+  learner = builds.learner(
+      config, algorithm, tiny.CONFIG, mesh, builds.attend(config, 'xla', mesh))
   assert learner.minibatches == 1 or not algorithm.one_update
   rows = config.rollout.questions * config.rollout.group_size
   assert rows == {'laptop': 72, 'smoke': 16}[size]
@@ -92,7 +92,7 @@ def test_a_config_that_does_not_fit_together_is_refused(change, message):
   config.algorithm = change.pop('algorithm')
   config.update(change)
   with pytest.raises(ValueError, match=message):
-    parts.algorithm(config)
+    builds.algorithm(config)
 
 
 def test_a_config_can_ask_for_weights(monkeypatch):
@@ -101,10 +101,10 @@ def test_a_config_can_ask_for_weights(monkeypatch):
       train.algorithms, 'corrected',
       lambda algorithm, **options: told.append(options) or algorithm)
   config = importlib.import_module('configs.grpo').get_config('smoke')
-  parts.algorithm(config)
+  builds.algorithm(config)
   assert not told
   config.mismatch.update(how='mask', high=5.0)
-  parts.algorithm(config)
+  builds.algorithm(config)
   assert told == [dict(how='mask', level='token', low=0.5, high=5.0)]
 
 

@@ -20,11 +20,11 @@ import pytest
 import tiny
 
 from configs import serve_search
+from searchrl.jobs import serve_search
 from searchrl.search.corpus import Corpus
 from searchrl.search import factory
 from searchrl.search.remote import remote
 from searchrl.search.remote import wire
-from searchrl import serve
 from searchrl.serving import search_server
 from searchrl.trajectory import Passage, Query, SearchError
 
@@ -465,25 +465,25 @@ def test_a_port_that_is_taken_is_told(tmp_path):
   with serving() as server:
     config.serve.port = int(server.address.rpartition(':')[2])
     with pytest.raises(ValueError, match='must be free, but 127.0.0.1, port'):
-      serve.search(config, str(tmp_path))
+      serve_search.search(config, str(tmp_path))
 
 
 def test_an_engine_that_does_not_answer_is_not_served(tmp_path):
   config = config_of(tmp_path, engine='remote', options=dict(
       urls=(faulty.unused_url(),), tries=1))
   with pytest.raises(ValueError, match="'remote' failed with unavailable"):
-    serve.search(config, str(tmp_path))
+    serve_search.search(config, str(tmp_path))
 
 
 def test_the_token_comes_from_the_environment(tmp_path, monkeypatch):
   config, seen = config_of(tmp_path), []
   config.serve.update(port=0, token_env='TOKEN_OF_TEST')
-  monkeypatch.setattr(serve, 'run_until_told', lambda server, what: (
+  monkeypatch.setattr(serve_search, 'run_until_told', lambda server, what: (
       seen.append((server.options.token, what)), server.start(), server.stop()))
   with pytest.raises(ValueError, match='TOKEN_OF_TEST is not set'):
-    serve.search(config, str(tmp_path))
+    serve_search.search(config, str(tmp_path))
   monkeypatch.setenv('TOKEN_OF_TEST', 'abc')
-  serve.search(config, str(tmp_path))
+  serve_search.search(config, str(tmp_path))
   assert seen == [('abc', 'bm25 over 1 passages')]
 
 

@@ -14,10 +14,10 @@ import pytest
 import tiny
 
 from configs import serve_model as serve_config
+from searchrl.jobs import serve_model
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import sampling
 from searchrl.rollouts import generation
-from searchrl import serve_model
 from searchrl.serving import model_server
 
 

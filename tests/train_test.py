@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from searchrl.agent import rewards
 from searchrl.data import questions as questions_lib
-from searchrl import parts
+from searchrl.experiment import build as builds
+from searchrl.jobs import train
 from searchrl.rollouts import collect
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
 from searchrl.search import corpus as corpora
-from searchrl import train
 from searchrl import trajectory
 from searchrl.trajectory import Passage, Question
 
@@ -273,7 +273,7 @@ def test_filter_keeps_surplus_in_order_and_counts():
   config = tiny(dspo)
   config.rollout.update(questions=5, group_size=3, max_rounds=4)
   progress = collect.Progress()
-  algorithm, stream = parts.algorithm(config), Stream()
+  algorithm, stream = builds.algorithm(config), Stream()
   groups, played, counts = collect.collect(
       Player(), None, stream, progress, algorithm, None, None, None,
       config.rollout, 0)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Addresses in, a SearchFn out that asks servers which speak `/retrieve`.
 
-Search-R1's own servers do, and ours (`searchrl.serve`). All must hold the same
+Search-R1's own servers do, and ours (`searchrl.jobs.serve_search`). All must hold the same
 index: a call goes to any of them.
 """
 

@@ -18,11 +18,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from searchrl.experiment import build as builds
 from searchrl.models import attention
 from searchrl.models.inference import slots as slots_lib
 from searchrl.models import transformer
 from searchrl.models import weights
-from searchrl import parts
 from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import devices as devices_lib
 from searchrl.runtime.devices import GIB
@@ -190,8 +190,8 @@ def _learner(config, shape, mesh, kind) -> learners.Learner:
     name, _ = attention.choose(
         platform, config.learner.dtype, shape.head_dim,
         config.learner.row_length or config.rollout.length)
-  return parts.learner(config, parts.algorithm(config), shape, mesh,
-                       parts.attend(config, name, mesh))
+  return builds.learner(config, builds.algorithm(config), shape, mesh,
+                       builds.attend(config, name, mesh))
 
 
 def _holds(config, shape, learner, mesh, here, processes: int

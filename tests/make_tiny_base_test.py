@@ -9,8 +9,8 @@ from configs import tiny_base
 import jax
 import numpy as np
 import pytest
-from searchrl import finetune
 from searchrl.agent import tokenizer as tokenizers
+from searchrl.jobs import make_tiny_base
 from searchrl.models import induction
 from searchrl.models import transformer
 from searchrl.models import weights
@@ -20,7 +20,7 @@ def test_packing_keeps_every_document_whole_and_apart():
   rng = np.random.default_rng(0)
   documents = [(rng.integers(1, 9, n).tolist(), [1.0] * n)
                for n in rng.integers(1, 17, 30)]
-  packed = finetune.pack_documents(documents, (8, 16), pad_id=0)
+  packed = make_tiny_base.pack_documents(documents, (8, 16), pad_id=0)
   found = []
   for width, rows in packed.items():
     for tokens, weight, segments in rows:
@@ -35,12 +35,12 @@ def test_packing_keeps_every_document_whole_and_apart():
 
 
 def test_document_longer_than_every_row_is_left_out():
-  packed = finetune.pack_documents([([1] * 9, [1.0] * 9)], (8,), pad_id=0)
+  packed = make_tiny_base.pack_documents([([1] * 9, [1.0] * 9)], (8,), pad_id=0)
   assert packed == {8: []}
 
 
 def test_echoes_weigh_only_what_can_be_copied():
-  (ids, weight), = finetune.echoes(1, 50, np.random.default_rng(0))
+  (ids, weight), = make_tiny_base.echoes(1, 50, np.random.default_rng(0))
   said = weight.count(0.0)
   assert len(ids) == 128 and ids[said:] == ids[:-said]
 
@@ -90,7 +90,7 @@ def test_shape_without_room_for_the_circuit_is_refused():
 @pytest.mark.slow
 def test_interrupted_making_ends_in_the_same_bytes(tmp_path):
   config = tiny_base.get_config('smoke')
-  finetune.tiny_base(config, str(tmp_path / 'whole'))
+  make_tiny_base.tiny_base(config, str(tmp_path / 'whole'))
   model = tmp_path / 'whole' / 'model'
   shape = weights.read_config(str(model))
   weights.load(str(model), shape)
@@ -101,7 +101,7 @@ def test_interrupted_making_ends_in_the_same_bytes(tmp_path):
   steps = sorted(int(p.name) for p in (broken / 'checkpoints').iterdir())
   shutil.rmtree(broken / 'checkpoints' / str(steps[-1]))
   shutil.rmtree(broken / 'model')
-  finetune.tiny_base(config, str(broken))
+  make_tiny_base.tiny_base(config, str(broken))
   digests = {hashlib.sha256(
       (folder / 'model' / 'model.safetensors').read_bytes()).hexdigest()
              for folder in (tmp_path / 'whole', broken)}

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from configs import evaluate_search
-from searchrl import retrieval
+from searchrl.jobs import evaluate_search
 
 
 def write(path, records):
@@ -29,7 +29,7 @@ def config(tmp_path):
 
 
 def test_a_table_of_own_questions(config, tmp_path, capsys):
-  retrieval.job(config, str(tmp_path / 'run'))
+  evaluate_search.job(config, str(tmp_path / 'run'))
   row, = json.loads((tmp_path / 'run' / 'retrieval.json').read_text())
   assert row == {
       'set': 'eval', 'engine': 'bm25', 'hops': 1, 'n': 2, 'recall@1': 0.0,
@@ -41,7 +41,7 @@ def test_a_table_of_own_questions(config, tmp_path, capsys):
 
 def test_generated_worlds_are_judged_too(tmp_path):
   config = evaluate_search.get_config('smoke')
-  retrieval.job(config, str(tmp_path))
+  evaluate_search.job(config, str(tmp_path))
   rows = json.loads((tmp_path / 'retrieval.json').read_text())
   recall = {(r['set'], r['hops']): r['recall@10'] for r in rows}
   assert recall['known', 1] == recall['unseen', 1] == 1.0
@@ -52,4 +52,4 @@ def test_an_engine_elsewhere_needs_questions(config, tmp_path):
   config.data.evaluate = ''
   config.search.engine = 'web'
   with pytest.raises(ValueError, match='must name questions'):
-    retrieval.job(config, str(tmp_path))
+    evaluate_search.job(config, str(tmp_path))

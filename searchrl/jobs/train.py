@@ -23,8 +23,8 @@ import jax.numpy as jnp
 from searchrl.agent import statistics
 from searchrl.evaluation import suite
 from searchrl.evaluation import summary
+from searchrl.experiment import build as builds
 from searchrl.models import weights
-from searchrl import parts as parts_lib
 from searchrl.rl import algorithms
 from searchrl.rollouts import asynchronous
 from searchrl.rollouts import collect as collecting
@@ -47,7 +47,7 @@ def run(config, workdir: str) -> None:
   first one writes and speaks for all.
   """
   folder = pathlib.Path(workdir)
-  parts = parts_lib.build(config, folder)
+  parts = builds.build(config, folder)
   done = processes.on_first('done?', (folder / summary.FILE).exists)
   if done:
     _say((folder / summary.FILE).read_text(), file=sys.stdout)
@@ -77,7 +77,7 @@ def run(config, workdir: str) -> None:
       folder, f'{recipe}, seed {config.seed}'))
 
 
-def restore(parts: parts_lib.Parts, config, folder: pathlib.Path):
+def restore(parts: builds.Parts, config, folder: pathlib.Path):
   """The newest checkpoint's (state, progress); a fresh start is one, too."""
   state = parts.learner.init(parts.params)
   found = checkpoint.restore(folder / 'checkpoints', state,
@@ -94,7 +94,7 @@ def restore(parts: parts_lib.Parts, config, folder: pathlib.Path):
   return state, progress
 
 
-def loop(parts: parts_lib.Parts, config, folder, state, progress, writer):
+def loop(parts: builds.Parts, config, folder, state, progress, writer):
   """Steps until the run is done, or someone asks to stop.
 
   Returns:
@@ -139,7 +139,7 @@ def loop(parts: parts_lib.Parts, config, folder, state, progress, writer):
   return state, False
 
 
-def step(parts: parts_lib.Parts, config, source, state, progress, timer):
+def step(parts: builds.Parts, config, source, state, progress, timer):
   """One step of RL: play, keep, pack, score, update.
 
   Returns:
@@ -159,7 +159,7 @@ def step(parts: parts_lib.Parts, config, source, state, progress, timer):
   return state, values, played
 
 
-def _source(parts: parts_lib.Parts, config):
+def _source(parts: builds.Parts, config):
   """Where a step's groups come from."""
   def collect(player, params, progress, policy_step):
     return collecting.collect(
@@ -195,7 +195,7 @@ def pack(groups, algorithm, policy_step: int, options) -> trajectory.Batch:
 class _Examiner:
   """Evaluates once under each name, and never again after a resume."""
 
-  def __init__(self, parts: parts_lib.Parts, folder: pathlib.Path, writer):
+  def __init__(self, parts: builds.Parts, folder: pathlib.Path, writer):
     self._parts, self._writer = parts, writer
     self._folder = folder / 'evaluation'
 

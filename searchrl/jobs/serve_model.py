@@ -11,7 +11,7 @@ import threading
 import numpy as np
 
 from searchrl.agent import chat
-from searchrl import ask
+from searchrl.jobs import ask
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import stops
 from searchrl.rollouts import generation
