@@ -294,27 +294,27 @@ def phase(options, shape, params, limits) -> None:
     engine.load(params, 1.0)
     heard = scripted.Heard(engine, script)
     start = time.perf_counter()
-    games = driver.play(
+    trajectories = driver.play(
         script.requests, engine=heard, search=script.search, dialogue=speech,
         tokenizer=scripted.Tokenizer(tokenizer, heard), budgets=budgets,
         row_ids=script.row_ids, append=script.append, step=0, policy_step=0,
-        course=driver.Course('arrival', ahead=1))
+        schedule=driver.Schedule('arrival', decodes_in_flight=1))
     taken.append(time.perf_counter() - start)
-  tokens = sum(len(g.tokens) for g in games)
-  tell(f'phase of {len(games)} trajectories', options.phase_slots,
-       round(tokens / len(games)), taken[-1],
-       least(games, limits, options.phase_slots), tokens)
+  tokens = sum(len(g.tokens) for g in trajectories)
+  tell(f'phase of {len(trajectories)} trajectories', options.phase_slots,
+       round(tokens / len(trajectories)), taken[-1],
+       least(trajectories, limits, options.phase_slots), tokens)
 
 
-def least(games, limits: Limits, rows: int) -> float:
+def least(trajectories, limits: Limits, rows: int) -> float:
   """Seconds that these trajectories take at the limits, in so many slots."""
   prompts, fed, read, said, seen = set(), 0, 0, 0, 0
-  for game in games:
-    at = len(game.prompt_tokens)
-    if game.question.uid not in prompts:
-      prompts.add(game.question.uid)
+  for trajectory in trajectories:
+    at = len(trajectory.prompt_tokens)
+    if trajectory.question.uid not in prompts:
+      prompts.add(trajectory.question.uid)
       fed, read = fed + at, read + at * (at + 1) / 2
-    for turn in game.turns:
+    for turn in trajectory.turns:
       count = len(turn.action_tokens)
       said, seen = said + count, seen + count * (at + (count - 1) / 2)
       at += count

@@ -63,7 +63,7 @@ def main() -> None:
           with options.records.open('a') as file:
             file.write(json.dumps(record) + '\n')
   found = records(options.records)
-  print(f'{learning.table(found)}\n{course(found)}')
+  print(f'{learning.table(found)}\n{schedule(found)}')
   draw(found, options.records.with_suffix('.png'))
 
 
@@ -109,7 +109,7 @@ def records(file: pathlib.Path) -> list[dict]:
   return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def course(found: list[dict]) -> str:
+def schedule(found: list[dict]) -> str:
   """First and last steps of training, mean over steps and seeds."""
   lines = ['| engine | seeds | exact match, first and last steps '
            '| searches a question, first and last steps | CPU seconds a run |',

@@ -113,19 +113,19 @@ def table(found: list[dict]) -> str:
   for record in found:
     seeds[record['config']].add(record['seed'])
     for row in record['rows']:
-      exam = (row['set'], row['engine'], row['decoding'])
-      cells[exam, record['config'], row['hops']].append(
+      case = (row['set'], row['engine'], row['decoding'])
+      cells[case, record['config'], row['hops']].append(
           (row['em'], row['searches']))
-  exams = list(dict.fromkeys(exam for exam, _, _ in cells))
+  cases = list(dict.fromkeys(case for case, _, _ in cells))
   hops = sorted({h for _, _, h in cells})
   lines = []
-  for exam in exams:
-    lines += [f'{", ".join(exam)}:', '',
+  for case in cases:
+    lines += [f'{", ".join(case)}:', '',
               '| recipe | seeds | ' + ' | '.join(
                   f'{h} hop{"s" * (h > 1)}' for h in hops) + ' | searches |',
               '|---' * (3 + len(hops)) + '|']
     for config in sorted(seeds, key=lambda c: (c != 'base', c)):
-      values = [np.array(cells[exam, config, h]) for h in hops]
+      values = [np.array(cells[case, config, h]) for h in hops]
       searches = ' '.join(f'{v[:, 1].mean():.1f}' for v in values)
       lines.append(f'| {config} | {len(seeds[config])} | ' + ' | '.join(
           _cell(v[:, 0]) for v in values) + f' | {searches} |')

@@ -126,18 +126,18 @@ def searchrl(steps: int) -> None:
     stopped = {}
     while len(stopped) < QUESTIONS * SAMPLES:
       stopped |= {s.slot: s for s in engine.decode()}
-    games = []
+    trajectories = []
     for slot, said in sorted(stopped.items()):
       turn = trajectory.Turn(said.tokens, said.logprobs,
                              trajectory.Action('answer', ('',)))
       reward = sum(t % 2 for t in said.tokens) / SAID
-      games.append(trajectory.Trajectory(
+      trajectories.append(trajectory.Trajectory(
           asked[slot // SAMPLES], slot % SAMPLES, step,
           tuple(prompts[slot // SAMPLES]), (turn,), 'answer', reward, reward))
       assert len(said.tokens) == SAID
       engine.release(slot)
     batch = trajectory.pack(
-        games, group_ids=[g.question.uid for g in games], policy_step=step,
+        trajectories, group_ids=[g.question.uid for g in trajectories], policy_step=step,
         length=PROMPT + SAID)
     batch = learner.score(state, batch, params)
     state, _ = learner.update(state, batch, params)

@@ -50,8 +50,8 @@ from searchrl.trajectory import Action, Passage, Question
 LENGTH = 512
 BUDGETS = driver.Budgets(max_turns=9, max_turn_tokens=62, passage_tokens=96,
                           top_k=1)
-COURSES = {'slots': driver.Course(), 'slow': driver.Course('arrival'),
-           'instant': driver.Course('arrival')}
+COURSES = {'slots': driver.Schedule(), 'slow': driver.Schedule('arrival'),
+           'instant': driver.Schedule('arrival')}
 WORDS = ('river', 'city', 'founded', 'near', 'the', 'old', 'company', 'of')
 
 
@@ -135,41 +135,41 @@ class Bench:
 
   def __init__(self, options):
     mesh = meshes.make(data=1)
-    self.player, self.params = samplers.load(
+    self.sampler, self.params = samplers.load(
         '', dialogue='searchrl.agent.dialogue:laptop', seed=0, slots=1,
         length=LENGTH, budgets=BUDGETS, mesh=mesh)
     table = stops.compile_table(
-        self.player.tokenizer.token_bytes, ('never said',),
-        self.player.shape.vocab_size)
+        self.sampler.tokenizer.token_bytes, ('never said',),
+        self.sampler.shape.vocab_size)
     build = functools.partial(
-        engines.Engine, self.player.shape, slots=options.slots, length=LENGTH,
+        engines.Engine, self.sampler.shape, slots=options.slots, length=LENGTH,
         stop_table=table, eos_ids=(),
         shardings=functools.partial(meshes.shardings, mesh))
     self.dialogue = dataclasses.replace(
-        self.player.dialogue, parse=lambda text: Action(text, ('x',)))
+        self.sampler.dialogue, parse=lambda text: Action(text, ('x',)))
     self.engine = build(steps=options.steps, patience=options.patience)
     # All rows go on, and read as far as the longest, until that has stopped.
     self.waiting = build(steps=BUDGETS.max_turn_tokens, patience=1, parts=1)
     self.slots = options.slots
 
-  def play(self, script, engine, *, requests, search, course):
+  def play(self, script, engine, *, requests, search, schedule):
     engine.load(self.params, 1.0)
     heard = Heard(engine, script)
     return driver.play(
         requests, engine=heard, search=search, dialogue=self.dialogue,
-        tokenizer=Tokenizer(self.player.tokenizer, heard), budgets=BUDGETS,
+        tokenizer=Tokenizer(self.sampler.tokenizer, heard), budgets=BUDGETS,
         row_ids=script.row_ids, append=script.append, step=0, policy_step=0,
-        course=course)
+        schedule=schedule)
 
   def in_turns(self, script, search):
     """Batches in step with each other, with all history prefilled again."""
-    games = []
+    trajectories = []
     for first in range(0, len(script.requests), self.slots):
-      games += self.play(
+      trajectories += self.play(
           script, Forgetful(self.waiting), search=search,
           requests=script.requests[first:first + self.slots],
-          course=driver.Course())
-    return games
+          schedule=driver.Schedule())
+    return trajectories
 
 
 class Forgetful:
@@ -210,19 +210,19 @@ def measure(bench: Bench, script: Script, way: str) -> dict:
   engine = bench.waiting if way == 'turns' else bench.engine
   before, wall, cpu = counted(engine), time.perf_counter(), time.process_time()
   if way == 'turns':
-    games = bench.in_turns(script, script.search)
+    trajectories = bench.in_turns(script, script.search)
   else:
-    games = bench.play(
+    trajectories = bench.play(
         script, engine, requests=script.requests,
         search=script.slow_search if way == 'slow' else script.search,
-        course=COURSES[way])
+        schedule=COURSES[way])
   wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-  assert all(g.stop_reason == 'answer' for g in games)
-  held = sum(len(g.tokens) - 1 for g in games)
+  assert all(g.stop_reason == 'answer' for g in trajectories)
+  held = sum(len(g.tokens) - 1 for g in trajectories)
   work = {name: count - before[name] for name, count in counted(engine).items()}
   return dict(
-      way=way, wall_secs=wall, cpu_secs=cpu, trajectories=len(games),
-      tokens=held + len(games), sampled=work['decoded_tokens'],
+      way=way, wall_secs=wall, cpu_secs=cpu, trajectories=len(trajectories),
+      tokens=held + len(trajectories), sampled=work['decoded_tokens'],
       useful=work['decoded_tokens'] / work['slot_steps'],
       prefilled=work['prefilled_tokens'], copied=work['copied_tokens'],
       prefilled_again=work['prefilled_tokens'] + work['copied_tokens'] +
@@ -251,9 +251,9 @@ def decode_by(layers, *args, **options):
 
 def decode_programs(bench: Bench, options) -> list[dict]:
   """A decode of 16 steps with all slots active, by how layers are laid out."""
-  config, rows = bench.player.shape, []
+  config, rows = bench.sampler.shape, []
   table = jax.tree.map(jnp.asarray, stops.compile_table(
-      bench.player.tokenizer.token_bytes, ('never said',), config.vocab_size))
+      bench.sampler.tokenizer.token_bytes, ('never said',), config.vocab_size))
   runs = {}
   unrolled = slots_lib._layers  # pylint: disable=protected-access
   for way, layers in (('unrolled', unrolled), ('scanned', scanned)):

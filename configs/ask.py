@@ -16,7 +16,7 @@ import pathlib
 from configs import common
 import ml_collections
 
-_ROLLOUT = ('slots', 'length', 'dtype', 'tensor', 'admission', 'ahead',
+_ROLLOUT = ('slots', 'length', 'dtype', 'tensor', 'admission', 'decodes_in_flight',
             'search_timeout_secs', 'search_calls', 'budgets')
 
 
@@ -24,7 +24,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   run = pathlib.Path(size) / 'config.json'
   base = common.get_config('laptop' if run.is_file() else size)
   config = ml_collections.ConfigDict()
-  config.job = 'searchrl.jobs.ask:job'
+  config.job = 'searchrl.jobs.ask:run'
   config.seed = base.seed  # of sampling, and of the noise
   config.model = dict(
       path=base.model.path,  # a Hugging Face folder or hub id; '': tiny base

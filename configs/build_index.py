@@ -20,7 +20,7 @@ import ml_collections
 
 def get_config():
   config = ml_collections.ConfigDict()
-  config.job = 'searchrl.jobs.build_index:job'
+  config.job = 'searchrl.jobs.build_index:run'
   config.allow_changes = False  # set by --allow_changes
   config.corpus = ''  # passages, jsonl; above 256 MB not compressed
   config.imports = ''  # vectors made already: e5_Flat.index or emb_e5.memmap

@@ -16,7 +16,7 @@ import ml_collections
 def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   base = common.get_config(size)
   config = ml_collections.ConfigDict()
-  config.job = 'searchrl.jobs.evaluate_search:job'
+  config.job = 'searchrl.jobs.evaluate_search:run'
   config.seed = base.seed  # of the noise
   config.search = base.search
   config.data = dict(evaluate='')  # questions, jsonl; '' generates worlds

@@ -17,7 +17,7 @@ import ml_collections
 
 def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   config = ask.get_config(size)
-  config.job = 'searchrl.jobs.serve_model:job'
+  config.job = 'searchrl.jobs.serve_model:run'
   config.ask = dict(run=config.ask.run)  # '': the model itself
   config.serve = dict(
       name='',  # that requests call the model; '': its folder's

@@ -20,7 +20,7 @@ import ml_collections
 def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   base = common.get_config(size)
   config = ml_collections.ConfigDict()
-  config.job = 'searchrl.jobs.serve_search:search'
+  config.job = 'searchrl.jobs.serve_search:run'
   config.seed = base.seed  # of the noise
   config.search = base.search
   config.data = dict(

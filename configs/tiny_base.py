@@ -13,7 +13,7 @@ import ml_collections
 
 def get_config(size: str = 'laptop'):
   config = ml_collections.ConfigDict()
-  config.job = 'searchrl.jobs.make_tiny_base:tiny_base'
+  config.job = 'searchrl.jobs.make_tiny_base:run'
   config.seed = 0
   config.tokenizer = dict(
       vocab_size=1792,  # ids, tags and end of text included

@@ -22,7 +22,7 @@ def get_config(size: str = 'laptop'):
   if size not in ('laptop', 'smoke'):
     raise ValueError(f"size must be 'laptop' or 'smoke', but is {size!r}.")
   config = ml_collections.ConfigDict()
-  config.job = 'searchrl.jobs.train_encoder:encoder'
+  config.job = 'searchrl.jobs.train_encoder:run'
   config.seed = 0  # of parameters, order and negatives
   config.allow_changes = False  # set by --allow_changes
   config.data = dict(

@@ -248,28 +248,28 @@ def pack(
       in_loss=np.zeros(rows, bool),
       on_policy=np.zeros(rows, bool),
   )
-  for row, (game, group) in enumerate(zip(trajectories, group_ids)):
-    used = _used(game)
-    batch['tokens'][row, :used] = game.tokens[:used]
-    batch['question_ids'][row] = uids.setdefault(game.question.uid, len(uids))
+  for row, (trajectory, group) in enumerate(zip(trajectories, group_ids)):
+    used = _used(trajectory)
+    batch['tokens'][row, :used] = trajectory.tokens[:used]
+    batch['question_ids'][row] = uids.setdefault(trajectory.question.uid, len(uids))
     batch['group_ids'][row] = groups.setdefault(group, len(groups))
-    if game.stop_reason == 'search_error':  # counted, never trained on
+    if trajectory.stop_reason == 'search_error':  # counted, never trained on
       continue
-    batch['loss_mask'][row, :used] = game.loss_mask[:used]
-    batch['behavior_logprobs'][row, :used] = game.behavior_logprobs[:used]
-    batch['rewards'][row] = game.reward
-    batch['outcome_rewards'][row] = game.outcome_reward
+    batch['loss_mask'][row, :used] = trajectory.loss_mask[:used]
+    batch['behavior_logprobs'][row, :used] = trajectory.behavior_logprobs[:used]
+    batch['rewards'][row] = trajectory.reward
+    batch['outcome_rewards'][row] = trajectory.outcome_reward
     batch['in_baseline'][row] = True
     batch['in_loss'][row] = used and not (
-        mask_truncated and game.stop_reason != 'answer')
-    batch['on_policy'][row] = game.policy_step == policy_step
+        mask_truncated and trajectory.stop_reason != 'answer')
+    batch['on_policy'][row] = trajectory.policy_step == policy_step
   batch['loss_mask'] &= batch['in_loss'][:, None]
   return Batch(**batch)
 
 
-def _used(game: Trajectory) -> int:
+def _used(trajectory: Trajectory) -> int:
   """Tokens up to the last sampled one."""
-  sampled = np.flatnonzero(game.loss_mask)
+  sampled = np.flatnonzero(trajectory.loss_mask)
   return int(sampled[-1]) + 1 if sampled.size else 0
 
 
@@ -284,18 +284,18 @@ def _check_packable(trajectories, group_ids, rows: int, length: int) -> None:
     raise ValueError(
         f'group_ids must have one entry a trajectory, {len(trajectories)}, but '
         f'has {len(group_ids)}.')
-  for game in trajectories:
-    who = f'that of question {game.question.uid!r}, sample {game.sample},'
-    if game.stop_reason is None:
+  for trajectory in trajectories:
+    who = f'that of question {trajectory.question.uid!r}, sample {trajectory.sample},'
+    if trajectory.stop_reason is None:
       raise ValueError(
           f'every trajectory must be finished, but {who} has no stop_reason.')
-    if _used(game) > length:
+    if _used(trajectory) > length:
       raise ValueError(
-          f'length must hold every trajectory, but {who} has {_used(game)} '
+          f'length must hold every trajectory, but {who} has {_used(trajectory)} '
           f'tokens and length is {length}. Raise length, or lower the rollout '
           'budgets.')
-    if game.stop_reason != 'search_error' and (
-        game.reward is None or game.outcome_reward is None):
+    if trajectory.stop_reason != 'search_error' and (
+        trajectory.reward is None or trajectory.outcome_reward is None):
       raise ValueError(
           f'every trajectory must be scored, but {who} has no reward. Set '
           'reward and outcome_reward first.')

@@ -146,8 +146,8 @@ def run(tmp_path_factory):
 
 def test_the_policy_is_that_of_the_runs_checkpoint(run):
   folder, expected = run
-  player, params = ask.policy(config_of(run=str(folder)), 3)
-  assert player.engine.slots == 8  # of as many devices
+  sampler, params = ask.policy(config_of(run=str(folder)), 3)
+  assert sampler.engine.slots == 8  # of as many devices
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
                params, expected)
 
@@ -189,7 +189,7 @@ def test_a_runs_folder_as_size_gives_its_settings_and_can_be_overruled(run):
 ])
 def test_what_is_refused(fields, error, message, tmp_path):
   with pytest.raises(error, match=message):
-    ask.job(config_of(**fields), str(tmp_path))
+    ask.run(config_of(**fields), str(tmp_path))
 
 
 def test_a_run_of_another_dialogue_tells_how_to_take_its_own(run, tmp_path):
@@ -197,13 +197,13 @@ def test_a_run_of_another_dialogue_tells_how_to_take_its_own(run, tmp_path):
   config.dialogue = 'searchrl.agent.dialogue:search_r1'
   with pytest.raises(ValueError, match=re.escape(
       f'--config=configs/ask.py:{run[0]}')):
-    ask.job(config, str(tmp_path))
+    ask.run(config, str(tmp_path))
 
 
 def test_without_a_question_it_proposes_some_of_the_corpus(tmp_path, capsys):
   config = config_of()
   config.data.per_hop = (2, 2, 2)
-  ask.job(config, str(tmp_path))
+  ask.run(config, str(tmp_path))
   folder = tmp_path / 'data' / 'train'
   questions = [json.loads(line)['question'] for line in
                (folder / 'questions.jsonl').read_text().splitlines()]
@@ -214,7 +214,7 @@ def test_without_a_question_it_proposes_some_of_the_corpus(tmp_path, capsys):
   corpus = tmp_path / 'own.jsonl'
   corpus.write_text((folder / 'corpus.jsonl').read_text())
   config.search.corpus = str(corpus)
-  ask.job(config, str(tmp_path))
+  ask.run(config, str(tmp_path))
   shown = capsys.readouterr().out
   assert 'By their titles' in shown and shown.count('Who or what is') == 6
   assert f'--config.search.corpus={corpus}' in shown
@@ -224,14 +224,14 @@ def test_without_a_question_it_proposes_some_of_the_corpus(tmp_path, capsys):
 def test_a_question_is_answered_as_evaluation_would(tmp_path, capsys):
   config = config_of(samples=1)
   config.data.per_hop = (1, 1)
-  ask.job(config, str(tmp_path))
+  ask.run(config, str(tmp_path))
   asked = capsys.readouterr().out.splitlines()[2].strip()
   config.ask.question = asked
-  ask.job(config, str(tmp_path))
+  ask.run(config, str(tmp_path))
   out, err = capsys.readouterr()
-  player, params = ask.policy(config, 8)
+  sampler, params = ask.policy(config, 8)
   corpus = ask.mapped.load(tmp_path / 'data' / 'train' / 'corpus.jsonl')
-  expected, = player.play(
+  expected, = sampler.play(
       params, [(Question('other', asked, ()), 0)], temperature=0.0, step=5,
       search=ask.engines.make('bm25', corpus), reward=lambda game: 0.0,
       outcome=lambda game: 0.0)
@@ -250,7 +250,7 @@ def _votes_of_samples_with_seeds(config, folder, capsys):
   told = []
   for seed in (0, 0, 1):
     config.seed = seed
-    ask.job(config, str(folder))
+    ask.run(config, str(folder))
     out, err = capsys.readouterr()
     votes = re.findall(r'^  (\d) of 5  (.*)$', err, re.M)
     assert sum(int(n) for n, _ in votes) == 5
@@ -269,7 +269,7 @@ def test_without_an_answer_it_fails_and_says_why(tmp_path, monkeypatch, capsys):
   config.data.per_hop = (1,)
   with pytest.raises(SystemExit, match='No answer: a search failed, the turns '
                                        'were used up.'):
-    ask.job(config, str(tmp_path))
+    ask.run(config, str(tmp_path))
   assert not capsys.readouterr().out
 
 
@@ -289,7 +289,7 @@ def test_a_reranker_can_be_asked(tmp_path, monkeypatch):
   config.data.per_hop = (2,)
   config.search.engine = 'rerank'
   config.search.options = dict(engine=dict(name='bm25'), model='judge')
-  ask.job(config, str(tmp_path))
+  ask.run(config, str(tmp_path))
   assert found and [p.score for p in found] == sorted(
       (len(rerank.pair_text(p)) for p in found), reverse=True)
 

@@ -41,7 +41,7 @@ def run(source, steps, start=0):
 
 @pytest.mark.parametrize('staleness', [1, 2, 5])
 def test_a_step_is_played_by_the_policy_of_so_many_steps_ago(staleness):
-  seen = run(asynchronous.Ahead(record, lambda params: f'copy of {params}',
+  seen = run(asynchronous.AsyncRollouts(record, lambda params: f'copy of {params}',
                          max_staleness=staleness, last_step=6), 6)
   assert seen == [
       (f'copy of policy {max(n - staleness, 0)}', n, max(n - staleness, 0))
@@ -54,7 +54,7 @@ def test_in_step_every_policy_plays_its_own():
 
 
 def test_a_resumed_run_begins_with_the_policy_it_stopped_at():
-  seen = run(asynchronous.Ahead(record, str, max_staleness=1, last_step=6), 6, start=3)
+  seen = run(asynchronous.AsyncRollouts(record, str, max_staleness=1, last_step=6), 6, start=3)
   assert [(step, policy) for _, step, policy in seen] == [(3, 3), (4, 3), (5, 4)]
 
 
@@ -68,7 +68,7 @@ def test_play_goes_on_while_the_learner_trains():
       assert let_go.wait(60)
     return record(params, progress, policy_step)
 
-  source = asynchronous.Ahead(slow, str, max_staleness=1, last_step=3)
+  source = asynchronous.AsyncRollouts(slow, str, max_staleness=1, last_step=3)
   progress = collect.Progress()
   source.take('policy 0', progress)
   assert begun.wait(60)
@@ -84,7 +84,7 @@ def test_what_goes_wrong_is_raised_and_closing_does_not_hang():
       raise ValueError('no such question')
     return record(params, progress, policy_step)
 
-  source = asynchronous.Ahead(fails, str, max_staleness=2, last_step=9)
+  source = asynchronous.AsyncRollouts(fails, str, max_staleness=2, last_step=9)
   progress = collect.Progress()
   source.take('policy 0', progress)
   progress.step = 1
@@ -123,8 +123,8 @@ def test_two_runs_ahead_are_equal_and_every_step_is_off_policy(tmp_path):
   assert one == two
   for step, policy in ((1, 0), (2, 0), (3, 0), (4, 1)):
     file = tmp_path / 'one' / f'trajectories/step_{step:06d}.jsonl.gz'
-    games = [json.loads(line) for line in
+    trajectories = [json.loads(line) for line in
              gzip.decompress(file.read_bytes()).splitlines()]
-    assert {game['policy_step'] for game in games} == {policy}
+    assert {trajectory['policy_step'] for trajectory in trajectories} == {policy}
   last = train_test.lines(tmp_path / 'one')[-1]
   assert last['actor/grad_norm'] > 0 and last['training/rollouts'] == 64

@@ -14,7 +14,7 @@ import time
 import numpy as np
 import pytest
 
-from configs import build_index
+from configs import build_index as build_index_config
 from searchrl.encoders import embedder
 from searchrl.jobs import build_index
 from searchrl.search import corpus as corpora
@@ -47,7 +47,7 @@ def corpus(tmp_path):
 
 
 def configured(corpus, path='', /, **changes):
-  config = build_index.get_config()
+  config = build_index_config.get_config()
   config.corpus, config.encoder.path = str(corpus), str(path)
   config.encoder.update(max_length=48, batch_tokens=384)
   config.ngrams.dim = 32
@@ -72,7 +72,7 @@ def tree(folder):
 
 
 def test_rows_are_the_encoders_and_a_run_searches_them(tmp_path, corpus, bert):
-  build_index.job(configured(corpus, bert, build=KINDS), tmp_path / 'i')
+  build_index.run(configured(corpus, bert, build=KINDS), tmp_path / 'i')
   store = vector_store.open_(tmp_path / 'i/vectors')
   whole = corpora.read(corpus)
   encode = embedder.load(bert, embedder.Settings(max_length=48,
@@ -91,7 +91,7 @@ def test_rows_are_the_encoders_and_a_run_searches_them(tmp_path, corpus, bert):
 
 
 def test_hashed_ngrams_need_no_weights(tmp_path, corpus):
-  build_index.job(configured(corpus), tmp_path / 'i')
+  build_index.run(configured(corpus), tmp_path / 'i')
   found = factory.make('dense', corpora.read(corpus), index=tmp_path / 'i',
                        storage='float32')
   plain = factory.make('dense', corpora.read(corpus), dim=32)
@@ -101,21 +101,21 @@ def test_hashed_ngrams_need_no_weights(tmp_path, corpus):
 
 def test_what_is_built_is_not_built_again(tmp_path, corpus, capsys):
   pytest.importorskip('faiss')
-  build_index.job(configured(corpus, build=('hnsw', 'bm25')), tmp_path / 'i')
+  build_index.run(configured(corpus, build=('hnsw', 'bm25')), tmp_path / 'i')
   before = tree(tmp_path / 'i')
   said = capsys.readouterr().out
   assert '50 passages x 32, float32' in said and 'hnsw: ' in said
-  build_index.job(configured(corpus, build=('hnsw', 'bm25')), tmp_path / 'i')
+  build_index.run(configured(corpus, build=('hnsw', 'bm25')), tmp_path / 'i')
   said = capsys.readouterr().out
   assert said.count('as it is there') == 2
-  build_index.job(configured(corpus, build=('bm25',), **{'bm25.k1': 1.5}),
+  build_index.run(configured(corpus, build=('bm25',), **{'bm25.k1': 1.5}),
             tmp_path / 'i')
   assert 'as it is there' not in capsys.readouterr().out
   query = Query('tarn 10', 5, Question('q', '?', ('a',)))
   whole = corpora.read(corpus)
   assert factory.make('bm25', whole, index=tmp_path / 'i')([query]) == (
       factory.make('bm25', whole, k1=1.5)([query]))
-  build_index.job(configured(corpus, build=('hnsw',), **{'hnsw.links': 8}),
+  build_index.run(configured(corpus, build=('hnsw',), **{'hnsw.links': 8}),
             tmp_path / 'i')
   assert 'as it is there' not in capsys.readouterr().out
   assert tree(tmp_path / 'i') == before
@@ -127,7 +127,7 @@ class Killed(BaseException):
 
 def test_a_build_killed_at_any_write_goes_on_to_the_same_bytes(
     tmp_path, corpus, monkeypatch):
-  build_index.job(configured(corpus), tmp_path / 'whole')
+  build_index.run(configured(corpus), tmp_path / 'whole')
   expected = tree(tmp_path / 'whole')
   write = vector_store.write_json
   for deadly in range(6):  # the recipe, four shards, the manifest
@@ -142,12 +142,12 @@ def test_a_build_killed_at_any_write_goes_on_to_the_same_bytes(
 
     monkeypatch.setattr(vector_store, 'write_json', dies)
     with pytest.raises(Killed):
-      build_index.job(configured(corpus), folder)
+      build_index.run(configured(corpus), folder)
     monkeypatch.setattr(vector_store, 'write_json', write)
     encoded, encode = [], build_index.dense.encoded
     monkeypatch.setattr(build_index.dense, 'encoded', lambda encoder, texts, kind: (
         encoded.extend(texts) or encode(encoder, texts, kind)))
-    build_index.job(configured(corpus), folder)
+    build_index.run(configured(corpus), folder)
     monkeypatch.setattr(build_index.dense, 'encoded', encode)
     done = max(deadly - 1, 0)  # shards whose note was written
     assert len(encoded) == 50 - min(16 * done, 50)
@@ -156,16 +156,16 @@ def test_a_build_killed_at_any_write_goes_on_to_the_same_bytes(
 
 
 def test_another_corpus_or_encoder_does_not_go_on(tmp_path, corpus, bert):
-  build_index.job(configured(corpus), tmp_path / 'i')
+  build_index.run(configured(corpus), tmp_path / 'i')
   with pytest.raises(ValueError, match='ngrams.dim: 32 -> 16'):
-    build_index.job(configured(corpus, **{'ngrams.dim': 16}), tmp_path / 'i')
+    build_index.run(configured(corpus, **{'ngrams.dim': 16}), tmp_path / 'i')
   corpora.write(corpus, PASSAGES[:49])  # the same path, another file
   with pytest.raises(ValueError, match='same corpus and encoder'):
-    build_index.job(configured(corpus), tmp_path / 'i')
+    build_index.run(configured(corpus), tmp_path / 'i')
   config = configured(corpus, bert)
   config.allow_changes = True
   with pytest.raises(ValueError, match='same corpus and encoder'):
-    build_index.job(config, tmp_path / 'i')
+    build_index.run(config, tmp_path / 'i')
 
 
 @pytest.mark.parametrize('changes, message', [
@@ -176,7 +176,7 @@ def test_another_corpus_or_encoder_does_not_go_on(tmp_path, corpus, bert):
     ({'store.shard_rows': 0}, 'shard_rows of a store')])
 def test_configs_are_checked(tmp_path, corpus, changes, message):
   with pytest.raises(ValueError, match=message):
-    build_index.job(configured(corpus, **changes), tmp_path / 'i')
+    build_index.run(configured(corpus, **changes), tmp_path / 'i')
   assert not (tmp_path / 'i/vectors').exists()
 
 
@@ -184,7 +184,7 @@ def test_a_full_disk_is_told_before(tmp_path, corpus, monkeypatch):
   monkeypatch.setattr(build_index.shutil, 'disk_usage', lambda path: type(
       'Usage', (), {'free': 1000}))
   with pytest.raises(ValueError, match='must have room for 0.00 GiB'):
-    build_index.job(configured(corpus), tmp_path / 'i')
+    build_index.run(configured(corpus), tmp_path / 'i')
   assert not (tmp_path / 'i/vectors').exists()
 
 
@@ -197,7 +197,7 @@ def test_a_vector_that_is_not_finite_is_named(tmp_path, corpus, monkeypatch):
   monkeypatch.setattr(
       build_index.dense, 'ngram_encoder', lambda corpus, **options: encode)
   with pytest.raises(ValueError, match='finite'):
-    build_index.job(configured(corpus), tmp_path / 'i')
+    build_index.run(configured(corpus), tmp_path / 'i')
 
 
 def test_the_estimate_at_full_size():
@@ -216,7 +216,7 @@ def test_vectors_of_others_are_taken(tmp_path, corpus, bert, kind):
   rows = rows.astype(np.float16).astype(np.float32)  # as theirs were made
   write = faiss_import_test.flat if kind.endswith('.index') else faiss_import_test.bare
   config = configured(corpus, bert, imports=str(write(tmp_path / kind, rows=rows)))
-  build_index.job(config, tmp_path / 'i')
+  build_index.run(config, tmp_path / 'i')
   store = vector_store.open_(tmp_path / 'i/vectors')
   np.testing.assert_array_equal(store.read(0, 50), rows)
   assert store.recipe.encoder['imported'] == kind
@@ -233,14 +233,14 @@ def test_vectors_of_other_passages_are_refused(tmp_path, corpus, bert):
                 np.full_like(rows, np.nan)):
     path = faiss_import_test.bare(tmp_path / 'x.memmap', wrong)
     with pytest.raises(ValueError, match='those of this corpus and encoder'):
-      build_index.job(configured(corpus, bert, imports=str(path)), tmp_path / 'i')
+      build_index.run(configured(corpus, bert, imports=str(path)), tmp_path / 'i')
   path = faiss_import_test.bare(tmp_path / 'x.memmap', rows)
-  build_index.job(configured(corpus, bert, imports=str(path)), tmp_path / 'right')
+  build_index.run(configured(corpus, bert, imports=str(path)), tmp_path / 'right')
   renamed = [Passage(str(i + 1), p.title, p.text)
              for i, p in enumerate(PASSAGES)]
   corpora.write(corpus, renamed)
   with pytest.raises(ValueError, match='ids 0, 1, 2'):
-    build_index.job(configured(corpus, bert, imports=str(path)), tmp_path / 'i')
+    build_index.run(configured(corpus, bert, imports=str(path)), tmp_path / 'i')
 
 
 @pytest.mark.slow

@@ -310,7 +310,7 @@ def test_kill_inside_save_restores_the_previous_step(tmp_path, where):
       import os, signal, sys
       import jax.numpy as jnp
       import orbax.checkpoint as ocp
-      from searchrl import checkpoint
+      from searchrl.runtime import checkpoint
 
       die = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
       write = checkpoint._write
@@ -336,7 +336,8 @@ def test_two_processes_save_fall_back_and_agree(tmp_path):
   code = '''
       import pathlib, sys
       import jax, jax.numpy as jnp, numpy as np
-      from searchrl import checkpoint, mesh as mesh_lib
+      from searchrl.runtime import checkpoint
+      from searchrl.runtime import mesh as mesh_lib
 
       directory, port, rank = pathlib.Path(sys.argv[1]), *sys.argv[2:]
       address = f'127.0.0.1:{port}'

@@ -23,31 +23,31 @@ class Stream:
     return [Question(f'q{start + i}', 'x', ('y',)) for i in range(count)]
 
 
-class Player:
+class Sampler:
   """Gives each question the outcomes that stand for it; None: it failed."""
 
   def __init__(self, outcomes):
     self._outcomes = outcomes  # question -> sample -> outcome
 
   def play(self, params, requests, **_):
-    games = []
+    trajectories = []
     for question, sample in requests:
       outcome = self._outcomes[int(question.uid[1:])][sample]
-      games.append(Trajectory(
+      trajectories.append(Trajectory(
           question, sample, 0, (1,), (),
           'search_error' if outcome is None else 'answer', outcome, outcome))
-    return games
+    return trajectories
 
 
 def counts(outcomes, *, questions=None, max_rounds=1, keep=algorithms.keep_all,
-           surplus=(), end_when_full=False, player=None):
+           surplus=(), end_when_full=False, sampler=None):
   """The metrics of one step."""
   options = types.SimpleNamespace(
       questions=questions or len(outcomes), group_size=len(outcomes[0]),
       max_rounds=max_rounds, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0,
       end_when_full=end_when_full)
   return collect.collect(
-      player or Player(outcomes), None, Stream(), collect.Progress(surplus=[*surplus]),
+      sampler or Sampler(outcomes), None, Stream(), collect.Progress(surplus=[*surplus]),
       types.SimpleNamespace(keep=keep), None, None, None, options, 0)[2]
 
 
@@ -113,22 +113,22 @@ def test_none_kept_and_none_asked_are_no_division_by_zero():
   assert found['data/group_size/min'] == 0
 
 
-class Impatient(Player):
+class Impatient(Sampler):
   """Plays last samples first and asks after each whether there is enough."""
 
   def play(self, params, requests, *, enough, **_):
-    games = []
+    trajectories = []
     for request in requests[::-1]:
-      games += super().play(params, [request])
-      if enough(games):
+      trajectories += super().play(params, [request])
+      if enough(trajectories):
         break
-    return games[::-1]
+    return trajectories[::-1]
 
 
 def test_a_step_may_end_with_its_batch_full_and_others_unfinished():
   outcomes = [(0, 1), (0, 0), (1, 0), (0, 1), (0, 1)]
   found = counts(outcomes, questions=2, keep=algorithms.keep_mixed,
-                 max_rounds=3, end_when_full=True, player=Impatient(outcomes))
+                 max_rounds=3, end_when_full=True, sampler=Impatient(outcomes))
   assert found['data/groups_trained'] == 2
   # 2 asked: one mixed. Then 2 asked, of which one was needed and played.
   assert found['data/groups_asked'] == 3

@@ -17,7 +17,7 @@ from searchrl.models.inference import engine as engines
 from searchrl.models.inference import stops
 from searchrl.models import policy
 from searchrl.rollouts import driver
-from searchrl import trajectory as trajectories
+from searchrl import trajectory as trajectory_lib
 from searchrl.trajectory import Action, Passage, SearchError
 
 TOKENIZER = tiny.Tokenizer()
@@ -114,92 +114,92 @@ class Search:
 
 
 def play(script, *, engine=None, search=None, dialogue=DIALOGUE,
-         course=driver.Course(), **options):
+         schedule=driver.Schedule(), **options):
   engine = engine or Scripted(script)
-  games = driver.play(
+  trajectories = driver.play(
       [(tiny.question(uid), sample) for uid, sample in script],
       engine=engine, search=search or Search(), dialogue=dialogue,
       tokenizer=TOKENIZER, budgets=dataclasses.replace(BUDGETS, **options),
       row_ids=lambda *names: names, append=Feed, step=9, policy_step=5,
-      course=course)
+      schedule=schedule)
   assert not engine._decoded  # nothing is left unread
-  assert [(g.question.uid, g.sample) for g in games] == list(script)
-  return games
+  assert [(g.question.uid, g.sample) for g in trajectories] == list(script)
+  return trajectories
 
 
 def play_one(*said, **options):
-  (game,) = play({('u', 0): said}, **options)
-  return game
+  (trajectory,) = play({('u', 0): said}, **options)
+  return trajectory
 
 
-def texts(game):
+def texts(trajectory):
   """What was said and what was shown, in turn."""
-  return [TOKENIZER.decode(ids) for turn in game.turns
+  return [TOKENIZER.decode(ids) for turn in trajectory.turns
           for ids in (turn.action_tokens, turn.observation_tokens)]
 
 
 def test_a_search_and_an_answer():
-  game = play_one(search_for('cat'), answer('here'))
-  assert game.stop_reason == 'answer'
-  assert game.answer == 'here' and game.searches == 1
-  assert TOKENIZER.decode(game.prompt_tokens) == 'q: where?\n'
-  assert (game.policy_step, game.reward) == (5, None)
-  assert texts(game) == [
+  trajectory = play_one(search_for('cat'), answer('here'))
+  assert trajectory.stop_reason == 'answer'
+  assert trajectory.answer == 'here' and trajectory.searches == 1
+  assert TOKENIZER.decode(trajectory.prompt_tokens) == 'q: where?\n'
+  assert (trajectory.policy_step, trajectory.reward) == (5, None)
+  assert texts(trajectory) == [
       search_for('cat'), '\n\n<information>Doc 1(Title: "on") cat of u'
       '</information>\n\n', answer('here'), '']
-  assert [p.id for p in game.turns[0].passages] == ['cat']
-  sampled = np.array(game.behavior_logprobs)[list(game.loss_mask)]
+  assert [p.id for p in trajectory.turns[0].passages] == ['cat']
+  sampled = np.array(trajectory.behavior_logprobs)[list(trajectory.loss_mask)]
   assert len(sampled) and (sampled < 0).all()
 
 
 def test_a_turn_knows_how_many_of_its_passages_were_cut():
   dialogue = dataclasses.replace(DIALOGUE, parse=several)
-  game = play_one(search_for('a|' + 'x' * 40), search_for('b'), answer('c'),
+  trajectory = play_one(search_for('a|' + 'x' * 40), search_for('b'), answer('c'),
                   dialogue=dialogue)  # at 40 tokens a passage
-  assert [len(t.passages) for t in game.turns] == [2, 1, 0]
-  assert [t.passages_cut for t in game.turns] == [1, 0, 0]
+  assert [len(t.passages) for t in trajectory.turns] == [2, 1, 0]
+  assert [t.passages_cut for t in trajectory.turns] == [1, 0, 0]
 
 
 def test_a_search_in_the_last_turn_is_not_carried_out():
   search = Search()
-  game = play_one(search_for('a'), search_for('b'), search=search, max_turns=2)
-  assert game.stop_reason == 'turn_limit'
+  trajectory = play_one(search_for('a'), search_for('b'), search=search, max_turns=2)
+  assert trajectory.stop_reason == 'turn_limit'
   assert search.calls == [['a']]
-  assert not game.turns[-1].observation_tokens
-  assert game.answer is None and game.searches == 1
+  assert not trajectory.turns[-1].observation_tokens
+  assert trajectory.answer is None and trajectory.searches == 1
 
 
 def test_an_invalid_action_is_told_so_and_counts_as_a_turn():
-  game = play_one('nonsense', answer('here'))
-  assert game.stop_reason == 'answer'
-  assert [t.action.kind for t in game.turns] == ['invalid', 'answer']
-  assert texts(game)[1] == DIALOGUE.invalid
-  assert game.searches == 0
-  game = play_one('nonsense', 'more', 'still', max_turns=3)
-  assert game.stop_reason == 'turn_limit'
-  assert texts(game)[1::2] == [DIALOGUE.invalid] * 2 + ['']
+  trajectory = play_one('nonsense', answer('here'))
+  assert trajectory.stop_reason == 'answer'
+  assert [t.action.kind for t in trajectory.turns] == ['invalid', 'answer']
+  assert texts(trajectory)[1] == DIALOGUE.invalid
+  assert trajectory.searches == 0
+  trajectory = play_one('nonsense', 'more', 'still', max_turns=3)
+  assert trajectory.stop_reason == 'turn_limit'
+  assert texts(trajectory)[1::2] == [DIALOGUE.invalid] * 2 + ['']
 
 
 def test_an_action_cut_by_its_budget_is_invalid():
-  game = play_one(search_for('cat' * 9), answer('x'), max_turn_tokens=10)
-  assert [t.action.kind for t in game.turns] == ['invalid', 'answer']
-  assert len(game.turns[0].action_tokens) == 10
+  trajectory = play_one(search_for('cat' * 9), answer('x'), max_turn_tokens=10)
+  assert [t.action.kind for t in trajectory.turns] == ['invalid', 'answer']
+  assert len(trajectory.turns[0].action_tokens) == 10
 
 
 def test_an_observation_that_does_not_fit_ends_the_trajectory():
-  game = play_one(search_for('cat'),
+  trajectory = play_one(search_for('cat'),
                   engine=Scripted({('u', 0): [search_for('cat')]}, length=40))
-  assert game.stop_reason == 'length_limit'
-  assert not game.turns[-1].observation_tokens  # the policy never saw it
-  assert len(game.tokens) <= 40
+  assert trajectory.stop_reason == 'length_limit'
+  assert not trajectory.turns[-1].observation_tokens  # the policy never saw it
+  assert len(trajectory.tokens) <= 40
 
 
 def test_a_prompt_that_fills_its_slot_ends_at_once():
   length = len(TOKENIZER.encode(DIALOGUE.prompt('where?')))
   script = {('u', 0): [answer('x')], ('u', 1): [answer('x')]}
-  games = play(script, engine=Scripted(script, slots=1, length=length))
-  assert {g.stop_reason for g in games} == {'length_limit'}
-  assert all(not g.turns and len(g.prompt_tokens) == length for g in games)
+  trajectories = play(script, engine=Scripted(script, slots=1, length=length))
+  assert {g.stop_reason for g in trajectories} == {'length_limit'}
+  assert all(not g.turns and len(g.prompt_tokens) == length for g in trajectories)
 
 
 def test_a_slot_filled_by_a_search_takes_nothing_from_its_neighbours():
@@ -208,12 +208,12 @@ def test_a_slot_filled_by_a_search_takes_nothing_from_its_neighbours():
             ('next', 3): [search_for('cat'), answer('here')]}
   length = prompt + len(TOKENIZER.encode(script['full', 0][0]))
   search = Search()
-  games = play(script, engine=Scripted(script, length=length), search=search,
+  trajectories = play(script, engine=Scripted(script, length=length), search=search,
                passage_tokens=0)
   assert search.calls == [['cat']]
-  assert games[0].stop_reason == 'length_limit'
-  assert games[0].turns[0].action.kind == 'search'
-  assert [p.id for p in games[1].turns[0].passages] == ['cat']
+  assert trajectories[0].stop_reason == 'length_limit'
+  assert trajectories[0].turns[0].action.kind == 'search'
+  assert [p.id for p in trajectories[1].turns[0].passages] == ['cat']
 
 
 def test_a_failed_search_is_an_outcome_and_never_text():
@@ -244,13 +244,13 @@ def test_several_queries_are_answered_in_their_order():
             ('u', 3): [search_for('d'), answer('x')],
             ('u', 6): [search_for('e|fail|f'), answer('x')]}
   search = Search()
-  games = play(script, engine=Scripted(script, slots=3), search=search,
+  trajectories = play(script, engine=Scripted(script, slots=3), search=search,
                dialogue=dialogue, passage_tokens=12)
   assert search.calls == [['a', 'b', 'c', 'd', 'e', 'fail', 'f']]  # one call
-  assert [[p.id for p in g.turns[0].passages] for g in games] == [
+  assert [[p.id for p in g.turns[0].passages] for g in trajectories] == [
       ['a', 'b', 'c'], ['d'], []]
-  assert [g.stop_reason for g in games] == ['answer', 'answer', 'search_error']
-  shown = texts(games[0])[1]
+  assert [g.stop_reason for g in trajectories] == ['answer', 'answer', 'search_error']
+  shown = texts(trajectories[0])[1]
   assert [shown.find(f'Doc {n}(') for n in (1, 2, 3)] == sorted(
       shown.find(f'Doc {n}(') for n in (1, 2, 3))
   assert 'Doc 3(' in shown
@@ -286,7 +286,7 @@ def test_slots_change_nothing_about_the_trajectories(slots, by_one_slot):
 
 def test_that_script_ends_in_every_way(by_one_slot):
   assert {g.stop_reason for g in by_one_slot} == set(
-      trajectories.STOP_REASONS)
+      trajectory_lib.STOP_REASONS)
 
 
 def test_progress_counts_what_has_finished():
@@ -306,15 +306,15 @@ def test_a_prompt_above_the_limit_is_refused_before_anything_is_played():
   assert play({}) == []
 
 
-COURSES = [driver.Course(), driver.Course(ahead=1),
-           driver.Course('arrival'), driver.Course('arrival', ahead=1),
-           driver.Course('arrival', ahead=1, search_calls=1)]
+SCHEDULES = [driver.Schedule(), driver.Schedule(decodes_in_flight=1),
+           driver.Schedule('arrival'), driver.Schedule('arrival', decodes_in_flight=1),
+           driver.Schedule('arrival', decodes_in_flight=1, search_calls=1)]
 
 
-@pytest.mark.parametrize('course', COURSES)
+@pytest.mark.parametrize('schedule', SCHEDULES)
 @pytest.mark.parametrize('slots', [1, 4, 30])
 def test_admission_changes_nothing_about_the_trajectories(
-    course, slots, by_one_slot):
+    schedule, slots, by_one_slot):
   script = long_script()
   rng = np.random.default_rng(slots)
 
@@ -323,35 +323,35 @@ def test_admission_changes_nothing_about_the_trajectories(
     return Search()(queries)
 
   engine = Scripted(script, slots=slots, length=150)
-  assert play(script, engine=engine, search=slow, course=course,
+  assert play(script, engine=engine, search=slow, schedule=schedule,
               max_turns=4) == by_one_slot
 
 
-@pytest.mark.parametrize('course', COURSES)
-def test_a_watcher_sees_every_trajectory_grow(course):
+@pytest.mark.parametrize('schedule', SCHEDULES)
+def test_a_watcher_sees_every_trajectory_grow(schedule):
   script, seen = long_script(30), collections.defaultdict(list)
-  games = driver.play(
+  trajectories = driver.play(
       [(tiny.question(uid), sample) for uid, sample in script],
       engine=Scripted(script, slots=4, length=150), search=Search(),
       dialogue=DIALOGUE, tokenizer=TOKENIZER, budgets=BUDGETS,
       row_ids=lambda *names: names, append=Feed, step=9, policy_step=5,
-      course=course,
-      watch=lambda game: seen[game.question.uid, game.sample].append(game))
-  for game in games:
-    stages = seen[game.question.uid, game.sample]
-    assert stages[-1] == game
+      schedule=schedule,
+      watch=lambda trajectory: seen[trajectory.question.uid, trajectory.sample].append(trajectory))
+  for trajectory in trajectories:
+    stages = seen[trajectory.question.uid, trajectory.sample]
+    assert stages[-1] == trajectory
     assert all(stage.stop_reason is None for stage in stages[:-1])
     sizes = [len(stage.tokens) for stage in stages[:-1]]
     assert sizes == sorted(set(sizes))  # each time it has grown
-    assert all(game.tokens[:n] == stage.tokens
+    assert all(trajectory.tokens[:n] == stage.tokens
                for n, stage in zip(sizes, stages))
-    grown = len(game.turns) + sum(
-        bool(turn.observation_tokens) for turn in game.turns)
+    grown = len(trajectory.turns) + sum(
+        bool(turn.observation_tokens) for turn in trajectory.turns)
     assert len(stages) == grown + 1  # and its end
 
 
-@pytest.mark.parametrize('course', COURSES[:2])
-def test_a_deterministic_course_is_taken_again_however_slow_the_search(course):
+@pytest.mark.parametrize('schedule', SCHEDULES[:2])
+def test_a_deterministic_course_is_taken_again_however_slow_the_search(schedule):
   script = long_script(30)
 
   def feeds(secs):
@@ -361,7 +361,7 @@ def test_a_deterministic_course_is_taken_again_however_slow_the_search(course):
       time.sleep(secs * len(queries))
       return Search()(queries)
 
-    play(script, engine=engine, search=search, course=course, max_turns=4)
+    play(script, engine=engine, search=search, schedule=schedule, max_turns=4)
     return engine.feeds
 
   assert feeds(0) == feeds(0.003)
@@ -380,24 +380,24 @@ def test_slots_decode_while_others_search():
     return Search()(queries)
 
   # The second speaks later than the first (see `Scripted`).
-  games = play(script, engine=engine, search=search,
-               course=driver.Course('arrival', search_timeout_secs=4))
-  assert [g.stop_reason for g in games] == ['answer', 'answer']
+  trajectories = play(script, engine=engine, search=search,
+               schedule=driver.Schedule('arrival', search_timeout_secs=4))
+  assert [g.stop_reason for g in trajectories] == ['answer', 'answer']
 
 
-@pytest.mark.parametrize('course', COURSES[:4])
+@pytest.mark.parametrize('schedule', SCHEDULES[:4])
 @pytest.mark.parametrize('fault, kind', [
     (lambda: 1 / 0, 'exception'), (lambda: time.sleep(1), 'timeout')])
 def test_a_search_that_raises_or_hangs_ends_only_its_trajectories(
-    course, fault, kind):
+    schedule, fault, kind):
   script = {('u', 0): [search_for('bad')], ('v', 1): [answer('here')]}
-  course = dataclasses.replace(course, search_timeout_secs=0.05)
+  schedule = dataclasses.replace(schedule, search_timeout_secs=0.05)
 
   def search(queries):
     fault()
     return Search()(queries)
 
-  failed, fine = play(script, search=search, course=course)
+  failed, fine = play(script, search=search, schedule=schedule)
   assert failed.stop_reason == 'search_error'
   assert not failed.turns[-1].observation_tokens
   assert fine.stop_reason == 'answer'
@@ -409,25 +409,25 @@ def test_play_ends_when_there_is_enough():
   script = long_script(30)
   engine = Scripted(script, slots=5, length=150)
   whole = play(script, engine=Scripted(script, slots=5, length=150))
-  games = driver.play(
+  trajectories = driver.play(
       [(tiny.question(uid), sample) for uid, sample in script], engine=engine,
       search=Search(), dialogue=DIALOGUE, tokenizer=TOKENIZER, budgets=BUDGETS,
       row_ids=lambda *names: names, append=Feed, step=9, policy_step=5,
       enough=lambda finished: len(finished) >= 7)
-  kept = [g for g in games if g is not None]
-  assert len(games) == 30 and 7 <= len(kept) < 12
-  assert kept == [w for w, g in zip(whole, games) if g is not None]
+  kept = [g for g in trajectories if g is not None]
+  assert len(trajectories) == 30 and 7 <= len(kept) < 12
+  assert kept == [w for w, g in zip(whole, trajectories) if g is not None]
   assert not engine._speaking and not engine._decoded
 
 
 @pytest.mark.parametrize('bad, message', [
     (dict(admission='auto'), "rollout.admission must be one of"),
-    (dict(ahead=2), 'rollout.ahead must be 0 or 1, but is 2'),
+    (dict(decodes_in_flight=2), 'rollout.decodes_in_flight must be 0 or 1, but is 2'),
     (dict(search_timeout_secs=0), 'search_timeout_secs must be above 0'),
     (dict(search_calls=0), 'search_calls must be at least 1')])
 def test_a_course_that_leads_nowhere_is_refused(bad, message):
   with pytest.raises(ValueError, match=message):
-    driver.Course(**bad)
+    driver.Schedule(**bad)
 
 
 class Recording:
@@ -491,38 +491,38 @@ def garbage():
              Passage('2', 'on', 'ch>\n' * (len(q.text) % 3)))
             for q in queries]
 
-  games = driver.play(
+  trajectories = driver.play(
       [(tiny.question(f'{n}', 'where? ' * (1 + n % 3)), sample)
        for n in range(6) for sample in range(4)],
       engine=recording, search=search, dialogue=dialogue, tokenizer=TOKENIZER,
       budgets=dataclasses.replace(BUDGETS, max_turn_tokens=12, max_turns=3,
                                   passage_tokens=14),
       row_ids=recording.row_ids, append=engines.Append, step=2, policy_step=2)
-  batch = trajectories.pack(
-      [dataclasses.replace(g, reward=0.0, outcome_reward=0.0) for g in games],
-      group_ids=range(len(games)), policy_step=2, length=length)
-  return games, recording.seen, batch, params
+  batch = trajectory_lib.pack(
+      [dataclasses.replace(g, reward=0.0, outcome_reward=0.0) for g in trajectories],
+      group_ids=range(len(trajectories)), policy_step=2, length=length)
+  return trajectories, recording.seen, batch, params
 
 
 def test_trained_ids_are_the_prompt_and_every_turn_as_the_engine_saw_them(
     garbage):
-  games, seen, batch, _ = garbage
-  assert {g.stop_reason for g in games} == {'answer', 'turn_limit'}
-  for row, game in enumerate(games):
-    assert list(game.tokens) == seen[game.question.uid, game.sample]
-    assert game.prompt_tokens == TOKENIZER.encode(
-        DIALOGUE.prompt(game.question.text))
-    ids = list(game.prompt_tokens)
-    for turn in game.turns:
+  trajectories, seen, batch, _ = garbage
+  assert {g.stop_reason for g in trajectories} == {'answer', 'turn_limit'}
+  for row, trajectory in enumerate(trajectories):
+    assert list(trajectory.tokens) == seen[trajectory.question.uid, trajectory.sample]
+    assert trajectory.prompt_tokens == TOKENIZER.encode(
+        DIALOGUE.prompt(trajectory.question.text))
+    ids = list(trajectory.prompt_tokens)
+    for turn in trajectory.turns:
       ids += [*turn.action_tokens, *turn.observation_tokens]
     trained = int(batch.lengths[row])
     assert batch.tokens[row, :trained].tolist() == ids[:trained]
     assert batch.loss_mask[row].sum() == sum(
-        len(turn.action_tokens) for turn in game.turns)
+        len(turn.action_tokens) for turn in trajectory.turns)
 
 
 def test_decoding_and_encoding_again_would_have_changed_the_ids(garbage):
-  turns = [turn for game in garbage[0] for turn in game.turns]
+  turns = [turn for trajectory in garbage[0] for turn in trajectory.turns]
   drifted = [turn for turn in turns if turn.action_tokens != TOKENIZER.encode(
       TOKENIZER.decode(turn.action_tokens))]
   assert len(drifted) > 0.1 * len(turns)
@@ -561,18 +561,18 @@ def test_ids_never_change_between_turns(cases):
   requests = [(tiny.question(f'{n}', words(int(rng.integers(1, 5)))), sample)
               for n in range(cases // 4) for sample in range(4)]
   engine.load(tiny.params(), 2.5)
-  games = driver.play(
+  trajectories = driver.play(
       requests, engine=recording, search=search, dialogue=dialogue,
       tokenizer=TOKENIZER, append=engines.Append, step=2, policy_step=2,
-      row_ids=recording.row_ids, course=driver.Course('arrival', ahead=1),
+      row_ids=recording.row_ids, schedule=driver.Schedule('arrival', decodes_in_flight=1),
       budgets=dataclasses.replace(BUDGETS, max_turn_tokens=10, max_turns=4,
                                   passage_tokens=14, max_prompt_tokens=60))
   drifted, fed = 0, 0
-  for game in games:
-    assert list(game.tokens) == recording.seen[game.question.uid, game.sample]
-    fed += len(game.tokens) - 1  # each is cached once, but the last
+  for trajectory in trajectories:
+    assert list(trajectory.tokens) == recording.seen[trajectory.question.uid, trajectory.sample]
+    fed += len(trajectory.tokens) - 1  # each is cached once, but the last
     drifted += any(t.action_tokens != TOKENIZER.encode(TOKENIZER.decode(
-        t.action_tokens)) for t in game.turns)
+        t.action_tokens)) for t in trajectory.turns)
   assert drifted > cases / 2
   cached = (engine.prefilled_tokens + engine.copied_tokens +
             engine.decoded_tokens)

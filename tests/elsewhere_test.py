@@ -29,12 +29,12 @@ def evaluation_sets(tmp_path, **options):
 
 
 def test_a_corpus_elsewhere_need_not_be_here(tmp_path, questions):
-  found = train_set(tmp_path, questions, elsewhere=True)
+  found = train_set(tmp_path, questions, is_remote=True)
   assert found.corpus is None and len(found.questions) == 1
-  held, = evaluation_sets(tmp_path, evaluate=questions, elsewhere=True)
+  held, = evaluation_sets(tmp_path, evaluate=questions, is_remote=True)
   assert held.corpus is None
   # A server knows no world that is generated for evaluation.
-  assert evaluation_sets(tmp_path, evaluate='', elsewhere=True) == []
+  assert evaluation_sets(tmp_path, evaluate='', is_remote=True) == []
 
 
 def test_else_it_is_missed(tmp_path, questions):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from configs import evaluate_search
+from configs import evaluate_search as evaluate_search_config
 from searchrl.jobs import evaluate_search
 
 
@@ -17,7 +17,7 @@ def write(path, records):
 
 @pytest.fixture
 def config(tmp_path):
-  config = evaluate_search.get_config()
+  config = evaluate_search_config.get_config()
   config.data.evaluate = write(tmp_path / 'q.jsonl', [
       {'id': '1', 'question': 'Tarn river', 'golden_answers': ['Garonne']},
       {'id': '2', 'question': 'Alps', 'golden_answers': ['Rhine']}])
@@ -29,7 +29,7 @@ def config(tmp_path):
 
 
 def test_a_table_of_own_questions(config, tmp_path, capsys):
-  evaluate_search.job(config, str(tmp_path / 'run'))
+  evaluate_search.run(config, str(tmp_path / 'run'))
   row, = json.loads((tmp_path / 'run' / 'retrieval.json').read_text())
   assert row == {
       'set': 'eval', 'engine': 'bm25', 'hops': 1, 'n': 2, 'recall@1': 0.0,
@@ -40,8 +40,8 @@ def test_a_table_of_own_questions(config, tmp_path, capsys):
 
 
 def test_generated_worlds_are_judged_too(tmp_path):
-  config = evaluate_search.get_config('smoke')
-  evaluate_search.job(config, str(tmp_path))
+  config = evaluate_search_config.get_config('smoke')
+  evaluate_search.run(config, str(tmp_path))
   rows = json.loads((tmp_path / 'retrieval.json').read_text())
   recall = {(r['set'], r['hops']): r['recall@10'] for r in rows}
   assert recall['known', 1] == recall['unseen', 1] == 1.0
@@ -52,4 +52,4 @@ def test_an_engine_elsewhere_needs_questions(config, tmp_path):
   config.data.evaluate = ''
   config.search.engine = 'web'
   with pytest.raises(ValueError, match='must name questions'):
-    evaluate_search.job(config, str(tmp_path))
+    evaluate_search.run(config, str(tmp_path))

@@ -33,17 +33,17 @@ def stage(tmp_path_factory):
   """A player with its params, questions, and their engine."""
   config = common.get_config('smoke')
   config.rollout.slots = 8
-  player, params = samplers.build(config, meshes.make(
+  sampler, params = samplers.build(config, meshes.make(
       data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]))
   data = datasets.train_set(
       tmp_path_factory.mktemp('world'), train='', corpus='', world_seed=1,
       per_hop=(12, 12))
-  return player, params, data.questions, factory.make('bm25', data.corpus)
+  return sampler, params, data.questions, factory.make('bm25', data.corpus)
 
 
 def play(stage, search, **options):
-  player, params, questions, _ = stage
-  return player.play(
+  sampler, params, questions, _ = stage
+  return sampler.play(
       params, [(question, 0) for question in questions[:8]], search=search,
       reward=rewards.em, outcome=rewards.em, temperature=1.0, step=0, **options)
 
@@ -67,25 +67,25 @@ def client(url, **options):
   search = factory.make('remote', None, urls=(url,), **dict(
       tries=1, try_secs=2.0, failures=1, rest_secs=0.2, backoff_secs=0.01,
       pause_secs=20.0, wiring=dict(warn=warnings.append)) | options)
-  return metered.Meter(factory.guarded(search)), warnings
+  return metered.Metered(factory.with_typed_errors(search)), warnings
 
 
-def plain(game):
-  return game.tokens, game.loss_mask, game.stop_reason, game.reward
+def plain(trajectory):
+  return trajectory.tokens, trajectory.loss_mask, trajectory.stop_reason, trajectory.reward
 
 
 @pytest.fixture(scope='module')
 def expected(stage):
-  games = play(stage, stage[3])
-  assert sum(game.searches for game in games) > 4
-  return [plain(game) for game in games]
+  trajectories = play(stage, stage[3])
+  assert sum(trajectory.searches for trajectory in trajectories) > 4
+  return [plain(trajectory) for trajectory in trajectories]
 
 
 def test_over_a_good_server_all_is_as_over_the_engine(stage, expected):
   with server(stage, []) as good:
     search, warnings = client(good.url)
-    games = play(stage, search)
-  assert [plain(game) for game in games] == expected and not warnings
+    trajectories = play(stage, search)
+  assert [plain(trajectory) for trajectory in trajectories] == expected and not warnings
   assert search.pop()['search/failed_queries'] == 0
 
 
@@ -94,9 +94,9 @@ def test_a_fault_that_passes_leaves_no_trace(stage, expected, fault):
   """The first search and two probes fail; then the rows are played again."""
   with server(stage, [fault] * 3) as bad:
     search, warnings = client(bad.url)
-    games = play(stage, search)
-  assert [plain(game) for game in games] == expected
-  assert any(game.retries for game in games)
+    trajectories = play(stage, search)
+  assert [plain(trajectory) for trajectory in trajectories] == expected
+  assert any(trajectory.retries for trajectory in trajectories)
   values = search.pop()
   assert values['search/failed_queries'] > 0
   assert values['search/remote/pauses'] == 1 and len(warnings) == 2
@@ -114,16 +114,16 @@ def test_what_fails_to_the_end_is_counted_and_not_learned_from(stage, expected):
 
     good.body = body
     search, _ = client(good.url)
-    games = play(stage, search)
-  failed = [game.stop_reason == 'search_error' for game in games]
+    trajectories = play(stage, search)
+  failed = [trajectory.stop_reason == 'search_error' for trajectory in trajectories]
   assert any(failed)
-  for game, is_failed, well in zip(games, failed, expected):
+  for trajectory, is_failed, well in zip(trajectories, failed, expected):
     if is_failed:
-      assert game.reward is None and game.outcome_reward is None
-      assert not game.turns[-1].observation_tokens
-      assert game.tokens == well[0][:len(game.tokens)]
+      assert trajectory.reward is None and trajectory.outcome_reward is None
+      assert not trajectory.turns[-1].observation_tokens
+      assert trajectory.tokens == well[0][:len(trajectory.tokens)]
     else:
-      assert plain(game) == well
+      assert plain(trajectory) == well
   # A query each, in both passes.
   assert search.pop()['search/failed_queries'] == 2 * sum(failed)
 

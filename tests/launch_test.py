@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 
-from configs import build_index
+from configs import build_index as build_index_config
 from configs import common
 import jax
 import pytest
@@ -80,7 +80,7 @@ def test_a_dry_run_prints_the_line_and_runs_nothing(name, tmp_path):
 
 @pytest.mark.parametrize('name', TEXTS)
 def test_flags_and_files_that_are_named_exist(name):
-  module = build_index if name == 'build_index.sh' else common
+  module = build_index_config if name == 'build_index.sh' else common
   for flag in re.findall(r'--config\.([\w.]*\w)', read(name)):
     value = module.get_config()
     for part in flag.split('.'):
@@ -93,7 +93,7 @@ def test_flags_and_files_that_are_named_exist(name):
 
 @pytest.mark.parametrize('name', TEXTS)
 def test_variables_that_are_named_are_read_by_us_or_by_jax(name):
-  ours = (ROOT / 'searchrl' / 'processes.py').read_text()
+  ours = (ROOT / 'searchrl' / 'runtime' / 'processes.py').read_text()
   ours += (ROOT / 'searchrl' / 'main.py').read_text()
   jaxs = pathlib.Path(jax.__file__).with_name('_src') / 'distributed.py'
   for variable in re.findall(r'\b(?:JAX|SEARCHRL)_[A-Z_]+\b', read(name)):

@@ -17,8 +17,11 @@ import loopback
 # answers differ from call to call and that now and then fails.
 PLAY = r'''
 import json
-from searchrl.agent import rewards, rollout
-from searchrl import mesh as meshes, player, processes
+from searchrl.agent import rewards
+from searchrl.rollouts import driver as rollout
+from searchrl import mesh as meshes
+from searchrl.rollouts import sampler as player
+from searchrl.runtime import processes
 from searchrl.trajectory import Passage, Question, SearchError
 
 processes.initialize()
@@ -55,30 +58,30 @@ def played(count):
 def test_two_processes_play_as_one_would():
   (apart, asked, expected), = played(1)
   assert not apart and asked
-  assert any(game[3] for game in expected)  # a search failed: played again
-  for number, (together, asked, games) in enumerate(played(2)):
+  assert any(trajectory[3] for trajectory in expected)  # a search failed: played again
+  for number, (together, asked, trajectories) in enumerate(played(2)):
     assert together
     assert (asked > 0) == (number == 0)
-    assert [g[:5] for g in games] == [g[:5] for g in expected]
-    for game, theirs in zip(games, expected):
-      np.testing.assert_allclose(game[5], theirs[5], atol=1e-5)
+    assert [g[:5] for g in trajectories] == [g[:5] for g in expected]
+    for trajectory, theirs in zip(trajectories, expected):
+      np.testing.assert_allclose(trajectory[5], theirs[5], atol=1e-5)
 
 
 def test_lockstep_admits_in_a_fixed_order(monkeypatch):
   mesh = meshes.make(data=4, tensor=2)
   options = types.SimpleNamespace(
-      admission='auto', tensor=2, ahead=0, search_timeout_secs=1.0,
+      admission='auto', tensor=2, decodes_in_flight=0, search_timeout_secs=1.0,
       search_calls=1)
-  assert samplers.course(mesh, options).admission == 'deterministic'
-  assert samplers.course(mesh, options, remote=True).admission == 'arrival'
+  assert samplers.schedule(mesh, options).admission == 'deterministic'
+  assert samplers.schedule(mesh, options, remote=True).admission == 'arrival'
 
   def two_hosts(mesh, tensor):
     assert mesh.size == len(jax.devices()) and tensor == 2
     return True
 
   monkeypatch.setattr(samplers.handover, 'spans_processes', two_hosts)
-  assert samplers.course(mesh, options, remote=True).admission == 'deterministic'
+  assert samplers.schedule(mesh, options, remote=True).admission == 'deterministic'
   options.admission = 'arrival'
   with pytest.raises(ValueError, match="must be 'deterministic' where "
                                        'rollout.tensor=2 devices of several'):
-    samplers.course(mesh, options)
+    samplers.schedule(mesh, options)

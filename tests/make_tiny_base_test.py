@@ -90,7 +90,7 @@ def test_shape_without_room_for_the_circuit_is_refused():
 @pytest.mark.slow
 def test_interrupted_making_ends_in_the_same_bytes(tmp_path):
   config = tiny_base.get_config('smoke')
-  make_tiny_base.tiny_base(config, str(tmp_path / 'whole'))
+  make_tiny_base.run(config, str(tmp_path / 'whole'))
   model = tmp_path / 'whole' / 'model'
   shape = weights.read_config(str(model))
   weights.load(str(model), shape)
@@ -101,7 +101,7 @@ def test_interrupted_making_ends_in_the_same_bytes(tmp_path):
   steps = sorted(int(p.name) for p in (broken / 'checkpoints').iterdir())
   shutil.rmtree(broken / 'checkpoints' / str(steps[-1]))
   shutil.rmtree(broken / 'model')
-  make_tiny_base.tiny_base(config, str(broken))
+  make_tiny_base.run(config, str(broken))
   digests = {hashlib.sha256(
       (folder / 'model' / 'model.safetensors').read_bytes()).hexdigest()
              for folder in (tmp_path / 'whole', broken)}

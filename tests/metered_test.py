@@ -27,7 +27,7 @@ def clock(monkeypatch):
     return [RESULTS[q.text] for q in queries]
 
   monkeypatch.setattr(metered.time, 'perf_counter', lambda: now[0])
-  return secs, metered.Meter(search)
+  return secs, metered.Metered(search)
 
 
 def queries(*texts):
@@ -73,7 +73,7 @@ def test_pop_forgets_and_without_a_call_there_is_no_latency(clock):
 def test_a_guarded_failure_is_counted_and_timed():
   def broken(queries):
     raise ConnectionError('no route')
-  search = metered.Meter(factory.guarded(broken))
+  search = metered.Metered(factory.with_typed_errors(broken))
   search(queries('found'))
   values = search.pop()
   assert values['search/queries'] == 1

@@ -77,7 +77,7 @@ def test_a_killed_process_leaves_whole_lines(tmp_path):
   child = subprocess.Popen(
       [sys.executable, '-c', textwrap.dedent('''
           import sys
-          from searchrl import metrics
+          from searchrl.runtime import metrics
           writer = metrics.Writer(sys.argv[1], tensorboard=False)
           for step in range(10**9):
             writer.write(step, {'reward': 0.5})

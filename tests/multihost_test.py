@@ -20,7 +20,7 @@ import pytest
 from searchrl.models import weights
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
-from searchrl import trajectory
+from searchrl import trajectory as trajectory_lib
 import loopback
 import train_test
 
@@ -88,7 +88,7 @@ def _wait_for_step(step, file, group):
 def games_of(folder, step):
   """What a step sampled, in the order of the batch's rows."""
   file = folder / 'trajectories' / f'step_{step:06d}.jsonl.gz'
-  return [trajectory.from_json(json.loads(line))
+  return [trajectory_lib.from_json(json.loads(line))
           for line in gzip.decompress(file.read_bytes()).splitlines()]
 
 
@@ -102,8 +102,8 @@ def test_gradients_come_from_rows_on_all_devices(runs):
   """Else the order of summation, in which layouts may differ, is no matter."""
   most = 0
   for step in range(1, STEPS + 1):
-    games = games_of(runs.folder[1], step)
-    mixed = [len({game.outcome_reward for game in games[i:i + 4]}) > 1
+    trajectories = games_of(runs.folder[1], step)
+    mixed = [len({trajectory.outcome_reward for trajectory in trajectories[i:i + 4]}) > 1
              for i in range(0, 16, 4)]
     most = max(most, sum(mixed[:2]), sum(mixed[2:]))  # of each mini-batch
   # Then all eight rows of a mini-batch have an advantage: two a device.
@@ -114,7 +114,7 @@ def test_attention_spans_as_much_of_the_cache_everywhere(runs):
   """Half of it: how much follows the longest conversation of a process, and
   log-probs follow it in their last bit."""
   for step in range(1, STEPS + 1):
-    assert max(len(game.tokens) for game in games_of(
+    assert max(len(trajectory.tokens) for trajectory in games_of(
         runs.folder[1], step)) <= 512 // 2 - 16  # that a decode samples
 
 
@@ -143,9 +143,9 @@ def test_metrics_are_those_of_one_process(runs, count):
 def test_the_first_process_alone_writes_and_speaks(runs, count):
   assert files_of(runs.folder[count]) == files_of(runs.folder[1])
   for step in range(1, STEPS + 1):
-    games = games_of(runs.folder[count], step)
-    assert len(games) == 16  # those of all processes
-    assert [game.sample for game in games] == [0, 1, 2, 3] * 4
+    trajectories = games_of(runs.folder[count], step)
+    assert len(trajectories) == 16  # those of all processes
+    assert [trajectory.sample for trajectory in trajectories] == [0, 1, 2, 3] * 4
   first, *others = runs.done[count]
   assert 'Hugging Face format' in first.stdout
   for done in others:
@@ -185,7 +185,9 @@ import dataclasses, json
 import jax
 from jax.experimental import multihost_utils
 import numpy as np
-from searchrl import handover, mesh as meshes, processes
+from searchrl.rollouts import weight_sync as handover
+from searchrl import mesh as meshes
+from searchrl.runtime import processes
 from searchrl.models import transformer
 import learner_test, tiny
 
@@ -216,7 +218,7 @@ DIVERGE = r'''
 def learner(**options):
   return learner_test.make(
       meshes.make(), microbatch_rows=4, row_places=1,
-      guard=processes.Guard('call', timeout_secs=300), **options)
+      guard=processes.LockstepCheck('call', timeout_secs=300), **options)
 
 def refusal(function, *args):
   try:

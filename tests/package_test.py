@@ -20,12 +20,12 @@ assert searchrl.__file__.startswith(sys.argv[1]), searchrl.__file__
 from searchrl import algorithms, losses
 from searchrl.agent import dialogue, tools
 from searchrl.models import weights
-from searchrl import player
+from searchrl.rollouts import sampler as player
 assert 'as your want' in dialogue.verbatim('search_r1_prompt.txt')
 assert tools.schema()['function']['name'] == 'search'
 shape = weights.read_config(str(player.TINY_BASE))
 weights.load(str(player.TINY_BASE), shape)
-from searchrl import embedder
+from searchrl.encoders import embedder
 assert embedder.load_again(path='tiny_e5')(['a'], 'query').shape == (1, 128)
 one = jnp.ones((1, 2))
 loss = losses.sequence_ratio_loss(

@@ -108,11 +108,11 @@ def test_alone_everything_is_free():
   with pytest.raises(FileNotFoundError, match='no such'):
     processes.on_first('x', lambda: _refuse(FileNotFoundError('no such')))
   processes.barrier('x', 1)
-  guard = processes.Guard('call')
-  guard('update', object())
-  guard.phase('train')
+  lockstep = processes.LockstepCheck('call')
+  lockstep('update', object())
+  lockstep.phase('train')
   with pytest.raises(ValueError, match="'off', 'phase' or 'call', but is 'on'"):
-    processes.Guard('on')
+    processes.LockstepCheck('on')
 
 
 def _refuse(error):
@@ -155,8 +155,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src import distributed, xla_bridge
-from searchrl import mesh as mesh_lib, processes
-from searchrl.processes import Guard, agree, barrier, exchange
+from searchrl.runtime import mesh as mesh_lib
+from searchrl.runtime import processes
+from searchrl.runtime.processes import LockstepCheck, agree, barrier, exchange
 
 def out(name, value):
   print(json.dumps([name, value]), flush=True)
@@ -206,23 +207,23 @@ else:
 out('and on', [x.decode() for x in exchange('a', b'%d' % me, 30)])
 
 batch = {'tokens': jax.ShapeDtypeStruct((4, 8 + me), jnp.int32)}
-guard = Guard('call', timeout_secs=30)
+guard = LockstepCheck('call', timeout_secs=30)
 guard('score', (2, 3)); guard('score', (2, 3)); guard.phase('equal')
 out('guard shape', message(guard, 'update', batch, 'mean'))
-guard = Guard('call', timeout_secs=30)
+guard = LockstepCheck('call', timeout_secs=30)
 guard('decode', 1)
 out('guard tag', message(guard, 'decode' if me else 'prefill', 1))
-guard = Guard('call', timeout_secs=30)
+guard = LockstepCheck('call', timeout_secs=30)
 if me == 0:
   out('guard or not', message(guard, 'decode', 7))
 else:
   out('guard or not', message(barrier, 'rollout ends', 30))
-guard = Guard('phase', timeout_secs=30)
+guard = LockstepCheck('phase', timeout_secs=30)
 guard('decode', 1); guard('decode', 2); guard.phase('first')
 for i in range(3 + me):
   guard('decode', i)
 out('guard phase', message(guard.phase, 'rollout'))
-guard = Guard('off')
+guard = LockstepCheck('off')
 guard('decode', me); guard.phase('rollout')
 
 out('share', processes.share('abcde'))
@@ -330,15 +331,15 @@ def test_guard_names_the_call_at_which_processes_part(met):
 
 
 def test_guard_against_another_meeting_is_told_on_both_sides(met):
-  guarded, other = met['guard or not']
-  assert "process 1: nothing, but is at 'rollout ends'" in guarded
+  with_typed_errors, other = met['guard or not']
+  assert "process 1: nothing, but is at 'rollout ends'" in with_typed_errors
   assert "process 0: 'call 0: decode'; process 1: 'rollout ends'" in other
 
 
 def test_guard_by_phase_names_the_phase_and_the_way_on(met):
   for told in met['guard phase']:
     assert "end of phase 'rollout': process 0: 5 calls of digest" in told
-    assert 'last decode(3).' in told and "Rerun with Guard('call')" in told
+    assert 'last decode(3).' in told and "Rerun with LockstepCheck('call')" in told
 
 
 def test_shares_and_what_the_first_alone_does(met):
@@ -436,7 +437,7 @@ def test_watchdog_leaves_with_its_block():
 
 def test_watchdog_ends_a_stuck_process_and_tells_where(tmp_path):
   code = ('import sys, threading\n'
-          'from searchrl import watchdog\n'
+          'from searchrl.runtime import watchdog\n'
           'def stuck():\n  threading.Event().wait()\n'
           'with watchdog.Watchdog(0.3, file=sys.argv[1]) as dog:\n'
           '  dog.beat("step 3")\n  stuck()\n')

@@ -32,11 +32,11 @@ def play(monkeypatch):
       load=lambda *_: None, unload=lambda: None)
 
   def run(**options):
-    games = samplers.Player(None, None, None, None, engine, lambda p: p).play(
+    trajectories = samplers.Sampler(None, None, None, None, engine, lambda p: p).play(
         None, [(tiny.question(uid), 0) for uid in ENDS], search=None,
-        reward=lambda game: 0.5, outcome=lambda game: 1.0, temperature=1.0,
+        reward=lambda trajectory: 0.5, outcome=lambda trajectory: 1.0, temperature=1.0,
         step=0, **options)
-    return games, passes
+    return trajectories, passes
 
   return run
 
@@ -49,15 +49,15 @@ def play(monkeypatch):
      ['answer', 'turn_limit', 'search_error'])])
 def test_failed_searches_are_played_again(
     play, search_retries, passes, retries, last):
-  games, seen = play(search_retries=search_retries)
+  trajectories, seen = play(search_retries=search_retries)
   assert seen == passes
-  assert [g.question.uid for g in games] == [*ENDS]
-  assert [g.retries for g in games] == retries
-  assert [g.stop_reason for g in games] == last
-  for game in games:
-    scored = game.stop_reason != 'search_error'
-    assert game.reward == (0.5 if scored else None)
-    assert game.outcome_reward == (1.0 if scored else None)
+  assert [g.question.uid for g in trajectories] == [*ENDS]
+  assert [g.retries for g in trajectories] == retries
+  assert [g.stop_reason for g in trajectories] == last
+  for trajectory in trajectories:
+    scored = trajectory.stop_reason != 'search_error'
+    assert trajectory.reward == (0.5 if scored else None)
+    assert trajectory.outcome_reward == (1.0 if scored else None)
 
 
 def test_what_is_not_needed_any_more_is_left_out(monkeypatch):
@@ -73,14 +73,14 @@ def test_what_is_not_needed_any_more_is_left_out(monkeypatch):
   engine = types.SimpleNamespace(
       load=lambda *_: None, unload=lambda: None)
   judged = []
-  games = samplers.Player(None, None, None, None, engine, lambda p: p).play(
+  trajectories = samplers.Sampler(None, None, None, None, engine, lambda p: p).play(
       None, [(tiny.question(f'{n}'), 0) for n in range(4)], search=None,
-      reward=lambda game: judged.append(game) or 0.5, step=0, temperature=1.0,
-      outcome=lambda game: 1.0, enough=lambda games: len(games) == 2 and all(
-          g.outcome_reward == 1.0 for g in games))
+      reward=lambda trajectory: judged.append(trajectory) or 0.5, step=0, temperature=1.0,
+      outcome=lambda trajectory: 1.0, enough=lambda trajectories: len(trajectories) == 2 and all(
+          g.outcome_reward == 1.0 for g in trajectories))
   assert seen == [True]
-  assert [g.question.uid for g in games] == ['0', '1']
-  assert [g.reward for g in games] == [0.5, 0.5] and len(judged) == 2
+  assert [g.question.uid for g in trajectories] == ['0', '1']
+  assert [g.reward for g in trajectories] == [0.5, 0.5] and len(judged) == 2
 
 
 def test_who_watches_is_shown_what_grows(monkeypatch):
@@ -93,7 +93,7 @@ def test_who_watches_is_shown_what_grows(monkeypatch):
   monkeypatch.setattr(driver, 'play', scripted)
   engine, seen = types.SimpleNamespace(
       load=lambda *_: None, unload=lambda: None), []
-  samplers.Player(None, None, None, None, engine, lambda p: p).play(
-      None, [(tiny.question(), 0)], search=None, reward=lambda game: 0.5, step=0,
-      temperature=1.0, outcome=lambda game: 1.0, watch=seen.append)
+  samplers.Sampler(None, None, None, None, engine, lambda p: p).play(
+      None, [(tiny.question(), 0)], search=None, reward=lambda trajectory: 0.5, step=0,
+      temperature=1.0, outcome=lambda trajectory: 1.0, watch=seen.append)
   assert seen == [grown]

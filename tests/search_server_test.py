@@ -19,7 +19,7 @@ import faulty
 import pytest
 import tiny
 
-from configs import serve_search
+from configs import serve_search as serve_search_config
 from searchrl.jobs import serve_search
 from searchrl.search.corpus import Corpus
 from searchrl.search import factory
@@ -405,7 +405,7 @@ def test_512_open_connections_lose_no_request():
 def test_a_server_killed_at_work_is_waited_for_within_the_deadline():
   program = """if True:
       import sys, time
-      from searchrl.search import server
+      from searchrl.serving import search_server as server
       from searchrl.trajectory import Passage
       def search(queries):
         print('asked', flush=True)
@@ -453,7 +453,7 @@ def test_options_are_checked(options, message):
 
 
 def config_of(tmp_path, **changes):
-  config = serve_search.get_config('smoke')
+  config = serve_search_config.get_config('smoke')
   (tmp_path / 'c.jsonl').write_text('{"id": "a", "contents": "Tarn"}\n')
   config.search.corpus = str(tmp_path / 'c.jsonl')
   config.search.update(changes)
@@ -465,14 +465,14 @@ def test_a_port_that_is_taken_is_told(tmp_path):
   with serving() as server:
     config.serve.port = int(server.address.rpartition(':')[2])
     with pytest.raises(ValueError, match='must be free, but 127.0.0.1, port'):
-      serve_search.search(config, str(tmp_path))
+      serve_search.run(config, str(tmp_path))
 
 
 def test_an_engine_that_does_not_answer_is_not_served(tmp_path):
   config = config_of(tmp_path, engine='remote', options=dict(
       urls=(faulty.unused_url(),), tries=1))
   with pytest.raises(ValueError, match="'remote' failed with unavailable"):
-    serve_search.search(config, str(tmp_path))
+    serve_search.run(config, str(tmp_path))
 
 
 def test_the_token_comes_from_the_environment(tmp_path, monkeypatch):
@@ -481,9 +481,9 @@ def test_the_token_comes_from_the_environment(tmp_path, monkeypatch):
   monkeypatch.setattr(serve_search, 'run_until_told', lambda server, what: (
       seen.append((server.options.token, what)), server.start(), server.stop()))
   with pytest.raises(ValueError, match='TOKEN_OF_TEST is not set'):
-    serve_search.search(config, str(tmp_path))
+    serve_search.run(config, str(tmp_path))
   monkeypatch.setenv('TOKEN_OF_TEST', 'abc')
-  serve_search.search(config, str(tmp_path))
+  serve_search.run(config, str(tmp_path))
   assert seen == [('abc', 'bm25 over 1 passages')]
 
 

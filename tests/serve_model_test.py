@@ -53,19 +53,19 @@ def test_a_token_comes_from_the_environment_alone(monkeypatch):
 ])
 def test_what_is_refused(fields, message, tmp_path):
   with pytest.raises(ValueError, match=message):
-    serve_model.job(config_of(**fields), str(tmp_path))
+    serve_model.run(config_of(**fields), str(tmp_path))
 
 
 def test_a_run_that_is_none_and_slots_that_no_devices_share(tmp_path):
   config = config_of()
   config.ask.run = str(tmp_path)
   with pytest.raises(FileNotFoundError, match='ask.run must be the folder'):
-    serve_model.job(config, str(tmp_path))
+    serve_model.run(config, str(tmp_path))
   config = config_of()
   config.rollout.slots = 12
   with pytest.raises(ValueError, match='rollout.slots must be a multiple of the '
                                        '8 copies .* but is 12'):
-    serve_model.job(config, str(tmp_path))
+    serve_model.run(config, str(tmp_path))
 
 
 def test_what_ends_a_turn_of_the_template_ends_a_choice():
@@ -94,7 +94,7 @@ def test_a_port_that_is_taken_is_told(monkeypatch, tmp_path):
   with socket.create_server(('127.0.0.1', 0)) as other:
     port = other.getsockname()[1]
     with pytest.raises(ValueError, match=f'port {port}, cannot be had'):
-      serve_model.job(config_of(port=port), str(tmp_path))
+      serve_model.run(config_of(port=port), str(tmp_path))
 
 
 def test_a_signal_ends_it_and_its_neighbours_handlers_come_back(
@@ -103,7 +103,7 @@ def test_a_signal_ends_it_and_its_neighbours_handlers_come_back(
   before = signal.getsignal(signal.SIGTERM)
   timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
   timer.start()
-  serve_model.job(config_of(port=0, host='0.0.0.0'), str(tmp_path))
+  serve_model.run(config_of(port=0, host='0.0.0.0'), str(tmp_path))
   assert signal.getsignal(signal.SIGTERM) is before
   err = capsys.readouterr().err
   assert 'Serving tiny_base at http://0.0.0.0:' in err
@@ -119,7 +119,7 @@ def test_a_failing_engine_ends_the_job_with_its_error(monkeypatch, tmp_path):
       [generation.Choice((1,), 3, engines.row_ids(0, 'a', 0, 0))],))
   timer.start()
   with pytest.raises(ZeroDivisionError):
-    serve_model.job(config_of(port=0), str(tmp_path))
+    serve_model.run(config_of(port=0), str(tmp_path))
 
 
 def test_a_request_becomes_choices_each_with_a_name_of_its_own():

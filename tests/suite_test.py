@@ -37,10 +37,10 @@ class FakePlayer:
 
 
 def test_rows_are_by_hops_and_scored_by_every_measure():
-  exam = suite.Exam(
-      datasets.Set('known', [g.question for g in games()], None), 'bm25', None,
+  case = suite.EvalCase(
+      datasets.Dataset('known', [g.question for g in games()], None), 'bm25', None,
       'greedy')
-  rows, records = suite.run(FakePlayer(), None, [exam])
+  rows, records = suite.run(FakePlayer(), None, [case])
   assert [(r['hops'], r['n'], r['em']) for r in rows] == [
       (1, 2, 0.5), (2, 1, 1.0)]
   assert rows[0]['f1'] == 0.5 and rows[0]['searches'] == 0

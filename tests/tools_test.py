@@ -285,18 +285,18 @@ def test_a_model_folder_with_a_template_is_played(tmp_path):
       slots=8, length=3000, budgets=budgets, mesh=meshes.make())
   assert it.tokenizer.eos_ids == other
   (end,) = it.dialogue.end_ids
-  games = it.play(params, [(tiny.question(), n) for n in range(8)], search=None,
-                  reward=lambda game: 0.0, outcome=lambda game: 0.0,
+  trajectories = it.play(params, [(tiny.question(), n) for n in range(8)], search=None,
+                  reward=lambda trajectory: 0.0, outcome=lambda trajectory: 0.0,
                   temperature=1.5, step=0)
-  turns = [turn for game in games for turn in game.turns]
+  turns = [turn for trajectory in trajectories for turn in trajectory.turns]
   ended = [turn for turn in turns if len(turn.action_tokens) < 60]
   assert {turn.action_tokens[-1] for turn in ended} == {
       end, *other, *tokenizer.encode('</tool_call>')}
-  for game in games:  # all say nothing that can be parsed
-    assert game.stop_reason == 'turn_limit' and len(game.turns) == 3
-    assert game.prompt_tokens == dialogues.opening(
+  for trajectory in trajectories:  # all say nothing that can be parsed
+    assert trajectory.stop_reason == 'turn_limit' and len(trajectory.turns) == 3
+    assert trajectory.prompt_tokens == dialogues.opening(
         it.dialogue, 'where?', tokenizer)
-    for turn in game.turns[:-1]:
+    for turn in trajectory.turns[:-1]:
       told = turn.observation_tokens
       assert told == dialogues.retry(
           it.dialogue, tokenizer, turn.action_tokens)

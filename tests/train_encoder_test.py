@@ -48,7 +48,7 @@ def digest(folder):
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
   folder = tmp_path_factory.mktemp('encoder')
-  train_encoder.encoder(smoke(), str(folder))
+  train_encoder.run(smoke(), str(folder))
   return folder
 
 
@@ -59,7 +59,7 @@ def test_an_interrupted_making_ends_in_the_same_bytes(whole, tmp_path):
   newest = checkpoint.steps(again / 'checkpoints')[-1]
   shutil.rmtree(again / 'checkpoints' / str(newest))
   shutil.rmtree(again / 'model')
-  train_encoder.encoder(smoke(), str(again))
+  train_encoder.run(smoke(), str(again))
   assert digest(again) == digest(whole)
 
 
@@ -77,7 +77,7 @@ def test_it_goes_on_from_a_model_with_pairs_of_ones_own(tmp_path):
   start = tiny_bert.make(tmp_path / 'bert')
   config = own(tmp_path, lengths=dict(query=32, passage=48))
   config.model.path = str(start)
-  train_encoder.encoder(config, str(tmp_path / 'run'))
+  train_encoder.run(config, str(tmp_path / 'run'))
   model = tmp_path / 'run' / 'model'
   shape = encoder.read_config(str(model))
   assert shape == encoder.read_config(str(start))
@@ -89,7 +89,7 @@ def test_it_goes_on_from_a_model_with_pairs_of_ones_own(tmp_path):
       start / 'tokenizer.json').read_bytes()
   (tmp_path / 'pairs.jsonl').write_text('\n'.join(map(json.dumps, PAIRS[:5])))
   with pytest.raises(ValueError, match='whose data was another: sha256'):
-    train_encoder.encoder(config, str(tmp_path / 'run'))
+    train_encoder.run(config, str(tmp_path / 'run'))
 
 
 @pytest.mark.parametrize('change, message', [
@@ -104,14 +104,14 @@ def test_options_are_checked(change, message, tmp_path):
   config = own(tmp_path)
   config.update(change)
   with pytest.raises(ValueError, match=message):
-    train_encoder.encoder(config, str(tmp_path / 'run'))
+    train_encoder.run(config, str(tmp_path / 'run'))
 
 
 def test_a_missing_model_or_size_is_told(tmp_path):
   config = own(tmp_path)
   config.model.path = str(tmp_path / 'nowhere')
   with pytest.raises(FileNotFoundError, match='must be a folder'):
-    train_encoder.encoder(config, str(tmp_path / 'run'))
+    train_encoder.run(config, str(tmp_path / 'run'))
   with pytest.raises(ValueError, match="'laptop' or 'smoke', but is 'huge'"):
     tiny_encoder.get_config('huge')
 

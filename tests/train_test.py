@@ -23,7 +23,7 @@ from searchrl.rollouts import collect
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
 from searchrl.search import corpus as corpora
-from searchrl import trajectory
+from searchrl import trajectory as trajectory_lib
 from searchrl.trajectory import Passage, Question
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -83,16 +83,16 @@ def test_run_leaves_what_the_readme_promises(whole):
 
 def test_trajectories_are_saved_token_by_token(whole):
   file = sorted((whole / 'trajectories').glob('*.gz'))[0]
-  games = [trajectory.from_json(json.loads(line))
+  trajectories = [trajectory_lib.from_json(json.loads(line))
            for line in gzip.decompress(file.read_bytes()).splitlines()]
-  assert games
-  for game in games:
-    assert game.stop_reason in trajectory.STOP_REASONS
-    assert len(game.tokens) == len(game.loss_mask)
-    for turn in game.turns:
+  assert trajectories
+  for trajectory in trajectories:
+    assert trajectory.stop_reason in trajectory_lib.STOP_REASONS
+    assert len(trajectory.tokens) == len(trajectory.loss_mask)
+    for turn in trajectory.turns:
       assert len(turn.action_tokens) == len(turn.action_logprobs) > 0
       assert max(turn.action_logprobs) <= 0
-    assert game.reward == rewards.em(game)
+    assert trajectory.reward == rewards.em(trajectory)
 
 
 def test_sampler_and_learner_agree_on_log_probs(whole):
@@ -154,9 +154,9 @@ def test_own_data_and_own_reward_by_path_and_name(tmp_path):
   assert 'val/eval_1hop/em/greedy' in lines(tmp_path / 'run')[0]
 
 
-def length_reward(game):
+def length_reward(trajectory):
   """An own reward: half a point for whatever."""
-  assert game.turns
+  assert trajectory.turns
   return 0.5
 
 
@@ -265,9 +265,9 @@ def test_filter_keeps_surplus_in_order_and_counts():
       start = self.position[0]
       self.position[0] += count
       return [Question(f'q{start + i}', 'x', ('y',)) for i in range(count)]
-  class Player:
+  class Sampler:
     def play(self, params, requests, **_):
-      return [trajectory.Trajectory(
+      return [trajectory_lib.Trajectory(
           q, sample, 0, (1,), (), 'answer', r, r) for q, sample in requests
               for r in [float(sample == 0 and int(q.uid[1:]) % 2)]]
   config = tiny(dspo)
@@ -275,7 +275,7 @@ def test_filter_keeps_surplus_in_order_and_counts():
   progress = collect.Progress()
   algorithm, stream = builds.algorithm(config), Stream()
   groups, played, counts = collect.collect(
-      Player(), None, stream, progress, algorithm, None, None, None,
+      Sampler(), None, stream, progress, algorithm, None, None, None,
       config.rollout, 0)
   # Odd questions pass: q1 q3 of q0-q4; then ceil(3 / .4) > 5 asks 5: q5-q9
   # gives q5 q7 q9.
@@ -283,7 +283,7 @@ def test_filter_keeps_surplus_in_order_and_counts():
   assert progress.surplus == [] and progress.rollouts == 30
   assert counts['data/groups_asked'] == 10 and len(played) == 30
   again, _, counts = collect.collect(
-      Player(), None, stream, progress, algorithm, None, None, None,
+      Sampler(), None, stream, progress, algorithm, None, None, None,
       config.rollout, 0)
   assert len(again) == 5 and counts['data/groups_carried_out'] == 0
   np.testing.assert_allclose(counts['data/tries_per_kept_group'], 2.0)

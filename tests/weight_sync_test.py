@@ -36,7 +36,7 @@ def pointers(tree):
 def test_where_nothing_is_to_be_done_no_byte_moves(params):
   mesh = meshes.make(data=8)
   held = on(mesh, params)
-  give = weight_sync.HandOver(mesh, AXES)
+  give = weight_sync.WeightSync(mesh, AXES)
   given = give(held)
   assert pointers(given) == pointers(held)
   told = give.pop()
@@ -48,7 +48,7 @@ def test_where_nothing_is_to_be_done_no_byte_moves(params):
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_any_layout_becomes_the_engines(layout, tensor, dtype, params):
   mesh = meshes.make(**dict(zip(meshes.AXES, layout)))
-  give = weight_sync.HandOver(mesh, AXES, tensor=tensor, dtype=dtype)
+  give = weight_sync.WeightSync(mesh, AXES, tensor=tensor, dtype=dtype)
   assert dict(give.mesh.shape) == dict(data=8 // tensor, fsdp=1, tensor=tensor)
   given = give(on(mesh, params))
   jax.tree.map(lambda x, y: np.testing.assert_array_equal(
@@ -66,7 +66,7 @@ def test_any_layout_becomes_the_engines(layout, tensor, dtype, params):
 
 def test_weights_from_a_host_are_taken_too(params):
   mesh = meshes.make(data=2, fsdp=4)
-  given = weight_sync.HandOver(mesh, AXES, tensor=2)(params)
+  given = weight_sync.WeightSync(mesh, AXES, tensor=2)(params)
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(given), params)
 
 
@@ -74,7 +74,7 @@ def test_the_donated_original_may_go(params):
   """A copy that was cast outlives the update that takes its original."""
   mesh = meshes.make(data=8)
   held = on(mesh, params)
-  given = weight_sync.HandOver(mesh, AXES, dtype='bfloat16')(held)
+  given = weight_sync.WeightSync(mesh, AXES, dtype='bfloat16')(held)
   jax.tree.map(lambda x: x.delete(), held)
   assert all(np.isfinite(x.astype(np.float32)).all()
              for x in jax.tree.leaves(jax.device_get(given)))
@@ -82,4 +82,4 @@ def test_the_donated_original_may_go(params):
 
 def test_copies_that_do_not_divide_the_devices_are_refused():
   with pytest.raises(ValueError, match='rollout.tensor must divide the 8'):
-    weight_sync.HandOver(meshes.make(), AXES, tensor=3)
+    weight_sync.WeightSync(meshes.make(), AXES, tensor=3)

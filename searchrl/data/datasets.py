@@ -22,7 +22,7 @@ from searchrl.world import text
 
 
 @dataclasses.dataclass(frozen=True)
-class Set:
+class Dataset:
   """Questions and the corpus that they are answered from."""
 
   name: str
@@ -31,7 +31,7 @@ class Set:
 
 
 def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
-              per_hop: Sequence[int], elsewhere: bool = False) -> Set:
+              per_hop: Sequence[int], is_remote: bool = False) -> Dataset:
   """What a policy is trained on.
 
   Args:
@@ -45,7 +45,7 @@ def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
   Raises:
     ValueError: one path without the other.
   """
-  if bool(train) != bool(corpus) and not (train and elsewhere):
+  if bool(train) != bool(corpus) and not (train and is_remote):
     raise ValueError(
         'own data needs both data.train and search.corpus, but they are '
         f'{train!r} and {corpus!r}. Give both paths, or neither for the '
@@ -53,13 +53,13 @@ def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
   if not train:
     return generated(folder / 'train', name='train', source='known',
                      world_seed=world_seed, per_hop=per_hop)
-  return Set('train', questions_lib.read(train), _corpus(corpus))
+  return Dataset('train', questions_lib.read(train), _corpus(corpus))
 
 
 def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
                     own_train: bool, world_seed: int, kinds: Sequence[str],
                     questions_per_hop: int, max_hops: int,
-                    elsewhere: bool = False) -> list[Set]:
+                    is_remote: bool = False) -> list[Dataset]:
   """What a policy is judged on: unseen worlds, or a file.
 
   Args:
@@ -76,13 +76,13 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
   Raises:
     ValueError: a questions file without a corpus to answer them from.
   """
-  if evaluate and not (corpus or elsewhere):
+  if evaluate and not (corpus or is_remote):
     raise ValueError(
         f'data.evaluate={evaluate!r} needs search.corpus, but that is empty. '
         'Give the corpus that its questions are answered from.')
   if evaluate:
-    return [Set('eval', questions_lib.read(evaluate), _corpus(corpus))]
-  if own_train or elsewhere:
+    return [Dataset('eval', questions_lib.read(evaluate), _corpus(corpus))]
+  if own_train or is_remote:
     return []
   return [generated(folder / f'eval_{kind}', name=kind, source=kind,
                     world_seed=world_seed, per_hop=[questions_per_hop] * max_hops)
@@ -100,7 +100,7 @@ def shared(read: Callable[[], Any]) -> Any:
 
 
 def generated(folder: pathlib.Path, *, name: str, source: str, world_seed: int,
-              per_hop: Sequence[int]) -> Set:
+              per_hop: Sequence[int]) -> Dataset:
   """A world's files, written once for what is asked, and read back."""
   asked = json.dumps(dict(name=name, source=source, world_seed=world_seed,
                           per_hop=list(per_hop)))
@@ -113,5 +113,5 @@ def generated(folder: pathlib.Path, *, name: str, source: str, world_seed: int,
     drawn = text.questions(world, per_hop, data_source=name)
     questions_lib.write(folder / 'questions.jsonl', drawn)
     recipe.write_text(asked)  # last: without it the files are made again
-  return Set(name, questions_lib.read(folder / 'questions.jsonl'),
+  return Dataset(name, questions_lib.read(folder / 'questions.jsonl'),
              corpora.read(folder / 'corpus.jsonl'))

@@ -31,48 +31,48 @@ COLUMNS = ('set', 'engine', 'decoding', 'hops', 'n', 'em', '95% interval',
 
 
 @dataclasses.dataclass(frozen=True)
-class Exam:
+class EvalCase:
   """One set, answered through one engine, decoded in one way."""
 
-  set: datasets.Set
+  set: datasets.Dataset
   engine: str
   search: SearchFn
   decoding: str  # 'greedy' or 'sampled'
 
 
-def exams(
-    sets: Sequence[datasets.Set],
+def cases(
+    sets: Sequence[datasets.Dataset],
     engine: str,
     options: Mapping[str, object],
     *,
     noise: bool = True,
     seed: int = 0,
-) -> list[Exam]:
+) -> list[EvalCase]:
   """Every set greedily and sampled; the first also with random passages.
 
   The last shows whether answers come from retrieval: it should score about 0.
   """
   result = []
   for dataset in sets:
-    search = factory.guarded(factory.make(
+    search = factory.with_typed_errors(factory.make(
         engine, dataset.corpus, seed=seed, load_encoder=embedder.load_again,
         load_judge=reranker.load, **options))
-    result += [Exam(dataset, engine, search, decoding)
+    result += [EvalCase(dataset, engine, search, decoding)
                for decoding in ('greedy', 'sampled')]
   if noise and sets and sets[0].corpus is not None:
-    search = factory.guarded(factory.make('noise', sets[0].corpus, seed=seed))
-    result.append(Exam(sets[0], 'noise', search, 'greedy'))
+    search = factory.with_typed_errors(factory.make('noise', sets[0].corpus, seed=seed))
+    result.append(EvalCase(sets[0], 'noise', search, 'greedy'))
   return result
 
 
 def run(
-    player: samplers.Player,
+    sampler: samplers.Sampler,
     params,
-    taken: Sequence[Exam],
+    taken: Sequence[EvalCase],
     *,
     step: int = 0,
     progress=lambda done: None,
-) -> tuple[list[dict], list[tuple[Exam, list[Trajectory]]]]:
+) -> tuple[list[dict], list[tuple[EvalCase, list[Trajectory]]]]:
   """Sits every exam.
 
   Args:
@@ -87,34 +87,34 @@ def run(
     trajectories. Searches that failed count as wrong here.
   """
   rows, records, done = [], [], 0
-  for exam in taken:
-    games = player.play(
-        params, [(q, 0) for q in exam.set.questions], search=exam.search,
+  for case in taken:
+    trajectories = sampler.play(
+        params, [(q, 0) for q in case.set.questions], search=case.search,
         reward=rewards_lib.em, outcome=rewards_lib.em, step=step,
-        temperature=0.0 if exam.decoding == 'greedy' else 1.0,
+        temperature=0.0 if case.decoding == 'greedy' else 1.0,
         progress=lambda n: progress(done + n))  # pylint: disable=cell-var-from-loop
-    done += len(games)
-    records.append((exam, games))
+    done += len(trajectories)
+    records.append((case, trajectories))
     by_hops = defaultdict(list)
-    for game in games:
-      by_hops[game.question.hops].append(game)
+    for trajectory in trajectories:
+      by_hops[trajectory.question.hops].append(trajectory)
     for hops, group in sorted(by_hops.items()):
-      rows.append(_row(exam, hops, group))
+      rows.append(_row(case, hops, group))
   return rows, records
 
 
-def _row(exam: Exam, hops: int, games: Sequence[Trajectory]) -> dict:
-  n = len(games)
-  scores = np.array([rewards_lib.em(g) for g in games])
+def _row(case: EvalCase, hops: int, trajectories: Sequence[Trajectory]) -> dict:
+  n = len(trajectories)
+  scores = np.array([rewards_lib.em(g) for g in trajectories])
   low, high = wilson(int(scores.sum()), n)
   return {
-      'set': exam.set.name, 'engine': exam.engine, 'decoding': exam.decoding,
+      'set': case.set.name, 'engine': case.engine, 'decoding': case.decoding,
       'hops': hops, 'n': n, 'em': float(scores.mean()),
       '95% interval': f'{low:.2f}-{high:.2f}',
-      'subem': float(np.mean([rewards_lib.subem(g) for g in games])),
-      'f1': float(np.mean([rewards_lib.f1(g) for g in games])),
-      'searches': float(np.mean([g.searches for g in games])),
-      'search_errors': sum(g.stop_reason == 'search_error' for g in games)}
+      'subem': float(np.mean([rewards_lib.subem(g) for g in trajectories])),
+      'f1': float(np.mean([rewards_lib.f1(g) for g in trajectories])),
+      'searches': float(np.mean([g.searches for g in trajectories])),
+      'search_errors': sum(g.stop_reason == 'search_error' for g in trajectories)}
 
 
 def wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -141,14 +141,14 @@ def save(folder: pathlib.Path, rows, records, tokenizer) -> None:
   folder.mkdir(parents=True, exist_ok=True)
   (folder / 'table.json').write_text(json.dumps(list(rows), indent=1) + '\n')
   with (folder / 'records.jsonl').open('w', encoding='utf-8') as file:
-    for exam, games in records:
-      for game in games:
+    for case, trajectories in records:
+      for trajectory in trajectories:
         file.write(json.dumps({
-            'set': exam.set.name, 'engine': exam.engine,
-            'decoding': exam.decoding, 'question': game.question.text,
-            'golds': game.question.answers, 'answer': game.answer,
-            'em': rewards_lib.em(game), 'text': tokenizer.decode(game.tokens),
-            'trajectory': to_json(game)}, ensure_ascii=False) + '\n')
+            'set': case.set.name, 'engine': case.engine,
+            'decoding': case.decoding, 'question': trajectory.question.text,
+            'golds': trajectory.question.answers, 'answer': trajectory.answer,
+            'em': rewards_lib.em(trajectory), 'text': tokenizer.decode(trajectory.tokens),
+            'trajectory': to_json(trajectory)}, ensure_ascii=False) + '\n')
 
 
 def trained(run: pathlib.Path, base, shape):
@@ -191,15 +191,15 @@ def job(config, workdir: str) -> None:
     config.search.engine, config.search.options = own_search(
         config.evaluate.run)
   mesh = meshes.make(**config.mesh)
-  player, params = samplers.build(config, mesh)
+  sampler, params = samplers.build(config, mesh)
   if config.evaluate.run:
-    params = trained(pathlib.Path(config.evaluate.run), params, player.shape)
+    params = trained(pathlib.Path(config.evaluate.run), params, sampler.shape)
   processes.on_first('workdir', lambda: workdirs.prepare(
       workdir, config, allow_changes=config.allow_changes))
   sets = datasets.shared(lambda: datasets.evaluation_sets(
       path / 'data', evaluate=config.data.evaluate,
       corpus=config.search.corpus, own_train=bool(config.data.train),
-      elsewhere=not factory.needs_corpus(
+      is_remote=not factory.needs_corpus(
           config.search.engine, config.search.options),
       **config.evaluate.worlds))
   processes.on_first('search', lambda: workdirs.note(
@@ -207,9 +207,9 @@ def job(config, workdir: str) -> None:
           config.search.engine, dataset.corpus, config.search.options,
           load_encoder=embedder.load_again) for dataset in sets},
       allow_changes=config.allow_changes))
-  taken = exams(sets, config.search.engine, config.search.options,
+  taken = cases(sets, config.search.engine, config.search.options,
                 noise=config.evaluate.noise, seed=config.seed)
-  rows, records = run(player, params, taken, step=config.evaluate.step)
+  rows, records = run(sampler, params, taken, step=config.evaluate.step)
   if processes.is_first():
-    save(path, rows, records, player.tokenizer)
+    save(path, rows, records, sampler.tokenizer)
     print(metrics.table(rows, COLUMNS))

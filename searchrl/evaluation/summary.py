@@ -38,10 +38,10 @@ def table(folder: pathlib.Path) -> str:
   before, after = (_cells(folder / 'evaluation' / name / 'table.json')
                    for name in ('before', 'after'))
   rows = []
-  for exam, by_hops in after.items():
-    row = dict(zip(('worlds', 'engine', 'decoding'), exam))
+  for case, by_hops in after.items():
+    row = dict(zip(('worlds', 'engine', 'decoding'), case))
     for hops, (em, _, n) in by_hops.items():
-      old = before.get(exam, {}).get(hops)
+      old = before.get(case, {}).get(hops)
       row[f'EM {hops}-hop'] = (f'{old[0]:.2f} -> ' if old else '') + f'{em:.2f}'
     row['n'] = n
     row['searches'] = ' '.join(f'{x:.1f}' for _, x, _ in by_hops.values())
@@ -60,6 +60,6 @@ def _cells(file: pathlib.Path) -> dict:
   """(set, engine, decoding) -> hops -> (exact match, searches, n)."""
   cells = {}
   for row in json.loads(file.read_text()) if file.exists() else ():
-    exam = cells.setdefault((row['set'], row['engine'], row['decoding']), {})
-    exam[row['hops']] = (row['em'], row['searches'], row['n'])
+    case = cells.setdefault((row['set'], row['engine'], row['decoding']), {})
+    case[row['hops']] = (row['em'], row['searches'], row['n'])
   return cells

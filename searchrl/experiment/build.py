@@ -42,15 +42,15 @@ class Parts:
   """What a config builds: everything that does not change during a run."""
 
   algorithm: algorithms.Algorithm
-  player: samplers.Player
+  sampler: samplers.Sampler
   learner: learners.Learner
   params: Any  # that the run starts from; also the reference policy
   stream: questions_lib.Stream
-  search: metered.Meter
+  search: metered.Metered
   reward: Callable[..., float]
   outcome: Callable[..., float]
-  exams: list[suite.Exam]
-  guard: processes.Guard
+  cases: list[suite.EvalCase]
+  lockstep: processes.LockstepCheck
 
 
 def build(config, folder: pathlib.Path) -> Parts:
@@ -63,46 +63,46 @@ def build(config, folder: pathlib.Path) -> Parts:
   recipe = algorithm(config)
   mesh = meshes.make(**config.mesh)
   _check_staleness(config.train.max_staleness, recipe, mesh)
-  guard = processes.Guard(config.train.lockstep)
-  player, params = samplers.build(config, mesh)
+  lockstep = processes.LockstepCheck(config.train.lockstep)
+  sampler, params = samplers.build(config, mesh)
   its_learner = learner(
-      config, recipe, player.shape, mesh,
-      attend(config, tested_attention(config, player.shape, mesh), mesh), guard)
+      config, recipe, sampler.shape, mesh,
+      attend(config, tested_attention(config, sampler.shape, mesh), mesh), lockstep)
   reward, outcome = (
       plugins.resolve(config[field], field=field,
                       ours='searchrl.agent.rewards:em, :subem and :f1')
       for field in ('reward', 'outcome'))
   processes.on_first('workdir', lambda: workdirs.prepare(
       folder, config, free=_FREE, allow_changes=config.allow_changes))
-  elsewhere = not factory.needs_corpus(
+  is_remote = not factory.needs_corpus(
       config.search.engine, config.search.options)
   data, sets = datasets.shared(lambda: (
       datasets.train_set(
           folder / 'data', train=config.data.train,
           corpus=config.search.corpus, world_seed=config.data.world_seed,
-          per_hop=config.data.per_hop, elsewhere=elsewhere),
+          per_hop=config.data.per_hop, is_remote=is_remote),
       datasets.evaluation_sets(
           folder / 'data', evaluate=config.data.evaluate,
           corpus=config.search.corpus, own_train=bool(config.data.train),
-          elsewhere=elsewhere, **config.evaluate.worlds)))
+          is_remote=is_remote, **config.evaluate.worlds)))
   processes.on_first('search', lambda: workdirs.note(
       folder, 'search', factory.describe(
           config.search.engine, data.corpus, config.search.options,
           load_encoder=embedder.load_again),
       allow_changes=config.allow_changes))
   return Parts(
-      algorithm=recipe, player=player, learner=its_learner, params=params,
+      algorithm=recipe, sampler=sampler, learner=its_learner, params=params,
       stream=questions_lib.Stream(
           data.questions, seed=config.seed, mix=config.data.mix),
-      search=metered.Meter(factory.guarded(factory.make(
+      search=metered.Metered(factory.with_typed_errors(factory.make(
           config.search.engine, data.corpus, seed=config.seed,
           load_encoder=embedder.load_again, load_judge=reranker.load,
           **config.search.options))),
       reward=reward, outcome=outcome,
-      exams=suite.exams(
+      cases=suite.cases(
           sets, config.search.engine, config.search.options,
           noise=config.evaluate.noise, seed=config.seed),
-      guard=guard)
+      lockstep=lockstep)
 
 
 def algorithm(config) -> algorithms.Algorithm:
@@ -163,7 +163,7 @@ def _check_truncation(name: str, built: algorithms.Algorithm, options) -> None:
 
 
 def learner(config, recipe, shape, mesh, attention_options,
-            guard=lambda *facts: None) -> learners.Learner:
+            lockstep=lambda *facts: None) -> learners.Learner:
   """The config's learner for a model of a shape."""
   return learners.make(
       shape, recipe, optimizers.adamw(**config.optimizer), mesh,
@@ -172,7 +172,7 @@ def learner(config, recipe, shape, mesh, attention_options,
       lora=loras.Lora(**config.model.lora) if config.model.lora.rank else None,
       seed=config.seed,
       critic_optimizer=optimizers.adamw(**config.critic.optimizer),
-      critic_warmup=config.critic.warmup_updates, guard=guard,
+      critic_warmup=config.critic.warmup_updates, lockstep=lockstep,
       **attention_options, **config.learner)
 
 

@@ -41,7 +41,7 @@ def _say(text: str) -> None:
   print(text, file=sys.stderr, flush=True)
 
 
-def job(config, workdir: str) -> None:
+def run(config, workdir: str) -> None:
   """Answers `ask.question`; without one, proposes questions.
 
   Raises:
@@ -57,19 +57,19 @@ def job(config, workdir: str) -> None:
   if not config.ask.question:
     _propose(config, file, corpus)
     return
-  search = factory.guarded(factory.make(
+  search = factory.with_typed_errors(factory.make(
       config.search.engine, corpus, seed=config.seed,
       load_encoder=embedder.load_again, load_judge=reranker.load,
       **config.search.options))
-  player, params = policy(config, config.ask.samples)
+  sampler, params = policy(config, config.ask.samples)
   _say(f'Question: {plain(config.ask.question)}')
-  games = ask(player, params, config.ask.question, search=search,
+  trajectories = ask(sampler, params, config.ask.question, search=search,
               samples=config.ask.samples, temperature=config.ask.temperature,
-              watch=Narrator(player.tokenizer, config.ask.samples))
-  winner = vote(games, _say)
+              watch=Narrator(sampler.tokenizer, config.ask.samples))
+  winner = vote(trajectories, _say)
   if winner is None:
     sys.exit('No answer: ' + ', '.join(sorted({
-        _WHY[game.stop_reason] for game in games})) + '.')
+        _WHY[trajectory.stop_reason] for trajectory in trajectories})) + '.')
   print(plain(winner))
 
 
@@ -123,14 +123,14 @@ def policy(config, most: int):
   used = -(-min(most, config.rollout.slots) // max(copies, 1)) * max(copies, 1)
   config = config.copy_and_resolve_references()
   config.rollout.slots = used
-  player, params = samplers.build(config, mesh)
+  sampler, params = samplers.build(config, mesh)
   if config.ask.run:
     params = suite.trained(
-        pathlib.Path(config.ask.run), params, player.shape)
-  return player, params
+        pathlib.Path(config.ask.run), params, sampler.shape)
+  return sampler, params
 
 
-def ask(player: samplers.Player, params, question: str, *, search: SearchFn,
+def ask(sampler: samplers.Sampler, params, question: str, *, search: SearchFn,
         samples: int, temperature: float,
         watch: Callable[[Trajectory], None]) -> list[Trajectory]:
   """Trajectories about one question; a single one is greedy.
@@ -146,10 +146,10 @@ def ask(player: samplers.Player, params, question: str, *, search: SearchFn,
     watch: as in `Player.play`.
   """
   asked = Question(question, question, ())
-  return player.play(
+  return sampler.play(
       params, [(asked, sample) for sample in range(samples)],
-      search=telling(search, _say), reward=lambda game: 0.0,
-      outcome=lambda game: 0.0, step=0, watch=watch,
+      search=telling(search, _say), reward=lambda trajectory: 0.0,
+      outcome=lambda trajectory: 0.0, step=0, watch=watch,
       temperature=temperature if samples > 1 else 0.0)
 
 
@@ -161,7 +161,7 @@ def telling(search: SearchFn, say: Callable[[str], None]) -> SearchFn:
         r for r in results if isinstance(r, SearchError)):
       say(f'Warning: a search failed: {plain(f"{error.kind} {error.detail}")}')
     return results
-  return wrapped.Over(told, (search,))
+  return wrapped.Wrapped(told, (search,))
 
 
 class Narrator:
@@ -178,31 +178,31 @@ class Narrator:
     self._tokenizer, self._samples, self._say = tokenizer, samples, say
     self._told = {}  # sample -> parts of its trajectory that were said
 
-  def __call__(self, game: Trajectory) -> None:
-    parts = list(self._parts(game))
-    told = self._told.get(game.sample, 0)
+  def __call__(self, trajectory: Trajectory) -> None:
+    parts = list(self._parts(trajectory))
+    told = self._told.get(trajectory.sample, 0)
     if len(parts) < told:  # it is played again
-      self._say(f'{self._who(game)}Again, for a search had failed.')
+      self._say(f'{self._who(trajectory)}Again, for a search had failed.')
       told = 0
     for part in parts[told:]:
       self._say(part)
-    self._told[game.sample] = len(parts)
+    self._told[trajectory.sample] = len(parts)
 
-  def _parts(self, game: Trajectory):
-    for number, turn in enumerate(game.turns, start=1):
+  def _parts(self, trajectory: Trajectory):
+    for number, turn in enumerate(trajectory.turns, start=1):
       said = plain(self._tokenizer.decode(turn.action_tokens)).strip()
-      yield f'{self._who(game)}Turn {number}\n' + _indented(said)
+      yield f'{self._who(trajectory)}Turn {number}\n' + _indented(said)
       if not turn.observation_tokens:
         continue
       if turn.action.kind == 'search':
         found = [passage_line(n, p) for n, p in enumerate(turn.passages, 1)]
-        yield self._who(game) + 'Found\n' + _indented(
+        yield self._who(trajectory) + 'Found\n' + _indented(
             '\n'.join(found) or 'nothing')
       else:
-        yield f'{self._who(game)}That was no action; the policy is told so.'
+        yield f'{self._who(trajectory)}That was no action; the policy is told so.'
 
-  def _who(self, game: Trajectory) -> str:
-    return f'[{game.sample + 1}] ' if self._samples > 1 else ''
+  def _who(self, trajectory: Trajectory) -> str:
+    return f'[{trajectory.sample + 1}] ' if self._samples > 1 else ''
 
 
 def passage_line(number: int, passage: Passage) -> str:
@@ -213,12 +213,12 @@ def passage_line(number: int, passage: Passage) -> str:
   return f'{number}. {" ".join(plain(passage.title).split())}: {text}'
 
 
-def vote(games: Sequence[Trajectory], say: Callable[[str], None]) -> str | None:
+def vote(trajectories: Sequence[Trajectory], say: Callable[[str], None]) -> str | None:
   """The most frequent answer, the earliest of equals; None if there is none.
 
   Answers that differ in case, punctuation and articles alone are one.
   """
-  answers = [game.answer for game in games]
+  answers = [trajectory.answer for trajectory in trajectories]
   counts = collections.Counter(
       rewards.normalise(answer) for answer in answers if answer is not None)
   forms = {}
@@ -226,12 +226,12 @@ def vote(games: Sequence[Trajectory], say: Callable[[str], None]) -> str | None:
     if answer is not None:
       forms.setdefault(rewards.normalise(answer), answer)
   ranked = counts.most_common()  # equal counts in the order of their arrival
-  if len(games) > 1:
+  if len(trajectories) > 1:
     say('Votes')
     for key, count in ranked:
-      say(f'  {count} of {len(games)}  {plain(forms[key])}')
+      say(f'  {count} of {len(trajectories)}  {plain(forms[key])}')
     if None in answers:
-      say(f'  {answers.count(None)} of {len(games)}  no answer')
+      say(f'  {answers.count(None)} of {len(trajectories)}  no answer')
   return forms[ranked[0][0]] if ranked else None
 
 

@@ -41,7 +41,7 @@ _FREE = ('build', 'scann.leaves', 'scann.part_rows', 'scann.soar', 'hnsw.links',
          'recall.queries', 'recall.count', 'encoder.batch_tokens', 'progress')
 
 
-def job(config, workdir: str) -> None:
+def run(config, workdir: str) -> None:
   """Builds what is missing of an index in `workdir`.
 
   Raises:

@@ -20,7 +20,7 @@ from searchrl.search import factory
 from searchrl.search import ir_metrics
 
 
-def job(config, workdir: str) -> None:
+def run(config, workdir: str) -> None:
   """Prints recall by set and hops; writes it to retrieval.json.
 
   Raises:
@@ -29,7 +29,7 @@ def job(config, workdir: str) -> None:
   folder, search = pathlib.Path(workdir), config.search
   sets = datasets.evaluation_sets(
       folder / 'data', evaluate=config.data.evaluate, corpus=search.corpus,
-      own_train=False, elsewhere=not factory.needs_corpus(
+      own_train=False, is_remote=not factory.needs_corpus(
           search.engine, search.options), **config.evaluate.worlds)
   if not sets:
     raise ValueError(
@@ -37,7 +37,7 @@ def job(config, workdir: str) -> None:
         'corpus lies elsewhere, but is empty.')
   rows = []
   for dataset in sets:
-    engine = factory.guarded(factory.make(
+    engine = factory.with_typed_errors(factory.make(
         search.engine, dataset.corpus, seed=config.seed,
         load_encoder=embedder.load_again, load_judge=reranker.load,
         **search.options))
@@ -47,7 +47,7 @@ def job(config, workdir: str) -> None:
   print(metrics.table(rows, tuple(rows[0])))
 
 
-def judged(dataset: datasets.Set, name: str, engine, top_ks) -> list[dict]:
+def judged(dataset: datasets.Dataset, name: str, engine, top_ks) -> list[dict]:
   """A row for the questions of each hop count."""
   by_hops = defaultdict(list)
   for question in dataset.questions:

@@ -40,7 +40,7 @@ TAGS = tuple(f'<{slash}{name}>' for name in
              ('think', 'search', 'information', 'answer') for slash in ('', '/'))
 
 
-def tiny_base(config, workdir: str) -> None:
+def run(config, workdir: str) -> None:
   """Makes the tiny base model.
 
   Args:

@@ -22,7 +22,7 @@ from searchrl.serving import model_server
 from searchrl.serving import openai_api
 
 
-def job(config, workdir: str) -> None:
+def run(config, workdir: str) -> None:
   """Serves the policy of a run or a model folder; Ctrl-C or SIGTERM ends it.
 
   Raises:
@@ -53,20 +53,20 @@ def generate(config) -> tuple[generation.Generator, object]:
   if config.serve.steps < 1:
     raise ValueError(
         f'serve.steps must be at least 1, but is {config.serve.steps}.')
-  player, params = ask.policy(config, 1)
-  tokenizer, length = player.tokenizer, config.rollout.length
+  sampler, params = ask.policy(config, 1)
+  tokenizer, length = sampler.tokenizer, config.rollout.length
   eos_ids = (*tokenizer.eos_ids, *turn_ends(tokenizer))
-  copies = player.hand_over.mesh.size // config.rollout.tensor
+  copies = sampler.hand_over.mesh.size // config.rollout.tensor
   if config.rollout.slots % copies:
     raise ValueError(
         f'rollout.slots must be a multiple of the {copies} copies of the '
         f'weights, but is {config.rollout.slots}.')
   engine = engines.Engine(
-      player.shape, slots=config.rollout.slots, length=length,
-      stop_table=never(player.shape.vocab_size), eos_ids=eos_ids,
+      sampler.shape, slots=config.rollout.slots, length=length,
+      stop_table=never(sampler.shape.vocab_size), eos_ids=eos_ids,
       seed=config.seed, steps=config.serve.steps, dtype=config.rollout.dtype,
-      shardings=functools.partial(meshes.shardings, player.hand_over.mesh))
-  engine.load(player.hand_over(params), None)
+      shardings=functools.partial(meshes.shardings, sampler.hand_over.mesh))
+  engine.load(sampler.hand_over(params), None)
   engine.compile()
   return generation.Generator(
       engine, token_bytes=tokenizer.token_bytes, eos_ids=eos_ids,

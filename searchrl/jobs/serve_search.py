@@ -17,7 +17,7 @@ from searchrl.serving import search_server
 from searchrl.trajectory import Query, Question, SearchError, SearchFn
 
 
-def search(config, workdir: str) -> None:
+def run(config, workdir: str) -> None:
   """Serves `config.search` at /retrieve; Ctrl-C or SIGTERM ends it in order.
 
   Raises:
@@ -25,7 +25,7 @@ def search(config, workdir: str) -> None:
   """
   options = _options(config.serve)
   corpus = _corpus(config, pathlib.Path(workdir))
-  engine = factory.guarded(factory.make(
+  engine = factory.with_typed_errors(factory.make(
       config.search.engine, corpus, seed=config.seed,
       load_encoder=embedder.load_again, load_judge=reranker.load,
       **config.search.options))

@@ -13,7 +13,6 @@ import functools
 import gzip
 import json
 import pathlib
-import signal
 import sys
 import time
 
@@ -32,9 +31,10 @@ from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
 from searchrl.runtime import processes
+from searchrl.runtime import signals
 from searchrl.runtime import watchdog
 from searchrl.training import optimizer as optimizers
-from searchrl import trajectory
+from searchrl import trajectory as trajectory_lib
 
 _NEVER = 1e9  # seconds
 _say = processes.say
@@ -69,9 +69,9 @@ def run(config, workdir: str) -> None:
            f'{folder}. Run the same command to go on.')
       return
     examine('after', policy(), progress.step)
-  weights.save(folder / 'model', policy(), parts.player.shape,
+  weights.save(folder / 'model', policy(), parts.sampler.shape,
                tokenizer_from=config.model.path or samplers.TINY_BASE,
-               eos_id=parts.player.tokenizer.eos_ids[0])
+               eos_id=parts.sampler.tokenizer.eos_ids[0])
   recipe = config.algorithm.name.partition(':')[2]
   processes.on_first('finish', lambda: summary.finish(
       folder, f'{recipe}, seed {config.seed}'))
@@ -108,7 +108,7 @@ def loop(parts: builds.Parts, config, folder, state, progress, writer):
       enabled=options.progress and processes.is_first(),
       unit=unit.removesuffix('s'))
   timer = metrics.Timer()
-  with (_StopRequest() as stop, contextlib.closing(bar),
+  with (signals.StopRequest(_tell_of_stop) as stop, contextlib.closing(bar),
         contextlib.closing(_source(parts, config)) as source,
         watchdog.Watchdog(options.watchdog_secs or _NEVER) as dog):
     while not _done(progress, options):
@@ -117,7 +117,7 @@ def loop(parts: builds.Parts, config, folder, state, progress, writer):
         state, values, played = step(
             parts, config, source, state, progress, timer)
       values |= timer.pop() | _rates(config, state)
-      tokens = sum(len(game.tokens) for game in played)
+      tokens = sum(len(trajectory.tokens) for trajectory in played)
       values['perf/total_num_tokens'] = tokens
       values['perf/throughput'] = tokens / values['timing_s/step']
       values['perf/cpu_seconds'] = time.process_time()
@@ -151,32 +151,32 @@ def step(parts: builds.Parts, config, source, state, progress, timer):
   batch = pack(groups, parts.algorithm, progress.step, config.rollout)
   batch = parts.learner.score(state, batch, parts.params, timer)
   state, learned = parts.learner.update(state, batch, parts.params, timer)
-  parts.guard.phase(f'step {progress.step}')
+  parts.lockstep.phase(f'step {progress.step}')
   progress.step += 1
   values = counts | statistics.describe(played) | parts.search.pop() | learned
-  values |= parts.player.hand_over.pop()
+  values |= parts.sampler.hand_over.pop()
   values['training/rollouts'] = progress.rollouts
   return state, values, played
 
 
 def _source(parts: builds.Parts, config):
   """Where a step's groups come from."""
-  def collect(player, params, progress, policy_step):
+  def collect(sampler, params, progress, policy_step):
     return collecting.collect(
-        player, params, parts.stream, progress, parts.algorithm, parts.search,
+        sampler, params, parts.stream, progress, parts.algorithm, parts.search,
         parts.reward, parts.outcome, config.rollout, policy_step)
 
   if not config.train.max_staleness:
-    return asynchronous.InStep(functools.partial(collect, parts.player))
-  handed = dataclasses.replace(parts.player, hand_over=lambda params: params)
-  return asynchronous.Ahead(
+    return asynchronous.InStep(functools.partial(collect, parts.sampler))
+  handed = dataclasses.replace(parts.sampler, hand_over=lambda params: params)
+  return asynchronous.AsyncRollouts(
       functools.partial(collect, handed),
-      lambda params: jax.tree.map(jnp.copy, parts.player.hand_over(params)),
+      lambda params: jax.tree.map(jnp.copy, parts.sampler.hand_over(params)),
       max_staleness=config.train.max_staleness,
       last_step=config.train.num_steps)
 
 
-def pack(groups, algorithm, policy_step: int, options) -> trajectory.Batch:
+def pack(groups, algorithm, policy_step: int, options) -> trajectory_lib.Batch:
   """Groups side by side, filled up with empty rows; options: config.rollout."""
   def baseline(number, group):
     its = algorithm.group_of(group[0].question)
@@ -184,10 +184,10 @@ def pack(groups, algorithm, policy_step: int, options) -> trajectory.Batch:
     by_question = algorithm.group_of is algorithms.question_uid
     return (its, number) if by_question else its
 
-  games = [game for group in groups for game in group]
+  trajectories = [trajectory for group in groups for trajectory in group]
   ids = [baseline(n, group) for n, group in enumerate(groups) for _ in group]
-  return trajectory.pack(
-      games, group_ids=ids, policy_step=policy_step, length=options.length,
+  return trajectory_lib.pack(
+      trajectories, group_ids=ids, policy_step=policy_step, length=options.length,
       rows=options.questions * options.group_size,
       mask_truncated=options.mask_truncated)
 
@@ -200,17 +200,17 @@ class _Examiner:
     self._folder = folder / 'evaluation'
 
   def __call__(self, name: str, params, step: int) -> None:
-    exams = self._parts.exams
-    if not exams:
+    cases = self._parts.cases
+    if not cases:
       return
     folder = self._folder / name
     table = processes.on_first(f'{name}?', lambda: _read_json(folder))
     if table is None:
       _say(f'Evaluating {name} training '
-           f'({sum(len(e.set.questions) for e in exams)} questions) ...')
-      table, records = suite.run(self._parts.player, params, exams)
+           f'({sum(len(e.set.questions) for e in cases)} questions) ...')
+      table, records = suite.run(self._parts.sampler, params, cases)
       if processes.is_first():
-        suite.save(folder, table, records, self._parts.player.tokenizer)
+        suite.save(folder, table, records, self._parts.sampler.tokenizer)
     if not self._writer.holds(step, 'val/'):
       self._writer.write(step, suite.scalars(table))
 
@@ -243,29 +243,9 @@ def _writer(config, folder: pathlib.Path):
   return metrics.Writer(folder, tensorboard=config.train.tensorboard)
 
 
-class _StopRequest:
-  """Ctrl-C or SIGTERM asks to stop after the step; a second Ctrl-C insists."""
-
-  def __init__(self):
-    self.asked = False
-    self._previous = {}
-
-  def __enter__(self):
-    for number in (signal.SIGINT, signal.SIGTERM):
-      self._previous[number] = signal.signal(number, self._ask)
-    return self
-
-  def __exit__(self, *_):
-    for number, handler in self._previous.items():
-      signal.signal(number, handler)
-
-  def _ask(self, number, frame):
-    del frame
-    if self.asked and number == signal.SIGINT:
-      raise KeyboardInterrupt
-    self.asked = True
-    _say('Stopping after this step; press Ctrl-C again to stop at once and '
-         'lose it.')
+def _tell_of_stop() -> None:
+  _say('Stopping after this step; press Ctrl-C again to stop at once and lose '
+       'it.')
 
 
 def _done(progress: collecting.Progress, options) -> bool:
@@ -309,11 +289,11 @@ def _warn_if_silent(algorithm, progress: collecting.Progress, values,
          f'reward {cause}), so nothing is learned. {remedy}.')
 
 
-def _save_trajectories(folder: pathlib.Path, step: int, games) -> None:
+def _save_trajectories(folder: pathlib.Path, step: int, trajectories) -> None:
   """One gzipped jsonl a step, everything that was sampled."""
   path = folder / 'trajectories'
   path.mkdir(exist_ok=True)
-  lines = ''.join(json.dumps(trajectory.to_json(g), ensure_ascii=False) + '\n'
-                  for g in games)
+  lines = ''.join(json.dumps(trajectory_lib.to_json(g), ensure_ascii=False) + '\n'
+                  for g in trajectories)
   (path / f'step_{step:06d}.jsonl.gz').write_bytes(
       gzip.compress(lines.encode(), mtime=0))

@@ -33,7 +33,7 @@ SPECIAL = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
 _STEP = 32  # rows are as wide as a multiple of it: few programs
 
 
-def encoder(config, workdir: str) -> None:
+def run(config, workdir: str) -> None:
   """Trains an encoder and writes it to model/.
 
   Args:

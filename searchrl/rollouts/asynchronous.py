@@ -36,7 +36,7 @@ class InStep:
     pass
 
 
-class Ahead:
+class AsyncRollouts:
   """Plays up to `max_staleness` steps before they are trained on.
 
   One thread plays, step by step; nobody holds a lock while waiting, and what

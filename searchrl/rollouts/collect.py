@@ -16,7 +16,7 @@ import numpy as np
 from searchrl.models.inference import sampling
 from searchrl.rl import advantages
 from searchrl.runtime import processes
-from searchrl import trajectory
+from searchrl import trajectory as trajectory_lib
 from searchrl.trajectory import Trajectory
 
 Group = list[Trajectory]  # samples of one question, by one policy
@@ -33,17 +33,17 @@ class Progress:
   silent_steps: int = 0  # in a row, without a group to learn from
 
   def to_json(self) -> dict[str, Any]:
-    surplus = [[trajectory.to_json(g) for g in group] for group in self.surplus]
+    surplus = [[trajectory_lib.to_json(g) for g in group] for group in self.surplus]
     return {**vars(self), 'surplus': surplus}
 
   @classmethod
   def from_json(cls, record: dict[str, Any]) -> 'Progress':
-    surplus = [[trajectory.from_json(g) for g in group]
+    surplus = [[trajectory_lib.from_json(g) for g in group]
                for group in record['surplus']]
     return cls(**{**record, 'surplus': surplus})
 
 
-def collect(player, params, stream, progress: Progress, algorithm, search,
+def collect(sampler, params, stream, progress: Progress, algorithm, search,
             reward, outcome, options, policy_step: int):
   """Plays rounds of questions until `keep` has accepted a full batch.
 
@@ -85,16 +85,16 @@ def collect(player, params, stream, progress: Progress, algorithm, search,
       requests += [(question, again * options.group_size + i)
                    for i in range(options.group_size)]
     early = {} if not options.end_when_full else dict(
-        enough=lambda games, missing=missing: len(_kept(
-            _whole(games, options.group_size), algorithm)) >= missing)
-    games = player.play(
+        enough=lambda trajectories, missing=missing: len(_kept(
+            _whole(trajectories, options.group_size), algorithm)) >= missing)
+    trajectories = sampler.play(
         params, requests, search=search, reward=reward, outcome=outcome,
         temperature=options.temperature, truncation=truncation(options),
         step=progress.step, policy_step=policy_step, **early)
-    progress.rollouts += len(games)
-    fresh = _whole(games, options.group_size)
+    progress.rollouts += len(trajectories)
+    fresh = _whole(trajectories, options.group_size)
     groups += _kept(fresh, algorithm)
-    played += games
+    played += trajectories
     asked += fresh
   progress.surplus = groups[options.questions:]
   groups = groups[:options.questions]
@@ -107,11 +107,11 @@ def truncation(options) -> sampling.Truncation:
   return sampling.Truncation(options.top_k, options.top_p, options.min_p)
 
 
-def _whole(games: list[Trajectory], size: int) -> list[Group]:
+def _whole(trajectories: list[Trajectory], size: int) -> list[Group]:
   """The groups all of whose samples are there, in order."""
   groups = collections.defaultdict(list)
-  for game in games:
-    groups[game.question.uid, game.sample // size].append(game)
+  for trajectory in trajectories:
+    groups[trajectory.question.uid, trajectory.sample // size].append(trajectory)
   return [group for group in groups.values() if len(group) == size]
 
 

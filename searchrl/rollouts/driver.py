@@ -41,21 +41,21 @@ class Budgets:
 
 
 @dataclasses.dataclass(frozen=True)
-class Course:
+class Schedule:
   """How play proceeds; no trajectory depends on it.
 
   Attributes:
     admission: 'deterministic': results of a search enter after a fixed number
       of decodes, so that a repeated run takes the same course; 'arrival': when
       they come.
-    ahead: decodes that run while the host reads an earlier one: 0 or 1.
+    decodes_in_flight: that run while the host reads an earlier one: 0 or 1.
     search_timeout_secs: until a search counts as failed.
     search_calls: of the search at a time; each answers all that was asked
       since the one before.
   """
 
   admission: str = 'deterministic'
-  ahead: int = 0
+  decodes_in_flight: int = 0
   search_timeout_secs: float = 60.0
   search_calls: int = 4
 
@@ -65,7 +65,7 @@ class Course:
           f'rollout.admission must be one of {ADMISSIONS}, but is '
           f"{self.admission!r}. 'auto' becomes one of them by the device.")
     for name, legal, rule in (
-        ('ahead', self.ahead in (0, 1), '0 or 1'),
+        ('decodes_in_flight', self.decodes_in_flight in (0, 1), '0 or 1'),
         ('search_timeout_secs', self.search_timeout_secs > 0, 'above 0'),
         ('search_calls', self.search_calls >= 1, 'at least 1')):
       if not legal:
@@ -102,7 +102,7 @@ def play(
     append: Callable[..., Any],
     step: int,
     policy_step: int,
-    course: Course = Course(),
+    schedule: Schedule = Schedule(),
     progress: Callable[[int], None] = lambda finished: None,
     enough: Callable[[Mapping[int, Trajectory]], bool] = lambda finished: False,
     watch: Callable[[Trajectory], None] = lambda grown: None,
@@ -122,7 +122,7 @@ def play(
     append: makes what `engine.append` takes, from keyword arguments.
     step: of the run; part of every row's randomness.
     policy_step: written into the trajectories.
-    course: how play proceeds.
+    schedule: how play proceeds.
     progress: told how many have finished, after each pass.
     enough: asked after each pass, with what has finished by its place among
       the requests, whether the rest is not needed any more.
@@ -140,14 +140,14 @@ def play(
   """
   queue = _new_games(requests, policy_step, dialogue, tokenizer, budgets)
   table = _Table(
-      engine, dialogue, tokenizer, budgets, course,
-      pending_searches.Searches(search, timeout_secs=course.search_timeout_secs,
-                        calls=course.search_calls), watch, agree)
+      engine, dialogue, tokenizer, budgets, schedule,
+      pending_searches.Searches(search, timeout_secs=schedule.search_timeout_secs,
+                        calls=schedule.search_calls), watch, agree)
 
-  def feed_of(game: _Game, budget: int):
-    played = game.trajectory
+  def feed_of(trajectory: _Game, budget: int):
+    played = trajectory.trajectory
     return append(
-        slot=game.slot, tokens=game.pending, budget=budget, fresh=game.fresh,
+        slot=trajectory.slot, tokens=trajectory.pending, budget=budget, fresh=trajectory.fresh,
         row_ids=row_ids(step, played.question.uid, played.sample,
                         len(played.turns)))
 
@@ -168,7 +168,7 @@ def play(
 def _new_games(requests, policy_step, dialogue, tokenizer, budgets
               ) -> list[_Game]:
   """What is to be played, the first last; each question is encoded once."""
-  prompts, games = {}, []
+  prompts, trajectories = {}, []
   for row, (question, sample) in enumerate(requests):
     prompt = prompts.get(question.text)
     if prompt is None:
@@ -180,18 +180,18 @@ def _new_games(requests, policy_step, dialogue, tokenizer, budgets
           f'{budgets.max_prompt_tokens} tokens, but that of question '
           f'{question.uid!r} has {len(prompt)}. Raise the limit, or leave the '
           'question out.')
-    games.append(_Game(
+    trajectories.append(_Game(
         row, Trajectory(question, sample, policy_step, prompt), prompt))
-  return games[::-1]
+  return trajectories[::-1]
 
 
 class _Table:
   """Who sits in which slot, and what happens to them."""
 
-  def __init__(self, engine, dialogue, tokenizer, budgets, course, asked,
+  def __init__(self, engine, dialogue, tokenizer, budgets, schedule, asked,
                watch, agree):
     self._engine, self._dialogue, self._tokenizer = engine, dialogue, tokenizer
-    self._budgets, self._course, self._asked = budgets, course, asked
+    self._budgets, self._schedule, self._asked = budgets, schedule, asked
     self._watch, self._agree = watch, agree
     self._free = list(range(engine.slots))[::-1]
     self._decoding = set()  # slots
@@ -203,39 +203,39 @@ class _Table:
     """Gives free slots to the next in the queue."""
     seated = []
     while queue and self._free:
-      game = queue.pop()
-      game.slot = self._free.pop()
-      self.playing[game.slot] = game
-      seated.append(game)
+      trajectory = queue.pop()
+      trajectory.slot = self._free.pop()
+      self.playing[trajectory.slot] = trajectory
+      seated.append(trajectory)
     return seated
 
-  def feed(self, games: Sequence[_Game], feed_of) -> None:
+  def feed(self, trajectories: Sequence[_Game], feed_of) -> None:
     """Feeds slots and lets them decode, or ends what does not fit."""
     feeds = []
-    for game in games:
-      used = 0 if game.fresh else self._engine.used(game.slot)
+    for trajectory in trajectories:
+      used = 0 if trajectory.fresh else self._engine.used(trajectory.slot)
       budget = min(self._budgets.max_turn_tokens,
-                   self._engine.length - used - len(game.pending))
+                   self._engine.length - used - len(trajectory.pending))
       if budget < 1:  # not one token could be sampled
-        self._finish(game, 'length_limit')
+        self._finish(trajectory, 'length_limit')
         continue
-      feeds.append(feed_of(game, budget))
-      if not game.fresh:  # it belongs to the turn that asked for it
-        game.amend(observation_tokens=game.pending)
-        self._watch(game.trajectory)
-      game.fresh = False
-      self._decoding.add(game.slot)
+      feeds.append(feed_of(trajectory, budget))
+      if not trajectory.fresh:  # it belongs to the turn that asked for it
+        trajectory.amend(observation_tokens=trajectory.pending)
+        self._watch(trajectory.trajectory)
+      trajectory.fresh = False
+      self._decoding.add(trajectory.slot)
     if feeds:
       self._engine.append(feeds)
 
   def go_on(self) -> list[_Game]:
     """Decodes until something has happened; games that can be fed again."""
-    while self._decoding and self._unread <= self._course.ahead:
+    while self._decoding and self._unread <= self._schedule.decodes_in_flight:
       self._engine.dispatch()
       self._unread += 1
     stopped = self._read()
     self._decoding -= {s.slot for s in stopped}
-    ready = [game for s in stopped if (game := self._hear(s)) is not None]
+    ready = [trajectory for s in stopped if (trajectory := self._hear(s)) is not None]
     self._asked.start()
     return ready + self._admit(bool(ready))
 
@@ -252,62 +252,62 @@ class _Table:
 
   def _hear(self, said) -> _Game | None:
     """Reads what a stopped slot said; its game, if it is fed next."""
-    game = self.playing[said.slot]
+    trajectory = self.playing[said.slot]
     action = self._dialogue.parse(self._tokenizer.decode(said.tokens))
     turn = Turn(said.tokens, said.logprobs, action)
-    game.trajectory = dataclasses.replace(
-        game.trajectory, turns=(*game.trajectory.turns, turn))
-    self._watch(game.trajectory)
-    reason = 'answer' if action.kind == 'answer' else self._limit(game)
+    trajectory.trajectory = dataclasses.replace(
+        trajectory.trajectory, turns=(*trajectory.trajectory.turns, turn))
+    self._watch(trajectory.trajectory)
+    reason = 'answer' if action.kind == 'answer' else self._limit(trajectory)
     if reason is not None:
-      self._finish(game, reason)
+      self._finish(trajectory, reason)
       return None
     if action.kind == 'search':
-      self._asked.ask(game.slot, [
-          Query(text, self._budgets.top_k, game.trajectory.question)
+      self._asked.ask(trajectory.slot, [
+          Query(text, self._budgets.top_k, trajectory.trajectory.question)
           for text in action.texts])
       return None
-    game.pending = dialogues.retry(self._dialogue, self._tokenizer, said.tokens)
-    return game
+    trajectory.pending = dialogues.retry(self._dialogue, self._tokenizer, said.tokens)
+    return trajectory
 
-  def _limit(self, game: _Game) -> str | None:
+  def _limit(self, trajectory: _Game) -> str | None:
     """The limit after which nothing, a search neither, is carried out."""
-    if self._engine.used(game.slot) >= self._engine.length:
+    if self._engine.used(trajectory.slot) >= self._engine.length:
       return 'length_limit'
-    if len(game.trajectory.turns) >= self._budgets.max_turns:
+    if len(trajectory.trajectory.turns) >= self._budgets.max_turns:
       return 'turn_limit'
     return None
 
   def _admit(self, others: bool) -> list[_Game]:
     """Games whose searches are back, as the admission has it."""
-    if self._course.admission == 'deterministic':
+    if self._schedule.admission == 'deterministic':
       waiting = len(self._asked) > 0
       found = self._agree(self._asked.all()) if waiting else {}
     elif self._decoding or self._unread or others:
       found = self._asked.ready()
     else:  # nothing else is left to do
       found = self._asked.some()
-    return [game for slot, results in found.items()
-            if (game := self._show(self.playing[slot], results)) is not None]
+    return [trajectory for slot, results in found.items()
+            if (trajectory := self._show(self.playing[slot], results)) is not None]
 
-  def _show(self, game: _Game, results) -> _Game | None:
+  def _show(self, trajectory: _Game, results) -> _Game | None:
     """Prepares what a search found for the policy; its game, if it goes on."""
     if any(isinstance(result, SearchError) for result in results):
-      self._finish(game, 'search_error')
+      self._finish(trajectory, 'search_error')
       return None
     shown = dialogues.observation(
         self._dialogue, results, self._tokenizer,
         passage_tokens=self._budgets.passage_tokens,
-        said=game.trajectory.turns[-1].action_tokens)
-    game.amend(passages=tuple(p for result in results for p in result),
+        said=trajectory.trajectory.turns[-1].action_tokens)
+    trajectory.amend(passages=tuple(p for result in results for p in result),
                passages_cut=shown.passages_cut)
-    game.pending = shown.tokens
-    return game
+    trajectory.pending = shown.tokens
+    return trajectory
 
-  def _finish(self, game: _Game, reason: str) -> None:
-    self.finished[game.row] = dataclasses.replace(
-        game.trajectory, stop_reason=reason)
-    self._watch(self.finished[game.row])
-    del self.playing[game.slot]
-    self._engine.release(game.slot)
-    self._free.append(game.slot)
+  def _finish(self, trajectory: _Game, reason: str) -> None:
+    self.finished[trajectory.row] = dataclasses.replace(
+        trajectory.trajectory, stop_reason=reason)
+    self._watch(self.finished[trajectory.row])
+    del self.playing[trajectory.slot]
+    self._engine.release(trajectory.slot)
+    self._free.append(trajectory.slot)

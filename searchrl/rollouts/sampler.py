@@ -31,7 +31,7 @@ from searchrl.runtime import plugins
 from searchrl.runtime import processes
 from searchrl.search import factory
 from searchrl.search import wrapped
-from searchrl import trajectory
+from searchrl import trajectory as trajectory_lib
 from searchrl.trajectory import (
     Passage, Passages, Query, Question, SearchError, SearchFn, Trajectory)
 
@@ -40,7 +40,7 @@ TINY_BASE = pathlib.Path(__file__).parents[1] / 'assets' / 'tiny_base'
 
 
 @dataclasses.dataclass(frozen=True)
-class Player:
+class Sampler:
   """A policy's surroundings, everything but its weights."""
 
   shape: transformer.TransformerConfig
@@ -49,7 +49,7 @@ class Player:
   budgets: driver.Budgets
   engine: engines.Engine
   hand_over: Callable[[Any], Any]  # the learner's params -> the engine's
-  course: driver.Course = driver.Course()
+  schedule: driver.Schedule = driver.Schedule()
   together: bool = False  # all processes are one engine, and play in lockstep
 
   def play(
@@ -107,15 +107,15 @@ class Player:
         driver.play, engine=self.engine, search=search, dialogue=self.dialogue,
         tokenizer=self.tokenizer, budgets=self.budgets,
         row_ids=engines.row_ids, append=engines.Append, step=step,
-        policy_step=policy_step, course=self.course, progress=progress,
+        policy_step=policy_step, schedule=self.schedule, progress=progress,
         watch=watch, **(dict(agree=_agreed) if self.together else {}))
-    games = _until_searched(once, requests, search, search_retries, scored,
+    trajectories = _until_searched(once, requests, search, search_retries, scored,
                             enough)
     self.engine.unload()
     if not self.together:
-      return _of_all(games)
-    processes.agree('trajectories', _digest(games))
-    return games
+      return _of_all(trajectories)
+    processes.agree('trajectories', _digest(trajectories))
+    return trajectories
 
 
 def _until_searched(
@@ -127,23 +127,23 @@ def _until_searched(
     enough: Callable[[Sequence[Trajectory]], bool] | None,
 ) -> list[Trajectory]:
   """Plays everything, and what a search failed once more; scored."""
-  games = [None] * len(requests)
+  trajectories = [None] * len(requests)
   left = list(range(len(requests)))
   for retries in range(1 + search_retries):
     wrapped.wait(search)  # or only what needs no search would be learned from
     full = lambda finished, left=left: enough(
-        [scored(g) for i, g in enumerate(games) if g and i not in left] +
+        [scored(g) for i, g in enumerate(trajectories) if g and i not in left] +
         [scored(g) for g in finished.values()])
     played = once([requests[i] for i in left],
                   **({} if enough is None else dict(enough=full)))
-    for i, game in zip(left, played, strict=True):
-      games[i] = game and dataclasses.replace(game, retries=retries)
+    for i, trajectory in zip(left, played, strict=True):
+      trajectories[i] = trajectory and dataclasses.replace(trajectory, retries=retries)
     if None in played:
       break
-    left = [i for i in left if games[i].stop_reason == 'search_error']
+    left = [i for i in left if trajectories[i].stop_reason == 'search_error']
     if not left:
       break
-  return [scored(game) for game in games if game]
+  return [scored(trajectory) for trajectory in trajectories if trajectory]
 
 
 class _Scored:
@@ -154,23 +154,23 @@ class _Scored:
     self._reward, self._outcome = reward, outcome
     self._known = {}
 
-  def __call__(self, game: Trajectory) -> Trajectory:
-    if game.stop_reason == 'search_error':
-      return game
-    key = game.question.uid, game.sample, game.retries
-    if key not in self._known or self._known[key][0] != game.tokens:
-      self._known[key] = game.tokens, dataclasses.replace(
-          game, reward=float(self._reward(game)),
-          outcome_reward=float(self._outcome(game)))
+  def __call__(self, trajectory: Trajectory) -> Trajectory:
+    if trajectory.stop_reason == 'search_error':
+      return trajectory
+    key = trajectory.question.uid, trajectory.sample, trajectory.retries
+    if key not in self._known or self._known[key][0] != trajectory.tokens:
+      self._known[key] = trajectory.tokens, dataclasses.replace(
+          trajectory, reward=float(self._reward(trajectory)),
+          outcome_reward=float(self._outcome(trajectory)))
     return self._known[key][1]
 
 
-def _of_all(games: list[Trajectory]) -> list[Trajectory]:
+def _of_all(trajectories: list[Trajectory]) -> list[Trajectory]:
   """The trajectories of all processes, in process order."""
   if processes.count() == 1:
-    return games
-  mine = json.dumps([trajectory.to_json(game) for game in games]).encode()
-  return [trajectory.from_json(record)
+    return trajectories
+  mine = json.dumps([trajectory_lib.to_json(trajectory) for trajectory in trajectories]).encode()
+  return [trajectory_lib.from_json(record)
           for theirs in processes.exchange('trajectories', mine)
           for record in json.loads(theirs)]
 
@@ -196,13 +196,13 @@ def _agreed(found: driver.Found) -> driver.Found:
   return {slot: [heard(record) for record in records] for slot, records in met}
 
 
-def _digest(games: Sequence[Trajectory]) -> str:
+def _digest(trajectories: Sequence[Trajectory]) -> str:
   """Of ids and log-probs, to the bit."""
-  text = json.dumps([trajectory.to_json(game) for game in games])
+  text = json.dumps([trajectory_lib.to_json(trajectory) for trajectory in trajectories])
   return hashlib.sha256(text.encode()).hexdigest()
 
 
-def build(config, mesh: Mesh) -> tuple[Player, transformer.Params]:
+def build(config, mesh: Mesh) -> tuple[Sampler, transformer.Params]:
   """What a config plays with; see `load`."""
   options = config.rollout
   return load(
@@ -210,13 +210,13 @@ def build(config, mesh: Mesh) -> tuple[Player, transformer.Params]:
       slots=options.slots, length=options.length,
       budgets=driver.Budgets(**options.budgets), mesh=mesh,
       dtype=config.model.dtype, engine_dtype=options.dtype,
-      tensor=options.tensor, course=course(
+      tensor=options.tensor, schedule=schedule(
           mesh, options, remote=not factory.needs_corpus(
               config.search.engine, config.search.options)))
 
 
-def course(mesh: Mesh, options: Any, *, remote: bool = False
-          ) -> driver.Course:
+def schedule(mesh: Mesh, options: Any, *, remote: bool = False
+          ) -> driver.Schedule:
   """How play proceeds, from config.rollout.
 
   Admission 'auto' waits for searches on a CPU, which does them itself, and
@@ -237,8 +237,8 @@ def course(mesh: Mesh, options: Any, *, remote: bool = False
   if admission == 'auto':
     here = mesh.devices.flat[0].platform == 'cpu' and not remote
     admission = 'deterministic' if here or together else 'arrival'
-  return driver.Course(
-      admission=admission, ahead=options.ahead,
+  return driver.Schedule(
+      admission=admission, decodes_in_flight=options.decodes_in_flight,
       search_timeout_secs=options.search_timeout_secs,
       search_calls=options.search_calls)
 
@@ -255,8 +255,8 @@ def load(
     dtype: str = 'float32',
     engine_dtype: str = 'float32',
     tensor: int = 1,
-    course: driver.Course = driver.Course(),
-) -> tuple[Player, transformer.Params]:
+    schedule: driver.Schedule = driver.Schedule(),
+) -> tuple[Sampler, transformer.Params]:
   """Reads a model folder, checks it, and builds what plays with it.
 
   Args:
@@ -271,7 +271,7 @@ def load(
     engine_dtype: of the engine's weights, activations and cache.
     tensor: devices that share a copy of the engine's weights; if they belong
       to several processes, these play in lockstep.
-    course: how play proceeds.
+    schedule: how play proceeds.
 
   Returns:
     The Player, and the folder's params on the mesh.
@@ -293,7 +293,7 @@ def load(
         f'rollout.tensor must divide the {shape.num_key_value_heads} KV heads '
         f'of the model, but is {tensor}.')
   axes = transformer.logical_axes(shape)
-  hand_over = weight_sync.HandOver(
+  hand_over = weight_sync.WeightSync(
       mesh, axes, tensor=tensor, dtype=engine_dtype)
   if slots % (mesh.size // tensor):
     raise ValueError(
@@ -310,8 +310,8 @@ def load(
       eos_ids=(*tokenizer.eos_ids, *speech.end_ids), seed=seed,
       dtype=engine_dtype,
       shardings=functools.partial(meshes.shardings, hand_over.mesh))
-  return Player(
-      shape, tokenizer, speech, budgets, engine, hand_over, course,
+  return Sampler(
+      shape, tokenizer, speech, budgets, engine, hand_over, schedule,
       hand_over.together), params
 
 

@@ -34,7 +34,7 @@ def spans_processes(mesh: Mesh, tensor: int) -> bool:
              for sharing in mesh.devices.reshape(-1, tensor))
 
 
-class HandOver:
+class WeightSync:
   """params on all processes' mesh -> the same for this process's engine.
 
   Args:

@@ -115,7 +115,7 @@ def exchange(tag: str, payload: bytes,
     raise RuntimeError(
         'processes must meet at the same tags in the same order, but '
         f'{_told([repr(other) for other, _ in met])}. A host decision before '
-        "this depended on one process's own state; Guard('call') names the "
+        "this depended on one process's own state; LockstepCheck('call') names the "
         'call after which they part.')
   return [theirs for _, theirs in met]
 
@@ -191,7 +191,7 @@ def stop_requested_anywhere(asked: bool,
   return any(exchange('stop?', b'1' if asked else b'', timeout_secs))
 
 
-class Guard:
+class LockstepCheck:
   """Finds out that processes no longer make the same calls in the same order.
 
   Programs that diverge do not always hang: collectives pair up by position, and
@@ -255,7 +255,7 @@ class Guard:
       raise RuntimeError(
           f'{_SAME_CALLS}, but differ at the end of phase {name!r}: '
           f'{_told([theirs.decode() for theirs in met])}. Rerun with '
-          "Guard('call'), which names the call at which they part.")
+          "LockstepCheck('call'), which names the call at which they part.")
 
 
 def _meet(tag: str, payload: bytes, timeout_secs: float):

@@ -104,13 +104,13 @@ def _made_of(name: str, corpus: Corpus, options: dict[str, Any],
   inside = options.pop(field)
   if name == 'fusion':
     parts = tuple(map(again, inside))
-    return wrapped.Over(fusion.fused(parts, **options), parts)
+    return wrapped.Wrapped(fusion.fused(parts, **options), parts)
   inner = again(inside)
   if name == 'rerank':
     about = {key: options.pop(key) for key in ('max_length', 'batch')
              if key in options}
     score = load_judge(options.pop('model'), **about)
-    return wrapped.Over(rerank.reranked(inner, score, **options), (inner,))
+    return wrapped.Wrapped(rerank.reranked(inner, score, **options), (inner,))
   named = _fingerprint(*_named(inside), corpus, load_encoder)
   return cache.cached(inner, **options | dict(
       index=options.get('index') or named))
@@ -206,7 +206,7 @@ def describe(
   return told
 
 
-def guarded(search: SearchFn) -> wrapped.Over:
+def with_typed_errors(search: SearchFn) -> wrapped.Wrapped:
   """Turns what goes wrong inside a search into an outcome of each query.
 
   An exception becomes SearchError('unavailable'), a number of results that is
@@ -224,4 +224,4 @@ def guarded(search: SearchFn) -> wrapped.Over:
       return [SearchError('bad_response', detail)] * len(queries)
     return results
 
-  return wrapped.Over(safely, (search,))
+  return wrapped.Wrapped(safely, (search,))

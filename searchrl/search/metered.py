@@ -25,7 +25,7 @@ class _Call:
   empty: int  # queries that succeeded and found no passage
 
 
-class Meter:
+class Metered:
   """A SearchFn that counts and times what goes through it.
 
   Args:

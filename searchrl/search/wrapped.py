@@ -29,7 +29,7 @@ class Attended(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Over:
+class Wrapped:
   """A search that asks others."""
 
   search: SearchFn

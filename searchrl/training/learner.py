@@ -44,14 +44,14 @@ def _untimed(name: str) -> contextlib.AbstractContextManager:
 class Learner:
   """How a policy is trained; see `make`."""
 
-  programs: train_steps.Programs
+  programs: train_steps.TrainStep
   critic_warmup: int  # updates of the critic before the policy's first
   minibatches: int  # optimiser steps a batch
   microbatch_rows: int  # rows on the devices at one time
   row_length: int  # tokens a row
   row_places: int  # documents a row, at most
   seed: int  # of adapters
-  guard: Callable[..., None]  # told of every program before it is dispatched
+  lockstep: Callable[..., None]  # told of every program before it is dispatched
 
   @property
   def needs_base(self) -> bool:
@@ -208,7 +208,7 @@ class Learner:
     packed = self._packed(batch, advantages)
     fitted = state.get('critic')
     train_policy = not fitted or int(fitted['updates']) >= self.critic_warmup
-    self.guard('update', int(packed.count), train_policy,
+    self.lockstep('update', int(packed.count), train_policy,
                packed.rows.batch.tokens)
     state, values, old = self.programs.update(
         train_policy, state, self._frozen(base), self._put(packed.rows),
@@ -253,7 +253,7 @@ class Learner:
               ) -> np.ndarray:
     """What a program says of every token of a batch, [B T]."""
     rows = packed.rows
-    self.guard(program, int(packed.count), rows.batch.tokens)
+    self.lockstep(program, int(packed.count), rows.batch.tokens)
     said = getattr(self.programs, program)(
         params, frozen, *self._put((rows.where, rows.batch.tokens)),
         packed.count)
@@ -299,7 +299,7 @@ def make(
     seed: int = 0,
     critic_optimizer: optax.GradientTransformation | None = None,
     critic_warmup: int = 0,
-    guard: Callable[..., None] = lambda *facts: None,
+    lockstep: Callable[..., None] = lambda *facts: None,
     **forward: Any,
 ) -> Learner:
   """Compiles nothing yet; checks that the shapes fit each other.
@@ -340,11 +340,11 @@ def make(
         'more than learner.row_places, which must be at least 1, but they are '
         f'{row_length} and {row_places}.')
   _check_recipe(algorithm, minibatches, critic_optimizer)
-  programs = train_steps.Programs(
+  programs = train_steps.TrainStep(
       shape, algorithm, optimizer, critic_optimizer, lora, mesh, length,
       temperature, train_steps.Forward(**forward))
   return Learner(programs, critic_warmup, minibatches, microbatch_rows,
-                 row_length, row_places, seed, guard)
+                 row_length, row_places, seed, lockstep)
 
 
 def _check_rows(rows: int, minibatches: int, microbatch_rows: int, ways: int

@@ -54,7 +54,7 @@ class Forward:
 
 
 @dataclasses.dataclass(frozen=True)
-class Programs:
+class TrainStep:
   """One policy's programs, and how its state lies on the mesh.
 
   What is trained is `trained`: all parameters of the policy, or adapters of a
