@@ -19,7 +19,7 @@ PLAY = r'''
 import json
 from searchrl.agent import rewards
 from searchrl.rollouts import driver as rollout
-from searchrl import mesh as meshes
+from searchrl.runtime import mesh as meshes
 from searchrl.rollouts import sampler as player
 from searchrl.runtime import processes
 from searchrl.trajectory import Passage, Question, SearchError

@@ -185,8 +185,8 @@ import dataclasses, json
 import jax
 from jax.experimental import multihost_utils
 import numpy as np
-from searchrl.rollouts import weight_sync as handover
-from searchrl import mesh as meshes
+from searchrl.rollouts import weight_sync
+from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.models import transformer
 import learner_test, tiny
@@ -282,7 +282,7 @@ for sizes, tensor in ((dict(data=4), 1), (dict(data=2, fsdp=2), 1),
   mesh = meshes.make(**sizes)
   learner = learner_test.make(mesh)
   state = learner.init(params)
-  view = handover.HandOver(mesh, axes, tensor=tensor)
+  view = weight_sync.WeightSync(mesh, axes, tensor=tensor)
   assert set(view.mesh.devices.flat) == set(jax.local_devices())
   held_here = state['policy']['params']
   seen = view(held_here)
