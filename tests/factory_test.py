@@ -9,6 +9,7 @@ import pytest
 from searchrl.search.corpus import Corpus
 from searchrl.search import factory
 from searchrl.search import metered
+from searchrl.search import wrapped
 from searchrl.trajectory import Passage, Query, Question, SearchError
 
 QUESTION = Question('q', 'Where?', ('here',))
@@ -107,22 +108,22 @@ def test_an_unknown_engine_is_refused_with_the_known_ones():
 def test_the_guard_passes_results_on():
   search = factory.make('bm25', CORPUS)
   queries = [query('river'), query('')]
-  assert factory.with_typed_errors(search)(queries) == search(queries)
-  assert factory.with_typed_errors(search)([]) == []
+  assert wrapped.with_typed_errors(search)(queries) == search(queries)
+  assert wrapped.with_typed_errors(search)([]) == []
 
 
 def test_the_guard_types_an_exception():
   def broken(queries):
     raise ConnectionError('no route')
   error = SearchError('unavailable', 'ConnectionError: no route')
-  assert factory.with_typed_errors(broken)([query()] * 3) == [error] * 3
+  assert wrapped.with_typed_errors(broken)([query()] * 3) == [error] * 3
 
 
 @pytest.mark.parametrize('results', [[], [()], [(), (), ()]])
 def test_the_guard_types_a_wrong_number_of_results(results):
   error = SearchError(
       'bad_response', f'{len(results)} results for 2 queries')
-  found = factory.with_typed_errors(lambda queries: results)([query()] * 2)
+  found = wrapped.with_typed_errors(lambda queries: results)([query()] * 2)
   assert found == [error] * 2
 
 
@@ -130,7 +131,7 @@ def test_the_guard_lets_the_user_stop_a_run():
   def interrupted(queries):
     raise KeyboardInterrupt
   with pytest.raises(KeyboardInterrupt):
-    factory.with_typed_errors(interrupted)([query()])
+    wrapped.with_typed_errors(interrupted)([query()])
 
 
 def test_engines_over_engines_are_what_their_parts_are():
@@ -201,7 +202,7 @@ def test_caches_of_other_corpora_and_options_share_nothing(tmp_path):
 def test_the_counts_and_the_pause_of_a_part_are_those_of_the_whole():
   url = faulty.unused_url()
   remote = dict(name='remote', urls=(url,), tries=1, pause_secs=0)
-  search = metered.Metered(factory.with_typed_errors(factory.make('cache', CORPUS, index='i',
+  search = metered.Metered(wrapped.with_typed_errors(factory.make('cache', CORPUS, index='i',
       engine=dict(name='fusion', engines=(dict(name='bm25'), remote)))))
   error, = search([query()])
   assert error.kind == 'unavailable'

@@ -19,6 +19,7 @@ from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import mesh as meshes
 from searchrl.search import factory
 from searchrl.search import metered
+from searchrl.search import wrapped
 from searchrl.search.remote import wire
 from searchrl.trajectory import Query
 
@@ -67,7 +68,7 @@ def client(url, **options):
   search = factory.make('remote', None, urls=(url,), **dict(
       tries=1, try_secs=2.0, failures=1, rest_secs=0.2, backoff_secs=0.01,
       pause_secs=20.0, wiring=dict(warn=warnings.append)) | options)
-  return metered.Metered(factory.with_typed_errors(search)), warnings
+  return metered.Metered(wrapped.with_typed_errors(search)), warnings
 
 
 def plain(trajectory):

@@ -5,8 +5,8 @@
 import pytest
 import tiny
 
-from searchrl.search import factory
 from searchrl.search import metered
+from searchrl.search import wrapped
 from searchrl.trajectory import Passage, Query, SearchError
 
 FOUND = (Passage('a', 'Tarn', 'A river.'),)
@@ -73,7 +73,7 @@ def test_pop_forgets_and_without_a_call_there_is_no_latency(clock):
 def test_a_guarded_failure_is_counted_and_timed():
   def broken(queries):
     raise ConnectionError('no route')
-  search = metered.Metered(factory.with_typed_errors(broken))
+  search = metered.Metered(wrapped.with_typed_errors(broken))
   search(queries('found'))
   values = search.pop()
   assert values['search/queries'] == 1

@@ -24,6 +24,7 @@ from searchrl.runtime import metrics
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search import factory
+from searchrl.search import wrapped
 from searchrl.trajectory import SearchFn, Trajectory, to_json
 
 COLUMNS = ('set', 'engine', 'decoding', 'hops', 'n', 'em', '95% interval',
@@ -54,13 +55,13 @@ def cases(
   """
   result = []
   for dataset in sets:
-    search = factory.with_typed_errors(factory.make(
+    search = wrapped.with_typed_errors(factory.make(
         engine, dataset.corpus, seed=seed, load_encoder=embedder.load_again,
         load_judge=reranker.load, **options))
     result += [EvalCase(dataset, engine, search, decoding)
                for decoding in ('greedy', 'sampled')]
   if noise and sets and sets[0].corpus is not None:
-    search = factory.with_typed_errors(factory.make('noise', sets[0].corpus, seed=seed))
+    search = wrapped.with_typed_errors(factory.make('noise', sets[0].corpus, seed=seed))
     result.append(EvalCase(sets[0], 'noise', search, 'greedy'))
   return result
 

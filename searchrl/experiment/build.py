@@ -29,6 +29,7 @@ from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search import factory
 from searchrl.search import metered
+from searchrl.search import wrapped
 from searchrl.training import learner as learners
 from searchrl.training import optimizer as optimizers
 
@@ -94,7 +95,7 @@ def build(config, folder: pathlib.Path) -> Parts:
       algorithm=recipe, sampler=sampler, learner=its_learner, params=params,
       stream=questions_lib.Stream(
           data.questions, seed=config.seed, mix=config.data.mix),
-      search=metered.Metered(factory.with_typed_errors(factory.make(
+      search=metered.Metered(wrapped.with_typed_errors(factory.make(
           config.search.engine, data.corpus, seed=config.seed,
           load_encoder=embedder.load_again, load_judge=reranker.load,
           **config.search.options))),

@@ -57,7 +57,7 @@ def run(config, workdir: str) -> None:
   if not config.ask.question:
     _propose(config, file, corpus)
     return
-  search = factory.with_typed_errors(factory.make(
+  search = wrapped.with_typed_errors(factory.make(
       config.search.engine, corpus, seed=config.seed,
       load_encoder=embedder.load_again, load_judge=reranker.load,
       **config.search.options))

@@ -18,6 +18,7 @@ from searchrl.encoders import reranker
 from searchrl.runtime import metrics
 from searchrl.search import factory
 from searchrl.search import ir_metrics
+from searchrl.search import wrapped
 
 
 def run(config, workdir: str) -> None:
@@ -37,7 +38,7 @@ def run(config, workdir: str) -> None:
         'corpus lies elsewhere, but is empty.')
   rows = []
   for dataset in sets:
-    engine = factory.with_typed_errors(factory.make(
+    engine = wrapped.with_typed_errors(factory.make(
         search.engine, dataset.corpus, seed=config.seed,
         load_encoder=embedder.load_again, load_judge=reranker.load,
         **search.options))

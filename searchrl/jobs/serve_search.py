@@ -12,6 +12,7 @@ from searchrl.encoders import embedder
 from searchrl.encoders import reranker
 from searchrl.search import factory
 from searchrl.search import mapped_corpus
+from searchrl.search import wrapped
 from searchrl.search.remote import wire
 from searchrl.serving import search_server
 from searchrl.trajectory import Query, Question, SearchError, SearchFn
@@ -25,7 +26,7 @@ def run(config, workdir: str) -> None:
   """
   options = _options(config.serve)
   corpus = _corpus(config, pathlib.Path(workdir))
-  engine = factory.with_typed_errors(factory.make(
+  engine = wrapped.with_typed_errors(factory.make(
       config.search.engine, corpus, seed=config.seed,
       load_encoder=embedder.load_again, load_judge=reranker.load,
       **config.search.options))

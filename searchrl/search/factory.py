@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""An engine's name and a corpus in, a SearchFn out; and a guard around any."""
+"""Builds a SearchFn from the name of an engine and a corpus."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 import functools
 import hashlib
 import json
@@ -22,7 +22,7 @@ from searchrl.search.index import open_index
 from searchrl.search import noise
 from searchrl.search import rerank
 from searchrl.search import wrapped
-from searchrl.trajectory import Passages, Query, SearchError, SearchFn
+from searchrl.trajectory import SearchFn
 
 LoadJudge = Callable[..., rerank.ScoreFn]  # (folder, **options)
 
@@ -204,24 +204,3 @@ def describe(
     told['engines'] = [describe(part, corpus, its, load_encoder=load_encoder)
                        for part, its in parts]
   return told
-
-
-def with_typed_errors(search: SearchFn) -> wrapped.Wrapped:
-  """Turns what goes wrong inside a search into an outcome of each query.
-
-  An exception becomes SearchError('unavailable'), a number of results that is
-  not that of the queries becomes SearchError('bad_response').
-  """
-
-  def safely(queries: Sequence[Query]) -> list[Passages | SearchError]:
-    try:
-      results = list(search(queries))
-    except Exception as error:  # whatever it is, the run must go on
-      detail = f'{type(error).__name__}: {error}'
-      return [SearchError('unavailable', detail)] * len(queries)
-    if len(results) != len(queries):
-      detail = f'{len(results)} results for {len(queries)} queries'
-      return [SearchError('bad_response', detail)] * len(queries)
-    return results
-
-  return wrapped.Wrapped(safely, (search,))

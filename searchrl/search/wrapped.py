@@ -61,3 +61,25 @@ def wait(search: SearchFn) -> None:
   """Waits while a search is out of order, if it can tell."""
   if isinstance(search, Attended):
     search.wait()
+
+
+def with_typed_errors(search: SearchFn) -> Wrapped:
+  """Turns what goes wrong inside a search into an outcome of each query.
+
+  An exception becomes SearchError('unavailable'), and a number of results that
+  is not that of the queries becomes SearchError('bad_response'). A call that
+  takes too long is SearchError('timeout') to whoever keeps the clock.
+  """
+
+  def safely(queries: Sequence[Query]) -> list[Passages | SearchError]:
+    try:
+      results = list(search(queries))
+    except Exception as error:  # whatever it is, the run must go on
+      detail = f'{type(error).__name__}: {error}'
+      return [SearchError('unavailable', detail)] * len(queries)
+    if len(results) != len(queries):
+      detail = f'{len(results)} results for {len(queries)} queries'
+      return [SearchError('bad_response', detail)] * len(queries)
+    return results
+
+  return Wrapped(safely, (search,))
