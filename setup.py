@@ -57,7 +57,7 @@ setuptools.setup(
         'lucene': ['pyserini>=1.0'],  # needs Java
         'wandb': ['wandb>=0.18'],
         'test': ['bm25s>=0.3', 'faiss-cpu>=1.12', 'hypothesis>=6.100',
-                 'ir-measures>=0.4', 'prometheus-client>=0.22', 'pytest>=8',
+                 'prometheus-client>=0.22', 'pytest>=8',
                  'pytest-xdist>=3.6',
                  'scann>=1.4.2; platform_system == "Linux"', 'setuptools',
                  'wheel'],
