@@ -84,58 +84,58 @@ def layout(rows: Sequence[Sequence[int]], lengths: Sequence[int], *,
   return result
 
 
-def lay(tree: Any, rows: Sequence[Sequence[int]], where: Layout) -> Any:
+def lay(tree: Any, rows: Sequence[Sequence[int]], layout: Layout) -> Any:
   """Arrays of documents, [B] or [B T], into rows, [R S] or [R L]; 0 elsewhere.
 
   Args:
     tree: of host arrays whose first axis is documents.
     rows: from `first_fit`.
-    where: from `layout`.
+    layout: of those rows, from the function `layout`.
   """
   def move(x):
     x = np.asarray(x)
     if x.ndim == 1:
-      moved = np.zeros(where.starts.shape, x.dtype)
+      moved = np.zeros(layout.starts.shape, x.dtype)
       for row, documents in enumerate(rows):
         moved[row, :len(documents)] = x[documents]
       return moved
-    moved = np.zeros(where.positions.shape, x.dtype)
+    moved = np.zeros(layout.positions.shape, x.dtype)
     for row, documents in enumerate(rows):
       for place, document in enumerate(documents):
-        start, used = where.starts[row, place], where.lengths[row, place]
+        start, used = layout.starts[row, place], layout.lengths[row, place]
         moved[row, start:start + used] = x[document, :used]
     return moved
 
   return jax.tree.map(move, tree)
 
 
-def unlay(x: np.ndarray, rows: Sequence[Sequence[int]], where: Layout,
+def unlay(x: np.ndarray, rows: Sequence[Sequence[int]], layout: Layout,
           out: np.ndarray) -> None:
   """The inverse of `lay` for one [R L] array, into a [B T] one."""
   for row, documents in enumerate(rows):
     for place, document in enumerate(documents):
-      start, used = where.starts[row, place], where.lengths[row, place]
+      start, used = layout.starts[row, place], layout.lengths[row, place]
       out[document, :used] = x[row, start:start + used]
 
 
-def unpack(tree: Any, where: Layout, length: int) -> Any:
+def unpack(tree: Any, layout: Layout, length: int) -> Any:
   """Arrays in rows back to one document a row, under jit; differentiable.
 
   Args:
     tree: of arrays [R L], of tokens, or [R S], of documents. L must not be S.
-    where: what lies where.
+    layout: of the rows.
     length: T, tokens of the longest document.
 
   Returns:
     [R*S T] for each [R L], 0 beyond a document's end; [R*S] for each [R S].
   """
   column = jnp.arange(length)
-  index = jnp.minimum(where.starts[..., None] + column,
-                      where.positions.shape[1] - 1)
-  inside = column < where.lengths[..., None]
+  index = jnp.minimum(layout.starts[..., None] + column,
+                      layout.positions.shape[1] - 1)
+  inside = column < layout.lengths[..., None]
 
   def move(x: Shaped[Array, 'R *X']) -> Shaped[Array, 'N *Y']:
-    if x.shape == where.starts.shape:
+    if x.shape == layout.starts.shape:
       return x.reshape(-1)
     x = jnp.take_along_axis(x[:, None], index, axis=2)
     return jnp.where(inside, x, jnp.zeros((), x.dtype)).reshape(-1, length)

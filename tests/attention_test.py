@@ -451,10 +451,10 @@ def test_documents_that_attend_apart_read_what_they_read_in_rows(window):
   """Values and gradients; a place is empty, and so is the end of each row."""
   lengths = [7, 5, 9, 1, 2]
   rows = packing.first_fit(lengths, 14, 3)
-  where = packing.layout(rows, lengths, count=3, length=14, places=3)
-  assert not where.lengths[-1].any()
+  layout = packing.layout(rows, lengths, count=3, length=14, places=3)
+  assert not layout.lengths[-1].any()
   xs = narrow(arrays((3, 14, 4, 2, 8)))
-  weight = jnp.asarray(where.segment_ids > 0, jnp.float32)[..., None, None]
+  weight = jnp.asarray(layout.segment_ids > 0, jnp.float32)[..., None, None]
 
   def loud_behind(q, k, v, *, lengths, **options):
     """What a kernel may leave behind the end of a row."""
@@ -464,7 +464,7 @@ def test_documents_that_attend_apart_read_what_they_read_in_rows(window):
 
   def run(read, **options):
     def total(*xs):
-      seen = read(*xs, segment_ids=where.segment_ids, sliding_window=window,
+      seen = read(*xs, segment_ids=layout.segment_ids, sliding_window=window,
                   **options) * weight
       return jnp.sum(seen * jnp.cos(seen)), seen
     (_, seen), gradients = jax.jit(jax.value_and_grad(
@@ -472,6 +472,6 @@ def test_documents_that_attend_apart_read_what_they_read_in_rows(window):
     return seen, *gradients
 
   wanted = run(attention.causal)
-  got = run(documents.causal, where=where, length=9, attend=loud_behind)
+  got = run(documents.causal, layout=layout, length=9, attend=loud_behind)
   for one, two in zip(got, wanted):
     np.testing.assert_allclose(one, two, atol=2e-6)

@@ -69,32 +69,32 @@ def laid():
   tree = dict(token=per_token, document=np.arange(1, len(LENGTHS) + 1),
               nothing=None)
   rows = packing.first_fit(LENGTHS, LENGTH, PLACES)
-  where = packing.layout(
+  layout = packing.layout(
       rows, LENGTHS, count=6, length=LENGTH, places=PLACES)
-  return tree, rows, where, packing.lay(tree, rows, where)
+  return tree, rows, layout, packing.lay(tree, rows, layout)
 
 
 def test_a_layout_by_hand(laid):
-  _, _, where, moved = laid
-  assert where.segment_ids[0].tolist() == [1] * 9 + [2]
-  assert where.positions[0].tolist() == [*range(9), 0]
-  assert where.positions[2].tolist() == [*range(5), *range(4), 0]
-  assert where.starts[:4].tolist() == [[0, 9, 0], [0, 0, 0], [0, 5, 0],
+  _, _, layout, moved = laid
+  assert layout.segment_ids[0].tolist() == [1] * 9 + [2]
+  assert layout.positions[0].tolist() == [*range(9), 0]
+  assert layout.positions[2].tolist() == [*range(5), *range(4), 0]
+  assert layout.starts[:4].tolist() == [[0, 9, 0], [0, 0, 0], [0, 5, 0],
                                        [0, 3, 0]]
-  assert where.lengths[:4].tolist() == [[9, 1, 0], [8, 0, 0], [5, 4, 0],
+  assert layout.lengths[:4].tolist() == [[9, 1, 0], [8, 0, 0], [5, 4, 0],
                                         [3, 3, 0]]
-  assert not where.segment_ids[4:].any() and not where.lengths[4:].any()
+  assert not layout.segment_ids[4:].any() and not layout.lengths[4:].any()
   assert moved['document'].tolist()[:4] == [[3, 7, 0], [6, 0, 0], [1, 8, 0],
                                             [4, 5, 0]]
 
 
 def test_what_is_laid_comes_back(laid):
-  tree, rows, where, moved = laid
+  tree, rows, layout, moved = laid
   back = np.zeros_like(tree['token'])
-  packing.unlay(moved['token'], rows, where, back)
+  packing.unlay(moved['token'], rows, layout, back)
   inside = np.arange(12) < np.array(LENGTHS)[:, None]
   np.testing.assert_array_equal(back, np.where(inside, tree['token'], 0))
-  unpacked = jax.jit(packing.unpack, static_argnums=2)(moved, where, 12)
+  unpacked = jax.jit(packing.unpack, static_argnums=2)(moved, layout, 12)
   assert unpacked['nothing'] is None
   documents = np.asarray(unpacked['document']) - 1  # -1: an empty place
   assert sorted(documents[documents >= 0]) == np.flatnonzero(LENGTHS).tolist()
@@ -105,17 +105,17 @@ def test_what_is_laid_comes_back(laid):
 
 def test_gradients_go_where_the_tokens_are(laid):
   """And filling gets none, whatever is done with it."""
-  _, _, where, moved = laid
+  _, _, layout, moved = laid
   weight = np.random.default_rng(1).normal(
       size=(6 * PLACES, 12)).astype(np.float32)
 
   def of(x):
-    return jnp.sum(packing.unpack(x, where, 12) * weight)
+    return jnp.sum(packing.unpack(x, layout, 12) * weight)
 
   gradient = jax.jit(jax.grad(of))(moved['token'])
   expected = np.zeros_like(moved['token'])
   for row in range(6):
     for place in range(PLACES):
-      start, used = where.starts[row, place], where.lengths[row, place]
+      start, used = layout.starts[row, place], layout.lengths[row, place]
       expected[row, start:start + used] = weight[row * PLACES + place, :used]
   np.testing.assert_array_equal(gradient, expected)

@@ -21,7 +21,7 @@ def causal(
     v: Float[Array, 'R L K d'],
     *,
     segment_ids: Int[Array, 'R L'],
-    where: Layout,
+    layout: Layout,
     length: int,
     attend: Callable[..., Array],
     **options,
@@ -31,15 +31,15 @@ def causal(
   Args:
     q, k, v: see there.
     segment_ids: those of the layout.
-    where: which document lies where.
+    layout: which document lies where.
     length: T, tokens of the longest document.
     attend: `attention.causal`; called without segments, with lengths.
     **options: passed on to it.
   """
-  rows, places = where.starts.shape
-  tokens = where.starts[..., None] + jnp.arange(length)
+  rows, places = layout.starts.shape
+  tokens = layout.starts[..., None] + jnp.arange(length)
   tokens = jnp.minimum(tokens, q.shape[1] - 1).reshape(rows, -1)
-  inside = jnp.arange(length) < where.lengths[..., None]
+  inside = jnp.arange(length) < layout.lengths[..., None]
   inside = inside.reshape(-1, length, 1, 1)
 
   def apart(x):
@@ -47,9 +47,9 @@ def causal(
     return jnp.where(inside, x.reshape(-1, length, *x.shape[2:]), 0)
 
   seen = attend(apart(q), apart(k), apart(v),
-                lengths=where.lengths.reshape(-1), **options)
+                lengths=layout.lengths.reshape(-1), **options)
   seen = jnp.where(inside, seen, 0)  # behind a document may be NaN
   seen = seen.reshape(rows, places * length, *seen.shape[2:])
-  back = jnp.maximum(segment_ids - 1, 0) * length + where.positions
+  back = jnp.maximum(segment_ids - 1, 0) * length + layout.positions
   seen = jnp.take_along_axis(seen, back[..., None, None], axis=1)
   return jnp.where(segment_ids[..., None, None] > 0, seen, 0)

@@ -181,7 +181,7 @@ class TrainStep:
     """How a network reads packed rows."""
     attend = self.forward.attend
     if self.forward.by_document:
-      attend = functools.partial(documents.causal, where=where, attend=attend,
+      attend = functools.partial(documents.causal, layout=where, attend=attend,
                                  length=self.length)
     return dict(segment_ids=where.segment_ids, positions=where.positions,
                 remat=self.forward.remat, dtype=self.forward.dtype,
