@@ -38,8 +38,8 @@ import torch
 import transformers
 
 from searchrl.encoders import embedder
+from searchrl.evaluation import figures
 from searchrl.models import encoder
-from searchrl.runtime import metrics
 from searchrl.runtime import workdir
 
 TEXT_COLUMNS = ('texts', 'CPU ms a text', 'of it useful tokens',
@@ -70,7 +70,7 @@ def main():
   print(f'torch {torch.__version__} on {torch.get_num_threads()} threads, '
         f'transformers {transformers.__version__}, jax {jax.__version__}, '
         f'{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n')
-  print(metrics.table(lines, tuple(lines[0])))
+  print(figures.table(lines, tuple(lines[0])))
   if options.out:
     with options.out.open('a', encoding='utf-8') as file:
       file.write(json.dumps(dict(

@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 # pylint: disable=g-import-not-at-top
 from searchrl.encoders import embedder
-from searchrl.runtime import metrics
+from searchrl.evaluation import figures
 from searchrl.runtime import workdir
 from searchrl.search import factory
 from searchrl.search.index import bm25
@@ -57,11 +57,11 @@ def main():
                           load_encoder=embedder.load_again, **spec)
     lines.append(measure(name, search, asked, len(corpus)))
     print(lines[-1], file=sys.stderr, flush=True)
-  print(metrics.table(lines, COLUMNS))
+  print(figures.table(lines, COLUMNS))
   postings = [both(copied(corpus, n), [text for text, _ in asked])
               for n in options.copies]
   if postings:
-    print(metrics.table(postings, tuple(postings[0])))
+    print(figures.table(postings, tuple(postings[0])))
   if options.out:
     with options.out.open('a', encoding='utf-8') as file:
       file.write(json.dumps(dict(

@@ -52,7 +52,7 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from searchrl.runtime import metrics
+from searchrl.evaluation import figures
 from searchrl.runtime import workdir
 from searchrl.search.index import exact_device
 from searchrl.search.index import exact_host
@@ -81,12 +81,12 @@ def main():
   options = parser.parse_args()
   if options.roofline:
     lines = [roofline(options.rows)]
-    print(metrics.table(lines, tuple(lines[0])))
+    print(figures.table(lines, tuple(lines[0])))
     write(dict(roofline=lines), options)
     return
   if options.load:
     lines = [load(dtype, options.rows or 262_144) for dtype in vector_store.DTYPES]
-    print(metrics.table(lines, tuple(lines[0])))
+    print(figures.table(lines, tuple(lines[0])))
     write(dict(load=lines), options)
     return
   threads(1)
@@ -382,7 +382,7 @@ def at_recall(lines, name, recall, key='recall@3'):
 
 def report(lines, options):
   """The table, ratios, and a line of JSON."""
-  print(metrics.table(lines, COLUMNS))
+  print(figures.table(lines, COLUMNS))
   ratios = []
   others = [name for name in dict.fromkeys(line['index'] for line in lines)
             if 'hnsw' in name.lower()]
@@ -394,7 +394,7 @@ def report(lines, options):
         **{name: rate and round(rate) for name, rate in rates.items()},
         **{f'scann / {name}': ours and rate and round(ours / rate, 2)
            for name, rate in rates.items()}})
-  print(metrics.table(ratios, tuple(ratios[0])))
+  print(figures.table(ratios, tuple(ratios[0])))
   write(dict(lines=lines, ratios=ratios), options)
 
 

@@ -16,11 +16,11 @@ from searchrl.agent import rewards as rewards_lib
 from searchrl.data import datasets
 from searchrl.encoders import embedder
 from searchrl.encoders import reranker
+from searchrl.evaluation import figures
 from searchrl.models import lora as loras
 from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as meshes
-from searchrl.runtime import metrics
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search import factory
@@ -84,7 +84,7 @@ def run(
     progress: told how many questions are done, over all exams.
 
   Returns:
-    Rows for `metrics.table`, a row per exam and hop count, and the
+    Rows for `figures.table`, a row per exam and hop count, and the
     trajectories. Searches that failed count as wrong here.
   """
   rows, records, done = [], [], 0
@@ -213,4 +213,4 @@ def job(config, workdir: str) -> None:
   rows, records = run(sampler, params, taken, step=config.evaluate.step)
   if processes.is_first():
     save(path, rows, records, sampler.tokenizer)
-    print(metrics.table(rows, COLUMNS))
+    print(figures.table(rows, COLUMNS))

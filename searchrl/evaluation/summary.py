@@ -6,6 +6,7 @@ import json
 import math
 import pathlib
 
+from searchrl.evaluation import figures
 from searchrl.runtime import metrics
 
 FILE = 'summary.txt'  # of a finished run
@@ -23,7 +24,7 @@ def finish(folder: pathlib.Path, title: str) -> None:
   units = {'reward': 'mean outcome', 'searches': 'per question',
            'mixed groups': 'share', 'response length': 'tokens',
            'entropy': 'nats', 'gradient norm': ''}
-  metrics.curve(
+  figures.curve(
       folder / 'curve',
       {name: (steps, [line.get(key, math.nan) for line in lines])
        for key, name in shown.items()},
@@ -47,7 +48,7 @@ def table(folder: pathlib.Path) -> str:
     row['searches'] = ' '.join(f'{x:.1f}' for _, x, _ in by_hops.values())
     rows.append(row)
   columns = list(dict.fromkeys(name for row in rows for name in row))
-  text = (f'{metrics.table(rows, columns)}\n'
+  text = (f'{figures.table(rows, columns)}\n'
           'EM: exact match, before -> after; n: questions a hop count; '
           'searches: a question, by hops' if rows else
           'No evaluation set: give --config.data.evaluate.')

@@ -15,7 +15,7 @@ from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl.encoders import embedder
 from searchrl.encoders import reranker
-from searchrl.runtime import metrics
+from searchrl.evaluation import figures
 from searchrl.search import factory
 from searchrl.search import ir_metrics
 from searchrl.search import wrapped
@@ -45,7 +45,7 @@ def run(config, workdir: str) -> None:
     rows += judged(dataset, search.engine, engine, config.retrieval.top_ks)
   folder.mkdir(parents=True, exist_ok=True)
   (folder / 'retrieval.json').write_text(json.dumps(rows, indent=1) + '\n')
-  print(metrics.table(rows, tuple(rows[0])))
+  print(figures.table(rows, tuple(rows[0])))
 
 
 def judged(dataset: datasets.Dataset, name: str, engine, top_ks) -> list[dict]:

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from searchrl.evaluation import figures
 from searchrl.experiment import build as builds
 from searchrl.models import attention
 from searchrl.models.inference import slots as slots_lib
@@ -27,7 +28,6 @@ from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import devices as devices_lib
 from searchrl.runtime.devices import GIB
 from searchrl.runtime import mesh as meshes
-from searchrl.runtime import metrics
 from searchrl.training import learner as learners
 
 _ROOM = 0.92  # of the memory; the rest is the runtime's
@@ -119,7 +119,7 @@ def describe(plan: Plan) -> str:
       "remat='nothing', learner.dtype='bfloat16', model.lora.rank; for both, "
       'more devices.')
   return (f'{plan.parameters / 1e9:.3g} billion parameters on {plan.devices}, '
-          f'mesh {axes}\n{metrics.table(rows, tuple(rows[0]))}\n{verdict}')
+          f'mesh {axes}\n{figures.table(rows, tuple(rows[0]))}\n{verdict}')
 
 
 def compiled_bytes(learner: learners.Learner, rows: int) -> float:

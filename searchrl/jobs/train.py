@@ -31,6 +31,7 @@ from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
 from searchrl.runtime import processes
+from searchrl.runtime import progress as progress_lib
 from searchrl.runtime import signals
 from searchrl.runtime import watchdog
 from searchrl.training import optimizer as optimizers
@@ -103,11 +104,11 @@ def loop(parts: builds.Parts, config, folder, state, progress, writer):
   options = config.train
   # A recipe that filters cannot tell its last step, but its last trajectory.
   unit = 'rollouts' if options.max_rollouts else 'step'
-  bar = metrics.Progress(
+  bar = progress_lib.ProgressBar(
       options.max_rollouts or options.num_steps, getattr(progress, unit),
       enabled=options.progress and processes.is_first(),
       unit=unit.removesuffix('s'))
-  timer = metrics.Timer()
+  timer = progress_lib.Timer()
   with (signals.StopRequest(_tell_of_stop) as stop, contextlib.closing(bar),
         contextlib.closing(_source(parts, config)) as source,
         watchdog.Watchdog(options.watchdog_secs or _NEVER) as dog):

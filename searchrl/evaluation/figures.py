@@ -1,0 +1,120 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Figures and text tables of reports: curves of metrics, aligned columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+_COLOR = '#1f5fa8'
+_STYLE = {
+    'axes.edgecolor': '#9aa0a6', 'axes.labelcolor': '#3c4043',
+    'axes.grid': True, 'axes.axisbelow': True, 'axes.xmargin': 0.02,
+    'axes.titlesize': 10, 'axes.titlepad': 8, 'axes.labelsize': 8.5,
+    'axes.spines.top': False, 'axes.spines.right': False,
+    'grid.color': '#e8eaed', 'grid.linewidth': 0.7, 'text.color': '#202124',
+    'lines.solid_capstyle': 'round', 'svg.hashsalt': 'searchrl',
+    'xtick.color': '#5f6368', 'xtick.labelsize': 8, 'xtick.major.size': 0,
+    'ytick.color': '#5f6368', 'ytick.labelsize': 8, 'ytick.major.size': 0,
+}
+
+
+def curve(
+    path: str | os.PathLike[str],
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    *,
+    title: str,
+    units: Mapping[str, str] | None = None,
+    xlabel: str = 'training step',
+    window: int = 10,
+    columns: int = 3,
+) -> tuple[pathlib.Path, pathlib.Path]:
+  """Draws small multiples, each value faintly and the running mean boldly.
+
+  Args:
+    path: without suffix; `path`.png and `path`.svg are written.
+    series: {name: (steps, values)}, a panel each, in order; NaN is a gap.
+    title: of the figure.
+    units: {name: unit}, the label of the panel's vertical axis.
+    xlabel: of the horizontal axes.
+    window: training steps of the running mean.
+    columns: panels side by side.
+
+  Returns the paths of the PNG and of the SVG.
+  """
+  import matplotlib  # slow to import, and only reports need it
+  from matplotlib.figure import Figure
+  columns = min(columns, len(series))
+  rows = -(-len(series) // columns)
+  files = tuple(pathlib.Path(f'{path}.{kind}') for kind in ('png', 'svg'))
+  files[0].parent.mkdir(parents=True, exist_ok=True)
+  with matplotlib.rc_context(_STYLE):
+    figure = Figure(figsize=(3.9 * columns, 0.5 + 2.5 * rows),
+                    layout='constrained')
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
+    figure.suptitle(title, x=0.012, ha='left', size=13, weight='bold')
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
+    for i, (name, (x, y)) in enumerate(series.items()):
+      _panel(panels[i], x, y, name, (units or {}).get(name, ''), window)
+      if i + columns >= len(series):  # nothing below it
+        panels[i].set_xlabel(xlabel)
+        panels[i].tick_params(labelbottom=True)
+    for panel in panels[len(series):]:
+      panel.set_visible(False)
+    figure.savefig(files[0], dpi=160)
+    figure.savefig(files[1], metadata={'Date': None})  # same run, same file
+  return files
+
+
+def running_mean(values: Sequence[float], window: int = 10) -> np.ndarray:
+  """The mean of each value and the up to `window - 1` before it; skips NaN."""
+  values = np.asarray(values, np.float64)
+  recent = (values[max(i - window, 0):i] for i in range(1, len(values) + 1))
+  known = (x[~np.isnan(x)] for x in recent)
+  return np.array([x.mean() if x.size else np.nan for x in known])
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+  """Aligned text: a header, a rule, a line a row; numbers to the right.
+
+  `columns` are keys of the rows and words of the header; a row may lack some.
+  """
+  cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+  widths = [max(map(len, column)) for column in zip(columns, *cells)]
+  right = [any(isinstance(row.get(column), (int, float)) for row in rows)
+           for column in columns]
+
+  def line(words):
+    return '  '.join(
+        word.rjust(width) if is_right else word.ljust(width)
+        for word, width, is_right in zip(words, widths, right)).rstrip()
+
+  rule = '  '.join('-' * width for width in widths)
+  return '\n'.join([line(columns), rule, *map(line, cells)])
+
+
+def _panel(axes, x, y, name, unit, window) -> None:
+  """One series; the newest mean stands at the upper right."""
+  spacing = np.median(np.diff(x)) if len(x) > 1 else 1  # evaluations are rare
+  mean = running_mean(y, max(round(window / spacing), 1))
+  axes.plot(x, y, color=_COLOR, alpha=0.3, linewidth=0.9,
+            marker='o' if len(x) < 30 else None, markersize=4)
+  axes.plot(x, mean, color=_COLOR, linewidth=2)
+  axes.set_title(name, loc='left', weight='bold')
+  if len(x):
+    shown = f'{mean[-1]:,.0f}' if abs(mean[-1]) >= 1000 else f'{mean[-1]:.3g}'
+    axes.set_title(shown, loc='right', color=_COLOR)
+  axes.set_ylabel(unit)
+  axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
+  axes.yaxis.get_major_locator().set_params(nbins=5)
+
+
+def _cell(value: Any) -> str:
+  if value is None:
+    return ''
+  return f'{value:.3f}' if isinstance(value, float) else str(value)
