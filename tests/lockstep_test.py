@@ -1,87 +1,94 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A copy of the weights over two processes: what one process would play."""
+"""lockstep: where processes part is named, by call and by phase."""
 
-import json
-import types
-
-import jax
 import numpy as np
 import pytest
 
-from searchrl.rollouts import sampler as samplers
-from searchrl.runtime import mesh as meshes
+from searchrl.runtime import lockstep as locksteps
 import loopback
 
-# Two devices share the weights; the first process alone has an engine whose
-# answers differ from call to call and that now and then fails.
-PLAY = r'''
-import json
-from searchrl.agent import rewards
-from searchrl.rollouts import driver as rollout
-from searchrl.runtime import mesh as meshes
-from searchrl.rollouts import sampler as player
+
+def test_alone_nothing_is_compared():
+  lockstep = locksteps.LockstepCheck('call')
+  lockstep('update', object())
+  lockstep.phase('train')
+  assert lockstep._calls == 0
+  with pytest.raises(ValueError, match="'off', 'phase' or 'call', but is 'on'"):
+    locksteps.LockstepCheck('on')
+
+
+def test_facts_are_dtypes_shapes_and_statics():
+  batch = {'tokens': np.zeros((2, 3), np.int32), 'mask': None}
+  assert locksteps._describe((batch, 4, 'mean', np.float32(1), abs)) == [
+      "['mask']=None", "['tokens']=int32[2,3]", '4', "'mean'", 'float32[]',
+      '<built-in function abs>']
+  text, = locksteps._describe((test_facts_are_dtypes_shapes_and_statics,))
+  assert '0x' not in text
+
+
+# One program of two processes; `out` and `message` are loopback's.
+CALLS = r'''
+import jax
+import jax.numpy as jnp
 from searchrl.runtime import processes
-from searchrl.trajectory import Passage, Question, SearchError
+from searchrl.runtime.lockstep import LockstepCheck
 
 processes.initialize()
-play, params = player.load(
-    '', dialogue='searchrl.agent.dialogue:laptop', seed=3, slots=6, length=256,
-    budgets=rollout.Budgets(max_turns=3, max_turn_tokens=24, passage_tokens=24,
-                            top_k=1), mesh=meshes.make(data=1, tensor=2),
-    tensor=2)
-asked = []
-
-def search(queries):
-  asked.extend(query.text for query in queries)
-  return [SearchError('unavailable', 'down') if len(asked) % 5 == 4 else
-          (Passage(str(i), 'A title', f'{len(asked)} {query.text}', 0.1),)
-          for i, query in enumerate(queries)]
-
-games = play.play(
-    params, [(Question(f'u{i}', f'What is the river of city {i}?', ('Nile',)), s)
-             for i in range(3) for s in range(3)],
-    search=search, reward=rewards.em, outcome=rewards.em, temperature=1.0, step=2)
-print(json.dumps([
-    play.together, len(asked),
-    [[g.question.uid, g.sample, g.stop_reason, g.retries, g.tokens,
-      [x for turn in g.turns for x in turn.action_logprobs]] for g in games]]))
+me = processes.index()
+batch = {'tokens': jax.ShapeDtypeStruct((4, 8 + me), jnp.int32)}
+lockstep = LockstepCheck('call', timeout_secs=30)
+lockstep('score', (2, 3)); lockstep('score', (2, 3)); lockstep.phase('equal')
+out('shape', message(lockstep, 'update', batch, 'mean'))
+lockstep = LockstepCheck('call', timeout_secs=30)
+lockstep('decode', 1)
+out('tag', message(lockstep, 'decode' if me else 'prefill', 1))
+lockstep = LockstepCheck('call', timeout_secs=30)
+if me == 0:
+  out('call or meeting', message(lockstep, 'decode', 7))
+else:
+  out('call or meeting', message(processes.barrier, 'rollout ends', 30))
+lockstep = LockstepCheck('phase', timeout_secs=30)
+lockstep('decode', 1); lockstep('decode', 2); lockstep.phase('first')
+for i in range(3 + me):
+  lockstep('decode', i)
+out('phase', message(lockstep.phase, 'rollout'))
+lockstep = LockstepCheck('off')
+lockstep('decode', me)
+out('off', message(lockstep.phase, 'rollout'))
 '''
 
 
-def played(count):
-  done = loopback.run(count, PLAY, devices=2 // count, timeout=400)
-  return [json.loads(d.stdout.splitlines()[-1]) for d in done]
+@pytest.fixture(scope='module')
+def outputs():
+  """{check: [output of process 0, of process 1]}."""
+  return loopback.outputs(2, CALLS)
 
 
-@pytest.mark.slow
-def test_two_processes_play_as_one_would():
-  (apart, asked, expected), = played(1)
-  assert not apart and asked
-  assert any(trajectory[3] for trajectory in expected)  # a search failed: played again
-  for number, (together, asked, trajectories) in enumerate(played(2)):
-    assert together
-    assert (asked > 0) == (number == 0)
-    assert [g[:5] for g in trajectories] == [g[:5] for g in expected]
-    for trajectory, theirs in zip(trajectories, expected):
-      np.testing.assert_allclose(trajectory[5], theirs[5], atol=1e-5)
+def test_the_call_at_which_processes_part_is_named(outputs):
+  for i, text in enumerate(outputs['shape']):
+    assert 'part at call 2. ' in text
+    assert (f"process {i}, which calls update(['tokens']=int32[4,{8 + i}], "
+            "'mean')") in text
+    assert "process 0: update(['tokens']=int32[4,8], 'mean'); process 1" in text
+    assert 'Last call in common: score(' in text
+  for text in outputs['tag']:
+    assert 'part at call 1. ' in text
+    assert 'process 0: prefill(1); process 1: decode(1)' in text
+    assert 'Last call in common: decode(1).' in text
 
 
-def test_lockstep_admits_in_a_fixed_order(monkeypatch):
-  mesh = meshes.make(data=4, tensor=2)
-  options = types.SimpleNamespace(
-      admission='auto', tensor=2, decodes_in_flight=0, search_timeout_secs=1.0,
-      search_calls=1)
-  assert samplers.schedule(mesh, options).admission == 'deterministic'
-  assert samplers.schedule(mesh, options, remote=True).admission == 'arrival'
+def test_a_call_against_another_meeting_is_an_error_on_both_sides(outputs):
+  calling, meeting = outputs['call or meeting']
+  assert "process 1: nothing, but is at 'rollout ends'" in calling
+  assert "process 0: 'call 0: decode'; process 1: 'rollout ends'" in meeting
 
-  def two_hosts(mesh, tensor):
-    assert mesh.size == len(jax.devices()) and tensor == 2
-    return True
 
-  monkeypatch.setattr(samplers.handover, 'spans_processes', two_hosts)
-  assert samplers.schedule(mesh, options, remote=True).admission == 'deterministic'
-  options.admission = 'arrival'
-  with pytest.raises(ValueError, match="must be 'deterministic' where "
-                                       'rollout.tensor=2 devices of several'):
-    samplers.schedule(mesh, options)
+def test_a_phase_is_named_with_the_way_on(outputs):
+  for text in outputs['phase']:
+    assert "end of phase 'rollout': process 0: 5 calls of digest" in text
+    assert 'last decode(3).' in text and "Rerun with LockstepCheck('call')" in text
+
+
+def test_off_compares_nothing(outputs):
+  assert outputs['off'] == ['no error, but None'] * 2

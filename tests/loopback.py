@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 import contextlib
+import json
 import os
 import pathlib
 import re
@@ -22,12 +23,27 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 ROOT = pathlib.Path(__file__).parents[1]
 
 _CLASH = 'Failed to add port to server'  # jax then ends by a segmentation fault
 _OTHERS = re.compile(r'(JAX_(COORD|NUM_PROC|PROCESS_ID)|SLURM_|TPU_|OMPI_).*|'
                      r'(?i:.*_proxy)')  # gRPC would ask a proxy for loopback
+
+
+_OUTPUT = r'''
+import json
+
+def out(name, value):
+  print(json.dumps([name, value]), flush=True)
+
+def message(function, *args):
+  try:
+    return f'no error, but {function(*args)!r}'
+  except (RuntimeError, TimeoutError) as error:
+    return f'{type(error).__name__}: {error}'
+'''
 
 
 class PortClash(Exception):
@@ -81,11 +97,11 @@ def start(
     processes: int, code_or_module: str, *args: str, devices: int = 2,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Group]:
-  """Starts them, and kills those that still run at the end.
+  """Starts the processes, and kills those that still run at the end.
 
   Args:
     processes: how many.
-    code_or_module: text of a program, or the dotted name of a module.
+    code_or_module: the text of a program, or the dotted name of a module.
     *args: of all processes, in sys.argv.
     devices: simulated CPU devices of each process.
     env: more variables, of all processes.
@@ -120,11 +136,11 @@ def run(
     timeout: float = 120, check: bool = True,
     env: Mapping[str, str] | None = None,
 ) -> list[subprocess.CompletedProcess]:
-  """Starts them, waits for all, and returns what became of each, in order.
+  """Starts the processes, waits, and returns what became of each, in order.
 
   Args:
     check: raise an AssertionError with all logs unless all exit with 0.
-    timeout: seconds, then they are killed and a TimeoutError tells the logs.
+    timeout: seconds, then they are killed and a TimeoutError holds the logs.
     (the rest as of `start`)
   """
   for last_try in (False, True):
@@ -138,6 +154,22 @@ def run(
         continue
       assert not check or not any(d.returncode for d in done), group.logs()
       return done
+
+
+def outputs(processes: int, code: str, **options) -> dict[str, list[Any]]:
+  """Runs a program that calls out(name, value) for each of its results.
+
+  The program also finds message(function, *args): the text of the error that
+  the function raises.
+
+  Returns:
+    {name: [the value of process 0, of process 1, ...]}.
+  """
+  done = run(processes, _OUTPUT + code, **options)
+  results = [dict(map(json.loads, re.findall(r'^\[".*', d.stdout, re.M)))
+             for d in done]  # Gloo prints, too
+  assert all(result.keys() == results[0].keys() for result in results)
+  return {name: [result[name] for result in results] for name in results[0]}
 
 
 def _free_port() -> int:

@@ -8,6 +8,7 @@ to one of them and started again, and has to end like the others all the same.
 
 import gzip
 import json
+import json
 import re
 import signal
 import time
@@ -85,7 +86,7 @@ def _wait_for_step(step, file, group):
     time.sleep(0.02)
 
 
-def games_of(folder, step):
+def trajectories_of(folder, step):
   """What a step sampled, in the order of the batch's rows."""
   file = folder / 'trajectories' / f'step_{step:06d}.jsonl.gz'
   return [trajectory_lib.from_json(json.loads(line))
@@ -102,7 +103,7 @@ def test_gradients_come_from_rows_on_all_devices(runs):
   """Else the order of summation, in which layouts may differ, is no matter."""
   most = 0
   for step in range(1, STEPS + 1):
-    trajectories = games_of(runs.folder[1], step)
+    trajectories = trajectories_of(runs.folder[1], step)
     mixed = [len({trajectory.outcome_reward for trajectory in trajectories[i:i + 4]}) > 1
              for i in range(0, 16, 4)]
     most = max(most, sum(mixed[:2]), sum(mixed[2:]))  # of each mini-batch
@@ -114,7 +115,7 @@ def test_attention_spans_as_much_of_the_cache_everywhere(runs):
   """Half of it: how much follows the longest conversation of a process, and
   log-probs follow it in their last bit."""
   for step in range(1, STEPS + 1):
-    assert max(len(trajectory.tokens) for trajectory in games_of(
+    assert max(len(trajectory.tokens) for trajectory in trajectories_of(
         runs.folder[1], step)) <= 512 // 2 - 16  # that a decode samples
 
 
@@ -143,16 +144,16 @@ def test_metrics_are_those_of_one_process(runs, count):
 def test_the_first_process_alone_writes_and_speaks(runs, count):
   assert files_of(runs.folder[count]) == files_of(runs.folder[1])
   for step in range(1, STEPS + 1):
-    trajectories = games_of(runs.folder[count], step)
+    trajectories = trajectories_of(runs.folder[count], step)
     assert len(trajectories) == 16  # those of all processes
     assert [trajectory.sample for trajectory in trajectories] == [0, 1, 2, 3] * 4
   first, *others = runs.done[count]
   assert 'Hugging Face format' in first.stdout
   for done in others:
-    told = [line for line in done.stdout.splitlines()
-            # Gloo's own line, which its threads sometimes tear in two.
-            if not re.search('Gloo|connected peer ranks is :', line)]
-    assert not told and not done.stderr
+    lines = [line for line in done.stdout.splitlines()
+             # Gloo's own line, which its threads sometimes tear in two.
+             if not re.search('Gloo|connected peer ranks is :', line)]
+    assert not lines and not done.stderr
 
 
 def test_exported_model_is_the_last_checkpoint(runs):
@@ -181,18 +182,16 @@ def test_sigterm_to_one_process_ends_all_at_the_same_step(runs):
 
 # What a program of two processes x two devices begins with.
 START = r'''
-import dataclasses, json
+import dataclasses
 import jax
 from jax.experimental import multihost_utils
 import numpy as np
+from searchrl.models import transformer
 from searchrl.rollouts import weight_sync
+from searchrl.runtime import lockstep
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
-from searchrl.models import transformer
 import learner_test, tiny
-
-def out(name, value):
-  print(json.dumps([name, value]), flush=True)
 
 processes.initialize()
 me = processes.index()
@@ -204,13 +203,8 @@ batch = dataclasses.replace(  # scored
 '''
 
 
-def printed(code):
-  """{what `out` was told: [the value of process 0, of process 1]}."""
-  done = loopback.run(2, START + code, timeout=PATIENCE)
-  each = [dict(map(json.loads, re.findall(r'^\[".*', d.stdout, re.M)))
-          for d in done]
-  assert each[0].keys() == each[1].keys()
-  return {name: [one[name] for one in each] for name in each[0]}
+def outputs(code):
+  return loopback.outputs(2, START + code, timeout=PATIENCE)
 
 
 # Another number of micro-batches; a score too many.
@@ -218,35 +212,28 @@ DIVERGE = r'''
 def learner(**options):
   return learner_test.make(
       meshes.make(), microbatch_rows=4, row_places=1,
-      guard=processes.LockstepCheck('call', timeout_secs=300), **options)
-
-def refusal(function, *args):
-  try:
-    function(*args)
-    return 'no error'
-  except RuntimeError as error:
-    return str(error)
+      lockstep=lockstep.LockstepCheck('call', timeout_secs=300), **options)
 
 other = learner(minibatches=2)
 longer = np.array(batch.loss_mask)
 longer[8 + 4:, 1] = me  # rows that are filler on process 0
 mine = dataclasses.replace(batch, loss_mask=longer)
-out('count', refusal(other.update, other.init(params), mine))
+out('count', message(other.update, other.init(params), mine))
 
 same = learner(minibatches=2)
 state = same.init(params)
 base = state['policy']['params']
 same.score(state, batch, base)
 if me == 1:
-  out('score', refusal(same.score, state, batch, base))
+  out('score', message(same.score, state, batch, base))
 else:
-  out('score', refusal(same.update, state, batch))
+  out('score', message(same.update, state, batch))
 '''
 
 
 def test_a_planted_divergence_is_caught_at_its_call():
-  told = printed(DIVERGE)
-  for process, message in enumerate(told['count']):
+  messages = outputs(DIVERGE)
+  for process, message in enumerate(messages['count']):
     assert 'the same calls in the same order, but part at call 1.' in message
     count = process + 1
     assert f'This is process {process}, which calls update({count},' in message
@@ -254,7 +241,7 @@ def test_a_planted_divergence_is_caught_at_its_call():
                      message)
     assert re.search(r'call in common: update\(2, True, .*int32\[2,4,24\]',
                      message)
-  for message in told['score']:
+  for message in messages['score']:
     assert 'part at call 2.' in message  # after the log-probs of two policies
     assert 'process 0: update(' in message
     assert 'process 1: logprobs(3, int32[4,4,24])' in message
@@ -304,7 +291,7 @@ jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6),
 
 
 def test_a_process_reads_parameters_that_are_split_between_processes():
-  assert printed(SPLIT) == {  # an embedding of [96, 32]: held, read, in place?
+  assert outputs(SPLIT) == {  # an embedding of [96, 32]: held, read, in place?
       '[4, 1, 1, 1]': [[[96, 32], [96, 32], True]] * 2,  # nothing to do
       '[2, 2, 1, 1]': [[[96, 16], [96, 32], False]] * 2,
       '[1, 2, 2, 2]': [[[48, 16], [48, 32], False]] * 2,

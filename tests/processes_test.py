@@ -1,24 +1,18 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""processes and watchdog: alone here, and as two real processes over loopback.
+"""processes: alone here, and as two real processes over loopback.
 
 After `initialize` SIGTERM keeps its default, for jax's preemption service stays
 off; a run's own handler then asks `stop_requested_anywhere`.
 """
 
 import hashlib
-import json
-import pathlib
-import re
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
 
 from searchrl.runtime import processes
-from searchrl.runtime import watchdog
 import loopback
 
 ALL_THREE = {'JAX_COORDINATOR_ADDRESS': '127.0.0.1:1234',
@@ -108,11 +102,6 @@ def test_alone_everything_is_free():
   with pytest.raises(FileNotFoundError, match='no such'):
     processes.on_first('x', lambda: _refuse(FileNotFoundError('no such')))
   processes.barrier('x', 1)
-  lockstep = processes.LockstepCheck('call')
-  lockstep('update', object())
-  lockstep.phase('train')
-  with pytest.raises(ValueError, match="'off', 'phase' or 'call', but is 'on'"):
-    processes.LockstepCheck('on')
 
 
 def _refuse(error):
@@ -131,24 +120,15 @@ def test_shares_are_blocks_as_even_as_can_be(monkeypatch, items):
   assert max(sizes) - min(sizes) <= 1
 
 
-def test_facts_are_dtypes_shapes_and_statics():
-  batch = {'tokens': np.zeros((2, 3), np.int32), 'mask': None}
-  assert processes._describe((batch, 4, 'mean', np.float32(1), abs)) == [
-      "['mask']=None", "['tokens']=int32[2,3]", '4', "'mean'", 'float32[]',
-      '<built-in function abs>']
-  told, = processes._describe((test_facts_are_dtypes_shapes_and_statics,))
-  assert '0x' not in told
-
-
 def test_long_texts_are_told_from_where_they_differ():
-  told = processes._told(['a' * 900 + 'x', 'a' * 900 + 'y', 'a' * 900 + 'x'])
+  told = processes.by_process(['a' * 900 + 'x', 'a' * 900 + 'y', 'a' * 900 + 'x'])
   assert told == (f'processes 0, 2: ... {"a" * 100}x; '
                   f'process 1: ... {"a" * 100}y')
   assert processes._named(range(200)) == (
       'processes 0, 1, 2, 3, 4, 5, 6, 7, ... (200 in all)')
 
 
-# One program of two processes, which prints one line of JSON for each check.
+# One program of two processes; `out` and `message` are loopback's.
 MEETINGS = r'''
 import hashlib, json, os, signal, sys
 import jax
@@ -157,16 +137,7 @@ import numpy as np
 from jax._src import distributed, xla_bridge
 from searchrl.runtime import mesh as mesh_lib
 from searchrl.runtime import processes
-from searchrl.runtime.processes import LockstepCheck, agree, barrier, exchange
-
-def out(name, value):
-  print(json.dumps([name, value]), flush=True)
-
-def message(function, *args):
-  try:
-    return f'no error, but {function(*args)!r}'
-  except (RuntimeError, TimeoutError) as error:
-    return f'{type(error).__name__}: {error}'
+from searchrl.runtime.processes import agree, barrier, exchange
 
 processes.initialize()
 me = processes.index()
@@ -206,26 +177,6 @@ else:
   after('gave up'); out('missing', message(barrier, 'checkpoint', 1))
 out('and on', [x.decode() for x in exchange('a', b'%d' % me, 30)])
 
-batch = {'tokens': jax.ShapeDtypeStruct((4, 8 + me), jnp.int32)}
-guard = LockstepCheck('call', timeout_secs=30)
-guard('score', (2, 3)); guard('score', (2, 3)); guard.phase('equal')
-out('guard shape', message(guard, 'update', batch, 'mean'))
-guard = LockstepCheck('call', timeout_secs=30)
-guard('decode', 1)
-out('guard tag', message(guard, 'decode' if me else 'prefill', 1))
-guard = LockstepCheck('call', timeout_secs=30)
-if me == 0:
-  out('guard or not', message(guard, 'decode', 7))
-else:
-  out('guard or not', message(barrier, 'rollout ends', 30))
-guard = LockstepCheck('phase', timeout_secs=30)
-guard('decode', 1); guard('decode', 2); guard.phase('first')
-for i in range(3 + me):
-  guard('decode', i)
-out('guard phase', message(guard.phase, 'rollout'))
-guard = LockstepCheck('off')
-guard('decode', me); guard.phase('rollout')
-
 out('share', processes.share('abcde'))
 ran = []
 def read(*errors):
@@ -264,189 +215,75 @@ out('index', jax.process_index() == me)
 
 
 @pytest.fixture(scope='module')
-def met():
-  """{check: [what process 0 printed, process 1]}."""
-  done = loopback.run(2, MEETINGS)
-  printed = [dict(map(json.loads, re.findall(r'^\[".*', d.stdout, re.M)))
-             for d in done]  # Gloo prints, too
-  assert printed[0].keys() == printed[1].keys()
-  return {name: [p[name] for p in printed] for name in printed[0]}
+def outputs():
+  """{check: [output of process 0, of process 1]}."""
+  return loopback.outputs(2, MEETINGS)
 
 
-def test_start_touches_no_device_and_keeps_sigterm(met):
-  assert met['who'] == [[2, 0, True], [2, 1, False]]
-  assert met['devices touched'] == [False, False]
-  assert met['sigterm is caught'] == [False, False]
-  assert met['index'] == [True, True]
+def test_start_touches_no_device_and_keeps_sigterm(outputs):
+  assert outputs['who'] == [[2, 0, True], [2, 1, False]]
+  assert outputs['devices touched'] == [False, False]
+  assert outputs['sigterm is caught'] == [False, False]
+  assert outputs['index'] == [True, True]
 
 
-def test_exchange_is_whole_in_order_and_leaves_nothing(met):
-  assert met['small'] == [['from 0', 'from 1']] * 2
-  assert met['again'] == [['again 0', 'again 1']] * 2
-  assert met['big'] == [[
+def test_exchange_is_whole_in_order_and_leaves_nothing(outputs):
+  assert outputs['small'] == [['from 0', 'from 1']] * 2
+  assert outputs['again'] == [['again 0', 'again 1']] * 2
+  assert outputs['big'] == [[
       hashlib.sha256(np.random.default_rng(i).bytes(3_000_000 + i)).hexdigest()
       for i in range(2)]] * 2
-  assert met['empty'] == [[2, 0]] * 2
-  for keys in met['stored']:  # at meeting 4, perhaps before 3 is gone
+  assert outputs['empty'] == [[2, 0]] * 2
+  for keys in outputs['stored']:  # at meeting 4, perhaps before 3 is gone
     assert keys and {key.split('/')[1] for key in keys} <= {'3', '4', '5'}
 
 
-def test_agree_returns_or_names_both_values_on_both_sides(met):
-  assert met['agree'] == [{'a': {'b': [1, 2.5]}, 'c': None}] * 2
-  for told in met['disagree']:
-    assert 'RuntimeError: config must be alike on all processes' in told
-    assert 'config.a.b: process 0: 0; process 1: 1\n' in told
-    assert 'same' not in told.split('\n', 1)[1].rsplit('\n', 1)[0]
-  for told in met['versions']:
-    assert 'git revision: process 0: "def"; process 1: "abc"' in told
-  for told in met['no key']:
-    assert 'config.a: process 0: nothing; process 1: 1' in told
+def test_agree_returns_or_names_both_values_on_both_sides(outputs):
+  assert outputs['agree'] == [{'a': {'b': [1, 2.5]}, 'c': None}] * 2
+  for text in outputs['disagree']:
+    assert 'RuntimeError: config must be alike on all processes' in text
+    assert 'config.a.b: process 0: 0; process 1: 1\n' in text
+    assert 'same' not in text.split('\n', 1)[1].rsplit('\n', 1)[0]
+  for text in outputs['versions']:
+    assert 'git revision: process 0: "def"; process 1: "abc"' in text
+  for text in outputs['no key']:
+    assert 'config.a: process 0: nothing; process 1: 1' in text
 
 
-def test_meetings_at_different_tags_are_told(met):
-  for told in met['other tag']:
-    assert "process 0: 'evaluate'; process 1: 'train'" in told
+def test_meetings_at_different_tags_are_told(outputs):
+  for text in outputs['other tag']:
+    assert "process 0: 'evaluate'; process 1: 'train'" in text
 
 
-def test_a_timeout_names_the_missing_and_the_late_one_learns_of_it(met):
-  first, late = met['missing']
+def test_a_timeout_names_the_missing_and_the_late_one_learns_of_it(outputs):
+  first, late = outputs['missing']
   assert first.startswith(
       "TimeoutError: all 2 processes must reach 'checkpoint' within 1 s of the "
       'first, but process 1 did not (this is process 0).')
   assert 'TimeoutError' in late and 'the last did not (this is pro' in late
-  assert met['and on'] == [['0', '1']] * 2
+  assert outputs['and on'] == [['0', '1']] * 2
 
 
-def test_guard_names_the_call_at_which_processes_part(met):
-  for i, told in enumerate(met['guard shape']):
-    assert 'part at call 2. ' in told
-    assert (f"process {i}, which calls update(['tokens']=int32[4,{8 + i}], "
-            "'mean')") in told
-    assert "process 0: update(['tokens']=int32[4,8], 'mean'); process 1" in told
-    assert 'Last call in common: score(' in told
-  for told in met['guard tag']:
-    assert 'part at call 1. ' in told
-    assert 'process 0: prefill(1); process 1: decode(1)' in told
-    assert 'Last call in common: decode(1).' in told
+def test_shares_and_what_the_first_alone_does(outputs):
+  assert outputs['share'] == ['ab', 'cde']
+  assert outputs['first'] == [{'by': 0, 'rows': [1, None]}] * 2
+  assert outputs['ran'] == [[0] * 4, []]
 
 
-def test_guard_against_another_meeting_is_told_on_both_sides(met):
-  with_typed_errors, other = met['guard or not']
-  assert "process 1: nothing, but is at 'rollout ends'" in with_typed_errors
-  assert "process 0: 'call 0: decode'; process 1: 'rollout ends'" in other
-
-
-def test_guard_by_phase_names_the_phase_and_the_way_on(met):
-  for told in met['guard phase']:
-    assert "end of phase 'rollout': process 0: 5 calls of digest" in told
-    assert 'last decode(3).' in told and "Rerun with LockstepCheck('call')" in told
-
-
-def test_shares_and_what_the_first_alone_does(met):
-  assert met['share'] == ['ab', 'cde']
-  assert met['first'] == [{'by': 0, 'rows': [1, None]}] * 2
-  assert met['ran'] == [[0] * 4, []]
-
-
-def test_a_refusal_of_the_first_is_one_of_all(met):
-  assert met['first refuses'] == ['ValueError: bad rows'] * 2
-  assert met['first lacks'] == ['FileNotFoundError: no q.jsonl'] * 2
-  first, other = met['first is lost']  # a ValueError of another name
+def test_a_refusal_of_the_first_is_one_of_all(outputs):
+  assert outputs['first refuses'] == ['ValueError: bad rows'] * 2
+  assert outputs['first lacks'] == ['FileNotFoundError: no q.jsonl'] * 2
+  first, other = outputs['first is lost']  # a ValueError of another name
   assert first.startswith('JSONDecodeError: no value')
   assert other.startswith('ValueError: no value')
 
 
-def test_all_stop_at_the_step_after_a_signal_to_one(met):
-  assert met['stopped at'] == [2, 2]
+def test_all_stop_at_the_step_after_a_signal_to_one(outputs):
+  assert outputs['stopped at'] == [2, 2]
 
 
-def test_a_program_runs_over_the_devices_of_both(met):
-  assert met['sum'] == [[4, 2, 10.0]] * 2
-
-
-def test_harness_tells_logs_and_kills():
-  code = 'import os, sys; print("said"); sys.exit(os.environ["JAX_PROCESS_ID"])'
-  with pytest.raises(AssertionError, match='1, exit code 1, out:\nsaid'):
-    loopback.run(2, code)
-  done = loopback.run(2, code, check=False)
-  assert [d.stderr for d in done] == ['0\n', '1\n']
-  with loopback.start(1, 'import time; print("up", flush=True); time.sleep(60)'
-                      ) as group:
-    with pytest.raises(TimeoutError, match='not all ended within 0.5 s'):
-      group.wait(0.5)
-  assert group.popen[0].returncode == -9
-
-
-def test_harness_takes_another_port_if_the_first_is_taken(monkeypatch):
-  code = ('import os, sys, time\n'
-          'if os.environ["JAX_COORDINATOR_ADDRESS"] == "127.0.0.1:1":\n'
-          '  if os.environ["JAX_PROCESS_ID"] == "1": time.sleep(60)\n'
-          '  sys.exit("E1121 add_port.cc:83] Failed to add port to server: No '
-          'address added")')  # what jax 0.10.2 and 0.12.0.1 say
-  ports = [2, 1]
-  monkeypatch.setattr(loopback, '_free_port', ports.pop)
-  loopback.run(2, code)
-  assert not ports
-
-
-class Clock:
-  """Time that passes only when someone waits."""
-
-  def __init__(self):
-    self.now = 0.0
-
-  def __call__(self):
-    return self.now
-
-  def wait(self, secs):
-    self.now += secs
-    return False
-
-
-def test_watchdog_reports_the_last_beat():
-  clock, reports = Clock(), []
-  dog = watchdog.Watchdog(30, on_timeout=reports.append, clock=clock,
-                          wait=clock.wait)
-  clock.now = 1.0
-  dog.beat('step 7')
-  dog._watch()
-  assert clock.now == pytest.approx(31, abs=0.1)
-  assert reports == [
-      "Watchdog: no beat for 30 s after 'step 7', but 30 s is the limit (10 x "
-      'the median interval, at least 30 s).']
-
-
-def test_watchdog_allows_for_the_usual_interval():
-  clock = Clock()
-  dog = watchdog.Watchdog(30, factor=4, clock=clock)
-  assert dog.limit_secs() == 30
-  for secs in (500, 20, 20, 21, 19):  # the first compiles
-    clock.now += secs
-    dog.beat('step')
-  assert dog.limit_secs() == 80
-  with pytest.raises(ValueError, match='floor_secs > 0 and factor > 1'):
-    watchdog.Watchdog(0)
-
-
-def test_watchdog_leaves_with_its_block():
-  reports = []
-  with watchdog.Watchdog(60, on_timeout=reports.append) as dog:
-    dog.beat('x')
-  assert not dog._thread.is_alive() and not reports
-
-
-def test_watchdog_ends_a_stuck_process_and_tells_where(tmp_path):
-  code = ('import sys, threading\n'
-          'from searchrl.runtime import watchdog\n'
-          'def stuck():\n  threading.Event().wait()\n'
-          'with watchdog.Watchdog(0.3, file=sys.argv[1]) as dog:\n'
-          '  dog.beat("step 3")\n  stuck()\n')
-  done = subprocess.run(
-      [sys.executable, '-c', code, tmp_path / 'stacks.txt'], timeout=60,
-      capture_output=True, text=True, cwd=loopback.ROOT)
-  assert done.returncode == watchdog.EXIT_CODE == 70
-  for told in done.stderr, pathlib.Path(tmp_path, 'stacks.txt').read_text():
-    assert "after 'step 3'" in told and 'in stuck' in told
+def test_a_program_runs_over_the_devices_of_both(outputs):
+  assert outputs['sum'] == [[4, 2, 10.0]] * 2
 
 
 def test_the_first_process_speaks_for_all(monkeypatch, capsys):

@@ -23,6 +23,7 @@ from searchrl.models import lora as loras
 from searchrl.rl import algorithms
 from searchrl.rollouts import collect
 from searchrl.rollouts import sampler as samplers
+from searchrl.runtime import lockstep as lockstep_lib
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
@@ -51,7 +52,7 @@ class Parts:
   reward: Callable[..., float]
   outcome: Callable[..., float]
   cases: list[suite.EvalCase]
-  lockstep: processes.LockstepCheck
+  lockstep: lockstep_lib.LockstepCheck
 
 
 def build(config, folder: pathlib.Path) -> Parts:
@@ -64,7 +65,7 @@ def build(config, folder: pathlib.Path) -> Parts:
   recipe = algorithm(config)
   mesh = meshes.make(**config.mesh)
   _check_staleness(config.train.max_staleness, recipe, mesh)
-  lockstep = processes.LockstepCheck(config.train.lockstep)
+  lockstep = lockstep_lib.LockstepCheck(config.train.lockstep)
   sampler, params = samplers.build(config, mesh)
   its_learner = learner(
       config, recipe, sampler.shape, mesh,

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Questions without a corpus: for engines that have one elsewhere, alone."""
+"""datasets: only an engine with a corpus of its own needs none here."""
 
 import json
 
@@ -28,9 +28,9 @@ def evaluation_sets(tmp_path, **options):
       kinds=('known',), questions_per_hop=1, max_hops=1, **options)
 
 
-def test_a_corpus_elsewhere_need_not_be_here(tmp_path, questions):
-  found = train_set(tmp_path, questions, is_remote=True)
-  assert found.corpus is None and len(found.questions) == 1
+def test_a_remote_corpus_need_not_be_here(tmp_path, questions):
+  data = train_set(tmp_path, questions, is_remote=True)
+  assert data.corpus is None and len(data.questions) == 1
   held, = evaluation_sets(tmp_path, evaluate=questions, is_remote=True)
   assert held.corpus is None
   # A server knows no world that is generated for evaluation.

@@ -1,0 +1,114 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Lockstep check: do all processes dispatch the same programs, in one order?
+
+Programs that diverge do not always hang: collectives pair up by position, and
+wrong numbers come out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+import jax
+
+from searchrl.runtime import processes
+from searchrl.runtime.processes import by_process, shortened
+
+_SAME_CALLS = 'processes must make the same calls in the same order'
+
+
+class LockstepCheck:
+  """Compares the calls of all processes; the first difference is an error.
+
+  It stands before each dispatch of a program with collectives:
+
+      lockstep('update', batch, num_microbatches)  # what will be dispatched
+      lockstep.phase('train')                      # at the end of a phase
+
+  Args:
+    mode: 'off'; 'phase' compares a running SHA-256 at phases, which costs next
+      to nothing; 'call' compares every call, at some milliseconds each, and so
+      names the one at which processes part.
+    timeout_secs: as of `processes.exchange`.
+
+  Raises:
+    ValueError: the mode is another.
+  """
+
+  def __init__(self, mode: str = 'phase',
+               timeout_secs: float = processes.TIMEOUT_SECS):
+    if mode not in ('off', 'phase', 'call'):
+      raise ValueError(
+          "a lockstep check's mode must be 'off', 'phase' or 'call', but is "
+          f"{mode!r}. Take 'phase' unless you are debugging.")
+    self._mode, self._timeout_secs = mode, timeout_secs
+    self._digest = hashlib.sha256()
+    self._calls, self._last = 0, 'none'
+
+  def __call__(self, tag: str, *facts: Any) -> None:
+    """One call is about to be dispatched.
+
+    Args:
+      tag: which program.
+      facts: what it is compiled for. Arrays (or shapes) in any pytree count by
+        dtype and shape, all else by `repr`.
+
+    Raises:
+      RuntimeError: in 'call' mode, on all processes, at the call at which they
+        part, with its number, what each calls, and the last call in common.
+    """
+    if self._is_idle():
+      return
+    call = f'{tag}({", ".join(_describe(facts))})'
+    self._digest.update(call.encode() + b'\n')
+    if self._mode == 'call':
+      self._compare(tag, call)
+    self._calls, self._last = self._calls + 1, call
+
+  def phase(self, name: str) -> None:
+    """A phase ends: raises a RuntimeError if calls have differed until now."""
+    if self._is_idle():
+      return
+    summary = (f'{self._calls} calls of digest {self._digest.hexdigest()[:16]}, '
+               f'the last {shortened(self._last)}')
+    summaries = processes.exchange(
+        f'phase {name}', summary.encode(), self._timeout_secs)
+    if len(set(summaries)) > 1:
+      raise RuntimeError(
+          f'{_SAME_CALLS}, but differ at the end of phase {name!r}: '
+          f'{by_process([other.decode() for other in summaries])}. Rerun with '
+          "LockstepCheck('call'), which names the call at which they part.")
+
+  def _is_idle(self) -> bool:
+    return self._mode == 'off' or processes.count() == 1
+
+  def _compare(self, tag: str, call: str) -> None:
+    """Raises a RuntimeError unless all processes make this call."""
+    meetings = processes.meet(
+        f'call {self._calls}: {tag}', call.encode(), self._timeout_secs)
+    if all(other == call.encode() for _, other in meetings):
+      return
+    calls = [other.decode() if place.startswith('call ') else
+             f'nothing, but is at {place!r}' for place, other in meetings]
+    raise RuntimeError(
+        f'{_SAME_CALLS}, but part at call {self._calls}. This is process '
+        f'{processes.index()}, which calls {shortened(call)}; of all, '
+        f'{by_process(calls)}. Last call in common: {shortened(self._last)}. '
+        'What decides between the two may depend only on values that all '
+        'processes share.')
+
+
+def _describe(facts: Any) -> list[str]:
+  """'path=dtype[shape]' of each array in a tree, 'path=repr' of all else."""
+  leaves = jax.tree.leaves_with_path(facts, is_leaf=lambda x: x is None)
+  return [f'{jax.tree_util.keystr(path[1:])}='.lstrip('=') + _describe_leaf(x)
+          for path, x in leaves]
+
+
+def _describe_leaf(x: Any) -> str:
+  if hasattr(x, 'shape') and hasattr(x, 'dtype'):
+    return f'{x.dtype}[{",".join(map(str, x.shape))}]'
+  return re.sub(r' at 0x[0-9a-f]+', '', repr(x))  # a process's own addresses

@@ -1,0 +1,88 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""sampler on a mesh whose weights span processes: what one process samples."""
+
+import json
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from searchrl.rollouts import sampler as samplers
+from searchrl.runtime import mesh as meshes
+import loopback
+
+# Two devices share the weights; the first process alone has an engine whose
+# answers differ from call to call and that now and then fails.
+SAMPLE = r'''
+import json
+from searchrl.agent import rewards
+from searchrl.rollouts import driver
+from searchrl.rollouts import sampler as samplers
+from searchrl.runtime import mesh as meshes
+from searchrl.runtime import processes
+from searchrl.trajectory import Passage, Question, SearchError
+
+processes.initialize()
+sampler, params = samplers.load(
+    '', dialogue='searchrl.agent.dialogue:laptop', seed=3, slots=6, length=256,
+    budgets=driver.Budgets(max_turns=3, max_turn_tokens=24, passage_tokens=24,
+                           top_k=1), mesh=meshes.make(data=1, tensor=2),
+    tensor=2)
+asked = []
+
+def search(queries):
+  asked.extend(query.text for query in queries)
+  return [SearchError('unavailable', 'down') if len(asked) % 5 == 4 else
+          (Passage(str(i), 'A title', f'{len(asked)} {query.text}', 0.1),)
+          for i, query in enumerate(queries)]
+
+trajectories = sampler.play(
+    params, [(Question(f'u{i}', f'What is the river of city {i}?', ('Nile',)), s)
+             for i in range(3) for s in range(3)],
+    search=search, reward=rewards.em, outcome=rewards.em, temperature=1.0, step=2)
+print(json.dumps([
+    sampler.together, len(asked),
+    [[t.question.uid, t.sample, t.stop_reason, t.retries, t.tokens,
+      [x for turn in t.turns for x in turn.action_logprobs]]
+     for t in trajectories]]))
+'''
+
+
+def sampled(count):
+  done = loopback.run(count, SAMPLE, devices=2 // count, timeout=400)
+  return [json.loads(d.stdout.splitlines()[-1]) for d in done]
+
+
+@pytest.mark.slow
+def test_two_processes_sample_as_one_would():
+  (apart, asked, expected), = sampled(1)
+  assert not apart and asked
+  assert any(retries for _, _, _, retries, _, _ in expected)  # searches failed
+  for number, (together, asked, trajectories) in enumerate(sampled(2)):
+    assert together
+    assert (asked > 0) == (number == 0)
+    assert [t[:5] for t in trajectories] == [t[:5] for t in expected]
+    for trajectory, other in zip(trajectories, expected):
+      np.testing.assert_allclose(trajectory[5], other[5], atol=1e-5)
+
+
+def test_lockstep_admits_in_a_fixed_order(monkeypatch):
+  mesh = meshes.make(data=4, tensor=2)
+  options = types.SimpleNamespace(
+      admission='auto', tensor=2, decodes_in_flight=0, search_timeout_secs=1.0,
+      search_calls=1)
+  assert samplers.schedule(mesh, options).admission == 'deterministic'
+  assert samplers.schedule(mesh, options, remote=True).admission == 'arrival'
+
+  def two_hosts(mesh, tensor):
+    assert mesh.size == len(jax.devices()) and tensor == 2
+    return True
+
+  monkeypatch.setattr(samplers.weight_sync, 'spans_processes', two_hosts)
+  assert samplers.schedule(mesh, options, remote=True).admission == 'deterministic'
+  options.admission = 'arrival'
+  with pytest.raises(ValueError, match="must be 'deterministic' where "
+                                       'rollout.tensor=2 devices of several'):
+    samplers.schedule(mesh, options)
