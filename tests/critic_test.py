@@ -69,10 +69,11 @@ def opinionated(params):
 def start(learner, params, opinionated):
   """The learner's first state, with that critic in it."""
   state = learner.init(params)
-  state['critic']['params'] = jax.tree.map(
+  placed = jax.tree.map(
       lambda x, like: jax.device_put(np.array(x), like.sharding),
-      opinionated, state['critic']['params'])
-  return state
+      opinionated, state['critic'].params)
+  return state | {'critic': dataclasses.replace(
+      state['critic'], params=placed)}
 
 
 @jax.jit
@@ -119,7 +120,7 @@ def assert_updates(learner, batch, state, expected, atol=1e-6):
   for _ in range(STEPS):
     state, metrics = learner.update(state, batch)
     told.append(metrics['critic/vf_loss'])
-  for ours, theirs in zip((state['policy']['params'], state['critic']['params']),
+  for ours, theirs in zip((state['policy'].params, state['critic'].params),
                           expected):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol),
                  jax.device_get(ours), theirs)
@@ -186,11 +187,11 @@ def test_updates_are_gradients_of_the_whole_batch(
     learner, batch, params, opinionated, expected):
   state = start(learner, params, opinionated)
   state = assert_updates(learner, batch, state, expected)
-  assert int(state['policy']['updates']) == int(
-      state['critic']['updates']) == STEPS
+  assert int(state['policy'].updates) == int(
+      state['critic'].updates) == STEPS
   assert expected[2][0] > expected[2][1] > expected[2][2]  # it learns
-  backbones = (jax.device_get(state['policy']['params']['layers']),
-               jax.device_get(state['critic']['params']['layers']),
+  backbones = (jax.device_get(state['policy'].params['layers']),
+               jax.device_get(state['critic'].params['layers']),
                params['layers'])
   for one, two in ((0, 1), (0, 2), (1, 2)):
     apart = jax.tree.map(
@@ -214,8 +215,8 @@ def test_eight_devices_make_the_updates_of_one(
   state = assert_updates(learner, batch, start(learner, params, opinionated),
                          expected, atol=1e-5)
   for leaf, shape in (
-      (state['critic']['params']['value']['kernel'], (32 // layout[1], 1)),
-      (state['critic']['params']['layers']['gate']['kernel'],
+      (state['critic'].params['value']['kernel'], (32 // layout[1], 1)),
+      (state['critic'].params['layers']['gate']['kernel'],
        (2, 32 // layout[1], 48 // layout[2]))):
     assert leaf.sharding.shard_shape(leaf.shape) == shape
 
@@ -258,8 +259,8 @@ def test_updates_leave_what_init_was_given_alone(learner, batch):
   for _ in range(STEPS):
     state, _ = learner.update(state, batch)
   assert_equal(given, before)
-  assert_equal(fresh['policy']['params'], before)
-  assert_equal(fresh['critic']['params'], critic.init(before))
+  assert_equal(fresh['policy'].params, before)
+  assert_equal(fresh['critic'].params, critic.init(before))
 
 
 def test_a_critic_changes_nothing_about_the_policy(learner, batch, params):
@@ -267,9 +268,9 @@ def test_a_critic_changes_nothing_about_the_policy(learner, batch, params):
   still = make(critic_optimizer=optax.sgd(0.0))
   one, _ = learner.update(learner.init(params), batch)
   two, _ = still.update(still.init(params), batch)
-  assert_equal(one['policy']['params'], two['policy']['params'])
-  assert_equal(two['critic']['params'], critic.init(params))
-  assert np.any(np.array(one['critic']['params']['value']['kernel']))
+  assert_equal(one['policy'].params, two['policy'].params)
+  assert_equal(two['critic'].params, critic.init(params))
+  assert np.any(np.array(one['critic'].params['value']['kernel']))
 
 
 @pytest.fixture(scope='module')
@@ -285,19 +286,19 @@ def test_the_policy_waits_until_the_critic_is_warm(warming, batch, params):
   before = jax.device_get(state)
   state, metrics = warming.update(state, batch)
   assert_equal(state['policy'], before['policy'])
-  assert int(state['critic']['updates']) == 2
-  assert np.any(np.array(state['critic']['params']['value']['kernel']))
+  assert int(state['critic'].updates) == 2
+  assert np.any(np.array(state['critic'].params['value']['kernel']))
   assert 'actor/grad_norm' not in metrics and metrics['critic/grad_norm'] > 0
   assert metrics['actor/pg_loss'] == pytest.approx(0, abs=1)
   # The third step is the critic's alone, the fourth is the policy's first.
   state, metrics = warming.update(state, batch)
-  assert int(state['critic']['updates']) == 4
-  assert int(state['policy']['updates']) == 1
-  assert int(state['policy']['opt_state'][0].count) == 1
+  assert int(state['critic'].updates) == 4
+  assert int(state['policy'].updates) == 1
+  assert int(state['policy'].opt_state[0].count) == 1
   assert metrics['actor/grad_norm'] > 0
   moved = jax.tree.map(
-      lambda x, y: np.abs(x - y).max(), state['policy']['params'],
-      before['policy']['params'])
+      lambda x, y: np.abs(x - y).max(), state['policy'].params,
+      before['policy'].params)
   assert max(jax.tree.leaves(jax.device_get(moved))) > 1e-4
 
 
@@ -309,5 +310,5 @@ def test_a_checkpoint_holds_the_critic_bit_for_bit(
   _, restored, _ = checkpoint.restore(tmp_path, warming.init(params))
   assert checkpoint.digest(restored) == digest
   one, two = (warming.update(s, batch)[0] for s in (state, restored))
-  assert int(two['policy']['updates']) == 1  # the warm-up is counted on
+  assert int(two['policy'].updates) == 1  # the warm-up is counted on
   assert checkpoint.digest(one) == checkpoint.digest(two)

@@ -112,7 +112,7 @@ def assert_same(updated, expected, atol):
   params, metrics = expected
   state, ours = updated
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol),
-               jax.device_get(state['policy']['params']), params)
+               jax.device_get(state['policy'].params), params)
   assert {name for name in ours if not name.startswith(MISMATCH)} == {
       *metrics, 'actor/grad_norm', 'perf/useful_tokens', *OF_THE_BATCH}
   for name, value in metrics.items():
@@ -126,7 +126,7 @@ def test_an_update_is_the_gradient_of_the_whole_batch(
   assert_same(updated, expected, atol=1e-6)
   moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), params, expected[0])
   assert max(jax.tree.leaves(moved)) > 1e-3
-  assert int(updated[0]['policy']['updates']) == 1
+  assert int(updated[0]['policy'].updates) == 1
   np.testing.assert_allclose(
       updated[1]['actor/grad_norm'], float(optax.global_norm(jax.tree.map(
           lambda x, y: (x - y) / 0.1, params, expected[0]))), rtol=1e-3)
@@ -169,8 +169,8 @@ def test_what_filler_rows_hold_changes_nothing(learner, batch, params):
       group_ids=np.where(filler, 0, batch.group_ids),
       question_ids=np.where(filler, 0, batch.question_ids))
   one, two = (learner.update(learner.init(params), b) for b in (batch, other))
-  jax.tree.map(np.testing.assert_array_equal, one[0]['policy']['params'],
-               two[0]['policy']['params'])
+  jax.tree.map(np.testing.assert_array_equal, one[0]['policy'].params,
+               two[0]['policy'].params)
   assert one[1] == two[1]
 
 
@@ -180,7 +180,7 @@ def test_eight_devices_make_the_update_of_one(layout, batch, params, expected):
   mesh = meshes.make(**dict(zip(meshes.AXES, layout)))
   learner = make(mesh)
   state = learner.init(params)
-  kernel = state['policy']['params']['layers']['gate']['kernel']
+  kernel = state['policy'].params['layers']['gate']['kernel']
   assert kernel.sharding.shard_shape(kernel.shape) == (
       2, 32 // layout[1], 48 // layout[2])
   scored = make(mesh, minibatches=2).score(state, dataclasses.replace(
@@ -188,7 +188,7 @@ def test_eight_devices_make_the_update_of_one(layout, batch, params, expected):
   np.testing.assert_allclose(scored.old_logprobs, batch.old_logprobs, atol=1e-5)
   state, metrics = learner.update(state, batch)
   assert_same((state, metrics), expected, atol=1e-5)
-  updated = state['policy']['params']['layers']['gate']['kernel']
+  updated = state['policy'].params['layers']['gate']['kernel']
   assert updated.sharding.is_equivalent_to(kernel.sharding, 3)
 
 
@@ -232,7 +232,7 @@ def test_score_gives_the_log_probs_of_both_policies(batch, params, ref_params):
 
 def test_mini_batches_are_steps_one_after_the_other(halves, batch, params):
   state, metrics = halves.update(halves.init(params), batch)
-  assert int(state['policy']['updates']) == 2
+  assert int(state['policy'].updates) == 2
   one = dataclasses.replace(halves, minibatches=1)
   stepped, seen = one.init(params), []
   for rows in (slice(0, 8), slice(8, 16)):  # no group is in both
@@ -240,7 +240,7 @@ def test_mini_batches_are_steps_one_after_the_other(halves, batch, params):
         lambda x: x[rows], batch))
     seen.append(of_half)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6),
-               state['policy']['params'], stepped['policy']['params'])
+               state['policy'].params, stepped['policy'].params)
   for name in metrics.keys() - OF_THE_BATCH:
     if name.startswith(MISMATCH):
       continue  # these, too, are the batch's
@@ -261,14 +261,14 @@ def test_mini_batches_share_the_baselines_of_the_whole_batch(
     vars(one.programs)['advantages'] = lambda _, rows=rows: whole[rows]
     stepped, _ = one.update(stepped, jax.tree.map(lambda x: x[rows], mixed))
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6),
-               state['policy']['params'], stepped['policy']['params'])
+               state['policy'].params, stepped['policy'].params)
 
 
 def test_a_batch_of_filler_changes_nothing(learner, batch, params):
   empty = dataclasses.replace(batch, loss_mask=np.zeros_like(batch.loss_mask))
   state, metrics = learner.update(learner.init(params), empty)
-  jax.tree.map(np.testing.assert_array_equal, state['policy']['params'], params)
-  assert int(state['policy']['updates']) == 0
+  jax.tree.map(np.testing.assert_array_equal, state['policy'].params, params)
+  assert int(state['policy'].updates) == 0
   assert metrics == {'train/empty_rows': ROWS}
 
 
@@ -279,7 +279,7 @@ def test_updates_leave_the_parameters_given_to_init_alone(learner, batch):
   for _ in range(2):
     state, _ = learner.update(state, batch)
   jax.tree.map(np.testing.assert_array_equal, given, before)
-  assert jax.tree.map(jnp.shape, state['policy']['params']) == jax.tree.map(
+  assert jax.tree.map(jnp.shape, state['policy'].params) == jax.tree.map(
       jnp.shape, given)
 
 
@@ -305,12 +305,12 @@ def test_moments_are_sharded_like_their_parameters(params):
       CONFIG, ALGORITHM, optax.adam(1e-3), meshes.make(data=2, fsdp=4),
       rows=ROWS, length=LENGTH)
   state = learner.init(params)
-  moments = state['policy']['opt_state'][0].mu
+  moments = state['policy'].opt_state[0].mu
   jax.tree.map(
       lambda x, y: (x.sharding.is_equivalent_to(y.sharding, x.ndim)
                     or pytest.fail(f'{x.sharding} is not {y.sharding}')),
-      state['policy']['params'], moments)
-  assert state['policy']['opt_state'][0].count.sharding.is_fully_replicated
+      state['policy'].params, moments)
+  assert state['policy'].opt_state[0].count.sharding.is_fully_replicated
 
 
 @pytest.mark.parametrize('options, message', [

@@ -121,9 +121,9 @@ def test_an_update_is_the_gradient_of_the_adapters_alone(layout, base):
   learner = make(mesh=mesh)
   state = learner.init(base)
   start = random_adapters(LORA)
-  state['policy']['params'] = jax.tree.map(
+  state['policy'] = dataclasses.replace(state['policy'], params=jax.tree.map(
       lambda x, like: jax.device_put(np.array(x), like.sharding), start,
-      state['policy']['params'])
+      state['policy'].params))
   before = jax.tree.map(np.array, base)
   scored = make(mesh=mesh, minibatches=2).score(
       state, learning.ragged_batch(), base)
@@ -132,11 +132,11 @@ def test_an_update_is_the_gradient_of_the_adapters_alone(layout, base):
   expected = whole_step(start, base, jax.tree.map(
       lambda x: x[:-learning.FILLER], scored))
   state, metrics = learner.update(state, scored, base)
-  assert jax.tree.structure(state['policy']['params']) == (
+  assert jax.tree.structure(state['policy'].params) == (
       jax.tree.structure(expected))
   jax.tree.map(
       lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5),
-      jax.device_get(state['policy']['params']), jax.device_get(expected))
+      jax.device_get(state['policy'].params), jax.device_get(expected))
   assert metrics['actor/grad_norm'] > 0
   jax.tree.map(np.testing.assert_array_equal, base, before)
 
@@ -154,7 +154,7 @@ def test_the_frozen_policy_is_the_reference_and_the_start(base):
 
 
 def test_seeds_give_other_adapters(base):
-  one, two, again = (make(seed=s).init(base)['policy']['params']['layers']['q'][
+  one, two, again = (make(seed=s).init(base)['policy'].params['layers']['q'][
       'lora_a'] for s in (0, 1, 0))
   np.testing.assert_array_equal(one, again)
   assert np.abs(one - two).max() > 0

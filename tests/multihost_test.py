@@ -222,7 +222,7 @@ out('count', message(other.update, other.init(params), mine))
 
 same = learner(minibatches=2)
 state = same.init(params)
-base = state['policy']['params']
+base = state['policy'].params
 same.score(state, batch, base)
 if me == 1:
   out('score', message(same.score, state, batch, base))
@@ -271,7 +271,7 @@ for sizes, tensor in ((dict(data=4), 1), (dict(data=2, fsdp=2), 1),
   state = learner.init(params)
   view = weight_sync.WeightSync(mesh, axes, tensor=tensor)
   assert set(view.mesh.devices.flat) == set(jax.local_devices())
-  held_here = state['policy']['params']
+  held_here = state['policy'].params
   seen = view(held_here)
   check(seen, params)
   (held, at), (read, there) = parts_of(held_here), parts_of(seen)
@@ -279,14 +279,14 @@ for sizes, tensor in ((dict(data=4), 1), (dict(data=2, fsdp=2), 1),
 
 # The last of these learns, too.
 state, _ = learner.update(state, batch)
-held_here = state['policy']['params']
+held_here = state['policy'].params
 seen = view(held_here)
 check(seen, multihost_utils.process_allgather(held_here, tiled=True))
 mine = meshes.make(data=1, devices=jax.local_devices()[:1])
 alone = learner_test.make(mine)
 state, _ = alone.update(alone.init(params), batch)
 jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6),
-             jax.device_get(seen), jax.device_get(state['policy']['params']))
+             jax.device_get(seen), jax.device_get(state['policy'].params))
 '''
 
 

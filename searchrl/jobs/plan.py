@@ -145,7 +145,7 @@ def estimated_bytes(learner: learners.Learner, rows: int) -> float:
   own = learner.microbatch_rows // ways
   tokens = own * learner.row_length
   width, inner = shape.hidden_size, shape.intermediate_size
-  gradients = sum(bytes_of(run.abstract_state()[network]['params'])
+  gradients = sum(bytes_of(run.abstract_state()[network].params)
                   for network in run.axes)
   inside = (8 * width + 3 * inner) / tensor
   saved = width if run.forward.remat else width + inside
@@ -199,9 +199,9 @@ def _holds(config, shape, learner, mesh, here, processes: int
   """Arrays that stay, by what they are."""
   state = learner.programs.abstract_state()
   holds = {}
-  for network, its in state.items():
-    holds[f'{network}: trained parameters, float32'] = bytes_of(its['params'])
-    holds[f'{network}: moments'] = bytes_of(its['opt_state'])
+  for network, trained in state.items():
+    holds[f'{network}: trained parameters, float32'] = bytes_of(trained.params)
+    holds[f'{network}: moments'] = bytes_of(trained.opt_state)
   if learner.needs_base:
     holds[f'reference policy, {config.model.dtype}'] = _bytes_on(
         mesh, transformer.abstract(shape, config.model.dtype),

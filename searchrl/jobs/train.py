@@ -117,7 +117,7 @@ def loop(parts: builds.Parts, config, folder, state, progress, writer):
       with timer('step'):
         state, values, played = step(
             parts, config, source, state, progress, timer)
-      values |= timer.pop() | _rates(config, state)
+      values |= timer.pop() | _rates(config, parts.learner.updates(state))
       tokens = sum(len(trajectory.tokens) for trajectory in played)
       values['perf/total_num_tokens'] = tokens
       values['perf/throughput'] = tokens / values['timing_s/step']
@@ -254,7 +254,7 @@ def _done(progress: collecting.Progress, options) -> bool:
           0 < options.max_rollouts <= progress.rollouts)
 
 
-def _rates(config, state) -> dict[str, float]:
+def _rates(config, updates: dict[str, int]) -> dict[str, float]:
   """Learning rates of the last update; 0 before the first."""
   def last(optimizer, updates):
     if not updates:
@@ -264,10 +264,9 @@ def _rates(config, state) -> dict[str, float]:
             'warmup_steps', 'total_steps', 'schedule', 'final_fraction')
     })(updates - 1)
 
-  rates = {'actor/lr': last(config.optimizer, int(state['policy']['updates']))}
-  if 'critic' in state:
-    rates['critic/lr'] = last(
-        config.critic.optimizer, int(state['critic']['updates']))
+  rates = {'actor/lr': last(config.optimizer, updates['policy'])}
+  if 'critic' in updates:
+    rates['critic/lr'] = last(config.critic.optimizer, updates['critic'])
   return rates
 
 

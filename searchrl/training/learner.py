@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A batch of trajectories in, an updated policy out: score, then update.
 
-State is a plain dict of networks, 'policy' and, where the algorithm needs
-values, 'critic'; each is {'params', 'opt_state', 'updates'}, sharded over a
-mesh and donated to each update. On the host a batch is laid end to end into
+State is a `TrainState` of each network, 'policy' and, where the algorithm needs
+values, 'critic', sharded over a mesh and donated to each update. On the host a batch is laid end to end into
 rows, so that hardly any padding is computed, and cut into micro-batches of
 equal shape; `programs` runs them in one compiled loop.
 """
@@ -27,7 +26,7 @@ from searchrl.rl import algorithms
 from searchrl.rl import diagnostics
 from searchrl.runtime import mesh as meshes
 from searchrl.training import train_step as train_steps
-from searchrl.training.train_step import Rows, State
+from searchrl.training.train_step import Rows, State, TrainState
 from searchrl import trajectory
 from searchrl.trajectory import Batch
 
@@ -84,8 +83,12 @@ class Learner:
           run.lora, shape, jax.random.key(self.seed))
     if 'critic' in run.axes:
       started['critic'] = critic.init(params)
-    return {network: self._on_mesh(network, its)
-            for network, its in started.items()}
+    return {network: self._on_mesh(network, leaves)
+            for network, leaves in started.items()}
+
+  def updates(self, state: State) -> dict[str, int]:
+    """Optimiser steps that each network has made."""
+    return {network: int(trained.updates) for network, trained in state.items()}
 
   def policy(self, state: State, base: transformer.Params
             ) -> transformer.Params:
@@ -96,8 +99,8 @@ class Learner:
       base: what `init` was given.
     """
     if self.programs.lora is None:
-      return state['policy']['params']
-    return loras.merge(base, state['policy']['params'], self.programs.lora)
+      return state['policy'].params
+    return loras.merge(base, state['policy'].params, self.programs.lora)
 
   def score(self, state: State, batch: Batch,
             base: transformer.Params | None = None,
@@ -122,20 +125,21 @@ class Learner:
       raise ValueError(
           'base must be given where the loss has a KL to a reference policy, or '
           'adapters are trained, but is None. Give the params that `init` got.')
-    needs = self.programs.algorithm.needs
-    packed = self._packed(batch)
-    added = {}
+    run, packed, added = self.programs, self._packed(batch), {}
+    needs = run.algorithm.needs
     if self.scores_old:
       with timer('old_log_prob'):
-        added['old_logprobs'] = self._rowwise(
-            'logprobs', packed, state['policy']['params'], self._frozen(base))
+        added['old_logprobs'] = self._per_token(
+            'logprobs', run.logprobs, packed, state['policy'].params,
+            self._frozen(base))
     if 'ref_logprobs' in needs:
       with timer('ref'):
-        added['ref_logprobs'] = self._rowwise('logprobs', packed, base)
+        added['ref_logprobs'] = self._per_token(
+            'logprobs', run.logprobs, packed, base)
     if 'values' in needs:
       with timer('values'):
-        added['values'] = self._rowwise(
-            'values', packed, state['critic']['params'])
+        added['values'] = self._per_token(
+            'values', run.values, packed, state['critic'].params)
     return dataclasses.replace(batch, **added)
 
   def update(self, state: State, batch: Batch,
@@ -206,8 +210,8 @@ class Learner:
   def _step(self, state, base, batch, advantages):
     """One optimiser step on a mini-batch."""
     packed = self._packed(batch, advantages)
-    fitted = state.get('critic')
-    train_policy = not fitted or int(fitted['updates']) >= self.critic_warmup
+    train_policy = 'critic' not in state or (
+        int(state['critic'].updates) >= self.critic_warmup)
     self.lockstep('update', int(packed.count), train_policy,
                packed.rows.batch.tokens)
     state, values, old = self.programs.update(
@@ -220,7 +224,7 @@ class Learner:
   def _frozen(self, base):
     return base if self.programs.lora else None
 
-  def _on_mesh(self, network: str, params) -> State:
+  def _on_mesh(self, network: str, params) -> TrainState:
     """A network's state; parameters are float32, whatever they were."""
     mesh, axes = self.programs.mesh, self.programs.axes[network]
     jax.tree.map(
@@ -249,15 +253,15 @@ class Learner:
         count=np.int32(count), documents=rows, where=where,
         useful=float(lengths.sum() / max(count * size * self.row_length, 1)))
 
-  def _rowwise(self, program: str, packed: '_Packed', params, frozen=None
-              ) -> np.ndarray:
-    """What a program says of every token of a batch, [B T]."""
+  def _per_token(self, name: str, program: Callable[..., jax.Array],
+                 packed: '_Packed', params, frozen=None) -> np.ndarray:
+    """A program's numbers of every token of a batch, [B T]."""
     rows = packed.rows
-    self.lockstep(program, int(packed.count), rows.batch.tokens)
-    said = getattr(self.programs, program)(
+    self.lockstep(name, int(packed.count), rows.batch.tokens)
+    per_token = program(
         params, frozen, *self._put((rows.where, rows.batch.tokens)),
         packed.count)
-    return packed.of_batch(said)
+    return packed.of_batch(per_token)
 
   def _put(self, tree):
     return meshes.shard_batch(self.programs.mesh, tree, axis=1)

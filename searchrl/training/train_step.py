@@ -30,7 +30,30 @@ from searchrl.rl import algorithms
 from searchrl.runtime import mesh as meshes
 from searchrl.trajectory import Batch
 
-State = dict[str, Any]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+  """What training changes about one network, on the mesh.
+
+  A checkpoint names its leaves by these fields: policy/params/..., and so on.
+  """
+
+  params: Any  # float32
+  opt_state: optax.OptState
+  updates: Int[Array, '']  # optimiser steps so far
+
+  def apply_gradient(self, optimizer: optax.GradientTransformation,
+                     gradient: Any) -> 'TrainState':
+    """The state after one optimiser step."""
+    changes, opt_state = optimizer.update(
+        gradient, self.opt_state, self.params)
+    return TrainState(optax.apply_updates(self.params, changes), opt_state,
+                      self.updates + 1)
+
+
+State = dict[str, TrainState]  # by network: 'policy', and there may be 'critic'
 
 
 @jax.tree_util.register_dataclass
@@ -116,38 +139,38 @@ class TrainStep:
         self._update, static_argnums=0, donate_argnums=1,
         out_shardings=(self.state_shardings(), replicated, replicated))
 
-  def init(self, network: str, params: Any) -> State:
+  def init(self, network: str, params: Any) -> TrainState:
     """A network's state before its first update, given its parameters."""
     optimizer = self._optimizer(network)
     opt_state = jax.jit(
         optimizer.init,
-        out_shardings=self.state_shardings()[network]['opt_state'])(params)
-    return {'params': params, 'opt_state': opt_state,
-            'updates': meshes.place(0, meshes.sharding(self.mesh, ()))}
+        out_shardings=self.state_shardings()[network].opt_state)(params)
+    return TrainState(params, opt_state,
+                      meshes.place(0, meshes.sharding(self.mesh, ())))
 
-  def abstract_state(self) -> dict[str, State]:
+  def abstract_state(self) -> State:
     """Shapes, dtypes and shardings of the whole state; by network."""
     def describe(leaf, sharding):
       return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     return jax.tree.map(describe, self._shapes, self.state_shardings())
 
-  def state_shardings(self) -> dict[str, State]:
+  def state_shardings(self) -> State:
     """Moments lie as their parameters do, everything else is replicated."""
     replicated = meshes.sharding(self.mesh, ())
     result = {}
     for network, axes in self.axes.items():
       params = meshes.shardings(self.mesh, axes)
-      result[network] = {
-          'params': params, 'updates': replicated,
-          'opt_state': optax.tree.map_params(
-              self._optimizer(network), lambda _, its: its,
-              self._shapes[network]['opt_state'], params,
-              transform_non_params=lambda _: replicated)}
+      opt_state = optax.tree.map_params(
+          self._optimizer(network), lambda _, sharding: sharding,
+          self._shapes[network].opt_state, params,
+          transform_non_params=lambda _: replicated)
+      result[network] = TrainState(params, opt_state, updates=replicated)
     return result
 
   @functools.cached_property
-  def _shapes(self) -> dict[str, State]:
+  def _shapes(self) -> State:
+    """Shapes and dtypes of the whole state."""
     key = jax.random.key(0)
     whole = transformer.abstract(self.shape)
     params = {'policy': whole}
@@ -156,10 +179,11 @@ class TrainStep:
           functools.partial(loras.init, self.lora, self.shape), key)
     if 'critic' in self.axes:
       params['critic'] = jax.eval_shape(critic.init, whole)
-    return {network: {
-        'params': its, 'updates': jax.ShapeDtypeStruct((), jnp.int32),
-        'opt_state': jax.eval_shape(self._optimizer(network).init, its)}
-            for network, its in params.items()}
+    return {
+        network: TrainState(
+            leaves, jax.eval_shape(self._optimizer(network).init, leaves),
+            updates=jax.ShapeDtypeStruct((), jnp.int32))
+        for network, leaves in params.items()}
 
   def _optimizer(self, network: str) -> optax.GradientTransformation:
     return {'policy': self.optimizer, 'critic': self.critic_optimizer}[network]
@@ -196,14 +220,14 @@ class TrainStep:
     return jax.jit(run, out_shardings=meshes.sharding(self.mesh, ()))
 
   def _update(self, train_policy, state, frozen, rows: Rows, count):
-    params = {network: its['params'] for network, its in state.items()}
+    params = {network: old.params for network, old in state.items()}
     fixed = {} if train_policy else {'policy': params.pop('policy')}
     (grads, sums), old = self._gradient(params, fixed, frozen, rows, count)
     metrics = {name: mean.value for name, mean in sums.items()}
     state = dict(state)
     for network, gradient in grads.items():
-      state[network] = _apply(
-          self._optimizer(network), state[network], gradient)
+      state[network] = state[network].apply_gradient(
+          self._optimizer(network), gradient)
       norm = optax.tree.norm(gradient)
       metrics['actor/grad_norm' if network == 'policy' else
               f'{network}/grad_norm'] = norm
@@ -274,14 +298,6 @@ class TrainStep:
     """
     return self.mesh.devices.flat[0].platform == 'cpu' and (
         self.mesh.shape['data'] == self.mesh.size > 1)
-
-
-def _apply(optimizer: optax.GradientTransformation, state: State, gradient
-          ) -> State:
-  updates, opt_state = optimizer.update(
-      gradient, state['opt_state'], state['params'])
-  return {'params': optax.apply_updates(state['params'], updates),
-          'opt_state': opt_state, 'updates': state['updates'] + 1}
 
 
 def _with_old(batch: Batch, old: Array) -> Batch:
