@@ -46,7 +46,7 @@ from searchrl.models.inference import sampling
 from searchrl.models.inference import stops
 from searchrl.models import transformer
 from searchrl.rollouts import driver
-from searchrl.rollouts import sampler as samplers
+from searchrl.experiment import policy as policies
 from searchrl.runtime import workdir
 from searchrl.trajectory import Action, Passage, Question
 
@@ -280,7 +280,7 @@ class Reference(scripted.Script):
 
 def phase(options, shape, params, limits) -> None:
   """The whole reference phase, by its trajectories' own limit."""
-  tokenizer = tokenizers.load(str(samplers.TINY_BASE))
+  tokenizer = tokenizers.load(str(policies.TINY_BASE))
   script = Reference(options, tokenizer)
   engine = build(options, shape, params, options.phase_slots, options.length)
   most = round(700 * script.scale)

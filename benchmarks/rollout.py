@@ -42,7 +42,7 @@ from searchrl.models.inference import slots as slots_lib
 from searchrl.models.inference import stops
 from searchrl.models import transformer
 from searchrl.rollouts import driver
-from searchrl.rollouts import sampler as samplers
+from searchrl.experiment import policy as policies
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import workdir
 from searchrl.trajectory import Action, Passage, Question
@@ -135,7 +135,7 @@ class Bench:
 
   def __init__(self, options):
     mesh = meshes.make(data=1)
-    self.sampler, self.params = samplers.load(
+    self.sampler, self.params = policies.load(
         '', dialogue='searchrl.agent.dialogue:laptop', seed=0, slots=1,
         length=LENGTH, budgets=BUDGETS, mesh=mesh)
     table = stops.compile_table(

@@ -35,7 +35,7 @@ from searchrl.models import attention
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.rl import algorithms
-from searchrl.rollouts import sampler as samplers
+from searchrl.experiment import policy as policies
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import workdir
 from searchrl.training import learner as learners  # pylint: disable=g-import-not-at-top
@@ -133,7 +133,7 @@ class Torch:
     import transformers
     self._torch = torch
     with tempfile.TemporaryDirectory() as folder:
-      weights.save(folder, params, shape, tokenizer_from=str(samplers.TINY_BASE),
+      weights.save(folder, params, shape, tokenizer_from=str(policies.TINY_BASE),
                    eos_id=0)
       self._model = transformers.AutoModelForCausalLM.from_pretrained(
           folder, dtype=torch.float32, attn_implementation='sdpa')

@@ -13,7 +13,7 @@ from configs import common
 
 def get_config(size: str = 'laptop'):
   config = common.get_config(size)
-  config.job = 'searchrl.evaluation.suite:job'
+  config.job = 'searchrl.jobs.evaluate:run'
   config.search.engine = ''  # that of the run, with its options; else bm25
   if size == 'laptop':
     config.evaluate.worlds.questions_per_hop = 200

@@ -34,6 +34,15 @@ class Question:
 
 
 @dataclasses.dataclass(frozen=True)
+class Request:
+  """One trajectory that is asked for."""
+
+  question: Question
+  sample: int = 0  # which of the question's samples; part of the randomness
+  group: int = 0  # of the samples asked for together; no part of it
+
+
+@dataclasses.dataclass(frozen=True)
 class Passage:
   """One document of a corpus, as an engine returns it."""
 
@@ -96,7 +105,9 @@ class Trajectory:
   stop_reason: StopReason | None = None  # None while it is being played
   reward: float | None = None  # what is trained on; None: none can be computed
   outcome_reward: float | None = None  # what the filter reads
-  retries: int = 0  # times it was played again after a failed search
+  retries: int = 0  # times it was sampled again after a failed search
+  group: int = 0  # of the request: samples that were asked for together
+  search_error: SearchError | None = None  # why, if a search ended it
 
   @property
   def tokens(self) -> tuple[int, ...]:
@@ -163,8 +174,10 @@ def from_json(record: dict[str, Any]) -> Trajectory:
         'observation_tokens': tuple(turn['observation_tokens']),
         'passages': tuple(Passage(**p) for p in turn['passages']),
     }))
+  error = record.get('search_error')
   return Trajectory(**{
       **record,
+      'search_error': SearchError(**error) if error else None,
       'question': Question(**question),
       'prompt_tokens': tuple(record['prompt_tokens']),
       'turns': tuple(turns),

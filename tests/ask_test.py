@@ -1,8 +1,7 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""ask: what is told while a question is played, votes, and whose policy plays."""
+"""ask: what is shown while a question is answered, votes, and proposals."""
 
-import dataclasses
 import json
 import pathlib
 import re
@@ -10,21 +9,20 @@ import subprocess
 import sys
 import types
 
-import jax
-import numpy as np
 import pytest
+
+import experiment_policy_test
 import tiny
 
 from configs import ask as ask_config
 from configs import common
+from searchrl.experiment import policy
+from searchrl.experiment import search as searches
 from searchrl.jobs import ask
-from searchrl.models import lora as loras
-from searchrl.models import weights
-from searchrl.rollouts import sampler as samplers
-from searchrl.runtime import checkpoint
-from searchrl.search import rerank
+from searchrl.search import factory
+from searchrl.search import mapped_corpus
 from searchrl.search import wrapped
-from searchrl.trajectory import (Action, Passage, Query, Question, SearchError,
+from searchrl.trajectory import (Action, Passage, Question, Request, SearchError,
                                  Trajectory, Turn)
 
 TOKENIZER = tiny.Tokenizer()
@@ -125,43 +123,7 @@ def config_of(**fields):
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
-  """A run of adapters: what it left behind, and the policy that it had."""
-  folder = tmp_path_factory.mktemp('run')
-  base = common.get_config()
-  base.model.lora.rank = 4
-  base.search.engine = 'dense'
-  (folder / 'config.json').write_text(base.to_json())
-  shape = weights.read_config(str(samplers.TINY_BASE))
-  lora = loras.Lora(**base.model.lora)
-  rng = np.random.default_rng(0)
-  adapters = jax.tree.map(
-      lambda x: jax.numpy.asarray(0.05 * rng.normal(size=x.shape), x.dtype),
-      loras.init(lora, shape, jax.random.key(0)))
-  checkpoint.save(
-      folder / 'checkpoints', 3, {'policy': {'params': adapters}}, {})
-  merged = loras.merge(
-      weights.load(str(samplers.TINY_BASE), shape), adapters, lora)
-  return folder, merged
-
-
-def test_the_policy_is_that_of_the_runs_checkpoint(run):
-  folder, expected = run
-  sampler, params = ask.policy(config_of(run=str(folder)), 3)
-  assert sampler.engine.slots == 8  # of as many devices
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
-               params, expected)
-
-
-@pytest.mark.parametrize('most, tensor, slots', [
-    (1, 1, 8), (8, 1, 8), (9, 1, 16), (1, 2, 4), (500, 1, 72)])
-def test_slots_are_as_many_as_samples_and_devices_take(
-    most, tensor, slots, monkeypatch):
-  monkeypatch.setattr(samplers, 'build', lambda config, mesh: (
-      config.rollout.slots, None))
-  config = config_of()
-  config.rollout.tensor = tensor
-  assert ask.policy(config, most)[0] == slots
-  assert config.rollout.slots == 72  # the config itself stays
+  return experiment_policy_test.run_of_adapters(tmp_path_factory.mktemp('run'))
 
 
 def test_a_runs_folder_as_size_gives_its_settings_and_can_be_overruled(run):
@@ -229,12 +191,12 @@ def test_a_question_is_answered_as_evaluation_would(tmp_path, capsys):
   config.ask.question = asked
   ask.run(config, str(tmp_path))
   out, err = capsys.readouterr()
-  sampler, params = ask.policy(config, 8)
-  corpus = ask.mapped.load(tmp_path / 'data' / 'train' / 'corpus.jsonl')
-  expected, = sampler.play(
-      params, [(Question('other', asked, ()), 0)], temperature=0.0, step=5,
-      search=ask.engines.make('bm25', corpus), reward=lambda game: 0.0,
-      outcome=lambda game: 0.0)
+  sampler, params = policy.of_run(config, '', most=8)
+  corpus = mapped_corpus.load(tmp_path / 'data' / 'train' / 'corpus.jsonl')
+  expected, = sampler.rollout(
+      sampler.sync(params).weights, [Request(Question('other', asked, ()))],
+      temperature=0.0, step=5, search=factory.make('bm25', corpus),
+      reward=lambda _: 0.0, outcome=lambda _: 0.0).trajectories
   assert expected.answer and out == expected.answer + '\n'
   assert err.startswith(f'Question: {asked}\nTurn 1\n  ')
   assert err.count('Turn ') == len(expected.turns)
@@ -260,38 +222,37 @@ def _votes_of_samples_with_seeds(config, folder, capsys):
   assert told[0] == told[1] != told[2]
 
 
-def test_without_an_answer_it_fails_and_says_why(tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(ask, 'policy', lambda config, most: (
-      dataclasses.make_dataclass('Player', ['tokenizer'])(TOKENIZER), None))
-  monkeypatch.setattr(ask, 'ask', lambda *_, **__: [
-      game(LOST, reason='turn_limit'), game(reason='search_error')])
-  config = config_of(question='where?')
+@pytest.mark.slow
+def test_without_an_answer_it_fails_and_says_why(tmp_path, capsys):
+  config = config_of(question='What is the river of Zinina Rilson?')
   config.data.per_hop = (1,)
-  with pytest.raises(SystemExit, match='No answer: a search failed, the turns '
-                                       'were used up.'):
+  config.rollout.budgets.max_turns = 1  # it can search, but not answer
+  with pytest.raises(SystemExit, match='No answer: the turns were used up.'):
     ask.run(config, str(tmp_path))
   assert not capsys.readouterr().out
 
 
-def test_a_reranker_can_be_asked(tmp_path, monkeypatch):
-  monkeypatch.setattr(ask.reranker, 'load', lambda path: lambda pairs: [
-      float(len(text)) for _, text in pairs])  # the longest passage is the best
-  monkeypatch.setattr(ask, 'policy', lambda config, most: (
-      types.SimpleNamespace(tokenizer=TOKENIZER), None))
-  found = []
+@pytest.mark.slow
+def test_a_reranker_can_be_asked(tmp_path, monkeypatch, capsys):
+  judged = []
 
-  def play(*_, search, **__):
-    found.extend(search([Query('city', 3, tiny.question())])[0])
-    return answered('b')
+  def judge(path, **_):  # the longest passage is the best
+    return lambda pairs: judged.append(pairs) or [
+        float(len(text)) for _, text in pairs]
 
-  monkeypatch.setattr(ask, 'ask', play)
-  config = config_of(question='where?')
+  monkeypatch.setattr(searches.reranker, 'load', judge)
+  config = config_of(question='What is the river of Zinina Rilson?')
   config.data.per_hop = (2,)
   config.search.engine = 'rerank'
   config.search.options = dict(engine=dict(name='bm25'), model='judge')
-  ask.run(config, str(tmp_path))
-  assert found and [p.score for p in found] == sorted(
-      (len(rerank.pair_text(p)) for p in found), reverse=True)
+  config.rollout.budgets.max_turns = 2
+  try:
+    ask.run(config, str(tmp_path))
+  except SystemExit:
+    pass  # whatever it answered: the judge was asked, and its best was shown
+  first = sorted(judged[0], key=lambda pair: -len(pair[1]))[0][1]
+  shown = re.search(r'1\. (.*?): ', capsys.readouterr().err)[1]
+  assert len(judged[0]) > 1 and first.startswith(shown)
 
 
 @pytest.mark.slow

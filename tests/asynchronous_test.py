@@ -1,7 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""ahead: which policy plays which step, and that nothing waits for ever."""
+"""asynchronous: which policy samples which step, and that nothing waits for ever."""
 
+import contextlib
+import dataclasses
 import gzip
 import json
 import threading
@@ -15,82 +17,92 @@ from configs import rloo
 from searchrl.jobs import train
 from searchrl.rollouts import asynchronous
 from searchrl.rollouts import collect
+from searchrl.rollouts import weight_sync
 
 
-def record(params, progress, policy_step):
-  """A step that remembers who played it, and moves the play on."""
-  progress.rollouts += 10
-  progress.position = [progress.step + 1]
-  progress.surplus = [('left over by', progress.step)]
-  return params, progress.step, policy_step
+def record(synced, progress, policy_step):
+  """A step that remembers who sampled it, and moves the sampling on."""
+  return collect.Collected(
+      groups=[], trajectories=[], metrics={
+          'weights': synced.weights, 'step': progress.step,
+          'policy': policy_step, 'synced': synced.bytes},
+      progress=dataclasses.replace(
+          progress, rollouts=progress.rollouts + 10,
+          position=(progress.step + 1,),
+          surplus=(('left over by', progress.step),)))
+
+
+def snapshot(params):
+  return weight_sync.Synced(f'copy of {params}', bytes=8)
+
+
+def rollouts(collected=record, **options):
+  return asynchronous.AsyncRollouts(collected, snapshot, **options)
 
 
 def run(source, steps, start=0):
   """What each step was given, training between them."""
-  progress = collect.Progress(step=start, rollouts=10 * start)
+  progress = collect.Progress(step=start, rollouts=10 * start, silent_steps=3)
   seen = []
-  for _ in range(start, steps):
-    seen.append(source.take(f'policy {progress.step}', progress))
-    assert progress.rollouts == 10 * (progress.step + 1)
-    assert progress.position == [progress.step + 1]
-    assert progress.surplus == [('left over by', progress.step)]
-    progress.step += 1
-  source.close()
+  with contextlib.closing(source):
+    for _ in range(start, steps):
+      found = source.take(f'policy {progress.step}', progress)
+      assert found.progress == dataclasses.replace(
+          progress, rollouts=10 * (progress.step + 1),
+          position=(progress.step + 1,),
+          surplus=(('left over by', progress.step),))
+      seen.append(tuple(found.metrics[name] for name in (
+          'weights', 'step', 'policy', 'synced')))
+      progress = dataclasses.replace(
+          found.progress, step=progress.step + 1, silent_steps=5)
   return seen
 
 
 @pytest.mark.parametrize('staleness', [1, 2, 5])
-def test_a_step_is_played_by_the_policy_of_so_many_steps_ago(staleness):
-  seen = run(asynchronous.AsyncRollouts(record, lambda params: f'copy of {params}',
-                         max_staleness=staleness, last_step=6), 6)
-  assert seen == [
+def test_a_step_is_sampled_by_the_policy_of_so_many_steps_ago(staleness):
+  seen = run(rollouts(max_staleness=staleness, last_step=6), 6)
+  assert [found[:3] for found in seen] == [
       (f'copy of policy {max(n - staleness, 0)}', n, max(n - staleness, 0))
       for n in range(6)]
-
-
-def test_in_step_every_policy_plays_its_own():
-  assert run(asynchronous.InStep(record), 3) == [
-      (f'policy {n}', n, n) for n in range(3)]
+  # What a sync moved is told by one step, the first with those weights.
+  assert [found[3] for found in seen] == [
+      8 if n == 0 or n > staleness else 0 for n in range(6)]
 
 
 def test_a_resumed_run_begins_with_the_policy_it_stopped_at():
-  seen = run(asynchronous.AsyncRollouts(record, str, max_staleness=1, last_step=6), 6, start=3)
-  assert [(step, policy) for _, step, policy in seen] == [(3, 3), (4, 3), (5, 4)]
+  seen = run(rollouts(max_staleness=1, last_step=6), 6, start=3)
+  assert [(step, policy) for _, step, policy, _ in seen] == [
+      (3, 3), (4, 3), (5, 4)]
 
 
-def test_play_goes_on_while_the_learner_trains():
-  """Step 1 is being played when step 0 is handed out, and not waited for."""
+def test_sampling_goes_on_while_the_learner_trains():
+  """Step 1 is being sampled when step 0 is handed out, and not waited for."""
   let_go, begun = threading.Event(), threading.Event()
 
-  def slow(params, progress, policy_step):
+  def slow(synced, progress, policy_step):
     if progress.step == 1:
       begun.set()
       assert let_go.wait(60)
-    return record(params, progress, policy_step)
+    return record(synced, progress, policy_step)
 
-  source = asynchronous.AsyncRollouts(slow, str, max_staleness=1, last_step=3)
-  progress = collect.Progress()
-  source.take('policy 0', progress)
-  assert begun.wait(60)
-  let_go.set()
-  progress.step = 1
-  assert source.take('policy 1', progress)[1] == 1
-  source.close()
+  with contextlib.closing(rollouts(slow, max_staleness=1, last_step=3)) as source:
+    source.take('policy 0', collect.Progress())
+    assert begun.wait(60)
+    let_go.set()
+    found = source.take('policy 1', collect.Progress(step=1))
+  assert found.metrics['step'] == 1
 
 
 def test_what_goes_wrong_is_raised_and_closing_does_not_hang():
-  def fails(params, progress, policy_step):
+  def fails(synced, progress, policy_step):
     if progress.step == 1:
       raise ValueError('no such question')
-    return record(params, progress, policy_step)
+    return record(synced, progress, policy_step)
 
-  source = asynchronous.AsyncRollouts(fails, str, max_staleness=2, last_step=9)
-  progress = collect.Progress()
-  source.take('policy 0', progress)
-  progress.step = 1
-  with pytest.raises(ValueError, match='no such question'):
-    source.take('policy 1', progress)
-  source.close()
+  with contextlib.closing(rollouts(fails, max_staleness=2, last_step=9)) as source:
+    source.take('policy 0', collect.Progress())
+    with pytest.raises(ValueError, match='no such question'):
+      source.take('policy 1', collect.Progress(step=1))
 
 
 def config_of(recipe, staleness):
@@ -111,20 +123,29 @@ def test_where_it_cannot_work_it_is_refused(tmp_path, config, message):
 
 
 @pytest.mark.slow
-def test_two_runs_ahead_are_equal_and_every_step_is_off_policy(tmp_path):
+def test_two_runs_ahead_are_equal_and_every_step_counts_its_own_searches(tmp_path):
   for name in ('one', 'two'):
     loopback.run(
         1, 'searchrl.main', '--config=configs/grpo.py:smoke',
-        '--config.train.num_steps=4', '--config.train.max_staleness=2',
+        '--config.train.num_steps=4', '--config.train.max_staleness=1',
         '--config.evaluate.worlds.kinds=()', '--config.train.tensorboard=False',
         f'--workdir={tmp_path / name}', devices=1, timeout=600)
   one, two = (train_test.state_digest(tmp_path / name)
               for name in ('one', 'two'))
   assert one == two
-  for step, policy in ((1, 0), (2, 0), (3, 0), (4, 1)):
+  for step, policy in ((1, 0), (2, 0), (3, 1), (4, 2)):
     file = tmp_path / 'one' / f'trajectories/step_{step:06d}.jsonl.gz'
     trajectories = [json.loads(line) for line in
              gzip.decompress(file.read_bytes()).splitlines()]
     assert {trajectory['policy_step'] for trajectory in trajectories} == {policy}
+    line = train_test.lines(tmp_path / 'one')[step]
+    searched = [turn for t in trajectories for turn in t['turns']
+                if turn['action']['kind'] == 'search'
+                and turn['observation_tokens']]
+    # Counts are those of the step's own trajectories, whoever sampled when.
+    assert not any(t['retries'] for t in trajectories)
+    assert line['search/queries'] == sum(
+        len(turn['action']['texts']) for turn in searched) > 0
+    assert line['search/failed_queries'] == line['search/timeout_rate'] == 0
   last = train_test.lines(tmp_path / 'one')[-1]
   assert last['actor/grad_norm'] > 0 and last['training/rollouts'] == 64

@@ -2,53 +2,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """collect: what is counted of the groups asked, kept and carried over."""
 
-import types
+import json
 
+import fakes
 import pytest
 
 from searchrl.rl import algorithms
 from searchrl.rollouts import collect
-from searchrl.trajectory import Question, Trajectory
+from searchrl.rollouts import sampler as samplers
+from searchrl.trajectory import Question, Request, Trajectory
 
 
-class Stream:
-  """Deals questions q0, q1, ..."""
-
-  def __init__(self):
-    self.position = [0]
-
-  def draw(self, count):
-    start = self.position[0]
-    self.position[0] += count
-    return [Question(f'q{start + i}', 'x', ('y',)) for i in range(count)]
-
-
-class Sampler:
-  """Gives each question the outcomes that stand for it; None: it failed."""
-
-  def __init__(self, outcomes):
-    self._outcomes = outcomes  # question -> sample -> outcome
-
-  def play(self, params, requests, **_):
-    trajectories = []
-    for question, sample in requests:
-      outcome = self._outcomes[int(question.uid[1:])][sample]
-      trajectories.append(Trajectory(
-          question, sample, 0, (1,), (),
-          'search_error' if outcome is None else 'answer', outcome, outcome))
-    return trajectories
-
-
-def counts(outcomes, *, questions=None, max_rounds=1, keep=algorithms.keep_all,
-           surplus=(), end_when_full=False, sampler=None):
-  """The metrics of one step."""
-  options = types.SimpleNamespace(
-      questions=questions or len(outcomes), group_size=len(outcomes[0]),
-      max_rounds=max_rounds, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0,
-      end_when_full=end_when_full)
+def collected(outcomes, *, questions=None, max_rounds=1,
+              keep=algorithms.keep_all, surplus=(), end_when_full=False,
+              sampler=None, progress=None):
+  """One step over questions with these outcomes."""
   return collect.collect(
-      sampler or Sampler(outcomes), None, Stream(), collect.Progress(surplus=[*surplus]),
-      types.SimpleNamespace(keep=keep), None, None, None, options, 0)[2]
+      sampler or fakes.Sampler(lambda n, sample: outcomes[n][sample]),
+      fakes.SYNCED, progress or collect.Progress(surplus=tuple(surplus)), 0,
+      draw=fakes.draw, keep=keep, search=None, reward=None, outcome=None,
+      rounds=collect.Rounds(questions or len(outcomes), len(outcomes[0]),
+                            max_rounds, end_when_full))
+
+
+def counts(outcomes, **options):
+  return collected(outcomes, **options).metrics
 
 
 def kinds(found):
@@ -113,23 +91,82 @@ def test_none_kept_and_none_asked_are_no_division_by_zero():
   assert found['data/group_size/min'] == 0
 
 
-class Impatient(Sampler):
-  """Plays last samples first and asks after each whether there is enough."""
+class Impatient(fakes.Sampler):
+  """Samples the last requests first, and asks after each whether to go on."""
 
-  def play(self, params, requests, *, enough, **_):
+  def rollout(self, weights, requests, *, enough, **_):
     trajectories = []
     for request in requests[::-1]:
-      trajectories += super().play(params, [request])
+      trajectories.append(self.trajectory(request))
       if enough(trajectories):
         break
-    return trajectories[::-1]
+    return samplers.Rollouts(trajectories[::-1], [])
 
 
 def test_a_step_may_end_with_its_batch_full_and_others_unfinished():
   outcomes = [(0, 1), (0, 0), (1, 0), (0, 1), (0, 1)]
   found = counts(outcomes, questions=2, keep=algorithms.keep_mixed,
-                 max_rounds=3, end_when_full=True, sampler=Impatient(outcomes))
+                 max_rounds=3, end_when_full=True, sampler=Impatient(lambda n, sample: outcomes[n][sample]))
   assert found['data/groups_trained'] == 2
   # 2 asked: one mixed. Then 2 asked, of which one was needed and played.
   assert found['data/groups_asked'] == 3
   assert found['data/groups_carried_out'] == 0
+
+
+def test_the_filter_keeps_groups_in_their_order_and_counts():
+  odd_first = lambda n, sample: float(sample == 0 and n % 2)
+  step = lambda progress: collected(
+      [(0, 0, 0)], questions=5, max_rounds=4, keep=algorithms.keep_mixed,
+      sampler=fakes.Sampler(odd_first), progress=progress)
+  found = step(collect.Progress())
+  # Odd questions pass: q1 q3 of q0-q4; then ceil(3 / .4) > 5 asks 5: q5-q9
+  # gives q5 q7 q9.
+  assert [g[0].question.uid for g in found.groups] == [
+      'q1', 'q3', 'q5', 'q7', 'q9']
+  assert found.progress.surplus == () and found.progress.rollouts == 30
+  assert found.metrics['data/groups_asked'] == 10
+  assert len(found.trajectories) == 30
+  again = step(found.progress)
+  assert len(again.groups) == 5
+  assert again.metrics['data/groups_carried_out'] == 0
+  assert again.metrics['data/tries_per_kept_group'] == pytest.approx(2.0)
+
+
+def test_a_group_keeps_its_number_from_the_request_to_the_loss():
+  """A question that is asked twice has two groups, and neither mixes."""
+  same = lambda position, count: ([fakes.draw((0,), 1)[0][0]] * count, (0,))
+  found = collect.collect(
+      fakes.Sampler(lambda n, sample: float(sample % 2)), fakes.SYNCED,
+      collect.Progress(groups=7), 0, draw=same, keep=algorithms.keep_mixed,
+      search=None, reward=None, outcome=None, rounds=collect.Rounds(2, 3))
+  assert [[t.group for t in group] for group in found.groups] == [
+      [7] * 3, [8] * 3]
+  assert [[t.sample for t in group] for group in found.groups] == [
+      [0, 1, 2], [3, 4, 5]]  # the second time with randomness of its own
+  assert found.progress.groups == 9
+  rounds = collect.Rounds(2, 3)
+  batch = collect.pack(found.groups, algorithms.grpo(), 0, rounds, length=4,
+                       mask_truncated=False)
+  assert batch.group_ids.tolist() == [0, 0, 0, 1, 1, 1]
+  assert batch.question_ids.tolist() == [0] * 6
+  hops = collect.pack(found.groups, algorithms.hrpo(), 0, rounds, length=4,
+                      mask_truncated=False)
+  assert hops.group_ids.tolist() == [0] * 6  # one hop count, one baseline
+
+
+def test_progress_survives_json_and_reads_what_had_no_group_numbers():
+  sampler = fakes.Sampler(lambda *_: 1.0)
+  left = [[sampler.trajectory(Request(fakes.draw((n,), 1)[0][0], 0, n))]
+          for n in (5, 6, 7)]
+  progress = collected([(0, 1)], questions=1, surplus=left).progress
+  assert progress.surplus
+  record = json.loads(json.dumps(progress.to_json()))
+  assert collect.Progress.from_json(record) == progress
+  del record['groups']
+  for number, group in enumerate(record['surplus']):
+    for trajectory in group:
+      del trajectory['group'], trajectory['search_error']
+  old = collect.Progress.from_json(record)
+  assert old.groups == len(old.surplus)
+  assert [group[0].group for group in old.surplus] == list(
+      range(len(old.surplus)))

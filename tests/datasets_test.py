@@ -42,3 +42,19 @@ def test_else_it_is_missed(tmp_path, questions):
     train_set(tmp_path, questions)
   with pytest.raises(ValueError, match='needs search.corpus, but that'):
     evaluation_sets(tmp_path, evaluate=questions)
+
+
+def test_generated_data_is_written_once_and_read_back(tmp_path):
+  first = datasets.generated(tmp_path, name='known', source='known',
+                             world_seed=3, per_hop=(2, 1))
+  stamp = (tmp_path / 'questions.jsonl').stat().st_mtime_ns
+  again = datasets.generated(tmp_path, name='known', source='known',
+                             world_seed=3, per_hop=(2, 1))
+  assert (tmp_path / 'questions.jsonl').stat().st_mtime_ns == stamp
+  assert list(first.questions) == list(again.questions)
+  assert first.corpus.digest == again.corpus.digest
+  assert [q.hops for q in first.questions] == [1, 1, 2]
+  other = datasets.generated(tmp_path, name='known', source='known',
+                             world_seed=4, per_hop=(3,))
+  assert [q.hops for q in other.questions] == [1, 1, 1]
+  assert other.corpus.digest != first.corpus.digest

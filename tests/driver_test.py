@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""rollout: each way to end, on a scripted engine; exact ids, on a real one."""
+"""driver: each way to end, on a scripted engine; exact ids, on a real one."""
 
 import collections
 import dataclasses
@@ -10,6 +10,8 @@ import time
 import jax
 import numpy as np
 import pytest
+
+import fakes
 import tiny
 
 from searchrl.agent import dialogue as dialogues
@@ -18,15 +20,12 @@ from searchrl.models.inference import stops
 from searchrl.models import policy
 from searchrl.rollouts import driver
 from searchrl import trajectory as trajectory_lib
-from searchrl.trajectory import Action, Passage, SearchError
+from searchrl.trajectory import Action, Passage, Request, SearchError
 
 TOKENIZER = tiny.Tokenizer()
 DIALOGUE = dialogues.tags('q: {question}\n')
 BUDGETS = driver.Budgets(max_turns=3, max_turn_tokens=40, max_prompt_tokens=30,
                           passage_tokens=40, top_k=2)
-Feed = collections.namedtuple('Feed', 'slot tokens budget row_ids fresh')
-Said = collections.namedtuple('Said', 'slot tokens logprobs')
-
 
 def search_for(query, chatter=''):
   return f'{chatter}<search> {query} </search>'
@@ -36,94 +35,21 @@ def answer(text):
   return f'<answer> {text} </answer>'
 
 
-class Scripted:
-  """An engine that says what a script says, some turns sooner than others.
-
-  It checks what a real one relies on.
-  """
-
-  def __init__(self, script, slots=2, length=400):
-    self.slots, self.length = slots, length
-    self._script = script  # (uid, sample) -> what is said, turn by turn
-    self._held = [[] for _ in range(slots)]
-    self._speaking = {}  # slot -> [decodes left, tokens]
-    self._idle = set(range(slots))  # slots that may start afresh
-    self._decoded = []
-    self.feeds = []
-
-  def append(self, feeds):
-    assert feeds
-    for feed in feeds:
-      step, uid, sample, turn = feed.row_ids
-      assert step == 9 and feed.slot not in self._speaking and feed.tokens
-      assert feed.fresh == (turn == 0) == (feed.slot in self._idle)
-      if feed.fresh:
-        self._held[feed.slot] = []
-        self._idle.remove(feed.slot)
-      self._held[feed.slot] += feed.tokens
-      assert 1 <= feed.budget <= self.length - len(self._held[feed.slot])
-      tokens = TOKENIZER.encode(self._script[uid, sample][turn])
-      wait = (7 * sample + 3 * turn + len(uid)) % 3
-      self._speaking[feed.slot] = [wait, tokens[:feed.budget]]
-      self.feeds.append(feed)
-
-  def dispatch(self):
-    stopped = []
-    for slot in sorted(self._speaking):
-      self._speaking[slot][0] -= 1
-      if self._speaking[slot][0] < 0:
-        tokens = self._speaking.pop(slot)[1]
-        stopped.append((slot, tokens))
-    self._decoded.append(stopped)
-
-  def read(self):
-    said = []
-    for slot, tokens in self._decoded.pop(0):
-      self._held[slot] += tokens
-      said.append(Said(slot, tokens, tuple(
-          -0.1 * (len(self._held[slot]) + n) for n in range(len(tokens)))))
-    return said
-
-  def abandon(self):
-    self._decoded.clear()
-    self._speaking.clear()
-    self._held = [[] for _ in range(self.slots)]
-    self._idle = set(range(self.slots))
-
-  def used(self, slot):
-    return len(self._held[slot])
-
-  def release(self, slot):
-    assert slot not in self._speaking
-    self._held[slot] = []
-    self._idle.add(slot)
-
-
-class Search:
-  """Finds a passage that repeats the query; some queries fail."""
-
-  def __init__(self):
-    self.calls = []
-
-  def __call__(self, queries):
-    assert queries
-    self.calls.append([q.text for q in queries])
-    return [SearchError('timeout', 'after 3 s') if 'fail' in q.text else
-            (Passage(q.text, 'on', f'{q.text} of {q.question.uid}', 1.0),)
-            for q in queries]
+def requests_of(script):
+  return [Request(tiny.question(uid), sample) for uid, sample in script]
 
 
 def play(script, *, engine=None, search=None, dialogue=DIALOGUE,
          schedule=driver.Schedule(), **options):
-  engine = engine or Scripted(script)
-  trajectories = driver.play(
-      [(tiny.question(uid), sample) for uid, sample in script],
-      engine=engine, search=search or Search(), dialogue=dialogue,
-      tokenizer=TOKENIZER, budgets=dataclasses.replace(BUDGETS, **options),
-      row_ids=lambda *names: names, append=Feed, step=9, policy_step=5,
-      schedule=schedule)
-  assert not engine._decoded  # nothing is left unread
-  assert [(g.question.uid, g.sample) for g in trajectories] == list(script)
+  """The trajectories of a script, and a check that nothing is left unread."""
+  engine = engine or fakes.Engine(script)
+  trajectories, _ = driver.run(
+      requests_of(script), engine=engine, search=search or fakes.Search(),
+      dialogue=dialogue, tokenizer=TOKENIZER,
+      budgets=dataclasses.replace(BUDGETS, **options), step=fakes.STEP,
+      policy_step=5, schedule=schedule)
+  assert not engine._decoded
+  assert [(t.question.uid, t.sample) for t in trajectories] == list(script)
   return trajectories
 
 
@@ -161,7 +87,7 @@ def test_a_turn_knows_how_many_of_its_passages_were_cut():
 
 
 def test_a_search_in_the_last_turn_is_not_carried_out():
-  search = Search()
+  search = fakes.Search()
   trajectory = play_one(search_for('a'), search_for('b'), search=search, max_turns=2)
   assert trajectory.stop_reason == 'turn_limit'
   assert search.calls == [['a']]
@@ -188,7 +114,7 @@ def test_an_action_cut_by_its_budget_is_invalid():
 
 def test_an_observation_that_does_not_fit_ends_the_trajectory():
   trajectory = play_one(search_for('cat'),
-                  engine=Scripted({('u', 0): [search_for('cat')]}, length=40))
+                  engine=fakes.Engine({('u', 0): [search_for('cat')]}, length=40))
   assert trajectory.stop_reason == 'length_limit'
   assert not trajectory.turns[-1].observation_tokens  # the policy never saw it
   assert len(trajectory.tokens) <= 40
@@ -197,7 +123,7 @@ def test_an_observation_that_does_not_fit_ends_the_trajectory():
 def test_a_prompt_that_fills_its_slot_ends_at_once():
   length = len(TOKENIZER.encode(DIALOGUE.prompt('where?')))
   script = {('u', 0): [answer('x')], ('u', 1): [answer('x')]}
-  trajectories = play(script, engine=Scripted(script, slots=1, length=length))
+  trajectories = play(script, engine=fakes.Engine(script, slots=1, length=length))
   assert {g.stop_reason for g in trajectories} == {'length_limit'}
   assert all(not g.turns and len(g.prompt_tokens) == length for g in trajectories)
 
@@ -207,8 +133,8 @@ def test_a_slot_filled_by_a_search_takes_nothing_from_its_neighbours():
   script = {('full', 0): [search_for('x' * 20)],
             ('next', 3): [search_for('cat'), answer('here')]}
   length = prompt + len(TOKENIZER.encode(script['full', 0][0]))
-  search = Search()
-  trajectories = play(script, engine=Scripted(script, length=length), search=search,
+  search = fakes.Search()
+  trajectories = play(script, engine=fakes.Engine(script, length=length), search=search,
                passage_tokens=0)
   assert search.calls == [['cat']]
   assert trajectories[0].stop_reason == 'length_limit'
@@ -222,6 +148,7 @@ def test_a_failed_search_is_an_outcome_and_never_text():
   failed, fine = play(script)
   assert failed.stop_reason == 'search_error'
   assert failed.turns[-1].action == Action('search', ('fail',))
+  assert failed.search_error == SearchError('timeout', 'after 3 s')
   assert not failed.turns[-1].observation_tokens
   assert not failed.turns[-1].passages
   assert fine.stop_reason == 'answer'
@@ -243,8 +170,8 @@ def test_several_queries_are_answered_in_their_order():
   script = {('u', 0): [search_for('a|b|c'), answer('x')],
             ('u', 3): [search_for('d'), answer('x')],
             ('u', 6): [search_for('e|fail|f'), answer('x')]}
-  search = Search()
-  trajectories = play(script, engine=Scripted(script, slots=3), search=search,
+  search = fakes.Search()
+  trajectories = play(script, engine=fakes.Engine(script, slots=3), search=search,
                dialogue=dialogue, passage_tokens=12)
   assert search.calls == [['a', 'b', 'c', 'd', 'e', 'fail', 'f']]  # one call
   assert [[p.id for p in g.turns[0].passages] for g in trajectories] == [
@@ -270,33 +197,23 @@ def long_script(rows=17):
 @pytest.fixture(scope='module')
 def by_one_slot():
   script = long_script()
-  return play(script, engine=Scripted(script, slots=1, length=150), max_turns=4)
+  return play(script, engine=fakes.Engine(script, slots=1, length=150), max_turns=4)
 
 
 @pytest.mark.parametrize('slots', [2, 3, 5, 16, 30])
 def test_slots_change_nothing_about_the_trajectories(slots, by_one_slot):
   script = long_script()
-  engine = Scripted(script, slots=slots, length=150)
+  engine = fakes.Engine(script, slots=slots, length=150)
   assert play(script, engine=engine, max_turns=4) == by_one_slot
   # First come, first served: slots from the lowest, requests in their order.
   fresh = [feed for feed in engine.feeds if feed.fresh]
-  assert [feed.row_ids[1:3] for feed in fresh] == list(script)
+  assert [engine.name(feed)[:2] for feed in fresh] == list(script)
   assert [feed.slot for feed in fresh[:slots]] == list(range(min(slots, 17)))
 
 
 def test_that_script_ends_in_every_way(by_one_slot):
   assert {g.stop_reason for g in by_one_slot} == set(
       trajectory_lib.STOP_REASONS)
-
-
-def test_progress_counts_what_has_finished():
-  script, seen = long_script(7), []
-  driver.play(
-      [(tiny.question(uid), sample) for uid, sample in script],
-      engine=Scripted(script), search=Search(), dialogue=DIALOGUE,
-      tokenizer=TOKENIZER, budgets=BUDGETS, row_ids=lambda *names: names,
-      append=Feed, step=9, policy_step=0, progress=seen.append)
-  assert seen == sorted(seen) and seen[-1] == 7
 
 
 def test_a_prompt_above_the_limit_is_refused_before_anything_is_played():
@@ -320,9 +237,9 @@ def test_admission_changes_nothing_about_the_trajectories(
 
   def slow(queries):  # some more than others
     time.sleep(0.01 * rng.random())
-    return Search()(queries)
+    return fakes.Search()(queries)
 
-  engine = Scripted(script, slots=slots, length=150)
+  engine = fakes.Engine(script, slots=slots, length=150)
   assert play(script, engine=engine, search=slow, schedule=schedule,
               max_turns=4) == by_one_slot
 
@@ -330,11 +247,11 @@ def test_admission_changes_nothing_about_the_trajectories(
 @pytest.mark.parametrize('schedule', SCHEDULES)
 def test_a_watcher_sees_every_trajectory_grow(schedule):
   script, seen = long_script(30), collections.defaultdict(list)
-  trajectories = driver.play(
-      [(tiny.question(uid), sample) for uid, sample in script],
-      engine=Scripted(script, slots=4, length=150), search=Search(),
+  trajectories, _ = driver.run(
+      requests_of(script),
+      engine=fakes.Engine(script, slots=4, length=150), search=fakes.Search(),
       dialogue=DIALOGUE, tokenizer=TOKENIZER, budgets=BUDGETS,
-      row_ids=lambda *names: names, append=Feed, step=9, policy_step=5,
+      step=fakes.STEP, policy_step=5,
       schedule=schedule,
       watch=lambda trajectory: seen[trajectory.question.uid, trajectory.sample].append(trajectory))
   for trajectory in trajectories:
@@ -355,11 +272,11 @@ def test_a_deterministic_course_is_taken_again_however_slow_the_search(schedule)
   script = long_script(30)
 
   def feeds(secs):
-    engine = Scripted(script, slots=4, length=150)
+    engine = fakes.Engine(script, slots=4, length=150)
 
     def search(queries):
       time.sleep(secs * len(queries))
-      return Search()(queries)
+      return fakes.Search()(queries)
 
     play(script, engine=engine, search=search, schedule=schedule, max_turns=4)
     return engine.feeds
@@ -370,14 +287,14 @@ def test_a_deterministic_course_is_taken_again_however_slow_the_search(schedule)
 def test_slots_decode_while_others_search():
   script = {('slow', 0): [search_for('cat'), answer('x')],
             ('talks', 1): [search_for('dog'), answer('here')]}
-  engine, released = Scripted(script), threading.Event()
+  engine, released = fakes.Engine(script), threading.Event()
 
   def search(queries):
     if queries[0].text == 'cat':
       assert released.wait(5)
     else:
       released.set()  # the second was heard while the first still searched
-    return Search()(queries)
+    return fakes.Search()(queries)
 
   # The second speaks later than the first (see `Scripted`).
   trajectories = play(script, engine=engine, search=search,
@@ -387,7 +304,7 @@ def test_slots_decode_while_others_search():
 
 @pytest.mark.parametrize('schedule', SCHEDULES[:4])
 @pytest.mark.parametrize('fault, kind', [
-    (lambda: 1 / 0, 'exception'), (lambda: time.sleep(1), 'timeout')])
+    (lambda: 1 / 0, 'unavailable'), (lambda: time.sleep(1), 'timeout')])
 def test_a_search_that_raises_or_hangs_ends_only_its_trajectories(
     schedule, fault, kind):
   script = {('u', 0): [search_for('bad')], ('v', 1): [answer('here')]}
@@ -395,10 +312,11 @@ def test_a_search_that_raises_or_hangs_ends_only_its_trajectories(
 
   def search(queries):
     fault()
-    return Search()(queries)
+    return fakes.Search()(queries)
 
   failed, fine = play(script, search=search, schedule=schedule)
   assert failed.stop_reason == 'search_error'
+  assert failed.search_error.kind == kind and failed.search_error.detail
   assert not failed.turns[-1].observation_tokens
   assert fine.stop_reason == 'answer'
   said = ''.join(texts(failed) + texts(fine))
@@ -407,12 +325,12 @@ def test_a_search_that_raises_or_hangs_ends_only_its_trajectories(
 
 def test_play_ends_when_there_is_enough():
   script = long_script(30)
-  engine = Scripted(script, slots=5, length=150)
-  whole = play(script, engine=Scripted(script, slots=5, length=150))
-  trajectories = driver.play(
-      [(tiny.question(uid), sample) for uid, sample in script], engine=engine,
-      search=Search(), dialogue=DIALOGUE, tokenizer=TOKENIZER, budgets=BUDGETS,
-      row_ids=lambda *names: names, append=Feed, step=9, policy_step=5,
+  engine = fakes.Engine(script, slots=5, length=150)
+  whole = play(script, engine=fakes.Engine(script, slots=5, length=150))
+  trajectories, _ = driver.run(
+      requests_of(script), engine=engine,
+      search=fakes.Search(), dialogue=DIALOGUE, tokenizer=TOKENIZER, budgets=BUDGETS,
+      step=fakes.STEP, policy_step=5,
       enough=lambda finished: len(finished) >= 7)
   kept = [g for g in trajectories if g is not None]
   assert len(trajectories) == 30 and 7 <= len(kept) < 12
@@ -433,16 +351,13 @@ def test_a_course_that_leads_nowhere_is_refused(bad, message):
 class Recording:
   """The real engine, and every token that went through each conversation."""
 
-  def __init__(self, engine):
+  def __init__(self, engine, uids):
     self._engine = engine
     self.slots, self.length = engine.slots, engine.length
     self.seen = {}  # (uid, sample) -> ids
-    self._names, self._playing = {}, {}
-
-  def row_ids(self, step, uid, sample, turn):
-    ids = engines.row_ids(step, uid, sample, turn)
-    self._names[ids] = (uid, sample)
-    return ids
+    self._names = {engines.row_ids(2, uid, sample, turn): (uid, sample)
+                   for uid in uids for sample in range(4) for turn in range(4)}
+    self._playing = {}
 
   def append(self, feeds):
     for feed in feeds:
@@ -483,7 +398,7 @@ def garbage():
   recording = Recording(engines.Engine(
       tiny.CONFIG, slots=4, length=length, stop_table=table,
       eos_ids=TOKENIZER.eos_ids, tile=24, block=32,
-      steps=6))
+      steps=6), map(str, range(6)))
   recording._engine.load(params, 1.5)
 
   def search(queries):  # passages as strange as what was asked
@@ -491,13 +406,13 @@ def garbage():
              Passage('2', 'on', 'ch>\n' * (len(q.text) % 3)))
             for q in queries]
 
-  trajectories = driver.play(
-      [(tiny.question(f'{n}', 'where? ' * (1 + n % 3)), sample)
+  trajectories, _ = driver.run(
+      [Request(tiny.question(f'{n}', 'where? ' * (1 + n % 3)), sample)
        for n in range(6) for sample in range(4)],
       engine=recording, search=search, dialogue=dialogue, tokenizer=TOKENIZER,
       budgets=dataclasses.replace(BUDGETS, max_turn_tokens=12, max_turns=3,
                                   passage_tokens=14),
-      row_ids=recording.row_ids, append=engines.Append, step=2, policy_step=2)
+      step=2, policy_step=2)
   batch = trajectory_lib.pack(
       [dataclasses.replace(g, reward=0.0, outcome_reward=0.0) for g in trajectories],
       group_ids=range(len(trajectories)), policy_step=2, length=length)
@@ -547,7 +462,7 @@ def test_ids_never_change_between_turns(cases):
   engine = engines.Engine(
       tiny.CONFIG, slots=32, length=240, stop_table=table, tile=24, block=48,
       eos_ids=TOKENIZER.eos_ids, steps=6)
-  recording = Recording(engine)
+  recording = Recording(engine, map(str, range(cases // 4)))
   tags = ['</search>', '<answer>', '</', 'sea', 'rch', '>\n', 'é', '😀']
   rng = np.random.default_rng(0)
 
@@ -558,13 +473,14 @@ def test_ids_never_change_between_turns(cases):
     return [(Passage('1', words(2), words(int(rng.integers(9)))),)
             for _ in queries]
 
-  requests = [(tiny.question(f'{n}', words(int(rng.integers(1, 5)))), sample)
+  requests = [Request(tiny.question(f'{n}', words(int(rng.integers(1, 5)))),
+                      sample)
               for n in range(cases // 4) for sample in range(4)]
   engine.load(tiny.params(), 2.5)
-  trajectories = driver.play(
+  trajectories, _ = driver.run(
       requests, engine=recording, search=search, dialogue=dialogue,
-      tokenizer=TOKENIZER, append=engines.Append, step=2, policy_step=2,
-      row_ids=recording.row_ids, schedule=driver.Schedule('arrival', decodes_in_flight=1),
+      tokenizer=TOKENIZER, step=2, policy_step=2,
+      schedule=driver.Schedule('arrival', decodes_in_flight=1),
       budgets=dataclasses.replace(BUDGETS, max_turn_tokens=10, max_turns=4,
                                   passage_tokens=14, max_prompt_tokens=60))
   drifted, fed = 0, 0

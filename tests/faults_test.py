@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A server that fails while a policy plays: the same trajectories, or fewer.
+"""A server that fails while a policy samples: the same trajectories, or fewer.
 
 Nothing of a failed search may be in a trajectory that is learned from, so what
 is left must equal, token by token, what is played over the engine itself.
@@ -15,13 +15,12 @@ import pytest
 from configs import common
 from searchrl.agent import rewards
 from searchrl.data import datasets
-from searchrl.rollouts import sampler as samplers
+from searchrl.experiment import policy as policies
 from searchrl.runtime import mesh as meshes
 from searchrl.search import factory
-from searchrl.search import metered
 from searchrl.search import wrapped
 from searchrl.search.remote import wire
-from searchrl.trajectory import Query
+from searchrl.trajectory import Query, Request
 
 pytestmark = pytest.mark.slow
 FAULTS = ['500', '429', 'truncated JSON', 'fewer lists', 'score is NaN',
@@ -34,7 +33,7 @@ def stage(tmp_path_factory):
   """A player with its params, questions, and their engine."""
   config = common.get_config('smoke')
   config.rollout.slots = 8
-  sampler, params = samplers.build(config, meshes.make(
+  sampler, params = policies.build(config, meshes.make(
       data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]))
   data = datasets.train_set(
       tmp_path_factory.mktemp('world'), train='', corpus='', world_seed=1,
@@ -44,9 +43,10 @@ def stage(tmp_path_factory):
 
 def play(stage, search, **options):
   sampler, params, questions, _ = stage
-  return sampler.play(
-      params, [(question, 0) for question in questions[:8]], search=search,
-      reward=rewards.em, outcome=rewards.em, temperature=1.0, step=0, **options)
+  return sampler.rollout(
+      sampler.sync(params).weights, list(map(Request, questions[:8])),
+      search=search, reward=rewards.em, outcome=rewards.em, temperature=1.0,
+      step=0, **options)
 
 
 def server(stage, faults):
@@ -68,7 +68,7 @@ def client(url, **options):
   search = factory.make('remote', None, urls=(url,), **dict(
       tries=1, try_secs=2.0, failures=1, rest_secs=0.2, backoff_secs=0.01,
       pause_secs=20.0, wiring=dict(warn=warnings.append)) | options)
-  return metered.Metered(wrapped.with_typed_errors(search)), warnings
+  return search, warnings
 
 
 def plain(trajectory):
@@ -77,7 +77,7 @@ def plain(trajectory):
 
 @pytest.fixture(scope='module')
 def expected(stage):
-  trajectories = play(stage, stage[3])
+  trajectories = play(stage, stage[3]).trajectories
   assert sum(trajectory.searches for trajectory in trajectories) > 4
   return [plain(trajectory) for trajectory in trajectories]
 
@@ -85,9 +85,9 @@ def expected(stage):
 def test_over_a_good_server_all_is_as_over_the_engine(stage, expected):
   with server(stage, []) as good:
     search, warnings = client(good.url)
-    trajectories = play(stage, search)
-  assert [plain(trajectory) for trajectory in trajectories] == expected and not warnings
-  assert search.pop()['search/failed_queries'] == 0
+    found = play(stage, search)
+  assert list(map(plain, found.trajectories)) == expected and not warnings
+  assert not any(call.errors for call in found.calls)
 
 
 @pytest.mark.parametrize('fault', FAULTS)
@@ -95,12 +95,11 @@ def test_a_fault_that_passes_leaves_no_trace(stage, expected, fault):
   """The first search and two probes fail; then the rows are played again."""
   with server(stage, [fault] * 3) as bad:
     search, warnings = client(bad.url)
-    trajectories = play(stage, search)
-  assert [plain(trajectory) for trajectory in trajectories] == expected
-  assert any(trajectory.retries for trajectory in trajectories)
-  values = search.pop()
-  assert values['search/failed_queries'] > 0
-  assert values['search/remote/pauses'] == 1 and len(warnings) == 2
+    found = play(stage, search)
+  assert list(map(plain, found.trajectories)) == expected
+  assert any(t.retries for t in found.trajectories)
+  assert any(call.errors for call in found.calls)
+  assert wrapped.pop(search)['search/remote/pauses'] == 1 and len(warnings) == 2
 
 
 def test_what_fails_to_the_end_is_counted_and_not_learned_from(stage, expected):
@@ -115,7 +114,8 @@ def test_what_fails_to_the_end_is_counted_and_not_learned_from(stage, expected):
 
     good.body = body
     search, _ = client(good.url)
-    trajectories = play(stage, search)
+    found = play(stage, search)
+  trajectories = found.trajectories
   failed = [trajectory.stop_reason == 'search_error' for trajectory in trajectories]
   assert any(failed)
   for trajectory, is_failed, well in zip(trajectories, failed, expected):
@@ -126,7 +126,7 @@ def test_what_fails_to_the_end_is_counted_and_not_learned_from(stage, expected):
     else:
       assert plain(trajectory) == well
   # A query each, in both passes.
-  assert search.pop()['search/failed_queries'] == 2 * sum(failed)
+  assert sum(call.errors for call in found.calls) == 2 * sum(failed)
 
 
 def test_a_pause_has_an_end(stage):

@@ -21,7 +21,7 @@ from searchrl.models import lora as loras
 from searchrl.models import policy
 from searchrl.models import transformer
 from searchrl.models import weights
-from searchrl.rollouts import sampler as samplers
+from searchrl.experiment import policy as policies
 from searchrl.runtime import mesh as meshes
 from searchrl.training import learner as learners
 
@@ -184,8 +184,8 @@ def test_a_run_trains_adapters_and_exports_what_its_checkpoint_says(tmp_path):
   config.algorithm.kl_coef = 0.01
   config.optimizer.learning_rate = 1e-2
   train.run(config, str(tmp_path / 'run'))
-  base = weights.load(str(samplers.TINY_BASE),
-                      weights.read_config(str(samplers.TINY_BASE)))
+  base = weights.load(str(policies.TINY_BASE),
+                      weights.read_config(str(policies.TINY_BASE)))
   shape = weights.read_config(str(tmp_path / 'run' / 'model'))
   exported = weights.load(str(tmp_path / 'run' / 'model'), shape)
   trained = suite.trained(tmp_path / 'run', base, shape)

@@ -8,7 +8,6 @@ to one of them and started again, and has to end like the others all the same.
 
 import gzip
 import json
-import json
 import re
 import signal
 import time

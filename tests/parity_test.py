@@ -15,7 +15,7 @@ from searchrl.models.inference import stops
 from searchrl.models import policy
 from searchrl.models import transformer
 from searchrl.models import weights
-from searchrl.rollouts import sampler as samplers
+from searchrl.experiment import policy as policies
 
 torch = pytest.importorskip('torch', reason="pip install -e '.[parity]'")
 transformers = pytest.importorskip('transformers')
@@ -48,7 +48,7 @@ FAMILIES = {
 @pytest.fixture(scope='module')
 def both(tmp_path_factory):
   """A policy that has moved away from the shipped one, exported; and theirs."""
-  path = str(samplers.TINY_BASE)
+  path = str(policies.TINY_BASE)
   shape, folder = weights.read_config(path), tmp_path_factory.mktemp('export')
   rng = np.random.default_rng(0)
   params = jax.tree.map(

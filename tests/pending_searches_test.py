@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""searches: who asked gets its results, late or failed ones as outcomes."""
+"""pending_searches: who asked gets its results, late or failed ones as outcomes."""
 
 import threading
 
@@ -26,7 +26,7 @@ def texts(found):
 
 def test_all_who_asked_before_the_start_share_one_call():
   calls = []
-  asked = pending_searches.Searches(
+  asked = pending_searches.PendingSearches(
       lambda queries: calls.append(len(queries)) or echo(queries),
       timeout_secs=5, calls=2)
   asked.ask('a', [query('1'), query('2')])
@@ -47,7 +47,7 @@ def test_no_more_calls_than_allowed_and_the_rest_goes_together():
     assert gates[queries[0].text].wait(5)
     return echo(queries)
 
-  asked = pending_searches.Searches(search, timeout_secs=10, calls=2)
+  asked = pending_searches.PendingSearches(search, timeout_secs=10, calls=2)
   for name in '12':
     asked.ask(name, [query(name)])
     asked.start()
@@ -64,12 +64,14 @@ def test_no_more_calls_than_allowed_and_the_rest_goes_together():
 
 
 @pytest.mark.parametrize('search, kind, detail', [
-    (lambda q: 1 / 0, 'exception', 'ZeroDivisionError: division by zero'),
+    (lambda q: 1 / 0, 'unavailable', 'ZeroDivisionError: division by zero'),
     (lambda q: [()], 'bad_response', '1 results for 2 queries')])
 def test_what_goes_wrong_is_an_outcome_of_each_query(search, kind, detail):
-  asked = pending_searches.Searches(search, timeout_secs=5, calls=1)
+  asked = pending_searches.PendingSearches(search, timeout_secs=5, calls=1)
   asked.ask('a', [query('1'), query('2')])
   assert asked.all() == {'a': [SearchError(kind, detail)] * 2}
+  call, = asked.finished
+  assert (call.queries, call.errors, call.timeouts) == (2, 2, 0)
 
 
 def test_a_late_call_has_failed_and_what_it_brings_is_dropped():
@@ -80,9 +82,13 @@ def test_a_late_call_has_failed_and_what_it_brings_is_dropped():
       gate.wait(5)
     return echo(queries)
 
-  asked = pending_searches.Searches(search, timeout_secs=0.05, calls=1)
+  asked = pending_searches.PendingSearches(search, timeout_secs=0.05, calls=1)
   asked.ask('a', [query('slow')])
   assert asked.all() == {'a': [SearchError('timeout', 'after 0.05 s')]}
   gate.set()
   asked.ask('a', [query('next')])
   assert texts(asked.all()) == {'a': ['next']}
+  late, fine = asked.finished  # counted once, whatever comes of it later
+  assert (late.queries, late.timeouts, late.errors, late.empty) == (1, 1, 1, 0)
+  assert late.secs >= 0.05
+  assert (fine.queries, fine.errors) == (1, 0)

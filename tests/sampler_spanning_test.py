@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from searchrl.rollouts import sampler as samplers
+from searchrl.experiment import policy as policies
 from searchrl.runtime import mesh as meshes
 import loopback
 
@@ -19,13 +19,13 @@ SAMPLE = r'''
 import json
 from searchrl.agent import rewards
 from searchrl.rollouts import driver
-from searchrl.rollouts import sampler as samplers
+from searchrl.experiment import policy as policies
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
-from searchrl.trajectory import Passage, Question, SearchError
+from searchrl.trajectory import Passage, Question, Request, SearchError
 
 processes.initialize()
-sampler, params = samplers.load(
+sampler, params = policies.load(
     '', dialogue='searchrl.agent.dialogue:laptop', seed=3, slots=6, length=256,
     budgets=driver.Budgets(max_turns=3, max_turn_tokens=24, passage_tokens=24,
                            top_k=1), mesh=meshes.make(data=1, tensor=2),
@@ -38,15 +38,16 @@ def search(queries):
           (Passage(str(i), 'A title', f'{len(asked)} {query.text}', 0.1),)
           for i, query in enumerate(queries)]
 
-trajectories = sampler.play(
-    params, [(Question(f'u{i}', f'What is the river of city {i}?', ('Nile',)), s)
-             for i in range(3) for s in range(3)],
+found = sampler.rollout(
+    sampler.sync(params).weights,
+    [Request(Question(f'u{i}', f'What is the river of city {i}?', ('Nile',)), s)
+     for i in range(3) for s in range(3)],
     search=search, reward=rewards.em, outcome=rewards.em, temperature=1.0, step=2)
 print(json.dumps([
     sampler.together, len(asked),
     [[t.question.uid, t.sample, t.stop_reason, t.retries, t.tokens,
       [x for turn in t.turns for x in turn.action_logprobs]]
-     for t in trajectories]]))
+     for t in found.trajectories]]))
 '''
 
 
@@ -73,16 +74,16 @@ def test_lockstep_admits_in_a_fixed_order(monkeypatch):
   options = types.SimpleNamespace(
       admission='auto', tensor=2, decodes_in_flight=0, search_timeout_secs=1.0,
       search_calls=1)
-  assert samplers.schedule(mesh, options).admission == 'deterministic'
-  assert samplers.schedule(mesh, options, remote=True).admission == 'arrival'
+  assert policies.schedule(mesh, options).admission == 'deterministic'
+  assert policies.schedule(mesh, options, is_remote=True).admission == 'arrival'
 
   def two_hosts(mesh, tensor):
     assert mesh.size == len(jax.devices()) and tensor == 2
     return True
 
-  monkeypatch.setattr(samplers.weight_sync, 'spans_processes', two_hosts)
-  assert samplers.schedule(mesh, options, remote=True).admission == 'deterministic'
+  monkeypatch.setattr(policies.weight_sync, 'spans_processes', two_hosts)
+  assert policies.schedule(mesh, options, is_remote=True).admission == 'deterministic'
   options.admission = 'arrival'
   with pytest.raises(ValueError, match="must be 'deterministic' where "
                                        'rollout.tensor=2 devices of several'):
-    samplers.schedule(mesh, options)
+    policies.schedule(mesh, options)

@@ -1,99 +1,97 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""player: failed searches are played again, and trajectories say how often."""
+"""sampler: failed searches are sampled again, and trajectories say how often."""
 
-import types
+import collections
 
+import fakes
 import pytest
 import tiny
 
+from searchrl.agent import dialogue as dialogues
 from searchrl.rollouts import driver
 from searchrl.rollouts import sampler as samplers
-from searchrl.trajectory import Trajectory
+from searchrl.rollouts import weight_sync
+from searchrl.trajectory import Request, SearchError
 
-# Question -> how it ends each time that it is played.
-ENDS = {'fine': ['answer'], 'late': ['search_error', 'turn_limit'],
-        'never': ['search_error'] * 9}
-
-
-@pytest.fixture
-def play(monkeypatch):
-  """Plays ENDS instead of a model; the requests of each pass are kept."""
-  passes = []
-
-  def scripted(requests, **_):
-    passes.append([question.uid for question, _ in requests])
-    return [Trajectory(question, sample, 0, (1,),
-                       stop_reason=ENDS[question.uid][len(passes) - 1])
-            for question, sample in requests]
-
-  monkeypatch.setattr(driver, 'play', scripted)
-  engine = types.SimpleNamespace(
-      load=lambda *_: None, unload=lambda: None)
-
-  def run(**options):
-    trajectories = samplers.Sampler(None, None, None, None, engine, lambda p: p).play(
-        None, [(tiny.question(uid), 0) for uid in ENDS], search=None,
-        reward=lambda trajectory: 0.5, outcome=lambda trajectory: 1.0, temperature=1.0,
-        step=0, **options)
-    return trajectories, passes
-
-  return run
+ASK, ANSWER = '<search> {} </search>', '<answer> here </answer>'
+SCRIPT = {('fine', 0): [ANSWER], ('late', 0): [ASK.format('late'), ANSWER],
+          ('never', 0): [ASK.format('never'), ANSWER]}
+BUDGETS = driver.Budgets(max_turns=3, max_turn_tokens=40, max_prompt_tokens=30,
+                         passage_tokens=40, top_k=2)
 
 
-@pytest.mark.parametrize('search_retries, passes, retries, last', [
-    (0, [[*ENDS]], [0, 0, 0], ['answer', 'search_error', 'search_error']),
-    (1, [[*ENDS], ['late', 'never']], [0, 1, 1],
-     ['answer', 'turn_limit', 'search_error']),
-    (3, [[*ENDS], ['late', 'never'], ['never'], ['never']], [0, 1, 3],
-     ['answer', 'turn_limit', 'search_error'])])
-def test_failed_searches_are_played_again(
-    play, search_retries, passes, retries, last):
-  trajectories, seen = play(search_retries=search_retries)
-  assert seen == passes
-  assert [g.question.uid for g in trajectories] == [*ENDS]
-  assert [g.retries for g in trajectories] == retries
-  assert [g.stop_reason for g in trajectories] == last
+def sampler(script, **options):
+  engine = fakes.Engine(script, **options)
+  return samplers.Sampler(
+      tiny.CONFIG, fakes.TOKENIZER, dialogues.tags('q: {question}\n'), BUDGETS,
+      engine, weight_sync.Synced)
+
+
+def rollout(script, *, search, slots=2, **options):
+  return sampler(script, slots=slots).rollout(
+      None, [Request(tiny.question(uid), sample, group)
+             for group, (uid, sample) in enumerate(script)],
+      search=search, **dict(reward=lambda t: 0.5, outcome=lambda t: 1.0,
+                            temperature=1.0, step=fakes.STEP) | options)
+
+
+class Failing:
+  """'late' fails once, 'never' always."""
+
+  def __init__(self):
+    self.asked = collections.Counter()
+
+  def __call__(self, queries):
+    results = []
+    for query in queries:
+      self.asked[query.text] += 1
+      failed = query.text == 'never' or self.asked[query.text] == 1
+      results.append(SearchError('unavailable', 'down') if failed else ())
+    return results
+
+
+@pytest.mark.parametrize('search_retries, asked, retries, last', [
+    (0, [1, 1], [0, 0, 0], ['answer', 'search_error', 'search_error']),
+    (1, [2, 2], [0, 1, 1], ['answer', 'answer', 'search_error']),
+    (3, [2, 4], [0, 1, 3], ['answer', 'answer', 'search_error'])])
+def test_failed_searches_are_sampled_again(search_retries, asked, retries, last):
+  search = Failing()
+  found = rollout(SCRIPT, search=search, search_retries=search_retries)
+  assert [search.asked[name] for name in ('late', 'never')] == asked
+  assert sum(call.queries for call in found.calls) == sum(asked)
+  assert sum(call.errors for call in found.calls) == asked[1] + 1
+  trajectories = found.trajectories
+  assert [t.question.uid for t in trajectories] == ['fine', 'late', 'never']
+  assert [t.group for t in trajectories] == [0, 1, 2]
+  assert [t.retries for t in trajectories] == retries
+  assert [t.stop_reason for t in trajectories] == last
   for trajectory in trajectories:
     scored = trajectory.stop_reason != 'search_error'
     assert trajectory.reward == (0.5 if scored else None)
     assert trajectory.outcome_reward == (1.0 if scored else None)
+    assert trajectory.search_error == (
+        None if scored else SearchError('unavailable', 'down'))
 
 
-def test_what_is_not_needed_any_more_is_left_out(monkeypatch):
-  seen = []
-
-  def scripted(requests, *, enough, **_):
-    done = {row: Trajectory(question, sample, 0, (1,), stop_reason='answer')
-            for row, (question, sample) in enumerate(requests[:2])}
-    seen.append(enough(done))
-    return [done.get(row) for row in range(len(requests))]
-
-  monkeypatch.setattr(driver, 'play', scripted)
-  engine = types.SimpleNamespace(
-      load=lambda *_: None, unload=lambda: None)
+def test_what_is_not_needed_any_more_is_left_out():
+  script = {(f'{n}', 0): [ANSWER] for n in range(40)}
   judged = []
-  trajectories = samplers.Sampler(None, None, None, None, engine, lambda p: p).play(
-      None, [(tiny.question(f'{n}'), 0) for n in range(4)], search=None,
-      reward=lambda trajectory: judged.append(trajectory) or 0.5, step=0, temperature=1.0,
-      outcome=lambda trajectory: 1.0, enough=lambda trajectories: len(trajectories) == 2 and all(
-          g.outcome_reward == 1.0 for g in trajectories))
-  assert seen == [True]
-  assert [g.question.uid for g in trajectories] == ['0', '1']
-  assert [g.reward for g in trajectories] == [0.5, 0.5] and len(judged) == 2
+  found = rollout(
+      script, search=fakes.Search(), slots=2,
+      reward=lambda t: judged.append(t.question.uid) or 0.5,
+      enough=lambda finished: len(finished) >= 2 and all(
+          t.outcome_reward == 1.0 for t in finished))
+  uids = [t.question.uid for t in found.trajectories]
+  assert 2 <= len(uids) < 40 and uids == sorted(uids, key=int)
+  assert {t.reward for t in found.trajectories} == {0.5}
+  assert sorted(judged, key=int) == uids  # each was judged once
 
 
-def test_who_watches_is_shown_what_grows(monkeypatch):
-  grown = Trajectory(tiny.question(), 0, 0, (1,), stop_reason='answer')
-
-  def scripted(requests, *, watch, **_):
-    watch(grown)
-    return [grown for _ in requests]
-
-  monkeypatch.setattr(driver, 'play', scripted)
-  engine, seen = types.SimpleNamespace(
-      load=lambda *_: None, unload=lambda: None), []
-  samplers.Sampler(None, None, None, None, engine, lambda p: p).play(
-      None, [(tiny.question(), 0)], search=None, reward=lambda trajectory: 0.5, step=0,
-      temperature=1.0, outcome=lambda trajectory: 1.0, watch=seen.append)
-  assert seen == [grown]
+def test_who_watches_is_shown_what_grows():
+  seen = []
+  found = rollout({('late', 0): SCRIPT['late', 0]}, search=fakes.Search(),
+                  watch=seen.append)
+  assert [len(t.turns) for t in seen] == [1, 1, 2, 2]
+  assert seen[-1].stop_reason == 'answer'
+  assert seen[-1].tokens == found.trajectories[0].tokens

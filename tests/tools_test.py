@@ -18,9 +18,9 @@ from searchrl.agent import tools
 from searchrl.models.inference import stops
 from searchrl.models import weights
 from searchrl.rollouts import driver
-from searchrl.rollouts import sampler as samplers
+from searchrl.experiment import policy as policies
 from searchrl.runtime import mesh as meshes
-from searchrl.trajectory import Action, Passage
+from searchrl.trajectory import Action, Passage, Request
 
 quick = hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
 TOKENIZERS = {
@@ -280,14 +280,15 @@ def test_a_model_folder_with_a_template_is_played(tmp_path):
                tokenizer_from=tmp_path / 'tokenizer', eos_id=other[0])
   budgets = driver.Budgets(max_turns=3, max_turn_tokens=60,
                             max_prompt_tokens=1500)
-  it, params = samplers.load(
+  sampler, params = policies.load(
       str(tmp_path / 'model'), dialogue='searchrl.agent.tools:dr_zero', seed=0,
       slots=8, length=3000, budgets=budgets, mesh=meshes.make())
-  assert it.tokenizer.eos_ids == other
-  (end,) = it.dialogue.end_ids
-  trajectories = it.play(params, [(tiny.question(), n) for n in range(8)], search=None,
-                  reward=lambda trajectory: 0.0, outcome=lambda trajectory: 0.0,
-                  temperature=1.5, step=0)
+  assert sampler.tokenizer.eos_ids == other
+  (end,) = sampler.dialogue.end_ids
+  trajectories = sampler.rollout(
+      sampler.sync(params).weights, [Request(tiny.question(), n) for n in range(8)],
+      search=None, reward=lambda t: 0.0, outcome=lambda t: 0.0,
+      temperature=1.5, step=0).trajectories
   turns = [turn for trajectory in trajectories for turn in trajectory.turns]
   ended = [turn for turn in turns if len(turn.action_tokens) < 60]
   assert {turn.action_tokens[-1] for turn in ended} == {
@@ -295,11 +296,11 @@ def test_a_model_folder_with_a_template_is_played(tmp_path):
   for trajectory in trajectories:  # all say nothing that can be parsed
     assert trajectory.stop_reason == 'turn_limit' and len(trajectory.turns) == 3
     assert trajectory.prompt_tokens == dialogues.opening(
-        it.dialogue, 'where?', tokenizer)
+        sampler.dialogue, 'where?', tokenizer)
     for turn in trajectory.turns[:-1]:
       told = turn.observation_tokens
       assert told == dialogues.retry(
-          it.dialogue, tokenizer, turn.action_tokens)
+          sampler.dialogue, tokenizer, turn.action_tokens)
       assert (told[0] == end) == (turn.action_tokens[-1] != end)
 
 

@@ -13,13 +13,10 @@ import time
 
 from configs import dspo
 from configs import grpo
-import numpy as np
 import pytest
 from searchrl.agent import rewards
 from searchrl.data import questions as questions_lib
-from searchrl.experiment import build as builds
 from searchrl.jobs import train
-from searchrl.rollouts import collect
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
 from searchrl.search import corpus as corpora
@@ -192,8 +189,8 @@ def test_corpus_without_passages_is_refused(tmp_path):
 
 def test_tokenizer_of_another_model_is_refused(tmp_path):
   import shutil
-  from searchrl.rollouts import sampler as samplers
-  shutil.copytree(samplers.TINY_BASE, tmp_path / 'model')
+  from searchrl.experiment import policy as policies
+  shutil.copytree(policies.TINY_BASE, tmp_path / 'model')
   file = tmp_path / 'model' / 'tokenizer.json'
   raw = json.loads(file.read_text())
   last = max(t['id'] for t in raw['added_tokens'])
@@ -256,34 +253,3 @@ def test_ctrl_c_and_kill_resume_to_the_same_numbers(tmp_path):
   assert process.wait(timeout=600) == 0, process.stderr.read()
   assert lines(folder) == lines(tmp_path / 'whole')
   assert state_digest(folder) == state_digest(tmp_path / 'whole')
-
-
-def test_filter_keeps_surplus_in_order_and_counts():
-  class Stream:
-    position = [0]
-    def draw(self, count):
-      start = self.position[0]
-      self.position[0] += count
-      return [Question(f'q{start + i}', 'x', ('y',)) for i in range(count)]
-  class Sampler:
-    def play(self, params, requests, **_):
-      return [trajectory_lib.Trajectory(
-          q, sample, 0, (1,), (), 'answer', r, r) for q, sample in requests
-              for r in [float(sample == 0 and int(q.uid[1:]) % 2)]]
-  config = tiny(dspo)
-  config.rollout.update(questions=5, group_size=3, max_rounds=4)
-  progress = collect.Progress()
-  algorithm, stream = builds.algorithm(config), Stream()
-  groups, played, counts = collect.collect(
-      Sampler(), None, stream, progress, algorithm, None, None, None,
-      config.rollout, 0)
-  # Odd questions pass: q1 q3 of q0-q4; then ceil(3 / .4) > 5 asks 5: q5-q9
-  # gives q5 q7 q9.
-  assert [g[0].question.uid for g in groups] == ['q1', 'q3', 'q5', 'q7', 'q9']
-  assert progress.surplus == [] and progress.rollouts == 30
-  assert counts['data/groups_asked'] == 10 and len(played) == 30
-  again, _, counts = collect.collect(
-      Sampler(), None, stream, progress, algorithm, None, None, None,
-      config.rollout, 0)
-  assert len(again) == 5 and counts['data/groups_carried_out'] == 0
-  np.testing.assert_allclose(counts['data/tries_per_kept_group'], 2.0)

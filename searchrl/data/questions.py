@@ -109,20 +109,33 @@ class Stream:
           raise ValueError(
               f'data.mix asks for {share} of {hops}-hop questions, but there '
               'is none. Set its share to 0, or data.mix to ().')
-    self.position = [0] * len(self._pools)  # dealt of each pool; checkpointed
 
-  def draw(self, count: int) -> list[Question]:
-    """The next `count` questions, in the mix's shares, hops interleaved."""
-    total = sum(self.position)
+  @property
+  def start(self) -> tuple[int, ...]:
+    """The position of a run that begins: questions dealt of each pool."""
+    return (0,) * len(self._pools)
+
+  def draw(self, position: Sequence[int], count: int
+          ) -> tuple[list[Question], tuple[int, ...]]:
+    """The next `count` questions in the mix's shares, hops interleaved.
+
+    Args:
+      position: questions dealt of each pool so far.
+      count: how many questions.
+
+    Returns:
+      The questions, and the position after them.
+    """
+    position, total = list(position), sum(position)
     dealt = []
     for n in range(total, total + count):
       # The pool that is furthest behind its share is next.
-      behind = [share * (n + 1) - position if share else -np.inf
-                for share, position in zip(self._shares, self.position)]
+      behind = [share * (n + 1) - before if share else -np.inf
+                for share, before in zip(self._shares, position)]
       pool = int(np.argmax(behind))
-      dealt.append(self._pick(pool, self.position[pool]))
-      self.position[pool] += 1
-    return dealt
+      dealt.append(self._pick(pool, position[pool]))
+      position[pool] += 1
+    return dealt, tuple(position)
 
   def _pick(self, pool: int, position: int) -> Question:
     epoch, index = divmod(position, len(self._pools[pool]))

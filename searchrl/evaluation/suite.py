@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A policy and evaluation sets in; scores by data source, and every record, out."""
+"""Evaluation: a policy and cases in; scores by data source and records out."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -8,24 +8,14 @@ import dataclasses
 import json
 import math
 import pathlib
+from typing import Any
 
-import jax
 import numpy as np
 
 from searchrl.agent import rewards as rewards_lib
 from searchrl.data import datasets
-from searchrl.encoders import embedder
-from searchrl.encoders import reranker
-from searchrl.evaluation import figures
-from searchrl.models import lora as loras
-from searchrl.rollouts import sampler as samplers
-from searchrl.runtime import checkpoint
-from searchrl.runtime import mesh as meshes
-from searchrl.runtime import processes
-from searchrl.runtime import workdir as workdirs
-from searchrl.search import factory
-from searchrl.search import wrapped
-from searchrl.trajectory import SearchFn, Trajectory, to_json
+from searchrl.rollouts.sampler import Sampler
+from searchrl.trajectory import Request, SearchFn, Trajectory, to_json
 
 COLUMNS = ('set', 'engine', 'decoding', 'hops', 'n', 'em', '95% interval',
            'subem', 'f1', 'searches')
@@ -33,68 +23,42 @@ COLUMNS = ('set', 'engine', 'decoding', 'hops', 'n', 'em', '95% interval',
 
 @dataclasses.dataclass(frozen=True)
 class EvalCase:
-  """One set, answered through one engine, decoded in one way."""
+  """One data set, answered through one engine, decoded in one way."""
 
-  set: datasets.Dataset
+  dataset: datasets.Dataset
   engine: str
   search: SearchFn
   decoding: str  # 'greedy' or 'sampled'
 
 
-def cases(
-    sets: Sequence[datasets.Dataset],
-    engine: str,
-    options: Mapping[str, object],
-    *,
-    noise: bool = True,
-    seed: int = 0,
-) -> list[EvalCase]:
-  """Every set greedily and sampled; the first also with random passages.
-
-  The last shows whether answers come from retrieval: it should score about 0.
-  """
-  result = []
-  for dataset in sets:
-    search = wrapped.with_typed_errors(factory.make(
-        engine, dataset.corpus, seed=seed, load_encoder=embedder.load_again,
-        load_judge=reranker.load, **options))
-    result += [EvalCase(dataset, engine, search, decoding)
-               for decoding in ('greedy', 'sampled')]
-  if noise and sets and sets[0].corpus is not None:
-    search = wrapped.with_typed_errors(factory.make('noise', sets[0].corpus, seed=seed))
-    result.append(EvalCase(sets[0], 'noise', search, 'greedy'))
-  return result
-
-
 def run(
-    sampler: samplers.Sampler,
-    params,
-    taken: Sequence[EvalCase],
+    sampler: Sampler,
+    params: Any,
+    cases: Sequence[EvalCase],
     *,
     step: int = 0,
-    progress=lambda done: None,
 ) -> tuple[list[dict], list[tuple[EvalCase, list[Trajectory]]]]:
-  """Sits every exam.
+  """Runs every case.
 
   Args:
-    player: the policy's surroundings.
+    sampler: everything but the policy's weights.
     params: the policy.
-    taken: what to sit.
+    cases: what to run.
     step: randomness of the sampled ones; equal steps, equal samples.
-    progress: told how many questions are done, over all exams.
 
   Returns:
-    Rows for `figures.table`, a row per exam and hop count, and the
+    Rows for `figures.table`, a row per case and hop count, and the
     trajectories. Searches that failed count as wrong here.
   """
-  rows, records, done = [], [], 0
-  for case in taken:
-    trajectories = sampler.play(
-        params, [(q, 0) for q in case.set.questions], search=case.search,
-        reward=rewards_lib.em, outcome=rewards_lib.em, step=step,
-        temperature=0.0 if case.decoding == 'greedy' else 1.0,
-        progress=lambda n: progress(done + n))  # pylint: disable=cell-var-from-loop
-    done += len(trajectories)
+  rows, records = [], []
+  synced = sampler.sync(params)
+  for case in cases:
+    trajectories = sampler.rollout(
+        synced.weights, [Request(q, 0, n) for n, q in enumerate(
+            case.dataset.questions)],
+        search=case.search, reward=rewards_lib.em, outcome=rewards_lib.em,
+        step=step, temperature=0.0 if case.decoding == 'greedy' else 1.0,
+    ).trajectories
     records.append((case, trajectories))
     by_hops = defaultdict(list)
     for trajectory in trajectories:
@@ -109,7 +73,7 @@ def _row(case: EvalCase, hops: int, trajectories: Sequence[Trajectory]) -> dict:
   scores = np.array([rewards_lib.em(g) for g in trajectories])
   low, high = wilson(int(scores.sum()), n)
   return {
-      'set': case.set.name, 'engine': case.engine, 'decoding': case.decoding,
+      'set': case.dataset.name, 'engine': case.engine, 'decoding': case.decoding,
       'hops': hops, 'n': n, 'em': float(scores.mean()),
       '95% interval': f'{low:.2f}-{high:.2f}',
       'subem': float(np.mean([rewards_lib.subem(g) for g in trajectories])),
@@ -145,72 +109,8 @@ def save(folder: pathlib.Path, rows, records, tokenizer) -> None:
     for case, trajectories in records:
       for trajectory in trajectories:
         file.write(json.dumps({
-            'set': case.set.name, 'engine': case.engine,
+            'set': case.dataset.name, 'engine': case.engine,
             'decoding': case.decoding, 'question': trajectory.question.text,
             'golds': trajectory.question.answers, 'answer': trajectory.answer,
             'em': rewards_lib.em(trajectory), 'text': tokenizer.decode(trajectory.tokens),
             'trajectory': to_json(trajectory)}, ensure_ascii=False) + '\n')
-
-
-def trained(run: pathlib.Path, base, shape):
-  """The policy of a run's newest checkpoint; its adapters need its base."""
-  wanted = base
-  lora = _recorded(run).get('model', {}).get('lora', dict(rank=0))
-  if lora['rank']:
-    lora = loras.Lora(**lora)
-    wanted = loras.init(lora, shape, jax.random.key(0))
-    lies = jax.tree.leaves(base)[0].sharding
-    if isinstance(lies, jax.sharding.NamedSharding):  # whole, beside the base
-      wanted = jax.tree.map(lambda x: meshes.place(
-          x, meshes.sharding(lies.mesh, ())), wanted)
-  found = checkpoint.restore(
-      run / 'checkpoints', {'policy': {'params': wanted}}, partial=True)
-  if found is None:
-    raise FileNotFoundError(
-        f'evaluate.run must be the folder of a run with checkpoints, but {run} '
-        'has none.')
-  params = found[1]['policy']['params']
-  return params if wanted is base else loras.merge(base, params, lora)
-
-
-def _recorded(run: pathlib.Path) -> dict:
-  """The config of a run, as far as it noted one."""
-  file = run / 'config.json'
-  return json.loads(file.read_text()) if file.exists() else {}
-
-
-def own_search(run: str) -> tuple[str, dict]:
-  """The engine that a run was trained with, and its options; else BM25."""
-  search = _recorded(pathlib.Path(run)).get('search', {}) if run else {}
-  return search.get('engine', 'bm25'), search.get('options', {})
-
-
-def job(config, workdir: str) -> None:
-  """Evaluates a model folder or a run's newest checkpoint; prints the table."""
-  path = pathlib.Path(workdir)
-  if not config.search.engine:
-    config.search.engine, config.search.options = own_search(
-        config.evaluate.run)
-  mesh = meshes.make(**config.mesh)
-  sampler, params = samplers.build(config, mesh)
-  if config.evaluate.run:
-    params = trained(pathlib.Path(config.evaluate.run), params, sampler.shape)
-  processes.on_first('workdir', lambda: workdirs.prepare(
-      workdir, config, allow_changes=config.allow_changes))
-  sets = datasets.shared(lambda: datasets.evaluation_sets(
-      path / 'data', evaluate=config.data.evaluate,
-      corpus=config.search.corpus, own_train=bool(config.data.train),
-      is_remote=not factory.needs_corpus(
-          config.search.engine, config.search.options),
-      **config.evaluate.worlds))
-  processes.on_first('search', lambda: workdirs.note(
-      path, 'search', {dataset.name: factory.describe(
-          config.search.engine, dataset.corpus, config.search.options,
-          load_encoder=embedder.load_again) for dataset in sets},
-      allow_changes=config.allow_changes))
-  taken = cases(sets, config.search.engine, config.search.options,
-                noise=config.evaluate.noise, seed=config.seed)
-  rows, records = run(sampler, params, taken, step=config.evaluate.step)
-  if processes.is_first():
-    save(path, rows, records, sampler.tokenizer)
-    print(figures.table(rows, COLUMNS))

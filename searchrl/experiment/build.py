@@ -1,10 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A config in, what a run is made of out; everything is checked on the way.
-
-The config ends here: below are keyword arguments. The only file that knows
-everyone.
-"""
+"""A config in, an Experiment out: what a run is made of, checked on the way."""
 
 from collections.abc import Callable
 import dataclasses
@@ -15,24 +11,23 @@ from typing import Any
 
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
-from searchrl.encoders import embedder
-from searchrl.encoders import reranker
 from searchrl.evaluation import suite
+from searchrl.experiment import checks
+from searchrl.experiment import policy
+from searchrl.experiment import search as searches
 from searchrl.models import attention
 from searchrl.models import lora as loras
 from searchrl.rl import algorithms
 from searchrl.rollouts import collect
-from searchrl.rollouts import sampler as samplers
-from searchrl.runtime import lockstep as lockstep_lib
+from searchrl.rollouts.sampler import Sampler
+from searchrl.runtime import lockstep as locksteps
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
-from searchrl.search import factory
-from searchrl.search import metered
-from searchrl.search import wrapped
 from searchrl.training import learner as learners
 from searchrl.training import optimizer as optimizers
+from searchrl.trajectory import SearchFn
 
 _FREE = ('train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
          'train.keep_checkpoints', 'train.progress', 'train.lockstep',
@@ -40,71 +35,82 @@ _FREE = ('train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
+class Experiment:
   """What a config builds: everything that does not change during a run."""
 
   algorithm: algorithms.Algorithm
-  sampler: samplers.Sampler
+  sampler: Sampler
   learner: learners.Learner
   params: Any  # that the run starts from; also the reference policy
   stream: questions_lib.Stream
-  search: metered.Metered
+  search: SearchFn
   reward: Callable[..., float]
   outcome: Callable[..., float]
+  rounds: collect.Rounds
   cases: list[suite.EvalCase]
-  lockstep: lockstep_lib.LockstepCheck
+  lockstep: locksteps.LockstepCheck
 
 
-def build(config, folder: pathlib.Path) -> Parts:
+def build(config, folder: pathlib.Path) -> Experiment:
   """Builds and checks everything, before any compilation.
 
   Raises:
     ValueError, FileNotFoundError: the config cannot be run.
   """
+  checks.check(config)
   processes.agree('config', json.loads(config.to_json()))
   recipe = algorithm(config)
   mesh = meshes.make(**config.mesh)
-  _check_staleness(config.train.max_staleness, recipe, mesh)
-  lockstep = lockstep_lib.LockstepCheck(config.train.lockstep)
-  sampler, params = samplers.build(config, mesh)
-  its_learner = learner(
-      config, recipe, sampler.shape, mesh,
-      attend(config, tested_attention(config, sampler.shape, mesh), mesh), lockstep)
+  checks.check_staleness(config.train.max_staleness, recipe, mesh.size)
+  lockstep = locksteps.LockstepCheck(config.train.lockstep)
+  sampler, params = policy.build(config, mesh)
+  name = tested_attention(config, sampler.shape, mesh)
+  trainer = learner(config, recipe, sampler.shape, mesh,
+                    attend(config, name, mesh), lockstep)
   reward, outcome = (
       plugins.resolve(config[field], field=field,
                       ours='searchrl.agent.rewards:em, :subem and :f1')
       for field in ('reward', 'outcome'))
   processes.on_first('workdir', lambda: workdirs.prepare(
       folder, config, free=_FREE, allow_changes=config.allow_changes))
-  is_remote = not factory.needs_corpus(
-      config.search.engine, config.search.options)
   data, sets = datasets.shared(lambda: (
-      datasets.train_set(
-          folder / 'data', train=config.data.train,
-          corpus=config.search.corpus, world_seed=config.data.world_seed,
-          per_hop=config.data.per_hop, is_remote=is_remote),
-      datasets.evaluation_sets(
-          folder / 'data', evaluate=config.data.evaluate,
-          corpus=config.search.corpus, own_train=bool(config.data.train),
-          is_remote=is_remote, **config.evaluate.worlds)))
+      train_set(config, folder), evaluation_sets(config, folder)))
   processes.on_first('search', lambda: workdirs.note(
-      folder, 'search', factory.describe(
-          config.search.engine, data.corpus, config.search.options,
-          load_encoder=embedder.load_again),
+      folder, 'search', searches.describe(config.search, data.corpus),
       allow_changes=config.allow_changes))
-  return Parts(
-      algorithm=recipe, sampler=sampler, learner=its_learner, params=params,
+  return Experiment(
+      algorithm=recipe, sampler=sampler, learner=trainer, params=params,
       stream=questions_lib.Stream(
           data.questions, seed=config.seed, mix=config.data.mix),
-      search=metered.Metered(wrapped.with_typed_errors(factory.make(
-          config.search.engine, data.corpus, seed=config.seed,
-          load_encoder=embedder.load_again, load_judge=reranker.load,
-          **config.search.options))),
-      reward=reward, outcome=outcome,
-      cases=suite.cases(
-          sets, config.search.engine, config.search.options,
-          noise=config.evaluate.noise, seed=config.seed),
+      search=searches.engine(config.search, data.corpus, seed=config.seed),
+      reward=reward, outcome=outcome, rounds=rounds(config.rollout),
+      cases=searches.cases(config.search, sets, noise=config.evaluate.noise,
+                           seed=config.seed),
       lockstep=lockstep)
+
+
+def rounds(rollout: Any) -> collect.Rounds:
+  """How questions are asked, from config.rollout."""
+  return collect.Rounds(
+      rollout.questions, rollout.group_size, rollout.max_rounds,
+      rollout.end_when_full, rollout.temperature,
+      checks.truncation_of(rollout))
+
+
+def train_set(config, folder: pathlib.Path) -> datasets.Dataset:
+  """What a policy is trained on; generated files go to folder/data."""
+  return datasets.train_set(
+      folder / 'data', train=config.data.train, corpus=config.search.corpus,
+      world_seed=config.data.world_seed, per_hop=config.data.per_hop,
+      is_remote=searches.is_remote(config.search))
+
+
+def evaluation_sets(config, folder: pathlib.Path) -> list[datasets.Dataset]:
+  """What a policy is evaluated on; generated files go to folder/data."""
+  return datasets.evaluation_sets(
+      folder / 'data', evaluate=config.data.evaluate,
+      corpus=config.search.corpus, own_train=bool(config.data.get('train')),
+      is_remote=searches.is_remote(config.search), **config.evaluate.worlds)
 
 
 def algorithm(config) -> algorithms.Algorithm:
@@ -118,50 +124,11 @@ def algorithm(config) -> algorithms.Algorithm:
     raise ValueError(
         f'algorithm.name must lead to a function that returns an Algorithm, '
         f'but {name} returned {type(built).__name__}.')
-  if config.rollout.group_size < built.min_group_size:
-    raise ValueError(
-        f'rollout.group_size must be at least {built.min_group_size} for '
-        f'{name}, whose baseline is the group, but is '
-        f'{config.rollout.group_size}. Raise it, or choose an algorithm '
-        'without a group baseline.')
-  _check_truncation(name, built, config.rollout)
+  checks.check(config)
+  checks.check_algorithm(config, name, built)
   if config.mismatch.how == 'none':
     return built
   return algorithms.corrected(built, **config.mismatch)
-
-
-def _check_staleness(staleness: int, recipe, mesh) -> None:
-  if staleness < 0:
-    raise ValueError(
-        f'train.max_staleness must be at least 0, but is {staleness}.')
-  if staleness and recipe.one_update:
-    raise ValueError(
-        'train.max_staleness must be 0 for an algorithm without an importance '
-        f'ratio, but is {staleness}: another policy samples than is trained. '
-        'Set it to 0, or choose a recipe with a ratio.')
-  if staleness and mesh.size > 1:
-    raise ValueError(
-        'train.max_staleness must be 0 on several devices, where two programs '
-        f'at a time could wait for each other, but is {staleness} on '
-        f'{mesh.size}. Set it to 0, or start one process with one device.')
-
-
-def _check_truncation(name: str, built: algorithms.Algorithm, options) -> None:
-  """Raises a ValueError if a ratio would divide by another distribution."""
-  if options.truncation not in ('refuse', 'renormalise'):
-    raise ValueError("rollout.truncation must be 'refuse' or 'renormalise', "
-                     f'but is {options.truncation!r}.')
-  truncation = collect.truncation(options)
-  truncation.check()
-  if built.one_update or truncation.is_off or (
-      options.truncation == 'renormalise'):
-    return
-  raise ValueError(
-      f'rollout.top_k, top_p and min_p must be off for {name}, whose loss has '
-      'an importance ratio: they make the sampler another distribution than '
-      f'the policy. They are {truncation.top_k}, {truncation.top_p} and '
-      f'{truncation.min_p}. Turn them off (0, 1.0, 0.0), or accept that with '
-      "rollout.truncation='renormalise'.")
 
 
 def learner(config, recipe, shape, mesh, attention_options,

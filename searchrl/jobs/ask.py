@@ -9,7 +9,6 @@ goes to stderr, the answer alone to stdout.
 from collections.abc import Callable, Sequence
 import collections
 import itertools
-import json
 import pathlib
 import shlex
 import sys
@@ -17,18 +16,16 @@ import sys
 from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
-from searchrl.encoders import embedder
-from searchrl.encoders import reranker
-from searchrl.evaluation import suite
-from searchrl.rollouts import sampler as samplers
-from searchrl.runtime import mesh as meshes
+from searchrl.experiment import checks
+from searchrl.experiment import policy
+from searchrl.experiment import search as searches
+from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import processes
 from searchrl.search import corpus as corpora
-from searchrl.search import factory
 from searchrl.search import mapped_corpus
 from searchrl.search import wrapped
-from searchrl.trajectory import (Passage, Question, SearchError, SearchFn,
-                                 Trajectory)
+from searchrl.trajectory import (Passage, Question, Request, SearchError,
+                                 SearchFn, Trajectory)
 
 _WIDTH = 100  # characters of a passage's line
 _EXAMPLES = 5
@@ -48,24 +45,27 @@ def run(config, workdir: str) -> None:
     ValueError, FileNotFoundError: the config cannot be run.
     SystemExit: no sample came to an answer.
   """
-  _check(config)
-  run = pathlib.Path(config.ask.run) if config.ask.run else None
-  if run:
-    check_run(run, config)
-  file = corpus_file(config, run, pathlib.Path(workdir))
+  checks.check(config)
+  if processes.count() > 1:
+    raise ValueError(f'ask needs one process, but there are '
+                     f'{processes.count()}. Start it alone.')
+  options = config.ask
+  if options.run:
+    policy.check_run(options.run, model=config.model.path,
+                     dialogue=config.dialogue)
+  file = corpus_file(config, options.run, pathlib.Path(workdir))
   corpus = mapped_corpus.load(file)
-  if not config.ask.question:
-    _propose(config, file, corpus)
+  if not options.question:
+    propose(file, corpus, examples=options.examples, run=options.run,
+            own_corpus=config.search.corpus)
     return
-  search = wrapped.with_typed_errors(factory.make(
-      config.search.engine, corpus, seed=config.seed,
-      load_encoder=embedder.load_again, load_judge=reranker.load,
-      **config.search.options))
-  sampler, params = policy(config, config.ask.samples)
-  _say(f'Question: {plain(config.ask.question)}')
-  trajectories = ask(sampler, params, config.ask.question, search=search,
-              samples=config.ask.samples, temperature=config.ask.temperature,
-              watch=Narrator(sampler.tokenizer, config.ask.samples))
+  search = searches.engine(config.search, corpus, seed=config.seed)
+  sampler, params = policy.of_run(config, options.run, most=options.samples)
+  _say(f'Question: {plain(options.question)}')
+  trajectories = ask(
+      sampler, params, options.question, search=search,
+      samples=options.samples, temperature=options.temperature,
+      watch=Narrator(sampler.tokenizer, options.samples))
   winner = vote(trajectories, _say)
   if winner is None:
     sys.exit('No answer: ' + ', '.join(sorted({
@@ -73,64 +73,20 @@ def run(config, workdir: str) -> None:
   print(plain(winner))
 
 
-def _check(config) -> None:
-  if processes.count() > 1:
-    raise ValueError(f'ask needs one process, but there are '
-                     f'{processes.count()}. Start it alone.')
-  for name, legal, rule in (
-      ('samples', config.ask.samples >= 1, 'at least 1'),
-      ('temperature', config.ask.temperature > 0, 'above 0')):
-    if not legal:
-      raise ValueError(
-          f'ask.{name} must be {rule}, but is {config.ask[name]}.')
-
-
-def check_run(run: pathlib.Path, config) -> None:
-  """Raises unless a run has a checkpoint, of the policy that config is for."""
-  file = run / 'config.json'
-  if not (file.is_file() and (run / 'checkpoints').is_dir()):
-    raise FileNotFoundError(
-        f'ask.run must be the folder of a run with checkpoints, but {run} is '
-        'none. Name for instance runs/dspo, the --workdir of a training run.')
-  past = json.loads(file.read_text())
-  for name, was, now in (
-      ('model.path', past['model']['path'], config.model.path),
-      ('dialogue', past['dialogue'], config.dialogue)):
-    if was != now:
-      raise ValueError(
-          f'{name} must be what {run} was trained with, {was!r}, but is '
-          f"{now!r}. Write the run's folder after the config's name, as in "
-          f'--config=configs/ask.py:{run}: it takes all that from the run.')
-
-
-def corpus_file(config, run: pathlib.Path | None, workdir: pathlib.Path
-               ) -> pathlib.Path:
+def corpus_file(config, run: str, workdir: pathlib.Path) -> pathlib.Path:
   """The corpus: the config's, the run's, or a generated world's."""
   if config.search.corpus:
     return pathlib.Path(config.search.corpus)
-  if run and (run / 'data' / 'train' / 'corpus.jsonl').is_file():
-    return run / 'data' / 'train' / 'corpus.jsonl'
+  of_run = pathlib.Path(run) / 'data' / 'train' / 'corpus.jsonl'
+  if run and of_run.is_file():
+    return of_run
   datasets.train_set(
       workdir / 'data', train='', corpus='', world_seed=config.data.world_seed,
       per_hop=config.data.per_hop)
   return workdir / 'data' / 'train' / 'corpus.jsonl'
 
 
-def policy(config, most: int):
-  """The config's player, with at most so many slots as are used; and params."""
-  mesh = meshes.make(**config.mesh)
-  copies = mesh.size // config.rollout.tensor
-  used = -(-min(most, config.rollout.slots) // max(copies, 1)) * max(copies, 1)
-  config = config.copy_and_resolve_references()
-  config.rollout.slots = used
-  sampler, params = samplers.build(config, mesh)
-  if config.ask.run:
-    params = suite.trained(
-        pathlib.Path(config.ask.run), params, sampler.shape)
-  return sampler, params
-
-
-def ask(sampler: samplers.Sampler, params, question: str, *, search: SearchFn,
+def ask(sampler: Sampler, params, question: str, *, search: SearchFn,
         samples: int, temperature: float,
         watch: Callable[[Trajectory], None]) -> list[Trajectory]:
   """Trajectories about one question; a single one is greedy.
@@ -143,14 +99,15 @@ def ask(sampler: samplers.Sampler, params, question: str, *, search: SearchFn,
     search: what answers.
     samples: how many.
     temperature: of several samples.
-    watch: as in `Player.play`.
+    watch: as in `Sampler.rollout`.
   """
   asked = Question(question, question, ())
-  return sampler.play(
-      params, [(asked, sample) for sample in range(samples)],
+  return sampler.rollout(
+      sampler.sync(params).weights,
+      [Request(asked, sample) for sample in range(samples)],
       search=telling(search, _say), reward=lambda trajectory: 0.0,
       outcome=lambda trajectory: 0.0, step=0, watch=watch,
-      temperature=temperature if samples > 1 else 0.0)
+      temperature=temperature if samples > 1 else 0.0).trajectories
 
 
 def telling(search: SearchFn, say: Callable[[str], None]) -> SearchFn:
@@ -235,27 +192,33 @@ def vote(trajectories: Sequence[Trajectory], say: Callable[[str], None]) -> str 
   return forms[ranked[0][0]] if ranked else None
 
 
-def _propose(config, file: pathlib.Path, corpus: corpora.Corpus) -> None:
-  """Prints what could be asked."""
-  source = pathlib.Path(config.ask.examples or file.parent / 'questions.jsonl')
+def propose(file: pathlib.Path, corpus: corpora.Corpus, *, examples: str,
+            run: str, own_corpus: str) -> None:
+  """Prints what could be asked, and the command that asks it.
+
+  Args:
+    file: of the corpus.
+    corpus: its passages.
+    examples: a file of questions; '': the one beside the corpus, if any.
+    run: the run's folder, as the command names it.
+    own_corpus: the corpus, as the command names it.
+  """
+  source = pathlib.Path(examples or file.parent / 'questions.jsonl')
   print(f'{len(corpus)} passages of {file} can be asked about', end='')
-  if config.ask.examples or source.is_file():
-    examples = [q.text for q in spread(questions_lib.read(source))]
+  if examples or source.is_file():
+    questions = [q.text for q in spread(questions_lib.read(source))]
     print(', for instance:')
   else:
     step = max(len(corpus) // _EXAMPLES, 1)
     titles = [corpus[i].title for i in range(0, len(corpus), step)]
-    examples = [f'Who or what is {title}?' for title in titles[:_EXAMPLES]]
+    questions = [f'Who or what is {title}?' for title in titles[:_EXAMPLES]]
     print(', though no file of questions lies beside them. By their titles:')
-  for question in examples:
+  for question in questions:
     print('  ' + plain(question))
-  again = '--config=configs/ask.py'
-  if config.ask.run:
-    again += f':{config.ask.run}'
-  where = [f'--config.search.corpus={config.search.corpus}'] * bool(
-      config.search.corpus)
+  config = '--config=configs/ask.py' + (f':{run}' if run else '')
+  corpus_flag = [f'--config.search.corpus={own_corpus}'] * bool(own_corpus)
   print('Ask:\n  python -m searchrl.main ' + shlex.join(
-      [again, *where, '--question', plain(examples[0])]))
+      [config, *corpus_flag, '--question', plain(questions[0])]))
 
 
 def spread(questions: Sequence[Question]) -> list[Question]:

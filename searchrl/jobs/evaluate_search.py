@@ -13,12 +13,10 @@ import pathlib
 
 from searchrl.agent import rewards
 from searchrl.data import datasets
-from searchrl.encoders import embedder
-from searchrl.encoders import reranker
 from searchrl.evaluation import figures
-from searchrl.search import factory
+from searchrl.experiment import build
+from searchrl.experiment import search as searches
 from searchrl.search import ir_metrics
-from searchrl.search import wrapped
 
 
 def run(config, workdir: str) -> None:
@@ -28,20 +26,14 @@ def run(config, workdir: str) -> None:
     ValueError: there are no questions.
   """
   folder, search = pathlib.Path(workdir), config.search
-  sets = datasets.evaluation_sets(
-      folder / 'data', evaluate=config.data.evaluate, corpus=search.corpus,
-      own_train=False, is_remote=not factory.needs_corpus(
-          search.engine, search.options), **config.evaluate.worlds)
+  sets = build.evaluation_sets(config, folder)
   if not sets:
     raise ValueError(
         f'data.evaluate must name questions for {search.engine!r}, whose '
         'corpus lies elsewhere, but is empty.')
   rows = []
   for dataset in sets:
-    engine = wrapped.with_typed_errors(factory.make(
-        search.engine, dataset.corpus, seed=config.seed,
-        load_encoder=embedder.load_again, load_judge=reranker.load,
-        **search.options))
+    engine = searches.engine(search, dataset.corpus, seed=config.seed)
     rows += judged(dataset, search.engine, engine, config.retrieval.top_ks)
   folder.mkdir(parents=True, exist_ok=True)
   (folder / 'retrieval.json').write_text(json.dumps(rows, indent=1) + '\n')

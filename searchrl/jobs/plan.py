@@ -19,12 +19,13 @@ import jax
 import numpy as np
 
 from searchrl.evaluation import figures
-from searchrl.experiment import build as builds
+from searchrl.experiment import build
+from searchrl.experiment import checks
+from searchrl.experiment import policy
 from searchrl.models import attention
 from searchrl.models.inference import slots as slots_lib
 from searchrl.models import transformer
 from searchrl.models import weights
-from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import devices as devices_lib
 from searchrl.runtime.devices import GIB
 from searchrl.runtime import mesh as meshes
@@ -63,6 +64,7 @@ def run(config, workdir: str) -> None:
     ValueError: the config cannot be run there at all.
   """
   del workdir  # nothing is written
+  checks.check(config)
   found = make(config)
   print(describe(found))
 
@@ -74,7 +76,7 @@ def make(config) -> Plan:
         'a plan is of a training run, but this config has no learner. Choose '
         'one of the recipes.')
   shape = weights.read_config(weights.locate(
-      config.model.path or str(samplers.TINY_BASE)))
+      config.model.path or str(policy.TINY_BASE)))
   kind, mesh, name = _devices(config)
   learner = _learner(config, shape, mesh, kind)
   here = meshes.abstract(min(kind.a_process, mesh.size), data=-1,
@@ -190,8 +192,8 @@ def _learner(config, shape, mesh, kind) -> learners.Learner:
     name, _ = attention.choose(
         platform, config.learner.dtype, shape.head_dim,
         config.learner.row_length or config.rollout.length)
-  return builds.learner(config, builds.algorithm(config), shape, mesh,
-                       builds.attend(config, name, mesh))
+  return build.learner(config, build.algorithm(config), shape, mesh,
+                       build.attend(config, name, mesh))
 
 
 def _holds(config, shape, learner, mesh, here, processes: int

@@ -11,7 +11,7 @@ import threading
 import numpy as np
 
 from searchrl.agent import chat
-from searchrl.jobs import ask
+from searchrl.experiment import policy
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import stops
 from searchrl.rollouts import generation
@@ -34,7 +34,8 @@ def run(config, workdir: str) -> None:
                      f'{processes.count()}. Start it alone.')
   options = _options(config)
   if config.ask.run:
-    ask.check_run(pathlib.Path(config.ask.run), config)
+    policy.check_run(config.ask.run, model=config.model.path,
+                     dialogue=config.dialogue)
   generator, tokenizer = generate(config)
   try:
     server = model_server.Server(
@@ -53,10 +54,10 @@ def generate(config) -> tuple[generation.Generator, object]:
   if config.serve.steps < 1:
     raise ValueError(
         f'serve.steps must be at least 1, but is {config.serve.steps}.')
-  sampler, params = ask.policy(config, 1)
+  sampler, params = policy.of_run(config, config.ask.run, most=1)
   tokenizer, length = sampler.tokenizer, config.rollout.length
   eos_ids = (*tokenizer.eos_ids, *turn_ends(tokenizer))
-  copies = sampler.hand_over.mesh.size // config.rollout.tensor
+  copies = sampler.sync.mesh.size // config.rollout.tensor
   if config.rollout.slots % copies:
     raise ValueError(
         f'rollout.slots must be a multiple of the {copies} copies of the '
@@ -65,8 +66,8 @@ def generate(config) -> tuple[generation.Generator, object]:
       sampler.shape, slots=config.rollout.slots, length=length,
       stop_table=never(sampler.shape.vocab_size), eos_ids=eos_ids,
       seed=config.seed, steps=config.serve.steps, dtype=config.rollout.dtype,
-      shardings=functools.partial(meshes.shardings, sampler.hand_over.mesh))
-  engine.load(sampler.hand_over(params), None)
+      shardings=functools.partial(meshes.shardings, sampler.sync.mesh))
+  engine.load(sampler.sync(params).weights, None)
   engine.compile()
   return generation.Generator(
       engine, token_bytes=tokenizer.token_bytes, eos_ids=eos_ids,

@@ -35,7 +35,7 @@ from searchrl.rl.advantages import Estimate
 # What recipes are made of is public here too: yours are made of the same.
 from searchrl.rl.contract import (
     Algorithm, Metrics, PolicyOutput, Terms, denominator_logprobs, keep_all,
-    keep_mixed, question_hops, question_uid, scored, total, trained_tokens)
+    keep_mixed, question_hops, scored, total, trained_tokens)
 from searchrl.rl.masked import Mean
 from searchrl.rl.objective import (
     by_group, clipped_token_ratio, corrected, objective, reference_kl,

@@ -73,11 +73,6 @@ def keep_mixed(
   return spread > advantages.MIN_SPREAD
 
 
-def question_uid(question: Question) -> str:
-  """The usual baseline: all samples of one question."""
-  return question.uid
-
-
 def question_hops(question: Question) -> int:
   """HRPO's baseline: all questions that take equally many facts."""
   return question.hops
@@ -97,8 +92,9 @@ class Algorithm:
   loss: Callable[[PolicyOutput, Batch, Any], tuple[Terms, Metrics]]
   # outcome rewards [N], question ids [N] -> which rows to train on; numpy.
   keep: Callable[[np.ndarray, np.ndarray], np.ndarray] = keep_all
-  # Rows of equal groups share a baseline.
-  group_of: Callable[[Question], Hashable] = question_uid
+  # Questions of equal groups share a baseline; None: the samples of a question
+  # that were asked for together do, and no others.
+  group_of: Callable[[Question], Hashable] | None = None
   # Of 'ref_logprobs', 'values'; 'old_logprobs' where `advantages` reads them.
   needs: frozenset[str] = frozenset()
   level: Literal['token', 'sequence'] = 'token'  # what one ratio belongs to

@@ -1,13 +1,13 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A policy in, a step's groups out: played in the step, or some steps ahead.
+"""Asynchronous rollouts: a thread samples some steps ahead of the learner.
 
-Ahead, a thread plays while the learner trains: step n trains on what the policy
-of step n - max_staleness sampled. Which policy plays which step is settled
-beforehand, so that two runs of one seed are equal; trajectories carry the step
-of their policy, and ratios divide by what it said. A run that was stopped plays
-again what was in flight, with the policy it stopped at: unlike runs that play
-in the step, it does not end with the bits of one that was not.
+Step n trains on what the policy of step n - max_staleness sampled. Which policy
+samples which step is settled beforehand, so that two runs of one seed are
+equal; trajectories carry the step of their policy, and ratios divide by its
+log-probs. A run that was stopped samples again what was in flight, with the
+policy that it stopped at: unlike a synchronous run, it does not end with the
+bits of one that was not stopped.
 """
 
 from collections.abc import Callable
@@ -16,76 +16,63 @@ import concurrent.futures
 import dataclasses
 from typing import Any
 
-from searchrl.rollouts.collect import Progress
+from searchrl.rollouts.collect import Collected, Progress
+from searchrl.rollouts.weight_sync import Synced
 
-# (params, progress of the play, policy step) -> groups, trajectories, counts
-Collect = Callable[[Any, Progress, int], tuple[Any, Any, Any]]
-
-
-class InStep:
-  """Plays a step's questions when the step has come."""
-
-  def __init__(self, collect: Collect):
-    self._collect = collect
-
-  def take(self, params: Any, progress: Progress):
-    """The groups of progress.step; see `collect.collect`."""
-    return self._collect(params, progress, progress.step)
-
-  def close(self) -> None:
-    pass
+# (weights, progress of the sampling, policy step) -> what was collected
+Collect = Callable[[Synced, Progress, int], Collected]
 
 
 class AsyncRollouts:
-  """Plays up to `max_staleness` steps before they are trained on.
+  """Samples up to `max_staleness` steps before they are trained on.
 
-  One thread plays, step by step; nobody holds a lock while waiting, and what
-  goes wrong in it is raised by `take`.
+  One thread samples, step by step; nobody holds a lock while waiting, and an
+  error in the thread is raised by `take`.
 
   Args:
-    collect: what the thread calls, with weights that no update takes away.
+    collect: called in the thread, with weights that no update takes away.
     snapshot: params -> such weights; called in the learner's thread.
     max_staleness: steps; above 0.
-    last_step: of the run; nothing is played beyond it.
+    last_step: of the run; nothing is sampled beyond it.
   """
 
-  def __init__(self, collect: Collect, snapshot: Callable[[Any], Any], *,
+  def __init__(self, collect: Collect, snapshot: Callable[[Any], Synced], *,
                max_staleness: int, last_step: int):
     self._collect, self._snapshot = collect, snapshot
     self._max_staleness, self._last_step = max_staleness, last_step
     self._pool = concurrent.futures.ThreadPoolExecutor(
         1, thread_name_prefix='rollouts')
     self._in_flight = collections.deque()
-    self._playing = None  # the thread's own progress
+    self._sampled = None  # the thread's own progress
 
-  def take(self, params: Any, progress: Progress):
-    """The groups of progress.step, perhaps after waiting for them.
+  def take(self, params: Any, progress: Progress) -> Collected:
+    """Returns what progress.step trains on, perhaps after waiting for it.
 
     Args:
-      params: the policy of progress.step; plays what comes next.
-      progress: its data position, surplus and count become those of the play.
+      params: the policy of progress.step; it samples what comes next.
+      progress: of the training; the result's has the data position, surplus
+        and counts of the sampling.
     """
-    if self._playing is None:
-      self._playing = dataclasses.replace(progress)
-      self._next = progress.step
-    weights = None
+    if self._sampled is None:
+      self._sampled, self._next = progress, progress.step
+    synced = None
     while self._next <= min(progress.step + self._max_staleness,
                             self._last_step - 1):
-      weights = weights or self._snapshot(params)
+      # Only the first step with these weights reports what they took.
+      synced = Synced(synced.weights) if synced else self._snapshot(params)
       self._in_flight.append(self._pool.submit(
-          self._play, weights, self._next, progress.step))
+          self._sample, synced, self._next, progress.step))
       self._next += 1
-    found, after = self._in_flight.popleft().result()
-    progress.rollouts, progress.surplus, progress.position = after
+    found = self._in_flight.popleft().result()
+    return dataclasses.replace(found, progress=dataclasses.replace(
+        found.progress, silent_steps=progress.silent_steps))
+
+  def _sample(self, synced: Synced, step: int, policy_step: int) -> Collected:
+    found = self._collect(
+        synced, dataclasses.replace(self._sampled, step=step), policy_step)
+    self._sampled = found.progress
     return found
 
-  def _play(self, weights, step: int, policy_step: int):
-    playing = self._playing
-    playing.step = step
-    found = self._collect(weights, playing, policy_step)
-    return found, (playing.rollouts, list(playing.surplus),
-                   list(playing.position))
-
   def close(self) -> None:
-    """Waits for the step that is being played, and drops the rest."""
+    """Waits for the step that is being sampled, and drops the rest."""
     self._pool.shutdown(wait=True, cancel_futures=True)

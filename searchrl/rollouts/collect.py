@@ -1,134 +1,224 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of questions in, a step's groups of trajectories out: the dynamic filter.
+"""Collection with the dynamic filter: rounds of questions in, full groups out.
 
-A recipe keeps some groups and refuses others; rounds go on until a batch is
-full. What is left over opens the next step, and is checkpointed until then.
+An algorithm keeps some groups and refuses others; rounds go on until a batch is
+full. The surplus opens the next step, and is checkpointed until then.
 """
 
 import collections
+from collections.abc import Callable, Sequence
 import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 
+from searchrl import trajectory as trajectory_lib
 from searchrl.models.inference import sampling
 from searchrl.rl import advantages
+from searchrl.rl import algorithms
+from searchrl.rollouts import weight_sync
+from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import processes
-from searchrl import trajectory as trajectory_lib
-from searchrl.trajectory import Trajectory
+from searchrl.search import calls as calls_lib
+from searchrl.search import wrapped
+from searchrl.trajectory import Question, Request, SearchFn, Trajectory
 
 Group = list[Trajectory]  # samples of one question, by one policy
+# (position, count) -> questions, the position after them
+Draw = Callable[[Sequence[int], int], tuple[list[Question], tuple[int, ...]]]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Progress:
   """What a run must remember besides the learner's state; checkpointed."""
 
   step: int = 0  # updates of the policy
   rollouts: int = 0  # trajectories sampled so far
-  position: list[int] = dataclasses.field(default_factory=list)  # of the data
-  surplus: list[Group] = dataclasses.field(default_factory=list)
+  groups: int = 0  # groups asked for so far; the next one's number
+  position: tuple[int, ...] = ()  # of the data
+  surplus: tuple[Group, ...] = ()
   silent_steps: int = 0  # in a row, without a group to learn from
 
   def to_json(self) -> dict[str, Any]:
-    surplus = [[trajectory_lib.to_json(g) for g in group] for group in self.surplus]
+    surplus = [[trajectory_lib.to_json(t) for t in group]
+               for group in self.surplus]
     return {**vars(self), 'surplus': surplus}
 
   @classmethod
   def from_json(cls, record: dict[str, Any]) -> 'Progress':
-    surplus = [[trajectory_lib.from_json(g) for g in group]
-               for group in record['surplus']]
-    return cls(**{**record, 'surplus': surplus})
+    surplus = tuple([trajectory_lib.from_json(t) for t in group]
+                    for group in record['surplus'])
+    if 'groups' not in record:  # written before groups had numbers
+      surplus = tuple([dataclasses.replace(t, group=number) for t in group]
+                      for number, group in enumerate(surplus))
+      record = {**record, 'groups': len(surplus)}
+    return cls(**{**record, 'position': tuple(record['position']),
+                  'surplus': surplus})
 
 
-def collect(sampler, params, stream, progress: Progress, algorithm, search,
-            reward, outcome, options, policy_step: int):
-  """Plays rounds of questions until `keep` has accepted a full batch.
+@dataclasses.dataclass(frozen=True)
+class Collected:
+  """What a step trains on, and what it took.
+
+  Attributes:
+    groups: to train on.
+    trajectories: all that were sampled now.
+    metrics: of the groups, the searches and the weight sync of these alone.
+    progress: after them, of the same step.
+  """
+
+  groups: list[Group]
+  trajectories: list[Trajectory]
+  metrics: dict[str, float]
+  progress: Progress
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+  """How questions are asked.
+
+  Attributes:
+    questions: groups of a batch.
+    group_size: samples a question.
+    max_rounds: of questions a step.
+    end_when_full: what is unfinished when the batch is full is dropped.
+    temperature: of sampling.
+    truncation: which tokens may be drawn.
+  """
+
+  questions: int
+  group_size: int
+  max_rounds: int = 1
+  end_when_full: bool = False
+  temperature: float = 1.0
+  truncation: sampling.Truncation = sampling.Truncation()
+
+
+def collect(
+    sampler: Sampler,
+    synced: weight_sync.Synced,
+    progress: Progress,
+    policy_step: int,
+    *,
+    draw: Draw,
+    keep: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    search: SearchFn,
+    reward: Callable[[Trajectory], float],
+    outcome: Callable[[Trajectory], float],
+    rounds: Rounds,
+) -> Collected:
+  """Samples rounds of questions until `keep` has accepted a full batch.
 
   Args:
-    player, params: the policy.
-    stream: deals questions; its position moves on.
-    progress: its surplus is used first, and takes what is left over; its
-      position becomes the stream's.
-    algorithm: `keep` decides group by group.
-    search, reward, outcome: as in `Player.play`.
-    options: config.rollout.
+    sampler: samples.
+    synced: its weights.
+    progress: the surplus is used first.
     policy_step: updates that this policy has seen.
-
-  Returns:
-    The groups to train on, at most options.questions; all trajectories played
-    now; and counts as metrics.
+    draw: deals questions.
+    keep: of the algorithm; decides group by group.
+    search, reward, outcome: as in `Sampler.rollout`.
+    rounds: how questions are asked.
   """
-  if options.end_when_full and processes.count() > 1:
+  if rounds.end_when_full and processes.count() > 1:
     raise ValueError(
         'rollout.end_when_full is for one process, because each sees only its '
         f'share of a group, but there are {processes.count()}. Turn it off.')
-  groups, progress.surplus = progress.surplus, []
-  carried = len(groups)
-  played, asked = [], []
-  times_asked = {}
-  for _ in range(options.max_rounds):
-    missing = options.questions - len(groups)
+  groups, carried = list(progress.surplus), len(progress.surplus)
+  position, number = progress.position, progress.groups
+  sampled, asked, calls = [], [], []
+  times_asked = collections.Counter()
+  for _ in range(rounds.max_rounds):
+    missing = rounds.questions - len(groups)
     if missing <= 0:
       break
-    # Ask for as many as should fill the batch, judging by this step so far.
-    share = (len(groups) - carried) / len(asked) if asked else 1.0
-    wanted = min(options.questions,
-                 math.ceil(missing / max(share, 1 / options.questions)))
-    questions = stream.draw(wanted)
-    requests = []
-    for question in questions:
-      again = times_asked.get(question.uid, 0)
-      times_asked[question.uid] = again + 1
-      requests += [(question, again * options.group_size + i)
-                   for i in range(options.group_size)]
-    early = {} if not options.end_when_full else dict(
-        enough=lambda trajectories, missing=missing: len(_kept(
-            _whole(trajectories, options.group_size), algorithm)) >= missing)
-    trajectories = sampler.play(
-        params, requests, search=search, reward=reward, outcome=outcome,
-        temperature=options.temperature, truncation=truncation(options),
-        step=progress.step, policy_step=policy_step, **early)
-    progress.rollouts += len(trajectories)
-    fresh = _whole(trajectories, options.group_size)
-    groups += _kept(fresh, algorithm)
-    played += trajectories
-    asked += fresh
-  progress.surplus = groups[options.questions:]
-  groups = groups[:options.questions]
-  progress.position = list(stream.position)
-  return groups, played, _group_counts(asked, groups, carried, progress)
+    questions, position = draw(
+        position, _wanted(rounds, missing, len(groups) - carried, len(asked)))
+    enough = lambda finished, missing=missing: len(_kept(
+        _whole(finished, rounds.group_size), keep)) >= missing
+    found = sampler.rollout(
+        synced.weights, _requests(questions, rounds.group_size, times_asked, number),
+        search=search, reward=reward, outcome=outcome,
+        temperature=rounds.temperature, truncation=rounds.truncation,
+        step=progress.step, policy_step=policy_step,
+        **(dict(enough=enough) if rounds.end_when_full else {}))
+    number += len(questions)
+    whole = _whole(found.trajectories, rounds.group_size)
+    groups += _kept(whole, keep)
+    sampled += found.trajectories
+    asked += whole
+    calls += found.calls
+  surplus = tuple(groups[rounds.questions:])
+  groups = groups[:rounds.questions]
+  metrics = _group_counts(asked, groups, carried, len(surplus))
+  metrics |= calls_lib.describe(calls) | wrapped.pop(search) | synced.metrics()
+  return Collected(groups, sampled, metrics, dataclasses.replace(
+      progress, rollouts=progress.rollouts + len(sampled), groups=number,
+      position=position, surplus=surplus))
 
 
-def truncation(options) -> sampling.Truncation:
-  """Which tokens may be drawn, from config.rollout."""
-  return sampling.Truncation(options.top_k, options.top_p, options.min_p)
+def _wanted(rounds: Rounds, missing: int, kept: int, asked: int) -> int:
+  """As many questions as should fill the batch, judging by this step so far."""
+  share = kept / asked if asked else 1.0
+  return min(rounds.questions,
+             math.ceil(missing / max(share, 1 / rounds.questions)))
 
 
-def _whole(trajectories: list[Trajectory], size: int) -> list[Group]:
+def _requests(questions: Sequence[Question], size: int,
+              times_asked: collections.Counter, number: int) -> list[Request]:
+  """A group of samples a question; one asked again has further samples."""
+  requests = []
+  for group, question in enumerate(questions, start=number):
+    first = times_asked[question.uid] * size
+    times_asked[question.uid] += 1
+    requests += [Request(question, first + i, group) for i in range(size)]
+  return requests
+
+
+def _whole(trajectories: Sequence[Trajectory], size: int) -> list[Group]:
   """The groups all of whose samples are there, in order."""
   groups = collections.defaultdict(list)
   for trajectory in trajectories:
-    groups[trajectory.question.uid, trajectory.sample // size].append(trajectory)
+    groups[trajectory.group].append(trajectory)
   return [group for group in groups.values() if len(group) == size]
 
 
-def _kept(groups: list[Group], algorithm) -> list[Group]:
+def _kept(groups: list[Group], keep) -> list[Group]:
   """The groups that the algorithm learns from."""
   if not groups:
     return []
-  scores = np.array([np.nan if g.outcome_reward is None else g.outcome_reward
-                     for group in groups for g in group])
+  scores = np.array([np.nan if t.outcome_reward is None else t.outcome_reward
+                     for group in groups for t in group])
   ids = np.repeat(np.arange(len(groups)), len(groups[0]))
-  kept = algorithm.keep(scores, ids).reshape(len(groups), -1).all(1)
-  return [group for group, keep in zip(groups, kept) if keep]
+  kept = keep(scores, ids).reshape(len(groups), -1).all(1)
+  return [group for group, keep_it in zip(groups, kept) if keep_it]
 
 
-def _group_counts(asked, groups, carried, progress) -> dict[str, float]:
+def pack(groups: Sequence[Group], algorithm: algorithms.Algorithm,
+         policy_step: int, rounds: Rounds, *, length: int, mask_truncated: bool
+        ) -> trajectory_lib.Batch:
+  """Groups side by side, filled up with empty rows.
+
+  Args:
+    groups: to train on.
+    algorithm: its `group_of` says which rows share a baseline.
+    policy_step, length, mask_truncated: as in `trajectory.pack`.
+    rounds: their questions and samples are the rows of a batch.
+  """
+  trajectories = [t for group in groups for t in group]
+  group_of = algorithm.group_of
+  return trajectory_lib.pack(
+      trajectories, policy_step=policy_step, length=length,
+      group_ids=[t.group if group_of is None else group_of(t.question)
+                 for t in trajectories],
+      rows=rounds.questions * rounds.group_size, mask_truncated=mask_truncated)
+
+
+def _group_counts(asked, groups, carried: int, surplus: int
+                 ) -> dict[str, float]:
   """Metrics of the groups asked; sizes count the samples that have a score."""
-  scores = [[g.outcome_reward for g in group if g.outcome_reward is not None]
+  scores = [[t.outcome_reward for t in group if t.outcome_reward is not None]
             for group in asked]
   kinds = collections.Counter(map(_kind, scores))
   sizes = [len(s) for s in scores] or [0]
@@ -141,9 +231,9 @@ def _group_counts(asked, groups, carried, progress) -> dict[str, float]:
       'data/groups_asked': len(asked),
       'data/groups_trained': len(groups),
       'data/groups_carried_in': carried,
-      'data/groups_carried_out': len(progress.surplus),
+      'data/groups_carried_out': surplus,
       'data/tries_per_kept_group': len(asked) / max(
-          len(groups) - carried + len(progress.surplus), 1),
+          len(groups) - carried + surplus, 1),
   }
 
 

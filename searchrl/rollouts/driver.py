@@ -1,10 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Questions in, finished trajectories out: the host-side driver of the slots.
+"""The host-side driver of the engine's slots: requests in, trajectories out.
 
-The engine, the search and the dialogue arrive as arguments. A slot plays one
-trajectory; a finished one's slot goes to the next in the queue, and a search
-pauses its slot while others decode.
+A slot holds one trajectory; when it is finished, its slot goes to the next
+request in the queue. A search pauses its slot while others decode.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +11,14 @@ import dataclasses
 from typing import Any
 
 from searchrl.agent import dialogue as dialogues
+from searchrl.models.inference import engine as engines
 from searchrl.rollouts import pending_searches
-from searchrl.trajectory import (Passages, Query, Question, SearchError,
-                                 SearchFn, Trajectory, Turn)
+from searchrl.rollouts.pending_searches import Found
+from searchrl.search import calls as calls_lib
+from searchrl.trajectory import (Query, Request, SearchError, SearchFn,
+                                 Trajectory, Turn)
 
 ADMISSIONS = ('deterministic', 'arrival')
-Found = dict[int, list[Passages | SearchError]]  # by slot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +43,13 @@ class Budgets:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """How play proceeds; no trajectory depends on it.
+  """In which order slots are served; no trajectory depends on it.
 
   Attributes:
-    admission: 'deterministic': results of a search enter after a fixed number
-      of decodes, so that a repeated run takes the same course; 'arrival': when
-      they come.
-    decodes_in_flight: that run while the host reads an earlier one: 0 or 1.
+    admission: 'deterministic': the results of a search enter after a fixed
+      number of decodes, so that a repeated run takes the same course;
+      'arrival': when they come.
+    decodes_in_flight: while the host reads an earlier one: 0 or 1.
     search_timeout_secs: until a search counts as failed.
     search_calls: of the search at a time; each answers all that was asked
       since the one before.
@@ -74,8 +75,8 @@ class Schedule:
 
 
 @dataclasses.dataclass
-class _Game:
-  """A trajectory being played."""
+class _Unfinished:
+  """A trajectory that is being sampled."""
 
   row: int  # its place in the result
   trajectory: Trajectory
@@ -90,86 +91,73 @@ class _Game:
         *earlier, dataclasses.replace(last, **fields)))
 
 
-def play(
-    requests: Sequence[tuple[Question, int]],
+def run(
+    requests: Sequence[Request],
     *,
-    engine: Any,
+    engine: engines.Engine,
     search: SearchFn,
     dialogue: dialogues.Dialogue,
     tokenizer: Any,
     budgets: Budgets,
-    row_ids: Callable[[int, str, int, int], Sequence[int]],
-    append: Callable[..., Any],
     step: int,
     policy_step: int,
     schedule: Schedule = Schedule(),
-    progress: Callable[[int], None] = lambda finished: None,
     enough: Callable[[Mapping[int, Trajectory]], bool] = lambda finished: False,
     watch: Callable[[Trajectory], None] = lambda grown: None,
     agree: Callable[[Found], Found] = lambda found: found,
-) -> list[Trajectory | None]:
-  """Plays every (question, sample) to its end.
+) -> tuple[list[Trajectory | None], list[calls_lib.Call]]:
+  """Samples a trajectory for every request.
 
   Args:
-    requests: what to play; a question's samples differ in their randomness.
-    engine: `slots`, `length`, `append`, `dispatch`, `read`, `used`, `release`,
-      `abandon`; see `models.engine.Engine`. It must have been given weights.
+    requests: a question's samples differ in their randomness.
+    engine: it must have been given weights.
     search: answers all queries of a pass in one call, in a thread of its own.
     dialogue: the protocol.
     tokenizer: see `agent.tokenizer`.
     budgets: limits.
-    row_ids: (step, uid, sample, turn) -> what the row's key is folded from.
-    append: makes what `engine.append` takes, from keyword arguments.
     step: of the run; part of every row's randomness.
     policy_step: written into the trajectories.
-    schedule: how play proceeds.
-    progress: told how many have finished, after each pass.
-    enough: asked after each pass, with what has finished by its place among
-      the requests, whether the rest is not needed any more.
-    watch: shown a trajectory whenever it has grown: by what the policy said,
-      by what it then reads, and by its end.
+    schedule: in which order slots are served.
+    enough: asked after each pass, with the finished trajectories by their
+      place among the requests, whether the rest is not needed any more.
+    watch: receives a trajectory whenever it has grown: by an action, by an
+      observation, and by its end.
     agree: what searches found, by slot -> what is taken for it. Processes that
-      play the same slots agree on it; admission must be deterministic then.
+      share their slots agree on it; admission must be deterministic then.
 
   Returns:
-    Trajectories in the order of `requests`, without rewards; None for those
-    that were not needed.
+    Trajectories in the order of `requests`, without rewards, None for those
+    that were not needed; and the calls of the search.
 
   Raises:
     ValueError: a prompt longer than max_prompt_tokens.
   """
-  queue = _new_games(requests, policy_step, dialogue, tokenizer, budgets)
-  table = _Table(
-      engine, dialogue, tokenizer, budgets, schedule,
-      pending_searches.Searches(search, timeout_secs=schedule.search_timeout_secs,
-                        calls=schedule.search_calls), watch, agree)
-
-  def feed_of(trajectory: _Game, budget: int):
-    played = trajectory.trajectory
-    return append(
-        slot=trajectory.slot, tokens=trajectory.pending, budget=budget, fresh=trajectory.fresh,
-        row_ids=row_ids(step, played.question.uid, played.sample,
-                        len(played.turns)))
-
-  ready = table.seat(queue)
-  while table.playing:
-    table.feed(ready, feed_of)
-    ready = table.go_on()
-    progress(len(table.finished))
-    if enough(table.finished):
+  queue = _unfinished(requests, policy_step, dialogue, tokenizer, budgets)
+  searches = pending_searches.PendingSearches(
+      search, timeout_secs=schedule.search_timeout_secs,
+      calls=schedule.search_calls)
+  slots = _Slots(engine, dialogue, tokenizer, budgets, schedule, searches, step,
+                 watch, agree)
+  ready = slots.seat(queue)
+  while slots.taken:
+    slots.feed(ready)
+    ready = slots.go_on()
+    if enough(slots.finished):
       engine.abandon()
       break
-    ready += table.seat(queue)
+    ready += slots.seat(queue)
   else:
-    table.clear()
-  return [table.finished.get(row) for row in range(len(requests))]
+    slots.clear()
+  return ([slots.finished.get(row) for row in range(len(requests))],
+          searches.finished)
 
 
-def _new_games(requests, policy_step, dialogue, tokenizer, budgets
-              ) -> list[_Game]:
-  """What is to be played, the first last; each question is encoded once."""
-  prompts, trajectories = {}, []
-  for row, (question, sample) in enumerate(requests):
+def _unfinished(requests, policy_step, dialogue, tokenizer, budgets
+               ) -> list[_Unfinished]:
+  """The queue, its first entry last; each question is encoded once."""
+  prompts, queue = {}, []
+  for row, request in enumerate(requests):
+    question = request.question
     prompt = prompts.get(question.text)
     if prompt is None:
       prompt = dialogues.opening(dialogue, question.text, tokenizer)
@@ -180,134 +168,146 @@ def _new_games(requests, policy_step, dialogue, tokenizer, budgets
           f'{budgets.max_prompt_tokens} tokens, but that of question '
           f'{question.uid!r} has {len(prompt)}. Raise the limit, or leave the '
           'question out.')
-    trajectories.append(_Game(
-        row, Trajectory(question, sample, policy_step, prompt), prompt))
-  return trajectories[::-1]
+    queue.append(_Unfinished(row, Trajectory(
+        question, request.sample, policy_step, prompt, group=request.group),
+                             prompt))
+  return queue[::-1]
 
 
-class _Table:
-  """Who sits in which slot, and what happens to them."""
+class _Slots:
+  """Which trajectory has which slot, and what happens to it."""
 
-  def __init__(self, engine, dialogue, tokenizer, budgets, schedule, asked,
-               watch, agree):
+  def __init__(self, engine, dialogue, tokenizer, budgets, schedule, searches,
+               step, watch, agree):
     self._engine, self._dialogue, self._tokenizer = engine, dialogue, tokenizer
-    self._budgets, self._schedule, self._asked = budgets, schedule, asked
+    self._budgets, self._schedule = budgets, schedule
+    self._searches, self._step = searches, step
     self._watch, self._agree = watch, agree
     self._free = list(range(engine.slots))[::-1]
     self._decoding = set()  # slots
     self._unread = 0  # decodes
-    self.playing = {}  # slot -> game
+    self.taken = {}  # slot -> unfinished
     self.finished = {}  # row -> trajectory
 
-  def seat(self, queue: list[_Game]) -> list[_Game]:
+  def seat(self, queue: list[_Unfinished]) -> list[_Unfinished]:
     """Gives free slots to the next in the queue."""
     seated = []
     while queue and self._free:
-      trajectory = queue.pop()
-      trajectory.slot = self._free.pop()
-      self.playing[trajectory.slot] = trajectory
-      seated.append(trajectory)
+      one = queue.pop()
+      one.slot = self._free.pop()
+      self.taken[one.slot] = one
+      seated.append(one)
     return seated
 
-  def feed(self, trajectories: Sequence[_Game], feed_of) -> None:
+  def feed(self, ready: Sequence[_Unfinished]) -> None:
     """Feeds slots and lets them decode, or ends what does not fit."""
-    feeds = []
-    for trajectory in trajectories:
-      used = 0 if trajectory.fresh else self._engine.used(trajectory.slot)
+    appends = []
+    for one in ready:
+      used = 0 if one.fresh else self._engine.used(one.slot)
       budget = min(self._budgets.max_turn_tokens,
-                   self._engine.length - used - len(trajectory.pending))
+                   self._engine.length - used - len(one.pending))
       if budget < 1:  # not one token could be sampled
-        self._finish(trajectory, 'length_limit')
+        self._finish(one, 'length_limit')
         continue
-      feeds.append(feed_of(trajectory, budget))
-      if not trajectory.fresh:  # it belongs to the turn that asked for it
-        trajectory.amend(observation_tokens=trajectory.pending)
-        self._watch(trajectory.trajectory)
-      trajectory.fresh = False
-      self._decoding.add(trajectory.slot)
-    if feeds:
-      self._engine.append(feeds)
+      appends.append(self._append(one, budget))
+      if not one.fresh:  # it belongs to the turn that asked for it
+        one.amend(observation_tokens=one.pending)
+        self._watch(one.trajectory)
+      one.fresh = False
+      self._decoding.add(one.slot)
+    if appends:
+      self._engine.append(appends)
 
-  def go_on(self) -> list[_Game]:
-    """Decodes until something has happened; games that can be fed again."""
+  def _append(self, one: _Unfinished, budget: int) -> engines.Append:
+    """What a slot is fed, with the randomness of its next turn."""
+    grown = one.trajectory
+    return engines.Append(
+        slot=one.slot, tokens=one.pending, budget=budget, fresh=one.fresh,
+        row_ids=engines.row_ids(self._step, grown.question.uid, grown.sample,
+                                len(grown.turns)))
+
+  def go_on(self) -> list[_Unfinished]:
+    """Decodes until something has happened; returns what can be fed again."""
     while self._decoding and self._unread <= self._schedule.decodes_in_flight:
       self._engine.dispatch()
       self._unread += 1
     stopped = self._read()
     self._decoding -= {s.slot for s in stopped}
-    ready = [trajectory for s in stopped if (trajectory := self._hear(s)) is not None]
-    self._asked.start()
+    ready = [one for s in stopped if (one := self._take_turn(s)) is not None]
+    self._searches.start()
     return ready + self._admit(bool(ready))
 
   def clear(self) -> None:
-    """Reads what was decoded ahead of the last trajectory's end: nothing."""
+    """Reads the empty decodes after the last trajectory's end."""
     while self._unread:
       self._read()
 
-  def _read(self):
+  def _read(self) -> list[engines.Stopped]:
     if not self._unread:
       return []
     self._unread -= 1
     return self._engine.read()
 
-  def _hear(self, said) -> _Game | None:
-    """Reads what a stopped slot said; its game, if it is fed next."""
-    trajectory = self.playing[said.slot]
-    action = self._dialogue.parse(self._tokenizer.decode(said.tokens))
-    turn = Turn(said.tokens, said.logprobs, action)
-    trajectory.trajectory = dataclasses.replace(
-        trajectory.trajectory, turns=(*trajectory.trajectory.turns, turn))
-    self._watch(trajectory.trajectory)
-    reason = 'answer' if action.kind == 'answer' else self._limit(trajectory)
+  def _take_turn(self, stopped: engines.Stopped) -> _Unfinished | None:
+    """Adds a stopped slot's action; returns its trajectory if it is fed next."""
+    one = self.taken[stopped.slot]
+    action = self._dialogue.parse(self._tokenizer.decode(stopped.tokens))
+    turn = Turn(stopped.tokens, stopped.logprobs, action)
+    one.trajectory = dataclasses.replace(
+        one.trajectory, turns=(*one.trajectory.turns, turn))
+    self._watch(one.trajectory)
+    reason = 'answer' if action.kind == 'answer' else self._limit(one)
     if reason is not None:
-      self._finish(trajectory, reason)
+      self._finish(one, reason)
       return None
     if action.kind == 'search':
-      self._asked.ask(trajectory.slot, [
-          Query(text, self._budgets.top_k, trajectory.trajectory.question)
+      self._searches.ask(one.slot, [
+          Query(text, self._budgets.top_k, one.trajectory.question)
           for text in action.texts])
       return None
-    trajectory.pending = dialogues.retry(self._dialogue, self._tokenizer, said.tokens)
-    return trajectory
+    one.pending = dialogues.retry(
+        self._dialogue, self._tokenizer, stopped.tokens)
+    return one
 
-  def _limit(self, trajectory: _Game) -> str | None:
-    """The limit after which nothing, a search neither, is carried out."""
-    if self._engine.used(trajectory.slot) >= self._engine.length:
+  def _limit(self, one: _Unfinished) -> str | None:
+    """The limit after which nothing, not even a search, is carried out."""
+    if self._engine.used(one.slot) >= self._engine.length:
       return 'length_limit'
-    if len(trajectory.trajectory.turns) >= self._budgets.max_turns:
+    if len(one.trajectory.turns) >= self._budgets.max_turns:
       return 'turn_limit'
     return None
 
-  def _admit(self, others: bool) -> list[_Game]:
-    """Games whose searches are back, as the admission has it."""
+  def _admit(self, others: bool) -> list[_Unfinished]:
+    """Trajectories whose searches are back, as the admission has it."""
     if self._schedule.admission == 'deterministic':
-      waiting = len(self._asked) > 0
-      found = self._agree(self._asked.all()) if waiting else {}
+      waiting = len(self._searches) > 0
+      found = self._agree(self._searches.all()) if waiting else {}
     elif self._decoding or self._unread or others:
-      found = self._asked.ready()
+      found = self._searches.ready()
     else:  # nothing else is left to do
-      found = self._asked.some()
-    return [trajectory for slot, results in found.items()
-            if (trajectory := self._show(self.playing[slot], results)) is not None]
+      found = self._searches.some()
+    return [one for slot, results in found.items()
+            if (one := self._observe(self.taken[slot], results)) is not None]
 
-  def _show(self, trajectory: _Game, results) -> _Game | None:
-    """Prepares what a search found for the policy; its game, if it goes on."""
-    if any(isinstance(result, SearchError) for result in results):
-      self._finish(trajectory, 'search_error')
+  def _observe(self, one: _Unfinished, results) -> _Unfinished | None:
+    """Prepares the observation of a search, or ends its trajectory."""
+    errors = [r for r in results if isinstance(r, SearchError)]
+    if errors:
+      self._finish(one, 'search_error', search_error=errors[0])
       return None
     shown = dialogues.observation(
         self._dialogue, results, self._tokenizer,
         passage_tokens=self._budgets.passage_tokens,
-        said=trajectory.trajectory.turns[-1].action_tokens)
-    trajectory.amend(passages=tuple(p for result in results for p in result),
-               passages_cut=shown.passages_cut)
-    trajectory.pending = shown.tokens
-    return trajectory
+        said=one.trajectory.turns[-1].action_tokens)
+    one.amend(passages=tuple(p for result in results for p in result),
+              passages_cut=shown.passages_cut)
+    one.pending = shown.tokens
+    return one
 
-  def _finish(self, trajectory: _Game, reason: str) -> None:
-    self.finished[trajectory.row] = dataclasses.replace(
-        trajectory.trajectory, stop_reason=reason)
-    self._watch(self.finished[trajectory.row])
-    del self.playing[trajectory.slot]
-    self._engine.release(trajectory.slot)
-    self._free.append(trajectory.slot)
+  def _finish(self, one: _Unfinished, reason: str, **fields) -> None:
+    self.finished[one.row] = dataclasses.replace(
+        one.trajectory, stop_reason=reason, **fields)
+    self._watch(self.finished[one.row])
+    del self.taken[one.slot]
+    self._engine.release(one.slot)
+    self._free.append(one.slot)

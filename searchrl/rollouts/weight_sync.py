@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The learner's weights in, the rollout engine's out.
+"""Weight sync: the learner's weights in, the rollout engine's out.
 
 A learner splits parameters over all devices; an engine wants them whole, or
 split over a few devices, and in its own dtype. One program casts and reshards
@@ -11,6 +11,7 @@ model is too large for the devices of one: then all sample together.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -32,6 +33,19 @@ def spans_processes(mesh: Mesh, tensor: int) -> bool:
         f'rollout.tensor must divide the {mesh.size} devices, but is {tensor}.')
   return any(len({device.process_index for device in sharing}) > 1
              for sharing in mesh.devices.reshape(-1, tensor))
+
+
+@dataclasses.dataclass(frozen=True)
+class Synced:
+  """Weights as an engine takes them, and what it took to make them."""
+
+  weights: Any
+  bytes: int = 0  # that were written on this process's devices
+  secs: float = 0.0
+
+  def metrics(self) -> dict[str, float]:
+    return {'rollout/weight_sync_bytes': float(self.bytes),
+            'timing_s/weight_sync': self.secs}
 
 
 class WeightSync:
@@ -63,25 +77,19 @@ class WeightSync:
         lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree),
         out_shardings=self._shardings)
     self._is_whole = self.mesh is whole
-    self._bytes, self._seconds = 0, 0.0
 
-  def __call__(self, params: Any) -> Any:
-    start = time.perf_counter()
+  def __call__(self, params: Any) -> Synced:
+    start, moved = time.perf_counter(), 0
     params = jax.tree.map(_on_devices_of, params, self._shardings)
     if not all(jax.tree.leaves(
         jax.tree.map(self._is_ready, params, self._shardings))):
       params = jax.block_until_ready(self._move(params))
-      self._bytes += sum(shard.data.nbytes for leaf in jax.tree.leaves(params)
-                         for shard in leaf.addressable_shards)
-    self._seconds += time.perf_counter() - start
-    return params if self._is_whole else jax.tree.map(self._mine, params)
-
-  def pop(self) -> dict[str, float]:
-    """What this process was handed since the last call, as metrics."""
-    told = {'rollout/handover_bytes': float(self._bytes),
-            'timing_s/handover': self._seconds}
-    self._bytes, self._seconds = 0, 0.0
-    return told
+      moved = sum(shard.data.nbytes for leaf in jax.tree.leaves(params)
+                  for shard in leaf.addressable_shards)
+    secs = time.perf_counter() - start
+    if not self._is_whole:
+      params = jax.tree.map(self._mine, params)
+    return Synced(params, moved, secs)
 
   def _is_ready(self, leaf, sharding) -> bool:
     return leaf.dtype == self._dtype and leaf.sharding.is_equivalent_to(

@@ -28,17 +28,21 @@ class Writer:
     workdir: made if it is missing; opening it again appends.
     tensorboard: also write `workdir`/tensorboard, if tensorboardX is there.
     step_field: what lines call the step.
+    enabled: False on all processes but the first: then nothing is written, and
+      every step `holds` everything.
   """
 
   def __init__(self, workdir: str | os.PathLike[str], *,
                tensorboard: bool = True,
-               step_field: str = 'training/global_step'):
+               step_field: str = 'training/global_step', enabled: bool = True):
+    self._file = self._events = None  # events: from the first write on
+    if not enabled:
+      return
     workdir = pathlib.Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     self.path = workdir / FILE
     self._step_field = step_field
     self._events_dir = workdir / 'tensorboard' if tensorboard else None
-    self._events = None  # opened by the first write: `truncate` may come first
     self._purge_from = None
     self._file = self.path.open('a')
     # A kill inside `write` may leave half a line; the next would glue to it.
@@ -55,6 +59,8 @@ class Writer:
     Raises:
       ValueError: if a value is no scalar, or bears the name of the step.
     """
+    if self._file is None:
+      return
     if self._step_field in values:
       raise ValueError(f'values must leave {self._step_field} to `step`, but '
                        'hold it. Rename it.')
@@ -72,15 +78,18 @@ class Writer:
 
   def holds(self, step: int, prefix: str) -> bool:
     """Whether a line of that step has a value whose name begins so."""
-    return any(line[self._step_field] == step and
-               any(name.startswith(prefix) for name in line)
-               for line in read(self.path))
+    return self._file is None or any(
+        line[self._step_field] == step and
+        any(name.startswith(prefix) for name in line)
+        for line in read(self.path))
 
   def truncate(self, step: int) -> None:
     """Drops the lines after `step`, the restored one: they will come again.
 
     A run that starts anew in an old `workdir` passes -1.
     """
+    if self._file is None:
+      return
     kept = [line for line in self.path.read_text().splitlines(keepends=True)
             if json.loads(line)[self._step_field] <= step]
     self.close()
@@ -94,6 +103,8 @@ class Writer:
     self._purge_from = step + 1
 
   def close(self) -> None:
+    if self._file is None:
+      return
     self._file.close()
     if self._events is not None:
       self._events.close()

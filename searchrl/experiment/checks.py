@@ -1,0 +1,102 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of a config, as tables: of a field alone, and of several together.
+
+Whatever a function below refuses by itself is not repeated here.
+"""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+from typing import Any
+
+from searchrl.models.inference import sampling
+from searchrl.rl import algorithms
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+  """What one field of a config must be."""
+
+  field: str  # dotted; a config that lacks it is not asked
+  legal: Callable[[Any], bool]
+  must_be: str
+  remedy: str = ''
+
+
+def _at_least(least: float) -> Callable[[Any], bool]:
+  return lambda value: value >= least
+
+
+RULES = (
+    Rule('train.max_staleness', _at_least(0), 'at least 0'),
+    Rule('train.num_steps', _at_least(0), 'at least 0'),
+    Rule('rollout.truncation', lambda x: x in ('refuse', 'renormalise'),
+         "'refuse' or 'renormalise'"),
+    Rule('ask.samples', _at_least(1), 'at least 1'),
+    Rule('ask.temperature', lambda x: x > 0, 'above 0'),
+    Rule('serve.steps', _at_least(1), 'at least 1'),
+)
+
+
+def check(config) -> None:
+  """Raises a ValueError for the first field that breaks its rule."""
+  for rule in RULES:
+    for value in _values(config, rule.field):
+      if not rule.legal(value):
+        raise ValueError(' '.join(filter(None, (
+            f'{rule.field} must be {rule.must_be}, but is {value!r}.',
+            rule.remedy))))
+
+
+def _values(config, field: str) -> Iterator[Any]:
+  """The value of a dotted field, if the config has it."""
+  for name in field.split('.'):
+    if name not in config:
+      return
+    config = config[name]
+  yield config
+
+
+def check_algorithm(config, name: str, algorithm: algorithms.Algorithm) -> None:
+  """Raises a ValueError if rollouts do not suit the algorithm."""
+  rollout = config.rollout
+  truncation = truncation_of(rollout)
+  truncation.check()
+  needed = algorithm.min_group_size
+  for broken, message in (
+      (rollout.group_size < needed,
+       f'rollout.group_size must be at least {needed} for {name}, whose '
+       f'baseline is the group, but is {rollout.group_size}. Raise it, or '
+       'choose an algorithm without a group baseline.'),
+      (not algorithm.one_update and not truncation.is_off
+       and rollout.truncation == 'refuse',
+       f'rollout.top_k, top_p and min_p must be off for {name}, whose loss has '
+       'an importance ratio: they make the sampler another distribution than '
+       f'the policy. They are {truncation.top_k}, {truncation.top_p} and '
+       f'{truncation.min_p}. Turn them off (0, 1.0, 0.0), or accept that with '
+       "rollout.truncation='renormalise'."),
+  ):
+    if broken:
+      raise ValueError(message)
+
+
+def check_staleness(staleness: int, algorithm: algorithms.Algorithm,
+                    devices: int) -> None:
+  """Raises a ValueError if rollouts cannot run ahead of the learner."""
+  for broken, message in (
+      (staleness and algorithm.one_update,
+       'train.max_staleness must be 0 for an algorithm without an importance '
+       f'ratio, but is {staleness}: another policy samples than is trained. '
+       'Set it to 0, or choose a recipe with a ratio.'),
+      (staleness and devices > 1,
+       'train.max_staleness must be 0 on several devices, where two programs '
+       f'at a time could wait for each other, but is {staleness} on {devices}. '
+       'Set it to 0, or start one process with one device.'),
+  ):
+    if broken:
+      raise ValueError(message)
+
+
+def truncation_of(rollout: Any) -> sampling.Truncation:
+  """Which tokens may be drawn, from config.rollout."""
+  return sampling.Truncation(rollout.top_k, rollout.top_p, rollout.min_p)

@@ -1,0 +1,251 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A policy to sample from: a model folder or a run's checkpoint, and a Sampler."""
+
+import functools
+import json
+import pathlib
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from searchrl.agent import dialogue as dialogues
+from searchrl.agent import tokenizer as tokenizers
+from searchrl.experiment import search as searches
+from searchrl.models import lora as loras
+from searchrl.models import transformer
+from searchrl.models import weights
+from searchrl.models.inference import engine as engines
+from searchrl.models.inference import stops
+from searchrl.rollouts import driver
+from searchrl.rollouts import weight_sync
+from searchrl.rollouts.sampler import Sampler
+from searchrl.runtime import checkpoint
+from searchrl.runtime import mesh as meshes
+from searchrl.runtime import plugins
+from searchrl.runtime import processes
+
+TINY_BASE = pathlib.Path(__file__).parents[1] / 'assets' / 'tiny_base'
+
+
+def build(config, mesh: Mesh, *, most: int | None = None
+         ) -> tuple[Sampler, transformer.Params]:
+  """The sampler of a config, and the params of its model folder.
+
+  Args:
+    config: of a run, of `ask` or of a server.
+    mesh: of all processes.
+    most: trajectories at a time; slots beyond them are not made.
+  """
+  options = config.rollout
+  slots = options.slots
+  if most is not None:
+    copies = max(mesh.size // options.tensor, 1)
+    slots = -(-min(most, slots) // copies) * copies
+  return load(
+      config.model.path, dialogue=config.dialogue, seed=config.seed,
+      slots=slots, length=options.length,
+      budgets=driver.Budgets(**options.budgets), mesh=mesh,
+      dtype=config.model.dtype, engine_dtype=options.dtype,
+      tensor=options.tensor, schedule=schedule(
+          mesh, options, is_remote=searches.is_remote(config.search)))
+
+
+def schedule(mesh: Mesh, options: Any, *, is_remote: bool = False
+            ) -> driver.Schedule:
+  """In which order slots are served, from config.rollout.
+
+  Admission 'auto' waits for searches on a CPU, which does them itself, and
+  where processes run in lockstep; not for remote searches, nor on other
+  devices, which would stand idle.
+
+  Raises:
+    ValueError: processes in lockstep cannot admit by arrival.
+  """
+  admission = options.admission
+  together = weight_sync.spans_processes(mesh, options.tensor)
+  if together and admission == 'arrival':
+    raise ValueError(
+        "rollout.admission must be 'deterministic' where rollout.tensor="
+        f'{options.tensor} devices of several processes share a copy of the '
+        "weights, but is 'arrival'. Leave it at 'auto', or lower "
+        'rollout.tensor.')
+  if admission == 'auto':
+    here = mesh.devices.flat[0].platform == 'cpu' and not is_remote
+    admission = 'deterministic' if here or together else 'arrival'
+  return driver.Schedule(
+      admission=admission, decodes_in_flight=options.decodes_in_flight,
+      search_timeout_secs=options.search_timeout_secs,
+      search_calls=options.search_calls)
+
+
+def load(
+    path: str,
+    *,
+    dialogue: str,
+    seed: int,
+    slots: int,
+    length: int,
+    budgets: driver.Budgets,
+    mesh: Mesh,
+    dtype: str = 'float32',
+    engine_dtype: str = 'float32',
+    tensor: int = 1,
+    schedule: driver.Schedule = driver.Schedule(),
+) -> tuple[Sampler, transformer.Params]:
+  """Reads a model folder, checks it, and builds what samples from it.
+
+  Args:
+    path: a Hugging Face folder, or hub id; '' is the tiny base model.
+    dialogue: 'module:function' that makes a Dialogue of a Tokenizer.
+    seed: of all sampling.
+    slots: conversations side by side, over all processes.
+    length: tokens a conversation may have.
+    budgets: limits of a conversation.
+    mesh: of all processes.
+    dtype: of the params.
+    engine_dtype: of the engine's weights, activations and cache.
+    tensor: devices that share a copy of the engine's weights; if they belong
+      to several processes, these run in lockstep.
+    schedule: in which order slots are served.
+
+  Returns:
+    The Sampler, and the folder's params on the mesh.
+
+  Raises:
+    FileNotFoundError, ValueError: the folder is not whole, its parts do not
+      belong together, or the budgets cannot hold one turn.
+  """
+  path = weights.locate(str(path or TINY_BASE))
+  shape = weights.read_config(path)
+  tokenizer, protocol = _dialogue(path, shape, dialogue)
+  _check_sizes(budgets, length, shape, tensor)
+  sync = weight_sync.WeightSync(
+      mesh, transformer.logical_axes(shape), tensor=tensor, dtype=engine_dtype)
+  copies = mesh.size // tensor
+  if slots % copies:
+    raise ValueError(
+        f'rollout.slots must be a multiple of the {copies} copies '
+        f'of the weights, on {mesh.size} devices, but is {slots}.')
+  params = weights.load(
+      path, shape, dtype=dtype,
+      sharding_of=functools.partial(meshes.sharding, mesh))
+  table = stops.compile_table(
+      tokenizer.token_bytes, protocol.stop_strings, shape.vocab_size)
+  engine = engines.Engine(
+      shape, slots=slots if sync.together else slots // processes.count(),
+      length=length, stop_table=table,
+      eos_ids=(*tokenizer.eos_ids, *protocol.end_ids), seed=seed,
+      dtype=engine_dtype,
+      shardings=functools.partial(meshes.shardings, sync.mesh))
+  return Sampler(shape, tokenizer, protocol, budgets, engine, sync, schedule,
+                 sync.together), params
+
+
+def _check_sizes(budgets: driver.Budgets, length: int,
+                 shape: transformer.TransformerConfig, tensor: int) -> None:
+  if budgets.max_prompt_tokens + budgets.max_turn_tokens > length:
+    raise ValueError(
+        f'rollout.length must hold a prompt and a turn, '
+        f'{budgets.max_prompt_tokens} + {budgets.max_turn_tokens} tokens, but '
+        f'is {length}. Raise it, or lower the budgets.')
+  if shape.num_key_value_heads % tensor:
+    raise ValueError(
+        f'rollout.tensor must divide the {shape.num_key_value_heads} KV heads '
+        f'of the model, but is {tensor}.')
+
+
+def _dialogue(path: str, shape: transformer.TransformerConfig, name: str
+             ) -> tuple[tokenizers.Tokenizer, dialogues.Dialogue]:
+  """A folder's tokenizer, and the dialogue that it can write."""
+  tokenizer = tokenizers.load(path)
+  if tokenizer.vocab_size > shape.vocab_size:
+    raise ValueError(
+        f'tokenizer and model must belong together, but the tokenizer of {path} '
+        f'has {tokenizer.vocab_size} ids and the model only {shape.vocab_size}. '
+        'Copy the tokenizer that the model was trained with.')
+  dialogue = plugins.resolve(
+      name, field='dialogue',
+      ours='searchrl.agent.dialogue:laptop and :search_r1, '
+      'searchrl.agent.chat:search_r1, searchrl.agent.tools:dr_zero and :dspo'
+  )(tokenizer)
+  dialogues.check_writable(dialogue, tokenizer)
+  return tokenizer, dialogue
+
+
+def of_run(config, run: str, *, most: int | None = None
+          ) -> tuple[Sampler, transformer.Params]:
+  """The sampler of a config, with the policy of a run's newest checkpoint.
+
+  Args:
+    config: of `ask`, of a server or of an evaluation.
+    run: the run's folder; '' is the model itself.
+    most: as in `build`.
+  """
+  sampler, params = build(config, meshes.make(**config.mesh), most=most)
+  if run:
+    params = trained(pathlib.Path(run), params, sampler.shape)
+  return sampler, params
+
+
+def trained(run: pathlib.Path, base: transformer.Params,
+            shape: transformer.TransformerConfig) -> transformer.Params:
+  """The policy of a run's newest checkpoint; its adapters need its base.
+
+  Raises:
+    FileNotFoundError: the run has no checkpoint.
+  """
+  wanted = base
+  lora = recorded(run).get('model', {}).get('lora', dict(rank=0))
+  if lora['rank']:
+    lora = loras.Lora(**lora)
+    wanted = loras.init(lora, shape, jax.random.key(0))
+    sharding = jax.tree.leaves(base)[0].sharding
+    if isinstance(sharding, jax.sharding.NamedSharding):  # whole, beside it
+      wanted = jax.tree.map(lambda x: meshes.place(
+          x, meshes.sharding(sharding.mesh, ())), wanted)
+  found = checkpoint.restore(
+      run / 'checkpoints', {'policy': {'params': wanted}}, partial=True)
+  if found is None:
+    raise FileNotFoundError(
+        f'evaluate.run must be the folder of a run with checkpoints, but {run} '
+        'has none.')
+  params = found[1]['policy']['params']
+  return params if wanted is base else loras.merge(base, params, lora)
+
+
+def recorded(run: pathlib.Path) -> dict[str, Any]:
+  """The config of a run, as far as it wrote one."""
+  file = run / 'config.json'
+  return json.loads(file.read_text()) if file.exists() else {}
+
+
+def search_of_run(run: str) -> tuple[str, dict[str, Any]]:
+  """The engine that a run was trained with, and its options; else BM25."""
+  search = recorded(pathlib.Path(run)).get('search', {}) if run else {}
+  return search.get('engine', 'bm25'), search.get('options', {})
+
+
+def check_run(run: str, *, model: str, dialogue: str) -> None:
+  """Raises unless a run has a checkpoint, of this model and dialogue.
+
+  Args:
+    run: the run's folder.
+    model: config.model.path of whoever wants to sample from it.
+    dialogue: its config.dialogue.
+  """
+  folder = pathlib.Path(run)
+  past = recorded(folder)
+  if not past or not (folder / 'checkpoints').is_dir():
+    raise FileNotFoundError(
+        f'ask.run must be the folder of a run with checkpoints, but {run} is '
+        'none. Name for instance runs/dspo, the --workdir of a training run.')
+  for name, was, now in (
+      ('model.path', past['model']['path'], model),
+      ('dialogue', past['dialogue'], dialogue)):
+    if was != now:
+      raise ValueError(
+          f'{name} must be what {run} was trained with, {was!r}, but is '
+          f"{now!r}. Write the run's folder after the config's name, as in "
+          f'--config=configs/ask.py:{run}: it takes all that from the run.')

@@ -1,0 +1,63 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""`config.search` in, a search engine with typed errors out.
+
+The only caller of `factory.make`: training, evaluation, `ask` and the search
+server all search through what is built here.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from searchrl.data import datasets
+from searchrl.encoders import embedder
+from searchrl.encoders import reranker
+from searchrl.evaluation import suite
+from searchrl.search import factory
+from searchrl.search import wrapped
+from searchrl.trajectory import SearchFn
+
+
+def engine(search: Any, corpus: Any, *, seed: int) -> SearchFn:
+  """The engine of a config over a corpus; what fails in it is a SearchError.
+
+  Args:
+    search: config.search.
+    corpus: what it searches; None where it `is_remote`.
+    seed: of random passages.
+
+  Raises:
+    ValueError, FileNotFoundError: the engine cannot be built.
+  """
+  return wrapped.with_typed_errors(factory.make(
+      search.engine, corpus, seed=seed, load_encoder=embedder.load_again,
+      load_judge=reranker.load, **search.options))
+
+
+def is_remote(search: Any) -> bool:
+  """Whether the engine of a config has a corpus of its own elsewhere."""
+  return not factory.needs_corpus(search.engine, search.options)
+
+
+def describe(search: Any, corpus: Any) -> dict[str, Any]:
+  """What is searched, for the record of a run: digests, an index's recall."""
+  return factory.describe(search.engine, corpus, search.options,
+                          load_encoder=embedder.load_again)
+
+
+def cases(search: Any, sets: Sequence[datasets.Dataset], *, noise: bool,
+          seed: int) -> list[suite.EvalCase]:
+  """Every set greedily and sampled; the first also with random passages.
+
+  The last shows whether answers come from retrieval: it should score about 0.
+  """
+  result = []
+  for dataset in sets:
+    found = engine(search, dataset.corpus, seed=seed)
+    result += [suite.EvalCase(dataset, search.engine, found, decoding)
+               for decoding in ('greedy', 'sampled')]
+  if noise and sets and sets[0].corpus is not None:
+    found = wrapped.with_typed_errors(
+        factory.make('noise', sets[0].corpus, seed=seed))
+    result.append(suite.EvalCase(sets[0], 'noise', found, 'greedy'))
+  return result

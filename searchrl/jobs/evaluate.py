@@ -1,0 +1,42 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The evaluation job: a run or a model folder in, its table and records out."""
+
+import pathlib
+
+from searchrl.data import datasets
+from searchrl.evaluation import figures
+from searchrl.evaluation import suite
+from searchrl.experiment import build
+from searchrl.experiment import checks
+from searchrl.experiment import policy
+from searchrl.experiment import search as searches
+from searchrl.runtime import processes
+from searchrl.runtime import workdir as workdirs
+
+
+def run(config, workdir: str) -> None:
+  """Evaluates a model folder or a run's newest checkpoint; prints the table.
+
+  Raises:
+    ValueError, FileNotFoundError: the config cannot be evaluated.
+  """
+  checks.check(config)
+  folder, options = pathlib.Path(workdir), config.evaluate
+  if not config.search.engine:
+    config.search.engine, config.search.options = policy.search_of_run(
+        options.run)
+  sampler, params = policy.of_run(config, options.run)
+  processes.on_first('workdir', lambda: workdirs.prepare(
+      workdir, config, allow_changes=config.allow_changes))
+  sets = datasets.shared(lambda: build.evaluation_sets(config, folder))
+  processes.on_first('search', lambda: workdirs.note(
+      folder, 'search', {
+          dataset.name: searches.describe(config.search, dataset.corpus)
+          for dataset in sets}, allow_changes=config.allow_changes))
+  cases = searches.cases(config.search, sets, noise=options.noise,
+                         seed=config.seed)
+  rows, records = suite.run(sampler, params, cases, step=options.step)
+  if processes.is_first():
+    suite.save(folder, rows, records, sampler.tokenizer)
+    print(figures.table(rows, suite.COLUMNS))

@@ -1,0 +1,54 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of a search engine, counted and timed, as metrics of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+
+import numpy as np
+
+from searchrl.trajectory import Passages, SearchError
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+  """One call of an engine, which answers many queries."""
+
+  secs: float  # until the results were there, or the call was given up
+  queries: int
+  timeouts: int = 0  # queries that ended in SearchError('timeout')
+  errors: int = 0  # queries that ended in any SearchError
+  empty: int = 0  # queries that succeeded and found no passage
+
+
+def count(secs: float, results: Sequence[Passages | SearchError]) -> Call:
+  """A finished call, from its duration and the result of every query."""
+  failed = [r for r in results if isinstance(r, SearchError)]
+  return Call(
+      secs, len(results), timeouts=sum(e.kind == 'timeout' for e in failed),
+      errors=len(failed), empty=sum(
+          not isinstance(r, SearchError) and not r for r in results))
+
+
+def describe(calls: Sequence[Call]) -> dict[str, float]:
+  """Metrics of some calls.
+
+  Latencies are percentiles over the calls, in milliseconds; without a call
+  there are none. Rates are shares of the queries; of none, 0.
+  """
+  queries = sum(call.queries for call in calls)
+  values = {
+      'search/queries': queries,
+      'search/batch_size': queries / max(len(calls), 1),
+      'search/timeout_rate': sum(c.timeouts for c in calls) / max(queries, 1),
+      'search/failed_queries': sum(c.errors for c in calls),
+      'search/empty_rate': sum(c.empty for c in calls) / max(queries, 1),
+  }
+  if calls:
+    latencies = [1000 * call.secs for call in calls]
+    for percent in (50, 95):
+      values[f'search/latency_ms/p{percent}'] = float(
+          np.percentile(latencies, percent))
+  return values

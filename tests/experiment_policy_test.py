@@ -1,0 +1,74 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""policy: the policy of a run, its slots, its engine; in experiment/."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from configs import ask as ask_config
+from configs import common
+from searchrl.experiment import policy
+from searchrl.models import lora as loras
+from searchrl.models import weights
+from searchrl.runtime import checkpoint
+from searchrl.runtime import mesh as meshes
+
+
+def run_of_adapters(folder):
+  """What a run of adapters left behind, and the policy that it had."""
+  base = common.get_config()
+  base.model.lora.rank = 4
+  base.search.engine = 'dense'
+  (folder / 'config.json').write_text(base.to_json())
+  shape = weights.read_config(str(policy.TINY_BASE))
+  lora = loras.Lora(**base.model.lora)
+  rng = np.random.default_rng(0)
+  adapters = jax.tree.map(
+      lambda x: jax.numpy.asarray(0.05 * rng.normal(size=x.shape), x.dtype),
+      loras.init(lora, shape, jax.random.key(0)))
+  checkpoint.save(
+      folder / 'checkpoints', 3, {'policy': {'params': adapters}}, {})
+  merged = loras.merge(
+      weights.load(str(policy.TINY_BASE), shape), adapters, lora)
+  return folder, merged
+
+
+def config_of(**fields):
+  config = ask_config.get_config()
+  config.ask.update(fields)
+  return config
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  return run_of_adapters(tmp_path_factory.mktemp('run'))
+
+
+def test_the_policy_is_that_of_the_runs_checkpoint(run):
+  folder, expected = run
+  sampler, params = policy.of_run(config_of(), str(folder), most=3)
+  assert sampler.engine.slots == 8  # of as many devices
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+               params, expected)
+
+
+@pytest.mark.parametrize('most, tensor, slots', [
+    (1, 1, 8), (8, 1, 8), (9, 1, 16), (1, 2, 4), (500, 1, 72), (None, 1, 72)])
+def test_slots_are_as_many_as_samples_and_devices_take(most, tensor, slots):
+  config = config_of()
+  config.rollout.update(tensor=tensor, length=192)
+  sampler, _ = policy.build(config, meshes.make(**config.mesh), most=most)
+  assert sampler.engine.slots == slots
+  assert config.rollout.slots == 72  # the config itself stays
+
+
+def test_a_run_is_judged_through_its_own_engine(tmp_path):
+  assert policy.search_of_run('') == ('bm25', {})
+  assert policy.search_of_run(str(tmp_path)) == ('bm25', {})
+  (tmp_path / 'config.json').write_text(json.dumps({
+      'search': {'engine': 'dense', 'options': {'encoder': 'tiny_e5'}}}))
+  assert policy.search_of_run(str(tmp_path)) == (
+      'dense', {'encoder': 'tiny_e5'})

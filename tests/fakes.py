@@ -1,0 +1,129 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Stand-ins that tests share: a scripted engine, a search, a stream, a sampler."""
+
+import tiny
+
+from searchrl.models.inference import engine as engines
+from searchrl.rollouts import sampler as samplers
+from searchrl.rollouts import weight_sync
+from searchrl.trajectory import Passage, Question, SearchError, Trajectory
+
+TOKENIZER = tiny.Tokenizer()
+STEP = 9  # of every scripted rollout
+
+
+class Engine:
+  """An engine whose actions are scripted, some sooner than others.
+
+  It checks what a real one relies on.
+  """
+
+  def __init__(self, script, slots=2, length=400):
+    self.slots, self.length = slots, length
+    self._script = script  # (uid, sample) -> what the policy writes, by turn
+    self._names = {engines.row_ids(STEP, uid, sample, turn): (uid, sample, turn)
+                   for uid, sample in script for turn in range(9)}
+    self._held = [[] for _ in range(slots)]
+    self._speaking = {}  # slot -> [decodes left, tokens]
+    self._idle = set(range(slots))  # slots that may start afresh
+    self._decoded = []
+    self.feeds = []
+
+  def name(self, feed):
+    """The (uid, sample, turn) that an append is for."""
+    return self._names[feed.row_ids]
+
+  def append(self, feeds):
+    assert feeds
+    for feed in feeds:
+      uid, sample, turn = self.name(feed)
+      assert feed.slot not in self._speaking and feed.tokens
+      assert feed.fresh == (turn == 0) == (feed.slot in self._idle)
+      if feed.fresh:
+        self._held[feed.slot] = []
+        self._idle.remove(feed.slot)
+      self._held[feed.slot] += feed.tokens
+      assert 1 <= feed.budget <= self.length - len(self._held[feed.slot])
+      tokens = TOKENIZER.encode(self._script[uid, sample][turn])
+      wait = (7 * sample + 3 * turn + len(uid)) % 3
+      self._speaking[feed.slot] = [wait, tokens[:feed.budget]]
+      self.feeds.append(feed)
+
+  def dispatch(self):
+    stopped = []
+    for slot in sorted(self._speaking):
+      self._speaking[slot][0] -= 1
+      if self._speaking[slot][0] < 0:
+        tokens = self._speaking.pop(slot)[1]
+        stopped.append((slot, tokens))
+    self._decoded.append(stopped)
+
+  def read(self):
+    stopped = []
+    for slot, tokens in self._decoded.pop(0):
+      self._held[slot] += tokens
+      stopped.append(engines.Stopped(slot, tokens, tuple(
+          -0.1 * (len(self._held[slot]) + n) for n in range(len(tokens)))))
+    return stopped
+
+  def abandon(self):
+    self._decoded.clear()
+    self._speaking.clear()
+    self._held = [[] for _ in range(self.slots)]
+    self._idle = set(range(self.slots))
+
+  def used(self, slot):
+    return len(self._held[slot])
+
+  def release(self, slot):
+    assert slot not in self._speaking
+    self._held[slot] = []
+    self._idle.add(slot)
+
+  def load(self, weights, temperature, truncation):
+    """Weights do not matter to a script."""
+
+  unload = lambda self: None
+
+
+class Search:
+  """Finds a passage that repeats the query; queries with 'fail' fail."""
+
+  def __init__(self):
+    self.calls = []
+
+  def __call__(self, queries):
+    assert queries
+    self.calls.append([q.text for q in queries])
+    return [SearchError('timeout', 'after 3 s') if 'fail' in q.text else
+            (Passage(q.text, 'on', f'{q.text} of {q.question.uid}', 1.0),)
+            for q in queries]
+
+
+def draw(position, count):
+  """A stream of questions q0, q1, ..."""
+  start, = position or (0,)
+  return [Question(f'q{start + i}', 'x', ('y',)) for i in range(count)], (
+      start + count,)
+
+
+class Sampler:
+  """Gives each question the outcomes that stand for it; None: it failed."""
+
+  def __init__(self, outcome_of):
+    self._outcome_of = outcome_of  # (question number, sample) -> outcome
+
+  def rollout(self, weights, requests, **_):
+    return samplers.Rollouts(list(map(self.trajectory, requests)), [])
+
+  def trajectory(self, request):
+    outcome = self._outcome_of(
+        int(request.question.uid[1:]), request.sample)
+    return Trajectory(
+        request.question, request.sample, 0, (1,), (),
+        'search_error' if outcome is None else 'answer', outcome, outcome,
+        group=request.group)
+
+
+SYNCED = weight_sync.Synced(None)

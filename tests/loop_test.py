@@ -1,0 +1,58 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""loop: a step's data, losses and counts, when searches are too slow."""
+
+import dataclasses
+import time
+
+from configs import grpo
+import numpy as np
+import pytest
+
+import train_test
+from searchrl.experiment import build
+from searchrl.experiment import loop
+from searchrl.rollouts import collect
+from searchrl.runtime import progress as progress_lib
+
+TIMEOUT_SECS = 0.3
+
+
+@pytest.mark.slow
+def test_a_search_slower_than_the_timeout_is_told_counted_and_not_trained_on(
+    tmp_path):
+  config = train_test.tiny(grpo)
+  config.evaluate.worlds.kinds = ()
+  config.rollout.search_timeout_secs = TIMEOUT_SECS
+  config.rollout.search_calls = 1
+  experiment = build.build(config, tmp_path)
+  engine, slow = experiment.search, experiment.stream.draw(
+      experiment.stream.start, 1)[0][0]
+  experiment = dataclasses.replace(
+      experiment, search=lambda queries: (
+          any(q.question == slow for q in queries) and
+          time.sleep(4 * TIMEOUT_SECS)) or engine(queries))
+  state, progress = loop.restore(experiment, tmp_path, keep=1)
+  kept = []
+  with loop.rollouts(experiment, config) as take:
+    _, progress, values, trajectories = loop.step(
+        experiment, config,
+        lambda *args: kept.append(take(*args)) or kept[0], state, progress,
+        progress_lib.Timer())
+  late = [t for t in trajectories if t.stop_reason == 'search_error']
+  assert late and len(late) < len(trajectories)
+  assert {t.search_error.kind for t in late} == {'timeout'}
+  assert all(t.search_error is None for t in trajectories if t not in late)
+  assert values['search/timeout_rate'] > 0 == values['search/empty_rate']
+  assert values['search/error_rate'] == len(late) / len(trajectories)
+  # All queries of a late call were late, once each; both tries were.
+  assert values['search/failed_queries'] == pytest.approx(
+      values['search/timeout_rate'] * values['search/queries'])
+  batch = collect.pack(kept[0].groups, experiment.algorithm, 0,
+                       experiment.rounds, length=config.rollout.length,
+                       mask_truncated=False)
+  rows = [t for group in kept[0].groups for t in group]
+  for row, trajectory in enumerate(rows):
+    trained = bool(np.any(batch.loss_mask[row]))
+    assert trained == batch.in_loss[row] == batch.in_baseline[row] == (
+        trajectory.stop_reason != 'search_error')
