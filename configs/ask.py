@@ -10,11 +10,11 @@ may also be a run's folder, --config=configs/ask.py:runs/mine, from which model,
 dialogue, budgets and search are taken, too; after it any of them can be set.
 """
 
-import json
 import pathlib
 
 from configs import common
 import ml_collections
+from searchrl.runtime import workdir
 
 _ROLLOUT = ('slots', 'length', 'dtype', 'tensor', 'admission', 'decodes_in_flight',
             'search_timeout_secs', 'search_calls', 'budgets')
@@ -46,7 +46,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       temperature=1.0,  # of several samples
   )
   if run.is_file():
-    _as_in(config, json.loads(run.read_text()), size)
+    _as_in(config, workdir.read_config(size), size)
   return config
 
 

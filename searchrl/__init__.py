@@ -8,6 +8,8 @@ nothing here touches a device, so `jax.distributed` can still come first.
 
 import importlib
 
+from searchrl.runtime import moved
+
 __version__ = '0.1.0'
 
 _PUBLIC = {
@@ -18,6 +20,8 @@ _PUBLIC = {
     'masked': 'searchrl.rl.masked',
     'trajectory': 'searchrl.trajectory',
 }
+
+moved.install()
 
 
 def __getattr__(name):

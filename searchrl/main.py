@@ -12,6 +12,7 @@ from absl import logging
 import jax
 from ml_collections import config_flags
 
+from searchrl.runtime import moved
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
 
@@ -46,6 +47,7 @@ def main(argv) -> None:
   if 'allow_changes' in config:
     config.allow_changes = _ALLOW_CHANGES.value
   try:
+    moved.refuse_options(config.to_dict())
     if _QUESTION.value is not None:
       _take_question(config, _QUESTION.value)
     name = 'searchrl.jobs.plan:run' if _PLAN.value else config.job
@@ -71,6 +73,10 @@ def _take_question(config, question: str) -> None:
 
 
 def run() -> None:
+  try:
+    moved.refuse_flags(sys.argv[1:])  # else absl calls them unknown
+  except ValueError as error:
+    sys.exit(str(error))
   flags.mark_flag_as_required('config')
   app.run(main)
 

@@ -32,7 +32,7 @@ MAY_IMPORT = {  # room -> rooms of ours, besides itself
     **{room: BELOW[room] for room in (
         'evaluation', 'serving', 'experiment', 'jobs')},
     'main': ('runtime',),  # the job is named by the config
-    '__init__': (),
+    '__init__': ('runtime',),  # which names what has moved
 }
 _DEVICES = ('jax', 'jaxlib', 'flax', 'optax')
 _RUN = ('absl', 'ml_collections', 'logging', 'os')

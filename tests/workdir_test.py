@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""workdir: a run's folder remembers its config and refuses another."""
+"""workdir: the same command goes on in its folder, another one is refused."""
 
 import json
 
@@ -9,18 +9,48 @@ import pytest
 from searchrl.runtime import workdir
 
 
-def test_run_folder_remembers_its_config_and_refuses_another(tmp_path):
-  import ml_collections
-  config = ml_collections.ConfigDict(
-      dict(a=dict(b=1), steps=2, allow_changes=True))
+def read(folder):
+  return json.loads((folder / 'config.json').read_text())
+
+
+def test_a_run_folder_keeps_its_config_and_refuses_another(tmp_path):
+  config = dict(a=dict(b=1, c=(1, 2)), steps=2, allow_changes=True)
   workdir.prepare(tmp_path, config, free=('steps',))
-  config.allow_changes = False  # the flag is no part of what was asked
-  config.steps = 3
+  assert read(tmp_path) == workdir.read_config(tmp_path) == config | {
+      'a': dict(b=1, c=[1, 2])}
+  # The flag is no part of the run; and a tuple is read back as a list.
+  config |= dict(steps=3, allow_changes=False)
   workdir.prepare(tmp_path, config, free=('steps',))
-  config.a.b = 2
-  with pytest.raises(ValueError, match='a.b: 1 -> 2'):
+  assert read(tmp_path)['steps'] == 3
+  config['a']['b'] = 2
+  with pytest.raises(ValueError, match='another config: a.b: 1 -> 2. Use'):
     workdir.prepare(tmp_path, config)
+  assert read(tmp_path)['a']['b'] == 1
   workdir.prepare(tmp_path, config, allow_changes=True)
-  assert json.loads((tmp_path / 'config.json').read_text())['a']['b'] == 2
-  assert json.loads((tmp_path / 'environment.json').read_text())['packages'][
-      'jax']
+  assert read(tmp_path)['a']['b'] == 2
+
+
+def test_added_and_removed_options_are_named(tmp_path):
+  workdir.prepare(tmp_path, dict(old=1, same=0))
+  with pytest.raises(ValueError, match='new: None -> 2; old: 1 -> None'):
+    workdir.prepare(tmp_path, dict(new=2, same=0))
+
+
+def test_the_environment_is_that_of_the_beginning(tmp_path):
+  workdir.prepare(tmp_path, {})
+  file = tmp_path / 'environment.json'
+  assert json.loads(file.read_text())['packages']['jax']
+  file.write_text('{}')
+  workdir.prepare(tmp_path, {})
+  assert file.read_text() == '{}'
+
+
+def test_a_note_that_became_another_is_refused(tmp_path):
+  workdir.note(tmp_path, 'search', {'index': {'count': 3}})
+  workdir.note(tmp_path, 'search', {'index': {'count': 3}})
+  with pytest.raises(ValueError, match='whose search was another: '
+                                       'index.count: 3 -> 4'):
+    workdir.note(tmp_path, 'search', {'index': {'count': 4}})
+  workdir.note(tmp_path, 'search', {'index': {'count': 4}}, allow_changes=True)
+  assert json.loads((tmp_path / 'search.json').read_text()) == {
+      'index': {'count': 4}}

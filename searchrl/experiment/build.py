@@ -72,7 +72,8 @@ def build(config, folder: pathlib.Path) -> Experiment:
                       ours='searchrl.agent.rewards:em, :subem and :f1')
       for field in ('reward', 'outcome'))
   processes.on_first('workdir', lambda: workdirs.prepare(
-      folder, config, free=_FREE, allow_changes=config.allow_changes))
+      folder, config.to_dict(), free=_FREE,
+      allow_changes=config.allow_changes))
   data, sets = datasets.shared(lambda: (
       train_set(config, folder), evaluation_sets(config, folder)))
   processes.on_first('search', lambda: workdirs.note(

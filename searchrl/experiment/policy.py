@@ -3,7 +3,6 @@
 """A policy to sample from: a model folder or a run's checkpoint, and a Sampler."""
 
 import functools
-import json
 import pathlib
 from typing import Any
 
@@ -25,6 +24,7 @@ from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
+from searchrl.runtime import workdir as workdirs
 
 TINY_BASE = pathlib.Path(__file__).parents[1] / 'assets' / 'tiny_base'
 
@@ -217,8 +217,7 @@ def trained(run: pathlib.Path, base: transformer.Params,
 
 def recorded(run: pathlib.Path) -> dict[str, Any]:
   """The config of a run, as far as it wrote one."""
-  file = run / 'config.json'
-  return json.loads(file.read_text()) if file.exists() else {}
+  return workdirs.read_config(run) if (run / workdirs.CONFIG).exists() else {}
 
 
 def search_of_run(run: str) -> tuple[str, dict[str, Any]]:

@@ -51,7 +51,7 @@ def run(config, workdir: str) -> None:
   _check(config)
   processes.agree('config', config.to_json())
   processes.on_first('workdir', lambda: workdirs.prepare(
-      folder, config, free=_FREE, allow_changes=config.allow_changes))
+      folder, config.to_dict(), free=_FREE, allow_changes=config.allow_changes))
   corpus = datasets.shared(lambda: mapped_corpus.load(config.corpus))
   encode, about, dim = _encoder(config, corpus)
   rows_of = _rows_of(config, corpus, encode, about, dim)

@@ -28,7 +28,7 @@ def run(config, workdir: str) -> None:
         options.run)
   sampler, params = policy.of_run(config, options.run)
   processes.on_first('workdir', lambda: workdirs.prepare(
-      workdir, config, allow_changes=config.allow_changes))
+      workdir, config.to_dict(), allow_changes=config.allow_changes))
   sets = datasets.shared(lambda: build.evaluation_sets(config, folder))
   processes.on_first('search', lambda: workdirs.note(
       folder, 'search', {

@@ -45,7 +45,7 @@ def run(config, workdir: str) -> None:
   """
   folder = pathlib.Path(workdir)
   _check(config)
-  workdirs.prepare(folder, config, free=('save_every',),
+  workdirs.prepare(folder, config.to_dict(), free=('save_every',),
                    allow_changes=config.allow_changes)
   pages = config.batch.queries * config.data.batches_a_world
   read = (encoder_pairs.own_book(config.data.pairs) if config.data.pairs else

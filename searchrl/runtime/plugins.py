@@ -11,6 +11,8 @@ import importlib
 import inspect
 from typing import Any
 
+from searchrl.runtime import moved
+
 
 def resolve(name: str, *, field: str, ours: str) -> Callable[..., Any]:
   """The function that a config names.
@@ -21,13 +23,16 @@ def resolve(name: str, *, field: str, ours: str) -> Callable[..., Any]:
     ours: examples that exist, for the message.
 
   Raises:
-    ValueError: there is no such module or function.
+    ValueError: there is no such module or function, or its name is an old one.
     ImportError: the module is there, something that it imports is not.
   """
   def refuse(why):
     return ValueError(f"{field} must be 'module:function', but {name!r} cannot "
                       f'be found: {why}. Ours are {ours}.')
 
+  if moved.function(name) != name:
+    raise ValueError(f'{field} names {name}, which is now '
+                     f'{moved.function(name)}.')
   module_name, _, function = name.partition(':')
   if not (module_name and function.isidentifier()):
     raise refuse('it reads otherwise')

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A config and a folder in, a run's folder out: what was asked, with which code.
+"""The folder of a run: its config, its code's revision, its environment.
 
 The same command finds the same folder and resumes; a changed config is refused,
 for a run that is half one thing and half another is worth nothing.
@@ -13,17 +13,21 @@ import platform
 import subprocess
 from typing import Any
 
+from searchrl.runtime import moved
+
+CONFIG = 'config.json'
+
 _PACKAGES = ('searchrl', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint',
              'numpy', 'transformers', 'tokenizers')
 
 
-def prepare(folder: str, config: Any, *, allow_changes: bool = False,
-            free: tuple[str, ...] = ()) -> None:
+def prepare(folder: str | pathlib.Path, config: dict[str, Any], *,
+            allow_changes: bool = False, free: tuple[str, ...] = ()) -> None:
   """Makes or reopens a run's folder.
 
   Args:
     folder: of the run.
-    config: an ml_collections.ConfigDict, written to config.json.
+    config: nested dicts of what JSON can hold; written to config.json.
     allow_changes: go on with a changed config, and write it.
     free: names of options that may change, 'train.num_steps' for instance.
 
@@ -32,21 +36,25 @@ def prepare(folder: str, config: Any, *, allow_changes: bool = False,
   """
   path = pathlib.Path(folder)
   path.mkdir(parents=True, exist_ok=True)
-  present = _flat(json.loads(config.to_json()))
-  file = path / 'config.json'
-  if file.exists() and not allow_changes:
-    past = _flat(json.loads(file.read_text()))
-    changed = [f'{k}: {past.get(k)!r} -> {present.get(k)!r}'
-               for k in sorted({*past, *present})
-               if past.get(k) != present.get(k)
-               and k not in (*free, 'allow_changes')]
-    if changed:
+  present = _as_json(config)
+  if (path / CONFIG).exists() and not allow_changes:
+    changes = _changes(read_config(path), present, (*free, 'allow_changes'))
+    if changes:
       raise ValueError(
-          f'{path} holds a run with another config: {"; ".join(changed)}. Use '
+          f'{path} holds a run with another config: {"; ".join(changes)}. Use '
           'another --workdir, or go on all the same with --allow_changes.')
-  _write(file, json.loads(config.to_json()))
+  _write(path / CONFIG, present)
   if not (path / 'environment.json').exists():
     _write(path / 'environment.json', environment())
+
+
+def read_config(folder: str | pathlib.Path) -> dict[str, Any]:
+  """The config that a run wrote, with today's names where it has old ones.
+
+  Raises:
+    FileNotFoundError: the folder has no config.json.
+  """
+  return moved.config(json.loads((pathlib.Path(folder) / CONFIG).read_text()))
 
 
 def note(folder: str | pathlib.Path, name: str, facts: Any, *,
@@ -54,23 +62,21 @@ def note(folder: str | pathlib.Path, name: str, facts: Any, *,
   """Writes facts that files outside the config decide to <name>.json.
 
   Raises:
-    ValueError: they were others when the run began.
+    ValueError: the facts were others when the run began.
   """
   file = pathlib.Path(folder) / f'{name}.json'
-  present = json.loads(json.dumps(facts))
+  present = _as_json(facts)
   if file.exists() and not allow_changes:
-    past, new = _flat(json.loads(file.read_text())), _flat(present)
-    changed = [f'{k}: {past.get(k)!r} -> {new.get(k)!r}'
-               for k in sorted({*past, *new}) if past.get(k) != new.get(k)]
-    if changed:
+    changes = _changes(json.loads(file.read_text()), present)
+    if changes:
       raise ValueError(
-          f'{folder} holds a run whose {name} was another: {"; ".join(changed)}. '
+          f'{folder} holds a run whose {name} was another: {"; ".join(changes)}. '
           'Use another --workdir, or go on all the same with --allow_changes.')
   _write(file, present)
 
 
 def environment() -> dict[str, Any]:
-  """Revision, versions and machine: what a figure has to be read with."""
+  """Revision, versions and machine, for the record of any measurement."""
   versions = {}
   for name in _PACKAGES:
     try:
@@ -83,17 +89,19 @@ def environment() -> dict[str, Any]:
 
 
 def _cpu() -> str | None:
-  """Maker, family and model; virtual machines seldom tell more by name."""
+  """Name, family and model; a virtual machine's name alone says little."""
   try:
     lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
   except OSError:
     return None
-  found = dict(map(str.strip, line.split(':', 1)) for line in lines if ':' in line)
-  return ', '.join(f'{name} {found[name]}' for name in (
-      'model name', 'cpu family', 'model') if name in found) or None
+  fields = dict(
+      map(str.strip, line.split(':', 1)) for line in lines if ':' in line)
+  return ', '.join(f'{name} {fields[name]}' for name in (
+      'model name', 'cpu family', 'model') if name in fields) or None
 
 
 def _git() -> str | None:
+  """The revision of the clone that this file lies in; None without one."""
   here = pathlib.Path(__file__).parents[1]
   try:
     out = subprocess.run(
@@ -104,14 +112,29 @@ def _git() -> str | None:
   return out.stdout.strip()
 
 
+def _changes(past: Any, present: Any, free: tuple[str, ...] = ()) -> list[str]:
+  """'name: old -> new' of each leaf that differs, but for the `free` ones."""
+  past, present = _flat(past), _flat(present)
+  return [f'{name}: {past.get(name)!r} -> {present.get(name)!r}'
+          for name in sorted({*past, *present} - {*free})
+          if past.get(name) != present.get(name)]
+
+
+def _as_json(value: Any) -> Any:
+  """A value as JSON reads it back, which makes tuples lists."""
+  return json.loads(json.dumps(value))
+
+
 def _flat(tree: Any, prefix: str = '') -> dict[str, Any]:
+  """{'path.of.keys': leaf}."""
   if not isinstance(tree, dict):
     return {prefix: tree}
-  return {k: v for key, value in tree.items()
-          for k, v in _flat(value, f'{prefix}.{key}' if prefix else key).items()}
+  return {name: leaf for key, value in tree.items() for name, leaf in _flat(
+      value, f'{prefix}.{key}' if prefix else key).items()}
 
 
 def _write(file: pathlib.Path, value: Any) -> None:
+  """Replaces a file whole: a kill leaves the old one or the new one."""
   temporary = file.with_suffix('.tmp')
   temporary.write_text(json.dumps(value, indent=2, sort_keys=True) + '\n')
   temporary.replace(file)

@@ -1,0 +1,119 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""moved: an old name ends in one sentence with the new one; old runs go on."""
+
+import importlib
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from configs import ask as ask_config
+from configs import dspo
+from searchrl.evaluation import suite
+from searchrl.runtime import moved
+from searchrl.runtime import plugins
+from searchrl.runtime import workdir
+
+GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'config_0acfcdd.json'
+MAIN = (sys.executable, '-m', 'searchrl.main', '--config=configs/dspo.py:smoke')
+
+
+@pytest.mark.parametrize('old, new', moved.MODULES.items())
+def test_an_old_module_names_the_new_one_which_is_there(old, new):
+  with pytest.raises(ModuleNotFoundError, match=f'^{old} is now {new}.$'):
+    importlib.import_module(old)
+  assert importlib.util.find_spec(new)
+
+
+@pytest.mark.parametrize('statement', [
+    'import searchrl.player', 'from searchrl import player',
+    'from searchrl.player import Player'])
+def test_every_form_of_import_ends_in_the_sentence(statement):
+  with pytest.raises(ModuleNotFoundError) as error:
+    exec(statement)
+  assert str(error.value) == 'searchrl.player is now searchrl.rollouts.sampler.'
+
+
+def test_what_never_was_is_missed_as_usual():
+  with pytest.raises(ModuleNotFoundError, match="No module named 'searchrl.no'"):
+    importlib.import_module('searchrl.no')
+
+
+@pytest.mark.parametrize('old, new', [
+    *moved.JOBS.items(),
+    ('searchrl.train:run', 'searchrl.jobs.train:run'),
+    ('searchrl.plan:run', 'searchrl.jobs.plan:run')])
+def test_an_old_job_names_the_new_one_which_is_there(old, new):
+  with pytest.raises(ValueError, match=f'^job names {old}, which is now {new}.$'):
+    plugins.resolve(old, field='job', ours='')
+  assert callable(plugins.resolve(new, field='job', ours=''))
+
+
+def test_importing_the_package_imports_no_jax():
+  code = 'import sys, searchrl; assert not {"jax", "numpy"} & set(sys.modules)'
+  subprocess.run([sys.executable, '-c', code], check=True)
+
+
+@pytest.mark.parametrize('flag, sentence', [
+    ('--config.rollout.ahead=1',
+     '--config.rollout.ahead is now --config.rollout.decodes_in_flight.\n'),
+    ('--config.job=searchrl.train:run',
+     'ValueError: job names searchrl.train:run, which is now '
+     'searchrl.jobs.train:run.\n(SEARCHRL_TRACEBACK=1 shows where.)\n')])
+def test_a_command_line_with_an_old_name_ends_in_the_new_one(
+    tmp_path, flag, sentence):
+  done = subprocess.run([*MAIN, flag, f'--workdir={tmp_path / "run"}'],
+                        capture_output=True, text=True)
+  assert (done.returncode, done.stdout, done.stderr) == (1, '', sentence)
+
+
+def test_flags_are_compared_whole():
+  moved.refuse_flags(['--config.rollout.ahead_of=1', 'rollout.ahead'])
+  with pytest.raises(ValueError, match='rollout.ahead is now'):
+    moved.refuse_flags(['-config.rollout.ahead', '1'])
+
+
+def test_an_old_option_in_a_config_of_your_own_is_refused():
+  options = dspo.get_config('smoke')
+  moved.refuse_options(options.to_dict())
+  options.rollout.ahead = 1
+  with pytest.raises(ValueError, match='now --config.rollout.decodes_in_flight'):
+    moved.refuse_options(options.to_dict())
+
+
+def test_an_old_config_is_read_under_the_new_names():
+  recorded = json.loads(GOLDEN.read_text())
+  before = json.dumps(recorded)
+  config = moved.config(recorded)
+  assert json.dumps(recorded) == before  # read, not changed
+  assert recorded['job'] == 'searchrl.train:run' and 'ahead' in recorded['rollout']
+  assert config == moved.config(config) != recorded
+  assert config == json.loads(dspo.get_config('smoke').to_json())
+
+
+def test_an_old_runs_folder_is_asked_and_judged_with_its_own_options(tmp_path):
+  recorded = json.loads(GOLDEN.read_text())
+  recorded['rollout']['ahead'] = 1
+  recorded['search'].update(engine='noise', options={'seed': 3})
+  (tmp_path / 'config.json').write_text(json.dumps(recorded))
+  config = ask_config.get_config(str(tmp_path))
+  assert config.rollout.decodes_in_flight == 1 and 'ahead' not in config.rollout
+  assert suite.own_search(str(tmp_path)) == ('noise', {'seed': 3})
+
+
+def test_an_old_run_goes_on_and_is_then_recorded_under_the_new_names(tmp_path):
+  recorded = json.loads(GOLDEN.read_text())
+  recorded['rollout']['ahead'] = 1
+  (tmp_path / 'config.json').write_text(json.dumps(recorded))
+  config = dspo.get_config('smoke')
+  with pytest.raises(ValueError, match='another config: '
+                     'rollout.decodes_in_flight: 1 -> 0. Use'):
+    workdir.prepare(tmp_path, config.to_dict())
+  config.rollout.decodes_in_flight = 1
+  workdir.prepare(tmp_path, config.to_dict())
+  written = json.loads((tmp_path / 'config.json').read_text())
+  assert written == json.loads(config.to_json())
