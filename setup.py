@@ -55,7 +55,6 @@ setuptools.setup(
                    'scann>=1.4.2; platform_system == "Linux"'],
         'bm25s': ['bm25s>=0.3'],
         'lucene': ['pyserini>=1.0'],  # needs Java
-        'wandb': ['wandb>=0.18'],
         'test': ['bm25s>=0.3', 'faiss-cpu>=1.12', 'hypothesis>=6.100',
                  'prometheus-client>=0.22', 'pytest>=8',
                  'pytest-xdist>=3.6',
