@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """searchrl: train, evaluate and serve LLM search agents in JAX.
 
-`from searchrl import losses, advantages, algorithms` gives the pure functions;
-nothing here touches a device, so `jax.distributed` can still come first.
+`from searchrl import losses, advantages, algorithms` gives the pure functions.
+To import the package touches no device: `jax.distributed` can still come first.
 """
 
 import importlib

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Flags in, the job that the config names out; kept short on purpose."""
+"""Command line: runs the job that a config names; kept short on purpose."""
 
 import os
 import pathlib
@@ -32,7 +32,7 @@ _ALLOW_CHANGES = flags.DEFINE_bool(
 def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'unknown arguments: {argv[1:]}')
-  logging.set_verbosity(logging.WARNING)  # Orbax tells of every save
+  logging.set_verbosity(logging.WARNING)  # Orbax logs every save
   cache = pathlib.Path(os.environ.get(
       'JAX_COMPILATION_CACHE_DIR',
       pathlib.Path.home() / '.cache' / 'searchrl' / 'xla'))
@@ -54,8 +54,8 @@ def main(argv) -> None:
     job = plugins.resolve(name, field='job', ours='searchrl.jobs.train:run')
     job(config, workdir)
   except KeyboardInterrupt:
-    sys.exit(f'Interrupted. What {workdir} holds is whole; run the same command '
-             'to go on.')
+    sys.exit(f'Interrupted. What {workdir} holds is whole; run the same '
+             'command to go on.')
   except (ValueError, FileNotFoundError, ConnectionError) as error:
     if os.environ.get('SEARCHRL_TRACEBACK'):
       raise

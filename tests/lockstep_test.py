@@ -87,7 +87,8 @@ def test_a_call_against_another_meeting_is_an_error_on_both_sides(outputs):
 def test_a_phase_is_named_with_the_way_on(outputs):
   for text in outputs['phase']:
     assert "end of phase 'rollout': process 0: 5 calls of digest" in text
-    assert 'last decode(3).' in text and "Rerun with LockstepCheck('call')" in text
+    assert 'last decode(3).' in text
+    assert "Rerun with LockstepCheck('call')" in text
 
 
 def test_off_compares_nothing(outputs):

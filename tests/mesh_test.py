@@ -84,7 +84,7 @@ def test_check_divisible_names_dimension_axis_and_legal_sizes():
         mesh, (3, 2, 64), (None, 'kv_heads', 'embed'), 'layers/wk')
   with pytest.raises(ValueError, match='data x fsdp=2'):
     mesh_lib.check_divisible(mesh, (7,), ('batch',), 'rewards')
-  with pytest.raises(ValueError, match='one logical axis a dimension'):
+  with pytest.raises(ValueError, match='one logical axis for each dimension'):
     mesh_lib.check_divisible(mesh, (7, 8), ('batch',), 'tokens')
 
 

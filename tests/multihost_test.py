@@ -103,7 +103,7 @@ def test_gradients_come_from_rows_on_all_devices(runs):
   most = 0
   for step in range(1, STEPS + 1):
     trajectories = trajectories_of(runs.folder[1], step)
-    mixed = [len({trajectory.outcome_reward for trajectory in trajectories[i:i + 4]}) > 1
+    mixed = [len({t.outcome_reward for t in trajectories[i:i + 4]}) > 1
              for i in range(0, 16, 4)]
     most = max(most, sum(mixed[:2]), sum(mixed[2:]))  # of each mini-batch
   # Then all eight rows of a mini-batch have an advantage: two a device.
@@ -145,7 +145,7 @@ def test_the_first_process_alone_writes_and_speaks(runs, count):
   for step in range(1, STEPS + 1):
     trajectories = trajectories_of(runs.folder[count], step)
     assert len(trajectories) == 16  # those of all processes
-    assert [trajectory.sample for trajectory in trajectories] == [0, 1, 2, 3] * 4
+    assert [t.sample for t in trajectories] == [0, 1, 2, 3] * 4
   first, *others = runs.done[count]
   assert 'Hugging Face format' in first.stdout
   for done in others:

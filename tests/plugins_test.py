@@ -40,7 +40,7 @@ def test_what_cannot_be_found_is_named_with_examples(name):
 
 
 @pytest.mark.parametrize('name, why', [
-    ('dspo', 'it reads otherwise'),
+    ('dspo', 'it has another form'),
     ('searchrl.rl.nowhere:dspo', 'there is no module searchrl.rl.nowhere'),
     ('no_such_lab.cispo:cispo', 'there is no module no_such_lab here or on '
                                 'PYTHONPATH'),

@@ -83,7 +83,7 @@ def test_explicit_processes_and_a_loopback_coordinator(
     ({'JAX_NUM_PROCESSES': 'two'}, "JAX_NUM_PROCESSES must .* is 'two'"),
     ({'SEARCHRL_START_SECS': '5m'}, "SEARCHRL_START_SECS must .* is '5m'"),
 ])
-def test_an_environment_that_asks_in_part_is_told(
+def test_an_environment_that_asks_in_part_is_refused(
     initialized, change, message):
   with pytest.raises(ValueError, match=message):
     processes.initialize(ALL_THREE | change)
@@ -120,9 +120,9 @@ def test_shares_are_blocks_as_even_as_can_be(monkeypatch, items):
   assert max(sizes) - min(sizes) <= 1
 
 
-def test_long_texts_are_told_from_where_they_differ():
-  told = processes.by_process(['a' * 900 + 'x', 'a' * 900 + 'y', 'a' * 900 + 'x'])
-  assert told == (f'processes 0, 2: ... {"a" * 100}x; '
+def test_long_texts_are_shown_from_where_they_differ():
+  texts = ['a' * 900 + 'x', 'a' * 900 + 'y', 'a' * 900 + 'x']
+  assert processes.by_process(texts) == (f'processes 0, 2: ... {"a" * 100}x; '
                   f'process 1: ... {"a" * 100}y')
   assert processes._named(range(200)) == (
       'processes 0, 1, 2, 3, 4, 5, 6, 7, ... (200 in all)')
@@ -250,7 +250,7 @@ def test_agree_returns_or_names_both_values_on_both_sides(outputs):
     assert 'config.a: process 0: nothing; process 1: 1' in text
 
 
-def test_meetings_at_different_tags_are_told(outputs):
+def test_meetings_at_different_tags_are_an_error(outputs):
   for text in outputs['other tag']:
     assert "process 0: 'evaluate'; process 1: 'train'" in text
 

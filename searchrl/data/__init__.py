@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is learned and judged: questions, data sets, pairs for an encoder."""
+"""Data: questions, data sets with their corpora, pairs for an encoder."""

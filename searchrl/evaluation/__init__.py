@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A policy judged: cases, scores, tables, figures."""
+"""Evaluation of a policy: cases, scores, tables and figures."""

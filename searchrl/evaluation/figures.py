@@ -34,7 +34,7 @@ def curve(
     window: int = 10,
     columns: int = 3,
 ) -> tuple[pathlib.Path, pathlib.Path]:
-  """Draws small multiples, each value faintly and the running mean boldly.
+  """Draws a panel for each series: values faintly, the running mean boldly.
 
   Args:
     path: without suffix; `path`.png and `path`.svg are written.
@@ -45,7 +45,8 @@ def curve(
     window: training steps of the running mean.
     columns: panels side by side.
 
-  Returns the paths of the PNG and of the SVG.
+  Returns:
+    The paths of the PNG and of the SVG.
   """
   import matplotlib  # slow to import, and only reports need it
   from matplotlib.figure import Figure
@@ -72,7 +73,7 @@ def curve(
 
 
 def running_mean(values: Sequence[float], window: int = 10) -> np.ndarray:
-  """The mean of each value and the up to `window - 1` before it; skips NaN."""
+  """Means of each value with the `window - 1` before it, as far as not NaN."""
   values = np.asarray(values, np.float64)
   recent = (values[max(i - window, 0):i] for i in range(1, len(values) + 1))
   known = (x[~np.isnan(x)] for x in recent)
@@ -80,9 +81,11 @@ def running_mean(values: Sequence[float], window: int = 10) -> np.ndarray:
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-  """Aligned text: a header, a rule, a line a row; numbers to the right.
+  """Writes aligned text: a header, a rule, a line a row; numbers to the right.
 
-  `columns` are keys of the rows and words of the header; a row may lack some.
+  Args:
+    rows: {column: value}; a row may lack some.
+    columns: keys of the rows, and words of the header.
   """
   cells = [[_cell(row.get(column)) for column in columns] for row in rows]
   widths = [max(map(len, column)) for column in zip(columns, *cells)]
@@ -99,7 +102,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
 
 
 def _panel(axes, x, y, name, unit, window) -> None:
-  """One series; the newest mean stands at the upper right."""
+  """Draws one series; the newest mean stands at the upper right."""
   spacing = np.median(np.diff(x)) if len(x) > 1 else 1  # evaluations are rare
   mean = running_mean(y, max(round(window / spacing), 1))
   axes.plot(x, y, color=_COLOR, alpha=0.3, linewidth=0.9,

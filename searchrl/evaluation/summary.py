@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A run's folder in; its table, its curve and the mark that it is done out."""
+"""Summary of a finished run: its table and its curves, from its folder."""
 
 import json
 import math
@@ -13,7 +13,7 @@ FILE = 'summary.txt'  # of a finished run
 
 
 def finish(folder: pathlib.Path, title: str) -> None:
-  """Draws the curve, prints before against after, and marks the run done."""
+  """Draws the curves, prints before against after, and marks the run done."""
   lines = [line for line in metrics.read(folder / metrics.FILE)
            if 'critic/score/mean' in line]
   steps = [line['training/global_step'] for line in lines]
@@ -35,7 +35,7 @@ def finish(folder: pathlib.Path, title: str) -> None:
 
 
 def table(folder: pathlib.Path) -> str:
-  """The table of a run: exact match before and after, and where things are."""
+  """The table of a run: exact match before and after, and paths of files."""
   before, after = (_cells(folder / 'evaluation' / name / 'table.json')
                    for name in ('before', 'after'))
   rows = []
@@ -58,7 +58,7 @@ def table(folder: pathlib.Path) -> str:
 
 
 def _cells(file: pathlib.Path) -> dict:
-  """(set, engine, decoding) -> hops -> (exact match, searches, n)."""
+  """{(set, engine, decoding): {hops: (exact match, searches, n)}}."""
   cells = {}
   for row in json.loads(file.read_text()) if file.exists() else ():
     case = cells.setdefault((row['set'], row['engine'], row['decoding']), {})

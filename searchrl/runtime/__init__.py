@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The machine room: processes, meshes, checkpoints, metrics, a run's folder."""
+"""What every run stands on: processes, meshes, checkpoints, metrics, folders."""

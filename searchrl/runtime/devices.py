@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The name of an accelerator in, what is known of it out: memory, hosts, compilers."""
+"""Kinds of accelerators: memory, devices a process, ahead-of-time compilers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Kind:
   """One kind of device, as its maker describes it."""
 
   name: str
-  gib: float  # of memory, a device
-  a_process: int  # devices of a process that has all of a host's
-  torus: bool | None = None  # a TPU: of three dimensions? None: no TPU
+  gib: float  # of memory a device
+  a_process: int  # devices of a process that has all those of its host
+  torus: bool | None = None  # of a TPU: a 3D torus? None for other devices
 
 
 KINDS = {kind.name: kind for kind in (
@@ -40,31 +40,31 @@ _FLAT = {1: '1x1', 4: '2x2', 8: '2x4', 16: '4x4', 32: '4x8', 64: '8x8',
          128: '8x16', 256: '16x16'}
 _TORUS = {4: '2x2x1', 8: '2x2x2', 16: '2x2x4', 32: '2x4x4', 64: '4x4x4',
           128: '4x4x8', 256: '4x8x8', 512: '8x8x8'}
-_QUIET = dict(  # libtpu, where there is no TPU
+_QUIET = dict(  # for libtpu on a machine without a TPU
     TPU_ACCELERATOR_TYPE='v5litepod-8', TPU_WORKER_HOSTNAMES='localhost',
     TPU_SKIP_MDS_QUERY='1', ALLOW_MULTIPLE_LIBTPU_LOAD='1')
 
 
 def parse(text: str) -> tuple[Kind, int]:
-  """'v5e-64' -> the kind, and how many devices.
+  """Returns the kind and the number of devices of a text such as 'v5e-64'.
 
   Raises:
-    ValueError: another form, or an unknown kind.
+    ValueError: the text has another form, or names an unknown kind.
   """
   match = re.fullmatch(r'([a-z0-9-]+?)-(\d+)', text)
   if match is None or match[1] not in KINDS or not int(match[2]):
     raise ValueError(
-        'plan.devices must be KIND-COUNT, such as v5e-64 or h200-8, with one of '
-        f'{sorted(KINDS)} and a count of devices (of chips, not cores), but is '
+        'plan.devices must be KIND-COUNT, such as v5e-64 or h200-8, with one '
+        f'of {sorted(KINDS)} and a count of devices (of chips, not cores), but is '
         f'{text!r}. Leave it empty for the devices of this machine.')
   return KINDS[match[1]], int(match[2])
 
 
 def to_compile_for(kind: Kind, count: int) -> Sequence[jax.Device] | None:
-  """Devices that programs can be compiled for without there being any.
+  """Returns devices to compile programs for that need not be in this machine.
 
   TPU programs compile on any machine that has libtpu; None where it is
-  missing, for a slice of no usual size, and for GPUs.
+  missing, for a slice of an unusual size, and for GPUs.
   """
   shape = (_TORUS if kind.torus else _FLAT).get(count)
   if kind.torus is None or not shape or not importlib.util.find_spec('libtpu'):

@@ -72,7 +72,8 @@ class LockstepCheck:
     """A phase ends: raises a RuntimeError if calls have differed until now."""
     if self._is_idle():
       return
-    summary = (f'{self._calls} calls of digest {self._digest.hexdigest()[:16]}, '
+    digest = self._digest.hexdigest()[:16]
+    summary = (f'{self._calls} calls of digest {digest}, '
                f'the last {shortened(self._last)}')
     summaries = processes.exchange(
         f'phase {name}', summary.encode(), self._timeout_secs)

@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Devices in, a mesh out; logical axes in, shardings out.
+"""Device meshes and shardings: from logical axes to axes of a mesh.
 
-`RULES` is the one table of what is split over which devices. Code above speaks
-of logical axes ('batch', 'embed', 'heads', ...); code below speaks of nothing.
-Axes are `Auto`: the compiler propagates shardings from the arguments. A mesh is
-passed on, or set with `jax.set_mesh`, never entered.
+`RULES` is the one table of what is split over which devices. Code above this
+module names logical axes ('batch', 'embed', 'heads', ...) only. Mesh axes are
+`Auto`: the compiler propagates shardings from the arguments. A mesh is passed
+as an argument, or set with `jax.set_mesh`, never entered.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (AbstractMesh, AxisType, Mesh, NamedSharding,
+                          PartitionSpec)
 import numpy as np
 
 AXES = ('data', 'fsdp', 'tensor')
 
 RULES = {
-    'batch': ('data', 'fsdp'),  # rows; FSDP ranks see different rows, too
+    'batch': ('data', 'fsdp'),  # rows; each FSDP rank has rows of its own, too
     'length': None,  # positions of a row
-    'layers': None,  # stacked on axis 0 of every layer's parameters
+    'layers': None,  # the stack of layers, axis 0 of their parameters
     'embed': 'fsdp',  # the residual width: where the weights are split
     'heads': 'tensor',  # query heads
     'kv_heads': 'tensor',
@@ -33,7 +34,7 @@ RULES = {
     'vocab': 'tensor',
 }
 
-Axes = tuple[str | None, ...]  # one logical axis, or None, a dimension
+Axes = tuple[str | None, ...]  # a logical axis or None for each dimension
 
 
 def make(
@@ -43,17 +44,17 @@ def make(
     tensor: int = 1,
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-  """The mesh (data, fsdp, tensor), with `Auto` axes.
+  """Makes the mesh (data, fsdp, tensor), with `Auto` axes.
 
   Args:
     data: ways of plain data parallelism; parameters are replicated over it.
     fsdp: ways in which rows and parameters are split.
     tensor: ways in which heads, feed-forward width and vocabulary are split.
       At most one of the three may be -1: it takes the rest of the devices.
-    devices: all devices of all processes unless given.
+    devices: default: all devices of all processes.
 
   Raises:
-    ValueError: if the axes do not multiply to the number of devices.
+    ValueError: the axes do not multiply to the number of devices.
   """
   sizes = {'data': data, 'fsdp': fsdp, 'tensor': tensor}
   devices = jax.devices() if devices is None else list(devices)
@@ -64,19 +65,19 @@ def make(
 
 
 def in_order(devices: np.ndarray) -> Mesh:
-  """A mesh of an array of devices (data, fsdp, tensor), laid out as it is."""
+  """A mesh of an array of devices [data, fsdp, tensor], in its own order."""
   return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def abstract(count: int, **sizes: int) -> AbstractMesh:
-  """A mesh like `make`'s of devices that need not exist: for arithmetic."""
+  """As `make`, of devices that need not exist: for arithmetic on shapes."""
   sizes = _fill(dict.fromkeys(AXES, 1) | sizes, count)
   return AbstractMesh(tuple(sizes.values()), AXES,
                       axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def spec(logical_axes: Axes) -> PartitionSpec:
-  """Which mesh axes split each dimension; None leaves a dimension whole."""
+  """The mesh axes that split each dimension; None leaves a dimension whole."""
   return PartitionSpec(*(_mesh_axes(axis) for axis in logical_axes))
 
 
@@ -86,7 +87,7 @@ def sharding(mesh: Mesh, logical_axes: Axes) -> NamedSharding:
 
 
 def shardings(mesh: Mesh, tree_of_logical_axes: Any) -> Any:
-  """The same tree with a sharding for each tuple of logical axes."""
+  """The same tree with a sharding in place of each tuple of logical axes."""
   return jax.tree.map(
       lambda axes: sharding(mesh, axes), tree_of_logical_axes, is_leaf=_is_axes)
 
@@ -99,12 +100,12 @@ def check_divisible(
   Args:
     mesh: made by `make`.
     shape: of the whole array.
-    logical_axes: one a dimension.
+    logical_axes: one for each dimension.
     name: what the message calls the array, such as 'layers/wq'.
   """
   if len(shape) != len(logical_axes):
     raise ValueError(
-        f'{name} needs one logical axis a dimension, but its shape is '
+        f'{name} needs one logical axis for each dimension, but its shape is '
         f'{tuple(shape)} and its axes are {logical_axes}. Use None for a '
         'dimension that stays whole.')
   for i, (dimension, axis) in enumerate(zip(shape, logical_axes)):
@@ -128,7 +129,7 @@ def shard_batch(mesh: Mesh, tree: Any, axis: int = 0) -> Any:
     axis: which dimension is rows: 0 for [B, ...], 1 for stacked [M, B, ...].
 
   Raises:
-    ValueError: if B is not a multiple of the number of batch shards.
+    ValueError: B is not a multiple of the number of batch shards.
   """
   names, ways = _ways(mesh, 'batch')
 
@@ -148,7 +149,7 @@ def shard_batch(mesh: Mesh, tree: Any, axis: int = 0) -> Any:
 
 
 def place(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-  """Puts a host array, alike on all processes, where a sharding wants it."""
+  """Puts a host array, alike on all processes, onto devices by a sharding."""
   x = np.asarray(x)
   if sharding.is_fully_addressable:
     return jax.device_put(x, sharding)
@@ -158,13 +159,13 @@ def place(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
 
 def copied(x: Any, sharding: jax.sharding.Sharding, dtype: Any = None
           ) -> jax.Array:
-  """An array of its own with a sharding, from one on a host or on any mesh.
+  """Returns a copy with a sharding, of an array on a host or on any mesh.
 
   Args:
     x: any array; it does not pass through the host if it lies on the
       sharding's devices.
     sharding: of the copy.
-    dtype: of the copy; default x's.
+    dtype: of the copy; default: that of x.
   """
   if isinstance(x, jax.Array) and (
       x.sharding.device_set == sharding.device_set):
@@ -174,10 +175,10 @@ def copied(x: Any, sharding: jax.sharding.Sharding, dtype: Any = None
 
 
 def local(mesh: Mesh) -> Mesh:
-  """The part of a mesh whose devices belong to this process.
+  """Returns the part of a mesh whose devices belong to this process.
 
   Raises:
-    ValueError: that part is no block of the mesh.
+    ValueError: that part is not a block of the mesh.
   """
   mine = np.vectorize(
       lambda device: device.process_index == jax.process_index())(mesh.devices)
@@ -195,7 +196,7 @@ def local(mesh: Mesh) -> Mesh:
 
 
 def _fill(sizes: dict[str, int], count: int) -> dict[str, int]:
-  """Resolves -1, and raises unless the sizes multiply to `count` devices."""
+  """Replaces -1; raises unless the sizes multiply to `count` devices."""
   for axis, size in sizes.items():
     if size < 1 and size != -1:
       raise ValueError(
@@ -207,15 +208,15 @@ def _fill(sizes: dict[str, int], count: int) -> dict[str, int]:
         f'at most one mesh axis may be -1, but {" and ".join(free)} are. Give '
         f'all but one a size; there are {count} devices.')
   product = math.prod(size for size in sizes.values() if size != -1)
-  told = ' x '.join(f'{a}={n}' for a, n in sizes.items() if n != -1)
+  shown = ' x '.join(f'{a}={n}' for a, n in sizes.items() if n != -1)
   if free and count % product:
     raise ValueError(
-        f'{told} must divide the {count} devices, for {free[0]}=-1 takes the '
+        f'{shown} must divide the {count} devices, for {free[0]}=-1 takes the '
         f'rest, but makes {product}. Legal products: '
         f'{[n for n in range(1, count + 1) if count % n == 0]}.')
   if not free and product != count:
     raise ValueError(
-        f'mesh axes must multiply to the {count} devices, but {told} makes '
+        f'mesh axes must multiply to the {count} devices, but {shown} makes '
         f'{product}. Set one of them to -1 for the rest, or pass `devices`.')
   return {a: count // product if n == -1 else n for a, n in sizes.items()}
 
@@ -236,6 +237,6 @@ def _ways(mesh: Mesh, axis: str | None) -> tuple[str, int]:
 
 
 def _is_axes(node: Any) -> bool:
-  """A plain tuple of names: neither a NamedTuple nor a chain of states."""
+  """Whether a node is a plain tuple of names: no NamedTuple, no other tuple."""
   return type(node) is tuple and all(
       axis is None or isinstance(axis, str) for axis in node)

@@ -22,12 +22,12 @@ FILE = 'metrics.jsonl'
 
 
 class Writer:
-  """Appends one line a call to `workdir`/metrics.jsonl, and mirrors it.
+  """Appends one line a call to `workdir`/metrics.jsonl, and to TensorBoard.
 
   Args:
     workdir: made if it is missing; opening it again appends.
-    tensorboard: also write `workdir`/tensorboard, if tensorboardX is there.
-    step_field: what lines call the step.
+    tensorboard: also write `workdir`/tensorboard, if tensorboardX is installed.
+    step_field: the name of the step in a line.
     enabled: False on all processes but the first: then nothing is written, and
       every step `holds` everything.
   """
@@ -49,7 +49,7 @@ class Writer:
     os.truncate(self.path, self.path.read_bytes().rfind(b'\n') + 1)
 
   def write(self, step: int, values: Mapping[str, Any]) -> None:
-    """One line {step_field: step, **values}, flushed and synced to disk.
+    """Writes one line {step_field: step, **values}, and syncs it to disk.
 
     Args:
       step: of the run, from 0 or 1.
@@ -57,13 +57,13 @@ class Writer:
         where JSON has no number (NaN, infinities), which `read` makes NaN.
 
     Raises:
-      ValueError: if a value is no scalar, or bears the name of the step.
+      ValueError: a value is no scalar, or has the name of the step.
     """
     if self._file is None:
       return
     if self._step_field in values:
       raise ValueError(f'values must leave {self._step_field} to `step`, but '
-                       'hold it. Rename it.')
+                       'have that name, too. Rename the value.')
     floats = {name: _scalar(name, value) for name, value in values.items()}
     line = {self._step_field: int(step)} | {
         name: x if math.isfinite(x) else None for name, x in floats.items()}
@@ -77,14 +77,14 @@ class Writer:
       events.flush()
 
   def holds(self, step: int, prefix: str) -> bool:
-    """Whether a line of that step has a value whose name begins so."""
+    """Whether a line of the step has a value whose name has that prefix."""
     return self._file is None or any(
         line[self._step_field] == step and
         any(name.startswith(prefix) for name in line)
         for line in read(self.path))
 
   def truncate(self, step: int) -> None:
-    """Drops the lines after `step`, the restored one: they will come again.
+    """Drops the lines after the restored `step`: they will be written again.
 
     A run that starts anew in an old `workdir` passes -1.
     """
@@ -112,7 +112,7 @@ class Writer:
 
   def _open_events(self):
     if self._events is None and self._events_dir is not None:
-      with contextlib.suppress(ImportError):  # it is optional
+      with contextlib.suppress(ImportError):  # tensorboardX is optional
         import tensorboardX
         older = len(list(self._events_dir.glob('*')))  # names count seconds
         self._events = tensorboardX.SummaryWriter(

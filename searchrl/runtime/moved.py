@@ -96,7 +96,7 @@ OPTIONS = {  # of configs, by their path
 
 
 class Finder:
-  """A meta-path finder: the import of an old module raises with the new name."""
+  """A meta-path finder: to import an old module raises the new name."""
 
   @staticmethod
   def find_spec(name: str, path=None, target=None) -> None:

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""'module:function' in, behaviour out: how a config names what is not a number.
+"""Plugins: the function that a config names as 'module:function'.
 
 Nothing is registered: a function of your own is named as ours are.
 """
@@ -15,16 +15,16 @@ from searchrl.runtime import moved
 
 
 def resolve(name: str, *, field: str, ours: str) -> Callable[..., Any]:
-  """The function that a config names.
+  """Returns the function that a config names.
 
   Args:
     name: 'module:function'.
-    field: the option that holds it, for the message.
-    ours: examples that exist, for the message.
+    field: the option that holds the name, for the message.
+    ours: names that exist, for the message.
 
   Raises:
     ValueError: there is no such module or function, or its name is an old one.
-    ImportError: the module is there, something that it imports is not.
+    ImportError: the module exists, but a module that it imports does not.
   """
   def refuse(why):
     return ValueError(f"{field} must be 'module:function', but {name!r} cannot "
@@ -35,7 +35,7 @@ def resolve(name: str, *, field: str, ours: str) -> Callable[..., Any]:
                      f'{moved.function(name)}.')
   module_name, _, function = name.partition(':')
   if not (module_name and function.isidentifier()):
-    raise refuse('it reads otherwise')
+    raise refuse('it has another form')
   try:
     module = importlib.import_module(module_name)
   except ModuleNotFoundError as error:
@@ -58,13 +58,20 @@ def build(name: str, options: dict[str, Any], *, field: str, ours: str) -> Any:
     name: 'module:function'.
     options: its keyword arguments.
     field: the option that holds both, for the message.
-    ours: examples that exist, for the message.
+    ours: names that exist, for the message.
 
   Raises:
     ValueError: as `resolve`; or an option is unknown or missing, or refused by
       the function itself.
   """
   function = resolve(name, field=field, ours=ours)
+  _check_options(function, name, options, field)
+  return function(**options)
+
+
+def _check_options(function: Callable[..., Any], name: str,
+                   options: dict[str, Any], field: str) -> None:
+  """Raises a ValueError for an option that is unknown or missing."""
   parameters = inspect.signature(function).parameters
   legal = [p.name for p in parameters.values() if p.kind is not p.VAR_KEYWORD]
   for option in options:
@@ -81,4 +88,3 @@ def build(name: str, options: dict[str, Any], *, field: str, ours: str) -> Any:
       raise ValueError(
           f'{field}.{p.name} must be given for {name}, which has no default '
           'for it.')
-  return function(**options)

@@ -110,9 +110,9 @@ def exchange(tag: str, payload: bytes,
   if any(other != tag for other, _ in meetings):
     raise RuntimeError(
         'processes must meet at the same tags in the same order, but '
-        f'{by_process([repr(other) for other, _ in meetings])}. A host decision '
-        "before this depended on one process's own state; LockstepCheck('call') "
-        'names the call after which they part.')
+        f'{by_process([repr(other) for other, _ in meetings])}. A host '
+        "decision before this depended on one process's own state; "
+        "LockstepCheck('call') names the call after which they part.")
   return [payload for _, payload in meetings]
 
 
@@ -177,7 +177,8 @@ def on_first(tag: str, function: Callable[[], Any],
   value, refusal = json.loads(payloads[0])
   if refusal:
     kind, text = refusal
-    raise (FileNotFoundError if kind == 'FileNotFoundError' else ValueError)(text)
+    is_missing = kind == 'FileNotFoundError'
+    raise (FileNotFoundError if is_missing else ValueError)(text)
   return value
 
 
@@ -290,7 +291,8 @@ def _number(environ: Mapping[str, str], name: str, default: int = 0) -> int:
   text = environ.get(name) or str(default)
   if not text.isdecimal():
     raise ValueError(
-        f'{name} must be a whole number, in digits, but is {text!r}. Correct it.')
+        f'{name} must be a whole number, in digits, but is {text!r}. Correct '
+        'it.')
   return int(text)
 
 

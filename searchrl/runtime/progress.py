@@ -13,7 +13,7 @@ import time
 
 
 class Timer:
-  """Seconds spent in named phases; `with timer('rollout'): ...` adds to one."""
+  """Counts seconds by phase; `with timer('rollout'): ...` adds to one."""
 
   def __init__(self):
     self._secs = collections.defaultdict(float)
@@ -27,17 +27,19 @@ class Timer:
       self._secs[phase] += time.perf_counter() - start
 
   def pop(self) -> dict[str, float]:
-    """{'timing_s/<phase>': seconds} since the last call, which it forgets."""
+    """Returns {'timing_s/<phase>': seconds} since the last call, and resets."""
     secs, self._secs = self._secs, collections.defaultdict(float)
     return {f'timing_s/{phase}': s for phase, s in secs.items()}
 
 
 class ProgressBar:
-  """Where a run stands: a bar on a terminal, else one line a step, on stderr.
+  """Shows progress on stderr: a bar on a terminal, else one line a step.
 
-  Of the run's `total` units (steps, or what else its end is counted in),
-  `initial` were done before this process. Pass `enabled=False` on all processes
-  but the first.
+  Args:
+    total: units of the run: steps, or what else its end is counted in.
+    initial: units that were done before this process.
+    enabled: False on all processes but the first.
+    unit: the name of one.
   """
 
   FORMATS = {  # how `update` shows a field; others as name and value
@@ -61,18 +63,18 @@ class ProgressBar:
           dynamic_ncols=True)
 
   def update(self, done: int | None = None, **fields: float) -> None:
-    """So many units are done, by default one more; `fields` say how it went."""
+    """Sets the number of units done, by default one more, and shows fields."""
     before, self._done = self._done, self._done + 1 if done is None else done
-    told = [self.FORMATS.get(name, name + ' {:.4g}').format(value)
-            for name, value in fields.items()]
+    shown = [self.FORMATS.get(name, name + ' {:.4g}').format(value)
+             for name, value in fields.items()]
     if self._bar is not None:
-      self._bar.set_postfix_str(', '.join(told), refresh=False)
+      self._bar.set_postfix_str(', '.join(shown), refresh=False)
       self._bar.update(self._done - before)
     elif self._enabled:
       elapsed = time.monotonic() - self._start
       pace = elapsed / max(self._done - self._initial, 1)
       secs = round(pace * max(self._total - self._done, 0))
-      print(f'{self._unit} {self._done}/{self._total}', *told,
+      print(f'{self._unit} {self._done}/{self._total}', *shown,
             f'ETA {datetime.timedelta(seconds=secs)}',
             sep='  ', file=sys.stderr, flush=True)
 

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""SIGINT and SIGTERM as a request to stop, for training and for servers."""
+"""Stop requests by SIGINT and SIGTERM, for training and for servers."""
 
 from collections.abc import Callable
 import math
@@ -9,11 +9,12 @@ import time
 
 _POLL_SECS = 0.1
 
-class StopRequest:
-  """Notes Ctrl-C or SIGTERM; a second Ctrl-C raises KeyboardInterrupt.
 
-  A context manager for the main thread: the handlers of before come back at
-  its end.
+class StopRequest:
+  """Records Ctrl-C or SIGTERM; a second Ctrl-C raises KeyboardInterrupt.
+
+  A context manager for the main thread: at its end the previous handlers are
+  restored.
 
   Args:
     notice: called in the signal handler when the first request arrives.

@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Beats in; if they stop, all stacks out, and the end of the process.
+"""Watchdog: ends a process whose heartbeats stop, and dumps its stacks.
 
 A peer that is alive but stuck raises nothing: collectives wait for ever. So a
-run says now and then that it goes on, and ends itself when it does not; the
-launcher then restarts all processes, which resume.
+run beats now and then, and ends itself when the beats stop; the launcher then
+restarts all processes, which resume.
 """
 
 from __future__ import annotations
@@ -31,16 +31,19 @@ class Watchdog:
           ...
 
   The limit is max(factor * median of the last 64 intervals, floor_secs). A
-  thread that holds the interpreter's lock for ever stops this one, too.
+  thread that holds the interpreter's lock for ever stops the watchdog, too.
 
   Args:
     floor_secs: the least limit; longer than the longest compilation, save or
       evaluation during which nothing beats.
     factor: how many times the usual interval is too long.
-    file: also gets the report, at its end; made if it is missing.
+    file: the report is also appended to it; made if it is missing.
     on_timeout: called with the report instead of ending the process.
-    clock: seconds, never going back.
-    wait: sleeps so many seconds, or less; True if the watch is over.
+    clock: returns seconds that never go back.
+    wait: sleeps so many seconds, or less; returns True if the watch is over.
+
+  Raises:
+    ValueError: `floor_secs` or `factor` is too small.
   """
 
   def __init__(
@@ -74,14 +77,14 @@ class Watchdog:
     self._thread.join(timeout=5)
 
   def beat(self, tag: str) -> None:
-    """The run goes on; `tag` is what it does next."""
+    """Says that the run goes on; `tag` is what it does next."""
     with self._lock:
       now = self._clock()
       self._intervals.append(now - self._last)
       self._tag, self._last = tag, now
 
   def limit_secs(self) -> float:
-    """How long the next beat may take."""
+    """How many seconds the next beat may take."""
     with self._lock:
       median = statistics.median(self._intervals) if self._intervals else 0
     return max(self._factor * median, self._floor)

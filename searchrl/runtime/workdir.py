@@ -70,8 +70,9 @@ def note(folder: str | pathlib.Path, name: str, facts: Any, *,
     changes = _changes(json.loads(file.read_text()), present)
     if changes:
       raise ValueError(
-          f'{folder} holds a run whose {name} was another: {"; ".join(changes)}. '
-          'Use another --workdir, or go on all the same with --allow_changes.')
+          f'{folder} holds a run whose {name} was another: '
+          f'{"; ".join(changes)}. Use another --workdir, or go on all the same '
+          'with --allow_changes.')
   _write(file, present)
 
 
@@ -105,7 +106,8 @@ def _git() -> str | None:
   here = pathlib.Path(__file__).parents[1]
   try:
     out = subprocess.run(
-        ['git', '-C', str(here), 'describe', '--always', '--dirty', '--abbrev=12'],
+        ['git', '-C', str(here), 'describe', '--always', '--dirty',
+         '--abbrev=12'],
         capture_output=True, text=True, timeout=10, check=True)
   except (OSError, subprocess.SubprocessError):
     return None
