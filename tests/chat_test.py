@@ -72,12 +72,12 @@ def test_in_a_chat_the_tags_stay_in_one_turn():
   tokenizer = TOKENIZERS['qwen2']
   dialogue = chat.search_r1(tokenizer)
   plain = dialogues.search_r1(tiny.Tokenizer())
-  said = tokenizer.encode('<search> a </search>')
-  assert chats.written(tokenizer, dialogues.observation(
-      dialogue, [()], tokenizer, passage_tokens=9, said=said).tokens) == (
-          plain.before + plain.after)
+  action = tokenizer.encode('<search> a </search>')
+  shown = dialogues.observation(dialogue, [()], tokenizer, passage_tokens=9,
+                                action_tokens=action)
+  assert chats.written(tokenizer, shown.tokens) == plain.before + plain.after
   assert chats.written(tokenizer, dialogues.retry(
-      dialogue, tokenizer, said)) == plain.invalid
+      dialogue, tokenizer, action)) == plain.invalid
 
 
 def test_what_ends_a_turn_of_the_template_ends_one_of_the_policy():

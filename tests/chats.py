@@ -99,7 +99,7 @@ LLAMA3 = r'''
 {%- endif %}'''
 
 # In the manner of Mistral: control words in brackets, strict about ids of
-# calls, a space before what is said, the tool's answer inside a JSON object.
+# calls, a space before a message, the tool's answer inside a JSON object.
 MISTRAL = r'''
 {{- bos_token }}
 {%- if tools %}

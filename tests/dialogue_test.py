@@ -20,7 +20,7 @@ NAMES = ('think', 'search', 'information', 'answer', 'question', 'tool_call',
 TAGS = [f'<{slash}{name}>' for name in NAMES for slash in ('', '/')]
 
 
-@pytest.mark.parametrize('said, action', [
+@pytest.mark.parametrize('text, action', [
     ('<search> who? </search>', Action('search', ('who?',))),
     ('<search>who?</search>\n', Action('search', ('who?',))),
     ('<search>two\nlines</search> \n\n', Action('search', ('two\nlines',))),
@@ -33,11 +33,11 @@ TAGS = [f'<{slash}{name}>' for name in NAMES for slash in ('', '/')]
     ('<search> a </search><search> b </search>', Action('search', ('b',))),
     ('text <search> a <search> b </search>', Action('search', ('b',))),
 ])
-def test_the_block_that_ends_a_turn_is_its_action(said, action):
-  assert dialogues.parse_tags(said) == action
+def test_the_block_that_ends_a_turn_is_its_action(text, action):
+  assert dialogues.parse_tags(text) == action
 
 
-@pytest.mark.parametrize('said', [
+@pytest.mark.parametrize('text', [
     '', 'Paris', '<search></search>', '<search> \n </search>',
     '<answer></answer>', '<answer> </answer>',
     '<search> a', 'a </search>', '</search>', '<search>', '</search><search>',
@@ -50,8 +50,8 @@ def test_the_block_that_ends_a_turn_is_its_action(said, action):
     '<think> <answer> a </answer> </think>', '<think> a </think>',
     '<information> a </information>', '＜search＞ a ＜/search＞',
 ])
-def test_everything_else_is_invalid(said):
-  assert dialogues.parse_tags(said) == Action('invalid')
+def test_everything_else_is_invalid(text):
+  assert dialogues.parse_tags(text) == Action('invalid')
 
 
 @pytest.mark.parametrize('hidden', [

@@ -10,10 +10,10 @@ from searchrl.agent import rewards
 from searchrl.trajectory import Action, Trajectory, Turn
 
 
-def game(*said, golds=('Paris',)):
-  """A trajectory whose turns say this."""
+def trajectory_of(*texts, golds=('Paris',)):
+  """A trajectory with these texts as turns."""
   turns = tuple(Turn((1,), (0.0,), dialogues.parse_tags(text), (2,))
-                for text in said)
+                for text in texts)
   return Trajectory(tiny.question(answers=golds), 0, 0, (1,), turns, 'answer')
 
 
@@ -63,7 +63,7 @@ def test_scores(answer, golds, em, subem, f1):
 SEARCHED = '<think> t </think>\n<search> capital </search>'
 
 
-@pytest.mark.parametrize('said, golds, em, subem, f1', [
+@pytest.mark.parametrize('texts, golds, em, subem, f1', [
     (['<think> t </think>\n<answer> Paris </answer>'], ['Paris'], 1, 1, 1),
     ([SEARCHED, '<think> t </think> <answer> paris. </answer>'], ['Paris'],
      1, 1, 1),
@@ -82,8 +82,8 @@ SEARCHED = '<think> t </think>\n<search> capital </search>'
     (['<answer> It is Paris, France </answer>'], ['Paris'], 0, 1, 0.4),
     (['<answer> Paris'], ['Paris'], 0, 0, 0),
 ])
-def test_rewards_of_whole_trajectories(said, golds, em, subem, f1):
-  trajectory = game(*said, golds=tuple(golds))
+def test_rewards_of_whole_trajectories(texts, golds, em, subem, f1):
+  trajectory = trajectory_of(*texts, golds=tuple(golds))
   assert rewards.em(trajectory) == em
   assert rewards.subem(trajectory) == subem
   assert rewards.f1(trajectory) == pytest.approx(f1)

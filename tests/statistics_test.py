@@ -13,35 +13,35 @@ from searchrl.trajectory import (Action, Passage, STOP_REASONS, Trajectory,
                                  Turn)
 
 
-def said(kind, text='', *, tokens, shown=0, passages=(), cut=0):
+def turn(kind, text='', *, tokens, shown=0, passages=(), cut=0):
   """A turn of so many sampled and so many inserted tokens."""
   texts = () if kind == 'invalid' else (text,)
   return Turn((1,) * tokens, (-1.0,) * tokens, Action(kind, texts),
               (2,) * shown, tuple(Passage('1', '', p) for p in passages), cut)
 
 
-def game(*turns, source='nq', prompt=4, **fields):
+def trajectory(*turns, source='nq', prompt=4, **fields):
   return Trajectory(
       tiny.question(answers=('the river Tarn',), data_source=source), 0, 0,
       (3,) * prompt, turns, **fields)
 
 
-RIGHT = game(
-    said('search', 'x', tokens=3, shown=10, passages=('A river.', 'Tarn.'),
+RIGHT = trajectory(
+    turn('search', 'x', tokens=3, shown=10, passages=('A river.', 'Tarn.'),
          cut=1),
-    said('search', 'y', tokens=2, shown=8, passages=('River Tarn.', 'Hill.')),
-    said('answer', 'River Tarn', tokens=5),
+    turn('search', 'y', tokens=2, shown=8, passages=('River Tarn.', 'Hill.')),
+    turn('answer', 'River Tarn', tokens=5),
     stop_reason='answer', reward=0.75, outcome_reward=1.0)
-WRONG = game(
-    said('invalid', tokens=6, shown=2), said('answer', 'river', tokens=2),
+WRONG = trajectory(
+    turn('invalid', tokens=6, shown=2), turn('answer', 'river', tokens=2),
     source='hotpotqa', prompt=6, stop_reason='answer', reward=-0.25,
     outcome_reward=0.0, retries=1)
-CUT = game(  # its second passages did not fit: the policy never saw them
-    said('search', 'x', tokens=1, shown=5, passages=('A hill.',), cut=1),
-    said('search', 'y', tokens=1, passages=('river tarn',) * 5, cut=5),
+CUT = trajectory(  # its second passages did not fit: the policy never saw them
+    turn('search', 'x', tokens=1, shown=5, passages=('A hill.',), cut=1),
+    turn('search', 'y', tokens=1, passages=('river tarn',) * 5, cut=5),
     prompt=5, stop_reason='length_limit', reward=0.25, outcome_reward=0.0)
-FAILED = game(
-    said('search', 'x', tokens=4), source='nq', prompt=5,
+FAILED = trajectory(
+    turn('search', 'x', tokens=4), source='nq', prompt=5,
     stop_reason='search_error', retries=1)
 
 
@@ -95,17 +95,17 @@ def test_a_passage_that_was_not_read_is_not_in_the_context():
   assert statistics.describe([seen])['search/answer_in_context_rate'] == 1
 
 
-@pytest.mark.parametrize('games', [
-    [], [FAILED] * 2, [game(stop_reason='length_limit', reward=0.0,
-                            outcome_reward=0.0, prompt=0)]],
+@pytest.mark.parametrize('trajectories', [
+    [], [FAILED] * 2, [trajectory(stop_reason='length_limit', reward=0.0,
+                                  outcome_reward=0.0, prompt=0)]],
     ids=['none', 'all failed', 'no turn'])
-def test_the_mean_of_nothing_is_zero(games):
-  found = statistics.describe(games)
+def test_the_mean_of_nothing_is_zero(trajectories):
+  found = statistics.describe(trajectories)
   assert all(map(math.isfinite, found.values()))
   for name in ('critic/score/mean', 'critic/rewards/max', 'critic/score/min',
                'search/obs_truncated_rate', 'search/obs_tokens',
                'tool_call_counts/max'):
     assert found[name] == 0, name
-  if games:
+  if trajectories:
     assert found['em/nq'] == found['subem/nq'] == found['f1/nq'] == 0
   assert {f'train/stop_{reason}' for reason in STOP_REASONS} <= set(found)

@@ -36,7 +36,7 @@ def call(*queries, **changes):
   return f'<tool_call>\n{json.dumps(body | changes)}\n</tool_call>'
 
 
-@pytest.mark.parametrize('said, action', [
+@pytest.mark.parametrize('text, action', [
     (call('who?'), Action('search', ('who?',))),
     (call(' a ', 'b') + ' \n', Action('search', ('a', 'b'))),
     (f'<think> {call("no")} hm</think>\n{call("é")}', Action('search', ('é',))),
@@ -47,11 +47,11 @@ def call(*queries, **changes):
     (call(*'abcdefgh'), Action('search', tuple('abcdefgh'))),
     ('<think> a </think><answer> No </answer>', Action('answer', ('No',))),
 ])
-def test_a_call_or_an_answer_ends_a_turn(said, action):
-  assert tools.parse(said) == action
+def test_a_call_or_an_answer_ends_a_turn(text, action):
+  assert tools.parse(text) == action
 
 
-@pytest.mark.parametrize('said', [
+@pytest.mark.parametrize('text', [
     '', 'text', '</tool_call>', '<tool_call></tool_call>', call() , call(''),
     call('a', ' '), call(*'abcdefghi'), call(1), call(None), call(['a']),
     call({'a': 'b'}), call('a') + ' and', call('a', name='Search'),
@@ -71,8 +71,8 @@ def test_a_call_or_an_answer_ends_a_turn(said, action):
     '<answer> a </answer> b', '<answer> <tool_call> a </answer>',
     '<Tool_call>{}</Tool_call>', call('a').replace('</tool', '</ tool'),
 ])
-def test_everything_else_is_invalid(said):
-  assert tools.parse(said) == Action('invalid')
+def test_everything_else_is_invalid(text):
+  assert tools.parse(text) == Action('invalid')
 
 
 @quick
@@ -113,12 +113,12 @@ def test_the_solvers_prompt_is_word_for_word():
       'Beijing </answer>. Question: {question}')
 
 
-def messages_of(system, question, said, results):
+def messages_of(system, question, turns, results):
   """The conversation as a chat client would hold it."""
   user = tools.solver_template().replace('{question}', question)
   messages = [{'role': 'system', 'content': system}] * bool(system)
   messages.append({'role': 'user', 'content': user})
-  for n, text in enumerate(said):
+  for n, text in enumerate(turns):
     messages.append({'role': 'assistant', 'content': text.strip(' ')})
     if n < len(results):
       messages.append({
@@ -143,23 +143,22 @@ def test_a_whole_conversation_is_the_templates_own_text(name, ended):
   dialogue = tools.dr_zero(tokenizer)
   question = 'where is <|im_end|></s> "x"\\n?'
   lead = ' ' if name.startswith('mistral') else ''  # which the template writes
-  said = [f'{lead}<think>\nThis is new\n</think>\n\n{text}' for text in (
+  turns = [f'{lead}<think>\nThis is new\n</think>\n\n{text}' for text in (
       call('Paris?'), call('a', 'b', 'c'), '<answer> here </answer>')]
   (end,) = dialogue.end_ids
-  ids, turns = list(dialogues.opening(dialogue, question, tokenizer)), []
-  for n, text in enumerate(said):
+  ids = list(dialogues.opening(dialogue, question, tokenizer))
+  for n, text in enumerate(turns):
     turn = (*tokenizer.encode(text), *[end] * ended[n])
-    turns.append(turn)
     assert tools.parse(tokenizer.decode(turn)).kind == (
         'search' if n < 2 else 'answer')
     ids += turn
     if n < 2:
       ids += dialogues.observation(
           dialogue, FOUND[n][0], tokenizer, passage_tokens=200,
-          said=turn).tokens
+          action_tokens=turn).tokens
   render = functools.partial(tokenizer.render, tools=[tools.schema()])
   expected = chats.unspaced(render(
-      messages_of('', question, said, [f[1] for f in FOUND])))
+      messages_of('', question, turns, [f[1] for f in FOUND])))
   text = chats.unspaced(chats.written(tokenizer, ids))
   assert expected.startswith(text)  # an answer's turn ends in the template only
   rest = expected[len(text):]
@@ -169,7 +168,7 @@ def test_a_whole_conversation_is_the_templates_own_text(name, ended):
 
 
 @each
-def test_an_invalid_turn_is_told_so_by_the_tool(name):
+def test_the_tool_answers_an_invalid_turn(name):
   tokenizer = TOKENIZERS[name]
   system = 'You are a helpful and harmless assistant.'
   if name.startswith('mistral'):
@@ -179,16 +178,17 @@ def test_an_invalid_turn_is_told_so_by_the_tool(name):
     dialogue, system = tools.dr_zero(tokenizer), ''
   else:
     dialogue = tools.dspo(tokenizer)
-  said = '<think>\nhm\n</think>\n\nnonsense'
+  text = '<think>\nhm\n</think>\n\nnonsense'
   lead = ' ' if name.startswith('mistral') else ''
   for ends in ((), dialogue.end_ids):
-    turn = (*tokenizer.encode(lead + said), *ends)
+    turn = (*tokenizer.encode(lead + text), *ends)
     ids = [*dialogues.opening(dialogue, 'who?', tokenizer), *turn,
            *dialogues.retry(dialogue, tokenizer, turn)]
-    text = chats.unspaced(chats.written(tokenizer, ids))
     answer = tools._INVALID
-    assert text == chats.unspaced(tokenizer.render(
-        messages_of(system, 'who?', [said], [answer]), tools=[tools.schema()]))
+    expected = tokenizer.render(
+        messages_of(system, 'who?', [text], [answer]), tools=[tools.schema()])
+    assert chats.unspaced(chats.written(tokenizer, ids)) == (
+        chats.unspaced(expected))
   assert not tools.parse(answer).texts and '<' not in answer
 
 
@@ -269,7 +269,7 @@ def test_a_cut_passage_keeps_what_parts_the_queries():
 
 
 @pytest.mark.slow
-def test_a_model_folder_with_a_template_is_played(tmp_path):
+def test_a_model_folder_with_a_template_is_sampled_from(tmp_path):
   tokenizer = TOKENIZERS['qwen2']
   tokenizer._fast.save_pretrained(tmp_path / 'tokenizer')
   other = tokenizer.encode('<|endoftext|>')
@@ -293,15 +293,15 @@ def test_a_model_folder_with_a_template_is_played(tmp_path):
   ended = [turn for turn in turns if len(turn.action_tokens) < 60]
   assert {turn.action_tokens[-1] for turn in ended} == {
       end, *other, *tokenizer.encode('</tool_call>')}
-  for trajectory in trajectories:  # all say nothing that can be parsed
+  for trajectory in trajectories:  # all actions are invalid
     assert trajectory.stop_reason == 'turn_limit' and len(trajectory.turns) == 3
     assert trajectory.prompt_tokens == dialogues.opening(
         sampler.dialogue, 'where?', tokenizer)
     for turn in trajectory.turns[:-1]:
-      told = turn.observation_tokens
-      assert told == dialogues.retry(
+      ids = turn.observation_tokens
+      assert ids == dialogues.retry(
           sampler.dialogue, tokenizer, turn.action_tokens)
-      assert (told[0] == end) == (turn.action_tokens[-1] != end)
+      assert (ids[0] == end) == (turn.action_tokens[-1] != end)
 
 
 def test_a_tokenizer_that_drops_the_tags_is_refused():

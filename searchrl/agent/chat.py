@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A dialogue and a tokenizer in, the dialogue in the chat template's frame out.
+"""Chat templates: puts a dialogue into the frame of a tokenizer's template.
 
-The template is rendered at start-up only, with words that stand for what is
-not known yet; what it writes around them is kept. A history is never rendered
-again, so a template that would write it otherwise later is refused here.
+The template is rendered at start-up only, with placeholders for what is not
+known yet; the text that it writes around them is kept. A history is never
+rendered again, so a template that would later change it is refused here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +19,10 @@ Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message]], str]
 
 _QUESTION = 'QuestionStandsHere'
-_ODD = '{{ 7 * 7 }} "a" \\n <b> & é {% if %}\n\'#'  # nothing may change it
+_ODD = '{{ 7 * 7 }} "a" \\n <b> & é {% if %}\n\'#'  # must stay as it is
 _THINKING = ('<think>\nThought#\n</think>\n\n<tool_call>\n{"name": "search", '
              '"arguments": {"query_list": ["Query#"]}}\n</tool_call>')
-_QUIET = _THINKING.partition('</think>\n\n')[2]  # if it has no thoughts
+_QUIET = _THINKING.partition('</think>\n\n')[2]  # a turn without thoughts
 _WORDS = {'Thought': "the assistant's thinking in turn",
           'Query': "the assistant's call in turn",
           'Result': "the tool's answer", _QUESTION: "the user's message"}
@@ -34,30 +34,30 @@ _WAY_OUT = ('Choose another dialogue, or put a chat_template.jinja beside '
 def search_r1(tokenizer) -> Dialogue:
   """Search-R1's prompt as a user's message, for instruct models.
 
-  All turns and passages stand in one turn of the assistant, as Search-R1 has
-  it; what it says is that of `dialogue.search_r1`.
+  All turns and passages stand in one turn of the assistant, as in Search-R1;
+  the protocol is that of `dialogue.search_r1`.
 
   Raises:
-    ValueError: no chat template, or one that cannot frame a question.
+    ValueError: there is no chat template, or it cannot frame a question.
   """
   plain = dialogues.tags(dialogues.verbatim('search_r1_prompt.txt'))
   plain = dataclasses.replace(
       plain, invalid=dialogues.verbatim('search_r1_invalid_action.txt'))
   framed = frame_question(plain, tokenizer.render)
-  said = {'role': 'assistant', 'content': 'AnswerStandsHere'}
+  answer = {'role': 'assistant', 'content': 'AnswerStandsHere'}
   end = turn_end(tokenizer, tokenizer.render,
-                 [*first_messages(plain, _QUESTION), said])
+                 [*first_messages(plain, _QUESTION), answer])
   return dataclasses.replace(framed, end_ids=end_ids(tokenizer, end))
 
 
 def frame_question(dialogue: Dialogue, render: Render,
                    system: str = '') -> Dialogue:
-  """The dialogue with what the template writes around its first message.
+  """Returns the dialogue with the template's text around its first message.
 
   Args:
     dialogue: without a frame.
     render: messages -> text; see `Tokenizer.render`.
-    system: the system message; '' for none of ours.
+    system: the system message; '' leaves it to the template.
 
   Raises:
     ValueError: the template changes the message, or writes it more than once.
@@ -89,59 +89,59 @@ def frame_question(dialogue: Dialogue, render: Render,
 
 def first_messages(dialogue: Dialogue, question: str,
                    system: str = '') -> list[Message]:
-  """What stands before the policy's first turn."""
+  """The messages before the policy's first turn."""
   user = {'role': 'user', 'content': dialogue.prompt(question)}
   return [{'role': 'system', 'content': system}] * bool(system) + [user]
 
 
 def turn_end(tokenizer, render: Render, messages: Sequence[Message]) -> str:
-  """What ends the last message, up to a special token; '' if none does."""
+  """The text that ends the last message, up to a special token, or ''."""
   text = render(messages).rpartition(messages[-1]['content'])[2]
   for id_ in tokenizer.encode(text):
     token = tokenizer.token(id_)
-    if id_ in tokenizer.special_ids and token in text:  # not the unknown one
+    if id_ in tokenizer.special_ids and token in text:  # no unknown token
       return text[:text.index(token) + len(token)]
   return ''
 
 
 def end_ids(tokenizer, end: str) -> tuple[int, ...]:
-  """The special token at the end of `turn_end`."""
+  """The id of the special token that a turn's end ends with; () if it is ''."""
   return tokenizer.encode(end)[-1:]
 
 
 class Exchange(NamedTuple):
-  """What the template writes around the answer of a tool."""
+  """The template's text around the answer of a tool."""
 
   turn_end: str  # ends the assistant's turn
   before: str  # from there to the tool's answer
-  after: str  # from there to the assistant's next turn
-  json_levels: int  # JSON strings that the template puts the answer in
+  after: str  # from the answer to the assistant's next turn
+  json_levels: int  # JSON strings, one in another, that hold the answer
 
 
 def frame_exchange(dialogue: Dialogue, tokenizer, render: Render,
                    system: str = '') -> Exchange:
-  """What the template writes between two turns of the assistant.
+  """Returns the template's text between two turns of the assistant.
 
   Args:
-    dialogue: whose first message stands before the assistant's first turn.
-    tokenizer: whose special tokens end a turn.
+    dialogue: its first message stands before the assistant's first turn.
+    tokenizer: its special tokens end a turn.
     render: messages -> text.
-    system: the system message; '' for none of ours.
+    system: the system message; '' leaves it to the template.
 
   Raises:
-    ValueError: the template is not append-only, or changes what is said.
+    ValueError: the template is not append-only, or changes a message.
   """
   opening = first_messages(dialogue, _QUESTION, system)
   forms = [_THINKING, _QUIET]
-  if render(opening).rstrip().endswith('<think>'):  # every turn is a thought
+  if render(opening).rstrip().endswith('<think>'):  # it opens every thought
     forms = [_THINKING.removeprefix('<think>\n')]
-  messages = [*opening, *_exchanges(forms[0], 2), _said(forms[0], 2)]
+  messages = [*opening, *_exchanges(forms[0], 2), _turn(forms[0], 2)]
   counts = range(len(opening), len(messages) + 1)
   check_append_only(render, messages, counts)
   for form in forms:
-    talk = [*opening, *_exchanges(form, 2)]
-    check_append_only(render, talk, counts[::2])  # as the policy sees it
-    _check_start(render, talk[:counts[2]])
+    conversation = [*opening, *_exchanges(form, 2)]
+    check_append_only(render, conversation, counts[::2])  # at each prompt
+    _check_start(render, conversation[:counts[2]])
   first, second = (_around(render(messages[:n]), messages[n - 2:n])
                    for n in (counts[2], counts[4]))
   if first != second:
@@ -161,7 +161,7 @@ def frame_exchange(dialogue: Dialogue, tokenizer, render: Render,
 
 
 def _json_levels(text: str, before: str, after: str) -> int:
-  """JSON strings that the odd answer of a tool stands in, at the text's end."""
+  """How many JSON strings hold the odd answer at the end of a text."""
   for levels in (0, 1):
     if text.endswith(before + dialogues.in_json(_ODD, levels) + after):
       return levels
@@ -171,43 +171,44 @@ def _json_levels(text: str, before: str, after: str) -> int:
 
 
 def tool_message(number: int, content: str) -> Message:
-  """The answer of a tool, from 0 on; some templates want the name and id."""
+  """The answer of a tool; some templates need its name and id."""
   return {'role': 'tool', 'name': 'search', 'content': content,
           'tool_call_id': f'search{number:03}'}
 
 
 def check_append_only(render: Render, messages: Sequence[Message],
                       counts: Sequence[int]) -> None:
-  """Refuses a template that later writes a history otherwise.
+  """Refuses a template that later changes the text of a history.
 
   Args:
     render: messages -> text.
     messages: a whole conversation.
-    counts: of messages, ascending; the text of so many must begin that of the
-      next so many, and hold what all of them say.
+    counts: numbers of messages, ascending; the text of each number must begin
+      the text of the next, and hold the content of all its messages.
 
   Raises:
-    ValueError: it does not; the message names what changed.
+    ValueError: it does not; the error names what changed.
   """
   earlier = ''
   for count in counts:
     text = render(messages[:count])
-    said = [m['content'].strip() for m in messages[:count]]  # as many do
-    whole = all(any(dialogues.in_json(s, n) in text for n in (0, 1))
-                for s in said)
+    # Many templates strip a message.
+    contents = [m['content'].strip() for m in messages[:count]]
+    whole = all(any(dialogues.in_json(content, n) in text for n in (0, 1))
+                for content in contents)
     if not text.startswith(earlier) or not whole:
-      was, is_ = _difference(earlier, text)
-      change = _change(earlier + said[-1], text) or (
-          f'writes {is_!r} where {was!r} stood')
+      before, after = _difference(earlier, text)
+      change = _change(earlier + contents[-1], text) or (
+          f'writes {after!r} where {before!r} stood')
       raise ValueError(
           'the chat template must only add to a conversation, but after '
           f'message {count}, of role {messages[count - 1]["role"]}, it '
-          f'{change}. {_WAY_OUT} keeps what was said.')
+          f'{change}. {_WAY_OUT} keeps the text.')
     earlier = text
 
 
 def _check_start(render: Render, messages: Sequence[Message]) -> None:
-  """Raises unless what the assistant says follows its generation prompt.
+  """Raises unless the assistant's text follows its generation prompt at once.
 
   The last two messages are the assistant's and a tool's.
   """
@@ -221,7 +222,7 @@ def _check_start(render: Render, messages: Sequence[Message]) -> None:
 
 
 def _change(earlier: str, text: str) -> str:
-  """What a text has lost; '' if all words of ours are still there."""
+  """Describes what a text has lost; '' if all placeholders are still there."""
   for word, number in _WORD.findall(earlier):
     if word + number not in text:
       return f'drops {_WORDS[word]}' + (number and f' {int(number) + 1}')
@@ -229,27 +230,29 @@ def _change(earlier: str, text: str) -> str:
 
 
 def _difference(text: str, other: str) -> tuple[str, str]:
-  """Both texts about the place where they part."""
+  """Both texts around the place where they begin to differ."""
   same = next((i for i, (a, b) in enumerate(zip(text, other)) if a != b),
               min(len(text), len(other)))
   near = slice(max(same - 20, 0), same + 40)
   return text[near], other[near]
 
 
-def _said(form: str, number: int) -> Message:
+def _turn(form: str, number: int) -> Message:
+  """A turn of the assistant."""
   return {'role': 'assistant', 'content': form.replace('#', str(number))}
 
 
 def _exchanges(form: str, count: int) -> list[Message]:
+  """Turns of the assistant, each with the answer of the tool."""
   return [message for n in range(count) for message in (
-      _said(form, n), tool_message(n, f'{{"result": "Result{n}"}}'))]
+      _turn(form, n), tool_message(n, f'{{"result": "Result{n}"}}'))]
 
 
 def _around(text: str, last: Sequence[Message]) -> tuple[str, str]:
-  """What stands before and after the last message, a tool's answer."""
-  said, answer = (message['content'] for message in last)
-  rest = text.rpartition(said)[2]
-  found = next(written for n in (0, 1)
-               if (written := dialogues.in_json(answer, n)) in rest)
-  before, _, after = rest.partition(found)
+  """The text before and after the last message, a tool's answer."""
+  turn, answer = (message['content'] for message in last)
+  rest = text.rpartition(turn)[2]
+  written = next(written for n in (0, 1)
+                 if (written := dialogues.in_json(answer, n)) in rest)
+  before, _, after = rest.partition(written)
   return before, after

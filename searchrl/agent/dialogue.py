@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol between policy and environment, as text: prompt, actions, observations.
+"""Dialogues: the protocol of policy and environment, as text, and its parser.
 
-A turn only ever appends. Actions are read from what the policy sampled in its
+A turn only ever appends. Actions are parsed from what the policy sampled in its
 turn and from nothing else; text from an engine is data, so the protocol's own
 tags are broken in it before it is shown. Here is the tag protocol; `agent.chat`
-wraps a dialogue in a chat template, `agent.tools` has the tool protocol.
+puts a dialogue into a chat template, `agent.tools` has the tool protocol.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,50 +33,50 @@ def tag_passage(number: int, passage: Passage) -> str:
 
 def in_a_row(write: Callable[[int, Passage], str],
              results: Sequence[Passages]) -> list[str]:
-  """The passages of all queries, a line each, numbered through."""
-  passages = [p for found in results for p in found]
+  """The passages of all queries, a line each, numbered from 1 to the last."""
+  passages = [p for of_query in results for p in of_query]
   lines = [write(n, p) for n, p in enumerate(passages, start=1)]
   return [line + '\n' for line in lines[:-1]] + lines[-1:]
 
 
 @dataclasses.dataclass(frozen=True)
 class Dialogue:
-  """One protocol: what is said around what the policy says.
+  """One protocol: the environment's text around the turns of the policy.
 
   The texts around a message may hold special tokens, which become their ids.
   The message itself, question included, is data, and so are passages.
   """
 
   template: str  # the first message; '{question}' is replaced
-  parse: Callable[[str], Action]  # the text of one turn's sampled tokens
-  stop_strings: tuple[str, ...]  # a turn ends with the token completing one
+  parse: Callable[[str], Action]  # reads the text of one turn's sampled tokens
+  stop_strings: tuple[str, ...]  # a turn ends with the token that completes one
   before: str  # opens an observation
   after: str  # closes it, whatever was cut
-  invalid: str  # what a policy reads after an action of no kind, all of it
-  passage: Callable[[int, Passage], str] = tag_passage  # of one, from 1 on
+  invalid: str  # the whole observation after an invalid action
+  passage: Callable[[int, Passage], str] = tag_passage  # writes one, from 1 on
   arrange: Callable[..., list[str]] = in_a_row  # (passage, results) -> pieces
   head: str = ''  # stands before the first message
-  tail: str = ''  # and after it
+  tail: str = ''  # stands after it
   turn_end: str = ''  # ends a turn that the policy did not end itself
   end_ids: tuple[int, ...] = ()  # end a turn, besides the tokenizer's eos_ids
-  json_levels: int = 0  # JSON strings, one in another, that passages stand in
+  json_levels: int = 0  # JSON strings, one in another, that hold passages
 
   def prompt(self, question: str) -> str:
-    """The first message."""
+    """The first message, with the question in its place."""
     return self.template.replace('{question}', question)
 
 
 def tags(template: str = LAPTOP_TEMPLATE) -> Dialogue:
   """The tag protocol of Search-R1 and ZeroSearch.
 
-  <think>, <search>, <answer> from the policy; <information> from the
-  environment. The first closing tag of a search or an answer ends the turn.
+  The policy writes <think>, <search> and <answer>, the environment
+  <information>. The first closing tag of a search or an answer ends the turn.
 
   Args:
     template: the prompt; must hold '{question}' once.
 
   Raises:
-    ValueError: the template has no place for the question.
+    ValueError: the template has no place for the question, or several.
   """
   if template.count('{question}') != 1:
     raise ValueError(
@@ -93,7 +93,7 @@ def tags(template: str = LAPTOP_TEMPLATE) -> Dialogue:
 
 
 def laptop(tokenizer) -> Dialogue:
-  """The short prompt that the tiny base model was made for."""
+  """The short prompt that the tiny base model was trained on."""
   return tags(tokenizer.leading_space + LAPTOP_TEMPLATE)
 
 
@@ -105,13 +105,13 @@ def search_r1(tokenizer) -> Dialogue:
 
 
 def verbatim(name: str) -> str:
-  """A text of third_party, exactly."""
+  """A text of third_party, character by character."""
   folder = importlib.resources.files('searchrl') / 'third_party'
   return (folder / name).read_text(encoding='utf-8')
 
 
 def parse_tags(text: str) -> Action:
-  """Reads one turn; strict.
+  """Parses one turn strictly.
 
   An action is a block that ends the text, has no other tag inside, and is not
   empty. Everything else is invalid.
@@ -123,23 +123,23 @@ def parse_tags(text: str) -> Action:
 
 
 def opening(dialogue: Dialogue, question: str, tokenizer) -> tuple[int, ...]:
-  """Ids of what stands before the policy's first turn."""
+  """Ids of the prompt: all before the policy's first turn."""
   return (*tokenizer.encode(dialogue.head),
           *tokenizer.encode_data(dialogue.prompt(question)),
           *tokenizer.encode(dialogue.tail))
 
 
 def retry(dialogue: Dialogue, tokenizer,
-          said: Sequence[int]) -> tuple[int, ...]:
-  """Ids of what the policy reads after it said nothing that can be parsed."""
-  return (*_ending(dialogue, tokenizer, said),
+          action_tokens: Sequence[int]) -> tuple[int, ...]:
+  """Ids of the observation after an invalid action."""
+  return (*_ending(dialogue, tokenizer, action_tokens),
           *tokenizer.encode(dialogue.invalid))
 
 
 class Observation(NamedTuple):
-  """What the policy reads after a search."""
+  """The text that the policy reads after a search, as ids."""
 
-  tokens: tuple[int, ...]  # the block is closed whatever was cut
+  tokens: tuple[int, ...]  # the block is closed, whatever was cut
   passages_cut: int  # passages that were longer than their budget
 
 
@@ -149,21 +149,21 @@ def observation(
     tokenizer,
     *,
     passage_tokens: int,
-    said: Sequence[int] = (),
+    action_tokens: Sequence[int] = (),
 ) -> Observation:
-  """Passages as the policy reads them, each cut to its budget.
+  """Writes passages as the policy reads them, each cut to its budget.
 
   Args:
     dialogue: the protocol.
-    results: of each query; best first.
+    results: the passages of each query, best first.
     tokenizer: see `agent.tokenizer`.
     passage_tokens: each passage is cut to this many tokens.
-    said: ids of the turn that asked.
+    action_tokens: ids of the turn with the queries.
 
   Returns:
     The ids of the block, and how many passages were cut.
   """
-  ids, cut = list(_ending(dialogue, tokenizer, said)), 0
+  ids, cut = list(_ending(dialogue, tokenizer, action_tokens)), 0
   ids += tokenizer.encode(dialogue.before)
   for piece in dialogue.arrange(dialogue.passage, results):
     piece = in_json(piece, dialogue.json_levels)
@@ -176,15 +176,16 @@ def observation(
 
 
 def _ending(dialogue: Dialogue, tokenizer,
-            said: Sequence[int]) -> tuple[int, ...]:
-  """Ends the policy's turn, unless its last token has done so."""
-  if not dialogue.turn_end or said[-1:] and said[-1] in dialogue.end_ids:
+            action_tokens: Sequence[int]) -> tuple[int, ...]:
+  """Ids that end the policy's turn; () if its last token has ended it."""
+  last = action_tokens[-1:]
+  if not dialogue.turn_end or last and last[0] in dialogue.end_ids:
     return ()
   return tokenizer.encode(dialogue.turn_end)
 
 
 def in_json(text: str, levels: int) -> str:
-  """Text as it stands in a JSON string, or in a string in a string."""
+  """Text as JSON writes it in a string, or in a string in a string."""
   for _ in range(levels):
     text = json.dumps(text, ensure_ascii=False)[1:-1]
   return text
@@ -192,7 +193,7 @@ def in_json(text: str, levels: int) -> str:
 
 def _cut(dialogue: Dialogue, ids: Sequence[int], tokenizer,
          limit: int) -> Sequence[int]:
-  """At most `limit` ids; never the first half of a JSON escape at the end."""
+  """At most `limit` ids, with no half of a JSON escape at the end."""
   ids = ids[:limit]
   while dialogue.json_levels and not _is_whole(
       tokenizer.decode(ids), dialogue.json_levels):
@@ -201,6 +202,7 @@ def _cut(dialogue: Dialogue, ids: Sequence[int], tokenizer,
 
 
 def _is_whole(text: str, levels: int) -> bool:
+  """Whether a text is the whole inside of a JSON string."""
   try:
     for _ in range(levels):
       text = json.loads(f'"{text}"')

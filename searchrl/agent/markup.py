@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Text from outside in, the same text out, its tags and control words broken.
+"""Neutralises markup: breaks tags and control words in text from outside.
 
 What a retriever returns is data. Only ids that the policy sampled are parsed,
 and data is encoded without special tokens; this is the third wall: a passage
-cannot even show the policy a tag that looks like one.
+cannot even show the policy text that looks like a tag.
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ _BROKEN = {'<': '‹', '[': '⁅'}  # NFKC leaves these as they are
 
 
 def neutralise(text: str) -> str:
-  """Text from outside with tags and control strings broken; idempotent.
+  """Returns text with its tags and control words broken; idempotent.
 
-  Invisible and control characters go, so that no tag hides behind them, and
-  the bracket before a tag's name becomes one that no parser knows. Letters
-  and brackets that only look alike (full-width, mathematical and so on: what
-  NFKC makes equal) count as the plain ones.
+  Invisible and control characters are removed, so that no tag hides behind
+  them, and the bracket before a tag's name becomes one that no parser knows.
+  Letters and brackets that only look alike (full-width, mathematical and so
+  on: what NFKC makes equal) count as the plain ones.
   """
   text = ''.join(c for c in text if c in '\n\t' or
                  unicodedata.category(c) not in ('Cc', 'Cf'))
@@ -44,7 +44,7 @@ def neutralise(text: str) -> str:
 
 
 def _plain(text: str) -> tuple[str, Sequence[int]]:
-  """Each character in NFKC, and the index where each of the result was."""
+  """The text in NFKC, and the index in `text` of each of its characters."""
   if text.isascii():
     return text, range(len(text))
   plain, origin = [], []

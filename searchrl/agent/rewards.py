@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A trajectory in, a number out: EM, subEM and F1 of its answer.
+"""Rewards: exact match (EM), subEM and F1 of a trajectory's answer.
 
 A reward is any function of (trajectory) -> float, named `module:function` in a
-config, so that users bring their own. No answer earns 0.
+config, so users can bring their own. A trajectory without an answer gets 0.
 """
 
 from collections import Counter
@@ -22,8 +22,7 @@ _ARTICLES = re.compile(r'\b(a|an|the)\b')
 def normalise(text: str) -> str:
   """Lower case, no ASCII punctuation, no articles, single spaces.
 
-  Source: the normalisation of SQuAD (Rajpurkar et al. 2016), as all five
-  systems use it.
+  Source: SQuAD (Rajpurkar et al. 2016), as all five systems use it.
   """
   text = text.lower().translate(_PUNCTUATION)
   return ' '.join(_ARTICLES.sub(' ', text).split())
@@ -49,10 +48,10 @@ def token_f1(answer: str, golds: Sequence[str]) -> float:
   words = normalise(answer).split()
   best = 0.0
   for gold in golds:
-    wanted = normalise(gold).split()
-    common = sum((Counter(words) & Counter(wanted)).values())
+    gold_words = normalise(gold).split()
+    common = sum((Counter(words) & Counter(gold_words)).values())
     if common:
-      best = max(best, 2 * common / (len(words) + len(wanted)))
+      best = max(best, 2 * common / (len(words) + len(gold_words)))
   return best
 
 
@@ -62,7 +61,7 @@ def em(trajectory: Trajectory) -> float:
 
 
 def subem(trajectory: Trajectory) -> float:
-  """The answer contains a gold: DSPO's reward, ZeroSearch's "cover-EM"."""
+  """1 if the answer contains a gold: DSPO's reward, ZeroSearch's "cover-EM"."""
   return _of_answer(cover_match, trajectory)
 
 
@@ -71,7 +70,8 @@ def f1(trajectory: Trajectory) -> float:
   return _of_answer(token_f1, trajectory)
 
 
-def _of_answer(score, trajectory: Trajectory) -> float:
+def _of_answer(score: Callable[[str, Sequence[str]], float],
+               trajectory: Trajectory) -> float:
   if trajectory.answer is None:
     return 0.0
   return score(trajectory.answer, trajectory.question.answers)

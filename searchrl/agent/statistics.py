@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Trajectories in, scalars out, under the names that the field plots."""
+"""Rollout metrics: scalars of trajectories, under the names of the field."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,96 +11,101 @@ from searchrl.trajectory import STOP_REASONS, Trajectory
 
 
 def describe(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-  """What the trajectories of a step were like, under the field's names.
+  """Returns {name: value} of the trajectories of a step.
 
-  Lengths are in tokens; what the environment inserted counts in a response.
-  A trajectory whose search failed has no score and no em, but counts in all
+  Lengths are in tokens; a response includes what the environment inserted. A
+  trajectory whose search failed has no score and no em, but counts in all
   else. The mean of nothing is 0.
 
   Names: verl's `critic/`, `response_length/`, `prompt_length/`, `num_turns/`
     and `tool_call_counts/`; Search-R1's `env/`.
   """
-  return (_outcomes(trajectories) | _lengths(trajectories) | _actions(trajectories) |
-          _searches(trajectories))
+  return (_outcomes(trajectories) | _lengths(trajectories) |
+          _actions(trajectories) | _searches(trajectories))
 
 
-def _outcomes(trajectories) -> dict[str, float]:
-  """Scores, and why trajectories ended."""
+def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+  """Rewards and scores, and the shares of the stop reasons."""
   values = _spread('critic/score', [
-      g.outcome_reward for g in trajectories if g.outcome_reward is not None])
+      t.outcome_reward for t in trajectories if t.outcome_reward is not None])
   values |= _spread('critic/rewards', [
-      g.reward for g in trajectories if g.reward is not None])
-  for source in sorted({g.question.data_source for g in trajectories}):
-    judged = [g for g in trajectories if g.question.data_source == source and
-              g.stop_reason != 'search_error']
+      t.reward for t in trajectories if t.reward is not None])
+  for source in sorted({t.question.data_source for t in trajectories}):
+    scored = [t for t in trajectories if t.question.data_source == source and
+              t.stop_reason != 'search_error']
     for score in (rewards.em, rewards.subem, rewards.f1):
-      values[f'{score.__name__}/{source}'] = _mean(map(score, judged))
+      values[f'{score.__name__}/{source}'] = _mean(map(score, scored))
   for reason in STOP_REASONS:
     values[f'train/stop_{reason}'] = _mean(
-        g.stop_reason == reason for g in trajectories)
+        t.stop_reason == reason for t in trajectories)
   return values
 
 
-def _lengths(trajectories) -> dict[str, float]:
-  """Tokens, and the share of them that the policy did not sample."""
-  sampled = sum(sum(g.loss_mask) for g in trajectories)
-  tokens = sum(len(g.tokens) for g in trajectories)
+def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+  """Lengths, and the share of tokens that the policy did not sample."""
+  sampled = sum(sum(t.loss_mask) for t in trajectories)
+  tokens = sum(len(t.tokens) for t in trajectories)
   return {
-      **_spread('prompt_length', [len(g.prompt_tokens) for g in trajectories]),
+      **_spread('prompt_length', [len(t.prompt_tokens) for t in trajectories]),
       **_spread('response_length', [
-          len(g.tokens) - len(g.prompt_tokens) for g in trajectories]),
+          len(t.tokens) - len(t.prompt_tokens) for t in trajectories]),
       'response_length/clip_ratio': _mean(
-          g.stop_reason == 'length_limit' for g in trajectories),
+          t.stop_reason == 'length_limit' for t in trajectories),
       'actor/masked_token_frac': 1 - sampled / tokens if tokens else 0.0,
   }
 
 
-def _actions(trajectories) -> dict[str, float]:
-  """Turns, and how many of them said something that could be parsed."""
-  turns = [len(g.turns) for g in trajectories]
-  valid = [[t.action.kind != 'invalid' for t in g.turns] for g in trajectories]
-  valid_rate = _mean(v for its in valid for v in its)
+def _actions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+  """Numbers of turns, and how many of them had a valid action."""
+  turns = [len(t.turns) for t in trajectories]
+  valid = [[turn.action.kind != 'invalid' for turn in t.turns]
+           for t in trajectories]
+  valid_rate = _mean(v for of_trajectory in valid for v in of_trajectory)
   return {
       **_spread('num_turns', turns),
       **_spread('env/number_of_actions', turns),
-      'env/finish_ratio': _mean(g.stop_reason == 'answer' for g in trajectories),
+      'env/finish_ratio': _mean(
+          t.stop_reason == 'answer' for t in trajectories),
       'env/number_of_valid_action': _mean(map(sum, valid)),
       'env/ratio_of_valid_action': valid_rate,
       'format/valid_rate': valid_rate,
   }
 
 
-def _searches(trajectories) -> dict[str, float]:
-  """Searches that were carried out, and what the policy was shown."""
-  searches = [g.searches for g in trajectories]
-  read = [t for g in trajectories for t in g.turns if t.observation_tokens]
-  shown = sum(len(t.passages) for t in read)
+def _searches(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+  """Searches that were carried out, and the passages that the policy read."""
+  searches = [t.searches for t in trajectories]
+  turns = [turn for t in trajectories for turn in t.turns]
+  read = [turn for turn in turns if turn.observation_tokens]
+  passages = sum(len(turn.passages) for turn in read)
   return {
       **_spread('tool_call_counts', searches),
       'env/number_of_valid_search': _mean(searches),
       'search/calls_per_traj': _mean(searches),
       'search/error_rate': _mean(
-          g.stop_reason == 'search_error' for g in trajectories),
-      'search/retries': _mean(g.retries for g in trajectories),
+          t.stop_reason == 'search_error' for t in trajectories),
+      'search/retries': _mean(t.retries for t in trajectories),
       'search/obs_tokens': _mean(
-          sum(len(t.observation_tokens) for t in g.turns) for g in trajectories),
+          sum(len(turn.observation_tokens) for turn in t.turns)
+          for t in trajectories),
       'search/obs_truncated_rate': sum(
-          t.passages_cut for t in read) / max(shown, 1),
-      'search/answer_in_context_rate': _mean(map(_answer_seen, trajectories)),
+          turn.passages_cut for turn in read) / max(passages, 1),
+      'search/answer_in_context_rate': _mean(
+          map(_answer_is_in_context, trajectories)),
   }
 
 
-def _answer_seen(trajectory: Trajectory) -> bool:
-  """Whether a gold stands in a passage that the policy was shown."""
-  shown = rewards.normalise(' '.join(
-      f'{p.title} {p.text}' for turn in trajectory.turns if turn.observation_tokens
-      for p in turn.passages))
+def _answer_is_in_context(trajectory: Trajectory) -> bool:
+  """Whether a gold stands in a passage that the policy read."""
+  text = rewards.normalise(' '.join(
+      f'{p.title} {p.text}' for turn in trajectory.turns
+      if turn.observation_tokens for p in turn.passages))
   golds = map(rewards.normalise, trajectory.question.answers)
-  return any(gold and gold in shown for gold in golds)
+  return any(gold and gold in text for gold in golds)
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
-  """{name/mean, name/max, name/min} of the values; of none, 0."""
+  """{name/mean, name/max, name/min} of the values; 0 without any."""
   return {f'{name}/mean': _mean(values), f'{name}/max': max(values, default=0),
           f'{name}/min': min(values, default=0)}
 

@@ -1,8 +1,8 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face folder in, a Tokenizer out: text to ids, ids to text, ids to bytes.
+"""Tokenizers of Hugging Face folders: text to ids, ids to text, ids to bytes.
 
-What a policy sampled is only ever decoded, to be read; it is never encoded
+What a policy sampled is only ever decoded, to be parsed; it is never encoded
 again. What the environment inserts is encoded once, as plain data.
 """
 
@@ -18,20 +18,20 @@ os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
 
 _BYTE = re.compile(r'<0x([0-9A-Fa-f]{2})>')
 # A template may write today's date. A run that is resumed tomorrow must have
-# the same prompts, so the day is always the one that Llama's fall back on.
+# the same prompts, so the day is always the default of Llama's templates.
 _TODAY = ("{% macro strftime_now(format) %}{{ {'%Y-%m-%d': '2024-07-26'}"
           ".get(format, '26 Jul 2024') }}{% endmacro %}\n")
 
 
 class Tokenizer:
-  """The few things that the library asks of a tokenizer.
+  """What the library needs of a tokenizer.
 
   Attributes:
     vocab_size: ids lie in [0, vocab_size).
     eos_ids: any of them ends a turn.
     pad_id: fills arrays; carries no meaning.
-    leading_space: what stands before the first word of a text that is encoded
-      alone: ' ' for SentencePiece, whose words begin with one, else nothing.
+    leading_space: what to write before the first word of a text: ' ' for
+      SentencePiece, whose words begin with one, else ''.
   """
 
   def __init__(self, fast: Any, eos_ids: Sequence[int] = ()):
@@ -39,10 +39,10 @@ class Tokenizer:
 
     Args:
       fast: the tokenizer.
-      eos_ids: end a turn. Default: the tokenizer's own end of sequence.
+      eos_ids: end a turn; default: the tokenizer's own end of sequence.
 
     Raises:
-      ValueError: nothing ends a turn, or an id is not in the vocabulary.
+      ValueError: no id ends a turn, or one is not in the vocabulary.
     """
     self._fast = fast
     self.vocab_size = len(fast)
@@ -60,10 +60,10 @@ class Tokenizer:
     self.leading_space = ' ' if self._anchor else ''
 
   def encode(self, text: str) -> tuple[int, ...]:
-    """Ids of text that we wrote ourselves; special tokens are honoured.
+    """Ids of the library's own text; special tokens become their ids.
 
-    The text goes on with what stands before it: the space that SentencePiece
-    puts before a text is left out.
+    The text continues what stands before it: the space that SentencePiece puts
+    before a text is left out.
     """
     return self._encode(text)
 
@@ -71,8 +71,8 @@ class Tokenizer:
     """Ids of text from outside; '<|im_end|>' in it is ten characters.
 
     Raises:
-      ValueError: a special id came out all the same; the unknown token may,
-        where a tokenizer cannot write every character.
+      ValueError: the ids hold a special token all the same. The unknown token
+        is allowed: some tokenizers cannot write every character.
     """
     ids = self._encode(text, split_special_tokens=True)
     special = self.special_ids.intersection(ids) - {self._fast.unk_token_id}
@@ -84,20 +84,20 @@ class Tokenizer:
     return ids
 
   def decode(self, ids: Sequence[int]) -> str:
-    """Text of ids, special tokens left out."""
+    """Text of ids, without special tokens."""
     return self._fast.decode(
         list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
   def token(self, id_: int) -> str:
-    """An id as the vocabulary writes it; of a special token, its text."""
+    """The vocabulary's entry of an id; of a special token, its text."""
     return self._fast.convert_ids_to_tokens(int(id_))
 
   def render(self, messages: Sequence[Mapping[str, Any]], *,
              tools: Sequence[Mapping[str, Any]] | None = None) -> str:
-    """A conversation as the tokenizer's chat template writes it.
+    """Writes a conversation by the tokenizer's chat template.
 
-    What opens an assistant's turn stands at the end, unless the last message
-    is an assistant's. The day is always the same.
+    The generation prompt stands at the end, unless the last message is the
+    assistant's. Today's date is always the same day.
 
     Raises:
       ValueError: there is no template, or it refuses these messages.
@@ -116,7 +116,7 @@ class Tokenizer:
           chat_template=_TODAY + self._fast.get_chat_template(tools=tools))
     except ImportError:
       raise
-    except Exception as error:  # jinja's own, of many kinds
+    except Exception as error:  # jinja raises many kinds
       raise ValueError(
           'the chat template must be able to write messages of '
           f'{", ".join(m["role"] for m in messages)}, but: '
@@ -125,7 +125,7 @@ class Tokenizer:
 
   @functools.cached_property
   def special_ids(self) -> frozenset[int]:
-    """Ids that outside text never becomes, and that decoding leaves out."""
+    """Ids that `encode_data` never gives, and that decoding leaves out."""
     added = self._fast.added_tokens_decoder
     return frozenset(self._fast.all_special_ids).union(
         id_ for id_, token in added.items() if token.special)
@@ -134,10 +134,10 @@ class Tokenizer:
   def token_bytes(self) -> tuple[bytes, ...]:
     """UTF-8 bytes that each id adds to a text; empty for special tokens.
 
-    Joined they are the decoded text, but for the space that SentencePiece and
+    Joined, they are the decoded text, but for the space that SentencePiece and
     WordPiece put before the first word: decoding leaves it out. (A text of
     WordPiece cannot begin in the middle of a word.) The stop automaton is
-    compiled from these, so that a stop string is found however it was
+    compiled from them, so that it finds a stop string however it was
     tokenised.
     """
     pieces = self._fast.convert_ids_to_tokens(list(range(self.vocab_size)))
@@ -161,18 +161,18 @@ class Tokenizer:
     return self._ids(self._anchor)
 
   def _find_anchor(self) -> str:
-    """A text after which another goes on without a space; '' if none is put.
+    """A text after which another continues without a space; '' if none is put.
 
     It is a character that no tokenizer has learned to merge with others.
     """
     alone, word = self._ids('\x01'), self._ids('a')
-    put = self.decode((*alone, *word)) == self.decode(alone) + ' a'
-    goes_on = self._ids('\x01a')[:len(alone)] == alone
-    return '\x01' if alone and put and goes_on else ''
+    puts_space = self.decode((*alone, *word)) == self.decode(alone) + ' a'
+    continues = self._ids('\x01a')[:len(alone)] == alone
+    return '\x01' if alone and puts_space and continues else ''
 
 
 def _piece_reader(decoder) -> Callable[[str], bytes]:
-  """Reads pieces of a vocabulary as its decoder does."""
+  """Returns a function from a piece of the vocabulary to its bytes."""
   join = ' '.join if decoder is None else decoder.decode
   if join(['Ġ']) == ' ':  # byte-level BPE: a character stands for a byte
     to_byte = {c: b for b, c in _byte_characters().items()}
@@ -185,7 +185,7 @@ def _piece_reader(decoder) -> Callable[[str], bytes]:
     byte = _BYTE.fullmatch(piece)
     if byte and bytes_fall_back:
       return bytes([int(byte[1], 16)])
-    # What it adds to a text: the first piece would lose its space.
+    # Its bytes within a text: the first piece of one would lose its space.
     return join(['a', piece])[len(join(['a'])):].encode()
 
   return read
@@ -203,12 +203,12 @@ def _byte_characters() -> dict[int, str]:
 def load(folder: str) -> Tokenizer:
   """Reads the tokenizer of a model folder or hub id.
 
-  What ends a turn is read from a local folder's generation_config.json, which
-  may name several ids; else it is the tokenizer's end of sequence.
+  The ids that end a turn come from a local folder's generation_config.json,
+  which may name several; else from the tokenizer's end of sequence.
 
   Raises:
-    FileNotFoundError: a local folder without tokenizer.json.
-    ValueError: what ends a turn is no id of the tokenizer.
+    FileNotFoundError: a local folder has no tokenizer.json.
+    ValueError: an id that ends a turn is none of the tokenizer's.
   """
   path = pathlib.Path(folder)
   if path.exists() and not (path / 'tokenizer.json').is_file():
@@ -218,19 +218,19 @@ def load(folder: str) -> Tokenizer:
   from transformers import AutoTokenizer  # slow to import
   fast = AutoTokenizer.from_pretrained(
       folder, use_fast=True, trust_remote_code=False)
-  return Tokenizer(fast, _ends(path / 'generation_config.json'))
+  return Tokenizer(fast, _eos_ids(path / 'generation_config.json'))
 
 
-def _ends(path: pathlib.Path) -> tuple[int, ...]:
+def _eos_ids(path: pathlib.Path) -> tuple[int, ...]:
   """The ids that a generation_config.json names; () for none."""
   if not path.is_file():
     return ()
   try:
-    found = json.loads(path.read_text(encoding='utf-8')).get('eos_token_id')
-    found = [] if found is None else found
-    ids = tuple(found if isinstance(found, list) else [found])
+    value = json.loads(path.read_text(encoding='utf-8')).get('eos_token_id')
+    value = [] if value is None else value
+    ids = tuple(value if isinstance(value, list) else [value])
     if any(type(id_) is not int for id_ in ids):
-      raise ValueError(f'eos_token_id is {found!r}')
+      raise ValueError(f'eos_token_id is {value!r}')
   except (ValueError, AttributeError) as error:
     raise ValueError(
         f'{path} must hold a JSON object whose eos_token_id is an id or a list '

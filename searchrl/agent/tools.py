@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A tokenizer in, the tool protocol out: searches are calls in JSON.
+"""The tool protocol: a dialogue whose searches are tool calls in JSON.
 
 The policy writes <tool_call>{"name": "search", "arguments": {"query_list":
-["..."]}}</tool_call>, several queries a call; what was found comes back as the
-answer of a tool, in the frame of the tokenizer's chat template. Dr. Zero
-(arXiv:2601.07055) and DSPO (arXiv:2510.09255) speak so.
+["..."]}}</tool_call>, with several queries a call; the passages come back as
+the answer of a tool, in the frame of the tokenizer's chat template. Dr. Zero
+(arXiv:2601.07055) and DSPO (arXiv:2510.09255) use it.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from searchrl.agent.dialogue import Dialogue
 from searchrl.agent.markup import neutralise
 from searchrl.trajectory import Action, Passage, Passages
 
-MAX_QUERIES = 8  # of a call
+MAX_QUERIES = 8  # in one call
 _INVALID = ('Error: this was neither a call of the tool nor an answer. To call '
             'the tool, write a JSON object with its name and its arguments '
             'between the tool_call tags. To answer, write the answer between '
@@ -31,23 +31,23 @@ def dr_zero(tokenizer) -> Dialogue:
   """The solver of Dr. Zero: no system message but the template's own.
 
   Raises:
-    ValueError: no chat template, or one that cannot frame this protocol.
+    ValueError: there is no chat template, or it cannot frame this protocol.
   """
   return make(tokenizer, template=solver_template())
 
 
 def dspo(tokenizer) -> Dialogue:
-  """DSPO, whose base is verl's search example: with a system message.
+  """DSPO, which builds on verl's search example: with a system message.
 
   Raises:
-    ValueError: no chat template, or one that cannot frame this protocol.
+    ValueError: there is no chat template, or it cannot frame this protocol.
   """
   return make(tokenizer, template=solver_template(),
               system='You are a helpful and harmless assistant.')
 
 
 def solver_template() -> str:
-  """Search-R1's prompt with the tags of this protocol, as both have it."""
+  """Search-R1's prompt with the tags of this protocol, as both papers do."""
   text = dialogues.verbatim('search_r1_prompt.txt').removesuffix('\n')
   for old, new in (('search', 'tool_call'), ('information', 'tool_response')):
     text = text.replace(f'<{old}>', f'<{new}>').replace(
@@ -57,7 +57,7 @@ def solver_template() -> str:
 
 def make(tokenizer, *, template: str, system: str = '',
          max_queries: int = MAX_QUERIES) -> Dialogue:
-  """The tool protocol in a tokenizer's chat template.
+  """Makes the tool protocol in a tokenizer's chat template.
 
   Args:
     tokenizer: with a chat template that writes tools; see `agent.tokenizer`.
@@ -66,12 +66,12 @@ def make(tokenizer, *, template: str, system: str = '',
     max_queries: a call with more is invalid.
 
   Raises:
-    ValueError: no chat template; one that does not write the tool, is not
-      append-only, or changes what is said.
+    ValueError: there is no chat template, or it does not write the tool, is
+      not append-only, or changes a message.
   """
   render = functools.partial(tokenizer.render, tools=[schema()])
   plain = dataclasses.replace(
-      dialogues.tags(template),  # which checks the template
+      dialogues.tags(template),  # checks the template, too
       parse=functools.partial(parse, max_queries=max_queries),
       stop_strings=('</tool_call>', '</answer>'),
       passage=tool_passage, arrange=by_query)
@@ -82,29 +82,29 @@ def make(tokenizer, *, template: str, system: str = '',
         f'query_list: {framed.head!r}. Choose a dialogue without tools, such '
         'as searchrl.agent.chat:search_r1, or put a chat_template.jinja beside '
         'tokenizer.json that does.')
-  around = chat.frame_exchange(plain, tokenizer, render, system)
-  inner, levels = around.json_levels, 1 + around.json_levels
-  before = around.before + dialogues.in_json('{"result": "', inner)
-  after = dialogues.in_json('"}', inner) + around.after
+  exchange = chat.frame_exchange(plain, tokenizer, render, system)
+  inner, levels = exchange.json_levels, 1 + exchange.json_levels
+  before = exchange.before + dialogues.in_json('{"result": "', inner)
+  after = dialogues.in_json('"}', inner) + exchange.after
   return dataclasses.replace(
       framed, before=before, after=after, json_levels=levels,
       invalid=before + dialogues.in_json(_INVALID, levels) + after,
-      turn_end=around.turn_end,
-      end_ids=chat.end_ids(tokenizer, around.turn_end))
+      turn_end=exchange.turn_end,
+      end_ids=chat.end_ids(tokenizer, exchange.turn_end))
 
 
 def schema() -> dict:
-  """What the policy is told of the tool."""
+  """The tool's description, which the chat template shows to the policy."""
   return json.loads(dialogues.verbatim('search_tool.json'))
 
 
 def parse(text: str, *, max_queries: int = MAX_QUERIES) -> Action:
-  """Reads one turn; strict.
+  """Parses one turn strictly.
 
   A call is a block that ends the text and holds a JSON object with name and
   arguments, nothing else; the arguments are 1 to `max_queries` strings under
-  query_list, none empty. An answer is read as in the tag protocol. Everything
-  else is invalid.
+  query_list, none empty. An answer is parsed as in the tag protocol.
+  Everything else is invalid.
   """
   body = text.rstrip()
   if not body.endswith('</tool_call>'):
@@ -118,12 +118,12 @@ def parse(text: str, *, max_queries: int = MAX_QUERIES) -> Action:
 
 
 def _queries(call: str) -> tuple[str, ...]:
-  """The queries of a call; none if it is not exactly one."""
+  """The queries of a call; () if the text is not one valid call."""
   try:
-    read = json.loads(call, object_pairs_hook=_unique)
-    if read.keys() != {'name', 'arguments'} or read['name'] != 'search':
+    body = json.loads(call, object_pairs_hook=_unique)
+    if body.keys() != {'name', 'arguments'} or body['name'] != 'search':
       return ()
-    arguments = read['arguments']
+    arguments = body['arguments']
     if arguments.keys() != {'query_list'}:
       return ()
     queries = arguments['query_list']
@@ -137,9 +137,9 @@ def _queries(call: str) -> tuple[str, ...]:
 
 
 def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-  """An object; one that names a thing twice is ambiguous."""
+  """Makes an object; raises a ValueError if a key stands twice."""
   if len(dict(pairs)) < len(pairs):
-    raise ValueError('a name stands twice')
+    raise ValueError('a key stands twice')
   return dict(pairs)
 
 
@@ -153,8 +153,8 @@ def by_query(write: Callable[[int, Passage], str],
              results: Sequence[Passages]) -> list[str]:
   """The passages of each query, numbered from 1; a rule parts the queries."""
   pieces = []
-  for found in results:
-    texts = [write(n, p) for n, p in enumerate(found, start=1)] or [_NOTHING]
+  for passages in results:
+    texts = [write(n, p) for n, p in enumerate(passages, start=1)] or [_NOTHING]
     texts[0] = ('\n---\n' if pieces else '') + texts[0]
     pieces += [texts[0], *('\n\n' + text for text in texts[1:])]
   return pieces

@@ -298,7 +298,7 @@ class _Slots:
     shown = dialogues.observation(
         self._dialogue, results, self._tokenizer,
         passage_tokens=self._budgets.passage_tokens,
-        said=one.trajectory.turns[-1].action_tokens)
+        action_tokens=one.trajectory.turns[-1].action_tokens)
     one.amend(passages=tuple(p for result in results for p in result),
               passages_cut=shown.passages_cut)
     one.pending = shown.tokens
