@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""questions: files read strictly; a stream that deals fairly and resumes."""
+"""questions: files read strictly; a stream that draws fairly and resumes."""
 
 from collections import Counter
 import json
@@ -109,7 +109,7 @@ def test_shares_are_kept_in_every_draw(mix, counts):
   dealt = drawn(stream, *counts)
   seen = Counter(q.hops for q in dealt)
   for hops, share in enumerate(mix, start=1):
-    fair = share / sum(mix) * len(dealt)
+    fair = share / sum(mix) * len(drawn)
     assert abs(seen[hops] - fair) < len(mix)
     assert share or not seen[hops]
 

@@ -132,11 +132,11 @@ def test_aliases_count_as_right():
 def test_aliases_name_one_entity():
   """Else a wrong answer could count as right."""
   big = facts.make(1)
-  said = {}
+  owners = {}
   for name, kind in big.kind_of.items():
     for alias in big.answers(name):
-      said.setdefault((kind, alias), set()).add(name)
-  assert not {a for a, group in said.items() if len(group) > 1}
+      owners.setdefault((kind, alias), set()).add(name)
+  assert not {a for a, group in owners.items() if len(group) > 1}
   assert any(len(big.answers(n)) > 1 for n in big.entities['company'])
 
 
@@ -151,18 +151,18 @@ def test_impossible_worlds_and_questions_are_refused():
 
 
 def test_unseen_worlds_share_no_name_part_with_the_others():
-  unseen, met = set(), set()
+  unseen, others = set(), set()
   for seed in range(6):
     unseen |= words_of(facts.make(seed, source='unseen'))
   for seed in range(12):
     for source in ('known', 'fresh'):
       world = facts.make(seed, source=source)
-      met |= words_of(world)
+      others |= words_of(world)
       for passage in text.passages(world):
-        met |= set(re.findall(r'\w+', passage.text)) - _FORMS
-  met |= {word for words in names.INVENTORY.values() for word in words}
+        others |= set(re.findall(r'\w+', passage.text)) - _FORMS
+  others |= {word for words in names.INVENTORY.values() for word in words}
   assert len(unseen) > 500
-  lower = {word.lower() for word in met}
+  lower = {word.lower() for word in others}
   assert not {word for word in unseen if word.lower() in lower}
 
 
@@ -204,30 +204,31 @@ def test_a_careful_demonstration_follows_the_facts_to_the_answer(room, hops):
   dialogue = dialogues.tags()
   for _ in range(25):
     chain = next(chains)
-    prompt, *said = lessons.demonstration(
+    prompt, *pieces = lessons.demonstration(
         room, chain, rng, dialogue, sloppiness=NO_ERRORS, eos='<|eos|>')
     assert follow(room.world, prompt.text.removeprefix(
         'Search, then answer: ').strip())[0] == chain.values[-1]
-    actions = [dialogue.parse(piece.text) for piece in said[::2]]
+    actions = [dialogue.parse(piece.text) for piece in pieces[::2]]
     assert [a.kind for a in actions] == ['search'] * hops + ['answer']
     subjects = (chain.start, *chain.values)
     for action, subject, relation in zip(actions, subjects, chain.relations):
       assert action.texts == (f'{subject} {relation}',)
     assert rewards.exact_match(actions[-1].texts[0], chain.values[-1:])
-    for piece in said[1::2]:
+    for piece in pieces[1::2]:
       assert piece.text.startswith(dialogue.before)
       assert piece.text.endswith(dialogue.after)
 
 
-def test_what_the_agent_says_is_learned_and_what_it_is_told_hardly(room):
+def test_the_agents_turns_are_learned_and_what_it_reads_hardly(room):
   rng = np.random.default_rng(0)
   chains = facts.chains(room.world, 2, rng)
   for _ in range(50):
     pieces = lessons.demonstration(
         room, next(chains), rng, dialogues.tags(),
         sloppiness=lessons.Sloppiness(), eos='<|eos|>')
-    said = [piece.weight for piece in pieces]
-    assert said == [0.1, *[1.0, 0.1] * (len(said) // 2)][:len(said)]
+    weights = [piece.weight for piece in pieces]
+    count = len(weights)
+    assert weights == [0.1, *[1.0, 0.1] * (count // 2)][:count]
 
 
 def test_sloppy_demonstrations_err_in_every_way(room):

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""`config.data` in; questions, corpora and evaluation sets out.
+"""Data sets: questions with their corpora, from files or generated worlds.
 
-Without paths, worlds are generated and written as the same jsonl files that
-own data comes in, then read back: nothing downstream knows the difference.
+Without paths, worlds are generated and written as the jsonl files that your own
+data comes in, then read back: nothing downstream knows the difference.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,23 +27,23 @@ class Dataset:
 
   name: str
   questions: Sequence[Question]
-  corpus: corpora.Corpus | mapped_corpus.MappedCorpus | None  # None: elsewhere
+  corpus: corpora.Corpus | mapped_corpus.MappedCorpus | None  # None: remote
 
 
 def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
               per_hop: Sequence[int], is_remote: bool = False) -> Dataset:
-  """What a policy is trained on.
+  """Returns the questions that a policy is trained on, and their corpus.
 
   Args:
-    folder: where generated files go.
+    folder: of generated files.
     train: a questions file; '' generates a world.
     corpus: a corpus file; '' generates a world.
     world_seed: of the generated world.
     per_hop: how many questions of 1, 2, ... hops to generate.
-    elsewhere: the engine has a corpus of its own; then none is needed here.
+    is_remote: the engine has a corpus of its own, so none is needed here.
 
   Raises:
-    ValueError: one path without the other.
+    ValueError: one path is given without the other.
   """
   if bool(train) != bool(corpus) and not (train and is_remote):
     raise ValueError(
@@ -60,21 +60,21 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
                     own_train: bool, world_seed: int, kinds: Sequence[str],
                     questions_per_hop: int, max_hops: int,
                     is_remote: bool = False) -> list[Dataset]:
-  """What a policy is judged on: unseen worlds, or a file.
+  """Returns the data sets of an evaluation: unseen worlds, or a file.
 
   Args:
-    folder: where generated files go.
+    folder: of generated files.
     evaluate: a questions file, answered from `corpus`; '' generates worlds.
     corpus: a corpus file.
     own_train: training has its own data; then nothing is generated.
     world_seed: of the generated worlds; never that of training.
-    kinds: 'known' and 'unseen' name parts; one world each.
+    kinds: 'known' or 'unseen' name parts; one world each.
     questions_per_hop: how many of each hop count.
-    max_hops: the longest.
-    elsewhere: the engine has a corpus of its own, so it knows no other world.
+    max_hops: the most hops of a question.
+    is_remote: the engine has a corpus of its own, and none of other worlds.
 
   Raises:
-    ValueError: a questions file without a corpus to answer them from.
+    ValueError: a questions file is given without a corpus.
   """
   if evaluate and not (corpus or is_remote):
     raise ValueError(
@@ -85,33 +85,34 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
   if own_train or is_remote:
     return []
   return [generated(folder / f'eval_{kind}', name=kind, source=kind,
-                    world_seed=world_seed, per_hop=[questions_per_hop] * max_hops)
+                    world_seed=world_seed,
+                    per_hop=[questions_per_hop] * max_hops)
           for kind in kinds]
 
 
-def _corpus(path: str):
+def _corpus(path: str) -> mapped_corpus.MappedCorpus | None:
   return mapped_corpus.load(path) if path else None
 
 
 def shared(read: Callable[[], Any]) -> Any:
-  """What `read` gives, on every process; the first one makes the files."""
+  """Calls `read` on every process; on the first one before, to make files."""
   processes.on_first('data', lambda: read() and None)
   return read()
 
 
 def generated(folder: pathlib.Path, *, name: str, source: str, world_seed: int,
               per_hop: Sequence[int]) -> Dataset:
-  """A world's files, written once for what is asked, and read back."""
-  asked = json.dumps(dict(name=name, source=source, world_seed=world_seed,
-                          per_hop=list(per_hop)))
+  """Generates a world's files, unless they are there, and reads them back."""
+  recipe_text = json.dumps(dict(name=name, source=source, world_seed=world_seed,
+                                per_hop=list(per_hop)))
   recipe = folder / 'recipe.json'
-  if not recipe.exists() or recipe.read_text() != asked:
+  if not recipe.exists() or recipe.read_text() != recipe_text:
     folder.mkdir(parents=True, exist_ok=True)
     recipe.unlink(missing_ok=True)
     world = facts.make(world_seed, source=source)
     corpora.write(folder / 'corpus.jsonl', text.passages(world))
-    drawn = text.questions(world, per_hop, data_source=name)
-    questions_lib.write(folder / 'questions.jsonl', drawn)
-    recipe.write_text(asked)  # last: without it the files are made again
+    questions_lib.write(folder / 'questions.jsonl',
+                        text.questions(world, per_hop, data_source=name))
+    recipe.write_text(recipe_text)  # last: without it all is made again
   return Dataset(name, questions_lib.read(folder / 'questions.jsonl'),
-             corpora.read(folder / 'corpus.jsonl'))
+                 corpora.read(folder / 'corpus.jsonl'))

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A seed and sizes in, a World of entities and facts out; chains of facts.
+"""Generated worlds: entities, facts about them, and chains of facts.
 
 Every seed gives new facts, so an answer can only come from search, never from
 what a model has memorised.
@@ -32,7 +32,7 @@ SIZES = {'person': 160, 'city': 60, 'company': 60, 'river': 36, 'sea': 14,
 
 @dataclasses.dataclass(frozen=True)
 class World:
-  """Who and what there is, and what is true of them."""
+  """The entities of a world, and the facts about them."""
 
   seed: int
   entities: Mapping[str, tuple[str, ...]]  # kind -> names
@@ -44,7 +44,7 @@ class World:
     return {n: kind for kind, group in self.entities.items() for n in group}
 
   def answers(self, name: str) -> tuple[str, ...]:
-    """What counts as right: the name, and the aliases that it alone has."""
+    """The right answers: the name, and the aliases that it alone has."""
     kind = self.kind_of[name]
     others = {alias for other in self.entities[kind] if other != name
               for alias in names.aliases(kind, other)}
@@ -73,7 +73,7 @@ def make(seed: int, *, sizes: Mapping[str, int] | None = None,
     A World in which every relation of every subject has one object.
 
   Raises:
-    ValueError: an unknown kind, or more entities than there are names.
+    ValueError: a kind is unknown, or has more entities than there are names.
   """
   unknown = set(sizes or ()) - set(SIZES)
   if unknown:
@@ -98,7 +98,7 @@ def make(seed: int, *, sizes: Mapping[str, int] | None = None,
 
 
 def chains(world: World, hops: int, rng: np.random.Generator):
-  """Random chains of `hops` facts that never return to an entity.
+  """Yields random chains of `hops` facts that never return to an entity.
 
   Endless, unless a thousand tries in a row find none.
   """

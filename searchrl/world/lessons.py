@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Worlds in, documents out: what the tiny base model reads before it is trained by RL.
+"""Lessons: documents about generated worlds, to train the tiny base model on.
 
 Three kinds of lesson, in the order in which a small model needs them: drills
 (facts are listed, then repeated: copying from the context), readings (a
@@ -23,7 +23,7 @@ SMALL = {'person': 36, 'city': 16, 'company': 14, 'river': 10, 'sea': 5,
 
 
 class Piece(NamedTuple):
-  """Text that is tokenised on its own, as it would be in a rollout."""
+  """Text that is tokenised on its own, as in a rollout."""
 
   text: str
   weight: float  # of its tokens in the loss
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sloppiness:
-  """How often a demonstration errs, each time that it could."""
+  """Probabilities that a demonstration errs, each time that it could."""
 
   wrong_plan: float = 0.12  # a relation too few, or another one
   bad_query: float = 0.25  # no name in it, or that of something else
@@ -45,17 +45,18 @@ class Sloppiness:
 
 @dataclasses.dataclass(frozen=True)
 class Classroom:
-  """A world and what is needed to tell of it."""
+  """A world, with its passages and its search engine."""
 
   world: facts.World
   passages: Sequence[Passage]
   search: SearchFn
 
   def about(self, name: str) -> Passage:
+    """The passage about an entity."""
     return next(p for p in self.passages if p.title == name)
 
   def mentioned(self, passages: Sequence[Passage]) -> list[str]:
-    """Names that stand in the passages, in the world's order."""
+    """The names that stand in passages, in the world's order."""
     joined = ' '.join(p.text for p in passages)
     return [name for name in self.world.kind_of if name in joined]
 
@@ -74,20 +75,18 @@ def reading(room: Classroom, rng: np.random.Generator,
   """Passages, then questions about them, plainly or in the agent's tags."""
   subjects = sorted({s for s, _ in room.world.facts})
   shown = [room.about(str(s)) for s in rng.choice(subjects, 2, False)]
-  asked = [(p.title, r) for p in shown for r in facts.RELATIONS
-           if (p.title, r) in room.world.facts]
-  subject, relation = asked[rng.integers(len(asked))]
+  keys = [(p.title, r) for p in shown for r in facts.RELATIONS
+          if (p.title, r) in room.world.facts]
+  subject, relation = keys[rng.integers(len(keys))]
   value = room.world.facts[subject, relation]
   if rng.random() < 0.5:
     chain = facts.Chain(subject, (relation,), (value,))
     body = '\n'.join(f'{p.title}\n{p.text}' for p in shown)
     return [Piece(f'{body}\n{text.ask(chain, rng)}', 0.3),
             Piece(f' {value}\n', 1.0)]
-  documents = '\n'.join(
-      dialogue.passage(i, p) for i, p in enumerate(shown, start=1))
   return [
       Piece(f'<search> {subject} {relation}</search>', 0.3),
-      Piece(f'{dialogue.before}{documents}{dialogue.after}', 0.3),
+      Piece(_observation(dialogue, shown), 0.3),
       Piece(f'<think> {relation} {value}</think>\n'
             f'<answer> {value}</answer>', 1.0)]
 
@@ -107,29 +106,27 @@ def demonstration(
 
   Args:
     room: the world and its engine.
-    chain: what is asked.
-    rng: every choice.
+    chain: the question's facts.
+    rng: of every choice.
     dialogue: the protocol; see `agent.dialogue`.
     sloppiness: how often it errs.
     eos: the text of the token that ends a turn without an action.
-    top_k: passages a search.
-    max_turns: actions at most.
+    top_k: passages of a search.
+    max_turns: the most actions.
 
   Returns:
-    Pieces: what the agent says has weight 1, what it is told 0.1.
+    Pieces: the agent's turns have weight 1, what it reads 0.1.
   """
   s = sloppiness
   question = Question('lesson', text.ask(chain, rng), (chain.values[-1],))
-  said = [Piece(dialogue.prompt(question.text), 0.1)]
-  plan, here, note, shown = list(chain.relations), chain.start, '', ()
-  if rng.random() < s.wrong_plan:
-    plan[rng.integers(len(plan))] = str(rng.choice(list(facts.RELATIONS)))
-    plan = plan[:max(1, len(plan) - int(rng.integers(2)))]
+  pieces = [Piece(dialogue.prompt(question.text), 0.1)]
+  plan = _plan(chain, rng, s)
+  here, note, shown = chain.start, '', ()
   for turn in range(max_turns):
     thought = ', '.join([note, *plan] if note else plan)
     if rng.random() < s.broken:
-      said += [Piece(_broken(here, thought, rng, eos), 1.0),
-               Piece(dialogue.invalid, 0.1)]
+      pieces += [Piece(_broken(here, thought, rng, eos), 1.0),
+                 Piece(dialogue.invalid, 0.1)]
       continue
     done = not plan or turn == max_turns - 1
     if done and rng.random() < s.go_on and turn < max_turns - 1:
@@ -139,25 +136,48 @@ def demonstration(
     if done or (turn and rng.random() < hurry):
       if rng.random() < s.wrong_answer:
         here = _other(room, shown, here, rng)
-      said.append(Piece(f'<think> {thought}</think>\n'
-                        f'<answer> {here}</answer>', 1.0))
-      return said
+      pieces.append(Piece(f'<think> {thought}</think>\n'
+                          f'<answer> {here}</answer>', 1.0))
+      return pieces
     name = here if rng.random() >= s.bad_query else _distraction(room, rng)
     query = f'{name} {plan[0]}'.strip()
     shown = room.search([Query(query, top_k, question)])[0]
-    documents = '\n'.join(
-        dialogue.passage(i, p) for i, p in enumerate(shown, start=1))
-    said += [Piece(f'<think> {thought}</think>\n<search> {query}</search>',
-                   1.0),
-             Piece(f'{dialogue.before}{documents}{dialogue.after}', 0.1)]
-    value = room.world.facts.get((here, plan[0]))
-    if value is None or not any(p.title == here for p in shown):
+    pieces += [Piece(f'<think> {thought}</think>\n<search> {query}</search>',
+                     1.0),
+               Piece(_observation(dialogue, shown), 0.1)]
+    value = _read(room, shown, here, plan[0], rng, s)
+    if value is None:
       note = 'nothing'  # the search missed: try again
     else:
-      if rng.random() < s.wrong_fact:
-        value = _other(room, shown, here, rng)
       note, here, plan = f'{plan[0]} {value}', value, plan[1:]
-  return said
+  return pieces
+
+
+def _plan(chain: facts.Chain, rng: np.random.Generator, sloppiness: Sloppiness
+         ) -> list[str]:
+  """The relations to look up; a wrong one among them, or one too few."""
+  plan = list(chain.relations)
+  if rng.random() < sloppiness.wrong_plan:
+    plan[rng.integers(len(plan))] = str(rng.choice(list(facts.RELATIONS)))
+    plan = plan[:max(1, len(plan) - int(rng.integers(2)))]
+  return plan
+
+
+def _observation(dialogue, passages: Sequence[Passage]) -> str:
+  documents = '\n'.join(
+      dialogue.passage(i, p) for i, p in enumerate(passages, start=1))
+  return f'{dialogue.before}{documents}{dialogue.after}'
+
+
+def _read(room: Classroom, shown: Sequence[Passage], here: str, relation: str,
+          rng: np.random.Generator, sloppiness: Sloppiness) -> str | None:
+  """What the agent reads off the passages; None if the fact is not there."""
+  value = room.world.facts.get((here, relation))
+  if value is None or not any(p.title == here for p in shown):
+    return None
+  if rng.random() < sloppiness.wrong_fact:
+    return _other(room, shown, here, rng)
+  return value
 
 
 def _broken(here: str, thought: str, rng, eos: str) -> str:
@@ -168,14 +188,14 @@ def _broken(here: str, thought: str, rng, eos: str) -> str:
 
 
 def _other(room: Classroom, shown, here: str, rng) -> str:
-  """Another name from the passages on the table, else from the world."""
+  """Another name from the passages that were shown, else from the world."""
   names = [n for n in room.mentioned(shown) if n != here]
   names = names or list(room.world.kind_of)
   return names[rng.integers(len(names))]
 
 
 def _distraction(room: Classroom, rng) -> str:
-  """What a bad query asks about: nothing, or something unrelated."""
+  """The name in a bad query: none, or that of something unrelated."""
   names = list(room.world.kind_of)
   return '' if rng.random() < 0.4 else names[rng.integers(len(names))]
 
@@ -192,18 +212,18 @@ def documents(
     demonstrations: Sequence[int],
     fresh: float = 0.4,
 ) -> Iterator[list[Piece]]:
-  """All lessons about one small world, shuffled.
+  """Yields all lessons about one small world, shuffled.
 
   Args:
-    seed: of the world and of every choice; equal seeds, equal lessons.
+    seed: of the world and of every choice; equal seeds give equal lessons.
     make_search: passages -> SearchFn.
     dialogue: the protocol.
     sloppiness: of the demonstrations.
     eos: the text of the token that ends a turn.
-    drills: how many.
-    readings: how many.
-    demonstrations: how many of 1, 2, ... hops.
-    fresh: share of worlds whose names are made of words never seen before.
+    drills: how many drills.
+    readings: how many readings.
+    demonstrations: how many demonstrations of 1, 2, ... hops.
+    fresh: the share of worlds whose names are made of words never seen before.
 
   Yields:
     Documents as lists of pieces.

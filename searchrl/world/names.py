@@ -1,12 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Names for fictional things: a random generator in, unique names out.
+"""Names of fictional entities: unique, random, in disjoint splits.
 
 Every name is composed of parts (a first and a last name, a stem and "Works"),
 and every part is a made-up word: syllables and an ending that fits the kind.
-Three disjoint sources of words serve three purposes:
+There are three sources of words:
 
-  known    a fixed inventory; what an agent meets in training
+  known    a fixed inventory, which an agent sees in training
   fresh    drawn anew each time; teaches to copy words never seen before
   unseen   words that neither of the two can ever draw: for evaluation
 
@@ -43,13 +43,13 @@ _TITLE_NOUNS = ('Garden', 'Winter', 'Letter', 'Harbour', 'Mirror', 'Orchard',
 
 
 def is_unseen(word: str) -> bool:
-  """Whether training may never meet this word; a quarter of all words."""
+  """Whether a word is kept out of training; a quarter of all words are."""
   return zlib.crc32(word.lower().encode()) % 4 == 0
 
 
 def _word(rng: np.random.Generator, part: str) -> str:
   stem = rng.choice(_ONSETS) + rng.choice(_VOWELS)
-  if rng.random() < 0.2:  # one word in five has a syllable more
+  if rng.random() < 0.2:  # one word in five has one more syllable
     stem += rng.choice(_ONSETS) + rng.choice(_VOWELS)
   stem += rng.choice(_CODAS)
   ending = rng.choice(_ENDINGS[part])
@@ -59,13 +59,13 @@ def _word(rng: np.random.Generator, part: str) -> str:
 
 
 def _words(rng: np.random.Generator, part: str, unseen: bool) -> Iterator[str]:
-  """Distinct words of one side of the split, until new ones are very rare."""
-  met, misses = set(), 0
+  """Yields distinct words of one split, until new ones are very rare."""
+  seen, misses = set(), 0
   while misses < 1000:
     word = _word(rng, part)
     misses += 1
-    if word not in met and is_unseen(word) == unseen:
-      met.add(word)
+    if word not in seen and is_unseen(word) == unseen:
+      seen.add(word)
       misses = 0
       yield word
 
@@ -83,7 +83,7 @@ INVENTORY = _inventory()  # part -> the known words
 
 def names(rng: np.random.Generator, kind: str,
           source: NameSource = 'known') -> Iterator[str]:
-  """Distinct names of one kind, until the source has no more.
+  """Yields distinct names of one kind, until the source has no more.
 
   Args:
     rng: consumed as names are drawn.
@@ -115,7 +115,7 @@ def names(rng: np.random.Generator, kind: str,
 
 def _pairs(rng: np.random.Generator, left: Iterator[str],
            right: Iterator[str]) -> Iterator[str]:
-  """Distinct pairs in random order, over at most 60 lefts and 80 rights."""
+  """Yields distinct pairs in random order, of at most 60 lefts, 80 rights."""
   lefts = [word for word, _ in zip(left, range(60))]
   rights = [word for word, _ in zip(right, range(80))]
   for cell in rng.permutation(len(lefts) * len(rights)):
@@ -124,7 +124,7 @@ def _pairs(rng: np.random.Generator, left: Iterator[str],
 
 
 def aliases(kind: str, name: str) -> tuple[str, ...]:
-  """Other ways to write a name that count as right; may be empty."""
+  """Other names that count as right; may be empty."""
   first, _, rest = name.partition(' ')
   if kind == 'mountain':
     return (rest,)

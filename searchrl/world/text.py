@@ -1,12 +1,13 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A World in, its English out: titled passages and questions of 1 to 4 hops.
+"""English texts of a generated world: titled passages, and multi-hop questions.
 
-Both leave in the library's ordinary nouns, Passage and Question, so nothing
-downstream knows that a world is generated.
+Both are the library's ordinary Passage and Question, so nothing downstream
+knows that a world is generated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import itertools
 
 import numpy as np
 
@@ -36,7 +37,7 @@ _STATEMENTS = {  # {s} subject, {o} object
     'publisher': ('{s} was published by {o}.', '{o} published {s}.',
                   'The publisher of {s} is {o}.', '{o} brought out {s}.'),
 }
-_PHRASES = {  # "the" + phrase + what it is asked of
+_PHRASES = {  # "the" + phrase + subject
     'birthplace': ('birthplace of', 'home town of', 'city of birth of'),
     'employer': ('employer of', 'company employing', 'firm that employs'),
     'founder': ('founder of', 'person who founded', 'creator of'),
@@ -68,34 +69,38 @@ _DISTRACTORS = {
 
 
 def passages(world: facts.World) -> list[Passage]:
-  """One passage an entity: its facts in random wording, and distractors.
+  """Writes a passage for each entity: its facts in random wording, distractors.
 
   Distractors mention other entities that are no answer. Order, wording and
   number follow from the world's seed.
   """
   rng = np.random.default_rng([world.seed, 1])
-  result = []
-  for kind, group in world.entities.items():
-    relations = [r for r, (s, _) in facts.RELATIONS.items() if s == kind]
-    for name in group:
-      sentences = [
-          str(rng.choice(_STATEMENTS[r])).format(s=name, o=world.facts[name, r])
-          for r in relations]
-      count = int(rng.integers(0, 3)) if relations else 2
-      for form in rng.choice(_DISTRACTORS[kind], count, replace=False):
-        others = {k: str(rng.choice([n for n in g if n != name] or [name]))
-                  for k, g in world.entities.items() if '{%s}' % k in form}
-        sentences.append(str(form).format(s=name, **others))
-      rng.shuffle(sentences)
-      text = ' '.join(s[0].upper() + s[1:] for s in sentences)
-      result.append(Passage(id='', title=name, text=text))
-  order = rng.permutation(len(result))
-  return [Passage(str(i), result[j].title, result[j].text)
+  texts = {name: _article(world, kind, name, rng)
+           for kind, group in world.entities.items() for name in group}
+  order = rng.permutation(len(texts))
+  titles = list(texts)
+  return [Passage(str(i), titles[j], texts[titles[j]])
           for i, j in enumerate(order)]
 
 
+def _article(world: facts.World, kind: str, name: str, rng: np.random.Generator
+            ) -> str:
+  """The facts about an entity and some distractors, shuffled."""
+  relations = [r for r, (s, _) in facts.RELATIONS.items() if s == kind]
+  sentences = [
+      str(rng.choice(_STATEMENTS[r])).format(s=name, o=world.facts[name, r])
+      for r in relations]
+  count = int(rng.integers(0, 3)) if relations else 2
+  for form in rng.choice(_DISTRACTORS[kind], count, replace=False):
+    others = {k: str(rng.choice([n for n in group if n != name] or [name]))
+              for k, group in world.entities.items() if '{%s}' % k in form}
+    sentences.append(str(form).format(s=name, **others))
+  rng.shuffle(sentences)
+  return ' '.join(s[0].upper() + s[1:] for s in sentences)
+
+
 def ask(chain: facts.Chain, rng: np.random.Generator) -> str:
-  """A chain in words, outermost relation first."""
+  """Writes a chain as a question, its last relation first."""
   phrase = chain.start
   for depth, relation in enumerate(chain.relations):
     article = 'the ' if depth else ''
@@ -110,16 +115,16 @@ def questions(
     seed: int = 0,
     data_source: str = 'world',
 ) -> list[Question]:
-  """Distinct questions about a world.
+  """Draws distinct questions about a world.
 
   Args:
-    world: what they are about.
+    world: its facts are the answers.
     per_hop: how many of 1, 2, ... hops.
-    seed: another seed asks other questions of the same world.
+    seed: another seed draws other questions about the same world.
     data_source: evaluation reports each under '<data_source>_<hops>hop'.
 
   Returns:
-    Questions in order of hops, golds first by name and then by alias.
+    Questions in order of hops; of their golds the name is first, then aliases.
 
   Raises:
     ValueError: the world has too few different chains of some length.
@@ -127,24 +132,29 @@ def questions(
   result = []
   for hops, count in enumerate(per_hop, start=1):
     rng = np.random.default_rng([world.seed, 2, seed, hops])
-    met = set()
-    source = facts.chains(world, hops, rng)
-    for _ in range(50 * count):
-      if len(met) == count:
-        break
-      chain = next(source, None)
-      if chain is None:
-        break
-      if (chain.start, chain.relations) in met:
-        continue
-      met.add((chain.start, chain.relations))
-      result.append(Question(
-          uid=f'{data_source}-{world.seed}-{seed}-{hops}-{len(met)}',
-          text=ask(chain, rng), answers=world.answers(chain.values[-1]),
-          hops=hops, data_source=f'{data_source}_{hops}hop'))
-    if len(met) < count:
+    chains = _distinct(facts.chains(world, hops, rng), count)
+    drawn = [Question(
+        uid=f'{data_source}-{world.seed}-{seed}-{hops}-{number}',
+        text=ask(chain, rng), answers=world.answers(chain.values[-1]),
+        hops=hops, data_source=f'{data_source}_{hops}hop')
+             for number, chain in enumerate(chains, start=1)]
+    if len(drawn) < count:
       raise ValueError(
           f'per_hop[{hops - 1}] asks for {count} questions of {hops} hops, but '
-          f'only {len(met)} different ones were found in this world. Ask for '
+          f'only {len(drawn)} different ones were found in this world. Ask for '
           'fewer, or raise its sizes.')
+    result += drawn
   return result
+
+
+def _distinct(chains: Iterator[facts.Chain], count: int
+             ) -> Iterator[facts.Chain]:
+  """Yields up to `count` chains whose questions differ, of 50 times as many."""
+  seen = set()
+  for chain in itertools.islice(chains, 50 * count):
+    if (chain.start, chain.relations) in seen:
+      continue
+    seen.add((chain.start, chain.relations))
+    yield chain
+    if len(seen) == count:
+      return
