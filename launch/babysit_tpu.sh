@@ -6,10 +6,10 @@
 #   export REPO=https://example.com/searchrl.git
 #   launch/babysit_tpu.sh --config=configs/grpo.py --workdir=/mnt/runs/grpo
 #
-# Variables as of tpu_pod.sh. The workdir must outlive the slice. Gives up after
-# MAX_RESTARTS (100), or three ends in a row within QUICK_SECS (300): those no
-# restart mends. The slice stays when the run is done: delete it.
-# --dry-run, first, prints one round.
+# The variables are those of tpu_pod.sh. The workdir must outlive the slice. Gives
+# up after MAX_RESTARTS (100), or after three runs in a row that end within
+# QUICK_SECS (300), for which restarts are no help. The slice remains when the
+# run is done: delete it. --dry-run, first, prints one round.
 set -euo pipefail
 pod=$(dirname "$0")/tpu_pod.sh
 
@@ -44,7 +44,7 @@ while ((restarts < ${MAX_RESTARTS:-100} && quick < 3)); do
     NONE)
       "$pod" create
       ;;
-    SUSPENDED | FAILED)  # preempted, or never given; it has to go first
+    SUSPENDED | FAILED)  # preempted, or never granted; delete it first
       "$pod" delete
       ;;
     *)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# One process of many, on hosts that nothing but you, or a launcher of your own,
-# ties together. On every host, with its own number:
+# Starts one process of many, on hosts that you log in to or that a launcher of
+# your own starts. On every host, with its own number:
 #
 #   JAX_COORDINATOR_ADDRESS=host0:1234 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0 \
 #       launch/explicit.sh --config=configs/grpo.py --workdir=/shared/runs/grpo

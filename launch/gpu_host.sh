@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# One host with GPUs: one process for all of them, or several with as many each.
+# Runs on one host with GPUs: one process for all of them, or several with equal
+# shares.
 #
 #   launch/gpu_host.sh --config=configs/grpo.py --workdir=runs/grpo
 #   launch/gpu_host.sh --processes=4 \
@@ -35,9 +36,9 @@ export JAX_COORDINATOR_ADDRESS=127.0.0.1:${PORT:-$((20000 + RANDOM % 10000))}
 export JAX_NUM_PROCESSES=$processes
 
 children=()
-told=0
+signals=0
 hand_on() {
-  told=$((told + 1))
+  signals=$((signals + 1))
   kill -TERM "${children[@]}" 2>/dev/null || true
 }
 trap hand_on TERM INT
@@ -58,10 +59,10 @@ done
 worst=0  # a lost process ends the others, too, after a while
 for child in "${children[@]}"; do
   while :; do
-    seen=$told
+    seen=$signals
     code=0
     wait "$child" || code=$?
-    ((told > seen)) || break  # else a signal ended `wait`, and not the child
+    ((signals > seen)) || break  # else a signal ended `wait`, and not the child
   done
   if ((code > worst)); then
     worst=$code

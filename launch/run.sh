@@ -3,11 +3,11 @@
 #
 #   launch/run.sh [--dry-run] --config=configs/grpo.py --workdir=runs/grpo
 #
-# Hands SIGTERM (and Ctrl-C, as one) on to Python, which saves after the step
-# and leaves. Ends
-# with 0 if the job is done; with 75 if it was told to stop before that: start
-# it again. Other codes are Python's: 70 is the watchdog's, above 128 a signal's
-# (134: a peer is lost): start all processes again. The rest no restart mends.
+# Passes SIGTERM (and Ctrl-C, as one) on to Python, which saves after the step
+# and leaves. The exit code is 0 if the job is done; 75 if a signal stopped it
+# before that: start it again. Other codes are Python's: 70 is the watchdog's,
+# above 128 a signal's (134: a peer is lost): start all processes again. No
+# restart helps after any other code.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,22 +23,22 @@ for flag in "$@"; do
 done
 : "${workdir:?give --workdir=, on a file system that all processes share}"
 
-told=0
+signals=0
 child=
 hand_on() {
-  told=$((told + 1))
+  signals=$((signals + 1))
   [[ -z $child ]] || kill -TERM "$child" 2>/dev/null || true
 }
 trap hand_on TERM INT
 "${command[@]}" "$@" &
 child=$!
 while :; do
-  seen=$told
+  seen=$signals
   code=0
   wait "$child" || code=$?
-  ((told > seen)) || break  # else a signal ended `wait`, and not the child
+  ((signals > seen)) || break  # else a signal ended `wait`, and not the child
 done
-if ((code == 0 && told)) && [[ ! -e $workdir/summary.txt ]]; then
+if ((code == 0 && signals)) && [[ ! -e $workdir/summary.txt ]]; then
   code=75
 fi
 exit "$code"

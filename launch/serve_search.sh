@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# A search server, apart from the runs that ask it.
+# Runs a search server for runs on this or other machines.
 #
 #   launch/serve_search.sh --config=configs/serve_search.py
 #
-# JAX_PLATFORMS (default: cpu) says where a dense index lies; leave the
-# accelerators to the runs, or give the server one of its own. SIGTERM ends it
-# when what was asked is answered. --dry-run, first, prints the command.
+# JAX_PLATFORMS (default: cpu) is where a dense index is held; leave the
+# accelerators to the runs, or give the server one of its own. After SIGTERM it
+# answers the requests that it has, and ends. --dry-run, first, prints the
+# command.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,5 +17,5 @@ if [[ ${1:-} == --dry-run ]]; then
   exit
 fi
 export JAX_PLATFORMS=${JAX_PLATFORMS:-cpu}
-ulimit -n "$(ulimit -H -n)"  # a file a connection
+ulimit -n "$(ulimit -H -n)"  # a file for each connection
 exec "${command[@]}" "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A Cloud TPU slice of one or more hosts, as a queued resource.
+# Creates a Cloud TPU slice of one or more hosts, runs on it, and deletes it.
 #
 #   export NAME=my-tpu ZONE=us-west4-a TYPE=v5litepod-16 SPOT=1
 #   export REPO=https://example.com/searchrl.git
@@ -13,8 +13,8 @@
 # --dry-run, first, prints what would be run. The workdir has to be on a file
 # system that all hosts share: MOUNT is a command that `setup` runs on each, as
 # 'sudo mount 10.0.0.2:/runs /mnt/runs' for Filestore. RUNTIME is the image.
-# Project and account are gcloud's; no key is read or stored here. What worker i
-# says goes to LOGS/i.log.
+# Project and account are gcloud's; no key is read or stored here. The output of
+# worker i goes to LOGS/i.log.
 set -euo pipefail
 here=$(dirname "$0")
 

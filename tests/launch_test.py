@@ -3,7 +3,7 @@
 """launch/: it parses, names what exists, prints, and does with stand-ins.
 
 A stand-in for python, srun or gcloud is a script of the same name, first in
-PATH: it notes how it was called, and ends as told.
+PATH: it logs its arguments, and ends with the code that a test gives it.
 """
 
 import os
@@ -55,8 +55,8 @@ def launch(name, *arguments, path='', **variables):
 
 def test_all_are_here():
   assert {'README.md', 'babysit_tpu.sh', 'build_index.sh', 'explicit.sh',
-          'gpu_host.sh', 'k8s/jobset.yaml', 'run.sh', 'serve_search.sh', 'slurm.sbatch', 'tpu_pod.sh',
-          'xpk.md'} == set(TEXTS)
+          'gpu_host.sh', 'k8s/jobset.yaml', 'run.sh', 'serve_search.sh',
+          'slurm.sbatch', 'tpu_pod.sh', 'xpk.md'} == set(TEXTS)
 
 
 @pytest.mark.parametrize('name', SCRIPTS)
@@ -158,7 +158,7 @@ def test_run_passes_the_exit_code_on(tmp_path, code):
   assert commands() == [f'{LINE} [   ]']
 
 
-SLOW = '''trap 'echo told >>{log}; exit 0' TERM
+SLOW = '''trap 'echo stopped >>{log}; exit 0' TERM
 touch {folder}/up.$JAX_PROCESS_ID
 for i in {{1..600}}; do sleep 0.1; done'''
 
@@ -185,7 +185,7 @@ def test_run_hands_sigterm_on_and_tells_a_stop_from_the_end(
   if finished:
     (tmp_path / summary.FILE).touch()
   assert interrupted(tmp_path, 'run.sh') == code
-  assert 'told' in (tmp_path / 'log').read_text()
+  assert 'stopped' in (tmp_path / 'log').read_text()
 
 
 def test_explicit_needs_all_three_variables(tmp_path):
@@ -221,7 +221,7 @@ def test_gpu_host_deals_gpus_to_processes(tmp_path):
 def test_gpu_host_hands_sigterm_on_to_all(tmp_path):
   assert interrupted(tmp_path, 'gpu_host.sh', '--processes=2', GPUS='0',
                      waits_for=('up.0', 'up.1')) == 75
-  assert (tmp_path / 'log').read_text().count('told') == 2
+  assert (tmp_path / 'log').read_text().count('stopped') == 2
 
 
 @pytest.mark.parametrize('code, restarts, requeued', [
@@ -278,7 +278,7 @@ def test_babysitting_gives_up_on_what_no_restart_mends(tmp_path):
   assert verbs.count('run.sh') == 3
 
 
-def test_tpu_pod_is_told_the_slice_the_host_and_the_flags(tmp_path):
+def test_tpu_pod_passes_the_slice_the_host_and_the_flags(tmp_path):
   commands = stand_in(tmp_path, 'gcloud', does='[[ $4 != describe ]]')
   variables = VARIABLES['tpu_pod.sh'] | dict(
       LOGS=str(tmp_path / 'logs'), MOUNT='mount it')

@@ -7,9 +7,9 @@ import pytest
 import loopback
 
 
-def test_harness_tells_logs_and_kills():
-  code = 'import os, sys; print("said"); sys.exit(os.environ["JAX_PROCESS_ID"])'
-  with pytest.raises(AssertionError, match='1, exit code 1, out:\nsaid'):
+def test_harness_shows_logs_and_kills():
+  code = 'import os, sys; print("up"); sys.exit(os.environ["JAX_PROCESS_ID"])'
+  with pytest.raises(AssertionError, match='1, exit code 1, out:\nup'):
     loopback.run(2, code)
   done = loopback.run(2, code, check=False)
   assert [d.stderr for d in done] == ['0\n', '1\n']

@@ -20,11 +20,11 @@ assert searchrl.__file__.startswith(sys.argv[1]), searchrl.__file__
 from searchrl import algorithms, losses
 from searchrl.agent import dialogue, tools
 from searchrl.models import weights
-from searchrl.rollouts import sampler as player
+from searchrl.rollouts import sampler
 assert 'as your want' in dialogue.verbatim('search_r1_prompt.txt')
 assert tools.schema()['function']['name'] == 'search'
-shape = weights.read_config(str(player.TINY_BASE))
-weights.load(str(player.TINY_BASE), shape)
+shape = weights.read_config(str(sampler.TINY_BASE))
+weights.load(str(sampler.TINY_BASE), shape)
 from searchrl.encoders import embedder
 assert embedder.load_again(path='tiny_e5')(['a'], 'query').shape == (1, 128)
 one = jnp.ones((1, 2))

@@ -184,15 +184,15 @@ def read(*errors):
   for error in errors:
     raise error
   return {'by': me, 'rows': [1, None]}
-def told(*errors):
+def refused(*errors):
   try:
     return processes.on_first('data', lambda: read(*errors), 30)
   except (ValueError, FileNotFoundError) as error:
     return f'{type(error).__name__}: {error}'
-out('first', told())
-out('first refuses', told(ValueError('bad rows')))
-out('first lacks', told(FileNotFoundError('no q.jsonl')))
-out('first is lost', told(json.JSONDecodeError('no value', 'x', 0)))
+out('first', refused())
+out('first refuses', refused(ValueError('bad rows')))
+out('first lacks', refused(FileNotFoundError('no q.jsonl')))
+out('first is lost', refused(json.JSONDecodeError('no value', 'x', 0)))
 out('ran', ran)
 
 asked = []

@@ -68,5 +68,5 @@ def test_watchdog_ends_a_stuck_process_and_tells_where(tmp_path):
       [sys.executable, '-c', code, tmp_path / 'stacks.txt'], timeout=60,
       capture_output=True, text=True, cwd=loopback.ROOT)
   assert done.returncode == watchdog.EXIT_CODE == 70
-  for told in done.stderr, pathlib.Path(tmp_path, 'stacks.txt').read_text():
-    assert "after 'step 3'" in told and 'in stuck' in told
+  for text in done.stderr, pathlib.Path(tmp_path, 'stacks.txt').read_text():
+    assert "after 'step 3'" in text and 'in stuck' in text
