@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays, pure: masked means, advantages, losses, and their recipes."""
+"""RL math on arrays, pure functions: advantages, losses and algorithms."""

@@ -1,15 +1,25 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rewards in, advantages out: baselines by group, by critic, or by batch.
+"""Advantages of rewards: over a group, over a critic, or over the batch.
 
-A row: `group_relative`, `leave_one_out`, `hop_group_relative`. With JAX arrays
-they give JAX arrays, also under jit; with numpy arrays alone the same code
-computes on the host, in float64. A row out of its group's baseline, a failed
-search for one, has advantage 0 whatever its reward holds.
+One a row: `group_relative`, `leave_one_out`, `hop_group_relative`. JAX arrays
+give JAX arrays, also under jit; numpy arrays alone are computed on the host, in
+float64. Their arguments:
 
-A token: `token_rewards`, then `gae` or `reinforce_plus_plus`, and `whiten`. All
-of them read a row as if its retrieved tokens were not there: rewards, values
-and discounts cross an observation as if it had taken no time.
+  rewards      r of each row, what is trained on
+  group_ids    rows of one id share a baseline; in [0, num_groups)
+  in_baseline  False for a row that neither counts nor gets an advantage, such
+               as one whose search failed; its reward may be NaN. Default: all
+               rows count
+  num_groups   the number of possible ids, static; default: B
+
+One a token: `token_rewards`, then `gae` or `reinforce_plus_plus`, and `whiten`.
+They skip the tokens outside `loss_mask`, which the policy did not sample:
+rewards, values and discounts cross an observation as if it took no time. The
+results are constants, and 0 outside the mask.
+
+Shapes that do not fit are a ValueError, and so is, outside jit, an id out of
+range.
 """
 
 from __future__ import annotations
@@ -26,7 +36,7 @@ from searchrl.rl import masked
 
 MIN_SPREAD = 1e-6  # a group whose rewards differ by no more has no spread
 
-_SEGMENT = {  # what numpy's ufunc.at is called in JAX
+_SEGMENT = {  # ufunc.at of numpy, in JAX
     np.add: jax.ops.segment_sum,
     np.minimum: jax.ops.segment_min,
     np.maximum: jax.ops.segment_max,
@@ -42,29 +52,18 @@ def group_relative(
     num_groups: int | None = None,
     ddof: int = 1,
 ) -> Float[Array, 'B']:
-  """How much better a row did than its group, in standard deviations.
+  """Rewards relative to their group's, in standard deviations.
 
     A_i = (r_i - mean_g r) / (std_g r + 1e-6)
 
-  A group of one, or one whose rewards differ by 1e-6 at most, gives exactly
-  0: rounding of a constant reward never becomes an advantage.
+  A group of one, or one whose rewards differ by at most 1e-6, gives exactly 0:
+  the rounding of a constant reward never becomes an advantage.
 
   Args:
-    rewards: r of each row; what is trained on.
-    group_ids: rows of one id share a baseline; in [0, num_groups).
-    in_baseline: False for a row that neither counts nor gets an advantage.
-      Default: all count.
-    normalize_std: divide by the spread; without it A = r - mean (Dr. GRPO,
-      arXiv:2503.20783).
-    num_groups: how many ids there may be; static. Default: B.
+    normalize_std: divide by the standard deviation; without it A = r - mean
+      (Dr. GRPO, arXiv:2503.20783).
     ddof: 1 divides the variance by the group's size less one (sample
       variance), 0 by its size.
-
-  Returns:
-    One advantage a row, unitless (without `normalize_std` in that of r).
-
-  Raises:
-    ValueError: shapes differ, or an id is out of range (seen outside jit).
 
   Source: Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, section 4.1.2.
   """
@@ -84,23 +83,11 @@ def leave_one_out(
     *,
     num_groups: int | None = None,
 ) -> Float[Array, 'B']:
-  """How much better a row did than the others of its group.
+  """Rewards relative to the mean of the group's other rows.
 
     A_i = r_i - mean_{j in g, j != i} r_j = (r_i - mean_g r) n / (n - 1)
 
   A group of one gives 0.
-
-  Args:
-    rewards: r of each row; what is trained on.
-    group_ids: rows of one id share a baseline; in [0, num_groups).
-    in_baseline: as in `group_relative`.
-    num_groups: how many ids there may be; static. Default: B.
-
-  Returns:
-    One advantage a row, in the unit of the rewards.
-
-  Raises:
-    ValueError: shapes differ, or an id is out of range (seen outside jit).
 
   Source: Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740, RLOO.
   """
@@ -117,25 +104,16 @@ def hop_group_relative(
     delta: float = 1e-6,
     num_groups: int | None = None,
 ) -> Float[Array, 'B']:
-  """How much better a row did than all rows of equally many hops.
+  """Rewards relative to those of all rows with the same hop count.
 
     A_i = (r_i - mean_h r) / sqrt(var_h r + delta)
 
-  The variance is the population's (ddof=0). A hop count met once gives 0.
+  The group h is the hop count, and the variance the population's (ddof=0). A
+  group of one gives 0.
 
   Args:
-    rewards: r of each row; what is trained on.
-    group_ids: the hop class of each row; in [0, num_groups).
-    in_baseline: as in `group_relative`.
-    delta: added to the variance, so that a constant class is finite. The
-      paper gives no value; this one is ours.
-    num_groups: how many ids there may be; static. Default: B.
-
-  Returns:
-    One advantage a row, unitless.
-
-  Raises:
-    ValueError: shapes differ, or an id is out of range (seen outside jit).
+    delta: added to the variance, so that a constant group is finite. The paper
+      gives no value; this one is ours.
 
   Source: Dr. Zero, arXiv:2601.07055, eq. 3.
   """
@@ -145,10 +123,10 @@ def hop_group_relative(
 
 
 class Estimate(NamedTuple):
-  """What a critic's values make of a batch's rewards."""
+  """Advantages over a critic, and the critic's targets."""
 
   advantages: Float[Array, 'B T']
-  returns: Float[Array, 'B T']  # what the critic should have said
+  returns: Float[Array, 'B T']  # the targets of the values
 
 
 def token_rewards(
@@ -156,26 +134,20 @@ def token_rewards(
     loss_mask: Bool[Array, 'B T'],
     penalty: Float[Array, 'B T'] | None = None,
 ) -> Float[Array, 'B T']:
-  """Each token's own reward: the outcome on the last one, less a penalty.
+  """The reward of each token: the row's on its last one, less a penalty.
 
     r_t = r [t is the row's last policy token] - penalty_t
 
-  An outcome written on the last token of all would fall on an observation
-  where a budget ended the row, and be lost.
+  The row's last token of any kind may belong to an observation, if a budget
+  ended the row; there the reward would be lost.
 
   Args:
-    rewards: r of each row; what is trained on.
+    rewards: r of each row.
     loss_mask: True where the policy sampled the token.
-    penalty: of each token, such as kl_coef times its KL; constant. Default: 0.
+    penalty: of each token, such as kl_coef times its KL. Default: 0.
 
-  Returns:
-    One reward a token; 0 outside the mask.
-
-  Raises:
-    ValueError: the shapes do not fit.
-
-  Source: Ouyang et al. 2022, InstructGPT, arXiv:2203.02155, eq. 2, read token
-    by token, as Search-R1 (arXiv:2503.09516) does.
+  Source: Ouyang et al. 2022, InstructGPT, arXiv:2203.02155, eq. 2, applied by
+    token, as in Search-R1 (arXiv:2503.09516).
   """
   _check_one_a_row(rewards, loss_mask)
   length = loss_mask.shape[1]
@@ -196,27 +168,20 @@ def gae(
     discount: float = 1.0,
     gae_lambda: float = 1.0,
 ) -> Estimate:
-  """Generalised advantage estimates on each row without its observations.
+  """Generalised advantage estimation on rows without their observations.
 
     delta_t = r_t + discount V_{t+1} - V_t
     A_t = delta_t + discount gae_lambda A_{t+1}        R_t = A_t + V_t
 
-  t counts policy tokens alone: after a token comes the row's next one that the
-  policy sampled, however much was retrieved in between; after the last, V = 0.
+  t counts policy tokens alone, however much was retrieved between two of them;
+  after the last one V = 0. `whiten` the advantages, not the returns.
 
   Args:
     token_rewards: r_t, from `token_rewards`.
-    values: V_t, the critic's guess before token t of what is still to come.
+    values: V_t, the critic's estimate before token t of the rewards to come.
     loss_mask: True where the policy sampled the token.
-    discount: what a reward one policy token later is worth; gamma.
-    gae_lambda: 1 takes the rewards' word for it, 0 the critic's.
-
-  Returns:
-    Advantages and returns, in the unit of the rewards; 0 outside the mask.
-    `whiten` the advantages, not the returns.
-
-  Raises:
-    ValueError: the shapes differ.
+    discount: gamma, the worth of a reward that comes one policy token later.
+    gae_lambda: 1 relies on the rewards alone, 0 on the critic.
 
   Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16. Search-R1's code runs
     over retrieved tokens too; here they are deleted first.
@@ -246,23 +211,12 @@ def reinforce_plus_plus(
     *,
     discount: float = 1.0,
 ) -> Float[Array, 'B T']:
-  """What is still to come after each token, against the whole batch.
+  """Each token's return, whitened over the batch.
 
     A = whiten(G),  G_t = r_t + discount G_{t+1}
 
-  t counts policy tokens alone: a return crosses an observation, and is not
-  reset by it.
-
-  Args:
-    token_rewards: r_t, from `token_rewards`; the KL is in them.
-    loss_mask: True where the policy sampled the token.
-    discount: what a reward one policy token later is worth; gamma.
-
-  Returns:
-    One advantage a token, unitless; 0 outside the mask.
-
-  Raises:
-    ValueError: the shapes differ.
+  t counts policy tokens alone: an observation does not reset the return. The
+  rewards r_t, from `token_rewards`, hold the KL.
 
   Source: Hu et al. 2025, REINFORCE++, arXiv:2501.03262.
   """
@@ -280,22 +234,9 @@ def reinforce_plus_plus_baseline(
     *,
     num_groups: int | None = None,
 ) -> Float[Array, 'B T']:
-  """REINFORCE++ with the group's mean as a first baseline.
+  """REINFORCE++ after the group's mean is subtracted.
 
     A_it = whiten(r_i - mean_g r)
-
-  Args:
-    rewards: r of each row; what is trained on.
-    group_ids: rows of one id share a baseline; in [0, num_groups).
-    loss_mask: True where the policy sampled the token.
-    in_baseline: as in `group_relative`.
-    num_groups: how many ids there may be; static. Default: B.
-
-  Returns:
-    One advantage a token, unitless; 0 outside the mask.
-
-  Raises:
-    ValueError: shapes do not fit, or an id is out of range (outside jit).
 
   Source: Hu et al. 2025, REINFORCE++, arXiv:2501.03262, "w/ baseline".
   """
@@ -312,28 +253,18 @@ def whiten(
     x: Float[Array, '*N'], where: Bool[Array, '*N']) -> Float[Array, '*N']:
   """(x - mean) / sqrt(var + 1e-8) over the entries where `where` holds.
 
-  The variance is the sample's (ddof=1). Equal entries give exactly 0. Give it
-  the whole global batch: its moments are no sums that micro-batches could add.
+  The variance is the sample's (ddof=1). Equal entries give exactly 0. Needs the
+  whole global batch: results of micro-batches do not add up.
 
-  Args:
-    x: what to whiten; constant.
-    where: True where an entry counts.
-
-  Returns:
-    The whitened entries; 0 where `where` is False.
-
-  Raises:
-    ValueError: the shapes differ.
-
-  Source: the whitening of advantages in PPO as Search-R1 uses it
-    (arXiv:2503.09516), without its retrieved tokens.
+  Source: the whitening of advantages in Search-R1's PPO (arXiv:2503.09516),
+    without its retrieved tokens.
   """
   masked.check_shapes(x=x, where=where)
   x = jax.lax.stop_gradient(jnp.where(where, x, 0))
   low = jnp.min(jnp.where(where, x, jnp.inf), initial=jnp.inf)
-  centred = jnp.where(where, x - low, 0)  # exact if close, 0 if equal
+  centred = jnp.where(where, x - low, 0)  # exact for close x, 0 for equal x
   count = jnp.sum(where, dtype=x.dtype)
-  for _ in range(2):  # the second time for what rounding left of the mean
+  for _ in range(2):  # the second pass removes the rounding of the first
     mean = jnp.sum(centred) / jnp.maximum(count, 1)
     centred = jnp.where(where, centred - mean, 0)
   variance = jnp.sum(centred ** 2) / jnp.maximum(count - 1, 1)
@@ -349,28 +280,17 @@ def group_spread(
 ) -> Float[Array, 'B']:
   """The largest less the smallest reward of each row's group.
 
-  Args:
-    rewards: one a row.
-    group_ids: rows of one id form a group; in [0, num_groups).
-    in_baseline: False for a row that does not count; it too is told the
-      spread of its group. Default: all count.
-    num_groups: how many ids there may be; static. Default: B.
-
-  Returns:
-    One spread a row, in the unit of the rewards.
-
-  Raises:
-    ValueError: shapes differ, or an id is out of range (seen outside jit).
+  A row out of the baseline does not count, but gets its group's spread.
   """
   return _groups(rewards, group_ids, in_baseline, num_groups).spread
 
 
 class _Groups(NamedTuple):
-  """What each row knows of its group; arrays [B], computed with `xp`."""
+  """Statistics of each row's group; arrays [B], computed with `xp`."""
 
   xp: types.ModuleType  # jax.numpy or numpy
   member: Array  # counts in its group's baseline
-  gap: Array  # reward above the group's smallest; 0 for a row that is out
+  gap: Array  # reward above the group's smallest; 0 for a row not counted
   count: Array  # members of the group
   mean: Array  # of the members' gaps
   squares: Array  # sum of the members' squared distances from the mean
@@ -378,10 +298,10 @@ class _Groups(NamedTuple):
 
 
 def _groups(rewards, group_ids, in_baseline, num_groups) -> _Groups:
-  """Tells each row of its group.
+  """Gathers each group's statistics to its rows.
 
-  Gaps are averaged instead of rewards, for the gap between two close rewards
-  is exact in floating point, and between equal ones exactly 0.
+  Gaps are averaged instead of rewards, because the gap between two close
+  rewards is exact in floating point, and between equal ones exactly 0.
   """
   if in_baseline is None:
     in_baseline = np.ones(np.shape(rewards), bool)
@@ -420,7 +340,7 @@ def _check_one_a_row(rewards, loss_mask):
 
 
 def _check_range(group_ids, num_groups):
-  """Refuses ids that no group has; inside jit they cannot be looked at."""
+  """Refuses ids of no group; inside jit their values are unknown."""
   if isinstance(group_ids, jax.core.Tracer):
     return
   ids = np.asarray(group_ids)

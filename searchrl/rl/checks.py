@@ -1,36 +1,27 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Options in; nothing out, or a ValueError: field, rule, found, way out."""
+"""Range checks of options: each raises a ValueError, or does nothing.
+
+An error names the field, the rule and what was found.
+"""
 
 
 def at_least_0(**values: float) -> None:
-  """Refuses negative values.
-
-  Raises:
-    ValueError: naming the field.
-  """
+  """Refuses negative values and NaN."""
   for field, value in values.items():
     if not value >= 0:
       raise ValueError(f'{field} must be 0 or more, but is {value}.')
 
 
 def choice(field: str, found: str, choices: tuple[str, ...]) -> None:
-  """Refuses a name that is not one of `choices`.
-
-  Raises:
-    ValueError: naming the field and the choices.
-  """
+  """Refuses a name that is not one of `choices`."""
   if found not in choices:
     raise ValueError(
         f'{field} must be one of {", ".join(choices)}, but is {found!r}.')
 
 
 def overlong(max_length: int, buffer: int) -> None:
-  """Refuses a penalty that begins before the first token, or never.
-
-  Raises:
-    ValueError: naming the rule and what was found.
-  """
+  """Refuses a penalty that begins before the first token, or never."""
   if not 0 < buffer <= max_length:
     raise ValueError(
         f'buffer must lie in (0, max_length], (0, {max_length}], but is '
@@ -39,11 +30,7 @@ def overlong(max_length: int, buffer: int) -> None:
 
 def clip(
     clip_low: float, clip_high: float, dual_clip: float | None = None) -> None:
-  """Refuses a range that leaves the ratio 1 outside.
-
-  Raises:
-    ValueError: naming the rule and what was found.
-  """
+  """Refuses a range that does not hold the ratio 1."""
   if not (0 <= clip_low <= 1 and clip_high >= 0):
     raise ValueError(
         'clip_low must lie in [0, 1] and clip_high be 0 or more, but they are '
@@ -55,11 +42,7 @@ def clip(
 
 
 def log_clip(clip_low: float, clip_high: float) -> None:
-  """Refuses a range of log ratios that leaves 0 outside.
-
-  Raises:
-    ValueError: naming the rule and what was found.
-  """
+  """Refuses a range of log ratios that does not hold 0."""
   if clip_low < 0 or clip_high < 0:
     raise ValueError(
         'clip_low and clip_high must be 0 nats or more, but are '
@@ -67,22 +50,14 @@ def log_clip(clip_low: float, clip_high: float) -> None:
 
 
 def fractions(**values: float) -> None:
-  """Refuses values outside [0, 1].
-
-  Raises:
-    ValueError: naming the field.
-  """
+  """Refuses values outside [0, 1]."""
   for field, value in values.items():
     if not 0 <= value <= 1:
       raise ValueError(f'{field} must lie in [0, 1], but is {value}.')
 
 
 def interval(low: float, high: float) -> None:
-  """Refuses an empty interval of weights.
-
-  Raises:
-    ValueError: naming the rule and what was found.
-  """
+  """Refuses an empty interval of weights."""
   if not 0 <= low < high:
     raise ValueError(
         f'low and high must satisfy 0 <= low < high, but are {low} and {high}.')

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What an algorithm is: what to keep, what it is worth, and what to minimise.
+"""`Algorithm`: a dynamic filter, advantages and a loss, as pure functions.
 
-Three pure functions and a few facts; and what those functions share: which
-tokens are trained on, and what a ratio divides by.
+Also what these functions share: which tokens are trained on, and which
+log-probs an importance ratio divides by.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from searchrl.rl import advantages
 from searchrl.rl.masked import Mean
 from searchrl.trajectory import Batch, Question
 
-Terms = dict[str, tuple[float, Mean]]  # name: coefficient, and what it scales
+Terms = dict[str, tuple[float, Mean]]  # name: (coefficient, mean)
 Metrics = dict[str, Mean]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PolicyOutput:
-  """What the network being trained says of a batch's tokens."""
+  """The outputs of the networks being trained, for each token of a batch."""
 
   logprobs: Float[Array, 'B T']  # nats, at the sampling temperature
-  entropy: Float[Array, 'B T']  # nats, of the distribution that token t is from
+  entropy: Float[Array, 'B T']  # nats, of the distribution that t is drawn from
   values: Float[Array, 'B T'] | None = None  # of the critic
 
 
@@ -53,9 +53,9 @@ def keep_mixed(
     max r - min r > 1e-6 over the rows of the question
 
   Args:
-    outcome_rewards: what the filter reads; NaN where none could be computed,
-      which neither mixes a group nor takes its row out of one.
-    question_ids: rows of one question; any integers.
+    outcome_rewards: r; NaN if it could not be computed: such a row is ignored
+      by the rule, and kept or dropped with its question.
+    question_ids: equal for the rows of one question; any integers.
 
   Returns:
     True for the rows to keep: all rows of a question, or none.
@@ -74,32 +74,32 @@ def keep_mixed(
 
 
 def question_hops(question: Question) -> int:
-  """HRPO's baseline: all questions that take equally many facts."""
+  """HRPO's group: all questions of one hop count share a baseline."""
   return question.hops
 
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-  """Three pure functions, and what they ask of their surroundings.
+  """Pure functions, and what they require of the trainer.
 
-  The counts of a loss's Means depend on masks alone, so that a learner knows
+  The counts of a loss's Means depend on masks alone, so that the learner knows
   the global denominators before it runs the first micro-batch.
   """
 
-  # The global batch -> arrays (a pytree) whose first axis is B; under jit.
+  # The global batch -> a pytree of arrays whose first axis is B; under jit.
   advantages: Callable[[Batch], Any]
-  # Policy, (micro-)batch, its advantages -> terms and metrics; under jit.
+  # Policy outputs, (micro-)batch, its advantages -> terms, metrics; under jit.
   loss: Callable[[PolicyOutput, Batch, Any], tuple[Terms, Metrics]]
-  # outcome rewards [N], question ids [N] -> which rows to train on; numpy.
+  # Outcome rewards [N], question ids [N] -> which rows to train on; numpy.
   keep: Callable[[np.ndarray, np.ndarray], np.ndarray] = keep_all
   # Questions of equal groups share a baseline; None: the samples of a question
   # that were asked for together do, and no others.
   group_of: Callable[[Question], Hashable] | None = None
-  # Of 'ref_logprobs', 'values'; 'old_logprobs' where `advantages` reads them.
+  # Of 'ref_logprobs' and 'values'; 'old_logprobs' if `advantages` reads them.
   needs: frozenset[str] = frozenset()
   level: Literal['token', 'sequence'] = 'token'  # what one ratio belongs to
-  min_group_size: int = 1  # samples a question, below which nothing is learned
-  one_update: bool = False  # no ratio: a batch is good for one optimiser step
+  min_group_size: int = 1  # samples a question; with fewer nothing is learned
+  one_update: bool = False  # no ratio: one optimiser step a batch
 
 
 def total(
@@ -108,12 +108,12 @@ def total(
   """loss = sum over terms of coefficient * total / count.
 
   Args:
-    terms: what `Algorithm.loss` gave for a batch, or for a micro-batch of it.
-    counts: each term's count over the global batch. The totals of its
-      micro-batches then add up to the loss of the whole. Default: their own.
+    terms: from `Algorithm.loss`, of a batch or of a micro-batch.
+    counts: each term's count over the global batch, so that the losses of its
+      micro-batches add up to that of the whole. Default: the terms' own.
 
   Returns:
-    The loss to differentiate; a term that counts nothing adds 0.
+    The loss to differentiate; a term whose count is 0 adds 0.
   """
   if counts is None:
     counts = {name: mean.count for name, (_, mean) in terms.items()}
@@ -123,16 +123,16 @@ def total(
 
 
 def trained_tokens(batch: Batch) -> Bool[Array, 'B T']:
-  """True where the policy sampled the token, in rows that are in the loss."""
+  """True for tokens that the policy sampled, in rows that are in the loss."""
   return batch.loss_mask & batch.in_loss[:, None]
 
 
 def denominator_logprobs(batch: Batch) -> Float[Array, 'B T']:
   """log pi_old, in nats: what the importance ratio divides by.
 
-  Rows that the present policy sampled take the learner's own `old_logprobs`;
-  rows carried over from an earlier policy keep the `behavior_logprobs` they
-  were sampled with, so that they are off-policy honestly, never at ratio 1.
+  For rows sampled by the present policy these are the learner's own
+  `old_logprobs`. Rows carried over from an earlier policy keep their
+  `behavior_logprobs`: they are off-policy, and must not start at ratio 1.
 
   Raises:
     ValueError: the batch has no `old_logprobs`.
@@ -142,10 +142,10 @@ def denominator_logprobs(batch: Batch) -> Float[Array, 'B T']:
 
 
 def scored(batch: Batch, field: str) -> Float[Array, 'B T']:
-  """A field that the learner fills in.
+  """A field of the batch that `learner.score` fills.
 
   Raises:
-    ValueError: it has not yet.
+    ValueError: it is None.
   """
   array = getattr(batch, field)
   if array is None:

@@ -1,9 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Batches in, numbers to plot out, under verl's names where it has one.
+"""Training metrics of a batch, under verl's names where it has them.
 
-`clip_fractions`, `policy_drift` and `value_fit` are Means, for they are taken
-of micro-batches while the loss is; the others read a whole batch on the host.
+`clip_fractions`, `policy_drift` and `value_fit` return Means, because they are
+computed with the loss of each micro-batch; arrays as in `losses`. `describe`
+and `mismatch` read a whole batch of numpy arrays on the host.
 """
 
 from __future__ import annotations
@@ -29,22 +30,14 @@ def clip_fractions(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> dict[str, Mean]:
-  """How often the surrogate's clip was active, together and by side.
+  """How often the clip of `losses.clipped_surrogate` is active.
 
     low: A < 0 and rho < 1 - clip_low      high: A > 0 and rho > 1 + clip_high
-
-  Args:
-    ratio: rho of each token, or of each sequence.
-    advantages: A, in the shape of `ratio`, or one a sequence.
-    where: True where a ratio counts.
-    clip_low, clip_high, dual_clip: as in `losses.clipped_surrogate`.
+    dual: A < 0 and rho > dual_clip, if there is one
 
   Returns:
-    Fractions in [0, 1] of the tokens, or of the sequences, that count; that of
-    the dual clip (A < 0 and rho > dual_clip) only where there is one.
-
-  Raises:
-    ValueError: the shapes do not fit.
+    Fractions in [0, 1] of the ratios inside the mask `where`: of tokens, or of
+    sequences.
   """
   masked.check_shapes(ratio=ratio, where=where)
   advantages = losses.spread_over(where, advantages)
@@ -66,18 +59,10 @@ def policy_drift(
     old_logprobs: Float[Array, 'B T'],
     loss_mask: Bool[Array, 'B T'],
 ) -> dict[str, Mean]:
-  """How far the policy has moved since it sampled: KL(pi_old || pi), in nats.
-
-  Args:
-    logprobs: log pi of each token, in nats.
-    old_logprobs: log pi_old of each token, in nats.
-    loss_mask: True where the policy sampled the token.
+  """KL(pi_old || pi), in nats: how far the policy moved since it sampled.
 
   Returns:
     Token means of the estimators k1 (verl's `ppo_kl`) and k3.
-
-  Raises:
-    ValueError: the shapes differ.
   """
   masked.check_shapes(
       logprobs=logprobs, old_logprobs=old_logprobs, loss_mask=loss_mask)
@@ -98,17 +83,12 @@ def value_fit(
     *,
     value_clip: float | None,
 ) -> dict[str, Mean]:
-  """What the critic says, and how often its clip was active.
+  """The critic's mean value, and how often its clip is active.
 
-  Args:
-    values, old_values, returns, loss_mask, value_clip: as in
-      `losses.value_loss`.
+  Arguments as in `losses.value_loss`.
 
   Returns:
-    Token means: of V, and of the share whose clipped error was the larger one.
-
-  Raises:
-    ValueError: the shapes differ.
+    Token means: of V, and of the share whose clipped error is the larger one.
   """
   plain, worse = (
       losses.value_loss(
@@ -121,17 +101,18 @@ def value_fit(
 
 
 def describe(batch: Batch, estimate: Any) -> dict[str, float]:
-  """What a batch and its advantages hold, over the tokens trained on.
+  """Statistics of a batch and its advantages, over the tokens trained on.
 
   Args:
-    batch: scored; numpy arrays.
-    estimate: what `Algorithm.advantages` gave, as numpy arrays: one a row, one
-      a token, or an `Estimate`.
+    batch: scored.
+    estimate: from `Algorithm.advantages`, as numpy arrays: one a row, one a
+      token, or an `Estimate`.
 
   Returns:
-    Mean, largest and smallest advantage; return and value, and how much of the
-    returns' variance the values explain, where there is a critic; rows without
-    a policy token; the KL to the reference, where there is one.
+    Mean, largest and smallest advantage, and the number of rows without a
+    policy token. With a critic: the same of returns and values, and the share
+    of the returns' variance that the values explain. With a reference policy:
+    the KL to it.
   """
   where = batch.loss_mask & batch.in_loss[:, None]
   result = {'train/empty_rows': float((~where.any(-1)).sum())}
@@ -155,17 +136,16 @@ def describe(batch: Batch, estimate: Any) -> dict[str, float]:
 
 
 def mismatch(batch: Batch) -> dict[str, float]:
-  """How far the sampler's log-probs are from the learner's, on policy.
+  """Differences between the log-probs of sampler and learner, on policy.
 
   Args:
-    batch: with `old_logprobs`; numpy arrays.
+    batch: with `old_logprobs`.
 
   Returns:
     Absolute differences of log-probs (nats) and of probabilities; KL(sampler ||
     learner) by k1 and k3; the importance weights pi_old / pi_behavior of the
-    tokens, and the share of them that is as good as a sample of its own (their
-    effective sample size). Near 0, 0, 0, and 1, where both share one model.
-    Nothing for a batch without on-policy tokens.
+    tokens, and their effective sample size as a share of the tokens. Near 0, 0,
+    0, 1 and 1 if both run one model. Empty without on-policy tokens.
   """
   where = batch.loss_mask & batch.on_policy[:, None]
   if not where.any():

@@ -1,12 +1,18 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Log-probs, advantages and a mask in; unreduced losses, or Means, out.
+"""Policy, value and KL losses, unreduced; and how they are aggregated.
 
-Entry t of a row speaks of its token t. The mask is True where the policy
-sampled the token: retrieved passages lie outside of it and may hold anything.
 One surrogate serves two ratios: PPO and GRPO clip a ratio for each token, GSPO
-and DSPO one for each sequence. In this order: policy losses, what else is
-minimised, a penalty, aggregation; the ratios themselves are in `ratios`.
+and DSPO one for each sequence. Conventions of all functions:
+
+  logprobs      log pi, in nats, entry t of token t; differentiated
+  old_logprobs  log pi_old, in nats, from before the update; constant
+  advantages    A, unitless and constant; one a sequence, or one a token
+  loss_mask     True where the policy sampled the token; the rest, such as
+                retrieved passages, may hold anything, NaN included
+
+A loss is in the unit of A, and 0 outside the mask. Shapes that do not fit, and
+options out of their range, are a ValueError.
 """
 
 from __future__ import annotations
@@ -18,8 +24,8 @@ from jaxtyping import Array, Bool, Float, Int
 from searchrl.rl import checks
 from searchrl.rl import masked
 from searchrl.rl.masked import Mean
-# Public here, too: a loss is made of a ratio.
-from searchrl.rl.ratios import (
+# Ratios are public here too, for losses of your own.
+from searchrl.rl.ratios import (  # noqa: F401
     log_ratio, masked_weights, sequence_ratio, token_ratio, truncated_weights)
 
 AGGREGATIONS = (
@@ -37,21 +43,13 @@ def clipped_surrogate(
 ) -> Float[Array, '*N']:
   """L = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), unreduced.
 
-  With a dual clip, L <= -dual_clip A where A < 0: a ratio beyond it no longer
-  pushes.
-
   Args:
-    ratio: rho of each token, or of each sequence; what is differentiated.
-    advantages: A, in the shape of `ratio`; constant.
+    ratio: rho of each token, or of each sequence; differentiated.
+    advantages: A, in the shape of `ratio`.
     clip_low: how far rho may fall below 1 and still be pushed down.
     clip_high: how far rho may rise above 1 and still be pushed up.
-    dual_clip: above 1; 3 is usual. None, the default, is PPO as published.
-
-  Returns:
-    One loss for each ratio, in the unit of `advantages`.
-
-  Raises:
-    ValueError: the shapes differ, or a range is none.
+    dual_clip: L <= -dual_clip A where A < 0, so that a larger ratio has no
+      gradient. Above 1, usually 3. None, the default, is PPO as published.
 
   Source: Schulman et al. 2017, Proximal Policy Optimization,
     arXiv:1707.06347, eq. 7. Two ranges: DAPO, arXiv:2503.14476, eq. 10. Dual
@@ -83,21 +81,8 @@ def token_ratio_loss(
     rho_it = exp( clip( log pi(y_it) - log pi_old(y_it), -20, 20 ) )
     L_it = -min( rho_it A, clip(rho_it, 1 - clip_low, 1 + clip_high) A )
 
-  Args:
-    logprobs: log pi of each token, in nats; the only differentiated input.
-    old_logprobs: log pi_old of each token, in nats, from before the update.
-    advantages: A of each sequence, or of each token; unitless.
-    loss_mask: True where the policy sampled the token.
-    clip_low: how far rho may fall below 1.
-    clip_high: how far rho may rise above 1; DAPO's is larger than clip_low.
-    dual_clip: as in `clipped_surrogate`.
-
-  Returns:
-    One loss a token, unreduced, in the unit of `advantages`; 0 outside the
-    mask. Reduce it with `aggregate`.
-
-  Raises:
-    ValueError: the shapes do not fit.
+  Options are those of `clipped_surrogate`; DAPO's clip_high is larger than its
+  clip_low. Reduce the result with `aggregate`.
 
   Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7; as summed in Shao et
     al. 2024, DeepSeekMath, arXiv:2402.03300, eq. 3.
@@ -123,25 +108,10 @@ def sequence_ratio_loss(
     s_i = exp( sum_t m_it (log pi(y_it) - log pi_old(y_it)) / sum_t m_it )
     L_i = -min( s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i )
 
-  Retrieved passages lie outside the mask m: they neither move s_i nor count in
-  the length that divides it. A row without sampled tokens has L_i = 0 and no
-  gradient; leave it out of the mean with `loss_mask.any(-1)`.
-
-  Args:
-    logprobs: log pi of each token, in nats; the only differentiated input.
-    old_logprobs: log pi_old of each token, in nats, from before the update.
-    advantages: A of each sequence, unitless; positive means "more of this".
-    loss_mask: True where the policy sampled the token.
-    clip_low: how far s may fall below 1. The paper's value, hundreds of times
-      smaller than PPO's 0.2, for s is a geometric mean over tokens.
-    clip_high: how far s may rise above 1.
-    dual_clip: as in `clipped_surrogate`.
-
-  Returns:
-    One loss per sequence, unreduced, in the unit of `advantages`.
-
-  Raises:
-    ValueError: the shapes do not fit; an advantage a token among them.
+  Retrieved passages, outside the mask m, change neither s_i nor the length that
+  divides it. A row without sampled tokens has L_i = 0 and no gradient; leave it
+  out of the mean with `loss_mask.any(-1)`. The paper's clip ranges are hundreds
+  of times smaller than PPO's 0.2, because s is a geometric mean over tokens.
 
   Source: Zheng et al. 2025, Group Sequence Policy Optimization,
     arXiv:2507.18071, eq. 5. DSPO (arXiv:2510.09255) filters outcomes on top.
@@ -166,20 +136,8 @@ def geometric_mean_loss(
     A > 0: d_it' = min(d_it, clip_high)      A < 0: d_it' = max(d_it, -clip_low)
     L_i = -A_i exp( sum_t m_it d_it' / sum_t m_it ),  d = log pi - log pi_old
 
-  Args:
-    logprobs: log pi of each token, in nats; the only differentiated input.
-    old_logprobs: log pi_old of each token, in nats, from before the update.
-    advantages: A of each sequence, unitless.
-    loss_mask: True where the policy sampled the token.
-    clip_low: how far d may fall, in nats: the ratio down to exp(-clip_low).
-    clip_high: how far d may rise, in nats: the ratio up to exp(clip_high).
-
-  Returns:
-    One loss per sequence, unreduced, in the unit of `advantages`; 0 for a row
-    without sampled tokens.
-
-  Raises:
-    ValueError: the shapes do not fit; an advantage a token among them.
+  Both clips are in nats: a ratio may go from exp(-clip_low) to exp(clip_high).
+  A row without sampled tokens has L_i = 0.
 
   Source: Zhao et al. 2025, Geometric-Mean Policy Optimization,
     arXiv:2507.20673, eq. 4.
@@ -200,18 +158,7 @@ def score_function_loss(
 ) -> Float[Array, 'B T']:
   """L_it = -A log pi(y_it): no ratio and no clip.
 
-  Right only for the policy that sampled the tokens, before its first update.
-
-  Args:
-    logprobs: log pi of each token, in nats; the only differentiated input.
-    advantages: A of each sequence, or of each token.
-    loss_mask: True where the policy sampled the token.
-
-  Returns:
-    One loss a token, unreduced; 0 outside the mask.
-
-  Raises:
-    ValueError: the shapes do not fit.
+  Valid only for the policy that sampled the tokens, before its first update.
 
   Source: Williams 1992, REINFORCE; Dr. Zero's HRPO, arXiv:2601.07055, eq. 2.
   """
@@ -228,24 +175,21 @@ def value_loss(
     *,
     value_clip: float | None = 0.5,
 ) -> Float[Array, 'B T']:
-  """Squared error to the returns, of the worse of V and V kept near V_old.
+  """Squared error of the values, or of the values clipped, if that is worse.
 
     V' = clip(V, V_old - value_clip, V_old + value_clip)
     L = max((V - R)^2, (V' - R)^2) / 2
 
   Args:
-    values: V of each token; the only differentiated input.
-    old_values: V from before the update.
-    returns: R, what V should have been; from `advantages.gae`.
+    values: V of each token; differentiated.
+    old_values: V from before the update; constant.
+    returns: R, the target of V, from `advantages.gae`; constant.
     loss_mask: True where the policy sampled the token.
-    value_clip: how far V may move an update and still be pushed, in the unit
-      of the rewards; Search-R1's value. None: a plain squared error.
+    value_clip: how far V may move in an update and still be pushed, in the
+      unit of the rewards; Search-R1's value. None: a plain squared error.
 
   Returns:
-    One loss a token, unreduced, in squared units; 0 outside the mask.
-
-  Raises:
-    ValueError: the shapes differ, or value_clip is negative.
+    One loss a token, in the rewards' unit squared; 0 outside the mask.
 
   Source: the value function of PPO's reference implementation (Dhariwal et al.
     2017, OpenAI Baselines), as Search-R1 (arXiv:2503.09516) uses it.
@@ -270,18 +214,10 @@ def value_loss(
 def entropy(
     logits: Float[Array, 'B T V'], loss_mask: Bool[Array, 'B T']
 ) -> Float[Array, 'B T']:
-  """H = -sum_v p_v log p_v of what each token was drawn from, in nats.
+  """H = -sum_v p_v log p_v of each token's distribution, in nats.
 
-  Args:
-    logits: unnormalised log-probabilities, already divided by the sampling
-      temperature; -inf for a token that cannot be drawn.
-    loss_mask: True where the policy sampled the token.
-
-  Returns:
-    One entropy a token, in nats; 0 outside the mask.
-
-  Raises:
-    ValueError: the shapes do not fit.
+  The logits are already divided by the sampling temperature; they may be -inf
+  for tokens that cannot be drawn.
   """
   masked.check_shapes(loss_mask=loss_mask, **{'logits[..., 0]': logits[..., 0]})
   logprobs = jax.nn.log_softmax(jnp.where(loss_mask[..., None], logits, 0))
@@ -297,24 +233,12 @@ def kl(
     *,
     estimator: str = 'k3',
 ) -> Float[Array, 'B T']:
-  """What each token tells about KL(pi || pi_ref), in nats; x = ref - logp.
+  """Estimates KL(pi || pi_ref) at each token, in nats; x = ref - logp.
 
     k1 = -x      abs = |x|      k2 = x^2 / 2      k3 = exp(x) - 1 - x
 
   k1 and k3 are unbiased in value, k2 in gradient; k3 is never negative. All
-  are unclamped, and k3 goes through expm1, so that it is right for small x.
-
-  Args:
-    logprobs: log pi of each token, in nats; the only differentiated input.
-    ref_logprobs: log pi_ref of each token, in nats.
-    loss_mask: True where the policy sampled the token.
-    estimator: one of `KL_ESTIMATORS`.
-
-  Returns:
-    One estimate a token, in nats; 0 outside the mask.
-
-  Raises:
-    ValueError: the shapes differ, or the estimator is unknown.
+  are unclamped, and k3 is computed by expm1, which is accurate for small x.
 
   Source: Schulman 2020, Approximating KL Divergence,
     http://joschu.net/blog/kl-approx.html.
@@ -337,21 +261,18 @@ def kl(
 def overlong_penalty(
     lengths: Int[Array, 'B'], *, max_length: int, buffer: int
 ) -> Float[Array, 'B']:
-  """What a long row loses: 0 up to max_length - buffer, then down to -1.
+  """The penalty on long rows: 0 up to max_length - buffer, then down to -1.
 
     clip((max_length - buffer - length) / buffer, -1, 0)
 
   Args:
-    lengths: of each row, in tokens; `loss_mask.sum(-1)` counts what the policy
-      wrote and not what it was made to read.
-    max_length: where the whole penalty of -1 is reached, in tokens.
-    buffer: how many tokens before that it sets in.
+    lengths: of each row, in tokens; `loss_mask.sum(-1)` leaves out what was
+      retrieved.
+    max_length: the length at which the penalty reaches -1, in tokens.
+    buffer: tokens before that over which it grows; in (0, max_length].
 
   Returns:
-    One penalty a row, to be added to its reward; in [-1, 0].
-
-  Raises:
-    ValueError: the buffer is not in (0, max_length].
+    One penalty a row, to add to its reward.
 
   Source: Yu et al. 2025, DAPO, arXiv:2503.14476, eq. 13.
   """
@@ -366,7 +287,7 @@ def aggregate(
     how: str,
     length: int | None = None,
 ) -> Mean:
-  """Reduces a loss a token to a Mean: a sum, and what it is divided by.
+  """Reduces one value a token to a Mean: a total and a count.
 
     token_mean         sum of all tokens        / tokens
     sequence_mean      sum of the rows' means   / rows
@@ -374,20 +295,14 @@ def aggregate(
     sequence_sum_norm  sum of the rows' sums    / rows / length
 
   Rows without policy tokens are left out. The count depends on the mask alone
-  and Means add up, so micro-batches give what the whole batch gives.
+  and Means add up, so that micro-batches give the mean of the whole batch.
 
   Args:
     per_token: one value a token.
     loss_mask: True where the policy sampled the token.
     how: one of `AGGREGATIONS`.
-    length: the constant of `sequence_sum_norm`, in tokens. Default: T; give
-      it if micro-batches differ in T.
-
-  Returns:
-    A Mean in the unit of `per_token`.
-
-  Raises:
-    ValueError: the shapes differ, or the aggregation is unknown.
+    length: the constant of `sequence_sum_norm`, in tokens. Default: T; must
+      be given if micro-batches differ in T.
 
   Source: token_mean: DAPO, arXiv:2503.14476, eq. 12; sequence_mean: GRPO,
     arXiv:2402.03300, eq. 3; sequence_sum_norm: Dr. GRPO, arXiv:2503.20783.
@@ -408,14 +323,10 @@ def spread_over(
     where: Bool[Array, '*N'],
     advantages: Float[Array, 'B'] | Float[Array, '*N'],
 ) -> Float[Array, '*N']:
-  """A for every entry of `where`, constant; 0 where it is False.
+  """A for every entry of a mask, constant; 0 where the mask is False.
 
-  Args:
-    where: [B, T] for tokens, [B] for sequences.
-    advantages: one a sequence, or in the shape of `where`.
-
-  Raises:
-    ValueError: the shapes do not fit; an advantage a token for sequences.
+  The mask `where` is [B T] for tokens and [B] for sequences, which take no
+  advantage a token.
   """
   legal = {where.shape: 'one for each ratio', where.shape[:1]: 'one a sequence'}
   if advantages.shape not in legal:

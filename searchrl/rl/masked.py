@@ -1,9 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Values and a mask in, means out: a mean stays two sums until the end.
+"""Masked means and sums; a `Mean` stays a total and a count until the end.
 
-What lies outside a mask may be anything, infinities and NaN included: it
-reaches neither a value nor a gradient.
+Conventions: a mask, `where`, has the shape of its values, else a ValueError is
+raised. Entries outside it may hold anything, infinities and NaN included: they
+reach neither a value nor a gradient.
 """
 
 from __future__ import annotations
@@ -18,24 +19,17 @@ from jaxtyping import Array, Bool, Float, Num
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mean:
-  """A sum and what it is divided by; micro-batches and hosts add both up."""
+  """A sum and its divisor; micro-batches and hosts add up both."""
 
-  total: Float[Array, '']  # in the unit of what is averaged
-  count: Float[Array, '']  # how many entries the total has
+  total: Float[Array, '']  # in the unit of the entries
+  count: Float[Array, '']  # number of entries in the total
 
   @classmethod
   def of(cls, x: Num[Array, '...'], where: Bool[Array, '...']) -> Mean:
-    """The mean of `x` over the entries where `where` holds.
-
-    Args:
-      x: numbers or booleans; a boolean's mean is a fraction.
-      where: True where an entry counts; of the shape of `x`.
+    """The mean of numbers, or of booleans as a fraction, inside the mask.
 
     Returns:
       A Mean in float32, or float64 if `x` is.
-
-    Raises:
-      ValueError: the shapes differ.
     """
     check_shapes(x=x, where=where)
     dtype = jnp.promote_types(x.dtype, jnp.float32)
@@ -44,7 +38,7 @@ class Mean:
 
   @property
   def value(self) -> Float[Array, '']:
-    """total / count; 0 where nothing was counted."""
+    """total / count; 0 if nothing was counted."""
     return self.total / jnp.maximum(self.count, 1)
 
   def __add__(self, other: Mean) -> Mean:
@@ -53,28 +47,28 @@ class Mean:
 
 
 def mean(x: Num[Array, '...'], where: Bool[Array, '...']) -> Float[Array, '']:
-  """sum(x) / count over the entries where `where` holds; 0 without any."""
+  """sum(x) / count over the entries inside the mask; 0 if there are none."""
   return Mean.of(x, where).value
 
 
 def row_sum(
     x: Float[Array, 'B T'], where: Bool[Array, 'B T']) -> Float[Array, 'B']:
-  """The sum of each row's entries where `where` holds; 0 without any."""
+  """The sum of each row's entries inside the mask; 0 if there are none."""
   check_shapes(x=x, where=where)
   return jnp.where(where, x, 0).sum(-1)
 
 
 def row_mean(
     x: Float[Array, 'B T'], where: Bool[Array, 'B T']) -> Float[Array, 'B']:
-  """The mean of each row's entries where `where` holds; 0 without any."""
+  """The mean of each row's entries inside the mask; 0 if there are none."""
   return row_sum(x, where) / jnp.maximum(where.sum(-1), 1)
 
 
 def check_shapes(**arrays: Array) -> None:
-  """Refuses arrays that are not aligned with the first one, entry by entry.
+  """Checks that all arrays have the shape of the first.
 
   Raises:
-    ValueError: one differs in shape; shapes are static, so also while tracing.
+    ValueError: one differs. Shapes are static, so this works while tracing.
   """
   (first, model), *others = arrays.items()
   for name, array in others:

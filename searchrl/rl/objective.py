@@ -1,108 +1,185 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Policy losses and weights in, a whole objective out: recipes are made of it.
+"""The building blocks of an algorithm: advantages, policy losses, objectives.
 
-`objective` adds to a policy loss what keeps the policy from drifting;
-`corrected` wraps a finished algorithm.
+A policy loss maps log-probs [B T], old log-probs [B T], advantages [B] or
+[B T] and a mask [B T] to a Mean and metrics. `objective` adds the KL and the
+entropy of a `Regularizer` and gives `Algorithm.loss`. `corrected` weights the
+advantages of a finished algorithm by learner over sampler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
+import functools
+import inspect
+import math
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from searchrl.rl import advantages, checks, diagnostics, losses, masked
 from searchrl.rl.advantages import Estimate
 from searchrl.rl.contract import (
-    Algorithm, denominator_logprobs, scored, trained_tokens)
+    Algorithm, Metrics, denominator_logprobs, scored, trained_tokens)
 from searchrl.rl.masked import Mean
 from searchrl.trajectory import Batch
 
+PolicyLoss = Callable[..., tuple[Mean, Metrics]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Regularizer:
+  """The terms that keep a policy from drifting, and how tokens are averaged.
+
+  Raises:
+    ValueError: a field is out of its range, or `length` is missing.
+  """
+
+  kl_coef: float = 0.0  # of the KL to the reference policy, per nat
+  kl_estimator: str = 'k3'  # one of losses.KL_ESTIMATORS
+  entropy_coef: float = 0.0  # of the entropy bonus, per nat
+  aggregation: str = 'token_mean'  # one of losses.AGGREGATIONS
+  length: int | None = None  # the constant of 'sequence_sum_norm', in tokens
+
+  def __post_init__(self):
+    checks.choice('kl_estimator', self.kl_estimator, losses.KL_ESTIMATORS)
+    checks.choice('aggregation', self.aggregation, losses.AGGREGATIONS)
+    checks.at_least_0(kl_coef=self.kl_coef, entropy_coef=self.entropy_coef)
+    if self.aggregation == 'sequence_sum_norm' and not self.length:
+      raise ValueError(
+          "length must be given for aggregation 'sequence_sum_norm', but is "
+          f'{self.length}. Give one constant for all batches, such as the most '
+          'tokens that a policy may write: micro-batches differ in T.')
+
+  def aggregate(
+      self, per_token: Float[Array, 'B T'], mask: Bool[Array, 'B T']) -> Mean:
+    """The mean of one value a token, by this aggregation."""
+    return losses.aggregate(
+        per_token, mask, how=self.aggregation, length=self.length)
+
+  def without_kl(self) -> Regularizer:
+    """For an objective whose KL is in the reward."""
+    return dataclasses.replace(self, kl_coef=0.0)
+
+
+def regularized(**defaults) -> Callable:
+  """Gives a recipe the fields of its `Regularizer` as flat options.
+
+    @regularized(kl_coef=0.04, aggregation='sequence_mean')
+    def mine(regularizer, *, clip_high=0.2): ...
+
+    mine(clip_high=0.3, kl_coef=0.1)
+
+  Args:
+    **defaults: the fields that are options of the recipe, with their defaults.
+      inspect.signature lists them, and an unknown option is a TypeError.
+  """
+  shared = [
+      inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY,
+                        default=defaults[field.name], annotation=field.type)
+      for field in dataclasses.fields(Regularizer) if field.name in defaults]
+
+  def flat(recipe):
+    _, *own = inspect.signature(recipe).parameters.values()
+
+    @functools.wraps(recipe)
+    def build(**options):
+      fields = {name: options.pop(name, default)
+                for name, default in defaults.items()}
+      return recipe(Regularizer(**fields), **options)
+
+    build.__signature__ = inspect.Signature(
+        own + shared, return_annotation=Algorithm)
+    return build
+
+  return flat
+
 
 def by_group(normalize_std: bool = True) -> Callable:
-  """Advantages of GRPO and its descendants: batch -> [B]."""
+  """The advantages of GRPO and its descendants: batch -> [B]."""
   return lambda batch: advantages.group_relative(
       batch.rewards, batch.group_ids, batch.in_baseline,
       normalize_std=normalize_std)
 
 
-def reference_kl(
-    batch: Batch, kl_coef: float, estimator: str
-) -> Float[Array, 'B T'] | None:
-  """kl_coef KL(pi_old || pi_ref) of each token [B, T]; None if kl_coef is 0."""
-  checks.choice('kl_estimator', estimator, losses.KL_ESTIMATORS)
-  if not kl_coef:
+def reference_kl(batch: Batch, regularizer: Regularizer
+                ) -> Float[Array, 'B T'] | None:
+  """kl_coef KL(pi_old || pi_ref) of each token, or None if kl_coef is 0."""
+  if not regularizer.kl_coef:
     return None
-  return kl_coef * losses.kl(
+  return regularizer.kl_coef * losses.kl(
       scored(batch, 'old_logprobs'), scored(batch, 'ref_logprobs'),
-      trained_tokens(batch), estimator=estimator)
+      trained_tokens(batch), estimator=regularizer.kl_estimator)
 
 
 def clipped_token_ratio(
-    clip_low: float, clip_high: float, dual_clip: float | None = None,
-    aggregation: str = 'token_mean', length: int | None = None) -> Callable:
-  """PPO's policy loss, for `objective`."""
+    regularizer: Regularizer, clip_low: float, clip_high: float,
+    dual_clip: float | None = None) -> PolicyLoss:
+  """PPO's policy loss: one clipped ratio a token."""
   checks.clip(clip_low, clip_high, dual_clip)
   clip = dict(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
   def policy_loss(logprobs, old, advs, mask):
     per_token = losses.token_ratio_loss(logprobs, old, advs, mask, **clip)
     ratio = losses.token_ratio(logprobs, old, mask)
-    return (losses.aggregate(per_token, mask, how=aggregation, length=length),
+    return (regularizer.aggregate(per_token, mask),
             diagnostics.clip_fractions(ratio, advs, mask, **clip))
 
   return policy_loss
 
 
-def score_function(
-    aggregation: str = 'token_mean', length: int | None = None) -> Callable:
-  """REINFORCE's policy loss, for `objective`."""
+def clipped_sequence_ratio(
+    clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> PolicyLoss:
+  """GSPO's policy loss: one clipped ratio a row; the mean over rows."""
+  checks.clip(clip_low, clip_high, dual_clip)
+  clip = dict(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+
+  def policy_loss(logprobs, old, advs, mask):
+    rows = mask.any(-1)
+    per_row = losses.sequence_ratio_loss(logprobs, old, advs, mask, **clip)
+    ratio = losses.sequence_ratio(logprobs, old, mask)
+    return (Mean.of(per_row, rows),
+            diagnostics.clip_fractions(ratio, advs, rows, **clip))
+
+  return policy_loss
+
+
+def clipped_geometric_mean(clip_low: float, clip_high: float) -> PolicyLoss:
+  """GMPO's policy loss: log ratios clipped by token; the mean over rows."""
+  checks.log_clip(clip_low, clip_high)
+  as_ratios = dict(clip_low=-math.expm1(-clip_low),
+                   clip_high=math.expm1(clip_high))
+
+  def policy_loss(logprobs, old, advs, mask):
+    per_row = losses.geometric_mean_loss(
+        logprobs, old, advs, mask, clip_low=clip_low, clip_high=clip_high)
+    ratio = losses.token_ratio(logprobs, old, mask)
+    return (Mean.of(per_row, mask.any(-1)),
+            diagnostics.clip_fractions(ratio, advs, mask, **as_ratios))
+
+  return policy_loss
+
+
+def score_function(regularizer: Regularizer) -> PolicyLoss:
+  """REINFORCE's policy loss: -A log pi, without a ratio."""
   def policy_loss(logprobs, old, advs, mask):
     del old  # there is no ratio
     per_token = losses.score_function_loss(logprobs, advs, mask)
-    return losses.aggregate(
-        per_token, mask, how=aggregation, length=length), {}
+    return regularizer.aggregate(per_token, mask), {}
 
   return policy_loss
 
 
 def objective(
-    policy_loss: Callable,
-    *,
-    kl_coef: float = 0.0,
-    kl_estimator: str = 'k3',
-    entropy_coef: float = 0.0,
-    aggregation: str = 'token_mean',
-    length: int | None = None,
+    policy_loss: PolicyLoss, regularizer: Regularizer = Regularizer()
 ) -> Callable:
-  """Algorithm.loss: a policy loss, plus what keeps the policy from drifting.
+  """`Algorithm.loss`: a policy loss, plus the terms of the regularizer.
 
-  Args:
-    policy_loss: log-probs [B, T], old ones [B, T], advantages [B] or [B, T],
-      mask [B, T] -> a Mean, and metrics.
-    kl_coef: of the KL to the reference. A term whose coefficient is 0 is left
-      out, and asks for nothing.
-    kl_estimator: one of `losses.KL_ESTIMATORS`.
-    entropy_coef: of the entropy bonus.
-    aggregation: of KL and entropy.
-    length: the constant of 'sequence_sum_norm', in tokens.
-
-  Raises:
-    ValueError: an unknown name, or no length where one is needed.
+  A term whose coefficient is 0 is left out, and needs no scored field.
   """
-  checks.choice('kl_estimator', kl_estimator, losses.KL_ESTIMATORS)
-  checks.choice('aggregation', aggregation, losses.AGGREGATIONS)
-  checks.at_least_0(kl_coef=kl_coef, entropy_coef=entropy_coef)
-  if aggregation == 'sequence_sum_norm' and not length:
-    raise ValueError(
-        "length must be given for aggregation 'sequence_sum_norm', but is "
-        f'{length}. Give one constant for all batches, such as the most tokens '
-        'that a policy may write: micro-batches differ in T.')
-  reduce = dict(how=aggregation, length=length)
-
   def loss(policy, batch, advs):
     mask, old = trained_tokens(batch), denominator_logprobs(batch)
     mean, policy_metrics = policy_loss(policy.logprobs, old, advs, mask)
@@ -113,15 +190,15 @@ def objective(
         **diagnostics.policy_drift(policy.logprobs, old, mask),
         **policy_metrics,
     }
-    if kl_coef:
+    if regularizer.kl_coef:
       kl = losses.kl(policy.logprobs, scored(batch, 'ref_logprobs'), mask,
-                     estimator=kl_estimator)
-      mean = losses.aggregate(kl, mask, **reduce)
-      terms['kl'] = (kl_coef, mean)
+                     estimator=regularizer.kl_estimator)
+      mean = regularizer.aggregate(kl, mask)
+      terms['kl'] = (regularizer.kl_coef, mean)
       metrics['actor/kl_loss'] = mean
-    if entropy_coef:
-      mean = losses.aggregate(policy.entropy, mask, **reduce)
-      terms['entropy'] = (-entropy_coef, mean)
+    if regularizer.entropy_coef:
+      mean = regularizer.aggregate(policy.entropy, mask)
+      terms['entropy'] = (-regularizer.entropy_coef, mean)
     return terms, metrics
 
   return loss
@@ -135,14 +212,14 @@ def corrected(
     low: float = 0.5,
     high: float = 2.0,
 ) -> Algorithm:
-  """The algorithm, its advantages weighted by learner over sampler.
+  """The algorithm with its advantages weighted by pi_old / pi_behavior.
 
   Every policy loss here is proportional to |A| on either side of 0, so that
-  weighting advantages weights losses. Rows of an earlier policy keep weight 1:
-  their ratio divides by what the sampler said already.
+  weighting the advantages weights the loss. Rows of an earlier policy keep
+  weight 1: their ratio divides by the sampler's log-probs already.
 
   Args:
-    algorithm: any, of yours too.
+    algorithm: any, your own too.
     how: 'truncate' for `losses.truncated_weights` (TIS), 'mask' for
       `losses.masked_weights` (IcePop).
     level: 'token', or 'sequence': one weight a row.
@@ -152,8 +229,6 @@ def corrected(
   Raises:
     ValueError: an unknown name; an empty interval; or weights by token for a
       ratio by sequence.
-
-  Source: see the two functions of `losses`.
   """
   checks.choice('how', how, ('truncate', 'mask'))
   checks.choice('level', level, ('token', 'sequence'))
