@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Ragged documents in, full rows out; and what rows say, back to documents.
+"""Sequence packing: documents of different lengths laid end to end in rows.
 
-A batch of trajectories is [B T], mostly padding. Laid end to end in rows of L
-tokens, hardly any is: `first_fit` decides what goes where, `lay` moves arrays
-there on the host, and `unpack` brings per-token results back to one document a
-row on the device, so that losses never know.
+A batch of trajectories [B T] is mostly padding; packed into rows of L tokens it
+has almost none. `first_fit` assigns documents to rows, `lay` moves arrays there
+on the host, and `unpack` brings results back to one document a row on the
+device, so that losses need not know about packing.
 """
 
 from collections.abc import Sequence
@@ -21,25 +21,25 @@ import numpy as np
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Which document lies where in R rows of L tokens, S places a row."""
+  """Where documents lie in R rows of L tokens, with S places a row."""
 
-  segment_ids: Int[Array, '*M R L']  # from 1 on in each row; 0 is filling
-  positions: Int[Array, '*M R L']  # from 0 on in each document
-  starts: Int[Array, '*M R S']  # the place's first token
-  lengths: Int[Array, '*M R S']  # its tokens; 0: no document
+  segment_ids: Int[Array, '*M R L']  # from 1 in each row; 0 is padding
+  positions: Int[Array, '*M R L']  # from 0 in each document
+  starts: Int[Array, '*M R S']  # index of each place's first token
+  lengths: Int[Array, '*M R S']  # tokens of each place; 0: no document
 
 
 def first_fit(lengths: Sequence[int], length: int, places: int
              ) -> list[list[int]]:
-  """Documents into rows, the longest first, each into the first that holds it.
+  """Assigns documents to rows, longest first, each to the first with room.
 
   Args:
-    lengths: of the documents, in tokens; empty ones go nowhere.
+    lengths: of the documents, in tokens; empty ones are left out.
     length: L, tokens a row holds.
     places: S, documents a row holds.
 
   Returns:
-    The documents of each row.
+    The indices of the documents of each row.
 
   Raises:
     ValueError: a document is longer than a row.
@@ -66,7 +66,7 @@ def first_fit(lengths: Sequence[int], length: int, places: int
 
 def layout(rows: Sequence[Sequence[int]], lengths: Sequence[int], *,
            count: int, length: int, places: int) -> Layout:
-  """Where everything lies; rows are filled up to `count` with empty ones."""
+  """The layout of these rows, and of empty ones up to `count`."""
   result = Layout(
       segment_ids=np.zeros((count, length), np.int32),
       positions=np.zeros((count, length), np.int32),
@@ -85,12 +85,12 @@ def layout(rows: Sequence[Sequence[int]], lengths: Sequence[int], *,
 
 
 def lay(tree: Any, rows: Sequence[Sequence[int]], layout: Layout) -> Any:
-  """Arrays of documents, [B] or [B T], into rows, [R S] or [R L]; 0 elsewhere.
+  """Moves arrays [B] or [B T] of documents into rows [R S] or [R L], else 0.
 
   Args:
     tree: of host arrays whose first axis is documents.
     rows: from `first_fit`.
-    layout: of those rows, from the function `layout`.
+    layout: of those rows.
   """
   def move(x):
     x = np.asarray(x)
@@ -111,7 +111,7 @@ def lay(tree: Any, rows: Sequence[Sequence[int]], layout: Layout) -> Any:
 
 def unlay(x: np.ndarray, rows: Sequence[Sequence[int]], layout: Layout,
           out: np.ndarray) -> None:
-  """The inverse of `lay` for one [R L] array, into a [B T] one."""
+  """The inverse of `lay`: writes an array [R L] into `out` [B T]."""
   for row, documents in enumerate(rows):
     for place, document in enumerate(documents):
       start, used = layout.starts[row, place], layout.lengths[row, place]
@@ -119,10 +119,10 @@ def unlay(x: np.ndarray, rows: Sequence[Sequence[int]], layout: Layout,
 
 
 def unpack(tree: Any, layout: Layout, length: int) -> Any:
-  """Arrays in rows back to one document a row, under jit; differentiable.
+  """Moves arrays in rows to one document a row; jittable, differentiable.
 
   Args:
-    tree: of arrays [R L], of tokens, or [R S], of documents. L must not be S.
+    tree: of arrays a token [R L] or a document [R S]. L must not equal S.
     layout: of the rows.
     length: T, tokens of the longest document.
 

@@ -490,7 +490,7 @@ def test_a_slot_is_heard_while_it_speaks_and_can_be_cut(quiet, params):
                 for slot, prompt in prompts.items()])
   assert not quiet.decode()
   for slot in prompts:
-    tokens, logprobs = quiet.heard(slot)
+    tokens, logprobs = quiet.partial(slot)
     assert tuple(tokens) == whole[slot][0][:5]  # a decode's steps
     assert tuple(logprobs) == whole[slot][1][:5]
   quiet.cut([1])

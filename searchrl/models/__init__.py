@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Networks: the only folder that names Flax; elsewhere there are params and functions."""
+"""Networks; the only room that names Flax: others use params and functions."""

@@ -1,21 +1,20 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Queries, keys and values in, what each query read out: three implementations.
+"""Attention in three implementations, each tested before it is used.
 
-  xla      the reference: float32 softmax; everywhere, takes everything
+  xla      the reference: float32 softmax; on every device, with all options
   cudnn    flash attention of NVIDIA GPUs: half precision, no segment ids
   splash   flash attention of TPUs in Pallas: segment ids, windows
 
-`causal` is for whole rows (training, scoring); `grouped` takes any mask, and
-`blockwise` reads a cache. A kernel is trusted only after `self_test`; `resolve`
-does both.
+`causal` is for whole rows (training, scoring), `grouped` for any mask, and
+`blockwise` for a cache. `resolve` chooses an implementation and runs its
+`self_test`.
 
-Traps that this file goes around: `is_causal` of jax.nn.dot_product_attention
-aligns its mask top-left, wrong for a chunk against a longer cache (`causal`
+Traps that this file avoids: `is_causal` of jax.nn.dot_product_attention aligns
+its mask top-left, which is wrong for a chunk against a longer cache (`causal`
 refuses unequal lengths); its log-sum-exp is rounded to half precision
-(`blockwise` merges its own, in float32); cuDNN had NaN gradients at one query
-and at 64 past a multiple of 128 (it is given multiples of 128, and no mask
-tensor).
+(`blockwise` computes its own in float32); cuDNN had NaN gradients at one query
+and at 64 past a multiple of 128 (it gets multiples of 128, and no mask tensor).
 """
 
 from collections.abc import Callable
@@ -30,14 +29,14 @@ import numpy as np
 
 IMPLEMENTATIONS = ('xla', 'cudnn', 'splash')
 _HALF = ('bfloat16', 'float16')
-_MASKED = -1e30  # finite, so that a row that sees nothing gives no NaN
+_MASKED = -1e30  # finite, so that a row that sees nothing is not NaN
 _LOG2_E = 1.4426950408889634
-_LANES = 128  # rows of both kernels are multiples of it
+_LANES = 128  # both kernels take rows of multiples of it
 _WAY_OUT = "Set model.attention to 'xla', or leave it 'auto'."
-_PACKED = ('cudnn takes no segment ids, but the rows are packed. Attend through '
-           f'models.documents. Else: {_WAY_OUT}')
-# Largest difference to the float32 reference, of its largest entry: several
-# times what rounding does. A mask that is wrong by one place gives > 0.1.
+_PACKED = ('cudnn takes no segment ids, but the rows are packed. Use '
+           f'models.documents.causal. Else: {_WAY_OUT}')
+# Largest difference from the float32 reference, relative to its largest entry:
+# several times the rounding. A mask that is wrong by one place exceeds 0.1.
 _TOLERANCE = {'float32': 1e-4, 'float16': 4e-3, 'bfloat16': 3e-2}
 
 
@@ -46,7 +45,7 @@ def visible(
     key_positions: Int[Array, '*B S'],
     sliding_window: int | None,
 ) -> Bool[Array, '*B T S']:
-  """Keys that a query sees: its own and earlier ones, a window's worth."""
+  """Keys that a query sees: its own and earlier ones, within the window."""
   distance = query_positions[..., :, None] - key_positions[..., None, :]
   seen = distance >= 0
   return seen if sliding_window is None else seen & (distance < sliding_window)
@@ -61,7 +60,7 @@ def grouped(
   """Softmax attention with grouped queries; scores in float32.
 
   The queries of one KV head are folded into the length, so that every key is
-  read once. A query that sees nothing gets the mean of v; ignore it.
+  read once. A query that sees nothing gets the mean of v.
   """
   rows, length, heads, size = q.shape
   groups = heads // k.shape[1]
@@ -87,18 +86,18 @@ def blockwise(
     block: int,
     sliding_window: int | None = None,
 ) -> Float[Array, 'B T H d']:
-  """`grouped` over a cache in blocks, as many of them as are filled.
+  """`grouped` over the filled blocks of a cache.
 
   Partial softmaxes are combined from the first block to the last. A block that
-  a query does not see adds exact zeros, so that how many there are changes no
+  a query does not see adds exact zeros, so that the number of blocks changes no
   bit of the result.
 
   Args:
     q: queries.
-    block_at: which block -> its keys and values [B K W d].
-    positions: of the queries; -1 sees nothing, and reads 0.
-    blocks: how many there are; traced.
-    block: W.
+    block_at: index of a block -> its keys and values [B K W d].
+    positions: of the queries; -1 sees nothing, and gets 0.
+    blocks: their number; traced.
+    block: W, tokens of a block.
     sliding_window: tokens that a query sees, itself included.
   """
   rows, length, heads, size = q.shape
@@ -116,8 +115,8 @@ def blockwise(
     shown = visible(positions, i * block + jnp.arange(block),
                     sliding_window)[:, None]
     scores = jnp.where(shown, scores * (_LOG2_E * size ** -0.5), _MASKED)
-    # In whole powers of two, so that shrinking is exact: whether a compiler
-    # joins a product and a sum into one rounding then changes nothing.
+    # In whole powers of two, so that shrinking is exact, whether or not a
+    # compiler fuses a product and a sum into one rounding.
     larger = jnp.maximum(largest, jnp.ceil(scores.max(-1, keepdims=True)))
     weights = jnp.where(shown, jnp.exp((scores - larger) / _LOG2_E), 0)
     shrink = _power_of_two(largest - larger)
@@ -134,7 +133,7 @@ def blockwise(
 
 
 def _power_of_two(exponent: Float[Array, '*B']) -> Float[Array, '*B']:
-  """2 ** exponent, exactly, for whole exponents in [-126, 0]; less is -126."""
+  """2 ** exponent, exact for whole exponents, which are cut to [-126, 0]."""
   biased = jnp.maximum(exponent, -126.0).astype(jnp.int32) + 127
   return jax.lax.bitcast_convert_type(biased << 23, jnp.float32)
 
@@ -152,31 +151,32 @@ def causal(
     sharding: NamedSharding | None = None,
     interpret: bool = False,
 ) -> Float[Array, 'B T H d']:
-  """Each token of a whole row reads its segment's tokens up to itself.
+  """Causal attention of whole rows, each token within its segment.
 
-  Padding is on the right, so nothing sees it; ignore what it reads itself.
+  Padding is on the right, so that no token sees it; its own results are
+  undefined.
 
   Args:
     q: queries, rotated but not scaled; H is a multiple of K.
     k, v: keys, rotated, and values.
     segment_ids: equal for tokens of one document of a packed row.
-    lengths: tokens of each row, so that 'cudnn' can leave out what is behind
-      them; what is read there means nothing, and may be NaN.
+    lengths: tokens of each row, so that 'cudnn' can skip the padding, where
+      results may be NaN.
     sliding_window: tokens that a query sees, itself included.
     implementation: 'xla', 'cudnn' or 'splash'; see `resolve` for 'auto'.
-    block: queries at a time under 'xla', so that [B H T T] never exists;
-      default: 128, or an eighth of a row above 1024. Under 'splash' its blocks,
-      a multiple of 128; default: 512, or the row if shorter.
-    sharding: of q, k and v; for 'splash' alone, which the compiler cannot
-      split by itself. Length and d stay whole; the heads' axis divides K.
+    block: of 'xla', the queries at a time, so that [B H T T] never exists;
+      default: 128, or an eighth of a row above 1024. Of 'splash', its block
+      size, a multiple of 128; default: 512, or the row if shorter.
+    sharding: of q, k and v; only for 'splash', which the compiler cannot
+      partition. Length and d stay whole; the heads' axis divides K.
     interpret: runs 'splash' on any device, slowly; for tests.
 
   Returns:
-    As q, in its dtype.
+    Like q, in its dtype.
 
   Raises:
     ValueError: while tracing, if the implementation cannot do this, such as
-      segment ids under 'cudnn': nothing takes its place silently.
+      segment ids with 'cudnn': there is no silent fallback.
   """
   _check(q, k, segment_ids, implementation, block)
   if sliding_window is not None and sliding_window >= q.shape[1]:
@@ -196,11 +196,11 @@ def causal(
 
 
 def _check(q, k, segment_ids, implementation: str, block: int | None) -> None:
-  """Raises a ValueError that tells what cannot be done, and the way out."""
+  """Raises a ValueError for what the implementation cannot do."""
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(
         f'implementation must be one of {IMPLEMENTATIONS}, but is '
-        f"{implementation!r}. 'auto' is made one of them by `resolve`.")
+        f"{implementation!r}. `resolve` chooses one of them for 'auto'.")
   if q.shape[1] != k.shape[1]:
     raise ValueError(
         'causal attention is between a row and itself, but there are '
@@ -220,11 +220,10 @@ def _check(q, k, segment_ids, implementation: str, block: int | None) -> None:
 
 
 def _xla(q, k, v, segment_ids, sliding_window, block):
-  """The reference: some queries at a time, against the keys that they may see.
+  """The reference: a block of queries at a time, with the keys in their sight.
 
-  Causality and the window hide the others from all of them, so that these are
-  not even multiplied; scores of several parts are made again in the backward
-  pass.
+  Keys that causality or the window hides from the whole block are not
+  multiplied. With several blocks, the backward pass recomputes the scores.
   """
   rows, length = q.shape[:2]
   k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
@@ -232,26 +231,26 @@ def _xla(q, k, v, segment_ids, sliding_window, block):
     segment_ids = jnp.zeros((rows, length), jnp.int32)
   block = block or max(_LANES, -(-length // 8))
 
-  def read(q, k, v, asking, asked, start, first):
+  def attend(q, k, v, query_ids, key_ids, start, first):
     seen = visible(start + jnp.arange(q.shape[1]),
                    first + jnp.arange(k.shape[2]), sliding_window)
-    seen &= asking[:, :, None] == asked[:, None, :]
+    seen &= query_ids[:, :, None] == key_ids[:, None, :]
     return grouped(q, k, v, seen)
 
   if block < length:
-    read = jax.checkpoint(read)
-  parts = []
+    attend = jax.checkpoint(attend)
+  outputs = []
   for start in range(0, length, block):
     end = min(start + block, length)
     first = max(0, start + 1 - (sliding_window or length))
-    parts.append(read(
+    outputs.append(attend(
         q[:, start:end], k[:, :, first:end], v[:, :, first:end],
         segment_ids[:, start:end], segment_ids[:, first:end], start, first))
-  return jnp.concatenate(parts, 1)
+  return jnp.concatenate(outputs, 1)
 
 
 def _cudnn(q, k, v, sliding_window, lengths=None):
-  """Rows rounded up; the kernel counts a window without oneself."""
+  """Rows padded to the kernel's unit; its windows exclude the token itself."""
   length = q.shape[1]
   window = None if sliding_window is None else (sliding_window - 1, 0)
   return jax.nn.dot_product_attention(
@@ -261,7 +260,7 @@ def _cudnn(q, k, v, sliding_window, lengths=None):
 
 
 def _splash(q, k, v, segment_ids, *, sliding_window, block, interpret):
-  """Skips blocks that causality or the window hides; segments only mask."""
+  """Skips blocks hidden by causality or the window; segments only mask."""
   # pylint: disable-next=g-import-not-at-top, for it takes a second
   from jax.experimental.pallas.ops.tpu import splash_attention as splash
   length, heads, size = q.shape[1:]
@@ -289,7 +288,7 @@ def _padded(x, spare: int):
 
 def choose(platform: str, dtype: Any, head_dim: int, length: int
           ) -> tuple[str, str]:
-  """What 'auto' means for rows of `length`, to be tested, and why."""
+  """The implementation that 'auto' tries for rows of `length`, and why."""
   dtype, gpu = jnp.dtype(dtype), platform in ('gpu', 'cuda')
   rules = (
       (not gpu and platform != 'tpu', 'xla', f'{platform} has no kernel'),
@@ -309,13 +308,13 @@ def resolve(
     kv_heads: int, head_dim: int, length: int,
     sliding_window: int | None = None,
 ) -> tuple[str, str]:
-  """The implementation that a run uses, tested, and a sentence about it.
+  """The implementation that a run uses, tested, and a sentence to log.
 
-  'auto' takes what `choose` says, or 'xla', with a warning, if that fails its
-  test; a name must pass. Let one process resolve and tell the others.
+  'auto' takes that of `choose`, or 'xla', with a warning, if its test fails; a
+  named one must pass. Let one process resolve and broadcast to the others.
 
   Raises:
-    RuntimeError: the implementation asked for fails; see `self_test`.
+    RuntimeError: the named implementation fails; see `self_test`.
   """
   name, why = implementation, 'as configured'
   if implementation == 'auto':
@@ -339,11 +338,11 @@ def self_test(
 ) -> None:
   """Compares values and gradients of random rows with the reference.
 
-  One row ends early, with loud padding. With segments, too, if they are taken,
-  and with a window, if the model has one, that is short enough to matter.
+  One row ends early, with large values in its padding. Also with segments, if
+  the implementation takes them, and with a short window, if the model has one.
 
   Raises:
-    RuntimeError: it fails here, or gives other numbers.
+    RuntimeError: it fails on this device, or its numbers differ.
   """
   windows = (None, min(sliding_window, 24)) if sliding_window else (None,)
   packings = (False,) if implementation == 'cudnn' else (False, True)
@@ -358,7 +357,7 @@ def self_test(
           (2, length, heads, kv_heads, head_dim), dtype, packed,
           sliding_window=window, implementation=implementation,
           interpret=interpret)
-    except Exception as error:  # of any kind: kernels raise what they like
+    except Exception as error:  # kernels raise errors of any kind
       raise RuntimeError(
           f'{failed}: {type(error).__name__}: {error} {_WAY_OUT}') from error
     worst = max(found, key=lambda x: np.nan_to_num(found[x], nan=9))
@@ -370,7 +369,7 @@ def self_test(
 
 def differences(shape: tuple[int, ...], dtype: Any, packed: bool, **options
                ) -> dict[str, float]:
-  """To the reference, of its largest entry; shape is (B, T, H, K, d)."""
+  """Differences from the reference, relative; shape is (B, T, H, K, d)."""
   rows, length, heads, kv_heads, size = shape
   rng = np.random.default_rng(length)
   sizes = (heads, kv_heads, kv_heads, heads)
@@ -388,11 +387,11 @@ def differences(shape: tuple[int, ...], dtype: Any, packed: bool, **options
         zip(('dq', 'dk', 'dv'), back(weight))))
 
   arrays = (weight, q, k, v)
-  got = jax.device_get(jax.jit(functools.partial(run, options))(*arrays))
+  actual = jax.device_get(jax.jit(functools.partial(run, options))(*arrays))
   options |= dict(implementation='xla', block=256)
   with jax.default_matmul_precision('highest'):
-    wanted = jax.device_get(jax.jit(functools.partial(run, options))(
+    expected = jax.device_get(jax.jit(functools.partial(run, options))(
         *(x.astype(jnp.float32) for x in arrays)))
   largest = lambda x: float(np.abs(x).max())  # XLA's maximum can drop a NaN
-  return {name: largest(got[name] - x) / max(largest(x), 0.1)
-          for name, x in wanted.items()}
+  return {name: largest(actual[name] - x) / max(largest(x), 0.1)
+          for name, x in expected.items()}

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors of queries and passages in, the contrastive loss of each query out."""
+"""InfoNCE, the contrastive loss of queries and passages."""
 
 import jax
 import jax.numpy as jnp
@@ -15,23 +15,23 @@ def info_nce(
     *,
     temperature: float,
 ) -> tuple[Float[Array, 'B'], Float[Array, 'B']]:
-  """InfoNCE: each query tells its passage from all others of the batch.
+  """Classifies each query's passage among the passages of the batch.
 
     s_ij = q_i . p_j / temperature
     loss_i = -ln( exp s_ip / sum over j with j = p or not excluded_ij of
                   exp s_ij ),  p = positives_i
 
   Args:
-    queries: of length 1, as `encoder.embed` gives them; any float type.
-    passages: likewise: the positives of the queries and any hard negatives.
-    positives: which passage answers each query.
-    excluded: passages that are no negatives of a query, because they answer it,
-      too, or are its positive once more; the positive itself always counts.
+    queries: unit vectors from `encoder.embed`; any float type.
+    passages: likewise, the positives of the queries and any hard negatives.
+    positives: the index of each query's passage.
+    excluded: True for passages that are no negatives of a query: they answer
+      it too, or repeat its positive. The positive itself always counts.
     temperature: above 0. E5: 0.01.
 
   Returns:
     The loss of each query in nats, float32, 0 if it has no negatives; and 1
-    where its passage scores above all negatives, else 0.
+    if its passage scores above all negatives, else 0.
 
   Raises:
     ValueError: temperature is not above 0.

@@ -1,8 +1,8 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Params and token ids in, values out: a decoder with a scalar for a head.
+"""The critic: a decoder with a scalar head, from token ids to values.
 
-Parameters are those of the decoder, its head replaced:
+Its parameters are those of the decoder, with another head:
 
   embed/...   layers/...   norm/...   value/kernel [D 1]   value/bias [1]
 """
@@ -19,10 +19,10 @@ from searchrl.models.transformer import Params, TransformerConfig
 
 
 def init(params: Params) -> Params:
-  """A critic with a policy's backbone, that says 0 until it is trained.
+  """A critic on a policy's backbone, which outputs 0 until it is trained.
 
   Args:
-    params: of a decoder; its arrays are shared, not copied.
+    params: of a decoder; the critic shares its arrays.
   """
   scale = params['norm']['scale']
   backbone = {k: v for k, v in params.items() if k != 'head'}
@@ -49,10 +49,10 @@ def token_values(
     dtype: Any = jnp.float32,
     attend: Callable[..., Array] = attention.causal,
 ) -> Float[Array, 'B T']:
-  """V before each token: what is still to come, judging by tokens[:, :t].
+  """V before each token: the rewards to come, estimated from tokens[:, :t].
 
-  Entry t speaks of tokens[:, t], as log-probs do; entry 0, before which there
-  is nothing, is 0; of a packed row, that is each document's first.
+  Entry t belongs to tokens[:, t], as in log-probs. The first entry, of a packed
+  row that of each document, is 0.
 
   Args:
     params: see the top of this file.
@@ -61,7 +61,7 @@ def token_values(
     segment_ids: documents of packed rows.
     positions: restart in each document of a packed row.
     remat: what the backward pass recomputes; see `transformer.forward`.
-    dtype: of activations, and of parameters where they are used.
+    dtype: of activations, and of parameters in products.
     attend: see `transformer.forward`.
 
   Returns:

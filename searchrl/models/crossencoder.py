@@ -1,8 +1,8 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs of texts in one row in, a score a pair out: BERT with one output.
+"""A cross-encoder: BERT that scores a pair of texts in one row.
 
-Parameters are those of an encoder and a head of two layers:
+Its parameters are those of an encoder and a head of two layers:
 
   encoder/...                       see `encoder`
   pooler/{kernel [D D], bias [D]}
@@ -41,13 +41,13 @@ def score(
   Args:
     params: see the top of this file.
     tokens: [CLS] first [SEP] second [SEP], right-padded.
-    mask: True, or 1, for what is no padding.
+    mask: True, or 1, except for padding.
     segments: 0 for the first text, 1 for the second.
     config: the shape of the encoder.
     dtype: of activations.
 
   Returns:
-    float32 scores without bounds; higher is better.
+    float32 scores, unbounded; higher is better.
   """
   hidden = encoder.forward(params['encoder'], tokens, mask, config,
                            segments=segments, dtype=dtype)
@@ -83,7 +83,7 @@ def load(
     sharding_of: ShardingOf | None = None,
     dtype: Any = jnp.float32,
 ) -> Params:
-  """Params of a folder of transformers' BertForSequenceClassification.
+  """Loads the folder of a BertForSequenceClassification of transformers.
 
   Args:
     folder: a local one; see `weights.locate`.
@@ -93,8 +93,8 @@ def load(
 
   Raises:
     FileNotFoundError: no safetensors.
-    ValueError: a damaged file; a missing, unexpected or misshapen tensor, as
-      of a model with more than one label.
+    ValueError: a damaged file; or a missing, unexpected or misshapen tensor,
+      as in a model with more than one label.
   """
   found = tensors.Folder(pathlib.Path(folder), _ours)
   leaves = jax.eval_shape(lambda key: init(config, key), jax.random.key(0))

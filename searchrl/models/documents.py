@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Packed rows in, attention through a kernel that knows no segments out.
+"""Attention of packed rows by a kernel without segment ids.
 
-All but attention runs on rows without padding. While it attends, each document
-stands in a row of its own, so that a kernel such as cuDNN's, which takes the
-length of a row but no segment ids, does no work across documents.
+The rest of the network runs on packed rows. For attention each document gets a
+row of its own, so that a kernel such as cuDNN's, which takes the lengths of
+rows but no segment ids, does no work across documents.
 """
 
 from collections.abc import Callable
@@ -26,15 +26,15 @@ def causal(
     attend: Callable[..., Array],
     **options,
 ) -> Float[Array, 'R L H d']:
-  """`attention.causal` with segments, by way of one without.
+  """`attention.causal` with segments, by an `attend` without them.
 
   Args:
-    q, k, v: see there.
+    q, k, v: as in `attention.causal`.
     segment_ids: those of the layout.
-    layout: which document lies where.
+    layout: of the documents in the rows.
     length: T, tokens of the longest document.
-    attend: `attention.causal`; called without segments, with lengths.
-    **options: passed on to it.
+    attend: `attention.causal`; called without segment ids, with lengths.
+    **options: further arguments of `attend`.
   """
   rows, places = layout.starts.shape
   tokens = layout.starts[..., None] + jnp.arange(length)
@@ -42,13 +42,13 @@ def causal(
   inside = jnp.arange(length) < layout.lengths[..., None]
   inside = inside.reshape(-1, length, 1, 1)
 
-  def apart(x):
+  def one_a_row(x):
     x = jnp.take_along_axis(x, tokens[..., None, None], axis=1)
     return jnp.where(inside, x.reshape(-1, length, *x.shape[2:]), 0)
 
-  seen = attend(apart(q), apart(k), apart(v),
+  seen = attend(one_a_row(q), one_a_row(k), one_a_row(v),
                 lengths=layout.lengths.reshape(-1), **options)
-  seen = jnp.where(inside, seen, 0)  # behind a document may be NaN
+  seen = jnp.where(inside, seen, 0)  # beyond a document's end may be NaN
   seen = seen.reshape(rows, places * length, *seen.shape[2:])
   back = jnp.maximum(segment_ids - 1, 0) * length + layout.positions
   seen = jnp.take_along_axis(seen, back[..., None, None], axis=1)

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Token ids and a mask in, unit vectors out: a BERT encoder, as E5 uses it.
+"""A BERT encoder of texts, as in E5: token ids and a mask to unit vectors.
 
 Texts get QUERY_PREFIX or PASSAGE_PREFIX, [CLS] and [SEP], and are padded on the
 right. Thin Linen; parameters are a plain nested dict, layers stacked on axis 0:
@@ -78,15 +78,15 @@ class LayerNorm(nn.Module):
 
 
 def _gelu(x: Float[Array, '*B']) -> Float[Array, '*B']:
-  """x times the normal distribution's share below x.
+  """x times the normal distribution function of x.
 
-  `jax.nn.gelu` takes erfc, exact in relation to tiny results, and dearer.
+  `jax.nn.gelu` uses erfc, which is more precise for tiny results, but slower.
   """
   return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
 class Block(nn.Module):
-  """One layer: attention to all, a feed-forward; norms after the residuals."""
+  """One layer: full attention and a feed-forward; norms after residuals."""
 
   config: EncoderConfig
 
@@ -119,19 +119,19 @@ def forward(
     remat: bool | str = False,
     dtype: Any = jnp.float32,
 ) -> Float[Array, 'B T D']:
-  """Hidden states of texts; each token sees all of its text.
+  """Hidden states of texts; each token sees its whole text.
 
   Args:
     params: see the top of this file.
-    tokens: right-padded, [CLS] and [SEP] included.
-    mask: True, or 1, for what is no padding.
+    tokens: right-padded, with [CLS] and [SEP].
+    mask: True, or 1, except for padding.
     config: the shape.
-    segments: which text of a pair a token belongs to. Default: all to the first.
+    segments: 0 for the first text of a pair, 1 for the second. Default: 0.
     remat: what the backward pass recomputes; see `transformer.forward`.
-    dtype: of activations, and of parameters where they are used.
+    dtype: of activations, and of parameters in products.
 
   Returns:
-    The last layer's output, in `dtype`; of padding it means nothing.
+    The last layer's output, in `dtype`; undefined for padding.
 
   Raises:
     ValueError: the rows are longer than the table of positions.
@@ -139,8 +139,8 @@ def forward(
   rows, length = tokens.shape
   if length > config.max_position_embeddings:
     raise ValueError(
-        f'texts must have at most {config.max_position_embeddings} tokens, for '
-        f'so many positions are known, but have {length}. Cut them.')
+        f'texts must have at most {config.max_position_embeddings} tokens, the '
+        f'positions of the model, but have {length}. Cut them.')
   embed = params['embed']
   kinds = embed['type'][0 if segments is None else segments]
   x = embed['token'][tokens] + kinds + embed['position'][:length]
@@ -166,10 +166,12 @@ def embed(
     remat: bool | str = False,
     dtype: Any = jnp.float32,
 ) -> Float[Array, 'B D']:
-  """Texts as float32 vectors of length 1, pooled from their hidden states.
+  """Float32 unit vectors of texts, pooled from their hidden states.
 
-  Args: those of `forward`. A row that is all padding gives 0.
-    pooling: 'mean' over a text, as E5, or 'cls', its first token, as BGE.
+  Arguments as in `forward`. A row of padding alone gives 0.
+
+  Args:
+    pooling: 'mean' over a text, as in E5, or 'cls', its first token, as in BGE.
 
   Raises:
     ValueError: another pooling.
@@ -184,7 +186,7 @@ def embed(
   total = jnp.sum(hidden.astype(jnp.float32), 1, where=where)
   mean = total / jnp.maximum(jnp.sum(where, 1), 1)
   square = jnp.sum(mean * mean, -1, keepdims=True)
-  # A second `where`, so that the gradient of an empty row is no NaN.
+  # A second `where`, so that the gradient of an empty row is not NaN.
   length = jnp.sqrt(jnp.where(square > 0, square, 1.0))
   return mean / jnp.maximum(length, 1e-12)
 
@@ -200,7 +202,7 @@ def logical_axes(config: EncoderConfig) -> Params:
 
 
 def _boxed(config: EncoderConfig, key: Array) -> Params:
-  """`init` with every leaf in a box that names its logical axes."""
+  """`init` with every leaf in a box that holds its logical axes."""
   keys, width = jax.random.split(key, 4), config.hidden_size
   box = lambda names, value: nn.LogicallyPartitioned(value, names)
 
@@ -264,10 +266,10 @@ def load(
     sharding_of: ShardingOf | None = None,
     dtype: Any = jnp.float32,
 ) -> Params:
-  """Params of a BERT folder, leaf by leaf onto their devices.
+  """Loads the params of a BERT folder, leaf by leaf onto their devices.
 
   Names may begin with `bert.`; position ids, the pooler and heads for other
-  tasks are overlooked.
+  tasks are ignored.
 
   Args:
     folder: a local one; see `weights.locate`.
@@ -281,9 +283,9 @@ def load(
   """
   found = tensors.Folder(pathlib.Path(folder), _ours)
   leaves = jax.eval_shape(lambda key: init(config, key), jax.random.key(0))
-  its = sources(leaves)
-  found.check(tensors.shapes(its, leaves))
-  return tensors.load(found, its, logical_axes(config),
+  wanted = sources(leaves)
+  found.check(tensors.shapes(wanted, leaves))
+  return tensors.load(found, wanted, logical_axes(config),
                       sharding_of=sharding_of, dtype=dtype)
 
 
@@ -295,21 +297,9 @@ def save(
     tokenizer_from: str,
     dtype: str = 'float32',
 ) -> None:
-  """Writes a folder that transformers' BertModel loads, all but a pooler.
+  """Writes a folder for transformers' BertModel; it has no pooler.
 
-  It appears whole or not at all. With several processes all must call this; the
-  first writes.
-
-  Args:
-    folder: new, empty, or an earlier export, which is replaced; other files
-      in it are kept.
-    params: on the host, or on any devices.
-    config: the shape.
-    tokenizer_from: the folder, or hub id, whose tokenizer files are copied.
-    dtype: 'float32' or 'bfloat16'.
-
-  Raises:
-    ValueError: another dtype; or the folder holds folders.
+  Arguments and errors as in `weights.save`.
   """
   with weights.export(folder, tokenizer_from) as new:
     tensors.save(new, params, sources(params), dtype=dtype,
@@ -323,7 +313,7 @@ def save(
 
 
 def sources(leaves: Params) -> Params:
-  """Which tensors make which leaf, for leaves of these shapes."""
+  """The tensors of each leaf, for leaves of these shapes."""
   return {
       'embed': {name: Source(f'embeddings.{theirs}_embeddings.weight')
                 for name, theirs in (
@@ -336,7 +326,7 @@ def sources(leaves: Params) -> Params:
 
 
 def _ours(name: str) -> str | None:
-  """Without its prefix; None for what an encoder does not need."""
+  """A tensor's name without prefix; None if an encoder does not need it."""
   name = name.removeprefix('bert.')
   if name == 'embeddings.position_ids' or name.startswith(('pooler.', 'cls.')):
     return None
@@ -344,6 +334,6 @@ def _ours(name: str) -> str | None:
 
 
 def modern(name: str) -> str:
-  """A tensor's name as it is today; older files call norms otherwise."""
+  """A tensor's present name; older files name norms differently."""
   return name.replace('LayerNorm.gamma', 'LayerNorm.weight').replace(
       'LayerNorm.beta', 'LayerNorm.bias')

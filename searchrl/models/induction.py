@@ -1,13 +1,13 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Random params in, params with an induction circuit planted out.
+"""An induction circuit planted into random parameters.
 
 A small model trained from random weights needs millions of tokens before it
-copies from its context, and copying is all that an agent without knowledge can
-live on. So the tiny base model starts with the known two-layer circuit for it:
-layer 0 attends to the previous token, through the biases of queries and keys,
-and notes it in the residual stream; layer 1 looks for a place whose previous
-token is the present one, and copies what stands there. Nothing is frozen.
+copies from its context, and an agent without knowledge depends on copying. So
+the tiny base model starts with the known two-layer circuit for it: layer 0
+attends to the previous token, by the biases of queries and keys, and writes it
+to the residual stream; layer 1 attends to tokens whose previous token is the
+present one, and copies them. Nothing is frozen.
 
 Source of the circuit: Olsson et al. 2022, arXiv:2209.11895; of starting a
 transformer from structured weights: Trockman and Kolter 2023, arXiv:2305.09828.
@@ -38,7 +38,7 @@ def plant(
     params: random, of at least two layers.
     config: their shape; 2 * num_key_value_heads * head_dim <= hidden_size.
     seed: of the random subspaces.
-    embed_std: of the embedding.
+    embed_std: standard deviation of the embedding.
     sharpness: how strongly layer 0 prefers the previous token.
     match: gain of layer 1's queries and keys.
     note: strength of what layer 0 writes.
@@ -72,21 +72,21 @@ def plant(
   group = c.num_attention_heads // kv_heads
   for j in range(kv_heads):
     seen, noted = read[j], read[kv_heads + j]
-    mine = slice(j * size, (j + 1) * size)
-    layers['k']['bias'][0, mine] = key_bias
-    layers['k']['kernel'][1, :, mine] += match * noted
-    layers['v']['kernel'][:2, :, mine] += seen
+    key_columns = slice(j * size, (j + 1) * size)
+    layers['k']['bias'][0, key_columns] = key_bias
+    layers['k']['kernel'][1, :, key_columns] += match * noted
+    layers['v']['kernel'][:2, :, key_columns] += seen
     for head in range(j * group, (j + 1) * group):
-      its = slice(head * size, (head + 1) * size)
-      layers['q']['bias'][0, its] = query_bias
-      layers['q']['kernel'][1, :, its] += match * seen
-      layers['o']['kernel'][0, its] += note / group * noted.T
-      layers['o']['kernel'][1, its] += copy / group * seen.T
+      columns = slice(head * size, (head + 1) * size)
+      layers['q']['bias'][0, columns] = query_bias
+      layers['q']['kernel'][1, :, columns] += match * seen
+      layers['o']['kernel'][0, columns] += note / group * noted.T
+      layers['o']['kernel'][1, columns] += copy / group * seen.T
   return jax.tree.map(jnp.asarray, params)
 
 
 def _previous_token(size: int, theta: float, sharpness: float):
-  """Biases whose rotary score peaks one token back.
+  """Biases of queries and keys whose rotary score peaks one token back.
 
   score(distance) ~ sharpness * sum_i cos(w_i (distance - 1)), over the four
   fastest frequencies w_i.

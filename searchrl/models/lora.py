@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A frozen decoder in, a few thin matrices to train beside it out; and merged.
+"""LoRA: low-rank adapters of a frozen decoder, trained and merged.
 
 A projection x W becomes x W + (alpha / rank) x A B, with W frozen, A [D r] and
 B [r F]. B starts at 0, so that the adapted policy starts as the frozen one,
-which thereby serves as the reference, too.
+which also serves as the reference policy.
 
   layers/<target>/lora_a [L D r]   layers/<target>/lora_b [L r F]
 
@@ -27,14 +27,14 @@ TARGETS = ('q', 'k', 'v', 'o', 'gate', 'up', 'down')
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-  """Which projections are adapted, and how.
+  """Which projections get adapters, of which rank and weight.
 
   Raises:
     ValueError: a rank below 1, an alpha not above 0, or an unknown target.
   """
 
   rank: int  # r
-  alpha: float  # the adapter counts alpha / rank
+  alpha: float  # an adapter's weight is alpha / rank
   targets: Sequence[str] = TARGETS  # projections of every layer
 
   def __post_init__(self):
@@ -56,16 +56,16 @@ class Lora:
 
 
 def init(lora: Lora, config: TransformerConfig, key: Array) -> Params:
-  """Adapters, float32: A uniform within 1 / sqrt(D), B zero."""
+  """Float32 adapters: A uniform within 1 / sqrt(D), B zero."""
   kernels = transformer.abstract(config)['layers']
   layers = {}
-  for name, its_key in zip(lora.targets,
-                           jax.random.split(key, len(lora.targets))):
+  for name, name_key in zip(lora.targets,
+                            jax.random.split(key, len(lora.targets))):
     count, inward, outward = kernels[name]['kernel'].shape
     bound = inward ** -0.5
     layers[name] = {
         'lora_a': jax.random.uniform(
-            its_key, (count, inward, lora.rank), minval=-bound, maxval=bound),
+            name_key, (count, inward, lora.rank), minval=-bound, maxval=bound),
         'lora_b': jnp.zeros((count, lora.rank, outward))}
   return {'layers': layers}
 
@@ -82,24 +82,24 @@ def logical_axes(lora: Lora, config: TransformerConfig) -> Params:
 
 
 def attach(base: Params, adapters: Params, lora: Lora) -> Params:
-  """Params for `transformer.forward`: the base, its projections adapted."""
+  """Params for `transformer.forward`: the base with its adapters."""
   layers = dict(base['layers'])
-  for name, its in adapters['layers'].items():
-    layers[name] = {**layers[name], 'lora_a': its['lora_a'],
-                    'lora_b': lora.scale * its['lora_b']}
+  for name, adapter in adapters['layers'].items():
+    layers[name] = {**layers[name], 'lora_a': adapter['lora_a'],
+                    'lora_b': lora.scale * adapter['lora_b']}
   return {**base, 'layers': layers}
 
 
 def merge(base: Params, adapters: Params, lora: Lora) -> Params:
-  """Params of a plain decoder that computes the same; W's dtype is kept.
+  """Params of a plain decoder with the adapters added to W, in W's dtype.
 
-  Leaves that no adapter belongs to are shared with the base.
+  Leaves without an adapter are shared with the base.
   """
   layers = dict(base['layers'])
-  for name, its in adapters['layers'].items():
+  for name, adapter in adapters['layers'].items():
     kernel = layers[name]['kernel']
     layers[name] = {**layers[name], 'kernel': _merged(
-        kernel, its['lora_a'], its['lora_b'], lora.scale)}
+        kernel, adapter['lora_a'], adapter['lora_b'], lora.scale)}
   return {**base, 'layers': layers}
 
 

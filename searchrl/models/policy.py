@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Params and token ids in, log-probs out: what the learner asks of a model."""
+"""Log-probs and entropies of a decoder's tokens, for the learner."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,23 +27,22 @@ def token_logprobs(
     dtype: Any = jnp.float32,
     attend: Callable[..., Array] = attention.causal,
 ) -> tuple[Float[Array, 'B T'], Float[Array, 'B T']]:
-  """log pi(tokens[:, t] | tokens[:, :t]) and the entropy of that choice.
+  """log pi(tokens[:, t] | tokens[:, :t]), and that distribution's entropy.
 
-  The shift by one happens here and nowhere else: entry t speaks of
-  tokens[:, t], and entry 0, which nothing precedes, is 0; of a packed row,
-  that is each document's first.
+  The shift by one happens here and nowhere else: entry t belongs to
+  tokens[:, t]. The first entry, of a packed row that of each document, is 0.
 
   Args:
     params: of the decoder.
     tokens: right-padded rows.
     config: the decoder's shape.
-    temperature: logits are divided by it, as the sampler does.
+    temperature: logits are divided by it, as in the sampler.
     segment_ids: documents of packed rows.
     positions: restart in each document of a packed row.
-    chunk: tokens of a row whose logits exist at one time; never [B, T, V].
+    chunk: tokens of a row whose logits exist at one time; [B T V] never does.
     remat: what the backward pass recomputes; see `transformer.forward`.
-    dtype: of activations, and of parameters where they are used; logits and
-      all that follows are float32.
+    dtype: of activations, and of parameters in products; logits and all that
+      follows are float32.
     attend: see `transformer.forward`.
 
   Returns:

@@ -1,11 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Safetensors in, params out, leaf by leaf; and back again.
+"""Safetensors: params loaded leaf by leaf onto devices, and written.
 
-A tree of `Source`s says which tensors make which leaf. All headers are checked
-against it before anything is built, so that nothing is ever half loaded; then
-each device is given its own slice of each leaf, and no more is read. Pickle is
-never touched.
+A tree of `Source`s names the tensors of each leaf. All headers are checked
+against it first, so that nothing is ever half loaded; then each device gets its
+slice of each leaf, and only that is read. Pickle is never read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,10 +32,10 @@ _WRITABLE = {'float32': 'F32', 'bfloat16': 'BF16'}
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Which tensors make a leaf: one, or one a layer, stacked on axis 0."""
+  """The tensors of a leaf: one, or one a layer, stacked on axis 0."""
 
   names: str | tuple[str, ...]
-  transposed: bool = False  # the file's matrix is ours on its side
+  transposed: bool = False  # the file holds the transpose of our matrix
 
   @property
   def stacked(self) -> bool:
@@ -47,23 +46,23 @@ class Source:
     return self.names if self.stacked else (self.names,)
 
   def flip(self, items: Sequence[Any]) -> tuple[Any, ...]:
-    """Dimensions of one tensor, in our order from the file's or back."""
+    """The dimensions of a tensor, from the file's order to ours or back."""
     return tuple(items)[::-1] if self.transposed else tuple(items)
 
 
 class Folder:
-  """The tensors of a folder's safetensors: headers now, values by the slice.
+  """The safetensors of a folder: headers now, values by the slice.
 
   Args:
     path: of the folder.
-    rename: a file's name of a tensor -> ours, or None to overlook it.
+    rename: a tensor's name in a file -> our name, or None to ignore it.
 
   Attributes:
-    shapes: ours name -> shape.
+    shapes: our name -> shape.
 
   Raises:
     FileNotFoundError: no safetensors, or not all that the index names.
-    ValueError: a damaged file or index, or a tensor that is there twice.
+    ValueError: a damaged file or index, or a tensor in two files.
   """
 
   def __init__(self, path: pathlib.Path,
@@ -83,8 +82,8 @@ class Folder:
       for stored, header in headers.items():
         if index is not None and index.pop(stored, None) != file.name:
           raise ValueError(
-              f'{path / INDEX} must say where each tensor is, but does not say '
-              f'that {stored} is in {file.name}. Fetch both again.')
+              f'{path / INDEX} must name the file of each tensor, but does not '
+              f'name {file.name} for {stored}. Fetch both again.')
         name = rename(stored)
         if name is None:
           continue
@@ -98,11 +97,11 @@ class Folder:
         self._dtypes[name] = header.get_dtype()
     if index:
       name, file = sorted(index.items())[0]
-      raise ValueError(f'{path / file} must hold {name}, says {INDEX}, but '
-                       'does not. Fetch both again.')
+      raise ValueError(f'{path / file} must hold {name} according to {INDEX}, '
+                       'but does not. Fetch both again.')
 
   def check(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises a ValueError unless just these tensors are here, and readable."""
+    """Raises a ValueError unless exactly these tensors are here, readable."""
     problems = [f'{n} is missing' for n in wanted if n not in self.shapes]
     problems += [f'{n} is not expected' for n in self.shapes if n not in wanted]
     for n in wanted.keys() & self.shapes.keys():
@@ -117,7 +116,7 @@ class Folder:
           f'{"; ".join(problems[:4])} ({len(problems)} in all).')
 
   def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-    """A slice of a tensor, in the type of the file; nothing else is read."""
+    """Reads a slice of a tensor, and only that, in the type of the file."""
     file, opened, stored = self._where[name]
     try:
       return opened.get_slice(stored)[index]
@@ -128,7 +127,7 @@ class Folder:
 
 def _files(path: pathlib.Path
           ) -> tuple[list[pathlib.Path], dict[str, str] | None]:
-  """The files of a model, and tensor -> file name where there is an index."""
+  """The files of a model, and the index, if any: tensor -> file name."""
   if (path / 'model.safetensors').is_file():
     return [path / 'model.safetensors'], None
   if not (path / INDEX).is_file():
@@ -155,7 +154,8 @@ def _files(path: pathlib.Path
   for file in files:
     if not file.is_file():
       raise FileNotFoundError(
-          f'{file.name} must be in {path}, says {INDEX}, but is not. Fetch it.')
+          f'{file.name} must be in {path} according to {INDEX}, but is not. '
+          'Fetch it.')
   return files, index
 
 
@@ -165,8 +165,8 @@ def layer_sources(layers: Params, theirs: Mapping[str, str], prefix: str
 
   Args:
     layers: the leaves, or their shapes.
-    theirs: part -> Hugging Face's name of it, in a layer.
-    prefix: before the number of the layer.
+    theirs: part -> its name in a layer of Hugging Face.
+    prefix: of names, before the number of the layer.
   """
   def source(part, leaf, count):
     end = 'bias' if leaf == 'bias' else 'weight'
@@ -179,7 +179,7 @@ def layer_sources(layers: Params, theirs: Mapping[str, str], prefix: str
 
 
 def shapes(sources: Params, leaves: Params) -> dict[str, tuple[int, ...]]:
-  """Tensor -> its shape in a file, for leaves of these shapes."""
+  """Tensor -> shape in a file, for leaves of these shapes."""
   found = {}
   for source, leaf in zip(jax.tree.leaves(sources), jax.tree.leaves(leaves),
                           strict=True):
@@ -196,18 +196,18 @@ def load(
     sharding_of: ShardingOf | None = None,
     dtype: Any = jnp.float32,
 ) -> Params:
-  """Params from a folder that was checked; at most one leaf on the host.
+  """Loads params from a checked folder; at most one leaf is on the host.
 
   Args:
-    folder: holds what the sources name.
+    folder: holds the tensors of the sources.
     sources: a tree of `Source`s.
     axes: the same tree, with the logical axes of each leaf.
-    sharding_of: logical axes -> where each slice goes. Default: whole leaves
-      on the default device.
+    sharding_of: logical axes -> sharding. Default: whole leaves on the default
+      device.
     dtype: of all params.
 
   Raises:
-    ValueError: a leaf does not split evenly; or the disk fails.
+    ValueError: a leaf does not split evenly; or a file cannot be read.
   """
   flat, tree = jax.tree.flatten(sources)
   shardings = [None] * len(flat)
@@ -232,7 +232,7 @@ def _shape(folder: Folder, source: Source) -> tuple[int, ...]:
 
 
 def _leaf(folder, source, shape, sharding, dtype) -> jax.Array:
-  slices = {}  # of this leaf: devices that hold the same are given the same
+  slices = {}  # of this leaf: devices with the same slice share one read
 
   def read(index):
     key = tuple(s.indices(n) for s, n in zip(index, shape))
@@ -246,7 +246,7 @@ def _leaf(folder, source, shape, sharding, dtype) -> jax.Array:
 
 
 def _read(folder: Folder, source: Source, key, dtype) -> np.ndarray:
-  """Part of a leaf: (start, stop, step) a dimension; the step is 1."""
+  """Reads a part of a leaf; the key is (start, stop, 1) a dimension."""
   result = np.empty([stop - start for start, stop, _ in key], dtype)
   within = source.flip(
       [slice(*k) for k in (key[1:] if source.stacked else key)])
@@ -264,15 +264,15 @@ def save(path: pathlib.Path, params: Params, sources: Params, *, dtype: str,
          shard_bytes: int) -> None:
   """Writes params as model.safetensors, or as shards with an index.
 
-  One tensor is on the host at a time. With several processes all must call
+  One tensor is on the host at a time. With several processes, all must call
   this; the first writes.
 
   Args:
     path: an empty folder.
     params: on the host, or on any devices.
-    sources: the same tree; what each leaf's tensors are called.
+    sources: the same tree, with the tensors of each leaf.
     dtype: 'float32' or 'bfloat16'.
-    shard_bytes: of one file, unless one tensor is larger.
+    shard_bytes: the limit of one file, unless one tensor is larger.
 
   Raises:
     ValueError: another dtype.
@@ -307,7 +307,7 @@ def save(path: pathlib.Path, params: Params, sources: Params, *, dtype: str,
 
 
 def _fetch(leaf: Any, layer: int, source: Source) -> np.ndarray:
-  """One tensor of a leaf, whole, on the host, as files have it."""
+  """Copies one whole tensor of a leaf to the host, in the files' layout."""
   x = leaf[layer] if source.stacked else leaf
   if isinstance(x, jax.Array) and not (
       x.is_fully_addressable or x.is_fully_replicated):
@@ -316,7 +316,7 @@ def _fetch(leaf: Any, layer: int, source: Source) -> np.ndarray:
 
 
 def _write(file: pathlib.Path, wanted, dtype: str, fetch) -> None:
-  """A safetensors file: length of the header, header, values one by one."""
+  """Writes a safetensors file: the header's length, the header, values."""
   header, offset = {'__metadata__': {'format': 'pt'}}, 0
   for name, shape in wanted.items():
     end = offset + math.prod(shape) * jnp.dtype(dtype).itemsize
@@ -326,7 +326,7 @@ def _write(file: pathlib.Path, wanted, dtype: str, fetch) -> None:
   head = json.dumps(header, separators=(',', ':')).encode()
   head += b' ' * (-len(head) % 8)
   if jax.process_index() != 0:
-    for name in wanted:  # fetching may take all processes
+    for name in wanted:  # fetching may need all processes
       fetch(name)
     return
   with open(file, 'wb') as out:

@@ -1,18 +1,17 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Token ids and positions in, hidden states out: one decoder for five families.
+"""The decoder: a transformer of five families, from token ids to logits.
 
-Qwen2 (and what is distilled into it), Qwen3, Llama 3 and Mistral differ in
-biases, in a norm of queries and keys, in the rotary frequencies and in how far
-a token looks back; `TransformerConfig` says which.
+Qwen2 (and models distilled into it), Qwen3, Llama 3 and Mistral differ in
+biases, in a norm of queries and keys, in rotary frequencies and in a sliding
+window: fields of `TransformerConfig`.
 
-Thin Linen: a Block owns one layer's parameters and logical axes, and asks its
-caller to attend, so that training, scoring and decoding share one layer and
-differ in one function. Parameters are a plain nested dict, layers stacked on
-axis 0:
+Thin Linen: a Block owns one layer's parameters and logical axes. Attention is
+an argument, so that training, scoring and decoding share the layer and differ
+in one function. Parameters are a plain nested dict, layers stacked on axis 0:
 
   embed/embedding [V D]   layers/.../... [L ...]   norm/scale [D]
-  head/kernel [D V]       only where the embedding is not tied
+  head/kernel [D V]       only if the embedding is not tied
 """
 
 from collections.abc import Callable
@@ -28,13 +27,12 @@ from jaxtyping import Array, Float, Int
 from searchrl.models import attention as attention_lib
 
 Params = Any  # a nested dict of arrays
-# (q [B T H d], k [B T K d], v [B T K d]) -> ([B T H d], whatever is kept)
+# (q [B T H d], k [B T K d], v [B T K d]) -> ([B T H d], what the caller keeps)
 AttendFn = Callable[[Array, Array, Array], tuple[Array, Any]]
 
 visible, attention = attention_lib.visible, attention_lib.grouped
 
-
-# How much the backward pass recomputes, by name; True is 'nothing'.
+# What is saved for the backward pass, by the name of `remat`.
 _SAVED = {
     'nothing': jax.checkpoint_policies.nothing_saveable,
     'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -43,7 +41,7 @@ _SAVED = {
 
 @dataclasses.dataclass(frozen=True)
 class Llama3Rope:
-  """How Llama 3 stretches its slow rotary frequencies to longer texts."""
+  """How Llama 3 scales its slow rotary frequencies for longer texts."""
 
   factor: float
   low_freq_factor: float
@@ -71,12 +69,12 @@ class TransformerConfig:
   qk_norm: bool = False
   attention_out_bias: bool = False
   mlp_bias: bool = False
-  sliding_window: int | None = None  # tokens seen, oneself included; all layers
+  sliding_window: int | None = None  # tokens seen, itself included; all layers
   rope_scaling: Llama3Rope | None = None
 
 
-# The backward pass makes again what costs next to nothing: less is kept, and
-# memory, not arithmetic, is what these take.
+# The backward pass recomputes cheap elementwise functions, whose cost is memory
+# and not arithmetic.
 _remade = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
@@ -106,10 +104,10 @@ def _gated(gate, up):
 
 
 class Projection(nn.Module):
-  """A linear map between the last axis and `features`, over flat tokens.
+  """A linear map of the last axis to `features`, over flat tokens.
 
-  With `lora_a` and `lora_b` among its parameters, see `models.lora`, what they
-  make of x is added.
+  If `lora_a` and `lora_b` are among its parameters (see `models.lora`), their
+  product with x is added.
   """
 
   features: int
@@ -187,7 +185,7 @@ def rotate(
     theta: float,
     scaling: Llama3Rope | None = None,
 ) -> Float[Array, 'B T H d']:
-  """Rotary position embedding, halves rotated against each other.
+  """Rotary position embedding, the first half of d paired with the second.
 
   Source: Su et al. 2021, arXiv:2104.09864, in the layout of Hugging Face.
   """
@@ -205,10 +203,11 @@ def rotate(
 
 def _stretched(frequency: Float[Array, 'h'], scaling: Llama3Rope
               ) -> Float[Array, 'h']:
-  """Slow frequencies divided by the factor, fast ones kept, a ramp between.
+  """Divides slow frequencies by the factor, with a ramp to the fast ones.
 
-  Source: Llama 3.1; `rope_type: llama3` in transformers. The ramp is linear in
-  the turns that a frequency makes over the original context.
+  The ramp is linear in a frequency's turns over the original context.
+
+  Source: Llama 3.1; `rope_type: llama3` in transformers.
   """
   turns = scaling.original_max_position_embeddings * frequency / (2 * jnp.pi)
   low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -231,21 +230,21 @@ def forward(
 
   Args:
     params: see the top of this file.
-    tokens: right-padded; padding is later than everything, so it is unseen.
+    tokens: right-padded, so that no token sees padding.
     config: the shape.
     segment_ids: equal for tokens of one document of a packed row.
     positions: restart in each document; default 0, 1, 2, ...
-    remat: recompute each layer in the backward pass: all of it (True or
+    remat: recompute each layer in the backward pass: all of it (True, or
       'nothing' saved) or all but its matrix products ('dots' are saved).
-    dtype: of activations, and of parameters where they are used; norms and
-      softmax are float32 within.
-    attend: `attention.causal`, or a partial of it that names an implementation.
+    dtype: of activations, and of parameters in products; norms and softmax are
+      computed in float32.
+    attend: `attention.causal`, or a partial of it with an implementation.
 
   Returns:
     The last layer's normalised output, in `dtype`.
 
   Raises:
-    ValueError: remat is none of these.
+    ValueError: another remat.
   """
   rows, length = tokens.shape
   column = jnp.arange(length)
@@ -267,7 +266,7 @@ def forward(
 
 def recomputed(layer: Callable[..., Any], remat: bool | str
               ) -> Callable[..., Any]:
-  """The same layer, less of it kept for the backward pass; see `forward`."""
+  """A layer that saves less for the backward pass; see `forward`."""
   if not remat:
     return layer
   name = 'nothing' if remat is True else remat
@@ -299,7 +298,7 @@ def init(config: TransformerConfig, key: Array) -> Params:
 
 @functools.cache
 def abstract(config: TransformerConfig, dtype: str = 'float32') -> Params:
-  """A tree like `init`'s of shapes, of arrays that do not exist."""
+  """A tree like `init`'s of jax.ShapeDtypeStruct."""
   shapes = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), shapes)
 
@@ -310,14 +309,14 @@ def logical_axes(config: TransformerConfig) -> Params:
 
 
 def axes_of(boxed: Callable[[Array], Params]) -> Params:
-  """The logical axes on the boxes that a function of a key would make."""
+  """The logical axes of the boxes that a function of a key returns."""
   boxes = jax.eval_shape(boxed, jax.random.key(0))
   return jax.tree.map(lambda box: tuple(box.names), boxes,
                       is_leaf=lambda x: isinstance(x, nn.Partitioned))
 
 
 def _boxed(config: TransformerConfig, key: Array) -> Params:
-  """`init` with every leaf in a box that names its logical axes."""
+  """`init` with every leaf in a box that holds its logical axes."""
   key_embed, key_layers, key_head = jax.random.split(key, 3)
   x = jnp.zeros((1, 1, config.hidden_size))
   positions = jnp.zeros((1, 1), jnp.int32)

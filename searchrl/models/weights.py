@@ -1,15 +1,14 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face folder in, config and params out; and back again.
+"""Model folders of Hugging Face: reads and writes Qwen2, Qwen3, Llama, Mistral.
 
-Qwen2, Qwen3, Llama 3 and Mistral. Tensors are read and written by
-`models.tensors`; here is what they are called, and what config.json says.
+This file translates config.json and the names of tensors; `models.tensors`
+reads and writes the tensors.
 """
 
 from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
-import functools
 import json
 import pathlib
 import re
@@ -27,7 +26,7 @@ from searchrl.models.transformer import Llama3Rope, Params, TransformerConfig
 _MODEL_TYPES = {
     'LlamaForCausalLM': 'llama', 'MistralForCausalLM': 'mistral',
     'Qwen2ForCausalLM': 'qwen2', 'Qwen3ForCausalLM': 'qwen3'}
-_DEFAULTS = {  # of transformers, where they differ from the common ones below
+_DEFAULTS = {  # of transformers, if they differ from the common ones below
     'MistralForCausalLM': {'num_key_value_heads': 8, 'sliding_window': 4096},
     'Qwen3ForCausalLM': {'head_dim': 128}}
 _ROPE = tuple(f.name for f in dataclasses.fields(Llama3Rope))
@@ -38,7 +37,7 @@ _LAYER = {
     'o': 'self_attn.o_proj', 'q_norm': 'self_attn.q_norm',
     'k_norm': 'self_attn.k_norm', 'gate': 'mlp.gate_proj', 'up': 'mlp.up_proj',
     'down': 'mlp.down_proj'}
-_BESIDE = (  # files that belong to a tokenizer, or to how it is used
+_BESIDE = (  # files of a tokenizer and of its use
     'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json',
     'added_tokens.json', 'vocab.json', 'vocab.txt', 'merges.txt',
     'chat_template.jinja', 'generation_config.json')
@@ -47,15 +46,15 @@ _FETCHED = ('*.json', 'model*.safetensors', 'vocab.txt', 'merges.txt',
 
 
 def locate(path: str) -> str:
-  """The folder of a model: a local one, or one fetched from the hub.
+  """The local folder of a model, fetched from the hub if necessary.
 
   Args:
-    path: of a folder; or, where there is none, a hub id such as
-      'Qwen/Qwen2.5-7B', if wanted with a branch, tag or commit as in
-      'Qwen/Qwen2.5-7B@main'. Only json, text and safetensors are fetched.
+    path: of a folder; or else a hub id such as 'Qwen/Qwen2.5-7B', optionally
+      with a branch, tag or commit as in 'Qwen/Qwen2.5-7B@main'. Only json, text
+      and safetensors are fetched.
 
   Raises:
-    FileNotFoundError: no folder, and the hub has none or cannot be reached.
+    FileNotFoundError: no folder, and the hub lacks it or cannot be reached.
   """
   path = str(path)
   hub_id = re.fullmatch(
@@ -100,7 +99,7 @@ def read_json(folder: str) -> tuple[Mapping[str, Any], pathlib.Path]:
 
 
 def read_config(folder: str) -> TransformerConfig:
-  """The shape in config.json, in the keys of transformers 4 or 5.
+  """The shape in a config.json of transformers 4 or 5.
 
   Raises:
     FileNotFoundError: no folder, or no config.json in it.
@@ -163,7 +162,7 @@ def _parse(raw: Mapping[str, Any], path: pathlib.Path) -> TransformerConfig:
 
 
 def check_sizes(config: Any, path: pathlib.Path) -> None:
-  """Raises a ValueError unless all sizes are whole numbers from 1 on."""
+  """Raises a ValueError unless all sizes are whole numbers from 1."""
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
     if field.type is int and (type(value) is not int or value < 1):
@@ -172,7 +171,7 @@ def check_sizes(config: Any, path: pathlib.Path) -> None:
 
 
 def _rope(raw, path: pathlib.Path) -> tuple[float, Llama3Rope | None]:
-  """Theta and scaling; transformers 5 has both in `rope_parameters`."""
+  """Theta and scaling; in transformers 5 both are in `rope_parameters`."""
   rope = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
   kind = rope.get('rope_type', rope.get('type', 'default'))
   if any(isinstance(value, Mapping) for value in rope.values()):
@@ -192,13 +191,13 @@ def _rope(raw, path: pathlib.Path) -> tuple[float, Llama3Rope | None]:
 
 
 def _window(raw, path: pathlib.Path, architecture: str) -> int | None:
-  """How many tokens every layer sees; None for all."""
+  """The number of tokens that every layer sees; None for all."""
   layers, window = raw['num_hidden_layers'], raw.get('sliding_window', 4096)
   mistral = architecture == 'MistralForCausalLM'
   if architecture == 'LlamaForCausalLM' or not (
       mistral or raw.get('use_sliding_window', False)):
     window = None
-  full = layers  # so many layers see all tokens, those after them a window
+  full = layers  # the first layers see all tokens, the others a window
   if window is not None:
     full = 0 if mistral else min(raw.get('max_window_layers', 28), layers)
   kinds = raw.get('layer_types') or (
@@ -220,13 +219,13 @@ def load(
     sharding_of: ShardingOf | None = None,
     dtype: Any = jnp.float32,
 ) -> Params:
-  """Params from a folder's safetensors, leaf by leaf onto their devices.
+  """Loads params from a folder's safetensors, leaf by leaf onto devices.
 
   Args:
     folder: a local one; see `locate`.
     config: of the same folder.
-    sharding_of: logical axes of a leaf -> its sharding; each device is given
-      its slice, read from the files for it. Default: the default device.
+    sharding_of: logical axes of a leaf -> its sharding; only the slices of
+      local devices are read. Default: the default device.
     dtype: of all params, whatever the files hold.
 
   Raises:
@@ -236,19 +235,19 @@ def load(
   path = pathlib.Path(folder)
   found = tensors.Folder(path, _ours)
   if config.tie_word_embeddings and 'lm_head.weight' in found.shapes:
-    _check_tied(found, path)  # some exporters write it all the same
+    _check_tied(found, path)  # some exporters write it nevertheless
   found.check(_shapes(config))
   return tensors.load(found, _sources(config), transformer.logical_axes(config),
                       sharding_of=sharding_of, dtype=dtype)
 
 
 def _ours(name: str) -> str | None:
-  """Overlooks a table that older exporters wrote, and all recompute."""
+  """Ignores a table that older exporters wrote; it is always recomputed."""
   return None if name.endswith('.rotary_emb.inv_freq') else name
 
 
 def _check_tied(found: tensors.Folder, path: pathlib.Path, rows: int = 4096):
-  """Drops the head of a tied model, if it is the embedding."""
+  """Drops the head of a tied model, if it equals the embedding."""
   name, head = 'model.embed_tokens.weight', 'lm_head.weight'
   size = found.shapes[head][0]
   same = found.shapes[head] == found.shapes.get(name) and all(
@@ -257,7 +256,7 @@ def _check_tied(found: tensors.Folder, path: pathlib.Path, rows: int = 4096):
                     for i in range(0, size, rows)))
   if not same:
     raise ValueError(
-        f'{head} must equal {name} where embeddings are tied, but does not in '
+        f'{head} must equal {name} if embeddings are tied, but does not in '
         f'{path}. Set tie_word_embeddings to false in its config.json.')
   del found.shapes[head]
 
@@ -272,10 +271,10 @@ def save(
     dtype: str = 'float32',
     shard_bytes: int = 5 * 10**9,
 ) -> None:
-  """Writes a folder that transformers loads: config, weights, tokenizer.
+  """Writes a folder for transformers: config, weights and tokenizer.
 
-  It appears whole or not at all. One tensor is on the host at a time. With
-  several processes all must call this; the first writes.
+  The folder appears whole or not at all. One tensor is on the host at a time.
+  With several processes, all must call this; the first writes.
 
   Args:
     folder: new, empty, or an earlier export, which is replaced; other files
@@ -283,9 +282,9 @@ def save(
     params: on the host, or on any devices.
     config: the shape.
     tokenizer_from: the folder, or hub id, whose tokenizer files are copied.
-    eos_id: ends a generation by default.
+    eos_id: the id that ends a generation.
     dtype: 'float32' or 'bfloat16'.
-    shard_bytes: above this, weights are several files with an index.
+    shard_bytes: larger weights are several files with an index.
 
   Raises:
     ValueError: another dtype; or the folder holds folders.
@@ -305,14 +304,9 @@ def save(
 @contextlib.contextmanager
 def export(folder: str | pathlib.Path, tokenizer_from: str | pathlib.Path
           ) -> Iterator[pathlib.Path]:
-  """Where a model folder is written, until it is whole and takes its place.
+  """A temporary folder that replaces `folder` when it is complete.
 
-  Args:
-    folder: new, empty, or an earlier export; other files in it are kept.
-    tokenizer_from: the folder, or hub id, whose tokenizer files are copied.
-
-  Raises:
-    ValueError: the folder holds folders.
+  Arguments and errors as in `save`.
   """
   path = pathlib.Path(folder).resolve()
   new = path.with_name(f'.{path.name}.unfinished')
@@ -331,20 +325,20 @@ def export(folder: str | pathlib.Path, tokenizer_from: str | pathlib.Path
 
 
 def _check_replaceable(path: pathlib.Path) -> None:
-  """Raises a ValueError if a folder is no export that may be replaced."""
+  """Raises a ValueError if a folder is not an export to replace."""
   old = path.with_name(f'.{path.name}.old')
   if old.exists() and not path.exists():
     old.rename(path)  # a run was killed between the two renames
   inner = [p.name for p in path.glob('*') if p.is_dir()]
   if inner or path.is_file():
     raise ValueError(
-        f'{path} must be new or an earlier export, for it is replaced as a '
+        f'{path} must be new or an earlier export, which is replaced as a '
         f'whole, but {f"holds the folder {inner[0]}" if inner else "is a file"}'
         '. Give another folder.')
 
 
 def _replace(path: pathlib.Path, new: pathlib.Path) -> None:
-  """Puts a finished folder in the place of an older one; keeps other files."""
+  """Replaces a folder by a finished one; keeps its other files."""
   old = path.with_name(f'.{path.name}.old')
   shutil.rmtree(old, ignore_errors=True)
   if path.exists():
@@ -358,7 +352,7 @@ def _replace(path: pathlib.Path, new: pathlib.Path) -> None:
 
 
 def _describe(c: TransformerConfig, dtype: str, eos_id: int) -> dict[str, Any]:
-  """config.json, in the keys of transformers 4 and 5 at once."""
+  """A config.json with the keys of transformers 4 and of 5."""
   scaling = {'rope_type': 'default'}
   if c.rope_scaling is not None:
     scaling = {'rope_type': 'llama3', **dataclasses.asdict(c.rope_scaling)}
@@ -383,29 +377,24 @@ def _describe(c: TransformerConfig, dtype: str, eos_id: int) -> dict[str, Any]:
     raw['mlp_bias'] = c.mlp_bias
   elif c.architecture == 'MistralForCausalLM':
     raw['sliding_window'] = c.sliding_window
-  elif c.sliding_window is not None:  # Qwen: in all layers, from the first on
+  elif c.sliding_window is not None:  # Qwen: in all layers
     raw |= {'use_sliding_window': True, 'sliding_window': c.sliding_window,
             'max_window_layers': 0}
   return raw
 
 
-@functools.cache
-def _abstract(config: TransformerConfig) -> Params:
-  return jax.eval_shape(
-      lambda key: transformer.init(config, key), jax.random.key(0))
-
-
 def _shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
-  """Hugging Face's name -> shape of every tensor."""
-  return tensors.shapes(_sources(config), _abstract(config))
+  """Name in the files -> shape, of every tensor."""
+  return tensors.shapes(_sources(config), transformer.abstract(config))
 
 
 def _sources(config: TransformerConfig) -> Params:
-  """Where each leaf of `transformer.init` comes from."""
+  """The tensors of each leaf of `transformer.init`."""
   sources = {'embed': {'embedding': Source('model.embed_tokens.weight')},
              'norm': {'scale': Source('model.norm.weight')},
              'layers': tensors.layer_sources(
-                 _abstract(config)['layers'], _LAYER, 'model.layers')}
+                 transformer.abstract(config)['layers'], _LAYER,
+                 'model.layers')}
   if not config.tie_word_embeddings:
     sources['head'] = {'kernel': Source('lm_head.weight', transposed=True)}
   return sources

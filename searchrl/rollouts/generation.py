@@ -245,7 +245,7 @@ class Generator:
       if slot in over:
         self._tell(slot, over[slot].tokens, over[slot].logprobs, True)
       else:
-        self._tell(slot, *self._engine.heard(slot), False)
+        self._tell(slot, *self._engine.partial(slot), False)
 
   def _tell(self, slot: int, tokens, logprobs, over: bool) -> None:
     """Passes on what a slot has said since the last time."""

@@ -1,14 +1,15 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Token ids in, sampled ids with their log-probs out: slots that keep their KV cache.
+"""The inference engine: samples tokens in slots that keep their KV cache.
 
-A slot plays one conversation. Its keys and values stay while it searches; what
-the environment inserts is appended to them, so history is never prefilled
-again, and a prompt that some slot holds is copied instead of prefilled.
+A slot holds one trajectory. Its keys and values stay while it waits for a
+search, and an observation is appended to them, so that history is never
+prefilled again; a prompt that another slot holds is copied.
 
-`Engine` is the host's side of the programs in `slots`: it cuts what is fed into
-tiles, pads them to the few shapes that were compiled before the first rollout,
-remembers each slot's pending token, and hands out what was sampled.
+`Engine` is the host's side of the programs in `slots`. It cuts appended tokens
+into tiles, pads them to the few shapes compiled before the first rollout, keeps
+each slot's last token, which is not in the cache yet, and returns sampled
+tokens with their log-probs.
 """
 
 import collections
@@ -27,24 +28,23 @@ from searchrl.models.inference import slots as programs
 from searchrl.models.inference.stops import StopTable
 from searchrl.models.transformer import Params, TransformerConfig
 
-
-# Rows from which on XLA's CPU multiplies matrices in one way, rounded alike.
+# From so many rows on, XLA's CPU matrix products all round in the same way.
 _ONE_KIND = 64
-# Shares of the slots, in eighths, that a decode may compute: while some search,
-# most of them; at the end of a rollout, few.
+# Shares of the slots, in eighths, that a decode may compute: most of them while
+# some wait for searches, few at the end of a rollout.
 _EIGHTHS = (1, 2, 4, 5, 6, 7, 8)
 
 
 @dataclasses.dataclass(frozen=True)
 class Append:
-  """What one slot is fed before it decodes."""
+  """Tokens for one slot, which then decodes."""
 
   slot: int
   tokens: Sequence[int]  # at least one
   budget: int  # tokens that may then be sampled
   row_ids: Sequence[int]  # step, uid halves, sample, turn
-  fresh: bool  # forget what the slot held before
-  draw: sampling.Draw = sampling.Draw()  # where `load` left it to this
+  fresh: bool  # a new trajectory: discard the slot's tokens first
+  draw: sampling.Draw = sampling.Draw()  # if `load` got no temperature
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,18 +52,18 @@ class Stopped:
   """A slot's finished turn."""
 
   slot: int
-  tokens: tuple[int, ...]  # sampled, the stopping one included
+  tokens: tuple[int, ...]  # sampled, with the one that ended the turn
   logprobs: tuple[float, ...]  # nats, at the sampling temperature
 
 
 def row_ids(step: int, uid: str, sample: int, turn: int) -> tuple[int, ...]:
-  """What a row's randomness is folded from, in this order.
+  """The numbers that a row's random key is folded with, in this order.
 
   The uid enters as the two 32-bit halves of the first 8 bytes of its SHA-256.
   """
-  half = hashlib.sha256(uid.encode()).digest()[:8]
-  return (step, int.from_bytes(half[:4], 'big'), int.from_bytes(half[4:], 'big'),
-          sample, turn)
+  digest = hashlib.sha256(uid.encode()).digest()
+  halves = (int.from_bytes(digest[i:i + 4], 'big') for i in (0, 4))
+  return (step, *halves, sample, turn)
 
 
 class Engine:
@@ -71,29 +71,29 @@ class Engine:
 
   Args:
     config: the decoder's shape.
-    slots: conversations side by side; B.
+    slots: B, trajectories side by side.
     length: tokens that a slot can hold.
     stop_table: ends turns; see `stops.compile_table`.
     eos_ids: end turns, too.
     seed: of all sampling.
     tile: tokens that are prefilled as one row.
-    tiles: numbers of rows of which one call can have one, ascending. A row's
-      last bits are the same in all of them; on CPUs that takes tile * tiles of
-      64 tokens or more, where the matrix products are of one kind.
+    tiles: the numbers of rows that one prefill can have, ascending. A row's
+      last bits are the same with all of them; on CPUs this needs tile * tiles
+      of 64 tokens or more, so that the matrix products are of one kind.
     steps: tokens that one decode samples at most, per slot.
-    patience: a decode ends early once 1 / patience of its slots have stopped.
-    block: tokens of the cache that are read at a time; a slot of at most two is
-      read whole.
-    parts: groups of slots of similar length that decode attention reads by
-      themselves; 1 on several devices, where a group would cross them, and
-      where a slot is one block: all are read alike.
+    patience: a decode ends early when 1 / patience of its slots have stopped.
+    block: tokens of the cache that are read at a time; a slot of at most two
+      blocks is read whole.
+    parts: groups of slots of similar length whose attention is computed apart;
+      1 on several devices, because groups would cross them, and 1 if a slot is
+      one block.
     dtype: of weights, activations and cache.
-    shardings: a tree of logical axes -> one of shardings, by which the slots
-      lie on several devices. Default: on the first. Devices of several
-      processes take the same calls in each of them, in the same order.
+    shardings: a tree of logical axes -> one of shardings of the slots. Default:
+      the first device. With devices of several processes, each process must
+      make the same calls in the same order.
 
   Raises:
-    ValueError: a length or budget that cannot hold one turn.
+    ValueError: no slot, or a length that cannot hold one turn.
   """
 
   def __init__(
@@ -120,32 +120,33 @@ class Engine:
           f'they are {slots} and {length}.')
     self.slots, self.length = slots, length
     self._tile, self._tiles = tile, tuple(sorted(tiles))
-    # Two blocks cost less whole than in parts.
+    # Two blocks are cheaper to read whole.
     self._block = block = block if length > 2 * block else length
     self._root = np.asarray(jax.random.key_data(jax.random.key(seed)))
-    # Every program leaves the slots as it found them, and what was sampled
-    # where every process can read it.
+    # Programs return slots with the sharding of their input, and samples so
+    # that every process can read them.
     kept = shardings and shardings(programs.logical_axes(config))
     read = shardings and (kept, shardings(()))
     self._state = jax.jit(
         functools.partial(programs.empty, config, slots, length, block, dtype),
         out_shardings=kept)()
     devices = len(self._state.position.sharding.device_set)
-    # Fewer slots are decoded by themselves, if the products stay of one kind.
+    # A decode may compute fewer rows, if the products stay of one kind.
     self._rows = [slots * n // 8 for n in _EIGHTHS
                   if slots * n // 8 >= _ONE_KIND and parts > 1
                   and devices == 1] or [slots]
     self._forget()
     self._params, self._waiting = None, None
-    self._compiled = set()  # ways, see `_ways`
-    self._draws = None  # how each slot draws, or None: all alike
-    self.prefilled_tokens = 0  # fed by append, over the engine's life
+    self._compiled = set()  # modes; see `_modes`
+    self._draws = None  # one a slot, or None: the same for all
+    self.prefilled_tokens = 0  # by append, over the engine's life
     self.copied_tokens = 0  # of prompts that another slot held
     self.decoded_tokens = 0  # sampled
-    self.slot_steps = 0  # decode steps times the rows that they computed
+    self.slot_steps = 0  # sum over decode steps of the rows computed
     stop = jax.tree.map(jnp.asarray, stop_table)
-    eos = jnp.zeros(config.vocab_size, bool).at[np.array(eos_ids, int)].set(True)
-    jit = lambda function, out=kept, **options: jax.jit(  # of this engine's own
+    eos = jnp.zeros(config.vocab_size, bool)
+    eos = eos.at[np.array(eos_ids, int)].set(True)
+    jit = lambda function, out=kept, **options: jax.jit(  # of this engine alone
         functools.partial(function, **options), donate_argnames='state',
         out_shardings=out)
     self._programs = dict(
@@ -159,13 +160,13 @@ class Engine:
                    else 1))
 
   def _forget(self) -> None:
-    """As if nothing had ever been fed."""
-    self._last = [0] * self.slots  # the token of each slot that is not cached
+    """Empties all slots."""
+    self._last = [0] * self.slots  # each slot's last token, not in the cache
     self._used = [0] * self.slots  # tokens of each slot
-    self._prompts = [()] * self.slots  # that each slot's cache begins with
+    self._prompts = [()] * self.slots  # the first tokens of each slot's cache
     self._partial = [([], []) for _ in range(self.slots)]
-    self._in_flight = collections.deque()  # decodes that nobody has read
-    self._decoding = set()  # slots, as far as was read
+    self._in_flight = collections.deque()  # decodes that are not read
+    self._decoding = set()  # slots, by the decodes that are read
 
   def load(
       self,
@@ -175,12 +176,12 @@ class Engine:
   ) -> None:
     """Takes the policy's weights; slots must be idle.
 
-    They are handed over, and all programs compiled, when something is fed.
+    The weights are converted, and all programs compiled, at the next append.
 
     Args:
       params: of the decoder; layers stacked.
-      temperature: of sampling; 0 is greedy, with log-probs at 1; None: every
-        `Append` says for itself.
+      temperature: of sampling; 0 is greedy, with log-probs at 1; None: that of
+        each `Append`.
       truncation: which tokens may be drawn.
     """
     truncation.check()
@@ -194,34 +195,34 @@ class Engine:
         np.float32(truncation.min_p))
 
   def unload(self) -> None:
-    """Lets go of the weights: room for an update."""
+    """Frees the weights' memory for an update."""
     self._params = self._waiting = None
 
   def compile(self) -> int:
-    """Compiles what the rollouts to come need; how many programs there are.
+    """Compiles all programs of the next rollouts, and returns their number.
 
-    A program is run twice, on rows that only pad: without shardings its
-    results may be laid out otherwise than what it was first given.
+    Each is run twice, on padding: without shardings, the layout of its results
+    may differ from that of its first arguments.
     """
     if self._waiting is not None:
       self._params = self._programs['unstacked'](self._waiting)
       self._waiting = None
-    for way in self._ways():
-      if way not in self._compiled:
-        self._compiled.add(way)
+    for mode in self._modes():
+      if mode not in self._compiled:
+        self._compiled.add(mode)
         for _ in range(2):
-          self._run_all(way)
+          self._run_all(mode)
     # pylint: disable-next=protected-access
     return sum(p._cache_size() for p in self._programs.values())
 
-  def _ways(self) -> list[tuple[bool, bool]]:
-    """How `decode` may be called: drawn by row or alike, truncated or not."""
+  def _modes(self) -> list[tuple[bool, bool]]:
+    """The possible modes of `decode`: (draws by row, truncated)."""
     if self._draws is not None:
       return [(True, False), (True, True)]
     return [(False, self._truncation is not None)]
 
-  def _run_all(self, way: tuple[bool, bool]) -> None:
-    by_row, truncated = way
+  def _run_all(self, mode: tuple[bool, bool]) -> None:
+    by_row, truncated = mode
     for count in self._tiles:
       self._append_tiles([], count)
     self._copy([])
@@ -236,7 +237,7 @@ class Engine:
       self._draws[0] = sampling.Draw()
 
   def append(self, appends: Sequence[Append]) -> None:
-    """Feeds slots, and lets them decode."""
+    """Adds tokens to slots, which then decode; a ValueError if one is full."""
     self._check(appends)
     self.compile()
     for a in appends:
@@ -266,7 +267,7 @@ class Engine:
     self._prefill(sorted(tiles))
     if copies:
       self._copy(copies)
-    for _, slot, prompt in copies:  # not before: these, too, hold it from now
+    for _, slot, prompt in copies:  # only now do these slots hold the prompt
       self._prompts[slot] = prompt
     self._begin(turns)
     self._decoding.update(a.slot for a in appends)
@@ -282,7 +283,7 @@ class Engine:
             'rollout.length, or shorten prompts and passages.')
 
   def _prefill(self, tiles) -> None:
-    """Tiles of any number, the earliest first, in as few calls as fit them."""
+    """Prefills tiles, earliest first, in as few calls as the shapes allow."""
     while tiles:
       left = len(tiles)
       below = [n for n in self._tiles if n <= left]
@@ -296,8 +297,8 @@ class Engine:
     slot = np.full(count, self.slots, np.int32)  # out of range: dropped
     tokens = np.zeros((count, self._tile), np.int32)
     start, length = np.zeros(count, np.int32), np.zeros(count, np.int32)
-    for row, (first, its_slot, ids) in enumerate(tiles):
-      slot[row], start[row], length[row] = its_slot, first, len(ids)
+    for row, (first, tile_slot, ids) in enumerate(tiles):
+      slot[row], start[row], length[row] = tile_slot, first, len(ids)
       tokens[row, :len(ids)] = ids
     self.prefilled_tokens += int(length.sum())
     self._state = self._programs['append'](
@@ -305,10 +306,10 @@ class Engine:
         length=length)
 
   def _copy(self, copies) -> None:
-    """Gives slots the prompts of others: (source, slot, prompt)."""
+    """Copies prompts between slots: (source, slot, prompt)."""
     source, slot = np.full((2, self.slots), self.slots, np.int32)
-    for row, (first, other, prompt) in enumerate(copies):
-      source[row], slot[row] = first, other
+    for row, (holder, copier, prompt) in enumerate(copies):
+      source[row], slot[row] = holder, copier
       self.copied_tokens += len(prompt) - 1
     longest = max((len(prompt) - 1 for *_, prompt in copies), default=0)
     self._state = self._programs['copy_prefix'](
@@ -316,7 +317,7 @@ class Engine:
         blocks=np.int32(-(-longest // self._block)))
 
   def _begin(self, turns) -> None:
-    """Opens turns: (slot, last token, tokens held, budget, row ids)."""
+    """Starts turns: (slot, last token, tokens held, budget, row ids)."""
     slot = np.full(self.slots, self.slots, np.int32)
     last, position, budget = np.zeros((3, self.slots), np.int32)
     ids = np.zeros((self.slots, 5), np.uint32)
@@ -332,7 +333,7 @@ class Engine:
     self._state = self._programs['release'](state=self._state, slot=slot)
 
   def _run_decode(self, rows: int):
-    """Decodes that many rows, which hold all slots that may be decoding."""
+    """Decodes so many rows, with all slots that may be decoding among them."""
     slot = None
     if rows < self.slots:
       slot = np.full(rows, self.slots, np.int32)  # out of range: dropped
@@ -348,12 +349,12 @@ class Engine:
     return range(self.slots) if slot is None else slot.tolist(), sampled
 
   def dispatch(self) -> None:
-    """Lets the devices decode, without waiting for them."""
+    """Starts a decode on the devices, without waiting for it."""
     self._in_flight.append(self._run_decode(min(
         rows for rows in self._rows if rows >= len(self._decoding))))
 
   def read(self) -> list[Stopped]:
-    """Slots that stopped in the earliest unread decode, in their order."""
+    """Waits for the earliest unread decode; returns its stopped slots."""
     slots, sampled = self._in_flight.popleft()
     sampled = jax.device_get(sampled)
     self.slot_steps += int(sampled['steps']) * len(slots)
@@ -372,16 +373,16 @@ class Engine:
     return stopped
 
   def decode(self) -> list[Stopped]:
-    """Samples until some slots have stopped; those, in the order of slots."""
+    """Runs one decode and returns its stopped slots, in their order."""
     self.dispatch()
     return self.read()
 
-  def heard(self, slot: int) -> tuple[Sequence[int], Sequence[float]]:
-    """What a slot has sampled in its turn, as far as was read."""
+  def partial(self, slot: int) -> tuple[Sequence[int], Sequence[float]]:
+    """Tokens and log-probs of a slot's unfinished turn, by the decodes read."""
     return self._partial[slot]
 
   def cut(self, which: Sequence[int]) -> None:
-    """Stops decoding slots in the middle of their turn, all decodes read."""
+    """Stops slots in the middle of their turns; all decodes must be read."""
     self._release(which)
     self._decoding.difference_update(which)
     for slot in which:
@@ -392,13 +393,13 @@ class Engine:
     return self._used[slot]
 
   def release(self, slot: int) -> None:
-    """Leaves a stopped slot to the next conversation."""
+    """Frees a stopped slot for the next trajectory."""
     self._used[slot] = 0
     if self._draws is not None:
-      self._draws[slot] = sampling.Draw()  # whose truncation costs nothing
+      self._draws[slot] = sampling.Draw()  # its truncation is free
 
   def abandon(self) -> None:
-    """Stops all slots, whatever they are at; unread decodes are lost."""
+    """Stops all slots at once; the results of unread decodes are lost."""
     while self._in_flight:
       self.read()
     self._release(range(self.slots))

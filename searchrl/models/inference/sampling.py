@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Logits and row keys in, one token a row and its log-prob out.
+"""Samples one token a row, with its log-prob, from logits and row keys.
 
-A token is drawn by inverting the CDF with one uniform a row, in two levels:
-sums of blocks of the vocabulary find the block, the block's own sums find the
-token. Nothing of the vocabulary's size is accumulated or normalised, and where
-the vocabulary is sharded only the blocks' sums cross devices.
+The CDF is inverted with one uniform a row, in two levels: the sums of blocks of
+the vocabulary give the block, and cumulative sums in the block the token.
+Nothing of the vocabulary's size is accumulated or normalised; if the vocabulary
+is sharded, only the blocks' sums cross devices.
 """
 
 from collections.abc import Sequence
@@ -17,20 +17,20 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 import numpy as np
 
 _BLOCK = 128  # tokens
-_BITS_OF_ONE = 0x3F800000  # float32: the order of positive floats is that of
-# their bits, so that thresholds in [0, 1] are found by halving 30 times.
+_BITS_OF_ONE = 0x3F800000  # float32: positive floats are ordered like their
+# bits, so that a threshold in [0, 1] is found by halving 30 times.
 _HALVINGS = 30
 
 
 class Truncation(NamedTuple):
-  """Which tokens may be drawn; each rule is judged on the whole distribution.
+  """Which tokens may be drawn; each rule applies to the whole distribution.
 
-  The likeliest token always may, ties are kept or dropped together, and the
-  distribution is renormalised over what is left.
+  The likeliest token is always kept, ties are kept or dropped together, and the
+  distribution is renormalised over the kept tokens.
   """
 
   top_k: int = 0  # the k likeliest; 0: all
-  top_p: float = 1.0  # the fewest likeliest that hold this much probability
+  top_p: float = 1.0  # the fewest likeliest with this total probability
   min_p: float = 0.0  # those with this share of the largest probability
 
   @property
@@ -49,7 +49,7 @@ class Truncation(NamedTuple):
 
 
 class Draw(NamedTuple):
-  """How the tokens of one conversation are drawn."""
+  """How the tokens of one slot are drawn."""
 
   temperature: float = 1.0  # 0 is greedy
   truncation: Truncation = Truncation()
@@ -79,13 +79,13 @@ def sample(
   Args:
     logits: unscaled.
     row_key: data of the row's key; the position is folded in last.
-    position: of the token that is drawn.
-    temperature: 0 takes the likeliest token; of all rows, or one a row.
-    truncation: its fields may be traced, and one a row; None costs nothing.
+    position: of the drawn token.
+    temperature: one for all rows, or one a row; 0 takes the likeliest token.
+    truncation: its fields may be traced, and one a row; None is free.
 
   Returns:
     Tokens, and their log-probs in nats under the distribution that they were
-    drawn from, at the temperature (whole, and at 1, if greedy).
+    drawn from, at the temperature (not truncated, and at 1, if greedy).
   """
   greedy = temperature == 0
   over_tokens = (lambda x: x[:, None]) if jnp.ndim(temperature) else (
@@ -108,7 +108,7 @@ def sample(
 
 def _invert(weights: Float[Array, 'B V'], uniform: Float[Array, 'B']
            ) -> tuple[Int[Array, 'B'], Float[Array, 'B']]:
-  """The first token whose cumulative weight exceeds the uniform's share."""
+  """The first token whose cumulative weight exceeds uniform * total."""
   rows, size = weights.shape
   blocks = -(-size // _BLOCK)
   weights = jnp.pad(weights, ((0, 0), (0, blocks * _BLOCK - size)))
@@ -125,12 +125,12 @@ def _invert(weights: Float[Array, 'B V'], uniform: Float[Array, 'B']
 
 
 def _first_above(cumulative, target, weights) -> Int[Array, 'B']:
-  """Where the sums first exceed the target, and never where no weight is."""
+  """The first index whose sum exceeds the target, among those with weight."""
   first = jnp.sum(cumulative <= target[:, None], -1)
   column = jnp.arange(weights.shape[-1])
   last = jnp.max(jnp.where(weights > 0, column, 0), -1)
-  # Rounding may leave a target that no sum exceeds, or one inside a stretch
-  # without weight: the next token that has some is meant.
+  # By rounding, no sum may exceed the target, or one without weight may be the
+  # first: then the next index with weight is right.
   later = jnp.where((weights > 0) & (column >= first[:, None]), column,
                     weights.shape[-1])
   return jnp.minimum(jnp.min(later, -1), last).astype(jnp.int32)
@@ -140,9 +140,9 @@ def kept(weights: Float[Array, 'B V'], truncation: Truncation
         ) -> Bool[Array, 'B V']:
   """Tokens that may be drawn; weights are p / max p, so 1 is the largest.
 
-  Top-k and top-p each are a threshold: the largest weight above which there
-  are enough tokens, or is enough probability. It is found by halving, without
-  a sort of the vocabulary.
+  Top-k and top-p are each a threshold: the largest one that keeps enough
+  tokens, or enough probability. It is found by halving, without sorting the
+  vocabulary.
   """
   size = weights.shape[-1]
   count = jnp.where(jnp.asarray(truncation.top_k) > 0, truncation.top_k, size)
@@ -150,7 +150,7 @@ def kept(weights: Float[Array, 'B V'], truncation: Truncation
   all_of_it = jnp.asarray(truncation.top_p) >= 1
 
   def halve(_, bounds):
-    low, high = bounds  # bits [2 B]: `low` is enough, `high` is not
+    low, high = bounds  # bits [2 B]: `low` keeps enough, `high` does not
     middle = (low + high) // 2
     threshold = jax.lax.bitcast_convert_type(middle, jnp.float32)
     above = weights >= threshold[..., None]

@@ -1,18 +1,18 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Slots in, the same slots further on: the pure programs of the engine.
+"""The engine's device programs: pure functions from slots to slots.
 
-  append       feeds tiles of prompts and observations to their slots
-  copy_prefix  gives slots the prompt that another one holds
-  begin        lets fed slots decode
-  decode       samples for every decoding slot until some have stopped
-  release      stops slots that nobody waits for any more
+  append       prefills tiles of prompts and observations into their slots
+  copy_prefix  copies a prompt from one slot to others
+  begin        starts a turn in slots
+  decode       samples for every active slot until some have stopped
+  release      stops slots in the middle of their turns
 
 The state is donated from call to call. Keys and values lie in blocks of W
-tokens, and attention goes over as many blocks as the longest conversation has,
-a number that no shape depends on. A row's numbers depend on nothing but the
-row: every product has a shape that its company does not change, and a block
-that a row does not see adds exact zeros.
+tokens, and attention loops over the blocks of the longest slot, a number on
+which no shape depends. A row's numbers depend on that row alone: no product's
+shape depends on the other rows, and a block that a row does not see adds exact
+zeros.
 """
 
 import dataclasses
@@ -35,16 +35,16 @@ Cache = tuple[Float[Array, 'B N K W d'], ...]  # one a layer; N blocks a slot
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-  """All slots. The cache holds every token of a slot but its last one."""
+  """All slots. The cache holds every token of a slot except its last one."""
 
   keys: Cache
   values: Cache
   last_token: Int[Array, 'B']  # not yet in the cache
-  position: Int[Array, 'B']  # tokens so far, the last one included
+  position: Int[Array, 'B']  # number of tokens, the last one included
   active: Bool[Array, 'B']  # decoding
   stop_state: Int[Array, 'B']  # of the stop automaton
   budget: Int[Array, 'B']  # tokens that the turn may still sample
-  row_key: UInt32[Array, 'B 2']  # of (seed, step, uid, sample, turn)
+  row_key: UInt32[Array, 'B 2']  # from (seed, step, uid, sample, turn)
 
 
 def empty(config: TransformerConfig, slots: int, length: int, block: int,
@@ -71,7 +71,7 @@ def logical_axes(config: TransformerConfig) -> State:
 
 
 def unstacked(params: Params, dtype: Any) -> Params:
-  """Weights as the programs take them: layers apart, in the slots' dtype."""
+  """Params with a tuple of layers instead of stacked ones, in `dtype`."""
   cast = lambda tree: jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
   count = jax.tree.leaves(params['layers'])[0].shape[0]
   layers = tuple(
@@ -93,20 +93,18 @@ def append(
 ) -> State:
   """Writes tiles of tokens into their slots' caches.
 
-  A slot may have several tiles here: each layer writes all of them before any
-  is read. What comes before a tile must be here, too, or written earlier.
+  A slot may have several tiles in one call: each layer writes all of them
+  before any is read. The tokens before a tile must be in the same call, or
+  written earlier.
 
   Args:
     params: of the decoder, `unstacked`.
     state: donated.
-    slot: of each tile; B: a tile that only pads.
+    slot: of each tile; B for padding.
     tokens: right-padded.
-    start: positions of the tiles' first tokens.
-    length: tokens of the tiles.
+    start: the position of each tile's first token.
+    length: tokens of each tile.
     config: the decoder's shape.
-
-  Returns:
-    The state with fuller caches.
   """
   width = tokens.shape[1]
   blocks, block = state.keys[0].shape[1], state.keys[0].shape[3]
@@ -136,7 +134,7 @@ def copy_prefix(
     state: State, source: Int[Array, 'n'], slot: Int[Array, 'n'],
     blocks: Int[Array, ''],
 ) -> State:
-  """Copies the first blocks of some slots' caches into other slots."""
+  """Copies the first blocks of the caches of `source` into `slot`."""
   def copied(cache):
     return jax.lax.fori_loop(0, blocks, lambda i, cache: cache.at[slot, i].set(
         cache.at[source, i].get(mode='clip'), mode='drop'), cache)
@@ -155,19 +153,16 @@ def begin(
     ids: UInt32[Array, 'n 5'],
     root: UInt32[Array, '2'],
 ) -> State:
-  """Opens a turn in some slots.
+  """Starts a turn in some slots, which become active.
 
   Args:
     state: donated.
-    slot: which; B: none.
-    last: their last tokens, not yet in the cache.
-    position: tokens that they hold, the last one included.
+    slot: of each turn; B for none.
+    last: the slot's last token, not yet in the cache.
+    position: tokens of the slot, the last one included.
     budget: tokens that the turn may sample.
-    ids: what the turn's randomness is folded from.
+    ids: what the turn's random key is folded with.
     root: data of the run's root key.
-
-  Returns:
-    The state in which they decode.
   """
   put = lambda old, new: old.at[slot].set(new, mode='drop')
   key = jax.random.wrap_key_data(root)
@@ -207,26 +202,24 @@ def decode(
 ) -> tuple[State, dict[str, Array]]:
   """Samples at most `steps` tokens for every active slot.
 
-  Leaves early when a share of the slots that began has stopped.
-
   Args:
     params: of the decoder, `unstacked`.
     state: donated.
-    temperature: of sampling; 0 is greedy; of all rows, or one a row.
+    temperature: one for all rows, or one a row; 0 is greedy.
     truncation: which tokens may be drawn; see `sampling.sample`.
-    slot: those that are computed, B for none; default: all. Only they may be
+    slot: the slots to compute, B for none; default: all. No other may be
       active.
     config: the decoder's shape.
     stop: the stop automaton.
     eos: True for ids that end a turn.
     steps: N.
-    parts: groups of slots of similar length that attend apart, so that short
-      conversations and idle slots don't read as much as the longest.
-    patience: it leaves when a 1 / patience of the slots has stopped.
+    parts: groups of slots of similar length whose attention is computed apart,
+      so that short and idle slots read less than the longest.
+    patience: ends early when 1 / patience of the active slots have stopped.
 
   Returns:
-    The new state; tokens and logprobs [n N], how many of them each slot
-    sampled (count [n]), which go on (active [n]) and the steps taken.
+    The new state; and tokens and logprobs [n N], how many of them each slot
+    sampled (count [n]), which go on (active [n]) and the steps run.
   """
   whole, state = state, _rows_of(state, slot)
   slots = state.position.shape[0]
@@ -259,7 +252,7 @@ def decode(
 
 
 def _rows_of(state: State, slot) -> State:
-  """The state with some slots as its rows; the caches stay whole."""
+  """The state with the given slots as its rows; caches stay whole."""
   if slot is None:
     return state
   rows = {name: getattr(state, name).at[slot].get(mode='clip')
@@ -292,8 +285,7 @@ def _decode_one(params, state: State, temperature, truncation, slot, config,
       new_values = values.at[at].set(v[:, 0], mode='drop')
       seen = _attend_by_parts(
           q, new_keys, new_values, jnp.where(state.active, cached, -1), row,
-          parts,
-          config.sliding_window)
+          parts, config.sliding_window)
       return seen, (new_keys, new_values)
     return attend
 
@@ -305,19 +297,19 @@ def _decode_one(params, state: State, temperature, truncation, slot, config,
       logits, state.row_key, state.position, temperature, truncation)
   token = jnp.where(state.active, token, state.last_token)
   budget = state.budget - 1
-  over = stop.hit[state.stop_state, token] | eos[token] | (budget <= 0)
+  ended = stop.hit[state.stop_state, token] | eos[token] | (budget <= 0)
   keep = functools.partial(jnp.where, state.active)
   return dataclasses.replace(
       state, keys=caches[0], values=caches[1], last_token=token,
       position=keep(state.position + 1, state.position),
-      active=state.active & ~over,
+      active=state.active & ~ended,
       stop_state=keep(stop.next_state[state.stop_state, token].astype(
           jnp.int32), state.stop_state),
       budget=keep(budget, state.budget)), token, logprob
 
 
 def _attend_by_parts(q, keys, values, positions, slot, parts: int, window):
-  """Each row's one query over its slot's cache; position -1 reads nothing."""
+  """Attention of one query a row to its slot's cache; none at position -1."""
   rows, block = len(positions), keys.shape[3]
   if parts == 1:  # rows are slots
     filled = (jnp.max(positions) + block) // block
@@ -326,23 +318,23 @@ def _attend_by_parts(q, keys, values, positions, slot, parts: int, window):
         block, window)
   size = -(-rows // parts)
   order = jnp.argsort(-positions)
-  # The last part may be short: what fills it reads nothing and is cut off.
+  # The last part is filled with rows that read nothing and are dropped.
   order = jnp.pad(order, (0, parts * size - rows), constant_values=rows)
   positions = jnp.pad(positions, (0, 1), constant_values=-1)
   slot = jnp.pad(slot, (0, 1))
   seen = []
   for part in order.reshape(parts, size):
-    at, its = positions[part], slot[part]
+    at, rows_of = positions[part], slot[part]
     seen.append(attention.blockwise(
         q.at[part].get(mode='clip'),
-        lambda i, its=its: (keys.at[its, i].get(mode='clip'),
-                            values.at[its, i].get(mode='clip')),
+        lambda i, rows_of=rows_of: (keys.at[rows_of, i].get(mode='clip'),
+                                    values.at[rows_of, i].get(mode='clip')),
         at[:, None], (jnp.max(at) + block) // block, block, window))
   return jnp.zeros_like(q).at[order].set(jnp.concatenate(seen), mode='drop')
 
 
 def _layers(params, tokens, positions, state: State, attend_in, config):
-  """All layers, unrolled, each with its own cache."""
+  """Runs all layers, unrolled, each with its own cache."""
   x = params['embed']['embedding'][tokens]
   keys, values = [], []
   for i, layer in enumerate(params['layers']):

@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Stop strings and a vocabulary's bytes in, an automaton over token ids out.
+"""Stop strings as an automaton over token ids.
 
 `</search>` has many tokenisations, and its last bracket may share a token with
-what follows; so the automaton (Aho and Corasick 1975) runs over bytes and is
-folded over the vocabulary once. A slot then stops at the very token that
+the following text. So the automaton (Aho and Corasick 1975) runs over bytes,
+and is compiled for the vocabulary once: a slot stops at the very token that
 completes a stop string, and ids are never split.
 """
 
@@ -15,9 +15,9 @@ import numpy as np
 
 
 class StopTable(NamedTuple):
-  """Aho-Corasick over bytes, one step a token; state 0 is the start.
+  """An Aho-Corasick automaton, one step a token; state 0 is the start.
 
-  Two tags make 17 states: with 152,000 tokens, 5 MB.
+  Two tags have 17 states: with 152,000 tokens, 5 MB.
   """
 
   next_state: np.ndarray  # [S, V] uint8; uint16 above 256 states
@@ -32,13 +32,12 @@ def compile_table(
   """Compiles the table.
 
   Args:
-    token_bytes: what each id adds to the text; see `Tokenizer.token_bytes`.
-    stop_strings: at least one; none empty.
-    vocab_size: V; ids beyond `token_bytes` add nothing. Default: their number.
+    token_bytes: the text of each id; see `Tokenizer.token_bytes`.
+    stop_strings: at least one, none empty.
+    vocab_size: V; ids beyond `token_bytes` have no text. Default: their number.
 
   Raises:
-    ValueError: no stop string, an empty one, or more of them than 65,536
-      states can tell apart.
+    ValueError: no stop string, an empty one, or more than 65,536 states.
   """
   if not stop_strings or not all(stop_strings):
     raise ValueError(
@@ -75,7 +74,7 @@ def _byte_automaton(words: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
   for prefix, state in index.items():
     for byte in range(256):
       text = prefix + bytes([byte])
-      while text not in index:  # the longest suffix that is some prefix
+      while text not in index:  # until a suffix that is a word's prefix
         text = text[1:]
       step[state, byte] = index[text]
   ends = np.array([any(p.endswith(w) for w in words) for p in prefixes])
