@@ -1,16 +1,16 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""Shapes in, tables of how fast and how right each attention is out.
+r"""Speed and precision of each attention implementation, as tables.
 
   python benchmarks/attention.py --shapes 8x2048x16x2x128 8x4096x28x4x128 \
       --packing 32x4096x16x2x128
 
-A shape is rows x tokens x query heads x KV heads x head size. `--packing` lays
-so many trajectories, of lengths as they occur in play, in three ways: padded to
+A shape is rows x tokens x query heads x KV heads x head size. `--packing` takes
+so many trajectories, of the lengths of rollouts, in three layouts: padded to
 the longest, in buckets of an eighth of it, and packed with segment ids. An
-implementation is xla, cudnn or splash, with :N for blocks of N queries. What
-an implementation cannot do is a row with the reason. Differences are to the
-float32 reference, of its largest entry, worst of output and gradients.
+implementation is xla, cudnn or splash, with :N for blocks of N queries. If it
+cannot do a case, its row holds the reason. Differences are from the float32
+reference, relative to its largest entry, the worst of output and gradients.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from searchrl import packing  # pylint: disable=g-import-not-at-top
 from searchrl.runtime import workdir
 import workload
 
-CALLS = 4  # in flight between two looks at the clock
+CALLS = 4  # dispatched between two readings of the clock
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
   parser.add_argument('--repeats', type=int, default=20)
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--interpret', action='store_true',
-                      help='splash without a TPU: right, not fast')
+                      help='splash without a TPU: correct, not fast')
   options = parser.parse_args()
   print(f'    python benchmarks/attention.py {" ".join(sys.argv[1:])}\n')
   print(machine(options) + '\n')
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def machine(options) -> str:
-  """Device, versions and seed: what a figure has to be read with."""
+  """Device, versions and seed of all figures."""
   device, found = jax.devices()[0], workdir.environment()
   return (f'Device: {device.device_kind} ({len(jax.devices())} of them, one '
           f'used); {" ".join(device.client.platform_version.split())}; '
@@ -107,7 +107,7 @@ def layouts(shape, options) -> None:
   real = (np.arange(longest) < lengths[:, None])[..., None, None]
   arrays = [x * real for x in arrays]
   with jax.default_matmul_precision('highest'):
-    wanted = jax.device_get(jax.jit(backward(functools.partial(
+    expected = jax.device_get(jax.jit(backward(functools.partial(
         attention.causal, sliding_window=options.window, block=256)))(*arrays))
   first = None
   for layout, parts in (('padded', padded(lengths, longest)),
@@ -118,7 +118,7 @@ def layouts(shape, options) -> None:
       start = f'| {" ".join(map(str, shape))} | {layout} | {name} |'
       try:
         taken, off = one_layout(
-            parts, layout == 'packed', arrays, wanted,
+            parts, layout == 'packed', arrays, expected,
             _keywords(name, options), options)
       except Exception as error:  # pylint: disable=broad-exception-caught
         print(f'{start} {_line(error)} | | | | | |', flush=True)
@@ -129,7 +129,7 @@ def layouts(shape, options) -> None:
             f'| {off:.1e} |', flush=True)
 
 
-def one_layout(parts, is_packed, arrays, wanted, keywords, options):
+def one_layout(parts, is_packed, arrays, expected, keywords, options):
   """Seconds of all parts, and the largest difference at real tokens."""
 
   def both(segments, *arrays):
@@ -148,7 +148,7 @@ def one_layout(parts, is_packed, arrays, wanted, keywords, options):
   off = 0.0
   for (owner, position), argument in zip(parts, arguments):
     here = owner >= 0
-    for x, y in zip(run(*argument), wanted):
+    for x, y in zip(run(*argument), expected):
       x = np.asarray(x, np.float32)[here]
       gap = np.abs(x - y[owner[here], position[here]]).max()
       off = max(off, float(gap / np.abs(y).max()))
@@ -156,12 +156,12 @@ def one_layout(parts, is_packed, arrays, wanted, keywords, options):
 
 
 def padded(lengths, longest):
-  """Parts of a layout: whose token each place holds (-1: none), and which."""
+  """A layout's parts: the row (-1: none) and position of each place's token."""
   return [_place([[i] for i in range(len(lengths))], lengths, longest)]
 
 
 def buckets(lengths, longest):
-  """Rows of similar length together, each part as long as it must be."""
+  """Rows of similar length together, each part as long as its longest."""
   step = max(longest // 8, 1)
   tops = -(-lengths // step) * step
   return [_place([[i] for i in np.flatnonzero(tops == top)], lengths, top)
@@ -187,7 +187,7 @@ def _place(rows, lengths, width):
 
 
 def draw(shape, options) -> list[jax.Array]:
-  """Queries, keys, values, and the gradient of what they give."""
+  """Random queries, keys and values, and a gradient of the output."""
   rows, length, heads, kv_heads, size = shape
   rng = np.random.default_rng(options.seed)
   return [jnp.asarray(rng.normal(size=(rows, length, n, size)), options.dtype)
@@ -195,7 +195,7 @@ def draw(shape, options) -> list[jax.Array]:
 
 
 def backward(run):
-  """run(q, k, v), and its gradients along a weight."""
+  """run(q, k, v), and the gradients of its product with a weight."""
 
   def both(q, k, v, weight):
     out, back = jax.vjp(run, q, k, v)

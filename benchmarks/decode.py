@@ -1,12 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""A model's size in, how near its rollouts come to the device's limits out.
+r"""Speed of rollouts, as a share of the device's limits.
 
   python benchmarks/decode.py                # a GPU: Qwen2.5-3B, random weights
   python benchmarks/decode.py --size toy     # a CPU, in a minute: the same code
   python benchmarks/decode.py --transformers V/bin/python   # and its generate
 
-The limit of a decode step of B rows is that of its phases, one after another:
+The limit of a decode step of B rows is the sum of its phases' limits:
 
   max(W / bandwidth, 2 P B / F) + max(B c k / bandwidth, 4 B c L H d / F)
 
@@ -17,9 +17,9 @@ and of a prefill of n tokens, which computes no logits, (2 P' n + 4 L H d sum c)
 / F with P' parameters in layers. Bandwidth and F, FLOP/s, are measured in the
 same run: the better of a large copy and a triad, and a large matrix product.
 
-The reference phase plays trajectories of 1 to 4 turns (see `workload.py`)
-through the driver, with an instant search; its limit is the sum over its
-tokens, prompts counted once a question.
+The reference phase collects trajectories of 1 to 4 turns (see `workload.py`)
+with the driver and an instant search; its limit is the sum over its tokens,
+with prompts counted once a question.
 """
 
 import argparse
@@ -66,7 +66,7 @@ AIMS = {'decode': '0.30 / 0.50 / 0.65', 'prefill': '0.35 / 0.50 / 0.65',
 def main() -> None:
   options = parsed()
   print(f'    python benchmarks/decode.py {" ".join(sys.argv[1:])}\n')
-  theirs = generate_beside(options) if options.transformers else {}
+  peer_secs = transformers_secs(options) if options.transformers else {}
   device = jax.devices()[0]
   shape = SIZES[options.size]
   limits = Limits.of(shape, options.dtype)
@@ -81,7 +81,7 @@ def main() -> None:
         '| of the limit | aim |\n' + '|---' * 8 + '|')
   for rows in options.slots:
     with traced(options.profile and f'{options.profile}/{rows}'):
-      steady(options, shape, params, limits, rows, theirs.get(rows))
+      steady(options, shape, params, limits, rows, peer_secs.get(rows))
     gc.collect()
   phase(options, shape, params, limits)
 
@@ -94,7 +94,7 @@ def parsed() -> argparse.Namespace:
       description=__doc__.partition('\n')[0], parents=[first])
   parser.set_defaults(**OPTIONS[first.parse_known_args()[0].size])
   parser.add_argument('--slots', type=int, nargs='+')
-  parser.add_argument('--context', type=int, help='tokens, at mid-course')
+  parser.add_argument('--context', type=int, help='tokens, half way')
   parser.add_argument('--decodes', type=int, help='timed, of `steps` steps')
   parser.add_argument('--steps', type=int, default=16, help='of a decode')
   parser.add_argument('--tile', type=int)
@@ -105,7 +105,7 @@ def parsed() -> argparse.Namespace:
   parser.add_argument('--questions', type=int, help='of the reference phase')
   parser.add_argument('--samples', type=int)
   parser.add_argument('--phase-slots', type=int)
-  parser.add_argument('--length', type=int, help='4096: lengths as they are')
+  parser.add_argument('--length', type=int, help='4096: lengths unscaled')
   parser.add_argument('--repeats', type=int, default=3)
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--profile', default='', help='a folder for traces')
@@ -115,13 +115,13 @@ def parsed() -> argparse.Namespace:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """Of one model on one device; see the top of this file."""
+  """The limits of one model on one device; see the top of this file."""
 
   shape: transformer.TransformerConfig
   bandwidth: float  # bytes a second
   flops: float  # a second
   item: int  # bytes of a number
-  parameters: int  # that a decode step reads
+  parameters: int  # read by a decode step
   in_layers: int
 
   @classmethod
@@ -133,7 +133,7 @@ class Limits:
         shape, bandwidth(), matmul_rate(dtype), jnp.dtype(dtype).itemsize,
         parameters=every - untied, in_layers=every - untied - table)
 
-  def _over(self, contexts: float) -> tuple[float, float]:
+  def _attention(self, contexts: float) -> tuple[float, float]:
     """Seconds to read so many tokens of cache, and to attend to them."""
     s = self.shape
     read = (2 * s.num_hidden_layers * s.num_key_value_heads * s.head_dim
@@ -143,14 +143,15 @@ class Limits:
     return read / self.bandwidth, flops / self.flops
 
   def decode(self, rows: int, contexts: float) -> float:
-    """Seconds of a step of rows that see so many tokens together."""
+    """Seconds of a step of rows that see so many tokens in total."""
     return max(self.item * self.parameters / self.bandwidth,
                2 * self.parameters * rows / self.flops) + max(
-                   self._over(contexts))
+                   self._attention(contexts))
 
   def prefill(self, tokens: int, contexts: float) -> float:
-    """Seconds for tokens that see so many together."""
-    return 2 * self.in_layers * tokens / self.flops + self._over(contexts)[1]
+    """Seconds for tokens that see so many in total."""
+    return (2 * self.in_layers * tokens / self.flops
+            + self._attention(contexts)[1])
 
 
 def bandwidth() -> float:
@@ -176,7 +177,7 @@ def seconds_of(function, *args, repeats: int = 5, calls: int = 4) -> float:
 
 
 def traced(folder: str):
-  """jax's profiler around it, if there is a folder for the trace."""
+  """A context with jax's profiler, if there is a folder for the trace."""
   return jax.profiler.trace(folder) if folder else contextlib.nullcontext()
 
 
@@ -192,8 +193,8 @@ def build(options, shape, params, slots: int, length: int) -> engines.Engine:
   return engine
 
 
-def steady(options, shape, params, limits, rows: int, theirs) -> None:
-  """Prefill of all slots, decode while all go on, and the sampler alone."""
+def steady(options, shape, params, limits, rows: int, peer_secs) -> None:
+  """Prefill of all slots, decode with all active, and the sampler alone."""
   room = options.steps * (options.decodes + 1)  # the first ends the prefill
   held = options.context - room // 2
   engine = build(options, shape, params, rows, held + room)
@@ -212,14 +213,14 @@ def steady(options, shape, params, limits, rows: int, theirs) -> None:
     decodes += taken if repeat else []
     engine.abandon()
   step = statistics.median(decodes) / options.steps
-  tell('decode', rows, options.context, step,
-       limits.decode(rows, rows * options.context), rows)
-  if theirs:
-    tell('decode, transformers', rows, options.context, theirs,
-         limits.decode(rows, rows * options.context), rows)
-  tell('prefill', rows, held, statistics.median(prefills[1:]),
-       limits.prefill(rows * (held - 1), rows * held * (held - 1) / 2),
-       rows * (held - 1))
+  print_row('decode', rows, options.context, step,
+            limits.decode(rows, rows * options.context), rows)
+  if peer_secs:
+    print_row('decode, transformers', rows, options.context, peer_secs,
+              limits.decode(rows, rows * options.context), rows)
+  print_row('prefill', rows, held, statistics.median(prefills[1:]),
+            limits.prefill(rows * (held - 1), rows * held * (held - 1) / 2),
+            rows * (held - 1))
   logits = jax.random.normal(jax.random.key(0), (rows, shape.vocab_size))
   keys = jnp.zeros((rows, 2), jnp.uint32)
   alone = seconds_of(jax.jit(sampling.sample, static_argnums=4), logits, keys,
@@ -242,15 +243,15 @@ def decoded(engine: engines.Engine, count: int) -> list[float]:
   return taken
 
 
-def tell(what: str, rows, context, secs: float, limit: float, tokens: int):
-  """A row of the table."""
+def print_row(what: str, rows, context, secs: float, limit: float, tokens: int):
+  """Prints a row of the table."""
   print(f'| {what} | {rows} | {context} | {1000 * secs:.4g} '
         f'| {1000 * limit:.4g} | {tokens / secs:.0f} | {limit / secs:.3f} '
         f'| {AIMS[what.partition(",")[0].partition(" ")[0]]} |', flush=True)
 
 
 class Reference(scripted.Script):
-  """Trajectories of `workload.py`, turn by turn: who says how much."""
+  """The trajectories of `workload.py`: the length of every turn."""
 
   def __init__(self, options, tokenizer):
     rng = np.random.default_rng(options.seed)
@@ -264,9 +265,9 @@ class Reference(scripted.Script):
       for sample in range(options.samples):
         self.requests.append((question, sample))
         count = 1 + rng.choice(4, p=[0.15, 0.35, 0.3, 0.2])
-        said = np.minimum(rng.lognormal(np.log(110), 0.6, count), 500)
+        lengths = np.minimum(rng.lognormal(np.log(110), 0.6, count), 500)
         self.lengths[question.uid, sample] = [
-            max(1, round(x)) for x in said * self.scale]
+            max(1, round(x)) for x in lengths * self.scale]
 
   def _text(self, rng, tokens: float) -> str:
     count = max(1, round(tokens * self.scale / self._a_word))
@@ -279,7 +280,7 @@ class Reference(scripted.Script):
 
 
 def phase(options, shape, params, limits) -> None:
-  """The whole reference phase, by its trajectories' own limit."""
+  """The whole reference phase, against the limit of its trajectories."""
   tokenizer = tokenizers.load(str(policies.TINY_BASE))
   script = Reference(options, tokenizer)
   engine = build(options, shape, params, options.phase_slots, options.length)
@@ -287,7 +288,7 @@ def phase(options, shape, params, limits) -> None:
   budgets = driver.Budgets(
       max_turns=5, max_turn_tokens=round(500 * script.scale) + 1,
       max_prompt_tokens=most, passage_tokens=most, top_k=1)
-  speech = dataclasses.replace(
+  dialogue = dataclasses.replace(
       dialogues.laptop(tokenizer), parse=lambda text: Action(text, ('x',)))
   taken = []
   for _ in range(2):  # once to warm up
@@ -295,37 +296,38 @@ def phase(options, shape, params, limits) -> None:
     heard = scripted.Heard(engine, script)
     start = time.perf_counter()
     trajectories = driver.play(
-        script.requests, engine=heard, search=script.search, dialogue=speech,
+        script.requests, engine=heard, search=script.search, dialogue=dialogue,
         tokenizer=scripted.Tokenizer(tokenizer, heard), budgets=budgets,
         row_ids=script.row_ids, append=script.append, step=0, policy_step=0,
         schedule=driver.Schedule('arrival', decodes_in_flight=1))
     taken.append(time.perf_counter() - start)
   tokens = sum(len(g.tokens) for g in trajectories)
-  tell(f'phase of {len(trajectories)} trajectories', options.phase_slots,
-       round(tokens / len(trajectories)), taken[-1],
-       least(trajectories, limits, options.phase_slots), tokens)
+  print_row(f'phase of {len(trajectories)} trajectories', options.phase_slots,
+            round(tokens / len(trajectories)), taken[-1],
+            least(trajectories, limits, options.phase_slots), tokens)
 
 
 def least(trajectories, limits: Limits, rows: int) -> float:
   """Seconds that these trajectories take at the limits, in so many slots."""
-  prompts, fed, read, said, seen = set(), 0, 0, 0, 0
+  prompts, filled, read, sampled, seen = set(), 0, 0, 0, 0
   for trajectory in trajectories:
     at = len(trajectory.prompt_tokens)
     if trajectory.question.uid not in prompts:
       prompts.add(trajectory.question.uid)
-      fed, read = fed + at, read + at * (at + 1) / 2
+      filled, read = filled + at, read + at * (at + 1) / 2
     for turn in trajectory.turns:
       count = len(turn.action_tokens)
-      said, seen = said + count, seen + count * (at + (count - 1) / 2)
+      sampled += count
+      seen += count * (at + (count - 1) / 2)
       at += count
       count = len(turn.observation_tokens)
-      fed, read = fed + count, read + count * (at + (count + 1) / 2)
+      filled, read = filled + count, read + count * (at + (count + 1) / 2)
       at += count
-  return limits.prefill(fed, read) + said / rows * limits.decode(
-      rows, seen / said * rows)
+  return limits.prefill(filled, read) + sampled / rows * limits.decode(
+      rows, seen / sampled * rows)
 
 
-def generate_beside(options) -> dict[int, float]:
+def transformers_secs(options) -> dict[int, float]:
   """Seconds of a decode step of transformers, by rows; alone on the device."""
   shape = SIZES[options.size]
   fields = ('vocab_size', 'hidden_size', 'num_hidden_layers', 'rope_theta',
@@ -337,8 +339,8 @@ def generate_beside(options) -> dict[int, float]:
   result = {}
   for rows in options.slots:
     few, many = (statistics.median(
-        worker.turn(f'{rows}x{options.context - 32}x{said}')['secs']
-        for _ in range(options.repeats)) for said in (1, 65))
+        worker.turn(f'{rows}x{options.context - 32}x{new_tokens}')['secs']
+        for _ in range(options.repeats)) for new_tokens in (1, 65))
     result[rows] = (many - few) / 64
   worker.close()
   return result

@@ -187,7 +187,7 @@ def from_json(record: dict[str, Any]) -> Trajectory:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """Trajectories side by side; entry t of every row speaks of tokens[:, t].
+  """Trajectories side by side; entry t of every row belongs to tokens[:, t].
 
   Rows that only fill the batch have an empty loss mask and are neither in a
   baseline nor in the loss.
@@ -224,18 +224,18 @@ def pack(
     pad_id: int = 0,
     mask_truncated: bool = False,
 ) -> Batch:
-  """Lays trajectories into fixed shapes, on the host, in their order.
+  """Copies trajectories into arrays of fixed shapes, on the host, in order.
 
   Args:
     trajectories: finished, with rewards. Observations after the last action
-      are cut: nothing is learned from them.
+      are cut, because nothing is learned from them.
     group_ids: one hashable a trajectory; equal ones share a baseline.
-    policy_step: updates of the policy that this batch will train; rows from
-      an earlier one are marked off-policy.
+    policy_step: number of updates of the policy that this batch will train;
+      rows of an earlier policy are marked off-policy.
     length: T, in tokens.
-    rows: B; missing rows are filled with empty ones. Default: no filling.
-    pad_id: the id that fills `tokens`.
-    mask_truncated: leave trajectories that hit a limit out of the loss
+    rows: B; missing rows are empty. Default: one a trajectory.
+    pad_id: the id of padding in `tokens`.
+    mask_truncated: leave trajectories that reached a limit out of the loss
       (DAPO's overlong filter); they stay in the baseline.
 
   Returns:
@@ -287,7 +287,7 @@ def _used(trajectory: Trajectory) -> int:
 
 
 def _check_packable(trajectories, group_ids, rows: int, length: int) -> None:
-  """Raises what `pack` says it raises."""
+  """Raises the errors of `pack`."""
   if len(trajectories) > rows:
     raise ValueError(
         'rows must be at least the number of trajectories, '

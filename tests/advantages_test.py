@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """advantages: each against its definition, by row and by token.
 
-What lies outside a mask or a baseline is poisoned with NaN and infinities.
+Entries outside a mask or a baseline are poisoned with NaN and infinities.
 """
 
 import functools
@@ -213,7 +213,7 @@ def test_rows_out_of_the_baseline_do_not_move_it():
   assert got[2] == 0
 
 
-def test_spread_is_told_to_every_row_of_the_group():
+def test_every_row_of_a_group_gets_its_spread():
   rewards, ids = np.array([0.0, 0.7, np.nan, 5.0]), np.array([0, 0, 0, 1])
   spread = advantages.group_spread(rewards, ids, ~np.isnan(rewards))
   np.testing.assert_array_equal(spread, [0.7, 0.7, 0.7, 0.0])
@@ -381,8 +381,7 @@ def test_nothing_to_train_on_is_zero():
       np.testing.assert_array_equal(got, np.zeros(shape))
 
 
-# Two tokens that the policy sampled, around one and before another that it
-# was made to read.
+# Two sampled tokens, with one retrieved token between and one after them.
 TURNS = np.array([[True, False, True, False]])
 VALUES = np.array([[0.5, np.nan, 0.25, np.inf]])
 
@@ -395,8 +394,8 @@ def test_token_rewards_by_hand():
 
 
 def test_gae_by_hand():
-  # lambda 1/2: the second errs by 1 - 1/4 = 3/4; the first by 1/4 - 1/2, plus
-  # half of 3/4. discount 1/2: the reward is worth 1/2 one policy token before.
+  # lambda 1/2: A = 1 - 1/4 = 3/4 for the second, 1/4 - 1/2 + half of 3/4 for
+  # the first. discount 1/2: the reward is worth 1/2 one policy token earlier.
   rewards = advantages.token_rewards(jnp.ones(1), jnp.asarray(TURNS))
   for options, advs, returns in (
       (dict(gae_lambda=0.5), [0.125, 0, 0.75, 0], [0.625, 0, 1, 0]),
@@ -416,7 +415,7 @@ def test_reinforce_plus_plus_by_hand():
 
 
 def test_reinforce_plus_plus_baseline_by_hand():
-  # Less their group's mean: -1, 1, and 0 for the one that is alone.
+  # Minus their group's mean: -1, 1, and 0 for the group of one.
   got = advantages.reinforce_plus_plus_baseline(
       jnp.array([0.0, 2.0, 5.0]), jnp.array([0, 0, 1]),
       jnp.array([[True, False], [False, True], [True, False]]))
@@ -424,7 +423,7 @@ def test_reinforce_plus_plus_baseline_by_hand():
 
 
 def test_whiten_by_hand():
-  # 1 and 5: the mean is 3, the sample variance (4 + 4) / 1. One alone is 0.
+  # 1 and 5: the mean is 3, the sample variance (4 + 4) / 1. One entry gives 0.
   x, where = jnp.array([1.0, 9.0, 5.0]), jnp.array([True, False, True])
   np.testing.assert_allclose(
       advantages.whiten(x, where), [-0.5**0.5, 0, 0.5**0.5], rtol=1e-6)
@@ -443,7 +442,7 @@ def test_refuses_bad_input_by_token():
     advantages.reinforce_plus_plus(x, mask[0])
   with pytest.raises(ValueError, match=r'where must .*\(2, 3\).*\(3,\)'):
     advantages.whiten(x, mask[0])
-  one = jnp.zeros(1)  # would be good for every row, if broadcast
+  one = jnp.zeros(1)  # would fit every row if it were broadcast
   with pytest.raises(ValueError, match=r'one a row, \(2,\).*\(1,\). Reduce'):
     advantages.reinforce_plus_plus_baseline(one, one.astype(int), mask)
   with pytest.raises(ValueError, match=r'\[0, 2\), but row 1 holds 2.*unique'):

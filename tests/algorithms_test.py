@@ -1,8 +1,8 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""algorithms: one contract for every recipe, and what each is made of.
+"""algorithms: one contract for every recipe, and the terms of each.
 
-Whatever is not trained on is poisoned with NaN and infinities throughout.
+Tokens that are not trained on are poisoned with NaN and infinities.
 """
 
 import dataclasses
@@ -146,7 +146,7 @@ def denominator(batch):
 
 
 def random_output(batch, scale=0.3, seed=5):
-  """A policy some way off the one that the ratio divides by; a critic."""
+  """Outputs of a policy near that of the ratio's denominator, and a critic."""
   rng = np.random.default_rng(seed)
   noise = rng.normal(size=(2, *batch.tokens.shape)).astype(np.float32)
   entropy = rng.exponential(size=batch.tokens.shape).astype(np.float32)
@@ -182,9 +182,9 @@ def assert_close(got, expected, rtol=1e-5, atol=1e-5):
 
 # The contract.
 
-MIXED = [-1, 1, -1, 1, 0, 1, 0, 0]  # against the group: alone, it has no say
+MIXED = [-1, 1, -1, 1, 0, 1, 0, 0]  # against the group; a group of one gives 0
 DIRECTION = {
-    # Values of 0.5, but -1 on row 2 and 2 on row 3, which so disappointed.
+    # Values of 0.5, but -1 on row 2 and 2 on row 3, more than its reward.
     'ppo': [-1, 1, 1, -1, 1, 1, 0, 0],
     'reinforce': [0, 1, 0, 1, 1, 1, 0, 0],  # no baseline: nothing is punished
     'reinforce_plus_plus': [-1, 1, -1, 1, 1, 1, 0, 0],  # against the batch
@@ -193,7 +193,7 @@ DIRECTION = {
 
 def test_trains_sampled_tokens_only_and_in_the_right_direction(name, algorithm):
   batch = random_batch()
-  # On policy, undrifted, and returns without a decay: only rewards speak.
+  # On policy, without drift or discount: only rewards decide.
   if name in ('ppo_all_terms', 'reinforce_plus_plus_all_terms'):
     recipe, options, _ = TABLE[name]
     algorithm = make(recipe, {**options, 'discount': 1.0}, None)
@@ -294,7 +294,7 @@ def test_degenerate_batches_are_finite(name, algorithm, case):
     return
   by_group = recipe not in ('ppo', 'reinforce', 'reinforce_plus_plus')
   by_group |= options.get('group_baseline', False)
-  # All rows alike teach nothing, unless their KL or their length differs.
+  # Equal rows give no gradient, unless their KL or their length differs.
   if by_group and name not in ('rloo_all_terms', 'dapo_all_terms') or (
       recipe == 'reinforce' and case == 'no_baseline'):
     np.testing.assert_array_equal(advs, 0)
@@ -348,9 +348,9 @@ def test_a_row_out_of_the_loss_is_a_row_without_sampled_tokens(algorithm):
                run_whole(algorithm, one, out), run_whole(algorithm, two, out))
 
 
-# What each recipe is made of.
+# The terms of each recipe.
 
-PAPERS = {  # what a recipe does unless told otherwise
+PAPERS = {  # the defaults of each recipe
     'ppo': dict(clip=(0.2, 0.2), value_clip=0.5, discount=1, gae_lambda=1,
                 whiten=True, kl=('reward', 1e-3, 'k1'), how='token_mean'),
     'grpo': dict(clip=(0.2, 0.2), kl=('loss', 0.04, 'k3'),
@@ -373,26 +373,26 @@ PAPERS = {  # what a recipe does unless told otherwise
 
 
 def settings(recipe, options):
-  """What a recipe does when told `options`."""
-  it = types.SimpleNamespace(**{
+  """The settings of a recipe with these options."""
+  config = types.SimpleNamespace(**{
       'dual_clip': None, 'normalize_std': True, 'group_baseline': False,
       'entropy_coef': 0, 'length': None, **PAPERS[recipe], **options})
-  it.how = options.get('aggregation', it.how)
+  config.how = options.get('aggregation', config.how)
   if recipe not in ('rloo', 'hrpo', 'reinforce'):
-    it.clip = (options.get('clip_low', it.clip[0]),
-               options.get('clip_high', it.clip[1]),
-               *([it.dual_clip] if it.dual_clip else []))
-  where, coef, estimator = it.kl
-  if it.group_baseline:
+    config.clip = (options.get('clip_low', config.clip[0]),
+               options.get('clip_high', config.clip[1]),
+               *([config.dual_clip] if config.dual_clip else []))
+  where, coef, estimator = config.kl
+  if config.group_baseline:
     where, estimator = 'loss', 'k2'
-  it.kl = (where, options.get('kl_coef', coef),
+  config.kl = (where, options.get('kl_coef', coef),
            options.get('kl_estimator', estimator))
-  return it
+  return config
 
 
-def advantages_by_loops(recipe, it, batch, mask):
+def advantages_by_loops(recipe, config, batch, mask):
   """Advantages, and a critic's returns."""
-  in_reward, coef, estimator = it.kl
+  in_reward, coef, estimator = config.kl
   penalty = np.zeros(mask.shape)
   if in_reward == 'reward' and coef:
     penalty = coef * oracles.kl(
@@ -402,15 +402,15 @@ def advantages_by_loops(recipe, it, batch, mask):
     case 'ppo':
       advs, returns = oracles.gae(
           oracles.token_rewards(batch.rewards, mask, penalty), batch.values,
-          mask, discount=it.discount, gae_lambda=it.gae_lambda)
-      return oracles.whiten(advs, mask) if it.whiten else advs, returns
-    case 'reinforce_plus_plus' if it.group_baseline:
+          mask, discount=config.discount, gae_lambda=config.gae_lambda)
+      return oracles.whiten(advs, mask) if config.whiten else advs, returns
+    case 'reinforce_plus_plus' if config.group_baseline:
       return oracles.reinforce_plus_plus_baseline(
           batch.rewards, group[0], mask, group[1]), None
     case 'reinforce_plus_plus':
       return oracles.reinforce_plus_plus(
           oracles.token_rewards(batch.rewards, mask, penalty), mask,
-          discount=it.discount), None
+          discount=config.discount), None
     case 'reinforce':
       return np.where(batch.in_baseline, batch.rewards, 0), None
     case 'rloo':
@@ -418,13 +418,13 @@ def advantages_by_loops(recipe, it, batch, mask):
           batch.rewards - penalty.sum(-1), *group), None
     case 'hrpo':
       return oracles.hop_group_relative(
-          batch.rewards, *group, delta=it.delta), None
+          batch.rewards, *group, delta=config.delta), None
     case 'dapo':
       penalty = oracles.overlong_penalty(
-          mask.sum(-1), it.max_length, it.buffer)
+          mask.sum(-1), config.max_length, config.buffer)
       return oracles.group_relative(batch.rewards + penalty, *group), None
   return oracles.group_relative(
-      batch.rewards, *group, normalize_std=it.normalize_std), None
+      batch.rewards, *group, normalize_std=config.normalize_std), None
 
 
 def corrected_by_loops(
@@ -440,39 +440,42 @@ def corrected_by_loops(
   return out.sum(-1) / np.maximum(mask.sum(-1), 1) if by_row else out
 
 
-def policy_loss_by_loops(recipe, it, logprobs, old, advs, mask, start):
+def policy_loss_by_loops(recipe, config, logprobs, old, advs, mask, start):
   """Of each token, or of each row."""
   match recipe:
     case 'gspo' | 'dspo':
-      return oracles.sequence_ratio_loss(logprobs, old, advs, mask, *it.clip)
+      return oracles.sequence_ratio_loss(
+          logprobs, old, advs, mask, *config.clip)
     case 'gmpo':
-      return oracles.geometric_mean_loss(logprobs, old, advs, mask, *it.clip)
+      return oracles.geometric_mean_loss(
+          logprobs, old, advs, mask, *config.clip)
     case 'rloo' | 'hrpo' | 'reinforce':
       return oracles.score_function_loss(logprobs, advs, mask)
-    case 'cispo':  # the ratio is a constant: that of where we started
-      ratio = np.minimum(oracles.token_ratio(start, old, mask), 1 + it.clip[1])
+    case 'cispo':  # the ratio is a constant, that of the start
+      ratio = np.minimum(
+          oracles.token_ratio(start, old, mask), 1 + config.clip[1])
       return ratio * oracles.score_function_loss(logprobs, advs, mask)
-  return oracles.token_ratio_loss(logprobs, old, advs, mask, *it.clip)
+  return oracles.token_ratio_loss(logprobs, old, advs, mask, *config.clip)
 
 
-def terms_by_loops(recipe, it, batch, out, advs, returns, start):
+def terms_by_loops(recipe, config, batch, out, advs, returns, start):
   """name: coefficient, (total, count)."""
   mask = trained_tokens(batch)
-  how = it.how, it.length
+  how = config.how, config.length
   loss = policy_loss_by_loops(
-      recipe, it, out.logprobs, denominator(batch), advs, mask, start)
+      recipe, config, out.logprobs, denominator(batch), advs, mask, start)
   terms = {'policy': (1, oracles.aggregate(loss, mask, *how) if loss.ndim == 2
                       else (loss.sum(), mask.any(-1).sum()))}
-  in_loss, coef, estimator = it.kl
+  in_loss, coef, estimator = config.kl
   if in_loss == 'loss' and coef:
     kl = oracles.kl(out.logprobs, batch.ref_logprobs, mask, estimator)
     terms['kl'] = coef, oracles.aggregate(kl, mask, *how)
-  if it.entropy_coef:
-    terms['entropy'] = -it.entropy_coef, oracles.aggregate(
+  if config.entropy_coef:
+    terms['entropy'] = -config.entropy_coef, oracles.aggregate(
         out.entropy, mask, *how)
   if recipe == 'ppo':
     fit = oracles.value_loss(
-        out.values, batch.values, returns, mask, it.value_clip)
+        out.values, batch.values, returns, mask, config.value_clip)
     terms['value'] = 1, oracles.aggregate(fit, mask, 'token_mean')
   return terms
 
@@ -485,12 +488,12 @@ def test_agrees_with_loops(name, algorithm):
   got_advs = estimate(algorithm, batch)
   (loss, (terms, metrics)), gradient = run(algorithm, batch, out, got_advs)
 
-  it = settings(recipe, options)
+  config = settings(recipe, options)
   batch, out = jax.tree.map(
       lambda x: x.astype(np.float64) if x.dtype == np.float32 else x,
       (batch, out))
   mask = trained_tokens(batch)
-  advs, returns = advantages_by_loops(recipe, it, batch, mask)
+  advs, returns = advantages_by_loops(recipe, config, batch, mask)
   if correction:
     advs = corrected_by_loops(advs, batch, mask, **correction)
   where = mask if advs.ndim == 2 else mask.any(-1)
@@ -502,7 +505,7 @@ def test_agrees_with_loops(name, algorithm):
 
   def expected(out):
     return terms_by_loops(
-        recipe, it, batch, out, advs, returns, start=start)
+        recipe, config, batch, out, advs, returns, start=start)
 
   def expected_loss(field, x):
     return sum(coef * total / count for coef, (total, count) in expected(
@@ -625,7 +628,7 @@ def test_corrections_by_hand():
         weighted, advantages=plain.advantages, needs=plain.needs) == plain
 
 
-# What it asks of its surroundings.
+# What it requires of the trainer.
 
 
 @pytest.mark.parametrize('recipe, needs', {

@@ -164,7 +164,7 @@ def test_padding_changes_nothing_and_gets_no_gradient():
       np.testing.assert_array_equal(gradient[:, end:], 0)
 
 
-def test_a_chunk_against_a_longer_cache_is_refused_for_jax_would_misalign_it():
+def test_a_chunk_against_a_longer_cache_is_refused():
   q, k, v = narrow(arrays())
   whole, chunk = attention.causal(q, k, v), q[:, 9:]
   with pytest.raises(ValueError, match='4 queries and 13 keys. Use `grouped`'):
@@ -199,7 +199,7 @@ def test_cudnn_refuses_head_sizes_that_it_does_not_take(size):
 
 @pytest.fixture
 def as_cudnn(monkeypatch):
-  """What we ask of cuDNN is answered by jax's XLA, which any device has."""
+  """Calls of cuDNN are computed by jax's XLA, which runs on any device."""
   original, asked = jax.nn.dot_product_attention, []
 
   def answer(q, k, v, *, implementation, **options):
@@ -212,14 +212,14 @@ def as_cudnn(monkeypatch):
 
 
 @pytest.mark.parametrize('window', [None, 1, 5])
-def test_what_is_asked_of_cudnn_means_the_same(as_cudnn, window):
+def test_the_arguments_of_cudnn_mean_the_same(as_cudnn, window):
   xs = arrays((2, 13, 4, 2, 8), dtype=jnp.bfloat16)
   got = attention.causal(*xs, implementation='cudnn', sliding_window=window)
   wanted = oracle(*(np.float64(x) for x in xs), window=window)
   np.testing.assert_allclose(np.float64(got), wanted, atol=0.03)
   call, = as_cudnn
   assert call['implementation'] == 'cudnn' and call['length'] == 128
-  # Its windows are exclusive: those behind oneself, those ahead.
+  # Its windows exclude the token itself: (before it, after it).
   assert call['local_window_size'] == (window and (window - 1, 0))
 
 
@@ -457,7 +457,7 @@ def test_documents_that_attend_apart_read_what_they_read_in_rows(window):
   weight = jnp.asarray(layout.segment_ids > 0, jnp.float32)[..., None, None]
 
   def loud_behind(q, k, v, *, lengths, **options):
-    """What a kernel may leave behind the end of a row."""
+    """Values that a kernel may leave beyond the end of a row."""
     seen = attention.causal(q, k, v, **options)
     behind = jnp.arange(q.shape[1]) >= lengths[:, None]
     return jnp.where(behind[..., None, None], jnp.nan, seen)

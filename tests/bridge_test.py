@@ -147,9 +147,9 @@ def test_low_rank_adapters_are_trained_alone():
   np.testing.assert_allclose(apply(zeroed, X), base(X), rtol=1e-6)
 
 
-@pytest.mark.parametrize('trained, told', [
+@pytest.mark.parametrize('trained, named', [
     (nnx.Param, 'Param'), (nnx.LoRAParam, 'LoRAParam')])
-def test_a_module_with_nothing_to_train_is_refused(trained, told):
+def test_a_module_with_nothing_to_train_is_refused(trained, named):
   module = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
-  with pytest.raises(ValueError, match=f'variables of {told}, but has none'):
+  with pytest.raises(ValueError, match=f'variables of {named}, but has none'):
     bridge.from_nnx(module, trained)

@@ -50,7 +50,7 @@ def learner():
 
 @pytest.fixture(scope='module')
 def batch(learner, params):
-  """Scored by another policy as a reference, and by a critic of opinions."""
+  """Scored by another policy as a reference, and by a critic not at 0."""
   scored = learner.score(
       learner.init(params), learning.ragged_batch(), tiny.params(CONFIG, 1))
   opinions = np.random.default_rng(1).normal(size=scored.values.shape)
@@ -59,7 +59,7 @@ def batch(learner, params):
 
 @pytest.fixture(scope='module')
 def opinionated(params):
-  """A critic whose head says something: a fresh one has no gradient below."""
+  """A critic with a random head: below that of `init` there is no gradient."""
   rng = np.random.default_rng(2)
   kernel = 0.2 * rng.normal(size=(32, 1)).astype(np.float32)
   return critic.init(params) | {'value': {
@@ -107,24 +107,24 @@ def whole_step(policy_params, critic_params, batch):
 def expected(batch, params, opinionated):
   """Policy, critic and value losses after STEPS; filler rows left out."""
   real = jax.tree.map(lambda x: x[:-learning.FILLER], batch)
-  ours, fitted, told = params, opinionated, []
+  ours, fitted, value_losses = params, opinionated, []
   for _ in range(STEPS):
     ours, fitted, loss = whole_step(ours, fitted, real)
-    told.append(float(loss))
-  return jax.device_get((ours, fitted, told))
+    value_losses.append(float(loss))
+  return jax.device_get((ours, fitted, value_losses))
 
 
 def assert_updates(learner, batch, state, expected, atol=1e-6):
   """STEPS updates are the expected ones."""
-  told = []
+  value_losses = []
   for _ in range(STEPS):
     state, metrics = learner.update(state, batch)
-    told.append(metrics['critic/vf_loss'])
+    value_losses.append(metrics['critic/vf_loss'])
   for ours, theirs in zip((state['policy'].params, state['critic'].params),
                           expected):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol),
                  jax.device_get(ours), theirs)
-  np.testing.assert_allclose(told, expected[2], rtol=1e-4)
+  np.testing.assert_allclose(value_losses, expected[2], rtol=1e-4)
   return state
 
 
@@ -136,7 +136,7 @@ def assert_equal(one, two):
 
 
 @pytest.mark.parametrize('tied', [False, True])
-def test_a_fresh_critic_has_the_backbone_and_says_0(tied):
+def test_a_fresh_critic_has_the_backbone_and_outputs_0(tied):
   config = dataclasses.replace(CONFIG, tie_word_embeddings=tied)
   params = tiny.params(config)
   fresh = critic.init(params)
@@ -264,7 +264,7 @@ def test_updates_leave_what_init_was_given_alone(learner, batch):
 
 
 def test_a_critic_changes_nothing_about_the_policy(learner, batch, params):
-  """Whatever its optimiser does: the two meet in the advantages alone."""
+  """Whatever its optimiser does: only the advantages connect the two."""
   still = make(critic_optimizer=optax.sgd(0.0))
   one, _ = learner.update(learner.init(params), batch)
   two, _ = still.update(still.init(params), batch)

@@ -101,8 +101,9 @@ def test_clip_fractions_agree_with_loops(level, dual_clip, transform):
 
 
 def test_clip_fractions_by_hand():
-  # Of four that count, one fell with A < 0, one rose with A > 0; the third
-  # rose with A < 0, beyond 3; the fourth is within. A fifth does not count.
+  # Of four ratios that count, one fell with A < 0, one rose with A > 0, the
+  # third rose with A < 0, above 3, and the fourth is in range. A fifth is not
+  # in the mask.
   got = diagnostics.clip_fractions(
       jnp.array([0.5, 2.0, 4.0, 1.1, 9.0]), jnp.array([-1, 1, -1, 1, jnp.nan]),
       jnp.array([True, True, True, True, False]), **CLIP, dual_clip=3.0)
@@ -122,7 +123,7 @@ def test_policy_drift_reads_old_against_new():
 
 
 def test_policy_drift_by_hand():
-  # The policy halves what it did: k1 = ln 2, k3 = 1/2 - 1 + ln 2.
+  # The policy halves its probabilities: k1 = ln 2, k3 = 1/2 - 1 + ln 2.
   got = diagnostics.policy_drift(
       jnp.log(jnp.array([[0.25, 0.0]])), jnp.log(jnp.array([[0.5, 0.0]])),
       jnp.array([[True, False]]))
@@ -150,8 +151,8 @@ def test_value_fit_agrees_with_loops(value_clip, transform):
 
 
 def test_value_fit_by_hand():
-  # Both moved from 0 to 2, further than 1/2. R = 3: held back, it errs more;
-  # R = 0: it errs less.
+  # Both moved from 0 to 2, further than 1/2. R = 3: the clipped error is the
+  # larger one; R = 0: the smaller one.
   got = diagnostics.value_fit(
       jnp.array([[2.0, 2.0, 9.0]]), jnp.zeros((1, 3)),
       jnp.array([[3.0, 0.0, 0.0]]), jnp.array([[True, True, False]]),
@@ -196,7 +197,7 @@ def test_describe_agrees_with_loops(kind):
 
 
 def two_rows(**fields):
-  """Two policy tokens around one that was read; the second row is empty."""
+  """Two policy tokens around a retrieved one; the second row is empty."""
   mask = np.array([[True, False, True], [False] * 3])
   rows, some = np.array([True, False]), np.array([1.0, 0.0])
   return Batch(**dict(

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""engine: samples against full forwards; only the row's name decides them."""
+"""engine: samples equal full forwards, and depend on their row alone."""
 
 import dataclasses
 import functools
@@ -32,7 +32,8 @@ def params():
 
 def build(stop=('th', '>'), eos_ids=TOKENIZER.eos_ids, **options):
   table = stops.compile_table(TOKENIZER.token_bytes, stop)
-  options = dict(slots=3, length=LENGTH, tile=8, block=16, steps=5, seed=4) | options
+  options = dict(slots=3, length=LENGTH, tile=8, block=16, steps=5,
+                 seed=4) | options
   return engines.Engine(tiny.CONFIG, stop_table=table, eos_ids=eos_ids,
                         **options)
 
@@ -44,13 +45,13 @@ def engine():
 
 @pytest.fixture(scope='module')
 def other():
-  """The same sampler in another shape."""
+  """The same engine in another shape."""
   return build(slots=5, length=160, tile=40, block=32, steps=2)
 
 
 @pytest.fixture(scope='module')
 def quiet():
-  """One whose turns hardly ever stop by themselves."""
+  """An engine whose turns rarely stop before their budget."""
   return build(stop=('never said',), slots=8, length=160)
 
 
@@ -64,49 +65,49 @@ def ids(rng, count):
   return tuple(rng.integers(0, tiny.CONFIG.vocab_size, count).tolist())
 
 
-def talks(seed=0, rows=3):
-  """uid -> what its slot is fed, turn by turn; some longer than a chunk."""
+def turn_inputs(seed=0, rows=3):
+  """uid -> the tokens appended in each turn; some longer than a tile."""
   rng = np.random.default_rng(seed)
   return {f'{seed}-{row}': [ids(rng, int(n)) for n in (
       rng.integers(1, 20), rng.integers(1, 11), 1)] for row in range(rows)}
 
 
-def converse(engine, talks, slots=None, budget=4):
-  """Plays talks side by side, each at its own pace.
+def run_turns(engine, turn_inputs, slots=None, budget=4):
+  """Runs the turns of all uids side by side, each at its own pace.
 
   Returns:
-    uid -> (tokens, log-probs [T], zero at what was fed).
+    uid -> (tokens, log-probs [T], 0 at appended tokens).
   """
-  slots = slots or range(len(talks))
-  uid_of = dict(zip(slots, talks))
-  said = {uid: ([], []) for uid in talks}
-  left = {uid: list(turns) for uid, turns in talks.items()}
+  slots = slots or range(len(turn_inputs))
+  uid_of = dict(zip(slots, turn_inputs))
+  outputs = {uid: ([], []) for uid in turn_inputs}
+  left = {uid: list(turns) for uid, turns in turn_inputs.items()}
 
-  def feed(slot):
+  def next_append(slot):
     uid = uid_of[slot]
-    turn = len(talks[uid]) - len(left[uid])
+    turn = len(turn_inputs[uid]) - len(left[uid])
     tokens = left[uid].pop(0)
-    said[uid][0].extend(tokens)
-    said[uid][1].extend([0.0] * len(tokens))
+    outputs[uid][0].extend(tokens)
+    outputs[uid][1].extend([0.0] * len(tokens))
     row_ids = engines.row_ids(3, uid, 1, turn)
     return engines.Append(slot, tokens, budget, row_ids, fresh=turn == 0)
 
-  engine.append([feed(slot) for slot in slots])
+  engine.append([next_append(slot) for slot in slots])
   while uid_of:
     again = []
     for stopped in engine.decode():
       uid = uid_of[stopped.slot]
-      said[uid][0].extend(stopped.tokens)
-      said[uid][1].extend(stopped.logprobs)
-      assert engine.used(stopped.slot) == len(said[uid][0])
+      outputs[uid][0].extend(stopped.tokens)
+      outputs[uid][1].extend(stopped.logprobs)
+      assert engine.used(stopped.slot) == len(outputs[uid][0])
       if left[uid]:
-        again.append(feed(stopped.slot))
+        again.append(next_append(stopped.slot))
       else:
         del uid_of[stopped.slot]
         engine.release(stopped.slot)
     if again:
       engine.append(again)
-  return said
+  return outputs
 
 
 def padded(rows):
@@ -116,30 +117,30 @@ def padded(rows):
 def test_logprobs_equal_a_full_forward_over_several_turns(engine, params):
   engine.load(params, TEMPERATURE)
   before = engine.prefilled_tokens
-  asked = talks()
-  said = converse(engine, asked)
-  tokens = padded(t for t, _ in said.values())
-  logprobs = padded(logprobs for _, logprobs in said.values())
+  inputs = turn_inputs()
+  outputs = run_turns(engine, inputs)
+  tokens = padded(t for t, _ in outputs.values())
+  logprobs = padded(logprobs for _, logprobs in outputs.values())
   expected = np.where(logprobs < 0, full_logprobs(params, tokens), 0)
   assert (logprobs < 0).sum() >= 9  # three turns of three rows
   np.testing.assert_allclose(logprobs, expected, atol=1e-4)
-  # What was fed was fed once: history is never prefilled again.
-  fed = sum(len(turn) for turns in asked.values() for turn in turns)
-  assert engine.prefilled_tokens - before == fed - len(asked)
+  # Tokens are prefilled once: history never again.
+  count = sum(len(turn) for turns in inputs.values() for turn in turns)
+  assert engine.prefilled_tokens - before == count - len(inputs)
 
 
 def test_a_row_is_the_same_in_any_slot_company_order_and_shape(
     engine, other, params):
   engine.load(params, TEMPERATURE)
   other.load(params, TEMPERATURE)
-  asked = talks(1)
-  together = converse(engine, asked)
-  for uid, turns in asked.items():
-    alone = converse(engine, {uid: turns}, slots=[2])
+  inputs = turn_inputs(1)
+  together = run_turns(engine, inputs)
+  for uid, turns in inputs.items():
+    alone = run_turns(engine, {uid: turns}, slots=[2])
     assert alone[uid][0] == together[uid][0]
-  crowd = talks(2, rows=2) | dict(reversed(asked.items()))
-  crowded = converse(other, crowd, slots=[1, 4, 0, 3, 2])
-  for uid in asked:
+  crowd = turn_inputs(2, rows=2) | dict(reversed(inputs.items()))
+  crowded = run_turns(other, crowd, slots=[1, 4, 0, 3, 2])
+  for uid in inputs:
     assert crowded[uid][0] == together[uid][0]
     np.testing.assert_allclose(crowded[uid][1], together[uid][1], atol=1e-5)
 
@@ -152,20 +153,20 @@ LAYOUT = dict(slots=72, length=400, tile=32, tiles=(2, 6), steps=5, block=128)
 
 @pytest.fixture(scope='module')
 def wide():
-  """A model of the laptop's widths, what it says, and a way to ask again."""
+  """Inputs and outputs of a model of the laptop's widths, and a rerun."""
   params = tiny.params(WIDE, seed=3)
   rng = np.random.default_rng(8)
-  asked = {f'{row}': [ids(rng, n) for n in rng.integers(1, 130, 3)]
+  inputs = {f'{row}': [ids(rng, n) for n in rng.integers(1, 130, 3)]
            for row in range(40)}
 
-  def say(asked, where=None, **options):
+  def sample_all(inputs, where=None, **options):
     table = stops.compile_table(TOKENIZER.token_bytes, ('th', '>'))
     engine = engines.Engine(WIDE, stop_table=table, eos_ids=(0,), seed=4,
                             **LAYOUT | options)
     engine.load(params, TEMPERATURE)
-    return converse(engine, asked, slots=where, budget=9)
+    return run_turns(engine, inputs, slots=where, budget=9)
 
-  return asked, say, say(asked)
+  return inputs, sample_all, sample_all(inputs)
 
 
 SLOW = pytest.mark.slow
@@ -187,32 +188,33 @@ SLOW = pytest.mark.slow
 ])
 def test_no_bit_of_a_row_depends_on_anything_but_the_row(
     wide, rows, slots, options):
-  asked, say, expected = wide
-  said = say({f'{row}': asked[f'{row}'] for row in rows}, slots, **options)
-  for uid, (tokens, logprobs) in said.items():
+  inputs, sample_all, expected = wide
+  outputs = sample_all(
+      {f'{row}': inputs[f'{row}'] for row in rows}, slots, **options)
+  for uid, (tokens, logprobs) in outputs.items():
     assert tokens == expected[uid][0]
     assert logprobs == expected[uid][1]  # to the last bit
 
 
 def test_few_slots_change_only_the_rounding(wide):
-  asked, say, expected = wide
-  few = dict(list(asked.items())[:6])
-  said = say(few, slots=6)
-  same = sum(said[uid][0] == expected[uid][0] for uid in few)
+  inputs, sample_all, expected = wide
+  few = dict(list(inputs.items())[:6])
+  outputs = sample_all(few, slots=6)
+  same = sum(outputs[uid][0] == expected[uid][0] for uid in few)
   assert same == 6
   for uid in few:
-    np.testing.assert_allclose(said[uid][1], expected[uid][1], atol=1e-4)
+    np.testing.assert_allclose(outputs[uid][1], expected[uid][1], atol=1e-4)
 
 
-def test_half_precision_says_nearly_the_same(wide):
-  asked, say, expected = wide
-  few = dict(list(asked.items())[:20])
-  said = say(few, dtype='bfloat16')
+def test_half_precision_gives_nearly_the_same(wide):
+  inputs, sample_all, expected = wide
+  few = dict(list(inputs.items())[:20])
+  outputs = sample_all(few, dtype='bfloat16')
   firsts = []
   for uid in few:
-    start = len(asked[uid][0])
-    if said[uid][0][start] == expected[uid][0][start]:
-      firsts.append(abs(said[uid][1][start] - expected[uid][1][start]))
+    start = len(inputs[uid][0])
+    if outputs[uid][0][start] == expected[uid][0][start]:
+      firsts.append(abs(outputs[uid][1][start] - expected[uid][1][start]))
   assert len(firsts) > 10 and 0 < np.mean(firsts) < 0.3
 
 
@@ -221,38 +223,38 @@ def test_a_prompt_that_a_slot_holds_is_copied_and_not_fed_again(other, params):
   prompt = ids(np.random.default_rng(9), 37)
   name = lambda sample: (3, 1, 2, sample, 0)
 
-  def say(slots):
+  def sample_all(slots):
     other.append([engines.Append(slot, prompt, 5, name(sample), True)
                   for sample, slot in slots.items()])
-    said = {}
-    while len(said) < len(slots):
-      said |= {s.slot: (s.tokens, s.logprobs) for s in other.decode()}
-    return [said[slot] for slot in slots.values()]
+    outputs = {}
+    while len(outputs) < len(slots):
+      outputs |= {s.slot: (s.tokens, s.logprobs) for s in other.decode()}
+    return [outputs[slot] for slot in slots.values()]
 
   alone = []
   for sample in range(4):
     other.load(params, TEMPERATURE)  # forgets what is held
-    alone += say({sample: 2})
+    alone += sample_all({sample: 2})
   other.load(params, TEMPERATURE)
   before = other.prefilled_tokens, other.copied_tokens
-  together = say({0: 4, 1: 0, 2: 2})
+  together = sample_all({0: 4, 1: 0, 2: 2})
   assert other.prefilled_tokens - before[0] == 36
   assert other.copied_tokens - before[1] == 72
   other.release(4)
   other.append([engines.Append(4, (5, 6), 1, name(9), True)])  # another prompt
   other.decode()
-  together += say({3: 1})  # from slot 0 or 2
+  together += sample_all({3: 1})  # from slot 0 or 2
   assert other.prefilled_tokens - before[0] == 36 + 1
   assert together == alone
   other.load(tiny.params(seed=1), TEMPERATURE)
-  say({0: 1})  # held by old weights: fed again
+  sample_all({0: 1})  # held by old weights: prefilled again
   assert other.prefilled_tokens - before[0] == 36 + 1 + 36
 
 
 def test_decodes_ahead_of_the_reader_lose_and_repeat_nothing(engine, params):
-  asked = talks(70)
+  inputs = turn_inputs(70)
   engine.load(params, TEMPERATURE)
-  expected = converse(engine, asked)
+  expected = run_turns(engine, inputs)
   engine.load(params, TEMPERATURE)
   read, ahead = engine.read, engine.decode
 
@@ -263,21 +265,21 @@ def test_decodes_ahead_of_the_reader_lose_and_repeat_nothing(engine, params):
 
   engine.decode = late
   try:
-    assert converse(engine, asked) == expected
+    assert run_turns(engine, inputs) == expected
   finally:
     engine.decode = ahead
 
 
-def test_an_abandoned_engine_plays_on_as_if_new(engine, params):
-  asked = talks(71)
+def test_an_abandoned_engine_goes_on_as_if_new(engine, params):
+  inputs = turn_inputs(71)
   engine.load(params, TEMPERATURE)
-  expected = converse(engine, asked)
+  expected = run_turns(engine, inputs)
   engine.append([engines.Append(slot, (3, 4, 5), 20, (0,) * 5, True)
                  for slot in range(3)])
   engine.dispatch()
   engine.abandon()
   assert not engine._state.active.any() and engine.used(1) == 0
-  assert converse(engine, asked) == expected
+  assert run_turns(engine, inputs) == expected
 
 
 def test_step_uid_sample_and_turn_each_give_other_samples(other, params):
@@ -288,10 +290,10 @@ def test_step_uid_sample_and_turn_each_give_other_samples(other, params):
   other.append([
       engines.Append(slot, prompt, 12, engines.row_ids(*name), fresh=True)
       for slot, name in enumerate(names)])
-  said = {}
-  while len(said) < len(names):
-    said |= {s.slot: s.tokens for s in other.decode()}
-  assert len(set(said.values())) == len(names)
+  outputs = {}
+  while len(outputs) < len(names):
+    outputs |= {s.slot: s.tokens for s in other.decode()}
+  assert len(set(outputs.values())) == len(names)
 
 
 def test_row_ids_are_what_every_part_of_the_library_folds_in():
@@ -303,29 +305,30 @@ def test_row_ids_are_what_every_part_of_the_library_folds_in():
 
 def test_greedy_takes_the_argmax_of_a_full_forward(engine, params):
   engine.load(params, 0.0)
-  said = converse(engine, talks(3), budget=6)
-  tokens = padded(t for t, _ in said.values())
+  outputs = run_turns(engine, turn_inputs(3), budget=6)
+  tokens = padded(t for t, _ in outputs.values())
   forward = jax.jit(lambda p, x: transformer.logits(
       p, transformer.forward(p, x, tiny.CONFIG)))
   best = np.argmax(forward(params, tokens), -1)
   logprobs = full_logprobs(params, tokens, temperature=1.0)
-  for row, (of_row, said_logprobs) in enumerate(said.values()):
-    sampled = np.flatnonzero(said_logprobs)
+  for row, (of_row, row_logprobs) in enumerate(outputs.values()):
+    sampled = np.flatnonzero(row_logprobs)
     assert len(sampled) >= 3
     np.testing.assert_array_equal(np.array(of_row)[sampled],
                                   best[row, sampled - 1])
-    np.testing.assert_allclose(np.array(said_logprobs)[sampled],
+    np.testing.assert_allclose(np.array(row_logprobs)[sampled],
                                logprobs[row, sampled], atol=1e-4)
 
 
 def test_a_turn_ends_at_the_token_that_completes_a_stop_string(engine, params):
-  engine.load(params, 2.0)  # hot: every token is met now and then
+  engine.load(params, 2.0)  # hot: every token is sampled now and then
   ended_by_stop = 0
   for seed in range(10, 16):
-    asked = talks(seed)
+    inputs = turn_inputs(seed)
     turn = []
-    for token, logprob in [pair for said in converse(
-        engine, asked, budget=6).values() for pair in zip(*said, strict=True)]:
+    for token, logprob in [
+        pair for row in run_turns(engine, inputs, budget=6).values()
+        for pair in zip(*row, strict=True)]:
       if not logprob and not turn:
         continue
       if logprob:
@@ -337,7 +340,7 @@ def test_a_turn_ends_at_the_token_that_completes_a_stop_string(engine, params):
       ends = over[-1] or len(turn) == 6 or turn[-1] in TOKENIZER.eos_ids
       ended_by_stop += over[-1]
       if not logprob:
-        assert ends  # it was fed, so it had stopped
+        assert ends  # it was appended, so the turn had stopped
       if ends or not logprob:
         turn = []
   assert ended_by_stop >= 5
@@ -352,28 +355,28 @@ def test_a_stop_string_across_tokens_and_an_end_of_sequence_end_a_turn(
     engine.load(params, 0.0)
     engine.append([engines.Append(slot, prompt, 14, (0,) * 5, True)
                    for slot, prompt in enumerate(prompts)])
-    said = {}
-    while len(said) < 8:
-      said |= {s.slot: s.tokens for s in engine.decode()}
-    return said
+    outputs = {}
+    while len(outputs) < 8:
+      outputs |= {s.slot: s.tokens for s in engine.decode()}
+    return outputs
 
-  said = greedy(quiet)
+  outputs = greedy(quiet)
   text = {slot: [TOKENIZER.token_bytes[t] for t in tokens]
-          for slot, tokens in said.items()}
+          for slot, tokens in outputs.items()}
   # The last byte of one token and the first of the next, deep in a turn.
   stop, eos = next(
-      (pieces[i][-1:] + pieces[i + 1][:1], said[slot][i + 2])
+      (pieces[i][-1:] + pieces[i + 1][:1], outputs[slot][i + 2])
       for slot, pieces in text.items() for i in range(2, 10)
       if (pieces[i][-1:] + pieces[i + 1][:1]).isascii()
-      and pieces[i] != pieces[i + 1] and len(said[slot]) > i + 2
-      and said[slot][i + 2] not in said[slot][:i + 2])
+      and pieces[i] != pieces[i + 1] and len(outputs[slot]) > i + 2
+      and outputs[slot][i + 2] not in outputs[slot][:i + 2])
   stopping = build(stop=(stop.decode(),), eos_ids=(eos,), slots=8, length=160)
   by_stop = by_eos = 0
   for slot, tokens in greedy(stopping).items():
     want = next(
         (n for n in range(1, 15) if stop in b''.join(text[slot][:n]) or
-         said[slot][n - 1] == eos), 14)
-    assert tokens == said[slot][:want]
+         outputs[slot][n - 1] == eos), 14)
+    assert tokens == outputs[slot][:want]
     by_stop += stop in b''.join(text[slot][:want])
     by_eos += tokens[-1] == eos
   assert by_stop and by_eos + by_stop < 9
@@ -384,7 +387,7 @@ def test_a_new_turn_forgets_the_start_of_a_stop_string(engine, params):
   engine.append([engines.Append(slot, (1, 2), 1, (0,) * 5, True)
                  for slot in range(3)])
   engine.decode()
-  half = jnp.ones_like(engine._state.stop_state)  # 't' of 'th' was said
+  half = jnp.ones_like(engine._state.stop_state)  # 't' of 'th' was sampled
   engine._state = dataclasses.replace(engine._state, stop_state=half)
   engine.append([engines.Append(1, (5,), 1, (0,) * 5, fresh=False)])
   assert engine._state.stop_state.tolist() == [1, 0, 1]
@@ -396,15 +399,15 @@ def test_a_turn_that_never_stops_has_exactly_its_budget(quiet, params):
   budgets = (1, 2, 4, 5, 6, 10, 11, 20)  # a decode takes five steps at most
   quiet.append([engines.Append(slot, (1, 2), budget, (0, 0, 0, slot, 0), True)
                 for slot, budget in enumerate(budgets)])
-  said = {}
-  while len(said) < 8:
-    said |= {s.slot: s for s in quiet.decode()}
-  lengths = [len(said[slot].tokens) for slot in range(8)]
-  ended = [said[slot].tokens[-1] in TOKENIZER.eos_ids for slot in range(8)]
+  outputs = {}
+  while len(outputs) < 8:
+    outputs |= {s.slot: s for s in quiet.decode()}
+  lengths = [len(outputs[slot].tokens) for slot in range(8)]
+  ended = [outputs[slot].tokens[-1] in TOKENIZER.eos_ids for slot in range(8)]
   assert [n for n, e in zip(lengths, ended) if not e] == [
       n for n, e in zip(budgets, ended) if not e]
   assert sum(ended) < 4
-  assert all(len(s.tokens) == len(s.logprobs) for s in said.values())
+  assert all(len(s.tokens) == len(s.logprobs) for s in outputs.values())
   assert quiet.decoded_tokens - before == sum(lengths)
 
 
@@ -414,16 +417,17 @@ def test_slots_on_eight_devices_sample_the_same_ids(other, params):
                  shardings=functools.partial(meshes.shardings, mesh))
   spread.load(jax.device_put(params, meshes.sharding(mesh, ())), TEMPERATURE)
   other.load(params, TEMPERATURE)
-  asked = talks(6, rows=8)
-  items = list(asked.items())
-  expected = converse(other, dict(items[:5])) | converse(other, dict(items[5:]))
-  said = converse(spread, asked)
-  for uid in asked:
-    assert said[uid][0] == expected[uid][0]
-    np.testing.assert_allclose(said[uid][1], expected[uid][1], atol=1e-5)
+  inputs = turn_inputs(6, rows=8)
+  items = list(inputs.items())
+  expected = run_turns(other, dict(items[:5]))
+  expected |= run_turns(other, dict(items[5:]))
+  outputs = run_turns(spread, inputs)
+  for uid in inputs:
+    assert outputs[uid][0] == expected[uid][0]
+    np.testing.assert_allclose(outputs[uid][1], expected[uid][1], atol=1e-5)
 
 
-def test_varied_conversations_compile_nothing_after_the_first_feed(params):
+def test_varied_rollouts_compile_nothing_after_the_first_feed(params):
   compiled = []
   jax.monitoring.register_event_duration_secs_listener(
       lambda name, *_, **__: compiled.append(name)
@@ -436,16 +440,16 @@ def test_varied_conversations_compile_nothing_after_the_first_feed(params):
   for seed in range(20, 60):
     if seed % 8 == 0:  # new weights, greedy now and then
       fresh.load(params, 0.0 if seed % 16 else TEMPERATURE)
-    converse(fresh, talks(seed, rows=1 + seed % 4), budget=1 + seed % 5)
+    run_turns(fresh, turn_inputs(seed, rows=1 + seed % 4), budget=1 + seed % 5)
   assert not compiled and fresh.compile() == programs
   fresh.load(params, TEMPERATURE, sampling.Truncation(top_k=4))
   truncated = fresh.compile()
   compiled.clear()
-  converse(fresh, talks(61))
+  run_turns(fresh, turn_inputs(61))
   fresh.load(params, TEMPERATURE, sampling.Truncation(top_p=0.5, min_p=0.1))
-  converse(fresh, talks(62))
+  run_turns(fresh, turn_inputs(62))
   fresh.load(params, TEMPERATURE)
-  converse(fresh, talks(63))
+  run_turns(fresh, turn_inputs(63))
   assert not compiled and fresh.compile() == truncated <= 32
 
 
@@ -454,18 +458,18 @@ WAYS = [sampling.Draw(TEMPERATURE), sampling.Draw(0.0),
         sampling.Draw(1.5, sampling.Truncation(min_p=0.1)), sampling.Draw()]
 
 
-def say(engine, prompts, **draws):
-  """What slots say after their prompts, each in its way."""
+def sample_all(engine, prompts, **draws):
+  """slot -> what it samples after its prompt, drawn in its way."""
   engine.append([
       engines.Append(slot, prompt, 12, (0, 0, 0, slot, 0), True,
                      **{name: ways[slot] for name, ways in draws.items()})
       for slot, prompt in prompts.items()])
-  said = {}
-  while len(said) < len(prompts):
-    said |= {s.slot: (s.tokens, s.logprobs) for s in engine.decode()}
+  outputs = {}
+  while len(outputs) < len(prompts):
+    outputs |= {s.slot: (s.tokens, s.logprobs) for s in engine.decode()}
   for slot in prompts:
     engine.release(slot)
-  return said
+  return outputs
 
 
 def test_each_slot_draws_in_its_way_beside_others(other, params):
@@ -473,18 +477,18 @@ def test_each_slot_draws_in_its_way_beside_others(other, params):
   prompts = {slot: ids(rng, 7) for slot in range(5)}
   other.load(params, None)
   programs = other.compile()
-  together = say(other, prompts, draw=WAYS)
-  assert say(other, {4: prompts[4]}, draw=WAYS) == {4: together[4]}
+  together = sample_all(other, prompts, draw=WAYS)
+  assert sample_all(other, {4: prompts[4]}, draw=WAYS) == {4: together[4]}
   assert other.compile() == programs <= 32
   for slot, (temperature, truncation) in enumerate(WAYS):
     other.load(params, temperature, truncation)
-    assert say(other, {slot: prompts[slot]}) == {slot: together[slot]}
+    assert sample_all(other, {slot: prompts[slot]}) == {slot: together[slot]}
 
 
-def test_a_slot_is_heard_while_it_speaks_and_can_be_cut(quiet, params):
+def test_a_slot_shows_its_unfinished_turn_and_can_be_cut(quiet, params):
   prompts = {slot: ids(np.random.default_rng(5), 7) for slot in range(3)}
   quiet.load(params, TEMPERATURE)
-  whole = say(quiet, prompts)
+  whole = sample_all(quiet, prompts)
   assert len(whole[1][0]) == 12
   quiet.append([engines.Append(slot, prompt, 12, (0, 0, 0, slot, 0), True)
                 for slot, prompt in prompts.items()])
@@ -496,20 +500,20 @@ def test_a_slot_is_heard_while_it_speaks_and_can_be_cut(quiet, params):
   quiet.cut([1])
   assert quiet.used(1) == 0 and not quiet._state.active[1]
   again = engines.Append(1, prompts[1], 12, (0, 0, 0, 1, 0), True)
-  quiet.append([again])  # another may have it at once
-  said = {}
-  while len(said) < 3:
-    said |= {s.slot: (s.tokens, s.logprobs) for s in quiet.decode()}
-  assert said == whole
+  quiet.append([again])  # the slot is free at once
+  outputs = {}
+  while len(outputs) < 3:
+    outputs |= {s.slot: (s.tokens, s.logprobs) for s in quiet.decode()}
+  assert outputs == whole
 
 
 def test_nothing_copies_the_cache(params):
   config = dataclasses.replace(tiny.CONFIG, num_hidden_layers=4)
   slots, block = 12, 16
   table = stops.compile_table(TOKENIZER.token_bytes, ('th',))
-  its = engines.Engine(config, slots=slots, length=256, stop_table=table,
-                       eos_ids=(0,), block=block, tile=8, tiles=(8,))
-  state = its._state
+  engine = engines.Engine(config, slots=slots, length=256, stop_table=table,
+                          eos_ids=(0,), block=block, tile=8, tiles=(8,))
+  state = engine._state
   weights = slots_lib.unstacked(tiny.params(config), 'float32')
   ints = lambda *shape: np.zeros(shape, np.int32)
   arguments = dict(
@@ -520,7 +524,7 @@ def test_nothing_copies_the_cache(params):
       release=dict(slot=ints(slots)))
   size = sum(x.nbytes for x in (*state.keys, *state.values))
   for name, given in arguments.items():
-    memory = its._programs[name].lower(
+    memory = engine._programs[name].lower(
         state=state, **given).compile().memory_analysis()
     activations = 60_000  # of 64 tokens or 12 rows; they don't grow with length
     assert memory.temp_size_in_bytes - activations <= 0.05 * size, name
@@ -537,9 +541,9 @@ def test_what_does_not_fit_a_slot_is_refused(engine, append, message):
     engine.append([engines.Append(0, row_ids=(0,) * 5, fresh=True, **append)])
 
 
-def test_what_was_said_before_counts_against_a_slot(engine, params):
+def test_earlier_tokens_count_against_a_slot(engine, params):
   engine.load(params, TEMPERATURE)
-  converse(engine, {'x': [(1,) * 20]}, slots=[1], budget=1)
+  run_turns(engine, {'x': [(1,) * 20]}, slots=[1], budget=1)
   engine.append([engines.Append(1, (1,) * 20, 1, (0,) * 5, True)])
   engine.decode()
   with pytest.raises(ValueError, match='slot 1 would need 47 and a budget'):

@@ -51,7 +51,7 @@ def make(lora=LORA, mesh=None, **options):
 
 
 @pytest.mark.parametrize('targets', [loras.TARGETS, ('q',), ('down', 'v')])
-def test_attached_and_merged_say_the_same(base, targets):
+def test_attached_and_merged_compute_the_same(base, targets):
   lora = dataclasses.replace(LORA, targets=targets)
   adapters = random_adapters(lora)
   tokens = np.random.default_rng(1).integers(0, 96, (3, 12))
@@ -85,7 +85,7 @@ def test_a_merged_kernel_keeps_its_dtype(base):
   assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(merged))
 
 
-def test_fresh_adapters_change_nothing_and_are_told_apart(base):
+def test_fresh_adapters_change_nothing_and_differ(base):
   adapters = loras.init(LORA, CONFIG, jax.random.key(0))
   merged = loras.merge(base, adapters, LORA)
   jax.tree.map(np.testing.assert_array_equal, merged, base)
@@ -177,7 +177,7 @@ def test_a_model_without_adapters_has_none_of_their_parameters():
 
 
 @pytest.mark.slow
-def test_a_run_trains_adapters_and_exports_what_its_checkpoint_says(tmp_path):
+def test_a_run_trains_adapters_and_exports_those_of_its_checkpoint(tmp_path):
   config = train_test.tiny(grpo)
   config.evaluate.worlds.kinds = ()
   config.model.lora.update(rank=4, targets=('q', 'v', 'down'))

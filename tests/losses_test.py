@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """losses: each against its definition, in value and in gradient.
 
-Whatever lies outside the mask is poisoned with NaN and infinities throughout.
+Entries outside the mask are poisoned with NaN and infinities throughout.
 """
 
 import functools
@@ -300,8 +300,8 @@ def test_surrogate_by_hand():
 
 
 def test_dual_clip_by_hand():
-  # Five times as likely: a loss of 5 for A = -1, but of 3 where that is the
-  # bound, and no push. Neither A > 0 nor a ratio below 3 takes note.
+  # A ratio of 5 and A = -1: a loss of 5, but of 3 with that bound, and no
+  # gradient. The bound changes neither A > 0 nor a ratio below 3.
   ratio = jnp.array([5.0, 5.0, 2.0, 0.5])
   advs = jnp.array([-1.0, 1.0, -1.0, -1.0])
   clip = dict(clip_low=0.2, clip_high=0.2)
@@ -325,7 +325,7 @@ def test_geometric_mean_by_hand():
       x, jnp.zeros((4, 3)), advs, mask, clip_low=np.log(2), clip_high=np.log(2))
   np.testing.assert_allclose(
       loss(jnp.log(ratio)), [-2, 4, 0.5, -0.25], rtol=1e-6)
-  # Two tokens share the slope, unless one is beyond its limit.
+  # Two tokens share the gradient, unless one is beyond its limit.
   slope = jax.grad(lambda x: loss(x).sum())(jnp.log(ratio) * 0.99)
   np.testing.assert_array_equal(
       slope != 0, [[1, 0, 0], [1, 0, 1], [1, 0, 0], [1, 0, 1]])
@@ -339,8 +339,8 @@ def test_score_function_by_hand():
 
 
 def test_value_loss_by_hand():
-  # V came from 0 to 2, and is believed up to 1/2. R = 3: it errs by 1, the
-  # clipped one by 2.5, which is worse and has no slope. R = 0: by 2, and 1/2.
+  # V went from 0 to 2, and is clipped at 1/2. R = 3: errors of 1 and, clipped,
+  # of 2.5, which is larger and has no gradient. R = 0: errors of 2 and 1/2.
   values, returns = jnp.array([[2.0, 2.0, 9.0]]), jnp.array([[3.0, 0.0, 0.0]])
   mask = jnp.array([[True, True, False]])
   for clip, expected, slopes in (
@@ -363,7 +363,7 @@ def test_entropy_by_hand():
 
 
 def test_weights_by_hand():
-  # The learner finds one token 3 times as likely, one a quarter: the row 3/4.
+  # To the learner one token is 3 times as likely, one a quarter: the row 3/4.
   old = jnp.log(jnp.array([[3.0, 7.0, 0.25]]))
   args = old, jnp.zeros((1, 3)), jnp.array([[True, False, True]])
   for function, level, expected in (

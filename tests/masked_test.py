@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""masked: means over what counts, that add up and that no NaN enters."""
+"""masked: means of the entries inside a mask; they add up, without NaN."""
 
 import functools
 import operator

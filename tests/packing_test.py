@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""packing: every token in one place, little room wasted, and back again."""
+"""packing: each token in one place, little padding, and the inverse."""
 
 import jax
 import jax.numpy as jnp
@@ -104,7 +104,7 @@ def test_what_is_laid_comes_back(laid):
 
 
 def test_gradients_go_where_the_tokens_are(laid):
-  """And filling gets none, whatever is done with it."""
+  """And padding gets none, whatever is computed from it."""
   _, _, layout, moved = laid
   weight = np.random.default_rng(1).normal(
       size=(6 * PLACES, 12)).astype(np.float32)

@@ -55,7 +55,7 @@ def oracle(logits, tokens, temperature):
 
 @pytest.mark.parametrize('chunk', [5, 128])
 @pytest.mark.parametrize('temperature', [1.0, 0.6])
-def test_entry_t_speaks_of_token_t(params, tokens, logits, temperature, chunk):
+def test_entry_t_belongs_to_token_t(params, tokens, logits, temperature, chunk):
   got = token_logprobs(params, tokens, temperature=temperature, chunk=chunk)
   for ours, expected in zip(got, oracle(logits, tokens, temperature)):
     np.testing.assert_allclose(ours, expected, atol=1e-4)

@@ -11,7 +11,7 @@ import tiny
 from searchrl.models.inference import stops
 
 quick = hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
-# Few letters, so that stop strings are met, overlap and contain each other.
+# Few letters, so that stop strings occur, overlap and contain each other.
 words = st.text('ab', min_size=1, max_size=4) | st.sampled_from(
     ['é', 'aé', 'éa', '<é', 'b<'])
 

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""transformer: the numbers of transformers, who sees whom, shape tricks.
+"""transformer: the numbers of transformers, masks, and other shapes.
 
 Numbers under golden/ are what transformers computed; golden/make_golden.py made
 them.
@@ -149,7 +149,7 @@ def test_packed_documents_equal_rows_of_their_own(params, tokens):
                  forward(params, alone)[:, :end - start])
 
 
-def test_rope_knows_distances_only(params, tokens):
+def test_rope_depends_on_distances_only(params, tokens):
   positions = np.tile(np.arange(LENGTH), (ROWS, 1))
   shifted = forward(params, tokens, None, positions + 100)
   assert_close(shifted, forward(params, tokens), atol=2e-3)
@@ -166,7 +166,7 @@ def test_rotation_by_hand():
       4 * np.cos(angle) + 3 * np.sin(angle), 0], rtol=1e-6)
 
 
-def test_slow_frequencies_are_stretched_as_llama_3_says():
+def test_slow_frequencies_are_scaled_as_in_llama_3():
   """The definition, frequency by frequency, in float64."""
   rope = transformer.Llama3Rope(8.0, 1.0, 4.0, 8192)
   frequencies = 500_000.0 ** (-np.arange(64) / 64)
@@ -221,7 +221,7 @@ def test_bfloat16_parameters_may_be_used_in_float32(params, tokens):
     (2, ['1000', '1100', '0110', '0011']),
     (1, ['1000', '0100', '0010', '0001']),
 ])
-def test_a_window_counts_oneself(window, expected):
+def test_a_window_counts_the_token_itself(window, expected):
   column = jnp.arange(4)
   seen = transformer.visible(column, column, window)
   assert [''.join(str(int(x)) for x in row) for row in seen] == expected

@@ -70,10 +70,10 @@ def test_the_engine_continues_like_transformers(name):
   engine.append([
       engines.Append(slot, prompt, length, (0,) * 5, fresh=True)
       for slot, prompt in enumerate(golden['prompts'].tolist())])
-  said = {}
-  while len(said) < count:
-    said |= {s.slot: s.tokens for s in engine.decode()}
-  assert [said[slot] for slot in range(count)] == [
+  outputs = {}
+  while len(outputs) < count:
+    outputs |= {s.slot: s.tokens for s in engine.decode()}
+  assert [outputs[slot] for slot in range(count)] == [
       tuple(row) for row in golden['continued'].tolist()]
 
 
@@ -126,7 +126,7 @@ def test_the_keys_of_transformers_4_are_read_too(name, old, tmp_path):
   assert (new.rope_scaling is None) == (old['rope_scaling'] is None)
 
 
-# What the configs of some public checkpoints say, as far as it is read.
+# The fields of some public checkpoints' configs, as far as they are read.
 LLAMA_32_1B = dict(
     architectures=['LlamaForCausalLM'], attention_bias=False, head_dim=64,
     hidden_act='silu', hidden_size=2048, intermediate_size=8192,
@@ -244,12 +244,12 @@ def lose_a_shard(folder):
   (folder / 'model-00002-of-00002.safetensors').unlink()
 
 
-def index_says(**changes):
+def index_with(**changes):
   return lambda folder: shard(folder, **{
       name.replace('__', '.'): file for name, file in changes.items()})
 
 
-def say_it_twice(folder):
+def store_it_twice(folder):
   shutil.copy(folder / 'model.safetensors', folder / 'a.safetensors')
   (folder / 'model.safetensors').rename(folder / 'b.safetensors')
 
@@ -302,17 +302,17 @@ def rope(**changes):
     (lambda f: cast(f, np.int8), ValueError, r'is of type I8, .*\(26 in all\)'),
     (lambda f: edit_config(f, num_hidden_layers=3, layer_types=...), ValueError,
      r'model.layers.2.*is missing.* \(12 in all\)'),
-    (add_a_head, ValueError, 'lm_head.weight must equal .*where .* are tied'),
-    (say_it_twice, ValueError,
+    (add_a_head, ValueError, 'lm_head.weight must equal .*if .* are tied'),
+    (store_it_twice, ValueError,
      'each tensor once, but .* is in a.safetensors and in b.safetensors'),
     (lose_a_shard, FileNotFoundError,
-     'model-00002-of-00002.safetensors must be in .*model according to .*index'),
-    (index_says(model__norm__weight='../other.safetensors'), ValueError,
+     'model-00002-of-00002.safetensors must be in .* according to .*index'),
+    (index_with(model__norm__weight='../other.safetensors'), ValueError,
      "its own folder, but has '../other.safetensors' for model.norm.weight"),
-    (index_says(model__norm__weight='/etc/passwd'), ValueError, 'own folder'),
-    (index_says(model__norm__weight='model-00001-of-00002.safetensors'),
-     ValueError, 'does not say that model.norm.weight is in model-00002'),
-    (index_says(more='model-00001-of-00002.safetensors'), ValueError,
+    (index_with(model__norm__weight='/etc/passwd'), ValueError, 'own folder'),
+    (index_with(model__norm__weight='model-00001-of-00002.safetensors'),
+     ValueError, 'does not name model-00002.* for model.norm.weight'),
+    (index_with(more='model-00001-of-00002.safetensors'), ValueError,
      'model-00001-of-00002.safetensors must hold more according'),
     (rope(rope_type='yarn', factor=4.0, rope_theta=1e6), ValueError,
      "rope_type in .*config.json is 'yarn'"),
@@ -334,7 +334,7 @@ def test_a_damaged_folder_is_refused_and_the_damage_named(
     read(folder)
 
 
-def test_what_other_exporters_add_is_overlooked(folder):
+def test_what_other_exporters_add_is_ignored(folder):
   _, whole = read(folder)
   edit_tensors(folder, lambda t: t.update({
       'lm_head.weight': t['model.embed_tokens.weight'],
@@ -364,7 +364,7 @@ def test_a_hub_id_is_fetched_without_pickle_or_code(monkeypatch, folder):
   assert len(asked) == 1
 
 
-def test_an_unreachable_hub_is_told(monkeypatch):
+def test_an_unreachable_hub_is_named(monkeypatch):
   def download(name, **_):
     raise OSError('offline')
 
