@@ -4,7 +4,7 @@
 
 A batch of trajectories [B T] is mostly padding; packed into rows of L tokens it
 has almost none. `first_fit` assigns documents to rows, `lay` moves arrays there
-on the host, and `unpack` brings results back to one document a row on the
+on the host, and `unpack` brings results back to one document per row on the
 device, so that losses need not know about packing.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Where documents lie in R rows of L tokens, with S places a row."""
+  """Where documents lie in R rows of L tokens, with S places per row."""
 
   segment_ids: Int[Array, '*M R L']  # from 1 in each row; 0 is padding
   positions: Int[Array, '*M R L']  # from 0 in each document
@@ -35,8 +35,8 @@ def first_fit(lengths: Sequence[int], length: int, places: int
 
   Args:
     lengths: of the documents, in tokens; empty ones are left out.
-    length: L, tokens a row holds.
-    places: S, documents a row holds.
+    length: L, tokens per row.
+    places: S, documents per row at most.
 
   Returns:
     The indices of the documents of each row.
@@ -119,7 +119,7 @@ def unlay(x: np.ndarray, rows: Sequence[Sequence[int]], layout: Layout,
 
 
 def unpack(tree: Any, layout: Layout, length: int) -> Any:
-  """Moves arrays in rows to one document a row; jittable, differentiable.
+  """Moves arrays in rows to one document per row; jittable, differentiable.
 
   Args:
     tree: of arrays a token [R L] or a document [R S]. L must not equal S.

@@ -229,11 +229,11 @@ def pack(
   Args:
     trajectories: finished, with rewards. Observations after the last action
       are cut, because nothing is learned from them.
-    group_ids: one hashable a trajectory; equal ones share a baseline.
+    group_ids: one hashable per trajectory; equal ones share a baseline.
     policy_step: number of updates of the policy that this batch will train;
       rows of an earlier policy are marked off-policy.
     length: T, in tokens.
-    rows: B; missing rows are empty. Default: one a trajectory.
+    rows: B; missing rows are empty. Default: one per trajectory.
     pad_id: the id of padding in `tokens`.
     mask_truncated: leave trajectories that reached a limit out of the loss
       (DAPO's overlong filter); they stay in the baseline.

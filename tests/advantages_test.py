@@ -432,7 +432,7 @@ def test_whiten_by_hand():
 
 def test_refuses_bad_input_by_token():
   x, mask, row = jnp.zeros((2, 3)), jnp.ones((2, 3), bool), jnp.zeros(2)
-  with pytest.raises(ValueError, match=r'one a row, \(2,\).*\(2, 3\). Reduce'):
+  with pytest.raises(ValueError, match=r'one per row, \(2,\).*\(2, 3\). Reduce'):
     advantages.token_rewards(x, mask)
   with pytest.raises(ValueError, match=r'penalty must .*\(2, 3\).*\(2,\). Al'):
     advantages.token_rewards(row, mask, row)
@@ -443,7 +443,7 @@ def test_refuses_bad_input_by_token():
   with pytest.raises(ValueError, match=r'where must .*\(2, 3\).*\(3,\)'):
     advantages.whiten(x, mask[0])
   one = jnp.zeros(1)  # would fit every row if it were broadcast
-  with pytest.raises(ValueError, match=r'one a row, \(2,\).*\(1,\). Reduce'):
+  with pytest.raises(ValueError, match=r'one per row, \(2,\).*\(1,\). Reduce'):
     advantages.reinforce_plus_plus_baseline(one, one.astype(int), mask)
   with pytest.raises(ValueError, match=r'\[0, 2\), but row 1 holds 2.*unique'):
     advantages.reinforce_plus_plus_baseline(row, jnp.array([0, 2]), mask)

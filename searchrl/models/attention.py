@@ -220,7 +220,7 @@ def _check(q, k, segment_ids, implementation: str, block: int | None) -> None:
 
 
 def _xla(q, k, v, segment_ids, sliding_window, block):
-  """The reference: a block of queries at a time, with the keys in their sight.
+  """The reference: a block of queries at a time, with the keys they may see.
 
   Keys that causality or the window hides from the whole block are not
   multiplied. With several blocks, the backward pass recomputes the scores.

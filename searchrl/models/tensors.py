@@ -32,7 +32,7 @@ _WRITABLE = {'float32': 'F32', 'bfloat16': 'BF16'}
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """The tensors of a leaf: one, or one a layer, stacked on axis 0."""
+  """The tensors of a leaf: one, or one per layer, stacked on axis 0."""
 
   names: str | tuple[str, ...]
   transposed: bool = False  # the file holds the transpose of our matrix

@@ -398,4 +398,3 @@ def _sources(config: TransformerConfig) -> Params:
   if not config.tie_word_embeddings:
     sources['head'] = {'kernel': Source('lm_head.weight', transposed=True)}
   return sources
-

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Advantages of rewards: over a group, over a critic, or over the batch.
 
-One a row: `group_relative`, `leave_one_out`, `hop_group_relative`. JAX arrays
+One per row: `group_relative`, `leave_one_out`, `hop_group_relative`. JAX arrays
 give JAX arrays, also under jit; numpy arrays alone are computed on the host, in
 float64. Their arguments:
 
@@ -13,10 +13,10 @@ float64. Their arguments:
                rows count
   num_groups   the number of possible ids, static; default: B
 
-One a token: `token_rewards`, then `gae` or `reinforce_plus_plus`, and `whiten`.
-They skip the tokens outside `loss_mask`, which the policy did not sample:
-rewards, values and discounts cross an observation as if it took no time. The
-results are constants, and 0 outside the mask.
+One per token: `token_rewards`, then `gae` or `reinforce_plus_plus`, and
+`whiten`. They skip the tokens outside `loss_mask`, which the policy did not
+sample: rewards, values and discounts cross an observation as if it took no
+time. The results are constants, and 0 outside the mask.
 
 Shapes that do not fit are a ValueError, and so is, outside jit, an id out of
 range.
@@ -335,7 +335,7 @@ def _groups(rewards, group_ids, in_baseline, num_groups) -> _Groups:
 def _check_one_a_row(rewards, loss_mask):
   if rewards.shape != loss_mask.shape[:1]:
     raise ValueError(
-        f'rewards must be one a row, {loss_mask.shape[:1]}, but have shape '
+        f'rewards must be one per row, {loss_mask.shape[:1]}, but have shape '
         f'{rewards.shape}. Reduce them first.')
 
 

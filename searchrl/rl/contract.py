@@ -98,8 +98,8 @@ class Algorithm:
   # Of 'ref_logprobs' and 'values'; 'old_logprobs' if `advantages` reads them.
   needs: frozenset[str] = frozenset()
   level: Literal['token', 'sequence'] = 'token'  # what one ratio belongs to
-  min_group_size: int = 1  # samples a question; with fewer nothing is learned
-  one_update: bool = False  # no ratio: one optimiser step a batch
+  min_group_size: int = 1  # samples per question; with fewer nothing is learned
+  one_update: bool = False  # no ratio: one optimiser step per batch
 
 
 def total(

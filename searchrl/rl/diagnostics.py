@@ -105,7 +105,7 @@ def describe(batch: Batch, estimate: Any) -> dict[str, float]:
 
   Args:
     batch: scored.
-    estimate: from `Algorithm.advantages`, as numpy arrays: one a row, one a
+    estimate: from `Algorithm.advantages`, as numpy arrays: one per row, one per
       token, or an `Estimate`.
 
   Returns:

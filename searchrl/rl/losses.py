@@ -7,7 +7,7 @@ and DSPO one for each sequence. Conventions of all functions:
 
   logprobs      log pi, in nats, entry t of token t; differentiated
   old_logprobs  log pi_old, in nats, from before the update; constant
-  advantages    A, unitless and constant; one a sequence, or one a token
+  advantages    A, unitless and constant; one per sequence, or one per token
   loss_mask     True where the policy sampled the token; the rest, such as
                 retrieved passages, may hold anything, NaN included
 
@@ -189,7 +189,7 @@ def value_loss(
       unit of the rewards; Search-R1's value. None: a plain squared error.
 
   Returns:
-    One loss a token, in the rewards' unit squared; 0 outside the mask.
+    One loss per token, in the rewards' unit squared; 0 outside the mask.
 
   Source: the value function of PPO's reference implementation (Dhariwal et al.
     2017, OpenAI Baselines), as Search-R1 (arXiv:2503.09516) uses it.
@@ -287,7 +287,7 @@ def aggregate(
     how: str,
     length: int | None = None,
 ) -> Mean:
-  """Reduces one value a token to a Mean: a total and a count.
+  """Reduces one value per token to a Mean: a total and a count.
 
     token_mean         sum of all tokens        / tokens
     sequence_mean      sum of the rows' means   / rows
@@ -298,7 +298,7 @@ def aggregate(
   and Means add up, so that micro-batches give the mean of the whole batch.
 
   Args:
-    per_token: one value a token.
+    per_token: one value per token.
     loss_mask: True where the policy sampled the token.
     how: one of `AGGREGATIONS`.
     length: the constant of `sequence_sum_norm`, in tokens. Default: T; must
@@ -326,9 +326,10 @@ def spread_over(
   """A for every entry of a mask, constant; 0 where the mask is False.
 
   The mask `where` is [B T] for tokens and [B] for sequences, which take no
-  advantage a token.
+  advantage per token.
   """
-  legal = {where.shape: 'one for each ratio', where.shape[:1]: 'one a sequence'}
+  legal = {where.shape: 'one for each ratio',
+           where.shape[:1]: 'one per sequence'}
   if advantages.shape not in legal:
     shapes = ', or '.join(f'{shape} ({what})' for shape, what in legal.items())
     raise ValueError(

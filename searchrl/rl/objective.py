@@ -55,7 +55,7 @@ class Regularizer:
 
   def aggregate(
       self, per_token: Float[Array, 'B T'], mask: Bool[Array, 'B T']) -> Mean:
-    """The mean of one value a token, by this aggregation."""
+    """The mean of one value per token, by this aggregation."""
     return losses.aggregate(
         per_token, mask, how=self.aggregation, length=self.length)
 
@@ -117,7 +117,7 @@ def reference_kl(batch: Batch, regularizer: Regularizer
 def clipped_token_ratio(
     regularizer: Regularizer, clip_low: float, clip_high: float,
     dual_clip: float | None = None) -> PolicyLoss:
-  """PPO's policy loss: one clipped ratio a token."""
+  """PPO's policy loss: one clipped ratio per token."""
   checks.clip(clip_low, clip_high, dual_clip)
   clip = dict(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
@@ -133,7 +133,7 @@ def clipped_token_ratio(
 def clipped_sequence_ratio(
     clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> PolicyLoss:
-  """GSPO's policy loss: one clipped ratio a row; the mean over rows."""
+  """GSPO's policy loss: one clipped ratio per row; the mean over rows."""
   checks.clip(clip_low, clip_high, dual_clip)
   clip = dict(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
@@ -222,7 +222,7 @@ def corrected(
     algorithm: any, your own too.
     how: 'truncate' for `losses.truncated_weights` (TIS), 'mask' for
       `losses.masked_weights` (IcePop).
-    level: 'token', or 'sequence': one weight a row.
+    level: 'token', or 'sequence': one weight per row.
     low: the smallest weight that 'mask' keeps.
     high: the largest weight.
 

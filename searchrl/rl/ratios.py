@@ -89,7 +89,7 @@ def truncated_weights(
       row has w = exp(sum_t o_t - b_t).
 
   Returns:
-    One weight a token, constant; 1 outside the mask.
+    One weight per token, constant; 1 outside the mask.
 
   Source: Yao et al. 2025, Your Efficient RL Framework Secretly Brings You
     Off-Policy RL Training, https://fengyao.notion.site/off-policy-rl.

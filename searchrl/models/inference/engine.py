@@ -138,7 +138,7 @@ class Engine:
     self._forget()
     self._params, self._waiting = None, None
     self._compiled = set()  # modes; see `_modes`
-    self._draws = None  # one a slot, or None: the same for all
+    self._draws = None  # one per slot, or None: the same for all
     self.prefilled_tokens = 0  # by append, over the engine's life
     self.copied_tokens = 0  # of prompts that another slot held
     self.decoded_tokens = 0  # sampled

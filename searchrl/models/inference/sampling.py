@@ -57,7 +57,7 @@ class Draw(NamedTuple):
 
 def by_row(draws: Sequence[Draw]) -> tuple[
     Float[np.ndarray, 'B'], Truncation | None]:
-  """Temperatures and truncations, one a row; None if no row truncates."""
+  """Temperatures and truncations, one per row; None if no row truncates."""
   temperatures = np.array([d.temperature for d in draws], np.float32)
   if all(d.truncation.is_off for d in draws):
     return temperatures, None
@@ -80,8 +80,8 @@ def sample(
     logits: unscaled.
     row_key: data of the row's key; the position is folded in last.
     position: of the drawn token.
-    temperature: one for all rows, or one a row; 0 takes the likeliest token.
-    truncation: its fields may be traced, and one a row; None is free.
+    temperature: one for all rows, or one per row; 0 takes the likeliest token.
+    truncation: its fields may be traced, and one per row; None is free.
 
   Returns:
     Tokens, and their log-probs in nats under the distribution that they were

@@ -29,7 +29,7 @@ from searchrl.models.inference.stops import StopTable
 from searchrl.models import transformer
 from searchrl.models.transformer import Params, TransformerConfig
 
-Cache = tuple[Float[Array, 'B N K W d'], ...]  # one a layer; N blocks a slot
+Cache = tuple[Float[Array, 'B N K W d'], ...]  # one per layer; N blocks a slot
 
 
 @jax.tree_util.register_dataclass
@@ -205,7 +205,7 @@ def decode(
   Args:
     params: of the decoder, `unstacked`.
     state: donated.
-    temperature: one for all rows, or one a row; 0 is greedy.
+    temperature: one for all rows, or one per row; 0 is greedy.
     truncation: which tokens may be drawn; see `sampling.sample`.
     slot: the slots to compute, B for none; default: all. No other may be
       active.

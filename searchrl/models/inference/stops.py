@@ -15,7 +15,7 @@ import numpy as np
 
 
 class StopTable(NamedTuple):
-  """An Aho-Corasick automaton, one step a token; state 0 is the start.
+  """An Aho-Corasick automaton, one step per token; state 0 is the start.
 
   Two tags have 17 states: with 152,000 tokens, 5 MB.
   """
