@@ -50,28 +50,28 @@ def learner():
 
 @pytest.fixture(scope='module')
 def batch(learner, params):
-  """Scored by another policy as a reference, and by a critic not at 0."""
+  """Scored by another policy as a reference; with random values."""
   scored = learner.score(
       learner.init(params), learning.ragged_batch(), tiny.params(CONFIG, 1))
-  opinions = np.random.default_rng(1).normal(size=scored.values.shape)
-  return dataclasses.replace(scored, values=opinions.astype(np.float32))
+  values = np.random.default_rng(1).normal(size=scored.values.shape)
+  return dataclasses.replace(scored, values=values.astype(np.float32))
 
 
 @pytest.fixture(scope='module')
-def opinionated(params):
-  """A critic with a random head: below that of `init` there is no gradient."""
+def random_critic(params):
+  """A critic with a random head: a fresh one has no gradient below it."""
   rng = np.random.default_rng(2)
   kernel = 0.2 * rng.normal(size=(32, 1)).astype(np.float32)
   return critic.init(params) | {'value': {
       'kernel': kernel, 'bias': np.full(1, 0.25, np.float32)}}
 
 
-def start(learner, params, opinionated):
+def start(learner, params, random_critic):
   """The learner's first state, with that critic in it."""
   state = learner.init(params)
   placed = jax.tree.map(
       lambda x, like: jax.device_put(np.array(x), like.sharding),
-      opinionated, state['critic'].params)
+      random_critic, state['critic'].params)
   return state | {'critic': dataclasses.replace(
       state['critic'], params=placed)}
 
@@ -104,10 +104,10 @@ def whole_step(policy_params, critic_params, batch):
 
 
 @pytest.fixture(scope='module')
-def expected(batch, params, opinionated):
+def expected(batch, params, random_critic):
   """Policy, critic and value losses after STEPS; filler rows left out."""
   real = jax.tree.map(lambda x: x[:-learning.FILLER], batch)
-  ours, fitted, value_losses = params, opinionated, []
+  ours, fitted, value_losses = params, random_critic, []
   for _ in range(STEPS):
     ours, fitted, loss = whole_step(ours, fitted, real)
     value_losses.append(float(loss))
@@ -136,7 +136,7 @@ def assert_equal(one, two):
 
 
 @pytest.mark.parametrize('tied', [False, True])
-def test_a_fresh_critic_has_the_backbone_and_outputs_0(tied):
+def test_a_fresh_critic_has_the_backbone_and_values_of_0(tied):
   config = dataclasses.replace(CONFIG, tie_word_embeddings=tied)
   params = tiny.params(config)
   fresh = critic.init(params)
@@ -156,27 +156,27 @@ def values_of(params, tokens):
   return critic.token_values(params, tokens, CONFIG)
 
 
-def test_a_value_depends_on_earlier_tokens_alone(opinionated):
+def test_a_value_depends_on_earlier_tokens_alone(random_critic):
   rng = np.random.default_rng(0)
   tokens = rng.integers(0, 96, (1, 9))
-  before = np.array(values_of(opinionated, tokens))
+  before = np.array(values_of(random_critic, tokens))
   assert before[0, 0] == 0 and np.all(before[0, 1:] != 0)
   for t in range(9):
     changed = tokens.copy()
     changed[0, t] = (changed[0, t] + 1) % 96
-    after = np.array(values_of(opinionated, changed))
+    after = np.array(values_of(random_critic, changed))
     np.testing.assert_array_equal(after[0, :t + 1], before[0, :t + 1])
     assert np.all(after[0, t + 1:] != before[0, t + 1:])
 
 
-def test_a_value_is_a_linear_reading_of_the_state_before(opinionated):
+def test_a_value_is_a_linear_reading_of_the_state_before(random_critic):
   tokens = np.arange(10).reshape(2, 5)
   hidden = np.asarray(jax.jit(lambda params: transformer.forward(
-      params, tokens, CONFIG))(opinionated), np.float64)
-  kernel, bias = (np.asarray(opinionated['value'][name], np.float64)
+      params, tokens, CONFIG))(random_critic), np.float64)
+  kernel, bias = (np.asarray(random_critic['value'][name], np.float64)
                   for name in ('kernel', 'bias'))
   np.testing.assert_allclose(
-      values_of(opinionated, tokens)[:, 1:],
+      values_of(random_critic, tokens)[:, 1:],
       (hidden @ kernel + bias)[:, :-1, 0], rtol=1e-4, atol=1e-5)
 
 
@@ -184,8 +184,8 @@ def test_a_value_is_a_linear_reading_of_the_state_before(opinionated):
 
 
 def test_updates_are_gradients_of_the_whole_batch(
-    learner, batch, params, opinionated, expected):
-  state = start(learner, params, opinionated)
+    learner, batch, params, random_critic, expected):
+  state = start(learner, params, random_critic)
   state = assert_updates(learner, batch, state, expected)
   assert int(state['policy'].updates) == int(
       state['critic'].updates) == STEPS
@@ -200,19 +200,20 @@ def test_updates_are_gradients_of_the_whole_batch(
 
 
 def test_how_trajectories_lie_in_rows_changes_nothing(
-    batch, params, opinionated, expected):
+    batch, params, random_critic, expected):
   learner = make(microbatch_rows=2, row_length=2 * LENGTH, remat=True)
-  packed = learner._packed(batch, learner.programs.advantages(batch))
+  packed = learner._packed(batch, learner.train_step.advantages(batch))
   assert packed.rows.advantages.returns.shape == (8, 2, 2 * LENGTH)
   assert packed.count > 1 and max(map(len, packed.documents)) > 1
-  assert_updates(learner, batch, start(learner, params, opinionated), expected)
+  assert_updates(
+      learner, batch, start(learner, params, random_critic), expected)
 
 
 @pytest.mark.parametrize('layout', [(8, 1, 1), (2, 2, 2)])
 def test_eight_devices_make_the_updates_of_one(
-    layout, batch, params, opinionated, expected):
+    layout, batch, params, random_critic, expected):
   learner = make(meshes.make(**dict(zip(meshes.AXES, layout))))
-  state = assert_updates(learner, batch, start(learner, params, opinionated),
+  state = assert_updates(learner, batch, start(learner, params, random_critic),
                          expected, atol=1e-5)
   for leaf, shape in (
       (state['critic'].params['value']['kernel'], (32 // layout[1], 1)),
@@ -222,7 +223,7 @@ def test_eight_devices_make_the_updates_of_one(
 
 
 def test_score_adds_values_and_every_part_is_timed(
-    learner, params, opinionated):
+    learner, params, random_critic):
   names = []
 
   @contextlib.contextmanager
@@ -230,11 +231,11 @@ def test_score_adds_values_and_every_part_is_timed(
     names.append(name)
     yield
 
-  state = start(learner, params, opinionated)
+  state = start(learner, params, random_critic)
   batch = learning.ragged_batch()
   scored = learner.score(state, batch, params, timer=timer)
   assert names == ['old_log_prob', 'ref', 'values']
-  values = values_of(opinionated, batch.tokens)
+  values = values_of(random_critic, batch.tokens)
   np.testing.assert_allclose(scored.values[batch.loss_mask],
                              values[batch.loss_mask], atol=1e-5)
   assert isinstance(scored.values, np.ndarray)

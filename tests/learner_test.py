@@ -102,7 +102,7 @@ def expected(batch, params):
   return jax.device_get(whole_step(params, real))
 
 
-OF_THE_BATCH = {  # told once, not by every optimiser step
+OF_THE_BATCH = {  # reported once, not by every optimiser step
     'train/empty_rows', 'actor/reference_kl', 'critic/advantages/mean',
     'critic/advantages/max', 'critic/advantages/min'}
 MISMATCH = ('training/rollout_', 'rollout_corr/')
@@ -254,11 +254,11 @@ def test_mini_batches_share_the_baselines_of_the_whole_batch(
   mixed = dataclasses.replace(batch, group_ids=np.arange(ROWS) % 4)
   state, _ = halves.update(halves.init(params), mixed)
   one = dataclasses.replace(
-      halves, minibatches=1, programs=copy.copy(halves.programs))
+      halves, minibatches=1, train_step=copy.copy(halves.train_step))
   stepped = one.init(params)
   whole = np.asarray(ALGORITHM.advantages(mixed))
   for rows in (slice(0, 8), slice(8, 16)):
-    vars(one.programs)['advantages'] = lambda _, rows=rows: whole[rows]
+    vars(one.train_step)['advantages'] = lambda _, rows=rows: whole[rows]
     stepped, _ = one.update(stepped, jax.tree.map(lambda x: x[rows], mixed))
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6),
                state['policy'].params, stepped['policy'].params)

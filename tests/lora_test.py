@@ -51,7 +51,7 @@ def make(lora=LORA, mesh=None, **options):
 
 
 @pytest.mark.parametrize('targets', [loras.TARGETS, ('q',), ('down', 'v')])
-def test_attached_and_merged_compute_the_same(base, targets):
+def test_attached_and_merged_adapters_give_equal_logprobs(base, targets):
   lora = dataclasses.replace(LORA, targets=targets)
   adapters = random_adapters(lora)
   tokens = np.random.default_rng(1).integers(0, 96, (3, 12))

@@ -147,7 +147,7 @@ def test_a_policy_step_fits_its_chips(shape, chips, limit):
       attend=functools.partial(
           attention.causal, implementation='splash',
           sharding=meshes.sharding(mesh, ('batch', None, 'heads', None))))
-  state = plan.bytes_of(learner.programs.abstract_state())
+  state = plan.bytes_of(learner.train_step.abstract_state())
   parameters = sum(
       math.prod(x.shape) for x in jax.tree.leaves(transformer.abstract(shape)))
   assert state == pytest.approx(12 * parameters / chips, rel=0.01)

@@ -127,7 +127,7 @@ def describe(plan: Plan) -> str:
 def compiled_bytes(learner: learners.Learner, rows: int) -> float:
   """What the compiled update takes on a device besides its state."""
   arguments = learner.abstract_update(rows)
-  program = learner.programs.update.lower(*arguments).compile()
+  program = learner.train_step.update.lower(*arguments).compile()
   found = program.memory_analysis()
   return found.temp_size_in_bytes + bytes_of(arguments[3])
 
@@ -140,18 +140,18 @@ def estimated_bytes(learner: learners.Learner, rows: int) -> float:
   gathered; logits of a chunk. The batch itself is small.
   """
   del rows
-  run, shape = learner.programs, learner.programs.shape
+  run, shape = learner.train_step, learner.train_step.shape
   ways = run.mesh.shape['data'] * run.mesh.shape['fsdp']
   tensor = run.mesh.shape['tensor']
-  size = np.dtype(run.forward.dtype).itemsize
+  size = np.dtype(run.forward_options.dtype).itemsize
   own = learner.microbatch_rows // ways
   tokens = own * learner.row_length
   width, inner = shape.hidden_size, shape.intermediate_size
   gradients = sum(bytes_of(run.abstract_state()[network].params)
                   for network in run.axes)
   inside = (8 * width + 3 * inner) / tensor
-  saved = width if run.forward.remat else width + inside
-  if run.forward.remat == 'dots':
+  saved = width if run.forward_options.remat else width + inside
+  if run.forward_options.remat == 'dots':
     saved = width + inside / 2
   layer = transformer.abstract(shape)['layers']
   layer = sum(math.prod(x.shape[1:]) for x in jax.tree.leaves(layer))
@@ -199,7 +199,7 @@ def _learner(config, shape, mesh, kind) -> learners.Learner:
 def _holds(config, shape, learner, mesh, here, processes: int
           ) -> dict[str, float]:
   """Arrays that stay, by what they are."""
-  state = learner.programs.abstract_state()
+  state = learner.train_step.abstract_state()
   holds = {}
   for network, trained in state.items():
     holds[f'{network}: trained parameters, float32'] = bytes_of(trained.params)

@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A batch in, updated parameters out: learner, train step, optimizer."""
+"""The learner of RL and its jitted steps; the optimiser; a supervised loop."""

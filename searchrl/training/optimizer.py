@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Hyper-parameters in, an Optax transformation out: clip, then AdamW."""
+"""The optimiser: clipping, then AdamW; and its learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def learning_rate(
     schedule: Schedule = 'constant',
     final_fraction: float = 0.1,
 ) -> optax.Schedule:
-  """The learning rate of update n = 0, 1, ...; also what to log.
+  """The learning rate of update n = 0, 1, ...; for the optimiser and for logs.
 
     n < warmup:  peak (n + 1) / warmup
     then, with p = min((n - warmup) / (total - warmup), 1) and f the final
@@ -30,8 +30,8 @@ def learning_rate(
       linear:    peak (1 - (1 - f) p)
       cosine:    peak (f + (1 - f) (1 + cos(pi p)) / 2)
 
-  The first update has peak / warmup, not 0, for it should teach something;
-  so should the last, n = total - 1, one short of p = 1.
+  The first update has peak / warmup, not 0, so that it teaches something; for
+  the same reason the last, n = total - 1, is one short of p = 1.
 
   Args:
     peak: the learning rate after the warm-up.
@@ -41,7 +41,7 @@ def learning_rate(
     final_fraction: f, the share of the peak that is left at the end.
 
   Raises:
-    ValueError: if a value lies outside its range.
+    ValueError: a value lies outside its range.
   """
   _check(peak, warmup_steps, total_steps, schedule, final_fraction)
   decay_steps = max((total_steps or 0) - warmup_steps, 1)
@@ -49,12 +49,12 @@ def learning_rate(
   def rate(count):
     n, f = jnp.asarray(count, jnp.float32), final_fraction
     p = jnp.clip((n - warmup_steps) / decay_steps, 0, 1)
-    course = {
+    factor = {
         'constant': 1.0,
         'linear': 1 - (1 - f) * p,
         'cosine': f + (1 - f) * (1 + jnp.cos(jnp.pi * p)) / 2,
     }[schedule]
-    return peak * course * jnp.minimum((n + 1) / max(warmup_steps, 1), 1)
+    return peak * factor * jnp.minimum((n + 1) / max(warmup_steps, 1), 1)
 
   return rate
 
@@ -79,21 +79,21 @@ def adamw(
   """Clips by the global norm, then AdamW (Loshchilov and Hutter 2019).
 
   Args:
-    learning_rate: the peak; its course is the function `learning_rate`.
+    learning_rate: the peak; the function `learning_rate` is the schedule.
     b1: decay of the mean of the gradients.
     b2: decay of the mean of their squares.
     eps: added to the root of the latter.
     weight_decay: pull towards 0, in units of the learning rate, on the leaves
       that `decayed` names.
-    max_grad_norm: longer gradients are scaled to this norm, taken over all
-      leaves together; None leaves them as they are.
+    max_grad_norm: longer gradients are scaled to this norm, which is taken over
+      all leaves together; None leaves them as they are.
     warmup_steps, total_steps, schedule, final_fraction: see `learning_rate`.
-    mu_dtype: of the mean of the gradients: 'float32' or 'bfloat16', which
+    mu_dtype: of the mean of the gradients: 'float32', or 'bfloat16', which
       saves 2 bytes a parameter. The mean of the squares stays float32: in
       bfloat16 a change by 1 - b2 of it would be rounded away.
 
   Raises:
-    ValueError: if a value lies outside its range.
+    ValueError: a value lies outside its range.
   """
   if mu_dtype not in ('float32', 'bfloat16'):
     raise ValueError(
@@ -115,8 +115,8 @@ def adamw(
 def decayed(params: Any) -> Any:
   """True for each leaf under weight decay: matrices, not scales or biases.
 
-  Layers are stacked on axis 0, so that a norm's scale has two dimensions, too;
-  hence the name decides: 'scale' and 'bias' are spared, and so is any vector.
+  Layers are stacked on axis 0, so that a norm's scale has two dimensions, too.
+  So the name decides: 'scale' and 'bias' are spared, and so is any vector.
   """
   def is_matrix(path, leaf):
     name = jax.tree_util.keystr(path[-1:], simple=True)

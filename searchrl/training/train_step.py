@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the learner runs on the devices: score rows, and update on them; jitted.
+"""Jitted, sharded scoring and update steps of a policy and its critic.
 
-Every program takes micro-batches stacked, [M R ...], and how many of them are
-filled: one compiled loop, whose trip count is an argument, serves full and
+Every step takes stacked micro-batches, [M R ...], and how many of the M hold
+anything: one compiled loop, whose trip count is an argument, serves full and
 nearly empty batches. Documents lie end to end in rows (see `packing`); the
-decoder runs on rows, losses on documents.
+networks run on rows, the losses on documents.
 """
 
 from collections.abc import Callable
@@ -31,18 +31,17 @@ from searchrl.runtime import mesh as meshes
 from searchrl.trajectory import Batch
 
 
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-  """What training changes about one network, on the mesh.
+  """What training changes about one network.
 
-  A checkpoint names its leaves by these fields: policy/params/..., and so on.
+  A checkpoint names its leaves by these fields: 'policy/params/...', and so on.
   """
 
   params: Any  # float32
   opt_state: optax.OptState
-  updates: Int[Array, '']  # optimiser steps so far
+  updates: Int[Array, ''] | None = None  # optimiser steps; None: not counted
 
   def apply_gradient(self, optimizer: optax.GradientTransformation,
                      gradient: Any) -> 'TrainState':
@@ -50,7 +49,7 @@ class TrainState:
     changes, opt_state = optimizer.update(
         gradient, self.opt_state, self.params)
     return TrainState(optax.apply_updates(self.params, changes), opt_state,
-                      self.updates + 1)
+                      jax.tree.map(lambda count: count + 1, self.updates))
 
 
 State = dict[str, TrainState]  # by network: 'policy', and there may be 'critic'
@@ -61,13 +60,13 @@ State = dict[str, TrainState]  # by network: 'policy', and there may be 'critic'
 class Rows:
   """Micro-batches; per-token fields are [M R L], others [M R S]."""
 
-  where: packing.Layout
+  layout: packing.Layout
   batch: Batch
   advantages: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Forward:
+class ForwardOptions:
   """How the networks are run; see `transformer.forward`."""
 
   remat: bool | str = False
@@ -78,10 +77,10 @@ class Forward:
 
 @dataclasses.dataclass(frozen=True)
 class TrainStep:
-  """One policy's programs, and how its state lies on the mesh.
+  """The jitted steps of one recipe, and how their state lies on the mesh.
 
-  What is trained is `trained`: all parameters of the policy, or adapters of a
-  frozen one; `frozen` is None, or that.
+  What is trained is `trained`: all parameters of the policy, or the adapters
+  of a frozen one; `frozen` is None, or that one's parameters.
   """
 
   shape: transformer.TransformerConfig
@@ -92,7 +91,7 @@ class TrainStep:
   mesh: Mesh
   length: int  # T, tokens of the longest document
   temperature: float
-  forward: Forward
+  forward_options: ForwardOptions
 
   @property
   def axes(self) -> dict[str, Any]:
@@ -111,28 +110,30 @@ class TrainStep:
 
   @functools.cached_property
   def logprobs(self) -> Callable[..., Array]:
-    """(trained, frozen, where, tokens [M R L], count) -> nats [M R L]."""
-    def of_rows(trained, frozen, where, tokens):
-      return self._logprobs(self._policy(trained, frozen), where, tokens)[0]
+    """(trained, frozen, layout, tokens [M R L], count) -> nats [M R L]."""
+    def logprobs(trained, frozen, layout, tokens):
+      params = self._policy_params(trained, frozen)
+      return self._logprobs(params, layout, tokens)[0]
 
-    return self._rowwise(of_rows)
+    return self._jit_scoring(logprobs)
 
   @functools.cached_property
   def values(self) -> Callable[..., Array]:
-    """(critic's params, None, where, tokens [M R L], count) -> [M R L]."""
-    def of_rows(params, _, where, tokens):
-      return self._values(params, where, tokens)
+    """(critic's params, None, layout, tokens [M R L], count) -> [M R L]."""
+    def values(params, frozen, layout, tokens):
+      del frozen
+      return self._values(params, layout, tokens)
 
-    return self._rowwise(of_rows)
+    return self._jit_scoring(values)
 
   @functools.cached_property
-  def update(self) -> Callable[..., tuple[State, dict[str, Array]]]:
+  def update(self) -> Callable[..., tuple[State, dict[str, Array], Any]]:
     """(train_policy, state, frozen, rows, count) -> state, metrics, old.
 
     One optimiser step on a mini-batch. The state is donated; `train_policy`
-    is static: without it, the critic alone is trained. A batch without
-    `old_logprobs` has those that this step begins with; they are returned,
-    [M R L], else None.
+    is static: without it, the critic alone is trained. For rows without
+    `old_logprobs` they are those of the policy before this step; they are
+    returned as `old`, [M R L], which is None otherwise.
     """
     replicated = meshes.sharding(self.mesh, ())
     return jax.jit(
@@ -156,7 +157,7 @@ class TrainStep:
     return jax.tree.map(describe, self._shapes, self.state_shardings())
 
   def state_shardings(self) -> State:
-    """Moments lie as their parameters do, everything else is replicated."""
+    """Moments lie as their parameters do; everything else is replicated."""
     replicated = meshes.sharding(self.mesh, ())
     result = {}
     for network, axes in self.axes.items():
@@ -188,39 +189,40 @@ class TrainStep:
   def _optimizer(self, network: str) -> optax.GradientTransformation:
     return {'policy': self.optimizer, 'critic': self.critic_optimizer}[network]
 
-  def _policy(self, trained, frozen):
+  def _policy_params(self, trained, frozen):
     return loras.attach(frozen, trained, self.lora) if (
         self.lora and frozen is not None) else trained
 
-  def _logprobs(self, params, where: packing.Layout, tokens):
+  def _logprobs(self, params, layout: packing.Layout, tokens):
     return policy.token_logprobs(
         params, tokens, self.shape, temperature=self.temperature,
-        **self._of_rows(where))
+        **self._row_options(layout))
 
-  def _values(self, params, where: packing.Layout, tokens):
+  def _values(self, params, layout: packing.Layout, tokens):
     return critic.token_values(
-        params, tokens, self.shape, **self._of_rows(where))
+        params, tokens, self.shape, **self._row_options(layout))
 
-  def _of_rows(self, where: packing.Layout) -> dict[str, Any]:
-    """How a network reads packed rows."""
-    attend = self.forward.attend
-    if self.forward.by_document:
-      attend = functools.partial(documents.causal, layout=where, attend=attend,
-                                 length=self.length)
-    return dict(segment_ids=where.segment_ids, positions=where.positions,
-                remat=self.forward.remat, dtype=self.forward.dtype,
-                attend=attend)
+  def _row_options(self, layout: packing.Layout) -> dict[str, Any]:
+    """The keyword arguments with which a network reads packed rows."""
+    options = self.forward_options
+    attend = options.attend
+    if options.by_document:
+      attend = functools.partial(documents.causal, layout=layout,
+                                 attend=attend, length=self.length)
+    return dict(segment_ids=layout.segment_ids, positions=layout.positions,
+                remat=options.remat, dtype=options.dtype, attend=attend)
 
-  def _rowwise(self, of_rows: Callable[..., Array]) -> Callable[..., Array]:
-    """What a network says of every token, micro-batch by micro-batch."""
-    def run(params, frozen, where, tokens, count: Int[Array, '']):
-      return _folded(lambda micro: ((), of_rows(params, frozen, *micro)),
-                     (where, tokens), count)[1]
+  def _jit_scoring(self, score: Callable[..., Array]) -> Callable[..., Array]:
+    """A score of every token, micro-batch by micro-batch; jitted."""
+    def score_all(params, frozen, layout, tokens, count: Int[Array, '']):
+      return _accumulate(
+          lambda micro: ((), score(params, frozen, *micro)),
+          (layout, tokens), count)[1]
 
-    return jax.jit(run, out_shardings=meshes.sharding(self.mesh, ()))
+    return jax.jit(score_all, out_shardings=meshes.sharding(self.mesh, ()))
 
   def _update(self, train_policy, state, frozen, rows: Rows, count):
-    params = {network: old.params for network, old in state.items()}
+    params = {network: trained.params for network, trained in state.items()}
     fixed = {} if train_policy else {'policy': params.pop('policy')}
     (grads, sums), old = self._gradient(params, fixed, frozen, rows, count)
     metrics = {name: mean.value for name, mean in sums.items()}
@@ -234,12 +236,12 @@ class TrainStep:
     return state, metrics, old
 
   def _gradient(self, params, fixed, frozen, rows: Rows, count):
-    """Of the loss of all micro-batches, and its metrics; summed in a loop.
+    """The gradient of all micro-batches' loss, and its metrics; a loop of sums.
 
-    Each term is divided by its count over all of them, which masks alone
+    Each term is divided by its count over all of them, which the masks alone
     decide, so that the split changes nothing but rounding.
     """
-    counts, _ = _folded(
+    counts, _ = _accumulate(
         lambda micro: (self._counts(micro), None), rows, count)
 
     def of_micro(params, fixed, frozen, counts, micro):
@@ -247,50 +249,51 @@ class TrainStep:
           params, fixed, frozen, counts, micro)
       return (grads, sums), old
 
-    if self._ordered:
-      of_micro = _ordered(of_micro, self.mesh)
-    layout = meshes.shardings(
+    if self._sums_need_order:
+      of_micro = _summed_in_order(of_micro, self.mesh)
+    shardings = meshes.shardings(
         self.mesh, {network: self.axes[network] for network in params})
 
-    def laid_out(summed):
+    def constrain(summed):
       grads, sums = summed
-      return jax.lax.with_sharding_constraint(grads, layout), sums
+      return jax.lax.with_sharding_constraint(grads, shardings), sums
 
-    return _folded(
+    return _accumulate(
         functools.partial(of_micro, params, fixed, frozen, counts), rows, count,
-        laid_out)
+        constrain)
 
   def _counts(self, micro: Rows) -> dict[str, Array]:
-    """Each term's denominator; it depends on masks alone."""
-    batch, advantages = self._documents(micro)
-    nothing = jnp.zeros(batch.tokens.shape)
-    batch = _with_old(batch, nothing)
-    blank = algorithms.PolicyOutput(nothing, entropy=nothing, values=nothing)
-    terms, _ = self.algorithm.loss(blank, batch, advantages)
+    """Each term's denominator; it depends on the masks alone."""
+    batch, advantages = self._unpack(micro)
+    zeros = jnp.zeros(batch.tokens.shape)
+    batch = _with_old(batch, zeros)
+    output = algorithms.PolicyOutput(zeros, entropy=zeros, values=zeros)
+    terms, _ = self.algorithm.loss(output, batch, advantages)
     return {name: mean.count for name, (_, mean) in terms.items()}
 
   def _loss(self, params, fixed, frozen, counts, micro: Rows):
     params = {**fixed, **params}
-    tokens, where = micro.batch.tokens, micro.where
-    said = self._logprobs(
-        self._policy(params['policy'], frozen), where, tokens)
+    tokens, layout = micro.batch.tokens, micro.layout
+    per_token = self._logprobs(
+        self._policy_params(params['policy'], frozen), layout, tokens)
     values = None
     if 'critic' in params:
-      values = self._values(params['critic'], where, tokens)
-    old = said[0] if micro.batch.old_logprobs is None else None
-    said = algorithms.PolicyOutput(
-        *packing.unpack((*said, values), where, self.length))
-    batch, advantages = self._documents(micro)
-    batch = _with_old(batch, jax.lax.stop_gradient(said.logprobs))
-    terms, metrics = self.algorithm.loss(said, batch, advantages)
+      values = self._values(params['critic'], layout, tokens)
+    old = per_token[0] if micro.batch.old_logprobs is None else None
+    output = algorithms.PolicyOutput(
+        *packing.unpack((*per_token, values), layout, self.length))
+    batch, advantages = self._unpack(micro)
+    batch = _with_old(batch, jax.lax.stop_gradient(output.logprobs))
+    terms, metrics = self.algorithm.loss(output, batch, advantages)
     return algorithms.total(terms, counts), (metrics, old)
 
-  def _documents(self, micro: Rows) -> tuple[Batch, Any]:
+  def _unpack(self, micro: Rows) -> tuple[Batch, Any]:
+    """The batch and the advantages, one document a row."""
     return packing.unpack(
-        (micro.batch, micro.advantages), micro.where, self.length)
+        (micro.batch, micro.advantages), micro.layout, self.length)
 
   @property
-  def _ordered(self) -> bool:
+  def _sums_need_order(self) -> bool:
     """Whether sums over devices are made in one order.
 
     XLA adds up over CPU devices in one order within a process and in another
@@ -301,39 +304,45 @@ class TrainStep:
 
 
 def _with_old(batch: Batch, old: Array) -> Batch:
-  """The batch, these its `old_logprobs` if it was not scored."""
+  """The batch; with these `old_logprobs` if it was not scored."""
   if batch.old_logprobs is None:
     batch = dataclasses.replace(batch, old_logprobs=old)
   return batch
 
 
-def _folded(of_one: Callable[[Any], tuple[Any, Any]], stack: Any,
-            count: Int[Array, ''], lay: Callable[[Any], Any] = lambda x: x
-           ) -> tuple[Any, Any]:
-  """Over the first `count` of a stack: sums of the first of two, all second."""
-  def one(n):
-    return of_one(jax.tree.map(
+def _accumulate(function: Callable[[Any], tuple[Any, Any]], stack: Any,
+                count: Int[Array, ''],
+                constrain: Callable[[Any], Any] = lambda x: x
+               ) -> tuple[Any, Any]:
+  """Applies a function to the first `count` entries of a stack.
+
+  Returns:
+    The sum of its first results, and all of its second ones, stacked.
+  """
+  def apply(n):
+    return function(jax.tree.map(
         lambda x: jax.lax.dynamic_index_in_dim(x, n, keepdims=False), stack))
 
-  def add_one(n, carry):
-    summed, kept = carry
-    more, item = one(n)
-    return (lay(jax.tree.map(jnp.add, summed, more)),
-            jax.tree.map(lambda whole, its: whole.at[n].set(its), kept, item))
+  def add(n, carry):
+    sums, items = carry
+    terms, item = apply(n)
+    return (constrain(jax.tree.map(jnp.add, sums, terms)),
+            jax.tree.map(lambda all_, x: all_.at[n].set(x), items, item))
 
   size = jax.tree.leaves(stack)[0].shape[0]
-  zeros = lambda x, *more: jnp.zeros((*more, *x.shape), x.dtype)
-  summed, item = jax.eval_shape(one, 0)
-  return jax.lax.fori_loop(0, count, add_one, (
-      jax.tree.map(zeros, summed),
+  zeros = lambda x, *leading: jnp.zeros((*leading, *x.shape), x.dtype)
+  terms, item = jax.eval_shape(apply, 0)
+  return jax.lax.fori_loop(0, count, add, (
+      jax.tree.map(zeros, terms),
       jax.tree.map(lambda x: zeros(x, size), item)))
 
 
-def _ordered(of_micro: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+def _summed_in_order(of_micro: Callable[..., Any], mesh: Mesh
+                    ) -> Callable[..., Any]:
   """The same sums over the devices of a data-parallel mesh, in one order."""
   def of_device(*args):
-    summed, rows = of_micro(*args)
-    return jax.tree.map(lambda x: x[None], summed), rows
+    sums, rows = of_micro(*args)
+    return jax.tree.map(lambda x: x[None], sums), rows
 
   whole, rows = PartitionSpec(), PartitionSpec('data')
   of_devices = jax.shard_map(
@@ -341,9 +350,9 @@ def _ordered(of_micro: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
       out_specs=rows, check_vma=False)
 
   def in_order(*args):
-    summed, rows = of_devices(*args)
+    sums, rows = of_devices(*args)
     gathered = jax.lax.with_sharding_constraint(
-        summed, meshes.sharding(mesh, ()))
+        sums, meshes.sharding(mesh, ()))
     return jax.tree.map(lambda x: jnp.sum(x, 0), gathered), rows
 
   return in_order
