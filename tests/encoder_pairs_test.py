@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""pairs: batches follow from their number; no negative answers its query."""
+"""encoder_pairs: batches follow from their number; no negative is an answer."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ OPTIONS = dict(seed=0, queries=8, hard_negatives=2, depth=6)
 
 @functools.lru_cache(maxsize=4)
 def world(number):
-  return encoder_pairs.world_book(number, seed=7, count=16, fresh=.5)
+  return encoder_pairs.world_pairs(number, seed=7, count=16, fresh=.5)
 
 
 def write(file, *records):
@@ -30,9 +30,9 @@ def pair(query, positive, *negatives):
 
 
 def test_the_answer_of_a_worlds_query_is_the_passage_of_its_name():
-  book = world(0)
-  assert len(book.queries) == 16
-  for query, (answer,) in zip(book.queries, book.answers):
+  source = world(0)
+  assert len(source.queries) == 16
+  for query, (answer,) in zip(source.queries, source.answers):
     title, _, text = answer.partition('\n')
     assert title.removeprefix('The ') in query and title in text
 
@@ -51,8 +51,8 @@ def test_batches_follow_from_their_number_alone():
 def test_no_passage_that_answers_is_a_negative():
   for step in range(3):
     batch = encoder_pairs.batch(world, step, **OPTIONS)
-    book = world(step // 2)
-    answer_of = {q: a for q, (a,) in zip(book.queries, book.answers)}
+    source = world(step // 2)
+    answer_of = {q: a for q, (a,) in zip(source.queries, source.answers)}
     assert batch.excluded.shape == (8, len(batch.passages))
     for row, query in enumerate(batch.queries):
       assert batch.passages[row] == answer_of[query]
@@ -72,12 +72,12 @@ def test_hard_negatives_are_what_bm25_finds():
 
 
 def test_own_pairs_keep_their_texts_and_bring_their_negatives(tmp_path):
-  book = encoder_pairs.own_book(write(
+  source = encoder_pairs.file_pairs(write(
       tmp_path / 'p.jsonl', pair('red', 'red\nball', 'red car'),
       '', pair('red', 'a red hat'), {'query': 'blue', 'positive': 'blue sky'},
       pair('green', 'red\nball')))(3)
-  assert book.queries == ['red', 'red', 'blue', 'green']
-  batch = encoder_pairs.batch(lambda number: book, 0, seed=0, queries=4,
+  assert source.queries == ['red', 'red', 'blue', 'green']
+  batch = encoder_pairs.batch(lambda number: source, 0, seed=0, queries=4,
                       hard_negatives=1, depth=3)
   rows = {(q, p): i for i, (q, p) in enumerate(zip(
       batch.queries, batch.passages))}
@@ -91,10 +91,10 @@ def test_own_pairs_keep_their_texts_and_bring_their_negatives(tmp_path):
       [text == 'blue sky' for text in batch.passages])
 
 
-def test_a_short_book_is_one_batch():
-  book = dataclasses.replace(world(0), queries=world(0).queries[:3])
-  batch = encoder_pairs.batch(lambda number: book, 5, **OPTIONS)
-  assert sorted(batch.queries) == sorted(book.queries)
+def test_a_short_source_is_one_batch():
+  source = dataclasses.replace(world(0), queries=world(0).queries[:3])
+  batch = encoder_pairs.batch(lambda number: source, 5, **OPTIONS)
+  assert sorted(batch.queries) == sorted(source.queries)
 
 
 @pytest.mark.parametrize('lines, message', [
@@ -108,9 +108,9 @@ def test_a_short_book_is_one_batch():
 ])
 def test_a_bad_file_is_refused_and_the_line_named(tmp_path, lines, message):
   with pytest.raises(ValueError, match=message):
-    encoder_pairs.own_book(write(tmp_path / 'p.jsonl', *lines))
+    encoder_pairs.file_pairs(write(tmp_path / 'p.jsonl', *lines))
 
 
 def test_no_file_is_told():
   with pytest.raises(FileNotFoundError, match='data.pairs must be a jsonl'):
-    encoder_pairs.own_book('/nowhere.jsonl')
+    encoder_pairs.file_pairs('/nowhere.jsonl')

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""contrast: an encoder that is made, resumes exactly, and can be used."""
+"""train_encoder: the encoder is trained, resumes exactly, and can be used."""
 
 import hashlib
 import json

@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Generated worlds or a file in, batches of queries and passages out.
+"""Batches of queries and passages to train an encoder on.
 
-Queries come in books: a generated world each, or all of a file once more. The
-other passages of a batch are negatives of a query, and so are some that BM25
-finds for it and that do not answer it. Batch n follows from the seed and n
-alone.
+Pairs come from numbered sources: each is a generated world, or all of a file
+once more. The negatives of a query are the other passages of its batch, some of
+them found for it by BM25; none of them answers it. Batch n follows from the
+seed and n alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,14 +24,14 @@ from searchrl.world import text as world_text
 
 
 @dataclasses.dataclass(frozen=True)
-class Book:
+class PairSource:
   """Queries, and the passages that answer them, all of them texts.
 
   Attributes:
-    queries: what is asked.
+    queries: the texts of the queries.
     answers: of each query; the first is its positive.
     negatives: of each query, if known; BM25 adds more.
-    find: texts and a number to the passages that BM25 finds, best first.
+    find: (queries, depth) -> the passages that BM25 finds, best first.
   """
 
   queries: Sequence[str]
@@ -41,9 +41,9 @@ class Book:
 
   @property
   def texts(self) -> list[str]:
-    """All that it says, for a tokenizer to learn from."""
-    return [*self.queries, *(t for its in self.answers for t in its),
-            *(t for its in self.negatives for t in its)]
+    """All of its texts, for a tokenizer to be trained on."""
+    return [*self.queries, *(t for texts in self.answers for t in texts),
+            *(t for texts in self.negatives for t in texts)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,14 +55,15 @@ class Batch:
   excluded: np.ndarray  # bool [queries, passages]
 
 
-def world_book(number: int, *, seed: int, count: int, fresh: float) -> Book:
+def world_pairs(number: int, *, seed: int, count: int, fresh: float
+               ) -> PairSource:
   """Queries about a generated world, each answered by one passage.
 
-  Half are an agent's, "<name> <relation>"; the others questions of one hop, or
-  of more, whose first fact is looked for.
+  Half are an agent's, "<name> <relation>". The others are questions of one or
+  more hops, and their passage is that of the first hop.
 
   Args:
-    number: of the book; it takes world seed + number.
+    number: of the source, which is about world seed + number.
     seed: of the first world.
     count: queries.
     fresh: share of worlds whose names are made of words never seen before.
@@ -83,11 +84,15 @@ def world_book(number: int, *, seed: int, count: int, fresh: float) -> Book:
       query = world_text.ask(chain, rng)
     queries.append(query)
     answers.append((about[chain.start],))
-  return Book(queries, answers, [()] * count, _finder(list(about.values())))
+  return PairSource(
+      queries, answers, [()] * count, _finder(list(about.values())))
 
 
-def own_book(path: str) -> Callable[[int], Book]:
+def file_pairs(path: str) -> Callable[[int], PairSource]:
   """The pairs of a jsonl file, {"query", "positive", "negatives"?} a line.
+
+  Returns:
+    number -> the pairs; they are the same for each number.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -115,12 +120,12 @@ def own_book(path: str) -> Callable[[int], Book]:
   answers = [(positive, *answering[query])
              for query, positive in zip(queries, positives)]
   every = dict.fromkeys([*positives, *(t for ts in negatives for t in ts)])
-  book = Book(queries, answers, negatives, _finder(list(every)))
-  return lambda number: book
+  source = PairSource(queries, answers, negatives, _finder(list(every)))
+  return lambda number: source
 
 
 def _finder(texts: Sequence[str]):
-  """BM25 over texts; it is built when it is first needed."""
+  """BM25 over texts; its index is built when it is first needed."""
   search = functools.cache(lambda: bm25.bm25(corpora.Corpus(tuple(
       Passage(str(i), '', text) for i, text in enumerate(texts)))))
 
@@ -150,33 +155,36 @@ def _pair(line: str, place: str) -> tuple[str, str, tuple[str, ...]]:
       f'{place} holds {str(record)[:80]}.')
 
 
-def batch(book_of: Callable[[int], Book], step: int, *, seed: int,
+def batch(source_of: Callable[[int], PairSource], step: int, *, seed: int,
           queries: int, hard_negatives: int, depth: int) -> Batch:
   """The batch of an update.
 
   Args:
-    book_of: number of a book -> Book; equal numbers, equal books of equal size.
+    source_of: number -> a source; all have the same number of queries, and
+      equal numbers give equal sources.
     step: of the update, from 0.
     seed: of the order of queries and of the choice of negatives.
-    queries: of a batch; fewer, if a book has fewer.
+    queries: of a batch; fewer, if a source has fewer.
     hard_negatives: a query, at most.
-    depth: of BM25's best passages, from which they are drawn.
+    depth: how many of BM25's best passages they are drawn from.
   """
-  a_book = max(len(book_of(0).queries) // queries, 1)
-  number, place = divmod(step, a_book)
-  book = book_of(number)
-  order = np.random.default_rng([seed, number]).permutation(len(book.queries))
+  batches = max(len(source_of(0).queries) // queries, 1)  # a source
+  number, place = divmod(step, batches)
+  source = source_of(number)
+  order = np.random.default_rng([seed, number]).permutation(
+      len(source.queries))
   chosen = order[place * queries:(place + 1) * queries]
   rng = np.random.default_rng([seed, number, place])
-  asked = [book.queries[i] for i in chosen]
-  answers = [book.answers[i] for i in chosen]
-  hard = [()] * len(asked)
+  texts = [source.queries[i] for i in chosen]
+  answers = [source.answers[i] for i in chosen]
+  hard = [()] * len(texts)
   if hard_negatives:
-    hard = [_hard(book.negatives[i], found, book.answers[i], hard_negatives,
-                  rng) for i, found in zip(chosen, book.find(asked, depth))]
-  passages = [its[0] for its in answers] + [t for its in hard for t in its]
-  excluded = np.array([[text in its for text in passages] for its in answers])
-  return Batch(asked, passages, excluded)
+    hard = [_hard(source.negatives[i], found, source.answers[i],
+                  hard_negatives, rng)
+            for i, found in zip(chosen, source.find(texts, depth))]
+  passages = [right[0] for right in answers] + [t for ts in hard for t in ts]
+  excluded = np.array([[t in right for t in passages] for right in answers])
+  return Batch(texts, passages, excluded)
 
 
 def _hard(given: Sequence[str], found: Sequence[str], answers: Sequence[str],

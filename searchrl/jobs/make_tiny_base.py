@@ -1,43 +1,41 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Documents in, a model folder out: supervised training.
+"""Makes the tiny base model of the embedded default, tokenizer included.
 
-Today one job lives here, `tiny_base`: it makes the tiny Qwen2 policy of the
-embedded default, tokenizer included, from generated lessons. One run, any
-number of interruptions: it resumes from its own checkpoints.
+A Qwen2 language model is trained on lessons about generated worlds. One run,
+any number of interruptions: it resumes from its own checkpoints.
 """
 
-import functools
-import hashlib
 import json
 import pathlib
 import time
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import tokenizers
 import tqdm
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizer_lib
 from searchrl.models import induction
-from searchrl.models import policy
 from searchrl.models import transformer
 from searchrl.models import weights
-from searchrl.runtime import checkpoint
 from searchrl.search import corpus
 from searchrl.search import factory
 from searchrl.training import optimizer as optimizers
+from searchrl.training import supervised
+from searchrl.training.train_step import TrainState
 from searchrl.world import facts
 from searchrl.world import lessons
 from searchrl.world import names
 from searchrl.world import text as world_text
 
 EOS = '<|endoftext|>'
-TAGS = tuple(f'<{slash}{name}>' for name in
-             ('think', 'search', 'information', 'answer') for slash in ('', '/'))
+TAGS = tuple(f'<{slash}{name}>'
+             for name in ('think', 'search', 'information', 'answer')
+             for slash in ('', '/'))
+_FIELDS = {'tokens': np.int32, 'weights': np.float32, 'segment_ids': np.int32}
 
 
 def run(config, workdir: str) -> None:
@@ -52,8 +50,8 @@ def run(config, workdir: str) -> None:
   make_tokenizer(folder / 'tokenizer', **config.tokenizer)
   tokenizer = tokenizer_lib.load(str(folder / 'tokenizer'))
   if not (folder / 'lessons.npz').exists():
-    batches = make_batches(tokenizer, **config.lessons)
-    np.savez(folder / 'unfinished.npz', **batches)
+    np.savez(folder / 'unfinished.npz',
+             **make_batches(tokenizer, **config.lessons))
     (folder / 'unfinished.npz').rename(folder / 'lessons.npz')
   batches = dict(np.load(folder / 'lessons.npz'))
   prepared = time.process_time()
@@ -62,10 +60,11 @@ def run(config, workdir: str) -> None:
   params, record = fit(
       batches, shape, folder / 'checkpoints', seed=config.seed,
       **config.optimizer)
-  record['cpu_seconds'] += prepared  # of this process, start to lessons
+  record['cpu_seconds'] += prepared  # of this process, until the lessons
   weights.save(folder / 'model', params, shape,
                tokenizer_from=folder / 'tokenizer', eos_id=tokenizer.eos_ids[0])
-  _write_card(folder / 'model', config, shape, record)
+  write_card(folder / 'model', params, record, seed=config.seed,
+             lessons_seed=config.lessons.seed)
   print(f'wrote {folder / "model"}: {json.dumps(record)}')
 
 
@@ -74,27 +73,17 @@ def make_tokenizer(folder: pathlib.Path, *, vocab_size: int, worlds: int,
   """A byte-level BPE in the format of Qwen2's, trained on generated text.
 
   The dialogue's tags are ordinary added tokens, one id each; every other byte
-  sequence can be written, too.
+  sequence can be written, too. A folder that holds one is left as it is.
   """
   if (folder / 'tokenizer.json').exists():
     return
-  texts = []
-  for seed in range(worlds + fresh_worlds):
-    source = 'known' if seed < worlds else 'fresh'
-    world = facts.make(10_000 + seed, source=source)
-    texts += [f'{p.title} {p.text}' for p in world_text.passages(world)]
-    texts += [q.text for q in world_text.questions(world, (60, 40, 20))]
-  dialogue = dialogues.tags()
-  texts += [dialogue.prompt(''), dialogue.invalid, 'Doc 1(Title: "', 'nothing',
-            *facts.RELATIONS] * 50
-  texts += [f' {word}' for words in names.INVENTORY.values()
-            for word in words] * 40
   bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
   bpe.normalizer = tokenizers.normalizers.NFC()
   bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
       add_prefix_space=False)
   bpe.decoder = tokenizers.decoders.ByteLevel()
   added = [EOS, *TAGS]
+  texts = _tokenizer_texts(worlds, fresh_worlds)
   bpe.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(
       vocab_size=vocab_size - len(added), show_progress=False,
       initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
@@ -108,7 +97,24 @@ def make_tokenizer(folder: pathlib.Path, *, vocab_size: int, worlds: int,
   bpe.save(str(folder / 'tokenizer.json'))
 
 
-def make_batches(tokenizer, *, seed: int, stages, widths, batch_tokens: int):
+def _tokenizer_texts(worlds: int, fresh_worlds: int) -> list[str]:
+  """Passages and questions of worlds, and the words that lessons repeat."""
+  texts = []
+  for seed in range(worlds + fresh_worlds):
+    source = 'known' if seed < worlds else 'fresh'
+    world = facts.make(10_000 + seed, source=source)
+    texts += [f'{p.title} {p.text}' for p in world_text.passages(world)]
+    texts += [q.text for q in world_text.questions(world, (60, 40, 20))]
+  dialogue = dialogues.tags()
+  texts += [dialogue.prompt(''), dialogue.invalid, 'Doc 1(Title: "', 'nothing',
+            *facts.RELATIONS] * 50
+  texts += [f' {word}' for words in names.INVENTORY.values()
+            for word in words] * 40
+  return texts
+
+
+def make_batches(tokenizer, *, seed: int, stages, widths, batch_tokens: int
+                ) -> dict[str, np.ndarray]:
   """Lessons as packed rows, one array a field, in the order of training.
 
   Args:
@@ -123,21 +129,16 @@ def make_batches(tokenizer, *, seed: int, stages, widths, batch_tokens: int):
     {'width<w>/<field>': [batches, rows, w]} for the fields tokens, weights
     and segment_ids, and 'order': [batches] of widths.
   """
-  dialogue = dialogues.tags()
   rng = np.random.default_rng(seed)
   rows = {w: [] for w in widths}
   order = []
-  make_search = lambda ps: factory.make('bm25', corpus.Corpus(tuple(ps)))
   for stage in stages:
     stage = dict(stage)
     documents = echoes(stage.pop('echoes', 0), tokenizer.vocab_size, rng)
     for _ in tqdm.trange(stage.pop('worlds'), desc='lessons', leave=False):
-      documents += [
-          encode(d, tokenizer) for d in lessons.documents(
-              seed, make_search, dialogue, sloppiness=lessons.Sloppiness(),
-              eos=EOS, **stage)]
+      documents += _lessons(tokenizer, seed, stage)
       seed += 1
-    packed = pack_documents(documents, widths, tokenizer.pad_id)
+    packed = supervised.pack_documents(documents, widths, tokenizer.pad_id)
     turns = []
     for width in widths:
       size = batch_tokens // width
@@ -149,19 +150,26 @@ def make_batches(tokenizer, *, seed: int, stages, widths, batch_tokens: int):
   for width in widths:
     stacked = np.array(rows[width]).reshape(
         -1, batch_tokens // width, 3, width)
-    for i, field in enumerate(('tokens', 'weights', 'segment_ids')):
-      result[f'width{width}/{field}'] = stacked[:, :, i].astype(
-          np.float32 if field == 'weights' else np.int32)
+    for i, (field, dtype) in enumerate(_FIELDS.items()):
+      result[f'width{width}/{field}'] = stacked[:, :, i].astype(dtype)
   return result
 
 
+def _lessons(tokenizer, seed: int, counts: dict[str, Any]):
+  """Token ids and loss weights of each lesson about a world."""
+  make_search = lambda ps: factory.make('bm25', corpus.Corpus(tuple(ps)))
+  return [encode(document, tokenizer) for document in lessons.documents(
+      seed, make_search, dialogues.tags(), sloppiness=lessons.Sloppiness(),
+      eos=EOS, **counts)]
+
+
 def echoes(count: int, vocab_size: int, rng):
-  """Random ids, said again and again: nothing but copying predicts them."""
+  """Random ids, repeated again and again: nothing but copying predicts them."""
   documents = []
   for _ in range(count):
-    said = rng.integers(0, vocab_size, rng.integers(8, 40))
-    ids = np.resize(said, 128).tolist()
-    documents.append((ids, [0.0] * len(said) + [1.0] * (128 - len(said))))
+    motif = rng.integers(0, vocab_size, rng.integers(8, 40))
+    ids = np.resize(motif, 128).tolist()
+    documents.append((ids, [0.0] * len(motif) + [1.0] * (128 - len(motif))))
   return documents
 
 
@@ -175,109 +183,50 @@ def encode(document, tokenizer) -> tuple[list[int], list[float]]:
   return ids, weight
 
 
-def pack_documents(documents, widths, pad_id: int):
-  """Fills rows with documents in their order; {width: list of [3, width]}.
+def fit(batches: dict[str, np.ndarray], shape: transformer.TransformerConfig,
+        folder: pathlib.Path, *, seed: int, save_every: int, **options):
+  """Trains on lessons from random parameters with a planted circuit.
 
-  A row holds tokens, weights and segment ids (0 is padding). A document longer
-  than the longest width is left out.
-  """
-  packed = {w: [] for w in widths}
-  open_rows = {}
-  for ids, weight in documents:
-    width = next((w for w in widths if len(ids) <= w), None)
-    if width is None:
-      continue
-    row, used, segment = open_rows.get(width, (None, width, 0))
-    if row is None or used + len(ids) > width:
-      row = np.zeros((3, width), np.float64)
-      row[0] = pad_id
-      packed[width].append(row)
-      used, segment = 0, 0
-    span = slice(used, used + len(ids))
-    row[0, span], row[1, span], row[2, span] = ids, weight, segment + 1
-    row[1, used] = 0.0  # nothing of its document precedes the first token
-    open_rows[width] = (row, used + len(ids), segment + 1)
-  return packed
-
-
-def fit(batches, shape, folder, *, seed: int, save_every: int, **options):
-  """Trains from random parameters, or from the newest checkpoint.
+  Args:
+    batches: from `make_batches`.
+    shape: of the model.
+    folder: of the checkpoints.
+    seed: of the parameters.
+    save_every: updates from one checkpoint to the next.
+    **options: of `optimizer.adamw`.
 
   Returns:
-    Params, and a record of what it took.
+    The parameters, and the record of `supervised.fit`.
   """
   order = batches['order']
+
+  def batch_of(step):
+    width = int(order[step])
+    index = int((order[:step] == width).sum())
+    batch = {field: batches[f'width{width}/{field}'][index]
+             for field in _FIELDS}
+    return batch, int((batch['segment_ids'] > 0).sum())
+
   adam = optimizers.adamw(total_steps=len(order), **options)
   params = induction.plant(
       transformer.init(shape, jax.random.key(seed)), shape, seed=seed)
-  state = {'params': params, 'opt_state': adam.init(params)}
-  record = {'steps': 0, 'tokens': 0, 'cpu_seconds': 0.0, 'losses': []}
-  found = checkpoint.restore(folder, state)
-  if found:
-    _, state, record = found
-  update = jax.jit(functools.partial(_update, shape=shape, adam=adam),
-                   donate_argnums=0)
-  clock = time.process_time()
-  with tqdm.tqdm(total=len(order), initial=record['steps']) as bar:
-    for step in range(record['steps'], len(order)):
-      width = int(order[step])
-      index = int((order[:step] == width).sum())
-      batch = {field: batches[f'width{width}/{field}'][index]
-               for field in ('tokens', 'weights', 'segment_ids')}
-      state, loss = update(state, batch)
-      record['tokens'] += int((batch['segment_ids'] > 0).sum())
-      record['steps'] = step + 1
-      if step % 20 == 0:
-        bar.set_postfix(loss=f'{float(loss):.3f}')
-      bar.update()
-      if (step + 1) % save_every == 0 or step + 1 == len(order):
-        record['losses'].append(round(float(loss), 4))
-        record['cpu_seconds'] += time.process_time() - clock
-        clock = time.process_time()
-        checkpoint.save(folder, step + 1, state, record)
-  return state['params'], record
+  state, record = supervised.fit(
+      supervised.make_update(supervised.language_model_loss(shape), adam),
+      TrainState(params, adam.init(params)), batch_of, folder,
+      steps=len(order), save_every=save_every)
+  return state.params, record
 
 
-def _update(state, batch, *, shape, adam):
-  """One step on packed rows; weighted mean of the negative log-likelihood."""
-  segments, weight = batch['segment_ids'], batch['weights']
-  starts = jnp.concatenate(
-      [jnp.ones_like(segments[:, :1], bool),
-       segments[:, 1:] != segments[:, :-1]], 1)
-  index = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)
-  positions = index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
-
-  def loss(params):
-    logprobs, _ = policy.token_logprobs(
-        params, batch['tokens'], shape, segment_ids=segments,
-        positions=positions, chunk=segments.shape[1])
-    return -jnp.sum(logprobs * weight) / jnp.maximum(jnp.sum(weight), 1)
-
-  value, grads = jax.value_and_grad(loss)(state['params'])
-  updates, opt_state = adam.update(grads, state['opt_state'], state['params'])
-  return {'params': optax.apply_updates(state['params'], updates),
-          'opt_state': opt_state}, value
-
-
-def _write_card(folder: pathlib.Path, config, shape, record) -> None:
-  """README.md of the model: data, steps, seed, time, digests."""
-  digests = {
-      name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
-      for name in ('model.safetensors', 'tokenizer.json', 'config.json')}
-  count = sum(int(np.prod(s)) for s in weights._shapes(shape).values())
-  lines = [
+def write_card(folder: pathlib.Path, params, record, *, seed: int,
+               lessons_seed: int) -> None:
+  """Writes the model's README.md."""
+  count = sum(x.size for x in jax.tree.leaves(params))
+  supervised.write_card(folder, [
       '# The tiny base model of searchrl', '',
       f'A Qwen2-architecture language model of {count:,} parameters that can',
       'read, copy and search, but has no discipline. It knows no facts: its',
       'world is made up anew from a seed. Licence: Apache-2.0.', '',
-      'Made by `python -m searchrl.main --config=configs/tiny_base.py`.', '',
-      '| | |', '|---|---|',
-      f'| data | generated lessons, `searchrl/world/lessons.py`, seed '
-      f'{config.lessons.seed} |',
-      f'| updates, tokens | {record["steps"]:,}, {record["tokens"]:,} |',
-      f'| seed of the parameters | {config.seed} |',
-      f'| CPU seconds | {record["cpu_seconds"]:.0f} |',
-      f'| last loss (nats, weighted) | {record["losses"][-1]:.3f} |',
-      f'| jax | {jax.__version__} |',
-      *(f'| sha256 of {n} | `{d}` |' for n, d in digests.items()), '']
-  (folder / 'README.md').write_text('\n'.join(lines))
+      'Made by `python -m searchrl.main --config=configs/tiny_base.py`.'], {
+          'data': 'generated lessons, `searchrl/world/lessons.py`, seed '
+                  f'{lessons_seed}',
+          'seed of the parameters': seed}, record)

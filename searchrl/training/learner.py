@@ -366,8 +366,8 @@ def _check_recipe(algorithm: algorithms.Algorithm, minibatches: int,
   if algorithm.one_update and minibatches > 1:
     raise ValueError(
         'learner.minibatches must be 1 for an algorithm without a ratio, but '
-        f'is {minibatches}: after one optimiser step the policy is no longer the '
-        'one that sampled. Set it to 1, or choose a recipe with a ratio.')
+        f'is {minibatches}: after one optimiser step the policy is no longer '
+        'the one that sampled. Set it to 1, or choose a recipe with a ratio.')
   if 'values' in algorithm.needs and critic_optimizer is None:
     raise ValueError('critic_optimizer must be given for an algorithm that '
                      'needs values, but is None.')
