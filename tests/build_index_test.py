@@ -19,8 +19,10 @@ from searchrl.encoders import embedder
 from searchrl.jobs import build_index
 from searchrl.search import corpus as corpora
 from searchrl.search import factory
-from searchrl.search.index import vector_store
 from searchrl.search import mapped_corpus
+from searchrl.search.index import dense
+from searchrl.search.index import footprint
+from searchrl.search.index import vector_store
 from searchrl.trajectory import Passage, Query, Question
 import faiss_import_test
 import loopback
@@ -107,17 +109,17 @@ def test_what_is_built_is_not_built_again(tmp_path, corpus, capsys):
   assert '50 passages x 32, float32' in said and 'hnsw: ' in said
   build_index.run(configured(corpus, build=('hnsw', 'bm25')), tmp_path / 'i')
   said = capsys.readouterr().out
-  assert said.count('as it is there') == 2
+  assert said.count('already built') == 2
   build_index.run(configured(corpus, build=('bm25',), **{'bm25.k1': 1.5}),
             tmp_path / 'i')
-  assert 'as it is there' not in capsys.readouterr().out
+  assert 'already built' not in capsys.readouterr().out
   query = Query('tarn 10', 5, Question('q', '?', ('a',)))
   whole = corpora.read(corpus)
   assert factory.make('bm25', whole, index=tmp_path / 'i')([query]) == (
       factory.make('bm25', whole, k1=1.5)([query]))
   build_index.run(configured(corpus, build=('hnsw',), **{'hnsw.links': 8}),
             tmp_path / 'i')
-  assert 'as it is there' not in capsys.readouterr().out
+  assert 'already built' not in capsys.readouterr().out
   assert tree(tmp_path / 'i') == before
 
 
@@ -144,11 +146,11 @@ def test_a_build_killed_at_any_write_goes_on_to_the_same_bytes(
     with pytest.raises(Killed):
       build_index.run(configured(corpus), folder)
     monkeypatch.setattr(vector_store, 'write_json', write)
-    encoded, encode = [], build_index.dense.encoded
-    monkeypatch.setattr(build_index.dense, 'encoded', lambda encoder, texts, kind: (
+    encoded, encode = [], dense.encoded
+    monkeypatch.setattr(dense, 'encoded', lambda encoder, texts, kind: (
         encoded.extend(texts) or encode(encoder, texts, kind)))
     build_index.run(configured(corpus), folder)
-    monkeypatch.setattr(build_index.dense, 'encoded', encode)
+    monkeypatch.setattr(dense, 'encoded', encode)
     done = max(deadly - 1, 0)  # shards whose note was written
     assert len(encoded) == 50 - min(16 * done, 50)
     found = {k: v for k, v in tree(folder).items() if '.half' not in k}
@@ -181,7 +183,7 @@ def test_configs_are_checked(tmp_path, corpus, changes, message):
 
 
 def test_a_full_disk_is_told_before(tmp_path, corpus, monkeypatch):
-  monkeypatch.setattr(build_index.shutil, 'disk_usage', lambda path: type(
+  monkeypatch.setattr(footprint.shutil, 'disk_usage', lambda path: type(
       'Usage', (), {'free': 1000}))
   with pytest.raises(ValueError, match='must have room for 0.00 GiB'):
     build_index.run(configured(corpus), tmp_path / 'i')
@@ -195,17 +197,9 @@ def test_a_vector_that_is_not_finite_is_named(tmp_path, corpus, monkeypatch):
         np.nan)
     return rows
   monkeypatch.setattr(
-      build_index.dense, 'ngram_encoder', lambda corpus, **options: encode)
+      dense, 'ngram_encoder', lambda corpus, **options: encode)
   with pytest.raises(ValueError, match='finite'):
     build_index.run(configured(corpus), tmp_path / 'i')
-
-
-def test_the_estimate_at_full_size():
-  recipe = vector_store.Recipe('c', {}, 21_015_324, 768, 'bfloat16')
-  told = build_index.estimate(recipe, ('scann', 'hnsw'), 2_500_000, 32)
-  assert '30.06 GiB on disk in 321 shards' in told
-  assert 'hnsw: 65.45 GiB on disk' in told
-  assert 'about 21.46 GiB of memory while it is built' in told
 
 
 @pytest.mark.parametrize('kind', ['e5_Flat.index', 'emb_e5.memmap'])

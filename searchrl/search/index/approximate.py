@@ -79,6 +79,32 @@ def build(
   return manifest
 
 
+def build_if_changed(
+    kind: str,
+    store: vector_store.Store,
+    folder: pathlib.Path,
+    queries: Float[np.ndarray, 'Q D'],
+    *,
+    recall: float,
+    say: Callable[[str], None],
+    **options: Any,
+) -> None:
+  """Builds an index, unless the same one is there; arguments as of `build`."""
+  if (folder / 'manifest.json').exists():
+    try:
+      manifest = read_manifest(folder, store)
+      if manifest['options'] == options:
+        say(f'{kind}: already built, recall@3 {manifest["recall@3"]:.4f}')
+        return
+    except ValueError as error:
+      say(f'{kind} is built again: {error}')
+  manifest = build(
+      kind, store, folder, queries, recall=recall, say=say, **options)
+  if manifest['recall@3'] < recall:
+    say(f'Warning: {kind} reaches recall@3 {manifest["recall@3"]:.4f}, below '
+        f'recall.target={recall}.')
+
+
 def in_memory(
     kind: str,
     source: vector_store.Source,

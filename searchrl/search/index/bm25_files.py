@@ -9,7 +9,7 @@ terms and one block; a loaded index is mapped. Terms are those of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import json
 import pathlib
 import shutil
@@ -55,6 +55,29 @@ def build(texts: Sequence[str], folder: pathlib.Path, *, corpus: str,
   shutil.rmtree(folder, ignore_errors=True)
   new.rename(folder)
   return manifest
+
+
+def build_if_changed(corpus: Corpus, folder: pathlib.Path, *,
+                     say: Callable[[str], None], **options: float) -> None:
+  """Builds the index of a corpus, unless the same one is there.
+
+  Args:
+    corpus: its texts are indexed.
+    folder: new, or an earlier index.
+    say: receives a line of text about what was done.
+    **options: k1 and b, as of `bm25.bm25`.
+  """
+  if (folder / 'manifest.json').exists():
+    try:
+      load(folder, corpus)
+      manifest = json.loads((folder / 'manifest.json').read_text())
+      if all(manifest[name] == value for name, value in options.items()):
+        say('bm25: already built')
+        return
+    except ValueError as error:
+      say(f'bm25 is built again: {error}')
+  manifest = build(corpus.texts, folder, corpus=corpus.digest, **options)
+  say(f'bm25: {manifest["terms"]} terms')
 
 
 def _count(texts: Sequence[str], folder: pathlib.Path):

@@ -181,6 +181,11 @@ def encoded(
   return rows
 
 
+def evenly_spaced(count: int, most: int) -> Int[np.ndarray, 'M']:
+  """At most `most` positions in [0, count), the first and the last included."""
+  return np.unique(np.linspace(0, count - 1, min(most, count)).astype(int))
+
+
 def _passages(
     corpus: Corpus, ids: Int[np.ndarray, 'K'], scores: Float[np.ndarray, 'K']
 ) -> Passages:

@@ -15,12 +15,17 @@ import struct
 from jaxtyping import Float
 import numpy as np
 
+from searchrl.search import corpus as corpora
+from searchrl.search.index import dense
+
 # Type, D, N, two unused, trained, metric (0: inner product), number of floats.
 _HEADER = struct.Struct('<4siqqq?iQ')
+_SAMPLE = 32  # passages whose imported vectors are compared with the encoder's
+_TOLERANCE = 0.05  # distance of the two vectors; float16 alone makes 0.01
 
 
 @dataclasses.dataclass(frozen=True)
-class Foreign:
+class ImportedRows:
   """Rows in a file of others."""
 
   path: pathlib.Path
@@ -37,7 +42,7 @@ class Foreign:
     return rows.reshape(stop - start, self.dim)
 
 
-def open_(path: str | pathlib.Path, *, count: int, dim: int) -> Foreign:
+def open_(path: str | pathlib.Path, *, count: int, dim: int) -> ImportedRows:
   """Rows of a flat index of faiss, or of a bare float32 file (.memmap).
 
   Args:
@@ -62,16 +67,16 @@ def open_(path: str | pathlib.Path, *, count: int, dim: int) -> Foreign:
   return found
 
 
-def _bare(path: pathlib.Path, dim: int) -> Foreign:
+def _bare(path: pathlib.Path, dim: int) -> ImportedRows:
   size = path.stat().st_size
   if not size or size % (4 * dim):
     raise ValueError(f'{path} must hold float32 rows of {dim}, but has {size} '
                      'bytes, which is no multiple. Fetch it again, or give its '
                      'own encoder.')
-  return Foreign(path, size // (4 * dim), dim, 0)
+  return ImportedRows(path, size // (4 * dim), dim, 0)
 
 
-def _flat(path: pathlib.Path) -> Foreign:
+def _flat(path: pathlib.Path) -> ImportedRows:
   with path.open('rb') as file:
     head = file.read(_HEADER.size)
   kind = head[:4]
@@ -90,4 +95,24 @@ def _flat(path: pathlib.Path) -> Foreign:
         f'{path} must have {_HEADER.size} + 4 * {count} * {dim} bytes, but has '
         f'{path.stat().st_size}. Fetch it again; the parts of a split file must '
         'be joined first.')
-  return Foreign(path, count, dim, _HEADER.size)
+  return ImportedRows(path, count, dim, _HEADER.size)
+
+
+def check_encoder(imported: ImportedRows, corpus: corpora.Corpus,
+                  encode: dense.EncodeFn) -> None:
+  """Raises a ValueError unless a sample of rows is what the encoder makes."""
+  places = dense.evenly_spaced(imported.count, _SAMPLE)
+  ours = dense.encoded(
+      encode, [corpora.text_of(corpus[int(i)]) for i in places], 'passage')
+  theirs = np.concatenate([imported.read(i, i + 1) for i in places])
+  gaps = np.nan_to_num(np.linalg.norm(ours - theirs, axis=1), nan=np.inf)
+  apart = np.median(np.linalg.norm(ours - np.roll(ours, 1, 0), axis=1))
+  limit = min(_TOLERANCE, max(apart / 5, 1e-3))  # some encoders crowd all texts
+  worst = int(np.argmax(gaps))
+  if gaps[worst] > limit:
+    raise ValueError(
+        'imported vectors must be those of this corpus and encoder, but row '
+        f'{places[worst]} of {imported.path} lies {gaps[worst]:.3f} from our own '
+        f'vector of that passage, above {limit:.3f}. Give the corpus and the '
+        'encoder that they were made of, with its prefixes, pooling and '
+        'max_length.')

@@ -13,8 +13,6 @@ import functools
 import sys
 from typing import Any
 
-import numpy as np
-
 from searchrl.search.corpus import Corpus
 from searchrl.search.index import approximate
 from searchrl.search.index import dense
@@ -132,9 +130,8 @@ def _index(encoded: _Encoded, backend: str, min_recall: float, batch: int
   rows = vector_store.InMemory(dense.encoded(encoded.encode, texts, 'passage'))
   if backend == 'exact':
     return exact_device.build(rows, batch=batch), {'backend': 'exact'}
-  places = np.unique(np.linspace(
-      0, len(texts) - 1, min(_QUERIES, len(texts))).astype(int))
-  queries = [' '.join(texts[i].split()[:10]) for i in places]
+  queries = [' '.join(texts[i].split()[:10])
+             for i in dense.evenly_spaced(len(texts), _QUERIES)]
   index, recall = approximate.in_memory(
       backend, rows, dense.encoded(encoded.encode, queries, 'query'),
       min_recall=min_recall)

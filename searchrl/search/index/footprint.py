@@ -1,0 +1,71 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What an index will take on disk and in memory, before it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import pathlib
+import shutil
+
+import numpy as np
+
+from searchrl.search.index import vector_store
+
+
+def estimate(recipe: vector_store.Recipe, kinds: Sequence[str], *,
+             part_rows: int, links: int) -> str:
+  """The sizes of the vectors and of each index, a line each, in GiB.
+
+  Args:
+    recipe: of the vectors.
+    kinds: of 'scann', 'hnsw' and 'bm25'.
+    part_rows: rows that ScaNN holds in memory at a time.
+    links: of a row of HNSW.
+  """
+  lines = [f'{recipe.count} passages x {recipe.dim}, {recipe.dtype}: '
+           f'{_gib(recipe.disk_bytes)} on disk in {recipe.shards} shards']
+  for kind in kinds:
+    size = index_bytes(kind, recipe, links)
+    if kind == 'bm25':
+      lines.append(f'bm25: about {_gib(size)} on disk while it is built')
+      continue
+    part = min(part_rows, recipe.count)
+    memory = 3 * 4 * part * recipe.dim if kind == 'scann' else size
+    lines.append(f'{kind}: {_gib(size)} on disk, about {_gib(memory)} of '
+                 'memory while it is built')
+  return '\n'.join(lines)
+
+
+def index_bytes(kind: str, recipe: vector_store.Recipe, links: int) -> int:
+  """The disk that an index takes besides the vectors."""
+  exact = np.dtype(recipe.exact_dtype).itemsize
+  row_bytes = {
+      # Codes of 4 bits for 2 dimensions, twice (SOAR); int8 and exact rows.
+      'scann': recipe.dim * (2 * .25 + 1 + exact) + 8,
+      'hnsw': recipe.dim * 4 + 8 * links + 16,  # rows and the graph
+      'bm25': 60 * 20,  # 60 postings, as spilled blocks and as one index
+  }[kind]
+  return int(row_bytes * recipe.count)
+
+
+def check_disk(recipe: vector_store.Recipe, kinds: Sequence[str],
+               folder: pathlib.Path, *, links: int) -> None:
+  """Raises a ValueError if the disk of `folder` has no room for the rest.
+
+  Vectors that are written already and indexes that are finished count as free.
+  """
+  needed = sum(index_bytes(kind, recipe, links) for kind in kinds
+               if not (folder / kind / 'manifest.json').exists())
+  if not (folder / 'vectors' / 'manifest.json').exists():
+    written = sum(file.stat().st_size for file in (
+        folder / 'vectors').rglob('*') if file.is_file())
+    needed += max(recipe.disk_bytes - written, 0)
+  free = shutil.disk_usage(folder).free
+  if needed > free:
+    raise ValueError(f'{folder} must have room for {_gib(needed)}, but its disk '
+                     f'has {_gib(free)}. Free some, or take another --workdir.')
+
+
+def _gib(size: float) -> str:
+  return f'{size / 2**30:.2f} GiB'
