@@ -51,10 +51,10 @@ def main():
   options = parser.parse_args()
   corpus = mapped_corpus.load(options.corpus)
   asked = read(options)
-  lines = []
+  lines, load_encoder = [], embedder.cached_loader()
   for name, spec in specs(options):
     search = factory.make(spec.pop('name'), corpus,
-                          load_encoder=embedder.load_again, **spec)
+                          load_encoder=load_encoder, **spec)
     lines.append(measure(name, search, asked, len(corpus)))
     print(lines[-1], file=sys.stderr, flush=True)
   print(figures.table(lines, COLUMNS))

@@ -88,7 +88,7 @@ def test_rows_are_the_encoders_and_a_run_searches_them(tmp_path, corpus, bert):
   for backend in ('exact', 'numpy', *KINDS):
     search = factory.make(
         'dense', mapped_corpus.open_(corpus), index=tmp_path / 'i', backend=backend,
-        storage='float32', load_encoder=embedder.load_again)
+        storage='float32', load_encoder=embedder.cached_loader())
     assert [int(p.id) for p in search([query])[0]] == best.tolist(), backend
 
 
@@ -215,7 +215,7 @@ def test_vectors_of_others_are_taken(tmp_path, corpus, bert, kind):
   np.testing.assert_array_equal(store.read(0, 50), rows)
   assert store.recipe.encoder['imported'] == kind
   search = factory.make('dense', corpora.read(corpus), index=tmp_path / 'i',
-                        load_encoder=embedder.load_again)
+                        load_encoder=embedder.cached_loader())
   assert search([Query('mill', 3, Question('q', '?', ('a',)))])[0]
 
 

@@ -1,7 +1,8 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""embedder: each text's vector is that of the text alone, whatever the batch."""
+"""Embedder: a text's vector is that of the text alone, whatever the batch."""
 
+import dataclasses
 import json
 
 import jax
@@ -89,14 +90,25 @@ def test_a_querys_vector_is_the_same_to_the_last_bit_in_any_company(
 
 def test_an_encoder_for_a_new_index_is_as_e5_and_on_one_device(tmp_path):
   folder = tiny_bert.make(tmp_path / 'bert')
+  load_encoder = embedder.cached_loader()
   with pytest.raises(ValueError, match=r'lie in \[8, 64\]'):  # E5's 256 tokens
-    embedder.load_again(path=str(folder))
-  shipped = embedder.load_again(path='tiny_e5')
-  assert shipped is embedder.load_again(path='tiny_e5')
+    load_encoder(path=str(folder))
+  shipped = load_encoder(path='tiny_e5')
   assert shipped.about['query_prefix'] == 'query: '
   assert shipped.about['digest'] == embedder.digest(
       embedder.locate('tiny_e5'), embedder.Settings())
   assert shipped._mesh.size == 1
+
+
+def test_a_loader_keeps_its_last_encoder_and_shares_it_with_no_other(tmp_path):
+  first, second = (embedder.load(
+      tiny_bert.make(tmp_path / name), SETTINGS).about for name in 'ab')
+  load_encoder = embedder.cached_loader()
+  kept = load_encoder(first)
+  assert load_encoder(dict(first)) is kept
+  assert embedder.cached_loader()(first) is not kept
+  assert load_encoder(second).about['path'] == second['path']
+  assert load_encoder(first) is not kept  # the second took its place
 
 
 def test_few_shapes_are_compiled(folder):
@@ -107,7 +119,7 @@ def test_few_shapes_are_compiled(folder):
 
 
 def test_bfloat16_is_an_approximation(folder):
-  settings = embedder.Settings(max_length=48, batch_tokens=384, dtype='bfloat16')
+  settings = dataclasses.replace(SETTINGS, dtype='bfloat16')
   got = embedder.load(folder, settings)(TEXTS[:4], 'query')
   exact = embedder.load(folder, SETTINGS)(TEXTS[:4], 'query')
   assert 0 < np.abs(got - exact).max() < .05
@@ -140,19 +152,20 @@ def test_the_encoder_of_an_index_is_found_again_and_another_refused(tmp_path):
   folder = tiny_bert.make(tmp_path / 'bert')
   first = embedder.load(folder, SETTINGS)
   about = json.loads(json.dumps(first.about))
-  again = embedder.load_again(about)
+  load_encoder = embedder.cached_loader()
+  again = load_encoder(about)
   np.testing.assert_array_equal(again(TEXTS, 'query'), first(TEXTS, 'query'))
   moved = folder.rename(tmp_path / 'moved')
   with pytest.raises(FileNotFoundError):
-    embedder.load_again(about)
-  assert embedder.load_again(about, path=str(moved)).about['digest'] == (
+    load_encoder(about)
+  assert load_encoder(about, path=str(moved)).about['digest'] == (
       about['digest'])
   raw = (moved / 'model.safetensors').read_bytes()
   (moved / 'model.safetensors').write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
   with pytest.raises(ValueError, match='must be the one that made the index'):
-    embedder.load_again(about, path=str(moved))
+    load_encoder(about, path=str(moved))
   with pytest.raises(ValueError, match="but this index has 'ngrams'"):
-    embedder.load_again({'kind': 'ngrams'})
+    load_encoder({'kind': 'ngrams'})
 
 
 def test_what_changes_vectors_changes_the_digest(folder):

@@ -1,17 +1,17 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A BERT folder in, a function out: texts and their kind to unit vectors.
+"""Text embedder: a BERT folder in, a function from texts to unit vectors out.
 
-Texts are sorted by length, so that little is padding, and come to the devices
-of this process in batches of few shapes. On CPUs the shape of a query's batch
-follows from the query alone, so that its vector is the same to the last bit
-whoever is searched for beside it. Index builds, runs and servers encode through
-it; a digest of everything that matters tells encoders apart.
+Texts are sorted by length, so that there is little padding, and go to the
+devices of this process in batches of few shapes. On a CPU the shape of a
+query's batch follows from the query alone, so that its vector is the same to
+the last bit whatever other queries come with it. Index builds, runs and servers
+all encode through it; two encoders are the same if their digests are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -30,30 +30,32 @@ from searchrl.models import encoder
 from searchrl.models import weights
 from searchrl.runtime import mesh as meshes
 from searchrl.search.index import dense
+from searchrl.search.index import open_index
 
-_WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens a row
-_FEW = (8, 64)  # rows of a batch of queries, if no more are left
-_ALWAYS = 8  # rows of a batch of queries on a CPU
-_CPU_TOKENS = 2048  # of a batch on a CPU, which more do not keep busier
+_WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens per row
+_QUERY_ROWS = (8, 64)  # of a query batch on an accelerator, if they suffice
+_CPU_QUERY_ROWS = 8  # of every query batch on a CPU
+_CPU_TOKENS = 2048  # per batch on a CPU; a larger batch is not faster
 TINY_E5 = pathlib.Path(__file__).parents[1] / 'assets' / 'tiny_e5'
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What an encoder is besides its folder; all but the last change vectors."""
+  """How an encoder is used; all fields but the last change its vectors."""
 
   query_prefix: str = encoder.QUERY_PREFIX
   passage_prefix: str = encoder.PASSAGE_PREFIX
   pooling: str = 'mean'  # or 'cls'
-  max_length: int = 256  # tokens of a text, prefix and special ones included
+  max_length: int = 256  # tokens of a text with its prefix and special tokens
   dtype: str = 'float32'  # of activations: or bfloat16
-  batch_tokens: int = 8192  # a device call, padding included; less on CPUs
+  batch_tokens: int = 8192  # per device call, with padding; fewer on a CPU
 
   def check(self, shape: encoder.EncoderConfig) -> None:
-    """Raises a ValueError if the encoder cannot be run so."""
+    """Raises a ValueError if an encoder of this shape cannot be used so."""
     if self.pooling not in encoder.POOLINGS:
-      raise ValueError('encoder.pooling must be one of '
-                       f'{", ".join(encoder.POOLINGS)}, but is {self.pooling!r}.')
+      raise ValueError(
+          f'encoder.pooling must be one of {", ".join(encoder.POOLINGS)}, but '
+          f'is {self.pooling!r}.')
     if not 8 <= self.max_length <= shape.max_position_embeddings:
       raise ValueError(
           'encoder.max_length must lie in [8, '
@@ -72,8 +74,8 @@ class Embedder:
   """An encoder on the devices of this process; an EncodeFn.
 
   Attributes:
-    about: what made the vectors, for the manifest of an index.
-    dim: of a vector.
+    about: path, settings and digest of the encoder, for an index's manifest.
+    dim: D, the width of a vector.
   """
 
   def __init__(self, path: str, settings: Settings, mesh: Mesh):
@@ -81,7 +83,7 @@ class Embedder:
     self._shape = encoder.read_config(str(folder))
     settings.check(self._shape)
     self._settings, self._mesh = settings, mesh
-    self._ways = mesh.shape['data'] * mesh.shape['fsdp']
+    self._replicas = mesh.shape['data'] * mesh.shape['fsdp']
     self._on_cpu = mesh.devices.flat[0].platform == 'cpu'
     self._tokenizer = load_tokenizer(folder, settings.max_length)
     self._params = encoder.load(
@@ -97,23 +99,11 @@ class Embedder:
 
   def __call__(self, texts: Sequence[str], kind: dense.Kind
               ) -> Float[np.ndarray, 'N D']:
-    """One vector of length 1 a text, in their order."""
-    prefix = (self._settings.query_prefix if kind == 'query' else
-              self._settings.passage_prefix)
-    # Half a surrogate pair is no character, and the tokenizer refuses it.
-    coded = self._tokenizer.encode_batch_fast(
-        [prefix + text.encode(errors='replace').decode() for text in texts])
-    rows = [c.ids for c in coded]
-    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    """One unit vector per text, in the order of the texts."""
+    rows = self._tokens(texts, kind)
     result = np.zeros((len(rows), self.dim), np.float32)
-    pending, start = [], 0
-    while start < len(order):
-      width = self._width(rows[order[start]])
-      taken = order[start:start + self._rows(width, len(order) - start, kind)]
-      if kind == 'query' and self._on_cpu:
-        taken = [i for i in taken if self._width(rows[i]) == width]
-      start += len(taken)
-      size = self._rows(width, len(taken), kind)
+    pending = []
+    for taken, width, size in self._batches(rows, kind):
       pending.append((taken, self._run([rows[i] for i in taken], width, size)))
       if len(pending) > 1:  # the devices compute while the host packs
         at, vectors = pending.pop(0)
@@ -122,19 +112,43 @@ class Embedder:
       result[at] = np.asarray(vectors)[:len(at)]
     return result
 
-  def _rows(self, width: int, left: int, kind: str) -> int:
-    """Rows of a batch: what `batch_tokens` allow, or few of queries."""
-    tokens = self._settings.batch_tokens
-    full = max((min(tokens, _CPU_TOKENS) if self._on_cpu else tokens) // width, 1)
+  def _tokens(self, texts: Sequence[str], kind: dense.Kind) -> list[list[int]]:
+    """The token ids of each text with its prefix."""
+    prefix = (self._settings.query_prefix if kind == 'query' else
+              self._settings.passage_prefix)
+    # Half a surrogate pair is no character, and the tokenizer rejects it.
+    encodings = self._tokenizer.encode_batch_fast(
+        [prefix + text.encode(errors='replace').decode() for text in texts])
+    return [encoding.ids for encoding in encodings]
+
+  def _batches(self, rows: Sequence[Sequence[int]], kind: dense.Kind
+              ) -> Iterator[tuple[list[int], int, int]]:
+    """(numbers of the texts, tokens per row, rows), the longest texts first."""
+    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    start = 0
+    while start < len(order):
+      width = self._width(rows[order[start]])
+      taken = order[start:start + self._rows(width, len(order) - start, kind)]
+      if kind == 'query' and self._on_cpu:
+        taken = [i for i in taken if self._width(rows[i]) == width]
+      start += len(taken)
+      yield taken, width, self._rows(width, len(taken), kind)
+
+  def _rows(self, width: int, left: int, kind: dense.Kind) -> int:
+    """Rows of a batch: as `batch_tokens` allows, or fewer for few queries."""
     if kind == 'query' and self._on_cpu:
-      return _ALWAYS * self._ways
-    sizes = (*(few for few in _FEW if few < full), full)
-    wanted = full if kind == 'passage' else next(
-        (size for size in sizes if size >= left), full)
-    return -(-wanted // self._ways) * self._ways
+      return _CPU_QUERY_ROWS * self._replicas
+    tokens = self._settings.batch_tokens
+    if self._on_cpu:
+      tokens = min(tokens, _CPU_TOKENS)
+    most = max(tokens // width, 1)
+    sizes = (*(rows for rows in _QUERY_ROWS if rows < most), most)
+    wanted = most if kind == 'passage' else next(
+        (size for size in sizes if size >= left), most)
+    return -(-wanted // self._replicas) * self._replicas
 
   def _width(self, ids: Sequence[int]) -> int:
-    """Tokens of a row that holds a text."""
+    """Tokens per row of the batch that a text goes into."""
     length, most = len(ids), self._settings.max_length
     fitting = next((width for width in _WIDTHS if width >= length), length)
     return min(fitting, max(most, length))
@@ -150,12 +164,12 @@ class Embedder:
 
 def load(path: str, settings: Settings, *, mesh: Mesh | None = None
         ) -> Embedder:
-  """The encoder of a folder, or of a hub id.
+  """Loads the encoder of a folder or of a hub id.
 
   Args:
-    path: holds config.json, tokenizer.json and safetensors.
-    settings: how it is used.
-    mesh: of devices of this process. Default: rows over all of them.
+    path: has config.json, tokenizer.json and safetensors; see `locate`.
+    settings: how the encoder is used.
+    mesh: of devices of this process. Default: rows are split over all of them.
 
   Raises:
     FileNotFoundError, ValueError: the folder or the settings cannot be used.
@@ -164,51 +178,67 @@ def load(path: str, settings: Settings, *, mesh: Mesh | None = None
       devices=jax.local_devices()))
 
 
-def load_again(about: Mapping[str, Any] | None = None, *, path: str = ''
-              ) -> Embedder:
-  """The encoder that made an index, from its manifest; or any, for a new one.
+def cached_loader() -> open_index.LoadEncoder:
+  """A `load_encoder` for `factory.make` that keeps the last encoder it loaded.
 
-  Args:
-    about: as of `Embedder.about`. None: there is no index yet; then the
-      encoder is used as E5 is, on one device of this process, so that its
-      vectors do not depend on how many there are.
-    path: where the encoder is now; see `locate`. Default: where it was.
+  Whoever holds the loader decides who shares an encoder and its compiled
+  programs, and for how long.
 
-  Raises:
-    FileNotFoundError: it is not there.
-    ValueError: it has changed, or is none of these.
+  Returns:
+    load_encoder(about=None, *, path=''). With `about`, an index's note of its
+    encoder (`Embedder.about`), it loads that encoder onto all devices of this
+    process; `path` says where it is now, if it has moved. Without, it loads the
+    encoder in `path` with the settings of E5 onto one device, so that the
+    vectors of a new index do not depend on the number of devices. It raises
+
+    FileNotFoundError: the encoder is not there.
+    ValueError: it has changed since the index was built, or is no BERT.
   """
-  if about is None:
-    settings = Settings()
-    return _once(path, settings, digest(locate(path), settings), 1)
+
+  @functools.lru_cache(maxsize=1)
+  def cached(path, settings, found, devices):
+    del found  # another digest is another encoder
+    return load(path, settings, mesh=meshes.make(
+        devices=jax.local_devices()[:devices]))
+
+  def load_encoder(about: Mapping[str, Any] | None = None, *, path: str = ''
+                  ) -> Embedder:
+    if about is None:
+      settings = Settings()
+      return cached(path, settings, digest(locate(path), settings), 1)
+    settings = _settings_of(about)
+    path = path or about['path']
+    return cached(path, settings, _same_digest(about, path, settings), None)
+
+  return load_encoder
+
+
+def _settings_of(about: Mapping[str, Any]) -> Settings:
+  """The settings in the manifest of an index."""
   if about['kind'] != 'bert':
     raise ValueError(f"an encoder must be of kind 'bert', but this index has "
                      f'{about["kind"]!r}.')
-  settings = Settings(**{field.name: about[field.name]
-                         for field in dataclasses.fields(Settings)})
-  path = path or about['path']
+  return Settings(**{field.name: about[field.name]
+                     for field in dataclasses.fields(Settings)})
+
+
+def _same_digest(
+    about: Mapping[str, Any], path: str, settings: Settings) -> str:
+  """The digest of the encoder in `path`, which must be that of `about`."""
   found = digest(locate(path), settings)
   if found != about['digest']:
     raise ValueError(
         f'the encoder in {path} must be the one that made the index, of digest '
-        f'{about["digest"][:16]}, but has {found[:16]}. Fetch that one again, or '
-        'build another index.')
-  return _once(path, settings, found, None)
-
-
-@functools.lru_cache(maxsize=1)  # training and evaluation share one
-def _once(path: str, settings: Settings, found: str,
-          devices: int | None) -> Embedder:
-  del found  # another digest is another encoder
-  return load(path, settings, mesh=meshes.make(
-      devices=jax.local_devices()[:devices]))
+        f'{about["digest"][:16]}, but has {found[:16]}. Fetch that one again, '
+        'or build another index.')
+  return found
 
 
 def locate(path: str) -> pathlib.Path:
   """The folder of an encoder: 'tiny_e5' (shipped), a folder, or a hub id.
 
   Raises:
-    FileNotFoundError: no folder, and the hub has none or cannot be reached.
+    FileNotFoundError: it is no folder, and the hub lacks it or is not reached.
   """
   return TINY_E5 if str(path) == 'tiny_e5' else pathlib.Path(
       weights.locate(path))
@@ -232,10 +262,10 @@ def digest(folder: pathlib.Path, settings: Settings) -> str:
 
 def load_tokenizer(
     folder: pathlib.Path, max_length: int) -> tokenizers.Tokenizer:
-  """A folder's tokenizer, which cuts texts and never pads.
+  """The tokenizer of a folder, which cuts texts and never pads them.
 
   Raises:
-    ValueError: its tokenizer.json is none.
+    ValueError: tokenizer.json cannot be read as a tokenizer.
   """
   try:
     found = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
@@ -246,3 +276,6 @@ def load_tokenizer(
   found.no_padding()
   found.enable_truncation(max_length)
   return found
+
+
+load_again = cached_loader()  # of callers that hold no loader of their own

@@ -54,9 +54,9 @@ def imported_rows(path: str | pathlib.Path, corpus: corpora.Corpus,
   """
   if not corpus.ids_are_positions:
     raise ValueError(
-        'a corpus whose vectors are imported must have the ids 0, 1, 2, ... line '
-        'by line, for row i is passage i, but this one has others. Give the '
-        f'corpus that {path} was made of.')
+        'a corpus whose vectors are imported must have the ids 0, 1, 2, ... '
+        'line by line, for row i is passage i, but this one has others. Give '
+        f'the corpus that {path} was made of.')
   imported = faiss_import.open_(path, count=len(corpus), dim=dim)
   faiss_import.check_encoder(imported, corpus, encode)
   return lambda start, stop: (

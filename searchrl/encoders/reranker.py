@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A cross-encoder's folder in, a function out: pairs of texts to scores."""
+"""Cross-encoder: a BERT folder in, a function from pairs of texts to scores."""
 
 from __future__ import annotations
 
@@ -18,18 +18,23 @@ from searchrl.models import crossencoder
 from searchrl.models import encoder
 from searchrl.models import weights
 
-_WIDTHS = (32, 64, 128, 192, 256, 384, 512)  # tokens a row
+_WIDTHS = (32, 64, 128, 192, 256, 384, 512)  # tokens per row
 
 
 def load(path: str, *, max_length: int = 512, batch: int = 32
         ) -> Callable[[Sequence[tuple[str, str]]], Float[np.ndarray, 'N']]:
-  """The judge of pairs in a folder, or of a hub id.
+  """Loads the cross-encoder of a folder or of a hub id.
 
   Args:
-    path: holds config.json, tokenizer.json and safetensors of a BERT with one
+    path: has config.json, tokenizer.json and safetensors of a BERT with one
       label.
     max_length: tokens of a pair; the longer text is cut.
-    batch: pairs a device call; rows of few widths, so that few are compiled.
+    batch: pairs per device call. Rows have few widths, so that few programs are
+      compiled.
+
+  Returns:
+    A function from (query, passage) pairs to one float32 score each, a logit:
+    the higher, the better the passage answers the query.
 
   Raises:
     FileNotFoundError, ValueError: the folder or an option cannot be used.
@@ -44,32 +49,34 @@ def load(path: str, *, max_length: int = 512, batch: int = 32
         f'{batch}.')
   tokenizer = embedder.load_tokenizer(folder, max_length)
   params = crossencoder.load(str(folder), shape)
-  judge = jax.jit(functools.partial(crossencoder.score, config=shape))
+  run = jax.jit(functools.partial(crossencoder.score, config=shape))
 
   def score(pairs: Sequence[tuple[str, str]]) -> Float[np.ndarray, 'N']:
-    coded = tokenizer.encode_batch([tuple(map(_plain, p)) for p in pairs])
-    order = sorted(range(len(coded)), key=lambda i: -len(coded[i].ids))
-    result = np.zeros(len(coded), np.float32)
+    encodings = tokenizer.encode_batch([tuple(map(_plain, p)) for p in pairs])
+    order = sorted(range(len(encodings)), key=lambda i: -len(encodings[i].ids))
+    result = np.zeros(len(encodings), np.float32)
     for start in range(0, len(order), batch):
       rows = order[start:start + batch]
-      result[rows] = judge(params, *_padded(
-          [coded[i] for i in rows], batch, max_length))[:len(rows)]
+      result[rows] = run(params, *_padded(
+          [encodings[i] for i in rows], batch, max_length))[:len(rows)]
     return result
 
   return score
 
 
-def _padded(coded: Sequence[tokenizers.Encoding], size: int, most: int):
-  """Tokens, mask and segments of a batch of one of few shapes."""
-  longest = max(len(c.ids) for c in coded)
+def _padded(encodings: Sequence[tokenizers.Encoding], rows: int, most: int
+           ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Tokens, mask and segments of a batch, of one of few shapes."""
+  longest = max(len(encoding.ids) for encoding in encodings)
   width = min(next((w for w in _WIDTHS if w >= longest), longest), most)
-  tokens, mask, segments = np.zeros((3, size, width), np.int32)
-  for row, c in enumerate(coded):
-    n = len(c.ids)
-    tokens[row, :n], mask[row, :n], segments[row, :n] = c.ids, 1, c.type_ids
+  tokens, mask, segments = np.zeros((3, rows, width), np.int32)
+  for row, encoding in enumerate(encodings):
+    n = len(encoding.ids)
+    tokens[row, :n], mask[row, :n] = encoding.ids, 1
+    segments[row, :n] = encoding.type_ids
   return tokens, mask, segments
 
 
 def _plain(text: str) -> str:
-  """Half a surrogate pair is no character, and the tokenizer refuses it."""
+  """A text that the tokenizer takes: it rejects half a surrogate pair."""
   return text.encode(errors='replace').decode()

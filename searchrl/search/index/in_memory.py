@@ -100,7 +100,7 @@ def _encoded(corpus: Corpus, encoder: str,
   if load_encoder is None:
     raise ValueError(
         f'search.options.encoder={encoder!r} needs load_encoder, which makes '
-        'it. Pass searchrl.embedder.load_again.')
+        'it. Pass embedder.cached_loader().')
   encode = load_encoder(path=encoder)
   return _Encoded(corpus.digest, encode.about['digest'], corpus, encode)
 

@@ -102,7 +102,7 @@ def encoder_of(store: vector_store.Store, corpus: Corpus,
   if load_encoder is None:
     raise ValueError(
         f'an index of encoder {about["kind"]!r} needs load_encoder, which makes '
-        'it. Pass searchrl.embedder.load_again.')
+        'it. Pass embedder.cached_loader().')
   return load_encoder(about, path=path)
 
 
