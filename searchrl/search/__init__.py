@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Engines: a corpus in, a SearchFn out, which maps queries to passages."""
+"""Search engines: a corpus in, a SearchFn from queries to passages out."""

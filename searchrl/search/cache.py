@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A SearchFn and a name for its index in, one that remembers answers out.
+"""A cache around a SearchFn: results in memory, and in a SQLite file.
 
-In memory the newest answers, in a SQLite file all of them, so that a run that
-is repeated asks nothing twice. An answer belongs to an index, a query and a
-top_k; errors are not kept. Each record bears a digest of itself: what has been
-damaged is asked again, and a file that is no such cache is refused.
+Memory holds the newest results and the file all of them, so that a repeated run
+asks nothing twice. A result is stored under the name of the index, the query
+and top_k; errors are not stored. Each record has a digest: a damaged record is
+asked for again, and a file that is no such cache is an error.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from searchrl.search import wrapped
 from searchrl.trajectory import Passage, Passages, Query, SearchError, SearchFn
 
 _FORMAT = 1
-_PARTS = 500  # keys of a statement; SQLite's limit is near a thousand
+_KEYS = 500  # per SQL statement; SQLite's limit is near a thousand
 _Key = tuple[str, int]  # text, top_k
 
 
 class Cached:
-  """A search with a memory; see `cached`."""
+  """A search with a cache; see `cached`."""
 
   def __init__(self, search: SearchFn, index: str, store: Store | None,
                entries: int):
@@ -40,7 +40,7 @@ class Cached:
 
   def __call__(
       self, queries: Sequence[Query]) -> list[Passages | SearchError]:
-    """Only what is not known is asked, each query once."""
+    """Asks the inner search for what is not cached, each query once."""
     keys = [(query.text, query.top_k) for query in queries]
     found = self._known(list(dict.fromkeys(keys)))
     missing = {key: query for key, query in zip(keys, queries)
@@ -57,7 +57,7 @@ class Cached:
     return [found[key] for key in keys]
 
   def pop(self) -> dict[str, float]:
-    """The share of queries that were known, and the inner search's metrics."""
+    """The share of queries that were cached, and the inner search's metrics."""
     with self._lock:
       counts, self._counts = self._counts, collections.Counter()
     rate = counts['hits'] / max(counts['queries'], 1)
@@ -94,10 +94,10 @@ class Cached:
 
 
 class Store:
-  """Answers in a SQLite file; several processes may share it on one machine.
+  """Results in a SQLite file, which processes of one machine may share.
 
   Raises:
-    ValueError: the file is no cache of this format, or is damaged.
+    ValueError: the file is not a cache of this format, or is damaged.
   """
 
   def __init__(self, path: pathlib.Path):
@@ -108,21 +108,21 @@ class Store:
       self._db = sqlite3.connect(path, timeout=30, check_same_thread=False)
       self._open()
     except sqlite3.DatabaseError as error:
-      raise self._refusal(str(error)) from error
+      raise self._not_a_cache(str(error)) from error
 
   def read(self, index: str, keys: Sequence[_Key]) -> dict[_Key, Passages]:
-    """What is known of some queries; damaged records are not."""
+    """The stored results of some queries; damaged records are left out."""
     names = {_name(index, key): key for key in keys}
     ordered, rows = list(names), []
     with self._lock:
       try:
-        for start in range(0, len(ordered), _PARTS):
-          part = ordered[start:start + _PARTS]
+        for start in range(0, len(ordered), _KEYS):
+          part = ordered[start:start + _KEYS]
           rows += self._db.execute(
               'SELECT name, record, digest FROM answers WHERE name IN '
               f'({",".join("?" * len(part))})', part).fetchall()
       except sqlite3.DatabaseError as error:
-        raise self._refusal(str(error)) from error
+        raise self._not_a_cache(str(error)) from error
       found = {}
       for name, record, digest in rows:
         if isinstance(record, bytes) and digest == _digest(name, record):
@@ -133,7 +133,7 @@ class Store:
     return found
 
   def write(self, index: str, results: dict[_Key, Passages]) -> None:
-    """Keeps answers; the newer of two counts."""
+    """Stores results; a newer one replaces an older one."""
     rows = []
     for key, passages in results.items():
       name = _name(index, key)
@@ -144,11 +144,11 @@ class Store:
         with self._db:
           self._db.executemany(
               'INSERT OR REPLACE INTO answers VALUES (?, ?, ?)', rows)
-      except sqlite3.DatabaseError:  # a full disk must not cost the answers
+      except sqlite3.DatabaseError:  # a full disk must not lose the results
         self._faults['unwritten'] += len(rows)
 
   def pop(self) -> dict[str, int]:
-    """Records damaged or unwritten since the last call."""
+    """How many records were damaged or not written since the last call."""
     with self._lock:
       faults, self._faults = self._faults, collections.Counter()
     return dict(faults)
@@ -158,12 +158,12 @@ class Store:
 
   def _open(self) -> None:
     self._db.execute('PRAGMA journal_mode=WAL')
-    self._db.execute('PRAGMA synchronous=NORMAL')  # a crash loses, never mixes
+    self._db.execute('PRAGMA synchronous=NORMAL')  # a crash may lose records
     tables = {name for name, in self._db.execute(
         "SELECT name FROM sqlite_master WHERE type = 'table'")}
     version, = self._db.execute('PRAGMA user_version').fetchone()
     if tables and (tables != {'answers'} or version != _FORMAT):
-      raise self._refusal(f'it holds {sorted(tables)}, format {version}')
+      raise self._not_a_cache(f'it holds {sorted(tables)}, format {version}')
     if not tables:
       with self._db:
         self._db.execute('CREATE TABLE IF NOT EXISTS answers (name TEXT '
@@ -171,28 +171,28 @@ class Store:
         self._db.execute(f'PRAGMA user_version = {_FORMAT}')
     checked, = self._db.execute('PRAGMA quick_check(1)').fetchone()
     if checked != 'ok':
-      raise self._refusal(checked)
+      raise self._not_a_cache(checked)
 
-  def _refusal(self, found: str) -> ValueError:
+  def _not_a_cache(self, found: str) -> ValueError:
     return ValueError(
         f'search.options.path must be a cache of searches, or no file yet, but '
-        f'{self._path} is not: {found}. Remove the file, or name another; what '
-        'it held is asked again.')
+        f'{self._path} is not: {found}. Remove the file, or name another; its '
+        'searches are asked again.')
 
 
 def cached(search: SearchFn, *, index: str, path: str = '',
            entries: int = 100_000) -> Cached:
-  """A search that remembers what it found.
+  """A search whose results are cached.
 
   Args:
-    search: what is asked; its answers must depend on text and top_k alone.
-    index: names what is searched, so that one file can serve several; another
-      index, encoder or option must have another name.
-    path: of a SQLite file, on a disk of this machine; '': only in memory.
-    entries: answers in memory, at most.
+    search: the inner search; its results must depend on text and top_k alone.
+    index: a name for what is searched, so that one file can serve several
+      searches; another index, encoder or option must have another name.
+    path: of a SQLite file, on a disk of this machine; '': memory alone.
+    entries: results in memory, at most.
 
   Raises:
-    ValueError: no name, or a file that is no such cache.
+    ValueError: the name is empty, or the file is not such a cache.
   """
   if not index:
     raise ValueError('search.options.index must name what is searched, but is '

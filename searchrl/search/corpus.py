@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A jsonl file in, a Corpus of Passages out, and back.
+"""A corpus of passages, and its jsonl files.
 
-A line holds {"id", "contents"}, where the first line of the contents is the
-title in double quotes, or {"id", "title", "text"}.
+A line has {"id", "contents"}, where the first line of the contents is the title
+in double quotes, or {"id", "title", "text"}.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from searchrl.trajectory import Passage
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-  """What an engine searches; position i is the passage's number in an index.
+  """The passages that an engine searches; row i of an index is passage i.
 
-  Engines need no more than len, [i], iteration and the digest.
+  Engines use no more than its length, [i], iteration, texts and the digest.
 
   Raises:
     ValueError: there is no passage, or a title has more than one line.
@@ -55,7 +55,7 @@ class Corpus:
 
   @property
   def texts(self) -> list[str]:
-    """Title, line break, text: what an engine indexes of each passage."""
+    """Title, line break, text: what an engine indexes, for each passage."""
     return [text_of(passage) for passage in self]
 
   @functools.cached_property
@@ -65,7 +65,7 @@ class Corpus:
 
   @functools.cached_property
   def digest(self) -> str:
-    """SHA-256, in hex, of the plain file that `write` makes of the corpus."""
+    """SHA-256, in hex, of the uncompressed file that `write` would write."""
     sha = hashlib.sha256()
     for passage in self:
       sha.update(format_line(passage))
@@ -73,12 +73,12 @@ class Corpus:
 
 
 def read(path: str | pathlib.Path) -> Corpus:
-  """Reads a jsonl file, compressed if its name ends in .gz; skips empty lines.
+  """Reads a jsonl file (gzip if its name ends in .gz); skips empty lines.
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: a line is no such object, an id occurs twice, the file holds no
-      passage, or its compression is broken.
+    ValueError: a line is not such an object, an id occurs twice, the file has
+      no passage, or is not whole.
   """
   path = pathlib.Path(path)
   if not path.is_file():
@@ -114,7 +114,7 @@ def write(path: str | pathlib.Path, passages: Iterable[Passage]) -> None:
   """Writes {"id", "contents"} lines, which `read` returns without the scores.
 
   Raises:
-    ValueError: two passages share an id, or as Corpus does.
+    ValueError: two passages have the same id, or as of `Corpus`.
   """
   path = pathlib.Path(path)
   corpus = Corpus(tuple(passages))
@@ -129,21 +129,25 @@ def write(path: str | pathlib.Path, passages: Iterable[Passage]) -> None:
 
 
 def text_of(passage: Passage) -> str:
-  """Title, line break, text: what engines index, and encoders encode."""
+  """Title, line break, text: what engines index and encoders encode."""
   return f'{passage.title}\n{passage.text}'
 
 
 def format_line(passage: Passage) -> bytes:
-  """The line that `write` writes."""
+  """The line that `write` writes for a passage."""
   contents = f'"{passage.title}"\n{passage.text}'
   return json.dumps({'id': passage.id, 'contents': contents}).encode() + b'\n'
 
 
 def parse(line: bytes, place: str) -> Passage:
-  """The passage of a line; errors call it `place`.
+  """The passage of a line.
+
+  Args:
+    line: JSON.
+    place: names the line in errors, such as 'line 3 of c.jsonl'.
 
   Raises:
-    ValueError: the line is no such object.
+    ValueError: the line is not such an object.
   """
   try:
     record = json.loads(line)

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Several SearchFns in, one out that merges their rankings."""
+"""Reciprocal rank fusion: several SearchFns in, one that merges them out."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def fuse(rankings: Sequence[Passages], *, k: float, top_k: int) -> Passages:
 
     score(p) = sum over rankings with p of  1 / (k + rank of p)
 
-  Ranks count from 1. Passages are one if id, title and text agree; in a ranking
-  the first of them counts. Ties go to the better best rank, then to the earlier
-  ranking. The engines' own scores play no part.
+  Ranks count from 1. Passages with equal id, title and text are the same one;
+  within a ranking the first counts. Ties go to the passage with the better best
+  rank, then to the earlier ranking. The engines' own scores are not used.
 
   Source: Cormack, Clarke and Buettcher 2009, Reciprocal Rank Fusion outperforms
     Condorcet and individual Rank Learning Methods, SIGIR; its k is 60.
@@ -29,22 +29,22 @@ def fuse(rankings: Sequence[Passages], *, k: float, top_k: int) -> Passages:
     for rank, passage in enumerate(dict.fromkeys(plain), start=1):
       shares.setdefault(passage, []).append(1 / (k + rank))
       first[passage] = min(first.get(passage, (rank, number)), (rank, number))
-  scores = {p: math.fsum(its) for p, its in shares.items()}  # in any order
+  scores = {p: math.fsum(terms) for p, terms in shares.items()}  # exact sums
   best = sorted(scores, key=lambda p: (-scores[p], first[p]))[:max(top_k, 0)]
   return tuple(dataclasses.replace(p, score=scores[p]) for p in best)
 
 
 def fused(engines: Sequence[SearchFn], *, k: float = 5.0, depth: int = 50
          ) -> SearchFn:
-  """A search that asks all engines and merges what they find.
+  """A search that asks all engines and merges their rankings.
 
-  A query that fails in one engine fails: half a fusion is another engine.
+  A query that fails in one engine fails: half a fusion is a different engine.
 
   Args:
     engines: at least one, over the same passages.
-    k: how little the first ranks count more than the next. Agents read few
-      passages, for which 60 counts them too little (BENCHMARKS.md).
-    depth: passages of each engine, or top_k if that is more.
+    k: flattens the weight 1 / (k + rank). Agents read few passages, for which
+      the usual 60 is too flat (BENCHMARKS.md).
+    depth: passages asked of each engine, or top_k if that is more.
 
   Raises:
     ValueError: an option is out of range.

@@ -46,8 +46,9 @@ def answers(search: SearchFn, questions: Sequence[Question], *,
             ) -> dict[str, float]:
   """The share of questions that retrieve a passage with their answer.
 
-  The text of a question is its query. The answers 'yes' and 'no' occur anywhere,
-  an empty one nowhere: questions with such an answer are left out and counted.
+  The text of a question is its query. The answers 'yes' and 'no' occur
+  anywhere, an empty one nowhere: questions with such an answer are left out and
+  counted.
 
   Args:
     search: is asked once for the largest of top_ks; a smaller k takes its

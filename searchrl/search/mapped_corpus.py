@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A jsonl file of any size in, a corpus out that keeps no passage in memory.
+"""A memory-mapped corpus: a jsonl file of any size, no passage in memory.
 
-The first opening reads and checks the file once and writes, beside it, where
-each line starts (8 bytes a passage); every later one maps both files and is
-done. A passage is parsed when it is asked for.
+The first opening reads and checks the whole file and writes, beside it, where
+each line starts (8 bytes per passage); later ones only map both files. A
+passage is parsed when it is asked for.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import numpy as np
 from searchrl.search import corpus as corpora
 from searchrl.trajectory import Passage
 
-IN_MEMORY_BYTES = 256 * 2**20  # of a file that `load` reads as a whole
+IN_MEMORY_BYTES = 256 * 2**20  # the largest file that `load` reads as a whole
 _FORMAT = 1
 
 
 class MappedCorpus:
-  """What `corpus.Corpus` is to an engine, on disk.
+  """A corpus on disk; engines use it like a `corpus.Corpus`.
 
   Attributes:
-    digest: SHA-256, in hex, of the plain file that `corpus.write` would make.
+    digest: SHA-256, in hex, of the file that `corpus.write` would write.
     ids_are_positions: whether the ids are '0', '1', '2', ... in order.
   """
 
@@ -58,12 +58,12 @@ class MappedCorpus:
 
   @property
   def texts(self) -> Sequence[str]:
-    """As of `corpus.Corpus`; each is read when it is asked for."""
+    """The texts of `corpus.Corpus`; each is read when it is asked for."""
     return _Texts(self)
 
 
 class _Texts(Sequence):
-  """Titles and texts of a corpus, by position."""
+  """The texts of a corpus by position, read lazily."""
 
   def __init__(self, corpus: MappedCorpus):
     self._corpus = corpus
@@ -78,10 +78,10 @@ class _Texts(Sequence):
 
 
 def load(path: str | pathlib.Path) -> corpora.Corpus | MappedCorpus:
-  """A corpus file: in memory up to `IN_MEMORY_BYTES`, mapped above.
+  """Loads a corpus file: into memory up to `IN_MEMORY_BYTES`, mapped above.
 
   Raises:
-    FileNotFoundError, ValueError: as `corpus.read` and `open_` do.
+    FileNotFoundError, ValueError: as of `corpus.read` and `open_`.
   """
   path = pathlib.Path(path)
   if path.is_file() and path.stat().st_size > IN_MEMORY_BYTES:
@@ -90,13 +90,13 @@ def load(path: str | pathlib.Path) -> corpora.Corpus | MappedCorpus:
 
 
 def open_(path: str | pathlib.Path) -> MappedCorpus:
-  """Maps a plain jsonl file; reads it once if it is new or has changed.
+  """Maps an uncompressed jsonl file; scans it if it is new or has changed.
 
-  The offsets go to <path>.starts.npy and <path>.starts.json.
+  The offsets are written to <path>.starts.npy and <path>.starts.json.
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: a line is no passage, an id occurs twice, the file holds no
+    ValueError: a line is not a passage, an id occurs twice, the file has no
       passage, or is compressed.
   """
   path = pathlib.Path(path)
@@ -109,11 +109,11 @@ def open_(path: str | pathlib.Path) -> MappedCorpus:
         f'a corpus that is mapped must be a plain file, but {path} is '
         f'compressed, and too large to be read into memory. Run: gunzip -k '
         f'{path}')
-  told = _told(path)
-  if told is None:
-    told = _scan(path)
+  facts = _read_facts(path)
+  if facts is None:
+    facts = _scan(path)
   starts = np.load(_beside(path, 'npy'), mmap_mode='r')
-  return MappedCorpus(path, starts, told['digest'], told['ids_are_positions'])
+  return MappedCorpus(path, starts, facts['digest'], facts['ids_are_positions'])
 
 
 def _beside(path: pathlib.Path, kind: str) -> pathlib.Path:
@@ -121,27 +121,27 @@ def _beside(path: pathlib.Path, kind: str) -> pathlib.Path:
 
 
 def _state(path: pathlib.Path) -> dict[str, int]:
-  """What changes when a file does."""
+  """What changes when the file changes."""
   stat = path.stat()
   return {'format': _FORMAT, 'bytes': stat.st_size,
           'mtime_ns': stat.st_mtime_ns}
 
 
-def _told(path: pathlib.Path) -> dict | None:
-  """What was written about just this state of the file, if it is whole."""
+def _read_facts(path: pathlib.Path) -> dict | None:
+  """What an earlier scan of the unchanged file wrote, if it is whole."""
   try:
-    told = json.loads(_beside(path, 'json').read_text())
-    size = np.load(_beside(path, 'npy'), mmap_mode='r').shape
-    fits = told['state'] == _state(path) and size == (told['count'],)
-    return told if fits else None
+    facts = json.loads(_beside(path, 'json').read_text())
+    shape = np.load(_beside(path, 'npy'), mmap_mode='r').shape
+    fits = facts['state'] == _state(path) and shape == (facts['count'],)
+    return facts if fits else None
   except (OSError, ValueError, KeyError, TypeError):
     return None
 
 
 def _scan(path: pathlib.Path) -> dict:
-  """Reads and checks every line; writes the offsets, and what to know of them.
+  """Reads and checks every line; writes and returns facts, and the offsets.
 
-  In memory: 16 bytes a passage, its offset and a hash of its id.
+  It takes 16 bytes of memory per passage: its offset and a hash of its id.
   """
   state, sha = _state(path), hashlib.sha256()
   starts, hashes = _Column(), _Column()
@@ -161,14 +161,14 @@ def _scan(path: pathlib.Path) -> dict:
                      'no passages. Give it at least one line.')
   starts = starts.values()
   _check_unique(path, starts, hashes.values())
-  told = {'state': state, 'count': len(starts), 'digest': sha.hexdigest(),
-          'ids_are_positions': ids_are_positions}
-  _publish(path, starts, told)
-  return told
+  facts = {'state': state, 'count': len(starts), 'digest': sha.hexdigest(),
+           'ids_are_positions': ids_are_positions}
+  _publish(path, starts, facts)
+  return facts
 
 
 class _Column:
-  """int64 values in blocks: appended to one by one, small in memory."""
+  """A growing array of int64 in blocks; a list would take more memory."""
 
   def __init__(self, block: int = 2**16):
     self._full, self._last, self._used = [], np.empty(block, np.int64), 0
@@ -200,19 +200,19 @@ def _check_unique(path: pathlib.Path, starts: Int[np.ndarray, 'N'],
   same = np.flatnonzero(ranked[1:] == ranked[:-1])
   if not len(same):
     return
-  whole = MappedCorpus(path, starts, '', False)  # two ids may share a hash
+  corpus = MappedCorpus(path, starts, '', False)  # two ids may share a hash
   for at in same:
     first, second = order[at], order[at + 1]
-    if whole[first].id == whole[second].id:
+    if corpus[first].id == corpus[second].id:
       raise ValueError(
           f'id must be unique, but that of passage {second} of {path}, counted '
-          f'from 0, is {whole[second].id!r}, as of passage {first}. Drop or '
+          f'from 0, is {corpus[second].id!r}, as of passage {first}. Drop or '
           'rename one of them.')
 
 
-def _publish(path: pathlib.Path, starts: Int[np.ndarray, 'N'], told: dict
+def _publish(path: pathlib.Path, starts: Int[np.ndarray, 'N'], facts: dict
             ) -> None:
-  """Writes both files; last the one without which the other means nothing."""
+  """Writes both files; the json last, without which the other is not read."""
   try:
     for kind in ('npy', 'json'):
       temporary = path.with_name(f'.{path.name}.{os.getpid()}.{kind}')
@@ -220,9 +220,9 @@ def _publish(path: pathlib.Path, starts: Int[np.ndarray, 'N'], told: dict
         if kind == 'npy':
           np.save(file, starts)
         else:
-          file.write(json.dumps(told).encode() + b'\n')
+          file.write(json.dumps(facts).encode() + b'\n')
       temporary.replace(_beside(path, kind))
   except OSError as error:
     raise ValueError(
-        f'offsets of {path} must be written beside it, but cannot: {error}. '
-        'Copy the corpus to a folder that can be written.') from error
+        f'the offsets of {path} must be written beside it, but cannot be: '
+        f'{error}. Copy the corpus to a folder that can be written.') from error

@@ -1,9 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A corpus in, a SearchFn out that answers with random passages.
-
-What a policy scores with it is what it knows without search.
-"""
+"""Random passages as search results: what a policy scores without search."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ from searchrl.trajectory import Passages, Query, SearchFn
 
 
 def random_passages(corpus: Corpus, *, seed: int) -> SearchFn:
-  """Draws passages uniformly, without replacement, at score 0.
+  """A search that draws passages uniformly, without replacement, at score 0.
 
   A draw depends on the seed, the question's uid and the query's text alone,
-  never on the other queries of the call. A blank query finds nothing.
+  not on the other queries of the call. A blank query finds nothing.
   """
 
   def answer(query: Query) -> Passages:

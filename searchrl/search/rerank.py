@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A SearchFn and a judge of pairs in, a SearchFn in the judge's order out."""
+"""Reranking: a SearchFn whose passages a cross-encoder puts into order."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ ScoreFn = Callable[[Sequence[Pair]], Sequence[float]]
 
 
 def pair_text(passage: Passage) -> str:
-  """A passage as the judge reads it; Search-R1's form."""
+  """A passage as the cross-encoder reads it, in Search-R1's format."""
   return f'(Title: "{passage.title}") {passage.text}'
 
 
 def reranked(engine: SearchFn, score: ScoreFn, *, candidates: int = 10
             ) -> SearchFn:
-  """A search that takes an engine's best and orders them anew.
+  """A search that takes an engine's best passages and orders them anew.
 
   Args:
-    engine: finds the candidates; its failures are passed on.
-    score: of each pair, higher is better; called once for all queries.
-    candidates: passages a query that are judged, or top_k if that is more.
+    engine: finds the candidates; its SearchErrors are passed on.
+    score: scores pairs, higher is better; is called once for all queries.
+    candidates: passages per query that are scored, or top_k if that is more.
 
   Returns:
-    A search whose passages have the judge's scores; ties in the engine's order.
+    A search whose passages have the new scores; ties in the engine's order.
 
   Raises:
     ValueError: candidates is below 1.
@@ -48,8 +48,8 @@ def reranked(engine: SearchFn, score: ScoreFn, *, candidates: int = 10
     scores = [float(s) for s in score(pairs)] if pairs else []
     if len(scores) != len(pairs) or not all(map(math.isfinite, scores)):
       raise ValueError(
-          f'a judge must return one finite score a pair, {len(pairs)} in all, '
-          f'but returned {len(scores)}. Check the model.')
+          f'a reranker must return one finite score a pair, {len(pairs)} in '
+          f'all, but returned {len(scores)}. Check the model.')
     left = iter(scores)
     return [passages if isinstance(passages, SearchError) else
             _ordered(passages, left, query.top_k)
@@ -59,5 +59,5 @@ def reranked(engine: SearchFn, score: ScoreFn, *, candidates: int = 10
 
 
 def _ordered(passages: Passages, scores, top_k: int) -> Passages:
-  judged = [dataclasses.replace(p, score=next(scores)) for p in passages]
-  return tuple(sorted(judged, key=lambda p: -p.score)[:top_k])
+  scored = [dataclasses.replace(p, score=next(scores)) for p in passages]
+  return tuple(sorted(scored, key=lambda p: -p.score)[:top_k])

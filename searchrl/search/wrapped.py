@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Searches in, one that is made of them out; it counts and waits as they do.
+"""A SearchFn built over others: passes on their metrics, waits and failures.
 
-Some engines have more to say than results: `pop` gives metrics since its last
-call, and `wait` returns when a search may be expected to succeed. What is built
-over them hands both on.
+Some engines give more than results: `pop` returns metrics since its last call,
+and `wait` returns once a search can be expected to succeed. An engine over
+others passes both on. `with_typed_errors` turns exceptions into SearchErrors.
 """
 
 from __future__ import annotations
@@ -18,19 +18,24 @@ from searchrl.trajectory import Passages, Query, SearchError, SearchFn
 
 
 @runtime_checkable
-class Attended(Protocol):
-  """A SearchFn with metrics of its own, which can be out of order."""
+class Monitored(Protocol):
+  """A SearchFn that keeps metrics and may be out of service for a while."""
 
   def pop(self) -> dict[str, float]:
-    """Metrics since the last `pop`, which it forgets."""
+    """Returns the metrics since the last call, and resets them."""
 
   def wait(self) -> None:
-    """Returns once it works; a ConnectionError if that takes too long."""
+    """Returns once it works; raises a ConnectionError if it takes too long."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Wrapped:
-  """A search that asks others."""
+  """A search that asks others.
+
+  Attributes:
+    search: answers the queries.
+    inner: the searches that it asks.
+  """
 
   search: SearchFn
   inner: tuple[SearchFn, ...]
@@ -40,7 +45,7 @@ class Wrapped:
     return self.search(queries)
 
   def pop(self) -> dict[str, float]:
-    """The sums of the inner searches' metrics."""
+    """The metrics of the inner searches, added up."""
     total = collections.Counter()
     for search in self.inner:
       total.update(pop(search))
@@ -53,25 +58,25 @@ class Wrapped:
 
 
 def pop(search: SearchFn) -> dict[str, float]:
-  """The metrics of a search, if it has any."""
-  return search.pop() if isinstance(search, Attended) else {}
+  """The metrics of a search, if it keeps any."""
+  return search.pop() if isinstance(search, Monitored) else {}
 
 
 def wait(search: SearchFn) -> None:
-  """Waits while a search is out of order, if it can tell."""
-  if isinstance(search, Attended):
+  """Waits while a search is out of service, if it can tell."""
+  if isinstance(search, Monitored):
     search.wait()
 
 
 def with_typed_errors(search: SearchFn) -> Wrapped:
-  """Turns what goes wrong inside a search into an outcome of each query.
+  """A search that returns a SearchError per query where another one fails.
 
-  An exception becomes SearchError('unavailable'), and a number of results that
-  is not that of the queries becomes SearchError('bad_response'). A call that
-  takes too long is SearchError('timeout') to whoever keeps the clock.
+  An exception becomes SearchError('unavailable'), and another number of results
+  than of queries becomes SearchError('bad_response'). SearchError('timeout')
+  comes from whoever measures the time: a client, a server or the driver.
   """
 
-  def safely(queries: Sequence[Query]) -> list[Passages | SearchError]:
+  def safe(queries: Sequence[Query]) -> list[Passages | SearchError]:
     try:
       results = list(search(queries))
     except Exception as error:  # whatever it is, the run must go on
@@ -82,4 +87,4 @@ def with_typed_errors(search: SearchFn) -> Wrapped:
       return [SearchError('bad_response', detail)] * len(queries)
     return results
 
-  return Wrapped(safely, (search,))
+  return Wrapped(safe, (search,))

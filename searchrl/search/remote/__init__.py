@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Engines that are asked over a wire: Search-R1's /retrieve, web search."""
+"""Engines behind HTTP: servers of Search-R1's /retrieve, and web search."""
