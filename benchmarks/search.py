@@ -257,7 +257,7 @@ def roofline(count, k=10, batch=256, block=65_536):
   mesh = jax.sharding.Mesh(np.array([device]), ('rows',), axis_types=(
       jax.sharding.AxisType.Auto,))
 
-  @functools.partial(jax.jit, out_shardings=exact_device._on(mesh, 'rows'))
+  @functools.partial(jax.jit, out_shardings=exact_device.on(mesh, 'rows'))
   def fill(keys):  # a block at a time: nothing else is as large as the rows
     return jax.lax.map(lambda key: jax.random.normal(
         key, (block, DIM), jnp.bfloat16), keys)
@@ -266,11 +266,11 @@ def roofline(count, k=10, batch=256, block=65_536):
     rate = copied_bytes_per_sec()
     rows = fill(jax.random.split(jax.random.key(0), blocks))
     scales = jax.device_put(np.ones((blocks, block), np.float32),
-                            exact_device._on(mesh, 'rows'))
+                            exact_device.on(mesh, 'rows'))
     vectors = jax.device_put(exact_device.parts_of(
         np.random.default_rng(0).normal(size=(batch, DIM)).astype(np.float32),
-        device.platform != 'cpu'), exact_device._on(mesh))
-    secs = timed(lambda: exact_device._nearest(
+        device.platform != 'cpu'), exact_device.on(mesh))
+    secs = timed(lambda: exact_device.top_k(
         rows, scales, vectors, k=k, count=count, mesh=mesh))
   sweep = rows.nbytes / rate
   return {'device': device.device_kind, 'rows': count, 'batch': batch, 'k': k,

@@ -64,10 +64,10 @@ def test_ties_go_to_the_lower_position_and_top_k_may_differ():
 
 def test_one_program_serves_every_number_of_queries():
   search = dense.exact(RIVERS, dense.ngram_encoder(RIVERS, dim=48), batch=4)
-  before = exact_device._nearest._cache_size()
+  before = exact_device.top_k._cache_size()
   for count in range(1, 10):
     run(search, *['tarn'] * count)
-  assert exact_device._nearest._cache_size() == before + 1
+  assert exact_device.top_k._cache_size() == before + 1
 
 
 def test_blank_queries_and_unknown_letters_find_nothing():

@@ -141,10 +141,10 @@ def test_no_device_has_less_than_a_block_if_it_is_not_alone():
 def test_one_program_serves_every_number_of_queries():
   index = exact_device.build(
       vector_store.InMemory(np.eye(7, dtype=np.float32)), batch=4)
-  before = exact_device._nearest._cache_size()
+  before = exact_device.top_k._cache_size()
   for count in range(1, 10):
     index(np.ones((count, 7), np.float32), 2)
-  assert exact_device._nearest._cache_size() == before + 1
+  assert exact_device.top_k._cache_size() == before + 1
 
 
 def test_three_bfloat16_vectors_sum_up_to_a_float32_one_exactly():
@@ -177,8 +177,8 @@ def test_wikipedia_fits_a_v5e_16_with_next_to_no_temporaries():
   blocks = -(-count // 16 // 65_536)
   shape = (16 * blocks, -(-count // 16 // blocks) + 1, dim)
   abstract = lambda shape, dtype, *axes: jax.ShapeDtypeStruct(
-      shape, dtype, sharding=exact_device._on(mesh, *axes))
-  memory = exact_device._nearest.lower(
+      shape, dtype, sharding=exact_device.on(mesh, *axes))
+  memory = exact_device.top_k.lower(
       abstract(shape, vector_store.DTYPES['bfloat16'], 'rows'),
       abstract(shape[:2], np.float32, 'rows'),
       abstract((3, batch, dim), vector_store.DTYPES['bfloat16']), k=10,

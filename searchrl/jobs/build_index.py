@@ -75,8 +75,8 @@ def _check(config) -> None:
           f'build must name some of {", ".join(approximate.KINDS)}, bm25, but '
           f'has {kind!r}. Exact search needs nothing besides the vectors.')
   if config.imports and not config.encoder.path:
-    raise ValueError('imported vectors need encoder.path, the encoder that made '
-                     'them, for the queries. Add --config.encoder.path=...')
+    raise ValueError('imported vectors need encoder.path, the encoder that '
+                     'made them, for the queries. Add --config.encoder.path=...')
 
 
 def _encoder(config, corpus) -> tuple[dense.EncodeFn, dict[str, Any], int]:

@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A store of vectors in, an approximate index out that knows its recall.
+"""Approximate indexes (ScaNN, HNSW) of vectors, with their measured recall.
 
-Building ends with a measurement against exact search; the settings of the
-search are the fastest that reach the wanted recall. An index without it, or
-with less than the asked floor, does not serve.
+Building ends with a measurement against exact search, and keeps the fastest
+settings that reach the wanted recall. An index without that measurement, or
+with less recall than is asked for, is not opened.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from searchrl.search.index import scann as scann_index
 from searchrl.search.index import vector_store
 
 KINDS = {'scann': scann_index, 'hnsw': hnsw}
-_AT = 3  # passages that a search usually asks for
-_SPARE = 10  # more of the exact ones, to know what ties with the last
+_K = 3  # of the recall that is measured: what a search usually asks for
+_TIES = 10  # further exact rows, to see which of them tie with the k-th
 
 
 def build(
@@ -45,30 +45,33 @@ def build(
     kind: 'scann' or 'hnsw'.
     store: the vectors.
     folder: new, or an earlier index, which is replaced.
-    queries: vectors as they are searched with; a thousand are enough.
-    recall: recall@3 that is wanted. If no settings reach it, the most careful
-      ones are kept, with the recall that they have.
-    say: is told what each settings reach.
-    **options: of `scann_index.build` or `hnsw_index.build`.
+    queries: query vectors to measure recall by; a thousand are enough.
+    recall: the wanted recall@3. If no settings reach it, the most thorough ones
+      are kept, with the recall that they have.
+    say: receives a line of text for each setting that is tried.
+    **options: of `scann.build` or `hnsw.build`.
 
   Returns:
     The manifest.
 
   Raises:
-    ValueError: there is no such kind, or its package is missing; no queries.
+    ValueError: there is no such kind, its package is missing, or there is no
+      query.
   """
   module = _module(kind)
   if not 0 < recall <= 1 or not len(queries):
-    raise ValueError('recall must lie in (0, 1] and be measured by one query at '
-                     f'least, but is {recall}, and there are {len(queries)}.')
+    raise ValueError(
+        'recall must lie in (0, 1] and be measured by at least one query, but '
+        f'is {recall}, and there are {len(queries)}.')
   new = folder.with_name(f'.{folder.name}.unfinished')
   shutil.rmtree(new, ignore_errors=True)  # of a run that was killed
   new.mkdir(parents=True)
-  told = module.build(store, new, **options)
-  _, chosen, measured = _tuned(
-      kind, told, new, store, queries, recall=recall, say=say)
+  built = module.build(store, new, **options)
+  _, settings, measured = _tuned(
+      kind, built, new, store, queries, recall=recall, say=say)
   manifest = {
-      'kind': kind, 'of': store.fingerprint, 'built': told, 'settings': chosen,
+      'kind': kind, 'of': store.fingerprint, 'built': built,
+      'settings': settings,
       'recall@3': measured[-1]['recall@3'], 'queries': len(queries),
       'measured': measured, 'options': options,
       'bytes': {str(file.relative_to(new)): file.stat().st_size
@@ -113,21 +116,24 @@ def in_memory(
     recall: float = 0.99,
     min_recall: float,
 ) -> tuple[exact_host.Index, float]:
-  """Builds an index that lasts as long as the process, and its recall@3.
+  """Builds an index in memory.
 
   Args:
     kind: 'scann' or 'hnsw'.
     source: the rows.
-    queries: vectors as they are searched with.
-    recall: that is wanted, as of `build`.
-    min_recall: below which it does not serve.
+    queries: query vectors to measure recall by.
+    recall: the wanted recall@3, as of `build`.
+    min_recall: the least recall@3 that is accepted.
+
+  Returns:
+    The index and its recall@3.
 
   Raises:
-    ValueError: as `build`; or its recall is below the floor.
+    ValueError: as of `build`, or its recall is below `min_recall`.
   """
   module = _module(kind)
   with tempfile.TemporaryDirectory(prefix='searchrl_') as name:
-    folder = pathlib.Path(name)  # what was loaded of it outlives it
+    folder = pathlib.Path(name)  # the loaded index does not need it
     index, _, measured = _tuned(
         kind, module.build(source, folder), folder, source, queries,
         recall=recall)
@@ -140,21 +146,21 @@ def in_memory(
   return index, found
 
 
-def _tuned(kind: str, told: dict[str, Any], folder: pathlib.Path,
+def _tuned(kind: str, built: dict[str, Any], folder: pathlib.Path,
            source: vector_store.Source, queries: Float[np.ndarray, 'Q D'], *,
            recall: float, say: Callable[[str], None] = lambda text: None):
-  """The index with its fastest settings that reach a recall.
+  """Tries settings, from fast to thorough, until one reaches a recall.
 
   Returns:
-    The index, the settings, and what each that was tried reached.
+    The index, its settings, and the recall of each setting that was tried.
   """
   module, measured = _module(kind), []
-  exact_scores, exact_ids = exact_host.on_host(source)(queries, _AT + _SPARE)
-  for settings in module.ladder(told):
-    index = module.open_(folder, told, source, **settings)
-    _, ids = index(queries, _AT)
+  exact_scores, exact_ids = exact_host.on_host(source)(queries, _K + _TIES)
+  for settings in module.ladder(built):
+    index = module.open_(folder, built, source, **settings)
+    _, ids = index(queries, _K)
     measured.append({**settings, 'recall@3': exact_host.recall(
-        ids, exact_ids, exact_scores, min(_AT, source.count))})
+        ids, exact_ids, exact_scores, min(_K, source.count))})
     say(f'{kind} {settings}: recall@3 {measured[-1]["recall@3"]:.4f}')
     if measured[-1]['recall@3'] >= recall:
       break
@@ -166,14 +172,15 @@ def read_manifest(folder: pathlib.Path, store: vector_store.Store
   """The manifest of a finished index of a store.
 
   Raises:
-    FileNotFoundError: there is none.
-    ValueError: it is damaged, of another store, or a file is missing or cut.
+    FileNotFoundError: there is no manifest.
+    ValueError: it is damaged, or of other vectors, or a file is missing or cut.
   """
   file = folder / 'manifest.json'
   if not file.is_file():
     raise FileNotFoundError(
         f'an index must hold manifest.json, but {folder} does not. Build it '
-        f"with --config.build=\"('{folder.name}',)\" of configs/build_index.py.")
+        f"with --config.build=\"('{folder.name}',)\" of "
+        'configs/build_index.py.')
   try:
     manifest = json.loads(file.read_text())
     found, of, settings = (
@@ -181,19 +188,22 @@ def read_manifest(folder: pathlib.Path, store: vector_store.Store
     sizes = {str(name): int(size) for name, size in manifest['bytes'].items()}
     whole = isinstance(found, float) and isinstance(settings, dict)
   except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise ValueError(f'{file} must be whole, with a measured recall, but: '
-                     f'{type(error).__name__} {error}. Build it again.') from error
+    raise ValueError(
+        f'{file} must be whole, with a measured recall, but: '
+        f'{type(error).__name__} {error}. Build it again.') from error
   if not whole:
-    raise ValueError(f'{file} must have a measured recall@3, but has {found!r}. '
-                     'Build it again.')
+    raise ValueError(f'{file} must have a measured recall@3, but has '
+                     f'{found!r}. Build it again.')
   if of != store.fingerprint:
     raise ValueError(
-        f'{folder} must be built of the vectors beside it, whose fingerprint is '
-        f'{store.fingerprint[:16]}, but is of {str(of)[:16]}. Build it again.')
+        f'{folder} must be built of the vectors beside it, whose fingerprint '
+        f'is {store.fingerprint[:16]}, but is of {str(of)[:16]}. Build it '
+        'again.')
   for name, size in sizes.items():
-    if not (folder / name).is_file() or (folder / name).stat().st_size != size:
-      raise ValueError(f'{folder / name} must have {size} bytes, but is missing '
-                       'or cut. Build it again.')
+    path = folder / name
+    if not path.is_file() or path.stat().st_size != size:
+      raise ValueError(f'{path} must have {size} bytes, but is missing or cut. '
+                       'Build it again.')
   return manifest
 
 
@@ -202,16 +212,17 @@ def open_(kind: str, store: vector_store.Store, folder: pathlib.Path, *,
   """Loads an index with the settings that it was tuned to.
 
   Raises:
-    FileNotFoundError, ValueError: as `read_manifest`; or its recall is below
-      the floor; or its package is missing.
+    FileNotFoundError, ValueError: as of `read_manifest`; its recall is below
+      `min_recall`; or its package is missing.
   """
   module = _module(kind)
   manifest = read_manifest(folder, store)
   if not manifest['recall@3'] >= min_recall:
     raise ValueError(
-        f'recall@3 of {folder} must be at least min_recall={min_recall}, but was '
-        f'measured as {manifest["recall@3"]:.4f}. Build it with more leaves or '
-        "links, take backend='exact', or lower search.options.min_recall.")
+        f'recall@3 of {folder} must be at least min_recall={min_recall}, but '
+        f'was measured as {manifest["recall@3"]:.4f}. Build it with more '
+        "leaves or links, take backend='exact', or lower "
+        'search.options.min_recall.')
   return module.open_(folder, manifest['built'], store, **manifest['settings'])
 
 

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A corpus in, a SearchFn out that ranks by BM25 as Lucene does.
+"""BM25 as Lucene computes it: a corpus in, a SearchFn out.
 
-The whole of Lucene's English chain is here, in the order of its use: words,
-stop words, Porter's stems, one-byte lengths, postings, scores.
+The steps of Lucene's English analysis and scoring, in the order of their use:
+words, stop words, Porter's stems, one-byte lengths, postings, scores.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import numpy as np
 from searchrl.search.corpus import Corpus
 from searchrl.trajectory import Passages, Query, SearchFn
 
-# Words follow Unicode's annex 29: Han and Hiragana stand alone, raised digits
-# and fractions are no letters, and some marks hold their neighbours together.
-# Lucene's tokens for emoji and for letters with a separate accent are left out.
+# Words follow Unicode's annex 29: a Han or Hiragana character is a word of its
+# own, raised digits and fractions are not letters, and some marks join their
+# neighbours. Lucene's tokens for emoji and for combining accents are left out.
 _ALONE = '\u3040-\u309f\u3400-\u4dbf\u4e00-\u9fff'
 _ANY = rf'[^\W²³¹¼-¾⁰-₟{_ALONE}]'
 _LETTER = rf'[^\W\d_²³¹¼-¾⁰-₟{_ALONE}]'
@@ -36,20 +36,20 @@ _STOP_WORDS = frozenset(
 
 
 def analyze(text: str) -> list[str]:
-  """The terms of a text, in order; of a passage and of a query alike."""
+  """The terms of a passage or of a query, in order."""
   terms = map(_term, _WORD.findall(text))
   return [term for term in terms if term]
 
 
 @functools.lru_cache(maxsize=2**18)
 def _term(word: str) -> str:
-  """What the index holds of a word; '' of a stop word."""
+  """The term of a word in the index; '' for a stop word."""
   word = ''.join(letter.lower()[0] for letter in word)  # 'İ' and 'Σ' as Java
   word = word.removesuffix("'s").removesuffix('’s')
   return '' if word in _STOP_WORDS else stem(word)
 
 
-# Porter's suffixes, each with what takes its place.
+# Porter's suffixes, each with its replacement.
 _DOUBLE = dict(
     ational='ate', tional='tion', enci='ence', anci='ance', izer='ize',
     bli='ble', alli='al', entli='ent', eli='e', ousli='ous', ization='ize',
@@ -71,8 +71,8 @@ def stem(word: str) -> str:
   Words of two letters stay as they are, `bli` becomes `ble` after any letter,
   and `logi` becomes `log`.
 
-  Source: Porter 1980, An algorithm for suffix stripping, Program 14(3); the
-    departures are those that its author lists for his own implementation.
+  Source: Porter 1980, An algorithm for suffix stripping, Program 14(3); its
+    author lists these departures for his own implementation.
   """
   if len(word) <= 2:
     return word
@@ -125,12 +125,12 @@ def _measure(word: str) -> int:
 
 
 def _is_short(word: str) -> bool:
-  """Ends like hop or cav, which had an e: Porter's *o."""
+  """Whether a word ends in consonant, vowel, consonant: Porter's *o."""
   return _shape(word).endswith('cvc') and word[-1] not in 'wxy'
 
 
 def encode_length(lengths: Int[np.ndarray, 'N']) -> UInt8[np.ndarray, 'N']:
-  """Lengths in one byte: exact to 40, then to four significant bits.
+  """Lengths in one byte: exact up to 40, then to four significant bits.
 
   Source: Lucene, SmallFloat.intToByte4: the first 24 values as they are, the
     rest as a float with a mantissa of three bits and no sign.
@@ -141,30 +141,33 @@ def encode_length(lengths: Int[np.ndarray, 'N']) -> UInt8[np.ndarray, 'N']:
 
 
 def decode_length(codes: UInt8[np.ndarray, 'N']) -> Int[np.ndarray, 'N']:
-  """The shortest length that `encode_length` gives this code."""
+  """The shortest length with this code of `encode_length`."""
   codes = codes.astype(np.int64)
   rest = np.maximum(codes - 24, 0)
   shift = np.maximum(rest // 8 - 1, 0)
   return np.minimum(codes, 24) + ((rest - 8 * shift) << shift)
 
 
-_LEADERS = 8  # times k: are completed first, which raises the bar for others
+_LEADERS = 8  # times k passages are summed up first: they raise the threshold
 
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-  """Postings sorted by term, then passage; term t has starts[t:t + 2]."""
+  """An inverted index: postings sorted by term, then by passage.
 
-  terms: dict[str, int]  # to [0, V)
+  The postings of term t are those from starts[t] to starts[t + 1].
+  """
+
+  terms: dict[str, int]  # term -> t in [0, V)
   starts: Int[np.ndarray, 'V+1']
   passages: Int[np.ndarray, 'P']  # in [0, N)
   impacts: Float[np.ndarray, 'P']  # float32; what one query term adds
   size: int  # N
-  _bounds: dict[int, float] = dataclasses.field(default_factory=dict)  # by term
-  _zeros: list[np.ndarray] = dataclasses.field(default_factory=list)  # each [N]
+  _bounds: dict[int, float] = dataclasses.field(default_factory=dict)  # by t
+  _zeros: list[np.ndarray] = dataclasses.field(default_factory=list)  # free [N]
 
   def scores(self, text: str) -> Float[np.ndarray, 'N']:
-    """Sum of impacts over the query's terms, repeated ones each time."""
+    """The sum of impacts over the query's terms; repeated terms count again."""
     total = np.zeros(self.size)
     for _, span, count in self._spans(text):
       total[self.passages[span]] += count * self.impacts[span]
@@ -175,61 +178,61 @@ class Index:
     """Positions and scores of `top(scores(text), k)`, from fewer postings.
 
     The terms that can add most are summed up first. Once the rest together
-    cannot lift a passage among the k best, they are looked up for those passages
-    alone that have a summed term and may still get there.
+    cannot lift a new passage into the k best, they are looked up only for the
+    passages that have a summed term and can still get there.
 
     Source: Turtle and Flood 1995, Query evaluation: strategies and
       optimizations, Information Processing and Management 31(6) (MaxScore).
     """
-    spans = sorted(self._spans(text), key=lambda of: -of[0])
+    spans = sorted(self._spans(text), key=lambda span: -span[0])
     if not spans or k < 1:
       return np.zeros(0, np.int32), np.zeros(0, np.float32)
     try:
       total = self._zeros.pop()
-    except IndexError:  # the first call, or others are at it
+    except IndexError:  # the first call, or other threads use them
       total = np.zeros(self.size)
-    met, least = [], 0.0  # the k-th best has no less
-    while spans and _most(spans) >= least:
+    touched, threshold = [], 0.0  # the k-th best has no less
+    while spans and _bound(spans) >= threshold:
       _, span, count = spans.pop(0)
       at = self.passages[span]
       before = total[at]
       sums = before + count * self.impacts[span]
       total[at] = sums
-      met.append(at[before == 0] if met else at)
-      least = _least(sums, k, least)
-    at = np.concatenate(met)
+      touched.append(at[before == 0] if touched else at)
+      threshold = _raised(threshold, sums, k)
+    at = np.concatenate(touched)
     sums = total[at]
     total[at] = 0
     self._zeros.append(total)
-    at, sums = self._completed(spans, at, sums, k, least)
+    at, sums = self._completed(spans, at, sums, k, threshold)
     sums = sums.astype(np.float32)
     order = np.lexsort((at, -sums))[:k]
     return at[order], sums[order]
 
-  def _completed(self, spans, at, sums, k: int, least: float):
+  def _completed(self, spans, at, sums, k: int, threshold: float):
     """Adds the spans to sums, and drops what cannot be among the k best."""
-    at, sums = _able(at, sums, spans, least)
+    at, sums = _candidates(at, sums, spans, threshold)
     if len(at) > 2 * _LEADERS * k:
-      lead = np.argpartition(sums, -_LEADERS * k)[-_LEADERS * k:]
-      whole = sums[lead]
+      leaders = np.argpartition(sums, -_LEADERS * k)[-_LEADERS * k:]
+      whole = sums[leaders]
       for _, span, count in spans:
-        whole = whole + count * self._impacts_of(span, at[lead])
-      least = _least(whole, k, least)
+        whole = whole + count * self._impacts_of(span, at[leaders])
+      threshold = _raised(threshold, whole, k)
     for i, (_, span, count) in enumerate(spans):
-      at, sums = _able(at, sums, spans[i:], least)
+      at, sums = _candidates(at, sums, spans[i:], threshold)
       sums = sums + count * self._impacts_of(span, at)
     return at, sums
 
   def _impacts_of(self, span: slice, at: Int[np.ndarray, 'M']
                  ) -> Float[np.ndarray, 'M']:
-    """What a term adds to passages, 0 where it does not occur."""
+    """What a term adds to each passage, 0 where it does not occur."""
     passages = self.passages[span]
     place = np.searchsorted(passages, at)
     place[place == len(passages)] = 0
     return np.where(passages[place] == at, self.impacts[span][place], 0)
 
   def _spans(self, text: str) -> Iterator[tuple[float, slice, int]]:
-    """What a term can add at most, its postings and its count, for each term."""
+    """Of each term of a query: the most it can add, its postings, its count."""
     for term, count in collections.Counter(analyze(text)).items():
       t = self.terms.get(term)
       if t is not None:
@@ -239,31 +242,31 @@ class Index:
         yield count * self._bounds[t], span, count
 
 
-def _most(spans: Sequence[tuple[float, slice, int]]) -> float:
-  """What these terms together can add to a passage."""
+def _bound(spans: Sequence[tuple[float, slice, int]]) -> float:
+  """The most that these terms together can add to a passage."""
   return sum(most for most, _, _ in spans)
 
 
-def _least(sums: Float[np.ndarray, 'M'], k: int, least: float) -> float:
-  """The k-th highest of sums if it is above `least`, less a float32's error."""
+def _raised(threshold: float, sums: Float[np.ndarray, 'M'], k: int) -> float:
+  """The k-th highest of sums, less a float32's error, if that is higher."""
   if k > len(sums):
-    return least
-  return max(least, float(np.partition(sums, -k)[-k]) * (1 - 1e-6))
+    return threshold
+  return max(threshold, float(np.partition(sums, -k)[-k]) * (1 - 1e-6))
 
 
-def _able(at, sums, spans, least: float):
-  """Passages that can still reach `least` if all the spans are added."""
-  able = np.flatnonzero(sums >= least - _most(spans))
+def _candidates(at, sums, spans, threshold: float):
+  """The passages that can reach the threshold once all spans are added."""
+  able = np.flatnonzero(sums >= threshold - _bound(spans))
   return at[able], sums[able]
 
 
 def build(texts: Sequence[str], *, k1: float = 0.9, b: float = 0.4) -> Index:
-  """Counts the terms of texts and weighs them.
+  """Builds the index of texts.
 
     impact = idf tf / (tf + k1 (1 - b + b length / mean length))
     idf = ln(1 + (N - df + 0.5) / (df + 0.5))
 
-  Lengths are in terms, through one byte; the mean is exact. As in Lucene, N
+  Lengths are in terms, rounded to one byte; the mean is exact. As in Lucene, N
   and the mean leave out texts without a term.
   """
   terms = {}
@@ -284,7 +287,7 @@ def build(texts: Sequence[str], *, k1: float = 0.9, b: float = 0.4) -> Index:
 def weights(
     df: Int[np.ndarray, 'V'], lengths: Int[np.ndarray, 'N'], k1: float, b: float
 ) -> tuple[Float[np.ndarray, 'V'], Float[np.ndarray, 'N']]:
-  """Terms' idf, and texts' k1 (1 - b + b length / mean length); see `build`."""
+  """The idf of terms, and k1 (1 - b + b length / mean length) of texts."""
   filled = np.count_nonzero(lengths)
   idf = np.log1p((filled - df + 0.5) / (df + 0.5))
   mean = lengths.sum() / max(filled, 1)
@@ -293,23 +296,23 @@ def weights(
 
 
 def check(k1: float, b: float) -> None:
-  """Raises a ValueError if they are out of range."""
+  """Raises a ValueError if k1 or b is out of range."""
   if not (k1 >= 0 and 0 <= b <= 1):
     raise ValueError(f'k1 must be at least 0 and b in [0, 1], but they are '
                      f'{k1} and {b}. Anserini uses 0.9 and 0.4.')
 
 
 def bm25(corpus: Corpus, *, k1: float = 0.9, b: float = 0.4) -> SearchFn:
-  """Indexes a corpus; the search returns what shares a term with the query.
+  """Indexes a corpus and returns its search.
 
   Args:
-    corpus: its titles and texts are indexed as one.
-    k1: how slowly repetition saturates, at least 0. Anserini's default.
-    b: how much length counts, in [0, 1]. Anserini's default.
+    corpus: title and text of a passage are indexed together.
+    k1: how slowly repeated terms saturate, at least 0. Default: Anserini's.
+    b: how much the length counts, in [0, 1]. Default: Anserini's.
 
   Returns:
-    A search whose passages go from the highest score down, ties by position
-    in the corpus; none where no term is shared.
+    A search whose passages share a term with the query and go from the highest
+    score down, ties by position in the corpus.
 
   Raises:
     ValueError: k1 or b is out of range.

@@ -1,10 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Texts in, files of a BM25 index out, and back as what `bm25.build` makes.
+"""A BM25 index on disk: written block by block, loaded memory-mapped.
 
-Postings are counted block by block and spilt to disk, so that memory holds the
-terms and one block; a loaded index is mapped. Terms are those of
-`bm25.analyze`, on both sides.
+The postings of each block are spilled to disk, so that a build holds the terms
+and one block in memory. A loaded index equals that of `bm25.build`.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from searchrl.search.index import bm25
 from searchrl.search.index import vector_store
 from searchrl.trajectory import SearchFn
 
-_FORMAT = 1  # another one whenever `bm25.analyze` changes what it gives
-_BLOCK = 65_536  # texts
+_FORMAT = 1  # increased whenever the terms of `bm25.analyze` change
+_BLOCK = 65_536  # texts that are counted at a time
 _ARRAYS = ('starts', 'passages', 'impacts')
 
 
@@ -32,9 +31,9 @@ def build(texts: Sequence[str], folder: pathlib.Path, *, corpus: str,
   """Writes an index, whole or not at all.
 
   Args:
-    texts: of the passages.
+    texts: of the passages, in the order of the corpus.
     folder: new, or an earlier index, which is replaced.
-    corpus: its digest.
+    corpus: the digest of the corpus.
     k1, b: as of `bm25.bm25`.
 
   Returns:
@@ -81,7 +80,7 @@ def build_if_changed(corpus: Corpus, folder: pathlib.Path, *,
 
 
 def _count(texts: Sequence[str], folder: pathlib.Path):
-  """Spills each block's (term, text, count), in order; terms and lengths."""
+  """Spills each block's postings, in order; returns terms and lengths."""
   terms, lengths = {}, np.zeros(len(texts), np.int64)
   for start in range(0, len(texts), _BLOCK):
     ids, owners = [], []
@@ -102,7 +101,7 @@ def _count(texts: Sequence[str], folder: pathlib.Path):
 
 def _weigh(folder: pathlib.Path, size: int, lengths: np.ndarray, k1: float,
            b: float) -> None:
-  """Puts the blocks' postings together by term, with impacts."""
+  """Merges the postings of the blocks by term, and computes their impacts."""
   blocks = sorted(folder.glob('block_*.npz'))
   df = np.zeros(size, np.int64)
   for block in blocks:
@@ -131,36 +130,38 @@ def load(folder: str | pathlib.Path, corpus: Corpus) -> bm25.Index:
   """The index of a corpus; postings stay on disk until they are read.
 
   Raises:
-    FileNotFoundError: there is none.
-    ValueError: it is damaged, older, or of another corpus.
+    FileNotFoundError: there is no index.
+    ValueError: it is damaged, of an older format, or of another corpus.
   """
   folder = pathlib.Path(folder)
   if not (folder / 'manifest.json').is_file():
     raise FileNotFoundError(
-        f'a BM25 index must hold manifest.json, but {folder} does not. Build it '
-        "with --config.build=\"('bm25',)\" of configs/build_index.py.")
+        f'a BM25 index must hold manifest.json, but {folder} does not. Build '
+        "it with --config.build=\"('bm25',)\" of configs/build_index.py.")
   try:
-    told = json.loads((folder / 'manifest.json').read_text())
-    found, count, of = (told[n] for n in ('format', 'count', 'corpus'))
+    manifest = json.loads((folder / 'manifest.json').read_text())
+    found, count, of = (manifest[n] for n in ('format', 'count', 'corpus'))
     whole = all((folder / name).stat().st_size == size
-                for name, size in told['bytes'].items())
+                for name, size in manifest['bytes'].items())
   except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-    raise ValueError(f'{folder} must be a whole index, but: '
-                     f'{type(error).__name__} {error}. Build it again.') from error
+    raise ValueError(
+        f'{folder} must be a whole index, but: {type(error).__name__} {error}. '
+        'Build it again.') from error
   if found != _FORMAT or not whole:
     raise ValueError(f'{folder} must be a whole index of format {_FORMAT}, but '
                      f'is of {found}, whole: {whole}. Build it again.')
   if of != corpus.digest or count != len(corpus):
     raise ValueError(
         f'{folder} must be of the corpus that is searched, of digest '
-        f'{corpus.digest[:16]}, but is of {of[:16]}. Build it from this corpus.')
+        f'{corpus.digest[:16]}, but is of {of[:16]}. Build it from this '
+        'corpus.')
   terms = (folder / 'terms.txt').read_text(encoding='utf-8')
   arrays = [np.asarray(np.load(folder / f'{n}.npy', mmap_mode='r'))
-            for n in _ARRAYS]  # mapped all the same, and quicker to slice
+            for n in _ARRAYS]  # still mapped; asarray slices faster
   return bm25.Index({term: i for i, term in enumerate(terms.split('\n'))},
                     *arrays, count)
 
 
 def indexed(corpus: Corpus, folder: str | pathlib.Path) -> SearchFn:
-  """BM25 by the index in <folder>/bm25; k1 and b are those that it has."""
+  """A search by the index in <folder>/bm25, with its own k1 and b."""
   return bm25.searcher(corpus, load(pathlib.Path(folder) / 'bm25', corpus))

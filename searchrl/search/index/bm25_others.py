@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Other libraries' BM25 in, SearchFns out; each is imported when asked for."""
+"""BM25 of other libraries, bm25s and Lucene, as SearchFns."""
 
 from __future__ import annotations
 
@@ -12,27 +12,25 @@ from typing import Any
 
 from searchrl.search.corpus import Corpus
 from searchrl.search.index import bm25
-from searchrl.trajectory import Passages, Query, SearchFn
+from searchrl.trajectory import Passage, Passages, Query, SearchFn
 
 
 def bm25s(corpus: Corpus, *, k1: float = 0.9, b: float = 0.4) -> SearchFn:
-  """bm25s over a corpus, with our analyzer for passages and queries alike.
+  """A search by bm25s, with our `bm25.analyze` for passages and queries.
 
-  Its lengths are exact, where Lucene's and ours have a byte; scores differ a
-  little for long passages.
+  Its lengths are exact, where Lucene's and ours are rounded to a byte: scores
+  of long passages differ a little.
 
   Raises:
     ValueError: k1 or b is out of range.
     ImportError: the package is missing.
   """
-  if not (k1 >= 0 and 0 <= b <= 1):
-    raise ValueError(f'k1 must be at least 0 and b in [0, 1], but they are '
-                     f'{k1} and {b}. Anserini uses 0.9 and 0.4.')
+  bm25.check(k1, b)
   library = _import('bm25s', 'bm25s')
   index = library.BM25(k1=k1, b=b, method='lucene')
   terms = [bm25.analyze(text) for text in corpus.texts]
   known = {term for row in terms for term in row}
-  if known:  # else nothing can be found, and the library fails
+  if known:  # without a term the library fails
     index.index(terms, show_progress=False)
 
   def answer(query: Query) -> Passages:
@@ -48,19 +46,19 @@ def bm25s(corpus: Corpus, *, k1: float = 0.9, b: float = 0.4) -> SearchFn:
 
 def lucene(corpus: Corpus, *, index: str, k1: float = 0.9, b: float = 0.4,
            threads: int = 4) -> SearchFn:
-  """A Lucene index that pyserini has built, over the corpus it was built from.
+  """A search by a Lucene index that pyserini has built of the corpus.
 
   Args:
-    corpus: whose ids the index returns.
+    corpus: has the passages whose ids the index returns.
     index: the folder of the index.
-    k1: how slowly repetition saturates.
-    b: how much length counts.
-    threads: of a call.
+    k1: how slowly repeated terms saturate.
+    b: how much the length counts.
+    threads: per call.
 
   Raises:
     FileNotFoundError: there is no such folder.
-    ValueError: index and corpus have not as many passages.
-    ImportError: the package, which needs Java, is missing.
+    ValueError: index and corpus differ in their number of passages.
+    ImportError: the package pyserini, which needs Java, is missing.
   """
   if not pathlib.Path(index).is_dir():
     raise FileNotFoundError(
@@ -76,7 +74,7 @@ def lucene(corpus: Corpus, *, index: str, k1: float = 0.9, b: float = 0.4,
   positions = {} if corpus.ids_are_positions else {
       passage.id: i for i, passage in enumerate(corpus)}
 
-  def passage(hit: Any):
+  def passage(hit: Any) -> Passage:
     uid = str(hit.docid)
     i = positions.get(uid) if positions else int(uid)
     if i is None or not 0 <= i < len(corpus):

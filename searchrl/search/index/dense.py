@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A corpus, an encoder and an index in, a SearchFn by dot products out.
+"""Dense search: a corpus, an encoder and an index in, a SearchFn out.
 
-The encoder is any function of texts and their kind; the one given here hashes
-letters, needs no weights and so serves tests and small runs.
+The encoder is any function from texts and their kind to vectors; the one given
+here hashes n-grams of letters, without weights, for tests and small runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def hashed_ngrams(
     n: int = 3,
     weights: Mapping[str, float] | None = None,
 ) -> Float[np.ndarray, 'N D']:
-  """Texts as unit vectors of their words' n-grams, hashed into `dim` places.
+  """Texts as unit vectors of their words' n-grams, hashed into `dim` buckets.
 
     x_d = sum over g with h(g) = d of  sign(g) weight(g) (1 + ln count(g))
 
@@ -46,13 +46,13 @@ def hashed_ngrams(
   process and on every machine.
 
   Args:
-    texts: of any language.
-    dim: D; fewer places mean more collisions, whose signs cancel on average.
-    n: letters of a gram, word marks included.
-    weights: of each gram; one that is missing counts nothing. Default: all 1.
+    texts: in any language.
+    dim: D; fewer buckets mean more collisions, whose signs cancel on average.
+    n: letters of an n-gram, word marks included.
+    weights: of each n-gram; a missing one has weight 0. Default: all 1.
 
   Returns:
-    float32 rows of length 1, or 0 where a text has no gram with a weight.
+    float32 rows of length 1, or of zeros if no n-gram of a text has a weight.
 
   Raises:
     ValueError: dim or n is below 1.
@@ -77,14 +77,14 @@ def hashed_ngrams(
 
 
 def ngram_encoder(corpus: Corpus, *, dim: int = 512, n: int = 3) -> EncodeFn:
-  """`hashed_ngrams` with each gram weighed by ln(1 + N / df) in the corpus."""
-  found = collections.Counter()
+  """`hashed_ngrams` with the weight ln(1 + N / df) of an n-gram in a corpus."""
+  dfs = collections.Counter()
   for text in corpus.texts:
-    found.update(_count_grams(text, n).keys())
-  weights = {g: float(np.log1p(len(corpus) / df)) for g, df in found.items()}
+    dfs.update(_count_grams(text, n).keys())
+  weights = {g: float(np.log1p(len(corpus) / df)) for g, df in dfs.items()}
 
   def encode(texts: Sequence[str], kind: Kind) -> Float[np.ndarray, 'N D']:
-    del kind  # a query and a passage look the same
+    del kind  # queries and passages are encoded alike
     return hashed_ngrams(texts, dim=dim, n=n, weights=weights)
 
   return encode
@@ -105,13 +105,13 @@ def _grams(word: str, n: int) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=2**16)
 def _hash(gram: str) -> int:
-  """32 bits; Python's own hash differs from process to process."""
+  """A hash of 32 bits; Python's own differs from process to process."""
   return zlib.crc32(gram.encode('utf-8', 'surrogatepass'))
 
 
 def ngram_recipe(corpus: Corpus, *, dim: int = 512, n: int = 3
                 ) -> dict[str, Any]:
-  """What `ngram_encoder` is, for the manifest of an index."""
+  """The facts about `ngram_encoder` for the manifest of an index."""
   facts = json.dumps(['ngrams', dim, n, corpus.digest])
   return {'kind': 'ngrams', 'dim': dim, 'n': n,
           'digest': hashlib.sha256(facts.encode()).hexdigest()}
@@ -121,18 +121,18 @@ def exact(corpus: Corpus, encode: EncodeFn, *, batch: int = 64) -> SearchFn:
   """Encodes a corpus; the search compares each query with every passage.
 
   Args:
-    corpus: its titles and texts are encoded as one.
-    encode: texts and their kind ('query' or 'passage') to one row each.
-    batch: queries a device call; fewer are filled up, so that one shape is
+    corpus: title and text of a passage are encoded together.
+    encode: texts and their kind ('query' or 'passage') -> one row each.
+    batch: queries per device call; fewer are padded, so that one program is
       compiled for each largest top_k of a call.
 
   Returns:
     A search whose passages go from the highest dot product down, ties by
-    position in the corpus; none for a blank query or one encoded as zeros.
+    position in the corpus. A blank query, or one encoded as zeros, finds none.
 
   Raises:
-    ValueError: batch is below 1, or the encoder returns something else than
-      one finite row a text.
+    ValueError: batch is below 1, or the encoder does not return one finite row
+      per text.
   """
   rows = vector_store.InMemory(encoded(encode, corpus.texts, 'passage'))
   return searcher(corpus, encode, exact_device.build(rows, batch=batch))
@@ -143,7 +143,7 @@ def searcher(corpus: Corpus, encode: EncodeFn, index: exact_host.Index
   """A search by vectors; row i of the index is passage i of the corpus.
 
   Raises:
-    ValueError: the index has another number of rows than the corpus passages.
+    ValueError: the index has not one row per passage.
   """
   if index.count != len(corpus):
     raise ValueError(
@@ -167,10 +167,10 @@ def searcher(corpus: Corpus, encode: EncodeFn, index: exact_host.Index
 def encoded(
     encode: EncodeFn, texts: Sequence[str], kind: Kind
 ) -> Float[np.ndarray, 'N D']:
-  """An encoder's rows, checked.
+  """The rows that an encoder makes of texts, checked.
 
   Raises:
-    ValueError: they are something else than one finite row a text.
+    ValueError: they are not one finite row per text.
   """
   rows = np.asarray(encode(texts, kind), np.float32)
   if rows.ndim != 2 or len(rows) != len(texts) or not np.isfinite(rows).all():

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Query vectors in, the rows with the highest dot products out: any index.
+"""The interface of every vector index, and exact search on the host by numpy.
 
-`Index` keeps what a library does not promise: bad vectors are refused before
-they reach it, and what it returns of too few rows is no passage 0 and no -1.
+`Index` guarantees what libraries do not: it raises on bad vectors before they
+reach the library, and pads its results in one way if too few rows are found.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from searchrl.search.index import vector_store
 
-# Vectors and k to scores and ids, best first, padded with anything.
+# Vectors and k -> scores and ids, best first; padding may be anything.
 FindFn = Callable[[Float[np.ndarray, 'B D'], int],
                   tuple[Float[np.ndarray, 'B K'], Int[np.ndarray, 'B K']]]
 _BLOCK = 65_536  # rows that are compared at a time on the host
@@ -24,22 +24,23 @@ _BLOCK = 65_536  # rows that are compared at a time on the host
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-  """Rows that can be searched."""
+  """N rows of vectors that can be searched by dot product."""
 
-  name: str  # of what searches: 'mesh', 'numpy', 'scann' or 'hnsw'
-  count: int  # rows
-  dim: int
+  name: str  # of the implementation: 'mesh', 'numpy', 'scann' or 'hnsw'
+  count: int  # N
+  dim: int  # D
   find: FindFn
 
   def __call__(
       self, vectors: Float[np.ndarray, 'B D'], k: int
   ) -> tuple[Float[np.ndarray, 'B K'], Int[np.ndarray, 'B K']]:
-    """Scores and ids, best first, K = min(k, rows).
+    """Scores and ids of the best rows, best first, K = min(k, N).
 
-    A place that stays empty has id -1 and score -inf, and stands at the end.
+    If fewer than K rows are found, id -1 and score -inf pad the end.
 
     Raises:
-      ValueError: vectors of another shape, or not finite; k below 1.
+      ValueError: the vectors have another shape or are not finite, or k is
+        below 1.
     """
     vectors = np.asarray(vectors, np.float32)
     if vectors.ndim != 2 or vectors.shape[1] != self.dim:
@@ -58,28 +59,28 @@ class Index:
 
 
 def _cleaned(scores, ids, k: int, count: int):
-  """Float32 and int64 [B, k], with what is no row at the end as (-inf, -1)."""
+  """float32 scores and int64 ids [B, k]; what is no row goes to the end."""
   scores = np.asarray(scores, np.float32)
   ids = np.asarray(ids).astype(np.int64)
-  good = np.isfinite(scores) & (ids >= 0) & (ids < count)
-  scores, ids = np.where(good, scores, -np.inf), np.where(good, ids, -1)
-  order = np.argsort(~good, axis=1, kind='stable')
+  valid = np.isfinite(scores) & (ids >= 0) & (ids < count)
+  scores, ids = np.where(valid, scores, -np.inf), np.where(valid, ids, -1)
+  order = np.argsort(~valid, axis=1, kind='stable')
   scores, ids = (np.take_along_axis(x, order, 1)[:, :k] for x in (scores, ids))
-  short = ((0, 0), (0, k - ids.shape[1]))
-  return (np.pad(scores, short, constant_values=-np.inf),
-          np.pad(ids, short, constant_values=-1))
+  missing = ((0, 0), (0, k - ids.shape[1]))
+  return (np.pad(scores, missing, constant_values=-np.inf),
+          np.pad(ids, missing, constant_values=-1))
 
 
 def merge(
     scores: Float[np.ndarray, 'B M'], ids: Int[np.ndarray, 'B M'], k: int):
-  """The k best of each row, ties to the lower id."""
+  """The k best scores and ids of each row, ties to the lower id."""
   order = np.lexsort((ids, -scores), axis=1)[:, :k]
   return (np.take_along_axis(scores, order, 1),
           np.take_along_axis(ids, order, 1))
 
 
 def on_host(source: vector_store.Source) -> Index:
-  """Compares with every row, by numpy, a block at a time; nothing stays."""
+  """Exact search by numpy, which reads the rows block by block each time."""
 
   def find(vectors, k):
     scores = np.full((len(vectors), 0), -np.inf, np.float32)
@@ -94,29 +95,29 @@ def on_host(source: vector_store.Source) -> Index:
 
 
 def _best(scores: Float[np.ndarray, 'B N'], k: int):
-  """The k best of each row, ties to the lower column."""
+  """The k best scores and columns of each row, ties to the lower column."""
   if k >= scores.shape[1]:
     ids = np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
     return merge(scores, ids, k)
   worst = np.partition(scores, -k, axis=1)[:, -k, None]
   ids = np.zeros((len(scores), k), np.int64)
-  for row, (of_row, least) in enumerate(zip(scores, worst)):
-    held = np.flatnonzero(of_row >= least)  # ties may make them more than k
-    ids[row] = held[np.argsort(-of_row[held], kind='stable')][:k]
+  for row, (row_scores, least) in enumerate(zip(scores, worst)):
+    at = np.flatnonzero(row_scores >= least)  # more than k if some tie
+    ids[row] = at[np.argsort(-row_scores[at], kind='stable')][:k]
   return np.take_along_axis(scores, ids, 1), ids
 
 
 def recall(found: Int[np.ndarray, 'Q K'], exact_ids: Int[np.ndarray, 'Q M'],
            exact_scores: Float[np.ndarray, 'Q M'], k: int) -> float:
-  """Share of the k truly best rows that are among the first k found.
+  """The share of the k best rows that are among the first k found.
 
-  A row that ties with the k-th counts for it: which of two equal passages an
-  index gives says nothing of the index.
+  A row that ties with the k-th best counts as one of them: which of two equal
+  passages an index returns says nothing about the index.
 
   Args:
-    found: ids that an index gave.
-    exact_ids: those of exact search, M at least k; more show more of the ties.
-    exact_scores: of the same.
+    found: ids that an index returned.
+    exact_ids: ids of exact search, M at least k; a larger M shows more ties.
+    exact_scores: their scores.
     k: of recall@k.
   """
   tied = exact_scores >= exact_scores[:, k - 1:k] - 1e-6

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Files of Search-R1's index builder in, their rows out, read in blocks.
+"""Reads the vectors in files of Search-R1's index builder, block by block.
 
-`e5_Flat.index` is a flat index of faiss, `emb_e5.memmap` bare float32. Both are
-read without faiss, and never as a whole.
+`e5_Flat.index` is a flat index of faiss, `emb_e5.memmap` plain float32. Neither
+needs faiss to be read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from searchrl.search import corpus as corpora
 from searchrl.search.index import dense
 
-# Type, D, N, two unused, trained, metric (0: inner product), number of floats.
+# Type, D, N, two unused, trained, metric (0: inner product), count of floats.
 _HEADER = struct.Struct('<4siqqq?iQ')
 _SAMPLE = 32  # passages whose imported vectors are compared with the encoder's
 _TOLERANCE = 0.05  # distance of the two vectors; float16 alone makes 0.01
@@ -26,11 +26,11 @@ _TOLERANCE = 0.05  # distance of the two vectors; float16 alone makes 0.01
 
 @dataclasses.dataclass(frozen=True)
 class ImportedRows:
-  """Rows in a file of others."""
+  """Rows of vectors in a file that another program wrote."""
 
   path: pathlib.Path
-  count: int
-  dim: int
+  count: int  # N
+  dim: int  # D
   offset: int  # bytes before the first row
 
   def read(self, start: int, stop: int) -> Float[np.ndarray, 'N D']:
@@ -43,12 +43,12 @@ class ImportedRows:
 
 
 def open_(path: str | pathlib.Path, *, count: int, dim: int) -> ImportedRows:
-  """Rows of a flat index of faiss, or of a bare float32 file (.memmap).
+  """Opens a flat index of faiss, or a file of plain float32 rows (.memmap).
 
   Args:
-    path: by its first bytes a flat index; if its name ends in .memmap, bare.
+    path: plain if its name ends in .memmap, else a flat index.
     count: passages of the corpus, in whose order the rows must be.
-    dim: of the encoder's vectors.
+    dim: the width of the encoder's vectors.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -56,9 +56,9 @@ def open_(path: str | pathlib.Path, *, count: int, dim: int) -> ImportedRows:
   """
   path = pathlib.Path(path)
   if not path.is_file():
-    raise FileNotFoundError(f'imported vectors must be a file, but there is none '
-                            f'at {path}. Check config.imports.')
-  found = (_bare(path, dim) if path.suffix == '.memmap' else _flat(path))
+    raise FileNotFoundError('imported vectors must be a file, but there is '
+                            f'none at {path}. Check config.imports.')
+  found = _plain(path, dim) if path.suffix == '.memmap' else _flat(path)
   if (found.count, found.dim) != (count, dim):
     raise ValueError(
         f'{path} must hold a row for each of {count} passages, as wide as the '
@@ -67,7 +67,7 @@ def open_(path: str | pathlib.Path, *, count: int, dim: int) -> ImportedRows:
   return found
 
 
-def _bare(path: pathlib.Path, dim: int) -> ImportedRows:
+def _plain(path: pathlib.Path, dim: int) -> ImportedRows:
   size = path.stat().st_size
   if not size or size % (4 * dim):
     raise ValueError(f'{path} must hold float32 rows of {dim}, but has {size} '
@@ -93,8 +93,8 @@ def _flat(path: pathlib.Path) -> ImportedRows:
   if floats != dim * count or path.stat().st_size != size or count < 1:
     raise ValueError(
         f'{path} must have {_HEADER.size} + 4 * {count} * {dim} bytes, but has '
-        f'{path.stat().st_size}. Fetch it again; the parts of a split file must '
-        'be joined first.')
+        f'{path.stat().st_size}. Fetch it again; the parts of a split file '
+        'must be joined first.')
   return ImportedRows(path, count, dim, _HEADER.size)
 
 
@@ -112,7 +112,7 @@ def check_encoder(imported: ImportedRows, corpus: corpora.Corpus,
   if gaps[worst] > limit:
     raise ValueError(
         'imported vectors must be those of this corpus and encoder, but row '
-        f'{places[worst]} of {imported.path} lies {gaps[worst]:.3f} from our own '
-        f'vector of that passage, above {limit:.3f}. Give the corpus and the '
-        'encoder that they were made of, with its prefixes, pooling and '
+        f'{places[worst]} of {imported.path} lies {gaps[worst]:.3f} from our '
+        f'own vector of that passage, above {limit:.3f}. Give the corpus and '
+        'the encoder that they were made of, with its prefixes, pooling and '
         'max_length.')

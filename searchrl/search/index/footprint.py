@@ -63,8 +63,9 @@ def check_disk(recipe: vector_store.Recipe, kinds: Sequence[str],
     needed += max(recipe.disk_bytes - written, 0)
   free = shutil.disk_usage(folder).free
   if needed > free:
-    raise ValueError(f'{folder} must have room for {_gib(needed)}, but its disk '
-                     f'has {_gib(free)}. Free some, or take another --workdir.')
+    raise ValueError(
+        f'{folder} must have room for {_gib(needed)}, but its disk has '
+        f'{_gib(free)}. Free some, or take another --workdir.')
 
 
 def _gib(size: float) -> str:

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of vectors in, a file of HNSW out, and back as an Index on the host.
+"""HNSW by faiss: builds the file of an index, and opens it on the host.
 
-By faiss. Its own default of efSearch is 16, which finds some 80 % of the
-nearest passages at scale; here it is always said, and tuned where it is built.
+The default efSearch of faiss, 16, finds some 80 % of the best passages at
+scale; here it is always given, and tuned when an index is built.
 
 Source: Malkov and Yashunin 2016, arXiv:1603.09320.
 """
@@ -33,20 +33,20 @@ def build(source: vector_store.Source, folder: pathlib.Path, *, links: int = 32,
           construction: int = 200) -> dict[str, Any]:
   """Writes the file of an index.
 
-  Memory: the float32 rows, and 8 * links bytes a row. With several threads the
-  graph differs a little from one building to the next.
+  It takes memory for the float32 rows and 8 * links bytes per row. With several
+  threads the graph differs a little from build to build.
 
   Args:
     source: the rows.
     folder: exists.
     links: of a row (M).
-    construction: rows that are looked at to place one (efConstruction).
+    construction: candidates when a row is added (efConstruction).
 
   Returns:
-    What `ladder` and `open_` must be told: nothing.
+    Facts that `ladder` and `open_` need: none.
 
   Raises:
-    ValueError: no faiss here, or an option is out of range.
+    ValueError: faiss is not installed, or an option is out of range.
   """
   faiss = _library()
   if links < 2 or construction < links:
@@ -61,26 +61,26 @@ def build(source: vector_store.Source, folder: pathlib.Path, *, links: int = 32,
   return {}
 
 
-def ladder(told: dict[str, Any]) -> list[dict[str, int]]:
-  """Settings of the search, from the fastest to the most careful."""
-  del told
+def ladder(built: dict[str, Any]) -> list[dict[str, int]]:
+  """Settings of the search, from the fastest to the most thorough."""
+  del built
   return [{'visited': ef} for ef in (32, 64, 128, 256, 512, 1024, 2048)]
 
 
-def open_(folder: pathlib.Path, told: dict[str, Any], source: vector_store.Source,
-          *, visited: int) -> exact_host.Index:
+def open_(folder: pathlib.Path, built: dict[str, Any],
+          source: vector_store.Source, *, visited: int) -> exact_host.Index:
   """Loads an index.
 
   Args:
     folder: as of `build`.
-    told: what `build` returned.
-    source: for the shape of the rows; no row is read.
-    visited: rows that a search keeps in view (efSearch); k if that is more.
+    built: what `build` returned.
+    source: gives the shape of the rows; no row is read.
+    visited: candidates that a search keeps (efSearch), or k if that is more.
 
   Raises:
-    ValueError: no faiss here; the file is damaged, or of other rows.
+    ValueError: faiss is not installed; the file is damaged, or of other rows.
   """
-  del told
+  del built
   faiss = _library()
   try:
     index = faiss.read_index(str(folder / _FILE))

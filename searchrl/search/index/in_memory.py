@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A corpus and an encoder in, a SearchFn out; nothing is built beforehand.
+"""Dense search without an index on disk: passages are encoded at the start.
 
-For corpora that a run makes, or small ones: their passages are encoded as the
-run begins, and stay in memory. Larger ones want an index on disk; see backends.
+It is for small corpora, or those that a run generates; their vectors stay in
+memory. Larger ones need an index on disk; see `open_index`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from searchrl.search.index import vector_store
 from searchrl.trajectory import SearchFn
 
 BACKENDS = ('auto', 'exact', 'scann')
-_QUERIES = 1000  # that recall is measured by, at most
+_QUERIES = 1000  # to measure recall by, at most
 
 
 @dataclasses.dataclass(frozen=True)
 class _Encoded:
-  """A corpus and its encoder; the same if their digests are."""
+  """A corpus and its encoder; two are equal if their digests are."""
 
   corpus_digest: str
   encoder_digest: str
@@ -46,22 +46,22 @@ def search(
     min_recall: float = 0.95,
     batch: int = 64,
 ) -> SearchFn:
-  """A search by vectors that are made now.
+  """Encodes a corpus and returns its search.
 
   Args:
-    corpus: of at most `backends.EXACT_ON_HOST` passages.
+    corpus: of at most `open_index.EXACT_ON_HOST` passages.
     encoder: 'tiny_e5', or a BERT folder or hub id; '' for hashed n-grams.
-    load_encoder: makes the encoder of a path; not needed for hashed n-grams.
+    load_encoder: loads the encoder of a path; not needed for hashed n-grams.
     backend: 'exact' (on the devices of this process), 'scann', or 'auto', which
-      is exact here. Where ScaNN is not installed (there is none for macOS), the
-      search is exact all the same, which stderr is told once.
-    min_recall: recall@3 below which ScaNN does not serve.
-    batch: queries a device call of exact search.
+      is exact here. If ScaNN is not installed (it does not exist for macOS),
+      the search is exact and stderr says so once.
+    min_recall: the least recall@3 of ScaNN that is accepted.
+    batch: queries per device call of exact search.
 
   Raises:
     FileNotFoundError: there is no such encoder.
-    ValueError: it is none; the corpus is too large; recall is too low; or an
-      option is out of range.
+    ValueError: the folder is not an encoder, the corpus is too large, the
+      recall too low, or an option out of range.
   """
   encoded = _encoded(corpus, encoder, load_encoder)
   index, _ = _index(encoded, _available(backend), min_recall, batch)
@@ -77,14 +77,14 @@ def describe(
     min_recall: float = 0.95,
     batch: int = 64,
 ) -> dict[str, Any]:
-  """The encoder's digest, what searches, and the recall of an approximation.
+  """The encoder's digest, the backend, and the recall if it is approximate.
 
   Args and errors: those of `search`, which uses the same index.
   """
   encoded = _encoded(corpus, encoder, load_encoder)
-  _, told = _index(encoded, _available(backend), min_recall, batch)
-  named = {'path': encoder, 'digest': encoded.encoder_digest}
-  return {'encoder': named, **told}
+  _, facts = _index(encoded, _available(backend), min_recall, batch)
+  of_encoder = {'path': encoder, 'digest': encoded.encoder_digest}
+  return {'encoder': of_encoder, **facts}
 
 
 def _encoded(corpus: Corpus, encoder: str,
@@ -99,14 +99,14 @@ def _encoded(corpus: Corpus, encoder: str,
                     dense.ngram_encoder(corpus))
   if load_encoder is None:
     raise ValueError(
-        f'search.options.encoder={encoder!r} needs load_encoder, which makes '
+        f'search.options.encoder={encoder!r} needs load_encoder, which loads '
         'it. Pass embedder.cached_loader().')
   encode = load_encoder(path=encoder)
   return _Encoded(corpus.digest, encode.about['digest'], corpus, encode)
 
 
 def _available(backend: str) -> str:
-  """What searches: a backend that is here."""
+  """The backend that is used: one that is installed."""
   if backend not in BACKENDS:
     raise ValueError('search.options.backend must be one of '
                      f'{", ".join(BACKENDS)} without an index, but is '
@@ -122,10 +122,10 @@ def _say_once(text: str) -> None:
   print(text, file=sys.stderr, flush=True)
 
 
-@functools.lru_cache(maxsize=4)  # of training, and of a few evaluation sets
+@functools.lru_cache(maxsize=4)  # for training and a few evaluation sets
 def _index(encoded: _Encoded, backend: str, min_recall: float, batch: int
           ) -> tuple[exact_host.Index, dict[str, Any]]:
-  """The index of a corpus, and what to note of it."""
+  """The index of a corpus, and facts for the record of a run."""
   texts = encoded.corpus.texts
   rows = vector_store.InMemory(dense.encoded(encoded.encode, texts, 'passage'))
   if backend == 'exact':

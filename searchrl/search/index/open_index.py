@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""An index folder and a corpus in, a SearchFn out, by the backend asked for.
+"""Dense search by an index on disk: a folder and a corpus in, a SearchFn out.
 
-A folder holds vectors/, and what was built of them: scann/, hnsw/. Vectors of
-another corpus, or queries by another encoder, are refused: both have digests.
+A folder has vectors/ and what was built of them: scann/, hnsw/. An index of
+another corpus or of another encoder is an error: digests name both.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from searchrl.search.index import vector_store
 from searchrl.trajectory import SearchFn
 
 BACKENDS = ('auto', 'exact', 'numpy', 'scann', 'hnsw')
-EXACT_ON_HOST = 200_000  # rows; up to here a CPU compares with every one
+EXACT_ON_HOST = 200_000  # rows up to which a CPU searches exactly
 _PACKAGES = {'scann': 'scann', 'hnsw': 'faiss'}
-# What an index notes of its encoder -> that encoder; a ValueError if it has
-# changed since.
-LoadEncoder = Callable[..., dense.EncodeFn]  # (about, path='where it is now')
+# (about, path='where it is now') -> the encoder that an index notes in `about`;
+# raises a ValueError if it has changed since.
+LoadEncoder = Callable[..., dense.EncodeFn]
 
 
 def indexed(
@@ -43,85 +43,88 @@ def indexed(
     encoder: str = '',
     load_encoder: LoadEncoder | None = None,
 ) -> SearchFn:
-  """A search through an index that configs/build_index.py built.
+  """A search by an index that configs/build_index.py built.
 
   Args:
     corpus: what the index was built of.
     folder: of the index.
     backend: 'exact' (on the devices of this process), 'numpy' (exact, from
       disk), 'scann', 'hnsw', or 'auto'; see `choose`.
-    storage: of exact rows on devices: float32, float16, bfloat16 or int8.
-    memory_share: of the free memory that 'auto' lets exact rows take.
-    min_recall: recall@3 below which an approximate index does not serve.
-    batch: queries a device call.
+    storage: type of exact rows on devices: float32, float16, bfloat16 or int8.
+    memory_share: share of the free memory that 'auto' lets exact rows take.
+    min_recall: the least recall@3 of an approximate index that is accepted.
+    batch: queries per device call.
     encoder: where the encoder is now. Default: where it was.
-    load_encoder: makes the encoder; not needed for hashed n-grams.
+    load_encoder: loads the encoder; not needed for hashed n-grams.
 
   Raises:
     FileNotFoundError: there is no such index.
-    ValueError: it is damaged, of another corpus or encoder, or its recall is
-      too low; or an option is out of range.
+    ValueError: it is damaged, of another corpus or encoder, its recall is too
+      low, or an option is out of range.
   """
   store = open_store(folder, corpus)
   if backend == 'auto':
     backend = choose(store, folder, storage=storage, memory_share=memory_share)
-  index = _once(str(folder), store.fingerprint, backend, storage, min_recall,
+  index = _cached(str(folder), store.fingerprint, backend, storage, min_recall,
                 batch)
   return dense.searcher(
       corpus, encoder_of(store, corpus, load_encoder, encoder), index)
 
 
-@functools.lru_cache(maxsize=1)  # training and evaluation share one in memory
-def _once(folder: str, fingerprint: str, backend: str, storage: str,
-          min_recall: float, batch: int) -> exact_host.Index:
+@functools.lru_cache(maxsize=1)  # shared by training and evaluation
+def _cached(folder: str, fingerprint: str, backend: str, storage: str,
+            min_recall: float, batch: int) -> exact_host.Index:
   store = vector_store.open_(pathlib.Path(folder) / 'vectors')
   assert store.fingerprint == fingerprint
   return open_index(store, folder, backend, storage=storage,
                     min_recall=min_recall, batch=batch)
 
 
-def open_store(folder: str | pathlib.Path, corpus: Corpus) -> vector_store.Store:
-  """The vectors of an index; raises a ValueError if of another corpus."""
+def open_store(folder: str | pathlib.Path, corpus: Corpus
+              ) -> vector_store.Store:
+  """The vectors of an index; raises a ValueError if the corpus is another."""
   store = vector_store.open_(pathlib.Path(folder) / 'vectors')
   if store.recipe.corpus != corpus.digest or store.count != len(corpus):
     raise ValueError(
         f'index {folder} must be of the corpus that is searched, which has '
-        f'{len(corpus)} passages and digest {corpus.digest[:16]}, but is of one '
-        f'with {store.count} and {store.recipe.corpus[:16]}. Set search.corpus '
-        'to the file that the index was built of, or build another index.')
+        f'{len(corpus)} passages and digest {corpus.digest[:16]}, but is of '
+        f'one with {store.count} and {store.recipe.corpus[:16]}. Set '
+        'search.corpus to the file that the index was built of, or build '
+        'another index.')
   return store
 
 
 def encoder_of(store: vector_store.Store, corpus: Corpus,
                load_encoder: LoadEncoder | None, path: str = ''
               ) -> dense.EncodeFn:
-  """What encodes queries as the passages were."""
+  """The encoder of queries: the one that made the passages' vectors."""
   about = store.recipe.encoder
   if about['kind'] == 'ngrams':
     return dense.ngram_encoder(corpus, dim=about['dim'], n=about['n'])
   if load_encoder is None:
     raise ValueError(
-        f'an index of encoder {about["kind"]!r} needs load_encoder, which makes '
-        'it. Pass embedder.cached_loader().')
+        f'an index of encoder {about["kind"]!r} needs load_encoder, which '
+        'loads it. Pass embedder.cached_loader().')
   return load_encoder(about, path=path)
 
 
 def choose(store: vector_store.Store, folder: str | pathlib.Path, *,
            storage: str, memory_share: float) -> str:
-  """The backend that suits a machine.
+  """The backend that suits this machine.
 
-  Exact on accelerators where the rows take at most `memory_share` of their
-  free memory. On a host exact up to `EXACT_ON_HOST` rows. Else ScaNN or HNSW,
-  if built and importable; else exact, if the rows fit the host's free memory in
-  the same way; else from disk.
+  'exact' on accelerators if the rows take at most `memory_share` of their free
+  memory; 'exact' on a host up to `EXACT_ON_HOST` rows. Else 'scann' or 'hnsw',
+  if built and installed. Else 'exact' on a host if the rows fit into its free
+  memory in the same way; else 'numpy', from disk.
   """
   if not 0 < memory_share <= 1:
     raise ValueError('search.options.memory_share must lie in (0, 1], but is '
                      f'{memory_share}.')
   if storage not in vector_store.DTYPES:
-    raise ValueError(f'storage must be one of {", ".join(vector_store.DTYPES)}, '
-                     f'but is {storage!r}.')
-  needed = vector_store.Recipe('', {}, store.count, store.dim, storage).disk_bytes
+    raise ValueError(f'storage must be one of {", ".join(vector_store.DTYPES)},'
+                     f' but is {storage!r}.')
+  needed = vector_store.Recipe(
+      '', {}, store.count, store.dim, storage).disk_bytes
   free = exact_device.free_bytes()
   if free is not None and needed <= memory_share * free:
     return 'exact'
@@ -140,7 +143,7 @@ def choose(store: vector_store.Store, folder: str | pathlib.Path, *,
 def open_index(store: vector_store.Store, folder: str | pathlib.Path,
                backend: str, *, storage: str, min_recall: float, batch: int
                ) -> exact_host.Index:
-  """The index of a backend's name; raises as `indexed` does."""
+  """The index of a backend; raises as `indexed` does."""
   if backend == 'exact':
     return exact_device.build(store, dtype=storage, batch=batch)
   if backend == 'numpy':
@@ -153,18 +156,18 @@ def open_index(store: vector_store.Store, folder: str | pathlib.Path,
 
 
 def describe(folder: str | pathlib.Path) -> dict[str, Any]:
-  """What a run has to be read with: whose vectors, and how well they are found.
+  """Facts for the record of a run: corpus, encoder, recall of the indexes.
 
   Raises:
-    FileNotFoundError, ValueError: as `embeddings.open_`.
+    FileNotFoundError, ValueError: as of `vector_store.open_`.
   """
   store = vector_store.open_(pathlib.Path(folder) / 'vectors')
-  told = {'fingerprint': store.fingerprint, 'corpus': store.recipe.corpus,
-          'passages': store.count, 'encoder': dict(store.recipe.encoder)}
+  facts = {'fingerprint': store.fingerprint, 'corpus': store.recipe.corpus,
+           'passages': store.count, 'encoder': dict(store.recipe.encoder)}
   for kind in approximate.KINDS:
-    its = pathlib.Path(folder) / kind
-    if (its / 'manifest.json').is_file():
-      manifest = approximate.read_manifest(its, store)
-      told[kind] = {key: manifest[key] for key in (
+    built = pathlib.Path(folder) / kind
+    if (built / 'manifest.json').is_file():
+      manifest = approximate.read_manifest(built, store)
+      facts[kind] = {key: manifest[key] for key in (
           'recall@3', 'queries', 'settings')}
-  return told
+  return facts

@@ -1,11 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of vectors in, files of ScaNN out, and back as an Index on the host.
+"""ScaNN: builds the files of an index, and opens them on the host.
 
-Rows lose their mean, are split over leaves with SOAR's second choice, coded in
-4 bits for 2 dimensions (AH), and what these codes find is ranked by int8 rows,
-then by the rows themselves, on disk. Building is deterministic on one kind of
-CPU. Above `part_rows`, it builds one part after another, searches all, and merges.
+Rows lose their mean, are split over leaves with SOAR's second assignment and
+coded in 4 bits for 2 dimensions (AH). What these codes find is ranked by int8
+rows, then by the rows themselves, on disk. Building is deterministic on one
+kind of CPU. More than `part_rows` rows become several parts, built one after
+another and all searched.
 
 Sources: Guo et al. 2020, arXiv:1908.10396 (AH); Sun et al. 2023,
   arXiv:2404.00774 (SOAR).
@@ -26,24 +27,25 @@ import numpy as np
 from searchrl.search.index import exact_host
 from searchrl.search.index import vector_store
 
-_ROWS = 'rows.npy'  # as the source gives them: what the last ranking reads
-_RERANKED = 32  # rows a query, at least
+_ROWS = 'rows.npy'  # the rows of the source, which the last ranking reads
+_RERANKED = 32  # rows per query, at least
 _TREE_FROM = 4096  # rows; fewer are compared one by one
-_SAMPLE = 120  # rows a leaf that leaves and codes are learnt from
-_FLAGS = {  # of ScaNN, which are off, and what a CPU must have for them
+_SAMPLE = 120  # rows per leaf from which leaves and codes are learned
+_FLAGS = {  # ScaNN's switches, and the CPU features that each needs
     '_ZN14research_scann14flags_internal15should_use_avx2E': {'avx2', 'fma'},
     '_ZN14research_scann14flags_internal17should_use_avx512E': {
         'avx512f', 'avx512dq', 'avx512bw'}}
 
 
 def _library():
-  """ScaNN, which is heavy, and made for Linux alone."""
+  """Imports ScaNN, which is slow to import, and exists for Linux only."""
   try:
     import scann  # pylint: disable=g-import-not-at-top
   except ImportError as error:
     raise ValueError(
         "backend 'scann' needs the package scann (Linux, Python up to 3.13). "
-        "Run: pip install 'searchrl[search]'; or take another backend.") from error
+        "Run: pip install 'searchrl[search]'; or take another backend."
+    ) from error
   library = getattr(scann.scann_ops_pybind, 'scann_pybind', None)
   if library is not None:
     _use_cpu(library.__file__)
@@ -51,19 +53,22 @@ def _library():
 
 
 @functools.cache
-def _use_cpu(path: str, about: str = '/proc/cpuinfo') -> tuple[str, ...]:
-  """Lets ScaNN use AVX2 and AVX-512 where the CPU has them; returns what is on.
+def _use_cpu(path: str, cpuinfo: str = '/proc/cpuinfo') -> tuple[str, ...]:
+  """Lets ScaNN use AVX2 and AVX-512 if the CPU has them.
 
-  In ScaNN 1.4.0 to 1.4.2, as they are on PyPI, the function that asks for a
-  feature of the CPU is empty, and says no: searches run on SSE4. The answers
-  are in exported variables. A wheel without these is left as it is.
+  In ScaNN 1.4.0 to 1.4.2 from PyPI, the function that tests for a CPU feature
+  is empty and always says no, so that searches run on SSE4. Its results are in
+  exported variables, which are set here. A wheel without them is left as it is.
 
   Args:
     path: the shared library, which is loaded already.
-    about: tells the features of the CPU.
+    cpuinfo: a file that lists the features of the CPU.
+
+  Returns:
+    The variables that were set.
   """
   try:
-    lines = pathlib.Path(about).read_text().splitlines()
+    lines = pathlib.Path(cpuinfo).read_text().splitlines()
   except OSError:
     return ()
   features = next((set(line.split()) for line in lines
@@ -94,20 +99,20 @@ def build(
 ) -> dict[str, Any]:
   """Writes the files of an index.
 
-  Memory: about three times a part's float32 rows.
+  It takes memory for about three times the float32 rows of a part.
 
   Args:
     source: the rows.
-    folder: exists, and is empty.
+    folder: exists and is empty.
     leaves: of a part. 0: three times the square root of its rows.
     part_rows: rows of a part, at most.
-    soar: lambda of SOAR, the weight of the second choice's direction.
+    soar: SOAR's lambda, the weight of the second assignment's direction.
 
   Returns:
-    What `open_` and `ladder` must be told.
+    Facts that `open_` and `ladder` need.
 
   Raises:
-    ValueError: no ScaNN here, or an option is out of range.
+    ValueError: ScaNN is not installed, or an option is out of range.
   """
   _library()
   if leaves < 0 or part_rows < 1 or not soar > 0:
@@ -119,7 +124,7 @@ def build(
   kept = np.lib.format.open_memmap(
       folder / _ROWS, mode='w+', dtype=source.exact_dtype,
       shape=(source.count, source.dim))
-  told = []
+  tree_leaves = []
   for number, (start, stop) in enumerate(zip(edges, edges[1:])):
     rows = np.empty((stop - start, source.dim), np.float32)
     for first in range(start, stop, 65_536):
@@ -127,20 +132,21 @@ def build(
       block = vector_store.checked(source.read(first, last), first)
       kept[first:last] = block
       rows[first - start:last - start] = block - source.mean
-    told.append(_build_part(rows, folder / f'part_{number:03d}', leaves, soar))
+    tree_leaves.append(
+        _build_part(rows, folder / f'part_{number:03d}', leaves, soar))
   kept.flush()
-  return {'edges': edges, 'leaves': told, 'rows': kept.dtype.name}
+  return {'edges': edges, 'leaves': tree_leaves, 'rows': kept.dtype.name}
 
 
 def _build_part(rows: Float[np.ndarray, 'N D'], folder: pathlib.Path,
                 leaves: int, soar: float) -> int:
-  """Builds and writes a searcher; returns its leaves, 0 without a tree."""
+  """Builds and writes a part; returns its leaves, 0 without a tree."""
   scann = _library()
   builder = scann.scann_ops_pybind.builder(
       rows, min(_RERANKED, len(rows)), 'dot_product').set_n_training_threads(
           os.cpu_count())
   if len(rows) < _TREE_FROM or rows.shape[1] < 4:
-    leaves = 0  # too few points to learn a tree, or codes, from
+    leaves = 0  # too few values to learn a tree or codes from
     builder = builder.score_brute_force()
   else:
     leaves = min(leaves or round(3 * math.sqrt(len(rows))), len(rows) // 4)
@@ -157,46 +163,49 @@ def _build_part(rows: Float[np.ndarray, 'N D'], folder: pathlib.Path,
   return leaves
 
 
-def ladder(told: dict[str, Any]) -> list[dict[str, float | int]]:
-  """Settings of the search, from the fastest to the most careful."""
-  if not any(told['leaves']):
+def ladder(built: dict[str, Any]) -> list[dict[str, float | int]]:
+  """Settings of the search, from the fastest to the most thorough."""
+  if not any(built['leaves']):
     return [{'share': 1.0, 'candidates': _RERANKED}]
   return [{'share': share, 'candidates': candidates} for share, candidates in (
       (.01, 100), (.015, 150), (.02, 150), (.025, 150), (.03, 200), (.04, 200),
       (.06, 200), (.1, 300), (.2, 400), (.4, 600), (1.0, 1000))]
 
 
-def open_(folder: pathlib.Path, told: dict[str, Any], source: vector_store.Source,
-          *, share: float, candidates: int) -> exact_host.Index:
+def open_(folder: pathlib.Path, built: dict[str, Any],
+          source: vector_store.Source, *, share: float, candidates: int
+          ) -> exact_host.Index:
   """Loads an index; the rows for the last ranking stay on disk.
 
   Args:
     folder: as of `build`.
-    told: what `build` returned.
-    source: for the shape of the rows; none is read.
-    share: of the leaves, that is searched.
-    candidates: rows a query that are ranked again, first by their int8 rows.
+    built: what `build` returned.
+    source: gives the shape of the rows; no row is read.
+    share: of the leaves that are searched.
+    candidates: rows per query that are ranked again, first by their int8 rows.
 
   Raises:
-    ValueError: no ScaNN here; files are missing, cut, or not our own.
+    ValueError: ScaNN is not installed; files are missing, cut or not our own.
   """
   scann = _library()
-  if 'rows' not in told:
+  if 'rows' not in built:
     raise ValueError(f'{folder} must be an index of this version, but an older '
                      'one has built it. Build it again.')
   searchers = []
-  for number in range(len(told['leaves'])):
+  for number in range(len(built['leaves'])):
     part = folder / f'part_{number:03d}'
     if (part / 'scann_docids.pkl').exists():
-      raise ValueError(f'{part} must hold files of ours alone, but holds '
-                       'scann_docids.pkl, which could run code. Build it again.')
+      raise ValueError(
+          f'{part} must hold files of ours alone, but holds scann_docids.pkl, '
+          'which could run code. Build it again.')
     try:
       searchers.append(scann.scann_ops_pybind.load_searcher(str(part)))
     except Exception as error:  # the library's own, of many kinds
       raise ValueError(f'{part} must be a whole index, but: {error}. Build it '
                        'again.') from error
   rows = np.load(folder / _ROWS, mmap_mode='r')
-  parts = list(zip(searchers, told['edges'], told['edges'][1:], told['leaves']))
+  edges = built['edges']
+  parts = list(zip(searchers, edges, edges[1:], built['leaves']))
 
   def find(vectors, k):
     wanted = max(_RERANKED, k)
@@ -209,7 +218,7 @@ def open_(folder: pathlib.Path, told: dict[str, Any], source: vector_store.Sourc
 
 def _search(searcher, start: int, stop: int, leaves: int, vectors, k: int,
             share: float, candidates: int) -> Int[np.ndarray, 'B K']:
-  """Row numbers that a part finds; -1 where it finds too few."""
+  """Ids of the rows that a part finds, padded with -1."""
   k = min(k, stop - start)
   options = dict(final_num_neighbors=k)
   if leaves:
@@ -221,9 +230,9 @@ def _search(searcher, start: int, stop: int, leaves: int, vectors, k: int,
 
 def _rank(rows: Float[np.ndarray, 'N D'], vectors: Float[np.ndarray, 'B D'],
           ids: Int[np.ndarray, 'B M'], k: int):
-  """The k best of these ids, by their rows; scores are float32."""
+  """The k best of these ids by their own rows, with float32 scores."""
   scores = np.empty(ids.shape, np.float32)
-  for score, vector, of_query in zip(scores, vectors, ids):
-    near = rows[np.maximum(of_query, 0)]
-    score[:] = near.astype(np.float32, copy=False) @ vector
+  for row_scores, vector, row_ids in zip(scores, vectors, ids):
+    found = rows[np.maximum(row_ids, 0)]
+    row_scores[:] = found.astype(np.float32, copy=False) @ vector
   return exact_host.merge(np.where(ids >= 0, scores, -np.inf), ids, k)

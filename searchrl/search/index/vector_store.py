@@ -1,12 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of vectors in, shards on disk out, and back: what dense indexes are of.
+"""A store of vectors on disk, in shards: the rows of every dense index.
 
-A folder holds recipe.json (what the rows are made of, written first), rows/
-and, for int8, scales/ (zarr 3, a file a shard), done/ (a line a finished shard)
+A folder has recipe.json (what the rows are made of, written first), rows/ and,
+for int8, scales/ (zarr 3, a file per shard), done/ (a note per finished shard)
 and manifest.json, without which the store is not whole. A killed writer leaves
-finished shards; the next one writes the rest. Reading gives float32, whatever
-is stored.
+finished shards, and the next one writes the rest. Reading gives float32,
+whatever is stored.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ DTYPES = {'float32': np.float32, 'float16': np.float16,
           'bfloat16': ml_dtypes.bfloat16, 'int8': np.int8}
 _FORMAT = 1
 _CHUNK = 4096  # rows that are read at a time, at least
-_MEND = 'Build the index again; finished shards are kept.'
+_REBUILD = 'Build the index again; finished shards are kept.'
 
 
 class Source(Protocol):
-  """Rows that an index is made of, and read in blocks."""
+  """N rows of vectors that are read in blocks: what an index is built of."""
 
   count: int  # N
   dim: int  # D
   mean: Float[np.ndarray, 'D']  # of all rows, float32
-  exact_dtype: str  # the smaller of float16 and float32 that holds every value
+  exact_dtype: str  # float16 if it holds every value exactly, else float32
 
   def read(self, start: int, stop: int) -> Float[np.ndarray, 'N D']:
     """Rows [start, stop) as float32; all finite."""
 
   def parts(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
-    """The same as they lie: rows of any type, and where these are int8 scales."""
+    """The same rows in the type they are stored in; for int8 scales, too."""
 
 
 @dataclasses.dataclass(frozen=True)
 class InMemory:
-  """A Source of rows that are there.
+  """A Source of rows in memory.
 
   Raises:
     ValueError: there is no row, or a value is not finite.
@@ -77,11 +77,11 @@ class InMemory:
 
 
 def checked(rows: Any, first: int = 0) -> Float[np.ndarray, 'N D']:
-  """Rows as float32; raises a ValueError that names the first bad one.
+  """Rows as float32; raises a ValueError that names the first bad row.
 
   Args:
     rows: any array.
-    first: the number of the first row.
+    first: the number of its first row, for the error.
   """
   rows = np.asarray(rows, np.float32)
   if rows.ndim != 2 or not rows.size:
@@ -98,7 +98,7 @@ def checked(rows: Any, first: int = 0) -> Float[np.ndarray, 'N D']:
 
 def stored(rows: Float[np.ndarray, 'N D'], dtype: str
           ) -> tuple[np.ndarray, ...]:
-  """Rows in a type of `DTYPES`; for int8 their scales, too.
+  """Rows in a type of `DTYPES`, for int8 also their scales.
 
   Raises:
     ValueError: a value is too large for the type.
@@ -108,21 +108,23 @@ def stored(rows: Float[np.ndarray, 'N D'], dtype: str
   with np.errstate(over='ignore'):
     cast = rows.astype(DTYPES[dtype])
   if dtype == 'float16' and not np.isfinite(cast).all():
-    raise ValueError('vectors kept as float16 must lie below 65,504, but one has '
-                     f"{np.abs(rows).max():g}. Take 'bfloat16' or 'float32'.")
+    raise ValueError('vectors kept as float16 must lie below 65,504, but one '
+                     f'has {np.abs(rows).max():g}. '
+                     "Take 'bfloat16' or 'float32'.")
   return (cast,)
 
 
 def blocks(source: Source, size: int) -> Iterator[tuple[int, np.ndarray]]:
-  """(number of the first row, rows) in order, `size` rows at a time."""
+  """Pairs (number of the first row, rows) in order, `size` rows at a time."""
   for start in range(0, source.count, size):
     yield start, source.read(start, min(start + size, source.count))
 
 
-def quantize(rows: Float[Any, 'N D']) -> tuple[Int8[Any, 'N D'], Float[Any, 'N']]:
+def quantize(rows: Float[Any, 'N D']
+            ) -> tuple[Int8[Any, 'N D'], Float[Any, 'N']]:
   """Rows as int8 and a scale each: row = scale * int8, up to rounding.
 
-  Arrays are numpy's or jax's, as the rows are.
+  The arrays are of numpy or jax, as the rows are.
   """
   xp = rows.__array_namespace__()
   scales = xp.max(xp.abs(rows), axis=1) / 127
@@ -132,19 +134,19 @@ def quantize(rows: Float[Any, 'N D']) -> tuple[Int8[Any, 'N D'], Float[Any, 'N']
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-  """What rows are made of; a store of another recipe is another store."""
+  """What the rows of a store are made of, and how they are stored."""
 
   corpus: str  # its digest
-  encoder: Mapping[str, Any]  # what made the rows; 'digest' is its name
-  count: int  # rows
-  dim: int
-  dtype: str = 'float32'  # as it is stored
-  shard_rows: int = 65_536
+  encoder: Mapping[str, Any]  # facts about it; its 'digest' identifies it
+  count: int  # N
+  dim: int  # D
+  dtype: str = 'float32'  # on disk
+  shard_rows: int = 65_536  # rows per shard
 
   def __post_init__(self):
     if self.dtype not in DTYPES:
-      raise ValueError(f'store.dtype must be one of {", ".join(DTYPES)}, but is '
-                       f'{self.dtype!r}.')
+      raise ValueError(f'store.dtype must be one of {", ".join(DTYPES)}, but '
+                       f'is {self.dtype!r}.')
     for name in ('count', 'dim', 'shard_rows'):
       if getattr(self, name) < 1:
         raise ValueError(f'{name} of a store must be at least 1, but is '
@@ -155,28 +157,28 @@ class Recipe:
     return -(-self.count // self.shard_rows)
 
   def span(self, shard: int) -> tuple[int, int]:
-    """Its rows, [start, stop)."""
+    """The rows [start, stop) of a shard."""
     start = shard * self.shard_rows
     return start, min(start + self.shard_rows, self.count)
 
   @property
   def exact_dtype(self) -> str:
-    """As of a Source."""
+    """As of `Source`."""
     return 'float16' if self.dtype == 'float16' else 'float32'
 
   @property
   def disk_bytes(self) -> int:
-    """What the rows take."""
+    """The disk that the rows take."""
     scale = 4 if self.dtype == 'int8' else 0
     size = np.dtype(DTYPES[self.dtype]).itemsize
     return self.count * (self.dim * size + scale)
 
 
 class Writer:
-  """Writes shards of a store, one or more processes at different ones.
+  """Writes shards of a store; several processes may write different shards.
 
   Raises:
-    ValueError: the folder holds a store of another recipe.
+    ValueError: the folder has a store of another recipe.
   """
 
   def __init__(self, folder: str | pathlib.Path, recipe: Recipe):
@@ -191,15 +193,15 @@ class Writer:
     self._arrays = _open_arrays(self._folder, recipe, create=True)
 
   def missing(self) -> list[int]:
-    """Numbers of the shards that are not finished."""
+    """The numbers of the shards that are not finished."""
     return [i for i in range(self.recipe.shards)
             if _read_marker(self._folder, self.recipe, i) is None]
 
   def write(self, shard: int, rows: Float[np.ndarray, 'N D']) -> None:
-    """Writes a whole shard; on disk when this returns.
+    """Writes a whole shard; it is on disk when this returns.
 
     Raises:
-      ValueError: another shape than the shard's, or a value is not finite.
+      ValueError: the shape is not that of the shard, or a value is not finite.
     """
     start, stop = self.recipe.span(shard)
     rows = checked(rows, start)
@@ -218,7 +220,7 @@ class Writer:
         'sum': rows.sum(0, dtype=np.float64).tolist()})
 
   def finish(self) -> Store:
-    """Writes the manifest, once all shards are there, and opens the store.
+    """Writes the manifest and opens the store, once all shards are written.
 
     Raises:
       ValueError: a shard is not finished.
@@ -231,9 +233,9 @@ class Writer:
     sha.update(json.dumps(_identity(dataclasses.asdict(self.recipe)),
                           sort_keys=True).encode())
     for shard in range(self.recipe.shards):
-      told = _read_marker(self._folder, self.recipe, shard)
-      total += told['sum']
-      sha.update(told['sha256'].encode())
+      note = _read_marker(self._folder, self.recipe, shard)
+      total += note['sum']
+      sha.update(note['sha256'].encode())
     write_json(self._folder / 'manifest.json', {
         'format': _FORMAT, **dataclasses.asdict(self.recipe),
         'fingerprint': sha.hexdigest(),
@@ -242,11 +244,11 @@ class Writer:
 
 
 class Store:
-  """A finished folder of vectors, a Source.
+  """A finished folder of vectors; it is a `Source`.
 
   Attributes:
     recipe: what the rows are made of.
-    fingerprint: SHA-256 of the recipe and of all rows.
+    fingerprint: SHA-256, in hex, of the recipe and of all rows.
   """
 
   def __init__(self, folder: pathlib.Path, recipe: Recipe, fingerprint: str,
@@ -263,7 +265,7 @@ class Store:
     return rows * scales[0][:, None] if scales else rows
 
   def parts(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
-    """Rows [start, stop) as they are stored, and for int8 their scales.
+    """Rows [start, stop) in the type they are stored in; for int8 scales, too.
 
     Raises:
       ValueError: the files are damaged.
@@ -274,21 +276,21 @@ class Store:
     except ValueError as error:
       raise ValueError(f'rows {start} to {stop} of {self.folder} must be '
                        f'readable, but: {error}. Delete '
-                       f'{self.folder}/done, then: {_MEND}') from error
+                       f'{self.folder}/done, then: {_REBUILD}') from error
 
 
 def open_(folder: str | pathlib.Path) -> Store:
   """Opens a finished store; no row is read.
 
   Raises:
-    FileNotFoundError: no manifest.
+    FileNotFoundError: there is no manifest.
     ValueError: it is damaged, or a shard's file is missing or cut.
   """
   folder = pathlib.Path(folder)
   if not (folder / 'manifest.json').is_file():
     raise FileNotFoundError(
-        f'an index must hold manifest.json, but {folder} does not. Build it, or '
-        'finish building it, with configs/build_index.py.')
+        f'an index must hold manifest.json, but {folder} does not. Build it, '
+        'or finish building it, with configs/build_index.py.')
   try:
     raw = json.loads((folder / 'manifest.json').read_text())
     fields = {f.name: raw[f.name] for f in dataclasses.fields(Recipe)}
@@ -297,7 +299,7 @@ def open_(folder: str | pathlib.Path) -> Store:
     fits = raw['format'] == _FORMAT and mean.shape == (recipe.dim,)
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(f'{folder}/manifest.json must be whole, but: '
-                     f'{type(error).__name__} {error}. {_MEND}') from error
+                     f'{type(error).__name__} {error}. {_REBUILD}') from error
   if not fits:
     raise ValueError(f'{folder}/manifest.json must be of format {_FORMAT}, but '
                      f'is of {raw["format"]}. Build the index again.')
@@ -305,12 +307,12 @@ def open_(folder: str | pathlib.Path) -> Store:
     if _read_marker(folder, recipe, shard) is None:
       raise ValueError(
           f'shard {shard} of {folder} must be whole, but its file, or the note '
-          f'of it in done/, is missing or cut. {_MEND}')
+          f'of it in done/, is missing or cut. {_REBUILD}')
   return Store(folder, recipe, fingerprint, mean)
 
 
 def write_json(file: pathlib.Path, value: Any) -> None:
-  """Whole or not at all, also after a power cut."""
+  """Writes a file, whole or not at all, even if the power fails."""
   temporary = file.with_name(f'.{file.name}.{os.getpid()}')
   with temporary.open('w') as out:
     out.write(json.dumps(value, indent=1) + '\n')
@@ -320,13 +322,14 @@ def write_json(file: pathlib.Path, value: Any) -> None:
 
 
 def _identity(raw: Mapping[str, Any]) -> dict[str, Any]:
-  """A recipe without what may differ, such as where the encoder lies."""
+  """A recipe without what may change, such as the path of the encoder."""
   encoder = {name: raw['encoder'].get(name) for name in ('digest', 'imported')}
   return json.loads(json.dumps({**raw, 'encoder': encoder}))
 
 
 def _check_same(folder: pathlib.Path, past: Mapping[str, Any],
                 wanted: Mapping[str, Any]) -> None:
+  """Raises a ValueError that names the differences of two recipes."""
   past, wanted = _identity(past), _identity(wanted)
   changed = [f'{name}: {past.get(name)!r} -> {wanted.get(name)!r}'
              for name in sorted({*past, *wanted})
@@ -343,11 +346,11 @@ def _marker(folder: pathlib.Path, shard: int) -> pathlib.Path:
 
 def _read_marker(folder: pathlib.Path, recipe: Recipe, shard: int
                 ) -> dict | None:
-  """What `write` noted of a shard, if its files are as they were."""
+  """The note of a finished shard, if its files have the sizes it gives."""
   try:
-    told = json.loads(_marker(folder, shard).read_text())
+    note = json.loads(_marker(folder, shard).read_text())
     parts = 2 if recipe.dtype == 'int8' else 1
-    return told if told['files'] == _sizes(folder, parts, shard) else None
+    return note if note['files'] == _sizes(folder, parts, shard) else None
   except (OSError, ValueError, KeyError, TypeError):
     return None
 
@@ -359,21 +362,21 @@ def _sizes(folder: pathlib.Path, parts: int, shard: int) -> list[int]:
 
 
 def _open_arrays(folder: pathlib.Path, recipe: Recipe, *, create: bool):
-  """The zarr array of rows, and that of scales for int8."""
-  found = [_open_array(folder / 'rows', recipe, recipe.dtype, (recipe.dim,),
-                       create)]
+  """The zarr array of rows and, for int8, that of scales."""
+  arrays = [_open_array(folder / 'rows', recipe, recipe.dtype, (recipe.dim,),
+                        create)]
   if recipe.dtype == 'int8':
-    found.append(_open_array(folder / 'scales', recipe, 'float32', (), create))
-  return found
+    arrays.append(_open_array(folder / 'scales', recipe, 'float32', (), create))
+  return arrays
 
 
 def _open_array(path: pathlib.Path, recipe: Recipe, dtype: str,
                 rest: tuple[int, ...], create: bool):
-  """A file a shard; in it, chunks with a checksum each."""
+  """A zarr array with a file per shard, of chunks with a checksum each."""
   inner = math.gcd(recipe.shard_rows, _CHUNK)
   spec = {
       'driver': 'zarr3',
-      'store_data_equal_to_fill_value': True,  # so that each shard has its file
+      'store_data_equal_to_fill_value': True,  # or some shards had no file
       'kvstore': {'driver': 'file', 'path': str(path.resolve())},
       'metadata': {
           'shape': [recipe.count, *rest], 'data_type': dtype,
@@ -383,7 +386,7 @@ def _open_array(path: pathlib.Path, recipe: Recipe, dtype: str,
               'chunk_shape': [inner, *rest],
               'codecs': [{'name': 'bytes', 'configuration': {
                   'endian': 'little'}}, {'name': 'crc32c'}]}}]}}
-  if dtype == 'int8':  # has no order of bytes
+  if dtype == 'int8':  # a byte has no byte order
     codecs = spec['metadata']['codecs'][0]['configuration']['codecs']
     codecs[0] = {'name': 'bytes'}
   return tensorstore.open(spec, open=True, create=create).result()
