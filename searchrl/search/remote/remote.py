@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses in, a SearchFn out that asks servers which speak `/retrieve`.
+"""Search by HTTP servers of Search-R1's `/retrieve` protocol.
 
-Search-R1's own servers do, and ours (`searchrl.jobs.serve_search`). All must hold the same
-index: a call goes to any of them.
+Search-R1's servers speak it, and ours (`searchrl.jobs.serve_search`). All
+servers must have the same index: a call goes to any of them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from searchrl.search.remote import transport
 from searchrl.search.remote import wire
 from searchrl.trajectory import Passages, Query, SearchError
 
-_BODY_BYTES = wire.Limits().body_bytes - 1024  # room for what is no query
+_BODY_BYTES = wire.Limits().body_bytes - 1024  # of queries; the rest is JSON
 
 
 class Remote:
-  """A SearchFn over HTTP; see `remote`. Also has `pop` and `wait`."""
+  """A SearchFn over HTTP, with `pop` and `wait`; see `remote`."""
 
   def __init__(self, calls: transport.Transport, limits: wire.Limits,
                connections: int):
@@ -31,9 +31,9 @@ class Remote:
 
   def __call__(
       self, queries: Sequence[Query]) -> list[Passages | SearchError]:
-    """Equal queries are asked once; blank ones find nothing and are not sent.
+    """Sends equal queries once; blank ones find nothing and are not sent.
 
-    A SearchError is that of a whole request: all its queries get it.
+    A request that fails gives its SearchError to all its queries.
     """
     asked = {}  # top_k -> texts, in order
     for query in queries:
@@ -52,32 +52,32 @@ class Remote:
             for query in queries]
 
   def pop(self) -> dict[str, float]:
-    """Metrics since the last `pop`."""
+    """The metrics since the last call."""
     return self._calls.pop()
 
   def wait(self) -> None:
     """Waits while no server answers.
 
     Raises:
-      ConnectionError: for longer than `pause_secs`.
+      ConnectionError: no server answered for `pause_secs`.
     """
     self._calls.wait(lambda: self._post(('test',), 1))
 
   def _sent(self, query: Query) -> str:
-    """A server refuses what is longer than its limit."""
+    """The text that is sent: a server rejects one above its limit."""
     return query.text[:self._limits.query_chars]
 
   def _chunks(self, texts: Sequence[str]) -> Iterator[list[str]]:
-    """As many texts as a request may have."""
+    """The texts of each request, as many as the limits allow."""
     chunk, size = [], 0
     for text in texts:
-      bytes_ = len(wire.write_request([text], 1))
+      text_bytes = len(wire.write_request([text], 1))
       if chunk and (len(chunk) == self._limits.queries or
-                    size + bytes_ > self._limits.body_bytes):
+                    size + text_bytes > self._limits.body_bytes):
         yield chunk
         chunk, size = [], 0
       chunk.append(text)
-      size += bytes_
+      size += text_bytes
     if chunk:
       yield chunk
 
@@ -103,20 +103,20 @@ def remote(
     connections: int = 8,
     token_env: str = '',
     wiring: dict[str, Callable[..., Any]] | None = None,
-    **patience: float,
+    **retries: float,
 ) -> Remote:
-  """A search that servers answer.
+  """A search that asks servers.
 
   Args:
     urls: whole addresses, such as 'http://127.0.0.1:8000/retrieve'.
-    batch: queries a request, at most.
-    query_chars: longer queries are cut, since a server would refuse them.
-    response_bytes: a longer response counts as a bad one.
+    batch: queries per request, at most.
+    query_chars: longer queries are cut, since a server would reject them.
+    response_bytes: a longer response is an error.
     connections: requests of one call at a time.
-    token_env: the environment's variable whose text is sent as a bearer token;
+    token_env: the environment variable whose value is sent as a bearer token;
       '': none is sent.
     wiring: clock, sleep and warn of `transport.Transport`; for tests.
-    **patience: fields of `transport.Patience`.
+    **retries: fields of `transport.RetryPolicy`.
 
   Raises:
     ValueError: an option is out of range, or the variable is not set.
@@ -134,7 +134,7 @@ def remote(
     headers['Authorization'] = f'Bearer {token}'
   calls = transport.Transport(
       tuple(urls) if not isinstance(urls, str) else urls,
-      transport.Patience(**patience), response_bytes=response_bytes,
+      transport.RetryPolicy(**retries), response_bytes=response_bytes,
       headers=headers, **(wiring or {}))
   limits = dataclasses.replace(
       wire.Limits(), queries=batch, query_chars=query_chars,

@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Requests in, bodies or SearchErrors out: HTTP that ends in time, or gives up.
+"""HTTP requests with deadlines, retries and a circuit breaker per server.
 
-A call has a deadline and a few tries; a server that keeps failing is left
-alone for a while; while all of them are, calls fail at once, and a run can
-wait for one to come back. Messages name hosts and kinds of errors alone: an
-address or an error's text may hold a key.
+A call has a deadline and a few tries. The circuit of a server that keeps
+failing opens: it is not asked for a while. While all circuits are open, calls
+fail at once, and a run can wait until a server answers. Messages name only
+hosts and kinds of errors, since an address or an error's text may have a key.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ T = TypeVar('T')
 
 
 class Failure(Exception):
-  """A try that came to nothing."""
+  """One try that failed."""
 
   def __init__(self, kind: str, detail: str, *, again: bool,
                after_secs: float = 0.0):
     super().__init__(detail)
     self.kind, self.detail = kind, detail  # of the SearchError
-    self.again = again  # another try may do better
-    self.after_secs = after_secs  # as the server asks
+    self.again = again  # whether another try may succeed
+    self.after_secs = after_secs  # the wait that the server asks for
 
 
 @dataclasses.dataclass(frozen=True)
-class Patience:
-  """How long is waited for what.
+class RetryPolicy:
+  """Timeouts, retries and the circuit breaker.
 
   Attributes:
-    deadline_secs: of a call, its tries and what lies between them together;
-      less than rollout.search_timeout_secs, which knows no reason.
-    try_secs: of one try.
-    tries: of a call; at least 1.
-    backoff_secs: before the second try, on average; doubles from then on.
-    failures: of a server in a row, until it is left alone.
-    rest_secs: for which it is left alone; then one call tries it.
-    pause_secs: that `Transport.wait` waits for a server, in all; a watchdog of
-      the run needs to be more patient.
+    deadline_secs: of a call with all its tries and waits; less than
+      rollout.search_timeout_secs, which does not know why a call failed.
+    try_secs: timeout of one try.
+    tries: per call; at least 1.
+    backoff_secs: mean wait before the second try; it doubles with each try.
+    failures: of a server in a row that open its circuit.
+    rest_secs: for which a circuit stays open; then one call tries the server.
+    pause_secs: that `Transport.wait` waits for a server, at most; the run's
+      watchdog must allow more.
   """
 
   deadline_secs: float = 30.0
@@ -78,13 +78,13 @@ class Patience:
 
 @dataclasses.dataclass
 class _Server:
-  """What is known of one address."""
+  """The state of one address."""
 
   url: str
-  busy: int = 0  # calls that wait for it
+  busy: int = 0  # calls in flight
   failures: int = 0  # in a row
-  closed_until: float | None = None  # left alone, by the clock
-  last: int = 0  # number of the call that took it last
+  open_until: float | None = None  # by the clock; None: the circuit is closed
+  last: int = 0  # number of the call that used it last
 
   @property
   def host(self) -> str:
@@ -92,56 +92,57 @@ class _Server:
 
 
 class Transport:
-  """Calls to one of several servers that answer alike.
+  """Calls to any of several servers that give the same answers.
 
   Args:
     urls: of the servers.
-    patience: how long is waited for what.
-    response_bytes: a longer response is refused.
+    policy: timeouts, retries and the circuit breaker.
+    response_bytes: a longer response is an error.
     headers: of every request.
-    clock: seconds that only grow.
-    sleep: waits so many seconds.
-    warn: told when a run is paused, and when it goes on.
+    clock: a monotonic clock, in seconds.
+    sleep: sleeps for a number of seconds.
+    warn: receives a line of text when a run is paused and when it continues.
   """
 
   def __init__(
-      self, urls: tuple[str, ...], patience: Patience, *, response_bytes: int,
-      headers: Mapping[str, str], clock: Callable[[], float] = time.monotonic,
+      self, urls: tuple[str, ...], policy: RetryPolicy, *,
+      response_bytes: int, headers: Mapping[str, str],
+      clock: Callable[[], float] = time.monotonic,
       sleep: Callable[[float], None] = time.sleep,
       warn: Callable[[str], None] = lambda text: print(
           text, file=sys.stderr, flush=True)):
     _check_urls(urls)
     self._servers = [_Server(url) for url in urls]
-    self._patience, self._most = patience, response_bytes
+    self._policy, self._response_bytes = policy, response_bytes
     self._headers, self._clock, self._sleep = dict(headers), clock, sleep
     self._warn = warn
     self._pool = urllib3.PoolManager(num_pools=len(urls), maxsize=256)
     self._lock = threading.Lock()
     self._calls = 0
-    self._doubt = False  # a call has failed since `wait` last found all well
+    self._failed = False  # whether a call has failed since the last `wait`
     self._counts = collections.Counter()
 
   def call(self, method: str, read: Callable[[bytes], T], *,
            body: bytes | None = None, fields: Mapping[str, str] | None = None,
            ) -> T | SearchError:
-    """What `read` makes of a server's answer, or why there is none.
+    """What `read` makes of a server's response, or a SearchError.
 
     Args:
-      method: of HTTP; a call may be repeated, so it must change nothing.
-      read: the body of a response -> its meaning; raises Malformed.
+      method: of HTTP; a call may be repeated, so it must not change anything.
+      read: parses the body of a response; raises Malformed.
       body: of the request.
-      fields: of its query string.
+      fields: of the request's query string.
     """
-    deadline = self._clock() + self._patience.deadline_secs
+    deadline = self._clock() + self._policy.deadline_secs
     failure = None
-    for attempt in range(self._patience.tries):
+    for attempt in range(self._policy.tries):
       if attempt and not self._back_off(attempt, failure, deadline):
         break
-      server = self._take()
+      server = self._pick_server()
       if server is None:
         failure = failure or Failure(
             'circuit_open', 'every server has failed '
-            f'{self._patience.failures} times in a row', again=False)
+            f'{self._policy.failures} times in a row', again=False)
         break
       self._count('tries' if attempt == 0 else 'retries')
       try:
@@ -151,24 +152,24 @@ class Transport:
       if not failure.again:
         break
     self._count('failed_calls')
-    self._doubt = True
+    self._failed = True
     return SearchError(failure.kind, failure.detail)
 
   def wait(self, probe: Callable[[], Any]) -> None:
-    """Returns at once if no call has failed since; else once a server answers.
+    """Returns at once if no call has failed, else once a server answers.
 
     Args:
-      probe: makes a call; a SearchError says that it failed.
+      probe: makes a call; returns a SearchError if it failed.
 
     Raises:
-      ConnectionError: none was back after `pause_secs`, or one refuses.
+      ConnectionError: no server answered for `pause_secs`, or one refuses.
     """
-    if not self._doubt:
+    if not self._failed:
       return
     start, pause, paused = self._clock(), 1.0, False
     while isinstance(found := self._probe(probe), SearchError):
-      left = start + self._patience.pause_secs - self._clock()
-      if found.kind == 'refused':  # a wrong address or key; no wait mends it
+      left = start + self._policy.pause_secs - self._clock()
+      if found.kind == 'refused':  # a wrong address or key: waiting is no use
         raise ConnectionError(
             f'the search must take a query, but refuses it ({found.detail}). '
             'Correct search.options and run the same command to go on from the '
@@ -176,27 +177,27 @@ class Transport:
       if left <= 0:
         raise ConnectionError(
             f'the search at {self._hosts} must answer within search.options.'
-            f'pause_secs={self._patience.pause_secs:g} s, but failed last with '
+            f'pause_secs={self._policy.pause_secs:g} s, but failed last with '
             f'{found.kind} ({found.detail}). Start its server and run the same '
             'command to go on from the last checkpoint.')
       if not paused:
         self._warn(f'Warning: the search at {self._hosts} fails, so the run is '
-                   f'paused, up to {self._patience.pause_secs:g} s.')
+                   f'paused, up to {self._policy.pause_secs:g} s.')
         self._count('pauses')
         paused = True
       self._sleep(min(pause, left))
       pause = min(2 * pause, 30.0)
-    self._doubt = False
+    self._failed = False
     if paused:
       self._warn(f'The search answers again after {self._clock() - start:.0f} '
                  's; the run goes on.')
 
   def _probe(self, probe: Callable[[], Any]) -> Any:
-    """One call, to which servers that are left alone count, too."""
+    """One call that may also use servers whose circuit is open."""
     with self._lock:
       for server in self._servers:
-        if server.closed_until is not None:
-          server.closed_until = self._clock()
+        if server.open_until is not None:
+          server.open_until = self._clock()
     return probe()
 
   @property
@@ -204,42 +205,42 @@ class Transport:
     return ', '.join(server.host for server in self._servers)
 
   def pop(self) -> dict[str, float]:
-    """Counts since the last `pop`, as metrics, and the breaker's state."""
+    """Metrics: counts since the last call, and the number of open circuits."""
     with self._lock:
       counts, self._counts = self._counts, collections.Counter()
-      resting = sum(s.closed_until is not None for s in self._servers)
+      open_circuits = sum(s.open_until is not None for s in self._servers)
     return {f'search/remote/{name}': counts[name] for name in (
         'tries', 'retries', 'failed_calls', 'pauses')} | {
-            'search/remote/servers_out': resting}
+            'search/remote/servers_out': open_circuits}
 
   def _back_off(self, attempt: int, failure: Failure, deadline: float) -> bool:
-    """Waits before another try; False if the deadline would pass."""
-    pause = self._patience.backoff_secs * 2**(attempt - 1)
+    """Waits before another try; returns False if the deadline would pass."""
+    pause = self._policy.backoff_secs * 2**(attempt - 1)
     pause = max(pause * random.uniform(0.5, 1.5), failure.after_secs)
     if self._clock() + pause >= deadline:
       return False
     self._sleep(pause)
     return True
 
-  def _take(self) -> _Server | None:
-    """The server that is least busy, or one to be tried after its rest."""
+  def _pick_server(self) -> _Server | None:
+    """The least busy server; None if the circuits of all are open."""
     with self._lock:
       now = self._clock()
-      able = [s for s in self._servers if s.closed_until is None] or [
-          s for s in self._servers if s.closed_until <= now]
+      able = [s for s in self._servers if s.open_until is None] or [
+          s for s in self._servers if s.open_until <= now]
       if not able:
         return None
       server = min(able, key=lambda s: (s.busy, s.last))
-      if server.closed_until is not None:  # others leave it alone meanwhile
-        server.closed_until = now + self._patience.rest_secs
+      if server.open_until is not None:  # one call at a time tries it
+        server.open_until = now + self._policy.rest_secs
       self._calls += 1
       server.last, server.busy = self._calls, server.busy + 1
       return server
 
   def _try(self, server, method, read, body, fields, deadline):
-    """One request; keeps book of the server."""
+    """One request; updates the state of the server."""
     failed = True
-    end = min(deadline, self._clock() + self._patience.try_secs)
+    end = min(deadline, self._clock() + self._policy.try_secs)
     try:
       result = read(self._body(server, method, body, fields, end))
       failed = False
@@ -252,9 +253,9 @@ class Transport:
         server.busy -= 1
         server.failures = server.failures + 1 if failed else 0
         if not failed:
-          server.closed_until = None
-        elif server.failures >= self._patience.failures:
-          server.closed_until = self._clock() + self._patience.rest_secs
+          server.open_until = None
+        elif server.failures >= self._policy.failures:
+          server.open_until = self._clock() + self._policy.rest_secs
 
   def _body(self, server, method, body, fields, end: float) -> bytes:
     """The body of a response with status 200."""
@@ -264,28 +265,29 @@ class Transport:
           method, server.url, body=body, fields=fields, headers=self._headers,
           timeout=urllib3.Timeout(connect=left, read=left), retries=False,
           redirect=False, preload_content=False, decode_content=False)
-      with contextlib.closing(response):  # a connection read to its end is kept
+      with contextlib.closing(response):  # one read to its end is kept alive
         _check_status(server.host, response)
         return self._read(server.host, response, end)
     except (urllib3.exceptions.HTTPError, OSError) as error:
-      late = urllib3.exceptions.TimeoutError
-      if isinstance(error, late) and not isinstance(
-          error, urllib3.exceptions.NewConnectionError):  # nobody listens
+      timed_out = isinstance(error, urllib3.exceptions.TimeoutError)
+      if timed_out and not isinstance(  # which means that nobody listens
+          error, urllib3.exceptions.NewConnectionError):
         raise Failure('timeout', f'{server.host}: no answer in time',
                       again=True) from None
       raise Failure('unavailable', f'{server.host}: {type(error).__name__}',
                     again=True) from None
 
   def _read(self, host: str, response, end: float) -> bytes:
+    """The body, which may be neither too long nor too slow."""
     pieces, size = [], 0
     while piece := response.read1(2**16):
       pieces.append(piece)
       size += len(piece)
-      if size > self._most:
+      if size > self._response_bytes:
         raise Failure(
-            'bad_response', f'{host}: more than {self._most} bytes',
+            'bad_response', f'{host}: more than {self._response_bytes} bytes',
             again=False)
-      if self._clock() > end:  # it drips
+      if self._clock() > end:
         raise Failure('timeout', f'{host}: no whole answer in time', again=True)
     return b''.join(pieces)
 
@@ -304,11 +306,11 @@ def _check_status(host: str, response) -> None:
     asked = response.headers.get('Retry-After', '')
     raise Failure('unavailable', detail, again=True,
                   after_secs=float(asked) if asked.isdecimal() else 0.0)
-  raise Failure('refused', detail, again=False)  # redirects, too
+  raise Failure('refused', detail, again=False)  # a redirect, too
 
 
 def _check_urls(urls: tuple[str, ...]) -> None:
-  """Raises a ValueError unless these are addresses, without passwords."""
+  """Raises a ValueError unless these are addresses without passwords."""
   if not urls or isinstance(urls, str):
     raise ValueError(
         f'search.options.urls must be a tuple of addresses, but is {urls!r}. '

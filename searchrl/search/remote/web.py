@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A key in the environment, a SearchFn out that searches the web.
+"""Web search by a service with SerpAPI's interface.
 
-It speaks SerpAPI's dialect: a GET a query, results as JSON. What was found can
-be recorded to a jsonl file and replayed from it, so that a run is repeated
-exactly and without cost. The key stands in the address that is sent, as that
-service asks, and nowhere else: no config, file, error or log line holds it.
+A query is one GET request, and its results are JSON. They can be recorded to a
+jsonl file and replayed from it, so that a run can be repeated exactly and
+without cost. The key comes from the environment and is sent in the address, as
+the service requires; no config, file, error or log line has it.
 
 Source: SerpAPI's public documentation; the order of results is Search-R1's:
   the answer box, then the organic results, then related questions.
@@ -33,7 +33,7 @@ _Key = tuple[str, int]  # text, top_k
 
 
 class Web:
-  """A SearchFn over the web; see `web`. Also has `pop` and `wait`."""
+  """A SearchFn over the web, with `pop` and `wait`; see `web`."""
 
   def __init__(self, ask: Callable[[str, int], Passages | SearchError],
                calls: transport.Transport | None, tape: Tape | None,
@@ -44,21 +44,21 @@ class Web:
 
   def __call__(
       self, queries: Sequence[Query]) -> list[Passages | SearchError]:
-    """Equal queries are asked once; blank ones find nothing."""
+    """Asks equal queries once; blank ones find nothing and are not asked."""
     keys = list(dict.fromkeys(
         (q.text, q.top_k) for q in queries if q.text.strip() and q.top_k > 0))
     found = dict(zip(keys, self._threads.map(self._answer, keys)))
     return [found.get((query.text, query.top_k), ()) for query in queries]
 
   def pop(self) -> dict[str, float]:
-    """Metrics since the last `pop`."""
+    """The metrics since the last call."""
     return self._calls.pop() if self._calls else {}
 
   def wait(self) -> None:
-    """Waits while the service does not answer; asking costs a search.
+    """Waits while the service does not answer; each probe costs a search.
 
     Raises:
-      ConnectionError: for longer than `pause_secs`.
+      ConnectionError: the service did not answer for `pause_secs`.
     """
     if self._calls:
       self._calls.wait(lambda: self._ask('test', 1))
@@ -74,11 +74,12 @@ class Web:
 
 
 class Tape:
-  """What was found, as a jsonl file of {"query", "top_k", "passages"}.
+  """Recorded results: a jsonl file of {"query", "top_k", "passages"}.
+
+  A last line without a line break, torn by a kill, is ignored.
 
   Raises:
-    ValueError: a line is no such object. A last line without its end, torn by
-      a kill, is left out.
+    ValueError: a line is not such an object.
   """
 
   def __init__(self, path: pathlib.Path):
@@ -91,13 +92,14 @@ class Tape:
         self.known[key] = passages
 
   def repair(self) -> None:
-    """Removes a torn last line: the next would glue to it."""
+    """Removes a torn last line, to which the next would be appended."""
     self._path.parent.mkdir(parents=True, exist_ok=True)
     with self._path.open('ab+') as file:
       file.seek(0)
       file.truncate(file.read().rfind(b'\n') + 1)
 
   def add(self, key: _Key, passages: Passages) -> None:
+    """Appends a result to the file."""
     text, top_k = key
     line = json.dumps({'query': text, 'top_k': top_k, 'passages': [
         dataclasses.asdict(passage) for passage in passages]})
@@ -115,23 +117,24 @@ def web(
     tape: str = '',
     connections: int = 8,
     wiring: dict[str, Callable[..., Any]] | None = None,
-    **patience: float,
+    **retries: float,
 ) -> Web:
-  """A search of the web through a service that speaks SerpAPI's dialect.
+  """A search of the web by a service with SerpAPI's interface.
 
   Args:
-    key_env: the environment's variable that holds the key; not its text.
+    key_env: the name of the environment variable that has the key.
     url: of the service.
-    provider: which of its engines.
-    mode: 'live'; 'record': also writes what is found to `tape`, and asks
-      nothing that stands there; 'replay': asks nothing, what does not stand
-      there is a SearchError('not_recorded').
+    provider: which of the service's engines.
+    mode: 'live'; 'record': also writes results to `tape`, and does not ask
+      again for those in it; 'replay': asks nothing, and a query that is not in
+      `tape` is a SearchError('not_recorded').
     tape: path of a jsonl file; '' in live mode.
     connections: requests at a time.
     wiring: clock, sleep and warn of `transport.Transport`; for tests.
-    **patience: fields of `transport.Patience`.
+    **retries: fields of `transport.RetryPolicy`.
 
   Raises:
+    FileNotFoundError: there is no file to replay.
     ValueError: an option is out of range, or the variable is not set.
   """
   if mode not in MODES or (mode == 'live') != (not tape):
@@ -146,14 +149,14 @@ def web(
       raise FileNotFoundError(
           f'search.options.tape must be a file to replay, but there is none at '
           f"{tape}. Record it with mode='record'.")
-    silent = SearchError('not_recorded', f'not in {tape}')
-    return Web(lambda text, top_k: silent, None, Tape(pathlib.Path(tape)),
+    missing = SearchError('not_recorded', f'not in {tape}')
+    return Web(lambda text, top_k: missing, None, Tape(pathlib.Path(tape)),
                connections)
   key = wire.secret(key_env, 'search.options.key_env')
   logging.getLogger('urllib3.connectionpool').addFilter(
-      lambda record: key not in record.getMessage())  # it logs addresses
+      lambda record: key not in record.getMessage())  # urllib3 logs addresses
   calls = transport.Transport(
-      (url,), transport.Patience(**patience), response_bytes=2**24,
+      (url,), transport.RetryPolicy(**retries), response_bytes=2**24,
       headers={'User-Agent': 'searchrl'}, **(wiring or {}))
 
   def ask(text: str, top_k: int) -> Passages | SearchError:
@@ -168,28 +171,28 @@ def web(
 
 
 def read_results(body: bytes, top_k: int) -> Passages:
-  """The passages of SerpAPI's answer, at most top_k.
+  """The passages of SerpAPI's response, at most top_k.
 
-  An answer with an `error` and status 200 says that nothing was found.
+  A response with an `error` and status 200 means that nothing was found.
 
   Raises:
-    Malformed: it is no such answer.
+    Malformed: the body is not such a response.
   """
   record = wire.read_object(body, 'the response')
   if 'error' in record:
     return ()
   box = record.get('answer_box', {})
-  found = [box] if box else []
+  items = [box] if box else []
   for name in ('organic_results', 'related_questions'):
     part = record.get(name, [])
     if not isinstance(part, list):
       raise Malformed(f'{name} must be a list.')
-    found += part[:top_k]
-  return tuple(_passage(item) for item in found[:top_k])
+    items += part[:top_k]
+  return tuple(_passage(item) for item in items[:top_k])
 
 
 def _passage(item: Any) -> Passage:
-  """Score 0: the service gives none."""
+  """The passage of one result, with score 0, for the service gives none."""
   if not isinstance(item, dict):
     raise Malformed('a result must be an object.')
   title = item.get('title', item.get('question', 'No title.'))
@@ -203,6 +206,7 @@ def _passage(item: Any) -> Passage:
 
 
 def _recorded(line: bytes, place: str) -> tuple[_Key, Passages]:
+  """The query, top_k and passages of a line; errors call the line `place`."""
   try:
     match json.loads(line):
       case {'query': str(text), 'top_k': int(top_k), 'passages': list(items)}:
