@@ -1,21 +1,20 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""Our encoder and transformers' BERT on the same weights; passages a CPU-second.
+r"""Speed of our encoder and of transformers' BERT with the same weights.
 
   pip install 'searchrl[parity]'
-  python benchmarks/encoder.py                       # equal batches of made tokens
-  python benchmarks/encoder.py --model FOLDER --corpus corpus.jsonl       # texts
+  python benchmarks/encoder.py                    # equal batches of made tokens
+  python benchmarks/encoder.py --model FOLDER --corpus corpus.jsonl     # texts
 
-Both in float32 on the CPU of one process, in turns, so that what else the
-machine does falls on both; ratios are medians over pairs of neighbours. Torch's
-is BertModel in inference mode, with the same mean over tokens and the same norm.
+Both run in float32 on the CPU of one process, in turns, so that other load on
+the machine falls on both; ratios are medians over adjacent pairs. Torch runs
+BertModel in inference mode, with the same mean over tokens and the same norm.
 
 Equal batches have the shape of E5-base-v2 (12 layers, 768 wide) with random
-weights, and call the jitted function under our `Embedder`. Texts go through all
-that users go through, tokenizer included: ours is `Embedder`; torch's are
-batches of --batch texts, padded to the longest of each, in the order of the
-corpus, as the index builder of Search-R1 takes them, or sorted by length before,
-as sentence-transformers does.
+weights, and call the jitted function inside our `Embedder`. Texts go through
+the tokenizer, too: ours through `Embedder`; torch's in batches of --batch
+texts, padded to the longest of each, in the order of the corpus, as Search-R1's
+index builder does, or sorted by length, as sentence-transformers does.
 """
 
 import argparse
@@ -96,7 +95,7 @@ def batches(options):
 
 
 def texts(options):
-  """The lines of texts: ours, torch in their order, and torch sorted."""
+  """The lines of texts: ours, torch in corpus order, and torch sorted."""
   with open(options.corpus, encoding='utf-8') as file:
     found = [json.loads(line)['contents']
              for line in itertools.islice(file, options.texts)]
@@ -137,12 +136,12 @@ def texts(options):
   for turn in range(options.repeats + 1):
     for name, run in ways.items():
       counts.clear()
-      its_cpu, its_wall, vectors[name] = clocked(lambda run=run: run(found))
+      cpu, wall, vectors[name] = clocked(lambda run=run: run(found))
       useful[name] = round(real / sum(counts), 2)
       if turn:  # the first compiles
-        took[name].append((its_cpu, its_wall))
+        took[name].append((cpu, wall))
   of_ours = lambda name, at: round(statistics.median(
-      its[at] / own[at] for its, own in zip(took[name], took['searchrl'])), 2)
+      pair[at] / own[at] for pair, own in zip(took[name], took['searchrl'])), 2)
   return [dict(zip(TEXT_COLUMNS, (
       name, round(1000 * statistics.median(
           cpu for cpu, _ in took[name]) / len(found), 1), useful[name],
@@ -152,7 +151,7 @@ def texts(options):
 
 
 def of_torch(folder):
-  """BertModel with a folder's weights: tokens and mask to unit vectors."""
+  """BertModel of a folder: a function from tokens and mask to unit vectors."""
   model = transformers.BertModel.from_pretrained(
       folder, add_pooling_layer=False).eval()
 
@@ -175,7 +174,7 @@ def clocked(run):
 
 
 def compare(ours, theirs, rows, width, repeats):
-  """One line of the table; texts fill half of a row to all of it."""
+  """One line of the table; texts fill between half a row and all of it."""
   rng = np.random.default_rng(width)
   lengths = rng.integers(width // 2, width + 1, rows)
   mask = (np.arange(width) < lengths[:, None]).astype(np.int64)
@@ -183,14 +182,14 @@ def compare(ours, theirs, rows, width, repeats):
   gap = np.abs(ours(tokens, mask) - theirs(tokens, mask)).max()
   cpus, walls = ([], []), ([], [])
   for _ in range(repeats):
-    for run, its_cpus, its_walls in zip((ours, theirs), cpus, walls):
+    for run, run_cpus, run_walls in zip((ours, theirs), cpus, walls):
       cpu, wall, _ = clocked(lambda run=run: [
           run(tokens, mask) for _ in range(3)])
-      its_cpus.append(cpu / 3)
-      its_walls.append(wall / 3)
+      run_cpus.append(cpu / 3)
+      run_walls.append(wall / 3)
   ratio = lambda pair: round(statistics.median(
       b / a for a, b in zip(*pair, strict=True)), 2)
-  cost = [round(1000 * statistics.median(its) / rows, 1) for its in cpus]
+  cost = [round(1000 * statistics.median(secs) / rows, 1) for secs in cpus]
   return dict(zip(COLUMNS, (f'{rows} x {width}', *cost, ratio(cpus),
                             ratio(walls), f'{gap:.1e}'), strict=True))
 

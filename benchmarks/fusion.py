@@ -1,15 +1,15 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""A corpus, questions and an index in; how often each engine hits, how fast.
+r"""Hit rates and speed of BM25, dense search and their fusion.
 
   python benchmarks/fusion.py --corpus runs/debian/corpus.jsonl \
       --questions runs/debian/questions.jsonl --index runs/debian/index
 
 A hit is a passage whose title is a golden answer; see benchmarks/debian.py. The
-speed is in queries a CPU-second of this process, 64 a call, the encoder's work
-included. BM25 alone is also measured over --copies of the postings, with every
-impact a little another, so that words keep their shares of passages; beside it,
-in turns, what summing up every posting of a query takes.
+speed is in queries per CPU-second of this process, 64 per call, with the
+encoder's work. BM25 alone is also measured over --copies of the postings, each
+impact changed a little, so that words keep their shares of passages; beside it,
+in turns, the summing up of every posting of a query.
 """
 
 import argparse
@@ -65,8 +65,9 @@ def main():
   if options.out:
     with options.out.open('a', encoding='utf-8') as file:
       file.write(json.dumps(dict(
-          options=vars(options), lines=lines, postings=postings, load=os.getloadavg()[0],
-          environment=workdir.environment()), default=str) + '\n')
+          options=vars(options), lines=lines, postings=postings,
+          load=os.getloadavg()[0], environment=workdir.environment()),
+                            default=str) + '\n')
 
 
 def read(options):
@@ -90,7 +91,7 @@ def specs(options):
 
 
 def copied(corpus, copies):
-  """An index of so many copies of the postings, each impact up to 10 % less."""
+  """An index of copies of the postings, each impact up to 10 % less."""
   one = bm25.build(corpus.texts)
   if copies == 1:
     return one
@@ -106,7 +107,7 @@ def copied(corpus, copies):
 
 
 def both(index, texts, k=3, rounds=5):
-  """Microseconds of CPU a query, by the best alone and by every posting."""
+  """A line that compares `best` with the sum over every posting."""
   ways = {'best': lambda text: index.best(text, k),
           'all': lambda text: bm25.top(index.scores(text), k)}
   for text in texts:
@@ -126,7 +127,7 @@ def both(index, texts, k=3, rounds=5):
 
 
 def measure(name, search, asked, passages, batch=64):
-  """A line of the table; the speed is the median of three rounds, for three."""
+  """A line of the table; the speed is the median of three rounds of top 3."""
   find = lambda k, part: search([Query(text, k, Question('', '', ()))
                                  for text, _ in part])
   batches = [asked[i:i + batch] for i in range(0, len(asked), batch)]

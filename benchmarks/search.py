@@ -1,32 +1,32 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""Vectors in; recall, queries a second and memory of every dense index out.
+r"""Recall, speed and memory of every dense index over the same vectors.
 
-  python benchmarks/search.py --rows 200000                       # made vectors
-  python benchmarks/search.py --rows 200000 --index runs/debian   # from real ones
+  python benchmarks/search.py --rows 200000                      # made vectors
+  python benchmarks/search.py --rows 200000 --index runs/debian  # of real ones
   python benchmarks/search.py --roofline                # an accelerator's sweep
-  python benchmarks/search.py --load                    # rows from disk to devices
+  python benchmarks/search.py --load                 # rows from disk to devices
 
 All indexes hold the same rows and answer the same queries in one process, on
-one thread. Speed is in queries a CPU-second of the whole process, which a busy
-machine changes less than queries a second; what comes near a recall@3 of 0.99
-is measured once more, in turns. Memory is what loading adds to the
-process's own (anonymous) memory; rows that ScaNN reads from disk are not in it.
-hnswlib is compared if it is there.
+one thread. Speed is in queries per CPU-second of the whole process, which a
+busy machine changes less than queries per second; indexes close to a recall@3
+of 0.99 are measured once more, in turns. Memory is what loading adds to the
+process's own (anonymous) memory, without rows that ScaNN reads from disk.
+hnswlib is compared if it is installed.
 
 Rows are E5-like: 768 wide, with a common component, so that a random pair has a
-cosine of about 0.77. They are the rows of an index and mixtures of two that are
-alike, or, without an index, normal with a falling spectrum; queries are rows that
+cosine of about 0.77. They are the rows of an index and mixtures of two similar
+ones or, without an index, normal with a falling spectrum; queries are rows that
 were held out.
 
 --roofline makes rows on the first device and searches them exactly, 256 queries
-at a time: by default as many as Wikipedia has, in bfloat16 (32 GB), on a CPU few.
-What reading all rows once would take, at the rate of a copy on that device, is
-its share of the time that a batch takes.
+at a time: by default as many as Wikipedia has, in bfloat16 (32 GB); on a CPU
+fewer. Its share is the time to read all rows once, at the rate of a copy on
+that device, divided by the time of a batch.
 
---load writes stores of each type, and times how they are opened and put onto all
-devices as they are stored; the files were just written, so that they come from
-the system's cache and not from a disk.
+--load writes stores of each type, and times how they are opened and put onto
+all devices in the type they are stored in; the files were just written, so they
+come from the system's cache and not from a disk.
 """
 
 import argparse
@@ -34,6 +34,7 @@ import ctypes
 import functools
 import gc
 import importlib.util
+import itertools
 import json
 import os
 import pathlib
@@ -85,7 +86,8 @@ def main():
     write(dict(roofline=lines), options)
     return
   if options.load:
-    lines = [load(dtype, options.rows or 262_144) for dtype in vector_store.DTYPES]
+    lines = [load(dtype, options.rows or 262_144)
+             for dtype in vector_store.DTYPES]
     print(figures.table(lines, tuple(lines[0])))
     write(dict(load=lines), options)
     return
@@ -95,21 +97,22 @@ def main():
   source = vector_store.InMemory(rows)
   scores, ids = exact_host.on_host(source)(vectors, 30)
   folder = pathlib.Path(options.folder or tempfile.mkdtemp(prefix='search-'))
-  lines, near = [], []
+  lines, close = [], []
   try:
-    for name, settings, index, mib, built in (
-        found for name in options.only for found in LINES[name](source, folder)):
+    for name, settings, index, mib, built in itertools.chain.from_iterable(
+        LINES[name](source, folder) for name in options.only):
       line = dict(index=name, settings=settings, MiB=mib, **speed(
           index, vectors), **{'build CPU-s': built})
       found = index(vectors, 10)[1]
       for k in (3, 10):
-        line[f'recall@{k}'] = round(exact_host.recall(found, ids, scores, k), 4)
+        line[f'recall@{k}'] = round(
+            exact_host.recall(found, ids, scores, k), 4)
       lines.append(line)
       if .98 <= line['recall@3'] <= .997:
-        near.append((line, index))
+        close.append((line, index))
       del index  # before the next is weighed
       print(line, file=sys.stderr, flush=True)
-    in_turns(near, vectors)
+    in_turns(close, vectors)
   finally:
     if not options.folder:
       shutil.rmtree(folder)
@@ -136,13 +139,13 @@ def make(options):
 
 
 def _between(rng, base, count):
-  """Mixtures of a row and the one most like it of 256."""
+  """Mixtures of a row and the most similar one of 256."""
   pool = base[rng.integers(len(base), size=256)]
-  near = base[rng.integers(len(base), size=count)]
-  like = pool[np.argmax(_unit(near) @ _unit(pool).T, axis=1)]
+  rows = base[rng.integers(len(base), size=count)]
+  similar = pool[np.argmax(_unit(rows) @ _unit(pool).T, axis=1)]
   share = rng.uniform(.5, 1, size=(count, 1)).astype(np.float32)
-  mixed = share * near + (1 - share) * like
-  return mixed * (np.linalg.norm(near, axis=1) / np.linalg.norm(mixed, axis=1)
+  mixed = share * rows + (1 - share) * similar
+  return mixed * (np.linalg.norm(rows, axis=1) / np.linalg.norm(mixed, axis=1)
                  )[:, None]
 
 
@@ -161,9 +164,10 @@ def _made(rng, count=60_000, dim=384):
 
 
 def exact(source, folder):
-  """numpy, and the devices with each storage."""
+  """numpy, and the devices with each type of rows."""
   del folder
-  yield 'numpy', 'float32', exact_host.on_host(source), source.rows.nbytes >> 20, 0
+  yield ('numpy', 'float32', exact_host.on_host(source),
+         source.rows.nbytes >> 20, 0)
   for dtype in vector_store.DTYPES:
     before = memory()
     index = exact_device.build(source, dtype=dtype)
@@ -173,28 +177,28 @@ def exact(source, folder):
 
 def approximate(name, module, source, folder):
   """ScaNN or HNSW with each of its settings."""
-  its = folder / name
-  if (its / 'told.json').exists():
-    told, built = json.loads((its / 'told.json').read_text())
+  folder = folder / name
+  if (folder / 'facts.json').exists():
+    facts, secs = json.loads((folder / 'facts.json').read_text())
   else:
-    its.mkdir(parents=True)
+    folder.mkdir(parents=True)
     start = time.process_time()
     threads(os.cpu_count())
-    told = module.build(source, its)
+    facts = module.build(source, folder)
     threads(1)
-    built = time.process_time() - start
-    (its / 'told.json').write_text(json.dumps([told, built]))
+    secs = time.process_time() - start
+    (folder / 'facts.json').write_text(json.dumps([facts, secs]))
   before, mib = memory(), None
-  for settings in module.ladder(told):
-    index = module.open_(its, told, source, **settings)
+  for settings in module.ladder(facts):
+    index = module.open_(folder, facts, source, **settings)
     mib = memory() - before if mib is None else mib
     shown = ' '.join(f'{k}={v}' for k, v in settings.items())
-    yield name, shown, index, mib, round(built)
+    yield name, shown, index, mib, round(secs)
     del index
 
 
 def faiss_peers(source, folder):
-  """What others run: faiss Flat, and HNSW64 with the library's own settings."""
+  """faiss as others use it: Flat, and HNSW64 with its default settings."""
   del folder
   import faiss
   for name in ('Flat', 'HNSW64,Flat'):
@@ -214,7 +218,7 @@ def faiss_peers(source, folder):
 
 
 def hnswlib_peer(source, folder, links=32, construction=200):
-  """hnswlib with the links of our HNSW."""
+  """hnswlib with as many links as our HNSW."""
   del folder
   if importlib.util.find_spec('hnswlib') is None:
     return
@@ -243,14 +247,14 @@ LINES = {'exact': exact,
 
 
 def threads(count):
-  """Threads of faiss from here on."""
+  """Sets the number of threads of faiss."""
   if importlib.util.find_spec('faiss') is not None:
     import faiss
     faiss.omp_set_num_threads(count)
 
 
 def roofline(count, k=10, batch=256, block=65_536):
-  """What exact search of made bfloat16 rows takes on the first device."""
+  """The time of exact search of made bfloat16 rows on the first device."""
   device = jax.devices()[0]
   count = count or (131_072 if device.platform == 'cpu' else WIKIPEDIA)
   blocks = -(-count // block)
@@ -275,14 +279,15 @@ def roofline(count, k=10, batch=256, block=65_536):
   sweep = rows.nbytes / rate
   return {'device': device.device_kind, 'rows': count, 'batch': batch, 'k': k,
           'GB of rows': round(rows.nbytes / 1e9, 2),
-          'copy, GB/s': round(rate / 1e9, 1), 'ms a sweep': round(1e3 * sweep, 2),
+          'copy, GB/s': round(rate / 1e9, 1),
+          'ms a sweep': round(1e3 * sweep, 2),
           'ms a batch': round(1e3 * secs, 2), 'share': round(sweep / secs, 3),
           'TFLOP/s': round(2 * count * DIM * batch / secs / 1e12, 2),
           'q/s': round(batch / secs)}
 
 
 def load(dtype, count, shard=65_536):
-  """What opening a store takes until its rows lie on all devices."""
+  """The time to open a store and put its rows onto all devices."""
   rng = np.random.default_rng(0)
   with tempfile.TemporaryDirectory(prefix='search-') as folder:
     writer = vector_store.Writer(folder, vector_store.Recipe(
@@ -300,14 +305,14 @@ def load(dtype, count, shard=65_536):
 
 
 def copied_bytes_per_sec():
-  """Bytes that a copy reads and writes in a second."""
+  """Bytes that a copy reads and writes per second."""
   size = 2**27 if jax.default_backend() == 'cpu' else 2**31
   values = jnp.zeros(size // 4, jnp.int32)
   return 2 * size / timed(functools.partial(jax.jit(lambda x: x + 1), values))
 
 
 def timed(run, repeats=10):
-  """Seconds of a call: the median, after two that compile and warm up."""
+  """The median seconds of a call, after two that compile and warm up."""
   for _ in range(2):
     jax.block_until_ready(run())
   secs = []
@@ -319,7 +324,7 @@ def timed(run, repeats=10):
 
 
 def speed(index, vectors, k=10, batch=64, secs=3.0):
-  """Queries a CPU-second and a second: the median of rounds over all queries."""
+  """Queries per CPU-second and per second, as medians over rounds."""
   index(vectors[:batch], k)
   rates, walls, begun = [], [], time.perf_counter()
   while len(rates) < 3 or time.perf_counter() - begun < secs:
@@ -336,27 +341,27 @@ def speed(index, vectors, k=10, batch=64, secs=3.0):
           'q/s': round(statistics.median(walls))}
 
 
-def in_turns(near, vectors, rounds=7, batch=64, most=512):
-  """Adds the median q/CPU-s over rounds of all of them to their lines.
+def in_turns(close, vectors, rounds=7, batch=64, most=512):
+  """Adds the median q/CPU-s of each index to its line, measured in turns.
 
   Each index answers all queries once before it is timed: the others have filled
-  the caches with what is theirs, and a server holds one index.
+  the caches with their rows, while a server has one index.
   """
-  vectors, rates = vectors[:most], [[] for _ in near]
+  vectors, rates = vectors[:most], [[] for _ in close]
   for _ in range(rounds):
-    for (_, index), its in zip(near, rates):
+    for (_, index), index_rates in zip(close, rates):
       for timed_too in (False, True):
         cpu = time.process_time()
         for start in range(0, len(vectors), batch):
           index(vectors[start:start + batch], 10)
         if timed_too:
-          its.append(len(vectors) / (time.process_time() - cpu))
-  for (line, _), its in zip(near, rates):
-    line['in turns'] = round(statistics.median(its))
+          index_rates.append(len(vectors) / (time.process_time() - cpu))
+  for (line, _), index_rates in zip(close, rates):
+    line['in turns'] = round(statistics.median(index_rates))
 
 
 def memory():
-  """MiB of this process that are no file's, after handing back what is free."""
+  """Anonymous memory of this process in MiB, after freed memory is returned."""
   gc.collect()
   if sys.platform == 'linux':
     ctypes.CDLL(None).malloc_trim(0)
@@ -367,7 +372,7 @@ def memory():
 
 
 def at_recall(lines, name, recall, key='recall@3'):
-  """Queries a CPU-second of an index at a recall, between its settings."""
+  """Queries per CPU-second at a recall, interpolated between settings."""
   fastest = {}
   for line in lines:
     if line['index'] == name:

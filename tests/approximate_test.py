@@ -20,7 +20,7 @@ DIM = 32
 
 
 def clustered(count, seed=0, dim=DIM):
-  """Unit rows around 40 centres and a common direction, and queries near them."""
+  """Unit rows around 40 centres and a common direction, and queries."""
   rng = np.random.default_rng(seed)
   centres = rng.normal(size=(40, dim)) + 2
   rows = centres[rng.integers(40, size=count)] + rng.normal(size=(count, dim))
@@ -31,8 +31,8 @@ def clustered(count, seed=0, dim=DIM):
 
 
 def make_store(folder, rows, dtype='float32'):
-  recipe = vector_store.Recipe('c', {'kind': 'x', 'digest': 'e'}, *rows.shape,
-                             dtype, 4096)
+  recipe = vector_store.Recipe(
+      'c', {'kind': 'x', 'digest': 'e'}, *rows.shape, dtype, 4096)
   writer = vector_store.Writer(folder, recipe)
   for shard in writer.missing():
     writer.write(shard, rows[slice(*recipe.span(shard))])
@@ -54,10 +54,10 @@ def built(request, large, tmp_path_factory):
   folder = tmp_path_factory.mktemp(kind) / kind
   options = dict(part_rows=6000) if kind == 'scann' else {}
   store, _, vectors = large
-  said = []
+  lines = []
   manifest = approximate.build(kind, store, folder, vectors, recall=.97,
-                               say=said.append, **options)
-  assert said
+                               say=lines.append, **options)
+  assert lines
   return kind, folder, manifest
 
 
@@ -108,15 +108,15 @@ def test_more_than_it_can_give_is_what_there_is(built, large):
   index = approximate.open_(kind, store, folder, min_recall=0)
   for k in (33, 3000, 10_000, 99_999):
     scores, ids = index(vectors[:2], k)
-    for score, of_query, vector in zip(scores, ids, vectors):
-      found = of_query[of_query >= 0]
+    for score, row_ids, vector in zip(scores, ids, vectors):
+      found = row_ids[row_ids >= 0]
       assert len(set(found)) == len(found) >= 32
-      assert np.isneginf(score[of_query < 0]).all()
+      assert np.isneginf(score[row_ids < 0]).all()
       np.testing.assert_allclose(
-          score[of_query >= 0], rows[found] @ vector, atol=1e-4)
+          score[row_ids >= 0], rows[found] @ vector, atol=1e-4)
 
 
-def test_one_query_is_found_as_in_company(built, large):
+def test_one_query_is_found_as_in_a_batch(built, large):
   kind, folder, _ = built
   index = approximate.open_(kind, large[0], folder, min_recall=0)
   together = index(large[2][:9], 4)
@@ -126,8 +126,10 @@ def test_one_query_is_found_as_in_company(built, large):
 
 
 @pytest.mark.parametrize('count, dim', [
-    (1, 8), (2, 8), (3, 1), (17, 3), (200, 5), (4095, 8), (4096, 16), (4097, 7)])
-def test_few_rows_or_dimensions_are_searched_exactly(tmp_path, kind, count, dim):
+    (1, 8), (2, 8), (3, 1), (17, 3), (200, 5), (4095, 8), (4096, 16),
+    (4097, 7)])
+def test_few_rows_or_dimensions_are_searched_exactly(
+    tmp_path, kind, count, dim):
   rows, vectors = clustered(count, dim=dim)
   store = make_store(tmp_path / 'v', rows)
   approximate.build(kind, store, tmp_path / 'i', vectors, recall=.95)
@@ -152,10 +154,10 @@ def test_rows_of_no_use_do_no_harm(tmp_path, kind, rows):
     return
   index = approximate.open_(kind, store, tmp_path / 'i', min_recall=0)
   scores, ids = index(vectors, 3)
-  held = ids >= 0
+  valid = ids >= 0
   np.testing.assert_allclose(
-      scores[held], np.einsum('bd,bkd->bk', vectors, rows[ids])[held], rtol=1e-2,
-      atol=1e-3)
+      scores[valid], np.einsum('bd,bkd->bk', vectors, rows[ids])[valid],
+      rtol=1e-2, atol=1e-3)
 
 
 def test_scann_is_built_alike_every_time(tmp_path, large):
@@ -171,15 +173,15 @@ def test_scann_is_built_alike_every_time(tmp_path, large):
 
 
 def test_the_last_ranking_is_by_the_rows_as_they_are_stored(tmp_path, large):
-  """float16 would turn neighbours that are closer than it can tell."""
+  """float16 would swap neighbours that are closer than its precision."""
   pytest.importorskip('scann')
   rows, vectors = large[1].copy(), large[2]
   rows[1::2] = rows[::2] + np.float32(2e-5) * rows[1::2]
   source = vector_store.InMemory(rows)
-  told = scann_index.build(source, tmp_path)
-  index = scann_index.open_(tmp_path, told, source, share=1., candidates=1000)
+  facts = scann_index.build(source, tmp_path)
+  index = scann_index.open_(tmp_path, facts, source, share=1., candidates=1000)
   assert true_recall(index, rows, vectors) > .995
-  assert told['rows'] == 'float32'
+  assert facts['rows'] == 'float32'
   half = make_store(tmp_path / 'half', rows, dtype='float16')
   (tmp_path / 'of_half').mkdir()
   assert scann_index.build(half, tmp_path / 'of_half')['rows'] == 'float16'
@@ -208,9 +210,10 @@ def test_scann_uses_what_the_cpu_has(tmp_path, kernels, features, expected):
   path, flags = kernels
   for flag in flags:
     flag.value = False
-  about = tmp_path / 'cpuinfo'
-  about.write_text(f'model name\t: x\nflags\t\t: {features}\nbugs\t\t: avx2 fma\n')
-  used = scann_index._use_cpu(path, str(about))
+  cpuinfo = tmp_path / 'cpuinfo'
+  cpuinfo.write_text(
+      f'model name\t: x\nflags\t\t: {features}\nbugs\t\t: avx2 fma\n')
+  used = scann_index._use_cpu(path, str(cpuinfo))
   assert [flag.value for flag in flags] == expected
   assert len(used) == sum(expected)
   assert scann_index._use_cpu(path, str(tmp_path / 'none')) == ()
@@ -230,7 +233,7 @@ def test_kernels_of_scann_agree(built, large, kernels):
   np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-4)
 
 
-def test_recall_below_the_floor_does_not_serve(built, large):
+def test_an_index_below_the_least_recall_does_not_open(built, large):
   kind, folder, manifest = built
   with pytest.raises(ValueError, match=r'at least min_recall=1.01.*backend='):
     approximate.open_(kind, large[0], folder, min_recall=1.01)
@@ -285,7 +288,8 @@ def test_a_moved_index_loads(tmp_path, kind):
   rows, vectors = clustered(300)
   store = make_store(tmp_path / 'v', rows)
   approximate.build(kind, store, tmp_path / 'i', vectors)
-  before = approximate.open_(kind, store, tmp_path / 'i', min_recall=0)(vectors, 3)
+  before = approximate.open_(kind, store, tmp_path / 'i', min_recall=0)(
+      vectors, 3)
   (tmp_path / 'i').rename(tmp_path / 'moved')
   after = approximate.open_(kind, store, tmp_path / 'moved', min_recall=0)(
       vectors, 3)

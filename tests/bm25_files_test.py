@@ -19,7 +19,8 @@ WORDS = ('river', 'mill', 'mountains', 'tarn', 'garonne', 'corn', 'sea', 'the')
 def make_corpus(size, seed=0):
   rng = np.random.default_rng(seed)
   return Corpus(tuple(
-      Passage(str(i), WORDS[i % 8], ' '.join(rng.choice(WORDS, rng.integers(60))))
+      Passage(str(i), WORDS[i % 8],
+              ' '.join(rng.choice(WORDS, rng.integers(60))))
       for i in range(size)))
 
 
@@ -30,7 +31,8 @@ def test_arrays_are_those_of_the_index_in_memory(
   monkeypatch.setattr(bm25_files, '_BLOCK', block)
   corpus = make_corpus(50)
   expected = bm25.build(corpus.texts, k1=k1, b=b)
-  bm25_files.build(corpus.texts, tmp_path / 'i', corpus=corpus.digest, k1=k1, b=b)
+  bm25_files.build(
+      corpus.texts, tmp_path / 'i', corpus=corpus.digest, k1=k1, b=b)
   found = bm25_files.load(tmp_path / 'i', corpus)
   assert found.terms == expected.terms and found.size == expected.size
   for name in ('starts', 'passages', 'impacts'):

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""adapters: bm25s against ours; pyserini's calls against a stand-in."""
+"""bm25_others: bm25s against ours; pyserini's calls against a stand-in."""
 
 import sys
 import types

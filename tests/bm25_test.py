@@ -140,19 +140,20 @@ def test_frequent_terms_are_looked_up_and_not_summed():
   for i in range(0, 900, 100):
     texts[i] += ' rare'
   index = bm25.build(texts)
-  met = []
+  looked_up = []
 
   class Passages(np.ndarray):
 
     def __getitem__(self, at):
-      met.append(at)
+      looked_up.append(at)
       return super().__getitem__(at)
 
   counting = dataclasses.replace(index, passages=index.passages.view(Passages))
   positions, _ = counting.best('common rare', 3)
   assert positions.tolist() == bm25.top(index.scores('common rare'), 3).tolist()
   # The postings of the rare term, and of the other as many as it has passages.
-  sizes = [len(index.passages[at]) for at in met if not isinstance(at, slice)]
+  sizes = [len(index.passages[at]) for at in looked_up
+           if not isinstance(at, slice)]
   assert max(sizes) <= 9 and len(sizes) > 0
 
 

@@ -87,8 +87,9 @@ def test_rows_are_the_encoders_and_a_run_searches_them(tmp_path, corpus, bert):
   best = np.argsort(-(store.read(0, 50) @ vector))[:3]
   for backend in ('exact', 'numpy', *KINDS):
     search = factory.make(
-        'dense', mapped_corpus.open_(corpus), index=tmp_path / 'i', backend=backend,
-        storage='float32', load_encoder=embedder.cached_loader())
+        'dense', mapped_corpus.open_(corpus), index=tmp_path / 'i',
+        backend=backend, storage='float32',
+        load_encoder=embedder.cached_loader())
     assert [int(p.id) for p in search([query])[0]] == best.tolist(), backend
 
 
@@ -105,20 +106,20 @@ def test_what_is_built_is_not_built_again(tmp_path, corpus, capsys):
   pytest.importorskip('faiss')
   build_index.run(configured(corpus, build=('hnsw', 'bm25')), tmp_path / 'i')
   before = tree(tmp_path / 'i')
-  said = capsys.readouterr().out
-  assert '50 passages x 32, float32' in said and 'hnsw: ' in said
+  printed = capsys.readouterr().out
+  assert '50 passages x 32, float32' in printed and 'hnsw: ' in printed
   build_index.run(configured(corpus, build=('hnsw', 'bm25')), tmp_path / 'i')
-  said = capsys.readouterr().out
-  assert said.count('already built') == 2
+  printed = capsys.readouterr().out
+  assert printed.count('already built') == 2
   build_index.run(configured(corpus, build=('bm25',), **{'bm25.k1': 1.5}),
-            tmp_path / 'i')
+                  tmp_path / 'i')
   assert 'already built' not in capsys.readouterr().out
   query = Query('tarn 10', 5, Question('q', '?', ('a',)))
   whole = corpora.read(corpus)
   assert factory.make('bm25', whole, index=tmp_path / 'i')([query]) == (
       factory.make('bm25', whole, k1=1.5)([query]))
   build_index.run(configured(corpus, build=('hnsw',), **{'hnsw.links': 8}),
-            tmp_path / 'i')
+                  tmp_path / 'i')
   assert 'already built' not in capsys.readouterr().out
   assert tree(tmp_path / 'i') == before
 
@@ -182,7 +183,8 @@ def test_configs_are_checked(tmp_path, corpus, changes, message):
   assert not (tmp_path / 'i/vectors').exists()
 
 
-def test_a_full_disk_is_told_before(tmp_path, corpus, monkeypatch):
+def test_a_full_disk_is_found_before_anything_is_written(
+    tmp_path, corpus, monkeypatch):
   monkeypatch.setattr(footprint.shutil, 'disk_usage', lambda path: type(
       'Usage', (), {'free': 1000}))
   with pytest.raises(ValueError, match='must have room for 0.00 GiB'):
@@ -203,14 +205,15 @@ def test_a_vector_that_is_not_finite_is_named(tmp_path, corpus, monkeypatch):
 
 
 @pytest.mark.parametrize('kind', ['e5_Flat.index', 'emb_e5.memmap'])
-def test_vectors_of_others_are_taken(tmp_path, corpus, bert, kind):
+def test_vectors_of_other_programs_are_imported(tmp_path, corpus, bert, kind):
   encode = embedder.load(bert, embedder.Settings(max_length=48,
                                                  batch_tokens=384))
   rows = encode(corpora.read(corpus).texts, 'passage')
   rows = rows.astype(np.float16).astype(np.float32)  # as theirs were made
-  write = faiss_import_test.flat if kind.endswith('.index') else faiss_import_test.bare
-  config = configured(corpus, bert, imports=str(write(tmp_path / kind, rows=rows)))
-  build_index.run(config, tmp_path / 'i')
+  write = (faiss_import_test.flat if kind.endswith('.index') else
+           faiss_import_test.plain)
+  path = write(tmp_path / kind, rows=rows)
+  build_index.run(configured(corpus, bert, imports=str(path)), tmp_path / 'i')
   store = vector_store.open_(tmp_path / 'i/vectors')
   np.testing.assert_array_equal(store.read(0, 50), rows)
   assert store.recipe.encoder['imported'] == kind
@@ -225,11 +228,13 @@ def test_vectors_of_other_passages_are_refused(tmp_path, corpus, bert):
   rows = encode(corpora.read(corpus).texts, 'passage')
   for wrong in (rows[::-1], np.roll(rows, 1, 0), np.zeros_like(rows),
                 np.full_like(rows, np.nan)):
-    path = faiss_import_test.bare(tmp_path / 'x.memmap', wrong)
+    path = faiss_import_test.plain(tmp_path / 'x.memmap', wrong)
     with pytest.raises(ValueError, match='those of this corpus and encoder'):
-      build_index.run(configured(corpus, bert, imports=str(path)), tmp_path / 'i')
-  path = faiss_import_test.bare(tmp_path / 'x.memmap', rows)
-  build_index.run(configured(corpus, bert, imports=str(path)), tmp_path / 'right')
+      build_index.run(
+          configured(corpus, bert, imports=str(path)), tmp_path / 'i')
+  path = faiss_import_test.plain(tmp_path / 'x.memmap', rows)
+  build_index.run(
+      configured(corpus, bert, imports=str(path)), tmp_path / 'right')
   renamed = [Passage(str(i + 1), p.title, p.text)
              for i, p in enumerate(PASSAGES)]
   corpora.write(corpus, renamed)

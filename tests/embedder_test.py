@@ -169,9 +169,10 @@ def test_the_encoder_of_an_index_is_found_again_and_another_refused(tmp_path):
 
 
 def test_what_changes_vectors_changes_the_digest(folder):
-  digests = {embedder.digest(folder, embedder.Settings(**change)) for change in (
-      {}, dict(query_prefix=''), dict(passage_prefix=''), dict(pooling='cls'),
-      dict(max_length=64), dict(dtype='bfloat16'))}
+  changes = ({}, dict(query_prefix=''), dict(passage_prefix=''),
+             dict(pooling='cls'), dict(max_length=64), dict(dtype='bfloat16'))
+  digests = {embedder.digest(folder, embedder.Settings(**change))
+             for change in changes}
   assert len(digests) == 6
   assert embedder.digest(folder, embedder.Settings(batch_tokens=512)) == (
       embedder.digest(folder, embedder.Settings()))

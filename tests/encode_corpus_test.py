@@ -49,7 +49,7 @@ def test_only_missing_shards_are_asked_for(tmp_path):
 
 
 def test_imported_rows_are_read_once_the_encoder_agrees(tmp_path):
-  path = faiss_import_test.bare(tmp_path / 'e.memmap', ROWS)
+  path = faiss_import_test.plain(tmp_path / 'e.memmap', ROWS)
   rows_of = encode_corpus.imported_rows(path, make_corpus(), encode, 5)
   np.testing.assert_array_equal(np.concatenate(list(rows_of(3, 9))), ROWS[3:9])
   with pytest.raises(ValueError, match='ids 0, 1, 2'):

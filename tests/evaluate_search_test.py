@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The job that judges an engine: its table, and questions that it lacks."""
+"""The job that evaluates an engine: its table, and missing questions."""
 
 import json
 
@@ -39,7 +39,7 @@ def test_a_table_of_own_questions(config, tmp_path, capsys):
   assert 'recall@3' in capsys.readouterr().out
 
 
-def test_generated_worlds_are_judged_too(tmp_path):
+def test_generated_worlds_are_evaluated_too(tmp_path):
   config = evaluate_search_config.get_config('smoke')
   evaluate_search.run(config, str(tmp_path))
   rows = json.loads((tmp_path / 'retrieval.json').read_text())
@@ -48,7 +48,7 @@ def test_generated_worlds_are_judged_too(tmp_path):
   assert recall['known', 4] < 1.0
 
 
-def test_an_engine_elsewhere_needs_questions(config, tmp_path):
+def test_a_remote_engine_needs_questions(config, tmp_path):
   config.data.evaluate = ''
   config.search.engine = 'web'
   with pytest.raises(ValueError, match='must name questions'):

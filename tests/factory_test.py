@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Every engine keeps one contract, and the guard keeps it when they fail."""
+"""Every engine keeps one contract; engines over engines; descriptions."""
 
 import faulty
 import ml_collections
@@ -10,7 +10,7 @@ from searchrl.search.corpus import Corpus
 from searchrl.search import factory
 from searchrl.search import metered
 from searchrl.search import wrapped
-from searchrl.trajectory import Passage, Query, Question, SearchError
+from searchrl.trajectory import Passage, Query, Question
 
 QUESTION = Question('q', 'Where?', ('here',))
 CORPUS = Corpus((
@@ -105,35 +105,6 @@ def test_an_unknown_engine_is_refused_with_the_known_ones():
     factory.make('bm52', CORPUS)
 
 
-def test_the_guard_passes_results_on():
-  search = factory.make('bm25', CORPUS)
-  queries = [query('river'), query('')]
-  assert wrapped.with_typed_errors(search)(queries) == search(queries)
-  assert wrapped.with_typed_errors(search)([]) == []
-
-
-def test_the_guard_types_an_exception():
-  def broken(queries):
-    raise ConnectionError('no route')
-  error = SearchError('unavailable', 'ConnectionError: no route')
-  assert wrapped.with_typed_errors(broken)([query()] * 3) == [error] * 3
-
-
-@pytest.mark.parametrize('results', [[], [()], [(), (), ()]])
-def test_the_guard_types_a_wrong_number_of_results(results):
-  error = SearchError(
-      'bad_response', f'{len(results)} results for 2 queries')
-  found = wrapped.with_typed_errors(lambda queries: results)([query()] * 2)
-  assert found == [error] * 2
-
-
-def test_the_guard_lets_the_user_stop_a_run():
-  def interrupted(queries):
-    raise KeyboardInterrupt
-  with pytest.raises(KeyboardInterrupt):
-    wrapped.with_typed_errors(interrupted)([query()])
-
-
 def test_engines_over_engines_are_what_their_parts_are():
   texts = ['river', 'Tarn', 'the sea', '']
   asked = [query(text, 1) for text in texts]
@@ -202,7 +173,8 @@ def test_caches_of_other_corpora_and_options_share_nothing(tmp_path):
 def test_the_counts_and_the_pause_of_a_part_are_those_of_the_whole():
   url = faulty.unused_url()
   remote = dict(name='remote', urls=(url,), tries=1, pause_secs=0)
-  search = metered.Metered(wrapped.with_typed_errors(factory.make('cache', CORPUS, index='i',
+  search = metered.Metered(wrapped.with_typed_errors(factory.make(
+      'cache', CORPUS, index='i',
       engine=dict(name='fusion', engines=(dict(name='bm25'), remote)))))
   error, = search([query()])
   assert error.kind == 'unavailable'
@@ -227,12 +199,12 @@ def test_who_needs_a_corpus(name, options, needed):
   assert factory.needs_corpus(name, options) == needed
 
 
-def test_what_was_searched_is_told_part_by_part():
+def test_what_was_searched_is_described_engine_by_engine():
   part = factory.describe('bm25', CORPUS, {})
   assert part == {'engine': 'bm25', 'corpus': CORPUS.digest, 'passages': 2}
   assert factory.describe('web', None, dict(provider='bing')) == {
       'engine': 'web'}
-  told = factory.describe('cache', CORPUS, dict(engine=dict(
+  facts = factory.describe('cache', CORPUS, dict(engine=dict(
       name='fusion', engines=(dict(name='bm25'), dict(name='dense')))))
-  (inner,) = told['engines']
+  (inner,) = facts['engines']
   assert inner['engines'] == [part, part | {'engine': 'dense'}]

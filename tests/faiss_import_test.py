@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors of others: what faiss wrote is read without it, or refused."""
+"""Vectors of other programs: read without faiss, or refused."""
 
 import struct
 
@@ -21,13 +21,13 @@ def flat(path, kind=b'IxFI', metric=0, rows=ROWS, floats=None):
   return path
 
 
-def bare(path, rows=ROWS):
+def plain(path, rows=ROWS):
   path.write_bytes(rows.tobytes())
   return path
 
 
 @pytest.mark.parametrize('write, name', [
-    (flat, 'e5_Flat.index'), (bare, 'emb_e5.memmap')])
+    (flat, 'e5_Flat.index'), (plain, 'emb_e5.memmap')])
 def test_rows_are_read_in_any_blocks(tmp_path, write, name):
   found = faiss_import.open_(write(tmp_path / name), count=7, dim=5)
   for start, stop in ((0, 7), (2, 5), (6, 9), (3, 4)):
@@ -55,8 +55,8 @@ def test_faiss_writes_this_layout(tmp_path):
     (lambda p: p.write_bytes(b''), 'a', 'must be a flat index'),
     (lambda p: flat(p, rows=ROWS[:6]), 'a', 'each of 7 .* holds 6 of 5'),
     (lambda p: flat(p, rows=ROWS[:, :4]), 'a', 'holds 7 of 4'),
-    (lambda p: bare(p, ROWS[:6]), 'a.memmap', 'holds 6 of 5'),
-    (lambda p: bare(p, ROWS[:, :4]), 'a.memmap', 'has 112 bytes'),
+    (lambda p: plain(p, ROWS[:6]), 'a.memmap', 'holds 6 of 5'),
+    (lambda p: plain(p, ROWS[:, :4]), 'a.memmap', 'has 112 bytes'),
     (lambda p: p.write_bytes(b''), 'a.memmap', 'has 0 bytes')])
 def test_other_files_are_refused(tmp_path, make, name, message):
   make(tmp_path / name)

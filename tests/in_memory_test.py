@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""in_memory: what vectors made now find, and what is told of them."""
+"""in_memory: what vectors made now find, and how they are described."""
 
 import numpy as np
 import pytest
@@ -78,15 +78,15 @@ def test_it_finds_what_comparing_with_every_passage_finds(loader, backend):
 def test_a_search_with_a_tree_is_built_alike_and_tells_its_recall(loader):
   pytest.importorskip('scann')
   large = make_corpus(scann_index._TREE_FROM + 100)
-  told, found = [], []
+  facts, found = [], []
   for _ in range(2):
     in_memory._index.cache_clear()
-    told.append(factory.describe(
+    facts.append(factory.describe(
         'dense', large, dict(encoder='e', backend='scann'),
         load_encoder=loader))
     found.append(make(loader, large, backend='scann')(QUERIES))
-  assert told[0] == told[1] and found[0] == found[1]
-  assert .95 <= told[0]['recall@3'] <= 1
+  assert facts[0] == facts[1] and found[0] == found[1]
+  assert .95 <= facts[0]['recall@3'] <= 1
   with pytest.raises(ValueError, match='at least min_recall=1.1, but was'):
     make(loader, large, backend='scann', min_recall=1.1)
 
@@ -120,9 +120,9 @@ def test_without_scann_the_search_is_exact_and_says_so_once(
   monkeypatch.setattr(scann_index, 'available', lambda: False)
   found = make(loader, backend='scann')(QUERIES)
   assert found == make(loader, backend='exact')(QUERIES)
-  told = factory.describe('dense', CORPUS, dict(encoder='e', backend='scann'),
+  facts = factory.describe('dense', CORPUS, dict(encoder='e', backend='scann'),
                           load_encoder=loader)
-  assert told['backend'] == 'exact' and 'recall@3' not in told
+  assert facts['backend'] == 'exact' and 'recall@3' not in facts
   assert capsys.readouterr().err.count('the search is exact instead') == 1
 
 
@@ -138,7 +138,7 @@ def test_what_cannot_be_is_refused(loader, monkeypatch):
   with pytest.raises(ValueError, match="encoder='e' needs load_encoder"):
     factory.make('dense', CORPUS, encoder='e')
   monkeypatch.setattr(open_index, 'EXACT_ON_HOST', 39)
-  with pytest.raises(ValueError, match='at most 39 passages, but has 40. Build'):
+  with pytest.raises(ValueError, match='at most 39 passages, but has 40.'):
     make(loader)
 
 

@@ -34,8 +34,8 @@ def lines(path, *texts):
 def numbered(path, size, words=40):
   with path.open('w') as file:
     for i in range(size):
-      file.write(json.dumps({'id': str(i), 'contents': f'"t{i}"\n' + 'w ' * words})
-                 + '\n')
+      file.write(json.dumps({
+          'id': str(i), 'contents': f'"t{i}"\n' + 'w ' * words}) + '\n')
   return path
 
 
@@ -82,14 +82,15 @@ def test_a_file_is_scanned_once_and_again_when_it_changed(path, monkeypatch):
 
 
 @pytest.mark.parametrize('damage', [
-    lambda npy, told: npy.write_bytes(npy.read_bytes()[:-5]),
-    lambda npy, told: npy.unlink(),
-    lambda npy, told: told.unlink(),
-    lambda npy, told: told.write_text('{'),
-    lambda npy, told: told.write_text('[]')])
+    lambda npy, facts: npy.write_bytes(npy.read_bytes()[:-5]),
+    lambda npy, facts: npy.unlink(),
+    lambda npy, facts: facts.unlink(),
+    lambda npy, facts: facts.write_text('{'),
+    lambda npy, facts: facts.write_text('[]')])
 def test_damaged_offsets_are_made_again(path, damage):
   mapped_corpus.open_(path)
-  damage(*(path.with_name(f'c.jsonl.starts.{kind}') for kind in ('npy', 'json')))
+  damage(*(path.with_name(f'c.jsonl.starts.{kind}')
+           for kind in ('npy', 'json')))
   assert tuple(mapped_corpus.open_(path)) == PASSAGES
 
 

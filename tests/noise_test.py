@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Random passages: uniform, distinct, and the same in whatever company."""
+"""Random passages: uniform, distinct, and the same in whatever batch."""
 
 import collections
 

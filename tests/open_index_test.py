@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Backends of one index: all find the same; what does not belong is refused."""
+"""Backends of one index find the same; one of another corpus is refused."""
 
 import concurrent.futures
 import dataclasses
@@ -20,7 +20,8 @@ from searchrl.search.index import vector_store
 from searchrl.trajectory import Passage, Query, Question
 
 QUESTION = Question('q', '?', ('a',))
-WORDS = ('river', 'mill', 'mountain', 'tarn', 'garonne', 'corn', 'sea', 'bridge')
+WORDS = ('river', 'mill', 'mountain', 'tarn', 'garonne', 'corn', 'sea',
+         'bridge')
 CORPUS = Corpus(tuple(
     Passage(str(i), f'{WORDS[i % 8]} {i}', f'{WORDS[i % 5]} and {WORDS[i % 7]}')
     for i in range(60)))
@@ -34,8 +35,8 @@ def queries(top_k=3):
 def make_index(folder, corpus=CORPUS, kinds=(), about=None, dtype='float32'):
   encode = dense.ngram_encoder(corpus, dim=64)
   recipe = vector_store.Recipe(
-      corpus.digest, about or dense.ngram_recipe(corpus, dim=64), len(corpus), 64,
-      dtype, 16)
+      corpus.digest, about or dense.ngram_recipe(corpus, dim=64), len(corpus),
+      64, dtype, 16)
   writer = vector_store.Writer(folder / 'vectors', recipe)
   for shard in writer.missing():
     writer.write(shard, encode(
@@ -89,15 +90,15 @@ def test_an_index_needs_its_own_encoder(tmp_path):
   folder = make_index(tmp_path, about=about)
   with pytest.raises(ValueError, match='needs load_encoder'):
     factory.make('dense', CORPUS, index=folder)
-  told = []
+  loaded = []
 
   def load(about, *, path):
-    told.append((about['digest'], path))
+    loaded.append((about['digest'], path))
     return dense.ngram_encoder(CORPUS, dim=64)
 
-  search = factory.make('dense', CORPUS, index=folder, encoder='elsewhere',
+  search = factory.make('dense', CORPUS, index=folder, encoder='moved',
                         load_encoder=load)
-  assert told == [('abc', 'elsewhere')] and search(queries())[0]
+  assert loaded == [('abc', 'moved')] and search(queries())[0]
   narrow = lambda about, path: dense.ngram_encoder(CORPUS, dim=32)
   with pytest.raises(ValueError, match=r'shape \[B, 64\]'):
     factory.make('dense', CORPUS, index=folder, load_encoder=narrow)(queries())
@@ -160,19 +161,19 @@ def test_training_and_evaluation_share_one_index(tmp_path, monkeypatch):
   assert first(queries()) == second(queries())
 
 
-def test_the_record_of_a_run_tells_index_and_recall(tmp_path):
+def test_the_record_of_a_run_has_index_and_recall(tmp_path):
   folder = make_index(tmp_path, kinds=kinds_here()[-1:])
-  told = factory.describe('dense', CORPUS, {'index': folder})
-  assert told['corpus'] == told['index']['corpus'] == CORPUS.digest
+  facts = factory.describe('dense', CORPUS, {'index': folder})
+  assert facts['corpus'] == facts['index']['corpus'] == CORPUS.digest
   store = open_index.open_store(folder, CORPUS)
-  assert told['index']['fingerprint'] == store.fingerprint
+  assert facts['index']['fingerprint'] == store.fingerprint
   for kind in kinds_here()[-1:]:
-    assert 0 <= told['index'][kind]['recall@3'] <= 1
+    assert 0 <= facts['index'][kind]['recall@3'] <= 1
   plain = {'engine': 'bm25', 'corpus': CORPUS.digest, 'passages': 60}
   assert factory.describe('bm25', CORPUS, {}) == plain
   parts = (dict(name='bm25'), dict(name='dense', index=folder))
   assert factory.describe('fusion', CORPUS, {'engines': parts}) == {
-      **plain, 'engine': 'fusion', 'engines': [plain, told]}
+      **plain, 'engine': 'fusion', 'engines': [plain, facts]}
 
 
 def test_a_run_whose_index_became_another_does_not_go_on(tmp_path):

@@ -1,31 +1,13 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""rerank: the judge's order; a cross-encoder in a folder; padding."""
+"""rerank: the order of the scores, in one call for all queries."""
 
-import json
-import pathlib
-import shutil
-
-import jax
 import numpy as np
 import pytest
-import safetensors.numpy
 import tiny
-import tokenizers
-from tokenizers import models as tokenizer_models
-from tokenizers import pre_tokenizers
-from tokenizers import processors
 
-from searchrl.encoders import reranker
-from searchrl.models import crossencoder
-from searchrl.models import encoder
-from searchrl.search.corpus import Corpus
-from searchrl.search import factory
 from searchrl.search import rerank
 from searchrl.trajectory import Passage, Query, SearchError
-
-GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'bert'
-WORDS = 'river sea tarn garonne title a that joins the ( ) : "'.split()
 
 
 def found(*names):
@@ -37,7 +19,7 @@ def query(text='q', top_k=2):
   return Query(text, top_k, tiny.question())
 
 
-def test_the_judges_order_its_scores_and_one_call():
+def test_order_scores_and_one_call():
   calls, depths = [], []
 
   def engine(queries):
@@ -46,11 +28,11 @@ def test_the_judges_order_its_scores_and_one_call():
              'late': SearchError('timeout'), 'zero': ()}[q.text]
             for q in queries]
 
-  def judge(pairs):
+  def score(pairs):
     calls.append(pairs)
     return np.array([len(text) for _, text in pairs], np.float32)
 
-  search = rerank.reranked(engine, judge, candidates=4)
+  search = rerank.reranked(engine, score, candidates=4)
   got = search([query(), query('none'), query('late'), query('zero', 0),
                 query('q', 9)])
   assert depths == [[4, 4, 4, 0, 9]]
@@ -63,117 +45,8 @@ def test_the_judges_order_its_scores_and_one_call():
 
 
 @pytest.mark.parametrize('scores', [[1.0], [1.0, float('nan')], [1.0] * 3])
-def test_a_judge_that_says_nothing_useful_is_refused(scores):
+def test_scores_that_are_not_one_finite_number_a_pair_are_refused(scores):
   search = rerank.reranked(lambda queries: [found('a', 'b')],
                            lambda pairs: scores)
   with pytest.raises(ValueError, match='one finite score a pair, 2 in all'):
     search([query()])
-
-
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-  """The golden encoder with a head, and a tokenizer of a few words."""
-  path = shutil.copytree(GOLDEN, tmp_path_factory.mktemp('judge') / 'bert')
-  width = encoder.read_config(str(path)).hidden_size
-  values = safetensors.numpy.load_file(path / 'model.safetensors')
-  values = {name: value for name, value in values.items()
-            if 'pooler' not in name}
-  rng = np.random.default_rng(0)
-  for name, shape in (('bert.pooler.dense.weight', (width, width)),
-                      ('bert.pooler.dense.bias', (width,)),
-                      ('classifier.weight', (1, width)),
-                      ('classifier.bias', (1,))):
-    values[name] = rng.normal(0, 0.3, shape).astype(np.float32)
-  safetensors.numpy.save_file(values, path / 'model.safetensors')
-  vocabulary = {word: i for i, word in enumerate(
-      ['[PAD]', '[UNK]', '[CLS]', '[SEP]', *WORDS])}
-  tokenizer = tokenizers.Tokenizer(
-      tokenizer_models.WordLevel(vocabulary, unk_token='[UNK]'))
-  tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-  tokenizer.post_processor = processors.TemplateProcessing(
-      single='[CLS] $A [SEP]', pair='[CLS] $A [SEP] $B:1 [SEP]:1',
-      special_tokens=[('[CLS]', 2), ('[SEP]', 3)])
-  tokenizer.save(str(path / 'tokenizer.json'))
-  return path
-
-
-def oracle(params, config, tokens, segments):
-  """One pair without padding; the head in plain numpy."""
-  hidden = encoder.forward(
-      params['encoder'], np.array([tokens]), np.ones((1, len(tokens))), config,
-      segments=np.array([segments]))
-  first = np.asarray(hidden, np.float64)[0, 0]
-  pooled = np.tanh(first @ np.asarray(params['pooler']['kernel'], np.float64) +
-                   np.asarray(params['pooler']['bias'], np.float64))
-  head = params['classifier']
-  return (pooled @ np.asarray(head['kernel'], np.float64)[:, 0] +
-          float(head['bias'][0]))
-
-
-def test_scores_are_those_of_single_pairs(folder):
-  pairs = [('river', '(Title: "sea") a river'), ('tarn', 'the sea'),
-           ('\ud800', ''), ('river', 'joins ' * 100), ('a', 'that'),
-           ('tarn', 'the sea')]
-  config = encoder.read_config(str(folder))
-  params = crossencoder.load(str(folder), config)
-  tokenizer = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
-  tokenizer.enable_truncation(40)
-  coded = [tokenizer.encode(first.replace('\ud800', '?'), second)
-           for first, second in pairs]
-  expected = [oracle(params, config, c.ids, c.type_ids) for c in coded]
-  for batch in (1, 4, 32):
-    scores = reranker.load(str(folder), max_length=40, batch=batch)(pairs)
-    np.testing.assert_allclose(scores, expected, atol=1e-5)
-  assert np.ptp(expected) > 0.1 and len(coded[3].ids) == 40
-
-
-def test_which_text_is_which_matters(folder):
-  score = reranker.load(str(folder), max_length=40)
-  one, other = score([('river', 'the sea'), ('the sea', 'river')])
-  assert abs(one - other) > 1e-3
-
-
-def test_two_labels_are_refused(folder, tmp_path):
-  path = shutil.copytree(folder, tmp_path / 'bert')
-  values = safetensors.numpy.load_file(path / 'model.safetensors')
-  width = values['classifier.weight'].shape[1]
-  values['classifier.weight'] = np.zeros((2, width), np.float32)
-  safetensors.numpy.save_file(values, path / 'model.safetensors')
-  with pytest.raises(ValueError, match='classifier.weight is '):
-    reranker.load(str(path), max_length=40)
-
-
-def test_options_are_checked(folder, tmp_path):
-  with pytest.raises(ValueError, match=r'max_length must lie in \[8, 64\]'):
-    reranker.load(str(folder), max_length=65)
-  path = shutil.copytree(folder, tmp_path / 'bert')
-  (path / 'tokenizer.json').write_text(json.dumps({}))
-  with pytest.raises(ValueError, match='must be a tokenizer'):
-    reranker.load(str(path), max_length=40)
-
-
-def test_init_and_axes_have_the_tree_of_a_checkpoint(folder):
-  config = encoder.read_config(str(folder))
-  loaded = crossencoder.load(str(folder), config)
-  new = crossencoder.init(config, jax.random.key(0))
-  jax.tree.map(lambda x, y: np.testing.assert_array_equal(x.shape, y.shape),
-               new, loaded)
-  axes = crossencoder.logical_axes(config)
-  jax.tree.map(lambda x, names: np.testing.assert_equal(x.ndim, len(names)),
-               new, axes)
-
-
-def test_a_config_can_name_it(folder):
-  corpus = Corpus(tuple(Passage(str(i), 'T', text) for i, text in enumerate(
-      ['river sea', 'river that joins', 'sea tarn river a'])))
-  search = factory.make('rerank', corpus, load_judge=reranker.load,
-                        engine=dict(name='bm25'), model=str(folder),
-                        max_length=40, batch=2, candidates=3)
-  passages, = search([query('river', 3)])
-  score = reranker.load(str(folder), max_length=40)
-  expected = {p.id: float(s) for p, s in zip(corpus, score(
-      [('river', rerank.pair_text(p)) for p in corpus]))}
-  assert [p.id for p in passages] == sorted(
-      expected, key=lambda uid: -expected[uid])
-  for p in passages:
-    np.testing.assert_allclose(p.score, expected[p.id], atol=1e-5)

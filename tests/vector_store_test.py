@@ -11,8 +11,8 @@ import pytest
 from searchrl.search.index import vector_store
 
 ROWS = np.random.default_rng(0).normal(size=(70, 8)).astype(np.float32)
-RECIPE = vector_store.Recipe('corpus', {'digest': 'encoder', 'path': 'here'}, 70,
-                           8, 'float32', 16)
+RECIPE = vector_store.Recipe(
+    'corpus', {'digest': 'encoder', 'path': 'here'}, 70, 8, 'float32', 16)
 
 
 def write(folder, recipe=RECIPE, rows=ROWS, shards=None):
@@ -28,7 +28,8 @@ def tree(folder):
 
 
 @pytest.mark.parametrize('dtype, error', [
-    ('float32', 0), ('float16', 2**-11), ('bfloat16', 2**-8), ('int8', 1 / 253)])
+    ('float32', 0), ('float16', 2**-11), ('bfloat16', 2**-8),
+    ('int8', 1 / 253)])
 def test_rows_come_back_to_the_digits_of_their_storage(tmp_path, dtype, error):
   recipe = dataclasses.replace(RECIPE, dtype=dtype)
   store = write(tmp_path, recipe).finish()
@@ -38,8 +39,8 @@ def test_rows_come_back_to_the_digits_of_their_storage(tmp_path, dtype, error):
     largest = np.abs(ROWS[start:stop]).max(1, keepdims=True)
     assert (np.abs(got - ROWS[start:stop]) <= error * largest).all()
   np.testing.assert_allclose(store.mean, ROWS.mean(0), atol=1e-6)
-  assert np.concatenate([r for _, r in vector_store.blocks(store, 9)]).shape == (
-      70, 8)
+  rows = np.concatenate([r for _, r in vector_store.blocks(store, 9)])
+  assert rows.shape == (70, 8)
 
 
 @pytest.mark.parametrize('dtype', vector_store.DTYPES)
@@ -54,9 +55,9 @@ def test_int8_keeps_zeros_and_the_largest_exactly():
   whole, scales = vector_store.quantize(rows)
   np.testing.assert_array_equal(whole, [[0, 0], [64, -127], [127, 0]])
   np.testing.assert_allclose(whole[1] * scales[1], [2, -4], rtol=.01)
-  again, its = vector_store.quantize(whole * scales[:, None])
+  again, again_scales = vector_store.quantize(whole * scales[:, None])
   np.testing.assert_array_equal(again, whole)
-  np.testing.assert_allclose(its, scales, rtol=1e-6)
+  np.testing.assert_allclose(again_scales, scales, rtol=1e-6)
 
 
 @pytest.mark.parametrize('dtype', vector_store.DTYPES)
@@ -82,7 +83,8 @@ def test_the_fingerprint_sees_rows_and_recipe_but_not_the_encoders_place(
   found = [write(tmp_path / str(i), *pair).finish().fingerprint
            for i, pair in enumerate(recipes)]
   assert len(set(found)) == 5
-  moved = dataclasses.replace(RECIPE, encoder={'digest': 'encoder', 'path': 'x'})
+  moved = dataclasses.replace(
+      RECIPE, encoder={'digest': 'encoder', 'path': 'x'})
   assert write(tmp_path / 'm', moved).finish().fingerprint == found[0]
 
 
@@ -174,7 +176,7 @@ def test_a_cut_shard_is_written_again(tmp_path):
 
 
 @pytest.mark.parametrize('change, message', [
-    (dict(dtype='float64'), "one of float32, float16, bfloat16, int8.* 'float64'"),
+    (dict(dtype='float64'), "float32, float16, bfloat16, int8.* 'float64'"),
     (dict(count=0), 'count .* at least 1'), (dict(dim=0), 'dim'),
     (dict(shard_rows=0), 'shard_rows')])
 def test_recipes_are_checked(change, message):

@@ -1,26 +1,27 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A config in, how well its engine finds answers out, without a policy.
+"""Evaluates a search engine without a policy: its answer recall.
 
-Questions are asked as they stand, so a question of several hops finds its
+The text of a question is its query, so a question of several hops finds its
 answer by luck alone; what an agent finds by its own queries is another number,
 `search/answer_in_context_rate` of training and evaluation.
 """
 
-from collections import defaultdict
+import collections
+from collections.abc import Sequence
 import json
 import pathlib
 
 from searchrl.agent import rewards
-from searchrl.data import datasets
 from searchrl.evaluation import figures
 from searchrl.experiment import build
 from searchrl.experiment import search as searches
 from searchrl.search import ir_metrics
+from searchrl.trajectory import Question, SearchFn
 
 
 def run(config, workdir: str) -> None:
-  """Prints recall by set and hops; writes it to retrieval.json.
+  """Prints recall by set and hops, and writes it to retrieval.json.
 
   Raises:
     ValueError: there are no questions.
@@ -30,26 +31,27 @@ def run(config, workdir: str) -> None:
   if not sets:
     raise ValueError(
         f'data.evaluate must name questions for {search.engine!r}, whose '
-        'corpus lies elsewhere, but is empty.')
+        'corpus is remote, but is empty.')
   rows = []
   for dataset in sets:
     engine = searches.engine(search, dataset.corpus, seed=config.seed)
-    rows += judged(dataset, search.engine, engine, config.retrieval.top_ks)
+    rows += [{'set': dataset.name, 'engine': search.engine} | row for row in
+             recall_by_hops(dataset.questions, engine, config.retrieval.top_ks)]
   folder.mkdir(parents=True, exist_ok=True)
   (folder / 'retrieval.json').write_text(json.dumps(rows, indent=1) + '\n')
   print(figures.table(rows, tuple(rows[0])))
 
 
-def judged(dataset: datasets.Dataset, name: str, engine, top_ks) -> list[dict]:
-  """A row for the questions of each hop count."""
-  by_hops = defaultdict(list)
-  for question in dataset.questions:
+def recall_by_hops(questions: Sequence[Question], search: SearchFn,
+                   top_ks: Sequence[int]) -> list[dict[str, float]]:
+  """Answer recall of the questions of each hop count; see `ir_metrics`."""
+  by_hops = collections.defaultdict(list)
+  for question in questions:
     by_hops[question.hops].append(question)
   rows = []
-  for hops, questions in sorted(by_hops.items()):
+  for hops, asked in sorted(by_hops.items()):
     found = ir_metrics.answers(
-        engine, questions, top_ks=top_ks, normalise=rewards.normalise)
-    rows.append({
-        'set': dataset.name, 'engine': name, 'hops': hops, 'n': len(questions)
-    } | {key.removeprefix('retrieval/'): x for key, x in found.items()})
+        search, asked, top_ks=top_ks, normalise=rewards.normalise)
+    rows.append({'hops': hops, 'n': len(asked)} | {
+        key.removeprefix('retrieval/'): x for key, x in found.items()})
   return rows

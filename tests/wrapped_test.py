@@ -1,0 +1,77 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""wrapped: typed errors; metrics and waits of inner searches."""
+
+import pytest
+import tiny
+
+from searchrl.search import wrapped
+from searchrl.trajectory import Passage, Query, SearchError
+
+
+def query(text='river'):
+  return Query(text, 2, tiny.question())
+
+
+def test_results_pass_unchanged():
+  results = {'river': (Passage('a', 'Tarn', 'A river.', 2.0),), '': (),
+             'late': SearchError('timeout', 'after 3 s')}
+  search = lambda queries: [results[q.text] for q in queries]
+  queries = [query(text) for text in results]
+  assert wrapped.with_typed_errors(search)(queries) == search(queries)
+  assert wrapped.with_typed_errors(search)([]) == []
+
+
+def test_an_exception_is_typed():
+  def broken(queries):
+    raise ConnectionError('no route')
+  error = SearchError('unavailable', 'ConnectionError: no route')
+  assert wrapped.with_typed_errors(broken)([query()] * 3) == [error] * 3
+
+
+@pytest.mark.parametrize('results', [[], [()], [(), (), ()]])
+def test_a_wrong_number_of_results_is_typed(results):
+  error = SearchError(
+      'bad_response', f'{len(results)} results for 2 queries')
+  found = wrapped.with_typed_errors(lambda queries: results)([query()] * 2)
+  assert found == [error] * 2
+
+
+def test_the_user_can_stop_a_run():
+  def interrupted(queries):
+    raise KeyboardInterrupt
+  with pytest.raises(KeyboardInterrupt):
+    wrapped.with_typed_errors(interrupted)([query()])
+
+
+class Inner:
+  """A search with metrics, which notes that it waits."""
+
+  def __init__(self, **metrics):
+    self.metrics, self.waits = metrics, 0
+
+  def __call__(self, queries):
+    return [()] * len(queries)
+
+  def pop(self):
+    metrics, self.metrics = self.metrics, {}
+    return metrics
+
+  def wait(self):
+    self.waits += 1
+
+
+def test_metrics_are_added_up_and_waits_passed_on():
+  inner = Inner(tries=2, hits=1), Inner(tries=3)
+  search = wrapped.with_typed_errors(wrapped.Wrapped(inner[0], inner))
+  assert search([query()]) == [()]
+  assert wrapped.pop(search) == {'tries': 5, 'hits': 1}
+  assert wrapped.pop(search) == {}
+  wrapped.wait(search)
+  assert [one.waits for one in inner] == [1, 1]
+
+
+def test_a_plain_function_has_no_metrics_and_never_waits():
+  search = wrapped.with_typed_errors(lambda queries: [()] * len(queries))
+  assert wrapped.pop(search) == {}
+  wrapped.wait(search)  # returns at once
