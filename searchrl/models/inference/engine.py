@@ -28,7 +28,7 @@ from searchrl.models.inference import slots as programs
 from searchrl.models.inference.stops import StopTable
 from searchrl.models.transformer import Params, TransformerConfig
 
-# From so many rows on, XLA's CPU matrix products all round in the same way.
+# From this many rows on, XLA's CPU matrix products all round in the same way.
 _ONE_KIND = 64
 # Shares of the slots, in eighths, that a decode may compute: most of them while
 # some wait for searches, few at the end of a rollout.
@@ -333,7 +333,7 @@ class Engine:
     self._state = self._programs['release'](state=self._state, slot=slot)
 
   def _run_decode(self, rows: int):
-    """Decodes so many rows, with all slots that may be decoding among them."""
+    """Decodes `rows` rows; all slots that may be decoding are among them."""
     slot = None
     if rows < self.slots:
       slot = np.full(rows, self.slots, np.int32)  # out of range: dropped
