@@ -8,7 +8,6 @@ import pytest
 
 from searchrl.search.corpus import Corpus
 from searchrl.search import factory
-from searchrl.search import metered
 from searchrl.search import wrapped
 from searchrl.trajectory import Passage, Query, Question
 
@@ -173,15 +172,14 @@ def test_caches_of_other_corpora_and_options_share_nothing(tmp_path):
 def test_the_counts_and_the_pause_of_a_part_are_those_of_the_whole():
   url = faulty.unused_url()
   remote = dict(name='remote', urls=(url,), tries=1, pause_secs=0)
-  search = metered.Metered(wrapped.with_typed_errors(factory.make(
+  search = wrapped.with_typed_errors(factory.make(
       'cache', CORPUS, index='i',
-      engine=dict(name='fusion', engines=(dict(name='bm25'), remote)))))
+      engine=dict(name='fusion', engines=(dict(name='bm25'), remote))))
   error, = search([query()])
   assert error.kind == 'unavailable'
   values = search.pop()
   assert values['search/remote/failed_calls'] == 1
   assert values['search/cache/hit_rate'] == 0
-  assert values['search/failed_queries'] == 1
   with pytest.raises(ConnectionError, match='pause_secs=0'):
     search.wait()
 

@@ -13,7 +13,7 @@ import pytest
 
 from configs import ask as ask_config
 from configs import dspo
-from searchrl.evaluation import suite
+from searchrl.experiment import policy
 from searchrl.runtime import moved
 from searchrl.runtime import plugins
 from searchrl.runtime import workdir
@@ -104,7 +104,7 @@ def test_an_old_runs_folder_is_asked_and_judged_with_its_own_options(tmp_path):
   (tmp_path / 'config.json').write_text(json.dumps(recorded))
   config = ask_config.get_config(str(tmp_path))
   assert config.rollout.decodes_in_flight == 1 and 'ahead' not in config.rollout
-  assert suite.own_search(str(tmp_path)) == ('noise', {'seed': 3})
+  assert policy.search_of_run(str(tmp_path)) == ('noise', {'seed': 3})
 
 
 def test_an_old_run_goes_on_and_is_then_recorded_under_the_new_names(tmp_path):

@@ -17,6 +17,8 @@ from searchrl.search import factory
 from searchrl.search import wrapped
 from searchrl.trajectory import SearchFn
 
+_load_encoder = embedder.cached_loader()  # an encoder is compiled once a process
+
 
 def engine(search: Any, corpus: Any, *, seed: int) -> SearchFn:
   """The engine of a config over a corpus; what fails in it is a SearchError.
@@ -30,7 +32,7 @@ def engine(search: Any, corpus: Any, *, seed: int) -> SearchFn:
     ValueError, FileNotFoundError: the engine cannot be built.
   """
   return wrapped.with_typed_errors(factory.make(
-      search.engine, corpus, seed=seed, load_encoder=embedder.load_again,
+      search.engine, corpus, seed=seed, load_encoder=_load_encoder,
       load_judge=reranker.load, **search.options))
 
 
@@ -42,7 +44,7 @@ def is_remote(search: Any) -> bool:
 def describe(search: Any, corpus: Any) -> dict[str, Any]:
   """What is searched, for the record of a run: digests, an index's recall."""
   return factory.describe(search.engine, corpus, search.options,
-                          load_encoder=embedder.load_again)
+                          load_encoder=_load_encoder)
 
 
 def cases(search: Any, sets: Sequence[datasets.Dataset], *, noise: bool,
