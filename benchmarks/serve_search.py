@@ -48,6 +48,7 @@ from searchrl.search import corpus as corpora
 from searchrl.search.index import bm25
 from searchrl.search.remote import remote
 from searchrl.search.remote import wire
+from searchrl.serving import asgi
 from searchrl.serving import search_server
 from searchrl.trajectory import Passage, Query, Question, SearchError
 
@@ -137,7 +138,8 @@ def serve_alone(told, call_secs, query_secs, options):
       time.sleep(call_secs + query_secs * len(queries))
     return [found] * len(queries)
 
-  server = search_server.Server(search, search_server.Options(port=0, **options))
+  server = search_server.Server(search, search_server.Options(
+      asgi.HttpOptions(port=0), **options))
   server.start()
   told.send(f'{server.address}/retrieve')
   threading.Event().wait()

@@ -33,7 +33,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       ),
       waiting=256,  # choices without a slot; above these, requests get 429
       deadline_secs=600.0,  # of a request; then it gets 504
-      idle_secs=60.0,  # until a silent connection is closed
-      connections=1024,  # at a time
+      idle_secs=60.0,  # until a connection that asks nothing more is closed
+      connections=1024,  # with a request under way; one more gets 503
   )
   return config

@@ -4,13 +4,14 @@ r"""A search server that speaks Search-R1's /retrieve.
 
   python -m searchrl.main --config=configs/serve_search.py
 
-Without `search.corpus` it serves the generated training world. A run elsewhere
-asks it with
+Without `search.corpus` it serves the generated training world. A run on another
+machine asks it with
 
   config.search.engine = 'remote'
   config.search.options = dict(urls=('http://127.0.0.1:8000/retrieve',))
 
 Every engine of common.py can be served, engines over engines too.
+docs/search.md says what the server promises.
 """
 
 from configs import common
@@ -33,16 +34,16 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       token_env='',  # variable of the environment with a bearer token; '': none
       top_k=3,  # passages a query, where a request does not say
       limits=dict(  # of a request
-          body_bytes=2**20,
-          queries=512,
-          query_chars=2000,  # a query
+          body_bytes=2**23,
+          queries=4096,
+          query_chars=2000,  # a query; a longer one is cut
           top_k=100,
       ),
-      batch_queries=512,  # that the engine answers at a time
-      gather_secs=0.002,  # that an idle engine waits for company
-      waiting_queries=4096,  # above these, requests get 429
+      batch_queries=512,  # of a call of the engine, at most
+      gather_secs=0.002,  # for which an idle engine waits for more queries
+      waiting_queries=16_384,  # above these, requests get 429
       deadline_secs=30.0,  # of a request; then it gets 504
-      idle_secs=60.0,  # until a silent connection is closed
-      connections=1024,  # at a time
+      idle_secs=60.0,  # until a connection that asks nothing more is closed
+      connections=1024,  # with a request under way; one more gets 503
   )
   return config

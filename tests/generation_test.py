@@ -2,16 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """generation: a choice is the same alone and in company; texts end at stops."""
 
+import queue
 import threading
 import time
 
+import chats
 from hypothesis import given, settings, strategies
 import jax
 import numpy as np
 import pytest
 import tiny
 
-from searchrl.jobs import serve_model
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import sampling
 from searchrl.models import transformer
@@ -19,7 +20,7 @@ from searchrl.rollouts import generation
 
 TOKENIZER = tiny.Tokenizer()
 PIECES = TOKENIZER.token_bytes
-NEVER = serve_model.never(tiny.CONFIG.vocab_size)
+NEVER = generation.no_stops(tiny.CONFIG.vocab_size)
 
 
 def text_oracle(tokens, stops):
@@ -79,7 +80,7 @@ def generator(engine, params):
                               eos_ids=TOKENIZER.eos_ids, waiting=20)
   yield made
   made.close(20)
-  assert made.error is None and not made.speaking and not made.waiting
+  assert made.error is None and not made.running and not made.waiting
   assert sorted(made._free) == [0, 1, 2, 3]
 
 
@@ -91,15 +92,30 @@ def choice(seed, budget=20, temperature=1.0, stops=(), **truncation):
           temperature, sampling.Truncation(**truncation)), stops)
 
 
-def hear(stream):
-  """number -> (text, tokens, log-probs, finish)."""
-  said = {}
-  for piece in stream.pieces(time.monotonic() + 60):
-    text, tokens, logprobs, finish = said.get(piece.choice, ('', (), (), None))
-    assert finish is None and len(piece.tokens) == len(piece.logprobs)
-    said[piece.choice] = (text + piece.text, tokens + piece.tokens,
-                          logprobs + piece.logprobs, piece.finish)
-  return said
+class Heard:
+  """What becomes of one request."""
+
+  def __init__(self, generator, choices):
+    self.count, self.queue = len(choices), queue.SimpleQueue()
+    self.stream = generator.submit(choices, self.queue.put)
+
+  def pieces(self):
+    left = self.count
+    while left:
+      piece = self.queue.get(timeout=60)
+      yield piece
+      left -= piece is None or piece.finish is not None
+
+  def all(self):
+    """number -> (text, tokens, log-probs, finish)."""
+    said = {}
+    for piece in self.pieces():
+      text, tokens, logprobs, finish = said.get(
+          piece.choice, ('', (), (), None))
+      assert finish is None and len(piece.tokens) == len(piece.logprobs)
+      said[piece.choice] = (text + piece.text, tokens + piece.tokens,
+                            logprobs + piece.logprobs, piece.finish)
+    return said
 
 
 CHOICES = [choice(0), choice(1, temperature=0.0), choice(2, top_k=3),
@@ -128,24 +144,24 @@ def alone(engine, params):
 
 
 def test_choices_of_one_request_are_as_if_each_were_alone(generator, alone):
-  said = hear(generator.submit(CHOICES))
+  said = Heard(generator, CHOICES).all()
   assert [said[n] for n in range(len(CHOICES))] == alone
   assert {finish for *_, finish in alone} == {'stop', 'length'}
   assert said[1] == said[8]  # of one prompt, greedy
 
 
 def test_requests_that_come_while_others_decode_join_them(generator, alone):
-  first = generator.submit(CHOICES[6:7])
-  begun = next(first.pieces(time.monotonic() + 60))  # it decodes
-  streams = [generator.submit([one]) for one in CHOICES]
+  first = Heard(generator, CHOICES[6:7])
+  begun = next(first.pieces())  # it decodes
+  streams = [Heard(generator, [one]) for one in CHOICES]
   for stream, expected in zip(streams, alone):
-    assert hear(stream)[0] == expected
+    assert stream.all()[0] == expected
   assert alone[6][1][:len(begun.tokens)] == begun.tokens
 
 
 def test_greedy_is_the_argmax_of_a_full_forward(generator, params):
   one = choice(1, temperature=0.0)
-  _, tokens, logprobs, _ = hear(generator.submit([one]))[0]
+  _, tokens, logprobs, _ = Heard(generator, [one]).all()[0]
   whole = np.array([[*one.prompt, *tokens]])
   logits = transformer.logits(
       params, transformer.forward(params, whole, tiny.CONFIG))[0]
@@ -192,65 +208,67 @@ def wait_for(condition):
 
 def test_too_much_is_refused_whole_and_the_rest_is_served(held, alone):
   slow, generator = held
-  first = generator.submit(CHOICES[:4])
-  wait_for(lambda: generator.speaking == 4)
-  second = generator.submit(CHOICES[4:9])
+  first = Heard(generator, CHOICES[:4])
+  wait_for(lambda: generator.running == 4)
+  second = Heard(generator, CHOICES[4:9])
   with pytest.raises(generation.Full):
-    generator.submit(CHOICES[:2])
+    Heard(generator, CHOICES[:2])
   assert generator.waiting == 5
   slow.go.release(1000)
-  said = [*hear(first).items(), *((n + 4, x) for n, x in hear(second).items())]
+  said = [*first.all().items(), *((n + 4, x) for n, x in second.all().items())]
   assert dict(said) == dict(enumerate(alone))
 
 
 def test_what_nobody_listens_to_leaves_its_slot(held, alone):
   slow, generator = held
-  left = generator.submit([choice(seed, 34) for seed in range(20, 24)])
-  wait_for(lambda: generator.speaking == 4)
-  dropped = generator.submit([choice(30)])
-  following = generator.submit(CHOICES[:1])
-  left.cancel()
-  dropped.cancel()
+  left = Heard(generator, [choice(seed, 34) for seed in range(20, 24)])
+  wait_for(lambda: generator.running == 4)
+  dropped = Heard(generator, [choice(30)])
+  following = Heard(generator, CHOICES[:1])
+  left.stream.cancel()
+  dropped.stream.cancel()
   slow.go.release(1)  # the pass that was under way
-  wait_for(lambda: generator.speaking == 1 and not generator.waiting)
+  wait_for(lambda: generator.running == 1 and not generator.waiting)
   slow.go.release(1000)
-  assert hear(following)[0] == alone[0]
-
-
-def test_a_deadline_ends_a_stream_and_frees_its_slot(held):
-  slow, generator = held
-  stream = generator.submit(CHOICES[:1])
-  with pytest.raises(TimeoutError):
-    list(stream.pieces(time.monotonic() + 0.05))
-  slow.go.release(1)
-  wait_for(lambda: not generator.speaking)
+  assert following.all()[0] == alone[0]
 
 
 def test_closing_finishes_what_was_asked_and_takes_no_more(held, alone):
   slow, generator = held
-  stream = generator.submit(CHOICES[:6])
+  stream = Heard(generator, CHOICES[:6])
   closing = threading.Thread(target=generator.close, args=(20,))
   closing.start()
   wait_for(lambda: not generator.is_open)
   with pytest.raises(generation.Closed):
-    generator.submit(CHOICES[:1])
+    Heard(generator, CHOICES[:1])
   slow.go.release(1000)
-  assert hear(stream) == dict(enumerate(alone[:6]))
+  assert stream.all() == dict(enumerate(alone[:6]))
   closing.join(20)
   assert not closing.is_alive()
 
 
-def test_a_failing_engine_ends_all_streams_and_is_told(engine, params):
+def test_a_failing_engine_ends_every_stream_once_and_is_told(engine, params):
   engine.load(params, None)
   slow = Held(engine)
   slow.decode = lambda: time.sleep(0.1) or 1 / 0
   generator = generation.Generator(
       slow, token_bytes=PIECES, eos_ids=(), waiting=20)
-  streams = [generator.submit(CHOICES[:4]), generator.submit(CHOICES[4:])]
-  for stream in streams:
-    with pytest.raises(generation.Closed):
-      list(stream.pieces(time.monotonic() + 20))
+  streams = [Heard(generator, CHOICES[:4]), Heard(generator, CHOICES[4:])]
+  for stream in streams:  # all end, without another piece
+    assert stream.queue.get(timeout=20) is None and stream.queue.empty()
   assert isinstance(generator.error, ZeroDivisionError)
   assert not generator.is_open
   with pytest.raises(generation.Closed):
-    generator.submit(CHOICES[:1])
+    Heard(generator, CHOICES[:1])
+
+
+def test_what_ends_a_turn_of_the_template_ends_a_choice():
+  tokenizer = chats.byte_level(chats.QWEN2, eos='<|endoftext|>')
+  assert generation.turn_ends(tokenizer) == tokenizer.encode('<|im_end|>')
+  assert generation.turn_ends(chats.byte_level()) == ()  # no template
+
+
+def test_a_table_that_never_stops():
+  table = generation.no_stops(7)
+  assert not np.any(table.hit) and not np.any(table.next_state)
+  assert table.hit.shape == table.next_state.shape == (1, 7)

@@ -7,31 +7,28 @@ import contextlib
 import dataclasses
 import http.client
 import json
-import pathlib
-import re
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
+import types
 
 import chats
 import jax
 import numpy as np
 import pytest
+import servers
 import tiny
 
-from searchrl.jobs import serve_model
 from searchrl.models.inference import engine as engines
+from searchrl.models.inference import sampling
 from searchrl.models import transformer
 from searchrl.rollouts import generation
+from searchrl.serving import asgi
 from searchrl.serving import model_server
 from searchrl.serving import openai_api
 
 TOKENIZER = chats.qwen()
 SHAPE = dataclasses.replace(tiny.CONFIG, vocab_size=TOKENIZER.vocab_size)
-EOS = (*TOKENIZER.eos_ids, *serve_model.turn_ends(TOKENIZER))
+EOS = (*TOKENIZER.eos_ids, *generation.turn_ends(TOKENIZER))
 PROMPT = 'the search goes'
 HELLO = [{'role': 'user', 'content': 'go on'}]
 
@@ -44,7 +41,7 @@ def params():
 @pytest.fixture(scope='module')
 def engine():
   return engines.Engine(
-      SHAPE, slots=4, length=128, stop_table=serve_model.never(SHAPE.vocab_size),
+      SHAPE, slots=4, length=128, stop_table=generation.no_stops(SHAPE.vocab_size),
       eos_ids=EOS, tile=16, block=16, steps=5, seed=4)
 
 
@@ -52,14 +49,15 @@ def engine():
 def serving(engine, params):
   """Makes a server over the one engine."""
   with contextlib.ExitStack() as stack:
-    def start(its=engine, **options):
+    def start(used=engine, **options):
       engine.load(params, None)
+      http_part, rest = servers.http_options({'deadline_secs': 600.0} | options)
       generator = generation.Generator(
-          its, token_bytes=TOKENIZER.token_bytes, eos_ids=EOS,
-          waiting=options.get('waiting', 256))
+          used, token_bytes=TOKENIZER.token_bytes, eos_ids=EOS,
+          waiting=rest.get('waiting', 256))
       server = model_server.Server(
           generator, TOKENIZER, 128,
-          model_server.Options(name='it', port=0, **options))
+          model_server.Options('it', http_part, **rest))
       server.start()
       stack.callback(server.stop)
       return server
@@ -68,8 +66,7 @@ def serving(engine, params):
 
 @contextlib.contextmanager
 def opened(server, path, method='POST', headers=(), body=None, **record):
-  host, _, port = server.address.removeprefix('http://').rpartition(':')
-  line = http.client.HTTPConnection(host, int(port), timeout=30)
+  line = http.client.HTTPConnection(*servers.place(server), timeout=30)
   body = json.dumps(record).encode() if body is None else body
   line.request(method, path, body if method == 'POST' else None, dict(headers))
   yield line.getresponse()
@@ -185,7 +182,7 @@ def test_events_add_up_to_the_answer(serving, path):
 
 def test_a_chat_is_the_completion_of_what_the_template_writes(serving):
   server = serving()
-  assert set(serve_model.turn_ends(TOKENIZER)) == set(
+  assert set(generation.turn_ends(TOKENIZER)) == set(
       TOKENIZER.encode('<|im_end|>'))
   _, chat = ask(server, '/v1/chat/completions', temperature=0, max_tokens=9)
   _, plain = ask(server, temperature=0, max_tokens=9,
@@ -205,7 +202,9 @@ def test_a_chat_is_the_completion_of_what_the_template_writes(serving):
     (dict(path='/v1/embeddings'), 404, 'POST to /v1/completions'),
     (dict(path='/v1/models/other', method='GET'), 404, 'no such page'),
     (dict(path='/v1/completions', method='GET'), 405, 'no such page'),
-    (dict(path='/v1/completions', method='PUT'), 501, 'no such request'),
+    (dict(path='/v1/completions', method='PUT'), 405, 'no such page'),
+    (dict(path='/v1/completions', method='OPTIONS'), 405, 'no such page'),
+    (dict(path='/v1/models'), 404, 'POST to /v1/completions'),
     (dict(stream=True, n=0), 400, 'n must be'),
     (dict(prompt=[3] * 128), 400, 'may have 127 tokens'),
 ])
@@ -231,10 +230,8 @@ def test_models_health_and_what_is_no_http(serving):
   _, found = ask(server, '/v1/models', 'GET')
   assert [m['id'] for m in found['data']] == ['it']
   assert ask(server, '/v1/models/it', 'GET')[1] == found['data'][0]
-  host, _, port = server.address.removeprefix('http://').rpartition(':')
-  with socket.create_connection((host, int(port)), timeout=20) as line:
-    line.sendall(b'nonsense\r\n\r\n')
-    assert line.recv(4096).startswith(b'HTTP/1.1 400 ')
+  assert servers.send(server, b'nonsense\r\n\r\n').startswith(
+      b'HTTP/1.1 400 ')
 
 
 def test_a_token_is_needed_where_one_is_set(serving):
@@ -268,32 +265,24 @@ class Held:
     return self._engine.decode()
 
 
-def wait_for(condition):
-  end = time.monotonic() + 20
-  while not condition():
-    assert time.monotonic() < end
-    time.sleep(0.001)
-
-
 def test_a_full_queue_is_429_and_what_was_asked_is_answered_at_the_end(
     serving, engine):
   held = Held(engine)
   server = serving(held, waiting=2, limits=openai_api.Limits(choices=2))
   with concurrent.futures.ThreadPoolExecutor(9) as pool:
     begun = pool.submit(ask, server, n=2, max_tokens=3)
-    wait_for(lambda: server.generator.speaking == 2)
+    servers.until(lambda: server.generator.running == 2)
     waits = pool.submit(ask, server, n=2, max_tokens=3)
-    wait_for(lambda: server.generator.waiting == 2)
+    servers.until(lambda: server.generator.waiting == 2)
     with opened(server, '/v1/completions', model='it', prompt='a') as response:
       assert response.status == 429 and response.headers['Retry-After'] == '1'
       assert 'rate_limit' in json.loads(response.read())['error']['type']
     stopping = pool.submit(server.stop)
-    wait_for(lambda: not server.generator.is_open)
+    servers.until(lambda: servers.refuses(server))
     held.go.release(1000)
     assert [r.result()[0] for r in (begun, waits)] == [200] * 2
     stopping.result()
-    server.stop = lambda: None
-  with pytest.raises(OSError):
+  with pytest.raises(ConnectionRefusedError):
     ask(server)
 
 
@@ -306,7 +295,7 @@ def test_a_deadline_is_504_or_the_last_event(serving, engine):
               stream=True) as response:
     assert response.status == 504  # nothing had been said yet
   held.go.release(1000)
-  wait_for(lambda: not server.generator.speaking)
+  servers.until(lambda: not server.generator.running)
 
 
 def test_a_client_that_hangs_up_leaves_its_slot(serving, engine):
@@ -321,10 +310,59 @@ def test_a_client_that_hangs_up_leaves_its_slot(serving, engine):
               **asked) as response:
     assert response.read1(10)  # it has begun
     response.close()
-  while server.generator.speaking:
-    held.go.release()  # it is noticed when something is sent
-    time.sleep(0.01)
+  servers.until(lambda: left(server, held))
   assert held.passes < 120 / 5  # of five tokens
+
+
+def left(server, held):
+  """Whether no choice has a slot; lets the engine decode once."""
+  held.go.release()
+  time.sleep(0.01)
+  return not server.generator.running
+
+
+def test_a_client_that_hangs_up_before_its_answer_leaves_its_slot(
+    serving, engine):
+  held = Held(engine)
+  server = serving(held)
+  with servers.connect(server) as line:
+    body = json.dumps(dict(model='it', prompt=PROMPT, max_tokens=120, n=4,
+                           seed=1)).encode()
+    line.sendall(servers.post(body, b'Content-Length: %d' % len(body),
+                              path=b'/v1/completions'))
+    servers.until(lambda: server.generator.running == 4)
+  servers.until(lambda: left(server, held))
+  assert held.passes < 120 / 5
+
+
+def test_a_slow_body_is_408_and_a_body_in_chunks_is_read(serving):
+  server = serving(idle_secs=0.2)
+  answer = servers.send(server, servers.post(
+      b'{', b'Content-Length: 99', path=b'/v1/completions'))
+  assert answer.startswith(b'HTTP/1.1 408 ')
+  assert b'"message": "the body came too late."' in answer
+  body = json.dumps(dict(model='it', prompt='a', max_tokens=1)).encode()
+  answer = servers.send(server, servers.post(
+      b'%x\r\n%s\r\n0\r\n\r\n' % (len(body), body),
+      b'Transfer-Encoding: chunked', b'Connection: close',
+      path=b'/v1/completions'))
+  assert answer.startswith(b'HTTP/1.1 200 ')
+
+
+def test_a_long_prompt_is_read_while_others_are_answered(serving, monkeypatch):
+  server, go = serving(), threading.Event()
+  read = openai_api.read
+
+  def slow(body, **fields):
+    assert b'long' not in body or go.wait(20)
+    return read(body, **fields)
+
+  monkeypatch.setattr(openai_api, 'read', slow)
+  with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    asked = pool.submit(ask, server, prompt='long', max_tokens=1)
+    assert ask(server, '/health', 'GET')[0] == 200
+    go.set()
+    assert asked.result()[0] == 200
 
 
 def test_64_clients_at_once_are_answered_alike(serving):
@@ -364,7 +402,6 @@ def test_openais_own_client(serving):
 
 
 @pytest.mark.parametrize('options, message', [
-    (dict(deadline_secs=0), 'serve.deadline_secs must be above 0'),
     (dict(limits=openai_api.Limits(stops=0)), 'serve.limits.stops must be abo'),
     (dict(waiting=9), 'must hold one request of limits.choices=64'),
 ])
@@ -373,26 +410,46 @@ def test_options_are_checked(options, message):
     model_server.Options(name='it', **options)
 
 
-@pytest.mark.slow
-def test_the_job_serves_the_tiny_base_model_and_ends_in_order(tmp_path):
-  root = pathlib.Path(__file__).parents[1]
-  command = [sys.executable, '-m', 'searchrl.main',
-             '--config=configs/serve_model.py', '--config.serve.port=0',
-             f'--workdir={tmp_path}']
-  with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True
-                       ) as process:
-    line = ''
-    while 'Serving' not in line:
-      line = process.stderr.readline()
-      assert line, 'it ended'
-    assert 'tiny_base at http://127.0.0.1:' in line
-    address = re.search(r'at (\S+)/v1;', line)[1]
-    server = type('Remote', (), {'address': address})
-    status, found = ask(
-        server, model='tiny_base', temperature=0, max_tokens=40,
-        stop=['</search>'],
-        prompt=' Search, then answer: What is the river of Zeston?\n')
-    assert status == 200 and '<search>' in found['choices'][0]['text']
-    assert ask(server, '/v1/chat/completions', model='tiny_base')[0] == 400
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
+def test_a_request_becomes_choices_each_with_a_name_of_its_own():
+  asked = types.SimpleNamespace(
+      seed=4, prompts=((1, 2), (3,)), budgets=(5, 6), n=2,
+      draw=sampling.Draw(0.5), stops=('é',))
+  found = model_server.choices(asked)
+  assert [c.prompt for c in found] == [(1, 2), (1, 2), (3,), (3,)]
+  assert [c.budget for c in found] == [5, 5, 6, 6]
+  assert [c.row_ids for c in found] == [
+      engines.row_ids(0, 'seed 4', number, 0) for number in range(4)]
+  assert found == model_server.choices(asked)
+  assert {c.stops for c in found} == {('é'.encode(),)}
+  asked.seed = None
+  one, other = (model_server.choices(asked)[0].row_ids for _ in range(2))
+  assert one != other
+
+
+class Failing:
+  """An engine that fails when it decodes."""
+
+  slots = 2
+  append = release = cut = lambda *_: None
+
+  def decode(self):
+    raise ZeroDivisionError
+
+
+def test_a_failing_engine_is_503_and_ends_the_serving(capsys):
+  generator = generation.Generator(
+      Failing(), token_bytes=TOKENIZER.token_bytes, eos_ids=(), waiting=64)
+  http_options = asgi.HttpOptions(port=0)
+  server = model_server.Server(
+      generator, TOKENIZER, 128, model_server.Options('it', http_options))
+  with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    def ask_when_it_serves():
+      servers.until(lambda: not servers.refuses(server))
+      return ask(server, max_tokens=3)
+
+    asked = pool.submit(ask_when_it_serves)
+    asgi.serve(server, 'it', http_options, is_open=lambda: generator.is_open)
+    status, found = asked.result()
+  assert status == 503 and 'ending' in found['error']['message']
+  assert isinstance(generator.error, ZeroDivisionError)
+  assert 'Stopping' in capsys.readouterr().err

@@ -1,30 +1,37 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts from many threads in, pieces of what a model says out: one loop over slots.
+"""Continuous batching: prompts of many callers over one engine.
 
-A thread of its own feeds and decodes. What is asked while others decode joins
-them at the next pass. Every choice draws in its own way; stop strings are found
+A thread of its own prefills and decodes. Choices that come while others decode
+join them at the next pass. Each choice draws by itself; stop strings are found
 here, in the bytes, and what was sampled beyond one is thrown away.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 import codecs
 import collections
 import dataclasses
-import queue
+import functools
 import threading
-import time
+from typing import Any
 
+from jax.sharding import Mesh
+import numpy as np
+
+from searchrl.agent import chat
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import sampling
+from searchrl.models.inference import stops as stops_lib
+from searchrl.models import transformer
+from searchrl.runtime import mesh as meshes
 
 
 class Full(Exception):
-  """Too much waits already."""
+  """Too many choices wait already."""
 
 
 class Closed(Exception):
-  """Nothing more is generated: it is being ended, or has failed."""
+  """Nothing more is generated: the generator is closing, or has failed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,45 +57,26 @@ class Piece:
 
 
 class Stream:
-  """The pieces of one request's choices, as they come."""
+  """One request's pieces on their way.
 
-  def __init__(self, choices: Sequence[Choice]):
-    self._back = queue.SimpleQueue()
-    self._left = len(choices)
-    self.cancelled = False
+  Args:
+    put: receives the pieces of all choices, each choice's in order, and None if
+      no more will come; called by the generator's thread.
+  """
 
-  def put(self, piece: Piece | None) -> None:
-    """A piece; None: there will be no more."""
-    self._back.put(piece)
+  def __init__(self, put: Callable[[Piece | None], None]):
+    self.put, self.is_cancelled = put, False
 
   def cancel(self) -> None:
-    """Nobody listens any more: its slots become free."""
-    self.cancelled = True
-
-  def pieces(self, deadline: float) -> Iterator[Piece]:
-    """All pieces, until every choice is finished.
-
-    Raises:
-      TimeoutError: time.monotonic() has passed the deadline; it is cancelled.
-      Closed: the loop has ended before.
-    """
-    while self._left:
-      try:
-        piece = self._back.get(timeout=max(deadline - time.monotonic(), 0))
-      except queue.Empty:
-        self.cancel()
-        raise TimeoutError from None
-      if piece is None:
-        raise Closed
-      self._left -= piece.finish is not None
-      yield piece
+    """Nobody waits for the rest: its slots become free."""
+    self.is_cancelled = True
 
 
 class Text:
   """A choice's text as its tokens come, up to a stop string.
 
   Args:
-    token_bytes: what each id adds; see `Tokenizer.token_bytes`.
+    token_bytes: of each id; see `Tokenizer.token_bytes`.
     stops: any of them ends the text before it.
   """
 
@@ -99,19 +87,19 @@ class Text:
     self._decoder = codecs.getincrementaldecoder('utf-8')('replace')
 
   def add(self, tokens: Sequence[int], last: bool) -> tuple[str, int, bool]:
-    """The text that can be shown, the tokens taken, whether a stop was met.
+    """The text to show, the number of tokens taken, whether a stop was found.
 
-    What may be the beginning of a stop string, or of a character, is held back
-    until more is known; with the last tokens it is let go.
+    What may begin a stop string, or a character, is held back until more is
+    known; with the last tokens it is let go.
     """
     for count, token in enumerate(tokens, start=1):
       begin = max(len(self._raw) - self._longest + 1, 0)
       self._raw += self._token_bytes[token]
-      met = [at for stop in self._stops
-             if (at := self._raw.find(stop, begin)) >= 0]
-      if met:
-        return self._show(min(met), True), count, True
-    held = 0 if last else self._beginning_of_a_stop()
+      found = [at for stop in self._stops
+               if (at := self._raw.find(stop, begin)) >= 0]
+      if found:
+        return self._show(min(found), True), count, True
+    held = 0 if last else self._begun_stop()
     return self._show(len(self._raw) - held, last), len(tokens), False
 
   def _show(self, end: int, last: bool) -> str:
@@ -119,21 +107,22 @@ class Text:
     self._sent = end
     return self._decoder.decode(shown, final=last)
 
-  def _beginning_of_a_stop(self) -> int:
+  def _begun_stop(self) -> int:
+    """The length of the longest tail that begins a stop string, in bytes."""
     tail = bytes(self._raw[max(len(self._raw) - self._longest + 1, 0):])
     return next((len(tail) - i for i in range(len(tail))
                  if any(s.startswith(tail[i:]) for s in self._stops)), 0)
 
 
 @dataclasses.dataclass
-class _Speaker:
+class _Running:
   """A choice that has a slot."""
 
   stream: Stream
   number: int  # among the request's choices
   choice: Choice
   text: Text
-  heard: int = 0  # tokens
+  sent: int = 0  # tokens
 
 
 class Generator:
@@ -142,16 +131,16 @@ class Generator:
   Args:
     engine: loaded with a temperature of None; nobody else may use it.
     token_bytes: see `Text`.
-    eos_ids: that end a choice, as the engine has them.
+    eos_ids: end a choice, as they do in the engine.
     waiting: choices that may wait for a slot.
   """
 
   def __init__(self, engine: engines.Engine, *, token_bytes: Sequence[bytes],
                eos_ids: Sequence[int], waiting: int):
     self._engine, self._token_bytes = engine, token_bytes
-    self._eos_ids, self._most = frozenset(eos_ids), waiting
+    self._eos_ids, self._room = frozenset(eos_ids), waiting
     self._queue = collections.deque()  # (stream, number, choice)
-    self._speaking = {}  # slot -> _Speaker
+    self._running = {}  # slot -> _Running
     self._free = list(range(engine.slots))[::-1]
     self._changed = threading.Condition()
     self._closing = False
@@ -166,26 +155,27 @@ class Generator:
     return len(self._queue)
 
   @property
-  def speaking(self) -> int:
-    """Choices with one."""
-    return len(self._speaking)
+  def running(self) -> int:
+    """Choices with a slot."""
+    return len(self._running)
 
   @property
   def is_open(self) -> bool:
     return not self._closing
 
-  def submit(self, choices: Sequence[Choice]) -> Stream:
-    """Asks for choices.
+  def submit(self, choices: Sequence[Choice],
+             put: Callable[[Piece | None], None]) -> Stream:
+    """Asks for choices; `put` as in `Stream`.
 
     Raises:
       Full: there is no room for so many to wait.
-      Closed: nothing is taken any more.
+      Closed: nothing more is generated.
     """
-    stream = Stream(choices)
+    stream = Stream(put)
     with self._changed:
       if self._closing:
         raise Closed
-      if len(self._queue) + len(choices) > self._most:
+      if len(self._queue) + len(choices) > self._room:
         raise Full
       self._queue.extend(
           (stream, n, choice) for n, choice in enumerate(choices))
@@ -193,7 +183,7 @@ class Generator:
     return stream
 
   def close(self, within_secs: float) -> None:
-    """Takes no more, finishes what it has, ends."""
+    """Takes no more choices, finishes those it has, and ends the thread."""
     with self._changed:
       self._closing = True
       self._changed.notify()
@@ -201,72 +191,129 @@ class Generator:
 
   def _run(self) -> None:
     try:
-      while (seated := self._next()) is not None:
-        self._pass(seated)
+      while (appends := self._next()) is not None:
+        self._pass(appends)
     except Exception as error:  # the engine's state is lost
       self.error = error
     with self._changed:
       self._closing = True
       left = [stream for stream, *_ in self._queue]
       self._queue.clear()
-    for stream in [*left, *(s.stream for s in self._speaking.values())]:
+    left += [running.stream for running in self._running.values()]
+    for stream in dict.fromkeys(left):
       stream.put(None)
 
   def _next(self) -> list[engines.Append] | None:
-    """Waits for work; who is newly seated, or None at the end."""
+    """Waits for work; returns prompts for free slots, or None at the end."""
     with self._changed:
-      while not (self._queue or self._speaking):
+      while not (self._queue or self._running):
         if self._closing:
           return None
         self._changed.wait()
-      self._leave([slot for slot, its in self._speaking.items()
-                   if its.stream.cancelled], decoding=True)
-      seated = []
+      self._release([slot for slot, running in self._running.items()
+                     if running.stream.is_cancelled], decoding=True)
+      appends = []
       while self._queue and self._free:
         stream, number, choice = self._queue.popleft()
-        if not stream.cancelled:
-          seated.append(self._seat(stream, number, choice))
-      return seated
+        if not stream.is_cancelled:
+          appends.append(self._assign(stream, number, choice))
+      return appends
 
-  def _seat(self, stream, number: int, choice: Choice) -> engines.Append:
+  def _assign(self, stream, number: int, choice: Choice) -> engines.Append:
     slot = self._free.pop()
-    self._speaking[slot] = _Speaker(
+    self._running[slot] = _Running(
         stream, number, choice, Text(self._token_bytes, choice.stops))
     return engines.Append(slot, choice.prompt, choice.budget, choice.row_ids,
                           fresh=True, draw=choice.draw)
 
-  def _pass(self, seated: list[engines.Append]) -> None:
-    if seated:
-      self._engine.append(seated)
-    if not self._speaking:
+  def _pass(self, appends: list[engines.Append]) -> None:
+    if appends:
+      self._engine.append(appends)
+    if not self._running:
       return
-    over = {said.slot: said for said in self._engine.decode()}
-    for slot in list(self._speaking):
-      if slot in over:
-        self._tell(slot, over[slot].tokens, over[slot].logprobs, True)
+    stopped = {turn.slot: turn for turn in self._engine.decode()}
+    for slot in list(self._running):
+      if slot in stopped:
+        turn = stopped[slot]
+        self._deliver(slot, turn.tokens, turn.logprobs, True)
       else:
-        self._tell(slot, *self._engine.partial(slot), False)
+        self._deliver(slot, *self._engine.partial(slot), False)
 
-  def _tell(self, slot: int, tokens, logprobs, over: bool) -> None:
-    """Passes on what a slot has said since the last time."""
-    its = self._speaking[slot]
-    new = tuple(tokens[its.heard:])
-    text, taken, stopped = its.text.add(new, over)
+  def _deliver(self, slot: int, tokens, logprobs, last: bool) -> None:
+    """Passes on what a slot has sampled since the last time."""
+    running = self._running[slot]
+    begin = running.sent
+    new = tuple(tokens[begin:])
+    text, taken, is_stopped = running.text.add(new, last)
     finish = None
-    if over or stopped:
-      by_itself = stopped or new[-1] in self._eos_ids
+    if last or is_stopped:
+      by_itself = is_stopped or new[-1] in self._eos_ids
       finish = 'stop' if by_itself else 'length'
-      self._leave([slot], decoding=not over)
-    its.stream.put(Piece(
-        its.number, text, new[:taken],
-        tuple(logprobs[its.heard:its.heard + taken]), finish))
-    its.heard += taken
+      self._release([slot], decoding=not last)
+    running.stream.put(Piece(
+        running.number, text, new[:taken],
+        tuple(logprobs[begin:begin + taken]), finish))
+    running.sent += taken
 
-  def _leave(self, slots: Sequence[int], *, decoding: bool) -> None:
+  def _release(self, slots: Sequence[int], *, decoding: bool) -> None:
     """Frees slots, in the middle of a turn or after it."""
     if slots and decoding:
       self._engine.cut(slots)
     for slot in slots:
       self._engine.release(slot)
-      del self._speaking[slot]
+      del self._running[slot]
       self._free.append(slot)
+
+
+def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
+          mesh: Mesh, *, slots: int, length: int, tensor: int, seed: int,
+          steps: int, dtype: str, waiting: int) -> Generator:
+  """A Generator over an engine of its own, compiled and running.
+
+  Args:
+    shape: of the decoder.
+    tokenizer: see `agent.tokenizer`.
+    params: as the engine has them, on `mesh`.
+    mesh: the engine's devices.
+    slots: choices that decode side by side.
+    length: tokens that a prompt and its continuation may have.
+    tensor: devices that share one copy of the weights.
+    seed: of all sampling.
+    steps: tokens that are decoded until new choices can join.
+    dtype: of weights, activations and cache.
+    waiting: choices that may wait for a slot.
+
+  Raises:
+    ValueError: the slots cannot be shared among the devices.
+  """
+  copies = mesh.size // tensor
+  if slots % copies:
+    raise ValueError(
+        f'rollout.slots must be a multiple of the {copies} copies of the '
+        f'weights, but is {slots}.')
+  eos_ids = (*tokenizer.eos_ids, *turn_ends(tokenizer))
+  engine = engines.Engine(
+      shape, slots=slots, length=length, eos_ids=eos_ids, seed=seed,
+      stop_table=no_stops(shape.vocab_size), steps=steps, dtype=dtype,
+      shardings=functools.partial(meshes.shardings, mesh))
+  engine.load(params, None)
+  engine.compile()
+  return Generator(engine, token_bytes=tokenizer.token_bytes, eos_ids=eos_ids,
+                   waiting=waiting)
+
+
+def no_stops(vocab_size: int) -> stops_lib.StopTable:
+  """Stops at nothing: each request has stop strings of its own."""
+  return stops_lib.StopTable(np.zeros((1, vocab_size), np.uint8),
+                             np.zeros((1, vocab_size), bool))
+
+
+def turn_ends(tokenizer: Any) -> tuple[int, ...]:
+  """Ids that end an assistant's turn in the chat template, if there is one."""
+  messages = [{'role': 'user', 'content': 'QuestionStandsHere'},
+              {'role': 'assistant', 'content': 'AnswerStandsHere'}]
+  try:
+    end = chat.turn_end(tokenizer, tokenizer.render, messages)
+  except ValueError:  # no template, or one for other conversations
+    return ()
+  return chat.end_ids(tokenizer, end)

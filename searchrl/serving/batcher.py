@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Queries of many callers in, each caller's results out, from few calls.
+"""Dynamic batching: queries of many callers in, few calls of the engine.
 
-One thread owns the engine. What comes while it is busy makes up its next call,
-so batches grow with the load and a lone query waits for nobody.
+One thread owns the engine. Queries that come while it is busy make up its next
+call, so batches grow with the load and a lone query waits for nobody.
 """
 
 from __future__ import annotations
@@ -18,23 +18,28 @@ import time
 from searchrl.trajectory import Passages, Query, SearchError, SearchFn
 
 
+Results = list[Passages | SearchError]
+
+
 class Full(Exception):
   """So many queries wait that no more are taken."""
 
 
 @dataclasses.dataclass
 class _Item:
+  """Queries of one caller that go into one call."""
+
   queries: tuple[Query, ...]
   deadline: float
-  future: futures.Future
+  future: futures.Future[Results]
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
   """One call of the engine."""
 
-  queries: int  # that it answered
-  distinct: int  # that the engine saw
+  queries: int  # answered by it
+  distinct: int  # passed to the engine
   secs: float
 
 
@@ -42,12 +47,12 @@ class Batcher:
   """Puts callers' queries together; see the top of this file.
 
   Args:
-    search: the engine, called by one thread at a time; what it raises becomes
-      a SearchError('unavailable') of each query.
-    batch_queries: of a call, at most, unless one caller alone brings more.
-    gather_secs: that a call waits for company when the engine is idle.
-    waiting_queries: more than these are not taken.
-    on_call: told of every call.
+    search: the engine, called by one thread at a time; an exception becomes a
+      SearchError('unavailable') of each query.
+    batch_queries: of a call, at most.
+    gather_secs: for which an idle engine waits for more queries.
+    waiting_queries: more than these are refused.
+    on_call: receives every call.
     clock: seconds that only grow.
   """
 
@@ -61,7 +66,7 @@ class Batcher:
     self._items = collections.deque()
     self._waiting = 0  # queries
     self._changed = threading.Condition()
-    self._over = False
+    self._closing = False
     self._thread = threading.Thread(
         target=self._work, name='batcher', daemon=True)
     self._thread.start()
@@ -72,49 +77,56 @@ class Batcher:
     return self._waiting
 
   def submit(self, queries: Sequence[Query], deadline: float
-             ) -> futures.Future[list[Passages | SearchError]]:
-    """Results, in time; queries whose deadline has passed are not searched.
+             ) -> list[futures.Future[Results]]:
+    """Results to come, `batch_queries` queries each.
+
+    Queries are not searched when their future is cancelled, or the deadline
+    has passed, before their call.
 
     Raises:
       Full: too many queries wait, or the batcher is closed.
     """
-    item = _Item(tuple(queries), deadline, futures.Future())
+    items = [_Item(tuple(queries[i:i + self._batch]), deadline,
+                   futures.Future())
+             for i in range(0, len(queries), self._batch)]
     with self._changed:
-      if self._over or self._waiting + len(item.queries) > self._room:
+      if self._closing or self._waiting + len(queries) > self._room:
         raise Full
-      self._items.append(item)
-      self._waiting += len(item.queries)
+      self._items.extend(items)
+      self._waiting += len(queries)
       self._changed.notify()
-    return item.future
+    return [item.future for item in items]
 
-  def close(self) -> None:
+  def close(self, within_secs: float) -> None:
     """Answers what waits, takes no more, and ends the thread."""
     with self._changed:
-      self._over = True
+      self._closing = True
       self._changed.notify()
-    self._thread.join()
+    self._thread.join(within_secs)
 
   def _work(self) -> None:
     while True:
       with self._changed:
-        idle = not self._items
-        self._changed.wait_for(lambda: self._items or self._over)
+        was_idle = not self._items
+        self._changed.wait_for(lambda: self._items or self._closing)
         if not self._items:
           return
-      if idle and self._gather_secs:
+      if was_idle and self._gather_secs:
         time.sleep(self._gather_secs)
       batch = self._take()
       if batch:
         self._answer(batch)
 
   def _take(self) -> list[_Item]:
-    """The oldest callers whose queries fit into one call and are wanted."""
+    """The oldest items that fit into one call and are still wanted."""
     batch, size = [], 0
     with self._changed:
       while self._items and (
           not batch or size + len(self._items[0].queries) <= self._batch):
         item = self._items.popleft()
         self._waiting -= len(item.queries)
+        if not item.future.set_running_or_notify_cancel():
+          continue
         if item.deadline < self._clock():
           late = SearchError('timeout', 'waited too long for the engine')
           item.future.set_result([late] * len(item.queries))
@@ -124,7 +136,7 @@ class Batcher:
     return batch
 
   def _answer(self, batch: list[_Item]) -> None:
-    """One call; equal queries are asked once."""
+    """One call of the engine; equal queries are asked once."""
     start = self._clock()
     unique = {(q.text, q.top_k): q for item in batch for q in item.queries}
     try:

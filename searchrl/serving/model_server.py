@@ -1,29 +1,43 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A Generator and a tokenizer in, an HTTP server of OpenAI's completions API out.
+"""A policy behind HTTP, as OpenAI's completions API has it.
 
-The bodies are in `completions`. A client learns its mistakes by status and the
-field's name: 400, 401 (no token), 404, 413, 429 (too much waits: come again),
-503 (ending, or failed), 504 (too late); never how the inside looks.
+The bodies are in `openai_api`. A client learns its mistakes by status and the
+field's name: 400, 401 (no token), 404, 408 (a slow sender), 413, 429 (too many
+choices wait: come again), 503 (ending, failed, or too many requests under way),
+504 (too late); never what the inside looks like.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from concurrent import futures
+import contextlib
 import dataclasses
+import functools
 import json
 import secrets
-import sys
-import threading
 import time
 from typing import Any
 
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
 from searchrl.models.inference import engine as engines
 from searchrl.rollouts import generation
-from searchrl.serving import listener
+from searchrl.serving import asgi
 from searchrl.serving import openai_api
 
-_ROUTES = {'/v1/completions': False, '/v1/chat/completions': True}  # is a chat
+_IS_CHAT = {'/v1/completions': False, '/v1/chat/completions': True}
+_ERRORS = {  # status -> fields of OpenAI's errors
+    401: dict(kind='authentication_error', code='invalid_api_key'),
+    429: dict(kind='rate_limit_error', code='rate_limit_exceeded'),
+    500: dict(kind='server_error'), 503: dict(kind='server_error'),
+    504: dict(kind='server_error', code='timeout')}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,33 +45,20 @@ class Options:
   """How a server serves.
 
   Attributes:
-    host: the address to listen at; anything but loopback opens it to others.
-    port: 0 takes a free one.
-    name: that requests call the model.
-    limits: what a request may hold.
+    name: of the model, in requests.
+    http: the address, and what a request may cost.
+    limits: of a request.
     waiting: choices without a slot; above these a request gets 429.
-    deadline_secs: of a request, its waiting included; then it gets 504.
-    idle_secs: after which a silent connection is closed.
-    connections: at a time; more are closed at once.
-    token: a request must bear it; '': none.
   """
 
   name: str
-  host: str = '127.0.0.1'
-  port: int = 8001
+  http: asgi.HttpOptions = asgi.HttpOptions(port=8001, deadline_secs=600.0)
   limits: openai_api.Limits = openai_api.Limits()
   waiting: int = 256
-  deadline_secs: float = 600.0
-  idle_secs: float = 60.0
-  connections: int = 1024
-  token: str = dataclasses.field(default='', repr=False)
 
   def __post_init__(self):
-    numbers = dataclasses.asdict(self)
-    numbers |= {f'limits.{k}': v for k, v in numbers.pop('limits').items()}
-    for name, value in numbers.items():
-      if isinstance(value, int | float) and name != 'port' and not value > 0:
-        raise ValueError(f'serve.{name} must be above 0, but is {value}.')
+    asgi.check_positive(vars(self) | {
+        f'limits.{name}': value for name, value in vars(self.limits).items()})
     if self.waiting < self.limits.choices:
       raise ValueError(
           'serve.waiting must hold one request of limits.choices='
@@ -68,81 +69,187 @@ class Server:
   """Listens once it is made; `start` answers, `stop` ends it in order.
 
   Args:
-    generator: what continues prompts; `stop` closes it.
+    generator: continues prompts; `stop` closes it.
     tokenizer: see `agent.tokenizer`.
     length: tokens that a prompt and its continuation may have.
     options: see there.
 
   Raises:
-    OSError: the address is taken, or not of this machine.
+    ValueError: the address is taken, or is not of this machine.
   """
 
   def __init__(self, generator: generation.Generator, tokenizer: Any,
                length: int, options: Options):
     self.options, self.generator = options, generator
-    self.created = int(time.time())
+    self._created = int(time.time())
     self._tokenizer, self._length = tokenizer, length
-    self._one = threading.Lock()  # tokenizers bear one thread at a time
-    self._busy, self._idle = 0, threading.Condition()
-    self._http = listener.Listener(
-        options.host, options.port, _Handler, owner=self,
-        connections=options.connections)
-    self._thread = threading.Thread(
-        target=self._http.serve_forever, args=(0.05,), name='accept',
-        daemon=True)
+    self._reader = futures.ThreadPoolExecutor(  # one thread: tokenizers bear
+        1, thread_name_prefix='tokenize')  # no more at a time
+    self._http = asgi.HttpServer(self._app(), options.http)
 
   @property
   def address(self) -> str:
     return self._http.url
 
   def start(self) -> None:
-    self._thread.start()
+    self._http.start()
 
   def stop(self) -> None:
     """Takes no more requests, answers those it has, and closes."""
-    self._http.shutdown()
-    self._thread.join()
-    self.generator.close(self.options.deadline_secs)
-    with self._idle:
-      self._idle.wait_for(lambda: not self._busy, self.options.deadline_secs)
-    self._http.server_close()
+    self._http.stop()
+    self.generator.close(self.options.http.deadline_secs)
+    self._reader.shutdown()
 
-  def __enter__(self) -> None:
-    with self._idle:
-      self._busy += 1
+  def _app(self) -> Starlette:
+    complete = [
+        Route(path, functools.partial(self._complete, is_chat=is_chat),
+              methods=['POST']) for path, is_chat in _IS_CHAT.items()]
+    app = Starlette(
+        routes=[*complete, Route('/v1/models', self._show_models),
+                Route('/v1/models/{name:path}', self._show_models),
+                Route('/health', self._health)],
+        exception_handlers={HTTPException: self._no_page,
+                            Exception: self._fault})
+    app.router.redirect_slashes = False
+    return app
 
-  def __exit__(self, *_) -> None:
-    with self._idle:
-      self._busy -= 1
-      self._idle.notify_all()
+  async def _health(self, request: Request) -> Response:
+    del request
+    is_open = self.generator.is_open
+    return _json(200 if is_open else 503, json.dumps({
+        'status': 'ok' if is_open else 'stopping',
+        'waiting': self.generator.waiting,
+        'speaking': self.generator.running}).encode())
 
-  def answer(self, body: bytes, is_chat: bool) -> bytes | Iterator[bytes]:
-    """The answer to a body, or its events.
+  async def _show_models(self, request: Request) -> Response:
+    name = self.options.name
+    if not asgi.is_allowed(request, self.options.http.token):
+      return _no_token()
+    if 'name' not in request.path_params:
+      return _json(200, openai_api.models(name, self._created))
+    if request.path_params['name'] == name:
+      return _json(200, openai_api.model(name, self._created))
+    return _refusal(404, 'no such page.')
+
+  async def _no_page(self, request: Request, error: HTTPException) -> Response:
+    if request.method == 'POST':
+      return _refusal(404, f'no such page; POST to {" or ".join(_IS_CHAT)}.',
+                      is_unread=True)
+    if not asgi.is_allowed(request, self.options.http.token):
+      return _no_token()
+    return _refusal(error.status_code, 'no such page.', headers=error.headers)
+
+  async def _fault(self, request: Request, error: Exception) -> Response:
+    """What no line above foresees; the client gets an answer."""
+    del request
+    asgi.say(f'Warning: a request failed: {type(error).__name__}: {error}')
+    return _refusal(500, 'this request failed.')
+
+  async def _complete(self, request: Request, is_chat: bool) -> Response:
+    try:
+      body = await self._http.body(request, self.options.limits.body_bytes)
+      return await asgi.unless_gone(request, self._answer(body, is_chat))
+    except ClientDisconnect:
+      return Response(status_code=asgi.HUNG_UP)
+    except asgi.Refused as refused:
+      return _refusal(refused.status, f'{refused}.',
+                      is_unread=refused.is_unread)
+    except openai_api.Refused as error:
+      return _json(error.status, error.body())
+
+  async def _answer(self, body: bytes, is_chat: bool) -> Response:
+    """The response to a body.
 
     Raises:
       Refused: there is none.
     """
-    with self._one:
-      asked = openai_api.read(
-          body, is_chat=is_chat, name=self.options.name, length=self._length,
-          tokenizer=self._tokenizer, limits=self.options.limits)
-    try:
-      stream = self.generator.submit(choices(asked))
-    except generation.Full:
-      raise openai_api.Refused(
-          'too much is waiting; come again.', status=429,
-          kind='rate_limit_error', code='rate_limit_exceeded') from None
-    except generation.Closed:
-      raise _closed() from None
-    made = openai_api.Answer(
+    asked = await asyncio.get_running_loop().run_in_executor(
+        self._reader, functools.partial(
+            openai_api.read, body, is_chat=is_chat, name=self.options.name,
+            length=self._length, tokenizer=self._tokenizer,
+            limits=self.options.limits))
+    answer = openai_api.Answer(
         asked, uid=secrets.token_hex(12), created=int(time.time()),
         name=self.options.name, token_bytes=self._tokenizer.token_bytes)
-    pieces = _told(stream, time.monotonic() + self.options.deadline_secs)
-    return made.events(pieces) if asked.stream else made.whole(pieces)
+    pieces = _pieces(self.generator, choices(asked),
+                     time.monotonic() + self.options.http.deadline_secs)
+    if not asked.stream:
+      async with contextlib.aclosing(pieces):
+        return _json(200, await answer.whole(pieces))
+    events = answer.events(pieces)
+    first = await anext(events)  # what fails before it has a status
+    return _EventStream(_from(first, events), pieces)
+
+
+class _EventStream(StreamingResponse):
+  """Server-sent events; frees the slots when it ends or the client leaves."""
+
+  def __init__(self, events: AsyncIterator[bytes], pieces: Any):
+    super().__init__(events, headers={'cache-control': 'no-cache',
+                                      'content-type': 'text/event-stream'})
+    self._pieces = pieces
+
+  async def __call__(self, scope, receive, send) -> None:
+    async with contextlib.aclosing(self._pieces):
+      async with contextlib.aclosing(self.body_iterator):
+        await super().__call__(scope, receive, send)
+
+
+async def _from(first: bytes, events: AsyncIterator[bytes]
+                ) -> AsyncIterator[bytes]:
+  """All events; one that says why, if they end before their time."""
+  async with contextlib.aclosing(events):
+    yield first
+    try:
+      async for event in events:
+        yield event
+    except openai_api.Refused as error:
+      yield openai_api.event(error.body())
+
+
+async def _pieces(generator: generation.Generator,
+                  asked: list[generation.Choice], deadline: float
+                  ) -> AsyncIterator[generation.Piece]:
+  """What the generator's thread says, until every choice is finished.
+
+  Cancels the choices if it is closed before.
+
+  Raises:
+    Refused: too much waits, the deadline has passed, or the generator ended.
+  """
+  loop, queue = asyncio.get_running_loop(), asyncio.Queue()
+
+  def put(piece: generation.Piece | None) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has ended
+      loop.call_soon_threadsafe(queue.put_nowait, piece)
+
+  stream = _submit(generator, asked, put)
+  left = len(asked)
+  try:
+    while left:
+      async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
+        piece = await queue.get()
+      if piece is None:
+        raise _refused(503, 'the server is ending.')
+      left -= piece.finish is not None
+      yield piece
+  except TimeoutError:
+    raise _refused(504, 'not finished in time.') from None
+  finally:
+    stream.cancel()
+
+
+def _submit(generator, asked, put) -> generation.Stream:
+  try:
+    return generator.submit(asked, put)
+  except generation.Full:
+    raise _refused(429, 'too much is waiting; come again.') from None
+  except generation.Closed:
+    raise _refused(503, 'the server is ending.') from None
 
 
 def choices(asked: openai_api.Request) -> list[generation.Choice]:
-  """What a request asks for; equal seeds give equal randomness.
+  """The choices of a request; equal seeds give equal randomness.
 
   The seed and a choice's number name it, and neither the prompt nor the rest.
   """
@@ -155,119 +262,25 @@ def choices(asked: openai_api.Request) -> list[generation.Choice]:
           for number, (prompt, budget) in enumerate(wanted)]
 
 
-def _closed() -> openai_api.Refused:
-  return openai_api.Refused('the server is ending.', status=503,
-                             kind='server_error')
+def _refused(status: int, why: str) -> openai_api.Refused:
+  return openai_api.Refused(why, status=status, **_ERRORS.get(status, {}))
 
 
-def _told(stream: generation.Stream, deadline: float):
-  """The pieces; what goes wrong, as a client is told; cancelled if left."""
-  try:
-    yield from stream.pieces(deadline)
-  except TimeoutError:
-    raise openai_api.Refused('not finished in time.', status=504,
-                              kind='server_error', code='timeout') from None
-  except generation.Closed:
-    raise _closed() from None
-  finally:
-    stream.cancel()
+def _refusal(status: int, why: str, *, headers: Mapping[str, str] | None = None,
+             is_unread: bool = False) -> Response:
+  return _json(status, _refused(status, why).body(), headers,
+               is_unread=is_unread)
 
 
-class _Handler(listener.Handler):
-  """One connection."""
-
-  def no_http(self, status: int) -> None:
-    self._refuse(openai_api.Refused('no such request.', status=status))
-
-  def do_GET(self):
-    owner, path = self.server.owner, self.path.partition('?')[0]
-    name, created = owner.options.name, owner.created
-    is_open = owner.generator.is_open
-    if path == '/health':
-      self._send(200 if is_open else 503, json.dumps({
-          'status': 'ok' if is_open else 'stopping',
-          'waiting': owner.generator.waiting,
-          'speaking': owner.generator.speaking}).encode())
-    elif not self.is_allowed():
-      self._refuse(_NO_TOKEN)
-    elif path == '/v1/models':
-      self._send(200, openai_api.models(name, created))
-    elif path == f'/v1/models/{name}':
-      self._send(200, openai_api.model(name, created))
-    else:
-      self._refuse(openai_api.Refused(
-          'no such page.', status=405 if path in _ROUTES else 404))
-
-  def do_POST(self):
-    closing, self.close_connection = self.close_connection, True
-    with self.server.owner:
-      try:
-        body = self._body()
-        self.close_connection = closing
-        found = self._found(body, _ROUTES[self.path.partition('?')[0]])
-        if isinstance(found, bytes):
-          self._send(200, found)
-        else:
-          self._send_events(found)
-      except openai_api.Refused as error:
-        self._refuse(error)
-        if self.close_connection:
-          self.discard()
-
-  def _found(self, body: bytes, is_chat: bool) -> bytes | Iterator[bytes]:
-    try:
-      return self.server.owner.answer(body, is_chat)
-    except openai_api.Refused:
-      raise
-    except Exception as error:  # whatever it is, the client gets an answer
-      print(f'Warning: a request failed: {type(error).__name__}: {error}',
-            file=sys.stderr, flush=True)
-      raise openai_api.Refused(
-          'this request failed.', status=500, kind='server_error') from error
-
-  def _body(self) -> bytes:
-    """What was posted; raises Refused before it is read, if it can."""
-    limit = self.server.owner.options.limits.body_bytes
-    length = self.headers.get('Content-Length', '')
-    if self.path.partition('?')[0] not in _ROUTES:
-      raise openai_api.Refused(
-          f'no such page; POST to {" or ".join(_ROUTES)}.', status=404)
-    if not self.is_allowed():
-      raise _NO_TOKEN
-    if not (length.isascii() and length.isdecimal()):
-      raise openai_api.Refused('a Content-Length is needed.', status=411)
-    if int(length[:12]) > limit:
-      raise openai_api.Refused(f'at most {limit} bytes.', status=413)
-    return self.rfile.read(int(length))
-
-  def _send_events(self, events: Iterator[bytes]) -> None:
-    self.close_connection = True  # that is how a client sees the end
-    begun = False
-    try:
-      for event in events:
-        if not begun:
-          self.head(200, {'Content-Type': 'text/event-stream',
-                           'Cache-Control': 'no-cache'})
-          begun = True
-        self.wfile.write(event)
-    except openai_api.Refused as error:
-      if not begun:
-        raise
-      self.wfile.write(openai_api.event(error.body()))
-    finally:
-      events.close()  # also if the client has hung up
-
-  def _refuse(self, error: openai_api.Refused) -> None:
-    extra = {'Retry-After': '1'} if error.status == 429 else {}
-    self._send(error.status, error.body(), extra)
-
-  def _send(self, status: int, body: bytes, extra=()) -> None:
-    self.head(status, {'Content-Type': 'application/json',
-                        'Content-Length': str(len(body)), **dict(extra)})
-    if self.command != 'HEAD':
-      self.wfile.write(body)
+def _no_token() -> Response:
+  return _refusal(401, 'a bearer token is needed.')
 
 
-_NO_TOKEN = openai_api.Refused(
-    'a bearer token is needed.', status=401, kind='authentication_error',
-    code='invalid_api_key')
+def _json(status: int, body: bytes, headers: Mapping[str, str] | None = None,
+          *, is_unread: bool = False) -> Response:
+  """A response; if some of the request is not read, it ends the connection."""
+  headers = dict(headers or {})
+  if status == 429:
+    headers['retry-after'] = '1'
+  kind = asgi.Closing if is_unread else Response
+  return kind(body, status, headers, 'application/json')

@@ -1,12 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies of OpenAI's completions API in, Requests out; pieces in, answers out.
+"""OpenAI's completions API: request bodies to Requests, pieces to answers.
 
-Of /v1/completions and /v1/chat/completions, as JSON and as server-sent events.
-A field that is not understood is refused by name: none is passed over.
+For /v1/completions and /v1/chat/completions, as JSON and as server-sent events.
+A field that is not understood is refused by name: none is ignored silently.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 import dataclasses
 import json
 import math
@@ -16,8 +16,8 @@ from searchrl.models.inference import sampling
 from searchrl.search.remote import wire
 
 _IGNORED = ('user', 'metadata', 'store', 'safety_identifier',
-            'prompt_cache_key', 'service_tier')  # change nothing that is said
-_NEUTRAL = {  # known, and legal as long as nothing is asked with it
+            'prompt_cache_key', 'service_tier')  # change nothing in the answer
+_NEUTRAL = {  # legal with the value that asks for nothing
     'echo': False, 'suffix': '', 'best_of': 1, 'frequency_penalty': 0,
     'presence_penalty': 0, 'logit_bias': {}, 'tools': [], 'functions': [],
     'tool_choice': 'none', 'parallel_tool_calls': True, 'top_logprobs': 0,
@@ -30,7 +30,7 @@ _COLD = 1e-3  # below it, float32 overflows
 
 
 class Refused(ValueError):
-  """A request that is not carried out, as a client is told of it."""
+  """A request that is not carried out, and why, as the client reads it."""
 
   def __init__(self, message: str, param: str | None = None, *,
                status: int = 400, kind: str = 'invalid_request_error',
@@ -45,7 +45,7 @@ class Refused(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """What a request may hold."""
+  """The largest request that a server answers."""
 
   body_bytes: int = 2**20
   choices: int = 64  # prompts times n
@@ -71,18 +71,18 @@ class Request:
 
 def read(body: bytes, *, is_chat: bool, name: str, tokenizer: Any, length: int,
          limits: Limits) -> Request:
-  """The request in a body.
+  """Reads a request.
 
   Args:
     body: JSON.
-    is_chat: of /v1/chat/completions; else of /v1/completions.
+    is_chat: whether it came to /v1/chat/completions, not /v1/completions.
     name: of the model that is served.
-    tokenizer: see `agent.tokenizer`; not for several threads at a time.
+    tokenizer: see `agent.tokenizer`; takes one thread at a time.
     length: tokens that a prompt and its continuation may have.
     limits: of the request.
 
   Raises:
-    Refused: it is no such request, or asks for what is not there.
+    Refused: it is no such request, or asks for what is not supported.
   """
   try:
     record = wire.read_object(body, 'the body')
@@ -133,7 +133,7 @@ def _draw(record) -> sampling.Draw:
 
 
 def _number(record, name: str, default, low, high, kind: type, clip=None):
-  """A number in a range; with `clip`, what lies below becomes it."""
+  """A number in a range; with `clip`, smaller numbers become `clip`."""
   value = record.get(name, default)
   if value is default:
     return value
@@ -198,7 +198,7 @@ def _is_text(text: str) -> bool:
 
 
 def _prompts(record, tokenizer) -> tuple[tuple[int, ...], ...]:
-  """A text, ids, or a list of either."""
+  """Prompts from a text, ids, or a list of either."""
   value = record.get('prompt')
   if isinstance(value, str) or _are_ids(value):
     value = [value]
@@ -260,7 +260,7 @@ def _message(message: Any, place: str, tokenizer) -> dict[str, str]:
     raise Refused(f'{place}.content must be a text.', f'{place}.content')
   special = tokenizer.special_ids.intersection(
       tokenizer.encode(content)).difference(tokenizer.encode_data(content))
-  if special:  # it would speak in another's name
+  if special:  # the message could pose as another role's
     raise Refused(f'{place}.content must be text alone, but holds the special '
                   f'token {tokenizer.token(min(special))!r}.',
                   f'{place}.content')
@@ -292,8 +292,8 @@ def _budgets(record, prompts, length: int, is_chat: bool, where: str
 
 
 @dataclasses.dataclass
-class _Said:
-  """All of a choice."""
+class _Completion:
+  """One whole choice."""
 
   text: str = ''
   tokens: list[int] = dataclasses.field(default_factory=list)
@@ -308,70 +308,73 @@ class _Said:
 
 
 class Answer:
-  """What is answered to one request.
+  """Writes the answer to one request.
 
   Args:
-    asked: the request.
+    request: of the client.
     uid: of the answer.
     created: seconds since 1970.
     name: of the model.
     token_bytes: see `Tokenizer.token_bytes`.
   """
 
-  def __init__(self, asked: Request, *, uid: str, created: int, name: str,
+  def __init__(self, request: Request, *, uid: str, created: int, name: str,
                token_bytes: Sequence[bytes]):
-    self._asked, self._token_bytes = asked, token_bytes
-    prefix = 'chatcmpl-' if asked.is_chat else 'cmpl-'
+    self._request, self._token_bytes = request, token_bytes
+    prefix = 'chatcmpl-' if request.is_chat else 'cmpl-'
     self._head = {'id': prefix + uid, 'created': created, 'model': name}
 
-  def whole(self, pieces: Iterator[Any]) -> bytes:
-    """One body, once all pieces are there."""
-    said = [_Said() for _ in range(len(self._asked.prompts) * self._asked.n)]
-    for piece in pieces:
-      said[piece.choice].add(piece)
-    word = 'chat.completion' if self._asked.is_chat else 'text_completion'
+  async def whole(self, pieces: AsyncIterator[Any]) -> bytes:
+    """One body, once all pieces have come."""
+    count = len(self._request.prompts) * self._request.n
+    choices = [_Completion() for _ in range(count)]
+    async for piece in pieces:
+      choices[piece.choice].add(piece)
+    word = ('chat.completion' if self._request.is_chat else
+            'text_completion')
     return _json({
         **self._head, 'object': word,
-        'choices': [self._choice(number, its, 'message')
-                    for number, its in enumerate(said)],
-        'usage': self._usage(sum(len(its.tokens) for its in said))})
+        'choices': [self._choice(number, choice, 'message')
+                    for number, choice in enumerate(choices)],
+        'usage': self._usage(sum(len(choice.tokens) for choice in choices))})
 
-  def events(self, pieces: Iterator[Any]) -> Iterator[bytes]:
+  async def events(self, pieces: AsyncIterator[Any]) -> AsyncIterator[bytes]:
     """Server-sent events, one for each piece."""
-    word = 'chat.completion.chunk' if self._asked.is_chat else 'text_completion'
+    word = ('chat.completion.chunk' if self._request.is_chat else
+            'text_completion')
     head, count = {**self._head, 'object': word}, 0
     begun = set()
-    for piece in pieces:
+    async for piece in pieces:
       count += len(piece.tokens)
       choice = self._choice(piece.choice, piece, 'delta')
-      if self._asked.is_chat and piece.choice in begun:
-        del choice['delta']['role']  # the first one tells
+      if self._request.is_chat and piece.choice in begun:
+        del choice['delta']['role']  # the first event has it
       begun.add(piece.choice)
       yield event(_json({**head, 'choices': [choice]}))
-    if self._asked.include_usage:
+    if self._request.include_usage:
       yield event(_json({**head, 'choices': [], 'usage': self._usage(count)}))
     yield event(b'[DONE]')
 
-  def _choice(self, number: int, said: Any, form: str) -> dict[str, Any]:
-    logprobs = self._logprobs(said) if self._asked.logprobs else None
-    rest = {'index': number, 'logprobs': logprobs, 'finish_reason': said.finish}
-    if not self._asked.is_chat:
-      return {'text': said.text, **rest}
-    return {form: {'role': 'assistant', 'content': said.text}, **rest}
+  def _choice(self, number: int, part: Any, form: str) -> dict[str, Any]:
+    logprobs = self._logprobs(part) if self._request.logprobs else None
+    rest = {'index': number, 'logprobs': logprobs, 'finish_reason': part.finish}
+    if not self._request.is_chat:
+      return {'text': part.text, **rest}
+    return {form: {'role': 'assistant', 'content': part.text}, **rest}
 
-  def _logprobs(self, said: Any) -> dict[str, Any]:
-    pieces = [self._token_bytes[token] for token in said.tokens]
+  def _logprobs(self, part: Any) -> dict[str, Any]:
+    pieces = [self._token_bytes[token] for token in part.tokens]
     texts = [piece.decode(errors='replace') for piece in pieces]
-    if not self._asked.is_chat:
-      return {'tokens': texts, 'token_logprobs': list(said.logprobs),
+    if not self._request.is_chat:
+      return {'tokens': texts, 'token_logprobs': list(part.logprobs),
               'top_logprobs': None, 'text_offset': None}
     return {'content': [
         {'token': text, 'logprob': logprob, 'bytes': list(piece),
          'top_logprobs': []}
-        for text, piece, logprob in zip(texts, pieces, said.logprobs)]}
+        for text, piece, logprob in zip(texts, pieces, part.logprobs)]}
 
   def _usage(self, sampled: int) -> dict[str, int]:
-    prompts = sum(map(len, self._asked.prompts))
+    prompts = sum(map(len, self._request.prompts))
     return {'prompt_tokens': prompts, 'completion_tokens': sampled,
             'total_tokens': prompts + sampled}
 
@@ -381,7 +384,7 @@ def event(data: bytes) -> bytes:
 
 
 def models(name: str, created: int) -> bytes:
-  """The list of the one model."""
+  """The list of models: the one that is served."""
   return _json({'object': 'list', 'data': [_model(name, created)]})
 
 

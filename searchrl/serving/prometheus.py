@@ -1,42 +1,21 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a server does in, its metrics as Prometheus reads them out."""
+"""Prometheus metrics of the search server."""
 
 from __future__ import annotations
 
-import bisect
-import collections
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
-import threading
+import functools
 import time
+
+import prometheus_client
 
 from searchrl.serving.batcher import Call
 
 _SECS = (.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-
-
-class Histogram:
-  """Counts of values up to each bound, with their sum."""
-
-  def __init__(self, bounds: tuple[float, ...]):
-    self._bounds = bounds
-    self._counts = [0] * (len(bounds) + 1)
-    self._sum = 0.0
-
-  def add(self, value: float) -> None:
-    self._counts[bisect.bisect_left(self._bounds, value)] += 1
-    self._sum += value
-
-  def lines(self, name: str) -> Iterator[str]:
-    total = 0
-    for bound, count in zip((*self._bounds, '+Inf'), self._counts):
-      total += count
-      yield f'{name}_bucket{{le="{bound}"}} {total}'
-    yield f'{name}_sum {self._sum}'
-    yield f'{name}_count {total}'
 
 
 @dataclasses.dataclass
@@ -46,74 +25,59 @@ class Record:
   status: int = 500
 
 
-class Gauges:
-  """Counts, for threads."""
+class Metrics:
+  """Counts of one server, in a registry of their own.
 
-  def __init__(self):
-    self._lock = threading.Lock()
-    self._idle = threading.Condition(self._lock)
-    self._active = 0
-    self._statuses = collections.Counter()
-    self._refused = self._failures = self._queries = self._distinct = 0
-    self._request_secs, self._call_secs = Histogram(_SECS), Histogram(_SECS)
-    self._call_queries = Histogram(_SIZES)
+  Args:
+    waiting: queries that are in no call of the engine yet.
+  """
+
+  def __init__(self, waiting: Callable[[], int]):
+    self.registry = prometheus_client.CollectorRegistry()
+    counter, gauge, histogram = (
+        functools.partial(kind, namespace='searchrl', subsystem='search',
+                          registry=self.registry)
+        for kind in (prometheus_client.Counter, prometheus_client.Gauge,
+                     prometheus_client.Histogram))
+    self._requests = counter('requests', 'Requests, by status.', ['status'])
+    self._active = gauge('active_requests', 'Requests under way.')
+    gauge('waiting_queries', 'Queries that wait for the engine.').set_function(
+        waiting)
+    self._queries = counter('queries', 'Queries answered by the engine.')
+    self._distinct = counter('engine_queries', 'Queries the engine was asked.')
+    self._refused = counter(
+        'refused_connections', 'Requests above the limit of connections.')
+    self._failures = counter('failures', "Faults of the server's own.")
+    self._request_secs = histogram(
+        'request_seconds', 'Time of a request.', buckets=_SECS)
+    self._call_secs = histogram(
+        'engine_seconds', 'Time of a call of the engine.', buckets=_SECS)
+    self._call_queries = histogram(
+        'engine_batch_queries', 'Queries of a call of the engine.',
+        buckets=_SIZES)
 
   @contextlib.contextmanager
   def request(self) -> Iterator[Record]:
     """Around one request."""
     record, start = Record(), time.perf_counter()
-    with self._lock:
-      self._active += 1
+    self._active.inc()
     try:
       yield record
     finally:
-      with self._lock:
-        self._active -= 1
-        self._statuses[record.status] += 1
-        self._request_secs.add(time.perf_counter() - start)
-        self._idle.notify_all()
+      self._active.dec()
+      self._requests.labels(str(record.status)).inc()
+      self._request_secs.observe(time.perf_counter() - start)
 
-  def called(self, call: Call) -> None:
+  def add_call(self, call: Call) -> None:
     """The engine has been called."""
-    with self._lock:
-      self._queries += call.queries
-      self._distinct += call.distinct
-      self._call_secs.add(call.secs)
-      self._call_queries.add(call.queries)
+    self._queries.inc(call.queries)
+    self._distinct.inc(call.distinct)
+    self._call_secs.observe(call.secs)
+    self._call_queries.observe(call.queries)
 
-  def refused_connection(self) -> None:
-    with self._lock:
-      self._refused += 1
+  def add_refused(self) -> None:
+    self._refused.inc()
 
-  def failed(self) -> None:
+  def add_failure(self) -> None:
     """A fault of the server's own."""
-    with self._lock:
-      self._failures += 1
-
-  def wait_until_idle(self, secs: float) -> bool:
-    """Whether no request is being answered, now or within some seconds."""
-    with self._idle:
-      return self._idle.wait_for(lambda: not self._active, secs)
-
-  def text(self, *, waiting: int) -> str:
-    """All of it, in Prometheus' text format."""
-    with self._lock:
-      lines = []
-      for name, kind, values in (
-          ('requests_total', 'counter',
-           [f'{{status="{status}"}} {n}'
-            for status, n in sorted(self._statuses.items())]),
-          ('active_requests', 'gauge', [f' {self._active}']),
-          ('waiting_queries', 'gauge', [f' {waiting}']),
-          ('queries_total', 'counter', [f' {self._queries}']),
-          ('engine_queries_total', 'counter', [f' {self._distinct}']),
-          ('refused_connections_total', 'counter', [f' {self._refused}']),
-          ('failures_total', 'counter', [f' {self._failures}'])):
-        lines.append(f'# TYPE searchrl_search_{name} {kind}')
-        lines += [f'searchrl_search_{name}{value}' for value in values]
-      for name, histogram in (('request_seconds', self._request_secs),
-                              ('engine_seconds', self._call_secs),
-                              ('engine_batch_queries', self._call_queries)):
-        lines.append(f'# TYPE searchrl_search_{name} histogram')
-        lines += histogram.lines(f'searchrl_search_{name}')
-    return '\n'.join(lines) + '\n'
+    self._failures.inc()

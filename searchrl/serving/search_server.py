@@ -1,31 +1,40 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A SearchFn in, an HTTP server out: `/retrieve`, `/health` and `/metrics`.
+"""A search engine behind HTTP: `/retrieve`, `/health` and `/metrics`.
 
 The protocol is in `wire`. A client learns its mistakes by status: 400 (no such
 request), 401 (no token), 408 (a slow sender), 413 (above a limit), 429 (too
-much waits: come again), 503 (the engine fails), 504 (too late); never how the
-inside looks.
+many queries wait: come again), 503 (the engine fails, or too many requests are
+under way), 504 (too late); never what the inside looks like.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent import futures
+import asyncio
+from collections.abc import Callable, Mapping
 import dataclasses
 import json
-import sys
-import threading
 import time
+from typing import Any
+
+from prometheus_client import exposition
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from searchrl.search.remote import wire
+from searchrl.serving import asgi
 from searchrl.serving import batcher as batchers
-from searchrl.serving import listener
 from searchrl.serving import prometheus
 from searchrl.trajectory import Query, Question, SearchError, SearchFn
 
 
 _NOBODY = Question('', '', ())  # asks here
+_PROBE = wire.Request(('test',), 1, False)
+_FRESH_SECS = 10.0  # for which an answer shows that the engine works
+_LARGE = 512  # passages that are not written on the event loop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,41 +42,25 @@ class Options:
   """How a server serves.
 
   Attributes:
-    host: the address to listen at; anything but loopback opens it to others.
-    port: 0 takes a free one.
+    http: the address, and what a request may cost.
     top_k: passages a query, where a request does not say.
-    limits: what a request may hold.
-    batch_queries: of a call of the engine.
-    gather_secs: that an idle engine waits for company.
+    limits: of a request.
+    batch_queries: of a call of the engine, at most.
+    gather_secs: for which an idle engine waits for more queries.
     waiting_queries: above these a request gets 429.
-    deadline_secs: of a request, its waiting included; then it gets 504.
-    idle_secs: after which a silent connection is closed.
-    connections: at a time; more are closed at once.
-    token: a request must bear it; '': none.
   """
 
-  host: str = '127.0.0.1'
-  port: int = 8000
+  http: asgi.HttpOptions = asgi.HttpOptions()
   top_k: int = 3
   limits: wire.Limits = wire.Limits()
   batch_queries: int = 512
   gather_secs: float = 0.002
-  waiting_queries: int = 4096
-  deadline_secs: float = 30.0
-  idle_secs: float = 60.0
-  connections: int = 1024
-  token: str = dataclasses.field(default='', repr=False)
+  waiting_queries: int = 16_384
 
   def __post_init__(self):
-    numbers = dataclasses.asdict(self)
-    numbers |= {f'limits.{k}': v for k, v in numbers.pop('limits').items()}
-    for name, value in numbers.items():
-      least = 0 if name in ('port', 'gather_secs') else 1e-9
-      if isinstance(value, int | float) and not value >= least:
-        rule = 'above 0' if least else 'at least 0'
-        raise ValueError(f'serve.{name} must be {rule}, but is {value}.')
-    if self.port > 65535:
-      raise ValueError(f'serve.port must be at most 65535, but is {self.port}.')
+    asgi.check_positive(vars(self) | {
+        f'limits.{name}': value for name, value in vars(self.limits).items()},
+                        zero=('gather_secs',))
     if self.top_k > self.limits.top_k:
       raise ValueError(
           f'serve.top_k must be at most limits.top_k={self.limits.top_k}, but '
@@ -82,168 +75,149 @@ class Server:
   """Listens once it is made; `start` answers, `stop` ends it in order.
 
   Args:
-    search: what is served.
-    options: how.
-    warn: told why searches fail, which clients are not.
+    search: the engine.
+    options: see there.
+    about: what `/health` shows of the engine, such as its corpus's digest.
+    warn: receives why searches fail, which clients do not learn.
 
   Raises:
-    OSError: the address is taken, or not of this machine.
+    ValueError: the address is taken, or is not of this machine.
   """
 
-  def __init__(self, search: SearchFn, options: Options,
+  def __init__(self, search: SearchFn, options: Options, *,
+               about: Mapping[str, Any] | None = None,
                warn: Callable[[str], None] = lambda text: None):
-    self.options, self._warn, self._told = options, warn, None
-    self.gauges = prometheus.Gauges()
-    self.draining = False
+    self.options, self._about, self._warn = options, dict(about or {}), warn
+    self._warned = None  # the last failure that `warn` received
+    self._stopping, self._answered = False, -_FRESH_SECS
+    self._http = asgi.HttpServer(self._app(), options.http)
+    self.metrics = prometheus.Metrics(lambda: self.batcher.waiting)
     self.batcher = batchers.Batcher(
         search, batch_queries=options.batch_queries,
-        gather_secs=options.gather_secs, on_call=self.gauges.called,
+        gather_secs=options.gather_secs, on_call=self.metrics.add_call,
         waiting_queries=options.waiting_queries)
-    try:
-      self._http = _Http(options.host, options.port, _Handler, owner=self,
-                         connections=options.connections)
-    except OSError:
-      self.batcher.close()
-      raise
-    self._thread = threading.Thread(
-        target=self._http.serve_forever, args=(0.05,), name='accept',
-        daemon=True)
 
   @property
   def address(self) -> str:
     return self._http.url
 
   def start(self) -> None:
-    self._thread.start()
-
-  def tell(self, error: SearchError) -> None:
-    """Says on this side why searches fail, once for each reason in a row."""
-    if error != self._told:
-      self._told = error
-      self._warn(f'Warning: a search failed with {error.kind}: {error.detail}')
+    self._http.start()
 
   def stop(self) -> None:
     """Takes no more requests, answers those it has, and closes."""
-    self.draining = True
-    self._http.shutdown()
-    self._thread.join()
-    self.batcher.close()
-    self.gauges.wait_until_idle(self.options.deadline_secs)
-    self._http.server_close()
+    self._stopping = True
+    self._http.stop()
+    self.batcher.close(self.options.http.deadline_secs)
 
+  def _app(self) -> Starlette:
+    app = Starlette(
+        routes=[Route('/retrieve', self._retrieve, methods=['POST']),
+                Route('/health', self._health),
+                Route('/metrics', self._show_metrics)],
+        exception_handlers={HTTPException: _no_page, Exception: self._fault})
+    app.router.redirect_slashes = False
+    return app
 
-class _Http(listener.Listener):
+  async def _health(self, request: Request) -> Response:
+    del request
+    status = 'stopping' if self._stopping else (
+        'ok' if await self._is_answering() else 'failing')
+    return _json(200 if status == 'ok' else 503,
+                 json.dumps({'status': status, **self._about}).encode())
 
-  def turned_away(self) -> None:
-    self.owner.gauges.refused_connection()
+  async def _is_answering(self) -> bool:
+    """Whether the engine works; it is asked if it has not answered of late."""
+    if time.monotonic() - self._answered < _FRESH_SECS:
+      return True
+    return (await self._search(_PROBE)).status_code in (200, 429)
 
-  def handle_error(self, request, client_address):
-    del request, client_address
-    if not isinstance(sys.exc_info()[1], OSError):  # a client that hung up
-      self.owner.gauges.failed()
+  async def _show_metrics(self, request: Request) -> Response:
+    write, kind = exposition.choose_encoder(request.headers.get('accept', ''))
+    return Response(write(self.metrics.registry), media_type=kind)
 
+  async def _retrieve(self, request: Request) -> Response:
+    with self.metrics.request() as record:
+      try:
+        body = await self._http.body(request, self.options.limits.body_bytes)
+        response = await self._answer(body)
+      except ClientDisconnect:
+        response = Response(status_code=asgi.HUNG_UP)
+      except asgi.Refused as refused:
+        response = self._refuse(refused)
+      record.status = response.status_code
+    return response
 
-class _Handler(listener.Handler):
-  """One connection."""
+  def _refuse(self, refused: asgi.Refused) -> Response:
+    if refused.status == 503:
+      self.metrics.add_refused()
+    return _error(refused.status, str(refused), is_unread=refused.is_unread)
 
-  wbufsize = -1  # a response leaves in one piece
-
-  def handle_expect_100(self):
-    answered = super().handle_expect_100()
-    self.wfile.flush()  # the client waits for it
-    return answered
-
-  def no_http(self, status: int) -> None:
-    self._send(status, _error('no such request'))
-
-  def do_GET(self):
-    owner = self.server.owner
-    path = self.path.partition('?')[0]
-    if path == '/health':
-      self._send(503 if owner.draining else 200, json.dumps({
-          'status': 'stopping' if owner.draining else 'ok'}).encode())
-    elif path == '/metrics':
-      text = owner.gauges.text(waiting=owner.batcher.waiting)
-      self._send(200, text.encode(), 'text/plain; version=0.0.4')
-    else:
-      self._refuse(405 if path == '/retrieve' else 404, 'no such page')
-
-  def do_POST(self):
-    with self.server.owner.gauges.request() as record:
-      record.status, body = self._retrieve()
-      headers = {'Retry-After': '1'} if record.status == 429 else {}
-      self._send(record.status, body, **headers)
-    if self.close_connection:
-      self.discard()
-
-  def _retrieve(self) -> tuple[int, bytes]:
-    """The status and the body of an answer."""
-    owner, options = self.server.owner, self.server.owner.options
-    closing = self.close_connection
-    self.close_connection = True  # until the body is out of the way
-    length = self.headers.get('Content-Length', '')
-    if self.path.partition('?')[0] != '/retrieve':
-      return 404, _error('no such page; POST to /retrieve')
-    if not self.is_allowed():
-      return 401, _error('a bearer token is needed')
-    if not (length.isascii() and length.isdecimal()):
-      return 411, _error('a Content-Length is needed')
-    if int(length[:12]) > options.limits.body_bytes:
-      return 413, _error(f'at most {options.limits.body_bytes} bytes')
-    body = self._body(int(length), time.monotonic() + options.deadline_secs)
-    if body is None:
-      return 408, _error('the body came too late')
-    if owner.draining:
-      return 503, _error('stopping')
-    self.close_connection = closing
+  async def _answer(self, body: bytes) -> Response:
+    if self._stopping:
+      return _error(503, 'stopping')
     try:
-      asked = wire.read_request(
-          body, limits=options.limits, default_top_k=options.top_k)
+      return await self._search(wire.read_request(
+          body, limits=self.options.limits, default_top_k=self.options.top_k))
     except wire.Malformed as error:
-      return 400, _error(str(error))
+      return _error(400, str(error))
     except wire.TooLarge as error:
-      return 413, _error(str(error))
-    return self._search(asked)
+      return _error(413, str(error))
 
-  def _body(self, length: int, end: float) -> bytes | None:
-    """The body, or what came of it; None if it drips past its time."""
-    pieces = []
-    while length and (piece := self.rfile.read1(min(length, 2**16))):
-      if time.monotonic() > end:
-        return None
-      pieces.append(piece)
-      length -= len(piece)
-    return b''.join(pieces)
-
-  def _search(self, asked: wire.Request) -> tuple[int, bytes]:
-    options = self.server.owner.options
+  async def _search(self, asked: wire.Request) -> Response:
+    deadline_secs = self.options.http.deadline_secs
     queries = [Query(text, asked.top_k, _NOBODY) for text in asked.queries]
     try:
-      results = self.server.owner.batcher.submit(
-          queries, time.monotonic() + options.deadline_secs).result(
-              timeout=options.deadline_secs)
+      calls = self.batcher.submit(queries, time.monotonic() + deadline_secs)
+      async with asyncio.timeout(deadline_secs):
+        parts = await asyncio.gather(*map(asyncio.wrap_future, calls))
     except batchers.Full:
-      return 429, _error('too many queries are waiting')
-    except futures.TimeoutError:
-      return 504, _error('no results in time')
+      return _error(429, 'too many queries are waiting')
+    except TimeoutError:
+      return _error(504, 'no results in time')
+    results = [result for part in parts for result in part]
     errors = [r for r in results if isinstance(r, SearchError)]
     if errors:
-      self.server.owner.tell(errors[0])
+      self._warn_once(errors[0])
       late = all(error.kind == 'timeout' for error in errors)
-      return (504 if late else 503), _error('the search failed')
-    return 200, wire.write_response(results, return_scores=asked.return_scores)
+      return _error(504 if late else 503, 'the search failed')
+    self._answered = time.monotonic()
+    write = lambda: wire.write_response(
+        results, return_scores=asked.return_scores)
+    large = len(results) * asked.top_k > _LARGE
+    return _json(200, await asyncio.to_thread(write) if large else write())
 
-  def _refuse(self, status: int, why: str) -> None:
-    self._send(status, _error(why))
+  def _warn_once(self, error: SearchError) -> None:
+    """Says on this side why searches fail, once for each reason in a row."""
+    if error != self._warned:
+      self._warned = error
+      self._warn(f'Warning: a search failed with {error.kind}: {error.detail}')
 
-  def _send(self, status: int, body: bytes, kind: str = 'application/json',
-            **headers: str) -> None:
-    self.head(status, {'Content-Type': kind,
-                       'Content-Length': str(len(body)), **headers})
-    if self.command != 'HEAD':
-      self.wfile.write(body)
-    self.wfile.flush()
+  async def _fault(self, request: Request, error: Exception) -> Response:
+    """What no line above foresees; the client gets an answer."""
+    del request
+    self.metrics.add_failure()
+    self._warn(f'Warning: a request failed: {type(error).__name__}: {error}')
+    return _error(500, 'this request failed')
 
 
-def _error(why: str) -> bytes:
-  return json.dumps({'error': why}).encode()
+async def _no_page(request: Request, error: HTTPException) -> Response:
+  if request.method == 'POST':
+    return _error(404, 'no such page; POST to /retrieve', is_unread=True)
+  return _error(error.status_code, 'no such page', error.headers)
+
+
+def _error(status: int, why: str, headers: Mapping[str, str] | None = None, *,
+           is_unread: bool = False) -> Response:
+  return _json(status, json.dumps({'error': why}).encode(), headers,
+               is_unread=is_unread)
+
+
+def _json(status: int, body: bytes, headers: Mapping[str, str] | None = None,
+          *, is_unread: bool = False) -> Response:
+  """A response; if some of the request is not read, it ends the connection."""
+  headers = dict(headers or {})
+  if status == 429:
+    headers['retry-after'] = '1'
+  kind = asgi.Closing if is_unread else Response
+  return kind(body, status, headers, 'application/json')

@@ -1,13 +1,13 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Queries and passages in, the bytes of Search-R1's `/retrieve` out, and back.
+"""Search-R1's `/retrieve` protocol: queries and passages to bytes, and back.
 
   {"queries": ["..."], "topk": 3, "return_scores": true}  ->
   {"result": [[{"document": {"id": "7", "contents": "\"Title\"\ntext"},
                 "score": 0.8}, ...], ...]}
 
-One list a query, best first. Without scores, lists hold bare documents. What
-breaks the protocol is refused whole: half a response is no response.
+One list a query, best first. Without scores, the lists hold bare documents. A
+message that breaks the protocol is refused whole: half a response is none.
 
 Source: Jin et al. 2025, Search-R1, arXiv:2503.09516, and its server's API.
 """
@@ -37,11 +37,11 @@ class TooLarge(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """What a server takes; a client keeps below it."""
+  """The largest request that a server answers."""
 
-  body_bytes: int = 2**20
-  queries: int = 512  # a request
-  query_chars: int = 2000  # of each
+  body_bytes: int = 2**23
+  queries: int = 4096  # Search-R1 sends a turn of all its rollouts at once
+  query_chars: int = 2000  # of each; a longer query is cut
   top_k: int = 100
 
 
@@ -55,19 +55,19 @@ class Request:
 
 
 def write_request(queries: Sequence[str], top_k: int) -> bytes:
-  """A request with scores."""
+  """Writes a request for passages with scores."""
   record = {'queries': list(queries), 'topk': top_k, 'return_scores': True}
   return _written(record)
 
 
 def read_request(body: bytes, *, limits: Limits, default_top_k: int) -> Request:
-  """The request in a body; without topk, or with 0, the default's.
+  """Reads a request; without topk, or with 0, the default holds.
 
   Raises:
-    Malformed: it is no such request.
+    Malformed: the body is no such request.
     TooLarge: it asks for more than the limits.
   """
-  record = read_object(body, 'the body')
+  record = read_object(body, 'the body', _read)
   queries, top_k, scored = (
       record.get(name) for name in ('queries', 'topk', 'return_scores'))
   if not isinstance(queries, list) or not all(
@@ -78,19 +78,17 @@ def read_request(body: bytes, *, limits: Limits, default_top_k: int) -> Request:
     raise Malformed('topk must be a whole number from 0, or null.')
   if not isinstance(scored, bool | None):
     raise Malformed('return_scores must be true or false.')
-  longest = max(map(len, queries), default=0)
-  for name, found, most in (
-      ('queries', len(queries), limits.queries),
-      ('characters a query', longest, limits.query_chars),
-      ('topk', top_k or 0, limits.top_k)):
+  for name, found, most in (('queries', len(queries), limits.queries),
+                            ('topk', top_k or 0, limits.top_k)):
     if found > most:
       raise TooLarge(f'{name} must be at most {most}, but {found} came.')
-  return Request(tuple(queries), top_k or default_top_k, bool(scored))
+  return Request(tuple(query[:limits.query_chars] for query in queries),
+                 top_k or default_top_k, bool(scored))
 
 
 def write_response(results: Sequence[Passages], *, return_scores: bool
                   ) -> bytes:
-  """Passages of each query, with their scores or bare."""
+  """Writes the passages of each query, with scores or bare."""
   if return_scores:
     lists = [[{'document': _document(p), 'score': p.score} for p in passages]
              for passages in results]
@@ -100,13 +98,13 @@ def write_response(results: Sequence[Passages], *, return_scores: bool
 
 
 def read_response(body: bytes, *, queries: int, top_k: int) -> list[Passages]:
-  """The passages of each query, at most top_k of them.
+  """Reads the passages of each query, at most top_k of them.
 
-  Servers of web search send more than they are asked for, and no scores; these
-  become 0.
+  Servers of web search send more than they are asked for, and no scores; the
+  scores become 0.
 
   Raises:
-    Malformed: it is no answer to so many queries.
+    Malformed: the body is no answer to so many queries.
   """
   lists = read_object(body, 'the response', _read).get('result')
   if not isinstance(lists, list) or len(lists) != queries:
@@ -123,7 +121,7 @@ def _passages(items: Any, place: str) -> Passages:
 
 
 def _passage(item: Any, place: str) -> Passage:
-  """A passage of {"document", "score"}, or of a bare document."""
+  """Reads {"document", "score"}, or a bare document."""
   score = 0.0
   document = item
   if isinstance(item, dict) and 'document' in item:
@@ -159,7 +157,7 @@ def _title_and_text(document: dict[str, Any], place: str) -> tuple[str, str]:
 
 
 def _written(record: dict[str, Any]) -> bytes:
-  """JSON in UTF-8; half a character becomes a question mark."""
+  """Writes JSON in UTF-8; half a character becomes a question mark."""
   try:
     return orjson.dumps(record)  # a thirtieth of json's time
   except TypeError:  # it takes no half characters
@@ -171,7 +169,7 @@ def _document(passage: Passage) -> dict[str, str]:
 
 
 def _read(body: bytes) -> Any:
-  """What JSON holds; whole numbers of more than 64 bits may come as floats."""
+  """Reads JSON; integers of more than 64 bits may become floats."""
   try:
     return orjson.loads(body)
   except orjson.JSONDecodeError:  # half a character, or a number like NaN
@@ -181,7 +179,7 @@ def _read(body: bytes) -> Any:
 def read_object(
     body: bytes, what: str, read: Callable[[bytes], Any] = json.loads,
 ) -> dict[str, Any]:
-  """The JSON object in a body; raises Malformed if there is none."""
+  """Reads a JSON object; raises Malformed if the body holds none."""
   try:
     record = read(body)
   except (ValueError, RecursionError) as error:
@@ -192,7 +190,7 @@ def read_object(
 
 
 def secret(variable: str, field: str) -> str:
-  """The environment's text for a variable; it must be printable ASCII.
+  """Reads a variable of the environment, which must be printable ASCII.
 
   Raises:
     ValueError: it is not set, or cannot be sent; its text is not shown.
