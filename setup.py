@@ -48,7 +48,7 @@ setuptools.setup(
         'tqdm>=4.66',
         'transformers>=5.0,<6',
         'urllib3>=2.2',
-        'uvicorn>=0.34',
+        'uvicorn>=0.36',
     ],
     extras_require={
         'tpu': ['jax[tpu]'],

@@ -89,7 +89,7 @@ def test_our_client_finds_what_the_engine_finds():
     (dict(queries=['a'], return_scores='no'), 400, 'return_scores'),
     (dict(queries=['a'] * 4097), 413, 'at most 4096, but 4097'),
     (dict(queries=['a'], topk=101), 413, 'at most 100, but 101'),
-    (dict(body=b' ' * (2**23 + 1)), 413, 'at most 8388608 bytes'),
+    (dict(body=b' ' * (2**22 + 1)), 413, 'at most 4194304 bytes'),
     (dict(path='/rerank', queries=['a']), 404, '/retrieve'),
     (dict(path='/health', queries=['a']), 404, '/retrieve'),
     (dict(path='/retrieve', method='GET'), 405, 'no such page'),

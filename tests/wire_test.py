@@ -81,3 +81,19 @@ def test_numbers_of_thousands_of_digits_are_refused():
             % number).encode()
     with pytest.raises(wire.Malformed):
       wire.read_response(body, queries=1, top_k=1)
+
+
+def test_a_long_query_is_cut_and_half_a_character_is_read():
+  read = lambda body: wire.read_request(
+      body, limits=wire.Limits(query_chars=3), default_top_k=3).queries
+  assert read(b'{"queries": ["abcd", "ab", ""]}') == ('abc', 'ab', '')
+  assert read(b'{"queries": ["\\ud83d"]}') == ('\ud83d',)
+
+
+@pytest.mark.parametrize('strange', [b'NaN', b'"\\ud83d"'])
+def test_a_large_request_is_read_by_the_fast_reader_alone(strange):
+  body = b'{"queries": ["a"], "x": %s, "y": "%s"}' % (strange, b'y' * 2**20)
+  with pytest.raises(wire.Malformed, match='must be JSON: JSONDecodeError'):
+    wire.read_request(body, limits=wire.Limits(), default_top_k=3)
+  wire.read_request(body.replace(b'y' * 2**20, b''), limits=wire.Limits(),
+                    default_top_k=3)

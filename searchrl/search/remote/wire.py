@@ -27,6 +27,9 @@ import orjson
 from searchrl.trajectory import Passage, Passages
 
 
+_SLOW_BYTES = 2**20  # a request that json may read; others wait meanwhile
+
+
 class Malformed(ValueError):
   """A message that breaks the protocol; says where."""
 
@@ -39,7 +42,7 @@ class TooLarge(ValueError):
 class Limits:
   """The largest request that a server answers."""
 
-  body_bytes: int = 2**23
+  body_bytes: int = 2**22
   queries: int = 4096  # Search-R1 sends a turn of all its rollouts at once
   query_chars: int = 2000  # of each; a longer query is cut
   top_k: int = 100
@@ -67,7 +70,8 @@ def read_request(body: bytes, *, limits: Limits, default_top_k: int) -> Request:
     Malformed: the body is no such request.
     TooLarge: it asks for more than the limits.
   """
-  record = read_object(body, 'the body', _read)
+  is_short = len(body) <= _SLOW_BYTES
+  record = read_object(body, 'the body', _read if is_short else orjson.loads)
   queries, top_k, scored = (
       record.get(name) for name in ('queries', 'topk', 'return_scores'))
   if not isinstance(queries, list) or not all(
