@@ -8,6 +8,8 @@ r"""One question to a trained policy, each turn shown as it happens.
 Without --question it proposes some. The answer alone goes to stdout. The size
 may also be a run's folder, --config=configs/ask.py:runs/mine, from which model,
 dialogue, budgets and search are taken, too; after it any of them can be set.
+
+Hardware: any. Time: not yet measured. Result: as good as the policy.
 """
 
 import pathlib

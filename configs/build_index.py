@@ -6,13 +6,17 @@ r"""Builds an index of a corpus: vectors on disk, and ScaNN or HNSW of them.
       --config.corpus=my_corpus.jsonl --config.encoder.path=intfloat/e5-base-v2 \
       --config.build="('scann',)"
 
-Run by several processes (see launch/), each encodes its share. The same command
-goes on after a kill. A run then searches it with
+Several processes (see launch/) encode a share each. The same command goes on
+after a kill. A run then searches the index with
 
   --config.search.corpus=my_corpus.jsonl --config.search.engine=dense \
   --config.search.options="{'index': 'runs/index', 'backend': 'auto'}"
 
 Search-R1's own vectors are taken with --config.imports=e5_Flat.index.
+
+Hardware: 2 CPU cores, no accelerator. Time: 16 CPU ms to encode one of
+Debian's descriptions with MiniLM-L6; 344 CPU seconds for ScaNN of 480,000 rows.
+Result: recall@3 of .99 at 3,303 queries a CPU second (BENCHMARKS.md).
 """
 
 import ml_collections

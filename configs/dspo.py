@@ -5,9 +5,14 @@ r"""DSPO: GSPO's sequence ratio on groups with mixed outcomes; the default run.
   python -m searchrl.main --config=configs/dspo.py
   python -m searchrl.main --config=configs/dspo.py:qwen2.5-7b-instruct
 
-A step plays rounds of questions until 12 groups have mixed outcomes, or 3
-rounds are over; what is left over opens the next step. The run ends after as
+A step samples rounds of questions until 12 groups have mixed outcomes, or 3
+rounds are over; the groups left over open the next step. The run ends after as
 many trajectories as grpo.py samples.
+
+Hardware: 2 CPU cores, no accelerator. Time: 104 seconds, if they are quiet.
+Result: exact match of sampled answers, 1 to 4 hops, .31 .10 .04 .01 before and
+.86 .76 .63 .36 after (seeds 0 to 2, 200 questions of each hop count, names of
+known parts; BENCHMARKS.md). At the size of Qwen2.5: not yet measured.
 
 Source: DSPO, arXiv:2510.09255. The paper gives no learning rate, clip range,
 group size or round limit: all are ours, with GSPO's clip range and four

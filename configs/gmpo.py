@@ -4,7 +4,13 @@ r"""GMPO: the geometric mean of a row's clipped token ratios.
 
   python -m searchrl.main --config=configs/gmpo.py
 
-Source: Zhao et al. 2025, arXiv:2507.20673, with its clip range.
+Hardware: 1 CPU core. Time: 460 CPU seconds, before rollouts were sped up.
+Result: exact match of sampled answers, 1 to 4 hops, .31 .10 .04 .01 before and
+.88 .78 .66 .44 after (seed 0, 200 questions of each hop count, names of
+known parts; BENCHMARKS.md). At the size of Qwen2.5: not yet measured.
+
+Source: Zhao et al. 2025, arXiv:2507.20673, with its clip range. Differs:
+learning rate, group size and steps are the laptop's.
 """
 
 from configs import common

@@ -7,7 +7,13 @@ r"""REINFORCE++: PPO without a critic, whitened over the batch.
 One sample a question. With group_baseline=True and a group_size above 1 it is
 the paper's "REINFORCE++ w/ baseline".
 
-Source: Hu et al. 2025, arXiv:2501.03262.
+Hardware: 1 CPU core. Time: 461 CPU seconds, before rollouts were sped up.
+Result: exact match of sampled answers, 1 to 4 hops, .31 .10 .04 .01 before and
+.89 .82 .65 .40 after (seed 0, 200 questions of each hop count, names of
+known parts; BENCHMARKS.md). At the size of Qwen2.5: not yet measured.
+
+Source: Hu et al. 2025, arXiv:2501.03262. Differs: what was retrieved is deleted
+from a row before its returns are summed; learning rate and steps are ours.
 """
 
 from configs import common

@@ -9,6 +9,8 @@ r"""A policy, or any model folder, behind OpenAI's completions API.
 Also /v1/chat/completions, where the tokenizer has a chat template. Without
 `ask.run` it serves `model.path`; the size may also be a run's folder, as in
 configs/ask.py.
+
+Result: not yet measured.
 """
 
 from configs import ask

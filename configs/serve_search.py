@@ -12,6 +12,11 @@ machine asks it with
 
 Every engine of common.py can be served, engines over engines too.
 docs/search.md says what the server promises.
+
+Hardware: 2 CPU cores, shared with the client.
+Result: 0.16 to 0.25 CPU ms of the server a request, 16 or 64 at a time, over an
+engine that does nothing; 1,519 to 1,642 queries a second of BM25 over 20,000
+passages, one query a request (BENCHMARKS.md).
 """
 
 from configs import common

@@ -5,7 +5,11 @@ r"""The tiny base model of the embedded default, made from nothing.
   python -m searchrl.main --config=configs/tiny_base.py
 
 Writes runs/tiny_base/model, a Hugging Face folder; the one in
-searchrl/assets/tiny_base was made so. Its README.md tells how long it took.
+searchrl/assets/tiny_base was made so. Its README.md has its data and digests.
+
+Hardware: 2 CPU cores. Time: 2,117 CPU seconds, for 2,061 updates.
+Result: exact match, 1 to 4 hops, names of known parts: .94 .86 .86 .68 greedy,
+.31 .10 .04 .01 sampled (200 questions of each hop count; BENCHMARKS.md).
 """
 
 import ml_collections

@@ -5,7 +5,7 @@ r"""A text encoder for search, trained on queries and their passages.
   python -m searchrl.main --config=configs/tiny_encoder.py
 
 Writes runs/tiny_encoder/model, a BERT in Hugging Face format; the one in
-searchrl/assets/tiny_e5 was made so. Its README.md tells how long it took.
+searchrl/assets/tiny_e5 was made so. Its README.md has its data and digests.
 
 From a model and pairs of your own, {"query", "positive", "negatives"?} a line:
 
@@ -13,6 +13,13 @@ From a model and pairs of your own, {"query", "positive", "negatives"?} a line:
       --config.data.pairs=my_pairs.jsonl \
       --config.model.path=intfloat/e5-base-v2 --config.temperature=0.01 \
       --config.optimizer.learning_rate=2e-5
+
+Hardware: 2 CPU cores. Time: 499 CPU seconds, for 400 updates.
+Result: the first passage holds the answer of 1.00 of 200 one-hop questions,
+about known and unseen names alike; BM25's of .94 and .92 (BENCHMARKS.md).
+
+Source: E5, arXiv:2212.03533, for prefixes, pooling and InfoNCE. Differs: the
+world is generated, the model tiny, and the temperature .05, not .01.
 """
 
 import ml_collections

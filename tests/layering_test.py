@@ -21,7 +21,7 @@ MAY_IMPORT = {  # room -> rooms of ours, besides itself
     **{noun: () for noun in NOUNS},
     'runtime': (),
     'agent': ('trajectory',),
-    'search': ('trajectory', 'serving'),
+    'search': ('trajectory',),
     'world': ('trajectory',),
     'rl': ('trajectory',),
     'models': ('trajectory', 'packing'),
