@@ -4,16 +4,25 @@
 
 import ast
 import doctest
+import functools
+import importlib.util
+import itertools
 import pathlib
 import pkgutil
 import re
+import shlex
 
+import ml_collections
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = sorted(str(f.relative_to(ROOT)) for f in ROOT.glob('docs/*.md'))
 DOCUMENTS = ['README.md', *PAGES]
+CONFIGS = sorted(str(f.relative_to(ROOT)) for f in ROOT.glob('configs/*.py')
+                 if f.stem != '__init__')
+TEXTS = [*DOCUMENTS, 'BENCHMARKS.md', 'launch/README.md', 'launch/xpk.md']
 COMMAND = re.compile(r'-m searchrl\.main\s+(?:\\\s+)?--config=([^\s:`]+)')
+FOLDERS = 'searchrl|configs|docs|launch|benchmarks|tests|third_party'
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +96,162 @@ def test_commands_name_configs_that_exist(document):
   assert configs
   missing = [config for config in configs if not (ROOT / config).is_file()]
   assert not missing, f'{document} runs {missing}, but there is no such file.'
+
+
+def links(text: str) -> list[str]:
+  """Targets of the links and pictures of a text that lead to files of ours."""
+  found = re.findall(r'\]\(([^)\s]+)\)', text)
+  return [link for link in found if '://' not in link]
+
+
+def anchors(text: str) -> set[str]:
+  """What the headings of a text are called in links, as GitHub does."""
+  headings = re.findall(r'^#+ (.+)$', text, re.M)
+  return {re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-')
+          for heading in headings}
+
+
+@pytest.mark.parametrize('document', TEXTS)
+def test_links_lead_to_files_and_headings(document):
+  for link in links(read(document)):
+    file, _, anchor = link.partition('#')
+    path = ((ROOT / document).parent / file).resolve() if file else (
+        ROOT / document)
+    assert path.exists(), f'{document} links to {link}: there is no such file.'
+    assert not anchor or anchor in anchors(path.read_text(encoding='utf-8')), (
+        f'{document} links to {link}, but {path.name} has no such heading.')
+
+
+def test_the_readme_leads_to_every_page():
+  assert set(PAGES) <= set(links(read('README.md')))
+
+
+@pytest.mark.parametrize('document', [*TEXTS, *CONFIGS])
+def test_paths_that_are_named_exist(document):
+  named_paths = re.findall(
+      rf'(?<![\w./-])(?:{FOLDERS})/[\w./-]*\w', read(document))
+  for path in filter(lambda path: 'NAME' not in path, named_paths):
+    assert (ROOT / path).exists() or (ROOT / f'{path}.py').exists(), (
+        f'{document} names {path}, which does not exist.')
+
+
+def definitions(path: str) -> set[str]:
+  """Names that a module defines: functions, classes, methods and constants."""
+  nodes = list(ast.walk(ast.parse(read(path))))
+  targets = itertools.chain.from_iterable(
+      node.targets for node in nodes if isinstance(node, ast.Assign))
+  return {node.name for node in nodes if isinstance(
+      node, (ast.FunctionDef, ast.ClassDef))} | {
+          target.id for target in targets if isinstance(target, ast.Name)}
+
+
+@pytest.mark.parametrize('document', TEXTS)
+def test_functions_that_are_named_exist(document):
+  for path, name in re.findall(r'`([\w/]+\.py):(\w+)`', read(document)):
+    assert name in definitions(path), (
+        f'{document} names {name} of {path}, which has none.')
+
+
+def test_the_layout_names_a_function_for_what_strangers_look_for():
+  where = dict(re.findall(
+      r'^\| (the [^|]+) \| (.+) \|$', read('docs/layout.md'), re.M))
+  for looked_for in ('the DSPO filter', 'the passage budget',
+                     'the `/retrieve` route', 'the KL estimator',
+                     'the checkpoint digest', 'the resume logic'):
+    assert re.search(r'`[\w/]+\.py:\w+`', where[looked_for])
+
+
+@functools.cache
+def config_of(file: str, size: str) -> ml_collections.ConfigDict:
+  spec = importlib.util.spec_from_file_location('shown', ROOT / file)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module.get_config(*([size] if size else []))
+
+
+def commands(text: str) -> list[tuple[str, list[str]]]:
+  """(config, its flags) of every command of ours, joined over its lines."""
+  joined = re.sub(r'\s*\\\n\s*', ' ', text)
+  lines = re.findall(r'-m searchrl\.main (--config=[^`\n]+)', joined)
+  parsed = [shlex.split(line.partition('  #')[0]) for line in lines]
+  return [(words[0].removeprefix('--config='), words[1:]) for words in parsed]
+
+
+@pytest.mark.parametrize('document', [*TEXTS, *CONFIGS])
+def test_flags_of_commands_exist(document):
+  for config, words in commands(read(document)):
+    file, _, size = config.partition(':')
+    size = '' if '/' in size else size  # a folder of a run, as in ask.py
+    for word in words:
+      flag = word.partition('=')[0]
+      if flag.startswith('--config.'):
+        value = config_of(file, size)
+        for part in flag.removeprefix('--config.').split('.'):
+          assert part in value, f'{document} shows {flag} with {config}.'
+          value = value[part]
+      elif flag.startswith('--'):
+        assert flag.removeprefix('--') in (
+            'workdir', 'plan', 'question', 'allow_changes'), (
+                f'{document} shows {flag}, which is no flag of ours.')
+
+
+@pytest.mark.parametrize('document', TEXTS)
+def test_benchmarks_that_are_named_take_the_flags_shown(document):
+  joined = re.sub(r'\s*\\\n\s*', ' ', read(document))
+  for script, line in re.findall(
+      r'python (benchmarks/\w+\.py)([^`\n|]*)', joined):
+    source = read(script)
+    for flag in re.findall(r'(?<=\s)--[\w-]+', line.partition('#')[0]):
+      assert f"'{flag}'" in source, f'{document} shows {flag} with {script}.'
+
+
+@pytest.mark.parametrize('config', CONFIGS)
+def test_every_config_is_a_lab_note(config):
+  source = read(config)
+  note = ' '.join(ast.get_docstring(ast.parse(source)).split())
+  assert 'python -m searchrl.main --config=configs/' in note
+  assert re.search(r'Results?\b', note), (
+      f'{config} must say what it gave, or "Result: not yet measured."')
+  if 'import common' in source and 'config.algorithm = ' in source:
+    for part in ('Hardware: ', 'Time: ', 'Result: ', 'Source: '):
+      assert part in note, f'{config} has no "{part}"'
+    assert 'Differs: ' in note or 'are ours' in note
+
+
+METRIC_ROOMS = ('actor', 'critic', 'data', 'env', 'format', 'num_turns', 'perf',
+                'prompt_length', 'response_length', 'rollout', 'rollout_corr',
+                'search', 'timing_s', 'tool_call_counts', 'train', 'training',
+                'val')
+
+
+def documented_metrics() -> set[str]:
+  """Names of docs/metrics.md, with every choice of {a,b} spelt out."""
+  names = set()
+  for span in re.findall(r'`([^`]+)`', read('docs/metrics.md')):
+    parts = [part.split(',') for part in re.split(r'[{}]', span)]
+    names |= {''.join(choice) for choice in itertools.product(*parts)}
+  return names
+
+
+def metrics_of(source: str) -> set[tuple[str, bool]]:
+  """Strings that read as a metric's name, and whether an f-string goes on."""
+  name = re.compile(rf'(?:{"|".join(METRIC_ROOMS)})/[a-z0-9_/]*')
+  nodes = list(ast.walk(ast.parse(source)))
+  formatted = {id(node.values[0]) for node in nodes
+               if isinstance(node, ast.JoinedStr)}
+  return {(node.value, id(node) in formatted) for node in nodes
+          if isinstance(node, ast.Constant) and isinstance(node.value, str)
+          and name.fullmatch(node.value)
+          and (id(node) in formatted or not node.value.endswith('/'))}
+
+
+def test_metrics_that_are_written_are_described():
+  names, count = documented_metrics(), 0
+  for file in sorted((ROOT / 'searchrl').rglob('*.py')):
+    for written, goes_on in sorted(metrics_of(file.read_text('utf-8'))):
+      count += 1
+      # The rest of an f-string, or /mean, /max and /min of `_spread`.
+      assert written in names or any(name.startswith(
+          written if goes_on else f'{written}/') for name in names), (
+              f'{file.name} writes {written}: describe it in docs/metrics.md.')
+  assert count > 50
