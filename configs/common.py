@@ -196,7 +196,7 @@ def one_sample_a_question(config: ml_collections.ConfigDict, size: str) -> None:
 
 def minibatches(config: ml_collections.ConfigDict, size: str, count: int
                ) -> None:
-  """So many optimiser steps a batch; Search-R1 warms up for 286 batches."""
+  """So many optimizer steps a batch; Search-R1 warms up for 286 batches."""
   config.learner.minibatches = count
   if size in MODELS:
     config.optimizer.warmup_steps = 286 * count
