@@ -179,7 +179,7 @@ def test_a_chunk_against_a_longer_cache_is_refused():
 
 @pytest.mark.parametrize('options, message', [
     (dict(implementation='flash'), "but is 'flash'"),
-    (dict(implementation='auto'), "but is 'auto'. 'auto' is made one of them"),
+    (dict(implementation='auto'), "but is 'auto'. `resolve` chooses"),
     (dict(implementation='cudnn'), 'but they are float32 and 8'),
     (dict(implementation='cudnn', segment_ids=SEGMENTS), 'takes no segment'),
     (dict(implementation='splash', block=64), 'a multiple of 128, but is 64'),
