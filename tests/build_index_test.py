@@ -20,6 +20,7 @@ from searchrl.jobs import build_index
 from searchrl.search import corpus as corpora
 from searchrl.search import factory
 from searchrl.search import mapped_corpus
+from searchrl.search.index import atomic
 from searchrl.search.index import dense
 from searchrl.search.index import footprint
 from searchrl.search.index import vector_store
@@ -132,7 +133,7 @@ def test_a_build_killed_at_any_write_goes_on_to_the_same_bytes(
     tmp_path, corpus, monkeypatch):
   build_index.run(configured(corpus), tmp_path / 'whole')
   expected = tree(tmp_path / 'whole')
-  write = vector_store.write_json
+  write = atomic.write_json
   for deadly in range(6):  # the recipe, four shards, the manifest
     folder, calls = tmp_path / f'killed {deadly}', []
 
@@ -143,10 +144,10 @@ def test_a_build_killed_at_any_write_goes_on_to_the_same_bytes(
         raise Killed
       write(file, value)
 
-    monkeypatch.setattr(vector_store, 'write_json', dies)
+    monkeypatch.setattr(atomic, 'write_json', dies)
     with pytest.raises(Killed):
       build_index.run(configured(corpus), folder)
-    monkeypatch.setattr(vector_store, 'write_json', write)
+    monkeypatch.setattr(atomic, 'write_json', write)
     encoded, encode = [], dense.encoded
     monkeypatch.setattr(dense, 'encoded', lambda encoder, texts, kind: (
         encoded.extend(texts) or encode(encoder, texts, kind)))

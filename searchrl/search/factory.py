@@ -66,6 +66,18 @@ def make(
     ValueError: there is no engine of that name, or an option is out of range.
     TypeError: the engine has no such option.
   """
+  if name in ('fusion', 'rerank', 'cache'):
+    build = functools.partial(_inner, corpus=corpus, seed=seed,
+                              load_encoder=load_encoder, load_judge=load_judge)
+    return _composed(name, corpus, options, build, load_encoder, load_judge)
+  if name == 'noise':
+    return noise.random_passages(corpus, seed=seed, **options)
+  return _single(name, corpus, options, load_encoder)
+
+
+def _single(name: str, corpus: Corpus | None, options: dict[str, Any],
+            load_encoder: open_index.LoadEncoder | None) -> SearchFn:
+  """An engine that is not built over others."""
   if name == 'bm25' and 'index' in options:
     return bm25_files.indexed(corpus, options.pop('index'), **options)
   if name == 'bm25':
@@ -75,8 +87,6 @@ def make(
         corpus, options.pop('index'), load_encoder=load_encoder, **options)
   if name == 'dense':
     return _dense(corpus, load_encoder, **options)
-  if name == 'noise':
-    return noise.random_passages(corpus, seed=seed, **options)
   if name == 'bm25s':
     return bm25_others.bm25s(corpus, **options)
   if name == 'lucene':
@@ -87,10 +97,6 @@ def make(
   if name == 'web':
     from searchrl.search.remote import web
     return web.web(**options)
-  if name in ('fusion', 'rerank', 'cache'):
-    build = functools.partial(_inner, corpus=corpus, seed=seed,
-                              load_encoder=load_encoder, load_judge=load_judge)
-    return _composed(name, corpus, options, build, load_encoder, load_judge)
   raise ValueError(
       "engine must be 'bm25', 'dense', 'noise', 'bm25s', 'lucene', 'remote', "
       f"'web', 'fusion', 'rerank' or 'cache', but is {name!r}. Correct it in "

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 import json
 import pathlib
-import shutil
 import tempfile
 from typing import Any
 
 from jaxtyping import Float
 import numpy as np
 
+from searchrl.search.index import atomic
 from searchrl.search.index import exact_host
 from searchrl.search.index import hnsw
 from searchrl.search.index import scann as scann_index
@@ -63,22 +63,17 @@ def build(
     raise ValueError(
         'recall must lie in (0, 1] and be measured by at least one query, but '
         f'is {recall}, and there are {len(queries)}.')
-  new = folder.with_name(f'.{folder.name}.unfinished')
-  shutil.rmtree(new, ignore_errors=True)  # of a run that was killed
-  new.mkdir(parents=True)
-  built = module.build(store, new, **options)
-  _, settings, measured = _tuned(
-      kind, built, new, store, queries, recall=recall, say=say)
-  manifest = {
-      'kind': kind, 'of': store.fingerprint, 'built': built,
-      'settings': settings,
-      'recall@3': measured[-1]['recall@3'], 'queries': len(queries),
-      'measured': measured, 'options': options,
-      'bytes': {str(file.relative_to(new)): file.stat().st_size
-                for file in sorted(new.rglob('*')) if file.is_file()}}
-  vector_store.write_json(new / 'manifest.json', manifest)
-  shutil.rmtree(folder, ignore_errors=True)
-  new.rename(folder)
+  with atomic.new_folder(folder) as new:
+    built = module.build(store, new, **options)
+    _, settings, measured = _tuned(
+        kind, built, new, store, queries, recall=recall, say=say)
+    manifest = {
+        'kind': kind, 'of': store.fingerprint, 'built': built,
+        'settings': settings, 'recall@3': measured[-1]['recall@3'],
+        'queries': len(queries), 'measured': measured, 'options': options,
+        'bytes': {str(file.relative_to(new)): file.stat().st_size
+                  for file in sorted(new.rglob('*')) if file.is_file()}}
+    atomic.write_json(new / 'manifest.json', manifest)
   return manifest
 
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 import json
 import pathlib
-import shutil
 from typing import Any
 
 import numpy as np
 
 from searchrl.search.corpus import Corpus
+from searchrl.search.index import atomic
 from searchrl.search.index import bm25
-from searchrl.search.index import vector_store
 from searchrl.trajectory import SearchFn
 
 _FORMAT = 1  # increased whenever the terms of `bm25.analyze` change
@@ -40,19 +39,15 @@ def build(texts: Sequence[str], folder: pathlib.Path, *, corpus: str,
     The manifest.
   """
   bm25.check(k1, b)
-  new = folder.with_name(f'.{folder.name}.unfinished')
-  shutil.rmtree(new, ignore_errors=True)  # of a run that was killed
-  new.mkdir(parents=True)
-  terms, lengths = _count(texts, new)
-  _weigh(new, len(terms), lengths, k1, b)
-  (new / 'terms.txt').write_text('\n'.join(terms), encoding='utf-8')
-  manifest = {
-      'format': _FORMAT, 'corpus': corpus, 'k1': k1, 'b': b,
-      'count': len(texts), 'terms': len(terms), 'bytes': {
-          file.name: file.stat().st_size for file in sorted(new.iterdir())}}
-  vector_store.write_json(new / 'manifest.json', manifest)
-  shutil.rmtree(folder, ignore_errors=True)
-  new.rename(folder)
+  with atomic.new_folder(folder) as new:
+    terms, lengths = _count(texts, new)
+    _weigh(new, len(terms), lengths, k1, b)
+    (new / 'terms.txt').write_text('\n'.join(terms), encoding='utf-8')
+    manifest = {
+        'format': _FORMAT, 'corpus': corpus, 'k1': k1, 'b': b,
+        'count': len(texts), 'terms': len(terms), 'bytes': {
+            file.name: file.stat().st_size for file in sorted(new.iterdir())}}
+    atomic.write_json(new / 'manifest.json', manifest)
   return manifest
 
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import importlib
 import pathlib
@@ -71,16 +71,7 @@ def lucene(corpus: Corpus, *, index: str, k1: float = 0.9, b: float = 0.4,
         f'{searcher.num_docs} and {len(corpus)} passages. Give the corpus that '
         'the index was built from.')
   searcher.set_bm25(k1, b)
-  positions = {} if corpus.ids_are_positions else {
-      passage.id: i for i, passage in enumerate(corpus)}
-
-  def passage(hit: Any) -> Passage:
-    uid = str(hit.docid)
-    i = positions.get(uid) if positions else int(uid)
-    if i is None or not 0 <= i < len(corpus):
-      raise ValueError(f'the index returned passage {uid!r}, which the corpus '
-                       'does not have. Give the corpus that it was built from.')
-    return dataclasses.replace(corpus[i], score=float(hit.score))
+  passage = _passage_of(corpus)
 
   def search(queries: Sequence[Query]) -> list[Passages]:
     names = {f'{i}': q for i, q in enumerate(queries)
@@ -94,6 +85,22 @@ def lucene(corpus: Corpus, *, index: str, k1: float = 0.9, b: float = 0.4,
             if f'{i}' in names else () for i, q in enumerate(queries)]
 
   return search
+
+
+def _passage_of(corpus: Corpus) -> Callable[[Any], Passage]:
+  """A function from one of Lucene's hits to its passage, with its score."""
+  positions = {} if corpus.ids_are_positions else {
+      passage.id: i for i, passage in enumerate(corpus)}
+
+  def passage(hit: Any) -> Passage:
+    uid = str(hit.docid)
+    i = positions.get(uid) if positions else int(uid)
+    if i is None or not 0 <= i < len(corpus):
+      raise ValueError(f'the index returned passage {uid!r}, which the corpus '
+                       'does not have. Give the corpus that it was built from.')
+    return dataclasses.replace(corpus[i], score=float(hit.score))
+
+  return passage
 
 
 def _import(module: str, extra: str) -> Any:

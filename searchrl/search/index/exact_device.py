@@ -61,13 +61,7 @@ def build(
   Raises:
     ValueError: an option is out of range, or a value too large for the dtype.
   """
-  if dtype not in vector_store.DTYPES:
-    raise ValueError(f'dtype must be one of {", ".join(vector_store.DTYPES)}, '
-                     f'but is {dtype!r}.')
-  for name, value in (('batch', batch), ('block_rows', block_rows)):
-    if value < 1:
-      raise ValueError(f'{name} must be at least 1, but is {value}. Give the '
-                       'number to compare at a time.')
+  _check(dtype, batch=batch, block_rows=block_rows)
   if devices is None:
     devices = jax.local_devices()[:-(-source.count // block_rows)]
   mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
@@ -77,15 +71,7 @@ def build(
     split = devices[0].platform != 'cpu'
   split = split and dtype in ('bfloat16', 'int8')
 
-  def find(vectors, k):
-    parts, start = [], 0
-    while start < len(vectors):
-      size = batch if len(vectors) - start <= _FEW * batch else _MANY * batch
-      parts.append(_call(vectors[start:start + size], k, size))
-      start += size
-    return tuple(np.concatenate(part) for part in zip(*parts))
-
-  def _call(vectors, k, size):
+  def call(vectors, k, size):
     padded = np.zeros((size, source.dim), np.float32)
     padded[:len(vectors)] = vectors
     scores, ids = jax.device_get(top_k(
@@ -94,7 +80,28 @@ def build(
     offset = vectors @ mean
     return scores[:len(vectors)] + offset[:, None], ids[:len(vectors)]
 
-  return exact_host.Index('mesh', source.count, source.dim, find)
+  return exact_host.Index('mesh', source.count, source.dim,
+                          functools.partial(_in_batches, call, batch))
+
+
+def _check(dtype: str, **at_a_time: int) -> None:
+  if dtype not in vector_store.DTYPES:
+    raise ValueError(f'dtype must be one of {", ".join(vector_store.DTYPES)}, '
+                     f'but is {dtype!r}.')
+  for name, value in at_a_time.items():
+    if value < 1:
+      raise ValueError(f'{name} must be at least 1, but is {value}. Give the '
+                       'number to compare at a time.')
+
+
+def _in_batches(call, batch: int, vectors: Float[np.ndarray, 'B D'], k: int):
+  """What `call(vectors, k, size)` finds, in batches of one of two sizes."""
+  parts, start = [], 0
+  while start < len(vectors):
+    size = batch if len(vectors) - start <= _FEW * batch else _MANY * batch
+    parts.append(call(vectors[start:start + size], k, size))
+    start += size
+  return tuple(np.concatenate(part) for part in zip(*parts))
 
 
 def parts_of(vectors: Float[np.ndarray, 'B D'], split: bool

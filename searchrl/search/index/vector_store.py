@@ -17,7 +17,6 @@ import functools
 import hashlib
 import json
 import math
-import os
 import pathlib
 from typing import Any, Protocol
 
@@ -25,6 +24,8 @@ from jaxtyping import Float, Int8
 import ml_dtypes
 import numpy as np
 import tensorstore
+
+from searchrl.search.index import atomic
 
 DTYPES = {'float32': np.float32, 'float16': np.float16,
           'bfloat16': ml_dtypes.bfloat16, 'int8': np.int8}
@@ -189,7 +190,7 @@ class Writer:
     if file.exists():
       _check_same(self._folder, json.loads(file.read_text()), wanted)
     else:
-      write_json(file, wanted)
+      atomic.write_json(file, wanted)
     self._arrays = _open_arrays(self._folder, recipe, create=True)
 
   def missing(self) -> list[int]:
@@ -214,7 +215,7 @@ class Writer:
     for array, part in zip(self._arrays, parts, strict=True):
       array[start:stop].write(part).result()
       sha.update(np.ascontiguousarray(part).view(np.uint8))
-    write_json(_marker(self._folder, shard), {
+    atomic.write_json(_marker(self._folder, shard), {
         'sha256': sha.hexdigest(),
         'files': _sizes(self._folder, len(parts), shard),
         'sum': rows.sum(0, dtype=np.float64).tolist()})
@@ -236,7 +237,7 @@ class Writer:
       note = _read_marker(self._folder, self.recipe, shard)
       total += note['sum']
       sha.update(note['sha256'].encode())
-    write_json(self._folder / 'manifest.json', {
+    atomic.write_json(self._folder / 'manifest.json', {
         'format': _FORMAT, **dataclasses.asdict(self.recipe),
         'fingerprint': sha.hexdigest(),
         'mean': (total / self.recipe.count).tolist()})
@@ -309,16 +310,6 @@ def open_(folder: str | pathlib.Path) -> Store:
           f'shard {shard} of {folder} must be whole, but its file, or the note '
           f'of it in done/, is missing or cut. {_REBUILD}')
   return Store(folder, recipe, fingerprint, mean)
-
-
-def write_json(file: pathlib.Path, value: Any) -> None:
-  """Writes a file, whole or not at all, even if the power fails."""
-  temporary = file.with_name(f'.{file.name}.{os.getpid()}')
-  with temporary.open('w') as out:
-    out.write(json.dumps(value, indent=1) + '\n')
-    out.flush()
-    os.fsync(out.fileno())
-  temporary.replace(file)
 
 
 def _identity(raw: Mapping[str, Any]) -> dict[str, Any]:

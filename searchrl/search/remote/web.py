@@ -137,21 +137,9 @@ def web(
     FileNotFoundError: there is no file to replay.
     ValueError: an option is out of range, or the variable is not set.
   """
-  if mode not in MODES or (mode == 'live') != (not tape):
-    raise ValueError(
-        f'search.options.mode must be one of {MODES}, with a tape unless live, '
-        f'but they are {mode!r} and {tape!r}.')
-  if connections < 1:
-    raise ValueError(
-        f'search.options.connections must be at least 1, but is {connections}.')
+  _check(mode, tape, connections)
   if mode == 'replay':
-    if not pathlib.Path(tape).is_file():
-      raise FileNotFoundError(
-          f'search.options.tape must be a file to replay, but there is none at '
-          f"{tape}. Record it with mode='record'.")
-    missing = SearchError('not_recorded', f'not in {tape}')
-    return Web(lambda text, top_k: missing, None, Tape(pathlib.Path(tape)),
-               connections)
+    return _replayed(pathlib.Path(tape), connections)
   key = wire.secret(key_env, 'search.options.key_env')
   logging.getLogger('urllib3.connectionpool').addFilter(
       lambda record: key not in record.getMessage())  # urllib3 logs addresses
@@ -168,6 +156,26 @@ def web(
   if recorder:
     recorder.repair()
   return Web(ask, calls, recorder, connections)
+
+
+def _check(mode: str, tape: str, connections: int) -> None:
+  if mode not in MODES or (mode == 'live') != (not tape):
+    raise ValueError(
+        f'search.options.mode must be one of {MODES}, with a tape unless live, '
+        f'but they are {mode!r} and {tape!r}.')
+  if connections < 1:
+    raise ValueError(
+        f'search.options.connections must be at least 1, but is {connections}.')
+
+
+def _replayed(tape: pathlib.Path, connections: int) -> Web:
+  """A search that finds what was recorded, and asks nothing."""
+  if not tape.is_file():
+    raise FileNotFoundError(
+        'search.options.tape must be a file to replay, but there is none at '
+        f"{tape}. Record it with mode='record'.")
+  missing = SearchError('not_recorded', f'not in {tape}')
+  return Web(lambda text, top_k: missing, None, Tape(tape), connections)
 
 
 def read_results(body: bytes, top_k: int) -> Passages:
