@@ -26,7 +26,7 @@ assert tools.schema()['function']['name'] == 'search'
 shape = weights.read_config(str(sampler.TINY_BASE))
 weights.load(str(sampler.TINY_BASE), shape)
 from searchrl.encoders import embedder
-assert embedder.load_again(path='tiny_e5')(['a'], 'query').shape == (1, 128)
+assert embedder.cached_loader()(path='tiny_e5')(['a'], 'query').shape == (1, 128)
 one = jnp.ones((1, 2))
 loss = losses.sequence_ratio_loss(
     one, one, jnp.ones(1), jnp.ones((1, 2), bool))

@@ -134,7 +134,7 @@ def test_the_shipped_encoder_finds_what_agents_ask_for(source):
   world = facts.make(77, source=source)
   corpus = corpora.Corpus(tuple(text.passages(world)))
   search = factory.make('dense', corpus, encoder='tiny_e5',
-                        load_encoder=embedder.load_again)
+                        load_encoder=embedder.cached_loader())
   rng = np.random.default_rng(0)
   chains = [c for c, _ in zip(facts.chains(world, 1, rng), range(100))]
   for ask in (lambda c: f'{c.start} {c.relations[0]}',

@@ -276,6 +276,3 @@ def load_tokenizer(
   found.no_padding()
   found.enable_truncation(max_length)
   return found
-
-
-load_again = cached_loader()  # of callers that hold no loader of their own
