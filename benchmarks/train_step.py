@@ -117,11 +117,12 @@ class Ours:
     self._state = self._learner.init(params)
     # Both are given the old log-probs, as in the second step on a batch.
     self.batch = dataclasses.replace(self._learner, minibatches=2).score(
-        self._state, batch)
+        self._state, batch).batch
 
   def __call__(self) -> tuple[float, float]:
     """The gradient's norm, and the useful share of the tokens computed."""
-    self._state, metrics = self._learner.update(self._state, self.batch)
+    self._state, metrics = self._learner.update(
+        self._state, self._learner.pack(self.batch))
     return metrics['actor/grad_norm'], metrics['perf/useful_tokens']
 
 

@@ -52,7 +52,7 @@ def learner():
 def batch(learner, params):
   """Scored by another policy as a reference; with random values."""
   scored = learner.score(
-      learner.init(params), learning.ragged_batch(), tiny.params(CONFIG, 1))
+      learner.init(params), learning.ragged_batch(), tiny.params(CONFIG, 1)).batch
   values = np.random.default_rng(1).normal(size=scored.values.shape)
   return dataclasses.replace(scored, values=values.astype(np.float32))
 
@@ -118,7 +118,7 @@ def assert_updates(learner, batch, state, expected, atol=1e-6):
   """STEPS updates are the expected ones."""
   value_losses = []
   for _ in range(STEPS):
-    state, metrics = learner.update(state, batch)
+    state, metrics = learning.update(learner, state, batch)
     value_losses.append(metrics['critic/vf_loss'])
   for ours, theirs in zip((state['policy'].params, state['critic'].params),
                           expected):
@@ -202,9 +202,9 @@ def test_updates_are_gradients_of_the_whole_batch(
 def test_how_trajectories_lie_in_rows_changes_nothing(
     batch, params, random_critic, expected):
   learner = make(microbatch_rows=2, row_length=2 * LENGTH, remat=True)
-  packed = learner._packed(batch, learner.train_step.advantages(batch))
-  assert packed.rows.advantages.returns.shape == (8, 2, 2 * LENGTH)
-  assert packed.count > 1 and max(map(len, packed.documents)) > 1
+  minibatch, = learner.pack(batch).minibatches
+  assert minibatch.rows.batch.values.shape == (8, 2, 2 * LENGTH)
+  assert minibatch.count > 1 and max(map(len, minibatch.documents)) > 1
   assert_updates(
       learner, batch, start(learner, params, random_critic), expected)
 
@@ -233,14 +233,15 @@ def test_score_adds_values_and_every_part_is_timed(
 
   state = start(learner, params, random_critic)
   batch = learning.ragged_batch()
-  scored = learner.score(state, batch, params, timer=timer)
+  packed = learner.score(state, batch, params, timer=timer)
+  scored = packed.batch
   assert names == ['old_log_prob', 'ref', 'values']
   values = values_of(random_critic, batch.tokens)
   np.testing.assert_allclose(scored.values[batch.loss_mask],
                              values[batch.loss_mask], atol=1e-5)
   assert isinstance(scored.values, np.ndarray)
   np.testing.assert_array_equal(scored.old_logprobs, scored.ref_logprobs)
-  _, metrics = learner.update(state, scored, timer=timer)
+  _, metrics = learner.update(state, packed, timer=timer)
   assert names[3:] == ['adv', 'update_actor']
   where = batch.loss_mask
   np.testing.assert_allclose(
@@ -258,7 +259,7 @@ def test_updates_leave_what_init_was_given_alone(learner, batch):
   state = learner.init(given)
   fresh = learner.init(given)
   for _ in range(STEPS):
-    state, _ = learner.update(state, batch)
+    state, _ = learning.update(learner, state, batch)
   assert_equal(given, before)
   assert_equal(fresh['policy'].params, before)
   assert_equal(fresh['critic'].params, critic.init(before))
@@ -267,8 +268,8 @@ def test_updates_leave_what_init_was_given_alone(learner, batch):
 def test_a_critic_changes_nothing_about_the_policy(learner, batch, params):
   """Whatever its optimiser does: only the advantages connect the two."""
   still = make(critic_optimizer=optax.sgd(0.0))
-  one, _ = learner.update(learner.init(params), batch)
-  two, _ = still.update(still.init(params), batch)
+  one, _ = learning.update(learner, learner.init(params), batch)
+  two, _ = learning.update(still, still.init(params), batch)
   assert_equal(one['policy'].params, two['policy'].params)
   assert_equal(two['critic'].params, critic.init(params))
   assert np.any(np.array(one['critic'].params['value']['kernel']))
@@ -285,14 +286,14 @@ def warming():
 def test_the_policy_waits_until_the_critic_is_warm(warming, batch, params):
   state = warming.init(params)
   before = jax.device_get(state)
-  state, metrics = warming.update(state, batch)
+  state, metrics = learning.update(warming, state, batch)
   assert_equal(state['policy'], before['policy'])
   assert int(state['critic'].updates) == 2
   assert np.any(np.array(state['critic'].params['value']['kernel']))
   assert 'actor/grad_norm' not in metrics and metrics['critic/grad_norm'] > 0
   assert metrics['actor/pg_loss'] == pytest.approx(0, abs=1)
   # The third step is the critic's alone, the fourth is the policy's first.
-  state, metrics = warming.update(state, batch)
+  state, metrics = learning.update(warming, state, batch)
   assert int(state['critic'].updates) == 4
   assert int(state['policy'].updates) == 1
   assert int(state['policy'].opt_state[0].count) == 1
@@ -305,11 +306,11 @@ def test_the_policy_waits_until_the_critic_is_warm(warming, batch, params):
 
 def test_a_checkpoint_holds_the_critic_bit_for_bit(
     warming, batch, params, tmp_path):
-  state, _ = warming.update(warming.init(params), batch)
+  state, _ = learning.update(warming, warming.init(params), batch)
   digest = checkpoint.digest(state)
   checkpoint.save(tmp_path, 1, state, {'step': 1})
   _, restored, _ = checkpoint.restore(tmp_path, warming.init(params))
   assert checkpoint.digest(restored) == digest
-  one, two = (warming.update(s, batch)[0] for s in (state, restored))
+  one, two = (learning.update(warming, s, batch)[0] for s in (state, restored))
   assert int(two['policy'].updates) == 1  # the warm-up is counted on
   assert checkpoint.digest(one) == checkpoint.digest(two)

@@ -77,7 +77,12 @@ def ragged_batch():
 def batch(learner, params, ref_params):
   # Two optimiser steps need `old_logprobs` beforehand, one does not.
   return make(minibatches=2).score(
-      learner.init(params), ragged_batch(), ref_params)
+      learner.init(params), ragged_batch(), ref_params).batch
+
+
+def update(learner, state, batch, **options):
+  """An update on a batch that was scored elsewhere."""
+  return learner.update(state, learner.pack(batch), **options)
 
 
 @jax.jit
@@ -122,7 +127,7 @@ def assert_same(updated, expected, atol):
 
 def test_an_update_is_the_gradient_of_the_whole_batch(
     learner, batch, params, expected):
-  updated = learner.update(learner.init(params), batch)
+  updated = update(learner, learner.init(params), batch)
   assert_same(updated, expected, atol=1e-6)
   moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), params, expected[0])
   assert max(jax.tree.leaves(moved)) > 1e-3
@@ -140,7 +145,8 @@ def halves():
 def test_two_micro_batches_and_remat_change_nothing(
     halves, batch, params, expected):
   learner = dataclasses.replace(halves, minibatches=1)
-  assert_same(learner.update(learner.init(params), batch), expected, atol=1e-6)
+  assert_same(
+      update(learner, learner.init(params), batch), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize('options', [
@@ -151,14 +157,12 @@ def test_two_micro_batches_and_remat_change_nothing(
 def test_how_trajectories_lie_in_rows_changes_nothing(
     options, batch, params, expected):
   learner = make(**options)
-  packed = learner._packed(batch)
-  assert sorted(sum(packed.documents, [])) == np.flatnonzero(
-      batch.loss_mask.any(1)).tolist()
-  assert max(map(len, packed.documents)) <= learner.row_places
-  assert packed.useful == batch.lengths.sum() / (
-      packed.count * learner.microbatch_rows * learner.row_length)
-  state, metrics = learner.update(learner.init(params), batch)
-  assert metrics['perf/useful_tokens'] == packed.useful
+  packed = learner.pack(batch)
+  minibatch, = packed.minibatches
+  assert minibatch.useful == batch.lengths.sum() / (
+      minibatch.count * learner.microbatch_rows * learner.row_length)
+  state, metrics = learner.update(learner.init(params), packed)
+  assert metrics['perf/useful_tokens'] == minibatch.useful
   assert_same((state, metrics), expected, atol=1e-6)
 
 
@@ -168,7 +172,7 @@ def test_what_filler_rows_hold_changes_nothing(learner, batch, params):
       batch, tokens=np.where(filler[:, None], 5, batch.tokens),
       group_ids=np.where(filler, 0, batch.group_ids),
       question_ids=np.where(filler, 0, batch.question_ids))
-  one, two = (learner.update(learner.init(params), b) for b in (batch, other))
+  one, two = (update(learner, learner.init(params), b) for b in (batch, other))
   jax.tree.map(np.testing.assert_array_equal, one[0]['policy'].params,
                two[0]['policy'].params)
   assert one[1] == two[1]
@@ -184,9 +188,9 @@ def test_eight_devices_make_the_update_of_one(layout, batch, params, expected):
   assert kernel.sharding.shard_shape(kernel.shape) == (
       2, 32 // layout[1], 48 // layout[2])
   scored = make(mesh, minibatches=2).score(state, dataclasses.replace(
-      batch, old_logprobs=None), params)
+      batch, old_logprobs=None), params).batch
   np.testing.assert_allclose(scored.old_logprobs, batch.old_logprobs, atol=1e-5)
-  state, metrics = learner.update(state, batch)
+  state, metrics = update(learner, state, batch)
   assert_same((state, metrics), expected, atol=1e-5)
   updated = state['policy'].params['layers']['gate']['kernel']
   assert updated.sharding.is_equivalent_to(kernel.sharding, 3)
@@ -199,9 +203,9 @@ def test_one_step_begins_with_the_old_log_probs(
                  microbatch_rows=rows)
   state = learner.init(params)
   unscored = learner.score(state, ragged_batch(), ref_params)
-  assert unscored.old_logprobs is None
+  assert unscored.batch.old_logprobs is None
   np.testing.assert_allclose(
-      unscored.ref_logprobs, batch.ref_logprobs, atol=1e-5)
+      unscored.batch.ref_logprobs, batch.ref_logprobs, atol=1e-5)
   updated = learner.update(state, unscored)
   assert_same(updated, expected, atol=1e-5)
   for name, value in diagnostics.mismatch(batch).items():
@@ -216,7 +220,8 @@ def test_advantages_that_read_the_old_log_probs_have_them(batch, params):
       rows=ROWS, length=LENGTH, temperature=TEMPERATURE)
   assert learner.scores_old and not make().scores_old
   scored = learner.score(learner.init(params), ragged_batch(), params)
-  np.testing.assert_array_equal(scored.old_logprobs, batch.old_logprobs)
+  np.testing.assert_allclose(
+      scored.batch.old_logprobs, batch.old_logprobs, atol=1e-5)
 
 
 def test_score_gives_the_log_probs_of_both_policies(batch, params, ref_params):
@@ -231,12 +236,12 @@ def test_score_gives_the_log_probs_of_both_policies(batch, params, ref_params):
 
 
 def test_mini_batches_are_steps_one_after_the_other(halves, batch, params):
-  state, metrics = halves.update(halves.init(params), batch)
+  state, metrics = update(halves, halves.init(params), batch)
   assert int(state['policy'].updates) == 2
   one = dataclasses.replace(halves, minibatches=1)
   stepped, seen = one.init(params), []
   for rows in (slice(0, 8), slice(8, 16)):  # no group is in both
-    stepped, of_half = one.update(stepped, jax.tree.map(
+    stepped, of_half = update(one, stepped, jax.tree.map(
         lambda x: x[rows], batch))
     seen.append(of_half)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6),
@@ -252,21 +257,21 @@ def test_mini_batches_share_the_baselines_of_the_whole_batch(
     halves, batch, params):
   """Although their rows are trained on one after the other."""
   mixed = dataclasses.replace(batch, group_ids=np.arange(ROWS) % 4)
-  state, _ = halves.update(halves.init(params), mixed)
+  state, _ = update(halves, halves.init(params), mixed)
   one = dataclasses.replace(
       halves, minibatches=1, train_step=copy.copy(halves.train_step))
   stepped = one.init(params)
   whole = np.asarray(ALGORITHM.advantages(mixed))
   for rows in (slice(0, 8), slice(8, 16)):
     vars(one.train_step)['advantages'] = lambda _, rows=rows: whole[rows]
-    stepped, _ = one.update(stepped, jax.tree.map(lambda x: x[rows], mixed))
+    stepped, _ = update(one, stepped, jax.tree.map(lambda x: x[rows], mixed))
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6),
                state['policy'].params, stepped['policy'].params)
 
 
 def test_a_batch_of_filler_changes_nothing(learner, batch, params):
   empty = dataclasses.replace(batch, loss_mask=np.zeros_like(batch.loss_mask))
-  state, metrics = learner.update(learner.init(params), empty)
+  state, metrics = update(learner, learner.init(params), empty)
   jax.tree.map(np.testing.assert_array_equal, state['policy'].params, params)
   assert int(state['policy'].updates) == 0
   assert metrics == {'train/empty_rows': ROWS}
@@ -277,7 +282,7 @@ def test_updates_leave_the_parameters_given_to_init_alone(learner, batch):
   before = jax.tree.map(lambda x: np.array(x, copy=True), given)
   state = learner.init(given)
   for _ in range(2):
-    state, _ = learner.update(state, batch)
+    state, _ = update(learner, state, batch)
   jax.tree.map(np.testing.assert_array_equal, given, before)
   assert jax.tree.map(jnp.shape, state['policy'].params) == jax.tree.map(
       jnp.shape, given)

@@ -126,12 +126,12 @@ def test_an_update_is_the_gradient_of_the_adapters_alone(layout, base):
       state['policy'].params))
   before = jax.tree.map(np.array, base)
   scored = make(mesh=mesh, minibatches=2).score(
-      state, learning.ragged_batch(), base)
+      state, learning.ragged_batch(), base).batch
   mask = scored.loss_mask
   assert np.abs(scored.old_logprobs - scored.ref_logprobs)[mask].max() > 1e-2
   expected = whole_step(start, base, jax.tree.map(
       lambda x: x[:-learning.FILLER], scored))
-  state, metrics = learner.update(state, scored, base)
+  state, metrics = learning.update(learner, state, scored, base=base)
   assert jax.tree.structure(state['policy'].params) == (
       jax.tree.structure(expected))
   jax.tree.map(
@@ -145,7 +145,7 @@ def test_the_frozen_policy_is_the_reference_and_the_start(base):
   learner = make(minibatches=2)
   state = learner.init(base)
   assert learner.needs_base
-  scored = learner.score(state, learning.ragged_batch(), base)
+  scored = learner.score(state, learning.ragged_batch(), base).batch
   np.testing.assert_allclose(
       scored.old_logprobs, scored.ref_logprobs, atol=1e-6)
   jax.tree.map(np.testing.assert_array_equal, learner.policy(state, base), base)

@@ -217,7 +217,7 @@ other = learner(minibatches=2)
 longer = np.array(batch.loss_mask)
 longer[8 + 4:, 1] = me  # rows that are filler on process 0
 mine = dataclasses.replace(batch, loss_mask=longer)
-out('count', message(other.update, other.init(params), mine))
+out('count', message(other.update, other.init(params), other.pack(mine)))
 
 same = learner(minibatches=2)
 state = same.init(params)
@@ -226,7 +226,7 @@ same.score(state, batch, base)
 if me == 1:
   out('score', message(same.score, state, batch, base))
 else:
-  out('score', message(same.update, state, batch))
+  out('score', message(same.update, state, same.pack(batch)))
 '''
 
 
@@ -241,10 +241,11 @@ def test_a_planted_divergence_is_caught_at_its_call():
     assert re.search(r'call in common: update\(2, True, .*int32\[2,4,24\]',
                      message)
   for message in messages['score']:
-    assert 'part at call 2.' in message  # after the log-probs of two policies
+    # After the log-probs of two mini-batches by two policies.
+    assert 'part at call 4.' in message
     assert 'process 0: update(' in message
-    assert 'process 1: logprobs(3, int32[4,4,24])' in message
-    assert 'Last call in common: logprobs(3, int32[4,4,24])' in message
+    assert 'process 1: logprobs(2, int32[2,4,24])' in message
+    assert 'Last call in common: logprobs(1, int32[2,4,24])' in message
 
 
 # Parameters of which a process holds a part, read whole by each for itself.
@@ -277,13 +278,13 @@ for sizes, tensor in ((dict(data=4), 1), (dict(data=2, fsdp=2), 1),
   out(str([*mesh.shape.values(), tensor]), [held, read, at == there])
 
 # The last of these learns, too.
-state, _ = learner.update(state, batch)
+state, _ = learner.update(state, learner.pack(batch))
 held_here = state['policy'].params
 seen = view(held_here)
 check(seen, multihost_utils.process_allgather(held_here, tiled=True))
 mine = meshes.make(data=1, devices=jax.local_devices()[:1])
 alone = learner_test.make(mine)
-state, _ = alone.update(alone.init(params), batch)
+state, _ = alone.update(alone.init(params), alone.pack(batch))
 jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6),
              jax.device_get(seen), jax.device_get(state['policy'].params))
 '''

@@ -4,9 +4,9 @@
 
 State is a `TrainState` of each network, 'policy' and, where the algorithm needs
 values, 'critic'; it is sharded over a mesh and donated to each update. On the
-host the trajectories of a batch are laid end to end into rows, so that hardly
-any padding is computed, and cut into micro-batches of equal shape; `train_step`
-runs them in one compiled loop.
+host `minibatches` cuts a batch into mini-batches and lays each into rows once,
+in micro-batches of equal shape; `train_step` runs them in one compiled loop,
+first to score them, then to make an optimiser step on each.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,12 +22,13 @@ import optax
 from searchrl.models import critic
 from searchrl.models import lora as loras
 from searchrl.models import transformer
-from searchrl import packing
 from searchrl.rl import algorithms
 from searchrl.rl import diagnostics
 from searchrl.runtime import mesh as meshes
+from searchrl.training import minibatches as minibatches_lib
+from searchrl.training.minibatches import MiniBatch, PackedBatch
 from searchrl.training.train_step import (
-    ForwardOptions, Rows, State, TrainState, TrainStep)
+    ForwardOptions, State, TrainState, TrainStep)
 from searchrl import trajectory
 from searchrl.trajectory import Batch
 
@@ -103,9 +104,13 @@ class Learner:
       return state['policy'].params
     return loras.merge(base, state['policy'].params, self.train_step.lora)
 
+  def pack(self, batch: Batch) -> PackedBatch:
+    """The batch with its mini-batches laid into rows, as `update` takes it."""
+    return minibatches_lib.pack(batch, self.minibatches, **self._row_shape)
+
   def score(self, state: State, batch: Batch,
             base: transformer.Params | None = None,
-            timer: Timer = _untimed) -> Batch:
+            timer: Timer = _untimed) -> PackedBatch:
     """Adds to a batch what the algorithm needs, as numpy arrays.
 
     Args:
@@ -115,8 +120,8 @@ class Learner:
       timer: times 'old_log_prob', 'ref' and 'values'.
 
     Returns:
-      The batch with `old_logprobs` if the update needs them beforehand, and
-      `ref_logprobs` and `values` if the algorithm does.
+      The batch, packed, with `old_logprobs` if the update needs them
+      beforehand, and `ref_logprobs` and `values` if the algorithm does.
 
     Raises:
       ValueError: base is None, but needed.
@@ -125,7 +130,7 @@ class Learner:
       raise ValueError(
           'base must be given where the loss has a KL to a reference policy '
           'or adapters are trained, but is None. Give what `init` received.')
-    step, packed, scores = self.train_step, self._packed(batch), {}
+    step, packed, scores = self.train_step, self.pack(batch), {}
     needs = step.algorithm.needs
     if self.scores_old:
       with timer('old_log_prob'):
@@ -140,16 +145,16 @@ class Learner:
       with timer('values'):
         scores['values'] = self._per_token(
             'values', step.values, packed, state['critic'].params)
-    return dataclasses.replace(batch, **scores)
+    return packed.with_scores(scores)
 
-  def update(self, state: State, batch: Batch,
+  def update(self, state: State, packed: PackedBatch,
              base: transformer.Params | None = None, timer: Timer = _untimed
             ) -> tuple[State, dict[str, float]]:
     """Makes an optimiser step on each mini-batch of a batch.
 
     Args:
       state: donated.
-      batch: from `score`.
+      packed: from `score`.
       base: what `init` received, if adapters are trained.
       timer: times 'adv', and 'update_actor' with the critic's update in it.
 
@@ -157,18 +162,17 @@ class Learner:
       The new state, and metrics: the optimiser steps' means, those of the
       batch, and those of how far apart sampler and learner are.
     """
+    batch, per_step, old = packed.batch, [], []
     with timer('adv'):
       advantages = jax.device_get(self.train_step.advantages(batch))
-    per_step, old = [], None
     with timer('update_actor'):
-      for rows in np.split(np.arange(len(batch.rewards)), self.minibatches):
-        part = _take((batch, advantages), rows)
-        if part[0].loss_mask.any():  # else filler only: nothing to learn
-          state, metrics, old = self._step(state, base, *part)
-          per_step.append(metrics)
+      for minibatch in packed.minibatches:
+        state, metrics, old_logprobs = self._step(
+            state, base, minibatch.with_advantages(advantages))
+        per_step.append(metrics)
+        old.append(old_logprobs)
     if batch.old_logprobs is None:
-      batch = dataclasses.replace(batch, old_logprobs=(
-          np.zeros(batch.tokens.shape, np.float32) if old is None else old))
+      batch = dataclasses.replace(batch, old_logprobs=packed.unlay(old))
     return state, (_means(per_step) | diagnostics.describe(batch, advantages)
                    | diagnostics.mismatch(batch))
 
@@ -189,6 +193,9 @@ class Learner:
     advantages = jax.tree.map(
         lambda x: np.zeros(x.shape, x.dtype),
         jax.eval_shape(self.train_step.algorithm.advantages, empty))
+    minibatch = minibatches_lib.pack_one(
+        empty, np.asarray(empty.lengths), np.arange(len(empty.rewards)),
+        **self._row_shape).with_advantages(advantages)
     mesh = self.train_step.mesh
 
     def describe(x, axes):
@@ -200,23 +207,33 @@ class Learner:
         transformer.logical_axes(self.train_step.shape))
     stacked = jax.tree.map(
         lambda x: describe(x, (None, 'batch') + (None,) * (x.ndim - 2)),
-        self._packed(empty, advantages).rows)
+        minibatch.rows)
     return (True, self.train_step.abstract_state(), self._frozen(base), stacked,
             jax.ShapeDtypeStruct((), np.int32))
 
-  def _step(self, state, base, batch, advantages):
-    """One optimiser step on a mini-batch."""
-    packed = self._packed(batch, advantages)
+  def _step(self, state: State, base, minibatch: MiniBatch):
+    """One optimiser step: state, metrics, and what `TrainStep.update` calls old."""
     train_policy = 'critic' not in state or (
         int(state['critic'].updates) >= self.critic_warmup)
-    self.lockstep('update', int(packed.count), train_policy,
-                  packed.rows.batch.tokens)
+    self.lockstep('update', int(minibatch.count), train_policy,
+                  minibatch.rows.batch.tokens)
     state, metrics, old = self.train_step.update(
-        train_policy, state, self._frozen(base), self._put(packed.rows),
-        packed.count)
+        train_policy, state, self._frozen(base), self._put(minibatch.rows),
+        minibatch.count)
     metrics = {name: float(x) for name, x in jax.device_get(metrics).items()}
-    metrics['perf/useful_tokens'] = packed.useful
-    return state, metrics, None if old is None else packed.of_batch(old)
+    return state, metrics | {'perf/useful_tokens': minibatch.useful}, old
+
+  def _per_token(self, name: str, step: Callable[..., jax.Array],
+                 packed: PackedBatch, params, frozen=None) -> np.ndarray:
+    """A step's numbers of every token of a batch, [B T]."""
+    per_token = []
+    for minibatch in packed.minibatches:
+      rows = minibatch.rows
+      self.lockstep(name, int(minibatch.count), rows.batch.tokens)
+      per_token.append(step(
+          params, frozen, *self._put((rows.layout, rows.batch.tokens)),
+          minibatch.count))
+    return packed.unlay(per_token)
 
   def _frozen(self, base):
     return base if self.train_step.lora else None
@@ -233,54 +250,13 @@ class Learner:
             leaf, meshes.sharding(mesh, names), np.float32), params, axes)
     return self.train_step.init(network, params)
 
-  def _packed(self, batch: Batch, advantages: Any = None) -> '_Packed':
-    """A batch as stacked micro-batches; B alone decides their shape."""
-    lengths = np.asarray(batch.lengths)
-    rows = packing.first_fit(lengths, self.row_length, self.row_places)
-    size = self.microbatch_rows
-    stacked = -(-len(lengths) // size)
-    layout = packing.layout(
-        rows, lengths, count=stacked * size, length=self.row_length,
-        places=self.row_places)
-    flat = Rows(layout, *packing.lay((batch, advantages), rows, layout))
-    count = -(-len(rows) // size)
-    return _Packed(
-        shape=batch.tokens.shape, rows=jax.tree.map(
-            lambda x: x.reshape(stacked, size, *x.shape[1:]), flat),
-        count=np.int32(count), documents=rows, layout=layout,
-        useful=float(lengths.sum() / max(count * size * self.row_length, 1)))
-
-  def _per_token(self, name: str, program: Callable[..., jax.Array],
-                 packed: '_Packed', params, frozen=None) -> np.ndarray:
-    """A program's numbers of every token of a batch, [B T]."""
-    rows = packed.rows
-    self.lockstep(name, int(packed.count), rows.batch.tokens)
-    per_token = program(
-        params, frozen, *self._put((rows.layout, rows.batch.tokens)),
-        packed.count)
-    return packed.of_batch(per_token)
+  @property
+  def _row_shape(self) -> dict[str, int]:
+    return dict(microbatch_rows=self.microbatch_rows,
+                row_length=self.row_length, row_places=self.row_places)
 
   def _put(self, tree):
     return meshes.shard_batch(self.train_step.mesh, tree, axis=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Packed:
-  """A batch laid into micro-batches."""
-
-  shape: tuple[int, int]  # B, T
-  rows: Rows  # [M R ...]
-  count: np.int32  # of the M, those that hold anything
-  documents: list[list[int]]  # the batch's rows that lie in each row
-  layout: packing.Layout  # [M * R ...]
-  useful: float  # tokens of documents over tokens computed
-
-  def of_batch(self, per_token: jax.Array) -> np.ndarray:
-    """Numbers of the rows' tokens, [M R L], as those of the batch's, [B T]."""
-    per_row = jax.device_get(per_token).reshape(self.layout.positions.shape)
-    result = np.zeros(self.shape, np.float32)
-    packing.unlay(per_row, self.documents, self.layout, result)
-    return result
 
 
 def make(
@@ -378,8 +354,3 @@ def _means(per_step: Sequence[dict[str, float]]) -> dict[str, float]:
   names = dict.fromkeys(name for metrics in per_step for name in metrics)
   return {name: float(np.mean([m[name] for m in per_step if name in m]))
           for name in names}
-
-
-def _take(tree: Any, rows: np.ndarray) -> Any:
-  """Some rows of a batch, on the host."""
-  return jax.tree.map(lambda x: np.asarray(x)[rows], tree)
