@@ -1,12 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""A model's size in, how fast its policy is trained on trajectories out.
+r"""Measures how fast a policy of some size is trained on trajectories.
 
   python benchmarks/train_step.py --size 3b --dtype bfloat16 --remat nothing   # a GPU
   python benchmarks/train_step.py --size toy --torch                           # a CPU
 
 A step is one GRPO update with random weights: forward, backward, clipping,
-AdamW, on trajectories of lengths as they occur in play. Model FLOPs count
+AdamW, on trajectories of lengths that occur in rollouts. Model FLOPs count
 useful tokens alone and nothing that is recomputed:
 
   6 P n + 6 L H d sum(length^2)      P: without an untied input embedding
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 class Ours:
-  """Our step; a call is one update."""
+  """The learner's step; a call is one update."""
 
   def __init__(self, options, shape, params, batch):
     mesh = meshes.make(data=1, fsdp=-1)

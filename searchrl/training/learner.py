@@ -5,8 +5,8 @@
 State is a `TrainState` of each network, 'policy' and, where the algorithm needs
 values, 'critic'; it is sharded over a mesh and donated to each update. On the
 host `minibatches` cuts a batch into mini-batches and lays each into rows once,
-in micro-batches of equal shape; `train_step` runs them in one compiled loop,
-first to score them, then to make an optimiser step on each.
+in micro-batches of equal shape; `train_step` runs these in one compiled loop, to
+score a mini-batch and to make an optimiser step on it.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ from searchrl.training.train_step import (
 from searchrl import trajectory
 from searchrl.trajectory import Batch
 
-_ROWS = 2  # of a micro-batch on a device; of more, more are empty
+_ROWS = 2  # a micro-batch and device; with more, more of them stay empty
 Timer = Callable[[str], contextlib.AbstractContextManager]
 
 
