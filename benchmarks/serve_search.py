@@ -118,18 +118,18 @@ def server(corpus: pathlib.Path, folder: pathlib.Path):
 def alone(call_secs: float = 0, query_secs: float = 0, **options):
   """A server of three passages to any query; its address and process id."""
   context = multiprocessing.get_context('spawn')
-  told, end = context.Pipe()
+  here, there = context.Pipe()
   process = context.Process(target=serve_alone, daemon=True, args=(
-      end, call_secs, query_secs, options))
+      there, call_secs, query_secs, options))
   process.start()
   try:
-    yield told.recv(), process.pid
+    yield here.recv(), process.pid
   finally:
     process.terminate()
     process.join()
 
 
-def serve_alone(told, call_secs, query_secs, options):
+def serve_alone(pipe, call_secs, query_secs, options):
   found = tuple(Passage(f'{i}', f'Passage {i}', 'a word ' * 60, 1 / (i + 1))
                 for i in range(3))
 
@@ -141,7 +141,7 @@ def serve_alone(told, call_secs, query_secs, options):
   server = search_server.Server(search, search_server.Options(
       asgi.HttpOptions(port=0), **options))
   server.start()
-  told.send(f'{server.address}/retrieve')
+  pipe.send(f'{server.address}/retrieve')
   threading.Event().wait()
 
 
@@ -208,7 +208,7 @@ def in_process(corpus: corpora.Corpus, queries: list[str], top_k: int
 
 
 def over_nothing() -> Iterator[dict[str, object]]:
-  """What the server itself costs, and what putting calls together saves."""
+  """What the server itself costs, and what batching saves."""
   one, many = ['who built the mill?'], [f'question {i}' for i in range(256)]
   with alone() as (url, pid):
     for concurrency in (1, 16, 64):

@@ -66,3 +66,10 @@ def test_the_names_are_those_that_dashboards_know():
   assert value('engine_seconds_bucket', le='0.01') == 0
   assert value('engine_seconds_bucket', le='0.025') == 1
   assert value('engine_batch_queries_sum') == 5
+
+
+def test_a_post_to_no_page_is_counted():
+  with servers.serving() as server:
+    assert ask(server, '/rerank', queries=['a'])[0] == 404
+    text = ask(server, '/metrics', 'GET')[2]
+  assert 'requests_total{status="404"} 1' in text

@@ -136,6 +136,7 @@ class HttpServer:
         name='http', daemon=True)
 
   def start(self) -> None:
+    """Answers; raises the process's limit of open files, as far as it may."""
     _allow_files()
     self._thread.start()
     while not self._uvicorn.started:
@@ -308,7 +309,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _allow_files() -> None:
-  """Raises this process's limit of open files, as far as it may."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
   if soft != resource.RLIM_INFINITY and soft < most:

@@ -34,7 +34,7 @@ from searchrl.trajectory import Query, Question, SearchError, SearchFn
 _NOBODY = Question('', '', ())  # asks here
 _PROBE = wire.Request(('test',), 1, False)
 _FRESH_SECS = 10.0  # for which an answer shows that the engine works
-_LARGE = 512  # passages that are not written on the event loop
+_LARGE = 2048  # passages that are not written on the event loop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,8 @@ class Server:
         routes=[Route('/retrieve', self._retrieve, methods=['POST']),
                 Route('/health', self._health),
                 Route('/metrics', self._show_metrics)],
-        exception_handlers={HTTPException: _no_page, Exception: self._fault})
+        exception_handlers={HTTPException: self._no_page,
+                            Exception: self._fault})
     app.router.redirect_slashes = False
     return app
 
@@ -193,18 +194,19 @@ class Server:
       self._warned = error
       self._warn(f'Warning: a search failed with {error.kind}: {error.detail}')
 
+  async def _no_page(self, request: Request, error: HTTPException) -> Response:
+    if request.method != 'POST':
+      return _error(error.status_code, 'no such page', error.headers)
+    with self.metrics.request() as record:
+      record.status = 404
+    return _error(404, 'no such page; POST to /retrieve', is_unread=True)
+
   async def _fault(self, request: Request, error: Exception) -> Response:
     """What no line above foresees; the client gets an answer."""
     del request
     self.metrics.add_failure()
     self._warn(f'Warning: a request failed: {type(error).__name__}: {error}')
     return _error(500, 'this request failed')
-
-
-async def _no_page(request: Request, error: HTTPException) -> Response:
-  if request.method == 'POST':
-    return _error(404, 'no such page; POST to /retrieve', is_unread=True)
-  return _error(error.status_code, 'no such page', error.headers)
 
 
 def _error(status: int, why: str, headers: Mapping[str, str] | None = None, *,
