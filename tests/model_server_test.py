@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""model_server: over HTTP as by the engine itself; refusals, streams, the end."""
+"""model_server: as by the engine itself; refusals, streams, hang-ups, the end."""
 
 import concurrent.futures
 import contextlib
@@ -41,8 +41,8 @@ def params():
 @pytest.fixture(scope='module')
 def engine():
   return engines.Engine(
-      SHAPE, slots=4, length=128, stop_table=generation.no_stops(SHAPE.vocab_size),
-      eos_ids=EOS, tile=16, block=16, steps=5, seed=4)
+      SHAPE, slots=4, length=128, eos_ids=EOS,
+      stop_table=generation.no_stops(SHAPE.vocab_size), tile=16, block=16, steps=5, seed=4)
 
 
 @pytest.fixture

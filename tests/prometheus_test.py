@@ -17,9 +17,11 @@ def test_all_that_is_counted_is_read_by_prometheus():
     for texts in (['river', 'river', 'Lot'], ['Aude']):
       ask(server, queries=texts)
     ask(server, queries=3)
-    servers.until(lambda: 'request_seconds_count 3' in ask(server, '/metrics', 'GET')[2])
+    servers.until(lambda: 'request_seconds_count 3' in ask(
+        server, '/metrics', 'GET')[2])
     status, headers, text = ask(server, '/metrics', 'GET')
-  assert status == 200 and headers['Content-Type'].startswith('text/plain; version=0.0.4')
+  assert status == 200
+  assert headers['Content-Type'].startswith('text/plain; version=0.0.4')
   found = {}
   for family in parser.text_string_to_metric_families(text):
     for sample in family.samples:

@@ -122,9 +122,9 @@ def test_bodies_to_the_byte():
           b'{"result":[[{"document":{"id":"2","contents":"\\"Place 2\\"\\nLot '
           b'\\"quoted\\" <tag> \xe6\x9d\xb1 river 2"},"score":%s}],[]]}' % repr(
               direct(['Lot 2'], 1)[0][0].score).encode(),
-          b'{"result":[]}', b'{"error": "the body must be JSON: '
-          b'JSONDecodeError."}', b'{"error": "topk must be at most 100, but 101 '
-          b'came."}']
+          b'{"result":[]}',
+          b'{"error": "the body must be JSON: JSONDecodeError."}',
+          b'{"error": "topk must be at most 100, but 101 came."}']
 
 
 def test_a_turn_of_all_rollouts_of_search_r1_is_one_request():
@@ -165,7 +165,8 @@ def test_health_asks_the_engine_and_names_the_corpus():
 
   about = {'engine': 'bm25', 'corpus': 'abc'}
   with serving(search, about=about) as server:
-    assert ask(server, '/health', 'GET')[::2] == (200, {'status': 'ok', **about})
+    assert ask(server, '/health', 'GET')[::2] == (
+        200, {'status': 'ok', **about})
     broken.set()
     assert ask(server, queries=['a'])[0] == 503
     server._answered = float('-inf')  # long ago
@@ -218,7 +219,8 @@ def test_a_full_queue_is_429_and_the_client_comes_again():
     patient = pool.submit(
         remote.remote(urls=(f'{server.address}/retrieve',)),
         [Query('c', 1, tiny.question())])
-    servers.until(lambda: 'status="429"} 2' in ask(server, '/metrics', 'GET')[2])
+    servers.until(lambda: 'status="429"} 2' in ask(
+        server, '/metrics', 'GET')[2])
     held.go.set()
     assert [r.result()[0] for r in (first, *rest)] == [200] * 3
     assert patient.result()[0][0].id == 'c'

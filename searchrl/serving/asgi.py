@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """ASGI applications on uvicorn, in a thread: what our servers share.
 
-HTTP itself is uvicorn's. Ours is what a request may cost, the bytes of its body,
-the time until it is there, the requests under way; a token; and a stop that
-answers first.
+HTTP itself is uvicorn's. Ours is what a request may cost: the bytes of its
+body, the time until it is there, the requests under way; a token; and a stop
+that answers first.
 """
 
 from __future__ import annotations
