@@ -18,6 +18,10 @@ from configs import common
 def get_config(size: str = 'laptop'):
   config = common.get_config(size)
   config.job = 'searchrl.jobs.evaluate:run'
+  config.evaluate.update(
+      run='',  # whose newest checkpoint is evaluated; '': the model itself
+      step=0,  # another one draws other samples
+  )
   config.search.engine = ''  # that of the run, with its options; else bm25
   if size == 'laptop':
     config.evaluate.worlds.questions_per_hop = 200

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answer recall: cases by hand, and the shares over a set of questions."""
 
+import numpy as np
 import pytest
 
 from searchrl.agent import rewards
@@ -52,3 +53,26 @@ def test_a_set_of_questions():
   assert ir_metrics.answers(search, [], top_ks=(3,), normalise=str) == {
       'retrieval/recall@3': 0, 'retrieval/word_recall@3': 0,
       'retrieval/failed': 0, 'retrieval/left_out': 1}
+
+
+def test_recall_is_the_success_of_ir_measures():
+  """With passages that hold the answer as the relevant ones, Success@k."""
+  irm = pytest.importorskip('ir_measures')
+  rng = np.random.default_rng(0)
+  questions = [Question(f'{i}', f'{i}', (f'word{i}',)) for i in range(40)]
+  found = {q.text: passages(*(f'so word{rng.integers(40) if hide else q.text}.'
+                              for hide in rng.random(5) < 0.9))
+           for q in questions}
+  values = ir_metrics.answers(
+      lambda queries: [found[q.text] for q in queries], questions,
+      top_ks=(1, 3, 5), normalise=rewards.normalise)
+  qrels = [irm.Qrel(q.uid, p.id, int(f'{q.answers[0]}.' in p.text))
+           for q in questions for p in found[q.text]]
+  ranked = [irm.ScoredDoc(q.uid, p.id, -rank) for q in questions
+            for rank, p in enumerate(found[q.text])]
+  theirs = irm.calc_aggregate(
+      [irm.Success @ k for k in (1, 3, 5)], qrels, ranked)
+  for k in (1, 3, 5):
+    assert values[f'retrieval/word_recall@{k}'] == pytest.approx(
+        theirs[irm.Success @ k])
+  assert 0.1 < values['retrieval/word_recall@5'] < 1

@@ -29,7 +29,7 @@ MODULES = {f'searchrl.{old}': f'searchrl.{new}' for old, new in {
     'handover': 'rollouts.weight_sync',
     'index': 'jobs.build_index',
     'learner': 'training.learner',
-    'listener': 'serving.listener',
+    'listener': 'serving.asgi',
     'mesh': 'runtime.mesh',
     'metrics': 'runtime.metrics',
     'model_server': 'serving.model_server',
@@ -94,6 +94,8 @@ OPTIONS = {  # of configs, by their path
     'rollout.ahead': 'rollout.decodes_in_flight',
 }
 
+ONLY_OF_EVALUATION = ('evaluate.run', 'evaluate.step')  # once of every config
+
 
 class Finder:
   """A meta-path finder: to import an old module raises the new name."""
@@ -123,6 +125,9 @@ def config(recorded: dict[str, Any]) -> dict[str, Any]:
   for old, new in OPTIONS.items():
     if _has(result, old):
       _put(result, new, _take(result, old))
+  if result.get('job') == 'searchrl.jobs.train:run':
+    for old in filter(lambda name: _has(result, name), ONLY_OF_EVALUATION):
+      _take(result, old)
   return result
 
 
