@@ -4,36 +4,46 @@
 
 import ast
 import pathlib
+import statistics
 
 import pytest
 
 PACKAGE = pathlib.Path(__file__).parents[1] / 'searchrl'
-NOUNS = ('trajectory', 'packing')
-WINGS = ('agent', 'search', 'world', 'rl', 'models')
-MIDDLE = ('rollouts', 'training', 'encoders', 'data')
-FLOORS = (  # a room may import rooms of lower floors, if its row names them
-    (*NOUNS, 'runtime'), WINGS, MIDDLE, ('evaluation', 'serving'),
-    ('experiment',), ('jobs',))
-BELOW = {room: tuple(r for floor in FLOORS[:i] for r in floor)
-         for i, floor in enumerate(FLOORS) for room in floor}
-
+FLOORS = (  # a room imports rooms of lower floors only, and only its row's
+    ('trajectory', 'packing', 'runtime'),
+    ('agent', 'search', 'world', 'rl', 'models', 'main', '__init__'),
+    ('rollouts', 'training', 'encoders', 'data'),
+    ('evaluation', 'serving'),
+    ('experiment',),
+    ('jobs',),
+)
 MAY_IMPORT = {  # room -> rooms of ours, besides itself
-    **{noun: () for noun in NOUNS},
+    'trajectory': (),
+    'packing': (),
     'runtime': (),
     'agent': ('trajectory',),
     'search': ('trajectory',),
     'world': ('trajectory',),
     'rl': ('trajectory',),
     'models': ('trajectory', 'packing'),
-    'rollouts': ('agent', 'search', 'rl', 'models', 'runtime', 'trajectory'),
-    'training': ('rl', 'models', 'runtime', *NOUNS),
-    'encoders': ('models', 'search', 'runtime'),
-    'data': ('search', 'world', 'runtime', 'trajectory'),
-    **{room: BELOW[room] for room in (
-        'evaluation', 'serving', 'experiment', 'jobs')},
     'main': ('runtime',),  # the job is named by the config
     '__init__': ('runtime',),  # which names what has moved
+    'rollouts': ('agent', 'search', 'rl', 'models', 'runtime', 'trajectory'),
+    'training': ('rl', 'models', 'runtime', 'trajectory', 'packing'),
+    'encoders': ('models', 'search', 'runtime'),
+    'data': ('search', 'world', 'runtime', 'trajectory'),
+    'evaluation': ('rollouts', 'data', 'agent', 'runtime', 'trajectory'),
+    'serving': ('rollouts', 'search', 'models', 'runtime', 'trajectory'),
+    'experiment': (
+        'evaluation', 'rollouts', 'training', 'encoders', 'data', 'agent',
+        'search', 'rl', 'models', 'runtime', 'trajectory'),
+    'jobs': (
+        'experiment', 'evaluation', 'serving', 'rollouts', 'training',
+        'encoders', 'data', 'agent', 'search', 'world', 'models', 'runtime',
+        'trajectory'),
 }
+WINGS = ('agent', 'search', 'world', 'rl', 'models')
+READ_CONFIGS = ('experiment', 'jobs', 'main')
 _DEVICES = ('jax', 'jaxlib', 'flax', 'optax')
 _RUN = ('absl', 'ml_collections', 'logging', 'os')
 NEVER = {  # part -> what must not be named in it
@@ -101,6 +111,52 @@ def test_only_models_name_flax():
 def test_every_row_of_the_table_has_files():
   missing = set(MAY_IMPORT) - {part_of(file) for file in FILES}
   assert not missing, f'take {missing} out of MAY_IMPORT: there is no such part'
+
+
+def test_no_row_lists_a_room_of_its_own_floor_or_above():
+  floor_of = {room: n for n, floor in enumerate(FLOORS) for room in floor}
+  assert floor_of.keys() == MAY_IMPORT.keys()
+  up = [(room, other) for room, row in MAY_IMPORT.items() for other in row
+        if floor_of[other] >= floor_of[room]]
+  assert not up
+
+
+def test_jobs_never_import_jobs_nor_an_index_what_is_made_of_it():
+  names = {file: imports((PACKAGE / file).read_text(encoding='utf-8'))
+           for file in FILES}
+  across = [(file, name) for file in FILES for name in names[file]
+            if file.startswith('jobs/') and name.startswith('searchrl.jobs')
+            or file.startswith('search/') and name == 'searchrl.search.factory']
+  assert not across
+
+
+def test_only_jobs_and_experiment_read_a_config():
+  """A parameter `config` below is a decoder's shape, in models/, or a dict."""
+  readers = []
+  for file in FILES:
+    if part_of(file) in (*READ_CONFIGS, 'models'):
+      continue
+    for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+      if (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+          and node.value.id == 'config'):
+        readers.append(f'{file}:{node.lineno} reads config.{node.attr}')
+  assert not readers, 'hand down plain arguments: ' + ', '.join(readers)
+
+
+def test_the_house_is_no_corridor():
+  """Few rooms, small files, short functions: what a stranger can hold."""
+  root = [file for file in FILES if '/' not in file]
+  folders = {part_of(file) for file in FILES if '/' in file} - {'assets'}
+  assert len(root) <= 4 and len(folders) <= 15 and len(FLOORS) <= 6
+  sizes, functions = {}, []
+  for file in FILES:
+    source = (PACKAGE / file).read_text(encoding='utf-8')
+    sizes[file] = source.count('\n')
+    functions += [node.end_lineno - node.lineno + 1 for node in ast.walk(
+        ast.parse(source)) if isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef)]
+  assert not {file: size for file, size in sizes.items() if size > 450}
+  assert statistics.median(functions) <= 10
 
 
 @pytest.mark.parametrize('file, source, remedy', [
