@@ -174,7 +174,7 @@ def test_another_corpus_or_encoder_does_not_go_on(tmp_path, corpus, bert):
 
 @pytest.mark.parametrize('changes, message', [
     (dict(corpus=''), 'corpus must be a jsonl file'),
-    (dict(build=('ivf',)), "some of scann, hnsw, bm25, but has 'ivf'"),
+    (dict(build=('ivf',)), "some of scann, hnsw, bm25, but is .'ivf'"),
     (dict(imports='x.memmap'), 'need encoder.path'),
     ({'store.dtype': 'float64'}, 'store.dtype must be one of'),
     ({'store.shard_rows': 0}, 'shard_rows of a store')])

@@ -28,7 +28,7 @@ def finish(folder: pathlib.Path, title: str) -> None:
       folder / 'curve',
       {name: (steps, [line.get(key, math.nan) for line in lines])
        for key, name in shown.items()},
-      title=title, units=units)
+      title=title, units=units, window=max(3, len(steps) // 6))
   text = table(folder)
   (folder / FILE).write_text(text + '\n')
   print(text)

@@ -11,6 +11,7 @@ from typing import Any
 
 from searchrl.models.inference import sampling
 from searchrl.rl import algorithms
+from searchrl.search.index import approximate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,18 +24,49 @@ class Rule:
   remedy: str = ''
 
 
-def _at_least(least: float) -> Callable[[Any], bool]:
-  return lambda value: value >= least
+def _at_least(field: str, least: float, remedy: str = '') -> Rule:
+  return Rule(field, lambda value: value >= least, f'at least {least}', remedy)
 
+
+def _above(field: str, bound: float) -> Rule:
+  return Rule(field, lambda value: value > bound, f'above {bound}')
+
+
+_INDEXES = (*approximate.KINDS, 'bm25')
 
 RULES = (
-    Rule('train.max_staleness', _at_least(0), 'at least 0'),
-    Rule('train.num_steps', _at_least(0), 'at least 0'),
+    # Training and rollouts.
+    _at_least('train.num_steps', 0),
+    _at_least('train.max_rollouts', 0),
+    _at_least('train.checkpoint_every', 1),
+    _at_least('train.keep_checkpoints', 1),
+    _at_least('train.warn_after', 1),
+    _at_least('train.max_staleness', 0),
+    _at_least('rollout.questions', 1),
+    _at_least('rollout.group_size', 1),
+    _at_least('rollout.max_rounds', 1),
+    _at_least('rollout.slots', 1),
+    _above('rollout.temperature', 0),
     Rule('rollout.truncation', lambda x: x in ('refuse', 'renormalise'),
          "'refuse' or 'renormalise'"),
-    Rule('ask.samples', _at_least(1), 'at least 1'),
-    Rule('ask.temperature', lambda x: x > 0, 'above 0'),
-    Rule('serve.steps', _at_least(1), 'at least 1'),
+    # Questions to a policy, and servers.
+    _at_least('ask.samples', 1),
+    _above('ask.temperature', 0),
+    _at_least('serve.steps', 1),
+    # Encoders and the tiny base model.
+    _at_least('steps', 1),
+    _at_least('save_every', 1),
+    _at_least('batch.queries', 2),
+    _at_least('batch.hard_negatives', 0),
+    _at_least('batch.depth', 1),
+    _at_least('data.batches_a_world', 1),
+    Rule('data.fresh', lambda share: 0 <= share <= 1, 'in [0, 1]'),
+    # Indexes.
+    Rule('corpus', bool, 'a jsonl file of passages',
+         'Add --config.corpus=my_corpus.jsonl.'),
+    Rule('build', lambda kinds: set(kinds) <= {*_INDEXES},
+         f'some of {", ".join(_INDEXES)}',
+         'Exact search needs nothing besides the vectors.'),
 )
 
 

@@ -18,6 +18,7 @@ from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
 from searchrl.encoders import embedder
 from searchrl.encoders import encode_corpus
+from searchrl.experiment import checks
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search import mapped_corpus
@@ -39,7 +40,10 @@ def run(config, workdir: str) -> None:
     FileNotFoundError, ValueError: the index cannot be built as configured.
   """
   folder = pathlib.Path(workdir)
-  _check(config)
+  checks.check(config)
+  if config.imports and not config.encoder.path:
+    raise ValueError('imported vectors need encoder.path, the encoder that '
+                     'made them, for the queries. Add --config.encoder.path=...')
   processes.agree('config', config.to_json())
   processes.on_first('workdir', lambda: workdirs.prepare(
       folder, config.to_dict(), free=_FREE, allow_changes=config.allow_changes))
@@ -62,21 +66,6 @@ def run(config, workdir: str) -> None:
   processes.barrier('built', encode_corpus.BARRIER_SECS)
   _say(f'{folder}: {store.count} vectors of {store.dim}, fingerprint '
        f'{store.fingerprint}')
-
-
-def _check(config) -> None:
-  """Raises a ValueError if the config is wrong whatever the corpus."""
-  if not config.corpus:
-    raise ValueError('corpus must be a jsonl file of passages, but is empty. '
-                     'Add --config.corpus=my_corpus.jsonl.')
-  for kind in config.build:
-    if kind not in (*approximate.KINDS, 'bm25'):
-      raise ValueError(
-          f'build must name some of {", ".join(approximate.KINDS)}, bm25, but '
-          f'has {kind!r}. Exact search needs nothing besides the vectors.')
-  if config.imports and not config.encoder.path:
-    raise ValueError('imported vectors need encoder.path, the encoder that '
-                     'made them, for the queries. Add --config.encoder.path=...')
 
 
 def _encoder(config, corpus) -> tuple[dense.EncodeFn, dict[str, Any], int]:

@@ -19,6 +19,7 @@ import tokenizers
 
 from searchrl.data import encoder_pairs
 from searchrl.encoders import embedder
+from searchrl.experiment import checks
 from searchrl.models import contrastive
 from searchrl.models import encoder as encoders
 from searchrl.models import weights
@@ -43,8 +44,7 @@ def run(config, workdir: str) -> None:
     FileNotFoundError, ValueError: data, model or an option cannot be used.
   """
   folder, data = pathlib.Path(workdir), config.data
-  _check(batch=config.batch, steps=config.steps, save_every=config.save_every,
-         batches_a_world=data.batches_a_world, fresh=data.fresh)
+  checks.check(config)
   workdirs.prepare(folder, config.to_dict(), free=('save_every',),
                    allow_changes=config.allow_changes)
   if data.pairs:
@@ -78,21 +78,6 @@ def run(config, workdir: str) -> None:
       or 'queries about generated worlds, `searchrl/data/encoder_pairs.py`, '
       f'seed {data.world_seed}')
   print(f'wrote {folder / "model"}: {json.dumps(record)}')
-
-
-def _check(*, batch: Mapping[str, int], steps: int, save_every: int,
-           batches_a_world: int, fresh: float) -> None:
-  for name, least in (('queries', 2), ('hard_negatives', 0), ('depth', 1)):
-    if batch[name] < least:
-      raise ValueError(f'batch.{name} must be at least {least}, but is '
-                       f'{batch[name]}.')
-  for name, value in (('steps', steps), ('save_every', save_every)):
-    if value < 1:
-      raise ValueError(f'{name} must be at least 1, but is {value}.')
-  if batches_a_world < 1 or not 0 <= fresh <= 1:
-    raise ValueError(
-        'data.batches_a_world must be at least 1 and data.fresh lie in [0, 1], '
-        f'but they are {batches_a_world} and {fresh}.')
 
 
 def _check_lengths(lengths: Mapping[str, int], shape: encoders.EncoderConfig
