@@ -1,0 +1,45 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""evaluate: the job's table, records and note of what was searched."""
+
+import json
+
+import pytest
+
+from configs import evaluate as evaluate_config
+from searchrl.jobs import evaluate
+
+
+def configured(**fields):
+  config = evaluate_config.get_config('smoke')
+  config.evaluate.worlds.update(
+      questions_per_hop=1, kinds=('known',), max_hops=2)
+  config.evaluate.update(fields)
+  return config
+
+
+@pytest.mark.slow
+def test_a_model_folder_is_evaluated_in_every_way(tmp_path, capsys):
+  evaluate.run(configured(), str(tmp_path))
+  rows = json.loads((tmp_path / 'table.json').read_text())
+  assert [(r['engine'], r['decoding'], r['hops']) for r in rows] == [
+      (engine, decoding, hops) for engine, decoding in (
+          ('bm25', 'greedy'), ('bm25', 'sampled'), ('noise', 'greedy'))
+      for hops in (1, 2)]
+  records = [json.loads(line) for line in
+             (tmp_path / 'records.jsonl').read_text().splitlines()]
+  assert len(records) == sum(row['n'] for row in rows) == 6
+  for row in rows:  # a row is the mean of its records
+    scores = [r['em'] for r in records if (
+        r['engine'], r['decoding'], r['trajectory']['question']['hops']) == (
+            row['engine'], row['decoding'], row['hops'])]
+    assert row['em'] == sum(scores) / len(scores)
+  note = json.loads((tmp_path / 'search.json').read_text())
+  assert note['known']['engine'] == 'bm25' and note['known']['passages'] > 10
+  assert 'noise' in capsys.readouterr().out
+
+
+def test_a_run_without_checkpoints_is_refused(tmp_path):
+  (tmp_path / 'run').mkdir()
+  with pytest.raises(FileNotFoundError, match='with checkpoints, but .*run has'):
+    evaluate.run(configured(run=str(tmp_path / 'run')), str(tmp_path / 'out'))

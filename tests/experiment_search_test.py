@@ -1,0 +1,59 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""search: engines of a config, remote or not, and cases; in experiment/."""
+
+import faulty
+import ml_collections
+import pytest
+import tiny
+
+from searchrl.data import datasets
+from searchrl.experiment import search as searches
+from searchrl.search.corpus import Corpus
+from searchrl.trajectory import Passage, Query
+
+CORPUS = Corpus((Passage('a', 'Tarn', 'A river.'), Passage('b', 'Lot', 'One.')))
+
+
+def config(name, **options):
+  return ml_collections.ConfigDict(dict(engine=name, options=options))
+
+
+def query(text='Tarn'):
+  return Query(text, 1, tiny.question())
+
+
+@pytest.mark.parametrize('engine, options, is_remote', [
+    ('bm25', {}, False), ('noise', {}, False),
+    ('remote', dict(urls=('http://127.0.0.1:1/retrieve',)), True),
+    ('cache', dict(engine=dict(name='web')), True),
+    ('fusion', dict(engines=(dict(name='web'), dict(name='bm25'))), False)])
+def test_an_engine_of_engines_is_remote_if_all_are(engine, options, is_remote):
+  assert searches.is_remote(config(engine, **options)) == is_remote
+
+
+def test_an_engine_finds_and_what_fails_in_it_is_typed():
+  found, = searches.engine(config('bm25'), CORPUS, seed=0)([query()])
+  assert [p.id for p in found] == ['a']
+  down = config('remote', urls=(faulty.unused_url(),), tries=1, pause_secs=0)
+  error, = searches.engine(down, None, seed=0)([query()])
+  assert error.kind == 'unavailable' and error.detail
+
+
+def test_cases_are_every_set_in_both_ways_and_noise_over_the_first():
+  sets = [datasets.Dataset('known', [tiny.question()], CORPUS),
+          datasets.Dataset('unseen', [tiny.question()], CORPUS)]
+  cases = searches.cases(config('bm25'), sets, noise=True, seed=0)
+  assert [(c.dataset.name, c.engine, c.decoding) for c in cases] == [
+      ('known', 'bm25', 'greedy'), ('known', 'bm25', 'sampled'),
+      ('unseen', 'bm25', 'greedy'), ('unseen', 'bm25', 'sampled'),
+      ('known', 'noise', 'greedy')]
+  assert len(searches.cases(config('bm25'), sets, noise=False, seed=0)) == 4
+  remote = [datasets.Dataset('eval', [tiny.question()], None)]
+  assert len(searches.cases(config('remote', urls=('http://127.0.0.1:1/r',)),
+                            remote, noise=True, seed=0)) == 2
+
+
+def test_what_was_searched_is_described():
+  assert searches.describe(config('bm25'), CORPUS) == {
+      'engine': 'bm25', 'corpus': CORPUS.digest, 'passages': 2}
