@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""pending_searches: who asked gets its results, late or failed ones as outcomes."""
+"""pending_searches: results by owner, late or failed ones as outcomes."""
 
 import threading
 
@@ -26,16 +26,16 @@ def texts(found):
 
 def test_all_who_asked_before_the_start_share_one_call():
   calls = []
-  asked = pending_searches.PendingSearches(
+  pending = pending_searches.PendingSearches(
       lambda queries: calls.append(len(queries)) or echo(queries),
       timeout_secs=5, calls=2)
-  asked.ask('a', [query('1'), query('2')])
-  asked.ask('b', [])
-  asked.ask('c', [query('3')])
-  assert len(asked) == 3
-  assert texts(asked.all()) == {'a': ['1', '2'], 'b': [], 'c': ['3']}
-  assert calls == [3] and len(asked) == 0
-  assert asked.all() == asked.ready() == asked.some() == {}
+  pending.submit('a', [query('1'), query('2')])
+  pending.submit('b', [])
+  pending.submit('c', [query('3')])
+  assert len(pending) == 3
+  assert texts(pending.all()) == {'a': ['1', '2'], 'b': [], 'c': ['3']}
+  assert calls == [3] and len(pending) == 0
+  assert pending.all() == pending.ready() == pending.some() == {}
 
 
 def test_no_more_calls_than_allowed_and_the_rest_goes_together():
@@ -47,19 +47,19 @@ def test_no_more_calls_than_allowed_and_the_rest_goes_together():
     assert gates[queries[0].text].wait(5)
     return echo(queries)
 
-  asked = pending_searches.PendingSearches(search, timeout_secs=10, calls=2)
+  pending = pending_searches.PendingSearches(search, timeout_secs=10, calls=2)
   for name in '12':
-    asked.ask(name, [query(name)])
-    asked.start()
+    pending.submit(name, [query(name)])
+    pending.start()
   for name in '345':
-    asked.ask(name, [query(name)])
-    asked.start()
-  assert asked.ready() == {} and len(asked) == 5
+    pending.submit(name, [query(name)])
+    pending.start()
+  assert pending.ready() == {} and len(pending) == 5
   gates['2'].set()
-  assert texts(asked.some()) == {'2': ['2']}  # the second is back first
+  assert texts(pending.some()) == {'2': ['2']}  # the second is back first
   gates['1'].set()
   gates['3'].set()
-  assert texts(asked.all()) == {n: [n] for n in '1345'}
+  assert texts(pending.all()) == {n: [n] for n in '1345'}
   assert sorted(calls) == [['1'], ['2'], ['3', '4', '5']]
 
 
@@ -67,10 +67,10 @@ def test_no_more_calls_than_allowed_and_the_rest_goes_together():
     (lambda q: 1 / 0, 'unavailable', 'ZeroDivisionError: division by zero'),
     (lambda q: [()], 'bad_response', '1 results for 2 queries')])
 def test_what_goes_wrong_is_an_outcome_of_each_query(search, kind, detail):
-  asked = pending_searches.PendingSearches(search, timeout_secs=5, calls=1)
-  asked.ask('a', [query('1'), query('2')])
-  assert asked.all() == {'a': [SearchError(kind, detail)] * 2}
-  call, = asked.finished
+  pending = pending_searches.PendingSearches(search, timeout_secs=5, calls=1)
+  pending.submit('a', [query('1'), query('2')])
+  assert pending.all() == {'a': [SearchError(kind, detail)] * 2}
+  call, = pending.finished
   assert (call.queries, call.errors, call.timeouts) == (2, 2, 0)
 
 
@@ -82,13 +82,13 @@ def test_a_late_call_has_failed_and_what_it_brings_is_dropped():
       gate.wait(5)
     return echo(queries)
 
-  asked = pending_searches.PendingSearches(search, timeout_secs=0.05, calls=1)
-  asked.ask('a', [query('slow')])
-  assert asked.all() == {'a': [SearchError('timeout', 'after 0.05 s')]}
+  pending = pending_searches.PendingSearches(search, timeout_secs=0.05, calls=1)
+  pending.submit('a', [query('slow')])
+  assert pending.all() == {'a': [SearchError('timeout', 'after 0.05 s')]}
   gate.set()
-  asked.ask('a', [query('next')])
-  assert texts(asked.all()) == {'a': ['next']}
-  late, fine = asked.finished  # counted once, whatever comes of it later
+  pending.submit('a', [query('next')])
+  assert texts(pending.all()) == {'a': ['next']}
+  late, fine = pending.finished  # counted once, whatever comes of it later
   assert (late.queries, late.timeouts, late.errors, late.empty) == (1, 1, 1, 0)
   assert late.secs >= 0.05
   assert (fine.queries, fine.errors) == (1, 0)

@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A question's way to a finished trajectory: sampler, driver, searches under way."""
+"""Rollouts: questions in, finished trajectories out; weights for the engine."""

@@ -3,8 +3,8 @@
 """Asynchronous rollouts: a thread samples some steps ahead of the learner.
 
 Step n trains on what the policy of step n - max_staleness sampled. Which policy
-samples which step is settled beforehand, so that two runs of one seed are
-equal; trajectories carry the step of their policy, and ratios divide by its
+samples which step is fixed in advance, so two runs of one seed are equal;
+trajectories carry the step of their policy, and ratios divide by its
 log-probs. A run that was stopped samples again what was in flight, with the
 policy that it stopped at: unlike a synchronous run, it does not end with the
 bits of one that was not stopped.
@@ -19,18 +19,18 @@ from typing import Any
 from searchrl.rollouts.collect import Collected, Progress
 from searchrl.rollouts.weight_sync import Synced
 
-# (weights, progress of the sampling, policy step) -> what was collected
+# (weights, progress of the sampling, policy step) -> groups and metrics
 Collect = Callable[[Synced, Progress, int], Collected]
 
 
 class AsyncRollouts:
   """Samples up to `max_staleness` steps before they are trained on.
 
-  One thread samples, step by step; nobody holds a lock while waiting, and an
-  error in the thread is raised by `take`.
+  One thread samples, step by step; no lock is held while waiting, and `take`
+  raises an error of the thread.
 
   Args:
-    collect: called in the thread, with weights that no update takes away.
+    collect: called in the thread, with weights whose buffers no update reuses.
     snapshot: params -> such weights; called in the learner's thread.
     max_staleness: steps; above 0.
     last_step: of the run; nothing is sampled beyond it.
@@ -46,19 +46,19 @@ class AsyncRollouts:
     self._sampled = None  # the thread's own progress
 
   def take(self, params: Any, progress: Progress) -> Collected:
-    """Returns what progress.step trains on, perhaps after waiting for it.
+    """Returns the data of progress.step, after waiting for it if need be.
 
     Args:
-      params: the policy of progress.step; it samples what comes next.
-      progress: of the training; the result's has the data position, surplus
-        and counts of the sampling.
+      params: the policy of progress.step; it samples the steps that follow.
+      progress: of the training; that of the result has the data position,
+        surplus and counts of the sampling.
     """
     if self._sampled is None:
       self._sampled, self._next = progress, progress.step
     synced = None
     while self._next <= min(progress.step + self._max_staleness,
                             self._last_step - 1):
-      # Only the first step with these weights reports what they took.
+      # Only the first step with these weights reports the cost of their sync.
       synced = Synced(synced.weights) if synced else self._snapshot(params)
       self._in_flight.append(self._pool.submit(
           self._sample, synced, self._next, progress.step))

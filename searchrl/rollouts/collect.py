@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collection with the dynamic filter: rounds of questions in, full groups out.
 
-An algorithm keeps some groups and refuses others; rounds go on until a batch is
+An algorithm keeps some groups and rejects others; rounds go on until a batch is
 full. The surplus opens the next step, and is checkpointed until then.
 """
 
@@ -32,14 +32,14 @@ Draw = Callable[[Sequence[int], int], tuple[list[Question], tuple[int, ...]]]
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-  """What a run must remember besides the learner's state; checkpointed."""
+  """The state of a run besides the learner's; it is checkpointed."""
 
   step: int = 0  # updates of the policy
   rollouts: int = 0  # trajectories sampled so far
   groups: int = 0  # groups asked for so far; the next one's number
   position: tuple[int, ...] = ()  # of the data
   surplus: tuple[Group, ...] = ()
-  silent_steps: int = 0  # in a row, without a group to learn from
+  silent_steps: int = 0  # in a row, without a group that has a gradient
 
   def to_json(self) -> dict[str, Any]:
     surplus = [[trajectory_lib.to_json(t) for t in group]
@@ -60,13 +60,13 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Collected:
-  """What a step trains on, and what it took.
+  """The data of a step, and its metrics.
 
   Attributes:
     groups: to train on.
-    trajectories: all that were sampled now.
-    metrics: of the groups, the searches and the weight sync of these alone.
-    progress: after them, of the same step.
+    trajectories: all that this step sampled.
+    metrics: of the groups, searches and weight sync of this step alone.
+    progress: after these rollouts, of the same step.
   """
 
   groups: list[Group]
@@ -83,7 +83,7 @@ class Rounds:
     questions: groups of a batch.
     group_size: samples a question.
     max_rounds: of questions a step.
-    end_when_full: what is unfinished when the batch is full is dropped.
+    end_when_full: trajectories unfinished when the batch is full are dropped.
     temperature: of sampling.
     truncation: which tokens may be drawn.
   """
@@ -112,12 +112,12 @@ def collect(
   """Samples rounds of questions until `keep` has accepted a full batch.
 
   Args:
-    sampler: samples.
-    synced: its weights.
-    progress: the surplus is used first.
-    policy_step: updates that this policy has seen.
-    draw: deals questions.
-    keep: of the algorithm; decides group by group.
+    sampler: rolls the questions out.
+    synced: the policy's weights, for its engine.
+    progress: of the run; the surplus in it is used first.
+    policy_step: updates that this policy has had.
+    draw: returns the next questions, and the position after them.
+    keep: of the algorithm; accepts or rejects each group.
     search, reward, outcome: as in `Sampler.rollout`.
     rounds: how questions are asked.
   """
@@ -138,7 +138,8 @@ def collect(
     enough = lambda finished, missing=missing: len(_kept(
         _whole(finished, rounds.group_size), keep)) >= missing
     found = sampler.rollout(
-        synced.weights, _requests(questions, rounds.group_size, times_asked, number),
+        synced.weights,
+        _requests(questions, rounds.group_size, times_asked, number),
         search=search, reward=reward, outcome=outcome,
         temperature=rounds.temperature, truncation=rounds.truncation,
         step=progress.step, policy_step=policy_step,
@@ -159,7 +160,7 @@ def collect(
 
 
 def _wanted(rounds: Rounds, missing: int, kept: int, asked: int) -> int:
-  """As many questions as should fill the batch, judging by this step so far."""
+  """The questions that should fill the batch, by the share kept so far."""
   share = kept / asked if asked else 1.0
   return min(rounds.questions,
              math.ceil(missing / max(share, 1 / rounds.questions)))
@@ -167,7 +168,7 @@ def _wanted(rounds: Rounds, missing: int, kept: int, asked: int) -> int:
 
 def _requests(questions: Sequence[Question], size: int,
               times_asked: collections.Counter, number: int) -> list[Request]:
-  """A group of samples a question; one asked again has further samples."""
+  """The samples of each question; one asked again gets new sample numbers."""
   requests = []
   for group, question in enumerate(questions, start=number):
     first = times_asked[question.uid] * size
@@ -177,7 +178,7 @@ def _requests(questions: Sequence[Question], size: int,
 
 
 def _whole(trajectories: Sequence[Trajectory], size: int) -> list[Group]:
-  """The groups all of whose samples are there, in order."""
+  """The groups whose samples are all finished, in order."""
   groups = collections.defaultdict(list)
   for trajectory in trajectories:
     groups[trajectory.group].append(trajectory)
@@ -185,7 +186,7 @@ def _whole(trajectories: Sequence[Trajectory], size: int) -> list[Group]:
 
 
 def _kept(groups: list[Group], keep) -> list[Group]:
-  """The groups that the algorithm learns from."""
+  """The groups that the algorithm accepts."""
   if not groups:
     return []
   scores = np.array([np.nan if t.outcome_reward is None else t.outcome_reward
@@ -198,13 +199,13 @@ def _kept(groups: list[Group], keep) -> list[Group]:
 def pack(groups: Sequence[Group], algorithm: algorithms.Algorithm,
          policy_step: int, rounds: Rounds, *, length: int, mask_truncated: bool
         ) -> trajectory_lib.Batch:
-  """Groups side by side, filled up with empty rows.
+  """A batch of all groups, filled up with empty rows.
 
   Args:
     groups: to train on.
-    algorithm: its `group_of` says which rows share a baseline.
+    algorithm: its `group_of` decides which rows share a baseline.
     policy_step, length, mask_truncated: as in `trajectory.pack`.
-    rounds: their questions and samples are the rows of a batch.
+    rounds: questions times samples are the rows of a batch.
   """
   trajectories = [t for group in groups for t in group]
   group_of = algorithm.group_of
@@ -238,7 +239,7 @@ def _group_counts(asked, groups, carried: int, surplus: int
 
 
 def _kind(scores: list[float]) -> str:
-  """What the outcomes of a group teach; every group is of one kind."""
+  """The kind of a group, by its outcomes; every group is of one kind."""
   if not scores:
     return 'failed'
   best, tolerance = max(scores), advantages.MIN_SPREAD  # as `keep` has it

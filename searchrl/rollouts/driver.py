@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host-side driver of the engine's slots: requests in, trajectories out.
 
-A slot holds one trajectory; when it is finished, its slot goes to the next
+A slot holds one trajectory; when this is finished, the slot goes to the next
 request in the queue. A search pauses its slot while others decode.
 """
 
@@ -26,7 +26,7 @@ class Budgets:
   """Where a trajectory must end; lengths in tokens.
 
   Attributes:
-    max_turns: actions, the answer included; a search in the last one is not
+    max_turns: actions, the answer included; a search in the last turn is not
       carried out.
     max_turn_tokens: of one action.
     max_prompt_tokens: a longer prompt is refused, never cut.
@@ -43,16 +43,15 @@ class Budgets:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """In which order slots are served; no trajectory depends on it.
+  """The order in which slots are served; no trajectory depends on it.
 
   Attributes:
     admission: 'deterministic': the results of a search enter after a fixed
-      number of decodes, so that a repeated run takes the same course;
-      'arrival': when they come.
+      number of decodes, so that a repeated run does the same in the same
+      order; 'arrival': when they come.
     decodes_in_flight: while the host reads an earlier one: 0 or 1.
     search_timeout_secs: until a search counts as failed.
-    search_calls: of the search at a time; each answers all that was asked
-      since the one before.
+    search_calls: at a time; each answers all queries since the one before.
   """
 
   admission: str = 'deterministic'
@@ -80,12 +79,12 @@ class _Unfinished:
 
   row: int  # its place in the result
   trajectory: Trajectory
-  pending: tuple[int, ...]  # what its slot is fed next
+  pending: tuple[int, ...]  # tokens to append to its slot next
   slot: int | None = None
   fresh: bool = True
 
   def amend(self, **fields) -> None:
-    """Changes the last turn."""
+    """Replaces fields of the last turn."""
     *earlier, last = self.trajectory.turns
     self.trajectory = dataclasses.replace(self.trajectory, turns=(
         *earlier, dataclasses.replace(last, **fields)))
@@ -109,25 +108,25 @@ def run(
   """Samples a trajectory for every request.
 
   Args:
-    requests: a question's samples differ in their randomness.
-    engine: it must have been given weights.
+    requests: what to sample; samples of a question differ in their randomness.
+    engine: with its weights loaded.
     search: answers all queries of a pass in one call, in a thread of its own.
     dialogue: the protocol.
     tokenizer: see `agent.tokenizer`.
     budgets: limits.
     step: of the run; part of every row's randomness.
     policy_step: written into the trajectories.
-    schedule: in which order slots are served.
-    enough: asked after each pass, with the finished trajectories by their
-      place among the requests, whether the rest is not needed any more.
-    watch: receives a trajectory whenever it has grown: by an action, by an
+    schedule: the order in which slots are served.
+    enough: called after each pass with the finished trajectories, by their
+      place among the requests; true if the rest is no longer needed.
+    watch: receives each trajectory whenever it has grown: by an action, by an
       observation, and by its end.
-    agree: what searches found, by slot -> what is taken for it. Processes that
-      share their slots agree on it; admission must be deterministic then.
+    agree: search results by slot -> those to use. Processes that share their
+      slots agree on them; admission must be deterministic then.
 
   Returns:
     Trajectories in the order of `requests`, without rewards, None for those
-    that were not needed; and the calls of the search.
+    that were not needed; and the search calls.
 
   Raises:
     ValueError: a prompt longer than max_prompt_tokens.
@@ -138,14 +137,14 @@ def run(
       calls=schedule.search_calls)
   slots = _Slots(engine, dialogue, tokenizer, budgets, schedule, searches, step,
                  watch, agree)
-  ready = slots.seat(queue)
-  while slots.taken:
+  ready = slots.assign(queue)
+  while slots.active:
     slots.feed(ready)
-    ready = slots.go_on()
+    ready = slots.advance()
     if enough(slots.finished):
       engine.abandon()
       break
-    ready += slots.seat(queue)
+    ready += slots.assign(queue)
   else:
     slots.clear()
   return ([slots.finished.get(row) for row in range(len(requests))],
@@ -175,7 +174,7 @@ def _unfinished(requests, policy_step, dialogue, tokenizer, budgets
 
 
 class _Slots:
-  """Which trajectory has which slot, and what happens to it."""
+  """The trajectories in the engine's slots, and the transitions of each."""
 
   def __init__(self, engine, dialogue, tokenizer, budgets, schedule, searches,
                step, watch, agree):
@@ -186,21 +185,21 @@ class _Slots:
     self._free = list(range(engine.slots))[::-1]
     self._decoding = set()  # slots
     self._unread = 0  # decodes
-    self.taken = {}  # slot -> unfinished
+    self.active = {}  # slot -> unfinished
     self.finished = {}  # row -> trajectory
 
-  def seat(self, queue: list[_Unfinished]) -> list[_Unfinished]:
-    """Gives free slots to the next in the queue."""
-    seated = []
+  def assign(self, queue: list[_Unfinished]) -> list[_Unfinished]:
+    """Gives free slots to the next in the queue; returns those."""
+    assigned = []
     while queue and self._free:
       one = queue.pop()
       one.slot = self._free.pop()
-      self.taken[one.slot] = one
-      seated.append(one)
-    return seated
+      self.active[one.slot] = one
+      assigned.append(one)
+    return assigned
 
   def feed(self, ready: Sequence[_Unfinished]) -> None:
-    """Feeds slots and lets them decode, or ends what does not fit."""
+    """Appends the pending tokens to their slots, or ends what does not fit."""
     appends = []
     for one in ready:
       used = 0 if one.fresh else self._engine.used(one.slot)
@@ -210,7 +209,7 @@ class _Slots:
         self._finish(one, 'length_limit')
         continue
       appends.append(self._append(one, budget))
-      if not one.fresh:  # it belongs to the turn that asked for it
+      if not one.fresh:  # the tokens observe the last turn's action
         one.amend(observation_tokens=one.pending)
         self._watch(one.trajectory)
       one.fresh = False
@@ -219,15 +218,15 @@ class _Slots:
       self._engine.append(appends)
 
   def _append(self, one: _Unfinished, budget: int) -> engines.Append:
-    """What a slot is fed, with the randomness of its next turn."""
-    grown = one.trajectory
+    """The pending tokens of a slot, and the randomness of its next turn."""
+    trajectory = one.trajectory
     return engines.Append(
         slot=one.slot, tokens=one.pending, budget=budget, fresh=one.fresh,
-        row_ids=engines.row_ids(self._step, grown.question.uid, grown.sample,
-                                len(grown.turns)))
+        row_ids=engines.row_ids(self._step, trajectory.question.uid,
+                                trajectory.sample, len(trajectory.turns)))
 
-  def go_on(self) -> list[_Unfinished]:
-    """Decodes until something has happened; returns what can be fed again."""
+  def advance(self) -> list[_Unfinished]:
+    """Decodes, and handles what stopped; returns what can be fed again."""
     while self._decoding and self._unread <= self._schedule.decodes_in_flight:
       self._engine.dispatch()
       self._unread += 1
@@ -249,8 +248,8 @@ class _Slots:
     return self._engine.read()
 
   def _take_turn(self, stopped: engines.Stopped) -> _Unfinished | None:
-    """Adds a stopped slot's action; returns its trajectory if it is fed next."""
-    one = self.taken[stopped.slot]
+    """Adds a stopped slot's action; returns its entry if it is fed next."""
+    one = self.active[stopped.slot]
     action = self._dialogue.parse(self._tokenizer.decode(stopped.tokens))
     turn = Turn(stopped.tokens, stopped.logprobs, action)
     one.trajectory = dataclasses.replace(
@@ -261,7 +260,7 @@ class _Slots:
       self._finish(one, reason)
       return None
     if action.kind == 'search':
-      self._searches.ask(one.slot, [
+      self._searches.submit(one.slot, [
           Query(text, self._budgets.top_k, one.trajectory.question)
           for text in action.texts])
       return None
@@ -278,16 +277,16 @@ class _Slots:
     return None
 
   def _admit(self, others: bool) -> list[_Unfinished]:
-    """Trajectories whose searches are back, as the admission has it."""
+    """Trajectories whose search results enter now, by the admission."""
     if self._schedule.admission == 'deterministic':
       waiting = len(self._searches) > 0
       found = self._agree(self._searches.all()) if waiting else {}
     elif self._decoding or self._unread or others:
       found = self._searches.ready()
-    else:  # nothing else is left to do
+    else:  # there is nothing else to do
       found = self._searches.some()
     return [one for slot, results in found.items()
-            if (one := self._observe(self.taken[slot], results)) is not None]
+            if (one := self._observe(self.active[slot], results)) is not None]
 
   def _observe(self, one: _Unfinished, results) -> _Unfinished | None:
     """Prepares the observation of a search, or ends its trajectory."""
@@ -308,6 +307,6 @@ class _Slots:
     self.finished[one.row] = dataclasses.replace(
         one.trajectory, stop_reason=reason, **fields)
     self._watch(self.finished[one.row])
-    del self.taken[one.slot]
+    del self.active[one.slot]
     self._engine.release(one.slot)
     self._free.append(one.slot)

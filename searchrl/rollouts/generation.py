@@ -3,8 +3,8 @@
 """Continuous batching: prompts of many callers over one engine.
 
 A thread of its own prefills and decodes. Choices that come while others decode
-join them at the next pass. Each choice draws by itself; stop strings are found
-here, in the bytes, and what was sampled beyond one is thrown away.
+join them at the next pass. Each choice has its own randomness; stop strings are
+found here, in the bytes, and what was sampled beyond one is dropped.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,11 +27,11 @@ from searchrl.runtime import mesh as meshes
 
 
 class Full(Exception):
-  """Too many choices wait already."""
+  """Raised when too many choices wait already."""
 
 
 class Closed(Exception):
-  """Nothing more is generated: the generator is closing, or has failed."""
+  """Raised when the generator is closing, or has failed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-  """What was added to a choice."""
+  """An addition to a choice."""
 
   choice: int  # its place in the request
   text: str
@@ -68,16 +68,16 @@ class Stream:
     self.put, self.is_cancelled = put, False
 
   def cancel(self) -> None:
-    """Nobody waits for the rest: its slots become free."""
+    """Drops the rest; its slots become free."""
     self.is_cancelled = True
 
 
 class Text:
-  """A choice's text as its tokens come, up to a stop string.
+  """The text of a choice as its tokens come, up to a stop string.
 
   Args:
     token_bytes: of each id; see `Tokenizer.token_bytes`.
-    stops: any of them ends the text before it.
+    stops: the text ends before the first of them.
   """
 
   def __init__(self, token_bytes: Sequence[bytes], stops: Sequence[bytes]):
@@ -87,10 +87,10 @@ class Text:
     self._decoder = codecs.getincrementaldecoder('utf-8')('replace')
 
   def add(self, tokens: Sequence[int], last: bool) -> tuple[str, int, bool]:
-    """The text to show, the number of tokens taken, whether a stop was found.
+    """Returns new text, the number of tokens used, whether a stop was found.
 
-    What may begin a stop string, or a character, is held back until more is
-    known; with the last tokens it is let go.
+    What may begin a stop string, or a character, is held back until the next
+    tokens decide it, or `last` releases it.
     """
     for count, token in enumerate(tokens, start=1):
       begin = max(len(self._raw) - self._longest + 1, 0)
@@ -129,7 +129,7 @@ class Generator:
   """One engine for many threads.
 
   Args:
-    engine: loaded with a temperature of None; nobody else may use it.
+    engine: loaded with a temperature of None; for this generator alone.
     token_bytes: see `Text`.
     eos_ids: end a choice, as they do in the engine.
     waiting: choices that may wait for a slot.
@@ -165,11 +165,11 @@ class Generator:
 
   def submit(self, choices: Sequence[Choice],
              put: Callable[[Piece | None], None]) -> Stream:
-    """Asks for choices; `put` as in `Stream`.
+    """Queues choices; `put` as in `Stream`.
 
     Raises:
       Full: there is no room for so many to wait.
-      Closed: nothing more is generated.
+      Closed: the generator is closing, or has failed.
     """
     stream = Stream(put)
     with self._changed:
@@ -240,20 +240,20 @@ class Generator:
         self._deliver(slot, *self._engine.partial(slot), False)
 
   def _deliver(self, slot: int, tokens, logprobs, last: bool) -> None:
-    """Passes on what a slot has sampled since the last time."""
+    """Puts what a slot has sampled since the last pass into its stream."""
     running = self._running[slot]
     begin = running.sent
     new = tuple(tokens[begin:])
-    text, taken, is_stopped = running.text.add(new, last)
+    text, used, is_stopped = running.text.add(new, last)
     finish = None
     if last or is_stopped:
       by_itself = is_stopped or new[-1] in self._eos_ids
       finish = 'stop' if by_itself else 'length'
       self._release([slot], decoding=not last)
     running.stream.put(Piece(
-        running.number, text, new[:taken],
-        tuple(logprobs[begin:begin + taken]), finish))
-    running.sent += taken
+        running.number, text, new[:used],
+        tuple(logprobs[begin:begin + used]), finish))
+    running.sent += used
 
   def _release(self, slots: Sequence[int], *, decoding: bool) -> None:
     """Frees slots, in the middle of a turn or after it."""
@@ -279,7 +279,7 @@ def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
     length: tokens that a prompt and its continuation may have.
     tensor: devices that share one copy of the weights.
     seed: of all sampling.
-    steps: tokens that are decoded until new choices can join.
+    steps: tokens decoded in a pass; new choices join between passes.
     dtype: of weights, activations and cache.
     waiting: choices that may wait for a slot.
 
@@ -303,13 +303,13 @@ def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
 
 
 def no_stops(vocab_size: int) -> stops_lib.StopTable:
-  """Stops at nothing: each request has stop strings of its own."""
+  """A table without stop strings: each request has its own."""
   return stops_lib.StopTable(np.zeros((1, vocab_size), np.uint8),
                              np.zeros((1, vocab_size), bool))
 
 
 def turn_ends(tokenizer: Any) -> tuple[int, ...]:
-  """Ids that end an assistant's turn in the chat template, if there is one."""
+  """Ids that end an assistant's turn in the chat template, if it has one."""
   messages = [{'role': 'user', 'content': 'QuestionStandsHere'},
               {'role': 'assistant', 'content': 'AnswerStandsHere'}]
   try:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sampler: weights and requests in, scored trajectories out.
 
-Here the wings meet: the engine samples, the dialogue parses and renders, the
-search answers, the reward scores. Training, evaluation and `ask` all use it.
+The engine samples, the dialogue parses and renders, the search engine answers,
+the reward scores. Training, evaluation and `ask` all use it.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,12 +28,12 @@ from searchrl.search.calls import Call
 from searchrl.trajectory import (
     Passage, Passages, Query, Request, SearchError, SearchFn, Trajectory)
 
-_PATIENCE_SECS = 24 * 3600  # others wait for the first one's searches
+_SEARCH_WAIT_SECS = 24 * 3600  # of all for the first process's searches
 
 
 @dataclasses.dataclass(frozen=True)
 class Rollouts:
-  """Finished trajectories, and the search calls that they took."""
+  """Finished trajectories, and the search calls made for them."""
 
   trajectories: list[Trajectory]
   calls: list[Call]
@@ -41,7 +41,7 @@ class Rollouts:
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-  """Everything that a policy samples with, except its weights."""
+  """Everything that a policy needs for sampling, except its weights."""
 
   shape: transformer.TransformerConfig
   tokenizer: tokenizers.Tokenizer
@@ -71,28 +71,29 @@ class Sampler:
     """Samples a trajectory for every request, and scores it.
 
     Each process samples its share with slots, searches and a schedule of its
-    own; at the end all exchange the results. Where a copy of the weights spans
-    processes, all sample everything in lockstep, and the first one searches.
+    own; at the end all processes exchange the results. Where a copy of the
+    weights spans processes, all sample everything in lockstep, and the first
+    one searches.
 
     Args:
       weights: from `sync`.
-      requests: what to sample; alike on all processes.
-      search: the engine that answers.
+      requests: what to sample; the same on all processes.
+      search: the search engine.
       reward: what is trained on.
       outcome: what the filter reads and evaluation reports.
       temperature: of sampling; 0 is greedy.
       step: of the run; part of the randomness.
-      policy_step: updates that the policy has seen.
+      policy_step: updates that the policy has had.
       search_retries: times that a trajectory whose search failed is sampled
         again, from the start and with the same randomness.
       truncation: which tokens may be drawn.
-      enough: asked now and then, with what this process has finished, whether
-        the rest is not needed any more.
-      watch: receives a trajectory of this process whenever it has grown,
+      enough: called now and then with what this process has finished; true if
+        the rest is no longer needed.
+      watch: receives each trajectory of this process whenever it has grown,
         before it is scored; one that is sampled again starts anew.
 
     Returns:
-      Trajectories in the order of `requests`, those not needed left out; those
+      Trajectories in the order of `requests`, without those not needed; those
       whose search failed have no reward. And the search calls of all processes.
     """
     self.engine.load(weights, temperature, truncation)
@@ -122,7 +123,7 @@ def _with_retries(
     scored: Callable[[Trajectory], Trajectory],
     enough: Callable[[Sequence[Trajectory]], bool] | None,
 ) -> Rollouts:
-  """Samples everything, and again what a failed search ended; scored."""
+  """Samples all requests, and again those whose search failed; scores them."""
   results, calls = [None] * len(requests), []
   left = list(range(len(requests)))
   for retries in range(1 + search_retries):
@@ -146,18 +147,18 @@ def _with_retries(
 
 def _scorer(reward: rewards_lib.RewardFn, outcome: rewards_lib.RewardFn
            ) -> Callable[[Trajectory], Trajectory]:
-  """Trajectory -> the same with its rewards; each is judged once."""
-  known = {}
+  """Trajectory -> the same with its rewards; each is scored once."""
+  cache = {}
 
   def scored(trajectory: Trajectory) -> Trajectory:
     if trajectory.stop_reason == 'search_error':
       return trajectory
     key = trajectory.question.uid, trajectory.sample, trajectory.retries
-    if key not in known or known[key][0] != trajectory.tokens:
-      known[key] = trajectory.tokens, dataclasses.replace(
+    if key not in cache or cache[key][0] != trajectory.tokens:
+      cache[key] = trajectory.tokens, dataclasses.replace(
           trajectory, reward=float(reward(trajectory)),
           outcome_reward=float(outcome(trajectory)))
-    return known[key][1]
+    return cache[key][1]
 
   return scored
 
@@ -168,7 +169,7 @@ def _of_all(found: Rollouts) -> Rollouts:
     return found
   payload = json.dumps([_records(found.trajectories),
                         [dataclasses.asdict(call) for call in found.calls]])
-  everyone = [json.loads(theirs) for theirs in processes.exchange(
+  everyone = [json.loads(received) for received in processes.exchange(
       'trajectories', payload.encode())]
   return Rollouts(
       [trajectory_lib.from_json(r) for records, _ in everyone for r in records],
@@ -180,12 +181,12 @@ def _records(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
 
 
 def _no_search(queries: Sequence[Query]) -> list[Passages]:
-  """Searches nowhere: what the first process finds will count."""
+  """Finds nothing: the results of the first process are used instead."""
   return [()] * len(queries)
 
 
 def _found_by_first(found: driver.Found) -> driver.Found:
-  """What searches of the first process found, on all processes."""
+  """The search results of the first process, on all processes."""
   def to_json(result):
     return dataclasses.asdict(result) if isinstance(result, SearchError) else [
         dataclasses.asdict(passage) for passage in result]
@@ -196,11 +197,11 @@ def _found_by_first(found: driver.Found) -> driver.Found:
 
   shared = processes.on_first('searches', lambda: [
       [slot, [to_json(result) for result in results]]
-      for slot, results in found.items()], _PATIENCE_SECS)
+      for slot, results in found.items()], _SEARCH_WAIT_SECS)
   return {slot: [from_json(r) for r in records] for slot, records in shared}
 
 
 def _digest(trajectories: Sequence[Trajectory]) -> str:
-  """Of ids and log-probs, to the bit."""
+  """SHA-256 of all ids and log-probs, to the bit."""
   return hashlib.sha256(
       json.dumps(_records(trajectories)).encode()).hexdigest()

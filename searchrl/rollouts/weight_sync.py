@@ -5,8 +5,8 @@
 A learner splits parameters over all devices; an engine wants them whole, or
 split over a few devices, and in its own dtype. One program casts and reshards
 everything at once; where nothing is to be done, no byte moves. Processes meet
-here, and then each samples on its own devices at a pace of its own; unless a
-model is too large for the devices of one: then all sample together.
+here, and then each samples on its own devices at its own pace; unless a model
+is too large for the devices of one process: then all sample in lockstep.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ from searchrl.runtime import mesh as meshes
 
 
 def spans_processes(mesh: Mesh, tensor: int) -> bool:
-  """Whether so many devices, which share a copy, belong to several processes.
+  """Whether the devices that share a copy belong to several processes.
+
+  Args:
+    mesh: of all processes.
+    tensor: devices that share one copy of the weights.
 
   Raises:
-    ValueError: the mesh is no multiple of them.
+    ValueError: the size of the mesh is no multiple of `tensor`.
   """
   if mesh.size % tensor:
     raise ValueError(
@@ -37,10 +41,10 @@ def spans_processes(mesh: Mesh, tensor: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Synced:
-  """Weights as an engine takes them, and what it took to make them."""
+  """Weights as an engine takes them, and what the sync cost."""
 
   weights: Any
-  bytes: int = 0  # that were written on this process's devices
+  bytes: int = 0  # written on this process's devices
   secs: float = 0.0
 
   def metrics(self) -> dict[str, float]:
@@ -96,7 +100,7 @@ class WeightSync:
         sharding, leaf.ndim)
 
   def _mine(self, leaf: jax.Array) -> jax.Array:
-    """The same buffers, of this process's devices alone."""
+    """The same buffers, as an array of this process's devices alone."""
     return jax.make_array_from_single_device_arrays(
         leaf.shape, NamedSharding(self.mesh, leaf.sharding.spec),
         [shard.data for shard in leaf.addressable_shards])
