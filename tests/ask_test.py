@@ -22,65 +22,70 @@ from searchrl.jobs import ask
 from searchrl.search import factory
 from searchrl.search import mapped_corpus
 from searchrl.search import wrapped
-from searchrl.trajectory import (Action, Passage, Question, Request, SearchError,
-                                 Trajectory, Turn)
+from searchrl.trajectory import (
+    Action, Passage, Question, Request, SearchError, Trajectory, Turn)
 
 TOKENIZER = tiny.Tokenizer()
 
 
-def turn(text, kind, found=None, told=()):
+def turn(text, kind, passages=(), observation=()):
   ids = TOKENIZER.encode(text)
-  return Turn(ids, (0.0,) * len(ids), Action(kind, (text,)), tuple(told),
-              tuple(found or ()))
+  return Turn(ids, (0.0,) * len(ids), Action(kind, (text,)),
+              tuple(observation), tuple(passages))
 
 
-def game(*turns, sample=0, reason=None):
+def trajectory(*turns, sample=0, reason=None):
   return Trajectory(tiny.question(), sample, 0, (1,), turns, reason)
 
 
-ASKED = turn('<search> a', 'search')
+SEARCHED = turn('<search> a', 'search')
 FOUND = turn('<search> a', 'search', [
     Passage('7', 'On\x1b[2J a', 'first \x07 line\nand ' + 'more ' * 60)], (1,))
-LOST = turn('what', 'invalid', told=(1, 2))
-SAID = turn('<answer> b', 'answer')
+INVALID = turn('what', 'invalid', observation=(1, 2))
+ANSWERED = turn('<answer> b', 'answer')
 
 
-def told(*games, samples=1):
+def lines_of(*trajectories, samples=1):
   lines = []
-  narrate = ask.Narrator(TOKENIZER, samples, lines.append)
-  for one in games:
-    narrate(one)
+  printer = ask.TurnPrinter(TOKENIZER, samples, lines.append)
+  for one in trajectories:
+    printer(one)
   return lines
 
 
-def test_each_part_of_a_trajectory_is_told_once_as_it_comes():
-  lines = told(game(ASKED), game(FOUND), game(FOUND), game(FOUND, LOST),
-               game(FOUND, LOST, SAID),
-               game(FOUND, LOST, SAID, reason='answer'))
+def test_each_turn_of_a_trajectory_is_printed_once_as_it_comes():
+  lines = lines_of(
+      trajectory(SEARCHED), trajectory(FOUND), trajectory(FOUND),
+      trajectory(FOUND, INVALID), trajectory(FOUND, INVALID, ANSWERED),
+      trajectory(FOUND, INVALID, ANSWERED, reason='answer'))
   assert [line.partition('\n')[0] for line in lines] == [
-      'Turn 1', 'Found', 'Turn 2', 'That was no action; the policy is told so.',
-      'Turn 3']
+      'Turn 1', 'Found', 'Turn 2',
+      'That was no action; the policy is asked to retry.', 'Turn 3']
   assert lines[0] == 'Turn 1\n  <search> a'
   found = lines[1].splitlines()
-  assert len(found) == 2 and found[1].startswith('  1. On [2J a: first line and')
+  assert len(found) == 2
+  assert found[1].startswith('  1. On [2J a: first line and')
   assert found[1].endswith('…') and len(found[1]) < 120
   assert '\x1b' not in ''.join(lines) and '\x07' not in ''.join(lines)
 
 
-def test_several_samples_say_which_they_are():
-  lines = told(game(ASKED, sample=1), game(SAID, sample=0), samples=2)
-  assert [line.splitlines()[0] for line in lines] == ['[2] Turn 1', '[1] Turn 1']
+def test_lines_of_several_samples_have_their_numbers():
+  lines = lines_of(trajectory(SEARCHED, sample=1),
+                   trajectory(ANSWERED, sample=0), samples=2)
+  assert [line.splitlines()[0] for line in lines] == [
+      '[2] Turn 1', '[1] Turn 1']
 
 
-def test_a_trajectory_that_is_played_again_is_told_again():
-  lines = told(game(FOUND, ASKED), game(ASKED), game(FOUND))
+def test_a_trajectory_that_is_sampled_again_is_printed_again():
+  lines = lines_of(trajectory(FOUND, SEARCHED), trajectory(SEARCHED),
+                   trajectory(FOUND))
   assert [line.splitlines()[0] for line in lines] == [
       'Turn 1', 'Found', 'Turn 2', 'Again, for a search had failed.', 'Turn 1',
       'Found']
 
 
 def answered(*texts):
-  return [game(*([turn(text, 'answer')] if text else []), sample=n)
+  return [trajectory(*([turn(text, 'answer')] if text else []), sample=n)
           for n, text in enumerate(texts)]
 
 
@@ -101,16 +106,17 @@ def test_votes_are_counted_by_what_an_answer_means(texts, winner, votes):
 def test_examples_are_of_every_hop_count():
   questions = [tiny.question(f'{hops}{n}', hops=hops)
                for hops in (2, 1, 3) for n in range(4)]
-  assert [q.uid for q in ask.spread(questions)] == ['10', '20', '30', '11', '21']
+  assert [q.uid for q in ask.spread(questions)] == [
+      '10', '20', '30', '11', '21']
   assert len(ask.spread(questions[:2])) == 2
 
 
-def test_why_a_search_failed_is_said_once():
+def test_why_a_search_failed_is_printed_once():
   lines, error = [], SearchError('timeout', 'after\x1b 3 s')
-  search = ask.telling(lambda queries: [error, (), error], lines.append)
+  search = ask.with_warnings(lambda queries: [error, (), error], lines.append)
   assert search([1, 2, 3]) == [error, (), error]
   inner = types.SimpleNamespace(pop=dict, wait=lambda: lines.append('waits'))
-  wrapped.wait(ask.telling(inner, lines.append))  # as the search itself would
+  wrapped.wait(ask.with_warnings(inner, lines.append))  # as `inner` would
   assert lines.pop() == 'waits'
   assert lines == ['Warning: a search failed: timeout after  3 s']
 
@@ -209,7 +215,7 @@ def test_a_question_is_answered_as_evaluation_would(tmp_path, capsys):
 def _votes_of_samples_with_seeds(config, folder, capsys):
   """Several samples vote, and another seed draws others."""
   config.ask.samples = 5
-  told = []
+  printed = []
   for seed in (0, 0, 1):
     config.seed = seed
     ask.run(config, str(folder))
@@ -218,8 +224,8 @@ def _votes_of_samples_with_seeds(config, folder, capsys):
     assert sum(int(n) for n, _ in votes) == 5
     assert max(int(n) for n, what in votes if what != 'no answer') == int(
         dict((what, n) for n, what in votes)[out.strip()])
-    told.append((out, sorted(re.findall(r'^\[\d\][^\[]*', err, re.M))))
-  assert told[0] == told[1] != told[2]
+    printed.append((out, sorted(re.findall(r'^\[\d\][^\[]*', err, re.M))))
+  assert printed[0] == printed[1] != printed[2]
 
 
 @pytest.mark.slow

@@ -73,19 +73,19 @@ def curve(
 
 
 def running_mean(values: Sequence[float], window: int = 10) -> np.ndarray:
-  """Means of each value with the `window - 1` before it, as far as not NaN."""
+  """Means of each value and the `window - 1` before it; NaN is left out."""
   values = np.asarray(values, np.float64)
   recent = (values[max(i - window, 0):i] for i in range(1, len(values) + 1))
-  known = (x[~np.isnan(x)] for x in recent)
-  return np.array([x.mean() if x.size else np.nan for x in known])
+  present = (x[~np.isnan(x)] for x in recent)
+  return np.array([x.mean() if x.size else np.nan for x in present])
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-  """Writes aligned text: a header, a rule, a line a row; numbers to the right.
+  """Returns aligned text: a header, a rule, a line a row; numbers right.
 
   Args:
-    rows: {column: value}; a row may lack some.
-    columns: keys of the rows, and words of the header.
+    rows: {column: value}; a row may lack columns.
+    columns: keys of the rows, and the header.
   """
   cells = [[_cell(row.get(column)) for column in columns] for row in rows]
   widths = [max(map(len, column)) for column in zip(columns, *cells)]

@@ -41,10 +41,10 @@ def run(
   """Runs every case.
 
   Args:
-    sampler: everything but the policy's weights.
+    sampler: rolls the questions out.
     params: the policy.
     cases: what to run.
-    step: randomness of the sampled ones; equal steps, equal samples.
+    step: seeds the sampled cases; equal steps give equal samples.
 
   Returns:
     Rows for `figures.table`, a row per case and hop count, and the
@@ -70,16 +70,18 @@ def run(
 
 def _row(case: EvalCase, hops: int, trajectories: Sequence[Trajectory]) -> dict:
   n = len(trajectories)
-  scores = np.array([rewards_lib.em(g) for g in trajectories])
+  scores = np.array([rewards_lib.em(t) for t in trajectories])
   low, high = wilson(int(scores.sum()), n)
   return {
-      'set': case.dataset.name, 'engine': case.engine, 'decoding': case.decoding,
-      'hops': hops, 'n': n, 'em': float(scores.mean()),
+      'set': case.dataset.name, 'engine': case.engine,
+      'decoding': case.decoding, 'hops': hops, 'n': n,
+      'em': float(scores.mean()),
       '95% interval': f'{low:.2f}-{high:.2f}',
-      'subem': float(np.mean([rewards_lib.subem(g) for g in trajectories])),
-      'f1': float(np.mean([rewards_lib.f1(g) for g in trajectories])),
-      'searches': float(np.mean([g.searches for g in trajectories])),
-      'search_errors': sum(g.stop_reason == 'search_error' for g in trajectories)}
+      'subem': float(np.mean([rewards_lib.subem(t) for t in trajectories])),
+      'f1': float(np.mean([rewards_lib.f1(t) for t in trajectories])),
+      'searches': float(np.mean([t.searches for t in trajectories])),
+      'search_errors': sum(
+          t.stop_reason == 'search_error' for t in trajectories)}
 
 
 def wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -95,9 +97,9 @@ def scalars(rows: Sequence[Mapping]) -> dict[str, float]:
   result = {}
   for row in rows:
     name = row['set'] if row['engine'] != 'noise' else f'{row["set"]}_noise'
-    where = f'val/{name}_{row["hops"]}hop'
+    prefix = f'val/{name}_{row["hops"]}hop'
     for score in ('em', 'subem', 'f1', 'searches'):
-      result[f'{where}/{score}/{row["decoding"]}'] = row[score]
+      result[f'{prefix}/{score}/{row["decoding"]}'] = row[score]
   return result
 
 
@@ -112,5 +114,6 @@ def save(folder: pathlib.Path, rows, records, tokenizer) -> None:
             'set': case.dataset.name, 'engine': case.engine,
             'decoding': case.decoding, 'question': trajectory.question.text,
             'golds': trajectory.question.answers, 'answer': trajectory.answer,
-            'em': rewards_lib.em(trajectory), 'text': tokenizer.decode(trajectory.tokens),
+            'em': rewards_lib.em(trajectory),
+            'text': tokenizer.decode(trajectory.tokens),
             'trajectory': to_json(trajectory)}, ensure_ascii=False) + '\n')

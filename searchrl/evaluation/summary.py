@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Summary of a finished run: its table and its curves, from its folder."""
+"""Summary of a finished run: a table and curves, from the run's folder."""
 
 import json
 import math
@@ -13,7 +13,7 @@ FILE = 'summary.txt'  # of a finished run
 
 
 def finish(folder: pathlib.Path, title: str) -> None:
-  """Draws the curves, prints before against after, and marks the run done."""
+  """Draws the curves, prints the table, and marks the run as finished."""
   lines = [line for line in metrics.read(folder / metrics.FILE)
            if 'critic/score/mean' in line]
   steps = [line['training/global_step'] for line in lines]
@@ -35,7 +35,7 @@ def finish(folder: pathlib.Path, title: str) -> None:
 
 
 def table(folder: pathlib.Path) -> str:
-  """The table of a run: exact match before and after, and paths of files."""
+  """The table of a run: exact match before and after; paths of its files."""
   before, after = (_cells(folder / 'evaluation' / name / 'table.json')
                    for name in ('before', 'after'))
   rows = []

@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where a config ends: what a run is made of, and the loop over its steps."""
+"""A config in; an experiment, and the RL loop over its steps, out."""

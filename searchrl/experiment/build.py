@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A config in, an Experiment out: what a run is made of, checked on the way."""
+"""Builds an Experiment from a config, and checks both."""
 
 from collections.abc import Callable
 import dataclasses
@@ -91,7 +91,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
 
 
 def rounds(rollout: Any) -> collect.Rounds:
-  """How questions are asked, from config.rollout."""
+  """How questions are sampled, from config.rollout."""
   return collect.Rounds(
       rollout.questions, rollout.group_size, rollout.max_rounds,
       rollout.end_when_full, rollout.temperature,
@@ -99,7 +99,7 @@ def rounds(rollout: Any) -> collect.Rounds:
 
 
 def train_set(config, folder: pathlib.Path) -> datasets.Dataset:
-  """What a policy is trained on; generated files go to folder/data."""
+  """The questions and corpus of training; generated files: folder/data."""
   return datasets.train_set(
       folder / 'data', train=config.data.train, corpus=config.search.corpus,
       world_seed=config.data.world_seed, per_hop=config.data.per_hop,
@@ -107,7 +107,7 @@ def train_set(config, folder: pathlib.Path) -> datasets.Dataset:
 
 
 def evaluation_sets(config, folder: pathlib.Path) -> list[datasets.Dataset]:
-  """What a policy is evaluated on; generated files go to folder/data."""
+  """The data sets of evaluation; generated files go to folder/data."""
   return datasets.evaluation_sets(
       folder / 'data', evaluate=config.data.evaluate,
       corpus=config.search.corpus, own_train=bool(config.data.get('train')),
@@ -115,7 +115,7 @@ def evaluation_sets(config, folder: pathlib.Path) -> list[datasets.Dataset]:
 
 
 def algorithm(config) -> algorithms.Algorithm:
-  """The config's algorithm, checked against its rollouts."""
+  """The config's algorithm, checked against the config's rollouts."""
   options = dict(config.algorithm)
   name = options.pop('name')
   built = plugins.build(
@@ -147,7 +147,7 @@ def learner(config, recipe, shape, mesh, attention_options,
 
 
 def tested_attention(config, shape, mesh) -> str:
-  """The config's attention of whole rows, tested by the first process."""
+  """The name of the attention of whole rows; the first process tests it."""
   name, note = processes.on_first('attention', lambda: attention.resolve(
       config.model.attention, platform=mesh.devices.flat[0].platform,
       dtype=config.learner.dtype, heads=shape.num_attention_heads,
@@ -166,7 +166,7 @@ def tested_attention(config, shape, mesh) -> str:
 
 
 def attend(config, name: str, mesh) -> dict[str, Any]:
-  """An attention as the learner is told of it."""
+  """The learner's arguments for an attention, by its name."""
   implementation = functools.partial(
       attention.causal, implementation=name,
       block=config.model.attention_block or None,

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules of a config, as tables: of a field alone, and of several together.
 
-Whatever a function below refuses by itself is not repeated here.
+What the called functions check by themselves is not repeated here.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from searchrl.search.index import approximate
 class Rule:
   """What one field of a config must be."""
 
-  field: str  # dotted; a config that lacks it is not asked
+  field: str  # dotted; a config without it passes
   legal: Callable[[Any], bool]
   must_be: str
   remedy: str = ''
@@ -90,7 +90,7 @@ def _values(config, field: str) -> Iterator[Any]:
 
 
 def check_algorithm(config, name: str, algorithm: algorithms.Algorithm) -> None:
-  """Raises a ValueError if rollouts do not suit the algorithm."""
+  """Raises a ValueError if the rollouts do not suit the algorithm."""
   rollout = config.rollout
   truncation = truncation_of(rollout)
   truncation.check()
@@ -114,7 +114,7 @@ def check_algorithm(config, name: str, algorithm: algorithms.Algorithm) -> None:
 
 def check_staleness(staleness: int, algorithm: algorithms.Algorithm,
                     devices: int) -> None:
-  """Raises a ValueError if rollouts cannot run ahead of the learner."""
+  """Raises a ValueError if rollouts cannot be asynchronous."""
   for broken, message in (
       (staleness and algorithm.one_update,
        'train.max_staleness must be 0 for an algorithm without an importance '

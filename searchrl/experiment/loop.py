@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The RL loop: an Experiment and its progress in, a trained state out.
+"""The RL loop: an Experiment and its state in, a trained state out.
 
 Each step: the sampler answers questions, trajectories are scored, filtered and
 packed; the learner adds the old log-probs and updates; metrics are written, and
@@ -42,12 +42,14 @@ Take = Callable[[Any, Progress], Collected]  # params, progress -> a step's data
 
 def restore(experiment: Experiment, folder: pathlib.Path, *, keep: int
            ) -> tuple[Any, Progress]:
-  """The newest checkpoint's state and progress; a fresh start is one, too.
+  """Returns the state and progress of the newest checkpoint, or fresh ones.
+
+  A fresh start is checkpointed, too.
 
   Args:
-    experiment: whose learner makes the state.
+    experiment: its learner makes the state.
     folder: of the run.
-    keep: checkpoints that stay on the disk.
+    keep: checkpoints that are kept on the disk.
   """
   state = experiment.learner.init(experiment.params)
   found = checkpoint.restore(folder / 'checkpoints', state,
@@ -66,24 +68,32 @@ def restore(experiment: Experiment, folder: pathlib.Path, *, keep: int
 def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
          progress: Progress, writer: metrics.Writer
         ) -> tuple[Any, Progress, bool]:
-  """Steps until the run is done, or someone asks to stop.
+  """Steps until the run is done, or a signal stops it.
+
+  Args:
+    experiment: what the config builds.
+    config: its `train` and `rollout` are read.
+    folder: of the run.
+    state: of the learner.
+    progress: of the run.
+    writer: of the metrics.
 
   Returns:
     The state, the progress, and whether the run was stopped before its end.
   """
   options = config.train
-  # A recipe that filters cannot tell its last step, but its last trajectory.
+  # A recipe that filters has no fixed number of steps, but of trajectories.
   unit = 'rollouts' if options.max_rollouts else 'step'
   bar = progress_lib.ProgressBar(
       options.max_rollouts or options.num_steps, getattr(progress, unit),
       enabled=options.progress and processes.is_first(),
       unit=unit.removesuffix('s'))
   timer = progress_lib.Timer()
-  with (signals.StopRequest(_tell_of_stop) as stop, contextlib.closing(bar),
+  with (signals.StopRequest(_log_stop) as stop, contextlib.closing(bar),
         rollouts(experiment, config) as take,
-        watchdog.Watchdog(options.watchdog_secs or _NEVER) as dog):
+        watchdog.Watchdog(options.watchdog_secs or _NEVER) as timeout):
     while not is_done(progress, options):
-      dog.beat(f'step {progress.step + 1}')
+      timeout.beat(f'step {progress.step + 1}')
       with timer('step'):
         state, progress, values, sampled = step(
             experiment, config, take, state, progress, timer)
@@ -134,7 +144,7 @@ def step(experiment: Experiment, config, take: Take, state: Any,
 
 def rollouts(experiment: Experiment, config
             ) -> contextlib.AbstractContextManager[Take]:
-  """Where a step's groups come from: sampled in it, or some steps ahead."""
+  """The source of a step's groups: synchronous or asynchronous rollouts."""
   sampler = experiment.sampler
   collected = functools.partial(
       collect.collect, sampler, draw=experiment.stream.draw,
@@ -145,7 +155,7 @@ def rollouts(experiment: Experiment, config
     return contextlib.nullcontext(lambda params, progress: collected(
         sampler.sync(params), progress, progress.step))
 
-  def snapshot(params):  # of what the next update takes away
+  def snapshot(params):  # the next update reuses the buffers of params
     synced = sampler.sync(params)
     return dataclasses.replace(
         synced, weights=jax.tree.map(jnp.copy, synced.weights))
@@ -162,12 +172,12 @@ def _open(source: asynchronous.AsyncRollouts):
 
 
 def is_done(progress: Progress, options: Any) -> bool:
-  """Whether a run is at its end; options: config.train."""
+  """Whether a run has reached its end; options: config.train."""
   return (progress.step >= options.num_steps or
           0 < options.max_rollouts <= progress.rollouts)
 
 
-def _tell_of_stop() -> None:
+def _log_stop() -> None:
   _say('Stopping after this step; press Ctrl-C again to stop at once and lose '
        'it.')
 
@@ -198,10 +208,10 @@ def _learning_rates(config, experiment: Experiment, state) -> dict[str, float]:
 
 def _warn_if_silent(algorithm, progress: Progress, values, warn_after: int
                    ) -> Progress:
-  """Counts steps whose outcomes have nothing to teach, and warns of them."""
+  """Counts steps whose outcomes are all alike, and warns of them."""
   if algorithm.min_group_size > 1:
     silent = values['data/frac_group_mixed'] == 0
-  else:  # the baseline is no group's
+  else:  # the baseline is not of a group
     silent = values['critic/score/max'] == values['critic/score/min']
   steps = progress.silent_steps + 1 if silent else 0
   if silent and steps % warn_after == 0:
@@ -211,14 +221,14 @@ def _warn_if_silent(algorithm, progress: Progress, values, warn_after: int
       cause, remedy = 'is 1 in most groups', 'Ask harder questions'
     elif values['data/frac_group_failed'] > 0.5:
       cause, remedy = 'is none: searches fail', 'Look at search/error_rate'
-    _say(f'Warning: outcomes were alike for {steps} steps (the reward {cause}), '
-         f'so nothing is learned. {remedy}.')
+    _say(f'Warning: outcomes were alike for {steps} steps (the reward '
+         f'{cause}), so nothing is learned. {remedy}.')
   return dataclasses.replace(progress, silent_steps=steps)
 
 
 def _save_trajectories(folder: pathlib.Path, number: int,
                        trajectories: Sequence[Trajectory]) -> None:
-  """Writes one gzipped jsonl a step, everything that was sampled."""
+  """Writes all trajectories of a step to one gzipped jsonl file."""
   path = folder / 'trajectories'
   path.mkdir(exist_ok=True)
   lines = ''.join(

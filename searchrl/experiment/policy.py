@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A policy to sample from: a model folder or a run's checkpoint, and a Sampler."""
+"""A policy to sample from: the weights of a model or a run, and a Sampler."""
 
 import functools
 import pathlib
@@ -36,7 +36,7 @@ def build(config, mesh: Mesh, *, most: int | None = None
   Args:
     config: of a run, of `ask` or of a server.
     mesh: of all processes.
-    most: trajectories at a time; slots beyond them are not made.
+    most: trajectories at a time; no more slots than these are made.
   """
   options = config.rollout
   slots = options.slots
@@ -54,11 +54,11 @@ def build(config, mesh: Mesh, *, most: int | None = None
 
 def schedule(mesh: Mesh, options: Any, *, is_remote: bool = False
             ) -> driver.Schedule:
-  """In which order slots are served, from config.rollout.
+  """The order in which slots are served, from config.rollout.
 
-  Admission 'auto' waits for searches on a CPU, which does them itself, and
-  where processes run in lockstep; not for remote searches, nor on other
-  devices, which would stand idle.
+  Admission 'auto' is deterministic on a CPU, which searches itself, and where
+  processes run in lockstep; by arrival for remote searches, and on other
+  devices, which would be idle meanwhile.
 
   Raises:
     ValueError: processes in lockstep cannot admit by arrival.
@@ -94,7 +94,7 @@ def load(
     tensor: int = 1,
     schedule: driver.Schedule = driver.Schedule(),
 ) -> tuple[Sampler, transformer.Params]:
-  """Reads a model folder, checks it, and builds what samples from it.
+  """Reads a model folder, checks it, and builds its Sampler.
 
   Args:
     path: a Hugging Face folder, or hub id; '' is the tiny base model.
@@ -108,7 +108,7 @@ def load(
     engine_dtype: of the engine's weights, activations and cache.
     tensor: devices that share a copy of the engine's weights; if they belong
       to several processes, these run in lockstep.
-    schedule: in which order slots are served.
+    schedule: the order in which slots are served.
 
   Returns:
     The Sampler, and the folder's params on the mesh.
@@ -127,7 +127,7 @@ def load(
   if slots % copies:
     raise ValueError(
         f'rollout.slots must be a multiple of the {copies} copies '
-        f'of the weights, on {mesh.size} devices, but is {slots}.')
+        f'of the weights on {mesh.size} devices, but is {slots}.')
   params = weights.load(
       path, shape, dtype=dtype,
       sharding_of=functools.partial(meshes.sharding, mesh))
@@ -158,12 +158,13 @@ def _check_sizes(budgets: driver.Budgets, length: int,
 
 def _dialogue(path: str, shape: transformer.TransformerConfig, name: str
              ) -> tuple[tokenizers.Tokenizer, dialogues.Dialogue]:
-  """A folder's tokenizer, and the dialogue that it can write."""
+  """The tokenizer of a folder, and the dialogue in its tokens."""
   tokenizer = tokenizers.load(path)
   if tokenizer.vocab_size > shape.vocab_size:
     raise ValueError(
-        f'tokenizer and model must belong together, but the tokenizer of {path} '
-        f'has {tokenizer.vocab_size} ids and the model only {shape.vocab_size}. '
+        f'tokenizer and model must belong together, but the tokenizer of '
+        f'{path} has {tokenizer.vocab_size} ids and the model only '
+        f'{shape.vocab_size}. '
         'Copy the tokenizer that the model was trained with.')
   dialogue = plugins.resolve(
       name, field='dialogue',
@@ -191,7 +192,7 @@ def of_run(config, run: str, *, most: int | None = None
 
 def trained(run: pathlib.Path, base: transformer.Params,
             shape: transformer.TransformerConfig) -> transformer.Params:
-  """The policy of a run's newest checkpoint; its adapters need its base.
+  """The policy of a run's newest checkpoint; adapters are merged with `base`.
 
   Raises:
     FileNotFoundError: the run has no checkpoint.
@@ -216,12 +217,12 @@ def trained(run: pathlib.Path, base: transformer.Params,
 
 
 def recorded(run: pathlib.Path) -> dict[str, Any]:
-  """The config of a run, as far as it wrote one."""
+  """The config that a run recorded; {} if there is none."""
   return workdirs.read_config(run) if (run / workdirs.CONFIG).exists() else {}
 
 
 def search_of_run(run: str) -> tuple[str, dict[str, Any]]:
-  """The engine that a run was trained with, and its options; else BM25."""
+  """The engine that a run was trained with, and its options; or BM25."""
   search = recorded(pathlib.Path(run)).get('search', {}) if run else {}
   return search.get('engine', 'bm25'), search.get('options', {})
 
@@ -231,8 +232,8 @@ def check_run(run: str, *, model: str, dialogue: str) -> None:
 
   Args:
     run: the run's folder.
-    model: config.model.path of whoever wants to sample from it.
-    dialogue: its config.dialogue.
+    model: the model.path of the config that samples from the run.
+    dialogue: the dialogue of that config.
   """
   folder = pathlib.Path(run)
   past = recorded(folder)

@@ -3,7 +3,7 @@
 """`config.search` in, a search engine with typed errors out.
 
 The only caller of `factory.make`: training, evaluation, `ask` and the search
-server all search through what is built here.
+server all use the engines that are built here.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from searchrl.search import factory
 from searchrl.search import wrapped
 from searchrl.trajectory import SearchFn
 
-_load_encoder = embedder.cached_loader()  # an encoder is compiled once a process
+_load_encoder = embedder.cached_loader()  # compiled once a process
 
 
 def engine(search: Any, corpus: Any, *, seed: int) -> SearchFn:
-  """The engine of a config over a corpus; what fails in it is a SearchError.
+  """The engine of a config over a corpus; its failures are SearchErrors.
 
   Args:
     search: config.search.
-    corpus: what it searches; None where it `is_remote`.
+    corpus: the passages; None if the engine `is_remote`.
     seed: of random passages.
 
   Raises:
@@ -37,19 +37,19 @@ def engine(search: Any, corpus: Any, *, seed: int) -> SearchFn:
 
 
 def is_remote(search: Any) -> bool:
-  """Whether the engine of a config has a corpus of its own elsewhere."""
+  """Whether the engine of a config has a remote corpus of its own."""
   return not factory.needs_corpus(search.engine, search.options)
 
 
 def describe(search: Any, corpus: Any) -> dict[str, Any]:
-  """What is searched, for the record of a run: digests, an index's recall."""
+  """The record of what a run searches: digests, the recall of an index."""
   return factory.describe(search.engine, corpus, search.options,
                           load_encoder=_load_encoder)
 
 
 def cases(search: Any, sets: Sequence[datasets.Dataset], *, noise: bool,
           seed: int) -> list[suite.EvalCase]:
-  """Every set greedily and sampled; the first also with random passages.
+  """Every set, greedy and sampled; the first also with random passages.
 
   The last shows whether answers come from retrieval: it should score about 0.
   """

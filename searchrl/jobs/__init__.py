@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a config's `job` names: one `run(config, workdir)` a file."""
+"""The jobs that a config can name: one `run(config, workdir)` a file."""

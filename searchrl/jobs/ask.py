@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A question in, its answer out, each turn told as it happens.
+"""A question in, its answer out, each turn printed as it happens.
 
-A policy of a run or of a model folder searches a corpus for it. What happens
-goes to stderr, the answer alone to stdout.
+The policy of a run or of a model folder searches a corpus for it. The turns go
+to stderr, the answer alone to stdout.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ def run(config, workdir: str) -> None:
 
   Raises:
     ValueError, FileNotFoundError: the config cannot be run.
-    SystemExit: no sample came to an answer.
+    SystemExit: no sample has an answer.
   """
   checks.check(config)
   if processes.count() > 1:
@@ -65,7 +65,7 @@ def run(config, workdir: str) -> None:
   trajectories = ask(
       sampler, params, options.question, search=search,
       samples=options.samples, temperature=options.temperature,
-      watch=Narrator(sampler.tokenizer, options.samples))
+      watch=TurnPrinter(sampler.tokenizer, options.samples))
   winner = vote(trajectories, _say)
   if winner is None:
     sys.exit('No answer: ' + ', '.join(sorted({
@@ -89,15 +89,15 @@ def corpus_file(config, run: str, workdir: pathlib.Path) -> pathlib.Path:
 def ask(sampler: Sampler, params, question: str, *, search: SearchFn,
         samples: int, temperature: float,
         watch: Callable[[Trajectory], None]) -> list[Trajectory]:
-  """Trajectories about one question; a single one is greedy.
+  """Samples trajectories for one question; a single one is greedy.
 
   Args:
-    player: the policy's surroundings.
+    sampler: rolls the question out.
     params: the policy.
-    question: as a person writes it; with the config's seed it names the
-      randomness.
-    search: what answers.
-    samples: how many.
+    question: as a person writes it; it seeds the samples, with the config's
+      seed.
+    search: the search engine.
+    samples: trajectories.
     temperature: of several samples.
     watch: as in `Sampler.rollout`.
   """
@@ -105,60 +105,61 @@ def ask(sampler: Sampler, params, question: str, *, search: SearchFn,
   return sampler.rollout(
       sampler.sync(params).weights,
       [Request(asked, sample) for sample in range(samples)],
-      search=telling(search, _say), reward=lambda trajectory: 0.0,
+      search=with_warnings(search, _say), reward=lambda trajectory: 0.0,
       outcome=lambda trajectory: 0.0, step=0, watch=watch,
       temperature=temperature if samples > 1 else 0.0).trajectories
 
 
-def telling(search: SearchFn, say: Callable[[str], None]) -> SearchFn:
-  """The same search, which says why it fails."""
-  def told(queries):
+def with_warnings(search: SearchFn, say: Callable[[str], None]) -> SearchFn:
+  """The same search; a line for each kind of failure goes to `say`."""
+  def search_and_warn(queries):
     results = search(queries)
     for error in dict.fromkeys(
         r for r in results if isinstance(r, SearchError)):
       say(f'Warning: a search failed: {plain(f"{error.kind} {error.detail}")}')
     return results
-  return wrapped.Wrapped(told, (search,))
+  return wrapped.Wrapped(search_and_warn, (search,))
 
 
-class Narrator:
-  """Says what has been added to a trajectory since it was last shown.
+class TurnPrinter:
+  """Prints what has been added to a trajectory since its last call.
 
   Args:
-    tokenizer: reads what the policy said.
-    samples: played side by side; of several each says which it is.
-    say: takes lines.
+    tokenizer: decodes the actions.
+    samples: trajectories side by side; of several, lines begin with a number.
+    say: receives lines.
   """
 
   def __init__(self, tokenizer, samples: int = 1,
                say: Callable[[str], None] = _say):
     self._tokenizer, self._samples, self._say = tokenizer, samples, say
-    self._told = {}  # sample -> parts of its trajectory that were said
+    self._printed = {}  # sample -> blocks of its trajectory already printed
 
   def __call__(self, trajectory: Trajectory) -> None:
-    parts = list(self._parts(trajectory))
-    told = self._told.get(trajectory.sample, 0)
-    if len(parts) < told:  # it is played again
-      self._say(f'{self._who(trajectory)}Again, for a search had failed.')
-      told = 0
-    for part in parts[told:]:
-      self._say(part)
-    self._told[trajectory.sample] = len(parts)
+    blocks = list(self._blocks(trajectory))
+    printed = self._printed.get(trajectory.sample, 0)
+    if len(blocks) < printed:  # it is sampled again
+      self._say(f'{self._label(trajectory)}Again, for a search had failed.')
+      printed = 0
+    for block in blocks[printed:]:
+      self._say(block)
+    self._printed[trajectory.sample] = len(blocks)
 
-  def _parts(self, trajectory: Trajectory):
+  def _blocks(self, trajectory: Trajectory):
     for number, turn in enumerate(trajectory.turns, start=1):
-      said = plain(self._tokenizer.decode(turn.action_tokens)).strip()
-      yield f'{self._who(trajectory)}Turn {number}\n' + _indented(said)
+      text = plain(self._tokenizer.decode(turn.action_tokens)).strip()
+      yield f'{self._label(trajectory)}Turn {number}\n' + _indented(text)
       if not turn.observation_tokens:
         continue
       if turn.action.kind == 'search':
         found = [passage_line(n, p) for n, p in enumerate(turn.passages, 1)]
-        yield self._who(trajectory) + 'Found\n' + _indented(
+        yield self._label(trajectory) + 'Found\n' + _indented(
             '\n'.join(found) or 'nothing')
       else:
-        yield f'{self._who(trajectory)}That was no action; the policy is told so.'
+        yield (f'{self._label(trajectory)}That was no action; the policy is '
+               'asked to retry.')
 
-  def _who(self, trajectory: Trajectory) -> str:
+  def _label(self, trajectory: Trajectory) -> str:
     return f'[{trajectory.sample + 1}] ' if self._samples > 1 else ''
 
 
@@ -170,10 +171,11 @@ def passage_line(number: int, passage: Passage) -> str:
   return f'{number}. {" ".join(plain(passage.title).split())}: {text}'
 
 
-def vote(trajectories: Sequence[Trajectory], say: Callable[[str], None]) -> str | None:
+def vote(trajectories: Sequence[Trajectory], say: Callable[[str], None]
+        ) -> str | None:
   """The most frequent answer, the earliest of equals; None if there is none.
 
-  Answers that differ in case, punctuation and articles alone are one.
+  Answers that differ only in case, punctuation and articles are one.
   """
   answers = [trajectory.answer for trajectory in trajectories]
   counts = collections.Counter(
@@ -194,7 +196,7 @@ def vote(trajectories: Sequence[Trajectory], say: Callable[[str], None]) -> str 
 
 def propose(file: pathlib.Path, corpus: corpora.Corpus, *, examples: str,
             run: str, own_corpus: str) -> None:
-  """Prints what could be asked, and the command that asks it.
+  """Prints questions that could be asked, and the command for it.
 
   Args:
     file: of the corpus.
@@ -222,7 +224,7 @@ def propose(file: pathlib.Path, corpus: corpora.Corpus, *, examples: str,
 
 
 def spread(questions: Sequence[Question]) -> list[Question]:
-  """A few questions, of each hop count in turn."""
+  """A few questions, from each hop count in turn."""
   by_hops = collections.defaultdict(list)
   for question in questions:
     by_hops[question.hops].append(question)
@@ -232,7 +234,7 @@ def spread(questions: Sequence[Question]) -> list[Question]:
 
 
 def plain(text: str) -> str:
-  """Text that a terminal shows and does not obey."""
+  """The text without control characters for the terminal."""
   return ''.join(c if c.isprintable() or c == '\n' else ' ' for c in text)
 
 

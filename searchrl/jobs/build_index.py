@@ -34,7 +34,11 @@ _FREE = ('build', 'scann.leaves', 'scann.part_rows', 'scann.soar', 'hnsw.links',
 
 
 def run(config, workdir: str) -> None:
-  """Builds what is missing of an index in `workdir`.
+  """Builds the index in `workdir`, as far as it is missing.
+
+  Args:
+    config: see configs/build_index.py.
+    workdir: gets vectors/, and a folder for each index built from them.
 
   Raises:
     FileNotFoundError, ValueError: the index cannot be built as configured.
@@ -69,7 +73,7 @@ def run(config, workdir: str) -> None:
 
 
 def _encoder(config, corpus) -> tuple[dense.EncodeFn, dict[str, Any], int]:
-  """The encoder, what the manifest says of it, and the width of its vectors."""
+  """The encoder, its record for the manifest, the width of its vectors."""
   options = config.encoder.to_dict()
   path = options.pop('path')
   if path:
@@ -95,7 +99,7 @@ def _build(config, folder: pathlib.Path, store: vector_store.Store, corpus,
 
 
 def _queries(options, corpus, encode: dense.EncodeFn) -> np.ndarray:
-  """Vectors to measure recall by: of questions, or of passages' first words."""
+  """Query vectors for recall: of questions, or of passages' first words."""
   if options.queries:
     texts = [q.text for q in questions_lib.read(options.queries)]
     texts = texts[:options.count]

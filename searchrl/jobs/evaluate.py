@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The evaluation job: a run or a model folder in, its table and records out."""
+"""Evaluates a policy: a run or a model folder in, a table and records out."""
 
 import pathlib
 
@@ -17,6 +17,10 @@ from searchrl.runtime import workdir as workdirs
 
 def run(config, workdir: str) -> None:
   """Evaluates a model folder or a run's newest checkpoint; prints the table.
+
+  Args:
+    config: see configs/evaluate.py.
+    workdir: gets table.json and records.jsonl.
 
   Raises:
     ValueError, FileNotFoundError: the config cannot be evaluated.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluates a search engine without a policy: its answer recall.
 
-The text of a question is its query, so a question of several hops finds its
-answer by luck alone; what an agent finds by its own queries is another number,
+The text of a question is the query, so a question of several hops finds its
+answer only by luck; what an agent finds by its own queries is another number,
 `search/answer_in_context_rate` of training and evaluation.
 """
 
@@ -22,6 +22,10 @@ from searchrl.trajectory import Question, SearchFn
 
 def run(config, workdir: str) -> None:
   """Prints recall by set and hops, and writes it to retrieval.json.
+
+  Args:
+    config: see configs/evaluate_search.py.
+    workdir: gets retrieval.json.
 
   Raises:
     ValueError: there are no questions.
@@ -49,9 +53,9 @@ def recall_by_hops(questions: Sequence[Question], search: SearchFn,
   for question in questions:
     by_hops[question.hops].append(question)
   rows = []
-  for hops, asked in sorted(by_hops.items()):
+  for hops, group in sorted(by_hops.items()):
     found = ir_metrics.answers(
-        search, asked, top_ks=top_ks, normalise=rewards.normalise)
-    rows.append({'hops': hops, 'n': len(asked)} | {
+        search, group, top_ks=top_ks, normalise=rewards.normalise)
+    rows.append({'hops': hops, 'n': len(group)} | {
         key.removeprefix('retrieval/'): x for key, x in found.items()})
   return rows

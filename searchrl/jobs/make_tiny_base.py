@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the tiny base model of the embedded default, tokenizer included.
 
-A Qwen2 language model is trained on lessons about generated worlds. One run,
-any number of interruptions: it resumes from its own checkpoints.
+A Qwen2 language model is trained on lessons about generated worlds. A run that
+was killed resumes from its newest checkpoint.
 """
 
 import json
@@ -73,7 +73,7 @@ def make_tokenizer(folder: pathlib.Path, *, vocab_size: int, worlds: int,
   """A byte-level BPE in the format of Qwen2's, trained on generated text.
 
   The dialogue's tags are ordinary added tokens, one id each; every other byte
-  sequence can be written, too. A folder that holds one is left as it is.
+  sequence has ids, too. A folder that holds a tokenizer is left as it is.
   """
   if (folder / 'tokenizer.json').exists():
     return
@@ -164,7 +164,7 @@ def _lessons(tokenizer, seed: int, counts: dict[str, Any]):
 
 
 def echoes(count: int, vocab_size: int, rng):
-  """Random ids, repeated again and again: nothing but copying predicts them."""
+  """Random ids, repeated again and again: only copying predicts them."""
   documents = []
   for _ in range(count):
     motif = rng.integers(0, vocab_size, rng.integers(8, 40))

@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A config and a kind of device in, what a run will hold in memory out.
+"""Plans memory: a config and a kind of device in, bytes a device out.
 
-Nothing is allocated and no weight is read: shapes and shardings say what
-arrays take, and the compiler, where there is one for the device, what the
-update takes besides. A compiled figure is exact; an estimate says so.
+Nothing is allocated and no weight is read: the sizes of arrays follow from
+shapes and shardings, those of the update from the compiler, if there is one for
+the device. A compiled figure is exact; an estimate is marked as one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Plan:
 
 
 def run(config, workdir: str) -> None:
-  """Prints whether the config fits config.plan.devices, and what takes how much.
+  """Prints whether the config fits config.plan.devices, and a table of sizes.
 
   Raises:
     ValueError: the config cannot be run there at all.
@@ -107,7 +107,7 @@ def describe(plan: Plan) -> str:
   rows = [{'a device holds': name, 'GiB': f'{size / GIB:.2f}'}
           for name, size in plan.holds.items()]
   rows += [
-      {'a device holds': 'rollouts: weights handed over, logits (estimated)',
+      {'a device holds': 'rollouts: weight sync, logits (estimated)',
        'GiB': f'{plan.rollouts / GIB:.2f}'},
       {'a device holds': f'or update: gradients, activations ({how})',
        'GiB': f'{plan.update / GIB:.2f}'},
@@ -116,7 +116,7 @@ def describe(plan: Plan) -> str:
   share = plan.peak / plan.available
   verdict = f'It fits: {share:.0%} of the memory.' if plan.fits else (
       f'It does not fit: {share:.0%} of the memory, and at most {_ROOM:.0%} '
-      'should be taken. For rollouts, more rollout.tensor, fewer rollout.slots, '
+      'should be used. For rollouts, more rollout.tensor, fewer rollout.slots, '
       "rollout.dtype='bfloat16' help; for updates, more mesh.fsdp, learner."
       "remat='nothing', learner.dtype='bfloat16', model.lora.rank; for both, "
       'more devices.')
@@ -125,7 +125,7 @@ def describe(plan: Plan) -> str:
 
 
 def compiled_bytes(learner: learners.Learner, rows: int) -> float:
-  """What the compiled update takes on a device besides its state."""
+  """Bytes that the compiled update takes on a device besides its state."""
   arguments = learner.abstract_update(rows)
   program = learner.train_step.update.lower(*arguments).compile()
   found = program.memory_analysis()
@@ -133,7 +133,7 @@ def compiled_bytes(learner: learners.Learner, rows: int) -> float:
 
 
 def estimated_bytes(learner: learners.Learner, rows: int) -> float:
-  """A guess at the same, from shapes; within about a third for large models.
+  """An estimate of the same, from shapes; within a third for large models.
 
   Gradients; the whole gradient of each embedding, which the compiler gathers;
   what the layers save, the layer being computed, and two layers' weights
@@ -163,7 +163,7 @@ def estimated_bytes(learner: learners.Learner, rows: int) -> float:
 
 
 def _devices(config):
-  """The kind of device, a mesh of them, real, to compile for, or of numbers."""
+  """The kind of device, a mesh (real, to compile for, or abstract), a name."""
   if not config.plan.devices:
     local = jax.devices()
     stats = local[0].memory_stats() or {}
@@ -183,7 +183,7 @@ def _host_memory() -> int:
 
 
 def _learner(config, shape, mesh, kind) -> learners.Learner:
-  """The run's learner, with the attention that its platform would choose."""
+  """The run's learner, with the attention that its platform would use."""
   platform = 'tpu' if kind.torus is not None else 'gpu'
   if isinstance(mesh, jax.sharding.Mesh):
     platform = mesh.devices.flat[0].platform
@@ -198,7 +198,7 @@ def _learner(config, shape, mesh, kind) -> learners.Learner:
 
 def _holds(config, shape, learner, mesh, here, processes: int
           ) -> dict[str, float]:
-  """Arrays that stay, by what they are."""
+  """Bytes of the arrays that stay in memory, by what they hold."""
   state = learner.train_step.abstract_state()
   holds = {}
   for network, trained in state.items():
@@ -234,6 +234,6 @@ def _bytes_on(mesh, tree: Any, axes: Any) -> float:
 
 
 def bytes_of(tree: Any) -> float:
-  """Bytes a device of arrays that know their sharding."""
+  """Bytes a device of arrays with shardings."""
   return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
              for x in jax.tree.leaves(tree))

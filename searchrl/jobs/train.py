@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The training job: a config in, a trained policy and the record of it out."""
+"""Trains a policy by RL: a config in, a model and the record of its run out."""
 
 import contextlib
 import dataclasses
@@ -19,10 +19,14 @@ from searchrl.runtime import processes
 
 
 def run(config, workdir: str) -> None:
-  """Trains; the same call goes on where an earlier one stopped.
+  """Trains; the same call resumes a run that was stopped.
 
-  On many hosts every process calls it, on a file system that they share; the
-  first one writes and prints for all.
+  On many hosts every process calls it, on a shared file system; the first
+  process writes and prints for all.
+
+  Args:
+    config: one of the recipes in configs/.
+    workdir: of the run; see docs/run_folder.md.
   """
   folder = pathlib.Path(workdir)
   experiment = build.build(config, folder)
@@ -62,7 +66,7 @@ def run(config, workdir: str) -> None:
 
 def evaluate(experiment: build.Experiment, params, name: str,
              folder: pathlib.Path, writer: metrics.Writer, step: int) -> None:
-  """Evaluates once under each name, and never again after a resume."""
+  """Evaluates once under each name, and not again after a resume."""
   if not experiment.cases:
     return
   folder = folder / 'evaluation' / name

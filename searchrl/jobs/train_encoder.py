@@ -104,7 +104,7 @@ def _fresh(tokenizer: pathlib.Path, length: int, seed: int, **shape):
 
 
 def _tokenizer_texts(source_of: SourceOf, count: int) -> Iterable[str]:
-  """The texts of some sources; the prefixes are learned as words, too."""
+  """The texts of some sources, with prefixes, which become words, too."""
   return (encoders.QUERY_PREFIX + encoders.PASSAGE_PREFIX + text
           for i in range(count) for text in source_of(i).texts)
 
@@ -139,7 +139,7 @@ def make_tokenizer(folder: pathlib.Path, vocab_size: int,
 
 
 def _wordpiece(model) -> tokenizers.Tokenizer:
-  """A tokenizer that sees text as BERT's uncased ones do."""
+  """A tokenizer that normalises text as BERT's uncased ones do."""
   result = tokenizers.Tokenizer(model)
   result.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
   result.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
@@ -190,7 +190,7 @@ def fit(params, shape: encoders.EncoderConfig, tokenizer: pathlib.Path,
 
 def _contrastive_loss(shape: encoders.EncoderConfig, temperature: float
                      ) -> supervised.Loss:
-  """The mean of the queries' losses, and the share that finds its passage."""
+  """The mean loss of the queries, and the share that finds its passage."""
   def loss(params, arrays):
     queries, passages = (
         encoders.embed(params, arrays[f'{kind}_tokens'],
