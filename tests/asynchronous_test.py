@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""asynchronous: which policy samples which step, and that nothing waits for ever."""
+"""asynchronous: which policy samples which step; nothing waits for ever."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ from searchrl.rollouts import weight_sync
 
 
 def record(synced, progress, policy_step):
-  """A step that remembers who sampled it, and moves the sampling on."""
+  """The data of a step, with the policy and weights that sampled it."""
   return collect.Collected(
       groups=[], trajectories=[], metrics={
           'weights': synced.weights, 'step': progress.step,
@@ -41,7 +41,7 @@ def rollouts(collected=record, **options):
 
 
 def run(source, steps, start=0):
-  """What each step was given, training between them."""
+  """What each step takes, with an update between them."""
   progress = collect.Progress(step=start, rollouts=10 * start, silent_steps=3)
   seen = []
   with contextlib.closing(source):
@@ -64,7 +64,7 @@ def test_a_step_is_sampled_by_the_policy_of_so_many_steps_ago(staleness):
   assert [found[:3] for found in seen] == [
       (f'copy of policy {max(n - staleness, 0)}', n, max(n - staleness, 0))
       for n in range(6)]
-  # What a sync moved is told by one step, the first with those weights.
+  # One step counts the bytes of a sync: the first with those weights.
   assert [found[3] for found in seen] == [
       8 if n == 0 or n > staleness else 0 for n in range(6)]
 
@@ -76,7 +76,7 @@ def test_a_resumed_run_begins_with_the_policy_it_stopped_at():
 
 
 def test_sampling_goes_on_while_the_learner_trains():
-  """Step 1 is being sampled when step 0 is handed out, and not waited for."""
+  """Step 1 is being sampled when step 0 is returned, and not waited for."""
   let_go, begun = threading.Event(), threading.Event()
 
   def slow(synced, progress, policy_step):
@@ -85,7 +85,8 @@ def test_sampling_goes_on_while_the_learner_trains():
       assert let_go.wait(60)
     return record(synced, progress, policy_step)
 
-  with contextlib.closing(rollouts(slow, max_staleness=1, last_step=3)) as source:
+  with contextlib.closing(
+      rollouts(slow, max_staleness=1, last_step=3)) as source:
     source.take('policy 0', collect.Progress())
     assert begun.wait(60)
     let_go.set()
@@ -99,7 +100,8 @@ def test_what_goes_wrong_is_raised_and_closing_does_not_hang():
       raise ValueError('no such question')
     return record(synced, progress, policy_step)
 
-  with contextlib.closing(rollouts(fails, max_staleness=2, last_step=9)) as source:
+  with contextlib.closing(
+      rollouts(fails, max_staleness=2, last_step=9)) as source:
     source.take('policy 0', collect.Progress())
     with pytest.raises(ValueError, match='no such question'):
       source.take('policy 1', collect.Progress(step=1))
@@ -123,7 +125,8 @@ def test_where_it_cannot_work_it_is_refused(tmp_path, config, message):
 
 
 @pytest.mark.slow
-def test_two_runs_ahead_are_equal_and_every_step_counts_its_own_searches(tmp_path):
+def test_asynchronous_runs_are_equal_and_steps_count_their_own_searches(
+    tmp_path):
   for name in ('one', 'two'):
     loopback.run(
         1, 'searchrl.main', '--config=configs/grpo.py:smoke',
@@ -136,13 +139,14 @@ def test_two_runs_ahead_are_equal_and_every_step_counts_its_own_searches(tmp_pat
   for step, policy in ((1, 0), (2, 0), (3, 1), (4, 2)):
     file = tmp_path / 'one' / f'trajectories/step_{step:06d}.jsonl.gz'
     trajectories = [json.loads(line) for line in
-             gzip.decompress(file.read_bytes()).splitlines()]
-    assert {trajectory['policy_step'] for trajectory in trajectories} == {policy}
-    line = train_test.lines(tmp_path / 'one')[step]
+                    gzip.decompress(file.read_bytes()).splitlines()]
+    assert {t['policy_step'] for t in trajectories} == {policy}
+    line = train_test.lines(tmp_path / 'one')[step - 1]
+    assert line['training/global_step'] == step
     searched = [turn for t in trajectories for turn in t['turns']
                 if turn['action']['kind'] == 'search'
                 and turn['observation_tokens']]
-    # Counts are those of the step's own trajectories, whoever sampled when.
+    # Counts are those of the step's own trajectories, whenever sampled.
     assert not any(t['retries'] for t in trajectories)
     assert line['search/queries'] == sum(
         len(turn['action']['texts']) for turn in searched) > 0

@@ -106,9 +106,10 @@ class Impatient(fakes.Sampler):
 def test_a_step_may_end_with_its_batch_full_and_others_unfinished():
   outcomes = [(0, 1), (0, 0), (1, 0), (0, 1), (0, 1)]
   found = counts(outcomes, questions=2, keep=algorithms.keep_mixed,
-                 max_rounds=3, end_when_full=True, sampler=Impatient(lambda n, sample: outcomes[n][sample]))
+                 max_rounds=3, end_when_full=True,
+                 sampler=Impatient(lambda n, sample: outcomes[n][sample]))
   assert found['data/groups_trained'] == 2
-  # 2 asked: one mixed. Then 2 asked, of which one was needed and played.
+  # 2 asked: one mixed. Then 2 asked, of which one was needed and sampled.
   assert found['data/groups_asked'] == 3
   assert found['data/groups_carried_out'] == 0
 

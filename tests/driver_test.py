@@ -25,7 +25,8 @@ from searchrl.trajectory import Action, Passage, Request, SearchError
 TOKENIZER = tiny.Tokenizer()
 DIALOGUE = dialogues.tags('q: {question}\n')
 BUDGETS = driver.Budgets(max_turns=3, max_turn_tokens=40, max_prompt_tokens=30,
-                          passage_tokens=40, top_k=2)
+                         passage_tokens=40, top_k=2)
+
 
 def search_for(query, chatter=''):
   return f'{chatter}<search> {query} </search>'
@@ -39,7 +40,7 @@ def requests_of(script):
   return [Request(tiny.question(uid), sample) for uid, sample in script]
 
 
-def play(script, *, engine=None, search=None, dialogue=DIALOGUE,
+def rollout(script, *, engine=None, search=None, dialogue=DIALOGUE,
          schedule=driver.Schedule(), **options):
   """The trajectories of a script, and a check that nothing is left unread."""
   engine = engine or fakes.Engine(script)
@@ -53,19 +54,19 @@ def play(script, *, engine=None, search=None, dialogue=DIALOGUE,
   return trajectories
 
 
-def play_one(*said, **options):
-  (trajectory,) = play({('u', 0): said}, **options)
+def rollout_one(*actions, **options):
+  (trajectory,) = rollout({('u', 0): actions}, **options)
   return trajectory
 
 
 def texts(trajectory):
-  """What was said and what was shown, in turn."""
+  """Each action and its observation, in turn."""
   return [TOKENIZER.decode(ids) for turn in trajectory.turns
           for ids in (turn.action_tokens, turn.observation_tokens)]
 
 
 def test_a_search_and_an_answer():
-  trajectory = play_one(search_for('cat'), answer('here'))
+  trajectory = rollout_one(search_for('cat'), answer('here'))
   assert trajectory.stop_reason == 'answer'
   assert trajectory.answer == 'here' and trajectory.searches == 1
   assert TOKENIZER.decode(trajectory.prompt_tokens) == 'q: where?\n'
@@ -78,43 +79,47 @@ def test_a_search_and_an_answer():
   assert len(sampled) and (sampled < 0).all()
 
 
-def test_a_turn_knows_how_many_of_its_passages_were_cut():
+def test_a_turn_counts_its_passages_that_were_cut():
   dialogue = dataclasses.replace(DIALOGUE, parse=several)
-  trajectory = play_one(search_for('a|' + 'x' * 40), search_for('b'), answer('c'),
-                  dialogue=dialogue)  # at 40 tokens a passage
+  trajectory = rollout_one(
+      search_for('a|' + 'x' * 40), search_for('b'), answer('c'),
+      dialogue=dialogue)  # at 40 tokens a passage
   assert [len(t.passages) for t in trajectory.turns] == [2, 1, 0]
   assert [t.passages_cut for t in trajectory.turns] == [1, 0, 0]
 
 
 def test_a_search_in_the_last_turn_is_not_carried_out():
   search = fakes.Search()
-  trajectory = play_one(search_for('a'), search_for('b'), search=search, max_turns=2)
+  trajectory = rollout_one(
+      search_for('a'), search_for('b'), search=search, max_turns=2)
   assert trajectory.stop_reason == 'turn_limit'
   assert search.calls == [['a']]
   assert not trajectory.turns[-1].observation_tokens
   assert trajectory.answer is None and trajectory.searches == 1
 
 
-def test_an_invalid_action_is_told_so_and_counts_as_a_turn():
-  trajectory = play_one('nonsense', answer('here'))
+def test_an_invalid_action_gets_the_retry_sentence_and_counts_as_a_turn():
+  trajectory = rollout_one('nonsense', answer('here'))
   assert trajectory.stop_reason == 'answer'
   assert [t.action.kind for t in trajectory.turns] == ['invalid', 'answer']
   assert texts(trajectory)[1] == DIALOGUE.invalid
   assert trajectory.searches == 0
-  trajectory = play_one('nonsense', 'more', 'still', max_turns=3)
+  trajectory = rollout_one('nonsense', 'more', 'still', max_turns=3)
   assert trajectory.stop_reason == 'turn_limit'
   assert texts(trajectory)[1::2] == [DIALOGUE.invalid] * 2 + ['']
 
 
 def test_an_action_cut_by_its_budget_is_invalid():
-  trajectory = play_one(search_for('cat' * 9), answer('x'), max_turn_tokens=10)
+  trajectory = rollout_one(
+      search_for('cat' * 9), answer('x'), max_turn_tokens=10)
   assert [t.action.kind for t in trajectory.turns] == ['invalid', 'answer']
   assert len(trajectory.turns[0].action_tokens) == 10
 
 
 def test_an_observation_that_does_not_fit_ends_the_trajectory():
-  trajectory = play_one(search_for('cat'),
-                  engine=fakes.Engine({('u', 0): [search_for('cat')]}, length=40))
+  trajectory = rollout_one(
+      search_for('cat'),
+      engine=fakes.Engine({('u', 0): [search_for('cat')]}, length=40))
   assert trajectory.stop_reason == 'length_limit'
   assert not trajectory.turns[-1].observation_tokens  # the policy never saw it
   assert len(trajectory.tokens) <= 40
@@ -123,9 +128,11 @@ def test_an_observation_that_does_not_fit_ends_the_trajectory():
 def test_a_prompt_that_fills_its_slot_ends_at_once():
   length = len(TOKENIZER.encode(DIALOGUE.prompt('where?')))
   script = {('u', 0): [answer('x')], ('u', 1): [answer('x')]}
-  trajectories = play(script, engine=fakes.Engine(script, slots=1, length=length))
-  assert {g.stop_reason for g in trajectories} == {'length_limit'}
-  assert all(not g.turns and len(g.prompt_tokens) == length for g in trajectories)
+  trajectories = rollout(
+      script, engine=fakes.Engine(script, slots=1, length=length))
+  assert {t.stop_reason for t in trajectories} == {'length_limit'}
+  assert all(not t.turns and len(t.prompt_tokens) == length
+             for t in trajectories)
 
 
 def test_a_slot_filled_by_a_search_takes_nothing_from_its_neighbours():
@@ -134,8 +141,9 @@ def test_a_slot_filled_by_a_search_takes_nothing_from_its_neighbours():
             ('next', 3): [search_for('cat'), answer('here')]}
   length = prompt + len(TOKENIZER.encode(script['full', 0][0]))
   search = fakes.Search()
-  trajectories = play(script, engine=fakes.Engine(script, length=length), search=search,
-               passage_tokens=0)
+  trajectories = rollout(
+      script, engine=fakes.Engine(script, length=length), search=search,
+      passage_tokens=0)
   assert search.calls == [['cat']]
   assert trajectories[0].stop_reason == 'length_limit'
   assert trajectories[0].turns[0].action.kind == 'search'
@@ -145,16 +153,16 @@ def test_a_slot_filled_by_a_search_takes_nothing_from_its_neighbours():
 def test_a_failed_search_is_an_outcome_and_never_text():
   script = {('u', 0): [search_for('cat'), search_for('fail')],
             ('v', 0): [search_for('dog'), answer('here')]}
-  failed, fine = play(script)
+  failed, fine = rollout(script)
   assert failed.stop_reason == 'search_error'
   assert failed.turns[-1].action == Action('search', ('fail',))
   assert failed.search_error == SearchError('timeout', 'after 3 s')
   assert not failed.turns[-1].observation_tokens
   assert not failed.turns[-1].passages
   assert fine.stop_reason == 'answer'
-  said = ''.join(texts(failed) + texts(fine))
-  assert 'timeout' not in said and 'after 3 s' not in said
-  assert 'dog of v' in said
+  shown = ''.join(texts(failed) + texts(fine))
+  assert 'timeout' not in shown and 'after 3 s' not in shown
+  assert 'dog of v' in shown
 
 
 def several(text):
@@ -171,12 +179,14 @@ def test_several_queries_are_answered_in_their_order():
             ('u', 3): [search_for('d'), answer('x')],
             ('u', 6): [search_for('e|fail|f'), answer('x')]}
   search = fakes.Search()
-  trajectories = play(script, engine=fakes.Engine(script, slots=3), search=search,
-               dialogue=dialogue, passage_tokens=12)
+  trajectories = rollout(
+      script, engine=fakes.Engine(script, slots=3), search=search,
+      dialogue=dialogue, passage_tokens=12)
   assert search.calls == [['a', 'b', 'c', 'd', 'e', 'fail', 'f']]  # one call
-  assert [[p.id for p in g.turns[0].passages] for g in trajectories] == [
+  assert [[p.id for p in t.turns[0].passages] for t in trajectories] == [
       ['a', 'b', 'c'], ['d'], []]
-  assert [g.stop_reason for g in trajectories] == ['answer', 'answer', 'search_error']
+  assert [t.stop_reason for t in trajectories] == [
+      'answer', 'answer', 'search_error']
   shown = texts(trajectories[0])[1]
   assert [shown.find(f'Doc {n}(') for n in (1, 2, 3)] == sorted(
       shown.find(f'Doc {n}(') for n in (1, 2, 3))
@@ -197,14 +207,15 @@ def long_script(rows=17):
 @pytest.fixture(scope='module')
 def by_one_slot():
   script = long_script()
-  return play(script, engine=fakes.Engine(script, slots=1, length=150), max_turns=4)
+  return rollout(
+      script, engine=fakes.Engine(script, slots=1, length=150), max_turns=4)
 
 
 @pytest.mark.parametrize('slots', [2, 3, 5, 16, 30])
 def test_slots_change_nothing_about_the_trajectories(slots, by_one_slot):
   script = long_script()
   engine = fakes.Engine(script, slots=slots, length=150)
-  assert play(script, engine=engine, max_turns=4) == by_one_slot
+  assert rollout(script, engine=engine, max_turns=4) == by_one_slot
   # First come, first served: slots from the lowest, requests in their order.
   fresh = [feed for feed in engine.feeds if feed.fresh]
   assert [engine.name(feed)[:2] for feed in fresh] == list(script)
@@ -212,20 +223,22 @@ def test_slots_change_nothing_about_the_trajectories(slots, by_one_slot):
 
 
 def test_that_script_ends_in_every_way(by_one_slot):
-  assert {g.stop_reason for g in by_one_slot} == set(
+  assert {t.stop_reason for t in by_one_slot} == set(
       trajectory_lib.STOP_REASONS)
 
 
-def test_a_prompt_above_the_limit_is_refused_before_anything_is_played():
+def test_a_prompt_above_the_limit_is_refused_before_anything_is_sampled():
   with pytest.raises(ValueError, match="max_prompt_tokens=4 tokens, but that "
                                        "of question 'u' has 10"):
-    play_one(answer('x'), max_prompt_tokens=4)
-  assert play({}) == []
+    rollout_one(answer('x'), max_prompt_tokens=4)
+  assert rollout({}) == []
 
 
-SCHEDULES = [driver.Schedule(), driver.Schedule(decodes_in_flight=1),
-           driver.Schedule('arrival'), driver.Schedule('arrival', decodes_in_flight=1),
-           driver.Schedule('arrival', decodes_in_flight=1, search_calls=1)]
+SCHEDULES = [
+    driver.Schedule(), driver.Schedule(decodes_in_flight=1),
+    driver.Schedule('arrival'),
+    driver.Schedule('arrival', decodes_in_flight=1),
+    driver.Schedule('arrival', decodes_in_flight=1, search_calls=1)]
 
 
 @pytest.mark.parametrize('schedule', SCHEDULES)
@@ -240,20 +253,19 @@ def test_admission_changes_nothing_about_the_trajectories(
     return fakes.Search()(queries)
 
   engine = fakes.Engine(script, slots=slots, length=150)
-  assert play(script, engine=engine, search=slow, schedule=schedule,
-              max_turns=4) == by_one_slot
+  assert rollout(script, engine=engine, search=slow, schedule=schedule,
+                 max_turns=4) == by_one_slot
 
 
 @pytest.mark.parametrize('schedule', SCHEDULES)
-def test_a_watcher_sees_every_trajectory_grow(schedule):
+def test_a_watcher_receives_every_trajectory_as_it_grows(schedule):
   script, seen = long_script(30), collections.defaultdict(list)
   trajectories, _ = driver.run(
       requests_of(script),
       engine=fakes.Engine(script, slots=4, length=150), search=fakes.Search(),
       dialogue=DIALOGUE, tokenizer=TOKENIZER, budgets=BUDGETS,
-      step=fakes.STEP, policy_step=5,
-      schedule=schedule,
-      watch=lambda trajectory: seen[trajectory.question.uid, trajectory.sample].append(trajectory))
+      step=fakes.STEP, policy_step=5, schedule=schedule,
+      watch=lambda grown: seen[grown.question.uid, grown.sample].append(grown))
   for trajectory in trajectories:
     stages = seen[trajectory.question.uid, trajectory.sample]
     assert stages[-1] == trajectory
@@ -268,7 +280,7 @@ def test_a_watcher_sees_every_trajectory_grow(schedule):
 
 
 @pytest.mark.parametrize('schedule', SCHEDULES[:2])
-def test_a_deterministic_course_is_taken_again_however_slow_the_search(schedule):
+def test_a_deterministic_schedule_is_repeated_however_slow_the_search(schedule):
   script = long_script(30)
 
   def feeds(secs):
@@ -278,7 +290,8 @@ def test_a_deterministic_course_is_taken_again_however_slow_the_search(schedule)
       time.sleep(secs * len(queries))
       return fakes.Search()(queries)
 
-    play(script, engine=engine, search=search, schedule=schedule, max_turns=4)
+    rollout(script, engine=engine, search=search, schedule=schedule,
+            max_turns=4)
     return engine.feeds
 
   assert feeds(0) == feeds(0.003)
@@ -286,20 +299,21 @@ def test_a_deterministic_course_is_taken_again_however_slow_the_search(schedule)
 
 def test_slots_decode_while_others_search():
   script = {('slow', 0): [search_for('cat'), answer('x')],
-            ('talks', 1): [search_for('dog'), answer('here')]}
+            ('other', 1): [search_for('dog'), answer('here')]}
   engine, released = fakes.Engine(script), threading.Event()
 
   def search(queries):
     if queries[0].text == 'cat':
       assert released.wait(5)
     else:
-      released.set()  # the second was heard while the first still searched
+      released.set()  # the second searches while the first still does
     return fakes.Search()(queries)
 
-  # The second speaks later than the first (see `Scripted`).
-  trajectories = play(script, engine=engine, search=search,
-               schedule=driver.Schedule('arrival', search_timeout_secs=4))
-  assert [g.stop_reason for g in trajectories] == ['answer', 'answer']
+  # The second acts later than the first (see `fakes.Engine`).
+  trajectories = rollout(
+      script, engine=engine, search=search,
+      schedule=driver.Schedule('arrival', search_timeout_secs=4))
+  assert [t.stop_reason for t in trajectories] == ['answer', 'answer']
 
 
 @pytest.mark.parametrize('schedule', SCHEDULES[:4])
@@ -314,36 +328,37 @@ def test_a_search_that_raises_or_hangs_ends_only_its_trajectories(
     fault()
     return fakes.Search()(queries)
 
-  failed, fine = play(script, search=search, schedule=schedule)
+  failed, fine = rollout(script, search=search, schedule=schedule)
   assert failed.stop_reason == 'search_error'
   assert failed.search_error.kind == kind and failed.search_error.detail
   assert not failed.turns[-1].observation_tokens
   assert fine.stop_reason == 'answer'
-  said = ''.join(texts(failed) + texts(fine))
-  assert kind not in said and 'division' not in said
+  shown = ''.join(texts(failed) + texts(fine))
+  assert kind not in shown and 'division' not in shown
 
 
-def test_play_ends_when_there_is_enough():
+def test_a_rollout_ends_when_there_is_enough():
   script = long_script(30)
   engine = fakes.Engine(script, slots=5, length=150)
-  whole = play(script, engine=fakes.Engine(script, slots=5, length=150))
+  whole = rollout(script, engine=fakes.Engine(script, slots=5, length=150))
   trajectories, _ = driver.run(
       requests_of(script), engine=engine,
-      search=fakes.Search(), dialogue=DIALOGUE, tokenizer=TOKENIZER, budgets=BUDGETS,
-      step=fakes.STEP, policy_step=5,
+      search=fakes.Search(), dialogue=DIALOGUE, tokenizer=TOKENIZER,
+      budgets=BUDGETS, step=fakes.STEP, policy_step=5,
       enough=lambda finished: len(finished) >= 7)
-  kept = [g for g in trajectories if g is not None]
+  kept = [t for t in trajectories if t is not None]
   assert len(trajectories) == 30 and 7 <= len(kept) < 12
-  assert kept == [w for w, g in zip(whole, trajectories) if g is not None]
-  assert not engine._speaking and not engine._decoded
+  assert kept == [w for w, t in zip(whole, trajectories) if t is not None]
+  assert not engine._decoding and not engine._decoded
 
 
 @pytest.mark.parametrize('bad, message', [
     (dict(admission='auto'), "rollout.admission must be one of"),
-    (dict(decodes_in_flight=2), 'rollout.decodes_in_flight must be 0 or 1, but is 2'),
+    (dict(decodes_in_flight=2),
+     'rollout.decodes_in_flight must be 0 or 1, but is 2'),
     (dict(search_timeout_secs=0), 'search_timeout_secs must be above 0'),
     (dict(search_calls=0), 'search_calls must be at least 1')])
-def test_a_course_that_leads_nowhere_is_refused(bad, message):
+def test_a_schedule_without_an_end_is_refused(bad, message):
   with pytest.raises(ValueError, match=message):
     driver.Schedule(**bad)
 
@@ -357,11 +372,11 @@ class Recording:
     self.seen = {}  # (uid, sample) -> ids
     self._names = {engines.row_ids(2, uid, sample, turn): (uid, sample)
                    for uid in uids for sample in range(4) for turn in range(4)}
-    self._playing = {}
+    self._names_by_slot = {}
 
   def append(self, feeds):
     for feed in feeds:
-      name = self._playing[feed.slot] = self._names[tuple(feed.row_ids)]
+      name = self._names_by_slot[feed.slot] = self._names[tuple(feed.row_ids)]
       assert feed.fresh == (name not in self.seen)
       self.seen.setdefault(name, []).extend(feed.tokens)
     self._engine.append(feeds)
@@ -371,8 +386,8 @@ class Recording:
 
   def read(self):
     stopped = self._engine.read()
-    for said in stopped:
-      self.seen[self._playing[said.slot]].extend(said.tokens)
+    for turn in stopped:
+      self.seen[self._names_by_slot[turn.slot]].extend(turn.tokens)
     return stopped
 
   def used(self, slot):
@@ -414,7 +429,8 @@ def garbage():
                                   passage_tokens=14),
       step=2, policy_step=2)
   batch = trajectory_lib.pack(
-      [dataclasses.replace(g, reward=0.0, outcome_reward=0.0) for g in trajectories],
+      [dataclasses.replace(t, reward=0.0, outcome_reward=0.0)
+       for t in trajectories],
       group_ids=range(len(trajectories)), policy_step=2, length=length)
   return trajectories, recording.seen, batch, params
 
@@ -422,9 +438,10 @@ def garbage():
 def test_trained_ids_are_the_prompt_and_every_turn_as_the_engine_saw_them(
     garbage):
   trajectories, seen, batch, _ = garbage
-  assert {g.stop_reason for g in trajectories} == {'answer', 'turn_limit'}
+  assert {t.stop_reason for t in trajectories} == {'answer', 'turn_limit'}
   for row, trajectory in enumerate(trajectories):
-    assert list(trajectory.tokens) == seen[trajectory.question.uid, trajectory.sample]
+    name = trajectory.question.uid, trajectory.sample
+    assert list(trajectory.tokens) == seen[name]
     assert trajectory.prompt_tokens == TOKENIZER.encode(
         DIALOGUE.prompt(trajectory.question.text))
     ids = list(trajectory.prompt_tokens)
@@ -485,7 +502,8 @@ def test_ids_never_change_between_turns(cases):
                                   passage_tokens=14, max_prompt_tokens=60))
   drifted, fed = 0, 0
   for trajectory in trajectories:
-    assert list(trajectory.tokens) == recording.seen[trajectory.question.uid, trajectory.sample]
+    name = trajectory.question.uid, trajectory.sample
+    assert list(trajectory.tokens) == recording.seen[name]
     fed += len(trajectory.tokens) - 1  # each is cached once, but the last
     drifted += any(t.action_tokens != TOKENIZER.encode(TOKENIZER.decode(
         t.action_tokens)) for t in trajectory.turns)

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins that tests share: a scripted engine, a search, a stream, a sampler."""
+"""Stand-ins that tests share: a scripted engine, a search, a sampler."""
 
 import tiny
 
@@ -16,7 +16,7 @@ STEP = 9  # of every scripted rollout
 class Engine:
   """An engine whose actions are scripted, some sooner than others.
 
-  It checks what a real one relies on.
+  It checks the preconditions of a real one.
   """
 
   def __init__(self, script, slots=2, length=400):
@@ -25,7 +25,7 @@ class Engine:
     self._names = {engines.row_ids(STEP, uid, sample, turn): (uid, sample, turn)
                    for uid, sample in script for turn in range(9)}
     self._held = [[] for _ in range(slots)]
-    self._speaking = {}  # slot -> [decodes left, tokens]
+    self._decoding = {}  # slot -> [decodes left, tokens]
     self._idle = set(range(slots))  # slots that may start afresh
     self._decoded = []
     self.feeds = []
@@ -38,7 +38,7 @@ class Engine:
     assert feeds
     for feed in feeds:
       uid, sample, turn = self.name(feed)
-      assert feed.slot not in self._speaking and feed.tokens
+      assert feed.slot not in self._decoding and feed.tokens
       assert feed.fresh == (turn == 0) == (feed.slot in self._idle)
       if feed.fresh:
         self._held[feed.slot] = []
@@ -47,15 +47,15 @@ class Engine:
       assert 1 <= feed.budget <= self.length - len(self._held[feed.slot])
       tokens = TOKENIZER.encode(self._script[uid, sample][turn])
       wait = (7 * sample + 3 * turn + len(uid)) % 3
-      self._speaking[feed.slot] = [wait, tokens[:feed.budget]]
+      self._decoding[feed.slot] = [wait, tokens[:feed.budget]]
       self.feeds.append(feed)
 
   def dispatch(self):
     stopped = []
-    for slot in sorted(self._speaking):
-      self._speaking[slot][0] -= 1
-      if self._speaking[slot][0] < 0:
-        tokens = self._speaking.pop(slot)[1]
+    for slot in sorted(self._decoding):
+      self._decoding[slot][0] -= 1
+      if self._decoding[slot][0] < 0:
+        tokens = self._decoding.pop(slot)[1]
         stopped.append((slot, tokens))
     self._decoded.append(stopped)
 
@@ -69,7 +69,7 @@ class Engine:
 
   def abandon(self):
     self._decoded.clear()
-    self._speaking.clear()
+    self._decoding.clear()
     self._held = [[] for _ in range(self.slots)]
     self._idle = set(range(self.slots))
 
@@ -77,12 +77,12 @@ class Engine:
     return len(self._held[slot])
 
   def release(self, slot):
-    assert slot not in self._speaking
+    assert slot not in self._decoding
     self._held[slot] = []
     self._idle.add(slot)
 
   def load(self, weights, temperature, truncation):
-    """Weights do not matter to a script."""
+    """A script has no use for weights."""
 
   unload = lambda self: None
 
@@ -109,7 +109,7 @@ def draw(position, count):
 
 
 class Sampler:
-  """Gives each question the outcomes that stand for it; None: it failed."""
+  """Gives each sample an outcome of its own; None: its search failed."""
 
   def __init__(self, outcome_of):
     self._outcome_of = outcome_of  # (question number, sample) -> outcome

@@ -24,12 +24,12 @@ NEVER = generation.no_stops(tiny.CONFIG.vocab_size)
 
 
 def text_oracle(tokens, stops):
-  """The text before the first stop string, and the tokens until it was met."""
+  """The text before the first stop string, and the tokens up to it."""
   for count in range(1, len(tokens) + 1):
     raw = b''.join(PIECES[t] for t in tokens[:count])
-    met = [raw.find(stop) for stop in stops if stop in raw]
-    if met:
-      return raw[:min(met)].decode(errors='replace'), count, True
+    found = [raw.find(stop) for stop in stops if stop in raw]
+    if found:
+      return raw[:min(found)].decode(errors='replace'), count, True
   raw = b''.join(PIECES[t] for t in tokens)
   return raw.decode(errors='replace'), len(tokens), False
 
@@ -92,8 +92,8 @@ def choice(seed, budget=20, temperature=1.0, stops=(), **truncation):
           temperature, sampling.Truncation(**truncation)), stops)
 
 
-class Heard:
-  """What becomes of one request."""
+class Received:
+  """The pieces of one request."""
 
   def __init__(self, generator, choices):
     self.count, self.queue = len(choices), queue.SimpleQueue()
@@ -108,14 +108,15 @@ class Heard:
 
   def all(self):
     """number -> (text, tokens, log-probs, finish)."""
-    said = {}
+    received = {}
     for piece in self.pieces():
-      text, tokens, logprobs, finish = said.get(
+      text, tokens, logprobs, finish = received.get(
           piece.choice, ('', (), (), None))
       assert finish is None and len(piece.tokens) == len(piece.logprobs)
-      said[piece.choice] = (text + piece.text, tokens + piece.tokens,
-                            logprobs + piece.logprobs, piece.finish)
-    return said
+      received[piece.choice] = (
+          text + piece.text, tokens + piece.tokens,
+          logprobs + piece.logprobs, piece.finish)
+    return received
 
 
 CHOICES = [choice(0), choice(1, temperature=0.0), choice(2, top_k=3),
@@ -126,8 +127,8 @@ CHOICES = [choice(0), choice(1, temperature=0.0), choice(2, top_k=3),
 
 @pytest.fixture(scope='module')
 def alone(engine, params):
-  """What each says by itself, the engine all its own."""
-  said = []
+  """The results of each choice alone in the engine."""
+  results = []
   for one in CHOICES:
     engine.load(params, None)
     engine.append([engines.Append(0, one.prompt, one.budget, one.row_ids, True,
@@ -135,25 +136,25 @@ def alone(engine, params):
     stopped = []
     while not stopped:
       stopped = engine.decode()
-    text, count, met = text_oracle(stopped[0].tokens, one.stops)
+    text, count, is_stopped = text_oracle(stopped[0].tokens, one.stops)
     tokens = stopped[0].tokens[:count]
-    by_itself = met or tokens[-1] in TOKENIZER.eos_ids
-    said.append((text, tokens, stopped[0].logprobs[:count],
-                 'stop' if by_itself else 'length'))
-  return said
+    by_itself = is_stopped or tokens[-1] in TOKENIZER.eos_ids
+    results.append((text, tokens, stopped[0].logprobs[:count],
+                    'stop' if by_itself else 'length'))
+  return results
 
 
 def test_choices_of_one_request_are_as_if_each_were_alone(generator, alone):
-  said = Heard(generator, CHOICES).all()
-  assert [said[n] for n in range(len(CHOICES))] == alone
+  received = Received(generator, CHOICES).all()
+  assert [received[n] for n in range(len(CHOICES))] == alone
   assert {finish for *_, finish in alone} == {'stop', 'length'}
-  assert said[1] == said[8]  # of one prompt, greedy
+  assert received[1] == received[8]  # of one prompt, greedy
 
 
 def test_requests_that_come_while_others_decode_join_them(generator, alone):
-  first = Heard(generator, CHOICES[6:7])
+  first = Received(generator, CHOICES[6:7])
   begun = next(first.pieces())  # it decodes
-  streams = [Heard(generator, [one]) for one in CHOICES]
+  streams = [Received(generator, [one]) for one in CHOICES]
   for stream, expected in zip(streams, alone):
     assert stream.all()[0] == expected
   assert alone[6][1][:len(begun.tokens)] == begun.tokens
@@ -161,7 +162,7 @@ def test_requests_that_come_while_others_decode_join_them(generator, alone):
 
 def test_greedy_is_the_argmax_of_a_full_forward(generator, params):
   one = choice(1, temperature=0.0)
-  _, tokens, logprobs, _ = Heard(generator, [one]).all()[0]
+  _, tokens, logprobs, _ = Received(generator, [one]).all()[0]
   whole = np.array([[*one.prompt, *tokens]])
   logits = transformer.logits(
       params, transformer.forward(params, whole, tiny.CONFIG))[0]
@@ -208,23 +209,23 @@ def wait_for(condition):
 
 def test_too_much_is_refused_whole_and_the_rest_is_served(held, alone):
   slow, generator = held
-  first = Heard(generator, CHOICES[:4])
+  first = Received(generator, CHOICES[:4])
   wait_for(lambda: generator.running == 4)
-  second = Heard(generator, CHOICES[4:9])
+  second = Received(generator, CHOICES[4:9])
   with pytest.raises(generation.Full):
-    Heard(generator, CHOICES[:2])
+    Received(generator, CHOICES[:2])
   assert generator.waiting == 5
   slow.go.release(1000)
-  said = [*first.all().items(), *((n + 4, x) for n, x in second.all().items())]
-  assert dict(said) == dict(enumerate(alone))
+  received = first.all() | {n + 4: x for n, x in second.all().items()}
+  assert received == dict(enumerate(alone))
 
 
 def test_what_nobody_listens_to_leaves_its_slot(held, alone):
   slow, generator = held
-  left = Heard(generator, [choice(seed, 34) for seed in range(20, 24)])
+  left = Received(generator, [choice(seed, 34) for seed in range(20, 24)])
   wait_for(lambda: generator.running == 4)
-  dropped = Heard(generator, [choice(30)])
-  following = Heard(generator, CHOICES[:1])
+  dropped = Received(generator, [choice(30)])
+  following = Received(generator, CHOICES[:1])
   left.stream.cancel()
   dropped.stream.cancel()
   slow.go.release(1)  # the pass that was under way
@@ -235,31 +236,31 @@ def test_what_nobody_listens_to_leaves_its_slot(held, alone):
 
 def test_closing_finishes_what_was_asked_and_takes_no_more(held, alone):
   slow, generator = held
-  stream = Heard(generator, CHOICES[:6])
+  stream = Received(generator, CHOICES[:6])
   closing = threading.Thread(target=generator.close, args=(20,))
   closing.start()
   wait_for(lambda: not generator.is_open)
   with pytest.raises(generation.Closed):
-    Heard(generator, CHOICES[:1])
+    Received(generator, CHOICES[:1])
   slow.go.release(1000)
   assert stream.all() == dict(enumerate(alone[:6]))
   closing.join(20)
   assert not closing.is_alive()
 
 
-def test_a_failing_engine_ends_every_stream_once_and_is_told(engine, params):
+def test_a_failing_engine_ends_every_stream_once_and_is_named(engine, params):
   engine.load(params, None)
   slow = Held(engine)
   slow.decode = lambda: time.sleep(0.1) or 1 / 0
   generator = generation.Generator(
       slow, token_bytes=PIECES, eos_ids=(), waiting=20)
-  streams = [Heard(generator, CHOICES[:4]), Heard(generator, CHOICES[4:])]
+  streams = [Received(generator, CHOICES[:4]), Received(generator, CHOICES[4:])]
   for stream in streams:  # all end, without another piece
     assert stream.queue.get(timeout=20) is None and stream.queue.empty()
   assert isinstance(generator.error, ZeroDivisionError)
   assert not generator.is_open
   with pytest.raises(generation.Closed):
-    Heard(generator, CHOICES[:1])
+    Received(generator, CHOICES[:1])
 
 
 def test_what_ends_a_turn_of_the_template_ends_a_choice():

@@ -17,20 +17,20 @@ SEARCH = Turn((5, 6), (-0.5, -0.25), Action('search', ('x',)), (7, 8, 9),
 ANSWER = Turn((10,), (-2.0,), Action('answer', ('here',)))
 
 
-def game(uid='q', sample=0, *, turns=(SEARCH, ANSWER), stop_reason='answer',
+def made(uid='q', sample=0, *, turns=(SEARCH, ANSWER), stop_reason='answer',
          reward=1.0, policy_step=4, prompt=(1, 2, 3)):
   return Trajectory(
       tiny.question(uid), sample, policy_step, prompt, tuple(turns),
       stop_reason, reward, outcome_reward=reward and reward / 2)
 
 
-def pack(games, **options):
-  options = dict(group_ids=[g.question.uid for g in games], policy_step=4,
-                 length=12) | options
-  return trajectory.pack(games, **options)
+def pack(trajectories, **options):
+  options = dict(group_ids=[t.question.uid for t in trajectories],
+                 policy_step=4, length=12) | options
+  return trajectory.pack(trajectories, **options)
 
 
-def random_game(rng, uid):
+def random_trajectory(rng, uid):
   def ids(low=0):
     return tuple(rng.integers(100, 200, rng.integers(low, 5)).tolist())
 
@@ -39,28 +39,29 @@ def random_game(rng, uid):
     action = ids(1)
     turns.append(Turn(action, tuple(-rng.exponential(size=len(action))),
                       Action('invalid'), ids()))
-  return game(uid, turns=turns, prompt=ids(1))
+  return made(uid, turns=turns, prompt=ids(1))
 
 
 def test_tokens_are_the_prompt_and_then_every_turn():
   rng = np.random.default_rng(0)
   for n in range(50):
-    g = random_game(rng, f'{n}')
-    expected = list(g.prompt_tokens)
+    one = random_trajectory(rng, f'{n}')
+    expected = list(one.prompt_tokens)
     sampled = []
-    for turn in g.turns:
+    for turn in one.turns:
       sampled += range(len(expected), len(expected) + len(turn.action_tokens))
       expected += [*turn.action_tokens, *turn.observation_tokens]
-    assert g.tokens == tuple(expected)
-    assert np.flatnonzero(g.loss_mask).tolist() == sampled
-    assert len(g.behavior_logprobs) == len(g.loss_mask) == len(g.tokens)
-    said = [p for turn in g.turns for p in turn.action_logprobs]
-    assert [g.behavior_logprobs[i] for i in sampled] == said
-    assert sum(map(abs, g.behavior_logprobs)) == pytest.approx(-sum(said))
+    assert one.tokens == tuple(expected)
+    assert np.flatnonzero(one.loss_mask).tolist() == sampled
+    assert len(one.behavior_logprobs) == len(one.loss_mask) == len(one.tokens)
+    logprobs = [p for turn in one.turns for p in turn.action_logprobs]
+    assert [one.behavior_logprobs[i] for i in sampled] == logprobs
+    assert sum(map(abs, one.behavior_logprobs)) == pytest.approx(
+        -sum(logprobs))
 
 
 def test_pack_lays_rows_side_by_side():
-  batch = pack([game()], pad_id=99)
+  batch = pack([made()], pad_id=99)
   assert batch.tokens.tolist() == [[1, 2, 3, 5, 6, 7, 8, 9, 10, 99, 99, 99]]
   assert batch.loss_mask.tolist() == [
       [False] * 3 + [True] * 2 + [False] * 3 + [True] + [False] * 3]
@@ -74,26 +75,26 @@ def test_pack_lays_rows_side_by_side():
 
 def test_pack_keeps_every_sampled_token_of_random_rows():
   rng = np.random.default_rng(1)
-  games = [random_game(rng, f'{n}') for n in range(30)]
-  batch = pack(games, length=64)
-  for row, g in enumerate(games):
+  trajectories = [random_trajectory(rng, f'{n}') for n in range(30)]
+  batch = pack(trajectories, length=64)
+  for row, one in enumerate(trajectories):
     n = batch.lengths[row]
-    assert batch.loss_mask[row].sum() == sum(g.loss_mask)
-    assert tuple(batch.tokens[row, :n]) == g.tokens[:n]
+    assert batch.loss_mask[row].sum() == sum(one.loss_mask)
+    assert tuple(batch.tokens[row, :n]) == one.tokens[:n]
     assert not batch.tokens[row, n:].any()  # nothing after the last action
     np.testing.assert_array_equal(
-        batch.behavior_logprobs[row, :n], np.float32(g.behavior_logprobs[:n]))
+        batch.behavior_logprobs[row, :n], np.float32(one.behavior_logprobs[:n]))
 
 
 def test_observations_after_the_last_action_need_no_room():
-  unanswered = game(turns=(SEARCH, SEARCH), stop_reason='turn_limit')
+  unanswered = made(turns=(SEARCH, SEARCH), stop_reason='turn_limit')
   batch = pack([unanswered], length=10)  # of 13 tokens
   assert batch.lengths.tolist() == [10]
   assert batch.tokens[0, -2:].tolist() == [5, 6]
 
 
 def test_filler_rows_have_no_mask_and_count_nowhere():
-  batch = pack([game('a'), game('b')], rows=5)
+  batch = pack([made('a'), made('b')], rows=5)
   assert batch.tokens.shape == (5, 12)
   for field in ('loss_mask', 'in_baseline', 'in_loss', 'on_policy', 'lengths'):
     assert not getattr(batch, field)[2:].any(), field
@@ -101,15 +102,16 @@ def test_filler_rows_have_no_mask_and_count_nowhere():
 
 
 def test_groups_and_questions_are_numbered_from_zero():
-  games = [game(uid) for uid in 'bbaab']
-  batch = pack(games, group_ids=[(1, 'x'), (1, 'x'), 2, (1, 'x'), 3], rows=6)
+  trajectories = [made(uid) for uid in 'bbaab']
+  group_ids = [(1, 'x'), (1, 'x'), 2, (1, 'x'), 3]
+  batch = pack(trajectories, group_ids=group_ids, rows=6)
   assert batch.question_ids.tolist() == [0, 0, 1, 1, 0, 0]
   assert batch.group_ids.tolist() == [0, 0, 1, 0, 2, 0]
 
 
 def test_a_failed_search_is_counted_out():
-  failed = game(turns=(SEARCH,), stop_reason='search_error', reward=None)
-  batch = pack([game(), failed])
+  failed = made(turns=(SEARCH,), stop_reason='search_error', reward=None)
+  batch = pack([made(), failed])
   assert batch.in_baseline.tolist() == [True, False]
   assert batch.in_loss.tolist() == [True, False]
   assert not batch.loss_mask[1].any()
@@ -119,9 +121,9 @@ def test_a_failed_search_is_counted_out():
 @pytest.mark.parametrize('reason, left_out', [
     ('answer', False), ('turn_limit', True), ('length_limit', True)])
 def test_mask_truncated_leaves_rows_in_the_baseline(reason, left_out):
-  games = [game(stop_reason=reason)]
-  assert pack(games).in_loss.tolist() == [True]
-  batch = pack(games, mask_truncated=True)
+  trajectories = [made(stop_reason=reason)]
+  assert pack(trajectories).in_loss.tolist() == [True]
+  batch = pack(trajectories, mask_truncated=True)
   assert batch.in_loss.tolist() == [not left_out]
   assert batch.loss_mask.any() == (not left_out)
   assert batch.in_baseline.tolist() == [True]
@@ -129,55 +131,55 @@ def test_mask_truncated_leaves_rows_in_the_baseline(reason, left_out):
 
 
 def test_a_row_without_a_sampled_token_is_in_no_loss():
-  batch = pack([game(turns=(), stop_reason='length_limit', reward=0.0)])
+  batch = pack([made(turns=(), stop_reason='length_limit', reward=0.0)])
   assert batch.in_baseline.tolist() == [True]
   assert batch.in_loss.tolist() == [False]
 
 
 def test_rows_of_an_earlier_policy_are_flagged():
-  batch = pack([game(policy_step=4), game(policy_step=3)])
+  batch = pack([made(policy_step=4), made(policy_step=3)])
   assert batch.on_policy.tolist() == [True, False]
   assert batch.in_loss.all()
 
 
-@pytest.mark.parametrize('games, options, message', [
-    ([game(), game()], dict(rows=1), 'at least the number of trajectories, 2'),
-    ([game()], dict(length=8), "sample 0, has 9 tokens and length is 8"),
-    ([game()], dict(group_ids=[]), 'one entry a trajectory, 1, but has 0'),
-    ([game(stop_reason=None)], {}, "'q', sample 0, has no stop_reason"),
-    ([game(reward=None)], {}, "'q', sample 0, has no reward"),
+@pytest.mark.parametrize('trajectories, options, message', [
+    ([made(), made()], dict(rows=1), 'at least the number of trajectories, 2'),
+    ([made()], dict(length=8), "sample 0, has 9 tokens and length is 8"),
+    ([made()], dict(group_ids=[]), 'one entry a trajectory, 1, but has 0'),
+    ([made(stop_reason=None)], {}, "'q', sample 0, has no stop_reason"),
+    ([made(reward=None)], {}, "'q', sample 0, has no reward"),
 ])
-def test_what_cannot_be_packed_is_named(games, options, message):
+def test_what_cannot_be_packed_is_named(trajectories, options, message):
   with pytest.raises(ValueError, match=message):
-    pack(games, **options)
+    pack(trajectories, **options)
 
 
 def test_json_text_brings_a_trajectory_back_exactly():
   rng = np.random.default_rng(2)
-  games = [game(), game(turns=()),
-           game(stop_reason='search_error', reward=None),
-           *(random_game(rng, f'{n}') for n in range(10))]
-  for g in games:
-    text = json.dumps(trajectory.to_json(g))
-    assert trajectory.from_json(json.loads(text)) == g
-    assert trajectory.from_json(trajectory.to_json(g)) == g
+  trajectories = [made(), made(turns=()),
+           made(stop_reason='search_error', reward=None),
+           *(random_trajectory(rng, f'{n}') for n in range(10))]
+  for one in trajectories:
+    text = json.dumps(trajectory.to_json(one))
+    assert trajectory.from_json(json.loads(text)) == one
+    assert trajectory.from_json(trajectory.to_json(one)) == one
     hash(trajectory.from_json(json.loads(text)))  # tuples throughout
 
 
 def test_counts_survive_json_text_and_records_without_them_are_read():
   cut = dataclasses.replace(SEARCH, passages_cut=1)
-  counted = dataclasses.replace(game(turns=(cut, ANSWER)), retries=2)
+  counted = dataclasses.replace(made(turns=(cut, ANSWER)), retries=2)
   record = json.loads(json.dumps(trajectory.to_json(counted)))
   assert trajectory.from_json(record) == counted
   del record['retries']
   for turn in record['turns']:
     del turn['passages_cut']
-  assert trajectory.from_json(record) == game()
+  assert trajectory.from_json(record) == made()
 
 
 def test_a_batch_is_a_pytree_whose_missing_fields_are_no_leaves():
   import jax
-  batch = pack([game()])
+  batch = pack([made()])
   assert len(jax.tree.leaves(batch)) == 10
   doubled = jax.tree.map(lambda x: np.concatenate([x, x]), batch)
   assert doubled.tokens.shape == (2, 12)
@@ -185,9 +187,9 @@ def test_a_batch_is_a_pytree_whose_missing_fields_are_no_leaves():
 
 
 def test_answer_and_searches_are_read_off_the_turns():
-  assert game().answer == 'here'
-  assert game().searches == 1
+  assert made().answer == 'here'
+  assert made().searches == 1
   refused = dataclasses.replace(SEARCH, observation_tokens=(), passages=())
-  unread = game(turns=(SEARCH, refused), stop_reason='turn_limit')
+  unread = made(turns=(SEARCH, refused), stop_reason='turn_limit')
   assert unread.answer is None
   assert unread.searches == 1
