@@ -5,7 +5,7 @@
 A batch of trajectories [B T] is mostly padding; packed into rows of L tokens it
 has almost none. `first_fit` assigns documents to rows, `lay` moves arrays there
 on the host, and `unpack` brings results back to one document per row on the
-device, so that losses need not know about packing.
+device, so that losses are independent of packing.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The nouns: Question, Passage, Turn, Trajectory and Batch; `pack` turns the fourth into the last.
+"""Question, Passage, Turn, Trajectory and Batch; `pack` makes the last.
 
 A trajectory is token ids, born with their log-probs; every mask derives from
 who wrote a token: the prompt, the policy (an action) or the environment (an
@@ -102,7 +102,7 @@ class Trajectory:
   policy_step: int  # updates the policy had seen when it sampled this
   prompt_tokens: tuple[int, ...]
   turns: tuple[Turn, ...] = ()
-  stop_reason: StopReason | None = None  # None while it is being played
+  stop_reason: StopReason | None = None  # None while it is being sampled
   reward: float | None = None  # what is trained on; None: none can be computed
   outcome_reward: float | None = None  # what the filter reads
   retries: int = 0  # times it was sampled again after a failed search
@@ -264,7 +264,8 @@ def pack(
   for row, (trajectory, group) in enumerate(zip(trajectories, group_ids)):
     used = _used(trajectory)
     batch['tokens'][row, :used] = trajectory.tokens[:used]
-    batch['question_ids'][row] = uids.setdefault(trajectory.question.uid, len(uids))
+    batch['question_ids'][row] = uids.setdefault(
+        trajectory.question.uid, len(uids))
     batch['group_ids'][row] = groups.setdefault(group, len(groups))
     if trajectory.stop_reason == 'search_error':  # counted, never trained on
       continue
@@ -298,15 +299,16 @@ def _check_packable(trajectories, group_ids, rows: int, length: int) -> None:
         f'group_ids must have one entry a trajectory, {len(trajectories)}, but '
         f'has {len(group_ids)}.')
   for trajectory in trajectories:
-    who = f'that of question {trajectory.question.uid!r}, sample {trajectory.sample},'
+    who = (f'that of question {trajectory.question.uid!r}, '
+           f'sample {trajectory.sample},')
     if trajectory.stop_reason is None:
       raise ValueError(
           f'every trajectory must be finished, but {who} has no stop_reason.')
     if _used(trajectory) > length:
       raise ValueError(
-          f'length must hold every trajectory, but {who} has {_used(trajectory)} '
-          f'tokens and length is {length}. Raise length, or lower the rollout '
-          'budgets.')
+          f'length must hold every trajectory, but {who} has '
+          f'{_used(trajectory)} tokens and length is {length}. Raise length, '
+          'or lower the rollout budgets.')
     if trajectory.stop_reason != 'search_error' and (
         trajectory.reward is None or trajectory.outcome_reward is None):
       raise ValueError(

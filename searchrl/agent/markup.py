@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import re
 import unicodedata
 
-# Of both protocols, and of the chat templates that we know.
+# Of both protocols, and of common chat templates.
 _TAGS = ('think|search|information|answer|question|tools?|tool_calls?|'
          'tool_responses?|start_of_turn|end_of_turn|bos|eos|pad|unk')
 _CONTROLS = ('INST|SYS|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|'
@@ -27,7 +27,7 @@ def neutralise(text: str) -> str:
   """Returns text with its tags and control words broken; idempotent.
 
   Invisible and control characters are removed, so that no tag hides behind
-  them, and the bracket before a tag's name becomes one that no parser knows.
+  them, and the bracket before a tag's name becomes one that no parser accepts.
   Letters and brackets that only look alike (full-width, mathematical and so
   on: what NFKC makes equal) count as the plain ones.
   """

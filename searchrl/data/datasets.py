@@ -3,7 +3,7 @@
 """Data sets: questions with their corpora, from files or generated worlds.
 
 Without paths, worlds are generated and written as the jsonl files that your own
-data comes in, then read back: nothing downstream knows the difference.
+data comes in, then read back: downstream there is no difference.
 """
 
 from collections.abc import Callable, Sequence

@@ -103,8 +103,8 @@ class Embedder:
     rows = self._tokens(texts, kind)
     result = np.zeros((len(rows), self.dim), np.float32)
     pending = []
-    for taken, width, size in self._batches(rows, kind):
-      pending.append((taken, self._run([rows[i] for i in taken], width, size)))
+    for batch, width, size in self._batches(rows, kind):
+      pending.append((batch, self._run([rows[i] for i in batch], width, size)))
       if len(pending) > 1:  # the devices compute while the host packs
         at, vectors = pending.pop(0)
         result[at] = np.asarray(vectors)[:len(at)]
@@ -128,11 +128,11 @@ class Embedder:
     start = 0
     while start < len(order):
       width = self._width(rows[order[start]])
-      taken = order[start:start + self._rows(width, len(order) - start, kind)]
+      batch = order[start:start + self._rows(width, len(order) - start, kind)]
       if kind == 'query' and self._on_cpu:
-        taken = [i for i in taken if self._width(rows[i]) == width]
-      start += len(taken)
-      yield taken, width, self._rows(width, len(taken), kind)
+        batch = [i for i in batch if self._width(rows[i]) == width]
+      start += len(batch)
+      yield batch, width, self._rows(width, len(batch), kind)
 
   def _rows(self, width: int, left: int, kind: dense.Kind) -> int:
     """Rows of a batch: as `batch_tokens` allows, or fewer for few queries."""
@@ -181,13 +181,13 @@ def load(path: str, settings: Settings, *, mesh: Mesh | None = None
 def cached_loader() -> open_index.LoadEncoder:
   """A `load_encoder` for `factory.make` that keeps the last encoder it loaded.
 
-  Whoever holds the loader decides who shares an encoder and its compiled
-  programs, and for how long.
+  The holder of the loader decides which callers share an encoder and its
+  compiled programs, and for how long.
 
   Returns:
     load_encoder(about=None, *, path=''). With `about`, an index's note of its
     encoder (`Embedder.about`), it loads that encoder onto all devices of this
-    process; `path` says where it is now, if it has moved. Without, it loads the
+    process; `path` is its folder now, if it has moved. Without, it loads the
     encoder in `path` with the settings of E5 onto one device, so that the
     vectors of a new index do not depend on the number of devices. It raises
 

@@ -29,7 +29,7 @@ import numpy as np
 
 IMPLEMENTATIONS = ('xla', 'cudnn', 'splash')
 _HALF = ('bfloat16', 'float16')
-_MASKED = -1e30  # finite, so that a row that sees nothing is not NaN
+_MASKED = -1e30  # finite, so that a row without keys is not NaN
 _LOG2_E = 1.4426950408889634
 _LANES = 128  # both kernels take rows of multiples of it
 _WAY_OUT = "Set model.attention to 'xla', or leave it 'auto'."
@@ -45,7 +45,7 @@ def visible(
     key_positions: Int[Array, '*B S'],
     sliding_window: int | None,
 ) -> Bool[Array, '*B T S']:
-  """Keys that a query sees: its own and earlier ones, within the window."""
+  """Keys of a query: its own and earlier ones, within the window."""
   distance = query_positions[..., :, None] - key_positions[..., None, :]
   seen = distance >= 0
   return seen if sliding_window is None else seen & (distance < sliding_window)
@@ -60,7 +60,7 @@ def grouped(
   """Softmax attention with grouped queries; scores in float32.
 
   The queries of one KV head are folded into the length, so that every key is
-  read once. A query that sees nothing gets the mean of v.
+  read once. A query without keys gets the mean of v.
   """
   rows, length, heads, size = q.shape
   groups = heads // k.shape[1]
@@ -95,10 +95,10 @@ def blockwise(
   Args:
     q: queries.
     block_at: index of a block -> its keys and values [B K W d].
-    positions: of the queries; -1 sees nothing, and gets 0.
+    positions: of the queries; -1 has no keys, and gets 0.
     blocks: their number; traced.
     block: W, tokens of a block.
-    sliding_window: tokens that a query sees, itself included.
+    sliding_window: keys of a query, itself included.
   """
   rows, length, heads, size = q.shape
   kv_heads = jax.eval_shape(block_at, blocks)[0].shape[1]
@@ -153,7 +153,7 @@ def causal(
 ) -> Float[Array, 'B T H d']:
   """Causal attention of whole rows, each token within its segment.
 
-  Padding is on the right, so that no token sees it; its own results are
+  Padding is on the right, so that no token attends to it; its own results are
   undefined.
 
   Args:
@@ -162,7 +162,7 @@ def causal(
     segment_ids: equal for tokens of one document of a packed row.
     lengths: tokens of each row, so that 'cudnn' can skip the padding, where
       results may be NaN.
-    sliding_window: tokens that a query sees, itself included.
+    sliding_window: keys of a query, itself included.
     implementation: 'xla', 'cudnn' or 'splash'; see `resolve` for 'auto'.
     block: of 'xla', the queries at a time, so that [B H T T] never exists;
       default: 128, or an eighth of a row above 1024. Of 'splash', its block

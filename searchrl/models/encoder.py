@@ -119,7 +119,7 @@ def forward(
     remat: bool | str = False,
     dtype: Any = jnp.float32,
 ) -> Float[Array, 'B T D']:
-  """Hidden states of texts; each token sees its whole text.
+  """Hidden states of texts; each token attends to its whole text.
 
   Args:
     params: see the top of this file.
@@ -180,11 +180,11 @@ def embed(
     raise ValueError(f'pooling must be one of {", ".join(POOLINGS)}, but is '
                      f'{pooling!r}.')
   hidden = forward(params, tokens, mask, config, remat=remat, dtype=dtype)
-  where = mask.astype(bool)[..., None]
+  pooled = mask.astype(bool)[..., None]
   if pooling == 'cls':
-    where = where & (jnp.arange(tokens.shape[1]) == 0)[:, None]
-  total = jnp.sum(hidden.astype(jnp.float32), 1, where=where)
-  mean = total / jnp.maximum(jnp.sum(where, 1), 1)
+    pooled = pooled & (jnp.arange(tokens.shape[1]) == 0)[:, None]
+  total = jnp.sum(hidden.astype(jnp.float32), 1, where=pooled)
+  mean = total / jnp.maximum(jnp.sum(pooled, 1), 1)
   square = jnp.sum(mean * mean, -1, keepdims=True)
   # A second `where`, so that the gradient of an empty row is not NaN.
   length = jnp.sqrt(jnp.where(square > 0, square, 1.0))

@@ -226,11 +226,11 @@ def forward(
     dtype: Any = jnp.float32,
     attend: Callable[..., Array] = attention_lib.causal,
 ) -> Float[Array, 'B T D']:
-  """Hidden states of whole rows; a token sees its segment's earlier tokens.
+  """Hidden states of whole rows; a token attends to its segment's earlier ones.
 
   Args:
     params: see the top of this file.
-    tokens: right-padded, so that no token sees padding.
+    tokens: right-padded, so that no token attends to padding.
     config: the shape.
     segment_ids: equal for tokens of one document of a packed row.
     positions: restart in each document; default 0, 1, 2, ...

@@ -191,7 +191,7 @@ def _rope(raw, path: pathlib.Path) -> tuple[float, Llama3Rope | None]:
 
 
 def _window(raw, path: pathlib.Path, architecture: str) -> int | None:
-  """The number of tokens that every layer sees; None for all."""
+  """The number of tokens in the window of every layer; None for all."""
   layers, window = raw['num_hidden_layers'], raw.get('sliding_window', 4096)
   mistral = architecture == 'MistralForCausalLM'
   if architecture == 'LlamaForCausalLM' or not (

@@ -82,7 +82,7 @@ def question_hops(question: Question) -> int:
 class Algorithm:
   """Pure functions, and what they require of the trainer.
 
-  The counts of a loss's Means depend on masks alone, so that the learner knows
+  The counts of a loss's Means depend on masks alone, so that the learner has
   the global denominators before it runs the first micro-batch.
   """
 

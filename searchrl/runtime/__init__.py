@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What every run stands on: processes, meshes, checkpoints, metrics, folders."""
+"""Infrastructure of a run: processes, meshes, checkpoints, metrics, folders."""

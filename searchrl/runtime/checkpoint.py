@@ -94,7 +94,7 @@ def restore(
       back with the template's sharding, on any mesh; without one, as numpy.
     partial: the template may lack leaves of the saved state, which are then not
       read: `{'params': ...}` does without the optimizer's.
-    warn: told, in one sentence each, of the steps that were passed over.
+    warn: receives one sentence for each step that was passed over.
 
   Raises:
     ValueError: if the template is that of another state, or all are damaged.
@@ -178,8 +178,8 @@ def _read_leaves(path: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
       restored = checkpointer.restore(path / _STATE, args=args)
   except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
-    raise  # says nothing about the files
-  except Exception as error:  # Orbax promises no type for damaged files.
+    raise  # no evidence about the files
+  except Exception as error:  # Orbax documents no type for damaged files.
     reason = f'{type(error).__name__}: {error}'
   if not _all_agree(not reason):
     raise _Damaged(reason or 'another process could not read it')
@@ -259,7 +259,7 @@ def _named(tree: Any) -> dict[str, Any]:
 
 
 def _describe(leaf: Any) -> dict[str, str]:
-  """Dtype, shape and SHA-256 of the bytes, wherever the array lies."""
+  """Dtype, shape and SHA-256 of the bytes, wherever the array is."""
   if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
     leaf = multihost_utils.process_allgather(leaf, tiled=True)
   elif isinstance(leaf, jax.Array):
@@ -296,6 +296,6 @@ def _write(path: pathlib.Path, text: str) -> None:
 
 
 def _all_agree(ok: bool = True) -> bool:
-  """Whether all processes say so; each waits here for the others."""
+  """Whether `ok` holds on all processes; each waits here for the others."""
   return ok if jax.process_count() == 1 else bool(
       multihost_utils.process_allgather(np.array(ok)).all())

@@ -34,7 +34,7 @@ _PIECE = 1 << 20  # bytes under one key; a message must stay below 2 GiB
 
 _numbers = itertools.count()  # of meetings; alike on all processes
 _stale: list[str] = []  # folders of meetings that a process may still read
-_failed: list[str] = []  # tags of meetings that timed out; alike, once all know
+_failed: list[str] = []  # tags of meetings that timed out; finally alike
 
 
 def initialize(environ: Mapping[str, str] = os.environ) -> None:
@@ -280,7 +280,7 @@ def _detected(environ: Mapping[str, str]) -> int:
     return len(hosts.split(',')) * _number(environ, 'MEGASCALE_NUM_SLICES', 1)
   if not cloud_tpu_init.running_in_cloud_tpu_vm:
     return 1
-  # Asks the metadata server; TPU_SKIP_MDS_QUERY=1 says that there is one host.
+  # Asks the metadata server; TPU_SKIP_MDS_QUERY=1 means that there is one host.
   for cluster in clusters.ClusterEnv._cluster_types:
     if not cluster.opt_in_only_method and cluster.is_env_present():
       return cluster.get_process_count()

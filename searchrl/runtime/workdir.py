@@ -90,7 +90,7 @@ def environment() -> dict[str, Any]:
 
 
 def _cpu() -> str | None:
-  """Name, family and model; a virtual machine's name alone says little."""
+  """Name, family and model; the name alone is vague on a virtual machine."""
   try:
     lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
   except OSError:
@@ -102,7 +102,7 @@ def _cpu() -> str | None:
 
 
 def _git() -> str | None:
-  """The revision of the clone that this file lies in; None without one."""
+  """The revision of the clone that has this file; None without one."""
   here = pathlib.Path(__file__).parents[1]
   try:
     out = subprocess.run(

@@ -63,7 +63,7 @@ def pop(search: SearchFn) -> dict[str, float]:
 
 
 def wait(search: SearchFn) -> None:
-  """Waits while a search is out of service, if it can tell."""
+  """Waits while a search is out of service, if it is monitored."""
   if isinstance(search, Monitored):
     search.wait()
 

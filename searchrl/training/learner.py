@@ -5,8 +5,8 @@
 State is a `TrainState` of each network, 'policy' and, where the algorithm needs
 values, 'critic'; it is sharded over a mesh and donated to each update. On the
 host `minibatches` cuts a batch into mini-batches and lays each into rows once,
-in micro-batches of equal shape; `train_step` runs these in one compiled loop, to
-score a mini-batch and to make an optimiser step on it.
+in micro-batches of equal shape; `train_step` runs these in one compiled loop,
+to score a mini-batch and to make an optimiser step on it.
 """
 
 from collections.abc import Callable, Sequence
@@ -212,7 +212,7 @@ class Learner:
             jax.ShapeDtypeStruct((), np.int32))
 
   def _step(self, state: State, base, minibatch: MiniBatch):
-    """One optimiser step: state, metrics, and what `TrainStep.update` calls old."""
+    """One optimiser step: state, metrics, and `old` of `TrainStep.update`."""
     train_policy = 'critic' not in state or (
         int(state['critic'].updates) >= self.critic_warmup)
     self.lockstep('update', int(minibatch.count), train_policy,

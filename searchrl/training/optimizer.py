@@ -30,7 +30,7 @@ def learning_rate(
       linear:    peak (1 - (1 - f) p)
       cosine:    peak (f + (1 - f) (1 + cos(pi p)) / 2)
 
-  The first update has peak / warmup, not 0, so that it teaches something; for
+  The first update has peak / warmup, not 0, so that it has an effect; for
   the same reason the last, n = total - 1, is one short of p = 1.
 
   Args:

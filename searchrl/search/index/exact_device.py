@@ -158,18 +158,18 @@ def _place(source, mean, dtype: str, block_rows: int, mesh: Mesh):
 
 
 def _pieces(source, first: int, last: int, block: int):
-  """(start, parts) of rows [first, last); a piece lies within one block."""
+  """(start, parts) of rows [first, last); a piece is within one block."""
   spans = [(start, min(start + _PIECE, edge + block, last))
            for edge in range(first, last, block)
            for start in range(edge, min(edge + block, last), _PIECE)]
   with futures.ThreadPoolExecutor(1) as thread:
-    ahead = collections.deque()
+    in_flight = collections.deque()
     for span in spans:
-      ahead.append((span[0], thread.submit(source.parts, *span)))
-      if len(ahead) == 2:
-        start, parts = ahead.popleft()
+      in_flight.append((span[0], thread.submit(source.parts, *span)))
+      if len(in_flight) == 2:
+        start, parts = in_flight.popleft()
         yield start, parts.result()
-    for start, parts in ahead:
+    for start, parts in in_flight:
       yield start, parts.result()
 
 

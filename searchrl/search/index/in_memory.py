@@ -54,7 +54,7 @@ def search(
     load_encoder: loads the encoder of a path; not needed for hashed n-grams.
     backend: 'exact' (on the devices of this process), 'scann', or 'auto', which
       is exact here. If ScaNN is not installed (it does not exist for macOS),
-      the search is exact and stderr says so once.
+      the search is exact, and one line on stderr warns of it.
     min_recall: the least recall@3 of ScaNN that is accepted.
     batch: queries per device call of exact search.
 

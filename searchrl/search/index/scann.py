@@ -57,7 +57,7 @@ def _use_cpu(path: str, cpuinfo: str = '/proc/cpuinfo') -> tuple[str, ...]:
   """Lets ScaNN use AVX2 and AVX-512 if the CPU has them.
 
   In ScaNN 1.4.0 to 1.4.2 from PyPI, the function that tests for a CPU feature
-  is empty and always says no, so that searches run on SSE4. Its results are in
+  is empty and returns false, so that searches run on SSE4. Its results are in
   exported variables, which are set here. A wheel without them is left as it is.
 
   Args:

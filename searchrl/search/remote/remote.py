@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Search by HTTP servers of Search-R1's `/retrieve` protocol.
 
-Search-R1's servers speak it, and ours (`searchrl.jobs.serve_search`). All
+Search-R1's servers implement it, and ours (`searchrl.jobs.serve_search`). All
 servers must have the same index: a call goes to any of them.
 """
 
@@ -35,11 +35,11 @@ class Remote:
 
     A request that fails gives its SearchError to all its queries.
     """
-    asked = {}  # top_k -> texts, in order
+    texts_of = {}  # top_k -> texts, in order
     for query in queries:
       if query.text.strip() and query.top_k > 0:
-        asked.setdefault(query.top_k, {})[self._sent(query)] = None
-    requests = [(top_k, texts) for top_k, unique in asked.items()
+        texts_of.setdefault(query.top_k, {})[self._sent(query)] = None
+    requests = [(top_k, texts) for top_k, unique in texts_of.items()
                 for texts in self._chunks(unique)]
     if len(requests) == 1:
       answers = [self._ask(*requests[0])]

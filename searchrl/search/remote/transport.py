@@ -46,7 +46,7 @@ class RetryPolicy:
 
   Attributes:
     deadline_secs: of a call with all its tries and waits; less than
-      rollout.search_timeout_secs, which does not know why a call failed.
+      rollout.search_timeout_secs, after which the cause of a failure is lost.
     try_secs: timeout of one try.
     tries: per call; at least 1.
     backoff_secs: mean wait before the second try; it doubles with each try.
@@ -270,7 +270,7 @@ class Transport:
         return self._read(server.host, response, end)
     except (urllib3.exceptions.HTTPError, OSError) as error:
       timed_out = isinstance(error, urllib3.exceptions.TimeoutError)
-      if timed_out and not isinstance(  # which means that nobody listens
+      if timed_out and not isinstance(  # whose port is closed
           error, urllib3.exceptions.NewConnectionError):
         raise Failure('timeout', f'{server.host}: no answer in time',
                       again=True) from None

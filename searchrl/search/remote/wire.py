@@ -31,7 +31,7 @@ _SLOW_BYTES = 2**20  # a request that json may read; others wait meanwhile
 
 
 class Malformed(ValueError):
-  """A message that breaks the protocol; says where."""
+  """A message that breaks the protocol, and the field that does."""
 
 
 class TooLarge(ValueError):
