@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""The full evaluation of a run: 200 questions of each hop count, every way.
+r"""The full evaluation of a run: 200 questions of each hop count, in every case.
 
   python -m searchrl.main --config=configs/evaluate.py --config.evaluate.run=runs/dspo
 
-Without `evaluate.run`, the model of `model.path` is judged; the shipped tiny
+Without `evaluate.run`, the model of `model.path` is evaluated; the shipped tiny
 base model by default. Writes runs/evaluate/table.json and records.jsonl.
 
 Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 79 seconds, 104 CPU seconds.

@@ -1,17 +1,17 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""A search server that speaks Search-R1's /retrieve.
+r"""A search server of Search-R1's /retrieve protocol.
 
   python -m searchrl.main --config=configs/serve_search.py
 
 Without `search.corpus` it serves the generated training world. A run on another
-machine asks it with
+machine searches it with
 
   config.search.engine = 'remote'
   config.search.options = dict(urls=('http://127.0.0.1:8000/retrieve',))
 
 Every engine of common.py can be served, engines over engines too.
-docs/search.md says what the server promises.
+docs/search.md lists what the server guarantees.
 
 Hardware: 2 CPU cores, shared with the client.
 Result: 0.16 to 0.25 CPU ms of the server a request, 16 or 64 at a time, over an
