@@ -432,7 +432,8 @@ def test_whiten_by_hand():
 
 def test_refuses_bad_input_by_token():
   x, mask, row = jnp.zeros((2, 3)), jnp.ones((2, 3), bool), jnp.zeros(2)
-  with pytest.raises(ValueError, match=r'one per row, \(2,\).*\(2, 3\). Reduce'):
+  with pytest.raises(
+      ValueError, match=r'one per row, \(2,\).*\(2, 3\). Reduce'):
     advantages.token_rewards(x, mask)
   with pytest.raises(ValueError, match=r'penalty must .*\(2, 3\).*\(2,\). Al'):
     advantages.token_rewards(row, mask, row)

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""ScaNN and HNSW against exact search; hostile input never is a wrong row."""
+"""approximate: ScaNN and HNSW against exact search; no wrong row, ever."""
 
 import builtins
 import ctypes

@@ -75,7 +75,7 @@ def assert_serves(server):
     servers.post(b'', b'Transfer-Encoding: chunked') + b'no size\r\n',
     b'\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03',  # TLS
 ])
-def test_what_is_no_http_is_told_so(parser, lines):
+def test_what_is_no_http_is_answered_as_such(parser, lines):
   with serving() as server:
     answer = servers.send(server, lines)
     assert status_of(answer) == 400, answer[:200]
@@ -189,7 +189,7 @@ def test_a_body_of_just_the_limit_is_read(parser):
 @pytest.mark.parametrize('deep', [
     b'[' * MIB, b'{"queries":' * 50_000, b'{"queries": ' + b'[' * 1000_000,
     b'{"a": ' + b'[' * 400 + b']' * 400 + b', "queries": 3}'])
-def test_deeply_nested_json_is_told_so(deep):
+def test_deeply_nested_json_is_answered_as_such(deep):
   with serving() as server:
     assert servers.ask(server, body=deep)[0] == 400
     assert_serves(server)
@@ -276,7 +276,7 @@ def test_more_requests_than_connections_allow_are_503_and_idle_ones_are_none():
     assert [done.result()[0] for done in begun] == [200, 200]
 
 
-def test_a_client_that_waits_to_be_told_to_go_on(parser):
+def test_a_client_that_waits_for_continue(parser):
   with serving() as server, servers.connect(server) as line:
     line.sendall(servers.post(b'', LENGTH, b'Expect: 100-continue'))
     assert line.recv(1000).startswith(b'HTTP/1.1 100 ')
@@ -365,7 +365,7 @@ def test_an_answered_connection_that_asks_nothing_more_is_closed(parser):
     assert servers.read_until_closed(line).startswith(b'HTTP/1.1 200 ')
 
 
-def test_a_taken_port_is_told():
+def test_a_port_in_use_is_named():
   with serving() as server:
     port = servers.place(server)[1]
     with pytest.raises(ValueError, match=f'must be free, but 127.0.0.1, port '

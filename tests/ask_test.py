@@ -12,6 +12,7 @@ import types
 import pytest
 
 import experiment_policy_test
+import reranker_test
 import tiny
 
 from configs import ask as ask_config
@@ -23,7 +24,7 @@ from searchrl.search import factory
 from searchrl.search import mapped_corpus
 from searchrl.search import wrapped
 from searchrl.trajectory import (
-    Action, Passage, Question, Request, SearchError, Trajectory, Turn)
+    Action, Passage, Query, Question, Request, SearchError, Trajectory, Turn)
 
 TOKENIZER = tiny.Tokenizer()
 
@@ -239,26 +240,28 @@ def test_without_an_answer_it_fails_and_says_why(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_reranker_can_be_asked(tmp_path, monkeypatch, capsys):
-  judged = []
-
-  def judge(path, **_):  # the longest passage is the best
-    return lambda pairs: judged.append(pairs) or [
-        float(len(text)) for _, text in pairs]
-
-  monkeypatch.setattr(searches.reranker, 'load', judge)
+def test_a_search_can_be_reranked(tmp_path, capsys):
+  folder = reranker_test.make_folder(tmp_path)
   config = config_of(question='What is the river of Zinina Rilson?')
   config.data.per_hop = (2,)
   config.search.engine = 'rerank'
-  config.search.options = dict(engine=dict(name='bm25'), model='judge')
+  config.search.options = dict(engine=dict(name='bm25'), model=str(folder),
+                               max_length=64)
   config.rollout.budgets.max_turns = 2
   try:
     ask.run(config, str(tmp_path))
   except SystemExit:
-    pass  # whatever it answered: the judge was asked, and its best was shown
-  first = sorted(judged[0], key=lambda pair: -len(pair[1]))[0][1]
-  shown = re.search(r'1\. (.*?): ', capsys.readouterr().err)[1]
-  assert len(judged[0]) > 1 and first.startswith(shown)
+    pass  # whatever it answered: what it found was printed
+  printed = capsys.readouterr().err
+  query = Query(re.search(r'<search>(.*?)</search>', printed)[1].strip(),
+                config.rollout.budgets.top_k, tiny.question())
+  corpus = mapped_corpus.load(ask.corpus_file(config, '', tmp_path))
+  (reranked,), (plain,) = (
+      engine([query]) for engine in (
+          searches.engine(config.search, corpus, seed=0),
+          factory.make('bm25', corpus)))
+  shown = re.findall(r'^  \d\. (.*?): ', printed, re.M)[:len(reranked)]
+  assert shown == [p.title for p in reranked] != [p.title for p in plain]
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""batcher: few calls of the engine, each caller's results, what is dropped."""
+"""batcher: few calls of the engine, results by caller, and what is dropped."""
 
 import concurrent.futures
 import time

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""BM25 on disk: the arrays of the index in memory, to the bit."""
+"""bm25_files: on disk, the arrays of the index in memory, to the bit."""
 
 import json
 

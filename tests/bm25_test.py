@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""BM25 against its formula in plain loops, and against Lucene's own numbers."""
+"""bm25: against its formula in plain loops, and Lucene's own numbers."""
 
 from concurrent import futures
 import dataclasses

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Index builds: the encoder's vectors, the same bytes however often killed."""
+"""build_index: the encoder's vectors, the same bytes however often killed."""
 
 import importlib.util
 import json

@@ -37,10 +37,11 @@ def test_a_truncation_of_no_kind_and_out_of_range_is_refused():
     build.algorithm(config)
 
 
-def test_an_attention_that_fails_its_test_is_told(monkeypatch, capsys):
-  """What a GPU without a working kernel would say, and do."""
+def test_an_attention_that_fails_its_test_is_logged(monkeypatch, capsys):
+  """As on a GPU without a working kernel."""
   monkeypatch.setattr(
-      build.attention, 'resolve', lambda *_, **__: ('xla', 'Warning: no kernel'))
+      build.attention, 'resolve',
+      lambda *_, **__: ('xla', 'Warning: no kernel'))
   config = grpo.get_config()
   shape = tiny.CONFIG
   name = build.tested_attention(config, shape, meshes.make())
@@ -53,6 +54,7 @@ def test_heads_that_a_kernel_cannot_split_are_refused(monkeypatch):
   monkeypatch.setattr(
       build.attention, 'resolve', lambda *_, **__: ('splash', 'tested'))
   mesh = meshes.make(data=1, tensor=8)
-  with pytest.raises(ValueError, match=r'mesh.tensor must divide the 2 KV heads '
-                                       r'under splash .* is 8.*one of \[1, 2\]'):
+  with pytest.raises(ValueError,
+                     match=r'mesh.tensor must divide the 2 KV heads under '
+                           r'splash .* is 8.*one of \[1, 2\]'):
     build.tested_attention(grpo.get_config(), tiny.CONFIG, mesh)

@@ -54,15 +54,15 @@ def saved(directory, *steps, keep=9):
 
 
 def restore(directory, **kwargs):
-  """(step, digest, extra, warnings); the digest is checked by the caller."""
-  told = []
+  """(step, digest, extra, notes); the digest is checked by the caller."""
+  notes = []
   found = checkpoint.restore(
-      directory, template_of(state_of(0)), warn=told.append, **kwargs)
+      directory, template_of(state_of(0)), warn=notes.append, **kwargs)
   if found is None:
-    return None, None, None, told
+    return None, None, None, notes
   step, state, extra = found
   assert checkpoint.digest(state) == checkpoint.digest(state_of(step))
-  return step, state, extra, told
+  return step, state, extra, notes
 
 
 def data_file(directory, step):
@@ -152,9 +152,9 @@ def remove(path):
 def test_damage_is_found_and_the_older_step_restored(tmp_path, damage):
   saved(tmp_path, 1, 2)
   damage[1](tmp_path)
-  step, _, extra, told = restore(tmp_path)
+  step, _, extra, notes = restore(tmp_path)
   assert (step, extra) == (1, {'step': 1})
-  assert len(told) == 1 and 'moved to 2.corrupt, restored step 1' in told[0]
+  assert len(notes) == 1 and 'moved to 2.corrupt, restored step 1' in notes[0]
   assert sorted(p.name for p in tmp_path.iterdir()) == ['1', '2.corrupt']
   saved(tmp_path, 2)  # the number is free again
   flip_bit(data_file(tmp_path, 2))
@@ -169,9 +169,9 @@ def test_steps_that_were_never_committed_are_passed_over(tmp_path):
   for name in ('notes', '07', '3.orbax-checkpoint-tmp'):
     (tmp_path / name).mkdir()
   (tmp_path / '8').write_text('a file')
-  step, _, _, told = restore(tmp_path)
+  step, _, _, notes = restore(tmp_path)
   assert step == 1
-  assert [t.split()[1] for t in told] == [
+  assert [t.split()[1] for t in notes] == [
       str(tmp_path / '2'), str(tmp_path / '9')]
   assert (tmp_path / '2/state').is_dir(), 'a save may be under way: hands off'
 
@@ -279,8 +279,8 @@ def test_death_at_any_point_leaves_an_intact_step(tmp_path):
       names = {p.name for p in shot.iterdir()}
       assert len(names) == 2 and '4' in names
     while committed := checkpoint.steps(shot):  # older ones are whole, too
-      step, _, _, told = restore(shot)
-      assert step == committed[-1] and 'damaged' not in ''.join(told)
+      step, _, _, notes = restore(shot)
+      assert step == committed[-1] and 'damaged' not in ''.join(notes)
       (shot / str(step) / 'integrity.json').unlink()
 
 
@@ -323,8 +323,8 @@ def test_kill_inside_save_restores_the_previous_step(tmp_path, where):
   output, _ = child.communicate(timeout=60)
   assert child.returncode == -signal.SIGKILL, output
   assert (tmp_path / '2').is_dir()
-  step, _, _, told = restore(tmp_path)
-  assert step == 1 and 'never committed' in told[0]
+  step, _, _, notes = restore(tmp_path)
+  assert step == 1 and 'never committed' in notes[0]
   saved(tmp_path, 2)  # as the resumed run will
   assert restore(tmp_path)[0] == 2
 

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Eight simulated CPU devices and a compilation cache, before jax is imported."""
+"""Eight simulated CPU devices, a compilation cache; set before jax imports."""
 
 import os
 import pathlib

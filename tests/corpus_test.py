@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Corpora: what is read is what was written, and errors name their line."""
+"""corpus: what is read is what was written, and errors name their line."""
 
 import gzip
 import hashlib

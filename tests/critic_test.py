@@ -52,7 +52,8 @@ def learner():
 def batch(learner, params):
   """Scored by another policy as a reference; with random values."""
   scored = learner.score(
-      learner.init(params), learning.ragged_batch(), tiny.params(CONFIG, 1)).batch
+      learner.init(params), learning.ragged_batch(),
+      tiny.params(CONFIG, 1)).batch
   values = np.random.default_rng(1).normal(size=scored.values.shape)
   return dataclasses.replace(scored, values=values.astype(np.float32))
 
@@ -277,7 +278,7 @@ def test_a_critic_changes_nothing_about_the_policy(learner, batch, params):
 
 @pytest.fixture(scope='module')
 def warming():
-  """With optimisers that remember, two steps a batch."""
+  """With optimisers that have moments, two steps a batch."""
   adam = optax.adam(1e-3)
   return make(optimizer=adam, critic_optimizer=adam, minibatches=2,
               critic_warmup=3)

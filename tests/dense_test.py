@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Exact dense search against numpy, and the hashed encoder by hand."""
+"""dense: exact search against numpy, and the hashed encoder by hand."""
 
 import hashlib
 import math

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Embedder: a text's vector is that of the text alone, whatever the batch."""
+"""embedder: a text's vector is that of the text alone, whatever the batch."""
 
 import dataclasses
 import json

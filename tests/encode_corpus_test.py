@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Encoding a corpus: rows in passage order, and only what is missing."""
+"""encode_corpus: rows in passage order, and only what is missing."""
 
 import numpy as np
 import pytest

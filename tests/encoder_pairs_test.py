@@ -111,6 +111,6 @@ def test_a_bad_file_is_refused_and_the_line_named(tmp_path, lines, message):
     encoder_pairs.file_pairs(write(tmp_path / 'p.jsonl', *lines))
 
 
-def test_no_file_is_told():
+def test_a_missing_file_is_named():
   with pytest.raises(FileNotFoundError, match='data.pairs must be a jsonl'):
     encoder_pairs.file_pairs('/nowhere.jsonl')

@@ -100,9 +100,10 @@ def test_the_gradient_is_the_slope(params, config, golden):
 
   grads = jax.grad(similarity)(params)
   norm = optax.tree.norm(grads)
-  # Half the gradient to all of it, at random: no weight's part cancels another's.
+  # Half the gradient to all of it, at random: no weights cancel each other.
   direction = jax.tree.map(
-      lambda g: g / norm * rng.uniform(.5, 1, g.shape).astype(np.float32), grads)
+      lambda g: g / norm * rng.uniform(.5, 1, g.shape).astype(np.float32),
+      grads)
   moved = lambda h: jax.tree.map(lambda x, d: x + h * d, params, direction)
   slope = (similarity(moved(1e-2)) - similarity(moved(-1e-2))) / 2e-2
   along = optax.tree.vdot(grads, direction)

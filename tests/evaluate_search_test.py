@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The job that evaluates an engine: its table, and missing questions."""
+"""evaluate_search: the table of an engine, and missing questions."""
 
 import json
 

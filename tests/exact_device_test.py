@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Exact search on devices: storage, placement, programs."""
+"""exact_device: exact search by storage, placement and compiled program."""
 
 import importlib.util
 

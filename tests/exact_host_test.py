@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Exact search against float64 loops; what any index does with bad input."""
+"""exact_host: against float64 loops; what any index does with bad input."""
 
 import jax
 import numpy as np

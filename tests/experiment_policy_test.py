@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""policy: the policy of a run, its slots, its engine; in experiment/."""
+"""experiment/policy: the policy of a run, its slots and its engine."""
 
 import json
 

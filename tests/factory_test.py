@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Every engine keeps one contract; engines over engines; descriptions."""
+"""factory: one contract for every engine; engines over engines; records."""
 
 import faulty
 import ml_collections

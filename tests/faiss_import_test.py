@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors of other programs: read without faiss, or refused."""
+"""faiss_import: vectors of other programs, read without faiss, or refused."""
 
 import struct
 

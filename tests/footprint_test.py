@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What an index takes: sizes at full scale, and a disk that has no room."""
+"""footprint: sizes of an index at full scale, and a disk that is too full."""
 
 import dataclasses
 import types

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""induction: the planted circuit finds the previous token, and so what follows."""
+"""induction: the planted circuit finds the previous token, and copies."""
 
 import dataclasses
 

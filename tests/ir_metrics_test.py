@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Answer recall: cases by hand, and the shares over a set of questions."""
+"""ir_metrics: answer recall by hand, and its mean over a set of questions."""
 
 import numpy as np
 import pytest

@@ -162,13 +162,15 @@ def test_the_house_is_no_corridor():
 @pytest.mark.parametrize('file, source, remedy', [
     ('agent/x.py', 'from searchrl.models import engine',
      'agent may import only: agent trajectory. Pass it in as an argument.'),
-    ('world/x.py', 'from searchrl.jobs import ask', 'Pass it in as an argument.'),
+    ('world/x.py', 'from searchrl.jobs import ask',
+     'Pass it in as an argument.'),
     ('rl/x.py', 'def f():\n  from searchrl.runtime import mesh',
      'rl may import only'),
     ('search/x.py', 'import jax.numpy as jnp', 'search never names jax'),
     ('agent/x.py', 'from jax import Array', 'Take what it gives as an arg'),
-    ('main.py', 'import searchrl.jobs.train', 'main may import only: main runtime.'),
+    ('main.py', 'import searchrl.jobs.train',
+     'main may import only: main runtime.'),
     ('new.py', '', 'Give it one there, and in MAY_IMPORT here.'),
 ])
-def test_a_breach_is_found_and_its_remedy_told(file, source, remedy):
+def test_a_breach_is_found_and_its_remedy_named(file, source, remedy):
   assert any(remedy in complaint for complaint in complaints(file, source))

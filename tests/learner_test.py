@@ -81,7 +81,7 @@ def batch(learner, params, ref_params):
 
 
 def update(learner, state, batch, **options):
-  """An update on a batch that was scored elsewhere."""
+  """An update on a batch that was scored before."""
   return learner.update(state, learner.pack(batch), **options)
 
 
@@ -320,7 +320,8 @@ def test_moments_are_sharded_like_their_parameters(params):
 
 @pytest.mark.parametrize('options, message', [
     (dict(rows=16, minibatches=3), 'divide the rows of a batch, 16, but is 3'),
-    (dict(row_length=LENGTH - 1), 'at least rollout.length, 24, .* are 23 and 16'),
+    (dict(row_length=LENGTH - 1),
+     'at least rollout.length, 24, .* are 23 and 16'),
     (dict(row_places=0), 'must be at least 1, but they are 24 and 0'),
     (dict(row_places=LENGTH), 'more than learner.row_places'),
     (dict(rows=16, microbatch_rows=4, mesh=dict(data=8)),

@@ -19,8 +19,7 @@ TIMEOUT_SECS = 0.3
 
 
 @pytest.mark.slow
-def test_a_search_slower_than_the_timeout_is_told_counted_and_not_trained_on(
-    tmp_path):
+def test_a_search_beyond_the_timeout_is_counted_and_not_trained_on(tmp_path):
   config = train_test.tiny(grpo)
   config.evaluate.worlds.kinds = ()
   config.rollout.search_timeout_secs = TIMEOUT_SECS

@@ -16,12 +16,12 @@ import train_test
 
 from configs import grpo
 from searchrl.evaluation import suite
+from searchrl.experiment import policy as policies
 from searchrl.jobs import train
 from searchrl.models import lora as loras
 from searchrl.models import policy
 from searchrl.models import transformer
 from searchrl.models import weights
-from searchrl.experiment import policy as policies
 from searchrl.runtime import mesh as meshes
 from searchrl.training import learner as learners
 

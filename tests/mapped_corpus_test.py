@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Mapped corpora: those of `corpus.read`, with little in memory."""
+"""mapped_corpus: the corpora of `corpus.read`, with little in memory."""
 
 import json
 import tracemalloc
@@ -106,7 +106,7 @@ def test_a_bad_line_is_named_and_nothing_is_written(tmp_path, line, message):
   assert [p.name for p in tmp_path.iterdir()] == ['c.jsonl']
 
 
-def test_ids_that_share_a_hash_are_told_apart(path, monkeypatch):
+def test_ids_that_share_a_hash_are_distinguished(path, monkeypatch):
   monkeypatch.setattr(mapped_corpus, '_hash', lambda uid: 1)
   assert tuple(mapped_corpus.open_(path)) == PASSAGES
 

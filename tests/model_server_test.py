@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""model_server: as by the engine itself; refusals, streams, hang-ups, the end."""
+"""model_server: over HTTP as by the engine; refusals, streams, the end."""
 
 import concurrent.futures
 import contextlib
@@ -41,8 +41,9 @@ def params():
 @pytest.fixture(scope='module')
 def engine():
   return engines.Engine(
-      SHAPE, slots=4, length=128, eos_ids=EOS,
-      stop_table=generation.no_stops(SHAPE.vocab_size), tile=16, block=16, steps=5, seed=4)
+      SHAPE, slots=4, length=128,
+      stop_table=generation.no_stops(SHAPE.vocab_size),
+      eos_ids=EOS, tile=16, block=16, steps=5, seed=4)
 
 
 @pytest.fixture
@@ -96,23 +97,23 @@ def test_greedy_is_the_argmax_of_a_full_forward(serving, params):
   server = serving()
   status, found = ask(server, temperature=0, max_tokens=20, logprobs=0)
   assert status == 200 and found['object'] == 'text_completion'
-  prompt, said = TOKENIZER.encode(PROMPT), []
+  prompt, sampled = TOKENIZER.encode(PROMPT), []
   forward = jax.jit(lambda tokens: transformer.logits(
       params, transformer.forward(params, tokens, SHAPE))[0])
-  while len(said) < 20 and not {*said} & {*EOS}:
-    tokens = np.array([*prompt, *said, *[0] * (20 - len(said))])
-    logits = forward(tokens[None])[len(prompt) + len(said) - 1]
-    said.append(int(np.argmax(logits)))
+  while len(sampled) < 20 and not {*sampled} & {*EOS}:
+    tokens = np.array([*prompt, *sampled, *[0] * (20 - len(sampled))])
+    logits = forward(tokens[None])[len(prompt) + len(sampled) - 1]
+    sampled.append(int(np.argmax(logits)))
   choice, = found['choices']
   assert choice['text'] == b''.join(
-      TOKENIZER.token_bytes[t] for t in said).decode(errors='replace')
-  ended = 'stop' if said[-1] in EOS else 'length'
+      TOKENIZER.token_bytes[t] for t in sampled).decode(errors='replace')
+  ended = 'stop' if sampled[-1] in EOS else 'length'
   assert choice['finish_reason'] == ended
   assert found['usage'] == {
-      'prompt_tokens': len(prompt), 'completion_tokens': len(said),
-      'total_tokens': len(prompt) + len(said)}
-  last = float(jax.nn.log_softmax(logits)[said[-1]])
-  assert len(choice['logprobs']['tokens']) == len(said)
+      'prompt_tokens': len(prompt), 'completion_tokens': len(sampled),
+      'total_tokens': len(prompt) + len(sampled)}
+  last = float(jax.nn.log_softmax(logits)[sampled[-1]])
+  assert len(choice['logprobs']['tokens']) == len(sampled)
   assert abs(choice['logprobs']['token_logprobs'][-1] - last) < 1e-4
 
 
@@ -140,7 +141,7 @@ def test_a_stop_string_ends_the_text_before_it(serving):
   server = serving()
   whole, = texts(ask(server, max_tokens=40, seed=5)[1])
   middle = whole[len(whole) // 2:][:2]
-  _, found = ask(server, max_tokens=40, seed=5, stop=[middle, 'never said'])
+  _, found = ask(server, max_tokens=40, seed=5, stop=[middle, 'never sampled'])
   choice, = found['choices']
   assert choice['text'] == whole.partition(middle)[0]
   assert choice['finish_reason'] == 'stop'
@@ -153,31 +154,32 @@ def test_events_add_up_to_the_answer(serving, path):
   asked = dict(n=2, max_tokens=23, seed=3, stop=['e'], logprobs=(
       True if 'chat' in path else 0))
   _, whole = ask(server, path, **asked)
-  *told, usage = events(server, path, **asked,
+  *chunks, usage = events(server, path, **asked,
                         stream_options={'include_usage': True})
   assert usage['choices'] == [] and usage['usage'] == whole['usage']
-  said = {0: '', 1: ''}
+  sampled = {0: '', 1: ''}
   tokens, finish = {0: [], 1: []}, {}
-  for event in told:
+  for event in chunks:
     choice, = event['choices']
     number = choice['index']
     assert number not in finish
     if 'chat' in path:
       assert event['object'] == 'chat.completion.chunk'
       assert ('role' in choice['delta']) == (not tokens[number])
-      said[number] += choice['delta']['content']
+      sampled[number] += choice['delta']['content']
       tokens[number] += choice['logprobs']['content']
     else:
-      said[number] += choice['text']
+      sampled[number] += choice['text']
       tokens[number] += choice['logprobs']['tokens']
     if choice['finish_reason']:
       finish[number] = choice['finish_reason']
   for choice in whole['choices']:
     number = choice['index']
     text = (choice['message']['content'] if 'chat' in path else choice['text'])
-    its = choice['logprobs']
-    assert said[number] == text and finish[number] == choice['finish_reason']
-    assert tokens[number] == (its['content'] if 'chat' in path else its['tokens'])
+    expected = choice['logprobs']
+    assert sampled[number] == text and finish[number] == choice['finish_reason']
+    assert tokens[number] == expected[
+        'content' if 'chat' in path else 'tokens']
 
 
 def test_a_chat_is_the_completion_of_what_the_template_writes(serving):
@@ -193,7 +195,7 @@ def test_a_chat_is_the_completion_of_what_the_template_writes(serving):
   assert chat['usage'] == plain['usage']
 
 
-@pytest.mark.parametrize('fields, status, told', [
+@pytest.mark.parametrize('fields, status, message', [
     (dict(body=b'{'), 400, 'JSON'),
     (dict(body=b' ' * (2**20 + 1)), 413, 'at most 1048576 bytes'),
     (dict(temperature=-1), 400, 'temperature must be'),
@@ -208,10 +210,10 @@ def test_a_chat_is_the_completion_of_what_the_template_writes(serving):
     (dict(stream=True, n=0), 400, 'n must be'),
     (dict(prompt=[3] * 128), 400, 'may have 127 tokens'),
 ])
-def test_what_is_refused(serving, fields, status, told):
+def test_what_is_refused(serving, fields, status, message):
   server = serving()
   got, found = ask(server, **fields)
-  assert got == status and told in found['error']['message']
+  assert got == status and message in found['error']['message']
   assert set(found['error']) == {'message', 'type', 'param', 'code'}
   assert ask(server, max_tokens=1)[0] == 200  # and it goes on
 
@@ -293,7 +295,7 @@ def test_a_deadline_is_504_or_the_last_event(serving, engine):
   assert status == 504 and found['error']['code'] == 'timeout'
   with opened(server, '/v1/completions', model='it', prompt='a',
               stream=True) as response:
-    assert response.status == 504  # nothing had been said yet
+    assert response.status == 504  # nothing had been sampled yet
   held.go.release(1000)
   servers.until(lambda: not server.generator.running)
 

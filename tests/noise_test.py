@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Random passages: uniform, distinct, and the same in whatever batch."""
+"""noise: passages are uniform, distinct, and the same in any batch."""
 
 import collections
 

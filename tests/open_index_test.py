@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Backends of one index find the same; one of another corpus is refused."""
+"""open_index: backends of an index agree; that of another corpus is refused."""
 
 import concurrent.futures
 import dataclasses

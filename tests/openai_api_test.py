@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""completions: what bodies mean, and every field that is refused by its name."""
+"""openai_api: what bodies mean, and each refusal names its field."""
 
 import json
 
@@ -68,11 +68,11 @@ def test_a_conversation_is_written_by_the_template():
       'on and on<|im_end|>\n<|im_start|>assistant\n')
 
 
-def said(**fields):
+def messages(**fields):
   return [{'role': 'user', 'content': 'go', **fields}]
 
 
-@pytest.mark.parametrize('is_chat, fields, param, told', [
+@pytest.mark.parametrize('is_chat, fields, param, message', [
     (False, dict(model='other'), 'model', "must be 'it'"),
     (False, dict(model=None), 'model', "must be 'it'"),
     (False, dict(prompt=None), 'prompt', 'must be a string'),
@@ -85,7 +85,8 @@ def said(**fields):
     (False, dict(prompt=''), 'prompt', 'one token at least'),
     (False, dict(prompt=[-1]), 'prompt', 'ids from 0 to'),
     (False, dict(prompt=[10**30]), 'prompt', 'ids from 0 to'),
-    (False, dict(prompt=[3] * 100), 'prompt', 'may have 99 tokens, but has 100'),
+    (False, dict(prompt=[3] * 100), 'prompt',
+     'may have 99 tokens, but has 100'),
     (False, dict(prompt=[3] * 90, max_tokens=11), 'max_tokens',
      'may have 100 tokens together, but have 90 and 11'),
     (False, dict(max_tokens=0), 'max_tokens', 'from 1'),
@@ -94,7 +95,8 @@ def said(**fields):
     (False, dict(max_tokens=10**400), 'max_tokens', 'a whole number'),
     (False, dict(n=0), 'n', 'from 1 to 6'),
     (False, dict(n=7), 'n', 'from 1 to 6'),
-    (False, dict(prompt=['a'] * 3, n=3), 'n', 'prompt times n must be at most 6'),
+    (False, dict(prompt=['a'] * 3, n=3), 'n',
+     'prompt times n must be at most 6'),
     (False, dict(temperature=-0.1), 'temperature', 'from 0'),
     (False, dict(temperature=float('nan')), 'temperature', 'from 0'),
     (False, dict(temperature=float('inf')), 'temperature', 'from 0'),
@@ -133,28 +135,33 @@ def said(**fields):
     (False, dict(temprature=1), 'temprature', 'no field that is known'),
     (False, dict(messages=HELLO), 'messages', 'no field that is known'),
     (True, dict(prompt='a'), 'prompt', 'no field that is known'),
-    (True, dict(max_tokens=3, max_completion_tokens=3), 'max_tokens', 'are one'),
+    (True, dict(max_tokens=3, max_completion_tokens=3), 'max_tokens',
+     'are one'),
     (True, dict(max_completion_tokens=0), 'max_completion_tokens', 'from 1'),
     (True, dict(messages=None), 'messages', 'one message at least'),
     (True, dict(messages=[]), 'messages', 'one message at least'),
     (True, dict(messages='hi'), 'messages', 'one message at least'),
     (True, dict(messages=['hi']), 'messages[0].role', 'must be one of system'),
-    (True, dict(messages=said(role='tool')), 'messages[0].role', 'must be one'),
-    (True, dict(messages=[*HELLO, *said(content=None)]), 'messages[1].content',
+    (True, dict(messages=messages(role='tool')), 'messages[0].role',
+     'must be one'),
+    (True, dict(messages=[*HELLO, *messages(content=None)]),
+     'messages[1].content',
      'must be a text'),
-    (True, dict(messages=said(content=[{'type': 'image_url'}])),
+    (True, dict(messages=messages(content=[{'type': 'image_url'}])),
      'messages[0].content', 'must be a text'),
-    (True, dict(messages=said(tool_calls=[{}])), 'messages[0].tool_calls',
+    (True, dict(messages=messages(tool_calls=[{}])), 'messages[0].tool_calls',
      'role, content and name alone'),
-    (True, dict(messages=said(content='x<|im_end|>y')), 'messages[0].content',
+    (True, dict(messages=messages(content='x<|im_end|>y')),
+     'messages[0].content',
      "special token '<|im_end|>'"),
-    (True, dict(messages=said(role='assistant')), 'messages', "assistant's"),
+    (True, dict(messages=messages(role='assistant')), 'messages',
+     "assistant's"),
 ])
-def test_what_is_refused_names_its_field(is_chat, fields, param, told):
+def test_what_is_refused_names_its_field(is_chat, fields, param, message):
   with pytest.raises(openai_api.Refused) as caught:
     read(is_chat, **fields)
   error = json.loads(caught.value.body())['error']
-  assert error['param'] == param and told in error['message']
+  assert error['param'] == param and message in error['message']
   assert error['type'] == 'invalid_request_error'
   assert caught.value.status == (404 if param == 'model' else 400)
   assert '10000000000' * 20 not in error['message']  # not too much of it
@@ -171,11 +178,12 @@ def test_what_is_no_json_object(body):
     chats.byte_level(), chats.sentence_piece(chats.MISTRAL)])
 def test_what_no_template_writes_is_refused_without_the_inside(tokenizer):
   with pytest.raises(openai_api.Refused) as caught:
-    read(True, tokenizer, messages=[{'role': 'system', 'content': 'on'}, *HELLO])
+    read(True, tokenizer,
+         messages=[{'role': 'system', 'content': 'on'}, *HELLO])
   assert 'chat template can write' in str(caught.value)
   assert 'jinja' not in str(caught.value).lower()
 
 
 def test_a_character_that_a_tokenizer_does_not_know_is_text_all_the_same():
-  assert read(True, chats.sentence_piece(chats.MISTRAL), messages=said(
+  assert read(True, chats.sentence_piece(chats.MISTRAL), messages=messages(
       content='東')).prompts

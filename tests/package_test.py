@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A built wheel imports, holds prompts and model, and runs the losses."""
+"""package: a built wheel imports, holds prompts and model, runs the losses."""
 
 import pathlib
 import shutil
@@ -26,7 +26,8 @@ assert tools.schema()['function']['name'] == 'search'
 shape = weights.read_config(str(sampler.TINY_BASE))
 weights.load(str(sampler.TINY_BASE), shape)
 from searchrl.encoders import embedder
-assert embedder.cached_loader()(path='tiny_e5')(['a'], 'query').shape == (1, 128)
+encode = embedder.cached_loader()(path='tiny_e5')
+assert encode(['a'], 'query').shape == (1, 128)
 one = jnp.ones((1, 2))
 loss = losses.sequence_ratio_loss(
     one, one, jnp.ones(1), jnp.ones((1, 2), bool))

@@ -8,14 +8,14 @@ import jax
 import numpy as np
 import pytest
 from searchrl.agent import tokenizer as tokenizers
+from searchrl.experiment import policy as policies
 from searchrl.models import crossencoder
 from searchrl.models import encoder
-from searchrl.models.inference import engine as engines
-from searchrl.models.inference import stops
 from searchrl.models import policy
 from searchrl.models import transformer
 from searchrl.models import weights
-from searchrl.experiment import policy as policies
+from searchrl.models.inference import engine as engines
+from searchrl.models.inference import stops
 
 torch = pytest.importorskip('torch', reason="pip install -e '.[parity]'")
 transformers = pytest.importorskip('transformers')
@@ -175,10 +175,10 @@ def test_transformers_to_ours_to_transformers_is_bitwise(
   weights.save(tmp_path / 'ours', params, config, tokenizer_from=folder,
                eos_id=0, dtype=dtype, shard_bytes=shard_bytes)
   assert weights.read_config(tmp_path / 'ours') == config
-  again, told = transformers.AutoModelForCausalLM.from_pretrained(
+  again, report = transformers.AutoModelForCausalLM.from_pretrained(
       tmp_path / 'ours', output_loading_info=True)
   assert again.dtype == theirs.dtype  # that of config.json
-  assert not any(told[kind] for kind in told)
+  assert not any(report[kind] for kind in report)
   for name, leaf in theirs.state_dict().items():
     assert torch.equal(again.state_dict()[name], leaf), name
   for field in ('sliding_window', 'head_dim', 'rope_parameters', 'layer_types',
@@ -241,9 +241,9 @@ def test_a_saved_encoder_is_transformers_own(tmp_path):
       lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32),
       encoder.init(shape, jax.random.key(0)))
   encoder.save(tmp_path, params, shape, tokenizer_from=tmp_path)
-  theirs, told = transformers.BertModel.from_pretrained(
+  theirs, report = transformers.BertModel.from_pretrained(
       tmp_path, add_pooling_layer=False, output_loading_info=True)
-  assert not told['missing_keys'] and not told['unexpected_keys']
+  assert not report['missing_keys'] and not report['unexpected_keys']
   ids = torch.randint(1, 96, (3, 30))
   mask = (torch.arange(30) < torch.tensor([[30], [11], [2]])).long()
   with torch.no_grad():

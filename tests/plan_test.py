@@ -117,7 +117,8 @@ def test_unknown_devices_are_refused(text):
 
 
 @pytest.mark.parametrize('text, name, count', [
-    ('v5e-64', 'v5e', 64), ('a100-40gb-8', 'a100-40gb', 8), ('b200-1', 'b200', 1)
+    ('v5e-64', 'v5e', 64), ('a100-40gb-8', 'a100-40gb', 8),
+    ('b200-1', 'b200', 1)
 ])
 def test_devices_by_name(text, name, count):
   kind, number = devices.parse(text)

@@ -286,7 +286,7 @@ def test_a_program_runs_over_the_devices_of_both(outputs):
   assert outputs['sum'] == [[4, 2, 10.0]] * 2
 
 
-def test_the_first_process_speaks_for_all(monkeypatch, capsys):
+def test_only_the_first_process_prints(monkeypatch, capsys):
   processes.say('one')
   monkeypatch.setattr(processes, 'is_first', lambda: False)
   processes.say('two')

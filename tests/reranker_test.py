@@ -30,8 +30,12 @@ WORDS = 'river sea tarn garonne title a that joins the ( ) : "'.split()
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
+  return make_folder(tmp_path_factory.mktemp('reranker'))
+
+
+def make_folder(parent):
   """The golden encoder with a head, and a tokenizer of a few words."""
-  path = shutil.copytree(GOLDEN, tmp_path_factory.mktemp('reranker') / 'bert')
+  path = shutil.copytree(GOLDEN, parent / 'bert')
   width = encoder.read_config(str(path)).hidden_size
   values = safetensors.numpy.load_file(path / 'model.safetensors')
   values = {name: value for name, value in values.items()

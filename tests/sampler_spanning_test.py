@@ -5,7 +5,6 @@
 import json
 import types
 
-import jax
 import numpy as np
 import pytest
 
@@ -18,8 +17,8 @@ import loopback
 SAMPLE = r'''
 import json
 from searchrl.agent import rewards
-from searchrl.rollouts import driver
 from searchrl.experiment import policy as policies
+from searchrl.rollouts import driver
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.trajectory import Passage, Question, Request, SearchError
@@ -42,7 +41,8 @@ found = sampler.rollout(
     sampler.sync(params).weights,
     [Request(Question(f'u{i}', f'What is the river of city {i}?', ('Nile',)), s)
      for i in range(3) for s in range(3)],
-    search=search, reward=rewards.em, outcome=rewards.em, temperature=1.0, step=2)
+    search=search, reward=rewards.em, outcome=rewards.em, temperature=1.0,
+    step=2)
 print(json.dumps([
     sampler.together, len(asked),
     [[t.question.uid, t.sample, t.stop_reason, t.retries, t.tokens,
@@ -69,7 +69,7 @@ def test_two_processes_sample_as_one_would():
       np.testing.assert_allclose(trajectory[5], other[5], atol=1e-5)
 
 
-def test_lockstep_admits_in_a_fixed_order(monkeypatch):
+def test_lockstep_admits_in_a_fixed_order():
   mesh = meshes.make(data=4, tensor=2)
   options = types.SimpleNamespace(
       admission='auto', tensor=2, decodes_in_flight=0, search_timeout_secs=1.0,
@@ -77,13 +77,11 @@ def test_lockstep_admits_in_a_fixed_order(monkeypatch):
   assert policies.schedule(mesh, options).admission == 'deterministic'
   assert policies.schedule(mesh, options, is_remote=True).admission == 'arrival'
 
-  def two_hosts(mesh, tensor):
-    assert mesh.size == len(jax.devices()) and tensor == 2
-    return True
-
-  monkeypatch.setattr(policies.weight_sync, 'spans_processes', two_hosts)
-  assert policies.schedule(mesh, options, is_remote=True).admission == 'deterministic'
+  two_hosts = types.SimpleNamespace(size=2, devices=np.array([
+      types.SimpleNamespace(platform='cpu', process_index=i) for i in (0, 1)]))
+  admission = policies.schedule(two_hosts, options, is_remote=True).admission
+  assert admission == 'deterministic'
   options.admission = 'arrival'
   with pytest.raises(ValueError, match="must be 'deterministic' where "
                                        'rollout.tensor=2 devices of several'):
-    policies.schedule(mesh, options)
+    policies.schedule(two_hosts, options)

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""sampler: failed searches are sampled again, and trajectories say how often."""
+"""sampler: failed searches are sampled again; trajectories count how often."""
 
 import collections
 
@@ -55,7 +55,8 @@ class Failing:
     (0, [1, 1], [0, 0, 0], ['answer', 'search_error', 'search_error']),
     (1, [2, 2], [0, 1, 1], ['answer', 'answer', 'search_error']),
     (3, [2, 4], [0, 1, 3], ['answer', 'answer', 'search_error'])])
-def test_failed_searches_are_sampled_again(search_retries, asked, retries, last):
+def test_failed_searches_are_sampled_again(
+    search_retries, asked, retries, last):
   search = Failing()
   found = rollout(SCRIPT, search=search, search_retries=search_retries)
   assert [search.asked[name] for name in ('late', 'never')] == asked

@@ -73,7 +73,7 @@ def test_our_client_finds_what_the_engine_finds():
     assert search(queries) == engine()(queries)
 
 
-@pytest.mark.parametrize('record, status, told', [
+@pytest.mark.parametrize('record, status, message', [
     (dict(body=b'{'), 400, 'JSON'),
     (dict(body=b''), 400, 'JSON'),
     (dict(body=b'[' * 50_000), 400, 'JSON'),
@@ -98,10 +98,10 @@ def test_our_client_finds_what_the_engine_finds():
     (dict(path='/', method='GET'), 404, 'no such page'),
     (dict(path='/health/', method='GET'), 404, 'no such page'),
 ])
-def test_what_is_refused(record, status, told):
+def test_what_is_refused(record, status, message):
   with serving() as server:
     got, _, found = ask(server, **record)
-    assert got == status and told in found['error']
+    assert got == status and message in found['error']
     assert ask(server, queries=['river'])[0] == 200  # and it goes on
 
 
@@ -192,15 +192,15 @@ def test_a_fault_of_our_own_is_500_and_not_shown(monkeypatch):
     lambda queries: 1 / 0, lambda queries: [],
     lambda queries: [SearchError('unavailable', '/etc/shadow')] * len(queries)])
 def test_a_failing_engine_is_503_and_its_reason_stays_here(broken):
-  told = []
-  with serving(broken, told.append) as server:
+  logged = []
+  with serving(broken, logged.append) as server:
     status, _, found = ask(server, queries=['a'])
     assert status == 503 and found == {'error': 'the search failed'}
     url = f'{server.address}/retrieve'
     error, = remote.remote(urls=(url,), tries=1)(
         [Query('a', 1, tiny.question())])
     assert error.kind == 'unavailable'
-  reason, = told  # once for both
+  reason, = logged  # once for both
   assert reason.startswith('Warning: a search failed with unavailable: ')
   assert len(reason) > 45
 

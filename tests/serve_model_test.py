@@ -69,8 +69,8 @@ def test_a_run_that_is_none_and_slots_that_no_devices_share(tmp_path):
     serve_model.run(config, str(tmp_path))
   config = config_of()
   config.rollout.slots = 12
-  with pytest.raises(ValueError, match='rollout.slots must be a multiple of the '
-                                       '8 copies .* but is 12'):
+  with pytest.raises(ValueError, match='rollout.slots must be a multiple of '
+                                       'the 8 copies .* but is 12'):
     serve_model.run(config, str(tmp_path))
 
 
@@ -94,7 +94,7 @@ def generator(monkeypatch):
   return made
 
 
-def test_a_port_that_is_taken_is_told(generator, tmp_path):
+def test_a_port_in_use_is_named(generator, tmp_path):
   with socket.create_server(('127.0.0.1', 0)) as other:
     port = other.getsockname()[1]
     with pytest.raises(ValueError, match=f'port {port}, cannot be had'):

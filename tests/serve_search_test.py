@@ -29,7 +29,7 @@ def config_of(tmp_path, **changes):
   return config
 
 
-def test_a_port_that_is_taken_is_told(tmp_path):
+def test_a_port_in_use_is_named(tmp_path):
   config = config_of(tmp_path)
   with socket.create_server(('127.0.0.1', 0)) as other:
     config.serve.port = other.getsockname()[1]

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A signal asks to stop, a second Ctrl-C insists, and handlers come back."""
+"""signals: one asks to stop, a second ends at once; handlers are restored."""
 
 import os
 import signal

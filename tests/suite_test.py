@@ -20,7 +20,8 @@ def test_wilson_interval_solves_its_equation(hits, n):
 
 
 def answered():
-  for i, (hops, answer) in enumerate([(1, 'Elba'), (1, 'Oder'), (2, 'the elba')]):
+  for i, (hops, answer) in enumerate(
+      [(1, 'Elba'), (1, 'Oder'), (2, 'the elba')]):
     question = Question(f'q{i}', 'which?', ('Elba',), hops)
     turn = Turn((1,), (0.0,), Action('answer', (answer,)))
     yield Trajectory(question, 0, 0, (1,), (turn,), 'answer')
@@ -40,7 +41,8 @@ class Answers:
 
 def test_rows_are_by_hops_and_scored_by_every_measure():
   case = suite.EvalCase(
-      datasets.Dataset('known', [g.question for g in answered()], None), 'bm25', None,
+      datasets.Dataset('known', [t.question for t in answered()], None),
+      'bm25', None,
       'greedy')
   rows, records = suite.run(Answers(), 'params', [case])
   assert [(r['hops'], r['n'], r['em']) for r in rows] == [

@@ -80,7 +80,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
 
 
 def test_older_checkpoints_are_resumed(tmp_path):
-  """Those of a state of dicts, whose record said 'losses'."""
+  """Those of a state of dicts, whose record had 'losses'."""
   adam = optax.adam(RATE)
   state, _ = fit(tmp_path / 'new', adam)
   old = {'params': state.params, 'opt_state': state.opt_state}

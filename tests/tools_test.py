@@ -15,10 +15,10 @@ import tiny
 from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tools
-from searchrl.models.inference import stops
-from searchrl.models import weights
-from searchrl.rollouts import driver
 from searchrl.experiment import policy as policies
+from searchrl.models import weights
+from searchrl.models.inference import stops
+from searchrl.rollouts import driver
 from searchrl.runtime import mesh as meshes
 from searchrl.trajectory import Action, Passage, Request
 
@@ -286,7 +286,8 @@ def test_a_model_folder_with_a_template_is_sampled_from(tmp_path):
   assert sampler.tokenizer.eos_ids == other
   (end,) = sampler.dialogue.end_ids
   trajectories = sampler.rollout(
-      sampler.sync(params).weights, [Request(tiny.question(), n) for n in range(8)],
+      sampler.sync(params).weights,
+      [Request(tiny.question(), n) for n in range(8)],
       search=None, reward=lambda t: 0.0, outcome=lambda t: 0.0,
       temperature=1.5, step=0).trajectories
   turns = [turn for trajectory in trajectories for turn in trajectory.turns]

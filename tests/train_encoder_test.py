@@ -107,7 +107,7 @@ def test_options_are_checked(change, message, tmp_path):
     train_encoder.run(config, str(tmp_path / 'run'))
 
 
-def test_a_missing_model_or_size_is_told(tmp_path):
+def test_a_missing_model_or_size_is_named(tmp_path):
   config = own(tmp_path)
   config.model.path = str(tmp_path / 'nowhere')
   with pytest.raises(FileNotFoundError, match='must be a folder'):
@@ -130,7 +130,7 @@ def test_the_tokenizer_knows_every_ascii_letter_and_sign(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('source', ['known', 'unseen'])
 def test_the_shipped_encoder_finds_what_agents_ask_for(source):
-  """Of a fresh world, by names that training may have met, or never met."""
+  """Of a fresh world, by names that training has or has not had."""
   world = facts.make(77, source=source)
   corpus = corpora.Corpus(tuple(text.passages(world)))
   search = factory.make('dense', corpus, encoder='tiny_e5',

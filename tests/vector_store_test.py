@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Stores of vectors: what is read is what was written, whole or not at all."""
+"""vector_store: what is read is what was written, whole or not at all."""
 
 import dataclasses
 import json
