@@ -75,7 +75,7 @@ def true_recall(index, rows, vectors):
   return np.mean([np.isin(a, b).mean() for a, b in zip(ids, best)])
 
 
-def test_recall_is_as_its_manifest_says_and_scores_are_the_true_ones(
+def test_recall_is_that_of_the_manifest_and_scores_are_the_true_ones(
     built, large):
   kind, folder, manifest = built
   store, rows, vectors = large

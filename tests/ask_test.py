@@ -161,7 +161,7 @@ def test_what_is_refused(fields, error, message, tmp_path):
     ask.run(config_of(**fields), str(tmp_path))
 
 
-def test_a_run_of_another_dialogue_tells_how_to_take_its_own(run, tmp_path):
+def test_a_run_of_another_dialogue_is_refused_with_a_remedy(run, tmp_path):
   config = config_of(run=str(run[0]))
   config.dialogue = 'searchrl.agent.dialogue:search_r1'
   with pytest.raises(ValueError, match=re.escape(
@@ -230,7 +230,7 @@ def _votes_of_samples_with_seeds(config, folder, capsys):
 
 
 @pytest.mark.slow
-def test_without_an_answer_it_fails_and_says_why(tmp_path, capsys):
+def test_without_an_answer_it_fails_with_the_reason(tmp_path, capsys):
   config = config_of(question='What is the river of Zinina Rilson?')
   config.data.per_hop = (1,)
   config.rollout.budgets.max_turns = 1  # it can search, but not answer

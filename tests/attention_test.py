@@ -200,15 +200,15 @@ def test_cudnn_refuses_head_sizes_that_it_does_not_take(size):
 @pytest.fixture
 def as_cudnn(monkeypatch):
   """Calls of cuDNN are computed by jax's XLA, which runs on any device."""
-  original, asked = jax.nn.dot_product_attention, []
+  original, calls = jax.nn.dot_product_attention, []
 
   def answer(q, k, v, *, implementation, **options):
-    asked.append(
+    calls.append(
         dict(options, implementation=implementation, length=q.shape[1]))
     return original(q, k, v, implementation='xla', **options)
 
   monkeypatch.setattr(jax.nn, 'dot_product_attention', answer)
-  return asked
+  return calls
 
 
 @pytest.mark.parametrize('window', [None, 1, 5])

@@ -38,7 +38,7 @@ QWEN2 = r'''
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}'''
 
 # In the manner of Qwen 3: thoughts are rewritten in a form of its own, and
-# KEEP says of which turns; a last turn without any gets an empty one.
+# KEEP selects the turns; a last turn without any gets an empty one.
 _QWEN3 = r'''
 {%- if tools %}
 {{- '<|im_start|>system\n<tools>\n' ~ (tools[0] | tojson)

@@ -33,7 +33,7 @@ def test_a_remote_corpus_need_not_be_here(tmp_path, questions):
   assert data.corpus is None and len(data.questions) == 1
   held, = evaluation_sets(tmp_path, evaluate=questions, is_remote=True)
   assert held.corpus is None
-  # A server knows no world that is generated for evaluation.
+  # A server has no world that is generated for evaluation.
   assert evaluation_sets(tmp_path, evaluate='', is_remote=True) == []
 
 

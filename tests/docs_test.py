@@ -211,7 +211,7 @@ def test_every_config_is_a_lab_note(config):
   note = ' '.join(ast.get_docstring(ast.parse(source)).split())
   assert 'python -m searchrl.main --config=configs/' in note
   assert re.search(r'Results?\b', note), (
-      f'{config} must say what it gave, or "Result: not yet measured."')
+      f'{config} must give its result, or "Result: not yet measured."')
   if 'import common' in source and 'config.algorithm = ' in source:
     for part in ('Hardware: ', 'Time: ', 'Result: ', 'Source: '):
       assert part in note, f'{config} has no "{part}"'

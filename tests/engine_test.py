@@ -233,7 +233,7 @@ def test_a_prompt_that_a_slot_holds_is_copied_and_not_fed_again(other, params):
 
   alone = []
   for sample in range(4):
-    other.load(params, TEMPERATURE)  # forgets what is held
+    other.load(params, TEMPERATURE)  # drops what is held
     alone += sample_all({sample: 2})
   other.load(params, TEMPERATURE)
   before = other.prefilled_tokens, other.copied_tokens
@@ -251,7 +251,7 @@ def test_a_prompt_that_a_slot_holds_is_copied_and_not_fed_again(other, params):
   assert other.prefilled_tokens - before[0] == 36 + 1 + 36
 
 
-def test_decodes_ahead_of_the_reader_lose_and_repeat_nothing(engine, params):
+def test_decodes_in_flight_lose_and_repeat_nothing(engine, params):
   inputs = turn_inputs(70)
   engine.load(params, TEMPERATURE)
   expected = run_turns(engine, inputs)
@@ -382,7 +382,7 @@ def test_a_stop_string_across_tokens_and_an_end_of_sequence_end_a_turn(
   assert by_stop and by_eos + by_stop < 9
 
 
-def test_a_new_turn_forgets_the_start_of_a_stop_string(engine, params):
+def test_a_new_turn_drops_the_start_of_a_stop_string(engine, params):
   engine.load(params, TEMPERATURE)
   engine.append([engines.Append(slot, (1, 2), 1, (0,) * 5, True)
                  for slot in range(3)])

@@ -106,15 +106,15 @@ def test_an_unknown_engine_is_refused_with_the_known_ones():
 
 def test_engines_over_engines_are_what_their_parts_are():
   texts = ['river', 'Tarn', 'the sea', '']
-  asked = [query(text, 1) for text in texts]
-  inner = factory.make('bm25', CORPUS, k1=2.0)(asked)
+  queries = [query(text, 1) for text in texts]
+  inner = factory.make('bm25', CORPUS, k1=2.0)(queries)
   part = dict(name='bm25', k1=2.0)
   ids = lambda found: [[p.id for p in passages] for passages in found]
   for name, options in (('fusion', dict(engines=(part,), depth=1)),
                         ('cache', dict(engine=part)),
                         ('cache', dict(engine=ml_collections.ConfigDict(part))),
                         ('rerank', dict(engine=part, candidates=1))):
-    assert ids(make(name, **options)(asked)) == ids(inner), name
+    assert ids(make(name, **options)(queries)) == ids(inner), name
 
 
 @pytest.mark.parametrize('name, options, message', [
@@ -151,7 +151,7 @@ def test_missing_parts_are_named():
         dict(name='bm25'), dict(name='remote', urls=('http://a',)))),
      'index must name'),
 ])
-def test_a_cache_knows_what_it_cannot_name(part, message):
+def test_a_cache_refuses_what_it_cannot_name(part, message):
   with pytest.raises(ValueError, match=message):
     factory.make('cache', CORPUS, engine=part)
 

@@ -1,6 +1,8 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins that tests share: a scripted engine, a search, a sampler."""
+"""Stand-ins that tests share: engines, a search, a sampler."""
+
+import threading
 
 import tiny
 
@@ -85,6 +87,22 @@ class Engine:
     """A script has no use for weights."""
 
   unload = lambda self: None
+
+
+class GatedEngine:
+  """A real engine; each of its decodes waits for `go`."""
+
+  def __init__(self, engine):
+    self._engine, self.slots = engine, engine.slots
+    self.go, self.passes = threading.Semaphore(0), 0
+
+  def __getattr__(self, name):
+    return getattr(self._engine, name)
+
+  def decode(self):
+    assert self.go.acquire(timeout=20)
+    self.passes += 1
+    return self._engine.decode()
 
 
 class Search:

@@ -177,6 +177,6 @@ class Server:
 
 
 def unused_url():
-  """An address at which nobody listens."""
+  """An address whose port is closed."""
   with Server() as server:
     return server.url

@@ -64,11 +64,11 @@ def test_a_passage_counts_once_in_a_ranking():
 
 
 def test_engines_are_asked_deep_and_failures_stay_failures():
-  asked = []
+  depths = []
 
   def engine(names, fails=()):
     def search(queries):
-      asked.append([q.top_k for q in queries])
+      depths.append([q.top_k for q in queries])
       return [SearchError('timeout') if q.text in fails else
               ranking(names)[:q.top_k] for q in queries]
     return search
@@ -76,7 +76,7 @@ def test_engines_are_asked_deep_and_failures_stay_failures():
   search = fusion.fused((engine('abc'), engine('cbd', {'late'})), depth=2)
   found = search([Query(text, k, tiny.question())
                   for text, k in (('x', 1), ('late', 3), ('y', 3))])
-  assert asked == [[2, 3, 3]] * 2
+  assert depths == [[2, 3, 3]] * 2
   assert [p.id for p in found[0]] == ['b']
   assert found[1] == SearchError('timeout')
   # c: 1/63 + 1/61 > b: 2/62, as the mean of reciprocals is.

@@ -7,6 +7,7 @@ import threading
 import time
 
 import chats
+import fakes
 from hypothesis import given, settings, strategies
 import jax
 import numpy as np
@@ -43,14 +44,14 @@ def text_oracle(tokens, stops):
     strategies.lists(strategies.integers(1, 2), min_size=14, max_size=14))
 def test_text_in_parts_is_the_text_before_the_first_stop(tokens, stops, sizes):
   reader = generation.Text(PIECES, stops)
-  shown, taken, stopped, left = '', 0, False, list(tokens)
+  shown, used, stopped, left = '', 0, False, list(tokens)
   for size in sizes:
     if not left or stopped:
       break
     part, left = left[:size], left[size:]
     text, count, stopped = reader.add(part, not left)
-    shown, taken = shown + text, taken + count
-  assert (shown, taken, stopped) == text_oracle(tokens, stops)
+    shown, used = shown + text, used + count
+  assert (shown, used, stopped) == text_oracle(tokens, stops)
 
 
 def test_nothing_is_shown_that_a_stop_string_may_take_back():
@@ -172,26 +173,10 @@ def test_greedy_is_the_argmax_of_a_full_forward(generator, params):
   np.testing.assert_allclose(logprobs, expected, atol=1e-4)
 
 
-class Held:
-  """An engine whose decodes wait until they are let."""
-
-  def __init__(self, engine):
-    self._engine, self.slots = engine, engine.slots
-    self.go, self.passes = threading.Semaphore(0), 0
-
-  def __getattr__(self, name):
-    return getattr(self._engine, name)
-
-  def decode(self):
-    assert self.go.acquire(timeout=20)
-    self.passes += 1
-    return self._engine.decode()
-
-
 @pytest.fixture
 def held(engine, params):
   engine.load(params, None)
-  slow = Held(engine)
+  slow = fakes.GatedEngine(engine)
   made = generation.Generator(
       slow, token_bytes=PIECES, eos_ids=TOKENIZER.eos_ids, waiting=6)
   yield slow, made
@@ -220,7 +205,7 @@ def test_too_much_is_refused_whole_and_the_rest_is_served(held, alone):
   assert received == dict(enumerate(alone))
 
 
-def test_what_nobody_listens_to_leaves_its_slot(held, alone):
+def test_a_cancelled_stream_leaves_its_slots(held, alone):
   slow, generator = held
   left = Received(generator, [choice(seed, 34) for seed in range(20, 24)])
   wait_for(lambda: generator.running == 4)
@@ -250,7 +235,7 @@ def test_closing_finishes_what_was_asked_and_takes_no_more(held, alone):
 
 def test_a_failing_engine_ends_every_stream_once_and_is_named(engine, params):
   engine.load(params, None)
-  slow = Held(engine)
+  slow = fakes.GatedEngine(engine)
   slow.decode = lambda: time.sleep(0.1) or 1 / 0
   generator = generation.Generator(
       slow, token_bytes=PIECES, eos_ids=(), waiting=20)

@@ -75,7 +75,7 @@ def test_it_finds_what_comparing_with_every_passage_finds(loader, backend):
 
 
 @pytest.mark.slow
-def test_a_search_with_a_tree_is_built_alike_and_tells_its_recall(loader):
+def test_a_search_with_a_tree_is_built_alike_and_prints_its_recall(loader):
   pytest.importorskip('scann')
   large = make_corpus(scann_index._TREE_FROM + 100)
   facts, found = [], []
@@ -115,7 +115,7 @@ def test_a_corpus_is_encoded_once_for_the_record_and_all_its_searches(loader):
   assert loader.made['e'].calls == ['passage'] * 2
 
 
-def test_without_scann_the_search_is_exact_and_says_so_once(
+def test_without_scann_the_search_is_exact_and_warns_once(
     loader, monkeypatch, capsys):
   monkeypatch.setattr(scann_index, 'available', lambda: False)
   found = make(loader, backend='scann')(QUERIES)

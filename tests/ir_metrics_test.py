@@ -36,10 +36,10 @@ def test_a_set_of_questions():
   questions = [Question(f'{i}', text, (gold,)) for i, (text, gold) in enumerate(
       [('found', 'Elba'), ('part', 'lba'), ('not', 'Oder'), ('late', 'Elba'),
        ('x', 'Yes'), ('y', 'the')])]
-  asked = []
+  batches = []
 
   def search(queries):
-    asked.append([(q.text, q.top_k) for q in queries])
+    batches.append([(q.text, q.top_k) for q in queries])
     return [SearchError('timeout') if q.text == 'late' else
             passages('', 'On Elba.') for q in queries]
 
@@ -49,7 +49,7 @@ def test_a_set_of_questions():
       'retrieval/recall@1': 0, 'retrieval/word_recall@1': 0,
       'retrieval/recall@3': 0.5, 'retrieval/word_recall@3': 0.25,
       'retrieval/failed': 0.25, 'retrieval/left_out': 1 / 3})
-  assert asked == [[('found', 3), ('part', 3), ('not', 3)], [('late', 3)]]
+  assert batches == [[('found', 3), ('part', 3), ('not', 3)], [('late', 3)]]
   assert ir_metrics.answers(search, [], top_ks=(3,), normalise=str) == {
       'retrieval/recall@3': 0, 'retrieval/word_recall@3': 0,
       'retrieval/failed': 0, 'retrieval/left_out': 1}

@@ -101,7 +101,7 @@ def test_variables_that_are_named_are_read_by_us_or_by_jax(name):
             variable.lower() in jax.config.values), f'{name} names {variable}'
 
 
-def test_the_readme_shows_every_script_and_says_what_was_not_done():
+def test_the_readme_shows_every_script_and_lists_what_was_not_done():
   text = read('README.md')
   for name in TEXTS:
     assert name in text or name == 'README.md'
@@ -138,7 +138,7 @@ def test_jobset_starts_one_process_a_pod():
 
 
 def stand_in(folder, *names, does=''):
-  """Puts scripts into a folder; returns what tells how they were called."""
+  """Puts scripts into a folder; returns the log of their calls."""
   log = folder / 'log'
   for name in names:
     file = folder / name
@@ -180,7 +180,7 @@ def interrupted(tmp_path, name, *arguments, waits_for=('up.',), **variables):
 
 
 @pytest.mark.parametrize('finished, code', [(False, 75), (True, 0)])
-def test_run_hands_sigterm_on_and_tells_a_stop_from_the_end(
+def test_run_forwards_sigterm_and_separates_a_stop_from_the_end(
     tmp_path, finished, code):
   if finished:
     (tmp_path / summary.FILE).touch()

@@ -147,7 +147,7 @@ def test_load_maps_what_is_large(path, monkeypatch):
     mapped_corpus.load(path.with_name('nowhere'))
 
 
-def test_an_engine_does_not_tell_the_two_apart(path):
+def test_an_engine_finds_the_same_in_both(path):
   query = Query('long river', 3, Question('q', '?', ('a',)))
   first, second = (bm25.bm25(c)([query]) for c in (
       corpora.read(path), mapped_corpus.open_(path)))

@@ -12,6 +12,7 @@ import time
 import types
 
 import chats
+import fakes
 import jax
 import numpy as np
 import pytest
@@ -251,25 +252,9 @@ def test_a_token_is_needed_where_one_is_set(serving):
   assert 'right' not in repr(server.options)
 
 
-class Held:
-  """An engine whose decodes wait until they are let."""
-
-  def __init__(self, engine):
-    self._engine, self.slots = engine, engine.slots
-    self.go, self.passes = threading.Semaphore(0), 0
-
-  def __getattr__(self, name):
-    return getattr(self._engine, name)
-
-  def decode(self):
-    assert self.go.acquire(timeout=20)
-    self.passes += 1
-    return self._engine.decode()
-
-
 def test_a_full_queue_is_429_and_what_was_asked_is_answered_at_the_end(
     serving, engine):
-  held = Held(engine)
+  held = fakes.GatedEngine(engine)
   server = serving(held, waiting=2, limits=openai_api.Limits(choices=2))
   with concurrent.futures.ThreadPoolExecutor(9) as pool:
     begun = pool.submit(ask, server, n=2, max_tokens=3)
@@ -289,7 +274,7 @@ def test_a_full_queue_is_429_and_what_was_asked_is_answered_at_the_end(
 
 
 def test_a_deadline_is_504_or_the_last_event(serving, engine):
-  held = Held(engine)
+  held = fakes.GatedEngine(engine)
   server = serving(held, deadline_secs=0.2)
   status, found = ask(server)
   assert status == 504 and found['error']['code'] == 'timeout'
@@ -301,7 +286,7 @@ def test_a_deadline_is_504_or_the_last_event(serving, engine):
 
 
 def test_a_client_that_hangs_up_leaves_its_slot(serving, engine):
-  held = Held(engine)
+  held = fakes.GatedEngine(engine)
   server = serving(held)
   held.go.release(1000)
   asked = dict(max_tokens=120, n=4, seed=1)
@@ -325,7 +310,7 @@ def left(server, held):
 
 def test_a_client_that_hangs_up_before_its_answer_leaves_its_slot(
     serving, engine):
-  held = Held(engine)
+  held = fakes.GatedEngine(engine)
   server = serving(held)
   with servers.connect(server) as line:
     body = json.dumps(dict(model='it', prompt=PROMPT, max_tokens=120, n=4,

@@ -140,7 +140,7 @@ def test_metrics_are_those_of_one_process(runs, count):
 
 
 @pytest.mark.parametrize('count', [2, 4])
-def test_the_first_process_alone_writes_and_speaks(runs, count):
+def test_the_first_process_alone_writes_and_prints(runs, count):
   assert files_of(runs.folder[count]) == files_of(runs.folder[1])
   for step in range(1, STEPS + 1):
     trajectories = trajectories_of(runs.folder[count], step)

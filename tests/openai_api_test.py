@@ -25,23 +25,23 @@ def read(is_chat=False, tokenizer=TOKENIZER, body=None, **fields):
 
 def test_what_is_left_out_has_openais_defaults():
   prompt = TOKENIZER.encode('the search')
-  asked = read()
-  assert asked == openai_api.Request(
+  request = read()
+  assert request == openai_api.Request(
       False, (prompt,), (16,), 1, Draw(), (), None, False, False, False)
   assert read(temperature=None, stop=None, seed=None, echo=False, best_of=1,
-              user='me', tools=[]) == asked
+              user='me', tools=[]) == request
   chat = read(True)
   assert chat.budgets == (100 - len(chat.prompts[0]),)
 
 
 def test_what_is_given_is_taken():
-  asked = read(n=2, max_tokens=7, temperature=0.5, top_p=0.9, top_k=3,
-               min_p=0.1, stop=['a', 'é'], seed=-5, logprobs=0, stream=True,
-               stream_options={'include_usage': True})
-  assert asked.draw == Draw(0.5, Truncation(3, 0.9, 0.1))
-  assert (asked.budgets, asked.n, asked.stops, asked.seed) == (
+  request = read(n=2, max_tokens=7, temperature=0.5, top_p=0.9, top_k=3,
+                 min_p=0.1, stop=['a', 'é'], seed=-5, logprobs=0, stream=True,
+                 stream_options={'include_usage': True})
+  assert request.draw == Draw(0.5, Truncation(3, 0.9, 0.1))
+  assert (request.budgets, request.n, request.stops, request.seed) == (
       (7,), 2, ('a', 'é'), -5)
-  assert asked.logprobs and asked.stream and asked.include_usage
+  assert request.logprobs and request.stream and request.include_usage
   assert read(stop='a').stops == ('a',)
   assert read(top_k=-1).draw == Draw() and read(temperature=0).draw[0] == 0
   assert read(True, max_completion_tokens=5, logprobs=True).budgets == (5,)
@@ -184,6 +184,6 @@ def test_what_no_template_writes_is_refused_without_the_inside(tokenizer):
   assert 'jinja' not in str(caught.value).lower()
 
 
-def test_a_character_that_a_tokenizer_does_not_know_is_text_all_the_same():
+def test_a_character_that_a_tokenizer_lacks_is_text_all_the_same():
   assert read(True, chats.sentence_piece(chats.MISTRAL), messages=messages(
       content='東')).prompts

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""plan: bytes by hand; what compilers say; 7B and 3B on the chips they fit."""
+"""plan: bytes by hand and by compilers; 7B and 3B on the chips they fit."""
 
 import functools
 import importlib.util
@@ -68,7 +68,7 @@ def test_a_plan_by_hand(tmp_path):
   assert 2 * 4 * 152_064 * 3584 < found.update < 16 * GIB
 
 
-def test_what_does_not_fit_says_what_would_help(tmp_path):
+def test_what_does_not_fit_names_what_would_help(tmp_path):
   found = plan.make(config(
       tmp_path, QWEN_7B, plan=dict(devices='a100-40gb-1')))
   text = plan.describe(found)
@@ -138,7 +138,7 @@ def test_no_compiler_for_a_gpu_that_is_not_there():
 @pytest.mark.parametrize('shape, chips, limit', [
     (QWEN_3B, 8, 0.85), (QWEN_7B, 64, 0.70)], ids=['3b', '7b'])
 def test_a_policy_step_fits_its_chips(shape, chips, limit):
-  """State, and what the compiler says an update of 4,096-token rows takes."""
+  """State, and the compiler's bytes of an update of 4,096-token rows."""
   mesh = meshes.make(data=1, fsdp=chips, devices=devices.to_compile_for(
       devices.KINDS['v5e'], chips))
   learner = learners.make(

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""plugins: 'module:function' finds any function, or says what is wrong."""
+"""plugins: 'module:function' finds any function, or names what is wrong."""
 
 import sys
 import types
@@ -48,7 +48,7 @@ def test_what_cannot_be_found_is_named_with_examples(name):
     (OURS + 'zzzz', "has no function 'zzzz'. Ours"),
     ('searchrl.rl.losses:AGGREGATIONS', "has no function 'AGGREGATIONS'"),
 ])
-def test_the_message_says_why(name, why):
+def test_the_message_has_the_reason(name, why):
   with pytest.raises(ValueError) as error:
     resolve(name)
   assert why in str(error.value)
@@ -91,7 +91,7 @@ def test_a_bad_option_is_refused_by_name(name, options, message):
     build(name, **options)
 
 
-def test_a_function_without_options_says_so(monkeypatch):
+def test_a_function_without_options_is_named(monkeypatch):
   module = types.ModuleType('my_lab')
   module.bare = lambda: 1
   monkeypatch.setitem(sys.modules, 'my_lab', module)

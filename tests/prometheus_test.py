@@ -48,7 +48,7 @@ def test_openmetrics_is_given_to_who_asks_for_it():
   assert {'searchrl_search_requests', 'searchrl_search_engine_seconds'} <= names
 
 
-def test_the_names_are_those_that_dashboards_know():
+def test_the_names_stay_those_of_dashboards():
   metrics = prometheus.Metrics(lambda: 7)
   with metrics.request() as record:
     record.status = 429

@@ -33,9 +33,9 @@ def good(text, top_k=2):
 def test_results_come_in_the_order_of_the_queries():
   with faulty.Server() as server:
     search = client(server.url)
-    asked = [query('a', 3), query('b', 1), query('a', 1), query('c', 3)]
-    assert search(asked) == [good('a', 3), good('b', 1), good('a', 1),
-                             good('c', 3)]
+    queries = [query('a', 3), query('b', 1), query('a', 1), query('c', 3)]
+    assert search(queries) == [good('a', 3), good('b', 1), good('a', 1),
+                               good('c', 3)]
     assert search([]) == []
 
 
@@ -137,7 +137,7 @@ def test_what_does_not_pass_is_typed_after_all_tries(fault, kind):
       'search/remote/servers_out': 0}
 
 
-def test_nobody_listens():
+def test_a_closed_port():
   error, = client(faulty.unused_url())([query()])
   assert error.kind == 'unavailable'
 
@@ -246,7 +246,7 @@ class TestBreaker:
       assert search([query('b')]) == [good('b')]
       assert search.pop()['search/remote/servers_out'] == 0
 
-  def test_a_success_forgets_failures(self):
+  def test_a_success_resets_the_failures(self):
     with faulty.Server(['500', '500', 'ok', '500', '500', 'ok']) as server:
       search, _ = self.broken(server, Clock())
       assert [isinstance(search([query()])[0], SearchError)
@@ -288,7 +288,7 @@ class TestBreaker:
       assert search([query('a')]) == [good('a')]
       assert search.pop()['search/remote/pauses'] == 1
 
-  def test_wait_ends_with_an_error_that_says_what_to_do(self):
+  def test_wait_ends_with_an_error_that_names_a_remedy(self):
     clock = Clock()
     with faulty.Server(['500'] * 99) as server:
       search, warnings = self.broken(server, clock)

@@ -133,7 +133,7 @@ def test_the_loss_of_packed_rows_is_that_of_each_document():
   np.testing.assert_allclose(value, total / count, rtol=1e-5)
 
 
-def test_a_card_tells_what_made_the_model(tmp_path):
+def test_a_card_records_how_the_model_was_made(tmp_path):
   for name in ('model.safetensors', 'tokenizer.json', 'config.json'):
     (tmp_path / name).write_text(name)
   record = {'steps': 1200, 'tokens': 34_567, 'cpu_seconds': 8.6,

@@ -141,7 +141,7 @@ def test_a_text_goes_on_without_a_space(kind):
   assert joined(tokenizer, ids) == b'search for'
   first = tokenizer.encode(tokenizer.leading_space + 'the search')
   raw = tokenizer._fast.encode('the search', add_special_tokens=False)
-  assert list(first) == raw  # as the model knows the start of a text
+  assert list(first) == raw  # as at the start of a text
 
 
 def test_pieces_by_hand():

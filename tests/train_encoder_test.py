@@ -116,7 +116,7 @@ def test_a_missing_model_or_size_is_named(tmp_path):
     tiny_encoder.get_config('huge')
 
 
-def test_the_tokenizer_knows_every_ascii_letter_and_sign(tmp_path):
+def test_the_tokenizer_has_every_ascii_letter_and_sign(tmp_path):
   train_encoder.make_tokenizer(tmp_path / 't', 200, ['Zinina Rilson was born.'])
   found = embedder.load_tokenizer(tmp_path / 't', 256)
   printed = ''.join(map(chr, range(33, 127)))

@@ -3,7 +3,7 @@
 """train_step: its state is saved under the names that it always had.
 
 golden/checkpoint was written by revision 0acfcdd, whose state was a dict of
-dicts; golden/make_checkpoint.py made it and says how.
+dicts; golden/make_checkpoint.py made it, and shows how.
 """
 
 import dataclasses

@@ -60,7 +60,7 @@ def whole(tmp_path_factory):
   return folder
 
 
-def test_run_leaves_what_the_readme_promises(whole):
+def test_run_leaves_what_the_readme_lists(whole):
   for name in ('config.json', 'environment.json', 'metrics.jsonl', 'curve.png',
                'curve.svg', 'summary.txt', 'model/model.safetensors',
                'model/tokenizer.json', 'evaluation/before/table.json',
@@ -205,7 +205,7 @@ def test_tokenizer_of_another_model_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_silent_reward_warns_and_says_what_to_do(tmp_path, capsys):
+def test_silent_reward_warns_and_names_a_remedy(tmp_path, capsys):
   config = tiny(grpo, steps=2, warn_after=2)
   config.reward = config.outcome = 'train_test:length_reward'
   train.run(config, str(tmp_path))

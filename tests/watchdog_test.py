@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""watchdog: it ends what is stuck, says where, and nothing else."""
+"""watchdog: it ends what is stuck, prints where, and does nothing else."""
 
 import pathlib
 import subprocess
@@ -58,7 +58,7 @@ def test_watchdog_leaves_with_its_block():
   assert not dog._thread.is_alive() and not reports
 
 
-def test_watchdog_ends_a_stuck_process_and_tells_where(tmp_path):
+def test_watchdog_ends_a_stuck_process_and_dumps_its_stack(tmp_path):
   code = ('import sys, threading\n'
           'from searchrl.runtime import watchdog\n'
           'def stuck():\n  threading.Event().wait()\n'

@@ -343,17 +343,17 @@ def test_what_other_exporters_add_is_ignored(folder):
 
 
 def test_a_hub_id_is_fetched_without_pickle_or_code(monkeypatch, folder):
-  asked = {}
+  fetched = {}
 
   def download(name, *, revision, allow_patterns):
     assert revision is None
-    asked[name] = allow_patterns
+    fetched[name] = allow_patterns
     return str(folder)
 
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', download)
   assert weights.locate('Qwen/Qwen2.5-7B-Instruct') == str(folder)
   matches = lambda file: any(pathlib.PurePath(file).match(pattern)
-                             for pattern in asked['Qwen/Qwen2.5-7B-Instruct'])
+                             for pattern in fetched['Qwen/Qwen2.5-7B-Instruct'])
   assert all(map(matches, (
       'config.json', 'generation_config.json', 'tokenizer.json', 'merges.txt',
       'model.safetensors', 'model-00001-of-00004.safetensors', tensors.INDEX)))
@@ -361,7 +361,7 @@ def test_a_hub_id_is_fetched_without_pickle_or_code(monkeypatch, folder):
       'pytorch_model.bin', 'modeling_qwen.py', 'consolidated.safetensors')))
   for local in (str(folder), '/no/folder', './no/folder', 'no_folder'):
     assert weights.locate(local) == local
-  assert len(asked) == 1
+  assert len(fetched) == 1
 
 
 def test_an_unreachable_hub_is_named(monkeypatch):
@@ -381,15 +381,15 @@ def test_an_unreachable_hub_is_named(monkeypatch):
     ('a/b@refs/pr/7', 'a/b', 'refs/pr/7'),
     ('a/b@' + '0f' * 20, 'a/b', '0f' * 20)])
 def test_a_hub_id_may_name_a_revision(monkeypatch, path, name, revision):
-  asked = []
+  fetched = []
 
   def download(repo, *, revision, allow_patterns):
-    asked.append((repo, revision))
+    fetched.append((repo, revision))
     return '/cache'
 
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', download)
   assert weights.locate(path) == '/cache'
-  assert asked == [(name, revision)]
+  assert fetched == [(name, revision)]
 
 
 @pytest.mark.parametrize('path', ['a/b@', 'a@b', 'a/b@-x', 'a/b@x@y'])

@@ -43,9 +43,9 @@ def test_results_without_scores_come_back_with_zeros(results):
 
 @given(st.lists(TEXTS, max_size=4), st.integers(1, 100))
 def test_requests_come_back(texts, top_k):
-  asked = wire.read_request(wire.write_request(texts, top_k),
-                            limits=wire.Limits(), default_top_k=3)
-  assert asked == wire.Request(tuple(texts), top_k, True)
+  request = wire.read_request(wire.write_request(texts, top_k),
+                              limits=wire.Limits(), default_top_k=3)
+  assert request == wire.Request(tuple(texts), top_k, True)
 
 
 @settings(max_examples=300)
@@ -62,11 +62,11 @@ def test_any_json_is_read_or_refused(record):
       assert isinstance(p.id + p.title + p.text, str) and '\n' not in p.title
       assert isinstance(p.score, float) and abs(p.score) < float('inf')
   try:
-    asked = wire.read_request(body, limits=wire.Limits(), default_top_k=3)
+    request = wire.read_request(body, limits=wire.Limits(), default_top_k=3)
   except (wire.Malformed, wire.TooLarge):
     return
-  assert 1 <= asked.top_k <= 100
-  assert all(isinstance(query, str) for query in asked.queries)
+  assert 1 <= request.top_k <= 100
+  assert all(isinstance(query, str) for query in request.queries)
 
 
 @given(st.binary(max_size=40))
