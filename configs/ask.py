@@ -7,7 +7,7 @@ r"""One question to a trained policy, each turn shown as it happens.
 
 Without --question it proposes some. The answer alone goes to stdout. The size
 may also be a run's folder, --config=configs/ask.py:runs/mine, from which model,
-dialogue, budgets and search are taken, too; after it any of them can be set.
+dialogue, budgets and search come, too; after it any of them can be set.
 
 Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 7 seconds, start included.
 Result: after dspo.py, seed 0, the answer above in 3 turns, and it is right.

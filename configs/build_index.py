@@ -12,7 +12,7 @@ after a kill. A run then searches the index with
   --config.search.corpus=my_corpus.jsonl --config.search.engine=dense \
   --config.search.options="{'index': 'runs/index', 'backend': 'auto'}"
 
-Search-R1's own vectors are taken with --config.imports=e5_Flat.index.
+Search-R1's own vectors are imported with --config.imports=e5_Flat.index.
 
 Hardware: 2 CPU cores, no accelerator. Time: 16 CPU ms to encode one of
 Debian's descriptions with MiniLM-L6; 344 CPU seconds for ScaNN of 480,000 rows.
