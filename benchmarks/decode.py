@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""Speed of rollouts, as a share of the device's limits.
+r"""Speed of rollouts, as a share of the device's limits, in a table.
 
   python benchmarks/decode.py                # a GPU: Qwen2.5-3B, random weights
   python benchmarks/decode.py --size toy     # a CPU, in a minute: the same code
@@ -41,14 +41,14 @@ import rollout as scripted
 import turns
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizers
+from searchrl.experiment import policy as policies
+from searchrl.models import transformer
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import sampling
 from searchrl.models.inference import stops
-from searchrl.models import transformer
 from searchrl.rollouts import driver
-from searchrl.experiment import policy as policies
 from searchrl.runtime import workdir
-from searchrl.trajectory import Action, Passage, Question
+from searchrl.trajectory import Action, Passage, Question, Request
 
 OPTIONS = {  # by size
     'toy': dict(slots=[16, 64], context=256, decodes=8, questions=32, samples=4,
@@ -258,16 +258,17 @@ class Reference(scripted.Script):
     self.scale = options.length / 4096
     words = ' '.join(scripted.WORDS * 20)
     self._a_word = len(tokenizer.encode(words)) / len(words.split())
-    self.requests, self.lengths, self.names = [], {}, {}
+    self.requests, self.lengths = [], {}
     for number in range(options.questions):
       text = self._text(rng, rng.uniform(150, 250))
       question = Question(f'{number}', text, ('x',))
       for sample in range(options.samples):
-        self.requests.append((question, sample))
+        self.requests.append(Request(question, sample))
         count = 1 + rng.choice(4, p=[0.15, 0.35, 0.3, 0.2])
         lengths = np.minimum(rng.lognormal(np.log(110), 0.6, count), 500)
         self.lengths[question.uid, sample] = [
             max(1, round(x)) for x in lengths * self.scale]
+    self.turns = scripted.turns_of(self.lengths)
 
   def _text(self, rng, tokens: float) -> str:
     count = max(1, round(tokens * self.scale / self._a_word))
@@ -293,15 +294,15 @@ def phase(options, shape, params, limits) -> None:
   taken = []
   for _ in range(2):  # once to warm up
     engine.load(params, 1.0)
-    heard = scripted.Heard(engine, script)
+    scripted_engine = scripted.ScriptedEngine(engine, script)
     start = time.perf_counter()
-    trajectories = driver.play(
-        script.requests, engine=heard, search=script.search, dialogue=dialogue,
-        tokenizer=scripted.Tokenizer(tokenizer, heard), budgets=budgets,
-        row_ids=script.row_ids, append=script.append, step=0, policy_step=0,
+    trajectories, _ = driver.run(
+        script.requests, engine=scripted_engine, search=script.search,
+        dialogue=dialogue, budgets=budgets, step=scripted.STEP, policy_step=0,
+        tokenizer=scripted.Tokenizer(tokenizer, scripted_engine),
         schedule=driver.Schedule('arrival', decodes_in_flight=1))
     taken.append(time.perf_counter() - start)
-  tokens = sum(len(g.tokens) for g in trajectories)
+  tokens = sum(len(t.tokens) for t in trajectories)
   print_row(f'phase of {len(trajectories)} trajectories', options.phase_slots,
             round(tokens / len(trajectories)), taken[-1],
             least(trajectories, limits, options.phase_slots), tokens)

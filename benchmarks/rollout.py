@@ -1,14 +1,14 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""A workload in, tables of what its rollouts cost out.
+r"""The cost of rollouts whose lengths are scripted, as tables.
 
   python benchmarks/rollout.py --out benchmarks/rollout.jsonl
 
-The shipped tiny model plays trajectories whose turns have lengths by a script:
+The shipped tiny model samples trajectories whose turns have scripted lengths:
 1 to 4 turns (0.15, 0.35, 0.30, 0.20), sampled tokens a turn lognormal with
 median 14 and at most 62, passages of about 60 tokens: an eighth of what
-Qwen2.5-3B writes. Ways to play them take turns, `--repeats` times, and ratios
-are medians over pairs of neighbours:
+Qwen2.5-3B writes. The ways to sample them take turns, `--repeats` times, and
+the ratios are medians over pairs of neighbours:
 
   slots      the library's engine and driver
   slow       the same, with a search that sleeps 50 ms
@@ -16,7 +16,7 @@ are medians over pairs of neighbours:
              in every turn each row's whole history is prefilled again, all rows
              decode until the longest has stopped, then all search
 
-Then decode programs whose layers are unrolled, and scanned.
+Then come decode programs whose layers are unrolled, and scanned.
 """
 
 import argparse
@@ -37,26 +37,33 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 # pylint: disable=g-import-not-at-top
+from searchrl.experiment import policy as policies
+from searchrl.models import transformer
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import slots as slots_lib
 from searchrl.models.inference import stops
-from searchrl.models import transformer
 from searchrl.rollouts import driver
-from searchrl.experiment import policy as policies
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import workdir
-from searchrl.trajectory import Action, Passage, Question
+from searchrl.trajectory import Action, Passage, Question, Request
 
 LENGTH = 512
+STEP = 0  # of every rollout
 BUDGETS = driver.Budgets(max_turns=9, max_turn_tokens=62, passage_tokens=96,
-                          top_k=1)
-COURSES = {'slots': driver.Schedule(), 'slow': driver.Schedule('arrival'),
-           'instant': driver.Schedule('arrival')}
+                         top_k=1)
+SCHEDULES = {'slots': driver.Schedule(), 'slow': driver.Schedule('arrival'),
+             'instant': driver.Schedule('arrival')}
 WORDS = ('river', 'city', 'founded', 'near', 'the', 'old', 'company', 'of')
 
 
 class Script:
-  """Who says how much in which turn, and what is found."""
+  """How many tokens each turn samples, and what its search finds.
+
+  Attributes:
+    requests: one for each trajectory.
+    lengths: (uid, sample) -> the number of tokens that each turn samples.
+    turns: row ids of a turn -> that number, and whether the turn is the last.
+  """
 
   def __init__(self, questions: int, samples: int, seed: int):
     rng = np.random.default_rng(seed)
@@ -65,22 +72,11 @@ class Script:
       text = ' '.join(rng.choice(WORDS, rng.integers(4, 12)))
       question = Question(f'{number}', text, ('x',))
       for sample in range(samples):
-        self.requests.append((question, sample))
+        self.requests.append(Request(question, sample))
         turns = rng.choice([1, 2, 3, 4], p=[.15, .35, .30, .20])
         self.lengths[question.uid, sample] = np.minimum(
             rng.lognormal(np.log(14), 0.6, turns).astype(int) + 1, 62).tolist()
-    self.names = {}  # row ids -> (uid, sample, turn)
-
-  def row_ids(self, step, uid, sample, turn):
-    ids = engines.row_ids(step, uid, sample, turn)
-    self.names[ids] = uid, sample, turn
-    return ids
-
-  def append(self, *, slot, tokens, budget, fresh, row_ids):
-    uid, sample, turn = self.names[row_ids]
-    wanted = self.lengths[uid, sample][turn]
-    assert budget >= wanted, 'the slots are too short for this workload'
-    return engines.Append(slot, tokens, wanted, row_ids, fresh)
+    self.turns = turns_of(self.lengths)
 
   def search(self, queries):
     return [(Passage('1', 'a title', ' '.join(
@@ -92,28 +88,38 @@ class Script:
     return self.search(queries)
 
 
-class Heard:
-  """An engine that tells the dialogue which turn it hears."""
+def turns_of(lengths):
+  """`Script.turns` of `Script.lengths`."""
+  return {engines.row_ids(STEP, uid, sample, turn):
+          (count, turn + 1 == len(counts))
+          for (uid, sample), counts in lengths.items()
+          for turn, count in enumerate(counts)}
+
+
+class ScriptedEngine:
+  """An engine whose turns have the lengths and the meanings of a script."""
 
   def __init__(self, engine, script):
-    self._engine, self._script = engine, script
-    self._turn = {}  # slot -> (uid, sample, turn)
-    self._kind = {}  # id of the tokens -> what they mean
+    self._engine, self._turns = engine, script.turns
+    self._is_last = {}  # slot -> whether its turn is the trajectory's last
+    self._kind = {}  # id of the action's tokens -> what they mean
     self.slots, self.length = engine.slots, engine.length
     self.dispatch, self.used = engine.dispatch, engine.used
     self.release, self.abandon = engine.release, engine.abandon
 
   def append(self, feeds):
+    scripted = []
     for feed in feeds:
-      self._turn[feed.slot] = self._script.names[feed.row_ids]
-    self._engine.append(feeds)
+      count, self._is_last[feed.slot] = self._turns[feed.row_ids]
+      assert feed.budget >= count, 'the slots are too short for this workload'
+      scripted.append(dataclasses.replace(feed, budget=count))
+    self._engine.append(scripted)
 
   def read(self):
-    self._stopped = self._engine.read()  # keeps the ids of its tokens taken
-    for said in self._stopped:
-      uid, sample, turn = self._turn[said.slot]
-      last = turn + 1 == len(self._script.lengths[uid, sample])
-      self._kind[id(said.tokens)] = 'answer' if last else 'search'
+    self._stopped = self._engine.read()  # so the ids of its tokens stay taken
+    for stopped in self._stopped:
+      is_last = self._is_last[stopped.slot]
+      self._kind[id(stopped.tokens)] = 'answer' if is_last else 'search'
     return self._stopped
 
   def decode(self, tokens) -> str:
@@ -121,17 +127,17 @@ class Heard:
 
 
 class Tokenizer:
-  """The model's, except that what was said is known from the script."""
+  """The model's tokenizer, but for actions: the script knows their meaning."""
 
-  def __init__(self, tokenizer, heard):
-    self._tokenizer, self.decode = tokenizer, heard.decode
+  def __init__(self, tokenizer, scripted_engine):
+    self._tokenizer, self.decode = tokenizer, scripted_engine.decode
 
   def __getattr__(self, name):
     return getattr(self._tokenizer, name)
 
 
 class Bench:
-  """A model, and ways to play a script with it."""
+  """A model, and ways to sample a script's trajectories with it."""
 
   def __init__(self, options):
     mesh = meshes.make(data=1)
@@ -148,24 +154,24 @@ class Bench:
     self.dialogue = dataclasses.replace(
         self.sampler.dialogue, parse=lambda text: Action(text, ('x',)))
     self.engine = build(steps=options.steps, patience=options.patience)
-    # All rows go on, and read as far as the longest, until that has stopped.
+    # All rows decode, and read as far as the longest, until it has stopped.
     self.waiting = build(steps=BUDGETS.max_turn_tokens, patience=1, parts=1)
     self.slots = options.slots
 
-  def play(self, script, engine, *, requests, search, schedule):
+  def rollout(self, script, engine, *, requests, search, schedule):
     engine.load(self.params, 1.0)
-    heard = Heard(engine, script)
-    return driver.play(
-        requests, engine=heard, search=search, dialogue=self.dialogue,
-        tokenizer=Tokenizer(self.sampler.tokenizer, heard), budgets=BUDGETS,
-        row_ids=script.row_ids, append=script.append, step=0, policy_step=0,
-        schedule=schedule)
+    scripted = ScriptedEngine(engine, script)
+    trajectories, _ = driver.run(
+        requests, engine=scripted, search=search, dialogue=self.dialogue,
+        tokenizer=Tokenizer(self.sampler.tokenizer, scripted), budgets=BUDGETS,
+        step=STEP, policy_step=0, schedule=schedule)
+    return trajectories
 
   def in_turns(self, script, search):
-    """Batches in step with each other, with all history prefilled again."""
+    """Whole batches, turn by turn, with all history prefilled again."""
     trajectories = []
     for first in range(0, len(script.requests), self.slots):
-      trajectories += self.play(
+      trajectories += self.rollout(
           script, Forgetful(self.waiting), search=search,
           requests=script.requests[first:first + self.slots],
           schedule=driver.Schedule())
@@ -195,8 +201,8 @@ class Forgetful:
 
   def read(self):
     stopped = self._engine.read()
-    for said in stopped:
-      self._history[said.slot] += said.tokens
+    for one in stopped:
+      self._history[one.slot] += one.tokens
     return stopped
 
 
@@ -206,19 +212,19 @@ def counted(engine) -> dict[str, int]:
 
 
 def measure(bench: Bench, script: Script, way: str) -> dict:
-  """One way to play the script, once."""
+  """Samples the script's trajectories in one way, once."""
   engine = bench.waiting if way == 'turns' else bench.engine
   before, wall, cpu = counted(engine), time.perf_counter(), time.process_time()
   if way == 'turns':
     trajectories = bench.in_turns(script, script.search)
   else:
-    trajectories = bench.play(
+    trajectories = bench.rollout(
         script, engine, requests=script.requests,
         search=script.slow_search if way == 'slow' else script.search,
-        schedule=COURSES[way])
+        schedule=SCHEDULES[way])
   wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-  assert all(g.stop_reason == 'answer' for g in trajectories)
-  held = sum(len(g.tokens) - 1 for g in trajectories)
+  assert all(t.stop_reason == 'answer' for t in trajectories)
+  held = sum(len(t.tokens) - 1 for t in trajectories)
   work = {name: count - before[name] for name, count in counted(engine).items()}
   return dict(
       way=way, wall_secs=wall, cpu_secs=cpu, trajectories=len(trajectories),
@@ -233,8 +239,8 @@ def scanned(params, tokens, positions, state, attend_in, config):
   """`slots._layers` in a scan, with the caches as its xs and ys."""
   x = params['embed']['embedding'][tokens]
 
-  def layer(x, its):
-    weights, keys, values = its
+  def layer(x, weights_and_cache):
+    weights, keys, values = weights_and_cache
     return transformer.Block(config).apply(
         {'params': weights}, x, positions, attend_in(keys, values))
 
@@ -244,7 +250,7 @@ def scanned(params, tokens, positions, state, attend_in, config):
 
 
 def decode_by(layers, *args, **options):
-  """`slots.decode` over other layers; in effect while it is traced."""
+  """`slots.decode` over other layers; they count while it is traced."""
   with mock.patch.object(slots_lib, '_layers', layers):
     return slots_lib.decode(*args, **options)
 
