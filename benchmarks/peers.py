@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""One GRPO step on a toy, ours and others', in turns on one machine.
+r"""One GRPO step on a toy model, ours and others', in turns on one machine.
 
   python benchmarks/peers.py --trl=V1/bin/python --tunix=V2/bin/python
 
@@ -10,9 +10,10 @@ The work is the same for all: a random Qwen2 of 1.05 million parameters,
 float32, 4 prompts of 16 tokens x 4 samples x 64 tokens, none of which ends
 early, a reward, a KL term to a frozen reference, one AdamW update. Each peer
 runs as its users run it, in a process of its own, and they take turns step by
-step; medians of all steps but the first two.
+step; the table has medians of all steps but the first two.
 
-What makes the toy in each environment is here, too, for `peers_rollout.py`.
+The functions that make the toy in each environment serve `peers_rollout.py`,
+too.
 """
 
 import argparse
@@ -24,7 +25,8 @@ import zlib
 import turns
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-QUESTIONS, SAMPLES, PROMPT, SAID = 4, 4, 16, 64
+QUESTIONS, SAMPLES = 4, 4
+PROMPT_TOKENS, NEW_TOKENS = 16, 64
 SHAPE = dict(vocab_size=512, hidden_size=128, num_hidden_layers=4,
              num_attention_heads=4, num_key_value_heads=2,
              intermediate_size=512)
@@ -46,7 +48,7 @@ def main() -> None:
   workers = [turns.Worker(python, __file__, name, f'--rounds={options.rounds}')
              for name, python in pythons.items() if python]
   print(f'before: {turns.load()}')
-  taken = turns.play(workers, rounds=options.rounds)
+  taken = turns.run(workers, rounds=options.rounds)
   print(f'after: {turns.load()}\n')
   for worker in workers:
     worker.close()
@@ -54,14 +56,14 @@ def main() -> None:
         '| of its CPU seconds |\n|---|---|---|---|---|')
   ours = {fact: turns.median(taken['searchrl'], fact)
           for fact in ('secs', 'cpu_secs')}
-  for name, its in taken.items():
-    secs, cpu = turns.median(its), turns.median(its, 'cpu_secs')
+  for name, steps in taken.items():
+    secs, cpu = turns.median(steps), turns.median(steps, 'cpu_secs')
     print(f'| {name} | {secs:.3f} | {cpu:.3f} | {secs / ours["secs"]:.2f} '
           f'| {cpu / ours["cpu_secs"]:.2f} |')
 
 
 class Characters:
-  """A tokenizer of 512 words of one character each, as Tunix takes it."""
+  """A tokenizer of 512 tokens of one character each, as Tunix takes it."""
 
   def encode(self, text, **_):
     return [ord(c) % 512 for c in text]
@@ -80,67 +82,67 @@ class Characters:
 
 
 def numbered(count: int, start: int = 0) -> list[str]:
-  """Prompts of PROMPT characters, each another."""
-  return [f'{i:0{PROMPT}d}' for i in range(start, start + count)]
+  """Different prompts, each of PROMPT_TOKENS characters."""
+  return [f'{i:0{PROMPT_TOKENS}d}' for i in range(start, start + count)]
 
 
 def odd(completions) -> list[float]:
-  """A reward of texts that means nothing."""
+  """A reward of texts that has no meaning."""
   return [sum(map(ord, c)) % 7 / 7 for c in completions]
 
 
 def searchrl(steps: int) -> None:
-  """Engine, learner and reward, as `train.step` puts them together."""
+  """Engine, learner and reward, as `experiment.loop` puts them together."""
   sys.path.insert(0, str(ROOT))
   import jax
   import numpy as np
-  from searchrl.training import learner as learners
-  from searchrl.runtime import mesh as meshes
-  from searchrl.training import optimizer
   from searchrl import trajectory
-  from searchrl.models.inference import engine as engines
   from searchrl.models import transformer
+  from searchrl.models.inference import engine as engines
   from searchrl.rl import algorithms
+  from searchrl.runtime import mesh as meshes
+  from searchrl.training import learner as learners
+  from searchrl.training import optimizer
   shape = transformer.TransformerConfig(head_dim=32, **SHAPE)
   params = transformer.init(shape, jax.random.key(0))
   learner = learners.make(
       shape, algorithms.grpo(kl_coef=BETA),
       optimizer.adamw(learning_rate=1e-4), meshes.make(data=1),
-      rows=QUESTIONS * SAMPLES, length=PROMPT + SAID,
+      rows=QUESTIONS * SAMPLES, length=PROMPT_TOKENS + NEW_TOKENS,
       microbatch_rows=QUESTIONS * SAMPLES // 2)
   engine = engines.Engine(
-      shape, slots=QUESTIONS * SAMPLES, length=PROMPT + SAID, eos_ids=(),
-      stop_table=never_stops(shape.vocab_size), steps=SAID)
+      shape, slots=QUESTIONS * SAMPLES, length=PROMPT_TOKENS + NEW_TOKENS,
+      eos_ids=(), stop_table=never_stops(shape.vocab_size), steps=NEW_TOKENS)
   state = learner.init(params)
   rng = np.random.default_rng(0)
   clock = turns.Clock()
   for step in range(steps):
-    asked = [trajectory.Question(f'{step}-{i}', '', ('',))
-             for i in range(QUESTIONS)]
-    prompts = rng.integers(0, 256, (QUESTIONS, PROMPT)).tolist()
+    questions = [trajectory.Question(f'{step}-{i}', '', ('',))
+                 for i in range(QUESTIONS)]
+    prompts = rng.integers(0, 256, (QUESTIONS, PROMPT_TOKENS)).tolist()
     engine.load(learner.policy(state, params), 1.0)
     engine.append([engines.Append(
-        q * SAMPLES + i, prompts[q], SAID,
-        engines.row_ids(step, asked[q].uid, i, 0), True)
+        q * SAMPLES + i, prompts[q], NEW_TOKENS,
+        engines.row_ids(step, questions[q].uid, i, 0), True)
                    for q in range(QUESTIONS) for i in range(SAMPLES)])
     stopped = {}
     while len(stopped) < QUESTIONS * SAMPLES:
       stopped |= {s.slot: s for s in engine.decode()}
     trajectories = []
-    for slot, said in sorted(stopped.items()):
-      turn = trajectory.Turn(said.tokens, said.logprobs,
+    for slot, one in sorted(stopped.items()):
+      turn = trajectory.Turn(one.tokens, one.logprobs,
                              trajectory.Action('answer', ('',)))
-      reward = sum(t % 2 for t in said.tokens) / SAID
+      reward = sum(t % 2 for t in one.tokens) / NEW_TOKENS
       trajectories.append(trajectory.Trajectory(
-          asked[slot // SAMPLES], slot % SAMPLES, step,
+          questions[slot // SAMPLES], slot % SAMPLES, step,
           tuple(prompts[slot // SAMPLES]), (turn,), 'answer', reward, reward))
-      assert len(said.tokens) == SAID
+      assert len(one.tokens) == NEW_TOKENS
       engine.release(slot)
     batch = trajectory.pack(
-        trajectories, group_ids=[g.question.uid for g in trajectories], policy_step=step,
-        length=PROMPT + SAID)
-    batch = learner.score(state, batch, params)
-    state, _ = learner.update(state, batch, params)
+        trajectories, group_ids=[t.question.uid for t in trajectories],
+        policy_step=step, length=PROMPT_TOKENS + NEW_TOKENS)
+    packed = learner.score(state, batch, params)
+    state, _ = learner.update(state, packed, params)
     clock()
 
 
@@ -156,16 +158,16 @@ def trl(steps: int) -> None:
   with tempfile.TemporaryDirectory() as folder:
     clock = turns.Clock()
 
-    class Told(transformers.TrainerCallback):
+    class EachStep(transformers.TrainerCallback):
 
       def on_step_end(self, *args, **kwargs):
         clock()
 
-    trl_trainer(folder, steps, callbacks=[Told()]).train()
+    trl_trainer(folder, steps, callbacks=[EachStep()]).train()
 
 
 def trl_trainer(folder: str, steps: int, **more):
-  """The trainer of a random toy, which it keeps in a folder."""
+  """The trainer of a random toy, whose model is kept in a folder."""
   import datasets
   import tokenizers
   import torch
@@ -188,11 +190,11 @@ def trl_trainer(folder: str, steps: int, **more):
       folder, reward_funcs=lambda completions, **_: odd(completions),
       args=GRPOConfig(
           folder + '/out', per_device_train_batch_size=QUESTIONS * SAMPLES,
-          num_generations=SAMPLES, max_completion_length=SAID, beta=BETA,
+          num_generations=SAMPLES, max_completion_length=NEW_TOKENS, beta=BETA,
           max_steps=steps, use_cpu=True, bf16=False, learning_rate=1e-4,
           gradient_checkpointing=False, report_to=[], save_strategy='no',
           logging_steps=10**6, disable_tqdm=True,
-          generation_kwargs=dict(min_new_tokens=SAID)),
+          generation_kwargs=dict(min_new_tokens=NEW_TOKENS)),
       train_dataset=datasets.Dataset.from_dict(
           {'prompt': numbered(QUESTIONS * steps)}),
       processing_class=tokenizer, **more)
@@ -243,7 +245,7 @@ def tunix_cluster(steps: int, **rollout):
       np.array(jax.devices()[:1]).reshape(1, 1), ('fsdp', 'tp'))
 
   def drawn(path, leaf):
-    """As the others are; Tunix's own norms of 0 say one word forever."""
+    """As the others' are; Tunix's own norms of 0 sample one token forever."""
     name = jax.tree_util.keystr(path)
     if leaf.ndim == 1:
       return jax.numpy.full(leaf.shape, float('norm' in name))
@@ -269,7 +271,8 @@ def tunix_cluster(steps: int, **rollout):
           max_steps=steps, mini_batch_size=QUESTIONS,
           train_micro_batch_size=QUESTIONS),
       rollout_config=base_rollout.RolloutConfig(
-          max_tokens_to_generate=SAID, temperature=1.0, top_p=1.0, **rollout))
+          max_tokens_to_generate=NEW_TOKENS, temperature=1.0, top_p=1.0,
+          **rollout))
   return rl_cluster.RLCluster(
       actor=actor, reference=reference, tokenizer=Characters(),
       cluster_config=config), mesh

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""Generation on a toy, ours and others', in turns on one machine.
+r"""Generation on a toy model, ours and others', in turns on one machine.
 
   python benchmarks/peers_rollout.py --trl=V1/bin/python --tunix=V2/bin/python
 
@@ -8,14 +8,14 @@ Environments and model are those of `peers.py`: V1 has transformers, too. All
 sample at temperature 1, without truncation, and none ends early.
 
   16x16x64, 64x16x64   rows x prompt tokens x sampled tokens, one turn, prompts
-      that differ. `searchrl` is `models.engine.Engine` with log-probs of what
-      was sampled; `transformers` is `generate` with its KV cache and without
-      log-probs, a step of TRL's would compute them later; `trl` is what
+      that differ. `searchrl` is `models.inference.engine` with log-probs of
+      what was sampled; `transformers` is `generate` with its KV cache, without
+      log-probs, which a step of TRL's would compute later; `trl` is what
       GRPOTrainer generates with in a step, `_generate`; `tunix` is the vanilla
       sampler in a batch, log-probs included.
   agentic   4 questions x 4 samples, 2 turns of 64 sampled tokens each, 32
       tokens of a passage between them, instant search. `searchrl` is
-      `agent.rollout.play`; `tunix` is its RolloutOrchestrator with the vanilla
+      `rollouts.driver.run`; `tunix` is its RolloutOrchestrator with the vanilla
       engine, 16 conversations at a time.
   varied    the same with turns of any length: each token ends one with a
       chance of 1 in 64, and passages have 16 to 48 tokens, of the 160 that a
@@ -26,7 +26,7 @@ every call with one key, so that all samples of a question are one. Its agentic
 examples are meant for vLLM, which runs on no CPU toy. `agentic` is kinder to it
 than its own learner, which lets a turn sample what is left of the conversation,
 as `varied` does: each length that is left for the first time is compiled. Its
-chat template here writes nothing, so that both read the same tokens.
+chat template is empty here, so that both read the same tokens.
 """
 
 import argparse
@@ -39,16 +39,16 @@ import tempfile
 import peers
 import turns
 
-CASES = {  # -> who plays it
+CASES = {  # -> workers that take part
     '16x16x64': ('searchrl', 'transformers', 'trl', 'tunix'),
     '64x16x64': ('searchrl', 'transformers', 'trl', 'tunix'),
     'agentic': ('searchrl', 'tunix'),
     'varied': ('searchrl', 'tunix'),
 }
 TURNS = 2
-FOUND = 32  # tokens that a search inserts
-AFTER = TURNS * peers.SAID + (TURNS - 1) * FOUND  # the prompt
-ENDS = tuple(range(504, 512))  # 8 of 512 words end a turn in `varied`
+PASSAGE = 32  # tokens that a search inserts
+RESPONSE = TURNS * peers.NEW_TOKENS + (TURNS - 1) * PASSAGE  # after the prompt
+ENDS = tuple(range(504, 512))  # 8 of 512 tokens end a turn in `varied`
 
 
 def main() -> None:
@@ -70,7 +70,7 @@ def main() -> None:
   workers = {name: turns.Worker(python, __file__, name)
              for name, python in pythons.items() if python}
   print(f'before: {turns.load()}')
-  taken = {case: turns.play(
+  taken = {case: turns.run(
       [workers[name] for name in CASES[case] if name in workers], case,
       rounds=options.rounds) for case in options.cases}
   print(f'after: {turns.load()}\n')
@@ -79,25 +79,25 @@ def main() -> None:
   print('| case | | seconds | sampled tokens | tokens/s | of them useful '
         '| CPU ms a useful token | of searchrl\'s seconds a sampled token '
         '| of its CPU seconds a useful token |\n|' + '---|' * 9)
-  for case, its in taken.items():
-    ours = facts(its['searchrl'])
-    for name in its:
-      told = facts(its[name])
-      print(f'| {case} | {name} | {told["secs"]:.3f} | {told["tokens"]:.0f} '
-            f'| {told["tokens"] / told["secs"]:.0f} '
-            f'| {told["useful"] / told["tokens"]:.2f} | {told["cost"]:.3f} '
-            f'| {told["each"] / ours["each"]:.2f} '
-            f'| {told["cost"] / ours["cost"]:.2f} |')
+  for case, by_worker in taken.items():
+    ours = medians(by_worker['searchrl'])
+    for name in by_worker:
+      found = medians(by_worker[name])
+      print(f'| {case} | {name} | {found["secs"]:.3f} | {found["tokens"]:.0f} '
+            f'| {found["tokens"] / found["secs"]:.0f} '
+            f'| {found["useful"] / found["tokens"]:.2f} | {found["cost"]:.3f} '
+            f'| {found["each"] / ours["each"]:.2f} '
+            f'| {found["cost"] / ours["cost"]:.2f} |')
 
 
-def facts(its) -> dict[str, float]:
-  """Medians over the turns of one worker, and two shares of them.
+def medians(taken) -> dict[str, float]:
+  """Medians over the turns of one worker, and two ratios of them.
 
   `each`: seconds a sampled token; `cost`: CPU ms a useful one.
   """
-  told = {name: turns.median(its, name) for name in its[0]}
-  return dict(told, each=told['secs'] / told['tokens'],
-              cost=1000 * told['cpu_secs'] / told['useful'])
+  middle = {name: turns.median(taken, name) for name in taken[0]}
+  return dict(middle, each=middle['secs'] / middle['tokens'],
+              cost=1000 * middle['cpu_secs'] / middle['useful'])
 
 
 def counted(samples) -> dict[str, int]:
@@ -106,20 +106,20 @@ def counted(samples) -> dict[str, int]:
   Args:
     samples: (prompt, ids that were sampled after it), one each.
   """
-  samples = [(prompt, tuple(map(int, said))) for prompt, said in samples]
-  return dict(tokens=sum(len(said) for _, said in samples),
-              useful=sum(len(said) for _, said in set(samples)))
+  samples = [(prompt, tuple(map(int, ids))) for prompt, ids in samples]
+  return dict(tokens=sum(len(ids) for _, ids in samples),
+              useful=sum(len(ids) for _, ids in set(samples)))
 
 
 def questions(number: int) -> list[str]:
-  """Of one agentic turn, others in each; as often as they are sampled."""
+  """Of one turn of an agentic case: new ones, each as often as it is sampled."""
   return [text for text in peers.numbered(
       peers.QUESTIONS, number * peers.QUESTIONS) for _ in range(peers.SAMPLES)]
 
 
-def found(question: str, varied: bool) -> str:
-  """What a search inserts."""
-  return '?' * (16 + 7 * int(question) % 33 if varied else FOUND)
+def passage(question: str, varied: bool) -> str:
+  """The text that a search inserts."""
+  return '?' * (16 + 7 * int(question) % 33 if varied else PASSAGE)
 
 
 def sizes(case: str) -> list[int]:
@@ -127,7 +127,7 @@ def sizes(case: str) -> list[int]:
   return [int(size) for size in case.split('x')]
 
 
-class Words(peers.Characters):
+class Tokenizer(peers.Characters):
   """The same tokenizer as our library takes it."""
 
   def encode(self, text, **_):
@@ -143,13 +143,13 @@ def searchrl(options) -> None:
   import numpy as np
   from searchrl import trajectory
   from searchrl.agent import dialogue as dialogues
-  from searchrl.rollouts import driver
-  from searchrl.models.inference import engine as engines
   from searchrl.models import transformer
+  from searchrl.models.inference import engine as engines
+  from searchrl.rollouts import driver
   shape = transformer.TransformerConfig(head_dim=32, **options.shape)
   params = transformer.init(shape, jax.random.key(0))
   rng = np.random.default_rng(0)
-  played = itertools.count()
+  numbers = itertools.count()
 
   @functools.cache
   def engine(slots, length, ends=()):
@@ -157,41 +157,44 @@ def searchrl(options) -> None:
         shape, slots=slots, length=length, eos_ids=ends,
         stop_table=peers.never_stops(shape.vocab_size))
 
-  def one_turn(rows, prompt, said):
-    mine = engine(rows, prompt + said)
-    mine.load(params, 1.0)
-    prompts = rng.integers(3, shape.vocab_size, (rows, prompt)).tolist()
-    mine.append([engines.Append(
-        row, prompts[row], said, engines.row_ids(0, f'{row}', 0, 0), True)
-                 for row in range(rows)])
+  def one_turn(rows, prompt_tokens, new_tokens):
+    own = engine(rows, prompt_tokens + new_tokens)
+    own.load(params, 1.0)
+    prompts = rng.integers(3, shape.vocab_size, (rows, prompt_tokens)).tolist()
+    own.append([engines.Append(
+        row, prompts[row], new_tokens, engines.row_ids(0, f'{row}', 0, 0), True)
+                for row in range(rows)])
     stopped = []
     while len(stopped) < rows:
-      stopped += mine.decode()
+      stopped += own.decode()
     return counted((s.slot, s.tokens) for s in stopped)
 
-  speech = dialogues.Dialogue(
+  dialogue = dialogues.Dialogue(
       template='{question}', stop_strings=('never said',), before='', after='',
       invalid='', parse=lambda text: trajectory.Action('search', (text,)),
       passage=lambda number, passage: passage.text)
 
   def conversations(most, ends):
-    mine = engine(peers.QUESTIONS * peers.SAMPLES, peers.PROMPT + AFTER, ends)
-    mine.load(params, 1.0)
-    games = driver.play(
-        [(trajectory.Question(text, text, ('',)), i % peers.SAMPLES)
-         for i, text in enumerate(questions(next(played)))],
-        engine=mine, dialogue=speech, tokenizer=Words(),
-        search=lambda queries: [(trajectory.Passage('', '', found(
+    own = engine(peers.QUESTIONS * peers.SAMPLES,
+                 peers.PROMPT_TOKENS + RESPONSE, ends)
+    own.load(params, 1.0)
+    trajectories, _ = driver.run(
+        [trajectory.Request(trajectory.Question(text, text, ('',)),
+                            i % peers.SAMPLES)
+         for i, text in enumerate(questions(next(numbers)))],
+        engine=own, dialogue=dialogue, tokenizer=Tokenizer(),
+        search=lambda queries: [(trajectory.Passage('', '', passage(
             q.question.text, varied=bool(ends))),) for q in queries],
         budgets=driver.Budgets(
             max_turns=TURNS, max_turn_tokens=most, top_k=1,
-            max_prompt_tokens=peers.PROMPT, passage_tokens=AFTER),
-        row_ids=engines.row_ids, append=engines.Append, step=0, policy_step=0)
-    return counted((g.question.uid, sum((t.action_tokens for t in g.turns), ()))
-                   for g in games)
+            max_prompt_tokens=peers.PROMPT_TOKENS, passage_tokens=RESPONSE),
+        step=0, policy_step=0)
+    return counted(
+        (t.question.uid, sum((turn.action_tokens for turn in t.turns), ()))
+        for t in trajectories)
 
-  cases = dict(agentic=lambda: conversations(peers.SAID, ()),
-               varied=lambda: conversations(AFTER, ENDS))
+  cases = dict(agentic=lambda: conversations(peers.NEW_TOKENS, ()),
+               varied=lambda: conversations(RESPONSE, ENDS))
   turns.serve(lambda case: cases[case]() if case in cases
               else one_turn(*sizes(case)))
 
@@ -208,16 +211,18 @@ def transformers(options) -> None:
         dtype=getattr(torch, options.dtype)).eval()
 
   def work(case):
-    rows, prompt, said = sizes(case)
-    ids = torch.randint(3, options.shape['vocab_size'], (rows, prompt),
+    rows, prompt_tokens, new_tokens = sizes(case)
+    ids = torch.randint(3, options.shape['vocab_size'], (rows, prompt_tokens),
                         device=device)
     made = model.generate(
         ids, attention_mask=torch.ones_like(ids), generation_config=
         hf.GenerationConfig(
             do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-            max_new_tokens=said, eos_token_id=None, pad_token_id=0)).cpu()
-    assert made.shape == (rows, prompt + said)
-    return counted((row, its[prompt:]) for row, its in enumerate(made.tolist()))
+            max_new_tokens=new_tokens, eos_token_id=None,
+            pad_token_id=0)).cpu()
+    assert made.shape == (rows, prompt_tokens + new_tokens)
+    return counted((row, ids[prompt_tokens:])
+                   for row, ids in enumerate(made.tolist()))
 
   turns.serve(work)
 
@@ -229,8 +234,8 @@ def trl(options) -> None:
     trainer = peers.trl_trainer(folder, steps=1)
 
     def work(case):
-      rows, prompt, said = sizes(case)
-      assert prompt == peers.PROMPT and said == peers.SAID
+      rows, *tokens = sizes(case)
+      assert tokens == [peers.PROMPT_TOKENS, peers.NEW_TOKENS]
       made = trainer._generate(peers.numbered(rows))[1]
       return counted(enumerate(made))
 
@@ -247,7 +252,7 @@ def tunix(options) -> None:
   from tunix.rl.agentic.environments import base_environment
   from tunix.rl.agentic.parser.chat_template_parser import parser
   from tunix.rl.agentic.pipeline import rollout_orchestrator
-  played = itertools.count()
+  numbers = itertools.count()
 
   @functools.cache
   def cluster(cache, ends=(-1,)):
@@ -256,7 +261,7 @@ def tunix(options) -> None:
         return_logprobs=True)[0]
 
   class Bare(parser.BaseChatTemplateParser):
-    """A chat template without a word of its own."""
+    """A chat template that adds nothing."""
 
     def _init_tokens(self):
       return parser.TokenConfig()
@@ -265,14 +270,14 @@ def tunix(options) -> None:
       return ''
 
   class Search(base_environment.BaseTaskEnv):
-    """Finds the same, whatever was said."""
+    """Finds the same for every action."""
 
     def _initial_observation(self):
       return self.task
 
     def _step_impl(self, action):
       return base_environment.EnvStepResult(
-          observation=found(self.task['prompts'], self.extra_kwargs['varied']),
+          observation=passage(self.task['prompts'], self.extra_kwargs['varied']),
           reward=0.0, done=False, info={})
 
   async def conversations(model, most, varied):
@@ -289,33 +294,33 @@ def tunix(options) -> None:
     orchestrator = rollout_orchestrator.RolloutOrchestrator(
         rollout_sync_lock=utils.RolloutSyncLock(), max_concurrency=16,
         engine_kwargs=dict(model_call=call, tokenizer=model.tokenizer,
-                           chat_parser=chat, max_response_length=AFTER + 1))
+                           chat_parser=chat, max_response_length=RESPONSE + 1))
     pairs = [(model_agent.ModelAgent(''), Search(
         {'prompts': text}, max_steps=TURNS, group_id=i // peers.SAMPLES,
         pair_index=i % peers.SAMPLES, varied=varied))
-             for i, text in enumerate(questions(next(played)))]
-    playing = asyncio.create_task(orchestrator.run_producers_from_stream(
+             for i, text in enumerate(questions(next(numbers)))]
+    producing = asyncio.create_task(orchestrator.run_producers_from_stream(
         pairs, group_size=peers.SAMPLES, collect_mode='Token',
         group_key_fn=lambda i, env, traj: env.extra_kwargs['group_id']))
     await asyncio.sleep(0)
-    games = [game async for group in orchestrator.yield_batches(peers.SAMPLES)
-             for game in group]
-    await playing
-    assert len(games) == len(pairs)
+    items = [item async for group in orchestrator.yield_batches(peers.SAMPLES)
+             for item in group]
+    await producing
+    assert len(items) == len(pairs)
     return counted(
-        (game.group_id, game.traj['conversation_tokens'][
-            game.traj['conversation_masks'] == 1]) for game in games)
+        (item.group_id, item.traj['conversation_tokens'][
+            item.traj['conversation_masks'] == 1]) for item in items)
 
-  def one_turn(rows, prompt, said):
-    assert prompt == peers.PROMPT and said == peers.SAID
+  def one_turn(rows, *tokens):
+    assert tokens == (peers.PROMPT_TOKENS, peers.NEW_TOKENS)
     made = cluster(128).generate(peers.numbered(rows)).tokens
     return counted(enumerate(made))
 
   loop = asyncio.new_event_loop()  # as AgenticRLLearner makes it
   loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(17))
   cases = dict(agentic=lambda: conversations(
-      cluster(192), peers.SAID, False), varied=lambda: conversations(
-          cluster(448, ENDS), AFTER, True))
+      cluster(192), peers.NEW_TOKENS, False), varied=lambda: conversations(
+          cluster(448, ENDS), RESPONSE, True))
   turns.serve(lambda case: loop.run_until_complete(cases[case]())
               if case in cases else one_turn(*sizes(case)))
 

@@ -31,14 +31,15 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+# pylint: disable=g-import-not-at-top
+from searchrl.experiment import policy as policies
 from searchrl.models import attention
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.rl import algorithms
-from searchrl.experiment import policy as policies
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import workdir
-from searchrl.training import learner as learners  # pylint: disable=g-import-not-at-top
+from searchrl.training import learner as learners
 from searchrl.training import optimizer
 import workload
 
@@ -105,9 +106,8 @@ class Ours:
         length=options.length)
     print(note)
     self._learner = learners.make(
-        shape, algorithms.grpo(
-        kl_coef=0.0, aggregation='token_mean'), optimizer.adamw(
-            **ADAMW, max_grad_norm=CLIP), mesh,
+        shape, algorithms.grpo(kl_coef=0.0, aggregation='token_mean'),
+        optimizer.adamw(**ADAMW, max_grad_norm=CLIP), mesh,
         rows=options.trajectories, length=options.length,
         microbatch_rows=options.rows * mesh.size, remat=options.remat,
         dtype=options.dtype, by_document=name == 'cudnn',
@@ -115,7 +115,7 @@ class Ours:
             attention.causal, implementation=name,
             sharding=meshes.sharding(mesh, ('batch', None, 'heads', None))))
     self._state = self._learner.init(params)
-    # Both are given the old log-probs, as in the second step on a batch.
+    # Both receive the old log-probs, as in the second step on a batch.
     self.batch = dataclasses.replace(self._learner, minibatches=2).score(
         self._state, batch).batch
 
