@@ -5,8 +5,8 @@ r"""Speed and precision of each attention implementation, as tables.
   python benchmarks/attention.py --shapes 8x2048x16x2x128 8x4096x28x4x128 \
       --packing 32x4096x16x2x128
 
-A shape is rows x tokens x query heads x KV heads x head size. `--packing` takes
-so many trajectories, of the lengths of rollouts, in three layouts: padded to
+A shape is rows x tokens x query heads x KV heads x head size. `--packing` lays
+so many trajectories, of the lengths of rollouts, out in three ways: padded to
 the longest, in buckets of an eighth of it, and packed with segment ids. An
 implementation is xla, cudnn or splash, with :N for blocks of N queries. If it
 cannot do a case, its row holds the reason. Differences are from the float32
@@ -26,8 +26,9 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+# pylint: disable=g-import-not-at-top
+from searchrl import packing
 from searchrl.models import attention
-from searchrl import packing  # pylint: disable=g-import-not-at-top
 from searchrl.runtime import workdir
 import workload
 

@@ -1,13 +1,13 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""Debian's package descriptions in; a corpus and questions about it out.
+r"""A corpus and questions about it, made from Debian's package descriptions.
 
   apt-get -o Acquire::Languages=en update
   /usr/lib/apt/apt-helper cat-file \
       /var/lib/apt/lists/*_debian_dists_*_main_i18n_Translation-en.lz4 |
       python benchmarks/debian.py --out runs/debian
 
-Whatever prints "Package:" and "Description-en:" with long descriptions will do.
+Any text of "Package:" and "Description-en:" with long descriptions will do.
 A passage is a package's long description, at most 100 words; a question is the
 one-line synopsis, which is not in the passage, and its answer the package's
 name.
@@ -48,14 +48,14 @@ def main():
 
 def packages(text):
   """(name, synopsis, words of the long description) of each package, once."""
-  met = set()
+  names = set()
   for block in text.split('\n\n'):
     name = re.search(r'^Package: (.+)$', block, re.M)
     found = re.search(
         r'^Description(?:-en)?: (.+)$\n((?: .*\n?)*)', block, re.M)
-    if not name or not found or name[1] in met:
+    if not name or not found or name[1] in names:
       continue
-    met.add(name[1])
+    names.add(name[1])
     words = found[2].replace(' .\n', ' ').split()
     if len(words) >= _LEAST:
       yield name[1], found[1], words

@@ -100,7 +100,7 @@ def texts(options):
     found = [json.loads(line)['contents']
              for line in itertools.islice(file, options.texts)]
   tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
-  theirs, length = of_torch(options.model), 256
+  by_bert, length = of_torch(options.model), 256
   ours = embedder.load(options.model, embedder.Settings(max_length=length))
   counts = []  # of tokens computed
 
@@ -115,7 +115,7 @@ def texts(options):
                       padding=True, truncation=True, max_length=length,
                       return_tensors='np')
     counts.append(coded['input_ids'].size)
-    return theirs(coded['input_ids'], coded['attention_mask'])
+    return by_bert(coded['input_ids'], coded['attention_mask'])
 
   def by_torch(texts, order):
     result = np.empty((len(texts), ours.dim), np.float32)

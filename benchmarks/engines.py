@@ -1,12 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""Search engines and seeds in, what a policy learns through each of them out.
+r"""What a policy learns through each search engine, as a table and a picture.
 
   python benchmarks/engines.py --seeds 0 1 2
 
 Trains GRPO with random passages, with BM25 and with the shipped encoder (every
-passage compared), on a world of each seed, and judges it on worlds that it has
-never seen, through the engine that it was trained with. The question is that of
+passage compared), on a world of each seed, and evaluates it on worlds that it
+has never seen, through the engine that it was trained with. The question is of
 Jin et al. 2025, arXiv:2505.15117, section 4: does a better engine make a better
 agent, and one that searches more? One record a run is appended to
 benchmarks/engines.jsonl: a run with a record is not repeated, and one that was
@@ -56,14 +56,14 @@ def main() -> None:
     done = {_key(r) for r in records(options.records)}
     for seed in options.seeds:
       for engine in options.engines:
-        asked = dict(config=engine, seed=seed, questions=options.questions,
-                     asked_steps=options.steps, size=options.size)
-        if _key(asked) not in done:
-          record = asked | one(engine, seed, options)
+        wanted = dict(config=engine, seed=seed, questions=options.questions,
+                      asked_steps=options.steps, size=options.size)
+        if _key(wanted) not in done:
+          record = wanted | one(engine, seed, options)
           with options.records.open('a') as file:
             file.write(json.dumps(record) + '\n')
   found = records(options.records)
-  print(f'{learning.table(found)}\n{schedule(found)}')
+  print(f'{learning.table(found)}\n{progress(found)}')
   draw(found, options.records.with_suffix('.png'))
 
 
@@ -73,7 +73,7 @@ def _key(record: dict) -> tuple:
 
 
 def one(engine: str, seed: int, options) -> dict:
-  """Trains through an engine with a seed, and judges through the same."""
+  """Trains through an engine with a seed, and evaluates through the same."""
   folder = pathlib.Path(options.runs) / f'{engine}_seed{seed}'
   name, keywords = ENGINES[engine]
   search = [f'--config.search.engine={name}',
@@ -109,26 +109,26 @@ def records(file: pathlib.Path) -> list[dict]:
   return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def schedule(found: list[dict]) -> str:
-  """First and last steps of training, mean over steps and seeds."""
+def progress(found: list[dict]) -> str:
+  """The first and last steps of training, means over steps and seeds."""
   lines = ['| engine | seeds | exact match, first and last steps '
            '| searches a question, first and last steps | CPU seconds a run |',
            '|---' * 5 + '|']
   for engine in _engines(found):
-    its = [r for r in found if r['config'] == engine]
+    runs = [r for r in found if r['config'] == engine]
     cells = []
     for key in CURVES:
-      curves = np.array([r['curves'][key] for r in its])
+      curves = np.array([r['curves'][key] for r in runs])
       cells.append(f'{curves[:, :_SMOOTH].mean():.2f} -> '
                    f'{curves[:, -_SMOOTH:].mean():.2f}')
-    cost = np.mean([r['cpu_secs'] for r in its])
-    lines.append(f'| {engine} | {len(its)} | {" | ".join(cells)} '
+    cost = np.mean([r['cpu_secs'] for r in runs])
+    lines.append(f'| {engine} | {len(runs)} | {" | ".join(cells)} '
                  f'| {cost:.0f} |')
   return '\n'.join(lines)
 
 
 def draw(found: list[dict], file: pathlib.Path) -> None:
-  """Both curves over steps: the mean of the seeds, and from least to most."""
+  """Draws curves over steps: the mean of the seeds, and least to most."""
   figure, axes = pyplot.subplots(1, len(CURVES), figsize=(9, 3.5))
   for axis, (key, title) in zip(axes, CURVES.items()):
     for engine in _engines(found):
@@ -146,7 +146,7 @@ def draw(found: list[dict], file: pathlib.Path) -> None:
 
 
 def smooth(values: list[float]) -> np.ndarray:
-  """Means of the last few steps, of fewer at the start."""
+  """The mean of the last few steps at each; of fewer at the start."""
   return np.array([np.mean(values[max(i - _SMOOTH + 1, 0):i + 1])
                    for i in range(len(values))])
 

@@ -1,12 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""Configs and seeds in, a table of what was learned out.
+r"""What configs learn, by seeds, as a table.
 
   python benchmarks/learning.py --config configs/grpo.py configs/dspo.py \
       --seeds 0 1 2
 
-Trains each config with each seed, on a world of that seed, and judges the
-result on worlds that it has never seen. One record a run is appended to
+Trains each config with each seed, on a world of that seed, and evaluates the
+policy on worlds that it has never seen. One record a run is appended to
 benchmarks/learning.jsonl, so that the table can grow: a run with a record is
 not repeated, and one that was interrupted goes on. `--table` only prints.
 """
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def one(config: str, seed: int, options) -> dict:
-  """Trains and judges one config with one seed; 'base' is judged untrained."""
+  """Trains and evaluates a config with a seed; 'base' is not trained."""
   folder = pathlib.Path(options.runs) / f'{_name(config)}_seed{seed}'
   record = {'config': _name(config), 'seed': seed,
             'questions': options.questions, **workdir.environment(),
@@ -89,7 +89,7 @@ def one(config: str, seed: int, options) -> dict:
 
 
 def _command(arguments) -> dict[str, float]:
-  """Runs main; what this process alone cost."""
+  """Runs main; returns what its process alone cost."""
   began = time.monotonic()
   process = subprocess.Popen(
       [sys.executable, '-m', 'searchrl.main', *arguments], cwd=ROOT)
@@ -107,7 +107,7 @@ def records() -> list[dict]:
 
 
 def table(found: list[dict]) -> str:
-  """Mean over seeds of exact match, and its spread: a table an exam."""
+  """Mean over seeds of exact match, and its spread: a table a case."""
   cells = collections.defaultdict(list)
   seeds = collections.defaultdict(set)
   for record in found:
@@ -139,7 +139,7 @@ def _cell(values: np.ndarray) -> str:
 
 
 def costs(found: list[dict]) -> str:
-  """What each run took."""
+  """The cost of each run."""
   lines = ['| config | seed | steps | trajectories | seconds of training steps '
            '| CPU seconds in all | runs side by side | revision |',
            '|---' * 8 + '|']

@@ -1,24 +1,24 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""A generated corpus in, what a search server does under load out.
+r"""The search server under load, over a generated corpus, as a table.
 
   python benchmarks/serve_search.py --out benchmarks/serve_search.jsonl
 
 The server is the job of configs/serve_search.py in a process of its own, BM25
-over passages of Zipf words; the client is this process. Ways to ask it:
+over passages of Zipf words; the client is this process. The ways to query it:
 
-  single     threads that ask one query a request, over the library's client
-  turn       one call of as many queries as threads, as a rollout asks
+  single     threads that send one query a request, over the library's client
+  turn       one call of as many queries as threads, as a rollout makes it
   bare       threads that post prepared bytes over http.client, so that the
              client costs little
 
-and, for scale, the same queries by the same engine in this process.
+and, for scale, the same queries to the same engine in this process.
 
   python benchmarks/serve_search.py --alone
 
-measures the server alone, over engines that do nothing: what a request of one
-and of 256 queries costs, and 256 clients at once over an engine that takes 20 ms
-and 0.2 ms a query, with calls put together and one by one.
+measures the server alone, over engines that do nothing: the cost of a request
+of one and of 256 queries, and 256 clients at once over an engine that takes
+20 ms and 0.2 ms a query, with calls put together and one by one.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def generate(options) -> tuple[corpora.Corpus, list[str]]:
 
 @contextlib.contextmanager
 def server(corpus: pathlib.Path, folder: pathlib.Path):
-  """The job in a process of its own; its address and process id."""
+  """The job in a process of its own; yields its address and process id."""
   command = [
       sys.executable, '-m', 'searchrl.main', '--config=configs/serve_search.py',
       f'--config.search.corpus={corpus}', '--config.serve.port=0',
@@ -116,20 +116,21 @@ def server(corpus: pathlib.Path, folder: pathlib.Path):
 
 @contextlib.contextmanager
 def alone(call_secs: float = 0, query_secs: float = 0, **options):
-  """A server of three passages to any query; its address and process id."""
+  """A server of three passages to any query; as `server`."""
   context = multiprocessing.get_context('spawn')
-  here, there = context.Pipe()
+  receiver, sender = context.Pipe()
   process = context.Process(target=serve_alone, daemon=True, args=(
-      there, call_secs, query_secs, options))
+      sender, call_secs, query_secs, options))
   process.start()
   try:
-    yield here.recv(), process.pid
+    yield receiver.recv(), process.pid
   finally:
     process.terminate()
     process.join()
 
 
-def serve_alone(pipe, call_secs, query_secs, options):
+def serve_alone(sender, call_secs, query_secs, options):
+  """Serves until it is terminated; sends its address first."""
   found = tuple(Passage(f'{i}', f'Passage {i}', 'a word ' * 60, 1 / (i + 1))
                 for i in range(3))
 
@@ -141,12 +142,12 @@ def serve_alone(pipe, call_secs, query_secs, options):
   server = search_server.Server(search, search_server.Options(
       asgi.HttpOptions(port=0), **options))
   server.start()
-  pipe.send(f'{server.address}/retrieve')
+  sender.send(f'{server.address}/retrieve')
   threading.Event().wait()
 
 
 def cpu_secs(pid: int) -> float:
-  """User and system time of a process; Linux."""
+  """User and system time of a process; on Linux alone."""
   fields = pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2]
   user, system = fields.split()[11:13]
   return (int(user) + int(system)) / os.sysconf('SC_CLK_TCK')
@@ -154,7 +155,7 @@ def cpu_secs(pid: int) -> float:
 
 def measure(way: str, one: Callable[[list[str]], int],
             requests: list[list[str]], concurrency: int, pid: int) -> Measured:
-  """Makes all requests, so many at a time; `one` gives how many failed."""
+  """Makes all requests, `concurrency` at a time; `one` returns the failures."""
   latencies, failed = [], 0
 
   def timed(texts):
@@ -183,13 +184,14 @@ def over_the_client(url: str, top_k: int) -> Callable[[list[str]], int]:
 
 
 def over_bare_http(url: str, top_k: int) -> Callable[[list[str]], int]:
-  parts, mine = urllib.parse.urlsplit(url), threading.local()
+  parts, thread = urllib.parse.urlsplit(url), threading.local()
 
   def one(texts):
-    if not hasattr(mine, 'line'):
-      mine.line = http.client.HTTPConnection(parts.netloc, timeout=60)
-    mine.line.request('POST', parts.path, wire.write_request(texts, top_k))
-    response = mine.line.getresponse()
+    if not hasattr(thread, 'connection'):
+      thread.connection = http.client.HTTPConnection(parts.netloc, timeout=60)
+    thread.connection.request(
+        'POST', parts.path, wire.write_request(texts, top_k))
+    response = thread.connection.getresponse()
     response.read()
     return 0 if response.status == 200 else len(texts)
 
@@ -198,7 +200,7 @@ def over_bare_http(url: str, top_k: int) -> Callable[[list[str]], int]:
 
 def in_process(corpus: corpora.Corpus, queries: list[str], top_k: int
               ) -> dict[str, object]:
-  """What the engine does without a server; CPU seconds of this process."""
+  """The engine without a server; CPU seconds of this process."""
   search = bm25.bm25(corpus)
   start, cpu = time.perf_counter(), time.process_time()
   search([Query(text, top_k, NOBODY) for text in queries])
@@ -208,7 +210,7 @@ def in_process(corpus: corpora.Corpus, queries: list[str], top_k: int
 
 
 def over_nothing() -> Iterator[dict[str, object]]:
-  """What the server itself costs, and what batching saves."""
+  """The server's own cost, and what putting calls together saves."""
   one, many = ['who built the mill?'], [f'question {i}' for i in range(256)]
   with alone() as (url, pid):
     for concurrency in (1, 16, 64):
@@ -260,7 +262,7 @@ def main() -> None:
 
 
 def report(rows, options) -> None:
-  """Prints a table; appends records."""
+  """Prints a table, and appends records to --out."""
   found = workdir.environment()
   print(f'python benchmarks/serve_search.py {" ".join(sys.argv[1:])}, '
         f'{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end, '

@@ -1,6 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A seed in, trajectories as searches make them out: what benchmarks run on."""
+"""Synthetic trajectories, with lengths as search agents have them.
+
+A seed goes in, lengths or a Batch come out.
+"""
 
 import numpy as np
 
