@@ -9,14 +9,18 @@ import math
 import pathlib
 
 import jax
+import numpy as np
+import oracles
 import pytest
 import tiny
 
 from searchrl.experiment import build as builds
 from searchrl.jobs import train
+from searchrl.rl import algorithms
 from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import metrics
+from searchrl.trajectory import Batch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CLIPPED = ('actor/pg_clipfrac', 'actor/clipfrac_low', 'actor/clipfrac_high')
@@ -70,7 +74,7 @@ def test_a_config_builds_its_recipe_and_its_learner(name, size):
   assert (config.rollout.group_size > 1) == (algorithm.min_group_size > 1)
 
 
-def test_every_config_that_trains_is_tried():
+def test_every_config_that_trains_is_tested():
   found = {f'configs.{path.stem}' for path in (ROOT / 'configs').glob('*.py')
            if path.stem not in UNTRAINED}
   assert found == RECIPES.keys() - {'docs.cispo'}
@@ -95,17 +99,37 @@ def test_a_config_that_does_not_fit_together_is_refused(change, message):
     builds.algorithm(config)
 
 
-def test_a_config_can_ask_for_weights(monkeypatch):
-  told = []
-  monkeypatch.setattr(
-      train.algorithms, 'corrected',
-      lambda algorithm, **options: told.append(options) or algorithm)
+def wrong_and_right(weights):
+  """Two rows of a group, by the weights pi_old / pi_behavior of their tokens."""
+  weights = np.array(weights, np.float32)
+  rows, zeros = np.ones(2, bool), np.zeros_like(weights)
+  rewards, ids = np.array([0, 1], np.float32), np.zeros(2, np.int32)
+  return Batch(
+      tokens=zeros.astype(np.int32), loss_mask=weights > 0,
+      behavior_logprobs=-np.log(weights), old_logprobs=zeros, rewards=rewards,
+      outcome_rewards=rewards, question_ids=ids, group_ids=ids,
+      in_baseline=rows, in_loss=rows, on_policy=rows)
+
+
+@pytest.mark.parametrize('change, weights', [
+    (dict(), [1, 1, 1, 1]),
+    (dict(how='truncate'), [2, 1.5, 0.25, 1]),
+    (dict(how='mask'), [0, 1.5, 0, 1]),
+    (dict(how='mask', high=5.0), [4, 1.5, 0, 1]),
+    (dict(how='mask', low=0.2), [0, 1.5, 0.25, 1]),
+    # The products are 6, and 1/4.
+    (dict(how='truncate', level='sequence'), [2, 2, 0.25, 0.25]),
+])
+def test_a_config_weights_the_mismatch_of_sampler_and_learner(change, weights):
   config = importlib.import_module('configs.grpo').get_config('smoke')
-  builds.algorithm(config)
-  assert not told
-  config.mismatch.update(how='mask', high=5.0)
-  builds.algorithm(config)
-  assert told == [dict(how='mask', level='token', low=0.5, high=5.0)]
+  config.mismatch.update(change)
+  algorithm = builds.algorithm(config)
+  batch = wrong_and_right([[4, 1.5], [0.25, 1]])
+  policy = algorithms.PolicyOutput(batch.old_logprobs, batch.old_logprobs)
+  terms, _ = algorithm.loss(policy, batch, algorithm.advantages(batch))
+  gains = np.repeat(oracles.group_relative([0, 1], [0, 0]), 2)
+  np.testing.assert_allclose(
+      algorithms.total(terms), -np.mean(gains * weights), rtol=1e-5, atol=1e-7)
 
 
 def short(name, steps=3):
@@ -121,7 +145,7 @@ def short(name, steps=3):
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
-  """name -> the folder of its run; each is run once, on one device."""
+  """name -> the folder of its run; each runs once, on one device."""
   folders = {}
 
   def once(name):
@@ -136,7 +160,7 @@ def run(tmp_path_factory):
     yield once
 
 
-def seals(folder, step):
+def digests(folder, step):
   """A SHA-256 of every leaf of a checkpoint."""
   file = folder / 'checkpoints' / str(step) / 'integrity.json'
   return json.loads(file.read_text())['leaves']
@@ -159,7 +183,7 @@ def test_the_smoke_size_trains(run, name):
   own, absent = RECIPES[name]
   assert {*EVERYONE, *own} <= lines[-1].keys()
   assert not {*absent} & lines[-1].keys()
-  before, after = seals(folder, 0), seals(folder, 3)
+  before, after = digests(folder, 0), digests(folder, 3)
   assert before.keys() == after.keys()
   for leaf in before:  # scales too, and moments, and a critic's
     assert before[leaf] != after[leaf], leaf
@@ -171,10 +195,10 @@ def test_the_smoke_size_trains(run, name):
 def test_ppo_resumed_equals_an_uninterrupted_run_bit_for_bit(run, tmp_path):
   whole = run('configs.ppo')
   train.run(short('configs.ppo', steps=1), str(tmp_path))
-  (tmp_path / 'summary.txt').unlink()  # it was asked for more, after all
+  (tmp_path / 'summary.txt').unlink()  # so that the run is not finished
   train.run(short('configs.ppo'), str(tmp_path))
   assert checkpoint.steps(tmp_path / 'checkpoints')[-1] == 3
-  assert seals(tmp_path, 3) == seals(whole, 3)
+  assert digests(tmp_path, 3) == digests(whole, 3)
   one, two = ([{key: value for key, value in line.items()
                 if not key.startswith(NEVER_ALIKE)} for line in steps(folder)]
               for folder in (tmp_path, whole))

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A server that fails while a policy samples: the same trajectories, or fewer.
+"""sampler over a remote search that fails: the same trajectories, or fewer.
 
-Nothing of a failed search may be in a trajectory that is learned from, so what
-is left must equal, token by token, what is played over the engine itself.
+Nothing of a failed search may be in a trajectory that is learned from, so the
+rest must equal, token by token, what is sampled over the engine itself.
 """
 
 import json
@@ -29,8 +29,8 @@ FAULTS = ['500', '429', 'truncated JSON', 'fewer lists', 'score is NaN',
 
 
 @pytest.fixture(scope='module')
-def stage(tmp_path_factory):
-  """A player with its params, questions, and their engine."""
+def case(tmp_path_factory):
+  """A sampler with its params, questions, and their engine."""
   config = common.get_config('smoke')
   config.rollout.slots = 8
   sampler, params = policies.build(config, meshes.make(
@@ -41,24 +41,24 @@ def stage(tmp_path_factory):
   return sampler, params, data.questions, factory.make('bm25', data.corpus)
 
 
-def play(stage, search, **options):
-  sampler, params, questions, _ = stage
+def rollout(case, search, **options):
+  sampler, params, questions, _ = case
   return sampler.rollout(
       sampler.sync(params).weights, list(map(Request, questions[:8])),
       search=search, reward=rewards.em, outcome=rewards.em, temperature=1.0,
       step=0, **options)
 
 
-def server(stage, faults):
-  """One that finds what the engine finds."""
-  question = stage[2][0]
+def server(case, faults):
+  """A server that finds what the engine finds."""
+  _, _, questions, engine = case
 
-  def body(path, asked):
+  def body(path, request):
     del path
-    asked = json.loads(asked)
-    return wire.write_response(stage[3]([
-        Query(text, asked['topk'], question) for text in asked['queries']]),
-                               return_scores=True)
+    request = json.loads(request)
+    return wire.write_response(engine([
+        Query(text, request['topk'], questions[0])
+        for text in request['queries']]), return_scores=True)
 
   return faulty.Server(faults, body)
 
@@ -71,66 +71,69 @@ def client(url, **options):
   return search, warnings
 
 
-def plain(trajectory):
-  return trajectory.tokens, trajectory.loss_mask, trajectory.stop_reason, trajectory.reward
+def essence(trajectory):
+  """What is learned from."""
+  return (trajectory.tokens, trajectory.loss_mask, trajectory.stop_reason,
+          trajectory.reward)
 
 
 @pytest.fixture(scope='module')
-def expected(stage):
-  trajectories = play(stage, stage[3]).trajectories
+def expected(case):
+  trajectories = rollout(case, case[3]).trajectories
   assert sum(trajectory.searches for trajectory in trajectories) > 4
-  return [plain(trajectory) for trajectory in trajectories]
+  return list(map(essence, trajectories))
 
 
-def test_over_a_good_server_all_is_as_over_the_engine(stage, expected):
-  with server(stage, []) as good:
+def test_over_a_good_server_all_is_as_over_the_engine(case, expected):
+  with server(case, []) as good:
     search, warnings = client(good.url)
-    found = play(stage, search)
-  assert list(map(plain, found.trajectories)) == expected and not warnings
+    found = rollout(case, search)
+  assert list(map(essence, found.trajectories)) == expected and not warnings
   assert not any(call.errors for call in found.calls)
 
 
 @pytest.mark.parametrize('fault', FAULTS)
-def test_a_fault_that_passes_leaves_no_trace(stage, expected, fault):
-  """The first search and two probes fail; then the rows are played again."""
-  with server(stage, [fault] * 3) as bad:
+def test_a_fault_that_passes_leaves_no_trace(case, expected, fault):
+  """The first search and two probes fail; then the rows are sampled again."""
+  with server(case, [fault] * 3) as bad:
     search, warnings = client(bad.url)
-    found = play(stage, search)
-  assert list(map(plain, found.trajectories)) == expected
-  assert any(t.retries for t in found.trajectories)
+    found = rollout(case, search)
+  assert list(map(essence, found.trajectories)) == expected
+  assert any(trajectory.retries for trajectory in found.trajectories)
   assert any(call.errors for call in found.calls)
-  assert wrapped.pop(search)['search/remote/pauses'] == 1 and len(warnings) == 2
+  assert wrapped.pop(search)['search/remote/pauses'] == 1
+  assert len(warnings) == 2
 
 
-def test_what_fails_to_the_end_is_counted_and_not_learned_from(stage, expected):
-  with server(stage, []) as good:
-    calls = []
+def test_what_fails_to_the_end_is_counted_and_not_learned_from(case, expected):
+  with server(case, []) as good:
     answer = good.body
 
-    def body(path, asked):
-      """Fails whatever asks for more than the probe does."""
-      calls.append(json.loads(asked)['queries'])
-      return answer(path, asked) if calls[-1] == ['test'] else b'{"result": 1}'
+    def body(path, request):
+      """Fails for everything but the client's probe."""
+      is_probe = json.loads(request)['queries'] == ['test']
+      return answer(path, request) if is_probe else b'{"result": 1}'
 
     good.body = body
     search, _ = client(good.url)
-    found = play(stage, search)
-  trajectories = found.trajectories
-  failed = [trajectory.stop_reason == 'search_error' for trajectory in trajectories]
+    found = rollout(case, search)
+  failed = [trajectory.stop_reason == 'search_error'
+            for trajectory in found.trajectories]
   assert any(failed)
-  for trajectory, is_failed, well in zip(trajectories, failed, expected):
+  for trajectory, is_failed, other in zip(
+      found.trajectories, failed, expected, strict=True):
     if is_failed:
       assert trajectory.reward is None and trajectory.outcome_reward is None
       assert not trajectory.turns[-1].observation_tokens
-      assert trajectory.tokens == well[0][:len(trajectory.tokens)]
+      assert trajectory.tokens == other[0][:len(trajectory.tokens)]
     else:
-      assert plain(trajectory) == well
+      assert essence(trajectory) == other
   # A query each, in both passes.
   assert sum(call.errors for call in found.calls) == 2 * sum(failed)
 
 
-def test_a_pause_has_an_end(stage):
+def test_a_pause_has_an_end(case):
   search, warnings = client(faulty.unused_url(), pause_secs=1.0)
   with pytest.raises(ConnectionError, match='pause_secs=1 s'):
-    play(stage, search)
+    rollout(case, search)
   assert len(warnings) == 1
