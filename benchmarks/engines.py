@@ -50,7 +50,8 @@ def main() -> None:
   parser.add_argument('--size', default='laptop', help='of configs/grpo.py')
   parser.add_argument('--runs', default='runs/engines', help='a folder')
   parser.add_argument('--records', type=pathlib.Path, default=RECORDS)
-  parser.add_argument('--table', action='store_true', help='only print and draw')
+  parser.add_argument('--table', action='store_true',
+                      help='only print and draw')
   options = parser.parse_args()
   if not options.table:
     done = {_key(r) for r in records(options.records)}

@@ -112,7 +112,7 @@ def counted(samples) -> dict[str, int]:
 
 
 def questions(number: int) -> list[str]:
-  """Of one turn of an agentic case: new ones, each as often as it is sampled."""
+  """New ones for each turn of a worker, each as often as it is sampled."""
   return [text for text in peers.numbered(
       peers.QUESTIONS, number * peers.QUESTIONS) for _ in range(peers.SAMPLES)]
 
@@ -277,7 +277,8 @@ def tunix(options) -> None:
 
     def _step_impl(self, action):
       return base_environment.EnvStepResult(
-          observation=passage(self.task['prompts'], self.extra_kwargs['varied']),
+          observation=passage(
+              self.task['prompts'], self.extra_kwargs['varied']),
           reward=0.0, done=False, info={})
 
   async def conversations(model, most, varied):

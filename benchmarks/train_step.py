@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Measures how fast a policy of some size is trained on trajectories.
 
-  python benchmarks/train_step.py --size 3b --dtype bfloat16 --remat nothing   # a GPU
-  python benchmarks/train_step.py --size toy --torch                           # a CPU
+  python benchmarks/train_step.py --size toy --torch     # a CPU
+  python benchmarks/train_step.py --size 3b --dtype bfloat16 \
+      --remat nothing                                    # a GPU
 
 A step is one GRPO update with random weights: forward, backward, clipping,
 AdamW, on trajectories of lengths that occur in rollouts. Model FLOPs count
@@ -134,8 +135,8 @@ class Torch:
     import transformers
     self._torch = torch
     with tempfile.TemporaryDirectory() as folder:
-      weights.save(folder, params, shape, tokenizer_from=str(policies.TINY_BASE),
-                   eos_id=0)
+      weights.save(folder, params, shape, eos_id=0,
+                   tokenizer_from=str(policies.TINY_BASE))
       self._model = transformers.AutoModelForCausalLM.from_pretrained(
           folder, dtype=torch.float32, attn_implementation='sdpa')
     self._adam = torch.optim.AdamW(

@@ -100,7 +100,7 @@ def test_a_config_that_does_not_fit_together_is_refused(change, message):
 
 
 def wrong_and_right(weights):
-  """Two rows of a group, by the weights pi_old / pi_behavior of their tokens."""
+  """Two rows of a group whose tokens have these pi_old / pi_behavior."""
   weights = np.array(weights, np.float32)
   rows, zeros = np.ones(2, bool), np.zeros_like(weights)
   rewards, ids = np.array([0, 1], np.float32), np.zeros(2, np.int32)
