@@ -15,7 +15,6 @@ import tiny
 import train_test
 
 from configs import grpo
-from searchrl.evaluation import suite
 from searchrl.experiment import policy as policies
 from searchrl.jobs import train
 from searchrl.models import lora as loras
@@ -188,7 +187,7 @@ def test_a_run_trains_adapters_and_exports_those_of_its_checkpoint(tmp_path):
                       weights.read_config(str(policies.TINY_BASE)))
   shape = weights.read_config(str(tmp_path / 'run' / 'model'))
   exported = weights.load(str(tmp_path / 'run' / 'model'), shape)
-  trained = suite.trained(tmp_path / 'run', base, shape)
+  trained = policies.trained(tmp_path / 'run', base, shape)
   jax.tree.map(np.testing.assert_array_equal, trained, exported)
   for name in transformer.abstract(shape)['layers']:
     changed = any(np.any(x != y) for x, y in zip(

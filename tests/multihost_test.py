@@ -272,7 +272,7 @@ for sizes, tensor in ((dict(data=4), 1), (dict(data=2, fsdp=2), 1),
   view = weight_sync.WeightSync(mesh, axes, tensor=tensor)
   assert set(view.mesh.devices.flat) == set(jax.local_devices())
   held_here = state['policy'].params
-  seen = view(held_here)
+  seen = view(held_here).weights
   check(seen, params)
   (held, at), (read, there) = parts_of(held_here), parts_of(seen)
   out(str([*mesh.shape.values(), tensor]), [held, read, at == there])
@@ -280,7 +280,7 @@ for sizes, tensor in ((dict(data=4), 1), (dict(data=2, fsdp=2), 1),
 # The last of these learns, too.
 state, _ = learner.update(state, learner.pack(batch))
 held_here = state['policy'].params
-seen = view(held_here)
+seen = view(held_here).weights
 check(seen, multihost_utils.process_allgather(held_here, tiled=True))
 mine = meshes.make(data=1, devices=jax.local_devices()[:1])
 alone = learner_test.make(mine)

@@ -20,11 +20,11 @@ assert searchrl.__file__.startswith(sys.argv[1]), searchrl.__file__
 from searchrl import algorithms, losses
 from searchrl.agent import dialogue, tools
 from searchrl.models import weights
-from searchrl.rollouts import sampler
+from searchrl.experiment import policy
 assert 'as your want' in dialogue.verbatim('search_r1_prompt.txt')
 assert tools.schema()['function']['name'] == 'search'
-shape = weights.read_config(str(sampler.TINY_BASE))
-weights.load(str(sampler.TINY_BASE), shape)
+shape = weights.read_config(str(policy.TINY_BASE))
+weights.load(str(policy.TINY_BASE), shape)
 from searchrl.encoders import embedder
 encode = embedder.cached_loader()(path='tiny_e5')
 assert encode(['a'], 'query').shape == (1, 128)
