@@ -91,9 +91,9 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
   timer = progress_lib.Timer()
   with (signals.StopRequest(_log_stop) as stop, contextlib.closing(bar),
         rollouts(experiment, config) as take,
-        watchdog.Watchdog(options.watchdog_secs or _NEVER) as timeout):
+        watchdog.Watchdog(options.watchdog_secs or _NEVER) as heartbeat):
     while not is_done(progress, options):
-      timeout.beat(f'step {progress.step + 1}')
+      heartbeat.beat(f'step {progress.step + 1}')
       with timer('step'):
         state, progress, values, sampled = step(
             experiment, config, take, state, progress, timer)
