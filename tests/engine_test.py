@@ -159,12 +159,12 @@ def wide():
   inputs = {f'{row}': [ids(rng, n) for n in rng.integers(1, 130, 3)]
            for row in range(40)}
 
-  def sample_all(inputs, slots=None, **options):
+  def sample_all(inputs, places=None, **options):
     table = stops.compile_table(TOKENIZER.token_bytes, ('th', '>'))
     engine = engines.Engine(WIDE, stop_table=table, eos_ids=(0,), seed=4,
                             **LAYOUT | options)
     engine.load(params, TEMPERATURE)
-    return run_turns(engine, inputs, slots=slots, budget=9)
+    return run_turns(engine, inputs, slots=places, budget=9)
 
   return inputs, sample_all, sample_all(inputs)
 
