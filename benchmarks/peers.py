@@ -121,29 +121,37 @@ def searchrl(steps: int) -> None:
                  for i in range(QUESTIONS)]
     prompts = rng.integers(0, 256, (QUESTIONS, PROMPT_TOKENS)).tolist()
     engine.load(learner.policy(state, params), 1.0)
-    engine.append([engines.Append(
-        q * SAMPLES + i, prompts[q], NEW_TOKENS,
-        engines.row_ids(step, questions[q].uid, i, 0), True)
-                   for q in range(QUESTIONS) for i in range(SAMPLES)])
-    stopped = {}
-    while len(stopped) < QUESTIONS * SAMPLES:
-      stopped |= {s.slot: s for s in engine.decode()}
-    trajectories = []
-    for slot, one in sorted(stopped.items()):
-      turn = trajectory.Turn(one.tokens, one.logprobs,
-                             trajectory.Action('answer', ('',)))
-      reward = sum(t % 2 for t in one.tokens) / NEW_TOKENS
-      trajectories.append(trajectory.Trajectory(
-          questions[slot // SAMPLES], slot % SAMPLES, step,
-          tuple(prompts[slot // SAMPLES]), (turn,), 'answer', reward, reward))
-      assert len(one.tokens) == NEW_TOKENS
-      engine.release(slot)
+    trajectories = rollout(engine, questions, prompts, step)
     batch = trajectory.pack(
         trajectories, group_ids=[t.question.uid for t in trajectories],
         policy_step=step, length=PROMPT_TOKENS + NEW_TOKENS)
     packed = learner.score(state, batch, params)
     state, _ = learner.update(state, packed, params)
     clock()
+
+
+def rollout(engine, questions, prompts, step: int) -> list:
+  """Trajectories of one turn, of SAMPLES a question, with a reward."""
+  from searchrl import trajectory
+  from searchrl.models.inference import engine as engines
+  engine.append([engines.Append(
+      q * SAMPLES + i, prompts[q], NEW_TOKENS,
+      engines.row_ids(step, questions[q].uid, i, 0), True)
+                 for q in range(QUESTIONS) for i in range(SAMPLES)])
+  stopped = {}
+  while len(stopped) < QUESTIONS * SAMPLES:
+    stopped |= {s.slot: s for s in engine.decode()}
+  trajectories = []
+  for slot, one in sorted(stopped.items()):
+    turn = trajectory.Turn(one.tokens, one.logprobs,
+                           trajectory.Action('answer', ('',)))
+    reward = sum(t % 2 for t in one.tokens) / NEW_TOKENS
+    trajectories.append(trajectory.Trajectory(
+        questions[slot // SAMPLES], slot % SAMPLES, step,
+        tuple(prompts[slot // SAMPLES]), (turn,), 'answer', reward, reward))
+    assert len(one.tokens) == NEW_TOKENS
+    engine.release(slot)
+  return trajectories
 
 
 def never_stops(vocabulary: int):

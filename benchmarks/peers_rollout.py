@@ -141,11 +141,8 @@ def searchrl(options) -> None:
   sys.path.insert(0, str(peers.ROOT))
   import jax
   import numpy as np
-  from searchrl import trajectory
-  from searchrl.agent import dialogue as dialogues
   from searchrl.models import transformer
   from searchrl.models.inference import engine as engines
-  from searchrl.rollouts import driver
   shape = transformer.TransformerConfig(head_dim=32, **options.shape)
   params = transformer.init(shape, jax.random.key(0))
   rng = np.random.default_rng(0)
@@ -169,34 +166,40 @@ def searchrl(options) -> None:
       stopped += own.decode()
     return counted((s.slot, s.tokens) for s in stopped)
 
-  dialogue = dialogues.Dialogue(
-      template='{question}', stop_strings=('never said',), before='', after='',
-      invalid='', parse=lambda text: trajectory.Action('search', (text,)),
-      passage=lambda number, passage: passage.text)
-
   def conversations(most, ends):
     own = engine(peers.QUESTIONS * peers.SAMPLES,
                  peers.PROMPT_TOKENS + RESPONSE, ends)
     own.load(params, 1.0)
-    trajectories, _ = driver.run(
-        [trajectory.Request(trajectory.Question(text, text, ('',)),
-                            i % peers.SAMPLES)
-         for i, text in enumerate(questions(next(numbers)))],
-        engine=own, dialogue=dialogue, tokenizer=Tokenizer(),
-        search=lambda queries: [(trajectory.Passage('', '', passage(
-            q.question.text, varied=bool(ends))),) for q in queries],
-        budgets=driver.Budgets(
-            max_turns=TURNS, max_turn_tokens=most, top_k=1,
-            max_prompt_tokens=peers.PROMPT_TOKENS, passage_tokens=RESPONSE),
-        step=0, policy_step=0)
-    return counted(
-        (t.question.uid, sum((turn.action_tokens for turn in t.turns), ()))
-        for t in trajectories)
+    return driven(own, questions(next(numbers)), most, varied=bool(ends))
 
   cases = dict(agentic=lambda: conversations(peers.NEW_TOKENS, ()),
                varied=lambda: conversations(RESPONSE, ENDS))
   turns.serve(lambda case: cases[case]() if case in cases
               else one_turn(*sizes(case)))
+
+
+def driven(engine, texts, most: int, *, varied: bool) -> dict[str, int]:
+  """Tokens of the driver's trajectories; `most` is of a turn."""
+  from searchrl import trajectory
+  from searchrl.agent import dialogue as dialogues
+  from searchrl.rollouts import driver
+  dialogue = dialogues.Dialogue(
+      template='{question}', stop_strings=('never said',), before='', after='',
+      invalid='', parse=lambda text: trajectory.Action('search', (text,)),
+      passage=lambda number, passage: passage.text)
+  trajectories, _ = driver.run(
+      [trajectory.Request(trajectory.Question(text, text, ('',)),
+                          i % peers.SAMPLES) for i, text in enumerate(texts)],
+      engine=engine, dialogue=dialogue, tokenizer=Tokenizer(),
+      search=lambda queries: [(trajectory.Passage('', '', passage(
+          q.question.text, varied)),) for q in queries],
+      budgets=driver.Budgets(
+          max_turns=TURNS, max_turn_tokens=most, top_k=1,
+          max_prompt_tokens=peers.PROMPT_TOKENS, passage_tokens=RESPONSE),
+      step=0, policy_step=0)
+  return counted(
+      (t.question.uid, sum((turn.action_tokens for turn in t.turns), ()))
+      for t in trajectories)
 
 
 def transformers(options) -> None:

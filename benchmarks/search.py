@@ -67,7 +67,8 @@ COLUMNS = ('index', 'settings', 'recall@3', 'recall@10', 'q/CPU-s', 'q/s',
            'in turns', 'MiB', 'build CPU-s')
 
 
-def main():
+def parsed() -> argparse.Namespace:
+  """Command-line options."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--rows', type=int, help='200,000; see --roofline')
   parser.add_argument('--queries', type=int, default=2048)
@@ -79,7 +80,11 @@ def main():
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--out', default='', help='jsonl, appended to')
   parser.add_argument('--folder', default='', help='keeps what is built')
-  options = parser.parse_args()
+  return parser.parse_args()
+
+
+def main():
+  options = parsed()
   if options.roofline:
     lines = [roofline(options.rows)]
     print(figures.table(lines, tuple(lines[0])))
