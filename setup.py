@@ -58,7 +58,8 @@ setuptools.setup(
                    'scann>=1.4.2; platform_system == "Linux"'],
         'bm25s': ['bm25s>=0.3'],
         'lucene': ['pyserini>=1.0'],  # needs Java
-        'serve': ['httptools>=0.6.3'],  # servers parse HTTP faster
+        'serve': ['httptools>=0.6.3',  # servers need less CPU
+                  'uvloop>=0.21; platform_system != "Windows"'],
         'test': ['bm25s>=0.3', 'faiss-cpu>=1.12', 'httptools>=0.6.3',
                  'hypothesis>=6.100', 'ir-measures>=0.4', 'pytest>=8',
                  'pytest-xdist>=3.6',

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Who may import whom: the table of DESIGN.md, section 2, on the sources."""
+"""Who may import whom: the table of docs/layout.md, on the sources."""
 
 import ast
 import pathlib
@@ -77,7 +77,7 @@ def imports(source: str) -> set[str]:
 def complaints(file: str, source: str) -> list[str]:
   part = part_of(file)
   if part not in MAY_IMPORT:
-    return [f'{file} is in no row of DESIGN.md, section 2. Give it one there, '
+    return [f'{file} is in no row of docs/layout.md. Give it one there, '
             'and in MAY_IMPORT here.']
   result = []
   allowed = (part, *MAY_IMPORT[part])

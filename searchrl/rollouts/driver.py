@@ -163,7 +163,7 @@ def _unfinished(requests, policy_step, dialogue, tokenizer, budgets
       prompts[question.text] = prompt
     if len(prompt) > budgets.max_prompt_tokens:
       raise ValueError(
-          f'a prompt may have rollout.max_prompt_tokens='
+          f'a prompt may have rollout.budgets.max_prompt_tokens='
           f'{budgets.max_prompt_tokens} tokens, but that of question '
           f'{question.uid!r} has {len(prompt)}. Raise the limit, or leave the '
           'question out.')
