@@ -438,7 +438,7 @@ def test_refuses_bad_input():
   x, mask, advs = jnp.zeros((2, 3)), jnp.ones((2, 3), bool), jnp.zeros(2)
   with pytest.raises(ValueError, match=r'old_logprobs must .*\(2, 3\).*\(2,\)'):
     losses.token_ratio(x, advs, mask)
-  with pytest.raises(ValueError, match=r'must have shape \(2,\) \(one a seq'):
+  with pytest.raises(ValueError, match=r'must have shape \(2,\) \(one per seq'):
     losses.sequence_ratio_loss(x, x, x, mask)
   with pytest.raises(ValueError, match=r'\(2, 3\).*, or \(2,\).*have \(2, 1\)'):
     losses.token_ratio_loss(x, x, advs[:, None], mask)
@@ -450,7 +450,7 @@ def test_refuses_bad_input():
     losses.truncated_weights(x, x, mask, level=1)
   with pytest.raises(ValueError, match="level must be .*, but is 'row'"):
     losses.masked_weights(x, x, mask, level='row')
-  with pytest.raises(ValueError, match=r'must have shape \(2,\) \(one a seq'):
+  with pytest.raises(ValueError, match=r'must have shape \(2,\) \(one per seq'):
     losses.geometric_mean_loss(x, x, x, mask)
   with pytest.raises(ValueError, match=r'loss_mask must .*\(2, 3\).*\(2,\)'):
     losses.score_function_loss(x, advs, mask[:, 0])

@@ -109,7 +109,7 @@ def test_shares_are_kept_in_every_draw(mix, counts):
   dealt = drawn(stream, *counts)
   seen = Counter(q.hops for q in dealt)
   for hops, share in enumerate(mix, start=1):
-    fair = share / sum(mix) * len(drawn)
+    fair = share / sum(mix) * len(dealt)
     assert abs(seen[hops] - fair) < len(mix)
     assert share or not seen[hops]
 
