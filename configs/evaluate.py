@@ -9,7 +9,7 @@ base model by default. Writes runs/evaluate/table.json and records.jsonl.
 
 Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 79 seconds, 104 CPU seconds.
 Result: exact match of sampled answers, 1 to 4 hops, names of known parts, after
-dspo.py: .87 .75 .67 .41; of the shipped base model: .31 .10 .04 .01 (seed 0).
+dspo.py: .82 .74 .66 .36; of the shipped base model: .31 .10 .04 .01 (seed 0).
 """
 
 from configs import common
