@@ -2,12 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """serve_model: what is refused before anything is built, and how it ends."""
 
-import pathlib
 import re
-import signal
 import socket
-import subprocess
-import sys
 
 import pytest
 import servers
@@ -111,16 +107,7 @@ def test_a_failing_engine_ends_the_job_with_its_error(generator, tmp_path):
 
 @pytest.mark.slow
 def test_the_job_serves_the_tiny_base_model_and_ends_in_order(tmp_path):
-  root = pathlib.Path(__file__).parents[1]
-  command = [sys.executable, '-m', 'searchrl.main',
-             '--config=configs/serve_model.py', '--config.serve.port=0',
-             f'--workdir={tmp_path}']
-  with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True
-                       ) as process:
-    line = ''
-    while 'Serving' not in line:
-      line = process.stderr.readline()
-      assert line, 'it ended'
+  with servers.served('configs/serve_model.py', f'--workdir={tmp_path}') as line:
     assert 'tiny_base at http://127.0.0.1:' in line
     address = re.search(r'at (\S+)/v1;', line)[1]
     server = type('Remote', (), {'address': address})
@@ -131,6 +118,3 @@ def test_the_job_serves_the_tiny_base_model_and_ends_in_order(tmp_path):
     assert status == 200 and '<search>' in found['choices'][0]['text']
     assert servers.ask(server, '/v1/chat/completions', model='tiny_base',
                        messages=[])[0] == 400
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
-    assert 'Stopping; what was asked' in process.stderr.read()

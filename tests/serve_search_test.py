@@ -2,11 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """serve_search: what is refused at the start, and a server from its config."""
 
-import pathlib
-import signal
 import socket
-import subprocess
-import sys
 
 import faulty
 import pytest
@@ -60,20 +56,13 @@ def test_the_config_has_the_defaults_of_the_options():
 
 @pytest.mark.slow
 def test_the_job_serves_a_file_and_ends_in_order(tmp_path):
-  root = pathlib.Path(__file__).parents[1]
   (tmp_path / 'c.jsonl').write_text(
       '{"id": "a", "contents": "\\"Tarn\\"\\nA river."}\n'
       '{"id": "b", "contents": "\\"Alps\\"\\nMountains."}\n')
-  command = [sys.executable, '-m', 'searchrl.main',
-             '--config=configs/serve_search.py', '--config.serve.port=0',
-             f'--config.search.corpus={tmp_path / "c.jsonl"}',
-             f'--workdir={tmp_path / "run"}']
-  with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True
-                       ) as process:
-    line = ''
-    while 'Serving' not in line:
-      line = process.stderr.readline()
-      assert line, 'it ended'
+  with servers.served(
+      'configs/serve_search.py',
+      f'--config.search.corpus={tmp_path / "c.jsonl"}',
+      f'--workdir={tmp_path / "run"}') as line:
     assert 'bm25 over 2 passages at http://127.0.0.1:' in line
     url = line.partition(' at ')[2].partition(';')[0]
     search = remote.remote(urls=(url,))
@@ -84,5 +73,3 @@ def test_the_job_serves_a_file_and_ends_in_order(tmp_path):
     assert servers.ask(server, '/health', 'GET')[2] == {
         'status': 'ok', 'engine': 'bm25', 'passages': 2,
         'corpus': corpus.digest}
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0

@@ -1,12 +1,16 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A search server under test, engines for it, and clients of any server."""
+"""Servers under test, engines for them, jobs that serve, and clients."""
 
 import contextlib
 import dataclasses
 import http.client
 import json
+import pathlib
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -121,3 +125,21 @@ def post(body, *headers, path=b'/retrieve'):
   """The bytes of a request; without a Content-Length unless it is a header."""
   lines = [b'POST %s HTTP/1.1' % path, b'Host: here', *headers, b'', body]
   return b'\r\n'.join(lines)
+
+
+@contextlib.contextmanager
+def served(config, *flags):
+  """A config's job as a command: its line when it serves; then it is ended."""
+  command = [sys.executable, '-m', 'searchrl.main', f'--config={config}',
+             '--config.serve.port=0', *flags]
+  with subprocess.Popen(
+      command, cwd=pathlib.Path(__file__).parents[1], stderr=subprocess.PIPE,
+      text=True) as process:
+    line = ''
+    while 'Serving' not in line:
+      line = process.stderr.readline()
+      assert line, 'it ended'
+    yield line
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    assert 'Stopping; what was asked' in process.stderr.read()

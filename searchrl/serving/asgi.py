@@ -10,7 +10,7 @@ that answers first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 import contextlib
 import dataclasses
 import hmac
@@ -22,8 +22,11 @@ import threading
 import time
 from typing import Any, TypeVar
 
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 import uvicorn
 
@@ -31,6 +34,7 @@ from searchrl.runtime import signals
 from searchrl.search.remote import wire
 
 T = TypeVar('T')
+Handler = Callable[[Request, Any], Awaitable[Response]]
 
 HUNG_UP = 499  # nginx's status of a request whose client went away
 _BACKLOG = 2048  # connections that wait to be accepted
@@ -187,6 +191,21 @@ class HttpServer:
       await app(scope, receive, send)
     finally:
       self._requests -= 1
+
+
+def application(routes: Sequence[Route], *, no_page: Handler, fault: Handler
+               ) -> Starlette:
+  """Routes as an application, whose other answers are ours, too.
+
+  Args:
+    routes: and what they mean.
+    no_page: answers what no route takes.
+    fault: answers where a route raised.
+  """
+  app = Starlette(routes=routes, exception_handlers={
+      HTTPException: no_page, Exception: fault})
+  app.router.redirect_slashes = False
+  return app
 
 
 class Closing(Response):

@@ -104,14 +104,11 @@ class Server:
     complete = [
         Route(path, functools.partial(self._complete, is_chat=is_chat),
               methods=['POST']) for path, is_chat in _IS_CHAT.items()]
-    app = Starlette(
-        routes=[*complete, Route('/v1/models', self._show_models),
-                Route('/v1/models/{name:path}', self._show_models),
-                Route('/health', self._health)],
-        exception_handlers={HTTPException: self._no_page,
-                            Exception: self._fault})
-    app.router.redirect_slashes = False
-    return app
+    return asgi.application(
+        [*complete, Route('/v1/models', self._show_models),
+         Route('/v1/models/{name:path}', self._show_models),
+         Route('/health', self._health)],
+        no_page=self._no_page, fault=self._fault)
 
   async def _health(self, request: Request) -> Response:
     del request

@@ -111,14 +111,11 @@ class Server:
     self.batcher.close(self.options.http.deadline_secs)
 
   def _app(self) -> Starlette:
-    app = Starlette(
-        routes=[Route('/retrieve', self._retrieve, methods=['POST']),
-                Route('/health', self._health),
-                Route('/metrics', self._show_metrics)],
-        exception_handlers={HTTPException: self._no_page,
-                            Exception: self._fault})
-    app.router.redirect_slashes = False
-    return app
+    return asgi.application(
+        [Route('/retrieve', self._retrieve, methods=['POST']),
+         Route('/health', self._health),
+         Route('/metrics', self._show_metrics)],
+        no_page=self._no_page, fault=self._fault)
 
   async def _health(self, request: Request) -> Response:
     del request
