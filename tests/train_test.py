@@ -60,6 +60,7 @@ def whole(tmp_path_factory):
   return folder
 
 
+@pytest.mark.slow
 def test_run_leaves_what_the_readme_lists(whole):
   for name in ('config.json', 'environment.json', 'metrics.jsonl', 'curve.png',
                'curve.svg', 'summary.txt', 'model/model.safetensors',
@@ -78,6 +79,7 @@ def test_run_leaves_what_the_readme_lists(whole):
     assert line['search/queries'] >= line['search/batch_size'] > 0
 
 
+@pytest.mark.slow
 def test_trajectories_are_saved_token_by_token(whole):
   file = sorted((whole / 'trajectories').glob('*.gz'))[0]
   trajectories = [trajectory_lib.from_json(json.loads(line))
@@ -92,6 +94,7 @@ def test_trajectories_are_saved_token_by_token(whole):
     assert trajectory.reward == rewards.em(trajectory)
 
 
+@pytest.mark.slow
 def test_sampler_and_learner_agree_on_log_probs(whole):
   for line in lines(whole)[1:5]:
     assert line['training/rollout_logprobs_diff_max'] < 1e-3
@@ -113,6 +116,7 @@ def test_resume_equals_the_uninterrupted_run_bit_for_bit(whole, tmp_path):
   assert state_digest(tmp_path) == state_digest(whole)
 
 
+@pytest.mark.slow
 def test_finished_run_prints_its_table_and_exits(whole, capsys):
   before = (whole / metrics.FILE).read_bytes()
   train.run(tiny(dspo, steps=4), str(whole))
@@ -120,6 +124,7 @@ def test_finished_run_prints_its_table_and_exits(whole, capsys):
   assert (whole / metrics.FILE).read_bytes() == before
 
 
+@pytest.mark.slow
 def test_changed_config_is_refused_and_named(whole):
   config = tiny(dspo, steps=4)
   config.optimizer.learning_rate = 1.0
