@@ -12,6 +12,7 @@ import types
 import pytest
 
 import experiment_policy_test
+from experiment_policy_test import config_of
 import reranker_test
 import tiny
 
@@ -120,12 +121,6 @@ def test_why_a_search_failed_is_printed_once():
   wrapped.wait(ask.with_warnings(inner, lines.append))  # as `inner` would
   assert lines.pop() == 'waits'
   assert lines == ['Warning: a search failed: timeout after  3 s']
-
-
-def config_of(**fields):
-  config = ask_config.get_config()
-  config.ask.update(fields)
-  return config
 
 
 @pytest.fixture(scope='module')
