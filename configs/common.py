@@ -42,8 +42,11 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       ),
   )
   config.data = dict(
-      train='',  # questions, jsonl; '' generates a world
-      evaluate='',  # questions, jsonl, answered from search.corpus
+      train='',  # questions: path, or name=path,name=path; '' makes a world
+      weights=(),  # shares of the training files; (): by their sizes
+      limit=0,  # train on so many questions, drawn by the seed; 0: all
+      question_mark=False,  # append the ? that a question lacks (Search-R1)
+      evaluate='',  # path, folder, or name=path,..., answered from search.corpus
       world_seed=1,  # of the generated training world
       per_hop=(500, 500, 400, 300),  # generated questions of 1, 2, ... hops
       mix=(4, 4, 2, 2),  # shares of 1, 2, ... hops in every step; (): any
@@ -56,6 +59,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   # Made of the tokenizer; or dialogue:search_r1, chat:search_r1, tools:dspo.
   config.dialogue = 'searchrl.agent.dialogue:laptop'
   config.reward = 'searchrl.agent.rewards:em'  # trained on; module:function
+  config.reward_options = {}  # keyword arguments of the reward
   config.outcome = 'searchrl.agent.rewards:em'  # read by the dynamic filter
   config.rollout = dict(
       questions=12,  # a step
@@ -86,7 +90,10 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
           top_k=2,  # passages a search
       ),
   )
-  config.algorithm = dict(name='searchrl.rl.algorithms:grpo')
+  config.algorithm = dict(
+      name='searchrl.rl.algorithms:grpo',
+      trained_on='policy',  # its tokens; or all: those that it read, too
+  )
   config.optimizer = dict(
       learning_rate=2e-4,
       b2=0.99,
@@ -122,6 +129,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   config.mesh = dict(data=-1, fsdp=1, tensor=1)  # -1: all remaining devices
   config.train = dict(
       num_steps=30,
+      init_from='',  # a run whose newest checkpoint this one starts from
       max_rollouts=0,  # ends the run, too; 0: no such limit
       checkpoint_every=10,  # steps
       keep_checkpoints=2,
@@ -138,6 +146,8 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   )
   config.evaluate = dict(
       initial=True,  # also before training
+      every=0,  # steps, during training; 0: not then
+      limit=0,  # questions of a set during training, by the seed; 0: all
       noise=True,  # also with random passages: should score 0
       worlds=dict(
           world_seed=101,  # never that of training

@@ -18,7 +18,7 @@ from configs import common
 
 def get_config(size: str = 'laptop'):
   config = common.get_config(size)
-  config.algorithm = dict(
+  config.algorithm.update(
       name='searchrl.rl.algorithms:dr_grpo',
       length=288,  # tokens: 6 turns of 48, the most a policy may write
       clip_low=0.2,

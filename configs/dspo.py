@@ -24,7 +24,7 @@ from configs import common
 
 def get_config(size: str = 'laptop'):
   config = common.get_config(size)
-  config.algorithm = dict(
+  config.algorithm.update(
       name='searchrl.rl.algorithms:dspo',
       clip_low=0.05,  # GSPO's: 3e-4
       clip_high=0.05,  # GSPO's: 4e-4

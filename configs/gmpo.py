@@ -18,7 +18,7 @@ from configs import common
 
 def get_config(size: str = 'laptop'):
   config = common.get_config(size)
-  config.algorithm = dict(
+  config.algorithm.update(
       name='searchrl.rl.algorithms:gmpo',
       clip_low=0.4,  # nats: a ratio of 0.67
       clip_high=0.4,  # nats: a ratio of 1.49

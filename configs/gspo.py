@@ -20,7 +20,7 @@ from configs import common
 
 def get_config(size: str = 'laptop'):
   config = common.get_config(size)
-  config.algorithm = dict(
+  config.algorithm.update(
       name='searchrl.rl.algorithms:gspo',
       clip_low=0.05,  # the paper's: 3e-4
       clip_high=0.05,  # the paper's: 4e-4

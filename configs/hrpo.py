@@ -22,7 +22,7 @@ from configs import common
 def get_config(size: str = 'laptop'):
   config = common.get_config(size)
   common.one_sample_a_question(config, size)
-  config.algorithm = dict(
+  config.algorithm.update(
       name='searchrl.rl.algorithms:hrpo',
       kl_coef=0.0,  # per nat, to the model that the run started from
   )

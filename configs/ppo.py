@@ -25,7 +25,7 @@ from configs import common
 def get_config(size: str = 'laptop'):
   config = common.get_config(size)
   common.one_sample_a_question(config, size)
-  config.algorithm = dict(
+  config.algorithm.update(
       name='searchrl.rl.algorithms:ppo',
       clip_low=0.2,
       clip_high=0.2,

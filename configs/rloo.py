@@ -20,7 +20,7 @@ from configs import common
 
 def get_config(size: str = 'laptop'):
   config = common.get_config(size)
-  config.algorithm = dict(
+  config.algorithm.update(
       name='searchrl.rl.algorithms:rloo',
       kl_coef=0.0,  # per nat, in the reward
   )

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Question, Passage, Turn, Trajectory and Batch; `pack` makes the last.
+"""Question, Passage, Turn, Trajectory, Scores and Batch; `pack` makes the last.
 
 A trajectory is token ids, born with their log-probs; every mask derives from
 who wrote a token: the prompt, the policy (an action) or the environment (an
@@ -9,7 +9,7 @@ observation). Nothing here decodes or encodes text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any, Literal
 
@@ -58,7 +58,13 @@ class Query:
 
   text: str
   top_k: int
-  question: Question  # the simulated engine conditions on it; others ignore it
+  # Most engines read no more than the text. Those that do are functions of
+  # what follows, so that they answer alike after a resume and on any host.
+  question: Question
+  step: int = 0  # of the run
+  sample: int = 0  # of the question
+  turn: int = 0  # of the trajectory that asks, from 0
+  turns: tuple[Turn, ...] = ()  # of that trajectory, the one that asks the last
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +94,12 @@ class Turn:
   action_tokens: tuple[int, ...]  # sampled, the stop token included; trained on
   action_logprobs: tuple[float, ...]  # nats, as drawn, at the temperature
   action: Action  # parsed from the action tokens alone
-  observation_tokens: tuple[int, ...] = ()  # inserted; never trained on
+  observation_tokens: tuple[int, ...] = ()  # inserted by the environment
   passages: Passages = ()  # what the search returned, in order
   passages_cut: int = 0  # of them, cut to the token budget
+  # For rewards and readers; '' in records that are older than these fields.
+  text: str = ''  # the action tokens, decoded without special tokens
+  observation: str = ''  # the observation tokens, likewise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +117,14 @@ class Trajectory:
   retries: int = 0  # times it was sampled again after a failed search
   group: int = 0  # of the request: samples that were asked for together
   search_error: SearchError | None = None  # why, if a search ended it
+  prompt: str = ''  # the prompt tokens, decoded without special tokens
+  parts: Mapping[str, float] = dataclasses.field(  # of the scores
+      default_factory=dict, hash=False)
+
+  @property
+  def response(self) -> str:
+    """The text after the prompt: what the policy said, and what it read."""
+    return ''.join(turn.text + turn.observation for turn in self.turns)
 
   @property
   def tokens(self) -> tuple[int, ...]:
@@ -149,6 +166,15 @@ class Trajectory:
       if turn.action.kind == 'answer':
         return turn.action.texts[-1]
     return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+  """What a trajectory is worth."""
+
+  reward: float  # what is trained on
+  outcome: float | None = None  # what the filter reads; None: config.outcome
+  parts: Mapping[str, float] = dataclasses.field(default_factory=dict)  # plotted
 
 
 def to_json(trajectory: Trajectory) -> dict[str, Any]:

@@ -79,6 +79,38 @@ def test_a_search_and_an_answer():
   assert len(sampled) and (sampled < 0).all()
 
 
+def test_texts_are_the_tokens_decoded():
+  trajectory = rollout_one('nonsense', search_for('cat'), answer('here'))
+  assert trajectory.prompt == 'q: where?\n'
+  assert [text for turn in trajectory.turns
+          for text in (turn.text, turn.observation)] == texts(trajectory)
+  assert trajectory.response == ''.join(texts(trajectory))
+
+
+def test_a_query_says_on_whose_behalf_it_is_asked_and_after_what():
+  asked = []
+
+  def search(queries):
+    asked.extend(queries)
+    return fakes.Search()(queries)
+
+  dialogue = dataclasses.replace(DIALOGUE, parse=several)
+  trajectory, other = rollout(
+      {('u', 3): ('nonsense', search_for('a|b'), answer('here')),
+       ('v', 0): (search_for('c'), answer('here'))},
+      search=search, dialogue=dialogue)
+  found = {q.text: q for q in asked}
+  assert [(q.step, q.question.uid, q.sample, q.turn)
+          for q in map(found.get, 'abc')] == [
+              (fakes.STEP, 'u', 3, 1), (fakes.STEP, 'u', 3, 1),
+              (fakes.STEP, 'v', 0, 0)]
+  # Earlier turns whole; of the one that asks, what the policy said.
+  *earlier, asks = found['a'].turns
+  assert earlier == list(trajectory.turns[:1]) and earlier[0].observation
+  assert (asks.text, asks.observation) == (trajectory.turns[1].text, '')
+  assert [t.text for t in found['c'].turns] == [other.turns[0].text]
+
+
 def test_a_turn_counts_its_passages_that_were_cut():
   dialogue = dataclasses.replace(DIALOGUE, parse=several)
   trajectory = rollout_one(

@@ -94,7 +94,14 @@ def test_an_old_config_is_read_under_the_new_names():
   assert recorded['job'] == 'searchrl.train:run'
   assert 'ahead' in recorded['rollout']
   assert config == moved.config(config) != recorded
-  assert config == json.loads(dspo.get_config('smoke').to_json())
+  today = json.loads(dspo.get_config('smoke').to_json())
+  assert moved.completed(config, today) == today
+
+
+def test_options_that_a_config_cannot_have_are_not_added_to_it():
+  assert moved.completed({'data': {}}, {'data': {'limit': 3}}) == {
+      'data': {'limit': 0}}
+  assert moved.completed({'job': 'x'}, {'job': 'x'}) == {'job': 'x'}
 
 
 def test_an_old_runs_folder_is_asked_and_judged_with_its_own_options(tmp_path):

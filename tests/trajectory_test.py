@@ -13,8 +13,9 @@ from searchrl import trajectory
 from searchrl.trajectory import Action, Passage, Trajectory, Turn
 
 SEARCH = Turn((5, 6), (-0.5, -0.25), Action('search', ('x',)), (7, 8, 9),
-              (Passage('3', 'A "title"', 'Text, é\n.', 1.25),))
-ANSWER = Turn((10,), (-2.0,), Action('answer', ('here',)))
+              (Passage('3', 'A "title"', 'Text, é\n.', 1.25),),
+              text='<search> x', observation='<information>')
+ANSWER = Turn((10,), (-2.0,), Action('answer', ('here',)), text='here')
 
 
 def made(uid='q', sample=0, *, turns=(SEARCH, ANSWER), stop_reason='answer',
@@ -58,6 +59,21 @@ def test_tokens_are_the_prompt_and_then_every_turn():
     assert [one.behavior_logprobs[i] for i in sampled] == logprobs
     assert sum(map(abs, one.behavior_logprobs)) == pytest.approx(
         -sum(logprobs))
+
+
+def test_the_response_is_what_was_said_and_read_in_order():
+  assert made().response == '<search> x<information>here'
+  assert made(turns=()).response == ''
+
+
+def test_a_record_without_texts_and_parts_is_read():
+  record = trajectory.to_json(made())
+  del record['prompt'], record['parts']
+  for turn in record['turns']:
+    del turn['text'], turn['observation']
+  old = trajectory.from_json(json.loads(json.dumps(record)))
+  assert (old.prompt, old.response, old.parts) == ('', '', {})
+  assert old.tokens == made().tokens and old.question == made().question
 
 
 def test_pack_lays_rows_side_by_side():

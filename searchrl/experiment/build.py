@@ -118,6 +118,7 @@ def algorithm(config) -> algorithms.Algorithm:
   """The config's algorithm, checked against the config's rollouts."""
   options = dict(config.algorithm)
   name = options.pop('name')
+  options.pop('trained_on', None)
   built = plugins.build(
       name, options, field='algorithm',
       ours='searchrl.rl.algorithms:grpo, :dspo and others')

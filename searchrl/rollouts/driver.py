@@ -157,10 +157,10 @@ def _unfinished(requests, policy_step, dialogue, tokenizer, budgets
   prompts, queue = {}, []
   for row, request in enumerate(requests):
     question = request.question
-    prompt = prompts.get(question.text)
-    if prompt is None:
+    if question.text not in prompts:
       prompt = dialogues.opening(dialogue, question.text, tokenizer)
-      prompts[question.text] = prompt
+      prompts[question.text] = prompt, tokenizer.decode(prompt)
+    prompt, text = prompts[question.text]
     if len(prompt) > budgets.max_prompt_tokens:
       raise ValueError(
           f'a prompt may have rollout.budgets.max_prompt_tokens='
@@ -168,8 +168,8 @@ def _unfinished(requests, policy_step, dialogue, tokenizer, budgets
           f'{question.uid!r} has {len(prompt)}. Raise the limit, or leave the '
           'question out.')
     queue.append(_Unfinished(row, Trajectory(
-        question, request.sample, policy_step, prompt, group=request.group),
-                             prompt))
+        question, request.sample, policy_step, prompt, group=request.group,
+        prompt=text), prompt))
   return queue[::-1]
 
 
@@ -210,7 +210,8 @@ class _Slots:
         continue
       appends.append(self._append(one, budget))
       if not one.fresh:  # the tokens observe the last turn's action
-        one.amend(observation_tokens=one.pending)
+        one.amend(observation_tokens=one.pending,
+                  observation=self._tokenizer.decode(one.pending))
         self._watch(one.trajectory)
       one.fresh = False
       self._decoding.add(one.slot)
@@ -250,8 +251,9 @@ class _Slots:
   def _take_turn(self, stopped: engines.Stopped) -> _Unfinished | None:
     """Adds a stopped slot's action; returns its entry if it is fed next."""
     one = self.active[stopped.slot]
-    action = self._dialogue.parse(self._tokenizer.decode(stopped.tokens))
-    turn = Turn(stopped.tokens, stopped.logprobs, action)
+    text = self._tokenizer.decode(stopped.tokens)
+    action = self._dialogue.parse(text)
+    turn = Turn(stopped.tokens, stopped.logprobs, action, text=text)
     one.trajectory = dataclasses.replace(
         one.trajectory, turns=(*one.trajectory.turns, turn))
     self._watch(one.trajectory)
@@ -260,13 +262,18 @@ class _Slots:
       self._finish(one, reason)
       return None
     if action.kind == 'search':
-      self._searches.submit(one.slot, [
-          Query(text, self._budgets.top_k, one.trajectory.question)
-          for text in action.texts])
+      self._searches.submit(one.slot, self._queries(one.trajectory))
       return None
     one.pending = dialogues.retry(
         self._dialogue, self._tokenizer, stopped.tokens)
     return one
+
+  def _queries(self, trajectory: Trajectory) -> list[Query]:
+    """What the last turn of a trajectory asks."""
+    turns = trajectory.turns
+    return [Query(text, self._budgets.top_k, trajectory.question, self._step,
+                  trajectory.sample, len(turns) - 1, turns)
+            for text in turns[-1].action.texts]
 
   def _limit(self, one: _Unfinished) -> str | None:
     """The limit after which nothing, not even a search, is carried out."""

@@ -7,6 +7,7 @@ an old run alone is read as if it had been written with the new names.
 """
 
 from collections.abc import Sequence
+import copy
 import sys
 from typing import Any
 
@@ -94,6 +95,17 @@ OPTIONS = {  # of configs, by their path
     'rollout.ahead': 'rollout.decodes_in_flight',
 }
 
+ADDED = {  # options newer than some configs -> what a run without them did
+    'algorithm.trained_on': 'policy',
+    'data.limit': 0,
+    'data.question_mark': False,
+    'data.weights': [],
+    'evaluate.every': 0,
+    'evaluate.limit': 0,
+    'reward_options': {},
+    'train.init_from': '',
+}
+
 ONLY_OF_EVALUATION = ('evaluate.run', 'evaluate.step')  # once of every config
 
 
@@ -128,6 +140,16 @@ def config(recorded: dict[str, Any]) -> dict[str, Any]:
   if result.get('job') == 'searchrl.jobs.train:run':
     for old in filter(lambda name: _has(result, name), ONLY_OF_EVALUATION):
       _take(result, old)
+  return result
+
+
+def completed(recorded: dict[str, Any], present: dict[str, Any]
+             ) -> dict[str, Any]:
+  """A recorded config with those options of today's that are newer than it."""
+  result = copy.deepcopy(recorded)
+  for name, value in ADDED.items():
+    if _has(present, name) and not _has(result, name):
+      _put(result, name, value)
   return result
 
 

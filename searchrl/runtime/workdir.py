@@ -38,7 +38,8 @@ def prepare(folder: str | pathlib.Path, config: dict[str, Any], *,
   path.mkdir(parents=True, exist_ok=True)
   present = _as_json(config)
   if (path / CONFIG).exists() and not allow_changes:
-    changes = _changes(read_config(path), present, (*free, 'allow_changes'))
+    past = moved.completed(read_config(path), present)
+    changes = _changes(past, present, (*free, 'allow_changes'))
     if changes:
       raise ValueError(
           f'{path} holds a run with another config: {"; ".join(changes)}. Use '
