@@ -6,25 +6,23 @@ A recipe's config starts from here and states only its difference. The default
 size is the laptop run.
 
   python -m searchrl.main --config=configs/dspo.py:smoke   # or any recipe
+  python -m searchrl.main --config=configs/grpo.py:study/qwen2.5-7b
 
-Results stand in the recipes; at the sizes of Qwen2.5: not yet measured.
+Results stand in the recipes; of the papers' models: not yet measured.
 """
 
 import ml_collections
 
-MODELS = {  # size -> hub id
-    'qwen2.5-3b': 'Qwen/Qwen2.5-3B',
-    'qwen2.5-3b-instruct': 'Qwen/Qwen2.5-3B-Instruct',
-    'qwen2.5-7b': 'Qwen/Qwen2.5-7B',
-    'qwen2.5-7b-instruct': 'Qwen/Qwen2.5-7B-Instruct',
-}
+from configs import settings
 
 
 def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
-  if size not in ('laptop', 'smoke', *MODELS):
-    raise ValueError(
-        f"size must be 'laptop', 'smoke' or one of {sorted(MODELS)}, but is "
-        f'{size!r}. Write for instance --config=configs/dspo.py:smoke.')
+  """The config of a size, which a recipe's file states its difference from.
+
+  Args:
+    size: 'laptop', 'smoke', a model of configs/models.py, or SETTING/MODEL with
+      a setting of configs/settings.py; that of a model alone is Search-R1's.
+  """
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.train:run'
   config.seed = 0  # of data order and of all sampling
@@ -160,51 +158,18 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
     config.train.update(num_steps=3, checkpoint_every=1)
     config.rollout.update(questions=4, group_size=4, slots=16)
     config.evaluate.worlds.update(questions_per_hop=4)
-  if size in MODELS:
-    _paper(config, size)
+  settings.apply(config, size, 'search_r1')
   return config
 
 
-def _paper(config: ml_collections.ConfigDict, size: str) -> None:
-  """Search-R1's setting for GRPO on NQ (v0.2, 1,005 steps), on TPUs or GPUs.
-
-  What has no counterpart there is ours: slots, the split into turns' budgets.
-  Give --config.data.train and --config.search.corpus; without them the policy
-  searches a generated world.
-  """
-  chat = size.endswith('-instruct')
-  config.model.update(path=MODELS[size], dtype='bfloat16')
-  config.dialogue = ('searchrl.agent.chat:search_r1' if chat else
-                     'searchrl.agent.dialogue:search_r1')
-  config.data.mix = ()
-  config.rollout.update(questions=512, group_size=5, slots=256, length=4096,
-                        dtype='bfloat16')
-  config.rollout.budgets.update(
-      max_turns=5, max_turn_tokens=500, max_prompt_tokens=2048,
-      passage_tokens=166, top_k=3)
-  config.optimizer.update(
-      learning_rate=1e-6, b2=0.999, weight_decay=0.01)
-  config.critic.optimizer.update(
-      learning_rate=1e-5, b2=0.999, weight_decay=0.01, warmup_steps=30)
-  config.learner.update(remat='nothing', dtype='bfloat16')
-  minibatches(config, size, 10)
-  config.mesh.update(data=1, fsdp=-1)
-  config.train.update(num_steps=1005, checkpoint_every=100)
-  config.evaluate.worlds.kinds = ()
-
-
-def one_sample_a_question(config: ml_collections.ConfigDict, size: str) -> None:
-  """Each trajectory of another question; on a laptop as many of them a step."""
-  if size in MODELS:
-    minibatches(config, size, 2)  # of Search-R1's 512 questions
-  else:
-    config.rollout.questions *= config.rollout.group_size
+def one_sample_a_question(config: ml_collections.ConfigDict) -> None:
+  """Each trajectory of another question, as many of them a step."""
+  config.rollout.questions *= config.rollout.group_size
   config.rollout.group_size = 1
 
 
-def minibatches(config: ml_collections.ConfigDict, size: str, count: int
-               ) -> None:
-  """So many optimizer steps a batch; Search-R1 warms up for 286 batches."""
-  config.learner.minibatches = count
-  if size in MODELS:
-    config.optimizer.warmup_steps = 286 * count
+def most_tokens(config: ml_collections.ConfigDict) -> int:
+  """That a policy may write in a conversation: all of its turns."""
+  budgets = config.rollout.budgets
+  return min(budgets.max_turns * budgets.max_turn_tokens,
+             config.rollout.length)

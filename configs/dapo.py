@@ -17,6 +17,7 @@ lengths are the laptop's, where four-hop answers take about 110 policy tokens.
 """
 
 from configs import common
+from configs import settings
 
 
 def get_config(size: str = 'laptop'):
@@ -29,9 +30,9 @@ def get_config(size: str = 'laptop'):
       buffer=48,  # tokens before that over which the penalty grows
   )
   config.rollout.max_rounds = 3
-  config.train.max_rollouts = 2160  # trajectories; 30 steps of grpo.py
-  if size in common.MODELS:
-    config.algorithm.update(max_length=2500, buffer=500)
-  if size != 'laptop':
-    config.train.max_rollouts = 0
+  if size == 'laptop':
+    config.train.max_rollouts = 2160  # trajectories; 30 steps of grpo.py
+  if settings.apply(config, size, 'dspo'):
+    most = common.most_tokens(config)
+    config.algorithm.update(max_length=most, buffer=most // 5)
   return config

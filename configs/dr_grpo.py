@@ -14,6 +14,7 @@ and steps are the laptop's; `length` is the most tokens that a policy may write.
 """
 
 from configs import common
+from configs import settings
 
 
 def get_config(size: str = 'laptop'):
@@ -25,6 +26,6 @@ def get_config(size: str = 'laptop'):
       clip_high=0.2,
       kl_coef=0.0,  # per nat, to the model that the run started from
   )
-  if size in common.MODELS:
-    config.algorithm.length = 2500  # 5 turns of 500
+  if settings.apply(config, size, 'search_r1'):
+    config.algorithm.length = common.most_tokens(config)
   return config

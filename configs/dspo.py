@@ -20,6 +20,7 @@ mini-batches for Qwen2.5.
 """
 
 from configs import common
+from configs import settings
 
 
 def get_config(size: str = 'laptop'):
@@ -32,13 +33,8 @@ def get_config(size: str = 'laptop'):
       entropy_coef=0.0,
   )
   config.rollout.max_rounds = 3
-  config.train.max_rollouts = 2160  # trajectories; 30 steps of grpo.py
-  if size in common.MODELS:
+  if size == 'laptop':
+    config.train.max_rollouts = 2160  # trajectories; 30 steps of grpo.py
+  if settings.apply(config, size, 'dspo'):
     config.algorithm.update(clip_low=3e-4, clip_high=4e-4)
-    common.minibatches(config, size, 4)
-    config.reward = config.outcome = 'searchrl.agent.rewards:subem'
-    if size.endswith('-instruct'):
-      config.dialogue = 'searchrl.agent.tools:dspo'
-  if size != 'laptop':
-    config.train.max_rollouts = 0
   return config

@@ -22,7 +22,8 @@ def get_config(size: str = 'laptop'):
       run='',  # whose newest checkpoint is evaluated; '': the model itself
       step=0,  # another one draws other samples
   )
-  config.search.engine = ''  # that of the run, with its options; else bm25
+  if size in ('laptop', 'smoke'):  # else the setting's
+    config.search.engine = ''  # that of the run, with its options; else bm25
   if size == 'laptop':
     config.evaluate.worlds.questions_per_hop = 200
   return config

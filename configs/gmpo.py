@@ -14,6 +14,7 @@ learning rate, group size and steps are the laptop's.
 """
 
 from configs import common
+from configs import settings
 
 
 def get_config(size: str = 'laptop'):
@@ -24,4 +25,5 @@ def get_config(size: str = 'laptop'):
       clip_high=0.4,  # nats: a ratio of 1.49
       kl_coef=0.0,  # per nat, to the model that the run started from
   )
+  settings.apply(config, size, 'search_r1')
   return config

@@ -19,6 +19,7 @@ learning rate, group size and steps are the laptop's, found by us.
 """
 
 from configs import common
+from configs import settings
 
 
 def get_config(size: str = 'laptop'):
@@ -31,9 +32,8 @@ def get_config(size: str = 'laptop'):
       kl_coef=0.0,  # per nat; the paper's: 0.04, Search-R1's: 1e-3
       entropy_coef=0.0,
   )
-  if size in common.MODELS:
-    config.algorithm.kl_coef = 1e-3
-  else:  # vectors of the shipped encoder, made as a run begins
+  if not settings.apply(config, size, 'search_r1'):
+    # Vectors of the shipped encoder, made as a run begins.
     config.search.engine = 'dense'
     config.search.options = dict(encoder='tiny_e5', backend='scann')
   return config

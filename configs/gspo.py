@@ -16,6 +16,7 @@ is ours.
 """
 
 from configs import common
+from configs import settings
 
 
 def get_config(size: str = 'laptop'):
@@ -27,7 +28,6 @@ def get_config(size: str = 'laptop'):
       kl_coef=0.0,  # per nat, to the model that the run started from
       entropy_coef=0.0,
   )
-  if size in common.MODELS:
+  if settings.apply(config, size, 'dspo'):
     config.algorithm.update(clip_low=3e-4, clip_high=4e-4)
-    common.minibatches(config, size, 4)
   return config

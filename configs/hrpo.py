@@ -17,14 +17,16 @@ answers questions; Dr. Zero trains the one that writes them.
 """
 
 from configs import common
+from configs import settings
 
 
 def get_config(size: str = 'laptop'):
   config = common.get_config(size)
-  common.one_sample_a_question(config, size)
+  common.one_sample_a_question(config)
   config.algorithm.update(
       name='searchrl.rl.algorithms:hrpo',
       kl_coef=0.0,  # per nat, to the model that the run started from
   )
-  common.minibatches(config, size, 1)
+  config.learner.minibatches = 1
+  settings.apply(config, size, 'drzero_proposer')
   return config

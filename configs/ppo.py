@@ -20,11 +20,12 @@ rates here are the laptop's, found by us.
 """
 
 from configs import common
+from configs import settings
 
 
 def get_config(size: str = 'laptop'):
   config = common.get_config(size)
-  common.one_sample_a_question(config, size)
+  common.one_sample_a_question(config)
   config.algorithm.update(
       name='searchrl.rl.algorithms:ppo',
       clip_low=0.2,
@@ -36,7 +37,7 @@ def get_config(size: str = 'laptop'):
       kl_coef=1e-3,  # per nat, in the reward
       entropy_coef=0.0,
   )
-  if size not in common.MODELS:
+  if not settings.apply(config, size, 'search_r1'):
     config.critic.optimizer.learning_rate = 1e-3  # the paper's: 1e-5
     config.critic.warmup_updates = 2  # with the policy untouched
   return config

@@ -17,14 +17,16 @@ real one, not simulated, and the reward is exact match.
 """
 
 from configs import common
+from configs import settings
 
 
 def get_config(size: str = 'laptop'):
   config = common.get_config(size)
-  common.one_sample_a_question(config, size)
+  common.one_sample_a_question(config)
   config.algorithm.update(
       name='searchrl.rl.algorithms:reinforce',
       kl_coef=1e-3,  # per nat, to the model that the run started from
   )
-  common.minibatches(config, size, 1)
+  config.learner.minibatches = 1
+  settings.apply(config, size, 'zerosearch')
   return config

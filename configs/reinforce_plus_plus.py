@@ -17,11 +17,12 @@ from a row before its returns are summed; learning rate and steps are ours.
 """
 
 from configs import common
+from configs import settings
 
 
 def get_config(size: str = 'laptop'):
   config = common.get_config(size)
-  common.one_sample_a_question(config, size)
+  common.one_sample_a_question(config)
   config.algorithm.update(
       name='searchrl.rl.algorithms:reinforce_plus_plus',
       group_baseline=False,
@@ -30,4 +31,5 @@ def get_config(size: str = 'laptop'):
       discount=1.0,  # a policy token
       kl_coef=1e-3,  # per nat, in the reward
   )
+  settings.apply(config, size, 'zerosearch')
   return config

@@ -16,6 +16,7 @@ paper tunes its coefficient by task.
 """
 
 from configs import common
+from configs import settings
 
 
 def get_config(size: str = 'laptop'):
@@ -24,5 +25,6 @@ def get_config(size: str = 'laptop'):
       name='searchrl.rl.algorithms:rloo',
       kl_coef=0.0,  # per nat, in the reward
   )
-  common.minibatches(config, size, 1)
+  config.learner.minibatches = 1
+  settings.apply(config, size, 'search_r1')
   return config

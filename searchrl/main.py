@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command line: runs the job that a config names; kept short on purpose."""
 
+import collections
+from collections.abc import Sequence
+import functools
 import os
 import pathlib
 import sys
@@ -48,6 +51,7 @@ def main(argv) -> None:
     config.allow_changes = _ALLOW_CHANGES.value
   try:
     moved.refuse_options(config.to_dict())
+    refuse_repeated(config, sys.argv[1:])
     if _QUESTION.value is not None:
       _take_question(config, _QUESTION.value)
     name = 'searchrl.jobs.plan:run' if _PLAN.value else config.job
@@ -61,6 +65,20 @@ def main(argv) -> None:
       raise
     sys.exit(f'{type(error).__name__}: {error}\n'
              '(SEARCHRL_TRACEBACK=1 shows where.)')
+
+
+def refuse_repeated(config, arguments: Sequence[str]) -> None:
+  """Raises a ValueError if a tuple is given twice: absl would join the two."""
+  given = collections.Counter(
+      argument.lstrip('-').partition('=')[0] for argument in arguments)
+  for flag, times in given.items():
+    if times > 1 and flag.startswith('config.'):
+      value = functools.reduce(getattr, flag.split('.')[1:], config)
+      if isinstance(value, tuple):
+        raise ValueError(
+            f'--{flag} must be given once, but is given {times} times, whose '
+            f'values together are {value}. Give all in one, as in '
+            f'--{flag}="{value}".')
 
 
 def _take_question(config, question: str) -> None:

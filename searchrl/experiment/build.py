@@ -58,6 +58,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
     ValueError, FileNotFoundError: the config cannot be run.
   """
   checks.check(config)
+  checks.check_questions(config)
   processes.agree('config', json.loads(config.to_json()))
   recipe = algorithm(config)
   mesh = meshes.make(**config.mesh)

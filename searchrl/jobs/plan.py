@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import math
 import os
+import pathlib
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ from searchrl.runtime.devices import GIB
 from searchrl.runtime import mesh as meshes
 from searchrl.training import learner as learners
 
+SHAPES = pathlib.Path(__file__).parents[1] / 'assets' / 'shapes'  # by hub id
 _ROOM = 0.92  # of the memory; the rest is the runtime's
 _CHUNK = 128  # tokens of a row whose logits exist at one time
 
@@ -75,7 +77,7 @@ def make(config) -> Plan:
     raise ValueError(
         'a plan is of a training run, but this config has no learner. Choose '
         'one of the recipes.')
-  shape = weights.read_config(weights.locate(
+  shape = weights.read_config(shape_folder(
       config.model.path or str(policy.TINY_BASE)))
   kind, mesh, name = _devices(config)
   learner = _learner(config, shape, mesh, kind)
@@ -93,6 +95,22 @@ def make(config) -> Plan:
       holds=_holds(config, shape, learner, mesh, here, processes),
       rollouts=_rollouts(config, shape, here, processes), update=update,
       compiled=compiled)
+
+
+def shape_folder(path: str) -> str:
+  """A folder with the config.json of a model, whose weights are not needed.
+
+  Args:
+    path: of a folder, or a hub id. Of the models of configs/models.py the shape
+      is shipped, for machines that have not fetched them.
+  """
+  import huggingface_hub  # slow to import
+  shipped = SHAPES / path / 'config.json'
+  if pathlib.Path(path).is_dir() or not shipped.is_file():
+    return weights.locate(path)
+  fetched = huggingface_hub.try_to_load_from_cache(path, 'config.json')
+  file = fetched if isinstance(fetched, str) else shipped
+  return str(pathlib.Path(file).parent)
 
 
 def rows_of(config) -> int:

@@ -1,0 +1,259 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What each paper trained with: one setting a function, for every model.
+
+  python -m searchrl.main --config=configs/grpo.py:study/qwen2.5-7b
+
+A setting fixes what a paper or its published scripts fix: batch, group, learning
+rates, warm-up, steps, KL, lengths, turns, engine, dialogue and reward. What they
+do not say is ours, and marked so. The algorithm stays the recipe's.
+docs/settings.md compares the settings, tests/settings_test.py has the sentence
+behind each number.
+
+Result: of no setting measured yet.
+"""
+
+from collections.abc import Callable
+import difflib
+
+import ml_collections
+
+from configs import models
+from configs.models import Model
+
+_EM = 'searchrl.agent.rewards:em'
+_INDEX = 'runs/e5'  # of intfloat/e5-base-v2, by configs/build_index.py: exact
+_WITHOUT_MODEL = ('laptop', 'smoke')  # the other sizes
+
+Config = ml_collections.ConfigDict
+
+
+def apply(config: Config, size: str, default: str) -> bool:
+  """Gives a config the values of a setting, if its size names a model.
+
+  The recipe's algorithm, a group_size of 1, and a single update a batch are its
+  own: a setting reads them, so they have to be there before.
+
+  Args:
+    config: of a recipe, as for a laptop.
+    size: 'laptop', 'smoke', a model, or SETTING/MODEL.
+    default: the setting of a model alone.
+
+  Returns:
+    Whether the size names a model.
+
+  Raises:
+    ValueError: there is no such size.
+  """
+  if size in _WITHOUT_MODEL:
+    return False
+  setting, model = parse(size, default)
+  SETTINGS[setting](config, models.MODELS[model])
+  return True
+
+
+def parse(size: str, default: str) -> tuple[str, str]:
+  """The setting and the model of a size that is neither laptop nor smoke."""
+  setting, slash, model = size.rpartition('/')
+  setting = setting if slash else default
+  if setting in SETTINGS and model in models.MODELS:
+    return setting, model
+  near = _nearest(model, [*models.MODELS])
+  if size in SETTINGS:
+    why, near = 'a setting alone', [f'{size}/qwen2.5-7b-instruct']
+  elif not slash:
+    why, near = 'none of them', _nearest(
+        model, [*_WITHOUT_MODEL, *models.MODELS])
+  elif setting in SETTINGS:
+    why, near = f'no model {model!r}', [f'{setting}/{name}' for name in near]
+  else:
+    why, near = f'no setting {setting!r}', [
+        f'{name}/{near[0]}' for name in _nearest(setting, [*SETTINGS])]
+  raise ValueError(
+      "the size after a config's name must be 'laptop', 'smoke', a model, or "
+      f'SETTING/MODEL, but is {size!r}, {why}. The nearest: '
+      f'{", ".join(near)}; docs/settings.md lists all.')
+
+
+def _nearest(name: str, known: list[str]) -> list[str]:
+  return difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.0)
+
+
+def search_r1(config: Config, model: Model) -> None:
+  """Search-R1, arXiv:2503.09516, on NQ and HotpotQA; scripts v0.2.
+
+  Differs: at most 4 updates a batch, where the script makes 10 of a batch of
+  GRPO, the last of them far off policy; passages have budgets of their own in
+  the 500 tokens of an observation; no entropy bonus, no top_p.
+  """
+  _of_any_paper(config, model)
+  config.data.question_mark = True
+  config.search.engine = 'dense'
+  config.search.options = dict(index=_INDEX)
+  config.dialogue = _tags(model)
+  config.reward = config.outcome = _EM
+  config.reward_options = {}
+  config.rollout.budgets.update(
+      max_turns=5,  # 4 with a search, and the answer's
+      max_turn_tokens=500, max_prompt_tokens=2048, passage_tokens=166, top_k=3)
+  config.optimizer.learning_rate = 2e-7 if model.billions >= 32 else 1e-6
+  config.train.update(num_steps=1005, checkpoint_every=100, keep_checkpoints=2)
+  _batch(config, questions=512, group=5, minibatches=4)
+  _warm_up(config, 0.285)
+  _kl(config, 1e-3)
+
+
+def search_r1_nq(config: Config, model: Model) -> None:
+  """Search-R1's quick start: data.train is NQ, and two turns have a search."""
+  search_r1(config, model)
+  config.rollout.budgets.max_turns = 3
+
+
+def study(config: Config, model: Model) -> None:
+  """The Empirical Study, arXiv:2505.15117: Search-R1 with a format reward.
+
+  Keeps every checkpoint: the paper reports the last before a collapse.
+  """
+  search_r1(config, model)
+  config.reward = 'searchrl.agent.rewards:format_em'
+  config.reward_options = dict(
+      lambda_f=0.4 if model.hub_id.startswith('Qwen/Qwen2.5-7B') else 0.2)
+  higher = _trains_by(config, 'ppo') and model.billions < 14
+  config.optimizer.learning_rate = 1e-6 if higher else 5e-7
+  config.train.update(num_steps=600, keep_checkpoints=6)  # warm-up as of 1005
+
+
+def zerosearch(config: Config, model: Model) -> None:
+  """ZeroSearch, arXiv:2505.04588, with a real engine.
+
+  The paper's is a language model that writes the documents, better or worse
+  ones as training goes on: not here yet. Two turns have a search, as in the
+  paper's runs; its README says five.
+  """
+  search_r1(config, model)
+  config.reward = config.outcome = 'searchrl.agent.rewards:f1'
+  config.rollout.budgets.update(max_turns=3, passage_tokens=409, top_k=5)
+  config.optimizer.learning_rate = 1e-6
+  config.train.update(num_steps=200, checkpoint_every=50)
+  _batch(config, questions=64, group=5, minibatches=2, single=5)
+  _warm_up(config, 0.285 if _trains_by(config, 'ppo') else 0.95)
+
+
+def drzero_solver(config: Config, model: Model) -> None:
+  """Dr. Zero's solver, arXiv:2601.07055, Table 6, on questions with golds.
+
+  The paper's questions are its proposer's. A turn may have all tokens of the
+  response, which passages share. One update a batch: strictly on policy.
+  """
+  search_r1(config, model)
+  config.data.question_mark = False
+  config.dialogue = _tools(model, 'dr_zero')
+  config.rollout.length = 3072
+  config.rollout.budgets.update(
+      max_turns=5,  # a call in the fifth is not carried out
+      max_turn_tokens=2560, max_prompt_tokens=512, passage_tokens=170)
+  for optimizer in (config.optimizer, config.critic.optimizer):
+    optimizer.max_grad_norm = 0.1
+  config.optimizer.learning_rate = 1e-6
+  config.train.update(num_steps=50, checkpoint_every=25)
+  _batch(config, questions=256, group=5, minibatches=1)
+  _warm_up(config, 0.03)
+  _kl(config, 0.0)
+
+
+def drzero_proposer(config: Config, model: Model) -> None:
+  """Dr. Zero's proposer, Table 5: one sample a prompt, more room for both.
+
+  What it optimises by is here; its prompt, its reward and the documents that
+  it asks about are not yet, so the policy answers questions.
+  """
+  drzero_solver(config, model)
+  config.rollout.length = 4096
+  config.rollout.budgets.max_prompt_tokens = 1536
+
+
+def dspo(config: Config, model: Model) -> None:
+  """DSPO, arXiv:2510.09255: BM25, tools and subEM on NQ and HotpotQA.
+
+  The paper gives no learning rate, batch or steps. They are those of the
+  example of verl that it starts from: one pass over the 169,615 questions.
+  """
+  search_r1(config, model)
+  config.data.question_mark = False
+  config.search.engine = 'bm25'
+  config.search.options = {}
+  config.dialogue = _tools(model, 'dspo')
+  config.reward = config.outcome = 'searchrl.agent.rewards:subem'
+  config.optimizer.learning_rate = 1e-6
+  config.train.num_steps = 331
+  _warm_up(config, 0.285)
+
+
+SETTINGS: dict[str, Callable[[Config, Model], None]] = {
+    function.__name__: function for function in (
+        search_r1, search_r1_nq, study, zerosearch, drzero_solver,
+        drzero_proposer, dspo)}
+
+
+def _of_any_paper(config: Config, model: Model) -> None:
+  """What the papers share, and what memory asks for: slots, types, mesh."""
+  config.model.update(path=model.hub_id, dtype='bfloat16')
+  config.data.update(per_hop=(), mix=())  # nothing is generated
+  config.rollout.update(slots=256, length=4096, dtype='bfloat16',
+                        temperature=1.0, top_p=1.0)
+  for optimizer, rate in ((config.optimizer, 1e-6),
+                          (config.critic.optimizer, 1e-5)):
+    optimizer.update(learning_rate=rate, b2=0.999, weight_decay=0.01,
+                     max_grad_norm=1.0)
+  config.critic.warmup_updates = 0
+  config.learner.update(remat='nothing', dtype='bfloat16')
+  config.mesh.update(data=1, fsdp=-1)
+  config.train.max_rollouts = 0
+  config.evaluate.worlds.kinds = ()
+
+
+def _tags(model: Model) -> str:
+  return ('searchrl.agent.chat:search_r1' if model.chat else
+          'searchrl.agent.dialogue:search_r1')
+
+
+def _tools(model: Model, name: str) -> str:
+  """Tags where the chat template cannot frame the answers of a tool."""
+  return f'searchrl.agent.tools:{name}' if model.tools else _tags(model)
+
+
+def _trains_by(config: Config, algorithm: str) -> bool:
+  return config.algorithm.name.endswith(f':{algorithm}')
+
+
+def _batch(config: Config, *, questions: int, group: int, minibatches: int,
+           single: int = 1) -> None:
+  """The questions of a step, their samples, and its updates.
+
+  Args:
+    config: of a recipe: one with one sample a question keeps that, and half of
+      the updates; one that is good for one update keeps that.
+    questions: a step.
+    group: samples a question.
+    minibatches: updates a step.
+    single: samples a question of recipes without a group.
+  """
+  alone = config.rollout.group_size == 1
+  config.rollout.update(
+      questions=questions, group_size=single if alone else group)
+  if config.learner.minibatches > 1:
+    config.learner.minibatches = min(minibatches, 2) if alone else minibatches
+
+
+def _warm_up(config: Config, share: float) -> None:
+  """A share of the steps, the critic's much shorter, in updates."""
+  steps, updates = config.train.num_steps, config.learner.minibatches
+  config.optimizer.warmup_steps = int(share * steps) * updates
+  config.critic.optimizer.warmup_steps = int(0.015 * steps) * updates
+
+
+def _kl(config: Config, coefficient: float) -> None:
+  """Of PPO, in the reward, and of GRPO, in the loss; others keep their own."""
+  if _trains_by(config, 'ppo') or _trains_by(config, 'grpo'):
+    if 'kl_coef' in config.algorithm:
+      config.algorithm.kl_coef = coefficient
