@@ -246,14 +246,15 @@ def _batch(config: Config, *, questions: int, group: int, minibatches: int,
 
 
 def _warm_up(config: Config, share: float) -> None:
-  """A share of the steps, the critic's much shorter, in updates."""
+  """A share of the steps, of the critic a much smaller one, in updates."""
   steps, updates = config.train.num_steps, config.learner.minibatches
-  config.optimizer.warmup_steps = int(share * steps) * updates
-  config.critic.optimizer.warmup_steps = int(0.015 * steps) * updates
+  for optimizer, part in ((config.optimizer, share),
+                          (config.critic.optimizer, 0.015)):
+    optimizer.warmup_steps = int(round(part * steps, 6)) * updates
 
 
 def _kl(config: Config, coefficient: float) -> None:
   """Of PPO, in the reward, and of GRPO, in the loss; others keep their own."""
-  if _trains_by(config, 'ppo') or _trains_by(config, 'grpo'):
-    if 'kl_coef' in config.algorithm:
-      config.algorithm.kl_coef = coefficient
+  ours = _trains_by(config, 'ppo') or _trains_by(config, 'grpo')
+  if ours and 'kl_coef' in config.algorithm:
+    config.algorithm.kl_coef = coefficient

@@ -11,7 +11,8 @@ from searchrl.experiment import checks
 
 CONFIGS = sorted(path.stem for path in (
     pathlib.Path(__file__).parents[1] / 'configs').glob('*.py')
-                 if path.stem not in ('__init__', 'common'))
+                 if path.stem not in (
+                     '__init__', 'common', 'models', 'settings'))
 BAD = {'build': ('ivf',), 'corpus': '', 'data.fresh': 1.5,
        'rollout.truncation': 'ignore'}
 

@@ -1,0 +1,253 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""settings: its numbers are those of the papers, and every combination works."""
+
+import functools
+import importlib
+import itertools
+import json
+import pathlib
+
+import pytest
+import sentences
+
+from configs import common
+from configs import models
+from configs import settings
+from searchrl.experiment import build as builds
+from searchrl.experiment import checks
+from searchrl.jobs import plan
+from searchrl.models import weights
+from searchrl.runtime import moved
+
+GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'configs.json'
+RECIPES = {  # -> the setting of a model alone
+    'dapo': 'dspo', 'dr_grpo': 'search_r1', 'dspo': 'dspo',
+    'gmpo': 'search_r1', 'grpo': 'search_r1', 'gspo': 'dspo',
+    'hrpo': 'drzero_proposer', 'ppo': 'search_r1', 'reinforce': 'zerosearch',
+    'reinforce_plus_plus': 'zerosearch', 'rloo': 'search_r1'}
+PARAMETERS = {  # as the hub counts those of the safetensors
+    'qwen2.5-3b': 3_085_938_688, 'qwen2.5-7b': 7_615_616_512,
+    'qwen2.5-14b': 14_770_033_664, 'qwen2.5-32b': 32_763_876_352,
+    'qwen3-4b': 4_022_468_096, 'qwen3-8b': 8_190_735_360,
+    'llama-3.2-3b': 3_212_749_824,
+    'deepseek-r1-distill-qwen-7b': 7_615_616_512,
+    'deepseek-r1-distill-qwen-14b': 14_770_033_664}
+
+
+def config_of(recipe, size):
+  return importlib.import_module(f'configs.{recipe}').get_config(size)
+
+
+def value(config, field):
+  for name in field.split('.'):
+    config = config[name]
+  return config
+
+
+@pytest.mark.parametrize(
+    'setting, recipe, model, field, expected, sentence', sentences.ALL,
+    ids=['-'.join(row[:4]) for row in sentences.ALL])
+def test_a_number_is_that_of_its_sentence(
+    setting, recipe, model, field, expected, sentence):
+  if model[0].isdigit():
+    model = f'qwen2.5-{model}'
+  config = config_of(recipe, f'{setting}/{model}')
+  found = value(config, field)
+  assert found == expected and type(found) is type(expected), sentence
+
+
+@pytest.mark.parametrize('recipe', RECIPES)
+def test_every_setting_of_every_model_builds_and_checks(recipe):
+  name = config_of(recipe, 'laptop').algorithm.name
+  for setting, model in itertools.product(settings.SETTINGS, models.MODELS):
+    config = config_of(recipe, f'{setting}/{model}').lock()
+    checks.check(config)
+    algorithm = builds.algorithm(config)
+    assert config.model.path == models.MODELS[model].hub_id
+    assert config.algorithm.name == name  # the recipe's, whatever the setting
+    assert config.learner.minibatches == 1 or not algorithm.one_update
+    rows = plan.rows_of(config)
+    assert rows % config.learner.minibatches == 0
+    budgets = config.rollout.budgets
+    assert (budgets.max_prompt_tokens + budgets.max_turn_tokens
+            <= config.rollout.length)
+    assert not config.train.max_rollouts and not config.data.per_hop
+
+
+@pytest.mark.parametrize('recipe, setting', RECIPES.items())
+def test_a_model_alone_has_the_recipes_own_setting(recipe, setting):
+  for model in ('qwen2.5-7b', 'llama-3.2-3b'):
+    alone = config_of(recipe, model).to_json()
+    assert alone == config_of(recipe, f'{setting}/{model}').to_json()
+
+
+@pytest.mark.parametrize('setting', settings.SETTINGS)
+def test_every_setting_of_every_model_prints(setting):
+  for model, facts in models.MODELS.items():
+    assert facts.hub_id in str(config_of('grpo', f'{setting}/{model}'))
+
+
+@pytest.mark.parametrize('recipe', ['grpo', 'ppo', 'hrpo'])
+def test_a_setting_leaves_nothing_of_the_laptop_or_of_search_r1(recipe):
+  for setting in settings.SETTINGS:
+    size = f'{setting}/llama-3.2-3b'
+    config = config_of(recipe, 'laptop')
+    assert settings.apply(config, size, 'dspo')
+    assert config.to_json() == config_of(recipe, size).to_json()
+
+
+@functools.cache
+def flat(recipe, size):
+  """{dotted option: value} of a config, as JSON has them."""
+  def options(tree, prefix=''):
+    for key, child in tree.items():
+      if isinstance(child, dict) and child:
+        yield from options(child, f'{prefix}{key}.')
+      else:
+        yield prefix + key, child
+  return dict(options(json.loads(config_of(recipe, size).to_json())))
+
+
+def test_laptop_and_smoke_are_what_they_were_before_there_were_settings():
+  golden = json.loads(GOLDEN.read_text())
+  assert {name.partition(':')[0] for name in golden} == {*RECIPES, 'common'}
+  for name, differences in golden.items():
+    recipe, _, size = name.partition(':')
+    expected = golden[f'common:{size}'] | differences
+    found = flat(recipe, size)
+    if found.get('search.options.encoder'):
+      expected.pop('search.options')
+    assert {key: found[key] for key in expected} == expected
+    newer = found.keys() - expected.keys()
+    assert {key.partition('.')[0] if key not in moved.ADDED else key
+            for key in newer} <= {*moved.ADDED}
+
+
+@pytest.mark.parametrize('size, message', [
+    ('qwen2.5-70b', "is 'qwen2.5-70b', none of them. The nearest: qwen2.5-7b,"),
+    ('study/qwen2.5-70b', "no model 'qwen2.5-70b'. The nearest: "
+     'study/qwen2.5-7b, '),
+    ('studdy/qwen2.5-7b', "no setting 'studdy'. The nearest: study/qwen2.5-7b"),
+    ('study', "'study', a setting alone. The nearest: study/qwen2.5-7b"),
+    ('study/', "no model ''"), ('/qwen2.5-7b', "no setting ''"),
+    ('study/laptop', "no model 'laptop'"), ('a/b/c', "no setting 'a/b'"),
+    ('', "is '', none of them"), ('Qwen2.5-7B', 'The nearest: qwen2.5-7b,'),
+])
+def test_a_wrong_size_names_the_nearest_and_the_page(size, message):
+  for recipe in ('common', 'dspo', 'evaluate', 'ask'):
+    with pytest.raises(ValueError) as caught:
+      config_of(recipe, size)
+    assert "must be 'laptop', 'smoke', a model, or SETTING/MODEL, but is " in (
+        str(caught.value))
+    assert message in str(caught.value)
+    assert 'docs/settings.md' in str(caught.value)
+
+
+@pytest.mark.parametrize('job', ['ask', 'evaluate', 'evaluate_search',
+                                 'serve_model', 'serve_search'])
+def test_jobs_besides_training_take_a_setting_and_a_model(job):
+  config = config_of(job, 'zerosearch/qwen2.5-7b').lock()
+  checks.check(config)
+  if 'search' in config:
+    assert config.search.engine == 'dense'
+    assert config.search.options.index == 'runs/e5'
+  if 'rollout' in config:
+    assert config.rollout.budgets.top_k == 5
+    assert config.model.path == 'Qwen/Qwen2.5-7B'
+
+
+def test_a_config_of_ones_own_needs_common_alone():
+  config = common.get_config('study/qwen2.5-3b')
+  assert config.rollout.questions == 512 and config.reward_options.lambda_f
+
+
+def test_tools_become_tags_where_a_template_cannot_frame_them():
+  of = lambda model: config_of('dspo', f'dspo/{model}').dialogue
+  assert of('llama-3.2-3b') == 'searchrl.agent.dialogue:search_r1'
+  assert of('deepseek-r1-distill-qwen-7b') == 'searchrl.agent.chat:search_r1'
+  assert of('qwen2.5-7b') == of('qwen3-8b') == 'searchrl.agent.tools:dspo'
+
+
+def test_a_run_without_questions_is_refused_before_anything_is_built(tmp_path):
+  config = config_of('grpo', 'qwen2.5-7b')
+  with pytest.raises(ValueError, match='data.train and search.corpus must be '
+                     r'given where data.per_hop=\(\) generates no questions'):
+    builds.build(config, tmp_path)
+  config.data.train = 'mine.jsonl'
+  checks.check_questions(config)
+  config.data.update(train='', per_hop=(0, 5))
+  checks.check_questions(config)
+
+
+def test_the_shipped_shapes_are_those_of_the_models_and_no_others():
+  found = {str(file.parent.relative_to(plan.SHAPES))
+           for file in plan.SHAPES.rglob('config.json')}
+  assert found == {model.hub_id for model in models.MODELS.values()}
+  for name, parameters in PARAMETERS.items():
+    shape = weights.read_config(plan.SHAPES / models.MODELS[name].hub_id)
+    assert shape.vocab_size * shape.hidden_size < parameters
+    sibling = f'{name}-instruct'
+    if sibling in models.MODELS:
+      other = weights.read_config(plan.SHAPES / models.MODELS[sibling].hub_id)
+      for field in ('hidden_size', 'num_hidden_layers', 'vocab_size'):
+        assert getattr(shape, field) == getattr(other, field)
+
+
+def offline(monkeypatch):
+  monkeypatch.setattr(weights, 'locate', lambda path: pytest.fail(path))
+
+
+def planned(recipe, setting, model):
+  config = config_of(recipe, f'{setting}/{model}')
+  config.plan.update(devices='h200-64', compile=False)
+  config.rollout.tensor = 2
+  return plan.make(config)
+
+
+@pytest.mark.parametrize('model, recipe, setting', list(zip(
+    models.MODELS, itertools.cycle(RECIPES),
+    itertools.cycle(settings.SETTINGS))))
+def test_a_model_is_planned_offline(model, recipe, setting, monkeypatch):
+  """Each recipe, too; the sum of parameters is the hub's."""
+  offline(monkeypatch)
+  found = planned(recipe, setting, model)
+  known = model.removesuffix('-instruct').removesuffix('-instruct-2507')
+  assert found.parameters == PARAMETERS[known] and found.fits
+  assert 'billion parameters on 64 x h200' in plan.describe(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('setting', settings.SETTINGS)
+@pytest.mark.parametrize('model', models.MODELS)
+def test_every_setting_of_every_model_is_planned(model, setting, monkeypatch):
+  offline(monkeypatch)
+  found = planned('grpo', setting, model)
+  assert found.fits and found.peak > 0
+
+
+def test_a_shape_is_taken_from_where_the_model_is(tmp_path, monkeypatch):
+  import huggingface_hub
+  offline(monkeypatch)
+  hub_id = 'Qwen/Qwen2.5-7B'
+  assert plan.shape_folder(hub_id) == str(plan.SHAPES / hub_id)
+  cached = tmp_path / 'snapshot' / 'config.json'
+  monkeypatch.setattr(huggingface_hub, 'try_to_load_from_cache',
+                      lambda *_: str(cached))
+  assert plan.shape_folder(hub_id) == str(cached.parent)
+  monkeypatch.setattr(weights, 'locate', lambda path: f'located {path}')
+  for other in (str(tmp_path), 'Qwen/Qwen2.5-7B@main', 'mine/other'):
+    assert plan.shape_folder(other) == f'located {other}'
+
+
+def test_the_page_lists_every_setting_and_every_model():
+  page = (pathlib.Path(__file__).parents[1] / 'docs/settings.md').read_text()
+  for name in settings.SETTINGS:
+    own = [recipe for recipe, setting in RECIPES.items() if setting == name]
+    row, = (line for line in page.splitlines()
+            if line.startswith(f'| `{name}` |'))
+    assert all(f'`{recipe}`' in row.rpartition(' | ')[2] for recipe in own)
+    assert row.rpartition(' | ')[2].count('`') == 2 * len(own)
+  for name, model in models.MODELS.items():
+    assert f'`{name}`' in page or name.endswith('-instruct')
+    assert model.hub_id.partition('/')[0] in page
