@@ -21,7 +21,8 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
 
   Args:
     size: 'laptop', 'smoke', a model of configs/models.py, or SETTING/MODEL with
-      a setting of configs/settings.py; that of a model alone is Search-R1's.
+      a setting of configs/settings.py; that of a model alone is Search-R1's,
+      or the one that the recipe names at its end.
   """
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.train:run'

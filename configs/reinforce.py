@@ -13,7 +13,7 @@ Result: exact match of sampled answers, 1 to 4 hops, .31 .10 .04 .01 before and
 known parts; BENCHMARKS.md). At the size of Qwen2.5: not yet measured.
 
 Source: Williams 1992; ZeroSearch, arXiv:2505.04588. Differs: the engine is a
-real one, not simulated, and the reward is exact match.
+real one, not simulated, and on the laptop the reward is exact match.
 """
 
 from configs import common

@@ -4,11 +4,10 @@
 
   python -m searchrl.main --config=configs/grpo.py:study/qwen2.5-7b
 
-A setting fixes what a paper or its published scripts fix: batch, group, learning
-rates, warm-up, steps, KL, lengths, turns, engine, dialogue and reward. What they
-do not say is ours, and marked so. The algorithm stays the recipe's.
-docs/settings.md compares the settings, tests/settings_test.py has the sentence
-behind each number.
+A setting fixes what a paper or its published scripts fix: batch, group,
+learning rates, warm-up, steps, KL, lengths, turns, engine, dialogue and reward.
+What they do not say is ours. The algorithm stays the recipe's. docs/settings.md
+compares the settings, tests/sentences.py has the sentence behind each number.
 
 Result: of no setting measured yet.
 """
@@ -31,6 +30,7 @@ Config = ml_collections.ConfigDict
 def apply(config: Config, size: str, default: str) -> bool:
   """Gives a config the values of a setting, if its size names a model.
 
+  configs/common.py applies Search-R1's; a recipe, at its end, what is wanted.
   The recipe's algorithm, a group_size of 1, and a single update a batch are its
   own: a setting reads them, so they have to be there before.
 
@@ -70,9 +70,9 @@ def parse(size: str, default: str) -> tuple[str, str]:
     why, near = f'no setting {setting!r}', [
         f'{name}/{near[0]}' for name in _nearest(setting, [*SETTINGS])]
   raise ValueError(
-      "the size after a config's name must be 'laptop', 'smoke', a model, or "
-      f'SETTING/MODEL, but is {size!r}, {why}. The nearest: '
-      f'{", ".join(near)}; docs/settings.md lists all.')
+      "size must be 'laptop', 'smoke', a model, or SETTING/MODEL, but is "
+      f'{size!r}, {why}. The nearest: {", ".join(near)}; docs/settings.md '
+      'lists all. Write for instance --config=configs/dspo.py:smoke.')
 
 
 def _nearest(name: str, known: list[str]) -> list[str]:

@@ -73,7 +73,9 @@ def refuse_repeated(config, arguments: Sequence[str]) -> None:
       argument.lstrip('-').partition('=')[0] for argument in arguments)
   for flag, times in given.items():
     if times > 1 and flag.startswith('config.'):
-      value = functools.reduce(getattr, flag.split('.')[1:], config)
+      value = functools.reduce(
+          lambda node, name: getattr(node, name, None), flag.split('.')[1:],
+          config)
       if isinstance(value, tuple):
         raise ValueError(
             f'--{flag} must be given once, but is given {times} times, whose '

@@ -24,6 +24,7 @@ def test_a_tuple_given_twice_is_refused():
 def test_of_a_number_given_twice_the_last_counts_as_ever():
   arguments = ['--config.seed=1', '--config.seed', '2', '--config.seed=3',
                '--workdir=a', '--workdir=b', '-x', '-x']
+  arguments += ['--config.no.such=1', '--config.no.such=2']  # absl's to refuse
   main.refuse_repeated(grpo.get_config(), arguments)
 
 

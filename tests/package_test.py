@@ -33,6 +33,8 @@ loss = losses.sequence_ratio_loss(
     one, one, jnp.ones(1), jnp.ones((1, 2), bool))
 assert loss.tolist() == [-1.0], loss
 algorithms.dspo()
+from searchrl.jobs import plan
+assert weights.read_config(plan.shape_folder('Qwen/Qwen2.5-3B'))
 print('whole')
 """
 

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The sentence of a paper or a published script behind each number of a setting.
+"""The sentence of a paper or a script behind each number of a setting.
 
 (setting, recipe, model, field, value, where and what it says). A script is one
 that the authors of the paper published; `ours` is a decision of ours.
@@ -27,7 +27,8 @@ ALL = (
     ('search_r1', 'grpo', '7b', 'rollout.budgets.top_k', 3,
      'Search-R1 4.3: "set the number of retrieved passages to three"'),
     ('search_r1', 'grpo', '7b', 'reward', 'searchrl.agent.rewards:em',
-     'Search-R1 4.3: "We use exact match (EM) to calculate the outcome reward"'),
+     'Search-R1 4.3: "We use exact match (EM) to calculate the outcome '
+     'reward"'),
     ('search_r1', 'grpo', '7b', 'rollout.questions', 512,
      'script grpo v0.2: data.train_batch_size=512'),
     ('search_r1', 'ppo', '7b', 'rollout.group_size', 1,
@@ -67,11 +68,11 @@ ALL = (
     ('search_r1', 'grpo', '7b', 'data.question_mark', True,
      'data script nq_search: a question without ? at its end gets one'),
     ('search_r1', 'grpo', '7b', 'dialogue', 'searchrl.agent.chat:search_r1',
-     'data loader: apply_chat_template where the tokenizer has a template; that '
-     'of Qwen2.5 base has'),
+     'data loader: apply_chat_template where the tokenizer has a template; '
+     'that of Qwen2.5 base has'),
     ('search_r1', 'grpo', 'llama-3.2-3b', 'dialogue',
      'searchrl.agent.dialogue:search_r1',
-     'data loader: else the prompt as it stands; Llama-3.2 base has no template'),
+     'data loader: else the prompt as it is; Llama-3.2 base has no template'),
     ('search_r1', 'grpo', '32b', 'optimizer.learning_rate', 2e-7,
      'multi-node script grpo 32B: actor.optim.lr=2e-7'),
     ('search_r1', 'ppo', '32b', 'optimizer.learning_rate', 2e-7,
@@ -142,16 +143,16 @@ ALL = (
     ('zerosearch', 'grpo', '7b', 'train.num_steps', 200,
      'ZeroSearch App. D: "and a total of 200 training steps"'),
     ('zerosearch', 'grpo', '7b', 'optimizer.learning_rate', 1e-6,
-     'ZeroSearch 4.3: "the policy LLM is trained with a learning rate of 1e-6"'),
+     'ZeroSearch 4.3: "is trained with a learning rate of 1e-6"'),
     ('zerosearch', 'ppo', '7b', 'optimizer.learning_rate', 1e-6,
-     'ZeroSearch 4.3: "the policy LLM is trained with a learning rate of 1e-6"'),
+     'ZeroSearch 4.3: "is trained with a learning rate of 1e-6"'),
     ('zerosearch', 'ppo', '7b', 'critic.optimizer.learning_rate', 1e-5,
      'ZeroSearch 4.3: "a separate learning rate of 1e-5"'),
     ('zerosearch', 'ppo', '7b', 'algorithm.gae_lambda', 1.0,
      'ZeroSearch 4.3: "hyperparameters lambda = 1 and gamma = 1"'),
     ('zerosearch', 'grpo', '7b', 'reward', 'searchrl.agent.rewards:f1',
-     'ZeroSearch 4.2: "we adopt the F1 score as the reward metric across all RL '
-     'methods"'),
+     'ZeroSearch 4.2: "we adopt the F1 score as the reward metric across all '
+     'RL methods"'),
     ('zerosearch', 'grpo', '7b', 'rollout.budgets.top_k', 5,
      'ZeroSearch 4.3: "The number of retrieved documents is fixed at five"'),
     ('zerosearch', 'grpo', '7b', 'rollout.budgets.max_turns', 3,
@@ -202,7 +203,7 @@ ALL = (
     ('drzero_solver', 'grpo', '3b', 'rollout.budgets.max_turn_tokens', 2560,
      'script: data.max_response_length=2560'),
     ('drzero_solver', 'grpo', '3b', 'rollout.budgets.passage_tokens', 512 // 3,
-     "ours: the tool's max_tool_response_length=512, which the rollout ignores"),
+     "ours: the tool's max_tool_response_length=512, which its rollout has not"),
     ('drzero_solver', 'grpo', '3b', 'rollout.budgets.top_k', 3,
      'Dr. Zero App. A: "to retrieve the top-3 documents"'),
     ('drzero_solver', 'grpo', '3b', 'search.engine', 'dense',

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""settings: its numbers are those of the papers, and every combination works."""
+"""settings: the numbers are the papers', and every combination works."""
 
 import functools
 import importlib
@@ -19,6 +19,7 @@ from searchrl.experiment import checks
 from searchrl.jobs import plan
 from searchrl.models import weights
 from searchrl.runtime import moved
+from searchrl.runtime import plugins
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'configs.json'
 RECIPES = {  # -> the setting of a model alone
@@ -138,8 +139,8 @@ def test_a_wrong_size_names_the_nearest_and_the_page(size, message):
   for recipe in ('common', 'dspo', 'evaluate', 'ask'):
     with pytest.raises(ValueError) as caught:
       config_of(recipe, size)
-    assert "must be 'laptop', 'smoke', a model, or SETTING/MODEL, but is " in (
-        str(caught.value))
+    assert str(caught.value).startswith(
+        "size must be 'laptop', 'smoke', a model, or SETTING/MODEL, but is ")
     assert message in str(caught.value)
     assert 'docs/settings.md' in str(caught.value)
 
@@ -157,13 +158,22 @@ def test_jobs_besides_training_take_a_setting_and_a_model(job):
     assert config.model.path == 'Qwen/Qwen2.5-7B'
 
 
+@pytest.mark.parametrize('setting', settings.SETTINGS)
+def test_what_a_setting_names_is_there(setting):
+  for model in models.MODELS:
+    config = config_of('grpo', f'{setting}/{model}')
+    for field in ('dialogue', 'outcome'):
+      assert callable(plugins.resolve(config[field], field=field, ours=''))
+
+
 def test_a_config_of_ones_own_needs_common_alone():
   config = common.get_config('study/qwen2.5-3b')
   assert config.rollout.questions == 512 and config.reward_options.lambda_f
 
 
 def test_tools_become_tags_where_a_template_cannot_frame_them():
-  of = lambda model: config_of('dspo', f'dspo/{model}').dialogue
+  def of(model):
+    return config_of('dspo', f'dspo/{model}').dialogue
   assert of('llama-3.2-3b') == 'searchrl.agent.dialogue:search_r1'
   assert of('deepseek-r1-distill-qwen-7b') == 'searchrl.agent.chat:search_r1'
   assert of('qwen2.5-7b') == of('qwen3-8b') == 'searchrl.agent.tools:dspo'
@@ -175,9 +185,9 @@ def test_a_run_without_questions_is_refused_before_anything_is_built(tmp_path):
                      r'given where data.per_hop=\(\) generates no questions'):
     builds.build(config, tmp_path)
   config.data.train = 'mine.jsonl'
-  checks.check_questions(config)
+  checks.check_training_data(config)
   config.data.update(train='', per_hop=(0, 5))
-  checks.check_questions(config)
+  checks.check_training_data(config)
 
 
 def test_the_shipped_shapes_are_those_of_the_models_and_no_others():

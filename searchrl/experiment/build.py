@@ -58,9 +58,9 @@ def build(config, folder: pathlib.Path) -> Experiment:
     ValueError, FileNotFoundError: the config cannot be run.
   """
   checks.check(config)
-  checks.check_questions(config)
   processes.agree('config', json.loads(config.to_json()))
   recipe = algorithm(config)
+  checks.check_training_data(config)
   mesh = meshes.make(**config.mesh)
   checks.check_staleness(config.train.max_staleness, recipe, mesh.size)
   lockstep = locksteps.LockstepCheck(config.train.lockstep)

@@ -89,7 +89,7 @@ def _values(config, field: str) -> Iterator[Any]:
   yield config
 
 
-def check_questions(config) -> None:
+def check_training_data(config) -> None:
   """Raises a ValueError if a run has no questions to train on.
 
   A config of a real model generates none: its data is the paper's.
