@@ -203,7 +203,7 @@ ALL = (
     ('drzero_solver', 'grpo', '3b', 'rollout.budgets.max_turn_tokens', 2560,
      'script: data.max_response_length=2560'),
     ('drzero_solver', 'grpo', '3b', 'rollout.budgets.passage_tokens', 512 // 3,
-     "ours: the tool's max_tool_response_length=512, which its rollout has not"),
+     "ours: the tool's max_tool_response_length=512, unread by its rollout"),
     ('drzero_solver', 'grpo', '3b', 'rollout.budgets.top_k', 3,
      'Dr. Zero App. A: "to retrieve the top-3 documents"'),
     ('drzero_solver', 'grpo', '3b', 'search.engine', 'dense',
