@@ -60,10 +60,10 @@ def build(config, folder: pathlib.Path) -> Experiment:
   checks.check(config)
   processes.agree('config', json.loads(config.to_json()))
   recipe = algorithm(config)
-  checks.check_training_data(config)
   mesh = meshes.make(**config.mesh)
   checks.check_staleness(config.train.max_staleness, recipe, mesh.size)
   lockstep = locksteps.LockstepCheck(config.train.lockstep)
+  checks.check_training_data(config)
   sampler, params = policy.build(config, mesh)
   name = tested_attention(config, sampler.shape, mesh)
   trainer = learner(config, recipe, sampler.shape, mesh,

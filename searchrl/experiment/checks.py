@@ -89,20 +89,6 @@ def _values(config, field: str) -> Iterator[Any]:
   yield config
 
 
-def check_training_data(config) -> None:
-  """Raises a ValueError if a run has no questions to train on.
-
-  A config of a real model generates none: its data is the paper's.
-  """
-  if not config.data.train and not any(config.data.per_hop):
-    raise ValueError(
-        'data.train and search.corpus must be given where data.per_hop='
-        f'{tuple(config.data.per_hop)} generates no questions, as for the '
-        "papers' models, but data.train is ''. Add --config.data.train="
-        'train.jsonl and --config.search.corpus=corpus.jsonl; docs/settings.md '
-        'says where to get them.')
-
-
 def check_algorithm(config, name: str, algorithm: algorithms.Algorithm) -> None:
   """Raises a ValueError if the rollouts do not suit the algorithm."""
   rollout = config.rollout
@@ -141,6 +127,20 @@ def check_staleness(staleness: int, algorithm: algorithms.Algorithm,
   ):
     if broken:
       raise ValueError(message)
+
+
+def check_training_data(config) -> None:
+  """Raises a ValueError if a run has no questions to train on.
+
+  A config of a real model generates none: its data is the paper's.
+  """
+  if not config.data.train and not any(config.data.per_hop):
+    raise ValueError(
+        'data.train and search.corpus must be given where data.per_hop='
+        f'{tuple(config.data.per_hop)} generates no questions, as for the '
+        "papers' models, but data.train is ''. Add --config.data.train="
+        'train.jsonl and --config.search.corpus=corpus.jsonl; docs/settings.md '
+        'says where to get them.')
 
 
 def truncation_of(rollout: Any) -> sampling.Truncation:
