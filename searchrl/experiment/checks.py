@@ -129,6 +129,11 @@ def check_staleness(staleness: int, algorithm: algorithms.Algorithm,
       raise ValueError(message)
 
 
+def truncation_of(rollout: Any) -> sampling.Truncation:
+  """Which tokens may be drawn, from config.rollout."""
+  return sampling.Truncation(rollout.top_k, rollout.top_p, rollout.min_p)
+
+
 def check_training_data(config) -> None:
   """Raises a ValueError if a run has no questions to train on.
 
@@ -141,8 +146,3 @@ def check_training_data(config) -> None:
         "papers' models, but data.train is ''. Add --config.data.train="
         'train.jsonl and --config.search.corpus=corpus.jsonl; docs/settings.md '
         'says where to get them.')
-
-
-def truncation_of(rollout: Any) -> sampling.Truncation:
-  """Which tokens may be drawn, from config.rollout."""
-  return sampling.Truncation(rollout.top_k, rollout.top_p, rollout.min_p)
