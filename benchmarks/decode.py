@@ -184,7 +184,7 @@ def traced(folder: str):
 def build(options, shape, params, slots: int, length: int) -> engines.Engine:
   """An engine with weights, compiled."""
   engine = engines.Engine(
-      shape, slots=slots, length=length, eos_ids=(), tile=options.tile,
+      shape, slots=slots, length=length, tile=options.tile,
       tiles=options.tiles, steps=options.steps, block=options.block,
       parts=options.parts, dtype=options.dtype,
       stop_table=stops.compile_table([b''], ['never said'], shape.vocab_size))

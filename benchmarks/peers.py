@@ -112,7 +112,7 @@ def searchrl(steps: int) -> None:
       microbatch_rows=QUESTIONS * SAMPLES // 2)
   engine = engines.Engine(
       shape, slots=QUESTIONS * SAMPLES, length=PROMPT_TOKENS + NEW_TOKENS,
-      eos_ids=(), stop_table=never_stops(shape.vocab_size), steps=NEW_TOKENS)
+      stop_table=never_stops(shape.vocab_size), steps=NEW_TOKENS)
   state = learner.init(params)
   rng = np.random.default_rng(0)
   clock = turns.Clock()
@@ -154,10 +154,10 @@ def rollout(engine, questions, prompts, step: int) -> list:
   return trajectories
 
 
-def never_stops(vocabulary: int):
+def never_stops(vocabulary: int, end_ids=()):
   """A stop table whose string no token can write."""
   from searchrl.models.inference import stops
-  return stops.compile_table([b''], ['never said'], vocabulary)
+  return stops.compile_table([b''], ['never said'], vocabulary, end_ids)
 
 
 def trl(steps: int) -> None:

@@ -151,8 +151,8 @@ def searchrl(options) -> None:
   @functools.cache
   def engine(slots, length, ends=()):
     return engines.Engine(
-        shape, slots=slots, length=length, eos_ids=ends,
-        stop_table=peers.never_stops(shape.vocab_size))
+        shape, slots=slots, length=length,
+        stop_table=peers.never_stops(shape.vocab_size, ends))
 
   def one_turn(rows, prompt_tokens, new_tokens):
     own = engine(rows, prompt_tokens + new_tokens)

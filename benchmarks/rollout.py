@@ -149,7 +149,7 @@ class Bench:
         self.sampler.shape.vocab_size)
     build = functools.partial(
         engines.Engine, self.sampler.shape, slots=options.slots, length=LENGTH,
-        stop_table=table, eos_ids=(),
+        stop_table=table,
         shardings=functools.partial(meshes.shardings, mesh))
     self.dialogue = dataclasses.replace(
         self.sampler.dialogue, parse=lambda text: Action(text, ('x',)))
@@ -274,10 +274,9 @@ def decode_programs(bench: Bench, options) -> list[dict]:
       state = dataclasses.replace(state, keys=jnp.stack(state.keys),
                                   values=jnp.stack(state.values))
     program = jax.jit(functools.partial(
-        decode_by, layers, config=config, stop=table, steps=16, parts=3,
-        eos=jnp.zeros(config.vocab_size, bool), patience=1),
+        decode_by, layers, config=config, steps=16, parts=3, patience=1),
                       donate_argnums=1)
-    given = dict(temperature=np.float32(1), truncation=None)
+    given = dict(stop=table, temperature=np.float32(1), truncation=None)
     memory = program.lower(params, state, **given).compile(
         ).memory_analysis()
     runs[way] = [program, params, state, []]

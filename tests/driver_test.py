@@ -429,22 +429,16 @@ class Recording:
     self._engine.release(slot)
 
 
-def by_length(text):
-  """Garbage has no grammar, so its length decides what it means."""
-  kind = ('search', 'invalid', 'search', 'search', 'answer')[len(text) % 5]
-  return Action(kind, () if kind == 'invalid' else (text,))
-
-
 @pytest.fixture(scope='module')
 def garbage():
   """Trajectories of random weights, and what the engine saw of them."""
   params, length = tiny.params(), 240
   dialogue = dataclasses.replace(
-      DIALOGUE, parse=by_length, stop_strings=('>', 'th', 'e', 'ar'))
-  table = stops.compile_table(TOKENIZER.token_bytes, dialogue.stop_strings)
+      DIALOGUE, parse=fakes.by_length, stop_strings=('>', 'th', 'e', 'ar'))
+  table = stops.compile_table(TOKENIZER.token_bytes, dialogue.stop_strings,
+                              end_ids=TOKENIZER.eos_ids)
   recording = Recording(engines.Engine(
-      tiny.CONFIG, slots=4, length=length, stop_table=table,
-      eos_ids=TOKENIZER.eos_ids, tile=24, block=32,
+      tiny.CONFIG, slots=4, length=length, stop_table=table, tile=24, block=32,
       steps=6), map(str, range(6)))
   recording._engine.load(params, 1.5)
 
@@ -506,11 +500,13 @@ def test_log_probs_of_whole_rollouts_are_those_of_one_forward(garbage):
 def test_ids_never_change_between_turns(cases):
   """Hot sampling writes tags in ways that no encoder would."""
   dialogue = dataclasses.replace(
-      DIALOGUE, parse=by_length, stop_strings=('</search>', 'ch>', '>', 'ar'))
-  table = stops.compile_table(TOKENIZER.token_bytes, dialogue.stop_strings)
+      DIALOGUE, parse=fakes.by_length,
+      stop_strings=('</search>', 'ch>', '>', 'ar'))
+  table = stops.compile_table(TOKENIZER.token_bytes, dialogue.stop_strings,
+                              end_ids=TOKENIZER.eos_ids)
   engine = engines.Engine(
       tiny.CONFIG, slots=32, length=240, stop_table=table, tile=24, block=48,
-      eos_ids=TOKENIZER.eos_ids, steps=6)
+      steps=6)
   recording = Recording(engine, map(str, range(cases // 4)))
   tags = ['</search>', '<answer>', '</', 'sea', 'rch', '>\n', 'é', '😀']
   rng = np.random.default_rng(0)

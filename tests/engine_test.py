@@ -31,11 +31,10 @@ def params():
 
 
 def build(stop=('th', '>'), eos_ids=TOKENIZER.eos_ids, **options):
-  table = stops.compile_table(TOKENIZER.token_bytes, stop)
+  table = stops.compile_table(TOKENIZER.token_bytes, stop, end_ids=eos_ids)
   options = dict(slots=3, length=LENGTH, tile=8, block=16, steps=5,
                  seed=4) | options
-  return engines.Engine(tiny.CONFIG, stop_table=table, eos_ids=eos_ids,
-                        **options)
+  return engines.Engine(tiny.CONFIG, stop_table=table, **options)
 
 
 @pytest.fixture(scope='module')
@@ -160,9 +159,9 @@ def wide():
            for row in range(40)}
 
   def sample_all(inputs, places=None, **options):
-    table = stops.compile_table(TOKENIZER.token_bytes, ('th', '>'))
-    engine = engines.Engine(WIDE, stop_table=table, eos_ids=(0,), seed=4,
-                            **LAYOUT | options)
+    table = stops.compile_table(TOKENIZER.token_bytes, ('th', '>'),
+                                end_ids=(0,))
+    engine = engines.Engine(WIDE, stop_table=table, seed=4, **LAYOUT | options)
     engine.load(params, TEMPERATURE)
     return run_turns(engine, inputs, slots=places, budget=9)
 
@@ -425,6 +424,11 @@ def test_slots_on_eight_devices_sample_the_same_ids(other, params):
   for uid in inputs:
     assert outputs[uid][0] == expected[uid][0]
     np.testing.assert_allclose(outputs[uid][1], expected[uid][1], atol=1e-5)
+  programs = spread.compile()
+  table = spread.placed(stops.compile_table(TOKENIZER.token_bytes, ('e', 'in')))
+  spread.load(jax.device_put(params, meshes.sharding(mesh, ())), TEMPERATURE,
+              stop_table=table)
+  assert run_turns(spread, inputs) != outputs and spread.compile() == programs
 
 
 def test_varied_rollouts_compile_nothing_after_the_first_feed(params):
@@ -451,6 +455,24 @@ def test_varied_rollouts_compile_nothing_after_the_first_feed(params):
   fresh.load(params, TEMPERATURE)
   run_turns(fresh, turn_inputs(63))
   assert not compiled and fresh.compile() == truncated <= 32
+
+
+def test_stop_strings_come_and_go_with_the_weights(other, params):
+  pieces, inputs = TOKENIZER.token_bytes, turn_inputs(64)
+  other.load(params, TEMPERATURE)
+  own, programs = run_turns(other, inputs), other.compile()
+  never = other.placed(stops.compile_table(pieces, ('never sampled',)))
+  other.load(params, TEMPERATURE, stop_table=never)
+  length = lambda outputs: sum(len(tokens) for tokens, _ in outputs.values())
+  whole = run_turns(other, inputs)
+  assert length(own) < length(whole)
+  other.load(params, TEMPERATURE)
+  assert run_turns(other, inputs) == own and other.compile() == programs
+  long = other.placed(stops.compile_table(pieces, ('never sampled' * 9,)))
+  other.load(params, TEMPERATURE, stop_table=long)
+  more = other.compile()
+  assert run_turns(other, inputs) == whole
+  assert other.compile() == more > programs  # all before the first turn
 
 
 WAYS = [sampling.Draw(TEMPERATURE), sampling.Draw(0.0),
@@ -512,7 +534,7 @@ def test_nothing_copies_the_cache(params):
   slots, block = 12, 16
   table = stops.compile_table(TOKENIZER.token_bytes, ('th',))
   engine = engines.Engine(config, slots=slots, length=256, stop_table=table,
-                          eos_ids=(0,), block=block, tile=8, tiles=(8,))
+                          block=block, tile=8, tiles=(8,))
   state = engine._state
   weights = slots_lib.unstacked(tiny.params(config), 'float32')
   ints = lambda *shape: np.zeros(shape, np.int32)
@@ -520,7 +542,8 @@ def test_nothing_copies_the_cache(params):
       append=dict(params=weights, slot=ints(8), tokens=ints(8, 8),
                   start=ints(8), length=ints(8)),
       copy_prefix=dict(source=ints(slots), slot=ints(slots), blocks=ints()),
-      decode=dict(params=weights, temperature=np.float32(1), truncation=None),
+      decode=dict(params=weights, stop=engine._stops, truncation=None,
+                  temperature=np.float32(1)),
       release=dict(slot=ints(slots)))
   size = sum(x.nbytes for x in (*state.keys, *state.values))
   for name, given in arguments.items():

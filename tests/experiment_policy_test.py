@@ -13,6 +13,7 @@ from configs import common
 from searchrl.experiment import policy
 from searchrl.models import lora as loras
 from searchrl.models import weights
+from searchrl.rollouts import driver
 from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as meshes
 
@@ -63,6 +64,23 @@ def test_slots_are_as_many_as_samples_and_devices_take(most, tensor, slots):
   sampler, _ = policy.build(config, meshes.make(**config.mesh), most=most)
   assert sampler.engine.slots == slots
   assert config.rollout.slots == 72  # the config itself stays
+
+
+OPTIONS = dict(
+    dialogue='searchrl.agent.dialogue:laptop', seed=0, slots=2, length=64,
+    budgets=driver.Budgets(max_turn_tokens=8, max_prompt_tokens=40))
+
+
+def test_a_second_model_is_for_one_device():
+  alone = meshes.make(devices=jax.devices()[:1])
+  sampler, params = policy.second(
+      str(policy.TINY_BASE), field='judge.model', mesh=alone, **OPTIONS)
+  assert sampler.engine.slots == 2
+  assert {leaf.sharding.mesh for leaf in jax.tree.leaves(params)} == {alone}
+  with pytest.raises(ValueError, match='judge.model can be .* on one device '
+                     'alone, but there are 8. Serve .m. with configs/serve_mod'
+                     'el.py on other machines, and give its URL'):
+    policy.second('m', field='judge.model', mesh=meshes.make(), **OPTIONS)
 
 
 def test_a_run_is_judged_through_its_own_engine(tmp_path):

@@ -21,7 +21,7 @@ from searchrl.rollouts import generation
 
 TOKENIZER = tiny.Tokenizer()
 PIECES = TOKENIZER.token_bytes
-NEVER = generation.no_stops(tiny.CONFIG.vocab_size)
+NEVER = generation.no_stops(tiny.CONFIG.vocab_size, TOKENIZER.eos_ids)
 
 
 def text_oracle(tokens, stops):
@@ -70,8 +70,7 @@ def params():
 @pytest.fixture(scope='module')
 def engine():
   return engines.Engine(tiny.CONFIG, slots=4, length=64, stop_table=NEVER,
-                        eos_ids=TOKENIZER.eos_ids, tile=16, block=16, steps=5,
-                        seed=4)
+                        tile=16, block=16, steps=5, seed=4)
 
 
 @pytest.fixture
@@ -254,7 +253,7 @@ def test_what_ends_a_turn_of_the_template_ends_a_choice():
   assert generation.turn_ends(chats.byte_level()) == ()  # no template
 
 
-def test_a_table_that_never_stops():
-  table = generation.no_stops(7)
-  assert not np.any(table.hit) and not np.any(table.next_state)
-  assert table.hit.shape == table.next_state.shape == (1, 7)
+def test_a_table_that_stops_at_an_end_alone():
+  table = generation.no_stops(7, (2, 5))
+  assert np.flatnonzero(table.hit[0]).tolist() == [2, 5]
+  assert not np.any(table.next_state)

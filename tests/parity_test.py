@@ -82,9 +82,8 @@ def test_exported_policy_continues_identically_under_greedy_decoding(both):
     expected = theirs.generate(
         torch.tensor([ids]), do_sample=False, max_new_tokens=CONTINUED,
         eos_token_id=None, pad_token_id=0)[0, len(ids):].tolist()
-  never = stops.compile_table(tokenizer.token_bytes, ['\0'], shape.vocab_size)
-  engine = engines.Engine(shape, slots=1, length=128, stop_table=never,
-                          eos_ids=tokenizer.eos_ids)
+  ends = stops.compile_table((), (), shape.vocab_size, tokenizer.eos_ids)
+  engine = engines.Engine(shape, slots=1, length=128, stop_table=ends)
   engine.load(params, 0.0)
   engine.append([engines.Append(0, ids, CONTINUED, (0, 0, 0, 0, 0), True)])
   stopped = []
@@ -199,8 +198,7 @@ def test_greedy_continuations(family):
         torch.tensor([ids]), do_sample=False, max_new_tokens=CONTINUED,
         eos_token_id=None, pad_token_id=0)[0, len(ids):].tolist()
   never = stops.compile_table((), ('never',), config.vocab_size)
-  engine = engines.Engine(config, slots=1, length=64, stop_table=never,
-                          eos_ids=(), tile=8)
+  engine = engines.Engine(config, slots=1, length=64, stop_table=never, tile=8)
   engine.load(params, 0.0)
   engine.append([engines.Append(0, ids, CONTINUED, (0,) * 5, True)])
   stopped = []

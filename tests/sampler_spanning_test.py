@@ -16,6 +16,7 @@ import loopback
 # answers differ from call to call and that now and then fails.
 SAMPLE = r'''
 import json
+import dataclasses
 from searchrl.agent import rewards
 from searchrl.experiment import policy as policies
 from searchrl.rollouts import driver
@@ -37,17 +38,24 @@ def search(queries):
           (Passage(str(i), 'A title', f'{len(asked)} {query.text}', 0.1),)
           for i, query in enumerate(queries)]
 
-found = sampler.rollout(
-    sampler.sync(params).weights,
-    [Request(Question(f'u{i}', f'What is the river of city {i}?', ('Nile',)), s)
-     for i in range(3) for s in range(3)],
-    search=search, reward=rewards.em, outcome=rewards.em, temperature=1.0,
-    step=2)
+def play(sampler):
+  return sampler.rollout(
+      sampler.sync(params).weights,
+      [Request(Question(f'u{i}', f'What is the river of city {i}?', ('Nile',)),
+               s) for i in range(3) for s in range(3)],
+      search=search, reward=rewards.em, outcome=rewards.em, temperature=1.0,
+      step=2).trajectories
+
+found = play(sampler)
+second = sampler.speaking(
+    dataclasses.replace(sampler.dialogue, stop_strings=('a', 'e')),
+    driver.Budgets(max_turns=2, max_turn_tokens=9))
+found += play(second)
 print(json.dumps([
     sampler.together, len(asked),
     [[t.question.uid, t.sample, t.stop_reason, t.retries, t.tokens,
       [x for turn in t.turns for x in turn.action_logprobs]]
-     for t in found.trajectories]]))
+     for t in found]]))
 '''
 
 

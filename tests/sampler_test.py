@@ -1,14 +1,17 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""sampler: failed searches are sampled again; trajectories count how often."""
+"""sampler: failed searches are sampled again; one engine, two dialogues."""
 
 import collections
+import dataclasses
 
 import fakes
+import jax
 import pytest
 import tiny
 
 from searchrl.agent import dialogue as dialogues
+from searchrl.models.inference import engine as engines
 from searchrl.rollouts import driver
 from searchrl.rollouts import sampler as samplers
 from searchrl.rollouts import weight_sync
@@ -96,3 +99,73 @@ def test_who_watches_is_shown_what_grows():
   assert [len(t.turns) for t in seen] == [1, 1, 2, 2]
   assert seen[-1].stop_reason == 'answer'
   assert seen[-1].tokens == found.trajectories[0].tokens
+
+
+FIRST = dataclasses.replace(
+    dialogues.tags('q: {question}\n'), parse=fakes.by_length,
+    stop_strings=('th', '>'))
+SECOND = dataclasses.replace(
+    dialogues.tags('Judge at length what was found here: {question} '),
+    parse=fakes.by_length, stop_strings=('e', 'in'), before='\n(', after=')',
+    end_ids=(40,))
+SHORT = driver.Budgets(max_turns=3, max_turn_tokens=12, max_prompt_tokens=40,
+                       passage_tokens=10, top_k=1)
+LONG = driver.Budgets(max_turns=2, max_turn_tokens=20, max_prompt_tokens=90,
+                      passage_tokens=30, top_k=2)
+
+
+def with_engine(dialogue, budgets):
+  """A sampler with an engine of its own."""
+  engine = engines.Engine(
+      tiny.CONFIG, slots=4, length=160, tile=16, tiles=(2, 8), block=32,
+      steps=6, stop_table=samplers.compile_stops(dialogue, fakes.TOKENIZER,
+                                                 tiny.CONFIG.vocab_size))
+  return samplers.Sampler(tiny.CONFIG, fakes.TOKENIZER, dialogue, budgets,
+                          engine, weight_sync.Synced)
+
+
+def play(sampler, weights, uid='q'):
+  return sampler.rollout(
+      weights, [Request(tiny.question(f'{uid}{n}', 'where? ' * n), sample)
+                for n in range(3) for sample in range(3)],
+      search=fakes.Search(), reward=lambda t: 0.5, outcome=lambda t: 1.0,
+      temperature=1.5, step=2).trajectories
+
+
+def test_one_engine_plays_two_dialogues_and_two_policies():
+  policy, frozen = tiny.params(), tiny.params(seed=1)
+  first = with_engine(FIRST, SHORT)
+  expected = play(first, policy)
+  compiled = []
+  jax.monitoring.register_event_duration_secs_listener(
+      lambda name, *_, **__: compiled.append(name)
+      if name == '/jax/core/compile/backend_compile_duration' else None)
+  second = first.speaking(SECOND, LONG)
+  judged = play(second, frozen)
+  assert play(first, policy) == expected
+  assert play(second, policy) != judged
+  texts = lambda found: [t.response for t in found]
+  assert texts(play(second, frozen, uid='judge:q')) != texts(judged)
+  assert play(first, policy) == expected and not compiled
+  assert judged == play(with_engine(SECOND, LONG), frozen)
+  assert compiled  # by the other engine: the count can fail
+  turns = [turn for t in judged for turn in t.turns]
+  ends = (*fakes.TOKENIZER.eos_ids, 40)
+  for turn in turns:
+    *begun, last = [fakes.TOKENIZER.token_bytes[i] for i in turn.action_tokens]
+    stops = lambda pieces: any(s in b''.join(pieces) for s in (b'e', b'in'))
+    assert not stops(begun)
+    assert (stops([*begun, last]) or turn.action_tokens[-1] in ends
+            or len(turn.action_tokens) == LONG.max_turn_tokens)
+  assert any('>' in turn.text[:-1] for turn in turns)  # ends the other's turns
+
+
+@pytest.mark.parametrize('change, budgets, message', [
+    ({}, dict(max_turn_tokens=390), 'rollout.length must hold a prompt and a '
+     'turn, 30 . 390 tokens, but is 400'),
+    (dict(stop_strings=('\u00fc',)), {}, 'must be able to write the stop str')])
+def test_a_dialogue_that_the_engine_cannot_play_is_refused(
+    change, budgets, message):
+  with pytest.raises(ValueError, match=message):
+    sampler({}).speaking(dataclasses.replace(FIRST, **change),
+                         dataclasses.replace(BUDGETS, **budgets))

@@ -85,9 +85,26 @@ def test_all_ways_to_write_a_tag_stop_at_its_last_token():
 
 def test_ids_beyond_the_tokenizer_add_nothing():
   table = stops.compile_table((b'a', b'b', b''), ('ab',), vocab_size=6)
-  assert table.next_state.shape == table.hit.shape == (3, 6)
+  assert table.next_state.shape == table.hit.shape == (64, 6)
   assert first_stop(table, [0, 5, 2, 1]) == 4
-  np.testing.assert_array_equal(table.next_state[:, 5], np.arange(3))
+  np.testing.assert_array_equal(table.next_state[:3, 5], np.arange(3))
+
+
+def test_an_end_id_stops_in_the_middle_of_a_stop_string_and_without_any():
+  for stop_strings in (('ab',), ()):
+    table = stops.compile_table(
+        (b'a', b'b', b''), stop_strings, vocab_size=6, end_ids=(2, 4))
+    assert first_stop(table, [1, 0, 4, 1]) == 3
+    assert first_stop(table, [0, 5, 2]) == 3
+    assert first_stop(table, [0, 1]) == (2 if stop_strings else None)
+
+
+@pytest.mark.parametrize('length, rows', [(1, 64), (63, 64), (64, 128)])
+def test_tables_of_nearly_all_dialogues_have_one_shape(length, rows):
+  table = stops.compile_table((b'a', b'b'), ('a' * length,))
+  assert table.hit.shape == table.next_state.shape == (rows, 2)
+  assert first_stop(table, [1, *[0] * 99]) == length + 1
+  assert (table.next_state[:length + 1] <= length).all()  # never among the rest
 
 
 @pytest.mark.parametrize('stop_strings', [(), ('a', '')])
@@ -101,8 +118,8 @@ def test_a_large_vocabulary_takes_two_bytes_a_state_and_token():
   pieces = [bytes(rng.integers(32, 127, n))
             for n in rng.integers(1, 20, 50_000)]
   table = stops.compile_table(pieces, ('</search>', '</answer>'), 50_100)
-  assert table.next_state.shape == (17, 50_100)
-  assert table.next_state.nbytes + table.hit.nbytes == 2 * 17 * 50_100
+  assert table.next_state.shape == (64, 50_100)
+  assert table.next_state.nbytes + table.hit.nbytes == 2 * 64 * 50_100
 
 
 def test_more_states_than_a_byte_can_count_still_stop():

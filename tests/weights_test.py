@@ -63,9 +63,9 @@ def test_the_engine_continues_like_transformers(name):
   config, params = read(GOLDEN / name)
   golden = np.load(GOLDEN / name / 'golden.npz')
   count, length = golden['continued'].shape
-  table = stops.compile_table((), ('never',), config.vocab_size)
+  table = stops.compile_table((), ('never',), config.vocab_size, end_ids=(0,))
   engine = engines.Engine(config, slots=count, length=160, stop_table=table,
-                          eos_ids=(0,), tile=8)
+                          tile=8)
   engine.load(params, temperature=0.0)
   engine.append([
       engines.Append(slot, prompt, length, (0,) * 5, fresh=True)

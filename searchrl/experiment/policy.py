@@ -16,8 +16,8 @@ from searchrl.models import lora as loras
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.models.inference import engine as engines
-from searchrl.models.inference import stops
 from searchrl.rollouts import driver
+from searchrl.rollouts import sampler as samplers
 from searchrl.rollouts import weight_sync
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import checkpoint
@@ -120,7 +120,11 @@ def load(
   path = weights.locate(str(path or TINY_BASE))
   shape = weights.read_config(path)
   tokenizer, protocol = _dialogue(path, shape, dialogue)
-  _check_sizes(budgets, length, shape, tensor)
+  budgets.check(length)
+  if shape.num_key_value_heads % tensor:
+    raise ValueError(
+        f'rollout.tensor must divide the {shape.num_key_value_heads} KV heads '
+        f'of the model, but is {tensor}.')
   sync = weight_sync.WeightSync(
       mesh, transformer.logical_axes(shape), tensor=tensor, dtype=engine_dtype)
   copies = mesh.size // tensor
@@ -131,29 +135,34 @@ def load(
   params = weights.load(
       path, shape, dtype=dtype,
       sharding_of=functools.partial(meshes.sharding, mesh))
-  table = stops.compile_table(
-      tokenizer.token_bytes, protocol.stop_strings, shape.vocab_size)
   engine = engines.Engine(
       shape, slots=slots if sync.together else slots // processes.count(),
-      length=length, stop_table=table,
-      eos_ids=(*tokenizer.eos_ids, *protocol.end_ids), seed=seed,
-      dtype=engine_dtype,
+      length=length, seed=seed, dtype=engine_dtype,
+      stop_table=samplers.compile_stops(protocol, tokenizer, shape.vocab_size),
       shardings=functools.partial(meshes.shardings, sync.mesh))
   return Sampler(shape, tokenizer, protocol, budgets, engine, sync, schedule,
                  sync.together), params
 
 
-def _check_sizes(budgets: driver.Budgets, length: int,
-                 shape: transformer.TransformerConfig, tensor: int) -> None:
-  if budgets.max_prompt_tokens + budgets.max_turn_tokens > length:
+def second(path: str, *, field: str, mesh: Mesh, **options: Any
+          ) -> tuple[Sampler, transformer.Params]:
+  """As `load`, of a model beside the policy; for runs on one device.
+
+  Args:
+    path: of the second model.
+    field: the name of its option, for the error.
+    mesh: of all processes.
+    **options: as in `load`.
+
+  Raises:
+    ValueError: there are several devices, or as in `load`.
+  """
+  if mesh.size > 1:
     raise ValueError(
-        f'rollout.length must hold a prompt and a turn, '
-        f'{budgets.max_prompt_tokens} + {budgets.max_turn_tokens} tokens, but '
-        f'is {length}. Raise it, or lower the budgets.')
-  if shape.num_key_value_heads % tensor:
-    raise ValueError(
-        f'rollout.tensor must divide the {shape.num_key_value_heads} KV heads '
-        f'of the model, but is {tensor}.')
+        f'{field} can be sampled from beside the policy on one device alone, '
+        f'but there are {mesh.size}. Serve {path!r} with '
+        'configs/serve_model.py on other machines, and give its URL instead.')
+  return load(path, mesh=mesh, **options)
 
 
 def _dialogue(path: str, shape: transformer.TransformerConfig, name: str

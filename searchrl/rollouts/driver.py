@@ -40,6 +40,14 @@ class Budgets:
   passage_tokens: int = 96
   top_k: int = 2
 
+  def check(self, length: int) -> None:
+    """Raises a ValueError unless a prompt and a turn fit `length` tokens."""
+    if self.max_prompt_tokens + self.max_turn_tokens > length:
+      raise ValueError(
+          f'rollout.length must hold a prompt and a turn, '
+          f'{self.max_prompt_tokens} + {self.max_turn_tokens} tokens, but is '
+          f'{length}. Raise it, or lower the budgets.')
+
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:

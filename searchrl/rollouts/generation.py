@@ -16,7 +16,6 @@ import threading
 from typing import Any
 
 from jax.sharding import Mesh
-import numpy as np
 
 from searchrl.agent import chat
 from searchrl.models.inference import engine as engines
@@ -293,8 +292,8 @@ def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
         f'weights, but is {slots}.')
   eos_ids = (*tokenizer.eos_ids, *turn_ends(tokenizer))
   engine = engines.Engine(
-      shape, slots=slots, length=length, eos_ids=eos_ids, seed=seed,
-      stop_table=no_stops(shape.vocab_size), steps=steps, dtype=dtype,
+      shape, slots=slots, length=length, seed=seed,
+      stop_table=no_stops(shape.vocab_size, eos_ids), steps=steps, dtype=dtype,
       shardings=functools.partial(meshes.shardings, mesh))
   engine.load(params, None)
   engine.compile()
@@ -302,10 +301,9 @@ def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
                    waiting=waiting)
 
 
-def no_stops(vocab_size: int) -> stops_lib.StopTable:
+def no_stops(vocab_size: int, eos_ids: Sequence[int]) -> stops_lib.StopTable:
   """A table without stop strings: each request has its own."""
-  return stops_lib.StopTable(np.zeros((1, vocab_size), np.uint8),
-                             np.zeros((1, vocab_size), bool))
+  return stops_lib.compile_table((), (), vocab_size, eos_ids)
 
 
 def turn_ends(tokenizer: Any) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from searchrl.agent import tokenizer as tokenizers
 from searchrl.models import transformer
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import sampling
+from searchrl.models.inference import stops
 from searchrl.rollouts import driver
 from searchrl.rollouts import weight_sync
 from searchrl.runtime import processes
@@ -51,6 +52,33 @@ class Sampler:
   sync: Callable[[Any], weight_sync.Synced]  # the learner's params -> weights
   schedule: driver.Schedule = driver.Schedule()
   together: bool = False  # all processes are one engine, and run in lockstep
+  stop_table: stops.StopTable | None = None  # None: the engine's own
+
+  def speaking(self, dialogue: dialogues.Dialogue, budgets: driver.Budgets
+              ) -> 'Sampler':
+    """A sampler of another dialogue with the same engine.
+
+    Weights, slots and compiled programs are shared, so the two must take turns,
+    and nothing is compiled anew, unless the dialogue's stop strings have
+    more than 64 states (see `stops.StopTable`). Make it once for many rollouts.
+
+    A sample's randomness has the seed, the step, the question's uid, the sample
+    and the turn in it, and not the dialogue: give the questions of a second
+    dialogue uids of their own ('judge:q7'), or both draw with equal numbers.
+
+    Args:
+      dialogue: the protocol.
+      budgets: limits of its conversations.
+
+    Raises:
+      ValueError: the tokenizer cannot write the dialogue, or the budgets cannot
+        hold one turn.
+    """
+    dialogues.check_writable(dialogue, self.tokenizer)
+    budgets.check(self.engine.length)
+    table = compile_stops(dialogue, self.tokenizer, self.shape.vocab_size)
+    return dataclasses.replace(self, dialogue=dialogue, budgets=budgets,
+                               stop_table=self.engine.placed(table))
 
   def rollout(
       self,
@@ -96,7 +124,7 @@ class Sampler:
       Trajectories in the order of `requests`, without those not needed; those
       whose search failed have no reward. And the search calls of all processes.
     """
-    self.engine.load(weights, temperature, truncation)
+    self.engine.load(weights, temperature, truncation, self.stop_table)
     if not self.together:
       requests = processes.share(requests)
     elif not processes.is_first():
@@ -113,6 +141,14 @@ class Sampler:
       return _of_all(found)
     processes.agree('trajectories', _digest(found.trajectories))
     return found
+
+
+def compile_stops(dialogue: dialogues.Dialogue, tokenizer: tokenizers.Tokenizer,
+                  vocab_size: int) -> stops.StopTable:
+  """What ends a turn of a dialogue: stop strings, and ids of an end."""
+  return stops.compile_table(
+      tokenizer.token_bytes, dialogue.stop_strings, vocab_size,
+      (*tokenizer.eos_ids, *dialogue.end_ids))
 
 
 def _with_retries(

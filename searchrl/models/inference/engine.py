@@ -20,7 +20,6 @@ import hashlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from searchrl.models.inference import sampling
@@ -73,8 +72,7 @@ class Engine:
     config: the decoder's shape.
     slots: B, trajectories side by side.
     length: tokens that a slot can hold.
-    stop_table: ends turns; see `stops.compile_table`.
-    eos_ids: end turns, too.
+    stop_table: ends turns, if `load` gets no other; see `stops.compile_table`.
     seed: of all sampling.
     tile: tokens that are prefilled as one row.
     tiles: the numbers of rows that one prefill can have, ascending. A row's
@@ -103,7 +101,6 @@ class Engine:
       slots: int,
       length: int,
       stop_table: StopTable,
-      eos_ids: Sequence[int],
       seed: int = 0,
       tile: int = 32,
       tiles: Sequence[int] = (4, 16, 64),
@@ -143,9 +140,8 @@ class Engine:
     self.copied_tokens = 0  # of prompts that another slot held
     self.decoded_tokens = 0  # sampled
     self.slot_steps = 0  # sum over decode steps of the rows computed
-    stop = jax.tree.map(jnp.asarray, stop_table)
-    eos = jnp.zeros(config.vocab_size, bool)
-    eos = eos.at[np.array(eos_ids, int)].set(True)
+    self._place = jax.jit(lambda table: table, out_shardings=read and read[1])
+    self._own_stops = self._stops = self.placed(stop_table)
     jit = lambda function, out=kept, **options: jax.jit(  # of this engine alone
         functools.partial(function, **options), donate_argnames='state',
         out_shardings=out)
@@ -154,8 +150,8 @@ class Engine:
         append=jit(programs.append, config=config),
         copy_prefix=jit(programs.copy_prefix), begin=jit(programs.begin),
         release=jit(programs.release),
-        decode=jit(programs.decode, read, config=config, stop=stop, eos=eos,
-                   steps=steps, patience=patience,
+        decode=jit(programs.decode, read, config=config, steps=steps,
+                   patience=patience,
                    parts=min(parts, slots) if devices == 1 and block < length
                    else 1))
 
@@ -168,11 +164,16 @@ class Engine:
     self._in_flight = collections.deque()  # decodes that are not read
     self._decoding = set()  # slots, by the decodes that are read
 
+  def placed(self, stop_table: StopTable) -> StopTable:
+    """A copy on the engine's devices, made once and loaded many times."""
+    return self._place(stop_table)
+
   def load(
       self,
       params: Params,
       temperature: float | None,
       truncation: sampling.Truncation = sampling.Truncation(),
+      stop_table: StopTable | None = None,
   ) -> None:
     """Takes the policy's weights; slots must be idle.
 
@@ -183,9 +184,11 @@ class Engine:
       temperature: of sampling; 0 is greedy, with log-probs at 1; None: that of
         each `Append`.
       truncation: which tokens may be drawn.
+      stop_table: ends turns; from `placed`. Default: the engine's own.
     """
     truncation.check()
     self._forget()
+    self._stops = self._own_stops if stop_table is None else stop_table
     self._waiting = params
     self._draws = None if temperature is not None else (
         [sampling.Draw()] * self.slots)
@@ -215,14 +218,15 @@ class Engine:
     # pylint: disable-next=protected-access
     return sum(p._cache_size() for p in self._programs.values())
 
-  def _modes(self) -> list[tuple[bool, bool]]:
-    """The possible modes of `decode`: (draws by row, truncated)."""
+  def _modes(self) -> list[tuple[bool, bool, int]]:
+    """The possible modes of `decode`: (draws by row, truncated, states)."""
+    states = len(self._stops.hit)
     if self._draws is not None:
-      return [(True, False), (True, True)]
-    return [(False, self._truncation is not None)]
+      return [(True, False, states), (True, True, states)]
+    return [(False, self._truncation is not None, states)]
 
-  def _run_all(self, mode: tuple[bool, bool]) -> None:
-    by_row, truncated = mode
+  def _run_all(self, mode: tuple[bool, bool, int]) -> None:
+    by_row, truncated, _ = mode
     for count in self._tiles:
       self._append_tiles([], count)
     self._copy([])
@@ -344,8 +348,8 @@ class Engine:
           self._draws if slot is None else
           [self._draws[min(i, self.slots - 1)] for i in slot])
     self._state, sampled = self._programs['decode'](
-        self._params, state=self._state, temperature=temperature,
-        truncation=truncation, slot=slot)
+        self._params, state=self._state, stop=self._stops,
+        temperature=temperature, truncation=truncation, slot=slot)
     return range(self.slots) if slot is None else slot.tolist(), sampled
 
   def dispatch(self) -> None:

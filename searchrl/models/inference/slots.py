@@ -189,13 +189,12 @@ _OF_ROWS = ('last_token', 'position', 'active', 'stop_state', 'budget',
 def decode(
     params: Params,
     state: State,
+    stop: StopTable,
     temperature: Float[Array, ''] | Float[Array, 'n'],
     truncation: sampling.Truncation | None,
     slot: Int[Array, 'n'] | None = None,
     *,
     config: TransformerConfig,
-    stop: StopTable,
-    eos: Bool[Array, 'V'],
     steps: int,
     parts: int,
     patience: int,
@@ -205,13 +204,12 @@ def decode(
   Args:
     params: of the decoder, `unstacked`.
     state: donated.
+    stop: the automaton that ends turns.
     temperature: one for all rows, or one per row; 0 is greedy.
     truncation: which tokens may be drawn; see `sampling.sample`.
     slot: the slots to compute, B for none; default: all. No other may be
       active.
     config: the decoder's shape.
-    stop: the stop automaton.
-    eos: True for ids that end a turn.
     steps: N.
     parts: groups of slots of similar length whose attention is computed apart,
       so that short and idle slots read less than the longest.
@@ -234,7 +232,7 @@ def decode(
   def step(carry):
     before, out = carry
     state, token, logprob = _decode_one(
-        params, before, temperature, truncation, slot, config, stop, eos, parts)
+        params, before, stop, temperature, truncation, slot, config, parts)
     row = jnp.arange(slots)
     at = jnp.where(before.active, out['count'], steps)
     out = dict(
@@ -270,8 +268,8 @@ def _put_back(whole: State, state: State, slot) -> State:
       for name in _OF_ROWS})
 
 
-def _decode_one(params, state: State, temperature, truncation, slot, config,
-                stop, eos, parts):
+def _decode_one(params, state: State, stop, temperature, truncation, slot,
+                config, parts):
   """One token for every row; idle ones compute and change nothing."""
   blocks, block = state.keys[0].shape[1], state.keys[0].shape[3]
   cached = state.position - 1
@@ -297,7 +295,7 @@ def _decode_one(params, state: State, temperature, truncation, slot, config,
       logits, state.row_key, state.position, temperature, truncation)
   token = jnp.where(state.active, token, state.last_token)
   budget = state.budget - 1
-  ended = stop.hit[state.stop_state, token] | eos[token] | (budget <= 0)
+  ended = stop.hit[state.stop_state, token] | (budget <= 0)
   keep = functools.partial(jnp.where, state.active)
   return dataclasses.replace(
       state, keys=caches[0], values=caches[1], last_token=token,
