@@ -106,8 +106,8 @@ FIRST = dataclasses.replace(
     stop_strings=('th', '>'))
 SECOND = dataclasses.replace(
     dialogues.tags('Judge at length what was found here: {question} '),
-    parse=fakes.by_length, stop_strings=('e', 'in'), before='\n(', after=')',
-    end_ids=(40,))
+    parse=fakes.by_length, stop_strings=('e', 'in', 'never said'),
+    before='\n(', after=')', end_ids=(40,))
 SHORT = driver.Budgets(max_turns=3, max_turn_tokens=12, max_prompt_tokens=40,
                        passage_tokens=10, top_k=1)
 LONG = driver.Budgets(max_turns=2, max_turn_tokens=20, max_prompt_tokens=90,
