@@ -4,19 +4,26 @@
 
 import contextlib
 import dataclasses
+import functools
 import gzip
 import json
 import threading
 
+import fakes
 import loopback
 import pytest
+import tiny
 import train_test
 
 from configs import grpo
 from configs import rloo
+from searchrl.agent import dialogue as dialogues
 from searchrl.jobs import train
+from searchrl.rl import algorithms
 from searchrl.rollouts import asynchronous
 from searchrl.rollouts import collect
+from searchrl.rollouts import driver
+from searchrl.rollouts import sampler as samplers
 from searchrl.rollouts import weight_sync
 
 
@@ -92,6 +99,32 @@ def test_sampling_goes_on_while_the_learner_trains():
     let_go.set()
     found = source.take('policy 1', collect.Progress(step=1))
   assert found.metrics['step'] == 1
+
+
+def test_a_query_says_the_step_that_it_is_sampled_for():
+  script = {(f'q{n}', sample): [
+      '<search> a </search>', f'<search> b{n} </search>',
+      '<answer> c </answer>'] for n in range(8) for sample in range(2)}
+  search = fakes.Noting()
+  sampler = samplers.Sampler(
+      tiny.CONFIG, fakes.TOKENIZER, dialogues.tags('q: {question}\n'),
+      driver.Budgets(), fakes.Engine(script, steps=range(4)), snapshot)
+  collected = functools.partial(
+      collect.collect, sampler, draw=fakes.draw, keep=algorithms.keep_all,
+      search=search, reward=lambda t: 0.5, outcome=lambda t: 1.0,
+      rounds=collect.Rounds(2, 2))
+  progress, expected = collect.Progress(), []
+  with contextlib.closing(
+      rollouts(collected, max_staleness=1, last_step=4)) as source:
+    for step in range(4):
+      found = source.take('policy', progress)
+      expected += [(step, *asked) for asked in fakes.asked_by(
+          found.trajectories)]
+      assert {t.policy_step for t in found.trajectories} == {max(step - 1, 0)}
+      progress = dataclasses.replace(found.progress, step=step + 1)
+  assert len(expected) == 4 * 2 * 2 * 2
+  assert sorted((q.step, q.question.uid, q.sample, q.turn, q.text)
+                for q in search.asked) == sorted(expected)
 
 
 def test_what_goes_wrong_is_raised_and_closing_does_not_hang():

@@ -29,12 +29,12 @@ def evaluation_sets(tmp_path, **options):
 
 
 def test_a_remote_corpus_need_not_be_here(tmp_path, questions):
-  data = train_set(tmp_path, questions, is_remote=True)
+  data = train_set(tmp_path, questions, needs_corpus=False)
   assert data.corpus is None and len(data.questions) == 1
-  held, = evaluation_sets(tmp_path, evaluate=questions, is_remote=True)
+  held, = evaluation_sets(tmp_path, evaluate=questions, needs_corpus=False)
   assert held.corpus is None
   # A server has no world that is generated for evaluation.
-  assert evaluation_sets(tmp_path, evaluate='', is_remote=True) == []
+  assert evaluation_sets(tmp_path, evaluate='', needs_corpus=False) == []
 
 
 def test_else_it_is_missed(tmp_path, questions):

@@ -19,6 +19,8 @@ from searchrl.models.inference import engine as engines
 from searchrl.models.inference import stops
 from searchrl.models import policy
 from searchrl.rollouts import driver
+from searchrl.search import fusion
+from searchrl.search import wrapped
 from searchrl import trajectory as trajectory_lib
 from searchrl.trajectory import Action, Passage, Request, SearchError
 
@@ -287,6 +289,22 @@ def test_admission_changes_nothing_about_the_trajectories(
   engine = fakes.Engine(script, slots=slots, length=150)
   assert rollout(script, engine=engine, search=slow, schedule=schedule,
                  max_turns=4) == by_one_slot
+
+
+@pytest.mark.parametrize('schedule', SCHEDULES)
+def test_queries_say_who_asks_in_any_schedule(schedule):
+  script, search = long_script(), fakes.Noting()
+  trajectories = rollout(
+      script, engine=fakes.Engine(script, slots=5), schedule=schedule,
+      search=wrapped.with_typed_errors(fusion.fused([search])))
+  named = {(t.question.uid, t.sample): t for t in trajectories}
+  assert sorted((q.question.uid, q.sample, q.turn, q.text)
+                for q in search.asked) == fakes.asked_by(trajectories) != []
+  for query in search.asked:
+    turns = named[query.question.uid, query.sample].turns
+    assert query.step == fakes.STEP
+    assert query.turns[:-1] == turns[:query.turn]
+    assert query.turns[-1].action_tokens == turns[query.turn].action_tokens
 
 
 @pytest.mark.parametrize('schedule', SCHEDULES)

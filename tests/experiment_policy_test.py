@@ -66,6 +66,17 @@ def test_slots_are_as_many_as_samples_and_devices_take(most, tensor, slots):
   assert config.rollout.slots == 72  # the config itself stays
 
 
+@pytest.mark.parametrize('inner, admission', [
+    ('remote', 'arrival'), ('bm25', 'deterministic')])
+def test_searches_over_a_network_enter_as_they_arrive(inner, admission):
+  config = config_of()  # on a CPU, and with a corpus to load
+  config.search = dict(engine='fusion', options=dict(
+      engines=(dict(name='bm25'), dict(name=inner))))
+  config.rollout.update(length=192)
+  sampler, _ = policy.build(config, meshes.make(**config.mesh), most=1)
+  assert sampler.schedule.admission == admission
+
+
 OPTIONS = dict(
     dialogue='searchrl.agent.dialogue:laptop', seed=0, slots=2, length=64,
     budgets=driver.Budgets(max_turn_tokens=8, max_prompt_tokens=40))

@@ -23,13 +23,17 @@ def query(text='Tarn'):
   return Query(text, 1, tiny.question())
 
 
-@pytest.mark.parametrize('engine, options, is_remote', [
-    ('bm25', {}, False), ('noise', {}, False),
-    ('remote', dict(urls=('http://127.0.0.1:1/retrieve',)), True),
-    ('cache', dict(engine=dict(name='web')), True),
-    ('fusion', dict(engines=(dict(name='web'), dict(name='bm25'))), False)])
-def test_an_engine_of_engines_is_remote_if_all_are(engine, options, is_remote):
-  assert searches.is_remote(config(engine, **options)) == is_remote
+@pytest.mark.parametrize('engine, options, is_remote, needs_corpus', [
+    ('bm25', {}, False, True), ('noise', {}, False, True),
+    ('remote', dict(urls=('http://127.0.0.1:1/retrieve',)), True, False),
+    ('cache', dict(engine=dict(name='web')), True, False),
+    ('fusion', dict(engines=(dict(name='web'), dict(name='bm25'))),
+     True, True)])
+def test_what_is_remote_may_need_a_corpus_too(
+    engine, options, is_remote, needs_corpus):
+  search = config(engine, **options)
+  assert searches.is_remote(search) == is_remote
+  assert searches.needs_corpus(search) == needs_corpus
 
 
 def test_an_engine_finds_and_what_fails_in_it_is_typed():

@@ -122,7 +122,6 @@ def test_engines_over_engines_are_what_their_parts_are():
     ('fusion', dict(engines=('bm25',)), 'an engine as dict'),
     ('fusion', dict(engines=(dict(k1=1),)), 'an engine as dict'),
     ('fusion', dict(engines=(dict(name='bm52'),)), "but is 'bm52'"),
-    ('cache', dict(engine=dict(name='noise')), 'must not be .noise.'),
     ('cache', dict(entries=-1), 'entries must be at least 0'),
     ('rerank', dict(candidates=0), 'candidates must be at least 1'),
 ])
@@ -131,6 +130,8 @@ def test_options_of_engines_over_engines_are_checked(name, options, message):
     make(name, **options)
   if 'an engine as dict' in message:  # whoever looks first
     for look in (lambda: factory.needs_corpus(name, options),
+                 lambda: factory.is_remote(name, options),
+                 lambda: factory.reads_text_alone(name, options),
                  lambda: factory.describe(name, CORPUS, options)):
       with pytest.raises(ValueError, match=message):
         look()
@@ -143,9 +144,35 @@ def test_missing_parts_are_named():
       factory.make(name, CORPUS)
 
 
+NOISE, BM25 = dict(name='noise'), dict(name='bm25')
+FUSED = dict(name='fusion', engines=(BM25, NOISE))
+
+
+@pytest.mark.parametrize('part', [
+    NOISE, FUSED,
+    dict(name='rerank', engine=NOISE, model='by length'),
+    dict(name='rerank', engine=FUSED, model='by length'),
+    dict(name='fusion', engines=(BM25, dict(name='fusion', engines=(NOISE,)))),
+    dict(name='rerank', model='by length', engine=dict(
+        name='cache', engine=NOISE, index='i')),
+    ml_collections.ConfigDict(dict(
+        name='rerank', engine=NOISE, model='by length')),
+])
+@pytest.mark.parametrize('index', [{}, dict(index='named')])
+def test_no_cache_stands_around_what_reads_more_than_the_text(part, index):
+  assert not factory.reads_text_alone('cache', dict(engine=part))
+  with pytest.raises(ValueError, match="of 'cache' must read no more of a "
+                     'query than its text and top_k, but noise in it'):
+    factory.make('cache', CORPUS, engine=part, **index)  # no model is loaded
+
+
+def test_a_cache_may_stand_beside_noise():
+  cached = dict(name='cache', engine=BM25)
+  search = factory.make('fusion', CORPUS, engines=(cached, NOISE))
+  assert len(search([query()])[0]) == 2
+
+
 @pytest.mark.parametrize('part, message', [
-    (dict(name='noise'), 'must not be .noise. for a cache'),
-    (dict(name='fusion', engines=(dict(name='noise'),)), 'must not be'),
     (dict(name='remote', urls=('http://a',)), 'index must name'),
     (dict(name='fusion', engines=(
         dict(name='bm25'), dict(name='remote', urls=('http://a',)))),
@@ -195,6 +222,28 @@ def test_the_counts_and_the_pause_of_a_part_are_those_of_the_whole():
 ])
 def test_who_needs_a_corpus(name, options, needed):
   assert factory.needs_corpus(name, options) == needed
+
+
+@pytest.mark.parametrize('name, options, remote', [
+    ('bm25', {}, False), ('noise', {}, False), ('web', {}, True),
+    ('remote', dict(urls=('http://a',)), True),
+    ('cache', dict(engine=dict(name='dense')), False),
+    ('fusion', dict(engines=(dict(name='bm25'), dict(name='remote'))), True),
+    ('rerank', dict(engine=dict(name='fusion', engines=(
+        BM25, dict(name='cache', engine=dict(name='web')))), model='m'), True),
+])
+def test_who_waits_for_a_network(name, options, remote):
+  assert factory.is_remote(name, options) == remote
+
+
+@pytest.mark.parametrize('name, options, alone', [
+    ('bm25', {}, True), ('web', {}, True), ('noise', {}, False),
+    ('fusion', dict(engines=(BM25, dict(name='remote'))), True),
+    ('fusion', dict(engines=(BM25, NOISE)), False),
+    ('rerank', dict(engine=FUSED, model='m'), False),
+])
+def test_whose_results_the_text_decides(name, options, alone):
+  assert factory.reads_text_alone(name, options) == alone
 
 
 def test_what_was_searched_is_described_engine_by_engine():

@@ -22,11 +22,12 @@ class Engine:
   It checks the preconditions of a real one.
   """
 
-  def __init__(self, script, slots=2, length=400):
+  def __init__(self, script, slots=2, length=400, steps=(STEP,)):
     self.slots, self.length = slots, length
     self._script = script  # (uid, sample) -> what the policy writes, by turn
-    self._names = {engines.row_ids(STEP, uid, sample, turn): (uid, sample, turn)
-                   for uid, sample in script for turn in range(9)}
+    self._names = {engines.row_ids(step, uid, sample, turn): (uid, sample, turn)
+                   for uid, sample in script for turn in range(9)
+                   for step in steps}
     self._held = [[] for _ in range(slots)]
     self._decoding = {}  # slot -> [decodes left, tokens]
     self._idle = set(range(slots))  # slots that may start afresh
@@ -125,6 +126,27 @@ class Search:
     return [SearchError('timeout', 'after 3 s') if 'fail' in q.text else
             (Passage(q.text, 'on', f'{q.text} of {q.question.uid}', 1.0),)
             for q in queries]
+
+
+class Noting(Search):
+  """Keeps every query that it is asked."""
+
+  def __init__(self):
+    super().__init__()
+    self.asked = []
+
+  def __call__(self, queries):
+    self.asked += queries
+    return super().__call__(queries)
+
+
+def asked_by(trajectories):
+  """(uid, sample, turn, text) of all that trajectories had searched for."""
+  return sorted(
+      (t.question.uid, t.sample, number, text) for t in trajectories
+      for number, turn in enumerate(t.turns) if turn.action.kind == 'search'
+      and (turn.observation_tokens or t.stop_reason == 'search_error')
+      for text in turn.action.texts)
 
 
 def draw(position, count):

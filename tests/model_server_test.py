@@ -43,7 +43,8 @@ def params():
 def engine():
   return engines.Engine(
       SHAPE, slots=4, length=128,
-      stop_table=generation.no_stops(SHAPE.vocab_size, EOS), tile=16, block=16, steps=5, seed=4)
+      stop_table=generation.no_stops(SHAPE.vocab_size, EOS), tile=16, block=16,
+      steps=5, seed=4)
 
 
 @pytest.fixture

@@ -43,10 +43,11 @@ class Failing:
   """'late' fails once, 'never' always."""
 
   def __init__(self):
-    self.asked = collections.Counter()
+    self.asked, self.queries = collections.Counter(), []
 
   def __call__(self, queries):
     results = []
+    self.queries += queries
     for query in queries:
       self.asked[query.text] += 1
       failed = query.text == 'never' or self.asked[query.text] == 1
@@ -76,6 +77,16 @@ def test_failed_searches_are_sampled_again(
     assert trajectory.outcome_reward == (1.0 if scored else None)
     assert trajectory.search_error == (
         None if scored else SearchError('unavailable', 'down'))
+
+
+def test_a_search_that_is_repeated_is_asked_the_same():
+  search = Failing()
+  rollout(SCRIPT, search=search, search_retries=2)
+  for name, times in (('late', 2), ('never', 3)):
+    first, *again = [q for q in search.queries if q.text == name]
+    assert again == [first] * (times - 1)  # its step, sample, turn and turns
+    assert (first.step, first.question.uid, first.sample, first.turn,
+            len(first.turns)) == (fakes.STEP, name, 0, 0, 1)
 
 
 def test_what_is_not_needed_any_more_is_left_out():
@@ -132,6 +143,7 @@ def play(sampler, weights, uid='q'):
       temperature=1.5, step=2).trajectories
 
 
+@pytest.mark.slow
 def test_one_engine_plays_two_dialogues_and_two_policies():
   policy, frozen = tiny.params(), tiny.params(seed=1)
   first = with_engine(FIRST, SHORT)
@@ -161,8 +173,7 @@ def test_one_engine_plays_two_dialogues_and_two_policies():
 
 
 @pytest.mark.parametrize('change, budgets, message', [
-    ({}, dict(max_turn_tokens=390), 'rollout.length must hold a prompt and a '
-     'turn, 30 . 390 tokens, but is 400'),
+    ({}, dict(max_turn_tokens=390), 'a prompt and a turn, 30 . 390 tokens, but'),
     (dict(stop_strings=('\u00fc',)), {}, 'must be able to write the stop str')])
 def test_a_dialogue_that_the_engine_cannot_play_is_refused(
     change, budgets, message):

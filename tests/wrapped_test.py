@@ -2,11 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """wrapped: typed errors; metrics and waits of inner searches."""
 
+import dataclasses
+
 import pytest
 import tiny
 
+from searchrl.search import fusion
+from searchrl.search import rerank
 from searchrl.search import wrapped
-from searchrl.trajectory import Passage, Query, SearchError
+from searchrl.trajectory import Action, Passage, Query, SearchError, Turn
 
 
 def query(text='river'):
@@ -20,6 +24,25 @@ def test_results_pass_unchanged():
   queries = [query(text) for text in results]
   assert wrapped.with_typed_errors(search)(queries) == search(queries)
   assert wrapped.with_typed_errors(search)([]) == []
+
+
+def test_who_asks_reaches_every_part_of_an_engine():
+  said = Turn((1, 2), (-0.1, -0.2), Action('search', ('river',)))
+  asks = Query('river', 2, tiny.question(), step=7, sample=3, turn=1,
+               turns=(said, said))
+  asked = []
+
+  def note(queries):
+    asked.extend(queries)
+    return [(Passage('a', 'Tarn', 'A river.'),)] * len(queries)
+
+  part = wrapped.with_typed_errors(note)
+  inner = rerank.reranked(part, lambda pairs: [0.5] * len(pairs), candidates=9)
+  search = wrapped.with_typed_errors(rerank.reranked(
+      fusion.fused([note, inner], depth=9), lambda pairs: [0.5] * len(pairs)))
+  assert len(search([asks])[0]) == 1
+  assert [q.top_k for q in asked] == [10, 10]  # as deep as the rerankers read
+  assert [dataclasses.replace(q, top_k=2) for q in asked] == [asks, asks]
 
 
 def test_an_exception_is_typed():

@@ -31,7 +31,7 @@ class Dataset:
 
 
 def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
-              per_hop: Sequence[int], is_remote: bool = False) -> Dataset:
+              per_hop: Sequence[int], needs_corpus: bool = True) -> Dataset:
   """Returns the questions that a policy is trained on, and their corpus.
 
   Args:
@@ -40,12 +40,12 @@ def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
     corpus: a corpus file; '' generates a world.
     world_seed: of the generated world.
     per_hop: how many questions of 1, 2, ... hops to generate.
-    is_remote: the engine has a corpus of its own, so none is needed here.
+    needs_corpus: False if the engine does without one.
 
   Raises:
     ValueError: one path is given without the other.
   """
-  if bool(train) != bool(corpus) and not (train and is_remote):
+  if bool(train) != bool(corpus) and (needs_corpus or not train):
     raise ValueError(
         'own data needs both data.train and search.corpus, but they are '
         f'{train!r} and {corpus!r}. Give both paths, or neither for the '
@@ -59,7 +59,7 @@ def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
 def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
                     own_train: bool, world_seed: int, kinds: Sequence[str],
                     questions_per_hop: int, max_hops: int,
-                    is_remote: bool = False) -> list[Dataset]:
+                    needs_corpus: bool = True) -> list[Dataset]:
   """Returns the data sets of an evaluation: unseen worlds, or a file.
 
   Args:
@@ -71,18 +71,19 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
     kinds: 'known' or 'unseen' name parts; one world each.
     questions_per_hop: how many of each hop count.
     max_hops: the most hops of a question.
-    is_remote: the engine has a corpus of its own, and none of other worlds.
+    needs_corpus: False if the engine does without one; then no world is
+      generated, because it would not find that world's passages.
 
   Raises:
     ValueError: a questions file is given without a corpus.
   """
-  if evaluate and not (corpus or is_remote):
+  if evaluate and needs_corpus and not corpus:
     raise ValueError(
         f'data.evaluate={evaluate!r} needs search.corpus, but that is empty. '
         'Give the corpus that its questions are answered from.')
   if evaluate:
     return [Dataset('eval', questions_lib.read(evaluate), _corpus(corpus))]
-  if own_train or is_remote:
+  if own_train or not needs_corpus:
     return []
   return [generated(folder / f'eval_{kind}', name=kind, source=kind,
                     world_seed=world_seed,

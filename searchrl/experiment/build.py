@@ -104,7 +104,7 @@ def train_set(config, folder: pathlib.Path) -> datasets.Dataset:
   return datasets.train_set(
       folder / 'data', train=config.data.train, corpus=config.search.corpus,
       world_seed=config.data.world_seed, per_hop=config.data.per_hop,
-      is_remote=searches.is_remote(config.search))
+      needs_corpus=searches.needs_corpus(config.search))
 
 
 def evaluation_sets(config, folder: pathlib.Path) -> list[datasets.Dataset]:
@@ -112,7 +112,8 @@ def evaluation_sets(config, folder: pathlib.Path) -> list[datasets.Dataset]:
   return datasets.evaluation_sets(
       folder / 'data', evaluate=config.data.evaluate,
       corpus=config.search.corpus, own_train=bool(config.data.get('train')),
-      is_remote=searches.is_remote(config.search), **config.evaluate.worlds)
+      needs_corpus=searches.needs_corpus(config.search),
+      **config.evaluate.worlds)
 
 
 def algorithm(config) -> algorithms.Algorithm:

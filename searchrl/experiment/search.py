@@ -25,7 +25,7 @@ def engine(search: Any, corpus: Any, *, seed: int) -> SearchFn:
 
   Args:
     search: config.search.
-    corpus: the passages; None if the engine `is_remote`.
+    corpus: the passages; None unless the engine `needs_corpus`.
     seed: of random passages.
 
   Raises:
@@ -36,9 +36,14 @@ def engine(search: Any, corpus: Any, *, seed: int) -> SearchFn:
       load_judge=reranker.load, **search.options))
 
 
+def needs_corpus(search: Any) -> bool:
+  """Whether a corpus has to be loaded for the engine of a config."""
+  return factory.needs_corpus(search.engine, search.options)
+
+
 def is_remote(search: Any) -> bool:
-  """Whether the engine of a config has a remote corpus of its own."""
-  return not factory.needs_corpus(search.engine, search.options)
+  """Whether the engine of a config waits for a network."""
+  return factory.is_remote(search.engine, search.options)
 
 
 def describe(search: Any, corpus: Any) -> dict[str, Any]:

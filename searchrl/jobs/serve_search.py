@@ -25,7 +25,7 @@ def run(config, workdir: str) -> None:
   checks.check(config)
   options, name = make_options(config.serve), config.search.engine
   corpus = None
-  if not searches.is_remote(config.search):
+  if searches.needs_corpus(config.search):
     corpus = load_corpus(
         config.search.corpus, pathlib.Path(workdir) / 'data',
         world_seed=config.data.world_seed, per_hop=config.data.per_hop)

@@ -28,6 +28,11 @@ from searchrl.search.index import in_memory
 from searchrl.search.index import open_index
 from searchrl.trajectory import SearchFn
 
+# Engines by what is true of them; those built over others are as these are.
+_OWN_CORPUS = frozenset(['remote', 'web'])  # none is loaded for them
+_REMOTE = frozenset(['remote', 'web'])  # answer over a network
+_READ_MORE = frozenset(['noise'])  # than a query's text and top_k
+
 LoadJudge = Callable[..., rerank.ScoreFn]  # (folder, **options)
 
 
@@ -104,14 +109,22 @@ def _single(name: str, corpus: Corpus | None, options: dict[str, Any],
 
 
 def needs_corpus(name: str, options: Mapping[str, Any]) -> bool:
-  """Whether an engine searches a corpus that this process has to load.
+  """Whether an engine, or a part of it, searches a corpus loaded here."""
+  return not _parts(name, options) <= _OWN_CORPUS
 
-  If not, the corpus is remote: servers have it, or it is the web.
+
+def is_remote(name: str, options: Mapping[str, Any]) -> bool:
+  """Whether an engine waits for a network, if only in a part of it."""
+  return bool(_parts(name, options) & _REMOTE)
+
+
+def reads_text_alone(name: str, options: Mapping[str, Any]) -> bool:
+  """Whether results depend on a query's text and top_k, and on nothing else.
+
+  Else they also depend on who asks: the question, the step, the sample, the
+  turn or those before it. Such an engine cannot be cached.
   """
-  if name in ('remote', 'web'):
-    return False
-  specs = _inner_specs(options)
-  return not specs or any(needs_corpus(*spec) for spec in specs)
+  return not _parts(name, options) & _READ_MORE
 
 
 def describe(
@@ -167,6 +180,8 @@ def _composed(name: str, corpus: Corpus, options: dict[str, Any],
         f'{" and model" if name == "rerank" else ""}, but have '
         f'{sorted(options)}. An engine is given as dict(name=..., **options).')
   spec = options.pop(field)
+  if name == 'cache':
+    _check_cached(*_named(spec))
   if name == 'fusion':
     engines = tuple(map(build, spec))
     return wrapped.Wrapped(fusion.fused(engines, **options), engines)
@@ -179,6 +194,16 @@ def _composed(name: str, corpus: Corpus, options: dict[str, Any],
   found = _fingerprint(*_named(spec), corpus, load_encoder)
   return cache.cached(inner, **options | dict(
       index=options.get('index') or found))
+
+
+def _check_cached(name: str, options: Mapping[str, Any]) -> None:
+  """Raises a ValueError if a query's text does not say what it finds."""
+  if not reads_text_alone(name, options):
+    found = ', '.join(sorted(_parts(name, options) & _READ_MORE))
+    raise ValueError(
+        "search.options.engine of 'cache' must read no more of a query than "
+        f'its text and top_k, but {found} in it also reads who asks. Leave the '
+        'cache out, or put it around the other engines.')
 
 
 def _inner(spec: Any, **common: Any) -> SearchFn:
@@ -196,6 +221,12 @@ def _named(spec: Any) -> tuple[str, dict[str, Any]]:
   return options.pop('name'), options
 
 
+def _parts(name: str, options: Mapping[str, Any]) -> set[str]:
+  """The names of the engines that are built over no other."""
+  specs = _inner_specs(options)
+  return set().union(*(_parts(*spec) for spec in specs)) if specs else {name}
+
+
 def _inner_specs(
     options: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
   """The names and options of the engines that an engine is built over."""
@@ -211,9 +242,6 @@ def _fingerprint(name: str, options: dict[str, Any], corpus: Corpus,
   if name in ('remote', 'web', 'lucene', 'rerank', 'cache') or (
       name == 'bm25' and 'index' in options):
     return ''  # what an address or a path leads to may change
-  if name == 'noise':
-    raise ValueError("search.options.engine must not be 'noise' for a cache: "
-                     'its results depend on the question, too.')
   inner = [_fingerprint(*spec, corpus, load_encoder)
            for spec in _inner_specs(options)]
   if '' in inner:
