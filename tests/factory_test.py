@@ -160,10 +160,12 @@ FUSED = dict(name='fusion', engines=(BM25, NOISE))
 ])
 @pytest.mark.parametrize('index', [{}, dict(index='named')])
 def test_no_cache_stands_around_what_reads_more_than_the_text(part, index):
-  assert not factory.reads_text_alone('cache', dict(engine=part))
-  with pytest.raises(ValueError, match="of 'cache' must read no more of a "
-                     'query than its text and top_k, but noise in it'):
-    factory.make('cache', CORPUS, engine=part, **index)  # no model is loaded
+  options = dict(engine=part, **index)
+  for look in (lambda: factory.make('cache', CORPUS, **options),
+               lambda: factory.is_remote('cache', options)):  # a run's first
+    with pytest.raises(ValueError, match="of 'cache' must read no more of a "
+                       'query than its text and top_k, but noise in it'):
+      look()
 
 
 def test_a_cache_may_stand_beside_noise():

@@ -122,7 +122,7 @@ def reads_text_alone(name: str, options: Mapping[str, Any]) -> bool:
   """Whether results depend on a query's text and top_k, and on nothing else.
 
   Else they also depend on who asks: the question, the step, the sample, the
-  turn or those before it. Such an engine cannot be cached.
+  turn or those before it. A cache around such an engine is an error.
   """
   return not _parts(name, options) & _READ_MORE
 
@@ -179,9 +179,8 @@ def _composed(name: str, corpus: Corpus, options: dict[str, Any],
         f'search.options of {name!r} must have {field}'
         f'{" and model" if name == "rerank" else ""}, but have '
         f'{sorted(options)}. An engine is given as dict(name=..., **options).')
+  _parts(name, options)  # whose errors come before any index is loaded
   spec = options.pop(field)
-  if name == 'cache':
-    _check_cached(*_named(spec))
   if name == 'fusion':
     engines = tuple(map(build, spec))
     return wrapped.Wrapped(fusion.fused(engines, **options), engines)
@@ -194,16 +193,6 @@ def _composed(name: str, corpus: Corpus, options: dict[str, Any],
   found = _fingerprint(*_named(spec), corpus, load_encoder)
   return cache.cached(inner, **options | dict(
       index=options.get('index') or found))
-
-
-def _check_cached(name: str, options: Mapping[str, Any]) -> None:
-  """Raises a ValueError if a query's text does not say what it finds."""
-  if not reads_text_alone(name, options):
-    found = ', '.join(sorted(_parts(name, options) & _READ_MORE))
-    raise ValueError(
-        "search.options.engine of 'cache' must read no more of a query than "
-        f'its text and top_k, but {found} in it also reads who asks. Leave the '
-        'cache out, or put it around the other engines.')
 
 
 def _inner(spec: Any, **common: Any) -> SearchFn:
@@ -222,9 +211,19 @@ def _named(spec: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _parts(name: str, options: Mapping[str, Any]) -> set[str]:
-  """The names of the engines that are built over no other."""
+  """The names of the engines that are built over no other.
+
+  Raises:
+    ValueError: a cache stands around one that reads more than the text.
+  """
   specs = _inner_specs(options)
-  return set().union(*(_parts(*spec) for spec in specs)) if specs else {name}
+  parts = set().union(*(_parts(*spec) for spec in specs)) if specs else {name}
+  if name == 'cache' and (found := parts & _READ_MORE):
+    raise ValueError(
+        "search.options.engine of 'cache' must read no more of a query than "
+        f'its text and top_k, but {", ".join(sorted(found))} in it also reads '
+        'who asks. Leave the cache out, or put it around the other engines.')
+  return parts
 
 
 def _inner_specs(
