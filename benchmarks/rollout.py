@@ -122,15 +122,20 @@ class ScriptedEngine:
       self._kind[id(stopped.tokens)] = 'answer' if is_last else 'search'
     return self._stopped
 
-  def decode(self, tokens) -> str:
-    return self._kind.pop(id(tokens))
+  def kind(self, tokens) -> str | None:
+    """What an action's tokens mean; None if they are no action's."""
+    return self._kind.pop(id(tokens), None)
 
 
 class Tokenizer:
   """The model's tokenizer, but for actions: the script knows their meaning."""
 
   def __init__(self, tokenizer, scripted_engine):
-    self._tokenizer, self.decode = tokenizer, scripted_engine.decode
+    self._tokenizer, self._kind = tokenizer, scripted_engine.kind
+
+  def decode(self, tokens) -> str:
+    kind = self._kind(tokens)
+    return self._tokenizer.decode(tokens) if kind is None else kind
 
   def __getattr__(self, name):
     return getattr(self._tokenizer, name)
