@@ -58,9 +58,10 @@ class Sampler:
               ) -> 'Sampler':
     """A sampler of another dialogue with the same engine.
 
-    Weights, slots and compiled programs are shared, so the two must take turns,
-    and nothing is compiled anew, unless the dialogue's stop strings have
-    more than 64 states (see `stops.StopTable`). Make it once for many rollouts.
+    Slots and compiled programs are shared: one of the two plays at a time, with
+    the weights that its rollout is given, and nothing is compiled anew unless
+    the stop strings have more than 64 states (see `stops.StopTable`), or only
+    one of the two truncates. Make it once for many rollouts.
 
     A sample's randomness has the seed, the step, the question's uid, the sample
     and the turn in it, and not the dialogue: give the questions of a second
