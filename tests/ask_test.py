@@ -197,8 +197,7 @@ def test_a_question_is_answered_as_evaluation_would(tmp_path, capsys):
   corpus = mapped_corpus.load(tmp_path / 'data' / 'train' / 'corpus.jsonl')
   expected, = sampler.rollout(
       sampler.sync(params).weights, [Request(Question('other', asked, ()))],
-      temperature=0.0, step=5, search=factory.make('bm25', corpus),
-      reward=lambda _: 0.0, outcome=lambda _: 0.0).trajectories
+      temperature=0.0, step=5, search=factory.make('bm25', corpus)).trajectories
   assert expected.answer and out == expected.answer + '\n'
   assert err.startswith(f'Question: {asked}\nTurn 1\n  ')
   assert err.count('Turn ') == len(expected.turns)

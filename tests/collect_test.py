@@ -20,7 +20,7 @@ def collected(outcomes, *, questions=None, max_rounds=1,
   return collect.collect(
       sampler or fakes.Sampler(lambda n, sample: outcomes[n][sample]),
       fakes.SYNCED, progress or collect.Progress(surplus=tuple(surplus)), 0,
-      draw=fakes.draw, keep=keep, search=None, reward=None, outcome=None,
+      draw=fakes.draw, keep=keep, search=None, scorer=fakes.SCORER,
       rounds=collect.Rounds(questions or len(outcomes), len(outcomes[0]),
                             max_rounds, end_when_full))
 
@@ -139,7 +139,7 @@ def test_a_group_keeps_its_number_from_the_request_to_the_loss():
   found = collect.collect(
       fakes.Sampler(lambda n, sample: float(sample % 2)), fakes.SYNCED,
       collect.Progress(groups=7), 0, draw=same, keep=algorithms.keep_mixed,
-      search=None, reward=None, outcome=None, rounds=collect.Rounds(2, 3))
+      search=None, scorer=fakes.SCORER, rounds=collect.Rounds(2, 3))
   assert [[t.group for t in group] for group in found.groups] == [
       [7] * 3, [8] * 3]
   assert [[t.sample for t in group] for group in found.groups] == [

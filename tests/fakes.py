@@ -6,8 +6,10 @@ import threading
 
 import tiny
 
+from searchrl.agent import rewards
 from searchrl.models.inference import engine as engines
 from searchrl.rollouts import sampler as samplers
+from searchrl.rollouts import scoring
 from searchrl.rollouts import weight_sync
 from searchrl.trajectory import (Action, Passage, Question, SearchError,
                                  Trajectory)
@@ -174,4 +176,7 @@ class Sampler:
         group=request.group)
 
 
+# Leaves a trajectory of `Sampler` with the outcome that it has.
+SCORER = scoring.Scorer(rewards.each(lambda t: t.reward),
+                        lambda t: t.outcome_reward)
 SYNCED = weight_sync.Synced(None)

@@ -360,6 +360,38 @@ def info_nce(queries, passages, positives, excluded, *, temperature):
   return np.array(losses), np.array(hits)
 
 
+STUDY_TAGS = ('think', 'search', 'information', 'answer')
+
+
+def study_format(text):
+  """Appendix C of the Study, read afresh: a whole ChatML text, by character."""
+  marker = '<|im_start|>assistant'
+  if marker not in text:
+    return False
+  content = text[text.index(marker) + len(marker):]
+  for name in STUDY_TAGS:
+    if content.count(f'<{name}>') != content.count(f'</{name}>'):
+      return False
+  moves = {('start', '<think>'): 'think', ('informed', '<think>'): 'think',
+           ('think', '</think>'): 'thought', ('thought', '<search>'): 'search',
+           ('search', '</search>'): 'searched',
+           ('searched', '<information>'): 'information',
+           ('information', '</information>'): 'informed',
+           ('thought', '<answer>'): 'answer', ('answer', '</answer>'): 'end'}
+  tags, state, place = sorted({tag for _, tag in moves}), 'start', 0
+  while place < len(content):
+    tag = content[place] == '<' and next(
+        (tag for tag in tags if content.startswith(tag, place)), None)
+    if tag:
+      if (state, tag) not in moves:
+        return False
+      state = moves[state, tag]
+    elif state not in STUDY_TAGS and not content[place].isspace():
+      return False
+    place += len(tag or ' ')
+  return state == 'end'
+
+
 def _advantage(advantages, i, t):
   return float(advantages[i] if np.ndim(advantages) == 1 else advantages[i][t])
 

@@ -13,7 +13,6 @@ import jax
 import pytest
 
 from configs import common
-from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl.experiment import policy as policies
 from searchrl.runtime import mesh as meshes
@@ -45,8 +44,7 @@ def rollout(case, search, **options):
   sampler, params, questions, _ = case
   return sampler.rollout(
       sampler.sync(params).weights, list(map(Request, questions[:8])),
-      search=search, reward=rewards.em, outcome=rewards.em, temperature=1.0,
-      step=0, **options)
+      search=search, temperature=1.0, step=0, **options)
 
 
 def server(case, faults):
@@ -73,8 +71,7 @@ def client(url, **options):
 
 def essence(trajectory):
   """What is learned from."""
-  return (trajectory.tokens, trajectory.loss_mask, trajectory.stop_reason,
-          trajectory.reward)
+  return trajectory.tokens, trajectory.loss_mask, trajectory.stop_reason
 
 
 @pytest.fixture(scope='module')
@@ -123,7 +120,6 @@ def test_what_fails_to_the_end_is_counted_and_not_learned_from(case, expected):
   for trajectory, is_failed, other in zip(
       found.trajectories, failed, expected, strict=True):
     if is_failed:
-      assert trajectory.reward is None and trajectory.outcome_reward is None
       assert not trajectory.turns[-1].observation_tokens
       assert trajectory.tokens == other[0][:len(trajectory.tokens)]
     else:

@@ -17,7 +17,6 @@ import loopback
 SAMPLE = r'''
 import json
 import dataclasses
-from searchrl.agent import rewards
 from searchrl.experiment import policy as policies
 from searchrl.rollouts import driver
 from searchrl.runtime import mesh as meshes
@@ -43,8 +42,7 @@ def play(sampler):
       sampler.sync(params).weights,
       [Request(Question(f'u{i}', f'What is the river of city {i}?', ('Nile',)),
                s) for i in range(3) for s in range(3)],
-      search=search, reward=rewards.em, outcome=rewards.em, temperature=1.0,
-      step=2).trajectories
+      search=search, temperature=1.0, step=2).trajectories
 
 found = play(sampler)
 second = sampler.speaking(

@@ -35,8 +35,7 @@ def rollout(script, *, search, slots=2, **options):
   return sampler(script, slots=slots).rollout(
       None, [Request(tiny.question(uid), sample, group)
              for group, (uid, sample) in enumerate(script)],
-      search=search, **dict(reward=lambda t: 0.5, outcome=lambda t: 1.0,
-                            temperature=1.0, step=fakes.STEP) | options)
+      search=search, temperature=1.0, step=fakes.STEP, **options)
 
 
 class Failing:
@@ -72,11 +71,9 @@ def test_failed_searches_are_sampled_again(
   assert [t.retries for t in trajectories] == retries
   assert [t.stop_reason for t in trajectories] == last
   for trajectory in trajectories:
-    scored = trajectory.stop_reason != 'search_error'
-    assert trajectory.reward == (0.5 if scored else None)
-    assert trajectory.outcome_reward == (1.0 if scored else None)
+    failed = trajectory.stop_reason == 'search_error'
     assert trajectory.search_error == (
-        None if scored else SearchError('unavailable', 'down'))
+        SearchError('unavailable', 'down') if failed else None)
 
 
 def test_a_search_that_is_repeated_is_asked_the_same():
@@ -91,16 +88,12 @@ def test_a_search_that_is_repeated_is_asked_the_same():
 
 def test_what_is_not_needed_any_more_is_left_out():
   script = {(f'{n}', 0): [ANSWER] for n in range(40)}
-  judged = []
   found = rollout(
       script, search=fakes.Search(), slots=2,
-      reward=lambda t: judged.append(t.question.uid) or 0.5,
       enough=lambda finished: len(finished) >= 2 and all(
-          t.outcome_reward == 1.0 for t in finished))
+          t.stop_reason == 'answer' for t in finished))
   uids = [t.question.uid for t in found.trajectories]
   assert 2 <= len(uids) < 40 and uids == sorted(uids, key=int)
-  assert {t.reward for t in found.trajectories} == {0.5}
-  assert sorted(judged, key=int) == uids  # each was judged once
 
 
 def test_who_watches_is_shown_what_grows():

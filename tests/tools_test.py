@@ -288,8 +288,7 @@ def test_a_model_folder_with_a_template_is_sampled_from(tmp_path):
   trajectories = sampler.rollout(
       sampler.sync(params).weights,
       [Request(tiny.question(), n) for n in range(8)],
-      search=None, reward=lambda t: 0.0, outcome=lambda t: 0.0,
-      temperature=1.5, step=0).trajectories
+      search=None, temperature=1.5, step=0).trajectories
   turns = [turn for trajectory in trajectories for turn in trajectory.turns]
   ended = [turn for turn in turns if len(turn.action_tokens) < 60]
   assert {turn.action_tokens[-1] for turn in ended} == {

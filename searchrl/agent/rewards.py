@@ -1,19 +1,49 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rewards: exact match (EM), subEM and F1 of a trajectory's answer.
+"""Rewards: exact match (EM), subEM, F1; the Study's, which read the format too.
 
-A reward is any function of (trajectory) -> float, named `module:function` in a
-config, so users can bring their own. A trajectory without an answer gets 0.
+A reward is a function of (trajectory) -> float, named `module:function` in a
+config, so users can bring their own. What looks at a whole round, or asks
+somebody, is a `Judge`; a function of options alone returns it. A trajectory
+without an answer gets 0.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+import dataclasses
 import re
 import string
 
-from searchrl.trajectory import Trajectory
+from searchrl.agent import formats
+from searchrl.trajectory import Scores, Trajectory, Turn
 
-RewardFn = Callable[[Trajectory], float]
+RewardFn = Callable[[Trajectory], float | Scores]
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge:
+  """Scores finished trajectories; none of them was ended by a failed search.
+
+  Attributes:
+    score: the trajectories of a round -> their scores, in their order. Those
+      with one `Trajectory.group` are samples of one question.
+    one_by_one: no score depends on the others; it may be asked for in pieces.
+    collective: it plays rollouts, so all processes call it. Else the first one
+      does, for all.
+  """
+
+  score: Callable[[Sequence[Trajectory]], Sequence[Scores]]
+  one_by_one: bool = False
+  collective: bool = False
+
+
+def each(reward: RewardFn) -> Judge:
+  """The judge that gives each trajectory the reward of a function."""
+  def score(trajectories):
+    values = map(reward, trajectories)
+    return [v if isinstance(v, Scores) else Scores(v) for v in values]
+  return Judge(score, one_by_one=True)
+
 
 _PUNCTUATION = str.maketrans('', '', string.punctuation)
 _ARTICLES = re.compile(r'\b(a|an|the)\b')
@@ -68,6 +98,126 @@ def subem(trajectory: Trajectory) -> float:
 def f1(trajectory: Trajectory) -> float:
   """Token F1 of the trajectory's answer: ZeroSearch's reward."""
   return _of_answer(token_f1, trajectory)
+
+
+def format_em(*, lambda_f: float = 0.2, invalid: float = 0.0,
+              fatal: bool = False, mixed_only: bool = False,
+              needs_search: bool = False) -> Judge:
+  """Exact match and the format of the response.
+
+             right answer    wrong answer
+    valid    1               lambda_f
+    not      1 - lambda_f    invalid
+
+  Args:
+    lambda_f: what the format counts, in [0, 1].
+    invalid: of a wrong answer in a wrong format, in [0, 1]: 0 in the paper,
+      0.1 in its published code.
+    fatal: a wrong format gives 0, whatever the answer.
+    mixed_only: in groups that are all right or all wrong the reward is exact
+      match alone. Else the format is all that an all-wrong group is trained on,
+      and the shortest valid response, an answer without a search, wins.
+    needs_search: a response without a search is not valid.
+
+  Raises:
+    ValueError: an option is outside its range.
+
+  Source: arXiv:2505.15117 (the Study), eq. 3; `agent.formats` has the format.
+  """
+  equation = _study(lambda_f, 0.0, invalid, fatal)
+  return _of_parts(lambda trajectory: _em_and_format(trajectory, needs_search),
+                   equation, mixed_only)
+
+
+def retrieval(*, lambda_f: float = 0.2, lambda_r: float = 0.1,
+              invalid: float = 0.0, fatal: bool = False,
+              mixed_only: bool = False, needs_search: bool = False) -> Judge:
+  """As `format_em`; a wrong answer gets more if a search has found a gold.
+
+  A valid response with a wrong answer gets lambda_f + lambda_r if a gold stands
+  in a passage that the policy read. In an invalid one nothing is looked for.
+
+  Args:
+    lambda_r: what the find counts, in [0, 1].
+    (the rest as of `format_em`)
+
+  Raises:
+    ValueError: an option is outside its range.
+
+  Source: arXiv:2505.15117 (the Study), eq. 4.
+  """
+  def parts(trajectory: Trajectory) -> dict[str, float]:
+    found = _em_and_format(trajectory, needs_search)
+    return found | dict(
+        retrieval=found['format'] and float(found_gold(trajectory)))
+
+  equation = _study(lambda_f, lambda_r, invalid, fatal)
+  return _of_parts(parts, equation, mixed_only)
+
+
+def found_gold(trajectory: Trajectory) -> bool:
+  """Whether a normalised gold stands in a passage, where the policy read it.
+
+  A gold that normalises to nothing stands nowhere.
+  """
+  golds = [g for g in map(normalise, trajectory.question.answers) if g]
+  return any(gold in normalise(f'{passage.title} {passage.text}')
+             and gold in read
+             for turn in trajectory.turns if (read := _read(turn))
+             for passage in turn.passages for gold in golds)
+
+
+def _read(turn: Turn) -> str:
+  """What a turn's observation showed, normalised; a tool's answer is JSON."""
+  return normalise(re.sub(r'\\+[nrt]', ' ', turn.observation))
+
+
+def _em_and_format(trajectory: Trajectory, needs_search: bool
+                  ) -> dict[str, float]:
+  return dict(em=em(trajectory), format=float(formats.is_well_formed(
+      trajectory, needs_search=needs_search)))
+
+
+def _study(lambda_f: float, lambda_r: float, invalid: float, fatal: bool
+          ) -> Callable[..., float]:
+  """Eq. 3 and 4 as a function of the parts."""
+  for name, value in (('lambda_f', lambda_f), ('lambda_r', lambda_r),
+                      ('invalid', invalid)):
+    if not 0 <= value <= 1:
+      raise ValueError(f'reward_options.{name} must be in [0, 1], as the reward '
+                       f'is, but is {value}. Choose one such as 0.2.')
+  if fatal and invalid:
+    raise ValueError(
+        'reward_options.invalid must be 0 with fatal=True, which gives 0 to a '
+        f'wrong format, but is {invalid}. Leave one of them out.')
+
+  def reward(em: float, format: float, retrieval: float = 0.0) -> float:
+    if not format:
+      return 0.0 if fatal else 1 - lambda_f if em else invalid
+    return 1.0 if em else lambda_f + lambda_r * retrieval
+  return reward
+
+
+def _of_parts(parts_of: Callable[[Trajectory], dict[str, float]],
+              equation: Callable[..., float], mixed_only: bool) -> Judge:
+  """The judge whose rewards are an equation of their parts."""
+  def scores(trajectory: Trajectory) -> Scores:
+    parts = parts_of(trajectory)
+    return Scores(equation(**parts), parts=parts)
+  return _in_mixed_groups(scores) if mixed_only else each(scores)
+
+
+def _in_mixed_groups(scores: Callable[[Trajectory], Scores]) -> Judge:
+  """The scores in groups with right and wrong answers; in others, EM alone."""
+  def score(trajectories):
+    given, outcomes = list(map(scores, trajectories)), defaultdict(set)
+    for trajectory, one in zip(trajectories, given):
+      outcomes[trajectory.group].add(one.parts['em'])
+    return [
+        one if len(outcomes[trajectory.group]) > 1 else
+        dataclasses.replace(one, reward=one.parts['em'])
+        for trajectory, one in zip(trajectories, given)]
+  return Judge(score)
 
 
 def _of_answer(score: Callable[[str, Sequence[str]], float],

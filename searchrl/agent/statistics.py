@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rollout metrics: scalars of trajectories, under the names of the field."""
 
+import collections
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -25,7 +26,7 @@ def describe(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-  """Rewards and scores, and the shares of the stop reasons."""
+  """Rewards, scores and their parts, and the shares of the stop reasons."""
   values = _spread('critic/score', [
       t.outcome_reward for t in trajectories if t.outcome_reward is not None])
   values |= _spread('critic/rewards', [
@@ -35,6 +36,12 @@ def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
               t.stop_reason != 'search_error']
     for score in (rewards.em, rewards.subem, rewards.f1):
       values[f'{score.__name__}/{source}'] = _mean(map(score, scored))
+  parts = collections.defaultdict(list)
+  for trajectory in trajectories:
+    for part, value in trajectory.parts.items():
+      parts[part].append(value)
+  for part, of_all in sorted(parts.items()):
+    values[f'reward/{part}/mean'] = _mean(of_all)
   for reason in STOP_REASONS:
     values[f'train/stop_{reason}'] = _mean(
         t.stop_reason == reason for t in trajectories)

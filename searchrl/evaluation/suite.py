@@ -14,6 +14,7 @@ import numpy as np
 
 from searchrl.agent import rewards as rewards_lib
 from searchrl.data import datasets
+from searchrl.rollouts import scoring
 from searchrl.rollouts.sampler import Sampler
 from searchrl.trajectory import Request, SearchFn, Trajectory, to_json
 
@@ -52,13 +53,13 @@ def run(
   """
   rows, records = [], []
   synced = sampler.sync(params)
+  score = scoring.Scorer(rewards_lib.each(rewards_lib.em))
   for case in cases:
-    trajectories = sampler.rollout(
+    trajectories = score(sampler.rollout(
         synced.weights, [Request(q, 0, n) for n, q in enumerate(
             case.dataset.questions)],
-        search=case.search, reward=rewards_lib.em, outcome=rewards_lib.em,
-        step=step, temperature=0.0 if case.decoding == 'greedy' else 1.0,
-    ).trajectories
+        search=case.search, step=step,
+        temperature=0.0 if case.decoding == 'greedy' else 1.0).trajectories)
     records.append((case, trajectories))
     by_hops = defaultdict(list)
     for trajectory in trajectories:

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds an Experiment from a config, and checks both."""
 
-from collections.abc import Callable
 import dataclasses
 import functools
 import json
 import pathlib
 from typing import Any
 
+from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
 from searchrl.evaluation import suite
@@ -19,6 +19,7 @@ from searchrl.models import attention
 from searchrl.models import lora as loras
 from searchrl.rl import algorithms
 from searchrl.rollouts import collect
+from searchrl.rollouts import scoring
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import lockstep as locksteps
 from searchrl.runtime import mesh as meshes
@@ -29,6 +30,7 @@ from searchrl.training import learner as learners
 from searchrl.training import optimizer as optimizers
 from searchrl.trajectory import SearchFn
 
+_REWARDS = 'searchrl.agent.rewards:em, :subem, :f1, :format_em and :retrieval'
 _FREE = ('train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
          'train.keep_checkpoints', 'train.progress', 'train.lockstep',
          'train.watchdog_secs')
@@ -44,8 +46,7 @@ class Experiment:
   params: Any  # that the run starts from; also the reference policy
   stream: questions_lib.Stream
   search: SearchFn
-  reward: Callable[..., float]
-  outcome: Callable[..., float]
+  scorer: scoring.Scorer
   rounds: collect.Rounds
   cases: list[suite.EvalCase]
   lockstep: locksteps.LockstepCheck
@@ -59,7 +60,8 @@ def build(config, folder: pathlib.Path) -> Experiment:
   """
   checks.check(config)
   processes.agree('config', json.loads(config.to_json()))
-  recipe = algorithm(config)
+  recipe, scored = algorithm(config), scorer(config)
+  collect.check(rounds(config.rollout), scored)
   mesh = meshes.make(**config.mesh)
   checks.check_staleness(config.train.max_staleness, recipe, mesh.size)
   lockstep = locksteps.LockstepCheck(config.train.lockstep)
@@ -68,10 +70,6 @@ def build(config, folder: pathlib.Path) -> Experiment:
   name = tested_attention(config, sampler.shape, mesh)
   trainer = learner(config, recipe, sampler.shape, mesh,
                     attend(config, name, mesh), lockstep)
-  reward, outcome = (
-      plugins.resolve(config[field], field=field,
-                      ours='searchrl.agent.rewards:em, :subem and :f1')
-      for field in ('reward', 'outcome'))
   processes.on_first('workdir', lambda: workdirs.prepare(
       folder, config.to_dict(), free=_FREE,
       allow_changes=config.allow_changes))
@@ -85,10 +83,32 @@ def build(config, folder: pathlib.Path) -> Experiment:
       stream=questions_lib.Stream(
           data.questions, seed=config.seed, mix=config.data.mix),
       search=searches.engine(config.search, data.corpus, seed=config.seed),
-      reward=reward, outcome=outcome, rounds=rounds(config.rollout),
+      scorer=scored, rounds=rounds(config.rollout),
       cases=searches.cases(config.search, sets, noise=config.evaluate.noise,
                            seed=config.seed),
       lockstep=lockstep)
+
+
+def scorer(config) -> scoring.Scorer:
+  """How the config has trajectories scored: reward, its options, outcome."""
+  outcome = plugins.resolve(config.outcome, field='outcome', ours=_REWARDS)
+  if not plugins.takes_an_argument(outcome):
+    raise ValueError(
+        'outcome must be a function of one trajectory, but is '
+        f'{config.outcome}, which takes options alone. Choose one such as '
+        'searchrl.agent.rewards:em; the outcome of a judge is in its Scores.')
+  reward = plugins.bind(
+      config.reward, dict(config.reward_options), field='reward',
+      option_field='reward_options', ours=_REWARDS)
+  judge = (rewards.each(reward) if plugins.takes_an_argument(reward) else
+           reward())
+  if not isinstance(judge, rewards.Judge):
+    raise ValueError(
+        'reward must lead to a function of one trajectory, or to one of '
+        f'options alone that returns a Judge, but {config.reward} takes '
+        f'options alone and returned {type(judge).__name__}. '
+        'docs/rewards.md shows both.')
+  return scoring.Scorer(judge, outcome, config.reward)
 
 
 def rounds(rollout: Any) -> collect.Rounds:

@@ -149,8 +149,7 @@ def rollouts(experiment: Experiment, config
   collected = functools.partial(
       collect.collect, sampler, draw=experiment.stream.draw,
       keep=experiment.algorithm.keep, search=experiment.search,
-      reward=experiment.reward, outcome=experiment.outcome,
-      rounds=experiment.rounds)
+      scorer=experiment.scorer, rounds=experiment.rounds)
   if not config.train.max_staleness:
     return contextlib.nullcontext(lambda params, progress: collected(
         sampler.sync(params), progress, progress.step))

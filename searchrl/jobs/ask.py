@@ -105,8 +105,7 @@ def ask(sampler: Sampler, params, question: str, *, search: SearchFn,
   return sampler.rollout(
       sampler.sync(params).weights,
       [Request(asked, sample) for sample in range(samples)],
-      search=with_warnings(search, _say), reward=lambda trajectory: 0.0,
-      outcome=lambda trajectory: 0.0, step=0, watch=watch,
+      search=with_warnings(search, _say), step=0, watch=watch,
       temperature=temperature if samples > 1 else 0.0).trajectories
 
 

@@ -18,6 +18,7 @@ from searchrl import trajectory as trajectory_lib
 from searchrl.models.inference import sampling
 from searchrl.rl import advantages
 from searchrl.rl import algorithms
+from searchrl.rollouts import scoring
 from searchrl.rollouts import weight_sync
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import processes
@@ -105,8 +106,7 @@ def collect(
     draw: Draw,
     keep: Callable[[np.ndarray, np.ndarray], np.ndarray],
     search: SearchFn,
-    reward: Callable[[Trajectory], float],
-    outcome: Callable[[Trajectory], float],
+    scorer: scoring.Scorer,
     rounds: Rounds,
 ) -> Collected:
   """Samples rounds of questions until `keep` has accepted a full batch.
@@ -118,13 +118,12 @@ def collect(
     policy_step: updates that this policy has had.
     draw: returns the next questions, and the position after them.
     keep: of the algorithm; accepts or rejects each group.
-    search, reward, outcome: as in `Sampler.rollout`.
+    search: the search engine.
+    scorer: scores the trajectories of each round, before `keep` reads them.
     rounds: how questions are asked.
   """
-  if rounds.end_when_full and processes.count() > 1:
-    raise ValueError(
-        'rollout.end_when_full is for one process, because each sees only its '
-        f'share of a group, but there are {processes.count()}. Turn it off.')
+  check(rounds, scorer)
+  score = scoring.once(scorer) if rounds.end_when_full else scorer
   groups, carried = list(progress.surplus), len(progress.surplus)
   position, number = progress.position, progress.groups
   sampled, asked, calls = [], [], []
@@ -136,18 +135,19 @@ def collect(
     questions, position = draw(
         position, _wanted(rounds, missing, len(groups) - carried, len(asked)))
     enough = lambda finished, missing=missing: len(_kept(
-        _whole(finished, rounds.group_size), keep)) >= missing
+        _whole(score(finished), rounds.group_size), keep)) >= missing
     found = sampler.rollout(
         synced.weights,
         _requests(questions, rounds.group_size, times_asked, number),
-        search=search, reward=reward, outcome=outcome,
-        temperature=rounds.temperature, truncation=rounds.truncation,
-        step=progress.step, policy_step=policy_step,
+        search=search, temperature=rounds.temperature,
+        truncation=rounds.truncation, step=progress.step,
+        policy_step=policy_step,
         **(dict(enough=enough) if rounds.end_when_full else {}))
     number += len(questions)
-    whole = _whole(found.trajectories, rounds.group_size)
+    trajectories = score(found.trajectories)
+    whole = _whole(trajectories, rounds.group_size)
     groups += _kept(whole, keep)
-    sampled += found.trajectories
+    sampled += trajectories
     asked += whole
     calls += found.calls
   surplus = tuple(groups[rounds.questions:])
@@ -157,6 +157,21 @@ def collect(
   return Collected(groups, sampled, metrics, dataclasses.replace(
       progress, rollouts=progress.rollouts + len(sampled), groups=number,
       position=position, surplus=surplus))
+
+
+def check(rounds: Rounds, scorer: scoring.Scorer) -> None:
+  """Raises a ValueError if a round may not end before all have finished."""
+  if not rounds.end_when_full:
+    return
+  if processes.count() > 1:
+    raise ValueError(
+        'rollout.end_when_full is for one process, because each sees only its '
+        f'share of a group, but there are {processes.count()}. Turn it off.')
+  if not scorer.judge.one_by_one:
+    raise ValueError(
+        'rollout.end_when_full is for rewards of one trajectory, because a '
+        f'judge waits for the whole round, but reward is {scorer.name}. Turn '
+        'it off.')
 
 
 def _wanted(rounds: Rounds, missing: int, kept: int, asked: int) -> int:

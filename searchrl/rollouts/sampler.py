@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The sampler: weights and requests in, scored trajectories out.
+"""The sampler: weights and requests in, finished trajectories out.
 
-The engine samples, the dialogue parses and renders, the search engine answers,
-the reward scores. Training, evaluation and `ask` all use it.
+The engine samples, the dialogue parses and renders, the search engine answers.
+Training, evaluation and `ask` all use it; `rollouts.scoring` gives rewards.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,6 @@ from typing import Any
 
 from searchrl import trajectory as trajectory_lib
 from searchrl.agent import dialogue as dialogues
-from searchrl.agent import rewards as rewards_lib
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.models import transformer
 from searchrl.models.inference import engine as engines
@@ -87,8 +86,6 @@ class Sampler:
       requests: Sequence[Request],
       *,
       search: SearchFn,
-      reward: rewards_lib.RewardFn,
-      outcome: rewards_lib.RewardFn,
       temperature: float,
       step: int,
       policy_step: int = 0,
@@ -97,7 +94,7 @@ class Sampler:
       enough: Callable[[Sequence[Trajectory]], bool] | None = None,
       watch: Callable[[Trajectory], None] = lambda grown: None,
   ) -> Rollouts:
-    """Samples a trajectory for every request, and scores it.
+    """Samples a trajectory for every request.
 
     Each process samples its share with slots, searches and a schedule of its
     own; at the end all processes exchange the results. Where a copy of the
@@ -108,8 +105,6 @@ class Sampler:
       weights: from `sync`.
       requests: what to sample; the same on all processes.
       search: the search engine.
-      reward: what is trained on.
-      outcome: what the filter reads and evaluation reports.
       temperature: of sampling; 0 is greedy.
       step: of the run; part of the randomness.
       policy_step: updates that the policy has had.
@@ -118,12 +113,12 @@ class Sampler:
       truncation: which tokens may be drawn.
       enough: called now and then with what this process has finished; true if
         the rest is no longer needed.
-      watch: receives each trajectory of this process whenever it has grown,
-        before it is scored; one that is sampled again starts anew.
+      watch: receives each trajectory of this process whenever it has grown; one
+        that is sampled again starts anew.
 
     Returns:
-      Trajectories in the order of `requests`, without those not needed; those
-      whose search failed have no reward. And the search calls of all processes.
+      Trajectories in the order of `requests`, without rewards and without those
+      not needed; and the search calls of all processes.
     """
     self.engine.load(weights, temperature, truncation, self.stop_table)
     if not self.together:
@@ -135,8 +130,7 @@ class Sampler:
         tokenizer=self.tokenizer, budgets=self.budgets, step=step,
         policy_step=policy_step, schedule=self.schedule, watch=watch,
         **(dict(agree=_found_by_first) if self.together else {}))
-    found = _with_retries(once, requests, search, search_retries,
-                          _scorer(reward, outcome), enough)
+    found = _with_retries(once, requests, search, search_retries, enough)
     self.engine.unload()
     if not self.together:
       return _of_all(found)
@@ -157,17 +151,16 @@ def _with_retries(
     requests: Sequence[Request],
     search: SearchFn,
     search_retries: int,
-    scored: Callable[[Trajectory], Trajectory],
     enough: Callable[[Sequence[Trajectory]], bool] | None,
 ) -> Rollouts:
-  """Samples all requests, and again those whose search failed; scores them."""
+  """Samples all requests, and again those whose search failed."""
   results, calls = [None] * len(requests), []
   left = list(range(len(requests)))
   for retries in range(1 + search_retries):
     wrapped.wait(search)  # else only what needs no search would be learned from
     full = lambda finished, left=left: enough(
-        [scored(t) for i, t in enumerate(results) if t and i not in left] +
-        [scored(t) for t in finished.values()])
+        [t for i, t in enumerate(results) if t and i not in left] +
+        list(finished.values()))
     sampled, more = once([requests[i] for i in left],
                          **({} if enough is None else dict(enough=full)))
     calls += more
@@ -179,25 +172,7 @@ def _with_retries(
     left = [i for i in left if results[i].stop_reason == 'search_error']
     if not left:
       break
-  return Rollouts([scored(t) for t in results if t], calls)
-
-
-def _scorer(reward: rewards_lib.RewardFn, outcome: rewards_lib.RewardFn
-           ) -> Callable[[Trajectory], Trajectory]:
-  """Trajectory -> the same with its rewards; each is scored once."""
-  cache = {}
-
-  def scored(trajectory: Trajectory) -> Trajectory:
-    if trajectory.stop_reason == 'search_error':
-      return trajectory
-    key = trajectory.question.uid, trajectory.sample, trajectory.retries
-    if key not in cache or cache[key][0] != trajectory.tokens:
-      cache[key] = trajectory.tokens, dataclasses.replace(
-          trajectory, reward=float(reward(trajectory)),
-          outcome_reward=float(outcome(trajectory)))
-    return cache[key][1]
-
-  return scored
+  return Rollouts([t for t in results if t], calls)
 
 
 def _of_all(found: Rollouts) -> Rollouts:

@@ -5,8 +5,9 @@
 Nothing is registered: a function of your own is named as ours are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import difflib
+import functools
 import importlib
 import inspect
 from typing import Any
@@ -65,15 +66,44 @@ def build(name: str, options: dict[str, Any], *, field: str, ours: str) -> Any:
       the function itself.
   """
   function = resolve(name, field=field, ours=ours)
-  _check_options(function, name, options, field)
+  _check_options(_parameters(function), name, options, field)
   return function(**options)
 
 
-def _check_options(function: Callable[..., Any], name: str,
+def bind(name: str, options: dict[str, Any], *, field: str, option_field: str,
+         ours: str) -> Callable[..., Any]:
+  """Returns the function that a config names, with its options filled in.
+
+  Args:
+    name: 'module:function'.
+    options: keyword arguments; what else the function takes, it is called with.
+    field: the option that holds the name, for the message.
+    option_field: the option that holds the options.
+    ours: names that exist, for the message.
+
+  Raises:
+    ValueError: as `build`.
+  """
+  function = resolve(name, field=field, ours=ours)
+  _check_options(_parameters(function)[takes_an_argument(function):], name,
+                 options, option_field)
+  return functools.partial(function, **options) if options else function
+
+
+def takes_an_argument(function: Callable[..., Any]) -> bool:
+  """Whether a function can be called with something besides options."""
+  return any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD,
+                        p.VAR_POSITIONAL) for p in _parameters(function)[:1])
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+  return list(inspect.signature(function).parameters.values())
+
+
+def _check_options(parameters: Sequence[inspect.Parameter], name: str,
                    options: dict[str, Any], field: str) -> None:
   """Raises a ValueError for an option that is unknown or missing."""
-  parameters = inspect.signature(function).parameters
-  legal = [p.name for p in parameters.values() if p.kind is not p.VAR_KEYWORD]
+  legal = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
   for option in options:
     if option not in legal and len(legal) == len(parameters):
       near = difflib.get_close_matches(option, legal)
@@ -81,7 +111,7 @@ def _check_options(function: Callable[..., Any], name: str,
       raise ValueError(
           f'{field}.{option} is no option of {name}, which takes '
           f'{", ".join(legal) or "none"}. {hint}')
-  for p in parameters.values():
+  for p in parameters:
     required = p.default is p.empty and p.kind in (
         p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
     if required and p.name not in options:

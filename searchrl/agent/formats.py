@@ -1,0 +1,110 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Formats: whether a response is thoughts, searches and an answer, in order.
+
+    think -> (search -> information -> think)* -> answer
+
+Only space may stand between blocks and after the last. Source: arXiv:2505.15117
+(the Study), Appendix C. Three things are ours: no marker of a chat template is
+asked for, since the response alone is judged; a <think> that the prompt leaves
+open counts (R1-Distill); tokens that end a turn are taken off first. In the
+tool protocol, by analogy, <tool_call> is the search.
+"""
+
+import re
+from typing import NamedTuple
+
+from searchrl.trajectory import Trajectory, Turn
+
+TURN_ENDS = (  # of Qwen, Llama, Mistral, DeepSeek and Gemma
+    '<|im_end|>', '<|endoftext|>', '<|eot_id|>', '<|eom_id|>',
+    '<|end_of_text|>', '</s>', '<｜end▁of▁sentence｜>', '<end_of_turn>', '<eos>')
+
+
+class Blocks(NamedTuple):
+  """The names of a protocol's tags, besides think and answer."""
+
+  search: str = 'search'
+  found: str = 'information'
+
+
+TAGS, TOOLS = Blocks(), Blocks('tool_call', 'tool_response')
+
+
+def is_valid(response: str, *, prompt: str = '', blocks: Blocks = TAGS,
+             needs_search: bool = False) -> bool:
+  """Whether a response is whole blocks in their order, and nothing else.
+
+  Args:
+    response: the text after the prompt.
+    prompt: an open <think> at its end counts as the response's.
+    blocks: the names of the tags; other tags are text.
+    needs_search: without a search it is not valid.
+  """
+  text = without_turn_end(response)
+  if opens_thought(prompt):
+    text = '<think>' + text
+  searched = f'<{blocks.search}>' in text or not needs_search
+  return searched and _is_in_order(text, {
+      '': ('think',), 'think': (blocks.search, 'answer'),
+      blocks.search: (blocks.found,), blocks.found: ('think',), 'answer': ()})
+
+
+def _is_in_order(text: str, next_of: dict[str, tuple[str, ...]]) -> bool:
+  """Whether blocks follow each other as `next_of` has it, up to an answer."""
+  names = '|'.join(filter(None, next_of))
+  pieces = re.split(rf'<(/?)({names})>', text)
+  last, is_open = '', False  # the block that was opened last
+  for between, slash, name in zip(pieces[::3], pieces[1::3], pieces[2::3]):
+    if bool(slash) != is_open or not is_open and between.strip():
+      return False
+    if name not in ((last,) if is_open else next_of[last]):
+      return False
+    last, is_open = name, not is_open
+  return last == 'answer' and not is_open and not pieces[-1].strip()
+
+
+def without_turn_end(text: str) -> str:
+  """The text without the space and the tokens that end a turn, at its end."""
+  text = text.rstrip()
+  while text.endswith(TURN_ENDS):
+    token = next(token for token in TURN_ENDS if text.endswith(token))
+    text = text.removesuffix(token).rstrip()
+  return text
+
+
+def opens_thought(prompt: str) -> bool:
+  """Whether a prompt ends with an open <think>."""
+  return prompt.rstrip().endswith('<think>')
+
+
+def is_well_formed(trajectory: Trajectory, *, needs_search: bool = False
+                  ) -> bool:
+  """Whether a trajectory's response is valid, in tags or in tool calls.
+
+  What the policy reads after an invalid action is text between blocks.
+
+  Raises:
+    ValueError: the trajectory's record is older than the texts in it.
+  """
+  if trajectory.turns and not trajectory.prompt:
+    raise ValueError(
+        'a trajectory must have its texts to be judged by them, but that of '
+        f'question {trajectory.question.uid!r}, sample {trajectory.sample}, '
+        'has none: its record is older. Sample it again.')
+  return any(is_valid(text, prompt=trajectory.prompt, blocks=blocks,
+                      needs_search=needs_search) for text, blocks in (
+      (trajectory.response, TAGS),
+      (''.join(map(_without_frame, trajectory.turns)), TOOLS)))
+
+
+def _without_frame(turn: Turn) -> str:
+  """A turn's text; what the chat template wrote of a tool's answer, bare.
+
+  Templates name that answer in many ways, and may open the next thought.
+  """
+  if not turn.observation or turn.action.kind != 'search':
+    return turn.text + turn.observation
+  found = f'<{TOOLS.found}></{TOOLS.found}>'
+  return without_turn_end(turn.text) + found + (
+      '<think>' if opens_thought(turn.observation) else '')

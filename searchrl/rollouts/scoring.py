@@ -1,0 +1,149 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Scoring: finished trajectories in, the same with reward, outcome and parts.
+
+The one place where rewards are called. What is no finite number is an error
+here, that names the trajectory, so it is never trained on.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import json
+import math
+from typing import Any
+
+from searchrl.agent import rewards
+from searchrl.runtime import processes
+from searchrl.trajectory import Scores, Trajectory
+
+_WAIT_SECS = 24 * 3600  # of all for the process that judges
+_WAY_OUT = 'Correct it, or give a number there, too.'
+Score = Callable[[Sequence[Trajectory]], list[Trajectory]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scorer:
+  """Trajectories -> the same with their scores.
+
+  Attributes:
+    judge: gives the reward, and perhaps the outcome.
+    outcome: of one trajectory, where the judge gives none.
+    name: of the judge, in messages.
+  """
+
+  judge: rewards.Judge
+  outcome: Callable[[Trajectory], float] = rewards.em
+  name: str = 'the reward'
+
+  def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Scores a round; what a failed search has ended stays without.
+
+    All processes call it with the same trajectories. One of them judges, or
+    all do if the judge is collective; all get the scores of the first.
+
+    Raises:
+      ValueError: on all processes, if a score is missing, raises or is no
+        finite number.
+    """
+    finished = [t for t in trajectories if t.stop_reason != 'search_error']
+    if not finished:
+      return list(trajectories)
+    scores = iter(self._of_first(finished))
+    return [t if t.stop_reason == 'search_error' else dataclasses.replace(
+        t, **next(scores)) for t in trajectories]
+
+  def _of_first(self, trajectories: Sequence[Trajectory]) -> list[dict]:
+    """The scores that the first process has; an error of any, on all."""
+    scores, error = [], None
+    if processes.is_first() or self.judge.collective:
+      try:
+        scores = self._judged(trajectories)
+      except ValueError as raised:
+        error = raised
+    payloads = processes.exchange(
+        'scores', json.dumps([scores, error and str(error)]).encode(),
+        _WAIT_SECS)
+    if error:
+      raise error
+    everyone = [json.loads(payload) for payload in payloads]
+    for _, refusal in everyone:
+      if refusal:
+        raise ValueError(refusal)
+    return everyone[0][0]
+
+  def _judged(self, trajectories: Sequence[Trajectory]) -> list[dict]:
+    """The judge's scores as fields of the trajectories, checked."""
+    if self.judge.one_by_one:
+      scores = [self._asked([t])[0] for t in trajectories]
+    else:
+      scores = self._asked(trajectories)
+    return [self._fields(t, s) for t, s in zip(trajectories, scores)]
+
+  def _asked(self, trajectories: Sequence[Trajectory]) -> Sequence[Scores]:
+    """A score for each trajectory, by one call of the judge."""
+    scores = self._call(self.judge.score, trajectories, _name(trajectories))
+    if not hasattr(scores, '__len__') or len(scores) != len(trajectories):
+      found = len(scores) if hasattr(scores, '__len__') else repr(scores)
+      raise ValueError(
+          f'{self.name} must return a list of Scores, one for each of '
+          f'{len(trajectories)} trajectories, but returned {found} for '
+          f'{_name(trajectories)}. Return them in the order they came in.')
+    return scores
+
+  def _fields(self, trajectory: Trajectory, scores: Scores) -> dict[str, Any]:
+    """A trajectory's new fields."""
+    named = _name([trajectory])
+    if not isinstance(scores, Scores):
+      raise ValueError(f'{self.name} must return Scores, but returned '
+                       f'{scores!r} for {named}. {_WAY_OUT}')
+    outcome = scores.outcome
+    if outcome is None:
+      outcome = self._call(self.outcome, trajectory, named)
+    parts = scores.parts if isinstance(scores.parts, Mapping) else {
+        'parts': scores.parts}  # no number either
+    number = lambda what, value: _number(f'{self.name}: {what}', value, named)
+    return dict(
+        reward=number('the reward', scores.reward),
+        outcome_reward=number('the outcome', outcome),
+        parts={str(part): number(f'the part {part!r}', value)
+               for part, value in parts.items()})
+
+  def _call(self, function: Callable[[Any], Any], argument: Any, named: str
+           ) -> Any:
+    """function(argument); whatever it raises becomes one kind of error."""
+    try:
+      return function(argument)
+    except Exception as error:
+      raise ValueError(
+          f'{self.name} must score {named}, but raised '
+          f'{type(error).__name__}: {error}. {_WAY_OUT}') from error
+
+
+def once(score: Score) -> Score:
+  """The same, but what has been scored before is not scored again."""
+  known = {}
+
+  def scored(trajectories):
+    new = [t for t in trajectories if t not in known]
+    known.update(zip(new, score(new), strict=True))
+    return [known[t] for t in trajectories]
+  return scored
+
+
+def _number(what: str, value: Any, named: str) -> float:
+  """The value as a finite float."""
+  try:
+    number = math.nan if isinstance(value, (str, bytes)) else float(value)
+  except (TypeError, ValueError, OverflowError):
+    number = math.nan
+  if not math.isfinite(number):
+    raise ValueError(f'{what} must be a finite number, but is {value!r} for '
+                     f'{named}. {_WAY_OUT}')
+  return number
+
+
+def _name(trajectories: Sequence[Trajectory]) -> str:
+  """'question 'q7', sample 2', and how many others there are."""
+  first, *others = trajectories
+  named = f'question {first.question.uid!r}, sample {first.sample}'
+  return f'{named}, and {len(others)} more' if others else named
