@@ -2,25 +2,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """collect: what is counted of the groups asked, kept and carried over."""
 
+import dataclasses
 import json
 
 import fakes
 import pytest
 
+from searchrl.agent import rewards
 from searchrl.rl import algorithms
 from searchrl.rollouts import collect
 from searchrl.rollouts import sampler as samplers
-from searchrl.trajectory import Question, Request, Trajectory
+from searchrl.rollouts import scoring
+from searchrl.trajectory import Question, Request, Scores, Trajectory
 
 
 def collected(outcomes, *, questions=None, max_rounds=1,
               keep=algorithms.keep_all, surplus=(), end_when_full=False,
-              sampler=None, progress=None):
+              sampler=None, progress=None, scorer=fakes.SCORER):
   """One step over questions with these outcomes."""
   return collect.collect(
       sampler or fakes.Sampler(lambda n, sample: outcomes[n][sample]),
       fakes.SYNCED, progress or collect.Progress(surplus=tuple(surplus)), 0,
-      draw=fakes.draw, keep=keep, search=None, scorer=fakes.SCORER,
+      draw=fakes.draw, keep=keep, search=None, scorer=scorer,
       rounds=collect.Rounds(questions or len(outcomes), len(outcomes[0]),
                             max_rounds, end_when_full))
 
@@ -112,6 +115,44 @@ def test_a_step_may_end_with_its_batch_full_and_others_unfinished():
   # 2 asked: one mixed. Then 2 asked, of which one was needed and sampled.
   assert found['data/groups_asked'] == 3
   assert found['data/groups_carried_out'] == 0
+
+
+def test_a_round_that_may_end_early_scores_each_trajectory_once():
+  asked = []
+  scorer = scoring.Scorer(rewards.each(
+      lambda t: asked.append((t.question.uid, t.sample)) or t.outcome_reward))
+  scorer = dataclasses.replace(scorer, outcome=lambda t: t.outcome_reward)
+  outcomes = [(0, 1), (0, 0), (1, 0), (0, 1), (0, 1)]
+  found = collected(
+      outcomes, questions=2, keep=algorithms.keep_mixed, max_rounds=3,
+      end_when_full=True, scorer=scorer,
+      sampler=Impatient(lambda n, sample: outcomes[n][sample]))
+  assert sorted(asked) == [
+      (t.question.uid, t.sample) for t in found.trajectories]
+
+
+def test_a_round_that_may_end_early_is_refused_to_a_judge_of_rounds():
+  judge = rewards.format_em(mixed_only=True)
+  with pytest.raises(ValueError, match='rollout.end_when_full is for rewards of '
+                                       'one trajectory, .* is mine:judge. Turn'):
+    collected([(0, 1)], end_when_full=True, sampler=fakes.Sampler(None),
+              scorer=scoring.Scorer(judge, name='mine:judge'))
+
+
+def test_a_judge_scores_each_round_before_the_filter():
+  rounds = []
+
+  def judge(trajectories):
+    rounds.append([t.question.uid for t in trajectories])
+    return [Scores(2.0, t.outcome_reward, {'part': 3.0}) for t in trajectories]
+
+  outcomes = [(0, 0), (0, 1), (1, 0), (1, 1)]
+  found = collected(outcomes, questions=2, keep=algorithms.keep_mixed,
+                    max_rounds=2, scorer=scoring.Scorer(rewards.Judge(judge)))
+  assert rounds == [['q0', 'q0', 'q1', 'q1'], ['q2', 'q2', 'q3', 'q3']]
+  assert [g[0].question.uid for g in found.groups] == ['q1', 'q2']
+  for trajectory in found.trajectories:
+    assert trajectory.reward == 2.0 and trajectory.parts == {'part': 3.0}
 
 
 def test_the_filter_keeps_groups_in_their_order_and_counts():

@@ -13,6 +13,7 @@ import tiny
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import formats
+from searchrl.agent import rewards
 from searchrl.agent import tools
 from searchrl.trajectory import Passage, Trajectory, Turn
 
@@ -131,7 +132,7 @@ def test_a_search_may_be_asked_for():
 def conversation(dialogue, tokenizer, *texts, prompt=None):
   """A trajectory of these texts, with what the dialogue shows after each."""
   opening = dialogues.opening(dialogue, 'where?', tokenizer)
-  results, turns = [(Passage('1', 'Paris', 'the "town"\nof light'),)], []
+  results, turns = [(Passage('1', 'Paris', 'the "town"\nof\tlight'),)], []
   for i, text in enumerate(texts):
     ids, shown = tokenizer.encode(text), ()
     action = dialogue.parse(tokenizer.decode(ids))
@@ -154,6 +155,14 @@ CALL = '<tool_call>\n' + json.dumps(
 TOKENIZERS = {'qwen2': chats.qwen(), 'qwen3': chats.qwen(chats.QWEN3),
               'llama3': chats.llama(),
               'mistral': chats.sentence_piece(chats.MISTRAL)}
+
+
+@pytest.mark.parametrize('name', TOKENIZERS)
+def test_a_gold_is_found_in_the_json_of_a_tools_answer(name):
+  tokenizer = TOKENIZERS[name]
+  found = conversation(tools.dr_zero(tokenizer), tokenizer, THINK + CALL,
+                       THINK + PARIS)  # a line break stands in the gold
+  assert rewards.found_gold(found)
 
 
 @pytest.mark.parametrize('name', TOKENIZERS)

@@ -2,12 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """rewards: normalisation and scores of the five systems, their bugs aside."""
 
+import dataclasses
+import itertools
+
 import pytest
 import tiny
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rewards
-from searchrl.trajectory import Action, Trajectory, Turn
+from searchrl.rollouts import scoring
+from searchrl.trajectory import Action, Passage, Trajectory, Turn
 
 
 def trajectory_of(*texts, golds=('Paris',)):
@@ -96,3 +100,140 @@ def test_only_an_answer_action_is_an_answer():
   trajectory = Trajectory(question, 0, 0, (1,), (turn,), 'turn_limit')
   assert [f(trajectory) for f in (rewards.em, rewards.subem, rewards.f1)] == [
       0, 0, 0]
+
+
+PARIS = (Passage('1', 'France', 'Its capital is Paris.'),)
+THOUGHT = '<think> t </think>'
+
+
+def conversation(*texts, read=PARIS, golds=('Paris',), **fields):
+  """A trajectory in tags; each search but the last turn's finds `read`."""
+  turns = []
+  for i, text in enumerate(texts):
+    action = dialogues.parse_tags(text)
+    shown = action.kind == 'search' and i + 1 < len(texts)
+    turns.append(Turn(
+        (1,), (0.0,), action, (2,) * shown, read if shown else (), text=text,
+        observation='\n\n<information>' + ''.join(
+            dialogues.tag_passage(n, p) for n, p in enumerate(read, 1)) +
+        '</information>\n\n' if shown else ''))
+  return Trajectory(tiny.question(answers=golds), 0, 0, (1,), tuple(turns),
+                    'answer', prompt='where?', **fields)
+
+
+def study_case(right, valid, found, **fields):
+  """A trajectory with these three properties."""
+  return conversation(
+      (THOUGHT if valid else 'So: ') + '<search> capital </search>',
+      f'{THOUGHT}<answer> {"Paris" if right else "Rome"} </answer>',
+      read=PARIS if found else (Passage('1', 'France', 'A country.'),),
+      **fields)
+
+
+def scores_of(judge, *trajectories):
+  return judge.score(trajectories)
+
+
+@pytest.mark.parametrize('right, valid, found, eq3, eq4', [
+    (True, True, True, 1, 1),
+    (True, True, False, 1, 1),
+    (True, False, True, 1 - .3, 1 - .3),
+    (True, False, False, 1 - .3, 1 - .3),
+    (False, True, True, .3, .3 + .05),
+    (False, True, False, .3, .3),
+    (False, False, True, 0, 0),
+    (False, False, False, 0, 0),
+])
+def test_the_studys_equations_3_and_4(right, valid, found, eq3, eq4):
+  case = study_case(right, valid, found)
+  for judge, wanted in (
+      (rewards.format_em(lambda_f=.3), eq3),
+      (rewards.retrieval(lambda_f=.3, lambda_r=0), eq3),
+      (rewards.retrieval(lambda_f=.3, lambda_r=.05), eq4)):
+    one, = scores_of(judge, case)
+    assert one.reward == pytest.approx(wanted) and one.outcome is None
+    assert one.parts['em'] == right and one.parts['format'] == valid
+    assert one.parts.get('retrieval', valid and found) == (valid and found)
+  published, = scores_of(rewards.format_em(lambda_f=.3, invalid=.1), case)
+  assert published.reward == pytest.approx(
+      eq3 if right or valid else .1)
+  fatal, = scores_of(rewards.retrieval(lambda_f=.3, lambda_r=.05, fatal=True),
+                     case)
+  assert fatal.reward == pytest.approx(eq4 if valid else 0)
+
+
+def test_defaults_are_the_papers():
+  cases = [study_case(*case) for case in itertools.product(*[(True, False)] * 3)]
+  assert scores_of(rewards.format_em(), *cases) == scores_of(
+      rewards.format_em(lambda_f=.2, invalid=0.0), *cases)
+  assert scores_of(rewards.retrieval(), *cases) == scores_of(
+      rewards.retrieval(lambda_f=.2, lambda_r=.1), *cases)
+  assert rewards.format_em().one_by_one and not rewards.format_em().collective
+
+
+def test_an_answer_at_once_is_not_enough_where_a_search_is_asked_for():
+  at_once = conversation(THOUGHT + '<answer> Rome </answer>')
+  for judge in (rewards.format_em, rewards.retrieval):
+    assert scores_of(judge(), at_once)[0].reward == .2
+    assert scores_of(judge(needs_search=True), at_once)[0].reward == 0
+    assert scores_of(judge(needs_search=True),
+                     study_case(False, True, False))[0].reward == .2
+
+
+def test_groups_of_one_outcome_get_exact_match_alone():
+  group = lambda n, *cases: [
+      study_case(right, valid, True, group=n) for right, valid in cases]
+  wrong = group(4, (False, True), (False, False))
+  right = group(7, (True, True), (True, False))
+  mixed = group(5, (True, False), (False, True), (False, False))
+  shuffled = [wrong[0], mixed[0], right[0], mixed[1], wrong[1], mixed[2],
+              right[1]]
+  judge = rewards.retrieval(lambda_f=.3, lambda_r=.05, mixed_only=True)
+  assert not judge.one_by_one
+  found = scores_of(judge, *shuffled)
+  assert [s.reward for s in found] == pytest.approx(
+      [0, 1 - .3, 1, .35, 0, 0, 1])
+  assert [s.parts['format'] for s in found] == [1, 0, 1, 1, 0, 0, 0]
+  scored = scoring.Scorer(judge)(shuffled)
+  assert [t.outcome_reward for t in scored] == [0, 1, 1, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize('golds, read, found', [
+    (('Paris',), PARIS, True),
+    (('its, CAPITAL',), PARIS, True),
+    (('Rome', 'the Paris'), PARIS, True),
+    (('The', '...', ''), PARIS, False),  # they normalise to nothing
+    (('information', 'Doc'), PARIS, False),  # of the frame, no passage
+    (('France its',), PARIS, True),  # a title and its text are one passage
+    (('Paris Lyon',), (*PARIS, Passage('2', 'Lyon', '')), False),
+    (('Paris',), (), False),
+])
+def test_a_gold_is_found_in_a_passage(golds, read, found):
+  assert rewards.found_gold(conversation(
+      '<search> x </search>', '', golds=golds, read=read)) == found
+
+
+def test_a_gold_is_found_only_where_the_policy_read_it():
+  case = conversation('<search> x </search>', '')
+  shown, last = case.turns
+  cut = dataclasses.replace(shown, observation='<information>Its capital i')
+  assert not rewards.found_gold(
+      dataclasses.replace(case, turns=(cut, last)))
+  unread = conversation('<search> Paris </search>')
+  assert not rewards.found_gold(dataclasses.replace(
+      unread, turns=(dataclasses.replace(unread.turns[0], passages=PARIS),)))
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(lambda_f=1.2), r'lambda_f must be in \[0, 1\].*is 1.2'),
+    (dict(lambda_f=-.1), 'lambda_f must be in .* is -0.1'),
+    (dict(lambda_f=float('nan')), 'lambda_f must be in .* is nan'),
+    (dict(invalid=2), 'reward_options.invalid must be in .* is 2'),
+    (dict(invalid=.1, fatal=True), 'invalid must be 0 with fatal=True'),
+])
+def test_options_outside_their_range_are_refused(options, message):
+  for judge in (rewards.format_em, rewards.retrieval):
+    with pytest.raises(ValueError, match=message):
+      judge(**options)
+  with pytest.raises(ValueError, match='lambda_r must be in .* is 3'):
+    rewards.retrieval(lambda_r=3)

@@ -78,6 +78,16 @@ def test_every_figure_of_three_trajectories():
   assert found == pytest.approx(wanted)
 
 
+def test_parts_of_rewards_are_means_over_those_that_have_them():
+  parts = lambda t, **values: dataclasses.replace(t, parts=values)
+  found = statistics.describe([
+      parts(RIGHT, em=1.0, format=0.0), parts(WRONG, em=0.0), CUT, FAILED])
+  assert found['reward/em/mean'] == 0.5
+  assert found['reward/format/mean'] == 0.0
+  assert not any(name.startswith('reward/')
+                 for name in statistics.describe([CUT]))
+
+
 def test_a_failed_search_has_no_score_and_counts_in_all_else():
   found = statistics.describe([RIGHT, FAILED])
   assert found['critic/score/mean'] == found['critic/score/min'] == 1

@@ -1,0 +1,168 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""scoring: who is judged, by which process, and what is refused by name."""
+
+import dataclasses
+import json
+import math
+
+import fakes
+import numpy as np
+import pytest
+
+from searchrl.agent import rewards
+from searchrl.rollouts import scoring
+from searchrl.runtime import processes
+from searchrl.trajectory import Question, Request, Scores
+
+FAILED = (2, 1)  # question, sample
+
+
+def round_of(groups=3, size=2):
+  """The trajectories of a round; the search of one failed."""
+  sampler = fakes.Sampler(lambda n, k: None if (n, k) == FAILED else n + k / 10)
+  return [dataclasses.replace(
+      sampler.trajectory(Request(Question(f'q{n}', 'x', ('y',)), k, n)),
+      reward=None, outcome_reward=None)
+          for n in range(groups) for k in range(size)]
+
+
+def scored(score, trajectories=None, *, outcome=lambda t: 0.25, **options):
+  judge = rewards.Judge(score, **options)
+  return scoring.Scorer(judge, outcome, 'mine:judge')(
+      round_of() if trajectories is None else trajectories)
+
+
+def test_a_judge_sees_the_groups_of_a_round_and_no_failed_search():
+  def best_of_group(trajectories):
+    assert FAILED not in [(t.group, t.sample) for t in trajectories]
+    sizes = [sum(o.group == t.group for o in trajectories)
+             for t in trajectories]
+    return [Scores(size + t.sample / 10, outcome=size or None,
+                   parts={'size': size}) for size, t in zip(sizes, trajectories)]
+
+  found = scored(best_of_group)
+  assert [(t.group, t.sample) for t in found] == [
+      (n, k) for n in range(3) for k in range(2)]
+  assert [t.reward for t in found] == [2.0, 2.1, 2.0, 2.1, 1.0, None]
+  assert [t.outcome_reward for t in found] == [2, 2, 2, 2, 1, None]
+  assert found[0].parts == {'size': 2.0} and found[-1].parts == {}
+
+
+def test_without_an_outcome_the_judges_trajectories_get_the_configs():
+  found = scored(lambda ts: [Scores(1.0, 0.5 if t.sample else None)
+                             for t in ts])
+  assert [t.outcome_reward for t in found] == [.25, .5, .25, .5, .25, None]
+
+
+def test_a_function_of_one_trajectory_gives_a_number_or_scores():
+  judge = rewards.each(
+      lambda t: Scores(2, parts={'fee': np.float32(.5)}) if t.sample else True)
+  found = scoring.Scorer(judge, lambda t: np.float64(1.5))(round_of())
+  assert [t.reward for t in found] == [1, 2, 1, 2, 1, None]
+  assert [t.parts for t in found][:2] == [{}, {'fee': .5}]
+  assert {type(t.reward) for t in found[:-1]} == {float}
+  assert found[0].outcome_reward == 1.5
+  assert json.loads(json.dumps(found[1].parts)) == {'fee': .5}
+
+
+def test_a_round_of_failed_searches_is_not_judged():
+  failed = [round_of()[-1]] * 2
+  assert scored(lambda ts: 1 / 0, failed) == failed
+  assert scored(lambda ts: 1 / 0, []) == []
+
+
+def for_one(value):
+  """A score that is legal but for question q1, sample 1."""
+  def score(trajectories):
+    return [value() if (t.group, t.sample) == (1, 1) else Scores(1.0)
+            for t in trajectories]
+  return score
+
+
+@pytest.mark.parametrize('value, message', [
+    (lambda: Scores(math.nan), 'mine:judge: the reward must be a finite number, '
+     'but is nan for question .q1., sample 1. Correct it'),
+    (lambda: Scores(math.inf), 'the reward .* is inf for question .q1.'),
+    (lambda: Scores(None), 'the reward .* is None for question .q1.'),
+    (lambda: Scores('1'), "the reward .* is '1' for question .q1."),
+    (lambda: Scores(np.ones(2)), 'the reward .* for question .q1., sample 1'),
+    (lambda: Scores(1, -math.inf), 'the outcome .* is -inf for question .q1.'),
+    (lambda: Scores(1, parts={'fee': math.nan}),
+     "the part 'fee' must be a finite number, but is nan for question .q1."),
+    (lambda: Scores(1, parts={'fee': None}), "'fee' .* None for question .q1."),
+    (lambda: Scores(1, parts=[1]), 'parts. must be .* for question .q1.'),
+    (lambda: 1.0, 'must return Scores, but returned 1.0 for question .q1.'),
+    (lambda: {}['a'], 'must score question .q1., sample 1, but raised KeyError: '
+     ".a.. Correct it"),
+])
+@pytest.mark.parametrize('one_by_one', [True, False])
+def test_what_is_no_finite_number_is_an_error_that_names_the_trajectory(
+    value, message, one_by_one):
+  if 'KeyError' in message and not one_by_one:
+    message = 'must score question .q0., sample 0, and 4 more, but raised Key'
+  with pytest.raises(ValueError, match=message):
+    scored(for_one(value), one_by_one=one_by_one)
+
+
+def test_an_outcome_that_raises_is_named_too():
+  with pytest.raises(ValueError, match='question .q0., sample 0, but raised '
+                                       'ZeroDivisionError') as error:
+    scored(lambda ts: [Scores(1.0)] * len(ts), outcome=lambda t: 1 / 0)
+  assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize('returned, found', [
+    ([Scores(1.0)] * 4, '4'), ([], '0'), (None, 'None'), (1.0, '1.0')])
+def test_a_judge_gives_as_many_scores_as_it_got_trajectories(returned, found):
+  with pytest.raises(ValueError, match=(
+      'one for each of 5 trajectories, but returned '
+      f'{found} for question .q0., sample 0, and 4 more')):
+    scored(lambda ts: returned)
+
+
+def test_once_scores_a_trajectory_once():
+  asked = []
+  score = scoring.once(scoring.Scorer(rewards.each(
+      lambda t: asked.append((t.group, t.sample)) or len(asked))))
+  half, whole = round_of()[:3], round_of()
+  first, second = score(half), score(whole)
+  assert second[:3] == first and score(whole) == second
+  assert asked == [(n, k) for n in range(3) for k in range(2)
+                   if (n, k) != FAILED]
+
+
+class Processes:
+  """Two processes' meetings, one after the other: the first is always met."""
+
+  def __init__(self, monkeypatch):
+    self.index, self.sent = 0, []
+    monkeypatch.setattr(processes, 'is_first', lambda: self.index == 0)
+    monkeypatch.setattr(processes, 'exchange', self._exchange)
+
+  def _exchange(self, tag, payload, timeout_secs):
+    assert tag == 'scores' and timeout_secs > 3600
+    self.sent.append(payload)
+    return self.sent
+
+
+def test_the_first_process_judges_and_all_have_its_scores(monkeypatch):
+  both, calls = Processes(monkeypatch), []
+  for collective, wanted in ((False, 1), (True, 2)):
+    both.index, both.sent = 0, []
+    calls.clear()
+    judge = lambda ts: calls.append(1) or [Scores(len(calls) / 3)] * len(ts)
+    first = scored(judge, collective=collective)
+    both.index = 1
+    assert scored(judge, collective=collective) == first
+    assert first[0].reward == 1 / 3 and len(calls) == wanted
+
+
+def test_an_error_of_any_process_ends_all(monkeypatch):
+  both = Processes(monkeypatch)
+  with pytest.raises(ValueError, match='raised ZeroDivisionError'):
+    scored(lambda ts: 1 / 0)
+  both.index = 1  # which does not judge, and is told
+  with pytest.raises(ValueError, match='sample 0.*raised ZeroDivisionError'):
+    scored(lambda ts: [Scores(1.0)] * len(ts))
+  assert len(both.sent) == 2
