@@ -2,11 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """build: what a config cannot ask of its rollouts."""
 
+import sys
+import types
+
 import pytest
 import tiny
 
 from configs import grpo
 from configs import rloo
+from searchrl.agent import rewards
 from searchrl.experiment import build
 from searchrl.runtime import mesh as meshes
 
@@ -58,3 +62,56 @@ def test_heads_that_a_kernel_cannot_split_are_refused(monkeypatch):
                      match=r'mesh.tensor must divide the 2 KV heads under '
                            r'splash .* is 8.*one of \[1, 2\]'):
     build.tested_attention(grpo.get_config(), tiny.CONFIG, mesh)
+
+
+def scorer(reward, outcome='searchrl.agent.rewards:em', **options):
+  config = grpo.get_config()
+  config.update(reward=reward, outcome=outcome)
+  with config.unlocked():
+    config.reward_options.update(options)
+  return build.scorer(config)
+
+
+def test_a_reward_is_a_function_of_a_trajectory_or_makes_a_judge(monkeypatch):
+  module = types.ModuleType('my_lab')
+  module.long = lambda trajectory, *, fee=0.1: len(trajectory) - fee
+  module.judge = lambda *, n: rewards.Judge(lambda ts: [n] * len(ts))
+  module.nothing = lambda *, n=1: n
+  monkeypatch.setitem(sys.modules, 'my_lab', module)
+  assert scorer('my_lab:long', fee=1).judge.score(['abc'])[0].reward == 2
+  assert scorer('my_lab:long').judge.one_by_one
+  judge = scorer('my_lab:judge', n=5)
+  assert judge.judge.score('ab') == [5, 5] and judge.name == 'my_lab:judge'
+  assert scorer('searchrl.agent.rewards:em').outcome is rewards.em
+  with pytest.raises(ValueError, match='returns a Judge, but my_lab:nothing '
+                                       'takes .* alone and returned int'):
+    scorer('my_lab:nothing')
+  with pytest.raises(ValueError, match='outcome must be a function of one '
+                                       'trajectory, but is my_lab:judge'):
+    scorer('my_lab:long', 'my_lab:judge')
+
+
+OURS = 'searchrl.agent.rewards:'
+
+
+@pytest.mark.parametrize('reward, options, rollout, message', [
+    ('format_em', dict(lamda_f=.1), {},
+     'reward_options.lamda_f is no option of .*:format_em, which takes '
+     'lambda_f, .* Did you mean lambda_f?'),
+    ('format_em', dict(lambda_f=7), {}, r'lambda_f must be in \[0, 1\]'),
+    ('em', dict(fee=7), {}, 'reward_options.fee is no option of .*:em, which '
+                            'takes none. Remove it'),
+    ('retrieval', dict(mixed_only=True), dict(end_when_full=True),
+     'rollout.end_when_full is for rewards of one trajectory, .*:retrieval'),
+    ('format_me', {}, {}, "no function 'format_me', did you mean format_em"),
+])
+def test_a_bad_reward_is_refused_before_the_model_is_read(
+    monkeypatch, tmp_path, reward, options, rollout, message):
+  monkeypatch.setattr(build.policy, 'build', lambda *_: pytest.fail('read'))
+  config = grpo.get_config()
+  config.reward = OURS + reward
+  config.rollout.update(rollout)
+  with config.unlocked():
+    config.reward_options.update(options)
+  with pytest.raises(ValueError, match=message):
+    build.build(config, tmp_path)

@@ -11,9 +11,21 @@ import pathlib
 import pkgutil
 import re
 import shlex
+import types
 
+from configs import dspo
+import fakes
+import faulty
 import ml_collections
 import pytest
+import sampler_test
+import tiny
+import train_test
+
+from searchrl.agent import dialogue as dialogues
+from searchrl.jobs import train
+from searchrl.rollouts import scoring
+from searchrl.trajectory import Request, Trajectory, Turn
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = sorted(str(f.relative_to(ROOT)) for f in ROOT.glob('docs/*.md'))
@@ -66,6 +78,81 @@ def test_the_shown_algorithm_is_the_file_and_short():
   source = read('docs/cispo.py')
   assert source in python_blocks(read('docs/compose.md'))
   assert len(source.splitlines()) <= 30
+
+
+def module_of(blocks, marker: str) -> types.ModuleType:
+  """The block that holds a marker, as the module it would be."""
+  block, = (block for block in blocks if marker in block)
+  module = types.ModuleType('shown')
+  exec(compile(block, marker, 'exec'), vars(module))  # pylint: disable=exec-used
+  return module
+
+
+def trajectory(text, *, searches=0, group=0):
+  """A trajectory with the right answer 'here' after so many searches."""
+  asked = [Turn((1,), (0.0,), dialogues.parse_tags('<search> x </search>'),
+                (2,), text='<search> x </search>')] * searches
+  last = Turn((1,), (0.0,), dialogues.parse_tags(text), text=text)
+  return Trajectory(tiny.question(), 0, 0, (1,), (*asked, last), 'answer',
+                    group=group)
+
+
+RIGHT, WRONG = '<answer> here </answer>', '<answer> there </answer>'
+
+
+def test_the_reward_of_the_readme_gives_what_it_says():
+  module = module_of(python_blocks(read('README.md')), 'def brief')
+  scores = module.brief(trajectory('x' * 400 + RIGHT, searches=2), fee=0.05)
+  assert scores.reward == pytest.approx(1 - 2 * 0.05 - 0.1)
+  assert scores.parts == {'em': 1.0, 'long': 1.0}
+  assert module.brief(trajectory(RIGHT)).reward == 1.0
+  assert '--config.reward=my_rewards:brief' in read('README.md')
+
+
+@pytest.mark.slow
+def test_the_reward_of_the_readme_is_trained_on(tmp_path, monkeypatch):
+  block, = (b for b in python_blocks(read('README.md')) if 'def brief' in b)
+  (tmp_path / 'my_rewards.py').write_text(block)
+  monkeypatch.syspath_prepend(tmp_path)
+  config = train_test.tiny(dspo, steps=1)
+  config.evaluate.worlds.kinds = ()
+  config.reward = 'my_rewards:brief'
+  train.run(config, str(tmp_path / 'run'))
+  line, = train_test.lines(tmp_path / 'run')
+  costs = line['reward/em/mean'] - line['critic/rewards/mean']
+  assert costs == pytest.approx(
+      .02 * line['search/calls_per_traj'] + .1 * line['reward/long/mean'])
+  assert line['critic/score/mean'] == line['reward/em/mean']
+
+
+def test_the_judges_that_are_shown_judge():
+  blocks = python_blocks(read('docs/rewards.md'))
+  judge = module_of(blocks, 'def fewest').fewest(bonus=.5)
+  found = judge.score([
+      trajectory(RIGHT, searches=2), trajectory(RIGHT, searches=1, group=1),
+      trajectory(WRONG), trajectory(RIGHT, searches=1),
+      trajectory(WRONG, group=2)])
+  assert [s.reward for s in found] == [1, 1.5, 0, 1.5, 0]
+  with faulty.Server([], lambda path, request: b'[0.25, 0.5]') as server:
+    judge = module_of(blocks, 'def asked').asked(url=server.url)
+    found = judge.score([trajectory(RIGHT)] * 2)
+  assert [s.reward for s in found] == [.25, .5]
+
+
+def test_the_judge_that_plays_rollouts_uses_the_engine_between_rounds():
+  again = module_of(python_blocks(read('docs/rewards.md')), 'def answered_again')
+  script = {(uid, k): [RIGHT if uid == 'easy' or k % 2 else WRONG]
+            for uid in ('easy', 'hard') for k in range(4)}
+  sampler = sampler_test.sampler(script)
+  judge = again.answered_again(sampler, None, None)
+  assert judge.collective
+  asked = [Request(tiny.question(uid), 0, n) for n, uid in enumerate(
+      ('easy', 'hard'))]
+  first = sampler.rollout(None, asked, search=None, temperature=1.0,
+                          step=fakes.STEP, policy_step=fakes.STEP)
+  scored = scoring.Scorer(judge)(first.trajectories)
+  assert [t.reward for t in scored] == [1.0, 0.5]
+  assert [t.outcome_reward for t in scored] == [1.0, 0.0]
 
 
 def named(block: str) -> set[tuple[str, str]]:

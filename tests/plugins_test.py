@@ -98,3 +98,32 @@ def test_a_function_without_options_is_named(monkeypatch):
   assert build('my_lab:bare') == 1
   with pytest.raises(ValueError, match='which takes none. Remove it'):
     build('my_lab:bare', x=1)
+
+
+def bind(name, **options):
+  return plugins.bind(name, options, field='reward', ours='x:y',
+                      option_field='reward_options')
+
+
+def test_options_are_bound_and_the_rest_is_called(monkeypatch):
+  module = types.ModuleType('my_lab')
+  module.fee = lambda trajectory, size, *, unit=1.0: (trajectory, size, unit)
+  monkeypatch.setitem(sys.modules, 'my_lab', module)
+  assert bind('my_lab:fee', size=2)('t') == ('t', 2, 1.0)
+  assert bind('my_lab:fee', size=2, unit=.5)('t') == ('t', 2, .5)
+  assert bind('searchrl.agent.rewards:em') is rewards.em
+  for options, message in (
+      (dict(siz=2), 'reward_options.siz is no option of my_lab:fee, which takes '
+                    'size, unit. Did you mean size?'),
+      (dict(trajectory=2, size=1), 'reward_options.trajectory is no option'),
+      (dict(unit=2), 'reward_options.size must be given for my_lab:fee')):
+    with pytest.raises(ValueError, match=message):
+      bind('my_lab:fee', **options)
+
+
+@pytest.mark.parametrize('function, takes', [
+    (lambda trajectory: 0, True), (lambda *trajectories: 0, True),
+    (lambda trajectory, *, a=1: 0, True), (lambda: 0, False),
+    (lambda *, a=1: 0, False), (lambda **options: 0, False)])
+def test_what_takes_an_argument_is_known(function, takes):
+  assert plugins.takes_an_argument(function) == takes
