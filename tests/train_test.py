@@ -17,6 +17,7 @@ import pytest
 from searchrl.agent import rewards
 from searchrl.data import questions as questions_lib
 from searchrl.jobs import train
+from searchrl.rollouts import scoring
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
 from searchrl.search import corpus as corpora
@@ -161,6 +162,51 @@ def length_reward(trajectory):
   """An own reward: half a point for whatever."""
   assert trajectory.turns
   return 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('reward, options, recipe', [
+    ('format_em', dict(lambda_f=0.4), dspo),
+    ('retrieval', dict(mixed_only=True, needs_search=True, fatal=True), grpo)])
+def test_the_studys_rewards_are_trained_on(tmp_path, reward, options, recipe):
+  config = tiny(recipe, steps=3)
+  config.evaluate.worlds.kinds = ()
+  config.reward = f'searchrl.agent.rewards:{reward}'
+  with config.unlocked():
+    config.reward_options.update(options)
+  train.run(config, str(tmp_path))
+  wanted = {'em', 'format'} | ({'retrieval'} & {reward})
+  for step, line in enumerate(lines(tmp_path), start=1):
+    file = tmp_path / 'trajectories' / f'step_{step:06d}.jsonl.gz'
+    found = [trajectory_lib.from_json(json.loads(record)) for record in
+             gzip.decompress(file.read_bytes()).splitlines()]
+    for part in wanted:
+      assert line[f'reward/{part}/mean'] == pytest.approx(
+          sum(t.parts[part] for t in found) / len(found))
+    assert all(set(t.parts) == wanted for t in found)
+    scored = scoring.Scorer(getattr(rewards, reward)(**options))(found)
+    assert [t.reward for t in scored] == [t.reward for t in found]
+    assert line['critic/score/mean'] == line['reward/em/mean']
+  assert 0 < line['reward/format/mean'] < 1
+
+
+@pytest.mark.slow
+def test_a_reward_that_is_no_number_ends_the_run_before_it_is_trained_on(
+    tmp_path):
+  config = tiny(grpo)
+  config.evaluate.worlds.kinds = ()
+  config.reward = 'train_test:nan_of_some'
+  with pytest.raises(ValueError, match='train_test:nan_of_some: the reward must '
+                                       'be a finite number, but is nan for '
+                                       'question .*, sample 2. Correct it'):
+    train.run(config, str(tmp_path))
+  assert not lines(tmp_path)
+  assert checkpoint.steps(tmp_path / 'checkpoints') == [0]
+
+
+def nan_of_some(trajectory):
+  """No number for the third sample of each question."""
+  return float('nan') if trajectory.sample == 2 else 0.5
 
 
 @pytest.mark.parametrize('change, message', [
