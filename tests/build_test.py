@@ -98,7 +98,7 @@ OURS = 'searchrl.agent.rewards:'
     ('format_em', dict(lamda_f=.1), {},
      'reward_options.lamda_f is no option of .*:format_em, which takes '
      'lambda_f, .* Did you mean lambda_f?'),
-    ('format_em', dict(lambda_f=7), {}, r'lambda_f must be in \[0, 1\]'),
+    ('format_em', dict(lambda_f=7), {}, 'lambda_f must be a number in .* is 7'),
     ('em', dict(fee=7), {}, 'reward_options.fee is no option of .*:em, which '
                             'takes none. Remove it'),
     ('retrieval', dict(mixed_only=True), dict(end_when_full=True),

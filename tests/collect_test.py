@@ -133,8 +133,8 @@ def test_a_round_that_may_end_early_scores_each_trajectory_once():
 
 def test_a_round_that_may_end_early_is_refused_to_a_judge_of_rounds():
   judge = rewards.format_em(mixed_only=True)
-  with pytest.raises(ValueError, match='rollout.end_when_full is for rewards of '
-                                       'one trajectory, .* is mine:judge. Turn'):
+  with pytest.raises(ValueError, match=(
+      'end_when_full is for rewards of one trajectory, .* is mine:judge. T')):
     collected([(0, 1)], end_when_full=True, sampler=fakes.Sampler(None),
               scorer=scoring.Scorer(judge, name='mine:judge'))
 

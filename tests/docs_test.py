@@ -10,6 +10,7 @@ import itertools
 import pathlib
 import pkgutil
 import re
+import runpy
 import shlex
 import types
 
@@ -80,12 +81,12 @@ def test_the_shown_algorithm_is_the_file_and_short():
   assert len(source.splitlines()) <= 30
 
 
-def module_of(blocks, marker: str) -> types.ModuleType:
-  """The block that holds a marker, as the module it would be."""
-  block, = (block for block in blocks if marker in block)
-  module = types.ModuleType('shown')
-  exec(compile(block, marker, 'exec'), vars(module))  # pylint: disable=exec-used
-  return module
+def module_of(page: str, marker: str, folder: pathlib.Path
+             ) -> types.SimpleNamespace:
+  """The block of a page that holds a marker, as the module it would be."""
+  block, = (b for b in python_blocks(read(page)) if marker in b)
+  (folder / 'shown.py').write_text(block)
+  return types.SimpleNamespace(**runpy.run_path(str(folder / 'shown.py')))
 
 
 def trajectory(text, *, searches=0, group=0):
@@ -100,8 +101,8 @@ def trajectory(text, *, searches=0, group=0):
 RIGHT, WRONG = '<answer> here </answer>', '<answer> there </answer>'
 
 
-def test_the_reward_of_the_readme_gives_what_it_says():
-  module = module_of(python_blocks(read('README.md')), 'def brief')
+def test_the_reward_of_the_readme_gives_what_it_says(tmp_path):
+  module = module_of('README.md', 'def brief', tmp_path)
   scores = module.brief(trajectory('x' * 400 + RIGHT, searches=2), fee=0.05)
   assert scores.reward == pytest.approx(1 - 2 * 0.05 - 0.1)
   assert scores.parts == {'em': 1.0, 'long': 1.0}
@@ -111,8 +112,8 @@ def test_the_reward_of_the_readme_gives_what_it_says():
 
 @pytest.mark.slow
 def test_the_reward_of_the_readme_is_trained_on(tmp_path, monkeypatch):
-  block, = (b for b in python_blocks(read('README.md')) if 'def brief' in b)
-  (tmp_path / 'my_rewards.py').write_text(block)
+  module_of('README.md', 'def brief', tmp_path)
+  (tmp_path / 'shown.py').rename(tmp_path / 'my_rewards.py')
   monkeypatch.syspath_prepend(tmp_path)
   config = train_test.tiny(dspo, steps=1)
   config.evaluate.worlds.kinds = ()
@@ -125,22 +126,23 @@ def test_the_reward_of_the_readme_is_trained_on(tmp_path, monkeypatch):
   assert line['critic/score/mean'] == line['reward/em/mean']
 
 
-def test_the_judges_that_are_shown_judge():
-  blocks = python_blocks(read('docs/rewards.md'))
-  judge = module_of(blocks, 'def fewest').fewest(bonus=.5)
+def test_the_judges_that_are_shown_judge(tmp_path):
+  page = 'docs/rewards.md'
+  judge = module_of(page, 'def fewest', tmp_path).fewest(bonus=.5)
   found = judge.score([
       trajectory(RIGHT, searches=2), trajectory(RIGHT, searches=1, group=1),
       trajectory(WRONG), trajectory(RIGHT, searches=1),
       trajectory(WRONG, group=2)])
   assert [s.reward for s in found] == [1, 1.5, 0, 1.5, 0]
   with faulty.Server([], lambda path, request: b'[0.25, 0.5]') as server:
-    judge = module_of(blocks, 'def asked').asked(url=server.url)
+    judge = module_of(page, 'def asked', tmp_path).asked(url=server.url)
     found = judge.score([trajectory(RIGHT)] * 2)
   assert [s.reward for s in found] == [.25, .5]
 
 
-def test_the_judge_that_plays_rollouts_uses_the_engine_between_rounds():
-  again = module_of(python_blocks(read('docs/rewards.md')), 'def answered_again')
+def test_the_judge_that_plays_rollouts_uses_the_engine_between_rounds(
+    tmp_path):
+  again = module_of('docs/rewards.md', 'def answered_again', tmp_path)
   script = {(uid, k): [RIGHT if uid == 'easy' or k % 2 else WRONG]
             for uid in ('easy', 'hard') for k in range(4)}
   sampler = sampler_test.sampler(script)
@@ -307,8 +309,8 @@ def test_every_config_is_a_lab_note(config):
 
 METRIC_ROOMS = ('actor', 'critic', 'data', 'env', 'format', 'num_turns', 'perf',
                 'prompt_length', 'response_length', 'reward', 'rollout',
-                'rollout_corr', 'search', 'timing_s', 'tool_call_counts', 'train', 'training',
-                'val')
+                'rollout_corr', 'search', 'timing_s', 'tool_call_counts',
+                'train', 'training', 'val')
 
 
 def documented_metrics() -> set[str]:

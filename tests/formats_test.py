@@ -68,8 +68,9 @@ def test_rows_are_judged_as_by_the_published_code(response):
 def generated(rng):
   """A response: valid, or with a few pieces left out, put in, or exchanged."""
   inside = lambda: ''.join(rng.choices(
-      ['a', ' ', '\n', 'é', '<', '>', '</', '<b>', '<tool_call>', '<|im_start|>',
-       'answer', '＜think＞', '<think >', '</Search>'], k=rng.randrange(5)))
+      ['a', ' ', '\n', 'é', '<', '>', '</', '<b>', '<tool_call>',
+       '<|im_start|>', 'answer', '＜think＞', '<think >', '</Search>'],
+      k=rng.randrange(5)))
   space = lambda: ''.join(rng.choices(
       [' ', '\n', '\t', '\u00a0', '\u2028', ''], k=rng.randrange(3)))
   block = lambda name: [f'<{name}>', inside(), f'</{name}>', space()]
@@ -77,7 +78,8 @@ def generated(rng):
   for _ in range(rng.randrange(4)):
     pieces += block('search') + block('information') + block('think')
   pieces += block('answer')
-  tags = [f'<{slash}{name}>' for name in oracles.STUDY_TAGS for slash in ('', '/')]
+  tags = [f'<{slash}{name}>' for name in oracles.STUDY_TAGS
+          for slash in ('', '/')]
   for _ in range(rng.choice([0, 0, 1, 1, 2])):
     place = rng.randrange(len(pieces))
     pieces[place:place + rng.randrange(2)] = rng.choice([

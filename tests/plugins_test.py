@@ -113,8 +113,8 @@ def test_options_are_bound_and_the_rest_is_called(monkeypatch):
   assert bind('my_lab:fee', size=2, unit=.5)('t') == ('t', 2, .5)
   assert bind('searchrl.agent.rewards:em') is rewards.em
   for options, message in (
-      (dict(siz=2), 'reward_options.siz is no option of my_lab:fee, which takes '
-                    'size, unit. Did you mean size?'),
+      (dict(siz=2), 'reward_options.siz is no option of my_lab:fee, which '
+                    'takes size, unit. Did you mean size?'),
       (dict(trajectory=2, size=1), 'reward_options.trajectory is no option'),
       (dict(unit=2), 'reward_options.size must be given for my_lab:fee')):
     with pytest.raises(ValueError, match=message):

@@ -163,7 +163,8 @@ def test_the_studys_equations_3_and_4(right, valid, found, eq3, eq4):
 
 
 def test_defaults_are_the_papers():
-  cases = [study_case(*case) for case in itertools.product(*[(True, False)] * 3)]
+  cases = [study_case(*case)
+           for case in itertools.product((True, False), repeat=3)]
   assert scores_of(rewards.format_em(), *cases) == scores_of(
       rewards.format_em(lambda_f=.2, invalid=0.0), *cases)
   assert scores_of(rewards.retrieval(), *cases) == scores_of(
@@ -225,15 +226,16 @@ def test_a_gold_is_found_only_where_the_policy_read_it():
 
 
 @pytest.mark.parametrize('options, message', [
-    (dict(lambda_f=1.2), r'lambda_f must be in \[0, 1\].*is 1.2'),
-    (dict(lambda_f=-.1), 'lambda_f must be in .* is -0.1'),
-    (dict(lambda_f=float('nan')), 'lambda_f must be in .* is nan'),
-    (dict(invalid=2), 'reward_options.invalid must be in .* is 2'),
+    (dict(lambda_f=1.2), r'lambda_f must be a number in \[0, 1\].*is 1.2'),
+    (dict(lambda_f='.2'), 'lambda_f must be a number in .* is .[.]2.'),
+    (dict(lambda_f=-.1), 'lambda_f must be a number in .* is -0.1'),
+    (dict(lambda_f=float('nan')), 'lambda_f must be a number in .* is nan'),
+    (dict(invalid=2), 'reward_options.invalid must be a number in .* is 2'),
     (dict(invalid=.1, fatal=True), 'invalid must be 0 with fatal=True'),
 ])
 def test_options_outside_their_range_are_refused(options, message):
   for judge in (rewards.format_em, rewards.retrieval):
     with pytest.raises(ValueError, match=message):
       judge(**options)
-  with pytest.raises(ValueError, match='lambda_r must be in .* is 3'):
+  with pytest.raises(ValueError, match='lambda_r must be a number in .* is 3'):
     rewards.retrieval(lambda_r=3)

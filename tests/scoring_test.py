@@ -38,8 +38,8 @@ def test_a_judge_sees_the_groups_of_a_round_and_no_failed_search():
     assert FAILED not in [(t.group, t.sample) for t in trajectories]
     sizes = [sum(o.group == t.group for o in trajectories)
              for t in trajectories]
-    return [Scores(size + t.sample / 10, outcome=size or None,
-                   parts={'size': size}) for size, t in zip(sizes, trajectories)]
+    return [Scores(size + t.sample / 10, outcome=size, parts={'size': size})
+            for size, t in zip(sizes, trajectories)]
 
   found = scored(best_of_group)
   assert [(t.group, t.sample) for t in found] == [
@@ -81,8 +81,8 @@ def for_one(value):
 
 
 @pytest.mark.parametrize('value, message', [
-    (lambda: Scores(math.nan), 'mine:judge: the reward must be a finite number, '
-     'but is nan for question .q1., sample 1. Correct it'),
+    (lambda: Scores(math.nan), 'mine:judge: the reward must be a finite '
+     'number, but is nan for question .q1., sample 1. Correct it'),
     (lambda: Scores(math.inf), 'the reward .* is inf for question .q1.'),
     (lambda: Scores(None), 'the reward .* is None for question .q1.'),
     (lambda: Scores('1'), "the reward .* is '1' for question .q1."),
@@ -93,8 +93,8 @@ def for_one(value):
     (lambda: Scores(1, parts={'fee': None}), "'fee' .* None for question .q1."),
     (lambda: Scores(1, parts=[1]), 'parts. must be .* for question .q1.'),
     (lambda: 1.0, 'must return Scores, but returned 1.0 for question .q1.'),
-    (lambda: {}['a'], 'must score question .q1., sample 1, but raised KeyError: '
-     ".a.. Correct it"),
+    (lambda: {}['a'], 'must score question .q1., sample 1, but raised '
+     'KeyError: .a.. Correct it'),
 ])
 @pytest.mark.parametrize('one_by_one', [True, False])
 def test_what_is_no_finite_number_is_an_error_that_names_the_trajectory(

@@ -196,9 +196,9 @@ def test_a_reward_that_is_no_number_ends_the_run_before_it_is_trained_on(
   config = tiny(grpo)
   config.evaluate.worlds.kinds = ()
   config.reward = 'train_test:nan_of_some'
-  with pytest.raises(ValueError, match='train_test:nan_of_some: the reward must '
-                                       'be a finite number, but is nan for '
-                                       'question .*, sample 2. Correct it'):
+  with pytest.raises(ValueError, match=(
+      'train_test:nan_of_some: the reward must be a finite number, but is nan '
+      'for question .*, sample 2. Correct it')):
     train.run(config, str(tmp_path))
   assert not lines(tmp_path)
   assert checkpoint.steps(tmp_path / 'checkpoints') == [0]

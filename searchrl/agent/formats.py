@@ -18,7 +18,8 @@ from searchrl.trajectory import Trajectory, Turn
 
 TURN_ENDS = (  # of Qwen, Llama, Mistral, DeepSeek and Gemma
     '<|im_end|>', '<|endoftext|>', '<|eot_id|>', '<|eom_id|>',
-    '<|end_of_text|>', '</s>', '<｜end▁of▁sentence｜>', '<end_of_turn>', '<eos>')
+    '<|end_of_text|>', '</s>', '<｜end▁of▁sentence｜>', '<end_of_turn>',
+    '<eos>')
 
 
 class Blocks(NamedTuple):

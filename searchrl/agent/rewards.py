@@ -183,9 +183,10 @@ def _study(lambda_f: float, lambda_r: float, invalid: float, fatal: bool
   """Eq. 3 and 4 as a function of the parts."""
   for name, value in (('lambda_f', lambda_f), ('lambda_r', lambda_r),
                       ('invalid', invalid)):
-    if not 0 <= value <= 1:
-      raise ValueError(f'reward_options.{name} must be in [0, 1], as the reward '
-                       f'is, but is {value}. Choose one such as 0.2.')
+    if not isinstance(value, (int, float)) or not 0 <= value <= 1:
+      raise ValueError(
+          f'reward_options.{name} must be a number in [0, 1], as rewards are, '
+          f'but is {value!r}. Choose one such as 0.2.')
   if fatal and invalid:
     raise ValueError(
         'reward_options.invalid must be 0 with fatal=True, which gives 0 to a '
