@@ -7,6 +7,7 @@ import json
 import math
 
 import fakes
+import loopback
 import numpy as np
 import pytest
 
@@ -106,8 +107,8 @@ def test_what_is_no_finite_number_is_an_error_that_names_the_trajectory(
 
 
 def test_an_outcome_that_raises_is_named_too():
-  with pytest.raises(ValueError, match='question .q0., sample 0, but raised '
-                                       'ZeroDivisionError') as error:
+  with pytest.raises(ValueError, match=(
+      'the outcome must score question .q0., sample 0, but raised Zero')) as error:
     scored(lambda ts: [Scores(1.0)] * len(ts), outcome=lambda t: 1 / 0)
   assert isinstance(error.value.__cause__, ZeroDivisionError)
 
@@ -156,6 +157,34 @@ def test_the_first_process_judges_and_all_have_its_scores(monkeypatch):
     both.index = 1
     assert scored(judge, collective=collective) == first
     assert first[0].reward == 1 / 3 and len(calls) == wanted
+
+
+@pytest.mark.slow
+def test_two_processes_have_one_score_or_end_alike():
+  found = loopback.outputs(2, r'''
+from searchrl.agent import rewards
+from searchrl.rollouts import scoring
+from searchrl.runtime import processes
+from searchrl.trajectory import Question, Scores, Trajectory
+
+processes.initialize()
+own = processes.index()
+round_ = [Trajectory(Question(f'q{n}', 'x', ('y',)), 0, 0, (1,),
+                     stop_reason='answer') for n in range(3)]
+judge = lambda trajectories: [Scores(own + 0.1)] * len(trajectories)
+broken = lambda trajectories: 1 / 0
+for collective in (False, True):
+  make = lambda score: scoring.Scorer(rewards.Judge(score, False, collective))
+  out(f'scores {collective}', [t.reward for t in make(judge)(round_)])
+  try:
+    make(broken if own == 0 else judge)(round_)
+  except ValueError as error:
+    out(f'error {collective}', str(error))
+''')
+  for collective in (False, True):
+    assert found[f'scores {collective}'] == [[0.1] * 3] * 2
+    first, second = found[f'error {collective}']
+    assert first == second and 'raised ZeroDivisionError' in first
 
 
 def test_an_error_of_any_process_ends_all(monkeypatch):

@@ -81,7 +81,7 @@ class Scorer:
 
   def _asked(self, trajectories: Sequence[Trajectory]) -> Sequence[Scores]:
     """A score for each trajectory, by one call of the judge."""
-    scores = self._call(self.judge.score, trajectories, _name(trajectories))
+    scores = _call(self.judge.score, trajectories, self.name, trajectories)
     if not hasattr(scores, '__len__') or len(scores) != len(trajectories):
       found = len(scores) if hasattr(scores, '__len__') else repr(scores)
       raise ValueError(
@@ -98,7 +98,7 @@ class Scorer:
                        f'{scores!r} for {named}. {_WAY_OUT}')
     outcome = scores.outcome
     if outcome is None:
-      outcome = self._call(self.outcome, trajectory, named)
+      outcome = _call(self.outcome, trajectory, 'the outcome', [trajectory])
     parts = scores.parts if isinstance(scores.parts, Mapping) else {
         'parts': scores.parts}  # no number either
     number = lambda what, value: _number(f'{self.name}: {what}', value, named)
@@ -107,16 +107,6 @@ class Scorer:
         outcome_reward=number('the outcome', outcome),
         parts={str(part): number(f'the part {part!r}', value)
                for part, value in parts.items()})
-
-  def _call(self, function: Callable[[Any], Any], argument: Any, named: str
-           ) -> Any:
-    """function(argument); whatever it raises becomes one kind of error."""
-    try:
-      return function(argument)
-    except Exception as error:
-      raise ValueError(
-          f'{self.name} must score {named}, but raised '
-          f'{type(error).__name__}: {error}. {_WAY_OUT}') from error
 
 
 def once(score: Score) -> Score:
@@ -128,6 +118,17 @@ def once(score: Score) -> Score:
     known.update(zip(new, score(new), strict=True))
     return [known[t] for t in trajectories]
   return scored
+
+
+def _call(function: Callable[[Any], Any], argument: Any, name: str,
+          trajectories: Sequence[Trajectory]) -> Any:
+  """function(argument); whatever it raises becomes one kind of error."""
+  try:
+    return function(argument)
+  except Exception as error:
+    raise ValueError(
+        f'{name} must score {_name(trajectories)}, but raised '
+        f'{type(error).__name__}: {error}. {_WAY_OUT}') from error
 
 
 def _number(what: str, value: Any, named: str) -> float:
