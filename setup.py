@@ -57,13 +57,14 @@ setuptools.setup(
         'scann': ['scann>=1.4.2; platform_system == "Linux"'],
         'search': ['faiss-cpu>=1.12',
                    'scann>=1.4.2; platform_system == "Linux"'],
+        'parquet': ['pyarrow>=17'],  # questions in Search-R1's files
         'bm25s': ['bm25s>=0.3'],
         'lucene': ['pyserini>=1.0'],  # needs Java
         'serve': ['httptools>=0.6.3',  # servers need less CPU
                   'uvloop>=0.21; platform_system != "Windows"'],
         'test': ['bm25s>=0.3', 'faiss-cpu>=1.12', 'httptools>=0.6.3',
-                 'hypothesis>=6.100', 'ir-measures>=0.4', 'pytest>=8',
-                 'pytest-xdist>=3.6',
+                 'hypothesis>=6.100', 'ir-measures>=0.4', 'pyarrow>=17',
+                 'pytest>=8', 'pytest-xdist>=3.6',
                  'scann>=1.4.2; platform_system == "Linux"', 'setuptools',
                  'wheel'],
         'parity': ['torch>=2.6'],

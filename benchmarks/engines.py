@@ -101,7 +101,8 @@ def one(engine: str, seed: int, options) -> dict:
       'curves': {key: [round(s[key], 4) for s in steps] for key in CURVES},
       'rows': [{key: row[key] for key in (
           'set', 'decoding', 'hops', 'n', 'em', 'searches')} | {
-              'engine': 'its own engine'} for row in rows]}
+              'engine': 'its own engine'}
+               for row in rows if row['hops'] != 'all']}
 
 
 def records(file: pathlib.Path) -> list[dict]:

@@ -80,18 +80,18 @@ def drawn(stream, *counts):
 
 
 def test_every_epoch_draws_each_question_once_in_another_order():
-  uids = [q.uid for q in drawn(questions_lib.Stream(some(20), seed=1), 60)]
+  uids = [q.uid for q in drawn(questions_lib.stream([some(20)], seed=1), 60)]
   epochs = [uids[:20], uids[20:40], uids[40:]]
   assert all(Counter(epoch) == Counter(f'{n}' for n in range(20))
              for epoch in epochs)
   assert len(set(map(tuple, epochs))) == 3
-  other = questions_lib.Stream(some(20), seed=2)
+  other = questions_lib.stream([some(20)], seed=2)
   assert [q.uid for q in drawn(other, 20)] != epochs[0]
 
 
 def test_every_pool_of_a_mix_has_epochs_of_its_own():
   questions = some(30, hops=(1, 2, 2))
-  dealt = drawn(questions_lib.Stream(questions, seed=0, mix=(1, 1)), 40)
+  dealt = drawn(questions_lib.stream([questions], seed=0, mix=(1, 1)), 40)
   one = [q.uid for q in dealt if q.hops == 1]
   two = [q.uid for q in dealt if q.hops == 2]
   assert len(one) == len(two) == 20
@@ -105,7 +105,7 @@ mixes = st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any)
 @hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
 @hypothesis.given(mixes, st.lists(st.integers(0, 9), max_size=8))
 def test_shares_are_kept_in_every_draw(mix, counts):
-  stream = questions_lib.Stream(some(24, hops=(1, 2, 3, 4)), seed=0, mix=mix)
+  stream = questions_lib.stream([some(24, hops=(1, 2, 3, 4))], seed=0, mix=mix)
   dealt = drawn(stream, *counts)
   seen = Counter(q.hops for q in dealt)
   for hops, share in enumerate(mix, start=1):
@@ -117,10 +117,10 @@ def test_shares_are_kept_in_every_draw(mix, counts):
 @pytest.mark.parametrize('mix', [None, (4, 4, 2)])
 def test_a_stream_goes_on_from_a_position_exactly(mix):
   questions = some(17, hops=(1, 2, 3))
-  expected = drawn(questions_lib.Stream(questions, seed=5, mix=mix), 100)
+  expected = drawn(questions_lib.stream([questions], seed=5, mix=mix), 100)
   position, dealt = None, []
   for count in (7, 0, 30, 1, 62):
-    stream = questions_lib.Stream(questions, seed=5, mix=mix)
+    stream = questions_lib.stream([questions], seed=5, mix=mix)
     more, after = stream.draw(position or stream.start, count)
     position = json.loads(json.dumps(after))  # as a checkpoint does
     dealt += more
@@ -129,6 +129,6 @@ def test_a_stream_goes_on_from_a_position_exactly(mix):
 
 def test_a_mix_of_missing_hops_is_refused():
   with pytest.raises(ValueError, match='data.mix asks for 2 of 3-hop'):
-    questions_lib.Stream(some(4, hops=(1, 2)), seed=0, mix=(1, 0, 2))
-  questions_lib.Stream(some(4, hops=(1, 2)), seed=0, mix=(1, 1, 0)).draw(
+    questions_lib.stream([some(4, hops=(1, 2))], seed=0, mix=(1, 0, 2))
+  questions_lib.stream([some(4, hops=(1, 2))], seed=0, mix=(1, 1, 0)).draw(
       (0, 0, 0), 9)

@@ -1,75 +1,107 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Questions: reads and writes them as jsonl, and draws them for each step.
+"""Questions: reads and writes them, and draws them for each step.
 
 The schema is FlashRAG's: {"id", "question", "golden_answers", "metadata"}; the
 hop count, where there is one, is metadata.hops.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+import dataclasses
+import hashlib
 import json
 import pathlib
 
 import numpy as np
 
+from searchrl.data import question_files
 from searchrl.trajectory import Question
 
 
-def read(path: str) -> list[Question]:
-  """Reads and checks a file of questions.
+def read(path: str | pathlib.Path, *, prefix: str = '', source: str = '',
+         needs_golds: bool = True, question_mark: bool = False
+        ) -> list[Question]:
+  """Reads and checks a file of questions, jsonl or parquet.
+
+  A question's uid is its id, after `prefix/`, if there is one. Where ids of
+  several data sources are equal, as in Search-R1's merged files, it is
+  <data source>/<id>.
+
+  Args:
+    path: of the file.
+    prefix: of the uids.
+    source: the data source of all; '': each row's own, or else the file's stem.
+    needs_golds: a question without golden answers is an error.
+    question_mark: the ? that a question lacks is appended.
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: a line is no question or repeats an id, which the error names;
-      or the file has no question.
+    ValueError: a row is no question or repeats an id of its data source, which
+      the error names; or the file has no question.
   """
   file = pathlib.Path(path)
   if not file.is_file():
     raise FileNotFoundError(
-        f'questions are read from a jsonl file, but {file} is none. Check the '
-        'paths under config.data.')
-  result, line_of = [], {}
-  with file.open(encoding='utf-8') as lines:
-    for number, line in enumerate(lines, start=1):
-      if not line.strip():
-        continue
-      question = _parse(line, f'{file}, line {number}', file.stem)
-      if question.uid in line_of:
-        raise ValueError(
-            f'question ids must be unique, but {file}, line {number} repeats '
-            f'{question.uid!r} of line {line_of[question.uid]}.')
-      line_of[question.uid] = number
-      result.append(question)
+        f'questions are read from a jsonl or parquet file, but {file} is none. '
+        'Check the paths under config.data.')
+  result, place_of = [], {}
+  for place, record in question_files.records(file, needs_golds=needs_golds):
+    question = _parse(record, f'{file}, {place}', file.stem, needs_golds)
+    key = question.data_source, question.uid
+    if key in place_of:
+      raise ValueError(
+          f'question ids must be unique, but {file}, {place} repeats '
+          f'{question.uid!r} of {place_of[key]}.')
+    place_of[key] = place
+    result.append(question)
   if not result:
     raise ValueError(f'{file} holds no question.')
-  return result
+  repeats = len({q.uid for q in result}) < len(result)
+  return [_named(q, prefix, source, by_source=repeats, mark=question_mark)
+          for q in result]
 
 
-def _parse(line: str, place: str, stem: str) -> Question:
-  """The question of a line; `place` is for messages, `stem` its data source."""
+def _parse(record: question_files.Record, place: str, stem: str,
+           needs_golds: bool) -> Question:
+  """The question of a row; `place` is for messages, `stem` its data source."""
   try:
-    record = json.loads(line)
-    answers = record['golden_answers']
+    answers = record['golden_answers'] if needs_golds else (
+        record.get('golden_answers') or ())
     if isinstance(answers, str):
       answers = [answers]
     metadata = record.get('metadata') or {}
+    hops = metadata.get('hops')
     question = Question(
         uid=str(record['id']), text=record['question'].strip(),
-        answers=tuple(map(str, answers)), hops=int(metadata.get('hops', 1)),
-        data_source=str(metadata.get('data_source', stem)))
+        answers=tuple(map(str, answers)),
+        hops=1 if hops is None else int(hops),
+        data_source=str(metadata.get('data_source')
+                        or record.get('data_source') or stem))
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(
         f'{place} must be {{"id", "question", "golden_answers"}}, but '
-        f'{line.strip()[:80]!r} is not: {type(error).__name__} {error}.') from (
-            error)
-  if not question.text or not question.answers:
+        f'{json.dumps(record, default=str)[:80]!r} is not: '
+        f'{type(error).__name__} {error}.') from error
+  if not question.text or (needs_golds and not question.answers):
     raise ValueError(
-        f'{place} must have a question and at least one golden answer.')
+        f'{place} must have a question and at least one golden answer, against '
+        'which answers are scored.')
   return question
 
 
-def write(path: str, questions: Sequence[Question]) -> None:
-  """Writes questions as `read` reads them."""
+def _named(question: Question, prefix: str, source: str, *, by_source: bool,
+           mark: bool) -> Question:
+  """A question with the uid, data source and question mark that it needs."""
+  parts = [prefix, question.data_source if by_source else '', question.uid]
+  lacks = mark and not question.text.endswith('?')
+  return dataclasses.replace(
+      question, uid='/'.join(filter(None, parts)),
+      text=question.text + '?' * lacks,
+      data_source=source or question.data_source)
+
+
+def write(path: str | pathlib.Path, questions: Sequence[Question]) -> None:
+  """Writes questions as `read` reads them, as jsonl."""
   with pathlib.Path(path).open('w', encoding='utf-8') as file:
     for q in questions:
       file.write(json.dumps({
@@ -78,28 +110,39 @@ def write(path: str, questions: Sequence[Question]) -> None:
                             ensure_ascii=False) + '\n')
 
 
+def subset(questions: Sequence[Question], count: int, seed: int
+          ) -> list[Question]:
+  """So many questions, drawn by the seed, in their order.
+
+  Each has a rank of its own, a hash of seed and uid: the subset does not depend
+  on the order of files, a larger one holds a smaller one, and a question more
+  in a file displaces at most one.
+  """
+  ranked = sorted(questions, key=lambda q: hashlib.sha256(
+      f'{seed}/{q.uid}'.encode()).digest())
+  chosen = {q.uid for q in ranked[:count]}
+  return [q for q in questions if q.uid in chosen]
+
+
 class Stream:
   """Draws questions, epoch after epoch, each in an order of its own.
 
   Args:
-    questions: all there are.
+    pools: of questions; most streams have one.
     seed: of the orders.
-    mix: shares of 1, 2, ... hops in every draw, as nearly as whole numbers
-      allow (hops are stratified); () draws from all questions alike.
-
-  Raises:
-    ValueError: no share of the mix is above 0, or one has no question.
+    shares: of the pools in every draw, as nearly as whole numbers allow; ()
+      is for a single pool.
   """
 
-  def __init__(self, questions: Sequence[Question], *, seed: int,
-               mix: Sequence[float] = ()):
-    self._seed = seed
-    self._shares, self._pools = [1.0], [list(questions)]
-    if mix:
-      self._pools = [[q for q in questions if q.hops == hops]
-                     for hops in range(1, len(mix) + 1)]
-      _check_mix(mix, self._pools)
-      self._shares = [share / sum(mix) for share in mix]
+  def __init__(self, pools: Sequence[Sequence[Question]], *, seed: int,
+               shares: Sequence[float] = ()):
+    self._seed, self._pools = seed, [list(pool) for pool in pools]
+    self._shares = [share / sum(shares) for share in shares] or [1.0]
+    self._orders = {}  # pool -> (epoch, its order)
+    if len(self._shares) != len(self._pools):
+      raise ValueError(
+          f'shares must be as many as pools, {len(self._pools)}, but are '
+          f'{len(self._shares)}.')
 
   @property
   def start(self) -> tuple[int, ...]:
@@ -108,7 +151,7 @@ class Stream:
 
   def draw(self, position: Sequence[int], count: int
           ) -> tuple[list[Question], tuple[int, ...]]:
-    """The next `count` questions in the mix's shares, hops interleaved.
+    """The next `count` questions in the pools' shares, interleaved.
 
     Args:
       position: questions drawn of each pool so far.
@@ -131,20 +174,49 @@ class Stream:
   def _pick(self, pool: int, position: int) -> Question:
     """The question at a position of a pool's endless order."""
     epoch, index = divmod(position, len(self._pools[pool]))
-    order = np.random.default_rng([self._seed, pool, epoch]).permutation(
-        len(self._pools[pool]))
-    return self._pools[pool][order[index]]
+    if self._orders.get(pool, (None, None))[0] != epoch:
+      self._orders[pool] = epoch, np.random.default_rng(
+          [self._seed, pool, epoch]).permutation(len(self._pools[pool]))
+    return self._pools[pool][self._orders[pool][1][index]]
 
 
-def _check_mix(mix: Sequence[float], pools: Sequence[Sequence[Question]]
-              ) -> None:
-  """Raises a ValueError for a mix that cannot be drawn from these pools."""
-  if sum(mix) <= 0:
+def stream(files: Sequence[Sequence[Question]], *, seed: int,
+           mix: Sequence[float] = (), weights: Sequence[float] = ()) -> Stream:
+  """The stream of some files' questions.
+
+  Args:
+    files: the questions of each.
+    seed: of the orders.
+    mix: shares of 1, 2, ... hops in every draw (hops are stratified).
+    weights: shares of the files in every draw, instead of those of hops; with
+      neither, all questions are drawn alike, in proportion to the files' sizes.
+
+  Raises:
+    ValueError: no share is above 0, or one that is has no question.
+  """
+  if weights:
+    _check_shares(weights, files, 'data.weights', [
+        f'questions of file {n}' for n in range(1, len(files) + 1)])
+    return Stream(files, seed=seed, shares=weights)
+  questions = [q for file in files for q in file]
+  if not mix:
+    return Stream([questions], seed=seed)
+  pools = [[q for q in questions if q.hops == hops]
+           for hops in range(1, len(mix) + 1)]
+  _check_shares(mix, pools, 'data.mix', [
+      f'{hops}-hop questions' for hops in range(1, len(mix) + 1)])
+  return Stream(pools, seed=seed, shares=mix)
+
+
+def _check_shares(shares: Sequence[float], pools: Sequence[Sequence[Question]],
+                  field: str, names: Iterable[str]) -> None:
+  """Raises a ValueError for shares that cannot be drawn from these pools."""
+  if sum(shares) <= 0 or min(shares) < 0:
     raise ValueError(
-        f'data.mix needs a share above 0, but is {tuple(mix)}. Use () to draw '
-        'from all questions alike.')
-  for hops, (share, pool) in enumerate(zip(mix, pools), start=1):
+        f'{field} needs a share above 0, and none below, but is '
+        f'{tuple(shares)}. Use () to draw from all questions alike.')
+  for name, share, pool in zip(names, shares, pools, strict=True):
     if share and not pool:
       raise ValueError(
-          f'data.mix asks for {share} of {hops}-hop questions, but there is '
-          'none. Set its share to 0, or data.mix to ().')
+          f'{field} asks for {share} of {name}, but there is none. Set its '
+          f'share to 0, or {field} to ().')

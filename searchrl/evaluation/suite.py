@@ -1,6 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation: a policy and cases in; scores by data source and records out."""
+"""Evaluation: a policy and cases in; scores by set and records out.
+
+A set has a row of its own, and a row a hop count where it has questions of
+several. The mean over several sets, each weighing alike, is one more row.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,12 +18,15 @@ import numpy as np
 
 from searchrl.agent import rewards as rewards_lib
 from searchrl.data import datasets
+from searchrl.data import questions as questions_lib
 from searchrl.rollouts import scoring
 from searchrl.rollouts.sampler import Sampler
 from searchrl.trajectory import Request, SearchFn, Trajectory, to_json
 
 COLUMNS = ('set', 'engine', 'decoding', 'hops', 'n', 'em', '95% interval',
            'subem', 'f1', 'searches')
+SCORES = ('em', 'subem', 'f1', 'searches')
+ALL = 'all'  # the hops of a row of a whole set
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +55,8 @@ def run(
     step: seeds the sampled cases; equal steps give equal samples.
 
   Returns:
-    Rows for `figures.table`, a row per case and hop count, and the
-    trajectories. Searches that failed count as wrong here.
+    Rows for `figures.table`, and the trajectories of each case. Searches that
+    failed count as wrong here.
   """
   rows, records = [], []
   synced = sampler.sync(params)
@@ -61,15 +68,41 @@ def run(
         search=case.search, step=step,
         temperature=0.0 if case.decoding == 'greedy' else 1.0).trajectories)
     records.append((case, trajectories))
-    by_hops = defaultdict(list)
-    for trajectory in trajectories:
-      by_hops[trajectory.question.hops].append(trajectory)
-    for hops, group in sorted(by_hops.items()):
-      rows.append(_row(case, hops, group))
-  return rows, records
+    rows += _rows(case, trajectories)
+  return rows + _means(rows), records
 
 
-def _row(case: EvalCase, hops: int, trajectories: Sequence[Trajectory]) -> dict:
+def limited(cases: Sequence[EvalCase], limit: int, seed: int
+           ) -> list[EvalCase]:
+  """The cases of an evaluation during training: greedy, on a few questions.
+
+  Args:
+    cases: of a whole evaluation; those with random passages are left out.
+    limit: questions of a set, drawn by the seed; 0, or more than it has: all.
+    seed: of the choice.
+  """
+  def fewer(case):
+    chosen = questions_lib.subset(
+        case.dataset.questions, limit or len(case.dataset.questions), seed)
+    return dataclasses.replace(case, dataset=dataclasses.replace(
+        case.dataset, questions=chosen))
+
+  return [fewer(case) for case in cases
+          if case.decoding == 'greedy' and case.engine != 'noise']
+
+
+def _rows(case: EvalCase, trajectories: Sequence[Trajectory]) -> list[dict]:
+  by_hops = defaultdict(list)
+  for trajectory in trajectories:
+    by_hops[trajectory.question.hops].append(trajectory)
+  if len(by_hops) == 1:
+    by_hops.clear()
+  return [_row(case, hops, group) for hops, group in (
+      *sorted(by_hops.items()), (ALL, trajectories))]
+
+
+def _row(case: EvalCase, hops: int | str, trajectories: Sequence[Trajectory]
+        ) -> dict:
   n = len(trajectories)
   scores = np.array([rewards_lib.em(t) for t in trajectories])
   low, high = wilson(int(scores.sum()), n)
@@ -85,6 +118,21 @@ def _row(case: EvalCase, hops: int, trajectories: Sequence[Trajectory]) -> dict:
           t.stop_reason == 'search_error' for t in trajectories)}
 
 
+def _means(rows: Sequence[dict]) -> list[dict]:
+  """The mean of the whole sets, where there are several, of each decoding."""
+  by_way = defaultdict(list)
+  for row in rows:
+    if row['hops'] == ALL and row['engine'] != 'noise':
+      by_way[row['engine'], row['decoding']].append(row)
+  return [{
+      'set': datasets.MEAN, 'engine': engine, 'decoding': decoding, 'hops': ALL,
+      'n': sum(row['n'] for row in group),
+      **{score: float(np.mean([row[score] for row in group]))
+         for score in SCORES},
+      'search_errors': sum(row['search_errors'] for row in group)}
+          for (engine, decoding), group in by_way.items() if len(group) > 1]
+
+
 def wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float]:
   """The score interval of a proportion (Wilson 1927), 95 % by default."""
   p = hits / n
@@ -94,12 +142,14 @@ def wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def scalars(rows: Sequence[Mapping]) -> dict[str, float]:
-  """Rows as metrics: 'val/<set>_<hops>hop/em/greedy' and so on."""
+  """Rows as metrics: 'val/<set>/em/greedy', 'val/<set>_2hop/em/greedy' ..."""
   result = {}
   for row in rows:
     name = row['set'] if row['engine'] != 'noise' else f'{row["set"]}_noise'
-    prefix = f'val/{name}_{row["hops"]}hop'
-    for score in ('em', 'subem', 'f1', 'searches'):
+    prefix = f'val/{name}'
+    if row['hops'] != ALL:
+      prefix += f'_{row["hops"]}hop'
+    for score in SCORES:
       result[f'{prefix}/{score}/{row["decoding"]}'] = row[score]
   return result
 

@@ -7,6 +7,7 @@ import math
 import pathlib
 
 from searchrl.evaluation import figures
+from searchrl.evaluation import suite
 from searchrl.runtime import metrics
 
 FILE = 'summary.txt'  # of a finished run
@@ -40,17 +41,23 @@ def table(folder: pathlib.Path) -> str:
                    for name in ('before', 'after'))
   rows = []
   for case, by_hops in after.items():
-    row = dict(zip(('worlds', 'engine', 'decoding'), case))
-    for hops, (em, _, n) in by_hops.items():
+    row = dict(zip(('set', 'engine', 'decoding'), case))
+    for hops, (em, _, _) in by_hops.items():
       old = before.get(case, {}).get(hops)
-      row[f'EM {hops}-hop'] = (f'{old[0]:.2f} -> ' if old else '') + f'{em:.2f}'
-    row['n'] = n
-    row['searches'] = ' '.join(f'{x:.1f}' for _, x, _ in by_hops.values())
+      name = 'EM' if hops == suite.ALL else f'EM {hops}-hop'
+      row[name] = (f'{old[0]:.2f} -> ' if old else '') + f'{em:.2f}'
+    counts = {hops: cell[2] for hops, cell in by_hops.items()}
+    row['n'] = counts.get(suite.ALL) or sum(counts.values())
+    row['searches'] = ' '.join(
+        f'{x:.1f}' for hops, (_, x, _) in by_hops.items()
+        if hops != suite.ALL or len(by_hops) == 1)
     rows.append(row)
-  columns = list(dict.fromkeys(name for row in rows for name in row))
+  columns = sorted(
+      dict.fromkeys(name for row in rows for name in row),
+      key=lambda name: ('EM' in name) + 2 * (name in ('n', 'searches')))
   text = (f'{figures.table(rows, columns)}\n'
-          'EM: exact match, before -> after; n: questions a hop count; '
-          'searches: a question, by hops' if rows else
+          'EM: exact match, before -> after; n: questions; searches: a question,'
+          ' by hops' if rows else
           'No evaluation set: give --config.data.evaluate.')
   return (f'{text}\n\ncurve    {folder / "curve.png"}\n'
           f'model    {folder / "model"} (Hugging Face format)\n'
@@ -58,7 +65,10 @@ def table(folder: pathlib.Path) -> str:
 
 
 def _cells(file: pathlib.Path) -> dict:
-  """{(set, engine, decoding): {hops: (exact match, searches, n)}}."""
+  """{(set, engine, decoding): {hops, or `ALL`: (exact match, searches, n)}}.
+
+  Runs before there were rows of whole sets have none.
+  """
   cells = {}
   for row in json.loads(file.read_text()) if file.exists() else ():
     case = cells.setdefault((row['set'], row['engine'], row['decoding']), {})

@@ -13,6 +13,7 @@ from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
 from searchrl.evaluation import suite
 from searchrl.experiment import checks
+from searchrl.experiment import init_from
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.models import attention
@@ -33,7 +34,7 @@ from searchrl.trajectory import SearchFn
 _REWARDS = 'searchrl.agent.rewards:em, :subem, :f1, :format_em and :retrieval'
 _FREE = ('train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
          'train.keep_checkpoints', 'train.progress', 'train.lockstep',
-         'train.watchdog_secs')
+         'train.watchdog_secs', 'evaluate.every', 'evaluate.limit')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Experiment:
   sampler: Sampler
   learner: learners.Learner
   params: Any  # that the run starts from; also the reference policy
+  start: Callable[[Any], Any]  # the learner's first state -> that of the run
   stream: questions_lib.Stream
   search: SearchFn
   scorer: scoring.Scorer
@@ -59,11 +61,14 @@ def build(config, folder: pathlib.Path) -> Experiment:
     ValueError, FileNotFoundError: the config cannot be run.
   """
   checks.check(config)
+  checks.check_questions(config)
+  init_from.check(config, folder)
   processes.agree('config', json.loads(config.to_json()))
   recipe, scored = algorithm(config), scorer(config)
   collect.check(rounds(config.rollout), scored)
   mesh = meshes.make(**config.mesh)
-  checks.check_staleness(config.train.max_staleness, recipe, mesh.size)
+  checks.check_staleness(config.train.max_staleness, recipe, mesh.size,
+                         config.evaluate.every)
   lockstep = locksteps.LockstepCheck(config.train.lockstep)
   checks.check_training_data(config)
   sampler, params = policy.build(config, mesh)
@@ -73,6 +78,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
   processes.on_first('workdir', lambda: workdirs.prepare(
       folder, config.to_dict(), free=_FREE,
       allow_changes=config.allow_changes))
+  params, start = init_from.start(config, folder, sampler, params, mesh)
   data, sets = datasets.shared(lambda: (
       train_set(config, folder), evaluation_sets(config, folder)))
   processes.on_first('search', lambda: workdirs.note(
@@ -80,8 +86,10 @@ def build(config, folder: pathlib.Path) -> Experiment:
       allow_changes=config.allow_changes))
   return Experiment(
       algorithm=recipe, sampler=sampler, learner=trainer, params=params,
-      stream=questions_lib.Stream(
-          data.questions, seed=config.seed, mix=config.data.mix),
+      start=start,
+      stream=questions_lib.stream(
+          data.files or [data.questions], seed=config.seed,
+          mix=config.data.mix, weights=config.data.weights),
       search=searches.engine(config.search, data.corpus, seed=config.seed),
       scorer=scored, rounds=rounds(config.rollout),
       cases=searches.cases(config.search, sets, noise=config.evaluate.noise,
@@ -124,7 +132,9 @@ def train_set(config, folder: pathlib.Path) -> datasets.Dataset:
   return datasets.train_set(
       folder / 'data', train=config.data.train, corpus=config.search.corpus,
       world_seed=config.data.world_seed, per_hop=config.data.per_hop,
-      needs_corpus=searches.needs_corpus(config.search))
+      needs_corpus=searches.needs_corpus(config.search),
+      limit=config.data.limit, seed=config.seed,
+      question_mark=config.data.question_mark)
 
 
 def evaluation_sets(config, folder: pathlib.Path) -> list[datasets.Dataset]:
@@ -132,6 +142,7 @@ def evaluation_sets(config, folder: pathlib.Path) -> list[datasets.Dataset]:
   return datasets.evaluation_sets(
       folder / 'data', evaluate=config.data.evaluate,
       corpus=config.search.corpus, own_train=bool(config.data.get('train')),
+      question_mark=config.data.get('question_mark', False),
       needs_corpus=searches.needs_corpus(config.search),
       **config.evaluate.worlds)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import dataclasses
 from typing import Any
 
+from searchrl.data import question_files
 from searchrl.models.inference import sampling
 from searchrl.rl import algorithms
 from searchrl.search.index import approximate
@@ -42,6 +43,9 @@ RULES = (
     _at_least('train.keep_checkpoints', 1),
     _at_least('train.warn_after', 1),
     _at_least('train.max_staleness', 0),
+    _at_least('data.limit', 0, 'Set it to 0 to train on all questions.'),
+    _at_least('evaluate.every', 0, 'Set it to 0 for no evaluation in training.'),
+    _at_least('evaluate.limit', 0, 'Set it to 0 for all questions.'),
     _at_least('rollout.questions', 1),
     _at_least('rollout.group_size', 1),
     _at_least('rollout.max_rounds', 1),
@@ -53,6 +57,10 @@ RULES = (
     _at_least('ask.samples', 1),
     _above('ask.temperature', 0),
     _at_least('serve.steps', 1),
+    # Exports.
+    _at_least('export.step', 0, 'Set it to 0 for the newest.'),
+    Rule('export.dtype', lambda x: x in ('float32', 'bfloat16'),
+         "'float32' or 'bfloat16'"),
     # Encoders and the tiny base model.
     _at_least('steps', 1),
     _at_least('save_every', 1),
@@ -89,6 +97,31 @@ def _values(config, field: str) -> Iterator[Any]:
   yield config
 
 
+def check_questions(config) -> None:
+  """Raises unless a config's files of questions are there, and weighted right.
+
+  Raises:
+    ValueError: names or weights do not suit the files.
+    FileNotFoundError: a file is none.
+  """
+  data = config.data
+  question_files.named(
+      data.get('evaluate', ''), 'data.evaluate', may_be_folder=True)
+  files = question_files.named(data.get('train', ''), 'data.train')
+  weights = tuple(data.get('weights', ()))
+  if weights and (len(weights) != len(files) or min(weights) < 0
+                  or sum(weights) <= 0):
+    raise ValueError(
+        'data.weights must have a number of at least 0 for each of the '
+        f'{len(files)} files of data.train, and one above it, but is '
+        f'{weights}. Use () to draw from all questions alike.')
+  if weights and tuple(data.mix):
+    raise ValueError(
+        'data.mix must be () where data.weights are the shares of files, but '
+        f'is {tuple(data.mix)}: only one kind of shares can be held. Set it to '
+        '(), or data.weights.')
+
+
 def check_algorithm(config, name: str, algorithm: algorithms.Algorithm) -> None:
   """Raises a ValueError if the rollouts do not suit the algorithm."""
   rollout = config.rollout
@@ -113,9 +146,20 @@ def check_algorithm(config, name: str, algorithm: algorithms.Algorithm) -> None:
 
 
 def check_staleness(staleness: int, algorithm: algorithms.Algorithm,
-                    devices: int) -> None:
-  """Raises a ValueError if rollouts cannot be asynchronous."""
+                    devices: int, every: int = 0) -> None:
+  """Raises a ValueError if rollouts cannot be asynchronous.
+
+  Args:
+    staleness: config.train.max_staleness.
+    algorithm: of the run.
+    devices: of the mesh.
+    every: config.evaluate.every.
+  """
   for broken, message in (
+      (staleness and every,
+       'evaluate.every must be 0 where rollouts run ahead in a thread, which '
+       f'has the engine, but is {every} with train.max_staleness={staleness}. '
+       'Set one of them to 0.'),
       (staleness and algorithm.one_update,
        'train.max_staleness must be 0 for an algorithm without an importance '
        f'ratio, but is {staleness}: another policy samples than is trained. '

@@ -59,6 +59,7 @@ def restore(experiment: Experiment, folder: pathlib.Path, *, keep: int
     progress = Progress.from_json(extra)
     _say(f'Resumed at step {progress.step} of {folder}.')
     return state, progress
+  state = experiment.start(state)
   progress = Progress(position=experiment.stream.start)
   checkpoint.save(folder / 'checkpoints', 0, state, progress.to_json(),
                   keep=keep)
@@ -66,7 +67,8 @@ def restore(experiment: Experiment, folder: pathlib.Path, *, keep: int
 
 
 def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
-         progress: Progress, writer: metrics.Writer
+         progress: Progress, writer: metrics.Writer,
+         validate: Callable[[Any, int], None] = lambda state, step: None
         ) -> tuple[Any, Progress, bool]:
   """Steps until the run is done, or a signal stops it.
 
@@ -77,6 +79,8 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
     state: of the learner.
     progress: of the run.
     writer: of the metrics.
+    validate: called every `evaluate.every` steps but the last, before these are
+      saved: what is restored has been validated.
 
   Returns:
     The state, the progress, and whether the run was stopped before its end.
@@ -105,6 +109,10 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
       if processes.is_first():
         _save_trajectories(folder, progress.step, sampled)
       done = is_done(progress, options)
+      every = config.evaluate.every
+      if every and progress.step % every == 0 and not done:
+        heartbeat.beat(f'validation after step {progress.step}')
+        validate(state, progress.step)
       stopping = processes.stop_requested_anywhere(stop.asked)
       if progress.step % options.checkpoint_every == 0 or stopping or done:
         checkpoint.save(folder / 'checkpoints', progress.step, state,

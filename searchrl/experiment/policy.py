@@ -26,6 +26,7 @@ from searchrl.runtime import plugins
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 
+INIT = 'init'  # of a run's folder: the model that it began as, if by init_from
 TINY_BASE = pathlib.Path(__file__).parents[1] / 'assets' / 'tiny_base'
 
 
@@ -200,29 +201,67 @@ def of_run(config, run: str, *, most: int | None = None
 
 
 def trained(run: pathlib.Path, base: transformer.Params,
-            shape: transformer.TransformerConfig) -> transformer.Params:
-  """The policy of a run's newest checkpoint; adapters are merged with `base`.
+            shape: transformer.TransformerConfig, *, step: int | None = None
+           ) -> transformer.Params:
+  """The policy of a run's checkpoint, float32; adapters are merged with `base`.
+
+  Args:
+    run: the run's folder.
+    base: what its model.path holds, where it trains adapters; else any params
+      of the shape.
+    shape: of the model.
+    step: of the checkpoint; None: the newest.
 
   Raises:
     FileNotFoundError: the run has no checkpoint.
   """
-  wanted = base
+  sharding = jax.tree.leaves(base)[0].sharding
+  is_spread = isinstance(sharding, jax.sharding.NamedSharding)
   lora = recorded(run).get('model', {}).get('lora', dict(rank=0))
   if lora['rank']:
     lora = loras.Lora(**lora)
     wanted = loras.init(lora, shape, jax.random.key(0))
-    sharding = jax.tree.leaves(base)[0].sharding
-    if isinstance(sharding, jax.sharding.NamedSharding):  # whole, beside it
+    if is_spread:  # whole, beside it
       wanted = jax.tree.map(lambda x: meshes.place(
           x, meshes.sharding(sharding.mesh, ())), wanted)
+    if (run / INIT).is_dir():  # it began as another model than its model.path
+      base = weights.load(
+          str(run / INIT), shape, dtype=jax.tree.leaves(base)[0].dtype,
+          sharding_of=functools.partial(meshes.sharding, sharding.mesh)
+          if is_spread else None)
+  else:
+    lora = None
+    wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(
+        x.shape, 'float32', sharding=x.sharding), base)
   found = checkpoint.restore(
-      run / 'checkpoints', {'policy': {'params': wanted}}, partial=True)
+      run / 'checkpoints', {'policy': {'params': wanted}}, partial=True,
+      at=step)
   if found is None:
     raise FileNotFoundError(
         f'evaluate.run must be the folder of a run with checkpoints, but {run} '
         'has none.')
   params = found[1]['policy']['params']
-  return params if wanted is base else loras.merge(base, params, lora)
+  return loras.merge(base, params, lora) if lora else params
+
+
+def kept_step(run: pathlib.Path, step: int | None, field: str) -> int:
+  """The step of a run's checkpoint, if it is kept; None: that of the newest.
+
+  Raises:
+    FileNotFoundError: the folder is that of no run with checkpoints.
+    ValueError: the step is not kept.
+  """
+  kept = checkpoint.steps(run / 'checkpoints')
+  if not kept or not recorded(run):
+    raise FileNotFoundError(
+        f'{field} must be the folder of a run with checkpoints, but {run} is '
+        'none. Name for instance runs/dspo, the --workdir of a training run.')
+  if step is not None and step not in kept:
+    raise ValueError(
+        f'{field} must be at a step whose checkpoint {run} keeps, which are '
+        f'{", ".join(map(str, kept))}, but is at {step}. Keep more with '
+        'train.keep_checkpoints.')
+  return kept[-1] if step is None else step
 
 
 def recorded(run: pathlib.Path) -> dict[str, Any]:

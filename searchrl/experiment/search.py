@@ -58,9 +58,10 @@ def cases(search: Any, sets: Sequence[datasets.Dataset], *, noise: bool,
 
   The last shows whether answers come from retrieval: it should score about 0.
   """
-  result = []
-  for dataset in sets:
-    found = engine(search, dataset.corpus, seed=seed)
+  result, found = [], None
+  for before, dataset in zip([None, *sets], sets):
+    if found is None or dataset.corpus is not before.corpus:
+      found = engine(search, dataset.corpus, seed=seed)
     result += [suite.EvalCase(dataset, search.engine, found, decoding)
                for decoding in ('greedy', 'sampled')]
   if noise and sets and sets[0].corpus is not None:

@@ -15,6 +15,7 @@ import sys
 
 from searchrl.agent import rewards
 from searchrl.data import datasets
+from searchrl.data import question_files
 from searchrl.data import questions as questions_lib
 from searchrl.experiment import checks
 from searchrl.experiment import policy
@@ -200,14 +201,20 @@ def propose(file: pathlib.Path, corpus: corpora.Corpus, *, examples: str,
   Args:
     file: of the corpus.
     corpus: its passages.
-    examples: a file of questions; '': the one beside the corpus, if any.
+    examples: files of questions, as `question_files.named` has them; '': the
+      one beside the corpus, if any.
     run: the run's folder, as the command names it.
     own_corpus: the corpus, as the command names it.
   """
-  source = pathlib.Path(examples or file.parent / 'questions.jsonl')
+  beside = file.parent / 'questions.jsonl'
+  sources = question_files.named(
+      examples or (str(beside) if beside.is_file() else ''), 'ask.examples',
+      may_be_folder=True)
   print(f'{len(corpus)} passages of {file} can be asked about', end='')
-  if examples or source.is_file():
-    questions = [q.text for q in spread(questions_lib.read(source))]
+  if sources:
+    questions = [q.text for q in spread([
+        q for source in sources for q in questions_lib.read(
+            source.path, needs_golds=False)])]
     print(', for instance:')
   else:
     step = max(len(corpus) // _EXAMPLES, 1)

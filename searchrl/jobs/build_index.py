@@ -101,7 +101,8 @@ def _build(config, folder: pathlib.Path, store: vector_store.Store, corpus,
 def _queries(options, corpus, encode: dense.EncodeFn) -> np.ndarray:
   """Query vectors for recall: of questions, or of passages' first words."""
   if options.queries:
-    texts = [q.text for q in questions_lib.read(options.queries)]
+    texts = [q.text for q in questions_lib.read(
+        options.queries, needs_golds=False)]
     texts = texts[:options.count]
   else:
     passages = [corpus[int(i)] for i in dense.evenly_spaced(

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluates a policy: a run or a model folder in, a table and records out."""
 
+from collections.abc import Sequence
 import pathlib
+from typing import Any
 
 from searchrl.data import datasets
 from searchrl.evaluation import figures
@@ -26,6 +28,7 @@ def run(config, workdir: str) -> None:
     ValueError, FileNotFoundError: the config cannot be evaluated.
   """
   checks.check(config)
+  checks.check_questions(config)
   folder, options = pathlib.Path(workdir), config.evaluate
   if not config.search.engine:
     config.search.engine, config.search.options = policy.search_of_run(
@@ -35,12 +38,19 @@ def run(config, workdir: str) -> None:
       workdir, config.to_dict(), allow_changes=config.allow_changes))
   sets = datasets.shared(lambda: build.evaluation_sets(config, folder))
   processes.on_first('search', lambda: workdirs.note(
-      folder, 'search', {
-          dataset.name: searches.describe(config.search, dataset.corpus)
-          for dataset in sets}, allow_changes=config.allow_changes))
+      folder, 'search', _described(config.search, sets),
+      allow_changes=config.allow_changes))
   cases = searches.cases(config.search, sets, noise=options.noise,
                          seed=config.seed)
   rows, records = suite.run(sampler, params, cases, step=options.step)
   if processes.is_first():
     suite.save(folder, rows, records, sampler.tokenizer)
     print(figures.table(rows, suite.COLUMNS))
+
+
+def _described(search, sets: Sequence[datasets.Dataset]) -> dict[str, Any]:
+  """What each set is answered from; a corpus that several share, once."""
+  corpora = {id(dataset.corpus): dataset.corpus for dataset in sets}
+  facts = {key: searches.describe(search, corpus)
+           for key, corpus in corpora.items()}
+  return {dataset.name: facts[id(dataset.corpus)] for dataset in sets}

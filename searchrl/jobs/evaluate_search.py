@@ -36,9 +36,10 @@ def run(config, workdir: str) -> None:
     raise ValueError(
         f'data.evaluate must name questions for {search.engine!r}, whose '
         'corpus is remote, but is empty.')
-  rows = []
-  for dataset in sets:
-    engine = searches.engine(search, dataset.corpus, seed=config.seed)
+  rows, engine = [], None
+  for before, dataset in zip([None, *sets], sets):
+    if engine is None or dataset.corpus is not before.corpus:
+      engine = searches.engine(search, dataset.corpus, seed=config.seed)
     rows += [{'set': dataset.name, 'engine': search.engine} | row for row in
              recall_by_hops(dataset.questions, engine, config.retrieval.top_ks)]
   folder.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import shutil
 import sys
 
 from searchrl.evaluation import suite
@@ -16,6 +17,8 @@ from searchrl.experiment import policy
 from searchrl.models import weights
 from searchrl.runtime import metrics
 from searchrl.runtime import processes
+
+_DURING = 'step_'  # training: the folders of an evaluation
 
 
 def run(config, workdir: str) -> None:
@@ -44,11 +47,17 @@ def run(config, workdir: str) -> None:
       folder, tensorboard=config.train.tensorboard,
       enabled=processes.is_first())) as writer:
     writer.truncate(progress.step)
+    processes.on_first('forget', lambda: _forget_after(progress.step, folder))
     if progress.step == 0 and config.evaluate.initial:
       evaluate(experiment, learner.policy(state, base), 'before', folder,
                writer, 0)
+    few = dataclasses.replace(experiment, cases=suite.limited(
+        experiment.cases, config.evaluate.limit, config.seed))
     state, progress, stopped = loop.loop(
-        experiment, config, folder, state, progress, writer)
+        experiment, config, folder, state, progress, writer,
+        lambda state, step: evaluate(
+            few, learner.policy(state, base), f'{_DURING}{step:06d}', folder,
+            writer, step))
     if stopped:
       processes.say(f'Stopped after step {progress.step}; everything is saved '
                     f'in {folder}. Run the same command to go on.')
@@ -73,12 +82,22 @@ def evaluate(experiment: build.Experiment, params, name: str,
   rows = processes.on_first(f'{name}?', lambda: _read_table(folder))
   if rows is None:
     count = sum(len(case.dataset.questions) for case in experiment.cases)
-    processes.say(f'Evaluating {name} training ({count} questions) ...')
+    when = name + ' training' if name in ('before', 'after') else (
+        f'after step {step}')
+    processes.say(f'Evaluating {when} ({count} questions) ...')
     rows, records = suite.run(experiment.sampler, params, experiment.cases)
     if processes.is_first():
       suite.save(folder, rows, records, experiment.sampler.tokenizer)
-  if not writer.holds(step, 'val/'):
-    writer.write(step, suite.scalars(rows))
+  values = suite.scalars(rows)
+  if not all(writer.holds(step, value) for value in values):
+    writer.write(step, values)
+
+
+def _forget_after(step: int, folder: pathlib.Path) -> None:
+  """Deletes evaluations of steps after a restored one: they are made again."""
+  for path in (folder / 'evaluation').glob(f'{_DURING}*'):
+    if int(path.name.removeprefix(_DURING)) > step:
+      shutil.rmtree(path)
 
 
 def _read_table(folder: pathlib.Path):

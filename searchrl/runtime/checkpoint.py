@@ -80,7 +80,8 @@ def save(
 
 def restore(
     directory: Path, template: Any,
-    *, partial: bool = False, warn: Callable[[str], None] = warnings.warn,
+    *, at: int | None = None, partial: bool = False,
+    warn: Callable[[str], None] = warnings.warn,
 ) -> tuple[int, Any, dict[str, Any]] | None:
   """The newest intact step, as (step, state, extra); None if there is none.
 
@@ -92,6 +93,7 @@ def restore(
     directory: as given to `save`; may be missing.
     template: tree of `jax.ShapeDtypeStruct` or arrays, as saved. A leaf comes
       back with the template's sharding, on any mesh; without one, as numpy.
+    at: the committed step that is wanted; None: the newest intact one.
     partial: the template may lack leaves of the saved state, which are then not
       read: `{'params': ...}` does without the optimizer's.
     warn: receives one sentence for each step that was passed over.
@@ -103,7 +105,7 @@ def restore(
   for step in sorted(set(_numbered(directory)) - set(steps(directory))):
     warn(f'Checkpoint {directory / str(step)} was never committed; skipped.')
   damaged = {}
-  for step in reversed(steps(directory)):
+  for step in reversed(steps(directory) if at is None else [at]):
     path = directory / str(step)
     try:
       found = (step, *_load(path, template, partial))
@@ -129,6 +131,12 @@ def steps(directory: Path) -> list[int]:
   directory = _absolute(directory)
   return [step for step in _numbered(directory)
           if (directory / str(step) / _MARKER).is_file()]
+
+
+def holds(directory: Path, step: int, name: str) -> bool:
+  """Whether a committed step has a leaf below a name, such as 'critic'."""
+  seal, _ = _read_seal(_absolute(directory) / str(step))
+  return any(leaf.startswith(f'{name}/') for leaf in seal['leaves'])
 
 
 def digest(tree: Any) -> str:

@@ -1,0 +1,27 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""The policy of any kept checkpoint, as a Hugging Face model folder.
+
+  python -m searchrl.main --config=configs/export.py \
+      --config.export.run=runs/dspo --config.export.step=20
+
+Writes runs/export/dspo_step_20, which `transformers` loads and `model.path`
+takes; adapters are merged. A finished run has its last step in model/ already.
+
+Result: not yet measured.
+"""
+
+from configs import common
+import ml_collections
+
+
+def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
+  config = ml_collections.ConfigDict()
+  config.job = 'searchrl.jobs.export:run'
+  config.mesh = common.get_config(size).mesh
+  config.export = dict(
+      run='',  # the folder of a training run
+      step=0,  # of a checkpoint that it keeps; 0: the newest
+      dtype='float32',  # or bfloat16: half the size
+  )
+  return config

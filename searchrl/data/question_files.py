@@ -1,0 +1,220 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Files of questions: which ones a config names, and the records of each.
+
+A record has the keys of FlashRAG's jsonl, whatever the file: the columns of
+Search-R1's parquet are given these names.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import collections
+import dataclasses
+import itertools
+import json
+import pathlib
+import re
+from typing import Any
+
+SUFFIXES = ('.jsonl', '.parquet')
+# What a question needs -> the columns of a parquet that may hold it.
+_COLUMNS = {'question': ('question', 'prompt'),
+            'golden_answers': ('golden_answers', 'reward_model'),
+            'id': ('id', 'extra_info')}
+_ROWS = 1024  # of a parquet, read at a time
+Record = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+  """A file of questions, as a config names it."""
+
+  path: pathlib.Path
+  name: str = ''  # '': it is the only one, and has none
+  is_named: bool = False  # by the config; else `name` is the file's own
+
+
+def named(text: str, field: str, *, may_be_folder: bool = False) -> list[File]:
+  """The files of 'path', of 'name=path,name=path', or of a folder.
+
+  Args:
+    text: of the config; '' names none.
+    field: that holds it, for messages.
+    may_be_folder: a path may be that of a folder of files.
+
+  Raises:
+    ValueError: a name or path is empty, or two names are equal.
+    FileNotFoundError: a file is none, or a folder holds no questions.
+  """
+  whole = pathlib.Path(text)
+  if not text:
+    return []
+  if may_be_folder and whole.is_dir():
+    return _in_folder(whole, field)
+  if whole.is_file() or not set(text) & {',', '='}:
+    files = [File(whole)]
+  else:
+    files = [_file(part.strip(), text, field) for part in text.split(',')]
+  if len(files) > 1:
+    files = [dataclasses.replace(file, name=file.name or file.path.stem)
+             for file in files]
+  check_differ([file.name for file in files], field)
+  for file in files:
+    if not file.path.is_file():
+      raise FileNotFoundError(
+          'questions are read from a jsonl or parquet file, but '
+          f'{file.path} is none. Check {field}.')
+  return files
+
+
+def _file(part: str, text: str, field: str) -> File:
+  name, is_named, path = part.partition('=')
+  if not is_named or '/' in name:  # an = of the path's own
+    name, is_named, path = '', '', part
+  if not path or (is_named and not re.fullmatch(r'[\w.+-]+', name)):
+    raise ValueError(
+        f'{field} must be a path, or name=path,name=path, with names of '
+        f'letters, digits and any of _ . + -, but is {text!r}.')
+  return File(pathlib.Path(path), name, bool(is_named))
+
+
+def _in_folder(folder: pathlib.Path, field: str) -> list[File]:
+  """Its jsonl and parquet files whose rows are questions, by their stems."""
+  there = sorted(f for f in folder.iterdir() if f.suffix in SUFFIXES)
+  files = [File(f, f.stem) for f in there if _has_questions(f)]
+  if not files:
+    raise FileNotFoundError(
+        f'{field} must be a file, or a folder of .jsonl and .parquet files '
+        f'whose rows have a question, but {folder} holds '
+        f'{", ".join(f.name for f in there) or "neither"}.')
+  check_differ([file.name for file in files], field)
+  return files
+
+
+def _has_questions(file: pathlib.Path) -> bool:
+  """Whether a row has a question; a corpus's rows, for one, have none."""
+  if file.suffix == '.parquet':
+    return bool({*_parquet(file).schema_arrow.names} & {*_COLUMNS['question']})
+  with file.open(encoding='utf-8') as lines:
+    first = next(filter(str.strip, lines), '{}')
+  try:
+    return 'question' in json.loads(first)
+  except (ValueError, TypeError):
+    return False
+
+
+def check_differ(names: Sequence[str], field: str) -> None:
+  """Raises a ValueError if two names are equal."""
+  twice = [n for n, count in collections.Counter(names).items() if count > 1]
+  if twice:
+    raise ValueError(
+        f'{field} must name its files differently, but {twice[0]!r} is the '
+        'name of two. Write name=path,name=path.')
+
+
+def records(file: pathlib.Path, *, needs_golds: bool
+           ) -> Iterator[tuple[str, Record]]:
+  """('line 3' or 'row 3', record) of each row of a file.
+
+  Raises:
+    ValueError: a line is no JSON; a parquet is none, lacks columns, or cannot
+      be read without pyarrow.
+  """
+  if file.suffix == '.parquet':
+    yield from _rows(file, needs_golds)
+    return
+  with file.open(encoding='utf-8') as lines:
+    for number, line in enumerate(lines, start=1):
+      if line.strip():
+        yield f'line {number}', _decoded(line, f'{file}, line {number}')
+
+
+def _decoded(line: str, place: str) -> Record:
+  try:
+    return json.loads(line)
+  except ValueError as error:
+    raise ValueError(
+        f'{place} must be {{"id", "question", "golden_answers"}}, but '
+        f'{line.strip()[:80]!r} is not: {type(error).__name__} {error}.') from (
+            error)
+
+
+def _parquet(file: pathlib.Path):
+  try:
+    from pyarrow import parquet  # an extra
+  except ImportError as error:
+    raise ValueError(
+        f'{file} is read by pyarrow, which is not installed: '
+        "pip install 'searchrl[parquet]' (or pip install pyarrow).") from error
+  try:
+    return parquet.ParquetFile(file)
+  except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is the last
+    raise ValueError(f'{file} must be a parquet file, but cannot be read as '
+                     f'one: {error}.') from error
+
+
+def _rows(file: pathlib.Path, needs_golds: bool
+         ) -> Iterator[tuple[str, Record]]:
+  table = _parquet(file)
+  schema = table.schema_arrow
+  has = set(schema.names)
+  _check_columns(file, schema.names, needs_golds)
+  wanted = [name for names in _COLUMNS.values() for name in names] + [
+      'data_source', *_inside(schema, 'metadata', ('hops', 'data_source'))]
+  if 'question' in has:
+    wanted.remove('prompt')  # long, and made of the question
+  columns = [name for name in wanted if name.partition('.')[0] in has]
+  number = itertools.count(1)
+  for batch in table.iter_batches(batch_size=_ROWS, columns=columns):
+    for row in batch.to_pylist():
+      place = f'row {next(number)}'
+      yield place, _renamed(row, f'{file}, {place}')
+
+
+def _check_columns(file: pathlib.Path, has: Sequence[str], needs_golds: bool
+                  ) -> None:
+  """Raises a ValueError that names the columns that a parquet lacks."""
+  lacks = [' or '.join(names) for what, names in _COLUMNS.items()
+           if not {*names} & {*has}
+           and (needs_golds or what != 'golden_answers')]
+  if lacks:
+    raise ValueError(
+        f'{file} must have the columns of Search-R1 or FlashRAG, but lacks '
+        f'{", ".join(lacks)}; it has {", ".join(has)}.')
+
+
+def _inside(schema, column: str, fields: Sequence[str]) -> list[str]:
+  """'column.field' of the fields that a column of structs has."""
+  if column not in schema.names:
+    return []
+  kind = schema.field(column).type
+  there = [kind.field(n).name for n in range(getattr(kind, 'num_fields', 0))]
+  return [f'{column}.{field}' for field in fields if field in there]
+
+
+def _renamed(row: Mapping[str, Any], place: str) -> Record:
+  """A row of Search-R1's columns, with the keys of FlashRAG's jsonl."""
+  record = {name: row[name] for name in (
+      'id', 'question', 'golden_answers', 'data_source', 'metadata')
+            if row.get(name) is not None}
+  try:
+    if 'question' not in record:
+      record['question'] = _asked(row['prompt'])
+    if 'golden_answers' not in record and row.get('reward_model'):
+      truth = row['reward_model']['ground_truth']
+      record['golden_answers'] = (
+          truth['target'] if isinstance(truth, dict) else truth)
+    if 'id' not in record:
+      record['id'] = row['extra_info']['index']
+  except (KeyError, TypeError, IndexError) as error:
+    raise ValueError(
+        f'{place} must have prompt, reward_model.ground_truth.target and '
+        f'extra_info.index where it has no question, golden_answers or id, but '
+        f'{str(dict(row))[:80]!r} has not: {type(error).__name__} {error}.'
+    ) from error
+  return record
+
+
+def _asked(prompt: str | Sequence[Mapping[str, str]]) -> str:
+  """The question at the end of a prompt, whose template is another's."""
+  text = prompt if isinstance(prompt, str) else prompt[-1]['content']
+  return text.partition('Question:')[2] or text

@@ -1,0 +1,44 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Exports the policy of a run's checkpoint as a Hugging Face model folder."""
+
+import functools
+import pathlib
+import sys
+
+from searchrl.agent import tokenizer as tokenizers
+from searchrl.experiment import checks
+from searchrl.experiment import policy
+from searchrl.models import weights
+from searchrl.runtime import mesh as meshes
+from searchrl.runtime import processes
+
+
+def run(config, workdir: str) -> None:
+  """Writes `workdir`/<name of the run>_step_<step>, and prints that path.
+
+  Args:
+    config: see configs/export.py.
+    workdir: of exports.
+
+  Raises:
+    ValueError, FileNotFoundError: there is no such run, step or dtype.
+  """
+  checks.check(config)
+  options = config.export
+  folder = pathlib.Path(options.run)
+  step = policy.kept_step(folder, options.step or None, 'export.run')
+  model = policy.recorded(folder)['model']
+  path = weights.locate(model['path'] or str(policy.TINY_BASE))
+  shape = weights.read_config(path)
+  base = weights.load(
+      path, shape, dtype=model.get('dtype', 'float32'), sharding_of=(
+          functools.partial(meshes.sharding, meshes.make(**config.mesh))))
+  target = pathlib.Path(workdir) / f'{folder.resolve().name}_step_{step}'
+  if processes.is_first():
+    target.parent.mkdir(parents=True, exist_ok=True)
+  weights.save(
+      target, policy.trained(folder, base, shape, step=step), shape,
+      tokenizer_from=path, eos_id=tokenizers.load(path).eos_ids[0],
+      dtype=options.dtype)
+  processes.say(str(target), file=sys.stdout)
