@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 
+from searchrl.experiment import build as builds
 from searchrl.experiment import checks
 
 CONFIGS = sorted(path.stem for path in (
@@ -14,7 +15,7 @@ CONFIGS = sorted(path.stem for path in (
                  if path.stem not in (
                      '__init__', 'common', 'models', 'settings'))
 BAD = {'build': ('ivf',), 'corpus': '', 'data.fresh': 1.5,
-       'rollout.truncation': 'ignore'}
+       'export.dtype': 'float16', 'rollout.truncation': 'ignore'}
 
 
 def configured(name):
@@ -58,3 +59,47 @@ def test_a_bound_itself_is_legal_or_not_as_the_rule_says():
   config.rollout.temperature = 0.0
   with pytest.raises(ValueError, match='rollout.temperature must be above 0'):
     checks.check(config)
+
+
+@pytest.fixture
+def data(tmp_path):
+  """A config of two training files, which are there."""
+  config = configured('grpo')
+  for name in ('nq', 'hotpotqa'):
+    (tmp_path / f'{name}.jsonl').write_text('')
+  config.data.update(train=','.join(
+      f'{name}={tmp_path}/{name}.jsonl' for name in ('nq', 'hotpotqa')), mix=())
+  return config
+
+
+@pytest.mark.parametrize('weights', [(1,), (1, 2, 3), (0, 0), (2, -1)])
+def test_weights_must_be_a_number_a_file_and_one_above_zero(data, weights):
+  data.data.weights = weights
+  with pytest.raises(ValueError, match='data.weights must have a number of at '
+                                       'least 0 for each of the 2 files'):
+    checks.check_questions(data)
+  data.data.weights = (0, 2)
+  checks.check_questions(data)
+  data.data.train = ''
+  with pytest.raises(ValueError, match='each of the 0 files'):
+    checks.check_questions(data)
+
+
+def test_shares_of_files_and_of_hops_are_not_both_held(data):
+  data.data.update(weights=(1, 2), mix=(4, 4))
+  with pytest.raises(ValueError, match=r'data.mix must be \(\) where data.weig'):
+    checks.check_questions(data)
+
+
+def test_missing_files_are_named_before_a_model_is_loaded(data):
+  data.data.evaluate = 'nq=gone.jsonl'
+  with pytest.raises(FileNotFoundError, match='gone.jsonl is none. Check data.e'):
+    checks.check_questions(data)
+
+
+def test_a_thread_that_samples_leaves_no_engine_to_evaluate_with(data):
+  algorithm = builds.algorithm(data)
+  checks.check_staleness(1, algorithm, 1)
+  with pytest.raises(ValueError, match='evaluate.every must be 0 where rollouts '
+                     'run ahead in a thread, .* is 5 with train.max_staleness='):
+    checks.check_staleness(1, algorithm, 1, every=5)

@@ -58,3 +58,84 @@ def test_generated_data_is_written_once_and_read_back(tmp_path):
                              world_seed=4, per_hop=(3,))
   assert [q.hops for q in other.questions] == [1, 1, 1]
   assert other.corpus.digest != first.corpus.digest
+
+
+def own(folder, *names, count=2, **fields):
+  """Files of questions whose ids are 0, 1, ... in each; as a config names them."""
+  folder.mkdir(exist_ok=True)
+  for name in names:
+    (folder / f'{name}.jsonl').write_text(''.join(json.dumps(
+        {'id': n, 'question': f'{name} {n}', 'golden_answers': ['x'], **fields})
+                                             + '\n' for n in range(count)))
+  return ','.join(f'{name}={folder}/{name}.jsonl' for name in names)
+
+
+def test_equal_ids_of_several_files_are_told_apart(tmp_path):
+  data = train_set(tmp_path, own(tmp_path, 'nq', 'hotpotqa'), is_remote=True)
+  assert [q.uid for q in data.questions] == [
+      'nq/0', 'nq/1', 'hotpotqa/0', 'hotpotqa/1']
+  assert [[q.data_source for q in file] for file in data.files] == [
+      ['nq', 'nq'], ['hotpotqa', 'hotpotqa']]
+
+
+def test_a_limit_is_a_seeded_choice_over_all_files(tmp_path):
+  text = own(tmp_path, 'a', 'b', count=20)
+  def uids(files, **options):
+    return {q.uid for q in train_set(
+        tmp_path, files, is_remote=True, **options).questions}
+  few = uids(text, limit=10, seed=1)
+  assert len(few) == 10
+  assert uids(','.join(reversed(text.split(','))), limit=10, seed=1) == few
+  assert uids(text, limit=10, seed=2) != few
+  data = train_set(tmp_path, text, is_remote=True, limit=10, seed=1)
+  assert {q.uid for file in data.files for q in file} == few
+  with pytest.raises(ValueError, match='data.limit must be at most the 40 ques'):
+    uids(text, limit=41)
+  world = datasets.train_set(tmp_path / 'world', train='', corpus='',
+                             world_seed=1, per_hop=(4,), limit=3)
+  assert len(world.questions) == 3
+
+
+def sets(tmp_path, text, **options):
+  return {data.name: [q.text for q in data.questions] for data in
+          evaluation_sets(tmp_path, evaluate=str(text), is_remote=True,
+                          **options)}
+
+
+def test_evaluation_sets_keep_their_names(tmp_path):
+  text = own(tmp_path, 'nq', 'hotpotqa', count=1)
+  assert sets(tmp_path, text) == {'nq': ['nq 0'], 'hotpotqa': ['hotpotqa 0']}
+  assert sets(tmp_path, tmp_path / 'nq.jsonl') == {'nq': ['nq 0']}
+  assert sets(tmp_path, tmp_path, question_mark=True) == {
+      'hotpotqa': ['hotpotqa 0?'], 'nq': ['nq 0?']}
+
+
+def test_a_file_of_several_sources_is_a_set_a_source(tmp_path):
+  file = tmp_path / 'test.jsonl'
+  file.write_text(''.join(json.dumps(
+      {'id': '0', 'question': f'of {source}', 'golden_answers': ['x'],
+       'data_source': source}) + '\n' for source in ('nq', 'musique')))
+  assert sets(tmp_path, file) == {'nq': ['of nq'], 'musique': ['of musique']}
+  assert sets(tmp_path, f'all={file}') == {'all': ['of nq', 'of musique']}
+  with pytest.raises(ValueError, match="'nq' is the name of two"):
+    sets(tmp_path, f'{file},{own(tmp_path, "nq")}')
+  with pytest.raises(ValueError, match="must not call a set 'mean'"):
+    sets(tmp_path, own(tmp_path, 'nq', 'mean'))
+
+
+def test_a_worlds_file_is_one_set_whatever_its_hop_counts(tmp_path):
+  datasets.generated(tmp_path, name='known', source='known', world_seed=3,
+                     per_hop=(2, 1))
+  found, = evaluation_sets(tmp_path, evaluate=f'{tmp_path}/questions.jsonl',
+                           is_remote=True)
+  assert found.name == 'questions' and len(found.questions) == 3
+
+
+def test_sets_share_one_corpus(tmp_path):
+  corpus = tmp_path / 'corpus' / 'c.jsonl'
+  corpus.parent.mkdir()
+  corpus.write_text('{"id": "0", "contents": "T\\ntext"}\n')
+  one, two = datasets.evaluation_sets(
+      tmp_path / 'data', evaluate=own(tmp_path, 'a', 'b'), corpus=str(corpus),
+      own_train=True, world_seed=1, kinds=(), questions_per_hop=1, max_hops=1)
+  assert one.corpus is two.corpus and len(one.corpus) == 1

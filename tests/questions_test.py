@@ -132,3 +132,57 @@ def test_a_mix_of_missing_hops_is_refused():
     questions_lib.stream([some(4, hops=(1, 2))], seed=0, mix=(1, 0, 2))
   questions_lib.stream([some(4, hops=(1, 2))], seed=0, mix=(1, 1, 0)).draw(
       (0, 0, 0), 9)
+
+
+def test_a_named_file_has_its_name_in_ids_and_sources(tmp_path):
+  file = tmp_path / 'nq.jsonl'
+  file.write_text(GOOD)
+  question, = questions_lib.read(file, prefix='a', source='b')
+  assert (question.uid, question.data_source) == ('a/a', 'b')
+
+
+def test_ids_stay_bare_while_they_differ_over_sources(tmp_path):
+  rows = [json.dumps({'id': i, 'question': 'q', 'golden_answers': ['x'],
+                      'data_source': source})
+          for i, source in (('1', 'nq'), ('2', 'hotpotqa'), ('1', 'hotpotqa'))]
+  assert [q.uid for q in read(tmp_path, *rows[:2])] == ['1', '2']
+  assert [q.uid for q in read(tmp_path, *rows)] == [
+      'nq/1', 'hotpotqa/2', 'hotpotqa/1']
+
+
+def test_a_question_mark_is_added_where_it_lacks(tmp_path):
+  texts = [' who ', 'who?', 'who ?', 'who.']
+  (tmp_path / 'q.jsonl').write_text('\n'.join(json.dumps(
+      {'id': n, 'question': text, 'golden_answers': ['x']})
+                                              for n, text in enumerate(texts)))
+  read_ = [q.text for q in questions_lib.read(
+      tmp_path / 'q.jsonl', question_mark=True)]
+  assert read_ == ['who?', 'who?', 'who ?', 'who.?']
+
+
+def test_golds_may_lack_where_the_job_allows_it(tmp_path):
+  (tmp_path / 'q.jsonl').write_text('{"id": 1, "question": "who"}')
+  question, = questions_lib.read(tmp_path / 'q.jsonl', needs_golds=False)
+  assert question.answers == ()
+
+
+def test_a_subset_is_of_the_seed_alone_and_grows_by_addition():
+  questions = some(50)
+  few, more = (questions_lib.subset(questions, n, seed=1) for n in (10, 20))
+  assert len(few) == 10 and set(few) < set(more)
+  assert questions_lib.subset(questions[::-1], 10, seed=1) == few[::-1]
+  assert questions_lib.subset(questions, 10, seed=2) != few
+  assert [q for q in questions if q in few] == few  # in their order
+  assert questions_lib.subset(questions, 99, seed=1) == questions
+  without = questions_lib.subset(
+      [q for q in questions if q != few[0]], 10, seed=1)
+  assert set(few[1:]) < set(without)
+
+
+@pytest.mark.parametrize('weights, message', [
+    ((0, 0), r'data.weights needs a share above 0'),
+    ((1, 1), 'data.weights asks for 1 of questions of file 2'),
+])
+def test_weights_of_missing_files_are_refused(weights, message):
+  with pytest.raises(ValueError, match=message):
+    questions_lib.stream([some(3), []], seed=0, weights=weights)

@@ -46,7 +46,50 @@ def test_rows_are_by_hops_and_scored_by_every_measure():
       'greedy')
   rows, records = suite.run(Answers(), 'params', [case])
   assert [(r['hops'], r['n'], r['em']) for r in rows] == [
-      (1, 2, 0.5), (2, 1, 1.0)]
+      (1, 2, 0.5), (2, 1, 1.0), ('all', 3, 2 / 3)]
   assert rows[0]['f1'] == 0.5 and rows[0]['searches'] == 0
   assert len(records[0][1]) == 3
-  assert suite.scalars(rows)['val/known_2hop/em/greedy'] == 1.0
+  values = suite.scalars(rows)
+  assert values['val/known_2hop/em/greedy'] == 1.0
+  assert values['val/known/em/greedy'] == 2 / 3
+  assert not [name for name in values if 'mean' in name]
+
+
+def case_of(name, *uids, decoding='greedy', engine='bm25'):
+  by_uid = {t.question.uid: t.question for t in answered()}
+  return suite.EvalCase(
+      datasets.Dataset(name, [by_uid[uid] for uid in uids], None), engine, None,
+      decoding)
+
+
+def test_a_set_of_one_hop_count_has_its_name_alone():
+  rows, _ = suite.run(Answers(), 'params', [case_of('nq', 'q0', 'q1')])
+  assert [(r['set'], r['hops'], r['em']) for r in rows] == [('nq', 'all', 0.5)]
+  assert set(suite.scalars(rows)) == {
+      f'val/nq/{score}/greedy' for score in ('em', 'subem', 'f1', 'searches')}
+
+
+def test_the_mean_weighs_sets_alike_and_leaves_random_passages_out():
+  rows, _ = suite.run(Answers(), 'params', [
+      case_of('nq', 'q0', 'q1'), case_of('hotpotqa', 'q2'),
+      case_of('nq', 'q1', engine='noise')])
+  mean = rows[-1]
+  assert (mean['set'], mean['hops'], mean['n'], mean['em']) == (
+      'mean', 'all', 3, 0.75)
+  values = suite.scalars(rows)
+  assert values['val/mean/em/greedy'] == 0.75
+  assert values['val/nq_noise/em/greedy'] == 0.0
+  assert values['val/hotpotqa/em/greedy'] == 1.0
+
+
+def test_during_training_few_questions_are_answered_greedily():
+  cases = [case_of('nq', 'q0', 'q1', 'q2'),
+           case_of('nq', 'q0', 'q1', 'q2', decoding='sampled'),
+           case_of('nq', 'q0', engine='noise'), case_of('hotpotqa', 'q2')]
+  few = suite.limited(cases, 2, seed=3)
+  assert [(c.dataset.name, len(c.dataset.questions)) for c in few] == [
+      ('nq', 2), ('hotpotqa', 1)]
+  assert all(c.decoding == 'greedy' and c.engine == 'bm25' for c in few)
+  assert few == suite.limited(cases, 2, seed=3)
+  assert [len(c.dataset.questions) for c in suite.limited(cases, 0, 3)] == [
+      3, 1]

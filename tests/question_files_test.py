@@ -1,0 +1,140 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""question_files: names and folders of a config; Search-R1's parquet."""
+
+import json
+import sys
+
+import pytest
+
+from searchrl.data import question_files
+from searchrl.data import questions as questions_lib
+from searchrl.trajectory import Question
+
+ROW = {'id': 'test_0', 'question': 'who', 'golden_answers': ['x']}
+
+
+def write(path, rows):
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  return path
+
+
+def write_parquet(path, rows):
+  pyarrow = pytest.importorskip('pyarrow')
+  from pyarrow import parquet
+  parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+  return path
+
+
+def search_r1(source, index, **fields):
+  """A row of Search-R1's parquet, without FlashRAG's columns."""
+  return {'data_source': source, 'ability': 'fact-reasoning',
+          'prompt': [{'role': 'user', 'content':
+                      f'Answer the given question. Question: who {index}?\n'}],
+          'reward_model': {'style': 'rule', 'ground_truth': {
+              'target': [f'{source} {index}', 'other']}},
+          'extra_info': {'split': 'train', 'index': index}, **fields}
+
+
+def found(text, **options):
+  return [(file.name, file.path.name, file.is_named) for file in
+          question_files.named(text, 'data.train', **options)]
+
+
+def test_a_path_names_and_several_paths_are_told_apart(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'lr=1').mkdir()
+  for name in ('nq.jsonl', 'b.jsonl', 'a=1,b.jsonl', 'lr=1/c.jsonl'):
+    write(tmp_path / name, [ROW])
+  assert found('') == []
+  assert found('nq.jsonl') == [('', 'nq.jsonl', False)]
+  assert found('nq=nq.jsonl') == [('nq', 'nq.jsonl', True)]
+  assert found('nq.jsonl, other=b.jsonl') == [
+      ('nq', 'nq.jsonl', False), ('other', 'b.jsonl', True)]
+  assert found('a=1,b.jsonl') == [('', 'a=1,b.jsonl', False)]  # it is there
+  assert found('lr=1/c.jsonl') == [('', 'c.jsonl', False)]
+  assert found('c=lr=1/c.jsonl') == [('c', 'c.jsonl', True)]
+
+
+@pytest.mark.parametrize('text, message', [
+    ('nq.jsonl,', 'data.train must be a path, or name=path,name=path, .*but is '),
+    ('nq=', 'data.train must be a path'),
+    ('n q=nq.jsonl', 'with names of letters'),
+    ('a=nq.jsonl,a=b.jsonl', "'a' is the name of two. Write name=path"),
+    ('nq.jsonl,nq.jsonl', "'nq' is the name of two"),
+    ('gone.jsonl', 'but gone.jsonl is none. Check data.train'),
+    ('.', 'but . is none'),
+])
+def test_what_cannot_be_named_is_refused(tmp_path, monkeypatch, text, message):
+  monkeypatch.chdir(tmp_path)
+  for name in ('nq.jsonl', 'b.jsonl'):
+    write(tmp_path / name, [ROW])
+  with pytest.raises((ValueError, FileNotFoundError), match=message):
+    question_files.named(text, 'data.train')
+
+
+def test_a_folder_is_its_files_of_questions_without_the_corpus(tmp_path):
+  write(tmp_path / 'corpus.jsonl', [{'id': '0', 'contents': '"T"\ntext'}])
+  (tmp_path / 'notes.txt').write_text('x')
+  (tmp_path / 'empty.jsonl').write_text('')
+  with pytest.raises(FileNotFoundError,
+                     match='holds corpus.jsonl, empty.jsonl'):
+    found(str(tmp_path), may_be_folder=True)
+  write(tmp_path / 'nq.jsonl', [ROW])
+  write(tmp_path / 'bamboogle.jsonl', [ROW])
+  assert found(str(tmp_path), may_be_folder=True) == [
+      ('bamboogle', 'bamboogle.jsonl', False), ('nq', 'nq.jsonl', False)]
+  write_parquet(tmp_path / 'test.parquet', [search_r1('nq', 0)])
+  write_parquet(tmp_path / 'wiki.parquet', [{'id': '0', 'contents': 'x'}])
+  assert [name for name, _, _ in found(str(tmp_path), may_be_folder=True)] == [
+      'bamboogle', 'nq', 'test']
+
+
+def test_search_r1s_columns_are_read_in_both_forms(tmp_path):
+  bare = write_parquet(tmp_path / 'bare.parquet', [
+      search_r1('nq', 0), search_r1('nq', 1)])
+  assert questions_lib.read(bare) == [
+      Question(f'{n}', f'who {n}?', (f'nq {n}', 'other'), 1, 'nq')
+      for n in (0, 1)]
+  flash = write_parquet(tmp_path / 'flash.parquet', [
+      search_r1('nq', 7, **ROW, metadata={'hops': 2, 'context': ['long']}),
+      search_r1('nq', 8, **ROW | {'id': None}, metadata={'hops': None})])
+  assert questions_lib.read(flash, question_mark=True) == [
+      Question('test_0', 'who?', ('x',), 2, 'nq'),
+      Question('8', 'who?', ('x',), 1, 'nq')]
+
+
+def test_ids_that_repeat_over_merged_sources_get_these_before_them(tmp_path):
+  rows = [search_r1(source, n) for source in ('nq', 'hotpotqa')
+          for n in range(2)]
+  merged = write_parquet(tmp_path / 'merged.parquet', rows)
+  assert [(q.uid, q.data_source) for q in questions_lib.read(merged)] == [
+      ('nq/0', 'nq'), ('nq/1', 'nq'), ('hotpotqa/0', 'hotpotqa'),
+      ('hotpotqa/1', 'hotpotqa')]
+  write_parquet(merged, [*rows, search_r1('nq', 1)])
+  with pytest.raises(ValueError, match="row 5 repeats '1' of row 2"):
+    questions_lib.read(merged)
+
+
+def test_missing_columns_are_named_with_those_that_are_there(tmp_path):
+  file = write_parquet(tmp_path / 'a.parquet', [{'id': 1, 'text': 'x'}])
+  with pytest.raises(ValueError, match='lacks question or prompt, '
+                     'golden_answers or reward_model; it has id, text.'):
+    questions_lib.read(file)
+  write_parquet(file, [{'id': 1, 'question': 'who'}])
+  assert questions_lib.read(file, needs_golds=False)[0].answers == ()
+  with pytest.raises(ValueError, match='lacks golden_answers or reward_model'):
+    questions_lib.read(file)
+  write_parquet(file, [search_r1('nq', 1, reward_model={'style': 'rule'})])
+  with pytest.raises(ValueError, match='row 1 must have .*KeyError'):
+    questions_lib.read(file)
+  file.write_bytes(b'PAR1 no')
+  with pytest.raises(ValueError, match='must be a parquet file'):
+    questions_lib.read(file)
+
+
+def test_without_pyarrow_the_remedy_is_named(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'pyarrow', None)
+  (tmp_path / 'a.parquet').write_bytes(b'')
+  with pytest.raises(ValueError, match=r'pip install .searchrl\[parquet\]'):
+    questions_lib.read(tmp_path / 'a.parquet')
