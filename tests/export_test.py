@@ -1,0 +1,44 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""export: a checkpoint of a run as a folder that can be loaded."""
+
+import jax
+import numpy as np
+import pytest
+
+import experiment_policy_test
+from configs import export as export_config
+from searchrl.jobs import export
+from searchrl.models import weights
+
+
+def configured(run, **fields):
+  config = export_config.get_config()
+  config.export.update(run=str(run), **fields)
+  return config
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  return experiment_policy_test.run_of_adapters(
+      tmp_path_factory.mktemp('run') / '')
+
+
+@pytest.mark.parametrize('step, dtype, atol', [
+    (0, 'float32', 1e-6), (3, 'bfloat16', 0.02)])
+def test_a_step_is_a_model_folder(run, tmp_path, capsys, step, dtype, atol):
+  folder, merged = run
+  export.run(configured(folder, step=step, dtype=dtype), str(tmp_path))
+  written = tmp_path / f'{folder.name}_step_3'
+  assert capsys.readouterr().out == f'{written}\n'
+  shape = weights.read_config(str(written))
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=atol),
+               weights.load(str(written), shape), merged)
+  assert (written / 'tokenizer.json').is_file()
+
+
+def test_a_step_that_is_not_kept_names_those_that_are(run, tmp_path):
+  with pytest.raises(ValueError, match='keeps, which are 3, but is at 20'):
+    export.run(configured(run[0], step=20), str(tmp_path))
+  with pytest.raises(FileNotFoundError, match='export.run must be the folder'):
+    export.run(configured(''), str(tmp_path))
