@@ -32,7 +32,7 @@ def test_a_table_of_own_questions(config, tmp_path, capsys):
   evaluate_search.run(config, str(tmp_path / 'run'))
   row, = json.loads((tmp_path / 'run' / 'retrieval.json').read_text())
   assert row == {
-      'set': 'eval', 'engine': 'bm25', 'hops': 1, 'n': 2, 'recall@1': 0.0,
+      'set': 'q', 'engine': 'bm25', 'hops': 1, 'n': 2, 'recall@1': 0.0,
       'recall@3': 0.5, 'recall@10': 0.5, 'word_recall@1': 0.0,
       'word_recall@3': 0.5, 'word_recall@10': 0.5, 'failed': 0.0,
       'left_out': 0.0}

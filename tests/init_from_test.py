@@ -46,6 +46,7 @@ def adapters(tmp_path):
   return experiment_policy_test.run_of_adapters(tmp_path / 'first')
 
 
+@pytest.mark.slow
 def test_merged_adapters_are_the_base_also_when_the_run_is_gone(
     adapters, tmp_path):
   run, merged = adapters
@@ -85,6 +86,7 @@ def full_run(folder, params, **state):
   return folder
 
 
+@pytest.mark.slow
 def test_a_trained_policy_keeps_its_bits_and_the_critic_comes_along(tmp_path):
   config = config_of(tmp_path / 'first', dtype='bfloat16')
   config.algorithm = ppo.get_config().algorithm

@@ -155,7 +155,7 @@ def test_own_data_and_own_reward_by_path_and_name(tmp_path):
   train.run(config, str(tmp_path / 'run'))
   step = lines(tmp_path / 'run')[1]
   assert step['critic/rewards/mean'] == 0.5
-  assert 'val/eval_1hop/em/greedy' in lines(tmp_path / 'run')[0]
+  assert 'val/q/em/greedy' in lines(tmp_path / 'run')[0]
 
 
 def length_reward(trajectory):
@@ -216,7 +216,9 @@ def nan_of_some(trajectory):
     (dict(reward='searchrl.agent.rewards:nothing'), 'module:function'),
     (dict(rollout=dict(length=100)), 'rollout.length must hold'),
     (dict(learner=dict(minibatches=5)), 'learner.minibatches'),
-    (dict(data=dict(train='q.jsonl')), 'needs both'),
+    (dict(data=dict(train='q.jsonl')), 'q.jsonl is none'),
+    (dict(data=dict(limit=9999)), 'data.limit must be at most'),
+    (dict(train=dict(init_from='gone')), 'init_from must be the folder'),
     (dict(algorithm=dict(name='searchrl.rl.algorithms:dpo')), 'dpo'),
     (dict(dialogue='searchrl.agent.dialogue:nothing'), 'dialogue'),
 ])
