@@ -87,19 +87,19 @@ def test_weights_must_be_a_number_a_file_and_one_above_zero(data, weights):
 
 def test_shares_of_files_and_of_hops_are_not_both_held(data):
   data.data.update(weights=(1, 2), mix=(4, 4))
-  with pytest.raises(ValueError, match=r'data.mix must be \(\) where data.weig'):
+  with pytest.raises(ValueError, match=r'data.mix must be \(\) where data.w'):
     checks.check_questions(data)
 
 
 def test_missing_files_are_named_before_a_model_is_loaded(data):
   data.data.evaluate = 'nq=gone.jsonl'
-  with pytest.raises(FileNotFoundError, match='gone.jsonl is none. Check data.e'):
+  with pytest.raises(FileNotFoundError, match='gone.jsonl is none. Check data.'):
     checks.check_questions(data)
 
 
 def test_a_thread_that_samples_leaves_no_engine_to_evaluate_with(data):
   algorithm = builds.algorithm(data)
   checks.check_staleness(1, algorithm, 1)
-  with pytest.raises(ValueError, match='evaluate.every must be 0 where rollouts '
-                     'run ahead in a thread, .* is 5 with train.max_staleness='):
+  with pytest.raises(ValueError, match='evaluate.every must be 0 where roll'
+                     'outs run ahead in a thread, .* is 5 with train.max_stale'):
     checks.check_staleness(1, algorithm, 1, every=5)

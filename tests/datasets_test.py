@@ -61,7 +61,7 @@ def test_generated_data_is_written_once_and_read_back(tmp_path):
 
 
 def own(folder, *names, count=2, **fields):
-  """Files of questions whose ids are 0, 1, ... in each; as a config names them."""
+  """Files whose ids are 0, 1, ... in each, as a config names them."""
   folder.mkdir(exist_ok=True)
   for name in names:
     (folder / f'{name}.jsonl').write_text(''.join(json.dumps(
@@ -89,7 +89,7 @@ def test_a_limit_is_a_seeded_choice_over_all_files(tmp_path):
   assert uids(text, limit=10, seed=2) != few
   data = train_set(tmp_path, text, is_remote=True, limit=10, seed=1)
   assert {q.uid for file in data.files for q in file} == few
-  with pytest.raises(ValueError, match='data.limit must be at most the 40 ques'):
+  with pytest.raises(ValueError, match='data.limit must be at most the 40 '):
     uids(text, limit=41)
   world = datasets.train_set(tmp_path / 'world', train='', corpus='',
                              world_seed=1, per_hop=(4,), limit=3)

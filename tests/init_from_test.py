@@ -108,7 +108,7 @@ def test_a_trained_policy_keeps_its_bits_and_the_critic_comes_along(tmp_path):
   same(begun['critic'].params, moved['critic'])
   assert int(begun['policy'].updates) == 0
   shutil.rmtree(tmp_path / 'first')
-  with pytest.raises(FileNotFoundError, match='train.init_from must be the fol'):
+  with pytest.raises(FileNotFoundError, match='train.init_from must be the f'):
     fresh(learner.init(params))  # killed before its first checkpoint
 
 
@@ -125,5 +125,5 @@ def test_what_is_no_other_run_is_refused(adapters, tmp_path, run, message):
 def test_another_model_is_refused(adapters, tmp_path):
   run, _ = adapters
   config = config_of(run, path=str(policy.TINY_BASE))
-  with pytest.raises(ValueError, match="model.path must be .*: '', but is '.*/t"):
+  with pytest.raises(ValueError, match="model.path must be .*: '', but is"):
     init_from.check(config, tmp_path / 'new')  # adapters of the same shape

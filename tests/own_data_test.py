@@ -115,8 +115,8 @@ def test_sets_keep_their_names_in_tables_records_and_metrics(run):
   summary = (folder / 'summary.txt').read_text()
   assert all(name in summary for name in (*SOURCES, 'mean'))
   last = metrics.read(folder / metrics.FILE)[-1]
-  assert {'val/nq/em/greedy', 'val/hotpotqa/f1/sampled', 'val/nq_noise/em/greedy',
-          'val/mean/em/greedy'} <= set(last)
+  assert {'val/nq/em/greedy', 'val/hotpotqa/f1/sampled',
+          'val/nq_noise/em/greedy', 'val/mean/em/greedy'} <= set(last)
 
 
 def test_training_is_evaluated_at_every_due_step_once(run):

@@ -147,8 +147,8 @@ def _sets(evaluate: str, corpus: Any, question_mark: bool) -> list[Dataset]:
   question_files.check_differ(names, 'data.evaluate')
   if len(names) > 1 and MEAN in names:
     raise ValueError(
-        f'data.evaluate must not call a set {MEAN!r}, as the mean over all sets '
-        'is called. Write name=path.')
+        f'data.evaluate must not call a set {MEAN!r}, which the mean over all '
+        'sets is called. Write name=path.')
   return sets
 
 

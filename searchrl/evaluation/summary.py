@@ -56,8 +56,8 @@ def table(folder: pathlib.Path) -> str:
       dict.fromkeys(name for row in rows for name in row),
       key=lambda name: ('EM' in name) + 2 * (name in ('n', 'searches')))
   text = (f'{figures.table(rows, columns)}\n'
-          'EM: exact match, before -> after; n: questions; searches: a question,'
-          ' by hops' if rows else
+          'EM: exact match, before -> after; n: questions; searches: a '
+          'question, by hops' if rows else
           'No evaluation set: give --config.data.evaluate.')
   return (f'{text}\n\ncurve    {folder / "curve.png"}\n'
           f'model    {folder / "model"} (Hugging Face format)\n'

@@ -84,6 +84,10 @@ def build(config, folder: pathlib.Path) -> Experiment:
   processes.on_first('search', lambda: workdirs.note(
       folder, 'search', searches.describe(config.search, data.corpus),
       allow_changes=config.allow_changes))
+  if config.evaluate.every and not sets:
+    raise ValueError(
+        'evaluate.every must be 0 where there is nothing to evaluate on, but '
+        f'is {config.evaluate.every}. Give data.evaluate.')
   return Experiment(
       algorithm=recipe, sampler=sampler, learner=trainer, params=params,
       start=start,

@@ -44,7 +44,7 @@ RULES = (
     _at_least('train.warn_after', 1),
     _at_least('train.max_staleness', 0),
     _at_least('data.limit', 0, 'Set it to 0 to train on all questions.'),
-    _at_least('evaluate.every', 0, 'Set it to 0 for no evaluation in training.'),
+    _at_least('evaluate.every', 0, 'Set it to 0 for none during training.'),
     _at_least('evaluate.limit', 0, 'Set it to 0 for all questions.'),
     _at_least('rollout.questions', 1),
     _at_least('rollout.group_size', 1),

@@ -203,7 +203,7 @@ def of_run(config, run: str, *, most: int | None = None
 def trained(run: pathlib.Path, base: transformer.Params,
             shape: transformer.TransformerConfig, *, step: int | None = None
            ) -> transformer.Params:
-  """The policy of a run's checkpoint, float32; adapters are merged with `base`.
+  """The policy of a run's checkpoint; adapters are merged with `base`.
 
   Args:
     run: the run's folder.
