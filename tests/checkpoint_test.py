@@ -124,6 +124,14 @@ def test_only_the_newest_are_kept(tmp_path):
   assert checkpoint.steps(tmp_path) == [5, 10]
 
 
+def test_any_kept_step_is_restored_and_told_what_it_holds(tmp_path):
+  saved(tmp_path, 1, 2, 3)
+  for step in (1, 3, 2):
+    assert restore(tmp_path, at=step)[0] == step
+  assert checkpoint.holds(tmp_path, 2, 'params/layers')
+  assert not checkpoint.holds(tmp_path, 2, 'param')
+
+
 def test_nothing_saved_is_none(tmp_path):
   assert restore(tmp_path) == (None, None, None, [])
   assert restore(tmp_path / 'missing') == (None, None, None, [])

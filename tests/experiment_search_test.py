@@ -53,6 +53,8 @@ def test_cases_are_every_set_in_both_ways_and_noise_over_the_first():
       ('unseen', 'bm25', 'greedy'), ('unseen', 'bm25', 'sampled'),
       ('known', 'noise', 'greedy')]
   assert len(searches.cases(config('bm25'), sets, noise=False, seed=0)) == 4
+  greedy = [c.search for c in cases if c.decoding == 'greedy']
+  assert greedy[0] is greedy[1] is not greedy[2]  # one corpus, one index
   remote = [datasets.Dataset('eval', [tiny.question()], None)]
   assert len(searches.cases(config('remote', urls=('http://127.0.0.1:1/r',)),
                             remote, noise=True, seed=0)) == 2
