@@ -232,6 +232,7 @@ class Batch:
   old_logprobs: Float[Array, 'B T'] | None = None  # nats; learner.score
   ref_logprobs: Float[Array, 'B T'] | None = None  # nats; learner.score
   values: Float[Array, 'B T'] | None = None  # of the critic; learner.score
+  weights: Float[Array, 'B T'] | None = None  # in `algorithms.sft`; None: 1
 
   @property
   def lengths(self) -> Int[Array, 'B']:

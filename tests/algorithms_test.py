@@ -62,6 +62,8 @@ TABLE = {  # name: recipe, its options, those of `corrected`
         ALL, group_baseline=True, aggregation='sequence_mean'), None),
     'hrpo': ('hrpo', {}, None),
     'hrpo_all_terms': ('hrpo', dict(ALL, **NORM, delta=0.1), None),
+    'sft': ('sft', {}, None),
+    'sft_of_rows': ('sft', dict(aggregation='sequence_mean'), None),
     'cispo': ('cispo', dict(clip_high=0.2), None),
     'ppo_masked': ('ppo', {}, dict(how='mask', low=0.7, high=1.4)),
     'grpo_truncated': ('grpo', {}, dict(high=1.2)),
@@ -133,6 +135,8 @@ def random_batch(seed=0):
       old_logprobs=near(old, 0),
       ref_logprobs=near(old),
       values=near(0.5 + 0 * old),
+      weights=oracles.poison(
+          rng, rng.random(mask.shape).astype(np.float32), trained),
   )
 
 
@@ -187,6 +191,7 @@ DIRECTION = {
     # Values of 0.5, but -1 on row 2 and 2 on row 3, more than its reward.
     'ppo': [-1, 1, 1, -1, 1, 1, 0, 0],
     'reinforce': [0, 1, 0, 1, 1, 1, 0, 0],  # no baseline: nothing is punished
+    'sft': [0, 1, 0, 1, 1, 1, 0, 0],
     'reinforce_plus_plus': [-1, 1, -1, 1, 1, 1, 0, 0],  # against the batch
 }
 
@@ -292,7 +297,7 @@ def test_degenerate_batches_are_finite(name, algorithm, case):
   if case == 'empty':
     assert loss == 0 and not any(map(np.any, jax.tree.leaves(gradient)))
     return
-  by_group = recipe not in ('ppo', 'reinforce', 'reinforce_plus_plus')
+  by_group = recipe not in ('ppo', 'reinforce', 'reinforce_plus_plus', 'sft')
   by_group |= options.get('group_baseline', False)
   # Equal rows give no gradient, unless their KL or their length differs.
   if by_group and name not in ('rloo_all_terms', 'dapo_all_terms') or (
@@ -368,6 +373,7 @@ PAPERS = {  # the defaults of each recipe
         clip=(0.2, 0.2), kl=('reward', 1e-3, 'k1'), discount=1,
         how='token_mean'),
     'hrpo': dict(kl=('loss', 0, 'k3'), delta=1e-6, how='sequence_sum'),
+    'sft': dict(kl=('loss', 0, 'k3'), how='token_mean'),
     'cispo': dict(clip=(1, 4), kl=('loss', 0, 'k3'), how='token_mean'),
 }
 
@@ -378,7 +384,7 @@ def settings(recipe, options):
       'dual_clip': None, 'normalize_std': True, 'group_baseline': False,
       'entropy_coef': 0, 'length': None, **PAPERS[recipe], **options})
   config.how = options.get('aggregation', config.how)
-  if recipe not in ('rloo', 'hrpo', 'reinforce'):
+  if recipe not in ('rloo', 'hrpo', 'reinforce', 'sft'):
     config.clip = (options.get('clip_low', config.clip[0]),
                options.get('clip_high', config.clip[1]),
                *([config.dual_clip] if config.dual_clip else []))
@@ -413,6 +419,8 @@ def advantages_by_loops(recipe, config, batch, mask):
           discount=config.discount), None
     case 'reinforce':
       return np.where(batch.in_baseline, batch.rewards, 0), None
+    case 'sft':
+      return oracles.weighted(batch.rewards, batch.weights, mask), None
     case 'rloo':
       return oracles.leave_one_out(
           batch.rewards - penalty.sum(-1), *group), None
@@ -449,7 +457,7 @@ def policy_loss_by_loops(recipe, config, logprobs, old, advs, mask, start):
     case 'gmpo':
       return oracles.geometric_mean_loss(
           logprobs, old, advs, mask, *config.clip)
-    case 'rloo' | 'hrpo' | 'reinforce':
+    case 'rloo' | 'hrpo' | 'reinforce' | 'sft':
       return oracles.score_function_loss(logprobs, advs, mask)
     case 'cispo':  # the ratio is a constant, that of the start
       ratio = np.minimum(
@@ -529,7 +537,7 @@ def test_agrees_with_loops(name, algorithm):
         rtol=2e-4, atol=2e-6, err_msg=field)
   assert ('actor/kl_loss' in metrics) == ('kl' in terms)
   assert {'actor/pg_loss', 'actor/entropy', 'actor/ppo_kl'} <= set(metrics)
-  if recipe not in ('rloo', 'hrpo', 'reinforce', 'cispo'):
+  if recipe not in ('rloo', 'hrpo', 'reinforce', 'sft', 'cispo'):
     assert {'actor/pg_clipfrac', 'actor/clipfrac_low', 'actor/clipfrac_high'
            } <= set(metrics)
   assert ('critic/vf_loss' in metrics) == (recipe == 'ppo')
@@ -609,6 +617,27 @@ def test_dapo_penalises_long_rows_alone():
   np.testing.assert_array_equal(estimate(algorithms.dapo(), batch), 0)
 
 
+def test_supervised_training_is_the_weighted_mean_of_minus_log_pi():
+  batch = small_batch([[0, 1, 1], [1, 1, 0]], [1, 1])
+  out = algorithms.PolicyOutput(
+      np.array([[9, -1, -2], [-3, -4, 9]], np.float32), np.zeros((2, 3)))
+
+  def loss(batch, **options):
+    return float(run_whole(algorithms.sft(**options), batch, out)[0][0])
+
+  assert loss(batch) == 2.5
+  np.testing.assert_allclose(
+      loss(batch), float(run_whole(algorithms.reinforce(kl_coef=0), batch, out)
+                         [0][0]))
+  weights = np.array([[7, 1, 0.5], [0.5, 0, 7]], np.float32)
+  weighted = dataclasses.replace(batch, weights=weights)
+  np.testing.assert_allclose(loss(weighted), (1 + 1 + 1.5) / 2)
+  assert loss(dataclasses.replace(batch, weights=0 * weights)) == 0
+  # Rejection sampling: a row of reward 0 is no lesson.
+  rewards = np.array([1, 0], np.float32)
+  assert loss(dataclasses.replace(batch, rewards=rewards)) == 3 / 4
+
+
 def test_corrections_by_hand():
   # Weights 4 and 1/4, of a row whose product is 1; the same, off-policy.
   gaps = np.log(np.array([[4, 0.25], [4, 0.25]], np.float32))
@@ -636,15 +665,17 @@ def test_corrections_by_hand():
     'grpo': {'ref_logprobs'}, 'reinforce': {'ref_logprobs'},
     'reinforce_plus_plus': {'ref_logprobs', 'old_logprobs'},
     'dr_grpo': set(), 'dapo': set(), 'gspo': set(), 'dspo': set(),
-    'gmpo': set(), 'rloo': set(), 'hrpo': set(), 'cispo': set()}.items())
+    'gmpo': set(), 'rloo': set(), 'hrpo': set(), 'sft': set(),
+    'cispo': set()}.items())
 def test_facts_of_the_recipes(recipe, needs):
   algorithm = ALGORITHMS[recipe]
   assert algorithm.needs == needs
   assert (algorithm.level == 'sequence') == (
       recipe in ('gspo', 'dspo', 'gmpo'))
   assert algorithm.min_group_size == 1 + (recipe not in (
-      'ppo', 'reinforce', 'reinforce_plus_plus', 'hrpo'))
-  assert algorithm.one_update == (recipe in ('rloo', 'reinforce', 'hrpo'))
+      'ppo', 'reinforce', 'reinforce_plus_plus', 'hrpo', 'sft'))
+  assert algorithm.one_update == (
+      recipe in ('rloo', 'reinforce', 'hrpo', 'sft'))
   assert (algorithm.keep is algorithms.keep_mixed) == (
       recipe in ('dapo', 'dspo'))
   question = Question('q7', 'Who?', ('She',), hops=2)

@@ -110,6 +110,15 @@ def reinforce_plus_plus_baseline(rewards, group_ids, mask, in_baseline=None):
   return whiten(per_token, mask)
 
 
+def weighted(rewards, weights, mask):
+  entries = [float(weights[at]) for at in map(tuple, np.argwhere(mask))]
+  out = np.zeros(np.shape(mask))
+  for i, t in np.argwhere(mask):
+    out[i, t] = float(rewards[i]) * float(weights[i, t]) * len(entries)
+    out[i, t] /= math.fsum(entries)
+  return out
+
+
 def keep_mixed(outcome_rewards, question_ids):
   counts = ~np.isnan(outcome_rewards)
   return np.array([

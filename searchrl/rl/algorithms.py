@@ -343,6 +343,29 @@ def hrpo(regularizer: Regularizer, *, delta: float = 1e-6) -> Algorithm:
       group_of=question_hops, needs=_needs(regularizer), one_update=True)
 
 
+@regularized(aggregation='token_mean', length=None)
+def sft(regularizer: Regularizer) -> Algorithm:
+  """-log pi of each token that is trained on, times its row's reward: say 1.
+
+  Supervised fine-tuning: no baseline, no ratio, no clip. A row of reward 0 is
+  counted, and not learned from. A batch with `weights` has one for each token,
+  relative to their mean over the batch: its token mean is
+  sum_t w_t (-log pi(y_t)) / sum_t w_t.
+  """
+  def weighted(batch):
+    rewards = jnp.where(batch.in_loss, batch.rewards, 0)
+    if batch.weights is None:
+      return rewards
+    mask = trained_tokens(batch)
+    mean = masked.mean(batch.weights, mask)
+    weights = jnp.where(mask, batch.weights, 0) / jnp.where(mean > 0, mean, 1)
+    return rewards[:, None] * weights
+
+  return Algorithm(
+      weighted, objective(score_function(regularizer), regularizer),
+      one_update=True)
+
+
 def _needs(regularizer, in_reward=False):
   if not regularizer.kl_coef:
     return frozenset()
