@@ -13,11 +13,12 @@ from searchrl import algorithms, losses
 
 
 def cispo(*, clip_high: float = 4.0) -> algorithms.Algorithm:
-  def policy_loss(logprobs, old, advs, mask):
+  def policy_loss(logprobs, old, advs, mask, counted=None):
     ratio = jnp.minimum(losses.token_ratio(logprobs, old, mask), 1 + clip_high)
     per_token = losses.score_function_loss(logprobs, advs, mask)
     weighted = jax.lax.stop_gradient(ratio) * per_token
-    return losses.aggregate(weighted, mask, how='token_mean'), {}
+    return losses.aggregate(
+        weighted, mask, how='token_mean', counted=counted), {}
 
   return algorithms.Algorithm(
       algorithms.by_group(), algorithms.objective(policy_loss),

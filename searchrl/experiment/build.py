@@ -155,7 +155,7 @@ def algorithm(config) -> algorithms.Algorithm:
   """The config's algorithm, checked against the config's rollouts."""
   options = dict(config.algorithm)
   name = options.pop('name')
-  options.pop('trained_on', None)
+  tokens = options.pop('trained_on', 'policy')
   built = plugins.build(
       name, options, field='algorithm',
       ours='searchrl.rl.algorithms:grpo, :dspo and others')
@@ -165,6 +165,7 @@ def algorithm(config) -> algorithms.Algorithm:
         f'but {name} returned {type(built).__name__}.')
   checks.check(config)
   checks.check_algorithm(config, name, built)
+  built = algorithms.trained_on(built, tokens)
   if config.mismatch.how == 'none':
     return built
   return algorithms.corrected(built, **config.mismatch)

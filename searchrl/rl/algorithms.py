@@ -19,6 +19,9 @@ the recipe is called (ValueError). Those that recipes share:
     defaults. The KL is in the loss, unless the recipe puts it in the reward,
     and needs `ref_logprobs`. The aggregation is of all terms but the value
     loss.
+
+Every recipe is trained on the policy's own tokens. `trained_on(recipe, 'all')`,
+in a config `algorithm.trained_on='all'`, adds what it read, for comparison.
 """
 
 from __future__ import annotations
@@ -32,12 +35,12 @@ from searchrl.rl.advantages import Estimate
 # The building blocks are public here too, for recipes of your own.
 from searchrl.rl.contract import (  # noqa: F401
     Algorithm, Metrics, PolicyOutput, Terms, denominator_logprobs, keep_all,
-    keep_mixed, question_hops, scored, total, trained_tokens)
+    keep_mixed, observed_tokens, question_hops, scored, total, trained_tokens)
 from searchrl.rl.masked import Mean
 from searchrl.rl.objective import (  # noqa: F401
     Regularizer, by_group, clipped_geometric_mean, clipped_sequence_ratio,
     clipped_token_ratio, corrected, objective, reference_kl, regularized,
-    score_function)
+    score_function, trained_on)
 
 
 @regularized(kl_coef=1e-3, kl_estimator='k1', entropy_coef=0.0,
@@ -80,9 +83,10 @@ def ppo(
     return Estimate(
         advantages.whiten(advs, mask) if whiten else advs, returns)
 
-  def loss(policy, batch, estimate):
+  def loss(policy, batch, estimate, observed=None):
     mask = trained_tokens(batch)
-    terms, metrics = policy_objective(policy, batch, estimate.advantages)
+    terms, metrics = policy_objective(
+        policy, batch, estimate.advantages, observed)
     fit = policy.values, scored(batch, 'values'), estimate.returns, mask
     mean = Mean.of(losses.value_loss(*fit, value_clip=value_clip), mask)
     return terms | {'value': (1.0, mean)}, metrics | {

@@ -127,18 +127,32 @@ def trained_tokens(batch: Batch) -> Bool[Array, 'B T']:
   return batch.loss_mask & batch.in_loss[:, None]
 
 
+def observed_tokens(batch: Batch) -> Bool[Array, 'B T']:
+  """True for tokens that the environment inserted into rows in the loss.
+
+  They lie between a row's first sampled token and its last: the prompt is not
+  among them, and what follows the last action is not in a batch.
+  """
+  mask = trained_tokens(batch)
+  begun = jnp.cumsum(mask, axis=1) > 0
+  goes_on = jnp.cumsum(mask[:, ::-1], axis=1)[:, ::-1] > 0
+  return begun & goes_on & ~mask
+
+
 def denominator_logprobs(batch: Batch) -> Float[Array, 'B T']:
   """log pi_old, in nats: what the importance ratio divides by.
 
   For rows sampled by the present policy these are the learner's own
   `old_logprobs`. Rows carried over from an earlier policy keep their
   `behavior_logprobs`: they are off-policy, and must not start at ratio 1.
+  Tokens that nobody sampled have no others than the learner's.
 
   Raises:
     ValueError: the batch has no `old_logprobs`.
   """
   old = scored(batch, 'old_logprobs')
-  return jnp.where(batch.on_policy[:, None], old, batch.behavior_logprobs)
+  own = batch.on_policy[:, None] | ~batch.loss_mask
+  return jnp.where(own, old, batch.behavior_logprobs)
 
 
 def scored(batch: Batch, field: str) -> Float[Array, 'B T']:

@@ -10,6 +10,8 @@ and DSPO one for each sequence. Conventions of all functions:
   advantages    A, unitless and constant; one per sequence, or one per token
   loss_mask     True where the policy sampled the token; the rest, such as
                 retrieved passages, may hold anything, NaN included
+  counted       the tokens that a denominator counts, where they are not those
+                of the mask: a part of it, of every row that has any
 
 A loss is in the unit of A, and 0 outside the mask. Shapes that do not fit, and
 options out of their range, are a ValueError.
@@ -102,6 +104,7 @@ def sequence_ratio_loss(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
     dual_clip: float | None = None,
+    counted: Bool[Array, 'B T'] | None = None,
 ) -> Float[Array, 'B']:
   """Clipped surrogate whose importance ratio belongs to the whole sequence.
 
@@ -116,7 +119,7 @@ def sequence_ratio_loss(
   Source: Zheng et al. 2025, Group Sequence Policy Optimization,
     arXiv:2507.18071, eq. 5. DSPO (arXiv:2510.09255) filters outcomes on top.
   """
-  ratio = sequence_ratio(logprobs, old_logprobs, loss_mask)
+  ratio = sequence_ratio(logprobs, old_logprobs, loss_mask, counted=counted)
   return clipped_surrogate(
       ratio, spread_over(loss_mask.any(-1), advantages),
       clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
@@ -130,6 +133,7 @@ def geometric_mean_loss(
     *,
     clip_low: float = 0.4,
     clip_high: float = 0.4,
+    counted: Bool[Array, 'B T'] | None = None,
 ) -> Float[Array, 'B']:
   """Token ratios clipped in log space, then their geometric mean.
 
@@ -147,7 +151,7 @@ def geometric_mean_loss(
   gaps = log_ratio(logprobs, old_logprobs, loss_mask)
   clipped = jnp.where(advantages[:, None] > 0, jnp.minimum(gaps, clip_high),
                       jnp.maximum(gaps, -clip_low))
-  mean = masked.row_mean(clipped, loss_mask)
+  mean = masked.row_mean(clipped, loss_mask, counted)
   return -advantages * jnp.exp(jnp.clip(mean, -20, 20))  # finite, if A is 0
 
 
@@ -286,6 +290,7 @@ def aggregate(
     *,
     how: str,
     length: int | None = None,
+    counted: Bool[Array, 'B T'] | None = None,
 ) -> Mean:
   """Reduces one value per token to a Mean: a total and a count.
 
@@ -303,15 +308,16 @@ def aggregate(
     how: one of `AGGREGATIONS`.
     length: the constant of `sequence_sum_norm`, in tokens. Default: T; must
       be given if micro-batches differ in T.
+    counted: the tokens of which there are so many, in the first two.
 
   Source: token_mean: DAPO, arXiv:2503.14476, eq. 12; sequence_mean: GRPO,
     arXiv:2402.03300, eq. 3; sequence_sum_norm: Dr. GRPO, arXiv:2503.20783.
   """
   checks.choice('how', how, AGGREGATIONS)
   if how == 'token_mean':
-    return Mean.of(per_token, loss_mask)
+    return Mean.of(per_token, loss_mask, counted)
   if how == 'sequence_mean':
-    per_row = masked.row_mean(per_token, loss_mask)
+    per_row = masked.row_mean(per_token, loss_mask, counted)
   else:
     per_row = masked.row_sum(per_token, loss_mask)
   if how == 'sequence_sum_norm':

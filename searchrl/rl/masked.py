@@ -4,7 +4,8 @@
 
 Conventions: a mask, `where`, has the shape of its values, else a ValueError is
 raised. Entries outside it may hold anything, infinities and NaN included: they
-reach neither a value nor a gradient.
+reach neither a value nor a gradient. The divisor of a mean is the number of
+entries in a second mask, `counted`, which is `where` by default.
 """
 
 from __future__ import annotations
@@ -25,16 +26,18 @@ class Mean:
   count: Float[Array, '']  # number of entries in the total
 
   @classmethod
-  def of(cls, x: Num[Array, '...'], where: Bool[Array, '...']) -> Mean:
+  def of(cls, x: Num[Array, '...'], where: Bool[Array, '...'],
+         counted: Bool[Array, '...'] | None = None) -> Mean:
     """The mean of numbers, or of booleans as a fraction, inside the mask.
 
     Returns:
       A Mean in float32, or float64 if `x` is.
     """
-    check_shapes(x=x, where=where)
+    counted = where if counted is None else counted
+    check_shapes(x=x, where=where, counted=counted)
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     kept = jnp.where(where, x, 0).astype(dtype)
-    return cls(jnp.sum(kept), jnp.sum(where, dtype=dtype))
+    return cls(jnp.sum(kept), jnp.sum(counted, dtype=dtype))
 
   @property
   def value(self) -> Float[Array, '']:
@@ -59,9 +62,12 @@ def row_sum(
 
 
 def row_mean(
-    x: Float[Array, 'B T'], where: Bool[Array, 'B T']) -> Float[Array, 'B']:
+    x: Float[Array, 'B T'], where: Bool[Array, 'B T'],
+    counted: Bool[Array, 'B T'] | None = None) -> Float[Array, 'B']:
   """The mean of each row's entries inside the mask; 0 if there are none."""
-  return row_sum(x, where) / jnp.maximum(where.sum(-1), 1)
+  counted = where if counted is None else counted
+  check_shapes(where=where, counted=counted)
+  return row_sum(x, where) / jnp.maximum(counted.sum(-1), 1)
 
 
 def check_shapes(**arrays: Array) -> None:

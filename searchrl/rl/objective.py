@@ -3,9 +3,14 @@
 """The building blocks of an algorithm: advantages, policy losses, objectives.
 
 A policy loss maps log-probs [B T], old log-probs [B T], advantages [B] or
-[B T] and a mask [B T] to a Mean and metrics. `objective` adds the KL and the
-entropy of a `Regularizer` and gives `Algorithm.loss`. `corrected` weights the
-advantages of a finished algorithm by learner over sampler.
+[B T] and a mask [B T] to a Mean and metrics. One with a fifth argument,
+`counted`, can be trained on observations: it sums over the mask, and divides by
+the number of the policy's tokens, which are `counted`. `objective` adds the KL
+and the entropy of a `Regularizer` and gives `Algorithm.loss`.
+
+Finished algorithms are changed by `trained_on`, which adds observations to the
+tokens they are trained on, and `corrected`, which weights their advantages by
+learner over sampler.
 """
 
 from __future__ import annotations
@@ -16,13 +21,15 @@ import functools
 import inspect
 import math
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from searchrl.rl import advantages, checks, diagnostics, losses, masked
 from searchrl.rl.advantages import Estimate
 from searchrl.rl.contract import (
-    Algorithm, Metrics, denominator_logprobs, scored, trained_tokens)
+    Algorithm, Metrics, denominator_logprobs, observed_tokens, scored,
+    trained_tokens)
 from searchrl.rl.masked import Mean
 from searchrl.trajectory import Batch
 
@@ -54,10 +61,12 @@ class Regularizer:
           'tokens that a policy may write: micro-batches differ in T.')
 
   def aggregate(
-      self, per_token: Float[Array, 'B T'], mask: Bool[Array, 'B T']) -> Mean:
+      self, per_token: Float[Array, 'B T'], mask: Bool[Array, 'B T'],
+      counted: Bool[Array, 'B T'] | None = None) -> Mean:
     """The mean of one value per token, by this aggregation."""
     return losses.aggregate(
-        per_token, mask, how=self.aggregation, length=self.length)
+        per_token, mask, how=self.aggregation, length=self.length,
+        counted=counted)
 
   def without_kl(self) -> Regularizer:
     """For an objective whose KL is in the reward."""
@@ -121,11 +130,12 @@ def clipped_token_ratio(
   checks.clip(clip_low, clip_high, dual_clip)
   clip = dict(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
-  def policy_loss(logprobs, old, advs, mask):
+  def policy_loss(logprobs, old, advs, mask, counted=None):
+    counted = mask if counted is None else counted
     per_token = losses.token_ratio_loss(logprobs, old, advs, mask, **clip)
     ratio = losses.token_ratio(logprobs, old, mask)
-    return (regularizer.aggregate(per_token, mask),
-            diagnostics.clip_fractions(ratio, advs, mask, **clip))
+    return (regularizer.aggregate(per_token, mask, counted),
+            diagnostics.clip_fractions(ratio, advs, counted, **clip))
 
   return policy_loss
 
@@ -137,10 +147,11 @@ def clipped_sequence_ratio(
   checks.clip(clip_low, clip_high, dual_clip)
   clip = dict(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
-  def policy_loss(logprobs, old, advs, mask):
+  def policy_loss(logprobs, old, advs, mask, counted=None):
     rows = mask.any(-1)
-    per_row = losses.sequence_ratio_loss(logprobs, old, advs, mask, **clip)
-    ratio = losses.sequence_ratio(logprobs, old, mask)
+    per_row = losses.sequence_ratio_loss(
+        logprobs, old, advs, mask, counted=counted, **clip)
+    ratio = losses.sequence_ratio(logprobs, old, mask, counted=counted)
     return (Mean.of(per_row, rows),
             diagnostics.clip_fractions(ratio, advs, rows, **clip))
 
@@ -153,22 +164,24 @@ def clipped_geometric_mean(clip_low: float, clip_high: float) -> PolicyLoss:
   as_ratios = dict(clip_low=-math.expm1(-clip_low),
                    clip_high=math.expm1(clip_high))
 
-  def policy_loss(logprobs, old, advs, mask):
+  def policy_loss(logprobs, old, advs, mask, counted=None):
+    counted = mask if counted is None else counted
     per_row = losses.geometric_mean_loss(
-        logprobs, old, advs, mask, clip_low=clip_low, clip_high=clip_high)
+        logprobs, old, advs, mask, clip_low=clip_low, clip_high=clip_high,
+        counted=counted)
     ratio = losses.token_ratio(logprobs, old, mask)
     return (Mean.of(per_row, mask.any(-1)),
-            diagnostics.clip_fractions(ratio, advs, mask, **as_ratios))
+            diagnostics.clip_fractions(ratio, advs, counted, **as_ratios))
 
   return policy_loss
 
 
 def score_function(regularizer: Regularizer) -> PolicyLoss:
   """REINFORCE's policy loss: -A log pi, without a ratio."""
-  def policy_loss(logprobs, old, advs, mask):
+  def policy_loss(logprobs, old, advs, mask, counted=None):
     del old  # there is no ratio
     per_token = losses.score_function_loss(logprobs, advs, mask)
-    return regularizer.aggregate(per_token, mask), {}
+    return regularizer.aggregate(per_token, mask, counted), {}
 
   return policy_loss
 
@@ -178,11 +191,17 @@ def objective(
 ) -> Callable:
   """`Algorithm.loss`: a policy loss, plus the terms of the regularizer.
 
-  A term whose coefficient is 0 is left out, and needs no scored field.
+  A term whose coefficient is 0 is left out, and needs no scored field. With a
+  policy loss that takes `counted`, `Algorithm.loss` takes `observed`, [B T],
+  further tokens that all terms sum over; see `trained_on`.
   """
-  def loss(policy, batch, advs):
+  def loss(policy, batch, advs, observed=None):
     mask, old = trained_tokens(batch), denominator_logprobs(batch)
-    mean, policy_metrics = policy_loss(policy.logprobs, old, advs, mask)
+    summed, counted = mask, {}
+    if observed is not None:
+      summed, counted = mask | observed, {'counted': mask}
+    mean, policy_metrics = policy_loss(
+        policy.logprobs, old, advs, summed, **counted)
     terms = {'policy': (1.0, mean)}
     metrics = {
         'actor/pg_loss': mean,
@@ -191,17 +210,57 @@ def objective(
         **policy_metrics,
     }
     if regularizer.kl_coef:
-      kl = losses.kl(policy.logprobs, scored(batch, 'ref_logprobs'), mask,
+      kl = losses.kl(policy.logprobs, scored(batch, 'ref_logprobs'), summed,
                      estimator=regularizer.kl_estimator)
-      mean = regularizer.aggregate(kl, mask)
+      mean = regularizer.aggregate(kl, summed, **counted)
       terms['kl'] = (regularizer.kl_coef, mean)
       metrics['actor/kl_loss'] = mean
     if regularizer.entropy_coef:
-      mean = regularizer.aggregate(policy.entropy, mask)
+      mean = regularizer.aggregate(policy.entropy, summed, **counted)
       terms['entropy'] = (-regularizer.entropy_coef, mean)
     return terms, metrics
 
-  return loss
+  if _takes(policy_loss, 'counted'):
+    return loss
+  return lambda policy, batch, advs: loss(policy, batch, advs)
+
+
+def trained_on(algorithm: Algorithm, tokens: str) -> Algorithm:
+  """The algorithm, trained on the policy's tokens, or also on what it read.
+
+  With 'all', for comparison, the terms of `objective` sum over
+  `observed_tokens`, too, as if the policy had written them. Denominators still
+  count the policy's tokens alone, which thus keep their weights. An observation
+  has the advantage of the last policy token before it, which fetched it. All
+  else is the policy's as before: advantages, the critic, a KL in the reward,
+  the filter, and metrics other than the terms themselves.
+
+  Args:
+    algorithm: not `corrected` yet; any whose loss takes `observed`.
+    tokens: 'policy', which changes nothing, or 'all'.
+
+  Raises:
+    ValueError: another name, or a loss that does not take `observed`.
+
+  Source: the runs without masking of Search-R1, arXiv:2503.09516, section 5.4,
+    and of ZeroSearch, arXiv:2505.04588, appendix C. Search-R1's published code
+    counts observations in the denominators of these runs, too.
+  """
+  checks.choice('algorithm.trained_on', tokens, ('policy', 'all'))
+  if tokens == 'policy':
+    return algorithm
+  if not _takes(algorithm.loss, 'observed'):
+    raise ValueError(
+        "algorithm.trained_on must be 'policy' for an algorithm whose loss "
+        "takes no `observed` tokens, but is 'all'. Make the loss with "
+        '`algorithms.objective`, of a policy loss with the argument `counted`, '
+        'as docs/cispo.py does.')
+
+  def loss(policy, batch, advs):
+    return algorithm.loss(policy, batch, advs, observed=observed_tokens(batch))
+
+  return dataclasses.replace(
+      algorithm, advantages=_changed(algorithm, _held), loss=loss)
 
 
 def corrected(
@@ -216,7 +275,8 @@ def corrected(
 
   Every policy loss here is proportional to |A| on either side of 0, so that
   weighting the advantages weights the loss. Rows of an earlier policy keep
-  weight 1: their ratio divides by the sampler's log-probs already.
+  weight 1: their ratio divides by the sampler's log-probs already. So do
+  observations, unless the weight is that of the whole row.
 
   Args:
     algorithm: any, your own too.
@@ -246,15 +306,38 @@ def corrected(
     else:
       weights = losses.masked_weights(*inputs, low=low, high=high, level=level)
     weights = jnp.where(batch.on_policy[:, None], weights, 1)
-    if level == 'sequence' and advs.ndim == 1:
-      return advs * masked.row_mean(weights, mask)
-    return losses.spread_over(mask, advs) * weights
-
-  def weighted(batch):
-    result = algorithm.advantages(batch)
-    if isinstance(result, Estimate):
-      return result._replace(advantages=weigh(result.advantages, batch))
-    return weigh(result, batch)
+    if level == 'sequence':
+      of_rows = masked.row_mean(weights, mask)
+      if advs.ndim == 1:
+        return advs * of_rows
+      weights = jnp.where(mask, weights, of_rows[:, None])
+    return losses.spread_over(mask | observed_tokens(batch), advs) * weights
 
   return dataclasses.replace(
-      algorithm, advantages=weighted, needs=algorithm.needs | {'old_logprobs'})
+      algorithm, advantages=_changed(algorithm, weigh),
+      needs=algorithm.needs | {'old_logprobs'})
+
+
+def _changed(algorithm: Algorithm, change: Callable) -> Callable:
+  """`Algorithm.advantages`, the policy's changed by (advs, batch) -> advs."""
+  def advantages_of(batch):
+    result = algorithm.advantages(batch)
+    if isinstance(result, Estimate):
+      return result._replace(advantages=change(result.advantages, batch))
+    return change(result, batch)
+
+  return advantages_of
+
+
+def _held(advs, batch):
+  """An observation has the advantage of the last policy token before it."""
+  if advs.ndim == 1:
+    return advs
+  columns = jnp.arange(advs.shape[1])[None]
+  last = jax.lax.cummax(jnp.where(trained_tokens(batch), columns, 0), axis=1)
+  held = jnp.take_along_axis(advs, last, axis=1)
+  return jnp.where(observed_tokens(batch), held, advs)
+
+
+def _takes(function: Callable, argument: str) -> bool:
+  return argument in inspect.signature(function).parameters

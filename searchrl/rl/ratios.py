@@ -54,17 +54,21 @@ def sequence_ratio(
     logprobs: Float[Array, 'B T'],
     old_logprobs: Float[Array, 'B T'],
     loss_mask: Bool[Array, 'B T'],
+    *,
+    counted: Bool[Array, 'B T'] | None = None,
 ) -> Float[Array, 'B']:
   """s = exp(sum_t m_t d_t / sum_t m_t): the geometric mean of token ratios.
 
   Retrieved tokens change neither s nor the length that divides it. A row
-  without sampled tokens has s = 1 and no gradient.
+  without sampled tokens has s = 1 and no gradient. With `counted`, c, the
+  length is sum_t c_t.
 
   Source: Zheng et al. 2025, Group Sequence Policy Optimization,
     arXiv:2507.18071, eq. 7.
   """
   gaps = log_ratio(logprobs, old_logprobs, loss_mask)
-  return jnp.exp(jnp.clip(masked.row_mean(gaps, loss_mask), -20, 20))
+  mean = masked.row_mean(gaps, loss_mask, counted)
+  return jnp.exp(jnp.clip(mean, -20, 20))
 
 
 def truncated_weights(
