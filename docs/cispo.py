@@ -16,9 +16,8 @@ def cispo(*, clip_high: float = 4.0) -> algorithms.Algorithm:
   def policy_loss(logprobs, old, advs, mask, counted=None):
     ratio = jnp.minimum(losses.token_ratio(logprobs, old, mask), 1 + clip_high)
     per_token = losses.score_function_loss(logprobs, advs, mask)
-    weighted = jax.lax.stop_gradient(ratio) * per_token
-    return losses.aggregate(
-        weighted, mask, how='token_mean', counted=counted), {}
+    loss = jax.lax.stop_gradient(ratio) * per_token
+    return losses.aggregate(loss, mask, how='token_mean', counted=counted), {}
 
   return algorithms.Algorithm(
       algorithms.by_group(), algorithms.objective(policy_loss),
@@ -27,5 +26,5 @@ def cispo(*, clip_high: float = 4.0) -> algorithms.Algorithm:
 
 def get_config(size: str = 'laptop'):
   config = common.get_config(size)
-  config.algorithm = dict(name='docs.cispo:cispo', clip_high=4.0)
+  config.algorithm.update(name='docs.cispo:cispo', clip_high=4.0)
   return config

@@ -63,7 +63,6 @@ TABLE = {  # name: recipe, its options, those of `corrected`
     'hrpo': ('hrpo', {}, None),
     'hrpo_all_terms': ('hrpo', dict(ALL, **NORM, delta=0.1), None),
     'sft': ('sft', {}, None),
-    'sft_of_rows': ('sft', dict(aggregation='sequence_mean'), None),
     'cispo': ('cispo', dict(clip_high=0.2), None),
     'ppo_masked': ('ppo', {}, dict(how='mask', low=0.7, high=1.4)),
     'grpo_truncated': ('grpo', {}, dict(high=1.2)),
@@ -72,14 +71,20 @@ TABLE = {  # name: recipe, its options, those of `corrected`
 }
 
 
-def make(recipe, options, correction):
+def make(recipe, options, correction, tokens='policy'):
   function = getattr(cispo if recipe == 'cispo' else algorithms, recipe)
-  algorithm = function(**options)
+  algorithm = algorithms.trained_on(function(**options), tokens)
   return algorithms.corrected(
       algorithm, **correction) if correction else algorithm
 
 
 ALGORITHMS = {name: make(*entry) for name, entry in TABLE.items()}
+ON_ALL = {  # also trained on observations
+    name: make(*TABLE[name], tokens='all') for name in (
+        'ppo_all_terms', 'grpo_all_terms', 'dr_grpo', 'dapo', 'gspo',
+        'dspo_all_terms', 'gmpo_all_terms', 'rloo', 'reinforce',
+        'reinforce_all_terms', 'reinforce_plus_plus', 'hrpo', 'cispo',
+        'ppo_masked', 'grpo_truncated', 'gspo_masked', 'rloo_truncated')}
 
 
 @pytest.fixture(autouse=True)
@@ -158,6 +163,20 @@ def random_output(batch, scale=0.3, seed=5):
       denominator(batch) + np.float32(scale) * noise[0],
       oracles.poison(rng, entropy, trained_tokens(batch)),
       batch.values + np.float32(0.4) * noise[1])
+
+
+def with_observations(batch, out):
+  """Log-probs and entropies are known of observations, too; nothing else is."""
+  observed = oracles.observed_tokens(trained_tokens(batch))
+  rng = np.random.default_rng(6)
+  old, ref, new, entropy = rng.exponential(
+      size=(4, *observed.shape)).astype(np.float32)
+  batch = dataclasses.replace(
+      batch, old_logprobs=np.where(observed, -old, batch.old_logprobs),
+      ref_logprobs=np.where(observed, -ref, batch.ref_logprobs))
+  return batch, algorithms.PolicyOutput(
+      np.where(observed, -old + np.float32(1e-3) * new, out.logprobs),
+      np.where(observed, entropy, out.entropy), out.values)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -240,8 +259,17 @@ def test_masked_positions_may_hold_anything(algorithm):
 
 def test_any_split_gives_the_same_loss_gradient_and_metrics(algorithm):
   batch = random_batch()
-  inputs = jax.device_get((
-      batch, random_output(batch), estimate(algorithm, batch)))
+  check_splits(algorithm, batch, random_output(batch))
+
+
+@pytest.mark.parametrize('name', ['ppo_all_terms', 'gspo'])
+def test_any_split_gives_the_same_on_observations(name):
+  batch = random_batch()
+  check_splits(ON_ALL[name], *with_observations(batch, random_output(batch)))
+
+
+def check_splits(algorithm, batch, out):
+  inputs = jax.device_get((batch, out, estimate(algorithm, batch)))
   (loss, (terms, metrics)), gradient = run(algorithm, *inputs)
   counts = {name: mean.count for name, (_, mean) in terms.items()}
   for edges in (0, 4, 8), range(9):
@@ -343,6 +371,58 @@ def test_jit_changes_nothing(algorithm):
   assert_close((loss, aux), (algorithms.total(terms), (terms, metrics)))
 
 
+@pytest.mark.parametrize('name', ON_ALL)
+def test_observations_leave_the_weights_of_the_policys_tokens(name):
+  batch = random_batch()
+  batch, out = with_observations(batch, random_output(batch))
+  # At ratio 1, where no clip is active and a row's ratio weights nothing.
+  batch = dataclasses.replace(batch, on_policy=batch.in_loss)
+  out = dataclasses.replace(out, logprobs=batch.old_logprobs)
+  (_, (alone, seen)), gradient = run_whole(ALGORITHMS[name], batch, out)
+  (_, (terms, metrics)), more = run_whole(ON_ALL[name], batch, out)
+  mask = trained_tokens(batch)
+  observed = oracles.observed_tokens(mask)
+  for term, (_, mean) in terms.items():
+    assert mean.count == alone[term][1].count
+  assert_close(more.logprobs[mask], gradient.logprobs[mask], 1e-6, 1e-8)
+  assert_close(more.entropy[mask], gradient.entropy[mask], 1e-6)
+  assert_close(more.values[~observed], gradient.values[~observed], 1e-6)
+  np.testing.assert_array_equal(gradient.logprobs[observed], 0)
+  np.testing.assert_array_equal(more.logprobs[~mask & ~observed], 0)
+  pushed = (gradient.logprobs[:, :-1] != 0) & observed[:, 1:]
+  assert np.all(more.logprobs[:, 1:][pushed] != 0) and pushed.any()
+  # Metrics other than the terms themselves are the policy's.
+  for metric in metrics.keys() - {'actor/pg_loss', 'actor/kl_loss'}:
+    assert_close(metrics[metric], seen[metric], 1e-6)
+
+
+@pytest.mark.parametrize('name', ['ppo', 'reinforce_plus_plus'])
+def test_an_observation_has_the_advantage_of_what_fetched_it(name):
+  algorithm = algorithms.trained_on(ALGORITHMS[name], 'all')
+  batch = random_batch()
+  mask = trained_tokens(batch)
+  advs, plain = (getattr(e, 'advantages', e) for e in jax.device_get(
+      (estimate(algorithm, batch), estimate(ALGORITHMS[name], batch))))
+  np.testing.assert_array_equal(advs, oracles.held(plain, mask))
+  np.testing.assert_array_equal(advs[mask], plain[mask])
+  np.testing.assert_array_equal(advs[1, 2:4], plain[1, [1, 1]])
+  assert advs[1, 2] != 0
+
+
+def test_the_policys_tokens_alone_are_the_algorithm_itself():
+  grpo = ALGORITHMS['grpo']
+  assert algorithms.trained_on(grpo, 'policy') is grpo
+
+
+def test_observed_tokens_lie_between_what_the_policy_sampled():
+  batch = random_batch()
+  observed = algorithms.observed_tokens(batch)
+  np.testing.assert_array_equal(
+      observed, oracles.observed_tokens(trained_tokens(batch)))
+  assert np.argwhere(observed).tolist() == [
+      [0, 3], [1, 2], [1, 3], [2, 4], [4, 2]]
+
+
 def test_a_row_out_of_the_loss_is_a_row_without_sampled_tokens(algorithm):
   batch = random_batch()
   out = random_output(batch)
@@ -436,27 +516,30 @@ def advantages_by_loops(recipe, config, batch, mask):
 
 
 def corrected_by_loops(
-    advs, batch, mask, how='truncate', level='token', low=0.5, high=2.0):
+    advs, batch, mask, observed, how='truncate', level='token', low=0.5,
+    high=2.0):
   inputs = batch.old_logprobs, batch.behavior_logprobs, mask, level
   weights = (oracles.truncated_weights(*inputs, high) if how == 'truncate'
              else oracles.masked_weights(*inputs, low, high))
   out = np.zeros(mask.shape)
-  for i, t in np.argwhere(mask):
+  for i, t in np.argwhere(mask | observed):
     out[i, t] = advs[i] if advs.ndim == 1 else advs[i, t]
-    out[i, t] *= weights[i, t] if batch.on_policy[i] else 1
+    if batch.on_policy[i] and (mask[i, t] or level == 'sequence'):
+      out[i, t] *= weights[i, t if mask[i, t] else mask[i].argmax()]
   by_row = level == 'sequence' and advs.ndim == 1
-  return out.sum(-1) / np.maximum(mask.sum(-1), 1) if by_row else out
+  return out[range(8), mask.argmax(-1)] if by_row else out
 
 
-def policy_loss_by_loops(recipe, config, logprobs, old, advs, mask, start):
+def policy_loss_by_loops(
+    recipe, config, logprobs, old, advs, mask, counted, start):
   """Of each token, or of each row."""
   match recipe:
     case 'gspo' | 'dspo':
       return oracles.sequence_ratio_loss(
-          logprobs, old, advs, mask, *config.clip)
+          logprobs, old, advs, mask, *config.clip, counted=counted)
     case 'gmpo':
       return oracles.geometric_mean_loss(
-          logprobs, old, advs, mask, *config.clip)
+          logprobs, old, advs, mask, *config.clip, counted=counted)
     case 'rloo' | 'hrpo' | 'reinforce' | 'sft':
       return oracles.score_function_loss(logprobs, advs, mask)
     case 'cispo':  # the ratio is a constant, that of the start
@@ -466,21 +549,24 @@ def policy_loss_by_loops(recipe, config, logprobs, old, advs, mask, start):
   return oracles.token_ratio_loss(logprobs, old, advs, mask, *config.clip)
 
 
-def terms_by_loops(recipe, config, batch, out, advs, returns, start):
+def terms_by_loops(recipe, config, batch, out, advs, returns, start, observed):
   """name: coefficient, (total, count)."""
   mask = trained_tokens(batch)
-  how = config.how, config.length
+  summed = mask | observed
+  how = config.how, config.length, mask
+  old = np.where(observed, batch.old_logprobs, denominator(batch))
   loss = policy_loss_by_loops(
-      recipe, config, out.logprobs, denominator(batch), advs, mask, start)
-  terms = {'policy': (1, oracles.aggregate(loss, mask, *how) if loss.ndim == 2
+      recipe, config, out.logprobs, old, advs, summed, mask, start)
+  terms = {'policy': (1, oracles.aggregate(loss, summed, *how)
+                      if loss.ndim == 2
                       else (loss.sum(), mask.any(-1).sum()))}
   in_loss, coef, estimator = config.kl
   if in_loss == 'loss' and coef:
-    kl = oracles.kl(out.logprobs, batch.ref_logprobs, mask, estimator)
-    terms['kl'] = coef, oracles.aggregate(kl, mask, *how)
+    kl = oracles.kl(out.logprobs, batch.ref_logprobs, summed, estimator)
+    terms['kl'] = coef, oracles.aggregate(kl, summed, *how)
   if config.entropy_coef:
     terms['entropy'] = -config.entropy_coef, oracles.aggregate(
-        out.entropy, mask, *how)
+        out.entropy, summed, *how)
   if recipe == 'ppo':
     fit = oracles.value_loss(
         out.values, batch.values, returns, mask, config.value_clip)
@@ -488,11 +574,18 @@ def terms_by_loops(recipe, config, batch, out, advs, returns, start):
   return terms
 
 
-def test_agrees_with_loops(name, algorithm):
+@pytest.mark.parametrize('name, tokens', [
+    *((name, 'policy') for name in TABLE), *((name, 'all') for name in ON_ALL)])
+def test_agrees_with_loops(name, tokens):
   recipe, options, correction = TABLE[name]
+  algorithm = (ON_ALL if tokens == 'all' else ALGORITHMS)[name]
   batch = random_batch()
   tight = recipe in ('gspo', 'dspo')
   out = random_output(batch, scale=3e-4 if tight else 0.3)
+  observed = np.zeros(batch.tokens.shape, bool)
+  if tokens == 'all':
+    batch, out = with_observations(batch, out)
+    observed = oracles.observed_tokens(trained_tokens(batch))
   got_advs = estimate(algorithm, batch)
   (loss, (terms, metrics)), gradient = run(algorithm, batch, out, got_advs)
 
@@ -502,9 +595,12 @@ def test_agrees_with_loops(name, algorithm):
       (batch, out))
   mask = trained_tokens(batch)
   advs, returns = advantages_by_loops(recipe, config, batch, mask)
+  if tokens == 'all' and advs.ndim == 2:
+    advs = oracles.held(advs, mask)
   if correction:
-    advs = corrected_by_loops(advs, batch, mask, **correction)
-  where = mask if advs.ndim == 2 else mask.any(-1)
+    advs = corrected_by_loops(advs, batch, mask, observed, **correction)
+  summed = mask | observed
+  where = summed if advs.ndim == 2 else mask.any(-1)
   ours = getattr(got_advs, 'advantages', got_advs)
   np.testing.assert_allclose(ours[where], advs[where], rtol=2e-5, atol=1e-6)
   if recipe == 'ppo':
@@ -513,7 +609,7 @@ def test_agrees_with_loops(name, algorithm):
 
   def expected(out):
     return terms_by_loops(
-        recipe, config, batch, out, advs, returns, start=start)
+        recipe, config, batch, out, advs, returns, start, observed)
 
   def expected_loss(field, x):
     return sum(coef * total / count for coef, (total, count) in expected(
@@ -531,9 +627,9 @@ def test_agrees_with_loops(name, algorithm):
       loss, expected_loss('logprobs', start), rtol=2e-5, atol=2e-6)
   for field in ('logprobs', 'values', 'entropy'):
     np.testing.assert_allclose(
-        getattr(gradient, field)[mask],
+        getattr(gradient, field),
         oracles.gradient(functools.partial(expected_loss, field),
-                         getattr(out, field), mask, step=1e-6)[mask],
+                         getattr(out, field), summed, step=1e-6),
         rtol=2e-4, atol=2e-6, err_msg=field)
   assert ('actor/kl_loss' in metrics) == ('kl' in terms)
   assert {'actor/pg_loss', 'actor/entropy', 'actor/ppo_kl'} <= set(metrics)
@@ -657,6 +753,21 @@ def test_corrections_by_hand():
         weighted, advantages=plain.advantages, needs=plain.needs) == plain
 
 
+@pytest.mark.parametrize('level, expected', [
+    ('token', [[4, 9, 0.5]]),  # times 1: nobody sampled it
+    ('sequence', [[2, 18, 2]])])
+def test_corrections_of_observations_by_hand(level, expected):
+  # Weights 4 and 1/2 of the tokens, 2 of the row; advantages 1, 9 and 1.
+  gaps = np.log(np.array([[4, 9, 0.5]], np.float32))
+  batch = small_batch([[1, 0, 1]], [0], behavior_logprobs=-gaps)
+  plain = dataclasses.replace(
+      ALGORITHMS['reinforce'],
+      advantages=lambda batch: jnp.array([[1.0, 9.0, 1.0]]))
+  weighted = algorithms.corrected(plain, level=level, high=5.0)
+  got = estimate(weighted, batch)
+  np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
 # What it requires of the trainer.
 
 
@@ -709,7 +820,11 @@ def test_rows_of_an_earlier_policy_keep_their_behavior_logprobs():
   for row in range(8):
     source = (batch.old_logprobs if batch.on_policy[row]
               else batch.behavior_logprobs)
-    np.testing.assert_array_equal(old[row], source[row])
+    mask = batch.loss_mask[row]
+    np.testing.assert_array_equal(old[row, mask], source[row, mask])
+    # Nobody sampled the others.
+    np.testing.assert_array_equal(
+        old[row, ~mask], batch.old_logprobs[row, ~mask])
 
 
 def test_keep_mixed_agrees_with_loops():
@@ -781,6 +896,23 @@ def test_refuses_what_is_out_of_range(recipe, options, message):
 def test_refuses_a_correction(recipe, options, message):
   with pytest.raises(ValueError, match=message):
     algorithms.corrected(ALGORITHMS[recipe], **options)
+
+
+@pytest.mark.parametrize('loss', [
+    algorithms.objective(lambda logprobs, old, advs, mask: (None, {})),
+    lambda policy, batch, advs: ({}, {})])
+def test_a_loss_that_knows_no_observations_is_refused_them(loss):
+  mine = dataclasses.replace(ALGORITHMS['grpo'], loss=loss)
+  assert algorithms.trained_on(mine, 'policy') is mine
+  with pytest.raises(ValueError, match="algorithm.trained_on must be 'policy' "
+                     'for an algorithm whose loss takes no `observed`'):
+    algorithms.trained_on(mine, 'all')
+
+
+def test_other_tokens_to_train_on_are_refused():
+  with pytest.raises(ValueError, match='algorithm.trained_on must be one of '
+                     "policy, all, but is 'prompt'"):
+    algorithms.trained_on(ALGORITHMS['grpo'], 'prompt')
 
 
 @pytest.mark.parametrize('recipe, options, message', [

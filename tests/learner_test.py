@@ -29,11 +29,11 @@ ALGORITHM = algorithms.grpo(kl_coef=0.1, entropy_coef=0.01)
 OPTIMIZER = optax.sgd(0.1)
 
 
-def make(mesh=None, **options):
+def make(mesh=None, algorithm=ALGORITHM, **options):
   options = dict(
       rows=ROWS, length=LENGTH, temperature=TEMPERATURE) | options
   mesh = mesh or meshes.make(devices=jax.devices()[:1])
-  return learners.make(CONFIG, ALGORITHM, OPTIMIZER, mesh, **options)
+  return learners.make(CONFIG, algorithm, OPTIMIZER, mesh, **options)
 
 
 @pytest.fixture(scope='module')
@@ -85,13 +85,13 @@ def update(learner, state, batch, **options):
   return learner.update(state, learner.pack(batch), **options)
 
 
-@jax.jit
-def whole_step(params, batch):
+@functools.partial(jax.jit, static_argnames='algorithm')
+def whole_step(params, batch, algorithm=ALGORITHM):
   """One step on a batch as it is; and its metrics."""
   def loss(params):
     out = algorithms.PolicyOutput(*policy.token_logprobs(
         params, batch.tokens, CONFIG, temperature=TEMPERATURE))
-    terms, metrics = ALGORITHM.loss(out, batch, ALGORITHM.advantages(batch))
+    terms, metrics = algorithm.loss(out, batch, algorithm.advantages(batch))
     return algorithms.total(terms), metrics
 
   grads, metrics = jax.grad(loss, has_aux=True)(params)
@@ -213,6 +213,23 @@ def test_one_step_begins_with_the_old_log_probs(
                                err_msg=name)
 
 
+@pytest.mark.slow
+def test_observations_are_trained_on_in_packed_rows_too(
+    batch, params, ref_params, expected):
+  """Their old log-probs are the policy's, computed on the way."""
+  on_all = algorithms.trained_on(ALGORITHM, 'all')
+  learner = make(algorithm=on_all, microbatch_rows=4, row_length=2 * LENGTH)
+  state = learner.init(params)
+  unscored = learner.score(state, ragged_batch(), ref_params)
+  real = jax.tree.map(lambda x: x[:-FILLER], batch)
+  wanted = jax.device_get(whole_step(params, real, algorithm=on_all))
+  updated = learner.update(state, unscored)
+  assert_same(updated, wanted, atol=1e-5)
+  change = jax.tree.map(lambda x, y: np.abs(x - y).max(), wanted[0],
+                        expected[0])
+  assert max(jax.tree.leaves(change)) > 1e-3
+
+
 def test_advantages_that_read_the_old_log_probs_have_them(batch, params):
   weighted = algorithms.corrected(ALGORITHM)
   learner = learners.make(
@@ -230,8 +247,10 @@ def test_score_gives_the_log_probs_of_both_policies(batch, params, ref_params):
     logprobs, _ = jax.jit(functools.partial(
         policy.token_logprobs, config=CONFIG, temperature=TEMPERATURE))(
             weights, batch.tokens)
-    np.testing.assert_allclose(scored[batch.loss_mask],
-                               logprobs[batch.loss_mask], atol=1e-5)
+    # Of every token up to the last sampled one, observations among them.
+    known = np.arange(LENGTH) < np.asarray(batch.lengths)[:, None]
+    assert (known & ~batch.loss_mask)[:, 1:].any()
+    np.testing.assert_allclose(scored[known], logprobs[known], atol=1e-5)
     assert isinstance(scored, np.ndarray) and scored.dtype == np.float32
 
 

@@ -126,9 +126,40 @@ def weighed(function):
   return total
 
 
-@pytest.mark.parametrize('name', FUNCTIONS)
-def test_agrees_with_loops_in_x64_value_and_gradient(name):
-  ours, oracle = FUNCTIONS[name]
+def some_of(mask):
+  """About half of each row's tokens, its first one among them."""
+  return mask & ((np.arange(mask.shape[1])[None] % 2 == 0)
+                 | (mask.cumsum(1) == 1))
+
+
+def counted(ours, oracle):
+  return (
+      lambda *args: ours(*args, **CLIP, counted=some_of(args[-1])),
+      lambda *args: oracle(*args, *LOW_HIGH, counted=some_of(args[-1])))
+
+
+def aggregated_and_counted(how):
+  return (
+      lambda logp, old, advs, mask: losses.aggregate(
+          logp, mask, how=how, length=5, counted=some_of(mask)).value,
+      lambda logp, old, advs, mask: np.divide(*oracles.aggregate(
+          logp, mask, how, 5, some_of(mask))))
+
+
+COUNTED = {  # sum over more tokens than they count
+    'sequence': counted(
+        losses.sequence_ratio_loss, oracles.sequence_ratio_loss),
+    'geometric': counted(
+        losses.geometric_mean_loss, oracles.geometric_mean_loss),
+    **{how: aggregated_and_counted(how) for how in losses.AGGREGATIONS},
+}
+
+
+@pytest.mark.parametrize(
+    'ours, oracle', (FUNCTIONS | {
+        f'{name}_counted': pair for name, pair in COUNTED.items()}).values(),
+    ids=[*FUNCTIONS, *(f'{name}_counted' for name in COUNTED)])
+def test_agrees_with_loops_in_x64_value_and_gradient(ours, oracle):
   gradient_of = jax.jit(jax.grad(weighed(ours)))
   for seed in range(3):
     logprobs, old, advs, mask = inputs = random_inputs(seed)
@@ -426,6 +457,25 @@ def test_aggregate_by_hand_and_over_splits(how):
       'sequence_sum': (9.0, 2.0), 'sequence_sum_norm': (3.0, 2.0)}[how]
   parts = [losses.aggregate(x[i:i+1], mask[i:i+1], how=how) for i in range(3)]
   assert parts[0] + parts[1] + parts[2] == whole
+
+
+def test_what_is_counted_need_not_be_what_is_summed():
+  per_token = jnp.array([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]])
+  mask = jnp.array([[True, True, True], [True, False, False]])
+  policys = jnp.array([[True, False, True], [True, False, False]])
+  for how, total, count in (
+      ('token_mean', 10, 3), ('sequence_mean', 3 + 4, 2),
+      ('sequence_sum', 10, 2), ('sequence_sum_norm', 5, 2)):
+    mean = losses.aggregate(
+        per_token, mask, how=how, length=2, counted=policys)
+    assert (mean.total, mean.count) == (total, count)
+  # A geometric mean over two of three tokens: (e^1 e^2 e^3)^(1/2), clipped.
+  old = jnp.zeros((1, 3))
+  ratio = losses.sequence_ratio(
+      per_token[:1], old, mask[:1], counted=policys[:1])
+  np.testing.assert_allclose(ratio, np.exp([3.0]), rtol=1e-6)
+  with pytest.raises(ValueError, match='counted must have the shape of'):
+    losses.aggregate(per_token, mask, how='sequence_mean', counted=policys[:1])
 
 
 def test_the_norm_may_be_a_constant():

@@ -126,6 +126,24 @@ def keep_mixed(outcome_rewards, question_ids):
       for _, members in _members(outcome_rewards, question_ids, counts)])
 
 
+def observed_tokens(mask):
+  """Not in the mask, with tokens of the mask on both sides."""
+  out = np.zeros(np.shape(mask), bool)
+  for i, row in enumerate(mask):
+    where = np.flatnonzero(row)
+    for t in range(len(row)):
+      out[i, t] = not row[t] and any(where < t) and any(where > t)
+  return out
+
+
+def held(advantages, mask):
+  """Observations have the advantage of the policy token before them."""
+  out = np.array(advantages, float)
+  for i, t in np.argwhere(observed_tokens(mask)):
+    out[i, t] = out[i, max(s for s in np.flatnonzero(mask[i]) if s < t)]
+  return out
+
+
 def token_ratio(logprobs, old_logprobs, mask):
   out = np.ones(np.shape(mask))
   for i, t in np.argwhere(mask):
@@ -134,12 +152,14 @@ def token_ratio(logprobs, old_logprobs, mask):
   return out
 
 
-def sequence_ratio(logprobs, old_logprobs, mask):
+def sequence_ratio(logprobs, old_logprobs, mask, counted=None):
+  """`counted`, here and below: what denominators count instead of the mask."""
   out = []
   for i, row in enumerate(mask):
     gaps = [float(logprobs[i][t]) - float(old_logprobs[i][t])
             for t in np.flatnonzero(row)]
-    out.append(math.exp(sum(gaps) / len(gaps)) if gaps else 1.0)
+    count = _count(row, i, counted)
+    out.append(math.exp(sum(gaps) / count) if gaps else 1.0)
   return np.array(out)
 
 
@@ -158,14 +178,16 @@ def token_ratio_loss(logprobs, old_logprobs, advantages, mask, *clip):
   return out
 
 
-def sequence_ratio_loss(logprobs, old_logprobs, advantages, mask, *clip):
-  ratio = sequence_ratio(logprobs, old_logprobs, mask)
+def sequence_ratio_loss(
+    logprobs, old_logprobs, advantages, mask, *clip, counted=None):
+  ratio = sequence_ratio(logprobs, old_logprobs, mask, counted)
   return np.array([
       surrogate(ratio[i], float(advantages[i]), *clip) if any(row) else 0.0
       for i, row in enumerate(mask)])
 
 
-def geometric_mean_loss(logprobs, old_logprobs, advantages, mask, low, high):
+def geometric_mean_loss(
+    logprobs, old_logprobs, advantages, mask, low, high, counted=None):
   """The ratio's range is [exp(-low), exp(high)], one-sided by sign."""
   out = np.zeros(len(mask))
   for i, row in enumerate(mask):
@@ -176,7 +198,7 @@ def geometric_mean_loss(logprobs, old_logprobs, advantages, mask, low, high):
         ratio = min(ratio, math.exp(high))
       else:
         ratio = max(ratio, math.exp(-low))
-      product *= ratio ** (1 / len(where))
+      product *= ratio ** (1 / _count(row, i, counted))
     if where.size:
       out[i] = -float(advantages[i]) * product
   return out
@@ -263,14 +285,15 @@ def kl(logprobs, ref_logprobs, mask, estimator):
   return out
 
 
-def aggregate(per_token, mask, how, length=None):
+def aggregate(per_token, mask, how, length=None, counted=None):
   """The sum and the count."""
   rows = [[float(per_token[i][t]) for t in np.flatnonzero(row)]
           for i, row in enumerate(mask) if any(row)]
+  counts = [_count(row, i, counted) for i, row in enumerate(mask) if any(row)]
   if how == 'token_mean':
-    return sum(map(sum, rows)), sum(map(len, rows))
+    return sum(map(sum, rows)), sum(counts)
   if how == 'sequence_mean':
-    return sum(sum(row) / len(row) for row in rows), len(rows)
+    return sum(sum(row) / n for row, n in zip(rows, counts)), len(rows)
   if how == 'sequence_sum':
     return sum(map(sum, rows)), len(rows)
   if how == 'sequence_sum_norm':
@@ -399,6 +422,10 @@ def study_format(text):
       return False
     place += len(tag or ' ')
   return state == 'end'
+
+
+def _count(row, i, counted):
+  return int(np.sum(row if counted is None else counted[i]))
 
 
 def _advantage(advantages, i, t):

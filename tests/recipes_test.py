@@ -88,6 +88,11 @@ def test_every_config_that_trains_is_tested():
      'group_size must be at least 2 for .*rloo'),
     (dict(algorithm=dict(name='searchrl.rl.algorithms:dr_grpo')),
      'algorithm.length must be given'),
+    (dict(algorithm=dict(name='searchrl.rl.algorithms:grpo',
+                         trained_on='observations')),
+     "algorithm.trained_on must be one of policy, all, but is 'observations'"),
+    (dict(algorithm=dict(name='recipes_test:of_its_own', trained_on='all')),
+     "algorithm.trained_on must be 'policy' for an algorithm whose loss takes"),
     (dict(algorithm=dict(name='searchrl.rl.algorithms:dspo'),
           mismatch=dict(how='mask')), "level must be 'sequence'"),
 ])
@@ -97,6 +102,12 @@ def test_a_config_that_does_not_fit_together_is_refused(change, message):
   config.update(change)
   with pytest.raises(ValueError, match=message):
     builds.algorithm(config)
+
+
+def of_its_own():
+  """A recipe that knows no observations."""
+  return algorithms.Algorithm(
+      algorithms.by_group(), lambda policy, batch, advs: ({}, {}))
 
 
 def wrong_and_right(weights):
@@ -145,14 +156,16 @@ def short(name, steps=3):
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
-  """name -> the folder of its run; each runs once, on one device."""
+  """name, tokens -> the folder of its run, on one device; each runs once."""
   folders = {}
 
-  def once(name):
-    if name not in folders:
-      folders[name] = tmp_path_factory.mktemp(name)
-      train.run(short(name), str(folders[name]))
-    return folders[name]
+  def once(name, tokens='policy'):
+    if (name, tokens) not in folders:
+      folders[name, tokens] = tmp_path_factory.mktemp(name)
+      config = short(name)
+      config.algorithm.trained_on = tokens
+      train.run(config, str(folders[name, tokens]))
+    return folders[name, tokens]
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(meshes, 'make', functools.partial(
@@ -189,6 +202,24 @@ def test_the_smoke_size_trains(run, name):
     assert before[leaf] != after[leaf], leaf
   assert any('critic' in leaf for leaf in before) == (name == 'configs.ppo')
   assert (folder / 'model' / 'model.safetensors').stat().st_size > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'name', ['configs.ppo', 'configs.grpo', 'configs.dspo'])
+def test_training_on_observations_is_another_run(run, name):
+  alone, folder = run(name), run(name, 'all')
+  one, two = steps(alone), steps(folder)
+  assert len(two) == 3 and all(map(math.isfinite, two[-1].values()))
+  for metric in ('critic/score/mean', 'critic/advantages/max',
+                 'actor/masked_token_frac', 'data/groups_trained'):
+    assert one[0][metric] == two[0][metric]  # of the same trajectories
+  assert one[0]['actor/grad_norm'] != two[0]['actor/grad_norm']
+  before, after = digests(alone, 3), digests(folder, 3)
+  assert before.keys() == after.keys()
+  for leaf in before:
+    if leaf.startswith('policy/params'):
+      assert before[leaf] != after[leaf], leaf
 
 
 @pytest.mark.slow
