@@ -233,7 +233,7 @@ def trained_on(algorithm: Algorithm, tokens: str) -> Algorithm:
   count the policy's tokens alone, which thus keep their weights. An observation
   has the advantage of the last policy token before it, which fetched it. All
   else is the policy's as before: advantages, the critic, a KL in the reward,
-  the filter, and metrics other than the terms themselves.
+  the filter, and metrics but for those of the terms and of a row's ratio.
 
   Args:
     algorithm: not `corrected` yet; any whose loss takes `observed`.
