@@ -10,8 +10,8 @@ and DSPO one for each sequence. Conventions of all functions:
   advantages    A, unitless and constant; one per sequence, or one per token
   loss_mask     True where the policy sampled the token; the rest, such as
                 retrieved passages, may hold anything, NaN included
-  counted       the tokens that a denominator counts, where they are not those
-                of the mask: a part of it, of every row that has any
+  counted       the tokens that denominators count, if not all of the mask: a
+                part of it, with a token of every row that has one
 
 A loss is in the unit of A, and 0 outside the mask. Shapes that do not fit, and
 options out of their range, are a ValueError.
@@ -308,7 +308,8 @@ def aggregate(
     how: one of `AGGREGATIONS`.
     length: the constant of `sequence_sum_norm`, in tokens. Default: T; must
       be given if micro-batches differ in T.
-    counted: the tokens of which there are so many, in the first two.
+    counted: the tokens by which sums are divided, all or a row's, in the first
+      two. Default: those of the mask.
 
   Source: token_mean: DAPO, arXiv:2503.14476, eq. 12; sequence_mean: GRPO,
     arXiv:2402.03300, eq. 3; sequence_sum_norm: Dr. GRPO, arXiv:2503.20783.
