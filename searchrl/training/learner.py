@@ -134,9 +134,7 @@ class Learner:
     needs = step.algorithm.needs
     if self.scores_old:
       with timer('old_log_prob'):
-        scores['old_logprobs'] = self._per_token(
-            'logprobs', step.logprobs, packed, state['policy'].params,
-            self._frozen(base))
+        scores['old_logprobs'] = self.logprobs(state, packed, base)
     if 'ref_logprobs' in needs:
       with timer('ref'):
         scores['ref_logprobs'] = self._per_token(
@@ -146,6 +144,12 @@ class Learner:
         scores['values'] = self._per_token(
             'values', step.values, packed, state['critic'].params)
     return packed.with_scores(scores)
+
+  def logprobs(self, state: State, packed: PackedBatch,
+               base: transformer.Params | None = None) -> np.ndarray:
+    """log pi of every token of a batch, in nats, [B T]."""
+    return self._per_token('logprobs', self.train_step.logprobs, packed,
+                           state['policy'].params, self._frozen(base))
 
   def update(self, state: State, packed: PackedBatch,
              base: transformer.Params | None = None, timer: Timer = _untimed

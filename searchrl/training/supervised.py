@@ -1,32 +1,61 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Supervised training: one loop that resumes, and a language model's loss.
+"""Supervised training: one loop that resumes, whatever its update is.
 
 `fit` updates a state on the batches of a function of the step, keeps a record
 of what it took, and saves both; a killed run that is started again ends in the
-same bytes.
+same bytes. The update of a language model is the learner's, with an algorithm
+whose advantage is 1: `language_update`; that of another is a jitted step on a
+loss: `make_update`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
 import hashlib
+import itertools
 import pathlib
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+from jax.sharding import Mesh
 import numpy as np
 import optax
-import tqdm
 
-from searchrl.models import policy
 from searchrl.models import transformer
+from searchrl.rl import algorithms
 from searchrl.runtime import checkpoint
+from searchrl.runtime import metrics as metrics_lib
+from searchrl.runtime import processes
+from searchrl.runtime import progress as progress_lib
+from searchrl.runtime import signals
+from searchrl.training import learner as learners
 from searchrl.training.train_step import TrainState
+from searchrl.trajectory import Batch
 
 Metrics = dict[str, Any]  # scalars, 'loss' among them
 Loss = Callable[[Any, Any], tuple[jax.Array, Metrics]]
-Update = Callable[[TrainState, Any], tuple[TrainState, Metrics]]
+Update = Callable[[Any, Any], tuple[Any, Metrics]]
+
+
+class Document(NamedTuple):
+  """What a language model is trained on: token ids, and how each counts."""
+
+  ids: Sequence[int]
+  weights: Sequence[float]  # of the tokens in the loss; 0: only read
+
+
+@dataclasses.dataclass(frozen=True)
+class Validation:
+  """A loss on data that is not trained on, and when it is computed."""
+
+  loss: Callable[[Any], float]  # of the state
+  every: int = 0  # updates, besides before the first and after the last
+
+  def is_due(self, done: int, steps: int) -> bool:
+    """Whether it is, after so many updates of the run's."""
+    return done in (0, steps) or bool(self.every) and done % self.every == 0
 
 
 def make_update(loss: Loss, optimizer: optax.GradientTransformation) -> Update:
@@ -49,112 +78,223 @@ def make_update(loss: Loss, optimizer: optax.GradientTransformation) -> Update:
 
 def fit(
     update: Update,
-    state: TrainState,
+    state: Any,
     batch_of: Callable[[int], tuple[Any, int]],
     folder: pathlib.Path,
     *,
     steps: int,
     save_every: int,
-) -> tuple[TrainState, dict[str, Any]]:
+    validation: Validation | None = None,
+    writer: metrics_lib.Writer | None = None,
+    progress: bool = True,
+) -> tuple[Any, dict[str, Any]]:
   """Trains from a state, or from the newest checkpoint of a folder.
 
+  Ctrl-C and SIGTERM end it after the update at hand, which is saved; the record
+  has fewer steps then than were asked for.
+
   Args:
-    update: from `make_update`.
+    update: from `make_update` or `language_update`.
     state: before the first update.
     batch_of: step, from 0 -> the batch, and its tokens without padding.
     folder: of the checkpoints.
     steps: updates.
     save_every: updates from one checkpoint to the next.
+    validation: another loss, and when it is computed.
+    writer: gets the metrics of each update, as sft/<name>.
+    progress: show it on stderr.
 
   Returns:
-    The last state, and the record: steps, tokens, CPU seconds, and of each
-    metric its mean from one checkpoint to the next.
+    The last state, and the record: steps, tokens, CPU seconds, of each metric
+    its means from one checkpoint to the next, and 'validation', [step, loss] of
+    each.
   """
-  record = {'steps': 0, 'tokens': 0, 'cpu_seconds': 0.0}
-  found = checkpoint.restore(folder, state)
-  if found:
-    _, state, record = found
-    if 'losses' in record:  # the name in older checkpoints
-      record['loss'] = record.pop('losses')
-  clock, recent = time.process_time(), []
-  with tqdm.tqdm(total=steps, initial=record['steps']) as bar:
-    for step in range(record['steps'], steps):
-      batch, tokens = batch_of(step)
-      state, metrics = update(state, batch)
-      recent.append(metrics)
+  state, record = _restored(folder, state)
+  writer = writer or metrics_lib.Writer(folder, enabled=False)
+  writer.truncate(record['steps'] or -1)
+  if not record['steps']:
+    writer.write(0, _validated(validation, state, record, steps))
+  clock, stopping = time.process_time(), False
+  with (signals.StopRequest(_say_stop) as stop, contextlib.closing(
+      progress_lib.ProgressBar(
+          steps, record['steps'], enabled=progress and processes.is_first(),
+          unit='update')) as bar):
+    while record['steps'] < steps and not stopping:
+      batch, tokens = batch_of(record['steps'])
+      state, values = update(state, batch)
+      # Shown is the update before this one: the host need not wait for it.
+      bar.update(**{'loss': float(x['loss']) for x in record['recent'][-1:]})
+      record['recent'].append(values)
+      record['steps'] += 1
       record['tokens'] += tokens
-      record['steps'] = step + 1
-      if step % 20 == 0:
-        bar.set_postfix({k: f'{float(x):.3f}' for k, x in metrics.items()})
-      bar.update()
-      if (step + 1) % save_every == 0 or step + 1 == steps:
-        _add_means(record, recent)
+      writer.write(record['steps'], {
+          'sft/tokens': tokens, **_named(values),
+          **_validated(validation, state, record, steps)})
+      stopping = processes.stop_requested_anywhere(stop.asked)
+      whole = record['steps'] % save_every == 0 or record['steps'] == steps
+      if whole or stopping:
         record['cpu_seconds'] += time.process_time() - clock
-        clock, recent = time.process_time(), []
-        checkpoint.save(folder, step + 1, state, record)
+        clock = time.process_time()
+        _add_means(record, whole)
+        checkpoint.save(folder, record['steps'], state, record)
   return state, record
 
 
-def _add_means(record: dict[str, Any], recent: Sequence[Metrics]) -> None:
-  for name in recent[0]:
-    mean = float(np.mean([metrics[name] for metrics in recent]))
-    record.setdefault(name, []).append(round(mean, 4))
+def _restored(folder: pathlib.Path, state: Any) -> tuple[Any, dict[str, Any]]:
+  """The state and the record of the newest checkpoint, or those to begin with.
 
-
-def language_model_loss(shape: transformer.TransformerConfig) -> Loss:
-  """The weighted mean of -log p over the tokens of packed rows, in nats.
-
-  Its batches hold tokens, weights and segment_ids [R W]; see `pack_documents`.
+  The record's 'recent' has the metrics since the last of its means.
   """
-  def loss(params, batch):
-    segments, weights = batch['segment_ids'], batch['weights']
-    logprobs, _ = policy.token_logprobs(
-        params, batch['tokens'], shape, segment_ids=segments,
-        positions=_positions(segments), chunk=segments.shape[1])
-    return -jnp.sum(logprobs * weights) / jnp.maximum(jnp.sum(weights), 1), {}
+  record = {'steps': 0, 'tokens': 0, 'cpu_seconds': 0.0, 'recent': []}
+  found = checkpoint.restore(folder, state)
+  if found:
+    _, state, past = found
+    if 'losses' in past:  # the name in older checkpoints
+      past['loss'] = past.pop('losses')
+    record |= past
+  return state, record
+
+
+def _validated(validation: Validation | None, state: Any,
+               record: dict[str, Any], steps: int) -> dict[str, float]:
+  """The validation's metric, if it is due; the record gets it, too."""
+  if not validation or not validation.is_due(record['steps'], steps):
+    return {}
+  loss = validation.loss(state)
+  record.setdefault('validation', []).append([record['steps'], loss])
+  return {'sft/val_loss': loss}
+
+
+def _named(values: Metrics) -> Metrics:
+  return {f'sft/{name}': value for name, value in values.items()}
+
+
+def _add_means(record: dict[str, Any], whole: bool) -> None:
+  """Moves the recent metrics into the means; a stop leaves them as they are."""
+  recent = [{name: float(x) for name, x in values.items()}
+            for values in record['recent']]
+  record['recent'] = recent
+  if whole:
+    for name in recent[0]:
+      mean = float(np.mean([values[name] for values in recent]))
+      record.setdefault(name, []).append(round(mean, 4))
+    record['recent'] = []
+
+
+def _say_stop() -> None:
+  processes.say('Stopping after this update; press Ctrl-C again to stop at once '
+                'and lose it.')
+
+
+def language_update(learner: learners.Learner, base: Any = None) -> Update:
+  """(state, batch from `to_batch`) -> state, metrics; the learner's own update.
+
+  Args:
+    learner: from `language_learner`.
+    base: the frozen policy, if adapters are trained.
+  """
+  names = {'loss': 'actor/pg_loss', 'entropy': 'actor/entropy',
+           'grad_norm': 'actor/grad_norm', 'useful': 'perf/useful_tokens'}
+
+  def update(state, batch):
+    state, metrics = learner.update(state, learner.pack(batch), base)
+    return state, {ours: metrics[name] for ours, name in names.items()}
+
+  return update
+
+
+def language_learner(
+    shape: transformer.TransformerConfig,
+    optimizer: optax.GradientTransformation, mesh: Mesh, *, row_length: int,
+    **options: Any) -> learners.Learner:
+  """The learner of `language_update`; it takes documents of a row at most.
+
+  Args:
+    shape: of the decoder.
+    optimizer: of its parameters or adapters.
+    mesh: of the devices.
+    row_length: tokens of a packed row.
+    **options: of `learner.make`: rows (documents of an update, at most),
+      microbatch_rows, lora and others.
+  """
+  return learners.make(shape, algorithms.sft(), optimizer, mesh,
+                       length=row_length, row_length=row_length, **options)
+
+
+def language_loss(learner: learners.Learner, base: Any,
+                  batches: Sequence[Batch]) -> Callable[[Any], float]:
+  """state -> the weighted mean of -log p over all batches, nats a token."""
+  def loss(state):
+    total = count = 0.0
+    for batch in batches:
+      weights = np.where(batch.loss_mask, batch.weights, 0).astype(np.float64)
+      total -= np.sum(
+          weights * learner.logprobs(state, learner.pack(batch), base))
+      count += weights.sum()
+    return float(total / count)
 
   return loss
 
 
-def _positions(segments):
-  """The place of each token in its document, from 0 on."""
-  starts = jnp.concatenate(
-      [jnp.ones_like(segments[:, :1], bool),
-       segments[:, 1:] != segments[:, :-1]], 1)
-  index = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)
-  return index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
-
-
-def pack_documents(
-    documents: Iterable[tuple[Sequence[int], Sequence[float]]],
-    widths: Sequence[int], pad_id: int) -> dict[int, list[np.ndarray]]:
-  """Fills rows with documents in their order; {width: list of [3, width]}.
-
-  A row holds tokens, weights and segment ids (0 is padding).
+def batches(lengths: Sequence[int], *, seed: int, documents: int = 0,
+            tokens: int = 0, epochs: int = 0, steps: int = 0
+           ) -> list[list[int]]:
+  """The documents of each update: all of them, again and again, reshuffled.
 
   Args:
-    documents: token ids and loss weights of each. A document longer than the
-      longest width is left out.
-    widths: row lengths, rising; a document goes to the shortest that holds it.
+    lengths: of the documents, in tokens.
+    seed: of the orders; each epoch has another.
+    documents: of an update, at most; 0: any number.
+    tokens: of an update, at most, unless one document has more; 0: any number.
+    epochs: over all documents; 0: as many as `steps` takes.
+    steps: updates, at most; 0: as many as `epochs` takes.
+  """
+  orders = (np.random.default_rng([seed, epoch]).permutation(len(lengths))
+            for epoch in itertools.islice(itertools.count(), epochs or None))
+  stream = itertools.chain.from_iterable(order.tolist() for order in orders)
+  return list(itertools.islice(
+      cut(stream, lengths, documents=documents, tokens=tokens), steps or None))
+
+
+def cut(stream: Iterable[int], lengths: Sequence[int], *, documents: int = 0,
+        tokens: int = 0) -> Iterator[list[int]]:
+  """Yields a stream of documents batch by batch; arguments as in `batches`."""
+  batch, used = [], 0
+  for index in stream:
+    if batch and (len(batch) == documents
+                  or 0 < tokens < used + lengths[index]):
+      yield batch
+      batch, used = [], 0
+    batch.append(index)
+    used += lengths[index]
+  if batch:
+    yield batch
+
+
+def to_batch(documents: Sequence[Document], *, rows: int, length: int,
+             pad_id: int) -> Batch:
+  """Documents as rows [B T] that the learner takes, each with reward 1.
+
+  Args:
+    documents: no longer than `length`. The first token of each is not trained
+      on: nothing precedes it.
+    rows: B; missing ones are empty.
+    length: T.
     pad_id: of the padding.
   """
-  packed = {w: [] for w in widths}
-  open_rows = {}
-  for ids, weight in documents:
-    width = next((w for w in widths if len(ids) <= w), None)
-    if width is None:
-      continue
-    row, used, segment = open_rows.get(width, (None, width, 0))
-    if row is None or used + len(ids) > width:
-      row = np.zeros((3, width), np.float64)
-      row[0] = pad_id
-      packed[width].append(row)
-      used, segment = 0, 0
-    span = slice(used, used + len(ids))
-    row[0, span], row[1, span], row[2, span] = ids, weight, segment + 1
-    row[1, used] = 0.0  # nothing of its document precedes the first token
-    open_rows[width] = (row, used + len(ids), segment + 1)
-  return packed
+  tokens = np.full((rows, length), pad_id, np.int32)
+  weights = np.zeros((rows, length), np.float32)
+  for row, document in enumerate(documents):
+    tokens[row, :len(document.ids)] = document.ids
+    weights[row, 1:len(document.ids)] = document.weights[1:]
+  filled = np.arange(rows) < len(documents)
+  ids, zeros = np.arange(rows, dtype=np.int32), np.zeros_like(weights)
+  return Batch(
+      tokens=tokens, loss_mask=weights > 0, behavior_logprobs=zeros,
+      rewards=filled.astype(np.float32),
+      outcome_rewards=filled.astype(np.float32), question_ids=ids,
+      group_ids=ids, in_baseline=filled, in_loss=filled, on_policy=filled,
+      weights=weights)
 
 
 def write_card(folder: pathlib.Path, introduction: Sequence[str],

@@ -1,0 +1,101 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Finished conversations as ids, with which of them are trained on.
+
+They are encoded piece by piece, as a rollout would: what the policy says is a
+piece of its own, so that its ids are some that it could have sampled.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from searchrl.agent import chat
+
+
+class Transcript(NamedTuple):
+  """A conversation as a model reads it."""
+
+  ids: tuple[int, ...]
+  trained: tuple[bool, ...]  # one an id
+
+
+def of_segments(segments: Iterable[tuple[str, bool]], tokenizer,
+                ends: bool = False) -> Transcript:
+  """Encodes texts one by one; special tokens in them become their ids.
+
+  Args:
+    segments: texts, and whether each is trained on.
+    tokenizer: of the model.
+    ends: the token that ends a turn follows, and is trained on.
+  """
+  pieces = [(tokenizer.encode(text), trained) for text, trained in segments]
+  return _joined([*pieces, (tokenizer.eos_ids[:1], True)] if ends else pieces)
+
+
+def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
+                place: str = 'a conversation') -> Transcript:
+  """Encodes messages in the frame of the tokenizer's chat template.
+
+  Trained on are the assistant's turns, from the end of their generation prompt
+  to the token that ends them. What stands after the last one is left out.
+  Special tokens in the messages of others are data, as in a rollout.
+
+  Args:
+    messages: dicts of role and content; one of role 'assistant' is not first.
+    tokenizer: of the model.
+    place: where they stand, for the error.
+
+  Raises:
+    ValueError: there is no template, it refuses the messages, or it changes
+      what it has written before.
+  """
+  pieces, written, first = [], '', 0
+  for number, message in enumerate(messages):
+    if message['role'] != 'assistant' or not number:
+      continue
+    prompt = tokenizer.render(messages[:number])
+    text = tokenizer.render(messages[:number + 1])
+    for earlier, later in ((written, prompt), (prompt, text)):
+      if not later.startswith(earlier):
+        raise ValueError(_changed(earlier, later, number, place))
+    pieces += _framed(prompt[len(written):], messages[first:number], tokenizer)
+    said = text[len(prompt):]
+    end = chat.turn_end(tokenizer, tokenizer.render, messages[:number + 1])
+    rest = said.rpartition(end)[2] if end else ''
+    said = said.removesuffix(rest)
+    pieces.append((tokenizer.encode(said), True))
+    written, first = prompt + said, number + 1
+  return _joined(pieces)
+
+
+def _framed(text: str, messages: Sequence[Mapping[str, Any]], tokenizer
+           ) -> list[tuple[tuple[int, ...], bool]]:
+  """The template's text, and the messages in it as data."""
+  pieces = []
+  for message in messages:
+    content = message['content'].strip()  # as many templates do
+    before, found, after = text.partition(content)
+    if content and found:
+      pieces += [(tokenizer.encode(before), False),
+                 (tokenizer.encode_data(content), False)]
+      text = after
+  return [*pieces, (tokenizer.encode(text), False)]
+
+
+def _changed(earlier: str, later: str, number: int, place: str) -> str:
+  same = next((i for i, (a, b) in enumerate(zip(earlier, later)) if a != b),
+              min(len(earlier), len(later)))
+  near = slice(max(same - 20, 0), same + 40)
+  return (
+      'the chat template must only add to a conversation, but for message '
+      f'{number + 1} of {place} it writes {later[near]!r} where '
+      f'{earlier[near]!r} stood. Give such conversations as "segments", or put '
+      'another chat_template.jinja beside tokenizer.json.')
+
+
+def _joined(pieces: Iterable[tuple[Sequence[int], bool]]) -> Transcript:
+  ids, trained = [], []
+  for piece, learned in pieces:
+    ids += piece
+    trained += [learned] * len(piece)
+  return Transcript(tuple(ids), tuple(trained))

@@ -1,0 +1,149 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Conversations to train a language model on, read from jsonl; texts only.
+
+A line has one of three forms:
+
+  {"prompt": "...", "completion": "..."}
+  {"messages": [{"role": "user", "content": "..."}, ...]}
+  {"segments": [{"text": "...", "trained": true}, ...]}
+
+Each line is one document. What is trained on: the completion and the token that
+ends a turn; the turns of the assistant with that token; the segments that say
+so. Other keys of a line are left alone.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+FORMS = ('segments', 'messages', 'prompt')
+
+
+class Segment(NamedTuple):
+  """Text that is tokenised on its own, as a turn of a rollout is."""
+
+  text: str
+  trained: bool  # on; else it is only read
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversation:
+  """A line of a file, in the form that it had."""
+
+  place: str  # file and line, for messages of errors
+  segments: Sequence[Segment] = ()
+  ends: bool = False  # the token that ends a turn follows, and is trained on
+  messages: Sequence[Mapping[str, Any]] = ()  # for the model's chat template
+
+
+def read(path: str, *, field: str = 'data.train') -> list[Conversation]:
+  """Reads and checks a file of conversations.
+
+  Args:
+    path: of a jsonl file.
+    field: the option that named it, for the error.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: a line has none of the forms, or nothing to train on; or the
+      file has no line.
+  """
+  file = pathlib.Path(path)
+  if not file.is_file():
+    raise FileNotFoundError(
+        f'{field} must be a jsonl file of conversations, but {path} is none. '
+        'Correct the path.')
+  with file.open(encoding='utf-8') as lines:
+    found = [_parse(line, f'{path}, line {number}')
+             for number, line in enumerate(lines, start=1) if line.strip()]
+  if not found:
+    raise ValueError(f'{field} must hold a conversation a line, but {path} is '
+                     'empty.')
+  return found
+
+
+def write(path: str | pathlib.Path, rows: Iterable[Sequence[Segment]]) -> None:
+  """Writes rows of segments as `read` reads them; the file appears whole."""
+  file = pathlib.Path(path)
+  unfinished = file.with_suffix('.unfinished')
+  with unfinished.open('w', encoding='utf-8') as lines:
+    for segments in rows:
+      lines.write(json.dumps({'segments': [
+          {'text': text, 'trained': trained} for text, trained in segments]},
+                             ensure_ascii=False) + '\n')
+  unfinished.replace(file)
+
+
+def _parse(line: str, place: str) -> Conversation:
+  try:
+    record = json.loads(line)
+  except ValueError as error:
+    raise ValueError(
+        f'a line must be a JSON object, but {place} is not: {error}.') from (
+            error)
+  forms = [form for form in FORMS if isinstance(record, dict) and form in record]
+  if len(forms) != 1:
+    raise ValueError(
+        'a line must have one of "prompt" (with "completion"), "messages" and '
+        f'"segments", but {place} has {" and ".join(forms) or "none"}: '
+        f'{line.strip()[:80]!r}.')
+  return {'prompt': _pair, 'messages': _messages, 'segments': _segments}[
+      forms[0]](record, place)
+
+
+def _pair(record: Mapping[str, Any], place: str) -> Conversation:
+  texts = [_text(record, name, place) for name in ('prompt', 'completion')]
+  if not texts[1]:
+    raise ValueError(f'completion must not be empty, but that of {place} is.')
+  return Conversation(
+      place, (Segment(texts[0], False), Segment(texts[1], True)), ends=True)
+
+
+def _messages(record: Mapping[str, Any], place: str) -> Conversation:
+  messages = _objects(record, 'messages', place)
+  for number, message in enumerate(messages, start=1):
+    where = f'message {number} of {place}'
+    _text(message, 'role', where)
+    _text(message, 'content', where)
+  if not any(message['role'] == 'assistant' for message in messages[1:]):
+    raise ValueError(
+        'messages must have a turn of role "assistant" after another, which is '
+        f'trained on, but {place} has '
+        f'{", ".join(message["role"] for message in messages)}.')
+  return Conversation(place, messages=messages)
+
+
+def _segments(record: Mapping[str, Any], place: str) -> Conversation:
+  segments = []
+  for number, item in enumerate(_objects(record, 'segments', place), start=1):
+    where = f'segment {number} of {place}'
+    trained = item.get('trained')
+    if not isinstance(trained, bool):
+      raise ValueError(f'trained must be true or false, but {where} has '
+                       f'{trained!r}.')
+    segments.append(Segment(_text(item, 'text', where), trained))
+  if not any(segment.text for segment in segments if segment.trained):
+    raise ValueError('segments must have one to train on, with "trained": true '
+                     f'and a text, but {place} has none.')
+  return Conversation(place, tuple(segments))
+
+
+def _text(record: Mapping[str, Any], name: str, place: str) -> str:
+  value = record.get(name)
+  if not isinstance(value, str):
+    raise ValueError(f'{name} must be a text, but {place} has '
+                     f'{str(value)[:40]!r}.')
+  return value
+
+
+def _objects(record: Mapping[str, Any], name: str, place: str
+            ) -> tuple[Mapping[str, Any], ...]:
+  value = record[name]
+  if not isinstance(value, list) or not value or not all(
+      isinstance(item, dict) for item in value):
+    raise ValueError(f'{name} must be a list of objects, but {place} has '
+                     f'{str(value)[:40]!r}.')
+  return tuple(value)

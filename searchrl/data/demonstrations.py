@@ -1,0 +1,62 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Demonstrations of an agent that searches generated worlds, and answers.
+
+The teacher is a script that knows the world's facts; what it says is trained
+on, what it reads is not.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+
+import numpy as np
+
+from searchrl.data.conversations import Segment
+from searchrl.search import corpus as corpora
+from searchrl.search import factory
+from searchrl.world import facts
+from searchrl.world import lessons
+from searchrl.world import text
+
+
+def generate(
+    count: int,
+    dialogue,
+    *,
+    seed: int,
+    a_world: int,
+    mix: Sequence[float],
+    sloppiness: float,
+    eos: str,
+) -> Iterator[list[Segment]]:
+  """Yields demonstrations, world after world.
+
+  Args:
+    count: how many.
+    dialogue: the protocol; see `agent.dialogue`.
+    seed: of the first world; each world takes one seed more.
+    a_world: demonstrations about one world.
+    mix: shares of questions of 1, 2, ... hops.
+    sloppiness: 0 for a faultless agent, 1 for one that errs as often as those
+      that the tiny base model learned from.
+    eos: the text of the token that ends a turn without an action.
+  """
+  for number in range(-(-count // a_world)):
+    rng = np.random.default_rng([seed + number, 5])
+    world = facts.make(seed + number, sizes=lessons.SMALL, source='known')
+    passages = text.passages(world)
+    room = lessons.Classroom(world, passages, factory.make(
+        'bm25', corpora.Corpus(tuple(passages))))
+    chains = [facts.chains(world, hops, rng)
+              for hops in range(1, len(mix) + 1)]
+    for _ in range(min(a_world, count - number * a_world)):
+      hops = rng.choice(len(mix), p=np.array(mix) / sum(mix))
+      pieces = lessons.demonstration(
+          room, next(chains[hops]), rng, dialogue, sloppiness=_scaled(
+              sloppiness), eos=eos)
+      yield [Segment(piece.text, piece.weight == 1) for piece in pieces]
+
+
+def _scaled(factor: float) -> lessons.Sloppiness:
+  usual = dataclasses.asdict(lessons.Sloppiness())
+  return lessons.Sloppiness(**{name: factor * x for name, x in usual.items()})
