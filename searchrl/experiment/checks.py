@@ -69,6 +69,20 @@ RULES = (
     _at_least('batch.depth', 1),
     _at_least('data.batches_a_world', 1),
     Rule('data.fresh', lambda share: 0 <= share <= 1, 'in [0, 1]'),
+    # Supervised fine-tuning.
+    _at_least('train.epochs', 0),
+    _at_least('train.steps', 0),
+    _at_least('train.save_every', 1),
+    _at_least('train.validate_every', 0),
+    _at_least('batch.documents', 0),
+    _at_least('batch.tokens', 0),
+    Rule('data.validation_share', lambda share: 0 <= share < 1, 'in [0, 1)'),
+    _at_least('data.demonstrations.count', 1),
+    _at_least('data.demonstrations.validation', 1),
+    _at_least('data.demonstrations.a_world', 1),
+    Rule('data.demonstrations.mix', lambda mix: mix and min(mix) >= 0 < max(mix),
+         'shares from 0 on, one of them above 0'),
+    Rule('data.demonstrations.sloppiness', lambda x: 0 <= x <= 2, 'in [0, 2]'),
     # Indexes.
     Rule('corpus', bool, 'a jsonl file of passages',
          'Add --config.corpus=my_corpus.jsonl.'),
@@ -168,6 +182,25 @@ def check_staleness(staleness: int, algorithm: algorithms.Algorithm,
        'train.max_staleness must be 0 on several devices, where two programs '
        f'at a time could wait for each other, but is {staleness} on {devices}. '
        'Set it to 0, or start one process with one device.'),
+  ):
+    if broken:
+      raise ValueError(message)
+
+
+def check_supervised(config) -> None:
+  """Raises a ValueError for options of configs/sft.py that do not fit."""
+  train, batch, places = config.train, config.batch, config.learner.row_places
+  for broken, message in (
+      (not train.epochs and not train.steps,
+       'train.epochs or train.steps must be above 0, but both are 0.'),
+      (not batch.documents and not batch.tokens,
+       'batch.documents or batch.tokens must be above 0, but both are 0.'),
+      (config.learner.row_length <= max(places, 1),
+       'learner.row_length must be more than learner.row_places, '
+       f'{places}, but is {config.learner.row_length}.'),
+      (config.data.validation and not config.data.train,
+       'data.validation needs data.train, but that is empty: the '
+       'demonstrations of generated worlds come with their own.'),
   ):
     if broken:
       raise ValueError(message)

@@ -114,7 +114,7 @@ def fit(
   writer.truncate(record['steps'] or -1)
   if not record['steps']:
     writer.write(0, _validated(validation, state, record, steps))
-  clock, stopping = time.process_time(), False
+  clock, stopping, shown = time.process_time(), False, {}
   with (signals.StopRequest(_say_stop) as stop, contextlib.closing(
       progress_lib.ProgressBar(
           steps, record['steps'], enabled=progress and processes.is_first(),
@@ -122,8 +122,8 @@ def fit(
     while record['steps'] < steps and not stopping:
       batch, tokens = batch_of(record['steps'])
       state, values = update(state, batch)
-      # Shown is the update before this one: the host need not wait for it.
-      bar.update(**{'loss': float(x['loss']) for x in record['recent'][-1:]})
+      bar.update(**{name: float(x) for name, x in shown.items()})
+      shown = {'loss': values['loss']}  # next time: the host need not wait
       record['recent'].append(values)
       record['steps'] += 1
       record['tokens'] += tokens
@@ -307,9 +307,9 @@ def write_card(folder: pathlib.Path, introduction: Sequence[str],
     facts: rows of the table.
     record: from `fit`.
   """
-  digests = {
-      f'sha256 of {name}': f'`{sha256(folder / name)}`'
-      for name in ('model.safetensors', 'tokenizer.json', 'config.json')}
+  files = [*sorted(folder.glob('*.safetensors')), folder / 'tokenizer.json',
+           folder / 'config.json']
+  digests = {f'sha256 of {file.name}': f'`{sha256(file)}`' for file in files}
   rows = dict(facts) | {
       'updates, tokens': f'{record["steps"]:,}, {record["tokens"]:,}',
       'CPU seconds': f'{record["cpu_seconds"]:.0f}',
