@@ -37,12 +37,16 @@ def get_config(size: str = 'laptop'):
           dict(worlds=600, echoes=200, drills=3, readings=10,
                demonstrations=(11, 10, 7, 5)),
       ),
-      widths=(256, 512),  # tokens a row
-      batch_tokens=4096,  # an update
+      row_length=512,  # tokens; longer lessons are left out
+      batch_tokens=3072,  # an update, without padding
   )
   config.optimizer = dict(
       learning_rate=1.5e-3, b2=0.98, weight_decay=0.05, warmup_steps=50,
       schedule='cosine', final_fraction=0.05, save_every=200)
+  config.learner = dict(
+      microbatch_rows=2,
+      row_places=16,  # lessons a row, at most
+  )
   if size == 'smoke':  # a minute, for tests
     config.tokenizer.update(worlds=1, fresh_worlds=1, vocab_size=512)
     config.model.update(hidden_size=32, num_hidden_layers=2, head_dim=8,

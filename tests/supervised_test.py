@@ -1,8 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""supervised: updates by hand, exact resume, packed rows, the model's card."""
+"""supervised: updates by hand, exact resume, a language model's loss, cards."""
 
+import contextlib
 import hashlib
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +13,11 @@ import optax
 import pytest
 import tiny
 
+from searchrl.models import lora as loras
 from searchrl.models import policy
 from searchrl.runtime import checkpoint
+from searchrl.runtime import mesh as mesh_lib
+from searchrl.runtime import metrics
 from searchrl.training import supervised
 from searchrl.training.train_step import TrainState
 
@@ -29,12 +34,12 @@ def loss(params, batch):
   return jnp.mean(errors ** 2), {'largest': jnp.max(jnp.abs(errors))}
 
 
-def fit(folder, optimizer=optax.sgd(RATE), batch_of=batch_of):
+def fit(folder, optimizer=optax.sgd(RATE), batch_of=batch_of, **options):
   params = {'w': jnp.ones(3)}
   return supervised.fit(
       supervised.make_update(loss, optimizer),
       TrainState(params, optimizer.init(params)), batch_of, folder,
-      steps=STEPS, save_every=2)
+      steps=STEPS, save_every=2, progress=False, **options)
 
 
 def test_updates_and_their_record_by_hand(tmp_path):
@@ -91,46 +96,135 @@ def test_older_checkpoints_are_resumed(tmp_path):
   assert resumed['tokens'] == 60 and 'losses' not in resumed
 
 
-def test_packing_keeps_every_document_whole_and_apart():
-  rng = np.random.default_rng(0)
-  documents = [(rng.integers(1, 9, n).tolist(), [1.0] * n)
-               for n in rng.integers(1, 17, 30)]
-  packed = supervised.pack_documents(documents, (8, 16), pad_id=0)
-  found = []
-  for width, rows in packed.items():
-    for tokens, weight, segments in rows:
-      for segment in range(1, int(segments.max()) + 1):
-        places = np.flatnonzero(segments == segment)
-        assert (np.diff(places) == 1).all()
-        assert weight[places[0]] == 0 and (weight[places[1:]] == 1).all()
-        assert len(places) <= width
-        found.append(tuple(tokens[places].astype(int)))
-      assert (weight[segments == 0] == 0).all()
-  assert sorted(found) == sorted(tuple(ids) for ids, _ in documents)
+def test_a_stopped_run_is_saved_and_ends_in_the_same_bytes(tmp_path):
+  adam = optax.adam(RATE)
+  whole, record = fit(tmp_path / 'whole', adam)
+
+  def stopping(step):
+    if step == 2:
+      signal.raise_signal(signal.SIGTERM)
+    return batch_of(step)
+
+  _, early = fit(tmp_path / 'stopped', adam, stopping)
+  assert early['steps'] == 3
+  assert checkpoint.steps(tmp_path / 'stopped') == [2, 3]
+  assert supervised.stopped(early, STEPS, tmp_path)
+  resumed, again = fit(tmp_path / 'stopped', adam)
+  assert checkpoint.digest(resumed) == checkpoint.digest(whole)
+  assert again | {'cpu_seconds': 0} == record | {'cpu_seconds': 0}
+  assert not supervised.stopped(again, STEPS, tmp_path)
 
 
-def test_document_longer_than_every_row_is_left_out():
-  packed = supervised.pack_documents([([1] * 9, [1.0] * 9)], (8,), pad_id=0)
-  assert packed == {8: []}
+def test_validation_comes_before_now_and_then_and_after(tmp_path):
+  seen = []
+
+  def run(batch_of=batch_of):
+    validation = supervised.Validation(
+        lambda state: seen.append(1) or float(state.params['w'][0]), every=2)
+    with contextlib.closing(metrics.Writer(
+        tmp_path, tensorboard=False, step_field='sft/step')) as writer:
+      return fit(tmp_path / 'checkpoints', batch_of=batch_of,
+                 validation=validation, writer=writer)
+
+  def killed(step):
+    if step == 3:
+      raise KeyboardInterrupt
+    return batch_of(step)
+
+  with pytest.raises(KeyboardInterrupt):
+    run(killed)
+  _, record = run()
+  assert [step for step, _ in record['validation']] == [0, 2, 4, 5]
+  assert len(seen) == 4 and record['validation'][0][1] == 1
+  lines = metrics.read(tmp_path / metrics.FILE)
+  assert [line['sft/step'] for line in lines] == [0, 1, 2, 3, 4, 5]
+  assert [[line['sft/step'], line['sft/val_loss']] for line in lines
+          if 'sft/val_loss' in line] == record['validation']
+  assert lines[2].keys() == {
+      'sft/step', 'sft/tokens', 'sft/loss', 'sft/largest', 'sft/val_loss'}
+
+
+def test_every_epoch_has_every_document_once_in_an_order_of_its_own():
+  lengths = [3, 1, 4, 1, 5, 9, 2]
+  plan = supervised.batches(lengths, seed=1, documents=2, epochs=3)
+  order = [i for chosen in plan for i in chosen]
+  epochs = [order[n:n + 7] for n in (0, 7, 14)]
+  assert [len(chosen) for chosen in plan] == [2] * 10 + [1]
+  assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
+  assert len(set(map(tuple, epochs))) == 3
+  assert plan[:4] == supervised.batches(lengths, seed=1, documents=2, steps=4)
+  assert plan != supervised.batches(lengths, seed=2, documents=2, epochs=3)
+
+
+def test_a_batch_has_tokens_at_most_unless_one_document_has_more():
+  cut = lambda **most: list(supervised.cut(range(5), [3, 3, 9, 1, 4], **most))
+  assert cut(tokens=6) == [[0, 1], [2], [3, 4]]
+  assert cut(tokens=6, documents=1) == [[0], [1], [2], [3], [4]]
+  assert cut(documents=3) == [[0, 1, 2], [3, 4]]
+
+
+def documents_of(rng, lengths=(5, 9, 7, 16)):
+  return [supervised.Document(
+      rng.integers(0, 96, n), np.round(rng.random(n), 1)) for n in lengths]
+
+
+def language(documents, base=None, devices=1, **options):
+  """The learner, its first state, and the documents as its batch."""
+  learner = supervised.language_learner(
+      tiny.CONFIG, optax.sgd(0.1), mesh_lib.make(
+          devices=jax.devices()[:devices]), row_length=16, row_places=4, rows=8,
+      **options)
+  return (learner, learner.init(base or tiny.params()),
+          supervised.to_batch(documents, rows=8, length=16, pad_id=0))
+
+
+def by_document(params, documents):
+  """The weighted mean of -log p, one document at a time."""
+  total = count = 0
+  for ids, weights in documents:
+    row = np.pad(ids, (0, 16 - len(ids)))[None]
+    logprobs, _ = token_logprobs(params, row)
+    total -= np.asarray(logprobs, np.float64)[0, 1:len(ids)] @ weights[1:]
+    count += sum(weights[1:])
+  return total / count
+
+
+@jax.jit
+def token_logprobs(params, tokens):
+  return policy.token_logprobs(params, tokens, tiny.CONFIG)
 
 
 def test_the_loss_of_packed_rows_is_that_of_each_document():
-  rng = np.random.default_rng(0)
-  documents = [(rng.integers(0, 96, n).tolist(), rng.random(n).tolist())
-               for n in (5, 9, 7, 16)]
-  rows = np.stack(supervised.pack_documents(documents, (16,), pad_id=0)[16])
-  assert len(rows) == 3
-  batch = {'tokens': rows[:, 0].astype(np.int32), 'weights': rows[:, 1],
-           'segment_ids': rows[:, 2].astype(np.int32)}
-  params = tiny.params()
-  value, _ = supervised.language_model_loss(tiny.CONFIG)(params, batch)
-  total = count = 0
-  for ids, weights in documents:
-    logprobs, _ = policy.token_logprobs(
-        params, np.array([ids], np.int32), tiny.CONFIG)
-    total -= np.asarray(logprobs)[0, 1:] @ weights[1:]
-    count += sum(weights[1:])
-  np.testing.assert_allclose(value, total / count, rtol=1e-5)
+  documents = documents_of(np.random.default_rng(0))
+  learner, state, batch = language(documents)
+  want = by_document(tiny.params(), documents)
+  loss = supervised.language_loss(learner, None, [batch, batch])
+  np.testing.assert_allclose(loss(state), want, rtol=1e-5)
+  state, values = supervised.language_update(learner)(state, batch)
+  np.testing.assert_allclose(values['loss'], want, rtol=1e-5)
+  np.testing.assert_allclose(
+      loss(state), by_document(state['policy'].params, documents), rtol=1e-5)
+  assert loss(state) < want
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('options', [
+    dict(devices=8), dict(remat='nothing'), dict(microbatch_rows=1),
+    dict(devices=8, lora=loras.Lora(2, 4.0)), dict(lora=loras.Lora(2, 4.0))])
+def test_devices_remat_and_micro_batches_change_no_loss(options):
+  documents = documents_of(np.random.default_rng(1))
+  lora, losses = options.get('lora'), []
+  for changed in ({}, options):
+    base = tiny.params()
+    learner, state, batch = language(
+        documents, base, **({'lora': lora} | changed))
+    update = supervised.language_update(learner, base)
+    for _ in range(4):
+      state, values = update(state, batch)
+      losses.append(values['loss'])
+    losses.append(supervised.language_loss(learner, base, [batch])(state))
+  assert losses[4] < losses[0]
+  np.testing.assert_allclose(losses[:5], losses[5:], rtol=1e-5)
 
 
 def test_a_card_records_how_the_model_was_made(tmp_path):

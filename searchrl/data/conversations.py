@@ -19,7 +19,7 @@ import json
 import pathlib
 from typing import Any, NamedTuple
 
-FORMS = ('segments', 'messages', 'prompt')
+_FORMS = ('prompt', 'messages', 'segments')
 
 
 class Segment(NamedTuple):
@@ -84,7 +84,8 @@ def _parse(line: str, place: str) -> Conversation:
     raise ValueError(
         f'a line must be a JSON object, but {place} is not: {error}.') from (
             error)
-  forms = [form for form in FORMS if isinstance(record, dict) and form in record]
+  forms = [form for form in _FORMS if form in record] if isinstance(
+      record, dict) else []
   if len(forms) != 1:
     raise ValueError(
         'a line must have one of "prompt" (with "completion"), "messages" and '

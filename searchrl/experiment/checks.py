@@ -80,7 +80,8 @@ RULES = (
     _at_least('data.demonstrations.count', 1),
     _at_least('data.demonstrations.validation', 1),
     _at_least('data.demonstrations.a_world', 1),
-    Rule('data.demonstrations.mix', lambda mix: mix and min(mix) >= 0 < max(mix),
+    Rule('data.demonstrations.mix',
+         lambda mix: mix and min(mix) >= 0 < max(mix),
          'shares from 0 on, one of them above 0'),
     Rule('data.demonstrations.sloppiness', lambda x: 0 <= x <= 2, 'in [0, 2]'),
     # Indexes.

@@ -13,7 +13,6 @@ import json
 import pathlib
 from typing import Any
 
-import jax
 import numpy as np
 
 from searchrl.agent import tokenizer as tokenizers
@@ -78,9 +77,7 @@ def run(config, workdir: str) -> None:
       enabled=processes.is_first())) as writer:
     state, record = fit(config, folder, model, learner, plan, train, validation,
                         writer)
-  if record['steps'] < len(plan):
-    processes.say(f'Stopped after update {record["steps"]}; everything is saved '
-                  f'in {folder}. Run the same command to go on.')
+  if supervised.stopped(record, len(plan), folder):
     return
   weights.save(folder / 'model', learner.policy(state, model.params),
                model.shape, tokenizer_from=model.path,

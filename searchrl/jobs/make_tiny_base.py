@@ -21,11 +21,12 @@ from searchrl.agent import tokenizer as tokenizer_lib
 from searchrl.models import induction
 from searchrl.models import transformer
 from searchrl.models import weights
+from searchrl.runtime import mesh as meshes
 from searchrl.search import corpus
 from searchrl.search import factory
 from searchrl.training import optimizer as optimizers
 from searchrl.training import supervised
-from searchrl.training.train_step import TrainState
+from searchrl.training.supervised import Document
 from searchrl.world import facts
 from searchrl.world import lessons
 from searchrl.world import names
@@ -35,7 +36,6 @@ EOS = '<|endoftext|>'
 TAGS = tuple(f'<{slash}{name}>'
              for name in ('think', 'search', 'information', 'answer')
              for slash in ('', '/'))
-_FIELDS = {'tokens': np.int32, 'weights': np.float32, 'segment_ids': np.int32}
 
 
 def run(config, workdir: str) -> None:
@@ -51,20 +51,23 @@ def run(config, workdir: str) -> None:
   tokenizer = tokenizer_lib.load(str(folder / 'tokenizer'))
   if not (folder / 'lessons.npz').exists():
     np.savez(folder / 'unfinished.npz',
-             **make_batches(tokenizer, **config.lessons))
+             **make_lessons(tokenizer, **config.lessons))
     (folder / 'unfinished.npz').rename(folder / 'lessons.npz')
-  batches = dict(np.load(folder / 'lessons.npz'))
+  taught = dict(np.load(folder / 'lessons.npz'))
   prepared = time.process_time()
   shape = transformer.TransformerConfig(
       vocab_size=tokenizer.vocab_size, **config.model)
   params, record = fit(
-      batches, shape, folder / 'checkpoints', seed=config.seed,
-      **config.optimizer)
+      taught, shape, folder / 'checkpoints', seed=config.seed,
+      pad_id=tokenizer.pad_id, row_length=config.lessons.row_length,
+      learner=config.learner, **config.optimizer)
+  if supervised.stopped(record, len(taught['documents']), folder):
+    return
   record['cpu_seconds'] += prepared  # of this process, until the lessons
   weights.save(folder / 'model', params, shape,
                tokenizer_from=folder / 'tokenizer', eos_id=tokenizer.eos_ids[0])
   write_card(folder / 'model', params, record, seed=config.seed,
-             lessons_seed=config.lessons.seed)
+             taughtseed=config.lessons.seed)
   print(f'wrote {folder / "model"}: {json.dumps(record)}')
 
 
@@ -113,49 +116,46 @@ def _tokenizer_texts(worlds: int, fresh_worlds: int) -> list[str]:
   return texts
 
 
-def make_batches(tokenizer, *, seed: int, stages, widths, batch_tokens: int
-                ) -> dict[str, np.ndarray]:
-  """Lessons as packed rows, one array a field, in the order of training.
+def make_lessons(tokenizer, *, seed: int, stages, batch_tokens: int,
+                 row_length: int) -> dict[str, np.ndarray]:
+  """Lessons in the order of training, as flat arrays.
 
   Args:
     tokenizer: of the model.
     seed: of the first world; each world takes one seed more.
     stages: dicts of `echoes`, of `worlds` and of counts for
       `lessons.documents`.
-    widths: row lengths; a document goes to the shortest that holds it.
-    batch_tokens: of a batch, padding included.
+    batch_tokens: of an update, without padding.
+    row_length: a longer lesson is left out.
 
   Returns:
-    {'width<w>/<field>': [batches, rows, w]} for the fields tokens, weights
-    and segment_ids, and 'order': [batches] of widths.
+    'ids' and 'weights' of all tokens, 'lengths' of the documents that they
+    make, and how many 'documents' each update has.
   """
   rng = np.random.default_rng(seed)
-  rows = {w: [] for w in widths}
-  order = []
+  updates = []
   for stage in stages:
     stage = dict(stage)
     documents = echoes(stage.pop('echoes', 0), tokenizer.vocab_size, rng)
     for _ in tqdm.trange(stage.pop('worlds'), desc='lessons', leave=False):
       documents += _lessons(tokenizer, seed, stage)
       seed += 1
-    packed = supervised.pack_documents(documents, widths, tokenizer.pad_id)
-    turns = []
-    for width in widths:
-      size = batch_tokens // width
-      count = len(packed[width]) // size
-      rows[width] += packed[width][:count * size]
-      turns += [width] * count
-    order += list(rng.permutation(turns))
-  result = {'order': np.array(order, np.int32)}
-  for width in widths:
-    stacked = np.array(rows[width]).reshape(
-        -1, batch_tokens // width, 3, width)
-    for i, (field, dtype) in enumerate(_FIELDS.items()):
-      result[f'width{width}/{field}'] = stacked[:, :, i].astype(dtype)
-  return result
+    documents = [x for x in documents if len(x.ids) <= row_length]
+    chosen = list(supervised.cut(
+        range(len(documents)), [len(x.ids) for x in documents],
+        tokens=batch_tokens))
+    updates += [[documents[i] for i in chosen[n]]
+                for n in rng.permutation(len(chosen))]
+  documents = [x for update in updates for x in update]
+  return {
+      'ids': np.concatenate([x.ids for x in documents]).astype(np.int32),
+      'weights': np.concatenate([x.weights for x in documents]).astype(
+          np.float32),
+      'lengths': np.array([len(x.ids) for x in documents]),
+      'documents': np.array([len(update) for update in updates])}
 
 
-def _lessons(tokenizer, seed: int, counts: dict[str, Any]):
+def _lessons(tokenizer, seed: int, counts: dict[str, Any]) -> list[Document]:
   """Token ids and loss weights of each lesson about a world."""
   make_search = lambda ps: factory.make('bm25', corpus.Corpus(tuple(ps)))
   return [encode(document, tokenizer) for document in lessons.documents(
@@ -163,62 +163,72 @@ def _lessons(tokenizer, seed: int, counts: dict[str, Any]):
       eos=EOS, **counts)]
 
 
-def echoes(count: int, vocab_size: int, rng):
+def echoes(count: int, vocab_size: int, rng) -> list[Document]:
   """Random ids, repeated again and again: only copying predicts them."""
   documents = []
   for _ in range(count):
     motif = rng.integers(0, vocab_size, rng.integers(8, 40))
     ids = np.resize(motif, 128).tolist()
-    documents.append((ids, [0.0] * len(motif) + [1.0] * (128 - len(motif))))
+    documents.append(Document(
+        ids, [0.0] * len(motif) + [1.0] * (128 - len(motif))))
   return documents
 
 
-def encode(document, tokenizer) -> tuple[list[int], list[float]]:
+def encode(document, tokenizer) -> Document:
   """Ids and loss weights of a lesson, piece by piece, as a rollout would."""
   ids, weight = [], []
   for piece in document:
     piece_ids = tokenizer.encode(piece.text)
     ids += piece_ids
     weight += [piece.weight] * len(piece_ids)
-  return ids, weight
+  return Document(ids, weight)
 
 
-def fit(batches: dict[str, np.ndarray], shape: transformer.TransformerConfig,
-        folder: pathlib.Path, *, seed: int, save_every: int, **options):
+def fit(taught: dict[str, np.ndarray], shape: transformer.TransformerConfig,
+        folder: pathlib.Path, *, seed: int, pad_id: int, row_length: int,
+        save_every: int, learner: Any, **options):
   """Trains on lessons from random parameters with a planted circuit.
 
   Args:
-    batches: from `make_batches`.
+    taught: from `make_lessons`.
     shape: of the model.
     folder: of the checkpoints.
     seed: of the parameters.
+    pad_id: of the padding.
+    row_length: tokens of a packed row.
     save_every: updates from one checkpoint to the next.
+    learner: options of `supervised.language_learner`.
     **options: of `optimizer.adamw`.
 
   Returns:
     The parameters, and the record of `supervised.fit`.
   """
-  order = batches['order']
+  ends = np.cumsum(taught['lengths'])[:-1]
+  documents = [Document(*x) for x in zip(
+      np.split(taught['ids'], ends), np.split(taught['weights'], ends))]
+  counts = taught['documents']
+  firsts = np.cumsum(counts) - counts
 
   def batch_of(step):
-    width = int(order[step])
-    index = int((order[:step] == width).sum())
-    batch = {field: batches[f'width{width}/{field}'][index]
-             for field in _FIELDS}
-    return batch, int((batch['segment_ids'] > 0).sum())
+    chosen = documents[firsts[step]:firsts[step] + counts[step]]
+    batch = supervised.to_batch(chosen, rows=int(counts.max()),
+                                length=row_length, pad_id=pad_id)
+    return batch, sum(len(document.ids) for document in chosen)
 
-  adam = optimizers.adamw(total_steps=len(order), **options)
+  trained = supervised.language_learner(
+      shape, optimizers.adamw(total_steps=len(counts), **options),
+      meshes.make(devices=jax.devices()[:1]), row_length=row_length,
+      rows=int(counts.max()), **learner)
   params = induction.plant(
       transformer.init(shape, jax.random.key(seed)), shape, seed=seed)
   state, record = supervised.fit(
-      supervised.make_update(supervised.language_model_loss(shape), adam),
-      TrainState(params, adam.init(params)), batch_of, folder,
-      steps=len(order), save_every=save_every)
-  return state.params, record
+      supervised.language_update(trained), trained.init(params), batch_of,
+      folder, steps=len(counts), save_every=save_every)
+  return trained.policy(state, None), record
 
 
 def write_card(folder: pathlib.Path, params, record, *, seed: int,
-               lessons_seed: int) -> None:
+               taughtseed: int) -> None:
   """Writes the model's README.md."""
   count = sum(x.size for x in jax.tree.leaves(params))
   supervised.write_card(folder, [
@@ -228,5 +238,5 @@ def write_card(folder: pathlib.Path, params, record, *, seed: int,
       'world is made up anew from a seed. Licence: Apache-2.0.', '',
       'Made by `python -m searchrl.main --config=configs/tiny_base.py`.'], {
           'data': 'generated lessons, `searchrl/world/lessons.py`, seed '
-                  f'{lessons_seed}',
+                  f'{taughtseed}',
           'seed of the parameters': seed}, record)

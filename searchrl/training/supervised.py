@@ -182,8 +182,19 @@ def _add_means(record: dict[str, Any], whole: bool) -> None:
 
 
 def _say_stop() -> None:
-  processes.say('Stopping after this update; press Ctrl-C again to stop at once '
-                'and lose it.')
+  processes.say('Stopping after this update; press Ctrl-C again to stop at '
+                'once and lose it.')
+
+
+def stopped(record: Mapping[str, Any], steps: int, folder: pathlib.Path
+           ) -> bool:
+  """Whether `fit` was told to stop before its end; says so."""
+  early = record['steps'] < steps
+  if early:
+    processes.say(
+        f'Stopped after update {record["steps"]}; everything is saved in '
+        f'{folder}. Run the same command to go on.')
+  return early
 
 
 def language_update(learner: learners.Learner, base: Any = None) -> Update:
