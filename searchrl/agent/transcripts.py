@@ -9,8 +9,6 @@ piece of its own, so that its ids are some that it could have sampled.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from searchrl.agent import chat
-
 
 class Transcript(NamedTuple):
   """A conversation as a model reads it."""
@@ -59,13 +57,19 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
       if not later.startswith(earlier):
         raise ValueError(_changed(earlier, later, number, place))
     pieces += _framed(prompt[len(written):], messages[first:number], tokenizer)
-    said = text[len(prompt):]
-    end = chat.turn_end(tokenizer, tokenizer.render, messages[:number + 1])
-    rest = said.rpartition(end)[2] if end else ''
-    said = said.removesuffix(rest)
+    said = _until_end(text[len(prompt):], tokenizer)
     pieces.append((tokenizer.encode(said), True))
     written, first = prompt + said, number + 1
   return _joined(pieces)
+
+
+def _until_end(said: str, tokenizer) -> str:
+  """A turn up to the special token that ends it; all of it, if there is none."""
+  for id_ in reversed(tokenizer.encode(said)):
+    token = tokenizer.token(id_)
+    if id_ in tokenizer.special_ids and token in said:  # no unknown token
+      return said[:said.rindex(token) + len(token)]
+  return said
 
 
 def _framed(text: str, messages: Sequence[Mapping[str, Any]], tokenizer

@@ -5,7 +5,7 @@
 A killed run continues from its newest checkpoint as if nothing had happened.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -64,14 +64,13 @@ def run(config, workdir: str) -> None:
   processes.agree('config', json.loads(config.to_json()))
   mesh = meshes.make(**config.mesh)
   model = read_model(config.model, mesh)
-  processes.on_first('workdir', lambda: workdirs.prepare(
-      folder, config.to_dict(), free=_FREE,
-      allow_changes=config.allow_changes))
-  train, validation = datasets(config, folder, model.tokenizer)
+  files = data_files(config, folder / 'data', model.tokenizer)
+  train, validation = datasets(config, files, model.tokenizer)
   plan = supervised.batches(
       [len(document.ids) for document in train], seed=config.seed,
       epochs=config.train.epochs, steps=config.train.steps, **config.batch)
   learner = make_learner(config, model.shape, mesh, plan)
+  processes.on_first('workdir', lambda: _prepare(config, folder, files))
   with contextlib.closing(metrics.Writer(
       folder, tensorboard=config.train.tensorboard, step_field='sft/step',
       enabled=processes.is_first())) as writer:
@@ -103,51 +102,62 @@ def read_model(options, mesh) -> Model:
       sharding_of=functools.partial(meshes.sharding, mesh)))
 
 
-def datasets(config, folder: pathlib.Path, tokenizer
+def data_files(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
+  """The files of 'train' and 'validation'; generated ones go to `folder`."""
+  if not config.data.train:
+    return processes.on_first('demonstrations', lambda: demonstrate(
+        config, folder, tokenizer))
+  return {name: config.data[name] for name in ('train', 'validation')
+          if config.data[name]}
+
+
+def datasets(config, files: Mapping[str, str], tokenizer
             ) -> tuple[list[Document], list[Document]]:
-  """The documents of training and of validation; generated ones: folder/data.
+  """The documents of training and of validation.
 
   Raises:
-    FileNotFoundError, ValueError: a file cannot be used, is another one than
-      when the run began, or no document of it fits in a row.
+    FileNotFoundError, ValueError: a file cannot be used, or none of its
+      conversations fits in a row.
   """
-  data = config.data
-  files = {'train': data.train, 'validation': data.validation}
-  if not data.train:
-    files = processes.on_first('demonstrations', lambda: demonstrate(
-        config, folder / 'data', tokenizer))
-  processes.on_first('data', lambda: workdirs.note(
-      folder, 'data', {name: supervised.sha256(file)
-                       for name, file in files.items()
-                       if pathlib.Path(file).is_file()},
-      allow_changes=config.allow_changes))
   read = {name: documents(file, f'data.{name}', tokenizer,
                           config.learner.row_length)
-          for name, file in files.items() if file}
+          for name, file in files.items()}
   if 'validation' in read:
     return read['train'], read['validation']
-  return split(read['train'], data.validation_share, seed=config.seed)
+  return split(read['train'], config.data.validation_share, seed=config.seed)
+
+
+def _prepare(config, folder: pathlib.Path, files: Mapping[str, str]) -> None:
+  """Makes or reopens the run's folder; refuses another config or data."""
+  allow = config.allow_changes
+  workdirs.prepare(folder, config.to_dict(), free=_FREE, allow_changes=allow)
+  workdirs.note(folder, 'data', {
+      name: supervised.sha256(file) for name, file in files.items()},
+                allow_changes=allow)
 
 
 def demonstrate(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
   """Writes demonstrations about generated worlds, unless they are there."""
   options = dict(config.data.demonstrations)
+  eos = tokenizer.token(tokenizer.eos_ids[0])
+  recipe = json.dumps([config.dialogue, eos, options])
   counts = {'train': options.pop('count'),
             'validation': options.pop('validation')}
-  seed = options.pop('world_seed')
+  files = {name: str(folder / f'{name}.jsonl') for name in counts}
+  written = folder / 'recipe.json'
+  if written.exists() and written.read_text() == recipe:
+    return files
   dialogue = plugins.resolve(
       config.dialogue, field='dialogue',
       ours='searchrl.agent.dialogue:laptop')(tokenizer)
-  folder.mkdir(exist_ok=True)
-  files = {}
+  folder.mkdir(parents=True, exist_ok=True)
+  written.unlink(missing_ok=True)
+  seed = options.pop('world_seed')
   for name, count in counts.items():
-    file = folder / f'{name}.jsonl'
-    files[name] = str(file)
-    if not file.exists():
-      conversations.write(file, demonstrations.generate(
-          count, dialogue, seed=seed, eos=tokenizer.token(tokenizer.eos_ids[0]),
-          **options))
-    seed += count  # worlds of validation are others
+    conversations.write(files[name], demonstrations.generate(
+        count, dialogue, seed=seed, eos=eos, **options))
+    seed += count  # the worlds of validation are others
+  written.write_text(recipe)  # last: without it all is made again
   return files
 
 

@@ -1,0 +1,243 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""finetune: its loss falls, its model loads, a kill changes no byte of it."""
+
+import json
+import signal
+import time
+
+from configs import sft
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors
+import transformers
+
+from searchrl.agent import tokenizer as tokenizers
+from searchrl.data import conversations
+from searchrl.experiment import policy
+from searchrl.jobs import finetune
+from searchrl.models import weights
+from searchrl.runtime import checkpoint
+from searchrl.runtime import metrics
+from searchrl.training import supervised
+import loopback
+
+PATIENCE = 300  # seconds; the machine may do much else
+QUIET = ('--config.train.tensorboard=False', '--config.train.progress=False',
+         '--config.mesh.data=1')
+
+
+def smoke(**changes):
+  config = sft.get_config('smoke')
+  config.train.update(tensorboard=False, progress=False)
+  config.mesh.update(data=8)
+  config.learner.microbatch_rows = 8
+  config.update(changes)
+  return config
+
+
+def own(tmp_path, **changes):
+  """A config of a few conversations of one's own."""
+  file = tmp_path / 'my.jsonl'
+  file.write_text('\n'.join(json.dumps({
+      'prompt': f'Say {n}: ', 'completion': str(n)}) for n in range(20)))
+  config = smoke(**changes)
+  config.data.train = str(file)
+  return config
+
+
+def digest(folder):
+  return supervised.sha256(folder / 'model' / 'model.safetensors')
+
+
+def losses_of(folder):
+  return [line['sft/loss'] for line in metrics.read(folder / metrics.FILE)
+          if 'sft/loss' in line]
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  """A run on eight devices."""
+  folder = tmp_path_factory.mktemp('sft')
+  finetune.run(smoke(), str(folder))
+  return folder
+
+
+@pytest.mark.slow
+def test_the_validation_loss_falls_and_all_is_recorded(whole):
+  lines = metrics.read(whole / metrics.FILE)
+  validated = {line['sft/step']: line['sft/val_loss'] for line in lines
+               if 'sft/val_loss' in line}
+  assert list(validated) == [0, 3, 6]
+  assert validated[6] < 0.6 * validated[0]
+  card = (whole / 'model' / 'README.md').read_text()
+  assert digest(whole) in card and '| begun from | the tiny base model |' in card
+  assert f'{validated[0]:.3f} -> {validated[6]:.3f}' in card
+  assert (whole / 'config.json').exists()
+
+
+@pytest.mark.slow
+def test_transformers_reads_what_is_written(whole):
+  model = whole / 'model'
+  theirs = transformers.AutoConfig.from_pretrained(model)
+  assert theirs.model_type == 'qwen2'
+  tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+  assert tokenizer('Search').input_ids
+  tensors = safetensors.load_file(model / 'model.safetensors')
+  assert tensors['model.embed_tokens.weight'].shape == (
+      theirs.vocab_size, theirs.hidden_size)
+  shape = weights.read_config(str(model))
+  ours = weights.load(str(model), shape)
+  base = weights.load(str(policy.TINY_BASE), shape)
+  gap = np.abs(np.asarray(ours['layers']['q']['kernel'])
+               - np.asarray(base['layers']['q']['kernel'])).max()
+  assert 0 < gap < 0.05
+  torch = pytest.importorskip('torch', reason="pip install -e '.[parity]'")
+  loaded = transformers.AutoModelForCausalLM.from_pretrained(model)
+  assert torch.isfinite(loaded(torch.tensor([[1, 2, 3]])).logits).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('rank', [0, 4])
+def test_on_eight_devices_the_loss_is_that_of_one(rank, whole, tmp_path):
+  config = smoke()
+  config.train.steps = 3
+  config.model.lora.rank = rank
+  config.optimizer.learning_rate = 3e-4 if not rank else 3e-3
+  folders = {8: tmp_path / 'eight', 1: tmp_path / 'one'}
+  finetune.run(config, str(folders[8]))
+  job = loopback.start(
+      1, 'searchrl.main', '--config=configs/sft.py:smoke', *QUIET,
+      '--config.train.steps=3', f'--config.model.lora.rank={rank}',
+      f'--config.optimizer.learning_rate={config.optimizer.learning_rate}',
+      f'--workdir={folders[1]}', devices=1)
+  with job as group:
+    assert not group.wait(PATIENCE)[0].returncode, group.logs()
+  eight, one = (losses_of(folder) for folder in (folders[8], folders[1]))
+  assert len(one) == 3
+  np.testing.assert_allclose(eight, one, rtol=1e-5)
+  assert digest(folders[8]) != digest(whole)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_ends_in_the_same_bytes(tmp_path):
+  def start(name):
+    return loopback.start(1, 'searchrl.main', '--config=configs/sft.py:smoke',
+                          *QUIET, f'--workdir={tmp_path / name}', devices=1)
+
+  def end(name):
+    with start(name) as group:
+      assert not group.wait(PATIENCE)[0].returncode, group.logs()
+
+  end('whole')
+  with start('killed') as group:
+    deadline = time.monotonic() + PATIENCE
+    while len(_lines(tmp_path / 'killed')) < 4:  # after update 3; 2 is saved
+      assert time.monotonic() < deadline, group.logs()
+      time.sleep(0.02)
+    group.popen[0].send_signal(signal.SIGKILL)
+    group.popen[0].wait()
+  assert not (tmp_path / 'killed' / 'model').exists()
+  assert checkpoint.steps(tmp_path / 'killed' / 'checkpoints')
+  end('killed')
+  assert digest(tmp_path / 'killed') == digest(tmp_path / 'whole')
+  assert _lines(tmp_path / 'killed') == _lines(tmp_path / 'whole')
+
+
+def _lines(folder):
+  file = folder / metrics.FILE
+  return metrics.read(file) if file.exists() else []
+
+
+@pytest.mark.slow
+def test_conversations_of_ones_own_are_split_and_may_not_change(
+    tmp_path, capsys):
+  config = own(tmp_path)
+  config.data.validation_share = 0.2
+  config.train.update(steps=2)
+  finetune.run(config, str(tmp_path / 'run'))
+  assert 'wrote' in capsys.readouterr().err
+  (tmp_path / 'my.jsonl').write_text('{"prompt": "a", "completion": "b"}\n' * 9)
+  with pytest.raises(ValueError, match='whose data was another: train'):
+    finetune.run(config, str(tmp_path / 'run'))
+  config.seed = 1
+  with pytest.raises(ValueError, match='another config: seed: 0 -> 1'):
+    finetune.run(config, str(tmp_path / 'run'))
+
+
+def test_a_split_is_seeded_and_puts_a_share_aside():
+  found = list(range(10))
+  train, aside = finetune.split(found, 0.3, seed=1)
+  assert len(aside) == 3 and sorted(train + aside) == found
+  assert (train, aside) == finetune.split(found, 0.3, seed=1)
+  assert aside != finetune.split(found, 0.3, seed=2)[1]
+  assert finetune.split(found, 0.0, seed=1) == (found, [])
+  with pytest.raises(ValueError, match='share must leave .* but is 0.01 of 10'):
+    finetune.split(found, 0.01, seed=1)
+
+
+def test_too_long_conversations_are_counted_and_all_of_them_refused(
+    tmp_path, capsys):
+  tokenizer = tokenizers.load(str(policy.TINY_BASE))
+  path = tmp_path / 'my.jsonl'
+  path.write_text('\n'.join(json.dumps({
+      'prompt': 'word ' * n, 'completion': 'x'}) for n in (1, 100, 2)))
+  kept = finetune.documents(str(path), 'data.train', tokenizer, 50)
+  assert len(kept) == 2 and max(len(x.ids) for x in kept) <= 50
+  assert '1 of 3 conversations of ' in capsys.readouterr().err
+  with pytest.raises(ValueError, match=(
+      'row_length must hold a conversation of data.train, but is 2, and the '
+      'shortest of .* tokens')):
+    finetune.documents(str(path), 'data.train', tokenizer, 2)
+
+
+def test_demonstrations_are_seeded_and_of_other_worlds(tmp_path):
+  tokenizer = tokenizers.load(str(policy.TINY_BASE))
+  texts = []
+  for name in 'ab':
+    files = finetune.demonstrate(smoke(), tmp_path / name, tokenizer)
+    texts.append([open(files[x]).read() for x in ('train', 'validation')])
+  assert texts[0] == texts[1]
+  train, validation = (
+      conversations.read(files[name]) for name in ('train', 'validation'))
+  assert len(train) == 24 and len(validation) == 8
+  prompts = [{x.segments[0].text for x in found} for found in (train, validation)]
+  assert not prompts[0] & prompts[1]
+  for conversation in train:
+    first, said = conversation.segments[:2]
+    assert first.text.startswith('Search, then answer: ') and not first.trained
+    assert said.trained and said.text.endswith('</search>')
+    assert conversation.segments[-1].text.endswith('</answer>')
+    assert not any(piece.trained for piece in conversation.segments
+                   if '<information>' in piece.text)
+
+
+@pytest.mark.parametrize('change, message', [
+    (dict(train=dict(epochs=0)), 'train.epochs or train.steps must be above 0'),
+    (dict(train=dict(epochs=-1)), 'train.epochs must be at least 0, but is -1'),
+    (dict(train=dict(save_every=0)), 'train.save_every must be at least 1'),
+    (dict(batch=dict(documents=0)), 'batch.documents or batch.tokens must be'),
+    (dict(batch=dict(tokens=-1)), 'batch.tokens must be at least 0'),
+    (dict(learner=dict(row_length=0)), 'learner.row_length must be more than '
+     'learner.row_places, 16, but is 0'),
+    (dict(data=dict(validation='x.jsonl')), 'data.validation needs data.train'),
+    (dict(data=dict(validation_share=1.0)),
+     r'data.validation_share must be in \[0, 1\), but is 1.0'),
+    (dict(data=dict(demonstrations=dict(mix=(0, 0)))), 'shares from 0 on'),
+    (dict(data=dict(demonstrations=dict(sloppiness=-0.1))),
+     r'sloppiness must be in \[0, 2\], but is -0.1'),
+    (dict(optimizer=dict(warmup_steps=99)),
+     'warmup_steps must be at most total_steps=6, but is 99'),
+])
+def test_options_are_checked(change, message, tmp_path):
+  with pytest.raises(ValueError, match=message):
+    finetune.run(smoke(**change), str(tmp_path / 'run'))
+
+
+def test_missing_files_and_sizes_are_named(tmp_path):
+  config = own(tmp_path)
+  config.data.validation = str(tmp_path / 'none.jsonl')
+  with pytest.raises(FileNotFoundError, match='data.validation must be a jsonl'):
+    finetune.run(config, str(tmp_path / 'run'))
+  with pytest.raises(ValueError, match="'laptop' or 'smoke', but is 'huge'"):
+    sft.get_config('huge')
