@@ -15,7 +15,8 @@ CONFIGS = sorted(path.stem for path in (
                  if path.stem not in (
                      '__init__', 'common', 'models', 'settings'))
 BAD = {'build': ('ivf',), 'corpus': '', 'data.fresh': 1.5,
-       'export.dtype': 'float16', 'rollout.truncation': 'ignore'}
+       'export.dtype': 'float16', 'data.demonstrations.mix': (0, 0),
+       'rollout.truncation': 'ignore'}
 
 
 def configured(name):

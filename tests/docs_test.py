@@ -309,8 +309,8 @@ def test_every_config_is_a_lab_note(config):
 
 METRIC_ROOMS = ('actor', 'critic', 'data', 'env', 'format', 'num_turns', 'perf',
                 'prompt_length', 'response_length', 'reward', 'rollout',
-                'rollout_corr', 'search', 'timing_s', 'tool_call_counts',
-                'train', 'training', 'val')
+                'rollout_corr', 'search', 'sft', 'timing_s',
+                'tool_call_counts', 'train', 'training', 'val')
 
 
 def documented_metrics() -> set[str]:
