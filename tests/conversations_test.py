@@ -68,7 +68,7 @@ def test_a_line_of_no_form_is_named(line, message, tmp_path):
 
 
 def test_a_missing_and_an_empty_file_are_named(tmp_path):
-  with pytest.raises(FileNotFoundError, match='data.validation must be a jsonl'):
+  with pytest.raises(FileNotFoundError, match='data.validation must be a js'):
     conversations.read(str(tmp_path / 'none'), field='data.validation')
   with pytest.raises(ValueError, match='data.train must hold a conv.* is empty'):
     conversations.read(written(tmp_path, '', ''))

@@ -98,5 +98,5 @@ def test_a_template_that_takes_something_back_is_refused():
 
 
 def test_a_tokenizer_without_a_template_is_refused():
-  with pytest.raises(ValueError, match='needs a tokenizer with a chat template'):
+  with pytest.raises(ValueError, match='needs a tokenizer with a chat'):
     transcripts.of_messages([ASKS, SAYS], chats.byte_level())

@@ -64,7 +64,7 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
 
 
 def _until_end(said: str, tokenizer) -> str:
-  """A turn up to the special token that ends it; all of it, if there is none."""
+  """A turn up to the special token that ends it, or all of it."""
   for id_ in reversed(tokenizer.encode(said)):
     token = tokenizer.token(id_)
     if id_ in tokenizer.special_ids and token in said:  # no unknown token

@@ -31,7 +31,6 @@ from searchrl.runtime import processes
 from searchrl.runtime import progress as progress_lib
 from searchrl.runtime import signals
 from searchrl.training import learner as learners
-from searchrl.training.train_step import TrainState
 from searchrl.trajectory import Batch
 
 Metrics = dict[str, Any]  # scalars, 'loss' among them
