@@ -193,9 +193,11 @@ def check_supervised(config) -> None:
   train, batch, places = config.train, config.batch, config.learner.row_places
   for broken, message in (
       (not train.epochs and not train.steps,
-       'train.epochs or train.steps must be above 0, but both are 0.'),
+       'train.epochs or train.steps must be above 0, but both are 0. '
+       'Set one of them.'),
       (not batch.documents and not batch.tokens,
-       'batch.documents or batch.tokens must be above 0, but both are 0.'),
+       'batch.documents or batch.tokens must be above 0, but both are 0. '
+       'Set one of them.'),
       (config.learner.row_length <= max(places, 1),
        'learner.row_length must be more than learner.row_places, '
        f'{places}, but is {config.learner.row_length}.'),

@@ -228,18 +228,17 @@ def fit(config, folder: pathlib.Path, model: Model, learner: learners.Learner,
         validation: Sequence[Document], writer: metrics.Writer | None = None
        ) -> tuple[Any, dict[str, Any]]:
   """Trains by a plan; see `supervised.fit`."""
+  rows = max(map(len, plan))
   pack = functools.partial(
-      supervised.to_batch, rows=max(map(len, plan)),
-      length=config.learner.row_length, pad_id=model.tokenizer.pad_id)
+      supervised.to_batch, rows=rows, length=config.learner.row_length,
+      pad_id=model.tokenizer.pad_id)
 
   def batch_of(step):
     chosen = [train[i] for i in plan[step]]
     return pack(chosen), sum(len(document.ids) for document in chosen)
 
-  aside = supervised.cut(
-      range(len(validation)), [len(document.ids) for document in validation],
-      **config.batch)
-  batches = [pack([validation[i] for i in chosen]) for chosen in aside]
+  batches = [pack(validation[i:i + rows])
+             for i in range(0, len(validation), rows)]
   return supervised.fit(
       supervised.language_update(learner, model.params),
       learner.init(model.params), batch_of, folder / 'checkpoints',

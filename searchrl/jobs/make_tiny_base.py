@@ -67,7 +67,7 @@ def run(config, workdir: str) -> None:
   weights.save(folder / 'model', params, shape,
                tokenizer_from=folder / 'tokenizer', eos_id=tokenizer.eos_ids[0])
   write_card(folder / 'model', params, record, seed=config.seed,
-             taughtseed=config.lessons.seed)
+             lessons_seed=config.lessons.seed)
   print(f'wrote {folder / "model"}: {json.dumps(record)}')
 
 
@@ -228,7 +228,7 @@ def fit(taught: dict[str, np.ndarray], shape: transformer.TransformerConfig,
 
 
 def write_card(folder: pathlib.Path, params, record, *, seed: int,
-               taughtseed: int) -> None:
+               lessons_seed: int) -> None:
   """Writes the model's README.md."""
   count = sum(x.size for x in jax.tree.leaves(params))
   supervised.write_card(folder, [
@@ -238,5 +238,5 @@ def write_card(folder: pathlib.Path, params, record, *, seed: int,
       'world is made up anew from a seed. Licence: Apache-2.0.', '',
       'Made by `python -m searchrl.main --config=configs/tiny_base.py`.'], {
           'data': 'generated lessons, `searchrl/world/lessons.py`, seed '
-                  f'{taughtseed}',
+                  f'{lessons_seed}',
           'seed of the parameters': seed}, record)
