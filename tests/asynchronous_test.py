@@ -18,12 +18,14 @@ import train_test
 from configs import grpo
 from configs import rloo
 from searchrl.agent import dialogue as dialogues
+from searchrl.agent import rewards
 from searchrl.jobs import train
 from searchrl.rl import algorithms
 from searchrl.rollouts import asynchronous
 from searchrl.rollouts import collect
 from searchrl.rollouts import driver
 from searchrl.rollouts import sampler as samplers
+from searchrl.rollouts import scoring
 from searchrl.rollouts import weight_sync
 
 
@@ -111,7 +113,7 @@ def test_a_query_says_the_step_that_it_is_sampled_for():
       driver.Budgets(), fakes.Engine(script, steps=range(4)), snapshot)
   collected = functools.partial(
       collect.collect, sampler, draw=fakes.draw, keep=algorithms.keep_all,
-      search=search, reward=lambda t: 0.5, outcome=lambda t: 1.0,
+      search=search, scorer=scoring.Scorer(rewards.each(lambda t: 0.5)),
       rounds=collect.Rounds(2, 2))
   progress, expected = collect.Progress(), []
   with contextlib.closing(

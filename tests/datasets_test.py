@@ -71,7 +71,7 @@ def own(folder, *names, count=2, **fields):
 
 
 def test_equal_ids_of_several_files_are_told_apart(tmp_path):
-  data = train_set(tmp_path, own(tmp_path, 'nq', 'hotpotqa'), is_remote=True)
+  data = train_set(tmp_path, own(tmp_path, 'nq', 'hotpotqa'), needs_corpus=False)
   assert [q.uid for q in data.questions] == [
       'nq/0', 'nq/1', 'hotpotqa/0', 'hotpotqa/1']
   assert [[q.data_source for q in file] for file in data.files] == [
@@ -82,12 +82,12 @@ def test_a_limit_is_a_seeded_choice_over_all_files(tmp_path):
   text = own(tmp_path, 'a', 'b', count=20)
   def uids(files, **options):
     return {q.uid for q in train_set(
-        tmp_path, files, is_remote=True, **options).questions}
+        tmp_path, files, needs_corpus=False, **options).questions}
   few = uids(text, limit=10, seed=1)
   assert len(few) == 10
   assert uids(','.join(reversed(text.split(','))), limit=10, seed=1) == few
   assert uids(text, limit=10, seed=2) != few
-  data = train_set(tmp_path, text, is_remote=True, limit=10, seed=1)
+  data = train_set(tmp_path, text, needs_corpus=False, limit=10, seed=1)
   assert {q.uid for file in data.files for q in file} == few
   with pytest.raises(ValueError, match='data.limit must be at most the 40 '):
     uids(text, limit=41)
@@ -98,7 +98,7 @@ def test_a_limit_is_a_seeded_choice_over_all_files(tmp_path):
 
 def sets(tmp_path, text, **options):
   return {data.name: [q.text for q in data.questions] for data in
-          evaluation_sets(tmp_path, evaluate=str(text), is_remote=True,
+          evaluation_sets(tmp_path, evaluate=str(text), needs_corpus=False,
                           **options)}
 
 
@@ -127,7 +127,7 @@ def test_a_worlds_file_is_one_set_whatever_its_hop_counts(tmp_path):
   datasets.generated(tmp_path, name='known', source='known', world_seed=3,
                      per_hop=(2, 1))
   found, = evaluation_sets(tmp_path, evaluate=f'{tmp_path}/questions.jsonl',
-                           is_remote=True)
+                           needs_corpus=False)
   assert found.name == 'questions' and len(found.questions) == 3
 
 

@@ -132,8 +132,7 @@ def play(sampler, weights, uid='q'):
   return sampler.rollout(
       weights, [Request(tiny.question(f'{uid}{n}', 'where? ' * n), sample)
                 for n in range(3) for sample in range(3)],
-      search=fakes.Search(), reward=lambda t: 0.5, outcome=lambda t: 1.0,
-      temperature=1.5, step=2).trajectories
+      search=fakes.Search(), temperature=1.5, step=2).trajectories
 
 
 @pytest.mark.slow

@@ -162,8 +162,8 @@ def test_jobs_besides_training_take_a_setting_and_a_model(job):
 def test_what_a_setting_names_is_there(setting):
   for model in models.MODELS:
     config = config_of('grpo', f'{setting}/{model}')
-    for field in ('dialogue', 'outcome'):
-      assert callable(plugins.resolve(config[field], field=field, ours=''))
+    assert callable(plugins.resolve(config.dialogue, field='dialogue', ours=''))
+    assert builds.scorer(config).name == config.reward
 
 
 def test_a_config_of_ones_own_needs_common_alone():

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds an Experiment from a config, and checks both."""
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import json
