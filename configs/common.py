@@ -42,7 +42,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   )
   config.data = dict(
       train='',  # questions: path, or name=path,name=path; '' makes a world
-      weights=(),  # shares of the training files; (): by their sizes
+      weights=(),  # shares of the training files, instead of mix; (): by sizes
       limit=0,  # train on so many questions, drawn by the seed; 0: all
       question_mark=False,  # append the ? that a question lacks (Search-R1)
       evaluate='',  # path, folder, or name=path,..., answered from search.corpus

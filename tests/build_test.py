@@ -72,23 +72,29 @@ def scorer(reward, outcome='searchrl.agent.rewards:em', **options):
   return build.scorer(config)
 
 
-def test_a_reward_is_a_function_of_a_trajectory_or_makes_a_judge(monkeypatch):
+def test_a_reward_scores_one_trajectory_or_a_round_or_makes_a_judge(
+    monkeypatch):
   module = types.ModuleType('my_lab')
   module.long = lambda trajectory, *, fee=0.1: len(trajectory) - fee
   module.judge = lambda *, n: rewards.Judge(lambda ts: [n] * len(ts))
+  module.rank = lambda trajectories, *, by=1: [by * n for n, _ in enumerate(
+      trajectories)]
   module.nothing = lambda *, n=1: n
   monkeypatch.setitem(sys.modules, 'my_lab', module)
   assert scorer('my_lab:long', fee=1).judge.score(['abc'])[0].reward == 2
   assert scorer('my_lab:long').judge.one_by_one
   judge = scorer('my_lab:judge', n=5)
-  assert judge.judge.score('ab') == [5, 5] and judge.name == 'my_lab:judge'
+  assert judge.judge('ab') == [5, 5] and judge.name == 'my_lab:judge'
+  whole = scorer('my_lab:rank', by=3).judge
+  assert whole('abc') == [0, 3, 6] and not whole.one_by_one
   assert scorer('searchrl.agent.rewards:em').outcome is rewards.em
   with pytest.raises(ValueError, match='returns a Judge, but my_lab:nothing '
                                        'takes .* alone and returned int'):
     scorer('my_lab:nothing')
-  with pytest.raises(ValueError, match='outcome must be a function of one '
-                                       'trajectory, but is my_lab:judge'):
-    scorer('my_lab:long', 'my_lab:judge')
+  for name in ('my_lab:judge', 'my_lab:rank'):
+    with pytest.raises(ValueError, match='outcome must be a function of one '
+                                         f'trajectory, but is {name}'):
+      scorer('my_lab:long', name)
 
 
 OURS = 'searchrl.agent.rewards:'

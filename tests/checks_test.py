@@ -69,7 +69,7 @@ def data(tmp_path):
   for name in ('nq', 'hotpotqa'):
     (tmp_path / f'{name}.jsonl').write_text('')
   config.data.update(train=','.join(
-      f'{name}={tmp_path}/{name}.jsonl' for name in ('nq', 'hotpotqa')), mix=())
+      f'{name}={tmp_path}/{name}.jsonl' for name in ('nq', 'hotpotqa')))
   return config
 
 
@@ -83,12 +83,6 @@ def test_weights_must_be_a_number_a_file_and_one_above_zero(data, weights):
   checks.check_questions(data)
   data.data.train = ''
   with pytest.raises(ValueError, match='each of the 0 files'):
-    checks.check_questions(data)
-
-
-def test_shares_of_files_and_of_hops_are_not_both_held(data):
-  data.data.update(weights=(1, 2), mix=(4, 4))
-  with pytest.raises(ValueError, match=r'data.mix must be \(\) where data.w'):
     checks.check_questions(data)
 
 

@@ -128,15 +128,14 @@ def test_the_reward_of_the_readme_is_trained_on(tmp_path, monkeypatch):
 
 def test_the_judges_that_are_shown_judge(tmp_path):
   page = 'docs/rewards.md'
-  judge = module_of(page, 'def fewest', tmp_path).fewest(bonus=.5)
-  found = judge.score([
+  found = module_of(page, 'def fewest', tmp_path).fewest([
       trajectory(RIGHT, searches=2), trajectory(RIGHT, searches=1, group=1),
       trajectory(WRONG), trajectory(RIGHT, searches=1),
-      trajectory(WRONG, group=2)])
+      trajectory(WRONG, group=2)], bonus=.5)
   assert [s.reward for s in found] == [1, 1.5, 0, 1.5, 0]
   with faulty.Server([], lambda path, request: b'[0.25, 0.5]') as server:
-    judge = module_of(page, 'def asked', tmp_path).asked(url=server.url)
-    found = judge.score([trajectory(RIGHT)] * 2)
+    found = module_of(page, 'def asked', tmp_path).asked(
+        [trajectory(RIGHT)] * 2, url=server.url)
   assert [s.reward for s in found] == [.25, .5]
 
 

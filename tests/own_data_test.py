@@ -47,7 +47,7 @@ def configured(folder, kind):
   named = ','.join(f'{s}={folder}/{s}.{kind}' for s in SOURCES)
   config = train_test.tiny(grpo, steps=STEPS, checkpoint_every=2)
   config.data.update(
-      train=named, weights=(1, 2), mix=(), limit=18, question_mark=True,
+      train=named, weights=(1, 2), limit=18, question_mark=True,
       evaluate=str(merged) if kind == 'parquet' else named)
   config.search.update(corpus=str(folder / 'corpus.jsonl'), engine='bm25')
   config.search.options = {}

@@ -122,8 +122,8 @@ def test_options_are_bound_and_the_rest_is_called(monkeypatch):
 
 
 @pytest.mark.parametrize('function, takes', [
-    (lambda trajectory: 0, True), (lambda *trajectories: 0, True),
-    (lambda trajectory, *, a=1: 0, True), (lambda: 0, False),
-    (lambda *, a=1: 0, False), (lambda **options: 0, False)])
-def test_what_takes_an_argument_is_known(function, takes):
-  assert plugins.takes_an_argument(function) == takes
+    (lambda trajectory: 0, 'trajectory'), (lambda *rest: 0, 'rest'),
+    (lambda trajectories, *, a=1: 0, 'trajectories'), (lambda: 0, ''),
+    (lambda *, a=1: 0, ''), (lambda **options: 0, '')])
+def test_what_a_function_takes_is_known(function, takes):
+  assert plugins.argument(function) == takes

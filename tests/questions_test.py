@@ -127,9 +127,15 @@ def test_a_stream_goes_on_from_a_position_exactly(mix):
   assert dealt == expected
 
 
-def test_a_mix_of_missing_hops_is_refused():
+def test_a_mix_of_missing_hops_is_refused_where_there_are_several():
   with pytest.raises(ValueError, match='data.mix asks for 2 of 3-hop'):
     questions_lib.stream([some(4, hops=(1, 2))], seed=0, mix=(1, 0, 2))
+  two = questions_lib.stream([some(4, hops=(2,))], seed=0, mix=(0, 1))
+  assert two.start == (0, 0)  # a mix that can be held
+  one = questions_lib.stream([some(4, hops=(1,))], seed=0, mix=(1, 0, 2))
+  assert one.start == (0,)  # nothing to stratify by
+  assert drawn(one, 9) == drawn(
+      questions_lib.stream([some(4, hops=(1,))], seed=0), 9)
   questions_lib.stream([some(4, hops=(1, 2))], seed=0, mix=(1, 1, 0)).draw(
       (0, 0, 0), 9)
 

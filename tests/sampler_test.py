@@ -11,11 +11,15 @@ import pytest
 import tiny
 
 from searchrl.agent import dialogue as dialogues
+from searchrl.agent import rewards
 from searchrl.models.inference import engine as engines
+from searchrl.rl import algorithms
+from searchrl.rollouts import collect
 from searchrl.rollouts import driver
 from searchrl.rollouts import sampler as samplers
+from searchrl.rollouts import scoring
 from searchrl.rollouts import weight_sync
-from searchrl.trajectory import Request, SearchError
+from searchrl.trajectory import Request, Scores, SearchError
 
 ASK, ANSWER = '<search> {} </search>', '<answer> here </answer>'
 SCRIPT = {('fine', 0): [ANSWER], ('late', 0): [ASK.format('late'), ANSWER],
@@ -135,15 +139,21 @@ def play(sampler, weights, uid='q'):
       search=fakes.Search(), temperature=1.5, step=2).trajectories
 
 
+def compilations():
+  """A list that grows by an entry a compilation, from now on."""
+  compiled = []
+  jax.monitoring.register_event_duration_secs_listener(
+      lambda name, *_, **__: compiled.append(name)
+      if name == '/jax/core/compile/backend_compile_duration' else None)
+  return compiled
+
+
 @pytest.mark.slow
 def test_one_engine_plays_two_dialogues_and_two_policies():
   policy, frozen = tiny.params(), tiny.params(seed=1)
   first = with_engine(FIRST, SHORT)
   expected = play(first, policy)
-  compiled = []
-  jax.monitoring.register_event_duration_secs_listener(
-      lambda name, *_, **__: compiled.append(name)
-      if name == '/jax/core/compile/backend_compile_duration' else None)
+  compiled = compilations()
   second = first.speaking(SECOND, LONG)
   judged = play(second, frozen)
   assert play(first, policy) == expected
@@ -162,6 +172,53 @@ def test_one_engine_plays_two_dialogues_and_two_policies():
     assert (stops([*begun, last]) or turn.action_tokens[-1] in ends
             or len(turn.action_tokens) == LONG.max_turn_tokens)
   assert any('>' in turn.text[:-1] for turn in turns)  # ends the other's turns
+
+
+@pytest.mark.slow
+def test_a_judge_plays_rollouts_between_those_of_the_steps():
+  policy, frozen = tiny.params(), tiny.params(seed=1)
+  first = with_engine(FIRST, SHORT)
+  second = first.speaking(SECOND, LONG)
+  judged = []
+
+  def length(trajectories):
+    """How much a frozen policy says when it is told what this one said."""
+    found = second.rollout(
+        frozen, [Request(tiny.question(f'judge:{t.question.uid}', t.turns[0].text
+                                      ), t.sample, t.group)
+                 for t in trajectories], search=fakes.Search(),
+        temperature=1.5, step=trajectories[0].policy_step).trajectories
+    judged.extend(found)
+    return [Scores(len(t.response), outcome=len(t.response) % 2,
+                   parts={'turns': len(t.turns)}) for t in found]
+
+  def steps(sampler, count, scorer):
+    progress = collect.Progress()
+    for step in range(count):
+      found = collect.collect(
+          sampler, weight_sync.Synced(policy), progress, step, draw=fakes.draw,
+          keep=algorithms.keep_mixed, search=fakes.Search(), scorer=scorer,
+          rounds=collect.Rounds(2, 3, max_rounds=2, temperature=1.5))
+      progress = dataclasses.replace(found.progress, step=step + 1)
+      yield found
+
+  scorer = scoring.Scorer(rewards.Judge(length, collective=True))
+  played = steps(first, 3, scorer)
+  trajectories = list(next(played).trajectories)
+  compiled = compilations()
+  for found in played:
+    trajectories += found.trajectories
+    assert all(len({t.outcome_reward for t in group}) == 2
+               for group in found.groups)  # filtered by the judge's outcomes
+  assert len(compiled) == 0 and len(trajectories) >= 18
+  assert [(t.reward, t.parts['turns']) for t in trajectories] == [
+      (len(t.response), len(t.turns)) for t in judged]
+  # What the policy says is what it says where nobody judges by rollouts.
+  plain = scoring.Scorer(rewards.each(lambda t: len(t.tokens) % 2))
+  alone = next(steps(with_engine(FIRST, SHORT), 1, plain)).trajectories[:6]
+  assert [t.tokens for t in alone] == [
+      t.tokens for t in trajectories[:len(alone)]]
+  assert compiled  # by the other engine: the count can fail
 
 
 @pytest.mark.parametrize('change, budgets, message', [

@@ -3,9 +3,9 @@
 """Rewards: exact match (EM), subEM, F1; the Study's, which read the format too.
 
 A reward is a function of (trajectory) -> float, named `module:function` in a
-config, so users can bring their own. What looks at a whole round, or asks
-somebody, is a `Judge`; a function of options alone returns it. A trajectory
-without an answer gets 0.
+config, so users can bring their own. One of (trajectories) -> Scores looks at a
+whole round. A function of options alone returns a `Judge`, which is either. A
+trajectory without an answer gets 0.
 """
 
 from collections import Counter, defaultdict
@@ -35,6 +35,9 @@ class Judge:
   score: Callable[[Sequence[Trajectory]], Sequence[Scores]]
   one_by_one: bool = False
   collective: bool = False
+
+  def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Scores]:
+    return self.score(trajectories)
 
 
 def each(reward: RewardFn) -> Judge:

@@ -187,7 +187,8 @@ def stream(files: Sequence[Sequence[Question]], *, seed: int,
   Args:
     files: the questions of each.
     seed: of the orders.
-    mix: shares of 1, 2, ... hops in every draw (hops are stratified).
+    mix: shares of 1, 2, ... hops in every draw (hops are stratified), unless
+      all questions are of one hop count, and the mix asks for others.
     weights: shares of the files in every draw, instead of those of hops; with
       neither, all questions are drawn alike, in proportion to the files' sizes.
 
@@ -199,13 +200,19 @@ def stream(files: Sequence[Sequence[Question]], *, seed: int,
         f'questions of file {n}' for n in range(1, len(files) + 1)])
     return Stream(files, seed=seed, shares=weights)
   questions = [q for file in files for q in file]
-  if not mix:
+  there = {q.hops for q in questions}
+  if not mix or len(there) == 1 and not there >= _wanted(mix):
     return Stream([questions], seed=seed)
   pools = [[q for q in questions if q.hops == hops]
            for hops in range(1, len(mix) + 1)]
   _check_shares(mix, pools, 'data.mix', [
       f'{hops}-hop questions' for hops in range(1, len(mix) + 1)])
   return Stream(pools, seed=seed, shares=mix)
+
+
+def _wanted(mix: Sequence[float]) -> set[int]:
+  """The hop counts that a mix has a share of."""
+  return {hops for hops, share in enumerate(mix, start=1) if share}
 
 
 def _check_shares(shares: Sequence[float], pools: Sequence[Sequence[Question]],

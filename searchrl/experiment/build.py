@@ -105,23 +105,31 @@ def build(config, folder: pathlib.Path) -> Experiment:
 def scorer(config) -> scoring.Scorer:
   """How the config has trajectories scored: reward, its options, outcome."""
   outcome = plugins.resolve(config.outcome, field='outcome', ours=_REWARDS)
-  if not plugins.takes_an_argument(outcome):
+  if plugins.argument(outcome) in ('', 'trajectories'):
     raise ValueError(
         'outcome must be a function of one trajectory, but is '
-        f'{config.outcome}, which takes options alone. Choose one such as '
+        f'{config.outcome}, which takes none or many. Choose one such as '
         'searchrl.agent.rewards:em; the outcome of a judge is in its Scores.')
   reward = plugins.bind(
       config.reward, dict(config.reward_options), field='reward',
       option_field='reward_options', ours=_REWARDS)
-  judge = (rewards.each(reward) if plugins.takes_an_argument(reward) else
-           reward())
+  return scoring.Scorer(_judge(reward, config.reward), outcome, config.reward)
+
+
+def _judge(reward: Callable[..., Any], name: str) -> rewards.Judge:
+  """The judge that a reward's function is, or makes; by what it takes."""
+  takes = plugins.argument(reward)
+  if takes:
+    return (rewards.Judge(reward) if takes == 'trajectories' else
+            rewards.each(reward))
+  judge = reward()
   if not isinstance(judge, rewards.Judge):
     raise ValueError(
-        'reward must lead to a function of one trajectory, or to one of '
-        f'options alone that returns a Judge, but {config.reward} takes '
-        f'options alone and returned {type(judge).__name__}. '
-        'docs/rewards.md shows both.')
-  return scoring.Scorer(judge, outcome, config.reward)
+        'reward must lead to a function of a trajectory, of the trajectories '
+        'of a round, or of options alone that returns a Judge, but '
+        f'{name} takes options alone and returned {type(judge).__name__}. '
+        'docs/rewards.md shows all three.')
+  return judge
 
 
 def rounds(rollout: Any) -> collect.Rounds:

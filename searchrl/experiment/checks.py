@@ -130,11 +130,6 @@ def check_questions(config) -> None:
         'data.weights must have a number of at least 0 for each of the '
         f'{len(files)} files of data.train, and one above it, but is '
         f'{weights}. Use () to draw from all questions alike.')
-  if weights and tuple(data.mix):
-    raise ValueError(
-        'data.mix must be () where data.weights are the shares of files, but '
-        f'is {tuple(data.mix)}: only one kind of shares can be held. Set it to '
-        '(), or data.weights.')
 
 
 def check_algorithm(config, name: str, algorithm: algorithms.Algorithm) -> None:

@@ -85,15 +85,15 @@ def bind(name: str, options: dict[str, Any], *, field: str, option_field: str,
     ValueError: as `build`.
   """
   function = resolve(name, field=field, ours=ours)
-  _check_options(_parameters(function)[takes_an_argument(function):], name,
+  _check_options(_parameters(function)[bool(argument(function)):], name,
                  options, option_field)
   return functools.partial(function, **options) if options else function
 
 
-def takes_an_argument(function: Callable[..., Any]) -> bool:
-  """Whether a function can be called with something besides options."""
-  return any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD,
-                        p.VAR_POSITIONAL) for p in _parameters(function)[:1])
+def argument(function: Callable[..., Any]) -> str:
+  """The name of what a function takes besides options; '' for nothing."""
+  return next((p.name for p in _parameters(function)[:1] if p.kind in (
+      p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)), '')
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
