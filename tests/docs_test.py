@@ -12,6 +12,7 @@ import pkgutil
 import re
 import runpy
 import shlex
+import sys
 import types
 
 from configs import dspo
@@ -115,6 +116,7 @@ def test_the_reward_of_the_readme_is_trained_on(tmp_path, monkeypatch):
   module_of('README.md', 'def brief', tmp_path)
   (tmp_path / 'shown.py').rename(tmp_path / 'my_rewards.py')
   monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, 'my_rewards', raising=False)  # another's
   config = train_test.tiny(dspo, steps=1)
   config.evaluate.worlds.kinds = ()
   config.reward = 'my_rewards:brief'

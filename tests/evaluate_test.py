@@ -44,3 +44,13 @@ def test_a_run_without_checkpoints_is_refused(tmp_path):
   (tmp_path / 'run').mkdir()
   with pytest.raises(FileNotFoundError, match='with checkpoints, but .*run has'):
     evaluate.run(configured(run=str(tmp_path / 'run')), str(tmp_path / 'out'))
+
+
+@pytest.mark.parametrize('size', ['smoke', 'search_r1/qwen2.5-7b'])
+def test_nothing_to_evaluate_on_is_said_before_a_model_is_loaded(
+    tmp_path, size):
+  config = evaluate_config.get_config(size)
+  config.evaluate.worlds.kinds = ()
+  with pytest.raises(ValueError, match='data.evaluate must name questions wher'):
+    evaluate.run(config, str(tmp_path / 'out'))
+  assert not (tmp_path / 'out').exists()

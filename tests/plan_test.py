@@ -110,6 +110,14 @@ def test_a_plan_prints_and_writes_nothing(tmp_path, capsys):
   assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.parametrize('name, lacks', [
+    ('sft', 'rollout'), ('tiny_encoder', 'learner'), ('serve_search', 'learner')])
+def test_a_plan_of_what_is_no_rl_is_refused(name, lacks, tmp_path):
+  with pytest.raises(ValueError, match=f'by RL, but this config has no {lacks}'):
+    plan.run(importlib.import_module(f'configs.{name}').get_config(),
+             str(tmp_path))
+
+
 @pytest.mark.parametrize('text', ['v5e', 'v9-8', 'v5e-0', 'h200-x', '8-v5e'])
 def test_unknown_devices_are_refused(text):
   with pytest.raises(ValueError, match='plan.devices must be KIND-COUNT'):

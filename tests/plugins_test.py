@@ -26,6 +26,7 @@ def test_a_function_is_found_by_its_name(tmp_path, monkeypatch):
   assert resolve('searchrl.agent.rewards:em') is rewards.em
   (tmp_path / 'my_rewards.py').write_text('def always(trajectory): return 1.0')
   monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, 'my_rewards', raising=False)  # another's
   assert resolve('my_rewards:always')(None) == 1.0
 
 

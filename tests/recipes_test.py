@@ -53,8 +53,8 @@ EVERYONE = (
     'timing_s/update_actor', 'timing_s/gen', 'timing_s/step',
     'training/rollout_logprobs_diff_max')
 UNTRAINED = ('__init__', 'ask', 'build_index', 'common', 'evaluate',
-             'evaluate_search', 'models', 'serve_model', 'serve_search',
-             'settings', 'tiny_base', 'tiny_encoder')
+             'evaluate_search', 'export', 'models', 'serve_model',
+             'serve_search', 'settings', 'sft', 'tiny_base', 'tiny_encoder')
 NEVER_ALIKE = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds',
                'search/latency_ms/')
 

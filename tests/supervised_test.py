@@ -194,6 +194,7 @@ def token_logprobs(params, tokens):
   return policy.token_logprobs(params, tokens, tiny.CONFIG)
 
 
+@pytest.mark.slow
 def test_the_loss_of_packed_rows_is_that_of_each_document():
   documents = documents_of(np.random.default_rng(0))
   learner, state, batch = language(documents)

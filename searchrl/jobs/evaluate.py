@@ -33,6 +33,7 @@ def run(config, workdir: str) -> None:
   if not config.search.engine:
     config.search.engine, config.search.options = policy.search_of_run(
         options.run)
+  _check_sets(config)
   sampler, params = policy.of_run(config, options.run)
   processes.on_first('workdir', lambda: workdirs.prepare(
       workdir, config.to_dict(), allow_changes=config.allow_changes))
@@ -46,6 +47,18 @@ def run(config, workdir: str) -> None:
   if processes.is_first():
     suite.save(folder, rows, records, sampler.tokenizer)
     print(figures.table(rows, suite.COLUMNS))
+
+
+def _check_sets(config) -> None:
+  """Raises a ValueError if there is nothing to evaluate on."""
+  generated = (config.evaluate.worlds.kinds and not config.data.train
+               and searches.needs_corpus(config.search))
+  if not config.data.evaluate and not generated:
+    raise ValueError(
+        'data.evaluate must name questions where no world is generated: with '
+        'evaluate.worlds.kinds=(), data.train of your own or a remote engine; '
+        'but it is empty. Give --config.data.evaluate=my_test.jsonl and '
+        '--config.search.corpus.')
 
 
 def _described(search, sets: Sequence[datasets.Dataset]) -> dict[str, Any]:

@@ -73,10 +73,11 @@ def run(config, workdir: str) -> None:
 
 def make(config) -> Plan:
   """The plan of a training config; see `run`."""
-  if 'learner' not in config:
+  if 'learner' not in config or 'rollout' not in config:
     raise ValueError(
-        'a plan is of a training run, but this config has no learner. Choose '
-        'one of the recipes.')
+        'a plan is of a training run by RL, but this config has no '
+        f'{"learner" if "learner" not in config else "rollout"}. Choose one of '
+        'the recipes.')
   shape = weights.read_config(shape_folder(
       config.model.path or str(policy.TINY_BASE)))
   kind, mesh, name = _devices(config)

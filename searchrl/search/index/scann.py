@@ -29,6 +29,7 @@ from searchrl.search.index import vector_store
 
 _ROWS = 'rows.npy'  # the rows of the source, which the last ranking reads
 _RERANKED = 32  # rows per query, at least
+_BY_ONE_THREAD = 1_000_000  # rows of a part
 _TREE_FROM = 4096  # rows; fewer are compared one by one
 _SAMPLE = 120  # rows per leaf from which leaves and codes are learned
 _FLAGS = {  # ScaNN's switches, and the CPU features that each needs
@@ -99,7 +100,9 @@ def build(
 ) -> dict[str, Any]:
   """Writes the files of an index.
 
-  It takes memory for about three times the float32 rows of a part.
+  It takes memory for about three times the float32 rows of a part. Parts of up
+  to a million rows are built by one thread, and alike every time; larger ones by
+  all, whose sums differ in their last bits on some CPUs.
 
   Args:
     source: the rows.
@@ -144,7 +147,7 @@ def _build_part(rows: Float[np.ndarray, 'N D'], folder: pathlib.Path,
   scann = _library()
   builder = scann.scann_ops_pybind.builder(
       rows, min(_RERANKED, len(rows)), 'dot_product').set_n_training_threads(
-          os.cpu_count())
+          1 if len(rows) <= _BY_ONE_THREAD else os.cpu_count())
   if len(rows) < _TREE_FROM or rows.shape[1] < 4:
     leaves = 0  # too few values to learn a tree or codes from
     builder = builder.score_brute_force()
