@@ -230,7 +230,9 @@ def test_bad_input_is_refused_before_any_compilation(tmp_path, change, message):
     config.update(change)
   with pytest.raises((ValueError, FileNotFoundError), match=message):
     train.run(config, str(tmp_path))
+  # Nor is the folder claimed: it takes the mended config.
   assert not (tmp_path / 'checkpoints').exists()
+  assert not (tmp_path / 'config.json').exists()
 
 
 def test_corpus_without_passages_is_refused(tmp_path):

@@ -76,30 +76,37 @@ def build(config, folder: pathlib.Path) -> Experiment:
   name = tested_attention(config, sampler.shape, mesh)
   trainer = learner(config, recipe, sampler.shape, mesh,
                     attend(config, name, mesh), lockstep)
-  processes.on_first('workdir', lambda: workdirs.prepare(
-      folder, config.to_dict(), free=_FREE,
-      allow_changes=config.allow_changes))
+  claim = dict(config=config.to_dict(), free=_FREE,
+               allow_changes=config.allow_changes)
+  processes.on_first('workdir?', lambda: workdirs.check(folder, **claim))
+  data, sets, stream = _data(config, folder)  # a bad one claims no folder
+  search = searches.engine(config.search, data.corpus, seed=config.seed)
+  processes.on_first('workdir', lambda: workdirs.prepare(folder, **claim))
   params, start = init_from.start(config, folder, sampler, params, mesh)
-  data, sets = datasets.shared(lambda: (
-      train_set(config, folder), evaluation_sets(config, folder)))
   processes.on_first('search', lambda: workdirs.note(
       folder, 'search', searches.describe(config.search, data.corpus),
       allow_changes=config.allow_changes))
+  return Experiment(
+      algorithm=recipe, sampler=sampler, learner=trainer, params=params,
+      start=start, stream=stream, search=search, scorer=scored,
+      rounds=rounds(config.rollout),
+      cases=searches.cases(config.search, sets, noise=config.evaluate.noise,
+                           seed=config.seed),
+      lockstep=lockstep)
+
+
+def _data(config, folder: pathlib.Path) -> tuple[
+    datasets.Dataset, list[datasets.Dataset], questions_lib.Stream]:
+  """The training data, the evaluation sets, and the stream of questions."""
+  data, sets = datasets.shared(lambda: (
+      train_set(config, folder), evaluation_sets(config, folder)))
   if config.evaluate.every and not sets:
     raise ValueError(
         'evaluate.every must be 0 where there is nothing to evaluate on, but '
         f'is {config.evaluate.every}. Give data.evaluate.')
-  return Experiment(
-      algorithm=recipe, sampler=sampler, learner=trainer, params=params,
-      start=start,
-      stream=questions_lib.stream(
-          data.files or [data.questions], seed=config.seed,
-          mix=config.data.mix, weights=config.data.weights),
-      search=searches.engine(config.search, data.corpus, seed=config.seed),
-      scorer=scored, rounds=rounds(config.rollout),
-      cases=searches.cases(config.search, sets, noise=config.evaluate.noise,
-                           seed=config.seed),
-      lockstep=lockstep)
+  return data, sets, questions_lib.stream(
+      data.files or [data.questions], seed=config.seed, mix=config.data.mix,
+      weights=config.data.weights)
 
 
 def scorer(config) -> scoring.Scorer:

@@ -34,19 +34,26 @@ def prepare(folder: str | pathlib.Path, config: dict[str, Any], *,
   Raises:
     ValueError: the folder belongs to a run with another config.
   """
+  check(folder, config, allow_changes=allow_changes, free=free)
   path = pathlib.Path(folder)
   path.mkdir(parents=True, exist_ok=True)
-  present = _as_json(config)
-  if (path / CONFIG).exists() and not allow_changes:
-    past = moved.completed(read_config(path), present)
-    changes = _changes(past, present, (*free, 'allow_changes'))
-    if changes:
-      raise ValueError(
-          f'{path} holds a run with another config: {"; ".join(changes)}. Use '
-          'another --workdir, or go on all the same with --allow_changes.')
-  _write(path / CONFIG, present)
+  _write(path / CONFIG, _as_json(config))
   if not (path / 'environment.json').exists():
     _write(path / 'environment.json', environment())
+
+
+def check(folder: str | pathlib.Path, config: dict[str, Any], *,
+          allow_changes: bool = False, free: tuple[str, ...] = ()) -> None:
+  """Raises what `prepare` would, and writes nothing."""
+  path, present = pathlib.Path(folder), _as_json(config)
+  if not (path / CONFIG).exists() or allow_changes:
+    return
+  past = moved.completed(read_config(path), present)
+  changes = _changes(past, present, (*free, 'allow_changes'))
+  if changes:
+    raise ValueError(
+        f'{path} holds a run with another config: {"; ".join(changes)}. Use '
+        'another --workdir, or go on all the same with --allow_changes.')
 
 
 def read_config(folder: str | pathlib.Path) -> dict[str, Any]:
