@@ -259,16 +259,27 @@ def test_masked_positions_may_hold_anything(algorithm):
 
 def test_any_split_gives_the_same_loss_gradient_and_metrics(algorithm):
   batch = random_batch()
-  check_splits(algorithm, batch, random_output(batch))
+  for together, whole in splits(algorithm, batch, random_output(batch)):
+    assert_close(together, whole)
+    assert counts_of(together) == counts_of(whole)
 
 
 @pytest.mark.parametrize('name', ['ppo_all_terms', 'gspo'])
 def test_any_split_gives_the_same_on_observations(name):
   batch = random_batch()
-  check_splits(ON_ALL[name], *with_observations(batch, random_output(batch)))
+  for together, whole in splits(
+      ON_ALL[name], *with_observations(batch, random_output(batch))):
+    assert_close(together, whole)
+    assert counts_of(together) == counts_of(whole)
 
 
-def check_splits(algorithm, batch, out):
+def counts_of(results):
+  """The counts of the metrics, which must be equal to the bit."""
+  return {name: float(mean.count) for name, mean in results[-1].items()}
+
+
+def splits(algorithm, batch, out):
+  """Loss, gradient and metrics of the parts together, and of the whole."""
   inputs = jax.device_get((batch, out, estimate(algorithm, batch)))
   (loss, (terms, metrics)), gradient = run(algorithm, *inputs)
   counts = {name: mean.count for name, (_, mean) in terms.items()}
@@ -277,14 +288,10 @@ def check_splits(algorithm, batch, out):
         run(algorithm, *jax.tree.map(lambda x: x[start:stop], inputs), counts)
         for start, stop in zip(edges, edges[1:])))
     losses, aux = zip(*outs)
-    assert_close(sum(losses), loss)
-    jax.tree.map(lambda whole, *parts: assert_close(
-        np.concatenate(parts), whole), gradient, *gradients)
+    joined = jax.tree.map(lambda *parts: np.concatenate(parts), *gradients)
     seen = jax.tree.map(
         lambda *xs: sum(map(float, xs)), *(metrics for _, metrics in aux))
-    assert_close(seen, metrics)
-    for name, mean in metrics.items():
-      assert seen[name].count == mean.count
+    yield (sum(losses), joined, seen), (loss, gradient, metrics)
 
 
 def test_counts_depend_on_masks_alone(algorithm):

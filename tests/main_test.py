@@ -5,6 +5,8 @@
 import subprocess
 import sys
 
+from absl import flags
+from ml_collections import config_flags
 import pytest
 
 from configs import grpo
@@ -21,11 +23,17 @@ def test_a_tuple_given_twice_is_refused():
   main.refuse_repeated(config, arguments[:3])
 
 
-def test_of_a_number_given_twice_the_last_counts_as_ever():
-  arguments = ['--config.seed=1', '--config.seed', '2', '--config.seed=3',
-               '--workdir=a', '--workdir=b', '-x', '-x']
+def test_of_a_number_given_twice_the_last_counts_as_ever(monkeypatch):
+  arguments = ['--config=configs/grpo.py', '--config.seed=1', '--config.seed',
+               '2', '--config.seed=3']
+  values = flags.FlagValues()
+  config_flags.DEFINE_config_file('config', flag_values=values)
+  monkeypatch.setattr(sys, 'argv', ['main', *arguments])  # read by the parser
+  values(sys.argv)
+  arguments += ['--workdir=a', '--workdir=b', '-x', '-x']
   arguments += ['--config.no.such=1', '--config.no.such=2']  # absl's to refuse
-  main.refuse_repeated(grpo.get_config(), arguments)
+  assert main.refuse_repeated(values.config, arguments) is None  # nor raises
+  assert values.config.seed == 3
 
 
 def test_it_is_refused_before_a_run_begins(tmp_path):
