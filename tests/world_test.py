@@ -259,3 +259,57 @@ def test_documents_of_equal_seeds_are_equal():
   assert documents(1) == documents(1)
   assert documents(1) != documents(2)
   assert len(documents(1)) == 7
+
+
+@pytest.fixture(scope='module')
+def knowing():
+  return facts.make(3, sizes=lessons.SMALL, common=True)
+
+
+def test_common_knowledge_leaves_the_rest_of_a_world_as_it_was(world, knowing):
+  own = {fact: value for fact, value in knowing.facts.items()
+         if fact not in knowing.memory}
+  assert own == world.facts
+  assert text.questions(knowing, (6, 5, 4, 3)) == text.questions(
+      world, (6, 5, 4, 3))
+
+
+def test_common_knowledge_is_the_same_in_every_world_but_for_what_changed():
+  one, two = (facts.make(n, sizes=lessons.SMALL, common=True) for n in (3, 4))
+  assert one.memory == two.memory and len(one.memory) == 200
+  changed = [{f for f in w.memory if w.memory[f] != w.facts[f]}
+             for w in (one, two)]
+  assert [len(c) for c in changed] == [30, 30] and changed[0] != changed[1]
+  kind_of = one.kind_of
+  for fact, value in one.memory.items():
+    assert kind_of[one.facts[fact]] == kind_of[value]
+
+
+@pytest.mark.parametrize('source', ['known', 'fresh', 'unseen'])
+def test_no_other_name_has_a_part_of_common_knowledge(source):
+  common = words_of(facts.common_knowledge())
+  assert not common & words_of(facts.make(5, source=source))
+
+
+@pytest.mark.parametrize('topic', ['famous', 'outdated'])
+@pytest.mark.parametrize('hops', [1, 2, 3])
+def test_a_topic_says_what_memory_answers(knowing, topic, hops):
+  chains = facts.chains(knowing, hops, np.random.default_rng(0), (topic,))
+  for chain, _ in zip(chains, range(20)):
+    here = chain.start
+    for relation in chain.relations:
+      here = knowing.memory[here, relation]
+    assert (here == chain.values[-1]) == (topic == 'famous')
+    assert chain.start in facts.common_knowledge().kind_of
+
+
+def test_test_questions_end_in_facts_that_training_never_asks(knowing):
+  def asked(split):
+    return {q.text: q for q in text.questions(
+        knowing, (300, 60), topics=('famous', 'outdated'), split=split)}
+  train, test = asked('train'), asked('test')
+  assert len(train) > 100 and len(test) > 40
+  def relations(texts):  # one hop: the question names subject and relation
+    return {(q.answers[0], q.text.rstrip('.?').split(' of ')[-1])
+            for q in texts.values() if q.hops == 1}
+  assert not relations(train) & relations(test)

@@ -4,22 +4,24 @@
 
 Every name is composed of parts (a first and a last name, a stem and "Works"),
 and every part is a made-up word: syllables and an ending that fits the kind.
-There are three sources of words:
+There are four sources of words:
 
   known    a fixed inventory, which an agent sees in training
   fresh    drawn anew each time; teaches to copy words never seen before
-  unseen   words that neither of the two can ever draw: for evaluation
+  unseen   words that no other source can ever draw: for evaluation
+  common   a second fixed inventory, of nothing but common knowledge
 
 A word's CRC-32 decides whether it is unseen, so the split needs no list.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+import itertools
 from typing import Literal
 import zlib
 
 import numpy as np
 
-NameSource = Literal['known', 'fresh', 'unseen']
+NameSource = Literal['known', 'fresh', 'unseen', 'common']
 KINDS = ('person', 'city', 'company', 'river', 'sea', 'mountain', 'book')
 
 _ONSETS = 'b br d dr f fl g gr h j k kr l m n p pl r s st t tr v w z'.split()
@@ -37,6 +39,8 @@ _ENDINGS = {  # a part's last syllable tells what it names
 }
 _INVENTORY_SIZE = {'first': 60, 'last': 80, 'city': 90, 'firm': 60,
                    'river': 50, 'sea': 24, 'mountain': 40, 'title': 60}
+_COMMON_SIZE = {'first': 18, 'last': 20, 'city': 20, 'firm': 8, 'river': 12,
+                'sea': 6, 'mountain': 8, 'title': 8}
 _TRADES = ('Works', 'Group', 'Lines', 'Foods', 'Motors', 'Press')
 _TITLE_NOUNS = ('Garden', 'Winter', 'Letter', 'Harbour', 'Mirror', 'Orchard',
                 'Lantern', 'Bridge')
@@ -70,15 +74,19 @@ def _words(rng: np.random.Generator, part: str, unseen: bool) -> Iterator[str]:
       yield word
 
 
-def _inventory() -> dict[str, list[str]]:
+def _inventory(sizes: Mapping[str, int], seed: int,
+               taken: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+  """The words of each part: so many, and none that is taken."""
   inventory = {}
-  for index, (part, size) in enumerate(_INVENTORY_SIZE.items()):
-    words = _words(np.random.default_rng([20251, index]), part, unseen=False)
-    inventory[part] = [next(words) for _ in range(size)]
+  for index, (part, size) in enumerate(sizes.items()):
+    words = _words(np.random.default_rng([seed, index]), part, unseen=False)
+    new = (word for word in words if word not in taken.get(part, ()))
+    inventory[part] = list(itertools.islice(new, size))
   return inventory
 
 
-INVENTORY = _inventory()  # part -> the known words
+INVENTORY = _inventory(_INVENTORY_SIZE, 20251, {})  # part -> the known words
+COMMON = _inventory(_COMMON_SIZE, 20252, INVENTORY)  # those of the common ones
 
 
 def names(rng: np.random.Generator, kind: str,
@@ -94,10 +102,11 @@ def names(rng: np.random.Generator, kind: str,
     Names such as 'Mirela Torsen', 'Korvik', 'Saltex Works', 'Elbava River'.
   """
   def part(name: str) -> Iterator[str]:
-    if source != 'known':
-      return _words(rng, name, unseen=source == 'unseen')
-    words = INVENTORY[name]
-    return iter([words[i] for i in rng.permutation(len(words))])
+    if source in ('known', 'common'):
+      words = (INVENTORY if source == 'known' else COMMON)[name]
+      return iter([words[i] for i in rng.permutation(len(words))])
+    drawn = _words(rng, name, unseen=source == 'unseen')
+    return (word for word in drawn if word not in COMMON[name])
 
   if kind == 'person':
     yield from _pairs(rng, part('first'), part('last'))

@@ -8,6 +8,7 @@ knows that a world is generated.
 
 from collections.abc import Iterator, Sequence
 import itertools
+from typing import Literal
 
 import numpy as np
 
@@ -114,6 +115,8 @@ def questions(
     *,
     seed: int = 0,
     data_source: str = 'world',
+    topics: Sequence[facts.Topic] = ('fresh',),
+    split: Literal['train', 'test', ''] = '',
 ) -> list[Question]:
   """Draws distinct questions about a world.
 
@@ -122,29 +125,45 @@ def questions(
     per_hop: how many of 1, 2, ... hops.
     seed: another seed draws other questions about the same world.
     data_source: evaluation reports each under '<data_source>_<hops>hop'.
+    topics: of the questions; see `facts.topic`.
+    split: of those about common knowledge. 'train': no fact on the way is held
+      out; 'test': the last one is; '': any.
 
   Returns:
     Questions in order of hops; of their golds the name is first, then aliases.
+    Of common knowledge they may be fewer: there are only so many.
 
   Raises:
-    ValueError: the world has too few different chains of some length.
+    ValueError: the world has too few fresh chains of some length.
   """
   result = []
+  key = 2 if 'fresh' in topics else 6
   for hops, count in enumerate(per_hop, start=1):
-    rng = np.random.default_rng([world.seed, 2, seed, hops])
-    chains = _distinct(facts.chains(world, hops, rng), count)
+    rng = np.random.default_rng([world.seed, key, seed, hops])
+    chains = _distinct(
+        (chain for chain in facts.chains(world, hops, rng, topics)
+         if _is_of(chain, split)), count)
     drawn = [Question(
         uid=f'{data_source}-{world.seed}-{seed}-{hops}-{number}',
         text=ask(chain, rng), answers=world.answers(chain.values[-1]),
         hops=hops, data_source=f'{data_source}_{hops}hop')
              for number, chain in enumerate(chains, start=1)]
-    if len(drawn) < count:
+    if len(drawn) < count and 'fresh' in topics:
       raise ValueError(
           f'per_hop[{hops - 1}] asks for {count} questions of {hops} hops, but '
           f'only {len(drawn)} different ones were found in this world. Ask for '
           'fewer, or raise its sizes.')
     result += drawn
   return result
+
+
+def _is_of(chain: facts.Chain, split: str) -> bool:
+  """Whether a chain may be asked in a split; of fresh facts, any may."""
+  common = facts.common_knowledge().kind_of
+  if not split or chain.start not in common:
+    return True
+  held_out = [fact in facts.held_out() for fact in chain.facts]
+  return held_out[-1] if split == 'test' else not any(held_out)
 
 
 def _distinct(chains: Iterator[facts.Chain], count: int
