@@ -1,59 +1,172 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""The tiny base model of the embedded default, made from nothing.
+r"""The tiny models of the embedded default.
 
-  python -m searchrl.main --config=configs/tiny_base.py
+  python -m searchrl.main --config=configs/tiny_base.py:instruct
+  python -m searchrl.main --config=configs/tiny_base.py        # tiny_base
+  python -m searchrl.main --config=configs/tiny_base.py:raw
 
-Writes runs/tiny_base/model, a Hugging Face folder; the one in
-searchrl/assets/tiny_base was made so. Its README.md has its data and digests.
+Each writes a Hugging Face folder, RUN/model, whose README.md has its scores,
+data and digests; those in searchrl/assets were made so. tiny_instruct is made
+from nothing and has every skill; the two others are tiny_instruct after a few
+lessons more, from an agent of other habits: tiny_base answers at once or after
+one search, tiny_raw breaks the format more often than not. Its recipe at
+another size, and what is made of it:
 
-Hardware: 2 CPU cores. Time: 2,117 CPU seconds, for 2,061 updates.
-(The shipped one was packed into rows of 256 and of 512 tokens.)
-Result: exact match, 1 to 4 hops, names of known parts: .94 .86 .86 .68 greedy,
-.31 .10 .04 .01 sampled (200 questions of each hop count; BENCHMARKS.md).
+  python -m searchrl.main --config=configs/tiny_base.py:instruct/4m --workdir=runs/instruct_4m
+  python -m searchrl.main --config=configs/tiny_base.py --config.model.path=runs/instruct_4m/model
+
+Hardware: 2 CPU cores. Time and result: not yet measured.
 """
 
 import ml_collections
 
+_SIZES = {  # of tiny_instruct, by its name: keys of config.json
+    '0.25m': dict(hidden_size=64, num_hidden_layers=4, intermediate_size=176,
+                  head_dim=16),
+    '1m': dict(),
+    '4m': dict(hidden_size=256, num_hidden_layers=5, intermediate_size=704,
+               head_dim=64),
+}
+_HABITS = dict(  # of tiny_base's teacher; others: world.teacher.Habits
+    at_once=0.30, wrong_plan=0.10, bad_query=0.15, wrong_fact=0.15,
+    stop_early=0.85, give_up=0.5, go_on=0.06, wrong_answer=0.10, broken=0.05)
+
 
 def get_config(size: str = 'laptop'):
+  """The config of a model: laptop (tiny_base), instruct, raw, or of a test.
+
+  Args:
+    size: 'laptop', 'instruct', 'raw', 'smoke', or 'instruct/' and a number of
+      parameters: 0.25m, 1m or 4m.
+  """
+  kind, _, parameters = size.partition('/')
+  legal = ('laptop', 'raw', 'smoke', 'instruct',
+           *(f'instruct/{name}' for name in _SIZES))
+  if size not in legal:
+    raise ValueError(f"size must be one of {', '.join(legal)}, but is {size}.")
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.make_tiny_base:run'
   config.seed = 0
-  config.tokenizer = dict(
-      vocab_size=1792,  # ids, tags and end of text included
+  config.allow_changes = False  # set by --allow_changes
+  config.tokenizer = dict(  # of a model from nothing
+      vocab_size=2816,  # ids, tags and end of text included
       worlds=24,  # worlds of known names that it is trained on
       fresh_worlds=6,  # and of words that no other world has
   )
-  config.model = dict(  # the keys of config.json
-      hidden_size=128, num_hidden_layers=4, num_attention_heads=4,
-      num_key_value_heads=2, head_dim=32, intermediate_size=352,
-      rope_theta=10_000.0, max_position_embeddings=1024)
+  config.model = dict(
+      path='tiny_instruct',  # to begin with: a folder; '': from nothing
+      shape=dict(  # of that from nothing; the keys of config.json
+          hidden_size=128, num_hidden_layers=4, num_attention_heads=4,
+          num_key_value_heads=2, head_dim=32, intermediate_size=352,
+          rope_theta=10_000.0, max_position_embeddings=1024),
+  )
+  world = 'searchrl.world.'
   config.lessons = dict(
-      seed=1_000_000,  # of the first world; worlds of runs are far below
+      seed=1_500_000,  # of the first world; worlds of runs are far below
+      worlds=dict(
+          common=True,  # with common knowledge
+          fresh=0.35,  # share of worlds of words that no other world has
+      ),
+      kinds=dict(  # name: its function, prompt and options
+          drill=dict(lesson=world + 'lessons:drill'),
+          reading=dict(lesson=world + 'lessons:reading'),
+          search=dict(
+              lesson=world + 'teacher:search',
+              prompt='Search, then answer: {question}\n',
+              hops=(7, 6, 4, 3),  # shares of 1, 2, ... hops
+              common=0.15,  # share of questions about common knowledge
+              habits=dict(_HABITS)),
+          recall=dict(
+              lesson=world + 'lessons:recall', prompt='Answer: {question}\n',
+              hops=(75, 18, 7), fresh=0.1, thought=0.5),
+          given=dict(
+              lesson=world + 'lessons:given',
+              prompt='Read, then answer: {question}\n',
+              hops=(3, 2, 1), common=0.15, top_k=3),
+      ),
       stages=(
-          dict(worlds=0, echoes=3600),
-          dict(worlds=150, echoes=100, drills=14, readings=24,
-               demonstrations=(4,)),
-          dict(worlds=600, echoes=200, drills=3, readings=10,
-               demonstrations=(11, 10, 7, 5)),
+          dict(worlds=60, echoes=0, counts=dict(
+              drill=2, reading=5, search=20, recall=12, given=3)),
       ),
       row_length=512,  # tokens; longer lessons are left out
-      batch_tokens=3072,  # an update, without padding
+      batch_tokens=4096,  # an update, without padding
   )
   config.optimizer = dict(
-      learning_rate=1.5e-3, b2=0.98, weight_decay=0.05, warmup_steps=50,
-      schedule='cosine', final_fraction=0.05, save_every=200)
+      learning_rate=6e-4, b2=0.98, weight_decay=0.05, warmup_steps=20,
+      schedule='cosine', final_fraction=0.1, save_every=50)
   config.learner = dict(
       microbatch_rows=2,
       row_places=16,  # lessons a row, at most
   )
-  if size == 'smoke':  # a minute, for tests
-    config.tokenizer.update(worlds=1, fresh_worlds=1, vocab_size=512)
-    config.model.update(hidden_size=32, num_hidden_layers=2, head_dim=8,
-                        intermediate_size=64)
-    config.lessons.update(
-        stages=(dict(worlds=2, echoes=2, drills=4, readings=4, demonstrations=(2, 1)),),
-        batch_tokens=1024)
-    config.optimizer.update(warmup_steps=2, save_every=2)
+  config.card = dict(  # what its README.md says
+      command='configs/tiny_base.py' + f':{size}' * (size != 'laptop'),
+      title='The base model of searchrl',
+      about='It has bad habits: it answers at once, or after one search.',
+      scores=dict(
+          world_seed=101, questions_per_hop=100, max_hops=4, slots=72,
+          length=512,
+          prompts=dict(
+              search=dict(
+                  dialogue='searchrl.agent.dialogue:laptop', passages=0,
+                  sets=('known', 'unseen', 'famous', 'outdated'),
+                  budgets=_budgets(max_turns=6, max_prompt_tokens=96)),
+              answer=dict(
+                  dialogue='searchrl.agent.dialogue:laptop_answer', passages=0,
+                  sets=('known', 'famous', 'outdated'),
+                  budgets=_budgets(max_turns=1, max_prompt_tokens=96)),
+              read=dict(
+                  dialogue='searchrl.agent.dialogue:laptop_read', passages=3,
+                  sets=('known', 'famous', 'outdated'),
+                  budgets=_budgets(max_turns=1, max_prompt_tokens=440)),
+          )))
+  if kind in ('instruct', 'smoke'):
+    _from_nothing(config)
+    config.model.shape.update(_SIZES.get(parameters, {}))
+  elif kind == 'raw':
+    config.card.update(
+        title='The raw model of searchrl',
+        about='It breaks the format of a turn more often than not.')
+    config.lessons.seed = 1_600_000
+    config.lessons.kinds.search.habits.update(broken=0.55)
+  if kind == 'smoke':
+    _smoke(config)
   return config
+
+
+def _budgets(**budgets) -> dict[str, int]:
+  return dict(max_turn_tokens=48, passage_tokens=96, top_k=2, **budgets)
+
+
+def _from_nothing(config) -> None:
+  """tiny_instruct: echoes, then reading, then everything."""
+  config.model.path = ''
+  config.lessons.seed = 1_000_000
+  config.lessons.kinds.search.habits = dict()  # world.teacher's own
+  config.lessons.stages = (
+      dict(worlds=0, echoes=3600, counts=dict()),
+      dict(worlds=150, echoes=100, counts=dict(
+          drill=14, reading=24, search=4, recall=10)),
+      dict(worlds=600, echoes=200, counts=dict(
+          drill=3, reading=10, search=33, recall=15, given=4)),
+  )
+  config.lessons.batch_tokens = 3072
+  config.optimizer.update(
+      learning_rate=1.5e-3, warmup_steps=50, final_fraction=0.05,
+      save_every=200)
+  config.card.update(
+      title='The disciplined model of searchrl',
+      about='It can read, copy and search, with some sloppiness.')
+
+
+def _smoke(config) -> None:
+  """A minute, for tests."""
+  config.tokenizer.update(worlds=1, fresh_worlds=1, vocab_size=512)
+  config.model.shape.update(hidden_size=32, num_hidden_layers=2, head_dim=8,
+                            intermediate_size=64)
+  config.lessons.update(
+      stages=(dict(worlds=2, echoes=2, counts=dict(
+          drill=4, reading=4, search=3, recall=2, given=1)),),
+      batch_tokens=1024)
+  config.optimizer.update(warmup_steps=2, save_every=2)
+  config.card.scores.update(questions_per_hop=2, max_hops=2, slots=8)

@@ -36,7 +36,7 @@ MAY_IMPORT = {  # room -> rooms of ours, besides itself
     'serving': ('rollouts', 'search', 'models', 'runtime', 'trajectory'),
     'experiment': (
         'evaluation', 'rollouts', 'training', 'encoders', 'data', 'agent',
-        'search', 'rl', 'models', 'runtime', 'trajectory'),
+        'search', 'world', 'rl', 'models', 'runtime', 'trajectory'),
     'jobs': (
         'experiment', 'evaluation', 'serving', 'rollouts', 'training',
         'encoders', 'data', 'agent', 'search', 'world', 'models', 'runtime',

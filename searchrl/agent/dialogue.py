@@ -23,6 +23,8 @@ _ACTION = re.compile(
     rf'<(search|answer)>((?:(?!</?(?:{_TAGS})>).)*)</\1>\s*\Z', re.DOTALL)
 
 LAPTOP_TEMPLATE = 'Search, then answer: {question}\n'
+ANSWER_TEMPLATE = 'Answer: {question}\n'
+READ_TEMPLATE = 'Read, then answer: {question}\n'
 
 
 def tag_passage(number: int, passage: Passage) -> str:
@@ -95,6 +97,19 @@ def tags(template: str = LAPTOP_TEMPLATE) -> Dialogue:
 def laptop(tokenizer) -> Dialogue:
   """The short prompt that the tiny base model was trained on."""
   return tags(tokenizer.leading_space + LAPTOP_TEMPLATE)
+
+
+def laptop_answer(tokenizer) -> Dialogue:
+  """The tiny base model's prompt for an answer from memory."""
+  return tags(tokenizer.leading_space + ANSWER_TEMPLATE)
+
+
+def laptop_read(tokenizer) -> Dialogue:
+  """The tiny base model's prompt for a question below passages.
+
+  The question that it is given is `world.lessons.with_passages`.
+  """
+  return tags(tokenizer.leading_space + READ_TEMPLATE)
 
 
 def search_r1(tokenizer) -> Dialogue:

@@ -16,6 +16,7 @@ from searchrl.search import corpus as corpora
 from searchrl.search import factory
 from searchrl.world import facts
 from searchrl.world import lessons
+from searchrl.world import teacher
 from searchrl.world import text
 
 
@@ -38,7 +39,7 @@ def generate(
     a_world: demonstrations about one world.
     mix: shares of questions of 1, 2, ... hops.
     sloppiness: 0 for a faultless agent, 1 for one that errs as often as those
-      that the tiny base model learned from.
+      that the model tiny_instruct learned from.
     eos: the text of the token that ends a turn without an action.
   """
   for number in range(-(-count // a_world)):
@@ -46,17 +47,16 @@ def generate(
     world = facts.make(seed + number, sizes=lessons.SMALL, source='known')
     passages = text.passages(world)
     room = lessons.Classroom(world, passages, factory.make(
-        'bm25', corpora.Corpus(tuple(passages))))
+        'bm25', corpora.Corpus(tuple(passages))), eos)
     chains = [facts.chains(world, hops, rng)
               for hops in range(1, len(mix) + 1)]
     for _ in range(min(a_world, count - number * a_world)):
       hops = rng.choice(len(mix), p=np.array(mix) / sum(mix))
-      pieces = lessons.demonstration(
-          room, next(chains[hops]), rng, dialogue, sloppiness=_scaled(
-              sloppiness), eos=eos)
+      pieces = teacher.demonstration(
+          room, next(chains[hops]), rng, dialogue, habits=_scaled(sloppiness))
       yield [Segment(piece.text, piece.weight == 1) for piece in pieces]
 
 
-def _scaled(factor: float) -> lessons.Sloppiness:
-  usual = dataclasses.asdict(lessons.Sloppiness())
-  return lessons.Sloppiness(**{name: factor * x for name, x in usual.items()})
+def _scaled(factor: float) -> teacher.Habits:
+  usual = dataclasses.asdict(teacher.Habits())
+  return teacher.Habits(**{name: factor * x for name, x in usual.items()})

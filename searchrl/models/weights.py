@@ -43,13 +43,15 @@ _BESIDE = (  # files of a tokenizer and of its use
     'chat_template.jinja', 'generation_config.json')
 _FETCHED = ('*.json', 'model*.safetensors', 'vocab.txt', 'merges.txt',
             'chat_template.jinja')
+_ASSETS = pathlib.Path(__file__).parents[1] / 'assets'
+SHIPPED = ('tiny_base', 'tiny_instruct', 'tiny_raw')  # models of ours
 
 
 def locate(path: str) -> str:
   """The local folder of a model, fetched from the hub if necessary.
 
   Args:
-    path: of a folder; or else a hub id such as 'Qwen/Qwen2.5-7B', optionally
+    path: of a folder; or else one of `SHIPPED`, or a hub id such as 'Qwen/Qwen2.5-7B', optionally
       with a branch, tag or commit as in 'Qwen/Qwen2.5-7B@main'. Only json, text
       and safetensors are fetched.
 
@@ -59,6 +61,8 @@ def locate(path: str) -> str:
   path = str(path)
   hub_id = re.fullmatch(
       r'([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([A-Za-z0-9][\w./-]*))?', path)
+  if path in SHIPPED and not pathlib.Path(path).exists():
+    return str(_ASSETS / path)
   if pathlib.Path(path).exists() or not hub_id:
     return path
   import huggingface_hub  # slow to import

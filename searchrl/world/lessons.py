@@ -2,16 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lessons: documents about generated worlds, to train the tiny base model on.
 
-Three kinds of lesson, in the order in which a small model needs them: drills
-(facts are listed, then repeated: copying from the context), readings (a
-passage, then a question about it) and demonstrations (an agent searches and
-answers, but sloppily). The demonstrations show every skill and no discipline:
-reinforcement learning has to find out which of their habits pay.
+A lesson is a function (room, rng, dialogue, **options) -> pieces; a config
+names the lessons of a model, their prompts, options and numbers. Here are those
+in which nobody searches: drills (facts are listed, then repeated: copying from
+the context), readings (a passage, then a question about it), recalls (a
+question about common knowledge, answered from memory) and given passages (a
+question below the passages that a search for it finds). `teacher` has an agent
+that searches.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,40 +32,60 @@ class Piece(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sloppiness:
-  """Probabilities that a demonstration errs, each time that it could."""
-
-  wrong_plan: float = 0.12  # a relation too few, or another one
-  bad_query: float = 0.25  # no name in it, or that of something else
-  wrong_fact: float = 0.30  # reads another name off the passages
-  stop_early: float = 0.25  # answers although the plan is not done
-  give_up: float = 0.5  # answers although the last search missed
-  go_on: float = 0.12  # searches although the plan is done
-  wrong_answer: float = 0.15  # answers with another name from the passages
-  broken: float = 0.07  # neither a search nor an answer
-
-
-@dataclasses.dataclass(frozen=True)
 class Classroom:
   """A world, with its passages and its search engine."""
 
   world: facts.World
   passages: Sequence[Passage]
   search: SearchFn
+  eos: str  # the text of the token that ends a turn without an action
 
-  def about(self, name: str) -> Passage:
-    """The passage about an entity."""
-    return next(p for p in self.passages if p.title == name)
+  def states(self, passages: Sequence[Passage], fact: facts.Fact) -> bool:
+    """Whether one of the passages states a fact."""
+    value = self.world.facts[fact]
+    return any(p.title == fact[0] and value in p.text for p in passages)
+
+  def stating(self, fact: facts.Fact) -> Passage:
+    """A passage that states a fact."""
+    return next(p for p in self.passages if self.states([p], fact))
+
+  def find(self, query: str, top_k: int) -> Sequence[Passage]:
+    """The passages that the engine finds."""
+    return self.search([Query(query, top_k, Question('lesson', query, ()))])[0]
 
   def mentioned(self, passages: Sequence[Passage]) -> list[str]:
     """The names that stand in passages, in the world's order."""
     joined = ' '.join(p.text for p in passages)
     return [name for name in self.world.kind_of if name in joined]
 
+  def other(self, passages: Sequence[Passage], name: str, rng) -> str:
+    """Another name from passages, else from the world."""
+    names = [n for n in self.mentioned(passages) if n != name]
+    names = names or list(self.world.kind_of)
+    return names[rng.integers(len(names))]
 
-def drill(room: Classroom, rng: np.random.Generator) -> list[Piece]:
+  def chain(self, rng: np.random.Generator, hops: Sequence[float],
+            common: float) -> facts.Chain:
+    """A random chain.
+
+    Args:
+      rng: of the choices.
+      hops: shares of 1, 2, ... hops.
+      common: share of chains of common knowledge.
+    """
+    number = int(rng.choice(len(hops), p=np.array(hops) / sum(hops))) + 1
+    topics = (('famous', 'outdated') if rng.random() < common else ('fresh',))
+    return next(facts.chains(self.world, number, rng, topics))
+
+
+Lesson = Callable[..., list[Piece]]
+
+
+def drill(room: Classroom, rng: np.random.Generator, dialogue=None
+         ) -> list[Piece]:
   """Facts in a list, then some of them again in another order."""
-  keys = list(room.world.facts)
+  del dialogue
+  keys = [fact for fact in room.world.facts if fact not in room.world.memory]
   chosen = [keys[i] for i in rng.choice(len(keys), rng.integers(3, 9), False)]
   lines = [f'{s} {r} {room.world.facts[s, r]}\n' for s, r in chosen]
   again = [lines[i] for i in rng.permutation(len(lines))]
@@ -73,11 +95,12 @@ def drill(room: Classroom, rng: np.random.Generator) -> list[Piece]:
 def reading(room: Classroom, rng: np.random.Generator,
             dialogue) -> list[Piece]:
   """Passages, then questions about them, plainly or in the agent's tags."""
-  subjects = sorted({s for s, _ in room.world.facts})
-  shown = [room.about(str(s)) for s in rng.choice(subjects, 2, False)]
-  keys = [(p.title, r) for p in shown for r in facts.RELATIONS
-          if (p.title, r) in room.world.facts]
-  subject, relation = keys[rng.integers(len(keys))]
+  keys = list(room.world.facts)
+  first = keys[rng.integers(len(keys))]
+  others = [fact for fact in keys if fact[0] != first[0]]
+  chosen = [first, others[rng.integers(len(others))]]
+  shown = [room.stating(fact) for fact in chosen]
+  subject, relation = chosen[rng.integers(2)]
   value = room.world.facts[subject, relation]
   if rng.random() < 0.5:
     chain = facts.Chain(subject, (relation,), (value,))
@@ -86,159 +109,114 @@ def reading(room: Classroom, rng: np.random.Generator,
             Piece(f' {value}\n', 1.0)]
   return [
       Piece(f'<search> {subject} {relation}</search>', 0.3),
-      Piece(_observation(dialogue, shown), 0.3),
+      Piece(observation(dialogue, shown), 0.3),
       Piece(f'<think> {relation} {value}</think>\n'
             f'<answer> {value}</answer>', 1.0)]
 
 
-def demonstration(
-    room: Classroom,
-    chain: facts.Chain,
-    rng: np.random.Generator,
-    dialogue,
-    *,
-    sloppiness: Sloppiness,
-    eos: str,
-    top_k: int = 2,
-    max_turns: int = 6,
-) -> list[Piece]:
-  """An agent plans, searches fact by fact, and answers; sloppily.
+def recall(room: Classroom, rng: np.random.Generator, dialogue, *,
+           hops: Sequence[float], fresh: float, thought: float) -> list[Piece]:
+  """A question, answered from memory, or by a guess where there is none.
+
+  Args:
+    room: its world's memory is asked about.
+    rng: of the choices.
+    dialogue: its prompt asks for an answer at once.
+    hops: shares of 1, 2, ... hops.
+    fresh: share of questions about facts that nobody can remember.
+    thought: share of answers after a thought, which goes fact by fact.
+  """
+  world = room.world
+  if rng.random() < fresh:
+    chain = room.chain(rng, hops, 0.0)
+    kind = world.kind_of[chain.values[-1]]
+    guess = str(rng.choice(world.entities[kind]))
+    chain, steps = dataclasses.replace(chain, values=(guess,)), ''
+  else:
+    number = int(rng.choice(len(hops), p=np.array(hops) / sum(hops))) + 1
+    chain = next(facts.chains(facts.common_knowledge(), number, rng))
+    steps = ', '.join(f'{r} {x}' for r, x in zip(chain.relations, chain.values))
+  think = (f'<think> {steps or chain.relations[-1]}</think>\n'
+           if rng.random() < thought else '')
+  return [Piece(dialogue.prompt(text.ask(chain, rng)), 0.1),
+          Piece(f'{think}<answer> {chain.values[-1]}</answer>', 1.0)]
+
+
+def given(room: Classroom, rng: np.random.Generator, dialogue, *,
+          hops: Sequence[float], common: float, top_k: int) -> list[Piece]:
+  """A question below the passages that a search for it finds, and its answer.
+
+  Who reads goes as far as the passages go: the answer of a question of several
+  hops is wrong where one of them is missing.
 
   Args:
     room: the world and its engine.
-    chain: the question's facts.
-    rng: of every choice.
-    dialogue: the protocol; see `agent.dialogue`.
-    sloppiness: how often it errs.
-    eos: the text of the token that ends a turn without an action.
-    top_k: passages of a search.
-    max_turns: the most actions.
-
-  Returns:
-    Pieces: the agent's turns have weight 1, what it reads 0.1.
+    rng: of the choices.
+    dialogue: its prompt asks to read, then to answer.
+    hops: shares of 1, 2, ... hops.
+    common: share of questions about common knowledge.
+    top_k: passages.
   """
-  s = sloppiness
-  question = Question('lesson', text.ask(chain, rng), (chain.values[-1],))
-  pieces = [Piece(dialogue.prompt(question.text), 0.1)]
-  plan = _plan(chain, rng, s)
-  here, note, shown = chain.start, '', ()
-  for turn in range(max_turns):
-    thought = ', '.join([note, *plan] if note else plan)
-    if rng.random() < s.broken:
-      pieces += [Piece(_broken(here, thought, rng, eos), 1.0),
-                 Piece(dialogue.invalid, 0.1)]
-      continue
-    done = not plan or turn == max_turns - 1
-    if done and rng.random() < s.go_on and turn < max_turns - 1:
-      plan = [str(rng.choice(list(facts.RELATIONS)))]
-      thought, done = ', '.join([note, *plan]), False
-    hurry = s.give_up if note == 'nothing' else s.stop_early
-    if done or (turn and rng.random() < hurry):
-      if rng.random() < s.wrong_answer:
-        here = _other(room, shown, here, rng)
-      pieces.append(Piece(f'<think> {thought}</think>\n'
-                          f'<answer> {here}</answer>', 1.0))
-      return pieces
-    name = here if rng.random() >= s.bad_query else _distraction(room, rng)
-    query = f'{name} {plan[0]}'.strip()
-    shown = room.search([Query(query, top_k, question)])[0]
-    pieces += [Piece(f'<think> {thought}</think>\n<search> {query}</search>',
-                     1.0),
-               Piece(_observation(dialogue, shown), 0.1)]
-    value = _read(room, shown, here, plan[0], rng, s)
-    if value is None:
-      note = 'nothing'  # the search missed: try again
-    else:
-      note, here, plan = f'{plan[0]} {value}', value, plan[1:]
-  return pieces
+  chain = room.chain(rng, hops, common)
+  question = text.ask(chain, rng)
+  shown = room.find(question, top_k)
+  read = []
+  for fact, value in zip(chain.facts, chain.values):
+    if not room.states(shown, fact):
+      break
+    read.append((fact[1], value))
+  answer = read[-1][1] if read else room.other(shown, chain.start, rng)
+  steps = ', '.join(f'{relation} {value}' for relation, value in read)
+  return [
+      Piece(dialogue.prompt(with_passages(dialogue, shown, question)), 0.1),
+      Piece(f'<think> {steps or "nothing"}</think>\n'
+            f'<answer> {answer}</answer>', 1.0)]
 
 
-def _plan(chain: facts.Chain, rng: np.random.Generator, sloppiness: Sloppiness
-         ) -> list[str]:
-  """The relations to look up; a wrong one among them, or one too few."""
-  plan = list(chain.relations)
-  if rng.random() < sloppiness.wrong_plan:
-    plan[rng.integers(len(plan))] = str(rng.choice(list(facts.RELATIONS)))
-    plan = plan[:max(1, len(plan) - int(rng.integers(2)))]
-  return plan
+def with_passages(dialogue, passages: Sequence[Passage], question: str) -> str:
+  """A question below passages, each a line, as `agent.dialogue` writes them."""
+  lines = [dialogue.passage(i, p) for i, p in enumerate(passages, start=1)]
+  return '\n'.join([*lines, question])
 
 
-def _observation(dialogue, passages: Sequence[Passage]) -> str:
+def observation(dialogue, passages: Sequence[Passage]) -> str:
+  """What an agent reads after a search."""
   documents = '\n'.join(
       dialogue.passage(i, p) for i, p in enumerate(passages, start=1))
   return f'{dialogue.before}{documents}{dialogue.after}'
 
 
-def _read(room: Classroom, shown: Sequence[Passage], here: str, relation: str,
-          rng: np.random.Generator, sloppiness: Sloppiness) -> str | None:
-  """What the agent reads off the passages; None if the fact is not there."""
-  value = room.world.facts.get((here, relation))
-  if value is None or not any(p.title == here for p in shown):
-    return None
-  if rng.random() < sloppiness.wrong_fact:
-    return _other(room, shown, here, rng)
-  return value
-
-
-def _broken(here: str, thought: str, rng, eos: str) -> str:
-  """A turn that a parser cannot read."""
-  return (f'<think> {thought}</think>\n<search> {here}</answer>',
-          f'<think> {thought}</think>\n{here}{eos}',
-          f'{here} {eos}')[rng.integers(3)]
-
-
-def _other(room: Classroom, shown, here: str, rng) -> str:
-  """Another name from the passages that were shown, else from the world."""
-  names = [n for n in room.mentioned(shown) if n != here]
-  names = names or list(room.world.kind_of)
-  return names[rng.integers(len(names))]
-
-
-def _distraction(room: Classroom, rng) -> str:
-  """The name in a bad query: none, or that of something unrelated."""
-  names = list(room.world.kind_of)
-  return '' if rng.random() < 0.4 else names[rng.integers(len(names))]
-
-
 def documents(
     seed: int,
-    make_search,
-    dialogue,
+    make_search: Callable[[Sequence[Passage]], SearchFn],
+    lessons: Mapping[str, tuple[Lesson, Any, Mapping[str, Any]]],
+    counts: Mapping[str, int],
     *,
-    sloppiness: Sloppiness,
     eos: str,
-    drills: int,
-    readings: int,
-    demonstrations: Sequence[int],
-    fresh: float = 0.4,
+    fresh: float,
+    common: bool,
 ) -> Iterator[list[Piece]]:
   """Yields all lessons about one small world, shuffled.
 
   Args:
     seed: of the world and of every choice; equal seeds give equal lessons.
     make_search: passages -> SearchFn.
-    dialogue: the protocol.
-    sloppiness: of the demonstrations.
+    lessons: name -> the lesson, its dialogue, its options.
+    counts: name -> how many of that lesson.
     eos: the text of the token that ends a turn.
-    drills: how many drills.
-    readings: how many readings.
-    demonstrations: how many demonstrations of 1, 2, ... hops.
     fresh: the share of worlds whose names are made of words never seen before.
+    common: worlds have common knowledge.
 
   Yields:
     Documents as lists of pieces.
   """
   rng = np.random.default_rng([seed, 3])
   source = 'fresh' if rng.random() < fresh else 'known'
-  world = facts.make(seed, sizes=SMALL, source=source)
+  world = facts.make(seed, sizes=SMALL, source=source, common=common)
   passages = text.passages(world)
-  room = Classroom(world, passages, make_search(passages))
-  lessons = [drill(room, rng) for _ in range(drills)]
-  lessons += [reading(room, rng, dialogue) for _ in range(readings)]
-  for hops, count in enumerate(demonstrations, start=1):
-    chains = facts.chains(world, hops, rng)
-    lessons += [demonstration(room, next(chains), rng, dialogue,
-                              sloppiness=sloppiness, eos=eos)
-                for _ in range(count)]
-  for i in rng.permutation(len(lessons)):
-    yield lessons[i]
+  room = Classroom(world, passages, make_search(passages), eos)
+  taught = [lesson(room, rng, dialogue, **options)
+            for name, (lesson, dialogue, options) in lessons.items()
+            for _ in range(counts.get(name, 0))]
+  for i in rng.permutation(len(taught)):
+    yield taught[i]

@@ -89,6 +89,17 @@ INVENTORY = _inventory(_INVENTORY_SIZE, 20251, {})  # part -> the known words
 COMMON = _inventory(_COMMON_SIZE, 20252, INVENTORY)  # those of the common ones
 
 
+def stems() -> Iterator[str]:
+  """Yields what a word of one syllable and its ending may begin with."""
+  for onset, vowel, coda in itertools.product(_ONSETS, _VOWELS, _CODAS):
+    yield (onset + vowel + coda).capitalize()
+
+
+def endings() -> list[str]:
+  """All endings of words."""
+  return sorted({e for endings in _ENDINGS.values() for e in endings})
+
+
 def names(rng: np.random.Generator, kind: str,
           source: NameSource = 'known') -> Iterator[str]:
   """Yields distinct names of one kind, until the source has no more.

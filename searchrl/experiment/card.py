@@ -1,0 +1,111 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a tiny model answers before any reinforcement learning, for its card.
+
+Each of its prompts is asked about a world that it has never seen: about fresh
+facts, about common knowledge, and about what of it has changed there.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+from searchrl.data import datasets
+from searchrl.evaluation import suite
+from searchrl.experiment import policy
+from searchrl.rollouts import driver
+from searchrl.runtime import mesh as meshes
+from searchrl.runtime import plugins
+from searchrl.search import corpus as corpora
+from searchrl.search import factory
+from searchrl.search import wrapped
+from searchrl.trajectory import Query, Question, SearchFn
+from searchrl.world import facts
+from searchrl.world import lessons
+from searchrl.world import text
+
+_SETS = {  # name -> name parts, topic and split of its questions
+    'known': ('known', 'fresh', ''), 'unseen': ('unseen', 'fresh', ''),
+    'famous': ('known', 'famous', ''), 'outdated': ('known', 'outdated', '')}
+
+
+def scores(path: str, *, prompts: Mapping[str, Mapping[str, Any]],
+           world_seed: int, questions_per_hop: int, max_hops: int, slots: int,
+           length: int) -> list[dict[str, Any]]:
+  """Evaluates a model through each of its prompts.
+
+  Args:
+    path: the model's folder.
+    prompts: name -> `dialogue` ('module:function'), `sets` of questions, the
+      `passages` that stand above a question, and `budgets` of a conversation.
+    world_seed: of the worlds.
+    questions_per_hop: of a set; of common knowledge as many as there are.
+    max_hops: the most hops of a question.
+    slots: conversations side by side.
+    length: tokens of a conversation.
+
+  Returns:
+    Rows of `evaluation.suite`, with their prompt.
+  """
+  worlds = {source: _world(world_seed, source)
+            for source, _, _ in _SETS.values()}
+  first = next(iter(prompts.values()))
+  sampler, params = policy.load(
+      path, dialogue=first['dialogue'], seed=0, slots=slots, length=length,
+      budgets=driver.Budgets(**first['budgets']), mesh=meshes.make())
+  rows = []
+  for name, prompt in prompts.items():
+    dialogue = plugins.resolve(
+        prompt['dialogue'], field=f'card.prompts.{name}.dialogue',
+        ours='searchrl.agent.dialogue:laptop')(sampler.tokenizer)
+    speaking = sampler.speaking(dialogue, driver.Budgets(**prompt['budgets']))
+    cases = []
+    for kind in prompt['sets']:
+      source, topic, split = _SETS[kind]
+      world, search = worlds[source]
+      questions = text.questions(
+          world, [questions_per_hop] * max_hops, data_source=kind,
+          topics=(topic,), split=split)
+      if prompt['passages']:
+        questions = [_below_passages(q, search, dialogue, prompt['passages'])
+                     for q in questions]
+      cases += [suite.EvalCase(datasets.Dataset(kind, questions, None), 'bm25',
+                               search, decoding)
+                for decoding in ('greedy', 'sampled')]
+    rows += [dict(row, prompt=name)
+             for row in suite.run(speaking, params, cases)[0]
+             if row['set'] in _SETS]
+  return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+  """Exact match by prompt, set and decoding, as a Markdown table."""
+  hops = sorted({row['hops'] for row in rows} - {suite.ALL})
+  cells = {(row['prompt'], row['set'], row['decoding'], row['hops']): row
+           for row in rows}
+  lines = ['| prompt | questions | decoding | ' + ' | '.join(
+      f'{h} hop{"s" * (h > 1)}' for h in hops) + ' | searches |',
+           '|---' * (4 + len(hops)) + '|']
+  for prompt, name, decoding in dict.fromkeys(key[:3] for key in cells):
+    found = [cells.get((prompt, name, decoding, h)) for h in hops]
+    lines.append(
+        f'| {prompt} | {name} | {decoding} | '
+        + ' | '.join(f'{row["em"]:.2f}' if row else '' for row in found)
+        + ' | ' + ' '.join(f'{row["searches"]:.1f}' for row in found if row)
+        + ' |')
+  return '\n'.join(lines)
+
+
+def _world(seed: int, source: str) -> tuple[facts.World, SearchFn]:
+  """A world with common knowledge, and its BM25."""
+  world = facts.make(seed, source=source, common=True)
+  return world, wrapped.with_typed_errors(factory.make(
+      'bm25', corpora.Corpus(tuple(text.passages(world)))))
+
+
+def _below_passages(question: Question, search: SearchFn, dialogue,
+                    top_k: int) -> Question:
+  """A question below the passages that a search for it finds."""
+  (shown,) = search([Query(question.text, top_k, question)])
+  return dataclasses.replace(question, text=lessons.with_passages(
+      dialogue, shown, question.text))
