@@ -6,11 +6,15 @@ Every seed gives new facts, so their answers can only come from search, never
 from what a model has memorised. But a world may also have common knowledge: a
 fixed small world, the same inside every world, that a model can memorise. Some
 of its facts have changed in each world since: memory is outdated there.
+
+In a hard world many entities have namesakes, and passages are worded apart from
+queries (`hard`).
 """
 
 from collections.abc import Collection, Mapping, Set
 import dataclasses
 import functools
+import itertools
 from typing import Literal
 
 import numpy as np
@@ -47,6 +51,7 @@ class World:
   facts: Mapping[Fact, str]  # (subject, relation) -> object
   # Common knowledge, as it once was; {}: the world has none.
   memory: Mapping[Fact, str] = dataclasses.field(default_factory=dict)
+  hard: bool = False  # names have namesakes, passages a wording of their own
 
   @functools.cached_property
   def kind_of(self) -> dict[str, str]:
@@ -77,7 +82,7 @@ class Chain:
 
 def make(seed: int, *, sizes: Mapping[str, int] | None = None,
          source: names.NameSource = 'known', common: bool = False,
-         outdated: float = 0.15) -> World:
+         outdated: float = 0.15, hard: bool = False) -> World:
   """Draws a world.
 
   Args:
@@ -86,6 +91,8 @@ def make(seed: int, *, sizes: Mapping[str, int] | None = None,
     source: 'known', 'fresh' or 'unseen' name parts; see `names`.
     common: it has common knowledge, too. All else is as without.
     outdated: the share of that knowledge that has changed, in (0, 1).
+    hard: it has namesakes, and passages that are worded apart from queries. It
+      may be larger, too: 'known' parts make some 500 cities then.
 
   Returns:
     A World in which every relation of every subject has one object.
@@ -99,7 +106,7 @@ def make(seed: int, *, sizes: Mapping[str, int] | None = None,
         f'sizes may name {", ".join(SIZES)}, but names {sorted(unknown)}.')
   sizes = {**SIZES, **(sizes or {})}
   rng = np.random.default_rng([seed, len(source)])
-  world = _drawn(seed, sizes, source, rng)
+  world = _drawn(seed, sizes, source, rng, hard)
   if not common:
     return world
   fixed = common_knowledge()
@@ -126,11 +133,13 @@ def held_out() -> Set[Fact]:
 
 
 def _drawn(seed: int, sizes: Mapping[str, int], source: names.NameSource,
-           rng: np.random.Generator) -> World:
+           rng: np.random.Generator, hard: bool = False) -> World:
   entities = {}
   for kind in names.KINDS:
-    drawn = tuple(name for name, _ in
-                  zip(names.names(rng, kind, source), range(sizes[kind])))
+    found = names.names(rng, kind, source)
+    if hard:
+      found = names.with_namesakes(rng, kind, found)
+    drawn = tuple(itertools.islice(found, sizes[kind]))
     if len(drawn) < sizes[kind]:
       raise ValueError(
           f'sizes[{kind!r}] is {sizes[kind]}, but the {source!r} source has '
@@ -140,7 +149,7 @@ def _drawn(seed: int, sizes: Mapping[str, int], source: names.NameSource,
   for relation, (subject_kind, object_kind) in RELATIONS.items():
     for subject in entities[subject_kind]:
       facts[subject, relation] = str(rng.choice(entities[object_kind]))
-  return World(seed=seed, entities=entities, facts=facts)
+  return World(seed=seed, entities=entities, facts=facts, hard=hard)
 
 
 def _changed(fixed: World, share: float, seed: int) -> dict[Fact, str]:

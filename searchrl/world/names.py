@@ -11,6 +11,9 @@ There are four sources of words:
   unseen   words that no other source can ever draw: for evaluation
   common   a second fixed inventory, of nothing but common knowledge
 
+Namesakes, entities of hard worlds, have such a name and a word of form besides
+("New Korvik"), so that one entity's words stand in the name of another.
+
 A word's CRC-32 decides whether it is unseen, so the split needs no list.
 """
 
@@ -44,6 +47,15 @@ _COMMON_SIZE = {'first': 18, 'last': 20, 'city': 20, 'firm': 8, 'river': 12,
 _TRADES = ('Works', 'Group', 'Lines', 'Foods', 'Motors', 'Press')
 _TITLE_NOUNS = ('Garden', 'Winter', 'Letter', 'Harbour', 'Mirror', 'Orchard',
                 'Lantern', 'Bridge')
+_FORMS = {  # kind -> names of namesakes; {} is the stem
+    'person': ('{} the Younger', '{} the Elder', 'Captain {}', 'Doctor {}'),
+    'city': ('New {}', 'Old {}', 'Upper {}', '{} Falls', '{} Bay'),
+    'company': ('New {}', 'Old {}', 'Royal {}', '{} North', '{} South'),
+    'river': ('Upper {}', 'Lower {}', 'Little {}', 'North {}', 'South {}'),
+    'sea': ('Upper {}', 'Lower {}', 'Little {}', 'North {}', 'South {}'),
+    'mountain': ('Little {}', 'Old {}', '{} East', '{} North', '{} South'),
+    'book': ('{} Again', '{} Retold', '{} Abridged', '{} Revisited'),
+}
 
 
 def is_unseen(word: str) -> bool:
@@ -133,6 +145,33 @@ def names(rng: np.random.Generator, kind: str,
       yield form.format(word)
 
 
+def with_namesakes(rng: np.random.Generator, kind: str, stems: Iterator[str]
+                  ) -> Iterator[str]:
+  """Yields each name and up to two namesakes; then all other namesakes.
+
+  Args:
+    rng: consumed as names are drawn.
+    kind: one of KINDS.
+    stems: names of this kind, distinct.
+  """
+  rest = []
+  for stem in stems:
+    count = int(rng.integers(0, 3))
+    forms = [form.format(stem) for form in rng.permutation(_FORMS[kind])]
+    yield from (stem, *forms[:count])
+    rest += forms[count:]
+  yield from rest
+
+
+def stem(kind: str, name: str) -> str:
+  """The name that a name is a namesake of; itself, if it has no form."""
+  for form in _FORMS[kind]:
+    before, after = form.split('{}')
+    if name.startswith(before) and name.endswith(after):
+      return name[len(before):len(name) - len(after)]
+  return name
+
+
 def _pairs(rng: np.random.Generator, left: Iterator[str],
            right: Iterator[str]) -> Iterator[str]:
   """Yields distinct pairs in random order, of at most 60 lefts, 80 rights."""
@@ -144,7 +183,8 @@ def _pairs(rng: np.random.Generator, left: Iterator[str],
 
 
 def aliases(kind: str, name: str) -> tuple[str, ...]:
-  """Other names that count as right; may be empty."""
+  """Other names that count as right; may be empty. Namesakes share theirs."""
+  name = stem(kind, name)
   first, _, rest = name.partition(' ')
   if kind == 'mountain':
     return (rest,)

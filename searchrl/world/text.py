@@ -14,6 +14,7 @@ import numpy as np
 
 from searchrl.trajectory import Passage, Question
 from searchrl.world import facts
+from searchrl.world import hard
 
 _STATEMENTS = {  # {s} subject, {o} object
     'birthplace': ('{s} was born in {o}.', '{o} is the birthplace of {s}.',
@@ -70,23 +71,35 @@ _DISTRACTORS = {
 
 
 def passages(world: facts.World) -> list[Passage]:
-  """Writes a passage for each entity: its facts in random wording, distractors.
+  """Writes passages: facts of the entity of the title, and distractors.
 
-  Distractors mention other entities that are no answer. Order, wording and
-  number follow from the world's seed.
+  A passage for each entity; in a hard world two or three, with other wordings
+  (see `hard`). Distractors mention other entities that are no answer. Order,
+  wording and number follow from the world's seed.
   """
+  return [passage for passage, _ in _written(world)]
+
+
+def stated(world: facts.World) -> dict[facts.Fact, Passage]:
+  """The passage that states each fact."""
+  return {fact: passage for passage, keys in _written(world) for fact in keys}
+
+
+def _written(world: facts.World
+            ) -> list[tuple[Passage, Sequence[facts.Fact]]]:
+  """Every passage, with the facts that it states."""
   rng = np.random.default_rng([world.seed, 1])
-  texts = {name: _article(world, kind, name, rng)
-           for kind, group in world.entities.items() for name in group}
-  order = rng.permutation(len(texts))
-  titles = list(texts)
-  return [Passage(str(i), titles[j], texts[titles[j]])
-          for i, j in enumerate(order)]
+  articles = hard.articles(world, rng) if world.hard else [
+      _article(world, kind, name, rng)
+      for kind, group in world.entities.items() for name in group]
+  return [(Passage(str(i), *articles[j][:2]), articles[j][2])
+          for i, j in enumerate(rng.permutation(len(articles)))]
 
 
 def _article(world: facts.World, kind: str, name: str, rng: np.random.Generator
-            ) -> str:
-  """The facts about an entity and some distractors, shuffled."""
+            ) -> tuple[str, str, list[facts.Fact]]:
+  """A name, the facts about it with some distractors, shuffled, and the facts.
+  """
   relations = [r for r, (s, _) in facts.RELATIONS.items() if s == kind]
   sentences = [
       str(rng.choice(_STATEMENTS[r])).format(s=name, o=world.facts[name, r])
@@ -97,7 +110,8 @@ def _article(world: facts.World, kind: str, name: str, rng: np.random.Generator
               for k, group in world.entities.items() if '{%s}' % k in form}
     sentences.append(str(form).format(s=name, **others))
   rng.shuffle(sentences)
-  return ' '.join(s[0].upper() + s[1:] for s in sentences)
+  return (name, ' '.join(s[0].upper() + s[1:] for s in sentences),
+          [(name, relation) for relation in relations])
 
 
 def ask(chain: facts.Chain, rng: np.random.Generator) -> str:
