@@ -62,10 +62,12 @@ def make(loader, corpus=CORPUS, **options):
                       **dict(encoder='e') | options)
 
 
-@pytest.mark.parametrize('backend', ['auto', 'exact', 'scann'])
+@pytest.mark.parametrize('backend', ['auto', 'exact', 'scann', 'hnsw'])
 def test_it_finds_what_comparing_with_every_passage_finds(loader, backend):
   if backend == 'scann':
     pytest.importorskip('scann')
+  if backend == 'hnsw':
+    pytest.importorskip('faiss')
   found = make(loader, backend=backend)(QUERIES)
   expected = dense.exact(CORPUS, Encoder())(QUERIES)
   for ours, theirs in zip(found, expected):
@@ -89,6 +91,29 @@ def test_a_search_with_a_tree_is_built_alike_and_prints_its_recall(loader):
   assert .95 <= facts[0]['recall@3'] <= 1
   with pytest.raises(ValueError, match='at least min_recall=1.1, but was'):
     make(loader, large, backend='scann', min_recall=1.1)
+
+
+def test_a_sparse_graph_misses_some_alike_every_time_and_is_recorded(loader):
+  pytest.importorskip('faiss')
+  large = make_corpus(2000)
+  queries = [Query(f'{p.title} near', 3, QUESTION) for p in large]
+  sparse = dict(backend='hnsw', links=2, construction=2, visited=1)
+  with pytest.raises(ValueError, match='hnsw must be at least min_recall=0.95'):
+    make(loader, large, **sparse)
+  found, facts = [], []
+  for _ in range(2):
+    in_memory._index.cache_clear()
+    found.append(make(loader, large, **sparse, min_recall=0.0)(queries))
+    facts.append(factory.describe(
+        'dense', large, dict(encoder='e', **sparse, min_recall=0.0),
+        load_encoder=loader))
+  assert found[0] == found[1] and facts[0] == facts[1]
+  assert facts[0] | sparse == facts[0] and 0 < facts[0]['recall@3'] < .95
+  exact = make(loader, large, backend='exact')(queries)
+  missed = sum(ours != theirs for ours, theirs in zip(
+      [[p.id for p in ps] for ps in found[0]],
+      [[p.id for p in ps] for ps in exact]))
+  assert 100 < missed < 2000
 
 
 def test_the_record_names_encoder_backend_and_recall(loader):
@@ -132,9 +157,13 @@ def test_ngrams_need_no_loader():
 
 
 def test_what_cannot_be_is_refused(loader, monkeypatch):
-  with pytest.raises(ValueError, match="auto, exact, scann without an index, "
-                                       "but is 'hnsw'"):
-    make(loader, backend='hnsw')
+  with pytest.raises(ValueError, match="auto, exact, scann, hnsw without an "
+                                       "index, but is 'numpy'"):
+    make(loader, backend='numpy')
+  with pytest.raises(TypeError, match="backend='exact' must not have links"):
+    make(loader, backend='exact', links=4)
+  with pytest.raises(TypeError, match="backend='hnsw' must not have visit"):
+    make(loader, backend='hnsw', visit=4)
   with pytest.raises(ValueError, match="encoder='e' needs load_encoder"):
     factory.make('dense', CORPUS, encoder='e')
   monkeypatch.setattr(open_index, 'EXACT_ON_HOST', 39)

@@ -9,7 +9,7 @@ with less recall than is asked for, is not opened.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 import json
 import pathlib
 import tempfile
@@ -110,6 +110,8 @@ def in_memory(
     *,
     recall: float = 0.99,
     min_recall: float,
+    settings: Mapping[str, int] | None = None,
+    **options: Any,
 ) -> tuple[exact_host.Index, float]:
   """Builds an index in memory.
 
@@ -119,6 +121,8 @@ def in_memory(
     queries: query vectors to measure recall by.
     recall: the wanted recall@3, as of `build`.
     min_recall: the least recall@3 that is accepted.
+    settings: of the search; None: tuned to `recall`.
+    **options: of `scann.build` or `hnsw.build`.
 
   Returns:
     The index and its recall@3.
@@ -130,8 +134,8 @@ def in_memory(
   with tempfile.TemporaryDirectory(prefix='searchrl_') as name:
     folder = pathlib.Path(name)  # the loaded index does not need it
     index, _, measured = _tuned(
-        kind, module.build(source, folder), folder, source, queries,
-        recall=recall)
+        kind, module.build(source, folder, **options), folder, source, queries,
+        recall=recall, ladder=settings and [settings])
   found = measured[-1]['recall@3']
   if not found >= min_recall:
     raise ValueError(
@@ -143,7 +147,8 @@ def in_memory(
 
 def _tuned(kind: str, built: dict[str, Any], folder: pathlib.Path,
            source: vector_store.Source, queries: Float[np.ndarray, 'Q D'], *,
-           recall: float, say: Callable[[str], None] = lambda text: None):
+           recall: float, say: Callable[[str], None] = lambda text: None,
+           ladder: Sequence[Mapping[str, int]] | None = None):
   """Tries settings, from fast to thorough, until one reaches a recall.
 
   Returns:
@@ -151,7 +156,7 @@ def _tuned(kind: str, built: dict[str, Any], folder: pathlib.Path,
   """
   module, measured = _module(kind), []
   exact_scores, exact_ids = exact_host.on_host(source)(queries, _K + _TIES)
-  for settings in module.ladder(built):
+  for settings in ladder or module.ladder(built):
     index = module.open_(folder, built, source, **settings)
     _, ids = index(queries, _K)
     measured.append({**settings, 'recall@3': exact_host.recall(

@@ -10,6 +10,8 @@ Source: Malkov and Yashunin 2016, arXiv:1603.09320.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+import contextlib
 import pathlib
 from typing import Any
 
@@ -30,7 +32,7 @@ def _library():
 
 
 def build(source: vector_store.Source, folder: pathlib.Path, *, links: int = 32,
-          construction: int = 200) -> dict[str, Any]:
+          construction: int = 200, threads: int = 0) -> dict[str, Any]:
   """Writes the file of an index.
 
   It takes memory for the float32 rows and 8 * links bytes per row. With several
@@ -41,6 +43,7 @@ def build(source: vector_store.Source, folder: pathlib.Path, *, links: int = 32,
     folder: exists.
     links: of a row (M).
     construction: candidates when a row is added (efConstruction).
+    threads: that add rows; 0: as many as there are cores.
 
   Returns:
     Facts that `ladder` and `open_` need: none.
@@ -55,10 +58,22 @@ def build(source: vector_store.Source, folder: pathlib.Path, *, links: int = 32,
         f'are {links} and {construction}. 32 and 200 suit most corpora.')
   index = faiss.IndexHNSWFlat(source.dim, links, faiss.METRIC_INNER_PRODUCT)
   index.hnsw.efConstruction = construction
-  for start, rows in vector_store.blocks(source, 65_536):
-    index.add(vector_store.checked(rows, start))
+  with _threads(faiss, threads):
+    for start, rows in vector_store.blocks(source, 65_536):
+      index.add(vector_store.checked(rows, start))
   faiss.write_index(index, str(folder / _FILE))
   return {}
+
+
+@contextlib.contextmanager
+def _threads(faiss, count: int) -> Iterator[None]:
+  """Lets faiss use so many threads for a while; 0 leaves them as they are."""
+  before = faiss.omp_get_max_threads()
+  faiss.omp_set_num_threads(count or before)
+  try:
+    yield
+  finally:
+    faiss.omp_set_num_threads(before)
 
 
 def ladder(built: dict[str, Any]) -> list[dict[str, int]]:

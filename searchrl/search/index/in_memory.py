@@ -8,6 +8,7 @@ memory. Larger ones need an index on disk; see `open_index`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import dataclasses
 import functools
 import sys
@@ -23,7 +24,8 @@ from searchrl.search.index import scann as scann_index
 from searchrl.search.index import vector_store
 from searchrl.trajectory import SearchFn
 
-BACKENDS = ('auto', 'exact', 'scann')
+BACKENDS = ('auto', 'exact', 'scann', 'hnsw')
+_GRAPH = ('links', 'construction', 'visited')  # options of HNSW
 _QUERIES = 1000  # to measure recall by, at most
 
 
@@ -45,6 +47,7 @@ def search(
     backend: str = 'auto',
     min_recall: float = 0.95,
     batch: int = 64,
+    **graph: int,
 ) -> SearchFn:
   """Encodes a corpus and returns its search.
 
@@ -52,11 +55,13 @@ def search(
     corpus: of at most `open_index.EXACT_ON_HOST` passages.
     encoder: 'tiny_e5', or a BERT folder or hub id; '' for hashed n-grams.
     load_encoder: loads the encoder of a path; not needed for hashed n-grams.
-    backend: 'exact' (on the devices of this process), 'scann', or 'auto', which
-      is exact here. If ScaNN is not installed (it does not exist for macOS),
-      the search is exact, and one line on stderr warns of it.
-    min_recall: the least recall@3 of ScaNN that is accepted.
+    backend: 'exact' (on the devices of this process), 'scann', 'hnsw', or
+      'auto', which is exact here. If ScaNN is not installed (it does not exist
+      for macOS), the search is exact, and one line on stderr warns of it.
+    min_recall: the least recall@3 of ScaNN or HNSW that is accepted.
     batch: queries per device call of exact search.
+    **graph: of 'hnsw': links and construction, as of `hnsw.build`, and visited,
+      as of `hnsw.open_`; without it, it is tuned to a recall@3 of .99.
 
   Raises:
     FileNotFoundError: there is no such encoder.
@@ -64,7 +69,8 @@ def search(
       recall too low, or an option out of range.
   """
   encoded = _encoded(corpus, encoder, load_encoder)
-  index, _ = _index(encoded, _available(backend), min_recall, batch)
+  index, _ = _index(encoded, _available(backend), min_recall, batch,
+                    _sorted(backend, graph))
   return dense.searcher(corpus, encoded.encode, index)
 
 
@@ -76,13 +82,15 @@ def describe(
     backend: str = 'auto',
     min_recall: float = 0.95,
     batch: int = 64,
+    **graph: int,
 ) -> dict[str, Any]:
   """The encoder's digest, the backend, and the recall if it is approximate.
 
   Args and errors: those of `search`, which uses the same index.
   """
   encoded = _encoded(corpus, encoder, load_encoder)
-  _, facts = _index(encoded, _available(backend), min_recall, batch)
+  _, facts = _index(encoded, _available(backend), min_recall, batch,
+                    _sorted(backend, graph))
   of_encoder = {'path': encoder, 'digest': encoded.encoder_digest}
   return {'encoder': of_encoder, **facts}
 
@@ -117,13 +125,26 @@ def _available(backend: str) -> str:
   return 'exact' if backend == 'auto' else backend
 
 
+def _sorted(backend: str, graph: Mapping[str, int]
+           ) -> tuple[tuple[str, int], ...]:
+  """The options of a graph, which only HNSW has, in order of their names."""
+  legal = _GRAPH if backend == 'hnsw' else ()
+  if unknown := sorted({*graph} - {*legal}):
+    raise TypeError(
+        f'search.options of dense vectors with backend={backend!r} must not '
+        f'have {", ".join(unknown)}. Leave it out; only '
+        f'backend=\'hnsw\' has {", ".join(_GRAPH)}.')
+  return tuple(sorted(graph.items()))
+
+
 @functools.cache
 def _say_once(text: str) -> None:
   print(text, file=sys.stderr, flush=True)
 
 
 @functools.lru_cache(maxsize=4)  # for training and a few evaluation sets
-def _index(encoded: _Encoded, backend: str, min_recall: float, batch: int
+def _index(encoded: _Encoded, backend: str, min_recall: float, batch: int,
+           graph: tuple[tuple[str, int], ...]
           ) -> tuple[exact_host.Index, dict[str, Any]]:
   """The index of a corpus, and facts for the record of a run."""
   texts = encoded.corpus.texts
@@ -132,7 +153,11 @@ def _index(encoded: _Encoded, backend: str, min_recall: float, batch: int
     return exact_device.build(rows, batch=batch), {'backend': 'exact'}
   queries = [' '.join(texts[i].split()[:10])
              for i in dense.evenly_spaced(len(texts), _QUERIES)]
+  options = dict(graph)
+  settings = {key: options.pop(key) for key in ('visited',) if key in options}
+  if backend == 'hnsw':  # several threads would not build it alike every time
+    options |= dict(threads=1)
   index, recall = approximate.in_memory(
       backend, rows, dense.encoded(encoded.encode, queries, 'query'),
-      min_recall=min_recall)
-  return index, {'backend': backend, 'recall@3': recall}
+      min_recall=min_recall, settings=settings or None, **options)
+  return index, {'backend': backend, **dict(graph), 'recall@3': recall}
