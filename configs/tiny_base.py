@@ -53,6 +53,7 @@ def get_config(size: str = 'laptop'):
       vocab_size=2816,  # ids, tags and end of text included
       worlds=24,  # worlds of known names that it is trained on
       fresh_worlds=6,  # and of words that no other world has
+      hard_worlds=4,
   )
   config.model = dict(
       path='tiny_instruct',  # to begin with: a folder; '': from nothing
@@ -66,7 +67,8 @@ def get_config(size: str = 'laptop'):
       seed=1_500_000,  # of the first world; worlds of runs are far below
       worlds=dict(
           common=True,  # with common knowledge
-          fresh=0.35,  # share of worlds of words that no other world has
+          fresh=0.4,  # share of worlds of words that no other world has
+          hard=0.2,  # share of hard worlds
       ),
       kinds=dict(  # name: its function, prompt and options
           drill=dict(lesson=world + 'lessons:drill'),
@@ -161,7 +163,7 @@ def _from_nothing(config) -> None:
 
 def _smoke(config) -> None:
   """A minute, for tests."""
-  config.tokenizer.update(worlds=1, fresh_worlds=1, vocab_size=512)
+  config.tokenizer.update(worlds=1, fresh_worlds=1, hard_worlds=1, vocab_size=512)
   config.model.shape.update(hidden_size=32, num_hidden_layers=2, head_dim=8,
                             intermediate_size=64)
   config.lessons.update(

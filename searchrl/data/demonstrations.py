@@ -45,9 +45,8 @@ def generate(
   for number in range(-(-count // a_world)):
     rng = np.random.default_rng([seed + number, 5])
     world = facts.make(seed + number, sizes=lessons.SMALL, source='known')
-    passages = text.passages(world)
-    room = lessons.Classroom(world, passages, factory.make(
-        'bm25', corpora.Corpus(tuple(passages))), eos)
+    room = lessons.Classroom(world, text.stated(world), factory.make(
+        'bm25', corpora.Corpus(tuple(text.passages(world)))), eos)
     chains = [facts.chains(world, hops, rng)
               for hops in range(1, len(mix) + 1)]
     for _ in range(min(a_world, count - number * a_world)):

@@ -7,6 +7,7 @@ nothing, a tokenizer is made first. A run that was killed resumes from its
 newest checkpoint.
 """
 
+import itertools
 import json
 import pathlib
 import time
@@ -92,7 +93,7 @@ def start(config, tokenizer, source: pathlib.Path
 
 
 def make_tokenizer(folder: pathlib.Path, *, vocab_size: int, worlds: int,
-                   fresh_worlds: int) -> None:
+                   fresh_worlds: int, hard_worlds: int) -> None:
   """A byte-level BPE in the format of Qwen2's, trained on generated text.
 
   The dialogue's tags are ordinary added tokens, one id each; every other byte
@@ -106,7 +107,7 @@ def make_tokenizer(folder: pathlib.Path, *, vocab_size: int, worlds: int,
       add_prefix_space=False)
   bpe.decoder = tokenizers.decoders.ByteLevel()
   added = [EOS, *TAGS]
-  texts = _tokenizer_texts(worlds, fresh_worlds)
+  texts = _tokenizer_texts(worlds, fresh_worlds, hard_worlds)
   bpe.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(
       vocab_size=vocab_size - len(added), show_progress=False,
       initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
@@ -120,7 +121,8 @@ def make_tokenizer(folder: pathlib.Path, *, vocab_size: int, worlds: int,
   bpe.save(str(folder / 'tokenizer.json'))
 
 
-def _tokenizer_texts(worlds: int, fresh_worlds: int) -> list[str]:
+def _tokenizer_texts(worlds: int, fresh_worlds: int, hard_worlds: int
+                    ) -> list[str]:
   """Passages and questions of worlds, and the words that lessons repeat.
 
   Known words become one token each. The stems and endings of all others are so
@@ -130,17 +132,20 @@ def _tokenizer_texts(worlds: int, fresh_worlds: int) -> list[str]:
   wrongly.
   """
   texts = []
-  for seed in range(worlds + fresh_worlds):
-    source = 'known' if seed < worlds else 'fresh'
-    world = facts.make(10_000 + seed, source=source, common=True)
+  sources = ['known'] * worlds + ['fresh'] * fresh_worlds
+  hard = [False] * len(sources) + [True] * hard_worlds
+  for seed, (source, is_hard) in enumerate(
+      itertools.zip_longest(sources, hard, fillvalue='known')):
+    world = facts.make(10_000 + seed, source=source, common=True, hard=is_hard)
     texts += [f'{p.title} {p.text}' for p in world_text.passages(world)]
     texts += [q.text for q in world_text.questions(world, (60, 40, 20))]
   dialogue = dialogues.tags()
   texts += [dialogue.prompt(''), dialogue.invalid, 'Doc 1(Title: "', 'nothing',
             dialogues.ANSWER_TEMPLATE, dialogues.READ_TEMPLATE,
             *facts.RELATIONS] * 50
-  texts += [f' {word}' for inventory in (names.INVENTORY, names.COMMON)
-            for words in inventory.values() for word in words] * 40
+  for inventory, times in ((names.INVENTORY, 40), (names.COMMON, 200)):
+    texts += [f' {word}' for words in inventory.values()
+              for word in words] * times
   texts += [f' {stem}' for stem in names.stems()] * 300
   texts += names.endings() * 4000
   return texts

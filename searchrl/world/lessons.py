@@ -36,18 +36,13 @@ class Classroom:
   """A world, with its passages and its search engine."""
 
   world: facts.World
-  passages: Sequence[Passage]
+  stated: Mapping[facts.Fact, Passage]  # the passage of each fact
   search: SearchFn
   eos: str  # the text of the token that ends a turn without an action
 
   def states(self, passages: Sequence[Passage], fact: facts.Fact) -> bool:
     """Whether one of the passages states a fact."""
-    value = self.world.facts[fact]
-    return any(p.title == fact[0] and value in p.text for p in passages)
-
-  def stating(self, fact: facts.Fact) -> Passage:
-    """A passage that states a fact."""
-    return next(p for p in self.passages if self.states([p], fact))
+    return any(p.id == self.stated[fact].id for p in passages)
 
   def find(self, query: str, top_k: int) -> Sequence[Passage]:
     """The passages that the engine finds."""
@@ -99,7 +94,7 @@ def reading(room: Classroom, rng: np.random.Generator,
   first = keys[rng.integers(len(keys))]
   others = [fact for fact in keys if fact[0] != first[0]]
   chosen = [first, others[rng.integers(len(others))]]
-  shown = [room.stating(fact) for fact in chosen]
+  shown = [room.stated[fact] for fact in chosen]
   subject, relation = chosen[rng.integers(2)]
   value = room.world.facts[subject, relation]
   if rng.random() < 0.5:
@@ -194,6 +189,7 @@ def documents(
     *,
     eos: str,
     fresh: float,
+    hard: float,
     common: bool,
 ) -> Iterator[list[Piece]]:
   """Yields all lessons about one small world, shuffled.
@@ -205,6 +201,7 @@ def documents(
     counts: name -> how many of that lesson.
     eos: the text of the token that ends a turn.
     fresh: the share of worlds whose names are made of words never seen before.
+    hard: the share of hard worlds; see `world.hard`.
     common: worlds have common knowledge.
 
   Yields:
@@ -212,9 +209,10 @@ def documents(
   """
   rng = np.random.default_rng([seed, 3])
   source = 'fresh' if rng.random() < fresh else 'known'
-  world = facts.make(seed, sizes=SMALL, source=source, common=common)
-  passages = text.passages(world)
-  room = Classroom(world, passages, make_search(passages), eos)
+  world = facts.make(seed, sizes=SMALL, source=source, common=common,
+                     hard=rng.random() < hard)
+  room = Classroom(world, text.stated(world), make_search(text.passages(world)),
+                   eos)
   taught = [lesson(room, rng, dialogue, **options)
             for name, (lesson, dialogue, options) in lessons.items()
             for _ in range(counts.get(name, 0))]
