@@ -1,8 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""make_tiny_base: what its lessons weigh, and that it resumes exactly."""
+"""make_tiny_base: it resumes exactly, and goes on from another model."""
 
 import hashlib
+import itertools
 import shutil
 
 from configs import tiny_base
@@ -11,12 +12,7 @@ import pytest
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.jobs import make_tiny_base
 from searchrl.models import weights
-
-
-def test_echoes_weigh_only_what_can_be_copied():
-  (ids, weight), = make_tiny_base.echoes(1, 50, np.random.default_rng(0))
-  period = weight.count(0.0)
-  assert len(ids) == 128 and ids[period:] == ids[:-period]
+from searchrl.world import names
 
 
 @pytest.mark.slow
@@ -38,3 +34,36 @@ def test_interrupted_making_ends_in_the_same_bytes(tmp_path):
       (folder / 'model' / 'model.safetensors').read_bytes()).hexdigest()
              for folder in (tmp_path / 'whole', broken)}
   assert len(digests) == 1
+  # Another kind of model is made of it.
+  config = tiny_base.get_config()
+  config.model.path = str(model)
+  smaller = tiny_base.get_config('smoke')
+  config.lessons.stages = smaller.lessons.stages
+  config.card.scores = smaller.card.scores
+  make_tiny_base.run(config, str(tmp_path / 'base'))
+  assert weights.read_config(str(tmp_path / 'base' / 'model')) == shape
+  text = (tmp_path / 'base' / 'model' / 'README.md').read_text()
+  assert f'Its training began with {model}.' in text
+  assert '| search | known | greedy |' in text
+
+
+def test_a_tokenizer_cuts_new_words_into_a_stem_and_an_ending(tmp_path):
+  config = tiny_base.get_config('instruct')
+  make_tiny_base.make_tokenizer(tmp_path, **config.tokenizer)
+  tokenizer = tokenizers.load(str(tmp_path))
+
+  def pieces(source):
+    rng = np.random.default_rng(1)
+    words = [word for kind in names.KINDS for name in itertools.islice(
+        names.names(rng, kind, source), 20) for word in name.split()]
+    return np.mean([len(tokenizer.encode(f' {word}')) for word in words])
+  assert pieces('known') == 1.0
+  assert pieces('common') < 1.05
+  assert pieces('unseen') < 2.0  # 2.2 by the merges of a few worlds alone
+
+
+@pytest.mark.parametrize('size', ['laptop', 'raw', 'instruct', 'instruct/4m'])
+def test_each_model_says_how_it_was_made(size):
+  config = tiny_base.get_config(size)
+  assert bool(config.model.path) == (not size.startswith('instruct'))
+  assert config.card.command.startswith('configs/tiny_base.py')

@@ -1,15 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""world: facts, passages, questions and lessons agree with each other."""
+"""world: facts, passages and questions agree with each other."""
 
-import dataclasses
 import re
 
 import numpy as np
 import pytest
 
-from searchrl.agent import dialogue as dialogues
-from searchrl.agent import rewards
 from searchrl.search.corpus import Corpus
 from searchrl.search.index import bm25
 from searchrl.world import facts
@@ -185,80 +182,6 @@ def test_more_entities_than_names_are_refused(sizes):
 def test_more_questions_than_chains_are_refused(world):
   with pytest.raises(ValueError, match=r'per_hop\[0\] asks for 900 questions'):
     text.questions(world, (900,))
-
-
-@pytest.fixture(scope='module')
-def room(world):
-  passages = text.passages(world)
-  return lessons.Classroom(world, passages, bm25.bm25(Corpus(passages)))
-
-
-NO_ERRORS = lessons.Sloppiness(**{
-    f.name: 0.0 for f in dataclasses.fields(lessons.Sloppiness)})
-
-
-@pytest.mark.parametrize('hops', [1, 2, 3, 4])
-def test_a_careful_demonstration_follows_the_facts_to_the_answer(room, hops):
-  rng = np.random.default_rng(hops)
-  chains = facts.chains(room.world, hops, rng)
-  dialogue = dialogues.tags()
-  for _ in range(25):
-    chain = next(chains)
-    prompt, *pieces = lessons.demonstration(
-        room, chain, rng, dialogue, sloppiness=NO_ERRORS, eos='<|eos|>')
-    assert follow(room.world, prompt.text.removeprefix(
-        'Search, then answer: ').strip())[0] == chain.values[-1]
-    actions = [dialogue.parse(piece.text) for piece in pieces[::2]]
-    assert [a.kind for a in actions] == ['search'] * hops + ['answer']
-    subjects = (chain.start, *chain.values)
-    for action, subject, relation in zip(actions, subjects, chain.relations):
-      assert action.texts == (f'{subject} {relation}',)
-    assert rewards.exact_match(actions[-1].texts[0], chain.values[-1:])
-    for piece in pieces[1::2]:
-      assert piece.text.startswith(dialogue.before)
-      assert piece.text.endswith(dialogue.after)
-
-
-def test_the_agents_turns_are_learned_and_what_it_reads_hardly(room):
-  rng = np.random.default_rng(0)
-  chains = facts.chains(room.world, 2, rng)
-  for _ in range(50):
-    pieces = lessons.demonstration(
-        room, next(chains), rng, dialogues.tags(),
-        sloppiness=lessons.Sloppiness(), eos='<|eos|>')
-    weights = [piece.weight for piece in pieces]
-    count = len(weights)
-    assert weights == [0.1, *[1.0, 0.1] * (count // 2)][:count]
-
-
-def test_sloppy_demonstrations_err_in_every_way(room):
-  rng = np.random.default_rng(0)
-  chains = facts.chains(room.world, 2, rng)
-  dialogue = dialogues.tags()
-  kinds, right = [], []
-  for _ in range(200):
-    chain = next(chains)
-    pieces = lessons.demonstration(
-        room, chain, rng, dialogue, sloppiness=lessons.Sloppiness(),
-        eos='<|eos|>')
-    actions = [dialogue.parse(piece.text) for piece in pieces[1::2]]
-    kinds.append([a.kind for a in actions])
-    right.append(actions[-1].kind == 'answer' and rewards.exact_match(
-        actions[-1].texts[0], chain.values[-1:]))
-  assert any('invalid' in k for k in kinds)
-  assert {len(k) for k in kinds} >= {2, 3, 4}
-  assert 0.05 < np.mean(right) < 0.8  # room for reinforcement learning
-
-
-def test_documents_of_equal_seeds_are_equal():
-  def documents(seed):
-    return list(lessons.documents(
-        seed, lambda passages: bm25.bm25(Corpus(passages)), dialogues.tags(),
-        sloppiness=lessons.Sloppiness(), eos='<|eos|>', drills=2,
-        readings=2, demonstrations=(2, 1)))
-  assert documents(1) == documents(1)
-  assert documents(1) != documents(2)
-  assert len(documents(1)) == 7
 
 
 @pytest.fixture(scope='module')
