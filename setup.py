@@ -22,10 +22,15 @@ setuptools.setup(
     # third_party stands beside the package and is installed inside it.
     packages=[*setuptools.find_packages(include=['searchrl', 'searchrl.*']),
               'searchrl.third_party', 'searchrl.assets.tiny_base',
-              'searchrl.assets.tiny_e5', 'searchrl.assets.shapes'],
+              'searchrl.assets.tiny_base_1', 'searchrl.assets.tiny_e5',
+              'searchrl.assets.tiny_instruct', 'searchrl.assets.tiny_raw',
+              'searchrl.assets.shapes'],
     package_data={'searchrl.third_party': ['*.txt', '*.json', '*.md'],
                   'searchrl.assets.tiny_base': ['*'],
+                  'searchrl.assets.tiny_base_1': ['*'],
                   'searchrl.assets.tiny_e5': ['*'],
+                  'searchrl.assets.tiny_instruct': ['*'],
+                  'searchrl.assets.tiny_raw': ['*'],
                   'searchrl.assets.shapes': ['*/*/config.json']},
     install_requires=[
         'absl-py>=2.1',

@@ -51,7 +51,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
           world_seed=3_000_000,  # of the first; worlds of runs are far below
           a_world=40,
           mix=(4, 4, 2, 2),  # shares of 1, 2, ... hops
-          sloppiness=0.0,  # 1: the agent errs as those of the tiny base do
+          sloppiness=0.0,  # 1: the agent errs as the teacher of tiny_instruct does
       ),
   )
   config.dialogue = 'searchrl.agent.dialogue:laptop'  # of demonstrations

@@ -1,0 +1,111 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Writes docs/world.md: a page of a world, and a question before and after.
+
+  python -m searchrl.main --config=configs/dspo.py
+  python docs/make_world_page.py runs/dspo
+"""
+
+import json
+import pathlib
+import sys
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from searchrl.world import facts  # pylint: disable=g-import-not-at-top
+from searchrl.world import text
+
+PAGE = ROOT / 'docs' / 'world.md'
+SEED = 101  # the world of the default evaluation
+_KINDS = {
+    'fresh': 'Fresh facts: new in this world, so that only a search finds '
+             'them.',
+    'famous': 'Famous facts: common knowledge, which the tiny models have '
+              'memorised; this world agrees.',
+    'outdated': 'Outdated facts: common knowledge that has changed in this '
+                'world; memory gives the old answer.'}
+
+
+def main() -> None:
+  before, after = _records(pathlib.Path(sys.argv[1]))
+  PAGE.write_text('\n'.join([*page(), *example(before, after), '']))
+  print(f'wrote {PAGE}')
+
+
+def page() -> list[str]:
+  """What follows from the seed of the world alone."""
+  world = facts.make(SEED, common=True)
+  hard = facts.make(SEED, common=True, hard=True)
+  person = world.entities['person'][0]
+  lines = [
+      '# A page of a world', '',
+      'Made by `python docs/make_world_page.py runs/dspo`; the world is that of '
+      f'the evaluation of `configs/dspo.py`, seed {SEED}.', '',
+      f'A world is {len(world.kind_of)} entities and {len(world.facts)} facts '
+      f'about them, written as {len(text.passages(world))} passages. Every '
+      'seed draws other facts. Three passages:', '']
+  stated = text.stated(world)
+  shown = [person, world.facts[person, 'birthplace'],
+           next(iter(world.memory))[0]]
+  for name in shown:
+    passage = next(p for p in stated.values() if p.title == name)
+    lines += [f'> **{passage.title}.** {passage.text}', '']
+  lines += [
+      'In a hard world (`--config.world.hard=True`) an entity has namesakes and '
+      'two or three passages, which share no word but the name with a query '
+      'such as `NAME birthplace`:', '']
+  person = next(name for name in hard.entities['person']
+                if name.endswith('the Younger') or name.startswith('Captain'))
+  for passage in text.passages(hard):
+    if passage.title == person:
+      lines += [f'> **{passage.title}.** {passage.text}', '']
+  lines += ['## Questions', '',
+            'A question asks for the end of a chain of facts. Three kinds are '
+            'told apart:', '']
+  for topic, meaning in _KINDS.items():
+    lines += [f'**{topic}** {meaning.partition(": ")[2]}', '']
+    rng = np.random.default_rng(0)
+    for hops in (1, 2, 3):
+      chain = next(facts.chains(world, hops, rng, (topic,)))
+      steps = ' -> '.join([chain.start, *(
+          f'*{relation}* {value}'
+          for relation, value in zip(chain.relations, chain.values))])
+      remembered = ('' if topic != 'outdated' else
+                    f' (memory: {facts.remembered(world, chain)})')
+      lines.append(f'- {text.ask(chain, rng)} {steps}{remembered}')
+    lines.append('')
+  return lines
+
+
+def example(before: dict, after: dict) -> list[str]:
+  """The first question of two hops that training has turned right."""
+  wanted = next(key for key in before if not before[key]['em']
+                and after[key]['em'] and _hops(after[key]) == 2)
+  return ['## One question, before and after', '',
+          f'Greedy, through BM25. The answer is {after[wanted]["golds"][0]}.',
+          '', 'Before:', '', *_quoted(before[wanted]), '', 'After:', '',
+          *_quoted(after[wanted])]
+
+
+def _records(run: pathlib.Path) -> tuple[dict, dict]:
+  """Greedy records of fresh questions, before and after, by question."""
+  return tuple({
+      record['question']: record
+      for line in (run / 'evaluation' / name / 'records.jsonl').open()
+      if (record := json.loads(line))['set'] == 'known'
+      and record['decoding'] == 'greedy' and record['engine'] != 'noise'}
+               for name in ('before', 'after'))
+
+
+def _hops(record: dict) -> int:
+  return record['trajectory']['question']['hops']
+
+
+def _quoted(record: dict) -> list[str]:
+  return ['```', *record['text'].strip().splitlines(), '```']
+
+
+if __name__ == '__main__':
+  main()
