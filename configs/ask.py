@@ -38,7 +38,9 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   config.data = dict(
       world_seed=base.data.world_seed,  # of the generated world
       per_hop=base.data.per_hop,  # its questions, of which some are proposed
+      common=base.data.common,  # above 0: others, about common knowledge
   )
+  config.world = base.world  # common knowledge, hard
   config.rollout = {name: base.rollout[name] for name in _ROLLOUT}
   config.mesh = base.mesh
   config.ask = dict(

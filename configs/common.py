@@ -48,7 +48,14 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       evaluate='',  # path, folder, or name=path,..., answered from search.corpus
       world_seed=1,  # of the generated training world
       per_hop=(500, 500, 400, 300),  # generated questions of 1, 2, ... hops
+      common=0.4,  # the share of common knowledge in every step, if generated
       mix=(4, 4, 2, 2),  # shares of 1, 2, ... hops in every step; (): any
+  )
+  config.world = dict(  # generated worlds, of training and of evaluation
+      common=True,  # also common knowledge, the same in every world
+      outdated=0.15,  # the share of it that has changed in a world, in (0, 1)
+      hard=False,  # several passages an entity, namesakes, other wordings
+      scale=1.0,  # of the numbers of entities; above 0
   )
   config.search = dict(
       engine='bm25',  # dense (n-grams; or an index, see build_index.py), noise ...
@@ -147,18 +154,24 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       initial=True,  # also before training
       every=0,  # steps, during training; 0: not then
       limit=0,  # questions of a set during training, by the seed; 0: all
-      noise=True,  # also with random passages: should score 0
+      during=0,  # sets during training, from the first on; 0: all
+      decodings=('greedy', 'sampled'),  # of answers; or one of them
+      noise=True,  # the first set, and famous, also with random passages
       worlds=dict(
           world_seed=101,  # never that of training
-          kinds=('known', 'unseen'),  # name parts
-          questions_per_hop=16,
+          # Fresh facts, by name parts; common knowledge, by whether it holds.
+          kinds=('known', 'unseen', 'famous', 'outdated'),
+          questions_per_hop=16,  # of fresh facts
+          common_per_hop=8,  # of common knowledge, at most; 0: as of fresh
+          few_per_hop=8,  # of them, sampled or with random passages; 0: all
           max_hops=4,
       ),
   )
   if size == 'smoke':  # a minute or two: does everything, learns nothing
     config.train.update(num_steps=3, checkpoint_every=1)
     config.rollout.update(questions=4, group_size=4, slots=16)
-    config.evaluate.worlds.update(questions_per_hop=4)
+    config.evaluate.worlds.update(
+        questions_per_hop=4, common_per_hop=2, few_per_hop=2)
   settings.apply(config, size, 'search_r1')
   return config
 

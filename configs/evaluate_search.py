@@ -25,7 +25,8 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   config.search = base.search
   config.data = dict(evaluate='')  # questions, jsonl; '' generates worlds
   config.evaluate = dict(worlds=base.evaluate.worlds)
+  config.world = base.world  # common knowledge, hard
   config.retrieval = dict(top_ks=(1, 3, 10))  # passages that are looked at
   if size == 'laptop':
-    config.evaluate.worlds.questions_per_hop = 200
+    config.evaluate.worlds.update(questions_per_hop=200, common_per_hop=50)
   return config

@@ -32,7 +32,9 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   config.data = dict(
       world_seed=base.data.world_seed,  # of the generated world
       per_hop=base.data.per_hop,  # its questions, which are not served
+      common=base.data.common,  # above 0: others, about common knowledge
   )
+  config.world = base.world  # common knowledge, hard
   config.serve = dict(
       host='127.0.0.1',  # 0.0.0.0 opens it to other machines
       port=8000,  # 0: a free one

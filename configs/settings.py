@@ -198,7 +198,7 @@ SETTINGS: dict[str, Callable[[Config, Model], None]] = {
 def _of_any_paper(config: Config, model: Model) -> None:
   """What the papers share, and what memory asks for: slots, types, mesh."""
   config.model.update(path=model.hub_id, dtype='bfloat16')
-  config.data.update(per_hop=(), mix=())  # nothing is generated
+  config.data.update(per_hop=(), common=0.0, mix=())  # nothing is generated
   config.rollout.update(slots=256, length=4096, dtype='bfloat16',
                         temperature=1.0, top_p=1.0)
   for optimizer, rate in ((config.optimizer, 1e-6),

@@ -16,6 +16,8 @@ CONFIGS = sorted(path.stem for path in (
                      '__init__', 'common', 'models', 'settings'))
 BAD = {'build': ('ivf',), 'corpus': '', 'data.fresh': 1.5,
        'export.dtype': 'float16', 'data.demonstrations.mix': (0, 0),
+       'evaluate.decodings': ('beam',),
+       'evaluate.worlds.kinds': ('known', 'known'),
        'rollout.truncation': 'ignore'}
 
 
@@ -98,3 +100,24 @@ def test_a_thread_that_samples_leaves_no_engine_to_evaluate_with(data):
   with pytest.raises(ValueError, match='evaluate.every must be 0 where roll'
                      'outs run ahead in a thread, .* is 5 with train.max_stale'):
     checks.check_staleness(1, algorithm, 1, every=5)
+
+
+@pytest.mark.parametrize('field, value, message', [
+    ('data.common', 0.4, r'^data.common must be 0 where worlds have no common '
+     r'knowledge \(world.common=False\), but is 0.4. Set it to 0, or world.co'),
+    ('evaluate.worlds.kinds', ('known', 'famous'),
+     r"^evaluate.worlds.kinds must not name famous .* but is \('known', "
+     r"'famous'\). Leave them out, or set world.common to True.$"),
+])
+def test_questions_about_knowledge_that_no_world_has_are_refused(
+    field, value, message):
+  config = configured('grpo')
+  config.world.common = False
+  config.data.common = 0.0
+  config.evaluate.worlds.kinds = ('known', 'unseen')
+  checks.check_worlds(config)  # the old world
+  config.update_from_flattened_dict({field: value})
+  with pytest.raises(ValueError, match=message):
+    checks.check_worlds(config)
+  config.data.update(train='train.jsonl', evaluate='test.jsonl')
+  checks.check_worlds(config)  # nothing is generated

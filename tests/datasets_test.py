@@ -7,6 +7,8 @@ import json
 import pytest
 
 from searchrl.data import datasets
+from searchrl.world import facts
+from searchrl.world import text
 
 
 @pytest.fixture
@@ -139,3 +141,98 @@ def test_sets_share_one_corpus(tmp_path):
       tmp_path / 'data', evaluate=own(tmp_path, 'a', 'b'), corpus=str(corpus),
       own_train=True, world_seed=1, kinds=(), questions_per_hop=1, max_hops=1)
   assert one.corpus is two.corpus and len(one.corpus) == 1
+
+
+COMMON = datasets.WorldOptions(common=True)
+
+
+def worlds_sets(folder, **options):
+  return datasets.evaluation_sets(folder, **{**dict(
+      evaluate='', corpus='', own_train=False, world_seed=5, max_hops=2,
+      kinds=('known', 'unseen', 'famous', 'outdated'), questions_per_hop=6,
+      common_per_hop=4, few_per_hop=3, world=COMMON), **options})
+
+
+def test_common_knowledge_is_asked_about_in_the_world_of_known_parts(tmp_path):
+  known, unseen, famous, outdated = found = worlds_sets(tmp_path)
+  assert [d.name for d in found] == ['known', 'unseen', 'famous', 'outdated']
+  assert known.corpus is famous.corpus is outdated.corpus is not unseen.corpus
+  assert [d.is_common for d in found] == [False, False, True, True]
+  for data, count in zip(found, (6, 6, 4, 4)):
+    assert [q.hops for q in data.questions] == [1] * count + [2] * count
+    assert [q.data_source for q in data.questions] == [
+        f'{data.name}_{q.hops}hop' for q in data.questions]
+    assert [q.hops for q in data.few] == [1] * 3 + [2] * 3
+    assert {*data.few} <= {*data.questions}
+  # What a question is about: memory and the world, by hand from facts alone.
+  world = facts.make(5, common=True)
+  for data in (famous, outdated):
+    for question in (q for q in data.questions if q.hops == 1):
+      (subject, relation), = [
+          fact for fact in world.memory if question.text.rstrip('.?').endswith(
+              f' {fact[0]}') and world.facts[fact] == question.answers[0]
+          and any(phrase in question.text
+                  for phrase in text._PHRASES[fact[1]])]
+      same = world.memory[subject, relation] == question.answers[0]
+      assert same == (data is famous)
+      assert data is outdated or (subject, relation) in facts.held_out()
+
+
+def test_fresh_questions_are_those_of_the_world_without_common_knowledge(
+    tmp_path):
+  with_, without = (worlds_sets(tmp_path / name, kinds=('known',), world=world)[
+      0] for name, world in (('a', COMMON), ('b', datasets.WorldOptions())))
+  assert list(with_.questions) == list(without.questions)
+  assert len(with_.corpus) == len(without.corpus) + 114
+
+
+def test_kinds_come_in_their_order_and_as_many_as_there_are(tmp_path):
+  outdated, known = worlds_sets(
+      tmp_path, kinds=('outdated', 'known'), common_per_hop=0, few_per_hop=0)
+  assert (outdated.name, known.name) == ('outdated', 'known')
+  assert len(outdated.questions) == len(known.questions) == len(known.few) == 12
+  assert not (tmp_path / 'eval_unseen').exists()
+  many, = worlds_sets(tmp_path, kinds=('famous',), max_hops=1,
+                      common_per_hop=100)
+  assert 0 < len(many.questions) <= len(facts.held_out()) == 60
+
+
+def test_training_asks_of_nothing_that_is_held_out(tmp_path):
+  data = datasets.train_set(tmp_path, train='', corpus='', world_seed=1,
+                            per_hop=(20, 10), common=0.35, world=COMMON)
+  fresh, common = data.files
+  assert [*fresh, *common] == list(data.questions)
+  assert [q.hops for q in fresh] == [1] * 20 + [2] * 10
+  assert [q.hops for q in common] == [1] * 7 + [2] * 4  # rounded up
+  assert {q.data_source for q in common} == {
+      'train_common_1hop', 'train_common_2hop'}
+  for question in (q for q in common if q.hops == 1):
+    about = {(s, r) for s, r in facts.common_knowledge().facts
+             if question.text.rstrip('.?').endswith(f' {s}')
+             and any(f' {p} ' in question.text for p in text._PHRASES[r])}
+    assert about and not about & facts.held_out()
+
+
+def test_a_recipe_names_all_that_files_are_made_of(tmp_path):
+  """Of a plain world it is what it was before there was another."""
+  def made(**options):
+    datasets.generated(tmp_path, name='known', source='known', world_seed=3,
+                       per_hop=(2, 1), **options)
+    return (tmp_path / 'recipe.json').read_text()
+  assert made() == ('{"name": "known", "source": "known", "world_seed": 3, '
+                    '"per_hop": [2, 1]}')
+  worlds = [datasets.WorldOptions(**options) for options in (
+      {}, dict(common=True), dict(common=True, outdated=0.2), dict(hard=True),
+      dict(scale=0.5))]
+  assert len({made(world=world) for world in worlds}) == 5
+
+
+def test_worlds_can_be_hard_and_larger(tmp_path):
+  def passages(name, **options):
+    return len(datasets.generated(
+        tmp_path / name, name='known', source='known', world_seed=3,
+        per_hop=(1,), world=datasets.WorldOptions(**options)).corpus)
+  entities = sum(facts.SIZES.values())
+  assert passages('plain') == entities
+  assert abs(passages('half', scale=0.5) - entities / 2) <= 4
+  assert passages('hard', hard=True) > 1.5 * entities

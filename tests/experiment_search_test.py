@@ -44,20 +44,49 @@ def test_an_engine_finds_and_what_fails_in_it_is_typed():
   assert error.kind == 'unavailable' and error.detail
 
 
+def options(noise=True, decodings=('greedy', 'sampled')):
+  return ml_collections.ConfigDict(dict(noise=noise, decodings=decodings))
+
+
 def test_cases_are_every_set_in_both_ways_and_noise_over_the_first():
   sets = [datasets.Dataset('known', [tiny.question()], CORPUS),
           datasets.Dataset('unseen', [tiny.question()], CORPUS)]
-  cases = searches.cases(config('bm25'), sets, noise=True, seed=0)
+  cases = searches.cases(config('bm25'), sets, options(), seed=0)
   assert [(c.dataset.name, c.engine, c.decoding) for c in cases] == [
       ('known', 'bm25', 'greedy'), ('known', 'bm25', 'sampled'),
       ('unseen', 'bm25', 'greedy'), ('unseen', 'bm25', 'sampled'),
       ('known', 'noise', 'greedy')]
-  assert len(searches.cases(config('bm25'), sets, noise=False, seed=0)) == 4
+  assert len(searches.cases(
+      config('bm25'), sets, options(noise=False), seed=0)) == 4
+  assert [c.decoding for c in searches.cases(
+      config('bm25'), sets, options(decodings=('sampled',)), seed=0)] == [
+          'sampled', 'sampled', 'greedy']
   greedy = [c.search for c in cases if c.decoding == 'greedy']
   assert greedy[0] is greedy[1] is not greedy[2]  # one corpus, one index
   remote = [datasets.Dataset('eval', [tiny.question()], None)]
   assert len(searches.cases(config('remote', urls=('http://127.0.0.1:1/r',)),
-                            remote, noise=True, seed=0)) == 2
+                            remote, options(), seed=0)) == 2
+
+
+def test_famous_facts_are_asked_with_random_passages_too_and_share_the_engine():
+  def set_of(name, corpus, **fields):
+    questions = [tiny.question(f'{name}{n}') for n in range(3)]
+    return datasets.Dataset(name, questions, corpus, few=questions[:2], **fields)
+  other = Corpus(CORPUS.passages[:1])
+  cases = searches.cases(config('bm25'), [
+      set_of('known', CORPUS), set_of('unseen', other),
+      set_of('famous', CORPUS, is_common=True),
+      set_of('outdated', CORPUS, is_common=True)], options(), seed=0)
+  assert [(c.dataset.name, c.decoding) for c in cases
+          if c.engine == 'noise'] == [('known', 'greedy'), ('famous', 'greedy')]
+  engines = {name: {id(c.search) for c in cases if c.engine == 'bm25'
+                    and c.dataset.name == name}
+             for name in ('known', 'unseen', 'famous', 'outdated')}
+  assert engines['known'] == engines['famous'] == engines['outdated']
+  assert len(engines['known'] | engines['unseen']) == 2
+  for case in cases:  # many questions only where greedy answers are searched
+    assert len(case.dataset.questions) == (
+        3 if (case.engine, case.decoding) == ('bm25', 'greedy') else 2)
 
 
 def test_what_was_searched_is_described():

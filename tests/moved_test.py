@@ -86,6 +86,16 @@ def test_an_old_option_in_a_config_of_your_own_is_refused():
     moved.refuse_options(options.to_dict())
 
 
+def as_of_old():
+  """Today's config with the worlds that there were before common knowledge."""
+  config = dspo.get_config('smoke')
+  config.world.common = False
+  config.data.common = 0.0
+  config.evaluate.worlds.update(
+      kinds=('known', 'unseen'), common_per_hop=0, few_per_hop=0)
+  return config
+
+
 def test_an_old_config_is_read_under_the_new_names():
   recorded = json.loads(GOLDEN.read_text())
   before = json.dumps(recorded)
@@ -94,7 +104,7 @@ def test_an_old_config_is_read_under_the_new_names():
   assert recorded['job'] == 'searchrl.train:run'
   assert 'ahead' in recorded['rollout']
   assert config == moved.config(config) != recorded
-  today = json.loads(dspo.get_config('smoke').to_json())
+  today = json.loads(as_of_old().to_json())
   assert moved.completed(config, today) == today
 
 
@@ -118,7 +128,7 @@ def test_an_old_run_goes_on_and_is_then_recorded_under_the_new_names(tmp_path):
   recorded = json.loads(GOLDEN.read_text())
   recorded['rollout']['ahead'] = 1
   (tmp_path / 'config.json').write_text(json.dumps(recorded))
-  config = dspo.get_config('smoke')
+  config = as_of_old()
   with pytest.raises(ValueError, match='another config: '
                      'rollout.decodes_in_flight: 1 -> 0. Use'):
     workdir.prepare(tmp_path, config.to_dict())
@@ -126,3 +136,10 @@ def test_an_old_run_goes_on_and_is_then_recorded_under_the_new_names(tmp_path):
   workdir.prepare(tmp_path, config.to_dict())
   written = json.loads((tmp_path / 'config.json').read_text())
   assert written == json.loads(config.to_json())
+
+
+def test_an_old_run_in_a_world_of_today_is_refused(tmp_path):
+  (tmp_path / 'config.json').write_text(GOLDEN.read_text())
+  with pytest.raises(ValueError, match='data.common: 0.0 -> 0.4; .*'
+                     'world.common: False -> True. Use another --workdir'):
+    workdir.prepare(tmp_path, dspo.get_config('smoke').to_dict())

@@ -7,11 +7,17 @@ import json
 
 import hypothesis
 from hypothesis import strategies as st
+import numpy as np
 import pytest
 
+from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
 from searchrl.trajectory import Question
 
+FIRST = [  # of the default run of that revision
+    'train-1-0-1-222', 'train-1-0-2-345', 'train-1-0-3-367', 'train-1-0-4-1',
+    'train-1-0-1-435', 'train-1-0-2-83', 'train-1-0-1-110', 'train-1-0-2-264',
+    'train-1-0-3-22', 'train-1-0-4-249', 'train-1-0-1-335', 'train-1-0-2-389']
 GOOD = '{"id": "a", "question": " Who? ", "golden_answers": ["x", "y"]}'
 
 
@@ -192,3 +198,50 @@ def test_a_subset_is_of_the_seed_alone_and_grows_by_addition():
 def test_weights_of_missing_files_are_refused(weights, message):
   with pytest.raises(ValueError, match=message):
     questions_lib.stream([some(3), []], seed=0, weights=weights)
+
+
+shares_of_common = st.sampled_from([0.05, 0.25, 0.4, 0.9])
+
+
+@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.given(mixes, shares_of_common, st.integers(1, 80))
+def test_the_share_of_common_knowledge_holds_in_every_hop_count(
+    mix, common, count):
+  fresh = some(40, hops=(1, 2, 3, 4))
+  few = [Question(f'c{n}', '', ('a',), hops=n % 4 + 1) for n in range(8)]
+  stream = questions_lib.stream([fresh, few], seed=0, mix=mix, common=common)
+  seen = Counter((q.hops, q.uid[0] == 'c') for q in drawn(stream, count))
+  for hops, share in enumerate(mix, start=1):
+    for is_common, part in ((False, 1 - common), (True, common)):
+      fair = share / sum(mix) * part * count
+      assert abs(seen[hops, is_common] - fair) < 2 * len(mix)
+
+
+def test_common_knowledge_keeps_its_share_without_a_mix():
+  few = [Question('c', '', ('a',), hops=2)]
+  stream = questions_lib.stream([some(9), few], seed=0, common=0.4)
+  assert Counter(q.uid[0] == 'c' for q in drawn(stream, 10)) == {
+      True: 4, False: 6}
+  with pytest.raises(ValueError, match='data.common=0.4 needs questions of '
+                     'fresh facts and of common knowledge, .* but 9 that are'):
+    questions_lib.stream([some(9), few], seed=0, mix=(1,), common=0.4)
+
+
+def test_an_old_config_draws_what_it_drew_before_common_knowledge(tmp_path):
+  """The rule in plain loops, and the first step as revision 0413c11 drew it."""
+  data = datasets.train_set(tmp_path, train='', corpus='', world_seed=1,
+                            per_hop=(500, 500, 400, 300))
+  mix, taken, expected = (4, 4, 2, 2), [0] * 4, []
+  pools = [[f'train-1-0-{hops}-{n}' for n in range(1, count + 1)]
+           for hops, count in enumerate((500, 500, 400, 300), start=1)]
+  for total in range(1, 361):
+    behind = [share / 12 * total - n for share, n in zip(mix, taken)]
+    pool = behind.index(max(behind))
+    order = np.random.default_rng([0, pool, 0]).permutation(len(pools[pool]))
+    expected.append(pools[pool][order[taken[pool]]])
+    taken[pool] += 1
+  stream = questions_lib.stream(data.files, seed=0, mix=mix)
+  uids = [q.uid for q in drawn(stream, 360)]
+  assert data.corpus.digest.startswith('1bee5c24974d72834d34a3cde379f09b')
+  assert uids == expected
+  assert uids[:12] == FIRST

@@ -3,13 +3,15 @@
 """Data sets: questions with their corpora, from files or generated worlds.
 
 Without paths, worlds are generated and written as the jsonl files that your own
-data comes in, then read back: downstream there is no difference.
+data comes in, then read back: downstream there is no difference. A world's
+questions about common knowledge are files of their own, over the same corpus.
 """
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -23,6 +25,33 @@ from searchrl.world import facts
 from searchrl.world import text
 
 MEAN = 'mean'  # of the sets of an evaluation, where their names stand
+FRESH = ('known', 'unseen')  # kinds of sets: name parts of fresh facts
+COMMON = ('famous', 'outdated')  # or what is asked of common knowledge
+
+
+@dataclasses.dataclass(frozen=True)
+class WorldOptions:
+  """What a generated world is besides its seed; here a plain old one."""
+
+  common: bool = False  # also common knowledge
+  outdated: float = 0.15  # the share of it that has changed, in (0, 1)
+  hard: bool = False
+  scale: float = 1.0  # of the numbers of entities
+
+  def make(self, seed: int, source: str) -> facts.World:
+    sizes = {kind: round(self.scale * n) for kind, n in facts.SIZES.items()}
+    return facts.make(seed, sizes=sizes, source=source, common=self.common,
+                      outdated=self.outdated, hard=self.hard)
+
+
+@dataclasses.dataclass(frozen=True)
+class _About:
+  """Questions about the common knowledge of a world."""
+
+  name: str  # of their file; evaluation reports them under it
+  topics: tuple[facts.Topic, ...]
+  split: str
+  per_hop: tuple[int, ...]  # at most: there are only so many
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +62,19 @@ class Dataset:
   questions: Sequence[Question]
   corpus: corpora.Corpus | mapped_corpus.MappedCorpus | None  # None: remote
   files: Sequence[Sequence[Question]] = ()  # the questions, by file of several
+  is_common: bool = False  # they are about common knowledge
+  few: Sequence[Question] = ()  # enough of them where many cost much; (): all
 
 
 def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
-              per_hop: Sequence[int], needs_corpus: bool = True, limit: int = 0,
-              seed: int = 0, question_mark: bool = False) -> Dataset:
+              per_hop: Sequence[int], common: float = 0.0,
+              world: WorldOptions = WorldOptions(), needs_corpus: bool = True,
+              limit: int = 0, seed: int = 0, question_mark: bool = False
+             ) -> Dataset:
   """Returns the questions that a policy is trained on, and their corpus.
+
+  Of a generated world they are two files, if some are about common knowledge:
+  that of fresh facts is first.
 
   Args:
     folder: of generated files.
@@ -47,6 +83,9 @@ def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
     corpus: a corpus file; '' generates a world.
     world_seed: of the generated world.
     per_hop: how many questions of 1, 2, ... hops to generate.
+    common: as many again, times this, about common knowledge, or fewer, if
+      there are not so many.
+    world: what is generated; it has common knowledge, if `common` is above 0.
     needs_corpus: False if the engine does without one.
     limit: so many of the questions, over all files; 0: all.
     seed: of the choice.
@@ -67,9 +106,19 @@ def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
     data = Dataset('train', [q for file in files for q in file],
                    _corpus(corpus), files)
   else:
-    data = generated(folder / 'train', name='train', source='known',
-                     world_seed=world_seed, per_hop=per_hop)
+    data = _world_of_training(folder / 'train', world_seed, per_hop, common,
+                              world)
   return _limited(data, limit, seed) if limit else data
+
+
+def _world_of_training(folder: pathlib.Path, world_seed: int,
+                       per_hop: Sequence[int], common: float,
+                       world: WorldOptions) -> Dataset:
+  """A generated world's questions: fresh ones, and some of the common."""
+  abouts = [_About('train_common', COMMON, 'train', tuple(
+      math.ceil(common * count) for count in per_hop))]
+  return generated(folder, name='train', source='known', world_seed=world_seed,
+                   per_hop=per_hop, world=world, abouts=abouts * (common > 0))
 
 
 def _read(file: question_files.File, question_mark: bool) -> list[Question]:
@@ -93,6 +142,8 @@ def _limited(data: Dataset, limit: int, seed: int) -> Dataset:
 def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
                     own_train: bool, world_seed: int, kinds: Sequence[str],
                     questions_per_hop: int, max_hops: int,
+                    common_per_hop: int = 0, few_per_hop: int = 0,
+                    world: WorldOptions = WorldOptions(),
                     needs_corpus: bool = True, question_mark: bool = False
                    ) -> list[Dataset]:
   """Returns the data sets of an evaluation: unseen worlds, or files.
@@ -104,9 +155,15 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
     corpus: a corpus file.
     own_train: training has its own data; then nothing is generated.
     world_seed: of the generated worlds; never that of training.
-    kinds: 'known' or 'unseen' name parts; one world each.
+    kinds: FRESH, facts of a world of 'known' or 'unseen' name parts each; or
+      COMMON, common knowledge of the world of known parts: 'famous' is as it
+      was and held out of training, 'outdated' has changed.
     questions_per_hop: how many of each hop count.
     max_hops: the most hops of a question.
+    common_per_hop: how many about common knowledge, or fewer, if there are not
+      so many; 0: questions_per_hop.
+    few_per_hop: how many of these are enough where many cost much; 0: all.
+    world: what is generated; it has common knowledge, if a kind is about it.
     needs_corpus: False if the engine does without one; then no world is
       generated, because it would not find that world's passages.
     question_mark: as of `questions.read`, for files.
@@ -122,10 +179,40 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
     return _sets(evaluate, _corpus(corpus), question_mark)
   if own_train or not needs_corpus:
     return []
-  return [generated(folder / f'eval_{kind}', name=kind, source=kind,
-                    world_seed=world_seed,
-                    per_hop=[questions_per_hop] * max_hops)
-          for kind in kinds]
+  found = {}
+  for source in FRESH:
+    about = COMMON if source == 'known' else ()
+    if {source, *about} & {*kinds}:
+      found |= _worlds_sets(
+          folder, source, [kind for kind in about if kind in kinds],
+          world_seed=world_seed, world=world,
+          per_hop=[questions_per_hop] * max_hops,
+          common_per_hop=[common_per_hop or questions_per_hop] * max_hops)
+  return [dataclasses.replace(found[kind], few=_few(
+      found[kind].questions, few_per_hop, world_seed)) for kind in kinds]
+
+
+def _few(questions: Sequence[Question], per_hop: int, seed: int
+        ) -> list[Question]:
+  """So many questions of each hop count, drawn by the seed; 0: all."""
+  by_hops = collections.defaultdict(list)
+  for question in questions:
+    by_hops[question.hops].append(question)
+  return [question for group in by_hops.values() for question in
+          questions_lib.subset(group, per_hop or len(group), seed)]
+
+
+def _worlds_sets(folder: pathlib.Path, source: str, about: Sequence[str], *,
+                 common_per_hop: Sequence[int], **options
+                ) -> dict[str, Dataset]:
+  """The sets of a world: its fresh facts, and what is asked of the common."""
+  splits = {'famous': 'test', 'outdated': ''}  # few have changed: any of those
+  whole = generated(folder / f'eval_{source}', name=source, source=source,
+                    abouts=[_About(kind, (kind,), splits[kind],
+                                   tuple(common_per_hop)) for kind in about],
+                    **options)
+  return {name: Dataset(name, part, whole.corpus, is_common=name in COMMON)
+          for name, part in zip([source, *about], whole.files)}
 
 
 def _sets(evaluate: str, corpus: Any, question_mark: bool) -> list[Dataset]:
@@ -168,18 +255,47 @@ def shared(read: Callable[[], Any]) -> Any:
 
 
 def generated(folder: pathlib.Path, *, name: str, source: str, world_seed: int,
-              per_hop: Sequence[int]) -> Dataset:
-  """Generates a world's files, unless they are there, and reads them back."""
-  recipe_text = json.dumps(dict(name=name, source=source, world_seed=world_seed,
-                                per_hop=list(per_hop)))
+              per_hop: Sequence[int], world: WorldOptions = WorldOptions(),
+              abouts: Sequence[_About] = ()) -> Dataset:
+  """Generates a world's files, unless they are there, and reads them back.
+
+  Args:
+    folder: of the files.
+    name: of the data set, and of the data source of its fresh questions.
+    source: of the names of fresh entities.
+    world_seed: of the facts.
+    per_hop: how many fresh questions of 1, 2, ... hops.
+    world: what else the world is.
+    abouts: questions about its common knowledge; a file each.
+
+  Returns:
+    All questions over one corpus; of their files that of fresh ones is first.
+  """
+  recipe_text = _recipe(name=name, source=source, world_seed=world_seed,
+                        per_hop=list(per_hop), world=world, abouts=abouts)
   recipe = folder / 'recipe.json'
   if not recipe.exists() or recipe.read_text() != recipe_text:
     folder.mkdir(parents=True, exist_ok=True)
     recipe.unlink(missing_ok=True)
-    world = facts.make(world_seed, source=source)
-    corpora.write(folder / 'corpus.jsonl', text.passages(world))
+    made = world.make(world_seed, source)
+    corpora.write(folder / 'corpus.jsonl', text.passages(made))
     questions_lib.write(folder / 'questions.jsonl',
-                        text.questions(world, per_hop, data_source=name))
+                        text.questions(made, per_hop, data_source=name))
+    for about in abouts:
+      questions_lib.write(folder / f'{about.name}.jsonl', text.questions(
+          made, about.per_hop, data_source=about.name, topics=about.topics,
+          split=about.split))
     recipe.write_text(recipe_text)  # last: without it all is made again
-  return Dataset(name, questions_lib.read(folder / 'questions.jsonl'),
-                 corpora.read(folder / 'corpus.jsonl'))
+  files = [questions_lib.read(folder / f'{stem}.jsonl')
+           for stem in ('questions', *(about.name for about in abouts))]
+  return Dataset(name, [q for file in files for q in file],
+                 corpora.read(folder / 'corpus.jsonl'), files)
+
+
+def _recipe(*, world: WorldOptions, abouts: Sequence[_About], **rest) -> str:
+  """All that files are generated from; of plain old worlds as ever."""
+  if world != WorldOptions():
+    rest['world'] = dataclasses.asdict(world)
+  if abouts:
+    rest['abouts'] = [dataclasses.asdict(about) for about in abouts]
+  return json.dumps(rest)

@@ -6,7 +6,7 @@ The schema is FlashRAG's: {"id", "question", "golden_answers", "metadata"}; the
 hop count, where there is one, is metadata.hops.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 import dataclasses
 import hashlib
 import json
@@ -181,7 +181,8 @@ class Stream:
 
 
 def stream(files: Sequence[Sequence[Question]], *, seed: int,
-           mix: Sequence[float] = (), weights: Sequence[float] = ()) -> Stream:
+           mix: Sequence[float] = (), weights: Sequence[float] = (),
+           common: float = 0.0) -> Stream:
   """The stream of some files' questions.
 
   Args:
@@ -191,6 +192,8 @@ def stream(files: Sequence[Sequence[Question]], *, seed: int,
       all questions are of one hop count, and the mix asks for others.
     weights: shares of the files in every draw, instead of those of hops; with
       neither, all questions are drawn alike, in proportion to the files' sizes.
+    common: above 0, this share of every draw, and of each hop count in it, is
+      of the last file, however few its questions are.
 
   Raises:
     ValueError: no share is above 0, or one that is has no question.
@@ -202,12 +205,35 @@ def stream(files: Sequence[Sequence[Question]], *, seed: int,
   questions = [q for file in files for q in file]
   there = {q.hops for q in questions}
   if not mix or len(there) == 1 and not there >= _wanted(mix):
-    return Stream([questions], seed=seed)
-  pools = [[q for q in questions if q.hops == hops]
-           for hops in range(1, len(mix) + 1)]
-  _check_shares(mix, pools, 'data.mix', [
-      f'{hops}-hop questions' for hops in range(1, len(mix) + 1)])
-  return Stream(pools, seed=seed, shares=mix)
+    pools, shares = [questions], [1.0]
+  else:
+    pools, shares = [[q for q in questions if q.hops == hops]
+                     for hops in range(1, len(mix) + 1)], mix
+    _check_shares(mix, pools, 'data.mix', [
+        f'{hops}-hop questions' for hops in range(1, len(mix) + 1)])
+  if common:
+    pools, shares = _halved(pools, shares, {q.uid for q in files[-1]}, common)
+  return Stream(pools, seed=seed, shares=shares)
+
+
+def _halved(pools: Sequence[Sequence[Question]], shares: Sequence[float],
+            of_common: Container[str], common: float
+           ) -> tuple[list[list[Question]], list[float]]:
+  """Each pool in two, with their shares: fresh facts, common knowledge."""
+  halves, parts = [], []
+  for pool, share in zip(pools, shares, strict=True):
+    for is_common, part in ((False, share * (1 - common)),
+                            (True, share * common)):
+      half = [q for q in pool if (q.uid in of_common) == is_common]
+      if part and not half:
+        raise ValueError(
+            f'data.common={common} needs questions of fresh facts and of '
+            'common knowledge, of each hop count that data.mix has a share of, '
+            f'but {len(pool)} that are drawn together are all of one kind. Set '
+            'it to 0, or raise data.limit or data.per_hop.')
+      halves.append(half)
+      parts.append(part)
+  return halves, parts
 
 
 def _wanted(mix: Sequence[float]) -> set[int]:

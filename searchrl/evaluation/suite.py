@@ -3,7 +3,8 @@
 """Evaluation: a policy and cases in; scores by set and records out.
 
 A set has a row of its own, and a row a hop count where it has questions of
-several. The mean over several sets, each weighing alike, is one more row.
+several. The mean over several sets, each weighing alike, is one more row; sets
+about common knowledge, which can be answered from memory, are no part of it.
 """
 
 from collections import defaultdict
@@ -69,10 +70,11 @@ def run(
         temperature=0.0 if case.decoding == 'greedy' else 1.0).trajectories)
     records.append((case, trajectories))
     rows += _rows(case, trajectories)
-  return rows + _means(rows), records
+  fresh = {case.dataset.name for case in cases if not case.dataset.is_common}
+  return rows + _means([row for row in rows if row['set'] in fresh]), records
 
 
-def limited(cases: Sequence[EvalCase], limit: int, seed: int
+def limited(cases: Sequence[EvalCase], limit: int, seed: int, sets: int = 0
            ) -> list[EvalCase]:
   """The cases of an evaluation during training: greedy, on a few questions.
 
@@ -80,7 +82,11 @@ def limited(cases: Sequence[EvalCase], limit: int, seed: int
     cases: of a whole evaluation; those with random passages are left out.
     limit: questions of a set, drawn by the seed; 0, or more than it has: all.
     seed: of the choice.
+    sets: so many, from the first on; 0: all.
   """
+  names = list(dict.fromkeys(case.dataset.name for case in cases))
+  names = names[:sets or len(names)]
+
   def fewer(case):
     chosen = questions_lib.subset(
         case.dataset.questions, limit or len(case.dataset.questions), seed)
@@ -88,7 +94,8 @@ def limited(cases: Sequence[EvalCase], limit: int, seed: int
         case.dataset, questions=chosen))
 
   return [fewer(case) for case in cases
-          if case.decoding == 'greedy' and case.engine != 'noise']
+          if case.decoding == 'greedy' and case.engine != 'noise'
+          and case.dataset.name in names]
 
 
 def _rows(case: EvalCase, trajectories: Sequence[Trajectory]) -> list[dict]:

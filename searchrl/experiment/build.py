@@ -35,7 +35,8 @@ from searchrl.trajectory import SearchFn
 _REWARDS = 'searchrl.agent.rewards:em, :subem, :f1, :format_em and :retrieval'
 _FREE = ('train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
          'train.keep_checkpoints', 'train.progress', 'train.lockstep',
-         'train.watchdog_secs', 'evaluate.every', 'evaluate.limit')
+         'train.watchdog_secs', 'evaluate.every', 'evaluate.limit',
+         'evaluate.during')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
   """
   checks.check(config)
   checks.check_questions(config)
+  checks.check_worlds(config)
   init_from.check(config, folder)
   processes.agree('config', json.loads(config.to_json()))
   recipe, scored = algorithm(config), scorer(config)
@@ -90,7 +92,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
       algorithm=recipe, sampler=sampler, learner=trainer, params=params,
       start=start, stream=stream, search=search, scorer=scored,
       rounds=rounds(config.rollout),
-      cases=searches.cases(config.search, sets, noise=config.evaluate.noise,
+      cases=searches.cases(config.search, sets, config.evaluate,
                            seed=config.seed),
       lockstep=lockstep)
 
@@ -106,7 +108,8 @@ def _data(config, folder: pathlib.Path) -> tuple[
         f'is {config.evaluate.every}. Give data.evaluate.')
   return data, sets, questions_lib.stream(
       data.files or [data.questions], seed=config.seed, mix=config.data.mix,
-      weights=config.data.weights)
+      weights=config.data.weights,
+      common=0.0 if config.data.train else config.data.common)
 
 
 def scorer(config) -> scoring.Scorer:
@@ -152,9 +155,15 @@ def train_set(config, folder: pathlib.Path) -> datasets.Dataset:
   return datasets.train_set(
       folder / 'data', train=config.data.train, corpus=config.search.corpus,
       world_seed=config.data.world_seed, per_hop=config.data.per_hop,
+      common=config.data.common, world=world(config),
       needs_corpus=searches.needs_corpus(config.search),
       limit=config.data.limit, seed=config.seed,
       question_mark=config.data.question_mark)
+
+
+def world(config) -> datasets.WorldOptions:
+  """What generated worlds are, from config.world."""
+  return datasets.WorldOptions(**config.world)
 
 
 def evaluation_sets(config, folder: pathlib.Path) -> list[datasets.Dataset]:
@@ -164,7 +173,7 @@ def evaluation_sets(config, folder: pathlib.Path) -> list[datasets.Dataset]:
       corpus=config.search.corpus, own_train=bool(config.data.get('train')),
       question_mark=config.data.get('question_mark', False),
       needs_corpus=searches.needs_corpus(config.search),
-      **config.evaluate.worlds)
+      world=world(config), **config.evaluate.worlds)
 
 
 def algorithm(config) -> algorithms.Algorithm:

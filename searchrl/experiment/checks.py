@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import dataclasses
 from typing import Any
 
+from searchrl.data import datasets
 from searchrl.data import question_files
 from searchrl.models.inference import sampling
 from searchrl.rl import algorithms
@@ -46,6 +47,20 @@ RULES = (
     _at_least('data.limit', 0, 'Set it to 0 to train on all questions.'),
     _at_least('evaluate.every', 0, 'Set it to 0 for none during training.'),
     _at_least('evaluate.limit', 0, 'Set it to 0 for all questions.'),
+    _at_least('evaluate.during', 0, 'Set it to 0 for all sets.'),
+    Rule('evaluate.decodings', lambda names: names and {*names} <= {
+        'greedy', 'sampled'}, "'greedy', 'sampled', or both"),
+    # Generated worlds.
+    _at_least('evaluate.worlds.common_per_hop', 0,
+              'Set it to 0 for as many as of fresh facts.'),
+    _at_least('evaluate.worlds.few_per_hop', 0, 'Set it to 0 for all.'),
+    Rule('evaluate.worlds.kinds', lambda kinds: {*kinds} <= {
+        *datasets.FRESH, *datasets.COMMON} and len({*kinds}) == len(kinds),
+         f'some of {", ".join((*datasets.FRESH, *datasets.COMMON))}'),
+    Rule('data.common', lambda share: 0 <= share < 1, 'in [0, 1)',
+         'Set it to 0 for none of common knowledge.'),
+    Rule('world.outdated', lambda share: 0 < share < 1, 'in (0, 1)'),
+    _above('world.scale', 0),
     _at_least('rollout.questions', 1),
     _at_least('rollout.group_size', 1),
     _at_least('rollout.max_rounds', 1),
@@ -130,6 +145,27 @@ def check_questions(config) -> None:
         'data.weights must have a number of at least 0 for each of the '
         f'{len(files)} files of data.train, and one above it, but is '
         f'{weights}. Use () to draw from all questions alike.')
+
+
+def check_worlds(config) -> None:
+  """Raises a ValueError if worlds lack the knowledge that is asked about."""
+  data, evaluate = config.data, config.get('evaluate', {})
+  if config.world.common or data.get('train'):
+    return
+  kinds = () if data.get('evaluate') else evaluate.get('worlds', {}).get(
+      'kinds', ())
+  about = [kind for kind in kinds if kind in datasets.COMMON]
+  for broken, message in (
+      (data.get('common') and any(data.get('per_hop', ())),
+       'data.common must be 0 where worlds have no common knowledge '
+       f'(world.common=False), but is {data.get("common")}. Set it to 0, or '
+       'world.common to True.'),
+      (about, 'evaluate.worlds.kinds must not name famous or outdated where '
+       'worlds have no common knowledge (world.common=False), but is '
+       f'{tuple(kinds)}. Leave them out, or set world.common to True.'),
+  ):
+    if broken:
+      raise ValueError(message)
 
 
 def check_algorithm(config, name: str, algorithm: algorithms.Algorithm) -> None:

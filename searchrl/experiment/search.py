@@ -7,6 +7,7 @@ server all use the engines that are built here.
 """
 
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
 
 from searchrl.data import datasets
@@ -52,20 +53,43 @@ def describe(search: Any, corpus: Any) -> dict[str, Any]:
                           load_encoder=_load_encoder)
 
 
-def cases(search: Any, sets: Sequence[datasets.Dataset], *, noise: bool,
-          seed: int) -> list[suite.EvalCase]:
-  """Every set, greedy and sampled; the first also with random passages.
+def engines(search: Any, sets: Sequence[datasets.Dataset], *, seed: int
+           ) -> list[SearchFn]:
+  """The engine of each set; sets over one corpus share one."""
+  found = {}
+  for dataset in sets:
+    if id(dataset.corpus) not in found:
+      found[id(dataset.corpus)] = engine(search, dataset.corpus, seed=seed)
+  return [found[id(dataset.corpus)] for dataset in sets]
 
-  The last shows whether answers come from retrieval: it should score about 0.
+
+def cases(search: Any, sets: Sequence[datasets.Dataset], options: Any, *,
+          seed: int) -> list[suite.EvalCase]:
+  """Every set in each decoding; the first, and famous, with random passages.
+
+  These show whether answers come from retrieval: the first set should score
+  about 0, and famous facts what the policy knows without.
+
+  Args:
+    search: config.search.
+    sets: to evaluate on.
+    options: config.evaluate, whose decodings and noise are read.
+    seed: of random passages.
   """
-  result, found = [], None
-  for before, dataset in zip([None, *sets], sets):
-    if found is None or dataset.corpus is not before.corpus:
-      found = engine(search, dataset.corpus, seed=seed)
-    result += [suite.EvalCase(dataset, search.engine, found, decoding)
-               for decoding in ('greedy', 'sampled')]
-  if noise and sets and sets[0].corpus is not None:
+  def few(dataset):
+    return dataclasses.replace(
+        dataset, questions=dataset.few or dataset.questions)
+
+  result = []
+  for dataset, found in zip(sets, engines(search, sets, seed=seed)):
+    result += [suite.EvalCase(
+        dataset if decoding == 'greedy' else few(dataset), search.engine, found,
+        decoding) for decoding in options.decodings]
+  with_noise = [dataset for n, dataset in enumerate(sets)
+                if options.noise and dataset.corpus is not None
+                and (n == 0 or dataset.is_common and dataset.name == 'famous')]
+  for dataset in with_noise:
     found = wrapped.with_typed_errors(
-        factory.make('noise', sets[0].corpus, seed=seed))
-    result.append(suite.EvalCase(sets[0], 'noise', found, 'greedy'))
+        factory.make('noise', dataset.corpus, seed=seed))
+    result.append(suite.EvalCase(few(dataset), 'noise', found, 'greedy'))
   return result

@@ -17,6 +17,7 @@ from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl.data import question_files
 from searchrl.data import questions as questions_lib
+from searchrl.experiment import build
 from searchrl.experiment import checks
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
@@ -47,6 +48,7 @@ def run(config, workdir: str) -> None:
     SystemExit: no sample has an answer.
   """
   checks.check(config)
+  checks.check_worlds(config)
   if processes.count() > 1:
     raise ValueError(f'ask needs one process, but there are '
                      f'{processes.count()}. Start it alone.')
@@ -83,7 +85,8 @@ def corpus_file(config, run: str, workdir: pathlib.Path) -> pathlib.Path:
     return of_run
   datasets.train_set(
       workdir / 'data', train='', corpus='', world_seed=config.data.world_seed,
-      per_hop=config.data.per_hop)
+      per_hop=config.data.per_hop, common=config.data.common,
+      world=build.world(config))
   return workdir / 'data' / 'train' / 'corpus.jsonl'
 
 

@@ -29,6 +29,7 @@ def run(config, workdir: str) -> None:
   """
   checks.check(config)
   checks.check_questions(config)
+  checks.check_worlds(config)
   folder, options = pathlib.Path(workdir), config.evaluate
   if not config.search.engine:
     config.search.engine, config.search.options = policy.search_of_run(
@@ -41,8 +42,7 @@ def run(config, workdir: str) -> None:
   processes.on_first('search', lambda: workdirs.note(
       folder, 'search', _described(config.search, sets),
       allow_changes=config.allow_changes))
-  cases = searches.cases(config.search, sets, noise=options.noise,
-                         seed=config.seed)
+  cases = searches.cases(config.search, sets, options, seed=config.seed)
   rows, records = suite.run(sampler, params, cases, step=options.step)
   if processes.is_first():
     suite.save(folder, rows, records, sampler.tokenizer)

@@ -15,6 +15,7 @@ import pathlib
 from searchrl.agent import rewards
 from searchrl.evaluation import figures
 from searchrl.experiment import build
+from searchrl.experiment import checks
 from searchrl.experiment import search as searches
 from searchrl.search import ir_metrics
 from searchrl.trajectory import Question, SearchFn
@@ -31,15 +32,16 @@ def run(config, workdir: str) -> None:
     ValueError: there are no questions.
   """
   folder, search = pathlib.Path(workdir), config.search
+  checks.check(config)
+  checks.check_worlds(config)
   sets = build.evaluation_sets(config, folder)
   if not sets:
     raise ValueError(
         f'data.evaluate must name questions for {search.engine!r}, whose '
         'corpus is remote, but is empty.')
-  rows, engine = [], None
-  for before, dataset in zip([None, *sets], sets):
-    if engine is None or dataset.corpus is not before.corpus:
-      engine = searches.engine(search, dataset.corpus, seed=config.seed)
+  rows = []
+  for dataset, engine in zip(sets, searches.engines(
+      search, sets, seed=config.seed)):
     rows += [{'set': dataset.name, 'engine': search.engine} | row for row in
              recall_by_hops(dataset.questions, engine, config.retrieval.top_ks)]
   folder.mkdir(parents=True, exist_ok=True)

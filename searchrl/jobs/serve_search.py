@@ -7,6 +7,7 @@ import pathlib
 from typing import Any
 
 from searchrl.data import datasets
+from searchrl.experiment import build
 from searchrl.experiment import checks
 from searchrl.experiment import search as searches
 from searchrl.search import mapped_corpus
@@ -23,12 +24,14 @@ def run(config, workdir: str) -> None:
     ValueError: the config cannot be served, or the engine does not answer.
   """
   checks.check(config)
+  checks.check_worlds(config)
   options, name = make_options(config.serve), config.search.engine
   corpus = None
   if searches.needs_corpus(config.search):
     corpus = load_corpus(
         config.search.corpus, pathlib.Path(workdir) / 'data',
-        world_seed=config.data.world_seed, per_hop=config.data.per_hop)
+        world_seed=config.data.world_seed, per_hop=config.data.per_hop,
+        common=config.data.common, world=build.world(config))
   engine = searches.engine(config.search, corpus, seed=config.seed)
   _check(engine, name)
   about = {'engine': name}
@@ -46,13 +49,11 @@ def make_options(serve: Mapping[str, Any]) -> search_server.Options:
   return search_server.Options(http, limits=limits, **rest)
 
 
-def load_corpus(file: str, folder: pathlib.Path, *, world_seed: int,
-                per_hop: int):
+def load_corpus(file: str, folder: pathlib.Path, **world):
   """The corpus of a file; without one, the generated training world's."""
   if file:
     return mapped_corpus.load(file)
-  return datasets.train_set(folder, train='', corpus='', world_seed=world_seed,
-                            per_hop=per_hop).corpus
+  return datasets.train_set(folder, train='', corpus='', **world).corpus
 
 
 def _check(engine: SearchFn, name: str) -> None:

@@ -52,7 +52,8 @@ def run(config, workdir: str) -> None:
       evaluate(experiment, learner.policy(state, base), 'before', folder,
                writer, 0)
     few = dataclasses.replace(experiment, cases=suite.limited(
-        experiment.cases, config.evaluate.limit, config.seed))
+        experiment.cases, config.evaluate.limit, config.seed,
+        config.evaluate.during))
     state, progress, stopped = loop.loop(
         experiment, config, folder, state, progress, writer,
         lambda state, step: evaluate(

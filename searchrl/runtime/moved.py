@@ -97,13 +97,22 @@ OPTIONS = {  # of configs, by their path
 
 ADDED = {  # options newer than some configs -> what a run without them did
     'algorithm.trained_on': 'policy',
+    'data.common': 0.0,
     'data.limit': 0,
     'data.question_mark': False,
     'data.weights': [],
+    'evaluate.decodings': ['greedy', 'sampled'],
+    'evaluate.during': 0,
     'evaluate.every': 0,
     'evaluate.limit': 0,
+    'evaluate.worlds.common_per_hop': 0,
+    'evaluate.worlds.few_per_hop': 0,
     'reward_options': {},
     'train.init_from': '',
+    'world.common': False,
+    'world.hard': False,
+    'world.outdated': 0.15,
+    'world.scale': 1.0,
 }
 
 ONLY_OF_EVALUATION = ('evaluate.run', 'evaluate.step')  # once of every config
