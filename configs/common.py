@@ -20,9 +20,10 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   """The config of a size, which a recipe's file states its difference from.
 
   Args:
-    size: 'laptop', 'smoke', a model of configs/models.py, or SETTING/MODEL with
-      a setting of configs/settings.py; that of a model alone is Search-R1's,
-      or the one that the recipe names at its end.
+    size: 'laptop', 'smoke', 'stress_1' to 'stress_3' (the laptop run with
+      larger updates), a model of configs/models.py, or SETTING/MODEL with a
+      setting of configs/settings.py; that of a model alone is Search-R1's, or
+      the one that the recipe names at its end.
   """
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.train:run'
@@ -172,6 +173,9 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
     config.rollout.update(questions=4, group_size=4, slots=16)
     config.evaluate.worlds.update(
         questions_per_hop=4, common_per_hop=2, few_per_hop=2)
+  if size in settings.STRESS:
+    rate, config.learner.minibatches = settings.STRESS[size]
+    config.optimizer.learning_rate = rate
   settings.apply(config, size, 'search_r1')
   return config
 

@@ -30,7 +30,7 @@ def get_config(size: str = 'laptop'):
       buffer=48,  # tokens before that over which the penalty grows
   )
   config.rollout.max_rounds = 3
-  if size == 'laptop':
+  if settings.is_laptop(size):
     config.train.max_rollouts = 2160  # trajectories; 30 steps of grpo.py
   if settings.apply(config, size, 'dspo'):
     most = common.most_tokens(config)

@@ -33,7 +33,7 @@ def get_config(size: str = 'laptop'):
       entropy_coef=0.0,
   )
   config.rollout.max_rounds = 3
-  if size == 'laptop':
+  if settings.is_laptop(size):
     config.train.max_rollouts = 2160  # trajectories; 30 steps of grpo.py
   if settings.apply(config, size, 'dspo'):
     config.algorithm.update(clip_low=3e-4, clip_high=4e-4)

@@ -14,6 +14,7 @@ dspo.py: .82 .74 .66 .36; of the shipped base model: .31 .10 .04 .01 (seed 0).
 """
 
 from configs import common
+from configs import settings
 
 
 def get_config(size: str = 'laptop'):
@@ -23,9 +24,9 @@ def get_config(size: str = 'laptop'):
       run='',  # whose newest checkpoint is evaluated; '': the model itself
       step=0,  # another one draws other samples
   )
-  if size in ('laptop', 'smoke'):  # else the setting's
+  if size == 'smoke' or settings.is_laptop(size):  # else the setting's
     config.search.engine = ''  # that of the run, with its options; else bm25
-  if size == 'laptop':
+  if settings.is_laptop(size):
     config.evaluate.worlds.update(
         questions_per_hop=200, common_per_hop=50, few_per_hop=50)
   return config

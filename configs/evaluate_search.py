@@ -14,6 +14,7 @@ names of known parts; with bm25 of .94, with tiny_e5 of 1.00 (BENCHMARKS.md).
 """
 
 from configs import common
+from configs import settings
 import ml_collections
 
 
@@ -27,6 +28,6 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   config.evaluate = dict(worlds=base.evaluate.worlds)
   config.world = base.world  # common knowledge, hard
   config.retrieval = dict(top_ks=(1, 3, 10))  # passages that are looked at
-  if size == 'laptop':
+  if settings.is_laptop(size):
     config.evaluate.worlds.update(questions_per_hop=200, common_per_hop=50)
   return config

@@ -127,6 +127,26 @@ def test_laptop_and_smoke_are_what_they_were_before_there_were_settings():
             for key in newer} <= {*moved.ADDED}
 
 
+@pytest.mark.parametrize('size, rate, updates', [
+    ('stress_1', 2e-4, 2), ('stress_2', 4e-4, 4), ('stress_3', 6e-4, 4)])
+@pytest.mark.parametrize('recipe', RECIPES)
+def test_stress_is_the_laptop_run_with_larger_updates(
+    recipe, size, rate, updates):
+  expected, found = flat(recipe, 'laptop'), flat(recipe, size)
+  if builds.algorithm(config_of(recipe, size)).one_update:
+    updates = 1
+  assert found == expected | {
+      'optimizer.learning_rate': rate, 'learner.minibatches': updates}
+  assert (found == expected) == (size == 'stress_1')
+
+
+def test_jobs_besides_training_take_stress_for_a_laptop_run():
+  for job in ('evaluate', 'evaluate_search'):
+    worlds = config_of(job, 'stress_2').evaluate.worlds
+    assert worlds == config_of(job, 'laptop').evaluate.worlds
+    assert worlds.questions_per_hop == 200
+
+
 @pytest.mark.parametrize('size, message', [
     ('qwen2.5-70b', "is 'qwen2.5-70b', none of them. The nearest: qwen2.5-7b,"),
     ('study/qwen2.5-70b', "no model 'qwen2.5-70b'. The nearest: "
@@ -134,6 +154,8 @@ def test_laptop_and_smoke_are_what_they_were_before_there_were_settings():
     ('studdy/qwen2.5-7b', "no setting 'studdy'. The nearest: study/qwen2.5-7b"),
     ('study', "'study', a setting alone. The nearest: study/qwen2.5-7b"),
     ('study/', "no model ''"), ('/qwen2.5-7b', "no setting ''"),
+    ('stress_9', "is 'stress_9', none of them. The nearest: stress_"),
+    ('study/stress_1', "no model 'stress_1'"),
     ('study/laptop', "no model 'laptop'"), ('a/b/c', "no setting 'a/b'"),
     ('', "is '', none of them"), ('Qwen2.5-7B', 'The nearest: qwen2.5-7b,'),
 ])
@@ -142,7 +164,8 @@ def test_a_wrong_size_names_the_nearest_and_the_page(size, message):
     with pytest.raises(ValueError) as caught:
       config_of(recipe, size)
     assert str(caught.value).startswith(
-        "size must be 'laptop', 'smoke', a model, or SETTING/MODEL, but is ")
+        "size must be 'laptop', 'smoke', 'stress_1', 'stress_2', 'stress_3', "
+        'a model, or SETTING/MODEL, but is ')
     assert message in str(caught.value)
     assert 'docs/settings.md' in str(caught.value)
 
