@@ -1,158 +1,263 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""What configs learn, by seeds, as a table.
+r"""What is learned, by recipe, size of updates, engine and reward: one study.
 
-  python benchmarks/learning.py --config configs/grpo.py configs/dspo.py \
-      --seeds 0 1 2
+  python benchmarks/learning.py --plan
+  python benchmarks/learning.py --parallel 2 --limit_minutes 60   # and again
+  python benchmarks/learning.py --table
 
-Trains each config with each seed, on a world of that seed, and evaluates the
-policy on worlds that it has never seen. One record a run is appended to
-benchmarks/learning.jsonl, so that the table can grow: a run with a record is
-not repeated, and one that was interrupted goes on. `--table` only prints.
+The experiments are in experiments.py. A run is an arm with a seed: it trains,
+is evaluated by configs/evaluate.py on worlds that it has never seen, and gets a
+line in benchmarks/learning.jsonl. A run with a line is not repeated, one that
+was interrupted goes on, so that the same command continues the study until
+nothing is missing. `--table` prints the tables, and draws the figures.
+
+Each run computes with one thread, so that it gives the same bits alone and
+beside others; with two threads it gives others. All share the compilation cache
+of main, whose programs are the same for any number of threads.
+
+The folder old_world has records of before there was common knowledge, by
+earlier scripts: learning.jsonl of every recipe, engines.jsonl of three engines,
+all from a base model that answered most questions before RL. Each line names
+its revision.
 """
 
 import argparse
-import collections
+from collections.abc import Mapping, Sequence
 import concurrent.futures
 import json
 import os
 import pathlib
-import platform
+import statistics
 import subprocess
 import sys
 import time
-
-import numpy as np
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from searchrl.runtime import metrics  # pylint: disable=g-import-not-at-top
+import experiments  # pylint: disable=g-import-not-at-top  # beside this file
+import outcomes
+import report
 from searchrl.runtime import workdir
 
 RECORDS = ROOT / 'benchmarks' / 'learning.jsonl'
+THREADS = {  # of each library that splits a sum among them
+    'NPROC': '1',  # XLA's, on CPUs
+    'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1'}
+SECONDS = {  # CPU, on a core; before a run of the kind is recorded
+    'start': 15, 'step': 3.5, 'question': 0.025}  # of main; of 72 trajectories
+
+Run = tuple[experiments.Arm, int]  # and its seed
 
 
 def main() -> None:
+  names = list(experiments.all_of({}))
   parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
-  parser.add_argument('--config', nargs='+', default=[])
-  parser.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2])
-  parser.add_argument('--questions', type=int, default=200, help='a hop count')
-  parser.add_argument('--runs', default='runs/learning', help='a folder')
+  parser.add_argument('--experiment', nargs='+', default=names, choices=names)
+  parser.add_argument('--seeds', nargs='+', type=int,
+                      default=list(experiments.SEEDS))
   parser.add_argument('--parallel', type=int, default=1, help='runs at a time')
-  parser.add_argument('--table', action='store_true', help='only print')
+  parser.add_argument('--limit_minutes', type=float, default=float('inf'),
+                      help='begin no run that is expected to end later')
+  parser.add_argument('--runs', type=pathlib.Path, default=ROOT / 'runs/study')
+  parser.add_argument('--records', type=pathlib.Path, default=RECORDS)
+  parser.add_argument('--plan', action='store_true', help='only count and cost')
+  parser.add_argument('--table', action='store_true', help='print and draw')
   options = parser.parse_args()
+  if options.plan:
+    print(plan(options.experiment, options.seeds, read(options.records)))
+    return
   if not options.table:
-    done = {(r['config'], r['seed'], r['questions']) for r in records()}
-    wanted = [('base', 0), *((c, s) for s in options.seeds
-                             for c in options.config)]
-    wanted = [(c, s) for c, s in wanted
-              if (_name(c), s, options.questions) not in done]
-    with concurrent.futures.ThreadPoolExecutor(options.parallel) as pool:
-      running = [pool.submit(one, *w, options) for w in wanted]
+    study(options)
+  found = read(options.records)
+  chosen = {name: experiments.all_of(found)[name]
+            for name in options.experiment}
+  print(report.text(chosen, found))
+  report.draw(found, options.records.parent)
+
+
+def read(file: pathlib.Path) -> experiments.Records:
+  """{(arm, seed): record}, of a file that may not be there yet."""
+  lines = file.read_text().splitlines() if file.exists() else []
+  records = map(json.loads, lines)
+  return {(record['arm'], record['seed']): record for record in records}
+
+
+def study(options) -> None:
+  """Makes the records that are missing, as far as the time allows."""
+  end = time.monotonic() + 60 * options.limit_minutes
+  while wanted := missing(
+      options.experiment, options.seeds, read(options.records)):
+    print(f'{len(wanted)} runs are missing.', flush=True)
+    if not _all(wanted, end, options):
+      break  # calibration, once it has its records, adds arms
+
+
+def _all(wanted: Sequence[Run], end: float, options) -> bool:
+  """Does runs side by side; returns whether all of them were begun."""
+  found, began = read(options.records), []
+
+  def one(arm, seed):
+    if time.monotonic() + expected(arm, found) > end:
+      return None
+    return record(arm, seed, options)
+
+  with concurrent.futures.ThreadPoolExecutor(options.parallel) as pool:
+    running = [pool.submit(one, *run) for run in wanted]
+    try:
       for finished in concurrent.futures.as_completed(running):
-        record = finished.result()
-        with RECORDS.open('a') as file:
-          file.write(json.dumps(record) + '\n')
-  print(f'{table(records())}\n\n{costs(records())}')
+        began.append(finished.result())
+        if began[-1]:
+          _append(began[-1], options.records)
+    except BaseException:
+      pool.shutdown(wait=False, cancel_futures=True)
+      raise
+  return all(began)
 
 
-def one(config: str, seed: int, options) -> dict:
-  """Trains and evaluates a config with a seed; 'base' is not trained."""
-  folder = pathlib.Path(options.runs) / f'{_name(config)}_seed{seed}'
-  record = {'config': _name(config), 'seed': seed,
-            'questions': options.questions, **workdir.environment(),
-            'cores': os.cpu_count(), 'processor': platform.processor()}
-  evaluate = ['--config=configs/evaluate.py',
-              f'--config.evaluate.worlds.questions_per_hop={options.questions}',
-              f'--workdir={folder}_evaluation']
-  if config != 'base':
-    run = [f'--config={config}', f'--config.seed={seed}', '--allow_changes',
-           f'--config.data.world_seed={seed + 1}', f'--workdir={folder}']
-    record |= _command(run)
-    lines = metrics.read(folder / metrics.FILE)
-    steps = [line for line in lines if 'timing_s/step' in line]
-    record['parallel'] = options.parallel
-    record['steps'] = len(steps)
-    record['rollouts'] = int(steps[-1]['training/rollouts'])
-    record['step_secs'] = round(sum(s['timing_s/step'] for s in steps), 1)
-    rewards = [s['critic/score/mean'] for s in steps]
-    record['reward'] = [round(float(np.mean(part)), 4)
-                        for part in np.array_split(rewards, 8)]
-    evaluate.append(f'--config.evaluate.run={folder}')
-  _command(evaluate)
-  rows = json.loads((pathlib.Path(f'{folder}_evaluation') / 'table.json')
-                    .read_text())
-  record['rows'] = [{k: row[k] for k in (
-      'set', 'engine', 'decoding', 'hops', 'n', 'em', 'searches')}
-                    for row in rows if row['hops'] != 'all']
-  return record
+def _append(made: dict, file: pathlib.Path) -> None:
+  with file.open('a') as lines:
+    lines.write(json.dumps(made) + '\n')
+  cost = sum(made['cpu_secs'].values())
+  print(f'{made["arm"]}, seed {made["seed"]}: {cost:.0f} CPU seconds',
+        flush=True)
 
 
-def _command(arguments) -> dict[str, float]:
-  """Runs main; returns what its process alone cost."""
+def missing(names: Sequence[str], seeds: Sequence[int],
+            found: experiments.Records) -> list[Run]:
+  """The runs without a record, all arms of a seed before the next seed's.
+
+  Raises:
+    ValueError: a record was made by another command than its arm has today.
+  """
+  chosen = [experiments.all_of(found)[name] for name in names]
+  arms = list(experiments.distinct(chosen))
+  runs = [(arm, seed) for arm in arms for seed in arm.seeds]
+  runs += [(arm, seed) for seed in seeds for arm in arms if not arm.seeds]
+  for arm, seed in runs:
+    past = found.get((arm.name, seed))
+    if past and past['commands'] != experiments.commands(arm, seed):
+      raise ValueError(
+          f'the record of {arm.name!r}, seed {seed}, was made by commands '
+          f'{past["commands"]}, but they are {experiments.commands(arm, seed)} '
+          'now. Give the arm another name, or take its lines out of the '
+          'records.')
+  return [(arm, seed) for arm, seed in runs if (arm.name, seed) not in found]
+
+
+def record(arm: experiments.Arm, seed: int, options) -> dict:
+  """Does what is left of a run, and returns its record."""
+  folder = (options.runs / f'{arm.name}_seed{seed}'.replace(' ', '_')).resolve()
+  folder.mkdir(parents=True, exist_ok=True)
+  commands = experiments.commands(arm, seed)
+  for part, arguments in commands.items():
+    if not outcomes.is_done(folder / part):
+      _command([*arguments, *_of_folder(arm, seed, part, folder)], folder, part)
+  return {
+      'arm': arm.name, 'seed': seed, 'commands': commands,
+      **workdir.environment(), 'cores': os.cpu_count(),
+      'parallel': options.parallel, **outcomes.of(folder)}
+
+
+def _of_folder(arm: experiments.Arm, seed: int, part: str, folder: pathlib.Path
+              ) -> list[str]:
+  """The arguments that name folders and files of a run."""
+  result = [f'--workdir={folder / part}']
+  if part != 'train' and arm.recipe:
+    result.append(f'--config.evaluate.run={folder / "train"}')
+  if arm.reads:
+    import reading  # pylint: disable=g-import-not-at-top  # imports jax
+    result += reading.prepare(experiments.evaluation_options(arm, seed)[part],
+                              folder / 'questions' / part)
+  return result
+
+
+def _command(arguments: Sequence[str], folder: pathlib.Path, part: str
+            ) -> None:
+  """Runs main; what it prints and what it cost stay in the folder.
+
+  Raises:
+    RuntimeError: it failed, or was stopped before its end.
+  """
   began = time.monotonic()
-  process = subprocess.Popen(
-      [sys.executable, '-m', 'searchrl.main', *arguments], cwd=ROOT)
-  _, status, usage = os.wait4(process.pid, 0)
-  if status:
-    raise RuntimeError(f'{" ".join(arguments)} ended with status {status}.')
-  return {'wall_secs': round(time.monotonic() - began, 1),
-          'cpu_secs': round(usage.ru_utime + usage.ru_stime, 1)}
+  with (folder / 'log.txt').open('a') as log:
+    process = subprocess.Popen(
+        [sys.executable, '-m', 'searchrl.main', *arguments], cwd=ROOT,
+        stdout=log, stderr=log, env=environment())
+    _, status, usage = os.wait4(process.pid, 0)
+  outcomes.add_cost(folder, part, cpu=usage.ru_utime + usage.ru_stime,
+                    wall=time.monotonic() - began)
+  if status or not outcomes.is_done(folder / part):
+    raise RuntimeError(
+        f'{part} in {folder} ended before its time, with status {status}; '
+        f'{folder / "log.txt"} says why. The same command goes on.')
 
 
-def records() -> list[dict]:
-  if not RECORDS.exists():
-    return []
-  return [json.loads(line) for line in RECORDS.read_text().splitlines()]
+def environment() -> dict[str, str]:
+  """What a run is told by its environment: one CPU device, one thread."""
+  inherited = {name: value for name, value in os.environ.items()
+               if name != 'XLA_FLAGS'}
+  return inherited | THREADS | {'JAX_PLATFORMS': 'cpu'}
 
 
-def table(found: list[dict]) -> str:
-  """Mean over seeds of exact match, and its spread: a table a case."""
-  cells = collections.defaultdict(list)
-  seeds = collections.defaultdict(set)
-  for record in found:
-    seeds[record['config']].add(record['seed'])
-    for row in record['rows']:
-      case = (row['set'], row['engine'], row['decoding'])
-      cells[case, record['config'], row['hops']].append(
-          (row['em'], row['searches']))
-  cases = list(dict.fromkeys(case for case, _, _ in cells))
-  hops = sorted({h for _, _, h in cells})
-  lines = []
-  for case in cases:
-    lines += [f'{", ".join(case)}:', '',
-              '| recipe | seeds | ' + ' | '.join(
-                  f'{h} hop{"s" * (h > 1)}' for h in hops) + ' | searches |',
-              '|---' * (3 + len(hops)) + '|']
-    for config in sorted(seeds, key=lambda c: (c != 'base', c)):
-      values = [np.array(cells[case, config, h]) for h in hops]
-      searches = ' '.join(f'{v[:, 1].mean():.1f}' for v in values)
-      lines.append(f'| {config} | {len(seeds[config])} | ' + ' | '.join(
-          _cell(v[:, 0]) for v in values) + f' | {searches} |')
-    lines.append('')
-  return '\n'.join(lines)
+# Costs ------------------------------------------------------------------------
+
+def expected(arm: experiments.Arm, found: experiments.Records) -> float:
+  """CPU seconds of a run: the median of the arm's others, else an estimate."""
+  past = [sum(record['cpu_secs'].values())
+          for (name, _), record in found.items() if name == arm.name]
+  if past:
+    return statistics.median(past)
+  cells = [*(experiments.EVALUATIONS[name] for name in arm.evaluations),
+           *(experiments.JUDGED for _ in arm.judges)]
+  asked = sum(map(questions, cells))
+  if arm.recipe and arm.evaluations:
+    asked += questions(experiments.CURVE) * (
+        arm.steps // experiments.CURVE['evaluate.every'] + 1)
+  return (SECONDS['start'] * (bool(arm.recipe) + len(cells)) +
+          SECONDS['step'] * arm.steps + SECONDS['question'] * asked)
 
 
-def _cell(values: np.ndarray) -> str:
-  spread = f' ± {values.std(ddof=1):.3f}' if len(values) > 1 else ''
-  return f'{values.mean():.3f}{spread}'
+def questions(cell: Mapping[str, Any]) -> int:
+  """That an evaluation asks, at most; sampled ones, too."""
+  worlds = {name.rpartition('.')[2]: value for name, value in cell.items()}
+  hops, fresh = worlds['max_hops'], worlds['questions_per_hop']
+  common = sum(kind in ('famous', 'outdated') for kind in worlds['kinds'])
+  greedy = common * worlds.get('common_per_hop', 0) + (
+      len(worlds['kinds']) - common) * fresh
+  sampled = 0 if worlds.get('decodings') == ('greedy',) else (
+      len(worlds['kinds']) * worlds['few'])
+  return hops * (greedy + sampled)
 
 
-def costs(found: list[dict]) -> str:
-  """The cost of each run."""
-  lines = ['| config | seed | steps | trajectories | seconds of training steps '
-           '| CPU seconds in all | runs side by side | revision |',
-           '|---' * 8 + '|']
-  for r in sorted(found, key=lambda r: (r['config'], r['seed'])):
-    if 'steps' in r:
-      lines.append(f'| {r["config"]} | {r["seed"]} | {r["steps"]} '
-                   f'| {r["rollouts"]} | {r["step_secs"]:.0f} '
-                   f'| {r["cpu_secs"]:.0f} | {r["parallel"]} | {r["git"]} |')
-  return '\n'.join(lines)
+def plan(names: Sequence[str], seeds: Sequence[int],
+         found: experiments.Records) -> str:
+  """Runs and CPU hours by experiment; an arm of several counts in the first."""
+  every = experiments.all_of(found)
+  lines = ['| experiment | runs | of them recorded | CPU hours | missing |',
+           '|---' * 5 + '|']
+  seen, totals = set(), [0, 0, 0.0, 0.0]
+  for name in names:
+    row = [0, 0, 0.0, 0.0]
+    for arm in experiments.distinct([every[name]]):
+      if arm.name in seen:
+        continue
+      seen.add(arm.name)
+      wanted = arm.seeds or tuple(seeds)
+      here = sum((arm.name, seed) in found for seed in wanted)
+      hours = expected(arm, found) / 3600
+      row = [a + b for a, b in zip(row, (
+          len(wanted), here, hours * len(wanted),
+          hours * (len(wanted) - here)))]
+    totals = [a + b for a, b in zip(totals, row)]
+    lines.append(_plan_row(name, row))
+  return '\n'.join([*lines, _plan_row('all', totals)])
 
 
-def _name(config: str) -> str:
-  return pathlib.Path(config).stem
+def _plan_row(name: str, row: Sequence[float]) -> str:
+  runs, here, hours, left = row
+  return f'| {name} | {runs} | {here} | {hours:.1f} | {left:.1f} |'
 
 
 if __name__ == '__main__':

@@ -1,0 +1,364 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What benchmarks/learning.py runs: experiments, their arms, command lines.
+
+Hypothesis, measure and the smallest difference that counts were written down
+before any run. A seed s of an arm trains on world s + 1 and is tested on world
+s + 101, whatever the arm, so that differences are paired by world.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import paired  # beside this file
+
+SEEDS = (0, 1, 2, 3, 4)
+CALIBRATION_SEED = 99  # whose worlds, 100 and 200, no other run has
+STEPS = 30  # of 72 trajectories: the laptop run
+TRAJECTORIES = 72  # a step
+
+_ENCODER = dict(encoder='tiny_e5')
+ENGINES = {  # -> engine and options
+    'noise': ('noise', {}),
+    'bm25': ('bm25', {}),
+    'hnsw': ('dense', _ENCODER | dict(  # sparse, and hasty: a low ef
+        backend='hnsw', links=2, construction=2, visited=4, min_recall=0.0)),
+    'exact': ('dense', _ENCODER | dict(backend='exact')),
+}
+TINY_RAW = 'searchrl/assets/tiny_raw'
+DIALOGUE = 'searchrl.agent.dialogue:laptop'
+
+# During training: greedy answers to a few questions of the test's world.
+CURVE_HOPS = (1, 2, 3)
+CURVE = {
+    'evaluate.noise': False,
+    'evaluate.decodings': ('greedy',),
+    'evaluate.worlds.kinds': ('known',),
+    'evaluate.worlds.questions_per_hop': 32,
+    'evaluate.worlds.max_hops': len(CURVE_HOPS),
+    'evaluate.every': 5,  # steps
+    'train.tensorboard': False,
+    'train.progress': False,
+    'train.keep_checkpoints': 1,
+}
+FILTERED = ('dapo', 'dspo')  # a step samples up to three times as much
+EVALUATIONS = {  # of the whole policy: what configs/evaluate.py is told
+    'full': {  # greedy answers to fresh questions are 200 a hop count
+        'evaluate.noise': False,
+        'evaluate.few': 50,  # sampled
+        'evaluate.worlds.kinds': ('known', 'famous', 'outdated'),
+        'evaluate.worlds.questions_per_hop': 200,
+        'evaluate.worlds.common_per_hop': 50,
+        'evaluate.worlds.max_hops': 4,
+    },
+    'unseen': {
+        'evaluate.noise': False,
+        'evaluate.decodings': ('greedy',),
+        'evaluate.worlds.kinds': ('unseen',),
+        'evaluate.worlds.questions_per_hop': 50,
+        'evaluate.worlds.max_hops': 3,
+    },
+}
+JUDGED = EVALUATIONS['unseen'] | {  # through an engine that is not the arm's
+    'evaluate.worlds.kinds': ('known',)}
+
+Records = Mapping[tuple[str, int], Mapping[str, Any]]  # (arm, seed) -> record
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+  """One way to train a policy, or a base model as it is."""
+
+  name: str  # equal names are one arm, also of several experiments
+  recipe: str = ''  # of configs/; '': not trained
+  size: str = 'laptop'
+  training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  policy: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # both
+  engine: str = 'bm25'  # trained and judged with; of ENGINES
+  judges: tuple[str, ...] = ()  # further engines
+  reads: bool = False  # passages stand in its questions; see reading.py
+  evaluations: tuple[str, ...] = ('full',)  # of EVALUATIONS
+  seeds: tuple[int, ...] = ()  # its own; (): those asked for
+
+  @property
+  def steps(self) -> int:
+    """Of training, at 72 trajectories each."""
+    return self.training.get('train.num_steps', STEPS) if self.recipe else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """A question, and the arms that answer it."""
+
+  hypothesis: str
+  measures: tuple[str, ...]  # of report.MEASURES; the first decides
+  smallest: float  # difference of a measure that counts
+  arms: tuple[Arm, ...]
+  pairs: tuple[tuple[str, str], ...]  # of arms: the first minus the second
+
+
+def all_of(found: Records) -> dict[str, Experiment]:
+  """Every experiment; the matched arms once calibration has its records."""
+  return {'recipes': RECIPES, 'stress': _stress(found), 'noise': NOISE,
+          'prompts': PROMPTS, 'engines': ENGINES_COMPARED, 'masking': MASKING,
+          'format': FORMAT}
+
+
+def train_options(arm: Arm, seed: int) -> dict[str, Any]:
+  """What the training of an arm is told, by option of its config."""
+  every = 2 if arm.recipe in FILTERED else CURVE['evaluate.every']
+  return _of_seed(seed) | CURVE | {
+      'evaluate.every': every, 'data.world_seed': seed + 1} | _searches(
+          arm.engine) | arm.policy | arm.training
+
+
+def evaluation_options(arm: Arm, seed: int) -> dict[str, dict[str, Any]]:
+  """{evaluation: what it is told}; but for the run, and for files."""
+  shared = _of_seed(seed) | arm.policy
+  return {name: shared | _searches(arm.engine) | EVALUATIONS[name]
+          for name in arm.evaluations} | {
+              f'through_{engine}': shared | _searches(engine) | JUDGED
+              for engine in arm.judges}
+
+
+def commands(arm: Arm, seed: int) -> dict[str, list[str]]:
+  """{part of a run: the arguments of main}, in order; without folders."""
+  train = {'train': _flags(f'configs/{arm.recipe}.py:{arm.size}',
+                           train_options(arm, seed))} if arm.recipe else {}
+  return train | {part: _flags('configs/evaluate.py', options) for part, options
+                  in evaluation_options(arm, seed).items()}
+
+
+def _of_seed(seed: int) -> dict[str, Any]:
+  return {'seed': seed, 'evaluate.worlds.world_seed': seed + 101}
+
+
+def _searches(engine: str) -> dict[str, Any]:
+  name, options = ENGINES[engine]
+  return {'search.engine': name, 'search.options': options}
+
+
+def _flags(config: str, options: Mapping[str, Any]) -> list[str]:
+  return [f'--config={config}',
+          *(f'--config.{name}={value}' for name, value in options.items())]
+
+
+# Recipes at the default -------------------------------------------------------
+
+BASE = Arm('base', judges=('noise',), evaluations=('full', 'unseen'))
+_JUDGES = {'dspo': ('noise',), 'grpo': ('noise', 'hnsw', 'exact')}
+_OF_RECIPES = {name: Arm(name, name, judges=_JUDGES.get(name, ()),
+                         evaluations=('full', 'unseen')) for name in (
+    'dspo', 'grpo', 'dapo', 'gspo', 'dr_grpo', 'gmpo', 'hrpo', 'ppo',
+    'reinforce', 'reinforce_plus_plus', 'rloo')}
+GRPO = _OF_RECIPES['grpo']  # also the arm of others that change nothing
+RECIPES = Experiment(
+    hypothesis='Every recipe lifts greedy exact match of 1 to 3 hops far above '
+    "the base's. At the default's small updates none differs from GRPO by .05: "
+    'what is learned is mostly one decision, to go on while the plan is not '
+    'done, and any gradient of the right sign teaches it.',
+    measures=('greedy', 'greedy, 4 hops', 'sampled', 'area', 'steps to .6'),
+    smallest=0.05,
+    arms=(BASE, *_OF_RECIPES.values()),
+    pairs=(('grpo', 'base'), *((name, 'grpo') for name in _OF_RECIPES
+                               if name != 'grpo')))
+
+# Larger updates ---------------------------------------------------------------
+
+STRESSED = ('grpo', 'dapo', 'gspo', 'dspo')
+RUNGS = ('stress_1', 'stress_2', 'stress_3')
+CLIPS = {  # recipe -> the ranges that calibration tries, its own among them
+    'grpo': (0.02, 0.05, 0.1, 0.2, 0.4), 'gspo': (0.02, 0.05, 0.1, 0.2, 0.4)}
+_OWN_CLIP = {'grpo': 0.2, 'gspo': 0.05}
+_CALIBRATION_STEPS = 10
+
+
+def at_rung(recipe: str, rung: str) -> str:
+  """The name of an arm; the first rung is the recipe's default."""
+  return recipe if rung == RUNGS[0] else f'{recipe} {rung}'
+
+
+def _clipped(recipe: str, clip: float) -> dict[str, float]:
+  return {'algorithm.clip_low': clip, 'algorithm.clip_high': clip}
+
+
+def _calibration(recipe: str, clip: float) -> Arm:
+  return Arm(f'{recipe} clipped at {clip}', recipe, RUNGS[1], _clipped(
+      recipe, clip) | {'train.num_steps': _CALIBRATION_STEPS,
+                       'evaluate.initial': False,
+                       'evaluate.every': 0, 'evaluate.worlds.kinds': ()},
+             evaluations=(), seeds=(CALIBRATION_SEED,))
+
+
+def clip_fractions(found: Records) -> dict[str, dict[float, float]]:
+  """{recipe: {clip range: clip fraction}}, means over calibration's steps."""
+  result = {}
+  for recipe, clips in CLIPS.items():
+    records = {clip: found.get((_calibration(recipe, clip).name,
+                                CALIBRATION_SEED)) for clip in clips}
+    result[recipe] = {
+        clip: sum(curve) / len(curve) for clip, record in records.items()
+        if record and (curve := record['curves']['actor/pg_clipfrac'])}
+  return result
+
+
+def matched(found: Records) -> tuple[Arm, ...]:
+  """Each ratio with the range that clips as often as the other's own range.
+
+  A clipped sequence loses the gradient of all of its tokens, so that a share
+  of sequences compares with a share of tokens. The range is that of the grid
+  whose fraction is nearest, as a ratio. () until all of the grid is measured.
+  """
+  fractions = clip_fractions(found)
+  if any(len(fractions[recipe]) < len(CLIPS[recipe]) for recipe in CLIPS):
+    return ()
+  arms = []
+  for recipe, other in (('grpo', 'gspo'), ('gspo', 'grpo')):
+    clip = paired.nearest(
+        fractions[recipe], fractions[other][_OWN_CLIP[other]])
+    arms.append(Arm(f'{recipe} stress_2 matched', recipe, RUNGS[1],
+                    _clipped(recipe, clip)))
+  return tuple(arms)
+
+
+def _stress(found: Records) -> Experiment:
+  arms = [Arm(at_rung(recipe, rung), recipe, rung)
+          for rung in RUNGS[1:] for recipe in STRESSED]
+  return Experiment(
+      hypothesis='At stress_1, the default, nothing ranks. At stress_2 ratios '
+      'of a sequence (GSPO, DSPO) beat ratios of a token (GRPO, DAPO); at '
+      'stress_3 the filter (DAPO, DSPO) decides. The range explains at least '
+      'half of what the ratio seems to: with matched clip fractions the '
+      'difference of GSPO and GRPO at stress_2 is less than half as large.',
+      measures=('greedy', 'area', 'reward'),
+      smallest=0.1,
+      arms=(*(_OF_RECIPES[name] for name in STRESSED), *arms, *(
+          _calibration(recipe, clip) for recipe in CLIPS
+          for clip in CLIPS[recipe]), *matched(found)),
+      pairs=(*((at_rung(a, rung), at_rung(b, rung)) for rung in RUNGS
+               for a, b in (('gspo', 'grpo'), ('dspo', 'dapo'),
+                            ('dapo', 'grpo'), ('dspo', 'gspo'))),
+             ('gspo stress_2', 'grpo stress_2 matched'),
+             ('gspo stress_2 matched', 'grpo stress_2'),
+             ('grpo stress_2 matched', 'grpo stress_2'),
+             ('gspo stress_2 matched', 'gspo stress_2')))
+
+
+# Random passages, and the base's three prompts --------------------------------
+
+_NO_SEARCH = {'dialogue': f'{DIALOGUE}_answer', 'rollout.budgets.max_turns': 1}
+DIRECT = Arm('direct', policy=_NO_SEARCH)
+NOISE = Experiment(
+    hypothesis='Trained on random passages, GRPO stops searching: below .2 '
+    'searches a question after 20 steps. What it then knows of famous '
+    'questions is not separably less than direct answers know.',
+    measures=('famous', 'searches', 'greedy'),
+    smallest=0.05,
+    arms=(Arm('grpo on noise', 'grpo', training={'train.num_steps': 20},
+              engine='noise', judges=('bm25',)), DIRECT),
+    pairs=(('grpo on noise', 'direct'),))
+PROMPTS = Experiment(
+    hypothesis='On fresh facts search with RL is above one retrieval by the '
+    'question, and that is above direct answers and R1 (GRPO without search), '
+    'each separably. Direct against R1: as it comes out.',
+    measures=('greedy', 'famous', 'outdated', 'sampled'),
+    smallest=0.05,
+    arms=(BASE, DIRECT, Arm('r1', 'grpo', policy=_NO_SEARCH),
+          Arm('rag', policy={'dialogue': f'{DIALOGUE}_read',
+                             'rollout.budgets.max_turns': 1,
+                             'rollout.budgets.max_prompt_tokens': 400},
+              reads=True), GRPO),
+    pairs=(('grpo', 'rag'), ('rag', 'direct'), ('rag', 'r1'),
+           ('r1', 'direct')))
+
+# Engines ----------------------------------------------------------------------
+
+WORLDS = {'': {}, ' hard': {'world.hard': True}}
+
+
+def through(engine: str, world: str) -> str:
+  """The name of the arm that is trained through an engine, on a world."""
+  return f'grpo {engine}{world}' if (engine, world) != ('bm25', '') else 'grpo'
+
+
+ENGINES_COMPARED = Experiment(
+    hypothesis='A better engine makes a better agent: on the hard world exact '
+    'search is separably above BM25, and BM25 above noise; HNSW at a low ef '
+    'lies between exact search and BM25. On the plain world only noise is '
+    'below the others by .05.',
+    measures=('greedy', 'searches', 'area', *(
+        f'through_{engine}' for engine in ENGINES)),
+    smallest=0.05,
+    arms=(GRPO, *(
+        Arm(through(engine, world), 'grpo', engine=engine, policy=options,
+            judges=tuple(other for other in ENGINES if other != engine))
+        for world, options in WORLDS.items() for engine in ENGINES
+        if (engine, world) != ('bm25', ''))),
+    pairs=tuple((through(a, world), through(b, world)) for world in WORLDS
+                for a, b in (('exact', 'bm25'), ('exact', 'hnsw'),
+                             ('hnsw', 'bm25'), ('bm25', 'noise'))))
+
+# What is trained on, and for --------------------------------------------------
+
+# `algorithms.trained_on` divides by the policy's tokens in both arms, so that
+# they weigh alike in the loss. But the norm to which gradients are clipped, and
+# Adam's, are of the sum: gradients of observations shrink the policy's step.
+_LONGER = {'optimizer.learning_rate': 3e-4, 'learner.minibatches': 2,
+           'train.num_steps': 60}
+MASKING = Experiment(
+    hypothesis='Training on what was read, too, costs sampled exact match: '
+    'gradients spent on text of the engine. Greedy answers differ less.',
+    measures=('sampled', 'greedy', 'area'),
+    smallest=0.05,
+    arms=tuple(Arm(f'grpo on {tokens}', 'grpo', training=_LONGER | {
+        'algorithm.trained_on': tokens}) for tokens in ('policy', 'all')),
+    pairs=(('grpo on policy', 'grpo on all'),))
+
+LAMBDAS = (0.0, 0.2, 0.4)
+MODELS = {'tiny_base': '', 'tiny_raw': TINY_RAW}
+
+
+def rewarded(model: str, lambda_f: float) -> str:
+  """The name of the arm whose reward counts the format with lambda_f.
+
+  With 0 on tiny_base it is the default's: exact match alone.
+  """
+  same = (model, lambda_f) == ('tiny_base', 0.0)
+  return 'grpo' if same else f'{model} lambda {lambda_f:g}'
+
+
+def _format_arm(model: str, path: str, lambda_f: float) -> Arm:
+  return Arm(rewarded(model, lambda_f), 'grpo', policy={'model.path': path},
+             training={'reward': 'searchrl.agent.rewards:format_em',
+                       'reward_options': dict(lambda_f=lambda_f)})
+
+
+FORMAT = Experiment(
+    hypothesis='On tiny_raw, which breaks the format more often than not, a '
+    'reward for the format raises valid turns faster, but lowers greedy exact '
+    'match of 2 and 3 hops: to answer at once is the cheapest valid response. '
+    'On tiny_base, which keeps the format, it changes less than .05.',
+    measures=('greedy', 'searches', 'valid turns'),
+    smallest=0.05,
+    arms=(GRPO, *(_format_arm(model, path, lambda_f)
+                  for model, path in MODELS.items() for lambda_f in LAMBDAS
+                  if rewarded(model, lambda_f) != GRPO.name)),
+    pairs=tuple((rewarded(model, lambda_f), rewarded(model, 0.0))
+                for model in MODELS for lambda_f in LAMBDAS[1:]))
+
+
+def distinct(experiments: Sequence[Experiment]) -> Iterator[Arm]:
+  """Each arm once.
+
+  Raises:
+    ValueError: two different arms have one name.
+  """
+  seen = {}
+  for arm in (arm for experiment in experiments for arm in experiment.arms):
+    if arm.name not in seen:
+      seen[arm.name] = arm
+      yield arm
+    elif seen[arm.name] != arm:
+      raise ValueError('arms must have names of their own, but two that '
+                       f'differ are called {arm.name!r}. Rename one.')

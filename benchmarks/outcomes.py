@@ -1,0 +1,79 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a run of learning.py in, its part of a record out."""
+
+from collections.abc import Sequence
+import collections
+import json
+import pathlib
+from typing import Any
+
+import experiments  # beside this file
+from searchrl.runtime import metrics
+
+CURVES = ('critic/score/mean', 'search/calls_per_traj', 'actor/pg_clipfrac',
+          'actor/entropy', 'actor/grad_norm', 'format/valid_rate',
+          'training/rollouts')
+_COSTS = 'costs.jsonl'
+
+
+def is_done(part: pathlib.Path) -> bool:
+  """Whether a run of main has ended; of training, or of an evaluation."""
+  ends = 'summary.txt' if part.name == 'train' else 'table.json'
+  return (part / ends).exists()
+
+
+def add_cost(folder: pathlib.Path, part: str, *, cpu: float, wall: float
+            ) -> None:
+  """Notes the seconds of a process, also of one that was interrupted."""
+  with (folder / _COSTS).open('a') as file:
+    file.write(json.dumps(dict(part=part, cpu=cpu, wall=wall)) + '\n')
+
+
+def of(folder: pathlib.Path) -> dict[str, Any]:
+  """Costs, curves and tables of a finished run.
+
+  Returns:
+    cpu_secs and wall_secs: {part: seconds}.
+    curves: {metric: a value a step}, of CURVES those that the run has.
+    greedy: [[trajectories so far, exact match of 1 hop, of 2, of 3], ...].
+    rows: {'evaluation/set/decoding/hops': [questions, exact match, searches]}.
+  """
+  lines = (metrics.read(folder / 'train' / metrics.FILE)
+           if (folder / 'train').exists() else [])
+  return {**_costs(folder), 'curves': _curves(lines), 'greedy': _greedy(lines),
+          'rows': {key: cell for table in sorted(folder.glob('*/table.json'))
+                   for key, cell in _rows(table)}}
+
+
+def _costs(folder: pathlib.Path) -> dict[str, dict[str, float]]:
+  costs = {'cpu': collections.Counter(), 'wall': collections.Counter()}
+  for line in (folder / _COSTS).read_text().splitlines():
+    cost = json.loads(line)
+    for kind, seconds in costs.items():
+      seconds[cost['part']] += cost[kind]
+  return {f'{kind}_secs': {part: round(value, 1) for part, value in of.items()}
+          for kind, of in costs.items()}
+
+
+def _curves(lines: Sequence[dict]) -> dict[str, list[float]]:
+  steps = [line for line in lines if 'timing_s/step' in line]
+  return {name: [round(step[name], 4) for step in steps] for name in CURVES
+          if steps and name in steps[0]}
+
+
+def _greedy(lines: Sequence[dict]) -> list[list[float]]:
+  """The greedy evaluations of training; a step's lines may be several."""
+  rollouts, curve = 0, []
+  names = [f'val/known_{hops}hop/em/greedy' for hops in experiments.CURVE_HOPS]
+  for line in lines:
+    rollouts = int(line.get('training/rollouts', rollouts))
+    if names[0] in line:
+      curve.append([rollouts, *(round(line[name], 4) for name in names)])
+  return curve
+
+
+def _rows(table: pathlib.Path):
+  for row in json.loads(table.read_text()):
+    key = f'{table.parent.name}/{row["set"]}/{row["decoding"]}/{row["hops"]}'
+    yield key, [row['n'], round(row['em'], 4), round(row['searches'], 4)]
