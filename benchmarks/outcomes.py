@@ -63,13 +63,15 @@ def _curves(lines: Sequence[dict]) -> dict[str, list[float]]:
 
 
 def _greedy(lines: Sequence[dict]) -> list[list[float]]:
-  """The greedy evaluations of training; a step's lines may be several."""
+  """The greedy evaluations of training, through its engine, noise or not."""
   rollouts, curve = 0, []
-  names = [f'val/known_{hops}hop/em/greedy' for hops in experiments.CURVE_HOPS]
-  for line in lines:
+  for line in lines:  # a step's may be several
     rollouts = int(line.get('training/rollouts', rollouts))
-    if names[0] in line:
-      curve.append([rollouts, *(round(line[name], 4) for name in names)])
+    for data in ('known', 'known_noise'):
+      names = [f'val/{data}_{hops}hop/em/greedy'
+               for hops in experiments.CURVE_HOPS]
+      if names[0] in line:
+        curve.append([rollouts, *(round(line[name], 4) for name in names)])
   return curve
 
 

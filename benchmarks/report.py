@@ -9,6 +9,7 @@ import experiments  # beside this file
 import matplotlib
 import numpy as np
 import paired
+from searchrl.evaluation import figures
 
 matplotlib.use('Agg')
 from matplotlib import pyplot  # pylint: disable=g-import-not-at-top
@@ -20,6 +21,7 @@ _HOPS = (1, 2, 3)  # that a measure is the mean of
 
 Record = Mapping
 Measure = Callable[[Record], float | None]
+Curve = tuple[np.ndarray, np.ndarray]  # steps of 72 trajectories, heights
 
 
 def cells(evaluation: str, name: str, decoding: str = 'greedy', *,
@@ -42,10 +44,11 @@ def last(metric: str) -> Measure:
   return measure
 
 
-def greedy_curve(record: Record) -> tuple[np.ndarray, np.ndarray]:
+def greedy_curve(record: Record) -> Curve:
   """Steps of 72 trajectories, and greedy exact match of 1 to 3 hops there."""
-  points = np.array(record['greedy'], np.float64)
-  return points[:, 0] / experiments.TRAJECTORIES, points[:, 1:].mean(1)
+  at = np.array([point[0] for point in record['greedy']], np.float64)
+  heights = np.array([np.mean(point[1:]) for point in record['greedy']])
+  return at / experiments.TRAJECTORIES, heights
 
 
 def area(record: Record) -> float | None:
@@ -64,8 +67,7 @@ def area(record: Record) -> float | None:
 
 def steps_to(record: Record) -> float | None:
   """Steps of 72 trajectories until greedy exact match reaches LEVEL."""
-  return paired.reaches(*greedy_curve(record), LEVEL) if (
-      record['greedy']) else None
+  return paired.reaches(*greedy_curve(record), LEVEL)
 
 
 def through(engine: str) -> Measure:
@@ -181,22 +183,19 @@ _PANELS = {'reward in training': lambda record: _rewards(record),
            'searches a question': lambda record: _searches(record)}
 
 
-def _rewards(record: Record) -> tuple[np.ndarray, np.ndarray]:
+def _rewards(record: Record) -> Curve:
   return _of_training(record, 'critic/score/mean')
 
 
-def _searches(record: Record) -> tuple[np.ndarray, np.ndarray]:
+def _searches(record: Record) -> Curve:
   return _of_training(record, 'search/calls_per_traj')
 
 
-def _of_training(record: Record, metric: str
-                ) -> tuple[np.ndarray, np.ndarray]:
-  """Steps of 72 trajectories, and the running mean of a metric there."""
-  values = np.array(record['curves'][metric])
-  means = [values[max(i - _LAST, 0):i].mean()
-           for i in range(1, len(values) + 1)]
-  at = np.array(record['curves']['training/rollouts'])
-  return at / experiments.TRAJECTORIES, np.array(means)
+def _of_training(record: Record, metric: str) -> Curve:
+  """The running mean of a metric."""
+  at = np.array(record['curves']['training/rollouts'], np.float64)
+  means = figures.running_mean(record['curves'][metric], _LAST)
+  return at / experiments.TRAJECTORIES, means
 
 
 def draw(found: experiments.Records, folder: pathlib.Path) -> None:
@@ -246,8 +245,7 @@ def grid(found: experiments.Records, columns: Mapping[str, Mapping[str, str]],
 def _band(axis, records: Sequence[Record], curve: Callable, label: str,
           colour: str) -> None:
   """The mean of the seeds, and from the least to the most of them."""
-  curves = [curve(record) for record in records
-            if record['curves'] and record['greedy']]
+  curves = [(x, y) for x, y in map(curve, records) if len(x)]
   if not curves:
     return
   start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)

@@ -267,6 +267,18 @@ def test_a_record_has_curves_costs_and_rows(runs, tmp_path):
   assert {'git', 'cpu', 'packages', 'cores'} <= record.keys()
 
 
+def test_the_curve_of_random_passages_is_theirs(tmp_path):
+  (tmp_path / 'train').mkdir()
+  names = [f'val/known_noise_{hops}hop/em/greedy' for hops in (1, 2, 3)]
+  (tmp_path / 'train' / 'metrics.jsonl').write_text(
+      json.dumps(dict.fromkeys(names, 0.25)) + '\n')
+  outcomes.add_cost(tmp_path, 'train', cpu=1.0, wall=1.0)
+  found = outcomes.of(tmp_path)
+  assert found['greedy'] == [[0, 0.25, 0.25, 0.25]] and not found['curves']
+  untrained = finished('base', 0, 0.5, ())
+  assert report.area(untrained) is None and report.steps_to(untrained) is None
+
+
 def test_an_interrupted_run_goes_on_where_it_was(runs, tmp_path):
   runs.fails = 'one_seed0', 'unseen'
   with pytest.raises(RuntimeError, match='stopped'):
