@@ -28,6 +28,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -49,6 +50,7 @@ SECONDS = {  # CPU, on a core; before a run of the kind is recorded
     'start': 15, 'step': 3.5, 'question': 0.025}  # of main; of 72 trajectories
 
 Run = tuple[experiments.Arm, int]  # and its seed
+_running: set[int] = set()  # process ids
 
 
 def main() -> None:
@@ -65,6 +67,7 @@ def main() -> None:
   parser.add_argument('--plan', action='store_true', help='only count and cost')
   parser.add_argument('--table', action='store_true', help='print and draw')
   options = parser.parse_args()
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
   if options.plan:
     print(plan(options.experiment, options.seeds, read(options.records)))
     return
@@ -99,7 +102,7 @@ def _all(wanted: Sequence[Run], end: float, options) -> bool:
   found, began = read(options.records), []
 
   def one(arm, seed):
-    if time.monotonic() + expected(arm, found) > end:
+    if time.monotonic() + expected(arm, found, 'wall_secs') > end:
       return None
     return record(arm, seed, options)
 
@@ -110,8 +113,11 @@ def _all(wanted: Sequence[Run], end: float, options) -> bool:
         began.append(finished.result())
         if began[-1]:
           _append(began[-1], options.records)
-    except BaseException:
+    except BaseException as error:
       pool.shutdown(wait=False, cancel_futures=True)
+      if isinstance(error, KeyboardInterrupt):  # else the others end first
+        for process in list(_running):
+          os.kill(process, signal.SIGTERM)  # saves after its step
       raise
   return all(began)
 
@@ -185,7 +191,9 @@ def _command(arguments: Sequence[str], folder: pathlib.Path, part: str
     process = subprocess.Popen(
         [sys.executable, '-m', 'searchrl.main', *arguments], cwd=ROOT,
         stdout=log, stderr=log, env=environment())
+    _running.add(process.pid)
     _, status, usage = os.wait4(process.pid, 0)
+    _running.discard(process.pid)
   outcomes.add_cost(folder, part, cpu=usage.ru_utime + usage.ru_stime,
                     wall=time.monotonic() - began)
   if status or not outcomes.is_done(folder / part):
@@ -203,9 +211,10 @@ def environment() -> dict[str, str]:
 
 # Costs ------------------------------------------------------------------------
 
-def expected(arm: experiments.Arm, found: experiments.Records) -> float:
-  """CPU seconds of a run: the median of the arm's others, else an estimate."""
-  past = [sum(record['cpu_secs'].values())
+def expected(arm: experiments.Arm, found: experiments.Records,
+             clock: str = 'cpu_secs') -> float:
+  """Seconds of a run: the median of the arm's others, else an estimate."""
+  past = [sum(record[clock].values())
           for (name, _), record in found.items() if name == arm.name]
   if past:
     return statistics.median(past)
@@ -235,8 +244,8 @@ def plan(names: Sequence[str], seeds: Sequence[int],
          found: experiments.Records) -> str:
   """Runs and CPU hours by experiment; an arm of several counts in the first."""
   every = experiments.all_of(found)
-  lines = ['| experiment | runs | of them recorded | CPU hours | missing |',
-           '|---' * 5 + '|']
+  lines = ['| experiment | runs | of them recorded | CPU seconds a run '
+           '| CPU hours | missing |', '|---' * 6 + '|']
   seen, totals = set(), [0, 0, 0.0, 0.0]
   for name in names:
     row = [0, 0, 0.0, 0.0]
@@ -257,7 +266,9 @@ def plan(names: Sequence[str], seeds: Sequence[int],
 
 def _plan_row(name: str, row: Sequence[float]) -> str:
   runs, here, hours, left = row
-  return f'| {name} | {runs} | {here} | {hours:.1f} | {left:.1f} |'
+  seconds = 3600 * hours / max(runs, 1)
+  return (f'| {name} | {runs} | {here} | {seconds:.0f} | {hours:.1f} '
+          f'| {left:.1f} |')
 
 
 if __name__ == '__main__':

@@ -34,6 +34,7 @@ def of(folder: pathlib.Path) -> dict[str, Any]:
   """Costs, curves and tables of a finished run.
 
   Returns:
+    search: what was searched in training: digests, the recall of an index.
     cpu_secs and wall_secs: {part: seconds}.
     curves: {metric: a value a step}, of CURVES those that the run has.
     greedy: [[trajectories so far, exact match of 1 hop, of 2, of 3], ...].
@@ -41,7 +42,10 @@ def of(folder: pathlib.Path) -> dict[str, Any]:
   """
   lines = (metrics.read(folder / 'train' / metrics.FILE)
            if (folder / 'train').exists() else [])
-  return {**_costs(folder), 'curves': _curves(lines), 'greedy': _greedy(lines),
+  search = folder / 'train' / 'search.json'
+  return {**_costs(folder),
+          'search': json.loads(search.read_text()) if search.exists() else {},
+          'curves': _curves(lines), 'greedy': _greedy(lines),
           'rows': {key: cell for table in sorted(folder.glob('*/table.json'))
                    for key, cell in _rows(table)}}
 

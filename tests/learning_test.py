@@ -7,6 +7,8 @@ import json
 import math
 import pathlib
 import re
+import signal
+import subprocess
 import sys
 
 from absl import flags
@@ -310,6 +312,25 @@ def test_a_record_of_another_command_is_refused(runs, tmp_path):
     learning.study(asked(tmp_path))
 
 
+@pytest.mark.parametrize('error, ended', [
+    (KeyboardInterrupt, True), (RuntimeError, False)])
+def test_an_interrupt_stops_what_runs_a_failure_does_not(
+    error, ended, tmp_path, monkeypatch):
+  def fails(*_):
+    raise error
+
+  monkeypatch.setattr(learning, 'record', fails)
+  monkeypatch.setattr(experiments, 'all_of', lambda found: {'small': SMALL})
+  with subprocess.Popen(['sleep', '60']) as process:
+    monkeypatch.setattr(learning, '_running', {process.pid})
+    with pytest.raises(error):
+      learning.study(asked(tmp_path))
+    if not ended:
+      assert process.poll() is None
+      process.kill()
+    assert process.wait() == (-signal.SIGTERM if ended else -signal.SIGKILL)
+
+
 def test_a_process_that_fails_ends_the_run_and_says_where(tmp_path):
   with pytest.raises(RuntimeError, match='train in .* ended before its time'):
     learning._command(['--config=configs/none.py'], tmp_path, 'train')
@@ -336,8 +357,9 @@ def test_the_plan_counts_an_arm_once_and_takes_what_was_measured(monkeypatch):
   found = {('one', 0): {'cpu_secs': dict(train=3000.0, full=600.0)}}
   base = learning.expected(SMALL.arms[0], {}) * 2 / 3600
   *_, a, b, total = learning.plan(['a', 'b'], [0, 1], found).splitlines()
-  assert a == f'| a | 4 | 1 | {base + 2:.1f} | {base + 1:.1f} |'
-  assert b == '| b | 0 | 0 | 0.0 | 0.0 |'
+  assert a == (f'| a | 4 | 1 | {900 * (base + 2):.0f} | {base + 2:.1f} '
+               f'| {base + 1:.1f} |')
+  assert b == '| b | 0 | 0 | 0 | 0.0 | 0.0 |'
   assert total == a.replace('| a |', '| all |')
 
 
