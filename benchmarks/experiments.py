@@ -46,7 +46,7 @@ FILTERED = ('dapo', 'dspo')  # a step samples up to three times as much
 EVALUATIONS = {  # of the whole policy: what configs/evaluate.py is told
     'full': {  # greedy answers to fresh questions are 200 a hop count
         'evaluate.noise': False,
-        'evaluate.few': 50,  # sampled
+        'evaluate.worlds.few_per_hop': 50,  # sampled
         'evaluate.worlds.kinds': ('known', 'famous', 'outdated'),
         'evaluate.worlds.questions_per_hop': 200,
         'evaluate.worlds.common_per_hop': 50,

@@ -68,7 +68,7 @@ def config_of(arguments):
 
 
 needs_kinds = pytest.mark.skipif(
-    'few' not in common.get_config().evaluate,
+    'few_per_hop' not in common.get_config().evaluate.worlds,
     reason='evaluations do not yet tell famous questions from others')
 
 
