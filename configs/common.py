@@ -168,14 +168,14 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
           max_hops=4,
       ),
   )
+  if size in settings.STRESS:
+    rate, config.learner.minibatches = settings.STRESS[size]
+    config.optimizer.learning_rate = rate
   if size == 'smoke':  # a minute or two: does everything, learns nothing
     config.train.update(num_steps=3, checkpoint_every=1)
     config.rollout.update(questions=4, group_size=4, slots=16)
     config.evaluate.worlds.update(
         questions_per_hop=4, common_per_hop=2, few_per_hop=2)
-  if size in settings.STRESS:
-    rate, config.learner.minibatches = settings.STRESS[size]
-    config.optimizer.learning_rate = rate
   settings.apply(config, size, 'search_r1')
   return config
 

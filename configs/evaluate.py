@@ -19,14 +19,15 @@ from configs import settings
 
 def get_config(size: str = 'laptop'):
   config = common.get_config(size)
+  size = 'laptop' if settings.is_laptop(size) else size  # of any updates
   config.job = 'searchrl.jobs.evaluate:run'
   config.evaluate.update(
       run='',  # whose newest checkpoint is evaluated; '': the model itself
       step=0,  # another one draws other samples
   )
-  if size == 'smoke' or settings.is_laptop(size):  # else the setting's
+  if size in ('laptop', 'smoke'):  # else the setting's
     config.search.engine = ''  # that of the run, with its options; else bm25
-  if settings.is_laptop(size):
+  if size == 'laptop':
     config.evaluate.worlds.update(
         questions_per_hop=200, common_per_hop=50, few_per_hop=50)
   return config

@@ -20,6 +20,7 @@ import ml_collections
 
 def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   base = common.get_config(size)
+  size = 'laptop' if settings.is_laptop(size) else size  # of any updates
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.evaluate_search:run'
   config.seed = base.seed  # of the noise
@@ -28,6 +29,6 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   config.evaluate = dict(worlds=base.evaluate.worlds)
   config.world = base.world  # common knowledge, hard
   config.retrieval = dict(top_ks=(1, 3, 10))  # passages that are looked at
-  if settings.is_laptop(size):
+  if size == 'laptop':
     config.evaluate.worlds.update(questions_per_hop=200, common_per_hop=50)
   return config
