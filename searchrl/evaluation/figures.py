@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 
 _COLOR = '#1f5fa8'
+_SHADES = ('#8fb7e3', '#4f8fd0', '#1f5fa8', '#0b2f5c')  # of several lines
+Line = tuple[Sequence[float], Sequence[float]]  # steps, values
+Series = Line | Mapping[str, Line]  # a line, or several with their names
 _STYLE = {
     'axes.edgecolor': '#9aa0a6', 'axes.labelcolor': '#3c4043',
     'axes.grid': True, 'axes.axisbelow': True, 'axes.xmargin': 0.02,
@@ -26,7 +29,7 @@ _STYLE = {
 
 def curve(
     path: str | os.PathLike[str],
-    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    series: Mapping[str, Series],
     *,
     title: str,
     units: Mapping[str, str] | None = None,
@@ -38,7 +41,8 @@ def curve(
 
   Args:
     path: without suffix; `path`.png and `path`.svg are written.
-    series: {name: (steps, values)}, a panel each, in order; NaN is a gap.
+    series: {name: (steps, values)}, a panel each, in order; NaN is a gap. A
+      panel of up to four lines, as they are: {name: {line: (steps, values)}}.
     title: of the figure.
     units: {name: unit}, the label of the panel's vertical axis.
     xlabel: of the horizontal axes.
@@ -60,8 +64,12 @@ def curve(
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
     figure.suptitle(title, x=0.012, ha='left', size=13, weight='bold')
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
-    for i, (name, (x, y)) in enumerate(series.items()):
-      _panel(panels[i], x, y, name, (units or {}).get(name, ''), window)
+    for i, (name, lines) in enumerate(series.items()):
+      unit = (units or {}).get(name, '')
+      if isinstance(lines, Mapping):
+        _panel_of_lines(panels[i], lines, name, unit)
+      else:
+        _panel(panels[i], *lines, name, unit, window)
       if i + columns >= len(series):  # nothing below it
         panels[i].set_xlabel(xlabel)
         panels[i].tick_params(labelbottom=True)
@@ -112,6 +120,23 @@ def _panel(axes, x, y, name, unit, window) -> None:
   if len(x):
     shown = f'{mean[-1]:,.0f}' if abs(mean[-1]) >= 1000 else f'{mean[-1]:.3g}'
     axes.set_title(shown, loc='right', color=_COLOR)
+  _finish(axes, unit)
+
+
+def _panel_of_lines(axes, lines: Mapping[str, Line], name: str, unit: str
+                   ) -> None:
+  """Draws several lines, darker and darker, and says which is which."""
+  shades = _SHADES[-len(lines):]
+  for (label, (x, y)), color in zip(lines.items(), shades, strict=True):
+    axes.plot(x, y, color=color, linewidth=1.8, marker='o', markersize=3,
+              label=label)
+  axes.set_title(name, loc='left', weight='bold')
+  axes.legend(fontsize=7.5, frameon=False, ncols=2, borderaxespad=0.2,
+              handlelength=1.2, columnspacing=1.0)
+  _finish(axes, unit)
+
+
+def _finish(axes, unit: str) -> None:
   axes.set_ylabel(unit)
   axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
   axes.yaxis.get_major_locator().set_params(nbins=5)

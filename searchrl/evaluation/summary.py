@@ -1,76 +1,139 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Summary of a finished run: a table and curves, from the run's folder."""
+"""Summary of a finished run: tables and curves, from the run's folder."""
 
+from collections.abc import Callable, Mapping, Sequence
 import json
 import math
 import pathlib
+import re
+from typing import NamedTuple
 
 from searchrl.evaluation import figures
 from searchrl.evaluation import suite
 from searchrl.runtime import metrics
 
 FILE = 'summary.txt'  # of a finished run
+EXACT_MATCH = 'greedy exact match'
+_SHOWN = {'critic/score/mean': 'reward', 'search/calls_per_traj': 'searches',
+          'data/frac_group_mixed': 'mixed groups',
+          'response_length/mean': 'response length',
+          'actor/entropy': 'entropy', 'actor/grad_norm': 'gradient norm'}
+_UNITS = {'reward': 'mean outcome', 'searches': 'per question',
+          EXACT_MATCH: 'share', 'mixed groups': 'share',
+          'response length': 'tokens', 'entropy': 'nats', 'gradient norm': ''}
+
+
+class _Cell(NamedTuple):
+  """Scores of the questions of a hop count, or of a whole set."""
+
+  em: float
+  searches: float  # a question
+  n: int
+
+
+_Cells = dict[tuple[str, str, str], dict[int | str, _Cell]]  # case -> hops
 
 
 def finish(folder: pathlib.Path, title: str) -> None:
   """Draws the curves, prints the table, and marks the run as finished."""
-  lines = [line for line in metrics.read(folder / metrics.FILE)
-           if 'critic/score/mean' in line]
-  steps = [line['training/global_step'] for line in lines]
-  shown = {'critic/score/mean': 'reward', 'search/calls_per_traj': 'searches',
-           'data/frac_group_mixed': 'mixed groups',
-           'response_length/mean': 'response length',
-           'actor/entropy': 'entropy', 'actor/grad_norm': 'gradient norm'}
-  units = {'reward': 'mean outcome', 'searches': 'per question',
-           'mixed groups': 'share', 'response length': 'tokens',
-           'entropy': 'nats', 'gradient norm': ''}
-  figures.curve(
-      folder / 'curve',
-      {name: (steps, [line.get(key, math.nan) for line in lines])
-       for key, name in shown.items()},
-      title=title, units=units, window=max(3, len(steps) // 6))
+  series = curves(metrics.read(folder / metrics.FILE))
+  steps = len(series['reward'][0])
+  figures.curve(folder / 'curve', series, title=title, units=_UNITS,
+                window=max(3, steps // 6))
   text = table(folder)
   (folder / FILE).write_text(text + '\n')
   print(text)
 
 
+def curves(lines: Sequence[Mapping[str, float]]) -> dict[str, figures.Series]:
+  """The panels of a run: greedy exact match, if training was evaluated."""
+  trained = [line for line in lines if 'critic/score/mean' in line]
+  steps = [line['training/global_step'] for line in trained]
+  series = {name: (steps, [line.get(key, math.nan) for line in trained])
+            for key, name in _SHOWN.items()}
+  found = _greedy(lines)
+  if any(len(x) > 2 for x, _ in found.values()):  # not before and after alone
+    del series['response length']
+    series = dict(list(series.items())[:2]) | {EXACT_MATCH: found} | series
+  return series
+
+
+def _greedy(lines: Sequence[Mapping[str, float]]
+           ) -> dict[str, tuple[list[float], list[float]]]:
+  """Greedy exact match of the first set by hops, or of the first sets."""
+  pattern = re.compile(r'val/(.+)/em/greedy')
+  names = [match[1] for match in map(pattern.fullmatch, dict.fromkeys(
+      key for line in lines for key in line)) if match]
+  names = [name for name in names if not name.endswith('_noise')
+           and '_noise_' not in name]
+  hops = [name for name in names if re.search(r'_\d+hop$', name)]
+  first = hops[0].rpartition('_')[0] + '_' if hops else ''
+  chosen = [name for name in hops if name.startswith(first)] or names
+  return {name.removeprefix(first): tuple(zip(*(
+      (line['training/global_step'], line[f'val/{name}/em/greedy'])
+      for line in lines if f'val/{name}/em/greedy' in line)))
+          for name in chosen[:4]}
+
+
 def table(folder: pathlib.Path) -> str:
-  """The table of a run: exact match before and after; paths of its files."""
+  """The tables of a run, before and after training; paths of its files."""
   before, after = (_cells(folder / 'evaluation' / name / 'table.json')
                    for name in ('before', 'after'))
-  rows = []
-  for case, by_hops in after.items():
-    row = dict(zip(('set', 'engine', 'decoding'), case))
-    for hops, (em, _, _) in by_hops.items():
-      old = before.get(case, {}).get(hops)
-      name = 'EM' if hops == suite.ALL else f'EM {hops}-hop'
-      row[name] = (f'{old[0]:.2f} -> ' if old else '') + f'{em:.2f}'
-    counts = {hops: cell[2] for hops, cell in by_hops.items()}
-    row['n'] = counts.get(suite.ALL) or sum(counts.values())
-    row['searches'] = ' '.join(
-        f'{x:.1f}' for hops, (_, x, _) in by_hops.items()
-        if hops != suite.ALL or len(by_hops) == 1)
-    rows.append(row)
-  columns = sorted(
-      dict.fromkeys(name for row in rows for name in row),
-      key=lambda name: ('EM' in name) + 2 * (name in ('n', 'searches')))
-  text = (f'{figures.table(rows, columns)}\n'
-          'EM: exact match, before -> after; n: questions; searches: a '
-          'question, by hops' if rows else
+  text = ('\n\n'.join([
+      _by_hops('Exact match', before, after, lambda cell: f'{cell.em:.2f}'),
+      _by_hops('Searches a question, where answers are greedy',
+               *({case: row for case, row in cells.items()
+                  if 'greedy' in case} for cells in (before, after)),
+               lambda cell: f'{cell.searches:.1f}'),
+      _legend(after)]) if after else
           'No evaluation set: give --config.data.evaluate.')
   return (f'{text}\n\ncurve    {folder / "curve.png"}\n'
           f'model    {folder / "model"} (Hugging Face format)\n'
           f'metrics  {folder / metrics.FILE}')
 
 
-def _cells(file: pathlib.Path) -> dict:
-  """{(set, engine, decoding): {hops, or `ALL`: (exact match, searches, n)}}.
+def _by_hops(title: str, before: _Cells, after: _Cells,
+             show: Callable[[_Cell], str]) -> str:
+  """A table with a row a case and a column a hop count, whole sets last."""
+  hops = sorted({hops for row in after.values() for hops in row},
+                key=lambda hops: (hops == suite.ALL, hops))
+  name = {h: suite.ALL if h == suite.ALL else f'{h}-hop' for h in hops}
+  rows = []
+  for case, cells in after.items():
+    row = dict(zip(('set', 'engine', 'decoding'), case))
+    for hop, cell in cells.items():
+      old = before.get(case, {}).get(hop)
+      row[name[hop]] = (f'{show(old)} -> ' if old else '') + show(cell)
+    whole = cells.get(suite.ALL)
+    row['n'] = whole.n if whole else sum(cell.n for cell in cells.values())
+    rows.append(row)
+  how = ', before -> after' if before else ''
+  return f'{title}{how}\n\n' + figures.table(
+      rows, ('set', 'engine', 'decoding', *name.values(), 'n'))
+
+
+def _legend(cells: _Cells) -> str:
+  """What a reader of the tables has to know, and how far to trust them."""
+  counts = sorted({cell.n for row in cells.values() for cell in row.values()})
+  if len(counts) > 4:
+    counts = [counts[0], counts[len(counts) // 2], counts[-1]]
+  halves = []
+  for n in counts:
+    low, high = suite.wilson(n / 2, n)
+    halves.append(f'{(high - low) / 2:.2f} of {n}')
+  return ('noise: random passages; n: questions of a row. Half of a 95% '
+          'interval is at most\n' + ', '.join(halves)
+          + f' question{"s" * (counts[-1] > 1)}.')
+
+
+def _cells(file: pathlib.Path) -> _Cells:
+  """The cells of an evaluation; {} without one.
 
   Runs before there were rows of whole sets have none.
   """
   cells = {}
   for row in json.loads(file.read_text()) if file.exists() else ():
     case = cells.setdefault((row['set'], row['engine'], row['decoding']), {})
-    case[row['hops']] = (row['em'], row['searches'], row['n'])
+    case[row['hops']] = _Cell(row['em'], row['searches'], row['n'])
   return cells
