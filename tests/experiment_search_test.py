@@ -71,7 +71,8 @@ def test_cases_are_every_set_in_both_ways_and_noise_over_the_first():
 def test_famous_facts_are_asked_with_random_passages_too_and_share_the_engine():
   def set_of(name, corpus, **fields):
     questions = [tiny.question(f'{name}{n}') for n in range(3)]
-    return datasets.Dataset(name, questions, corpus, few=questions[:2], **fields)
+    return datasets.Dataset(
+        name, questions, corpus, few=questions[:2], **fields)
   other = Corpus(CORPUS.passages[:1])
   cases = searches.cases(config('bm25'), [
       set_of('known', CORPUS), set_of('unseen', other),

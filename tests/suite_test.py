@@ -55,11 +55,11 @@ def test_rows_are_by_hops_and_scored_by_every_measure():
   assert not [name for name in values if 'mean' in name]
 
 
-def case_of(name, *uids, decoding='greedy', engine='bm25'):
+def case_of(name, *uids, decoding='greedy', engine='bm25', **fields):
   by_uid = {t.question.uid: t.question for t in answered()}
   return suite.EvalCase(
-      datasets.Dataset(name, [by_uid[uid] for uid in uids], None), engine, None,
-      decoding)
+      datasets.Dataset(name, [by_uid[uid] for uid in uids], None, **fields),
+      engine, None, decoding)
 
 
 def test_a_set_of_one_hop_count_has_its_name_alone():
@@ -93,3 +93,20 @@ def test_during_training_few_questions_are_answered_greedily():
   assert few == suite.limited(cases, 2, seed=3)
   assert [len(c.dataset.questions) for c in suite.limited(cases, 0, 3)] == [
       3, 1]
+
+
+def test_common_knowledge_is_no_part_of_the_mean():
+  cases = [case_of('known', 'q0', 'q1'), case_of('unseen', 'q2'),
+           case_of('famous', 'q1', is_common=True)]
+  rows, _ = suite.run(Answers(), 'params', cases)
+  assert [(r['n'], r['em']) for r in rows if r['set'] == 'mean'] == [(3, 0.75)]
+  rows, _ = suite.run(Answers(), 'params', cases[1:])
+  assert [r['set'] for r in rows] == ['unseen', 'famous']  # a mean of one
+
+
+def test_the_first_sets_alone_may_be_asked_during_training():
+  cases = [case_of(name, 'q0') for name in ('known', 'unseen', 'famous')]
+  assert [[c.dataset.name for c in suite.limited(cases, 0, 3, sets)]
+          for sets in (1, 2, 0, 9)] == [
+              ['known'], ['known', 'unseen'],
+              ['known', 'unseen', 'famous'], ['known', 'unseen', 'famous']]

@@ -41,7 +41,8 @@ def written(folder, name, em, searches):
   cases += [('known', 'noise', 'greedy', 8), ('famous', 'noise', 'greedy', 8)]
   rows = [{'set': kind, 'engine': engine, 'decoding': decoding, 'hops': hops,
            'n': n * 4 if hops == 'all' else n, 'em': em, 'searches': searches}
-          for kind, engine, decoding, n in cases for hops in (1, 2, 3, 4, 'all')]
+          for kind, engine, decoding, n in cases
+          for hops in (1, 2, 3, 4, 'all')]
   (folder / 'evaluation' / name).mkdir(parents=True)
   (folder / 'evaluation' / name / 'table.json').write_text(json.dumps(rows))
 
@@ -82,8 +83,8 @@ def test_greedy_exact_match_is_drawn_by_hops_if_training_was_evaluated():
   assert list(panels)[:3] == ['reward', 'searches', summary.EXACT_MATCH]
   assert len(panels) == 6
   assert panels[summary.EXACT_MATCH] == {
-      '1hop': ((0, 2, 3), (0.5, 0.75, 0.75)),
-      '2hop': ((0, 2, 3), (0.0, 0.5, 0.75))}
+      '1-hop': ((0, 2, 3), (0.5, 0.75, 0.75)),
+      '2-hop': ((0, 2, 3), (0.0, 0.5, 0.75))}
   assert panels['searches'] == ([1, 2, 3], [2.0, 3.0, 4.0])
 
 

@@ -70,7 +70,8 @@ def _greedy(lines: Sequence[Mapping[str, float]]
   hops = [name for name in names if re.search(r'_\d+hop$', name)]
   first = hops[0].rpartition('_')[0] + '_' if hops else ''
   chosen = [name for name in hops if name.startswith(first)] or names
-  return {name.removeprefix(first): tuple(zip(*(
+  return {name.removeprefix(first).replace('hop', '-hop')
+          if first else name: tuple(zip(*(
       (line['training/global_step'], line[f'val/{name}/em/greedy'])
       for line in lines if f'val/{name}/em/greedy' in line)))
           for name in chosen[:4]}
