@@ -67,12 +67,6 @@ def config_of(arguments):
   return config
 
 
-needs_kinds = pytest.mark.skipif(
-    'few_per_hop' not in common.get_config().evaluate.worlds,
-    reason='evaluations do not yet tell famous questions from others')
-
-
-@needs_kinds
 @pytest.mark.parametrize('name', ARMS)
 def test_the_command_lines_of_an_arm_are_configs(name):
   arm = ARMS[name]
@@ -94,7 +88,6 @@ def test_the_command_lines_of_an_arm_are_configs(name):
       assert config.job == 'searchrl.jobs.evaluate:run'
 
 
-@needs_kinds
 def test_arms_of_an_experiment_differ_in_what_it_is_about():
   def of(name):
     return config_of(experiments.commands(ARMS[name], 0)['train'])

@@ -7,8 +7,6 @@ import re
 import numpy as np
 import pytest
 
-from searchrl.search.corpus import Corpus
-from searchrl.search.index import bm25
 from searchrl.world import facts
 from searchrl.world import lessons
 from searchrl.world import names

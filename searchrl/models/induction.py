@@ -7,7 +7,9 @@ copies from its context, and an agent without knowledge depends on copying. So
 the tiny base model starts with the known two-layer circuit for it: layer 0
 attends to the previous token, by the biases of queries and keys, and writes it
 to the residual stream; layer 1 attends to tokens whose previous token is the
-present one, and copies them. Nothing is frozen.
+present one, and copies them. And layer 2, if there is one, copies what layer 0
+wrote where it attends, wherever that may be: a name that is split in two is
+known by its ending, but has to be said from its beginning. Nothing is frozen.
 
 Source of the circuit: Olsson et al. 2022, arXiv:2209.11895; of starting a
 transformer from structured weights: Trockman and Kolter 2023, arXiv:2305.09828.
@@ -76,12 +78,13 @@ def plant(
     layers['k']['bias'][0, key_columns] = key_bias
     layers['k']['kernel'][1, :, key_columns] += match * noted
     layers['v']['kernel'][:2, :, key_columns] += seen
+    layers['v']['kernel'][2:3, :, key_columns] += noted
     for head in range(j * group, (j + 1) * group):
       columns = slice(head * size, (head + 1) * size)
       layers['q']['bias'][0, columns] = query_bias
       layers['q']['kernel'][1, :, columns] += match * seen
       layers['o']['kernel'][0, columns] += note / group * noted.T
-      layers['o']['kernel'][1, columns] += copy / group * seen.T
+      layers['o']['kernel'][1:3, columns] += copy / group * seen.T
   return jax.tree.map(jnp.asarray, params)
 
 

@@ -206,13 +206,14 @@ def chains(world: World, hops: int, rng: np.random.Generator,
   wanted = {False: 'fresh' in topics, True: bool({*topics} - {'fresh'})}
   starts = [name for name in kind_of if kind_of[name] in relations_of
             and wanted[name in common]]
+  pick = lambda group: group[rng.integers(len(group))]
   misses = 0
   while starts and misses < 1000:
     misses += 1
-    start = here = str(rng.choice(starts))
+    start = here = pick(starts)
     relations, values = [], []
     while len(values) < hops and kind_of[here] in relations_of:
-      relations.append(str(rng.choice(relations_of[kind_of[here]])))
+      relations.append(pick(relations_of[kind_of[here]]))
       here = world.facts[here, relations[-1]]
       values.append(here)
     chain = Chain(start, tuple(relations), tuple(values))

@@ -156,7 +156,7 @@ def questions(
     rng = np.random.default_rng([world.seed, key, seed, hops])
     chains = _distinct(
         (chain for chain in facts.chains(world, hops, rng, topics)
-         if _is_of(chain, split)), count)
+         if _is_of(chain, split)), count, 50 if 'fresh' in topics else 10)
     drawn = [Question(
         uid=f'{data_source}-{world.seed}-{seed}-{hops}-{number}',
         text=ask(chain, rng), answers=world.answers(chain.values[-1]),
@@ -180,11 +180,11 @@ def _is_of(chain: facts.Chain, split: str) -> bool:
   return held_out[-1] if split == 'test' else not any(held_out)
 
 
-def _distinct(chains: Iterator[facts.Chain], count: int
+def _distinct(chains: Iterator[facts.Chain], count: int, times: int
              ) -> Iterator[facts.Chain]:
-  """Yields up to `count` chains whose questions differ, of 50 times as many."""
+  """Yields up to `count` chains whose questions differ, of `times` as many."""
   seen = set()
-  for chain in itertools.islice(chains, 50 * count):
+  for chain in itertools.islice(chains, times * count):
     if (chain.start, chain.relations) in seen:
       continue
     seen.add((chain.start, chain.relations))
