@@ -37,6 +37,7 @@ def get_config(size: str = 'laptop'):
       world_seed=2_000_000,  # of the first; worlds of runs are far below
       batches_a_world=4,
       fresh=0.5,  # share of worlds of words that no other world has
+      hard=0.6,  # share of worlds with namesakes and wordings of their own
   )
   config.model = dict(
       path='',  # a BERT folder or hub id to begin with; '': from nothing
@@ -50,12 +51,12 @@ def get_config(size: str = 'laptop'):
   )
   config.lengths = dict(query=64, passage=128)  # tokens; longer ones are cut
   config.batch = dict(
-      queries=64,
-      hard_negatives=1,  # a query
+      queries=48,
+      hard_negatives=2,  # a query
       depth=8,  # of BM25's best, from which they are drawn
   )
   config.temperature = 0.05  # E5's: 0.01
-  config.steps = 400  # updates
+  config.steps = 480  # updates
   config.save_every = 100
   config.optimizer = dict(
       learning_rate=1e-3, b2=0.98, weight_decay=0.01, warmup_steps=50,

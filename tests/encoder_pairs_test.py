@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 
 from searchrl.data import encoder_pairs
+from searchrl.search import corpus as corpora
+from searchrl.world import facts
+from searchrl.world import lessons
+from searchrl.world import text
 
 OPTIONS = dict(seed=0, queries=8, hard_negatives=2, depth=6)
 
@@ -35,6 +39,37 @@ def test_the_answer_of_a_worlds_query_is_the_passage_of_its_name():
   for query, (answer,) in zip(source.queries, source.answers):
     title, _, text = answer.partition('\n')
     assert title.removeprefix('The ') in query and title in text
+
+
+def test_in_a_hard_world_the_answer_is_the_passage_that_states_the_fact():
+  source = encoder_pairs.world_pairs(1, seed=7, count=60, fresh=0, hard=1)
+  world = facts.make(8, source='known', hard=True)
+  stated = {f'{subject} {relation}': corpora.text_of(passage) for
+            (subject, relation), passage in text.stated(world).items()}
+  asked = [(query, answer) for query, (answer,) in
+           zip(source.queries, source.answers) if query in stated]
+  assert len(asked) > 15
+  assert all(stated[query] == answer for query, answer in asked)
+  titles = [[t.partition('\n')[0] for t in found]
+            for found in source.find([query for query, _ in asked], 8)]
+  siblings = [sum(query.startswith(t) for t in ts) for (query, _), ts
+              in zip(asked, titles)]
+  assert sum(siblings) / len(siblings) > 2  # among the candidate negatives
+
+
+@pytest.mark.parametrize('share, least, most',
+                         [(0.0, 0, 0), (0.5, 6, 18), (1.0, 24, 24)])
+def test_a_share_of_the_worlds_is_hard(monkeypatch, share, least, most):
+  made, make = [], facts.make
+
+  def small(seed, *, source, hard):
+    made.append(hard)
+    return make(seed, sizes=lessons.SMALL, source=source, hard=hard)
+
+  monkeypatch.setattr(encoder_pairs.facts, 'make', small)
+  for number in range(24):
+    encoder_pairs.world_pairs(number, seed=7, count=2, fresh=.5, hard=share)
+  assert len(made) == 24 and least <= sum(made) <= most
 
 
 def test_batches_follow_from_their_number_alone():

@@ -143,3 +143,22 @@ def test_the_shipped_encoder_finds_what_agents_ask_for(source):
     right = [any(p.title == c.start for p in passages)
              for c, passages in zip(chains, found)]
     assert np.mean(right) >= .95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('source', ['known', 'unseen'])
+def test_the_shipped_encoder_tells_namesakes_and_facts_apart(source):
+  """Of a hard world: one passage states the fact, where BM25 finds .7."""
+  world = facts.make(78, source=source, hard=True)
+  corpus = corpora.Corpus(tuple(text.passages(world)))
+  search = factory.make('dense', corpus, encoder='tiny_e5',
+                        load_encoder=embedder.cached_loader())
+  stated = text.stated(world)
+  rng = np.random.default_rng(0)
+  chains = [c for c, _ in zip(facts.chains(world, 1, rng), range(100))]
+  for ask in (lambda c: f'{c.start} {c.relations[0]}',
+              lambda c: text.ask(c, rng)):
+    found = search([Query(ask(c), 2, Question('', '', ())) for c in chains])
+    right = [stated[c.facts[0]].id in {p.id for p in passages}
+             for c, passages in zip(chains, found)]
+    assert np.mean(right) >= .95

@@ -55,24 +55,25 @@ class Batch:
   excluded: np.ndarray  # bool [queries, passages]
 
 
-def world_pairs(number: int, *, seed: int, count: int, fresh: float
-               ) -> PairSource:
+def world_pairs(number: int, *, seed: int, count: int, fresh: float,
+                hard: float = 0.0) -> PairSource:
   """Queries about a generated world, each answered by one passage.
 
   Half are an agent's, "<name> <relation>". The others are questions of one or
-  more hops, and their passage is that of the first hop.
+  more hops. Their passage is the one that states the first hop.
 
   Args:
     number: of the source, which is about world seed + number.
     seed: of the first world.
     count: queries.
     fresh: share of worlds whose names are made of words never seen before.
+    hard: share of hard worlds; see `facts.make`.
   """
   rng = np.random.default_rng([seed + number, 4])
   source = 'fresh' if rng.random() < fresh else 'known'
-  world = facts.make(seed + number, source=source)
-  passages = world_text.passages(world)
-  about = {p.title: corpora.text_of(p) for p in passages}
+  is_hard = np.random.default_rng([seed + number, 7]).random() < hard
+  world = facts.make(seed + number, source=source, hard=bool(is_hard))
+  stated = world_text.stated(world)
   chains = {hops: facts.chains(world, hops, rng) for hops in (1, 2, 3, 4)}
   queries, answers = [], []
   for _ in range(count):
@@ -83,9 +84,9 @@ def world_pairs(number: int, *, seed: int, count: int, fresh: float
     else:
       query = world_text.ask(chain, rng)
     queries.append(query)
-    answers.append((about[chain.start],))
-  return PairSource(
-      queries, answers, [()] * count, _finder(list(about.values())))
+    answers.append((corpora.text_of(stated[chain.facts[0]]),))
+  return PairSource(queries, answers, [()] * count, _finder(
+      list(map(corpora.text_of, world_text.passages(world)))))
 
 
 def file_pairs(path: str) -> Callable[[int], PairSource]:

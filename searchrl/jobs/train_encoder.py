@@ -54,7 +54,7 @@ def run(config, workdir: str) -> None:
   else:
     source_of = functools.lru_cache(maxsize=2)(functools.partial(  # 0, today's
         encoder_pairs.world_pairs, seed=data.world_seed, fresh=data.fresh,
-        count=config.batch.queries * data.batches_a_world))
+        hard=data.hard, count=config.batch.queries * data.batches_a_world))
   if config.model.path:
     tokenizer, shape, params = _loaded(config.model.path)
   else:
@@ -78,7 +78,7 @@ def run(config, workdir: str) -> None:
       folder / 'model', params, record, seed=config.seed, batch=config.batch,
       temperature=config.temperature, start=config.model.path, data=data.pairs
       or 'queries about generated worlds, `searchrl/data/encoder_pairs.py`, '
-      f'seed {data.world_seed}')
+      f'seed {data.world_seed}, {data.hard:.0%} of them hard')
   print(f'wrote {folder / "model"}: {json.dumps(record)}')
 
 
