@@ -14,6 +14,7 @@ import pytest
 from configs import ask as ask_config
 from configs import dspo
 from searchrl.experiment import policy
+from searchrl.models import weights
 from searchrl.runtime import moved
 from searchrl.runtime import plugins
 from searchrl.runtime import workdir
@@ -89,6 +90,7 @@ def test_an_old_option_in_a_config_of_your_own_is_refused():
 def as_of_old():
   """Today's config with the worlds that there were before common knowledge."""
   config = dspo.get_config('smoke')
+  config.model.path = 'tiny_base_1'
   config.world.common = False
   config.data.common = 0.0
   config.evaluate.worlds.update(
@@ -136,6 +138,18 @@ def test_an_old_run_goes_on_and_is_then_recorded_under_the_new_names(tmp_path):
   workdir.prepare(tmp_path, config.to_dict())
   written = json.loads((tmp_path / 'config.json').read_text())
   assert written == json.loads(config.to_json())
+
+
+def test_an_old_run_is_judged_with_the_tiny_base_that_it_began_with(tmp_path):
+  (tmp_path / 'config.json').write_text(GOLDEN.read_text())
+  path = policy.model_of_run(str(tmp_path))
+  assert path == 'tiny_base_1'
+  shape = weights.read_config(weights.locate(path))
+  assert shape.vocab_size == 1792
+  assert weights.read_config(weights.locate('tiny_base')).vocab_size != 1792
+  (tmp_path / 'config.json').write_text(
+      dspo.get_config('smoke').to_json())
+  assert policy.model_of_run(str(tmp_path)) == ''
 
 
 def test_an_old_run_in_a_world_of_today_is_refused(tmp_path):

@@ -269,6 +269,11 @@ def recorded(run: pathlib.Path) -> dict[str, Any]:
   return workdirs.read_config(run) if (run / workdirs.CONFIG).exists() else {}
 
 
+def model_of_run(run: str) -> str:
+  """The model.path that a run was trained with; '' is the tiny base model."""
+  return recorded(pathlib.Path(run)).get('model', {}).get('path', '')
+
+
 def search_of_run(run: str) -> tuple[str, dict[str, Any]]:
   """The engine that a run was trained with, and its options; or BM25."""
   search = recorded(pathlib.Path(run)).get('search', {}) if run else {}

@@ -34,6 +34,8 @@ def run(config, workdir: str) -> None:
   if not config.search.engine:
     config.search.engine, config.search.options = policy.search_of_run(
         options.run)
+  if options.run and not config.model.path:
+    config.model.path = policy.model_of_run(options.run)
   _check_sets(config)
   sampler, params = policy.of_run(config, options.run)
   processes.on_first('workdir', lambda: workdirs.prepare(

@@ -115,6 +115,7 @@ ADDED = {  # options newer than some configs -> what a run without them did
     'world.scale': 1.0,
 }
 
+FIRST_TINY_BASE = 'tiny_base_1'  # the '' of model.path, before config.world
 ONLY_OF_EVALUATION = ('evaluate.run', 'evaluate.step')  # once of every config
 
 
@@ -149,6 +150,8 @@ def config(recorded: dict[str, Any]) -> dict[str, Any]:
   if result.get('job') == 'searchrl.jobs.train:run':
     for old in filter(lambda name: _has(result, name), ONLY_OF_EVALUATION):
       _take(result, old)
+    if not (_has(result, 'world') or result.get('model', {}).get('path', 1)):
+      result['model']['path'] = FIRST_TINY_BASE
   return result
 
 
