@@ -23,12 +23,12 @@ from searchrl.world import facts
 from searchrl.world import text
 
 _DENSE = dict(encoder='tiny_e5', min_recall=0.0)
-_SPARSE = _DENSE | dict(backend='hnsw', links=8, construction=16)
+_SPARSE = _DENSE | dict(backend='hnsw', links=8, construction=20)
 ENGINES = {  # name -> engine and options, as in config.search
     'noise': ('noise', {}),
     'bm25': ('bm25', {}),
     'hashed trigrams': ('dense', {}),
-    **{f'hnsw, links 8, construction 16, visited {visited}': (
+    **{f'hnsw, links 8, construction 20, visited {visited}': (
         'dense', _SPARSE | dict(visited=visited)) for visited in (2, 4, 8, 16)},
     'hnsw, links 32, construction 200, visited 32': (
         'dense', _DENSE | dict(backend='hnsw', visited=32)),
