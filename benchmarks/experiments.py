@@ -23,10 +23,10 @@ ENGINES = {  # -> engine and options
     'noise': ('noise', {}),
     'bm25': ('bm25', {}),
     'hnsw': ('dense', _ENCODER | dict(  # sparse, and hasty: a low ef
-        backend='hnsw', links=2, construction=2, visited=4, min_recall=0.0)),
+        backend='hnsw', links=8, construction=20, visited=2, min_recall=0.0)),
     'exact': ('dense', _ENCODER | dict(backend='exact')),
 }
-TINY_RAW = 'searchrl/assets/tiny_raw'
+TINY_RAW = 'tiny_raw'
 DIALOGUE = 'searchrl.agent.dialogue:laptop'
 
 # During training: greedy answers to a few questions of the test's world.

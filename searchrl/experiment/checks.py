@@ -61,6 +61,7 @@ RULES = (
          'Set it to 0 for none of common knowledge.'),
     Rule('world.outdated', lambda share: 0 < share < 1, 'in (0, 1)'),
     _above('world.scale', 0),
+    Rule('data.hard', lambda share: 0 <= share <= 1, 'in [0, 1]'),
     _at_least('rollout.questions', 1),
     _at_least('rollout.group_size', 1),
     _at_least('rollout.max_rounds', 1),
