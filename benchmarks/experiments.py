@@ -15,7 +15,7 @@ import paired  # beside this file
 
 SEEDS = (0, 1, 2, 3, 4)
 CALIBRATION_SEED = 99  # whose worlds, 100 and 200, no other run has
-STEPS = 30  # of 72 trajectories: the laptop run
+STEPS = 20  # of 72 trajectories: the laptop run
 TRAJECTORIES = 72  # a step
 
 _ENCODER = dict(encoder='tiny_e5')

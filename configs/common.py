@@ -48,9 +48,9 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       question_mark=False,  # append the ? that a question lacks (Search-R1)
       evaluate='',  # path, folder, or name=path,..., answered from search.corpus
       world_seed=1,  # of the generated training world
-      per_hop=(500, 500, 400, 300),  # generated questions of 1, 2, ... hops
+      per_hop=(500, 500, 400),  # generated questions of 1, 2, ... hops
       common=0.4,  # the share of common knowledge in every step, if generated
-      mix=(4, 4, 2, 2),  # shares of 1, 2, ... hops in every step; (): any
+      mix=(1, 1, 1),  # shares of 1, 2, ... hops in every step; (): any
   )
   config.world = dict(  # generated worlds, of training and of evaluation
       common=True,  # also common knowledge, the same in every world
@@ -135,7 +135,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   )
   config.mesh = dict(data=-1, fsdp=1, tensor=1)  # -1: all remaining devices
   config.train = dict(
-      num_steps=30,
+      num_steps=20,
       init_from='',  # a run whose newest checkpoint this one starts from
       max_rollouts=0,  # ends the run, too; 0: no such limit
       checkpoint_every=10,  # steps
@@ -168,6 +168,8 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
           max_hops=4,
       ),
   )
+  if settings.is_laptop(size):
+    config.evaluate.update(every=5, limit=24, during=1)
   if size in settings.STRESS:
     rate, config.learner.minibatches = settings.STRESS[size]
     config.optimizer.learning_rate = rate

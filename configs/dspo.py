@@ -34,7 +34,8 @@ def get_config(size: str = 'laptop'):
   )
   config.rollout.max_rounds = 3
   if settings.is_laptop(size):
-    config.train.max_rollouts = 2160  # trajectories; 30 steps of grpo.py
+    config.train.max_rollouts = 1440  # trajectories; 20 steps of grpo.py
+    config.evaluate.every = 2
   if settings.apply(config, size, 'dspo'):
     config.algorithm.update(clip_low=3e-4, clip_high=4e-4)
   return config

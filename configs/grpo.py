@@ -5,13 +5,11 @@ r"""GRPO: a token ratio, and a baseline from the question's own group.
   python -m searchrl.main --config=configs/grpo.py
   python -m searchrl.main --config=configs/grpo.py:qwen2.5-7b
 
-Hardware: 2 CPU cores, no accelerator. Time: 459 to 506 CPU seconds through
-BM25, before rollouts were sped up; with the encoder not yet measured.
-Result: exact match of sampled answers, 1 to 4 hops, .31 .10 .04 .01 before;
-after, .88 .75 .55 .37 through BM25 (seeds 0 to 2, 200 questions of each hop
-count), and .87 .79 .74 .53 through the shipped encoder, as here, but after 20
-steps and exact (seeds 0 to 2, 60 questions); names of known parts,
-BENCHMARKS.md. At the size of Qwen2.5: not yet measured.
+Hardware: 2 CPU cores. Time: not yet measured with today's tiny base model.
+Result: not yet measured with it. With tiny_base_1, in worlds without common
+knowledge, exact match of sampled answers of 1 to 4 hops, .31 .10 .04 .01
+before, and .88 .75 .55 .37 after, through BM25. At the size of Qwen2.5: not yet
+measured.
 
 Source: Shao et al. 2024, arXiv:2402.03300; as Search-R1 uses it,
 arXiv:2503.09516. Differs: the token mean and the small KL are Search-R1's;

@@ -92,7 +92,7 @@ def as_of_old():
   config = dspo.get_config('smoke')
   config.model.path = 'tiny_base_1'
   config.world.common = False
-  config.data.common = 0.0
+  config.data.update(common=0.0, per_hop=(500, 500, 400, 300), mix=(4, 4, 2, 2))
   config.evaluate.worlds.update(
       kinds=('known', 'unseen'), common_per_hop=0, few_per_hop=0)
   return config

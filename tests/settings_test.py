@@ -110,7 +110,7 @@ def flat(recipe, size):
   return dict(options(json.loads(config_of(recipe, size).to_json())))
 
 
-def test_laptop_and_smoke_are_what_they_were_before_there_were_settings():
+def test_laptop_and_smoke_change_on_purpose_alone():
   golden = json.loads(GOLDEN.read_text())
   assert {name.partition(':')[0] for name in golden} == {*RECIPES, 'common'}
   for name, differences in golden.items():

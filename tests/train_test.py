@@ -218,8 +218,6 @@ def nan_of_some(trajectory):
     (dict(learner=dict(minibatches=5)), 'learner.minibatches'),
     (dict(data=dict(train='q.jsonl')), 'q.jsonl is none'),
     (dict(data=dict(limit=9999)), 'data.limit must be at most'),
-    (dict(evaluate=dict(every=2, worlds=dict(kinds=()))),
-     'evaluate.every must be 0 where there is nothing'),
     (dict(train=dict(init_from='gone')), 'init_from must be the folder'),
     (dict(algorithm=dict(name='searchrl.rl.algorithms:dpo')), 'dpo'),
     (dict(dialogue='searchrl.agent.dialogue:nothing'), 'dialogue'),

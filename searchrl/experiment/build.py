@@ -102,10 +102,6 @@ def _data(config, folder: pathlib.Path) -> tuple[
   """The training data, the evaluation sets, and the stream of questions."""
   data, sets = datasets.shared(lambda: (
       train_set(config, folder), evaluation_sets(config, folder)))
-  if config.evaluate.every and not sets:
-    raise ValueError(
-        'evaluate.every must be 0 where there is nothing to evaluate on, but '
-        f'is {config.evaluate.every}. Give data.evaluate.')
   return data, sets, questions_lib.stream(
       data.files or [data.questions], seed=config.seed, mix=config.data.mix,
       weights=config.data.weights,
