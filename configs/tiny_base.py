@@ -22,8 +22,7 @@ Hardware: 2 CPU cores. Time and result: not yet measured.
 import ml_collections
 
 _SIZES = {  # of tiny_instruct, by its name: keys of config.json
-    '0.25m': dict(hidden_size=64, num_hidden_layers=4, intermediate_size=176,
-                  head_dim=16),
+    '0.25m': dict(hidden_size=48, intermediate_size=128, head_dim=12),
     '1m': dict(),
     '4m': dict(hidden_size=256, num_hidden_layers=5, intermediate_size=704,
                head_dim=64),

@@ -7,10 +7,13 @@ import itertools
 import shutil
 
 from configs import tiny_base
+import jax
 import numpy as np
 import pytest
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.jobs import make_tiny_base
+from searchrl.models import induction
+from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.world import names
 
@@ -67,3 +70,17 @@ def test_each_model_says_how_it_was_made(size):
   config = tiny_base.get_config(size)
   assert bool(config.model.path) == (not size.startswith('instruct'))
   assert config.card.command.startswith('configs/tiny_base.py')
+
+
+@pytest.mark.parametrize('size, millions', [
+    ('0.25m', 0.25), ('1m', 1.1), ('4m', 4.4)])
+def test_sizes_have_as_many_parameters_as_they_say(size, millions):
+  config = tiny_base.get_config(f'instruct/{size}')
+  shape = transformer.TransformerConfig(
+      vocab_size=config.tokenizer.vocab_size, **config.model.shape)
+  params = transformer.abstract(shape)
+  count = sum(np.prod(x.shape) for x in jax.tree.leaves(params))
+  assert count / 1e6 == pytest.approx(millions, rel=0.06)
+  planted = induction.plant(
+      transformer.init(shape, jax.random.key(0)), shape, seed=0)
+  assert jax.tree.structure(planted) == jax.tree.structure(params)
