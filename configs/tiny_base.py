@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""The tiny models of the embedded default.
 
-  python -m searchrl.main --config=configs/tiny_base.py:instruct
-  python -m searchrl.main --config=configs/tiny_base.py        # tiny_base
-  python -m searchrl.main --config=configs/tiny_base.py:raw
+  python -m searchrl.main --config=configs/tiny_base.py:instruct --workdir=runs/instruct
+  python -m searchrl.main --config=configs/tiny_base.py
+  python -m searchrl.main --config=configs/tiny_base.py:raw --workdir=runs/raw
 
 Each writes a Hugging Face folder, RUN/model, whose README.md has its scores,
 data and digests; those in searchrl/assets were made so. tiny_instruct is made
@@ -16,7 +16,10 @@ another size, and what is made of it:
   python -m searchrl.main --config=configs/tiny_base.py:instruct/4m --workdir=runs/instruct_4m
   python -m searchrl.main --config=configs/tiny_base.py --config.model.path=runs/instruct_4m/model
 
-Hardware: 2 CPU cores. Time and result: not yet measured.
+Hardware: 2 CPU cores. Time: 2,058 CPU seconds for tiny_instruct, 82 and 86 for
+the two others. Result: before any RL, exact match of greedy answers to fresh
+questions of 1 to 4 hops, of tiny_instruct .96 .84 .76 .55, of tiny_base .95 .00
+.00 .00; the cards and BENCHMARKS.md have more. Other sizes: not yet measured.
 """
 
 import ml_collections
@@ -129,7 +132,7 @@ def get_config(size: str = 'laptop'):
         title='The raw model of searchrl',
         about='It breaks the format of a turn more often than not.')
     config.lessons.seed = 1_600_000
-    config.lessons.kinds.search.habits.update(broken=0.55)
+    config.lessons.kinds.search.habits.update(broken=0.7)
   if kind == 'smoke':
     _smoke(config)
   return config

@@ -41,8 +41,9 @@ def page() -> list[str]:
   person = world.entities['person'][0]
   lines = [
       '# A page of a world', '',
-      'Made by `python docs/make_world_page.py runs/dspo`; the world is that of '
-      f'the evaluation of `configs/dspo.py`, seed {SEED}.', '',
+      '    python -m searchrl.main --config=configs/dspo.py',
+      '    python docs/make_world_page.py runs/dspo', '',
+      f'The world is that of the first command\'s evaluation, seed {SEED}.', '',
       f'A world is {len(world.kind_of)} entities and {len(world.facts)} facts '
       f'about them, written as {len(text.passages(world))} passages. Every '
       'seed draws other facts. Three passages:', '']

@@ -10,6 +10,7 @@ newest checkpoint.
 import itertools
 import json
 import pathlib
+import textwrap
 import time
 from typing import Any
 
@@ -198,12 +199,15 @@ def write_card(folder: pathlib.Path, config, params, record, scores) -> None:
   begun = (f'Its training began with {config.model.path}.'
            if config.model.path else
            'Its training began with a planted copying circuit.')
+  about = (f'A Qwen2-architecture language model of {count:,} parameters, trained '
+           f'on lessons about generated worlds. {config.card.about} It knows most '
+           'of the 200 facts of common knowledge, and no others. Licence: '
+           f'Apache-2.0.\n\nMade by `python -m searchrl.main --config='
+           f'{config.card.command}`. {begun}')
   supervised.write_card(folder, [
       f'# {config.card.title}', '',
-      f'A Qwen2-architecture language model of {count:,} parameters, trained on',
-      f'lessons about generated worlds. {config.card.about} It knows most of the 200',
-      'facts of common knowledge, and no others. Licence: Apache-2.0.', '',
-      f'Made by `python -m searchrl.main --config={config.card.command}`. {begun}',
+      *(textwrap.fill(part, 79, break_long_words=False, break_on_hyphens=False)
+        for part in about.splitlines()),
       '', card.table(scores)], {
           'data': 'generated lessons, `searchrl/world/lessons.py` and '
                   f'`teacher.py`, seed {config.lessons.seed}',
