@@ -218,6 +218,7 @@ def _of_any_paper(config: Config, model: Model) -> None:
   config.learner.update(remat='nothing', dtype='bfloat16')
   config.mesh.update(data=1, fsdp=-1)
   config.train.max_rollouts = 0
+  config.evaluate.update(every=0, limit=0, during=0)
   config.evaluate.worlds.kinds = ()
 
 
