@@ -40,6 +40,7 @@ def test_interrupted_making_ends_in_the_same_bytes(tmp_path):
   # Another kind of model is made of it.
   config = tiny_base.get_config()
   config.model.path = str(model)
+  config.optimizer.warmup_steps = 1
   smaller = tiny_base.get_config('smoke')
   config.lessons.stages = smaller.lessons.stages
   config.card.scores = smaller.card.scores
