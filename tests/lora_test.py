@@ -195,7 +195,5 @@ def test_a_run_trains_adapters_and_exports_those_of_its_checkpoint(tmp_path):
         jax.tree.leaves(exported['layers'][name]),
         jax.tree.leaves(base['layers'][name])))
     assert changed == (name in ('q', 'v', 'down')), name
-  steps = [line for line in train_test.lines(tmp_path / 'run')
-           if 'actor/kl_loss' in line]
-  assert max(step['actor/kl_loss'] for step in steps) > 0
-  assert max(step['actor/grad_norm'] for step in steps) > 0
+  step = train_test.lines(tmp_path / 'run')[-1]
+  assert step['actor/kl_loss'] > 0 and step['actor/grad_norm'] > 0
