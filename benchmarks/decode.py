@@ -25,6 +25,7 @@ with prompts counted once a question.
 import argparse
 import contextlib
 import dataclasses
+import functools
 import gc
 import json
 import statistics
@@ -44,6 +45,7 @@ from searchrl.agent import tokenizer as tokenizers
 from searchrl.experiment import policy as policies
 from searchrl.models import transformer
 from searchrl.models.inference import engine as engines
+from searchrl.models.inference import layouts
 from searchrl.models.inference import sampling
 from searchrl.models.inference import stops
 from searchrl.rollouts import driver
@@ -101,6 +103,7 @@ def parsed() -> argparse.Namespace:
   parser.add_argument('--tiles', type=int, nargs='+')
   parser.add_argument('--block', type=int, default=128)
   parser.add_argument('--parts', type=int, default=3)
+  parser.add_argument('--attention', default='auto', help='of the engine')
   parser.add_argument('--dtype')
   parser.add_argument('--questions', type=int, help='of the reference phase')
   parser.add_argument('--samples', type=int)
@@ -187,10 +190,20 @@ def build(options, shape, params, slots: int, length: int) -> engines.Engine:
       shape, slots=slots, length=length, tile=options.tile,
       tiles=options.tiles, steps=options.steps, block=options.block,
       parts=options.parts, dtype=options.dtype,
+      attention=attention(options.attention, options.dtype, shape),
       stop_table=stops.compile_table([b''], ['never said'], shape.vocab_size))
   engine.load(params, 1.0)
   engine.compile()
   return engine
+
+
+@functools.cache
+def attention(name: str, dtype: str, shape) -> str:
+  """The engine's attention, as a run resolves it; said once."""
+  name, note = layouts.resolve(
+      name, platform=jax.devices()[0].platform, config=shape, dtype=dtype)
+  print(note, file=sys.stderr)
+  return name
 
 
 def steady(options, shape, params, limits, rows: int, peer_secs) -> None:

@@ -40,6 +40,7 @@ sys.path.insert(0, str(ROOT))
 from searchrl.experiment import policy as policies
 from searchrl.models import transformer
 from searchrl.models.inference import engine as engines
+from searchrl.models.inference import kv_blocks
 from searchrl.models.inference import slots as slots_lib
 from searchrl.models.inference import stops
 from searchrl.rollouts import driver
@@ -106,6 +107,7 @@ class ScriptedEngine:
     self.slots, self.length = engine.slots, engine.length
     self.dispatch, self.used = engine.dispatch, engine.used
     self.release, self.abandon = engine.release, engine.abandon
+    self.admit = engine.admit
 
   def append(self, feeds):
     scripted = []
@@ -192,7 +194,7 @@ class Forgetful:
     self.slots, self.length = engine.slots, engine.length
     self.load, self.dispatch = engine.load, engine.dispatch
     self.used, self.release = engine.used, engine.release
-    self.abandon = engine.abandon
+    self.abandon, self.admit = engine.abandon, engine.admit
 
   def append(self, feeds):
     again = []
@@ -240,18 +242,17 @@ def measure(bench: Bench, script: Script, way: str) -> dict:
       work['decoded_tokens'] - held, programs=engine.compile())
 
 
-def scanned(params, tokens, positions, state, attend_in, config):
+def scanned(params, tokens, positions, cache, tiles, config, layout):
   """`slots._layers` in a scan, with the caches as its xs and ys."""
   x = params['embed']['embedding'][tokens]
 
   def layer(x, weights_and_cache):
-    weights, keys, values = weights_and_cache
+    weights, cache = weights_and_cache
     return transformer.Block(config).apply(
-        {'params': weights}, x, positions, attend_in(keys, values))
+        {'params': weights}, x, positions,
+        lambda q, k, v: layout.attend(cache, q, k, v, tiles))
 
-  x, caches = jax.lax.scan(layer, x, (params['layers'], state.keys,
-                                      state.values))
-  return x, caches
+  return jax.lax.scan(layer, x, (params['layers'], cache))
 
 
 def decode_by(layers, *args, **options):
@@ -268,7 +269,9 @@ def decode_programs(bench: Bench, options) -> list[dict]:
   runs = {}
   unrolled = slots_lib._layers  # pylint: disable=protected-access
   for way, layers in (('unrolled', unrolled), ('scanned', scanned)):
-    state = slots_lib.empty(config, options.slots, LENGTH, 128, 'float32')
+    layout = kv_blocks.layout(slots=options.slots, length=LENGTH, block=128,
+                              parts=3)
+    state = slots_lib.empty(config, layout, 1, 'float32')
     state = dataclasses.replace(
         state, position=state.position + 160, active=~state.active,
         budget=state.budget + 10**6)
@@ -276,16 +279,16 @@ def decode_programs(bench: Bench, options) -> list[dict]:
     if way == 'unrolled':
       params = slots_lib.unstacked(params, 'float32')
     else:
-      state = dataclasses.replace(state, keys=jnp.stack(state.keys),
-                                  values=jnp.stack(state.values))
+      state = dataclasses.replace(state, cache=jax.tree.map(
+          lambda *layers: jnp.stack(layers), *state.cache))
     program = jax.jit(functools.partial(
-        decode_by, layers, config=config, steps=16, parts=3, patience=1),
+        decode_by, layers, config=config, layout=layout, steps=16, patience=1),
                       donate_argnums=1)
     given = dict(stop=table, temperature=np.float32(1), truncation=None)
     memory = program.lower(params, state, **given).compile(
         ).memory_analysis()
     runs[way] = [program, params, state, []]
-    size = sum(x.nbytes for x in jax.tree.leaves((state.keys, state.values)))
+    size = sum(x.nbytes for x in jax.tree.leaves(state.cache))
     rows.append(dict(way=way, temp_of_cache=memory.temp_size_in_bytes / size))
     runs[way][2], _ = program(params, state, **given)
   for _ in range(3 * options.repeats):

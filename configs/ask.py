@@ -19,8 +19,9 @@ from configs import common
 import ml_collections
 from searchrl.runtime import workdir
 
-_ROLLOUT = ('slots', 'length', 'dtype', 'tensor', 'admission', 'decodes_in_flight',
-            'search_timeout_secs', 'search_calls', 'budgets')
+_ROLLOUT = ('slots', 'length', 'dtype', 'attention', 'cache_tokens', 'tensor',
+            'admission', 'decodes_in_flight', 'search_timeout_secs',
+            'search_calls', 'budgets')
 
 
 def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:

@@ -18,7 +18,7 @@ BAD = {'build': ('ivf',), 'corpus': '', 'data.fresh': 1.5,
        'export.dtype': 'float16', 'data.demonstrations.mix': (0, 0),
        'evaluate.decodings': ('beam',),
        'evaluate.worlds.kinds': ('known', 'known'),
-       'rollout.truncation': 'ignore'}
+       'rollout.attention': 'fast', 'rollout.truncation': 'ignore'}
 
 
 def configured(name):

@@ -14,3 +14,16 @@ os.environ.setdefault(
     'JAX_COMPILATION_CACHE_DIR',
     str(pathlib.Path.home() / '.cache' / 'searchrl-tests'))
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
+
+
+def pytest_addoption(parser):
+  parser.addoption(
+      '--ragged', action='store_true',
+      help="engines attend by the kernel of TPUs, as plain XLA; the tiny model "
+      'has heads of 128')
+
+
+def pytest_configure(config):
+  if config.getoption('--ragged'):
+    import pallas  # pylint: disable=g-import-not-at-top  # imports jax
+    config.add_cleanup(pallas.ragged_engines())

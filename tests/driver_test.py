@@ -292,6 +292,17 @@ def test_admission_changes_nothing_about_the_trajectories(
 
 
 @pytest.mark.parametrize('schedule', SCHEDULES)
+@pytest.mark.parametrize('total', [15, 16, 40])
+def test_few_pages_change_nothing_about_the_trajectories(
+    schedule, total, by_one_slot):
+  script = long_script()
+  engine = fakes.PagedEngine(script, total=total, slots=9, length=150)
+  assert rollout(script, engine=engine, schedule=schedule,
+                 max_turns=4) == by_one_slot
+  assert engine.refused  # each of them waited, and none for ever
+
+
+@pytest.mark.parametrize('schedule', SCHEDULES)
 def test_queries_say_who_asks_in_any_schedule(schedule):
   script, search = long_script(), fakes.Noting()
   trajectories = rollout(
@@ -419,6 +430,7 @@ class Recording:
   def __init__(self, engine, uids):
     self._engine = engine
     self.slots, self.length = engine.slots, engine.length
+    self.admit = engine.admit
     self.seen = {}  # (uid, sample) -> ids
     self._names = {engines.row_ids(2, uid, sample, turn): (uid, sample)
                    for uid in uids for sample in range(4) for turn in range(4)}

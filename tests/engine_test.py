@@ -541,11 +541,11 @@ def test_nothing_copies_the_cache(params):
   arguments = dict(
       append=dict(params=weights, slot=ints(8), tokens=ints(8, 8),
                   start=ints(8), length=ints(8)),
-      copy_prefix=dict(source=ints(slots), slot=ints(slots), blocks=ints()),
+      copy=dict(source=ints(slots), target=ints(slots), blocks=ints()),
       decode=dict(params=weights, stop=engine._stops, truncation=None,
                   temperature=np.float32(1)),
       release=dict(slot=ints(slots)))
-  size = sum(x.nbytes for x in (*state.keys, *state.values))
+  size = sum(x.nbytes for x in jax.tree.leaves(state.cache))
   for name, given in arguments.items():
     memory = engine._programs[name].lower(
         state=state, **given).compile().memory_analysis()

@@ -8,6 +8,7 @@ import tiny
 
 from searchrl.agent import rewards
 from searchrl.models.inference import engine as engines
+from searchrl.models.inference import pages
 from searchrl.rollouts import sampler as samplers
 from searchrl.rollouts import scoring
 from searchrl.rollouts import weight_sync
@@ -39,6 +40,9 @@ class Engine:
   def name(self, feed):
     """The (uid, sample, turn) that an append is for."""
     return self._names[feed.row_ids]
+
+  def admit(self, feeds):
+    return [True] * len(feeds)
 
   def append(self, feeds):
     assert feeds
@@ -92,6 +96,40 @@ class Engine:
 
   unload = lambda self: None
   placed = lambda self, stop_table: stop_table
+
+
+class PagedEngine(Engine):
+  """A scripted engine whose slots share few pages; see `pages.Pages`."""
+
+  def __init__(self, script, *, total, **options):
+    super().__init__(script, **options)
+    self._pages = pages.Pages(self.slots, 10, -(-self.length // 10), total)
+    self.refused = 0
+
+  def admit(self, feeds):
+    granted = self._pages.admit([
+        (feed.slot, self._needed(feed)) for feed in feeds])
+    self.refused += granted.count(False)
+    return granted
+
+  def _needed(self, feed):
+    held = 0 if feed.fresh else self.used(feed.slot)
+    return held + len(feed.tokens) + feed.budget
+
+  def append(self, feeds):
+    for feed in feeds:
+      self._pages.take(feed.slot, self._needed(feed))
+    super().append(feeds)
+
+  def read(self):
+    stopped = super().read()
+    for one in stopped:
+      self._pages.trim(one.slot, self.used(one.slot))
+    return stopped
+
+  def release(self, slot):
+    self._pages.trim(slot, 0)
+    super().release(slot)
 
 
 class GatedEngine:

@@ -11,6 +11,7 @@ from typing import Any
 
 from searchrl.data import datasets
 from searchrl.data import question_files
+from searchrl.models.inference import layouts
 from searchrl.models.inference import sampling
 from searchrl.rl import algorithms
 from searchrl.search.index import approximate
@@ -35,6 +36,7 @@ def _above(field: str, bound: float) -> Rule:
 
 
 _INDEXES = (*approximate.KINDS, 'bm25')
+_ATTENTIONS = ('auto', *layouts.IMPLEMENTATIONS)
 
 RULES = (
     # Training and rollouts.
@@ -44,6 +46,10 @@ RULES = (
     _at_least('train.keep_checkpoints', 1),
     _at_least('train.warn_after', 1),
     _at_least('train.max_staleness', 0),
+    _at_least('rollout.cache_tokens', 0, 'Set it to 0 for as much as all slots '
+              'could fill.'),
+    Rule('rollout.attention', lambda name: name in _ATTENTIONS,
+         f'one of {", ".join(_ATTENTIONS)}'),
     _at_least('data.limit', 0, 'Set it to 0 to train on all questions.'),
     _at_least('evaluate.every', 0, 'Set it to 0 for none during training.'),
     _at_least('evaluate.limit', 0, 'Set it to 0 for all questions.'),

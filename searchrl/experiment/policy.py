@@ -16,6 +16,7 @@ from searchrl.models import lora as loras
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.models.inference import engine as engines
+from searchrl.models.inference import layouts
 from searchrl.rollouts import driver
 from searchrl.rollouts import sampler as samplers
 from searchrl.rollouts import weight_sync
@@ -49,6 +50,8 @@ def build(config, mesh: Mesh, *, most: int | None = None
       slots=slots, length=options.length,
       budgets=driver.Budgets(**options.budgets), mesh=mesh,
       dtype=config.model.dtype, engine_dtype=options.dtype,
+      attention=options.attention,
+      cache_tokens=options.cache_tokens if most is None else 0,
       tensor=options.tensor, schedule=schedule(
           mesh, options, is_remote=searches.is_remote(config.search)))
 
@@ -92,6 +95,8 @@ def load(
     mesh: Mesh,
     dtype: str = 'float32',
     engine_dtype: str = 'float32',
+    attention: str = 'auto',
+    cache_tokens: int = 0,
     tensor: int = 1,
     schedule: driver.Schedule = driver.Schedule(),
 ) -> tuple[Sampler, transformer.Params]:
@@ -107,6 +112,8 @@ def load(
     mesh: of all processes.
     dtype: of the params.
     engine_dtype: of the engine's weights, activations and cache.
+    attention: of the engine; see `layouts.resolve`.
+    cache_tokens: of all slots, over all processes; 0: all can be full at once.
     tensor: devices that share a copy of the engine's weights; if they belong
       to several processes, these run in lockstep.
     schedule: the order in which slots are served.
@@ -139,10 +146,25 @@ def load(
   engine = engines.Engine(
       shape, slots=slots if sync.together else slots // processes.count(),
       length=length, seed=seed, dtype=engine_dtype,
+      attention=tested_attention(
+          attention, shape, mesh, dtype=engine_dtype, tensor=tensor),
+      cache_tokens=cache_tokens if sync.together else (
+          cache_tokens // processes.count()),
       stop_table=samplers.compile_stops(protocol, tokenizer, shape.vocab_size),
       shardings=functools.partial(meshes.shardings, sync.mesh))
   return Sampler(shape, tokenizer, protocol, budgets, engine, sync, schedule,
                  sync.together), params
+
+
+def tested_attention(name: str, shape: transformer.TransformerConfig,
+                     mesh: Mesh, *, dtype: str, tensor: int) -> str:
+  """The name of the engine's attention; the first process tests it."""
+  name, note = processes.on_first('attention of rollouts', lambda: (
+      layouts.resolve(name, platform=mesh.devices.flat[0].platform, dtype=dtype,
+                      config=shape, tensor=tensor)))
+  if name != 'xla' or note.startswith('Warning'):
+    processes.say(note)
+  return name
 
 
 def second(path: str, *, field: str, mesh: Mesh, **options: Any

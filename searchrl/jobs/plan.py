@@ -24,6 +24,7 @@ from searchrl.experiment import build
 from searchrl.experiment import checks
 from searchrl.experiment import policy
 from searchrl.models import attention
+from searchrl.models.inference import layouts
 from searchrl.models.inference import slots as slots_lib
 from searchrl.models import transformer
 from searchrl.models import weights
@@ -35,6 +36,7 @@ from searchrl.training import learner as learners
 SHAPES = pathlib.Path(__file__).parents[1] / 'assets' / 'shapes'  # by hub id
 _ROOM = 0.92  # of the memory; the rest is the runtime's
 _CHUNK = 128  # tokens of a row whose logits exist at one time
+_PAGE = 128  # tokens of the cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,14 +156,14 @@ def compiled_bytes(learner: learners.Learner, rows: int) -> float:
 def estimated_bytes(learner: learners.Learner, rows: int) -> float:
   """An estimate of the same, from shapes; within a third for large models.
 
-  Gradients; the whole gradient of each embedding, which the compiler gathers;
-  what the layers save, the layer being computed, and two layers' weights
-  gathered; logits of a chunk. The batch itself is small.
+  Gradients, those of the embedding and of the logits' matrix once more; what
+  the layers save, the layer being computed, and two layers' weights gathered;
+  logits of a chunk. The batch itself is small.
   """
   del rows
   run, shape = learner.train_step, learner.train_step.shape
-  ways = run.mesh.shape['data'] * run.mesh.shape['fsdp']
-  tensor = run.mesh.shape['tensor']
+  fsdp, tensor = run.mesh.shape['fsdp'], run.mesh.shape['tensor']
+  ways = run.mesh.shape['data'] * fsdp
   size = np.dtype(run.forward_options.dtype).itemsize
   own = learner.microbatch_rows // ways
   tokens = own * learner.row_length
@@ -174,7 +176,7 @@ def estimated_bytes(learner: learners.Learner, rows: int) -> float:
     saved = width + inside / 2
   layer = transformer.abstract(shape)['layers']
   layer = sum(math.prod(x.shape[1:]) for x in jax.tree.leaves(layer))
-  vocabulary = shape.vocab_size * width * 4 / tensor
+  vocabulary = shape.vocab_size * width * 4 / tensor / fsdp
   return (gradients + 2 * (0 if run.lora else vocabulary)
           + tokens * size * (saved * shape.num_hidden_layers + 2 * inside)
           + 2 * layer * size / tensor
@@ -228,11 +230,15 @@ def _holds(config, shape, learner, mesh, here, processes: int
         mesh, transformer.abstract(shape, config.model.dtype),
         transformer.logical_axes(shape))
   slots = config.rollout.slots // processes
+  copies, tokens = here.shape['data'], config.rollout.cache_tokens // processes
+  layout = layouts.make(
+      'ragged' if tokens else 'xla', shape, slots=slots // copies, block=_PAGE,
+      length=config.rollout.length, parts=1, pages=tokens // copies // _PAGE)
   state = jax.eval_shape(functools.partial(
-      slots_lib.empty, shape, slots, config.rollout.length, 128,
-      config.rollout.dtype))
-  holds[f'KV cache: {slots} slots x {config.rollout.length} tokens a process'
-       ] = _bytes_on(here, state, slots_lib.logical_axes(shape))
+      slots_lib.empty, shape, layout, copies, config.rollout.dtype))
+  holds[f'KV cache: {slots} slots x {config.rollout.length} tokens a process' + (
+      f', in pages of {tokens} tokens together' if tokens else '')
+       ] = _bytes_on(here, state, slots_lib.logical_axes(shape, layout))
   return holds
 
 

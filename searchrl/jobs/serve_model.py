@@ -36,7 +36,7 @@ def run(config, workdir: str) -> None:
       sampler.sync.mesh, slots=config.rollout.slots,
       length=config.rollout.length, tensor=config.rollout.tensor,
       seed=config.seed, steps=config.serve.steps, dtype=config.rollout.dtype,
-      waiting=options.waiting)
+      attention=sampler.engine.attention, waiting=options.waiting)
   try:
     server = model_server.Server(
         generator, sampler.tokenizer, config.rollout.length, options)

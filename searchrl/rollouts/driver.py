@@ -8,6 +8,7 @@ request in the queue. A search pauses its slot while others decode.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import itertools
 from typing import Any
 
 from searchrl.agent import dialogue as dialogues
@@ -192,6 +193,7 @@ class _Slots:
     self._watch, self._agree = watch, agree
     self._free = list(range(engine.slots))[::-1]
     self._decoding = set()  # slots
+    self._waiting = []  # unfinished, for room in the cache
     self._unread = 0  # decodes
     self.active = {}  # slot -> unfinished
     self.finished = {}  # row -> trajectory
@@ -207,24 +209,32 @@ class _Slots:
     return assigned
 
   def feed(self, ready: Sequence[_Unfinished]) -> None:
-    """Appends the pending tokens to their slots, or ends what does not fit."""
-    appends = []
-    for one in ready:
+    """Appends the pending tokens to their slots, or ends what does not fit.
+
+    What the cache has no room for now waits for the next time, and new
+    trajectories wait longest.
+    """
+    fed, appends = [], []
+    for one in sorted([*self._waiting, *ready], key=lambda one: one.fresh):
       used = 0 if one.fresh else self._engine.used(one.slot)
       budget = min(self._budgets.max_turn_tokens,
                    self._engine.length - used - len(one.pending))
       if budget < 1:  # not one token could be sampled
         self._finish(one, 'length_limit')
         continue
+      fed.append(one)
       appends.append(self._append(one, budget))
+    granted = self._engine.admit(appends)
+    self._waiting = [one for one, may in zip(fed, granted) if not may]
+    for one in itertools.compress(fed, granted):
       if not one.fresh:  # the tokens observe the last turn's action
         one.amend(observation_tokens=one.pending,
                   observation=self._tokenizer.decode(one.pending))
         self._watch(one.trajectory)
       one.fresh = False
       self._decoding.add(one.slot)
-    if appends:
-      self._engine.append(appends)
+    if any(granted):
+      self._engine.append([*itertools.compress(appends, granted)])
 
   def _append(self, one: _Unfinished, budget: int) -> engines.Append:
     """The pending tokens of a slot, and the randomness of its next turn."""

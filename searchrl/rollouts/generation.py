@@ -266,7 +266,7 @@ class Generator:
 
 def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
           mesh: Mesh, *, slots: int, length: int, tensor: int, seed: int,
-          steps: int, dtype: str, waiting: int) -> Generator:
+          steps: int, dtype: str, attention: str, waiting: int) -> Generator:
   """A Generator over an engine of its own, compiled and running.
 
   Args:
@@ -280,6 +280,7 @@ def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
     seed: of all sampling.
     steps: tokens decoded in a pass; new choices join between passes.
     dtype: of weights, activations and cache.
+    attention: of the engine, tested; see `layouts.resolve`.
     waiting: choices that may wait for a slot.
 
   Raises:
@@ -294,6 +295,7 @@ def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
   engine = engines.Engine(
       shape, slots=slots, length=length, seed=seed,
       stop_table=no_stops(shape.vocab_size, eos_ids), steps=steps, dtype=dtype,
+      attention=attention,
       shardings=functools.partial(meshes.shardings, mesh))
   engine.load(params, None)
   engine.compile()

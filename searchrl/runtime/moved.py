@@ -108,6 +108,8 @@ ADDED = {  # options newer than some configs -> what a run without them did
     'evaluate.worlds.common_per_hop': 0,
     'evaluate.worlds.few_per_hop': 0,
     'reward_options': {},
+    'rollout.attention': 'auto',
+    'rollout.cache_tokens': 0,
     'train.init_from': '',
     'world.common': False,
     'world.hard': False,

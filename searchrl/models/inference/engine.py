@@ -6,9 +6,8 @@ A slot holds one trajectory. Its keys and values stay while it waits for a
 search, and an observation is appended to them, so that history is never
 prefilled again; a prompt that another slot holds is copied.
 
-`Engine` is the host's side of the programs in `slots`. It cuts appended tokens
-into tiles, pads them to the few shapes compiled before the first rollout, keeps
-each slot's last token, which is not in the cache yet, and returns sampled
+`Engine` is the host's side of the programs in `slots`: it pads what `contents`
+plans to the few shapes compiled before the first rollout, and returns sampled
 tokens with their log-probs.
 """
 
@@ -22,8 +21,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from searchrl.models.inference import contents
+from searchrl.models.inference import kv_cache
+from searchrl.models.inference import layouts
 from searchrl.models.inference import sampling
 from searchrl.models.inference import slots as programs
+from searchrl.models.inference.contents import Append
 from searchrl.models.inference.stops import StopTable
 from searchrl.models.transformer import Params, TransformerConfig
 
@@ -32,18 +35,7 @@ _ONE_KIND = 64
 # Shares of the slots, in eighths, that a decode may compute: most of them while
 # some wait for searches, few at the end of a rollout.
 _EIGHTHS = (1, 2, 4, 5, 6, 7, 8)
-
-
-@dataclasses.dataclass(frozen=True)
-class Append:
-  """Tokens for one slot, which then decodes."""
-
-  slot: int
-  tokens: Sequence[int]  # at least one
-  budget: int  # tokens that may then be sampled
-  row_ids: Sequence[int]  # step, uid halves, sample, turn
-  fresh: bool  # a new trajectory: discard the slot's tokens first
-  draw: sampling.Draw = sampling.Draw()  # if `load` got no temperature
+_NONE = 2**30  # the number of no slot and no page
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,24 +66,30 @@ class Engine:
     length: tokens that a slot can hold.
     stop_table: ends turns, if `load` gets no other; see `stops.compile_table`.
     seed: of all sampling.
-    tile: tokens that are prefilled as one row.
-    tiles: the numbers of rows that one prefill can have, ascending. A row's
-      last bits are the same with all of them; on CPUs this needs tile * tiles
-      of 64 tokens or more, so that the matrix products are of one kind.
+    tile: tokens that are prefilled as one row, each of which reads its whole
+      context. Default: 32 on CPUs, where padding costs most, else 128.
+    tiles: the numbers of rows that one prefill can have, for each copy of the
+      weights, ascending. A row's last bits are the same with all of them; on
+      CPUs this needs tile * tiles of 64 tokens or more, so that the matrix
+      products are of one kind.
     steps: tokens that one decode samples at most, per slot.
     patience: a decode ends early when 1 / patience of its slots have stopped.
     block: tokens of the cache that are read at a time; a slot of at most two
       blocks is read whole.
-    parts: groups of slots of similar length whose attention is computed apart;
-      1 on several devices, because groups would cross them, and 1 if a slot is
-      one block.
+    parts: groups of slots of similar length whose attention is computed apart,
+      by 'xla'; 1 if a slot is one block.
+    attention: one of `layouts.IMPLEMENTATIONS`; see `layouts.resolve`.
+    cache_tokens: that all slots can hold together, where the cache has pages;
+      then ask `admit` before `append`. 0: all slots can be full at once.
     dtype: of weights, activations and cache.
     shardings: a tree of logical axes -> one of shardings of the slots. Default:
-      the first device. With devices of several processes, each process must
-      make the same calls in the same order.
+      the first device. Slots are split evenly over copies of the weights. With
+      devices of several processes, each process must make the same calls in the
+      same order.
 
   Raises:
-    ValueError: no slot, or a length that cannot hold one turn.
+    ValueError: no slot, a length that cannot hold one turn, or a cache that
+      cannot be, or not hold, what cache_tokens says.
   """
 
   def __init__(
@@ -102,12 +100,14 @@ class Engine:
       length: int,
       stop_table: StopTable,
       seed: int = 0,
-      tile: int = 32,
+      tile: int | None = None,
       tiles: Sequence[int] = (4, 16, 64),
       steps: int = 16,
       patience: int = 4,
       block: int = 128,
       parts: int = 3,
+      attention: str = 'xla',
+      cache_tokens: int = 0,
       dtype: Any = 'float32',
       shardings: Callable[[Any], Any] | None = None,
   ):
@@ -115,23 +115,37 @@ class Engine:
       raise ValueError(
           'rollout.slots must be at least 1 and rollout.length at least 2, but '
           f'they are {slots} and {length}.')
-    self.slots, self.length = slots, length
-    self._tile, self._tiles = tile, tuple(sorted(tiles))
+    self.slots, self.length, self.attention = slots, length, attention
+    self._cache_tokens = cache_tokens
+    read = shardings and shardings(())
+    platform = read.mesh.devices.flat[0].platform if shardings else (
+        jax.default_backend())
+    self._tile = tile or (32 if platform == 'cpu' else 128)
+    self._tiles = tuple(sorted(tiles))
     # Two blocks are cheaper to read whole.
-    self._block = block = block if length > 2 * block else length
+    block = block if length > 2 * block else length
     self._root = np.asarray(jax.random.key_data(jax.random.key(seed)))
     # Programs return slots with the sharding of their input, and samples so
     # that every process can read them.
-    kept = shardings and shardings(programs.logical_axes(config))
-    read = shardings and (kept, shardings(()))
+    self._copies = copies = _copies(shardings)
+    self._layout = layout = layouts.make(
+        attention, config, slots=slots // copies, length=length, block=block,
+        parts=min(parts, slots // copies) if block < length else 1,
+        pages=cache_tokens // copies // block, platform=platform)
+    if cache_tokens and not layout.has_pages:
+      raise ValueError(
+          'rollout.cache_tokens is of a cache with pages, which attention '
+          f"'ragged' on TPUs reads, but it is {attention!r}. Set it to 0.")
+    if shardings:
+      self._layout = layout = kv_cache.sharded(layout, shardings)
+    kept = shardings and shardings(programs.logical_axes(config, layout))
     self._state = jax.jit(
-        functools.partial(programs.empty, config, slots, length, block, dtype),
+        functools.partial(programs.empty, config, layout, copies, dtype),
         out_shardings=kept)()
-    devices = len(self._state.position.sharding.device_set)
     # A decode may compute fewer rows, if the products stay of one kind.
     self._rows = [slots * n // 8 for n in _EIGHTHS
-                  if slots * n // 8 >= _ONE_KIND and parts > 1
-                  and devices == 1] or [slots]
+                  if slots * n // 8 >= _ONE_KIND and layout.any_rows
+                  and copies == 1] or [slots]
     self._forget()
     self._params, self._waiting = None, None
     self._compiled = set()  # modes; see `_modes`
@@ -140,26 +154,23 @@ class Engine:
     self.copied_tokens = 0  # of prompts that another slot held
     self.decoded_tokens = 0  # sampled
     self.slot_steps = 0  # sum over decode steps of the rows computed
-    self._place = jax.jit(lambda table: table, out_shardings=read and read[1])
+    self._place = jax.jit(lambda table: table, out_shardings=read)
     self._own_stops = self._stops = self.placed(stop_table)
     jit = lambda function, out=kept, **options: jax.jit(  # of this engine alone
         functools.partial(function, **options), donate_argnames='state',
         out_shardings=out)
     self._programs = dict(
         unstacked=jax.jit(functools.partial(programs.unstacked, dtype=dtype)),
-        append=jit(programs.append, config=config),
-        copy_prefix=jit(programs.copy_prefix), begin=jit(programs.begin),
-        release=jit(programs.release),
-        decode=jit(programs.decode, read, config=config, steps=steps,
-                   patience=patience,
-                   parts=min(parts, slots) if devices == 1 and block < length
-                   else 1))
+        append=jit(programs.append, config=config, layout=layout),
+        copy=jit(programs.copy, layout=layout),
+        begin=jit(programs.begin), release=jit(programs.release),
+        decode=jit(programs.decode, shardings and (kept, read), config=config,
+                   layout=layout, steps=steps, patience=patience))
 
   def _forget(self) -> None:
     """Empties all slots."""
-    self._last = [0] * self.slots  # each slot's last token, not in the cache
-    self._used = [0] * self.slots  # tokens of each slot
-    self._prompts = [()] * self.slots  # the first tokens of each slot's cache
+    self._contents = contents.Contents(
+        self._layout, self._copies, self.length, self._cache_tokens)
     self._partial = [([], []) for _ in range(self.slots)]
     self._in_flight = collections.deque()  # decodes that are not read
     self._decoding = set()  # slots, by the decodes that are read
@@ -229,7 +240,7 @@ class Engine:
     by_row, truncated, _ = mode
     for count in self._tiles:
       self._append_tiles([], count)
-    self._copy([])
+    self._copy([], 0)
     self._begin([])
     self._release([])
     if by_row:
@@ -240,85 +251,67 @@ class Engine:
     if by_row:
       self._draws[0] = sampling.Draw()
 
+  def admit(self, appends: Sequence[Append]) -> list[bool]:
+    """Which of some appends there is room for now, granted in their order.
+
+    Only where slots share fewer pages than all of them could fill: what may not
+    go on now may when others have been released, and one of all always may.
+    """
+    return self._contents.admit(appends)
+
   def append(self, appends: Sequence[Append]) -> None:
     """Adds tokens to slots, which then decode; a ValueError if one is full."""
-    self._check(appends)
+    self._contents.check(appends)
     self.compile()
+    work = self._contents.place(appends, self._tile)
     for a in appends:
+      self._partial[a.slot] = ([], [])
       if self._draws is not None:
         self._draws[a.slot] = a.draw
-      if a.fresh:
-        self._used[a.slot], self._prompts[a.slot] = 0, ()
-    copies, tiles, turns = [], [], []
-    for a in appends:
-      held = self._used[a.slot]
-      start = max(held - 1, 0)
-      tokens = [*([self._last[a.slot]] if held else []), *a.tokens]
-      self._last[a.slot] = int(tokens[-1])
-      self._used[a.slot] = start + len(tokens)
-      self._partial[a.slot] = ([], [])
-      turns.append((a.slot, tokens[-1], start + len(tokens), a.budget,
-                    a.row_ids))
-      if a.fresh and len(tokens) > 1:
-        prompt = tuple(tokens)
-        if prompt in self._prompts:
-          copies.append((self._prompts.index(prompt), a.slot, prompt))
-          continue
-        self._prompts[a.slot] = prompt
-      cached = tokens[:-1]
-      tiles += [(start + i, a.slot, cached[i:i + self._tile])
-                for i in range(0, len(cached), self._tile)]
-    self._prefill(sorted(tiles))
-    if copies:
-      self._copy(copies)
-    for _, slot, prompt in copies:  # only now do these slots hold the prompt
-      self._prompts[slot] = prompt
-    self._begin(turns)
+    self._prefill(work.tiles)
+    if any(work.moves):
+      self._copy(work.moves, work.blocks)
+    self.copied_tokens += work.copied_tokens
+    self._begin(work.turns)
     self._decoding.update(a.slot for a in appends)
 
-  def _check(self, appends: Sequence[Append]) -> None:
-    for a in appends:
-      held = 0 if a.fresh else self._used[a.slot]
-      need = held + len(a.tokens)
-      if need + a.budget > self.length or a.budget < 1 or not a.tokens:
-        raise ValueError(
-            f'a slot holds {self.length} tokens, but slot {a.slot} would need '
-            f'{need} and a budget of {a.budget} >= 1. Raise '
-            'rollout.length, or shorten prompts and passages.')
-
-  def _prefill(self, tiles) -> None:
+  def _prefill(self, queues) -> None:
     """Prefills tiles, earliest first, in as few calls as the shapes allow."""
-    while tiles:
-      left = len(tiles)
+    while left := max(map(len, queues)):
       below = [n for n in self._tiles if n <= left]
       above = [n for n in self._tiles if n >= left]
       count = (above[0] if above and (not below or 2 * left >= above[0])
                else below[-1])
-      self._append_tiles(tiles[:count], count)
-      tiles = tiles[count:]
+      self._append_tiles([queue[:count] for queue in queues], count)
+      queues = [queue[count:] for queue in queues]
 
-  def _append_tiles(self, tiles, count: int) -> None:
-    slot = np.full(count, self.slots, np.int32)  # out of range: dropped
-    tokens = np.zeros((count, self._tile), np.int32)
-    start, length = np.zeros(count, np.int32), np.zeros(count, np.int32)
-    for row, (first, tile_slot, ids) in enumerate(tiles):
-      slot[row], start[row], length[row] = tile_slot, first, len(ids)
-      tokens[row, :len(ids)] = ids
+  def _append_tiles(self, queues, count: int) -> None:
+    """Prefills at most `count` tiles of each copy: (start, slot, tokens)."""
+    shape = self._copies, count
+    slot = np.full(shape, self._layout.slots, np.int32)  # out of range: dropped
+    tokens = np.zeros((*shape, self._tile), np.int32)
+    start, length = np.zeros((2, *shape), np.int32)
+    for copy, tiles in enumerate(queues):
+      for row, (first, own, ids) in enumerate(tiles):
+        at = copy, row
+        slot[at], start[at], length[at] = own, first, len(ids)
+        tokens[copy, row, :len(ids)] = ids
     self.prefilled_tokens += int(length.sum())
     self._state = self._programs['append'](
-        self._params, state=self._state, slot=slot, tokens=tokens, start=start,
-        length=length)
+        self._params, state=self._state, slot=slot.ravel(),
+        tokens=tokens.reshape(-1, self._tile), start=start.ravel(),
+        length=length.ravel(), pages=self._contents.table(slot))
 
-  def _copy(self, copies) -> None:
-    """Copies prompts between slots: (source, slot, prompt)."""
-    source, slot = np.full((2, self.slots), self.slots, np.int32)
-    for row, (holder, copier, prompt) in enumerate(copies):
-      source[row], slot[row] = holder, copier
-      self.copied_tokens += len(prompt) - 1
-    longest = max((len(prompt) - 1 for *_, prompt in copies), default=0)
-    self._state = self._programs['copy_prefix'](
-        state=self._state, source=source, slot=slot,
-        blocks=np.int32(-(-longest // self._block)))
+  def _copy(self, moves, blocks: int) -> None:
+    """Copies blocks between slots of a copy, or pages: (from, to) by copy."""
+    source, target = np.full(
+        (2, self._copies, self._layout.slots), _NONE, np.int32)
+    for copy, pairs in enumerate(moves):
+      for row, pair in enumerate(pairs):
+        source[copy, row], target[copy, row] = pair
+    self._state = self._programs['copy'](
+        state=self._state, source=source.ravel(), target=target.ravel(),
+        blocks=np.int32(blocks))
 
   def _begin(self, turns) -> None:
     """Starts turns: (slot, last token, tokens held, budget, row ids)."""
@@ -347,9 +340,11 @@ class Engine:
       temperature, truncation = sampling.by_row(
           self._draws if slot is None else
           [self._draws[min(i, self.slots - 1)] for i in slot])
+    own = np.arange(self.slots) % self._layout.slots if slot is None else slot
     self._state, sampled = self._programs['decode'](
         self._params, state=self._state, stop=self._stops,
-        temperature=temperature, truncation=truncation, slot=slot)
+        temperature=temperature, truncation=truncation, slot=slot,
+        pages=self._contents.table(own.reshape(self._copies, -1)))
     return range(self.slots) if slot is None else slot.tolist(), sampled
 
   def dispatch(self) -> None:
@@ -366,13 +361,14 @@ class Engine:
     for row in np.flatnonzero(sampled['count']).tolist():
       slot, count = slots[row], int(sampled['count'][row])
       tokens, logprobs = self._partial[slot]
-      tokens += sampled['tokens'][row, :count].tolist()
+      new = sampled['tokens'][row, :count].tolist()
+      tokens += new
       logprobs += sampled['logprobs'][row, :count].tolist()
-      self._last[slot] = tokens[-1]
-      self._used[slot] += count
+      self._contents.sampled(slot, new)
       self.decoded_tokens += count
       if not sampled['active'][row]:
         self._decoding.remove(slot)
+        self._contents.stopped(slot)
         stopped.append(Stopped(slot, tuple(tokens), tuple(logprobs)))
     return stopped
 
@@ -394,11 +390,11 @@ class Engine:
 
   def used(self, slot: int) -> int:
     """Tokens that a slot holds."""
-    return self._used[slot]
+    return self._contents.used(slot)
 
   def release(self, slot: int) -> None:
     """Frees a stopped slot for the next trajectory."""
-    self._used[slot] = 0
+    self._contents.release(slot)
     if self._draws is not None:
       self._draws[slot] = sampling.Draw()  # its truncation is free
 
@@ -407,5 +403,15 @@ class Engine:
     while self._in_flight:
       self.read()
     self._release(range(self.slots))
-    self._used = [0] * self.slots
+    for slot in range(self.slots):
+      self.release(slot)
     self._decoding.clear()
+
+
+def _copies(shardings: Callable[[Any], Any] | None) -> int:
+  """How many ways the slots are split."""
+  if shardings is None:
+    return 1
+  sharding = shardings(('batch',))
+  devices = sharding.num_devices
+  return devices // sharding.shard_shape((devices,))[0]

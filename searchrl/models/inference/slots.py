@@ -3,16 +3,15 @@
 """The engine's device programs: pure functions from slots to slots.
 
   append       prefills tiles of prompts and observations into their slots
-  copy_prefix  copies a prompt from one slot to others
+  copy         copies a prompt, or the page with its end, to other slots
   begin        starts a turn in slots
   decode       samples for every active slot until some have stopped
   release      stops slots in the middle of their turns
 
-The state is donated from call to call. Keys and values lie in blocks of W
-tokens, and attention loops over the blocks of the longest slot, a number on
-which no shape depends. A row's numbers depend on that row alone: no product's
-shape depends on the other rows, and a block that a row does not see adds exact
-zeros.
+The state is donated from call to call. Where keys and values lie, and how they
+are read, is the business of a `kv_cache.Layout`. On CPUs a row's numbers depend
+on that row alone: no product's shape depends on the other rows, and a block
+that a row does not see adds exact zeros.
 """
 
 import dataclasses
@@ -23,13 +22,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from searchrl.models import attention
 from searchrl.models.inference import sampling
+from searchrl.models.inference.kv_cache import Layer, Layout, Tiles
 from searchrl.models.inference.stops import StopTable
 from searchrl.models import transformer
 from searchrl.models.transformer import Params, TransformerConfig
-
-Cache = tuple[Float[Array, 'B N K W d'], ...]  # one per layer; N blocks a slot
 
 
 @jax.tree_util.register_dataclass
@@ -37,8 +34,7 @@ Cache = tuple[Float[Array, 'B N K W d'], ...]  # one per layer; N blocks a slot
 class State:
   """All slots. The cache holds every token of a slot except its last one."""
 
-  keys: Cache
-  values: Cache
+  cache: tuple[Layer, ...]  # of each layer
   last_token: Int[Array, 'B']  # not yet in the cache
   position: Int[Array, 'B']  # number of tokens, the last one included
   active: Bool[Array, 'B']  # decoding
@@ -47,27 +43,25 @@ class State:
   row_key: UInt32[Array, 'B 2']  # from (seed, step, uid, sample, turn)
 
 
-def empty(config: TransformerConfig, slots: int, length: int, block: int,
-          dtype: Any) -> State:
-  """Idle slots of at least `length` tokens each, in blocks of `block`."""
-  shape = (slots, -(-length // block), config.num_key_value_heads, block,
-           config.head_dim)
-  cache = lambda: tuple(
-      jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers))
+def empty(config: TransformerConfig, layout: Layout, copies: int, dtype: Any
+         ) -> State:
+  """Idle slots, of so many devices or groups of devices."""
+  slots = copies * layout.slots
+  cache = tuple(layout.empty(config, copies, dtype)
+                for _ in range(config.num_hidden_layers))
   ints = lambda: jnp.zeros(slots, jnp.int32)
   return State(
-      keys=cache(), values=cache(), last_token=ints(), position=ints(),
+      cache=cache, last_token=ints(), position=ints(),
       active=jnp.zeros(slots, bool), stop_state=ints(), budget=ints(),
       row_key=jnp.zeros((slots, 2), jnp.uint32))
 
 
-def logical_axes(config: TransformerConfig) -> State:
+def logical_axes(config: TransformerConfig, layout: Layout) -> State:
   """A State like `empty`'s whose leaves are tuples of logical axis names."""
-  cache = (('batch', None, 'kv_heads', None, None),) * config.num_hidden_layers
   rows = ('batch',)
-  return State(keys=cache, values=cache, last_token=rows, position=rows,
-               active=rows, stop_state=rows, budget=rows,
-               row_key=('batch', None))
+  return State(cache=(layout.axes,) * config.num_hidden_layers,
+               last_token=rows, position=rows, active=rows, stop_state=rows,
+               budget=rows, row_key=('batch', None))
 
 
 def unstacked(params: Params, dtype: Any) -> Params:
@@ -88,8 +82,10 @@ def append(
     tokens: Int[Array, 'n c'],
     start: Int[Array, 'n'],
     length: Int[Array, 'n'],
+    pages: Int[Array, 'n N'] | None = None,
     *,
     config: TransformerConfig,
+    layout: Layout,
 ) -> State:
   """Writes tiles of tokens into their slots' caches.
 
@@ -100,48 +96,36 @@ def append(
   Args:
     params: of the decoder, `unstacked`.
     state: donated.
-    slot: of each tile; B for padding.
+    slot: of each tile, numbered on its device; Layout.slots for padding.
     tokens: right-padded.
     start: the position of each tile's first token.
     length: tokens of each tile.
+    pages: of each tile's slot, if the layout has pages.
     config: the decoder's shape.
+    layout: of the cache.
   """
-  width = tokens.shape[1]
-  blocks, block = state.keys[0].shape[1], state.keys[0].shape[3]
-  column = jnp.arange(width)
-  positions = start[:, None] + column
-  place = jnp.where(column < length[:, None], positions // block, blocks)
-  rows = slot[:, None]
-  filled = (jnp.max(start + length) + block - 1) // block
-
-  def attend_in(keys, values):
-    def attend(q, k, v):
-      at = rows, place, slice(None), positions % block
-      new_keys = keys.at[at].set(k, mode='drop')  # out of range: dropped
-      new_values = values.at[at].set(v, mode='drop')
-      seen = attention.blockwise(
-          q, lambda i: (new_keys.at[slot, i].get(mode='clip'),
-                        new_values.at[slot, i].get(mode='clip')),
-          positions, filled, block, config.sliding_window)
-      return seen, (new_keys, new_values)
-    return attend
-
-  _, caches = _layers(params, tokens, positions, state, attend_in, config)
-  return dataclasses.replace(state, keys=caches[0], values=caches[1])
+  tokens, start = layout.split(tokens), layout.split(start)
+  positions = start[:, None] + jnp.arange(tokens.shape[1])
+  _, cache = _layers(params, tokens, positions, state.cache,
+                     Tiles(slot, start, length, pages), config, layout)
+  return dataclasses.replace(state, cache=cache)
 
 
-def copy_prefix(
-    state: State, source: Int[Array, 'n'], slot: Int[Array, 'n'],
-    blocks: Int[Array, ''],
+def copy(
+    state: State, source: Int[Array, 'n'], target: Int[Array, 'n'],
+    blocks: Int[Array, ''], *, layout: Layout,
 ) -> State:
-  """Copies the first blocks of the caches of `source` into `slot`."""
-  def copied(cache):
-    return jax.lax.fori_loop(0, blocks, lambda i, cache: cache.at[slot, i].set(
-        cache.at[source, i].get(mode='clip'), mode='drop'), cache)
+  """Copies the first blocks of the caches of slots, or single pages.
 
-  return dataclasses.replace(
-      state, keys=tuple(map(copied, state.keys)),
-      values=tuple(map(copied, state.values)))
+  Args:
+    state: donated.
+    source: slots, or pages if the layout has them, numbered on their device.
+    target: of the same device; out of range for none.
+    blocks: to copy, of each slot; of pages 1, or 0 for none at all.
+    layout: of the cache.
+  """
+  return dataclasses.replace(state, cache=tuple(
+      layout.copy(layer, source, target, blocks) for layer in state.cache))
 
 
 def begin(
@@ -193,10 +177,11 @@ def decode(
     temperature: Float[Array, ''] | Float[Array, 'n'],
     truncation: sampling.Truncation | None,
     slot: Int[Array, 'n'] | None = None,
+    pages: Int[Array, 'n N'] | None = None,
     *,
     config: TransformerConfig,
+    layout: Layout,
     steps: int,
-    parts: int,
     patience: int,
 ) -> tuple[State, dict[str, Array]]:
   """Samples at most `steps` tokens for every active slot.
@@ -209,10 +194,10 @@ def decode(
     truncation: which tokens may be drawn; see `sampling.sample`.
     slot: the slots to compute, B for none; default: all. No other may be
       active.
+    pages: of each row's slot, if the layout has pages.
     config: the decoder's shape.
+    layout: of the cache.
     steps: N.
-    parts: groups of slots of similar length whose attention is computed apart,
-      so that short and idle slots read less than the longest.
     patience: ends early when 1 / patience of the active slots have stopped.
 
   Returns:
@@ -232,7 +217,8 @@ def decode(
   def step(carry):
     before, out = carry
     state, token, logprob = _decode_one(
-        params, before, stop, temperature, truncation, slot, config, parts)
+        params, before, stop, temperature, truncation, slot, pages, config,
+        layout)
     row = jnp.arange(slots)
     at = jnp.where(before.active, out['count'], steps)
     out = dict(
@@ -269,26 +255,13 @@ def _put_back(whole: State, state: State, slot) -> State:
 
 
 def _decode_one(params, state: State, stop, temperature, truncation, slot,
-                config, parts):
+                pages, config, layout):
   """One token for every row; idle ones compute and change nothing."""
-  blocks, block = state.keys[0].shape[1], state.keys[0].shape[3]
   cached = state.position - 1
-  row = jnp.arange(len(cached)) if slot is None else slot
-  place = jnp.where(state.active, cached // block, blocks)
-
-  def attend_in(keys, values):
-    def attend(q, k, v):
-      at = row, place, slice(None), cached % block
-      new_keys = keys.at[at].set(k[:, 0], mode='drop')
-      new_values = values.at[at].set(v[:, 0], mode='drop')
-      seen = _attend_by_parts(
-          q, new_keys, new_values, jnp.where(state.active, cached, -1), row,
-          parts, config.sliding_window)
-      return seen, (new_keys, new_values)
-    return attend
-
-  x, caches = _layers(params, state.last_token[:, None], cached[:, None],
-                      state, attend_in, config)
+  row = jnp.arange(len(cached)) % layout.slots if slot is None else slot
+  tiles = Tiles(row, cached, state.active.astype(jnp.int32), pages)
+  x, cache = _layers(params, state.last_token[:, None], cached[:, None],
+                     state.cache, tiles, config, layout)
   logits = transformer.logits(
       params, transformer.final_norm(params, x[:, 0], config))
   token, logprob = sampling.sample(
@@ -298,7 +271,7 @@ def _decode_one(params, state: State, stop, temperature, truncation, slot,
   ended = stop.hit[state.stop_state, token] | (budget <= 0)
   keep = functools.partial(jnp.where, state.active)
   return dataclasses.replace(
-      state, keys=caches[0], values=caches[1], last_token=token,
+      state, cache=cache, last_token=token,
       position=keep(state.position + 1, state.position),
       active=state.active & ~ended,
       stop_state=keep(stop.next_state[state.stop_state, token].astype(
@@ -306,39 +279,13 @@ def _decode_one(params, state: State, stop, temperature, truncation, slot,
       budget=keep(budget, state.budget)), token, logprob
 
 
-def _attend_by_parts(q, keys, values, positions, slot, parts: int, window):
-  """Attention of one query a row to its slot's cache; none at position -1."""
-  rows, block = len(positions), keys.shape[3]
-  if parts == 1:  # rows are slots
-    filled = (jnp.max(positions) + block) // block
-    return attention.blockwise(
-        q, lambda i: (keys[:, i], values[:, i]), positions[:, None], filled,
-        block, window)
-  size = -(-rows // parts)
-  order = jnp.argsort(-positions)
-  # The last part is filled with rows that read nothing and are dropped.
-  order = jnp.pad(order, (0, parts * size - rows), constant_values=rows)
-  positions = jnp.pad(positions, (0, 1), constant_values=-1)
-  slot = jnp.pad(slot, (0, 1))
-  seen = []
-  for part in order.reshape(parts, size):
-    at, rows_of = positions[part], slot[part]
-    seen.append(attention.blockwise(
-        q.at[part].get(mode='clip'),
-        lambda i, rows_of=rows_of: (keys.at[rows_of, i].get(mode='clip'),
-                                    values.at[rows_of, i].get(mode='clip')),
-        at[:, None], (jnp.max(at) + block) // block, block, window))
-  return jnp.zeros_like(q).at[order].set(jnp.concatenate(seen), mode='drop')
-
-
-def _layers(params, tokens, positions, state: State, attend_in, config):
+def _layers(params, tokens, positions, cache, tiles: Tiles, config, layout):
   """Runs all layers, unrolled, each with its own cache."""
   x = params['embed']['embedding'][tokens]
-  keys, values = [], []
-  for i, layer in enumerate(params['layers']):
-    x, (k, v) = transformer.Block(config).apply(
-        {'params': layer}, x, positions,
-        attend_in(state.keys[i], state.values[i]))
-    keys.append(k)
-    values.append(v)
-  return x, (tuple(keys), tuple(values))
+  new = []
+  for weights, layer in zip(params['layers'], cache, strict=True):
+    x, layer = transformer.Block(config).apply(
+        {'params': weights}, x, positions,
+        lambda q, k, v, layer=layer: layout.attend(layer, q, k, v, tiles))
+    new.append(layer)
+  return x, tuple(new)

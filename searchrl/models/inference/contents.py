@@ -1,0 +1,193 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What every slot of an engine holds, as the host knows it.
+
+The host decides what is prefilled, what is copied from another slot, and which
+pages a slot has; `engine` then asks the devices for just that. Slots are split
+over copies of the weights, and numbered on each from 0: what devices are told
+is by copy.
+"""
+
+from collections.abc import Iterable, Sequence
+import dataclasses
+
+import numpy as np
+
+from searchrl.models.inference import pages as pages_lib
+from searchrl.models.inference import sampling
+from searchrl.models.inference.kv_cache import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Append:
+  """Tokens for one slot, which then decodes."""
+
+  slot: int
+  tokens: Sequence[int]  # at least one
+  budget: int  # tokens that may then be sampled
+  row_ids: Sequence[int]  # step, uid halves, sample, turn
+  fresh: bool  # a new trajectory: discard the slot's tokens first
+  draw: sampling.Draw = sampling.Draw()  # if `load` got no temperature
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """What appends ask of the devices, in this order."""
+
+  tiles: list[list[tuple]]  # by copy: (start, slot, tokens), earliest first
+  moves: list[list[tuple[int, int]]]  # by copy: slots or pages, from and to
+  blocks: int  # of each move
+  turns: list[tuple]  # slot of all, last token, tokens held, budget, row ids
+  copied_tokens: int
+
+
+class Contents:
+  """Tokens, prompts and pages of all slots.
+
+  Args:
+    layout: of the cache.
+    copies: of the weights.
+    length: tokens that a slot can hold.
+    cache_tokens: that all slots can hold, if the layout has pages; 0: all can
+      be full at once.
+  """
+
+  def __init__(self, layout: Layout, copies: int, length: int,
+               cache_tokens: int):
+    self._each, self._length = layout.slots, length
+    self._block = layout.block
+    slots = copies * layout.slots
+    self._last = [0] * slots  # each slot's last token, not in the cache
+    self._used = [0] * slots  # tokens of each slot
+    self._prompts = [()] * slots  # the first tokens of each slot's cache
+    most = -(-length // layout.block)
+    total = cache_tokens // copies // layout.block or layout.slots * most
+    self._pages = layout.has_pages and [
+        pages_lib.Pages(layout.slots, layout.block, most, total)
+        for _ in range(copies)]
+    self._copies = copies
+
+  def used(self, slot: int) -> int:
+    """Tokens that a slot holds."""
+    return self._used[slot]
+
+  def admit(self, appends: Sequence[Append]) -> list[bool]:
+    """See `Engine.admit`."""
+    if not self._pages:
+      return [True] * len(appends)
+    granted = {}
+    for pages, mine in zip(self._pages, self._by_copy(
+        (a.slot, a) for a in appends)):
+      granted |= zip((a.slot for _, a in mine), pages.admit(
+          [(slot, self._needed(a)) for slot, a in mine]))
+    return [granted[a.slot] for a in appends]
+
+  def check(self, appends: Sequence[Append]) -> None:
+    """Raises a ValueError for what does not fit a slot."""
+    for a in appends:
+      if self._needed(a) > self._length or a.budget < 1 or not a.tokens:
+        raise ValueError(
+            f'a slot holds {self._length} tokens, but slot {a.slot} would need '
+            f'{self._needed(a) - a.budget} and a budget of {a.budget} >= 1. '
+            'Raise rollout.length, or shorten prompts and passages.')
+
+  def _needed(self, a: Append) -> int:
+    """Tokens that a slot holds at the end of a turn, at most."""
+    return (0 if a.fresh else self._used[a.slot]) + len(a.tokens) + a.budget
+
+  def place(self, appends: Sequence[Append], tile: int) -> Work:
+    """Takes tokens into slots; returns what the devices have to do.
+
+    Args:
+      appends: checked, and admitted.
+      tile: tokens that are prefilled as one row.
+    """
+    for a in appends:
+      if a.fresh:
+        self.empty(a.slot)
+    tiles, moves, copied, turns = [], [], {}, []
+    for a in appends:
+      copy, slot = divmod(a.slot, self._each)
+      held, needed = self._used[a.slot], self._needed(a)
+      start = max(held - 1, 0)
+      tokens = [*([self._last[a.slot]] if held else []), *a.tokens]
+      self._last[a.slot] = int(tokens[-1])
+      self._used[a.slot] = start + len(tokens)
+      turns.append((a.slot, tokens[-1], start + len(tokens), a.budget,
+                    a.row_ids))
+      prompt = tuple(tokens) if a.fresh and len(tokens) > 1 else ()
+      holder = self._holder(prompt, copy)
+      if holder is not None:
+        copied[a.slot] = prompt
+        moves += [(a.slot, move) for move in self._begun_as(
+            holder, copy, slot, len(prompt) - 1)]
+      else:
+        self._prompts[a.slot] = prompt or self._prompts[a.slot]
+        cached = tokens[:-1]
+        tiles += [(a.slot, (start + i, slot, cached[i:i + tile]))
+                  for i in range(0, len(cached), tile)]
+      if self._pages:
+        self._pages[copy].take(slot, needed)
+    for slot, prompt in copied.items():  # their caches begin so after the moves
+      self._prompts[slot] = prompt
+    longest = max((len(prompt) - 1 for prompt in copied.values()), default=0)
+    return Work(
+        tiles=[sorted(tile for _, tile in mine) for mine in self._by_copy(
+            (slot, tile) for slot, tile in tiles)],
+        moves=[[move for _, move in mine] for mine in self._by_copy(moves)],
+        blocks=1 if self._pages else -(-longest // self._block), turns=turns,
+        copied_tokens=sum(len(prompt) - 1 for prompt in copied.values()))
+
+  def _holder(self, prompt: tuple[int, ...], copy: int) -> int | None:
+    """A slot of a copy, numbered there, that begins with a prompt."""
+    beside = self._prompts[copy * self._each:(copy + 1) * self._each]
+    return beside.index(prompt) if prompt and prompt in beside else None
+
+  def _begun_as(self, holder: int, copy: int, slot: int, tokens: int
+               ) -> list[tuple[int, int]]:
+    """What to move so that a slot begins as another one.
+
+    Where slots have pages, they share the whole ones, and only the page with
+    the end is copied.
+    """
+    if not self._pages:
+      return [(holder, slot)]
+    end = self._pages[copy].share(holder, slot, tokens)
+    return [end] if end else []
+
+  def _by_copy(self, rows: Iterable[tuple]) -> list[list[tuple]]:
+    """(slot of all, x) -> by copy: (slot numbered there, x)."""
+    result = [[] for _ in range(self._copies)]
+    for slot, row in rows:
+      copy, own = divmod(slot, self._each)
+      result[copy].append((own, row))
+    return result
+
+  def sampled(self, slot: int, tokens: Sequence[int]) -> None:
+    """Adds what a slot has sampled."""
+    self._last[slot] = tokens[-1]
+    self._used[slot] += len(tokens)
+
+  def stopped(self, slot: int) -> None:
+    """Frees the pages that a turn's budget did not need."""
+    if self._pages:
+      copy, own = divmod(slot, self._each)
+      self._pages[copy].trim(own, self._used[slot])
+
+  def release(self, slot: int) -> None:
+    """Frees a slot; without pages, others may still begin as it did."""
+    self._used[slot] = 0
+    if self._pages:
+      self.empty(slot)
+
+  def empty(self, slot: int) -> None:
+    """Forgets what a slot held."""
+    self._used[slot], self._prompts[slot] = 0, ()
+    self.stopped(slot)
+
+  def table(self, slots: np.ndarray) -> np.ndarray | None:
+    """The pages of slots [copies n], numbered on their copy; None without."""
+    if not self._pages:
+      return None
+    return np.concatenate([
+        pages.rows(of_copy) for pages, of_copy in zip(self._pages, slots)])

@@ -1,0 +1,138 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A KV cache in blocks of W tokens a slot, read block by block.
+
+Keys and values are arrays [B N K W d]: slots, blocks of a slot, KV heads, tokens
+of a block, width; that is what CPUs multiply fastest. Where writing a token
+should touch one row of memory, and attention be given that same layout, heads
+stand inside positions, [B N W K d]. Attention loops over the blocks of the
+longest slot, a number on which no shape depends; or, for a token a slot, it is a
+kernel that is told each slot's length.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from searchrl.models import attention
+from searchrl.models.inference.kv_cache import Layer, Layout, Tiles
+
+
+def layout(*, slots: int, length: int, block: int, parts: int,
+           sliding_window: int | None = None, heads_outside: bool = True,
+           fused: str = '') -> Layout:
+  """The layout.
+
+  Args:
+    slots: B, of a device.
+    length: tokens of a slot, at least.
+    block: W.
+    parts: groups of slots of similar length whose attention is computed apart,
+      when each row is one token; then rows may be any slots. With 1, rows are
+      the slots, in order.
+    sliding_window: keys of a query, itself included.
+    heads_outside: of positions.
+    fused: which implementation of `jax.nn.dot_product_attention` attends for a
+      token a slot, such as 'cudnn'; it needs heads inside, and parts of 1. '':
+      loops.
+  """
+  order = functools.partial(_ordered, heads_outside=heads_outside)
+  axes = ('batch', None, *order('kv_heads', None), None)
+
+  def empty(config, copies, dtype):
+    shape = (copies * slots, -(-length // block),
+             *order(config.num_key_value_heads, block), config.head_dim)
+    return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
+
+  return Layout(
+      slots=slots, block=block, has_pages=False, any_rows=parts > 1, axes=(axes, axes), empty=empty,
+      attend=functools.partial(
+          _attend, block=block, parts=parts, sliding_window=sliding_window,
+          heads_outside=heads_outside, fused=fused),
+      copy=_copy)
+
+
+def _ordered(heads, positions, heads_outside: bool):
+  return (heads, positions) if heads_outside else (positions, heads)
+
+
+def _attend(layer: Layer, q: Float[Array, 'n T H d'],
+            k: Float[Array, 'n T K d'], v: Float[Array, 'n T K d'],
+            tiles: Tiles, *, block: int, parts: int,
+            sliding_window: int | None, heads_outside: bool, fused: str):
+  """See `kv_cache.Layout`."""
+  keys, values = layer
+  column = jnp.arange(q.shape[1])
+  positions = tiles.start[:, None] + column
+  place = jnp.where(  # out of range: dropped
+      column < tiles.length[:, None], positions // block, keys.shape[1])
+  at = (tiles.slot[:, None], place,
+        *_ordered(slice(None), positions % block, heads_outside))
+  keys = keys.at[at].set(k, mode='drop')
+  values = values.at[at].set(v, mode='drop')
+  ordered = lambda x: x if heads_outside else x.swapaxes(1, 2)
+  read = lambda slot, i: tuple(
+      ordered(x.at[slot, i].get(mode='clip')) for x in (keys, values))
+  filled = lambda ends: (jnp.max(ends) + block - 1) // block
+
+  if q.shape[1] > 1:
+    seen = attention.blockwise(
+        q, functools.partial(read, tiles.slot), positions,
+        filled(tiles.start + tiles.length), block, sliding_window)
+  elif fused:
+    seen = _fused(q, keys, values, tiles, fused)
+  elif parts == 1:  # rows are slots
+    last = jnp.where(tiles.length > 0, tiles.start, -1)
+    seen = attention.blockwise(
+        q, lambda i: tuple(ordered(x[:, i]) for x in (keys, values)),
+        last[:, None], filled(last + 1), block, sliding_window)
+  else:
+    seen = _by_parts(q, read, tiles, filled, block, parts, sliding_window)
+  return seen, (keys, values)
+
+
+def _fused(q, keys, values, tiles: Tiles, implementation: str):
+  """Attention of one token a slot; idle slots read one token, and give 0.
+
+  The queries of a KV head are folded into the length, so that each key is read
+  once and no mask is needed: all of them see the whole context.
+  """
+  slots, _, heads, size = q.shape
+  rows = lambda x: x.reshape(slots, -1, *x.shape[3:])  # [B S K d]
+  folded = q.reshape(slots, keys.shape[3], -1, size).swapaxes(1, 2)
+  seen = jax.nn.dot_product_attention(
+      folded, rows(keys), rows(values), implementation=implementation,
+      key_value_seq_lengths=jnp.where(tiles.length > 0, tiles.start, 0) + 1)
+  seen = seen.swapaxes(1, 2).reshape(slots, 1, heads, size)
+  return jnp.where((tiles.length > 0)[:, None, None, None], seen, 0)
+
+
+def _by_parts(q, read, tiles: Tiles, filled, block, parts: int, window):
+  """Attention of one token a row, in groups of rows of similar length."""
+  rows = len(tiles.slot)
+  positions = jnp.where(tiles.length > 0, tiles.start, -1)
+  size = -(-rows // parts)
+  order = jnp.argsort(-positions)
+  # The last part is filled with rows that read nothing and are dropped.
+  order = jnp.pad(order, (0, parts * size - rows), constant_values=rows)
+  positions = jnp.pad(positions, (0, 1), constant_values=-1)
+  slot = jnp.pad(tiles.slot, (0, 1))
+  seen = []
+  for part in order.reshape(parts, size):
+    at = positions[part]
+    seen.append(attention.blockwise(
+        q.at[part].get(mode='clip'), functools.partial(read, slot[part]),
+        at[:, None], filled(at + 1), block, window))
+  return jnp.zeros_like(q).at[order].set(jnp.concatenate(seen), mode='drop')
+
+
+def _copy(layer: Layer, source: Int[Array, 'n'], target: Int[Array, 'n'],
+          blocks: Int[Array, '']) -> Layer:
+  """See `kv_cache.Layout`."""
+  def copied(cache):
+    return jax.lax.fori_loop(0, blocks, lambda i, cache: cache.at[target, i].set(
+        cache.at[source, i].get(mode='clip'), mode='drop'), cache)
+
+  return tuple(map(copied, layer))

@@ -1,0 +1,111 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A KV cache in pages, as the ragged paged attention of TPUs reads it.
+
+A layer is one array [P W 2K d]: pages, tokens of a page, KV heads with keys and
+values in turns, width. The kernel that ships with jax reads it in place, page
+by page, as far as each row's context goes; it does not write. Writing is a
+scatter of rows [2K d], which are contiguous: nothing copies the cache.
+
+Traps that this file avoids. The kernel starts to fetch a row's first page while
+it computes the row before, and never waits for it if the row has no context: so
+every row has at least one token, and idle rows are zeroed afterwards. It
+chooses block sizes by the kind of the default device, which ahead of time is
+the host: so they are given. Beyond a row's context it fetches the row's first
+page again, so that a block of pages is what a context is rounded up to.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from searchrl.models.inference.kv_cache import Layer, Layout, Tiles
+
+_FETCHED = 256  # tokens of the cache that the kernel fetches at a time
+_QUERIES = 128  # tokens of queries that it computes at a time, at most
+
+
+def layout(*, slots: int, pages: int, page: int,
+           sliding_window: int | None = None) -> Layout:
+  """The layout.
+
+  Args:
+    slots: B, of a device.
+    pages: P, that they share; `pages.Pages` gives them out.
+    page: W, tokens.
+    sliding_window: keys of a query, itself included.
+  """
+  def empty(config, copies, dtype):
+    shape = (copies * pages, page, 2 * config.num_key_value_heads,
+             config.head_dim)
+    return jnp.zeros(shape, dtype)
+
+  return Layout(
+      slots=slots, block=page, has_pages=True, any_rows=True,
+      axes=('batch', None, 'kv_heads', None), empty=empty,
+      attend=functools.partial(_attend, sliding_window=sliding_window),
+      copy=_copy)
+
+
+def _attend(pages: Layer, q: Float[Array, 'n T H d'],
+            k: Float[Array, 'n T K d'], v: Float[Array, 'n T K d'],
+            tiles: Tiles, *, sliding_window: int | None):
+  """See `kv_cache.Layout`."""
+  rows, width, heads, size = q.shape
+  pages = _written(pages, k, v, tiles)
+  # A tile's padding attends, too, so that all have one width; its results are
+  # dropped later, and it stands after every token that is kept.
+  starts = jnp.where(tiles.length > 0, tiles.start, 0)
+  seen = _ragged(
+      q.reshape(rows * width, heads, size), pages, starts + width, tiles.pages,
+      jnp.arange(rows + 1, dtype=jnp.int32) * width,
+      sliding_window=sliding_window)
+  idle = (tiles.length == 0)[:, None, None, None]
+  return jnp.where(idle, 0, seen.reshape(q.shape)), pages
+
+
+def _written(pages: Layer, k, v, tiles: Tiles) -> Layer:
+  """The pages with the keys and values of some tiles."""
+  rows, width, heads, size = k.shape
+  column = jnp.arange(width)
+  positions = tiles.start[:, None] + column
+  page = jnp.take_along_axis(
+      tiles.pages, positions // pages.shape[1], 1, mode='clip')
+  page = jnp.where(column < tiles.length[:, None], page, len(pages))
+  both = jnp.stack([k, v], 3).reshape(rows, width, 2 * heads, size)
+  return pages.at[page, positions % pages.shape[1]].set(  # else: dropped
+      both.astype(pages.dtype), mode='drop')
+
+
+def _ragged(q: Float[Array, 'T H d'], pages: Layer, lengths: Int[Array, 'n'],
+            table: Int[Array, 'n N'], starts: Int[Array, 'm'], *,
+            sliding_window: int | None) -> Float[Array, 'T H d']:
+  """The kernel: rows of queries, each at the end of its context.
+
+  Args:
+    q: of all rows, one after another.
+    pages: of the layer.
+    lengths: tokens of each row's context, its queries included.
+    table: pages of each context.
+    starts: of each row in q, and the end of the last one.
+    sliding_window: keys of a query, itself included.
+  """
+  # pylint: disable-next=g-import-not-at-top, for it takes a second
+  from jax.experimental.pallas.ops.tpu import ragged_paged_attention as kernels
+  fetched = min(max(_FETCHED // pages.shape[1], 1), table.shape[1])
+  return kernels.ragged_paged_attention(
+      q, pages, lengths, table, starts, jnp.array([len(lengths)], jnp.int32),
+      sm_scale=q.shape[-1] ** -0.5, sliding_window=sliding_window,
+      num_kv_pages_per_block=fetched,
+      num_queries_per_block=min(_QUERIES, len(q)))
+
+
+def _copy(pages: Layer, source: Int[Array, 'n'], target: Int[Array, 'n'],
+          blocks: Int[Array, '']) -> Layer:
+  """See `kv_cache.Layout`; blocks is 0 or 1."""
+  def copied(_, pages):
+    return pages.at[target].set(pages.at[source].get(mode='clip'), mode='drop')
+
+  return jax.lax.fori_loop(0, blocks, copied, pages)

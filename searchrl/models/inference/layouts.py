@@ -1,0 +1,205 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of the engine in its implementations, each tested before use.
+
+  xla     loops over blocks of the cache; on every device, with all options
+  cudnn   flash attention of NVIDIA GPUs for single tokens; loops for tiles
+  ragged  the ragged paged attention of TPUs in Pallas, which reads pages
+
+An implementation comes with the layout of the cache that it reads. `resolve`
+chooses one and runs its `self_test`.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from searchrl.models.inference import kv_blocks
+from searchrl.models.inference import kv_pages
+from searchrl.models.inference.kv_cache import Layout, Tiles
+from searchrl.models.transformer import TransformerConfig
+
+IMPLEMENTATIONS = ('xla', 'cudnn', 'ragged')
+_WAY_OUT = "Set rollout.attention to 'xla', or leave it 'auto'."
+# Largest difference from the float32 reference, relative to its largest entry:
+# several times the rounding. A context that is wrong by one token exceeds 0.1.
+_TOLERANCE = {'float32': 1e-4, 'float16': 4e-3, 'bfloat16': 3e-2}
+
+
+def make(implementation: str, config: TransformerConfig, *, slots: int,
+         length: int, block: int, parts: int, pages: int = 0,
+         platform: str = '') -> Layout:
+  """The layout of an implementation.
+
+  Args:
+    implementation: one of IMPLEMENTATIONS.
+    config: the decoder's shape.
+    slots: of a device, or of the devices that share a copy of the weights.
+    length: tokens of a slot, at least.
+    block: tokens of a block, or of a page.
+    parts: see `kv_blocks.layout`.
+    pages: that the slots share, where there are pages; 0: as many as they need
+      to be full all at once.
+    platform: of the devices; default: of the first one.
+
+  Raises:
+    ValueError: there is no such implementation, or it has no sliding window.
+  """
+  if implementation not in IMPLEMENTATIONS:
+    raise ValueError(
+        f'rollout.attention must be auto or one of {IMPLEMENTATIONS}, but is '
+        f'{implementation!r}.')
+  window = config.sliding_window
+  if implementation == 'ragged':
+    return kv_pages.layout(
+        slots=slots, pages=pages or slots * -(-length // block), page=block,
+        sliding_window=window)
+  if implementation == 'cudnn':
+    if window:
+      raise ValueError('cudnn attention of rollouts is given no sliding window, '
+                       f'but the model has one of {window}. {_WAY_OUT}')
+    return kv_blocks.layout(slots=slots, length=length, block=block, parts=1,
+                            heads_outside=False, fused='cudnn')
+  # CPUs multiply fastest where positions are inside heads; on other devices
+  # writing a token would copy the whole cache.
+  platform = platform or jax.devices()[0].platform
+  return kv_blocks.layout(slots=slots, length=length, block=block, parts=parts,
+                          sliding_window=window,
+                          heads_outside=platform == 'cpu')
+
+
+def choose(platform: str, dtype: Any, config: TransformerConfig
+          ) -> tuple[str, str]:
+  """The implementation that 'auto' tries, and why.
+
+  Args:
+    platform: of the devices.
+    dtype: of the cache.
+    config: the decoder's shape, with the heads of one device.
+  """
+  dtype, heads = jnp.dtype(dtype), config.num_key_value_heads
+  gpu = platform in ('gpu', 'cuda')
+  packed = 2 * heads * dtype.itemsize / 4  # rows of 32 bits, of a token
+  rules = (
+      (not gpu and platform != 'tpu', 'xla', f'{platform} has no kernel'),
+      (gpu and dtype.itemsize != 2, 'xla', f'cudnn does not take {dtype}'),
+      (gpu and (config.head_dim % 8 or config.head_dim > 256), 'xla',
+       f'cudnn takes multiples of 8 up to 256, not {config.head_dim}'),
+      (gpu and config.sliding_window, 'xla', 'cudnn is given no window'),
+      (gpu, 'cudnn', f'GPU, {dtype}'),
+      (dtype.name not in ('float32', 'bfloat16'), 'xla',
+       f'the kernel does not take {dtype}'),
+      (config.head_dim % 128, 'xla',
+       f'the kernel takes multiples of 128, not {config.head_dim}'),
+      (packed not in (1, 2, 4) and packed % 8, 'xla',
+       f'the kernel does not take {heads} KV heads a device'),
+      (True, 'ragged', f'TPU, {dtype}'))
+  return next((name, why) for holds, name, why in rules if holds)
+
+
+def resolve(implementation: str, *, platform: str, dtype: Any,
+            config: TransformerConfig, tensor: int = 1) -> tuple[str, str]:
+  """The implementation that a run uses, tested, and a sentence to log.
+
+  'auto' takes that of `choose`, or 'xla', with a warning, if its test fails; a
+  named one must pass. Let one process resolve and broadcast to the others.
+
+  Args:
+    implementation: 'auto', or one of IMPLEMENTATIONS.
+    platform: of the devices.
+    dtype: of the cache.
+    config: the decoder's shape.
+    tensor: devices that share the heads.
+
+  Raises:
+    RuntimeError: the named implementation fails; see `self_test`.
+  """
+  config = dataclasses.replace(
+      config, num_attention_heads=config.num_attention_heads // tensor,
+      num_key_value_heads=config.num_key_value_heads // tensor)
+  name, why = implementation, 'as configured'
+  if implementation == 'auto':
+    name, why = choose(platform, dtype, config)
+  if name != 'xla':
+    try:
+      self_test(name, config=config, dtype=dtype)
+    except RuntimeError as error:
+      if implementation != 'auto':
+        raise
+      return 'xla', f'Warning: attention of rollouts falls back to xla. {error}'
+  return name, f'attention of rollouts: {name} ({why})'
+
+
+# Of the self-test: (slots, starts, lengths, width of a tile). Tiles of one slot
+# in one call, an idle row among others, across pages, and an end within one.
+_SCRIPT = (
+    ((0, 0, 3, 5), (0, 24, 0, 0), (24, 9, 20, 0), 24),
+    ((0, 1, 2, 3, 4), (33, 0, 0, 20, 0), (1, 0, 0, 1, 1), 1),
+    ((0, 1, 2, 3, 4), (34, 0, 0, 21, 1), (1, 0, 0, 1, 1), 1),
+    ((3, 0), (22, 35), (40, 33), 40),
+    ((0, 1, 2, 3, 4), (68, 0, 0, 62, 2), (1, 0, 1, 1, 1), 1))
+_SLOTS, _LENGTH, _PAGE = 5, 96, 16
+
+
+def script_tiles(slot, start, length) -> Tiles:
+  """Tiles of the self-test's slots; their pages are not in order."""
+  slot, start, length = (np.array(x, np.int32) for x in (slot, start, length))
+  each = _LENGTH // _PAGE
+  table = np.random.default_rng(0).permutation(_SLOTS * each).reshape(-1, each)
+  return Tiles(*map(jnp.asarray, (
+      slot, start, length,
+      table[np.minimum(slot, _SLOTS - 1)].astype(np.int32))))
+
+
+def self_test(implementation: str, *, config: TransformerConfig, dtype: Any
+             ) -> None:
+  """Compares an implementation with the float32 reference, on random tokens.
+
+  Raises:
+    RuntimeError: it fails on this device, or its numbers differ.
+  """
+  failed = f'{implementation} failed its self-test'
+  if config.sliding_window:  # one that the test's contexts exceed
+    config = dataclasses.replace(
+        config, sliding_window=min(config.sliding_window, 24))
+  try:
+    worst = difference(implementation, config, dtype)
+  except Exception as error:  # kernels raise errors of any kind
+    raise RuntimeError(
+        f'{failed}: {type(error).__name__}: {error} {_WAY_OUT}') from error
+  limit = _TOLERANCE[jnp.dtype(dtype).name]
+  if not worst <= limit:
+    raise RuntimeError(
+        f'{failed}: it is off by {worst:.2g} of the largest entry, more than '
+        f'{limit}. {_WAY_OUT}')
+
+
+def difference(implementation: str, config: TransformerConfig, dtype: Any
+              ) -> float:
+  """The largest difference from the reference, of its largest entry."""
+  options = dict(slots=_SLOTS, length=_LENGTH, block=_PAGE, parts=1)
+  tested = make(implementation, config, **options)
+  reference = kv_blocks.layout(**options, sliding_window=config.sliding_window)
+  rng, worst = np.random.default_rng(0), 0.0
+  layers = [layout.empty(config, 1, kind) for layout, kind in (
+      (tested, dtype), (reference, 'float32'))]
+  counts = (config.num_attention_heads, *[config.num_key_value_heads] * 2)
+  attend = [jax.jit(layout.attend) for layout in (tested, reference)]
+  for slot, start, length, width in _SCRIPT:
+    tiles = script_tiles(slot, start, length)
+    qkv = [jnp.asarray(rng.normal(size=(len(slot), width, n, config.head_dim)),
+                       dtype) for n in counts]
+    outputs = []
+    for i, kind in enumerate((dtype, 'float32')):
+      with jax.default_matmul_precision('highest' if i else 'default'):
+        seen, layers[i] = attend[i](
+            layers[i], *(x.astype(kind) for x in qkv), tiles)
+      outputs.append(np.asarray(seen, np.float32))
+    kept = np.arange(width) < np.array(length)[:, None]
+    found, expected = (np.where(kept[..., None, None], x, 0) for x in outputs)
+    worst = max(worst, np.nan_to_num(
+        abs(found - expected).max() / abs(expected).max(), nan=9))
+  return float(worst)
