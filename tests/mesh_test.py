@@ -143,6 +143,21 @@ def test_a_copy_outlives_what_it_was_made_of(source):
   np.testing.assert_array_equal(got, x)
 
 
+def test_a_resharded_array_and_its_gradient_are_split_as_named():
+  mesh = mesh_lib.make(data=1, fsdp=4, tensor=2)
+  x = np.arange(8 * 16, dtype=np.float32).reshape(8, 16)
+  old, new = ('embed', 'vocab'), (None, 'scored')
+  moved = lambda x: mesh_lib.resharded(mesh, x, old, new)
+  given = mesh_lib.place(x, mesh_lib.sharding(mesh, old))
+  y = jax.jit(moved)(given)
+  assert y.sharding == mesh_lib.sharding(mesh, new)
+  assert y.addressable_shards[0].data.shape == (8, 2)
+  np.testing.assert_array_equal(y, x)
+  gradient = jax.jit(jax.grad(lambda x: (moved(x) ** 2).sum()))(given)
+  assert gradient.sharding == given.sharding
+  np.testing.assert_array_equal(gradient, 2 * x)
+
+
 def test_a_process_alone_has_the_whole_mesh():
   mesh = mesh_lib.make(fsdp=2, tensor=2)
   assert mesh_lib.local(mesh) is mesh

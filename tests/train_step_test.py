@@ -1,28 +1,38 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""train_step: its state is saved under the names that it always had.
+"""train_step: names of its saved state; what its programs send, per loop.
 
 golden/checkpoint was written by revision 0acfcdd, whose state was a dict of
 dicts; golden/make_checkpoint.py made it, and shows how.
 """
 
+from collections.abc import Iterator
 import dataclasses
+import functools
+import importlib.util
 import json
+import math
 import pathlib
+import re
 import shutil
 
 import jax
 import numpy as np
+import optax
 import pytest
 import tiny
 
+from searchrl.models import attention
 from searchrl.models import critic
+from searchrl.models import transformer
 from searchrl.rl import algorithms
+from searchrl.runtime import devices
 from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as meshes
 from searchrl.training import learner as learners
 from searchrl.training import optimizer
 from searchrl.training.train_step import TrainState
+from searchrl.trajectory import Batch
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'checkpoint'
 CONFIG = dataclasses.replace(
@@ -86,3 +96,142 @@ def test_a_policy_is_restored_without_the_rest(old):
     _, state, _ = checkpoint.restore(
         old / network, {network: {'params': trained.params}}, partial=True)
     assert_equal(state[network]['params'], trained.params)
+
+
+def batch_of(rows, length, words):
+  """Random trajectories, some short, in groups of four."""
+  rng = np.random.default_rng(0)
+  ends = rng.integers(length // 2, length, rows, endpoint=True)
+  mask = (rng.random((rows, length)) < 0.5) & (
+      np.arange(length) < ends[:, None])
+  mask[:, 0] = False
+  rewards = rng.random(rows).astype(np.float32)
+  groups = np.arange(rows) // 4
+  return Batch(
+      tokens=rng.integers(0, words, mask.shape, np.int32), loss_mask=mask,
+      behavior_logprobs=np.where(mask, -1, 0).astype(np.float32),
+      rewards=rewards, outcome_rewards=rewards, question_ids=groups,
+      group_ids=groups, in_baseline=np.ones(rows, bool),
+      in_loss=np.ones(rows, bool), on_policy=np.ones(rows, bool))
+
+
+def collectives(text: str) -> Iterator[tuple[int, list[tuple[int, ...]], str]]:
+  """Of a compiled program: loops around each, shapes of its result, its line.
+
+  A computation that is called twice is counted twice.
+  """
+  computations, lines = {}, []
+  for line in text.splitlines():
+    if match := re.match(r'(ENTRY )?%([\w.-]+) \(.*\{$', line):
+      lines = computations[match[2]] = []
+      entry = match[2] if match[1] else None
+    lines.append(line)
+  name = re.compile(
+      r' = (.*?) (?:all-gather|all-reduce|all-to-all|reduce-scatter|'
+      r'collective-permute)(?:-start)?\(')
+  called = re.compile(r'(\w+)=%([\w.-]+)')
+
+  def inside(computation, loops):
+    for line in computations[computation]:
+      if match := name.search(line):
+        shapes = re.findall(r'\w\d+\[([\d,]*)\]', match[1])
+        yield loops, [tuple(map(int, filter(None, shape.split(','))))
+                      for shape in shapes], line.strip()
+      for role, other in called.findall(line):
+        if other in computations:
+          yield from inside(other, loops + (role == 'body'))
+
+  return inside(entry, 0)
+
+
+def assert_words_stay(compiled, shape, fsdp, most):
+  """In a chunk of tokens, nothing over words is sent; outside, shares are.
+
+  Args:
+    compiled: program with a loop of micro-batches, in which there are those of
+      layers and of chunks.
+    shape: of the decoder.
+    fsdp: ways that the embedding and the matrix of logits are split at least.
+    most: times that a share of theirs may be sent.
+  """
+  words = {-(-shape.vocab_size // 2**n) for n in range(7)}
+  share = -(-shape.vocab_size // fsdp) * shape.hidden_size
+  found = list(collectives(compiled.as_text()))
+  assert max(loops for loops, _, _ in found) >= 2  # of hidden states, for one
+  sent = [x for x in found if any(words.intersection(dims) for dims in x[1])]
+  for loops, shapes, line in sent:
+    assert loops < 2 and sum(map(math.prod, shapes)) <= share, line
+  assert 1 <= len(sent) <= most
+
+
+def scored(arguments):
+  """Those of `TrainStep.logprobs`, of those of `TrainStep.update`."""
+  _, state, frozen, rows, count = arguments
+  return (state['policy'].params, frozen, rows.layout, rows.batch.tokens, count)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('fsdp, tensor, tied, words', [
+    (8, 1, True, 1048), (8, 1, False, 1046), (4, 2, True, 1048),
+    (4, 2, False, 1048)])
+def test_logits_are_split_over_words_where_weights_are(
+    fsdp, tensor, tied, words):
+  """And the update is that of one device; 8 does not divide 1,046 words."""
+  shape = dataclasses.replace(
+      tiny.CONFIG, vocab_size=words, tie_word_embeddings=tied)
+  params, batch = jax.device_get(tiny.params(shape)), batch_of(16, 256, words)
+
+  def updated(mesh):
+    learner = learners.make(
+        shape, algorithms.grpo(kl_coef=0.1, entropy_coef=0.01), optax.sgd(0.1),
+        mesh, rows=16, length=256, microbatch_rows=8)  # two chunks a row
+    packed = learner.score(learner.init(params), batch, params)
+    state, metrics = learner.update(learner.init(params), packed)
+    return learner, (jax.device_get(state['policy'].params), metrics)
+
+  _, alone = updated(meshes.make(devices=jax.devices()[:1]))
+  learner, split = updated(meshes.make(data=1, fsdp=fsdp, tensor=tensor))
+  jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5),
+               split, alone)
+  step, arguments = learner.train_step, learner.abstract_update(16)
+  for program, given, most in (
+      (step.update, arguments, 4), (step.logprobs, scored(arguments), 1)):
+    assert_words_stay(program.lower(*given).compile(), shape, fsdp, most)
+
+
+QWEN_3B = transformer.TransformerConfig(
+    vocab_size=151_936, hidden_size=2048, num_hidden_layers=2,
+    num_attention_heads=16, num_key_value_heads=2, head_dim=128,
+    intermediate_size=11_008)
+QWEN_7B = transformer.TransformerConfig(
+    vocab_size=152_064, hidden_size=3584, num_hidden_layers=2,
+    num_attention_heads=28, num_key_value_heads=4, head_dim=128,
+    intermediate_size=18_944, tie_word_embeddings=False)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    not importlib.util.find_spec('libtpu'),
+    reason="no libtpu: pip install 'jax[tpu]' to compile for TPUs")
+@pytest.mark.filterwarnings('ignore:Error reading persistent compilation')
+@pytest.mark.parametrize('shape, chip, fsdp, tensor, gib', [
+    (QWEN_3B, 'v6e', 8, 1, 1.7), (QWEN_3B, 'v6e', 4, 2, 1.3),
+    (QWEN_7B, 'v5e', 64, 1, 1.9)], ids=['3b', '3b-tensor', '7b'])
+def test_chips_exchange_no_words_in_a_chunk(shape, chip, fsdp, tensor, gib):
+  """Compiled with two layers, for rows of 4,096 tokens, one a chip."""
+  mesh = meshes.make(
+      data=1, fsdp=fsdp, tensor=tensor, devices=devices.to_compile_for(
+          devices.KINDS[chip], fsdp * tensor))
+  learner = learners.make(
+      shape, algorithms.grpo(kl_coef=1e-3),
+      optimizer.adamw(learning_rate=1e-6), mesh, rows=512, length=4096,
+      microbatch_rows=fsdp, remat='nothing', dtype='bfloat16',
+      attend=functools.partial(
+          attention.causal, implementation='splash',
+          sharding=meshes.sharding(mesh, ('batch', None, 'heads', None))))
+  step, arguments = learner.train_step, learner.abstract_update(512)
+  for program, given, most in (
+      (step.update, arguments, 4), (step.logprobs, scored(arguments), 2)):
+    compiled = program.lower(*given).compile()
+    assert_words_stay(compiled, shape, fsdp, most)
+    assert compiled.memory_analysis().temp_size_in_bytes <= gib * devices.GIB

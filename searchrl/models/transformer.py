@@ -282,12 +282,16 @@ def final_norm(params: Params, x: Float[Array, '*B D'],
   return RMSNorm(config.rms_norm_eps).apply({'params': params['norm']}, x)
 
 
+def head(params: Params) -> Float[Array, 'D V']:
+  """The matrix that makes logits: one of its own, or the embedding's."""
+  return (params['head']['kernel'] if 'head' in params
+          else params['embed']['embedding'].T)
+
+
 def logits(params: Params, hidden: Float[Array, '*B D']) -> Float[
     Array, '*B V']:
   """Unnormalised log-probabilities over the vocabulary, in float32."""
-  kernel = (params['head']['kernel'] if 'head' in params
-            else params['embed']['embedding'].T)
-  return jnp.dot(hidden, kernel.astype(hidden.dtype),
+  return jnp.dot(hidden, head(params).astype(hidden.dtype),
                  preferred_element_type=jnp.float32)
 
 

@@ -32,6 +32,7 @@ RULES = {
     'head_dim': None,
     'mlp': 'tensor',  # the hidden width of the feed-forward layer
     'vocab': 'tensor',
+    'scored': ('tensor', 'fsdp'),  # the vocabulary where logits are made
 }
 
 Axes = tuple[str | None, ...]  # a logical axis or None for each dimension
@@ -172,6 +173,24 @@ def copied(x: Any, sharding: jax.sharding.Sharding, dtype: Any = None
     return jax.jit(lambda x: jnp.array(x, dtype, copy=True),
                    out_shardings=sharding)(x)
   return place(np.array(x, dtype), sharding)
+
+
+def resharded(mesh: Mesh, x: jax.Array, old: Axes, new: Axes) -> jax.Array:
+  """Within a jitted function, x split by other logical axes.
+
+  Both are named, so that no use of x on one side decides how it is split on the
+  other. Its gradient goes the way back.
+
+  Args:
+    mesh: made by `make`.
+    x: any array.
+    old: what x is split by where it comes from.
+    new: what it is split by in the result; if unevenly, and by several axes of
+      the mesh, a whole copy may be made on the way.
+  """
+  for axes in (old, new):
+    x = jax.lax.with_sharding_constraint(x, sharding(mesh, axes))
+  return x
 
 
 def local(mesh: Mesh) -> Mesh:

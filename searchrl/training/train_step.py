@@ -195,8 +195,22 @@ class TrainStep:
 
   def _logprobs(self, params, layout: packing.Layout, tokens):
     return policy.token_logprobs(
-        params, tokens, self.shape, temperature=self.temperature,
-        **self._row_options(layout))
+        self._split_by_words(params), tokens, self.shape,
+        temperature=self.temperature, **self._row_options(layout))
+
+  def _split_by_words(self, params):
+    """The same, with the matrix that makes logits split over words alone.
+
+    Where its width is split, too, as it is stored, the whole matrix would be
+    gathered for each chunk of tokens, and its gradient summed over devices. So
+    the hidden states of the chunk are gathered instead, and their gradients and
+    the maxima and sums of its logits combined.
+    """
+    if self.mesh.shape['fsdp'] == 1:  # the width is not split
+      return params
+    kernel = meshes.resharded(self.mesh, transformer.head(params),
+                              ('embed', 'vocab'), (None, 'scored'))
+    return {**params, 'head': {'kernel': kernel}}
 
   def _values(self, params, layout: packing.Layout, tokens):
     return critic.token_values(
