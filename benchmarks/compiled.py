@@ -1,0 +1,577 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""What TPUs would do, without one: programs compiled ahead of time, a table.
+
+  pip install 'jax[tpu]'; export JAX_PLATFORMS=cpu
+  python benchmarks/compiled.py --chip=v6e --size=3b --slots=64,256,512
+  python benchmarks/compiled.py --chip=v5e --size=7b --slots=64 --tensor=4
+  python benchmarks/compiled.py --programs=update,score --chips=8 --fsdp=4
+
+The compiler's text is read by `hlo.py`; nothing runs and no time is measured.
+All figures are of one chip and one unit of work:
+
+  program     unit                           bytes needed
+  decode      a token of every slot          W + C + B k
+  append      a call: n tiles of t tokens    W' + C' n / B + n t k
+  hand-over   all weights                    S / 3, and W written
+  update      a micro-batch                  2 W + 2 S / M
+  score       a micro-batch                  W
+  search      64 queries                     the rows and their scales
+
+  W  weights in bfloat16, but an untied input embedding
+  C  keys and values of all tokens held; slots are full     k: of one token
+  W' C'  in layers alone, of the last one what makes keys and values
+  B  slots; each tile is the end of another one
+  S  parameters and moments, of a chip     M  micro-batches of an update
+
+decode and append are compiled with `--layers` layers and with half as many;
+what a layer adds is extrapolated to the model's depth. The others hold the
+whole model, whose layers are one loop; their rows are full, too.
+
+  touched     what ops read and write of the chip's main memory
+  anywhere    and of the memory beside its cores
+  XLA's       `cost_analysis` of a call, each loop's body once; else with trips
+  temporary   that a call holds beside arguments and results
+  copied      leaves of the cache, in loops and around them
+  sent        to other chips, as around a ring; needed: weights gathered, in an
+              update twice, and gradients scattered, all in bfloat16
+  bound       the largest of touched / bandwidth, FLOPs / peak and sent / ICI of
+              the whole model, as if they overlapped; MFU: of the model's FLOPs
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import pathlib
+import sys
+from typing import Any
+
+from train_step import model_flops  # puts the library on the path
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import hlo
+from configs import grpo
+from searchrl.experiment import build
+from searchrl.jobs import plan
+from searchrl.models import attention
+from searchrl.models import transformer
+from searchrl.models import weights
+from searchrl.models.inference import kv_cache
+from searchrl.models.inference import layouts
+from searchrl.models.inference import slots as slots_lib
+from searchrl.models.inference import stops
+from searchrl.rollouts import weight_sync
+from searchrl.runtime import devices as devices_lib
+from searchrl.runtime import mesh as meshes
+from searchrl.runtime import workdir
+from searchrl.search.index import exact_device
+
+DTYPE = 'bfloat16'  # of the engine
+PROGRAMS = ('decode', 'append', 'hand-over', 'update', 'score', 'search')
+WIKIPEDIA, WIDTH = 21_015_324, 768  # passages of wiki-18, and their vectors
+_SLICES = (4, 8, 16, 32, 64, 128, 256)  # chips of a topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """Rates a second, as the maker publishes them.
+
+  Source: cloud.google.com/tpu/docs/v5e, v5p and v6e. ICI is what a chip sends
+  over all of its links; a ring along one axis of a torus has two of them.
+  """
+
+  flops: float  # bfloat16
+  bandwidth: float  # bytes
+  ici: float  # bytes
+
+
+CHIPS = {
+    'v5e': Chip(197e12, 819e9, 1600e9 / 8),
+    'v5p': Chip(459e12, 2765e9, 4800e9 / 8),
+    'v6e': Chip(918e12, 1640e9, 3584e9 / 8),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """Calls to compile, and what they are for; see the top of this file."""
+
+  calls: tuple[tuple[Any, tuple, dict], ...]  # jitted, and its arguments
+  needed: float  # bytes, a chip and unit
+  flops: float  # of the model, a chip and unit
+  tokens: float = 0  # a unit, of all chips together; or queries
+  units: int = 1  # of a call
+  trips: float = 1  # of loops whose number is not in the program
+  must_send: float = 0  # bytes, a chip and unit
+  cache: tuple[jax.ShapeDtypeStruct, ...] = ()
+  attended: float = 1  # the share of the cache that is needed
+  context: int = 0  # tokens that a query of the engine sees, at most
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+  """Of a chip and unit; in bytes, if nothing else is said."""
+
+  needed: float
+  touched: float
+  anywhere: float
+  by_xla: float  # of a call
+  temporary: float  # of a call
+  cache: float
+  flops: float
+  model_flops: float
+  tokens: float
+  sent: float
+  must_send: float
+  copied_in_loops: float  # leaves of the cache
+  copied_around: float
+
+
+def main() -> None:
+  options = parsed()
+  print(f'    python benchmarks/compiled.py {" ".join(sys.argv[1:])}\n')
+  print(f'jax {jax.__version__}, revision {workdir.environment()["git"]}\n')
+  rows, sent, failed = 0, [], []
+  for label, is_unrolled, make in cases(options):
+    try:
+      layers, found, whole, exchanges = of_depths(
+          options, label, is_unrolled, make)
+    except (ValueError, jax.errors.JaxRuntimeError) as error:
+      failed.append(f'{label}: {str(error).splitlines()[0]}')
+      continue
+    print_row(line(label, layers, found, whole, CHIPS[options.chip]), not rows)
+    rows, sent = rows + 1, sent + [
+        dict(program=label, **x) for x in exchanges[:8]]
+    if options.json:
+      record = dict(vars(options), program=label, layers=layers,
+                    found=vars(found), whole=vars(whole), sent=exchanges,
+                    environment=workdir.environment())
+      with open(options.json, 'a', encoding='utf-8') as file:
+        file.write(json.dumps(record) + '\n')
+  print()
+  for number, row in enumerate(sent):
+    print_row(row, not number)
+  print('\n'.join(['', *failed]))
+
+
+def parsed() -> argparse.Namespace:
+  parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+  several = lambda text: [int(x) for x in text.split(',')]
+  parser.add_argument('--chip', choices=CHIPS, default='v6e')
+  parser.add_argument('--size', default='3b', help='of a Qwen2.5')
+  parser.add_argument('--programs', default=','.join(PROGRAMS))
+  parser.add_argument('--layers', type=int, default=4)
+  parser.add_argument('--slots', type=several, default=[64])
+  parser.add_argument('--length', type=int, default=2048, help='of a slot')
+  parser.add_argument('--tensor', type=several, default=[1], help='of engines')
+  parser.add_argument('--tile', type=int, default=128)
+  parser.add_argument('--tiles', type=int, default=16)
+  parser.add_argument('--steps', type=int, default=16, help='of a decode')
+  parser.add_argument('--block', type=int, default=128)
+  parser.add_argument('--parts', type=int, default=3)
+  parser.add_argument('--attention', default='auto', help='of engines')
+  parser.add_argument('--chips', type=int, default=8,
+                      help='of a learner, and of a search')
+  parser.add_argument('--fsdp', type=int, default=0,
+                      help='of a learner; the rest is tensor. 0: all chips')
+  parser.add_argument('--row-length', type=int, default=4096)
+  parser.add_argument('--flags', default='', help='of XLA: name=value,...')
+  parser.add_argument('--json', default='', help='a file to append records to')
+  parser.add_argument('--keep', default='', help='a folder for the texts')
+  options = parser.parse_args()
+  if options.layers < 2:
+    parser.error('--layers must be at least 2: half as many are compiled, too')
+  options.fsdp = options.fsdp or options.chips
+  return options
+
+
+def cases(options) -> Iterator[tuple[str, bool, Callable[..., Program]]]:
+  """Of each row: its label, whether layers are unrolled, shape -> Program."""
+  config = grpo.get_config(f'qwen2.5-{options.size}')
+  config.rollout.length = options.row_length
+  mesh = mesh_of(options.chip, options.fsdp, options.chips // options.fsdp)
+  split = ' x '.join(f'{axis} {n}' for axis, n in mesh.shape.items() if n > 1)
+  partial = functools.partial
+  kind = '' if options.attention == 'auto' else f', {options.attention}'
+  for name in options.programs.split(','):
+    if name in ('decode', 'append'):
+      for tensor, slots in itertools.product(options.tensor, options.slots):
+        yield f'{name}, {slots} slots, tensor {tensor}{kind}', True, partial(
+            engine, name, options, mesh_of(options.chip, 1, tensor), slots)
+    elif name == 'hand-over':
+      for tensor in options.tensor:
+        yield f'{name}, {split} to tensor {tensor}', False, partial(
+            hand_over, mesh, tensor)
+    elif name == 'search':
+      yield f'{name}, {mesh.size} chips', False, lambda _: search(mesh)
+    else:
+      yield f'{name}, {split}', False, partial(learner, name, config, mesh)
+
+
+def mesh_of(chip: str, fsdp: int, tensor: int) -> jax.sharding.Mesh:
+  """A mesh of chips that need not exist, of the least slice that has them."""
+  count = fsdp * tensor
+  found = devices_lib.to_compile_for(
+      devices_lib.KINDS[chip], next(n for n in _SLICES if n >= count))
+  if found is None:
+    raise SystemExit("it takes the TPU's compiler: pip install 'jax[tpu]'")
+  return meshes.in_order(np.array(found[:count]).reshape(1, fsdp, tensor))
+
+
+def of_depths(options, label: str, is_unrolled: bool,
+              make: Callable[..., Program]
+             ) -> tuple[int, Found, Found, list[dict[str, Any]]]:
+  """The layers compiled, what was found, that of all layers, what is sent."""
+  shape = weights.read_config(plan.shape_folder(
+      grpo.get_config(f'qwen2.5-{options.size}').model.path))
+  depth = shape.num_hidden_layers
+  many = min(options.layers, depth) if is_unrolled else depth
+
+  def found(layers):
+    return measured(
+        make(dataclasses.replace(shape, num_hidden_layers=layers)),
+        f'{options.chip} {options.size} {label}, {layers} layers',
+        options.flags, options.keep)
+
+  at, sent = found(many)
+  if many == depth:
+    return many, at, at, sent
+  few = many // 2
+  below, _ = found(few)
+  return many, at, extrapolated(at, below, (depth - many) / (many - few)), sent
+
+
+def extrapolated(at: Found, below: Found, times: float) -> Found:
+  """What is found at some layers, with more of what these add to fewer."""
+  return Found(**{name: value + times * (value - vars(below)[name])
+                  for name, value in vars(at).items()})
+
+
+def engine(name: str, options, mesh, slots: int, shape) -> Program:
+  """`decode` or `append`.
+
+  All that is known here of the engine's programs and of its State is in this
+  function and the next. The leaves of a State that hold floats are its cache.
+  """
+  if shape.num_key_value_heads % mesh.size:
+    raise ValueError(f'rollout.tensor must divide the KV heads of the model, '
+                     f'{shape.num_key_value_heads}, but is {mesh.size}.')
+  split, read = functools.partial(meshes.shardings, mesh), meshes.sharding(
+      mesh, ())
+  layout = layout_of(options, mesh, slots, shape)
+  axes, state_axes = transformer.logical_axes(shape), slots_lib.logical_axes(
+      shape, layout)
+  axes['layers'] = shape.num_hidden_layers * (jax.tree.map(
+      lambda names: names[1:], axes['layers'],
+      is_leaf=lambda x: isinstance(x, tuple)),)
+  params = on(mesh, jax.eval_shape(
+      functools.partial(slots_lib.unstacked, dtype=DTYPE),
+      transformer.abstract(shape)), axes)
+  state = on(mesh, jax.eval_shape(functools.partial(
+      slots_lib.empty, shape, layout, 1, DTYPE)), state_axes)
+  cache = tuple(x for x in jax.tree.leaves(state)
+                if jnp.issubdtype(x.dtype, jnp.floating))
+  given = lambda *dims, dtype=jnp.int32: jax.ShapeDtypeStruct(
+      dims, dtype, sharding=read)
+  blocks = math.ceil(options.length / options.block)
+  pages = lambda rows: given(rows, blocks) if layout.has_pages else None
+
+  bytes_of, item = plan.bytes_of, np.dtype(DTYPE).itemsize
+  held, pairs = bytes_of(cache), (  # FLOPs of a query and a key
+      4 * shape.num_hidden_layers * shape.num_attention_heads * shape.head_dim
+      / mesh.size)
+  token = held / slots / options.length
+  common = dict(cache=cache, context=options.length, trips=blocks)
+  if name == 'decode':
+    run = jax.jit(functools.partial(
+        slots_lib.decode, config=shape, layout=layout, steps=options.steps,
+        patience=4), donate_argnames='state',
+                  out_shardings=(split(state_axes), read))
+    stop = stops.StopTable(*(given(64, shape.vocab_size, dtype=dtype)
+                             for dtype in (jnp.uint8, jnp.bool)))
+    once = bytes_of(params) - bytes_of(params['embed'] if 'head' in params
+                                       else ())
+    return Program(
+        ((run, (params,), dict(
+            state=state, stop=stop, temperature=given(dtype=jnp.float32),
+            truncation=None, slot=None, pages=pages(slots))),),
+        needed=once + held + slots * token, units=options.steps, tokens=slots,
+        flops=slots * (2 * once / item + pairs * options.length), **common)
+  run = jax.jit(functools.partial(slots_lib.append, config=shape,
+                                  layout=layout), donate_argnames='state',
+                out_shardings=split(state_axes))
+  tiles = min(options.tiles, slots)
+  *before, last = params['layers']  # of which nobody reads the output
+  in_layers = bytes_of((before, last['attention_norm'], last['k'], last['v']))
+  tokens, others = tiles * options.tile, len(before) / (len(before) + 1)
+  return Program(
+      ((run, (params,), dict(
+          state=state, slot=given(tiles), tokens=given(tiles, options.tile),
+          start=given(tiles), length=given(tiles), pages=pages(tiles))),),
+      needed=in_layers + others * held * tiles / slots + tokens * token,
+      tokens=tokens, flops=tokens * (2 * in_layers / item + others * pairs * (
+          options.length - (options.tile - 1) / 2)),
+      attended=tiles / slots, **common)
+
+
+def layout_of(options, mesh, slots: int, shape) -> kv_cache.Layout:
+  """The engine's layout, by the attention that it would use or that is named.
+  """
+  platform, name = mesh.devices.flat[0].platform, options.attention
+  if name == 'auto':
+    name, _ = layouts.choose(platform, DTYPE, dataclasses.replace(
+        shape, num_key_value_heads=shape.num_key_value_heads // mesh.size))
+  return kv_cache.sharded(layouts.make(
+      name, shape, slots=slots, length=options.length, block=options.block,
+      parts=min(options.parts, slots), platform=platform),
+                          functools.partial(meshes.shardings, mesh))
+
+
+def on(mesh, tree: Any, axes: Any) -> Any:
+  """A tree of shapes with the shardings that its logical axes mean."""
+  return jax.tree.map(
+      lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype,
+                                               sharding=sharding),
+      tree, meshes.shardings(mesh, axes))
+
+
+def hand_over(mesh, tensor: int, shape) -> Program:
+  """The learner's weights to an engine's: synced, then layer by layer."""
+  axes = transformer.logical_axes(shape)
+  sync = weight_sync.WeightSync(mesh, axes, tensor=tensor, dtype=DTYPE)
+  trained = on(mesh, transformer.abstract(shape), axes)
+  # pylint: disable=protected-access
+  synced = jax.tree.map(
+      lambda x, sharding: jax.ShapeDtypeStruct(x.shape, DTYPE,
+                                               sharding=sharding),
+      trained, sync._shardings)
+  unstack = jax.jit(functools.partial(slots_lib.unstacked, dtype=DTYPE))
+  written = plan.bytes_of(synced)
+  return Program(
+      ((sync._move, (trained,), {}), (unstack, (synced,), {})), flops=0,
+      needed=plan.bytes_of(trained) + written,
+      must_send=written - plan.bytes_of(trained) / 2)
+
+
+def learner(name: str, config, mesh, shape) -> Program:
+  """`update` or `score`, with the attention that a TPU would use."""
+  kind, _ = attention.choose('tpu', config.learner.dtype, shape.head_dim,
+                             config.rollout.length)
+  made = build.learner(config, build.algorithm(config), shape, mesh,
+                       build.attend(config, kind, mesh))
+  arguments = made.abstract_update(plan.rows_of(config))
+  _, state, frozen, stacked, count = arguments
+  params = state['policy'].params
+  micros, rows, length = stacked.batch.tokens.shape
+  untied = params['embed'] if 'head' in params else ()
+  once = 2 * sum(math.prod(x.shape) * sign for tree, sign in (
+      (params, 1), (untied, -1)) for x in jax.tree.leaves(tree)
+                ) / mesh.shape['tensor']
+  gathered = once * (1 - 1 / mesh.shape['fsdp'])
+  flops = model_flops(shape, np.full(rows, length)) / mesh.size
+  common = dict(tokens=rows * length, units=micros, trips=micros)
+  if name == 'update':
+    return Program(
+        ((made.train_step.update, arguments, {}),), flops=flops,
+        needed=2 * once + 2 * plan.bytes_of(state) / micros,
+        must_send=3 * gathered, **common)
+  return Program(
+      ((made.train_step.logprobs, (
+          params, frozen, stacked.layout, stacked.batch.tokens, count), {}),),
+      flops=flops / 3, needed=once, must_send=gathered, **common)
+
+
+def search(mesh, queries: int = 64, k: int = 10, most: int = 65_536) -> Program:
+  """Exact search among Wikipedia's passages in bfloat16."""
+  mesh = jax.sharding.Mesh(mesh.devices.flatten(), ('rows',), axis_types=(
+      jax.sharding.AxisType.Auto,))
+  blocks = math.ceil(WIKIPEDIA / mesh.size / most)
+  block = math.ceil(WIKIPEDIA / mesh.size / blocks)
+  given = lambda dims, dtype, *axes: jax.ShapeDtypeStruct(
+      dims, dtype, sharding=exact_device.on(mesh, *axes))
+  rows = given((mesh.size * blocks, block, WIDTH), jnp.bfloat16, 'rows')
+  scales = given((mesh.size * blocks, block), jnp.float32, 'rows')
+  parts = given((3, queries, WIDTH), jnp.bfloat16)  # of each query
+  return Program(
+      ((exact_device.top_k, (rows, scales, parts),
+        dict(k=k, count=WIKIPEDIA, mesh=mesh)),),
+      needed=plan.bytes_of((rows, scales)), tokens=queries,
+      flops=2 * WIKIPEDIA * WIDTH * queries / mesh.size,
+      must_send=(mesh.size - 1) * queries * k * 8)
+
+
+def measured(program: Program, label: str, flags: str = '', keep: str = ''
+            ) -> tuple[Found, list[dict[str, Any]]]:
+  """What the compiler makes of a program, and its exchanges; see `Found`."""
+  flags = dict(x.split('=') for x in flags.split(',') if x)
+  total, exchanges = {}, []
+  for number, (function, args, kwargs) in enumerate(program.calls):
+    compiled = function.lower(*args, **kwargs).compile(
+        compiler_options=flags or None)
+    text = compiled.as_text()
+    if keep:
+      pathlib.Path(keep).mkdir(parents=True, exist_ok=True)
+      name = f'{label} {number}.txt'.replace(',', '').replace(' ', '_')
+      (pathlib.Path(keep) / name).write_text(text)
+    found, sent = of_text(text, program)
+    exchanges += sent
+    found |= dict(
+        by_xla=compiled.cost_analysis()['bytes accessed'],
+        temporary=compiled.memory_analysis().temp_size_in_bytes)
+    held = max(found['temporary'], total.get('temporary', 0))  # one by one
+    total = {key: total.get(key, 0) + value for key, value in found.items()}
+    total['temporary'] = held
+  return Found(
+      needed=program.needed, cache=plan.bytes_of(program.cache),
+      model_flops=program.flops, tokens=program.tokens,
+      must_send=program.must_send, **total), together(exchanges, program.units)
+
+
+def of_text(text: str, program: Program
+           ) -> tuple[dict[str, float], list[hlo.Collective]]:
+  """The figures of one unit that a compiled text has, and its exchanges."""
+  module = hlo.parse(text)
+  moved = hlo.touched(module, program.trips)
+  kernels = [of_kernel(call, program)
+             for call in hlo.custom_calls(module, program.trips)]
+  read = sum(count for count, _ in kernels)
+  sent = hlo.collectives(module, program.trips)
+  copied = [x for x in hlo.copies(module, leaves_of(program)) if not x.is_move]
+  found = dict(
+      touched=moved.get(0, 0) + read, anywhere=sum(moved.values()) + read,
+      flops=hlo.flops(module, program.trips) + sum(n for _, n in kernels),
+      sent=sum(x.times * x.sent for x in sent))
+  return {name: count / program.units for name, count in found.items()} | dict(
+      copied_in_loops=sum(bool(x.loops) for x in copied),
+      copied_around=sum(not x.loops for x in copied)), sent
+
+
+def leaves_of(program: Program) -> set[int]:
+  """Elements, on a chip, of the leaves of the cache."""
+  return {math.prod(x.sharding.shard_shape(x.shape)) for x in program.cache}
+
+
+def of_kernel(call: hlo.CustomCall, program: Program) -> tuple[float, float]:
+  """Bytes of main memory and FLOPs of all runs of a custom call.
+
+  The kernels known are counted by their grids. Of others, FLOPs are not known,
+  and each array is read or written once, whatever they do.
+  """
+  if 'splash' in call.name:
+    return of_splash(call)
+  if 'ragged_paged_attention' in call.name:
+    return of_ragged(call, program)
+  return call.times * sum(x.bytes for x in (*call.operands, *call.results)
+                          if x.memory == 0), 0.0
+
+
+def of_ragged(call: hlo.CustomCall, program: Program) -> tuple[float, float]:
+  """The same of ragged paged attention.
+
+  It goes through blocks of queries, and through the pages of every row that has
+  queries in a block. Rows are tokens, or tiles no longer than a block: so what
+  a row sees is read once; as are queries, and results are written.
+  """
+  once = [x for x in (*call.operands, *call.results)
+          if x.elements not in leaves_of(program)]
+  leaf = program.cache[0]
+  pages = leaf.dtype.itemsize * math.prod(
+      leaf.sharding.shard_shape(leaf.shape))
+  queries = max(x.elements for x in call.results)
+  return (call.times * (program.attended * pages + sum(
+      x.bytes for x in once if x.memory == 0)),
+          call.times * 4 * queries * program.context)
+
+
+def of_splash(call: hlo.CustomCall) -> tuple[float, float]:
+  """The same of splash attention, causal, with grouped queries.
+
+  Its grid is heads x blocks of queries x blocks of keys that these see: what
+  belongs to queries is read once, or once a head if it has no heads; what
+  belongs to keys once a head and pair of blocks. The gradients of keys have a
+  grid of blocks of keys x heads x blocks of queries, and the reverse holds.
+  The first result is a scratch of a block; segments of what is read again and
+  again have 8 rows.
+  """
+  block, of_keys = call.results[0].dims[0], 'dkv' in call.name
+  heads, length, width = max(x.dims for x in call.operands
+                             if x.dtype == 'bf16')
+  blocks = length // block
+  pairs = blocks * (blocks + 1) / 2
+
+  def times(dims):
+    again = pairs / blocks
+    if len(dims) == 2:
+      return again * heads if dims[0] == 8 else 1 if of_keys else heads
+    of_queries = dims[0] == heads
+    if of_queries != of_keys:
+      return 1
+    return again if of_queries else again * heads / dims[0]
+
+  read = sum(times(x.dims) * x.bytes for x in call.operands if x.memory == 0)
+  written = sum(x.bytes for x in call.results if x.memory == 0)
+  products = 4 if of_keys else 3 if 'dq' in call.name else 2
+  return (call.times * (read + written),
+          call.times * 2 * products * heads * pairs * block ** 2 * width)
+
+
+def together(exchanges: list[hlo.Collective], units: int
+            ) -> list[dict[str, Any]]:
+  """Exchanges of one unit, alike ones as one, the most bytes first."""
+  sums = {}
+  for x in exchanges:
+    key = (x.kind, ' '.join(map(str, x.arrays[:2])), x.group, len(x.loops),
+           'yes' if x.is_async else 'no', '/'.join(x.op_name.split('/')[-3:]))
+    times, sent = sums.get(key, (0, 0))
+    sums[key] = times + x.times / units, sent + x.times * x.sent / units
+  names = 'exchange', 'result', 'chips', 'in loops', 'async', 'where'
+  return [dict(zip(names, key), times=f'{times:.4g}', MB=f'{sent / 1e6:.4g}')
+          for key, (times, sent) in sorted(
+              sums.items(), key=lambda item: -item[1][1])]
+
+
+def line(label: str, layers: int, found: Found, whole: Found, chip: Chip
+        ) -> dict[str, Any]:
+  """A row of the table."""
+  secs = {'bandwidth': whole.touched / chip.bandwidth,
+          'FLOPs': whole.flops / chip.flops, 'ICI': whole.sent / chip.ici}
+  bound = max(secs, key=secs.get)
+  ratio = lambda a, b: f'{a / b:.2f}' if b else ''
+  return {
+      'program': label, 'layers': layers,
+      'needed, MB': f'{found.needed / 1e6:.0f}',
+      'touched': ratio(found.touched, found.needed),
+      'anywhere': ratio(found.anywhere, found.needed),
+      "XLA's, MB": f'{found.by_xla / 1e6:.0f}',
+      'temporary, MB': f'{found.temporary / 1e6:.0f}',
+      'of the cache': ratio(found.temporary, found.cache),
+      "FLOPs / model's": ratio(found.flops, found.model_flops),
+      'copied in loops + around': (
+          f'{found.copied_in_loops:.0f} + {found.copied_around:.0f}'
+          if found.cache else ''),
+      'all layers: touched': ratio(whole.touched, whole.needed),
+      'temporary of the cache': ratio(whole.temporary, whole.cache),
+      'sent, MB': f'{whole.sent / 1e6:.4g}',
+      'of needed': ratio(whole.sent, whole.must_send),
+      'bound by': bound, 'ms': f'{1000 * secs[bound]:.4g}',
+      'tokens/s': f'{whole.tokens / secs[bound]:.0f}' if whole.tokens else '',
+      'MFU': f'{whole.model_flops / chip.flops / secs[bound]:.3f}'
+             if whole.model_flops else '',
+  }
+
+
+def print_row(row: dict[str, Any], is_first: bool) -> None:
+  """Prints a row of a table, below its header if it is the first."""
+  if is_first:
+    print(f'| {" | ".join(row)} |\n{"|---" * len(row)}|')
+  print(f'| {" | ".join(map(str, row.values()))} |', flush=True)
+
+
+if __name__ == '__main__':
+  main()
