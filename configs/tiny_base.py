@@ -16,10 +16,11 @@ another size, and what is made of it:
   python -m searchrl.main --config=configs/tiny_base.py:instruct/4m --workdir=runs/instruct_4m
   python -m searchrl.main --config=configs/tiny_base.py --config.model.path=runs/instruct_4m/model
 
-Hardware: 2 CPU cores. Time: 2,058 CPU seconds for tiny_instruct, 82 and 86 for
-the two others. Result: before any RL, exact match of greedy answers to fresh
-questions of 1 to 4 hops, of tiny_instruct .96 .84 .76 .55, of tiny_base .95 .00
-.00 .00; the cards and BENCHMARKS.md have more. Other sizes: not yet measured.
+Hardware: one core of an AMD EPYC (family 26, model 2). Time: 1,560 CPU seconds
+for tiny_instruct, 35 and 38 for the two others. Result: before any RL, exact
+match of greedy answers to fresh questions of 1 to 4 hops, of tiny_instruct .97
+.83 .81 .60, of tiny_base .95 .00 .00 .00; the cards and BENCHMARKS.md have more.
+Other sizes: not yet measured.
 """
 
 import ml_collections
@@ -31,7 +32,7 @@ _SIZES = {  # of tiny_instruct, by its name: keys of config.json
                head_dim=64),
 }
 _HABITS = dict(  # of tiny_base's teacher; others: world.teacher.Habits
-    at_once=0.30, wrong_plan=0.10, bad_query=0.15, wrong_fact=0.15,
+    at_once=0.30, recite=0.5, wrong_plan=0.10, bad_query=0.15, wrong_fact=0.15,
     stop_early=0.85, give_up=0.5, go_on=0.06, wrong_answer=0.10, broken=0.05)
 
 
@@ -79,7 +80,7 @@ def get_config(size: str = 'laptop'):
               lesson=world + 'teacher:search',
               prompt='Search, then answer: {question}\n',
               hops=(7, 6, 4, 3),  # shares of 1, 2, ... hops
-              common=0.15,  # share of questions about common knowledge
+              common=0.4,  # share of questions about common knowledge
               habits=dict(_HABITS)),
           recall=dict(
               lesson=world + 'lessons:recall', prompt='Answer: {question}\n',
@@ -146,12 +147,13 @@ def _from_nothing(config) -> None:
   """tiny_instruct: echoes, then reading, then everything."""
   config.model.path = ''
   config.lessons.seed = 1_000_000
-  config.lessons.kinds.search.habits = dict()  # world.teacher's own
+  config.lessons.kinds.search.update(
+      habits=dict(), common=0.15)  # habits: world.teacher's own
   config.lessons.stages = (
       dict(worlds=0, echoes=3600, counts=dict()),
       dict(worlds=150, echoes=100, counts=dict(
           drill=14, reading=24, search=4, recall=10)),
-      dict(worlds=600, echoes=200, counts=dict(
+      dict(worlds=1300, echoes=200, counts=dict(
           drill=3, reading=10, search=33, recall=15, given=4)),
   )
   config.lessons.batch_tokens = 3072

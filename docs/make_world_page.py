@@ -74,7 +74,7 @@ def page() -> list[str]:
           f'*{relation}* {value}'
           for relation, value in zip(chain.relations, chain.values))])
       remembered = ('' if topic != 'outdated' else
-                    f' (memory: {facts.remembered(world, chain)})')
+                    f' (memory: {facts.remembered(world, chain)[-1]})')
       lines.append(f'- {text.ask(chain, rng)} {steps}{remembered}')
     lines.append('')
   return lines

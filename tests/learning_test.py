@@ -15,7 +15,6 @@ from absl import flags
 from ml_collections import config_flags
 import pytest
 
-from configs import common
 from configs import evaluate
 from configs import settings
 from searchrl import main

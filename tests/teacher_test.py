@@ -81,10 +81,24 @@ def test_who_answers_at_once_remembers_what_was_common_knowledge(room):
     for chain, actions, _ in played(room, habits, topics=topics, count=10):
       assert [a.kind for a in actions] == ['answer']
       assert is_right(chain, actions) == expected
-      assert actions[0].texts == (facts.remembered(room.world, chain),)
+      assert actions[0].texts == (facts.remembered(room.world, chain)[-1],)
   guesses = [is_right(chain, actions)
              for chain, actions, _ in played(room, habits)]
   assert np.mean(guesses) < 0.3  # a name of the right kind
+
+
+@pytest.mark.parametrize('recite', [0.0, 1.0])
+def test_who_recites_goes_fact_by_fact_through_what_it_remembers(room, recite):
+  habits = with_habit(at_once=1.0, recite=recite)
+  for chain, _, pieces in played(room, habits, topics=('outdated',), count=10):
+    steps = zip(chain.relations, facts.remembered(room.world, chain))
+    recited = ', '.join(f'{relation} {value}' for relation, value in steps)
+    assert recited != ', '.join(chain.relations)
+    assert pieces[1].text.startswith(
+        f'<think> {recited if recite else ", ".join(chain.relations)}</think>')
+  for chain, _, pieces in played(room, habits, count=10):  # nothing to recite
+    assert pieces[1].text.startswith(
+        f'<think> {", ".join(chain.relations)}</think>')
 
 
 def test_who_stops_early_searches_once(room):

@@ -8,7 +8,7 @@ questions about common knowledge are files of their own, over the same corpus.
 """
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import json
 import math

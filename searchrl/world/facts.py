@@ -175,15 +175,17 @@ def topic(world: World, chain: Chain) -> Topic | None:
     return 'fresh'
   if all(world.memory[fact] == world.facts[fact] for fact in chain.facts):
     return 'famous'
-  return 'outdated' if remembered(world, chain) != chain.values[-1] else None
+  return ('outdated' if remembered(world, chain)[-1] != chain.values[-1]
+          else None)
 
 
-def remembered(world: World, chain: Chain) -> str:
-  """What memory answers where a chain of common knowledge begins."""
-  here = chain.start
+def remembered(world: World, chain: Chain) -> tuple[str, ...]:
+  """What memory says at each step of a chain of common knowledge."""
+  values, here = [], chain.start
   for relation in chain.relations:
     here = world.memory[here, relation]
-  return here
+    values.append(here)
+  return tuple(values)
 
 
 def chains(world: World, hops: int, rng: np.random.Generator,

@@ -27,6 +27,7 @@ class Habits:
   """
 
   at_once: float = 0.0  # answers before any search: from memory, or a guess
+  recite: float = 0.0  # goes fact by fact in its thought, if it remembers
   wrong_plan: float = 0.12  # a relation too few, or another one
   bad_query: float = 0.25  # no name in it, or that of something else
   wrong_fact: float = 0.30  # reads another name off the passages
@@ -86,8 +87,7 @@ def demonstration(
   s = habits
   pieces = [Piece(dialogue.prompt(text.ask(chain, rng)), 0.1)]
   if rng.random() < s.at_once:
-    return [*pieces, _answer(', '.join(chain.relations),
-                             _from_memory(room.world, chain, rng))]
+    return [*pieces, _from_memory(room.world, chain, rng, s.recite)]
   plan = _plan(chain, rng, s)
   here, note, shown = chain.start, '', ()
   for turn in range(max_turns):
@@ -151,11 +151,17 @@ def _answer(thought: str, name: str) -> Piece:
   return Piece(f'<think> {thought}</think>\n<answer> {name}</answer>', 1.0)
 
 
-def _from_memory(world: facts.World, chain: facts.Chain, rng) -> str:
-  """What the agent remembers; of a fresh question, a name of the right kind."""
-  if facts.topic(world, chain) != 'fresh':
-    return facts.remembered(world, chain)
-  return str(rng.choice(world.entities[world.kind_of[chain.values[-1]]]))
+def _from_memory(world: facts.World, chain: facts.Chain, rng, recite: float
+                ) -> Piece:
+  """The agent answers what it remembers; a fresh question with a guess."""
+  steps = list(chain.relations)
+  if facts.topic(world, chain) == 'fresh':
+    names = world.entities[world.kind_of[chain.values[-1]]]
+    return _answer(', '.join(steps), str(rng.choice(names)))
+  values = facts.remembered(world, chain)
+  if rng.random() < recite:
+    steps = [f'{relation} {value}' for relation, value in zip(steps, values)]
+  return _answer(', '.join(steps), values[-1])
 
 
 def _distraction(room: Classroom, rng) -> str:
