@@ -15,6 +15,7 @@ from absl import logging
 import jax
 from ml_collections import config_flags
 
+from searchrl.runtime import devices
 from searchrl.runtime import moved
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
@@ -42,6 +43,7 @@ def main(argv) -> None:
   cache.mkdir(parents=True, exist_ok=True, mode=0o700)
   jax.config.update('jax_compilation_cache_dir', str(cache))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+  devices.make_threads()
   processes.initialize()
   config = _CONFIG.value
   name = flags.FLAGS['config'].config_filename  # the path, without its size

@@ -10,6 +10,7 @@ _DEVICES = '--xla_force_host_platform_device_count'
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 if _DEVICES not in os.environ.get('XLA_FLAGS', ''):
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_DEVICES}=8'
+os.environ.setdefault('NPROC', '64')  # searchrl.runtime.devices.make_threads
 os.environ.setdefault(
     'JAX_COMPILATION_CACHE_DIR',
     str(pathlib.Path.home() / '.cache' / 'searchrl-tests'))

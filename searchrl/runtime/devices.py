@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 import dataclasses
 import importlib.util
 import os
@@ -40,6 +40,7 @@ _FLAT = {1: '1x1', 4: '2x2', 8: '2x4', 16: '4x4', 32: '4x8', 64: '8x8',
          128: '8x16', 256: '16x16'}
 _TORUS = {4: '2x2x1', 8: '2x2x2', 16: '2x2x4', 32: '2x4x4', 64: '4x4x4',
           128: '4x4x8', 256: '4x8x8', 512: '8x8x8'}
+_THREADS = 8  # of a simulated device
 _QUIET = dict(  # for libtpu on a machine without a TPU
     TPU_ACCELERATOR_TYPE='v5litepod-8', TPU_WORKER_HOSTNAMES='localhost',
     TPU_SKIP_MDS_QUERY='1', ALLOW_MULTIPLE_LIBTPU_LOAD='1')
@@ -58,6 +59,21 @@ def parse(text: str) -> tuple[Kind, int]:
         f'of {sorted(KINDS)} and a count of devices (of chips, not cores), but is '
         f'{text!r}. Leave it empty for the devices of this machine.')
   return KINDS[match[1]], int(match[2])
+
+
+def make_threads(environ: MutableMapping[str, str] = os.environ) -> None:
+  """Lets simulated CPU devices wait for each other; before jax makes them.
+
+  XLA makes one thread for each, and a collective keeps its thread until all
+  have come. Where a program has collectives that need nothing of each other,
+  devices may begin with different ones, until every thread waits for one that
+  none is left to run, and XLA ends the process. So each gets several. NPROC is
+  what XLA reads; the user's own stays.
+  """
+  simulated = re.search(r'--xla_force_host_platform_device_count=(\d+)',
+                        environ.get('XLA_FLAGS', ''))
+  if simulated and int(simulated[1]) > 1:
+    environ.setdefault('NPROC', str(_THREADS * int(simulated[1])))
 
 
 def to_compile_for(kind: Kind, count: int) -> Sequence[jax.Device] | None:
