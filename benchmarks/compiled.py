@@ -267,9 +267,7 @@ def engine(name: str, options, mesh, slots: int, shape) -> Program:
   layout = layout_of(options, mesh, slots, shape)
   axes, state_axes = transformer.logical_axes(shape), slots_lib.logical_axes(
       shape, layout)
-  axes['layers'] = shape.num_hidden_layers * (jax.tree.map(
-      lambda names: names[1:], axes['layers'],
-      is_leaf=lambda x: isinstance(x, tuple)),)
+  axes = slots_lib.unstacked_axes(axes, shape.num_hidden_layers)
   params = on(mesh, jax.eval_shape(
       functools.partial(slots_lib.unstacked, dtype=DTYPE),
       transformer.abstract(shape)), axes)
@@ -342,19 +340,18 @@ def on(mesh, tree: Any, axes: Any) -> Any:
 
 
 def hand_over(mesh, tensor: int, shape) -> Program:
-  """The learner's weights to an engine's: synced, then layer by layer."""
+  """The learner's weights to an engine's."""
   axes = transformer.logical_axes(shape)
-  sync = weight_sync.WeightSync(mesh, axes, tensor=tensor, dtype=DTYPE)
+  sync = weight_sync.WeightSync(mesh, axes, shape.num_hidden_layers,
+                                tensor=tensor, dtype=DTYPE)
   trained = on(mesh, transformer.abstract(shape), axes)
-  # pylint: disable=protected-access
-  synced = jax.tree.map(
+  move = sync._move  # pylint: disable=protected-access
+  written = plan.bytes_of(jax.tree.map(
       lambda x, sharding: jax.ShapeDtypeStruct(x.shape, DTYPE,
                                                sharding=sharding),
-      trained, sync._shardings)
-  unstack = jax.jit(functools.partial(slots_lib.unstacked, dtype=DTYPE))
-  written = plan.bytes_of(synced)
+      trained, meshes.shardings(sync.mesh, axes)))
   return Program(
-      ((sync._move, (trained,), {}), (unstack, (synced,), {})), flops=0,
+      ((move, (trained,), {}),), flops=0,
       needed=plan.bytes_of(trained) + written,
       must_send=written - plan.bytes_of(trained) / 2)
 

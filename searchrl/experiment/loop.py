@@ -17,9 +17,6 @@ import pathlib
 import time
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from searchrl import trajectory as trajectory_lib
 from searchrl.agent import statistics
 from searchrl.experiment.build import Experiment
@@ -161,14 +158,8 @@ def rollouts(experiment: Experiment, config
   if not config.train.max_staleness:
     return contextlib.nullcontext(lambda params, progress: collected(
         sampler.sync(params), progress, progress.step))
-
-  def snapshot(params):  # the next update reuses the buffers of params
-    synced = sampler.sync(params)
-    return dataclasses.replace(
-        synced, weights=jax.tree.map(jnp.copy, synced.weights))
-
   return _open(asynchronous.AsyncRollouts(
-      collected, snapshot, max_staleness=config.train.max_staleness,
+      collected, sampler.sync, max_staleness=config.train.max_staleness,
       last_step=config.train.num_steps))
 
 

@@ -134,7 +134,8 @@ def load(
         f'rollout.tensor must divide the {shape.num_key_value_heads} KV heads '
         f'of the model, but is {tensor}.')
   sync = weight_sync.WeightSync(
-      mesh, transformer.logical_axes(shape), tensor=tensor, dtype=engine_dtype)
+      mesh, transformer.logical_axes(shape), shape.num_hidden_layers,
+      tensor=tensor, dtype=engine_dtype)
   copies = mesh.size // tensor
   if slots % copies:
     raise ValueError(

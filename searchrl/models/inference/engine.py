@@ -191,7 +191,8 @@ class Engine:
     The weights are converted, and all programs compiled, at the next append.
 
     Args:
-      params: of the decoder; layers stacked.
+      params: of the decoder; layers stacked, or `slots.unstacked` in the
+        engine's dtype already.
       temperature: of sampling; 0 is greedy, with log-probs at 1; None: that of
         each `Append`.
       truncation: which tokens may be drawn.
@@ -219,7 +220,9 @@ class Engine:
     may differ from that of its first arguments.
     """
     if self._waiting is not None:
-      self._params = self._programs['unstacked'](self._waiting)
+      is_ready = isinstance(self._waiting['layers'], tuple)
+      self._params = self._waiting if is_ready else (
+          self._programs['unstacked'](self._waiting))
       self._waiting = None
     for mode in self._modes():
       if mode not in self._compiled:

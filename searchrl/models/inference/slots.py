@@ -75,6 +75,13 @@ def unstacked(params: Params, dtype: Any) -> Params:
           'layers': layers}
 
 
+def unstacked_axes(axes: dict[str, Any], layers: int) -> dict[str, Any]:
+  """The logical axes of `unstacked` params, from those of stacked ones."""
+  of_one = jax.tree.map(lambda names: names[1:], axes['layers'],
+                        is_leaf=lambda x: isinstance(x, tuple))
+  return {**axes, 'layers': (of_one,) * layers}
+
+
 def append(
     params: Params,
     state: State,
