@@ -137,7 +137,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   )
   config.mesh = dict(data=-1, fsdp=1, tensor=1)  # -1: all remaining devices
   config.train = dict(
-      num_steps=20,
+      num_steps=24,
       init_from='',  # a run whose newest checkpoint this one starts from
       max_rollouts=0,  # ends the run, too; 0: no such limit
       checkpoint_every=10,  # steps
@@ -171,7 +171,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       ),
   )
   if settings.is_laptop(size):
-    config.evaluate.update(every=5, limit=24, during=1)
+    config.evaluate.update(every=6, limit=24, during=1)
   if size in settings.STRESS:
     rate, config.learner.minibatches = settings.STRESS[size]
     config.optimizer.learning_rate = rate

@@ -31,7 +31,7 @@ def get_config(size: str = 'laptop'):
   )
   config.rollout.max_rounds = 3
   if settings.is_laptop(size):
-    config.train.max_rollouts = 1440  # trajectories; 20 steps of grpo.py
+    config.train.max_rollouts = 1728  # trajectories; 24 steps of grpo.py
     config.evaluate.every = 2
   if settings.apply(config, size, 'dspo'):
     most = common.most_tokens(config)

@@ -97,7 +97,7 @@ def test_arms_of_an_experiment_differ_in_what_it_is_about():
   assert (one.optimizer.learning_rate, one.learner.minibatches) == (3e-4, 2)
   assert of('tiny_raw lambda 0.4').reward_options.lambda_f == 0.4
   assert of('grpo on noise').train.num_steps == 20
-  assert of('dspo').evaluate.every == 2 and of('gspo').evaluate.every == 5
+  assert of('dspo').evaluate.every == 2 and of('gspo').evaluate.every == 6
   for rung, (rate, updates) in settings.STRESS.items():
     config = of(experiments.at_rung('dapo', rung))
     assert config.optimizer.learning_rate == rate
@@ -361,13 +361,13 @@ def test_the_study_fits_its_hours():
   assert float(lines[-1].split('|')[-3]) <= 15
 
 
-def finished(arm, seed, em, curve=((0, 0.0), (1440, 1.0))):
+def finished(arm, seed, em, curve=((0, 0.0), (1728, 1.0))):
   """A record whose every greedy cell is `em`."""
   return {'arm': arm, 'seed': seed, 'cpu_secs': {'train': 100.0},
           'commands': {'through_bm25': []},
           'curves': {'critic/score/mean': [0.0] * 5 + [em] * 5,
                      'search/calls_per_traj': [1.0] * 10,
-                     'training/rollouts': list(range(144, 1441, 144))},
+                     'training/rollouts': list(range(173, 1731, 173))},
           'greedy': [[at, y, y, y] for at, y in curve],
           'rows': {f'{part}/known/greedy/{hops}': [200, em, hops]
                    for part in ('full', 'through_bm25')
@@ -381,13 +381,13 @@ def records(**arms):
 
 
 def test_measures_of_a_record():
-  found = finished('dspo', 0, 0.5, ((0, 0.0), (720, 0.5), (2160, 1.0)))
+  found = finished('dspo', 0, 0.5, ((0, 0.0), (864, 0.5), (2592, 1.0)))
   values = {name: measure(found) for name, measure in report.MEASURES.items()}
   assert values['greedy'] == values['greedy, 4 hops'] == values['reward'] == 0.5
   assert values['searches'] == 2.0 and values['sampled'] is None
-  # To 1440 alone, as it filters: .25 over half, then .5 to .75.
+  # To 1728 alone, as it filters: .25 over half, then .5 to .75.
   assert values['area'] == pytest.approx((0.25 + 0.625) / 2)
-  assert values['steps to .6'] == pytest.approx((720 + 1440 * 0.2) / 72)
+  assert values['steps to .6'] == pytest.approx((864 + 1728 * 0.2) / 72)
   assert values['through_bm25'] == values['through_exact'] == 0.5
 
 
