@@ -36,7 +36,8 @@ whole model, whose layers are one loop; their rows are full, too.
   sent        to other chips, as around a ring; needed: weights gathered, in an
               update twice, and gradients scattered, all in bfloat16
   bound       the largest of touched / bandwidth, FLOPs / peak and sent / ICI of
-              the whole model, as if they overlapped; MFU: of the model's FLOPs
+              the whole model, as if they overlapped; MFU: of the model's FLOPs.
+              ICI is that of all links; a ring along one axis of a torus has two
 """
 
 import argparse
@@ -72,30 +73,11 @@ from searchrl.runtime import mesh as meshes
 from searchrl.runtime import workdir
 from searchrl.search.index import exact_device
 
+CHIPS = ('v5e', 'v5p', 'v6e')
 DTYPE = 'bfloat16'  # of the engine
 PROGRAMS = ('decode', 'append', 'hand-over', 'update', 'score', 'search')
 WIKIPEDIA, WIDTH = 21_015_324, 768  # passages of wiki-18, and their vectors
 _SLICES = (4, 8, 16, 32, 64, 128, 256)  # chips of a topology
-
-
-@dataclasses.dataclass(frozen=True)
-class Chip:
-  """Rates a second, as the maker publishes them.
-
-  Source: cloud.google.com/tpu/docs/v5e, v5p and v6e. ICI is what a chip sends
-  over all of its links; a ring along one axis of a torus has two of them.
-  """
-
-  flops: float  # bfloat16
-  bandwidth: float  # bytes
-  ici: float  # bytes
-
-
-CHIPS = {
-    'v5e': Chip(197e12, 819e9, 1600e9 / 8),
-    'v5p': Chip(459e12, 2765e9, 4800e9 / 8),
-    'v6e': Chip(918e12, 1640e9, 3584e9 / 8),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +127,8 @@ def main() -> None:
     except (ValueError, jax.errors.JaxRuntimeError) as error:
       failed.append(f'{label}: {str(error).splitlines()[0]}')
       continue
-    print_row(line(label, layers, found, whole, CHIPS[options.chip]), not rows)
+    print_row(line(label, layers, found, whole, devices_lib.KINDS[
+        options.chip]), not rows)
     rows, sent = rows + 1, sent + [
         dict(program=label, **x) for x in exchanges[:8]]
     if options.json:
@@ -533,11 +516,11 @@ def together(exchanges: list[hlo.Collective], units: int
               sums.items(), key=lambda item: -item[1][1])]
 
 
-def line(label: str, layers: int, found: Found, whole: Found, chip: Chip
-        ) -> dict[str, Any]:
+def line(label: str, layers: int, found: Found, whole: Found,
+         chip: devices_lib.Kind) -> dict[str, Any]:
   """A row of the table."""
   secs = {'bandwidth': whole.touched / chip.bandwidth,
-          'FLOPs': whole.flops / chip.flops, 'ICI': whole.sent / chip.ici}
+          'FLOPs': whole.flops / chip.flops, 'ICI': whole.sent / chip.link}
   bound = max(secs, key=secs.get)
   ratio = lambda a, b: f'{a / b:.2f}' if b else ''
   return {

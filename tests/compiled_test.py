@@ -21,6 +21,7 @@ import compiled  # pylint: disable=g-import-not-at-top
 import hlo
 from configs import grpo
 from searchrl.models import transformer
+from searchrl.runtime import devices
 from searchrl.runtime import mesh as meshes
 
 SHAPE = transformer.TransformerConfig(
@@ -141,7 +142,7 @@ def test_what_a_layer_adds_is_extrapolated():
     ('bandwidth', 3, dict(touched=3e3)), ('FLOPs', 4, dict(flops=4e4)),
     ('ICI', 5, dict(sent=5e2))])
 def test_the_slowest_of_three_binds(bound, secs, changes):
-  chip = compiled.Chip(flops=1e4, bandwidth=1e3, ici=1e2)
+  chip = devices.Kind('', 0, 0, flops=1e4, bandwidth=1e3, link=1e2)
   found = compiled.Found(**dict.fromkeys(
       compiled.Found.__dataclass_fields__, 0.0) | dict(
           touched=2e3, flops=2e4, sent=2e2, model_flops=1e4, tokens=60)

@@ -69,6 +69,32 @@ def test_a_plan_by_hand(tmp_path):
   assert gradients + layer_inputs < found.update < 8 * GIB
 
 
+def test_the_fastest_way_to_split_rollouts_is_named(tmp_path):
+  """A token's bytes on paper: weights, full slots, and two sums a layer."""
+  usual = dict(plan=dict(devices='v6e-8', compile=False), rollout=dict(
+      slots=512, length=4096, dtype='bfloat16', tensor=2), model=dict(
+          dtype='bfloat16'), learner=dict(dtype='bfloat16', remat='nothing'),
+      mesh=dict(data=1, fsdp=8))
+  found = plan.make(config(tmp_path, QWEN_7B, **usual))
+  assert [x.tensor for x in found.engines] == [1, 2, 4]  # 4 heads; 8 devices
+  once = 2 * (7_615_616_512 - 152_064 * 3584)  # an embedding is looked up
+  cached = 512 / 8 * 4096 * 28 * 2 * 4 * 128 * 2  # of each device
+  kind = devices.KINDS['v6e']
+  for engine in found.engines:
+    rows, ways = 512 / 8 * engine.tensor, engine.tensor
+    assert engine.read == pytest.approx(once / ways + cached, rel=1e-3)
+    assert engine.sent == pytest.approx(
+        2 * (ways - 1) / ways * rows * 3584 * 2 * (2 * 28 + 1))
+    assert engine.secs(kind) == pytest.approx(
+        engine.read / 1640e9 + engine.sent / 448e9)
+  assert found.fastest is None and 'None of them fits.' in plan.describe(found)
+  usual['rollout']['cache_tokens'] = 512 * 1664
+  found = plan.make(config(tmp_path, QWEN_7B, **usual))
+  assert found.fastest.tensor == 4 and not found.fits
+  assert ('rollout.tensor=4 is the fastest that fits; the config has 2.'
+          in plan.describe(found))
+
+
 def test_what_does_not_fit_names_what_would_help(tmp_path):
   found = plan.make(config(
       tmp_path, QWEN_7B, plan=dict(devices='a100-40gb-1')))
@@ -102,6 +128,7 @@ def test_the_laptop_is_planned_with_its_own_compiler():
   assert 10_000 < found.update < GIB
   table = plan.describe(found)
   assert '968,' not in table and 'compiled' in table
+  assert 'tokens/s' not in table  # of a CPU no rate is published
 
 
 def test_a_plan_prints_and_writes_nothing(tmp_path, capsys):

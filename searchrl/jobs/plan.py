@@ -4,7 +4,8 @@
 
 Nothing is allocated and no weight is read: the sizes of arrays follow from
 shapes and shardings, those of the update from the compiler, if there is one for
-the device. A compiled figure is exact; an estimate is marked as one.
+the device. A compiled figure is exact; an estimate is marked as one. Of each
+way to split the weights in rollouts it says what a token costs at least.
 """
 
 from __future__ import annotations
@@ -40,6 +41,27 @@ _PAGE = 128  # tokens of the cache
 
 
 @dataclasses.dataclass(frozen=True)
+class Engine:
+  """Rollouts with a copy of the weights on `tensor` devices; of a device.
+
+  A token of every slot reads the weights and the cache of full slots once, and
+  sends around a ring what the devices of a copy add up: after attention and
+  after the feed-forward layer, and the tokens' embeddings.
+  """
+
+  tensor: int
+  cache: float  # bytes held, all the time
+  besides: float  # bytes held during rollouts
+  read: float  # bytes, a token of every slot
+  sent: float
+  slots: int  # of all devices
+
+  def secs(self, kind: devices_lib.Kind) -> float:
+    """Of a token of every slot, at least: it computes, then sends, in turns."""
+    return self.read / kind.bandwidth + self.sent / kind.link
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
   """Bytes a device, by what they hold."""
 
@@ -51,14 +73,32 @@ class Plan:
   rollouts: float  # besides, during rollouts
   update: float  # besides, during an update
   compiled: bool  # whether `update` is the compiler's, or an estimate
+  kind: devices_lib.Kind
+  engine: Engine  # of the config
+  engines: tuple[Engine, ...]  # that the model and the devices allow
 
   @property
   def peak(self) -> float:
-    return sum(self.holds.values()) + max(self.rollouts, self.update)
+    return self.peak_with(self.engine)
+
+  def peak_with(self, engine: Engine) -> float:
+    """Bytes at most, if rollouts were played by this one."""
+    return (sum(self.holds.values()) + engine.cache - self.engine.cache
+            + max(engine.besides, self.update))
 
   @property
   def fits(self) -> bool:
-    return self.peak <= _ROOM * self.available
+    return self.has_room_for(self.engine)
+
+  def has_room_for(self, engine: Engine) -> bool:
+    return self.peak_with(engine) <= _ROOM * self.available
+
+  @property
+  def fastest(self) -> Engine | None:
+    """That needs the least time of those with room; None without rates."""
+    fitting = [engine for engine in self.engines if self.has_room_for(engine)]
+    return min(fitting, key=lambda engine: engine.secs(self.kind),
+               default=None) if self.kind.bandwidth else None
 
 
 def run(config, workdir: str) -> None:
@@ -84,9 +124,11 @@ def make(config) -> Plan:
       config.model.path or str(policy.TINY_BASE)))
   kind, mesh, name = _devices(config)
   learner = _learner(config, shape, mesh, kind)
-  here = meshes.abstract(min(kind.a_process, mesh.size), data=-1,
-                         tensor=config.rollout.tensor)  # of one process
-  processes = mesh.size // here.size
+  a_process = min(kind.a_process, mesh.size)
+  processes = mesh.size // a_process
+  engine = functools.partial(_engine, config, shape, a_process, processes)
+  chosen = engine(config.rollout.tensor)
+  label, cache = _cache_label(config, processes), chosen.cache
   compiled = isinstance(mesh, jax.sharding.Mesh) and config.plan.compile
   update = (compiled_bytes if compiled else estimated_bytes)(
       learner, rows_of(config))
@@ -95,9 +137,12 @@ def make(config) -> Plan:
       parameters=sum(math.prod(x.shape) for x in jax.tree.leaves(
           transformer.abstract(shape))),
       mesh=dict(mesh.shape),
-      holds=_holds(config, shape, learner, mesh, here, processes),
-      rollouts=_rollouts(config, shape, here, processes), update=update,
-      compiled=compiled)
+      holds=_holds(config, shape, learner, mesh) | {label: cache},
+      rollouts=chosen.besides, update=update, compiled=compiled, kind=kind,
+      engine=chosen, engines=tuple(
+          engine(tensor) for tensor in range(1, a_process + 1)
+          if not (shape.num_key_value_heads % tensor or a_process % tensor or
+                  config.rollout.slots // processes % (a_process // tensor))))
 
 
 def shape_folder(path: str) -> str:
@@ -142,7 +187,32 @@ def describe(plan: Plan) -> str:
       "remat='nothing', learner.dtype='bfloat16', model.lora.rank; for both, "
       'more devices.')
   return (f'{plan.parameters / 1e9:.3g} billion parameters on {plan.devices}, '
-          f'mesh {axes}\n{figures.table(rows, tuple(rows[0]))}\n{verdict}')
+          f'mesh {axes}\n{figures.table(rows, tuple(rows[0]))}\n{verdict}'
+          f'{_describe_engines(plan)}')
+
+
+def _describe_engines(plan: Plan) -> str:
+  """What a token costs, by rollout.tensor; '' without rates."""
+  if not plan.kind.bandwidth:
+    return ''
+  rows = []
+  for engine in plan.engines:
+    secs = engine.secs(plan.kind)
+    rows.append({
+        'rollout.tensor': engine.tensor,
+        'GiB at most': f'{plan.peak_with(engine) / GIB:.2f}',
+        'MB read': f'{engine.read / 1e6:,.0f}',
+        'MB sent': f'{engine.sent / 1e6:.1f}',
+        'ms a token': f'{1000 * secs:.2f}',
+        'tokens/s at most': f'{engine.slots / secs:,.0f}'})
+  best = plan.fastest
+  choice = 'None of them fits.' if best is None else (
+      f'rollout.tensor={best.tensor} is the fastest that fits' + (
+          ', and is what the config has.' if best.tensor == plan.engine.tensor
+          else f'; the config has {plan.engine.tensor}.'))
+  return ('\n\nRollouts, a token of every slot, all of them full; the least that '
+          'memory and links take\n'
+          f'{figures.table(rows, tuple(rows[0]))}\n{choice}')
 
 
 def compiled_bytes(learner: learners.Learner, rows: int) -> float:
@@ -217,9 +287,8 @@ def _learner(config, shape, mesh, kind) -> learners.Learner:
                        build.attend(config, name, mesh))
 
 
-def _holds(config, shape, learner, mesh, here, processes: int
-          ) -> dict[str, float]:
-  """Bytes of the arrays that stay in memory, by what they hold."""
+def _holds(config, shape, learner, mesh) -> dict[str, float]:
+  """Bytes of the learner's arrays, by what they hold."""
   state = learner.train_step.abstract_state()
   holds = {}
   for network, trained in state.items():
@@ -229,25 +298,43 @@ def _holds(config, shape, learner, mesh, here, processes: int
     holds[f'reference policy, {config.model.dtype}'] = _bytes_on(
         mesh, transformer.abstract(shape, config.model.dtype),
         transformer.logical_axes(shape))
-  slots = config.rollout.slots // processes
-  copies, tokens = here.shape['data'], config.rollout.cache_tokens // processes
-  layout = layouts.make(
-      'ragged' if tokens else 'xla', shape, slots=slots // copies, block=_PAGE,
-      length=config.rollout.length, parts=1, pages=tokens // copies // _PAGE)
-  state = jax.eval_shape(functools.partial(
-      slots_lib.empty, shape, layout, copies, config.rollout.dtype))
-  holds[f'KV cache: {slots} slots x {config.rollout.length} tokens a process' + (
-      f', in pages of {tokens} tokens together' if tokens else '')
-       ] = _bytes_on(here, state, slots_lib.logical_axes(shape, layout))
   return holds
 
 
-def _rollouts(config, shape, here, processes: int) -> float:
-  """The engine's copy of the weights, twice while it is made; its logits."""
-  copy = _bytes_on(here, transformer.abstract(shape, config.rollout.dtype),
-                   transformer.logical_axes(shape))
-  rows = config.rollout.slots // processes / here.shape['data']
-  return 2 * copy + 3 * rows * shape.vocab_size * 4 / here.shape['tensor']
+def _cache_label(config, processes: int) -> str:
+  slots, tokens = (count // processes for count in (
+      config.rollout.slots, config.rollout.cache_tokens))
+  return f'KV cache: {slots} slots x {config.rollout.length} tokens a process' + (
+      f', in pages of {tokens} tokens together' if tokens else '')
+
+
+def _engine(config, shape, a_process: int, processes: int, tensor: int
+           ) -> Engine:
+  """Rollouts of a process, each copy of whose weights is on some devices.
+
+  The weights are held twice while a copy is made; logits thrice.
+  """
+  here = meshes.abstract(a_process, data=-1, tensor=tensor)
+  copies = here.shape['data']
+  slots, tokens = (count // processes // copies for count in (
+      config.rollout.slots, config.rollout.cache_tokens))
+  layout = layouts.make(
+      'ragged' if tokens else 'xla', shape, slots=slots, block=_PAGE,
+      length=config.rollout.length, parts=1, pages=tokens // _PAGE)
+  cache = _bytes_on(here, jax.eval_shape(functools.partial(
+      slots_lib.empty, shape, layout, copies, config.rollout.dtype)),
+                    slots_lib.logical_axes(shape, layout))
+  params, axes = transformer.abstract(
+      shape, config.rollout.dtype), transformer.logical_axes(shape)
+  weights_held = _bytes_on(here, params, axes)
+  looked_up = _bytes_on(here, params['embed'], axes['embed']) * (
+      'head' in params)  # a row of it is read
+  row = slots * shape.hidden_size * np.dtype(config.rollout.dtype).itemsize
+  return Engine(
+      tensor=tensor, cache=cache, slots=config.rollout.slots,
+      besides=2 * weights_held + 3 * slots * shape.vocab_size * 4 / tensor,
+      read=weights_held - looked_up + cache,
+      sent=2 * (1 - 1 / tensor) * row * (2 * shape.num_hidden_layers + 1))
 
 
 def _bytes_on(mesh, tree: Any, axes: Any) -> float:

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of accelerators: memory, devices a process, ahead-of-time compilers."""
+"""Kinds of accelerators: memory, rates, devices a process, their compilers."""
 
 from __future__ import annotations
 
@@ -17,24 +17,31 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-  """One kind of device, as its maker describes it."""
+  """One kind of device, as its maker describes it; rates are a second's.
+
+  Sources: cloud.google.com/tpu/docs (v4, v5e, v5p, v6e); NVIDIA's data sheets
+  of A100, H100 (SXM), H200 and HGX B200, dense.
+  """
 
   name: str
   gib: float  # of memory a device
   a_process: int  # devices of a process that has all those of its host
+  flops: float = 0  # bfloat16; 0: not known
+  bandwidth: float = 0  # bytes of its memory
+  link: float = 0  # bytes that it sends to others, over all of its links
   torus: bool | None = None  # of a TPU: a 3D torus? None for other devices
 
 
 KINDS = {kind.name: kind for kind in (
-    Kind('v4', 32, 4, torus=True),
-    Kind('v5e', 16, 8, torus=False),
-    Kind('v5p', 95, 4, torus=True),
-    Kind('v6e', 32, 8, torus=False),
-    Kind('a100-40gb', 40, 8),
-    Kind('a100', 80, 8),
-    Kind('h100', 80, 8),
-    Kind('h200', 141, 8),
-    Kind('b200', 180, 8),
+    Kind('v4', 32, 4, 275e12, 1228e9, 300e9, torus=True),
+    Kind('v5e', 16, 8, 197e12, 819e9, 200e9, torus=False),
+    Kind('v5p', 95, 4, 459e12, 2765e9, 600e9, torus=True),
+    Kind('v6e', 32, 8, 918e12, 1640e9, 448e9, torus=False),
+    Kind('a100-40gb', 40, 8, 312e12, 1555e9, 300e9),
+    Kind('a100', 80, 8, 312e12, 2039e9, 300e9),
+    Kind('h100', 80, 8, 989e12, 3350e9, 450e9),
+    Kind('h200', 141, 8, 989e12, 4800e9, 450e9),
+    Kind('b200', 180, 8, 2250e12, 8000e9, 900e9),
 )}
 _FLAT = {1: '1x1', 4: '2x2', 8: '2x4', 16: '4x4', 32: '4x8', 64: '8x8',
          128: '8x16', 256: '16x16'}
