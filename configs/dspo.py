@@ -9,9 +9,9 @@ A step samples rounds of questions until 12 groups have mixed outcomes, or 3
 rounds are over; the groups left over open the next step. The run ends after as
 many trajectories as grpo.py samples.
 
-Hardware: 2 CPU cores (AMD EPYC, family 26). Time: 111 seconds, 79 CPU seconds.
-Result: exact match of greedy answers, 1 to 4 hops, .95 .00 .00 .00 before and
-.95 .80 .72 .44 after, with 1 search before and 1 2 3 4 after (seed 0, 200
+Hardware: 2 CPU cores (Intel Xeon, family 6, model 167). Time: 110 seconds, 164
+CPU seconds. Result: exact match of greedy answers, 1 to 4 hops, .95 .00 .00 .00
+before and .95 .84 .78 .56 after, with 1 search before and 1 2 3 4 after (seed 0, 200
 questions of each hop count, names of known parts; BENCHMARKS.md). At the size of
 Qwen2.5: not yet measured.
 
