@@ -9,6 +9,7 @@ import functools
 from unittest import mock
 
 from jax._src import literals
+from jax.experimental.pallas import tpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 import tiny
 
@@ -27,6 +28,8 @@ def interpreted():
     stack.enter_context(mock.patch.object(
         kernel.pl, 'pallas_call',
         functools.partial(kernel.pl.pallas_call, interpret=True)))
+    stack.enter_context(mock.patch.object(  # has no meaning on other devices
+        tpu, 'with_memory_space_constraint', lambda x, memory_space: x))
     if hasattr(literals, 'TypedInt'):
       stack.enter_context(mock.patch.object(
           literals.TypedInt, 'shape', (), create=True))

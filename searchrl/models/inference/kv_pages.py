@@ -5,7 +5,9 @@
 A layer is one array [P W 2K d]: pages, tokens of a page, KV heads with keys and
 values in turns, width. The kernel that ships with jax reads it in place, page
 by page, as far as each row's context goes; it does not write. Writing is a
-scatter of rows [2K d], which are contiguous: nothing copies the cache.
+scatter of rows [2K d], which are contiguous: nothing copies the cache. It is
+held in main memory: where a layer's fits beside the cores, the compiler would
+bring all of it there, and back, for each token.
 
 Traps that this file avoids. The kernel starts to fetch a row's first page while
 it computes the row before, and never waits for it if the row has no context: so
@@ -93,7 +95,9 @@ def _ragged(q: Float[Array, 'T H d'], pages: Layer, lengths: Int[Array, 'n'],
     sliding_window: keys of a query, itself included.
   """
   # pylint: disable-next=g-import-not-at-top, for it takes a second
+  from jax.experimental.pallas import tpu
   from jax.experimental.pallas.ops.tpu import ragged_paged_attention as kernels
+  pages = tpu.with_memory_space_constraint(pages, tpu.HBM)
   fetched = min(max(_FETCHED // pages.shape[1], 1), table.shape[1])
   return kernels.ragged_paged_attention(
       q, pages, lengths, table, starts, jnp.array([len(lengths)], jnp.int32),

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 import numpy as np
 
-_BLOCK = 128  # tokens
+_BLOCKS = (128, 64, 32, 16)  # tokens
+_DEVICES = 8  # that have whole blocks of a large vocabulary
 _BITS_OF_ONE = 0x3F800000  # float32: positive floats are ordered like their
 # bits, so that a threshold in [0, 1] is found by halving 30 times.
 _HALVINGS = 30
@@ -110,9 +111,10 @@ def _invert(weights: Float[Array, 'B V'], uniform: Float[Array, 'B']
            ) -> tuple[Int[Array, 'B'], Float[Array, 'B']]:
   """The first token whose cumulative weight exceeds uniform * total."""
   rows, size = weights.shape
-  blocks = -(-size // _BLOCK)
-  weights = jnp.pad(weights, ((0, 0), (0, blocks * _BLOCK - size)))
-  weights = weights.reshape(rows, blocks, _BLOCK)
+  width = _width(size)
+  blocks = -(-size // width)
+  weights = jnp.pad(weights, ((0, 0), (0, blocks * width - size)))
+  weights = weights.reshape(rows, blocks, width)
   sums = weights.sum(-1)
   below = jnp.cumsum(sums, -1)
   total = below[:, -1]
@@ -121,7 +123,17 @@ def _invert(weights: Float[Array, 'B V'], uniform: Float[Array, 'B']
   inside = jnp.take_along_axis(weights, block[:, None, None], 1)[:, 0]
   before = jnp.take_along_axis(below - sums, block[:, None], -1)
   token = _first_above(before + jnp.cumsum(inside, -1), target, inside)
-  return block * _BLOCK + token, total
+  return block * width + token, total
+
+
+def _width(size: int) -> int:
+  """Tokens of a block.
+
+  Devices among which a large vocabulary is split should each have whole blocks:
+  else all weights would be gathered to be cut.
+  """
+  whole = [width for width in _BLOCKS if size % (width * _DEVICES) == 0]
+  return whole[0] if whole and size > _BLOCKS[0]**2 else _BLOCKS[0]
 
 
 def _first_above(cumulative, target, weights) -> Int[Array, 'B']:
