@@ -228,7 +228,7 @@ LARGE = argparse.Namespace(length=2048, block=128, steps=16, parts=3, tile=128,
 BOUNDS = {
     ('v6e', 1, 'ragged', 'decode'): (1.01, .01, 0, 0),
     ('v5e', 1, 'ragged', 'decode'): (1.01, .01, 0, 0),
-    ('v6e', 2, 'ragged', 'decode'): (1.01, .01, 0, 0),
+    ('v6e', 2, 'ragged', 'decode'): (1.01, .02, 0, 0),
     ('v6e', 1, 'xla', 'decode'): (1.02, .01, 0, 0),
     ('v6e', 1, 'ragged', 'append'): (1.15, .01, 0, 0),
     ('v6e', 1, 'xla', 'append'): (1.15, .01, 0, 0),
@@ -243,9 +243,11 @@ for_a_tpu = pytest.mark.skipif(
 @pytest.mark.filterwarnings('ignore:Error reading persistent compilation')
 @pytest.mark.parametrize('chip, tensor, attention, name', BOUNDS)
 def test_the_engine_on_tpus_keeps_to_its_bounds(chip, tensor, attention, name):
+  """On two chips a layer's cache would fit beside the cores: it stays."""
   options = argparse.Namespace(**vars(LARGE) | dict(attention=attention))
   found, sent = compiled.measured(compiled.engine(
-      name, options, compiled.mesh_of(chip, 1, tensor), 128, NARROW), 'test')
+      name, options, compiled.mesh_of(chip, 1, tensor), 128 // tensor, NARROW),
+                                  'test')
   touched, temporary, in_loops, around = BOUNDS[chip, tensor, attention, name]
   assert .99 <= found.touched / found.needed <= touched
   assert found.temporary <= temporary * found.cache
