@@ -387,6 +387,14 @@ def _opened(module: Module, name: str, arguments: tuple[str, ...] = (),
   return ops, same.get(root, root)
 
 
+def _fused(module: Module, visit: Visit) -> Computation:
+  """The ops inside of a fusion; of another op none."""
+  if visit.op.opcode != 'fusion':
+    return {}
+  inner, _ = _opened(module, visit.op.called('calls'))
+  return inner
+
+
 def _index(op: Op) -> int:
   return int(op.attribute(r'\bindex=(\d+)'))
 
@@ -565,9 +573,7 @@ def collectives(module: Module, unknown: float = 1) -> list[Collective]:
   """Every exchange between devices, also those inside of fusions."""
   result = []
   for visit in walk(module, unknown):
-    inner = {}
-    if visit.op.opcode == 'fusion':
-      inner, _ = _opened(module, visit.op.called('calls'))
+    inner = _fused(module, visit)
     for op in inner.values() or [visit.op]:
       plain = _plain(op) if op.opcode.startswith(_COLLECTIVES) else op
       if plain.opcode not in _COLLECTIVES or (
@@ -633,9 +639,7 @@ def custom_calls(module: Module, unknown: float = 1) -> list[CustomCall]:
   """Calls that do work; also those inside of fusions, without their arrays."""
   result = []
   for visit in walk(module, unknown):
-    inner = {}
-    if visit.op.opcode == 'fusion':
-      inner, _ = _opened(module, visit.op.called('calls'))
+    inner = _fused(module, visit)
     for op in inner.values() or [visit.op]:
       target = _target(op)
       if op.opcode.startswith('custom-call') and (
