@@ -2,15 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """mesh: sizes, rules and errors, on eight simulated devices."""
 
+import importlib.util
 import types
 
 import jax
+from jax.experimental import topologies
 from jax.sharding import AxisType, PartitionSpec
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from searchrl.runtime import devices as devices_lib
 from searchrl.runtime import mesh as mesh_lib
 
 
@@ -33,6 +36,41 @@ def test_one_axis_takes_the_rest():
 def test_sizes_that_do_not_fit_are_named(sizes, message):
   with pytest.raises(ValueError, match=message):
     mesh_lib.make(**sizes)
+
+
+def test_hosts_of_gpus_have_whole_rows(monkeypatch):
+  """jax.make_mesh refuses devices with several slice indices."""
+  gpus = [types.SimpleNamespace(
+      platform='gpu', process_index=n // 4, id=n, slice_index=n // 4)
+          for n in range(8)]
+  monkeypatch.setattr(jax, 'devices', lambda: gpus[::-1])
+  monkeypatch.setattr(mesh_lib, 'Mesh', lambda devices, *_, **__: devices)
+  made = mesh_lib.make(fsdp=2, tensor=2)
+  assert made.shape == (2, 2, 2)
+  assert [device.id for device in made.flat] == list(range(8))
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    not importlib.util.find_spec('libtpu'),
+    reason="no libtpu: pip install 'jax[tpu]' to compile for TPUs")
+def test_slices_of_tpus_have_whole_models(monkeypatch):
+  for name, value in devices_lib._QUIET.items():
+    monkeypatch.setenv(name, value)
+  devices = topologies.get_topology_desc(
+      platform='tpu', topology_name='v5e:4x4', num_slices=2).devices
+  slices = np.vectorize(lambda device: device.slice_index)
+  for sizes in (dict(fsdp=16), dict(fsdp=4, tensor=4), dict(data=1, fsdp=32)):
+    found = slices(mesh_lib.make(**sizes, devices=devices).devices)
+    assert (found.reshape(2, 16) == [[0], [1]]).all()
+  with pytest.raises(ValueError, match='a multiple of the 2 slices .* tensor='
+                     '32. Give tensor at most the chips of a slice, 16'):
+    mesh_lib.make(tensor=32, devices=devices)
+  one = topologies.get_topology_desc(
+      platform='tpu', topology_name='v6e:16x16').devices
+  mesh = mesh_lib.make(fsdp=64, tensor=4, devices=one)  # axes of 16 are split
+  assert dict(mesh_lib.torus(mesh).shape) == {
+      'data': 1, 'fsdp0': 4, 'fsdp1': 16, 'tensor': 4}
 
 
 def test_spec_follows_the_table():
@@ -156,6 +194,69 @@ def test_a_resharded_array_and_its_gradient_are_split_as_named():
   gradient = jax.jit(jax.grad(lambda x: (moved(x) ** 2).sum()))(given)
   assert gradient.sharding == given.sharding
   np.testing.assert_array_equal(gradient, 2 * x)
+
+
+LINE = [(0, 0), (0, 1), (0, 2), (0, 3)]
+PLANE = [(x, y) for x in range(2) for y in range(4)]
+CUBE = [(x, y, z) for x in range(2) for y in range(3) for z in range(2)]
+RING = [(0, 0), (0, 1), (1, 1), (1, 0)]
+
+
+@pytest.mark.parametrize('places, shape', [
+    (LINE, (4,)), (PLANE, (2, 4)), (CUBE, (2, 3, 2)), (RING, ()),
+    ([(x, y, 0) for y in range(4) for x in range(2)], (4, 2)),
+    (PLANE[::-1] + [(3, 3)] * 8, ()), ([*LINE, *RING], ()),
+    ([(0, 0)], ()), ([()] * 4, ())])
+def test_a_grid_has_straight_lines(places, shape):
+  assert mesh_lib.grid(places) == shape
+
+
+def chips(places, axis=1, beside=1):
+  """A mesh's devices along an axis, `beside` of them at each place."""
+  devices = [[types.SimpleNamespace(coords=place) for _ in range(beside)]
+             for place in places]
+  return types.SimpleNamespace(devices=np.array(devices).reshape(
+      [1, len(places), beside] if axis == 1 else [len(places), 1, beside]))
+
+
+def test_a_torus_has_an_axis_for_each_of_the_chips(monkeypatch):
+  here = mesh_lib.make(fsdp=8)
+  monkeypatch.setattr(mesh_lib, 'Mesh', lambda devices, names, **_: (
+      devices.shape, names))
+  names = 'data', 'fsdp0', 'fsdp1', 'tensor'
+  of = mesh_lib.torus
+  assert of(chips(PLANE, beside=2), 4) == ((1, 2, 4, 2), names)
+  assert of(chips(PLANE), 8) is None  # no more than 8
+  assert of(chips(RING * 10)) is None  # of 40, but they are no grid
+  assert of(chips([(x, y) for x in range(8) for y in range(8)])) == (
+      (1, 8, 8, 1), names)
+  assert of(chips(LINE), 2) is None and of(chips(PLANE, axis=0), 0) is None
+  assert of(here, 0) is None  # no coordinates
+
+
+def test_gradients_summed_by_axis_are_the_same():
+  mesh = mesh_lib.make(fsdp=4, tensor=2)
+  torus = mesh_lib.Mesh(mesh.devices.reshape(1, 2, 2, 2), (
+      'data', 'fsdp0', 'fsdp1', 'tensor'), axis_types=(AxisType.Auto,) * 4)
+  axes = {'up': ('embed', 'mlp'), 'down': ('mlp', 'embed'), 'norm': ('embed',)}
+  rng = np.random.default_rng(0)
+  shapes = {'up': (8, 16), 'down': (16, 8), 'norm': (8,)}
+  shardings = mesh_lib.shardings(mesh, axes)
+  params = {name: mesh_lib.place(rng.integers(-3, 4, shape).astype(np.float32),
+                                 shardings[name])
+            for name, shape in shapes.items()}  # whole: sums have no rounding
+  x = mesh_lib.shard_batch(mesh, rng.integers(-3, 4, (8, 8)).astype(np.float32))
+
+  def loss(params, used=lambda tree: tree):
+    params = used(params)
+    return (x * params['norm'] @ params['up'] @ params['down']).sum()
+
+  split = jax.jit(jax.grad(lambda params: loss(
+      params, lambda tree: mesh_lib.summed_by_axis(torus, tree, axes))))
+  gradient, expected = split(params), jax.jit(jax.grad(loss))(params)
+  jax.tree.map(np.testing.assert_array_equal, gradient, expected)
+  assert jax.tree.map(lambda x, where: x.sharding.is_equivalent_to(
+      where, x.ndim), gradient, shardings) == dict.fromkeys(axes, True)
 
 
 def test_a_process_alone_has_the_whole_mesh():

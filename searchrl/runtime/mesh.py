@@ -11,10 +11,12 @@ as an argument, or set with `jax.set_mesh`, never entered.
 from __future__ import annotations
 
 from collections.abc import Sequence
+import functools
 import math
 from typing import Any
 
 import jax
+from jax.experimental import mesh_utils
 import jax.numpy as jnp
 from jax.sharding import (AbstractMesh, AxisType, Mesh, NamedSharding,
                           PartitionSpec)
@@ -52,17 +54,17 @@ def make(
     fsdp: ways in which rows and parameters are split.
     tensor: ways in which heads, feed-forward width and vocabulary are split.
       At most one of the three may be -1: it takes the rest of the devices.
-    devices: default: all devices of all processes.
+    devices: default: all devices of all processes, those of one together.
 
   Raises:
-    ValueError: the axes do not multiply to the number of devices.
+    ValueError: the axes do not multiply to the number of devices, or the slow
+      network between slices of TPUs would be within 'tensor'.
   """
   sizes = {'data': data, 'fsdp': fsdp, 'tensor': tensor}
-  devices = jax.devices() if devices is None else list(devices)
+  if devices is None:
+    devices = sorted(jax.devices(), key=lambda x: (x.process_index, x.id))
   sizes = _fill(sizes, len(devices))
-  return jax.make_mesh(
-      tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES),
-      devices=devices)
+  return in_order(_arranged(devices, tuple(sizes.values())))
 
 
 def in_order(devices: np.ndarray) -> Mesh:
@@ -193,6 +195,80 @@ def resharded(mesh: Mesh, x: jax.Array, old: Axes, new: Axes) -> jax.Array:
   return x
 
 
+def torus(mesh: Mesh, more_than: int = 32) -> Mesh | None:
+  """The same devices in the same order, 'fsdp' as the axes of a torus of chips.
+
+  Args:
+    mesh: made by `make`.
+    more_than: devices of 'fsdp'; as many or fewer are no torus here. The
+      default is what a TPU's compiler goes around in one ring.
+
+  Returns:
+    Axes 'data', 'fsdp0', 'fsdp1', ..., 'tensor'; None if the devices have no
+    coordinates, or 'fsdp' does not run along their axes, or along one alone,
+    or through several slices.
+  """
+  data, fsdp, tensor = mesh.devices.shape
+  chips = mesh.devices[0, :, 0]
+  sizes = grid([getattr(chip, 'coords', ()) for chip in chips])
+  if len(sizes) < 2 or fsdp <= more_than or _slices(chips) > 1:
+    return None
+  names = 'data', *(f'fsdp{i}' for i in range(len(sizes))), 'tensor'
+  return Mesh(mesh.devices.reshape(data, *sizes, tensor), names,
+              axis_types=(AxisType.Auto,) * len(names))
+
+
+def grid(places: Sequence[Sequence[int]]) -> tuple[int, ...]:
+  """The shape in which places in a row are a grid, whose lines are straight.
+
+  On a line of the last axis, places that follow each other differ in the same
+  coordinate and in no other; the lines' first places are a grid again. (): it
+  is no grid.
+  """
+  if len(places) == 1:
+    return ()
+  straight = lambda line: sum(len(set(x)) > 1 for x in zip(*line)) == 1
+  for length in range(len(places), 1, -1):
+    if len(places) % length == 0 and all(
+        straight(places[i:i + length]) for i in range(0, len(places), length)):
+      shape = *grid(places[::length]), length
+      return shape if math.prod(shape) == len(places) else ()
+  return ()
+
+
+def summed_by_axis(torus: Mesh, tree: Any, axes: Any) -> Any:
+  """Within a jitted function, the same arrays; their gradients, axis by axis.
+
+  A device needs of a gradient's sum the part that it holds of the array. Over a
+  torus of many chips the compiler sums the whole on every device, which sends
+  twice as much; asked for parts along one axis, then the next, it sends parts.
+
+  Args:
+    torus: made by `torus`.
+    tree: of arrays, split as `axes` say.
+    axes: a tuple of logical axes for each array.
+  """
+  names = [name for name in torus.axis_names if name.startswith('fsdp')]
+
+  @jax.custom_vjp
+  def same(tree):
+    return tree
+
+  def step(gradient, logical, count):
+    split = lambda axis: tuple(names[:count]) if axis == 'fsdp' else axis
+    return jax.lax.with_sharding_constraint(gradient, NamedSharding(
+        torus, PartitionSpec(*map(split, spec(logical)))))
+
+  def backward(_, gradients):
+    for count in range(1, len(names) + 1):
+      gradients = jax.tree.map(functools.partial(step, count=count),
+                               gradients, axes)
+    return gradients,
+
+  same.defvjp(lambda tree: (tree, None), backward)
+  return same(tree)
+
+
 def local(mesh: Mesh) -> Mesh:
   """Returns the part of a mesh whose devices belong to this process.
 
@@ -212,6 +288,37 @@ def local(mesh: Mesh) -> Mesh:
         'not. Make tensor, or fsdp * tensor, the devices of a process or a '
         'divisor of them.')
   return in_order(block)
+
+
+def _arranged(devices: Sequence[jax.Device], shape: tuple[int, int, int]
+             ) -> np.ndarray:
+  """Devices [data, fsdp, tensor]: the last axes have the fastest links.
+
+  Not by jax.make_mesh, which refuses several hosts of GPUs, and axes of a
+  TPU's torus that are split.
+  """
+  if devices[0].platform != 'tpu':
+    return np.array(devices).reshape(shape)
+  slices = _slices(devices)
+  if slices == 1:
+    return mesh_utils.create_device_mesh(
+        shape, devices, allow_split_physical_axes=True)
+  data, fsdp, tensor = shape
+  outer = math.gcd(data, slices), slices // math.gcd(data, slices), 1
+  if fsdp % outer[1]:
+    raise ValueError(
+        f'data * fsdp must be a multiple of the {slices} slices of TPUs, so '
+        f'that each slice has whole models, but data={data}, fsdp={fsdp} and '
+        f'tensor={tensor}. Give tensor at most the chips of a slice, '
+        f'{len(devices) // slices}, or start a run on each slice.')
+  return mesh_utils.create_hybrid_device_mesh(
+      (data // outer[0], fsdp // outer[1], tensor), outer, devices,
+      allow_split_physical_axes=True)
+
+
+def _slices(devices: Sequence[jax.Device]) -> int:
+  """How many groups of devices there are with a slow network between them."""
+  return len({getattr(device, 'slice_index', 0) for device in devices})
 
 
 def _fill(sizes: dict[str, int], count: int) -> dict[str, int]:
