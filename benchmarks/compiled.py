@@ -34,7 +34,9 @@ whole model, whose layers are one loop; their rows are full, too.
   temporary   that a call holds beside arguments and results
   copied      leaves of the cache, in loops and around them
   sent        to other chips, as around a ring; needed: weights gathered, in an
-              update twice, and gradients scattered, all in bfloat16
+              update twice, and gradients scattered; where chips share layers,
+              what two products of a layer add up, and its gradients, too; all
+              in bfloat16
   bound       the largest of touched / bandwidth, FLOPs / peak and sent / ICI of
               the whole model, as if they overlapped; MFU: of the model's FLOPs.
               ICI is that of all links; a ring along one axis of a torus has two
@@ -198,12 +200,17 @@ def cases(options) -> Iterator[tuple[str, bool, Callable[..., Program]]]:
 
 
 def mesh_of(chip: str, fsdp: int, tensor: int) -> jax.sharding.Mesh:
-  """A mesh of chips that need not exist, of the least slice that has them."""
+  """A mesh of chips that need not exist, of the least slice that has them.
+
+  A whole slice is ordered as in training, by its links.
+  """
   count = fsdp * tensor
   found = devices_lib.to_compile_for(
       devices_lib.KINDS[chip], next(n for n in _SLICES if n >= count))
   if found is None:
     raise SystemExit("it takes the TPU's compiler: pip install 'jax[tpu]'")
+  if len(found) == count:
+    return meshes.make(data=1, fsdp=fsdp, tensor=tensor, devices=found)
   return meshes.in_order(np.array(found[:count]).reshape(1, fsdp, tensor))
 
 
@@ -354,17 +361,19 @@ def learner(name: str, config, mesh, shape) -> Program:
       (params, 1), (untied, -1)) for x in jax.tree.leaves(tree)
                 ) / mesh.shape['tensor']
   gathered = once * (1 - 1 / mesh.shape['fsdp'])
+  summed = 2 * shape.num_hidden_layers * 2 * (1 - 1 / mesh.shape['tensor']) * (
+      2 * rows * length * shape.hidden_size * mesh.shape['tensor'] / mesh.size)
   flops = model_flops(shape, np.full(rows, length)) / mesh.size
   common = dict(tokens=rows * length, units=micros, trips=micros)
   if name == 'update':
     return Program(
         ((made.train_step.update, arguments, {}),), flops=flops,
         needed=2 * once + 2 * plan.bytes_of(state) / micros,
-        must_send=3 * gathered, **common)
+        must_send=3 * gathered + 2 * summed, **common)
   return Program(
       ((made.train_step.logprobs, (
           params, frozen, stacked.layout, stacked.batch.tokens, count), {}),),
-      flops=flops / 3, needed=once, must_send=gathered, **common)
+      flops=flops / 3, needed=once, must_send=gathered + summed, **common)
 
 
 def search(mesh, queries: int = 64, k: int = 10, most: int = 65_536) -> Program:

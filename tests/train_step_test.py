@@ -199,6 +199,35 @@ def test_logits_are_split_over_words_where_weights_are(
     assert_words_stay(program.lower(*given).compile(), shape, fsdp, most)
 
 
+@pytest.mark.slow
+def test_an_update_with_sums_by_axis_is_that_without(monkeypatch):
+  """On a torus that these devices are told to be: 2 x 4."""
+  params, batch = jax.device_get(tiny.params()), batch_of(
+      16, 64, tiny.CONFIG.vocab_size)
+  mesh = meshes.make(data=1, fsdp=8)
+  torus = meshes.Mesh(mesh.devices.reshape(1, 2, 4, 1), (
+      'data', 'fsdp0', 'fsdp1', 'tensor'))
+  asked, given = [], {}
+
+  def summed_by_axis(*args):
+    asked.append(args)
+    return meshes_summed_by_axis(*args)
+
+  meshes_summed_by_axis = meshes.summed_by_axis
+  monkeypatch.setattr(meshes, 'summed_by_axis', summed_by_axis)
+  for found in (None, torus):
+    monkeypatch.setattr(meshes, 'torus', lambda _, found=found: found)
+    learner = learners.make(
+        tiny.CONFIG, algorithms.grpo(kl_coef=0.1), optax.sgd(0.1), mesh,
+        rows=16, length=64, microbatch_rows=8, remat='nothing')
+    packed = learner.score(learner.init(params), batch, params)
+    state, metrics = learner.update(learner.init(params), packed)
+    given[found] = jax.device_get(state['policy'].params), metrics
+    assert bool(asked) == (found is torus)
+  jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5),
+               given[torus], given[None])
+
+
 QWEN_3B = transformer.TransformerConfig(
     vocab_size=151_936, hidden_size=2048, num_hidden_layers=2,
     num_attention_heads=16, num_key_value_heads=2, head_dim=128,

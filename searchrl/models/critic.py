@@ -48,6 +48,7 @@ def token_values(
     remat: bool | str = False,
     dtype: Any = jnp.float32,
     attend: Callable[..., Array] = attention.causal,
+    used: Callable[[Params], Params] = lambda layer: layer,
 ) -> Float[Array, 'B T']:
   """V before each token: the rewards to come, estimated from tokens[:, :t].
 
@@ -62,14 +63,14 @@ def token_values(
     positions: restart in each document of a packed row.
     remat: what the backward pass recomputes; see `transformer.forward`.
     dtype: of activations, and of parameters in products.
-    attend: see `transformer.forward`.
+    attend, used: see `transformer.forward`.
 
   Returns:
     Float32 values, in the unit of the rewards.
   """
   hidden = transformer.forward(
       params, tokens, config, segment_ids=segment_ids, positions=positions,
-      remat=remat, dtype=dtype, attend=attend)[:, :-1]
+      remat=remat, dtype=dtype, attend=attend, used=used)[:, :-1]
   values = jnp.dot(hidden, params['value']['kernel'].astype(hidden.dtype),
                    preferred_element_type=jnp.float32)[..., 0]
   values = values + params['value']['bias'].astype(jnp.float32)

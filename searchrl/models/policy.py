@@ -26,6 +26,7 @@ def token_logprobs(
     remat: bool | str = False,
     dtype: Any = jnp.float32,
     attend: Callable[..., Array] = attention.causal,
+    used: Callable[[Params], Params] = lambda layer: layer,
 ) -> tuple[Float[Array, 'B T'], Float[Array, 'B T']]:
   """log pi(tokens[:, t] | tokens[:, :t]), and that distribution's entropy.
 
@@ -43,14 +44,14 @@ def token_logprobs(
     remat: what the backward pass recomputes; see `transformer.forward`.
     dtype: of activations, and of parameters in products; logits and all that
       follows are float32.
-    attend: see `transformer.forward`.
+    attend, used: see `transformer.forward`.
 
   Returns:
     Log-probs and entropies in nats, float32.
   """
   hidden = transformer.forward(
       params, tokens, config, segment_ids=segment_ids, positions=positions,
-      remat=remat, dtype=dtype, attend=attend)
+      remat=remat, dtype=dtype, attend=attend, used=used)
   rows, length, width = hidden.shape
   chunk = min(chunk, length)
   padded = -(-length // chunk) * chunk

@@ -225,6 +225,7 @@ def forward(
     remat: bool | str = False,
     dtype: Any = jnp.float32,
     attend: Callable[..., Array] = attention_lib.causal,
+    used: Callable[[Params], Params] = lambda layer: layer,
 ) -> Float[Array, 'B T D']:
   """Hidden states of whole rows; a token attends to its segment's earlier ones.
 
@@ -239,6 +240,7 @@ def forward(
     dtype: of activations, and of parameters in products; norms and softmax are
       computed in float32.
     attend: `attention.causal`, or a partial of it with an implementation.
+    used: of one layer's parameters, what is computed with.
 
   Returns:
     The last layer's normalised output, in `dtype`.
@@ -256,7 +258,7 @@ def forward(
                   sliding_window=config.sliding_window), None
 
   def layer(x, layer_params):
-    return Block(config).apply({'params': layer_params}, x, positions,
+    return Block(config).apply({'params': used(layer_params)}, x, positions,
                                attend_rows)
 
   x = params['embed']['embedding'][tokens].astype(dtype)
@@ -310,6 +312,12 @@ def abstract(config: TransformerConfig, dtype: str = 'float32') -> Params:
 def logical_axes(config: TransformerConfig) -> Params:
   """A tree like `init`'s whose leaves are tuples of logical axis names."""
   return axes_of(lambda key: _boxed(config, key))
+
+
+def layer_axes(axes: Params) -> Params:
+  """Of the logical axes of all parameters, those of one layer's."""
+  return jax.tree.map(lambda names: names[1:], axes['layers'],
+                      is_leaf=lambda x: isinstance(x, tuple))
 
 
 def axes_of(boxed: Callable[[Array], Params]) -> Params:

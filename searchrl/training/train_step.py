@@ -204,13 +204,15 @@ class TrainStep:
     Where its width is split, too, as it is stored, the whole matrix would be
     gathered for each chunk of tokens, and its gradient summed over devices. So
     the hidden states of the chunk are gathered instead, and their gradients and
-    the maxima and sums of its logits combined.
+    the maxima and sums of its logits combined. It is sent as it is multiplied;
+    its gradient is summed over chunks in its own type, and rounded once.
     """
     if self.mesh.shape['fsdp'] == 1:  # the width is not split
       return params
-    kernel = meshes.resharded(self.mesh, transformer.head(params),
+    head = transformer.head(params)
+    kernel = meshes.resharded(self.mesh, head.astype(self.forward_options.dtype),
                               ('embed', 'vocab'), (None, 'scored'))
-    return {**params, 'head': {'kernel': kernel}}
+    return {**params, 'head': {'kernel': kernel.astype(head.dtype)}}
 
   def _values(self, params, layout: packing.Layout, tokens):
     return critic.token_values(
@@ -224,7 +226,16 @@ class TrainStep:
       attend = functools.partial(documents.causal, layout=layout,
                                  attend=attend, length=self.length)
     return dict(segment_ids=layout.segment_ids, positions=layout.positions,
-                remat=options.remat, dtype=options.dtype, attend=attend)
+                remat=options.remat, dtype=options.dtype, attend=attend,
+                used=self._used_layer)
+
+  def _used_layer(self, layer):
+    """A layer's parameters; adapters are small, and summed as they are."""
+    torus = meshes.torus(self.mesh)
+    if self.lora or torus is None:
+      return layer
+    return meshes.summed_by_axis(torus, layer, transformer.layer_axes(
+        self.axes['policy']))
 
   def _jit_scoring(self, score: Callable[..., Array]) -> Callable[..., Array]:
     """A score of every token, micro-batch by micro-batch; jitted."""

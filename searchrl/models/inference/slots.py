@@ -77,9 +77,7 @@ def unstacked(params: Params, dtype: Any) -> Params:
 
 def unstacked_axes(axes: dict[str, Any], layers: int) -> dict[str, Any]:
   """The logical axes of `unstacked` params, from those of stacked ones."""
-  of_one = jax.tree.map(lambda names: names[1:], axes['layers'],
-                        is_leaf=lambda x: isinstance(x, tuple))
-  return {**axes, 'layers': (of_one,) * layers}
+  return {**axes, 'layers': (transformer.layer_axes(axes),) * layers}
 
 
 def append(
