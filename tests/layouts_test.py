@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """layouts: attention of the engine, each implementation against float64.
 
-The kernel of TPUs runs as plain XLA here; on a TPU `resolve` tests it.
+Kernels of GPUs and TPUs run as plain XLA here; on them `resolve` tests them.
 """
 
 import dataclasses
 import functools
+import re
 from unittest import mock
 
 import jax
@@ -17,6 +18,7 @@ import pytest
 import tiny
 
 from searchrl.models.inference import kv_blocks
+from searchrl.models.inference import kv_blocks_gpu
 from searchrl.models.inference import kv_pages
 from searchrl.models.inference import layouts
 
@@ -30,7 +32,13 @@ MAKE = {
     'blocks, positions outside': functools.partial(
         BLOCKS, parts=1, heads_outside=False),
     'blocks, fused': functools.partial(
-        BLOCKS, parts=1, heads_outside=False, fused='xla'),
+        BLOCKS, parts=1, heads_outside=False, of_tokens='xla'),
+    'blocks, kernel': functools.partial(
+        BLOCKS, parts=1, heads_outside=False, of_tokens='triton',
+        of_tiles='triton'),
+    'blocks, kernel and fused': functools.partial(
+        BLOCKS, parts=1, heads_outside=False, of_tokens='xla',
+        of_tiles='triton'),
     'blocks, in parts': functools.partial(BLOCKS, parts=2),
     'pages': functools.partial(
         kv_pages.layout, slots=SLOTS, pages=SLOTS * LENGTH // BLOCK,
@@ -97,7 +105,8 @@ def test_tokens_see_their_slot_up_to_themselves(name, window):
       assert not np.asarray(seen)[~kept].any()
 
 
-@pytest.mark.parametrize('name', [n for n in MAKE if 'parts' in n or n == 'pages'])
+@pytest.mark.parametrize('name', [
+    'blocks, in parts', 'blocks, kernel', 'pages'])
 def test_rows_may_be_any_slots_in_any_order(name):
   layout = MAKE[name]()
   assert layout.any_rows
@@ -146,13 +155,14 @@ def test_pages_are_copied_one_by_one():
       layer, jnp.array([3]), jnp.array([5]), jnp.int32(0)), layer)
 
 
+@pytest.mark.parametrize('kernel', ['ragged', 'triton'])
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_the_kernel_passes_its_self_test(dtype):
-  layouts.self_test('ragged', config=CONFIG, dtype=dtype)
+def test_a_kernel_passes_its_self_test(kernel, dtype):
+  layouts.self_test(kernel, config=CONFIG, dtype=dtype)
   name, note = layouts.resolve(
-      'ragged', platform='cpu', dtype=dtype, config=CONFIG, tensor=2)
-  assert (name, note) == ('ragged', 'attention of rollouts: ragged (as '
-                                    'configured)')
+      kernel, platform='cpu', dtype=dtype, config=CONFIG, tensor=2)
+  assert (name, note) == (
+      kernel, f'attention of rollouts: {kernel} (as configured)')
 
 
 def broken(how):
@@ -185,13 +195,37 @@ def test_a_kernel_that_is_wrong_is_not_used(how, said):
   assert name == 'xla' and note.startswith('Warning: attention of rollouts')
 
 
+@pytest.mark.parametrize('broken_ones, name, said', [
+    ((), 'cudnn+triton', '^attention of rollouts: .*GPU, bfloat16'),
+    (['cudnn+triton'], 'cudnn', r'^Warning: .* back to cudnn. \+triton is off'),
+    (['cudnn', 'cudnn+triton'], 'xla', 'back to xla. .*triton is off. cudnn is'),
+])
+def test_a_gpu_does_without_the_kernel_that_fails(broken_ones, name, said):
+  def self_test(name, **_):
+    if name in broken_ones:
+      raise RuntimeError(f'{name} is off.'.removeprefix('cudnn+').replace(
+          'triton', '+triton'))
+
+  with mock.patch.object(layouts, 'self_test', self_test):
+    found, note = layouts.resolve('auto', platform='gpu', dtype='bfloat16',
+                                  config=CONFIG)
+    assert found == name and re.search(said, note)
+    if broken_ones:
+      with pytest.raises(RuntimeError, match='is off'):
+        layouts.resolve(broken_ones[0], platform='gpu', dtype='bfloat16',
+                        config=CONFIG)
+
+
 @pytest.mark.parametrize('platform, dtype, shape, name, why', [
     ('cpu', 'float32', {}, 'xla', 'cpu has no kernel'),
-    ('cuda', 'bfloat16', {}, 'cudnn', 'GPU, bfloat16'),
-    ('cuda', 'float32', {}, 'xla', 'cudnn does not take float32'),
+    ('cuda', 'bfloat16', {}, 'cudnn+triton', 'GPU, bfloat16'),
+    ('cuda', 'float32', {}, 'triton', 'cudnn does not take float32'),
     ('cuda', 'bfloat16', dict(head_dim=12), 'xla',
-     'cudnn takes multiples of 8 up to 256, not 12'),
-    ('gpu', 'bfloat16', dict(sliding_window=9), 'xla',
+     'cudnn takes multiples of 8 up to 256, not 12; triton takes powers of 2 '
+     'from 16 to 256, not 12'),
+    ('cuda', 'bfloat16', dict(head_dim=80), 'cudnn',
+     'triton takes powers of 2 from 16 to 256, not 80'),
+    ('gpu', 'bfloat16', dict(sliding_window=9), 'triton',
      'cudnn is given no window'),
     ('tpu', 'bfloat16', {}, 'ragged', 'TPU, bfloat16'),
     ('tpu', 'float16', {}, 'xla', 'the kernel does not take float16'),
@@ -213,13 +247,20 @@ def test_what_an_implementation_cannot_do_is_refused():
   windowed = dataclasses.replace(CONFIG, sliding_window=4096)
   with pytest.raises(RuntimeError, match='no sliding window.* one of 24'):
     layouts.resolve('cudnn', platform='gpu', dtype='bfloat16', config=windowed)
+  with pytest.raises(ValueError, match='a multiple of 16 tokens, not 24'):
+    layouts.make('triton', CONFIG, slots=1, length=48, block=24, parts=1)
 
 
 def test_the_self_test_sees_a_window_that_is_not_kept():
   windowed = dataclasses.replace(CONFIG, sliding_window=4096)
   layouts.self_test('ragged', config=windowed, dtype='float32')
-  whole = kv_pages.layout
+  layouts.self_test('triton', config=windowed, dtype='float32')
+  whole, attend = kv_pages.layout, kv_blocks_gpu.attend
   with mock.patch.object(kv_pages, 'layout', lambda **options: whole(
       **options | dict(sliding_window=None))):
-    with pytest.raises(RuntimeError, match='off by'):
+    with pytest.raises(RuntimeError, match='ragged .* off by'):
       layouts.self_test('ragged', config=windowed, dtype='float32')
+  with mock.patch.object(kv_blocks_gpu, 'attend',
+                         lambda *given: attend(*given[:-1])):
+    with pytest.raises(RuntimeError, match='triton .* off by'):
+      layouts.self_test('triton', config=windowed, dtype='float32')

@@ -6,8 +6,8 @@ Keys and values are arrays [B N K W d]: slots, blocks of a slot, KV heads, token
 of a block, width; that is what CPUs multiply fastest. Where writing a token
 should touch one row of memory, and attention be given that same layout, heads
 stand inside positions, [B N W K d]. Attention loops over the blocks of the
-longest slot, a number on which no shape depends; or, for a token a slot, it is a
-kernel that is told each slot's length.
+longest slot, a number on which no shape depends; or it is a kernel that is told
+each slot's length.
 """
 
 import functools
@@ -17,12 +17,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from searchrl.models import attention
+from searchrl.models.inference import kv_blocks_gpu
 from searchrl.models.inference.kv_cache import Layer, Layout, Tiles
 
 
 def layout(*, slots: int, length: int, block: int, parts: int,
            sliding_window: int | None = None, heads_outside: bool = True,
-           fused: str = '') -> Layout:
+           of_tokens: str = '', of_tiles: str = '') -> Layout:
   """The layout.
 
   Args:
@@ -34,9 +35,11 @@ def layout(*, slots: int, length: int, block: int, parts: int,
       the slots, in order.
     sliding_window: keys of a query, itself included.
     heads_outside: of positions.
-    fused: which implementation of `jax.nn.dot_product_attention` attends for a
-      token a slot, such as 'cudnn'; it needs heads inside, and parts of 1. '':
-      loops.
+    of_tokens: what attends where each row is one token: '' for loops, 'triton'
+      for the kernel of `kv_blocks_gpu`, or an implementation of
+      `jax.nn.dot_product_attention`, such as 'cudnn'. Kernels need heads inside
+      and parts of 1.
+    of_tiles: the same for tiles: '' or 'triton'.
   """
   order = functools.partial(_ordered, heads_outside=heads_outside)
   axes = ('batch', None, *order('kv_heads', None), None)
@@ -47,10 +50,12 @@ def layout(*, slots: int, length: int, block: int, parts: int,
     return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
 
   return Layout(
-      slots=slots, block=block, has_pages=False, any_rows=parts > 1, axes=(axes, axes), empty=empty,
+      slots=slots, block=block, has_pages=False,
+      any_rows=parts > 1 or of_tokens == 'triton', axes=(axes, axes),
+      empty=empty,
       attend=functools.partial(
           _attend, block=block, parts=parts, sliding_window=sliding_window,
-          heads_outside=heads_outside, fused=fused),
+          heads_outside=heads_outside, of_tokens=of_tokens, of_tiles=of_tiles),
       copy=_copy)
 
 
@@ -61,7 +66,8 @@ def _ordered(heads, positions, heads_outside: bool):
 def _attend(layer: Layer, q: Float[Array, 'n T H d'],
             k: Float[Array, 'n T K d'], v: Float[Array, 'n T K d'],
             tiles: Tiles, *, block: int, parts: int,
-            sliding_window: int | None, heads_outside: bool, fused: str):
+            sliding_window: int | None, heads_outside: bool, of_tokens: str,
+            of_tiles: str):
   """See `kv_cache.Layout`."""
   keys, values = layer
   column = jnp.arange(q.shape[1])
@@ -77,12 +83,14 @@ def _attend(layer: Layer, q: Float[Array, 'n T H d'],
       ordered(x.at[slot, i].get(mode='clip')) for x in (keys, values))
   filled = lambda ends: (jnp.max(ends) + block - 1) // block
 
-  if q.shape[1] > 1:
+  if 'triton' == (of_tiles if q.shape[1] > 1 else of_tokens):
+    seen = kv_blocks_gpu.attend(q, keys, values, tiles, sliding_window)
+  elif q.shape[1] > 1:
     seen = attention.blockwise(
         q, functools.partial(read, tiles.slot), positions,
         filled(tiles.start + tiles.length), block, sliding_window)
-  elif fused:
-    seen = _fused(q, keys, values, tiles, fused)
+  elif of_tokens:
+    seen = _fused(q, keys, values, tiles, of_tokens)
   elif parts == 1:  # rows are slots
     last = jnp.where(tiles.length > 0, tiles.start, -1)
     seen = attention.blockwise(

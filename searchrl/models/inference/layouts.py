@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of the engine in its implementations, each tested before use.
 
-  xla     loops over blocks of the cache; on every device, with all options
-  cudnn   flash attention of NVIDIA GPUs for single tokens; loops for tiles
-  ragged  the ragged paged attention of TPUs in Pallas, which reads pages
+  xla           loops over blocks of the cache; everywhere, with all options
+  cudnn         flash attention of NVIDIA GPUs for single tokens; else loops
+  triton        a Pallas kernel for GPUs, of single tokens and of tiles
+  cudnn+triton  cudnn for single tokens, triton for tiles
+  ragged        the ragged paged attention of TPUs in Pallas; it reads pages
 
 An implementation comes with the layout of the cache that it reads. `resolve`
 chooses one and runs its `self_test`.
@@ -22,7 +24,8 @@ from searchrl.models.inference import kv_pages
 from searchrl.models.inference.kv_cache import Layout, Tiles
 from searchrl.models.transformer import TransformerConfig
 
-IMPLEMENTATIONS = ('xla', 'cudnn', 'ragged')
+IMPLEMENTATIONS = ('xla', 'cudnn', 'triton', 'cudnn+triton', 'ragged')
+_NEXT = {'cudnn+triton': 'cudnn'}  # that 'auto' tries if a test fails; else xla
 _WAY_OUT = "Set rollout.attention to 'xla', or leave it 'auto'."
 # Largest difference from the float32 reference, relative to its largest entry:
 # several times the rounding. A context that is wrong by one token exceeds 0.1.
@@ -46,7 +49,8 @@ def make(implementation: str, config: TransformerConfig, *, slots: int,
     platform: of the devices; default: of the first one.
 
   Raises:
-    ValueError: there is no such implementation, or it has no sliding window.
+    ValueError: there is no such implementation, or it has no sliding window,
+      or none of these blocks.
   """
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(
@@ -57,12 +61,19 @@ def make(implementation: str, config: TransformerConfig, *, slots: int,
     return kv_pages.layout(
         slots=slots, pages=pages or slots * -(-length // block), page=block,
         sliding_window=window)
-  if implementation == 'cudnn':
-    if window:
+  if implementation != 'xla':
+    of_tokens, of_tiles = implementation.split('+')[0], ''
+    if 'triton' in implementation:
+      of_tiles = 'triton'
+      if block % 16:
+        raise ValueError(f'triton attention of rollouts takes blocks of a '
+                         f'multiple of 16 tokens, not {block}. {_WAY_OUT}')
+    if of_tokens == 'cudnn' and window:
       raise ValueError('cudnn attention of rollouts is given no sliding window, '
                        f'but the model has one of {window}. {_WAY_OUT}')
-    return kv_blocks.layout(slots=slots, length=length, block=block, parts=1,
-                            heads_outside=False, fused='cudnn')
+    return kv_blocks.layout(
+        slots=slots, length=length, block=block, parts=1, sliding_window=window,
+        heads_outside=False, of_tokens=of_tokens, of_tiles=of_tiles)
   # CPUs multiply fastest where positions are inside heads; on other devices
   # writing a token would copy the whole cache.
   platform = platform or jax.devices()[0].platform
@@ -81,19 +92,23 @@ def choose(platform: str, dtype: Any, config: TransformerConfig
     config: the decoder's shape, with the heads of one device.
   """
   dtype, heads = jnp.dtype(dtype), config.num_key_value_heads
-  gpu = platform in ('gpu', 'cuda')
+  size, gpu = config.head_dim, platform in ('gpu', 'cuda')
   packed = 2 * heads * dtype.itemsize / 4  # rows of 32 bits, of a token
+  no_cudnn = (f'cudnn does not take {dtype}' if dtype.itemsize != 2 else
+              f'cudnn takes multiples of 8 up to 256, not {size}'
+              if size % 8 or size > 256 else
+              'cudnn is given no window' if config.sliding_window else '')
+  no_triton = ('' if size in (16, 32, 64, 128, 256) else
+               f'triton takes powers of 2 from 16 to 256, not {size}')
   rules = (
       (not gpu and platform != 'tpu', 'xla', f'{platform} has no kernel'),
-      (gpu and dtype.itemsize != 2, 'xla', f'cudnn does not take {dtype}'),
-      (gpu and (config.head_dim % 8 or config.head_dim > 256), 'xla',
-       f'cudnn takes multiples of 8 up to 256, not {config.head_dim}'),
-      (gpu and config.sliding_window, 'xla', 'cudnn is given no window'),
-      (gpu, 'cudnn', f'GPU, {dtype}'),
+      (gpu and no_cudnn and no_triton, 'xla', f'{no_cudnn}; {no_triton}'),
+      (gpu and no_cudnn, 'triton', no_cudnn),
+      (gpu and no_triton, 'cudnn', no_triton),
+      (gpu, 'cudnn+triton', f'GPU, {dtype}'),
       (dtype.name not in ('float32', 'bfloat16'), 'xla',
        f'the kernel does not take {dtype}'),
-      (config.head_dim % 128, 'xla',
-       f'the kernel takes multiples of 128, not {config.head_dim}'),
+      (size % 128, 'xla', f'the kernel takes multiples of 128, not {size}'),
       (packed not in (1, 2, 4) and packed % 8, 'xla',
        f'the kernel does not take {heads} KV heads a device'),
       (True, 'ragged', f'TPU, {dtype}'))
@@ -104,8 +119,8 @@ def resolve(implementation: str, *, platform: str, dtype: Any,
             config: TransformerConfig, tensor: int = 1) -> tuple[str, str]:
   """The implementation that a run uses, tested, and a sentence to log.
 
-  'auto' takes that of `choose`, or 'xla', with a warning, if its test fails; a
-  named one must pass. Let one process resolve and broadcast to the others.
+  'auto' takes that of `choose`, or if its test fails, with a warning, a simpler
+  one; a named one must pass. Let one process resolve and broadcast to the others.
 
   Args:
     implementation: 'auto', or one of IMPLEMENTATIONS.
@@ -120,16 +135,21 @@ def resolve(implementation: str, *, platform: str, dtype: Any,
   config = dataclasses.replace(
       config, num_attention_heads=config.num_attention_heads // tensor,
       num_key_value_heads=config.num_key_value_heads // tensor)
-  name, why = implementation, 'as configured'
+  name, why, warnings = implementation, 'as configured', []
   if implementation == 'auto':
     name, why = choose(platform, dtype, config)
-  if name != 'xla':
+  while name != 'xla':
     try:
       self_test(name, config=config, dtype=dtype)
+      break
     except RuntimeError as error:
       if implementation != 'auto':
         raise
-      return 'xla', f'Warning: attention of rollouts falls back to xla. {error}'
+      name = _NEXT.get(name, 'xla')
+      warnings.append(str(error))
+  if warnings:
+    return name, (f'Warning: attention of rollouts falls back to {name}. '
+                  f'{" ".join(warnings)}')
   return name, f'attention of rollouts: {name} ({why})'
 
 

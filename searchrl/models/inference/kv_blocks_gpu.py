@@ -1,0 +1,112 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention to a KV cache in blocks, for GPUs: a Pallas kernel (Triton).
+
+Flash attention (Dao et al. 2022, arXiv:2205.14135) of single tokens or tiles to
+slots of different lengths, in one kernel: each program has a KV head and a few
+of its queries, and reads the slot's keys and values where they lie, as far as
+these queries see. cuDNN has no such call for tiles that start anywhere, and
+none for float32.
+"""
+
+import functools
+import math
+
+import jax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from searchrl.models.inference.kv_cache import Tiles
+
+_QUERIES = 64  # of a program, at most
+_LEAST = 16  # rows of a matrix that Triton multiplies
+_BYTES = 16_384  # of keys that a program reads at a time, at most
+_MASKED = -1e30
+
+
+def attend(
+    q: Float[Array, 'n T H d'],
+    keys: Float[Array, 'B N W K d'],
+    values: Float[Array, 'B N W K d'],
+    tiles: Tiles,
+    sliding_window: int | None = None,
+) -> Float[Array, 'n T H d']:
+  """Causal attention of tiles to their slots, whose cache holds them already.
+
+  Args:
+    q: queries; beyond a tile's length the result is 0.
+    keys, values: blocks of slots; W is a multiple of 16, d a power of two.
+    tiles: where rows of q stand.
+    sliding_window: keys of a query, itself included.
+  """
+  # pylint: disable-next=g-import-not-at-top, for it takes a second
+  from jax.experimental.pallas import triton
+  rows, width, heads, size = q.shape
+  block, kv_heads = keys.shape[2:4]
+  groups = heads // kv_heads
+  folded = q.reshape(rows, width, kv_heads, groups, size).swapaxes(1, 2)
+  folded = folded.reshape(rows, kv_heads, width * groups, size)
+  queries = min(max(_LEAST, pl.next_power_of_2(width * groups)), _QUERIES)
+  spare = -(width * groups) % queries
+  folded = jnp.pad(folded, ((0, 0), (0, 0), (0, spare), (0, 0)))
+  chunk = math.gcd(block, _BYTES // (size * keys.dtype.itemsize))
+  of_queries = pl.BlockSpec((None, None, queries, size),
+                            lambda row, head, part: (row, head, part, 0))
+  whole = pl.BlockSpec(memory_space=pl.ANY)
+  seen = pl.pallas_call(
+      functools.partial(_kernel, groups=groups, chunk=chunk,
+                        sliding_window=sliding_window),
+      grid=(rows, kv_heads, folded.shape[2] // queries),
+      in_specs=[whole, whole, whole, of_queries, whole, whole],
+      out_specs=of_queries,
+      out_shape=jax.ShapeDtypeStruct(folded.shape, q.dtype),
+      compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+      name='slot_attention',
+  )(tiles.slot, tiles.start, tiles.length, folded, keys, values)
+  seen = seen[:, :, :width * groups].reshape(
+      rows, kv_heads, width, groups, size)
+  return seen.swapaxes(1, 2).reshape(q.shape)
+
+
+def _kernel(slot_ref, start_ref, length_ref, q_ref, k_ref, v_ref, out_ref, *,
+            groups: int, chunk: int, sliding_window: int | None):
+  """Some queries of a tile and KV head; query j is of token j // groups."""
+  row, head = pl.program_id(0), pl.program_id(1)
+  slot, start, length = slot_ref[row], start_ref[row], length_ref[row]
+  queries, size = q_ref.shape
+  chunks = k_ref.shape[2] // chunk  # of a block
+  earliest = pl.program_id(2) * queries
+  token = (earliest + jnp.arange(queries)) // groups
+  position = jnp.where(token < length, start + token, -1)
+  end = jnp.where(earliest // groups < length, start + jnp.minimum(
+      length, (earliest + queries - 1) // groups + 1), 0)
+  first = 0 if sliding_window is None else jnp.maximum(
+      start + earliest // groups - sliding_window + 1, 0) // chunk
+  q = q_ref[...]
+  precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
+  product = functools.partial(jnp.dot, preferred_element_type=jnp.float32,
+                              precision=precision)
+
+  def add(i, so_far):
+    largest, total, seen = so_far
+    place = (slot, jax.lax.div(i, chunks),
+             pl.ds(jax.lax.rem(i, chunks) * chunk, chunk), head, slice(None))
+    scores = product(q, k_ref[place].T) * size ** -0.5
+    distance = position[:, None] - (i * chunk + jnp.arange(chunk))[None]
+    shown = distance >= 0
+    if sliding_window is not None:
+      shown &= distance < sliding_window
+    scores = jnp.where(shown, scores, _MASKED)
+    larger = jnp.maximum(largest, scores.max(1))
+    weights = jnp.where(shown, jnp.exp(scores - larger[:, None]), 0)
+    shrink = jnp.exp(largest - larger)
+    return larger, total * shrink + weights.sum(1), (
+        seen * shrink[:, None] + product(weights.astype(q.dtype), v_ref[place]))
+
+  zeros = jnp.zeros(queries, jnp.float32)
+  _, total, seen = jax.lax.fori_loop(
+      first, pl.cdiv(end, chunk), add,
+      (zeros + _MASKED, zeros, jnp.zeros((queries, size), jnp.float32)))
+  seen = seen / jnp.where(total == 0, 1, total)[:, None]
+  out_ref[...] = seen.astype(out_ref.dtype)
