@@ -17,6 +17,8 @@ if [[ ${1:-} == --dry-run ]]; then
   dry=(--dry-run)
   shift
 fi
+# Sends while it computes; what XLA_FLAGS say already counts more.
+export XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true ${XLA_FLAGS:-}"
 processes=1
 if [[ ${1:-} == --processes=* ]]; then
   processes=${1#*=}

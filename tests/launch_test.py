@@ -218,6 +218,18 @@ def test_gpu_host_deals_gpus_to_processes(tmp_path):
   assert done.returncode == 2 and '3 processes must divide 4' in done.stderr
 
 
+@pytest.mark.parametrize('script, words, program', [
+    ('gpu_host.sh', [], 'python'), ('gpu_host.sh', ['--processes=2'], 'python'),
+    ('slurm.sbatch', [], 'srun')])
+def test_gpus_send_while_they_compute(tmp_path, script, words, program):
+  """And the last of two flags of one name counts: the user's."""
+  stand_in(tmp_path, program, does='echo "$XLA_FLAGS"')
+  done = launch(script, *words, *FLAGS, path=str(tmp_path), GPUS='2',
+                SLURM_JOB_ID='7', XLA_FLAGS='--xla_mine=1')
+  assert set(done.stdout.split('\n')) - {''} == {
+      '--xla_gpu_enable_latency_hiding_scheduler=true --xla_mine=1'}
+
+
 def test_gpu_host_hands_sigterm_on_to_all(tmp_path):
   assert interrupted(tmp_path, 'gpu_host.sh', '--processes=2', GPUS='0',
                      waits_for=('up.0', 'up.1')) == 75

@@ -88,7 +88,7 @@ def test_the_fastest_way_to_split_rollouts_is_named(tmp_path):
     assert engine.secs(kind) == pytest.approx(
         engine.read / 1640e9 + engine.sent / 448e9)
   assert found.fastest is None and 'None of them fits.' in plan.describe(found)
-  usual['rollout']['cache_tokens'] = 512 * 1664
+  usual['rollout'].update(slots=256, cache_tokens=256 * 1664)
   found = plan.make(config(tmp_path, QWEN_7B, **usual))
   assert found.fastest.tensor == 4 and not found.fits
   assert ('rollout.tensor=4 is the fastest that fits; the config has 2.'

@@ -226,9 +226,10 @@ def compiled_bytes(learner: learners.Learner, rows: int) -> float:
 def estimated_bytes(learner: learners.Learner, rows: int) -> float:
   """An estimate of the same, from shapes; within a third for large models.
 
-  Gradients, those of the embedding and of the logits' matrix once more; what
-  the layers save, the layer being computed, and two layers' weights gathered;
-  logits of a chunk. The batch itself is small.
+  Gradients of a micro-batch and their sum, those of the embedding and of the
+  logits' matrix once more; weights in the type of activations; what the layers
+  save, the layer being computed, and two layers' weights gathered; logits of a
+  chunk. The batch itself is small.
   """
   del rows
   run, shape = learner.train_step, learner.train_step.shape
@@ -247,7 +248,8 @@ def estimated_bytes(learner: learners.Learner, rows: int) -> float:
   layer = transformer.abstract(shape)['layers']
   layer = sum(math.prod(x.shape[1:]) for x in jax.tree.leaves(layer))
   vocabulary = shape.vocab_size * width * 4 / tensor / fsdp
-  return (gradients + 2 * (0 if run.lora else vocabulary)
+  rounded = 0 if size == 4 else gradients * size / 4
+  return (2 * gradients + rounded + 2 * (0 if run.lora else vocabulary)
           + tokens * size * (saved * shape.num_hidden_layers + 2 * inside)
           + 2 * layer * size / tensor
           + own * _CHUNK * shape.vocab_size / tensor * 4 * 4)
