@@ -514,8 +514,11 @@ def _updated(ops: Computation, name: str) -> str:
   """The update in place that makes an output, or ''."""
   same = lambda name: _origin(ops, name, ('bitcast',))
   update = same(name)
-  return update if ops[update].opcode in _UPDATES and ops[
-      same(ops[update].operands[0])].opcode == 'parameter' else ''
+  if ops[update].opcode not in _UPDATES:
+    return ''
+  updated = ops[same(ops[update].operands[0])]
+  return update if updated.opcode == 'parameter' or (
+      _target(updated) == 'AllocateBuffer') else ''
 
 
 def _origin(ops: Computation, name: str, views: Collection[str] = _VIEWS

@@ -271,3 +271,20 @@ def test_what_a_token_sends_between_two_chips():
       (2 * 2 + 1) * hidden + block + 128 * 100)
   of_layers = [x for x in sent if x['where'].startswith('Block/')]
   assert sum(float(x['times']) for x in of_layers) == 4
+
+
+@pytest.mark.long
+@for_a_tpu
+@pytest.mark.filterwarnings('ignore:Error reading persistent compilation')
+@pytest.mark.parametrize('chip, fsdp, tensor, to', [
+    ('v6e', 8, 1, 1), ('v5e', 8, 1, 1), ('v6e', 4, 2, 1), ('v6e', 4, 2, 2)])
+def test_weights_are_handed_over_once(chip, fsdp, tensor, to):
+  """Two layers as wide as a 3B model's: no matrix waits in main memory."""
+  shape = dataclasses.replace(
+      NARROW, vocab_size=16_384, hidden_size=2048, num_attention_heads=16,
+      intermediate_size=11_008)
+  found, _ = compiled.measured(compiled.hand_over(
+      compiled.mesh_of(chip, fsdp, tensor), to, shape), 'test')
+  assert .99 <= found.touched / found.needed <= 1.15
+  assert found.temporary <= 16e6
+  assert found.sent == pytest.approx(found.must_send, rel=.02)

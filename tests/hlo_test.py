@@ -234,6 +234,22 @@ def test_a_fusion_counts_what_happens_inside():
   assert found == {0: row + 8 * row + 4 + row}  # put, spread, and read: 3, row
 
 
+def test_the_first_update_of_a_new_buffer_writes_the_update_alone():
+  new = FUSED.replace('parameter(0)\n  %b', (
+      'custom-call(), custom_call_target="AllocateBuffer"\n  %b')).replace(
+          'body (a: f32[8,128], b', 'body (b').replace(
+              '%b = s32[] parameter(1)', '%b = s32[] parameter(0)').replace(
+                  '%c = f32[1,128]{1,0} parameter(2)',
+                  '%c = f32[1,128]{1,0} parameter(1)')
+  row = 128 * 4
+  found = hlo.touched(entry(
+      '%at = s32[] constant(3)',
+      '%row = f32[1,128]{1,0} constant({...})',
+      'ROOT %f = (f32[8,128]{1,0}, f32[8,128]{1,0}) fusion(%at, %row), '
+      'kind=kLoop, calls=%body', others=new))
+  assert found == {0: row + 8 * row + 4 + row}
+
+
 def test_an_update_that_is_turned_afterwards_writes_the_whole():
   turned = FUSED.replace('%same = f32[8,128]{1,0} bitcast(%put)',
                          '%same = f32[8,128]{0,1} copy(%put)')

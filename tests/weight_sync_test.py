@@ -64,6 +64,25 @@ def test_any_layout_becomes_the_engines(layout, tensor, dtype, params):
           <= size * 8 / tensor * (1 + 0.1 * tensor))
 
 
+@pytest.mark.parametrize('layout', [(1, 8, 1), (2, 2, 2), (1, 2, 4)])
+@pytest.mark.parametrize('tensor', [1, 2, 4])
+def test_large_matrices_go_piece_by_piece(layout, tensor, params, monkeypatch):
+  """Pieces of a few rows or columns, the last ones shorter."""
+  for name, value in dict(_SMALL=256, _PIECE=700, _ALIGNED=4).items():
+    monkeypatch.setattr(weight_sync, name, value)
+  mesh = meshes.make(**dict(zip(meshes.AXES, layout)))
+  sync, given = make(mesh, tensor=tensor, dtype='bfloat16'), on(mesh, params)
+  assert str(jax.make_jaxpr(sync._move)(given)).count('= empty[') > 7
+  assert_layers_apart(sync(given).weights, params, 'bfloat16')
+
+
+def test_what_does_not_move_is_not_cut(params, monkeypatch):
+  monkeypatch.setattr(weight_sync, '_SMALL', 0)
+  mesh = meshes.make(data=4, tensor=2)
+  sync = make(mesh, tensor=2)
+  assert '= empty[' not in str(jax.make_jaxpr(sync._move)(on(mesh, params)))
+
+
 def test_weights_from_a_host_are_taken_too(params):
   mesh = meshes.make(data=2, fsdp=4)
   assert_layers_apart(make(mesh, tensor=2)(params).weights, params)

@@ -4,7 +4,10 @@
 
 A learner splits parameters over all devices and stacks its layers; an engine
 wants them whole, or split over a few devices, in its own dtype and layer by
-layer. One program does it all, so that each byte is read and written once.
+layer. One program does it all, so that each byte is read and written once: a
+matrix is gathered in pieces that a TPU holds beside its cores, and these are
+written where the engine reads them. (Gathered whole, it would be in main
+memory, and be copied from there.)
 Processes meet here, and then each samples on its own devices at its own pace;
 unless a model is too large for the devices of one process: then all sample in
 lockstep.
@@ -19,10 +22,15 @@ import time
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
 
 from searchrl.models.inference import slots
 from searchrl.runtime import mesh as meshes
+
+_PIECE = 8e6  # bytes of what is gathered at once, on a device, at most
+_SMALL = 1e6  # bytes that are gathered whole
+_ALIGNED = 128  # a piece's length, so that it is whole tiles of a TPU
 
 
 def spans_processes(mesh: Mesh, tensor: int) -> bool:
@@ -82,10 +90,11 @@ class WeightSync:
     whole = meshes.in_order(mesh.devices.reshape(-1, 1, tensor))
     self.mesh = whole if self.together else meshes.local(whole)
     self._shardings = meshes.shardings(whole, axes)
+    layered = slots.unstacked_axes(axes, layers)
+    target = meshes.shardings(whole, layered)
     self._move = jax.jit(
-        functools.partial(slots.unstacked, dtype=dtype),
-        out_shardings=meshes.shardings(
-            whole, slots.unstacked_axes(axes, layers)))
+        functools.partial(_moved, source=meshes.shardings(mesh, layered),
+                          target=target, dtype=dtype), out_shardings=target)
     self._is_whole = self.mesh is whole
 
   def __call__(self, params: Any) -> Synced:
@@ -103,6 +112,93 @@ class WeightSync:
     return jax.make_array_from_single_device_arrays(
         leaf.shape, NamedSharding(self.mesh, leaf.sharding.spec),
         [shard.data for shard in leaf.addressable_shards])
+
+
+def _moved(params: Any, *, source: Any, target: Any, dtype: str) -> Any:
+  """`slots.unstacked`, with other shardings, one layer after the other.
+
+  Args:
+    params: with stacked layers.
+    source: the params' shardings, of each layer alone.
+    target: like `source`.
+    dtype: of the result.
+  """
+  move = functools.partial(_gathered, dtype=dtype)
+  stacked, layers = params['layers'], []
+  for i, (here, there) in enumerate(zip(source['layers'], target['layers'])):
+    if layers:  # begins after the one before it: all at once would be converted
+      stacked, _ = jax.lax.optimization_barrier((stacked, layers[-1]))
+    layers.append(jax.tree.map(
+        lambda leaf, *shardings, i=i: move(leaf[i], *shardings),
+        stacked, here, there))
+  return {name: jax.tree.map(move, tree, source[name], target[name])
+          for name, tree in params.items() if name != 'layers'} | {
+              'layers': tuple(layers)}
+
+
+def _gathered(leaf: jax.Array, source: NamedSharding, target: NamedSharding,
+              dtype: str) -> jax.Array:
+  """The leaf in another dtype, on its way from one sharding to the other.
+
+  Where that takes an exchange between devices, it is cut along the axis that is
+  split over the fewest of them, and goes piece by piece.
+  """
+  before, after = _parts(source, leaf.shape), _parts(target, leaf.shape)
+  written = math.prod(target.shard_shape(leaf.shape)) * np.dtype(dtype).itemsize
+  if np.array_equal(before, after) or written <= _SMALL:
+    return leaf.astype(dtype)
+  most = np.lcm(before, after)
+  axis = int(np.argmin(most))
+  length = leaf.shape[axis] // most[axis]  # of a device's part: all are cut alike
+  count = max(2, math.ceil(written / _PIECE))
+  step = math.ceil(length / count / _ALIGNED) * _ALIGNED
+  apart = leaf.reshape(*leaf.shape[:axis], most[axis], length,
+                       *leaf.shape[axis + 1:])
+  whole = _put(jax.lax.empty(apart.shape, dtype), target, axis)
+  for start in range(0, length, step):
+    piece = jax.lax.slice_in_dim(
+        apart, start, min(start + step, length), axis=axis + 1)
+    piece, whole = jax.lax.optimization_barrier(  # after the one before it
+        (_put(piece, source, axis), whole))
+    piece = piece.astype(dtype)
+    for sharding in _route(before, after, target):
+      piece = _put(piece, sharding, axis)
+    whole = jax.lax.dynamic_update_slice_in_dim(whole, piece, start, axis + 1)
+  return whole.reshape(leaf.shape)
+
+
+def _route(before: np.ndarray, after: np.ndarray, target: NamedSharding
+          ) -> list[NamedSharding]:
+  """Where a matrix goes, in parts along each axis: to `target`, in the end.
+
+  If that splits an axis further, the devices that share a copy exchange first,
+  and then the copies do. At once, the compiler would gather it all everywhere.
+  """
+  axis, copies = int(np.argmax(before)), target.mesh.shape['data']
+  if (after <= before).all() or after[axis] > 1 or before[axis] % copies:
+    return [target]
+  spec = _full(target, before.size)
+  spec[axis] = 'data'
+  return [NamedSharding(target.mesh, PartitionSpec(*spec)), target]
+
+
+def _put(piece: jax.Array, sharding: NamedSharding, axis: int) -> jax.Array:
+  """Constrains a piece, whose `axis` became two, as the array it was cut from.
+  """
+  spec = _full(sharding, piece.ndim - 1)
+  spec.insert(axis + 1, None)
+  return jax.lax.with_sharding_constraint(
+      piece, NamedSharding(sharding.mesh, PartitionSpec(*spec)))
+
+
+def _full(sharding: NamedSharding, axes: int) -> list[Any]:
+  """The spec, with an entry for each axis."""
+  return [*sharding.spec, *[None] * (axes - len(sharding.spec))]
+
+
+def _parts(sharding: NamedSharding, shape: tuple[int, ...]) -> np.ndarray:
+  """Into how many parts each axis is split."""
+  return np.floor_divide(shape, sharding.shard_shape(shape))
 
 
 def _bytes_of(leaf: jax.Array) -> int:
