@@ -5,11 +5,11 @@ r"""GRPO: a token ratio, and a baseline from the question's own group.
   python -m searchrl.main --config=configs/grpo.py
   python -m searchrl.main --config=configs/grpo.py:qwen2.5-7b
 
-Hardware: 2 CPU cores. Time: not yet measured with today's tiny base model.
-Result: not yet measured with it. With tiny_base_1, in worlds without common
-knowledge, exact match of sampled answers of 1 to 4 hops, .31 .10 .04 .01
-before, and .88 .75 .55 .37 after, through BM25. At the size of Qwen2.5: not yet
-measured.
+Hardware: a core of an Intel Xeon (family 6, model 167). Time: 129 CPU seconds.
+Result: exact match of greedy answers, 1 to 4 hops, .94 .00 .00 .00 before and
+.96 .86 .77 .54 after, with 1 search before and 1 2 3 3.9 after (means of five
+seeds, 200 questions of each hop count, names of known parts; BENCHMARKS.md). At
+the size of Qwen2.5: not yet measured.
 
 Source: Shao et al. 2024, arXiv:2402.03300; as Search-R1 uses it,
 arXiv:2503.09516. Differs: the token mean and the small KL are Search-R1's;

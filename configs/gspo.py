@@ -4,10 +4,11 @@ r"""GSPO: one ratio for the whole sequence, and the group's baseline.
 
   python -m searchrl.main --config=configs/gspo.py
 
-Hardware: 2 CPU cores. Time: not yet measured with today's tiny base model.
-Result: not yet measured with it. With tiny_base_1, in worlds without common
-knowledge, exact match of sampled answers of 1 to 4 hops, .31 .10 .04 .01
-before, and .87 .78 .63 .45 after. At the size of Qwen2.5: not yet measured.
+Hardware: a core of an Intel Xeon (family 6, model 167). Time: 132 CPU seconds.
+Result: exact match of greedy answers, 1 to 4 hops, .94 .00 .00 .00 before and
+.96 .83 .72 .56 after, with 1 search before and 1 2 3 4 after (means of five
+seeds, 200 questions of each hop count, names of known parts; BENCHMARKS.md). At
+the size of Qwen2.5: not yet measured.
 
 Source: Zheng et al. 2025, arXiv:2507.18071. Differs: its clip range, 3e-4 and
 4e-4, belongs to long answers of large models at small learning rates; here a
