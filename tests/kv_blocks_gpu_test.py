@@ -6,6 +6,7 @@ import dataclasses
 import re
 
 import jax
+from jax.sharding import AbstractDevice
 import pytest
 import tiny
 
@@ -28,9 +29,12 @@ def test_the_kernel_of_gpus_is_lowered_for_them(width, window, dtype):
   given = [jax.ShapeDtypeStruct((8, width, heads, 128), dtype)
            for heads in (4, 2, 2)]
   row = jax.ShapeDtypeStruct((8,), 'int32')
-  lowered = jax.jit(layout.attend).trace(
-      layer, *given, Tiles(row, row, row)).lower(
-          lowering_platforms=('cuda',)).as_text()
+  h100 = AbstractDevice('NVIDIA H100 80GB HBM3', None, 'gpu')
+  with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh(
+      (), (), abstract_device=h100)):  # newer versions of jax ask for it
+    lowered = jax.jit(layout.attend).trace(
+        layer, *given, Tiles(row, row, row)).lower(
+            lowering_platforms=('cuda',)).as_text()
   call, = (line for line in lowered.splitlines()
            if '@__gpu$xla.gpu.triton' in line)
   writes = re.findall(r'(%\d+) = "stablehlo.scatter"', lowered)
