@@ -137,7 +137,8 @@ def test_stress_is_the_laptop_run_with_larger_updates(
     updates = 1
   assert found == expected | {
       'optimizer.learning_rate': rate, 'learner.minibatches': updates}
-  assert (found == expected) == (size == 'stress_1')
+  # DSPO's own laptop run makes three updates of each of its few batches.
+  assert (found == expected) == (size == 'stress_1' and recipe != 'dspo')
 
 
 def test_jobs_besides_training_take_stress_for_a_laptop_run():
