@@ -68,7 +68,7 @@ def serving(engine, params):
 
 @contextlib.contextmanager
 def opened(server, path, method='POST', headers=(), body=None, **record):
-  line = http.client.HTTPConnection(*servers.place(server), timeout=30)
+  line = http.client.HTTPConnection(*servers.place(server), timeout=60)
   body = json.dumps(record).encode() if body is None else body
   line.request(method, path, body if method == 'POST' else None, dict(headers))
   yield line.getresponse()

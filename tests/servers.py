@@ -58,7 +58,7 @@ def serving(search=echo, warn=print, about=None, **options):
 
 def until(condition):
   """Returns when it is so; gives up after a while."""
-  end = time.monotonic() + 20
+  end = time.monotonic() + 60
   while not condition():
     assert time.monotonic() < end, 'it never came about'
     time.sleep(0.001)
@@ -70,12 +70,12 @@ def place(server):
 
 
 def connect(server):
-  return socket.create_connection(place(server), timeout=20)
+  return socket.create_connection(place(server), timeout=60)
 
 
 def ask(server, path='/retrieve', method='POST', headers=(), **record):
   """Status, headers and record of one request."""
-  connection = http.client.HTTPConnection(*place(server), timeout=20)
+  connection = http.client.HTTPConnection(*place(server), timeout=60)
   body = record.pop('body', None)
   body = json.dumps(record).encode() if body is None else body
   connection.request(method, path, body if method == 'POST' else None,
