@@ -7,10 +7,12 @@ r"""HRPO: rows of equally many hops share a baseline.
 There is one sample a question, which is the point, and no ratio, so that a
 batch is good for one optimizer step.
 
-Hardware: 2 CPU cores. Time: not yet measured with today's tiny base model.
-Result: not yet measured with it. With tiny_base_1, in worlds without common
-knowledge, exact match of sampled answers of 1 to 4 hops, .31 .10 .04 .01
-before, and .88 .75 .64 .46 after. At the size of Qwen2.5: not yet measured.
+Hardware: a core of an AMD EPYC (family 25, model 17) or, one seed, an Intel
+Xeon (family 6, model 167). Time: 113 CPU seconds. Result: exact match of greedy
+answers, 1 to 4 hops, .94 .00 .00 .00 before and .96 .84 .74 .57 after, with 1
+search before and 1 2 3 4 after (means of five seeds, 200 questions of each hop
+count, names of known parts; BENCHMARKS.md). At the size of Qwen2.5: not yet
+measured.
 
 Source: Dr. Zero, arXiv:2601.07055, eq. 2 and 3. Differs: here the policy
 answers questions; Dr. Zero trains the one that writes them.
