@@ -26,7 +26,8 @@ _ROLLOUT = ('slots', 'length', 'dtype', 'attention', 'cache_tokens', 'tensor',
 
 def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   run = pathlib.Path(size) / 'config.json'
-  base = common.get_config('laptop' if run.is_file() else size)
+  base = common.as_evaluated(
+      common.get_config('laptop' if run.is_file() else size))
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.ask:run'
   config.seed = base.seed  # of sampling, and of the noise
@@ -61,7 +62,8 @@ def _as_in(config: ml_collections.ConfigDict, past: dict, folder: str) -> None:
   config.ask.run = folder
   config.ask.examples = past['data']['evaluate'] or past['data']['train']
   config.dialogue = past['dialogue']
-  config.search = past['search']
+  own = past['evaluate'].get('search', {})  # evaluation's engine, if any
+  config.search = past['search'] | (own if own.get('engine') else {})
   for part in ('model', 'rollout'):
     config[part].update({name: value for name, value in past[part].items()
                          if name in config[part]})

@@ -160,6 +160,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       during=0,  # sets during training, from the first on; 0: all
       decodings=('greedy', 'sampled'),  # of answers; or one of them
       noise=True,  # the first set, and famous, also with random passages
+      search=dict(engine='', options={}),  # of evaluation; '': that of training
       worlds=dict(
           world_seed=101,  # never that of training
           # Fresh facts, by name parts; common knowledge, by whether it holds.
@@ -181,6 +182,19 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
     config.evaluate.worlds.update(
         questions_per_hop=4, common_per_hop=2, few_per_hop=2)
   settings.apply(config, size, 'search_r1')
+  return config
+
+
+def as_evaluated(config: ml_collections.ConfigDict
+                ) -> ml_collections.ConfigDict:
+  """The config with evaluation's engine in config.search, its one place then.
+
+  For jobs that train nothing.
+  """
+  own = config.evaluate.search
+  if own.engine:
+    config.search.engine, config.search.options = own.engine, own.options
+  del config.evaluate.search
   return config
 
 

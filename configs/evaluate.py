@@ -18,7 +18,7 @@ from configs import settings
 
 
 def get_config(size: str = 'laptop'):
-  config = common.get_config(size)
+  config = common.as_evaluated(common.get_config(size))
   size = 'laptop' if settings.is_laptop(size) else size  # of any updates
   config.job = 'searchrl.jobs.evaluate:run'
   config.evaluate.update(

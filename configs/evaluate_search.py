@@ -19,7 +19,7 @@ import ml_collections
 
 
 def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
-  base = common.get_config(size)
+  base = common.as_evaluated(common.get_config(size))
   size = 'laptop' if settings.is_laptop(size) else size  # of any updates
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.evaluate_search:run'

@@ -24,7 +24,7 @@ import ml_collections
 
 
 def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
-  base = common.get_config(size)
+  base = common.as_evaluated(common.get_config(size))
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.serve_search:run'
   config.seed = base.seed  # of the noise

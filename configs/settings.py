@@ -133,13 +133,28 @@ def study(config: Config, model: Model) -> None:
 
 
 def zerosearch(config: Config, model: Model) -> None:
-  """ZeroSearch, arXiv:2505.04588, with a real engine.
+  """ZeroSearch, arXiv:2505.04588: a language model writes the documents.
 
-  The paper's is a language model that writes the documents, better or worse
-  ones as training goes on: not here yet. Two turns have a search, as in the
-  paper's runs; its README says five.
+  Serve one of the paper's simulators at the url first, or another with prompts
+  of its own. Noise rises from 0 to 0.5 as in its README, for the paper names no
+  range. Evaluation is through E5; the paper's is through Google. Two turns have
+  a search, as in the paper's runs; its README says five.
   """
   search_r1(config, model)
+  config.evaluate.search.update(engine='dense')
+  config.evaluate.search.options = dict(index=_INDEX)
+  config.dialogue = _tags(model, 'zerosearch')
+  config.search.engine = 'simulated'
+  config.search.options = dict(
+      writer='served', prompts='zerosearch',
+      urls=('http://127.0.0.1:6001/v1/chat/completions',),
+      model='sunhaonlp/Simulation_LLM_google_3B_V2',
+      max_tokens=600, temperature=0.8, connections=64,
+      deadline_secs=240.0, try_secs=120.0,  # a server's queue included
+      malformed='nothing',
+      curriculum=dict(start=0.0, end=0.5, base=4.0, steps=0),
+  )
+  config.rollout.search_timeout_secs = 300.0
   config.reward = config.outcome = 'searchrl.agent.rewards:f1'
   config.rollout.budgets.update(max_turns=3, passage_tokens=409, top_k=5)
   config.optimizer.learning_rate = 1e-6
@@ -219,12 +234,12 @@ def _of_any_paper(config: Config, model: Model) -> None:
   config.mesh.update(data=1, fsdp=-1)
   config.train.max_rollouts = 0
   config.evaluate.update(every=0, limit=0, during=0)
+  config.evaluate.search.engine, config.evaluate.search.options = '', {}
   config.evaluate.worlds.kinds = ()
 
 
-def _tags(model: Model) -> str:
-  return ('searchrl.agent.chat:search_r1' if model.chat else
-          'searchrl.agent.dialogue:search_r1')
+def _tags(model: Model, name: str = 'search_r1') -> str:
+  return f'searchrl.agent.{"chat" if model.chat else "dialogue"}:{name}'
 
 
 def _tools(model: Model, name: str) -> str:

@@ -74,6 +74,7 @@ def test_every_figure_of_three_trajectories():
       'search/obs_tokens': 25 / 3,
       'search/obs_truncated_rate': 2 / 5,
       'search/answer_in_context_rate': 1 / 3,
+      'search/answer_rate_last_hop': 0, 'search/leak_rate': 0,
   }
   assert found == pytest.approx(wanted)
 
@@ -86,6 +87,22 @@ def test_parts_of_rewards_are_means_over_those_that_have_them():
   assert found['reward/format/mean'] == 0.0
   assert not any(name.startswith('reward/')
                  for name in statistics.describe([CUT]))
+
+
+def test_answers_are_found_for_the_last_hop_or_leak_before():
+  def rates(hops, *found, **fields):
+    turns = [turn('search', 'x', tokens=1, shown=1, passages=(
+        'The Tarn', 'a river, Tarn' if hit else 'A hill.')) for hit in found]
+    one = trajectory(turn('invalid', tokens=1, shown=1), *turns, **fields)
+    one = dataclasses.replace(one, question=dataclasses.replace(
+        one.question, hops=hops))
+    values = statistics.describe([one])
+    return values['search/answer_rate_last_hop'], values['search/leak_rate']
+
+  assert rates(1, True) == (1, 0) and rates(1, False, True) == (0, 0)
+  assert rates(2, False, True) == (1, 0) and rates(2, True, False) == (0, 1)
+  assert rates(3, True, False, True, True) == (1, 1 / 2)
+  assert rates(3, True) == (0, 1)  # it stopped before the last hop
 
 
 def test_a_failed_search_has_no_score_and_counts_in_all_else():

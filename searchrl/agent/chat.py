@@ -50,6 +50,15 @@ def search_r1(tokenizer) -> Dialogue:
   return dataclasses.replace(framed, end_ids=end_ids(tokenizer, end))
 
 
+def zerosearch(tokenizer) -> Dialogue:
+  """`search_r1`, with passages as ZeroSearch writes them.
+
+  Raises:
+    ValueError: as there.
+  """
+  return dataclasses.replace(search_r1(tokenizer), passage=dialogues.document)
+
+
 def frame_question(dialogue: Dialogue, render: Render,
                    system: str = '') -> Dialogue:
   """Returns the dialogue with the template's text around its first message.

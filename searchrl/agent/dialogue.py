@@ -33,6 +33,13 @@ def tag_passage(number: int, passage: Passage) -> str:
   return f'Doc {number}(Title: "{title}") {text}'
 
 
+def document(number: int, passage: Passage) -> str:
+  """One passage as ZeroSearch writes it: a title only where the text lacks it.
+  """
+  title = '' if passage.title in passage.text else f'{passage.title} '
+  return f'Doc {number}: {neutralise(title + passage.text)}'
+
+
 def in_a_row(write: Callable[[int, Passage], str],
              results: Sequence[Passages]) -> list[str]:
   """The passages of all queries, a line each, numbered from 1 to the last."""
@@ -112,11 +119,21 @@ def laptop_read(tokenizer) -> Dialogue:
   return tags(tokenizer.leading_space + READ_TEMPLATE)
 
 
+def laptop_documents(tokenizer) -> Dialogue:
+  """`laptop`, with passages as `document` writes them."""
+  return dataclasses.replace(laptop(tokenizer), passage=document)
+
+
 def search_r1(tokenizer) -> Dialogue:
   """Search-R1's prompt and retry sentence, word for word (third_party)."""
   return dataclasses.replace(
       tags(tokenizer.leading_space + verbatim('search_r1_prompt.txt')),
       invalid=verbatim('search_r1_invalid_action.txt'))
+
+
+def zerosearch(tokenizer) -> Dialogue:
+  """ZeroSearch's: Search-R1's prompt, and passages as `document` writes them."""
+  return dataclasses.replace(search_r1(tokenizer), passage=document)
 
 
 def verbatim(name: str) -> str:

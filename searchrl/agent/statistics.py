@@ -98,17 +98,34 @@ def _searches(trajectories: Sequence[Trajectory]) -> dict[str, float]:
       'search/obs_truncated_rate': sum(
           turn.passages_cut for turn in read) / max(passages, 1),
       'search/answer_in_context_rate': _mean(
-          map(_answer_is_in_context, trajectories)),
+          any(_finds_answer(t)) for t in trajectories),
+      **_by_hop(trajectories),
   }
 
 
-def _answer_is_in_context(trajectory: Trajectory) -> bool:
-  """Whether a gold stands in a passage that the policy read."""
-  text = rewards.normalise(' '.join(
-      f'{p.title} {p.text}' for turn in trajectory.turns
-      if turn.observation_tokens for p in turn.passages))
-  golds = map(rewards.normalise, trajectory.question.answers)
-  return any(gold and gold in text for gold in golds)
+def _by_hop(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+  """Shares of the searches that find a gold: for the last hop, and before.
+
+  The nth search of a trajectory counts as that of the nth hop.
+  """
+  found = [(_finds_answer(t), t.question.hops) for t in trajectories]
+  return {
+      'search/answer_rate_last_hop': _mean(
+          hit for hits, hops in found for hit in hits[hops - 1:hops]),
+      'search/leak_rate': _mean(
+          hit for hits, hops in found for hit in hits[:hops - 1]),
+  }
+
+
+def _finds_answer(trajectory: Trajectory) -> list[bool]:
+  """Of each search: whether a gold stands in a passage of it."""
+  golds = [gold for answer in trajectory.question.answers
+           if (gold := rewards.normalise(answer))]
+  read = [[rewards.normalise(f'{p.title} {p.text}') for p in turn.passages]
+          for turn in trajectory.turns
+          if turn.observation_tokens and turn.action.kind == 'search']
+  return [any(gold in text for gold in golds for text in texts)
+          for texts in read]
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -82,7 +82,8 @@ def build(config, folder: pathlib.Path) -> Experiment:
                allow_changes=config.allow_changes)
   processes.on_first('workdir?', lambda: workdirs.check(folder, **claim))
   data, sets, stream = _data(config, folder)  # a bad one claims no folder
-  search = searches.engine(config.search, data.corpus, seed=config.seed)
+  search = searches.engine(config.search, data.corpus, seed=config.seed,
+                           steps=config.train.num_steps)
   processes.on_first('workdir', lambda: workdirs.prepare(folder, **claim))
   params, start = init_from.start(config, folder, sampler, params, mesh)
   processes.on_first('search', lambda: workdirs.note(
@@ -92,8 +93,8 @@ def build(config, folder: pathlib.Path) -> Experiment:
       algorithm=recipe, sampler=sampler, learner=trainer, params=params,
       start=start, stream=stream, search=search, scorer=scored,
       rounds=rounds(config.rollout),
-      cases=searches.cases(config.search, sets, config.evaluate,
-                           seed=config.seed),
+      cases=searches.cases(searches.of_evaluation(config), sets,
+                           config.evaluate, seed=config.seed),
       lockstep=lockstep)
 
 
@@ -168,7 +169,7 @@ def evaluation_sets(config, folder: pathlib.Path) -> list[datasets.Dataset]:
       folder / 'data', evaluate=config.data.evaluate,
       corpus=config.search.corpus, own_train=bool(config.data.get('train')),
       question_mark=config.data.get('question_mark', False),
-      needs_corpus=searches.needs_corpus(config.search),
+      needs_corpus=searches.needs_corpus(searches.of_evaluation(config)),
       world=world(config), **config.evaluate.worlds)
 
 

@@ -298,8 +298,11 @@ def model_of_run(run: str) -> str:
 
 
 def search_of_run(run: str) -> tuple[str, dict[str, Any]]:
-  """The engine that a run was trained with, and its options; or BM25."""
-  search = recorded(pathlib.Path(run)).get('search', {}) if run else {}
+  """The engine that a run is evaluated with, and its options; or BM25."""
+  config = recorded(pathlib.Path(run)) if run else {}
+  search = config.get('evaluate', {}).get('search', {})
+  if not search.get('engine'):  # that of training
+    search = config.get('search', {})
   return search.get('engine', 'bm25'), search.get('options', {})
 
 

@@ -21,20 +21,32 @@ from searchrl.trajectory import SearchFn
 _load_encoder = embedder.cached_loader()  # compiled once a process
 
 
-def engine(search: Any, corpus: Any, *, seed: int) -> SearchFn:
+def engine(search: Any, corpus: Any, *, seed: int, steps: int = 0) -> SearchFn:
   """The engine of a config over a corpus; its failures are SearchErrors.
 
   Args:
     search: config.search.
     corpus: the passages; None unless the engine `needs_corpus`.
-    seed: of random passages.
+    seed: of random passages, and of simulated ones.
+    steps: of the run; for the curriculum of simulated ones.
 
   Raises:
     ValueError, FileNotFoundError: the engine cannot be built.
   """
   return wrapped.with_typed_errors(factory.make(
-      search.engine, corpus, seed=seed, load_encoder=_load_encoder,
-      load_judge=reranker.load, **search.options))
+      search.engine, corpus, seed=seed, steps=steps,
+      load_encoder=_load_encoder, load_judge=reranker.load, **search.options))
+
+
+def of_evaluation(config: Any) -> Any:
+  """config.search as evaluation uses it: with an engine of its own, if any."""
+  own = config.evaluate.get('search')
+  if not own or not own.engine:
+    return config.search
+  search = config.search.copy_and_resolve_references()
+  with search.unlocked():
+    search.engine, search.options = own.engine, own.options
+  return search
 
 
 def needs_corpus(search: Any) -> bool:

@@ -105,6 +105,8 @@ ADDED = {  # options newer than some configs -> what a run without them did
     'evaluate.during': 0,
     'evaluate.every': 0,
     'evaluate.limit': 0,
+    'evaluate.search.engine': '',
+    'evaluate.search.options': {},
     'evaluate.worlds.common_per_hop': 0,
     'evaluate.worlds.few_per_hop': 0,
     'reward_options': {},

@@ -26,12 +26,18 @@ from searchrl.search.index import bm25_others
 from searchrl.search.index import dense
 from searchrl.search.index import in_memory
 from searchrl.search.index import open_index
+from searchrl.search.simulated import curriculum as curricula
+from searchrl.search.simulated import simulated
+from searchrl.search.simulated import writers
 from searchrl.trajectory import SearchFn
 
 # Engines by what is true of them; those built over others are as these are.
-_OWN_CORPUS = frozenset(['remote', 'web'])  # none is loaded for them
-_REMOTE = frozenset(['remote', 'web'])  # answer over a network
-_READ_MORE = frozenset(['noise'])  # than a query's text and top_k
+_OWN_CORPUS = frozenset([  # none is loaded for them
+    'remote', 'web', 'simulated by served'])
+_REMOTE = frozenset(  # answer over a network
+    ['remote', 'web', 'simulated by served'])
+_READ_MORE = frozenset([  # than a query's text and top_k
+    'noise', 'simulated by served', 'simulated by oracle'])
 
 LoadJudge = Callable[..., rerank.ScoreFn]  # (folder, **options)
 
@@ -41,6 +47,7 @@ def make(
     corpus: Corpus | None,
     *,
     seed: int = 0,
+    steps: int = 0,
     load_encoder: open_index.LoadEncoder | None = None,
     load_judge: LoadJudge | None = None,
     **options: Any,
@@ -52,10 +59,12 @@ def make(
   Args:
     name: 'bm25', 'dense' (vectors), 'noise' (random passages), 'bm25s' or
       'lucene' (BM25 of other libraries), 'remote' (search servers) or 'web',
-      which have a corpus of their own, or 'fusion', 'rerank' or 'cache', which
-      are built over other engines.
+      which have a corpus of their own, 'simulated' (documents written to
+      order), or 'fusion', 'rerank' or 'cache', which are built over other
+      engines.
     corpus: what is searched; None if `needs_corpus` is False.
-    seed: of 'noise'; other engines ignore it.
+    seed: of 'noise' and 'simulated'; other engines ignore it.
+    steps: of the run; for the curriculum of 'simulated'.
     load_encoder: loads the text encoder of 'dense'; see
       `open_index.LoadEncoder`.
     load_judge: loads the cross-encoder of 'rerank'; see `reranker.load`.
@@ -65,7 +74,9 @@ def make(
       n and batch of hashed n-grams; noise: none; remote: those of
       `remote.remote`; web: those of `web.web`; fusion: engines, k, depth;
       rerank: engine, model, max_length, batch, candidates; cache: engine, path,
-      entries, index.
+      entries, index; simulated: writer and the other options of
+      `writers.make`, curriculum (fields of `Curriculum`; steps 0: the run's)
+      and malformed.
 
   Raises:
     ValueError: there is no engine of that name, or an option is out of range.
@@ -77,6 +88,8 @@ def make(
     return _composed(name, corpus, options, build, load_encoder, load_judge)
   if name == 'noise':
     return noise.random_passages(corpus, seed=seed, **options)
+  if name == 'simulated':
+    return _simulated(corpus, seed, steps, **options)
   return _single(name, corpus, options, load_encoder)
 
 
@@ -104,8 +117,20 @@ def _single(name: str, corpus: Corpus | None, options: dict[str, Any],
     return web.web(**options)
   raise ValueError(
       "engine must be 'bm25', 'dense', 'noise', 'bm25s', 'lucene', 'remote', "
-      f"'web', 'fusion', 'rerank' or 'cache', but is {name!r}. Correct it in "
-      'the configuration.')
+      f"'web', 'simulated', 'fusion', 'rerank' or 'cache', but is {name!r}. "
+      'Correct it in the configuration.')
+
+
+def _simulated(corpus: Corpus | None, seed: int, steps: int, *,
+               writer: str, curriculum: Mapping[str, float] | None = None,
+               malformed: str = 'nothing', **options: Any
+               ) -> simulated.Simulated:
+  """A search whose documents a writer makes."""
+  course = dict(curriculum or {})
+  course['steps'] = course.get('steps') or max(steps, 1)
+  return simulated.Simulated(
+      writers.make(writer, corpus, **options), curricula.Curriculum(**course),
+      seed=seed, malformed=malformed)
 
 
 def needs_corpus(name: str, options: Mapping[str, Any]) -> bool:
@@ -217,7 +242,8 @@ def _parts(name: str, options: Mapping[str, Any]) -> set[str]:
     ValueError: a cache stands around one that reads more than the text.
   """
   specs = _inner_specs(options)
-  parts = set().union(*(_parts(*spec) for spec in specs)) if specs else {name}
+  own = name if name != 'simulated' else f'{name} by {options.get("writer")}'
+  parts = set().union(*(_parts(*spec) for spec in specs)) if specs else {own}
   if name == 'cache' and (found := parts & _READ_MORE):
     raise ValueError(
         "search.options.engine of 'cache' must read no more of a query than "

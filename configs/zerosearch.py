@@ -1,0 +1,39 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""ZeroSearch: GRPO against documents that are written to order, ever noisier.
+
+  python -m searchrl.main --config=configs/zerosearch.py
+  python -m searchrl.main --config=configs/zerosearch.py:qwen2.5-3b --plan \
+      --config.plan.devices=h200-8
+
+On the laptop the writer is an oracle that knows the world: a true passage, or,
+by the curriculum, other ones. Evaluation is through BM25. At a model's size the
+writer is one of ZeroSearch's simulators behind an OpenAI-compatible server.
+
+Hardware: 2 CPU cores. Time: not yet measured. Result: not yet measured. At the
+size of Qwen2.5: not yet measured.
+
+Source: Sun et al. 2025, arXiv:2505.04588. Differs: on the laptop the reward is
+exact match, and a step's noise is the oracle's.
+"""
+
+from configs import grpo
+from configs import settings
+
+
+def get_config(size: str = 'laptop'):
+  config = grpo.get_config(size)
+  config.search.engine = 'simulated'
+  config.search.options = dict(
+      writer='oracle',  # or served: an LM behind a server
+      curriculum=dict(  # of the probability of noise
+          start=0.0,
+          end=0.5,
+          base=4.0,
+          steps=0,  # that it takes; 0: train.num_steps
+      ),
+  )
+  config.evaluate.search.update(engine='bm25', options={})
+  config.dialogue = 'searchrl.agent.dialogue:laptop_documents'
+  settings.apply(config, size, 'zerosearch')
+  return config

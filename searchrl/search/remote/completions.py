@@ -1,0 +1,146 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A writer of documents behind OpenAI's chat completions API.
+
+Ours (`searchrl.jobs.serve_model`), vLLM and SGLang speak it. A task is one
+request; it can be sent again, for its seed is the task's.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from concurrent import futures
+import json
+import threading
+from typing import Any
+
+from searchrl.search.remote import transport
+from searchrl.search.remote import wire
+from searchrl.search.remote.wire import Malformed
+from searchrl.search.simulated import documents
+from searchrl.trajectory import SearchError
+
+
+class Completions:
+  """A `documents.Writer` over HTTP, with `pop` and `wait`; see `completions`."""
+
+  def __init__(self, calls: transport.Transport, prompts: documents.Prompts,
+               request: dict[str, Any], connections: int):
+    self._calls, self._prompts, self._request = calls, prompts, request
+    self._threads = futures.ThreadPoolExecutor(
+        connections, thread_name_prefix='simulated-search')
+    self._lock, self._counts = threading.Lock(), collections.Counter()
+
+  def __call__(
+      self, tasks: Sequence[documents.Task]) -> list[str | SearchError]:
+    """Asks for the text of every task; one that fails fails alone."""
+    return [*self._threads.map(self._write, tasks)]
+
+  def pop(self) -> dict[str, float]:
+    """Metrics since the last call: `simulated/tokens`, and of the requests."""
+    with self._lock:
+      counts, self._counts = self._counts, collections.Counter()
+    return {'simulated/tokens': counts['tokens']} | self._calls.pop()
+
+  def wait(self) -> None:
+    """Waits while no server answers.
+
+    Raises:
+      ConnectionError: no server answered for `pause_secs`.
+    """
+    self._calls.wait(lambda: self._ask('Doc 1:', seed=0, max_tokens=1))
+
+  def _write(self, task: documents.Task) -> str | SearchError:
+    try:
+      return self._ask(self._prompts.of(task), seed=task.seed)
+    except documents.Unanswerable as error:
+      return SearchError('unanswerable', str(error))
+
+  def _ask(self, prompt: str, **fields: Any) -> str | SearchError:
+    messages = [{'role': 'system', 'content': ''},
+                {'role': 'user', 'content': _text(prompt)}]
+    found = self._calls.call('POST', read_completion, body=json.dumps(
+        self._request | fields | {'messages': messages}).encode())
+    if isinstance(found, SearchError):
+      return found
+    text, tokens = found
+    with self._lock:
+      self._counts['tokens'] += tokens
+    return text
+
+
+def _text(prompt: str) -> str:
+  """The prompt without halves of characters, which UTF-8 cannot write."""
+  return prompt.encode('utf-8', 'replace').decode()
+
+
+def read_completion(body: bytes) -> tuple[str, int]:
+  """The text of a response, and the tokens that it took; 0: not said.
+
+  Raises:
+    Malformed: the body is no chat completion with a text.
+  """
+  record = wire.read_object(body, 'the response')
+  match record:
+    case {'choices': [{'message': {'content': str(text)}}, *_]} if text.strip():
+      pass
+    case _:
+      raise Malformed('choices[0].message.content must be a text.')
+  match record:
+    case {'usage': {'completion_tokens': int(tokens)}} if tokens >= 0:
+      return text, tokens
+  return text, 0
+
+
+def completions(
+    *,
+    urls: Sequence[str],
+    prompts: documents.Prompts,
+    model: str = '',
+    max_tokens: int = 600,
+    temperature: float = 0.8,
+    connections: int = 10,
+    response_bytes: int = 2**22,
+    token_env: str = '',
+    wiring: dict[str, Callable[..., Any]] | None = None,
+    **retries: float,
+) -> Completions:
+  """A writer that asks servers. Defaults are ZeroSearch's.
+
+  Args:
+    urls: whole addresses: 'http://127.0.0.1:6001/v1/chat/completions'.
+    prompts: how the model is asked; the system message is empty, as published.
+    model: the name that the servers know it by.
+    max_tokens: of all documents of a query.
+    temperature: of sampling.
+    connections: requests at a time.
+    response_bytes: a longer response is an error.
+    token_env: the environment variable whose value is sent as a bearer token;
+      '': none is sent.
+    wiring: clock, sleep and warn of `transport.Transport`; for tests.
+    **retries: fields of `transport.RetryPolicy`.
+
+  Raises:
+    ValueError: an option is out of range, or the variable is not set.
+    TypeError: there is no such option.
+  """
+  for name, value, legal, rule in (
+      ('max_tokens', max_tokens, max_tokens >= 1, 'at least 1'),
+      ('temperature', temperature, temperature >= 0, 'at least 0'),
+      ('connections', connections, connections >= 1, 'at least 1'),
+      ('response_bytes', response_bytes, response_bytes >= 1, 'at least 1')):
+    if not legal:
+      raise ValueError(f'search.options.{name} must be {rule}, but is {value}.')
+  headers = {'Content-Type': 'application/json', 'User-Agent': 'searchrl'}
+  if token_env:
+    token = wire.secret(token_env, 'search.options.token_env')
+    headers['Authorization'] = f'Bearer {token}'
+  calls = transport.Transport(
+      tuple(urls) if not isinstance(urls, str) else urls,
+      transport.RetryPolicy(**retries), response_bytes=response_bytes,
+      headers=headers, **(wiring or {}))
+  return Completions(
+      calls, prompts,
+      dict(model=model, max_tokens=max_tokens, temperature=temperature),
+      connections)

@@ -1,0 +1,57 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A writer that knows the corpus: a true passage, or only those of others.
+
+No language model and no index: it shows what a perfect simulator would teach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from searchrl.search.corpus import Corpus
+from searchrl.search.simulated import documents
+
+
+class Oracle:
+  """Writes passages of a corpus whose titles name what they are about.
+
+  A useful text has the passages of the longest title that stands in the query,
+  then others that are drawn; a noisy one has only such others.
+
+  Args:
+    corpus: titled passages.
+
+  Raises:
+    ValueError: a passage has no title.
+  """
+
+  def __init__(self, corpus: Corpus):
+    self._corpus, self._of = corpus, {}
+    for place in range(len(corpus)):
+      title = corpus[place].title
+      if not title.strip():
+        raise ValueError(
+            'the oracle finds passages by their titles, but passage '
+            f'{corpus[place].id!r} of search.corpus has none.')
+      self._of.setdefault(title, []).append(place)
+    self._titles = sorted(self._of, key=len, reverse=True)
+
+  def __call__(self, tasks: Sequence[documents.Task]) -> list[str]:
+    return [self._write(task) for task in tasks]
+
+  def _write(self, task: documents.Task) -> str:
+    rng = np.random.default_rng(task.seed)
+    text = f' {task.query.text.strip()} '
+    about = next((self._of[title] for title in self._titles
+                  if f' {title} ' in text), [])
+    count = min(task.query.top_k, len(self._corpus))
+    chosen = [*map(int, rng.permutation(about)[:count])] if task.useful else []
+    others = (int(i) for i in rng.permutation(len(self._corpus))
+              if i not in about)
+    while len(chosen) < count and (other := next(others, None)) is not None:
+      chosen.append(other)
+    shown = [' '.join(self._corpus[place].text.split()) for place in chosen]
+    return '\n'.join(f'Doc {n}: {text}' for n, text in enumerate(shown, 1))

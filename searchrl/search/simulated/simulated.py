@@ -1,0 +1,114 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A SearchFn whose documents are written to order, ever more of them noise.
+
+Source: ZeroSearch, arXiv:2505.04588, section 3. Its code takes question and
+answer by a query's place among those that search, and so takes another row's as
+soon as a row does not search; here they are the query's own.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+import hashlib
+import threading
+import time
+
+from searchrl.search import wrapped
+from searchrl.search.simulated import documents
+from searchrl.search.simulated.curriculum import Curriculum
+from searchrl.trajectory import Passage, Passages, Query, SearchError
+
+MALFORMED = ('nothing', 'error')
+
+
+class Simulated:
+  """A SearchFn with `pop` and `wait`.
+
+  A passage has no title; its id begins with 'useful' or 'noisy', by what was
+  asked for.
+
+  Args:
+    writer: writes the documents of all queries of a call.
+    curriculum: how many of them are noise, by the step.
+    seed: of the run.
+    malformed: what a text is that `documents.read` refuses: 'nothing' found, or
+      an 'error', which ends the trajectory.
+  """
+
+  def __init__(self, writer: documents.Writer, curriculum: Curriculum, *,
+               seed: int, malformed: str = 'nothing'):
+    if malformed not in MALFORMED:
+      raise ValueError(f'search.options.malformed must be one of {MALFORMED}, '
+                       f'but is {malformed!r}.')
+    self._writer, self._curriculum, self._seed = writer, curriculum, seed
+    self._malformed = malformed
+    self._lock, self._counts = threading.Lock(), collections.Counter()
+    self._noise = curriculum.noise(0)
+
+  def __call__(
+      self, queries: Sequence[Query]) -> list[Passages | SearchError]:
+    """Has documents written for all queries; blank ones find nothing."""
+    asked = {place: self._task(query) for place, query in enumerate(queries)
+             if query.text.strip() and query.top_k > 0}
+    if not asked:
+      return [()] * len(queries)
+    start = time.perf_counter()
+    texts = list(self._writer([*asked.values()]))
+    self._count(secs=time.perf_counter() - start)
+    if len(texts) != len(asked):
+      raise ValueError(f'{len(texts)} texts for {len(asked)} queries')
+    found = {place: self._passages(task, text)
+             for (place, task), text in zip(asked.items(), texts)}
+    return [found.get(place, ()) for place in range(len(queries))]
+
+  def pop(self) -> dict[str, float]:
+    """Metrics since the last call: noise, what was malformed, the cost.
+
+    `simulated/noise` is p of the last step; rates are shares of the queries.
+    """
+    with self._lock:
+      counts, self._counts = self._counts, collections.Counter()
+      noise = self._noise
+    queries = max(counts['queries'], 1)
+    return {
+        'simulated/noise': noise,
+        'simulated/noisy_rate': counts['noisy'] / queries,
+        'simulated/malformed_rate': counts['malformed'] / queries,
+        'simulated/secs': counts['secs'],
+    } | wrapped.pop(self._writer)
+
+  def wait(self) -> None:
+    """Waits while the writer is out of service."""
+    wrapped.wait(self._writer)
+
+  def _task(self, query: Query) -> documents.Task:
+    noise = self._curriculum.noise(query.step)
+    with self._lock:
+      self._noise = noise
+    task = documents.task(query, noise=noise, seed=self._seed)
+    self._count(queries=1, noisy=not task.useful)
+    return task
+
+  def _passages(self, task: documents.Task, text: str | SearchError
+               ) -> Passages | SearchError:
+    if isinstance(text, SearchError):
+      return text
+    try:
+      texts = documents.read(text, task.query.top_k)
+    except documents.Malformed as error:
+      self._count(malformed=1)
+      return () if self._malformed == 'nothing' else SearchError(
+          'malformed', str(error))
+    return tuple(_passage(task, text) for text in texts)
+
+  def _count(self, **numbers: float) -> None:
+    with self._lock:
+      self._counts.update(numbers)
+
+
+def _passage(task: documents.Task, text: str) -> Passage:
+  digest = hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:16]
+  quality = 'useful' if task.useful else 'noisy'
+  return Passage(f'{quality}-{digest}', '', text)

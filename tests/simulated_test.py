@@ -1,0 +1,193 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""simulated: each query its own documents, whatever is asked beside it."""
+
+import random
+
+import pytest
+import tiny
+
+from searchrl.search import factory
+from searchrl.search import wrapped
+from searchrl.search.corpus import Corpus
+from searchrl.search.simulated import simulated
+from searchrl.search.simulated.curriculum import Curriculum
+from searchrl.trajectory import Passage, Query, SearchError
+
+CORPUS = Corpus(tuple(
+    Passage(str(i), f'Name {i}', f'Name {i} lives\nin town {i}.')
+    for i in range(30)))
+
+
+def query(text='Name 3 town', uid='q', top_k=2, **fields):
+  return Query(text, top_k, tiny.question(uid, f'{uid}?', answers=(f'{uid}!',)),
+               **fields)
+
+
+def echo(tasks):
+  """Writes what it was asked, and for whom."""
+  return [f'Doc 1: {t.query.text} {t.query.question.text} {t.seed}\n'
+          f'Doc 2: {t.query.question.answers[0]}' for t in tasks]
+
+
+def engine(writer=echo, noise=0.5, **options):
+  return simulated.Simulated(
+      writer, Curriculum(noise, noise), **dict(seed=0) | options)
+
+
+def oracle(noise, **options):
+  return factory.make(
+      'simulated', CORPUS, writer='oracle',
+      curriculum=dict(start=noise, end=noise), **dict(seed=0) | options)
+
+
+def texts(passages):
+  return [p.text for p in passages]
+
+
+def test_no_query_meets_another_rows_question():
+  queries = [query(f'text {i}', f'q{i}', sample=i % 5, turn=i % 3)
+             for i in range(10_000)]
+  expected = dict(zip([q.text for q in queries], engine()(queries)))
+  rng = random.Random(0)
+  rng.shuffle(queries)
+  left = queries
+  while left:  # rows stop to search, and the others move together
+    asked = left[:rng.randint(1, 700)]
+    for one, found in zip(asked, engine()(asked)):
+      assert found == expected[one.text]
+      uid = one.question.uid
+      assert texts(found)[0].startswith(f'{one.text} {uid}? ')
+      assert texts(found)[1] == f'{uid}!'
+    left = left[len(asked):]
+
+
+def test_blank_queries_find_nothing_and_are_not_written():
+  asked = []
+  search = engine(lambda tasks: asked.extend(tasks) or echo(tasks))
+  found = search([query(' \n'), query('a'), query('b', top_k=0)])
+  assert found[0] == found[2] == () and len(found[1]) == 2
+  assert [task.query.text for task in asked] == ['a']
+  assert search([]) == []
+
+
+def test_passages_say_what_was_asked_for():
+  found = engine(noise=0.5)([query(uid=str(i)) for i in range(100)])
+  kinds = {p.id.partition('-')[0] for passages in found for p in passages}
+  assert kinds == {'useful', 'noisy'}
+  assert len({p.id for passages in found for p in passages}) == 200
+
+
+def test_the_curriculum_goes_by_the_step_of_the_query():
+  search = simulated.Simulated(echo, Curriculum(0, 1, 1.0, 10), seed=0)
+  shares = []
+  for step in (0, 5, 10):
+    search([query(uid=str(i), step=step) for i in range(2000)])
+    metrics = search.pop()
+    assert metrics['simulated/noise'] == step / 10
+    shares.append(metrics['simulated/noisy_rate'])
+  assert shares == pytest.approx([0, 0.5, 1], abs=0.04)
+
+
+def test_metrics_are_of_the_time_since_the_last():
+  search = engine(lambda tasks: ['Doc 1: a', 'nothing', 'Doc 7: b'])
+  assert [len(found) for found in search([query()] * 3)] == [1, 0, 0]
+  metrics = search.pop()
+  assert metrics['simulated/malformed_rate'] == pytest.approx(2 / 3)
+  assert metrics['simulated/secs'] > 0
+  assert search.pop()['simulated/malformed_rate'] == 0
+
+
+def test_malformed_texts_are_nothing_or_errors():
+  writer = lambda tasks: ['no documents', SearchError('timeout'), 'Doc 1: a']
+  for malformed, kind in (('nothing', None), ('error', 'malformed')):
+    bad, late, good = engine(writer, malformed=malformed)([query()] * 3)
+    assert bad == () if kind is None else bad.kind == kind
+    assert late == SearchError('timeout') and texts(good) == ['a']
+  with pytest.raises(ValueError, match="malformed must be one of.*'raise'"):
+    engine(malformed='raise')
+
+
+def test_a_writer_that_answers_too_little_fails_whole():
+  search = wrapped.with_typed_errors(engine(lambda tasks: echo(tasks)[1:]))
+  found = search([query(), query()])
+  assert [error.kind for error in found] == ['unavailable'] * 2
+  assert '1 texts for 2 queries' in found[0].detail
+
+
+# The oracle -------------------------------------------------------------------
+
+def test_an_oracle_shows_the_true_passage_or_only_others():
+  queries = [query(f'Name {i} town', top_k=3, step=s)
+             for i in range(30) for s in range(5)]
+  for noise, expected in ((0.0, 1), (1.0, 0)):
+    places = set()
+    for one, found in zip(queries, oracle(noise)(queries)):
+      true = f'{" ".join(one.text.split()[:2])} lives in town'
+      hits = [i for i, text in enumerate(texts(found)) if text.startswith(
+          f'{true} ')]
+      assert len(hits) == expected and len({*texts(found)}) == 3
+      places.update(hits)
+    assert places == ({0} if expected else set())  # the best stands first
+
+
+def test_an_oracle_takes_the_longest_name_in_the_query_and_whole_words():
+  search = oracle(0.0)
+  for text, first in (('Name 29', 'Name 29 '), ('where is Name 2 ?', 'Name 2 ')):
+    found, = search([query(text, top_k=1)])
+    assert texts(found)[0].startswith(first)
+  unknown, = search([query('nobody', top_k=2)])
+  assert len(unknown) == 2  # others, as an engine would
+
+
+def test_an_oracle_needs_titles_and_never_more_than_the_corpus():
+  with pytest.raises(ValueError, match="passage 'x' of search.corpus has none"):
+    factory.make('simulated', Corpus((Passage('x', '', 'text'),)),
+                 writer='oracle')
+  found, = oracle(0.0)([query(top_k=100)])
+  assert len(found) == len(CORPUS)
+
+
+def test_what_is_built_depends_on_the_seed_alone():
+  queries = [query(f'Name {i}', uid=str(i)) for i in range(30)]
+  assert oracle(0.5)(queries) == oracle(0.5)(queries)
+  assert oracle(0.5)(queries) != oracle(0.5, seed=1)(queries)
+
+
+# Names ------------------------------------------------------------------------
+
+def test_the_steps_of_the_run_are_those_of_the_curriculum():
+  noises = []
+  for steps, own in ((10, 0), (10, 5), (0, 5)):
+    search = factory.make(
+        'simulated', CORPUS, steps=steps, writer='oracle',
+        curriculum=dict(start=0.0, end=1.0, base=1.0, steps=own))
+    search([query(step=5)])
+    noises.append(search.pop()['simulated/noise'])
+  assert noises == [0.5, 1.0, 1.0]
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(writer='gpt'), "writer must be one of .*'gpt'"),
+    (dict(writer='oracle', curriculum=dict(end=3)), 'curriculum.end must be'),
+    (dict(writer='served', urls=('http://a',), prompts='google'),
+     "prompts must be one of .*'google'"),
+    (dict(writer='served', urls=()), 'urls must be'),
+    (dict(writer='served', urls=('http://a',), max_tokens=0),
+     'max_tokens must be at least 1')])
+def test_bad_options_are_refused_by_name(options, message):
+  with pytest.raises(ValueError, match=message):
+    factory.make('simulated', CORPUS, **options)
+
+
+def test_what_is_known_of_it_by_its_options():
+  simulated_by = lambda writer: ('simulated', dict(writer=writer))
+  assert factory.needs_corpus(*simulated_by('oracle'))
+  assert not factory.needs_corpus(*simulated_by('served'))
+  assert factory.is_remote(*simulated_by('served'))
+  assert not factory.is_remote(*simulated_by('oracle'))
+  for writer in ('oracle', 'served'):
+    assert not factory.reads_text_alone(*simulated_by(writer))
+    with pytest.raises(ValueError, match='cache.*reads'):
+      factory.make('cache', CORPUS, engine=dict(
+          name='simulated', writer=writer))
