@@ -26,6 +26,7 @@ def get_config(size: str = 'laptop'):
   config.search.engine = 'simulated'
   config.search.options = dict(
       writer='oracle',  # or served: an LM behind a server
+      titled=True,  # documents, as those that tiny_base learned to read
       curriculum=dict(  # of the probability of noise
           start=0.0,
           end=0.5,
@@ -34,6 +35,5 @@ def get_config(size: str = 'laptop'):
       ),
   )
   config.evaluate.search.update(engine='bm25', options={})
-  config.dialogue = 'searchrl.agent.dialogue:laptop_documents'
   settings.apply(config, size, 'zerosearch')
   return config

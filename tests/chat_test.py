@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """chat: prompts are the template's text, and no template may take it back."""
 
+import dataclasses
 import datetime
 
 import chats
@@ -49,6 +50,9 @@ def test_what_surrounds_a_question_by_hand():
   assert dialogue.tail == '<|im_end|>\n<|im_start|>assistant\n'
   assert dialogue.template == dialogues.verbatim('search_r1_prompt.txt')
   assert dialogue.stop_strings == ('</search>', '</answer>')
+  zerosearch = chat.zerosearch(TOKENIZERS['qwen2'])
+  assert zerosearch.passage is dialogues.document
+  assert dataclasses.replace(zerosearch, passage=dialogue.passage) == dialogue
   dialogue = chat.search_r1(TOKENIZERS['llama3'])  # which strips a message
   assert dialogue.template + '\n' == dialogues.verbatim('search_r1_prompt.txt')
   dialogue = chat.search_r1(TOKENIZERS['mistral'])

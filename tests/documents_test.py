@@ -122,3 +122,16 @@ def test_no_generation_breaks_the_parser():
         continue
       assert 1 <= len(found) <= top_k
       assert all(text == ' '.join(text.split()) != '' for text in found)
+
+
+def test_what_is_written_can_be_read():
+  passages = [('Tarn', 'A river\nof "France".'), ('', 'No title.'), ('a', 'b')]
+  found = documents.read(documents.write(passages), 3)
+  assert [*map(documents.titled, found)] == [
+      ('Tarn', 'A river of "France".'), *passages[1:]]
+
+
+@pytest.mark.parametrize('text', ['no title', '"open', '"" x', '"only"',
+                                  ' "late" x', '"a"b'])
+def test_a_text_without_a_whole_title_has_none(text):
+  assert documents.titled(text) == ('', text)

@@ -7,6 +7,7 @@ import ml_collections
 import pytest
 import tiny
 
+from configs import common
 from searchrl.data import datasets
 from searchrl.experiment import search as searches
 from searchrl.search.corpus import Corpus
@@ -42,6 +43,21 @@ def test_an_engine_finds_and_what_fails_in_it_is_typed():
   down = config('remote', urls=(faulty.unused_url(),), tries=1, pause_secs=0)
   error, = searches.engine(down, None, seed=0)([query()])
   assert error.kind == 'unavailable' and error.detail
+
+
+def test_evaluation_may_have_an_engine_of_its_own():
+  both = common.get_config()
+  assert searches.of_evaluation(both) is both.search
+  both.search.corpus = 'corpus.jsonl'
+  both.search.options = dict(k1=2.0)
+  both.evaluate.search.update(engine='remote', options=dict(urls=('http://a',)))
+  found = searches.of_evaluation(both.lock())
+  assert found.to_dict() == dict(engine='remote', corpus='corpus.jsonl',
+                                 options=dict(urls=('http://a',)))
+  assert both.search.engine == 'bm25'
+  assert common.as_evaluated(both.unlock()).search.to_dict() == found.to_dict()
+  assert 'search' not in both.evaluate
+  assert searches.of_evaluation(both) is both.search
 
 
 def options(noise=True, decodings=('greedy', 'sampled')):

@@ -23,9 +23,12 @@ from searchrl.models.inference import engine as engines
 from searchrl.models.inference import sampling
 from searchrl.models import transformer
 from searchrl.rollouts import generation
+from searchrl.search.remote import completions
+from searchrl.search.simulated import documents
 from searchrl.serving import asgi
 from searchrl.serving import model_server
 from searchrl.serving import openai_api
+from searchrl.trajectory import Query
 
 TOKENIZER = chats.qwen()
 SHAPE = dataclasses.replace(tiny.CONFIG, vocab_size=TOKENIZER.vocab_size)
@@ -440,3 +443,17 @@ def test_a_failing_engine_is_503_and_ends_the_serving(capsys):
   assert status == 503 and 'ending' in found['error']['message']
   assert isinstance(generator.error, ZeroDivisionError)
   assert 'Stopping' in capsys.readouterr().err
+
+
+def test_it_writes_the_same_documents_alone_and_beside_others(serving):
+  host, port = servers.place(serving())
+  write = completions.completions(
+      urls=(f'http://{host}:{port}/v1/chat/completions',), model='it',
+      prompts=documents.Prompts('{query}', '{query}'), max_tokens=12)
+  tasks = [documents.task(Query('go on', 2, tiny.question(str(i))), noise=0.5,
+                          seed=0) for i in range(12)]
+  together = write(tasks)
+  assert all(isinstance(text, str) for text in together), together
+  assert [write([task])[0] for task in tasks] == together
+  assert len({*together}) > 6  # each by its own seed
+  assert write.pop()['simulated/tokens'] == pytest.approx(24 * 12, abs=100)

@@ -124,6 +124,11 @@ def test_an_old_runs_folder_is_asked_and_judged_with_its_own_options(tmp_path):
   config = ask_config.get_config(str(tmp_path))
   assert config.rollout.decodes_in_flight == 1 and 'ahead' not in config.rollout
   assert policy.search_of_run(str(tmp_path)) == ('noise', {'seed': 3})
+  recorded['evaluate']['search'] = dict(engine='web', options={'mode': 'live'})
+  (tmp_path / 'config.json').write_text(json.dumps(recorded))
+  assert policy.search_of_run(str(tmp_path)) == ('web', {'mode': 'live'})
+  search = ask_config.get_config(str(tmp_path)).search
+  assert (search.engine, search.options.mode) == ('web', 'live')
 
 
 def test_an_old_run_goes_on_and_is_then_recorded_under_the_new_names(tmp_path):

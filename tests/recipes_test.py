@@ -44,8 +44,11 @@ RECIPES = {  # module: metrics of its own, and metrics that it must not have
     'configs.reinforce_plus_plus': (
         (*RATIO, *REFERENCE), ('actor/kl_loss', 'critic/vf_loss')),
     'configs.hrpo': ((), (*RATIO, *REFERENCE)),
+    'configs.zerosearch': (
+        (*RATIO, 'simulated/noise', 'simulated/secs'), ('actor/kl_loss',)),
     'docs.cispo': ((), CLIPPED),
 }
+OF_ANOTHER = {'configs.zerosearch': 'grpo'}  # recipe
 EVERYONE = (
     'actor/pg_loss', 'actor/entropy', 'actor/ppo_kl', 'actor/grad_norm',
     'actor/lr', 'critic/advantages/mean', 'critic/score/mean',
@@ -56,7 +59,7 @@ UNTRAINED = ('__init__', 'ask', 'build_index', 'common', 'evaluate',
              'evaluate_search', 'export', 'models', 'serve_model',
              'serve_search', 'settings', 'sft', 'tiny_base', 'tiny_encoder')
 NEVER_ALIKE = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds',
-               'search/latency_ms/')
+               'search/latency_ms/', 'simulated/secs')
 
 
 @pytest.mark.parametrize('size', ['laptop', 'smoke'])
@@ -64,7 +67,8 @@ NEVER_ALIKE = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds',
 def test_a_config_builds_its_recipe_and_its_learner(name, size):
   config = importlib.import_module(name).get_config(size)
   algorithm = builds.algorithm(config)
-  assert config.algorithm.name.endswith(':' + name.partition('.')[2])
+  assert config.algorithm.name.endswith(
+      ':' + OF_ANOTHER.get(name, name.partition('.')[2]))
   mesh = meshes.make(devices=jax.devices()[:1])
   learner = builds.learner(
       config, algorithm, tiny.CONFIG, mesh, builds.attend(config, 'xla', mesh))

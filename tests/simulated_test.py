@@ -154,6 +154,13 @@ def test_what_is_built_depends_on_the_seed_alone():
   assert oracle(0.5)(queries) != oracle(0.5, seed=1)(queries)
 
 
+def test_titles_come_and_go_by_the_option():
+  plain, = oracle(0.0)([query(top_k=1)])
+  found, = oracle(0.0, titled=True)([query(top_k=1)])
+  assert (plain[0].title, found[0].title) == ('', 'Name 3')
+  assert plain[0].text == found[0].text == 'Name 3 lives in town 3.'
+
+
 # Names ------------------------------------------------------------------------
 
 def test_the_steps_of_the_run_are_those_of_the_curriculum():

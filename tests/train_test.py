@@ -213,6 +213,7 @@ def nan_of_some(trajectory):
     (dict(rollout=dict(group_size=1)), 'group_size must be at least 2'),
     (dict(model=dict(path='nowhere')), 'must be a folder'),
     (dict(search=dict(engine='google')), 'google'),
+    (dict(evaluate=dict(search=dict(engine='bm26'))), 'bm26'),
     (dict(reward='searchrl.agent.rewards:nothing'), 'module:function'),
     (dict(rollout=dict(length=100)), 'rollout.length must hold'),
     (dict(learner=dict(minibatches=5)), 'learner.minibatches'),

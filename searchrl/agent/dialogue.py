@@ -119,11 +119,6 @@ def laptop_read(tokenizer) -> Dialogue:
   return tags(tokenizer.leading_space + READ_TEMPLATE)
 
 
-def laptop_documents(tokenizer) -> Dialogue:
-  """`laptop`, with passages as `document` writes them."""
-  return dataclasses.replace(laptop(tokenizer), passage=document)
-
-
 def search_r1(tokenizer) -> Dialogue:
   """Search-R1's prompt and retry sentence, word for word (third_party)."""
   return dataclasses.replace(
@@ -134,6 +129,17 @@ def search_r1(tokenizer) -> Dialogue:
 def zerosearch(tokenizer) -> Dialogue:
   """ZeroSearch's: Search-R1's prompt, and passages as `document` writes them."""
   return dataclasses.replace(search_r1(tokenizer), passage=document)
+
+
+def continuation(tokenizer) -> Dialogue:
+  """No protocol: the first message, and what follows up to the end of text."""
+  return Dialogue(
+      template=tokenizer.leading_space + '{question}', parse=_whole,
+      stop_strings=(), before='', after='', invalid='')
+
+
+def _whole(text: str) -> Action:
+  return Action('answer', (text,)) if text.strip() else Action('invalid')
 
 
 def verbatim(name: str) -> str:

@@ -17,6 +17,7 @@ from searchrl.experiment import checks
 from searchrl.experiment import init_from
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
+from searchrl.experiment import writer
 from searchrl.models import attention
 from searchrl.models import lora as loras
 from searchrl.rl import algorithms
@@ -83,7 +84,10 @@ def build(config, folder: pathlib.Path) -> Experiment:
   processes.on_first('workdir?', lambda: workdirs.check(folder, **claim))
   data, sets, stream = _data(config, folder)  # a bad one claims no folder
   search = searches.engine(config.search, data.corpus, seed=config.seed,
-                           steps=config.train.num_steps)
+                           steps=config.train.num_steps,
+                           load_writer=writer.loader(mesh, seed=config.seed))
+  cases = searches.cases(searches.of_evaluation(config), sets, config.evaluate,
+                         seed=config.seed)
   processes.on_first('workdir', lambda: workdirs.prepare(folder, **claim))
   params, start = init_from.start(config, folder, sampler, params, mesh)
   processes.on_first('search', lambda: workdirs.note(
@@ -93,9 +97,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
       algorithm=recipe, sampler=sampler, learner=trainer, params=params,
       start=start, stream=stream, search=search, scorer=scored,
       rounds=rounds(config.rollout),
-      cases=searches.cases(searches.of_evaluation(config), sets,
-                           config.evaluate, seed=config.seed),
-      lockstep=lockstep)
+      cases=cases, lockstep=lockstep)
 
 
 def _data(config, folder: pathlib.Path) -> tuple[

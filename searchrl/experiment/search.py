@@ -16,12 +16,14 @@ from searchrl.encoders import reranker
 from searchrl.evaluation import suite
 from searchrl.search import factory
 from searchrl.search import wrapped
+from searchrl.search.simulated import writers
 from searchrl.trajectory import SearchFn
 
 _load_encoder = embedder.cached_loader()  # compiled once a process
 
 
-def engine(search: Any, corpus: Any, *, seed: int, steps: int = 0) -> SearchFn:
+def engine(search: Any, corpus: Any, *, seed: int, steps: int = 0,
+           load_writer: writers.LoadWriter | None = None) -> SearchFn:
   """The engine of a config over a corpus; its failures are SearchErrors.
 
   Args:
@@ -29,13 +31,15 @@ def engine(search: Any, corpus: Any, *, seed: int, steps: int = 0) -> SearchFn:
     corpus: the passages; None unless the engine `needs_corpus`.
     seed: of random passages, and of simulated ones.
     steps: of the run; for the curriculum of simulated ones.
+    load_writer: loads the model that writes those, in this process.
 
   Raises:
     ValueError, FileNotFoundError: the engine cannot be built.
   """
   return wrapped.with_typed_errors(factory.make(
       search.engine, corpus, seed=seed, steps=steps,
-      load_encoder=_load_encoder, load_judge=reranker.load, **search.options))
+      load_encoder=_load_encoder, load_judge=reranker.load,
+      load_writer=load_writer, **search.options))
 
 
 def of_evaluation(config: Any) -> Any:

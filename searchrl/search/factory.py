@@ -33,11 +33,11 @@ from searchrl.trajectory import SearchFn
 
 # Engines by what is true of them; those built over others are as these are.
 _OWN_CORPUS = frozenset([  # none is loaded for them
-    'remote', 'web', 'simulated by served'])
+    'remote', 'web', 'simulated by served', 'simulated by model'])
 _REMOTE = frozenset(  # answer over a network
     ['remote', 'web', 'simulated by served'])
 _READ_MORE = frozenset([  # than a query's text and top_k
-    'noise', 'simulated by served', 'simulated by oracle'])
+    'noise', *(f'simulated by {writer}' for writer in writers.WRITERS)])
 
 LoadJudge = Callable[..., rerank.ScoreFn]  # (folder, **options)
 
@@ -50,6 +50,7 @@ def make(
     steps: int = 0,
     load_encoder: open_index.LoadEncoder | None = None,
     load_judge: LoadJudge | None = None,
+    load_writer: writers.LoadWriter | None = None,
     **options: Any,
 ) -> SearchFn:
   """Builds an engine by its name.
@@ -68,6 +69,7 @@ def make(
     load_encoder: loads the text encoder of 'dense'; see
       `open_index.LoadEncoder`.
     load_judge: loads the cross-encoder of 'rerank'; see `reranker.load`.
+    load_writer: loads the model that writes for 'simulated'.
     **options: bm25: index (a folder that has one), or k1 and b; bm25s: k1, b;
       lucene: those of `bm25_others.lucene`; dense: index and those of
       `open_index.indexed`, or encoder and those of `in_memory.search`, or dim,
@@ -75,8 +77,8 @@ def make(
       `remote.remote`; web: those of `web.web`; fusion: engines, k, depth;
       rerank: engine, model, max_length, batch, candidates; cache: engine, path,
       entries, index; simulated: writer and the other options of
-      `writers.make`, curriculum (fields of `Curriculum`; steps 0: the run's)
-      and malformed.
+      `writers.make`, curriculum (fields of `Curriculum`; steps 0: the run's),
+      malformed and titled.
 
   Raises:
     ValueError: there is no engine of that name, or an option is out of range.
@@ -84,12 +86,13 @@ def make(
   """
   if name in ('fusion', 'rerank', 'cache'):
     build = functools.partial(_inner, corpus=corpus, seed=seed,
-                              load_encoder=load_encoder, load_judge=load_judge)
+                              load_encoder=load_encoder, load_judge=load_judge,
+                              steps=steps, load_writer=load_writer)
     return _composed(name, corpus, options, build, load_encoder, load_judge)
   if name == 'noise':
     return noise.random_passages(corpus, seed=seed, **options)
   if name == 'simulated':
-    return _simulated(corpus, seed, steps, **options)
+    return _simulated(corpus, seed, steps, load_writer=load_writer, **options)
   return _single(name, corpus, options, load_encoder)
 
 
@@ -123,14 +126,15 @@ def _single(name: str, corpus: Corpus | None, options: dict[str, Any],
 
 def _simulated(corpus: Corpus | None, seed: int, steps: int, *,
                writer: str, curriculum: Mapping[str, float] | None = None,
-               malformed: str = 'nothing', **options: Any
+               malformed: str = 'nothing', titled: bool = False, **options: Any
                ) -> simulated.Simulated:
   """A search whose documents a writer makes."""
   course = dict(curriculum or {})
   course['steps'] = course.get('steps') or max(steps, 1)
   return simulated.Simulated(
-      writers.make(writer, corpus, **options), curricula.Curriculum(**course),
-      seed=seed, malformed=malformed)
+      writers.make(writer, corpus, titled=titled, **options),
+      curricula.Curriculum(**course), seed=seed, malformed=malformed,
+      titled=titled)
 
 
 def needs_corpus(name: str, options: Mapping[str, Any]) -> bool:

@@ -95,8 +95,8 @@ def read_completion(body: bytes) -> tuple[str, int]:
 
 def completions(
     *,
-    urls: Sequence[str],
     prompts: documents.Prompts,
+    urls: Sequence[str] = (),
     model: str = '',
     max_tokens: int = 600,
     temperature: float = 0.8,
@@ -109,8 +109,8 @@ def completions(
   """A writer that asks servers. Defaults are ZeroSearch's.
 
   Args:
-    urls: whole addresses: 'http://127.0.0.1:6001/v1/chat/completions'.
     prompts: how the model is asked; the system message is empty, as published.
+    urls: whole addresses: 'http://127.0.0.1:6001/v1/chat/completions'; needed.
     model: the name that the servers know it by.
     max_tokens: of all documents of a query.
     temperature: of sampling.

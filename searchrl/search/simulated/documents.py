@@ -22,6 +22,7 @@ from searchrl.trajectory import Query, SearchError
 
 _HEADING = re.compile(r'^[ \t]*Doc ([0-9]+):', re.MULTILINE)
 _FIELD = re.compile(r'\{(query|problem|ground_truth)\}')
+_TITLED = re.compile(r'"([^"]+)" (.+)')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,3 +133,16 @@ def read(text: str, top_k: int) -> tuple[str, ...]:
   if not all(found):
     raise Malformed(f'document {found.index("") + 1} is empty')
   return tuple(found)
+
+
+def write(passages: Sequence[tuple[str, str]]) -> str:
+  """The text that `read` reads; of (title, text), '' for no title."""
+  texts = [f'"{title}" {text}' if title else text for title, text in passages]
+  return '\n'.join(f'Doc {number}: {" ".join(text.split())}'
+                   for number, text in enumerate(texts, start=1))
+
+
+def titled(text: str) -> tuple[str, str]:
+  """Title and text of a document that may begin with a title in quotes."""
+  found = _TITLED.fullmatch(text)
+  return (found[1], found[2]) if found else ('', text)

@@ -23,13 +23,14 @@ class Oracle:
 
   Args:
     corpus: titled passages.
+    titled: whether the documents begin with their titles.
 
   Raises:
     ValueError: a passage has no title.
   """
 
-  def __init__(self, corpus: Corpus):
-    self._corpus, self._of = corpus, {}
+  def __init__(self, corpus: Corpus, *, titled: bool = False):
+    self._corpus, self._titled, self._of = corpus, titled, {}
     for place in range(len(corpus)):
       title = corpus[place].title
       if not title.strip():
@@ -53,5 +54,6 @@ class Oracle:
               if i not in about)
     while len(chosen) < count and (other := next(others, None)) is not None:
       chosen.append(other)
-    shown = [' '.join(self._corpus[place].text.split()) for place in chosen]
-    return '\n'.join(f'Doc {n}: {text}' for n, text in enumerate(shown, 1))
+    shown = [self._corpus[place] for place in chosen]
+    return documents.write(
+        [(p.title if self._titled else '', p.text) for p in shown])

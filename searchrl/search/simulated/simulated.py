@@ -26,8 +26,7 @@ MALFORMED = ('nothing', 'error')
 class Simulated:
   """A SearchFn with `pop` and `wait`.
 
-  A passage has no title; its id begins with 'useful' or 'noisy', by what was
-  asked for.
+  The id of a passage begins with 'useful' or 'noisy', by what was asked for.
 
   Args:
     writer: writes the documents of all queries of a call.
@@ -35,15 +34,17 @@ class Simulated:
     seed: of the run.
     malformed: what a text is that `documents.read` refuses: 'nothing' found, or
       an 'error', which ends the trajectory.
+    titled: whether a document may begin with its title, in double quotes; else
+      passages have none.
   """
 
   def __init__(self, writer: documents.Writer, curriculum: Curriculum, *,
-               seed: int, malformed: str = 'nothing'):
+               seed: int, malformed: str = 'nothing', titled: bool = False):
     if malformed not in MALFORMED:
       raise ValueError(f'search.options.malformed must be one of {MALFORMED}, '
                        f'but is {malformed!r}.')
     self._writer, self._curriculum, self._seed = writer, curriculum, seed
-    self._malformed = malformed
+    self._malformed, self._titled = malformed, titled
     self._lock, self._counts = threading.Lock(), collections.Counter()
     self._noise = curriculum.noise(0)
 
@@ -101,14 +102,14 @@ class Simulated:
       self._count(malformed=1)
       return () if self._malformed == 'nothing' else SearchError(
           'malformed', str(error))
-    return tuple(_passage(task, text) for text in texts)
+    return tuple(self._passage(task, text) for text in texts)
+
+  def _passage(self, task: documents.Task, text: str) -> Passage:
+    digest = hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:16]
+    quality = 'useful' if task.useful else 'noisy'
+    title, text = documents.titled(text) if self._titled else ('', text)
+    return Passage(f'{quality}-{digest}', title, text)
 
   def _count(self, **numbers: float) -> None:
     with self._lock:
       self._counts.update(numbers)
-
-
-def _passage(task: documents.Task, text: str) -> Passage:
-  digest = hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:16]
-  quality = 'useful' if task.useful else 'noisy'
-  return Passage(f'{quality}-{digest}', '', text)

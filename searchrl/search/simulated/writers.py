@@ -2,37 +2,51 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the writer of a simulated engine, and its prompts, from names."""
 
+from collections.abc import Callable
 from typing import Any
 
 from searchrl.search.corpus import Corpus
 from searchrl.search.simulated import documents
 from searchrl.search.simulated import oracle
 
-WRITERS = ('oracle', 'served')
+WRITERS = ('oracle', 'served', 'model')
+LoadWriter = Callable[..., documents.Writer]  # (prompts=..., **options)
 _PROMPTS = {'zerosearch': documents.zerosearch}
 
 
-def make(name: str, corpus: Corpus | None, **options: Any) -> documents.Writer:
+def make(name: str, corpus: Corpus | None, *, titled: bool = False,
+         load_writer: LoadWriter | None = None, **options: Any
+         ) -> documents.Writer:
   """Builds a writer by its name.
 
   Args:
-    name: 'oracle', which knows the corpus, or 'served', a language model.
+    name: 'oracle', which knows the corpus, or a language model: 'served', or
+      'model', in this process.
     corpus: of the oracle.
-    **options: of 'served': prompts ('zerosearch', or a dict of useful and
-      noisy), and the others of `completions.completions`.
+    titled: whether documents begin with titles; of a language model its
+      prompts, or its tuning, must see to it.
+    load_writer: loads a 'model'.
+    **options: prompts ('zerosearch', or a dict of useful and noisy), and the
+      others of `completions.completions` or of `load_writer`.
 
   Raises:
-    ValueError: there is no such writer, or an option is out of range.
+    ValueError: there is no such writer here, or an option is out of range.
     TypeError: the writer has no such option.
   """
   if name == 'oracle':
-    return oracle.Oracle(corpus, **options)
-  if name == 'served':
-    from searchrl.search.remote import completions  # imports urllib3
-    return completions.completions(
-        prompts=_prompts(options.pop('prompts', 'zerosearch')), **options)
-  raise ValueError(
-      f'search.options.writer must be one of {WRITERS}, but is {name!r}.')
+    return oracle.Oracle(corpus, titled=titled, **options)
+  if name not in WRITERS:
+    raise ValueError(
+        f'search.options.writer must be one of {WRITERS}, but is {name!r}.')
+  if name == 'model' and load_writer is None:
+    raise ValueError(
+        "search.options.writer may be 'model' where a policy is trained alone. "
+        'Set evaluate.search.engine, or serve the model and name its url.')
+  prompts = _prompts(options.pop('prompts', 'zerosearch'))
+  if name == 'model':
+    return load_writer(prompts=prompts, **options)
+  from searchrl.search.remote import completions  # imports urllib3
+  return completions.completions(prompts=prompts, **options)
 
 
 def _prompts(spec: Any) -> documents.Prompts:

@@ -1,0 +1,72 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""writer: a language model's documents, alone, in company, and in a run."""
+
+import jax
+import pytest
+import tiny
+
+from searchrl.experiment import writer
+from searchrl.runtime import mesh as meshes
+from searchrl.search import factory
+from searchrl.search.corpus import Corpus
+from searchrl.search.simulated import documents
+from searchrl.trajectory import Passage, Query, SearchError
+
+PROMPTS = documents.Prompts('Useful: {query}', 'Noisy: {query} {ground_truth}')
+OPTIONS = dict(slots=8, max_prompt_tokens=40, max_tokens=12, temperature=1.0)
+
+
+@pytest.fixture(scope='module')
+def write():
+  one = meshes.make(devices=jax.devices()[:1])
+  return writer.loader(one, seed=0)(prompts=PROMPTS, **OPTIONS)
+
+
+def task(text='river', seed=7, useful=True, **fields):
+  return documents.Task(Query(text, 2, tiny.question(**fields)), useful, seed)
+
+
+def test_a_text_does_not_depend_on_its_company_or_on_order(write):
+  tasks = [task(f'the river of {i % 9}', i) for i in range(72)]
+  together = write(tasks)
+  assert [write([one])[0] for one in tasks[:6]] == together[:6]
+  assert write(tasks[::-1]) == together[::-1]
+  assert len({*together}) > 36 and all(isinstance(t, str) for t in together)
+  metrics = write.pop()
+  assert 150 < metrics['simulated/tokens'] <= 150 * 12
+  assert write.pop() == {'simulated/tokens': 0}
+  assert write([]) == []
+
+
+def test_the_quality_and_the_seed_change_the_text(write):
+  first = write([task()])
+  assert write([task()]) == first
+  assert write([task(seed=8)]) != first and write([task(useful=False)]) != first
+
+
+def test_what_cannot_be_asked_fails_alone(write):
+  long, good, unanswerable = write([
+      task('river ' * 60), task(), task(useful=False, answers=())])
+  assert isinstance(long, SearchError) and long.kind == 'too_long'
+  assert 'max_prompt_tokens=40' in long.detail
+  assert unanswerable.kind == 'unanswerable' and [good] == write([task()])
+
+
+def test_an_engine_of_it_by_name():
+  one = meshes.make(devices=jax.devices()[:1])
+  corpus = Corpus((Passage('a', 'Tarn', 'A river.'),))
+  search = factory.make(
+      'simulated', corpus, writer='model', prompts=dict(vars(PROMPTS)),
+      load_writer=writer.loader(one, seed=0), **OPTIONS)
+  found, blank = search([Query('river', 2, tiny.question()),
+                         Query(' ', 2, tiny.question())])
+  assert found == blank == ()  # no lesson has taught it to write documents
+  metrics = search.pop()
+  assert metrics['simulated/malformed_rate'] == 1
+  assert metrics['simulated/tokens'] > 0
+  with pytest.raises(ValueError, match="'model' where a policy is trained"):
+    factory.make('simulated', corpus, writer='model')
+  with pytest.raises(ValueError, match='search.options.path can be sampled '
+                     'from .* on one device alone, but there are 8'):
+    writer.loader(meshes.make(), seed=0)(prompts=PROMPTS, **OPTIONS)
