@@ -55,9 +55,10 @@ EVERYONE = (
     'critic/rewards/mean', 'train/empty_rows', 'timing_s/adv',
     'timing_s/update_actor', 'timing_s/gen', 'timing_s/step',
     'training/rollout_logprobs_diff_max')
-UNTRAINED = ('__init__', 'ask', 'build_index', 'common', 'evaluate',
-             'evaluate_search', 'export', 'models', 'serve_model',
-             'serve_search', 'settings', 'sft', 'tiny_base', 'tiny_encoder')
+UNTRAINED = ('__init__', 'ask', 'build_index', 'collect_simulation_data',
+             'common', 'evaluate', 'evaluate_search', 'export', 'models',
+             'serve_model', 'serve_search', 'settings', 'sft', 'tiny_base',
+             'tiny_encoder')
 NEVER_ALIKE = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds',
                'search/latency_ms/', 'simulated/secs')
 

@@ -42,14 +42,14 @@ def make(name: str, corpus: Corpus | None, *, titled: bool = False,
     raise ValueError(
         "search.options.writer may be 'model' where a policy is trained alone. "
         'Set evaluate.search.engine, or serve the model and name its url.')
-  prompts = _prompts(options.pop('prompts', 'zerosearch'))
+  asked = prompts(options.pop('prompts', 'zerosearch'))
   if name == 'model':
-    return load_writer(prompts=prompts, **options)
+    return load_writer(prompts=asked, **options)
   from searchrl.search.remote import completions  # imports urllib3
-  return completions.completions(prompts=prompts, **options)
+  return completions.completions(prompts=asked, **options)
 
 
-def _prompts(spec: Any) -> documents.Prompts:
+def prompts(spec: Any) -> documents.Prompts:
   """The prompts of a name, or of dict(useful=..., noisy=...)."""
   if hasattr(spec, 'items'):  # a dict, or a ConfigDict
     return documents.Prompts(**dict(spec))

@@ -1,0 +1,123 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Collects what a simulated engine is tuned on: a policy asks a real one.
+
+In rounds, each of which is written when it is over, so that a command that was
+killed goes on.
+"""
+
+from collections.abc import Sequence
+import gzip
+import json
+import pathlib
+
+from searchrl import trajectory as trajectory_lib
+from searchrl.agent import rewards
+from searchrl.data import datasets
+from searchrl.data import simulation
+from searchrl.experiment import build
+from searchrl.experiment import checks
+from searchrl.experiment import policy
+from searchrl.experiment import search as searches
+from searchrl.runtime import processes
+from searchrl.runtime import workdir as workdirs
+from searchrl.search.simulated import writers
+from searchrl.trajectory import Question, Request, Trajectory
+
+
+def run(config, workdir: str) -> None:
+  """Samples answers to the training questions, and writes their searches.
+
+  Args:
+    config: see configs/collect_simulation_data.py.
+    workdir: gets train.jsonl and validation.jsonl, whose lines are
+      `simulation.example`s, and the trajectories of each round.
+
+  Raises:
+    ValueError, FileNotFoundError: the config cannot be run, or nothing was
+      found.
+  """
+  checks.check(config)
+  folder, options = pathlib.Path(workdir), config.collect
+  _check(options)
+  prompts = writers.prompts(options.prompts)
+  if options.run and not config.model.path:
+    config.model.path = policy.model_of_run(options.run)
+  sampler, params = policy.of_run(config, options.run)
+  claim = dict(config=config.to_dict(), allow_changes=config.allow_changes)
+  processes.on_first('workdir?', lambda: workdirs.check(folder, **claim))
+  data = datasets.shared(lambda: build.train_set(config, folder))
+  search = searches.engine(config.search, data.corpus, seed=config.seed)
+  processes.on_first('workdir', lambda: workdirs.prepare(folder, **claim))
+  weights, found = sampler.sync(params).weights, []
+  for number, questions in enumerate(_rounds(
+      data.questions, options.questions_a_round)):
+    file = folder / 'trajectories' / f'round_{number:06d}.jsonl.gz'
+    if not processes.on_first(file.name, file.exists):
+      trajectories = sampler.rollout(
+          weights, _requests(questions, options.samples), search=search,
+          step=number, temperature=options.temperature).trajectories
+      if processes.is_first():
+        _write(file, trajectories)
+    if processes.is_first():
+      found += simulation.pairs(_read(file), lambda t: rewards.em(t) == 1)
+      processes.say(f'round {number + 1}: {len(found)} searches so far')
+  if processes.is_first():
+    _write_examples(folder, found, prompts, options, config.seed)
+
+
+def _check(options) -> None:
+  for name, legal, rule in (
+      ('samples', options.samples >= 1, 'at least 1'),
+      ('questions_a_round', options.questions_a_round >= 1, 'at least 1'),
+      ('temperature', options.temperature >= 0, 'at least 0'),
+      ('validation_share', 0 <= options.validation_share < 1, 'in [0, 1)')):
+    if not legal:
+      raise ValueError(
+          f'collect.{name} must be {rule}, but is {options[name]}.')
+
+
+def _rounds(questions: Sequence[Question], size: int
+           ) -> list[Sequence[Question]]:
+  return [questions[i:i + size] for i in range(0, len(questions), size)]
+
+
+def _requests(questions: Sequence[Question], samples: int) -> list[Request]:
+  return [Request(question, sample, group)
+          for group, question in enumerate(questions)
+          for sample in range(samples)]
+
+
+def _write(file: pathlib.Path, trajectories: Sequence[Trajectory]) -> None:
+  """Writes a round; the file appears whole."""
+  file.parent.mkdir(exist_ok=True)
+  lines = ''.join(
+      json.dumps(trajectory_lib.to_json(t), ensure_ascii=False) + '\n'
+      for t in trajectories)
+  unfinished = file.with_suffix('.unfinished')
+  unfinished.write_bytes(gzip.compress(lines.encode(), mtime=0))
+  unfinished.replace(file)
+
+
+def _read(file: pathlib.Path) -> list[Trajectory]:
+  lines = gzip.decompress(file.read_bytes()).decode().splitlines()
+  return [trajectory_lib.from_json(json.loads(line)) for line in lines]
+
+
+def _write_examples(folder: pathlib.Path, found: Sequence[simulation.Pair],
+                    prompts, options, seed: int) -> None:
+  """Writes both files, and says what is in them."""
+  if not found:
+    raise ValueError(
+        'collect.run must be of a policy that searches, but none of its '
+        'searches found anything. Name a run that has learned to search.')
+  sides = simulation.split(
+      simulation.distinct(found), options.validation_share, seed)
+  for name, pairs in zip(('train', 'validation'), sides):
+    file = folder / f'{name}.jsonl'
+    file.write_text(''.join(
+        json.dumps(simulation.example(pair, prompts, titled=options.titled),
+                   ensure_ascii=False) + '\n' for pair in pairs))
+    useful = sum(pair.useful for pair in pairs)
+    processes.say(f'{file}: {len(pairs)} queries, {useful} with useful '
+                  f'documents and {len(pairs) - useful} with noise')

@@ -1,0 +1,72 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""simulation: which searches are kept, how they are labelled and split."""
+
+import tiny
+
+from searchrl.data import simulation
+from searchrl.search.simulated import documents
+from searchrl.trajectory import Action, Passage, Trajectory, Turn
+
+PASSAGES = (Passage('1', 'Tarn', 'A river.'), Passage('2', '', 'A hill.'))
+
+
+def search(*texts, passages=PASSAGES, shown=3):
+  return Turn((1,), (-1.0,), Action('search', texts), (2,) * shown, passages)
+
+
+def trajectory(*turns, uid='q', stop_reason='answer'):
+  return Trajectory(tiny.question(uid), 0, 0, (3,), turns,
+                    stop_reason=stop_reason)
+
+
+def test_searches_that_found_something_are_pairs_of_their_trajectory():
+  right = trajectory(
+      search('a'), Turn((1,), (-1.0,), Action('invalid'), (2,)), search('b'),
+      Turn((1,), (-1.0,), Action('answer', ('x',))))
+  wrong = trajectory(search('c'), uid='r')
+  found = simulation.pairs([right, wrong], lambda t: t is right)
+  assert [(p.question.uid, p.query, p.useful) for p in found] == [
+      ('q', 'a', True), ('q', 'b', True), ('r', 'c', False)]
+  assert all(p.passages == PASSAGES for p in found)
+  for left_out in (search('a', passages=()), search('a', 'b'),
+                   search('a', shown=0)):
+    assert simulation.pairs([trajectory(left_out)], lambda t: True) == []
+  assert simulation.pairs(
+      [trajectory(search('a'), stop_reason='search_error')], bool) == []
+
+
+def pair(uid='q', query='a', useful=False):
+  return simulation.Pair(tiny.question(uid), query, PASSAGES, useful)
+
+
+def test_a_query_stands_once_a_question_and_is_useful_if_it_was_once():
+  found = simulation.distinct([
+      pair(), pair(query='b', useful=True), pair(useful=True),
+      pair(query='b'), pair('r')])
+  assert [(p.question.uid, p.query, p.useful) for p in found] == [
+      ('q', 'a', True), ('q', 'b', True), ('r', 'a', False)]
+
+
+def test_a_question_is_on_one_side_whatever_else_there_is():
+  found = [pair(str(i % 400), str(i)) for i in range(1200)]
+  train, aside = simulation.split(found, 0.25, seed=0)
+  uids = [{p.question.uid for p in side} for side in (train, aside)]
+  assert not uids[0] & uids[1] and 70 < len(uids[1]) < 130
+  assert len(train) + len(aside) == 1200
+  half, _ = simulation.split(found[:600], 0.25, seed=0)
+  assert half == [p for p in train if int(p.query) < 600]
+  assert simulation.split(found, 0.0, seed=0) == (found, [])
+  assert simulation.split(found, 0.25, seed=1)[1] != aside
+
+
+def test_an_example_is_what_the_engine_will_be_asked_and_should_say():
+  prompts = documents.Prompts('+ {query} {ground_truth}\n', '- {query}\n')
+  titled = simulation.example(pair(useful=True), prompts, titled=True)
+  assert titled == {
+      'prompt': '+ a here\n',
+      'completion': 'Doc 1: "Tarn" A river.\nDoc 2: A hill.',
+      'question': 'q', 'query': 'a', 'useful': True}
+  plain = simulation.example(pair(), prompts, titled=False)
+  assert plain['prompt'] == '- a\n'
+  assert documents.read(plain['completion'], 5) == ('A river.', 'A hill.')
