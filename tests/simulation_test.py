@@ -4,6 +4,7 @@
 
 import tiny
 
+from searchrl.data import questions
 from searchrl.data import simulation
 from searchrl.search.simulated import documents
 from searchrl.trajectory import Action, Passage, Trajectory, Turn
@@ -54,6 +55,9 @@ def test_a_question_is_on_one_side_whatever_else_there_is():
   uids = [{p.question.uid for p in side} for side in (train, aside)]
   assert not uids[0] & uids[1] and 70 < len(uids[1]) < 130
   assert len(train) + len(aside) == 1200
+  few = questions.subset([p.question for p in found[:400]], 100, seed=0)
+  drawn = [pair(question.uid) for question in few]  # by another hash
+  assert 10 < len(simulation.split(drawn, 0.25, seed=0)[1]) < 40
   half, _ = simulation.split(found[:600], 0.25, seed=0)
   assert half == [p for p in train if int(p.query) < 600]
   assert simulation.split(found, 0.0, seed=0) == (found, [])

@@ -60,8 +60,8 @@ def split(found: Sequence[Pair], share: float, seed: int
     share: of the questions that are validated on, in [0, 1).
     seed: of the choice, which depends on the question's uid alone besides.
   """
-  def is_aside(pair):
-    name = f'{seed}/{pair.question.uid}'.encode()
+  def is_aside(pair):  # not the hash by which `questions.subset` draws
+    name = f'validation/{seed}/{pair.question.uid}'.encode()
     draw = int.from_bytes(hashlib.sha256(name).digest()[:8], 'big') / 2**64
     return draw < share
 
