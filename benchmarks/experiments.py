@@ -102,7 +102,7 @@ def all_of(found: Records) -> dict[str, Experiment]:
   """Every experiment; the matched arms once calibration has its records."""
   return {'recipes': RECIPES, 'thirds': THIRDS, 'stress': _stress(found),
           'noise': NOISE, 'prompts': PROMPTS, 'engines': ENGINES_COMPARED,
-          'masking': MASKING, 'format': FORMAT}
+          'masking': MASKING, 'format': FORMAT, 'simulated': SIMULATED}
 
 
 def train_options(arm: Arm, seed: int) -> dict[str, Any]:
@@ -313,6 +313,40 @@ ENGINES_COMPARED = Experiment(
     pairs=tuple((through(a, world), through(b, world)) for world in WORLDS
                 for a, b in (('exact', 'bm25'), ('exact', 'hnsw'),
                              ('hnsw', 'bm25'), ('bm25', 'noise'))))
+
+# An engine that is simulated -------------------------------------------------
+
+CURRICULA = {  # the probability of noise, from the first step to the last
+    'none': (0.0, 0.0), 'rising': (0.0, 0.5), 'falling': (0.5, 0.0),
+    'constant': (0.25, 0.25)}
+
+
+def _simulated(curriculum: str) -> Arm:
+  """Trained against the oracle alone, judged through BM25."""
+  start, end = CURRICULA[curriculum]
+  return Arm(f'oracle {curriculum}', 'zerosearch', training={
+      'search.engine': 'simulated', 'search.options': dict(
+          writer='oracle', titled=True, curriculum=dict(
+              start=start, end=end, base=4.0, steps=STEPS))})
+
+
+SIMULATED = Experiment(
+    hypothesis='Judged through BM25, an agent that has met an oracle alone is as '
+    'good as one trained with BM25, by less than .05, and far above one trained '
+    'on random passages. As in ZeroSearch, noise that rises beats noise that '
+    'falls, separably; a constant .25 lies between, and rising noise is not '
+    'below none. (Seed 0 of the rising one had been seen when this was written.)',
+    measures=('greedy', 'sampled', 'area', 'leak', 'last hop answered'),
+    smallest=0.05,
+    arms=(GRPO, Arm(through('noise', ''), 'grpo', engine='noise',
+                    judges=('bm25', 'hnsw', 'exact')),
+          *map(_simulated, CURRICULA)),
+    pairs=(('oracle none', 'grpo'), ('oracle rising', 'grpo'),
+           ('oracle rising', 'oracle falling'),
+           ('oracle rising', 'oracle constant'),
+           ('oracle constant', 'oracle falling'),
+           ('oracle rising', 'oracle none'),
+           ('oracle rising', through('noise', ''))))
 
 # What is trained on, and for --------------------------------------------------
 

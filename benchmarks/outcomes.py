@@ -13,7 +13,8 @@ from searchrl.runtime import metrics
 
 CURVES = ('critic/score/mean', 'search/calls_per_traj', 'actor/pg_clipfrac',
           'actor/entropy', 'actor/grad_norm', 'format/valid_rate',
-          'training/rollouts')
+          'training/rollouts', 'search/leak_rate',
+          'search/answer_rate_last_hop', 'simulated/noisy_rate')
 _COSTS = 'costs.jsonl'
 
 

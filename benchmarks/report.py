@@ -90,6 +90,8 @@ MEASURES: dict[str, Measure] = {
     'reward': last('critic/score/mean'),
     'valid turns': last('format/valid_rate'),
     'random passages': cells('through_noise', 'known'),
+    'leak': last('search/leak_rate'),
+    'last hop answered': last('search/answer_rate_last_hop'),
 }
 MEASURES |= {f'through_{engine}': through(engine)
              for engine in experiments.ENGINES}

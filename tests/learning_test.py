@@ -74,6 +74,10 @@ def test_the_command_lines_of_an_arm_are_configs(name):
     engine = part.removeprefix('through_')
     engine, options = experiments.ENGINES[
         engine if engine in experiments.ENGINES else arm.engine]
+    if part == 'train' and 'search.engine' in arm.training:
+      assert config.evaluate.search.engine == engine
+      engine = arm.training['search.engine']
+      options = arm.training['search.options']
     assert config.search.engine == engine
     assert config.search.options.to_dict() == options
     assert config.seed == 3 and config.evaluate.worlds.world_seed == 104
@@ -81,7 +85,8 @@ def test_the_command_lines_of_an_arm_are_configs(name):
     if part == 'train':
       build.algorithm(config)
       assert config.data.world_seed == 4
-      assert config.algorithm.name.endswith(f':{arm.recipe}')
+      recipe = {'zerosearch': 'grpo'}.get(arm.recipe, arm.recipe)
+      assert config.algorithm.name.endswith(f':{recipe}')
       assert config.train.num_steps == arm.steps
     else:
       assert config.job == 'searchrl.jobs.evaluate:run'
