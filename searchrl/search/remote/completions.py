@@ -132,14 +132,9 @@ def completions(
       ('response_bytes', response_bytes, response_bytes >= 1, 'at least 1')):
     if not legal:
       raise ValueError(f'search.options.{name} must be {rule}, but is {value}.')
-  headers = {'Content-Type': 'application/json', 'User-Agent': 'searchrl'}
-  if token_env:
-    token = wire.secret(token_env, 'search.options.token_env')
-    headers['Authorization'] = f'Bearer {token}'
-  calls = transport.Transport(
-      tuple(urls) if not isinstance(urls, str) else urls,
-      transport.RetryPolicy(**retries), response_bytes=response_bytes,
-      headers=headers, **(wiring or {}))
+  calls = transport.posting_json(
+      urls, token_env=token_env, response_bytes=response_bytes, wiring=wiring,
+      **retries)
   return Completions(
       calls, prompts,
       dict(model=model, max_tokens=max_tokens, temperature=temperature),

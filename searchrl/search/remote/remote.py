@@ -128,14 +128,9 @@ def remote(
     if value < 1:
       raise ValueError(f'search.options.{name} must be at least 1, but is '
                        f'{value}.')
-  headers = {'Content-Type': 'application/json', 'User-Agent': 'searchrl'}
-  if token_env:
-    token = wire.secret(token_env, 'search.options.token_env')
-    headers['Authorization'] = f'Bearer {token}'
-  calls = transport.Transport(
-      tuple(urls) if not isinstance(urls, str) else urls,
-      transport.RetryPolicy(**retries), response_bytes=response_bytes,
-      headers=headers, **(wiring or {}))
+  calls = transport.posting_json(
+      urls, token_env=token_env, response_bytes=response_bytes, wiring=wiring,
+      **retries)
   limits = dataclasses.replace(
       wire.Limits(), queries=batch, query_chars=query_chars,
       body_bytes=_BODY_BYTES)

@@ -11,7 +11,7 @@ hosts and kinds of errors, since an address or an error's text may have a key.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 import random
@@ -23,6 +23,7 @@ import urllib.parse
 
 import urllib3
 
+from searchrl.search.remote import wire
 from searchrl.search.remote.wire import Malformed
 from searchrl.trajectory import SearchError
 
@@ -294,6 +295,32 @@ class Transport:
   def _count(self, name: str) -> None:
     with self._lock:
       self._counts[name] += 1
+
+
+def posting_json(urls: Sequence[str], *, token_env: str, response_bytes: int,
+                 wiring: Mapping[str, Callable[..., Any]] | None,
+                 **retries: float) -> Transport:
+  """Calls that send JSON, and a bearer token of the environment, if it is named.
+
+  Args:
+    urls: whole addresses of the servers.
+    token_env: the environment variable whose value is sent; '': none is.
+    response_bytes: a longer response is an error.
+    wiring: clock, sleep and warn; for tests.
+    **retries: fields of `RetryPolicy`.
+
+  Raises:
+    ValueError: an option is out of range, or the variable is not set.
+    TypeError: there is no such option.
+  """
+  headers = {'Content-Type': 'application/json', 'User-Agent': 'searchrl'}
+  if token_env:
+    token = wire.secret(token_env, 'search.options.token_env')
+    headers['Authorization'] = f'Bearer {token}'
+  return Transport(
+      tuple(urls) if not isinstance(urls, str) else urls,
+      RetryPolicy(**retries), response_bytes=response_bytes, headers=headers,
+      **(wiring or {}))
 
 
 def _check_status(host: str, response) -> None:
