@@ -11,10 +11,11 @@ by the curriculum, other ones. Evaluation is through BM25. At a model's size the
 writer is one of ZeroSearch's simulators behind an OpenAI-compatible server.
 
 Hardware: a core of an AMD EPYC (family 25, model 17), beside other work. Time:
-147 CPU seconds to the last step. Result: exact match of greedy answers through BM25, which it
-never saw, 1 to 4 hops, .94 .00 .00 .00 before and .95 .88 .78 .59 after (one
-run, seed 0, 200 questions of each hop count; GRPO trained with BM25 has .96 .86
-.77 .54, the mean of five). At the size of Qwen2.5: not yet measured.
+147 CPU seconds to the last step. Result: exact match of greedy answers through
+BM25, which it never saw, 1 to 4 hops, .94 .00 .00 .00 before and .95 .88 .78
+.59 after (one run, seed 0, 200 questions of each hop count; GRPO trained with
+BM25 has .96 .86 .77 .54, the mean of five). At the size of Qwen2.5: not yet
+measured.
 
 Source: Sun et al. 2025, arXiv:2505.04588. Differs: on the laptop the reward is
 exact match, and a step's noise is the oracle's.
