@@ -59,14 +59,34 @@ def zerosearch(tokenizer) -> Dialogue:
   return dataclasses.replace(search_r1(tokenizer), passage=dialogues.document)
 
 
+def document(tokenizer) -> Dialogue:
+  """What a simulated engine's model writes: a text, as its only turn.
+
+  The prompt is a user's message after an empty one of the system, as published;
+  a model without a chat template continues the prompt.
+
+  Raises:
+    ValueError: the template cannot frame a question.
+  """
+  plain = dialogues.continuation(tokenizer)
+  if not tokenizer.has_chat_template:
+    return plain
+  plain = dataclasses.replace(plain, template='{question}')
+  framed = frame_question(plain, tokenizer.render, system='')
+  end = turn_end(tokenizer, tokenizer.render, [
+      *first_messages(plain, _QUESTION, system=''),
+      {'role': 'assistant', 'content': 'TextStandsHere'}])
+  return dataclasses.replace(framed, end_ids=end_ids(tokenizer, end))
+
+
 def frame_question(dialogue: Dialogue, render: Render,
-                   system: str = '') -> Dialogue:
+                   system: str | None = None) -> Dialogue:
   """Returns the dialogue with the template's text around its first message.
 
   Args:
     dialogue: without a frame.
     render: messages -> text; see `Tokenizer.render`.
-    system: the system message; '' leaves it to the template.
+    system: the system message; None leaves it to the template.
 
   Raises:
     ValueError: the template changes the message, or writes it more than once.
@@ -97,10 +117,11 @@ def frame_question(dialogue: Dialogue, render: Render,
 
 
 def first_messages(dialogue: Dialogue, question: str,
-                   system: str = '') -> list[Message]:
+                   system: str | None = None) -> list[Message]:
   """The messages before the policy's first turn."""
   user = {'role': 'user', 'content': dialogue.prompt(question)}
-  return [{'role': 'system', 'content': system}] * bool(system) + [user]
+  return [user] if system is None else [
+      {'role': 'system', 'content': system}, user]
 
 
 def turn_end(tokenizer, render: Render, messages: Sequence[Message]) -> str:
@@ -128,14 +149,14 @@ class Exchange(NamedTuple):
 
 
 def frame_exchange(dialogue: Dialogue, tokenizer, render: Render,
-                   system: str = '') -> Exchange:
+                   system: str | None = None) -> Exchange:
   """Returns the template's text between two turns of the assistant.
 
   Args:
     dialogue: its first message stands before the assistant's first turn.
     tokenizer: its special tokens end a turn.
     render: messages -> text.
-    system: the system message; '' leaves it to the template.
+    system: the system message; None leaves it to the template.
 
   Raises:
     ValueError: the template is not append-only, or changes a message.

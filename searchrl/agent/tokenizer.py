@@ -92,6 +92,11 @@ class Tokenizer:
     """The vocabulary's entry of an id; of a special token, its text."""
     return self._fast.convert_ids_to_tokens(int(id_))
 
+  @property
+  def has_chat_template(self) -> bool:
+    """Whether `render` can write messages at all."""
+    return bool(self._fast.chat_template)
+
   def render(self, messages: Sequence[Mapping[str, Any]], *,
              tools: Sequence[Mapping[str, Any]] | None = None) -> str:
     """Writes a conversation by the tokenizer's chat template.
@@ -102,7 +107,7 @@ class Tokenizer:
     Raises:
       ValueError: there is no template, or it refuses these messages.
     """
-    if not self._fast.chat_template:
+    if not self.has_chat_template:
       raise ValueError(
           'this dialogue needs a tokenizer with a chat template, but the one '
           f'of {self._fast.name_or_path or "this model"} has none. Put a '

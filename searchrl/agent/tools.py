@@ -55,14 +55,14 @@ def solver_template() -> str:
   return text
 
 
-def make(tokenizer, *, template: str, system: str = '',
+def make(tokenizer, *, template: str, system: str | None = None,
          max_queries: int = MAX_QUERIES) -> Dialogue:
   """Makes the tool protocol in a tokenizer's chat template.
 
   Args:
     tokenizer: with a chat template that writes tools; see `agent.tokenizer`.
     template: the user's message; must hold '{question}' once.
-    system: the system message; '' leaves it to the template.
+    system: the system message; None leaves it to the template.
     max_queries: a call with more is invalid.
 
   Raises:

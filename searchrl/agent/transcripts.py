@@ -77,9 +77,11 @@ def _framed(text: str, messages: Sequence[Mapping[str, Any]], tokenizer
   """The template's text, and the messages in it as data."""
   pieces = []
   for message in messages:
-    content = message['content'].strip()  # as many templates do
-    before, found, after = text.partition(content)
-    if content and found:
+    content = message['content']
+    if content not in text:
+      content = content.strip()  # as many templates do
+    if content and content in text:
+      before, _, after = text.partition(content)
       pieces += [(tokenizer.encode(before), False),
                  (tokenizer.encode_data(content), False)]
       text = after
