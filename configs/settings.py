@@ -146,10 +146,9 @@ def zerosearch(config: Config, model: Model) -> None:
   config.dialogue = _tags(model, 'zerosearch')
   config.search.engine = 'simulated'
   config.search.options = dict(
-      writer='served', prompts='zerosearch',
+      writer='served', simulator='google_3b',
       urls=('http://127.0.0.1:6001/v1/chat/completions',),
-      model='sunhaonlp/Simulation_LLM_google_3B_V2',
-      max_tokens=600, temperature=0.8, connections=64,
+      max_tokens=600, temperature=0.8, connections=256,
       deadline_secs=240.0, try_secs=120.0,  # a server's queue included
       malformed='nothing',
       curriculum=dict(start=0.0, end=0.5, base=4.0, steps=0),

@@ -121,3 +121,26 @@ def test_questions_about_knowledge_that_no_world_has_are_refused(
     checks.check_worlds(config)
   config.data.update(train='train.jsonl', evaluate='test.jsonl')
   checks.check_worlds(config)  # nothing is generated
+
+
+SERVED = dict(writer='served', urls=('http://127.0.0.1:1/v1',))
+
+
+@pytest.mark.parametrize('engine, options, secs', [
+    ('remote', dict(deadline_secs=60.0), 60),
+    ('simulated', SERVED | dict(connections=36), 60),  # in two waves
+    ('simulated', SERVED | dict(connections=10, deadline_secs=8.0), 64),
+    ('cache', dict(engine=dict(name='web', deadline_secs=99.0)), 99)])
+@pytest.mark.parametrize('field', ['search', 'evaluate.search'])
+def test_a_search_must_end_while_somebody_waits(field, engine, options, secs):
+  config = configured('grpo')
+  assert config.rollout.search_timeout_secs == 60
+  assert config.rollout.slots == 72
+  search = config.search if field == 'search' else config.evaluate.search
+  search.engine, search.options = engine, options
+  with pytest.raises(ValueError, match=(
+      'rollout.search_timeout_secs must be above what '
+      rf'{field}.options gives its servers, {secs} seconds')):
+    checks.check(config)
+  config.rollout.search_timeout_secs = secs + 1.0
+  checks.check(config)

@@ -69,6 +69,28 @@ def test_a_plan_by_hand(tmp_path):
   assert gradients + layer_inputs < found.update < 8 * GIB
 
 
+def test_a_model_that_writes_documents_takes_its_weights_and_its_cache():
+  """A published simulator beside the policy, whose shape is shipped."""
+  made = config(plan=dict(devices='h200-1'))
+  before = plan.make(made)
+  made.search.engine = 'simulated'
+  made.search.options = dict(
+      writer='model', simulator='wiki_3b', dtype='bfloat16', slots=64,
+      max_prompt_tokens=424, max_tokens=600)
+  found = plan.make(made)
+  added = {name: size for name, size in found.holds.items()
+           if name not in before.holds}
+  assert list(added) == ['simulated engine: weights, bfloat16',
+                         'simulated engine: 64 slots x 1024 tokens']
+  weights, cache = added.values()
+  assert weights == 2 * 3_085_938_688
+  assert cache == pytest.approx(64 * 1024 * 36 * 2 * 2 * 128 * 2, rel=1e-3)
+  assert found.peak - before.peak == weights + cache
+  made.plan.devices = 'h200-2'
+  with pytest.raises(ValueError, match='search.options.path .* there are 2'):
+    plan.make(made)
+
+
 def test_the_fastest_way_to_split_rollouts_is_named(tmp_path):
   """A token's bytes on paper: weights, full slots, and two sums a layer."""
   usual = dict(plan=dict(devices='v6e-8', compile=False), rollout=dict(

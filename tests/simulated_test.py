@@ -10,7 +10,9 @@ import tiny
 from searchrl.search import factory
 from searchrl.search import wrapped
 from searchrl.search.corpus import Corpus
+from searchrl.search.simulated import documents
 from searchrl.search.simulated import simulated
+from searchrl.search.simulated import writers
 from searchrl.search.simulated.curriculum import Curriculum
 from searchrl.trajectory import Passage, Query, SearchError
 
@@ -198,3 +200,35 @@ def test_what_is_known_of_it_by_its_options():
     with pytest.raises(ValueError, match='cache.*reads'):
       factory.make('cache', CORPUS, engine=dict(
           name='simulated', writer=writer))
+
+
+def test_the_published_simulators_have_names():
+  assert sorted(writers.PUBLISHED) == [
+      'google_14b', 'google_3b', 'google_7b', 'wiki_14b', 'wiki_3b', 'wiki_7b']
+  loaded = []
+
+  def load(**options):
+    loaded.append(options)
+
+  writers.make('model', None, simulator='wiki_14b', load_writer=load, slots=3)
+  assert loaded == [dict(
+      prompts=documents.zerosearch(), slots=3,
+      path='sunhaonlp/Simulation_LLM_wiki_14B_V2')]
+  assert writers.published('google_3b', 'served') == dict(
+      model='sunhaonlp/Simulation_LLM_google_3B_V2', prompts='zerosearch')
+  assert writers.published('', 'served') == {}
+  assert {writers.SHAPES[name] for name in writers.PUBLISHED.values()} == {
+      'Qwen/Qwen2.5-3B', 'Qwen/Qwen2.5-7B', 'Qwen/Qwen2.5-14B'}
+  with pytest.raises(ValueError, match="simulator must be one of .*'bing_3b'"):
+    writers.make('served', None, simulator='bing_3b')
+
+
+def test_what_a_model_in_the_process_is_told():
+  options = dict(writer='model', simulator='google_7b', curriculum=dict(end=1),
+                 slots=9, titled=True, malformed='error')
+  wanted = dict(path='sunhaonlp/Simulation_LLM_google_7B_V2', slots=9)
+  assert factory.model_options('simulated', options) == wanted
+  assert factory.model_options('fusion', dict(engines=(
+      dict(name='bm25'), dict(name='simulated', **options)))) == wanted
+  for name, options in (('bm25', {}), ('simulated', dict(writer='oracle'))):
+    assert factory.model_options(name, options) is None

@@ -14,6 +14,7 @@ from searchrl.data import question_files
 from searchrl.models.inference import layouts
 from searchrl.models.inference import sampling
 from searchrl.rl import algorithms
+from searchrl.search import factory
 from searchrl.search.index import approximate
 
 
@@ -123,6 +124,25 @@ def check(config) -> None:
         raise ValueError(' '.join(filter(None, (
             f'{rule.field} must be {rule.must_be}, but is {value!r}.',
             rule.remedy))))
+  if 'rollout' in config and 'search' in config:
+    _check_deadline(config)
+
+
+def _check_deadline(config) -> None:
+  """Raises a ValueError if an engine may answer when nobody waits any more."""
+  rollout, own = config.rollout, config.get('evaluate', {}).get('search', {})
+  for field, search in (('search', config.search), ('evaluate.search', own)):
+    if not search.get('engine'):
+      continue
+    secs = factory.deadline_secs(search.engine, search.options, rollout.slots)
+    if secs >= rollout.search_timeout_secs:
+      raise ValueError(
+          'rollout.search_timeout_secs must be above what '
+          f'{field}.options gives its servers, {secs:g} seconds for '
+          f'rollout.slots={rollout.slots} queries, but is '
+          f'{rollout.search_timeout_secs:g}: the cause of a failure would be '
+          f'lost. Raise it, or lower {field}.options.deadline_secs (a writer '
+          'of documents gets a request a query: more connections help, too).')
 
 
 def _values(config, field: str) -> Iterator[Any]:

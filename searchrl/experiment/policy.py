@@ -181,12 +181,17 @@ def second(path: str, *, field: str, mesh: Mesh, **options: Any
   Raises:
     ValueError: there are several devices, or as in `load`.
   """
-  if mesh.size > 1:
+  check_second(path, field=field, devices=mesh.size)
+  return load(path, mesh=mesh, **options)
+
+
+def check_second(path: str, *, field: str, devices: int) -> None:
+  """Raises a ValueError if a second model has no place beside the policy."""
+  if devices > 1:
     raise ValueError(
         f'{field} can be sampled from beside the policy on one device alone, '
-        f'but there are {mesh.size}. Serve {path!r} with '
+        f'but there are {devices}. Serve {path!r} with '
         'configs/serve_model.py on other machines, and give its URL instead.')
-  return load(path, mesh=mesh, **options)
 
 
 def _dialogue(path: str, shape: transformer.TransformerConfig, name: str

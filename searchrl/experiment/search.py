@@ -36,10 +36,17 @@ def engine(search: Any, corpus: Any, *, seed: int, steps: int = 0,
   Raises:
     ValueError, FileNotFoundError: the engine cannot be built.
   """
-  return wrapped.with_typed_errors(factory.make(
-      search.engine, corpus, seed=seed, steps=steps,
-      load_encoder=_load_encoder, load_judge=reranker.load,
-      load_writer=load_writer, **search.options))
+  try:
+    return wrapped.with_typed_errors(factory.make(
+        search.engine, corpus, seed=seed, steps=steps,
+        load_encoder=_load_encoder, load_judge=reranker.load,
+        load_writer=load_writer, **search.options))
+  except TypeError as error:
+    if 'argument' not in str(error):
+      raise
+    raise ValueError(
+        f'search.options must be those of {search.engine!r}, which docs/search'
+        f'.md lists, but {dict(search.options)} are not: {error}.') from error
 
 
 def of_evaluation(config: Any) -> Any:
@@ -61,6 +68,11 @@ def needs_corpus(search: Any) -> bool:
 def is_remote(search: Any) -> bool:
   """Whether the engine of a config waits for a network."""
   return factory.is_remote(search.engine, search.options)
+
+
+def model_options(search: Any) -> dict[str, Any] | None:
+  """Options of the model that writes in the run's process, if there is one."""
+  return factory.model_options(search.engine, search.options)
 
 
 def describe(search: Any, corpus: Any) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from searchrl.evaluation import figures
 from searchrl.experiment import build
 from searchrl.experiment import checks
 from searchrl.experiment import policy
+from searchrl.experiment import search as searches
+from searchrl.experiment import writer
 from searchrl.models import attention
 from searchrl.models.inference import layouts
 from searchrl.models.inference import slots as slots_lib
@@ -32,6 +34,7 @@ from searchrl.models import weights
 from searchrl.runtime import devices as devices_lib
 from searchrl.runtime.devices import GIB
 from searchrl.runtime import mesh as meshes
+from searchrl.search.simulated import writers
 from searchrl.training import learner as learners
 
 SHAPES = pathlib.Path(__file__).parents[1] / 'assets' / 'shapes'  # by hub id
@@ -137,7 +140,8 @@ def make(config) -> Plan:
       parameters=sum(math.prod(x.shape) for x in jax.tree.leaves(
           transformer.abstract(shape))),
       mesh=dict(mesh.shape),
-      holds=_holds(config, shape, learner, mesh) | {label: cache},
+      holds=_holds(config, shape, learner, mesh) | {label: cache}
+      | _writer(config, mesh.size),
       rollouts=chosen.besides, update=update, compiled=compiled, kind=kind,
       engine=chosen, engines=tuple(
           engine(tensor) for tensor in range(1, a_process + 1)
@@ -308,6 +312,34 @@ def _cache_label(config, processes: int) -> str:
       config.rollout.slots, config.rollout.cache_tokens))
   return f'KV cache: {slots} slots x {config.rollout.length} tokens a process' + (
       f', in pages of {tokens} tokens together' if tokens else '')
+
+
+def _writer(config, devices: int) -> dict[str, float]:
+  """Bytes of a model that writes documents beside the policy.
+
+  Raises:
+    ValueError: it has no place there.
+  """
+  options = searches.model_options(config.search)
+  if options is None:
+    return {}
+  model = writer.Model(**options)
+  policy.check_second(model.path, field=writer.FIELD, devices=devices)
+  path = writers.SHAPES.get(model.path, model.path)
+  shape = weights.read_config(shape_folder(path or str(policy.TINY_BASE)))
+  mesh = meshes.abstract(1)
+  layout = layouts.make(
+      'ragged' if model.cache_tokens else 'xla', shape, slots=model.slots,
+      block=_PAGE, length=model.length, parts=1,
+      pages=model.cache_tokens // _PAGE)
+  cache = jax.eval_shape(functools.partial(
+      slots_lib.empty, shape, layout, 1, model.dtype))
+  return {
+      f'simulated engine: weights, {model.dtype}': _bytes_on(
+          mesh, transformer.abstract(shape, model.dtype),
+          transformer.logical_axes(shape)),
+      f'simulated engine: {model.slots} slots x {model.length} tokens':
+          _bytes_on(mesh, cache, slots_lib.logical_axes(shape, layout))}
 
 
 def _engine(config, shape, a_process: int, processes: int, tensor: int

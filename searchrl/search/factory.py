@@ -147,6 +147,42 @@ def is_remote(name: str, options: Mapping[str, Any]) -> bool:
   return bool(_parts(name, options) & _REMOTE)
 
 
+def deadline_secs(name: str, options: Mapping[str, Any], queries: int) -> float:
+  """Seconds that an engine gives its servers, at most; 0: it asks none.
+
+  Args:
+    name: of the engine.
+    options: of the engine.
+    queries: at a time, each of which is a request of its own to a writer.
+  """
+  inner = max((deadline_secs(*spec, queries) for spec in _inner_specs(options)),
+              default=0.0)
+  if inner or not is_remote(name, options):
+    return inner
+  from searchrl.search.remote import completions  # imports urllib3
+  from searchrl.search.remote import transport
+  own = options.get('deadline_secs', transport.RetryPolicy.deadline_secs)
+  connections = options.get('connections', completions.CONNECTIONS)
+  return own * -(-queries // connections) if name == 'simulated' else own
+
+
+def model_options(name: str, options: Mapping[str, Any]
+                 ) -> dict[str, Any] | None:
+  """Options of the model that writes in the run's process; None: there is none.
+
+  Raises:
+    ValueError: the model has the name of no published simulator.
+  """
+  if name == 'simulated' and options.get('writer') == 'model':
+    kept = {key: value for key, value in options.items() if key not in (
+        'writer', 'simulator', 'prompts', 'curriculum', 'malformed', 'titled')}
+    found = writers.published(options.get('simulator', ''), 'model')
+    return kept | {key: value for key, value in found.items()
+                   if key != 'prompts'}
+  inner = (model_options(*spec) for spec in _inner_specs(options))
+  return next((found for found in inner if found is not None), None)
+
+
 def reads_text_alone(name: str, options: Mapping[str, Any]) -> bool:
   """Whether results depend on a query's text and top_k, and on nothing else.
 

@@ -21,6 +21,8 @@ from searchrl.search.remote.wire import Malformed
 from searchrl.search.simulated import documents
 from searchrl.trajectory import SearchError
 
+CONNECTIONS = 128  # at a time; a server of language models batches them
+
 
 class Completions:
   """A `documents.Writer` over HTTP, with `pop` and `wait`; see `completions`."""
@@ -100,7 +102,7 @@ def completions(
     model: str = '',
     max_tokens: int = 600,
     temperature: float = 0.8,
-    connections: int = 10,
+    connections: int = CONNECTIONS,
     response_bytes: int = 2**22,
     token_env: str = '',
     wiring: dict[str, Callable[..., Any]] | None = None,

@@ -10,13 +10,19 @@ from searchrl.search.simulated import documents
 from searchrl.search.simulated import oracle
 
 WRITERS = ('oracle', 'served', 'model')
+PUBLISHED = {  # ZeroSearch's simulators, tuned on what an engine returned
+    f'{engine}_{size}': f'sunhaonlp/Simulation_LLM_{engine}_{size.upper()}_V2'
+    for engine in ('google', 'wiki') for size in ('3b', '7b', '14b')}
+SHAPES = {  # what each was tuned from, as ZeroSearch's paper says
+    name: f'Qwen/Qwen2.5-{name.rpartition("_V2")[0].rpartition("_")[2]}'
+    for name in PUBLISHED.values()}
 LoadWriter = Callable[..., documents.Writer]  # (prompts=..., **options)
 _PROMPTS = {'zerosearch': documents.zerosearch}
 
 
 def make(name: str, corpus: Corpus | None, *, titled: bool = False,
-         load_writer: LoadWriter | None = None, **options: Any
-         ) -> documents.Writer:
+         simulator: str = '', load_writer: LoadWriter | None = None,
+         **options: Any) -> documents.Writer:
   """Builds a writer by its name.
 
   Args:
@@ -25,6 +31,8 @@ def make(name: str, corpus: Corpus | None, *, titled: bool = False,
     corpus: of the oracle.
     titled: whether documents begin with titles; of a language model its
       prompts, or its tuning, must see to it.
+    simulator: one of PUBLISHED, which sets the model's name and its prompts;
+      '': given by the options.
     load_writer: loads a 'model'.
     **options: prompts ('zerosearch', or a dict of useful and noisy), and the
       others of `completions.completions` or of `load_writer`.
@@ -42,11 +50,28 @@ def make(name: str, corpus: Corpus | None, *, titled: bool = False,
     raise ValueError(
         "search.options.writer may be 'model' where a policy is trained alone. "
         'Set evaluate.search.engine, or serve the model and name its url.')
+  options |= published(simulator, name)
   asked = prompts(options.pop('prompts', 'zerosearch'))
   if name == 'model':
     return load_writer(prompts=asked, **options)
   from searchrl.search.remote import completions  # imports urllib3
   return completions.completions(prompts=asked, **options)
+
+
+def published(simulator: str, writer: str) -> dict[str, str]:
+  """The options that the name of a published simulator stands for; '': none.
+
+  Raises:
+    ValueError: there is no such simulator.
+  """
+  if not simulator:
+    return {}
+  if simulator not in PUBLISHED:
+    raise ValueError(
+        f'search.options.simulator must be one of {sorted(PUBLISHED)}, or '
+        f"'' for a model of your own, but is {simulator!r}.")
+  field = 'path' if writer == 'model' else 'model'
+  return {field: PUBLISHED[simulator], 'prompts': 'zerosearch'}
 
 
 def prompts(spec: Any) -> documents.Prompts:
