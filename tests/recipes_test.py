@@ -56,7 +56,8 @@ EVERYONE = (
     'timing_s/update_actor', 'timing_s/gen', 'timing_s/step',
     'training/rollout_logprobs_diff_max')
 UNTRAINED = ('__init__', 'ask', 'build_index', 'collect_simulation_data',
-             'common', 'evaluate', 'evaluate_search', 'export', 'models',
+             'common', 'evaluate', 'evaluate_search', 'evaluate_simulator',
+             'export', 'finetune_simulator', 'models', 'search_cost',
              'serve_model', 'serve_search', 'settings', 'sft', 'tiny_base',
              'tiny_encoder')
 NEVER_ALIKE = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds',
