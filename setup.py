@@ -47,6 +47,7 @@ setuptools.setup(
         'orjson>=3.10',
         'prometheus-client>=0.22',
         'safetensors>=0.7',
+        'scikit-learn>=1.5',
         'starlette>=0.46',
         'tensorboardX>=2.6',
         'tensorstore>=0.1.80',

@@ -33,15 +33,21 @@ def get_config(size: str = 'laptop'):
   config = common.as_evaluated(common.get_config(size))
   is_tiny = settings.is_laptop(size) or size == 'smoke'
   config.job = 'searchrl.jobs.collect_simulation_data:run'
+  config.data.world_seed = 11  # of the first; not those of runs and of tests
   config.collect = dict(
+      worlds=8,  # that are generated, where no files are given
       run='',  # whose newest checkpoint asks; '': the model itself
-      samples=2,  # a question
+      samples=1,  # a question
       temperature=1.0,  # 0 is greedy
-      questions_a_round=72,  # a round is lost where it is killed
+      questions_a_round=600,  # a round is lost where it is killed
       validation_share=0.05,  # of the questions, in [0, 1)
       prompts=LAPTOP if is_tiny else 'zerosearch',  # as the engine is asked
       titled=is_tiny,  # whether documents begin with their titles
+      chat=not is_tiny,  # whether the simulator is asked in its chat template
   )
+  if is_tiny:
+    config.data.update(per_hop=(500, 500, 500), common=0.1)
   if size == 'smoke':
+    config.collect.worlds = 2
     config.data.update(per_hop=(8, 8), common=0.0, mix=(1, 1))
   return config

@@ -45,6 +45,16 @@ def test_an_engine_finds_and_what_fails_in_it_is_typed():
   assert error.kind == 'unavailable' and error.detail
 
 
+@pytest.mark.parametrize('engine, options', [
+    ('bm25', dict(k2=1.0)), ('noise', dict(seeds=1)),
+    ('remote', dict(urls=('http://a',), try_seconds=1.0)),
+    ('simulated', dict(writer='oracle', size=1)), ('simulated', {})])
+def test_an_unknown_or_missing_option_is_named(engine, options):
+  with pytest.raises(ValueError, match=(
+      f"search.options must be those of '{engine}', .*argument")):
+    searches.engine(config(engine, **options), CORPUS, seed=0)
+
+
 def test_evaluation_may_have_an_engine_of_its_own():
   both = common.get_config()
   assert searches.of_evaluation(both) is both.search

@@ -2,6 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """simulation: which searches are kept, how they are labelled and split."""
 
+import dataclasses
+import json
+
+import pytest
 import tiny
 
 from searchrl.data import questions
@@ -27,8 +31,8 @@ def test_searches_that_found_something_are_pairs_of_their_trajectory():
       Turn((1,), (-1.0,), Action('answer', ('x',))))
   wrong = trajectory(search('c'), uid='r')
   found = simulation.pairs([right, wrong], lambda t: t is right)
-  assert [(p.question.uid, p.query, p.useful) for p in found] == [
-      ('q', 'a', True), ('q', 'b', True), ('r', 'c', False)]
+  assert [(p.question.uid, p.query, p.useful, p.hop) for p in found] == [
+      ('q', 'a', True, 1), ('q', 'b', True, 2), ('r', 'c', False, 1)]
   assert all(p.passages == PASSAGES for p in found)
   for left_out in (search('a', passages=()), search('a', 'b'),
                    search('a', shown=0)):
@@ -70,7 +74,42 @@ def test_an_example_is_what_the_engine_will_be_asked_and_should_say():
   assert titled == {
       'prompt': '+ a here\n',
       'completion': 'Doc 1: "Tarn" A river.\nDoc 2: A hill.',
-      'question': 'q', 'query': 'a', 'useful': True}
+      'query': 'a', 'hop': 1, 'useful': True,
+      'question': vars(tiny.question())}
   plain = simulation.example(pair(), prompts, titled=False)
   assert plain['prompt'] == '- a\n'
   assert documents.read(plain['completion'], 5) == ('A river.', 'A hill.')
+
+
+def test_an_example_for_a_chat_is_as_the_engine_asks_in_one():
+  prompts = documents.Prompts('+ {query}\n', '- {query}\n')
+  chat = simulation.example(pair(), prompts, titled=False, chat=True)
+  assert chat['messages'] == [
+      {'role': 'system', 'content': ''}, {'role': 'user', 'content': '- a\n'},
+      {'role': 'assistant', 'content': 'Doc 1: A river.\nDoc 2: A hill.'}]
+  assert 'prompt' not in chat
+
+
+@pytest.mark.parametrize('chat', [False, True])
+def test_a_file_is_read_as_it_was_written(tmp_path, chat):
+  prompts = documents.Prompts('+ {query}', '- {query}')
+  pairs = [pair(useful=True), dataclasses.replace(pair('r', 'é'), hop=3)]
+  file = tmp_path / 'pairs.jsonl'
+  file.write_text(''.join(json.dumps(simulation.example(
+      one, prompts, titled=True, chat=chat)) + '\n' for one in pairs))
+  found = simulation.read(file)
+  assert [dataclasses.replace(one, passages=PASSAGES) for one in found] == pairs
+  assert [p.text for p in found[0].passages] == ['"Tarn" A river.', 'A hill.']
+
+
+@pytest.mark.parametrize('text, message', [
+    ('', 'is empty'), ('{}', 'line 1 is none: KeyError'),
+    ('[', 'line 1 is none'), ('[]', 'line 1 is none: TypeError'),
+    ('{"completion": "hello", "question": {"answers": []}}',
+     'line 1 is none: Malformed the text must')])
+def test_a_file_of_something_else_is_refused_by_its_line(
+    tmp_path, text, message):
+  file = tmp_path / 'pairs.jsonl'
+  file.write_text(text)
+  with pytest.raises(ValueError, match=message):
+    simulation.read(file)

@@ -7,6 +7,7 @@ killed goes on.
 """
 
 from collections.abc import Sequence
+import dataclasses
 import gzip
 import json
 import pathlib
@@ -46,28 +47,46 @@ def run(config, workdir: str) -> None:
   sampler, params = policy.of_run(config, options.run)
   claim = dict(config=config.to_dict(), allow_changes=config.allow_changes)
   processes.on_first('workdir?', lambda: workdirs.check(folder, **claim))
-  data = datasets.shared(lambda: build.train_set(config, folder))
-  search = searches.engine(config.search, data.corpus, seed=config.seed)
+  worlds = _worlds(config, folder)
   processes.on_first('workdir', lambda: workdirs.prepare(folder, **claim))
   weights, found = sampler.sync(params).weights, []
-  for number, questions in enumerate(_rounds(
-      data.questions, options.questions_a_round)):
-    file = folder / 'trajectories' / f'round_{number:06d}.jsonl.gz'
-    if not processes.on_first(file.name, file.exists):
-      trajectories = sampler.rollout(
-          weights, _requests(questions, options.samples), search=search,
-          step=number, temperature=options.temperature).trajectories
+  for data in worlds:
+    searched = []
+    search = searches.engine(config.search, data.corpus, seed=config.seed)
+    for number, questions in enumerate(_rounds(
+        data.questions, options.questions_a_round)):
+      file = folder / 'trajectories' / f'{data.name}_{number:06d}.jsonl.gz'
+      if not processes.on_first(file.name, file.exists):
+        trajectories = sampler.rollout(
+            weights, _requests(questions, options.samples), search=search,
+            step=number, temperature=options.temperature).trajectories
+        if processes.is_first():
+          _write(file, trajectories)
       if processes.is_first():
-        _write(file, trajectories)
-    if processes.is_first():
-      found += simulation.pairs(_read(file), lambda t: rewards.em(t) == 1)
-      processes.say(f'round {number + 1}: {len(found)} searches so far')
+        searched += simulation.pairs(
+            _read(file), lambda t: rewards.em(t) == 1)
+        processes.say(f'{data.name}, round {number + 1}: {len(searched)} '
+                      'searches so far')
+    found += simulation.distinct(searched)
   if processes.is_first():
     _write_examples(folder, found, prompts, options, config.seed)
 
 
+def _worlds(config, folder: pathlib.Path) -> list[datasets.Dataset]:
+  """The questions of each generated world, or those of the files."""
+  seed, worlds = config.data.world_seed, []
+  for number in range(1 if config.data.train else config.collect.worlds):
+    config.data.world_seed = seed + number
+    data = datasets.shared(
+        lambda: build.train_set(config, folder / f'world_{number}'))
+    worlds.append(dataclasses.replace(data, name=f'world_{number}'))
+  config.data.world_seed = seed
+  return worlds
+
+
 def _check(options) -> None:
   for name, legal, rule in (
+      ('worlds', options.worlds >= 1, 'at least 1'),
       ('samples', options.samples >= 1, 'at least 1'),
       ('questions_a_round', options.questions_a_round >= 1, 'at least 1'),
       ('temperature', options.temperature >= 0, 'at least 0'),
@@ -111,12 +130,12 @@ def _write_examples(folder: pathlib.Path, found: Sequence[simulation.Pair],
     raise ValueError(
         'collect.run must be of a policy that searches, but none of its '
         'searches found anything. Name a run that has learned to search.')
-  sides = simulation.split(
-      simulation.distinct(found), options.validation_share, seed)
+  sides = simulation.split(found, options.validation_share, seed)
   for name, pairs in zip(('train', 'validation'), sides):
     file = folder / f'{name}.jsonl'
     file.write_text(''.join(
-        json.dumps(simulation.example(pair, prompts, titled=options.titled),
+        json.dumps(simulation.example(pair, prompts, titled=options.titled,
+                                      chat=options.chat),
                    ensure_ascii=False) + '\n' for pair in pairs))
     useful = sum(pair.useful for pair in pairs)
     processes.say(f'{file}: {len(pairs)} queries, {useful} with useful '

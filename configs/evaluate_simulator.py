@@ -1,0 +1,49 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""Compares a simulated engine with the real one that it was tuned on.
+
+  python -m searchrl.main --config=configs/collect_simulation_data.py \
+      --workdir=runs/simulation_test --config.collect.run=runs/dspo \
+      --config.data.world_seed=19 --config.collect.worlds=1 \
+      --config.collect.validation_share=0
+  python -m searchrl.main --config=configs/evaluate_simulator.py \
+      --config.search.options.path=runs/finetune_simulator/model
+
+on a world that the tuning has not seen. Each collected query is asked twice, for useful documents and for noise. The
+report says how often they hold the answer, by the hop that is searched for
+(before the last one that is a leak), how long they are, and whether a
+classifier tells them from the documents of the real engine. Twenty queries
+stand side by side in samples.md.
+
+Size oracle: of the writer that knows the world. A server's model:
+--config.search.options="{'writer': 'served', ...}", as in docs/search.md.
+
+Result: not yet measured.
+"""
+
+from configs import collect_simulation_data as collect
+from configs import common
+from configs import settings
+
+TEST = 'runs/simulation_test'
+
+
+def get_config(size: str = 'laptop'):
+  is_oracle = size == 'oracle'
+  config = common.as_evaluated(common.get_config(
+      'laptop' if is_oracle else size))
+  is_tiny = is_oracle or size == 'smoke' or settings.is_laptop(size)
+  config.job = 'searchrl.jobs.evaluate_simulator:run'
+  config.search.engine = 'simulated'
+  config.search.options = dict(writer='oracle', titled=True) if is_oracle else (
+      dict(writer='model',
+           path='',  # of a tuned model; '' is the tiny base, untuned
+           prompts=collect.LAPTOP if is_tiny else 'zerosearch'))
+  if is_oracle:
+    config.search.corpus = f'{TEST}/world_0/data/train/corpus.jsonl'
+  config.simulator = dict(
+      data=f'{TEST}/train.jsonl',  # collected queries
+      limit=0,  # so many, drawn by the seed; 0: all
+      samples=20,  # shown side by side
+  )
+  return config

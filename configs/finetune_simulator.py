@@ -1,0 +1,48 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""Tunes the language model that a simulated engine is: queries to documents.
+
+  python -m searchrl.main --config=configs/finetune_simulator.py
+
+after configs/dspo.py and configs/collect_simulation_data.py. The trainer is
+that of configs/sft.py; the loss is on the documents alone. It writes
+runs/finetune_simulator/model, a Hugging Face folder, which
+configs/evaluate_simulator.py looks at and configs/zerosearch.py trains against.
+
+At the paper's sizes, in the chat template of the model, with the prompts of
+the published simulators:
+
+  python -m searchrl.main --config=configs/finetune_simulator.py:qwen2.5-3b
+
+Result: not yet measured.
+
+Source: Sun et al. 2025, ZeroSearch, arXiv:2505.04588, section 3.2: learning
+rate 1e-6, all else is not said there.
+"""
+
+from configs import models
+from configs import sft
+
+COLLECTED = 'runs/collect_simulation_data'
+
+
+def get_config(size: str = 'laptop'):
+  if size not in ('laptop', 'smoke', *models.MODELS):
+    raise ValueError("size must be 'laptop', 'smoke' or a model of configs/"
+                     f'models.py, but is {size!r}.')
+  config = sft.get_config('smoke' if size == 'smoke' else 'laptop')
+  config.data.update(train=f'{COLLECTED}/train.jsonl',
+                     validation=f'{COLLECTED}/validation.jsonl')
+  if size in models.MODELS:
+    config.model.path = models.MODELS[size].hub_id
+    config.model.save_dtype = 'bfloat16'
+    config.optimizer.learning_rate = 1e-6
+    config.batch.documents = 64
+    config.learner.update(row_length=2048, remat='nothing', dtype='bfloat16')
+    config.mesh.update(data=1, fsdp=-1)
+  elif size == 'laptop':
+    config.optimizer.update(learning_rate=1.5e-3, warmup_steps=20)
+    config.learner.row_length = 256
+    config.batch.documents = 16
+    config.train.update(epochs=2, validate_every=200, save_every=200)
+  return config
