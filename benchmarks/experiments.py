@@ -102,7 +102,8 @@ def all_of(found: Records) -> dict[str, Experiment]:
   """Every experiment; the matched arms once calibration has its records."""
   return {'recipes': RECIPES, 'thirds': THIRDS, 'stress': _stress(found),
           'noise': NOISE, 'prompts': PROMPTS, 'engines': ENGINES_COMPARED,
-          'masking': MASKING, 'format': FORMAT, 'simulated': SIMULATED}
+          'masking': MASKING, 'format': FORMAT, 'simulated': SIMULATED,
+          'writers': WRITERS}
 
 
 def train_options(arm: Arm, seed: int) -> dict[str, Any]:
@@ -347,6 +348,49 @@ SIMULATED = Experiment(
            ('oracle constant', 'oracle falling'),
            ('oracle rising', 'oracle none'),
            ('oracle rising', through('noise', ''))))
+
+SIMULATORS = 'runs/simulators'  # made by simulators.py
+_TUNED = f'{SIMULATORS}/tuned/model'
+WRITERS_OF = {  # arm -> its model, and whether it is told the answer
+    'prompted': ('', True), 'tuned': (_TUNED, True),
+    'tuned, unseeing': (f'{SIMULATORS}/unseeing/model', False)}
+
+
+def simulator_prompts(told: bool) -> dict[str, str]:
+  """Of useful and of noisy documents, with the answer or without."""
+  answer = 'Answer: {ground_truth}\n' if told else ''
+  return {quality: f'{quality.capitalize()} documents: {{query}}\n'
+                   f'Question: {{problem}}\n{answer}'
+          for quality in ('useful', 'noisy')}
+
+
+def _written(name: str) -> Arm:
+  """Trained against a language model's documents alone, without noise."""
+  path, told = WRITERS_OF[name]
+  return Arm(name, 'zerosearch', training={
+      'rollout.search_timeout_secs': 600.0,
+      'search.engine': 'simulated', 'search.options': dict(
+          writer='model', path=path, prompts=simulator_prompts(told),
+          titled=True, max_prompt_tokens=96, max_tokens=112,
+          curriculum=dict(start=0.0, end=0.0, base=4.0, steps=STEPS))})
+
+
+WRITERS = Experiment(
+    hypothesis='Written when the reports of the simulators had been seen, but '
+    'no policy trained on them. Judged through BM25, without noise in training: '
+    'the tuned simulator, told the answer, teaches nearly what the oracle does, '
+    'by less than .1, though its documents of earlier hops name entities that '
+    'the world does not have. Not told the answer, it is below that by .1 or '
+    'more: what it writes is not rewarded. Prompted, it writes nothing that can '
+    'be read, and is no better than random passages.',
+    measures=('greedy', 'sampled', 'area', 'leak', 'last hop answered'),
+    smallest=0.05,
+    arms=(GRPO, SIMULATED.arms[1], _simulated('none'),
+          *map(_written, WRITERS_OF)),
+    pairs=(('tuned', 'grpo'), ('tuned', 'oracle none'),
+           ('tuned', 'tuned, unseeing'), ('tuned', 'prompted'),
+           ('prompted', through('noise', '')),
+           ('tuned, unseeing', through('noise', ''))))
 
 # What is trained on, and for --------------------------------------------------
 

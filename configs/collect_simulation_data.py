@@ -35,7 +35,7 @@ def get_config(size: str = 'laptop'):
   config.job = 'searchrl.jobs.collect_simulation_data:run'
   config.data.world_seed = 11  # of the first; not those of runs and of tests
   config.collect = dict(
-      worlds=8,  # that are generated, where no files are given
+      worlds=60,  # that are generated, where no files are given
       run='',  # whose newest checkpoint asks; '': the model itself
       samples=1,  # a question
       temperature=1.0,  # 0 is greedy
@@ -46,7 +46,8 @@ def get_config(size: str = 'laptop'):
       chat=not is_tiny,  # whether the simulator is asked in its chat template
   )
   if is_tiny:
-    config.data.update(per_hop=(500, 500, 500), common=0.1)
+    # Few facts of many worlds: else a simulator learns facts, not to copy.
+    config.data.update(per_hop=(70, 70, 70), common=0.1)
   if size == 'smoke':
     config.collect.worlds = 2
     config.data.update(per_hop=(8, 8), common=0.0, mix=(1, 1))

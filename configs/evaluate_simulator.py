@@ -4,8 +4,8 @@ r"""Compares a simulated engine with the real one that it was tuned on.
 
   python -m searchrl.main --config=configs/collect_simulation_data.py \
       --workdir=runs/simulation_test --config.collect.run=runs/dspo \
-      --config.data.world_seed=19 --config.collect.worlds=1 \
-      --config.collect.validation_share=0
+      --config.data.world_seed=90 --config.collect.worlds=1 \
+      --config.data.per_hop="(300,300,300)" --config.collect.validation_share=0
   python -m searchrl.main --config=configs/evaluate_simulator.py \
       --config.search.options.path=runs/finetune_simulator/model
 
@@ -38,7 +38,9 @@ def get_config(size: str = 'laptop'):
   config.search.options = dict(writer='oracle', titled=True) if is_oracle else (
       dict(writer='model',
            path='',  # of a tuned model; '' is the tiny base, untuned
-           prompts=collect.LAPTOP if is_tiny else 'zerosearch'))
+           prompts=collect.LAPTOP if is_tiny else 'zerosearch',
+           max_prompt_tokens=96 if is_tiny else 512,
+           max_tokens=112 if is_tiny else 600))
   if is_oracle:
     config.search.corpus = f'{TEST}/world_0/data/train/corpus.jsonl'
   config.simulator = dict(

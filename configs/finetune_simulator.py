@@ -44,5 +44,5 @@ def get_config(size: str = 'laptop'):
     config.optimizer.update(learning_rate=1.5e-3, warmup_steps=20)
     config.learner.row_length = 256
     config.batch.documents = 16
-    config.train.update(epochs=2, validate_every=200, save_every=200)
+    config.train.update(epochs=1, validate_every=200, save_every=200)
   return config

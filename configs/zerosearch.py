@@ -7,8 +7,9 @@ r"""ZeroSearch: GRPO against documents that are written to order, ever noisier.
       --config.plan.devices=h200-8
 
 On the laptop the writer is an oracle that knows the world: a true passage, or,
-by the curriculum, other ones. Evaluation is through BM25. At a model's size the
-writer is one of ZeroSearch's simulators behind an OpenAI-compatible server.
+by the curriculum, other ones. Evaluation is through BM25. Size tuned: the writer
+is the model of configs/finetune_simulator.py, in the run's process. At a model's
+size it is one of ZeroSearch's simulators behind an OpenAI-compatible server.
 
 Hardware: a core of an AMD EPYC (family 25, model 17), beside other work. Time:
 147 CPU seconds to the last step. Result: exact match of greedy answers through
@@ -21,15 +22,18 @@ Source: Sun et al. 2025, arXiv:2505.04588. Differs: on the laptop the reward is
 exact match, and a step's noise is the oracle's.
 """
 
+from configs import collect_simulation_data as collect
 from configs import grpo
 from configs import settings
 
 
 def get_config(size: str = 'laptop'):
+  is_tuned = size == 'tuned'
+  size = 'laptop' if is_tuned else size
   config = grpo.get_config(size)
   config.search.engine = 'simulated'
   config.search.options = dict(
-      writer='oracle',  # or served: an LM behind a server
+      writer='oracle',  # or model, or served: an LM behind a server
       titled=True,  # documents, as those that tiny_base learned to read
       curriculum=dict(  # of the probability of noise
           start=0.0,
@@ -39,5 +43,11 @@ def get_config(size: str = 'laptop'):
       ),
   )
   config.evaluate.search.update(engine='bm25', options={})
+  if is_tuned:
+    config.search.options.writer = 'model'
+    config.search.options.update(
+        path='runs/finetune_simulator/model', prompts=collect.LAPTOP,
+        max_prompt_tokens=96, max_tokens=112)
+    config.rollout.search_timeout_secs = 600.0  # two cores write for all slots
   settings.apply(config, size, 'zerosearch')
   return config

@@ -69,7 +69,7 @@ def seals(folder):
 def test_a_run_killed_with_its_simulator_in_the_process_goes_on_bit_for_bit(
     simulator, tmp_path):
   arguments = [
-      '--config=configs/zerosearch.py:smoke', '--config.train.num_steps=4',
+      '--config=configs/zerosearch.py:smoke', '--config.train.num_steps=3',
       '--config.evaluate.worlds.questions_per_hop=1',
       "--config.evaluate.worlds.kinds=('known',)",
       '--config.search.options=' + repr(dict(
@@ -85,7 +85,7 @@ def test_a_run_killed_with_its_simulator_in_the_process_goes_on_bit_for_bit(
   process = start(*arguments, f'--workdir={broken}')
   file = broken / metrics.FILE
   while process.poll() is None and not (
-      file.exists() and '"training/global_step": 2,' in file.read_text()):
+      file.exists() and '"training/global_step": 1,' in file.read_text()):
     time.sleep(0.02)
   process.send_signal(signal.SIGKILL)
   process.communicate(timeout=60)
@@ -94,7 +94,7 @@ def test_a_run_killed_with_its_simulator_in_the_process_goes_on_bit_for_bit(
   assert lines(broken) == lines(whole) and seals(broken) == seals(whole)
   steps = [line for line in lines(whole) if 'simulated/noise' in line]
   assert [round(line['simulated/noise'], 3) for line in steps] == [
-      0.2, 0.283, 0.4, 0.566]
+      0.2, 0.283, 0.4]
   # Its documents were read: what is equal above depends on them.
   assert max(line['search/obs_tokens'] for line in steps) > 5
   assert min(line['simulated/malformed_rate'] for line in steps) < 0.9
