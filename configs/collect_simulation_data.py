@@ -8,11 +8,8 @@ r"""Collects queries and documents that a simulated engine is tuned on.
 
 A policy answers the training questions through a real engine; documents of its
 right answers are useful, those of wrong ones noise. The files that it writes are
-those of configs/sft.py, which tunes a model on them:
-
-  python -m searchrl.main --config=configs/sft.py --workdir=runs/simulator \
-      --config.data.train=runs/collect_simulation_data/train.jsonl \
-      --config.data.validation=runs/collect_simulation_data/validation.jsonl
+those that configs/finetune_simulator.py reads. On the laptop the questions are of
+generated worlds, many with few questions each.
 
 Hardware: 2 CPU cores. Time: not yet measured. Result: not yet measured.
 

@@ -2,18 +2,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """ZeroSearch from end to end: collect, tune, train on it, die, go on."""
 
+import contextlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 
+import faulty
+import jax
 import pytest
 
+from configs import collect_simulation_data as collect
+from searchrl.data import simulation
+from searchrl.experiment import policy
+from searchrl.experiment import writer
 from searchrl.runtime import checkpoint
+from searchrl.runtime import mesh as meshes
 from searchrl.runtime import metrics
+from searchrl.search.remote import completions
+from searchrl.search.simulated import documents
+from searchrl.trajectory import Query
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TIMED = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds',
@@ -35,22 +48,36 @@ def finish(*arguments):
   return output
 
 
-@pytest.fixture(scope='module')
-def simulator(tmp_path_factory):
+TEMPLATE = (  # a chat, in plain letters: the tiny tokenizer has no others
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\\n' ~ m.content }}"
+    "{{ eos_token if m.role == 'assistant' else '<|im_end|>' }}{{ '\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|im_start|>assistant\\n' }}{% endif %}")
+
+
+def tuned(folder, updates, chat=False):
   """A model folder that has barely learned the form of a list of documents."""
-  folder = tmp_path_factory.mktemp('simulator')
+  base = folder / 'base'
+  shutil.copytree(policy.TINY_BASE, base)
+  if chat:
+    (base / 'chat_template.jinja').write_text(TEMPLATE)
   finish('--config=configs/collect_simulation_data.py:smoke',
-         f'--workdir={folder / "collected"}',
+         f'--workdir={folder / "collected"}', f'--config.collect.chat={chat}',
          '--config.data.per_hop=(30, 30)', '--config.collect.worlds=1')
   finish('--config=configs/finetune_simulator.py:smoke',
-         f'--workdir={folder / "tuned"}',
+         f'--workdir={folder / "tuned"}', f'--config.model.path={base}',
          f'--config.data.train={folder / "collected/train.jsonl"}',
          f'--config.data.validation={folder / "collected/validation.jsonl"}',
-         '--config.train.epochs=0', '--config.train.steps=60',
+         '--config.train.epochs=0', f'--config.train.steps={updates}',
          '--config.batch.documents=16', '--config.train.validate_every=0',
-         '--config.train.save_every=60',
+         f'--config.train.save_every={updates}',
          '--config.optimizer.learning_rate=2e-3')
   return folder / 'tuned' / 'model'
+
+
+@pytest.fixture(scope='module')
+def simulator(tmp_path_factory):
+  return tuned(tmp_path_factory.mktemp('simulator'), updates=60)
 
 
 def lines(folder):
@@ -99,3 +126,52 @@ def test_a_run_killed_with_its_simulator_in_the_process_goes_on_bit_for_bit(
   assert max(line['search/obs_tokens'] for line in steps) > 5
   assert min(line['simulated/malformed_rate'] for line in steps) < 0.9
   assert all(line['simulated/tokens'] > 0 for line in steps)
+
+
+@contextlib.contextmanager
+def strangers_server(folder, port):
+  """transformers' own server of OpenAI's API."""
+  program = pathlib.Path(sys.executable).parent / 'transformers'
+  process = subprocess.Popen(
+      [program, 'serve', folder, '--host=127.0.0.1', f'--port={port}',
+       '--device=cpu'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+  try:
+    for _ in range(600):
+      with contextlib.suppress(OSError):
+        urllib.request.urlopen(f'http://127.0.0.1:{port}/health', timeout=1)
+        break
+      time.sleep(0.1)
+    yield
+  finally:
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.slow
+def test_a_strangers_server_writes_as_our_own_engine_does(tmp_path, capsys):
+  """Tuned in a chat; asked greedily; gone for a while."""
+  for module in ('torch', 'fastapi'):
+    pytest.importorskip(module)
+  model = tuned(tmp_path, updates=100, chat=True)
+  prompts = documents.Prompts(**collect.LAPTOP)
+  pairs = simulation.read(tmp_path / 'collected' / 'train.jsonl')[:6]
+  tasks = [documents.Task(Query(one.query, 2, one.question), True, seed)
+           for seed, one in enumerate(pairs)]
+  one = meshes.make(devices=jax.devices()[:1])
+  ours = writer.loader(one, seed=0)(
+      prompts=prompts, path=str(model), temperature=0.0, slots=8,
+      max_prompt_tokens=160, max_tokens=112)(tasks)
+  port = int(faulty.unused_url().rpartition(':')[2].partition('/')[0])
+  theirs = completions.completions(
+      prompts=prompts, urls=(f'http://127.0.0.1:{port}/v1/chat/completions',),
+      model=str(model), temperature=0.0, max_tokens=112, try_secs=60.0,
+      deadline_secs=60.0, rest_secs=0.1, failures=1)
+  with strangers_server(model, port):
+    assert theirs(tasks) == ours
+    assert theirs(tasks[3:4]) == ours[3:4]
+  assert {error.kind for error in theirs(tasks)} == {'unavailable'}
+  with strangers_server(model, port):
+    theirs.wait()
+    assert theirs(tasks) == ours
+  assert 'the run is paused' in capsys.readouterr().err
+  assert documents.read(ours[0], 2)
