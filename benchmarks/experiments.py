@@ -371,7 +371,7 @@ def _written(name: str) -> Arm:
       'rollout.search_timeout_secs': 600.0,
       'search.engine': 'simulated', 'search.options': dict(
           writer='model', path=path, prompts=simulator_prompts(told),
-          titled=True, max_prompt_tokens=96, max_tokens=112,
+          titled=True, max_prompt_tokens=96, max_tokens=112, slots=16,
           curriculum=dict(start=0.0, end=0.0, base=4.0, steps=STEPS))})
 
 

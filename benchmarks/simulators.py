@@ -32,13 +32,13 @@ TEST = ('--config.collect.worlds=1', '--config.collect.validation_share=0',
 
 def main() -> None:
   _main('dspo', FOLDER / 'dspo', done='summary.txt')
-  for name, test in (('collected', ()), ('asked', TEST)):
-    _collect(FOLDER / name, told=True, test=test)
-    unseeing = FOLDER / f'{name}_unseeing'
-    if not unseeing.exists():  # the same searches, in other prompts
-      shutil.copytree(FOLDER / name, unseeing)
-      (unseeing / 'train.jsonl').unlink()
-    _collect(unseeing, told=False, test=test)
+  _collect(FOLDER / 'collected', told=True)
+  unseeing = FOLDER / 'collected_unseeing'
+  if not unseeing.exists():  # the same searches, in other prompts
+    shutil.copytree(FOLDER / 'collected', unseeing)
+    (unseeing / 'train.jsonl').unlink()
+  _collect(unseeing, told=False)
+  _collect(FOLDER / 'asked', told=True, test=TEST)
   for name, data in (('tuned', 'collected'),
                      ('unseeing', 'collected_unseeing')):
     _main('finetune_simulator', FOLDER / name, done='model/README.md',
@@ -61,7 +61,8 @@ def main() -> None:
   print(json.dumps(workdir.environment()))
 
 
-def _collect(folder: pathlib.Path, *, told: bool, test: tuple[str, ...]) -> None:
+def _collect(folder: pathlib.Path, *, told: bool,
+             test: tuple[str, ...] = ()) -> None:
   options = [f'--config.collect.run={FOLDER / "dspo"}', *test]
   if not told:
     options += [f'--config.collect.prompts={experiments.simulator_prompts(told)}',

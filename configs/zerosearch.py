@@ -47,7 +47,7 @@ def get_config(size: str = 'laptop'):
     config.search.options.writer = 'model'
     config.search.options.update(
         path='runs/finetune_simulator/model', prompts=collect.LAPTOP,
-        max_prompt_tokens=96, max_tokens=112)
+        max_prompt_tokens=96, max_tokens=112, slots=16)
     config.rollout.search_timeout_secs = 600.0  # two cores write for all slots
   settings.apply(config, size, 'zerosearch')
   return config

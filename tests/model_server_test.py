@@ -449,11 +449,12 @@ def test_it_writes_the_same_documents_alone_and_beside_others(serving):
   host, port = servers.place(serving())
   write = completions.completions(
       urls=(f'http://{host}:{port}/v1/chat/completions',), model='it',
-      prompts=documents.Prompts('{query}', '{query}'), max_tokens=12)
+      prompts=documents.Prompts('{query}', '{query}'), max_tokens=12,
+      try_secs=120.0, deadline_secs=120.0)
   tasks = [documents.task(Query('go on', 2, tiny.question(str(i))), noise=0.5,
-                          seed=0) for i in range(12)]
+                          seed=0) for i in range(72)]
   together = write(tasks)
   assert all(isinstance(text, str) for text in together), together
-  assert [write([task])[0] for task in tasks] == together
-  assert len({*together}) > 6  # each by its own seed
-  assert write.pop()['simulated/tokens'] == pytest.approx(24 * 12, abs=100)
+  assert [write([task])[0] for task in tasks[:12]] == together[:12]
+  assert len({*together}) > 36  # each by its own seed
+  assert write.pop()['simulated/tokens'] == pytest.approx(84 * 12, abs=350)
