@@ -4,10 +4,12 @@
 
 import hashlib
 import itertools
+import re
 
 import pytest
 import tiny
 
+from searchrl.search.simulated import demonstrations
 from searchrl.search.simulated import documents
 from searchrl.trajectory import Query
 
@@ -135,3 +137,21 @@ def test_what_is_written_can_be_read():
                                   ' "late" x', '"a"b'])
 def test_a_text_without_a_whole_title_has_none(text):
   assert documents.titled(text) == ('', text)
+
+
+def test_prompts_with_an_example_are_for_models_that_were_not_tuned():
+  """The contract of ZeroSearch's prompted simulators."""
+  useful, noisy = (demonstrations.prompts().of(task(
+      useful, text='Tarn source', answers=('Mont Lozere',)))
+                   for useful in (True, False))
+  for text, ending in ((useful, 'Useful documents:\n'),
+                       (noisy, 'Unhelpful documents:\n')):
+    example = text.partition(ending)[2].partition('\n\n')[0]
+    found = documents.read(example, 9)
+    assert len(found) == 5
+    assert all(20 <= len(one.split()) <= 35 for one in found)
+    assert text.endswith(f'Query: Tarn source\n{ending}')
+    assert ('1869' in example) == (text == useful)
+    assert not re.search(r'[{}]', text)
+  assert '"where?", whose answer is Mont Lozere.' in useful
+  assert 'where?' not in noisy and 'Mont Lozere' not in noisy

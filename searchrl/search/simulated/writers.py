@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from searchrl.search.corpus import Corpus
+from searchrl.search.simulated import demonstrations
 from searchrl.search.simulated import documents
 from searchrl.search.simulated import oracle
 
@@ -17,7 +18,8 @@ SHAPES = {  # what each was tuned from, as ZeroSearch's paper says
     name: f'Qwen/Qwen2.5-{name.rpartition("_V2")[0].rpartition("_")[2]}'
     for name in PUBLISHED.values()}
 LoadWriter = Callable[..., documents.Writer]  # (prompts=..., **options)
-_PROMPTS = {'zerosearch': documents.zerosearch}
+_PROMPTS = {'zerosearch': documents.zerosearch,
+            'demonstrated': demonstrations.prompts}
 
 
 def make(name: str, corpus: Corpus | None, *, titled: bool = False,
@@ -34,7 +36,8 @@ def make(name: str, corpus: Corpus | None, *, titled: bool = False,
     simulator: one of PUBLISHED, which sets the model's name and its prompts;
       '': given by the options.
     load_writer: loads a 'model'.
-    **options: prompts ('zerosearch', or a dict of useful and noisy), and the
+    **options: prompts ('zerosearch', 'demonstrated' for a model that was not
+      tuned, or a dict of useful and noisy), and the
       others of `completions.completions` or of `load_writer`.
 
   Raises:
