@@ -79,6 +79,9 @@ def through(engine: str) -> Measure:
 
 MEASURES: dict[str, Measure] = {
     'greedy': cells('full', 'known'),
+    'greedy, 1 hop': cells('full', 'known', hops=(1,)),
+    'greedy, 2 hops': cells('full', 'known', hops=(2,)),
+    'greedy, 3 hops': cells('full', 'known', hops=(3,)),
     'greedy, 4 hops': cells('full', 'known', hops=(4,)),
     'sampled': cells('full', 'known', 'sampled'),
     'searches': cells('full', 'known', column=2),

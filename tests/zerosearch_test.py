@@ -169,7 +169,8 @@ def test_a_strangers_server_writes_as_our_own_engine_does(tmp_path, capsys):
   with strangers_server(model, port):
     assert theirs(tasks) == ours
     assert theirs(tasks[3:4]) == ours[3:4]
-  assert {error.kind for error in theirs(tasks)} == {'unavailable'}
+  assert {error.kind for error in theirs(tasks)} <= {
+      'unavailable', 'circuit_open'}
   with strangers_server(model, port):
     theirs.wait()
     assert theirs(tasks) == ours
