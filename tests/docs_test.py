@@ -25,6 +25,7 @@ import tiny
 import train_test
 
 from searchrl.agent import dialogue as dialogues
+from searchrl.experiment import solver
 from searchrl.jobs import train
 from searchrl.rollouts import scoring
 from searchrl.trajectory import Request, Trajectory, Turn
@@ -144,10 +145,14 @@ def test_the_judges_that_are_shown_judge(tmp_path):
 def test_the_judge_that_plays_rollouts_uses_the_engine_between_rounds(
     tmp_path):
   again = module_of('docs/rewards.md', 'def answered_again', tmp_path)
-  script = {(uid, k): [RIGHT if uid == 'easy' or k % 2 else WRONG]
-            for uid in ('easy', 'hard') for k in range(4)}
-  sampler = sampler_test.sampler(script)
-  judge = again.answered_again(sampler, None, None)
+  script = {(f'{which}{uid}', k): [RIGHT if uid == 'easy' or k % 2 else WRONG]
+            for uid in ('easy', 'hard') for k in range(4)
+            for which in ('', 'again:')}
+  script = {(uid + ':0' * uid.startswith('again'), k): texts
+            for (uid, k), texts in script.items()}
+  sampler = sampler_test.sampler(script, steps=(fakes.STEP, 0))
+  judge = again.answered_again(
+      solver.playing(sampler, None, None, temperature=1.0))
   assert judge.collective
   asked = [Request(tiny.question(uid), 0, n) for n, uid in enumerate(
       ('easy', 'hard'))]

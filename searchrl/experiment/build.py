@@ -9,6 +9,7 @@ import json
 import pathlib
 from typing import Any
 
+from searchrl.agent import proposals
 from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
@@ -17,6 +18,7 @@ from searchrl.experiment import checks
 from searchrl.experiment import init_from
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
+from searchrl.experiment import solver
 from searchrl.experiment import writer
 from searchrl.models import attention
 from searchrl.models import lora as loras
@@ -86,6 +88,9 @@ def build(config, folder: pathlib.Path) -> Experiment:
   search = searches.engine(config.search, data.corpus, seed=config.seed,
                            steps=config.train.num_steps,
                            load_writer=writer.loader(mesh, seed=config.seed))
+  if 'solver' in config:
+    scored = scorer(config, solver.player(
+        config.solver, sampler, params, search, mesh))
   cases = searches.cases(searches.of_evaluation(config), sets, config.evaluate,
                          seed=config.seed)
   processes.on_first('workdir', lambda: workdirs.prepare(folder, **claim))
@@ -111,8 +116,20 @@ def _data(config, folder: pathlib.Path) -> tuple[
       common=0.0 if config.data.train else config.data.common)
 
 
-def scorer(config) -> scoring.Scorer:
-  """How the config has trajectories scored: reward, its options, outcome."""
+def _nobody(questions: Any, attempts: int) -> Any:
+  raise AssertionError('no solver plays before it is loaded')
+
+
+def scorer(config, play: proposals.Play = _nobody) -> scoring.Scorer:
+  """How the config has trajectories scored: reward, its options, outcome.
+
+  Args:
+    config: of a run.
+    play: what a reward is given that takes a solver; see `solver.player`.
+
+  Raises:
+    ValueError: reward or outcome cannot be used.
+  """
   outcome = plugins.resolve(config.outcome, field='outcome', ours=_REWARDS)
   if plugins.argument(outcome) in ('', 'trajectories'):
     raise ValueError(
@@ -122,6 +139,12 @@ def scorer(config) -> scoring.Scorer:
   reward = plugins.bind(
       config.reward, dict(config.reward_options), field='reward',
       option_field='reward_options', ours=_REWARDS)
+  if plugins.argument(reward) == 'play':
+    if 'solver' not in config:
+      raise ValueError(
+          f'solver must say who plays for the reward {config.reward}, but this '
+          'config has none. docs/rewards.md shows one.')
+    reward = functools.partial(reward, play)
   return scoring.Scorer(_judge(reward, config.reward), outcome, config.reward)
 
 
