@@ -3,7 +3,6 @@
 """evaluation.simulator: a report whose every number is counted by hand."""
 
 import pytest
-import tiny
 
 from searchrl.data import simulation
 from searchrl.evaluation import simulator

@@ -214,7 +214,8 @@ def _question(trajectory: Trajectory) -> Question:
 
 
 def _scores(found: Form, played: Sequence[Trajectory] | None,
-            format_weight: float, reward: Callable[[int, int], float]) -> Scores:
+            format_weight: float, reward: Callable[[int, int], float]
+           ) -> Scores:
   parts = dataclasses.asdict(found)
   hard = 0.0
   if played is not None:

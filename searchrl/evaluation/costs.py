@@ -55,9 +55,9 @@ def table(found: Counts, prices: Prices, devices: Sequence[int]
          ) -> list[dict[str, Any]]:
   """Rows of COLUMNS: the paid engine, then a model on so many devices.
 
-  A model's devices are held as long as the run, as in the paper; where documents
-  were written, a row also says what they cost if others have the devices in
-  between.
+  A model's devices are held as long as the run, as in the paper; where
+  documents were written, a row also says what they cost if others have the
+  devices in between.
   """
   def row(by, hours=found.hours, queries=0.0, count=0):
     paid = hours * count * prices.device_hour

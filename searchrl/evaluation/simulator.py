@@ -6,7 +6,7 @@ Whether its documents hold the answer when they should, and not before; their
 length and form; and whether a classifier tells them from real ones.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 import statistics
 from typing import Any
@@ -101,7 +101,7 @@ def _auc(found: Sequence[Compared], name: str) -> float | None:
 def text(made: dict[str, Any]) -> str:
   """The tables of a report."""
   return '\n'.join([
-      'Queries whose documents hold a gold answer, by the nth search of so many',
+      'Queries whose documents hold a gold answer, by the nth search of all',
       '', figures.table(made['answers'], tuple(made['answers'][0])), '',
       'Form of the documents; auc: of a classifier, .5 if it cannot tell them '
       'from real ones', '',
@@ -110,8 +110,6 @@ def text(made: dict[str, Any]) -> str:
 
 def samples(found: Sequence[Compared]) -> str:
   """Queries with the documents of each quality, in Markdown."""
-  escape: Callable[[str], str] = lambda text: text.replace(
-      '|', r'\|').replace('<', '&lt;')
   lines = ['| query, question, answer | real | useful | noisy |',
            '|---' * 4 + '|']
   for one in found:
@@ -120,8 +118,12 @@ def samples(found: Sequence[Compared]) -> str:
              f'{question.hops})', ', '.join(question.answers))
     cells = [asked, *(_numbered(getattr(one, name)) for name in QUALITIES)]
     lines.append('| ' + ' | '.join(
-        '<br>'.join(map(escape, cell)) for cell in cells) + ' |')
+        '<br>'.join(map(_escaped, cell)) for cell in cells) + ' |')
   return '\n'.join(lines) + '\n'
+
+
+def _escaped(text: str) -> str:
+  return text.replace('|', r'\|').replace('<', '&lt;')
 
 
 def _numbered(texts: Sequence[str]) -> list[str]:

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compares a simulated engine with the real one whose searches were collected."""
+"""Compares a simulated engine with the one whose searches were collected."""
 
 from collections.abc import Sequence
 import json
@@ -19,7 +19,7 @@ from searchrl.search import mapped_corpus
 from searchrl.search import wrapped
 from searchrl.trajectory import Passages, Query, SearchError, SearchFn
 
-_STEP = {'useful': 0, 'noisy': 1}  # of a curriculum from no noise to noise alone
+_STEP = {'useful': 0, 'noisy': 1}  # of a curriculum, no noise to noise alone
 
 
 def run(config, workdir: str) -> None:
