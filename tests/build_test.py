@@ -10,6 +10,7 @@ import tiny
 
 from configs import grpo
 from configs import rloo
+from configs import zerosearch
 from searchrl.agent import rewards
 from searchrl.experiment import build
 from searchrl.runtime import mesh as meshes
@@ -121,3 +122,17 @@ def test_a_bad_reward_is_refused_before_the_model_is_read(
     config.reward_options.update(options)
   with pytest.raises(ValueError, match=message):
     build.build(config, tmp_path)
+
+
+@pytest.mark.parametrize('steps', [0, 24])
+def test_a_curriculum_as_long_as_the_run_keeps_its_length(tmp_path, steps):
+  config = zerosearch.get_config('smoke')
+  config.rollout.slots = 8
+  config.search.options.curriculum.steps = steps
+  build.build(config, tmp_path)
+  config.train.num_steps += 1
+  if steps:
+    build.build(config, tmp_path)
+  else:
+    with pytest.raises(ValueError, match=r'train.num_steps: \d -> \d'):
+      build.build(config, tmp_path)

@@ -232,3 +232,15 @@ def test_what_a_model_in_the_process_is_told():
       dict(name='bm25'), dict(name='simulated', **options)))) == wanted
   for name, options in (('bm25', {}), ('simulated', dict(writer='oracle'))):
     assert factory.model_options(name, options) is None
+
+
+def test_which_curricula_last_as_long_as_the_run():
+  for options, lasts in ((dict(), True), (dict(curriculum=None), True),
+                         (dict(curriculum=dict(end=0.5)), True),
+                         (dict(curriculum=dict(steps=0)), True),
+                         (dict(curriculum=dict(steps=24)), False)):
+    options['writer'] = 'oracle'
+    assert factory.lasts_as_the_run('simulated', options) == lasts
+    assert factory.lasts_as_the_run('fusion', dict(engines=(
+        dict(name='bm25'), dict(name='simulated', **options)))) == lasts
+  assert not factory.lasts_as_the_run('bm25', {})

@@ -81,7 +81,9 @@ def build(config, folder: pathlib.Path) -> Experiment:
   name = tested_attention(config, sampler.shape, mesh)
   trainer = learner(config, recipe, sampler.shape, mesh,
                     attend(config, name, mesh), lockstep)
-  claim = dict(config=config.to_dict(), free=_FREE,
+  free = tuple(name for name in _FREE if name != 'train.num_steps' or
+               not searches.lasts_as_the_run(config.search))
+  claim = dict(config=config.to_dict(), free=free,
                allow_changes=config.allow_changes)
   processes.on_first('workdir?', lambda: workdirs.check(folder, **claim))
   data, sets, stream = _data(config, folder)  # a bad one claims no folder

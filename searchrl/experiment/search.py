@@ -70,6 +70,11 @@ def is_remote(search: Any) -> bool:
   return factory.is_remote(search.engine, search.options)
 
 
+def lasts_as_the_run(search: Any) -> bool:
+  """Whether what is found at a step depends on train.num_steps."""
+  return factory.lasts_as_the_run(search.engine, search.options)
+
+
 def model_options(search: Any) -> dict[str, Any] | None:
   """Options of the model that writes in the run's process, if there is one."""
   return factory.model_options(search.engine, search.options)

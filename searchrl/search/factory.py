@@ -166,6 +166,13 @@ def deadline_secs(name: str, options: Mapping[str, Any], queries: int) -> float:
   return own * -(-queries // connections) if name == 'simulated' else own
 
 
+def lasts_as_the_run(name: str, options: Mapping[str, Any]) -> bool:
+  """Whether a curriculum takes as many steps as the run has."""
+  own = name == 'simulated' and not (options.get('curriculum') or {}).get(
+      'steps')
+  return own or any(lasts_as_the_run(*spec) for spec in _inner_specs(options))
+
+
 def model_options(name: str, options: Mapping[str, Any]
                  ) -> dict[str, Any] | None:
   """Options of the model that writes in the run's process; None: there is none.
