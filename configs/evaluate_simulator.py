@@ -18,7 +18,10 @@ stand side by side in samples.md.
 Size oracle: of the writer that knows the world. A server's model:
 --config.search.options="{'writer': 'served', ...}", as in docs/search.md.
 
-Result: not yet measured.
+Hardware: 2 CPU cores. Time: 2 minutes for 1,997 queries, beside other work.
+Result: of a tuned tiny base, .78 of the searches for the last hop find an answer
+(BM25: .90), and .11 of those before (.01); the untuned base writes no documents
+(BENCHMARKS.md).
 """
 
 from configs import collect_simulation_data as collect

@@ -14,7 +14,9 @@ the published simulators:
 
   python -m searchrl.main --config=configs/finetune_simulator.py:qwen2.5-3b
 
-Result: not yet measured.
+Hardware: 2 CPU cores. Time: 899 CPU seconds, 1,660 updates, beside other work.
+Result: the validation loss falls from 2.65 to .62 nats a token; what is written
+for a new world: BENCHMARKS.md. At the size of Qwen2.5: not yet measured.
 
 Source: Sun et al. 2025, ZeroSearch, arXiv:2505.04588, section 3.2: learning
 rate 1e-6, all else is not said there.
