@@ -14,6 +14,7 @@ import tiny
 
 from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
+from searchrl.agent import proposals
 from searchrl.agent import tools
 from searchrl.experiment import policy as policies
 from searchrl.models import weights
@@ -111,6 +112,24 @@ def test_the_solvers_prompt_is_word_for_word():
       'needed, you can directly provide the answer inside <answer> and '
       '</answer>, without detailed illustrations. For example, <answer> '
       'Beijing </answer>. Question: {question}')
+
+
+@each
+def test_a_proposer_is_asked_in_its_chat_and_ends_with_a_question(name):
+  tokenizer = TOKENIZERS[name]
+  dialogue = tools.dr_zero_proposer(tokenizer)
+  asked = proposals.ask('The Tarn is a river.', 3)
+  ids = dialogues.opening(dialogue, asked, tokenizer)
+  shown = chats.unspaced(chats.written(tokenizer, ids))
+  assert shown.count(chats.unspaced(asked)) == 1
+  assert '{question}' not in shown
+  for tag in ('question', 'answer', 'tool_call', 'tool_response', 'think'):
+    assert f'<{tag}>' in shown and f'</{tag}>' in shown
+  end = ('<think> a </think> <question> Who? </question> '
+         '<answer> Ann </answer>')
+  assert dialogue.parse(end) == Action('answer', ('Ann',))
+  assert dialogue.parse(call('Tarn')) == Action('search', ('Tarn',))
+  assert dialogue.parse(end[:end.index('<answer>')]).kind == 'invalid'
 
 
 def messages_of(system, question, turns, results):

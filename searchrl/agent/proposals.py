@@ -20,6 +20,37 @@ from searchrl.trajectory import Question, Scores, Trajectory, Turn
 # Questions, and how often each is tried -> a solver's tries at each.
 Play = Callable[[Sequence[Question], int], Sequence[Sequence[Trajectory]]]
 
+TEMPLATE = """\
+You write questions for others, who have to search for the answers. Below are a \
+number of hops and a source document. Write one question, with one short answer \
+that nobody can doubt, which takes that many hops to answer:
+- Hop 1 is something that the document names. If one hop is asked for, it is the \
+answer, and you do not search.
+- Each further hop is a fact about the hop before it which the document does not \
+tell. Find it with the search tool, one call a hop: n hops take n - 1 calls.
+- The last hop is the answer.
+
+Begin each turn with what you think, between <think> and </think>: what has been \
+found, and which hop comes next. Then either call the tool between <tool_call> \
+and </tool_call>; what it finds comes back between <tool_response> and \
+</tool_response>. Or, when all hops are known, write the question between \
+<question> and </question>, and after it the answer between <answer> and \
+</answer>.
+
+The question
+- can be understood by somebody who has not seen the document, and does not \
+speak of it;
+- names neither the answer nor any hop between the first and the last;
+- cannot be answered if a hop is left out;
+- has an answer of at most five words: a name, a place, a date, a number.
+
+One hop: <think> ... </think> <question> ... </question> <answer> ... </answer>
+Three hops: <think> ... </think> <tool_call> ... </tool_call>, twice, each \
+followed by what was found, and then <think> ... </think> <question> ... \
+</question> <answer> ... </answer>
+
+{question}
+"""
 _QUESTION = re.compile(r'<question>(.*?)</question>', re.DOTALL)
 _ANSWER = re.compile(r'<answer>(.*?)</answer>', re.DOTALL)
 _THOUGHT = re.compile(r'<think>.*?</think>', re.DOTALL)
