@@ -59,6 +59,8 @@ def main() -> None:
   names = list(experiments.all_of({}))
   parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
   parser.add_argument('--experiment', nargs='+', default=names, choices=names)
+  parser.add_argument('--arms', nargs='+', default=[],
+                      help='record these alone; by default, all')
   parser.add_argument('--seeds', nargs='+', type=int,
                       default=list(experiments.SEEDS))
   parser.add_argument('--parallel', type=int, default=1, help='runs at a time')
@@ -69,6 +71,10 @@ def main() -> None:
   parser.add_argument('--plan', action='store_true', help='only count and cost')
   parser.add_argument('--table', action='store_true', help='print and draw')
   options = parser.parse_args()
+  known = [arm.name for arm in experiments.distinct(
+      experiments.all_of({}).values())]
+  if unknown := set(options.arms) - set(known):
+    parser.error(f'no arms: {sorted(unknown)}; there are {known}')
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   if options.plan:
     print(plan(options.experiment, options.seeds, read(options.records)))
@@ -92,8 +98,9 @@ def read(file: pathlib.Path) -> experiments.Records:
 def study(options) -> None:
   """Makes the records that are missing, as far as the time allows."""
   end = time.monotonic() + 60 * options.limit_minutes
-  while wanted := missing(
-      options.experiment, options.seeds, read(options.records)):
+  while wanted := [run for run in missing(
+      options.experiment, options.seeds, read(options.records))
+                   if not options.arms or run[0].name in options.arms]:
     print(f'{len(wanted)} runs are missing.', flush=True)
     if not _all(wanted, end, options):
       break  # calibration, once it has its records, adds arms
