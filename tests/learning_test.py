@@ -236,7 +236,8 @@ SMALL = experiments.Experiment(
 
 def asked(folder, **changes):
   return argparse.Namespace(**dict(
-      experiment=['small'], seeds=[0, 1], parallel=1, runs=folder / 'runs',
+      experiment=['small'], arms=[], seeds=[0, 1], parallel=1,
+      runs=folder / 'runs',
       limit_minutes=math.inf, records=folder / 'records.jsonl') | changes)
 
 
