@@ -317,7 +317,8 @@ ENGINES_COMPARED = Experiment(
 
 # An engine that is simulated -------------------------------------------------
 
-BY_HOP = ('greedy, 1 hop', 'greedy, 2 hops', 'greedy, 3 hops')
+OF_SIMULATED = ('greedy', 'greedy, 1 hop', 'greedy, 2 hops', 'greedy, 3 hops',
+                'sampled', 'area', 'leak', 'last hop answered')
 CURRICULA = {  # the probability of noise, from the first step to the last
     'none': (0.0, 0.0), 'rising': (0.0, 0.5), 'falling': (0.5, 0.0),
     'constant': (0.25, 0.25)}
@@ -338,8 +339,7 @@ SIMULATED = Experiment(
     'on random passages. As in ZeroSearch, noise that rises beats noise that '
     'falls, separably; a constant .25 lies between, and rising noise is not '
     'below none. (Seed 0 of the rising one had been seen when this was written.)',
-    measures=('greedy', *BY_HOP, 'sampled', 'area', 'leak',
-              'last hop answered'),
+    measures=OF_SIMULATED,
     smallest=0.05,
     arms=(GRPO, Arm(through('noise', ''), 'grpo', engine='noise',
                     judges=('bm25', 'hnsw', 'exact')),
@@ -385,8 +385,7 @@ WRITERS = Experiment(
     'the world does not have. Not told the answer, it is below that by .1 or '
     'more: what it writes is not rewarded. Prompted, it writes nothing that can '
     'be read, and is no better than random passages.',
-    measures=('greedy', *BY_HOP, 'sampled', 'area', 'leak',
-              'last hop answered'),
+    measures=OF_SIMULATED,
     smallest=0.05,
     arms=(GRPO, SIMULATED.arms[1], _simulated('none'),
           *map(_written, WRITERS_OF)),

@@ -35,8 +35,8 @@ def main() -> None:
   _collect(FOLDER / 'collected', told=True)
   unseeing = FOLDER / 'collected_unseeing'
   if not unseeing.exists():  # the same searches, in other prompts
-    shutil.copytree(FOLDER / 'collected', unseeing)
-    (unseeing / 'train.jsonl').unlink()
+    shutil.copytree(FOLDER / 'collected', unseeing,
+                    ignore=shutil.ignore_patterns('train.jsonl'))
   _collect(unseeing, told=False)
   _collect(FOLDER / 'asked', told=True, test=TEST)
   for name, data in (('tuned', 'collected'),
