@@ -45,8 +45,11 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       train='',  # questions: path, or name=path,name=path; '' makes a world
       weights=(),  # shares of the training files, instead of mix; (): by sizes
       limit=0,  # train on so many questions, drawn by the seed; 0: all
+      golds=True,  # questions of training need them; False: the reward does not
       question_mark=False,  # append the ? that a question lacks (Search-R1)
-      evaluate='',  # path, folder, or name=path,..., answered from search.corpus
+      # Path, folder, or name=path,..., answered from search.corpus; or worlds:
+      # generated ones. '': worlds, if training generates its own.
+      evaluate='',
       world_seed=1,  # of the generated training world
       per_hop=(500, 500, 400),  # generated questions of 1, 2, ... hops
       common=0.4,  # the share of common knowledge in every step, if generated
@@ -143,6 +146,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       checkpoint_every=10,  # steps
       keep_checkpoints=2,
       warn_after=5,  # steps without a mixed group
+      stop_after=0,  # as many, which end the run with an error; 0: never
       max_staleness=0,  # steps that rollouts run ahead, in a thread; 0: none
       lockstep='phase',  # how processes are compared: off, phase, or call
       watchdog_secs=0,  # the least silence that ends a stuck process; 0: never

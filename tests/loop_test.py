@@ -12,7 +12,9 @@ import pytest
 import train_test
 from searchrl.experiment import build
 from searchrl.experiment import loop
+from searchrl.experiment import run as runs
 from searchrl.rollouts import collect
+from searchrl.runtime import checkpoint
 from searchrl.runtime import progress as progress_lib
 
 TIMEOUT_SECS = 0.3
@@ -55,3 +57,26 @@ def test_a_search_beyond_the_timeout_is_counted_and_not_trained_on(tmp_path):
     trained = bool(np.any(batch.loss_mask[row]))
     assert trained == batch.in_loss[row] == batch.in_baseline[row] == (
         trajectory.stop_reason != 'search_error')
+
+
+@pytest.mark.slow
+def test_a_run_that_learns_nothing_ends_and_says_so_and_may_go_on(tmp_path):
+  config = train_test.tiny(grpo, steps=6, stop_after=2, checkpoint_every=100)
+  config.evaluate.worlds.kinds = ()
+  config.reward = config.outcome = 'loop_test:nothing'
+  for step in (2, 2):  # the second time before any step
+    with pytest.raises(ValueError, match=r'last 2 steps, up to step 2.*alike.*'
+                       r'stop_after is 2.*set it to 0'):
+      runs.train(config, tmp_path)
+    assert checkpoint.steps(tmp_path / 'checkpoints')[-1] == step
+  config.train.stop_after = 3
+  with pytest.raises(ValueError, match='last 3 steps, up to step 3'):
+    runs.train(config, tmp_path)
+  config.train.stop_after = 0
+  assert runs.train(config, tmp_path)
+  assert checkpoint.steps(tmp_path / 'checkpoints')[-1] == 6
+
+
+def nothing(trajectory):
+  del trajectory
+  return 0.0

@@ -25,6 +25,7 @@ from searchrl.world import facts
 from searchrl.world import text
 
 MEAN = 'mean'  # of the sets of an evaluation, where their names stand
+WORLDS = 'worlds'  # generated, although training has data of its own
 FRESH = ('known', 'unseen')  # kinds of sets: name parts of fresh facts
 COMMON = ('famous', 'outdated')  # or what is asked of common knowledge
 
@@ -69,8 +70,8 @@ class Dataset:
 def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
               per_hop: Sequence[int], common: float = 0.0,
               world: WorldOptions = WorldOptions(), needs_corpus: bool = True,
-              limit: int = 0, seed: int = 0, question_mark: bool = False
-             ) -> Dataset:
+              limit: int = 0, seed: int = 0, question_mark: bool = False,
+              golds: bool = True) -> Dataset:
   """Returns the questions that a policy is trained on, and their corpus.
 
   Of a generated world they are two files, if some are about common knowledge:
@@ -90,6 +91,7 @@ def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
     limit: so many of the questions, over all files; 0: all.
     seed: of the choice.
     question_mark: as of `questions.read`, for files.
+    golds: questions of files need golden answers.
 
   Raises:
     ValueError: one path is given without the other; or there are fewer
@@ -101,7 +103,7 @@ def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
         f'{train!r} and {corpus!r}. Give both paths, or neither for the '
         'generated world.')
   if train:
-    files = [_read(file, question_mark)
+    files = [_read(file, question_mark, golds)
              for file in question_files.named(train, 'data.train')]
     data = Dataset('train', [q for file in files for q in file],
                    _corpus(corpus), files)
@@ -121,10 +123,11 @@ def _world_of_training(folder: pathlib.Path, world_seed: int,
                    per_hop=per_hop, world=world, abouts=abouts * (common > 0))
 
 
-def _read(file: question_files.File, question_mark: bool) -> list[Question]:
+def _read(file: question_files.File, question_mark: bool, golds: bool = True
+         ) -> list[Question]:
   return questions_lib.read(
       file.path, prefix=file.name, source=file.name if file.is_named else '',
-      question_mark=question_mark)
+      needs_golds=golds, question_mark=question_mark)
 
 
 def _limited(data: Dataset, limit: int, seed: int) -> Dataset:
@@ -151,9 +154,9 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
   Args:
     folder: of generated files.
     evaluate: files of questions, as `question_files.named` has them, or a
-      folder of them, answered from `corpus`; '' generates worlds.
+      folder of them, answered from `corpus`; '' and WORLDS generate worlds.
     corpus: a corpus file.
-    own_train: training has its own data; then nothing is generated.
+    own_train: training has its own data; then '' generates nothing.
     world_seed: of the generated worlds; never that of training.
     kinds: FRESH, facts of a world of 'known' or 'unseen' name parts each; or
       COMMON, common knowledge of the world of known parts: 'famous' is as it
@@ -171,6 +174,8 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
   Raises:
     ValueError: questions are given without a corpus, or two sets have a name.
   """
+  if evaluate == WORLDS:
+    evaluate, own_train = '', False
   if evaluate and needs_corpus and not corpus:
     raise ValueError(
         f'data.evaluate={evaluate!r} needs search.corpus, but that is empty. '

@@ -36,10 +36,10 @@ from searchrl.training import optimizer as optimizers
 from searchrl.trajectory import SearchFn
 
 _REWARDS = 'searchrl.agent.rewards:em, :subem, :f1, :format_em and :retrieval'
-_FREE = ('train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
+FREE = ('train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
          'train.keep_checkpoints', 'train.progress', 'train.lockstep',
-         'train.watchdog_secs', 'evaluate.every', 'evaluate.limit',
-         'evaluate.during')
+         'train.stop_after', 'train.watchdog_secs', 'evaluate.every',
+         'evaluate.limit', 'evaluate.during')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
   name = tested_attention(config, sampler.shape, mesh)
   trainer = learner(config, recipe, sampler.shape, mesh,
                     attend(config, name, mesh), lockstep)
-  free = tuple(name for name in _FREE if name != 'train.num_steps' or
+  free = tuple(name for name in FREE if name != 'train.num_steps' or
                not searches.lasts_as_the_run(config.search))
   claim = dict(config=config.to_dict(), free=free,
                allow_changes=config.allow_changes)
@@ -182,7 +182,8 @@ def train_set(config, folder: pathlib.Path) -> datasets.Dataset:
       common=config.data.common, world=world(config),
       needs_corpus=searches.needs_corpus(config.search),
       limit=config.data.limit, seed=config.seed,
-      question_mark=config.data.question_mark)
+      question_mark=config.data.question_mark,
+      golds=config.data.get('golds', True))
 
 
 def world(config) -> datasets.WorldOptions:

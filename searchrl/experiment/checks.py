@@ -46,6 +46,7 @@ RULES = (
     _at_least('train.checkpoint_every', 1),
     _at_least('train.keep_checkpoints', 1),
     _at_least('train.warn_after', 1),
+    _at_least('train.stop_after', 0),
     _at_least('train.max_staleness', 0),
     _at_least('rollout.cache_tokens', 0, 'Set it to 0 for as much as all slots '
               'could fill.'),
@@ -162,8 +163,9 @@ def check_questions(config) -> None:
     FileNotFoundError: a file is none.
   """
   data = config.data
-  question_files.named(
-      data.get('evaluate', ''), 'data.evaluate', may_be_folder=True)
+  if data.get('evaluate', '') != datasets.WORLDS:
+    question_files.named(
+        data.get('evaluate', ''), 'data.evaluate', may_be_folder=True)
   files = question_files.named(data.get('train', ''), 'data.train')
   weights = tuple(data.get('weights', ()))
   if weights and (len(weights) != len(files) or min(weights) < 0
@@ -177,10 +179,11 @@ def check_questions(config) -> None:
 def check_worlds(config) -> None:
   """Raises a ValueError if worlds lack the knowledge that is asked about."""
   data, evaluate = config.data, config.get('evaluate', {})
-  if config.world.common or data.get('train'):
+  asked = data.get('evaluate', '')
+  if config.world.common or data.get('train') and asked != datasets.WORLDS:
     return
-  kinds = () if data.get('evaluate') else evaluate.get('worlds', {}).get(
-      'kinds', ())
+  kinds = () if asked not in ('', datasets.WORLDS) else evaluate.get(
+      'worlds', {}).get('kinds', ())
   about = [kind for kind in kinds if kind in datasets.COMMON]
   for broken, message in (
       (data.get('common') and any(data.get('per_hop', ())),

@@ -11,17 +11,15 @@ from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
 import functools
-import gzip
-import json
 import pathlib
 import time
 from typing import Any
 
-from searchrl import trajectory as trajectory_lib
 from searchrl.agent import statistics
 from searchrl.experiment.build import Experiment
 from searchrl.rollouts import asynchronous
 from searchrl.rollouts import collect
+from searchrl.rollouts import records
 from searchrl.rollouts.collect import Collected, Progress
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
@@ -81,6 +79,9 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
 
   Returns:
     The state, the progress, and whether the run was stopped before its end.
+
+  Raises:
+    ValueError: too many steps taught nothing; what was done is saved.
   """
   options = config.train
   # A recipe that filters has no fixed number of steps, but of trajectories.
@@ -94,6 +95,7 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
         rollouts(experiment, config) as take,
         watchdog.Watchdog(options.watchdog_secs or _NEVER) as heartbeat):
     while not is_done(progress, options):
+      _check_not_silent(progress, options)
       heartbeat.beat(f'step {progress.step + 1}')
       with timer('step'):
         state, progress, values, sampled = step(
@@ -104,14 +106,16 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
           experiment.algorithm, progress, values, options.warn_after)
       writer.write(progress.step, values)
       if processes.is_first():
-        _save_trajectories(folder, progress.step, sampled)
+        records.write(folder / 'trajectories' / f'step_{progress.step:06d}.jsonl.gz',
+                      sampled)
       done = is_done(progress, options)
       every = config.evaluate.every
       if every and progress.step % every == 0 and not done:
         heartbeat.beat(f'validation after step {progress.step}')
         validate(state, progress.step)
       stopping = processes.stop_requested_anywhere(stop.asked)
-      if progress.step % options.checkpoint_every == 0 or stopping or done:
+      if (progress.step % options.checkpoint_every == 0 or stopping or done
+          or _is_silent(progress, options)):
         checkpoint.save(folder / 'checkpoints', progress.step, state,
                         progress.to_json(), keep=options.keep_checkpoints)
       bar.update(getattr(progress, unit), reward=values['critic/score/mean'],
@@ -204,6 +208,21 @@ def _learning_rates(config, experiment: Experiment, state) -> dict[str, float]:
   return rates
 
 
+def _is_silent(progress: Progress, options: Any) -> bool:
+  return 0 < options.stop_after <= progress.silent_steps
+
+
+def _check_not_silent(progress: Progress, options: Any) -> None:
+  """Raises a ValueError after too many steps that taught nothing."""
+  if _is_silent(progress, options):
+    raise ValueError(
+        f'the last {progress.silent_steps} steps, up to step {progress.step}, '
+        'must not all have outcomes that are alike (train.stop_after is '
+        f'{options.stop_after}), but they had, so nothing is learned. What was '
+        'sampled is in the folder trajectories/. To go on all the same raise '
+        'train.stop_after, or set it to 0.')
+
+
 def _warn_if_silent(algorithm, progress: Progress, values, warn_after: int
                    ) -> Progress:
   """Counts steps whose outcomes are all alike, and warns of them."""
@@ -222,15 +241,3 @@ def _warn_if_silent(algorithm, progress: Progress, values, warn_after: int
     _say(f'Warning: outcomes were alike for {steps} steps (the reward '
          f'{cause}), so nothing is learned. {remedy}.')
   return dataclasses.replace(progress, silent_steps=steps)
-
-
-def _save_trajectories(folder: pathlib.Path, number: int,
-                       trajectories: Sequence[Trajectory]) -> None:
-  """Writes all trajectories of a step to one gzipped jsonl file."""
-  path = folder / 'trajectories'
-  path.mkdir(exist_ok=True)
-  lines = ''.join(
-      json.dumps(trajectory_lib.to_json(t), ensure_ascii=False) + '\n'
-      for t in trajectories)
-  (path / f'step_{number:06d}.jsonl.gz').write_bytes(
-      gzip.compress(lines.encode(), mtime=0))

@@ -8,11 +8,9 @@ killed goes on.
 
 from collections.abc import Sequence
 import dataclasses
-import gzip
 import json
 import pathlib
 
-from searchrl import trajectory as trajectory_lib
 from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl.data import simulation
@@ -20,10 +18,11 @@ from searchrl.experiment import build
 from searchrl.experiment import checks
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
+from searchrl.rollouts import records
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search.simulated import writers
-from searchrl.trajectory import Question, Request, Trajectory
+from searchrl.trajectory import Question, Request
 
 
 def run(config, workdir: str) -> None:
@@ -61,10 +60,10 @@ def run(config, workdir: str) -> None:
             weights, _requests(questions, options.samples), search=search,
             step=number, temperature=options.temperature).trajectories
         if processes.is_first():
-          _write(file, trajectories)
+          records.write(file, trajectories)
       if processes.is_first():
         searched += simulation.pairs(
-            _read(file), lambda t: rewards.em(t) == 1)
+            records.read(file), lambda t: rewards.em(t) == 1)
         processes.say(f'{data.name}, round {number + 1}: {len(searched)} '
                       'searches so far')
     found += simulation.distinct(searched)
@@ -105,22 +104,6 @@ def _requests(questions: Sequence[Question], samples: int) -> list[Request]:
   return [Request(question, sample, group)
           for group, question in enumerate(questions)
           for sample in range(samples)]
-
-
-def _write(file: pathlib.Path, trajectories: Sequence[Trajectory]) -> None:
-  """Writes a round; the file appears whole."""
-  file.parent.mkdir(exist_ok=True)
-  lines = ''.join(
-      json.dumps(trajectory_lib.to_json(t), ensure_ascii=False) + '\n'
-      for t in trajectories)
-  unfinished = file.with_suffix('.unfinished')
-  unfinished.write_bytes(gzip.compress(lines.encode(), mtime=0))
-  unfinished.replace(file)
-
-
-def _read(file: pathlib.Path) -> list[Trajectory]:
-  lines = gzip.decompress(file.read_bytes()).decode().splitlines()
-  return [trajectory_lib.from_json(json.loads(line)) for line in lines]
 
 
 def _write_examples(folder: pathlib.Path, found: Sequence[simulation.Pair],

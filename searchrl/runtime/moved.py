@@ -98,6 +98,7 @@ OPTIONS = {  # of configs, by their path
 ADDED = {  # options newer than some configs -> what a run without them did
     'algorithm.trained_on': 'policy',
     'data.common': 0.0,
+    'data.golds': True,
     'data.limit': 0,
     'data.question_mark': False,
     'data.weights': [],
@@ -113,6 +114,7 @@ ADDED = {  # options newer than some configs -> what a run without them did
     'rollout.attention': 'auto',
     'rollout.cache_tokens': 0,
     'train.init_from': '',
+    'train.stop_after': 0,
     'world.common': False,
     'world.hard': False,
     'world.outdated': 0.15,
