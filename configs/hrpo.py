@@ -15,7 +15,7 @@ count, names of known parts; BENCHMARKS.md). At the size of Qwen2.5: not yet
 measured.
 
 Source: Dr. Zero, arXiv:2601.07055, eq. 2 and 3. Differs: here the policy
-answers questions; Dr. Zero trains the one that writes them.
+answers questions; drzero.py trains the one that writes them.
 """
 
 from configs import common
@@ -30,5 +30,5 @@ def get_config(size: str = 'laptop'):
       kl_coef=0.0,  # per nat, to the model that the run started from
   )
   config.learner.minibatches = 1
-  settings.apply(config, size, 'drzero_proposer')
+  settings.apply(config, size, 'drzero_solver')
   return config

@@ -187,10 +187,17 @@ def drzero_solver(config: Config, model: Model) -> None:
 def drzero_proposer(config: Config, model: Model) -> None:
   """Dr. Zero's proposer, Table 5: one sample a prompt, more room for both.
 
-  What it optimises by is here; its prompt, its reward and the documents that
-  it asks about are not yet, so the policy answers questions.
+  data.train has the seeds that configs/drzero.py draws. The prompt is ours.
   """
   drzero_solver(config, model)
+  config.solver = dict(  # who plays for the reward
+      path=model.hub_id, run='', dialogue=config.dialogue,
+      budgets=config.rollout.budgets.to_dict(), temperature=1.0)
+  config.data.golds = False
+  config.dialogue = _tools(model, 'dr_zero_proposer', 'proposer')
+  config.reward = 'searchrl.agent.proposals:judge'
+  config.reward_options = dict(
+      attempts=5, format_weight=0.5, difficulty='difficulty')
   config.rollout.length = 4096
   config.rollout.budgets.max_prompt_tokens = 1536
 
@@ -241,9 +248,9 @@ def _tags(model: Model, name: str = 'search_r1') -> str:
   return f'searchrl.agent.{"chat" if model.chat else "dialogue"}:{name}'
 
 
-def _tools(model: Model, name: str) -> str:
+def _tools(model: Model, name: str, tags: str = 'search_r1') -> str:
   """Tags where the chat template cannot frame the answers of a tool."""
-  return f'searchrl.agent.tools:{name}' if model.tools else _tags(model)
+  return f'searchrl.agent.tools:{name}' if model.tools else _tags(model, tags)
 
 
 def _trains_by(config: Config, algorithm: str) -> bool:

@@ -42,11 +42,11 @@ def get_config(size: str = 'laptop'):
   """The config of a model: laptop (tiny_base), instruct, raw, or of a test.
 
   Args:
-    size: 'laptop', 'instruct', 'raw', 'smoke', or 'instruct/' and a number of
-      parameters: 0.25m, 1m or 4m.
+    size: 'laptop', 'instruct', 'raw', 'proposer', 'smoke', or 'instruct/' and a
+      number of parameters: 0.25m, 1m or 4m.
   """
   kind, _, parameters = size.partition('/')
-  legal = ('laptop', 'raw', 'smoke', 'instruct',
+  legal = ('laptop', 'raw', 'proposer', 'smoke', 'instruct',
            *(f'instruct/{name}' for name in _SIZES))
   if size not in legal:
     raise ValueError(f"size must be one of {', '.join(legal)}, but is {size}.")
@@ -136,6 +136,8 @@ def get_config(size: str = 'laptop'):
         about='It breaks the format of a turn more often than not.')
     config.lessons.seed = 1_600_000
     config.lessons.kinds.search.habits.update(broken=0.7)
+  elif kind == 'proposer':
+    _proposer(config)
   if kind == 'smoke':
     _smoke(config)
   return config
@@ -165,6 +167,22 @@ def _from_nothing(config) -> None:
   config.card.update(
       title='The disciplined model of searchrl',
       about='It can read, copy and search, with some sloppiness.')
+
+
+def _proposer(config) -> None:
+  """tiny_base, which learns the form of a proposal, and forgets nothing."""
+  config.model.path = 'tiny_base'
+  config.lessons.seed = 1_700_000
+  config.lessons.kinds.propose = dict(
+      lesson='searchrl.world.proposer:propose',
+      prompt='Write a question. {question}\n',
+      hops=(1, 1))  # shares of 1, 2, ... hops asked for
+  config.lessons.stages = (
+      dict(worlds=400, echoes=0, counts=dict(propose=20, search=6, recall=2)),)
+  config.card.update(
+      title='The proposer of searchrl',
+      about='It writes questions of one or two hops about a passage, often bad '
+      'ones, and answers as tiny_base does.')
 
 
 def _smoke(config) -> None:

@@ -172,7 +172,7 @@ def test_common_knowledge_is_asked_about_in_the_world_of_known_parts(tmp_path):
           fact for fact in world.memory if question.text.rstrip('.?').endswith(
               f' {fact[0]}') and world.facts[fact] == question.answers[0]
           and any(phrase in question.text
-                  for phrase in text._PHRASES[fact[1]])]
+                  for phrase in text.PHRASES[fact[1]])]
       same = world.memory[subject, relation] == question.answers[0]
       assert same == (data is famous)
       assert data is outdated or (subject, relation) in facts.held_out()
@@ -209,7 +209,7 @@ def test_training_asks_of_nothing_that_is_held_out(tmp_path):
   for question in (q for q in common if q.hops == 1):
     about = {(s, r) for s, r in facts.common_knowledge().facts
              if question.text.rstrip('.?').endswith(f' {s}')
-             and any(f' {p} ' in question.text for p in text._PHRASES[r])}
+             and any(f' {p} ' in question.text for p in text.PHRASES[r])}
     assert about and not about & facts.held_out()
 
 

@@ -32,7 +32,7 @@ def templates():
 
 
 def test_no_sentence_has_a_word_of_a_relation_or_of_a_question():
-  asked = {term for phrases in text._PHRASES.values() for phrase in phrases
+  asked = {term for phrases in text.PHRASES.values() for phrase in phrases
            for term in bm25.analyze(phrase)}
   asked |= {term for relation in facts.RELATIONS
             for term in bm25.analyze(relation)}

@@ -25,7 +25,7 @@ GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'configs.json'
 RECIPES = {  # -> the setting of a model alone
     'dapo': 'dspo', 'dr_grpo': 'search_r1', 'dspo': 'dspo',
     'gmpo': 'search_r1', 'grpo': 'search_r1', 'gspo': 'dspo',
-    'hrpo': 'drzero_proposer', 'ppo': 'search_r1', 'reinforce': 'zerosearch',
+    'hrpo': 'drzero_solver', 'ppo': 'search_r1', 'reinforce': 'zerosearch',
     'reinforce_plus_plus': 'zerosearch', 'rloo': 'search_r1',
     'zerosearch': 'zerosearch'}
 PARAMETERS = {  # as the hub counts those of the safetensors

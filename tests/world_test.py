@@ -78,12 +78,12 @@ def test_chains_follow_facts_and_never_return(world):
 def follow(world, question):
   """Answers a question by reading it: the start, then relations backwards."""
   phrase = next(question[len(a):-len(b)] for a, b in (
-      form.split('{}') for form in text._ASKS)
+      form.split('{}') for form in text.ASKS)
                 if question.startswith(a) and question.endswith(b))
   relations = []
   while phrase not in world.kind_of:
     read = [(relation, phrase[len(p):].strip())
-            for relation, phrases in text._PHRASES.items() for p in phrases
+            for relation, phrases in text.PHRASES.items() for p in phrases
             if phrase.startswith(f'{p} ')]
     assert len(read) == 1, f'{phrase!r} can be read in {len(read)} ways'
     relation, phrase = read[0]

@@ -13,6 +13,7 @@ import re
 from typing import Any, NamedTuple
 
 from searchrl.agent import dialogue as dialogues
+from searchrl.agent import proposals
 from searchrl.agent.dialogue import Dialogue
 
 Message = Mapping[str, Any]
@@ -40,9 +41,24 @@ def search_r1(tokenizer) -> Dialogue:
   Raises:
     ValueError: there is no chat template, or it cannot frame a question.
   """
-  plain = dialogues.tags(dialogues.verbatim('search_r1_prompt.txt'))
-  plain = dataclasses.replace(
-      plain, invalid=dialogues.verbatim('search_r1_invalid_action.txt'))
+  return _in_one_turn(dataclasses.replace(
+      dialogues.tags(dialogues.verbatim('search_r1_prompt.txt')),
+      invalid=dialogues.verbatim('search_r1_invalid_action.txt')), tokenizer)
+
+
+def proposer(tokenizer) -> Dialogue:
+  """A proposer's prompt as a user's message; see `agent.proposals`.
+
+  The protocol is that of `dialogue.proposer`.
+
+  Raises:
+    ValueError: there is no chat template, or it cannot frame a question.
+  """
+  return _in_one_turn(dialogues.tags(proposals.TAG_TEMPLATE), tokenizer)
+
+
+def _in_one_turn(plain: Dialogue, tokenizer) -> Dialogue:
+  """A dialogue whose turns and passages stand in one turn of the assistant."""
   framed = frame_question(plain, tokenizer.render)
   answer = {'role': 'assistant', 'content': 'AnswerStandsHere'}
   end = turn_end(tokenizer, tokenizer.render,

@@ -15,6 +15,7 @@ import json
 import re
 from typing import NamedTuple
 
+from searchrl.agent import proposals
 from searchrl.agent.markup import neutralise
 from searchrl.trajectory import Action, Passage, Passages
 
@@ -25,6 +26,7 @@ _ACTION = re.compile(
 LAPTOP_TEMPLATE = 'Search, then answer: {question}\n'
 ANSWER_TEMPLATE = 'Answer: {question}\n'
 READ_TEMPLATE = 'Read, then answer: {question}\n'
+PROPOSE_TEMPLATE = 'Write a question. {question}\n'
 
 
 def tag_passage(number: int, passage: Passage) -> str:
@@ -117,6 +119,19 @@ def laptop_read(tokenizer) -> Dialogue:
   The question that it is given is `world.lessons.with_passages`.
   """
   return tags(tokenizer.leading_space + READ_TEMPLATE)
+
+
+def laptop_proposer(tokenizer) -> Dialogue:
+  """The tiny proposer's prompt; what it is given is `proposals.ask`.
+
+  A turn searches, or ends with <question> and <answer>.
+  """
+  return tags(tokenizer.leading_space + PROPOSE_TEMPLATE)
+
+
+def proposer(tokenizer) -> Dialogue:
+  """A proposer's prompt in the tag protocol; see `agent.proposals`."""
+  return tags(tokenizer.leading_space + proposals.TAG_TEMPLATE)
 
 
 def search_r1(tokenizer) -> Dialogue:

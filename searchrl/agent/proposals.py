@@ -51,10 +51,16 @@ followed by what was found, and then <think> ... </think> <question> ... \
 
 {question}
 """
+# The same in the tag protocol.
+TAG_TEMPLATE = TEMPLATE.replace('tool_call>', 'search>').replace(
+    'tool_response>', 'information>').replace(
+        'with the search tool, one call a hop: n hops take n - 1 calls',
+        'by searching, once a hop: n hops take n - 1 searches').replace(
+            'call the tool between', 'search between')
 _QUESTION = re.compile(r'<question>(.*?)</question>', re.DOTALL)
 _ANSWER = re.compile(r'<answer>(.*?)</answer>', re.DOTALL)
 _THOUGHT = re.compile(r'<think>.*?</think>', re.DOTALL)
-_ASKED = re.compile(r'Hops: [0-9]+\nDocument: (.*)', re.DOTALL)
+_ASKED = re.compile(r'Hops: [0-9]+\nDocument: ?(.*)', re.DOTALL)
 _ALONE = ('yes', 'no')  # answers that stand in no document
 _SHORT = 4  # characters; a shorter answer stands in many a longer word
 SHORT_WORDS, LONG_WORDS = 5, 10  # of an answer that is good, and that is fair
@@ -187,13 +193,18 @@ def parabola(right: int, attempts: int) -> float:
   return 4 * rate * (1 - rate)
 
 
+def mixed(right: int, attempts: int) -> float:
+  """1 unless all are right, or none: SQLM, arXiv:2508.03682."""
+  return float(0 < right < attempts)
+
+
 def uncertainty(right: int, attempts: int) -> float:
   """1 - 2 |p - 1/2| of the pass rate p: R-Zero, arXiv:2508.05004."""
   return 1 - 2 * abs(right / attempts - 0.5)
 
 
 _REWARDS = {'difficulty': difficulty, 'parabola': parabola,
-            'uncertainty': uncertainty}
+            'uncertainty': uncertainty, 'mixed': mixed}
 
 
 def judge(play: Play, *, attempts: int = 5, format_weight: float = 0.5,
@@ -210,7 +221,8 @@ def judge(play: Play, *, attempts: int = 5, format_weight: float = 0.5,
     play: a solver, frozen.
     attempts: at a question.
     format_weight: of the form; 0 leaves it out, but for the gate.
-    difficulty: 'difficulty', 'parabola' or 'uncertainty' of the pass rate.
+    difficulty: 'difficulty', 'parabola', 'uncertainty' or 'mixed', of the pass
+      rate.
 
   Raises:
     ValueError: an option is out of range.
@@ -226,7 +238,7 @@ def judge(play: Play, *, attempts: int = 5, format_weight: float = 0.5,
 
   def score(trajectories: Sequence[Trajectory]) -> list[Scores]:
     forms = [form(one) for one in trajectories]
-    asked = {place: _question(one)
+    asked = {place: question(one)
              for place, one in enumerate(trajectories) if forms[place].gate}
     played = dict(zip(asked, play([*asked.values()], attempts), strict=True)
                   ) if asked else {}
@@ -237,11 +249,12 @@ def judge(play: Play, *, attempts: int = 5, format_weight: float = 0.5,
   return rewards.Judge(score, collective=True)
 
 
-def _question(trajectory: Trajectory) -> Question:
+def question(trajectory: Trajectory) -> Question:
   """What a solver is asked; its uid is the proposer's sample's own."""
-  proposal, asked = read(trajectory), trajectory.question
-  return Question(f'proposal:{asked.uid}:{trajectory.sample}',
-                  proposal.question, (proposal.answer,), asked.hops)
+  proposal, seed = read(trajectory), trajectory.question
+  return Question(f'proposal:{seed.uid}:{trajectory.sample}',
+                  proposal.question, (proposal.answer,), seed.hops,
+                  'proposals')
 
 
 def _scores(found: Form, played: Sequence[Trajectory] | None,

@@ -42,6 +42,7 @@ def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
       parts[part].append(value)
   for part, of_all in sorted(parts.items()):
     values[f'reward/{part}/mean'] = _mean(of_all)
+    values[f'reward/{part}/sum'] = float(sum(of_all))
   for reason in STOP_REASONS:
     values[f'train/stop_{reason}'] = _mean(
         t.stop_reason == reason for t in trajectories)

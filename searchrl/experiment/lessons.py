@@ -19,6 +19,7 @@ from searchrl.search import factory
 from searchrl.training import supervised
 from searchrl.training.supervised import Document
 from searchrl.world import lessons
+from searchrl.world import proposer
 from searchrl.world import teacher
 
 
@@ -80,10 +81,11 @@ def _lesson(name: str, kind: dict[str, Any]):
   lesson = plugins.resolve(
       kind.pop('lesson'), field=f'lessons.kinds.{name}.lesson',
       ours='searchrl.world.lessons:drill, :reading, :recall, :given and '
-      'searchrl.world.teacher:search')
+      'searchrl.world.teacher:search, searchrl.world.proposer:propose')
   prompt = kind.pop('prompt', dialogues.LAPTOP_TEMPLATE)
   if 'habits' in kind:
-    kind['habits'] = teacher.Habits(**kind['habits'])
+    module = proposer if lesson is proposer.propose else teacher
+    kind['habits'] = module.Habits(**kind['habits'])
   return lesson, dialogues.tags(prompt), kind
 
 

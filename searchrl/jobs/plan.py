@@ -24,6 +24,7 @@ from searchrl.evaluation import figures
 from searchrl.experiment import build
 from searchrl.experiment import checks
 from searchrl.experiment import policy
+from searchrl.experiment import roles
 from searchrl.experiment import search as searches
 from searchrl.experiment import writer
 from searchrl.models import attention
@@ -53,6 +54,7 @@ class Engine:
   """
 
   tensor: int
+  frozen: float  # bytes of a solver that plays for the reward
   cache: float  # bytes held, all the time
   besides: float  # bytes held during rollouts
   read: float  # bytes, a token of every slot
@@ -86,8 +88,9 @@ class Plan:
 
   def peak_with(self, engine: Engine) -> float:
     """Bytes at most, if rollouts were played by this one."""
-    return (sum(self.holds.values()) + engine.cache - self.engine.cache
-            + max(engine.besides, self.update))
+    own = self.engine
+    return (sum(self.holds.values()) + engine.cache - own.cache
+            + engine.frozen - own.frozen + max(engine.besides, self.update))
 
   @property
   def fits(self) -> bool:
@@ -107,13 +110,20 @@ class Plan:
 def run(config, workdir: str) -> None:
   """Prints whether the config fits config.plan.devices, and a table of sizes.
 
+  Self-play has one of each role, which are trained by turns.
+
   Raises:
     ValueError: the config cannot be run there at all.
   """
   del workdir  # nothing is written
   checks.check(config)
-  found = make(config)
-  print(describe(found))
+  if 'selfplay' not in config:
+    print(describe(make(config)))
+    return
+  for role in roles.ROLES:
+    own = roles.of(config, role)
+    checks.check(own)
+    print(f'The {role}:\n\n{describe(make(own))}\n')
 
 
 def make(config) -> Plan:
@@ -132,6 +142,8 @@ def make(config) -> Plan:
   engine = functools.partial(_engine, config, shape, a_process, processes)
   chosen = engine(config.rollout.tensor)
   label, cache = _cache_label(config, processes), chosen.cache
+  frozen = {} if 'solver' not in config else {
+      f'frozen solver: weights, {config.rollout.dtype}': chosen.frozen}
   compiled = isinstance(mesh, jax.sharding.Mesh) and config.plan.compile
   update = (compiled_bytes if compiled else estimated_bytes)(
       learner, rows_of(config))
@@ -141,7 +153,7 @@ def make(config) -> Plan:
           transformer.abstract(shape))),
       mesh=dict(mesh.shape),
       holds=_holds(config, shape, learner, mesh) | {label: cache}
-      | _writer(config, mesh.size),
+      | _writer(config, mesh.size) | frozen,
       rollouts=chosen.besides, update=update, compiled=compiled, kind=kind,
       engine=chosen, engines=tuple(
           engine(tensor) for tensor in range(1, a_process + 1)
@@ -365,7 +377,9 @@ def _engine(config, shape, a_process: int, processes: int, tensor: int
       'head' in params)  # a row of it is read
   row = slots * shape.hidden_size * np.dtype(config.rollout.dtype).itemsize
   return Engine(
-      tensor=tensor, cache=cache, slots=config.rollout.slots,
+      tensor=tensor, cache=cache,
+      frozen=weights_held if 'solver' in config else 0.0,
+      slots=config.rollout.slots,
       besides=2 * weights_held + 3 * slots * shape.vocab_size * 4 / tensor,
       read=weights_held - looked_up + cache,
       sent=2 * (1 - 1 / tensor) * row * (2 * shape.num_hidden_layers + 1))

@@ -45,7 +45,8 @@ _FETCHED = ('*.json', 'model*.safetensors', 'vocab.txt', 'merges.txt',
             'chat_template.jinja')
 _ASSETS = pathlib.Path(__file__).parents[1] / 'assets'
 # Models of ours; tiny_base_1 was tiny_base before there was common knowledge.
-SHIPPED = ('tiny_base', 'tiny_base_1', 'tiny_instruct', 'tiny_raw')
+SHIPPED = ('tiny_base', 'tiny_base_1', 'tiny_instruct', 'tiny_proposer',
+           'tiny_raw')
 
 
 def locate(path: str) -> str:

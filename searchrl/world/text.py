@@ -39,7 +39,7 @@ _STATEMENTS = {  # {s} subject, {o} object
     'publisher': ('{s} was published by {o}.', '{o} published {s}.',
                   'The publisher of {s} is {o}.', '{o} brought out {s}.'),
 }
-_PHRASES = {  # "the" + phrase + subject
+PHRASES = {  # "the" + phrase + subject
     'birthplace': ('birthplace of', 'home town of', 'city of birth of'),
     'employer': ('employer of', 'company employing', 'firm that employs'),
     'founder': ('founder of', 'person who founded', 'creator of'),
@@ -51,7 +51,7 @@ _PHRASES = {  # "the" + phrase + subject
     'author': ('author of', 'person who wrote', 'writer of'),
     'publisher': ('publisher of', 'company that published', 'firm behind'),
 }
-_ASKS = ('What is the {}?', 'Name the {}.', 'Find the {}.')
+ASKS = ('What is the {}?', 'Name the {}.', 'Find the {}.')
 _DISTRACTORS = {
     'person': ('{s} likes to travel to {city}.', '{s} plays chess at home.',
                '{s} is an old friend of {person}.', '{s} once read {book}.'),
@@ -119,8 +119,8 @@ def ask(chain: facts.Chain, rng: np.random.Generator) -> str:
   phrase = chain.start
   for depth, relation in enumerate(chain.relations):
     article = 'the ' if depth else ''
-    phrase = f'{rng.choice(_PHRASES[relation])} {article}{phrase}'
-  return str(rng.choice(_ASKS)).format(phrase)
+    phrase = f'{rng.choice(PHRASES[relation])} {article}{phrase}'
+  return str(rng.choice(ASKS)).format(phrase)
 
 
 def questions(

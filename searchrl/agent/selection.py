@@ -1,0 +1,108 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Selection: which proposals become questions for a solver.
+
+Source: Dr. Zero, arXiv:2601.07055, whose code keeps the best of five samples of
+a prompt by its format score. Differs: what is ill-formed, ungrounded, a
+duplicate or tells its answer is dropped, not kept as a row without an answer.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+from typing import Any
+
+from searchrl.agent import proposals
+from searchrl.agent import rewards
+from searchrl.trajectory import Trajectory
+
+ILL_FORMED, LEAKING, UNGROUNDED, DUPLICATE = REASONS = (
+    'ill_formed', 'leaking', 'ungrounded', 'duplicate')
+
+
+@dataclasses.dataclass(frozen=True)
+class Selected:
+  """What was made of the samples of all seeds.
+
+  Attributes:
+    kept: the trajectories whose proposals become questions, in order.
+    dropped: the best sample of every other seed, and why; of REASONS.
+  """
+
+  kept: list[Trajectory]
+  dropped: list[tuple[Trajectory, str]]
+
+
+def best(samples: Sequence[Trajectory]) -> Trajectory:
+  """The sample of a seed with the highest format score; of equals the first."""
+  return max(samples, key=lambda one: proposals.form(one).score)
+
+
+def select(groups: Iterable[Sequence[Trajectory]]) -> Selected:
+  """Keeps the best sample of each seed, unless there is something against it.
+
+  Args:
+    groups: the samples of each seed.
+  """
+  kept, dropped, asked = [], [], set()
+  for samples in groups:
+    chosen = best(samples)
+    question = rewards.normalise(proposals.read(chosen).question)
+    reason = against(chosen) or (DUPLICATE if question in asked else '')
+    if reason:
+      dropped.append((chosen, reason))
+    else:
+      asked.add(question)
+      kept.append(chosen)
+  return Selected(kept, dropped)
+
+
+def against(trajectory: Trajectory) -> str:
+  """Why a proposal, by itself, makes no question; '' if it does."""
+  proposal = proposals.read(trajectory)
+  if not proposal.question or not proposal.answer:
+    return ILL_FORMED
+  if not proposal.passes:
+    return LEAKING
+  return '' if proposals.form(trajectory).grounding else UNGROUNDED
+
+
+def record(trajectory: Trajectory, answer: str = '') -> dict[str, Any]:
+  """A line of a file of questions, with where the question comes from.
+
+  Args:
+    trajectory: of a kept proposal.
+    answer: another one than the proposer's, for a control.
+  """
+  proposal, form = proposals.read(trajectory), proposals.form(trajectory)
+  return {
+      'id': proposals.question(trajectory).uid, 'question': proposal.question,
+      'golden_answers': [answer or proposal.answer],
+      'metadata': {
+          'hops': trajectory.question.hops, 'data_source': 'proposals',
+          'document': proposals.document_of(trajectory.question),
+          'searches': [query for turn in trajectory.turns
+                       if turn.action.kind == 'search'
+                       for query in turn.action.texts],
+          'form': dataclasses.asdict(form) | {'score': form.score},
+          'proposed_answer': proposal.answer}}
+
+
+def distinct_bigrams(texts: Sequence[str]) -> float:
+  """Different pairs of words, by all pairs; 0 of none.
+
+  Source: distinct-2 of Li et al. 2016, arXiv:1510.03055.
+  """
+  pairs = [pair for text in texts for words in (rewards.normalise(text).split(),)
+           for pair in zip(words, words[1:])]
+  return len(set(pairs)) / len(pairs) if pairs else 0.0
+
+
+def diversity(found: Sequence[Trajectory]) -> Mapping[str, float]:
+  """How different the proposals are; shares, of those that have a question."""
+  asked = [p for p in map(proposals.read, found) if p.question]
+  questions = [rewards.normalise(p.question) for p in asked]
+  answers = [rewards.normalise(p.answer) for p in asked]
+  count = max(len(asked), 1)
+  return {'unique_questions': len({*questions}) / count,
+          'unique_answers': len({*answers}) / count,
+          'distinct_bigrams': distinct_bigrams(questions)}

@@ -1,0 +1,148 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Summary of self-play: tables, curves and alarms, from the run's folder."""
+
+from collections.abc import Mapping, Sequence
+import json
+import pathlib
+from typing import Any
+
+from searchrl.evaluation import figures
+from searchrl.evaluation import proposers
+from searchrl.evaluation import suite
+from searchrl.runtime import metrics
+
+FILE = 'summary.txt'
+_ROLES = ('proposer', 'solver')
+_CURVES = {'critic/rewards/mean': 'reward', 'actor/entropy': 'entropy',
+           'response_length/mean': 'response length'}
+_UNITS = {'entropy': 'nats', 'response length': 'tokens'}
+_PHASE_COLUMNS = ('iteration', 'role', 'steps', 'rollouts', 'attempts',
+                  'reward', 'entropy', 'length')
+
+
+def finish(folder: pathlib.Path, iterations: int, title: str) -> str:
+  """Draws the curves, writes the summary, and returns it."""
+  lines = {(number, role): _steps(folder / f'iteration_{number}' / role)
+           for number in range(1, iterations + 1) for role in _ROLES}
+  figures.curve(folder / 'curve', curves(lines), title=f'Self-play, {title}',
+                units=_UNITS)
+  text = '\n\n'.join([
+      _examined(folder, iterations), _proposals(folder, iterations),
+      _phases(lines), _solvers(folder, iterations), _alarms(folder, iterations),
+      f'curve  {folder / "curve.png"}\n'
+      f'model  {folder / f"iteration_{iterations}" / "solver" / "model"} '
+      '(Hugging Face format)'])
+  (folder / FILE).write_text(text + '\n')
+  return text
+
+
+def _steps(run: pathlib.Path) -> list[Mapping[str, float]]:
+  """A line a step of a run."""
+  return [line for line in metrics.read(run / metrics.FILE)
+          if 'critic/score/mean' in line]
+
+
+def curves(lines: Mapping[tuple[int, str], Sequence[Mapping[str, float]]]
+          ) -> dict[str, figures.Series]:
+  """Panels of each role, with a line an iteration, the last four."""
+  panels = {}
+  for role in _ROLES:
+    for key, name in _CURVES.items():
+      found = {f'iteration {number}': (
+          [line['training/global_step'] for line in steps],
+          [line[key] for line in steps])
+               for (number, of), steps in lines.items()
+               if of == role and steps and key in steps[0]}
+      panels[f'{role}: {name}'] = dict(list(found.items())[-4:])
+  return panels
+
+
+def _phases(lines: Mapping[tuple[int, str], Sequence[Mapping[str, float]]]
+           ) -> str:
+  """What each phase cost, and how it began and ended."""
+  rows = []
+  for (number, role), steps in lines.items():
+    rows.append({'iteration': number, 'role': role, 'steps': len(steps)})
+    if not steps:
+      continue
+    rows[-1] |= {
+        'rollouts': int(steps[-1]['training/rollouts']),
+        'attempts': int(sum(line.get('reward/attempts/sum', 0)
+                            for line in steps))} | {
+        label: f'{steps[0][key]:.2f} -> {steps[-1][key]:.2f}'
+        for key, label in (('critic/rewards/mean', 'reward'),
+                           ('actor/entropy', 'entropy'),
+                           ('response_length/mean', 'length'))
+        if key in steps[0]}
+  return ('Training, first step -> last; attempts are the solver\'s, for the '
+          "proposer's reward\n\n" + figures.table(rows, _PHASE_COLUMNS))
+
+
+def _examined(folder: pathlib.Path, iterations: int) -> str:
+  """How each proposer fared against the first solver."""
+  rows, rates = [], []
+  for name in ('before', *(f'iteration_{n}' for n in range(1, iterations + 1))):
+    report = _read(folder / 'examined' / name / 'report.json')
+    rows += [{'proposer': name} | row for row in report.get('rows', ())]
+    if report:
+      rates.append({'proposer': name} | {
+          str(right): n for right, n in enumerate(report['pass_rates'])}
+                   | report['diversity'])
+  columns = ('proposer', *proposers.COLUMNS)
+  text = 'Proposals, tried by the first solver\n\n' + figures.table(rows, columns)
+  return text + '\n\nOf these, by attempts that are right\n\n' + figures.table(
+      rates, list(dict.fromkeys(key for row in rates for key in row)))
+
+
+def _proposals(folder: pathlib.Path, iterations: int) -> str:
+  """What became of the seeds whose proposals the solver learned from."""
+  rows = []
+  for number in range(1, iterations + 1):
+    found = _read(folder / f'iteration_{number}' / 'proposals' / 'report.json')
+    if found:
+      rows.append({'iteration': number, 'seeds': found['seeds'],
+                   'kept': found['kept'], **found['dropped'],
+                   **found['diversity']} | {
+                       k: found[k] for k in ('true',) if k in found} | {
+                           f'needs {hops}': n for hops, n in found.get(
+                               'needed', {}).items()})
+  return "The solver's questions\n\n" + figures.table(
+      rows, list(dict.fromkeys(key for row in rows for key in row)))
+
+
+def _solvers(folder: pathlib.Path, iterations: int) -> str:
+  """Exact match of the solver, before and after each iteration."""
+  rows = []
+  for name, path in (
+      ('before', folder / 'iteration_1' / 'solver' / 'evaluation' / 'before'),
+      *((f'iteration_{n}',
+         folder / f'iteration_{n}' / 'solver' / 'evaluation' / 'after')
+        for n in range(1, iterations + 1))):
+    by_case = {}
+    for row in _read(path / 'table.json') or ():
+      case = by_case.setdefault((row['set'], row['engine'], row['decoding']), {
+          'solver': name, 'set': row['set'], 'engine': row['engine'],
+          'decoding': row['decoding']})
+      case[row['hops'] if row['hops'] == suite.ALL else f'{row["hops"]}-hop'] = (
+          row['em'])
+    rows += by_case.values()
+  if not rows:
+    return ('No evaluation set: give --config.data.evaluate, and '
+            '--config.search.corpus.')
+  hops = sorted({key for row in rows for key in row if key.endswith('hop')})
+  return 'Exact match of the solver\n\n' + figures.table(
+      rows, ('solver', 'set', 'engine', 'decoding', *hops, suite.ALL))
+
+
+def _alarms(folder: pathlib.Path, iterations: int) -> str:
+  found = [f'{name}: {alarm}'
+           for name in ('before', *(f'iteration_{n}'
+                                    for n in range(1, iterations + 1)))
+           for alarm in _read(folder / 'examined' / name / 'report.json').get(
+               'alarms', ())]
+  return '\n'.join(['Alarms', '', *(found or ['none'])])
+
+
+def _read(file: pathlib.Path) -> Any:
+  return json.loads(file.read_text()) if file.exists() else {}

@@ -1,0 +1,197 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A proposer at work: seeds in; examined proposals, or a file of questions, out.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from searchrl.agent import proposals
+from searchrl.agent import rewards
+from searchrl.agent import selection
+from searchrl.evaluation import proposers
+from searchrl.experiment import policy
+from searchrl.experiment import search as searches
+from searchrl.experiment import solver
+from searchrl.rollouts import records
+from searchrl.rollouts import scoring
+from searchrl.rollouts.sampler import Sampler
+from searchrl.runtime import mesh as meshes
+from searchrl.runtime import processes
+from searchrl.trajectory import Question, Request, SearchFn, Trajectory
+from searchrl.world import facts
+from searchrl.world import oracle
+
+QUESTIONS = 'questions.jsonl'
+REPORT = 'report.json'
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposer:
+  """A trained proposer, its engines, and a solver that tries its questions."""
+
+  sampler: Sampler
+  weights: Any  # from the sampler's sync
+  search: SearchFn
+  play: proposals.Play
+  attempts: int
+  seed: int
+
+
+def load(config, corpus: Any, run: str) -> Proposer:
+  """The proposer of a config, of a run's newest checkpoint or as it starts.
+
+  Args:
+    config: of a run that trains a proposer, with the solver of `solver`.
+    corpus: the passages that are searched.
+    run: the folder of the run; '': model.path.
+
+  Raises:
+    ValueError, FileNotFoundError: a model cannot be used.
+  """
+  mesh = meshes.make(**config.mesh)
+  sampler, params = policy.build(config, mesh)
+  search = searches.engine(config.search, corpus, seed=config.seed)
+  play = solver.player(config.solver, sampler, params, search, mesh)
+  if run:
+    params = policy.trained(pathlib.Path(run), params, sampler.shape)
+  return Proposer(sampler, sampler.sync(params).weights, search, play,
+                  config.reward_options.get('attempts', 5), config.seed)
+
+
+def examine(proposer: Proposer, seeds: Sequence[Question],
+            folder: pathlib.Path, *, scorer: Callable[..., scoring.Scorer],
+            limits: Any, world: facts.World | None) -> None:
+  """Writes how one sample of each seed fares: report.json, and the samples.
+
+  Args:
+    proposer: of `load`.
+    seeds: what it is asked.
+    folder: gets the files; one that has its report is left as it is.
+    scorer: made of a solver; see `build.scorer`.
+    limits: of `proposers.alarms`.
+    world: that the seeds are of; None: nobody knows what is true.
+  """
+  if processes.on_first(str(folder), (folder / REPORT).exists):
+    return
+  sampled = _sample(proposer, seeds, 1, step=0)
+  judged = scorer(proposer.play)(sampled)
+  if not processes.is_first():
+    return
+  records.write(folder / 'trajectories.jsonl.gz', judged)
+  known = None if world is None else lambda question: truth(world, question)
+  _write_json(folder / REPORT, {
+      'rows': proposers.rows(judged, known),
+      'pass_rates': proposers.histogram(judged, proposer.attempts),
+      'diversity': selection.diversity(judged),
+      'alarms': proposers.alarms(judged, **limits)})
+
+
+def questions(proposer: Proposer, seeds: Sequence[Question],
+              folder: pathlib.Path, *, options: Any,
+              world: facts.World | None) -> None:
+  """Writes questions.jsonl: the best proposal of each seed, if it is any good.
+
+  Rounds of seeds are written when they are over, so that a kill costs one.
+
+  Args:
+    proposer: of `load`.
+    seeds: what it is asked.
+    folder: gets the questions, what was sampled, and a report.
+    options: config.proposing.
+    world: as in `examine`.
+
+  Raises:
+    ValueError: no proposal is any good.
+  """
+  if processes.on_first(str(folder), (folder / REPORT).exists):
+    return
+  groups = []
+  for number, first in enumerate(range(0, len(seeds), options.seeds_a_round)):
+    file = folder / 'trajectories' / f'round_{number:06d}.jsonl.gz'
+    if not processes.on_first(str(file), file.exists):
+      sampled = _sample(proposer, seeds[first:first + options.seeds_a_round],
+                        options.samples, step=1)
+      if processes.is_first():
+        records.write(file, sampled)
+    if processes.is_first():
+      groups += _by_seed(records.read(file))
+      processes.say(f'{folder}: {len(groups)} of {len(seeds)} seeds')
+  if processes.is_first():
+    _write_questions(folder, groups, options, proposer.seed, world)
+
+
+def _sample(proposer: Proposer, seeds: Sequence[Question], samples: int, *,
+            step: int) -> list[Trajectory]:
+  requests = [Request(seed, sample, group) for group, seed in enumerate(seeds)
+              for sample in range(samples)]
+  return proposer.sampler.rollout(
+      proposer.weights, requests, search=proposer.search, step=step,
+      temperature=1.0).trajectories
+
+
+def _by_seed(sampled: Sequence[Trajectory]) -> list[list[Trajectory]]:
+  """The samples of each seed; those whose search failed are left out."""
+  groups = {}
+  for one in sampled:
+    if one.stop_reason != 'search_error':
+      groups.setdefault(one.question.uid, []).append(one)
+  return [*groups.values()]
+
+
+def _write_questions(folder: pathlib.Path,
+                     groups: Sequence[Sequence[Trajectory]], options: Any,
+                     seed: int, world: facts.World | None) -> None:
+  """The file of questions, then its report."""
+  found = selection.select(groups)
+  if not found.kept:
+    raise ValueError(
+        f'the proposer must write questions, but of {len(groups)} seeds none '
+        f'has a proposal that is any good: {_reasons(found)}. {folder} has what '
+        'was sampled. Teach it the form first, or train it for more steps.')
+  answers = [proposals.read(one).answer for one in found.kept]
+  if options.shuffle_answers:  # a control
+    answers = [answers[i] for i in np.random.default_rng(seed).permutation(
+        len(answers))]
+  (folder / QUESTIONS).write_text(''.join(
+      json.dumps(selection.record(one, answer), ensure_ascii=False) + '\n'
+      for one, answer in zip(found.kept, answers)), encoding='utf-8')
+  report = {'seeds': len(groups), 'kept': len(found.kept),
+            'dropped': _reasons(found),
+            'diversity': selection.diversity(found.kept)}
+  if world is not None:
+    asked = map(proposals.question, found.kept)
+    truths = [truth(world, dataclasses.replace(question, answers=(answer,)))
+              for question, answer in zip(asked, answers)]
+    report |= {'true': float(np.mean([t.true for t in truths])),
+               'needed': {str(n): sum(t.needed == n for t in truths)
+                          for n in sorted({t.needed for t in truths})}}
+  _write_json(folder / REPORT, report)
+
+
+def _reasons(found: selection.Selected) -> dict[str, int]:
+  return {reason: sum(why == reason for _, why in found.dropped)
+          for reason in selection.REASONS}
+
+
+def truth(world: facts.World, question: Question) -> proposers.Truth:
+  """Whether a question's answer is right in a world, and the hops it needs."""
+  chain = oracle.understand(world, question.text)
+  if chain is None:
+    return proposers.Truth(False, 0)
+  return proposers.Truth(bool(rewards.exact_match(
+      question.answers[0], world.answers(chain.values[-1]))),
+                         len(chain.values))
+
+
+def _write_json(file: pathlib.Path, value: Any) -> None:
+  """Writes a file, which appears whole."""
+  file.parent.mkdir(parents=True, exist_ok=True)
+  unfinished = file.with_suffix('.unfinished')
+  unfinished.write_text(json.dumps(value, indent=1) + '\n')
+  unfinished.replace(file)

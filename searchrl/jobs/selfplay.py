@@ -1,0 +1,197 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Self-play: a proposer and a solver that train each other, phase by phase.
+
+An iteration trains the proposer, has it write questions, and trains the solver
+on them. Both trainings are runs like any other, in folders of their own, so
+that each resumes, is evaluated and is looked at as one.
+
+Source: Dr. Zero, arXiv:2601.07055, section 3.4.
+"""
+
+import functools
+import pathlib
+import sys
+from typing import Any
+
+from searchrl.data import questions as questions_lib
+from searchrl.evaluation import selfplay as report
+from searchrl.experiment import build
+from searchrl.experiment import checks
+from searchrl.experiment import policy
+from searchrl.experiment import propose
+from searchrl.experiment import roles
+from searchrl.experiment import run as runs
+from searchrl.experiment import seeds as seeds_lib
+from searchrl.agent import tokenizer as tokenizers
+from searchrl.data import datasets
+from searchrl.models import weights
+from searchrl.runtime import processes
+from searchrl.runtime import workdir as workdirs
+from searchrl.search import mapped_corpus
+from searchrl.world import facts
+
+
+
+def run(config, workdir: str) -> None:
+  """Plays the iterations; the same call resumes where it was stopped.
+
+  Args:
+    config: see configs/drzero.py.
+    workdir: gets iteration_1/{seeds.jsonl,proposer,proposals,solver} and so on,
+      examined/ and a summary.
+
+  Raises:
+    ValueError, FileNotFoundError: the config cannot be run, or a phase taught
+      nothing.
+  """
+  folder = pathlib.Path(workdir)
+  _check(config)
+  free = ('selfplay.iterations', *(
+      f'{role}.{name}' for role in roles.ROLES for name in build.FREE
+      if name != 'train.num_steps'))
+  processes.on_first('workdir', lambda: workdirs.prepare(
+      folder, config.to_dict(), allow_changes=config.allow_changes, free=free))
+  game = _Game(config, folder)
+  for number in range(1, config.selfplay.iterations + 1):
+    if not game.iterate(number):
+      return
+  processes.on_first('summary', lambda: processes.say(
+      report.finish(folder, config.selfplay.iterations, f'seed {config.seed}'),
+      file=sys.stdout))
+
+
+class _Game:
+  """The phases of a run, and the folders that they leave."""
+
+  def __init__(self, config, folder: pathlib.Path):
+    self._config, self._folder = config, folder
+    self._path, self._corpus = _corpus(config, folder)
+    self._tokenizer = tokenizers.load(weights.locate(
+        config.proposer.model.path or str(policy.TINY_BASE)))
+    self._world = _world(config)
+    options = config.selfplay
+    self._draw = functools.partial(
+        seeds_lib.draw, self._corpus, self._tokenizer, hops=options.hops,
+        seed=config.seed, tokens=options.document_tokens,
+        documents=options.documents)
+
+  def iterate(self, number: int) -> bool:
+    """Plays an iteration; returns whether it is finished."""
+    here = self._of(number)
+    file = here / 'seeds.jsonl'
+    options = self._config.selfplay
+    seeds = self._draw(first=(number - 1) * options.seeds, count=options.seeds)
+    processes.on_first(str(file), lambda: _write_seeds(file, seeds))
+    if number == 1:
+      self._examine('before', '', 1)
+    _say(f'Iteration {number}: the proposer.')
+    if not runs.train(self._phase('proposer', number, file),
+                      here / 'proposer'):
+      return False
+    proposer = self._examine(f'iteration_{number}', here / 'proposer', number)
+    asked = self._config.proposing
+    propose.questions(
+        proposer, seeds[:asked.seeds], here / 'proposals', options=asked,
+        world=self._world)
+    del proposer
+    _say(f'Iteration {number}: the solver.')
+    return runs.train(
+        self._phase('solver', number, here / 'proposals' / propose.QUESTIONS),
+        here / 'solver')
+
+  def _examine(self, name: str, run: Any, number: int) -> propose.Proposer:
+    """How a proposer fares against the first solver; returns the proposer."""
+    config = self._phase('proposer', number, '')
+    config.train.init_from = ''
+    config.solver.run = ''
+    proposer = propose.load(config, self._corpus, str(run))
+    options = self._config.selfplay
+    propose.examine(
+        proposer, self._draw(first=0, count=options.examined, name='examined',
+                             seed=self._config.seed + 1),
+        self._folder / 'examined' / name,
+        scorer=functools.partial(build.scorer, config),
+        limits=self._config.alarms, world=self._world)
+    return proposer
+
+  def _of(self, number: int) -> pathlib.Path:
+    return self._folder / f'iteration_{number}'
+
+  def _phase(self, role: str, number: int, file: Any) -> Any:
+    """The config of a run: that of its role, on what was played so far."""
+    config, before = roles.of(self._config, role), self._of(number - 1)
+    config.search.corpus = self._path
+    config.data.update(train=str(file), mix=(), per_hop=(), common=0.0)
+    if role == 'proposer':
+      config.data.update(golds=False, evaluate='')
+      config.solver.run = str(before / 'solver') if number > 1 else ''
+    elif number > 1:
+      config.evaluate.initial = False  # known from the iteration before
+    config.train.init_from = self._begins(role, number)
+    return config
+
+  def _begins(self, role: str, number: int) -> str:
+    """The run that a phase goes on from; '': it starts as its model."""
+    one = self._config.selfplay.one_model
+    if role == 'solver' and one:
+      return str(self._of(number) / 'proposer')
+    if number == 1:
+      return ''
+    return str(self._of(number - 1) / ('solver' if one else role))
+
+
+def _say(text: str) -> None:
+  processes.say(f'\n{text}')
+
+
+def _write_seeds(file: pathlib.Path, seeds: Any) -> None:
+  """Writes seeds as questions without answers; the file appears whole."""
+  file.parent.mkdir(parents=True, exist_ok=True)
+  unfinished = file.with_suffix('.unfinished')
+  questions_lib.write(unfinished, seeds)
+  unfinished.replace(file)
+
+
+def _corpus(config, folder: pathlib.Path) -> tuple[str, Any]:
+  """The file of passages and the passages; of a generated world, if none."""
+  if config.search.corpus:
+    return config.search.corpus, mapped_corpus.load(config.search.corpus)
+  data = datasets.shared(lambda: build.train_set(config, folder))
+  return str(folder / 'data' / 'train' / 'corpus.jsonl'), data.corpus
+
+
+def _world(config) -> facts.World | None:
+  """The generated world that questions are about, which knows the truth."""
+  if config.search.corpus:
+    return None
+  return build.world(config).make(config.data.world_seed, 'known')
+
+
+def _check(config) -> None:
+  """Raises a ValueError for options that cannot be played."""
+  checks.check(config)
+  for role in roles.ROLES:
+    checks.check(config[role])
+  options, asked = config.selfplay, config.proposing
+  for name, value, legal, rule in (
+      ('selfplay.iterations', options.iterations, options.iterations >= 1,
+       'at least 1'),
+      ('selfplay.seeds', options.seeds, options.seeds >= 1, 'at least 1'),
+      ('selfplay.document_tokens', options.document_tokens,
+       options.document_tokens >= 1, 'at least 1'),
+      ('selfplay.examined', options.examined, options.examined >= 1,
+       'at least 1'),
+      ('proposing.samples', asked.samples, asked.samples >= 1, 'at least 1'),
+      ('proposing.seeds', asked.seeds, 1 <= asked.seeds <= options.seeds,
+       f'from 1 to selfplay.seeds, {options.seeds}'),
+      ('proposing.seeds_a_round', asked.seeds_a_round,
+       asked.seeds_a_round >= 1, 'at least 1')):
+    if not legal:
+      raise ValueError(f'{name} must be {rule}, but is {value}.')
+  if not config.search.corpus and not any(config.data.per_hop):
+    raise ValueError(
+        'search.corpus must name the passages that questions are written '
+        'about, as no world is generated here, but it is empty. Add '
+        '--config.search.corpus=corpus.jsonl; docs/settings.md says where to '
+        'get them.')

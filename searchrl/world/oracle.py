@@ -1,0 +1,40 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""An oracle of a generated world: what a question asks, and the true answer."""
+
+import re
+
+from searchrl.world import facts
+from searchrl.world import text
+
+_ASKED = re.compile('|'.join(
+    re.escape(form).replace(re.escape('{}'), '(.+)') for form in text.ASKS))
+_RELATION = {phrase: relation for relation, phrases in text.PHRASES.items()
+             for phrase in phrases}
+
+
+def understand(world: facts.World, question: str) -> facts.Chain | None:
+  """The chain of facts that a question asks for; None if there is none.
+
+  Args:
+    world: its names and facts.
+    question: as `text.ask` writes them, in whatever words of its choices.
+  """
+  match = _ASKED.fullmatch(question.strip())
+  rest = next(filter(None, match.groups()), '') if match else ''
+  relations = []
+  while rest and rest not in world.kind_of:
+    phrase = next((p for p in _RELATION if rest.startswith(f'{p} ')), None)
+    if phrase is None:
+      return None
+    relations.insert(0, _RELATION[phrase])
+    rest = rest.removeprefix(f'{phrase} ')
+    if rest not in world.kind_of:
+      rest = rest.removeprefix('the ')
+  here, values = rest, []
+  for relation in relations:
+    here = world.facts.get((here, relation))
+    if here is None:
+      return None
+    values.append(here)
+  return facts.Chain(rest, tuple(relations), tuple(values)) if values else None
