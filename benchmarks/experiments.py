@@ -80,6 +80,7 @@ class Arm:
   reads: bool = False  # passages stand in its questions; see reading.py
   evaluations: tuple[str, ...] = ('full',)  # of EVALUATIONS
   seeds: tuple[int, ...] = ()  # its own; (): those asked for
+  solver: str = ''  # the run of self-play that is judged; '': the run itself
 
   @property
   def steps(self) -> int:
@@ -103,11 +104,14 @@ def all_of(found: Records) -> dict[str, Experiment]:
   return {'recipes': RECIPES, 'thirds': THIRDS, 'stress': _stress(found),
           'noise': NOISE, 'prompts': PROMPTS, 'engines': ENGINES_COMPARED,
           'masking': MASKING, 'format': FORMAT, 'simulated': SIMULATED,
-          'writers': WRITERS}
+          'writers': WRITERS, 'selfplay': SELFPLAY, 'rivals': RIVALS,
+          'ablations': ABLATIONS}
 
 
 def train_options(arm: Arm, seed: int) -> dict[str, Any]:
   """What the training of an arm is told, by option of its config."""
+  if arm.solver:
+    return {'seed': seed, 'data.world_seed': seed + 1} | _QUIET | arm.training
   every = 2 if arm.recipe in FILTERED else CURVE['evaluate.every']
   return _of_seed(seed) | CURVE | {
       'evaluate.every': every, 'data.world_seed': seed + 1} | _searches(
@@ -441,6 +445,75 @@ FORMAT = Experiment(
                   if rewarded(model, lambda_f) != GRPO.name)),
     pairs=tuple((rewarded(model, lambda_f), rewarded(model, 0.0))
                 for model in MODELS for lambda_f in LAMBDAS[1:]))
+
+
+# Self-play -------------------------------------------------------------------
+
+_QUIET = {f'{role}.train.{name}': value for role in ('proposer', 'solver')
+          for name, value in (('tensorboard', False), ('progress', False),
+                              ('keep_checkpoints', 1))} | {
+    'solver.evaluate.worlds.kinds': ()}  # judged afterwards, like all
+_LAST_SOLVER = 'iteration_2/solver'
+OF_PROPOSERS = ('difficulty', 'truth', 'needed', 'truth of questions',
+                'questions of 2 hops', "proposer's rollouts")
+_OF_SELFPLAY = ('greedy', 'greedy, 1 hop', 'greedy, 2 hops', 'greedy, 3 hops',
+                'sampled', *OF_PROPOSERS)
+
+
+def _played(name: str, rival: str = '', seeds: tuple[int, ...] = ()) -> Arm:
+  recipe, size = ('drzero_rivals', rival) if rival else ('drzero', 'laptop')
+  return Arm(name, recipe, size, solver=_LAST_SOLVER, seeds=seeds)
+
+
+DRZERO = _played('drzero')
+SELFPLAY = Experiment(
+    hypothesis='Written when two runs of another seed had been seen. Difficulty '
+    'and truth are of the proposer of the first iteration, tried by the first '
+    'solver on documents that it was not trained on; those of the untrained '
+    'proposer are as before training. Trained, it writes questions that are '
+    'harder by .05 or more, and its truth does not fall by .1: what is false is '
+    'never answered, so that truth rises. It asks for two hops less often, '
+    'because the first solver answers one hop as seldom as the reward likes. '
+    'Its solver is above that of the untrained proposer in sampled exact match, '
+    'and within .05 of the one that is trained on questions of the world itself, '
+    'by as many rollouts. Shuffled answers teach nothing: that solver is below '
+    'the others by .2 or more.',
+    measures=_OF_SELFPLAY,
+    smallest=0.05,
+    arms=(BASE, DRZERO, _played('untrained proposer', 'untrained'),
+          _played('shuffled answers', 'shuffled'),
+          Arm("the world's questions", 'grpo', training={
+              'data.per_hop': (500, 500), 'data.mix': (2, 1),
+              'data.common': 0.2})),
+    pairs=(('drzero', 'untrained proposer'), ('drzero', 'shuffled answers'),
+           ('drzero', "the world's questions"), ('drzero', 'base'),
+           ('shuffled answers', 'base'),
+           ('untrained proposer', "the world's questions")))
+
+_THREE = (0, 1, 2)
+_RIVALS = {name: _played(name, name, _THREE) for name in (
+    'nested_grpo', 'nested_grpo_equal', 'r_zero', 'sqlm')}
+RIVALS = Experiment(
+    hypothesis='At equal steps HRPO spends .3 of the rollouts of nested GRPO, and '
+    'its solver is not below by .05. At equal rollouts it is not below, either. '
+    'R-Zero and SQLM, without a reward for the form and on fewer documents, are '
+    'below in truth, and not separably in exact match.',
+    measures=_OF_SELFPLAY,
+    smallest=0.05,
+    arms=(DRZERO, *_RIVALS.values()),
+    pairs=tuple(('drzero', name) for name in _RIVALS))
+_ABLATED = {name: _played(name, name, _THREE) for name in (
+    'parabola', 'without_format', 'without_document', 'longer', 'ratio_1111',
+    'ratio_2111')}
+ABLATIONS = Experiment(
+    hypothesis='Without the document the proposer asks about names that it makes '
+    'up: truth falls by .3 or more, and with it exact match by .1 or more. Without '
+    'the format, with the parabola, with twice the steps and with other shares of '
+    'hops exact match differs by less than .05.',
+    measures=_OF_SELFPLAY,
+    smallest=0.05,
+    arms=(DRZERO, *_ABLATED.values()),
+    pairs=tuple((name, 'drzero') for name in _ABLATED))
 
 
 def distinct(experiments: Sequence[Experiment]) -> Iterator[Arm]:

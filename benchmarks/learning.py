@@ -180,7 +180,8 @@ def _of_folder(arm: experiments.Arm, seed: int, part: str, folder: pathlib.Path
   """The arguments that name folders and files of a run."""
   result = [f'--workdir={folder / part}']
   if part != 'train' and arm.recipe:
-    result.append(f'--config.evaluate.run={folder / "train"}')
+    run = folder / 'train' / arm.solver
+    result.append(f'--config.evaluate.run={run}')
   if arm.reads:
     import reading  # pylint: disable=g-import-not-at-top  # imports jax
     result += reading.prepare(experiments.evaluation_options(arm, seed)[part],

@@ -40,15 +40,34 @@ def of(folder: pathlib.Path) -> dict[str, Any]:
     curves: {metric: a value a step}, of CURVES those that the run has.
     greedy: [[trajectories so far, exact match of 1 hop, of 2, of 3], ...].
     rows: {'evaluation/set/decoding/hops': [questions, exact match, searches]}.
+    selfplay: of such a run: how its proposers fared, and what it spent.
   """
-  lines = (metrics.read(folder / 'train' / metrics.FILE)
-           if (folder / 'train').exists() else [])
+  train = folder / 'train'
+  lines = (metrics.read(train / metrics.FILE)
+           if (train / metrics.FILE).exists() else [])
   search = folder / 'train' / 'search.json'
   return {**_costs(folder),
           'search': json.loads(search.read_text()) if search.exists() else {},
           'curves': _curves(lines), 'greedy': _greedy(lines),
           'rows': {key: cell for table in sorted(folder.glob('*/table.json'))
-                   for key, cell in _rows(table)}}
+                   for key, cell in _rows(table)}} | (
+                       {'selfplay': _selfplay(train)}
+                       if (train / 'examined').exists() else {})
+
+
+def _selfplay(train: pathlib.Path) -> dict[str, Any]:
+  """Reports of proposers; rollouts by phase, the solver's for rewards apart."""
+  reports = {str(file.parent.relative_to(train)): json.loads(file.read_text())
+             for file in sorted(train.glob('**/report.json'))}
+  spent = {}
+  for file in sorted(train.glob(f'iteration_*/*/{metrics.FILE}')):
+    steps = [line for line in metrics.read(file) if 'timing_s/step' in line]
+    spent[str(file.parent.relative_to(train))] = {
+        'rollouts': int(steps[-1]['training/rollouts']) if steps else 0,
+        'attempts': int(sum(line.get('reward/attempts/sum', 0)
+                            for line in steps)),
+        'curves': _curves(steps)}
+  return {'reports': reports, 'spent': spent}
 
 
 def _costs(folder: pathlib.Path) -> dict[str, dict[str, float]]:

@@ -77,6 +77,36 @@ def through(engine: str) -> Measure:
       f'through_{engine}' in record['commands']) else own(record)
 
 
+def examined(column: str, name: str = 'iteration_1') -> Measure:
+  """A column of how a proposer fared, of all hops, tried by the first solver.
+  """
+  def measure(record):
+    reports = record.get('selfplay', {}).get('reports', {})
+    rows = reports.get(f'examined/{name}', {}).get('rows', ())
+    return next((row.get(column) for row in rows if row['hops'] == 'all'), None)
+  return measure
+
+
+def of_questions(value: Callable[[Mapping], float]) -> Measure:
+  """Of the files that solvers learned from, the mean of the iterations."""
+  def measure(record):
+    reports = [report for name, report in record.get('selfplay', {}).get(
+        'reports', {}).items() if name.endswith('/proposals')]
+    return float(np.mean([value(report) for report in reports])) if (
+        reports) else None
+  return measure
+
+
+def rollouts_of_proposers(record: Record) -> float | None:
+  """That training the proposers took: their own, and the solver's attempts."""
+  spent = record.get('selfplay', {}).get('spent', {})
+  if not spent:
+    return None
+  return float(sum(phase['rollouts'] + phase['attempts']
+                   for name, phase in spent.items()
+                   if name.endswith('/proposer')))
+
+
 MEASURES: dict[str, Measure] = {
     'greedy': cells('full', 'known'),
     'greedy, 1 hop': cells('full', 'known', hops=(1,)),
@@ -98,6 +128,13 @@ MEASURES: dict[str, Measure] = {
 }
 MEASURES |= {f'through_{engine}': through(engine)
              for engine in experiments.ENGINES}
+MEASURES |= {
+    'difficulty': examined('difficulty'), 'truth': examined('true'),
+    'needed': examined('needed'), 'truth of questions': of_questions(
+        lambda report: report['true']),
+    'questions of 2 hops': of_questions(
+        lambda report: report['needed'].get('2', 0) / report['kept']),
+    "proposer's rollouts": rollouts_of_proposers}
 _ALWAYS = ('greedy', 'greedy, 4 hops', 'searches', 'sampled', 'famous',
            'outdated', 'unseen', 'area', 'steps to .6', 'reward')
 
@@ -168,7 +205,8 @@ def differences(experiment: experiments.Experiment,
 
 def smallest(measure: str, of_scores: float) -> float:
   """The smallest difference that counts: of steps, and of searches, its own."""
-  return {'steps to .6': 3.0, 'searches': 0.2}.get(measure, of_scores)
+  return {'steps to .6': 3.0, 'searches': 0.2, 'needed': 0.2,
+          "proposer's rollouts": 500}.get(measure, of_scores)
 
 
 def verdict(found: paired.Difference | None) -> str:

@@ -94,6 +94,7 @@ def _laptop_proposer(size: str) -> ml_collections.ConfigDict:
   config.rollout.questions = 48
   config.rollout.budgets.update(
       max_turns=5, max_turn_tokens=96, max_prompt_tokens=128)
+  config.optimizer.learning_rate = 1e-4
   config.train.update(num_steps=12, stop_after=4)
   if size == 'smoke':
     config.rollout.questions = 8

@@ -21,8 +21,7 @@ from configs import drzero
 
 def nested_grpo(config) -> None:
   """Four questions a document, each tried four times: 20 rollouts, not 6."""
-  config.proposer.algorithm = dict(
-      name='searchrl.rl.algorithms:grpo', kl_coef=0.0)
+  config.proposer.algorithm.name = 'searchrl.rl.algorithms:grpo'
   config.proposer.rollout.group_size = 4
   config.proposer.reward_options.attempts = 4
 

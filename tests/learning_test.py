@@ -71,6 +71,12 @@ def test_the_command_lines_of_an_arm_are_configs(name):
   arm = ARMS[name]
   for part, arguments in experiments.commands(arm, 3).items():
     config = config_of(arguments)
+    if arm.solver and part == 'train':
+      assert config.job == 'searchrl.jobs.selfplay:run'
+      assert config.seed == 3 and config.data.world_seed == 4
+      assert arm.solver == f'iteration_{config.selfplay.iterations}/solver'
+      assert not config.search.options.to_dict()  # as it is judged
+      continue
     engine = part.removeprefix('through_')
     engine, options = experiments.ENGINES[
         engine if engine in experiments.ENGINES else arm.engine]

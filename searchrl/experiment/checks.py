@@ -120,13 +120,18 @@ RULES = (
 def check(config) -> None:
   """Raises a ValueError for the first field that breaks its rule."""
   for rule in RULES:
-    for value in _values(config, rule.field):
-      if not rule.legal(value):
-        raise ValueError(' '.join(filter(None, (
-            f'{rule.field} must be {rule.must_be}, but is {value!r}.',
-            rule.remedy))))
+    check_rule(config, rule)
   if 'rollout' in config and 'search' in config:
     _check_deadline(config)
+
+
+def check_rule(config, rule: Rule) -> None:
+  """Raises a ValueError if a config breaks a rule."""
+  for value in _values(config, rule.field):
+    if not rule.legal(value):
+      raise ValueError(' '.join(filter(None, (
+          f'{rule.field} must be {rule.must_be}, but is {value!r}.',
+          rule.remedy))))
 
 
 def _check_deadline(config) -> None:

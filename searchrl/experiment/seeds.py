@@ -38,10 +38,7 @@ def draw(corpus: Any, tokenizer: Any, *, first: int, count: int,
   Raises:
     ValueError: the shares are none.
   """
-  if not len(hops) or min(hops) < 0 or sum(hops) <= 0:
-    raise ValueError(
-        'selfplay.hops needs shares of 1, 2, ... hops from 0 on, one of them '
-        f'above 0, but is {tuple(hops)}.')
+  check(hops)
   shares, seeds, orders = np.array(hops) / sum(hops), [], {}
   for number in range(first, first + count):
     epoch, place = divmod(number, len(corpus))
@@ -55,6 +52,14 @@ def draw(corpus: Any, tokenizer: Any, *, first: int, count: int,
         f'{name}-{number}', proposals.ask(shown if documents else '', asked), (),
         asked, 'seeds'))
   return seeds
+
+
+def check(hops: Sequence[float]) -> None:
+  """Raises a ValueError for shares that nothing can be drawn by."""
+  if not hops or min(hops) < 0 or sum(hops) <= 0:
+    raise ValueError(
+        'selfplay.hops needs shares of 1, 2, ... hops from 0 on, one of them '
+        f'above 0, but is {tuple(hops)}.')
 
 
 def _document(passage: Passage, tokenizer: Any, tokens: int) -> str:

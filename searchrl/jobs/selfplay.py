@@ -14,6 +14,8 @@ import pathlib
 import sys
 from typing import Any
 
+from searchrl.agent import tokenizer as tokenizers
+from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
 from searchrl.evaluation import selfplay as report
 from searchrl.experiment import build
@@ -23,14 +25,11 @@ from searchrl.experiment import propose
 from searchrl.experiment import roles
 from searchrl.experiment import run as runs
 from searchrl.experiment import seeds as seeds_lib
-from searchrl.agent import tokenizer as tokenizers
-from searchrl.data import datasets
 from searchrl.models import weights
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search import mapped_corpus
 from searchrl.world import facts
-
 
 
 def run(config, workdir: str) -> None:
@@ -173,22 +172,19 @@ def _check(config) -> None:
   checks.check(config)
   for role in roles.ROLES:
     checks.check(config[role])
-  options, asked = config.selfplay, config.proposing
-  for name, value, legal, rule in (
-      ('selfplay.iterations', options.iterations, options.iterations >= 1,
-       'at least 1'),
-      ('selfplay.seeds', options.seeds, options.seeds >= 1, 'at least 1'),
-      ('selfplay.document_tokens', options.document_tokens,
-       options.document_tokens >= 1, 'at least 1'),
-      ('selfplay.examined', options.examined, options.examined >= 1,
-       'at least 1'),
-      ('proposing.samples', asked.samples, asked.samples >= 1, 'at least 1'),
-      ('proposing.seeds', asked.seeds, 1 <= asked.seeds <= options.seeds,
-       f'from 1 to selfplay.seeds, {options.seeds}'),
-      ('proposing.seeds_a_round', asked.seeds_a_round,
-       asked.seeds_a_round >= 1, 'at least 1')):
-    if not legal:
-      raise ValueError(f'{name} must be {rule}, but is {value}.')
+  seeds_lib.check(config.selfplay.hops)
+  build.scorer(roles.of(config, 'proposer'))
+  most = config.selfplay.seeds
+  for rule in (
+      *(checks.Rule(f'selfplay.{name}', lambda value: value >= 1, 'at least 1')
+        for name in ('iterations', 'seeds', 'document_tokens', 'examined')),
+      *(checks.Rule(f'proposing.{name}', lambda value: value >= 1, 'at least 1')
+        for name in ('samples', 'seeds_a_round')),
+      checks.Rule('proposing.seeds', lambda value: 1 <= value <= most,
+                  f'from 1 to selfplay.seeds, {most}'),
+      *(checks.Rule(f'alarms.{name}', lambda share: 0 <= share <= 1,
+                    'in [0, 1]') for name in config.alarms)):
+    checks.check_rule(config, rule)
   if not config.search.corpus and not any(config.data.per_hop):
     raise ValueError(
         'search.corpus must name the passages that questions are written '
