@@ -53,6 +53,12 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       samples=3,  # of which the best by its form is taken
       seeds_a_round=96,  # a round is lost where it is killed
       shuffle_answers=False,  # a control: answers of other questions
+      check=dict(  # by the solver: right with the evidence, never without
+          attempts=0,  # of either; 0: no such check
+          from_documents='searchrl.agent.dialogue:laptop_read',
+          from_memory='searchrl.agent.dialogue:laptop_answer',
+          max_prompt_tokens=440,  # longer evidence is cut
+      ),
   )
   config.alarms = dict(  # shares; what speaks for a collapse
       gate=0.2,  # the least that passes
@@ -119,6 +125,11 @@ def _as_published(config: ml_collections.ConfigDict) -> None:
       iterations=3, hops=(4, 3, 2, 1), seeds=33_923, document_tokens=256,
       examined=256)
   config.proposing.update(seeds=12_800, samples=5, seeds_a_round=512)
+  plain = config.solver.dialogue.startswith('searchrl.agent.dialogue:')
+  module = f'searchrl.agent.{"dialogue" if plain else "chat"}'
+  config.proposing.check.update(
+      from_documents=f'{module}:from_documents',
+      from_memory=f'{module}:from_memory', max_prompt_tokens=2048)
 
 
 def _share(config: ml_collections.ConfigDict) -> None:

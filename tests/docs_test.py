@@ -152,7 +152,7 @@ def test_the_judge_that_plays_rollouts_uses_the_engine_between_rounds(
             for (uid, k), texts in script.items()}
   sampler = sampler_test.sampler(script, steps=(fakes.STEP, 0))
   judge = again.answered_again(
-      solver.playing(sampler, None, None, temperature=1.0))
+      solver.Solver(sampler, None, None, 1.0))
   assert judge.collective
   asked = [Request(tiny.question(uid), 0, n) for n, uid in enumerate(
       ('easy', 'hard'))]

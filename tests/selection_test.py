@@ -78,3 +78,20 @@ def test_diversity_by_hand():
       'unique_answers': pytest.approx(2 / 3),
       'distinct_bigrams': 5 / 10}  # 4 + 4 + 2 pairs, who-is in all
   assert set(selection.diversity([]).values()) == {0.0}
+
+
+def test_the_check_keeps_what_is_right_with_evidence_and_never_without():
+  found = selection.select([[proposal(uid=u, question=f'{u}?')] for u in 'abcd'])
+  checked = selection.checked(found, [(1, 0), (3, 1), (0, 0), (0, 2)])
+  assert [one.question.uid for one in checked.kept] == ['a']
+  assert [(one.question.uid, why) for one, why in checked.dropped] == [
+      ('b', 'known'), ('c', 'unanswerable'), ('d', 'known')]
+  with pytest.raises(ValueError):
+    selection.checked(found, [(1, 0)])
+
+
+def test_evidence_is_the_document_and_what_was_found_once():
+  one = proposal(turns=(*[proposals_test.search()] * 2,
+                        proposals_test.end('Jeanne Roux-Martin')))
+  assert selection.evidence(one, lambda n, p: f'{n} {p.title}') == (
+      f'{proposals_test.DOCUMENT}\n1 Albi')

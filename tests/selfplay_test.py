@@ -137,6 +137,24 @@ def test_controls_change_what_they_say_and_nothing_else(whole, tmp_path):
 
 
 @pytest.mark.slow
+def test_questions_may_be_checked_by_the_solver(whole, tmp_path):
+  """Kept with its evidence, dropped without; the file says how many and why."""
+  shutil.copytree(whole, tmp_path / 'run')
+  here = tmp_path / 'run' / 'iteration_1' / 'proposals'
+  before = json.loads((here / 'report.json').read_text())
+  (here / 'report.json').unlink()
+  for later in ('iteration_1/solver', 'iteration_2'):
+    shutil.rmtree(tmp_path / 'run' / later)
+  changed = config(selfplay__iterations=1, proposing__check__attempts=3)
+  changed.allow_changes = True
+  selfplay.run(changed, str(tmp_path / 'run'))
+  report = json.loads((here / 'report.json').read_text())
+  lost = report['dropped']['unanswerable'] + report['dropped']['known']
+  assert 0 < lost == before['kept'] - report['kept'] < before['kept']
+  assert len(questions_lib.read(here / 'questions.jsonl')) == report['kept']
+
+
+@pytest.mark.slow
 def test_a_proposer_that_cannot_write_questions_ends_the_game(tmp_path):
   untaught = config(proposer__model__path='tiny_base',
                     proposer__train__stop_after=2)
@@ -165,6 +183,8 @@ def test_a_proposer_that_cannot_write_questions_ends_the_game(tmp_path):
     (dict(solver__rollout__slots=0), 'rollout.slots must be at least 1'),
     (dict(data__per_hop=()), 'search.corpus must name the passages'),
     (dict(proposer__solver__temperature=0.0), 'solver.temperature must be'),
+    (dict(proposing__check__attempts=-1),
+     'proposing.check.attempts must be at least 0'),
     (dict(alarms__gate=2.0), r'alarms.gate must be in \[0, 1\], but is 2.0'),
 ])
 def test_bad_options_are_named_before_anything_is_trained(

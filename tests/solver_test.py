@@ -55,7 +55,7 @@ SEARCH = bm25.bm25(Corpus((Passage('a', 'Tarn', 'The Tarn is a river.'),)))
 
 def test_attempts_are_of_their_question_and_depend_on_nothing_else(loaded):
   sampler, params, mesh = loaded
-  play = solver.player(options(), sampler, params, SEARCH, mesh)
+  play = solver.load(options(), sampler, params, SEARCH, mesh)
   questions = [tiny.question(f'q{i}', f'What is the river of place {i}?')
                for i in range(5)]
   tried = play(questions, 3)
@@ -72,7 +72,7 @@ def test_the_solver_may_be_another_model_of_the_same_kind(loaded, tmp_path):
   questions = [tiny.question(f'q{i}', 'What is the river?') for i in range(4)]
 
   def texts(**changes):
-    play = solver.player(options(**changes), sampler, params, SEARCH, mesh)
+    play = solver.load(options(**changes), sampler, params, SEARCH, mesh)
     return [t.response for of_one in play(questions, 2) for t in of_one]
 
   assert texts(path=str(policy.TINY_BASE)) == texts()

@@ -57,6 +57,24 @@ def proposer(tokenizer) -> Dialogue:
   return _in_one_turn(dialogues.tags(proposals.TAG_TEMPLATE), tokenizer)
 
 
+def from_memory(tokenizer) -> Dialogue:
+  """`dialogue.from_memory` as a user's message.
+
+  Raises:
+    ValueError: as `proposer`.
+  """
+  return _in_one_turn(dialogues.tags(dialogues.FROM_MEMORY), tokenizer)
+
+
+def from_documents(tokenizer) -> Dialogue:
+  """`dialogue.from_documents` as a user's message.
+
+  Raises:
+    ValueError: as `proposer`.
+  """
+  return _in_one_turn(dialogues.tags(dialogues.FROM_DOCUMENTS), tokenizer)
+
+
 def _in_one_turn(plain: Dialogue, tokenizer) -> Dialogue:
   """A dialogue whose turns and passages stand in one turn of the assistant."""
   framed = frame_question(plain, tokenizer.render)

@@ -26,6 +26,11 @@ _ACTION = re.compile(
 LAPTOP_TEMPLATE = 'Search, then answer: {question}\n'
 ANSWER_TEMPLATE = 'Answer: {question}\n'
 READ_TEMPLATE = 'Read, then answer: {question}\n'
+FROM_MEMORY = ('Answer the question from what you know, as briefly as you can, '
+               'between <answer> and </answer>.\nQuestion: {question}\n')
+FROM_DOCUMENTS = ('Below are documents and, in the last line, a question. Answer it '
+                  'by the documents alone, as briefly as you can, between '
+                  '<answer> and </answer>.\n{question}\n')
 PROPOSE_TEMPLATE = 'Write a question. {question}\n'
 
 
@@ -144,6 +149,16 @@ def search_r1(tokenizer) -> Dialogue:
 def zerosearch(tokenizer) -> Dialogue:
   """ZeroSearch's: Search-R1's prompt, and passages as `document` writes them."""
   return dataclasses.replace(search_r1(tokenizer), passage=document)
+
+
+def from_memory(tokenizer) -> Dialogue:
+  """A prompt of ours for an answer at once, from memory."""
+  return tags(tokenizer.leading_space + FROM_MEMORY)
+
+
+def from_documents(tokenizer) -> Dialogue:
+  """A prompt of ours for an answer at once, to a question below documents."""
+  return tags(tokenizer.leading_space + FROM_DOCUMENTS)
 
 
 def continuation(tokenizer) -> Dialogue:

@@ -7,16 +7,16 @@ a prompt by its format score. Differs: what is ill-formed, ungrounded, a
 duplicate or tells its answer is dropped, not kept as a row without an answer.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
 from searchrl.agent import proposals
 from searchrl.agent import rewards
-from searchrl.trajectory import Trajectory
+from searchrl.trajectory import Passage, Trajectory
 
-ILL_FORMED, LEAKING, UNGROUNDED, DUPLICATE = REASONS = (
-    'ill_formed', 'leaking', 'ungrounded', 'duplicate')
+ILL_FORMED, LEAKING, UNGROUNDED, DUPLICATE, UNANSWERABLE, KNOWN = REASONS = (
+    'ill_formed', 'leaking', 'ungrounded', 'duplicate', 'unanswerable', 'known')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +64,40 @@ def against(trajectory: Trajectory) -> str:
   if not proposal.passes:
     return LEAKING
   return '' if proposals.form(trajectory).grounding else UNGROUNDED
+
+
+def checked(found: Selected, tried: Sequence[tuple[int, int]]) -> Selected:
+  """Keeps what is answered with its evidence, and never without.
+
+  Args:
+    found: by `select`.
+    tried: of each that was kept: the right answers with evidence, and without.
+
+  Source: the check of a public fork of Dr. Zero's code: one of three tries with
+  the evidence, none of three without.
+  """
+  kept, dropped = [], list(found.dropped)
+  for one, (with_evidence, without) in zip(found.kept, tried, strict=True):
+    if with_evidence and not without:
+      kept.append(one)
+    else:
+      dropped.append((one, KNOWN if without else UNANSWERABLE))
+  return Selected(kept, dropped)
+
+
+def evidence(trajectory: Trajectory, write: Callable[[int, Passage], str]
+            ) -> str:
+  """What a proposal is grounded in, a line each: document, then passages.
+
+  Args:
+    trajectory: of a proposal.
+    write: writes a passage, by its number.
+  """
+  passages = dict.fromkeys(
+      p for turn in trajectory.turns if turn.action.kind == 'search'
+      for p in turn.passages)
+  return '\n'.join([proposals.document_of(trajectory.question), *(
+      write(n, p) for n, p in enumerate(passages, start=1))])
 
 
 def record(trajectory: Trajectory, answer: str = '') -> dict[str, Any]:

@@ -91,7 +91,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
                            steps=config.train.num_steps,
                            load_writer=writer.loader(mesh, seed=config.seed))
   if 'solver' in config:
-    scored = scorer(config, solver.player(
+    scored = scorer(config, solver.load(
         config.solver, sampler, params, search, mesh))
   cases = searches.cases(searches.of_evaluation(config), sets, config.evaluate,
                          seed=config.seed)
@@ -127,7 +127,7 @@ def scorer(config, play: proposals.Play = _nobody) -> scoring.Scorer:
 
   Args:
     config: of a run.
-    play: what a reward is given that takes a solver; see `solver.player`.
+    play: what a reward is given that takes a solver; see `experiment.solver`.
 
   Raises:
     ValueError: reward or outcome cannot be used.

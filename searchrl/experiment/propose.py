@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from searchrl.agent import dialogue as dialogues
 from searchrl.agent import proposals
 from searchrl.agent import rewards
 from searchrl.agent import selection
@@ -38,7 +39,7 @@ class Proposer:
   sampler: Sampler
   weights: Any  # from the sampler's sync
   search: SearchFn
-  play: proposals.Play
+  play: solver.Solver
   attempts: int
   seed: int
 
@@ -57,7 +58,7 @@ def load(config, corpus: Any, run: str) -> Proposer:
   mesh = meshes.make(**config.mesh)
   sampler, params = policy.build(config, mesh)
   search = searches.engine(config.search, corpus, seed=config.seed)
-  play = solver.player(config.solver, sampler, params, search, mesh)
+  play = solver.load(config.solver, sampler, params, search, mesh)
   if run:
     params = policy.trained(pathlib.Path(run), params, sampler.shape)
   return Proposer(sampler, sampler.sync(params).weights, search, play,
@@ -117,13 +118,41 @@ def questions(proposer: Proposer, seeds: Sequence[Question],
     if not processes.on_first(str(file), file.exists):
       sampled = _sample(proposer, seeds[first:first + options.seeds_a_round],
                         options.samples, step=1)
-      if processes.is_first():
-        records.write(file, sampled)
-    if processes.is_first():
-      groups += _by_seed(records.read(file))
-      processes.say(f'{folder}: {len(groups)} of {len(seeds)} seeds')
+      processes.on_first('round', lambda: records.write(file, sampled))
+    groups += _by_seed(records.read(file))
+    processes.say(f'{folder}: {len(groups)} of {len(seeds)} seeds')
+  found = selection.select(groups)
+  if options.check.attempts:
+    found = selection.checked(found, _tried(proposer, found.kept, options.check))
   if processes.is_first():
-    _write_questions(folder, groups, options, proposer.seed, world)
+    _write_questions(folder, found, options, proposer.seed, world)
+
+
+def _tried(proposer: Proposer, kept: Sequence[Trajectory], options: Any
+          ) -> list[tuple[int, int]]:
+  """Right answers to each proposal, with its evidence and without."""
+  counts = []
+  for kind in ('from_documents', 'from_memory'):
+    own = proposer.play.speaking(
+        options[kind], f'proposing.check.{kind}', max_turns=1,
+        max_prompt_tokens=options.max_prompt_tokens)
+    asked = [_with_evidence(own, one) if kind == 'from_documents' else
+             proposals.question(one) for one in kept]
+    tried = own([dataclasses.replace(q, uid=f'{kind}:{q.uid}') for q in asked],
+                options.attempts)
+    counts.append([int(sum(map(rewards.em, of_one))) for of_one in tried])
+  return [*zip(*counts)]
+
+
+def _with_evidence(reader: solver.Solver, proposal: Trajectory) -> Question:
+  """A question below what it is grounded in, which is cut to the prompt."""
+  question, sampler = proposals.question(proposal), reader.sampler
+  room = sampler.budgets.max_prompt_tokens - len(dialogues.opening(
+      sampler.dialogue, f'\n{question.text}', sampler.tokenizer))
+  ids = sampler.tokenizer.encode_data(selection.evidence(
+      proposal, sampler.dialogue.passage))
+  shown = sampler.tokenizer.decode(ids[:max(room, 0)])
+  return dataclasses.replace(question, text=f'{shown}\n{question.text}')
 
 
 def _sample(proposer: Proposer, seeds: Sequence[Question], samples: int, *,
@@ -144,14 +173,13 @@ def _by_seed(sampled: Sequence[Trajectory]) -> list[list[Trajectory]]:
   return [*groups.values()]
 
 
-def _write_questions(folder: pathlib.Path,
-                     groups: Sequence[Sequence[Trajectory]], options: Any,
-                     seed: int, world: facts.World | None) -> None:
+def _write_questions(folder: pathlib.Path, found: selection.Selected,
+                     options: Any, seed: int, world: facts.World | None) -> None:
   """The file of questions, then its report."""
-  found = selection.select(groups)
+  seeds = len(found.kept) + len(found.dropped)
   if not found.kept:
     raise ValueError(
-        f'the proposer must write questions, but of {len(groups)} seeds none '
+        f'the proposer must write questions, but of {seeds} seeds none '
         f'has a proposal that is any good: {_reasons(found)}. {folder} has what '
         'was sampled. Teach it the form first, or train it for more steps.')
   answers = [proposals.read(one).answer for one in found.kept]
@@ -161,7 +189,7 @@ def _write_questions(folder: pathlib.Path,
   (folder / QUESTIONS).write_text(''.join(
       json.dumps(selection.record(one, answer), ensure_ascii=False) + '\n'
       for one, answer in zip(found.kept, answers)), encoding='utf-8')
-  report = {'seeds': len(groups), 'kept': len(found.kept),
+  report = {'seeds': seeds, 'kept': len(found.kept),
             'dropped': _reasons(found),
             'diversity': selection.diversity(found.kept)}
   if world is not None:

@@ -3,6 +3,7 @@
 """A solver that plays for a reward: frozen, in the engine of the policy."""
 
 from collections.abc import Sequence
+import dataclasses
 import functools
 import pathlib
 from typing import Any
@@ -10,25 +11,63 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from searchrl.agent import proposals
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.experiment import policy
 from searchrl.models import transformer
 from searchrl.models import weights
-from searchrl.rollouts import driver
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import plugins
 from searchrl.trajectory import Question, Request, SearchFn, Trajectory
 
+_OURS = ('searchrl.agent.dialogue:laptop and :laptop_read, '
+         'searchrl.agent.chat:read and searchrl.agent.tools:dr_zero')
 
-def player(options: Any, sampler: Sampler, params: transformer.Params,
-           search: SearchFn, mesh: Mesh) -> proposals.Play:
-  """What a reward calls to have questions tried.
+
+@dataclasses.dataclass(frozen=True)
+class Solver:
+  """A `proposals.Play`: questions and attempts in, trajectories out.
 
   The attempts are played by all processes, in the slots of the policy, between
   its rollouts. An attempt depends on the question's uid and the number of the
   attempt; not on the step.
+  """
+
+  sampler: Sampler
+  weights: transformer.Params  # from the sampler's sync
+  search: SearchFn
+  temperature: float
+
+  def __call__(self, questions: Sequence[Question], attempts: int
+              ) -> list[list[Trajectory]]:
+    requests = [Request(question, attempt, number)
+                for number, question in enumerate(questions)
+                for attempt in range(attempts)]
+    found = self.sampler.rollout(
+        self.weights, requests, search=self.search, step=0,
+        temperature=self.temperature).trajectories
+    return [found[i:i + attempts] for i in range(0, len(found), attempts)]
+
+  def speaking(self, dialogue: str, field: str, **budgets: int) -> 'Solver':
+    """The same with another dialogue and other budgets.
+
+    Args:
+      dialogue: 'module:function' that makes a Dialogue of a Tokenizer.
+      field: of the config that names it.
+      **budgets: limits that differ.
+
+    Raises:
+      ValueError: there is none, or they do not fit.
+    """
+    made = plugins.resolve(dialogue, field=field, ours=_OURS)
+    return dataclasses.replace(self, sampler=self.sampler.speaking(
+        made(self.sampler.tokenizer),
+        dataclasses.replace(self.sampler.budgets, **budgets)))
+
+
+def load(options: Any, sampler: Sampler, params: transformer.Params,
+         search: SearchFn, mesh: Mesh) -> Solver:
+  """The solver that a reward calls to have questions tried.
 
   Args:
     options: config.solver.
@@ -41,17 +80,13 @@ def player(options: Any, sampler: Sampler, params: transformer.Params,
     ValueError, FileNotFoundError: the solver is another kind of model, or its
       dialogue and budgets do not fit.
   """
-  dialogue = plugins.resolve(
-      options.dialogue, field='solver.dialogue',
-      ours='searchrl.agent.dialogue:laptop and searchrl.agent.tools:dr_zero')
-  speaking = sampler.speaking(
-      dialogue(sampler.tokenizer), driver.Budgets(**options.budgets))
   if options.temperature <= 0:
     raise ValueError('solver.temperature must be above 0, or all attempts are '
                      f'one, but is {options.temperature}.')
-  frozen = sampler.sync(_params(
-      options, params, sampler, mesh)).weights
-  return playing(speaking, frozen, search, temperature=options.temperature)
+  found = Solver(sampler, None, search, options.temperature).speaking(
+      options.dialogue, 'solver.dialogue', **options.budgets)
+  return dataclasses.replace(found, weights=sampler.sync(_params(
+      options, params, sampler, mesh)).weights)
 
 
 def _params(options: Any, params: transformer.Params, sampler: Sampler,
@@ -71,18 +106,3 @@ def _params(options: Any, params: transformer.Params, sampler: Sampler,
         f'whose engine it plays, but {options.path!r} has others.')
   return weights.load(path, shape, dtype=jax.tree.leaves(params)[0].dtype,
                       sharding_of=functools.partial(meshes.sharding, mesh))
-
-
-def playing(sampler: Sampler, frozen: transformer.Params, search: SearchFn, *,
-            temperature: float) -> proposals.Play:
-  """A solver of a sampler and of weights from its `sync`."""
-  def play(questions: Sequence[Question], attempts: int
-          ) -> list[list[Trajectory]]:
-    requests = [Request(question, attempt, number)
-                for number, question in enumerate(questions)
-                for attempt in range(attempts)]
-    found = sampler.rollout(frozen, requests, search=search, step=0,
-                            temperature=temperature).trajectories
-    return [found[i:i + attempts] for i in range(0, len(found), attempts)]
-
-  return play

@@ -180,6 +180,8 @@ def _check(config) -> None:
         for name in ('iterations', 'seeds', 'document_tokens', 'examined')),
       *(checks.Rule(f'proposing.{name}', lambda value: value >= 1, 'at least 1')
         for name in ('samples', 'seeds_a_round')),
+      checks.Rule('proposing.check.attempts', lambda value: value >= 0,
+                  'at least 0', 'Set it to 0 for no check.'),
       checks.Rule('proposing.seeds', lambda value: 1 <= value <= most,
                   f'from 1 to selfplay.seeds, {most}'),
       *(checks.Rule(f'alarms.{name}', lambda share: 0 <= share <= 1,
