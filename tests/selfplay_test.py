@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
@@ -119,42 +118,6 @@ def test_a_finished_game_prints_its_tables_again(whole, capsys):
 
 
 @pytest.mark.slow
-def test_controls_change_what_they_say_and_nothing_else(whole, tmp_path):
-  """Answers are those of others; a proposer without steps stays as it is."""
-  shutil.copytree(whole, tmp_path / 'run')
-  here = tmp_path / 'run' / 'iteration_1' / 'proposals'
-  kept = questions_lib.read(here / 'questions.jsonl')
-  (here / 'report.json').unlink()
-  for later in ('iteration_1/solver', 'iteration_2'):
-    shutil.rmtree(tmp_path / 'run' / later)
-  changed = config(selfplay__iterations=1, proposing__shuffle_answers=True)
-  changed.allow_changes = True
-  selfplay.run(changed, str(tmp_path / 'run'))
-  other = questions_lib.read(here / 'questions.jsonl')
-  assert [q.text for q in other] == [q.text for q in kept]
-  assert sorted(q.answers for q in other) == sorted(q.answers for q in kept)
-  assert [q.answers for q in other] != [q.answers for q in kept]
-
-
-@pytest.mark.slow
-def test_questions_may_be_checked_by_the_solver(whole, tmp_path):
-  """Kept with its evidence, dropped without; the file says how many and why."""
-  shutil.copytree(whole, tmp_path / 'run')
-  here = tmp_path / 'run' / 'iteration_1' / 'proposals'
-  before = json.loads((here / 'report.json').read_text())
-  (here / 'report.json').unlink()
-  for later in ('iteration_1/solver', 'iteration_2'):
-    shutil.rmtree(tmp_path / 'run' / later)
-  changed = config(selfplay__iterations=1, proposing__check__attempts=3)
-  changed.allow_changes = True
-  selfplay.run(changed, str(tmp_path / 'run'))
-  report = json.loads((here / 'report.json').read_text())
-  lost = report['dropped']['unanswerable'] + report['dropped']['known']
-  assert 0 < lost == before['kept'] - report['kept'] < before['kept']
-  assert len(questions_lib.read(here / 'questions.jsonl')) == report['kept']
-
-
-@pytest.mark.slow
 def test_a_proposer_that_cannot_write_questions_ends_the_game(tmp_path):
   untaught = config(proposer__model__path='tiny_base',
                     proposer__train__stop_after=2)
@@ -163,10 +126,6 @@ def test_a_proposer_that_cannot_write_questions_ends_the_game(tmp_path):
     selfplay.run(untaught, str(tmp_path))
   report = json.loads((tmp_path / 'examined/before/report.json').read_text())
   assert any('pass the gate' in alarm for alarm in report['alarms'])
-  untaught.proposer.train.stop_after = 0
-  with pytest.raises(ValueError, match='must write questions, but of 12 seeds '
-                     "none has a proposal that is any good: {'ill_formed': 12"):
-    selfplay.run(untaught, str(tmp_path))
 
 
 @pytest.mark.parametrize('changes, words', [

@@ -124,6 +124,7 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
                  tokens_per_sec=values['perf/throughput'])
       if stopping:
         return state, progress, not done
+  _check_not_silent(progress, options)
   return state, progress, False
 
 
