@@ -54,7 +54,8 @@ def curves(lines: Mapping[tuple[int, str], Sequence[Mapping[str, float]]]
           [line[key] for line in steps])
                for (number, of), steps in lines.items()
                if of == role and steps and key in steps[0]}
-      panels[f'{role}: {name}'] = dict(list(found.items())[-4:])
+      if found:  # else the role was not trained
+        panels[f'{role}: {name}'] = dict(list(found.items())[-4:])
   return panels
 
 
