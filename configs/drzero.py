@@ -60,11 +60,12 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
           max_prompt_tokens=440,  # longer evidence is cut
       ),
   )
-  config.alarms = dict(  # shares; what speaks for a collapse
+  config.alarms = dict(  # shares, but for entropy; what speaks for a collapse
       gate=0.2,  # the least that passes
       unique=0.5,  # the least of different questions
       leaking=0.3,  # the most that tell their answer
       unfinished=0.5,  # the most that end at a limit
+      entropy=0.01,  # the least of a proposal, in nats a token
   )
   if is_tiny:
     config.proposer, config.solver = _laptop_proposer(size), _laptop_solver(size)

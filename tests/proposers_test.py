@@ -14,7 +14,7 @@ from searchrl.trajectory import Question
 import proposals_test
 import selection_test
 
-LIMITS = dict(unique=0.5, gate=0.5, leaking=0.5, unfinished=0.5)
+LIMITS = dict(unique=0.5, gate=0.5, leaking=0.5, unfinished=0.5, entropy=0.5)
 RIGHT = {'Who is the mayor of Albi?': 2}  # of four attempts
 
 
@@ -46,6 +46,7 @@ def test_the_table_is_of_hops_asked_and_of_all():
   assert two['pass_rate'] == 0.25 and two['searches'] == 1
   assert two['difficulty'] == pytest.approx((4 - 2) / 3 / 3)  # of three
   assert two['true'] == 0.5 and two['needed'] == 2 and two['leaking'] == 0
+  assert whole['tokens'] == (2 + 2 + 2 + 1) / 4 and whole['entropy'] == 1.0
   assert whole['hops'] == 'all' and whole['n'] == 4
   assert whole['reward'] == pytest.approx(sum(t.reward for t in found) / 4)
   assert proposers.histogram(found, 4) == [1, 0, 1, 0, 0]
@@ -96,3 +97,9 @@ def test_proposals_that_never_end_raise_an_alarm():
            for one in judged(selection_test.proposal())]
   alarm, = proposers.alarms(found, **LIMITS)
   assert '1.00 of the proposals end at a limit' in alarm
+
+
+def test_proposals_that_hardly_vary_raise_an_alarm():
+  found = judged(selection_test.proposal())
+  alarm, = proposers.alarms(found, **LIMITS | dict(entropy=1.5))
+  assert 'a token has 1.000 nats' in alarm

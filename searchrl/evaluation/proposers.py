@@ -18,7 +18,8 @@ from searchrl.trajectory import Question, Trajectory
 
 ALL = 'all'  # the hops of a row of all proposals
 COLUMNS = ('hops', 'n', 'reward', 'gate', 'think', 'tool', 'grounding',
-           'leaking', 'difficulty', 'pass_rate', 'searches', 'true', 'needed')
+           'leaking', 'difficulty', 'pass_rate', 'searches', 'tokens', 'entropy',
+           'true', 'needed')
 _PARTS = ('gate', 'think', 'tool', 'grounding', 'difficulty', 'pass_rate')
 
 
@@ -38,8 +39,9 @@ def rows(judged: Sequence[Trajectory], oracle: Oracle | None = None
 
   Means over all proposals, where one that is not played has no difficulty; of
   the pass rate over those that were played, of `true` over those that pass the
-  gate, and of `needed` over those that ask something sensible. What no
-  proposal has, a row lacks.
+  gate, and of `needed` over those that ask something sensible. Tokens are those
+  that it wrote, and entropy what they cost, in nats a token. What no proposal
+  has, a row lacks.
 
   Args:
     judged: by `proposals.judge`, with their parts.
@@ -58,12 +60,16 @@ def rows(judged: Sequence[Trajectory], oracle: Oracle | None = None
 def _row(hops: int | str, judged: Sequence[Trajectory],
          known: Mapping[int, Truth]) -> dict[str, Any]:
   truths = [known[id(one)] for one in judged if id(one) in known]
+  written = [[value for turn in one.turns for value in turn.action_logprobs]
+             for one in judged]
   told = [p for p in map(proposals.read, judged) if p.question and p.answer]
   columns = {part: [one.parts[part] for one in judged if part in one.parts]
              for part in _PARTS} | {
       'reward': [one.reward for one in judged],
       'leaking': [not proposal.passes for proposal in told],
       'searches': [one.searches for one in judged],
+      'tokens': [len(logprobs) for logprobs in written],
+      'entropy': [-value for logprobs in written for value in logprobs],
       'true': [truth.true for truth in truths],
       'needed': [truth.needed for truth in truths if truth.needed]}
   return {'hops': hops, 'n': len(judged)} | {
@@ -82,7 +88,7 @@ def histogram(judged: Sequence[Trajectory], attempts: int) -> list[int]:
 
 
 def alarms(judged: Sequence[Trajectory], *, unique: float, gate: float,
-           leaking: float, unfinished: float) -> list[str]:
+           leaking: float, unfinished: float, entropy: float) -> list[str]:
   """What speaks for a collapse of the proposer, a sentence each.
 
   Args:
@@ -92,6 +98,7 @@ def alarms(judged: Sequence[Trajectory], *, unique: float, gate: float,
     gate: the least share that passes the gate.
     leaking: the largest share of questions that tell their answer.
     unfinished: the largest share without an end.
+    entropy: the least, in nats a token.
   """
   judged = [one for one in judged if one.reward is not None]
   if not judged:
@@ -113,5 +120,8 @@ def alarms(judged: Sequence[Trajectory], *, unique: float, gate: float,
        f'the most is {leaking}.'),
       (cut > unfinished,
        f'{cut:.2f} of the proposals end at a limit; the most is {unfinished}.'),
+      (whole.get('entropy', entropy) < entropy,
+       f'a token has {whole.get("entropy", entropy):.3f} nats, so that '
+       f'proposals hardly vary; the least is {entropy}.'),
       (not hard, 'every question is answered always or never, so that none is '
        'hard.')) if broken]
