@@ -85,6 +85,7 @@ def test_rounds_that_are_there_are_not_sampled_again(tmp_path):
   assert {maker.sampler.engine.name(feed)[0]
           for feed in maker.sampler.engine.feeds} == {'s4', 's5'}
   maker.sampler.engine.feeds.clear()
+  (broken / propose.REPORT).unlink()
   assert run(broken, maker) == whole and not maker.sampler.engine.feeds
 
 

@@ -73,13 +73,11 @@ def examine(proposer: Proposer, seeds: Sequence[Question],
   Args:
     proposer: of `load`.
     seeds: what it is asked.
-    folder: gets the files; one that has its report is left as it is.
+    folder: gets the files; the report last.
     scorer: made of a solver; see `build.scorer`.
     limits: of `proposers.alarms`.
     world: that the seeds are of; None: nobody knows what is true.
   """
-  if processes.on_first(str(folder), (folder / REPORT).exists):
-    return
   sampled = _sample(proposer, seeds, 1, step=0)
   judged = scorer(proposer.play)(sampled)
   if not processes.is_first():
@@ -103,15 +101,13 @@ def questions(proposer: Proposer, seeds: Sequence[Question],
   Args:
     proposer: of `load`.
     seeds: what it is asked.
-    folder: gets the questions, what was sampled, and a report.
+    folder: gets the questions, what was sampled, and, last, a report.
     options: config.proposing.
     world: as in `examine`.
 
   Raises:
     ValueError: no proposal is any good.
   """
-  if processes.on_first(str(folder), (folder / REPORT).exists):
-    return
   groups = []
   for number, first in enumerate(range(0, len(seeds), options.seeds_a_round)):
     file = folder / 'trajectories' / f'round_{number:06d}.jsonl.gz'

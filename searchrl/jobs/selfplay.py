@@ -18,6 +18,7 @@ from searchrl.agent import tokenizer as tokenizers
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
 from searchrl.evaluation import selfplay as report
+from searchrl.evaluation import summary
 from searchrl.experiment import build
 from searchrl.experiment import checks
 from searchrl.experiment import policy
@@ -76,43 +77,50 @@ class _Game:
         documents=options.documents)
 
   def iterate(self, number: int) -> bool:
-    """Plays an iteration; returns whether it is finished."""
-    here = self._of(number)
-    file = here / 'seeds.jsonl'
-    options = self._config.selfplay
+    """Plays an iteration; returns whether it is finished.
+
+    What is there is not made again: a run with its summary, a report.
+    """
+    here, options = self._of(number), self._config.selfplay
+    if _exists(here / 'solver' / summary.FILE):
+      return True
     seeds = self._draw(first=(number - 1) * options.seeds, count=options.seeds)
-    processes.on_first(str(file), lambda: _write_seeds(file, seeds))
-    if number == 1:
-      self._examine('before', '', 1)
-    _say(f'Iteration {number}: the proposer.')
-    if not runs.train(self._phase('proposer', number, file),
-                      here / 'proposer'):
-      return False
-    proposer = self._examine(f'iteration_{number}', here / 'proposer', number)
-    asked = self._config.proposing
-    propose.questions(
-        proposer, seeds[:asked.seeds], here / 'proposals', options=asked,
-        world=self._world)
-    del proposer
+    file = here / 'seeds.jsonl'
+    processes.on_first('seeds', lambda: _write_seeds(file, seeds))
+    before = self._folder / 'examined' / 'before'
+    if number == 1 and not _exists(before / propose.REPORT):
+      self._examine(self._load(''), before)
+    if not _exists(here / 'proposer' / summary.FILE):
+      _say(f'Iteration {number}: the proposer.')
+      if not runs.train(self._phase('proposer', number, file),
+                        here / 'proposer'):
+        return False
+    proposals = here / 'proposals'
+    if not _exists(proposals / propose.REPORT):
+      proposer = self._load(str(here / 'proposer'))
+      self._examine(proposer, self._folder / 'examined' / here.name)
+      asked = self._config.proposing
+      propose.questions(proposer, seeds[:asked.seeds], proposals, options=asked,
+                        world=self._world)
+      del proposer  # makes room
     _say(f'Iteration {number}: the solver.')
     return runs.train(
-        self._phase('solver', number, here / 'proposals' / propose.QUESTIONS),
+        self._phase('solver', number, proposals / propose.QUESTIONS),
         here / 'solver')
 
-  def _examine(self, name: str, run: Any, number: int) -> propose.Proposer:
-    """How a proposer fares against the first solver; returns the proposer."""
-    config = self._phase('proposer', number, '')
-    config.train.init_from = ''
-    config.solver.run = ''
-    proposer = propose.load(config, self._corpus, str(run))
-    options = self._config.selfplay
+  def _load(self, run: str) -> propose.Proposer:
+    """The proposer of a run, or the first, with the first solver."""
+    return propose.load(self._phase('proposer', 1, ''), self._corpus, run)
+
+  def _examine(self, proposer: propose.Proposer, folder: pathlib.Path) -> None:
+    """How a proposer fares on documents that none is trained on."""
+    config = self._config
     propose.examine(
-        proposer, self._draw(first=0, count=options.examined, name='examined',
-                             seed=self._config.seed + 1),
-        self._folder / 'examined' / name,
-        scorer=functools.partial(build.scorer, config),
-        limits=self._config.alarms, world=self._world)
-    return proposer
+        proposer, self._draw(first=0, count=config.selfplay.examined,
+                             name='examined', seed=config.seed + 1), folder,
+        scorer=functools.partial(
+            build.scorer, roles.of(config, 'proposer')),
+        limits=config.alarms, world=self._world)
 
   def _of(self, number: int) -> pathlib.Path:
     return self._folder / f'iteration_{number}'
@@ -138,6 +146,10 @@ class _Game:
     if number == 1:
       return ''
     return str(self._of(number - 1) / ('solver' if one else role))
+
+
+def _exists(path: pathlib.Path) -> bool:
+  return processes.on_first(str(path), path.exists)
 
 
 def _say(text: str) -> None:
