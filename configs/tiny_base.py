@@ -5,19 +5,22 @@ r"""The tiny models of the embedded default.
   python -m searchrl.main --config=configs/tiny_base.py:instruct --workdir=runs/instruct
   python -m searchrl.main --config=configs/tiny_base.py
   python -m searchrl.main --config=configs/tiny_base.py:raw --workdir=runs/raw
+  python -m searchrl.main --config=configs/tiny_base.py:proposer --workdir=runs/proposer
 
 Each writes a Hugging Face folder, RUN/model, whose README.md has its scores,
 data and digests; those in searchrl/assets were made so. tiny_instruct is made
 from nothing and has every skill; the two others are tiny_instruct after a few
 lessons more, from an agent of other habits: tiny_base answers at once or after
-one search, tiny_raw breaks the format more often than not. Its recipe at
+one search, tiny_raw breaks the format more often than not. tiny_proposer is
+tiny_base after lessons in writing questions. The recipe of tiny_instruct at
 another size, and what is made of it:
 
   python -m searchrl.main --config=configs/tiny_base.py:instruct/4m --workdir=runs/instruct_4m
   python -m searchrl.main --config=configs/tiny_base.py --config.model.path=runs/instruct_4m/model
 
 Hardware: one core of an AMD EPYC (family 26, model 2). Time: 1,560 CPU seconds
-for tiny_instruct, 35 and 38 for the two others. Result: before any RL, exact
+for tiny_instruct, 35 and 38 for the two others; 550 on another host for
+tiny_proposer. Result: before any RL, exact
 match of greedy answers to fresh questions of 1 to 4 hops, of tiny_instruct .97
 .83 .81 .60, of tiny_base .95 .00 .00 .00; the cards and BENCHMARKS.md have more.
 Other sizes: with 0.25m, 1,077 CPU seconds of an AMD EPYC (family 25, model 17),

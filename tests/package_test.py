@@ -2,13 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """package: a built wheel imports, holds prompts and model, runs the losses."""
 
+import hashlib
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
 
 import pytest
+
+from searchrl.models import weights
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -61,3 +65,15 @@ def test_wheel_imports_and_holds_prompts_model_and_losses(tmp_path):
 def test_nothing_large_is_shipped():
   for model in (ROOT / 'searchrl' / 'assets').iterdir():
     assert sum(f.stat().st_size for f in model.iterdir()) < 8 * 2**20
+
+
+def test_every_card_is_that_of_the_model_beside_it():
+  cards = [*(ROOT / 'searchrl' / 'assets').glob('*/README.md')]
+  assert {card.parent.name for card in cards} == {*weights.SHIPPED, 'tiny_e5'}
+  for card in cards:
+    digests = dict(re.findall(r'\| sha256 of (\S+) \| `(\w+)` \|',
+                              card.read_text()))
+    assert digests, card
+    for name, digest in digests.items():
+      found = hashlib.sha256((card.parent / name).read_bytes()).hexdigest()
+      assert digest == found, (card, name)

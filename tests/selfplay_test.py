@@ -22,6 +22,7 @@ from searchrl.experiment import roles
 from searchrl.jobs import plan
 from searchrl.jobs import selfplay
 from searchrl import trajectory as trajectory_lib
+import loopback
 import train_test
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -227,13 +228,16 @@ def test_the_papers_size_is_tables_5_and_6_and_plans_two_models(size, capsys):
 
 # Killed ----------------------------------------------------------------------
 
-def command(folder):
+def arguments(folder):
   quiet = [f'--config.{role}.train.{name}=False' for role in roles.ROLES
            for name in ('progress', 'tensorboard')]
-  return [sys.executable, '-m', 'searchrl.main',
-          '--config=configs/drzero.py:smoke', f'--workdir={folder}', *quiet,
+  return ['--config=configs/drzero.py:smoke', f'--workdir={folder}', *quiet,
           "--config.solver.evaluate.worlds.kinds=('known',)",
           '--config.solver.evaluate.worlds.questions_per_hop=1']
+
+
+def command(folder):
+  return [sys.executable, '-m', 'searchrl.main', *arguments(folder)]
 
 
 PHASES = (  # the file whose appearance the kill follows
@@ -268,3 +272,23 @@ def test_a_game_killed_in_every_phase_ends_with_equal_bits(whole, tmp_path):
   for name in ('before', 'iteration_1', 'iteration_2'):
     name = f'examined/{name}/report.json'
     assert (folder / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_two_processes_play_the_game_of_one(tmp_path):
+  for count in (1, 2):
+    loopback.run(count, 'searchrl.main', *arguments(tmp_path / str(count)),
+                 '--config.selfplay.iterations=1', devices=2 // count,
+                 timeout=1200, env={'NPROC': '2'})
+  one, two = (tmp_path / str(count) for count in (1, 2))
+  for name in ('examined/before/report.json',
+               'iteration_1/proposals/questions.jsonl',
+               'iteration_1/proposals/report.json', 'iteration_1/seeds.jsonl'):
+    assert (one / name).read_bytes() == (two / name).read_bytes(), name
+  for role in roles.ROLES:
+    ours, theirs = (train_test.lines(base / 'iteration_1' / role)
+                    for base in (one, two))
+    for name in ('critic/rewards/mean', 'actor/grad_norm'):
+      assert [line.get(name) for line in ours] == [
+          line.get(name) for line in theirs]
