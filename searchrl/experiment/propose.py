@@ -1,7 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A proposer at work: seeds in; examined proposals, or a file of questions, out.
-"""
+"""A proposer at work: seeds in; a report, or a file of questions, out."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -19,6 +18,7 @@ from searchrl.evaluation import proposers
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.experiment import solver
+from searchrl.experiment import writer
 from searchrl.rollouts import records
 from searchrl.rollouts import scoring
 from searchrl.rollouts.sampler import Sampler
@@ -34,7 +34,7 @@ REPORT = 'report.json'
 
 @dataclasses.dataclass(frozen=True)
 class Proposer:
-  """A trained proposer, its engines, and a solver that tries its questions."""
+  """A proposer, its search engine, and a solver that tries its questions."""
 
   sampler: Sampler
   weights: Any  # from the sampler's sync
@@ -57,7 +57,9 @@ def load(config, corpus: Any, run: str) -> Proposer:
   """
   mesh = meshes.make(**config.mesh)
   sampler, params = policy.build(config, mesh)
-  search = searches.engine(config.search, corpus, seed=config.seed)
+  search = searches.engine(
+      config.search, corpus, seed=config.seed, steps=config.train.num_steps,
+      load_writer=writer.loader(mesh, seed=config.seed))
   play = solver.load(config.solver, sampler, params, search, mesh)
   if run:
     params = policy.trained(pathlib.Path(run), params, sampler.shape)
