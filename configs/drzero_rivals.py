@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Dr. Zero's rivals and ablations: what each changes in configs/drzero.py.
 
-  python -m searchrl.main --config=configs/drzero_rivals.py:nested_grpo
-  python -m searchrl.main --config=configs/drzero_rivals.py:r_zero/qwen2.5-3b
+  python -m searchrl.main --config=configs/drzero_rivals.py:nested_grpo \
+      --workdir=runs/nested_grpo
+  python -m searchrl.main --config=configs/drzero_rivals.py:r_zero/qwen2.5-3b --plan
 
 After the name of a rival stands a size of drzero.py; laptop, if there is none.
 All see documents, unless their name says otherwise, and have their answers from
