@@ -6,7 +6,7 @@ r"""The full evaluation of a run: 200 questions of each hop count, greedily.
 
 Without `evaluate.run`, the model of `model.path` is evaluated; the shipped tiny
 base model by default. Sampled answers, random passages and common knowledge
-have 50 questions each. Writes runs/evaluate/table.json and records.jsonl.
+have 50 questions each. Writes runs/evaluate/table.json and records/.
 
 Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 121 CPU seconds.
 Result: exact match of greedy answers, 1 to 4 hops, names of known parts, after
@@ -24,6 +24,7 @@ def get_config(size: str = 'laptop'):
   config.evaluate.update(
       run='',  # whose newest checkpoint is evaluated; '': the model itself
       step=0,  # another one draws other samples
+      samples=1,  # a question, where sampled: for pass@k and the majority
   )
   if size in ('laptop', 'smoke'):  # else the setting's
     config.search.engine = ''  # that of the run, with its options; else bm25

@@ -14,7 +14,9 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from searchrl.world import facts  # pylint: disable=g-import-not-at-top
+from searchrl.evaluation import shards  # pylint: disable=g-import-not-at-top
+from searchrl.evaluation import suite
+from searchrl.world import facts
 from searchrl.world import text
 
 PAGE = ROOT / 'docs' / 'world.md'
@@ -94,8 +96,8 @@ def _records(run: pathlib.Path) -> tuple[dict, dict]:
   """Greedy records of fresh questions, before and after, by question."""
   return tuple({
       record['question']: record
-      for line in (run / 'evaluation' / name / 'records.jsonl').open()
-      if (record := json.loads(line))['set'] == 'known'
+      for record in shards.read_all(run / 'evaluation' / name / suite.RECORDS)
+      if record['set'] == 'known'
       and record['decoding'] == 'greedy' and record['engine'] != 'noise'}
                for name in ('before', 'after'))
 

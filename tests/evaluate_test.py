@@ -7,6 +7,7 @@ import json
 import pytest
 
 from configs import evaluate as evaluate_config
+from searchrl.evaluation import shards
 from searchrl.jobs import evaluate
 
 
@@ -26,8 +27,7 @@ def test_a_model_folder_is_evaluated_in_every_way(tmp_path, capsys):
       (engine, decoding, hops) for engine, decoding in (
           ('bm25', 'greedy'), ('bm25', 'sampled'), ('noise', 'greedy'))
       for hops in (1, 2, 'all')]
-  records = [json.loads(line) for line in
-             (tmp_path / 'records.jsonl').read_text().splitlines()]
+  records = [*shards.read_all(tmp_path / 'records')]
   assert len(records) == sum(
       row['n'] for row in rows if row['hops'] == 'all') == 6
   for row in rows:  # a row is the mean of its records

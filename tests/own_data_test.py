@@ -12,6 +12,7 @@ import pytest
 
 import question_files_test
 import train_test
+from searchrl.evaluation import shards
 from searchrl.evaluation import suite
 from searchrl.jobs import train
 from searchrl.runtime import checkpoint
@@ -109,9 +110,8 @@ def test_sets_keep_their_names_in_tables_records_and_metrics(run):
   rows_ = json.loads((folder / 'evaluation/after/table.json').read_text())
   assert {row['set'] for row in rows_} == {*SOURCES, 'mean'}
   assert {row['hops'] for row in rows_} == {'all'}
-  records = (folder / 'evaluation/after/records.jsonl').read_text()
-  assert {json.loads(line)['set'] for line in records.splitlines()} == {
-      *SOURCES}
+  records = shards.read_all(folder / 'evaluation/after/records')
+  assert {record['set'] for record in records} == {*SOURCES}
   summary = (folder / 'summary.txt').read_text()
   assert all(name in summary for name in (*SOURCES, 'mean'))
   last = metrics.read(folder / metrics.FILE)[-1]

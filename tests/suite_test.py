@@ -2,9 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """suite: intervals, rows, and names of metrics."""
 
+import json
+
+import fakes
 import numpy as np
 import pytest
 from searchrl.data import datasets
+from searchrl.evaluation import scores
+from searchrl.evaluation import shards
 from searchrl.evaluation import suite
 from searchrl.rollouts import sampler as samplers
 from searchrl.rollouts import weight_sync
@@ -30,12 +35,16 @@ def answered():
 class Answers:
   """A sampler whose policy gives these three answers."""
 
+  def __init__(self):
+    self.asked, self.tokenizer = [], fakes.TOKENIZER
+
   def sync(self, params):
     return weight_sync.Synced(params)
 
   def rollout(self, weights, requests, *, temperature, **_):
     assert weights == 'params' and temperature == 0.0
     by_uid = {t.question.uid: t for t in answered()}
+    self.asked += [r.question.uid for r in requests]
     return samplers.Rollouts([by_uid[r.question.uid] for r in requests], [])
 
 
@@ -44,11 +53,10 @@ def test_rows_are_by_hops_and_scored_by_every_measure():
       datasets.Dataset('known', [t.question for t in answered()], None),
       'bm25', None,
       'greedy')
-  rows, records = suite.run(Answers(), 'params', [case])
+  rows = suite.run(Answers(), 'params', [case])
   assert [(r['hops'], r['n'], r['em']) for r in rows] == [
       (1, 2, 0.5), (2, 1, 1.0), ('all', 3, 2 / 3)]
   assert rows[0]['f1'] == 0.5 and rows[0]['searches'] == 0
-  assert len(records[0][1]) == 3
   values = suite.scalars(rows)
   assert values['val/known_2hop/em/greedy'] == 1.0
   assert values['val/known/em/greedy'] == 2 / 3
@@ -63,14 +71,14 @@ def case_of(name, *uids, decoding='greedy', engine='bm25', **fields):
 
 
 def test_a_set_of_one_hop_count_has_its_name_alone():
-  rows, _ = suite.run(Answers(), 'params', [case_of('nq', 'q0', 'q1')])
+  rows = suite.run(Answers(), 'params', [case_of('nq', 'q0', 'q1')])
   assert [(r['set'], r['hops'], r['em']) for r in rows] == [('nq', 'all', 0.5)]
   assert set(suite.scalars(rows)) == {
       f'val/nq/{score}/greedy' for score in ('em', 'subem', 'f1', 'searches')}
 
 
 def test_the_mean_weighs_sets_alike_and_leaves_random_passages_out():
-  rows, _ = suite.run(Answers(), 'params', [
+  rows = suite.run(Answers(), 'params', [
       case_of('nq', 'q0', 'q1'), case_of('hotpotqa', 'q2'),
       case_of('nq', 'q1', engine='noise')])
   mean = rows[-1]
@@ -98,9 +106,9 @@ def test_during_training_few_questions_are_answered_greedily():
 def test_common_knowledge_is_no_part_of_the_mean():
   cases = [case_of('known', 'q0', 'q1'), case_of('unseen', 'q2'),
            case_of('famous', 'q1', is_common=True)]
-  rows, _ = suite.run(Answers(), 'params', cases)
+  rows = suite.run(Answers(), 'params', cases)
   assert [(r['n'], r['em']) for r in rows if r['set'] == 'mean'] == [(3, 0.75)]
-  rows, _ = suite.run(Answers(), 'params', cases[1:])
+  rows = suite.run(Answers(), 'params', cases[1:])
   assert [r['set'] for r in rows] == ['unseen', 'famous']  # a mean of one
 
 
@@ -110,3 +118,58 @@ def test_the_first_sets_alone_may_be_asked_during_training():
           for sets in (1, 2, 0, 9)] == [
               ['known'], ['known', 'unseen'],
               ['known', 'unseen', 'famous'], ['known', 'unseen', 'famous']]
+
+
+def evaluated(folder, sampler=None, **options):
+  sampler = sampler or Answers()
+  rows = suite.run(sampler, 'params', [case_of('nq', 'q0', 'q1', 'q2')],
+                   folder=folder, shard=2, **options)
+  return sampler.asked, rows
+
+
+def contents(folder):
+  return {str(f.relative_to(folder)): f.read_bytes()
+          for f in folder.glob('**/*') if f.is_file()}
+
+
+def test_records_are_written_shard_by_shard_and_hold_the_scores(tmp_path):
+  asked, rows = evaluated(tmp_path)
+  assert asked == ['q0', 'q1', 'q2']
+  assert json.loads((tmp_path / suite.TABLE).read_text()) == rows
+  assert {name for name in contents(tmp_path)} == {
+      'table.json', 'records/nq.bm25.greedy/000000.jsonl.gz',
+      'records/nq.bm25.greedy/000001.jsonl.gz',
+      'records/nq.bm25.greedy/digests.json'}
+  lines = [*shards.read_all(tmp_path / suite.RECORDS)]
+  assert [line['answer'] for line in lines] == ['Elba', 'Oder', 'the elba']
+  assert [line['em'] for line in lines] == [1, 0, 1]
+  assert rows[-1]['em'] == np.mean([line['em'] for line in lines])
+
+
+def test_a_shard_that_is_there_is_not_sampled_again_a_damaged_one_is(tmp_path):
+  evaluated(tmp_path)
+  whole = contents(tmp_path)
+  assert evaluated(tmp_path)[0] == [] and contents(tmp_path) == whole
+  second = tmp_path / 'records/nq.bm25.greedy/000001.jsonl.gz'
+  for damage in (second.unlink, lambda: second.write_bytes(b'x'),
+                 lambda: second.write_bytes(second.read_bytes()[:-1])):
+    damage()
+    assert evaluated(tmp_path)[0] == ['q2'] and contents(tmp_path) == whole
+  second.write_bytes(b'x')
+  with pytest.raises(ValueError, match='000001.jsonl.gz is not as it was wr'):
+    list(shards.read_all(tmp_path / suite.RECORDS))
+
+
+def score(uid, right, answer='a'):
+  values = dict.fromkeys(scores.NAMES, 0.0) | {'em': float(right)}
+  return scores.Score(uid, 1, answer, False, values)
+
+
+def test_several_samples_by_hand():
+  found = [score('a', 1, 'x'), score('a', 0, 'y'), score('a', 0, 'y'),
+           score('b', 0, ''), score('b', 1, 'z'), score('b', 0, '')]
+  assert scores.of_samples(found) == {
+      'pass@3': 1.0, 'majority': 0.5,  # of a: y; of b: z, for '' is no answer
+      'spread': pytest.approx(np.std([.5, .5, 0], ddof=1))}
+  assert scores.of_samples(found[:1] + found[3:4]) == {}
+  assert scores.of_samples([]) == {}

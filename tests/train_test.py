@@ -66,7 +66,8 @@ def test_run_leaves_what_the_readme_lists(whole):
   for name in ('config.json', 'environment.json', 'metrics.jsonl', 'curve.png',
                'curve.svg', 'summary.txt', 'model/model.safetensors',
                'model/tokenizer.json', 'evaluation/before/table.json',
-               'evaluation/after/records.jsonl', 'data/train/corpus.jsonl'):
+               'evaluation/after/records/known.bm25.greedy/000000.jsonl.gz',
+               'data/train/corpus.jsonl'):
     assert (whole / name).stat().st_size > 0, name
   found = lines(whole)
   assert [line['training/global_step'] for line in found] == [0, 1, 2, 3, 4, 4]

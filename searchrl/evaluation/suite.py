@@ -17,17 +17,21 @@ from typing import Any
 
 import numpy as np
 
-from searchrl.agent import rewards as rewards_lib
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
-from searchrl.rollouts import scoring
+from searchrl.evaluation import scores as scores_lib
+from searchrl.evaluation import shards
 from searchrl.rollouts.sampler import Sampler
-from searchrl.trajectory import Request, SearchFn, Trajectory, to_json
+from searchrl.runtime import processes
+from searchrl.trajectory import (
+    Question, Request, SearchFn, Trajectory, to_json)
 
 COLUMNS = ('set', 'engine', 'decoding', 'hops', 'n', 'em', '95% interval',
-           'subem', 'f1', 'searches')
-SCORES = ('em', 'subem', 'f1', 'searches')
+           *scores_lib.NAMES[1:], 'search_errors')
+SHOWN = ('em', 'subem', 'f1', 'searches')  # as metrics of a run
 ALL = 'all'  # the hops of a row of a whole set
+TABLE, RECORDS = 'table.json', 'records'  # of a folder
+SHARD = 1000  # trajectories that are in memory at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +43,11 @@ class EvalCase:
   search: SearchFn
   decoding: str  # 'greedy' or 'sampled'
 
+  @property
+  def name(self) -> str:
+    """That its records have."""
+    return f'{self.dataset.name}.{self.engine}.{self.decoding}'
+
 
 def run(
     sampler: Sampler,
@@ -46,7 +55,10 @@ def run(
     cases: Sequence[EvalCase],
     *,
     step: int = 0,
-) -> tuple[list[dict], list[tuple[EvalCase, list[Trajectory]]]]:
+    samples: int = 1,
+    folder: pathlib.Path | None = None,
+    shard: int = SHARD,
+) -> list[dict]:
   """Runs every case.
 
   Args:
@@ -54,24 +66,67 @@ def run(
     params: the policy.
     cases: what to run.
     step: seeds the sampled cases; equal steps give equal samples.
+    samples: a question, in cases that are sampled.
+    folder: gets the records, and then the table; what is there already is not
+      sampled again. None keeps the scores alone.
+    shard: trajectories that are sampled, and then written, at a time.
 
   Returns:
-    Rows for `figures.table`, and the trajectories of each case. Searches that
-    failed count as wrong here.
+    Rows for `figures.table`. Searches that failed count as wrong here.
   """
-  rows, records = [], []
+  rows = []
   synced = sampler.sync(params)
-  score = scoring.Scorer(rewards_lib.each(rewards_lib.em))
   for case in cases:
-    trajectories = score(sampler.rollout(
-        synced.weights, [Request(q, 0, n) for n, q in enumerate(
-            case.dataset.questions)],
-        search=case.search, step=step,
-        temperature=0.0 if case.decoding == 'greedy' else 1.0).trajectories)
-    records.append((case, trajectories))
-    rows += _rows(case, trajectories)
+    count = samples if case.decoding == 'sampled' else 1
+    size, questions, scores = max(shard // count, 1), case.dataset.questions, []
+    for number, first in enumerate(range(0, len(questions), size)):
+      file = folder and folder / RECORDS / case.name / f'{number:06d}.jsonl.gz'
+      scores += _shard(sampler, synced.weights, case,
+                       questions[first:first + size], count, step, file)
+    rows += _rows(case, scores)
   fresh = {case.dataset.name for case in cases if not case.dataset.is_common}
-  return rows + _means([row for row in rows if row['set'] in fresh]), records
+  rows += _means([row for row in rows if row['set'] in fresh])
+  if folder and processes.is_first():
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / TABLE).write_text(json.dumps(rows, indent=1) + '\n')
+  return rows
+
+
+def _shard(sampler: Sampler, weights: Any, case: EvalCase,
+           questions: Sequence[Question], samples: int, step: int,
+           file: pathlib.Path | None) -> list[scores_lib.Score]:
+  """Scores of some questions of a case, whose records go to a file."""
+  found = file and processes.on_first(str(file), lambda: _recorded(file))
+  if found:
+    return [scores_lib.from_json(score) for score in found]
+  trajectories = sampler.rollout(
+      weights, [Request(question, sample, group)
+                for group, question in enumerate(questions)
+                for sample in range(samples)],
+      search=case.search, step=step,
+      temperature=0.0 if case.decoding == 'greedy' else 1.0).trajectories
+  found = [scores_lib.of(one) for one in trajectories]
+  if file and processes.is_first():
+    shards.write(file, [_record(case, one, score, sampler.tokenizer)
+                        for one, score in zip(trajectories, found)])
+  return found
+
+
+def _recorded(file: pathlib.Path) -> list[dict] | None:
+  lines = shards.read(file)
+  return lines and [line['score'] for line in lines]
+
+
+def _record(case: EvalCase, trajectory: Trajectory, score: scores_lib.Score,
+            tokenizer: Any) -> dict[str, Any]:
+  """A line of the records: whatever one may want to know of an answer."""
+  return {
+      'set': case.dataset.name, 'engine': case.engine,
+      'decoding': case.decoding, 'question': trajectory.question.text,
+      'golds': trajectory.question.answers, 'answer': trajectory.answer,
+      'em': score.values['em'], 'score': scores_lib.to_json(score),
+      'text': tokenizer.decode(trajectory.tokens),
+      'trajectory': to_json(trajectory)}
 
 
 def limited(cases: Sequence[EvalCase], limit: int, seed: int, sets: int = 0
@@ -98,31 +153,28 @@ def limited(cases: Sequence[EvalCase], limit: int, seed: int, sets: int = 0
           and case.dataset.name in names]
 
 
-def _rows(case: EvalCase, trajectories: Sequence[Trajectory]) -> list[dict]:
+def _rows(case: EvalCase, scores: Sequence[scores_lib.Score]) -> list[dict]:
   by_hops = defaultdict(list)
-  for trajectory in trajectories:
-    by_hops[trajectory.question.hops].append(trajectory)
+  for score in scores:
+    by_hops[score.hops].append(score)
   if len(by_hops) == 1:
     by_hops.clear()
   return [_row(case, hops, group) for hops, group in (
-      *sorted(by_hops.items()), (ALL, trajectories))]
+      *sorted(by_hops.items()), (ALL, scores))]
 
 
-def _row(case: EvalCase, hops: int | str, trajectories: Sequence[Trajectory]
+def _row(case: EvalCase, hops: int | str, scores: Sequence[scores_lib.Score]
         ) -> dict:
-  n = len(trajectories)
-  scores = np.array([rewards_lib.em(t) for t in trajectories])
-  low, high = wilson(int(scores.sum()), n)
+  """Means over all samples; the interval is of questions, not of samples."""
+  values = scores_lib.means(scores)
+  questions = len({score.uid for score in scores})
+  low, high = wilson(values['em'] * questions, questions)
   return {
       'set': case.dataset.name, 'engine': case.engine,
-      'decoding': case.decoding, 'hops': hops, 'n': n,
-      'em': float(scores.mean()),
-      '95% interval': f'{low:.2f}-{high:.2f}',
-      'subem': float(np.mean([rewards_lib.subem(t) for t in trajectories])),
-      'f1': float(np.mean([rewards_lib.f1(t) for t in trajectories])),
-      'searches': float(np.mean([t.searches for t in trajectories])),
-      'search_errors': sum(
-          t.stop_reason == 'search_error' for t in trajectories)}
+      'decoding': case.decoding, 'hops': hops, 'n': questions,
+      'em': values.pop('em'), '95% interval': f'{low:.2f}-{high:.2f}', **values,
+      'search_errors': sum(score.failed for score in scores),
+      **scores_lib.of_samples(scores)}
 
 
 def _means(rows: Sequence[dict]) -> list[dict]:
@@ -135,7 +187,7 @@ def _means(rows: Sequence[dict]) -> list[dict]:
       'set': datasets.MEAN, 'engine': engine, 'decoding': decoding, 'hops': ALL,
       'n': sum(row['n'] for row in group),
       **{score: float(np.mean([row[score] for row in group]))
-         for score in SCORES},
+         for score in scores_lib.NAMES},
       'search_errors': sum(row['search_errors'] for row in group)}
           for (engine, decoding), group in by_way.items() if len(group) > 1]
 
@@ -148,6 +200,11 @@ def wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float]:
   return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
+def columns(rows: Sequence[Mapping]) -> list[str]:
+  """COLUMNS, and those that only rows of several samples a question have."""
+  return list(dict.fromkeys((*COLUMNS, *(key for row in rows for key in row))))
+
+
 def scalars(rows: Sequence[Mapping]) -> dict[str, float]:
   """Rows as metrics: 'val/<set>/em/greedy', 'val/<set>_2hop/em/greedy' ..."""
   result = {}
@@ -156,22 +213,6 @@ def scalars(rows: Sequence[Mapping]) -> dict[str, float]:
     prefix = f'val/{name}'
     if row['hops'] != ALL:
       prefix += f'_{row["hops"]}hop'
-    for score in SCORES:
+    for score in SHOWN:
       result[f'{prefix}/{score}/{row["decoding"]}'] = row[score]
   return result
-
-
-def save(folder: pathlib.Path, rows, records, tokenizer) -> None:
-  """Writes table.json, and one line a question to records.jsonl."""
-  folder.mkdir(parents=True, exist_ok=True)
-  (folder / 'table.json').write_text(json.dumps(list(rows), indent=1) + '\n')
-  with (folder / 'records.jsonl').open('w', encoding='utf-8') as file:
-    for case, trajectories in records:
-      for trajectory in trajectories:
-        file.write(json.dumps({
-            'set': case.dataset.name, 'engine': case.engine,
-            'decoding': case.decoding, 'question': trajectory.question.text,
-            'golds': trajectory.question.answers, 'answer': trajectory.answer,
-            'em': rewards_lib.em(trajectory),
-            'text': tokenizer.decode(trajectory.tokens),
-            'trajectory': to_json(trajectory)}, ensure_ascii=False) + '\n')

@@ -73,7 +73,7 @@ def scores(path: str, *, prompts: Mapping[str, Mapping[str, Any]],
                                search, decoding)
                 for decoding in ('greedy', 'sampled')]
     rows += [dict(row, prompt=name)
-             for row in suite.run(speaking, params, cases)[0]
+             for row in suite.run(speaking, params, cases)
              if row['set'] in _SETS]
   return rows
 

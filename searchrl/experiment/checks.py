@@ -56,6 +56,7 @@ RULES = (
     _at_least('evaluate.every', 0, 'Set it to 0 for none during training.'),
     _at_least('evaluate.limit', 0, 'Set it to 0 for all questions.'),
     _at_least('evaluate.during', 0, 'Set it to 0 for all sets.'),
+    _at_least('evaluate.samples', 1),
     Rule('evaluate.decodings', lambda names: names and {*names} <= {
         'greedy', 'sampled'}, "'greedy', 'sampled', or both"),
     # Generated worlds.

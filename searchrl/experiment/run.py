@@ -89,9 +89,7 @@ def _evaluate(experiment: build.Experiment, params, name: str,
     when = name + ' training' if name in ('before', 'after') else (
         f'after step {step}')
     processes.say(f'Evaluating {when} ({count} questions) ...')
-    rows, records = suite.run(experiment.sampler, params, experiment.cases)
-    if processes.is_first():
-      suite.save(folder, rows, records, experiment.sampler.tokenizer)
+    rows = suite.run(experiment.sampler, params, experiment.cases, folder=folder)
   values = suite.scalars(rows)
   if not all(writer.holds(step, value) for value in values):
     writer.write(step, values)

@@ -22,7 +22,7 @@ def run(config, workdir: str) -> None:
 
   Args:
     config: see configs/evaluate.py.
-    workdir: gets table.json and records.jsonl.
+    workdir: gets table.json and records/.
 
   Raises:
     ValueError, FileNotFoundError: the config cannot be evaluated.
@@ -45,10 +45,10 @@ def run(config, workdir: str) -> None:
       folder, 'search', _described(config.search, sets),
       allow_changes=config.allow_changes))
   cases = searches.cases(config.search, sets, options, seed=config.seed)
-  rows, records = suite.run(sampler, params, cases, step=options.step)
+  rows = suite.run(sampler, params, cases, step=options.step,
+                   samples=options.samples, folder=folder)
   if processes.is_first():
-    suite.save(folder, rows, records, sampler.tokenizer)
-    print(figures.table(rows, suite.COLUMNS))
+    print(figures.table(rows, suite.columns(rows)))
 
 
 def _check_sets(config) -> None:

@@ -1,0 +1,116 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of an evaluation: of one trajectory, and of a set of them."""
+
+from collections.abc import Mapping, Sequence
+import collections
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from searchrl.agent import rewards
+from searchrl.trajectory import Passage, Trajectory
+
+# Columns of a table, in their order. A search that failed counts as wrong.
+NAMES = ('em', 'subem', 'f1', 'recall', 'hit@1', 'searches', 'queries',
+         'answered', 'finished', 'tokens')
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+  """What is kept of a trajectory when its record is on the disk.
+
+  Attributes:
+    uid: of the question.
+    hops: of the question.
+    answer: normalised; '' if there is none.
+    failed: a search failed and ended it.
+    values: by NAMES. `recall`: a gold stands in a passage that was found;
+      `hit@1`: in the first of a query; `queries`: sent, of which a search may
+      have several; `answered`: there is an answer; `finished`: and it came
+      before any limit; `tokens`: that the policy wrote.
+  """
+
+  uid: str
+  hops: int
+  answer: str
+  failed: bool
+  values: Mapping[str, float]
+
+
+def of(trajectory: Trajectory) -> Score:
+  """The score of a finished trajectory."""
+  question, answer = trajectory.question, trajectory.answer
+  searched = [turn for turn in trajectory.turns
+              if turn.action.kind == 'search' and turn.observation_tokens]
+  found = [_stands(p, question.answers) for turn in searched
+           for p in turn.passages]
+  firsts = [_stands(p, question.answers) for turn in searched
+            for p in _firsts(turn.passages)]
+  return Score(question.uid, question.hops, rewards.normalise(answer or ''),
+               trajectory.stop_reason == 'search_error', {
+      'em': rewards.em(trajectory), 'subem': rewards.subem(trajectory),
+      'f1': rewards.f1(trajectory), 'recall': float(any(found)),
+      'hit@1': float(any(firsts)), 'searches': float(trajectory.searches),
+      'queries': float(sum(len(turn.action.texts) for turn in searched)),
+      'answered': float(bool(answer)),
+      'finished': float(trajectory.stop_reason == 'answer'),
+      'tokens': float(sum(len(turn.action_tokens)
+                          for turn in trajectory.turns))})
+
+
+def _stands(passage: Passage, golds: Sequence[str]) -> bool:
+  text = rewards.normalise(f'{passage.title} {passage.text}')
+  return any(gold in text for gold in map(rewards.normalise, golds) if gold)
+
+
+def _firsts(passages: Sequence[Passage]) -> list[Passage]:
+  """The best passage of each query: where scores rise, another query begins."""
+  return [p for before, p in zip((None, *passages), passages)
+          if before is None or p.score > before.score]
+
+
+def means(scores: Sequence[Score]) -> dict[str, float]:
+  """The mean of each value."""
+  return {name: float(np.mean([score.values[name] for score in scores]))
+          for name in NAMES}
+
+
+def of_samples(scores: Sequence[Score]) -> dict[str, float]:
+  """What several samples a question say together; {} of one each.
+
+  Returns:
+    'pass@k': the share of questions that one of k samples answers exactly;
+    'majority': that the answer of most samples does, of equally many the
+    first; 'spread': the standard deviation over samples of exact match.
+  """
+  by_question = collections.defaultdict(list)
+  for score in scores:
+    by_question[score.uid].append(score)
+  count = min(map(len, by_question.values()), default=0)
+  if count < 2:
+    return {}
+  right = np.array([[score.values['em'] for score in group[:count]]
+                    for group in by_question.values()])
+  return {f'pass@{count}': float(right.max(1).mean()),
+          'majority': float(np.mean([_majority(group)
+                                     for group in by_question.values()])),
+          'spread': float(right.mean(0).std(ddof=1))}
+
+
+def _majority(group: Sequence[Score]) -> float:
+  """Whether the commonest answer is right; no answer is none."""
+  answers = collections.Counter(score.answer for score in group if score.answer)
+  if not answers:
+    return 0.0
+  most = answers.most_common(1)[0][0]
+  return max(score.values['em'] for score in group if score.answer == most)
+
+
+def to_json(score: Score) -> dict[str, Any]:
+  return dataclasses.asdict(score)
+
+
+def from_json(record: Mapping[str, Any]) -> Score:
+  return Score(**record)

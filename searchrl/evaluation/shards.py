@@ -1,0 +1,68 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Shards: the records of an evaluation, a file for about a thousand of them.
+
+A shard is on the disk, with its digest, before the next is sampled, so that
+memory is bounded and a kill costs one. What is damaged is sampled again.
+"""
+
+from collections.abc import Sequence
+import gzip
+import hashlib
+import json
+import pathlib
+from typing import Any
+
+from searchrl.runtime import processes
+
+DIGESTS = 'digests.json'  # of a folder: file -> SHA-256
+
+
+def write(file: pathlib.Path, lines: Sequence[Any]) -> None:
+  """Writes a shard of JSON lines, gzipped, and then its digest."""
+  file.parent.mkdir(parents=True, exist_ok=True)
+  text = ''.join(json.dumps(line, ensure_ascii=False) + '\n' for line in lines)
+  data = gzip.compress(text.encode(), mtime=0)
+  _whole(file, data)
+  digests = _digests(file.parent) | {
+      file.name: hashlib.sha256(data).hexdigest()}
+  _whole(file.parent / DIGESTS, json.dumps(digests, indent=1).encode())
+
+
+def read(file: pathlib.Path) -> list[Any] | None:
+  """The lines of a shard; None if it is not there, or not as it was written."""
+  digest = _digests(file.parent).get(file.name)
+  if digest is None or not file.exists():
+    return None
+  data = file.read_bytes()
+  if hashlib.sha256(data).hexdigest() != digest:
+    processes.say(f'Warning: {file} is damaged, and is sampled again.')
+    return None
+  return [json.loads(line)
+          for line in gzip.decompress(data).decode().split('\n') if line]
+
+
+def read_all(folder: pathlib.Path):
+  """Yields the lines of all shards below a folder, in the order of names.
+
+  Raises:
+    ValueError: a shard is not as it was written.
+  """
+  for file in sorted(folder.glob('**/*.jsonl.gz')):
+    lines = read(file)
+    if lines is None:
+      raise ValueError(f'{file} is not as it was written. The command that '
+                       'wrote it makes it again, if it is deleted.')
+    yield from lines
+
+
+def _digests(folder: pathlib.Path) -> dict[str, str]:
+  file = folder / DIGESTS
+  return json.loads(file.read_text()) if file.exists() else {}
+
+
+def _whole(file: pathlib.Path, data: bytes) -> None:
+  """Writes a file, which appears whole."""
+  unfinished = file.with_suffix('.unfinished')
+  unfinished.write_bytes(data)
+  unfinished.replace(file)
