@@ -6,7 +6,6 @@
   python docs/make_world_page.py runs/dspo
 """
 
-import json
 import pathlib
 import sys
 
