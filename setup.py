@@ -50,6 +50,7 @@ setuptools.setup(
         'prometheus-client>=0.22',
         'safetensors>=0.7',
         'scikit-learn>=1.5',
+        'scipy>=1.11',
         'starlette>=0.46',
         'tensorboardX>=2.6',
         'tensorstore>=0.1.80',

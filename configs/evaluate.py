@@ -3,10 +3,12 @@
 r"""The full evaluation of a run: 200 questions of each hop count, greedily.
 
   python -m searchrl.main --config=configs/evaluate.py --config.evaluate.run=runs/dspo
+  python -m searchrl.main --config=configs/evaluate.py:methods --workdir=runs/methods
 
 Without `evaluate.run`, the model of `model.path` is evaluated; the shipped tiny
 base model by default. Sampled answers, random passages and common knowledge
-have 50 questions each. Writes runs/evaluate/table.json and records/.
+have 50 questions each. Size methods compares methods, each with the model that
+its line below names; a run that is not there has a row that says so. Writes runs/evaluate/table.json and records/.
 
 Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 121 CPU seconds.
 Result: exact match of greedy answers, 1 to 4 hops, names of known parts, after
@@ -18,6 +20,8 @@ from configs import settings
 
 
 def get_config(size: str = 'laptop'):
+  compared = size == 'methods'
+  size = 'laptop' if compared else size
   config = common.as_evaluated(common.get_config(size))
   size = 'laptop' if settings.is_laptop(size) else size  # of any updates
   config.job = 'searchrl.jobs.evaluate:run'
@@ -25,10 +29,40 @@ def get_config(size: str = 'laptop'):
       run='',  # whose newest checkpoint is evaluated; '': the model itself
       step=0,  # another one draws other samples
       samples=1,  # a question, where sampled: for pass@k and the majority
+      methods={},  # row -> method, model and run; {}: the agent alone
+      order=(),  # of the rows; the others are compared with the last
+      prompts='laptop' if size in ('laptop', 'smoke') else 'plain',
   )
   if size in ('laptop', 'smoke'):  # else the setting's
     config.search.engine = ''  # that of the run, with its options; else bm25
   if size == 'laptop':
     config.evaluate.worlds.update(
         questions_per_hop=200, common_per_hop=50, few_per_hop=50)
+  if compared:
+    _compare(config)
   return config
+
+
+def _compare(config) -> None:
+  """The methods of the papers, untrained ones with the tiny base."""
+  config.search.engine = 'bm25'
+  config.evaluate.update(decodings=('greedy',), noise=False)
+  config.evaluate.worlds.update(kinds=('known', 'famous'), max_hops=3)
+  untrained = ('direct', 'cot', 'rag', 'ircot', 'search_o1', 'ra_agent')
+  trained = ('r1', 'sft', 'rejection', 'dspo')
+  config.evaluate.order = untrained + trained
+  for name in untrained:
+    config.evaluate.methods[name] = _method(
+        name, taught=name in ('direct', 'rag', 'ra_agent'))
+  for name in trained:
+    config.evaluate.methods[name] = _method('agent', run=f'runs/{name}')
+
+
+def _method(name: str, run: str = '', path: str = '', taught: bool = True
+           ) -> dict:
+  return dict(
+      method=name,  # of evaluation.methods, or agent: as it was trained to play
+      path=path,  # of the model; '': the tiny base
+      run=run,  # whose newest checkpoint it is; '': the model itself
+      taught=taught,  # its prompt, to that model
+  )

@@ -54,3 +54,48 @@ def test_nothing_to_evaluate_on_is_said_before_a_model_is_loaded(
   with pytest.raises(ValueError, match='data.evaluate must name questions wher'):
     evaluate.run(config, str(tmp_path / 'out'))
   assert not (tmp_path / 'out').exists()
+
+
+def compared(**methods):
+  config = configured(
+      decodings=('greedy',), noise=False, order=tuple(methods))
+  for name, method in methods.items():
+    config.evaluate.methods[name] = dict(
+        method='agent', path='', run='', taught=True) | method
+  return config
+
+
+@pytest.mark.slow
+def test_methods_are_compared_in_one_table(tmp_path, capsys):
+  config = compared(
+      rag=dict(method='rag'), cot=dict(method='cot', taught=False),
+      lost=dict(run='runs/never'), agent={})
+  evaluate.run(config, str(tmp_path))
+  rows = json.loads((tmp_path / 'table.json').read_text())
+  assert [row['method'] for row in rows if row.get('hops', 'all') == 'all'] == [
+      'rag', 'cot', 'lost', 'agent']
+  notes = {row['method']: row['note'] for row in rows}
+  assert notes == {'rag': '', 'cot': 'prompt never taught', 'agent': '',
+                   'lost': 'runs/never is not there'}
+  for name in ('rag', 'cot', 'agent'):
+    lines = [*shards.read_all(tmp_path / 'methods' / name / 'records')]
+    whole, = (row for row in rows
+              if row['method'] == name and row['hops'] == 'all')
+    assert len(lines) == whole['n'] == 2
+    assert whole['em'] == sum(line['em'] for line in lines) / 2
+  text = capsys.readouterr().out
+  assert 'minus agent' in text and "McNemar's p" in text
+  assert text.count('runs/never is not there') == 1
+
+
+@pytest.mark.parametrize('change, words', [
+    (dict(rag=dict(method='rage')), "evaluate.methods.rag.method must be one of "
+     "agent, direct, .*but is 'rage'"),
+    (dict(), 'evaluate.order must have every row')])
+def test_methods_that_are_none_are_named(change, words, tmp_path):
+  config = compared(**change)
+  if not change:
+    config.evaluate.order = ('agent',)
+  with pytest.raises(ValueError, match=words):
+    evaluate.run(config, str(tmp_path / 'out'))
+  assert not (tmp_path / 'out').exists()

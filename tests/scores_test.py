@@ -15,7 +15,7 @@ def trajectory(*turns, golds=('Elba',), stop='answer'):
 def search(*passages, queries=('x',), shown=True):
   return Turn((1, 2, 3), (0.0,) * 3, Action('search', queries), (9,) * shown,
               tuple(Passage(str(n), '', text, score)
-                    for n, (text, score) in enumerate(passages)))
+                    for n, (text, score) in enumerate(passages)) * shown)
 
 
 def answer(text):

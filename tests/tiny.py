@@ -60,6 +60,7 @@ class Tokenizer:
     self.eos_ids = (self.vocab_size - 1,)
     self.pad_id = self.vocab_size - 1
     self.leading_space = ''
+    self.has_chat_template = False
     self._ids = {piece: id_ for id_, piece in enumerate(pieces)}
 
   def encode(self, text: str) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ def search_r1(tokenizer) -> Dialogue:
   Raises:
     ValueError: there is no chat template, or it cannot frame a question.
   """
-  return _in_one_turn(dataclasses.replace(
+  return in_one_turn(dataclasses.replace(
       dialogues.tags(dialogues.verbatim('search_r1_prompt.txt')),
       invalid=dialogues.verbatim('search_r1_invalid_action.txt')), tokenizer)
 
@@ -54,7 +54,7 @@ def proposer(tokenizer) -> Dialogue:
   Raises:
     ValueError: there is no chat template, or it cannot frame a question.
   """
-  return _in_one_turn(dialogues.tags(proposals.TAG_TEMPLATE), tokenizer)
+  return in_one_turn(dialogues.tags(proposals.TAG_TEMPLATE), tokenizer)
 
 
 def from_memory(tokenizer) -> Dialogue:
@@ -63,7 +63,7 @@ def from_memory(tokenizer) -> Dialogue:
   Raises:
     ValueError: as `proposer`.
   """
-  return _in_one_turn(dialogues.tags(dialogues.FROM_MEMORY), tokenizer)
+  return in_one_turn(dialogues.tags(dialogues.FROM_MEMORY), tokenizer)
 
 
 def from_documents(tokenizer) -> Dialogue:
@@ -72,10 +72,10 @@ def from_documents(tokenizer) -> Dialogue:
   Raises:
     ValueError: as `proposer`.
   """
-  return _in_one_turn(dialogues.tags(dialogues.FROM_DOCUMENTS), tokenizer)
+  return in_one_turn(dialogues.tags(dialogues.FROM_DOCUMENTS), tokenizer)
 
 
-def _in_one_turn(plain: Dialogue, tokenizer) -> Dialogue:
+def in_one_turn(plain: Dialogue, tokenizer) -> Dialogue:
   """A dialogue whose turns and passages stand in one turn of the assistant."""
   framed = frame_question(plain, tokenizer.render)
   answer = {'role': 'assistant', 'content': 'AnswerStandsHere'}

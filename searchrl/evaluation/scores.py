@@ -43,7 +43,8 @@ def of(trajectory: Trajectory) -> Score:
   """The score of a finished trajectory."""
   question, answer = trajectory.question, trajectory.answer
   searched = [turn for turn in trajectory.turns
-              if turn.action.kind == 'search' and turn.observation_tokens]
+              if turn.action.kind == 'search' and (
+                  turn.observation_tokens or turn.passages)]
   found = [_stands(p, question.answers) for turn in searched
            for p in turn.passages]
   firsts = [_stands(p, question.answers) for turn in searched
@@ -52,7 +53,7 @@ def of(trajectory: Trajectory) -> Score:
                trajectory.stop_reason == 'search_error', {
       'em': rewards.em(trajectory), 'subem': rewards.subem(trajectory),
       'f1': rewards.f1(trajectory), 'recall': float(any(found)),
-      'hit@1': float(any(firsts)), 'searches': float(trajectory.searches),
+      'hit@1': float(any(firsts)), 'searches': float(len(searched)),
       'queries': float(sum(len(turn.action.texts) for turn in searched)),
       'answered': float(bool(answer)),
       'finished': float(trajectory.stop_reason == 'answer'),

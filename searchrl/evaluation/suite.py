@@ -8,8 +8,9 @@ about common knowledge, which can be answered from memory, are no part of it.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -17,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from searchrl.agent import prompts
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
+from searchrl.evaluation import methods
 from searchrl.evaluation import scores as scores_lib
 from searchrl.evaluation import shards
 from searchrl.rollouts.sampler import Sampler
@@ -26,12 +29,14 @@ from searchrl.runtime import processes
 from searchrl.trajectory import (
     Question, Request, SearchFn, Trajectory, to_json)
 
+AGENT = 'agent'  # the method of a policy that plays by itself
 COLUMNS = ('set', 'engine', 'decoding', 'hops', 'n', 'em', '95% interval',
            *scores_lib.NAMES[1:], 'search_errors')
 SHOWN = ('em', 'subem', 'f1', 'searches')  # as metrics of a run
 ALL = 'all'  # the hops of a row of a whole set
 TABLE, RECORDS = 'table.json', 'records'  # of a folder
 SHARD = 1000  # trajectories that are in memory at a time
+Play = Callable[[Sequence[Question]], list[Trajectory]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +47,13 @@ class EvalCase:
   engine: str
   search: SearchFn
   decoding: str  # 'greedy' or 'sampled'
+  method: str = AGENT  # or one of `methods.METHODS`
 
   @property
   def name(self) -> str:
     """That its records have."""
-    return f'{self.dataset.name}.{self.engine}.{self.decoding}'
+    method = '' if self.method == AGENT else f'{self.method}.'
+    return f'{method}{self.dataset.name}.{self.engine}.{self.decoding}'
 
 
 def run(
@@ -56,6 +63,7 @@ def run(
     *,
     step: int = 0,
     samples: int = 1,
+    templates: Mapping[str, str] = prompts.PLAIN,
     folder: pathlib.Path | None = None,
     shard: int = SHARD,
 ) -> list[dict]:
@@ -66,7 +74,8 @@ def run(
     params: the policy.
     cases: what to run.
     step: seeds the sampled cases; equal steps give equal samples.
-    samples: a question, in cases that are sampled.
+    samples: a question, in cases that are sampled and of the agent.
+    templates: of the prompts of other methods; see `agent.prompts`.
     folder: gets the records, and then the table; what is there already is not
       sampled again. None keeps the scores alone.
     shard: trajectories that are sampled, and then written, at a time.
@@ -77,12 +86,14 @@ def run(
   rows = []
   synced = sampler.sync(params)
   for case in cases:
-    count = samples if case.decoding == 'sampled' else 1
+    alone = case.decoding == 'greedy' or case.method != AGENT
+    count = 1 if alone else samples
+    play = _player(sampler, synced.weights, case, count, step, templates)
     size, questions, scores = max(shard // count, 1), case.dataset.questions, []
     for number, first in enumerate(range(0, len(questions), size)):
       file = folder and folder / RECORDS / case.name / f'{number:06d}.jsonl.gz'
-      scores += _shard(sampler, synced.weights, case,
-                       questions[first:first + size], count, step, file)
+      scores += _shard(play, case, questions[first:first + size],
+                       sampler.tokenizer, file)
     rows += _rows(case, scores)
   fresh = {case.dataset.name for case in cases if not case.dataset.is_common}
   rows += _means([row for row in rows if row['set'] in fresh])
@@ -92,22 +103,31 @@ def run(
   return rows
 
 
-def _shard(sampler: Sampler, weights: Any, case: EvalCase,
-           questions: Sequence[Question], samples: int, step: int,
-           file: pathlib.Path | None) -> list[scores_lib.Score]:
+def _player(sampler: Sampler, weights: Any, case: EvalCase, samples: int,
+            step: int, templates: Mapping[str, str]) -> Play:
+  """How the questions of a case are answered."""
+  temperature = 0.0 if case.decoding == 'greedy' else 1.0
+  if case.method != AGENT:
+    return functools.partial(methods.METHODS[case.method], methods.Player(
+        sampler, weights, case.search, templates, step, temperature))
+  return lambda questions: sampler.rollout(
+      weights, [Request(question, sample, group)
+                for group, question in enumerate(questions)
+                for sample in range(samples)],
+      search=case.search, step=step, temperature=temperature).trajectories
+
+
+def _shard(play: Play, case: EvalCase, questions: Sequence[Question],
+           tokenizer: Any, file: pathlib.Path | None
+          ) -> list[scores_lib.Score]:
   """Scores of some questions of a case, whose records go to a file."""
   found = file and processes.on_first(str(file), lambda: _recorded(file))
   if found:
     return [scores_lib.from_json(score) for score in found]
-  trajectories = sampler.rollout(
-      weights, [Request(question, sample, group)
-                for group, question in enumerate(questions)
-                for sample in range(samples)],
-      search=case.search, step=step,
-      temperature=0.0 if case.decoding == 'greedy' else 1.0).trajectories
+  trajectories = play(questions)
   found = [scores_lib.of(one) for one in trajectories]
   if file and processes.is_first():
-    shards.write(file, [_record(case, one, score, sampler.tokenizer)
+    shards.write(file, [_record(case, one, score, tokenizer)
                         for one, score in zip(trajectories, found)])
   return found
 
@@ -121,12 +141,20 @@ def _record(case: EvalCase, trajectory: Trajectory, score: scores_lib.Score,
             tokenizer: Any) -> dict[str, Any]:
   """A line of the records: whatever one may want to know of an answer."""
   return {
-      'set': case.dataset.name, 'engine': case.engine,
+      'method': case.method, 'set': case.dataset.name, 'engine': case.engine,
       'decoding': case.decoding, 'question': trajectory.question.text,
       'golds': trajectory.question.answers, 'answer': trajectory.answer,
       'em': score.values['em'], 'score': scores_lib.to_json(score),
-      'text': tokenizer.decode(trajectory.tokens),
+      'text': tokenizer.decode(trajectory.tokens) if (
+          trajectory.prompt_tokens) else trajectory.response,
       'trajectory': to_json(trajectory)}
+
+
+def recorded(folder: pathlib.Path) -> dict[str, list[scores_lib.Score]]:
+  """The scores of the records of a folder, by the names of their cases."""
+  return {path.name: [scores_lib.from_json(line['score'])
+                      for line in shards.read_all(path)]
+          for path in sorted((folder / RECORDS).iterdir())}
 
 
 def limited(cases: Sequence[EvalCase], limit: int, seed: int, sets: int = 0

@@ -3,11 +3,17 @@
 """Evaluates a policy: a run or a model folder in, a table and records out."""
 
 from collections.abc import Sequence
+import dataclasses
+import json
 import pathlib
+import sys
 from typing import Any
 
+from searchrl.agent import prompts
 from searchrl.data import datasets
+from searchrl.evaluation import compare
 from searchrl.evaluation import figures
+from searchrl.evaluation import methods
 from searchrl.evaluation import suite
 from searchrl.experiment import build
 from searchrl.experiment import checks
@@ -18,11 +24,12 @@ from searchrl.runtime import workdir as workdirs
 
 
 def run(config, workdir: str) -> None:
-  """Evaluates a model folder or a run's newest checkpoint; prints the table.
+  """Evaluates a model folder, a run's newest checkpoint, or several methods.
 
   Args:
     config: see configs/evaluate.py.
-    workdir: gets table.json and records/.
+    workdir: gets table.json and records/; of several methods these are in a
+      folder each, below methods/.
 
   Raises:
     ValueError, FileNotFoundError: the config cannot be evaluated.
@@ -37,7 +44,10 @@ def run(config, workdir: str) -> None:
   if options.run and not config.model.path:
     config.model.path = policy.model_of_run(options.run)
   _check_sets(config)
-  sampler, params = policy.of_run(config, options.run)
+  _check_methods(options)
+  processes.on_first('workdir', lambda: workdirs.check(
+      folder, config.to_dict(), allow_changes=config.allow_changes))
+  loaded = None if options.methods else policy.of_run(config, options.run)
   processes.on_first('workdir', lambda: workdirs.prepare(
       workdir, config.to_dict(), allow_changes=config.allow_changes))
   sets = datasets.shared(lambda: build.evaluation_sets(config, folder))
@@ -45,10 +55,99 @@ def run(config, workdir: str) -> None:
       folder, 'search', _described(config.search, sets),
       allow_changes=config.allow_changes))
   cases = searches.cases(config.search, sets, options, seed=config.seed)
-  rows = suite.run(sampler, params, cases, step=options.step,
-                   samples=options.samples, folder=folder)
-  if processes.is_first():
-    print(figures.table(rows, suite.columns(rows)))
+  if options.methods:
+    _compare(config, cases, folder)
+    return
+  rows = suite.run(*loaded, cases, step=options.step, samples=options.samples,
+                   folder=folder)
+  processes.say(figures.table(rows, suite.columns(rows)), file=sys.stdout)
+
+
+def _compare(config, cases: Sequence[suite.EvalCase], folder: pathlib.Path
+            ) -> None:
+  """Plays all methods; writes and prints one table, and the differences."""
+  options, rows = config.evaluate, []
+  for name in options.order:
+    method = options.methods[name]
+    missing = _missing(method)
+    if missing:
+      rows.append({'method': name, 'note': missing})
+      continue
+    processes.say(f'\n{name} ...')
+    sampler, params = policy.of_run(_of_method(config, method), method.run)
+    found = suite.run(
+        sampler, params,
+        [dataclasses.replace(case, method=method.method) for case in cases],
+        step=options.step, samples=options.samples,
+        templates=prompts.SETS[options.prompts], folder=folder / 'methods' / name)
+    note = '' if method.taught else 'prompt never taught'
+    rows += [{'method': name, **row, 'note': note} for row in found]
+  if not processes.is_first():
+    return
+  (folder / suite.TABLE).write_text(json.dumps(rows, indent=1) + '\n')
+  columns = ('method', *suite.columns(rows))
+  print(figures.table(rows, list(dict.fromkeys(columns))))
+  print(_differences(folder, [name for name in options.order
+                              if not _missing(options.methods[name])]))
+
+
+def _missing(method: Any) -> str:
+  """What is not there of a method's model; '' if all is."""
+  for path in filter(None, (method.run, method.path)):
+    if '/' in path and path.startswith('runs') and not pathlib.Path(
+        path).exists():
+      return f'{path} is not there'
+  return ''
+
+
+def _of_method(config, method: Any) -> Any:
+  """The config of a method's model: that of its run, where it has one."""
+  own = config.copy_and_resolve_references()
+  own.unlock()
+  own.model.path = method.path
+  if method.run:
+    past = policy.recorded(pathlib.Path(method.run))
+    if past:
+      own.model.path, own.dialogue = past['model']['path'], past['dialogue']
+      own.rollout.budgets.update(past['rollout']['budgets'])
+  return own
+
+
+def _differences(folder: pathlib.Path, names: Sequence[str]) -> str:
+  """Exact match of each method minus that of the last, by set."""
+  found = {name: suite.recorded(folder / 'methods' / name) for name in names}
+  rows = []
+  for name in names[:-1]:
+    for case, theirs in found[names[-1]].items():
+      ours = next((of for key, of in found[name].items()
+                   if key.endswith(case)), None)
+      if ours:
+        gap = compare.difference(ours, theirs)
+        rows.append({'method': name, 'case': case, 'n': gap.questions,
+                     f'minus {names[-1]}': gap.mean,
+                     '95% interval': f'{gap.low:+.3f} to {gap.high:+.3f}',
+                     "McNemar's p": f'{gap.p:.2g}'})
+  return '' if not rows else (
+      '\nExact match, paired by question\n\n'
+      + figures.table(rows, [*rows[0]]))
+
+
+def _check_methods(options: Any) -> None:
+  """Raises a ValueError for methods that are none."""
+  if {*options.order} != {*options.methods}:
+    raise ValueError(
+        'evaluate.order must have every row of evaluate.methods, which are '
+        f'{", ".join(options.methods)}, but is {tuple(options.order)}.')
+  known = (suite.AGENT, *methods.METHODS)
+  for name, method in options.methods.items():
+    if method.method not in known:
+      raise ValueError(
+          f'evaluate.methods.{name}.method must be one of {", ".join(known)}, '
+          f'but is {method.method!r}.')
+  if options.prompts not in prompts.SETS:
+    raise ValueError(
+        f'evaluate.prompts must be one of {", ".join(prompts.SETS)}, but is '
+        f'{options.prompts!r}.')
 
 
 def _check_sets(config) -> None:

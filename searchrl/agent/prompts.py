@@ -1,0 +1,48 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts of the methods that agents are compared with; ours, in plain words.
+
+A prompt is a template with one {question}, which may stand below passages or
+above what was written so far; the tiny base models have prompts of their own,
+where their lessons have any.
+"""
+
+from collections.abc import Mapping
+
+from searchrl.agent import chat
+from searchrl.agent import dialogue as dialogues
+from searchrl.agent.dialogue import Dialogue
+
+_BRIEFLY = 'as briefly as you can, between <answer> and </answer>'
+PLAIN = {
+    'direct': dialogues.FROM_MEMORY,
+    'cot': 'Think step by step, between <think> and </think>. Then answer the '
+           f'question, {_BRIEFLY}.\nQuestion: {{question}}\n',
+    'rag': dialogues.FROM_DOCUMENTS,
+    'ircot': 'Below are documents, a question, and the first sentences of a '
+             'thought that leads to its answer. Write the next sentence alone. '
+             'If the answer is known, it is: So the answer is: ... .\n'
+             '{question}',
+    'agent': 'Answer the question. You may search: write a query between '
+             '<search> and </search>, and read what is found between '
+             '<information> and </information>, as often as you need. Then '
+             f'answer {_BRIEFLY}.\nQuestion: {{question}}',
+    'note': 'Below are a question, what was thought about it, a query and what '
+            'it found. Write in one sentence what the documents say that helps '
+            f'to answer, between <answer> and </answer>.\n{{question}}\n',
+}
+LAPTOP = PLAIN | {  # of the tiny base models
+    'direct': dialogues.ANSWER_TEMPLATE, 'rag': dialogues.READ_TEMPLATE,
+    'agent': dialogues.LAPTOP_TEMPLATE.removesuffix('\n')}  # a turn follows
+SETS: Mapping[str, Mapping[str, str]] = {'plain': PLAIN, 'laptop': LAPTOP}
+
+
+def framed(tokenizer, template: str) -> Dialogue:
+  """A template in the tag protocol; a user's message, if there is a chat.
+
+  Raises:
+    ValueError: the tokenizer cannot write it.
+  """
+  if tokenizer.has_chat_template:
+    return chat.in_one_turn(dialogues.tags(template), tokenizer)
+  return dialogues.tags(tokenizer.leading_space + template)

@@ -1,0 +1,108 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Comparisons: intervals of means, and differences paired by question."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+
+import numpy as np
+from scipy import stats
+
+from searchrl.agent import rewards
+from searchrl.evaluation import scores
+from searchrl.trajectory import Question
+
+RESAMPLES = 4000
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+  """The mean difference of two methods on the same questions.
+
+  Attributes:
+    mean: the first minus the second.
+    low, high: of its 95 % interval.
+    p: of McNemar's exact test of exact match (1947), two-sided.
+    questions: that both were asked.
+  """
+
+  mean: float
+  low: float
+  high: float
+  p: float
+  questions: int
+
+
+def bootstrap(values: Sequence[float], *, seed: int = 0, level: float = 0.95
+             ) -> tuple[float, float]:
+  """The percentile bootstrap's interval of a mean (Efron 1979).
+
+  Equal values are drawn together, so that it takes no longer for more of them.
+
+  Args:
+    values: at least one.
+    seed: of the resamples.
+    level: of the interval.
+  """
+  return _percentiles(_means(values, np.random.default_rng(seed)), level)
+
+
+def bootstrap_of_sets(sets: Sequence[Sequence[float]], *, seed: int = 0,
+                      level: float = 0.95) -> tuple[float, float]:
+  """The interval of the mean of the means of sets, each weighing alike."""
+  rng = np.random.default_rng(seed)
+  return _percentiles(np.mean([_means(values, rng) for values in sets], 0),
+                      level)
+
+
+def _means(values: Sequence[float], rng: np.random.Generator) -> np.ndarray:
+  """Means of resamples."""
+  distinct, counts = np.unique(values, return_counts=True)
+  total = counts.sum()
+  return rng.multinomial(total, counts / total, RESAMPLES) @ distinct / total
+
+
+def _percentiles(means: np.ndarray, level: float) -> tuple[float, float]:
+  low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+  return float(low), float(high)
+
+
+def difference(first: Sequence[scores.Score], second: Sequence[scores.Score],
+               name: str = 'em') -> Difference:
+  """How two methods differ in a score, on the questions that both have.
+
+  Several samples of a question count as their mean; the test takes a question
+  for right where that is at least one half.
+
+  Raises:
+    ValueError: they have no question in common.
+  """
+  ours, theirs = _by_question(first, name), _by_question(second, name)
+  common = [uid for uid in ours if uid in theirs]
+  if not common:
+    raise ValueError('methods are compared on the same questions, but these '
+                     'two have none in common.')
+  differences = [ours[uid] - theirs[uid] for uid in common]
+  low, high = bootstrap(differences)
+  ours, theirs = (_by_question(of, 'em') for of in (first, second))
+  right = [(ours[uid] >= .5, theirs[uid] >= .5) for uid in common]
+  won, lost = (sum(a > b for a, b in right), sum(a < b for a, b in right))
+  p = stats.binomtest(won, won + lost).pvalue if won + lost else 1.0
+  return Difference(float(np.mean(differences)), low, high, float(p),
+                    len(common))
+
+
+def _by_question(found: Sequence[scores.Score], name: str) -> dict[str, float]:
+  values = {}
+  for score in found:
+    values.setdefault(score.uid, []).append(score.values[name])
+  return {uid: float(np.mean(of)) for uid, of in values.items()}
+
+
+def overlap(train: Sequence[Question], test: Mapping[str, Sequence[Question]]
+           ) -> dict[str, float]:
+  """The share of each set's questions that training has, too; normalised."""
+  known = {rewards.normalise(question.text) for question in train}
+  return {name: float(np.mean([rewards.normalise(q.text) in known
+                               for q in questions]))
+          for name, questions in test.items()}

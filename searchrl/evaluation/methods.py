@@ -1,0 +1,260 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Methods that need no training, each a function over one kind of rollout.
+
+A trained agent reads its own conversation, which only grows. These methods write
+a new prompt for every turn (a question below passages, a thought so far), so
+that what they sample is no training data: it is scored, and nothing else.
+
+Sources: RAG (Lewis et al. 2020, arXiv:2005.11401), IRCoT (Trivedi et al. 2023,
+arXiv:2212.10509) in the form of FlashRAG, Search-o1 (Li et al. 2025,
+arXiv:2501.05366), whose RA-Agent is the one without Reason-in-Documents.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import re
+from typing import Any
+
+from searchrl.agent import dialogue as dialogues
+from searchrl.agent import prompts
+from searchrl.rollouts.sampler import Sampler
+from searchrl.trajectory import (
+    Action, Passages, Query, Question, Request, SearchError, SearchFn,
+    Trajectory, Turn)
+
+_CONCLUSION = re.compile(r'answer is:?\s*(.+?)[.\s]*\Z', re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Player:
+  """What a method plays with.
+
+  Attributes:
+    sampler: of the model.
+    weights: from its `sync`.
+    search: the engine.
+    templates: by the names of `agent.prompts`.
+    step: another one draws other samples.
+    temperature: 0 is greedy.
+  """
+
+  sampler: Sampler
+  weights: Any
+  search: SearchFn
+  templates: Mapping[str, str]
+  step: int = 0
+  temperature: float = 0.0
+
+  def write(self, kind: str, questions: Sequence[Question],
+            **changes: Any) -> list[Trajectory]:
+    """One turn below each prompt; a prompt that is too long gets none.
+
+    Args:
+      kind: of the template.
+      questions: their texts stand in it; their uids name the randomness.
+      **changes: of the dialogue, such as `stop_strings`.
+    """
+    own = self.sampler.tokenizer
+    made = dataclasses.replace(
+        prompts.framed(own, self.templates[kind]), **changes)
+    room = self.sampler.engine.length - self.sampler.budgets.max_turn_tokens
+    speaking = self.sampler.speaking(made, dataclasses.replace(
+        self.sampler.budgets, max_turns=1, max_prompt_tokens=room))
+    fits = [len(dialogues.opening(made, q.text, own)) <= room
+            for q in questions]
+    found = iter(speaking.rollout(
+        self.weights, [Request(q, 0, n) for n, q in enumerate(questions)
+                       if fits[n]],
+        search=self.search, step=self.step,
+        temperature=self.temperature).trajectories)
+    return [next(found) if fit else Trajectory(
+        question, 0, 0, (), stop_reason='length_limit')
+            for question, fit in zip(questions, fits)]
+
+  def find(self, asked: Sequence[tuple[Question, str]]
+          ) -> list[Passages | SearchError]:
+    """What the engine finds for queries on behalf of questions."""
+    top_k = self.sampler.budgets.top_k
+    return list(self.search([Query(text, top_k, q, self.step)
+                             for q, text in asked])) if asked else []
+
+  def below(self, passages: Passages, text: str) -> str:
+    """A text below passages, each a line, cut to its budget."""
+    encode, decode = (self.sampler.tokenizer.encode_data,
+                      self.sampler.tokenizer.decode)
+    lines = [decode(encode(dialogues.tag_passage(n, p))[
+        :self.sampler.budgets.passage_tokens])
+             for n, p in enumerate(passages, start=1)]
+    return '\n'.join([*lines, text])
+
+
+Method = Callable[[Player, Sequence[Question]], list[Trajectory]]
+
+
+def direct(player: Player, questions: Sequence[Question]) -> list[Trajectory]:
+  """An answer from memory, at once."""
+  return player.write('direct', questions)
+
+
+def cot(player: Player, questions: Sequence[Question]) -> list[Trajectory]:
+  """Chain of thought: a thought, then an answer, from memory."""
+  return player.write('cot', questions)
+
+
+def rag(player: Player, questions: Sequence[Question]) -> list[Trajectory]:
+  """One retrieval by the question; the answer is read off what it finds."""
+  games = {q.uid: _Game(q, query=q.text) for q in questions}
+  results = player.find([(q, q.text) for q in questions])
+  for game, of in zip(games.values(), results):
+    game.found(_searched(game.query, of), of)
+  written = player.write('rag', [_asked(game.question, player.below(
+      game.turns[0].passages, game.query)) for game in _open(games)])
+  for game, one in zip(_open(games), written):
+    game.turns += one.turns
+    game.end = one.stop_reason
+  return [game.trajectory() for game in games.values()]
+
+
+def ircot(player: Player, questions: Sequence[Question], rounds: int = 3
+         ) -> list[Trajectory]:
+  """Retrieval and a sentence of thought, by turns; the thought is the query.
+
+  The passages of all rounds stand above the question, the best first. It ends
+  with the sentence that says what the answer is.
+  """
+  games = {q.uid: _Game(q, query=q.text) for q in questions}
+  for _ in range(rounds):
+    asking = _open(games)
+    for game, of in zip(asking, player.find(
+        [(game.question, game.query) for game in asking])):
+      game.found(_searched(game.query, of), of)
+    thinking = _open(games)
+    written = player.write('ircot', [_asked(game.question, player.below(
+        _best(game.turns), f'Question: {game.question.text}\n'
+        f'Thought: {game.written}')) for game in thinking],
+                           stop_strings=('.', '\n'))
+    for game, one in zip(thinking, written):
+      game.query = ''.join(turn.text for turn in one.turns).strip() or (
+          game.question.text)
+      game.written = f'{game.written} {game.query}'.strip()
+      conclusion = _CONCLUSION.search(game.query)
+      action = Action('answer', (conclusion[1].strip(),)) if conclusion else (
+          Action('invalid'))
+      game.turns += [dataclasses.replace(turn, action=action)
+                     for turn in one.turns]
+      if conclusion or not one.turns:
+        game.end = 'answer' if conclusion else 'length_limit'
+  return [game.trajectory() for game in games.values()]
+
+
+def ra_agent(player: Player, questions: Sequence[Question]) -> list[Trajectory]:
+  """An agent that searches when it wants to, and reads what is found."""
+  return _agent(player, questions, _as_found)
+
+
+def search_o1(player: Player, questions: Sequence[Question]
+             ) -> list[Trajectory]:
+  """An agent that reads a note on what is found, in the place of it."""
+  return _agent(player, questions, _noted)
+
+
+def _agent(player: Player, questions: Sequence[Question],
+           read: Callable[..., list[str]]) -> list[Trajectory]:
+  """Turns until an answer; `read` makes of what was found what is shown."""
+  games = {q.uid: _Game(q) for q in questions}
+  for _ in range(player.sampler.budgets.max_turns):
+    acting = _open(games)
+    said = player.write('agent', [
+        _asked(game.question, f'{game.question.text}\n{game.written}')
+        for game in acting])
+    for game, one in zip(acting, said):
+      if not one.turns:
+        game.end = 'length_limit'
+        continue
+      game.turns += one.turns
+      game.written += one.turns[0].text
+      if one.answer:
+        game.end = 'answer'
+    asking = [game for game in _open(games)
+              if game.turns[-1].action.kind == 'search']
+    for game in asking:
+      game.query = game.turns[-1].action.texts[0]
+    results = player.find([(game.question, game.query) for game in asking])
+    for game, of, text in zip(asking, results, read(player, asking, results)):
+      shown = f'\n\n<information>{text}</information>\n\n'
+      game.written += shown
+      game.found(dataclasses.replace(
+          game.turns.pop(), passages=_passages(of), observation=shown), of)
+  return [game.trajectory() for game in games.values()]
+
+
+def _as_found(player: Player, games: Sequence['_Game'],
+              found: Sequence[Passages | SearchError]) -> list[str]:
+  """The passages themselves."""
+  del games
+  return [player.below(_passages(of), '').rstrip('\n') for of in found]
+
+
+def _noted(player: Player, games: Sequence['_Game'],
+           found: Sequence[Passages | SearchError]) -> list[str]:
+  """Reason-in-Documents: what is found, in a sentence of the model's own."""
+  notes = player.write('note', [dataclasses.replace(
+      game.question, uid=f'note:{game.query}:{game.question.uid}',
+      text='\n'.join([
+          f'Question: {game.question.text}', f'Thought: {game.written[-400:]}',
+          f'Query: {game.query}', player.below(_passages(of), '')]).rstrip())
+      for game, of in zip(games, found)])
+  return [note.answer or 'nothing' for note in notes]
+
+
+METHODS: dict[str, Method] = {function.__name__: function for function in (
+    direct, cot, rag, ircot, ra_agent, search_o1)}
+
+
+def _asked(question: Question, text: str) -> Question:
+  return dataclasses.replace(question, text=text)
+
+
+def _passages(found: Passages | SearchError) -> Passages:
+  return () if isinstance(found, SearchError) else tuple(found)
+
+
+def _searched(query: str, found: Passages | SearchError) -> Turn:
+  """A search that the method made; the policy wrote none of it."""
+  return Turn((), (), Action('search', (query,)), passages=_passages(found))
+
+
+def _best(turns: Sequence[Turn]) -> Passages:
+  """The passages of all searches, each once, the best first."""
+  best = {}
+  for passage in (p for turn in turns for p in turn.passages):
+    if passage.id not in best or passage.score > best[passage.id].score:
+      best[passage.id] = passage
+  return tuple(sorted(best.values(), key=lambda p: -p.score))
+
+
+@dataclasses.dataclass
+class _Game:
+  """A question, and what has been done about it so far."""
+
+  question: Question
+  query: str = ''  # the next, or the last
+  written: str = ''  # what the model has written, and read
+  turns: list[Turn] = dataclasses.field(default_factory=list)
+  end: str = ''  # a stop reason; '': it goes on
+  error: SearchError | None = None
+
+  def found(self, turn: Turn, of: Passages | SearchError) -> None:
+    """Takes a search, which ends all if it failed."""
+    self.turns.append(turn)
+    if isinstance(of, SearchError):
+      self.end, self.error = 'search_error', of
+
+  def trajectory(self) -> Trajectory:
+    return Trajectory(self.question, 0, 0, (), tuple(self.turns),
+                      self.end or 'turn_limit', search_error=self.error)
+
+
+def _open(games: Mapping[str, _Game]) -> list[_Game]:
+  return [game for game in games.values() if not game.end]
