@@ -44,11 +44,12 @@ RECIPES = {  # module: metrics of its own, and metrics that it must not have
     'configs.reinforce_plus_plus': (
         (*RATIO, *REFERENCE), ('actor/kl_loss', 'critic/vf_loss')),
     'configs.hrpo': ((), (*RATIO, *REFERENCE)),
+    'configs.r1': (RATIO, ('actor/kl_loss',)),
     'configs.zerosearch': (
         (*RATIO, 'simulated/noise', 'simulated/secs'), ('actor/kl_loss',)),
     'docs.cispo': ((), CLIPPED),
 }
-OF_ANOTHER = {'configs.zerosearch': 'grpo'}  # recipe
+OF_ANOTHER = {'configs.zerosearch': 'grpo', 'configs.r1': 'grpo'}  # recipe
 EVERYONE = (
     'actor/pg_loss', 'actor/entropy', 'actor/ppo_kl', 'actor/grad_norm',
     'actor/lr', 'critic/advantages/mean', 'critic/score/mean',
@@ -56,10 +57,10 @@ EVERYONE = (
     'timing_s/update_actor', 'timing_s/gen', 'timing_s/step',
     'training/rollout_logprobs_diff_max')
 UNTRAINED = ('__init__', 'ask', 'build_index', 'collect_simulation_data',
-             'common', 'evaluate', 'evaluate_search', 'evaluate_simulator',
-             'export', 'finetune_simulator', 'models', 'search_cost',
-             'serve_model', 'serve_search', 'settings', 'sft', 'tiny_base',
-             'tiny_encoder')
+             'common', 'drzero', 'drzero_rivals', 'evaluate',
+             'evaluate_search', 'evaluate_simulator', 'export',
+             'finetune_simulator', 'models', 'search_cost', 'serve_model',
+             'serve_search', 'settings', 'sft', 'tiny_base', 'tiny_encoder')
 NEVER_ALIKE = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds',
                'search/latency_ms/', 'simulated/secs')
 

@@ -46,6 +46,16 @@ def search_r1(tokenizer) -> Dialogue:
       invalid=dialogues.verbatim('search_r1_invalid_action.txt')), tokenizer)
 
 
+def r1(tokenizer) -> Dialogue:
+  """`dialogue.r1` as a user's message.
+
+  Raises:
+    ValueError: there is no chat template, or it cannot frame a question.
+  """
+  return in_one_turn(dialogues.tags(
+      dialogues.verbatim('search_r1_without.txt')), tokenizer)
+
+
 def proposer(tokenizer) -> Dialogue:
   """A proposer's prompt as a user's message; see `agent.proposals`.
 

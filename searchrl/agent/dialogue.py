@@ -146,6 +146,11 @@ def search_r1(tokenizer) -> Dialogue:
       invalid=verbatim('search_r1_invalid_action.txt'))
 
 
+def r1(tokenizer) -> Dialogue:
+  """Search-R1's prompt for an answer without search (third_party)."""
+  return tags(tokenizer.leading_space + verbatim('search_r1_without.txt'))
+
+
 def zerosearch(tokenizer) -> Dialogue:
   """ZeroSearch's: Search-R1's prompt, and passages as `document` writes them."""
   return dataclasses.replace(search_r1(tokenizer), passage=document)
