@@ -49,13 +49,16 @@ def _compare(config) -> None:
   config.evaluate.update(decodings=('greedy',), noise=False)
   config.evaluate.worlds.update(kinds=('known', 'famous'), max_hops=3)
   untrained = ('direct', 'cot', 'rag', 'ircot', 'search_o1', 'ra_agent')
-  trained = ('r1', 'sft', 'rejection', 'dspo')
-  config.evaluate.order = untrained + trained
+  trained = {
+      'r1': dict(run='runs/r1'), 'sft': dict(path='runs/sft/model'),
+      'rejection': dict(path='runs/rejection/iteration_2/tuned/model'),
+      'dspo': dict(run='runs/dspo')}
+  config.evaluate.order = (*untrained, *trained)
   for name in untrained:
     config.evaluate.methods[name] = _method(
         name, taught=name in ('direct', 'rag', 'ra_agent'))
-  for name in trained:
-    config.evaluate.methods[name] = _method('agent', run=f'runs/{name}')
+  for name, model in trained.items():
+    config.evaluate.methods[name] = _method('agent', **model)
 
 
 def _method(name: str, run: str = '', path: str = '', taught: bool = True

@@ -17,7 +17,8 @@ import transformers
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.data import conversations
 from searchrl.experiment import policy
-from searchrl.jobs import finetune
+from searchrl.experiment import finetune
+from searchrl.jobs import finetune as job
 from searchrl.models import weights
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
@@ -113,7 +114,7 @@ def test_transformers_reads_what_is_written(whole):
 
 @pytest.mark.slow
 def test_on_eight_devices_the_loss_is_that_of_one(whole, tmp_path):
-  finetune.run(smoke(), str(tmp_path))
+  job.run(smoke(), str(tmp_path))
   np.testing.assert_allclose(losses_of(tmp_path), losses_of(whole), rtol=1e-5)
 
 
@@ -122,7 +123,7 @@ def test_adapters_are_trained_and_merged(tmp_path):
   config = smoke()
   config.model.lora.rank = 4
   config.optimizer.learning_rate = 2e-3
-  finetune.run(config, str(tmp_path))
+  job.run(config, str(tmp_path))
   validated = [line['sft/val_loss'] for line in _lines(tmp_path)
                if 'sft/val_loss' in line]
   assert validated[-1] < 0.9 * validated[0]
@@ -163,14 +164,14 @@ def test_conversations_of_ones_own_are_split_and_may_not_change(
   config = own(tmp_path)
   config.data.validation_share = 0.2
   config.train.update(steps=2)
-  finetune.run(config, str(tmp_path / 'run'))
+  job.run(config, str(tmp_path / 'run'))
   assert 'wrote' in capsys.readouterr().err
   (tmp_path / 'my.jsonl').write_text('{"prompt": "a", "completion": "b"}\n' * 9)
   with pytest.raises(ValueError, match='whose data was another: train'):
-    finetune.run(config, str(tmp_path / 'run'))
+    job.run(config, str(tmp_path / 'run'))
   config.seed = 1
   with pytest.raises(ValueError, match='another config: seed: 0 -> 1'):
-    finetune.run(config, str(tmp_path / 'run'))
+    job.run(config, str(tmp_path / 'run'))
 
 
 def test_a_split_is_seeded_and_puts_a_share_aside():
@@ -241,13 +242,13 @@ def test_demonstrations_are_seeded_and_of_other_worlds(tmp_path):
 ])
 def test_options_are_checked(change, message, tmp_path):
   with pytest.raises(ValueError, match=message):
-    finetune.run(smoke(**change), str(tmp_path / 'run'))
+    job.run(smoke(**change), str(tmp_path / 'run'))
 
 
 def test_missing_files_and_sizes_are_named(tmp_path):
   config = own(tmp_path)
   config.data.validation = str(tmp_path / 'none.jsonl')
   with pytest.raises(FileNotFoundError, match='data.validation must be a js'):
-    finetune.run(config, str(tmp_path / 'run'))
+    job.run(config, str(tmp_path / 'run'))
   with pytest.raises(ValueError, match="'laptop' or 'smoke', but is 'huge'"):
     sft.get_config('huge')

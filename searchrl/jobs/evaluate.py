@@ -93,11 +93,9 @@ def _compare(config, cases: Sequence[suite.EvalCase], folder: pathlib.Path
 
 def _missing(method: Any) -> str:
   """What is not there of a method's model; '' if all is."""
-  for path in filter(None, (method.run, method.path)):
-    if '/' in path and path.startswith('runs') and not pathlib.Path(
-        path).exists():
-      return f'{path} is not there'
-  return ''
+  made = [method.run, method.path if method.path.endswith('/model') else '']
+  return next((f'{path} is not there' for path in made
+               if path and not pathlib.Path(path).exists()), '')
 
 
 def _of_method(config, method: Any) -> Any:

@@ -1,0 +1,272 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Supervised fine-tuning of a language model: conversations in, a model out.
+
+A killed run continues from its newest checkpoint as if nothing had happened.
+"""
+
+from collections.abc import Mapping, Sequence
+import contextlib
+import dataclasses
+import functools
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from searchrl.agent import tokenizer as tokenizers
+from searchrl.agent import transcripts
+from searchrl.data import conversations
+from searchrl.data import demonstrations
+from searchrl.experiment import build
+from searchrl.experiment import checks
+from searchrl.experiment import policy
+from searchrl.models import lora as loras
+from searchrl.models import transformer
+from searchrl.models import weights
+from searchrl.runtime import mesh as meshes
+from searchrl.runtime import metrics
+from searchrl.runtime import plugins
+from searchrl.runtime import processes
+from searchrl.runtime import workdir as workdirs
+from searchrl.training import learner as learners
+from searchrl.training import optimizer as optimizers
+from searchrl.training import supervised
+from searchrl.training.supervised import Document
+
+_FREE = ('train.save_every', 'train.progress', 'train.tensorboard')
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """A model folder, read."""
+
+  path: str
+  shape: transformer.TransformerConfig
+  tokenizer: tokenizers.Tokenizer
+  params: Any
+
+
+def finetune(config, folder: pathlib.Path) -> bool:
+  """Trains a model on conversations and writes it to model/.
+
+  Args:
+    config: see configs/sft.py.
+    folder: gets data/, checkpoints/, metrics.jsonl and model/.
+
+  Returns:
+    Whether it is finished; not, if a signal stopped it.
+
+  Raises:
+    FileNotFoundError, ValueError: data, model or an option cannot be used.
+  """
+  checks.check(config)
+  checks.check_supervised(config)
+  processes.agree('config', json.loads(config.to_json()))
+  mesh = meshes.make(**config.mesh)
+  model = read_model(config.model, mesh)
+  files = data_files(config, folder / 'data', model.tokenizer)
+  train, validation = datasets(config, files, model.tokenizer)
+  plan = supervised.batches(
+      [len(document.ids) for document in train], seed=config.seed,
+      epochs=config.train.epochs, steps=config.train.steps, **config.batch)
+  learner = make_learner(config, model.shape, mesh, plan)
+  processes.on_first('workdir', lambda: _prepare(config, folder, files))
+  with contextlib.closing(metrics.Writer(
+      folder, tensorboard=config.train.tensorboard, step_field='sft/step',
+      enabled=processes.is_first())) as writer:
+    state, record = fit(config, folder, model, learner, plan, train, validation,
+                        writer)
+  if supervised.stopped(record, len(plan), folder):
+    return False
+  weights.save(folder / 'model', learner.policy(state, model.params),
+               model.shape, tokenizer_from=model.path,
+               eos_id=model.tokenizer.eos_ids[0], dtype=config.model.save_dtype)
+  processes.on_first('card', lambda: write_card(
+      folder / 'model', config, record, len(train)))
+  processes.say(f'wrote {folder / "model"}: validation loss '
+                f'{_ends(record)}')
+  return True
+
+
+def read_model(options, mesh) -> Model:
+  """The model of config.model, its parameters on the mesh."""
+  path = weights.locate(str(options.path or policy.TINY_BASE))
+  shape, tokenizer = weights.read_config(path), tokenizers.load(path)
+  if tokenizer.vocab_size > shape.vocab_size:
+    raise ValueError(
+        'tokenizer and model must belong together, but the tokenizer of '
+        f'{path} has {tokenizer.vocab_size} ids and the model only '
+        f'{shape.vocab_size}. Copy the tokenizer that the model was trained '
+        'with.')
+  return Model(path, shape, tokenizer, weights.load(
+      path, shape, dtype=options.dtype,
+      sharding_of=functools.partial(meshes.sharding, mesh)))
+
+
+def data_files(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
+  """The files of 'train' and 'validation'; generated ones go to `folder`."""
+  if not config.data.train:
+    return processes.on_first('demonstrations', lambda: demonstrate(
+        config, folder, tokenizer))
+  return {name: config.data[name] for name in ('train', 'validation')
+          if config.data[name]}
+
+
+def datasets(config, files: Mapping[str, str], tokenizer
+            ) -> tuple[list[Document], list[Document]]:
+  """The documents of training and of validation.
+
+  Raises:
+    FileNotFoundError, ValueError: a file cannot be used, or none of its
+      conversations fits in a row.
+  """
+  read = {name: documents(file, f'data.{name}', tokenizer,
+                          config.learner.row_length)
+          for name, file in files.items()}
+  if 'validation' in read:
+    return read['train'], read['validation']
+  return split(read['train'], config.data.validation_share, seed=config.seed)
+
+
+def _prepare(config, folder: pathlib.Path, files: Mapping[str, str]) -> None:
+  """Makes or reopens the run's folder; refuses another config or data."""
+  allow = config.allow_changes
+  workdirs.prepare(folder, config.to_dict(), free=_FREE, allow_changes=allow)
+  workdirs.note(folder, 'data', {
+      name: supervised.sha256(file) for name, file in files.items()},
+                allow_changes=allow)
+
+
+def demonstrate(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
+  """Writes demonstrations about generated worlds, unless they are there."""
+  options = dict(config.data.demonstrations)
+  eos = tokenizer.token(tokenizer.eos_ids[0])
+  recipe = json.dumps([config.dialogue, eos, options])
+  counts = {'train': options.pop('count'),
+            'validation': options.pop('validation')}
+  files = {name: str(folder / f'{name}.jsonl') for name in counts}
+  written = folder / 'recipe.json'
+  if written.exists() and written.read_text() == recipe:
+    return files
+  dialogue = plugins.resolve(
+      config.dialogue, field='dialogue',
+      ours='searchrl.agent.dialogue:laptop')(tokenizer)
+  folder.mkdir(parents=True, exist_ok=True)
+  written.unlink(missing_ok=True)
+  seed = options.pop('world_seed')
+  for name, count in counts.items():
+    conversations.write(files[name], demonstrations.generate(
+        count, dialogue, seed=seed, eos=eos, **options))
+    seed += count  # the worlds of validation are others
+  written.write_text(recipe)  # last: without it all is made again
+  return files
+
+
+def documents(path: str, field: str, tokenizer, length: int) -> list[Document]:
+  """The documents of a file; those that are no lesson are counted and said.
+
+  Args:
+    path: of a jsonl file; see `data.conversations`.
+    field: the option that names it.
+    tokenizer: of the model.
+    length: tokens of a row.
+  """
+  found = conversations.read(path, field=field)
+  encoded = [_encode(conversation, tokenizer) for conversation in found]
+  kept = [Document(*x) for x in encoded
+          if len(x.ids) <= length and any(x.trained[1:])]
+  if not kept:
+    raise ValueError(
+        f'learner.row_length must hold a conversation of {field}, but is '
+        f'{length}, and the shortest of {path} has '
+        f'{min(len(x.ids) for x in encoded)} tokens. Raise it.')
+  if len(kept) < len(found):
+    processes.say(
+        f'Warning: {len(found) - len(kept)} of {len(found)} conversations of '
+        f'{path} are left out: they have more than learner.row_length={length} '
+        'tokens.')
+  return kept
+
+
+def _encode(conversation: conversations.Conversation, tokenizer
+           ) -> transcripts.Transcript:
+  if conversation.messages:
+    return transcripts.of_messages(
+        conversation.messages, tokenizer, conversation.place)
+  return transcripts.of_segments(
+      conversation.segments, tokenizer, conversation.ends)
+
+
+def split(found: Sequence[Document], share: float, *, seed: int
+         ) -> tuple[list[Document], list[Document]]:
+  """Puts a share of the documents aside, drawn by the seed."""
+  count = round(share * len(found))
+  if share and not 0 < count < len(found):
+    raise ValueError(
+        'data.validation_share must leave documents to train on and to '
+        f'validate, but is {share} of {len(found)}. Give more data, another '
+        'share, or 0 for no validation.')
+  aside = set(np.random.default_rng([seed, 0, 1]).permutation(
+      len(found))[:count].tolist())
+  return ([x for i, x in enumerate(found) if i not in aside],
+          [x for i, x in enumerate(found) if i in aside])
+
+
+def make_learner(config, shape: transformer.TransformerConfig, mesh,
+                 plan: Sequence[Sequence[int]]) -> learners.Learner:
+  """The learner of a config, for the updates of a plan."""
+  name = build.tested_attention(config, shape, mesh)
+  lora = config.model.lora
+  return supervised.language_learner(
+      shape, optimizers.adamw(total_steps=len(plan), **config.optimizer), mesh,
+      rows=max(map(len, plan)),
+      lora=loras.Lora(**lora) if lora.rank else None, seed=config.seed,
+      **build.attend(config, name, mesh), **config.learner)
+
+
+def fit(config, folder: pathlib.Path, model: Model, learner: learners.Learner,
+        plan: Sequence[Sequence[int]], train: Sequence[Document],
+        validation: Sequence[Document], writer: metrics.Writer | None = None
+       ) -> tuple[Any, dict[str, Any]]:
+  """Trains by a plan; see `supervised.fit`."""
+  rows = max(map(len, plan))
+  pack = functools.partial(
+      supervised.to_batch, rows=rows, length=config.learner.row_length,
+      pad_id=model.tokenizer.pad_id)
+
+  def batch_of(step):
+    chosen = [train[i] for i in plan[step]]
+    return pack(chosen), sum(len(document.ids) for document in chosen)
+
+  batches = [pack(validation[i:i + rows])
+             for i in range(0, len(validation), rows)]
+  return supervised.fit(
+      supervised.language_update(learner, model.params),
+      learner.init(model.params), batch_of, folder / 'checkpoints',
+      steps=len(plan), save_every=config.train.save_every,
+      validation=supervised.Validation(
+          supervised.language_loss(learner, model.params, batches),
+          config.train.validate_every) if batches else None,
+      writer=writer, progress=config.train.progress)
+
+
+def _ends(record) -> str:
+  """The first and the last validation loss."""
+  losses = [loss for _, loss in record.get('validation', [])]
+  return f'{losses[0]:.3f} -> {losses[-1]:.3f}' if losses else 'not computed'
+
+
+def write_card(folder: pathlib.Path, config, record, count: int) -> None:
+  """Writes the model's README.md."""
+  supervised.write_card(folder, [
+      '# A language model fine-tuned by searchrl', '',
+      'Made by `python -m searchrl.main --config=configs/sft.py`.'], {
+          'begun from': config.model.path or 'the tiny base model',
+          'data': f'{config.data.train or "demonstrations of generated worlds"}'
+                  f', {count:,} documents',
+          'adapters': f'LoRA of rank {config.model.lora.rank}, merged'
+                      if config.model.lora.rank else 'none',
+          'seed': config.seed,
+          'validation loss (nats a token)': _ends(record)}, record)

@@ -1,0 +1,129 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rejection sampling: a model is tuned on its own right answers, in iterations.
+
+Each iteration samples answers to other questions, keeps right ones, and tunes the
+model of the iteration before; what is there already is not made again.
+"""
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+from searchrl.agent import demonstrations
+from searchrl.agent import rewards
+from searchrl.data import datasets
+from searchrl.data import questions as questions_lib
+from searchrl.experiment import build
+from searchrl.experiment import checks
+from searchrl.experiment import finetune
+from searchrl.experiment import policy
+from searchrl.experiment import search as searches
+from searchrl.rollouts import records
+from searchrl.runtime import mesh as meshes
+from searchrl.runtime import processes
+from searchrl.runtime import workdir as workdirs
+from searchrl.trajectory import Question, Request
+
+_DATA = 'right.jsonl'
+
+
+def run(config, workdir: str) -> None:
+  """Plays the iterations; the same call resumes where it was stopped.
+
+  Args:
+    config: see configs/rejection.py.
+    workdir: gets iteration_1/{trajectories,right.jsonl,tuned} and so on.
+
+  Raises:
+    ValueError, FileNotFoundError: the config cannot be run, or no answer is
+      right.
+  """
+  folder, options = pathlib.Path(workdir), config.rejection
+  _check(config)
+  processes.on_first('workdir', lambda: workdirs.prepare(
+      folder, config.to_dict(), allow_changes=config.allow_changes,
+      free=('rejection.iterations',)))
+  data = datasets.shared(lambda: build.train_set(config, folder))
+  stream = questions_lib.stream(
+      data.files or [data.questions], seed=config.seed, mix=config.data.mix,
+      weights=config.data.weights,
+      common=0.0 if config.data.train else config.data.common)
+  position, path = stream.start, config.model.path
+  for number in range(1, options.iterations + 1):
+    here = folder / f'iteration_{number}'
+    asked, position = stream.draw(position, options.questions)
+    if not processes.on_first('data?', (here / _DATA).exists):
+      _collect(config, path, data.corpus, asked, here)
+    tuned = here / 'tuned'
+    if not processes.on_first('model?', (tuned / 'model/README.md').exists):
+      if not finetune.finetune(_tuning(config, path, here / _DATA), tuned):
+        return
+    path = str(tuned / 'model')
+  processes.say(f'the last model: {path}', file=sys.stdout)
+
+
+def _collect(config, path: str, corpus: Any, asked: list[Question],
+             here: pathlib.Path) -> None:
+  """Samples answers in rounds, and writes those that are right."""
+  own, options = config.copy_and_resolve_references(), config.rejection
+  own.unlock()
+  own.model.path = path
+  sampler, params = policy.build(own, meshes.make(**config.mesh))
+  weights = sampler.sync(params).weights
+  search = searches.engine(config.search, corpus, seed=config.seed)
+  found = []
+  for number, first in enumerate(
+      range(0, len(asked), options.questions_a_round)):
+    file = here / 'trajectories' / f'round_{number:06d}.jsonl.gz'
+    if not processes.on_first(str(file), file.exists):
+      chosen = asked[first:first + options.questions_a_round]
+      sampled = sampler.rollout(
+          weights, [Request(question, sample, group)
+                    for group, question in enumerate(chosen)
+                    for sample in range(options.samples)],
+          search=search, step=number, temperature=options.temperature
+      ).trajectories
+      processes.on_first('round', lambda: records.write(file, sampled))
+    found += records.read(file)
+  kept = demonstrations.right(found, rewards.em, most=options.most,
+                              balance=options.balance)
+  processes.say(f'{here}: {len(kept)} of {len(found)} trajectories are kept')
+  if not kept:
+    raise ValueError(
+        f'rejection sampling needs right answers, but of {len(found)} none is '
+        'one. Start from a model that is right now and then, or raise '
+        'rejection.samples.')
+  processes.on_first('data', lambda: _write(here / _DATA, kept))
+
+
+def _write(file: pathlib.Path, kept) -> None:
+  unfinished = file.with_suffix('.unfinished')
+  unfinished.write_text(''.join(
+      json.dumps(demonstrations.segments(one), ensure_ascii=False) + '\n'
+      for one in kept), encoding='utf-8')
+  unfinished.replace(file)
+
+
+def _tuning(config, path: str, file: pathlib.Path) -> Any:
+  """The config of an iteration's fine-tuning."""
+  own = config.tuning.copy_and_resolve_references()
+  own.unlock()
+  own.seed, own.allow_changes = config.seed, config.allow_changes
+  own.model.path, own.data.train = path, str(file)
+  return own
+
+
+def _check(config) -> None:
+  checks.check(config)
+  checks.check_questions(config)
+  checks.check_training_data(config)
+  for rule in (
+      *(checks.Rule(f'rejection.{name}', lambda value: value >= 1, 'at least 1')
+        for name in ('iterations', 'questions', 'samples', 'most',
+                     'questions_a_round')),
+      checks.Rule('rejection.temperature', lambda value: value > 0, 'above 0'),
+      checks.Rule('rejection.balance', lambda x: x == 0 or x >= 1,
+                  'at least 1', 'Set it to 0 to keep all.')):
+    checks.check_rule(config, rule)
