@@ -59,7 +59,7 @@ EVERYONE = (
 UNTRAINED = ('__init__', 'ask', 'build_index', 'collect_simulation_data',
              'common', 'drzero', 'drzero_rivals', 'evaluate',
              'evaluate_search', 'evaluate_simulator', 'export',
-             'finetune_simulator', 'models', 'rejection', 'search_cost',
+             'finetune_simulator', 'models', 'predict', 'rejection', 'search_cost',
              'serve_model', 'serve_search', 'settings', 'sft', 'tiny_base',
              'tiny_encoder')
 NEVER_ALIKE = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds',

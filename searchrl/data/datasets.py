@@ -147,8 +147,8 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
                     questions_per_hop: int, max_hops: int,
                     common_per_hop: int = 0, few_per_hop: int = 0,
                     world: WorldOptions = WorldOptions(),
-                    needs_corpus: bool = True, question_mark: bool = False
-                   ) -> list[Dataset]:
+                    needs_corpus: bool = True, question_mark: bool = False,
+                    golds: bool = True) -> list[Dataset]:
   """Returns the data sets of an evaluation: unseen worlds, or files.
 
   Args:
@@ -170,6 +170,7 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
     needs_corpus: False if the engine does without one; then no world is
       generated, because it would not find that world's passages.
     question_mark: as of `questions.read`, for files.
+    golds: questions of files need golden answers.
 
   Raises:
     ValueError: questions are given without a corpus, or two sets have a name.
@@ -181,7 +182,7 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
         f'data.evaluate={evaluate!r} needs search.corpus, but that is empty. '
         'Give the corpus that its questions are answered from.')
   if evaluate:
-    return _sets(evaluate, _corpus(corpus), question_mark)
+    return _sets(evaluate, _corpus(corpus), question_mark, golds)
   if own_train or not needs_corpus:
     return []
   found = {}
@@ -220,7 +221,8 @@ def _worlds_sets(folder: pathlib.Path, source: str, about: Sequence[str], *,
           for name, part in zip([source, *about], whole.files)}
 
 
-def _sets(evaluate: str, corpus: Any, question_mark: bool) -> list[Dataset]:
+def _sets(evaluate: str, corpus: Any, question_mark: bool, golds: bool
+         ) -> list[Dataset]:
   """A set a file; a set a data source, of a file that has several and no name.
 
   All share one corpus, so that an engine over it is built once.
@@ -228,7 +230,7 @@ def _sets(evaluate: str, corpus: Any, question_mark: bool) -> list[Dataset]:
   sets = []
   for file in question_files.named(
       evaluate, 'data.evaluate', may_be_folder=True):
-    questions = _read(file, question_mark)
+    questions = _read(file, question_mark, golds)
     by_source = collections.defaultdict(list)
     for question in questions:
       by_source[_source(question)].append(question)

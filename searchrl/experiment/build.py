@@ -191,14 +191,15 @@ def world(config) -> datasets.WorldOptions:
   return datasets.WorldOptions(**config.world)
 
 
-def evaluation_sets(config, folder: pathlib.Path) -> list[datasets.Dataset]:
+def evaluation_sets(config, folder: pathlib.Path, *, golds: bool = True
+                   ) -> list[datasets.Dataset]:
   """The data sets of evaluation; generated files go to folder/data."""
   return datasets.evaluation_sets(
       folder / 'data', evaluate=config.data.evaluate,
       corpus=config.search.corpus, own_train=bool(config.data.get('train')),
       question_mark=config.data.get('question_mark', False),
       needs_corpus=searches.needs_corpus(searches.of_evaluation(config)),
-      world=world(config), **config.evaluate.worlds)
+      world=world(config), golds=golds, **config.evaluate.worlds)
 
 
 def algorithm(config) -> algorithms.Algorithm:

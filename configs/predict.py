@@ -1,0 +1,24 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""Answers questions that have no golden answers.
+
+  python -m searchrl.main --config=configs/predict.py \
+      --config.evaluate.run=runs/dspo --config.data.evaluate=questions.jsonl \
+      --config.search.corpus=corpus.jsonl
+
+A line of the file is {"id": ..., "question": ...}. Greedily, once; writes
+runs/predict/predictions.jsonl, and the whole trajectories under records/.
+
+Hardware: as configs/evaluate.py. Time: not yet measured. Result: not yet
+measured.
+"""
+
+from configs import evaluate
+
+
+def get_config(size: str = 'laptop'):
+  config = evaluate.get_config(size)
+  config.job = 'searchrl.jobs.predict:run'
+  config.evaluate.update(decodings=('greedy',), noise=False)
+  config.evaluate.worlds.kinds = ()
+  return config

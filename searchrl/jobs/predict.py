@@ -1,0 +1,69 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Predicts: questions without golden answers in, answers and trajectories out."""
+
+import json
+import pathlib
+import sys
+
+from searchrl.data import datasets
+from searchrl.evaluation import shards
+from searchrl.evaluation import suite
+from searchrl.experiment import build
+from searchrl.experiment import checks
+from searchrl.experiment import policy
+from searchrl.experiment import search as searches
+from searchrl.runtime import processes
+from searchrl.runtime import workdir as workdirs
+
+FILE = 'predictions.jsonl'
+
+
+def run(config, workdir: str) -> None:
+  """Answers the questions of data.evaluate; a killed command goes on.
+
+  Args:
+    config: see configs/predict.py.
+    workdir: gets predictions.jsonl, a line a question, and records/ with the
+      whole trajectories.
+
+  Raises:
+    ValueError, FileNotFoundError: the config cannot be used.
+  """
+  checks.check(config)
+  checks.check_questions(config)
+  folder, options = pathlib.Path(workdir), config.evaluate
+  if not config.data.evaluate or config.data.evaluate == datasets.WORLDS:
+    raise ValueError(
+        'data.evaluate must name the file of the questions to answer, jsonl or '
+        f'parquet, but is {config.data.evaluate!r}. Add '
+        '--config.data.evaluate=questions.jsonl and --config.search.corpus.')
+  if not config.search.engine:
+    config.search.engine, config.search.options = policy.search_of_run(
+        options.run)
+  if options.run and not config.model.path:
+    config.model.path = policy.model_of_run(options.run)
+  sets = datasets.shared(lambda: build.evaluation_sets(
+      config, folder, golds=False))
+  sampler, params = policy.of_run(config, options.run)
+  processes.on_first('workdir', lambda: workdirs.prepare(
+      folder, config.to_dict(), allow_changes=config.allow_changes))
+  cases = searches.cases(config.search, sets, options, seed=config.seed)
+  suite.run(sampler, params, cases, step=options.step, folder=folder)
+  processes.on_first('predictions', lambda: _write(folder))
+  processes.say(f'wrote {folder / FILE}', file=sys.stdout)
+
+
+def _write(folder: pathlib.Path) -> None:
+  """A line a question: its id, the answer or null, searches, why it ended."""
+  (folder / suite.TABLE).unlink()  # its scores are of no golds
+  with (folder / FILE).open('w', encoding='utf-8') as file:
+    for record in shards.read_all(folder / suite.RECORDS):
+      trajectory = record['trajectory']
+      file.write(json.dumps({
+          'id': trajectory['question']['uid'], 'set': record['set'],
+          'question': record['question'], 'answer': record['answer'],
+          'searches': [query for turn in trajectory['turns']
+                       if turn['action']['kind'] == 'search'
+                       for query in turn['action']['texts']],
+          'stop_reason': trajectory['stop_reason']}, ensure_ascii=False) + '\n')
