@@ -35,6 +35,10 @@ def test_a_model_folder_is_evaluated_in_every_way(tmp_path, capsys):
         row['engine'], row['decoding']) and row['hops'] in (
             'all', r['trajectory']['question']['hops'])]
     assert row['em'] == sum(scores) / len(scores)
+  facts = json.loads((tmp_path / 'fingerprint.json').read_text())
+  assert {row['fingerprint'] for row in rows} == {
+      r['fingerprint'] for r in records} == {facts['fingerprint']}
+  assert facts['model']['digest'] and facts['data']['known']
   note = json.loads((tmp_path / 'search.json').read_text())
   assert note['known']['engine'] == 'bm25' and note['known']['passages'] > 10
   assert 'noise' in capsys.readouterr().out

@@ -64,6 +64,7 @@ def run(
     step: int = 0,
     samples: int = 1,
     templates: Mapping[str, str] = prompts.PLAIN,
+    fingerprint: str = '',
     folder: pathlib.Path | None = None,
     shard: int = SHARD,
 ) -> list[dict]:
@@ -76,6 +77,7 @@ def run(
     step: seeds the sampled cases; equal steps give equal samples.
     samples: a question, in cases that are sampled and of the agent.
     templates: of the prompts of other methods; see `agent.prompts`.
+    fingerprint: of all that the scores depend on; stands in rows and records.
     folder: gets the records, and then the table; what is there already is not
       sampled again. None keeps the scores alone.
     shard: trajectories that are sampled, and then written, at a time.
@@ -93,10 +95,11 @@ def run(
     for number, first in enumerate(range(0, len(questions), size)):
       file = folder and folder / RECORDS / case.name / f'{number:06d}.jsonl.gz'
       scores += _shard(play, case, questions[first:first + size],
-                       sampler.tokenizer, file)
+                       sampler.tokenizer, fingerprint, file)
     rows += _rows(case, scores)
   fresh = {case.dataset.name for case in cases if not case.dataset.is_common}
   rows += _means([row for row in rows if row['set'] in fresh])
+  rows = [row | _named(fingerprint) for row in rows]
   if folder and processes.is_first():
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TABLE).write_text(json.dumps(rows, indent=1) + '\n')
@@ -118,7 +121,7 @@ def _player(sampler: Sampler, weights: Any, case: EvalCase, samples: int,
 
 
 def _shard(play: Play, case: EvalCase, questions: Sequence[Question],
-           tokenizer: Any, file: pathlib.Path | None
+           tokenizer: Any, fingerprint: str, file: pathlib.Path | None
           ) -> list[scores_lib.Score]:
   """Scores of some questions of a case, whose records go to a file."""
   found = file and processes.on_first(str(file), lambda: _recorded(file))
@@ -127,9 +130,14 @@ def _shard(play: Play, case: EvalCase, questions: Sequence[Question],
   trajectories = play(questions)
   found = [scores_lib.of(one) for one in trajectories]
   if file and processes.is_first():
-    shards.write(file, [_record(case, one, score, tokenizer)
+    shards.write(file, [_named(fingerprint) | _record(
+        case, one, score, tokenizer)
                         for one, score in zip(trajectories, found)])
   return found
+
+
+def _named(fingerprint: str) -> dict[str, str]:
+  return {'fingerprint': fingerprint} if fingerprint else {}
 
 
 def _recorded(file: pathlib.Path) -> list[dict] | None:

@@ -17,6 +17,7 @@ from searchrl.evaluation import methods
 from searchrl.evaluation import suite
 from searchrl.experiment import build
 from searchrl.experiment import checks
+from searchrl.experiment import fingerprint
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.runtime import processes
@@ -56,15 +57,30 @@ def run(config, workdir: str) -> None:
       allow_changes=config.allow_changes))
   cases = searches.cases(config.search, sets, options, seed=config.seed)
   if options.methods:
-    _compare(config, cases, folder)
+    _compare(config, cases, sets, folder)
     return
+  found = processes.on_first('facts', lambda: fingerprint.facts(
+      config, loaded[0], sets, _described(config.search, sets), options.run))
   rows = suite.run(*loaded, cases, step=options.step, samples=options.samples,
-                   folder=folder)
+                   fingerprint=fingerprint.of(found), folder=folder)
+  processes.on_first('fingerprint', lambda: _note(
+      folder, found, fingerprint.overlap(options.run, sets)))
   processes.say(figures.table(rows, suite.columns(rows)), file=sys.stdout)
 
 
-def _compare(config, cases: Sequence[suite.EvalCase], folder: pathlib.Path
-            ) -> None:
+def _note(folder: pathlib.Path, found: Any, overlap: dict[str, float]) -> None:
+  """Writes what the scores are of; says if questions were trained on."""
+  (folder / 'fingerprint.json').write_text(json.dumps(
+      {'fingerprint': fingerprint.of(found), **found, 'overlap': overlap},
+      indent=1) + '\n')
+  for name, share in overlap.items():
+    if share:
+      processes.say(f'Warning: {share:.1%} of the questions of {name} were '
+                    'trained on.')
+
+
+def _compare(config, cases: Sequence[suite.EvalCase],
+             sets: Sequence[datasets.Dataset], folder: pathlib.Path) -> None:
   """Plays all methods; writes and prints one table, and the differences."""
   options, rows = config.evaluate, []
   for name in options.order:
@@ -74,12 +90,20 @@ def _compare(config, cases: Sequence[suite.EvalCase], folder: pathlib.Path
       rows.append({'method': name, 'note': missing})
       continue
     processes.say(f'\n{name} ...')
-    sampler, params = policy.of_run(_of_method(config, method), method.run)
+    own, here = _of_method(config, method), folder / 'methods' / name
+    sampler, params = policy.of_run(own, method.run)
+    facts = processes.on_first('facts', lambda: fingerprint.facts(
+        own, sampler, sets, _described(config.search, sets), method.run) | {
+            'method': method.method,
+            'templates': prompts.SETS[options.prompts]})
     found = suite.run(
         sampler, params,
         [dataclasses.replace(case, method=method.method) for case in cases],
         step=options.step, samples=options.samples,
-        templates=prompts.SETS[options.prompts], folder=folder / 'methods' / name)
+        templates=prompts.SETS[options.prompts],
+        fingerprint=fingerprint.of(facts), folder=here)
+    processes.on_first('fingerprint', lambda: _note(
+        here, facts, fingerprint.overlap(method.run, sets)))
     note = '' if method.taught else 'prompt never taught'
     rows += [{'method': name, **row, 'note': note} for row in found]
   if not processes.is_first():

@@ -1,0 +1,91 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Fingerprints: which data, index, model, prompt and code a score is of."""
+
+from collections.abc import Sequence
+import hashlib
+import json
+import pathlib
+from typing import Any
+
+from searchrl.data import datasets
+from searchrl.data import question_files
+from searchrl.data import questions as questions_lib
+from searchrl.evaluation import compare
+from searchrl.experiment import policy
+from searchrl.models import weights
+from searchrl.rollouts.sampler import Sampler
+from searchrl.runtime import checkpoint
+from searchrl.runtime import workdir as workdirs
+from searchrl.trajectory import Question
+
+_CHUNK = 2**24  # bytes
+
+
+def of(facts: Any) -> str:
+  """Twelve hexadecimal digits of whatever JSON can hold."""
+  return _digest(json.dumps(facts, sort_keys=True).encode())
+
+
+def facts(config: Any, sampler: Sampler, sets: Sequence[datasets.Dataset],
+          search: Any, run: str) -> dict[str, Any]:
+  """What an evaluation depends on.
+
+  Args:
+    config: of the evaluation.
+    sampler: of the model.
+    sets: the questions.
+    search: what is searched; see `search.describe`.
+    run: whose newest checkpoint it is; '': the model itself.
+  """
+  dialogue = sampler.dialogue
+  return {
+      'data': {data.name: _digest(json.dumps(
+          [[q.uid, q.text, q.answers] for q in data.questions]).encode())
+               for data in sets},
+      'search': search, 'model': _model(config, run),
+      'prompt': _digest(''.join(
+          [dialogue.head, dialogue.template, dialogue.tail]).encode()),
+      'budgets': config.rollout.budgets.to_dict(),
+      'revision': workdirs.environment()['git']}
+
+
+def _model(config: Any, run: str) -> dict[str, Any]:
+  """A run's checkpoint by its seal, a folder by its weights."""
+  if run:
+    folder = pathlib.Path(run)
+    step = checkpoint.steps(folder / 'checkpoints')[-1]
+    seal = folder / 'checkpoints' / str(step) / 'integrity.json'
+    return {'run': run, 'step': step, 'digest': _digest(seal.read_bytes())}
+  folder = pathlib.Path(weights.locate(
+      config.model.path or str(policy.TINY_BASE)))
+  digest = hashlib.sha256()
+  for file in sorted(folder.glob('*.safetensors')):
+    with file.open('rb') as data:
+      while chunk := data.read(_CHUNK):
+        digest.update(chunk)
+  return {'path': config.model.path, 'digest': digest.hexdigest()[:12]}
+
+
+def overlap(run: str, sets: Sequence[datasets.Dataset]) -> dict[str, float]:
+  """The share of each set's questions that a run was trained on, too.
+
+  Of a run without files, what it generated; {} where its files are gone.
+  """
+  recorded = policy.recorded(pathlib.Path(run)) if run else {}
+  named = recorded.get('data', {}).get('train', '')
+  own = pathlib.Path(run) / 'data' / 'train'
+  try:
+    files = [file.path for file in question_files.named(named, 'data.train')] or [
+        *own.glob('questions.jsonl'), *own.glob('train_common.jsonl')]
+  except (ValueError, FileNotFoundError):
+    return {}
+  trained: list[Question] = []
+  for file in files:
+    trained += questions_lib.read(file, needs_golds=False)
+  return compare.overlap(trained, {
+      data.name: data.questions for data in sets}) if trained else {}
+
+
+def _digest(data: bytes) -> str:
+  return hashlib.sha256(data).hexdigest()[:12]

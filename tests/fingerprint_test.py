@@ -1,0 +1,59 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""fingerprint: whatever changes a score changes it, and nothing else does."""
+
+import dataclasses
+import json
+import shutil
+
+import fakes
+import pytest
+import tiny
+
+from configs import evaluate
+from searchrl.agent import dialogue as dialogues
+from searchrl.data import datasets
+from searchrl.data import questions as questions_lib
+from searchrl.experiment import fingerprint
+from searchrl.experiment import policy
+from searchrl.rollouts import sampler as samplers
+
+SETS = [datasets.Dataset('nq', [tiny.question('a', 'who?')], None)]
+
+
+def facts(sets=SETS, path='', search=None, template='q: {question}\n'):
+  config = evaluate.get_config('smoke')
+  config.model.path = path
+  sampler = samplers.Sampler(
+      tiny.CONFIG, fakes.TOKENIZER, dialogues.tags(template), None, None, None)
+  return fingerprint.facts(config, sampler, sets, search or {}, '')
+
+
+@pytest.mark.parametrize('change', [
+    dict(path='tiny_instruct'), dict(search={'digest': 'x'}),
+    dict(template='Q: {question}\n'),
+    dict(sets=[dataclasses.replace(SETS[0], name='hotpotqa')]),
+    dict(sets=[dataclasses.replace(
+        SETS[0], questions=[tiny.question('a', 'who?', answers=('x',))])])])
+def test_data_index_model_and_prompt_change_it(change):
+  assert fingerprint.of(facts()) == fingerprint.of(facts())
+  assert fingerprint.of(facts(**change)) != fingerprint.of(facts())
+
+
+def test_a_folder_is_known_by_its_weights_not_by_its_place(tmp_path):
+  shutil.copytree(policy.TINY_BASE, tmp_path / 'copy')
+  ours, theirs = facts()['model'], facts(path=str(tmp_path / 'copy'))['model']
+  assert ours['digest'] == theirs['digest'] and len(ours['digest']) == 12
+
+
+def test_questions_that_were_trained_on_are_counted(tmp_path):
+  run = tmp_path / 'run'
+  (run / 'data' / 'train').mkdir(parents=True)
+  (run / 'config.json').write_text(json.dumps({'data': {'train': ''}}))
+  questions_lib.write(run / 'data/train/questions.jsonl',
+                      [tiny.question('t', 'Who'), tiny.question('u', 'x')])
+  assert fingerprint.overlap(str(run), SETS) == {'nq': 1.0}
+  (run / 'config.json').write_text(json.dumps(
+      {'data': {'train': str(tmp_path / 'gone.jsonl')}}))
+  assert fingerprint.overlap(str(run), SETS) == {}
+  assert fingerprint.overlap('', SETS) == {}
