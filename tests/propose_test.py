@@ -51,9 +51,10 @@ def proposer(texts, play=None):
   engine = fakes.Engine(texts, steps=(1,))
   sampler = samplers.Sampler(
       tiny.CONFIG, fakes.TOKENIZER, dialogues.tags('q: {question}\n'),
-      driver.Budgets(max_turns=1, max_turn_tokens=150, max_prompt_tokens=90),
+      driver.Budgets(max_turns=1, max_turn_tokens=250, max_prompt_tokens=90),
       engine, sampler_test.weight_sync.Synced)
-  return propose.Proposer(sampler, None, None, play, 2, 0)
+  return propose.Proposer(
+      sampler, None, None, play or solver.Solver(sampler, None, None, 1.0), 2, 0)
 
 
 def run(folder, maker=None, **changes):
@@ -70,8 +71,21 @@ def test_the_best_sample_of_each_seed_becomes_a_question(tmp_path):
   assert report['seeds'] == 6 and report['kept'] == 5
   # Of two samples that fail, the first is the seed's.
   assert report['dropped'] == dict(
-      ill_formed=1, leaking=0, ungrounded=0, duplicate=0, unanswerable=0,
-      known=0)
+      ill_formed=1, leaking=0, ungrounded=0, too_long=0, duplicate=0,
+      unanswerable=0, known=0)
+
+
+def test_a_question_without_room_in_the_solvers_prompt_is_dropped(tmp_path):
+  texts = script()
+  texts['s2', 1] = [written('where is' + ' the' * 100 + ' t2', 'd2')]
+  maker = proposer(texts)
+  found, report = run(tmp_path, maker)
+  assert [q.answers for q in found] == [('d0',), ('d1',), ('d3',), ('d4',)]
+  assert report['dropped']['too_long'] == 1
+  long = tiny.question('long', 'where is' + ' the' * 100)
+  tried, = maker.play([long], 3)
+  assert [(t.sample, t.stop_reason, t.answer) for t in tried] == [
+      (n, 'length_limit', None) for n in range(3)]
 
 
 def test_rounds_that_are_there_are_not_sampled_again(tmp_path):

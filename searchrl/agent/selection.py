@@ -3,8 +3,9 @@
 """Selection: which proposals become questions for a solver.
 
 Source: Dr. Zero, arXiv:2601.07055, whose code keeps the best of five samples of
-a prompt by its format score. Differs: what is ill-formed, ungrounded, a
-duplicate or tells its answer is dropped, not kept as a row without an answer.
+a prompt by its format score, and the first 50 words of its question. Differs:
+what is ill-formed, ungrounded, too long, a duplicate or tells its answer is
+dropped, not cut, or kept as a row without an answer.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,10 +14,11 @@ from typing import Any
 
 from searchrl.agent import proposals
 from searchrl.agent import rewards
-from searchrl.trajectory import Passage, Trajectory
+from searchrl.trajectory import Passage, Question, Trajectory
 
-ILL_FORMED, LEAKING, UNGROUNDED, DUPLICATE, UNANSWERABLE, KNOWN = REASONS = (
-    'ill_formed', 'leaking', 'ungrounded', 'duplicate', 'unanswerable', 'known')
+(ILL_FORMED, LEAKING, UNGROUNDED, TOO_LONG, DUPLICATE, UNANSWERABLE, KNOWN
+) = REASONS = ('ill_formed', 'leaking', 'ungrounded', 'too_long', 'duplicate',
+               'unanswerable', 'known')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,17 +39,22 @@ def best(samples: Sequence[Trajectory]) -> Trajectory:
   return max(samples, key=lambda one: proposals.form(one).score)
 
 
-def select(groups: Iterable[Sequence[Trajectory]]) -> Selected:
+def select(groups: Iterable[Sequence[Trajectory]],
+           fits: Callable[[Question], bool] = lambda question: True
+          ) -> Selected:
   """Keeps the best sample of each seed, unless there is something against it.
 
   Args:
     groups: the samples of each seed.
+    fits: whether a question is short enough for who has to answer it.
   """
   kept, dropped, asked = [], [], set()
   for samples in groups:
     chosen = best(samples)
     question = rewards.normalise(proposals.read(chosen).question)
-    reason = against(chosen) or (DUPLICATE if question in asked else '')
+    reason = against(chosen) or (
+        '' if fits(proposals.question(chosen)) else TOO_LONG) or (
+            DUPLICATE if question in asked else '')
     if reason:
       dropped.append((chosen, reason))
     else:

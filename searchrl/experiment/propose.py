@@ -119,7 +119,7 @@ def questions(proposer: Proposer, seeds: Sequence[Question],
       processes.on_first('round', lambda: records.write(file, sampled))
     groups += _by_seed(records.read(file))
     processes.say(f'{folder}: {len(groups)} of {len(seeds)} seeds')
-  found = selection.select(groups)
+  found = selection.select(groups, proposer.play.fits)
   if options.check.attempts:
     found = selection.checked(found, _tried(proposer, found.kept, options.check))
   if processes.is_first():

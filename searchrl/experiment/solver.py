@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.experiment import policy
 from searchrl.models import transformer
@@ -30,7 +31,8 @@ class Solver:
 
   The attempts are played by all processes, in the slots of the policy, between
   its rollouts. An attempt depends on the question's uid and the number of the
-  attempt; not on the step.
+  attempt; not on the step. A question that is too long for the prompt's budget
+  is not played: its attempts have no turn, and so no answer.
   """
 
   sampler: Sampler
@@ -40,13 +42,22 @@ class Solver:
 
   def __call__(self, questions: Sequence[Question], attempts: int
               ) -> list[list[Trajectory]]:
-    requests = [Request(question, attempt, number)
-                for number, question in enumerate(questions)
-                for attempt in range(attempts)]
-    found = self.sampler.rollout(
-        self.weights, requests, search=self.search, step=0,
-        temperature=self.temperature).trajectories
-    return [found[i:i + attempts] for i in range(0, len(found), attempts)]
+    fits = [*map(self.fits, questions)]
+    found = iter(self.sampler.rollout(
+        self.weights, [Request(question, attempt, number)
+                       for number, question in enumerate(questions)
+                       if fits[number] for attempt in range(attempts)],
+        search=self.search, step=0, temperature=self.temperature).trajectories)
+    return [[next(found) if fit else Trajectory(
+        question, attempt, 0, (), stop_reason='length_limit')
+             for attempt in range(attempts)]
+            for question, fit in zip(questions, fits)]
+
+  def fits(self, question: Question) -> bool:
+    """Whether a question is short enough to be asked."""
+    return len(dialogues.opening(
+        self.sampler.dialogue, question.text, self.sampler.tokenizer)) <= (
+            self.sampler.budgets.max_prompt_tokens)
 
   def speaking(self, dialogue: str, field: str, **budgets: int) -> 'Solver':
     """The same with another dialogue and other budgets.
