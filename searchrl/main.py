@@ -29,6 +29,8 @@ _PLAN = flags.DEFINE_bool(
     'plan', False, 'Print what the run would hold in memory, and end.')
 _QUESTION = flags.DEFINE_string(
     'question', None, 'What configs/ask.py answers; without it, it proposes.')
+_SEEDS = flags.DEFINE_list(
+    'seeds', None, 'Several seeds, as in 0,1,2: a run each, and one table.')
 _ALLOW_CHANGES = flags.DEFINE_bool(
     'allow_changes', False, 'Go on in a folder whose config was another one.')
 
@@ -57,8 +59,10 @@ def main(argv) -> None:
     if _QUESTION.value is not None:
       _take_question(config, _QUESTION.value)
     name = 'searchrl.jobs.plan:run' if _PLAN.value else config.job
+    if _SEEDS.value is not None and not _PLAN.value:
+      name = 'searchrl.jobs.seeds:run'
     job = plugins.resolve(name, field='job', ours='searchrl.jobs.train:run')
-    job(config, workdir)
+    job(config, workdir, *_seeds())
   except KeyboardInterrupt:
     sys.exit(f'Interrupted. What {workdir} holds is whole; run the same '
              'command to go on.')
@@ -83,6 +87,16 @@ def refuse_repeated(config, arguments: Sequence[str]) -> None:
             f'--{flag} must be given once, but is given {times} times, whose '
             f'values together are {value}. Give all in one, as in '
             f'--{flag}="{value}".')
+
+
+def _seeds() -> list[list[int]]:
+  """The seeds of --seeds, if it is given; arguments of the job."""
+  if _SEEDS.value is None or _PLAN.value:
+    return []
+  if not all(seed.isdecimal() for seed in _SEEDS.value):
+    raise ValueError('--seeds must be numbers from 0 on, as in --seeds=0,1,2, '
+                     f'but is {",".join(_SEEDS.value)!r}.')
+  return [[int(seed) for seed in _SEEDS.value]]
 
 
 def _take_question(config, question: str) -> None:
