@@ -477,7 +477,10 @@ SELFPLAY = Experiment(
     'Its solver is above that of the untrained proposer in sampled exact match, '
     'and within .05 of the one that is trained on questions of the world itself, '
     'by as many rollouts. Shuffled answers teach nothing: that solver is below '
-    'the others by .2 or more.',
+    'the others by .2 or more. (Two seeds of that control are set aside, as '
+    '"shuffled answers, some right": three of 275 answers were still right, and '
+    'in one seed 14 rewards of 1,728 trajectories taught .81 of two hops. No '
+    'question keeps its answer since.)',
     measures=_OF_SELFPLAY,
     smallest=0.05,
     arms=(BASE, DRZERO, _played('untrained proposer', 'untrained'),

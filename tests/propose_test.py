@@ -108,7 +108,7 @@ def test_shuffled_answers_are_those_of_others(tmp_path):
   found, _ = run(tmp_path / 'shuffled', shuffle_answers=True)
   assert [q.text for q in found] == [q.text for q in plain]
   assert sorted(q.answers for q in found) == sorted(q.answers for q in plain)
-  assert sum(a.answers != b.answers for a, b in zip(found, plain)) > 2
+  assert all(a.answers != b.answers for a, b in zip(found, plain))
 
 
 def test_no_good_proposal_is_an_error_that_counts_the_reasons(tmp_path):

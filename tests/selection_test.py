@@ -7,6 +7,7 @@ import json
 import pytest
 
 from searchrl.agent import proposals
+from searchrl.agent import rewards
 from searchrl.agent import selection
 from searchrl.data import questions as questions_lib
 from searchrl.trajectory import Question, Trajectory
@@ -95,3 +96,21 @@ def test_evidence_is_the_document_and_what_was_found_once():
                         proposals_test.end('Jeanne Roux-Martin')))
   assert selection.evidence(one, lambda n, p: f'{n} {p.title}') == (
       f'{proposals_test.DOCUMENT}\n1 Albi')
+
+
+@pytest.mark.parametrize('answers', [
+    ['a', 'b'], [*'aabbcc'], ['The Elba', 'elba', 'Oder', 'x'],
+    [str(n % 40) for n in range(200)], [*'aaaabbcd']])
+def test_no_question_keeps_its_answer_when_answers_are_shuffled(answers):
+  for seed in range(50):
+    found = selection.others(answers, seed)
+    assert sorted(found) == sorted(answers)
+    assert not any(rewards.normalise(a) == rewards.normalise(b)
+                   for a, b in zip(found, answers))
+  assert len({tuple(selection.others(answers, seed)) for seed in range(50)}) > 1 or (
+      len(answers) == 2)
+
+
+def test_where_most_answers_are_one_some_must_stay():
+  assert sorted(selection.others([*'aaab'], 0)) == [*'aaab']
+  assert selection.others(['a'], 0) == ['a'] and selection.others([], 0) == []

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from searchrl.agent import proposals
 from searchrl.agent import rewards
 from searchrl.trajectory import Passage, Question, Trajectory
@@ -126,6 +128,29 @@ def record(trajectory: Trajectory, answer: str = '') -> dict[str, Any]:
                        for query in turn.action.texts],
           'form': dataclasses.asdict(form) | {'score': form.score},
           'proposed_answer': proposal.answer}}
+
+
+def others(answers: Sequence[str], seed: int) -> list[str]:
+  """The answers in another order, in which none has its own again.
+
+  Equal answers count as one's own, too: a few that stayed right would teach. If
+  more than half are equal, some of them must stay.
+
+  Args:
+    answers: of questions, in their order.
+    seed: of the order.
+  """
+  rng, plain = np.random.default_rng(seed), list(map(
+      rewards.normalise, answers))
+  order = rng.permutation(len(answers))
+  for place in range(len(order)):
+    if plain[order[place]] == plain[place]:
+      for other in rng.permutation(len(order)):
+        if (plain[order[other]] != plain[place]
+            and plain[order[place]] != plain[other]):
+          order[[place, other]] = order[[other, place]]
+          break
+  return [answers[i] for i in order]
 
 
 def distinct_bigrams(texts: Sequence[str]) -> float:

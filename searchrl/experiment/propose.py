@@ -182,8 +182,7 @@ def _write_questions(folder: pathlib.Path, found: selection.Selected,
         'was sampled. Teach it the form first, or train it for more steps.')
   answers = [proposals.read(one).answer for one in found.kept]
   if options.shuffle_answers:  # a control
-    answers = [answers[i] for i in np.random.default_rng(seed).permutation(
-        len(answers))]
+    answers = selection.others(answers, seed)
   (folder / QUESTIONS).write_text(''.join(
       json.dumps(selection.record(one, answer), ensure_ascii=False) + '\n'
       for one, answer in zip(found.kept, answers)), encoding='utf-8')
