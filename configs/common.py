@@ -165,6 +165,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       decodings=('greedy', 'sampled'),  # of answers; or one of them
       noise=True,  # the first set, and famous, also with random passages
       search=dict(engine='', options={}),  # of evaluation; '': that of training
+      engines={},  # several: name in tables -> as search above; {}: that one
       worlds=dict(
           world_seed=101,  # never that of training
           # Fresh facts, by name parts; common knowledge, by whether it holds.

@@ -60,7 +60,7 @@ def main(argv) -> None:
       _take_question(config, _QUESTION.value)
     name = 'searchrl.jobs.plan:run' if _PLAN.value else config.job
     if _SEEDS.value is not None and not _PLAN.value:
-      name = 'searchrl.jobs.seeds:run'
+      name = 'searchrl.jobs.sweep:run'
     job = plugins.resolve(name, field='job', ours='searchrl.jobs.train:run')
     job(config, workdir, *_seeds())
   except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from searchrl.search.index import atomic
+from searchrl.runtime import atomic
 
 
 def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path):

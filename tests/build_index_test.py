@@ -17,10 +17,10 @@ import pytest
 from configs import build_index as build_index_config
 from searchrl.encoders import embedder
 from searchrl.jobs import build_index
+from searchrl.runtime import atomic
 from searchrl.search import corpus as corpora
 from searchrl.search import factory
 from searchrl.search import mapped_corpus
-from searchrl.search.index import atomic
 from searchrl.search.index import dense
 from searchrl.search.index import footprint
 from searchrl.search.index import vector_store

@@ -57,17 +57,34 @@ def test_an_unknown_or_missing_option_is_named(engine, options):
 
 def test_evaluation_may_have_an_engine_of_its_own():
   both = common.get_config()
-  assert searches.of_evaluation(both) is both.search
+  assert searches.of_evaluation(both) == {'bm25': both.search}
   both.search.corpus = 'corpus.jsonl'
   both.search.options = dict(k1=2.0)
   both.evaluate.search.update(engine='remote', options=dict(urls=('http://a',)))
-  found = searches.of_evaluation(both.lock())
+  (name, found), = searches.of_evaluation(both.lock()).items()
+  assert name == 'remote'
   assert found.to_dict() == dict(engine='remote', corpus='corpus.jsonl',
                                  options=dict(urls=('http://a',)))
   assert both.search.engine == 'bm25'
   assert common.as_evaluated(both.unlock()).search.to_dict() == found.to_dict()
   assert 'search' not in both.evaluate
-  assert searches.of_evaluation(both) is both.search
+  assert [*searches.of_evaluation(both).values()] == [both.search]
+
+
+def test_evaluation_may_go_through_several_engines():
+  several = common.get_config()
+  several.evaluate.engines = dict(
+      plain=dict(engine='bm25', options={}),
+      steep=dict(engine='bm25', options=dict(k1=9.0)))
+  through = searches.of_evaluation(several.lock())
+  assert [*through] == ['plain', 'steep']
+  assert through['steep'].options.k1 == 9.0
+  sets = [datasets.Dataset('known', [tiny.question()], CORPUS)]
+  cases = searches.cases(through, sets, options(noise=False), seed=0)
+  assert [case.name for case in cases] == [
+      f'known.{name}.{way}' for name in through
+      for way in ('greedy', 'sampled')]
+  assert cases[0].search is not cases[2].search
 
 
 def options(noise=True, decodings=('greedy', 'sampled')):
@@ -77,21 +94,23 @@ def options(noise=True, decodings=('greedy', 'sampled')):
 def test_cases_are_every_set_in_both_ways_and_noise_over_the_first():
   sets = [datasets.Dataset('known', [tiny.question()], CORPUS),
           datasets.Dataset('unseen', [tiny.question()], CORPUS)]
-  cases = searches.cases(config('bm25'), sets, options(), seed=0)
+  cases = searches.cases({'bm25': config('bm25')}, sets, options(), seed=0)
   assert [(c.dataset.name, c.engine, c.decoding) for c in cases] == [
       ('known', 'bm25', 'greedy'), ('known', 'bm25', 'sampled'),
       ('unseen', 'bm25', 'greedy'), ('unseen', 'bm25', 'sampled'),
       ('known', 'noise', 'greedy')]
+  bm25 = {'bm25': config('bm25')}
   assert len(searches.cases(
-      config('bm25'), sets, options(noise=False), seed=0)) == 4
+      bm25, sets, options(noise=False), seed=0)) == 4
   assert [c.decoding for c in searches.cases(
-      config('bm25'), sets, options(decodings=('sampled',)), seed=0)] == [
+      bm25, sets, options(decodings=('sampled',)), seed=0)] == [
           'sampled', 'sampled', 'greedy']
   greedy = [c.search for c in cases if c.decoding == 'greedy']
   assert greedy[0] is greedy[1] is not greedy[2]  # one corpus, one index
   remote = [datasets.Dataset('eval', [tiny.question()], None)]
-  assert len(searches.cases(config('remote', urls=('http://127.0.0.1:1/r',)),
-                            remote, options(), seed=0)) == 2
+  assert len(searches.cases(
+      {'remote': config('remote', urls=('http://127.0.0.1:1/r',))},
+      remote, options(), seed=0)) == 2
 
 
 def test_famous_facts_are_asked_with_random_passages_too_and_share_the_engine():
@@ -100,7 +119,7 @@ def test_famous_facts_are_asked_with_random_passages_too_and_share_the_engine():
     return datasets.Dataset(
         name, questions, corpus, few=questions[:2], **fields)
   other = Corpus(CORPUS.passages[:1])
-  cases = searches.cases(config('bm25'), [
+  cases = searches.cases({'bm25': config('bm25')}, [
       set_of('known', CORPUS), set_of('unseen', other),
       set_of('famous', CORPUS, is_common=True),
       set_of('outdated', CORPUS, is_common=True)], options(), seed=0)

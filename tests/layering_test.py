@@ -22,7 +22,7 @@ MAY_IMPORT = {  # room -> rooms of ours, besides itself
     'packing': (),
     'runtime': (),
     'agent': ('trajectory',),
-    'search': ('trajectory',),
+    'search': ('runtime', 'trajectory'),
     'world': ('trajectory',),
     'rl': ('trajectory',),
     'models': ('trajectory', 'packing'),

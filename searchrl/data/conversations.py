@@ -19,6 +19,8 @@ import json
 import pathlib
 from typing import Any, NamedTuple
 
+from searchrl.runtime import atomic
+
 _FORMS = ('prompt', 'messages', 'segments')
 
 
@@ -68,13 +70,12 @@ def read(path: str, *, field: str = 'data.train') -> list[Conversation]:
 def write(path: str | pathlib.Path, rows: Iterable[Sequence[Segment]]) -> None:
   """Writes rows of segments as `read` reads them; the file appears whole."""
   file = pathlib.Path(path)
-  unfinished = file.with_suffix('.unfinished')
-  with unfinished.open('w', encoding='utf-8') as lines:
+  with (atomic.new_file(file) as unfinished,
+        unfinished.open('w', encoding='utf-8') as lines):
     for segments in rows:
       lines.write(json.dumps({'segments': [
           {'text': text, 'trained': trained} for text, trained in segments]},
                              ensure_ascii=False) + '\n')
-  unfinished.replace(file)
 
 
 def _parse(line: str, place: str) -> Conversation:

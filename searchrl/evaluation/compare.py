@@ -77,14 +77,14 @@ def difference(first: Sequence[scores.Score], second: Sequence[scores.Score],
   Raises:
     ValueError: they have no question in common.
   """
-  ours, theirs = _by_question(first, name), _by_question(second, name)
+  ours, theirs = by_question(first, name), by_question(second, name)
   common = [uid for uid in ours if uid in theirs]
   if not common:
     raise ValueError('methods are compared on the same questions, but these '
                      'two have none in common.')
   differences = [ours[uid] - theirs[uid] for uid in common]
   low, high = bootstrap(differences)
-  ours, theirs = (_by_question(of, 'em') for of in (first, second))
+  ours, theirs = (by_question(of) for of in (first, second))
   right = [(ours[uid] >= .5, theirs[uid] >= .5) for uid in common]
   won, lost = (sum(a > b for a, b in right), sum(a < b for a, b in right))
   p = stats.binomtest(won, won + lost).pvalue if won + lost else 1.0
@@ -92,7 +92,9 @@ def difference(first: Sequence[scores.Score], second: Sequence[scores.Score],
                     len(common))
 
 
-def _by_question(found: Sequence[scores.Score], name: str) -> dict[str, float]:
+def by_question(found: Sequence[scores.Score], name: str = 'em'
+               ) -> dict[str, float]:
+  """A score of each question, by its uid: the mean over its samples."""
   values = {}
   for score in found:
     values.setdefault(score.uid, []).append(score.values[name])

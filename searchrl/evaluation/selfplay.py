@@ -10,6 +10,7 @@ from typing import Any
 from searchrl.evaluation import figures
 from searchrl.evaluation import proposers
 from searchrl.evaluation import suite
+from searchrl.runtime import atomic
 from searchrl.runtime import metrics
 
 FILE = 'summary.txt'
@@ -33,7 +34,7 @@ def finish(folder: pathlib.Path, iterations: int, title: str) -> str:
       f'curve  {folder / "curve.png"}\n'
       f'model  {folder / f"iteration_{iterations}" / "solver" / "model"} '
       '(Hugging Face format)'])
-  (folder / FILE).write_text(text + '\n')
+  atomic.write(folder / FILE, text + '\n')
   return text
 
 

@@ -13,6 +13,7 @@ import json
 import pathlib
 from typing import Any
 
+from searchrl.runtime import atomic
 from searchrl.runtime import processes
 
 DIGESTS = 'digests.json'  # of a folder: file -> SHA-256
@@ -20,13 +21,12 @@ DIGESTS = 'digests.json'  # of a folder: file -> SHA-256
 
 def write(file: pathlib.Path, lines: Sequence[Any]) -> None:
   """Writes a shard of JSON lines, gzipped, and then its digest."""
-  file.parent.mkdir(parents=True, exist_ok=True)
   text = ''.join(json.dumps(line, ensure_ascii=False) + '\n' for line in lines)
   data = gzip.compress(text.encode(), mtime=0)
-  _whole(file, data)
+  atomic.write(file, data)
   digests = _digests(file.parent) | {
       file.name: hashlib.sha256(data).hexdigest()}
-  _whole(file.parent / DIGESTS, json.dumps(digests, indent=1).encode())
+  atomic.write_json(file.parent / DIGESTS, digests)
 
 
 def read(file: pathlib.Path) -> list[Any] | None:
@@ -59,10 +59,3 @@ def read_all(folder: pathlib.Path):
 def _digests(folder: pathlib.Path) -> dict[str, str]:
   file = folder / DIGESTS
   return json.loads(file.read_text()) if file.exists() else {}
-
-
-def _whole(file: pathlib.Path, data: bytes) -> None:
-  """Writes a file, which appears whole."""
-  unfinished = file.with_suffix('.unfinished')
-  unfinished.write_bytes(data)
-  unfinished.replace(file)

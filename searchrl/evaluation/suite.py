@@ -14,6 +14,7 @@ import functools
 import json
 import math
 import pathlib
+import time
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,12 @@ import numpy as np
 from searchrl.agent import prompts
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
+from searchrl.evaluation import compare
 from searchrl.evaluation import methods
 from searchrl.evaluation import scores as scores_lib
 from searchrl.evaluation import shards
 from searchrl.rollouts.sampler import Sampler
+from searchrl.runtime import atomic
 from searchrl.runtime import processes
 from searchrl.trajectory import (
     Question, Request, SearchFn, Trajectory, to_json)
@@ -35,6 +38,7 @@ COLUMNS = ('set', 'engine', 'decoding', 'hops', 'n', 'em', '95% interval',
 SHOWN = ('em', 'subem', 'f1', 'searches')  # as metrics of a run
 ALL = 'all'  # the hops of a row of a whole set
 TABLE, RECORDS = 'table.json', 'records'  # of a folder
+SECONDS = 'seconds.json'  # of a question, by shard: no two machines agree
 SHARD = 1000  # trajectories that are in memory at a time
 Play = Callable[[Sequence[Question]], list[Trajectory]]
 
@@ -47,13 +51,12 @@ class EvalCase:
   engine: str
   search: SearchFn
   decoding: str  # 'greedy' or 'sampled'
-  method: str = AGENT  # or one of `methods.METHODS`
+  method: str = AGENT  # or one of `methods.METHODS`; a folder has one
 
   @property
   def name(self) -> str:
     """That its records have."""
-    method = '' if self.method == AGENT else f'{self.method}.'
-    return f'{method}{self.dataset.name}.{self.engine}.{self.decoding}'
+    return f'{self.dataset.name}.{self.engine}.{self.decoding}'
 
 
 def run(
@@ -85,7 +88,7 @@ def run(
   Returns:
     Rows for `figures.table`. Searches that failed count as wrong here.
   """
-  rows = []
+  found = []
   synced = sampler.sync(params)
   for case in cases:
     alone = case.decoding == 'greedy' or case.method != AGENT
@@ -96,13 +99,11 @@ def run(
       file = folder and folder / RECORDS / case.name / f'{number:06d}.jsonl.gz'
       scores += _shard(play, case, questions[first:first + size],
                        sampler.tokenizer, fingerprint, file)
-    rows += _rows(case, scores)
-  fresh = {case.dataset.name for case in cases if not case.dataset.is_common}
-  rows += _means([row for row in rows if row['set'] in fresh])
-  rows = [row | _named(fingerprint) for row in rows]
+    found.append((case, scores))
+  rows = [row | _named(fingerprint) for row in (
+      *(row for of in found for row in _rows(*of)), *_means(found))]
   if folder and processes.is_first():
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / TABLE).write_text(json.dumps(rows, indent=1) + '\n')
+    atomic.write_json(folder / TABLE, rows)
   return rows
 
 
@@ -127,9 +128,12 @@ def _shard(play: Play, case: EvalCase, questions: Sequence[Question],
   found = file and processes.on_first(str(file), lambda: _recorded(file))
   if found:
     return [scores_lib.from_json(score) for score in found]
+  began = time.perf_counter()
   trajectories = play(questions)
+  secs = time.perf_counter() - began
   found = [scores_lib.of(one) for one in trajectories]
   if file and processes.is_first():
+    _note_seconds(file, secs / len(questions))
     shards.write(file, [_named(fingerprint) | _record(
         case, one, score, tokenizer)
                         for one, score in zip(trajectories, found)])
@@ -203,29 +207,64 @@ def _row(case: EvalCase, hops: int | str, scores: Sequence[scores_lib.Score]
         ) -> dict:
   """Means over all samples; the interval is of questions, not of samples."""
   values = scores_lib.means(scores)
-  questions = len({score.uid for score in scores})
-  low, high = wilson(values['em'] * questions, questions)
+  exact = list(compare.by_question(scores).values())
+  low, high = compare.bootstrap(exact) if len(exact) < len(scores) else (
+      wilson(sum(exact), len(exact)))
   return {
       'set': case.dataset.name, 'engine': case.engine,
-      'decoding': case.decoding, 'hops': hops, 'n': questions,
+      'decoding': case.decoding, 'hops': hops, 'n': len(exact),
       'em': values.pop('em'), '95% interval': f'{low:.2f}-{high:.2f}', **values,
       'search_errors': sum(score.failed for score in scores),
       **scores_lib.of_samples(scores)}
 
 
-def _means(rows: Sequence[dict]) -> list[dict]:
-  """The mean of the whole sets, where there are several, of each decoding."""
+def _means(found: Sequence[tuple[EvalCase, Sequence[scores_lib.Score]]]
+          ) -> list[dict]:
+  """The mean of the sets, where there are several, of each engine and decoding.
+
+  Sets of common knowledge, and those with random passages, are left out.
+  """
   by_way = defaultdict(list)
+  for case, scores in found:
+    if case.engine != 'noise' and not case.dataset.is_common:
+      by_way[case.engine, case.decoding].append(scores)
+  rows = []
+  for (engine, decoding), sets in by_way.items():
+    if len(sets) == 1:
+      continue
+    each = [scores_lib.means(scores) for scores in sets]
+    values = {name: float(np.mean([of[name] for of in each]))
+              for name in scores_lib.NAMES}
+    exact = [list(compare.by_question(scores).values()) for scores in sets]
+    low, high = compare.bootstrap_of_sets(exact)
+    rows.append({
+        'set': datasets.MEAN, 'engine': engine, 'decoding': decoding,
+        'hops': ALL, 'n': sum(map(len, exact)), 'em': values.pop('em'),
+        '95% interval': f'{low:.2f}-{high:.2f}', **values,
+        'search_errors': sum(score.failed for of in sets for score in of)})
+  return rows
+
+
+def _note_seconds(file: pathlib.Path, secs: float) -> None:
+  """Keeps what a shard took beside the table, not among equal bytes."""
+  own = file.parents[2] / SECONDS
+  known = json.loads(own.read_text()) if own.exists() else {}
+  known.setdefault(file.parent.name, {})[file.name] = secs
+  atomic.write_json(own, known)
+
+
+def with_seconds(rows: Sequence[dict], folder: pathlib.Path) -> list[dict]:
+  """Rows for people: whole sets with their wall seconds a question."""
+  file = folder / SECONDS
+  known = json.loads(file.read_text()) if file.exists() else {}
+  result = []
   for row in rows:
-    if row['hops'] == ALL and row['engine'] != 'noise':
-      by_way[row['engine'], row['decoding']].append(row)
-  return [{
-      'set': datasets.MEAN, 'engine': engine, 'decoding': decoding, 'hops': ALL,
-      'n': sum(row['n'] for row in group),
-      **{score: float(np.mean([row[score] for row in group]))
-         for score in scores_lib.NAMES},
-      'search_errors': sum(row['search_errors'] for row in group)}
-          for (engine, decoding), group in by_way.items() if len(group) > 1]
+    shards_secs = known.get('.'.join(
+        str(row.get(name)) for name in ('set', 'engine', 'decoding')))
+    whole = shards_secs and row['hops'] == ALL
+    result.append(row | ({'seconds': float(np.mean([*shards_secs.values()]))}
+                         if whole else {}))
+  return result
 
 
 def wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float]:

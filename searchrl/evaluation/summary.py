@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from searchrl.evaluation import figures
 from searchrl.evaluation import suite
+from searchrl.runtime import atomic
 from searchrl.runtime import metrics
 
 FILE = 'summary.txt'  # of a finished run
@@ -42,7 +43,7 @@ def finish(folder: pathlib.Path, title: str) -> None:
   figures.curve(folder / 'curve', series, title=title, units=_UNITS,
                 window=max(3, steps // 6))
   text = table(folder)
-  (folder / FILE).write_text(text + '\n')
+  atomic.write(folder / FILE, text + '\n')  # last: the run is finished
   print(text)
 
 

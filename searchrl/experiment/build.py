@@ -198,7 +198,8 @@ def evaluation_sets(config, folder: pathlib.Path, *, golds: bool = True
       folder / 'data', evaluate=config.data.evaluate,
       corpus=config.search.corpus, own_train=bool(config.data.get('train')),
       question_mark=config.data.get('question_mark', False),
-      needs_corpus=searches.needs_corpus(searches.of_evaluation(config)),
+      needs_corpus=any(map(
+          searches.needs_corpus, searches.of_evaluation(config).values())),
       world=world(config), golds=golds, **config.evaluate.worlds)
 
 

@@ -22,6 +22,7 @@ from searchrl.experiment import writer
 from searchrl.rollouts import records
 from searchrl.rollouts import scoring
 from searchrl.rollouts.sampler import Sampler
+from searchrl.runtime import atomic
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.trajectory import Question, Request, SearchFn, Trajectory
@@ -86,7 +87,7 @@ def examine(proposer: Proposer, seeds: Sequence[Question],
     return
   records.write(folder / 'trajectories.jsonl.gz', judged)
   known = None if world is None else lambda question: truth(world, question)
-  _write_json(folder / REPORT, {
+  atomic.write_json(folder / REPORT, {
       'rows': proposers.rows(judged, known),
       'pass_rates': proposers.histogram(judged, proposer.attempts),
       'diversity': selection.diversity(judged),
@@ -196,7 +197,7 @@ def _write_questions(folder: pathlib.Path, found: selection.Selected,
     report |= {'true': float(np.mean([t.true for t in truths])),
                'needed': {str(n): sum(t.needed == n for t in truths)
                           for n in sorted({t.needed for t in truths})}}
-  _write_json(folder / REPORT, report)
+  atomic.write_json(folder / REPORT, report)
 
 
 def _reasons(found: selection.Selected) -> dict[str, int]:
@@ -212,11 +213,3 @@ def truth(world: facts.World, question: Question) -> proposers.Truth:
   return proposers.Truth(bool(rewards.exact_match(
       question.answers[0], world.answers(chain.values[-1]))),
                          len(chain.values))
-
-
-def _write_json(file: pathlib.Path, value: Any) -> None:
-  """Writes a file, which appears whole."""
-  file.parent.mkdir(parents=True, exist_ok=True)
-  unfinished = file.with_suffix('.unfinished')
-  unfinished.write_text(json.dumps(value, indent=1) + '\n')
-  unfinished.replace(file)

@@ -6,7 +6,7 @@ The only caller of `factory.make`: training, evaluation, `ask` and the search
 server all use the engines that are built here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -49,15 +49,26 @@ def engine(search: Any, corpus: Any, *, seed: int, steps: int = 0,
         f'.md lists, but {dict(search.options)} are not: {error}.') from error
 
 
-def of_evaluation(config: Any) -> Any:
-  """config.search as evaluation uses it: with an engine of its own, if any."""
+def of_evaluation(config: Any) -> dict[str, Any]:
+  """What answers are judged through: {name in tables: config.search}.
+
+  By default the engine of training; evaluate.search is another, and
+  evaluate.engines are several.
+  """
   own = config.evaluate.get('search')
-  if not own or not own.engine:
-    return config.search
-  search = config.search.copy_and_resolve_references()
-  with search.unlocked():
-    search.engine, search.options = own.engine, own.options
-  return search
+  several = config.evaluate.get('engines') or (
+      {own.engine: own} if own and own.engine else {})
+  if not several:
+    return {config.search.engine: config.search}
+  return {name: _through(config.search, one) for name, one in several.items()}
+
+
+def _through(search: Any, own: Any) -> Any:
+  """config.search with another engine."""
+  result = search.copy_and_resolve_references()
+  with result.unlocked():
+    result.engine, result.options = own.engine, own.options
+  return result
 
 
 def needs_corpus(search: Any) -> bool:
@@ -96,15 +107,15 @@ def engines(search: Any, sets: Sequence[datasets.Dataset], *, seed: int
   return [found[id(dataset.corpus)] for dataset in sets]
 
 
-def cases(search: Any, sets: Sequence[datasets.Dataset], options: Any, *,
-          seed: int) -> list[suite.EvalCase]:
+def cases(through: Mapping[str, Any], sets: Sequence[datasets.Dataset],
+          options: Any, *, seed: int) -> list[suite.EvalCase]:
   """Every set in each decoding; the first, and famous, with random passages.
 
   These show whether answers come from retrieval: the first set should score
   about 0, and famous facts what the policy knows without.
 
   Args:
-    search: config.search.
+    through: engines, from `of_evaluation`.
     sets: to evaluate on.
     options: config.evaluate, whose decodings and noise are read.
     seed: of random passages.
@@ -114,10 +125,11 @@ def cases(search: Any, sets: Sequence[datasets.Dataset], options: Any, *,
         dataset, questions=dataset.few or dataset.questions)
 
   result = []
-  for dataset, found in zip(sets, engines(search, sets, seed=seed)):
-    result += [suite.EvalCase(
-        dataset if decoding == 'greedy' else few(dataset), search.engine, found,
-        decoding) for decoding in options.decodings]
+  for name, search in through.items():
+    for dataset, found in zip(sets, engines(search, sets, seed=seed)):
+      result += [suite.EvalCase(
+          dataset if decoding == 'greedy' else few(dataset), name, found,
+          decoding) for decoding in options.decodings]
   with_noise = [dataset for n, dataset in enumerate(sets)
                 if options.noise and dataset.corpus is not None
                 and (n == 0 or dataset.is_common and dataset.name == 'famous')]

@@ -2,24 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluates a policy: a run or a model folder in, a table and records out."""
 
-from collections.abc import Sequence
 import dataclasses
-import json
 import pathlib
-import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from searchrl.agent import prompts
 from searchrl.data import datasets
-from searchrl.evaluation import compare
-from searchrl.evaluation import figures
-from searchrl.evaluation import methods
-from searchrl.evaluation import suite
-from searchrl.experiment import build
-from searchrl.experiment import checks
-from searchrl.experiment import fingerprint
-from searchrl.experiment import policy
+from searchrl.evaluation import compare, figures, methods, suite
+from searchrl.experiment import build, checks, fingerprint, policy
 from searchrl.experiment import search as searches
+from searchrl.runtime import atomic
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 
@@ -52,27 +45,29 @@ def run(config, workdir: str) -> None:
   processes.on_first('workdir', lambda: workdirs.prepare(
       workdir, config.to_dict(), allow_changes=config.allow_changes))
   sets = datasets.shared(lambda: build.evaluation_sets(config, folder))
+  through = searches.of_evaluation(config)
+  searched = processes.on_first('searched', lambda: _described(through, sets))
   processes.on_first('search', lambda: workdirs.note(
-      folder, 'search', _described(config.search, sets),
-      allow_changes=config.allow_changes))
-  cases = searches.cases(config.search, sets, options, seed=config.seed)
+      folder, 'search', searched, allow_changes=config.allow_changes))
+  cases = searches.cases(through, sets, options, seed=config.seed)
   if options.methods:
-    _compare(config, cases, sets, folder)
+    _compare(config, cases, sets, searched, folder)
     return
   found = processes.on_first('facts', lambda: fingerprint.facts(
-      config, loaded[0], sets, _described(config.search, sets), options.run))
+      config, loaded[0], sets, searched, options.run))
   rows = suite.run(*loaded, cases, step=options.step, samples=options.samples,
                    fingerprint=fingerprint.of(found), folder=folder)
   processes.on_first('fingerprint', lambda: _note(
       folder, found, fingerprint.overlap(options.run, sets)))
-  processes.say(figures.table(rows, suite.columns(rows)), file=sys.stdout)
+  if processes.is_first():
+    rows = suite.with_seconds(rows, folder)
+    print(figures.table(rows, suite.columns(rows)), flush=True)
 
 
 def _note(folder: pathlib.Path, found: Any, overlap: dict[str, float]) -> None:
   """Writes what the scores are of; says if questions were trained on."""
-  (folder / 'fingerprint.json').write_text(json.dumps(
-      {'fingerprint': fingerprint.of(found), **found, 'overlap': overlap},
-      indent=1) + '\n')
+  atomic.write_json(folder / 'fingerprint.json', {
+      'fingerprint': fingerprint.of(found), **found, 'overlap': overlap})
   for name, share in overlap.items():
     if share:
       processes.say(f'Warning: {share:.1%} of the questions of {name} were '
@@ -80,20 +75,22 @@ def _note(folder: pathlib.Path, found: Any, overlap: dict[str, float]) -> None:
 
 
 def _compare(config, cases: Sequence[suite.EvalCase],
-             sets: Sequence[datasets.Dataset], folder: pathlib.Path) -> None:
+             sets: Sequence[datasets.Dataset], searched: Any,
+             folder: pathlib.Path) -> None:
   """Plays all methods; writes and prints one table, and the differences."""
-  options, rows = config.evaluate, []
+  options, rows, timed = config.evaluate, [], []
   for name in options.order:
     method = options.methods[name]
     missing = _missing(method)
     if missing:
       rows.append({'method': name, 'note': missing})
+      timed.append(rows[-1])
       continue
     processes.say(f'\n{name} ...')
     own, here = _of_method(config, method), folder / 'methods' / name
     sampler, params = policy.of_run(own, method.run)
     facts = processes.on_first('facts', lambda: fingerprint.facts(
-        own, sampler, sets, _described(config.search, sets), method.run) | {
+        own, sampler, sets, searched, method.run) | {
             'method': method.method,
             'templates': prompts.SETS[options.prompts]})
     found = suite.run(
@@ -106,11 +103,14 @@ def _compare(config, cases: Sequence[suite.EvalCase],
         here, facts, fingerprint.overlap(method.run, sets)))
     note = '' if method.taught else 'prompt never taught'
     rows += [{'method': name, **row, 'note': note} for row in found]
+    timed += [{'method': name, **row, 'note': note}
+              for row in suite.with_seconds(found, here)]
   if not processes.is_first():
     return
-  (folder / suite.TABLE).write_text(json.dumps(rows, indent=1) + '\n')
-  columns = ('method', *suite.columns(rows))
-  print(figures.table(rows, list(dict.fromkeys(columns))))
+  atomic.write_json(folder / suite.TABLE, rows)
+  columns = dict.fromkeys(('method', *suite.columns(timed), 'note'))
+  columns['note'] = columns.pop('note')  # the last
+  print(figures.table(timed, list(columns)))
   print(_differences(folder, [name for name in options.order
                               if not _missing(options.methods[name])]))
 
@@ -141,8 +141,7 @@ def _differences(folder: pathlib.Path, names: Sequence[str]) -> str:
   rows = []
   for name in names[:-1]:
     for case, theirs in found[names[-1]].items():
-      ours = next((of for key, of in found[name].items()
-                   if key.endswith(case)), None)
+      ours = found[name].get(case)
       if ours:
         gap = compare.difference(ours, theirs)
         rows.append({'method': name, 'case': case, 'n': gap.questions,
@@ -156,9 +155,10 @@ def _differences(folder: pathlib.Path, names: Sequence[str]) -> str:
 
 def _check_methods(options: Any) -> None:
   """Raises a ValueError for methods that are none."""
-  if {*options.order} != {*options.methods}:
+  if not {*options.order} <= {*options.methods} or (
+      options.methods and not options.order):
     raise ValueError(
-        'evaluate.order must have every row of evaluate.methods, which are '
+        'evaluate.order must name rows of evaluate.methods, which are '
         f'{", ".join(options.methods)}, but is {tuple(options.order)}.')
   known = (suite.AGENT, *methods.METHODS)
   for name, method in options.methods.items():
@@ -174,8 +174,8 @@ def _check_methods(options: Any) -> None:
 
 def _check_sets(config) -> None:
   """Raises a ValueError if there is nothing to evaluate on."""
-  generated = (config.evaluate.worlds.kinds and not config.data.train
-               and searches.needs_corpus(config.search))
+  generated = (config.evaluate.worlds.kinds and not config.data.train and any(
+      map(searches.needs_corpus, searches.of_evaluation(config).values())))
   if not config.data.evaluate and not generated:
     raise ValueError(
         'data.evaluate must name questions where no world is generated: with '
@@ -184,9 +184,13 @@ def _check_sets(config) -> None:
         '--config.search.corpus.')
 
 
-def _described(search, sets: Sequence[datasets.Dataset]) -> dict[str, Any]:
-  """What each set is answered from; a corpus that several share, once."""
+def _described(through: Mapping[str, Any], sets: Sequence[datasets.Dataset]
+              ) -> dict[str, Any]:
+  """What each set is answered from, by engine if there are several."""
   corpora = {id(dataset.corpus): dataset.corpus for dataset in sets}
-  facts = {key: searches.describe(search, corpus)
-           for key, corpus in corpora.items()}
-  return {dataset.name: facts[id(dataset.corpus)] for dataset in sets}
+  found = {}
+  for name, search in through.items():
+    facts = {key: searches.describe(search, corpus)
+             for key, corpus in corpora.items()}  # one that several share: once
+    found[name] = {dataset.name: facts[id(dataset.corpus)] for dataset in sets}
+  return found if len(found) > 1 else next(iter(found.values()))

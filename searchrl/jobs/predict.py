@@ -48,7 +48,8 @@ def run(config, workdir: str) -> None:
   sampler, params = policy.of_run(config, options.run)
   processes.on_first('workdir', lambda: workdirs.prepare(
       folder, config.to_dict(), allow_changes=config.allow_changes))
-  cases = searches.cases(config.search, sets, options, seed=config.seed)
+  cases = searches.cases(
+      searches.of_evaluation(config), sets, options, seed=config.seed)
   suite.run(sampler, params, cases, step=options.step, folder=folder)
   processes.on_first('predictions', lambda: _write(folder))
   processes.say(f'wrote {folder / FILE}', file=sys.stdout)

@@ -21,6 +21,7 @@ from searchrl.experiment import finetune
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.rollouts import records
+from searchrl.runtime import atomic
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
@@ -99,11 +100,9 @@ def _collect(config, path: str, corpus: Any, asked: list[Question],
 
 
 def _write(file: pathlib.Path, kept) -> None:
-  unfinished = file.with_suffix('.unfinished')
-  unfinished.write_text(''.join(
+  atomic.write(file, ''.join(
       json.dumps(demonstrations.segments(one), ensure_ascii=False) + '\n'
-      for one in kept), encoding='utf-8')
-  unfinished.replace(file)
+      for one in kept))
 
 
 def _tuning(config, path: str, file: pathlib.Path) -> Any:

@@ -27,6 +27,7 @@ from searchrl.experiment import roles
 from searchrl.experiment import run as runs
 from searchrl.experiment import seeds as seeds_lib
 from searchrl.models import weights
+from searchrl.runtime import atomic
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search import mapped_corpus
@@ -158,10 +159,8 @@ def _say(text: str) -> None:
 
 def _write_seeds(file: pathlib.Path, seeds: Any) -> None:
   """Writes seeds as questions without answers; the file appears whole."""
-  file.parent.mkdir(parents=True, exist_ok=True)
-  unfinished = file.with_suffix('.unfinished')
-  questions_lib.write(unfinished, seeds)
-  unfinished.replace(file)
+  with atomic.new_file(file) as unfinished:
+    questions_lib.write(unfinished, seeds)
 
 
 def _corpus(config, folder: pathlib.Path) -> tuple[str, Any]:

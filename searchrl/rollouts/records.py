@@ -8,18 +8,16 @@ import json
 import pathlib
 
 from searchrl import trajectory as trajectory_lib
+from searchrl.runtime import atomic
 from searchrl.trajectory import Trajectory
 
 
 def write(file: pathlib.Path, trajectories: Sequence[Trajectory]) -> None:
   """Writes a file, which appears whole; folders are made."""
-  file.parent.mkdir(parents=True, exist_ok=True)
   lines = ''.join(
       json.dumps(trajectory_lib.to_json(t), ensure_ascii=False) + '\n'
       for t in trajectories)
-  unfinished = file.with_suffix('.unfinished')
-  unfinished.write_bytes(gzip.compress(lines.encode(), mtime=0))
-  unfinished.replace(file)
+  atomic.write(file, gzip.compress(lines.encode(), mtime=0))
 
 
 def read(file: pathlib.Path) -> list[Trajectory]:

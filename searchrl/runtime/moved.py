@@ -104,6 +104,7 @@ ADDED = {  # options newer than some configs -> what a run without them did
     'data.weights': [],
     'evaluate.decodings': ['greedy', 'sampled'],
     'evaluate.during': 0,
+    'evaluate.engines': {},
     'evaluate.every': 0,
     'evaluate.limit': 0,
     'evaluate.search.engine': '',

@@ -13,6 +13,7 @@ import platform
 import subprocess
 from typing import Any
 
+from searchrl.runtime import atomic
 from searchrl.runtime import moved
 
 CONFIG = 'config.json'
@@ -145,6 +146,4 @@ def _flat(tree: Any, prefix: str = '') -> dict[str, Any]:
 
 def _write(file: pathlib.Path, value: Any) -> None:
   """Replaces a file whole: a kill leaves the old one or the new one."""
-  temporary = file.with_suffix('.tmp')
-  temporary.write_text(json.dumps(value, indent=2, sort_keys=True) + '\n')
-  temporary.replace(file)
+  atomic.write(file, json.dumps(value, indent=2, sort_keys=True) + '\n')

@@ -18,7 +18,7 @@ from typing import Any
 from jaxtyping import Float
 import numpy as np
 
-from searchrl.search.index import atomic
+from searchrl.runtime import atomic
 from searchrl.search.index import exact_host
 from searchrl.search.index import hnsw
 from searchrl.search.index import scann as scann_index

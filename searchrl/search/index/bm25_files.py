@@ -8,15 +8,15 @@ and one block in memory. A loaded index equals that of `bm25.build`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 import json
 import pathlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from searchrl.runtime import atomic
 from searchrl.search.corpus import Corpus
-from searchrl.search.index import atomic
 from searchrl.search.index import bm25
 from searchrl.trajectory import SearchFn
 

@@ -25,7 +25,8 @@ import ml_dtypes
 import numpy as np
 import tensorstore
 
-from searchrl.search.index import atomic
+from searchrl.runtime import atomic
+
 
 DTYPES = {'float32': np.float32, 'float16': np.float16,
           'bfloat16': ml_dtypes.bfloat16, 'int8': np.int8}

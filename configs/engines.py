@@ -1,0 +1,50 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""The engine matrix: trained through each engine, judged through all of them.
+
+  python -m searchrl.main --config=configs/engines.py
+  python -m searchrl.main --config=configs/engines.py --seeds=0,1,2
+  python -m searchrl.main --config=configs/engines.py:qwen2.5-7b
+
+A run for each engine in runs/engines/NAME, whose answers are judged through
+every engine at its end, and one table: runs by engine. Random passages, BM25,
+an approximate index (HNSW, hasty on the laptop) and exact search.
+
+Hardware: not yet measured. Time: not yet measured. Result: benchmarks/learning.py
+has the same comparison over five seeds (BENCHMARKS.md).
+
+Source: Study (Jin et al. 2025, arXiv:2505.15117) 5.2, whose PPO of 7B reaches
+.241, .352, .379 and .430, each judged through the engine that it was trained
+with. Differs: on the laptop GRPO is trained; and every engine judges.
+"""
+
+from configs import grpo
+from configs import ppo
+from configs import settings
+
+
+def get_config(size: str = 'laptop'):
+  tiny = settings.is_laptop(size) or size == 'smoke'
+  config = (grpo if tiny else ppo).get_config(size)
+  encoder = dict(encoder='tiny_e5')
+  hasty = dict(links=8, construction=20, visited=2, min_recall=0.0)
+  engines = dict(
+      noise=dict(engine='noise', options={}),
+      bm25=dict(engine='bm25', options={}),
+      hnsw=dict(engine='dense', options=encoder | hasty | dict(backend='hnsw')),
+      exact=dict(engine='dense', options=encoder | dict(backend='exact')),
+  )
+  if not tiny:  # over the index of configs/build_index.py
+    index = dict(config.search.options)
+    engines['hnsw']['options'] = index | dict(backend='hnsw')
+    engines['exact']['options'] = index | dict(backend='exact')
+  config.evaluate.update(initial=False, every=0, noise=False,
+                         decodings=('greedy',), engines=engines)
+  config.sweep = dict(
+      job=config.job,
+      order=tuple(engines),
+      runs={name: dict(search=of) for name, of in engines.items()},
+      across='engine',  # the columns of the last table
+  )
+  config.job = 'searchrl.jobs.sweep:run'
+  return config

@@ -1,0 +1,151 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A job with several seeds or settings: a run for each, and one table."""
+
+from collections.abc import Iterator, Mapping, Sequence
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from searchrl.evaluation import figures
+from searchrl.evaluation import suite
+from searchrl.runtime import atomic
+from searchrl.runtime import plugins
+from searchrl.runtime import processes
+
+FILE = 'sweep.json'
+_CASE = ('run', 'method', 'set', 'engine', 'decoding', 'hops')
+_SCORES = ('em', 'f1', 'searches')
+_TABLES = (f'evaluation/after/{suite.TABLE}', suite.TABLE)  # of a run's folder
+
+
+def run(config, workdir: str, seeds: Sequence[int] = ()) -> None:
+  """Does a job with each setting and each seed; the same call goes on.
+
+  Args:
+    config: of a job that leaves an evaluation. Its `sweep`, if it has one,
+      names that job, and what each run changes; see configs/engines.py.
+    workdir: gets a folder NAME/seed_N of each run, and the table.
+    seeds: of --seeds; (): the config's own.
+
+  Raises:
+    ValueError: a seed is none, or given twice; a setting changes what is not
+      there; or the job leaves no evaluation.
+  """
+  if len({*seeds}) < len(seeds) or min(seeds, default=0) < 0:
+    raise ValueError('--seeds must be different numbers from 0 on, as in '
+                     f'--seeds=0,1,2, but are {list(seeds)}.')
+  folder = pathlib.Path(workdir)
+  runs = [*_runs(config, folder, seeds)]  # all, before the first begins
+  done = []
+  for name, own, here in runs:
+    job = plugins.resolve(own.job, field='job', ours='searchrl.jobs.train:run')
+    processes.say(f'\n{here}')
+    job(own, str(here))
+    table = processes.on_first(str(here), lambda here=here: _table(here))
+    if table is None:
+      if own.job == 'searchrl.jobs.train:run':
+        return  # stopped, and said so
+      raise ValueError(
+          f'several runs are compared by the evaluations that they leave, but '
+          f'{own.job} has left no {" or ".join(_TABLES)} in {here}. What it '
+          'made is whole; evaluate it by configs/evaluate.py.')
+    done.append((name, table))
+  processes.on_first('sweep', lambda: _write(folder, done, config, seeds))
+
+
+def _runs(config, folder: pathlib.Path, seeds: Sequence[int]
+         ) -> Iterator[tuple[str, Any, pathlib.Path]]:
+  """(name, config, folder) of each run."""
+  swept = config.get('sweep')
+  for name in swept.order if swept else ('',):
+    if swept and name not in swept.runs:
+      raise ValueError(f'sweep.order must name entries of sweep.runs, which are '
+                       f'{", ".join(swept.runs)}, but names {name!r}.')
+    for seed in seeds or (None,):
+      own = config.copy_and_resolve_references()
+      with own.unlocked():
+        if swept:
+          own.job = swept.job
+          del own.sweep
+          _change(own, swept.runs[name], f'sweep.runs.{name}')
+        if seed is not None:
+          own.seed = seed
+      here = folder / name if name else folder
+      yield name, own, here if seed is None else here / f'seed_{seed}'
+
+
+def _change(config, changes: Mapping[str, Any], place: str) -> None:
+  """Sets fields of a config; keyword arguments are replaced as a whole.
+
+  Raises:
+    ValueError: the config has no such field.
+  """
+  for name, value in changes.items():
+    if name not in config:
+      raise ValueError(f'{place} must name fields of the config, but {name!r} '
+                       f'is none. There are {", ".join(config)}.')
+    if hasattr(value, 'items') and not name.endswith('options'):
+      _change(config[name], value, f'{place}.{name}')
+    else:
+      config[name] = value
+
+
+def _table(folder: pathlib.Path) -> list[dict[str, Any]] | None:
+  """The rows of the evaluation that a run has left, if it has."""
+  for name in _TABLES:
+    if (folder / name).exists():
+      return json.loads((folder / name).read_text())
+  return None
+
+
+def _write(folder: pathlib.Path, done: Sequence[tuple[str, list[dict]]],
+           config, seeds: Sequence[int]) -> None:
+  """Writes and prints means, and standard deviations over seeds."""
+  by_case: dict[tuple, list[dict[str, Any]]] = {}
+  for name, rows in done:
+    for row in ({'run': name} | row for row in rows if 'em' in row):
+      by_case.setdefault(tuple(row.get(key, '') for key in _CASE), []).append(
+          row)
+  rows = [_row(*each, count=len(seeds or (0,))) for each in by_case.items()]
+  atomic.write_json(folder / FILE, rows)
+  columns = list(dict.fromkeys(key for row in rows for key in row))
+  print(f'Means over {len(seeds)} seeds, ± standard deviation\n'
+        if len(seeds) > 1 else '', figures.table(rows, columns), sep='\n')
+  across = config.get('sweep', {}).get('across', '')
+  if across:
+    print(_crossed(rows, across))
+
+
+def _row(case: tuple, of: Sequence[Mapping[str, Any]], count: int
+        ) -> dict[str, Any]:
+  row = {key: value for key, value in zip(_CASE, case) if value != ''}
+  row |= {'seeds': len(of)} if count > 1 else {}
+  for name in _SCORES:
+    values = [one[name] for one in of]
+    row[name] = float(np.mean(values))
+    if len(of) > 1:
+      row[f'{name} ±'] = float(np.std(values, ddof=1))
+  return row
+
+
+def _crossed(rows: Sequence[Mapping[str, Any]], across: str) -> str:
+  """Exact match of whole sets: a row a run, a column a value of a key.
+
+  What is no column is that of the first row: one set, one engine.
+  """
+  fixed = {key: rows[0][key] for key in ('set', 'engine', 'decoding')
+           if key != across}
+  if across != 'hops':
+    fixed['hops'] = suite.ALL
+  crossed = {}
+  for row in rows:
+    if fixed.items() <= row.items():
+      crossed.setdefault(row['run'], {'run': row['run']})[
+          str(row[across])] = row['em']
+  found = list(crossed.values())
+  where = ', '.join(str(value) for value in fixed.values())
+  return f'\nExact match ({where}): runs by {across}\n\n' + figures.table(
+      found, list(dict.fromkeys(key for row in found for key in row)))
