@@ -3,7 +3,7 @@
 """Files of questions: which ones a config names, and the records of each.
 
 A record has the keys of FlashRAG's jsonl, whatever the file: the columns of
-Search-R1's parquet are given these names.
+Search-R1's parquet, and those of `forms`, are given these names.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +14,8 @@ import json
 import pathlib
 import re
 from typing import Any
+
+from searchrl.data import forms
 
 SUFFIXES = ('.jsonl', '.parquet')
 # What a question needs -> the columns of a parquet that may hold it.
@@ -93,11 +95,13 @@ def _in_folder(folder: pathlib.Path, field: str) -> list[File]:
 def _has_questions(file: pathlib.Path) -> bool:
   """Whether a row has a question; a corpus's rows, for one, have none."""
   if file.suffix == '.parquet':
-    return bool({*_parquet(file).schema_arrow.names} & {*_COLUMNS['question']})
+    names = _parquet(file).schema_arrow.names
+    return bool({*names} & {*_COLUMNS['question']} or forms.of(names))
   with file.open(encoding='utf-8') as lines:
     first = next(filter(str.strip, lines), '{}')
   try:
-    return 'question' in json.loads(first)
+    record = json.loads(first)
+    return 'question' in record or bool(forms.of(record))
   except (ValueError, TypeError):
     return False
 
@@ -130,12 +134,24 @@ def records(file: pathlib.Path, *, needs_golds: bool
 
 def _decoded(line: str, place: str) -> Record:
   try:
-    return json.loads(line)
+    record = json.loads(line)
   except ValueError as error:
     raise ValueError(
         f'{place} must be {{"id", "question", "golden_answers"}}, but '
         f'{line.strip()[:80]!r} is not: {type(error).__name__} {error}.') from (
             error)
+  form = forms.of(record) if isinstance(record, dict) else None
+  return _of_form(form, record, place) if form else record
+
+
+def _of_form(form: forms.Form, record: Mapping[str, Any], place: str) -> Record:
+  try:
+    return form.record(record)
+  except (KeyError, TypeError, AttributeError) as error:
+    raise ValueError(
+        f'{place} must have what {form.name} has, {", ".join(form.wanted)}, '
+        f'but {str(dict(record))[:80]!r} has not: {type(error).__name__} '
+        f'{error}.') from error
 
 
 def _parquet(file: pathlib.Path):
@@ -157,17 +173,30 @@ def _rows(file: pathlib.Path, needs_golds: bool
   table = _parquet(file)
   schema = table.schema_arrow
   has = set(schema.names)
+  form = forms.of(has)
+  if form:
+    for number, row in _numbered(table, [c for c in form.wanted if c in has]):
+      place = f'row {number}'
+      yield place, _of_form(form, row, f'{file}, {place}')
+    return
   _check_columns(file, schema.names, needs_golds)
   wanted = [name for names in _COLUMNS.values() for name in names] + [
       'data_source', *_inside(schema, 'metadata', ('hops', 'data_source'))]
   if 'question' in has:
     wanted.remove('prompt')  # long, and made of the question
   columns = [name for name in wanted if name.partition('.')[0] in has]
+  for number, row in _numbered(table, columns):
+    place = f'row {number}'
+    yield place, _renamed(row, f'{file}, {place}')
+
+
+def _numbered(table: Any, columns: Sequence[str]
+             ) -> Iterator[tuple[int, Record]]:
+  """The rows of a parquet with these columns, numbered from 1."""
   number = itertools.count(1)
   for batch in table.iter_batches(batch_size=_ROWS, columns=columns):
     for row in batch.to_pylist():
-      place = f'row {next(number)}'
-      yield place, _renamed(row, f'{file}, {place}')
+      yield next(number), row
 
 
 def _check_columns(file: pathlib.Path, has: Sequence[str], needs_golds: bool
