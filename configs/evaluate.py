@@ -4,11 +4,15 @@ r"""The full evaluation of a run: 200 questions of each hop count, greedily.
 
   python -m searchrl.main --config=configs/evaluate.py --config.evaluate.run=runs/dspo
   python -m searchrl.main --config=configs/evaluate.py:methods --workdir=runs/methods
+  python -m searchrl.main --config=configs/evaluate.py:trained --seeds=0,1,2 \
+      --workdir=runs/trained
 
 Without `evaluate.run`, the model of `model.path` is evaluated; the shipped tiny
 base model by default. Sampled answers, random passages and common knowledge
 have 50 questions each. Size methods compares methods, each with the model that
-its line below names; a run that is not there has a row that says so. Writes runs/evaluate/table.json and records/.
+its line below names; a run that is not there has a row that says so. Size
+trained compares those that train, over the seeds of runs/NAME/seed_N. Writes
+runs/evaluate/table.json and records/.
 
 Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 121 CPU seconds.
 Result: exact match of greedy answers, 1 to 4 hops, names of known parts, after
@@ -20,7 +24,7 @@ from configs import settings
 
 
 def get_config(size: str = 'laptop'):
-  compared = size == 'methods'
+  compared = size if size in ('methods', 'trained') else ''
   size = 'laptop' if compared else size
   config = common.as_evaluated(common.get_config(size))
   size = 'laptop' if settings.is_laptop(size) else size  # of any updates
@@ -39,20 +43,22 @@ def get_config(size: str = 'laptop'):
     config.evaluate.worlds.update(
         questions_per_hop=200, common_per_hop=50, few_per_hop=50)
   if compared:
-    _compare(config)
+    _compare(config, '' if compared == 'methods' else '/seed_{seed}')
   return config
 
 
-def _compare(config) -> None:
-  """The methods of the papers, untrained ones with the tiny base."""
+def _compare(config, seed: str) -> None:
+  """The methods of the papers; all, or those that train, with a seed."""
   config.search.engine = 'bm25'
   config.evaluate.update(decodings=('greedy',), noise=False)
   config.evaluate.worlds.update(kinds=('known', 'famous'), max_hops=3)
-  untrained = ('direct', 'cot', 'rag', 'ircot', 'search_o1', 'ra_agent')
+  untrained = () if seed else (  # with the tiny base
+      'direct', 'cot', 'rag', 'ircot', 'search_o1', 'ra_agent')
   trained = {
-      'r1': dict(run='runs/r1'), 'sft': dict(path='runs/sft/model'),
-      'rejection': dict(path='runs/rejection/iteration_2/tuned/model'),
-      'dspo': dict(run='runs/dspo')}
+      'r1': dict(run=f'runs/r1{seed}'),
+      'sft': dict(path=f'runs/sft{seed}/model'),
+      'rejection': dict(path=f'runs/rejection{seed}/iteration_2/tuned/model'),
+      'dspo': dict(run=f'runs/dspo{seed}')}
   config.evaluate.order = (*untrained, *trained)
   for name in untrained:
     config.evaluate.methods[name] = _method(

@@ -92,14 +92,22 @@ def test_methods_are_compared_in_one_table(tmp_path, capsys):
   assert text.count('runs/never is not there') == 1
 
 
+def test_a_methods_run_may_be_that_of_the_seed(tmp_path, capsys):
+  config = compared(mine=dict(run=str(tmp_path / 'seed_{seed}')))
+  config.seed = 7
+  evaluate.run(config, str(tmp_path / 'out'))
+  row, = json.loads((tmp_path / 'out/table.json').read_text())
+  assert row['note'] == f'{tmp_path}/seed_7 is not there'
+
+
 @pytest.mark.parametrize('change, words', [
     (dict(rag=dict(method='rage')), "evaluate.methods.rag.method must be one of "
      "agent, direct, .*but is 'rage'"),
-    (dict(), 'evaluate.order must have every row')])
+    (dict(agent={}), 'evaluate.order must name rows of evaluate.methods')])
 def test_methods_that_are_none_are_named(change, words, tmp_path):
   config = compared(**change)
-  if not change:
-    config.evaluate.order = ('agent',)
+  if 'agent' in change:
+    config.evaluate.order = ('agents',)
   with pytest.raises(ValueError, match=words):
     evaluate.run(config, str(tmp_path / 'out'))
   assert not (tmp_path / 'out').exists()

@@ -58,9 +58,11 @@ def test_seeds_that_are_none_are_refused(given, tmp_path):
     sweep.run(config(), str(tmp_path), given)
 
 
-def test_a_job_without_an_evaluation_is_refused(tmp_path):
-  with pytest.raises(ValueError, match='has left no .*table.json'):
-    sweep.run(config('nothing'), str(tmp_path), [0])
+def test_runs_without_an_evaluation_are_made_and_no_table(tmp_path, capsys):
+  sweep.run(config('nothing'), str(tmp_path), [0, 1])
+  text = capsys.readouterr().err
+  assert 'seed_1' in text and 'No table: runs of sweep_test:nothing' in text
+  assert not (tmp_path / sweep.FILE).exists()
 
 
 def swept(**runs):

@@ -80,7 +80,7 @@ def _compare(config, cases: Sequence[suite.EvalCase],
   """Plays all methods; writes and prints one table, and the differences."""
   options, rows, timed = config.evaluate, [], []
   for name in options.order:
-    method = options.methods[name]
+    method = _of_seed(options.methods[name], config.seed)
     missing = _missing(method)
     if missing:
       rows.append({'method': name, 'note': missing})
@@ -111,8 +111,18 @@ def _compare(config, cases: Sequence[suite.EvalCase],
   columns = dict.fromkeys(('method', *suite.columns(timed), 'note'))
   columns['note'] = columns.pop('note')  # the last
   print(figures.table(timed, list(columns)))
-  print(_differences(folder, [name for name in options.order
-                              if not _missing(options.methods[name])]))
+  print(_differences(folder, [
+      name for name in options.order
+      if not _missing(_of_seed(options.methods[name], config.seed))]))
+
+
+def _of_seed(method: Any, seed: int) -> Any:
+  """A method, whose paths may have '{seed}' in them."""
+  own = method.copy_and_resolve_references()
+  with own.unlocked():
+    own.run, own.path = (path.replace('{seed}', str(seed))
+                         for path in (own.run, own.path))
+  return own
 
 
 def _missing(method: Any) -> str:

@@ -25,14 +25,15 @@ def run(config, workdir: str, seeds: Sequence[int] = ()) -> None:
   """Does a job with each setting and each seed; the same call goes on.
 
   Args:
-    config: of a job that leaves an evaluation. Its `sweep`, if it has one,
-      names that job, and what each run changes; see configs/engines.py.
-    workdir: gets a folder NAME/seed_N of each run, and the table.
+    config: of a job. Its `sweep`, if it has one, names that job, and what each
+      run changes; see configs/engines.py.
+    workdir: gets a folder NAME/seed_N of each run, and the table, if the runs
+      leave evaluations.
     seeds: of --seeds; (): the config's own.
 
   Raises:
-    ValueError: a seed is none, or given twice; a setting changes what is not
-      there; or the job leaves no evaluation.
+    ValueError: a seed is none, or given twice; or a setting changes what is not
+      there.
   """
   if len({*seeds}) < len(seeds) or min(seeds, default=0) < 0:
     raise ValueError('--seeds must be different numbers from 0 on, as in '
@@ -45,14 +46,13 @@ def run(config, workdir: str, seeds: Sequence[int] = ()) -> None:
     processes.say(f'\n{here}')
     job(own, str(here))
     table = processes.on_first(str(here), lambda here=here: _table(here))
-    if table is None:
-      if own.job == 'searchrl.jobs.train:run':
-        return  # stopped, and said so
-      raise ValueError(
-          f'several runs are compared by the evaluations that they leave, but '
-          f'{own.job} has left no {" or ".join(_TABLES)} in {here}. What it '
-          'made is whole; evaluate it by configs/evaluate.py.')
+    if table is None and own.job == 'searchrl.jobs.train:run':
+      return  # stopped, and said so
     done.append((name, table))
+  if None in [table for _, table in done]:
+    processes.say(f'\nNo table: runs of {runs[0][1].job} are not evaluated. '
+                  'Evaluate what they made by configs/evaluate.py.')
+    return
   processes.on_first('sweep', lambda: _write(folder, done, config, seeds))
 
 
