@@ -2,7 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """evaluate: the job's table, records and note of what was searched."""
 
+from collections import Counter
+import gzip
 import json
+import string
 
 import pytest
 
@@ -17,6 +20,40 @@ def configured(**fields):
       questions_per_hop=1, kinds=('known',), max_hops=2)
   config.evaluate.update(fields)
   return config
+
+
+def recomputed(folder):
+  """{(set, engine, decoding): scores} of the records' trajectories alone."""
+  def plain(text):
+    text = ''.join(c for c in text.lower() if c not in string.punctuation)
+    return [word for word in text.split() if word not in ('a', 'an', 'the')]
+
+  found = {}
+  for file in sorted(folder.glob('records/*/*.jsonl.gz')):
+    for line in gzip.open(file, 'rt', encoding='utf-8'):
+      record = json.loads(line)
+      of, one = record['trajectory'], dict.fromkeys(('em', 'subem', 'f1'), 0.0)
+      golds = [plain(gold) for gold in of['question']['answers']]
+      last = of['turns'][-1]['action'] if of['turns'] else {'kind': ''}
+      said = plain(last['texts'][0]) if last['kind'] == 'answer' else []
+      for gold in filter(None, golds):
+        both = sum((Counter(said) & Counter(gold)).values())
+        one['em'] = max(one['em'], float(said == gold))
+        one['subem'] = max(one['subem'], ' '.join(gold) in ' '.join(said))
+        one['f1'] = max(one['f1'], 2 * both / (len(said) + len(gold)))
+      read = [' '.join(plain(f"{p['title']} {p['text']}"))
+              for turn in of['turns'] for p in turn['passages']]
+      one['recall'] = any(' '.join(gold) in text
+                          for gold in golds for text in read)
+      one['searches'] = sum(
+          turn['action']['kind'] == 'search' and bool(turn['passages'])
+          for turn in of['turns'])
+      one['answered'] = last['kind'] == 'answer'
+      one['tokens'] = sum(len(turn['action_tokens']) for turn in of['turns'])
+      key = record['set'], record['engine'], record['decoding']
+      found.setdefault(key, []).append(one)
+  return {key: {name: sum(one[name] for one in ones) / len(ones)
+                for name in ones[0]} for key, ones in found.items()}
 
 
 @pytest.mark.slow
@@ -42,6 +79,22 @@ def test_a_model_folder_is_evaluated_in_every_way(tmp_path, capsys):
   note = json.loads((tmp_path / 'search.json').read_text())
   assert note['known']['engine'] == 'bm25' and note['known']['passages'] > 10
   assert 'noise' in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_scores_are_those_of_thirty_independent_lines(tmp_path):
+  config = configured()
+  config.evaluate.worlds.update(
+      questions_per_hop=12, common_per_hop=12, kinds=('known', 'famous'))
+  evaluate.run(config, str(tmp_path))
+  independent = recomputed(tmp_path)
+  whole = [row for row in json.loads((tmp_path / 'table.json').read_text())
+           if row['hops'] == 'all']
+  assert len(independent) == len(whole) == 6
+  for row in whole:
+    own = independent[row['set'], row['engine'], row['decoding']]
+    assert {name: row[name] for name in own} == pytest.approx(own, abs=1e-12)
+  assert len({row['em'] for row in whole}) > 2  # not all alike
 
 
 def test_a_run_without_checkpoints_is_refused(tmp_path):
