@@ -30,7 +30,7 @@ def get_config(size: str = 'laptop'):
   size = 'laptop' if settings.is_laptop(size) else size  # of any updates
   config.job = 'searchrl.jobs.evaluate:run'
   config.evaluate.update(
-      run='',  # whose newest checkpoint is evaluated; '': the model itself
+      run='',  # that is evaluated, at its newest step or 'run@12'; '': the model
       step=0,  # another one draws other samples
       samples=1,  # a question, where sampled: for pass@k and the majority
       methods={},  # row -> method, model and run; {}: the agent alone
@@ -72,6 +72,6 @@ def _method(name: str, run: str = '', path: str = '', taught: bool = True
   return dict(
       method=name,  # of evaluation.methods, or agent: as it was trained to play
       path=path,  # of the model; '': the tiny base
-      run=run,  # whose newest checkpoint it is; '': the model itself
+      run=run,  # at its newest step, or 'run@12'; '': the model itself
       taught=taught,  # its prompt, to that model
   )

@@ -11,6 +11,7 @@ import pytest
 
 from configs import evaluate as evaluate_config
 from searchrl.evaluation import shards
+from searchrl.experiment import policy
 from searchrl.jobs import evaluate
 
 
@@ -99,7 +100,7 @@ def test_scores_are_those_of_thirty_independent_lines(tmp_path):
 
 def test_a_run_without_checkpoints_is_refused(tmp_path):
   (tmp_path / 'run').mkdir()
-  with pytest.raises(FileNotFoundError, match='with checkpoints, but .*run has'):
+  with pytest.raises(FileNotFoundError, match='with checkpoints, but .*run is none'):
     evaluate.run(configured(run=str(tmp_path / 'run')), str(tmp_path / 'out'))
 
 
@@ -110,6 +111,15 @@ def test_nothing_to_evaluate_on_is_said_before_a_model_is_loaded(
   config.evaluate.worlds.kinds = ()
   with pytest.raises(ValueError, match='data.evaluate must name questions wher'):
     evaluate.run(config, str(tmp_path / 'out'))
+  assert not (tmp_path / 'out').exists()
+
+
+def test_a_step_that_a_run_has_not_kept_is_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(policy.checkpoint, 'steps', lambda folder: [4, 8])
+  monkeypatch.setattr(policy, 'recorded', lambda run: {'model': {'path': ''}})
+  with pytest.raises(ValueError, match='evaluate.run must be at a step whose '
+                     'checkpoint .*run keeps, which are 4, 8, but is at 6'):
+    evaluate.run(configured(run=f'{tmp_path}/run@6'), str(tmp_path / 'out'))
   assert not (tmp_path / 'out').exists()
 
 

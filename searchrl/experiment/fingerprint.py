@@ -15,7 +15,6 @@ from searchrl.evaluation import compare
 from searchrl.experiment import policy
 from searchrl.models import weights
 from searchrl.rollouts.sampler import Sampler
-from searchrl.runtime import checkpoint
 from searchrl.runtime import workdir as workdirs
 from searchrl.trajectory import Question
 
@@ -53,8 +52,8 @@ def facts(config: Any, sampler: Sampler, sets: Sequence[datasets.Dataset],
 def _model(config: Any, run: str) -> dict[str, Any]:
   """A run's checkpoint by its seal, a folder by its weights."""
   if run:
-    folder = pathlib.Path(run)
-    step = checkpoint.steps(folder / 'checkpoints')[-1]
+    folder, step = policy.parse_run(run)
+    step = policy.kept_step(folder, step, 'evaluate.run')
     seal = folder / 'checkpoints' / str(step) / 'integrity.json'
     return {'run': run, 'step': step, 'digest': _digest(seal.read_bytes())}
   folder = pathlib.Path(weights.locate(
@@ -72,9 +71,10 @@ def overlap(run: str, sets: Sequence[datasets.Dataset]) -> dict[str, float]:
 
   Of a run without files, what it generated; {} where its files are gone.
   """
-  recorded = policy.recorded(pathlib.Path(run)) if run else {}
+  folder, _ = policy.parse_run(run)
+  recorded = policy.recorded(folder) if run else {}
   named = recorded.get('data', {}).get('train', '')
-  own = pathlib.Path(run) / 'data' / 'train'
+  own = folder / 'data' / 'train'
   try:
     files = [file.path for file in question_files.named(named, 'data.train')] or [
         *own.glob('questions.jsonl'), *own.glob('train_common.jsonl')]

@@ -28,14 +28,6 @@ from searchrl.runtime import workdir as workdirs
 _NOTE = policy.INIT + '.json'  # {run, step, critic}: written when all is there
 
 
-def parse(text: str) -> tuple[pathlib.Path, int | None]:
-  """The folder and the step of 'runs/dspo@20'; None: its newest checkpoint."""
-  run, _, step = text.rpartition('@')
-  if run and step.isdecimal() and not pathlib.Path(text).is_dir():
-    return pathlib.Path(run), int(step)
-  return pathlib.Path(text), None
-
-
 def check(config, folder: pathlib.Path) -> None:
   """Raises unless the run that a config names can be started from.
 
@@ -49,7 +41,7 @@ def check(config, folder: pathlib.Path) -> None:
   """
   if not config.train.init_from or (folder / _NOTE).exists():
     return
-  run, step = parse(config.train.init_from)
+  run, step = policy.parse_run(config.train.init_from)
   if run.resolve() == folder.resolve():
     raise ValueError(
         f'train.init_from must be another run, but {run} is the --workdir '
@@ -109,7 +101,7 @@ def start(config, folder: pathlib.Path, sampler: Sampler,
 def _export(config, folder: pathlib.Path, sampler: Sampler,
             base: transformer.Params) -> None:
   """Writes the other run's policy to the folder, and then which it was."""
-  run, step = parse(config.train.init_from)
+  run, step = policy.parse_run(config.train.init_from)
   step = processes.on_first('init step', lambda: policy.kept_step(
       run, step, 'train.init_from'))
   processes.say(f'Starting from step {step} of {run}.')

@@ -215,17 +215,31 @@ def _dialogue(path: str, shape: transformer.TransformerConfig, name: str
 
 def of_run(config, run: str, *, most: int | None = None
           ) -> tuple[Sampler, transformer.Params]:
-  """The sampler of a config, with the policy of a run's newest checkpoint.
+  """The sampler of a config, with the policy of a run's checkpoint.
 
   Args:
     config: of `ask`, of a server or of an evaluation.
-    run: the run's folder; '' is the model itself.
+    run: the run's folder, as in `parse_run`; '' is the model itself.
     most: as in `build`.
+
+  Raises:
+    ValueError, FileNotFoundError: as `build` and `kept_step`.
   """
+  folder, step = parse_run(run)
+  if run:
+    step = kept_step(folder, step, 'evaluate.run')
   sampler, params = build(config, meshes.make(**config.mesh), most=most)
   if run:
-    params = trained(pathlib.Path(run), params, sampler.shape)
+    params = trained(folder, params, sampler.shape, step=step)
   return sampler, params
+
+
+def parse_run(text: str) -> tuple[pathlib.Path, int | None]:
+  """The folder and the step of 'runs/dspo@20'; None: its newest checkpoint."""
+  run, _, step = text.rpartition('@')
+  if run and step.isdecimal() and not pathlib.Path(text).is_dir():
+    return pathlib.Path(run), int(step)
+  return pathlib.Path(text), None
 
 
 def trained(run: pathlib.Path, base: transformer.Params,
@@ -299,12 +313,12 @@ def recorded(run: pathlib.Path) -> dict[str, Any]:
 
 def model_of_run(run: str) -> str:
   """The model.path that a run was trained with; '' is the tiny base model."""
-  return recorded(pathlib.Path(run)).get('model', {}).get('path', '')
+  return recorded(parse_run(run)[0]).get('model', {}).get('path', '')
 
 
 def search_of_run(run: str) -> tuple[str, dict[str, Any]]:
   """The engine that a run is evaluated with, and its options; or BM25."""
-  config = recorded(pathlib.Path(run)) if run else {}
+  config = recorded(parse_run(run)[0]) if run else {}
   search = config.get('evaluate', {}).get('search', {})
   if not search.get('engine'):  # that of training
     search = config.get('search', {})
@@ -319,7 +333,7 @@ def check_run(run: str, *, model: str, dialogue: str) -> None:
     model: the model.path of the config that samples from the run.
     dialogue: the dialogue of that config.
   """
-  folder = pathlib.Path(run)
+  folder, _ = parse_run(run)
   past = recorded(folder)
   if not past or not (folder / 'checkpoints').is_dir():
     raise FileNotFoundError(

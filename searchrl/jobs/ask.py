@@ -80,7 +80,7 @@ def corpus_file(config, run: str, workdir: pathlib.Path) -> pathlib.Path:
   """The corpus: the config's, the run's, or a generated world's."""
   if config.search.corpus:
     return pathlib.Path(config.search.corpus)
-  of_run = pathlib.Path(run) / 'data' / 'train' / 'corpus.jsonl'
+  of_run = policy.parse_run(run)[0] / 'data' / 'train' / 'corpus.jsonl'
   if run and of_run.is_file():
     return of_run
   datasets.train_set(

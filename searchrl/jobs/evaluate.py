@@ -127,7 +127,8 @@ def _of_seed(method: Any, seed: int) -> Any:
 
 def _missing(method: Any) -> str:
   """What is not there of a method's model; '' if all is."""
-  made = [method.run, method.path if method.path.endswith('/model') else '']
+  made = [str(policy.parse_run(method.run)[0]) if method.run else '',
+          method.path if method.path.endswith('/model') else '']
   return next((f'{path} is not there' for path in made
                if path and not pathlib.Path(path).exists()), '')
 
@@ -138,7 +139,7 @@ def _of_method(config, method: Any) -> Any:
   own.unlock()
   own.model.path = method.path
   if method.run:
-    past = policy.recorded(pathlib.Path(method.run))
+    past = policy.recorded(policy.parse_run(method.run)[0])
     if past:
       own.model.path, own.dialogue = past['model']['path'], past['dialogue']
       own.rollout.budgets.update(past['rollout']['budgets'])
