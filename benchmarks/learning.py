@@ -107,13 +107,22 @@ def study(options) -> None:
 
 
 def _all(wanted: Sequence[Run], end: float, options) -> bool:
-  """Does runs side by side; returns whether all of them were begun."""
-  found, began = read(options.records), []
+  """Does runs side by side; returns whether all of them were begun.
+
+  Raises:
+    RuntimeError: a run failed; those beside it have ended, and are recorded.
+  """
+  found, began, failed = read(options.records), [], []
 
   def one(arm, seed):
-    if time.monotonic() + expected(arm, found, 'wall_secs') > end:
+    late = time.monotonic() + expected(arm, found, 'wall_secs') > end
+    if late or failed:
       return None
-    return record(arm, seed, options)
+    try:
+      return record(arm, seed, options)
+    except Exception as error:  # pylint: disable=broad-exception-caught
+      failed.append(error)  # no other begins; those beside it end
+      return None
 
   with concurrent.futures.ThreadPoolExecutor(options.parallel) as pool:
     running = [pool.submit(one, *run) for run in wanted]
@@ -122,12 +131,13 @@ def _all(wanted: Sequence[Run], end: float, options) -> bool:
         began.append(finished.result())
         if began[-1]:
           _append(began[-1], options.records)
-    except BaseException as error:
+    except KeyboardInterrupt:
       pool.shutdown(wait=False, cancel_futures=True)
-      if isinstance(error, KeyboardInterrupt):  # else the others end first
-        for process in list(_running):
-          os.kill(process, signal.SIGTERM)  # saves after its step
+      for process in list(_running):
+        os.kill(process, signal.SIGTERM)  # saves after its step
       raise
+  if failed:
+    raise failed[0]
   return all(began)
 
 

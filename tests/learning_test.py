@@ -10,6 +10,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 from absl import flags
 from ml_collections import config_flags
@@ -333,6 +335,27 @@ def test_an_interrupt_stops_what_runs_a_failure_does_not(
       assert process.poll() is None
       process.kill()
     assert process.wait() == (-signal.SIGTERM if ended else -signal.SIGKILL)
+
+
+def test_what_ends_beside_a_failure_is_recorded(tmp_path, monkeypatch):
+  begun, failed = threading.Event(), threading.Event()
+
+  def one_of_two(arm, seed, options):
+    del options
+    if arm.name == 'base':
+      assert begun.wait(10)
+      failed.set()
+      raise RuntimeError('base')
+    begun.set()
+    assert failed.wait(10)
+    time.sleep(0.2)  # the failure is known by now
+    return {'arm': arm.name, 'seed': seed, 'cpu_secs': {'train': 1.0}}
+
+  monkeypatch.setattr(learning, 'record', one_of_two)
+  monkeypatch.setattr(experiments, 'all_of', lambda found: {'small': SMALL})
+  with pytest.raises(RuntimeError, match='base'):
+    learning.study(asked(tmp_path, parallel=2))
+  assert [*learning.read(tmp_path / 'records.jsonl')] == [('one', 0)]
 
 
 def test_a_process_that_fails_ends_the_run_and_says_where(tmp_path):
