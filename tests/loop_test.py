@@ -14,6 +14,7 @@ from searchrl.experiment import build
 from searchrl.experiment import loop
 from searchrl.experiment import run as runs
 from searchrl.rollouts import collect
+from searchrl.rollouts import records
 from searchrl.runtime import checkpoint
 from searchrl.runtime import progress as progress_lib
 
@@ -36,7 +37,7 @@ def test_a_search_beyond_the_timeout_is_counted_and_not_trained_on(tmp_path):
   state, progress = loop.restore(experiment, tmp_path, keep=1)
   kept = []
   with loop.rollouts(experiment, config) as take:
-    _, progress, values, trajectories = loop.step(
+    _, progress, values, trajectories, learned = loop.step(
         experiment, config,
         lambda *args: kept.append(take(*args)) or kept[0], state, progress,
         progress_lib.Timer())
@@ -57,6 +58,19 @@ def test_a_search_beyond_the_timeout_is_counted_and_not_trained_on(tmp_path):
     trained = bool(np.any(batch.loss_mask[row]))
     assert trained == batch.in_loss[row] == batch.in_baseline[row] == (
         trajectory.stop_reason != 'search_error')
+  records.write_learned(tmp_path / 'learned.jsonl.gz', *learned)
+  found = records.read_learned(tmp_path / 'learned.jsonl.gz')
+  advantages = np.asarray(experiment.algorithm.advantages(batch))
+  assert len(found) == len(rows) and np.ptp(advantages) > 0
+  for row, trajectory in enumerate(rows):  # each has its own numbers
+    seen = found[trajectory.group, trajectory.sample]
+    assert seen['uid'] == trajectory.question.uid
+    sampled = [logprob for turn in trajectory.turns
+               for logprob in turn.action_logprobs] if batch.in_loss[row] else []
+    np.testing.assert_allclose(seen['old_logprobs'], sampled, atol=1e-3)
+    np.testing.assert_allclose(
+        seen['advantages'], advantages[row][batch.loss_mask[row]]
+        if advantages.ndim > 1 else [advantages[row]] * len(sampled), rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -2,6 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """records: trajectories come back from a file as they went there."""
 
+import numpy as np
+
+from searchrl import trajectory as trajectory_lib
+from searchrl.rl import advantages
 from searchrl.rollouts import records
 from searchrl.trajectory import Action, Passage, Question, Trajectory, Turn
 
@@ -22,3 +26,20 @@ def test_a_file_holds_all_of_every_trajectory_and_appears_whole(tmp_path):
   assert [f.name for f in file.parent.iterdir()] == ['round.jsonl.gz']
   records.write(file, [])
   assert records.read(file) == []
+
+
+def test_what_was_learned_is_found_by_group_and_sample(tmp_path):
+  file = tmp_path / 'learned' / 'step.jsonl.gz'
+  assert records.read_learned(file) == {}
+  batch = trajectory_lib.pack([TRAJECTORY], group_ids=[0], policy_step=3,
+                              length=8, rows=2)
+  old = np.where(batch.loss_mask, np.float32(-0.25), 0)
+  for values, seen in (
+      (np.float32([0.5, 9]), [0.5]), (np.full((2, 8), 0.5), [0.5]),
+      (advantages.Estimate(np.full((2, 8), 0.5), None), [0.5]),
+      ({'mine': np.zeros(2)}, None)):
+    records.write_learned(file, [TRAJECTORY], batch.__class__(**(
+        vars(batch) | {'old_logprobs': old})), values)
+    assert records.read_learned(file) == {(0, 1): {
+        'group': 0, 'sample': 1, 'uid': 'q', 'old_logprobs': [-0.25],
+        'advantages': seen}}

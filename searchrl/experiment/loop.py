@@ -98,7 +98,7 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
       _check_not_silent(progress, options)
       heartbeat.beat(f'step {progress.step + 1}')
       with timer('step'):
-        state, progress, values, sampled = step(
+        state, progress, values, sampled, learned = step(
             experiment, config, take, state, progress, timer)
       values |= timer.pop() | _learning_rates(config, experiment, state)
       values |= _throughput(sampled, values['timing_s/step'])
@@ -106,8 +106,9 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
           experiment.algorithm, progress, values, options.warn_after)
       writer.write(progress.step, values)
       if processes.is_first():
-        records.write(folder / 'trajectories' / f'step_{progress.step:06d}.jsonl.gz',
-                      sampled)
+        name = f'step_{progress.step:06d}.jsonl.gz'
+        records.write(folder / 'trajectories' / name, sampled)
+        records.write_learned(folder / 'learned' / name, *learned)
       done = is_done(progress, options)
       every = config.evaluate.every
       if every and progress.step % every == 0 and not done:
@@ -130,13 +131,14 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
 
 def step(experiment: Experiment, config, take: Take, state: Any,
          progress: Progress, timer: progress_lib.Timer
-        ) -> tuple[Any, Progress, dict[str, float], list[Trajectory]]:
+        ) -> tuple[Any, Progress, dict[str, float], list[Trajectory], tuple]:
   """One step of RL: sample, keep, pack, score, update.
 
   Returns:
-    The new state and progress, metrics, and all trajectories sampled.
+    The new state and progress, metrics, all trajectories sampled, and, for
+    `records.write_learned`, those trained on with their batch and advantages.
   """
-  learner = experiment.learner
+  learner, seen = experiment.learner, []
   with timer('gen'):
     found = take(learner.policy(state, experiment.params), progress)
   batch = collect.pack(
@@ -144,12 +146,14 @@ def step(experiment: Experiment, config, take: Take, state: Any,
       length=config.rollout.length,
       mask_truncated=config.rollout.mask_truncated)
   batch = learner.score(state, batch, experiment.params, timer)
-  state, learned = learner.update(state, batch, experiment.params, timer)
+  state, learned = learner.update(
+      state, batch, experiment.params, timer, see=lambda *of: seen.append(of))
   experiment.lockstep.phase(f'step {progress.step}')
   progress = dataclasses.replace(found.progress, step=progress.step + 1)
   values = found.metrics | statistics.describe(found.trajectories) | learned
   values['training/rollouts'] = progress.rollouts
-  return state, progress, values, found.trajectories
+  trained = [one for group in found.groups for one in group]
+  return state, progress, values, found.trajectories, (trained, *seen[0])
 
 
 def rollouts(experiment: Experiment, config

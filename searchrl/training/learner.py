@@ -152,7 +152,8 @@ class Learner:
                            state['policy'].params, self._frozen(base))
 
   def update(self, state: State, packed: PackedBatch,
-             base: transformer.Params | None = None, timer: Timer = _untimed
+             base: transformer.Params | None = None, timer: Timer = _untimed,
+             see: Callable[[Batch, Any], None] = lambda *_: None
             ) -> tuple[State, dict[str, float]]:
     """Makes an optimiser step on each mini-batch of a batch.
 
@@ -161,6 +162,7 @@ class Learner:
       packed: from `score`.
       base: what `init` received, if adapters are trained.
       timer: times 'adv', and 'update_actor' with the critic's update in it.
+      see: receives the batch with `old_logprobs`, and its advantages; numpy.
 
     Returns:
       The new state, and metrics: the optimiser steps' means, those of the
@@ -177,6 +179,7 @@ class Learner:
         old.append(old_logprobs)
     if batch.old_logprobs is None:
       batch = dataclasses.replace(batch, old_logprobs=packed.unlay(old))
+    see(batch, advantages)
     return state, (_means(per_step) | diagnostics.describe(batch, advantages)
                    | diagnostics.mismatch(batch))
 
