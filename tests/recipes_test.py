@@ -56,12 +56,13 @@ EVERYONE = (
     'critic/rewards/mean', 'train/empty_rows', 'timing_s/adv',
     'timing_s/update_actor', 'timing_s/gen', 'timing_s/step',
     'training/rollout_logprobs_diff_max')
-UNTRAINED = ('__init__', 'ask', 'build_index', 'collect_simulation_data',
-             'common', 'drzero', 'drzero_rivals', 'evaluate',
+UNTRAINED = ('__init__', 'ask', 'backbones', 'build_index',
+             'collect_simulation_data', 'common', 'data_scaling', 'drzero', 'drzero_rivals', 'engines', 'evaluate',
              'evaluate_search', 'evaluate_simulator', 'export',
-             'finetune_simulator', 'models', 'predict', 'rejection', 'search_cost',
-             'serve_model', 'serve_search', 'settings', 'sft', 'tiny_base',
-             'tiny_encoder')
+             'finetune_simulator', 'models', 'predict', 'rejection',
+             'search_cost',
+             'serve_model', 'serve_search', 'settings', 'sft',
+             'tiny_base', 'tiny_encoder')
 NEVER_ALIKE = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds',
                'search/latency_ms/', 'simulated/secs')
 
