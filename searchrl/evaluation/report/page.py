@@ -1,0 +1,158 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs in, one HTML page out, which needs no network and no other file.
+
+What comes from models and engines is data on the page: compressed, decoded by
+the page's own script, and shown as text alone.
+"""
+
+import base64
+from collections.abc import Callable, Sequence
+import gzip
+import hashlib
+import json
+import math
+import pathlib
+from typing import Any
+
+import jinja2
+
+from searchrl.agent import rewards
+from searchrl.agent import tokenizer as tokenizers
+from searchrl.evaluation import suite
+from searchrl.evaluation.report import alarms
+from searchrl.evaluation.report import plots
+from searchrl.evaluation.report import reading
+from searchrl.evaluation.report import tokens
+
+_HERE = pathlib.Path(__file__).parent
+_CHUNK = 25  # trajectories that are decompressed together
+TokenizerOf = Callable[[reading.Run], tokenizers.Tokenizer | None]
+
+
+def render(runs: Sequence[reading.Run], tokenizer_of: TokenizerOf, *,
+           title: str, most: int) -> str:
+  """The page.
+
+  Args:
+    runs: to show.
+    tokenizer_of: of a run's policy; None where it is not there.
+    title: of the page.
+    most: trajectories that it holds; more are thinned out evenly, and said so.
+  """
+  found, total = reading.entries(runs, most)
+  tokenizers_of = {run.name: tokenizer_of(run) for run in runs}
+  bodies = [_body(entry, tokenizers_of[entry.run.name]) for entry in found]
+  script = (_HERE / 'script.js').read_text(encoding='utf-8')
+  environment = jinja2.Environment(
+      loader=jinja2.FileSystemLoader(_HERE), autoescape=True,
+      trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+  return environment.get_template('template.html').render(
+      title=title, runs=[_card(run) for run in runs],
+      legend=plots.legend(runs), curves=list(plots.curves(runs).values()),
+      times=[plots.times(run) for run in runs[:4] if run.steps],
+      more_times=max(len(runs) - 4, 0),
+      tables=[table for run in runs for table in _tables(run)],
+      shown=len(found), total=total, chunk=_CHUNK,
+      index=_packed([_head(n, entry) for n, entry in enumerate(found)]),
+      chunks=[_packed(bodies[n:n + _CHUNK])
+              for n in range(0, len(bodies), _CHUNK)],
+      style=(_HERE / 'style.css').read_text(encoding='utf-8'), script=script,
+      script_hash=base64.b64encode(
+          hashlib.sha256(script.encode()).digest()).decode())
+
+
+def _packed(value: Any) -> str:
+  """What the page's script unpacks: base64 of gzipped JSON."""
+  return base64.b64encode(gzip.compress(
+      json.dumps(value, ensure_ascii=True, allow_nan=False).encode(),
+      mtime=0)).decode()
+
+
+def _card(run: reading.Run) -> dict[str, Any]:
+  """What stands about a run at the top."""
+  whole = {where: next((row for row in rows if row.get('hops') == suite.ALL
+                        and row.get('decoding') == 'greedy'), None)
+           for where, rows in run.tables.items()}
+  scores = [(where, f'{row["em"]:.3f}', row['set'])
+            for where in ('before', 'after') if (row := whole.get(where))]
+  last = run.steps[-1] if run.steps else {}
+  return {
+      'name': run.name, 'folder': str(run.folder),
+      'algorithm': str(run.config.get('algorithm', {}).get('name', '')
+                      ).rpartition(':')[2],
+      'seed': run.config.get('seed', ''), 'steps': len(run.steps),
+      'rollouts': int(last.get('training/rollouts', 0)),
+      'revision': str(run.environment.get('git', ''))[:12],
+      'scores': scores,
+      'alarms': [(said, alarms.said(steps))
+                 for said, steps in alarms.of(run.steps)]}
+
+
+def _tables(run: reading.Run) -> list[dict[str, Any]]:
+  """The tables of a run's evaluations, that of the end open."""
+  result = []
+  for where, rows in run.tables.items():
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    columns = [key for key in columns if key != 'fingerprint']
+    result.append({
+        'title': f'{run.name}{", " + where if where else ""}',
+        'open': where in ('', 'after'), 'columns': columns,
+        'rows': [[_cell(row.get(key)) for key in columns] for row in rows],
+        'fingerprint': next((row['fingerprint'] for row in rows
+                             if row.get('fingerprint')), '')})
+  return result
+
+
+def _cell(value: Any) -> tuple[str, bool]:
+  """The text of a cell, and whether it is a number."""
+  if isinstance(value, float):
+    return f'{value:.3f}', True
+  return '' if value is None else str(value), isinstance(value, int)
+
+
+def _head(number: int, entry: reading.Entry) -> dict[str, Any]:
+  """What a trajectory is found by."""
+  of = entry.trajectory
+  return {
+      'id': number, 'run': entry.run.name, 'where': entry.where,
+      'set': entry.set, 'question': of.question.text,
+      'golds': list(of.question.answers), 'answer': of.answer,
+      'score': _number(entry.score), 'stop': of.stop_reason,
+      'parts': {name: _number(value) for name, value in of.parts.items()},
+      'searches': of.searches, 'hops': of.question.hops}
+
+
+def _body(entry: reading.Entry, tokenizer: tokenizers.Tokenizer | None
+         ) -> list[dict[str, Any]]:
+  """The segments of a conversation, and the passages of its searches."""
+  golds = [gold for gold in map(
+      rewards.normalise, entry.trajectory.question.answers) if gold]
+  return [_segment(segment, golds) for segment in tokens.segments(
+      entry.trajectory, tokenizer, entry.learned)]
+
+
+def _segment(segment: tokens.Segment, golds: Sequence[str]) -> dict[str, Any]:
+  result = {'role': segment.role, 'texts': segment.texts}
+  for name in ('logprobs', 'ratios', 'advantages'):
+    if values := getattr(segment, name):
+      result[name] = [_number(value) for value in values]
+  if segment.role == tokens.POLICY:
+    result |= {'trained': segment.trained, 'action': segment.turn.action.kind}
+  elif segment.turn:
+    result['passages'] = [_passage(one, golds) for one in segment.turn.passages]
+  return result
+
+
+def _passage(passage: Any, golds: Sequence[str]) -> dict[str, Any]:
+  text = rewards.normalise(f'{passage.title} {passage.text}')
+  return {'title': passage.title, 'text': passage.text,
+          'score': _number(passage.score),
+          'gold': any(gold in text for gold in golds)}
+
+
+def _number(value: float | None) -> float | str | None:
+  """A number as JSON has it: four digits are enough to read."""
+  if value is None:
+    return None
+  return float(f'{value:.5g}') if math.isfinite(value) else str(value)

@@ -1,0 +1,162 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Curves of runs as inline SVG, in colours that the page's style sheet names."""
+
+from collections.abc import Mapping, Sequence
+import io
+import math
+import re
+
+import numpy as np
+
+from searchrl.evaluation import figures
+from searchrl.evaluation.report import reading
+
+_STEP = 'training/global_step'
+PANELS = {  # metric -> title, unit
+    'critic/score/mean': ('outcome', 'mean of a step'),
+    'critic/rewards/mean': ('reward', 'mean of a step'),
+    'search/calls_per_traj': ('searches', 'a question'),
+    'response_length/mean': ('response length', 'tokens'),
+    'actor/entropy': ('entropy', 'nats a token'),
+    'actor/pg_clipfrac': ('clipped', 'share of the loss'),
+    'actor/grad_norm': ('gradient norm', ''),
+    'data/frac_group_mixed': ('groups with a gradient', 'share'),
+    'training/rollout_probs_diff_mean': ('sampler against learner',
+                                         'mean difference of probability'),
+}
+PHASES = {  # of a step, in its order -> what it is
+    'gen': 'rollouts', 'old_log_prob': 'log-probs', 'ref': 'reference',
+    'values': 'values', 'adv': 'advantages', 'update_actor': 'update'}
+# Matplotlib draws with these; the page has a variable for each.
+_INK = {'--ink': '#010203', '--muted': '#010204', '--grid': '#010205'}
+_LINES = tuple(f'#0102{n:02x}' for n in range(16, 24))
+_SIZE = (3.9, 2.35)  # inches of a panel
+_STYLE = {
+    'svg.fonttype': 'none', 'text.parse_math': False, 'font.family': 'sans-serif', 'font.size': 9,
+    'axes.edgecolor': _INK['--muted'], 'axes.labelcolor': _INK['--muted'],
+    'axes.facecolor': 'none', 'figure.facecolor': 'none',
+    'axes.grid': True, 'axes.axisbelow': True, 'axes.xmargin': 0.02,
+    'axes.spines.top': False, 'axes.spines.right': False,
+    'axes.spines.left': False, 'axes.titlesize': 10, 'axes.labelsize': 8,
+    'grid.color': _INK['--grid'], 'grid.linewidth': 0.8,
+    'text.color': _INK['--ink'], 'lines.solid_capstyle': 'round',
+    'xtick.color': _INK['--muted'], 'xtick.labelsize': 8,
+    'ytick.color': _INK['--muted'], 'ytick.labelsize': 8,
+    'xtick.major.size': 0, 'ytick.major.size': 0}
+Curve = tuple[np.ndarray, np.ndarray, np.ndarray]  # steps, means, deviations
+
+
+def groups(runs: Sequence[reading.Run]) -> dict[str, list[reading.Run]]:
+  """Runs that differ in their seed alone, under the name of the first."""
+  by_family = {}
+  for run in runs:
+    if run.steps:
+      by_family.setdefault(run.family if run.config else run.name,
+                           []).append(run)
+  return {(same[0].name if len(same) == 1 else
+           f'{same[0].name} and {len(same) - 1} more seeds'): same
+          for same in by_family.values()}
+
+
+def curves(runs: Sequence[reading.Run]) -> dict[str, str]:
+  """{title: SVG} of the panels that some run has numbers for."""
+  found, panels = groups(runs), {}
+  for name, title, unit in _panels(runs):
+    lines = {group: curve for group, same in found.items()
+             if (curve := _curve(same, name)) is not None}
+    if lines:
+      panels[title] = _drawn(lines, list(found), title, unit)
+  return panels
+
+
+def times(run: reading.Run) -> str:
+  """The seconds of a run's steps by phase, stacked."""
+  steps = [line[_STEP] for line in run.steps]
+  values = {said: [line.get(f'timing_s/{name}', 0.0) for line in run.steps]
+            for name, said in PHASES.items()}
+  values['the rest'] = [max(line.get('timing_s/step', 0.0) - sum(
+      value[n] for value in values.values()), 0.0)
+                        for n, line in enumerate(run.steps)]
+  values = {said: value for said, value in values.items() if any(value)}
+
+  def draw(axes):
+    axes.stackplot(steps, list(values.values()), labels=list(values),
+                   colors=_LINES, linewidth=0)
+    axes.legend(fontsize=8, frameon=False, loc='upper left',
+                bbox_to_anchor=(1.0, 1.05))
+
+  return _svg(draw, f'{run.name}: time', 'seconds a step', (6.4, 2.35))
+
+
+def _panels(runs: Sequence[reading.Run]) -> list[tuple[str, str, str]]:
+  """(metric, title, unit), exact match of the evaluations after the outcome."""
+  names = {name: None for run in runs for line in run.lines for name in line}
+  validated = [name for name in names
+               if re.fullmatch(r'val/.+/em/greedy', name)
+               and '_noise' not in name and not re.search(r'_\d+hop/', name)]
+  shown = [(name, *said) for name, said in PANELS.items()]
+  return shown[:1] + [
+      (name, f'exact match: {name.split("/")[1]}', 'greedy')
+      for name in validated[:5]] + shown[1:]
+
+
+def _curve(runs: Sequence[reading.Run], name: str) -> Curve | None:
+  """The mean over runs at each step, and the deviation where several are."""
+  found = {}
+  for run in runs:
+    for line in run.lines:
+      value = line.get(name, math.nan)
+      if math.isfinite(value):
+        found.setdefault(line[_STEP], []).append(value)
+  if len(found) < 2:
+    return None
+  steps = sorted(found)
+  return (np.array(steps), np.array([np.mean(found[step]) for step in steps]),
+          np.array([np.std(found[step], ddof=1) if len(found[step]) > 1 else 0
+                    for step in steps]))
+
+
+def _drawn(lines: Mapping[str, Curve], order: Sequence[str], title: str,
+           unit: str) -> str:
+  def draw(axes):
+    for group, (steps, mean, spread) in lines.items():
+      color = _LINES[order.index(group) % len(_LINES)]
+      smooth = figures.running_mean(mean, max(1, len(mean) // 12))
+      if np.any(spread):
+        axes.fill_between(steps, mean - spread, mean + spread, color=color,
+                          alpha=0.18, linewidth=0)
+      axes.plot(steps, mean, color=color, alpha=0.35, linewidth=1)
+      axes.plot(steps, smooth, color=color, linewidth=2)
+  return _svg(draw, title, unit, _SIZE)
+
+
+def _svg(draw, title: str, unit: str, size: tuple[float, float]) -> str:
+  """An SVG element whose colours are variables of the page."""
+  import matplotlib  # slow to import, and only reports need it
+  from matplotlib.figure import Figure
+  with matplotlib.rc_context(_STYLE | {'svg.hashsalt': title}):
+    figure = Figure(figsize=size, layout='constrained')
+    axes = figure.subplots()
+    draw(axes)
+    axes.set_title(title, loc='left', weight='bold')
+    axes.set_ylabel(unit)
+    axes.set_xlabel('step')
+    axes.grid(axis='x', visible=False)
+    axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
+    axes.yaxis.get_major_locator().set_params(nbins=5)
+    file = io.StringIO()
+    figure.savefig(file, format='svg', transparent=True,
+                   metadata={'Date': None})
+  text = file.getvalue()[file.getvalue().index('<svg'):]
+  for name, color in _INK.items():
+    text = text.replace(color, f'var({name})')
+  for n, color in enumerate(_LINES):
+    text = text.replace(color, f'var(--line-{n})')
+  return text
+
+
+def legend(runs: Sequence[reading.Run]) -> list[tuple[str, str]]:
+  """(colour, name) of each line, for the page."""
+  return [(f'var(--line-{n % len(_LINES)})', name)
+          for n, name in enumerate(groups(runs))]

@@ -1,0 +1,208 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what a report shows from the folders of runs; changes nothing there."""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import functools
+import gzip
+import json
+import pathlib
+from typing import Any
+
+from searchrl.evaluation import suite
+from searchrl.rollouts import records
+from searchrl.runtime import metrics
+from searchrl.runtime import workdir
+from searchrl.trajectory import Trajectory, from_json
+
+_SEED = 'seed'
+_DEPTH = 4  # folders of runs below a given one, as of sweeps and self-play
+_STEP = 'training/global_step'
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A folder with metrics, evaluations or both.
+
+  Attributes:
+    name: in the report.
+    folder: that it is.
+    config: as recorded; {} if it is not there.
+    environment: git revision and versions.
+    lines: of metrics.jsonl, a line a step, evaluations in lines of their own.
+  """
+
+  name: str
+  folder: pathlib.Path
+  config: Mapping[str, Any]
+  environment: Mapping[str, Any]
+  lines: Sequence[Mapping[str, float]]
+
+  @property
+  def family(self) -> str:
+    """Equal for runs that differ in their seed alone."""
+    plain = {key: value for key, value in self.config.items() if key != _SEED}
+    return json.dumps(plain, sort_keys=True)
+
+  @functools.cached_property
+  def steps(self) -> list[Mapping[str, float]]:
+    """The lines of training steps."""
+    return [line for line in self.lines if 'critic/score/mean' in line]
+
+  @functools.cached_property
+  def tables(self) -> dict[str, list[dict[str, Any]]]:
+    """{'before', 'step 20', 'after' or '': rows}, in order of time."""
+    found = {'': self.folder / suite.TABLE} | {
+        where: self.folder / 'evaluation' / where / suite.TABLE
+        for where in _in_time(self.folder / 'evaluation')}
+    return {_said(where): json.loads(file.read_text())
+            for where, file in found.items() if file.exists()}
+
+  @property
+  def sources(self) -> dict[str, list[pathlib.Path]]:
+    """{'step 12' or 'after': files of trajectories}, in order of time."""
+    found = {f'step {int(file.name[5:11])}': [file] for file in sorted(
+        (self.folder / 'trajectories').glob('step_*.jsonl.gz'))}
+    for where in _in_time(self.folder / 'evaluation'):
+      found[f'evaluated {_said(where)}'] = sorted(
+          (self.folder / 'evaluation' / where).rglob('*.jsonl.gz'))
+    for part in (suite.RECORDS, 'methods'):
+      if files := sorted((self.folder / part).rglob('*.jsonl.gz')):
+        found['evaluated'] = files
+    return {where: files for where, files in found.items() if files}
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """A trajectory of the report.
+
+  Attributes:
+    run: its name.
+    where: the step or the evaluation.
+    set: the data set; of an evaluation also engine and decoding.
+    trajectory: the trajectory itself.
+    score: reward, or exact match of an evaluation; None if it has none.
+    learned: `records.read_learned` of it; {} if nothing was.
+    text: of conversations that have no tokens.
+  """
+
+  run: Run
+  where: str
+  set: str
+  trajectory: Trajectory
+  score: float | None
+  learned: Mapping[str, Any]
+
+
+def runs(folders: Sequence[str]) -> list[Run]:
+  """The runs of folders; of a folder of runs, as of seeds, all below it.
+
+  Raises:
+    FileNotFoundError: a folder holds none.
+  """
+  result = []
+  for text in folders:
+    folder = pathlib.Path(text)
+    found = [folder] if _is_run(folder) else sorted(
+        path.parent for depth in range(1, _DEPTH + 1)
+        for path in folder.glob('/'.join(['*'] * depth + ['config.json']))
+        if _is_run(path.parent) and 'evaluation' not in path.parts)
+    if not found:
+      raise FileNotFoundError(
+          'report.runs must be folders of runs or evaluations, with a '
+          f'metrics.jsonl or table.json in them or below, but {folder} has '
+          'neither. Name for instance runs/dspo, a --workdir.')
+    result += [_run(path, _name(folder, path)) for path in found]
+  return result
+
+
+def entries(found: Sequence[Run], most: int) -> tuple[list[Entry], int]:
+  """Trajectories of all runs, evenly over steps and evaluations.
+
+  Args:
+    found: the runs.
+    most: trajectories at most.
+
+  Returns:
+    The entries, and how many trajectories there are.
+  """
+  sources = [(run, where, files) for run in found
+             for where, files in run.sources.items()]
+  counts = [sum(_count(file) for file in files) for _, _, files in sources]
+  shares = _shares(counts, most)
+  return [entry for source, count, share in zip(sources, counts, shares)
+          for entry in _spread(_entries(*source), count, share)], sum(counts)
+
+
+def _is_run(folder: pathlib.Path) -> bool:
+  return (folder / metrics.FILE).is_file() or (folder / suite.TABLE).is_file()
+
+
+def _name(given: pathlib.Path, folder: pathlib.Path) -> str:
+  below = folder.relative_to(given).as_posix()
+  return given.resolve().name + ('' if below == '.' else f'/{below}')
+
+
+def _run(folder: pathlib.Path, name: str) -> Run:
+  def read(file):
+    return json.loads(file.read_text()) if file.exists() else {}
+  lines = (metrics.read(folder / metrics.FILE)
+           if (folder / metrics.FILE).exists() else [])
+  config = (workdir.read_config(folder)
+            if (folder / workdir.CONFIG).exists() else {})
+  return Run(name, folder, config, read(folder / 'environment.json'), lines)
+
+
+def _in_time(folder: pathlib.Path) -> list[str]:
+  """The evaluations of a run: before, during, after."""
+  order = {'before': 0, 'after': 2}
+  return sorted((path.name for path in folder.glob('*') if path.is_dir()),
+                key=lambda name: (order.get(name, 1), name))
+
+
+def _said(where: str) -> str:
+  return (f'step {int(where.removeprefix("step_"))}'
+          if where.startswith('step_') else where)
+
+
+def _count(file: pathlib.Path) -> int:
+  with gzip.open(file) as lines:
+    return sum(1 for _ in lines)
+
+
+def _shares(counts: Sequence[int], most: int) -> list[int]:
+  """At most so many together: small sources whole, large ones alike."""
+  shares, left = [0] * len(counts), most
+  order = sorted(range(len(counts)), key=lambda n: counts[n])
+  for rank, n in enumerate(order):
+    shares[n] = min(counts[n], left // (len(order) - rank))
+    left -= shares[n]
+  return shares
+
+
+def _spread(found: Iterator[Entry], count: int, share: int) -> Iterator[Entry]:
+  """So many of them, evenly."""
+  taken = {n * count // share for n in range(share)} if share else set()
+  for n, entry in enumerate(found):
+    if n in taken:
+      yield entry
+
+
+def _entries(run: Run, where: str, files: Sequence[pathlib.Path]
+            ) -> Iterator[Entry]:
+  for file in files:
+    if file.parent.name == 'trajectories':
+      learned = records.read_learned(run.folder / 'learned' / file.name)
+      for one in records.read(file):
+        yield Entry(run, where, one.question.data_source, one, one.reward,
+                    learned.get((one.group, one.sample), {}))
+    else:
+      with gzip.open(file, 'rt', encoding='utf-8') as lines:
+        for line in lines:
+          record = json.loads(line)
+          name = ', '.join(dict.fromkeys(
+              (record['method'], record['set'], record['engine'],
+               record['decoding'])))
+          yield Entry(run, where, name.removeprefix('agent, '),
+                      from_json(record['trajectory']), record['em'], {})
