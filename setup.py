@@ -33,7 +33,8 @@ setuptools.setup(
                   'searchrl.assets.tiny_instruct': ['*'],
                   'searchrl.assets.tiny_proposer': ['*'],
                   'searchrl.assets.tiny_raw': ['*'],
-                  'searchrl.assets.shapes': ['*/*/config.json']},
+                  'searchrl.assets.shapes': ['*/*/config.json'],
+                  'searchrl.evaluation.report': ['*.css', '*.html', '*.js']},
     install_requires=[
         'absl-py>=2.1',
         'flax>=0.12.8',
@@ -74,8 +75,9 @@ setuptools.setup(
         'test': ['bm25s>=0.3', 'faiss-cpu>=1.12', 'httptools>=0.6.3',
                  'hypothesis>=6.100', 'ir-measures>=0.4', 'pyarrow>=17',
                  'pytest>=8', 'pytest-xdist>=3.6',
-                 'scann>=1.4.2; platform_system == "Linux"', 'setuptools',
-                 'wheel'],
+                 'scann>=1.4.2; platform_system == "Linux"',
+                 'selenium>=4.20',  # and Chromium: the report in a browser
+                 'setuptools', 'wheel'],
         'parity': ['torch>=2.6'],
     },
     classifiers=[

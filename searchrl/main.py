@@ -29,6 +29,8 @@ _PLAN = flags.DEFINE_bool(
     'plan', False, 'Print what the run would hold in memory, and end.')
 _QUESTION = flags.DEFINE_string(
     'question', None, 'What configs/ask.py answers; without it, it proposes.')
+_TRAJECTORY = flags.DEFINE_string(
+    'trajectory', None, 'What configs/show.py prints, as FILE:LINE.')
 _SEEDS = flags.DEFINE_list(
     'seeds', None, 'Several seeds, as in 0,1,2: a run each, and one table.')
 _ALLOW_CHANGES = flags.DEFINE_bool(
@@ -58,6 +60,8 @@ def main(argv) -> None:
     refuse_repeated(config, sys.argv[1:])
     if _QUESTION.value is not None:
       _take_question(config, _QUESTION.value)
+    if _TRAJECTORY.value is not None:
+      _take_trajectory(config, _TRAJECTORY.value)
     name = 'searchrl.jobs.plan:run' if _PLAN.value else config.job
     if _SEEDS.value is not None and not _PLAN.value:
       name = 'searchrl.jobs.sweep:run'
@@ -106,6 +110,13 @@ def _take_question(config, question: str) -> None:
         '--config=configs/ask.py, but is '
         f'{question!r} with {flags.FLAGS["config"].config_filename}.')
   config.ask.question = question.strip()
+
+
+def _take_trajectory(config, name: str) -> None:
+  if 'show' not in config:
+    raise ValueError('--trajectory belongs to --config=configs/show.py, but is '
+                     f'given with {flags.FLAGS["config"].config_filename}.')
+  config.show.trajectory = name
 
 
 def run() -> None:

@@ -33,7 +33,8 @@ _INK = {'--ink': '#010203', '--muted': '#010204', '--grid': '#010205'}
 _LINES = tuple(f'#0102{n:02x}' for n in range(16, 24))
 _SIZE = (3.9, 2.35)  # inches of a panel
 _STYLE = {
-    'svg.fonttype': 'none', 'text.parse_math': False, 'font.family': 'sans-serif', 'font.size': 9,
+    'svg.fonttype': 'none', 'text.parse_math': False,
+    'font.family': 'sans-serif', 'font.size': 9,
     'axes.edgecolor': _INK['--muted'], 'axes.labelcolor': _INK['--muted'],
     'axes.facecolor': 'none', 'figure.facecolor': 'none',
     'axes.grid': True, 'axes.axisbelow': True, 'axes.xmargin': 0.02,

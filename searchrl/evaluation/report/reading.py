@@ -84,7 +84,6 @@ class Entry:
     trajectory: the trajectory itself.
     score: reward, or exact match of an evaluation; None if it has none.
     learned: `records.read_learned` of it; {} if nothing was.
-    text: of conversations that have no tokens.
   """
 
   run: Run
@@ -133,6 +132,30 @@ def entries(found: Sequence[Run], most: int) -> tuple[list[Entry], int]:
   shares = _shares(counts, most)
   return [entry for source, count, share in zip(sources, counts, shares)
           for entry in _spread(_entries(*source), count, share)], sum(counts)
+
+
+def entry(file: pathlib.Path, line: int) -> Entry:
+  """The trajectory of a line of a file, from 1.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: it has fewer lines, or is no file of trajectories.
+  """
+  if not file.is_file():
+    raise FileNotFoundError(
+        f'There is no file {file}. Runs keep trajectories in '
+        'trajectories/step_NNNNNN.jsonl.gz, evaluations below records/.')
+  folder = next((parent for parent in file.parents
+                 if (parent / workdir.CONFIG).is_file()), file.parent)
+  try:
+    found = [*_entries(_run(folder, folder.name), file.stem, [file])]
+  except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    raise ValueError(f'{file} must be a file of trajectories, gzipped jsonl, '
+                     f'but reading it failed: {error}.') from error
+  if not 1 <= line <= len(found):
+    raise ValueError(f'{file} has {len(found)} trajectories, lines 1 to '
+                     f'{len(found)}, but line {line} is asked for.')
+  return found[line - 1]
 
 
 def _is_run(folder: pathlib.Path) -> bool:

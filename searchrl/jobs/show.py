@@ -1,0 +1,85 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""One trajectory in the terminal, with roles, log-probs and the loss mask."""
+
+from collections.abc import Iterator
+import pathlib
+
+from searchrl.evaluation.report import reading
+from searchrl.evaluation.report import tokens
+from searchrl.jobs import report
+from searchrl.runtime import processes
+
+_NUMBERS = (('log-prob', 'logprobs', '.4f'), ('ratio', 'ratios', '.4f'),
+            ('advantage', 'advantages', '+.4f'))
+
+
+def run(config, workdir: str) -> None:
+  """Prints the trajectory of `show.trajectory`.
+
+  Raises:
+    ValueError, FileNotFoundError: there is no such file or line.
+  """
+  del workdir  # nothing is written
+  entry = find(config.show.trajectory)
+  if processes.is_first():
+    for line in lines(entry, config.show.observations):
+      print(plain(line))
+
+
+def find(name: str) -> reading.Entry:
+  """The trajectory of FILE:LINE.
+
+  Raises:
+    ValueError, FileNotFoundError: there is no such file or line.
+  """
+  file, _, number = name.rpartition(':')
+  if not number.isdecimal() or int(number) < 1:
+    raise ValueError(
+        '--trajectory must be FILE:LINE with a line from 1 on, as in '
+        'runs/dspo/trajectories/step_000012.jsonl.gz:3, but is '
+        f'{name!r}.')
+  return reading.entry(pathlib.Path(file), int(number))
+
+
+def lines(entry: reading.Entry, observations: bool) -> Iterator[str]:
+  """What is printed."""
+  of = entry.trajectory
+  yield f'Question  {of.question.text}'
+  yield f'Golds     {" | ".join(of.question.answers) or "none"}'
+  yield f'Answer    {"none" if of.answer is None else of.answer}'
+  parts = ''.join(f', {name} {value:.4g}' for name, value in of.parts.items())
+  score = 'none' if entry.score is None else f'{entry.score:.4g}'
+  yield (f'Score     {score}{parts}; ended by {of.stop_reason}, '
+         f'{of.searches} searches')
+  at = 0
+  for segment in tokens.segments(of, report.tokenizer_of(entry.run),
+                                 entry.learned):
+    yield ''
+    yield from _segment(segment, at, observations)
+    at += len(segment.texts)
+
+
+def _segment(segment: tokens.Segment, at: int, observations: bool
+            ) -> Iterator[str]:
+  end = at + len(segment.texts) - 1
+  mask = {True: 'in the loss', False: 'not in the loss',
+          None: 'in the loss, unless the update left it out'}[segment.trained]
+  kind = (f', {segment.turn.action.kind}'
+          if segment.role == tokens.POLICY else '')
+  yield f'{segment.role}{kind}: tokens {at} to {end}, {mask}'
+  if segment.role != tokens.POLICY:
+    if observations or segment.role == tokens.PROMPT:
+      yield from ('  ' + line for line in ''.join(segment.texts).splitlines())
+    return
+  shown = [(title, getattr(segment, name), form)
+           for title, name, form in _NUMBERS if getattr(segment, name)]
+  yield '  token' + ''.join(f'{title:>11}' for title, _, _ in shown)
+  for n, text in enumerate(segment.texts):
+    numbers = ''.join(f'{values[n]:>11{form}}' for _, values, form in shown)
+    yield f'{at + n:>7}{numbers}  {text!r}'
+
+
+def plain(text: str) -> str:
+  """The text without control characters for the terminal."""
+  return ''.join(c if c.isprintable() else ' ' for c in text)
