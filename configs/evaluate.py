@@ -16,7 +16,8 @@ runs/evaluate/table.json and records/.
 
 Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 121 CPU seconds.
 Result: exact match of greedy answers, 1 to 4 hops, names of known parts, after
-dspo.py: .93 .85 .78 .55 (seed 0); sampled, .82 .62 .50 .26.
+dspo.py: .93 .85 .78 .55 (seed 0); sampled, .82 .62 .50 .26. Methods: 124 CPU
+seconds, 107 of time; trained, three seeds: 150 CPU seconds (BENCHMARKS.md).
 """
 
 from configs import common

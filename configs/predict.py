@@ -9,8 +9,8 @@ r"""Answers questions that have no golden answers.
 A line of the file is {"id": ..., "question": ...}. Greedily, once; writes
 runs/predict/predictions.jsonl, and the whole trajectories under records/.
 
-Hardware: as configs/evaluate.py. Time: not yet measured. Result: not yet
-measured.
+Hardware and time: as configs/evaluate.py, by the question. Result: answers, and
+no scores: there are no golds.
 """
 
 from configs import evaluate

@@ -16,7 +16,8 @@ A model and conversations of your own (docs/sft.md has the forms of a line):
 
 Hardware: 2 CPU cores. Time: 107 seconds (163 CPU seconds), 63 updates.
 Result: the validation loss, on demonstrations of other worlds, falls from .094
-to .017 nats a token. Exact match of the model: not yet measured.
+to .017 nats a token. Exact match of greedy answers, 1 to 3 hops, names of known
+parts: .97 .91 .91 (means of three seeds; 129 CPU seconds on an AMD EPYC).
 """
 
 import ml_collections
