@@ -10,7 +10,8 @@ a step, alarms, tables, and a browser of trajectories, each token with its
 log-prob, ratio and advantage. A folder of runs, as --seeds makes it, is all of
 them. docs/report.md shows it.
 
-Hardware: 2 CPU cores (AMD EPYC, family 25). Time: see BENCHMARKS.md.
+Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 10 seconds for four runs of
+the laptop. Result: a page of 1 to 3 MB.
 """
 
 import ml_collections

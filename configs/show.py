@@ -8,7 +8,8 @@ r"""One trajectory in the terminal: who wrote each token, and what is trained.
 The number is the line of the file, from 1. Files of training runs and of
 evaluations both do.
 
-Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 6 seconds, start included.
+Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 6 seconds, start included. Result:
+the conversation, and a line a token that the policy sampled.
 """
 
 import ml_collections

@@ -286,7 +286,7 @@ def test_flags_of_commands_exist(document):
           value = value[part]
       elif flag.startswith('--'):
         assert flag.removeprefix('--') in (
-            'workdir', 'plan', 'question', 'allow_changes', 'seeds'), (
+            'workdir', 'plan', 'question', 'allow_changes', 'seeds', 'trajectory'), (
                 f'{document} shows {flag}, which is no flag of ours.')
 
 

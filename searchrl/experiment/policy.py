@@ -316,6 +316,25 @@ def model_of_run(run: str) -> str:
   return recorded(parse_run(run)[0]).get('model', {}).get('path', '')
 
 
+def tokenizer_of(folder: pathlib.Path) -> tokenizers.Tokenizer | None:
+  """That of the policy of a run, or of the run that an evaluation is of.
+
+  Returns:
+    The tokenizer; None, and a line that says so, if it is not there any more.
+  """
+  of = recorded(folder).get('evaluate', {}).get('run', '')
+  run = parse_run(of)[0] if of else folder
+  path = next((str(run / name) for name in ('model', INIT)
+               if (run / name).is_dir()),
+              recorded(run).get('model', {}).get('path') or str(TINY_BASE))
+  try:
+    return tokenizers.load(weights.locate(path))
+  except (OSError, ValueError) as error:
+    processes.say(f'The tokens of {folder} are not told apart, as the tokenizer '
+                  f'of its policy cannot be loaded: {str(error).splitlines()[0]}')
+    return None
+
+
 def search_of_run(run: str) -> tuple[str, dict[str, Any]]:
   """The engine that a run is evaluated with, and its options; or BM25."""
   config = recorded(parse_run(run)[0]) if run else {}

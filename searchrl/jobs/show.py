@@ -7,7 +7,7 @@ import pathlib
 
 from searchrl.evaluation.report import reading
 from searchrl.evaluation.report import tokens
-from searchrl.jobs import report
+from searchrl.experiment import policy
 from searchrl.runtime import processes
 
 _NUMBERS = (('log-prob', 'logprobs', '.4f'), ('ratio', 'ratios', '.4f'),
@@ -53,7 +53,7 @@ def lines(entry: reading.Entry, observations: bool) -> Iterator[str]:
   yield (f'Score     {score}{parts}; ended by {of.stop_reason}, '
          f'{of.searches} searches')
   at = 0
-  for segment in tokens.segments(of, report.tokenizer_of(entry.run),
+  for segment in tokens.segments(of, policy.tokenizer_of(entry.run.folder),
                                  entry.learned):
     yield ''
     yield from _segment(segment, at, observations)
@@ -76,7 +76,7 @@ def _segment(segment: tokens.Segment, at: int, observations: bool
            for title, name, form in _NUMBERS if getattr(segment, name)]
   yield '  token' + ''.join(f'{title:>11}' for title, _, _ in shown)
   for n, text in enumerate(segment.texts):
-    numbers = ''.join(f'{values[n]:>11{form}}' for _, values, form in shown)
+    numbers = ''.join(f'{format(values[n], form):>11}' for _, values, form in shown)
     yield f'{at + n:>7}{numbers}  {text!r}'
 
 

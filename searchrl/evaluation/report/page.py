@@ -52,7 +52,8 @@ def render(runs: Sequence[reading.Run], tokenizer_of: TokenizerOf, *,
       legend=plots.legend(runs), curves=list(plots.curves(runs).values()),
       times=[plots.times(run) for run in runs[:4] if run.steps],
       more_times=max(len(runs) - 4, 0),
-      tables=[table for run in runs for table in _tables(run)],
+      tables=[table for run in runs for table in _tables(
+          run, len(runs) == 1)],
       shown=len(found), total=total, chunk=_CHUNK,
       index=_packed([_head(n, entry) for n, entry in enumerate(found)]),
       chunks=[_packed(bodies[n:n + _CHUNK])
@@ -89,15 +90,15 @@ def _card(run: reading.Run) -> dict[str, Any]:
                  for said, steps in alarms.of(run.steps)]}
 
 
-def _tables(run: reading.Run) -> list[dict[str, Any]]:
-  """The tables of a run's evaluations, that of the end open."""
+def _tables(run: reading.Run, alone: bool) -> list[dict[str, Any]]:
+  """The tables of a run's evaluations, that of the end open if it is alone."""
   result = []
   for where, rows in run.tables.items():
     columns = list(dict.fromkeys(key for row in rows for key in row))
     columns = [key for key in columns if key != 'fingerprint']
     result.append({
         'title': f'{run.name}{", " + where if where else ""}',
-        'open': where in ('', 'after'), 'columns': columns,
+        'open': alone and where in ('', 'after'), 'columns': columns,
         'rows': [[_cell(row.get(key)) for key in columns] for row in rows],
         'fingerprint': next((row['fingerprint'] for row in rows
                              if row.get('fingerprint')), '')})
