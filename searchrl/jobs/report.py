@@ -36,6 +36,7 @@ def run(config, workdir: str) -> None:
   if processes.is_first():
     atomic.write(file, page.render(
         found, lambda run: policy.tokenizer_of(run.folder), most=options.trajectories,
-        title=options.title or ', '.join(options.runs)))
+        title=options.title or ', '.join(
+            pathlib.Path(folder).resolve().name for folder in options.runs)))
   processes.say(str(file), file=sys.stdout)
 

@@ -8,6 +8,7 @@ import math
 import statistics
 
 _STEP = 'training/global_step'
+_FEW = 5  # steps of a mean
 Lines = Sequence[Mapping[str, float]]
 
 
@@ -18,6 +19,10 @@ class Rule:
   says: str
   metric: str
   broken: Callable[[float, Sequence[float]], bool]
+
+
+def _mean(values: Sequence[float]) -> float:
+  return sum(values) / len(values)
 
 
 RULES = (
@@ -39,9 +44,11 @@ RULES = (
     Rule('the step took five times the median', 'timing_s/step',
          lambda now, before: len(before) > 4 and (
              now > 5 * statistics.median(before))),
-    Rule('the score fell to less than half of its best',
-         'critic/score/mean', lambda now, before: len(before) > 4 and (
-             now < 0.5 * max(before))),
+    Rule('the score, a mean of five steps, fell to less than half of its best',
+         'critic/score/mean', lambda now, before: len(before) >= _FEW and (
+             _mean([*before[-_FEW + 1:], now]) < 0.5 * max(
+                 _mean(before[n:n + _FEW])
+                 for n in range(len(before) - _FEW + 1)))),
 )
 
 

@@ -112,8 +112,10 @@ def runs(folders: Sequence[str]) -> list[Run]:
           'report.runs must be folders of runs or evaluations, with a '
           f'metrics.jsonl or table.json in them or below, but {folder} has '
           'neither. Name for instance runs/dspo, a --workdir.')
-    result += [_run(path, _name(folder, path)) for path in found]
-  return result
+    result += [(path, _name(folder, path)) for path in found]
+  names = [name for _, name in result]
+  return [_run(path, name if names.count(name) == 1 else str(path))
+          for path, name in dict.fromkeys(result)]
 
 
 def entries(found: Sequence[Run], most: int) -> tuple[list[Entry], int]:

@@ -1,0 +1,222 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The report: what it reads, alarms, tokens and their numbers, hostile text."""
+
+import base64
+import dataclasses
+import gzip
+import html.parser
+import json
+import math
+import pathlib
+import re
+
+from configs import report as report_config
+from configs import show as show_config
+import numpy as np
+import pytest
+
+from searchrl.agent import tokenizer as tokenizers
+from searchrl.evaluation.report import alarms
+from searchrl.evaluation.report import page
+from searchrl.evaluation.report import reading
+from searchrl.evaluation.report import tokens
+from searchrl.experiment import policy
+from searchrl.jobs import report
+from searchrl.jobs import show
+from searchrl.rollouts import records
+from searchrl.trajectory import (Action, Passage, Question, Trajectory, Turn,
+                                 pack)
+
+HOSTILE = '</script><img src=x onerror=alert(1)>\u202e\x1b[31m'
+
+
+@pytest.fixture(scope='module', name='tokenizer')
+def _tokenizer():
+  return tokenizers.load(str(policy.TINY_BASE))
+
+
+def conversation(tokenizer, group=0, sample=0, text='Who?') -> Trajectory:
+  """One search, and an answer; the numbers of its tokens are all different."""
+  def turn(words, action, observed='', passages=()):
+    ids = tokenizer.encode(words)
+    return Turn(ids, tuple(-0.01 * (n + 1) for n in range(len(ids))), action,
+                tokenizer.encode(observed) if observed else (), passages,
+                text=words, observation=observed)
+  return Trajectory(
+      Question(f'q{group}', text, ('Ada Lovelace',), 2, 'toy'), sample, 3,
+      tokenizer.encode(f'Search: {text}'),
+      (turn('<search> Ada</search>', Action('search', ('Ada',)),
+            '<information>né</information>', (
+                Passage('1', 'Ada', 'ada lovelace wrote', 2.5),
+                Passage('2', HOSTILE, 'nothing', 1.0))),
+       turn('<answer> Ada</answer>', Action('answer', ('Ada',)))),
+      'answer', reward=0.5, outcome_reward=1.0, group=group,
+      prompt=f'Search: {text}', parts={'format': 1.0})
+
+
+def write_run(folder: pathlib.Path, tokenizer, count=4, seed=0) -> list:
+  """A folder as training leaves it, with a step of so many trajectories."""
+  texts = ['Who?', HOSTILE, '"quoted" & <b>bold</b>', 'Wer ist Jürgen 😀?']
+  played = [conversation(tokenizer, n // 2, n % 2, texts[n // 2 % 4])
+            for n in range(count)]
+  records.write(folder / 'trajectories' / 'step_000001.jsonl.gz', played)
+  batch = pack(played, group_ids=[one.group for one in played],
+               policy_step=0, length=256)
+  learner = np.where(batch.loss_mask, batch.behavior_logprobs + 0.1, 0)
+  records.write_learned(
+      folder / 'learned' / 'step_000001.jsonl.gz', played,
+      dataclasses.replace(batch, old_logprobs=learner.astype(np.float32)),
+      np.linspace(-1, 1, count, dtype=np.float32))
+  (folder / 'metrics.jsonl').write_text(''.join(json.dumps({
+      'training/global_step': n, 'critic/score/mean': n / 8,
+      'actor/grad_norm': 1.0, 'timing_s/step': 2.0, 'timing_s/gen': 1.0}) + '\n'
+                                                for n in range(1, 5)))
+  (folder / 'config.json').write_text(json.dumps(
+      {'seed': seed, 'model': {'path': ''},
+       'algorithm': {'name': 'searchrl.rl.algorithms:grpo'}}))
+  return played
+
+
+def rendered(runs, most=2000) -> str:
+  return page.render(runs, lambda run: policy.tokenizer_of(run.folder),
+                     title=HOSTILE, most=most)
+
+
+def data_of(text: str):
+  """(heads, bodies) of a page, read by Python's own parser of HTML."""
+  class Scripts(html.parser.HTMLParser):
+    found, inside = {}, None
+    def handle_starttag(self, tag, attrs):
+      if tag == 'script' and dict(attrs).get('type'):
+        self.inside = dict(attrs).get('id', 'chunk')
+    def handle_data(self, data):
+      if self.inside:
+        self.found.setdefault(self.inside, []).append(data)
+        self.inside = None
+  parser = Scripts()
+  parser.found = {}
+  parser.feed(text)
+  def unpacked(one):
+    return json.loads(gzip.decompress(base64.b64decode(one)))
+  return (unpacked(parser.found['index'][0]),
+          [body for chunk in parser.found.get('chunk', ())
+           for body in unpacked(chunk)])
+
+
+def test_the_page_holds_every_number_of_the_records(tmp_path, tokenizer):
+  played = write_run(tmp_path / 'mine', tokenizer)
+  heads, bodies = data_of(rendered(reading.runs([str(tmp_path / 'mine')])))
+  assert [head['question'] for head in heads] == [
+      one.question.text for one in played]
+  advantages = np.linspace(-1, 1, len(played))
+  for one, body, advantage in zip(played, bodies, advantages):
+    assert ''.join(''.join(s['texts']) for s in body) == (
+        one.prompt + one.response)
+    policys = [s for s in body if s['role'] == 'policy']
+    for segment, turn in zip(policys, one.turns, strict=True):
+      assert len(segment['texts']) == len(turn.action_tokens)
+      assert segment['logprobs'] == pytest.approx(turn.action_logprobs)
+      assert segment['ratios'] == pytest.approx(
+          [math.exp(0.1)] * len(turn.action_tokens), rel=1e-4)
+      assert segment['advantages'] == pytest.approx(
+          [advantage] * len(turn.action_tokens), rel=1e-4, abs=1e-4)
+      assert segment['trained'] is True
+    passages = next(s for s in body if s['role'] == 'observation')['passages']
+    assert [p['gold'] for p in passages] == [True, False]
+
+
+def test_hostile_text_is_data_alone(tmp_path, tokenizer):
+  write_run(tmp_path / 'mine', tokenizer)
+  text = rendered(reading.runs([str(tmp_path / 'mine')]))
+  assert '<img' not in text and HOSTILE not in text
+  assert len(re.findall('<script>', text)) == 1  # the page's own
+  assert "default-src 'none'" in text
+
+
+def test_many_trajectories_are_thinned_out_evenly_and_counted(
+    tmp_path, tokenizer):
+  write_run(tmp_path / 'mine', tokenizer, count=10)
+  text = rendered(reading.runs([str(tmp_path / 'mine')]), most=5)
+  heads, bodies = data_of(text)
+  assert len(heads) == len(bodies) == 5 and '5 of 10' in text
+
+
+def test_runs_of_several_seeds_share_a_curve(tmp_path, tokenizer):
+  for seed in (0, 1):
+    write_run(tmp_path / 'mine' / f'seed_{seed}', tokenizer, seed=seed)
+  found = reading.runs([str(tmp_path / 'mine')])
+  assert [run.name for run in found] == ['mine/seed_0', 'mine/seed_1']
+  assert 'mine/seed_0 and 1 more seeds' in rendered(found)
+
+
+def test_equal_names_are_told_apart_by_their_folders(tmp_path, tokenizer):
+  folders = [str(tmp_path / part / 'mine') for part in 'ab']
+  for folder in folders:
+    write_run(pathlib.Path(folder), tokenizer)
+  assert [run.name for run in reading.runs(folders)] == folders
+  assert len(reading.runs(folders[:1] * 2)) == 1
+
+
+def test_a_folder_without_runs_is_named(tmp_path):
+  with pytest.raises(FileNotFoundError, match='report.runs must be folders'):
+    reading.runs([str(tmp_path)])
+  config = report_config.get_config()
+  config.report.runs = ()
+  with pytest.raises(ValueError, match='report.runs must name folders'):
+    report.run(config, str(tmp_path / 'report'))
+  assert not (tmp_path / 'report').exists()
+
+
+def test_tokens_that_end_within_a_character_lose_nothing(tokenizer):
+  one = conversation(tokenizer, text='Wer ist Jürgen 😀?')
+  prompt = next(iter(tokens.segments(one, tokenizer, {})))
+  assert ''.join(prompt.texts) == one.prompt
+  assert len(prompt.texts) == len(one.prompt_tokens)
+  assert next(iter(tokens.segments(one, None, {}))).texts == (one.prompt,)
+
+
+@pytest.mark.parametrize('metric, values, steps', [
+    ('data/frac_group_mixed', [1, 0, 0, 1], 'steps 2-3'),
+    ('search/error_rate', [0, 0.05, 0.06], 'step 3'),
+    ('actor/entropy', [1, 0.5, 0.09], 'step 3'),
+    ('actor/pg_clipfrac', [0.5, 0.6], 'step 2'),
+    ('actor/grad_norm', [1, 1, 1, 1, 1, 11, 10], 'step 6'),
+    ('critic/score/mean', [1, 1, 1, 1, 1, 0, 0, 0], 'step 8'),
+    ('critic/score/mean', [1, 0, 1, 0, 1, 0, 1, 0], ''),
+    ('timing_s/step', [1, 1, 1, 1, 1, 6], 'step 6'),
+    ('actor/pg_loss', [0, math.nan, 0], 'step 2')])
+def test_alarms(metric, values, steps):
+  found = alarms.of([{'training/global_step': n, metric: value}
+                     for n, value in enumerate(values, 1)])
+  assert [alarms.said(at) for _, at in found] == [steps] * bool(steps)
+
+
+def test_a_trajectory_in_the_terminal(tmp_path, tokenizer, capsys):
+  played = write_run(tmp_path / 'mine', tokenizer)
+  config = show_config.get_config()
+  config.show.trajectory = (
+      f'{tmp_path}/mine/trajectories/step_000001.jsonl.gz:3')
+  show.run(config, '')
+  text = capsys.readouterr().out
+  assert played[2].question.uid == 'q1' and '\x1b' not in text
+  rows = re.findall(r'^ +(\d+) +(-\S+) +(\S+) +([+-]\S+)  (.+)$', text, re.M)
+  assert len(rows) == sum(played[2].loss_mask)
+  position = played[2].loss_mask.index(True)
+  assert rows[0][:4] == (str(position), '-0.0100', '1.1052', '+0.3333')
+  assert [n for n, of in enumerate(played[2].loss_mask) if of] == [
+      int(row[0]) for row in rows]
+
+
+@pytest.mark.parametrize('name, words', [
+    ('no_line', 'must be FILE:LINE'), ('absent.gz:1', 'There is no file'),
+    ('{run}:0', 'a line from 1 on'), ('{run}:5', 'lines 1 to 4'),
+    ('{other}:1', 'must be a file of trajectories')])
+def test_a_trajectory_that_is_not_there_is_named(
+    tmp_path, tokenizer, name, words):
+  write_run(tmp_path, tokenizer)
+  (tmp_path / 'other.gz').write_bytes(b'no gzip')
+  with pytest.raises((ValueError, FileNotFoundError), match=words):
+    show.find(name.format(
+        run=tmp_path / 'trajectories' / 'step_000001.jsonl.gz',
+        other=tmp_path / 'other.gz'))
