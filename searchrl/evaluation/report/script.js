@@ -158,6 +158,7 @@ async function choose(id) {
   if (selected !== id) return;
   show(heads[id], segments);
   document.querySelector('.browser').classList.add('reading');
+  if ($('back').offsetParent) detail.scrollIntoView();  // a phone: no list beside
   remember();
 }
 
@@ -368,6 +369,7 @@ async function start() {
   list.addEventListener('scroll', draw, {passive: true});
   addEventListener('resize', draw);
   form.addEventListener('input', refresh);
+  form.addEventListener('change', refresh);  // all that some send of a choice
   form.addEventListener('reset', () => setTimeout(refresh));
   form.addEventListener('submit', event => event.preventDefault());
   root.dataset.ready = 'yes';

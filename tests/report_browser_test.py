@@ -1,0 +1,172 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The report in headless Chromium: errors, filters, numbers, keys, a phone."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from report_test import HOSTILE
+from report_test import rendered
+from report_test import write_run
+from searchrl.agent import tokenizer as tokenizers
+from searchrl.evaluation.report import reading
+from searchrl.experiment import policy
+
+webdriver = pytest.importorskip('selenium.webdriver')
+by = pytest.importorskip('selenium.webdriver.common.by').By
+keys = pytest.importorskip('selenium.webdriver.common.keys').Keys
+waits = pytest.importorskip('selenium.webdriver.support.ui')
+CHROMIUM, DRIVER = shutil.which('chromium'), shutil.which('chromedriver')
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="needs Debian's chromium-driver")]
+FLAGS = ('--headless', '--no-sandbox', '--disable-gpu', '--disable-quic',
+         '--no-first-run', '--disable-background-networking',
+         '--disable-component-update', '--disable-sync',
+         '--window-size=1300,900', '--force-prefers-reduced-motion')
+
+
+@pytest.fixture(scope='module', name='file')
+def _file(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('page')
+  tokenizer = tokenizers.load(str(policy.TINY_BASE))
+  played = [write_run(folder / name, tokenizer, count=8, seed=n)
+            for n, name in enumerate(('one', 'two'))]
+  (folder / 'page.html').write_text(rendered(reading.runs(
+      [str(folder / 'one'), str(folder / 'two')])), encoding='utf-8')
+  return folder / 'page.html', played[0]
+
+
+@pytest.fixture(name='browser')
+def _browser(file, tmp_path):
+  options = webdriver.ChromeOptions()
+  options.binary_location = CHROMIUM
+  for flag in (*FLAGS, f'--user-data-dir={tmp_path}'):
+    options.add_argument(flag)
+  options.set_capability('goog:loggingPrefs', {'browser': 'ALL'})
+  browser = webdriver.Chrome(
+      options=options, service=webdriver.ChromeService(DRIVER))
+  try:
+    open_page(browser, file[0].as_uri())
+    yield browser
+    assert browser.get_log('browser') == []  # no error, of any test
+  finally:
+    browser.quit()
+
+
+def open_page(browser, address):
+  browser.get('about:blank')
+  browser.get(address)
+  until(browser, "return document.documentElement.dataset.ready == 'yes'")
+
+
+def until(browser, script):
+  return waits.WebDriverWait(browser, 20).until(
+      lambda page: page.execute_script(script))
+
+
+def count(browser):
+  return browser.find_element(by.ID, 'count').text
+
+
+def press(browser, keys):
+  webdriver.ActionChains(browser).send_keys(keys).perform()
+
+
+def inspected(browser):
+  return {one.get_attribute('data-name'): one.find_element(
+      by.TAG_NAME, 'b').text for one in browser.find_elements(
+          by.CSS_SELECTOR, '#inspector [data-name]')}
+
+
+def choose(browser, name, value):
+  waits.Select(browser.find_element(
+      by.CSS_SELECTOR, f'#filters [name={name}]')).select_by_value(value)
+
+
+def test_filters_leave_what_they_say(browser):
+  assert count(browser) == '16 of 16'
+  choose(browser, 'run', 'two')
+  assert count(browser) == '8 of 16'
+  browser.find_element(by.NAME, 'text').send_keys('jürgen')
+  assert count(browser) == '2 of 16'
+  browser.find_element(by.NAME, 'low').send_keys('0.6')
+  assert count(browser) == '0 of 16'  # each has .5
+  choose(browser, 'part', 'format')
+  assert count(browser) == '2 of 16'
+  browser.find_element(by.CSS_SELECTOR, '#filters [type=reset]').click()
+  until(browser, "return document.getElementById('count').textContent"
+                 " == '16 of 16'")
+  browser.find_element(by.NAME, 'text').send_keys('lovelace wrote')
+  until(browser, "return document.getElementById('count').textContent"
+                 " == '16 of 16'")  # of the passages
+
+
+def test_hover_shows_the_numbers_of_the_record(browser, file):
+  browser.find_elements(by.CSS_SELECTOR, '#list .row')[1].click()
+  until(browser, "return document.querySelectorAll('.policy .t').length")
+  one = file[1][1]
+  found = browser.find_elements(by.CSS_SELECTOR, '.conversation .t')
+  assert len(found) == len(one.tokens)
+  advantage = np.linspace(-1, 1, 8)[1]
+  for position in [n for n, of in enumerate(one.loss_mask) if of][::3]:
+    webdriver.ActionChains(browser).move_to_element(found[position]).perform()
+    numbers = inspected(browser)
+    assert numbers['token'] == str(position)
+    assert numbers['by'] == 'policy' and numbers['in the loss'] == 'yes'
+    assert float(numbers['log-prob']) == pytest.approx(
+        one.behavior_logprobs[position], rel=1e-3)
+    assert float(numbers['ratio']) == pytest.approx(np.exp(0.1), rel=1e-3)
+    assert float(numbers['advantage']) == pytest.approx(advantage, rel=1e-3)
+  webdriver.ActionChains(browser).move_to_element(found[0]).perform()
+  assert inspected(browser) == {
+      'token': '0', 'by': 'prompt', 'in the loss': 'no'}
+
+
+def test_hostile_text_is_shown_and_does_nothing(browser):
+  browser.find_elements(by.CSS_SELECTOR, '#list .row')[2].click()
+  until(browser, "return document.querySelectorAll('.policy .t').length")
+  assert browser.find_element(by.CSS_SELECTOR, '#detail h3').get_attribute(
+      'textContent') == HOSTILE
+  assert not browser.find_elements(by.TAG_NAME, 'img')
+
+
+def test_keys_walk_through_trajectories_and_tokens(browser):
+  press(browser, 'jj')
+  until(browser, "return document.querySelectorAll('.policy .t').length")
+  assert browser.find_element(
+      by.CSS_SELECTOR, '#list [aria-selected=true]').get_attribute('id'
+                                                                 ) == 'row-1'
+  press(browser, [keys.ARROW_RIGHT] * 3)
+  assert inspected(browser)['token'] == '2'
+  press(browser, 'c')
+  assert browser.find_element(by.ID, 'colour').get_property(
+      'value') == 'logprobs'
+  press(browser, '/x')
+  assert browser.find_element(by.NAME, 'text').get_property('value') == 'x'
+
+
+def test_the_address_finds_the_same_view_again(browser):
+  choose(browser, 'run', 'two')
+  browser.find_elements(by.CSS_SELECTOR, '#list .row')[3].click()
+  until(browser, "return document.querySelectorAll('.policy .t').length")
+  open_page(browser, browser.current_url)
+  assert count(browser) == '8 of 16'
+  assert 'two' in browser.find_element(by.CSS_SELECTOR, '#detail .facts').text
+
+
+def test_light_and_dark_and_a_phone(browser):
+  def ground():
+    return browser.execute_script(
+        'return getComputedStyle(document.body).backgroundColor')
+  light = ground()
+  browser.find_element(by.ID, 'theme').click()
+  assert ground() != light
+  browser.execute_cdp_cmd('Emulation.setDeviceMetricsOverride', {
+      'width': 390, 'height': 844, 'deviceScaleFactor': 2, 'mobile': True})
+  assert until(browser, 'return document.documentElement.scrollWidth <= 390')
+  browser.execute_script("document.querySelector('#list .row').click()")
+  until(browser, "return document.querySelectorAll('.policy .t').length")
+  browser.find_element(by.ID, 'back').click()
+  assert browser.find_element(by.ID, 'list').is_displayed()
