@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report in headless Chromium: errors, filters, numbers, keys, a phone."""
 
-import shutil
+import pathlib
+import sys
 
 import numpy as np
 import pytest
@@ -18,13 +19,13 @@ webdriver = pytest.importorskip('selenium.webdriver')
 by = pytest.importorskip('selenium.webdriver.common.by').By
 keys = pytest.importorskip('selenium.webdriver.common.keys').Keys
 waits = pytest.importorskip('selenium.webdriver.support.ui')
-CHROMIUM, DRIVER = shutil.which('chromium'), shutil.which('chromedriver')
+sys.path.append(str(pathlib.Path(__file__).parents[1] / 'benchmarks'))
+import report_page  # pylint: disable=g-import-not-at-top
+
+open_page, until = report_page.open_page, report_page.until
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="needs Debian's chromium-driver")]
-FLAGS = ('--headless', '--no-sandbox', '--disable-gpu', '--disable-quic',
-         '--no-first-run', '--disable-background-networking',
-         '--disable-component-update', '--disable-sync',
-         '--window-size=1300,900', '--force-prefers-reduced-motion')
+    not (report_page.CHROMIUM and report_page.DRIVER),
+    reason="needs Debian's chromium-driver")]
 
 
 @pytest.fixture(scope='module', name='file')
@@ -40,30 +41,13 @@ def _file(tmp_path_factory):
 
 @pytest.fixture(name='browser')
 def _browser(file, tmp_path):
-  options = webdriver.ChromeOptions()
-  options.binary_location = CHROMIUM
-  for flag in (*FLAGS, f'--user-data-dir={tmp_path}'):
-    options.add_argument(flag)
-  options.set_capability('goog:loggingPrefs', {'browser': 'ALL'})
-  browser = webdriver.Chrome(
-      options=options, service=webdriver.ChromeService(DRIVER))
+  browser = report_page.open_browser(tmp_path)
   try:
     open_page(browser, file[0].as_uri())
     yield browser
     assert browser.get_log('browser') == []  # no error, of any test
   finally:
     browser.quit()
-
-
-def open_page(browser, address):
-  browser.get('about:blank')
-  browser.get(address)
-  until(browser, "return document.documentElement.dataset.ready == 'yes'")
-
-
-def until(browser, script):
-  return waits.WebDriverWait(browser, 20).until(
-      lambda page: page.execute_script(script))
 
 
 def count(browser):
