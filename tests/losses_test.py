@@ -6,6 +6,7 @@ Entries outside the mask are poisoned with NaN and infinities throughout.
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -428,6 +429,27 @@ def test_token_ratio_is_finite_for_any_gap():
   got = losses.token_ratio(gaps, jnp.zeros((1, 5)), jnp.ones((1, 5), bool))
   np.testing.assert_allclose(
       got, np.exp([[-20.0, -20.0, 0.0, 20.0, 20.0]]), rtol=1e-5)
+
+
+def test_abs_does_not_push_a_token_where_policy_equals_reference():
+  mask = jnp.ones((1, 3), bool)
+  push = jax.grad(lambda x: losses.kl(
+      x, jnp.array([[0.0, -1.0, -2.0]]), mask, estimator='abs').sum())
+  np.testing.assert_array_equal(
+      push(jnp.array([[0.0, -2.0, -1.0]])), [[0, -1, 1]])
+
+
+def test_one_token_far_below_the_reference_leaves_k3_a_number():
+  # exp(90) is no float32. Above 20 nats k3 is the tangent there.
+  mask = jnp.ones((1, 4), bool)
+  logp = jnp.array([[-20.0, -21.0, -90.0, -1e4]])
+  estimate = lambda x: losses.kl(x, jnp.zeros((1, 4)), mask, estimator='k3')
+  slope = math.expm1(20)
+  np.testing.assert_allclose(
+      estimate(logp), [[slope - 20 + slope * over for over in (0, 1, 70, 9980)]],
+      rtol=1e-6)
+  np.testing.assert_allclose(
+      jax.grad(lambda x: estimate(x).sum())(logp), [[-slope] * 4], rtol=1e-6)
 
 
 def test_k3_is_right_for_small_gaps_and_never_negative():

@@ -19,6 +19,8 @@ options out of their range, are a ValueError.
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -33,6 +35,7 @@ from searchrl.rl.ratios import (  # noqa: F401
 AGGREGATIONS = (
     'token_mean', 'sequence_mean', 'sequence_sum', 'sequence_sum_norm')
 KL_ESTIMATORS = ('k1', 'abs', 'k2', 'k3')
+_TANGENT = 20.0  # nats, above which k3 is a straight line
 
 
 def clipped_surrogate(
@@ -241,8 +244,11 @@ def kl(
 
     k1 = -x      abs = |x|      k2 = x^2 / 2      k3 = exp(x) - 1 - x
 
-  k1 and k3 are unbiased in value, k2 in gradient; k3 is never negative. All
-  are unclamped, and k3 is computed by expm1, which is accurate for small x.
+  k1 and k3 are unbiased in value, k2 in gradient; k3 is never negative. It is
+  computed by expm1, which is accurate for small x, and above x = 20 it is its
+  tangent there: exp overflows float32 at 89 nats, and one such token would
+  make the whole update NaN. Nothing else is clamped. Where policy and
+  reference are equal, abs has the gradient 0.
 
   Source: Schulman 2020, Approximating KL Divergence,
     http://joschu.net/blog/kl-approx.html.
@@ -255,11 +261,12 @@ def kl(
     case 'k1':
       return -x
     case 'abs':
-      return jnp.abs(x)
+      return x * jnp.sign(x)  # jnp.abs has the gradient 1 at 0
     case 'k2':
       return jnp.square(x) / 2
     case 'k3':
-      return jnp.expm1(x) - x
+      near = jnp.minimum(x, _TANGENT)
+      return jnp.expm1(near) - near + math.expm1(_TANGENT) * (x - near)
 
 
 def overlong_penalty(
