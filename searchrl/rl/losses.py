@@ -265,8 +265,9 @@ def kl(
     case 'k2':
       return jnp.square(x) / 2
     case 'k3':
-      near = jnp.minimum(x, _TANGENT)
-      return jnp.expm1(near) - near + math.expm1(_TANGENT) * (x - near)
+      near, slope = jnp.minimum(x, _TANGENT), math.expm1(_TANGENT)
+      return jnp.where(x > _TANGENT, slope - _TANGENT + slope * (x - _TANGENT),
+                       jnp.expm1(near) - near)
 
 
 def overlong_penalty(
