@@ -124,6 +124,50 @@ def test_only_the_newest_are_kept(tmp_path):
   assert checkpoint.steps(tmp_path) == [5, 10]
 
 
+def test_pinned_steps_stay_besides(tmp_path):
+  saved(tmp_path, 1, 2, 3)
+  checkpoint.save(tmp_path, 4, state_of(4), {}, keep=1, pinned=(2, 77))
+  assert checkpoint.steps(tmp_path) == [2, 4]
+
+
+def test_what_is_saved_in_the_background_is_what_was_there(tmp_path):
+  """An update that takes the buffers over changes neither bytes nor digests."""
+  update = jax.jit(lambda state: jax.tree.map(jnp.zeros_like, state),
+                   donate_argnums=0)
+  with checkpoint.Saver(tmp_path, keep=9) as saver:
+    for step in (1, 2, 3):
+      state = state_of(step)
+      saver.save(step, state, {'step': step})
+      jax.block_until_ready(update(state))
+  for step in (1, 2, 3):
+    assert restore(tmp_path, at=step)[2] == {'step': step}
+
+
+def test_a_save_that_fails_in_the_background_is_told_and_harms_no_other(
+    tmp_path, monkeypatch):
+  saved(tmp_path, 1)
+  write = checkpoint._write
+
+  def full(path, text):
+    if path.name == 'integrity.json':
+      raise OSError(28, 'No space left on device', str(path))
+    write(path, text)
+
+  for end in ('wait', 'save', 'leave'):
+    with monkeypatch.context() as patch, pytest.raises(
+        OSError, match='No space left'):
+      patch.setattr(checkpoint, '_write', full)
+      with checkpoint.Saver(tmp_path, keep=9) as saver:
+        saver.save(2, state_of(2), {})
+        if end == 'wait':
+          saver.wait()
+        if end == 'save':
+          saver.save(3, state_of(3), {})
+    assert restore(tmp_path)[0] == 1
+  saved(tmp_path, 2)  # there is room again
+  assert restore(tmp_path)[0] == 2
+
+
 def test_any_kept_step_is_restored_and_told_what_it_holds(tmp_path):
   saved(tmp_path, 1, 2, 3)
   for step in (1, 3, 2):

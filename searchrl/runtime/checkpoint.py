@@ -15,7 +15,8 @@ every leaf has its digest. Containers are not stored, only paths of leaves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent import futures
 import hashlib
 import itertools
 import json
@@ -42,7 +43,7 @@ class _Damaged(Exception):
 
 def save(
     directory: Path, step: int, state: Any, extra: Mapping[str, Any],
-    *, keep: int = 2,
+    *, keep: int = 2, pinned: Collection[int] = (),
 ) -> None:
   """Writes one step, blocks until it is committed, and prunes older ones.
 
@@ -54,28 +55,85 @@ def save(
     state: nested dict (or any pytree) of `jax.Array`.
     extra: what JSON can hold; tuples come back as lists, keys as strings.
     keep: how many of the newest steps stay.
+    pinned: steps that stay besides.
 
   Raises:
     ValueError: if an argument breaks its rule; nothing is written then.
+    OSError: the disk is full, for instance; older steps are whole then.
   """
-  directory = _absolute(directory)
-  leaves, extra_text = _named(state), _to_json(extra)
-  _check_save(directory, step, leaves, keep)
-  path = directory / str(step)
-  if jax.process_index() == 0:
-    shutil.rmtree(path, ignore_errors=True)  # left behind by a killed save
-    path.mkdir(parents=True)
-  _all_agree()
-  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-    checkpointer.save(path / _STATE, args=ocp.args.PyTreeSave(leaves))
-  described = {name: _describe(leaf) for name, leaf in leaves.items()}
-  if jax.process_index() == 0:
-    _write(path / _EXTRA, extra_text)
-    body = {'step': step, 'extra': _sha256(extra_text), 'leaves': described}
-    body['sha256'] = _sha256(_to_json(body))
-    _write(path / _MARKER, json.dumps(body, indent=1))
-    _prune(directory, keep)
-  _all_agree()
+  with Saver(directory, keep=keep) as saver:
+    saver.save(step, state, extra, pinned=pinned)
+
+
+class Saver:
+  """Saves in the background, one step at a time; a context manager.
+
+  A step is copied when it is saved, so that its buffers may be donated; what is
+  written, and what its digests are of, is that copy. An error of a save is
+  raised by the next one, by `wait`, or at the end.
+
+  Args:
+    directory: of all steps.
+    keep: how many of the newest steps stay; at least 1.
+  """
+
+  def __init__(self, directory: Path, *, keep: int = 2):
+    self._directory, self._keep = _absolute(directory), keep
+    self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+    self._thread = futures.ThreadPoolExecutor(1, 'checkpoint')
+    self._saving: futures.Future[None] | None = None
+
+  def save(self, step: int, state: Any, extra: Mapping[str, Any],
+           *, pinned: Collection[int] = ()) -> None:
+    """Begins to write one step, once the one before is committed; as `save`."""
+    self.wait()
+    leaves, extra_text = _named(state), _to_json(extra)
+    _check_save(self._directory, step, leaves, self._keep)
+    path = self._directory / str(step)
+    if jax.process_index() == 0:
+      shutil.rmtree(path, ignore_errors=True)  # left behind by a killed save
+      path.mkdir(parents=True)
+    _all_agree()
+    copies = {name: _copy(leaf) for name, leaf in leaves.items()}
+    # Those of several hosts are gathered, which all do at one time: now.
+    gathered = {name: _describe(leaf) for name, leaf in copies.items()
+                if not leaf.is_fully_addressable}
+    self._orbax.save(path / _STATE, args=ocp.args.PyTreeSave(copies))
+    self._saving = self._thread.submit(
+        self._commit, step, copies, gathered, extra_text, pinned)
+
+  def wait(self) -> None:
+    """Waits until what is being saved is committed, on all hosts."""
+    saving, self._saving = self._saving, None
+    if saving is not None:
+      saving.result()
+      _all_agree()
+
+  def __enter__(self) -> Saver:
+    return self
+
+  def __exit__(self, kind, error, trace) -> None:
+    try:
+      if error is None:
+        self.wait()
+      elif self._saving is not None:  # that error is told, not another one
+        futures.wait([self._saving])
+    finally:
+      self._thread.shutdown()
+      self._orbax.close()
+
+  def _commit(self, step, copies, gathered, extra_text, pinned) -> None:
+    """What the thread does: seals the step once Orbax has written it."""
+    described = {name: gathered.get(name) or _describe_host(np.asarray(leaf))
+                 for name, leaf in copies.items()}
+    self._orbax.wait_until_finished()
+    if jax.process_index() == 0:
+      path = self._directory / str(step)
+      _write(path / _EXTRA, extra_text)
+      body = {'step': step, 'extra': _sha256(extra_text), 'leaves': described}
+      body['sha256'] = _sha256(_to_json(body))
+      _write(path / _MARKER, json.dumps(body, indent=1))
+      _prune(self._directory, self._keep, pinned)
 
 
 def restore(
@@ -137,6 +195,26 @@ def holds(directory: Path, step: int, name: str) -> bool:
   """Whether a committed step has a leaf below a name, such as 'critic'."""
   seal, _ = _read_seal(_absolute(directory) / str(step))
   return any(leaf.startswith(f'{name}/') for leaf in seal['leaves'])
+
+
+def extra(directory: Path, step: int) -> dict[str, Any]:
+  """The host data of a committed step.
+
+  Raises:
+    ValueError: it is not what was saved.
+  """
+  path = _absolute(directory) / str(step)
+  try:
+    return _read_seal(path)[1]
+  except _Damaged as reason:
+    raise ValueError(f'{path} must be as it was saved, but {reason}.') from None
+
+
+def delete(directory: Path, step: int) -> None:
+  """Deletes a step; a kill leaves it whole or never committed."""
+  path = _absolute(directory) / str(step)
+  (path / _MARKER).unlink(missing_ok=True)  # first: half a step is none
+  shutil.rmtree(path, ignore_errors=True)  # what stays, the next save tries
 
 
 def digest(tree: Any) -> str:
@@ -222,12 +300,11 @@ def _check_template(path, wanted, saved, partial) -> None:
           'passes over leaves absent here), or use another directory.')
 
 
-def _prune(directory: pathlib.Path, keep: int) -> None:
+def _prune(directory: pathlib.Path, keep: int, pinned: Collection[int]) -> None:
   """Deletes all but the newest committed steps, killed saves included."""
-  for step in set(_numbered(directory)) - set(steps(directory)[-keep:]):
-    path = directory / str(step)
-    (path / _MARKER).unlink(missing_ok=True)  # first: half a step is none
-    shutil.rmtree(path, ignore_errors=True)  # what stays, the next save tries
+  kept = {*steps(directory)[-keep:], *(set(steps(directory)) & {*pinned})}
+  for step in set(_numbered(directory)) - kept:
+    delete(directory, step)
 
 
 def _quarantine(path: pathlib.Path) -> pathlib.Path:
@@ -271,12 +348,24 @@ def _describe(leaf: Any) -> dict[str, str]:
   if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
     leaf = multihost_utils.process_allgather(leaf, tiled=True)
   elif isinstance(leaf, jax.Array):
-    # An array keeps its host copy for life; that of a copy dies with it.
-    leaf = jax.device_put(leaf, leaf.sharding, may_alias=False)
-  x = np.asarray(leaf)
+    leaf = _copy(leaf)  # an array keeps its host copy for life
+  return _describe_host(np.asarray(leaf))
+
+
+def _describe_host(x: np.ndarray) -> dict[str, str]:
   flat = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
   return {'array': f'{x.dtype}{list(x.shape)}',
           'sha256': hashlib.sha256(flat).hexdigest()}
+
+
+def _copy(leaf: jax.Array) -> jax.Array:
+  """A copy with the same layout: of an accelerator's array, on its host."""
+  sharding = leaf.sharding
+  device = next(iter(sharding.device_set))
+  if device.platform != 'cpu' and 'pinned_host' in {
+      memory.kind for memory in device.addressable_memories()}:
+    sharding = sharding.with_memory_kind('pinned_host')
+  return jax.device_put(leaf, sharding, may_alias=False)
 
 
 def _sha256(text: str) -> str:
