@@ -14,6 +14,7 @@ Results stand in the recipes; of the papers' models: not yet measured.
 import ml_collections
 
 from configs import settings
+from searchrl.runtime import alerts
 
 
 def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
@@ -144,7 +145,8 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       init_from='',  # a run whose newest checkpoint this one starts from
       max_rollouts=0,  # ends the run, too; 0: no such limit
       checkpoint_every=10,  # steps
-      keep_checkpoints=2,
+      keep_checkpoints=2,  # the newest
+      keep_best=True,  # and that with the best validation (evaluate.every)
       warn_after=5,  # steps without a mixed group
       stop_after=0,  # as many, which end the run with an error; 0: never
       max_staleness=0,  # steps that rollouts run ahead, in a thread; 0: none
@@ -152,6 +154,31 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       watchdog_secs=0,  # the least silence that ends a stuck process; 0: never
       tensorboard=True,
       progress=True,
+  )
+  config.guards = dict(  # what a run does about alerts: docs/guards.md
+      actions=dict(  # off, warn, skip (the update), rollback, or stop
+          state='rollback',  # or stop
+          not_finite='rollback',
+          left_out='warn',
+          critic_left_out='warn',
+          empty_batch='skip',
+          score='warn',
+          format='warn',
+          entropy='warn',
+          entropy_rise='warn',
+          gradient='warn',
+          clip_fraction='warn',
+          mismatch='warn',
+          search_errors='warn',
+          search_timeouts='warn',
+          searches_empty='warn',
+          unmixed='off',  # see train.warn_after
+          slow_step='warn',  # or off
+      ),
+      limits=alerts.usual(),  # of the same rules
+      trusted_steps=3,  # a checkpoint so long before an alert is good
+      most_rollbacks=3,  # then the run ends
+      rollback_rate=1.0,  # times the learning rate, at each; in (0, 1]
   )
   config.plan = dict(  # what --plan is about
       devices='',  # KIND-COUNT, such as v5e-64 or h200-8; '': this machine's

@@ -16,9 +16,11 @@ import jax
 from ml_collections import config_flags
 
 from searchrl.runtime import devices
+from searchrl.runtime import folder_lock
 from searchrl.runtime import moved
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
+from searchrl.runtime import signals
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'A file under configs/, with :size after it if need be.',
@@ -40,6 +42,7 @@ _ALLOW_CHANGES = flags.DEFINE_bool(
 def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'unknown arguments: {argv[1:]}')
+  signals.raise_at_sigterm()
   logging.set_verbosity(logging.WARNING)  # Orbax logs every save
   cache = pathlib.Path(os.environ.get(
       'JAX_COMPILATION_CACHE_DIR',
@@ -66,10 +69,16 @@ def main(argv) -> None:
     if _SEEDS.value is not None and not _PLAN.value:
       name = 'searchrl.jobs.sweep:run'
     job = plugins.resolve(name, field='job', ours='searchrl.jobs.train:run')
-    job(config, workdir, *_seeds())
-  except KeyboardInterrupt:
-    sys.exit(f'Interrupted. What {workdir} holds is whole; run the same '
-             'command to go on.')
+    with folder_lock.given_back():
+      job(config, workdir, *_seeds())
+  except signals.Stopped as stop:
+    processes.say(str(stop))
+    sys.exit(signals.EXIT_CODE)
+  except KeyboardInterrupt as error:
+    by = 'SIGTERM' if isinstance(error, signals.Terminated) else 'Ctrl-C'
+    processes.say(f'Ended by {by}. What {workdir} holds is whole; run the same '
+                  'command to go on.')
+    sys.exit(signals.EXIT_CODE)
   except (ValueError, FileNotFoundError, ConnectionError) as error:
     if os.environ.get('SEARCHRL_TRACEBACK'):
       raise

@@ -8,6 +8,7 @@ import functools
 import gzip
 import json
 import threading
+import time
 
 import fakes
 import loopback
@@ -27,6 +28,7 @@ from searchrl.rollouts import driver
 from searchrl.rollouts import sampler as samplers
 from searchrl.rollouts import scoring
 from searchrl.rollouts import weight_sync
+from searchrl.runtime import checkpoint
 
 
 def record(synced, progress, policy_step):
@@ -82,6 +84,40 @@ def test_a_resumed_run_begins_with_the_policy_it_stopped_at():
   seen = run(rollouts(max_staleness=1, last_step=6), 6, start=3)
   assert [(step, policy) for _, step, policy, _ in seen] == [
       (3, 3), (4, 3), (5, 4)]
+
+
+@pytest.mark.parametrize('staleness', [1, 3])
+@pytest.mark.parametrize('stop', [1, 3, 5])
+def test_what_is_in_flight_at_a_stop_is_trained_on_after_it(staleness, stop):
+  """The same weights sample the same steps as in a run that is not stopped."""
+  options = dict(max_staleness=staleness, last_step=6)
+
+  def go_on(source, progress, steps):
+    seen = []
+    for _ in range(steps):
+      found = source.take(f'policy {progress.step}', progress)
+      seen.append((found.metrics, found.progress.rollouts))
+      progress = dataclasses.replace(found.progress, step=progress.step + 1)
+    return seen, progress
+
+  with contextlib.closing(rollouts(**options)) as source:
+    whole, _ = go_on(source, collect.Progress(), 6)
+  with contextlib.closing(rollouts(**options)) as source:
+    first, progress = go_on(source, collect.Progress(), stop)
+    saved = source.settled(progress)
+  assert len(saved.in_flight) == min(staleness, 6 - stop)
+  with contextlib.closing(rollouts(**options)) as source:
+    rest, _ = go_on(source, saved, 6 - stop)
+  assert first + rest == whole
+
+
+def test_after_a_rollback_nothing_in_flight_is_trained_on():
+  with contextlib.closing(rollouts(max_staleness=2, last_step=9)) as source:
+    source.take('collapsed', collect.Progress())
+    source.restart()
+    found = source.take('restored', collect.Progress(step=4))
+  assert found.metrics['weights'] == 'copy of restored'
+  assert found.metrics['step'] == 4
 
 
 def test_sampling_goes_on_while_the_learner_trains():
@@ -159,15 +195,32 @@ def test_where_it_cannot_work_it_is_refused(tmp_path, config, message):
     train.run(config, str(tmp_path / 'run'))
 
 
+def command(folder):
+  return (1, 'searchrl.main', '--config=configs/grpo.py:smoke',
+          '--config.train.num_steps=4', '--config.train.max_staleness=1',
+          '--config.evaluate.worlds.kinds=()',
+          '--config.train.tensorboard=False', f'--workdir={folder}')
+
+
+@pytest.mark.slow
+def test_an_asynchronous_run_that_is_killed_ends_with_the_same_bits(tmp_path):
+  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+  loopback.run(*command(whole), devices=1, timeout=600)
+  with loopback.start(*command(killed), devices=1) as group:
+    while group.popen[0].poll() is None and checkpoint.steps(
+        killed / 'checkpoints')[-1:] < [2]:
+      time.sleep(0.02)
+    assert group.popen[0].poll() is None, group.logs()
+  loopback.run(*command(killed), devices=1, timeout=600)
+  assert train_test.lines(killed) == train_test.lines(whole)
+  assert train_test.state_digest(killed) == train_test.state_digest(whole)
+
+
 @pytest.mark.slow
 def test_asynchronous_runs_are_equal_and_steps_count_their_own_searches(
     tmp_path):
   for name in ('one', 'two'):
-    loopback.run(
-        1, 'searchrl.main', '--config=configs/grpo.py:smoke',
-        '--config.train.num_steps=4', '--config.train.max_staleness=1',
-        '--config.evaluate.worlds.kinds=()', '--config.train.tensorboard=False',
-        f'--workdir={tmp_path / name}', devices=1, timeout=600)
+    loopback.run(*command(tmp_path / name), devices=1, timeout=600)
   one, two = (train_test.state_digest(tmp_path / name)
               for name in ('one', 'two'))
   assert one == two

@@ -36,10 +36,10 @@ def test_a_search_beyond_the_timeout_is_counted_and_not_trained_on(tmp_path):
           time.sleep(4 * TIMEOUT_SECS)) or engine(queries))
   state, progress = loop.restore(experiment, tmp_path, keep=1)
   kept = []
-  with loop.rollouts(experiment, config) as take:
+  with loop.rollouts(experiment, config) as source:
     _, progress, values, trajectories, learned = loop.step(
         experiment, config,
-        lambda *args: kept.append(take(*args)) or kept[0], state, progress,
+        lambda *args: kept.append(source.take(*args)) or kept[0], state, progress,
         progress_lib.Timer())
   late = [t for t in trajectories if t.stop_reason == 'search_error']
   assert late and len(late) < len(trajectories)
@@ -85,7 +85,7 @@ def test_a_run_that_learns_nothing_ends_and_says_so_and_may_go_on(tmp_path):
       runs.train(config, tmp_path)
     assert checkpoint.steps(tmp_path / 'checkpoints')[-1] == 2
   config.train.update(stop_after=0, num_steps=3)
-  assert runs.train(config, tmp_path)
+  runs.train(config, tmp_path)
   assert checkpoint.steps(tmp_path / 'checkpoints')[-1] == 3
 
 

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The report: what it reads, alarms, tokens and their numbers, hostile text."""
+"""The report: what it reads, tokens and their numbers, hostile text."""
 
 import base64
 import dataclasses
@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from searchrl.agent import tokenizer as tokenizers
-from searchrl.evaluation.report import alarms
 from searchrl.evaluation.report import page
 from searchrl.evaluation.report import reading
 from searchrl.evaluation.report import tokens
@@ -174,22 +173,6 @@ def test_tokens_that_end_within_a_character_lose_nothing(tokenizer):
   assert ''.join(prompt.texts) == one.prompt
   assert len(prompt.texts) == len(one.prompt_tokens)
   assert next(iter(tokens.segments(one, None, {}))).texts == (one.prompt,)
-
-
-@pytest.mark.parametrize('metric, values, steps', [
-    ('data/frac_group_mixed', [1, 0, 0, 1], 'steps 2-3'),
-    ('search/error_rate', [0, 0.05, 0.06], 'step 3'),
-    ('actor/entropy', [1, 0.5, 0.09], 'step 3'),
-    ('actor/pg_clipfrac', [0.5, 0.6], 'step 2'),
-    ('actor/grad_norm', [1, 1, 1, 1, 1, 11, 10], 'step 6'),
-    ('critic/score/mean', [1, 1, 1, 1, 1, 0, 0, 0], 'step 8'),
-    ('critic/score/mean', [1, 0, 1, 0, 1, 0, 1, 0], ''),
-    ('timing_s/step', [1, 1, 1, 1, 1, 6], 'step 6'),
-    ('actor/pg_loss', [0, math.nan, 0], 'step 2')])
-def test_alarms(metric, values, steps):
-  found = alarms.of([{'training/global_step': n, metric: value}
-                     for n, value in enumerate(values, 1)])
-  assert [alarms.said(at) for _, at in found] == [steps] * bool(steps)
 
 
 def test_a_trajectory_in_the_terminal(tmp_path, tokenizer, capsys):

@@ -18,6 +18,7 @@ from searchrl.models import policy
 from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as mesh_lib
 from searchrl.runtime import metrics
+from searchrl.runtime import signals
 from searchrl.training import supervised
 from searchrl.training.train_step import TrainState
 
@@ -105,14 +106,23 @@ def test_a_stopped_run_is_saved_and_ends_in_the_same_bytes(tmp_path):
       signal.raise_signal(signal.SIGTERM)
     return batch_of(step)
 
-  _, early = fit(tmp_path / 'stopped', adam, stopping)
-  assert early['steps'] == 3
+  with pytest.raises(signals.Stopped, match='Stopped after update 3; .*go on'):
+    fit(tmp_path / 'stopped', adam, stopping)
   assert checkpoint.steps(tmp_path / 'stopped') == [2, 3]
-  assert supervised.stopped(early, STEPS, tmp_path)
   resumed, again = fit(tmp_path / 'stopped', adam)
   assert checkpoint.digest(resumed) == checkpoint.digest(whole)
   assert again | {'cpu_seconds': 0} == record | {'cpu_seconds': 0}
-  assert not supervised.stopped(again, STEPS, tmp_path)
+
+
+def test_a_loss_that_is_no_number_ends_it_before_it_is_saved(tmp_path):
+  def poisoned(step):
+    batch, tokens = batch_of(step)
+    return (batch if step < 3 else jax.tree.map(lambda x: x * np.nan, batch),
+            tokens)
+
+  with pytest.raises(ValueError, match='finite number, but is none in update 4'):
+    fit(tmp_path, optax.adam(RATE), poisoned)
+  assert checkpoint.steps(tmp_path) == [2]
 
 
 def test_validation_comes_before_now_and_then_and_after(tmp_path):

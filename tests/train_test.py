@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -104,18 +105,17 @@ def test_sampler_and_learner_agree_on_log_probs(whole):
 
 
 @pytest.mark.slow
-def test_resume_equals_the_uninterrupted_run_bit_for_bit(whole, tmp_path):
-  config = tiny(dspo, steps=2, checkpoint_every=1)
-  train.run(config, str(tmp_path))
-  (tmp_path / 'summary.txt').unlink()  # it was asked for more, after all
-  shutil.rmtree(tmp_path / 'evaluation' / 'after')
-  text = (tmp_path / metrics.FILE).read_text()
-  kept = [line for line in text.splitlines(True)
-          if not ('"training/global_step": 2' in line and 'val/' in line)]
-  (tmp_path / metrics.FILE).write_text(''.join(kept))
+def test_a_finished_run_is_prolonged_and_equals_a_longer_one(whole, tmp_path):
+  train.run(tiny(dspo, steps=2, checkpoint_every=1), str(tmp_path))
+  assert (tmp_path / 'summary.txt').exists()
   train.run(tiny(dspo, steps=4, checkpoint_every=1), str(tmp_path))
   assert lines(tmp_path) == lines(whole)
   assert state_digest(tmp_path) == state_digest(whole)
+  assert (tmp_path / 'summary.txt').read_text().splitlines()[:-3] == (
+      whole / 'summary.txt').read_text().splitlines()[:-3]  # paths
+  shutil.rmtree(tmp_path / 'checkpoints')  # from here it cannot go on
+  train.run(tiny(dspo, steps=6, checkpoint_every=1), str(tmp_path))
+  assert lines(tmp_path) == lines(whole)
 
 
 @pytest.mark.slow
@@ -305,9 +305,41 @@ def test_ctrl_c_and_kill_resume_to_the_same_numbers(tmp_path):
       time.sleep(0.02)
     process.send_signal(number)
     _, error = process.communicate(timeout=600)
+    assert process.returncode == {signal.SIGINT: 75, signal.SIGKILL: -9}[number]
     if number == signal.SIGINT:
       assert 'Run the same command to go on' in error
   process = _main(*arguments, f'--workdir={folder}')
   assert process.wait(timeout=600) == 0, process.stderr.read()
   assert lines(folder) == lines(tmp_path / 'whole')
   assert state_digest(folder) == state_digest(tmp_path / 'whole')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('moment', [
+    'evaluation/before', 'checkpoints/0/integrity.json', 'evaluation/after'])
+def test_sigterm_at_any_moment_is_answered_in_a_sentence(tmp_path, moment):
+  process = _main('--config=configs/grpo.py:smoke', '--config.train.num_steps=1',
+                  f'--workdir={tmp_path}')
+  while process.poll() is None and not (tmp_path / moment).exists():
+    time.sleep(0.005)
+  process.send_signal(signal.SIGTERM)
+  _, error = process.communicate(timeout=300)
+  assert process.returncode == 75, error
+  assert re.search('(Ended by SIGTERM. What .* holds is whole; run|Run) the same '
+                   'command to go on', error)
+  assert 'Traceback' not in error
+
+
+@pytest.mark.slow
+def test_two_runs_on_one_folder_do_not_mix(tmp_path):
+  first = _main('--config=configs/grpo.py:smoke', f'--workdir={tmp_path}')
+  while first.poll() is None and not (tmp_path / 'metrics.jsonl').exists():
+    time.sleep(0.02)
+  second = _main('--config=configs/grpo.py:smoke', f'--workdir={tmp_path}')
+  _, error = second.communicate(timeout=300)
+  assert second.returncode == 1 and error.startswith(
+      f'ValueError: {tmp_path} must be used by one run at a time, but process '
+      f'{first.pid} of '), error
+  assert first.wait(timeout=600) == 0, first.stderr.read()
+  assert [line['training/global_step'] for line in lines(tmp_path)
+          if 'critic/score/mean' in line] == [1, 2, 3]

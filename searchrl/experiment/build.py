@@ -26,6 +26,7 @@ from searchrl.rl import algorithms
 from searchrl.rollouts import collect
 from searchrl.rollouts import scoring
 from searchrl.rollouts.sampler import Sampler
+from searchrl.runtime import alerts
 from searchrl.runtime import lockstep as locksteps
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import plugins
@@ -39,7 +40,11 @@ _REWARDS = 'searchrl.agent.rewards:em, :subem, :f1, :format_em and :retrieval'
 FREE = ('train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
          'train.keep_checkpoints', 'train.progress', 'train.lockstep',
          'train.stop_after', 'train.watchdog_secs', 'evaluate.every',
-         'evaluate.limit', 'evaluate.during')
+         'evaluate.limit', 'evaluate.during', 'train.keep_best',
+         *(f'guards.{kind}.{rule}' for kind in ('actions', 'limits')
+           for rule in alerts.RULES),
+         *(f'guards.{name}' for name in (
+             'trusted_steps', 'most_rollbacks', 'rollback_rate')))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from searchrl.data import datasets
 from searchrl.data import question_files
+from searchrl.experiment import guards
 from searchrl.models.inference import layouts
 from searchrl.models.inference import sampling
 from searchrl.rl import algorithms
@@ -52,6 +53,9 @@ RULES = (
               'could fill.'),
     Rule('rollout.attention', lambda name: name in _ATTENTIONS,
          f'one of {", ".join(_ATTENTIONS)}'),
+    _at_least('guards.trusted_steps', 0),
+    _at_least('guards.most_rollbacks', 0),
+    Rule('guards.rollback_rate', lambda rate: 0 < rate <= 1, 'in (0, 1]'),
     _at_least('data.limit', 0, 'Set it to 0 to train on all questions.'),
     _at_least('evaluate.every', 0, 'Set it to 0 for none during training.'),
     _at_least('evaluate.limit', 0, 'Set it to 0 for all questions.'),
@@ -124,6 +128,8 @@ def check(config) -> None:
     check_rule(config, rule)
   if 'rollout' in config and 'search' in config:
     _check_deadline(config)
+  if 'guards' in config:
+    guards.check(config.guards)
 
 
 def check_rule(config, rule: Rule) -> None:

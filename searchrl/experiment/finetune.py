@@ -48,18 +48,16 @@ class Model:
   params: Any
 
 
-def finetune(config, folder: pathlib.Path) -> bool:
+def finetune(config, folder: pathlib.Path) -> None:
   """Trains a model on conversations and writes it to model/.
 
   Args:
     config: see configs/sft.py.
     folder: gets data/, checkpoints/, metrics.jsonl and model/.
 
-  Returns:
-    Whether it is finished; not, if a signal stopped it.
-
   Raises:
     FileNotFoundError, ValueError: data, model or an option cannot be used.
+    Stopped: a signal ended it before its end.
   """
   checks.check(config)
   checks.check_supervised(config)
@@ -78,8 +76,6 @@ def finetune(config, folder: pathlib.Path) -> bool:
       enabled=processes.is_first())) as writer:
     state, record = fit(config, folder, model, learner, plan, train, validation,
                         writer)
-  if supervised.stopped(record, len(plan), folder):
-    return False
   weights.save(folder / 'model', learner.policy(state, model.params),
                model.shape, tokenizer_from=model.path,
                eos_id=model.tokenizer.eos_ids[0], dtype=config.model.save_dtype)
@@ -87,7 +83,6 @@ def finetune(config, folder: pathlib.Path) -> bool:
       folder / 'model', config, record, len(train)))
   processes.say(f'wrote {folder / "model"}: validation loss '
                 f'{_ends(record)}')
-  return True
 
 
 def read_model(options, mesh) -> Model:

@@ -12,11 +12,15 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
+import shutil
 import time
 from typing import Any
 
 from searchrl.agent import statistics
+from searchrl.experiment import guards
+from searchrl.experiment import rollbacks
 from searchrl.experiment.build import Experiment
+from searchrl.models import weights
 from searchrl.rollouts import asynchronous
 from searchrl.rollouts import collect
 from searchrl.rollouts import records
@@ -30,9 +34,19 @@ from searchrl.runtime import watchdog
 from searchrl.training import optimizer as optimizers
 from searchrl.trajectory import Trajectory
 
+DURING = 'step_'  # training: the folders of an evaluation
 _NEVER = 1e9  # seconds
 _say = processes.say
 Take = Callable[[Any, Progress], Collected]  # params, progress -> a step's data
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """Where a step's groups come from."""
+
+  take: Take
+  settled: Callable[[Progress], Progress] = lambda progress: progress
+  restart: Callable[[], None] = lambda: None  # forgets what is in flight
 
 
 def restore(experiment: Experiment, folder: pathlib.Path, *, keep: int
@@ -45,16 +59,21 @@ def restore(experiment: Experiment, folder: pathlib.Path, *, keep: int
     experiment: its learner makes the state.
     folder: of the run.
     keep: checkpoints that are kept on the disk.
+
+  Raises:
+    ValueError: the run starts from parameters that are no finite numbers.
   """
-  state = experiment.learner.init(experiment.params)
-  found = checkpoint.restore(folder / 'checkpoints', state,
-                             warn=lambda text: _say(f'Warning: {text}'))
+  processes.on_first('rollback?', lambda: rollbacks.finish(folder))
+  found = checkpoint.restore(
+      folder / 'checkpoints', experiment.learner.train_step.abstract_state(),
+      warn=lambda text: _say(f'Warning: {text}'))
   if found:
     _, state, extra = found
-    progress = Progress.from_json(extra)
+    progress = rollbacks.applied(folder, Progress.from_json(extra))
     _say(f'Resumed at step {progress.step} of {folder}.')
     return state, progress
-  state = experiment.start(state)
+  state = experiment.start(experiment.learner.init(experiment.params))
+  weights.check_finite(state['policy'].params, 'a policy that is trained')
   progress = Progress(position=experiment.stream.start)
   checkpoint.save(folder / 'checkpoints', 0, state, progress.to_json(),
                   keep=keep)
@@ -63,101 +82,139 @@ def restore(experiment: Experiment, folder: pathlib.Path, *, keep: int
 
 def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
          progress: Progress, writer: metrics.Writer,
-         validate: Callable[[Any, int], None] = lambda state, step: None
-        ) -> tuple[Any, Progress, bool]:
-  """Steps until the run is done, or a signal stops it.
+         validate: Callable[[Any, int], float | None] = lambda *_: None
+        ) -> tuple[Any, Progress]:
+  """Steps until the run is done.
 
   Args:
     experiment: what the config builds.
-    config: its `train` and `rollout` are read.
+    config: its `train`, `guards` and `rollout` are read.
     folder: of the run.
     state: of the learner.
     progress: of the run.
     writer: of the metrics.
     validate: called every `evaluate.every` steps but the last, before these are
-      saved: what is restored has been validated.
+      saved: what is restored has been validated. Returns a score, if it can.
 
   Returns:
-    The state, the progress, and whether the run was stopped before its end.
+    The state and the progress.
 
   Raises:
-    ValueError: too many steps taught nothing; what was done is saved.
+    Stopped: a signal ended it; what was done is saved.
+    ValueError: too many steps taught nothing, and what was done is saved; or a
+      guard ends the run.
   """
-  options = config.train
+  options, every = config.train, config.evaluate.every
   # A recipe that filters has no fixed number of steps, but of trajectories.
   unit = 'rollouts' if options.max_rollouts else 'step'
   bar = progress_lib.ProgressBar(
       options.max_rollouts or options.num_steps, getattr(progress, unit),
       enabled=options.progress and processes.is_first(),
       unit=unit.removesuffix('s'))
-  timer = progress_lib.Timer()
+  timer, watch = progress_lib.Timer(), guards.Guards(config.guards, folder)
+  own = at_rate(experiment, config, progress)
   with (signals.StopRequest(_log_stop) as stop, contextlib.closing(bar),
-        rollouts(experiment, config) as take,
-        watchdog.Watchdog(options.watchdog_secs or _NEVER) as heartbeat):
+        rollouts(experiment, config) as source,
+        watchdog.Watchdog(options.watchdog_secs or _NEVER) as heartbeat,
+        checkpoint.Saver(folder / 'checkpoints',
+                         keep=options.keep_checkpoints) as saver):
+    if every and progress.step and progress.step % every == 0:
+      if not is_done(progress, options):  # it was the last step, until now
+        validate(state, progress.step)
     while not is_done(progress, options):
       _check_not_silent(progress, options)
       heartbeat.beat(f'step {progress.step + 1}')
       with timer('step'):
         state, progress, values, sampled, learned = step(
-            experiment, config, take, state, progress, timer)
-      values |= timer.pop() | _learning_rates(config, experiment, state)
+            own, config, source.take, state, progress, timer, watch.skips)
+      values |= timer.pop() | _learning_rates(config, own, state, progress)
       values |= _throughput(sampled, values['timing_s/step'])
       progress = _warn_if_silent(
-          experiment.algorithm, progress, values, options.warn_after)
+          own.algorithm, progress, values, options.warn_after)
       writer.write(progress.step, values)
-      if processes.is_first():
-        name = f'step_{progress.step:06d}.jsonl.gz'
-        records.write(folder / 'trajectories' / name, sampled)
-        records.write_learned(folder / 'learned' / name, *learned)
+      _record(folder, progress.step, sampled, learned)
+      verdict = watch.verdict(progress, values)
+      if verdict.action == guards.ROLLBACK:
+        source.restart()
+        saver.wait()
+        state, progress = _roll_back(
+            own, config, folder, writer, progress, verdict, watch)
+        own = at_rate(experiment, config, progress)
+        continue
+      progress = watch.remembers(progress, verdict)
       done = is_done(progress, options)
-      every = config.evaluate.every
+      best = progress.best
       if every and progress.step % every == 0 and not done:
         heartbeat.beat(f'validation after step {progress.step}')
-        validate(state, progress.step)
+        progress = _better(progress, validate(state, progress.step))
       stopping = processes.stop_requested_anywhere(stop.asked)
       if (progress.step % options.checkpoint_every == 0 or stopping or done
+          or options.keep_best and progress.best != best
           or _is_silent(progress, options)):
-        checkpoint.save(folder / 'checkpoints', progress.step, state,
-                        progress.to_json(), keep=options.keep_checkpoints)
-      bar.update(getattr(progress, unit), reward=values['critic/score/mean'],
+        with timer('checkpoint'):
+          saver.save(progress.step, state, source.settled(progress).to_json(),
+                     pinned=_pinned(progress, options))
+      bar.update(getattr(progress, unit), outcome=values['critic/score/mean'],
                  mixed=values['data/frac_group_mixed'],
                  searches=values['search/calls_per_traj'],
                  tokens_per_sec=values['perf/throughput'])
-      if stopping:
-        return state, progress, not done
+      if stopping and not done:
+        break
   _check_not_silent(progress, options)
-  return state, progress, False
+  if not is_done(progress, options):
+    raise signals.Stopped(
+        f'Stopped after step {progress.step}; everything is saved in {folder}. '
+        'Run the same command to go on.')
+  return state, progress
 
 
 def step(experiment: Experiment, config, take: Take, state: Any,
-         progress: Progress, timer: progress_lib.Timer
-        ) -> tuple[Any, Progress, dict[str, float], list[Trajectory], tuple]:
+         progress: Progress, timer: progress_lib.Timer,
+         skips: Callable[[dict[str, float]], bool] = lambda values: False
+        ) -> tuple[Any, Progress, dict[str, float], list[Trajectory],
+                   tuple | None]:
   """One step of RL: sample, keep, pack, score, update.
+
+  Args:
+    experiment: what the config builds.
+    config: its `rollout` is read.
+    take: samples.
+    state: of the learner; donated.
+    progress: of the run.
+    timer: of the phases.
+    skips: whether the update is to be left out, by what was sampled.
 
   Returns:
     The new state and progress, metrics, all trajectories sampled, and, for
-    `records.write_learned`, those trained on with their batch and advantages.
+    `records.write_learned`, those trained on with their batch and advantages;
+    None without an update.
   """
   learner, seen = experiment.learner, []
   with timer('gen'):
     found = take(learner.policy(state, experiment.params), progress)
+  progress = dataclasses.replace(found.progress, step=progress.step + 1)
+  values = found.metrics | statistics.describe(found.trajectories)
+  values['training/rollouts'] = progress.rollouts
+  values['guards/rollbacks'] = progress.rollbacks
+  values['guards/skipped'] = float(skips(values))
+  if values['guards/skipped']:
+    return state, progress, values, found.trajectories, None
   batch = collect.pack(
-      found.groups, experiment.algorithm, progress.step, experiment.rounds,
+      found.groups, experiment.algorithm, progress.step - 1, experiment.rounds,
       length=config.rollout.length,
       mask_truncated=config.rollout.mask_truncated)
   batch = learner.score(state, batch, experiment.params, timer)
   state, learned = learner.update(
       state, batch, experiment.params, timer, see=lambda *of: seen.append(of))
-  experiment.lockstep.phase(f'step {progress.step}')
-  progress = dataclasses.replace(found.progress, step=progress.step + 1)
-  values = found.metrics | statistics.describe(found.trajectories) | learned
-  values['training/rollouts'] = progress.rollouts
+  values |= learned
+  values['guards/arrays_not_finite'] = len(weights.not_finite(state))
+  experiment.lockstep.phase(f'step {progress.step - 1}')
   trained = [one for group in found.groups for one in group]
   return state, progress, values, found.trajectories, (trained, *seen[0])
 
 
 def rollouts(experiment: Experiment, config
-            ) -> contextlib.AbstractContextManager[Take]:
+            ) -> contextlib.AbstractContextManager[Source]:
   """The source of a step's groups: synchronous or asynchronous rollouts."""
   sampler = experiment.sampler
   collected = functools.partial(
@@ -165,8 +222,9 @@ def rollouts(experiment: Experiment, config
       keep=experiment.algorithm.keep, search=experiment.search,
       scorer=experiment.scorer, rounds=experiment.rounds)
   if not config.train.max_staleness:
-    return contextlib.nullcontext(lambda params, progress: collected(
-        sampler.sync(params), progress, progress.step))
+    return contextlib.nullcontext(Source(lambda params, progress: collected(
+        sampler.sync(params), dataclasses.replace(progress, in_flight=()),
+        progress.step)))
   return _open(asynchronous.AsyncRollouts(
       collected, sampler.sync, max_staleness=config.train.max_staleness,
       last_step=config.train.num_steps))
@@ -175,7 +233,62 @@ def rollouts(experiment: Experiment, config
 @contextlib.contextmanager
 def _open(source: asynchronous.AsyncRollouts):
   with contextlib.closing(source):
-    yield source.take
+    yield Source(source.take, source.settled, source.restart)
+
+
+def at_rate(experiment: Experiment, config, progress: Progress) -> Experiment:
+  """The experiment at the learning rate that rollbacks have left."""
+  return dataclasses.replace(experiment, learner=experiment.learner.at_rate(
+      config.guards.rollback_rate ** progress.rollbacks))
+
+
+def _roll_back(experiment: Experiment, config, folder: pathlib.Path,
+               writer: metrics.Writer, progress: Progress,
+               verdict: guards.Verdict, watch: guards.Guards
+              ) -> tuple[Any, Progress]:
+  """The state and progress of a checkpoint from before, and other questions."""
+  to = processes.on_first('to', lambda: watch.before(progress.step, verdict))
+  _say(f'Step {progress.step} is rolled back to the checkpoint of step {to}.')
+  processes.on_first('rollback', lambda: rollbacks.note(
+      folder, progress, to, verdict.text))
+  state, progress = restore(
+      experiment, folder, keep=config.train.keep_checkpoints)
+  writer.truncate(progress.step)
+  processes.on_first('forget', lambda: (
+      forget_after(progress.step, folder), watch.forget()) and None)
+  return state, progress
+
+
+def forget_after(step: int, folder: pathlib.Path) -> None:
+  """Deletes evaluations of steps after a restored one: they are made again."""
+  for path in (folder / 'evaluation').glob(f'{DURING}*'):
+    if int(path.name.removeprefix(DURING)) > step:
+      shutil.rmtree(path)
+
+
+def _record(folder: pathlib.Path, number: int, sampled: Sequence[Trajectory],
+            learned: tuple | None) -> None:
+  """Keeps the trajectories of a step, and what it learned from."""
+  if processes.is_first():
+    name = f'step_{number:06d}.jsonl.gz'
+    records.write(folder / 'trajectories' / name, sampled)
+    if learned:
+      records.write_learned(folder / 'learned' / name, *learned)
+
+
+def _better(progress: Progress, score: float | None) -> Progress:
+  """The progress with the best validation so far; of equal ones the first."""
+  if score is None or progress.best and score <= progress.best[1]:
+    return progress
+  return dataclasses.replace(progress, best=(progress.step, score))
+
+
+def _pinned(progress: Progress, options: Any) -> list[int]:
+  """Checkpoints that are kept besides the newest."""
+  best = [progress.best[0]] if options.keep_best and progress.best else []
+  before = [] if progress.before_collapse is None else [
+      progress.before_collapse]
+  return best + before
 
 
 def is_done(progress: Progress, options: Any) -> bool:
@@ -185,8 +298,9 @@ def is_done(progress: Progress, options: Any) -> bool:
 
 
 def _log_stop() -> None:
-  _say('Stopping after this step; press Ctrl-C again to stop at once and lose '
-       'it.')
+  if processes.is_first():
+    signals.say('Stopping after this step; press Ctrl-C again to stop at once '
+                'and lose it.')
 
 
 def _throughput(trajectories: Sequence[Trajectory], secs: float
@@ -196,12 +310,15 @@ def _throughput(trajectories: Sequence[Trajectory], secs: float
           'perf/cpu_seconds': time.process_time()}
 
 
-def _learning_rates(config, experiment: Experiment, state) -> dict[str, float]:
+def _learning_rates(config, experiment: Experiment, state, progress: Progress
+                   ) -> dict[str, float]:
   """Learning rates of the last update; 0 before the first."""
+  factor = config.guards.rollback_rate ** progress.rollbacks
+
   def last(optimizer, updates):
     if not updates:
       return 0.0
-    return optimizers.learning_rate(optimizer.learning_rate, **{
+    return factor * optimizers.learning_rate(optimizer.learning_rate, **{
         k: v for k, v in optimizer.items() if k in (
             'warmup_steps', 'total_steps', 'schedule', 'final_fraction')
     })(updates - 1)

@@ -8,6 +8,7 @@ import json
 import pathlib
 import shutil
 import sys
+from typing import Any
 
 from searchrl.evaluation import suite
 from searchrl.evaluation import summary
@@ -15,13 +16,17 @@ from searchrl.experiment import build
 from searchrl.experiment import loop
 from searchrl.experiment import policy
 from searchrl.models import weights
+from searchrl.rollouts.collect import Progress
+from searchrl.runtime import atomic
+from searchrl.runtime import checkpoint
+from searchrl.runtime import folder_lock
 from searchrl.runtime import metrics
 from searchrl.runtime import processes
 
-_DURING = 'step_'  # training: the folders of an evaluation
+BEST = 'best.json'  # of a run's folder: the step and score of a validation
 
 
-def train(config, folder: pathlib.Path) -> bool:
+def train(config, folder: pathlib.Path) -> None:
   """Trains; the same call resumes a run that was stopped.
 
   On many hosts every process calls it, on a shared file system; the first
@@ -31,15 +36,22 @@ def train(config, folder: pathlib.Path) -> bool:
     config: one of the recipes in configs/.
     folder: of the run; see docs/run_folder.md.
 
-  Returns:
-    Whether the run is finished; not, if a signal stopped it.
+  Raises:
+    Stopped: a signal ended it before its end; what was done is saved.
+    ValueError, FileNotFoundError: the config cannot be run, or a guard ends it.
   """
+  with folder_lock.given_back():
+    _train(config, folder)
+
+
+def _train(config, folder: pathlib.Path) -> None:
   experiment = build.build(config, folder)
-  if processes.on_first('done?', (folder / summary.FILE).exists):
+  if processes.on_first('done?', lambda: _is_finished(config, folder)):
     processes.say((folder / summary.FILE).read_text(), file=sys.stdout)
-    processes.say(f'{folder} is finished. Use another --workdir for another '
-                  'run.', file=sys.stdout)
-    return True
+    processes.say(f'{folder} is finished. Raise train.num_steps (or '
+                  'max_rollouts) to prolong it, or use another --workdir for '
+                  'another run.', file=sys.stdout)
+    return
   state, progress = loop.restore(
       experiment, folder, keep=config.train.keep_checkpoints)
   if not experiment.learner.needs_base:
@@ -49,22 +61,19 @@ def train(config, folder: pathlib.Path) -> bool:
       folder, tensorboard=config.train.tensorboard,
       enabled=processes.is_first())) as writer:
     writer.truncate(progress.step)
-    processes.on_first('forget', lambda: _forget_after(progress.step, folder))
+    processes.on_first(
+        'forget', lambda: loop.forget_after(progress.step, folder))
     if progress.step == 0 and config.evaluate.initial:
       _evaluate(experiment, learner.policy(state, base), 'before', folder,
                writer, 0)
     few = dataclasses.replace(experiment, cases=suite.limited(
         experiment.cases, config.evaluate.limit, config.seed,
         config.evaluate.during))
-    state, progress, stopped = loop.loop(
+    state, progress = loop.loop(
         experiment, config, folder, state, progress, writer,
         lambda state, step: _evaluate(
-            few, learner.policy(state, base), f'{_DURING}{step:06d}', folder,
-            writer, step))
-    if stopped:
-      processes.say(f'Stopped after step {progress.step}; everything is saved '
-                    f'in {folder}. Run the same command to go on.')
-      return False
+            few, learner.policy(state, base), f'{loop.DURING}{step:06d}',
+            folder, writer, step))
     _evaluate(experiment, learner.policy(state, base), 'after', folder, writer,
              progress.step)
   sampler = experiment.sampler
@@ -72,16 +81,49 @@ def train(config, folder: pathlib.Path) -> bool:
                tokenizer_from=config.model.path or policy.TINY_BASE,
                eos_id=sampler.tokenizer.eos_ids[0])
   recipe = config.algorithm.name.partition(':')[2]
-  processes.on_first('finish', lambda: summary.finish(
-      folder, f'{recipe}, seed {config.seed}'))
-  return True
+  processes.on_first('finish', lambda: _finish(
+      folder, progress, f'{recipe}, seed {config.seed}'))
+
+
+def _finish(folder: pathlib.Path, progress: Progress, title: str) -> None:
+  if progress.best:
+    step, score = progress.best
+    atomic.write_json(folder / BEST, {'step': step, 'score': score})
+  summary.finish(folder, title)
+
+
+def _is_finished(config, folder: pathlib.Path) -> bool:
+  """Whether there is nothing left to do; a run that is prolonged forgets its end.
+
+  Without checkpoints it cannot go on, and stays as it is.
+  """
+  if not (folder / summary.FILE).exists():
+    return False
+  kept = checkpoint.steps(folder / 'checkpoints')
+  if not kept:
+    return True
+  progress = Progress.from_json(
+      checkpoint.extra(folder / 'checkpoints', kept[-1]))
+  if loop.is_done(progress, config.train):
+    return True
+  (folder / summary.FILE).unlink()  # first: with it the run is finished
+  for name in ('model', 'evaluation/after'):
+    shutil.rmtree(folder / name, ignore_errors=True)
+  metrics.drop(folder, progress.step, 'val/')
+  processes.say(f'{folder} was finished at step {progress.step}, and goes on.')
+  return False
 
 
 def _evaluate(experiment: build.Experiment, params, name: str,
-             folder: pathlib.Path, writer: metrics.Writer, step: int) -> None:
-  """Evaluates once under each name, and not again after a resume."""
+             folder: pathlib.Path, writer: metrics.Writer, step: int
+            ) -> float | None:
+  """Evaluates once under each name, and not again after a resume.
+
+  Returns:
+    Greedy exact match of the first set, or the mean of all; None without one.
+  """
   if not experiment.cases:
-    return
+    return None
   folder = folder / 'evaluation' / name
   rows = processes.on_first(f'{name}?', lambda: _read_table(folder))
   if rows is None:
@@ -93,15 +135,9 @@ def _evaluate(experiment: build.Experiment, params, name: str,
   values = suite.scalars(rows)
   if not all(writer.holds(step, value) for value in values):
     writer.write(step, values)
+  return suite.headline(rows)
 
 
-def _forget_after(step: int, folder: pathlib.Path) -> None:
-  """Deletes evaluations of steps after a restored one: they are made again."""
-  for path in (folder / 'evaluation').glob(f'{_DURING}*'):
-    if int(path.name.removeprefix(_DURING)) > step:
-      shutil.rmtree(path)
-
-
-def _read_table(folder: pathlib.Path):
+def _read_table(folder: pathlib.Path) -> list[dict[str, Any]] | None:
   file = folder / 'table.json'
   return json.loads(file.read_text()) if file.exists() else None

@@ -68,8 +68,6 @@ def run(config, workdir: str) -> None:
       taught, shape, params, folder / 'checkpoints', pad_id=tokenizer.pad_id,
       row_length=config.lessons.row_length, learner=config.learner,
       **config.optimizer)
-  if supervised.stopped(record, len(taught['documents']), folder):
-    return
   record['cpu_seconds'] += prepared  # of this process, until the lessons
   weights.save(folder / 'model', params, shape, tokenizer_from=source,
                eos_id=tokenizer.eos_ids[0])

@@ -59,8 +59,7 @@ def run(config, workdir: str) -> None:
       _collect(config, path, data.corpus, asked, here)
     tuned = here / 'tuned'
     if not processes.on_first('model?', (tuned / 'model/README.md').exists):
-      if not finetune.finetune(_tuning(config, path, here / _DATA), tuned):
-        return
+      finetune.finetune(_tuning(config, path, here / _DATA), tuned)
     path = str(tuned / 'model')
   processes.say(f'the last model: {path}', file=sys.stdout)
 

@@ -55,8 +55,7 @@ def run(config, workdir: str) -> None:
       folder, config.to_dict(), allow_changes=config.allow_changes, free=free))
   game = _Game(config, folder)
   for number in range(1, config.selfplay.iterations + 1):
-    if not game.iterate(number):
-      return
+    game.iterate(number)
   processes.on_first('summary', lambda: processes.say(
       report.finish(folder, config.selfplay.iterations, f'seed {config.seed}'),
       file=sys.stdout))
@@ -77,14 +76,14 @@ class _Game:
         seed=config.seed, tokens=options.document_tokens,
         documents=options.documents)
 
-  def iterate(self, number: int) -> bool:
-    """Plays an iteration; returns whether it is finished.
+  def iterate(self, number: int) -> None:
+    """Plays an iteration.
 
     What is there is not made again: a run with its summary, a report.
     """
     here, options = self._of(number), self._config.selfplay
     if _exists(here / 'solver' / summary.FILE):
-      return True
+      return
     seeds = self._draw(first=(number - 1) * options.seeds, count=options.seeds)
     file = here / 'seeds.jsonl'
     processes.on_first('seeds', lambda: _write_seeds(file, seeds))
@@ -93,9 +92,7 @@ class _Game:
       self._examine(self._load(''), before)
     if not _exists(here / 'proposer' / summary.FILE):
       _say(f'Iteration {number}: the proposer.')
-      if not runs.train(self._phase('proposer', number, file),
-                        here / 'proposer'):
-        return False
+      runs.train(self._phase('proposer', number, file), here / 'proposer')
     proposals = here / 'proposals'
     if not _exists(proposals / propose.REPORT):
       proposer = self._load(str(here / 'proposer'))
@@ -105,9 +102,8 @@ class _Game:
                         world=self._world)
       del proposer  # makes room
     _say(f'Iteration {number}: the solver.')
-    return runs.train(
-        self._phase('solver', number, proposals / propose.QUESTIONS),
-        here / 'solver')
+    runs.train(self._phase('solver', number, proposals / propose.QUESTIONS),
+               here / 'solver')
 
   def _load(self, run: str) -> propose.Proposer:
     """The proposer of a run, or the first, with the first solver."""

@@ -45,10 +45,8 @@ def run(config, workdir: str, seeds: Sequence[int] = ()) -> None:
     job = plugins.resolve(own.job, field='job', ours='searchrl.jobs.train:run')
     processes.say(f'\n{here}')
     job(own, str(here))
-    table = processes.on_first(str(here), lambda here=here: _table(here))
-    if table is None and own.job == 'searchrl.jobs.train:run':
-      return  # stopped, and said so
-    done.append((name, table))
+    done.append((name, processes.on_first(
+        str(here), lambda here=here: _table(here))))
   if None in [table for _, table in done]:
     processes.say(f'\nNo table: runs of {runs[0][1].job} are not evaluated. '
                   'Evaluate what they made by configs/evaluate.py.')

@@ -70,8 +70,6 @@ def run(config, workdir: str) -> None:
       seed=config.seed, batch=config.batch, lengths=config.lengths,
       temperature=config.temperature, steps=config.steps,
       save_every=config.save_every, **config.optimizer)
-  if supervised.stopped(record, config.steps, folder):
-    return
   record['cpu_seconds'] += prepared  # of this process, until the first update
   encoders.save(folder / 'model', params, shape, tokenizer_from=tokenizer)
   write_card(

@@ -293,8 +293,10 @@ def save(
     shard_bytes: larger weights are several files with an index.
 
   Raises:
-    ValueError: another dtype; or the folder holds folders.
+    ValueError: another dtype; a parameter is no finite number; or the folder
+      holds folders.
   """
+  check_finite(params, 'a model that is exported')
   with export(folder, tokenizer_from) as new:
     tensors.save(new, params, _sources(config), dtype=dtype,
                  shard_bytes=shard_bytes)
@@ -305,6 +307,28 @@ def save(
       raw = {name: raw[name] for name in ('bos_token_id', 'pad_token_id')
              if name in raw} | _describe(config, dtype, eos_id)
       (new / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
+
+
+def check_finite(params: Params, what: str) -> None:
+  """Raises a ValueError that names the parameters that are no finite numbers."""
+  bad = not_finite(params)
+  if bad:
+    raise ValueError(
+        f'{what} must hold finite numbers, but NaN or infinity stands in '
+        f'{", ".join(bad[:4])}{f" and {len(bad) - 4} more" if bad[4:] else ""}.'
+        ' Start from another checkpoint or model folder.')
+
+
+def not_finite(tree: Any) -> list[str]:
+  """The names of the arrays of a tree that hold NaN or an infinity."""
+  finite = jax.device_get(_are_finite(tree))
+  return [jax.tree_util.keystr(path, simple=True, separator='/')
+          for path, ok in jax.tree_util.tree_leaves_with_path(finite) if not ok]
+
+
+@jax.jit
+def _are_finite(tree: Any) -> Any:
+  return jax.tree.map(lambda x: jnp.isfinite(x).all(), tree)
 
 
 @contextlib.contextmanager

@@ -5,9 +5,8 @@
 Step n trains on what the policy of step n - max_staleness sampled. Which policy
 samples which step is fixed in advance, so two runs of one seed are equal;
 trajectories carry the step of their policy, and ratios divide by its
-log-probs. A run that was stopped samples again what was in flight, with the
-policy that it stopped at: unlike a synchronous run, it does not end with the
-bits of one that was not stopped.
+log-probs. What is in flight is part of a checkpoint, so that a run that was
+stopped ends with the bits of one that was not.
 """
 
 from collections.abc import Callable
@@ -54,7 +53,7 @@ class AsyncRollouts:
         surplus and counts of the sampling.
     """
     if self._sampled is None:
-      self._sampled, self._next = progress, progress.step
+      self._start(progress)
     synced = None
     while self._next <= min(progress.step + self._max_staleness,
                             self._last_step - 1):
@@ -66,6 +65,28 @@ class AsyncRollouts:
     found = self._in_flight.popleft().result()
     return dataclasses.replace(found, progress=dataclasses.replace(
         found.progress, silent_steps=progress.silent_steps))
+
+  def settled(self, progress: Progress) -> Progress:
+    """The progress with what is in flight, after waiting for it."""
+    return dataclasses.replace(progress, in_flight=tuple(
+        sampling.result() for sampling in self._in_flight))
+
+  def restart(self) -> None:
+    """Waits for what is being sampled, and drops all that was not taken."""
+    for sampling in self._in_flight:
+      sampling.cancel()
+    concurrent.futures.wait(self._in_flight)
+    self._in_flight.clear()
+    self._sampled = None
+
+  def _start(self, progress: Progress) -> None:
+    """Takes up what a checkpoint holds."""
+    for found in progress.in_flight:
+      self._in_flight.append(concurrent.futures.Future())
+      self._in_flight[-1].set_result(found)
+    self._next = progress.step + len(progress.in_flight)
+    self._sampled = (progress.in_flight[-1].progress if progress.in_flight
+                     else progress)
 
   def _sample(self, synced: Synced, step: int, policy_step: int) -> Collected:
     found = self._collect(

@@ -6,6 +6,8 @@ An algorithm keeps some groups and rejects others; rounds go on until a batch is
 full. The surplus opens the next step, and is checkpointed until then.
 """
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -41,14 +43,20 @@ class Progress:
   position: tuple[int, ...] = ()  # of the data
   surplus: tuple[Group, ...] = ()
   silent_steps: int = 0  # in a row, without a group that has a gradient
+  in_flight: tuple[Collected, ...] = ()  # sampled ahead, and not trained on yet
+  rollbacks: int = 0  # times that the run went back to a checkpoint
+  best: tuple[int, float] | None = None  # step and score of a validation
+  collapsing: bool = False  # by the alerts of the last step
+  before_collapse: int | None = None  # the step of the checkpoint before that
 
   def to_json(self) -> dict[str, Any]:
     surplus = [[trajectory_lib.to_json(t) for t in group]
                for group in self.surplus]
-    return {**vars(self), 'surplus': surplus}
+    return {**vars(self), 'surplus': surplus,
+            'in_flight': [found.to_json() for found in self.in_flight]}
 
   @classmethod
-  def from_json(cls, record: dict[str, Any]) -> 'Progress':
+  def from_json(cls, record: dict[str, Any]) -> Progress:
     surplus = tuple([trajectory_lib.from_json(t) for t in group]
                     for group in record['surplus'])
     if 'groups' not in record:  # written before groups had numbers
@@ -56,7 +64,9 @@ class Progress:
                       for number, group in enumerate(surplus))
       record = {**record, 'groups': len(surplus)}
     return cls(**{**record, 'position': tuple(record['position']),
-                  'surplus': surplus})
+                  'surplus': surplus, 'in_flight': tuple(map(
+                      Collected.from_json, record.get('in_flight', ()))),
+                  'best': tuple(record.get('best') or ()) or None})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +84,33 @@ class Collected:
   trajectories: list[Trajectory]
   metrics: dict[str, float]
   progress: Progress
+
+  def to_json(self) -> dict[str, Any]:
+    """What a checkpoint holds; each trajectory once."""
+    numbers, written = {}, []
+
+    def number(trajectory: Trajectory) -> int:
+      if id(trajectory) not in numbers:
+        numbers[id(trajectory)] = len(written)
+        written.append(trajectory_lib.to_json(trajectory))
+      return numbers[id(trajectory)]
+
+    return {
+        'groups': [[*map(number, group)] for group in self.groups],
+        'sampled': [*map(number, self.trajectories)],
+        'surplus': [[*map(number, group)] for group in self.progress.surplus],
+        'metrics': {name: float(x) for name, x in self.metrics.items()},
+        'progress': dataclasses.replace(self.progress, surplus=()).to_json(),
+        'trajectories': written}
+
+  @classmethod
+  def from_json(cls, record: dict[str, Any]) -> Collected:
+    read = [trajectory_lib.from_json(t) for t in record['trajectories']]
+    groups, surplus = ([[read[n] for n in group] for group in record[name]]
+                       for name in ('groups', 'surplus'))
+    return cls(groups, [read[n] for n in record['sampled']], record['metrics'],
+               dataclasses.replace(Progress.from_json(record['progress']),
+                                   surplus=tuple(surplus)))
 
 
 @dataclasses.dataclass(frozen=True)

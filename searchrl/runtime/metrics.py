@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from searchrl.runtime import atomic
+
 FILE = 'metrics.jsonl'
 
 
@@ -93,12 +95,7 @@ class Writer:
     kept = [line for line in self.path.read_text().splitlines(keepends=True)
             if json.loads(line)[self._step_field] <= step]
     self.close()
-    temporary = self.path.with_name(FILE + '.tmp')
-    with temporary.open('w') as file:
-      file.writelines(kept)
-      file.flush()
-      os.fsync(file.fileno())
-    os.replace(temporary, self.path)
+    atomic.write(self.path, ''.join(kept))
     self._file = self.path.open('a')
     self._purge_from = step + 1
 
@@ -119,6 +116,19 @@ class Writer:
             str(self._events_dir), purge_step=self._purge_from,
             filename_suffix=f'.{older}')
     return self._events
+
+
+def drop(workdir: str | os.PathLike[str], step: int, prefix: str,
+         step_field: str = 'training/global_step') -> None:
+  """Drops the lines of a step, above 0, whose names begin with a prefix."""
+  file = pathlib.Path(workdir) / FILE
+  kept = []
+  for line in file.read_text().splitlines(keepends=True):
+    values = json.loads(line)
+    if not (values[step_field] == step > 0 and all(
+        name == step_field or name.startswith(prefix) for name in values)):
+      kept.append(line)
+  atomic.write(file, ''.join(kept))
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, float]]:

@@ -43,7 +43,7 @@ class ProgressBar:
   """
 
   FORMATS = {  # how `update` shows a field; others as name and value
-      'reward': 'reward {:.3f}',  # mean outcome, in [0, 1]
+      'outcome': 'outcome {:.3f}',  # the mean, in [0, 1]
       'mixed': 'mixed {:.0%}',  # share of groups with mixed outcomes
       'searches': 'searches/question {:.2f}',
       'tokens_per_sec': '{:,.0f} tokens/s',

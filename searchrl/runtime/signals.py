@@ -1,13 +1,47 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Stop requests by SIGINT and SIGTERM, for training and for servers."""
+"""Stop requests by SIGINT and SIGTERM, and what they leave to a scheduler.
+
+A process ends with 0 when its job is finished, with 75 when a signal stopped it
+and the same command goes on (EX_TEMPFAIL of sysexits.h), with 70 when the
+watchdog ended it, and with 1 at an error.
+"""
 
 from collections.abc import Callable
 import math
+import os
 import signal
 import time
 
+EXIT_CODE = 75  # stopped, and can be resumed
+
 _POLL_SECS = 0.1
+_STDERR = 2  # the descriptor: what a signal interrupts may hold sys.stderr
+
+
+class Stopped(Exception):
+  """A signal has ended a job before its end, and what it did is saved.
+
+  The message says how to go on.
+  """
+
+
+class Terminated(KeyboardInterrupt):
+  """SIGTERM where nothing else answers it: while a job starts or evaluates."""
+
+
+def raise_at_sigterm() -> None:
+  """Makes SIGTERM raise `Terminated` in the main thread, as Ctrl-C raises."""
+  def terminate(number, frame):
+    del number, frame
+    raise Terminated
+
+  signal.signal(signal.SIGTERM, terminate)
+
+
+def say(text: str) -> None:
+  """Prints a line on stderr; for handlers of signals, which may not wait."""
+  os.write(_STDERR, f'{text}\n'.encode())
 
 
 class StopRequest:

@@ -14,6 +14,7 @@ import subprocess
 from typing import Any
 
 from searchrl.runtime import atomic
+from searchrl.runtime import folder_lock
 from searchrl.runtime import moved
 
 CONFIG = 'config.json'
@@ -24,7 +25,7 @@ _PACKAGES = ('searchrl', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint',
 
 def prepare(folder: str | pathlib.Path, config: dict[str, Any], *,
             allow_changes: bool = False, free: tuple[str, ...] = ()) -> None:
-  """Makes or reopens a run's folder.
+  """Makes or reopens a run's folder, which is this process's until it ends.
 
   Args:
     folder: of the run.
@@ -33,11 +34,13 @@ def prepare(folder: str | pathlib.Path, config: dict[str, Any], *,
     free: names of options that may change, 'train.num_steps' for instance.
 
   Raises:
-    ValueError: the folder belongs to a run with another config.
+    ValueError: the folder belongs to a run with another config, or another
+      process uses it.
   """
   check(folder, config, allow_changes=allow_changes, free=free)
   path = pathlib.Path(folder)
   path.mkdir(parents=True, exist_ok=True)
+  folder_lock.hold(path)
   _write(path / CONFIG, _as_json(config))
   if not (path / 'environment.json').exists():
     _write(path / 'environment.json', environment())
@@ -45,9 +48,12 @@ def prepare(folder: str | pathlib.Path, config: dict[str, Any], *,
 
 def check(folder: str | pathlib.Path, config: dict[str, Any], *,
           allow_changes: bool = False, free: tuple[str, ...] = ()) -> None:
-  """Raises what `prepare` would, and writes nothing."""
+  """Raises what `prepare` would, and writes no file of the run."""
   path, present = pathlib.Path(folder), _as_json(config)
-  if not (path / CONFIG).exists() or allow_changes:
+  if not (path / CONFIG).exists():
+    return
+  folder_lock.hold(path)  # before anything of it is touched
+  if allow_changes:
     return
   past = moved.completed(read_config(path), present)
   changes = _changes(past, present, (*free, 'allow_changes'))

@@ -9,6 +9,8 @@ in micro-batches of equal shape; `train_step` runs these in one compiled loop,
 to score a mini-batch and to make an optimiser step on it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
@@ -26,6 +28,7 @@ from searchrl.rl import algorithms
 from searchrl.rl import diagnostics
 from searchrl.runtime import mesh as meshes
 from searchrl.training import minibatches as minibatches_lib
+from searchrl.training import optimizer as optimizers
 from searchrl.training.minibatches import MiniBatch, PackedBatch
 from searchrl.training.train_step import (
     ForwardOptions, State, TrainState, TrainStep)
@@ -87,6 +90,16 @@ class Learner:
       trained['critic'] = critic.init(params)
     return {network: self._on_mesh(network, leaves)
             for network, leaves in trained.items()}
+
+  def at_rate(self, factor: float) -> Learner:
+    """The same learner, whose state stays good, at `factor` of its rates."""
+    if factor == 1:
+      return self
+    step = self.train_step
+    return dataclasses.replace(self, train_step=dataclasses.replace(
+        step, optimizer=optimizers.scaled(step.optimizer, factor),
+        critic_optimizer=step.critic_optimizer and optimizers.scaled(
+            step.critic_optimizer, factor)))
 
   def updates(self, state: State) -> dict[str, int]:
     """Optimiser steps that each network has made."""

@@ -112,6 +112,16 @@ def adamw(
       mu_dtype=mu_dtype))
 
 
+def scaled(optimizer: optax.GradientTransformation, factor: float
+          ) -> optax.GradientTransformation:
+  """The same optimiser, with the same state, at `factor` of its rate."""
+  def update(gradient, state, params=None):
+    changes, state = optimizer.update(gradient, state, params)
+    return jax.tree.map(lambda change: factor * change, changes), state
+
+  return optax.GradientTransformation(optimizer.init, update)
+
+
 def decayed(params: Any) -> Any:
   """True for each leaf under weight decay: matrices, not scales or biases.
 

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
+import math
 import pathlib
 import time
 from typing import Any, NamedTuple
@@ -70,7 +71,8 @@ def make_update(loss: Loss, optimizer: optax.GradientTransformation) -> Update:
   def update(state, batch):
     (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(
         state.params, batch)
-    return state.apply_gradient(optimizer, gradient), {'loss': value} | metrics
+    state, _ = state.apply_gradient(optimizer, gradient)
+    return state, {'loss': value} | metrics
 
   return jax.jit(update, donate_argnums=0)
 
@@ -89,8 +91,7 @@ def fit(
 ) -> tuple[Any, dict[str, Any]]:
   """Trains from a state, or from the newest checkpoint of a folder.
 
-  Ctrl-C and SIGTERM end it after the update at hand, which is saved; the record
-  has fewer steps then than were asked for.
+  Ctrl-C and SIGTERM end it after the update at hand, which is saved.
 
   Args:
     update: from `make_update` or `language_update`.
@@ -107,6 +108,10 @@ def fit(
     The last state, and the record: steps, tokens, CPU seconds, of each metric
     its means from one checkpoint to the next, and 'validation', [step, loss] of
     each.
+
+  Raises:
+    Stopped: a signal ended it before its end.
+    ValueError: a loss is no finite number; nothing of that is saved.
   """
   state, record = _restored(folder, state)
   writer = writer or metrics_lib.Writer(folder, enabled=False)
@@ -134,8 +139,13 @@ def fit(
       if whole or stopping:
         record['cpu_seconds'] += time.process_time() - clock
         clock = time.process_time()
+        _check_finite(record)
         _add_means(record, whole)
         checkpoint.save(folder, record['steps'], state, record)
+  if record['steps'] < steps:
+    raise signals.Stopped(
+        f'Stopped after update {record["steps"]}; everything is saved in '
+        f'{folder}. Run the same command to go on.')
   return state, record
 
 
@@ -164,6 +174,19 @@ def _validated(validation: Validation | None, state: Any,
   return {'sft/val_loss': loss}
 
 
+def _check_finite(record: Mapping[str, Any]) -> None:
+  """Raises a ValueError if a loss since the last checkpoint is no number."""
+  losses = [float(values['loss']) for values in record['recent']]
+  bad = [n for n, loss in enumerate(losses, record['steps'] - len(losses) + 1)
+         if not math.isfinite(loss)]
+  if bad:
+    raise ValueError(
+        f'the loss must be a finite number, but is none in update {bad[0]}'
+        f'{f" and {len(bad) - 1} more" if bad[1:] else ""}. Such updates were '
+        'left out, and the last checkpoint is from before them. Lower '
+        'optimizer.learning_rate, or look for what is no number in the model.')
+
+
 def _named(values: Metrics) -> Metrics:
   return {f'sft/{name}': value for name, value in values.items()}
 
@@ -181,19 +204,9 @@ def _add_means(record: dict[str, Any], whole: bool) -> None:
 
 
 def _say_stop() -> None:
-  processes.say('Stopping after this update; press Ctrl-C again to stop at '
+  if processes.is_first():
+    signals.say('Stopping after this update; press Ctrl-C again to stop at '
                 'once and lose it.')
-
-
-def stopped(record: Mapping[str, Any], steps: int, folder: pathlib.Path
-           ) -> bool:
-  """Whether `fit` was told to stop before its end; says so."""
-  early = record['steps'] < steps
-  if early:
-    processes.say(
-        f'Stopped after update {record["steps"]}; everything is saved in '
-        f'{folder}. Run the same command to go on.')
-  return early
 
 
 def language_update(learner: learners.Learner, base: Any = None) -> Update:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 import optax
 
 from searchrl.models import attention
@@ -44,12 +44,20 @@ class TrainState:
   updates: Int[Array, ''] | None = None  # optimiser steps; None: not counted
 
   def apply_gradient(self, optimizer: optax.GradientTransformation,
-                     gradient: Any) -> 'TrainState':
-    """The state after one optimiser step."""
+                     gradient: Any) -> tuple['TrainState', Bool[Array, '']]:
+    """The state after one optimiser step, and whether that was made.
+
+    It is left out, and the state stays as it is, where the gradient or a change
+    of the parameters is no finite number, or so large that its square is none.
+    """
     changes, opt_state = optimizer.update(
         gradient, self.opt_state, self.params)
-    return TrainState(optax.apply_updates(self.params, changes), opt_state,
-                      jax.tree.map(lambda count: count + 1, self.updates))
+    new = TrainState(optax.apply_updates(self.params, changes), opt_state,
+                     jax.tree.map(lambda count: count + 1, self.updates))
+    finite = jnp.isfinite(optax.tree.norm(gradient)) & jnp.isfinite(
+        optax.tree.norm(changes))
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old),
+                        new, self), finite
 
 
 State = dict[str, TrainState]  # by network: 'policy', and there may be 'critic'
@@ -253,11 +261,11 @@ class TrainStep:
     metrics = {name: mean.value for name, mean in sums.items()}
     state = dict(state)
     for network, gradient in grads.items():
-      state[network] = state[network].apply_gradient(
+      state[network], made = state[network].apply_gradient(
           self._optimizer(network), gradient)
-      norm = optax.tree.norm(gradient)
-      metrics['actor/grad_norm' if network == 'policy' else
-              f'{network}/grad_norm'] = norm
+      name = 'actor' if network == 'policy' else network
+      metrics[f'{name}/grad_norm'] = optax.tree.norm(gradient)
+      metrics[f'{name}/updates_left_out'] = 1 - made.astype(jnp.float32)
     return state, metrics, old
 
   def _gradient(self, params, fixed, frozen, rows: Rows, count):

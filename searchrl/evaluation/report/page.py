@@ -20,10 +20,10 @@ import jinja2
 from searchrl.agent import rewards
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.evaluation import suite
-from searchrl.evaluation.report import alarms
 from searchrl.evaluation.report import plots
 from searchrl.evaluation.report import reading
 from searchrl.evaluation.report import tokens
+from searchrl.runtime import alerts
 
 _HERE = pathlib.Path(__file__).parent
 _CHUNK = 25  # trajectories that are decompressed together
@@ -86,8 +86,8 @@ def _card(run: reading.Run) -> dict[str, Any]:
       'rollouts': int(last.get('training/rollouts', 0)),
       'revision': str(run.environment.get('git', ''))[:12],
       'scores': scores,
-      'alarms': [(said, alarms.said(steps))
-                 for said, steps in alarms.of(run.steps)]}
+      'alarms': [(said, alerts.said(steps))
+                 for said, steps in alerts.history(run.steps)]}
 
 
 def _tables(run: reading.Run, alone: bool) -> list[dict[str, Any]]:

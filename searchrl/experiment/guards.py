@@ -1,0 +1,165 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a run does about its alerts: it warns, skips, rolls back or stops.
+
+`config.guards` gives each rule of `runtime.alerts` a limit and an action. An
+alert is told once when it begins; `skip` leaves the update of the step out,
+`rollback` goes back to a checkpoint from before, and on with other questions.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+import pathlib
+from typing import Any
+
+from searchrl.runtime import alerts
+from searchrl.runtime import checkpoint
+from searchrl.runtime import metrics
+from searchrl.runtime import processes
+from searchrl.rollouts.collect import Progress
+
+OFF, WARN, SKIP, ROLLBACK, STOP = ACTIONS = (
+    'off', 'warn', 'skip', 'rollback', 'stop')
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+  """What is wrong with a step, and what is to be done."""
+
+  broken: tuple[alerts.Alert, ...] = ()
+  action: str = ''  # ROLLBACK, STOP or none
+
+  @property
+  def text(self) -> str:
+    return '; '.join(alert.text for alert in self.broken)
+
+  @property
+  def is_late(self) -> bool:
+    """Whether the policy may have begun to go wrong some steps before."""
+    return any(alerts.RULES[alert.rule].is_late for alert in self.broken)
+
+
+class Guards:
+  """Watches the steps of a run.
+
+  Args:
+    options: config.guards.
+    folder: of the run; past steps are read from its metrics.
+  """
+
+  def __init__(self, options: Any, folder: pathlib.Path):
+    self._options, self._folder = options, folder
+    self._actions = {name: action for name, action in options.actions.items()
+                     if action != OFF}
+    self._limits = {name: options.limits[name] for name in self._actions}
+    self.forget()
+
+  def forget(self) -> None:
+    """Looks at the metrics again, from which steps may have been taken."""
+    file = self._folder / metrics.FILE
+    self._lines = [line for line in (
+        metrics.read(file) if processes.is_first() and file.exists() else ())
+                   if 'critic/score/mean' in line]
+
+  def skips(self, values: Mapping[str, float]) -> bool:
+    """Whether the update of a step is to be left out; says why.
+
+    Args:
+      values: of what was sampled; the same on all processes.
+    """
+    wanted = {name: self._limits[name] for name, action in
+              self._actions.items() if action == SKIP}
+    found = processes.on_first('skip?', lambda: [
+        alert.text for alert in alerts.of_step([*self._lines, values], wanted)])
+    if found:
+      processes.say(f'Warning: {"; ".join(found)}, so the step makes no update.')
+    return bool(found)
+
+  def verdict(self, progress: Progress, values: Mapping[str, float]) -> Verdict:
+    """What is to be done after a step; new alerts are told.
+
+    Args:
+      progress: after the step.
+      values: its metrics, as they are written.
+
+    Raises:
+      ValueError: the run is to end.
+    """
+    found = processes.on_first('alerts', lambda: self._judge(values))
+    verdict = Verdict(tuple(alerts.Alert(*one) for one in found['all']),
+                      found['action'])
+    for text in found['new']:
+      processes.say(f'Warning: step {progress.step}: {text}.')
+    if verdict.action == ROLLBACK and (
+        progress.rollbacks >= self._options.most_rollbacks):
+      raise self._error(progress, verdict, 'it was rolled back '
+                        f'{progress.rollbacks} times already '
+                        '(guards.most_rollbacks)')
+    if verdict.action == STOP:
+      raise self._error(progress, verdict, 'guards.actions says so')
+    return verdict
+
+  def remembers(self, progress: Progress, verdict: Verdict) -> Progress:
+    """Keeps, at the first sign of a collapse, the checkpoint from before."""
+    if not verdict.is_late or progress.collapsing:
+      return dataclasses.replace(progress, collapsing=verdict.is_late)
+    return dataclasses.replace(
+        progress, collapsing=True, before_collapse=processes.on_first(
+            'before', lambda: self.before(progress.step, verdict)))
+
+  def before(self, step: int, verdict: Verdict) -> int | None:
+    """The newest checkpoint that is trusted after a verdict on a step."""
+    kept = checkpoint.steps(self._folder / 'checkpoints')
+    last = step - 1 - self._options.trusted_steps * verdict.is_late
+    return max((one for one in kept if one <= last),
+               default=min(kept, default=None))
+
+  def _judge(self, values: Mapping[str, float]) -> dict[str, Any]:
+    line = {name: float(value) for name, value in values.items()}
+    told = {alert.rule for alert in alerts.of_step(
+        self._lines, self._limits)} if self._lines else {}
+    self._lines.append(line)
+    found = alerts.of_step(self._lines, self._limits)
+    actions = {self._actions[alert.rule] for alert in found}
+    return {
+        'all': [dataclasses.astuple(alert) for alert in found],
+        'new': [alert.text for alert in found if alert.rule not in told
+                and self._actions[alert.rule] != SKIP]
+        + [f'{name} is not a finite number' for name, value in line.items()
+           if not math.isfinite(value) and _was_finite(self._lines, name)],
+        'action': next((one for one in (STOP, ROLLBACK) if one in actions), '')}
+
+  def _error(self, progress: Progress, verdict: Verdict, why: str
+            ) -> ValueError:
+    kept = checkpoint.steps(self._folder / 'checkpoints')
+    return ValueError(
+        f'the run ends at step {progress.step}, as {why}: {verdict.text}. Its '
+        f'checkpoints, of {alerts.said(kept)}, are whole. Look at '
+        f'{self._folder} by configs/report.py. To go on, lower '
+        'optimizer.learning_rate with --allow_changes, or set '
+        + ' and '.join(f'guards.actions.{alert.rule}=warn'
+                       for alert in verdict.broken) + '.')
+
+
+def check(options: Any) -> None:
+  """Raises a ValueError for a config.guards that cannot be acted on."""
+  for name, action in options.actions.items():
+    rule = alerts.RULES[name]
+    legal = [one for one in ACTIONS if not (
+        one == SKIP and not rule.sampled or
+        rule.is_of_time and one not in (OFF, WARN) or
+        rule.is_fatal and one not in (ROLLBACK, STOP))]
+    if action not in legal:
+      raise ValueError(
+          f'guards.actions.{name} must be one of {", ".join(legal)}, but is '
+          f'{action!r}: '
+          + ('no two machines agree about time.' if rule.is_of_time else
+             'nothing of such a step can be kept.' if rule.is_fatal else
+             'its metric is known after the update alone.' if action == SKIP
+             else 'docs/guards.md says what each does.'))
+
+
+def _was_finite(lines: Sequence[Mapping[str, float]], name: str) -> bool:
+  """Whether the line before the last has a finite number there."""
+  return len(lines) > 1 and math.isfinite(lines[-2].get(name, math.nan))
