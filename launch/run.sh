@@ -4,10 +4,10 @@
 #   launch/run.sh [--dry-run] --config=configs/grpo.py --workdir=runs/grpo
 #
 # Passes SIGTERM (and Ctrl-C, as one) on to Python, which saves after the step
-# and leaves. The exit code is 0 if the job is done; 75 if a signal stopped it
-# before that: start it again. Other codes are Python's: 70 is the watchdog's,
-# above 128 a signal's (134: a peer is lost): start all processes again. No
-# restart helps after any other code.
+# and leaves. The exit code is Python's: 0 if the job is done; 75 if a signal
+# stopped it before that: start it again; 70 is the watchdog's, above 128 a
+# signal's (134: a peer is lost): start all processes again. No restart helps
+# after any other code.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -38,7 +38,4 @@ while :; do
   wait "$child" || code=$?
   ((signals > seen)) || break  # else a signal ended `wait`, and not the child
 done
-if ((code == 0 && signals)) && [[ ! -e $workdir/summary.txt ]]; then
-  code=75
-fi
 exit "$code"

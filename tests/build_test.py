@@ -8,6 +8,7 @@ import types
 import pytest
 import tiny
 
+from configs import dspo
 from configs import grpo
 from configs import rloo
 from configs import zerosearch
@@ -63,6 +64,22 @@ def test_heads_that_a_kernel_cannot_split_are_refused(monkeypatch):
                      match=r'mesh.tensor must divide the 2 KV heads under '
                            r'splash .* is 8.*one of \[1, 2\]'):
     build.tested_attention(grpo.get_config(), tiny.CONFIG, mesh)
+
+
+@pytest.mark.parametrize('recipe, reward, outcome, warns', [
+    (dspo, 'my_lab:long', 'searchrl.agent.rewards:em', True),
+    (dspo, 'my_lab:long', 'my_lab:long', False),
+    (dspo, 'searchrl.agent.rewards:f1', 'searchrl.agent.rewards:em', False),
+    (grpo, 'my_lab:long', 'searchrl.agent.rewards:em', False)])
+def test_a_filter_that_does_not_read_the_reward_of_the_user_says_so(
+    recipe, reward, outcome, warns, capsys):
+  config = recipe.get_config()
+  config.update(reward=reward, outcome=outcome)
+  build._warn_of_outcome(config, build.algorithm(config))
+  said = capsys.readouterr().err
+  assert ('keeps groups by outcome=searchrl.agent.rewards:em, and not by '
+          'reward=my_lab:long' in said) == warns
+  assert bool(said) == warns
 
 
 def scorer(reward, outcome='searchrl.agent.rewards:em', **options):

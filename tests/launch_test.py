@@ -17,7 +17,7 @@ from configs import build_index as build_index_config
 from configs import common
 import jax
 import pytest
-from searchrl.evaluation import summary
+from searchrl.runtime import signals
 from searchrl.runtime import watchdog
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -111,7 +111,8 @@ def test_the_readme_shows_every_script_and_lists_what_was_not_done():
 def test_exit_codes_that_the_scripts_go_by_are_ours():
   assert f'{watchdog.EXIT_CODE} is the watchdog' in read('run.sh')
   assert f'code == {watchdog.EXIT_CODE} ' in read('slurm.sbatch')
-  assert f'$workdir/{summary.FILE}' in read('run.sh')
+  assert f'{signals.EXIT_CODE} if a signal' in read('run.sh')
+  assert f'code == {signals.EXIT_CODE} ' in read('slurm.sbatch')
 
 
 def test_jobset_starts_one_process_a_pod():
@@ -158,15 +159,16 @@ def test_run_passes_the_exit_code_on(tmp_path, code):
   assert commands() == [f'{LINE} [   ]']
 
 
-SLOW = '''trap 'echo stopped >>{log}; exit 0' TERM
+SLOW = '''trap 'echo stopped >>{log}; exit {code}' TERM
 touch {folder}/up.$JAX_PROCESS_ID
 for i in {{1..600}}; do sleep 0.1; done'''
 
 
-def interrupted(tmp_path, name, *arguments, waits_for=('up.',), **variables):
+def interrupted(tmp_path, name, *arguments, waits_for=('up.',),
+                ends=signals.EXIT_CODE, **variables):
   """The exit code of a script that gets SIGTERM once its Pythons are up."""
   stand_in(tmp_path, 'python', does=SLOW.format(
-      log=tmp_path / 'log', folder=tmp_path))
+      log=tmp_path / 'log', folder=tmp_path, code=ends))
   with subprocess.Popen(
       [str(LAUNCH / name), *arguments, '--config=configs/grpo.py',
        f'--workdir={tmp_path}'],
@@ -179,12 +181,9 @@ def interrupted(tmp_path, name, *arguments, waits_for=('up.',), **variables):
     return process.wait(timeout=60)
 
 
-@pytest.mark.parametrize('finished, code', [(False, 75), (True, 0)])
-def test_run_forwards_sigterm_and_separates_a_stop_from_the_end(
-    tmp_path, finished, code):
-  if finished:
-    (tmp_path / summary.FILE).touch()
-  assert interrupted(tmp_path, 'run.sh') == code
+@pytest.mark.parametrize('code', [75, 0])  # stopped; or just finished
+def test_run_forwards_sigterm_and_passes_on_what_follows(tmp_path, code):
+  assert interrupted(tmp_path, 'run.sh', ends=code) == code
   assert 'stopped' in (tmp_path / 'log').read_text()
 
 

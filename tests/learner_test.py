@@ -119,7 +119,9 @@ def assert_same(updated, expected, atol):
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol),
                jax.device_get(state['policy'].params), params)
   assert {name for name in ours if not name.startswith(MISMATCH)} == {
-      *metrics, 'actor/grad_norm', 'perf/useful_tokens', *OF_THE_BATCH}
+      *metrics, 'actor/grad_norm', 'actor/updates_left_out',
+      'perf/useful_tokens', *OF_THE_BATCH}
+  assert ours['actor/updates_left_out'] == 0
   for name, value in metrics.items():
     np.testing.assert_allclose(ours[name], value, rtol=1e-3, atol=atol,
                                err_msg=name)

@@ -77,6 +77,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
   processes.agree('config', json.loads(config.to_json()))
   recipe, scored = algorithm(config), scorer(config)
   collect.check(rounds(config.rollout), scored)
+  _warn_of_outcome(config, recipe)
   mesh = meshes.make(**config.mesh)
   checks.check_staleness(config.train.max_staleness, recipe, mesh.size,
                          config.evaluate.every)
@@ -121,6 +122,18 @@ def _data(config, folder: pathlib.Path) -> tuple[
       data.files or [data.questions], seed=config.seed, mix=config.data.mix,
       weights=config.data.weights,
       common=0.0 if config.data.train else config.data.common)
+
+
+def _warn_of_outcome(config, recipe: algorithms.Algorithm) -> None:
+  """Says what a filter reads, where that is not the reward of the user."""
+  if recipe.keep is not algorithms.keep_all and (
+      config.outcome != config.reward
+      and not config.reward.startswith('searchrl.')):
+    processes.say(
+        f'Warning: the filter of {config.algorithm.name.partition(":")[2]} '
+        f'keeps groups by outcome={config.outcome}, and not by reward='
+        f'{config.reward}, unless that gives an outcome in its Scores. If that '
+        'is not meant, add --config.outcome.')
 
 
 def _nobody(questions: Any, attempts: int) -> Any:

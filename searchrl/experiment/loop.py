@@ -355,11 +355,12 @@ def _warn_if_silent(algorithm, progress: Progress, values, warn_after: int
   steps = progress.silent_steps + 1 if silent else 0
   if silent and steps % warn_after == 0:
     cause, remedy = ('is 0', 'Start from a model that is right now and then, '
-                     'ask easier questions, or raise rollout.group_size')
+                     'ask easier questions, or raise rollout.group_size; with a '
+                     'reward of your own see config.outcome, too')
     if values['data/frac_group_all_one'] > 0.5:
       cause, remedy = 'is 1 in most groups', 'Ask harder questions'
     elif values['data/frac_group_failed'] > 0.5:
       cause, remedy = 'is none: searches fail', 'Look at search/error_rate'
-    _say(f'Warning: outcomes were alike for {steps} steps (the reward '
+    _say(f'Warning: outcomes were alike for {steps} steps (the outcome '
          f'{cause}), so nothing is learned. {remedy}.')
   return dataclasses.replace(progress, silent_steps=steps)

@@ -8,6 +8,7 @@ an old run alone is read as if it had been written with the new names.
 
 from collections.abc import Sequence
 import copy
+import functools
 import sys
 from typing import Any
 
@@ -111,10 +112,12 @@ ADDED = {  # options newer than some configs -> what a run without them did
     'evaluate.search.options': {},
     'evaluate.worlds.common_per_hop': 0,
     'evaluate.worlds.few_per_hop': 0,
+    'guards': ...,  # it may be what it is today
     'reward_options': {},
     'rollout.attention': 'auto',
     'rollout.cache_tokens': 0,
     'train.init_from': '',
+    'train.keep_best': ...,
     'train.stop_after': 0,
     'world.common': False,
     'world.hard': False,
@@ -168,7 +171,7 @@ def completed(recorded: dict[str, Any], present: dict[str, Any]
   result = copy.deepcopy(recorded)
   for name, value in ADDED.items():
     if _has(present, name) and not _has(result, name):
-      _put(result, name, value)
+      _put(result, name, _get(present, name) if value is ... else value)
   return result
 
 
@@ -202,6 +205,10 @@ def _has(tree: Any, path: str) -> bool:
   head, _, rest = path.partition('.')
   return isinstance(tree, dict) and head in tree and (
       not rest or _has(tree[head], rest))
+
+
+def _get(tree: Any, path: str) -> Any:
+  return functools.reduce(lambda node, name: node[name], path.split('.'), tree)
 
 
 def _take(tree: dict[str, Any], path: str) -> Any:
