@@ -14,6 +14,7 @@ from searchrl.experiment import policy
 from searchrl.models import lora as loras
 from searchrl.models import weights
 from searchrl.rollouts import driver
+from searchrl.rollouts import collect
 from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as meshes
 
@@ -46,6 +47,22 @@ def config_of(**fields):
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
   return run_of_adapters(tmp_path_factory.mktemp('run'))
+
+
+def test_a_run_is_named_by_its_folder_a_step_or_its_best(tmp_path):
+  (tmp_path / 'config.json').write_text('{}')
+  name = str(tmp_path)
+  assert policy.parse_run(name) == (tmp_path, None)
+  assert policy.parse_run(f'{name}@3') == (tmp_path, 3)
+  with pytest.raises(FileNotFoundError, match='the part before @best must be'):
+    policy.parse_run(f'{name}@best')
+  for step, best in ((3, None), (6, (2, 0.5))):
+    checkpoint.save(tmp_path / 'checkpoints', step, {'x': jax.numpy.ones(1)},
+                    collect.Progress(step=step, best=best).to_json())
+    if not best:
+      with pytest.raises(ValueError, match='@best needs a run that was valid'):
+        policy.parse_run(f'{name}@best')
+  assert policy.parse_run(f'{name}@best') == (tmp_path, 2)
 
 
 def test_the_policy_is_that_of_the_runs_checkpoint(run):

@@ -174,3 +174,25 @@ def test_several_samples_by_hand():
       'spread': pytest.approx(np.std([.5, .5, 0], ddof=1))}
   assert scores.of_samples(found[:1] + found[3:4]) == {}
   assert scores.of_samples([]) == {}
+
+
+def test_a_long_evaluation_says_how_far_it_is(capsys):
+  many = [t.question for t in answered()] * 40
+  case = suite.EvalCase(
+      datasets.Dataset('known', many, None), 'bm25', None, 'greedy')
+  suite.run(Answers(), 'params', [case], shard=50)
+  assert capsys.readouterr().err.splitlines() == [
+      'known.bm25.greedy: 50 of 120 questions, exact match 0.680',
+      'known.bm25.greedy: 100 of 120 questions, exact match 0.670',
+      'known.bm25.greedy: 120 of 120 questions, exact match 0.667']
+
+
+def test_the_headline_is_the_mean_of_sets_or_the_first_set():
+  row = dict(hops='all', engine='bm25', decoding='greedy')
+  rows = [row | dict(set='a', em=0.2), row | dict(set='b', em=0.4),
+          row | dict(set='a', em=0.9, decoding='sampled'),
+          row | dict(set='a', em=0.8, engine='noise'),
+          row | dict(set='a', em=0.7, hops=1)]
+  assert suite.headline(rows) == 0.2
+  assert suite.headline([*rows, row | dict(set='mean', em=0.3)]) == 0.3
+  assert suite.headline(rows[2:]) is None

@@ -40,6 +40,7 @@ ALL = 'all'  # the hops of a row of a whole set
 TABLE, RECORDS = 'table.json', 'records'  # of a folder
 SECONDS = 'seconds.json'  # of a question, by shard: no two machines agree
 SHARD = 1000  # trajectories that are in memory at a time
+_FEW = 100  # questions of a case, which need no word on how far it is
 Play = Callable[[Sequence[Question]], list[Trajectory]]
 
 
@@ -99,12 +100,22 @@ def run(
       file = folder and folder / RECORDS / case.name / f'{number:06d}.jsonl.gz'
       scores += _shard(play, case, questions[first:first + size],
                        sampler.tokenizer, fingerprint, file)
+      if len(questions) > _FEW:
+        _say_so_far(case, first + size, scores)
     found.append((case, scores))
   rows = [row | _named(fingerprint) for row in (
       *(row for of in found for row in _rows(*of)), *_means(found))]
   if folder and processes.is_first():
     atomic.write_json(folder / TABLE, rows)
   return rows
+
+
+def _say_so_far(case: EvalCase, asked: int,
+                scores: Sequence[scores_lib.Score]) -> None:
+  total = len(case.dataset.questions)
+  exact = sum(score.values['em'] for score in scores) / len(scores)
+  processes.say(f'{case.name}: {min(asked, total):,} of {total:,} questions, '
+                f'exact match {exact:.3f}')
 
 
 def _player(sampler: Sampler, weights: Any, case: EvalCase, samples: int,

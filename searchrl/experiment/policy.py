@@ -235,11 +235,31 @@ def of_run(config, run: str, *, most: int | None = None
 
 
 def parse_run(text: str) -> tuple[pathlib.Path, int | None]:
-  """The folder and the step of 'runs/dspo@20'; None: its newest checkpoint."""
+  """The folder and the step of 'runs/dspo@20'; None: its newest checkpoint.
+
+  'runs/dspo@best' is the step of the best validation.
+
+  Raises:
+    ValueError: the run has not been validated.
+  """
   run, _, step = text.rpartition('@')
   if run and step.isdecimal() and not pathlib.Path(text).is_dir():
     return pathlib.Path(run), int(step)
+  if run and step == 'best' and not pathlib.Path(text).is_dir():
+    return pathlib.Path(run), _best_step(pathlib.Path(run))
   return pathlib.Path(text), None
+
+
+def _best_step(run: pathlib.Path) -> int:
+  path = run / 'checkpoints'
+  best = checkpoint.extra(
+      path, kept_step(run, None, 'the part before @best')).get('best')
+  if not best:
+    raise ValueError(
+        f'@best needs a run that was validated (evaluate.every) and kept its '
+        f'best (train.keep_best), but {run} was not. Name a step, as in '
+        f'{run}@{checkpoint.steps(path)[-1]}.')
+  return best[0]
 
 
 def trained(run: pathlib.Path, base: transformer.Params,

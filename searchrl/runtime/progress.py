@@ -64,7 +64,8 @@ class ProgressBar:
 
   def update(self, done: int | None = None, **fields: float) -> None:
     """Sets the number of units done, by default one more, and shows fields."""
-    before, self._done = self._done, self._done + 1 if done is None else done
+    before = self._done
+    self._done = min(self._total, self._done + 1 if done is None else done)
     shown = [self.FORMATS.get(name, name + ' {:.4g}').format(value)
              for name, value in fields.items()]
     if self._bar is not None:
