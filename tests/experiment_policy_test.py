@@ -50,7 +50,7 @@ def run(tmp_path_factory):
 
 
 def test_a_run_is_named_by_its_folder_a_step_or_its_best(tmp_path):
-  (tmp_path / 'config.json').write_text('{}')
+  (tmp_path / 'config.json').write_text('{"seed": 0}')
   name = str(tmp_path)
   assert policy.parse_run(name) == (tmp_path, None)
   assert policy.parse_run(f'{name}@3') == (tmp_path, 3)
