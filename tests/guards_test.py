@@ -128,9 +128,6 @@ def test_a_rollback_is_finished_after_a_kill(tmp_path, monkeypatch):
   assert progress == Progress(step=4, position=(95,), rollbacks=1,
                               before_collapse=4)
   assert rollbacks.applied(tmp_path, progress) == progress
-  with (tmp_path / rollbacks.FILE).open('a') as file:
-    file.write('{"rollback": 2, "to"')  # of a kill: no rollback yet
-  assert rollbacks.applied(tmp_path, progress) == progress
   later = Progress(step=8, position=(130,), rollbacks=1)
   checkpoint.save(tmp_path / 'checkpoints', 8, {'x': jnp.ones(1)},
                   later.to_json(), keep=9)

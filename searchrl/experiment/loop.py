@@ -137,6 +137,7 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
       if verdict.action == guards.ROLLBACK:
         source.restart()
         saver.wait()
+        state = None  # makes room
         state, progress = _roll_back(
             own, config, folder, writer, progress, verdict, watch)
         own = at_rate(experiment, config, progress)
@@ -254,8 +255,8 @@ def _roll_back(experiment: Experiment, config, folder: pathlib.Path,
   state, progress = restore(
       experiment, folder, keep=config.train.keep_checkpoints)
   writer.truncate(progress.step)
-  processes.on_first('forget', lambda: (
-      forget_after(progress.step, folder), watch.forget()) and None)
+  watch.forget()
+  processes.on_first('forget', lambda: forget_after(progress.step, folder))
   return state, progress
 
 

@@ -8,11 +8,11 @@ happened, whatever a kill interrupts; a resume does what is left of it.
 
 import dataclasses
 import json
-import os
 import pathlib
 from typing import Any
 
 from searchrl.rollouts.collect import Progress
+from searchrl.runtime import atomic
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
 
@@ -33,22 +33,19 @@ def note(folder: pathlib.Path, progress: Progress, to: int, why: str) -> None:
   number = progress.rollbacks + 1
   (folder / f'rollback_{number}_{metrics.FILE}').write_bytes(
       (folder / metrics.FILE).read_bytes())
-  with (folder / FILE).open('a') as file:
-    file.write(json.dumps({
-        'rollback': number, 'at': progress.step, 'to': to,
-        'position': progress.position, 'why': why}) + '\n')
-    file.flush()
-    os.fsync(file.fileno())
+  record = {'rollback': number, 'at': progress.step, 'to': to,
+            'position': progress.position, 'why': why}
+  atomic.write(folder / FILE, ''.join(
+      json.dumps(line) + '\n' for line in (*read(folder), record)))
   finish(folder)
 
 
 def finish(folder: pathlib.Path) -> None:
   """Deletes checkpoints that the last rollback left behind, if a kill has."""
-  last, path = _last(folder), folder / 'checkpoints'
-  if last:
+  path = folder / 'checkpoints'
+  for last in read(folder)[-1:]:
     for step in checkpoint.steps(path):
-      if step > last['to'] and checkpoint.extra(path, step).get(
-          'rollbacks', 0) < last['rollback']:
+      if step > last['to'] and _rollbacks(path, step) < last['rollback']:
         checkpoint.delete(path, step)
 
 
@@ -57,17 +54,24 @@ def applied(folder: pathlib.Path, progress: Progress) -> Progress:
 
   Its questions are those that came next when the run went wrong.
   """
-  last = _last(folder)
-  if not last or last['to'] != progress.step or (
-      progress.rollbacks >= last['rollback']):
-    return progress
-  return dataclasses.replace(
-      progress, position=tuple(last['position']), in_flight=(),
-      rollbacks=last['rollback'], before_collapse=last['to'])
+  for last in read(folder)[-1:]:
+    if last['to'] == progress.step and progress.rollbacks < last['rollback']:
+      return dataclasses.replace(
+          progress, position=tuple(last['position']), in_flight=(),
+          rollbacks=last['rollback'], before_collapse=last['to'])
+  return progress
 
 
-def _last(folder: pathlib.Path) -> dict[str, Any] | None:
-  """The last rollback; a line that a kill has cut was none yet."""
+def read(folder: pathlib.Path) -> list[dict[str, Any]]:
+  """The rollbacks of a run: number, at, to, position and why of each."""
   file = folder / FILE
-  lines = file.read_text().split('\n')[:-1] if file.exists() else []
-  return json.loads(lines[-1]) if lines else None
+  return [json.loads(line) for line in file.read_text().splitlines()
+          ] if file.exists() else []
+
+
+def _rollbacks(path: pathlib.Path, step: int) -> int:
+  """Those before a checkpoint; none of one that is damaged."""
+  try:
+    return checkpoint.extra(path, step).get('rollbacks', 0)
+  except ValueError:
+    return 0

@@ -86,8 +86,18 @@ def _card(run: reading.Run) -> dict[str, Any]:
       'rollouts': int(last.get('training/rollouts', 0)),
       'revision': str(run.environment.get('git', ''))[:12],
       'scores': scores,
-      'alarms': [(said, alerts.said(steps))
-                 for said, steps in alerts.history(run.steps)]}
+      'alarms': _rolled_back(run) + [
+          (said, alerts.said(steps))
+          for said, steps in alerts.history(run.steps)]}
+
+
+def _rolled_back(run: reading.Run) -> list[tuple[str, str]]:
+  """A line about the times that the run went back to a checkpoint."""
+  steps = [int(line[alerts.STEP]) for before, line in zip(
+      run.steps, run.steps[1:]) if line.get('guards/rollbacks', 0) > before.get(
+          'guards/rollbacks', 0)]
+  return [('rolled back, and on with other questions',
+           f'before {alerts.said(steps)}')] if steps else []
 
 
 def _tables(run: reading.Run, alone: bool) -> list[dict[str, Any]]:
