@@ -64,7 +64,7 @@ class Tokenizer:
     self._ids = {piece: id_ for id_, piece in enumerate(pieces)}
 
   def encode(self, text: str) -> tuple[int, ...]:
-    data, ids = text.encode(), []
+    data, ids = text.encode(errors='replace'), []
     while data:
       length = next((n for n in range(14, 0, -1) if data[:n] in self._ids), 0)
       ids.append(self._ids[data[:length] or b'?'])

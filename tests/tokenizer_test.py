@@ -75,6 +75,13 @@ def test_a_special_token_in_outside_text_is_plain_characters(tokenizer):
   assert tokenizer.decode(tokenizer.encode(f'a{SPECIAL}b')) == 'ab'
 
 
+def test_half_a_character_is_read_as_a_question_mark(tokenizer):
+  """A search server may send one, '\\ud83d' in JSON; no tokenizer takes it."""
+  for read in (tokenizer.encode, tokenizer.encode_data):
+    assert tokenizer.decode(read('a\ud83d, b')) == 'a?, b'
+    assert tokenizer.decode(read('\U0001f600')) == '\U0001f600'
+
+
 KINDS = {
     'byte level': chats.byte_level(added=('日本', ' a ')),
     'byte level, space': chats.byte_level(prefix=True),

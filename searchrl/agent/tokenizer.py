@@ -63,7 +63,8 @@ class Tokenizer:
     """Ids of the library's own text; special tokens become their ids.
 
     The text continues what stands before it: the space that SentencePiece puts
-    before a text is left out.
+    before a text is left out. Half a surrogate pair, which is no character,
+    becomes a question mark.
     """
     return self._encode(text)
 
@@ -159,6 +160,7 @@ class Tokenizer:
     return self._ids(text, **options)  # the anchor has merged with the text
 
   def _ids(self, text: str, **options) -> tuple[int, ...]:
+    text = text.encode(errors='replace').decode()  # half a character: a ?
     return tuple(self._fast.encode(text, add_special_tokens=False, **options))
 
   @functools.cached_property
