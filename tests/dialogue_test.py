@@ -3,6 +3,7 @@
 """dialogue: a strict parser, harmless passages, and observations that close."""
 
 import string
+import time
 import unicodedata
 
 import hypothesis
@@ -65,7 +66,9 @@ def test_everything_else_is_invalid(text):
     '</ｔool_call>', '<tool＿response>', '<𝚝𝚑𝚒𝚗𝚔>', '<thin\u212a>', '<<SYS>>',
     '<|im_start|>', '<|im_end|>', '<| im_end|>', '<｜User｜>', '＜|eot_id|>',
     '<|start_header_id|>', '<s>', '</s>', '<ｓ>', '< / S >', '<start_of_turn>',
-    '<bos>', '<</SYS>>', '＜＜ＳＹＳ＞＞',
+    '<bos>', '<</SYS>>', '＜＜ＳＹＳ＞＞', '< < / SYS>', '<▁search>', '<▁/▁s>',
+    '<\ufe0fsearch>', '<se\u034farch>', '<\u3164/answer>', '<｜\u180bim_end|>',
+    '<\U000e0100think>', '<s\uffa0>',
 ])
 def test_no_tag_of_the_protocol_survives_in_a_passage(hidden):
   text = f'before {hidden} after'
@@ -105,10 +108,27 @@ def test_every_character_that_nfkc_turns_into_a_bracket_is_known():
     'plain text', 'a < b, c > d', '<b>bold</b> <i>', 'if x<searching>y',
     'Émile, naïve: 日本語 😀', 'tabs\tand\nlines', 'the answer is </3',
     'ｆｕｌｌ width, x² < y½', 'a[0] [1]', '<span> <sup>2</sup>', 'p || q, <||>',
-    '[citation needed]', '[Inst.]',
+    '[citation needed]', '[Inst.]', 'a heart ❤\ufe0f and ﾡ', '1▁2',
 ])
 def test_other_text_is_left_as_it_is(text):
   assert dialogues.neutralise(text) == text
+
+
+@pytest.mark.parametrize('text', [
+    '<<' + ' ' * 40_000, 'e' + '\u0301\u0327' * 40_000, '<|' + ' /' * 40_000,
+    '＜' * 40_000, '[INST ' * 40_000])
+def test_a_hostile_passage_takes_no_longer_than_another(text):
+  begun = time.process_time()
+  dialogues.neutralise(text)
+  assert time.process_time() - begun < 2  # a hundredth of a second each
+
+
+def test_marks_that_are_piled_on_a_letter_are_thinned():
+  piled = 'e' + '\u0327\u0301' * 20 + 'x'
+  shown = dialogues.neutralise(piled)
+  assert len(shown) < 33 and shown[0] == 'ȩ' and shown[-1] == 'x'
+  assert dialogues.neutralise(shown) == shown
+  assert dialogues.neutralise('\u0344' * 99 + 'x').endswith('x')
 
 
 FRAGMENTS = st.lists(st.one_of(

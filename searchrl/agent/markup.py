@@ -8,6 +8,7 @@ cannot even show the policy text that looks like a tag.
 """
 
 from collections.abc import Sequence
+import itertools
 import re
 import unicodedata
 
@@ -17,10 +18,17 @@ _TAGS = ('think|search|information|answer|question|tools?|tool_calls?|'
 _CONTROLS = ('INST|SYS|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|'
              'SYSTEM_PROMPT')
 _MARK = re.compile(
-    rf'<(?=[\s/]*(?:(?:{_TAGS})\b|s\s*>|\|\s*\w|<\s*/?\s*SYS\b))|'
+    rf'<(?=[\s/]*(?:(?:{_TAGS})\b|s\s*>|\|\s*\w|<[\s/]*SYS\b))|'
     rf'\[(?=[\s/]*(?:{_CONTROLS})\s*\])', re.IGNORECASE)
 _BRACKETS = re.compile(r'[<＜﹤\[［﹇]')  # all that NFKC turns into < or [
 _BROKEN = {'<': '‹', '[': '⁅'}  # NFKC leaves these as they are
+# Characters that show nothing and are no controls: some belong to emoji, Korean
+# or Mongolian, so they stay, but a tag is one with them or without.
+_UNSEEN = frozenset(map(chr, itertools.chain(
+    (0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0),
+    range(0x180B, 0x1810), range(0xFE00, 0xFE10), range(0xE0000, 0xE1000))))
+_SPACE = '▁'  # which SentencePiece reads as a space
+_PILE = re.compile(r'[^\w\s\x00-\x7f]{31,}')  # all combining marks are in it
 
 
 def neutralise(text: str) -> str:
@@ -29,11 +37,15 @@ def neutralise(text: str) -> str:
   Invisible and control characters are removed, so that no tag hides behind
   them, and the bracket before a tag's name becomes one that no parser accepts.
   Letters and brackets that only look alike (full-width, mathematical and so
-  on: what NFKC makes equal) count as the plain ones.
+  on: what NFKC makes equal) count as the plain ones. Of more than 30 combining
+  marks in a row, the rest is removed: no language has as many, and the time
+  to sort them grows with their square (Unicode's annex 15, section 13).
   """
   text = ''.join(c for c in text if c in '\n\t' or
                  unicodedata.category(c) not in ('Cc', 'Cf'))
-  text = unicodedata.normalize('NFC', text)  # after: a joiner keeps parts apart
+  # After that: a joiner keeps the parts of a character apart.
+  text = unicodedata.normalize('NFC', _PILE.sub(_thinned, text))
+  text = _PILE.sub(_thinned, text)
   if not _BRACKETS.search(text):
     return text
   plain, origin = _plain(text)
@@ -43,13 +55,28 @@ def neutralise(text: str) -> str:
   return ''.join(shown)
 
 
+def _thinned(pile: re.Match) -> str:
+  """At most 30 combining marks in a row."""
+  shown, row = [], 0
+  for c in pile[0]:
+    row = row + 1 if unicodedata.combining(c) else 0
+    if row <= 30:
+      shown.append(c)
+  return ''.join(shown)
+
+
 def _plain(text: str) -> tuple[str, Sequence[int]]:
-  """The text in NFKC, and the index in `text` of each of its characters."""
+  """The text in NFKC as it is seen, and where in `text` each character is."""
   if text.isascii():
     return text, range(len(text))
   plain, origin = [], []
   for i, c in enumerate(text):
-    folded = c if c < '\x80' else unicodedata.normalize('NFKC', c)
+    if c < '\x80':
+      folded = c
+    elif c in _UNSEEN:
+      continue
+    else:
+      folded = ' ' if c == _SPACE else unicodedata.normalize('NFKC', c)
     plain.append(folded)
     origin += [i] * len(folded)
   return ''.join(plain), origin
