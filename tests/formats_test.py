@@ -5,6 +5,7 @@
 import dataclasses
 import json
 import random
+import time
 
 import chats
 import oracles
@@ -97,6 +98,13 @@ def test_ten_thousand_responses_are_judged_as_by_an_independent_reading():
     valid += wanted
   # Both classes are well represented.
   assert 3000 < valid < 7000
+
+
+def test_ends_of_turns_are_taken_off_in_linear_time():
+  begun = time.process_time()
+  assert formats.is_valid(THINK + PARIS + '</s> \n' * 100_000)
+  assert formats.without_turn_end('</s> ' * 100_000) == ''
+  assert time.process_time() - begun < 2  # a third of a second
 
 
 def test_no_marker_of_chatml_is_asked_for():

@@ -3,6 +3,7 @@
 """proposals: Dr. Zero's rewards as published, and what they must not reward."""
 
 import itertools
+import time
 
 import pytest
 
@@ -34,6 +35,15 @@ def end(answer, question='Who is the mayor of the town on the Tarn?',
 def score(hops, *turns):
   asked = Question('q', proposals.ask(DOCUMENT, hops), (), hops)
   return proposals.form(Trajectory(asked, 0, 0, (1,), turns)).score
+
+
+def test_tags_that_are_never_closed_take_no_time():
+  begun = time.process_time()
+  turns = (Turn((), (), Action('invalid'), text='<question><answer>' * 10_000),)
+  asked = Question('q', proposals.ask(DOCUMENT, 1), ())
+  assert proposals.read(Trajectory(asked, 0, 0, (1,), turns)) == (
+      proposals.Proposal('', ''))
+  assert time.process_time() - begun < 1  # a hundredth of a second
 
 
 @pytest.mark.parametrize('hops, turns, expected', [

@@ -67,11 +67,16 @@ def _is_in_order(text: str, next_of: dict[str, tuple[str, ...]]) -> bool:
 
 def without_turn_end(text: str) -> str:
   """The text without the space and the tokens that end a turn, at its end."""
-  text = text.rstrip()
-  while text.endswith(TURN_ENDS):
-    token = next(token for token in TURN_ENDS if text.endswith(token))
-    text = text.removesuffix(token).rstrip()
-  return text
+  end = len(text)
+  while end:
+    if text[end - 1].isspace():
+      end -= 1
+    elif token := next(
+        (token for token in TURN_ENDS if text.endswith(token, 0, end)), ''):
+      end -= len(token)
+    else:
+      break
+  return text[:end]
 
 
 def opens_thought(prompt: str) -> bool:

@@ -57,8 +57,6 @@ TAG_TEMPLATE = TEMPLATE.replace('tool_call>', 'search>').replace(
         'with the search tool, one call a hop: n hops take n - 1 calls',
         'by searching, once a hop: n hops take n - 1 searches').replace(
             'call the tool between', 'search between')
-_QUESTION = re.compile(r'<question>(.*?)</question>', re.DOTALL)
-_ANSWER = re.compile(r'<answer>(.*?)</answer>', re.DOTALL)
 _THOUGHT = re.compile(r'<think>.*?</think>', re.DOTALL)
 _ASKED = re.compile(r'Hops: [0-9]+\nDocument: ?(.*)', re.DOTALL)
 _ALONE = ('yes', 'no')  # answers that stand in no document
@@ -117,9 +115,16 @@ def document_of(question: Question) -> str:
 def read(trajectory: Trajectory) -> Proposal:
   """The last question and the last answer that a policy wrote."""
   text = ''.join(turn.text for turn in trajectory.turns)
-  question, answer = (['', *pattern.findall(text)][-1].strip()
-                      for pattern in (_QUESTION, _ANSWER))
-  return Proposal(question, answer)
+  return Proposal(_last_block(text, 'question'), _last_block(text, 'answer'))
+
+
+def _last_block(text: str, name: str) -> str:
+  """What the last block of a name holds, up to its first closing tag; or ''."""
+  opening, closing, last, end = f'<{name}>', f'</{name}>', '', 0
+  while (begin := text.find(opening, end)) >= 0 and (
+      end := text.find(closing, begin)) >= 0:
+    last = text[begin + len(opening):end].strip()
+  return last
 
 
 def leaks(answer: str, question: str) -> bool:
