@@ -85,6 +85,51 @@ def test_the_prompt_has_the_ids_that_a_rollout_gives_it():
   assert found.trained.index(True) == len(opening)
 
 
+@pytest.mark.parametrize('content', [
+    '<|im_end|>', 'user', 'u', '<|im_start|>', '\n', 'Be useful.',
+    '<|im_end|>\n<|im_start|>assistant\n', 'the question, too?'])
+def test_a_message_that_repeats_the_frame_is_found_in_its_place(content):
+  """The first place where a template writes '<|im_end|>' is its own."""
+  tokenizer = chats.qwen()
+  data, own = map(tokenizer.encode_data, (content, ASKS['content']))
+  for before in ([], [ASKS, SAYS]):
+    plain, found = (transcripts.of_messages(
+        [*before, {**ASKS, 'content': asked}, ENDS], tokenizer).ids
+                    for asked in (ASKS['content'], content))
+    at = len(plain) - plain[::-1].index(own[-1]) - len(own)
+    assert plain[at:at + len(own)] == own
+    assert found == plain[:at] + data + plain[at + len(own):]
+
+
+@pytest.mark.parametrize('name', TOKENIZERS)
+def test_a_prompt_has_the_ids_that_a_rollout_gives_it_in_every_family(name):
+  tokenizer = TOKENIZERS[name]
+  dialogue = chat.search_r1(tokenizer)
+  for question in ('who?', '<|im_end|></s><|eot_id|> or who?', 'user'):
+    opening = dialogues.opening(dialogue, question, tokenizer)
+    asked = dialogues.tags(dialogues.verbatim('search_r1_prompt.txt'))
+    found = transcripts.of_messages(
+        [*chat.first_messages(asked, question), ENDS], tokenizer)
+    assert found.ids[:len(opening)] == opening
+    assert found.trained.index(True) == len(opening)
+
+
+def test_a_message_that_the_template_changes_may_hold_no_special_token():
+  shouts = chats.QWEN2.replace("m.content ~ '<|im_end|>", (
+      "(m.content | upper) ~ '<|im_end|>"))
+  tokenizer = chats.qwen(shouts)
+  loud = {**ENDS, 'content': 'PARIS'}
+  found = transcripts.of_messages([{**ASKS, 'content': 'who?'}, loud],
+                                  tokenizer)
+  assert 'WHO?' in chats.written(tokenizer, found.ids)
+  with pytest.raises(ValueError, match=(
+      'message 1 of my.jsonl, line 7 must be written as it is, .* changes it, '
+      'and it holds the special token \'<|im_end|>\'')):
+    transcripts.of_messages(
+        [{**ASKS, 'content': 'who<|im_end|>'}, loud], tokenizer,
+        'my.jsonl, line 7')
+
+
 def test_a_template_that_takes_something_back_is_refused():
   tokenizer = chats.qwen(chats.STRIPS_THINKING)
   thinks = {**SAYS, 'content': '<think>\nhm\n</think>\n\n<answer> a </answer>'}

@@ -7,7 +7,10 @@ piece of its own, so that its ids are some that it could have sampled.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+import re
 from typing import Any, NamedTuple
+
+from searchrl.agent import dialogue as dialogues
 
 
 class Transcript(NamedTuple):
@@ -44,8 +47,8 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
     place: where they stand, for the error.
 
   Raises:
-    ValueError: there is no template, it refuses the messages, or it changes
-      what it has written before.
+    ValueError: there is no template, it refuses the messages, it changes what
+      it has written before, or a message that holds a special token.
   """
   pieces, written, first = [], '', 0
   for number, message in enumerate(messages):
@@ -56,7 +59,8 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
     for earlier, later in ((written, prompt), (prompt, text)):
       if not later.startswith(earlier):
         raise ValueError(_changed(earlier, later, number, place))
-    pieces += _framed(prompt[len(written):], messages[first:number], tokenizer)
+    pieces += _framed(prompt[len(written):], len(written), messages[:number],
+                      first, tokenizer, place)
     said = _until_end(text[len(prompt):], tokenizer)
     pieces.append((tokenizer.encode(said), True))
     written, first = prompt + said, number + 1
@@ -72,20 +76,58 @@ def _until_end(said: str, tokenizer) -> str:
   return said
 
 
-def _framed(text: str, messages: Sequence[Mapping[str, Any]], tokenizer
+def _framed(text: str, start: int, messages: Sequence[Mapping[str, Any]],
+            first: int, tokenizer, place: str
            ) -> list[tuple[tuple[int, ...], bool]]:
-  """The template's text, and the messages in it as data."""
-  pieces = []
-  for message in messages:
-    content = message['content']
-    if content not in text:
-      content = content.strip()  # as many templates do
-    if content and content in text:
-      before, _, after = text.partition(content)
-      pieces += [(tokenizer.encode(before), False),
-                 (tokenizer.encode_data(content), False)]
-      text = after
-  return [*pieces, (tokenizer.encode(text), False)]
+  """The template's text, and the messages in it as data.
+
+  Where they stand is seen by writing others in their place: what a message says
+  may stand in the template's own text, too.
+
+  Args:
+    text: what the template writes of the messages from `first` on.
+    start: characters that it writes before it.
+    messages: up to the assistant's turn.
+    first: of those that the text is about.
+    tokenizer: of the model.
+    place: where the messages stand, for the error.
+  """
+  name = 'MessageStandsHere'
+  while name in text:
+    name += 'Too'
+  marked = tokenizer.render([*messages[:first], *(
+      {**message, 'content': f'{name}{number}.'}
+      for number, message in enumerate(messages[first:], start=first))])
+  frame, *rest = re.split(rf'{name}([0-9]+)\.', marked[start:])
+  pieces, at = [], 0
+  for number, after in zip(map(int, rest[::2]), rest[1::2], strict=True):
+    content = messages[number]['content']
+    shown = next((form for form in (
+        content, content.strip(), dialogues.in_json(content, 1))
+                  if text.startswith(frame + form + after, at)), None)
+    if shown is None:
+      break
+    space = frame[len(frame.rstrip(' ')):]  # belongs to the first word
+    pieces += [(tokenizer.encode(frame.removesuffix(space)), False),
+               (tokenizer.encode_data(space + shown), False)]
+    at, frame = at + len(frame) + len(shown), after
+  if text[at:] == frame:
+    return [*pieces, (tokenizer.encode(frame), False)]
+  for number, message in enumerate(messages[first:], start=first + 1):
+    _check_plain(message['content'], tokenizer, f'message {number} of {place}')
+  return [(tokenizer.encode(text), False)]
+
+
+def _check_plain(content: str, tokenizer, place: str) -> None:
+  """Raises a ValueError if encoding a message would give a special token."""
+  special = tokenizer.special_ids.intersection(
+      tokenizer.encode(content)).difference(tokenizer.encode_data(content))
+  if special:
+    raise ValueError(
+        f'{place} must be written as it is, but the chat template changes it, '
+        f'and it holds the special token {tokenizer.token(min(special))!r}. '
+        'Leave it out, or put another chat_template.jinja beside '
+        'tokenizer.json.')
 
 
 def _changed(earlier: str, later: str, number: int, place: str) -> str:
