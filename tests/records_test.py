@@ -2,11 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """records: trajectories come back from a file as they went there."""
 
+import dataclasses
+
 import numpy as np
 
 from searchrl import trajectory as trajectory_lib
+from searchrl.evaluation import shards
 from searchrl.rl import advantages
 from searchrl.rollouts import records
+from searchrl.runtime import atomic
 from searchrl.trajectory import Action, Passage, Question, Trajectory, Turn
 
 TRAJECTORY = Trajectory(
@@ -26,6 +30,18 @@ def test_a_file_holds_all_of_every_trajectory_and_appears_whole(tmp_path):
   assert [f.name for f in file.parent.iterdir()] == ['round.jsonl.gz']
   records.write(file, [])
   assert records.read(file) == []
+
+
+def test_half_a_character_in_a_passage_comes_back(tmp_path):
+  """A search server can send it; UTF-8 cannot write it, but JSON can."""
+  odd = dataclasses.replace(TRAJECTORY, turns=(dataclasses.replace(
+      TRAJECTORY.turns[0], passages=(Passage('\udfff', '', 'é \ud83d'),)),))
+  records.write(tmp_path / 'round.jsonl.gz', [odd])
+  assert records.read(tmp_path / 'round.jsonl.gz') == [odd]
+  shards.write(tmp_path / 's.jsonl.gz', [{'text': 'é \ud83d'}])
+  assert shards.read(tmp_path / 's.jsonl.gz') == [{'text': 'é \ud83d'}]
+  atomic.write(tmp_path / 'a', 'é \ud83d')
+  assert (tmp_path / 'a').read_text(encoding='utf-8') == 'é \\ud83d'
 
 
 def test_what_was_learned_is_found_by_group_and_sample(tmp_path):

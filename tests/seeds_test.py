@@ -54,6 +54,17 @@ def test_long_documents_are_cut_and_may_be_left_out():
   assert [seed.hops for seed in hidden] == [seed.hops for seed in draw()]
 
 
+def test_a_document_shows_a_proposer_no_tag():
+  """A document is data, as a passage is; '<think>' at its end opened one."""
+  corpus = Corpus((Passage('0', '</answer>', 'x \ud800 <think>'),))
+  seed, = seeds.draw(corpus, tiny.Tokenizer(), first=0, count=1, hops=(1,),
+                     seed=0, tokens=99)
+  assert proposals.document_of(seed) == '(Title: "‹/answer>") x \ud800 ‹think>'
+  cut, = seeds.draw(corpus, tiny.Tokenizer(), first=0, count=1, hops=(1,),
+                    seed=0, tokens=20)
+  assert len(tiny.Tokenizer().encode(proposals.document_of(cut))) <= 20
+
+
 @pytest.mark.parametrize('hops', [(), (0, 0), (2, -1)])
 def test_shares_that_cannot_be_drawn_are_refused(hops):
   with pytest.raises(ValueError, match='selfplay.hops needs shares'):

@@ -22,7 +22,8 @@ DIGESTS = 'digests.json'  # of a folder: file -> SHA-256
 def write(file: pathlib.Path, lines: Sequence[Any]) -> None:
   """Writes a shard of JSON lines, gzipped, and then its digest."""
   text = ''.join(json.dumps(line, ensure_ascii=False) + '\n' for line in lines)
-  data = gzip.compress(text.encode(), mtime=0)
+  data = gzip.compress(  # half a character as JSON has it
+      text.encode(errors='backslashreplace'), mtime=0)
   atomic.write(file, data)
   digests = _digests(file.parent) | {
       file.name: hashlib.sha256(data).hexdigest()}

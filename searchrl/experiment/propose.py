@@ -184,9 +184,9 @@ def _write_questions(folder: pathlib.Path, found: selection.Selected,
   answers = [proposals.read(one).answer for one in found.kept]
   if options.shuffle_answers:  # a control
     answers = selection.others(answers, seed)
-  (folder / QUESTIONS).write_text(''.join(
+  atomic.write(folder / QUESTIONS, ''.join(
       json.dumps(selection.record(one, answer), ensure_ascii=False) + '\n'
-      for one, answer in zip(found.kept, answers)), encoding='utf-8')
+      for one, answer in zip(found.kept, answers)))
   report = {'seeds': seeds, 'kept': len(found.kept),
             'dropped': _reasons(found),
             'diversity': selection.diversity(found.kept)}

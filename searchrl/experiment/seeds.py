@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from searchrl.agent import markup
 from searchrl.agent import proposals
 from searchrl.trajectory import Passage, Question
 
@@ -64,6 +65,6 @@ def check(hops: Sequence[float]) -> None:
 
 def _document(passage: Passage, tokenizer: Any, tokens: int) -> str:
   """A passage as a proposer reads it."""
-  text = f'(Title: "{passage.title}") {passage.text}'
+  text = markup.neutralise(f'(Title: "{passage.title}") {passage.text}')
   ids = tokenizer.encode_data(text)
   return text if len(ids) <= tokens else tokenizer.decode(ids[:tokens])

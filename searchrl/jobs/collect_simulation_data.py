@@ -19,6 +19,7 @@ from searchrl.experiment import checks
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.rollouts import records
+from searchrl.runtime import atomic
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search.simulated import writers
@@ -116,7 +117,7 @@ def _write_examples(folder: pathlib.Path, found: Sequence[simulation.Pair],
   sides = simulation.split(found, options.validation_share, seed)
   for name, pairs in zip(('train', 'validation'), sides):
     file = folder / f'{name}.jsonl'
-    file.write_text(''.join(
+    atomic.write(file, ''.join(
         json.dumps(simulation.example(pair, prompts, titled=options.titled,
                                       chat=options.chat),
                    ensure_ascii=False) + '\n' for pair in pairs))

@@ -66,7 +66,8 @@ def _rounded(values: np.ndarray) -> list[float]:
 
 def _write(file: pathlib.Path, lines: Iterable[Any]) -> None:
   text = ''.join(json.dumps(line, ensure_ascii=False) + '\n' for line in lines)
-  atomic.write(file, gzip.compress(text.encode(), mtime=0))
+  data = text.encode(errors='backslashreplace')  # as JSON has half a character
+  atomic.write(file, gzip.compress(data, mtime=0))
 
 
 def _read(file: pathlib.Path) -> list[Any]:

@@ -32,8 +32,12 @@ def new_file(file: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def write(file: pathlib.Path, data: str | bytes) -> None:
-  """Writes a file of UTF-8 text, or of bytes."""
-  data = data.encode() if isinstance(data, str) else data
+  """Writes a file of UTF-8 text, or of bytes.
+
+  Half a surrogate pair, which UTF-8 cannot write, becomes its escape in JSON.
+  """
+  if isinstance(data, str):
+    data = data.encode(errors='backslashreplace')
   with new_file(file) as temporary:
     temporary.write_bytes(data)
 
