@@ -5,6 +5,7 @@
 from concurrent import futures
 import dataclasses
 import math
+import time
 
 import numpy as np
 import pytest
@@ -206,6 +207,14 @@ def test_terms_are_those_of_lucene():
   assert bm25.analyze(text) == [
       'o’neil', '1,000.5', 'u.s.a', "rock'n'rol", 'km', 'foo:bar', '10', '30',
       'x_y', 'dog', 'σοφοσ', 'iznik', '東', '京', 'タワー', 'naïv']
+
+
+@pytest.mark.parametrize('text', [
+    '_' * 100_000, 'a_' * 50_000, "x'" * 50_000, '1.' * 50_000, '東_' * 30_000])
+def test_the_time_of_an_analysis_grows_with_the_length_of_a_text(text):
+  begun = time.process_time()
+  bm25.analyze(text)
+  assert time.process_time() - begun < 3  # a tenth of a second
 
 
 @pytest.mark.parametrize('words, stems', [  # stems are Lucene's

@@ -23,11 +23,12 @@ from searchrl.trajectory import Passages, Query, SearchFn
 # Words follow Unicode's annex 29: a Han or Hiragana character is a word of its
 # own, raised digits and fractions are not letters, and some marks join their
 # neighbours. Lucene's tokens for emoji and for combining accents are left out.
+# A row of low lines is looked at once, from its first: else its square counts.
 _ALONE = '\u3040-\u309f\u3400-\u4dbf\u4e00-\u9fff'
 _ANY = rf'[^\W²³¹¼-¾⁰-₟{_ALONE}]'
 _LETTER = rf'[^\W\d_²³¹¼-¾⁰-₟{_ALONE}]'
 _WORD = re.compile(rf"""
-    [{_ALONE}] | (?=_*[^\W_]) {_ANY}+ (?:
+    [{_ALONE}] | (?<!_)(?=_*[^\W_]) {_ANY}+ (?:
       (?: (?<={_LETTER}) ['’.:·] (?={_LETTER}) | (?<=\d) ['’.,;] (?=\d) )
       {_ANY}+ )*""", re.VERBOSE)
 _STOP_WORDS = frozenset(
