@@ -178,8 +178,21 @@ def test_observations_are_closed_and_each_passage_keeps_to_its_budget(
   lengths = [len(TOKENIZER.encode(dialogue.passage(n, p) + '\n' * (
       n < len(passages)))) for n, p in enumerate(passages, start=1)]
   inside = len(ids) - len(before) - len(after)
-  assert inside == sum(min(length, budget) for length in lengths)
+  least = [min(length, budget) for length in lengths]
+  assert inside <= sum(least) and (inside == sum(least) or '<' in str(passages))
   assert cut == sum(length > budget for length in lengths)
+
+
+def test_a_cut_makes_no_tag_of_a_longer_word():
+  """'<searching' is none, and stays; cut in the middle it would look like one."""
+  passage = Passage('7', 'on', 'x <searching> the sea')
+  dialogue = dialogues.tags()
+  shown = [TOKENIZER.decode(dialogues.observation(
+      dialogue, [(passage,)], TOKENIZER, passage_tokens=budget).tokens)
+           for budget in range(40)]
+  assert not [text for text in shown if '<search<' in text]
+  assert 'x <searching> the sea<' in shown[-1]
+  assert any('x </information>' in text for text in shown)
 
 
 def test_passages_are_numbered_and_titled_like_search_r1():

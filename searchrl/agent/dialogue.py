@@ -16,12 +16,14 @@ import re
 from typing import NamedTuple
 
 from searchrl.agent import proposals
-from searchrl.agent.markup import neutralise
+from searchrl.agent.markup import neutralise, shows_tag
 from searchrl.trajectory import Action, Passage, Passages
 
 _TAGS = 'think|search|information|answer|question|tool_call|tool_response'
 _ACTION = re.compile(
     rf'<(search|answer)>((?:(?!</?(?:{_TAGS})>).)*)</\1>\s*\Z', re.DOTALL)
+
+_TAIL = 32  # tokens, in which the beginning of a tag has room
 
 LAPTOP_TEMPLATE = 'Search, then answer: {question}\n'
 ANSWER_TEMPLATE = 'Answer: {question}\n'
@@ -266,8 +268,13 @@ def in_json(text: str, levels: int) -> str:
 
 def _cut(dialogue: Dialogue, ids: Sequence[int], tokenizer,
          limit: int) -> Sequence[int]:
-  """At most `limit` ids, with no half of a JSON escape at the end."""
+  """At most `limit` ids, with no half of a JSON escape at the end.
+
+  Nor do they end with '<search' where '<searching' stood, which is no tag.
+  """
   ids = ids[:limit]
+  while shows_tag(tokenizer.decode(ids[-_TAIL:])):
+    ids = ids[:-1]
   while dialogue.json_levels and not _is_whole(
       tokenizer.decode(ids), dialogue.json_levels):
     ids = ids[:-1]

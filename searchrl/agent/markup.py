@@ -55,6 +55,11 @@ def neutralise(text: str) -> str:
   return ''.join(shown)
 
 
+def shows_tag(text: str) -> bool:
+  """Whether `neutralise` would break a tag or a control word in a text."""
+  return bool(_BRACKETS.search(text) and _MARK.search(_plain(text)[0]))
+
+
 def _thinned(pile: re.Match) -> str:
   """At most 30 combining marks in a row."""
   shown, row = [], 0
