@@ -123,6 +123,19 @@ def test_a_hostile_passage_takes_no_longer_than_another(text):
   assert time.process_time() - begun < 2  # a hundredth of a second each
 
 
+@pytest.mark.parametrize('end', ['<', '<|', '< / ', '<|\n', '<</', '＜｜'])
+def test_no_tag_is_put_together_of_two_passages(end):
+  """What '<|' at an end would become is for the next passage to say."""
+  first, second = Passage('1', 'on', f'x {end}'), Passage('2', end, 'y')
+  dialogue = dialogues.tags()
+  for budget in (*range(30), 200):
+    ids, _ = dialogues.observation(
+        dialogue, [(first, second)], TOKENIZER, passage_tokens=budget)
+    shown = TOKENIZER.decode(ids).removeprefix(dialogue.before)
+    assert '<' not in unicodedata.normalize(
+        'NFKC', shown.removesuffix(dialogue.after))
+
+
 def test_marks_that_are_piled_on_a_letter_are_thinned():
   piled = 'e' + '\u0327\u0301' * 20 + 'x'
   shown = dialogues.neutralise(piled)
