@@ -149,7 +149,10 @@ def test_a_torn_last_line_is_left_out_and_written_again(tmp_path):
 
 
 @pytest.mark.parametrize('line', [
-    '{', '[]', '{"query": "a"}', '{"query": "a", "top_k": 1, "passages": [1]}'])
+    '{', '[]', '{"query": "a"}', '{"query": "a", "top_k": 1, "passages": [1]}',
+    *('{"query": "a", "top_k": 1, "passages": [{"id": "a", "title": %s, '
+      '"text": "b", "score": %s}]}' % pair
+      for pair in (('null', '0'), ('7', '0'), ('"T"', '"x"')))])
 def test_a_broken_tape_is_refused_with_its_line(line, tmp_path):
   tape = tmp_path / 'tape.jsonl'
   tape.write_text('{"query": "a", "top_k": 1, "passages": []}\n' + line + '\n')

@@ -218,7 +218,11 @@ def _recorded(line: bytes, place: str) -> tuple[_Key, Passages]:
   try:
     match json.loads(line):
       case {'query': str(text), 'top_k': int(top_k), 'passages': list(items)}:
-        return (text, top_k), tuple(Passage(**item) for item in items)
+        passages = tuple(Passage(**item) for item in items)
+        if all(isinstance(value, str) for p in passages
+               for value in (p.id, p.title, p.text)) and all(
+                   isinstance(p.score, int | float) for p in passages):
+          return (text, top_k), passages
   except (ValueError, TypeError):
     pass
   raise ValueError(f'search.options.tape must hold what was recorded, but '
