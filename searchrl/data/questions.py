@@ -77,7 +77,8 @@ def _parse(record: question_files.Record, place: str, stem: str,
         hops=1 if hops is None else int(hops),
         data_source=str(metadata.get('data_source')
                         or record.get('data_source') or stem))
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
+  except (ValueError, KeyError, TypeError, AttributeError,
+          OverflowError) as error:  # of hops that are infinite
     raise ValueError(
         f'{place} must be {{"id", "question", "golden_answers"}}, but '
         f'{json.dumps(record, default=str)[:80]!r} is not: '
