@@ -46,6 +46,14 @@ def test_tags_that_are_never_closed_take_no_time():
   assert time.process_time() - begun < 1  # a hundredth of a second
 
 
+def test_a_leak_is_found_behind_any_number_of_accents_in_no_time():
+  begun = time.process_time()
+  piled = 'Zo' + 'e' + '\u0327\u0301' * 30_000
+  assert proposals.leaks('Zoëli', f'{piled}li?')
+  assert not proposals.leaks('Zoëli', f'{piled}la?')
+  assert time.process_time() - begun < 1  # a twentieth of a second
+
+
 @pytest.mark.parametrize('hops, turns, expected', [
     (1, [end('Albi', 'Which town?')], 1.0),
     (2, [search(), end('Jeanne Roux-Martin')], 1.0),

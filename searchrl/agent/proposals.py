@@ -141,8 +141,10 @@ def leaks(answer: str, question: str) -> bool:
 
 def _plain(text: str) -> str:
   """Letters and digits alone, in lower case, without accents."""
-  text = unicodedata.normalize('NFKD', text).casefold()
-  return ''.join(char for char in text if char.isalnum())
+  return ''.join(  # one by one: sorting many accents takes their square
+      part for char in text
+      for part in unicodedata.normalize('NFKD', char).casefold()
+      if part.isalnum())
 
 
 def form(trajectory: Trajectory) -> Form:
