@@ -123,6 +123,11 @@ def test_a_hostile_passage_takes_no_longer_than_another(text):
   assert time.process_time() - begun < 2  # a hundredth of a second each
 
 
+def test_marks_without_a_letter_are_left_out():
+  assert dialogues.neutralise('\u0301a\n\u0301\u0327b\t\u030cc') == 'a\nb\tc'
+  assert dialogues.neutralise('a\n—\u0301 \u0301') == 'a\n—\u0301 \u0301'
+
+
 @pytest.mark.parametrize('end', ['<', '<|', '< / ', '<|\n', '<</', '＜｜'])
 def test_no_tag_is_put_together_of_two_passages(end):
   """What '<|' at an end would become is for the next passage to say."""

@@ -274,6 +274,22 @@ def of(name, make):
       tokenizer.token_bytes, ('</tool_call>', '</search>', '</answer>'))
 
 
+@each
+def test_an_answer_stays_json_whatever_a_passage_begins_with(name):
+  """The n of JSON's \\n and an accent after it would be another letter."""
+  tokenizer = TOKENIZERS[name]
+  dialogue = tools.dr_zero(tokenizer)
+  odd = Passage('1', '\u0301', '\u0301 x\n\u0301y\t\u030cz')
+  ids, _ = dialogues.observation(
+      dialogue, [(odd, odd)], tokenizer, passage_tokens=99)
+  text = tokenizer.decode(ids).removesuffix(
+      tokenizer.decode(tokenizer.encode(dialogue.after)))
+  text = text[text.index('Doc 1'):]
+  for _ in range(dialogue.json_levels):
+    text = json.loads(f'"{text}"')
+  assert text == ('Doc 1 (Title: "")\n x\ny\tz\n\nDoc 2 (Title: "")\n x\ny\tz')
+
+
 def test_a_cut_passage_keeps_what_parts_the_queries():
   tokenizer = TOKENIZERS['qwen2']
   dialogue = tools.dr_zero(tokenizer)

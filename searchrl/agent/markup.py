@@ -29,7 +29,8 @@ _UNSEEN = frozenset(map(chr, itertools.chain(
     (0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0),
     range(0x180B, 0x1810), range(0xFE00, 0xFE10), range(0xE0000, 0xE1000))))
 _SPACE = '▁'  # which SentencePiece reads as a space
-_PILE = re.compile(r'[^\w\s\x00-\x7f]{31,}')  # all combining marks are in it
+_OTHERS = r'[^\w\s\x00-\x7f]'  # all combining marks are among them
+_MARKS = re.compile(rf'[\n\t]{_OTHERS}+|{_OTHERS}{{31,}}')
 
 
 def neutralise(text: str) -> str:
@@ -38,15 +39,17 @@ def neutralise(text: str) -> str:
   Invisible and control characters are removed, so that no tag hides behind
   them, and the bracket before a tag's name becomes one that no parser accepts.
   Letters and brackets that only look alike (full-width, mathematical and so
-  on: what NFKC makes equal) count as the plain ones. Of more than 30 combining
-  marks in a row, the rest is removed: no language has as many, and the time
-  to sort them grows with their square (Unicode's annex 15, section 13).
+  on: what NFKC makes equal) count as the plain ones.
+
+  Combining marks at the start of a line are removed: JSON writes its break as
+  \\n, and they would make another letter of the n. So are those beyond 30 in a
+  row: no language has as many, and the time to sort them grows with their
+  square (Unicode's annex 15, section 13).
   """
   text = ''.join(c for c in text if c in '\n\t' or
                  unicodedata.category(c) not in ('Cc', 'Cf'))
   # After that: a joiner keeps the parts of a character apart.
-  text = unicodedata.normalize('NFC', _PILE.sub(_thinned, text))
-  text = _PILE.sub(_thinned, text)
+  text = _few_marks(unicodedata.normalize('NFC', _few_marks(text)))
   if not _BRACKETS.search(text):
     return text
   plain, origin = _plain(text)
@@ -61,13 +64,19 @@ def shows_tag(text: str) -> bool:
   return bool(_BRACKETS.search(text) and _MARK.search(_plain(text)[0]))
 
 
-def _thinned(pile: re.Match) -> str:
-  """At most 30 combining marks in a row."""
+def _few_marks(text: str) -> str:
+  return _MARKS.sub(_thinned, f'\n{text}')[1:]
+
+
+def _thinned(found: re.Match) -> str:
+  """At most 30 combining marks in a row, and none after a break."""
   shown, row = [], 0
-  for c in pile[0]:
+  for c in found[0]:
     row = row + 1 if unicodedata.combining(c) else 0
     if row <= 30:
       shown.append(c)
+    if c in '\n\t':
+      row = 30
   return ''.join(shown)
 
 
