@@ -10,6 +10,8 @@ import tiny
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rewards
+from searchrl.agent import tools
+from searchrl.models.inference import stops
 from searchrl.rollouts import scoring
 from searchrl.trajectory import Action, Passage, Trajectory, Turn
 
@@ -100,6 +102,33 @@ def test_only_an_answer_action_is_an_answer():
   trajectory = Trajectory(question, 0, 0, (1,), (turn,), 'turn_limit')
   assert [f(trajectory) for f in (rewards.em, rewards.subem, rewards.f1)] == [
       0, 0, 0]
+
+
+@pytest.mark.parametrize('text, first, last', [
+    ('<answer> a </answer> or <answer> b </answer>', 'a', 'b'),
+    ('<think> <answer> a </answer>? no </think> <answer> b </answer>', 'a', 'b'),
+    ('<answer> a or <answer> b </answer>', 'b', 'b'),
+    ('<answer> a </answer', None, None),
+    ('<answer> </answer> <answer> b </answer>', None, 'b'),
+])
+@pytest.mark.parametrize('make', [dialogues.tags, lambda: dataclasses.replace(
+    dialogues.tags(), parse=tools.parse, stop_strings=(
+        '</tool_call>', '</answer>'))])
+def test_the_first_answer_that_is_closed_ends_a_trajectory_and_counts(
+    make, text, first, last):
+  """So no response has two; of a text that has, the last one counts."""
+  dialogue, tokenizer = make(), tiny.Tokenizer()
+  table = stops.compile_table(tokenizer.token_bytes, dialogue.stop_strings)
+  state, sampled = 0, []
+  for id_ in tokenizer.encode(text):  # until the engine stops
+    sampled.append(id_)
+    if table.hit[state, id_]:
+      break
+    state = table.next_state[state, id_]
+  for said, expected in ((tokenizer.decode(sampled), first), (text, last)):
+    turn = Turn((1,), (0.0,), dialogue.parse(said), text=said)
+    assert Trajectory(
+        tiny.question(), 0, 0, (1,), (turn,)).answer == expected
 
 
 PARIS = (Passage('1', 'France', 'Its capital is Paris.'),)

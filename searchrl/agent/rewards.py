@@ -6,6 +6,11 @@ A reward is a function of (trajectory) -> float, named `module:function` in a
 config, so users can bring their own. One of (trajectories) -> Scores looks at a
 whole round. A function of options alone returns a `Judge`, which is either. A
 trajectory without an answer gets 0.
+
+The answer is the first block that the policy closes with </answer>, in a
+thought, too: the tag ends the turn, and unless the block is empty, the
+trajectory, so that a response has no second. Of a text that has several all the
+same, the one that ends it counts, the last.
 """
 
 from collections import Counter, defaultdict
