@@ -85,6 +85,16 @@ def test_a_bad_line_is_named(tmp_path, line, message):
   assert f'line 2 of {path}' in str(caught.value)
 
 
+@pytest.mark.parametrize('line', [
+    {'id': ['x'] * 10_000, 'contents': 'a'}, {'id': 1} | {
+        str(n): n for n in range(10_000)}])
+def test_an_error_is_short_however_long_the_line(tmp_path, line):
+  path = write_lines(tmp_path / 'c.jsonl', json.dumps(line))
+  with pytest.raises(ValueError, match='line 1 of') as caught:
+    corpus.read(path)
+  assert len(str(caught.value)) < 500 + len(str(path))
+
+
 def test_bytes_that_are_not_utf8_are_named(tmp_path):
   (tmp_path / 'c.jsonl').write_bytes(b'{"id": "1", "contents": "\xff"}\n')
   with pytest.raises(ValueError, match='line 1 of'):

@@ -161,7 +161,7 @@ def parse(line: bytes, place: str) -> Passage:
   uid = record.get('id')
   if isinstance(uid, bool) or not isinstance(uid, str | int):
     raise ValueError(f'id must be a string or an integer, but that of {place} '
-                     f'is {uid!r}. Give every passage its own.')
+                     f'is {repr(uid)[:80]}. Give every passage its own.')
   return Passage(str(uid), *_title_and_text(record, place))
 
 
@@ -175,4 +175,4 @@ def _title_and_text(record: dict[str, Any], place: str) -> tuple[str, str]:
       return title, text
   raise ValueError(
       f'a passage must have contents, or title and text, as strings, but '
-      f'{place} has {sorted(record)}. Put \'"Title"\\ntext\' into contents.')
+      f'{place} has {str(sorted(record))[:200]}. Put \'"Title"\\ntext\' into contents.')
