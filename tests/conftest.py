@@ -22,9 +22,29 @@ def pytest_addoption(parser):
       '--ragged', action='store_true',
       help="engines attend by the kernel of TPUs, as plain XLA; the tiny model "
       'has heads of 128')
+  parser.addoption(
+      '--fuzz_cases', type=int, default=41_000,
+      help='cases of a property in the long form of fuzzing; by default they '
+      'are a million together')
 
 
 def pytest_configure(config):
   if config.getoption('--ragged'):
     import pallas  # pylint: disable=g-import-not-at-top  # imports jax
     config.add_cleanup(pallas.ragged_engines())
+
+
+def pytest_terminal_summary(terminalreporter):
+  """Says how many cases fuzzing has checked."""
+  found = [(report.nodeid, *value) for report in
+           terminalreporter.getreports('passed') + terminalreporter.getreports(
+               'failed') for name, value in report.user_properties
+           if name == 'fuzzed' and report.when == 'call']
+  if found:
+    terminalreporter.section('fuzzing')
+    for node, cases, secs in found:
+      terminalreporter.write_line(
+          f'{cases:9,} cases, {1e3 * secs / cases:6.2f} CPU ms each: {node}')
+    terminalreporter.write_line(
+        f'{sum(cases for _, cases, _ in found):9,} cases of {len(found)} '
+        f'properties in {sum(secs for *_, secs in found):.0f} CPU seconds')

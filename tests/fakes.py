@@ -25,8 +25,9 @@ class Engine:
   It checks the preconditions of a real one.
   """
 
-  def __init__(self, script, slots=2, length=400, steps=(STEP,)):
-    self.slots, self.length = slots, length
+  def __init__(self, script, slots=2, length=400, steps=(STEP,),
+               encode=TOKENIZER.encode):
+    self.slots, self.length, self._encode = slots, length, encode
     self._script = script  # (uid, sample) -> what the policy writes, by turn
     self._names = {engines.row_ids(step, uid, sample, turn): (uid, sample, turn)
                    for uid, sample in script for turn in range(9)
@@ -55,7 +56,7 @@ class Engine:
         self._idle.remove(feed.slot)
       self._held[feed.slot] += feed.tokens
       assert 1 <= feed.budget <= self.length - len(self._held[feed.slot])
-      tokens = TOKENIZER.encode(self._script[uid, sample][turn])
+      tokens = self._encode(self._script[uid, sample][turn])
       wait = (7 * sample + 3 * turn + len(uid)) % 3
       self._decoding[feed.slot] = [wait, tokens[:feed.budget]]
       self.feeds.append(feed)

@@ -1,0 +1,82 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Definitions of what texts mean, by plain search and in plain loops."""
+
+import json
+import re
+
+from strategies import TAGS
+
+from searchrl.agent import formats
+from searchrl.trajectory import Action
+
+
+def tag_action(text: str) -> Action:
+  """A block at the end of a turn; the tag before its closing one opens it."""
+  body = text.rstrip()
+  for kind in ('search', 'answer'):
+    if body.endswith(f'</{kind}>'):
+      body = body[:-len(f'</{kind}>')]
+      at, tag = max((body.rfind(tag), tag) for tag in TAGS)
+      inside = body[at + len(tag):].strip()
+      if at >= 0 and tag == f'<{kind}>' and inside:
+        return Action(kind, (inside,))
+      break
+  return Action('invalid')
+
+
+def tool_action(text: str, most: int) -> Action:
+  """A call at the end of a turn, in JSON and by its schema; or an answer."""
+  body = text.rstrip()
+  if not body.endswith('</tool_call>'):
+    action = tag_action(text)
+    return action if action.kind == 'answer' else Action('invalid')
+  body = body[:-len('</tool_call>')]
+  at = body.rfind('<tool_call>')
+  try:
+    call = json.loads(body[at + len('<tool_call>'):], object_pairs_hook=list)
+  except ValueError:
+    return Action('invalid')
+  match sorted(map(tuple, call)) if at >= 0 and _is_object(call) else None:
+    case [('arguments', [('query_list', list(queries))]), ('name', 'search')]:
+      pass
+    case _:
+      return Action('invalid')
+  if _is_object(queries) and queries or not all(
+      isinstance(query, str) and query.strip() and is_text(query)
+      for query in queries) or not 1 <= len(queries) <= most:
+    return Action('invalid')
+  return Action('search', tuple(query.strip() for query in queries))
+
+
+def _is_object(value) -> bool:
+  """Whether pairs stand where JSON has an object; an empty list may be one."""
+  return isinstance(value, list) and all(isinstance(x, tuple) for x in value)
+
+
+def is_text(text: str) -> bool:
+  return not any('\ud800' <= c <= '\udfff' for c in text)
+
+
+def is_in_format(text: str) -> bool:
+  """The grammar of the Study's Appendix C, over a letter a tag."""
+  letters = {'<think>': 'T', '</think>': 't', '<search>': 'S',
+             '</search>': 's', '<information>': 'F', '</information>': 'f',
+             '<answer>': 'A', '</answer>': 'a'}
+  text, again = text.rstrip(), True
+  while again:
+    ends = [end for end in formats.TURN_ENDS if text.endswith(end)]
+    text, again = text[:len(text) - len(ends[0])].rstrip() if ends else text, (
+        bool(ends))
+  shape, at = '', 0
+  while at < len(text):
+    tag = next((tag for tag in letters if text.startswith(tag, at)), '')
+    shape += letters.get(tag, '' if text[at].isspace() else 'x')
+    at += max(len(tag), 1)
+  return bool(re.fullmatch('Tx*t(?:Sx*sFx*fTx*t)*Ax*a', shape))
+
+
+def last_block(text: str, name: str) -> str:
+  """What stands in the last block of a name; '' if there is none."""
+  found = re.findall(f'<{name}>(.*?)</{name}>', text, re.DOTALL)
+  return ['', *found][-1].strip()
