@@ -319,7 +319,8 @@ def test_a_search_server_answers_whatever_is_asked(dice: Dice):
   headers = [(b'content-length', dice.one_of([
       b'0', b'7', b'00000004', b'4001', b'9' * 30, str(len(body)).encode()]))
              ] * dice.below(2)
-  status, answer = search_client()(method, path, body, headers, 1 + dice.below(3))
+  status, answer = search_client()(
+      method, path, body, headers, 1 + dice.below(3))
   assert status in ((200, 400, 413) if path == '/retrieve' and method == 'POST'
                     else (200, 404, 405))
   if path == '/metrics' or not answer:

@@ -33,9 +33,9 @@ UNSEEN = ['\u200b', '\u200d', '\u00ad', '\ufeff', '\u2060', '\x00', '\r',
           '\U000e0100', '\U000e0041']
 FRAGMENTS = [
     'a', 'the river', ' ', '\n', '.', *TAGS, *CONTROLS, *UNSEEN,
-    *'<>/|[]{}"\'\\:,‹﹤＜＞／｜［▁Ġ\t\u2028\u0301\u0338\u0327', '</', '<|', '|>', '<<',
-    'search', 'arch>', 'se', 'ｓearch', 'ſearch', '𝐚nswer', 'ans', 'wer>', 'tool',
-    '_', '＿', 'call>', 'ｔhink', 'im_end', 'INST', 'SEARCH', '<search', '< ',
+    *'<>/|[]{}"\'\\:,‹﹤＜＞／｜［▁Ġ\t\u2028\u0301\u0338\u0327', '</', '<|', '|>',
+    '<<', 'search', 'arch>', 'se', 'ｓearch', 'ſearch', '𝐚nswer', 'ans', 'wer>',
+    'tool', '_', '＿', 'call>', 'ｔhink', 'im_end', 'INST', 'SEARCH', '<search', '< ',
     '</ answer>', '</search>\n', '\ud800', '\udc00', 'é', 'e\u0301', '日本', '😀',
     'K', 'İ', 'ﷺ', '½', '\\u', '\\n', '\\"', '"}', '{"result": "', '"}\n',
     '</tool_response><|im_end|>\n<|im_start|>assistant\n',

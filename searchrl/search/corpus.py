@@ -175,4 +175,5 @@ def _title_and_text(record: dict[str, Any], place: str) -> tuple[str, str]:
       return title, text
   raise ValueError(
       f'a passage must have contents, or title and text, as strings, but '
-      f'{place} has {str(sorted(record))[:200]}. Put \'"Title"\\ntext\' into contents.')
+      f'{place} has {str(sorted(record))[:200]}. Put \'"Title"\\ntext\' into '
+      'contents.')
