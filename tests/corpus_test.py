@@ -74,6 +74,7 @@ def test_digest_is_that_of_the_plain_file_and_sees_every_part(tmp_path):
     ('{"id": "1", "contents": 3}', 'must have contents'),
     ('{"id": "1", "contents": null, "title": "", "text": ""}', 'have contents'),
     ('{"id": "1", "title": "a"}', 'must have contents'),
+    ('{"id": "1", "title": "a\\nb", "text": ""}', 'title must be one line'),
     ('{"contents": "a"}', 'id must be a string'),
     ('{"id": true, "contents": "a"}', 'id must be a string'),
     ('{"id": 7, "contents": "a"}', "is '7', as in line 1"),

@@ -97,6 +97,7 @@ def test_damaged_offsets_are_made_again(path, damage):
 @pytest.mark.parametrize('line, message', [
     ('{"id": 1,', 'line 3 of .*is not'), ('{"id": "1"}', 'line 3 of .*has'),
     ('{"contents": "a"}', 'id must be a string'),
+    ('{"id": "1", "title": "a\\nb", "text": ""}', 'title .* of line 3 of'),
     ('{"id": 7, "contents": "a"}', "passage 1 of .* is '7', as of passage 0"),
 ])
 def test_a_bad_line_is_named_and_nothing_is_written(tmp_path, line, message):

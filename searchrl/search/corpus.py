@@ -172,6 +172,9 @@ def _title_and_text(record: dict[str, Any], place: str) -> tuple[str, str]:
       quoted = len(title) > 1 and title[0] == title[-1] == '"'
       return (title[1:-1] if quoted else title), text
     case {'title': str(title), 'text': str(text)} if 'contents' not in record:
+      if '\n' in title:
+        raise ValueError(f'title must be one line, but that of {place} is '
+                         f'{title[:80]!r}. Join its lines.')
       return title, text
   raise ValueError(
       f'a passage must have contents, or title and text, as strings, but '
