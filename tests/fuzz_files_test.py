@@ -121,7 +121,7 @@ def test_a_corpus_is_read_or_the_line_is_named(dice: Dice):
   path = file_of('corpus.jsonl', lines, dice)
   found, error = read_or_refused(corpora.read, path, lines)
   wanted, bad, ids = [], None, set()
-  for number, line in enumerate(lines, start=1):
+  for number, line in enumerate(path.open('rb'), start=1):
     if line.strip() and bad is None:
       passage = passage_by_hand(line)
       if passage is None or passage.id in ids or '\n' in passage.title:

@@ -128,6 +128,10 @@ def test_missing_columns_are_named_with_those_that_are_there(tmp_path):
   write_parquet(file, [search_r1('nq', 1, reward_model={'style': 'rule'})])
   with pytest.raises(ValueError, match='row 1 must have .*KeyError'):
     questions_lib.read(file)
+  write_parquet(file, [search_r1('nq', 1), search_r1('nq', 2, prompt=[
+      {'role': 'user', 'content': None}])])
+  with pytest.raises(ValueError, match='a.parquet, row 2 must have prompt'):
+    questions_lib.read(file)
   file.write_bytes(b'PAR1 no')
   with pytest.raises(ValueError, match='must be a parquet file'):
     questions_lib.read(file)

@@ -80,8 +80,13 @@ class Dice:
 
 
 def text(dice: Dice, most: int = 12) -> str:
-  """A text of fragments, and of any characters."""
-  return ''.join(dice.many(most, _fragment))
+  """A text of fragments, and of any characters.
+
+  Halves of a character that meet are one, as JSON has it.
+  """
+  joined = ''.join(dice.many(most, _fragment))
+  return joined.encode('utf-16-le', 'surrogatepass').decode(
+      'utf-16-le', 'surrogatepass')
 
 
 def _fragment(dice: Dice) -> str:

@@ -234,7 +234,7 @@ def _renamed(row: Mapping[str, Any], place: str) -> Record:
           truth['target'] if isinstance(truth, dict) else truth)
     if 'id' not in record:
       record['id'] = row['extra_info']['index']
-  except (KeyError, TypeError, IndexError) as error:
+  except (KeyError, TypeError, IndexError, AttributeError) as error:
     raise ValueError(
         f'{place} must have prompt, reward_model.ground_truth.target and '
         f'extra_info.index where it has no question, golden_answers or id, but '
