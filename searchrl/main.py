@@ -1,13 +1,22 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Command line: runs the job that a config names; kept short on purpose."""
+"""Runs the job that a config names.
+
+  python -m searchrl.main --config=configs/dspo.py --config.seed=1
+
+Every field of a config is a flag, --config.NAME.NAME=VALUE. Those of a training
+run stand in configs/common.py, one a line with what it means; those of another
+job in its own file under configs/. --config=FILE --help lists all of FILE's.
+"""
 
 import collections
 from collections.abc import Sequence
 import functools
 import os
 import pathlib
+import re
 import sys
+from typing import Any, NoReturn
 
 from absl import app
 from absl import flags
@@ -15,6 +24,7 @@ from absl import logging
 import jax
 from ml_collections import config_flags
 
+from searchrl.runtime import config_files
 from searchrl.runtime import devices
 from searchrl.runtime import folder_lock
 from searchrl.runtime import moved
@@ -22,9 +32,10 @@ from searchrl.runtime import plugins
 from searchrl.runtime import processes
 from searchrl.runtime import signals
 
+_argv: list[str] = []  # of the present command
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'A file under configs/, with :size after it if need be.',
-    lock_config=True)
+    lock_config=True, sys_argv=_argv)
 _WORKDIR = flags.DEFINE_string(
     'workdir', None, "The run's folder; default runs/<config name>.")
 _PLAN = flags.DEFINE_bool(
@@ -40,18 +51,9 @@ _ALLOW_CHANGES = flags.DEFINE_bool(
 
 
 def main(argv) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unknown arguments: {argv[1:]}')
+  del argv  # nothing is left of them
   signals.raise_at_sigterm()
   logging.set_verbosity(logging.WARNING)  # Orbax logs every save
-  cache = pathlib.Path(os.environ.get(
-      'JAX_COMPILATION_CACHE_DIR',
-      pathlib.Path.home() / '.cache' / 'searchrl' / 'xla'))
-  cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-  jax.config.update('jax_compilation_cache_dir', str(cache))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
-  devices.make_threads()
-  processes.initialize()
   config = _CONFIG.value
   name = flags.FLAGS['config'].config_filename  # the path, without its size
   workdir = _WORKDIR.value or str(
@@ -60,7 +62,10 @@ def main(argv) -> None:
     config.allow_changes = _ALLOW_CHANGES.value
   try:
     moved.refuse_options(config.to_dict())
-    refuse_repeated(config, sys.argv[1:])
+    refuse_repeated(config, _argv[1:])
+    _use_cache()
+    devices.make_threads()
+    processes.initialize()
     if _QUESTION.value is not None:
       _take_question(config, _QUESTION.value)
     if _TRAJECTORY.value is not None:
@@ -79,11 +84,35 @@ def main(argv) -> None:
     processes.say(f'Ended by {by}. What {workdir} holds is whole; run the same '
                   'command to go on.')
     sys.exit(signals.EXIT_CODE)
-  except (ValueError, FileNotFoundError, ConnectionError) as error:
-    if os.environ.get('SEARCHRL_TRACEBACK'):
-      raise
-    sys.exit(f'{type(error).__name__}: {error}\n'
-             '(SEARCHRL_TRACEBACK=1 shows where.)')
+  except (ValueError, OSError) as error:
+    _refuse(error, workdir)
+
+
+def _refuse(error: Exception, workdir: str = '') -> NoReturn:
+  """Ends the command with one sentence, which says what was wrong."""
+  if os.environ.get('SEARCHRL_TRACEBACK'):
+    raise error
+  where = ''
+  if isinstance(error, OSError) and error.errno and not error.filename:
+    where = f', in a run whose folder is {workdir}'  # a full disk, for one
+  sys.exit(f'{type(error).__name__}: {error}{where}\n'
+           '(SEARCHRL_TRACEBACK=1 shows where.)')
+
+
+def _use_cache() -> None:
+  """Has jax keep what it compiles."""
+  cache = pathlib.Path(os.environ.get(
+      'JAX_COMPILATION_CACHE_DIR',
+      pathlib.Path.home() / '.cache' / 'searchrl' / 'xla'))
+  try:
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+  except OSError as error:
+    raise ValueError(
+        'JAX_COMPILATION_CACHE_DIR must be a folder that can be written, by '
+        f'default one in your home, but {cache} is none: {error}. Set it to '
+        'another.') from error
+  jax.config.update('jax_compilation_cache_dir', str(cache))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 
 
 def refuse_repeated(config, arguments: Sequence[str]) -> None:
@@ -128,13 +157,76 @@ def _take_trajectory(config, name: str) -> None:
   config.show.trajectory = name
 
 
-def run() -> None:
+class _Loaded(flags.ArgumentParser):
+  """Loads a config file, and checks that it has the fields that are set."""
+
+  def parse(self, path: str) -> Any:  # called by absl
+    try:
+      config = config_files.load(path)
+      config_files.check_fields(
+          config_files.named(_argv), config.to_dict(), path)
+    except (ValueError, OSError) as error:
+      _refuse(error)  # else absl would add to it
+    config.lock()
+    self.before = config.to_dict()
+    return config
+
+
+def _parsed(argv: Sequence[str]) -> list[str]:
+  """Reads the flags, and forgets those of an earlier command."""
+  _argv[:] = argv
+  for name in [*flags.FLAGS]:
+    if name.startswith('config.'):
+      delattr(flags.FLAGS, name)
+  flags.FLAGS.unparse_flags()
   try:
-    moved.refuse_flags(sys.argv[1:])  # else absl calls them unknown
+    moved.refuse_flags(argv[1:])  # else absl calls them unknown
   except ValueError as error:
     sys.exit(str(error))
-  flags.mark_flag_as_required('config')
-  app.run(main)
+  if {'--help', '-help', '--helpshort', '-?'} & {*argv}:
+    _help(argv)
+  parser = flags.FLAGS['config'].parser = _Loaded()
+  try:
+    rest = flags.FLAGS(argv)
+    if len(rest) > 1 or _CONFIG.value is None:
+      raise ValueError(
+          'a command must be flags alone, --config=FILE among them, but is '
+          f'{" ".join(argv[1:]) or "empty"!r}. Write for instance '
+          '--config=configs/dspo.py; --help lists the flags.')
+    config_files.check_values(config_files.named(argv), parser.before,
+                              _CONFIG.value.to_dict())
+  except flags.UnrecognizedFlagError as error:
+    _refuse(ValueError(
+        f'--{error.flagname} is no flag. --help lists them; a field of the '
+        'config is set by --config.NAME=VALUE.'))
+  except (flags.Error, ValueError, TypeError, LookupError) as error:
+    _refuse(ValueError(' '.join(str(error).split())))
+  return rest
+
+
+def _help(argv: Sequence[str]) -> NoReturn:
+  """Prints what a command can say, the fields of its config among it."""
+  app.usage(shorthelp=True, writeto_stdout=True)
+  for name in (one.partition('=')[2] for one in argv if re.match(
+      '--?config=', one)):
+    print(f'The fields of {name}, and their values:\n')
+    for field, value in config_files.leaves(
+        config_files.load(name).to_dict()):
+      print(f'  --config.{field}={value!r}')
+  sys.exit(0)
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+  """Runs a command; may be called again in the same process.
+
+  Args:
+    arguments: of the command line; by default those of the process.
+
+  Raises:
+    SystemExit: always; its code is that of the process, or what went wrong.
+  """
+  app.run(main, argv=sys.argv if arguments is None else [
+      sys.argv[0], *arguments], flags_parser=_parsed)
 
 
 if __name__ == '__main__':
