@@ -40,6 +40,7 @@ def get_config(size: str = 'laptop'):
   )
   if size in ('laptop', 'smoke'):  # else the setting's
     config.search.engine = ''  # that of the run, with its options; else bm25
+    config.dialogue = ''  # that of the run; else the tiny base's
   if size == 'laptop':
     config.evaluate.worlds.update(
         questions_per_hop=200, common_per_hop=50, few_per_hop=50)

@@ -63,6 +63,8 @@ def main(argv) -> None:
   try:
     moved.refuse_options(config.to_dict())
     refuse_repeated(config, _argv[1:])
+    if pathlib.Path(workdir).is_file():
+      raise ValueError(f'--workdir must be a folder, but {workdir} is a file.')
     _use_cache()
     devices.make_threads()
     processes.initialize()
@@ -135,7 +137,7 @@ def _seeds() -> list[list[int]]:
   """The seeds of --seeds, if it is given; arguments of the job."""
   if _SEEDS.value is None or _PLAN.value:
     return []
-  if not all(seed.isdecimal() for seed in _SEEDS.value):
+  if not _SEEDS.value or not all(seed.isdecimal() for seed in _SEEDS.value):
     raise ValueError('--seeds must be numbers from 0 on, as in --seeds=0,1,2, '
                      f'but is {",".join(_SEEDS.value)!r}.')
   return [[int(seed) for seed in _SEEDS.value]]
@@ -190,17 +192,20 @@ def _parsed(argv: Sequence[str]) -> list[str]:
     rest = flags.FLAGS(argv)
     if len(rest) > 1 or _CONFIG.value is None:
       raise ValueError(
-          'a command must be flags alone, --config=FILE among them, but is '
-          f'{" ".join(argv[1:]) or "empty"!r}. Write for instance '
+          'a command must be flags alone, --config=FILE among them, but has '
+          f'{" ".join(rest[1:]) or "none"!r}. Write for instance '
           '--config=configs/dspo.py; --help lists the flags.')
     config_files.check_values(config_files.named(argv), parser.before,
                               _CONFIG.value.to_dict())
   except flags.UnrecognizedFlagError as error:
     _refuse(ValueError(
-        f'--{error.flagname} is no flag. --help lists them; a field of the '
-        'config is set by --config.NAME=VALUE.'))
+        f'--{error.flagname} is no flag, which --help lists. A field of the '
+        f'config is set by --config.{error.flagname}=VALUE.'))
   except (flags.Error, ValueError, TypeError, LookupError) as error:
-    _refuse(ValueError(' '.join(str(error).split())))
+    text = ' '.join(str(error).split())
+    field = re.match(r'flag --config\.([\w.]+)=', text)
+    _refuse(config_files.refused(field[1], argv, parser.before)
+            if field else ValueError(text))
   return rest
 
 

@@ -3,6 +3,7 @@
 """checks: each rule of the table refuses what breaks it, and nothing else."""
 
 import importlib
+import math
 import pathlib
 
 import pytest
@@ -15,10 +16,17 @@ CONFIGS = sorted(path.stem for path in (
                  if path.stem not in (
                      '__init__', 'common', 'models', 'settings'))
 BAD = {'build': ('ivf',), 'corpus': '', 'data.fresh': 1.5,
-       'export.dtype': 'float16', 'data.demonstrations.mix': (0, 0),
-       'evaluate.decodings': ('beam',),
-       'evaluate.worlds.kinds': ('known', 'known'),
-       'rollout.attention': 'fast', 'rollout.truncation': 'ignore'}
+       'data.demonstrations.mix': (0, 0), 'data.per_hop': (1, -1),
+       'data.mix': (1, -.5), 'evaluate.decodings': ('beam',),
+       'evaluate.worlds.kinds': ('known', 'known'), 'mesh.data': -2,
+       'mesh.fsdp': 0, 'mesh.tensor': -2, 'retrieval.top_ks': ()} | {
+           field: 'none such' for field in (
+               'export.dtype', 'model.dtype', 'model.save_dtype',
+               'learner.dtype', 'rollout.dtype', 'encoder.dtype',
+               'model.attention', 'optimizer.mu_dtype', 'optimizer.schedule',
+               'mismatch.how', 'mismatch.level', 'learner.remat',
+               'train.lockstep', 'rollout.admission', 'rollout.attention',
+               'rollout.truncation')}
 
 
 def configured(name):
@@ -62,6 +70,53 @@ def test_a_bound_itself_is_legal_or_not_as_the_rule_says():
   config.rollout.temperature = 0.0
   with pytest.raises(ValueError, match='rollout.temperature must be above 0'):
     checks.check(config)
+
+
+@pytest.mark.parametrize('field, value', [
+    ('optimizer.learning_rate', math.nan), ('rollout.temperature', math.inf),
+    ('data.mix', (1, math.nan)), ('critic.optimizer.b2', -math.inf),
+    ('algorithm.clip_low', math.nan)])
+def test_no_number_of_a_config_is_nan_or_infinite(field, value):
+  config = configured('ppo')
+  config.data.mix = (1.0, 1.0)
+  config.update_from_flattened_dict({field: value})
+  with pytest.raises(ValueError, match=f'^{field} must be finite, but is '):
+    checks.check(config)
+
+
+@pytest.mark.parametrize('seed', [2**63, 10**30, -1])
+def test_a_seed_fits_into_eight_bytes(seed):
+  config = configured('grpo')
+  config.seed = seed
+  with pytest.raises(ValueError, match=r'^seed must be from 0 to 2\^63 - 1, bu'):
+    checks.check(config)
+  config.seed = 2**63 - 1
+  checks.check(config)
+
+
+def test_no_policy_is_judged_in_the_world_that_it_learns_from():
+  config = configured('grpo')
+  config.evaluate.worlds.world_seed = config.data.world_seed
+  with pytest.raises(ValueError, match='^evaluate.worlds.world_seed must not'):
+    checks.check_seeds(config.data, config)
+  for change in (dict(per_hop=()), dict(train='a.jsonl'),
+                 dict(evaluate='a.jsonl'), dict(world_seed=2)):
+    other = config.copy_and_resolve_references()
+    other.data.update(change)
+    checks.check_seeds(other.data, other)
+  config.evaluate.worlds.kinds = ()
+  checks.check_seeds(config.data, config)
+
+
+def test_a_warm_up_longer_than_the_run_is_said(capsys):
+  config = configured('grpo')
+  checks.check_learner(config)
+  assert not capsys.readouterr().err
+  config.optimizer.warmup_steps = 100
+  checks.check_learner(config)
+  assert capsys.readouterr().err == (
+      "Warning: optimizer.warmup_steps=100 are more than the run's 48 updates, "
+      'so that it never reaches its learning rate.\n')
 
 
 @pytest.fixture

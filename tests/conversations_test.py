@@ -42,7 +42,7 @@ def test_what_is_written_is_read_again(tmp_path):
 
 
 @pytest.mark.parametrize('line, message', [
-    ('{"prompt": ', 'a line must be a JSON object, but .*, line 2 is not: '),
+    ('{"prompt": ', ', line 2 must be a JSON object, but .* is not: '),
     ([1], 'must have one of "prompt" .* but .*, line 2 has none'),
     ({'text': 'x'}, 'has none: .*text'),
     ({'prompt': 'x', 'messages': []}, 'has prompt and messages'),

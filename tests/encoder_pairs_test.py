@@ -133,8 +133,8 @@ def test_a_short_source_is_one_batch():
 
 
 @pytest.mark.parametrize('lines, message', [
-    (['{'], 'a line must be a JSON object, but .*p.jsonl:1 is not'),
-    ([pair('a', 'b'), '[]'], r'must have "query" and .*p.jsonl:2 holds \[\]'),
+    (['{'], 'p.jsonl, line 1 must be a JSON object, but .* is not'),
+    ([pair('a', 'b'), '[]'], r'must have "query" and .*p.jsonl, line 2 holds \[\]'),
     ([{'query': 'a'}], 'must have "query" and "positive"'),
     ([pair(' ', 'b')], 'texts that are not blank'),
     ([{'query': 'a', 'positive': 3}], 'must have "query" and "positive"'),

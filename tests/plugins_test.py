@@ -55,11 +55,24 @@ def test_the_message_has_the_reason(name, why):
   assert why in str(error.value)
 
 
-def test_a_broken_import_inside_a_module_is_not_hidden(tmp_path, monkeypatch):
-  (tmp_path / 'broken_lab.py').write_text('import not_installed_anywhere\n')
+@pytest.mark.parametrize('name, source, why', [
+    ('broken_lab', 'import not_installed_anywhere',
+     "ModuleNotFoundError: No module named 'not_installed_anywhere'"),
+    ('torn_lab', 'def mine(:', 'SyntaxError: invalid syntax'),
+    ('loud_lab', 'raise RuntimeError("not today")', 'RuntimeError: not today')])
+def test_a_module_that_cannot_be_imported_says_why(
+    tmp_path, monkeypatch, name, source, why):
+  (tmp_path / f'{name}.py').write_text(source + '\n')
   monkeypatch.syspath_prepend(tmp_path)
-  with pytest.raises(ModuleNotFoundError, match='not_installed_anywhere'):
-    resolve('broken_lab:mine')
+  with pytest.raises(ValueError, match=f'^.* to import {name} raised {why}'):
+    resolve(f'{name}:mine')
+
+
+def test_an_option_of_another_kind_is_named_with_its_field():
+  with pytest.raises(ValueError, match="^algorithm must have options that .*: "
+                     "but {'clip_low': 'a'} are refused: '<=' not supported"
+                     .replace(': but', 'but')):
+    build(OURS + 'grpo', clip_low='a')
 
 
 def test_options_reach_the_function():

@@ -34,7 +34,7 @@ def some(count, hops=(1,)):
 
 def test_what_is_written_is_read_back(tmp_path):
   questions = [Question('a', 'Wer? "Ü"\\ 日本', ('ä', ' b '), 3, 'nq_3hop'),
-               Question('b', 'two\nlines', ('\u2028',), 1, 'x')]
+               Question('b', 'two\nlines', ('a\u2028',), 1, 'x')]
   questions_lib.write(tmp_path / 'q.jsonl', questions)
   assert questions_lib.read(tmp_path / 'q.jsonl') == questions
   assert len((tmp_path / 'q.jsonl').read_bytes().splitlines()) == 2

@@ -215,7 +215,8 @@ def load(folder: str) -> Tokenizer:
 
   Raises:
     FileNotFoundError: a local folder has no tokenizer.json.
-    ValueError: an id that ends a turn is none of the tokenizer's.
+    ValueError: a file is damaged, or an id that ends a turn is none of the
+      tokenizer's.
   """
   path = pathlib.Path(folder)
   if path.exists() and not (path / 'tokenizer.json').is_file():
@@ -223,8 +224,16 @@ def load(folder: str) -> Tokenizer:
         f'model.path must hold a tokenizer.json, but {path} has none. Save the '
         "model's tokenizer beside its weights.")
   from transformers import AutoTokenizer  # slow to import
-  fast = AutoTokenizer.from_pretrained(
-      folder, use_fast=True, trust_remote_code=False)
+  try:
+    fast = AutoTokenizer.from_pretrained(
+        folder, use_fast=True, trust_remote_code=False)
+  except ImportError:
+    raise
+  except Exception as error:  # of the parser's, which are of many kinds
+    raise ValueError(
+        f'model.path must hold a tokenizer, but that of {folder} cannot be '
+        f'loaded: {type(error).__name__} {error}. Fetch its files again.'
+    ) from error
   return Tokenizer(fast, _eos_ids(path / 'generation_config.json'))
 
 

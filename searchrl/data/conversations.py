@@ -19,6 +19,7 @@ import json
 import pathlib
 from typing import Any, NamedTuple
 
+from searchrl.data import jsonl
 from searchrl.runtime import atomic
 
 _FORMS = ('prompt', 'messages', 'segments')
@@ -58,9 +59,7 @@ def read(path: str, *, field: str = 'data.train') -> list[Conversation]:
     raise FileNotFoundError(
         f'{field} must be a jsonl file of conversations, but {path} is none. '
         'Correct the path.')
-  with file.open(encoding='utf-8') as lines:
-    found = [_parse(line, f'{path}, line {number}')
-             for number, line in enumerate(lines, start=1) if line.strip()]
+  found = [_parse(line, place) for place, line in jsonl.lines(file)]
   if not found:
     raise ValueError(f'{field} must hold a conversation a line, but {path} is '
                      'empty.')
@@ -79,12 +78,7 @@ def write(path: str | pathlib.Path, rows: Iterable[Sequence[Segment]]) -> None:
 
 
 def _parse(line: str, place: str) -> Conversation:
-  try:
-    record = json.loads(line)
-  except ValueError as error:
-    raise ValueError(
-        f'a line must be a JSON object, but {place} is not: {error}.') from (
-            error)
+  record = jsonl.loads(line, 'a JSON object', place)
   forms = [form for form in _FORMS if form in record] if isinstance(
       record, dict) else []
   if len(forms) != 1:

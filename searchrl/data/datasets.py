@@ -71,7 +71,8 @@ def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
               per_hop: Sequence[int], common: float = 0.0,
               world: WorldOptions = WorldOptions(), needs_corpus: bool = True,
               limit: int = 0, seed: int = 0, question_mark: bool = False,
-              golds: bool = True) -> Dataset:
+              golds: bool = True,
+              admit: questions_lib.Admit = questions_lib.admit_all) -> Dataset:
   """Returns the questions that a policy is trained on, and their corpus.
 
   Of a generated world they are two files, if some are about common knowledge:
@@ -92,6 +93,7 @@ def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
     seed: of the choice.
     question_mark: as of `questions.read`, for files.
     golds: questions of files need golden answers.
+    admit: as of `questions.read`.
 
   Raises:
     ValueError: one path is given without the other; or there are fewer
@@ -103,31 +105,33 @@ def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
         f'{train!r} and {corpus!r}. Give both paths, or neither for the '
         'generated world.')
   if train:
-    files = [_read(file, question_mark, golds)
+    files = [_read(file, question_mark, golds, admit)
              for file in question_files.named(train, 'data.train')]
     data = Dataset('train', [q for file in files for q in file],
                    _corpus(corpus), files)
   else:
     data = _world_of_training(folder / 'train', world_seed, per_hop, common,
-                              world)
+                              world, admit)
   return _limited(data, limit, seed) if limit else data
 
 
 def _world_of_training(folder: pathlib.Path, world_seed: int,
                        per_hop: Sequence[int], common: float,
-                       world: WorldOptions) -> Dataset:
+                       world: WorldOptions, admit: questions_lib.Admit
+                      ) -> Dataset:
   """A generated world's questions: fresh ones, and some of the common."""
   abouts = [_About('train_common', COMMON, 'train', tuple(
       math.ceil(common * count) for count in per_hop))]
   return generated(folder, name='train', source='known', world_seed=world_seed,
-                   per_hop=per_hop, world=world, abouts=abouts * (common > 0))
+                   per_hop=per_hop, world=world, abouts=abouts * (common > 0),
+                   admit=admit)
 
 
-def _read(file: question_files.File, question_mark: bool, golds: bool = True
-         ) -> list[Question]:
+def _read(file: question_files.File, question_mark: bool, golds: bool,
+          admit: questions_lib.Admit) -> list[Question]:
   return questions_lib.read(
       file.path, prefix=file.name, source=file.name if file.is_named else '',
-      needs_golds=golds, question_mark=question_mark)
+      needs_golds=golds, question_mark=question_mark, admit=admit)
 
 
 def _limited(data: Dataset, limit: int, seed: int) -> Dataset:
@@ -148,7 +152,9 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
                     common_per_hop: int = 0, few_per_hop: int = 0,
                     world: WorldOptions = WorldOptions(),
                     needs_corpus: bool = True, question_mark: bool = False,
-                    golds: bool = True) -> list[Dataset]:
+                    golds: bool = True,
+                    admit: questions_lib.Admit = questions_lib.admit_all
+                   ) -> list[Dataset]:
   """Returns the data sets of an evaluation: unseen worlds, or files.
 
   Args:
@@ -171,6 +177,7 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
       generated, because it would not find that world's passages.
     question_mark: as of `questions.read`, for files.
     golds: questions of files need golden answers.
+    admit: as of `questions.read`.
 
   Raises:
     ValueError: questions are given without a corpus, or two sets have a name.
@@ -182,7 +189,7 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
         f'data.evaluate={evaluate!r} needs search.corpus, but that is empty. '
         'Give the corpus that its questions are answered from.')
   if evaluate:
-    return _sets(evaluate, _corpus(corpus), question_mark, golds)
+    return _sets(evaluate, _corpus(corpus), question_mark, golds, admit)
   if own_train or not needs_corpus:
     return []
   found = {}
@@ -191,7 +198,7 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
     if {source, *about} & {*kinds}:
       found |= _worlds_sets(
           folder, source, [kind for kind in about if kind in kinds],
-          world_seed=world_seed, world=world,
+          world_seed=world_seed, world=world, admit=admit,
           per_hop=[questions_per_hop] * max_hops,
           common_per_hop=[common_per_hop or questions_per_hop] * max_hops)
   return [dataclasses.replace(found[kind], few=_few(
@@ -221,8 +228,8 @@ def _worlds_sets(folder: pathlib.Path, source: str, about: Sequence[str], *,
           for name, part in zip([source, *about], whole.files)}
 
 
-def _sets(evaluate: str, corpus: Any, question_mark: bool, golds: bool
-         ) -> list[Dataset]:
+def _sets(evaluate: str, corpus: Any, question_mark: bool, golds: bool,
+          admit: questions_lib.Admit) -> list[Dataset]:
   """A set a file; a set a data source, of a file that has several and no name.
 
   All share one corpus, so that an engine over it is built once.
@@ -230,12 +237,12 @@ def _sets(evaluate: str, corpus: Any, question_mark: bool, golds: bool
   sets = []
   for file in question_files.named(
       evaluate, 'data.evaluate', may_be_folder=True):
-    questions = _read(file, question_mark, golds)
+    questions = _read(file, question_mark, golds, admit)
     by_source = collections.defaultdict(list)
     for question in questions:
       by_source[_source(question)].append(question)
     if len(by_source) == 1:
-      by_source = {file.name or file.path.stem: questions}
+      by_source = {file.name or question_files.stem(file.path): questions}
     sets += [Dataset(name, group, corpus) for name, group in by_source.items()]
   names = [dataset.name for dataset in sets]
   question_files.check_differ(names, 'data.evaluate')
@@ -263,7 +270,8 @@ def shared(read: Callable[[], Any]) -> Any:
 
 def generated(folder: pathlib.Path, *, name: str, source: str, world_seed: int,
               per_hop: Sequence[int], world: WorldOptions = WorldOptions(),
-              abouts: Sequence[_About] = ()) -> Dataset:
+              abouts: Sequence[_About] = (),
+              admit: questions_lib.Admit = questions_lib.admit_all) -> Dataset:
   """Generates a world's files, unless they are there, and reads them back.
 
   Args:
@@ -274,6 +282,7 @@ def generated(folder: pathlib.Path, *, name: str, source: str, world_seed: int,
     per_hop: how many fresh questions of 1, 2, ... hops.
     world: what else the world is.
     abouts: questions about its common knowledge; a file each.
+    admit: as of `questions.read`.
 
   Returns:
     All questions over one corpus; of their files that of fresh ones is first.
@@ -293,7 +302,7 @@ def generated(folder: pathlib.Path, *, name: str, source: str, world_seed: int,
           made, about.per_hop, data_source=about.name, topics=about.topics,
           split=about.split))
     recipe.write_text(recipe_text)  # last: without it all is made again
-  files = [questions_lib.read(folder / f'{stem}.jsonl')
+  files = [questions_lib.read(folder / f'{stem}.jsonl', admit=admit)
            for stem in ('questions', *(about.name for about in abouts))]
   return Dataset(name, [q for file in files for q in file],
                  corpora.read(folder / 'corpus.jsonl'), files)

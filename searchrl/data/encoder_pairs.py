@@ -11,11 +11,11 @@ seed and n alone.
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
-import json
 import pathlib
 
 import numpy as np
 
+from searchrl.data import jsonl
 from searchrl.search import corpus as corpora
 from searchrl.search.index import bm25
 from searchrl.trajectory import Passage, Query, Question
@@ -105,13 +105,11 @@ def file_pairs(path: str) -> Callable[[int], PairSource]:
                             "none. Correct the path, or set it to '' for "
                             'generated worlds.')
   queries, positives, negatives = [], [], []
-  with file.open(encoding='utf-8') as lines:
-    for number, line in enumerate(lines, 1):
-      if line.strip():
-        query, positive, others = _pair(line, f'{path}:{number}')
-        queries.append(query)
-        positives.append(positive)
-        negatives.append(others)
+  for place, line in jsonl.lines(file):
+    query, positive, others = _pair(line, place)
+    queries.append(query)
+    positives.append(positive)
+    negatives.append(others)
   if len(queries) < 2:
     raise ValueError(f'data.pairs must hold two pairs or more, but {path} has '
                      f'{len(queries)}.')
@@ -139,11 +137,7 @@ def _finder(texts: Sequence[str]):
 
 
 def _pair(line: str, place: str) -> tuple[str, str, tuple[str, ...]]:
-  try:
-    record = json.loads(line)
-  except ValueError as error:
-    raise ValueError(f'a line must be a JSON object, but {place} is not: '
-                     f'{error}.') from error
+  record = jsonl.loads(line, 'a JSON object', place)
   match record:
     case {'query': str(query), 'positive': str(positive)} if (
         query.strip() and positive.strip()):

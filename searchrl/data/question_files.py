@@ -10,18 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 import collections
 import dataclasses
 import itertools
-import json
 import pathlib
 import re
 from typing import Any
 
 from searchrl.data import forms
+from searchrl.data import jsonl
 
-SUFFIXES = ('.jsonl', '.parquet')
+SUFFIXES = ('.jsonl', '.jsonl.gz', '.parquet')
 # What a question needs -> the columns of a parquet that may hold it.
 _COLUMNS = {'question': ('question', 'prompt'),
             'golden_answers': ('golden_answers', 'reward_model'),
             'id': ('id', 'extra_info')}
+_FORM = '{"id", "question", "golden_answers"}'  # of a line
 _ROWS = 1024  # of a parquet, read at a time
 Record = dict[str, Any]
 
@@ -57,7 +58,7 @@ def named(text: str, field: str, *, may_be_folder: bool = False) -> list[File]:
   else:
     files = [_file(part.strip(), text, field) for part in text.split(',')]
   if len(files) > 1:
-    files = [dataclasses.replace(file, name=file.name or file.path.stem)
+    files = [dataclasses.replace(file, name=file.name or stem(file.path))
              for file in files]
   check_differ([file.name for file in files], field)
   for file in files:
@@ -66,6 +67,11 @@ def named(text: str, field: str, *, may_be_folder: bool = False) -> list[File]:
           'questions are read from a jsonl or parquet file, but '
           f'{file.path} is none. Check {field}.')
   return files
+
+
+def stem(file: pathlib.Path) -> str:
+  """The name of a file without what says its form."""
+  return file.name.removesuffix('.gz').rpartition('.')[0] or file.name
 
 
 def _file(part: str, text: str, field: str) -> File:
@@ -81,8 +87,8 @@ def _file(part: str, text: str, field: str) -> File:
 
 def _in_folder(folder: pathlib.Path, field: str) -> list[File]:
   """Its jsonl and parquet files whose rows are questions, by their stems."""
-  there = sorted(f for f in folder.iterdir() if f.suffix in SUFFIXES)
-  files = [File(f, f.stem) for f in there if _has_questions(f)]
+  there = sorted(f for f in folder.iterdir() if f.name.endswith(SUFFIXES))
+  files = [File(f, stem(f)) for f in there if _has_questions(f)]
   if not files:
     raise FileNotFoundError(
         f'{field} must be a file, or a folder of .jsonl and .parquet files '
@@ -97,10 +103,9 @@ def _has_questions(file: pathlib.Path) -> bool:
   if file.suffix == '.parquet':
     names = _parquet(file).schema_arrow.names
     return bool({*names} & {*_COLUMNS['question']} or forms.of(names))
-  with file.open(encoding='utf-8') as lines:
-    first = next(filter(str.strip, lines), '{}')
   try:
-    record = json.loads(first)
+    place, first = next(jsonl.lines(file), ('', '{}'))
+    record = jsonl.loads(first, _FORM, place)
     return 'question' in record or bool(forms.of(record))
   except (ValueError, TypeError):
     return False
@@ -117,7 +122,7 @@ def check_differ(names: Sequence[str], field: str) -> None:
 
 def records(file: pathlib.Path, *, needs_golds: bool
            ) -> Iterator[tuple[str, Record]]:
-  """('line 3' or 'row 3', record) of each row of a file.
+  """('FILE, line 3' or 'FILE, row 3', record) of each row of a file.
 
   Raises:
     ValueError: a line is no JSON; a parquet is none, lacks columns, or cannot
@@ -126,20 +131,12 @@ def records(file: pathlib.Path, *, needs_golds: bool
   if file.suffix == '.parquet':
     yield from _rows(file, needs_golds)
     return
-  with file.open(encoding='utf-8') as lines:
-    for number, line in enumerate(lines, start=1):
-      if line.strip():
-        yield f'line {number}', _decoded(line, f'{file}, line {number}')
+  for place, line in jsonl.lines(file):
+    yield place, _decoded(line, place)
 
 
 def _decoded(line: str, place: str) -> Record:
-  try:
-    record = json.loads(line)
-  except ValueError as error:
-    raise ValueError(
-        f'{place} must be {{"id", "question", "golden_answers"}}, but '
-        f'{line.strip()[:80]!r} is not: {type(error).__name__} {error}.') from (
-            error)
+  record = jsonl.loads(line, _FORM, place)
   form = forms.of(record) if isinstance(record, dict) else None
   return _of_form(form, record, place) if form else record
 
@@ -176,8 +173,8 @@ def _rows(file: pathlib.Path, needs_golds: bool
   form = forms.of(has)
   if form:
     for number, row in _numbered(table, [c for c in form.wanted if c in has]):
-      place = f'row {number}'
-      yield place, _of_form(form, row, f'{file}, {place}')
+      place = f'{file}, row {number}'
+      yield place, _of_form(form, row, place)
     return
   _check_columns(file, schema.names, needs_golds)
   wanted = [name for names in _COLUMNS.values() for name in names] + [
@@ -186,8 +183,8 @@ def _rows(file: pathlib.Path, needs_golds: bool
     wanted.remove('prompt')  # long, and made of the question
   columns = [name for name in wanted if name.partition('.')[0] in has]
   for number, row in _numbered(table, columns):
-    place = f'row {number}'
-    yield place, _renamed(row, f'{file}, {place}')
+    place = f'{file}, row {number}'
+    yield place, _renamed(row, place)
 
 
 def _numbered(table: Any, columns: Sequence[str]
@@ -230,8 +227,7 @@ def _renamed(row: Mapping[str, Any], place: str) -> Record:
       record['question'] = _asked(row['prompt'])
     if 'golden_answers' not in record and row.get('reward_model'):
       truth = row['reward_model']['ground_truth']
-      record['golden_answers'] = (
-          truth['target'] if isinstance(truth, dict) else truth)
+      record['golden_answers'] = truth
     if 'id' not in record:
       record['id'] = row['extra_info']['index']
   except (KeyError, TypeError, IndexError, AttributeError) as error:

@@ -6,11 +6,12 @@ The schema is FlashRAG's: {"id", "question", "golden_answers", "metadata"}; the
 hop count, where there is one, is metadata.hops.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 import dataclasses
 import hashlib
 import json
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +19,17 @@ from searchrl.data import question_files
 from searchrl.trajectory import Question
 
 
+Admit = Callable[[Question, str], None]  # a question, its place in a file
+
+
+def admit_all(question: Question, place: str) -> None:
+  """Refuses no question."""
+  del question, place
+
+
 def read(path: str | pathlib.Path, *, prefix: str = '', source: str = '',
-         needs_golds: bool = True, question_mark: bool = False
-        ) -> list[Question]:
+         needs_golds: bool = True, question_mark: bool = False,
+         admit: Admit = admit_all) -> list[Question]:
   """Reads and checks a file of questions, jsonl or parquet.
 
   A question's uid is its id, after `prefix/`, if there is one. Where ids of
@@ -33,6 +42,8 @@ def read(path: str | pathlib.Path, *, prefix: str = '', source: str = '',
     source: the data source of all; '': each row's own, or else the file's stem.
     needs_golds: a question without golden answers is an error.
     question_mark: the ? that a question lacks is appended.
+    admit: called with each question and its place, 'FILE, line 3'; raises a
+      ValueError for one that cannot be asked.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -46,34 +57,34 @@ def read(path: str | pathlib.Path, *, prefix: str = '', source: str = '',
         'Check the paths under config.data.')
   result, place_of = [], {}
   for place, record in question_files.records(file, needs_golds=needs_golds):
-    question = _parse(record, f'{file}, {place}', file.stem, needs_golds)
+    question = _parse(record, place, question_files.stem(file), needs_golds)
     key = question.data_source, question.uid
     if key in place_of:
       raise ValueError(
-          f'question ids must be unique, but {file}, {place} repeats '
-          f'{question.uid!r} of {place_of[key]}.')
+          f'question ids must be unique, but {place} repeats '
+          f'{question.uid!r} of {place_of[key].rpartition(", ")[2]}.')
     place_of[key] = place
     result.append(question)
   if not result:
     raise ValueError(f'{file} holds no question.')
   repeats = len({q.uid for q in result}) < len(result)
-  return [_named(q, prefix, source, by_source=repeats, mark=question_mark)
-          for q in result]
+  result = [_named(q, prefix, source, by_source=repeats, mark=question_mark)
+            for q in result]
+  for question, place in zip(result, place_of.values(), strict=True):
+    admit(question, place)
+  return result
 
 
 def _parse(record: question_files.Record, place: str, stem: str,
            needs_golds: bool) -> Question:
   """The question of a row; `place` is for messages, `stem` its data source."""
   try:
-    answers = record['golden_answers'] if needs_golds else (
-        record.get('golden_answers') or ())
-    if isinstance(answers, str):
-      answers = [answers]
-    metadata = record.get('metadata') or {}
+    metadata = (record['metadata'] if 'metadata' in record else None) or {}
     hops = metadata.get('hops')
     question = Question(
-        uid=str(record['id']), text=record['question'].strip(),
-        answers=tuple(map(str, answers)),
+        uid=_uid(record['id']), text=_text(record['question']).strip(),
+        answers=_golds(record['golden_answers'] if needs_golds else
+                       record.get('golden_answers') or (), needs_golds),
         hops=1 if hops is None else int(hops),
         data_source=str(metadata.get('data_source')
                         or record.get('data_source') or stem))
@@ -87,7 +98,44 @@ def _parse(record: question_files.Record, place: str, stem: str,
     raise ValueError(
         f'{place} must have a question and at least one golden answer, against '
         'which answers are scored.')
+  if question.hops < 1:
+    raise ValueError(f'metadata.hops of {place} must be at least 1, but is '
+                     f'{question.hops}.')
   return question
+
+
+def _uid(value: Any) -> str:
+  if isinstance(value, bool) or not isinstance(value, str | int):
+    raise ValueError(f'id must be a text or a whole number, but is {value!r}')
+  return str(value)
+
+
+def _text(value: Any) -> str:
+  """A text that can be written as UTF-8, which half a surrogate cannot."""
+  if not isinstance(value, str):
+    raise TypeError(f'a text is {value!r}')
+  value.encode()
+  return value
+
+
+def _golds(value: Any, are_needed: bool) -> tuple[str, ...]:
+  """Golden answers: a text, a list of texts and numbers, or {"target": either},
+  as Search-R1 writes them. Those that nobody needs may be null or blank.
+  """
+  if isinstance(value, Mapping) and 'target' in value:
+    value = value['target']
+  value = [value] if isinstance(value, str) else value
+  if not isinstance(value, list | tuple):
+    raise TypeError(f'golden_answers are {value!r}, no text or list of texts')
+  answers = []
+  for one in value:
+    if isinstance(one, bool) or not isinstance(one, str | int | float | None):
+      raise TypeError(f'a golden answer is {one!r}, neither text nor number')
+    answers.append('' if one is None else _text(str(one)))
+  if are_needed and not all(map(str.strip, answers)):
+    raise ValueError(f'of the golden answers {value} one is null or blank, '
+                     'which no answer can match')
+  return tuple(filter(str.strip, answers))
 
 
 def _named(question: Question, prefix: str, source: str, *, by_source: bool,

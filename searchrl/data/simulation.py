@@ -15,6 +15,7 @@ import json
 import pathlib
 from typing import Any
 
+from searchrl.data import jsonl
 from searchrl.search.simulated import documents
 from searchrl.trajectory import (Passage, Passages, Query, Question,
                                  Trajectory, Turn)
@@ -117,15 +118,13 @@ def read(path: str | pathlib.Path) -> list[Pair]:
         f'simulator.data must be a file of collected queries, but {file} is '
         'none. configs/collect_simulation_data.py writes validation.jsonl.')
   result = []
-  lines = file.read_text(encoding='utf-8').splitlines()
-  for number, line in enumerate(lines, start=1):
+  for place, line in jsonl.lines(file):
     try:
       result.append(_parse(json.loads(line)))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
       raise ValueError(
           'simulator.data must have lines of configs/collect_simulation_data.py'
-          f', but {file}, line {number} is none: {type(error).__name__} '
-          f'{error}.') from error
+          f', but {place} is none: {type(error).__name__} {error}.') from error
   if not result:
     raise ValueError(f'simulator.data must have queries, but {file} is empty.')
   return result

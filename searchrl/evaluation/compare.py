@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 
 import numpy as np
-from scipy import stats
 
 from searchrl.agent import rewards
 from searchrl.evaluation import scores
@@ -87,6 +86,7 @@ def difference(first: Sequence[scores.Score], second: Sequence[scores.Score],
   ours, theirs = (by_question(of) for of in (first, second))
   right = [(ours[uid] >= .5, theirs[uid] >= .5) for uid in common]
   won, lost = (sum(a > b for a, b in right), sum(a < b for a, b in right))
+  from scipy import stats  # slow to import
   p = stats.binomtest(won, won + lost).pvalue if won + lost else 1.0
   return Difference(float(np.mean(differences)), low, high, float(p),
                     len(common))

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds an Experiment from a config, and checks both."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import json
@@ -15,6 +15,7 @@ from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
 from searchrl.evaluation import suite
 from searchrl.experiment import checks
+from searchrl.experiment import fingerprint
 from searchrl.experiment import init_from
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
@@ -41,6 +42,7 @@ FREE = ('train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
          'train.keep_checkpoints', 'train.progress', 'train.lockstep',
          'train.stop_after', 'train.watchdog_secs', 'evaluate.every',
          'evaluate.limit', 'evaluate.during', 'train.keep_best',
+         'rollout.budgets.max_prompt_tokens',  # a limit, of nothing that ran
          *(f'guards.{kind}.{rule}' for kind in ('actions', 'limits')
            for rule in alerts.RULES),
          *(f'guards.{name}' for name in (
@@ -73,26 +75,33 @@ def build(config, folder: pathlib.Path) -> Experiment:
   checks.check(config)
   checks.check_questions(config)
   checks.check_worlds(config)
+  checks.check_seeds(config.data, config)
   init_from.check(config, folder)
   processes.agree('config', json.loads(config.to_json()))
   recipe, scored = algorithm(config), scorer(config)
   collect.check(rounds(config.rollout), scored)
   _warn_of_outcome(config, recipe)
-  mesh = meshes.make(**config.mesh)
-  checks.check_staleness(config.train.max_staleness, recipe, mesh.size,
-                         config.evaluate.every)
   lockstep = locksteps.LockstepCheck(config.train.lockstep)
   checks.check_training_data(config)
-  sampler, params = policy.build(config, mesh)
-  name = tested_attention(config, sampler.shape, mesh)
-  trainer = learner(config, recipe, sampler.shape, mesh,
-                    attend(config, name, mesh), lockstep)
+  checks.check_learner(config)
+  checks.check_staleness(config.train.max_staleness, recipe, 1,
+                         config.evaluate.every)
   free = tuple(name for name in FREE if name != 'train.num_steps' or
                not searches.lasts_as_the_run(config.search))
   claim = dict(config=config.to_dict(), free=free,
                allow_changes=config.allow_changes)
   processes.on_first('workdir?', lambda: workdirs.check(folder, **claim))
-  data, sets, stream = _data(config, folder)  # a bad one claims no folder
+  model = policy.folder_of(config)
+  if 'solver' in config:
+    solver.check(config.solver, model.tokenizer)
+  admit = model.admit(policy.budgets_of(config))
+  data, sets, stream = _data(config, folder, admit)  # a bad one claims no folder
+  mesh = meshes.make(**config.mesh)  # up to here no device takes part
+  checks.check_staleness(config.train.max_staleness, recipe, mesh.size)
+  sampler, params = policy.build(config, mesh, folder=model)
+  name = tested_attention(config, sampler.shape, mesh)
+  trainer = learner(config, recipe, sampler.shape, mesh,
+                    attend(config, name, mesh), lockstep)
   search = searches.engine(config.search, data.corpus, seed=config.seed,
                            steps=config.train.num_steps,
                            load_writer=writer.loader(mesh, seed=config.seed))
@@ -103,9 +112,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
                          seed=config.seed)
   processes.on_first('workdir', lambda: workdirs.prepare(folder, **claim))
   params, start = init_from.start(config, folder, sampler, params, mesh)
-  processes.on_first('search', lambda: workdirs.note(
-      folder, 'search', searches.describe(config.search, data.corpus),
-      allow_changes=config.allow_changes))
+  processes.on_first('notes', lambda: _note(config, folder, data, sets))
   return Experiment(
       algorithm=recipe, sampler=sampler, learner=trainer, params=params,
       start=start, stream=stream, search=search, scorer=scored,
@@ -113,11 +120,21 @@ def build(config, folder: pathlib.Path) -> Experiment:
       cases=cases, lockstep=lockstep)
 
 
-def _data(config, folder: pathlib.Path) -> tuple[
+def _note(config, folder: pathlib.Path, data: datasets.Dataset,
+          sets: Sequence[datasets.Dataset]) -> None:
+  """Writes what is searched and asked; refuses what has changed since."""
+  for name, facts in (
+      ('search', searches.describe(config.search, data.corpus)),
+      ('questions', fingerprint.questions([data, *sets]))):
+    workdirs.note(folder, name, facts, allow_changes=config.allow_changes)
+
+
+def _data(config, folder: pathlib.Path, admit: questions_lib.Admit) -> tuple[
     datasets.Dataset, list[datasets.Dataset], questions_lib.Stream]:
   """The training data, the evaluation sets, and the stream of questions."""
   data, sets = datasets.shared(lambda: (
-      train_set(config, folder), evaluation_sets(config, folder)))
+      train_set(config, folder, admit=admit),
+      evaluation_sets(config, folder, admit=admit)))
   return data, sets, questions_lib.stream(
       data.files or [data.questions], seed=config.seed, mix=config.data.mix,
       weights=config.data.weights,
@@ -192,7 +209,9 @@ def rounds(rollout: Any) -> collect.Rounds:
       checks.truncation_of(rollout))
 
 
-def train_set(config, folder: pathlib.Path) -> datasets.Dataset:
+def train_set(config, folder: pathlib.Path, *,
+              admit: questions_lib.Admit = questions_lib.admit_all
+             ) -> datasets.Dataset:
   """The questions and corpus of training; generated files: folder/data."""
   return datasets.train_set(
       folder / 'data', train=config.data.train, corpus=config.search.corpus,
@@ -201,7 +220,7 @@ def train_set(config, folder: pathlib.Path) -> datasets.Dataset:
       needs_corpus=searches.needs_corpus(config.search),
       limit=config.data.limit, seed=config.seed,
       question_mark=config.data.question_mark,
-      golds=config.data.get('golds', True))
+      golds=config.data.get('golds', True), admit=admit)
 
 
 def world(config) -> datasets.WorldOptions:
@@ -209,7 +228,8 @@ def world(config) -> datasets.WorldOptions:
   return datasets.WorldOptions(**config.world)
 
 
-def evaluation_sets(config, folder: pathlib.Path, *, golds: bool = True
+def evaluation_sets(config, folder: pathlib.Path, *, golds: bool = True,
+                    admit: questions_lib.Admit = questions_lib.admit_all
                    ) -> list[datasets.Dataset]:
   """The data sets of evaluation; generated files go to folder/data."""
   return datasets.evaluation_sets(
@@ -218,7 +238,7 @@ def evaluation_sets(config, folder: pathlib.Path, *, golds: bool = True
       question_mark=config.data.get('question_mark', False),
       needs_corpus=any(map(
           searches.needs_corpus, searches.of_evaluation(config).values())),
-      world=world(config), golds=golds, **config.evaluate.worlds)
+      world=world(config), golds=golds, admit=admit, **config.evaluate.worlds)
 
 
 def algorithm(config) -> algorithms.Algorithm:

@@ -12,10 +12,10 @@ from typing import Any
 
 from searchrl.data import datasets
 from searchrl.evaluation import suite
+from searchrl.experiment import folders
 from searchrl.experiment import policy
 from searchrl.rollouts import driver
 from searchrl.runtime import mesh as meshes
-from searchrl.runtime import plugins
 from searchrl.search import corpus as corpora
 from searchrl.search import factory
 from searchrl.search import wrapped
@@ -51,13 +51,12 @@ def scores(path: str, *, prompts: Mapping[str, Mapping[str, Any]],
             for source, _, _ in _SETS.values()}
   first = next(iter(prompts.values()))
   sampler, params = policy.load(
-      path, dialogue=first['dialogue'], seed=0, slots=slots, length=length,
+      folders.read(path, first['dialogue']), seed=0, slots=slots, length=length,
       budgets=driver.Budgets(**first['budgets']), mesh=meshes.make())
   rows = []
   for name, prompt in prompts.items():
-    dialogue = plugins.resolve(
-        prompt['dialogue'], field=f'card.prompts.{name}.dialogue',
-        ours='searchrl.agent.dialogue:laptop')(sampler.tokenizer)
+    dialogue = folders.speaking(prompt['dialogue'], sampler.tokenizer,
+                                f'card.prompts.{name}.dialogue')
     speaking = sampler.speaking(dialogue, driver.Budgets(**prompt['budgets']))
     cases = []
     for kind in prompt['sets']:

@@ -21,13 +21,13 @@ from searchrl.data import conversations
 from searchrl.data import demonstrations
 from searchrl.experiment import build
 from searchrl.experiment import checks
+from searchrl.experiment import folders
 from searchrl.experiment import policy
 from searchrl.models import lora as loras
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import metrics
-from searchrl.runtime import plugins
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.training import learner as learners
@@ -62,13 +62,21 @@ def finetune(config, folder: pathlib.Path) -> None:
   checks.check(config)
   checks.check_supervised(config)
   processes.agree('config', json.loads(config.to_json()))
-  mesh = meshes.make(**config.mesh)
-  model = read_model(config.model, mesh)
-  files = data_files(config, folder / 'data', model.tokenizer)
-  train, validation = datasets(config, files, model.tokenizer)
+  path, shape, tokenizer = folders.parts(
+      str(config.model.path or policy.TINY_BASE))
+  processes.on_first('workdir?', lambda: workdirs.check(
+      folder, config.to_dict(), free=_FREE,
+      allow_changes=config.allow_changes))
+  files = data_files(config, folder / 'data', tokenizer)
+  train, validation = datasets(config, files, tokenizer)
   plan = supervised.batches(
       [len(document.ids) for document in train], seed=config.seed,
       epochs=config.train.epochs, steps=config.train.steps, **config.batch)
+  optimizers.adamw(total_steps=len(plan), **config.optimizer)  # before devices
+  mesh = meshes.make(**config.mesh)
+  model = Model(path, shape, tokenizer, weights.load(
+      path, shape, dtype=config.model.dtype,
+      sharding_of=functools.partial(meshes.sharding, mesh)))
   learner = make_learner(config, model.shape, mesh, plan)
   processes.on_first('workdir', lambda: _prepare(config, folder, files))
   with contextlib.closing(metrics.Writer(
@@ -83,21 +91,6 @@ def finetune(config, folder: pathlib.Path) -> None:
       folder / 'model', config, record, len(train)))
   processes.say(f'wrote {folder / "model"}: validation loss '
                 f'{_ends(record)}')
-
-
-def read_model(options, mesh) -> Model:
-  """The model of config.model, its parameters on the mesh."""
-  path = weights.locate(str(options.path or policy.TINY_BASE))
-  shape, tokenizer = weights.read_config(path), tokenizers.load(path)
-  if tokenizer.vocab_size > shape.vocab_size:
-    raise ValueError(
-        'tokenizer and model must belong together, but the tokenizer of '
-        f'{path} has {tokenizer.vocab_size} ids and the model only '
-        f'{shape.vocab_size}. Copy the tokenizer that the model was trained '
-        'with.')
-  return Model(path, shape, tokenizer, weights.load(
-      path, shape, dtype=options.dtype,
-      sharding_of=functools.partial(meshes.sharding, mesh)))
 
 
 def data_files(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
@@ -145,9 +138,7 @@ def demonstrate(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
   written = folder / 'recipe.json'
   if written.exists() and written.read_text() == recipe:
     return files
-  dialogue = plugins.resolve(
-      config.dialogue, field='dialogue',
-      ours='searchrl.agent.dialogue:laptop')(tokenizer)
+  dialogue = folders.speaking(config.dialogue, tokenizer)
   folder.mkdir(parents=True, exist_ok=True)
   written.unlink(missing_ok=True)
   seed = options.pop('world_seed')

@@ -39,14 +39,19 @@ def facts(config: Any, sampler: Sampler, sets: Sequence[datasets.Dataset],
   """
   dialogue = sampler.dialogue
   return {
-      'data': {data.name: _digest(json.dumps(
-          [[q.uid, q.text, q.answers] for q in data.questions]).encode())
-               for data in sets},
+      'data': questions(sets),
       'search': search, 'model': _model(config, run),
       'prompt': _digest(''.join(
           [dialogue.head, dialogue.template, dialogue.tail]).encode()),
       'budgets': config.rollout.budgets.to_dict(),
       'revision': workdirs.environment()['git']}
+
+
+def questions(sets: Sequence[datasets.Dataset]) -> dict[str, str]:
+  """{name: digest of ids, texts and golden answers}, in their order."""
+  return {data.name: _digest(json.dumps(
+      [[q.uid, q.text, q.answers] for q in data.questions]).encode())
+          for data in sets}
 
 
 def _model(config: Any, run: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizers
+from searchrl.experiment import folders
 from searchrl.experiment import search as searches
 from searchrl.models import lora as loras
 from searchrl.models import transformer
@@ -23,15 +23,32 @@ from searchrl.rollouts import weight_sync
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as meshes
-from searchrl.runtime import plugins
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 
 INIT = 'init'  # of a run's folder: the model that it began as, if by init_from
 TINY_BASE = pathlib.Path(__file__).parents[1] / 'assets' / 'tiny_base'
+TINY_DIALOGUE = 'searchrl.agent.dialogue:laptop'  # that it was trained with
 
 
-def build(config, mesh: Mesh, *, most: int | None = None
+def folder_of(config) -> folders.Folder:
+  """The model folder of a config, whose conversations fit in its slots.
+
+  Raises:
+    FileNotFoundError, ValueError: as `folders.read`; or they do not.
+  """
+  folder = folders.read(str(config.model.path or TINY_BASE), config.dialogue)
+  folder.check(budgets_of(config), config.rollout.length)
+  return folder
+
+
+def budgets_of(config) -> driver.Budgets:
+  """The limits of a conversation, from config.rollout."""
+  return driver.Budgets(**config.rollout.budgets)
+
+
+def build(config, mesh: Mesh, *, most: int | None = None,
+          folder: folders.Folder | None = None
          ) -> tuple[Sampler, transformer.Params]:
   """The sampler of a config, and the params of its model folder.
 
@@ -39,6 +56,7 @@ def build(config, mesh: Mesh, *, most: int | None = None
     config: of a run, of `ask` or of a server.
     mesh: of all processes.
     most: trajectories at a time; no more slots than these are made.
+    folder: of the config, if it has been read.
   """
   options = config.rollout
   slots = options.slots
@@ -46,9 +64,8 @@ def build(config, mesh: Mesh, *, most: int | None = None
     copies = max(mesh.size // options.tensor, 1)
     slots = -(-min(most, slots) // copies) * copies
   return load(
-      config.model.path, dialogue=config.dialogue, seed=config.seed,
-      slots=slots, length=options.length,
-      budgets=driver.Budgets(**options.budgets), mesh=mesh,
+      folder or folder_of(config), seed=config.seed, slots=slots,
+      length=options.length, budgets=budgets_of(config), mesh=mesh,
       dtype=config.model.dtype, engine_dtype=options.dtype,
       attention=options.attention,
       cache_tokens=options.cache_tokens if most is None else 0,
@@ -85,9 +102,8 @@ def schedule(mesh: Mesh, options: Any, *, is_remote: bool = False
 
 
 def load(
-    path: str,
+    folder: folders.Folder,
     *,
-    dialogue: str,
     seed: int,
     slots: int,
     length: int,
@@ -100,11 +116,10 @@ def load(
     tensor: int = 1,
     schedule: driver.Schedule = driver.Schedule(),
 ) -> tuple[Sampler, transformer.Params]:
-  """Reads a model folder, checks it, and builds its Sampler.
+  """Loads the weights of a model folder, and builds its Sampler.
 
   Args:
-    path: a Hugging Face folder, or hub id; '' is the tiny base model.
-    dialogue: 'module:function' that makes a Dialogue of a Tokenizer.
+    folder: of the model, read.
     seed: of all sampling.
     slots: conversations side by side, over all processes.
     length: tokens a conversation may have.
@@ -122,13 +137,11 @@ def load(
     The Sampler, and the folder's params on the mesh.
 
   Raises:
-    FileNotFoundError, ValueError: the folder is not whole, its parts do not
-      belong together, or the budgets cannot hold one turn.
+    FileNotFoundError, ValueError: the folder's weights are not whole, or the
+      budgets cannot hold one turn.
   """
-  path = weights.locate(str(path or TINY_BASE))
-  shape = weights.read_config(path)
-  tokenizer, protocol = _dialogue(path, shape, dialogue)
-  budgets.check(length)
+  shape, protocol = folder.shape, folder.dialogue
+  folder.check(budgets, length)
   if shape.num_key_value_heads % tensor:
     raise ValueError(
         f'rollout.tensor must divide the {shape.num_key_value_heads} KV heads '
@@ -142,7 +155,7 @@ def load(
         f'rollout.slots must be a multiple of the {copies} copies '
         f'of the weights on {mesh.size} devices, but is {slots}.')
   params = weights.load(
-      path, shape, dtype=dtype,
+      folder.path, shape, dtype=dtype,
       sharding_of=functools.partial(meshes.sharding, mesh))
   engine = engines.Engine(
       shape, slots=slots if sync.together else slots // processes.count(),
@@ -151,10 +164,11 @@ def load(
           attention, shape, mesh, dtype=engine_dtype, tensor=tensor),
       cache_tokens=cache_tokens if sync.together else (
           cache_tokens // processes.count()),
-      stop_table=samplers.compile_stops(protocol, tokenizer, shape.vocab_size),
+      stop_table=samplers.compile_stops(
+          protocol, folder.tokenizer, shape.vocab_size),
       shardings=functools.partial(meshes.shardings, sync.mesh))
-  return Sampler(shape, tokenizer, protocol, budgets, engine, sync, schedule,
-                 sync.together), params
+  return Sampler(shape, folder.tokenizer, protocol, budgets, engine, sync,
+                 schedule, sync.together), params
 
 
 def tested_attention(name: str, shape: transformer.TransformerConfig,
@@ -168,13 +182,14 @@ def tested_attention(name: str, shape: transformer.TransformerConfig,
   return name
 
 
-def second(path: str, *, field: str, mesh: Mesh, **options: Any
+def second(path: str, *, field: str, mesh: Mesh, dialogue: str, **options: Any
           ) -> tuple[Sampler, transformer.Params]:
   """As `load`, of a model beside the policy; for runs on one device.
 
   Args:
-    path: of the second model.
+    path: of the second model; '' is the tiny base model.
     field: the name of its option, for the error.
+    dialogue: 'module:function' that makes a Dialogue of a Tokenizer.
     mesh: of all processes.
     **options: as in `load`.
 
@@ -182,7 +197,8 @@ def second(path: str, *, field: str, mesh: Mesh, **options: Any
     ValueError: there are several devices, or as in `load`.
   """
   check_second(path, field=field, devices=mesh.size)
-  return load(path, mesh=mesh, **options)
+  return load(folders.read(path or str(TINY_BASE), dialogue), mesh=mesh,
+              **options)
 
 
 def check_second(path: str, *, field: str, devices: int) -> None:
@@ -194,26 +210,8 @@ def check_second(path: str, *, field: str, devices: int) -> None:
         'configs/serve_model.py on other machines, and give its URL instead.')
 
 
-def _dialogue(path: str, shape: transformer.TransformerConfig, name: str
-             ) -> tuple[tokenizers.Tokenizer, dialogues.Dialogue]:
-  """The tokenizer of a folder, and the dialogue in its tokens."""
-  tokenizer = tokenizers.load(path)
-  if tokenizer.vocab_size > shape.vocab_size:
-    raise ValueError(
-        f'tokenizer and model must belong together, but the tokenizer of '
-        f'{path} has {tokenizer.vocab_size} ids and the model only '
-        f'{shape.vocab_size}. '
-        'Copy the tokenizer that the model was trained with.')
-  dialogue = plugins.resolve(
-      name, field='dialogue',
-      ours='searchrl.agent.dialogue:laptop and :search_r1, '
-      'searchrl.agent.chat:search_r1, searchrl.agent.tools:dr_zero and :dspo'
-  )(tokenizer)
-  dialogues.check_writable(dialogue, tokenizer)
-  return tokenizer, dialogue
-
-
-def of_run(config, run: str, *, most: int | None = None
+def of_run(config, run: str, *, most: int | None = None,
+           folder: folders.Folder | None = None
           ) -> tuple[Sampler, transformer.Params]:
   """The sampler of a config, with the policy of a run's checkpoint.
 
@@ -221,16 +219,19 @@ def of_run(config, run: str, *, most: int | None = None
     config: of `ask`, of a server or of an evaluation.
     run: the run's folder, as in `parse_run`; '' is the model itself.
     most: as in `build`.
+    folder: as in `build`.
 
   Raises:
     ValueError, FileNotFoundError: as `build` and `kept_step`.
   """
-  folder, step = parse_run(run)
+  place, step = parse_run(run)
   if run:
-    step = kept_step(folder, step, 'evaluate.run')
-  sampler, params = build(config, meshes.make(**config.mesh), most=most)
+    step = kept_step(place, step, 'evaluate.run')
+  folder = folder or folder_of(config)  # before any device
+  sampler, params = build(
+      config, meshes.make(**config.mesh), most=most, folder=folder)
   if run:
-    params = trained(folder, params, sampler.shape, step=step)
+    params = trained(place, params, sampler.shape, step=step)
   return sampler, params
 
 

@@ -56,8 +56,9 @@ def load(config, corpus: Any, run: str) -> Proposer:
   Raises:
     ValueError, FileNotFoundError: a model cannot be used.
   """
+  folder = policy.folder_of(config)  # before any device
   mesh = meshes.make(**config.mesh)
-  sampler, params = policy.build(config, mesh)
+  sampler, params = policy.build(config, mesh, folder=folder)
   search = searches.engine(
       config.search, corpus, seed=config.seed, steps=config.train.num_steps,
       load_writer=writer.loader(mesh, seed=config.seed))

@@ -8,6 +8,8 @@ server all use the engines that are built here.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import difflib
+import inspect
 from typing import Any
 
 from searchrl.data import datasets
@@ -15,10 +17,17 @@ from searchrl.encoders import embedder
 from searchrl.encoders import reranker
 from searchrl.evaluation import suite
 from searchrl.search import factory
+from searchrl.search import fusion
 from searchrl.search import wrapped
+from searchrl.search.index import bm25
+from searchrl.search.index import bm25_others
+from searchrl.search.index import in_memory
+from searchrl.search.index import open_index
 from searchrl.search.simulated import writers
 from searchrl.trajectory import SearchFn
 
+_ENGINES = ('bm25', 'dense', 'noise', 'bm25s', 'lucene', 'remote', 'web',
+            'simulated', 'fusion', 'rerank', 'cache')
 _load_encoder = embedder.cached_loader()  # compiled once a process
 
 
@@ -41,12 +50,75 @@ def engine(search: Any, corpus: Any, *, seed: int, steps: int = 0,
         search.engine, corpus, seed=seed, steps=steps,
         load_encoder=_load_encoder, load_judge=reranker.load,
         load_writer=load_writer, **search.options))
-  except TypeError as error:
-    if 'argument' not in str(error):
-      raise
+  except TypeError as error:  # no such option, or a value of another kind
     raise ValueError(
         f'search.options must be those of {search.engine!r}, which docs/search'
         f'.md lists, but {dict(search.options)} are not: {error}.') from error
+
+
+def check(search: Any, field: str = 'search') -> None:
+  """Raises a ValueError for an engine or an option that there is not.
+
+  Args:
+    search: config.search, or another engine with its options; no engine passes.
+    field: the config's, for the error.
+  """
+  if search.get('engine'):
+    _check(search.engine, search.options, f'{field}.engine', f'{field}.options')
+
+
+def _check(name: str, options: Mapping[str, Any], engine: str, field: str
+          ) -> None:
+  """Of an engine, and of those that it is built over.
+
+  Args:
+    name: of the engine.
+    options: of the engine.
+    engine: the field of its name.
+    field: of its options.
+  """
+  if name not in _ENGINES:
+    raise ValueError(f'{engine} must be one of {", ".join(_ENGINES)}, but is '
+                     f'{name!r}.')
+  takes = _takes(name, options)
+  unknown = [option for option in options
+             if takes is not None and option not in takes]
+  if unknown:
+    near = difflib.get_close_matches(unknown[0], takes, n=1)
+    hint = f'Did you mean {near[0]}?' if near else 'docs/search.md lists all.'
+    raise ValueError(
+        f'{field} must be those of {name!r}, which are '
+        f'{", ".join(takes) or "none"}, but {unknown[0]!r} is given. {hint}')
+  inner = {'engines': options.get('engines', ())}
+  inner['engine'] = [options['engine']] if 'engine' in options else []
+  for part, specs in inner.items():
+    for spec in specs:
+      if hasattr(spec, 'items') and 'name' in spec:  # else refused by `factory`
+        own = {key: spec[key] for key in spec if key != 'name'}
+        _check(spec['name'], own, f'{field}.{part}', f'{field}.{part}')
+
+
+def _takes(name: str, options: Mapping[str, Any]) -> tuple[str, ...] | None:
+  """The options of an engine; None for those that check them by themselves."""
+  if name == 'dense' and 'index' in options:
+    return _keywords(open_index.indexed, 'index')
+  return {
+      'noise': (),
+      'bm25': _keywords(bm25.bm25, 'index'),
+      'dense': _keywords(in_memory.search, 'index', 'links', 'construction',
+                         'visited', 'dim', 'n'),
+      'bm25s': _keywords(bm25_others.bm25s),
+      'lucene': _keywords(bm25_others.lucene),
+      'fusion': _keywords(fusion.fused, 'engines'),
+      'rerank': ('engine', 'model', 'max_length', 'batch', 'candidates'),
+      'cache': ('engine', 'path', 'entries', 'index')}.get(name)
+
+
+def _keywords(function: Any, *others: str) -> tuple[str, ...]:
+  """The names of a function's keyword arguments that a config may set."""
+  return (*others, *(p.name for p in inspect.signature(
+      function).parameters.values() if p.kind is p.KEYWORD_ONLY
+                     and p.name != 'load_encoder'))
 
 
 def of_evaluation(config: Any) -> dict[str, Any]:

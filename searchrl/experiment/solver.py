@@ -13,12 +13,12 @@ from jax.sharding import Mesh
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizers
+from searchrl.experiment import folders
 from searchrl.experiment import policy
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import mesh as meshes
-from searchrl.runtime import plugins
 from searchrl.trajectory import Question, Request, SearchFn, Trajectory
 
 _OURS = ('searchrl.agent.dialogue:laptop and :laptop_read, '
@@ -70,10 +70,22 @@ class Solver:
     Raises:
       ValueError: there is none, or they do not fit.
     """
-    made = plugins.resolve(dialogue, field=field, ours=_OURS)
     return dataclasses.replace(self, sampler=self.sampler.speaking(
-        made(self.sampler.tokenizer),
+        folders.speaking(dialogue, self.sampler.tokenizer, field, _OURS),
         dataclasses.replace(self.sampler.budgets, **budgets)))
+
+
+def check(options: Any, tokenizer: Any) -> None:
+  """Raises a ValueError for a solver that cannot play; before any device.
+
+  Args:
+    options: config.solver.
+    tokenizer: of the policy, in whose engine it plays.
+  """
+  if options.temperature <= 0:
+    raise ValueError('solver.temperature must be above 0, or all attempts are '
+                     f'one, but is {options.temperature}.')
+  folders.speaking(options.dialogue, tokenizer, 'solver.dialogue', _OURS)
 
 
 def load(options: Any, sampler: Sampler, params: transformer.Params,
@@ -91,9 +103,7 @@ def load(options: Any, sampler: Sampler, params: transformer.Params,
     ValueError, FileNotFoundError: the solver is another kind of model, or its
       dialogue and budgets do not fit.
   """
-  if options.temperature <= 0:
-    raise ValueError('solver.temperature must be above 0, or all attempts are '
-                     f'one, but is {options.temperature}.')
+  check(options, sampler.tokenizer)
   found = Solver(sampler, None, search, options.temperature).speaking(
       options.dialogue, 'solver.dialogue', **options.budgets)
   return dataclasses.replace(found, weights=sampler.sync(_params(

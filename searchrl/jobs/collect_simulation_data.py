@@ -13,9 +13,11 @@ import pathlib
 
 from searchrl.agent import rewards
 from searchrl.data import datasets
+from searchrl.data import questions as questions_lib
 from searchrl.data import simulation
 from searchrl.experiment import build
 from searchrl.experiment import checks
+from searchrl.experiment import past
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.rollouts import records
@@ -42,12 +44,12 @@ def run(config, workdir: str) -> None:
   folder, options = pathlib.Path(workdir), config.collect
   _check(options)
   prompts = writers.prompts(options.prompts)
-  if options.run and not config.model.path:
-    config.model.path = policy.model_of_run(options.run)
-  sampler, params = policy.of_run(config, options.run)
+  past.fill(config, options.run, 'collect.run')
+  model = policy.folder_of(config)
   claim = dict(config=config.to_dict(), allow_changes=config.allow_changes)
   processes.on_first('workdir?', lambda: workdirs.check(folder, **claim))
-  worlds = _worlds(config, folder)
+  worlds = _worlds(config, folder, model.admit(policy.budgets_of(config)))
+  sampler, params = policy.of_run(config, options.run, folder=model)
   processes.on_first('workdir', lambda: workdirs.prepare(folder, **claim))
   weights, found = sampler.sync(params).weights, []
   for data in worlds:
@@ -72,13 +74,14 @@ def run(config, workdir: str) -> None:
     _write_examples(folder, found, prompts, options, config.seed)
 
 
-def _worlds(config, folder: pathlib.Path) -> list[datasets.Dataset]:
+def _worlds(config, folder: pathlib.Path, admit: questions_lib.Admit
+           ) -> list[datasets.Dataset]:
   """The questions of each generated world, or those of the files."""
   seed, worlds = config.data.world_seed, []
   for number in range(1 if config.data.train else config.collect.worlds):
     config.data.world_seed = seed + number
-    data = datasets.shared(
-        lambda: build.train_set(config, folder / f'world_{number}'))
+    data = datasets.shared(lambda: build.train_set(
+        config, folder / f'world_{number}', admit=admit))
     worlds.append(dataclasses.replace(data, name=f'world_{number}'))
   config.data.world_seed = seed
   return worlds

@@ -9,8 +9,9 @@ from typing import Any
 
 from searchrl.agent import prompts
 from searchrl.data import datasets
+from searchrl.data import questions as questions_lib
 from searchrl.evaluation import compare, figures, methods, suite
-from searchrl.experiment import build, checks, fingerprint, policy
+from searchrl.experiment import build, checks, fingerprint, past, policy
 from searchrl.experiment import search as searches
 from searchrl.runtime import atomic
 from searchrl.runtime import processes
@@ -32,19 +33,23 @@ def run(config, workdir: str) -> None:
   checks.check_questions(config)
   checks.check_worlds(config)
   folder, options = pathlib.Path(workdir), config.evaluate
-  if not config.search.engine:
-    config.search.engine, config.search.options = policy.search_of_run(
-        options.run)
-  if options.run and not config.model.path:
-    config.model.path = policy.model_of_run(options.run)
+  past.fill(config, options.run, 'evaluate.run')
+  past.judge_on_own_data(config, options.run)
+  checks.check(config)  # what has been filled in
   _check_sets(config)
   _check_methods(options)
   processes.on_first('workdir', lambda: workdirs.check(
       folder, config.to_dict(), allow_changes=config.allow_changes))
-  loaded = None if options.methods else policy.of_run(config, options.run)
-  processes.on_first('workdir', lambda: workdirs.prepare(
-      workdir, config.to_dict(), allow_changes=config.allow_changes))
-  sets = datasets.shared(lambda: build.evaluation_sets(config, folder))
+  model = None if options.methods else policy.folder_of(config)
+  admit = (model.admit(policy.budgets_of(config)) if model else
+           questions_lib.admit_all)  # each method has a prompt of its own
+  sets = datasets.shared(lambda: build.evaluation_sets(
+      config, folder, admit=admit))
+  if options.methods:
+    _check_prompts(config, sets)
+  else:
+    loaded = policy.of_run(config, options.run, folder=model)
+  processes.on_first('workdir', lambda: _claim(config, folder, sets))
   through = searches.of_evaluation(config)
   searched = processes.on_first('searched', lambda: _described(through, sets))
   processes.on_first('search', lambda: workdirs.note(
@@ -62,6 +67,27 @@ def run(config, workdir: str) -> None:
   if processes.is_first():
     rows = suite.with_seconds(rows, folder)
     print(figures.table(rows, suite.columns(rows)), flush=True)
+
+
+def _claim(config, folder: pathlib.Path, sets: Sequence[datasets.Dataset]
+          ) -> None:
+  """Makes or reopens the folder; refuses another config or questions."""
+  workdirs.prepare(
+      folder, config.to_dict(), allow_changes=config.allow_changes)
+  workdirs.note(folder, 'questions', fingerprint.questions(sets),
+                allow_changes=config.allow_changes)
+
+
+def _check_prompts(config, sets: Sequence[datasets.Dataset]) -> None:
+  """Raises a ValueError if an agent cannot be asked a question."""
+  for name in config.evaluate.order:
+    method = _of_seed(config.evaluate.methods[name], config.seed)
+    if method.method != suite.AGENT or _missing(method):
+      continue
+    own = _of_method(config, method)
+    admit = policy.folder_of(own).admit(policy.budgets_of(own))
+    for question in (q for data in sets for q in data.questions):
+      admit(question, f'{question.uid!r} for evaluate.methods.{name}')
 
 
 def _note(folder: pathlib.Path, found: Any, overlap: dict[str, float]) -> None:
@@ -139,10 +165,10 @@ def _of_method(config, method: Any) -> Any:
   own.unlock()
   own.model.path = method.path
   if method.run:
-    past = policy.recorded(policy.parse_run(method.run)[0])
-    if past:
-      own.model.path, own.dialogue = past['model']['path'], past['dialogue']
-      own.rollout.budgets.update(past['rollout']['budgets'])
+    theirs = policy.recorded(policy.parse_run(method.run)[0])
+    if theirs:
+      own.model.path, own.dialogue = theirs['model']['path'], theirs['dialogue']
+      own.rollout.budgets.update(theirs['rollout']['budgets'])
   return own
 
 

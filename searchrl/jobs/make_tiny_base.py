@@ -21,6 +21,8 @@ import tokenizers
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizer_lib
 from searchrl.experiment import card
+from searchrl.experiment import checks
+from searchrl.experiment import folders
 from searchrl.experiment import lessons
 from searchrl.models import induction
 from searchrl.models import transformer
@@ -50,10 +52,12 @@ def run(config, workdir: str) -> None:
   Raises:
     ValueError, FileNotFoundError: the lessons or the model cannot be used.
   """
+  checks.check(config)
   folder = pathlib.Path(workdir)
+  source = folder / 'tokenizer'
+  if config.model.path:
+    source = pathlib.Path(folders.parts(config.model.path)[0])
   workdirs.prepare(folder, config.to_dict(), allow_changes=config.allow_changes)
-  source = pathlib.Path(weights.locate(config.model.path) if config.model.path
-                        else folder / 'tokenizer')
   if not config.model.path:
     make_tokenizer(source, **config.tokenizer)
   tokenizer = tokenizer_lib.load(str(source))

@@ -11,6 +11,8 @@ from searchrl.evaluation import shards
 from searchrl.evaluation import suite
 from searchrl.experiment import build
 from searchrl.experiment import checks
+from searchrl.experiment import fingerprint
+from searchrl.experiment import past
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.runtime import processes
@@ -38,16 +40,20 @@ def run(config, workdir: str) -> None:
         'data.evaluate must name the file of the questions to answer, jsonl or '
         f'parquet, but is {config.data.evaluate!r}. Add '
         '--config.data.evaluate=questions.jsonl and --config.search.corpus.')
-  if not config.search.engine:
-    config.search.engine, config.search.options = policy.search_of_run(
-        options.run)
-  if options.run and not config.model.path:
-    config.model.path = policy.model_of_run(options.run)
+  past.fill(config, options.run, 'evaluate.run')
+  checks.check(config)  # what has been filled in
+  model = policy.folder_of(config)
+  processes.on_first('workdir?', lambda: workdirs.check(
+      folder, config.to_dict(), allow_changes=config.allow_changes))
   sets = datasets.shared(lambda: build.evaluation_sets(
-      config, folder, golds=False))
-  sampler, params = policy.of_run(config, options.run)
+      config, folder, golds=False, admit=model.admit(
+          policy.budgets_of(config))))
+  sampler, params = policy.of_run(config, options.run, folder=model)
   processes.on_first('workdir', lambda: workdirs.prepare(
       folder, config.to_dict(), allow_changes=config.allow_changes))
+  processes.on_first('questions', lambda: workdirs.note(
+      folder, 'questions', fingerprint.questions(sets),
+      allow_changes=config.allow_changes))
   cases = searches.cases(
       searches.of_evaluation(config), sets, options, seed=config.seed)
   suite.run(sampler, params, cases, step=options.step, folder=folder)

@@ -17,6 +17,7 @@ from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
 from searchrl.experiment import build
 from searchrl.experiment import checks
+from searchrl.experiment import fingerprint
 from searchrl.experiment import finetune
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
@@ -43,10 +44,16 @@ def run(config, workdir: str) -> None:
   """
   folder, options = pathlib.Path(workdir), config.rejection
   _check(config)
-  processes.on_first('workdir', lambda: workdirs.prepare(
-      folder, config.to_dict(), allow_changes=config.allow_changes,
-      free=('rejection.iterations',)))
-  data = datasets.shared(lambda: build.train_set(config, folder))
+  model = policy.folder_of(config)
+  claim = dict(config=config.to_dict(), allow_changes=config.allow_changes,
+               free=('rejection.iterations',))
+  processes.on_first('workdir?', lambda: workdirs.check(folder, **claim))
+  data = datasets.shared(lambda: build.train_set(
+      config, folder, admit=model.admit(policy.budgets_of(config))))
+  processes.on_first('workdir', lambda: workdirs.prepare(folder, **claim))
+  processes.on_first('questions', lambda: workdirs.note(
+      folder, 'questions', fingerprint.questions([data]),
+      allow_changes=config.allow_changes))
   stream = questions_lib.stream(
       data.files or [data.questions], seed=config.seed, mix=config.data.mix,
       weights=config.data.weights,
@@ -117,6 +124,8 @@ def _check(config) -> None:
   checks.check(config)
   checks.check_questions(config)
   checks.check_training_data(config)
+  checks.check(config.tuning)
+  checks.check_supervised(config.tuning)
   for rule in (
       *(checks.Rule(f'rejection.{name}', lambda value: value >= 1, 'at least 1')
         for name in ('iterations', 'questions', 'samples', 'most',

@@ -26,6 +26,7 @@ from searchrl.experiment import propose
 from searchrl.experiment import roles
 from searchrl.experiment import run as runs
 from searchrl.experiment import seeds as seeds_lib
+from searchrl.experiment import solver
 from searchrl.models import weights
 from searchrl.runtime import atomic
 from searchrl.runtime import processes
@@ -180,7 +181,8 @@ def _check(config) -> None:
   for role in roles.ROLES:
     checks.check(config[role])
   seeds_lib.check(config.selfplay.hops)
-  build.scorer(roles.of(config, 'proposer'))
+  for role in roles.ROLES:
+    _check_role(roles.of(config, role))
   most = config.selfplay.seeds
   for rule in (
       *(checks.Rule(f'selfplay.{name}', lambda value: value >= 1, 'at least 1')
@@ -200,3 +202,15 @@ def _check(config) -> None:
         'about, as no world is generated here, but it is empty. Add '
         '--config.search.corpus=corpus.jsonl; docs/settings.md says where to '
         'get them.')
+
+
+def _check_role(config) -> None:
+  """Raises for a role that cannot be trained; else the second one's mistakes
+  would be found when the first has been.
+  """
+  build.algorithm(config)
+  build.scorer(config)
+  checks.check_learner(config)
+  folder = policy.folder_of(config)
+  if 'solver' in config:
+    solver.check(config.solver, folder.tokenizer)

@@ -58,6 +58,9 @@ def _runs(config, folder: pathlib.Path, seeds: Sequence[int]
          ) -> Iterator[tuple[str, Any, pathlib.Path]]:
   """(name, config, folder) of each run."""
   swept = config.get('sweep')
+  if swept and not swept.order:
+    raise ValueError('sweep.order must name runs, of '
+                     f'{", ".join(swept.runs)}, but is empty.')
   for name in swept.order if swept else ('',):
     if swept and name not in swept.runs:
       raise ValueError(f'sweep.order must name entries of sweep.runs, which are '

@@ -143,6 +143,27 @@ def check_values(fields: Sequence[str], before: Mapping[str, Any],
                            f'--config.{field}="{old}", but is {new}.')
 
 
+def refused(field: str, arguments: Sequence[str], before: Mapping[str, Any]
+           ) -> ValueError:
+  """The error for a value of a field that cannot be read.
+
+  Args:
+    field: the dotted name.
+    arguments: of the command line.
+    before: the config as its file gave it.
+  """
+  kind = next(text for types, text in (
+      (bool, 'true or false'), (int, 'a whole number'), (float, 'a number'),
+      (tuple, 'a tuple'), (object, "a dict, as in \"{'k': 1}\"")) if isinstance(
+          _get(before, field), types))
+  example = f', as in "{_get(before, field)}"' if kind == 'a tuple' else ''
+  found = re.compile(rf'--?config\.{re.escape(field)}(?:=(.*))?$', re.DOTALL)
+  values = [match[1] for match in map(found.match, arguments) if match]
+  is_given = values and values[-1] is not None
+  return ValueError(f'--config.{field} must be {kind}{example}, but is '
+                    f'{repr(values[-1]) if is_given else "none"}.')
+
+
 def leaves(tree: Mapping[str, Any], prefix: str = ''
           ) -> Iterator[tuple[str, Any]]:
   """(dotted name, value) of each field; an empty group is one, too."""

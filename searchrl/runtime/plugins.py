@@ -24,8 +24,8 @@ def resolve(name: str, *, field: str, ours: str) -> Callable[..., Any]:
     ours: names that exist, for the message.
 
   Raises:
-    ValueError: there is no such module or function, or its name is an old one.
-    ImportError: the module exists, but a module that it imports does not.
+    ValueError: there is no such module or function, its name is an old one, or
+      to import the module fails.
   """
   def refuse(why):
     return ValueError(f"{field} must be 'module:function', but {name!r} cannot "
@@ -39,14 +39,17 @@ def resolve(name: str, *, field: str, ours: str) -> Callable[..., Any]:
     raise refuse('it has another form')
   try:
     module = importlib.import_module(module_name)
-  except ModuleNotFoundError as error:
-    if not f'{module_name}.'.startswith(f'{error.name}.'):
-      raise
-    raise refuse(f'there is no module {error.name} here or on PYTHONPATH'
-                ) from error
+  except Exception as error:
+    if isinstance(error, ModuleNotFoundError) and (
+        f'{module_name}.'.startswith(f'{error.name}.')):
+      raise refuse(f'there is no module {error.name} here or on PYTHONPATH'
+                  ) from error
+    raise refuse(f'to import {module_name} raised {type(error).__name__}: '
+                 f'{error}') from error
   found = getattr(module, function, None)
   if not callable(found):
-    near = difflib.get_close_matches(function, dir(module))
+    near = difflib.get_close_matches(function, [
+        name for name in dir(module) if callable(getattr(module, name))])
     raise refuse(f'{module_name} has no function {function!r}' +
                  (f', did you mean {near[0]}?' if near else ''))
   return found
@@ -67,7 +70,11 @@ def build(name: str, options: dict[str, Any], *, field: str, ours: str) -> Any:
   """
   function = resolve(name, field=field, ours=ours)
   _check_options(_parameters(function), name, options, field)
-  return function(**options)
+  try:
+    return function(**options)
+  except TypeError as error:  # a value of another kind
+    raise ValueError(f'{field} must have options that {name} takes, but '
+                     f'{options} are refused: {error}.') from error
 
 
 def bind(name: str, options: dict[str, Any], *, field: str, option_field: str,

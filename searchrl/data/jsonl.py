@@ -1,0 +1,63 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Lines of a jsonl file: whatever is wrong with one is an error that names it.
+"""
+
+from collections.abc import Iterator
+import codecs
+import gzip
+import json
+import pathlib
+from typing import Any
+import zlib
+
+
+def lines(file: pathlib.Path) -> Iterator[tuple[str, str]]:
+  """('FILE, line 3', text) of each line that is not blank.
+
+  A byte-order mark at the start is skipped; a name in .gz is unpacked.
+
+  Raises:
+    ValueError: a line is no UTF-8, or a .gz is not whole.
+  """
+  is_zipped = file.suffix == '.gz'
+  try:
+    with (gzip.open if is_zipped else open)(file, 'rb') as stream:
+      for number, line in enumerate(stream, start=1):
+        if number == 1:
+          line = line.removeprefix(codecs.BOM_UTF8)
+        if line.strip():
+          place = f'{file}, line {number}'
+          yield place, _decoded(line, place)
+  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    raise ValueError(f'a name in .gz must be a whole gzip file, but {file} is '
+                     f'not: {error}. Fetch or compress it again.') from error
+
+
+def _decoded(line: bytes, place: str) -> str:
+  try:
+    return line.decode('utf-8')
+  except UnicodeDecodeError as error:
+    what = 'gzipped, so give it a name in .gz' if line.startswith(
+        b'\x1f\x8b') else 'of another encoding, so convert it'
+    raise ValueError(f'a line must be JSON in UTF-8, but {place} is not: '
+                     f'{error}. It may be {what}.') from error
+
+
+def loads(text: str, must_be: str, place: str) -> Any:
+  """The value of a line.
+
+  Args:
+    text: of the line.
+    must_be: what a line must be, for the error.
+    place: of the line, for the error.
+
+  Raises:
+    ValueError: it is no JSON, or brackets in it are nested too deeply.
+  """
+  try:
+    return json.loads(text)
+  except (ValueError, RecursionError) as error:
+    raise ValueError(
+        f'{place} must be {must_be}, but {text.strip()[:80]!r} is not: '
+        f'{type(error).__name__} {error}.') from error
