@@ -213,6 +213,18 @@ def test_rows_out_of_the_baseline_do_not_move_it():
   assert got[2] == 0
 
 
+@pytest.mark.parametrize('array', [np.asarray, jnp.asarray])
+def test_a_reward_that_is_nan_is_named_outside_jit(array):
+  rewards, ids = array([0.0, np.nan, 1.0, 0.0]), array([0, 0, 1, 1])
+  for ours, _ in BASELINES.values():
+    with pytest.raises(ValueError, match='^rewards must be numbers, but that of '
+                       'row 1 is NaN'):
+      ours(rewards, ids)
+  got = jax.jit(advantages.group_relative)(rewards, ids)  # values are unknown
+  np.testing.assert_array_equal(got[:2], 0)
+  assert got[2] > 0 > got[3]
+
+
 def test_every_row_of_a_group_gets_its_spread():
   rewards, ids = np.array([0.0, 0.7, np.nan, 5.0]), np.array([0, 0, 0, 1])
   spread = advantages.group_spread(rewards, ids, ~np.isnan(rewards))

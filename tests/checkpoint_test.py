@@ -422,3 +422,17 @@ def test_two_processes_save_fall_back_and_agree(tmp_path):
   assert sorted(p.name for p in tmp_path.iterdir()) == ['1', '2.corrupt']
   seal = json.loads((tmp_path / '1/integrity.json').read_text())
   assert seal['leaves']['x']['array'] == 'float32[4, 8]'
+
+
+def test_a_full_disk_is_one_sentence_and_what_was_saved_stays(
+    tmp_path, monkeypatch, capfd):
+  saved(tmp_path, 1)
+  monkeypatch.setattr(shutil, 'disk_usage', lambda path: (
+      shutil._ntuple_diskusage(10, 0, 10)))
+  with pytest.raises(OSError, match=r'^\[Errno 28\] No space left: a checkpoint '
+                     rf"has [\d,]+ bytes, and the disk 10: '{tmp_path}'$"):
+    saved(tmp_path, 2)
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['1']
+  assert capfd.readouterr().err == ''
+  monkeypatch.undo()
+  assert restore(saved(tmp_path, 2))[0] == 2

@@ -539,6 +539,7 @@ def test_refuses_bad_input():
     (dict(clip_low=1.5), r'clip_low must lie in \[0, 1\].*1.5 and 0.3'),
     (dict(clip_high=-1e-3), 'clip_high be 0 or more.*0.2 and -0.001.*Give'),
     (dict(clip_low=np.nan), 'nan and 0.3'),
+    (dict(dual_clip=np.nan), 'dual_clip must be above 1, but is nan'),
     (dict(dual_clip=1.0), 'dual_clip must be above 1, but is 1.0. 3 is usual'),
 ])
 @pytest.mark.parametrize('loss', [
@@ -556,6 +557,13 @@ def test_refuses_other_bad_ranges():
       losses.geometric_mean_loss(x, x, jnp.zeros(2), mask, **clip)
   with pytest.raises(ValueError, match='value_clip must be 0 or .*-1.*or None'):
     losses.value_loss(x, x, x, mask, value_clip=-1.0)
+  with pytest.raises(ValueError, match='value_clip must be 0 or more, but is nan'):
+    losses.value_loss(x, x, x, mask, value_clip=np.nan)
+  with pytest.raises(ValueError, match='clip_high be 0 nats|must be 0 nats or m'):
+    losses.geometric_mean_loss(x, x, x[:, 0], mask, clip_high=np.nan)
+  for length in (0, -1, np.nan):
+    with pytest.raises(ValueError, match=f'^length must be at least 1, but is {length}'):
+      losses.aggregate(x, mask, how='sequence_sum_norm', length=length)
   for buffer in (0, -1, 11):
     with pytest.raises(ValueError, match=rf'\(0, 10\], but is {buffer}. Give'):
       losses.overlong_penalty(jnp.zeros(2), max_length=10, buffer=buffer)

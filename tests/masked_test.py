@@ -11,6 +11,8 @@ import numpy as np
 import oracles
 import pytest
 
+from searchrl.rl import advantages
+from searchrl.rl import losses
 from searchrl.rl import masked
 from searchrl.rl.masked import Mean
 
@@ -119,3 +121,19 @@ def test_refuses_shapes_that_differ():
   for function in (masked.mean, masked.row_sum, masked.row_mean):
     with pytest.raises(ValueError, match=r'where must .*\(3,\). Align them'):
       function(jnp.zeros((2, 3)), jnp.ones(3, bool))
+
+
+@pytest.mark.parametrize('dtype', [np.int32, np.float32])
+def test_a_mask_of_numbers_is_refused_by_name(dtype):
+  x, ones = jnp.ones((2, 3)), jnp.ones((2, 3), dtype)
+  for call, name in (
+      (lambda: masked.mean(x, ones), 'where'),
+      (lambda: jax.jit(masked.row_sum)(x, ones), 'where'),
+      (lambda: masked.row_mean(x, ones > 0, ones), 'counted'),
+      (lambda: losses.masked_weights(x, x, ones), 'loss_mask'),
+      (lambda: losses.kl(x, x, ones), 'loss_mask'),
+      (lambda: advantages.group_relative(
+          x[:, 0], jnp.zeros(2, int), ones[:, 0]), 'in_baseline')):
+    with pytest.raises(ValueError, match=f'^{name} must be a mask of booleans, '
+                       f'but is of {np.dtype(dtype)}'):
+      call()

@@ -19,7 +19,8 @@ sample: rewards, values and discounts cross an observation as if it took no
 time. The results are constants, and 0 outside the mask.
 
 Shapes that do not fit are a ValueError, and so is, outside jit, an id out of
-range.
+range or a NaN among the rewards that count. Under jit such a reward leaves its
+group without an advantage; `rollouts.scoring` lets none come so far.
 """
 
 from __future__ import annotations
@@ -311,6 +312,7 @@ def _groups(rewards, group_ids, in_baseline, num_groups) -> _Groups:
   masked.check_shapes(rewards=rewards, group_ids=ids, in_baseline=member)
   num_groups = len(rewards) if num_groups is None else num_groups
   _check_range(ids, num_groups)
+  _check_rewards(rewards, member)
 
   def over_group(ufunc, x):
     if xp is jnp:
@@ -337,6 +339,17 @@ def _check_one_a_row(rewards, loss_mask):
     raise ValueError(
         f'rewards must be one per row, {loss_mask.shape[:1]}, but have shape '
         f'{rewards.shape}. Reduce them first.')
+
+
+def _check_rewards(rewards, member):
+  """Refuses NaN; inside jit values are unknown."""
+  if isinstance(rewards, jax.core.Tracer) or isinstance(
+      member, jax.core.Tracer):
+    return
+  for row in np.flatnonzero(np.isnan(rewards) & np.asarray(member))[:1]:
+    raise ValueError(
+        f'rewards must be numbers, but that of row {row} is NaN. Correct it, or '
+        'take the row out by in_baseline.')
 
 
 def _check_range(group_ids, num_groups):

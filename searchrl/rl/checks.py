@@ -35,7 +35,7 @@ def clip(
     raise ValueError(
         'clip_low must lie in [0, 1] and clip_high be 0 or more, but they are '
         f'{clip_low} and {clip_high}. Give distances below and above 1.')
-  if dual_clip is not None and dual_clip <= 1:
+  if dual_clip is not None and not dual_clip > 1:
     raise ValueError(
         f'dual_clip must be above 1, but is {dual_clip}. 3 is usual; None is '
         'no dual clip.')
@@ -43,7 +43,7 @@ def clip(
 
 def log_clip(clip_low: float, clip_high: float) -> None:
   """Refuses a range of log ratios that does not hold 0."""
-  if clip_low < 0 or clip_high < 0:
+  if not (clip_low >= 0 and clip_high >= 0):
     raise ValueError(
         'clip_low and clip_high must be 0 nats or more, but are '
         f'{clip_low} and {clip_high}. Give distances below and above 0.')
@@ -54,6 +54,13 @@ def fractions(**values: float) -> None:
   for field, value in values.items():
     if not 0 <= value <= 1:
       raise ValueError(f'{field} must lie in [0, 1], but is {value}.')
+
+
+def length(length: int | None) -> None:
+  """Refuses a length that nothing can be divided by."""
+  if length is not None and not length >= 1:
+    raise ValueError(f'length must be at least 1, but is {length}. Give the most '
+                     'tokens that a policy may write, or None.')
 
 
 def interval(low: float, high: float) -> None:

@@ -201,7 +201,7 @@ def value_loss(
   Source: the value function of PPO's reference implementation (Dhariwal et al.
     2017, OpenAI Baselines), as Search-R1 (arXiv:2503.09516) uses it.
   """
-  if value_clip is not None and value_clip < 0:
+  if value_clip is not None and not value_clip >= 0:
     raise ValueError(
         f'value_clip must be 0 or more, but is {value_clip}. Give a distance '
         'from V_old, or None for a plain squared error.')
@@ -323,6 +323,7 @@ def aggregate(
     arXiv:2402.03300, eq. 3; sequence_sum_norm: Dr. GRPO, arXiv:2503.20783.
   """
   checks.choice('how', how, AGGREGATIONS)
+  checks.length(length)
   if how == 'token_mean':
     return Mean.of(per_token, loss_mask, counted)
   if how == 'sequence_mean':

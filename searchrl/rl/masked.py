@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
 
+_MASKS = frozenset(('where', 'counted', 'loss_mask', 'mask', 'in_baseline'))
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +73,18 @@ def row_mean(
 
 
 def check_shapes(**arrays: Array) -> None:
-  """Checks that all arrays have the shape of the first.
+  """Checks that all arrays have the shape of the first, and masks are masks.
 
   Raises:
-    ValueError: one differs. Shapes are static, so this works while tracing.
+    ValueError: one differs, or one of the names that masks have is not of
+      booleans. Both are static, so this works while tracing.
   """
   (first, model), *others = arrays.items()
+  for name in _MASKS & arrays.keys():
+    if arrays[name].dtype != bool:
+      raise ValueError(
+          f'{name} must be a mask of booleans, but is of {arrays[name].dtype}, '
+          'in which ~1 is -2, and true. Compare it with 0 first.')
   for name, array in others:
     if array.shape != model.shape:
       raise ValueError(

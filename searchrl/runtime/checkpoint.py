@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from concurrent import futures
+import errno
 import hashlib
 import itertools
 import json
@@ -89,6 +90,7 @@ class Saver:
     self.wait()
     leaves, extra_text = _named(state), _to_json(extra)
     _check_save(self._directory, step, leaves, self._keep)
+    _check_room(self._directory, leaves)
     path = self._directory / str(step)
     if jax.process_index() == 0:
       shutil.rmtree(path, ignore_errors=True)  # left behind by a killed save
@@ -270,6 +272,20 @@ def _read_leaves(path: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
   if not _all_agree(not reason):
     raise _Damaged(reason or 'another process could not read it')
   return restored
+
+
+def _check_room(directory: pathlib.Path, leaves: dict[str, Any]) -> None:
+  """Raises an OSError if the disk is too full.
+
+  Orbax would find out in each of its threads, with a traceback of each.
+  """
+  needed = sum(leaf.nbytes for leaf in leaves.values())
+  there = next(path for path in (directory, *directory.parents)
+               if path.exists())
+  free = shutil.disk_usage(there).free
+  if not _all_agree(free >= needed):
+    raise OSError(errno.ENOSPC, f'No space left: a checkpoint has {needed:,} '
+                  f'bytes, and the disk {free:,}', str(directory))
 
 
 def _check_save(directory, step, leaves, keep) -> None:
