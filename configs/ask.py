@@ -26,8 +26,12 @@ _ROLLOUT = ('slots', 'length', 'dtype', 'attention', 'cache_tokens', 'tensor',
 
 def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   run = pathlib.Path(size) / 'config.json'
-  base = common.as_evaluated(
-      common.get_config('laptop' if run.is_file() else size))
+  try:
+    base = common.as_evaluated(
+        common.get_config('laptop' if run.is_file() else size))
+  except ValueError as error:
+    raise ValueError('size must be the folder of a run, with its config.json, '
+                     f'but {size!r} is none; else a {error}') from error
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.ask:run'
   config.seed = base.seed  # of sampling, and of the noise

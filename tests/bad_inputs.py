@@ -72,8 +72,8 @@ def _row(command: str, *words: str, **fields) -> Row:
 def _train(changes: str, *words: str, recipe: str = 'grpo:smoke', **fields
           ) -> Row:
   """A row of a recipe, whose changes are fields without --config."""
-  return Row(' '.join([recipe, *(f'--config.{change}' for change in shlex.split(
-      changes, posix=False))]), words, **fields)
+  return Row(' '.join([recipe, *(shlex.quote(f'--config.{change}').replace(
+      "'{d}'", '{d}') for change in changes.split())]), words, **fields)
 
 
 def _field(change: str, *words: str, recipe: str = 'grpo:smoke', **fields
@@ -267,8 +267,8 @@ FIELDS = (
     _field('dialogue=searchrl.agent.dialogue:tags', 'returns a Dialogue'),
     _field('dialogue=json:loads', 'returns a Dialogue', 'json:loads'),
     _train('dialogue=searchrl.agent.chat:search_r1', 'chat template'),
-    _row('grpo:smoke --workdir={d}/run', 'holds a run with another config',
-         '--allow_changes'),
+    _row('grpo:smoke --config.seed=7 --workdir={d}/run', 'seed: 0 -> 7',
+         'holds a run with another config', '--allow_changes'),
 )
 
 ALGORITHMS = (
@@ -432,8 +432,8 @@ JOBS = (
          'export.dtype must be'),
     _row('show', '--trajectory must be FILE:LINE'),
     _row('show --trajectory=/no:1', 'no file /no'),
-    _row('show --trajectory={d}/step.jsonl.gz:0', '--trajectory must be'),
-    _row('show --trajectory={d}/step.jsonl.gz:2', 'line 2 is asked for'),
+    _row('show --trajectory={d}/run/trajectories/step_000002.jsonl.gz:0', '--trajectory must be'),
+    _row('show --trajectory={d}/run/trajectories/step_000002.jsonl.gz:2', 'line 2 is asked for'),
     _row('show --trajectory={d}/good.jsonl:1', 'good.jsonl must be a file of '
          'trajectories'),
     _row('report "--config.report.runs=()"', 'report.runs must name folders'),
@@ -454,7 +454,7 @@ JOBS = (
     _row('build_index --config.corpus=/no.jsonl', '/no.jsonl'),
     _row(f"{INDEX}\"--config.build=('ivf',)\"", 'build must be some of'),
     _row(f'{INDEX}--config.imports=/no', 'encoder.path'),
-    _row(f'{INDEX}--config.encoder.path=/no', '/no'),
+    _row(f'{INDEX}--config.encoder.path=/no', 'encoder.path must be', '/no'),
     _row(f'{INDEX}--config.store.dtype=int4', 'store.dtype must be'),
     _row(f'{INDEX}--config.store.shard_rows=0', 'shard_rows'),
     _row(f'{INDEX}--config.ngrams.dim=0', 'at least 1'),
@@ -588,15 +588,16 @@ def _write_runs(folder: pathlib.Path) -> None:
   from configs import grpo
   from searchrl.rollouts import records
   from searchrl.trajectory import Question, Trajectory
-  own = dict(train='good.jsonl')
+  own = dict(train='good.jsonl', per_hop=())
   for name, data in (
       ('run', {}), ('own', own),
       ('own_judged', own | dict(evaluate=f'{folder}/missing.jsonl'))):
     config = grpo.get_config('smoke')
     config.data.update(data)
+    config.search.corpus = f'{folder}/corpus.jsonl' if data else ''
     shutil.copytree(ROOT / 'tests/golden/checkpoint', folder / name / 'checkpoints')
     (folder / name / 'config.json').write_text(config.to_json())
-  records.write(folder / 'step.jsonl.gz', [
+  records.write(folder / 'run/trajectories/step_000002.jsonl.gz', [
       Trajectory(Question('a', 'Who?', ('x',)), 0, 0, (1, 2))])
 
 
@@ -615,8 +616,9 @@ def run(row: Row, folder: pathlib.Path, workdir: pathlib.Path) -> dict:
   def hang(*_):
     raise _Hang
 
-  past = os.environ.copy()
+  past = {name: os.environ.get(name) for name, _ in row.environ}
   os.environ.update(row.environ)
+  untouched = not xla_bridge.backends_are_initialized()
   files = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (row.bytes or files[0], files[1]))
   signal.signal(signal.SIGALRM, hang)
@@ -635,15 +637,16 @@ def run(row: Row, folder: pathlib.Path, workdir: pathlib.Path) -> dict:
   finally:
     signal.alarm(0)
     resource.setrlimit(resource.RLIMIT_FSIZE, files)
-    os.environ.clear()
-    os.environ.update(past)
+    for name, value in past.items():
+      del os.environ[name]
+      os.environ |= {name: value} if value is not None else {}
     shutil.rmtree(workdir, ignore_errors=True)
   if isinstance(code, str):  # what the interpreter would print
     said.write(code + '\n')
     code = 1
   return {'code': code, 'said': said.getvalue(), 'printed': printed.getvalue(),
-          'raised': raised, 'device': xla_bridge.backends_are_initialized(),
-          'secs': time.process_time() - begun}
+          'raised': raised, 'secs': time.process_time() - begun,
+          'device': untouched and xla_bridge.backends_are_initialized()}
 
 
 def _main(folder: str, results: str) -> None:

@@ -77,6 +77,9 @@ def _encoder(config, corpus) -> tuple[dense.EncodeFn, dict[str, Any], int]:
   options = config.encoder.to_dict()
   path = options.pop('path')
   if path:
+    if not pathlib.Path(embedder.locate(path)).is_dir():  # before any device
+      raise FileNotFoundError('encoder.path must be the folder of a BERT, or a '
+                              f'hub id, but {path} is none.')
     encoder = embedder.load(path, embedder.Settings(**options))
     return encoder, encoder.about, encoder.dim
   ngrams = dict(config.ngrams)

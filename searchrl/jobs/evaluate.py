@@ -30,12 +30,12 @@ def run(config, workdir: str) -> None:
     ValueError, FileNotFoundError: the config cannot be evaluated.
   """
   checks.check(config)
-  checks.check_questions(config)
-  checks.check_worlds(config)
   folder, options = pathlib.Path(workdir), config.evaluate
   past.fill(config, options.run, 'evaluate.run')
   past.judge_on_own_data(config, options.run)
   checks.check(config)  # what has been filled in
+  checks.check_questions(config)
+  checks.check_worlds(config)
   _check_sets(config)
   _check_methods(options)
   processes.on_first('workdir', lambda: workdirs.check(

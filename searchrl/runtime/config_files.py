@@ -100,11 +100,11 @@ def check_fields(fields: Sequence[str], tree: Mapping[str, Any], file: str
   for field in fields:
     if '[' in field or _has(tree, field):
       continue
-    every = [name for name, _ in leaves(tree)]
+    every = sorted((name for name, _ in leaves(tree)),
+                   key=lambda name: name.count('.'))
     last = field.rpartition('.')[2]
-    near = difflib.get_close_matches(field, every, n=1, cutoff=0.75) or [
-        name for name in every if name.rpartition('.')[2] == last][:1] or (
-            difflib.get_close_matches(field, every, n=1))
+    near = [name for name in every if name.rpartition('.')[2] == last] or (
+        difflib.get_close_matches(field, every, n=1))
     hint = f'Did you mean --config.{near[0]}?' if near else (
         f'--config={file} --help lists all.')
     raise ValueError(f'--config.{field} must be a field of {file}, but there '
