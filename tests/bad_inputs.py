@@ -172,7 +172,7 @@ COMMANDS = (
     _row('grpo:smoke --workdir=/proc/searchrl', 'No such file or directory',
          '/proc/searchrl', as_command=True),
     _row('grpo:smoke', 'JAX_COMPILATION_CACHE_DIR must be a folder', '/proc/a',
-         environ=(('JAX_COMPILATION_CACHE_DIR', '/proc/a'),)),
+         environ=(('JAX_COMPILATION_CACHE_DIR', '/proc/a'),), as_command=True),
     _row('grpo:smoke', 'JAX_COMPILATION_CACHE_DIR must be a folder', 'File exists',
          environ=(('JAX_COMPILATION_CACHE_DIR', str(ROOT / 'README.md')),)),
     _row('grpo:smoke', 'must be set together', 'JAX_NUM_PROCESSES',
@@ -364,6 +364,9 @@ FILES = (
     _questions('long.jsonl', 'line 2', 'rollout.budgets.max_prompt_tokens must '
                'hold', 'but is 96'),
     _questions('text.parquet', 'must be a parquet file'),
+    _row(f'grpo:smoke {OWN} --config.data.train={{d}}/good.jsonl --workdir={{d}}/'
+         'changed', 'whose questions was another', '--allow_changes',
+         device=True),
     _row(f'grpo:smoke {BM25} --config.data.train={{d}}/good.jsonl',
          'own data needs both data.train and search.corpus'),
     _row(f'grpo:smoke {BM25} --config.search.corpus={{d}}/corpus.jsonl',
@@ -595,8 +598,15 @@ def _write_runs(folder: pathlib.Path) -> None:
     config = grpo.get_config('smoke')
     config.data.update(data)
     config.search.corpus = f'{folder}/corpus.jsonl' if data else ''
-    shutil.copytree(ROOT / 'tests/golden/checkpoint', folder / name / 'checkpoints')
+    shutil.copytree(ROOT / 'tests/golden/checkpoint',
+                    folder / name / 'checkpoints')
     (folder / name / 'config.json').write_text(config.to_json())
+  config.data.update(train=f'{folder}/good.jsonl', evaluate='', mix=())
+  config.data.per_hop = grpo.get_config().data.per_hop
+  config.search.engine, config.search.options = 'bm25', {}
+  (folder / 'changed').mkdir()
+  (folder / 'changed/config.json').write_text(config.to_json())
+  (folder / 'changed/questions.json').write_text('{"train": "0123456789ab"}')
   records.write(folder / 'run/trajectories/step_000002.jsonl.gz', [
       Trajectory(Question('a', 'Who?', ('x',)), 0, 0, (1, 2))])
 

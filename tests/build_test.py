@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """build: what a config cannot ask of its rollouts."""
 
+import dataclasses
 import sys
 import types
 
@@ -13,8 +14,12 @@ from configs import grpo
 from configs import rloo
 from configs import zerosearch
 from searchrl.agent import rewards
+from searchrl.data import datasets
 from searchrl.experiment import build
 from searchrl.runtime import mesh as meshes
+from searchrl.runtime import workdir
+from searchrl.search import corpus as corpora
+from searchrl.trajectory import Passage, Question
 
 
 @pytest.mark.parametrize('option', [dict(top_k=5), dict(top_p=0.9),
@@ -153,3 +158,29 @@ def test_a_curriculum_as_long_as_the_run_keeps_its_length(tmp_path, steps):
   else:
     with pytest.raises(ValueError, match=r'train.num_steps: \d -> \d'):
       build.build(config, tmp_path)
+
+
+def test_a_question_that_has_changed_since_is_noticed(tmp_path):
+  asked = [Question('a', 'Who?', ('x',)), Question('b', 'Where?', ('y',))]
+  other = [asked[0], dataclasses.replace(asked[1], answers=('z',))]
+  config = grpo.get_config('smoke')
+  config.search.engine, config.search.options = 'bm25', {}
+  corpus = corpora.Corpus((Passage('0', 'T', 'x'),))
+  data, changed = (datasets.Dataset('train', q, corpus) for q in (asked, other))
+  build._note(config, tmp_path, data, [data])
+  build._note(config, tmp_path, data, [data])  # a resume
+  with pytest.raises(ValueError, match='^.* holds a run whose questions was an'
+                     'other: train: .* -> .*--allow_changes'):
+    build._note(config, tmp_path, changed, [])
+  config.allow_changes = True
+  build._note(config, tmp_path, changed, [])
+
+
+def test_a_larger_prompt_is_no_other_run(tmp_path):
+  past, now = grpo.get_config('smoke'), grpo.get_config('smoke')
+  workdir.prepare(tmp_path, past.to_dict())
+  now.rollout.budgets.max_prompt_tokens += 100
+  workdir.check(tmp_path, now.to_dict(), free=build.FREE)
+  now.rollout.budgets.max_turns += 1
+  with pytest.raises(ValueError, match='max_turns: 6 -> 7'):
+    workdir.check(tmp_path, now.to_dict(), free=build.FREE)

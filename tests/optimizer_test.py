@@ -97,7 +97,12 @@ def test_schedules_by_hand(schedule, want):
 
 
 @pytest.mark.parametrize('changes, message', [
-    (dict(learning_rate=-1.0), 'learning_rate must be at least 0, but is -1.0'),
+    *((dict(learning_rate=rate), f'learning_rate must be finite and at least 0, '
+       f'but is {rate}') for rate in (-1.0, np.nan, np.inf)),
+    (dict(b2=2.0), r'b2 must be in \[0, 1\), but is 2.0'),
+    (dict(b1=np.nan), r'b1 must be in \[0, 1\), but is nan'),
+    (dict(weight_decay=np.nan), 'weight_decay must be at least 0, but is nan'),
+    (dict(max_grad_norm=np.nan), 'max_grad_norm must be positive, but is nan'),
     (dict(schedule='cosin'), "schedule must be one of .* but is 'cosin'"),
     (dict(schedule='cosine'), "total_steps must be set for schedule='cosine'"),
     (dict(warmup_steps=9, total_steps=8), 'warmup_steps must be at most'),

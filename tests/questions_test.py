@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """questions: files read strictly; a stream that draws fairly and resumes."""
 
+import codecs
 from collections import Counter
+import gzip
 import json
 
 import hypothesis
@@ -68,6 +70,52 @@ def test_the_schema_of_flashrag_is_read(tmp_path):
 def test_a_bad_line_is_named(tmp_path, line, message):
   with pytest.raises(ValueError, match=f'nq.jsonl, {message}'):
     read(tmp_path, GOOD, '', line)
+
+
+@pytest.mark.parametrize('golds, answers', [
+    ({'target': ['x', 'y']}, ('x', 'y')), ({'target': 'x'}, ('x',)),
+    ([1984, 'x', 2.5], ('1984', 'x', '2.5')), ('x', ('x',)),
+    ([' x '], (' x ',))])
+def test_golden_answers_are_read_as_they_are_meant(tmp_path, golds, answers):
+  question, = read(tmp_path, json.dumps(
+      {'id': 'a', 'question': 'Who?', 'golden_answers': golds}))
+  assert question.answers == answers
+
+
+@pytest.mark.parametrize('golds', [
+    [None], ['x', None], ['', ' '], ['x', ' '], [['x']], [{'a': 'x'}], [True],
+    {'targets': ['x']}, {'target': None}, {'target': []}, None, '', 3])
+def test_golden_answers_that_no_answer_can_match_are_refused(tmp_path, golds):
+  with pytest.raises(ValueError, match='nq.jsonl, line 1 must '):
+    read(tmp_path, json.dumps(
+        {'id': 'a', 'question': 'Who?', 'golden_answers': golds}))
+
+
+@pytest.mark.parametrize('golds', [[None], ['', ' '], None, [], ''])
+def test_golden_answers_that_nobody_needs_may_be_blank(tmp_path, golds):
+  (tmp_path / 'q.jsonl').write_text(json.dumps(
+      {'id': 'a', 'question': 'Who?', 'golden_answers': golds}))
+  question, = questions_lib.read(tmp_path / 'q.jsonl', needs_golds=False)
+  assert question.answers == ()
+
+
+@pytest.mark.parametrize('name, pack', [
+    ('q.jsonl', lambda text: codecs.BOM_UTF8 + text.encode()),
+    ('q.jsonl.gz', lambda text: gzip.compress(text.encode()))])
+def test_a_byte_order_mark_and_gzip_are_read(tmp_path, name, pack):
+  (tmp_path / name).write_bytes(pack(GOOD + '\n'))
+  assert questions_lib.read(tmp_path / name) == [
+      Question('a', 'Who?', ('x', 'y'), 1, 'q')]
+
+
+def test_a_question_that_is_not_admitted_is_named_by_its_place(tmp_path):
+  seen = []
+  (tmp_path / 'q.jsonl').write_text(GOOD + '\n\n' + GOOD.replace('"a"', '"b"'))
+  questions_lib.read(
+      tmp_path / 'q.jsonl', prefix='nq', question_mark=True,
+      admit=lambda question, place: seen.append((question.uid, place)))
+  assert seen == [(f'nq/{uid}', f'{tmp_path}/q.jsonl, line {line}')
+                  for uid, line in (('a', 1), ('b', 3))]
 
 
 def test_a_missing_or_empty_file_is_named(tmp_path):

@@ -98,7 +98,12 @@ def adamw(
   if mu_dtype not in ('float32', 'bfloat16'):
     raise ValueError(
         f"mu_dtype must be 'float32' or 'bfloat16', but is {mu_dtype!r}.")
-  if max_grad_norm is not None and max_grad_norm <= 0:
+  for name, decay in (('b1', b1), ('b2', b2)):
+    if not 0 <= decay < 1:
+      raise ValueError(f'{name} must be in [0, 1), but is {decay}.')
+  if not weight_decay >= 0:
+    raise ValueError(f'weight_decay must be at least 0, but is {weight_decay}.')
+  if max_grad_norm is not None and not max_grad_norm > 0:
     raise ValueError(
         f'max_grad_norm must be positive, but is {max_grad_norm}. Use None '
         'for no clipping.')
@@ -136,8 +141,9 @@ def decayed(params: Any) -> Any:
 
 
 def _check(peak, warmup_steps, total_steps, schedule, final_fraction):
-  if peak < 0:
-    raise ValueError(f'learning_rate must be at least 0, but is {peak}.')
+  if not 0 <= peak < float('inf'):
+    raise ValueError(f'learning_rate must be finite and at least 0, but is '
+                     f'{peak}.')
   if warmup_steps < 0:
     raise ValueError(f'warmup_steps must be at least 0, but is {warmup_steps}.')
   if schedule not in get_args(Schedule):
