@@ -94,7 +94,7 @@ def test_a_seed_fits_into_eight_bytes(seed):
   checks.check(config)
 
 
-def test_no_policy_is_judged_in_the_world_that_it_learns_from():
+def test_no_policy_is_judged_in_the_world_it_learns_from():
   config = configured('grpo')
   config.evaluate.worlds.world_seed = config.data.world_seed
   with pytest.raises(ValueError, match='^evaluate.worlds.world_seed must not'):
@@ -110,10 +110,10 @@ def test_no_policy_is_judged_in_the_world_that_it_learns_from():
 
 def test_a_warm_up_longer_than_the_run_is_said(capsys):
   config = configured('grpo')
-  checks.check_learner(config)
+  checks.check_learner(config, builds.algorithm(config))
   assert not capsys.readouterr().err
   config.optimizer.warmup_steps = 100
-  checks.check_learner(config)
+  checks.check_learner(config, builds.algorithm(config))
   assert capsys.readouterr().err == (
       "Warning: optimizer.warmup_steps=100 are more than the run's 48 updates, "
       'so that it never reaches its learning rate.\n')

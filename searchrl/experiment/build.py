@@ -83,9 +83,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
   _warn_of_outcome(config, recipe)
   lockstep = locksteps.LockstepCheck(config.train.lockstep)
   checks.check_training_data(config)
-  checks.check_learner(config)
-  checks.check_staleness(config.train.max_staleness, recipe, 1,
-                         config.evaluate.every)
+  checks.check_learner(config, recipe)
   free = tuple(name for name in FREE if name != 'train.num_steps' or
                not searches.lasts_as_the_run(config.search))
   claim = dict(config=config.to_dict(), free=free,
@@ -94,8 +92,8 @@ def build(config, folder: pathlib.Path) -> Experiment:
   model = policy.folder_of(config)
   if 'solver' in config:
     solver.check(config.solver, model.tokenizer)
-  admit = model.admit(policy.budgets_of(config))
-  data, sets, stream = _data(config, folder, admit)  # a bad one claims no folder
+  data, sets, stream = _data(  # a bad one claims no folder
+      config, folder, model.admit(policy.budgets_of(config)))
   mesh = meshes.make(**config.mesh)  # up to here no device takes part
   checks.check_staleness(config.train.max_staleness, recipe, mesh.size)
   sampler, params = policy.build(config, mesh, folder=model)

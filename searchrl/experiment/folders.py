@@ -42,8 +42,9 @@ class Folder:
     most = self.shape.max_position_embeddings
     if length > most:
       raise ValueError(
-          f'rollout.length must be at most {most}, the positions that the model '
-          f'of {self.path} knows (max_position_embeddings), but is {length}. '
+          f'rollout.length must be at most {most}, the positions that the '
+          f'model of {self.path} knows (max_position_embeddings), but is '
+          f'{length}. '
           'Lower it.')
 
   def admit(self, budgets: driver.Budgets) -> questions_lib.Admit:

@@ -208,9 +208,8 @@ def _check_role(config) -> None:
   """Raises for a role that cannot be trained; else the second one's mistakes
   would be found when the first has been.
   """
-  build.algorithm(config)
   build.scorer(config)
-  checks.check_learner(config)
+  checks.check_learner(config, build.algorithm(config))
   folder = policy.folder_of(config)
   if 'solver' in config:
     solver.check(config.solver, folder.tokenizer)

@@ -348,8 +348,8 @@ def _check_rewards(rewards, member):
     return
   for row in np.flatnonzero(np.isnan(rewards) & np.asarray(member))[:1]:
     raise ValueError(
-        f'rewards must be numbers, but that of row {row} is NaN. Correct it, or '
-        'take the row out by in_baseline.')
+        f'rewards must be numbers, but that of row {row} is NaN. Correct it, '
+        'or take the row out by in_baseline.')
 
 
 def _check_range(group_ids, num_groups):

@@ -59,8 +59,8 @@ def fractions(**values: float) -> None:
 def length(length: int | None) -> None:
   """Refuses a length that nothing can be divided by."""
   if length is not None and not length >= 1:
-    raise ValueError(f'length must be at least 1, but is {length}. Give the most '
-                     'tokens that a policy may write, or None.')
+    raise ValueError(f'length must be at least 1, but is {length}. Give the '
+                     'most tokens that a policy may write, or None.')
 
 
 def interval(low: float, high: float) -> None:

@@ -98,15 +98,7 @@ def adamw(
   if mu_dtype not in ('float32', 'bfloat16'):
     raise ValueError(
         f"mu_dtype must be 'float32' or 'bfloat16', but is {mu_dtype!r}.")
-  for name, decay in (('b1', b1), ('b2', b2)):
-    if not 0 <= decay < 1:
-      raise ValueError(f'{name} must be in [0, 1), but is {decay}.')
-  if not weight_decay >= 0:
-    raise ValueError(f'weight_decay must be at least 0, but is {weight_decay}.')
-  if max_grad_norm is not None and not max_grad_norm > 0:
-    raise ValueError(
-        f'max_grad_norm must be positive, but is {max_grad_norm}. Use None '
-        'for no clipping.')
+  _check_adamw(b1, b2, weight_decay, max_grad_norm)
   rate = _schedule_of(
       learning_rate, warmup_steps=warmup_steps, total_steps=total_steps,
       schedule=schedule, final_fraction=final_fraction)
@@ -138,6 +130,18 @@ def decayed(params: Any) -> Any:
     return leaf.ndim >= 2 and name not in ('scale', 'bias')
 
   return jax.tree_util.tree_map_with_path(is_matrix, params)
+
+
+def _check_adamw(b1, b2, weight_decay, max_grad_norm):
+  for name, decay in (('b1', b1), ('b2', b2)):
+    if not 0 <= decay < 1:
+      raise ValueError(f'{name} must be in [0, 1), but is {decay}.')
+  if not weight_decay >= 0:
+    raise ValueError(f'weight_decay must be at least 0, but is {weight_decay}.')
+  if max_grad_norm is not None and not max_grad_norm > 0:
+    raise ValueError(
+        f'max_grad_norm must be positive, but is {max_grad_norm}. Use None '
+        'for no clipping.')
 
 
 def _check(peak, warmup_steps, total_steps, schedule, final_fraction):
