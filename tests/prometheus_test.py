@@ -57,12 +57,14 @@ def test_the_names_stay_those_of_dashboards():
   metrics.add_call(Call(queries=5, distinct=3, secs=0.02))
   metrics.add_refused()
   metrics.add_failure()
+  metrics.add_cut(2)
   value = lambda name, **labels: metrics.registry.get_sample_value(
       f'searchrl_search_{name}', labels)
   assert value('requests_total', status='429') == 1
   assert value('requests_total', status='500') == 1
   assert value('active_requests') == 0 and value('waiting_queries') == 7
   assert value('queries_total') == 5 and value('engine_queries_total') == 3
+  assert value('cut_queries_total') == 2
   assert value('refused_connections_total') == 1 == value('failures_total')
   assert value('request_seconds_count') == 2
   assert value('engine_seconds_bucket', le='0.01') == 0

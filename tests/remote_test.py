@@ -64,8 +64,11 @@ def test_many_queries_are_split_and_long_ones_cut():
     sizes = [len(json.loads(body)['queries'])
              for _, _, body in server.requests]
     assert sorted(sizes) == [1, 3, 3] and sorted(server.queries) == texts
-    long, = client(server.url, query_chars=5)([query('abcdefgh')])
-    assert long == good('abcde')
+    search = client(server.url, query_chars=5)
+    assert search([query('abcdefgh'), query('abcde'), query('abcdeX')]) == [
+        good('abcde')] * 3
+    assert search.pop()['search/remote/cut_queries'] == 2
+    assert search.pop()['search/remote/cut_queries'] == 0
 
 
 def test_no_request_is_larger_than_a_server_takes():
@@ -134,7 +137,7 @@ def test_what_does_not_pass_is_typed_after_all_tries(fault, kind):
   assert search.pop() == {
       'search/remote/tries': 1, 'search/remote/retries': 2,
       'search/remote/failed_calls': 1, 'search/remote/pauses': 0,
-      'search/remote/servers_out': 0}
+      'search/remote/servers_out': 0, 'search/remote/cut_queries': 0}
 
 
 def test_a_closed_port():

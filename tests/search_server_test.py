@@ -89,7 +89,7 @@ def test_our_client_finds_what_the_engine_finds():
     (dict(queries=['a'], return_scores='no'), 400, 'return_scores'),
     (dict(queries=['a'] * 4097), 413, 'at most 4096, but 4097'),
     (dict(queries=['a'], topk=101), 413, 'at most 100, but 101'),
-    (dict(body=b' ' * (2**22 + 1)), 413, 'at most 4194304 bytes'),
+    (dict(body=b' ' * (2**24 + 1)), 413, 'at most 16777216 bytes'),
     (dict(path='/rerank', queries=['a']), 404, '/retrieve'),
     (dict(path='/health', queries=['a']), 404, '/retrieve'),
     (dict(path='/retrieve', method='GET'), 405, 'no such page'),
@@ -134,19 +134,37 @@ def test_a_turn_of_all_rollouts_of_search_r1_is_one_request():
     calls.append(len(queries))
     return servers.echo(queries)
 
-  texts = [f'query {i} ' + 'of some length ' * 9 for i in range(4096)]
+  texts = [f'query {i} ' + 'of some length ' * 9 for i in range(2560)]
+  texts[7] = 'query 7 ' + 'without an end ' * 20_000
   with serving(search) as server:
     status, _, found = ask(server, queries=texts, topk=3)
+    text = ask(server, '/metrics', 'GET')[2]
   assert status == 200
-  assert [item['id'] for item, in found['result']] == texts
-  assert calls == [512] * 8  # in batches of the engine's size
+  assert [item['id'] for item, in found['result']] == [
+      text[:2000] for text in texts]
+  assert calls == [512] * 5  # in batches of the engine's size
+  assert 'search_cut_queries_total 1.0' in text
 
 
-def test_a_long_query_is_cut_and_the_others_are_answered():
+@pytest.mark.parametrize('text', ['a' * 2000, '東' * 600])
+def test_a_turn_of_long_queries_only_is_one_request(text):
+  texts = [f'{i:04d}' + text for i in range(4096)]
   with serving(servers.echo) as server:
-    status, _, found = ask(server, queries=['a' * 2001, 'b'])
+    status, _, found = ask(server, queries=texts)  # in ASCII, as requests does
   assert status == 200
-  assert [item['id'] for item, in found['result']] == ['a' * 2000, 'b']
+  assert [item['id'] for item, in found['result']] == [
+      text[:2000] for text in texts]
+
+
+def test_long_queries_are_cut_and_counted_and_the_others_are_answered():
+  with serving(servers.echo) as server:
+    status, _, found = ask(server, queries=['a' * 2001, 'b', 'c' * 2000])
+    ask(server, queries=['d' * 5000])
+    text = ask(server, '/metrics', 'GET')[2]
+  assert status == 200
+  assert [item['id'] for item, in found['result']] == [
+      'a' * 2000, 'b', 'c' * 2000]
+  assert 'search_cut_queries_total 2.0' in text
 
 
 def test_head_is_get_without_a_body():

@@ -40,7 +40,7 @@ HUNG_UP = 499  # nginx's status of a request whose client went away
 _BACKLOG = 2048  # connections that wait to be accepted
 _FILES = 2**16  # a connection each; no more are asked of the system
 _LENGTHS = {b'content-length', b'transfer-encoding'}
-_LINGER_SECS, _LINGER_BYTES = 1.0, 2**22  # of a body that is refused
+_LINGER_SECS, _LINGER_BYTES = 1.0, 2**24  # of a body that is refused
 
 
 @dataclasses.dataclass(frozen=True)

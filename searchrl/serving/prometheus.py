@@ -45,6 +45,7 @@ class Metrics:
         waiting)
     self._queries = counter('queries', 'Queries answered by the engine.')
     self._distinct = counter('engine_queries', 'Queries the engine was asked.')
+    self._cut = counter('cut_queries', 'Queries longer than the limit.')
     self._refused = counter(
         'refused_connections', 'Requests above the limit of connections.')
     self._failures = counter('failures', "Faults of the server's own.")
@@ -74,6 +75,10 @@ class Metrics:
     self._distinct.inc(call.distinct)
     self._call_secs.observe(call.secs)
     self._call_queries.observe(call.queries)
+
+  def add_cut(self, queries: int) -> None:
+    """So many queries of a request were longer than the limit."""
+    self._cut.inc(queries)
 
   def add_refused(self) -> None:
     self._refused.inc()

@@ -155,8 +155,10 @@ class Server:
     if self._stopping:
       return _error(503, 'stopping')
     try:
-      return await self._search(wire.read_request(
-          body, limits=self.options.limits, default_top_k=self.options.top_k))
+      asked = wire.read_request(body, limits=self.options.limits,
+                                default_top_k=self.options.top_k)
+      self.metrics.add_cut(asked.cut)
+      return await self._search(asked)
     except wire.Malformed as error:
       return _error(400, str(error))
     except wire.TooLarge as error:

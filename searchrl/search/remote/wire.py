@@ -42,7 +42,7 @@ class TooLarge(ValueError):
 class Limits:
   """The largest request that a server answers."""
 
-  body_bytes: int = 2**22
+  body_bytes: int = 2**24  # all queries at their longest, in ASCII
   queries: int = 4096  # Search-R1 sends a turn of all its rollouts at once
   query_chars: int = 2000  # of each; a longer query is cut
   top_k: int = 100
@@ -55,6 +55,7 @@ class Request:
   queries: tuple[str, ...]
   top_k: int
   return_scores: bool
+  cut: int = 0  # queries that were longer than they may be
 
 
 def write_request(queries: Sequence[str], top_k: int) -> bytes:
@@ -86,8 +87,10 @@ def read_request(body: bytes, *, limits: Limits, default_top_k: int) -> Request:
                             ('topk', top_k or 0, limits.top_k)):
     if found > most:
       raise TooLarge(f'{name} must be at most {most}, but {found} came.')
-  return Request(tuple(query[:limits.query_chars] for query in queries),
-                 top_k or default_top_k, bool(scored))
+  most = limits.query_chars
+  return Request(tuple(query[:most] for query in queries),
+                 top_k or default_top_k, bool(scored),
+                 cut=sum(len(query) > most for query in queries))
 
 
 def write_response(results: Sequence[Passages], *, return_scores: bool
