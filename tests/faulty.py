@@ -71,7 +71,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     with owner.lock:
       fault = owner.faults.pop(0) if owner.faults else 'ok'
       owner.requests.append((self.path, dict(self.headers), body))
-    good = owner.body(self.path, body)
+    try:
+      good = owner.body(self.path, body)
+    except ValueError:
+      fault = owner.fails
     if fault == 'ok':
       self._send(200, good)
     elif fault in BODIES:
@@ -119,6 +122,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self.wfile.write(bytes([byte]))
     self.close_connection = True
 
+  def drips_headers(self, good):
+    del good
+    try:
+      self.wfile.write(b'HTTP/1.1 200 OK\r\nX-Slow: ')
+      while not self.server.owner.over.wait(0.02):
+        self.wfile.write(b'x')
+    except OSError:
+      self.server.owner.hung_up.set()
+    self.close_connection = True
+
   def redirects(self, good):
     del good
     self._send(307, b'', Location=self.server.owner.url)
@@ -144,7 +157,9 @@ class Server:
   def __init__(self, faults=(), body=None):
     self.faults, self.requests = list(faults), []
     self.lock, self.over = threading.Lock(), threading.Event()
+    self.hung_up = threading.Event()  # a client, while it was dripped at
     self.body = body or self._retrieve
+    self.fails = '500'  # the fault where `body` raises
     self._server = http.server.ThreadingHTTPServer(
         ('127.0.0.1', 0), _Handler)
     self._server.handle_error = lambda *args: None  # clients that hung up

@@ -4,6 +4,7 @@
 
 import json
 import threading
+import time
 
 import faulty
 import pytest
@@ -114,8 +115,8 @@ def test_a_malformed_answer_is_refused_whole_and_not_asked_again(fault):
 
 
 @pytest.mark.parametrize('fault', [
-    '500', '503', 'busy', 'closes early', 'closes at once', 'never answers',
-    'drips'])
+    '500', '503', '504', '408', 'busy', 'closes early', 'closes at once',
+    'never answers', 'drips', 'drips headers'])
 def test_what_may_pass_is_tried_again(fault):
   with faulty.Server([fault]) as server:
     search = client(server.url)
@@ -127,6 +128,7 @@ def test_what_may_pass_is_tried_again(fault):
 @pytest.mark.parametrize('fault, kind', [
     ('500', 'unavailable'), ('429', 'unavailable'),
     ('closes early', 'unavailable'), ('closes at once', 'unavailable'),
+    ('408', 'timeout'), ('504', 'timeout'),
     ('never answers', 'timeout'), ('drips', 'timeout')])
 def test_what_does_not_pass_is_typed_after_all_tries(fault, kind):
   with faulty.Server([fault] * 3) as server:
@@ -137,7 +139,8 @@ def test_what_does_not_pass_is_typed_after_all_tries(fault, kind):
   assert search.pop() == {
       'search/remote/tries': 1, 'search/remote/retries': 2,
       'search/remote/failed_calls': 1, 'search/remote/pauses': 0,
-      'search/remote/servers_out': 0, 'search/remote/cut_queries': 0}
+      'search/remote/servers_out': 0, 'search/remote/cut_queries': 0,
+      'search/remote/request_queries': 512}
 
 
 def test_a_closed_port():
@@ -168,6 +171,19 @@ def test_the_deadline_holds_over_all_tries():
     error, = search([query()])
     assert error.kind == 'unavailable' and clock.now <= 3.5
     assert len(server.requests) == 4
+
+
+def test_a_deadline_covers_headers_and_frees_the_connection():
+  with faulty.Server(['drips headers'] * 9) as server:
+    found = []
+    search = client(server.url, tries=1, try_secs=0.2, deadline_secs=0.3)
+    asking = threading.Thread(
+        target=lambda: found.extend(search([query()])), daemon=True)
+    asking.start()
+    asking.join(10)
+    assert not asking.is_alive(), 'it is held for ever'
+    assert [error.kind for error in found] == ['timeout']
+    assert server.hung_up.wait(20)
 
 
 class Clock:
@@ -309,6 +325,144 @@ class TestBreaker:
       with pytest.raises(ConnectionError, match='status 401.*Correct search'):
         search.wait()
       assert not clock.slept and not warnings
+
+
+def answers(asked):
+  return json.dumps({'result': faulty.answer(
+      asked['queries'], asked['topk'])}).encode()
+
+
+class Busy:
+  """Answers one request after the other, each query of it in `secs`."""
+
+  def __init__(self, secs):
+    self.secs, self.lock = secs, threading.Lock()
+
+  def __call__(self, path, body):
+    asked = json.loads(body)
+    with self.lock:
+      time.sleep(self.secs * len(asked['queries']))
+    return answers(asked)
+
+
+class Slow:
+  """Answers 'test' at once, other queries after `secs`."""
+
+  def __init__(self, secs):
+    self.secs = secs
+
+  def __call__(self, path, body):
+    asked = json.loads(body)
+    time.sleep(self.secs * (asked['queries'] != ['test']))
+    return answers(asked)
+
+
+class TestATurnOfManyQueries:
+  TEXTS = [f'q{i}' for i in range(320)]
+
+  def turn(self):
+    return [query(text) for text in self.TEXTS]
+
+  def test_requests_that_fail_together_open_no_circuit(self):
+    with faulty.Server(['never answers'] * 5) as server:
+      search = client(server.url, batch=64, failures=2, try_secs=0.5)
+      assert search(self.turn()) == [good(text) for text in self.TEXTS]
+      assert len(server.requests) == 15  # five, and the halves of each
+      metrics = search.pop()
+      assert metrics['search/remote/tries'] == 5
+      assert metrics['search/remote/retries'] == 10
+      assert metrics['search/remote/failed_calls'] == 0
+
+  def test_a_server_too_slow_for_it_gets_smaller_requests_until_all_is_there(
+      self):
+    slow = Busy(0.003)  # a request of 64 alone would be in time
+    with faulty.Server(body=slow) as server:
+      search = client(server.url, batch=64, failures=5, try_secs=0.4)
+      assert search(self.turn()) == [good(text) for text in self.TEXTS]
+      metrics = search.pop()
+      assert metrics['search/remote/retries'] > 0
+      assert metrics['search/remote/request_queries'] < 64
+      assert search(self.turn()) == [good(text) for text in self.TEXTS]
+      search.wait()  # at once
+
+  def test_requests_grow_again_once_answers_are_quick(self):
+    with faulty.Server(['never answers'] * 5) as server:
+      search = client(server.url, batch=64, try_secs=0.5)
+      search(self.turn())
+      search(self.turn())
+      search(self.turn())
+      assert search.pop()['search/remote/request_queries'] == 64
+
+  def test_one_query_that_breaks_the_server_costs_itself_alone(self):
+    def body(path, asked):
+      if b'"q100"' in asked:
+        raise ValueError
+      return answers(json.loads(asked))
+
+    with faulty.Server(body=body) as server:
+      server.fails = '500'
+      search = client(server.url, batch=64, failures=5, tries=2)
+      found = search(self.turn())
+      failed, = [i for i, one in enumerate(found)
+                 if isinstance(one, SearchError)]
+      assert failed == 100 and found[100].detail.endswith('status 500')
+      search.wait()  # and the run goes on
+
+  def test_a_server_that_takes_fewer_queries_gets_fewer(self):
+    def body(path, asked):
+      if len(json.loads(asked)['queries']) > 20:
+        raise ValueError
+      return answers(json.loads(asked))
+
+    with faulty.Server(body=body) as server:
+      server.fails = '413'
+      assert client(server.url, batch=64)(self.turn()) == [
+          good(text) for text in self.TEXTS]
+
+  def paused(self, server, clock, **options):
+    warnings = []
+    search = client(
+        server.url, batch=64, **dict(tries=1, try_secs=0.1, pause_secs=5.0)
+        | options, wiring=dict(
+            clock=clock, sleep=clock.sleep, warn=warnings.append))
+    return search, warnings
+
+  def test_a_run_is_not_resumed_because_one_query_is_answered(self):
+    slow, clock = Slow(0.5), Clock()
+    with faulty.Server(body=slow) as server:
+      search, warnings = self.paused(server, clock, failures=3)
+      search([query('test')])
+      assert {error.kind for error in search(self.turn())} <= {
+          'timeout', 'circuit_open'}
+      with pytest.raises(ConnectionError, match=(
+          r'pause_secs=5 s, but failed last with .*lower rollout.slots')):
+        search.wait()
+
+  def test_a_run_is_resumed_once_as_much_is_answered_as_failed(self):
+    slow, clock = Slow(0.5), Clock()
+    clock.then = lambda: len(clock.slept) == 3 and setattr(slow, 'secs', 0.0)
+    with faulty.Server(body=slow) as server:
+      search, warnings = self.paused(server, clock, failures=3, pause_secs=99.0)
+      search(self.turn())
+      search.wait()
+      paused, resumed = warnings
+      assert 'paused' in paused and 'goes on' in resumed
+      assert search(self.turn()) == [good(text) for text in self.TEXTS]
+
+  def test_what_a_server_refuses_in_this_size_alone_ends_the_run(self):
+    def body(path, asked):
+      if b'test' not in asked:
+        raise ValueError
+      return answers(json.loads(asked))
+
+    clock = Clock()
+    with faulty.Server(body=body) as server:
+      server.fails = '403'
+      search, warnings = self.paused(server, clock)
+      search(self.turn())
+      with pytest.raises(ConnectionError, match=(
+          r'refuses it \(320 of 320 at a time failed.*status 403')):
+        search.wait()
 
 
 def test_the_token_is_sent_and_never_shown(monkeypatch):

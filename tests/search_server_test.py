@@ -254,6 +254,26 @@ def test_a_deadline_is_504_and_what_nobody_waits_for_is_not_searched():
   assert held.batches == [['slow'], ['on time']]
 
 
+@pytest.mark.parametrize('size, batch', [(10, 1), (20_000, 512)])
+def test_what_a_client_asked_that_hung_up_is_not_searched(size, batch):
+  held = servers.Held()
+  with (serving(held, gather_secs=0.0, batch_queries=batch) as server,
+        concurrent.futures.ThreadPoolExecutor(2) as pool):
+    first = pool.submit(ask, server, queries=['first'])
+    assert held.asked.wait(20)
+    second = pool.submit(ask, server, queries=['second'])
+    servers.until(lambda: server.batcher.waiting == 1)
+    with servers.connect(server) as line:
+      body = b'{"queries": ["gone"], "pad": "%s"}' % (b' ' * size)
+      line.sendall(servers.post(body, b'Content-Length: %d' % len(body)))
+      servers.until(lambda: server.batcher.waiting == 2)
+    servers.until(lambda: 'requests_total{status="499"} 1' in ask(
+        server, '/metrics', 'GET')[2])
+    held.go.set()
+    assert first.result()[0] == second.result()[0] == 200
+  assert held.batches == [['first'], ['second']]
+
+
 def test_stop_answers_what_was_asked_and_takes_no_more():
   held = servers.Held()
   with (serving(held) as server,

@@ -34,6 +34,7 @@ from searchrl.trajectory import Query, Question, SearchError, SearchFn
 _NOBODY = Question('', '', ())  # asks here
 _PROBE = wire.Request(('test',), 1, False)
 _FRESH_SECS = 10.0  # for which an answer shows that the engine works
+_WATCHED_BYTES = 2**14  # a request from which a client is watched
 _LARGE = 2048  # passages that are not written on the event loop
 
 
@@ -138,13 +139,24 @@ class Server:
     with self.metrics.request() as record:
       try:
         body = await self._http.body(request, self.options.limits.body_bytes)
-        response = await self._answer(body)
+        answer = self._answer(body)
+        response = await (asgi.unless_gone(request, answer)
+                          if self._is_costly(body) else answer)
       except ClientDisconnect:
         response = Response(status_code=asgi.HUNG_UP)
       except asgi.Refused as refused:
         response = self._refuse(refused)
       record.status = response.status_code
     return response
+
+  def _is_costly(self, body: bytes) -> bool:
+    """Whether to drop a request whose client hangs up: to watch it costs, too.
+
+    A client that has waited too long asks again; were what it asked before
+    searched all the same, a slow engine would never catch up.
+    """
+    return (len(body) > _WATCHED_BYTES or
+            self.batcher.waiting >= self.options.batch_queries)
 
   def _refuse(self, refused: asgi.Refused) -> Response:
     if refused.status == 503:

@@ -15,6 +15,7 @@ import json
 import threading
 from typing import Any
 
+from searchrl.search.remote import rehearsal
 from searchrl.search.remote import transport
 from searchrl.search.remote import wire
 from searchrl.search.remote.wire import Malformed
@@ -30,6 +31,7 @@ class Completions:
   def __init__(self, calls: transport.Transport, prompts: documents.Prompts,
                request: dict[str, Any], connections: int):
     self._calls, self._prompts, self._request = calls, prompts, request
+    self._rehearsal = rehearsal.Rehearsal()
     self._threads = futures.ThreadPoolExecutor(
         connections, thread_name_prefix='simulated-search')
     self._lock, self._counts = threading.Lock(), collections.Counter()
@@ -37,7 +39,11 @@ class Completions:
   def __call__(
       self, tasks: Sequence[documents.Task]) -> list[str | SearchError]:
     """Asks for the text of every task; one that fails fails alone."""
-    return [*self._threads.map(self._write, tasks)]
+    prompts = [self._prompt(task) for task in tasks]
+    texts = iter(self._rehearsal.watch(self._texts, [
+        (prompt, task.seed) for prompt, task in zip(prompts, tasks)
+        if isinstance(prompt, str)]))
+    return [next(texts) if isinstance(p, str) else p for p in prompts]
 
   def pop(self) -> dict[str, float]:
     """Metrics since the last call: `simulated/tokens`, and of the requests."""
@@ -46,16 +52,22 @@ class Completions:
     return {'simulated/tokens': counts['tokens']} | self._calls.pop()
 
   def wait(self) -> None:
-    """Waits while no server answers.
+    """Waits while no server answers, or not as many tasks as have failed.
 
     Raises:
-      ConnectionError: no server answered for `pause_secs`.
+      ConnectionError: that took longer than `pause_secs`, or it is refused.
     """
-    self._calls.wait(lambda: self._ask('Doc 1:', seed=0, max_tokens=1))
+    ping = lambda: self._ask('Doc 1:', seed=0, max_tokens=1)
+    self._calls.wait(lambda: self._rehearsal.probe(ping, self._texts))
 
-  def _write(self, task: documents.Task) -> str | SearchError:
+  def _texts(self, asked: list[tuple[str, int]]) -> list[str | SearchError]:
+    """The text of every prompt and seed."""
+    return [*self._threads.map(
+        lambda one: self._ask(one[0], seed=one[1]), asked)]
+
+  def _prompt(self, task: documents.Task) -> str | SearchError:
     try:
-      return self._ask(self._prompts.of(task), seed=task.seed)
+      return self._prompts.of(task)
     except documents.Unanswerable as error:
       return SearchError('unanswerable', str(error))
 

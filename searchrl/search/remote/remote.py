@@ -8,24 +8,39 @@ servers must have the same index: a call goes to any of them.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 import dataclasses
+import threading
 from typing import Any
 
+from searchrl.search.remote import http_request
+from searchrl.search.remote import rehearsal
 from searchrl.search.remote import transport
 from searchrl.search.remote import wire
 from searchrl.trajectory import Passages, Query, SearchError
 
 _BODY_BYTES = 2**20 - 1024  # of a request; our servers take more
+_Key = tuple[int, str]  # top_k, text
 
 
 class Remote:
-  """A SearchFn over HTTP, with `pop` and `wait`; see `remote`."""
+  """A SearchFn over HTTP, with `pop` and `wait`; see `remote`.
+
+  A request that a server is too slow for, or that it fails at, is split into
+  halves, one after the other, and its later ones have as few queries: how many
+  a server answers in time is found out, and noted. They grow again while
+  answers are quick.
+  """
 
   def __init__(self, calls: transport.Transport, limits: wire.Limits,
                connections: int):
     self._calls, self._limits = calls, limits
+    self._rehearsal = rehearsal.Rehearsal()
+    self._lock = threading.Lock()
+    self._size = limits.queries  # of a request, now
+    self._cut = 0  # queries, since the last `pop`
     self._threads = futures.ThreadPoolExecutor(
         connections, thread_name_prefix='remote-search')
 
@@ -33,42 +48,54 @@ class Remote:
       self, queries: Sequence[Query]) -> list[Passages | SearchError]:
     """Sends equal queries once; blank ones find nothing and are not sent.
 
-    A request that fails gives its SearchError to all its queries.
+    Queries whose request fails, with all that it was split into, get its
+    SearchError.
     """
-    texts_of = {}  # top_k -> texts, in order
-    for query in queries:
-      if query.text.strip() and query.top_k > 0:
-        texts_of.setdefault(query.top_k, {})[self._sent(query)] = None
-    requests = [(top_k, texts) for top_k, unique in texts_of.items()
-                for texts in self._chunks(unique)]
-    if len(requests) == 1:
-      answers = [self._ask(*requests[0])]
-    else:
-      answers = self._threads.map(lambda request: self._ask(*request), requests)
-    found = {}
-    for (top_k, texts), answer in zip(requests, answers):
-      found |= {(top_k, text): result for text, result in zip(texts, answer)}
-    return [found.get((query.top_k, self._sent(query)), ())
+    keys = [(query.top_k, query.text[:self._limits.query_chars])
             for query in queries]
+    with self._lock:
+      self._cut += sum(len(query.text) > self._limits.query_chars
+                       for query in queries)
+    asked = [*dict.fromkeys(
+        key for key in keys if key[1].strip() and key[0] > 0)]
+    found = dict(zip(asked, self._rehearsal.watch(self._answers, asked)))
+    return [found.get(key, ()) for key in keys]
 
   def pop(self) -> dict[str, float]:
     """The metrics since the last call."""
-    return self._calls.pop()
+    with self._lock:
+      cut, self._cut = self._cut, 0
+    return self._calls.pop() | {
+        'search/remote/cut_queries': cut,
+        'search/remote/request_queries': self._size}
 
   def wait(self) -> None:
-    """Waits while no server answers.
+    """Waits while no server answers, or not as many queries as have failed.
 
     Raises:
-      ConnectionError: no server answered for `pause_secs`.
+      ConnectionError: that took longer than `pause_secs`, or it is refused.
     """
-    self._calls.wait(lambda: self._post(('test',), 1))
+    ping = lambda: self._calls.call(
+        'POST', lambda body: wire.read_response(body, queries=1, top_k=1),
+        body=wire.write_request(('test',), 1))
+    self._calls.wait(lambda: self._rehearsal.probe(ping, self._answers))
 
-  def _sent(self, query: Query) -> str:
-    """The text that is sent: a server rejects one above its limit."""
-    return query.text[:self._limits.query_chars]
+  def _answers(self, keys: Sequence[_Key]) -> list[Passages | SearchError]:
+    """The results of unlike queries, in their order; asked side by side."""
+    deadline = self._calls.deadline()
+    texts_of = {}  # top_k -> texts
+    for top_k, text in keys:
+      texts_of.setdefault(top_k, []).append(text)
+    chunks = [(top_k, chunk) for top_k, texts in texts_of.items()
+              for chunk in self._chunks(texts)]
+    ask = lambda chunk: self._ask(*chunk, deadline)
+    found = {}
+    for part in (map if len(chunks) == 1 else self._threads.map)(ask, chunks):
+      found |= part
+    return [found[key] for key in keys]
 
   def _chunks(self, texts: Sequence[str]) -> Iterator[list[str]]:
-    """The texts of each request, as many as the limits allow."""
+    """The texts of each thread's requests, as many as the limits allow."""
     chunk, size = [], 0
     for text in texts:
       text_bytes = len(wire.write_request([text], 1))
@@ -81,17 +108,48 @@ class Remote:
     if chunk:
       yield chunk
 
-  def _ask(self, top_k: int, texts: Sequence[str]
-           ) -> Sequence[Passages | SearchError]:
-    answer = self._post(texts, top_k)
-    return [answer] * len(texts) if isinstance(answer, SearchError) else answer
+  def _ask(self, top_k: int, texts: list[str], deadline: float
+           ) -> dict[_Key, Passages | SearchError]:
+    """Results by query, from one request or as many as it takes."""
+    found, left = {}, collections.deque([(texts, False)])
+    while left:
+      part, is_half = left.popleft()
+      if len(part) > self._size:
+        left.appendleft((part[self._size:], is_half))
+        part = part[:self._size]
+      try:
+        results = self._post(top_k, part, deadline, is_half)
+      except http_request.Failure as failure:
+        middle = len(part) // 2
+        if failure.smaller and middle:  # others first: they may do
+          left += [(part[:middle], True), (part[middle:], True)]
+          continue
+        results = [self._calls.give_up(failure)] * len(part)
+      found |= {(top_k, text): result for text, result in zip(part, results)}
+    return found
 
-  def _post(self, texts: Sequence[str], top_k: int
-            ) -> list[Passages] | SearchError:
-    return self._calls.call(
-        'POST', lambda body: wire.read_response(
-            body, queries=len(texts), top_k=top_k),
-        body=wire.write_request(texts, top_k))
+  def _post(self, top_k: int, texts: list[str], deadline: float, is_half: bool
+           ) -> list[Passages]:
+    """One request; a half of one that failed is tried once.
+
+    Its time tells how many queries later requests may have.
+    """
+    start, count = self._calls.clock(), len(texts)
+    try:
+      results = self._calls.ask(
+          'POST', lambda body: wire.read_response(
+              body, queries=count, top_k=top_k), deadline,
+          body=wire.write_request(texts, top_k), again=is_half,
+          smaller=count > 1)
+    except http_request.Failure as failure:
+      had_time = deadline - start >= self._calls.try_secs / 2
+      if failure.kind == 'timeout' and had_time and count > 1:
+        self._size = min(self._size, count // 2)
+      raise
+    quick = self._calls.clock() - start < self._calls.try_secs / 4
+    if quick and count >= self._size:
+      self._size = min(2 * self._size, self._limits.queries)
+    return results
 
 
 def remote(

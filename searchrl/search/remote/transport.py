@@ -4,15 +4,14 @@
 
 A call has a deadline and a few tries. The circuit of a server that keeps
 failing opens: it is not asked for a while. While all circuits are open, calls
-fail at once, and a run can wait until a server answers. Messages name only
-hosts and kinds of errors, since an address or an error's text may have a key.
+fail at once, and a run can wait until a server answers. What fails together
+counts as one failure: a turn of many requests does not open a circuit alone.
 """
 
 from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-import contextlib
 import dataclasses
 import random
 import sys
@@ -21,24 +20,17 @@ import time
 from typing import Any, TypeVar
 import urllib.parse
 
-import urllib3
-
+from searchrl.search.remote import http_request
 from searchrl.search.remote import wire
+from searchrl.search.remote.http_request import Failure
 from searchrl.search.remote.wire import Malformed
 from searchrl.trajectory import SearchError
 
 T = TypeVar('T')
 
-
-class Failure(Exception):
-  """One try that failed."""
-
-  def __init__(self, kind: str, detail: str, *, again: bool,
-               after_secs: float = 0.0):
-    super().__init__(detail)
-    self.kind, self.detail = kind, detail  # of the SearchError
-    self.again = again  # whether another try may succeed
-    self.after_secs = after_secs  # the wait that the server asks for
+_REMEDIES = collections.defaultdict(
+    lambda: 'Start its server', timeout='Start its server; if it is too slow, '
+    'raise search.options.deadline_secs or lower rollout.slots')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +43,8 @@ class RetryPolicy:
     try_secs: timeout of one try.
     tries: per call; at least 1.
     backoff_secs: mean wait before the second try; it doubles with each try.
-    failures: of a server in a row that open its circuit.
+    failures: of a server in a row that open its circuit; those of requests that
+      were under way together are one.
     rest_secs: for which a circuit stays open; then one call tries the server.
     pause_secs: that `Transport.wait` waits for a server, at most; the run's
       watchdog must allow more.
@@ -85,11 +78,26 @@ class _Server:
   busy: int = 0  # calls in flight
   failures: int = 0  # in a row
   open_until: float | None = None  # by the clock; None: the circuit is closed
-  last: int = 0  # number of the call that used it last
+  last: int = 0  # number of the request that it got last
+  settled: int = 0  # number of the newest request when it last failed or not
 
   @property
   def host(self) -> str:
     return urllib.parse.urlsplit(self.url).netloc
+
+  def settle(self, number: int, newest: int, *, failed: bool) -> None:
+    """Notes what became of a request, unless it began before the last note.
+
+    Args:
+      number: of the request.
+      newest: number of the newest request.
+      failed: whether it did.
+    """
+    self.busy -= 1
+    if not failed:
+      self.failures, self.open_until, self.settled = 0, None, newest
+    elif number > self.settled:
+      self.failures, self.settled = self.failures + 1, newest
 
 
 class Transport:
@@ -114,14 +122,27 @@ class Transport:
           text, file=sys.stderr, flush=True)):
     _check_urls(urls)
     self._servers = [_Server(url) for url in urls]
-    self._policy, self._response_bytes = policy, response_bytes
-    self._headers, self._clock, self._sleep = dict(headers), clock, sleep
+    self._policy, self._clock, self._sleep = policy, clock, sleep
+    self._client = http_request.Client(
+        hosts=len(urls), response_bytes=response_bytes, headers=headers,
+        clock=clock)
     self._warn = warn
-    self._pool = urllib3.PoolManager(num_pools=len(urls), maxsize=256)
     self._lock = threading.Lock()
-    self._calls = 0
+    self._requests = 0  # that servers got
     self._failed = False  # whether a call has failed since the last `wait`
     self._counts = collections.Counter()
+
+  @property
+  def try_secs(self) -> float:
+    return self._policy.try_secs
+
+  @property
+  def clock(self) -> Callable[[], float]:
+    return self._clock
+
+  def deadline(self) -> float:
+    """By the clock: that of a call that starts now."""
+    return self._clock() + self._policy.deadline_secs
 
   def call(self, method: str, read: Callable[[bytes], T], *,
            body: bytes | None = None, fields: Mapping[str, str] | None = None,
@@ -134,10 +155,34 @@ class Transport:
       body: of the request.
       fields: of the request's query string.
     """
-    deadline = self._clock() + self._policy.deadline_secs
+    try:
+      return self.ask(method, read, self.deadline(), body=body, fields=fields)
+    except Failure as failure:
+      return self.give_up(failure)
+
+  def ask(self, method: str, read: Callable[[bytes], T], deadline: float, *,
+          body: bytes | None = None, fields: Mapping[str, str] | None = None,
+          again: bool = False, smaller: bool = False) -> T:
+    """As `call`, for callers that may ask otherwise before they give up.
+
+    Args:
+      deadline: by the clock.
+      again: this is a part of what has failed; it is tried once.
+      smaller: whether the caller can ask for less; what a request was too
+        large for is not tried again as it is, then.
+      (the rest as of `call`)
+
+    Raises:
+      Failure: of the last try.
+    """
     failure = None
-    for attempt in range(self._policy.tries):
+    for attempt in range(1 if again else self._policy.tries):
       if attempt and not self._back_off(attempt, failure, deadline):
+        break
+      if self._clock() >= deadline:
+        failure = failure or Failure(
+            'timeout', 'not asked within search.options.deadline_secs='
+            f'{self._policy.deadline_secs:g}', again=False)
         break
       server = self._pick_server()
       if server is None:
@@ -145,13 +190,18 @@ class Transport:
             'circuit_open', 'every server has failed '
             f'{self._policy.failures} times in a row', again=False)
         break
-      self._count('tries' if attempt == 0 else 'retries')
+      self._count('retries' if attempt or again else 'tries')
       try:
-        return self._try(server, method, read, body, fields, deadline)
+        return self._try(*server, http_request.Request(
+            method, server[0].url, body, fields), read, deadline)
       except Failure as error:
         failure = error
-      if not failure.again:
+      if not failure.again or smaller and failure.kind == 'timeout':
         break
+    raise failure
+
+  def give_up(self, failure: Failure) -> SearchError:
+    """Counts a call that has failed; `wait` waits after it."""
     self._count('failed_calls')
     self._failed = True
     return SearchError(failure.kind, failure.detail)
@@ -179,11 +229,12 @@ class Transport:
         raise ConnectionError(
             f'the search at {self._hosts} must answer within search.options.'
             f'pause_secs={self._policy.pause_secs:g} s, but failed last with '
-            f'{found.kind} ({found.detail}). Start its server and run the same '
-            'command to go on from the last checkpoint.')
+            f'{found.kind} ({found.detail}). {_REMEDIES[found.kind]} and run '
+            'the same command to go on from the last checkpoint.')
       if not paused:
-        self._warn(f'Warning: the search at {self._hosts} fails, so the run is '
-                   f'paused, up to {self._policy.pause_secs:g} s.')
+        self._warn(f'Warning: the search at {self._hosts} fails with '
+                   f'{found.kind} ({found.detail}), so the run is paused, up '
+                   f'to {self._policy.pause_secs:g} s.')
         self._count('pauses')
         paused = True
       self._sleep(min(pause, left))
@@ -223,8 +274,11 @@ class Transport:
     self._sleep(pause)
     return True
 
-  def _pick_server(self) -> _Server | None:
-    """The least busy server; None if the circuits of all are open."""
+  def _pick_server(self) -> tuple[_Server, int] | None:
+    """The least busy server, and the number of its request.
+
+    None if the circuits of all are open.
+    """
     with self._lock:
       now = self._clock()
       able = [s for s in self._servers if s.open_until is None] or [
@@ -234,16 +288,17 @@ class Transport:
       server = min(able, key=lambda s: (s.busy, s.last))
       if server.open_until is not None:  # one call at a time tries it
         server.open_until = now + self._policy.rest_secs
-      self._calls += 1
-      server.last, server.busy = self._calls, server.busy + 1
-      return server
+      self._requests += 1
+      server.last, server.busy = self._requests, server.busy + 1
+      return server, self._requests
 
-  def _try(self, server, method, read, body, fields, deadline):
+  def _try(self, server: _Server, number: int, request: http_request.Request,
+           read: Callable[[bytes], T], deadline: float) -> T:
     """One request; updates the state of the server."""
     failed = True
     end = min(deadline, self._clock() + self._policy.try_secs)
     try:
-      result = read(self._body(server, method, body, fields, end))
+      result = read(self._client.body(request, end))
       failed = False
       return result
     except Malformed as error:
@@ -251,46 +306,9 @@ class Transport:
                     again=False) from None
     finally:
       with self._lock:
-        server.busy -= 1
-        server.failures = server.failures + 1 if failed else 0
-        if not failed:
-          server.open_until = None
-        elif server.failures >= self._policy.failures:
+        server.settle(number, self._requests, failed=failed)
+        if failed and server.failures >= self._policy.failures:
           server.open_until = self._clock() + self._policy.rest_secs
-
-  def _body(self, server, method, body, fields, end: float) -> bytes:
-    """The body of a response with status 200."""
-    left = max(end - self._clock(), 1e-3)
-    try:
-      response = self._pool.request(
-          method, server.url, body=body, fields=fields, headers=self._headers,
-          timeout=urllib3.Timeout(connect=left, read=left), retries=False,
-          redirect=False, preload_content=False, decode_content=False)
-      with contextlib.closing(response):  # one read to its end is kept alive
-        _check_status(server.host, response)
-        return self._read(server.host, response, end)
-    except (urllib3.exceptions.HTTPError, OSError) as error:
-      timed_out = isinstance(error, urllib3.exceptions.TimeoutError)
-      if timed_out and not isinstance(  # whose port is closed
-          error, urllib3.exceptions.NewConnectionError):
-        raise Failure('timeout', f'{server.host}: no answer in time',
-                      again=True) from None
-      raise Failure('unavailable', f'{server.host}: {type(error).__name__}',
-                    again=True) from None
-
-  def _read(self, host: str, response, end: float) -> bytes:
-    """The body, which may be neither too long nor too slow."""
-    pieces, size = [], 0
-    while piece := response.read1(2**16):
-      pieces.append(piece)
-      size += len(piece)
-      if size > self._response_bytes:
-        raise Failure(
-            'bad_response', f'{host}: more than {self._response_bytes} bytes',
-            again=False)
-      if self._clock() > end:
-        raise Failure('timeout', f'{host}: no whole answer in time', again=True)
-    return b''.join(pieces)
 
   def _count(self, name: str) -> None:
     with self._lock:
@@ -321,19 +339,6 @@ def posting_json(urls: Sequence[str], *, token_env: str, response_bytes: int,
       tuple(urls) if not isinstance(urls, str) else urls,
       RetryPolicy(**retries), response_bytes=response_bytes, headers=headers,
       **(wiring or {}))
-
-
-def _check_status(host: str, response) -> None:
-  """Raises a Failure unless the status is 200."""
-  status = response.status
-  if status == 200:
-    return
-  detail = f'{host}: status {status}'
-  if status == 429 or status >= 500:
-    asked = response.headers.get('Retry-After', '')
-    raise Failure('unavailable', detail, again=True,
-                  after_secs=float(asked) if asked.isdecimal() else 0.0)
-  raise Failure('refused', detail, again=False)  # a redirect, too
 
 
 def _check_urls(urls: tuple[str, ...]) -> None:
