@@ -7,9 +7,14 @@ r"""Hit rates and speed of BM25, dense search and their fusion.
 
 A hit is a passage whose title is a golden answer; see benchmarks/debian.py. The
 speed is in queries per CPU-second of this process, 64 per call, with the
-encoder's work. BM25 alone is also measured over --copies of the postings, each
-impact changed a little, so that words keep their shares of passages; beside it,
-in turns, the summing up of every posting of a query.
+encoder's work and one worker of BM25. BM25 alone is also measured over --copies
+of the postings, each impact changed a little, so that words keep their shares
+of passages; beside it, in turns, the summing up of every posting of a query.
+
+  python benchmarks/fusion.py ... --copies 1 17 --workers 2
+
+also measures, in queries a second of turns of 2,560 and in turns, BM25 with one
+worker and with more, on as many quiet cores, and that they find the same.
 """
 
 import argparse
@@ -30,6 +35,7 @@ from searchrl.evaluation import figures
 from searchrl.runtime import workdir
 from searchrl.search import factory
 from searchrl.search.index import bm25
+from searchrl.search.index import maxscore
 from searchrl.search import mapped_corpus
 from searchrl.trajectory import Query, Question
 
@@ -45,6 +51,7 @@ def main():
   parser.add_argument('--k', type=float, nargs='+', default=[5.0],
                       help='of fusion')
   parser.add_argument('--copies', type=int, nargs='*', default=[])
+  parser.add_argument('--workers', type=int, nargs='*', default=[])
   parser.add_argument('--count', type=int, default=1000, help='questions')
   parser.add_argument('--seed', type=int, default=0, help='draws the questions')
   parser.add_argument('--out', type=pathlib.Path, help='jsonl, appended to')
@@ -58,14 +65,18 @@ def main():
     lines.append(measure(name, search, asked, len(corpus)))
     print(lines[-1], file=sys.stderr, flush=True)
   print(figures.table(lines, COLUMNS))
-  postings = [both(copied(corpus, n), [text for text, _ in asked])
-              for n in options.copies]
-  if postings:
-    print(figures.table(postings, tuple(postings[0])))
+  texts, postings, parallel = [text for text, _ in asked], [], []
+  for copies in options.copies:
+    index = copied(corpus, copies)
+    postings.append(both(index, texts))
+    parallel += [by_workers(corpus, index, texts, n) for n in options.workers]
+  for table in filter(None, (postings, parallel)):
+    print(figures.table(table, tuple(table[0])))
   if options.out:
     with options.out.open('a', encoding='utf-8') as file:
       file.write(json.dumps(dict(
           options=vars(options), lines=lines, postings=postings,
+          parallel=parallel,
           load=os.getloadavg()[0], environment=workdir.environment()),
                             default=str) + '\n')
 
@@ -81,13 +92,13 @@ def read(options):
 
 def specs(options):
   """Names to show, and engines as dict(name=..., **options)."""
-  yield 'bm25', dict(name='bm25')
+  yield 'bm25', dict(name='bm25', workers=1)
   for backend in options.backends if options.index else ():
     dense = dict(name='dense', index=options.index, backend=backend)
     yield f'dense, {backend}', dict(dense)
     for k in options.k:
       yield f'fusion, {backend}, k={k:g}', dict(name='fusion', k=k, engines=(
-          dict(name='bm25'), dense))
+          dict(name='bm25', workers=1), dense))
 
 
 def copied(corpus, copies):
@@ -98,12 +109,12 @@ def copied(corpus, copies):
   spans = list(zip(one.starts, one.starts[1:]))
   first = len(corpus) * np.arange(copies, dtype=np.int32)[:, None]
   passages = np.concatenate(
-      [(one.passages[a:b] + first).ravel() for a, b in spans])
+      [(one.postings.passages[a:b] + first).ravel() for a, b in spans])
   impacts = np.concatenate(
-      [np.tile(one.impacts[a:b], copies) for a, b in spans])
+      [np.tile(one.postings.impacts[a:b], copies) for a, b in spans])
   impacts *= np.random.default_rng(0).uniform(.9, 1, len(impacts)).astype('f4')
-  return bm25.Index(one.terms, one.starts * copies, passages, impacts,
-                    one.size * copies)
+  return bm25.Index(one.terms, one.starts * copies, maxscore.Postings(
+      passages, impacts, one.size * copies))
 
 
 def both(index, texts, k=3, rounds=5):
@@ -124,6 +135,37 @@ def both(index, texts, k=3, rounds=5):
           'fastest round': round(1e6 / min(taken['best'])),
           'every posting, q/CPU-s': round(1e6 / every),
           'ratio': round(every / best, 2)}
+
+
+class Folded:
+  """A corpus for an index of copies of it."""
+
+  def __init__(self, corpus):
+    self._corpus = corpus
+
+  def __getitem__(self, i):
+    return self._corpus[i % len(self._corpus)]
+
+
+def by_workers(corpus, index, texts, workers, turn=2560, rounds=5):
+  """A line that compares one worker with several, over the same queries."""
+  queries = [Query(texts[i % len(texts)], 3, Question('', '', ()))
+             for i in range(turn)]
+  searches = {n: bm25.searcher(Folded(corpus), index, workers=n)
+              for n in (1, workers)}
+  taken = {n: [] for n in searches}
+  found = {n: search(queries) for n, search in searches.items()}
+  time.sleep(5)  # its workers have started by then
+  for _ in range(rounds):
+    for n, search in searches.items():
+      start = time.perf_counter()
+      found[n] = search(queries)
+      taken[n].append(time.perf_counter() - start)
+  assert found[1] == found[workers]
+  one, more = (statistics.median(taken[n]) for n in (1, workers))
+  return {'passages': index.size, 'workers': workers,
+          'one, q/s': round(turn / one), 'q/s': round(turn / more),
+          'ratio': round(one / more, 2), 'same results': True}
 
 
 def measure(name, search, asked, passages, batch=64):

@@ -133,7 +133,7 @@ def test_the_best_are_those_of_all_scores_to_the_bit(words):
 
   with futures.ThreadPoolExecutor(8) as pool:  # they share the index's arrays
     list(pool.map(check, expected))
-  assert not any(zeros.any() for zeros in index._zeros)
+  assert not any(zeros.any() for zeros in index.postings._zeros)
 
 
 def test_frequent_terms_are_looked_up_and_not_summed():
@@ -149,11 +149,12 @@ def test_frequent_terms_are_looked_up_and_not_summed():
       looked_up.append(at)
       return super().__getitem__(at)
 
-  counting = dataclasses.replace(index, passages=index.passages.view(Passages))
+  counting = dataclasses.replace(index, postings=dataclasses.replace(
+      index.postings, passages=index.postings.passages.view(Passages)))
   positions, _ = counting.best('common rare', 3)
   assert positions.tolist() == bm25.top(index.scores('common rare'), 3).tolist()
   # The postings of the rare term, and of the other as many as it has passages.
-  sizes = [len(index.passages[at]) for at in looked_up
+  sizes = [len(index.postings.passages[at]) for at in looked_up
            if not isinstance(at, slice)]
   assert max(sizes) <= 9 and len(sizes) > 0
 

@@ -9,7 +9,7 @@ words, stop words, Porter's stems, one-byte lengths, postings, scores.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
 import re
@@ -18,6 +18,8 @@ from jaxtyping import Float, Int, UInt8
 import numpy as np
 
 from searchrl.search.corpus import Corpus
+from searchrl.search.index import maxscore
+from searchrl.search.index import ranking
 from searchrl.trajectory import Passages, Query, SearchFn
 
 # Words follow Unicode's annex 29: a Han or Hiragana character is a word of its
@@ -149,9 +151,6 @@ def decode_length(codes: UInt8[np.ndarray, 'N']) -> Int[np.ndarray, 'N']:
   return np.minimum(codes, 24) + ((rest - 8 * shift) << shift)
 
 
-_LEADERS = 8  # times k passages are summed up first: they raise the threshold
-
-
 @dataclasses.dataclass(frozen=True)
 class Index:
   """An inverted index: postings sorted by term, then by passage.
@@ -161,104 +160,38 @@ class Index:
 
   terms: dict[str, int]  # term -> t in [0, V)
   starts: Int[np.ndarray, 'V+1']
-  passages: Int[np.ndarray, 'P']  # in [0, N)
-  impacts: Float[np.ndarray, 'P']  # float32; what one query term adds
-  size: int  # N
+  postings: maxscore.Postings
   _bounds: dict[int, float] = dataclasses.field(default_factory=dict)  # by t
-  _zeros: list[np.ndarray] = dataclasses.field(default_factory=list)  # free [N]
+
+  @property
+  def size(self) -> int:
+    """The number of passages, N."""
+    return self.postings.size
 
   def scores(self, text: str) -> Float[np.ndarray, 'N']:
     """The sum of impacts over the query's terms; repeated terms count again."""
     total = np.zeros(self.size)
-    for _, span, count in self._spans(text):
-      total[self.passages[span]] += count * self.impacts[span]
+    for _, start, stop, count in self.spans(text):
+      total[self.postings.passages[start:stop]] += (
+          count * self.postings.impacts[start:stop])
     return total.astype(np.float32)
 
   def best(self, text: str, k: int
           ) -> tuple[Int[np.ndarray, 'K'], Float[np.ndarray, 'K']]:
-    """Positions and scores of `top(scores(text), k)`, from fewer postings.
+    """Positions and scores of `top(scores(text), k)`, from fewer postings."""
+    return self.postings.best(self.spans(text), k)
 
-    The terms that can add most are summed up first. Once the rest together
-    cannot lift a new passage into the k best, they are looked up only for the
-    passages that have a summed term and can still get there.
-
-    Source: Turtle and Flood 1995, Query evaluation: strategies and
-      optimizations, Information Processing and Management 31(6) (MaxScore).
-    """
-    spans = sorted(self._spans(text), key=lambda span: -span[0])
-    if not spans or k < 1:
-      return np.zeros(0, np.int32), np.zeros(0, np.float32)
-    try:
-      total = self._zeros.pop()
-    except IndexError:  # the first call, or other threads use them
-      total = np.zeros(self.size)
-    touched, threshold = [], 0.0  # the k-th best has no less
-    while spans and _bound(spans) >= threshold:
-      _, span, count = spans.pop(0)
-      at = self.passages[span]
-      before = total[at]
-      sums = before + count * self.impacts[span]
-      total[at] = sums
-      touched.append(at[before == 0] if touched else at)
-      threshold = _raised(threshold, sums, k)
-    at = np.concatenate(touched)
-    sums = total[at]
-    total[at] = 0
-    self._zeros.append(total)
-    at, sums = self._completed(spans, at, sums, k, threshold)
-    sums = sums.astype(np.float32)
-    order = np.lexsort((at, -sums))[:k]
-    return at[order], sums[order]
-
-  def _completed(self, spans, at, sums, k: int, threshold: float):
-    """Adds the spans to sums, and drops what cannot be among the k best."""
-    at, sums = _candidates(at, sums, spans, threshold)
-    if len(at) > 2 * _LEADERS * k:
-      leaders = np.argpartition(sums, -_LEADERS * k)[-_LEADERS * k:]
-      whole = sums[leaders]
-      for _, span, count in spans:
-        whole = whole + count * self._impacts_of(span, at[leaders])
-      threshold = _raised(threshold, whole, k)
-    for i, (_, span, count) in enumerate(spans):
-      at, sums = _candidates(at, sums, spans[i:], threshold)
-      sums = sums + count * self._impacts_of(span, at)
-    return at, sums
-
-  def _impacts_of(self, span: slice, at: Int[np.ndarray, 'M']
-                 ) -> Float[np.ndarray, 'M']:
-    """What a term adds to each passage, 0 where it does not occur."""
-    passages = self.passages[span]
-    place = np.searchsorted(passages, at)
-    place[place == len(passages)] = 0
-    return np.where(passages[place] == at, self.impacts[span][place], 0)
-
-  def _spans(self, text: str) -> Iterator[tuple[float, slice, int]]:
-    """Of each term of a query: the most it can add, its postings, its count."""
+  def spans(self, text: str) -> list[maxscore.Span]:
+    """The postings of each term of a query."""
+    found = []
     for term, count in collections.Counter(analyze(text)).items():
       t = self.terms.get(term)
       if t is not None:
-        span = slice(int(self.starts[t]), int(self.starts[t + 1]))
+        start, stop = int(self.starts[t]), int(self.starts[t + 1])
         if t not in self._bounds:
-          self._bounds[t] = float(self.impacts[span].max())
-        yield count * self._bounds[t], span, count
-
-
-def _bound(spans: Sequence[tuple[float, slice, int]]) -> float:
-  """The most that these terms together can add to a passage."""
-  return sum(most for most, _, _ in spans)
-
-
-def _raised(threshold: float, sums: Float[np.ndarray, 'M'], k: int) -> float:
-  """The k-th highest of sums, less a float32's error, if that is higher."""
-  if k > len(sums):
-    return threshold
-  return max(threshold, float(np.partition(sums, -k)[-k]) * (1 - 1e-6))
-
-
-def _candidates(at, sums, spans, threshold: float):
-  """The passages that can reach the threshold once all spans are added."""
-  able = np.flatnonzero(sums >= threshold - _bound(spans))
-  return at[able], sums[able]
+          self._bounds[t] = float(self.postings.impacts[start:stop].max())
+        found.append((count * self._bounds[t], start, stop, count))
+    return found
 
 
 def build(texts: Sequence[str], *, k1: float = 0.9, b: float = 0.4) -> Index:
@@ -281,8 +214,8 @@ def build(texts: Sequence[str], *, k1: float = 0.9, b: float = 0.4) -> Index:
   starts = np.searchsorted(rows, np.arange(len(terms) + 1))
   idf, norms = weights(np.diff(starts), lengths, k1, b)
   impacts = idf[rows] * counts / (counts + norms[passages])
-  return Index(terms, starts, passages.astype(np.int32),
-               impacts.astype(np.float32), len(ids))
+  return Index(terms, starts, maxscore.Postings(
+      passages.astype(np.int32), impacts.astype(np.float32), len(ids)))
 
 
 def weights(
@@ -303,37 +236,52 @@ def check(k1: float, b: float) -> None:
                      f'{k1} and {b}. Anserini uses 0.9 and 0.4.')
 
 
-def bm25(corpus: Corpus, *, k1: float = 0.9, b: float = 0.4) -> SearchFn:
+def bm25(corpus: Corpus, *, k1: float = 0.9, b: float = 0.4,
+         workers: int = 0) -> SearchFn:
   """Indexes a corpus and returns its search.
 
   Args:
     corpus: title and text of a passage are indexed together.
     k1: how slowly repeated terms saturate, at least 0. Default: Anserini's.
     b: how much the length counts, in [0, 1]. Default: Anserini's.
+    workers: as of `searcher`.
 
   Returns:
     A search whose passages share a term with the query and go from the highest
     score down, ties by position in the corpus.
 
   Raises:
-    ValueError: k1 or b is out of range.
+    ValueError: an option is out of range.
 
   Source: Kamphuis et al. 2020, Which BM25 do you mean?, the variant "Lucene
     (default)".
   """
   check(k1, b)
-  return searcher(corpus, build(corpus.texts, k1=k1, b=b))
+  return searcher(corpus, build(corpus.texts, k1=k1, b=b), workers=workers)
 
 
-def searcher(corpus: Corpus, index: Index) -> SearchFn:
-  """The search of an index of a corpus."""
+def searcher(corpus: Corpus, index: Index, *, workers: int = 0) -> SearchFn:
+  """The search of an index of a corpus; results do not depend on `workers`.
 
-  def answer(query: Query) -> Passages:
-    positions, scores = index.best(query.text, query.top_k)
-    return tuple(dataclasses.replace(corpus[i], score=score) for i, score in
-                 zip(positions.tolist(), scores.tolist()))
+  Args:
+    corpus: of the index.
+    index: see there.
+    workers: processes that rank the queries of large calls, this one included;
+      see `ranking.Ranking`. 0: one for each of its cores, 8 at most.
 
-  return lambda queries: [answer(query) for query in queries]
+  Raises:
+    ValueError: workers is negative.
+  """
+  ranks = ranking.Ranking(index.postings, workers)
+
+  def prepare(query: Query) -> tuple[list[maxscore.Span], int]:
+    return index.spans(query.text), query.top_k
+
+  def finish(best: ranking.Best) -> Passages:
+    return tuple(dataclasses.replace(corpus[i], score=score)
+                 for i, score in zip(*best))
+
+  return lambda queries: ranks.map(queries, prepare, finish)
 
 
 def top(scores: Float[np.ndarray, 'N'], k: int) -> Int[np.ndarray, 'K']:

@@ -18,6 +18,8 @@ import numpy as np
 from searchrl.runtime import atomic
 from searchrl.search.corpus import Corpus
 from searchrl.search.index import bm25
+from searchrl.search.index import maxscore
+from searchrl.search.index import ranking
 from searchrl.trajectory import SearchFn
 
 _FORMAT = 1  # increased whenever the terms of `bm25.analyze` change
@@ -151,12 +153,22 @@ def load(folder: str | pathlib.Path, corpus: Corpus) -> bm25.Index:
         f'{corpus.digest[:16]}, but is of {of[:16]}. Build it from this '
         'corpus.')
   terms = (folder / 'terms.txt').read_text(encoding='utf-8')
-  arrays = [np.asarray(np.load(folder / f'{n}.npy', mmap_mode='r'))
-            for n in _ARRAYS]  # still mapped; asarray slices faster
-  return bm25.Index({term: i for i, term in enumerate(terms.split('\n'))},
-                    *arrays, count)
+  starts, *files = ((folder / f'{name}.npy').open('rb') for name in _ARRAYS)
+  with starts:
+    starts = ranking.mapped(starts)
+  return bm25.Index(
+      {term: i for i, term in enumerate(terms.split('\n'))}, starts,
+      maxscore.Postings(*map(ranking.mapped, files), count, tuple(files)))
 
 
-def indexed(corpus: Corpus, folder: str | pathlib.Path) -> SearchFn:
-  """A search by the index in <folder>/bm25, with its own k1 and b."""
-  return bm25.searcher(corpus, load(pathlib.Path(folder) / 'bm25', corpus))
+def indexed(corpus: Corpus, folder: str | pathlib.Path, *, workers: int = 0
+           ) -> SearchFn:
+  """A search by the index in <folder>/bm25, with its own k1 and b.
+
+  Args:
+    corpus: of the index.
+    folder: see there.
+    workers: as of `bm25.searcher`.
+  """
+  index = load(pathlib.Path(folder) / 'bm25', corpus)
+  return bm25.searcher(corpus, index, workers=workers)
