@@ -12,6 +12,7 @@ import pytest
 from searchrl.search.index import approximate
 from searchrl.search.index import exact_host
 from searchrl.search.index import hnsw
+from searchrl.search.index import manifests
 from searchrl.search.index import scann as scann_index
 from searchrl.search.index import vector_store
 
@@ -241,13 +242,16 @@ def test_an_index_below_the_least_recall_does_not_open(built, large):
 
 
 def edited(folder, **changes):
+  """Another manifest, as if it had been written so."""
   raw = json.loads((folder / 'manifest.json').read_text()) | changes
-  (folder / 'manifest.json').write_text(json.dumps(
-      {k: v for k, v in raw.items() if v is not ...}))
+  del raw['seal']
+  raw = {k: v for k, v in raw.items() if v is not ...}
+  (folder / 'manifest.json').write_text(
+      json.dumps(raw | {'seal': manifests._seal(raw)}))
 
 
 @pytest.mark.parametrize('damage, message', [
-    (lambda f: edited(f, **{'recall@3': ...}), 'with a measured recall'),
+    (lambda f: edited(f, **{'recall@3': ...}), 'must have a measured recall'),
     (lambda f: edited(f, **{'recall@3': None}), 'must have a measured recall'),
     (lambda f: edited(f, of='other'), 'built of the vectors beside it'),
     (lambda f: (f / 'manifest.json').write_text('['), 'must be whole'),
@@ -261,6 +265,30 @@ def test_damage_is_named(tmp_path, kind, damage, message):
   damage(tmp_path / 'i')
   with pytest.raises(ValueError, match=message):
     approximate.open_(kind, store, tmp_path / 'i', min_recall=0)
+
+
+def test_a_flipped_bit_is_found_and_the_index_built_again(tmp_path, kind):
+  rows, vectors = clustered(5000)
+  store, said = make_store(tmp_path / 'v', rows), []
+  build = lambda: approximate.build_if_changed(
+      kind, store, tmp_path / 'i', vectors, recall=.9, say=said.append)
+  build()
+  for file in sorted(f for f in (tmp_path / 'i').rglob('*') if f.is_file()):
+    whole = file.read_bytes()
+    for bit in np.linspace(0, 8 * len(whole) - 1, 5).astype(int).tolist():
+      flipped = bytearray(whole)
+      flipped[bit // 8] ^= 1 << bit % 8
+      file.write_bytes(flipped)
+      with pytest.raises(ValueError, match=f'{file.name} must be .* again'):
+        approximate.open_(kind, store, tmp_path / 'i', min_recall=0)
+    file.write_bytes(whole)
+  approximate.open_(kind, store, tmp_path / 'i', min_recall=0)
+  build()
+  assert 'already built' in said[-1]
+  file.write_bytes(flipped)
+  said.clear()
+  build()
+  assert f'{kind} is built again: ' in said[0]
 
 
 def largest(folder):

@@ -11,6 +11,7 @@ from searchrl.search.corpus import Corpus
 from searchrl.search import factory
 from searchrl.search.index import bm25
 from searchrl.search.index import bm25_files
+from searchrl.search.index import manifests
 from searchrl.trajectory import Passage, Query, Question
 
 WORDS = ('river', 'mill', 'mountains', 'tarn', 'garonne', 'corn', 'sea', 'the')
@@ -62,22 +63,47 @@ def test_a_corpus_of_stop_words_has_no_term(tmp_path):
 
 
 def edited(folder, **changes):
+  """Another manifest, as if it had been written so."""
   file = folder / 'manifest.json'
-  file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+  raw = json.loads(file.read_text()) | changes
+  del raw['seal']
+  file.write_text(json.dumps(raw | {'seal': manifests._seal(raw)}))
 
 
 @pytest.mark.parametrize('damage, message', [
-    (lambda f: edited(f, format=0), 'of format 1, but is of 0'),
-    (lambda f: edited(f, bytes=None), 'must be a whole index'),
-    (lambda f: (f / 'manifest.json').write_text('{'), 'must be a whole index'),
-    (lambda f: (f / 'terms.txt').write_text('x'), 'whole: False'),
-    (lambda f: (f / 'impacts.npy').unlink(), 'must be a whole index')])
+    (lambda f: edited(f, format=1), 'of format 2, but is of 1'),
+    (lambda f: edited(f, bytes=None), 'must be whole, and of this version'),
+    (lambda f: (f / 'manifest.json').write_text('{'), 'must be whole'),
+    (lambda f: (f / 'terms.txt').write_text('x'), 'missing or cut'),
+    (lambda f: (f / 'impacts.npy').unlink(), 'missing or cut')])
 def test_damage_is_named(tmp_path, damage, message):
   corpus = make_corpus(9)
   bm25_files.build(corpus.texts, tmp_path / 'i', corpus=corpus.digest)
   damage(tmp_path / 'i')
   with pytest.raises(ValueError, match=message):
     bm25_files.load(tmp_path / 'i', corpus)
+
+
+@pytest.mark.parametrize('name', [
+    'terms.txt', 'starts.npy', 'passages.npy', 'impacts.npy', 'manifest.json'])
+def test_a_flipped_bit_is_found_and_the_index_built_again(tmp_path, name):
+  corpus, said = make_corpus(9), []
+  folder = tmp_path / 'i'
+  build = lambda: bm25_files.build_if_changed(
+      corpus, folder, say=said.append, k1=.9)
+  build()
+  whole = (folder / name).read_bytes()
+  for bit in np.linspace(0, 8 * len(whole) - 1, 40).astype(int).tolist():
+    flipped = bytearray(whole)
+    flipped[bit // 8] ^= 1 << bit % 8
+    (folder / name).write_bytes(flipped)
+    with pytest.raises(ValueError, match=f'{name} must be .* again'):
+      bm25_files.load(folder, corpus)
+  build()
+  assert 'bm25 is built again' in said[-2]
+  assert (folder / name).read_bytes() == whole
+  build()
+  assert said[-1] == 'bm25: already built'
 
 
 def test_another_corpus_or_none_is_refused(tmp_path):

@@ -78,6 +78,9 @@ def test_digest_is_that_of_the_plain_file_and_sees_every_part(tmp_path):
     ('{"contents": "a"}', 'id must be a string'),
     ('{"id": true, "contents": "a"}', 'id must be a string'),
     ('{"id": 7, "contents": "a"}', "is '7', as in line 1"),
+    ('{"id": 8, "title": "a\\nb", "text": ""}', 'title must be one line'),
+    ('[' * 100_000, 'is not: RecursionError'),
+    ('{"id": 1, "contents": ' + '[' * 100_000, 'is not: RecursionError'),
 ])
 def test_a_bad_line_is_named(tmp_path, line, message):
   path = write_lines(tmp_path / 'c.jsonl', '{"id": "7", "contents": "x"}', line)

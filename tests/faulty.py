@@ -60,7 +60,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     del args
 
   def do_GET(self):
-    self._serve()
+    if self.path == '/health':  # not asked for passages
+      about = self.server.owner.about
+      self._send(404 if about is None else 200, json.dumps(about).encode())
+    else:
+      self._serve()
 
   def do_POST(self):
     self._serve()
@@ -160,6 +164,7 @@ class Server:
     self.hung_up = threading.Event()  # a client, while it was dripped at
     self.body = body or self._retrieve
     self.fails = '500'  # the fault where `body` raises
+    self.about = None  # what /health shows
     self._server = http.server.ThreadingHTTPServer(
         ('127.0.0.1', 0), _Handler)
     self._server.handle_error = lambda *args: None  # clients that hung up

@@ -98,13 +98,26 @@ def test_damaged_offsets_are_made_again(path, damage):
     ('{"id": 1,', 'line 3 of .*is not'), ('{"id": "1"}', 'line 3 of .*has'),
     ('{"contents": "a"}', 'id must be a string'),
     ('{"id": "1", "title": "a\\nb", "text": ""}', 'title .* of line 3 of'),
-    ('{"id": 7, "contents": "a"}', "passage 1 of .* is '7', as of passage 0"),
+    ('{"id": 7, "contents": "a"}', "that of line 3 of .* is '7', as in line 1"),
+    ('[' * 100_000, 'line 3 of .* is not: RecursionError'),
 ])
 def test_a_bad_line_is_named_and_nothing_is_written(tmp_path, line, message):
   path = lines(tmp_path / 'c.jsonl', '{"id": "7", "contents": "x"}', '', line)
   with pytest.raises(ValueError, match=message):
     mapped_corpus.open_(path)
   assert [p.name for p in tmp_path.iterdir()] == ['c.jsonl']
+
+
+def test_offsets_of_an_older_version_are_made_again(path, monkeypatch):
+  monkeypatch.setattr(mapped_corpus, '_FORMAT', mapped_corpus._FORMAT - 1)
+  lines(path, '{"id": 8, "title": "a", "text": ""}')
+  mapped_corpus.open_(path)
+  monkeypatch.undo()
+  scans, scan = [], mapped_corpus._scan
+  monkeypatch.setattr(
+      mapped_corpus, '_scan', lambda path: scans.append(path) or scan(path))
+  mapped_corpus.open_(path)
+  assert scans == [path]
 
 
 def test_ids_that_share_a_hash_are_distinguished(path, monkeypatch):

@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """remote: what good servers find; what becomes of every fault of bad ones."""
 
+import contextlib
 import json
 import threading
 import time
 
 import faulty
 import pytest
+import servers
 import tiny
 
 from searchrl.search.remote import remote
@@ -237,6 +239,42 @@ def test_connections_are_used_again():
     for _ in range(5):
       search([query()])
   assert len(ports) == 1  # the server has a thread for each connection
+
+
+class TestReplicas:
+
+  def asked(self, *abouts):
+    with contextlib.ExitStack() as stack:
+      all_of_them = [stack.enter_context(faulty.Server()) for _ in abouts]
+      for server, about in zip(all_of_them, abouts):
+        server.about = about
+      return client(*(server.url for server in all_of_them))(
+          [query('a')] * 3)
+
+  @pytest.mark.parametrize('fact', ['corpus', 'index'])
+  def test_servers_of_different_digests_are_refused_at_the_start(self, fact):
+    same = {'status': 'ok', 'corpus': 'c' * 64, 'index': 'i' * 64}
+    with pytest.raises(ValueError, match=(
+        f'search the same, but the {fact} of 127.0.0.1:.* is {fact[0] * 16}, '
+        'and that of 127.0.0.1:.* is ddd')):
+      self.asked(same, same, same | {fact: 'd' * 64})
+
+  @pytest.mark.parametrize('other', [
+      {'corpus': 'c' * 64}, {'status': 'ok'}, None, [], 'x', {'corpus': 3},
+      {'corpus': 'c' * 64, 'engine': 'other', 'passages': 3}])
+  def test_others_are_asked(self, other):
+    assert self.asked({'corpus': 'c' * 64}, other, None) == [good('a')] * 3
+
+  def test_one_that_is_not_up_is_none_to_compare(self):
+    with faulty.Server() as server:
+      found = client(server.url, faulty.unused_url())([query('a')])
+      assert found == [good('a')]
+
+  def test_our_own_servers_show_what_is_compared(self):
+    with (servers.serving(about={'corpus': 'a' * 64}) as one,
+          servers.serving(about={'corpus': 'b' * 64}) as two):
+      with pytest.raises(ValueError, match='the corpus of 127.0.0.1'):
+        client(*(f'{server.address}/retrieve' for server in (one, two)))
 
 
 class TestBreaker:

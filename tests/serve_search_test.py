@@ -54,6 +54,18 @@ def test_the_config_has_the_defaults_of_the_options():
   assert serve_search.make_options(serve) == search_server.Options()
 
 
+def test_health_shows_digests_and_no_path():
+  dense = {'engine': 'dense', 'corpus': 'c', 'passages': 2, 'index': {
+      'fingerprint': 'f', 'encoder': {'path': '/secret'}}}
+  bm25 = {'engine': 'bm25', 'corpus': 'c', 'passages': 2}
+  assert serve_search.shown(bm25) == bm25
+  assert serve_search.shown(dense) == dense | {'index': 'f'}
+  assert serve_search.shown(
+      {'engine': 'fusion', 'corpus': 'c', 'engines': [bm25, dense]}) == {
+          'engine': 'fusion', 'corpus': 'c', 'index': ',f'}
+  assert serve_search.shown({'engine': 'web'}) == {'engine': 'web'}
+
+
 @pytest.mark.slow
 def test_the_job_serves_a_file_and_ends_in_order(tmp_path):
   (tmp_path / 'c.jsonl').write_text(

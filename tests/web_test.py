@@ -150,6 +150,7 @@ def test_a_torn_last_line_is_left_out_and_written_again(tmp_path):
 
 @pytest.mark.parametrize('line', [
     '{', '[]', '{"query": "a"}', '{"query": "a", "top_k": 1, "passages": [1]}',
+    '[' * 100_000,
     *('{"query": "a", "top_k": 1, "passages": [{"id": "a", "title": %s, '
       '"text": "b", "score": %s}]}' % pair
       for pair in (('null', '0'), ('7', '0'), ('"T"', '"x"')))])

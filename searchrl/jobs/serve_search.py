@@ -34,9 +34,7 @@ def run(config, workdir: str) -> None:
         common=config.data.common, world=build.world(config))
   engine = searches.engine(config.search, corpus, seed=config.seed)
   _check(engine, name)
-  about = {'engine': name}
-  if corpus:
-    about |= {'passages': len(corpus), 'corpus': corpus.digest}
+  about = shown(searches.describe(config.search, corpus))
   server = search_server.Server(engine, options, about=about, warn=asgi.say)
   over = f' over {len(corpus)} passages' if corpus else ''
   asgi.serve(server, f'{name}{over} at {server.address}/retrieve', options.http)
@@ -47,6 +45,19 @@ def make_options(serve: Mapping[str, Any]) -> search_server.Options:
   http, rest = asgi.take_options(serve)
   limits = wire.Limits(**rest.pop('limits'))
   return search_server.Options(http, limits=limits, **rest)
+
+
+def shown(facts: Mapping[str, Any]) -> dict[str, Any]:
+  """What anybody may know of an engine: names and digests, no path.
+
+  Args:
+    facts: from `experiment.search.describe`.
+  """
+  own = {name: facts[name] for name in ('engine', 'passages', 'corpus')
+         if name in facts}
+  index = facts['index']['fingerprint'] if 'index' in facts else ','.join(
+      shown(inner).get('index', '') for inner in facts.get('engines', ()))
+  return own | ({'index': index} if index.strip(',') else {})
 
 
 def load_corpus(file: str, folder: pathlib.Path, **world):

@@ -151,9 +151,10 @@ def parse(line: bytes, place: str) -> Passage:
   """
   try:
     record = json.loads(line)
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
+    why = error if isinstance(error, ValueError) else type(error).__name__
     raise ValueError(
-        f'a line must be a JSON object, but {place} is not: {error}. Write one '
+        f'a line must be a JSON object, but {place} is not: {why}. Write one '
         'object a line, in UTF-8.') from error
   if not isinstance(record, dict):
     raise ValueError(f'a line must be a JSON object, but {place} holds '

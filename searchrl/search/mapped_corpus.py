@@ -23,7 +23,7 @@ from searchrl.search import corpus as corpora
 from searchrl.trajectory import Passage
 
 IN_MEMORY_BYTES = 256 * 2**20  # the largest file that `load` reads as a whole
-_FORMAT = 1
+_FORMAT = 2  # increased whenever a scan checks more
 
 
 class MappedCorpus:
@@ -96,8 +96,8 @@ def open_(path: str | pathlib.Path) -> MappedCorpus:
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: a line is not a passage, an id occurs twice, the file has no
-      passage, or is compressed.
+    ValueError: a line is not a passage, a title has more than one line, an id
+      occurs twice, the file has no passage, or is compressed.
   """
   path = pathlib.Path(path)
   if not path.is_file():
@@ -205,9 +205,19 @@ def _check_unique(path: pathlib.Path, starts: Int[np.ndarray, 'N'],
     first, second = order[at], order[at + 1]
     if corpus[first].id == corpus[second].id:
       raise ValueError(
-          f'id must be unique, but that of passage {second} of {path}, counted '
-          f'from 0, is {corpus[second].id!r}, as of passage {first}. Drop or '
-          'rename one of them.')
+          f'id must be unique, but that of line {_line(path, starts[second])} '
+          f'of {path} is {corpus[second].id!r}, as in line '
+          f'{_line(path, starts[first])}. Drop or rename one of them.')
+
+
+def _line(path: pathlib.Path, start: int) -> int:
+  """The number, from 1, of the line that starts at a byte of a file."""
+  with path.open('rb') as file:
+    left, number = int(start), 1
+    while left > 0 and (piece := file.read(min(left, 2**20))):
+      number += piece.count(b'\n')
+      left -= len(piece)
+  return number
 
 
 def _publish(path: pathlib.Path, starts: Int[np.ndarray, 'N'], facts: dict

@@ -10,7 +10,6 @@ with less recall than is asked for, is not opened.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-import json
 import pathlib
 import tempfile
 from typing import Any
@@ -21,6 +20,7 @@ import numpy as np
 from searchrl.runtime import atomic
 from searchrl.search.index import exact_host
 from searchrl.search.index import hnsw
+from searchrl.search.index import manifests
 from searchrl.search.index import scann as scann_index
 from searchrl.search.index import vector_store
 
@@ -67,14 +67,10 @@ def build(
     built = module.build(store, new, **options)
     _, settings, measured = _tuned(
         kind, built, new, store, queries, recall=recall, say=say)
-    manifest = {
+    return manifests.write(new, {
         'kind': kind, 'of': store.fingerprint, 'built': built,
         'settings': settings, 'recall@3': measured[-1]['recall@3'],
-        'queries': len(queries), 'measured': measured, 'options': options,
-        'bytes': {str(file.relative_to(new)): file.stat().st_size
-                  for file in sorted(new.rglob('*')) if file.is_file()}}
-    atomic.write_json(new / 'manifest.json', manifest)
-  return manifest
+        'queries': len(queries), 'measured': measured, 'options': options})
 
 
 def build_if_changed(
@@ -92,6 +88,7 @@ def build_if_changed(
     try:
       manifest = read_manifest(folder, store)
       if manifest['options'] == options:
+        manifests.check(folder, manifest)
         say(f'{kind}: already built, recall@3 {manifest["recall@3"]:.4f}')
         return
     except ValueError as error:
@@ -175,35 +172,17 @@ def read_manifest(folder: pathlib.Path, store: vector_store.Store
     FileNotFoundError: there is no manifest.
     ValueError: it is damaged, or of other vectors, or a file is missing or cut.
   """
-  file = folder / 'manifest.json'
-  if not file.is_file():
-    raise FileNotFoundError(
-        f'an index must hold manifest.json, but {folder} does not. Build it '
-        f"with --config.build=\"('{folder.name}',)\" of "
-        'configs/build_index.py.')
-  try:
-    manifest = json.loads(file.read_text())
-    found, of, settings = (
-        manifest[name] for name in ('recall@3', 'of', 'settings'))
-    sizes = {str(name): int(size) for name, size in manifest['bytes'].items()}
-    whole = isinstance(found, float) and isinstance(settings, dict)
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise ValueError(
-        f'{file} must be whole, with a measured recall, but: '
-        f'{type(error).__name__} {error}. Build it again.') from error
-  if not whole:
-    raise ValueError(f'{file} must have a measured recall@3, but has '
+  manifest = manifests.read(folder)
+  found, of, settings = (
+      manifest.get(name) for name in ('recall@3', 'of', 'settings'))
+  if not isinstance(found, float) or not isinstance(settings, dict):
+    raise ValueError(f'{folder} must have a measured recall@3, but has '
                      f'{found!r}. Build it again.')
   if of != store.fingerprint:
     raise ValueError(
         f'{folder} must be built of the vectors beside it, whose fingerprint '
         f'is {store.fingerprint[:16]}, but is of {str(of)[:16]}. Build it '
         'again.')
-  for name, size in sizes.items():
-    path = folder / name
-    if not path.is_file() or path.stat().st_size != size:
-      raise ValueError(f'{path} must have {size} bytes, but is missing or cut. '
-                       'Build it again.')
   return manifest
 
 
@@ -212,11 +191,12 @@ def open_(kind: str, store: vector_store.Store, folder: pathlib.Path, *,
   """Loads an index with the settings that it was tuned to.
 
   Raises:
-    FileNotFoundError, ValueError: as of `read_manifest`; its recall is below
-      `min_recall`; or its package is missing.
+    FileNotFoundError, ValueError: as of `read_manifest`; a file is not as it
+      was written; its recall is below `min_recall`; or its package is missing.
   """
   module = _module(kind)
   manifest = read_manifest(folder, store)
+  manifests.check(folder, manifest)
   if not manifest['recall@3'] >= min_recall:
     raise ValueError(
         f'recall@3 of {folder} must be at least min_recall={min_recall}, but '

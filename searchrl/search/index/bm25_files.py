@@ -8,7 +8,6 @@ and one block in memory. A loaded index equals that of `bm25.build`.
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,11 +17,12 @@ import numpy as np
 from searchrl.runtime import atomic
 from searchrl.search.corpus import Corpus
 from searchrl.search.index import bm25
+from searchrl.search.index import manifests
 from searchrl.search.index import maxscore
 from searchrl.search.index import ranking
 from searchrl.trajectory import SearchFn
 
-_FORMAT = 1  # increased whenever the terms of `bm25.analyze` change
+_FORMAT = 2  # increased whenever files or the terms of `bm25.analyze` change
 _BLOCK = 65_536  # texts that are counted at a time
 _ARRAYS = ('starts', 'passages', 'impacts')
 
@@ -45,12 +45,9 @@ def build(texts: Sequence[str], folder: pathlib.Path, *, corpus: str,
     terms, lengths = _count(texts, new)
     _weigh(new, len(terms), lengths, k1, b)
     (new / 'terms.txt').write_text('\n'.join(terms), encoding='utf-8')
-    manifest = {
+    return manifests.write(new, {
         'format': _FORMAT, 'corpus': corpus, 'k1': k1, 'b': b,
-        'count': len(texts), 'terms': len(terms), 'bytes': {
-            file.name: file.stat().st_size for file in sorted(new.iterdir())}}
-    atomic.write_json(new / 'manifest.json', manifest)
-  return manifest
+        'count': len(texts), 'terms': len(terms)})
 
 
 def build_if_changed(corpus: Corpus, folder: pathlib.Path, *,
@@ -66,7 +63,7 @@ def build_if_changed(corpus: Corpus, folder: pathlib.Path, *,
   if (folder / 'manifest.json').exists():
     try:
       load(folder, corpus)
-      manifest = json.loads((folder / 'manifest.json').read_text())
+      manifest = manifests.read(folder)
       if all(manifest[name] == value for name, value in options.items()):
         say('bm25: already built')
         return
@@ -124,34 +121,24 @@ def _weigh(folder: pathlib.Path, size: int, lengths: np.ndarray, k1: float,
 
 
 def load(folder: str | pathlib.Path, corpus: Corpus) -> bm25.Index:
-  """The index of a corpus; postings stay on disk until they are read.
+  """The index of a corpus; postings stay on disk, after they were checked.
 
   Raises:
     FileNotFoundError: there is no index.
     ValueError: it is damaged, of an older format, or of another corpus.
   """
   folder = pathlib.Path(folder)
-  if not (folder / 'manifest.json').is_file():
-    raise FileNotFoundError(
-        f'a BM25 index must hold manifest.json, but {folder} does not. Build '
-        "it with --config.build=\"('bm25',)\" of configs/build_index.py.")
-  try:
-    manifest = json.loads((folder / 'manifest.json').read_text())
-    found, count, of = (manifest[n] for n in ('format', 'count', 'corpus'))
-    whole = all((folder / name).stat().st_size == size
-                for name, size in manifest['bytes'].items())
-  except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-    raise ValueError(
-        f'{folder} must be a whole index, but: {type(error).__name__} {error}. '
-        'Build it again.') from error
-  if found != _FORMAT or not whole:
-    raise ValueError(f'{folder} must be a whole index of format {_FORMAT}, but '
-                     f'is of {found}, whole: {whole}. Build it again.')
+  manifest = manifests.read(folder)
+  found, count, of = (manifest.get(n) for n in ('format', 'count', 'corpus'))
+  if found != _FORMAT:
+    raise ValueError(f'{folder} must be an index of format {_FORMAT}, but is '
+                     f'of {found}. Build it again.')
   if of != corpus.digest or count != len(corpus):
     raise ValueError(
         f'{folder} must be of the corpus that is searched, of digest '
         f'{corpus.digest[:16]}, but is of {of[:16]}. Build it from this '
         'corpus.')
+  manifests.check(folder, manifest)
   terms = (folder / 'terms.txt').read_text(encoding='utf-8')
   starts, *files = ((folder / f'{name}.npy').open('rb') for name in _ARRAYS)
   with starts:

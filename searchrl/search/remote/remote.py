@@ -3,7 +3,8 @@
 """Search by HTTP servers of Search-R1's `/retrieve` protocol.
 
 Search-R1's servers implement it, and ours (`searchrl.jobs.serve_search`). All
-servers must have the same index: a call goes to any of them.
+servers must have the same index: a call goes to any of them. Those that show
+what they search are compared at the start (`replicas`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from searchrl.search.remote import http_request
 from searchrl.search.remote import rehearsal
+from searchrl.search.remote import replicas
 from searchrl.search.remote import transport
 from searchrl.search.remote import wire
 from searchrl.trajectory import Passages, Query, SearchError
@@ -177,7 +179,8 @@ def remote(
     **retries: fields of `transport.RetryPolicy`.
 
   Raises:
-    ValueError: an option is out of range, or the variable is not set.
+    ValueError: an option is out of range, the variable is not set, or two
+      servers search different corpora; see `replicas`.
     TypeError: there is no such option.
   """
   for name, value in (('batch', batch), ('query_chars', query_chars),
@@ -189,6 +192,8 @@ def remote(
   calls = transport.posting_json(
       urls, token_env=token_env, response_bytes=response_bytes, wiring=wiring,
       **retries)
+  if len(urls) > 1:
+    replicas.check(urls, calls.headers)
   limits = dataclasses.replace(
       wire.Limits(), queries=batch, query_chars=query_chars,
       body_bytes=_BODY_BYTES)

@@ -123,6 +123,7 @@ class Transport:
     _check_urls(urls)
     self._servers = [_Server(url) for url in urls]
     self._policy, self._clock, self._sleep = policy, clock, sleep
+    self.headers = dict(headers)
     self._client = http_request.Client(
         hosts=len(urls), response_bytes=response_bytes, headers=headers,
         clock=clock)

@@ -223,7 +223,7 @@ def _recorded(line: bytes, place: str) -> tuple[_Key, Passages]:
                for value in (p.id, p.title, p.text)) and all(
                    isinstance(p.score, int | float) for p in passages):
           return (text, top_k), passages
-  except (ValueError, TypeError):
+  except (ValueError, TypeError, RecursionError):
     pass
   raise ValueError(f'search.options.tape must hold what was recorded, but '
                    f'{place} is something else. Remove the line.')

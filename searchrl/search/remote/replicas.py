@@ -1,0 +1,62 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Whether several search servers search the same: asked once, at the start.
+
+Our servers show at /health, beside /retrieve, the digest of their corpus and
+the fingerprint of their index of vectors. A server that shows none (others'
+do not), or that is not up yet, cannot be compared, and is taken on trust; so is
+one that changes later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent import futures
+import json
+import time
+from typing import Any
+
+from searchrl.search.remote import http_request
+
+_SECS = 5.0  # for an answer; it may have to ask its engine first
+_FACTS = ('corpus', 'index')
+
+
+def check(urls: Sequence[str], headers: Mapping[str, str]) -> None:
+  """Raises a ValueError if two servers name different digests.
+
+  Args:
+    urls: of /retrieve.
+    headers: of the requests.
+  """
+  client = http_request.Client(hosts=len(urls), response_bytes=2**16,
+                               headers=headers, clock=time.monotonic)
+  with futures.ThreadPoolExecutor(len(urls)) as pool:
+    shown = pool.map(lambda url: _about(client, url), urls)
+  first = {}  # fact -> (host, digest)
+  for url, about in zip(urls, shown):
+    host = http_request.Request('GET', url).host
+    for fact, digest in about.items():
+      other, expected = first.setdefault(fact, (host, digest))
+      if digest != expected:
+        raise ValueError(
+            'search.options.urls must lead to servers that search the same, '
+            f'but the {fact} of {other} is {expected[:16]}, and that of {host} '
+            f'is {digest[:16]}. Serve the same files everywhere, or leave one '
+            'out.')
+
+
+def _about(client: http_request.Client, url: str) -> dict[str, str]:
+  """What a server shows of what it searches; {}: nothing, or it is not up."""
+  root, slash, page = url.rpartition('/')
+  if not slash or page != 'retrieve':
+    return {}
+  try:
+    record = json.loads(client.body(
+        http_request.Request('GET', f'{root}/health'),
+        time.monotonic() + _SECS))
+  except (http_request.Failure, ValueError, RecursionError):
+    return {}
+  fields: Any = record if isinstance(record, dict) else {}
+  return {fact: fields[fact] for fact in _FACTS
+          if isinstance(fields.get(fact), str)}
