@@ -161,6 +161,18 @@ def test_rows_of_no_use_do_no_harm(tmp_path, kind, rows):
       rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.parametrize('value', [1e13, 1e30, 3e38])
+def test_rows_that_would_end_the_process_are_refused_before(tmp_path, value):
+  pytest.importorskip('scann')
+  rows = clustered(5000)[0]
+  rows[77, 3] = -value
+  with pytest.raises(ValueError, match='beyond 1e.12 for ScaNN, but that of '
+                     'passage 77, counted from 0, has '):
+    scann_index.build(vector_store.InMemory(rows), tmp_path)
+  rows[77, 3] = 1e11  # and this is not too large
+  scann_index.build(vector_store.InMemory(rows), tmp_path)
+
+
 def test_scann_is_built_alike_every_time(tmp_path, large):
   pytest.importorskip('scann')
   trees = []

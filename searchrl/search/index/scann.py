@@ -31,6 +31,7 @@ _ROWS = 'rows.npy'  # the rows of the source, which the last ranking reads
 _RERANKED = 32  # rows per query, at least
 _BY_ONE_THREAD = 1_000_000  # rows of a part
 _TREE_FROM = 4096  # rows; fewer are compared one by one
+_MOST = 1e12  # a value's size; ScaNN ends the process where squares overflow
 _SAMPLE = 120  # rows per leaf from which leaves and codes are learned
 _FLAGS = {  # ScaNN's switches, and the CPU features that each needs
     '_ZN14research_scann14flags_internal15should_use_avx2E': {'avx2', 'fma'},
@@ -115,7 +116,8 @@ def build(
     Facts that `open_` and `ladder` need.
 
   Raises:
-    ValueError: ScaNN is not installed, or an option is out of range.
+    ValueError: ScaNN is not installed, an option is out of range, or a row has
+      a value too large for it.
   """
   _library()
   if leaves < 0 or part_rows < 1 or not soar > 0:
@@ -133,12 +135,25 @@ def build(
     for first in range(start, stop, 65_536):
       last = min(first + 65_536, stop)
       block = vector_store.checked(source.read(first, last), first)
+      _check_size(block, first)
       kept[first:last] = block
       rows[first - start:last - start] = block - source.mean
     tree_leaves.append(
         _build_part(rows, folder / f'part_{number:03d}', leaves, soar))
   kept.flush()
   return {'edges': edges, 'leaves': tree_leaves, 'rows': kept.dtype.name}
+
+
+def _check_size(rows: Float[np.ndarray, 'N D'], first: int) -> None:
+  """Raises a ValueError that names the first row with a value too large."""
+  largest = np.maximum(rows.max(1), -rows.min(1))
+  if largest.max() > _MOST:
+    row = int(np.argmax(largest > _MOST))
+    raise ValueError(
+        f'vectors must have no value beyond {_MOST:g} for ScaNN, but that of '
+        f'passage {first + row}, counted from 0, has {largest[row]:.3g}. Check '
+        "the encoder and its weights, or take another backend, such as 'exact'."
+    )
 
 
 def _build_part(rows: Float[np.ndarray, 'N D'], folder: pathlib.Path,
