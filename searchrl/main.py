@@ -18,6 +18,12 @@ import re
 import sys
 from typing import Any, NoReturn
 
+from searchrl.runtime import signals
+
+if __name__ == '__main__':
+  signals.exit_at_sigterm()  # what follows takes seconds
+
+# pylint: disable=wrong-import-position
 from absl import app
 from absl import flags
 from absl import logging
@@ -30,7 +36,6 @@ from searchrl.runtime import folder_lock
 from searchrl.runtime import moved
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
-from searchrl.runtime import signals
 
 _argv: list[str] = []  # of the present command
 _CONFIG = config_flags.DEFINE_config_file(

@@ -330,6 +330,20 @@ def test_sigterm_at_any_moment_is_answered_in_a_sentence(tmp_path, moment):
   assert 'Traceback' not in error
 
 
+def test_sigterm_while_python_starts_is_answered_too(tmp_path):
+  process = _main('--config=configs/grpo.py:smoke', f'--workdir={tmp_path}')
+  caught = 1 << (signal.SIGTERM - 1)
+  while process.poll() is None:
+    status = pathlib.Path(f'/proc/{process.pid}/status').read_text()
+    if int(re.search(r'SigCgt:\s+(\w+)', status)[1], 16) & caught:
+      break
+  process.send_signal(signal.SIGTERM)
+  _, error = process.communicate(timeout=120)
+  assert (process.returncode, error) == (
+      75, 'Ended by SIGTERM before anything began. Run the same command to go '
+      'on.\n')
+
+
 @pytest.mark.slow
 def test_two_runs_on_one_folder_do_not_mix(tmp_path):
   first = _main('--config=configs/grpo.py:smoke', f'--workdir={tmp_path}')

@@ -30,6 +30,16 @@ class Terminated(KeyboardInterrupt):
   """SIGTERM where nothing else answers it: while a job starts or evaluates."""
 
 
+def exit_at_sigterm() -> None:
+  """Makes SIGTERM end the process with a sentence: nothing has begun yet."""
+  def end(number, frame):
+    del number, frame
+    say('Ended by SIGTERM before anything began. Run the same command to go on.')
+    os._exit(EXIT_CODE)  # what is imported just now need not be unwound
+
+  signal.signal(signal.SIGTERM, end)
+
+
 def raise_at_sigterm() -> None:
   """Makes SIGTERM raise `Terminated` in the main thread, as Ctrl-C raises."""
   def terminate(number, frame):
