@@ -24,13 +24,25 @@ from searchrl.serving import search_server
 from searchrl.trajectory import Passage
 
 LIMITS = wire.Limits(body_bytes=4000, queries=4, query_chars=20, top_k=9)
-ASKED = {'queries': ['who?', 'where?'], 'topk': 3, 'return_scores': True}
-FOUND = {'result': [
-    [{'document': {'id': '7', 'contents': '"T"\ntext'}, 'score': 0.5},
-     {'document': {'id': 8, 'title': 'T', 'text': 'x'}, 'score': 1}],
-    [{'id': 'b', 'contents': 'bare'}]]}
 WIRE_NAMES = ['queries', 'topk', 'return_scores', 'result', 'document', 'id',
               'contents', 'title', 'text', 'score', 'x']
+
+
+def asked_in(dice: Dice):
+  """A request of a search client, now and then above a limit."""
+  return {'queries': dice.many(5, lambda d: strategies.text(d, 2)),
+          'topk': dice.below(11), 'return_scores': bool(dice.below(2))}
+
+
+def found_in(dice: Dice):
+  """A response of a search server; now and then its score is none."""
+  score = dice.one_of([0.5] * 9 + [-0.0, math.inf, math.nan, True, 10**400, '1'])
+  return {'result': [
+      [{'document': {'id': '7', 'contents': strategies.text(dice, 4)},
+        'score': score},
+       {'document': {'id': 8, 'title': strategies.text(dice, 3), 'text': 'x'},
+        'score': 1}],
+      [{'id': 'b', 'contents': 'bare'}]]}
 
 
 def refused(call, *kinds):
@@ -58,7 +70,8 @@ def is_whole(number) -> bool:
 
 @fuzzed()
 def test_a_search_request_is_read_or_refused(dice: Dice):
-  body = strategies.body(dice, strategies.mutated(dice, ASKED, WIRE_NAMES))
+  body = strategies.body(dice, strategies.mutated(
+      dice, asked_in(dice), WIRE_NAMES, 2))
   found, why = refused(lambda: wire.read_request(
       body, limits=LIMITS, default_top_k=2), wire.Malformed, wire.TooLarge)
   record = loaded(body) or {}
@@ -101,7 +114,8 @@ def passage_by_hand(item):
 
 @fuzzed()
 def test_a_search_response_is_read_or_refused(dice: Dice):
-  body = strategies.body(dice, strategies.mutated(dice, FOUND, WIRE_NAMES))
+  body = strategies.body(dice, strategies.mutated(
+      dice, found_in(dice), WIRE_NAMES, 1))
   found, why = refused(lambda: wire.read_response(body, queries=2, top_k=2),
                        wire.Malformed)
   lists = (loaded(body) or {}).get('result')
@@ -143,7 +157,9 @@ def test_what_the_wire_writes_is_what_it_reads(dice: Dice):
 
 @fuzzed()
 def test_a_completion_is_read_or_refused(dice: Dice):
-  record = {'choices': [{'message': {'content': 'Doc 1: a', 'role': 'x'}}],
+  text = dice.one_of(['', ' ', '\n']) if dice.chance(4) else (
+      f'Doc 1: {strategies.text(dice, 3)}')
+  record = {'choices': [{'message': {'content': text, 'role': 'x'}}],
             'usage': {'completion_tokens': 7}}
   body = strategies.body(dice, strategies.mutated(dice, record, [
       'choices', 'message', 'content', 'usage', 'completion_tokens']))
@@ -207,7 +223,7 @@ API_NAMES = [*SAMPLING, 'messages', 'prompt', 'role', 'content', 'type', 'text',
 
 
 def api_request(dice: Dice, is_chat: bool) -> bytes:
-  record = dict(SAMPLING)
+  record = SAMPLING | {'max_tokens': dice.one_of([5, 190 + dice.below(10)])}
   for _ in range(dice.below(8)):
     record.pop(dice.one_of(list(SAMPLING)[1:]), None)
   text = strategies.text(dice, 5) or 'on'
@@ -310,7 +326,8 @@ METHODS = ['POST', 'GET', 'HEAD', 'PUT', 'OPTIONS', 'DELETE', 'Ü']
 
 @fuzzed(short=150, share=0.4)
 def test_a_search_server_answers_whatever_is_asked(dice: Dice):
-  body = strategies.body(dice, strategies.mutated(dice, ASKED, WIRE_NAMES))
+  body = strategies.body(dice, strategies.mutated(
+      dice, asked_in(dice), WIRE_NAMES, 2))
   if dice.chance(8):
     body = body * 60
   odd = dice.chance(4)

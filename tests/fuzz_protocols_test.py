@@ -227,6 +227,8 @@ def test_what_a_retriever_finds_changes_nothing_but_what_is_read(dice: Dice):
     assert (a.action_tokens, len(a.action_logprobs), a.action, a.text) == (
         b.action_tokens, len(b.action_logprobs), b.action, b.text)
     assert bool(a.observation_tokens) == bool(b.observation_tokens)
+    assert a.text == tokenizer.decode(a.action_tokens)
+    assert a.action == dialogue.parse(a.text)
   assert (one.stop_reason, one.searches, one.answer, one.prompt_tokens) == (
       other.stop_reason, other.searches, other.answer, other.prompt_tokens)
   assert scores(one) == scores(other)

@@ -48,7 +48,8 @@ FRAGMENTS = [
     '<think> hm </think>\n', '<question> who is it? </question>',
     '<information>Doc 1(Title: "x") y</information>\n\n', '<0x3C>', '##ch',
 ]
-assert len(FRAGMENTS) < 230  # what is left of a byte is any character
+_TAGS_FROM = 200  # what is left of a byte: a tag in disguise, any character
+assert len(FRAGMENTS) < _TAGS_FROM
 
 
 class Dice:
@@ -91,7 +92,27 @@ def text(dice: Dice, most: int = 12) -> str:
 
 def _fragment(dice: Dice) -> str:
   number = dice.below(256)
-  return FRAGMENTS[number] if number < len(FRAGMENTS) else dice.character()
+  if number < len(FRAGMENTS):
+    return FRAGMENTS[number]
+  return _disguised(dice) if number > _TAGS_FROM else dice.character()
+
+
+def _disguised(dice: Dice) -> str:
+  """A tag or a control word, as nobody but a reader of it would write it."""
+  tag = dice.one_of(TAGS + CONTROLS)
+  for _ in range(1 + dice.below(2)):
+    at, change = dice.below(len(tag)), dice.below(5)
+    if change == 0:
+      tag = tag[:at] + dice.one_of(UNSEEN) + tag[at:]
+    elif change == 1:
+      tag = tag[:1] + dice.one_of([' ', '\n', '▁', '/', '\u00a0', '\t']) + tag[1:]
+    elif change == 2 and '!' <= tag[at] <= '~':  # full width
+      tag = tag[:at] + chr(ord(tag[at]) + 0xfee0) + tag[at + 1:]
+    elif change == 3:
+      tag = tag.upper()
+    else:
+      tag = tag[:at] + tag + tag[at:]
+  return tag
 
 
 def passage(dice: Dice) -> Passage:
@@ -162,6 +183,9 @@ def body(dice: Dice, record,
     return data[:at] + bytes([dice.below(256)]) + data[at + 1:]
   if damage == 20:
     return data.decode().encode(dice.one_of(encodings))
+  if damage == 18 and isinstance(record, dict) and record:  # a key twice
+    key = json.dumps(dice.one_of(list(record))).encode()
+    return data.replace(b'{', b'{' + key + b': null, ', 1)
   if damage == 19:
     return bytes(dice.below(256) for _ in range(dice.below(20)))
   return data

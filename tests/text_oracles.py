@@ -37,7 +37,8 @@ def tool_action(text: str, most: int) -> Action:
     call = json.loads(body[at + len('<tool_call>'):], object_pairs_hook=list)
   except ValueError:
     return Action('invalid')
-  match sorted(map(tuple, call)) if at >= 0 and _is_object(call) else None:
+  match sorted(call, key=lambda pair: pair[0]) if (
+      at >= 0 and _is_object(call)) else None:
     case [('arguments', [('query_list', list(queries))]), ('name', 'search')]:
       pass
     case _:
