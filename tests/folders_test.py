@@ -45,7 +45,7 @@ def test_a_question_is_admitted_if_its_prompt_fits_to_the_token(dialogue):
 def test_a_conversation_must_fit_into_the_models_positions(folder):
   budgets = driver.Budgets()
   folder.check(budgets, folder.shape.max_position_embeddings)
-  with pytest.raises(ValueError, match='^rollout.length must be at most 1024, '):
+  with pytest.raises(ValueError, match='^rollout.length must be at most 1024,'):
     folder.check(budgets, folder.shape.max_position_embeddings + 1)
   with pytest.raises(ValueError, match='must hold a prompt and a turn'):
     folder.check(budgets, 100)
@@ -54,6 +54,6 @@ def test_a_conversation_must_fit_into_the_models_positions(folder):
 @pytest.mark.parametrize('name', ['json:loads', 'builtins:id',
                                   'searchrl.agent.dialogue:tags'])
 def test_what_makes_no_dialogue_is_named(folder, name):
-  with pytest.raises(ValueError, match='^solver.dialogue must name a function of '
-                     f'a tokenizer that returns a Dialogue, but {name} gave '):
+  with pytest.raises(ValueError, match='^solver.dialogue must name a function '
+                     f'of a tokenizer that returns a Dialogue, but {name} '):
     folders.speaking(name, folder.tokenizer, 'solver.dialogue')

@@ -40,13 +40,14 @@ def test_what_is_no_utf_8_is_named(tmp_path, data, message):
 
 @pytest.mark.parametrize('data', [b'plain', gzip.compress(b'a\n' * 99, mtime=0)[:-5]])
 def test_a_torn_gzip_is_named(tmp_path, data):
-  with pytest.raises(ValueError, match='whole gzip file, but .*a.jsonl.gz is not'):
+  with pytest.raises(ValueError, match='whole gzip file, but .*a.jsonl.gz is '):
     read(tmp_path, data, 'a.jsonl.gz')
 
 
 @pytest.mark.parametrize('text, kind', [
     ('{', 'JSONDecodeError'), ('[' * 10**5, 'RecursionError')])
 def test_what_is_no_json_is_named_and_cut(text, kind):
-  with pytest.raises(ValueError, match=rf'^here must be a thing, but .* {kind}') as error:
+  with pytest.raises(ValueError) as error:
     jsonl.loads(text, 'a thing', 'here')
-  assert len(str(error.value)) < 300
+  assert str(error.value).startswith('here must be a thing, but ')
+  assert kind in str(error.value) and len(str(error.value)) < 300

@@ -557,12 +557,12 @@ def test_refuses_other_bad_ranges():
       losses.geometric_mean_loss(x, x, jnp.zeros(2), mask, **clip)
   with pytest.raises(ValueError, match='value_clip must be 0 or .*-1.*or None'):
     losses.value_loss(x, x, x, mask, value_clip=-1.0)
-  with pytest.raises(ValueError, match='value_clip must be 0 or more, but is nan'):
+  with pytest.raises(ValueError, match='value_clip must be 0 or .* is nan'):
     losses.value_loss(x, x, x, mask, value_clip=np.nan)
-  with pytest.raises(ValueError, match='clip_high be 0 nats|must be 0 nats or m'):
+  with pytest.raises(ValueError, match='must be 0 nats or more, but are '):
     losses.geometric_mean_loss(x, x, x[:, 0], mask, clip_high=np.nan)
   for length in (0, -1, np.nan):
-    with pytest.raises(ValueError, match=f'^length must be at least 1, but is {length}'):
+    with pytest.raises(ValueError, match='^length must be at least 1, but is '):
       losses.aggregate(x, mask, how='sequence_sum_norm', length=length)
   for buffer in (0, -1, 11):
     with pytest.raises(ValueError, match=rf'\(0, 10\], but is {buffer}. Give'):

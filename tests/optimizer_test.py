@@ -97,7 +97,7 @@ def test_schedules_by_hand(schedule, want):
 
 
 @pytest.mark.parametrize('changes, message', [
-    *((dict(learning_rate=rate), f'learning_rate must be finite and at least 0, '
+    *((dict(learning_rate=rate), 'learning_rate must be finite and at least 0, '
        f'but is {rate}') for rate in (-1.0, np.nan, np.inf)),
     (dict(b2=2.0), r'b2 must be in \[0, 1\), but is 2.0'),
     (dict(b1=np.nan), r'b1 must be in \[0, 1\), but is nan'),

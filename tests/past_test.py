@@ -18,7 +18,7 @@ SEARCH_R1 = 'searchrl.agent.dialogue:search_r1'
 
 @pytest.fixture
 def run(tmp_path):
-  """A function that records a run with changed fields, and returns its folder."""
+  """Records a run with changed fields, and returns its folder."""
   def record(**changes):
     config = grpo.get_config('smoke')
     config.update_from_flattened_dict(
@@ -90,13 +90,13 @@ def test_worlds_are_generated_where_the_run_had_them_generated(run):
 
 def test_a_run_on_own_data_without_any_to_judge_it_is_refused(run):
   with pytest.raises(ValueError, match='^data.evaluate must name the questions '
-                     'that .* trained on those of a.jsonl and generated worlds '):
+                     'that .* trained on those of a.jsonl and generated world'):
     past.judge_on_own_data(evaluate_config.get_config(), run(**OWN))
 
 
 def test_a_run_is_not_judged_in_its_own_world(run):
   config, folder = evaluate_config.get_config(), run(data__world_seed=101)
-  with pytest.raises(ValueError, match='^evaluate.worlds.world_seed must not be'):
+  with pytest.raises(ValueError, match='^evaluate.worlds.world_seed must not '):
     past.judge_on_own_data(config, folder)
   config.evaluate.worlds.world_seed = 102
   past.judge_on_own_data(config, folder)
