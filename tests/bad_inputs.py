@@ -380,6 +380,11 @@ FILES = (
           ('empty.jsonl', 'no passages'), ('latin.jsonl', 'line 1'),
           ('zipped.jsonl', 'line 1'), ('torn.jsonl', 'line 1'),
           ('columns.jsonl', 'line 1'), ('same_id.jsonl', 'id must be unique'))),
+    *(_row(f'evaluate --config.data.evaluate={{d}}/{folder} '
+           '--config.search.corpus={d}/corpus.jsonl', *words)
+      for folder, *words in (
+          ('empty', 'holds neither'), ('latins', 'a.jsonl, line 1', 'UTF-8'),
+          ('torn', 'a.jsonl, line 1 must be JSON'))),
     _row('grpo:smoke --config.data.evaluate=nq={d}/missing.jsonl',
          'missing.jsonl is none', 'data.evaluate'),
     _row(f'grpo:smoke {OWN} --config.data.train=a={{d}}/good.jsonl,a={{d}}/'
@@ -427,6 +432,8 @@ JOBS = (
     _row('ask --question=why? --config.ask.run=/no', 'ask.run must be'),
     _row('ask --question=why? --config.ask.run={d}/run '
          '--config.model.path=tiny_raw', 'model.path must be what'),
+    _row(f'ask --question="{"why " * 99}"', 'max_prompt_tokens must hold',
+         'that of --question has'),
     _row('ask --config.ask.samples=0', 'ask.samples must be at least 1'),
     _row('ask --config.ask.temperature=0', 'ask.temperature must be above 0'),
     _row('ask --config.ask.examples=/no.jsonl', '/no.jsonl is none'),
@@ -570,7 +577,11 @@ def write(folder: pathlib.Path) -> None:
   for name, content in files.items():
     (folder / name).write_bytes(
         content if isinstance(content, bytes) else content.encode())
-  (folder / 'empty').mkdir()
+  for name, data in (('empty', {}), ('torn', {'a.jsonl': b'{'}),
+                     ('latins', {'a.jsonl': files['latin.jsonl']})):
+    (folder / name).mkdir()
+    for file, content in data.items():
+      (folder / name / file).write_bytes(content)
   _write_models(folder)
   _write_runs(folder)
 

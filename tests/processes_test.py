@@ -187,11 +187,12 @@ def read(*errors):
 def refused(*errors):
   try:
     return processes.on_first('data', lambda: read(*errors), 30)
-  except (ValueError, FileNotFoundError) as error:
+  except (ValueError, OSError) as error:
     return f'{type(error).__name__}: {error}'
 out('first', refused())
 out('first refuses', refused(ValueError('bad rows')))
 out('first lacks', refused(FileNotFoundError('no q.jsonl')))
+out('first is full', refused(OSError(28, 'No space left')))
 out('first is lost', refused(json.JSONDecodeError('no value', 'x', 0)))
 out('ran', ran)
 
@@ -273,6 +274,7 @@ def test_shares_and_what_the_first_alone_does(outputs):
 def test_a_refusal_of_the_first_is_one_of_all(outputs):
   assert outputs['first refuses'] == ['ValueError: bad rows'] * 2
   assert outputs['first lacks'] == ['FileNotFoundError: no q.jsonl'] * 2
+  assert outputs['first is full'] == ['OSError: [Errno 28] No space left'] * 2
   first, other = outputs['first is lost']  # a ValueError of another name
   assert first.startswith('JSONDecodeError: no value')
   assert other.startswith('ValueError: no value')

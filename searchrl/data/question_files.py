@@ -103,12 +103,10 @@ def _has_questions(file: pathlib.Path) -> bool:
   if file.suffix == '.parquet':
     names = _parquet(file).schema_arrow.names
     return bool({*names} & {*_COLUMNS['question']} or forms.of(names))
-  try:
-    place, first = next(jsonl.lines(file), ('', '{}'))
-    record = jsonl.loads(first, _FORM, place)
-    return 'question' in record or bool(forms.of(record))
-  except (ValueError, TypeError):
-    return False
+  place, first = next(jsonl.lines(file), (str(file), '{}'))
+  record = jsonl.loads(first, 'JSON', place)
+  return isinstance(record, dict) and (
+      'question' in record or bool(forms.of(record)))
 
 
 def check_differ(names: Sequence[str], field: str) -> None:

@@ -62,8 +62,12 @@ def run(config, workdir: str) -> None:
     propose(file, corpus, examples=options.examples, run=options.run,
             own_corpus=config.search.corpus)
     return
+  model = policy.folder_of(config)
+  model.admit(policy.budgets_of(config))(
+      Question(options.question, options.question, ()), '--question')
   search = searches.engine(config.search, corpus, seed=config.seed)
-  sampler, params = policy.of_run(config, options.run, most=options.samples)
+  sampler, params = policy.of_run(
+      config, options.run, most=options.samples, folder=model)
   _say(f'Question: {plain(options.question)}')
   trajectories = ask(
       sampler, params, options.question, search=search,

@@ -32,6 +32,8 @@ _SLURM = tuple(f'SLURM_{name}' for name in (  # what jax's own detection reads
 _INLINE = 1 << 14  # bytes beside the tag: all processes' come in one message
 _PIECE = 1 << 20  # bytes under one key; a message must stay below 2 GiB
 
+_REFUSALS = (FileNotFoundError, OSError, ValueError)  # the first that fits
+
 _numbers = itertools.count()  # of meetings; alike on all processes
 _stale: list[str] = []  # folders of meetings that a process may still read
 _failed: list[str] = []  # tags of meetings that timed out; finally alike
@@ -162,23 +164,23 @@ def on_first(tag: str, function: Callable[[], Any],
     timeout_secs: as of `exchange`.
 
   Raises:
-    ValueError, FileNotFoundError: of the function, on all processes.
+    ValueError, OSError: of the function, on all processes.
   """
   value, error = None, None
   if is_first():
     try:
       value = function()
-    except (ValueError, FileNotFoundError) as raised:
+    except (ValueError, OSError) as raised:
       error = raised
-  refusal = [type(error).__name__, str(error)] if error else None
+  refusal = [next(kind.__name__ for kind in _REFUSALS if isinstance(
+      error, kind)), str(error)] if error else None
   payloads = exchange(tag, json.dumps([value, refusal]).encode(), timeout_secs)
   if error:
     raise error
   value, refusal = json.loads(payloads[0])
   if refusal:
-    kind, text = refusal
-    is_missing = kind == 'FileNotFoundError'
-    raise (FileNotFoundError if is_missing else ValueError)(text)
+    name, text = refusal
+    raise next(kind for kind in _REFUSALS if kind.__name__ == name)(text)
   return value
 
 
