@@ -268,7 +268,7 @@ def test_a_timeout_names_the_missing_and_the_late_one_learns_of_it(outputs):
 def test_shares_and_what_the_first_alone_does(outputs):
   assert outputs['share'] == ['ab', 'cde']
   assert outputs['first'] == [{'by': 0, 'rows': [1, None]}] * 2
-  assert outputs['ran'] == [[0] * 4, []]
+  assert outputs['ran'] == [[0] * 5, []]
 
 
 def test_a_refusal_of_the_first_is_one_of_all(outputs):
