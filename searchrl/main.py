@@ -77,7 +77,7 @@ def main(argv) -> None:
       _take_question(config, _QUESTION.value)
     if _TRAJECTORY.value is not None:
       _take_trajectory(config, _TRAJECTORY.value)
-    name = 'searchrl.jobs.plan:run' if _PLAN.value else config.job
+    name = 'searchrl.jobs.plan:run' if _PLAN.value else config.get('job', '')
     if _SEEDS.value is not None and not _PLAN.value:
       name = 'searchrl.jobs.sweep:run'
     job = plugins.resolve(name, field='job', ours='searchrl.jobs.train:run')
@@ -219,9 +219,12 @@ def _help(argv: Sequence[str]) -> NoReturn:
   app.usage(shorthelp=True, writeto_stdout=True)
   for name in (one.partition('=')[2] for one in argv if re.match(
       '--?config=', one)):
+    try:
+      fields = config_files.leaves(config_files.load(name).to_dict())
+    except (ValueError, OSError) as error:
+      _refuse(error)
     print(f'The fields of {name}, and their values:\n')
-    for field, value in config_files.leaves(
-        config_files.load(name).to_dict()):
+    for field, value in fields:
       print(f'  --config.{field}={value!r}')
   sys.exit(0)
 

@@ -115,6 +115,8 @@ COMMANDS = (
     _row('--config={d}/no_get_config.py', 'a function get_config', 'has none'),
     _row('--config={d}/key_error.py', 'key_error.py, line 2', "KeyError: 'a'"),
     _row('--config={d}/syntax.py', 'syntax.py', 'SyntaxError'),
+    _row('--config=configs/nope.py --help', "'configs/nope.py' is none"),
+    _row('--config={d}/no_job.py', "job must be 'module:function'"),
     _row('grpo:huge', "size must be 'laptop'", "'huge'", 'docs/settings.md',
          as_command=True),
     _row('grpo:study', 'a setting alone', 'study/qwen2.5-7b-instruct'),
@@ -571,6 +573,8 @@ def write(folder: pathlib.Path) -> None:
                               for n in range(3)),
       'same_id.jsonl': '{"id": "0", "title": "T", "text": "x"}\n' * 2,
       'no_get_config.py': 'x = 1\n', 'syntax.py': 'def f(:\n',
+      'no_job.py': 'import ml_collections\ndef get_config():\n  return '
+                   'ml_collections.ConfigDict()\n',
       'key_error.py': "def get_config():\n  return {}['a']\n",
       'bad_rewards.py': _REWARDS, 'broken_rewards.py': 'import nothing_there\n',
       'syntax_rewards.py': 'def f(:\n'}

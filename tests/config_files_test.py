@@ -29,14 +29,17 @@ def test_a_config_is_that_of_its_function(size):
 def test_a_changed_file_is_read_again(tmp_path):
   file = tmp_path / 'mine.py'
   for number in (1, 2):
-    file.write_text(f'def get_config(size=""):\n  return {number}, size\n')
-    assert config_files.load(f'{file}:a:b') == (number, 'a:b')
+    file.write_text('import ml_collections\ndef get_config(size=""):\n  return '
+                    f'ml_collections.ConfigDict(dict(n={number}, size=size))\n')
+    config = config_files.load(f'{file}:a:b')
+    assert (config.n, config.size) == (number, 'a:b')
 
 
 @pytest.mark.parametrize('source, sentence', [
     ('x = 1', 'must name a file with a function get_config, but .* has none'),
     ('def get_config(): return 1', "has one size, but .* asks for 'big'"),
     ('def get_config(size):\n  return {}[size]', "line 2, raised KeyError: 'b"),
+    ('def get_config(size): return {}', 'must return a ConfigDict, but returned'),
     ('import none_such', 'line 1, raised ModuleNotFoundError: No module'),
     ('def get_config(size): raise ValueError("too " + size)', '^too big$')])
 def test_what_is_no_config_says_why(tmp_path, source, sentence):

@@ -42,11 +42,15 @@ def load(name: str) -> Any:
     raise ValueError(f'{path} has one size, but --config={name} asks for '
                      f'{size!r}. Write --config={path}.')
   try:
-    return make(size) if colon else make()
+    config = make(size) if colon else make()
   except (ValueError, FileNotFoundError):
     raise  # a sentence of its own
   except Exception as error:
     raise _broken(file, error) from error
+  if not hasattr(config, 'lock'):
+    raise ValueError(f'get_config of {path} must return a ConfigDict, but '
+                     f'returned {config!r}.')
+  return config
 
 
 def _run(file: pathlib.Path) -> Any:
