@@ -339,6 +339,13 @@ def test_a_slow_body_is_408_and_a_body_in_chunks_is_read(serving):
   assert answer.startswith(b'HTTP/1.1 200 ')
 
 
+def test_a_padded_length_passes_no_limit(serving):
+  with servers.connect(serving()) as line:
+    line.sendall(servers.post(b'', b'Content-Length: 00629145600',
+                              path=b'/v1/completions'))
+    assert line.recv(1000).startswith(b'HTTP/1.1 413 ')
+
+
 def test_a_long_prompt_is_read_while_others_are_answered(serving, monkeypatch):
   server, go = serving(), threading.Event()
   read = openai_api.read

@@ -93,7 +93,7 @@ class Ranking:
     self._postings = postings
     self._count = workers or min(cores(), _MOST)
     self._piece = max(1, min(_PIECE, _WORK // max(postings.size, 1)))
-    self._lock = threading.Lock()  # one call at a time has the workers
+    self._lock = threading.Lock()  # one large call at a time has all cores
     self._workers: list[_Worker] | None = None  # None: not yet
     self._messages = itertools.count()
 
@@ -107,19 +107,17 @@ class Ranking:
       finish: makes a result of the best passages; called here.
     """
     is_large = len(tasks) > 1 and len(tasks) * self._postings.size >= 2 * _WORK
-    if self._count == 1 or not is_large or not self._lock.acquire(False):
+    if self._count == 1 or not is_large:
       return [finish(_best(self._postings, *prepare(task))) for task in tasks]
-    try:
+    call = _Call(tasks, prepare, finish, collections.deque(
+        range(first, min(first + self._piece, len(tasks)))
+        for first in range(0, len(tasks), self._piece)))
+    with self._lock:
       if self._workers is None:
         self._start()
-      call = _Call(tasks, prepare, finish, collections.deque(
-          range(first, min(first + self._piece, len(tasks)))
-          for first in range(0, len(tasks), self._piece)))
       while len(call.results) < len(tasks):
         self._go_on(call)
-      return [call.results[i] for i in range(len(tasks))]
-    finally:
-      self._lock.release()
+    return [call.results[i] for i in range(len(tasks))]
 
   def ready(self, timeout_secs: float) -> int:
     """Starts the workers, waits for them, and returns how many there are."""

@@ -41,7 +41,7 @@ class RetryPolicy:
     deadline_secs: of a call with all its tries and waits; less than
       rollout.search_timeout_secs, after which the cause of a failure is lost.
     try_secs: timeout of one try.
-    tries: per call; at least 1.
+    tries: of a request; at least 1. A part of one that failed has one.
     backoff_secs: mean wait before the second try; it doubles with each try.
     failures: of a server in a row that open its circuit; those of requests that
       were under way together are one.
