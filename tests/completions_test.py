@@ -125,6 +125,32 @@ def test_a_server_that_is_down_ends_neither_in_a_loop_nor_in_silence():
   assert time.monotonic() - begun < 20
 
 
+def test_a_run_is_not_resumed_because_one_token_is_answered():
+  def body(path, asked):
+    if json.loads(asked)['max_tokens'] > 1:
+      raise ValueError
+    return reply(path, asked)
+
+  with serving(body=body) as server:
+    write = writer(
+        server.url, tries=1, try_secs=20.0, deadline_secs=60.0, pause_secs=0.2)
+    found = write([task(f'q{i}', i) for i in range(12)] + [task(answers=())])
+    assert [error.kind for error in found] == [
+        'unavailable'] * 12 + ['unanswerable']
+    with pytest.raises(ConnectionError, match='12 of 12 at a time failed'):
+      write.wait()
+    server.body = reply
+    write.wait()
+    assert write([task()]) == ['Doc 1: Useful: river here\nDoc 2: 7']
+
+
+def test_tasks_without_an_answer_pause_no_run():
+  with serving(['500'] * 3) as server:
+    write = writer(server.url, pause_secs=0.2)
+    write([task()] + [task(answers=())] * 12)
+    write.wait()
+
+
 def test_a_run_waits_for_a_server_that_comes_back(capsys):
   with serving(['500'] * 4) as server:
     search = factory.make(

@@ -71,8 +71,8 @@ def make(
     load_judge: loads the cross-encoder of 'rerank'; see `reranker.load`.
     load_writer: loads the model that writes for 'simulated'.
     **options: bm25: index (a folder that has one), or k1 and b, and workers;
-      bm25s: k1, b; lucene: those of `bm25_others.lucene`; dense: index and those of
-      `open_index.indexed`, or encoder and those of `in_memory.search`, or dim,
+      bm25s: k1, b; lucene: those of `bm25_others.lucene`; dense: index and those
+      of `open_index.indexed`, or encoder and those of `in_memory.search`, or dim,
       n and batch of hashed n-grams; noise: none; remote: those of
       `remote.remote`; web: those of `web.web`; fusion: engines, k, depth;
       rerank: engine, model, max_length, batch, candidates; cache: engine, path,

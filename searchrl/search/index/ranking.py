@@ -20,7 +20,9 @@ import collections
 from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
+import io
 import itertools
+import mmap
 from multiprocessing import connection
 import os
 import pathlib
@@ -88,8 +90,8 @@ class Ranking:
 
   def __init__(self, postings: maxscore.Postings, workers: int = 0):
     if workers < 0:
-      raise ValueError('search.options.workers must be at least 1, or 0 for one '
-                       f'a core, but is {workers}.')
+      raise ValueError('search.options.workers must be at least 1, or 0 for one'
+                       f' a core, but is {workers}.')
     self._postings = postings
     self._count = workers or min(cores(), _MOST)
     self._piece = max(1, min(_PIECE, _WORK // max(postings.size, 1)))
@@ -206,15 +208,17 @@ def cores() -> int:
 
 
 def mapped(file: BinaryIO) -> np.ndarray:
-  """The array of an .npy file, mapped; it stays what it is if it is removed."""
-  file.seek(0)
-  version = np.lib.format.read_magic(file)
+  """The array of an .npy file, mapped; it stays what it is if it is removed.
+
+  It does not move in the file: processes that share it do so at once.
+  """
+  found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+  head = io.BytesIO(found[:2**16])  # more than a header of one dimension has
+  version = np.lib.format.read_magic(head)
   read = (np.lib.format.read_array_header_1_0 if version == (1, 0) else
           np.lib.format.read_array_header_2_0)
-  shape, _, dtype = read(file)
-  if not shape[0]:
-    return np.zeros(shape, dtype)
-  return np.asarray(np.memmap(file, dtype, 'r', file.tell(), shape))
+  shape, _, dtype = read(head)
+  return np.frombuffer(found, dtype, *shape, offset=head.tell())
 
 
 def _in_memory(array: np.ndarray) -> BinaryIO:

@@ -20,7 +20,7 @@ from searchrl.trajectory import SearchError
 Task = TypeVar('Task', bound=Hashable)
 Answer = Callable[[list[Task]], Sequence[Any]]  # a SearchError where it failed
 
-_SHARE = 10  # one task of so many may fail, or one alone: it may be its own fault
+_SHARE = 10  # one task of so many may fail, or one alone, by its own fault
 
 
 class Rehearsal:
