@@ -185,6 +185,19 @@ def test_workers_end_with_their_process_however_it_ends(number):
   servers.until(lambda: not any(map(running, pids)))
 
 
+def test_where_no_process_can_be_started_this_one_does_it_all(
+    index, expected, monkeypatch, capsys):
+  def refuse(*_, **__):
+    raise BlockingIOError(11, 'Resource temporarily unavailable')
+
+  monkeypatch.setattr(subprocess, 'Popen', refuse)
+  search = bm25.searcher(CORPUS, index, workers=3)
+  assert search(QUERIES) == search(QUERIES) == expected
+  assert capsys.readouterr().err == (
+      'Warning: the BM25 search has fewer workers than search.options.workers=3'
+      ': [Errno 11] Resource temporarily unavailable.\n')
+
+
 def test_workers_end_when_their_search_is_gone(index, ranks):
   search = bm25.searcher(CORPUS, index, workers=2)
   ranks[0].ready(60)

@@ -487,6 +487,22 @@ class TestATurnOfManyQueries:
       assert 'paused' in paused and 'goes on' in resumed
       assert search(self.turn()) == [good(text) for text in self.TEXTS]
 
+  def test_after_a_pause_all_servers_are_asked_again(self):
+    clock = Clock()
+    with faulty.Server(['500'] * 8) as one, faulty.Server(['500'] * 8) as two:
+      search = client(one.url, two.url, batch=64, tries=1, failures=2,
+                      try_secs=20.0, rest_secs=9.0, pause_secs=99.0,
+                      wiring=dict(clock=clock, sleep=clock.sleep,
+                                  warn=lambda text: None))
+      search(self.turn())
+      one.faults.clear()
+      two.faults.clear()
+      search.wait()
+      before = [len(one.requests), len(two.requests)]
+      assert search(self.turn()) == [good(text) for text in self.TEXTS]
+      assert len(one.requests) > before[0] and len(two.requests) > before[1]
+      assert search.pop()['search/remote/servers_out'] == 0
+
   def test_what_a_server_refuses_in_this_size_alone_ends_the_run(self):
     def body(path, asked):
       if b'test' not in asked:

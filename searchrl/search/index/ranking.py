@@ -94,6 +94,8 @@ class Ranking:
                        f' a core, but is {workers}.')
     self._postings = postings
     self._count = workers or min(cores(), _MOST)
+    if os.name != 'posix':  # elsewhere no process is given files to share
+      self._count = 1
     self._piece = max(1, min(_PIECE, _WORK // max(postings.size, 1)))
     self._lock = threading.Lock()  # one large call at a time has all cores
     self._workers: list[_Worker] | None = None  # None: not yet
@@ -185,13 +187,20 @@ class Ranking:
 
   def _start(self) -> None:
     files = self._postings.files
-    if not files:  # share them, and forget our own copy
+    if not files:  # a copy that all share
       files = tuple(_in_memory(array) for array in (
           self._postings.passages, self._postings.impacts))
       self._postings = maxscore.Postings(
           *map(mapped, files), self._postings.size, files)
-    self._workers = [_begin(self._postings) for _ in range(self._count - 1)]
+    self._workers = []
     weakref.finalize(self, _end, self._workers)
+    try:
+      for _ in range(self._count - 1):
+        self._workers.append(_begin(self._postings))
+    except OSError as error:
+      print('Warning: the BM25 search has fewer workers than '
+            f'search.options.workers={self._count}: {error}.', file=sys.stderr,
+            flush=True)
 
 
 def _best(postings: maxscore.Postings, spans: list[maxscore.Span], k: int

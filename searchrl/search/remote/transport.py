@@ -246,11 +246,12 @@ class Transport:
                  's; the run goes on.')
 
   def _probe(self, probe: Callable[[], Any]) -> Any:
-    """One call that may also use servers whose circuit is open."""
+    """One call, before which each server gets another chance, of one failure."""
     with self._lock:
       for server in self._servers:
         if server.open_until is not None:
-          server.open_until = self._clock()
+          server.open_until = None
+          server.failures = self._policy.failures - 1
     return probe()
 
   @property
