@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import math
+import re
 
 import chats
 import strategies
@@ -122,7 +123,8 @@ def test_a_search_response_is_read_or_refused(dice: Dice):
   legal = isinstance(lists, list) and len(lists) == 2 and all(
       isinstance(items, list) and all(map(passage_by_hand, items))
       for items in lists)
-  assert (found is not None) == legal, why
+  huge = re.search(rb'[0-9]{19}', body)  # a number that may become a float
+  assert (found is not None) == legal or huge and not found, why
   for items, passages in zip(lists if legal else (), found or ()):
     assert len(passages) == min(len(items), 2)
     for item, passage in zip(items, passages):
