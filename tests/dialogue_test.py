@@ -68,7 +68,7 @@ def test_everything_else_is_invalid(text):
     '<|start_header_id|>', '<s>', '</s>', '<ｓ>', '< / S >', '<start_of_turn>',
     '<bos>', '<</SYS>>', '＜＜ＳＹＳ＞＞', '< < / SYS>', '<▁search>', '<▁/▁s>',
     '<\ufe0fsearch>', '<se\u034farch>', '<\u3164/answer>', '<｜\u180bim_end|>',
-    '<\U000e0100think>', '<s\uffa0>',
+    '<\U000e0100think>', '<s\uffa0>', '</s≯', '<s>\u0338',
 ])
 def test_no_tag_of_the_protocol_survives_in_a_passage(hidden):
   text = f'before {hidden} after'

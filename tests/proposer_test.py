@@ -13,7 +13,7 @@ from searchrl.experiment import propose
 from searchrl.experiment import seeds
 from searchrl.search import corpus
 from searchrl.search import factory
-from searchrl.trajectory import Question
+from searchrl.trajectory import Action, Question, Trajectory, Turn
 from searchrl.world import facts
 from searchrl.world import lessons
 from searchrl.world import proposer
@@ -37,12 +37,10 @@ def written(room, hops, habits, count=60):
     pieces = proposer.propose(
         room, rng, dialogue, hops=[0.0] * (hops - 1) + [1.0], habits=habits)
     turns = [piece.text for piece in pieces if piece.weight == 1.0]
-    last = turns[-1]
-    found = [match.findall(last) for match in (
-        proposals._QUESTION, proposals._ANSWER)]
-    question, answer = (''.join(of[-1:]).strip() for of in found)
-    yield pieces[0].text, turns, proposals.Proposal(question, answer), (
-        propose.truth(room.world, Question('q', question, (answer,))))
+    found = proposals.read(Trajectory(Question('', '', ()), 0, 0, (), (
+        Turn((), (), Action('answer'), text=turns[-1]),)))
+    yield pieces[0].text, turns, found, propose.truth(
+        room.world, Question('q', found.question, (found.answer,)))
 
 
 @pytest.mark.parametrize('hops', [1, 2, 3])

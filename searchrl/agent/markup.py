@@ -18,7 +18,7 @@ _TAGS = ('think|search|information|answer|question|tools?|tool_calls?|'
 _CONTROLS = ('INST|SYS|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|'
              'SYSTEM_PROMPT')
 _MARK = re.compile(  # what follows the end of a text might make one of it
-    rf'<(?=[\s/]*(?:\Z|(?:{_TAGS})\b|s\s*>|\|\s*(?:\w|\Z)|'
+    rf'<(?=[\s/]*(?:\Z|(?:{_TAGS})\b|s\s*[>≯]|\|\s*(?:\w|\Z)|'
     r'<[\s/]*(?:SYS\b|\Z)))|'
     rf'\[(?=[\s/]*(?:{_CONTROLS})\s*\])', re.IGNORECASE)
 _BRACKETS = re.compile(r'[<＜﹤\[［﹇]')  # all that NFKC turns into < or [
