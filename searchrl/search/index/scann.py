@@ -134,8 +134,7 @@ def build(
     rows = np.empty((stop - start, source.dim), np.float32)
     for first in range(start, stop, 65_536):
       last = min(first + 65_536, stop)
-      block = vector_store.checked(source.read(first, last), first)
-      _check_size(block, first)
+      block = _checked(source.read(first, last), first)
       kept[first:last] = block
       rows[first - start:last - start] = block - source.mean
     tree_leaves.append(
@@ -144,8 +143,10 @@ def build(
   return {'edges': edges, 'leaves': tree_leaves, 'rows': kept.dtype.name}
 
 
-def _check_size(rows: Float[np.ndarray, 'N D'], first: int) -> None:
-  """Raises a ValueError that names the first row with a value too large."""
+def _checked(rows: Float[np.ndarray, 'N D'], first: int
+            ) -> Float[np.ndarray, 'N D']:
+  """Rows as they are; a ValueError names the first that ScaNN cannot bear."""
+  rows = vector_store.checked(rows, first)
   largest = np.maximum(rows.max(1), -rows.min(1))
   if largest.max() > _MOST:
     row = int(np.argmax(largest > _MOST))
@@ -154,6 +155,7 @@ def _check_size(rows: Float[np.ndarray, 'N D'], first: int) -> None:
         f'passage {first + row}, counted from 0, has {largest[row]:.3g}. Check '
         "the encoder and its weights, or take another backend, such as 'exact'."
     )
+  return rows
 
 
 def _build_part(rows: Float[np.ndarray, 'N D'], folder: pathlib.Path,
