@@ -32,11 +32,11 @@ def run(config, workdir: str) -> None:
   Raises:
     ValueError, FileNotFoundError: the config cannot be run.
   """
-  checks.check(config)
   folder, options = pathlib.Path(workdir), config.simulator
-  if config.search.engine != 'simulated':
+  if config.search.engine != 'simulated':  # else its options were no engine's
     raise ValueError("search.engine must be 'simulated', but is "
                      f'{config.search.engine!r}.')
+  checks.check(config)
   pairs = _drawn(simulation.read(options.data), options.limit, config.seed)
   config.search.options = {
       **config.search.options, 'curriculum': dict(start=0.0, end=1.0, steps=1)}
