@@ -72,3 +72,12 @@ def test_a_missing_and_an_empty_file_are_named(tmp_path):
     conversations.read(str(tmp_path / 'none'), field='data.validation')
   with pytest.raises(ValueError, match='data.train must hold a conv.* is empty'):
     conversations.read(written(tmp_path, '', ''))
+
+
+def test_an_error_about_roles_is_one_short_line(tmp_path):
+  odd = [USER, {'role': 'x\ny' * 999, 'content': ''}]
+  path = written(tmp_path, {'messages': odd})
+  with pytest.raises(ValueError, match='line 1 has user, x yx y') as caught:
+    conversations.read(path)
+  message = str(caught.value)
+  assert '\n' not in message and len(message) < 300 + len(path)

@@ -185,7 +185,7 @@ def test_questions_are_read_or_the_line_is_named(dice: Dice):
     assert error[0] or 'holds no question' in error[1] or b'\xff' in b''.join(
         lines), error
     return
-  asked = [json.loads(line) for line in lines if line.strip()]
+  asked = [json.loads(line) for line in lines if line.decode().strip()]
   assert len({q.uid for q in found}) == len(found)
   for q, record in zip(found, asked, strict=True):
     if isinstance(record.get('question'), str):
@@ -246,7 +246,7 @@ def test_conversations_are_read_or_the_line_is_named(dice: Dice):
   if found is None:
     assert error[0] or 'is empty' in error[1], error
     return
-  said = [json.loads(line) for line in lines if line.strip()]
+  said = [json.loads(line) for line in lines if line.decode().strip()]
   for one, record in zip(found, said, strict=True):
     assert ''.join(text for text, _ in one.segments) == (
         record['prompt'] + record['completion'] if 'prompt' in record else

@@ -132,7 +132,8 @@ def test_an_observation_is_closed_and_keeps_to_its_budget(dice: Dice):
   if tokenizer is not PLAIN[0]:
     assert not tokenizer.special_ids.intersection(inside)
   shown = tokenizer.decode((*tokenizer.encode('x'), *inside))[1:]
-  assert not MARKUP.search(bare(shown))
+  if tokenizer is not PLAIN[0]:  # it writes a ? for letters, which end words
+    assert not MARKUP.search(bare(shown))
   assert dialogue.parse(shown).kind == 'invalid'
   for _ in range(dialogue.json_levels):  # what JSON writes in a string
     shown = json.loads(f'"{shown}"')

@@ -105,10 +105,10 @@ def _messages(record: Mapping[str, Any], place: str) -> Conversation:
     _text(message, 'role', where)
     _text(message, 'content', where)
   if not any(message['role'] == 'assistant' for message in messages[1:]):
+    roles = ', '.join(' '.join(m['role'].split()) for m in messages)
     raise ValueError(
         'messages must have a turn of role "assistant" after another, which is '
-        f'trained on, but {place} has '
-        f'{", ".join(message["role"] for message in messages)}.')
+        f'trained on, but {place} has {roles[:80]}.')
   return Conversation(place, messages=messages)
 
 
