@@ -6,15 +6,16 @@ r"""Faults in, one table out: fault, what happened, steps lost, bits equal.
   python benchmarks/faults.py --only kills --kills 200
   python benchmarks/faults.py --table
 
-A run is a few steps of a laptop recipe, evaluated before and after; "equal" means
-the digests of its last checkpoint (parameters, optimizer, progress) and its metrics,
-times left out, against a run of the same command that nothing disturbed. The
-collapse is `--only collapse`: five seeds of the laptop's GRPO, whose learning rate
-is 50 times as high in three steps.
+A run is a few steps of a laptop recipe, evaluated before and after; "equal"
+means the digests of its last checkpoint (parameters, optimizer, progress) and
+its metrics, times left out, against a run of the same command that nothing
+disturbed. The collapse is `--only collapse`: five seeds of the laptop's GRPO,
+whose learning rate is 50 times as high in three steps.
 
-Hypothesis of the collapse, before its first run: with guards.actions.score=rollback
-the mean greedy exact match of five seeds, 1 to 3 hops, is within one standard
-deviation of the undisturbed runs'; without, it is below by more than .3.
+Hypothesis of the collapse, before its first run: with
+guards.actions.score=rollback the mean greedy exact match of five seeds, 1 to 3
+hops, is within one standard deviation of the undisturbed runs'; without, it is
+below by more than .3.
 """
 
 import argparse
@@ -196,7 +197,8 @@ class Bench:
     short = 'Traceback' not in text
     again, _ = finish(command('dspo', folder))
     yield Outcome(f'files limited to {limit:,} bytes',
-                  f'exit code {code}, {"a sentence" if short else "traceback"}: '
+                  f'exit code {code}, '
+                  f'{"a sentence" if short else "traceback"}: '
                   f'{_sentence(text, "Error")}', 1, 0,
                   again == 0 and equals(folder, whole) and short)
     shutil.rmtree(folder)
@@ -249,8 +251,8 @@ class Bench:
     steps = [line for line in lines(folder) if 'critic/score/mean' in line]
     errors = [line['search/error_rate'] for line in steps]
     searches = min((line['search/calls_per_traj'] for line in steps), default=0)
-    yield Outcome(f'search: {name}', f'exit code {code}; trajectories that ended '
-                  f'by an error {max(errors, default=1):.0%} at most; searches '
+    yield Outcome(f'search: {name}', f'exit code {code}; trajectories that '
+                  f'ended by an error {max(errors, default=1):.0%} at most; searches '
                   f'{searches:.2f} at least'
                   + ('; paused' if 'is paused' in text else ''), 1, 0,
                   code == 0 and searches > 0 and equals(folder, whole)
@@ -280,7 +282,8 @@ class Bench:
       return
     port = _free_port()
     server = start([sys.executable, '-m', 'searchrl.main',
-                    '--config=configs/serve_search.py', '--config.serve.top_k=2',
+                    '--config=configs/serve_search.py',
+                    '--config.serve.top_k=2',
                     f'--config.serve.port={port}',
                     f'--workdir={self._work / f"served_{port}"}'])
     url = f'http://127.0.0.1:{port}/retrieve'
@@ -305,7 +308,8 @@ def child(name: str, seed: int, folder: str) -> None:
   from searchrl.training import learner as learners
   config = grpo.get_config()
   config.seed = seed
-  config.data.world_seed, config.evaluate.worlds.world_seed = 1 + seed, 101 + seed
+  config.data.world_seed = 1 + seed
+  config.evaluate.worlds.world_seed = 101 + seed
   config.train.update(checkpoint_every=2, keep_checkpoints=6, progress=False,
                       tensorboard=False)
   config.evaluate.update(initial=False, every=0, noise=False,
@@ -328,7 +332,7 @@ def child(name: str, seed: int, folder: str) -> None:
 
 def _until(process: subprocess.Popen, folder: pathlib.Path, moment: str,
            rng: random.Random) -> tuple[str, str]:
-  """Kills a process at a moment, or lets it finish; what it was, and the text."""
+  """Kills a process at a moment, or lets it finish; the moment, and the text."""
   texts = []
   reader = threading.Thread(
       target=lambda: texts.append(process.stdout.read()), daemon=True)
@@ -430,7 +434,8 @@ def main():
   parser.add_argument('--only', nargs='+', default=['kills', *NUMBERS])
   parser.add_argument('--kills', type=int, default=200)
   parser.add_argument('--parallel', type=int, default=1)
-  parser.add_argument('--minutes', type=float, default=1e9, help='then it stops')
+  parser.add_argument('--minutes', type=float, default=1e9,
+                      help='then it begins nothing more')
   parser.add_argument('--work', type=pathlib.Path,
                       default=pathlib.Path('runs/faults'))
   parser.add_argument('--table', action='store_true')

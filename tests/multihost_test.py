@@ -20,6 +20,7 @@ import pytest
 from searchrl.models import weights
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
+from searchrl.runtime import signals
 from searchrl import trajectory as trajectory_lib
 import loopback
 import train_test
@@ -54,9 +55,9 @@ def runs(tmp_path_factory):
         count, 'searchrl.main', *ARGUMENTS, f'--workdir={folder[count]}',
         devices=4 // count, env=env)
 
-  def end(group):
+  def end(group, code=0):
     done = group.wait(PATIENCE)
-    assert not any(d.returncode for d in done), group.logs()
+    assert all(d.returncode == code for d in done), group.logs()
     return done
 
   with start(1) as alone:  # compiles on one core, and the others on another
@@ -64,7 +65,7 @@ def runs(tmp_path_factory):
       _wait_for_step(1, folder[2] / metrics.FILE, group)
       group.popen[1].send_signal(signal.SIGTERM)
       stopped = types.SimpleNamespace(
-          done=end(group), steps=checkpoint.steps(folder[2] / 'checkpoints'),
+          done=end(group, signals.EXIT_CODE), steps=checkpoint.steps(folder[2] / 'checkpoints'),
           lines=train_test.lines(folder[2]),
           exported=(folder[2] / 'model').exists())
     done = {}
@@ -169,7 +170,7 @@ def test_exported_model_is_the_last_checkpoint(runs):
 def test_sigterm_to_one_process_ends_all_at_the_same_step(runs):
   stopped = runs.stopped
   first, other = stopped.done
-  assert first.returncode == other.returncode == 0
+  assert first.returncode == other.returncode == signals.EXIT_CODE
   step = int(re.search(r'Stopped after step (\d+);', first.stderr)[1])
   assert 1 <= step < STEPS and not stopped.exported
   assert [line['training/global_step'] for line in stopped.lines] == list(

@@ -103,30 +103,23 @@ def test_a_fault_that_passes_leaves_no_trace(case, expected, fault):
   assert len(warnings) == 2
 
 
-def test_what_fails_to_the_end_is_counted_and_not_learned_from(case, expected):
+def test_a_server_that_answers_its_probe_alone_ends_the_run_with_a_sentence(
+    case):
+  """And not in a run without searches."""
   with server(case, []) as good:
     answer = good.body
 
     def body(path, request):
-      """Fails for everything but the client's probe."""
       is_probe = json.loads(request)['queries'] == ['test']
       return answer(path, request) if is_probe else b'{"result": 1}'
 
     good.body = body
-    search, _ = client(good.url)
-    found = rollout(case, search)
-  failed = [trajectory.stop_reason == 'search_error'
-            for trajectory in found.trajectories]
-  assert any(failed)
-  for trajectory, is_failed, other in zip(
-      found.trajectories, failed, expected, strict=True):
-    if is_failed:
-      assert not trajectory.turns[-1].observation_tokens
-      assert trajectory.tokens == other[0][:len(trajectory.tokens)]
-    else:
-      assert essence(trajectory) == other
-  # A query each, in both passes.
-  assert sum(call.errors for call in found.calls) == 2 * sum(failed)
+    search, warnings = client(good.url, pause_secs=1.0)
+    with pytest.raises(ConnectionError, match=(
+        r'must answer within search.options.pause_secs=1 s, but failed last '
+        r'with bad_response \(\d+ of \d+ at a time failed')):
+      rollout(case, search)
+  assert 'the run is paused' in warnings[0]
 
 
 def test_a_pause_has_an_end(case):

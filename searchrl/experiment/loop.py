@@ -104,7 +104,7 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
     ValueError: too many steps taught nothing, and what was done is saved; or a
       guard ends the run.
   """
-  options, every = config.train, config.evaluate.every
+  options = config.train
   # A recipe that filters has no fixed number of steps, but of trajectories.
   unit = 'rollouts' if options.max_rollouts else 'step'
   bar = progress_lib.ProgressBar(
@@ -118,9 +118,9 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
         watchdog.Watchdog(options.watchdog_secs or _NEVER) as heartbeat,
         checkpoint.Saver(folder / 'checkpoints',
                          keep=options.keep_checkpoints) as saver):
-    if every and progress.step and progress.step % every == 0:
-      if not is_done(progress, options):  # it was the last step, until now
-        validate(state, progress.step)
+    if progress.step:  # which may have been the last, until now
+      progress = _validated(progress, config, heartbeat,
+                            functools.partial(validate, state))
     while not is_done(progress, options):
       _check_not_silent(progress, options)
       heartbeat.beat(f'step {progress.step + 1}')
@@ -142,16 +142,11 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
             own, config, folder, writer, progress, verdict, watch)
         own = at_rate(experiment, config, progress)
         continue
-      progress = watch.remembers(progress, verdict)
-      done = is_done(progress, options)
       best = progress.best
-      if every and progress.step % every == 0 and not done:
-        heartbeat.beat(f'validation after step {progress.step}')
-        progress = _better(progress, validate(state, progress.step))
+      progress = _validated(watch.remembers(progress, verdict), config,
+                            heartbeat, functools.partial(validate, state))
       stopping = processes.stop_requested_anywhere(stop.asked)
-      if (progress.step % options.checkpoint_every == 0 or stopping or done
-          or options.keep_best and progress.best != best
-          or _is_silent(progress, options)):
+      if stopping or _is_due(progress, options, progress.best != best):
         with timer('checkpoint'):
           saver.save(progress.step, state, source.settled(progress).to_json(),
                      pinned=_pinned(progress, options))
@@ -159,7 +154,7 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
                  mixed=values['data/frac_group_mixed'],
                  searches=values['search/calls_per_traj'],
                  tokens_per_sec=values['perf/throughput'])
-      if stopping and not done:
+      if stopping:
         break
   _check_not_silent(progress, options)
   if not is_done(progress, options):
@@ -277,11 +272,27 @@ def _record(folder: pathlib.Path, number: int, sampled: Sequence[Trajectory],
       records.write_learned(folder / 'learned' / name, *learned)
 
 
-def _better(progress: Progress, score: float | None) -> Progress:
-  """The progress with the best validation so far; of equal ones the first."""
+def _validated(progress: Progress, config, heartbeat: watchdog.Watchdog,
+               validate: Callable[[int], float | None]) -> Progress:
+  """Validates if it is due; the progress with the best validation so far.
+
+  Of equal ones the first is the best. The last step is evaluated as a whole.
+  """
+  every, step = config.evaluate.every, progress.step
+  if not every or step % every or is_done(progress, config.train):
+    return progress
+  heartbeat.beat(f'validation after step {step}')
+  score = validate(step)
   if score is None or progress.best and score <= progress.best[1]:
     return progress
-  return dataclasses.replace(progress, best=(progress.step, score))
+  return dataclasses.replace(progress, best=(step, score))
+
+
+def _is_due(progress: Progress, options: Any, is_best: bool) -> bool:
+  """Whether a step is saved."""
+  return (progress.step % options.checkpoint_every == 0
+          or is_done(progress, options) or _is_silent(progress, options)
+          or options.keep_best and is_best)
 
 
 def _pinned(progress: Progress, options: Any) -> list[int]:
@@ -356,8 +367,8 @@ def _warn_if_silent(algorithm, progress: Progress, values, warn_after: int
   steps = progress.silent_steps + 1 if silent else 0
   if silent and steps % warn_after == 0:
     cause, remedy = ('is 0', 'Start from a model that is right now and then, '
-                     'ask easier questions, or raise rollout.group_size; with a '
-                     'reward of your own see config.outcome, too')
+                     'ask easier questions, or raise rollout.group_size; with '
+                     'a reward of your own see config.outcome, too')
     if values['data/frac_group_all_one'] > 0.5:
       cause, remedy = 'is 1 in most groups', 'Ask harder questions'
     elif values['data/frac_group_failed'] > 0.5:
