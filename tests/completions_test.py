@@ -147,8 +147,9 @@ def test_a_run_is_not_resumed_because_one_token_is_answered():
 def test_tasks_without_an_answer_pause_no_run():
   with serving(['500'] * 3) as server:
     write = writer(server.url, pause_secs=0.2)
-    write([task()] + [task(answers=())] * 12)
-    write.wait()
+    found = write([task()] + [task(answers=())] * 12)
+    assert {one.kind for one in found[1:]} == {'unanswerable'}
+    assert write.wait() is None  # and raises nothing
 
 
 def test_a_run_waits_for_a_server_that_comes_back(capsys):

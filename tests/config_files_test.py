@@ -72,8 +72,9 @@ def test_a_field_that_is_none_names_the_nearest(field, near):
 
 
 def test_fields_and_groups_pass():
-  config_files.check_fields(
-      ['seed', 'data', 'data.mix', 'search.options', 'stages[0].a'], TREE, '')
+  assert config_files.check_fields([  # raises nothing
+      'seed', 'data', 'data.mix', 'search.options', 'stages[0].a'], TREE,
+                                   '') is None
 
 
 @pytest.mark.parametrize('path, value, sentence', [
@@ -92,7 +93,8 @@ def test_a_value_of_another_kind_is_refused(path, value, sentence):
     (('seed',), 3),
     (('data',), {'mix': (), 'names': (), 'empty': ()})])
 def test_a_value_of_the_same_kind_passes(path, value):
-  config_files.check_values(['.'.join(path)], TREE, _changed(path, value))
+  assert config_files.check_values(  # raises nothing
+      ['.'.join(path)], TREE, _changed(path, value)) is None
 
 
 def _changed(path, value):

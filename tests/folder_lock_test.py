@@ -102,6 +102,7 @@ def test_a_note_that_a_kill_cut_is_no_hindrance(tmp_path):
   (tmp_path / '.lock').write_text('{"host": "els')
   with folder_lock.given_back():
     folder_lock.hold(tmp_path)
+    assert json.loads((tmp_path / '.lock').read_text())['process'] == os.getpid()
 
 
 def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, capsys):

@@ -113,6 +113,11 @@ def test_a_finished_run_is_prolonged_and_equals_a_longer_one(whole, tmp_path):
   assert state_digest(tmp_path) == state_digest(whole)
   assert (tmp_path / 'summary.txt').read_text().splitlines()[:-3] == (
       whole / 'summary.txt').read_text().splitlines()[:-3]  # paths
+  newest = tmp_path / 'checkpoints' / '4' / 'extra.json'
+  newest.write_text(newest.read_text()[:-20])  # damaged: a run that ends, again
+  train.run(tiny(dspo, steps=4, checkpoint_every=1), str(tmp_path))
+  assert lines(tmp_path) == lines(whole)
+  assert state_digest(tmp_path) == state_digest(whole)
   shutil.rmtree(tmp_path / 'checkpoints')  # from here it cannot go on
   train.run(tiny(dspo, steps=6, checkpoint_every=1), str(tmp_path))
   assert lines(tmp_path) == lines(whole)

@@ -99,11 +99,13 @@ def _is_finished(config, folder: pathlib.Path) -> bool:
   """
   if not (folder / summary.FILE).exists():
     return False
-  kept = checkpoint.steps(folder / 'checkpoints')
-  if not kept:
+  path = folder / 'checkpoints'
+  for step in reversed(checkpoint.steps(path)):
+    with contextlib.suppress(ValueError):  # damaged: the one before tells
+      progress = Progress.from_json(checkpoint.extra(path, step))
+      break
+  else:
     return True
-  progress = Progress.from_json(
-      checkpoint.extra(folder / 'checkpoints', kept[-1]))
   if loop.is_done(progress, config.train):
     return True
   (folder / summary.FILE).unlink()  # first: with it the run is finished
