@@ -84,9 +84,11 @@ def main(argv) -> None:
     with folder_lock.given_back():
       job(config, workdir, *_seeds())
   except signals.Stopped as stop:
+    signals.ignore_more()
     processes.say(str(stop))
     sys.exit(signals.EXIT_CODE)
   except KeyboardInterrupt as error:
+    signals.ignore_more()
     by = 'SIGTERM' if isinstance(error, signals.Terminated) else 'Ctrl-C'
     processes.say(f'Ended by {by}. What {workdir} holds is whole; run the same '
                   'command to go on.')

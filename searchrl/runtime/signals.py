@@ -49,6 +49,11 @@ def raise_at_sigterm() -> None:
   signal.signal(signal.SIGTERM, terminate)
 
 
+def ignore_more() -> None:
+  """Lets nothing disturb the end of a process, which would lose its exit code."""
+  signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def say(text: str) -> None:
   """Prints a line on stderr; for handlers of signals, which may not wait."""
   os.write(_STDERR, f'{text}\n'.encode())
