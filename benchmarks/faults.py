@@ -252,7 +252,8 @@ class Bench:
     errors = [line['search/error_rate'] for line in steps]
     searches = min((line['search/calls_per_traj'] for line in steps), default=0)
     yield Outcome(f'search: {name}', f'exit code {code}; trajectories that '
-                  f'ended by an error {max(errors, default=1):.0%} at most; searches '
+                  f'ended by an error {max(errors, default=1):.0%} at most; '
+                  'searches '
                   f'{searches:.2f} at least'
                   + ('; paused' if 'is paused' in text else ''), 1, 0,
                   code == 0 and searches > 0 and equals(folder, whole)
@@ -332,7 +333,7 @@ def child(name: str, seed: int, folder: str) -> None:
 
 def _until(process: subprocess.Popen, folder: pathlib.Path, moment: str,
            rng: random.Random) -> tuple[str, str]:
-  """Kills a process at a moment, or lets it finish; the moment, and the text."""
+  """Kills a process at a moment, or lets it finish; returns also its text."""
   texts = []
   reader = threading.Thread(
       target=lambda: texts.append(process.stdout.read()), daemon=True)
@@ -470,6 +471,7 @@ def run(options) -> None:
       return
     for outcome in getattr(bench, scenario)(number):
       row = {'scenario': scenario, 'number': number, **outcome.record()}
+      row['happened'] = ' '.join(row['happened'].split())
       with lock:
         killed += row['faults'] if scenario == 'kills' else 0
         with RECORDS.open('a') as file:

@@ -83,6 +83,7 @@ def main(argv) -> None:
     job = plugins.resolve(name, field='job', ours='searchrl.jobs.train:run')
     with folder_lock.given_back():
       job(config, workdir, *_seeds())
+    signals.ignore_more()  # there is nothing left to stop
   except signals.Stopped as stop:
     signals.ignore_more()
     processes.say(str(stop))

@@ -34,7 +34,8 @@ def exit_at_sigterm() -> None:
   """Makes SIGTERM end the process with a sentence: nothing has begun yet."""
   def end(number, frame):
     del number, frame
-    say('Ended by SIGTERM before anything began. Run the same command to go on.')
+    say('Ended by SIGTERM before anything began. Run the same command to go '
+        'on.')
     os._exit(EXIT_CODE)  # what is imported just now need not be unwound
 
   signal.signal(signal.SIGTERM, end)
@@ -50,7 +51,7 @@ def raise_at_sigterm() -> None:
 
 
 def ignore_more() -> None:
-  """Lets nothing disturb the end of a process, which would lose its exit code."""
+  """Lets no SIGTERM disturb the end of a process, and its exit code."""
   signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
