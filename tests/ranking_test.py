@@ -91,6 +91,17 @@ def test_of_calls_at_once_each_gets_its_own_results(index, expected, ranks):
   assert found == [expected[n:] + expected[:n] for n in range(12)]
 
 
+def test_messages_larger_than_any_buffer_hang_neither_side(
+    index, ranks, monkeypatch):
+  monkeypatch.setattr(ranking, '_CALL', 1)
+  monkeypatch.setattr(ranking, '_PIECE', 8)
+  long = [Query(' '.join(f'w{word}x' for word in range(i, i + 900)), 3000,
+                tiny.question()) for i in range(80)]
+  search = bm25.searcher(CORPUS, index, workers=2)
+  ranks[0].ready(60)
+  assert search(long) == bm25.searcher(CORPUS, index, workers=1)(long)
+
+
 def test_small_calls_start_no_process(index, expected, ranks):
   search = bm25.searcher(CORPUS, index, workers=2)
   for start in range(0, 700, 100):

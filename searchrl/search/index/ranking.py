@@ -26,6 +26,7 @@ import mmap
 from multiprocessing import connection
 import os
 import pathlib
+import queue
 import socket
 import subprocess
 import sys
@@ -43,8 +44,10 @@ Result = TypeVar('Result')
 Asked = tuple[list[maxscore.Span], int]  # of a query: its spans, and k
 Best = tuple[list[int], list[float]]  # positions, scores: arrays pickle slowly
 
-_WORK = 2**20  # passages times queries that are worth a message
+_CALL = 2**21  # passages times queries of a call that is worth the workers
+_WORK = 2**22  # passages times queries that are worth a message
 _PIECE = 16  # queries a message, at most
+_AHEAD = 8  # messages that wait at a worker, at most: queries differ a lot
 _MOST = 8  # workers, unless more are asked for
 
 
@@ -110,7 +113,7 @@ class Ranking:
       prepare: makes of a task what is ranked; called here.
       finish: makes a result of the best passages; called here.
     """
-    is_large = len(tasks) > 1 and len(tasks) * self._postings.size >= 2 * _WORK
+    is_large = len(tasks) > 1 and len(tasks) * self._postings.size >= _CALL
     if self._count == 1 or not is_large:
       return [finish(_best(self._postings, *prepare(task))) for task in tasks]
     call = _Call(tasks, prepare, finish, collections.deque(
@@ -135,7 +138,8 @@ class Ranking:
 
   def _go_on(self, call: _Call) -> None:
     """Takes what workers have done, gives them more, and does a piece."""
-    ahead = 2 if len(call.left) > 2 * len(self._workers) else 1
+    share = len(call.left) // (4 * max(len(self._workers), 1))  # less at the end
+    ahead = min(max(share, 1), _AHEAD)
     for worker in [*self._workers]:
       while worker in self._workers and worker.line.poll():
         self._receive(worker, call)
@@ -272,11 +276,21 @@ def _serve(line_number: str, *rest: str) -> None:
   files = tuple(os.fdopen(int(number), 'rb') for number in numbers)
   postings = maxscore.Postings(*map(mapped, files), int(size), files)
   line = connection.Connection(int(line_number))
-  with contextlib.suppress(EOFError, OSError):
+  messages = queue.SimpleQueue()
+  threading.Thread(target=_read, args=(line, messages), daemon=True).start()
+  with contextlib.suppress(OSError):
     line.send(None)  # ready
-    while True:
-      first, asked = line.recv()
+    while message := messages.get():
+      first, asked = message
       line.send((first, [_best(postings, *one) for one in asked]))
+
+
+def _read(line: connection.Connection, messages: queue.SimpleQueue) -> None:
+  """Reads all the time: who writes is never kept waiting by who writes back."""
+  with contextlib.suppress(EOFError, OSError):
+    while True:
+      messages.put(line.recv())
+  messages.put(None)
 
 
 if __name__ == '__main__':
