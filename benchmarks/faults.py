@@ -203,6 +203,31 @@ class Bench:
                   again == 0 and equals(folder, whole) and short)
     shutil.rmtree(folder)
 
+  def readonly(self, number: int) -> Iterator[Outcome]:
+    """Nothing can be written, from the start or in its midst; later it can."""
+    whole, folder = self.whole('dspo'), self._work / f'readonly_{number}'
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    with contextlib.ExitStack() as stack:
+      if number == 0:
+        stack.enter_context(_unwritable(folder))
+      process = start(command('dspo', folder))
+      while number and step_of(folder) < 2 and process.poll() is None:
+        time.sleep(0.01)
+      if number:
+        stack.enter_context(_unwritable(folder / 'checkpoints'))
+      text, _ = process.communicate(timeout=_PATIENCE)
+    short = 'Traceback' not in text
+    again, more = finish(command('dspo', folder))
+    yield Outcome(
+        'a folder that is read-only ' + ('at first', 'after step 2')[number],
+        f'exit code {process.returncode}, '
+        f'{"a sentence" if short else "traceback"}: {_sentence(text, "Error")}',
+        1, 2 - _resumed(more) if number else 0,
+        again == 0 and process.returncode == 1 and short
+        and equals(folder, whole))
+    shutil.rmtree(folder)
+
   def signals(self, number: int) -> Iterator[Outcome]:
     """SIGTERM, again and again; exit code 75 each time until the end."""
     recipe, rng = ['dspo', 'ppo', 'ahead'][number % 3], random.Random(number)
@@ -389,6 +414,23 @@ def _damage(path: pathlib.Path, kind: str) -> None:
     (path / kind).write_text((path / kind).read_text()[:-20])
 
 
+@contextlib.contextmanager
+def _unwritable(folder: pathlib.Path) -> Iterator[None]:
+  """Makes a folder read-only; root, whom modes do not stop, mounts another."""
+  if os.geteuid():
+    folder.chmod(0o500)
+  else:
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'ro', 'tmpfs', str(folder)],
+                   check=True)
+  try:
+    yield
+  finally:
+    if os.geteuid():
+      folder.chmod(0o700)
+    else:
+      subprocess.run(['umount', str(folder)], check=True)
+
+
 def _storm(process: subprocess.Popen, rng: random.Random, done: int) -> str:
   """SIGTERM every moment, after a while that grows so that the run ends."""
   time.sleep(rng.uniform(0, 6) + 4 * done)
@@ -426,7 +468,7 @@ def _free_port() -> int:
     return probe.getsockname()[1]
 
 
-NUMBERS = {'damages': 6, 'disk': 4, 'signals': 6, 'processes': 2, 'search': 3,
+NUMBERS = {'damages': 6, 'disk': 4, 'readonly': 2, 'signals': 6, 'processes': 2, 'search': 3,
            'collapse': 15}
 
 
@@ -503,7 +545,8 @@ def table(rows: Sequence[dict]) -> str:
 
 
 def _counted(rows: Sequence[dict]) -> str:
-  moments = [moment for row in rows for moment in row['happened'].split(', ')]
+  moments = [moment for row in rows for moment in row['happened'].split(', ')
+             if moment]
   return ', '.join(f'{moment} {moments.count(moment)}'
                    for moment in sorted({*moments}))
 

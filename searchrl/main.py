@@ -36,6 +36,7 @@ from searchrl.runtime import folder_lock
 from searchrl.runtime import moved
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
+from searchrl.runtime import quiet
 
 _argv: list[str] = []  # of the present command
 _CONFIG = config_flags.DEFINE_config_file(
@@ -59,6 +60,8 @@ def main(argv) -> None:
   del argv  # nothing is left of them
   signals.raise_at_sigterm()
   logging.set_verbosity(logging.WARNING)  # Orbax logs every save
+  if not os.environ.get('SEARCHRL_TRACEBACK'):
+    quiet.tell_errors_once()
   config = _CONFIG.value
   name = flags.FLAGS['config'].config_filename  # the path, without its size
   workdir = _WORKDIR.value or str(

@@ -436,3 +436,47 @@ def test_a_full_disk_is_one_sentence_and_what_was_saved_stays(
   assert capfd.readouterr().err == ''
   monkeypatch.undo()
   assert restore(saved(tmp_path, 2))[0] == 2
+
+
+def test_a_write_that_fails_is_one_os_error_and_prints_nothing(tmp_path):
+  result = subprocess.run([sys.executable, '-c', textwrap.dedent("""
+      import resource, sys
+      import jax.numpy as jnp
+      from searchrl.runtime import checkpoint, quiet
+      quiet.tell_errors_once()
+      limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+      state = {f'leaf{n}': jnp.arange(40_000) for n in range(9)}
+      checkpoint.save(sys.argv[1], 1, state, {})
+      resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+      try:
+        checkpoint.save(sys.argv[1], 2, state, {})
+      except OSError as error:
+        print(error)
+      resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+      print(checkpoint.steps(sys.argv[1]))
+      checkpoint.save(sys.argv[1], 3, state, {})
+      print(checkpoint.steps(sys.argv[1]))
+      """), str(tmp_path)], capture_output=True, text=True)
+  assert result.stdout.splitlines() == [
+      '[Errno 27] File too large: a checkpoint could not be written; those '
+      f"before it are whole: '{tmp_path}/2'", '[1]', '[1, 3]']
+  assert result.stderr == '' and result.returncode == 0
+
+
+def test_what_else_is_logged_or_cannot_be_raised_is_still_told():
+  result = subprocess.run([sys.executable, '-c', textwrap.dedent("""
+      import logging
+      from searchrl.runtime import quiet
+      quiet.tell_errors_once()
+      class Bad:
+        def __del__(self):
+          raise RuntimeError('from __del__')
+      Bad()
+      logging.getLogger('asyncio').error('of asyncio')
+      try:
+        int('x')
+      except ValueError:
+        logging.getLogger('absl').exception('of absl')
+      """)], capture_output=True, text=True)
+  for words in ('from __del__', 'of asyncio', 'of absl', 'invalid literal'):
+    assert words in result.stderr

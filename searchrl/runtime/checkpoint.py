@@ -15,8 +15,9 @@ every leaf has its digest. Containers are not stored, only paths of leaves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent import futures
+import contextlib
 import errno
 import hashlib
 import itertools
@@ -100,7 +101,8 @@ class Saver:
     # Those of several hosts are gathered, which all do at one time: now.
     gathered = {name: _describe(leaf) for name, leaf in copies.items()
                 if not leaf.is_fully_addressable}
-    self._orbax.save(path / _STATE, args=ocp.args.PyTreeSave(copies))
+    with _told_as_os_error(path):
+      self._orbax.save(path / _STATE, args=ocp.args.PyTreeSave(copies))
     self._saving = self._thread.submit(
         self._commit, step, copies, gathered, extra_text, pinned)
 
@@ -128,9 +130,10 @@ class Saver:
     """What the thread does: seals the step once Orbax has written it."""
     described = {name: gathered.get(name) or _describe_host(np.asarray(leaf))
                  for name, leaf in copies.items()}
-    self._orbax.wait_until_finished()
+    path = self._directory / str(step)
+    with _told_as_os_error(path):
+      self._orbax.wait_until_finished()
     if jax.process_index() == 0:
-      path = self._directory / str(step)
       _write(path / _EXTRA, extra_text)
       body = {'step': step, 'extra': _sha256(extra_text), 'leaves': described}
       body['sha256'] = _sha256(_to_json(body))
@@ -286,6 +289,25 @@ def _check_room(directory: pathlib.Path, leaves: dict[str, Any]) -> None:
   if not _all_agree(free >= needed):
     raise OSError(errno.ENOSPC, f'No space left: a checkpoint has {needed:,} '
                   f'bytes, and the disk {free:,}', str(directory))
+
+
+@contextlib.contextmanager
+def _told_as_os_error(path: pathlib.Path) -> Iterator[None]:
+  """Raises a write that failed as an OSError that says of what.
+
+  tensorstore raises a ValueError with the number in its text; of the files that
+  Orbax writes itself, the error has no name.
+  """
+  try:
+    yield
+  except (ValueError, OSError) as error:
+    code = getattr(error, 'errno', None)
+    if found := re.search(r"os_error_code='(\d+)'", str(error)):
+      code = int(found[1])
+    if not code or getattr(error, 'filename', None):
+      raise
+    raise OSError(code, f'{os.strerror(code)}: a checkpoint could not be '
+                  'written; those before it are whole', str(path)) from error
 
 
 def _check_save(directory, step, leaves, keep) -> None:
