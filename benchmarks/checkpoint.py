@@ -1,12 +1,14 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""Saving in the background against waiting for it: a step's time with each.
+r"""Saving in the background, waiting for it, not saving: a step's time with each.
 
   python benchmarks/checkpoint.py --parameters 25
 
-A state of parameters and two moments is saved after every `--every`-th of some
-steps, which multiply matrices, and is waited for or goes on in the background.
-Prints the mean seconds of all steps, and the median seconds that a save blocks.
+Steps multiply matrices of a state of parameters and two moments. They are taken
+in turns of `--every`: without a save; with one after the first step, which is
+waited for; with one that goes on in the background, and is over within the
+turn. Prints the median seconds a step, its ratio to the turn without a save,
+and the median seconds that a save blocks.
 """
 
 import argparse
@@ -21,13 +23,16 @@ import jax.numpy as jnp
 
 from searchrl.runtime import checkpoint
 
+WAYS = ('no save', 'waited for', 'in the background')
+
 
 def main():
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--parameters', type=float, default=25, help='millions')
-  parser.add_argument('--steps', type=int, default=24)
-  parser.add_argument('--every', type=int, default=6)
-  parser.add_argument('--multiplications', type=int, default=60, help='a step')
+  parser.add_argument('--rounds', type=int, default=9)
+  parser.add_argument('--every', type=int, default=6, help='steps of a turn')
+  parser.add_argument('--multiplications', type=int, default=1,
+                      help='of each matrix by itself, a step')
   options = parser.parse_args()
   side = int((options.parameters * 1e6 / 8) ** 0.5)
   layers = {f'layer_{n}': jnp.ones((side, side)) for n in range(8)}
@@ -36,40 +41,49 @@ def main():
   size = sum(x.nbytes for x in jax.tree.leaves(state))
   print(f'{size / 1e9:.2f} GB on {jax.devices()[0].device_kind}, '
         f'{side} x {side} matrices')
-  for name, background in (('waited for', False), ('in the background', True)):
-    folder = pathlib.Path(tempfile.mkdtemp(prefix='checkpoint'))
-    try:
-      state, secs, blocked = loop(state, folder, background, options)
-    finally:
-      shutil.rmtree(folder)
-    print(f'{name:18} {statistics.mean(secs):.3f} s a step, blocked '
-          f'{statistics.median(blocked):.3f} s a save')
+  folder = pathlib.Path(tempfile.mkdtemp(prefix='checkpoint'))
+  try:
+    secs, blocked = measure(state, folder, options)
+  finally:
+    shutil.rmtree(folder)
+  for way in WAYS:
+    ratio = statistics.median(
+        a / b for a, b in zip(secs[way], secs['no save'], strict=True))
+    print(f'{way:18} {statistics.median(secs[way]):.3f} s a step, '
+          f'{ratio:.3f} of a step without a save, blocked '
+          f'{statistics.median(blocked[way]):.3f} s a save')
 
 
-def loop(state, folder: pathlib.Path, background: bool, options):
-  """The state after the steps, their seconds, and those that saves blocked."""
+def measure(state, folder: pathlib.Path, options):
+  """Seconds a step of each turn, and those that each save blocks, by way."""
   step = jax.jit(lambda state: jax.tree.map(
       lambda x: _multiplied(x, options.multiplications), state),
                  donate_argnums=0)
   state = jax.block_until_ready(step(state))
-  secs, blocked = [], []
+  secs, blocked = {way: [] for way in WAYS}, {way: [] for way in WAYS}
+  number = 0
   with checkpoint.Saver(folder, keep=2) as saver:
-    for number in range(options.steps):
-      began = time.perf_counter()
-      state = jax.block_until_ready(step(state))
-      if number % options.every == 0:
+    for _ in range(options.rounds):
+      for way in WAYS:
+        began = time.perf_counter()
+        state = jax.block_until_ready(step(state))
         before = time.perf_counter()
-        saver.save(number, state, {})
-        if not background:
+        if way != 'no save':
+          number += 1
+          saver.save(number, state, {})
+        if way == 'waited for':
           saver.wait()
-        blocked.append(time.perf_counter() - before)
-      secs.append(time.perf_counter() - began)
-  return state, secs, blocked
+        blocked[way].append(time.perf_counter() - before)
+        for _ in range(options.every - 1):
+          state = jax.block_until_ready(step(state))
+        saver.wait()
+        secs[way].append((time.perf_counter() - began) / options.every)
+  return secs, blocked
 
 
 def _multiplied(x, times: int):
   return jax.lax.fori_loop(
-      0, times // 12, lambda _, y: jnp.tanh(y @ y / y.shape[0]) + 0.5, x)
+      0, times, lambda _, y: jnp.tanh(y @ y / y.shape[0]) + 0.5, x)
 
 
 if __name__ == '__main__':
