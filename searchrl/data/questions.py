@@ -86,8 +86,8 @@ def _parse(record: question_files.Record, place: str, stem: str,
         answers=_golds(record['golden_answers'] if needs_golds else
                        record.get('golden_answers') or (), needs_golds),
         hops=1 if hops is None else int(hops),
-        data_source=str(metadata.get('data_source')
-                        or record.get('data_source') or stem))
+        data_source=_text(str(metadata.get('data_source')
+                              or record.get('data_source') or stem)))
   except (ValueError, KeyError, TypeError, AttributeError,
           OverflowError) as error:  # of hops that are infinite
     raise ValueError(
@@ -107,7 +107,7 @@ def _parse(record: question_files.Record, place: str, stem: str,
 def _uid(value: Any) -> str:
   if isinstance(value, bool) or not isinstance(value, str | int):
     raise ValueError(f'id must be a text or a whole number, but is {value!r}')
-  return str(value)
+  return _text(str(value))
 
 
 def _text(value: Any) -> str:
