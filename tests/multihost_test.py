@@ -65,7 +65,8 @@ def runs(tmp_path_factory):
       _wait_for_step(1, folder[2] / metrics.FILE, group)
       group.popen[1].send_signal(signal.SIGTERM)
       stopped = types.SimpleNamespace(
-          done=end(group, signals.EXIT_CODE), steps=checkpoint.steps(folder[2] / 'checkpoints'),
+          done=end(group, signals.EXIT_CODE),
+          steps=checkpoint.steps(folder[2] / 'checkpoints'),
           lines=train_test.lines(folder[2]),
           exported=(folder[2] / 'model').exists())
     done = {}
@@ -178,6 +179,27 @@ def test_sigterm_to_one_process_ends_all_at_the_same_step(runs):
   assert stopped.steps == [0, step]  # saved, though no save was due
   resumed, _ = runs.done[2]
   assert f'Resumed at step {step} of ' in resumed.stderr
+
+
+def test_two_processes_roll_back_and_end_alike(tmp_path):
+  """Each step breaks a rule: back once, and the second time is the end."""
+  with loopback.start(
+      2, 'searchrl.main', *ARGUMENTS, f'--workdir={tmp_path}',
+      '--config.guards.limits.mismatch=-1.0', '--config.guards.most_rollbacks=1',
+      '--config.guards.actions.mismatch=rollback', devices=1) as group:
+    done = group.wait(PATIENCE)
+  assert [one.returncode for one in done] == [1, 1], group.logs()
+  first, other = (one.stderr for one in done)
+  assert 'Step 1 is rolled back to the checkpoint of step 0.' in first
+  for text in (first, other):
+    assert 'ends at step 1, as it was rolled back 1 times already' in text
+    assert 'Traceback' not in text
+  assert checkpoint.steps(tmp_path / 'checkpoints') == [0]
+  record, = (tmp_path / 'rollbacks.jsonl').read_text().splitlines()
+  assert json.loads(record)['position'] != [0]
+  lost, = metrics.read(tmp_path / 'rollback_1_metrics.jsonl')
+  again, = metrics.read(tmp_path / metrics.FILE)
+  assert lost['guards/rollbacks'] == 0 and again['guards/rollbacks'] == 1
 
 
 # What a program of two processes x two devices begins with.
