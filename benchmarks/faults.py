@@ -188,7 +188,9 @@ class Bench:
     _damage(folder / 'checkpoints' / '3', kind)
     code, text = finish(command('dspo', folder))
     yield Outcome(f'damaged checkpoint: {kind}',
-                  f'{_sentence(text, "Checkpoint")}; exit code {code}', 1,
+                  (_sentence(text, 'Checkpoint') if 'is damaged' in text or
+                     'never committed' in text else 'every leaf is whole')
+                  + f'; exit code {code}', 1,
                   3 - _resumed(text), code == 0 and equals(folder, whole))
     shutil.rmtree(folder)
 
@@ -539,11 +541,15 @@ def table(rows: Sequence[dict]) -> str:
   """The rows of one fault together."""
   text = ['| fault | times | what happened | steps lost | bits equal |',
           '|---|---|---|---|---|']
+  order = ['kills', *NUMBERS]
+  rows = sorted(rows, key=lambda row: order.index(row['scenario']))
   for fault in dict.fromkeys(row['fault'] for row in rows):
     own = [row for row in rows if row['fault'] == fault]
     told = [row['equal'] for row in own if row['equal'] is not None]
-    happened = ('; '.join(dict.fromkeys(row['happened'] for row in own))
-                if len(own) < 4 else _counted(own))
+    happened = (
+        _scored(own) if own[0]['scenario'] == 'collapse' else
+        _counted(own) if own[0]['scenario'] == 'kills' else
+        '; '.join(dict.fromkeys(row['happened'] for row in own)))
     text.append(
         f'| {fault} | {sum(row["faults"] for row in own)} | {happened} | '
         f'{sum(row["lost"] for row in own)} | '
@@ -552,10 +558,22 @@ def table(rows: Sequence[dict]) -> str:
 
 
 def _counted(rows: Sequence[dict]) -> str:
+  """How often runs were killed at each moment."""
   moments = [moment for row in rows for moment in row['happened'].split(', ')
              if moment]
   return ', '.join(f'{moment} {moments.count(moment)}'
                    for moment in sorted({*moments}))
+
+
+def _scored(rows: Sequence[dict]) -> str:
+  """Rollbacks of the seeds, and mean and standard deviation of their scores."""
+  found = [re.search(r'(\d+) rollbacks, greedy exact match ([\d.]+)',
+                     row['happened']) for row in rows]
+  scores = [float(one[2]) for one in found]
+  return (f'{len(rows)} seeds, rollbacks '
+          f'{", ".join(one[1] for one in found)}; greedy exact match '
+          f'{statistics.mean(scores):.3f} ± '
+          f'{statistics.stdev(scores) if rows[1:] else 0:.3f}')
 
 
 if __name__ == '__main__':

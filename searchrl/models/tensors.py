@@ -104,7 +104,7 @@ class Folder:
     """Raises a ValueError unless exactly these tensors are here, readable."""
     problems = [f'{n} is missing' for n in wanted if n not in self.shapes]
     problems += [f'{n} is not expected' for n in self.shapes if n not in wanted]
-    for n in wanted.keys() & self.shapes.keys():
+    for n in (n for n in wanted if n in self.shapes):
       if self.shapes[n] != tuple(wanted[n]):
         problems.append(f'{n} is {self.shapes[n]}, not {tuple(wanted[n])}')
       if self._dtypes[n] not in _READABLE:

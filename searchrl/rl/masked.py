@@ -80,11 +80,11 @@ def check_shapes(**arrays: Array) -> None:
       booleans. Both are static, so this works while tracing.
   """
   (first, model), *others = arrays.items()
-  for name in _MASKS & arrays.keys():
-    if arrays[name].dtype != bool:
+  for name, array in arrays.items():
+    if name in _MASKS and array.dtype != bool:
       raise ValueError(
-          f'{name} must be a mask of booleans, but is of {arrays[name].dtype}, '
-          'in which ~1 is -2, and true. Compare it with 0 first.')
+          f'{name} must be a mask of booleans, but is of {array.dtype}, in '
+          'which ~1 is -2, and true. Compare it with 0 first.')
   for name, array in others:
     if array.shape != model.shape:
       raise ValueError(
