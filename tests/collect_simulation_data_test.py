@@ -28,6 +28,7 @@ def lines(folder, name):
           (pathlib.Path(folder) / name).read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_killed_collection_goes_on_and_writes_the_same(tmp_path, monkeypatch):
   whole, killed = tmp_path / 'whole', tmp_path / 'killed'
   job.run(config_of(), str(whole))

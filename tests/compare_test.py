@@ -12,6 +12,7 @@ from searchrl.evaluation import scores
 import tiny
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rate', [0.3, 0.5, 0.8])
 def test_intervals_cover_the_truth_as_often_as_they_say(rate):
   rng, hits = np.random.default_rng(int(100 * rate)), 0
@@ -21,6 +22,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say(rate):
   assert 0.93 <= hits / 2000 <= 0.97
 
 
+@pytest.mark.slow
 def test_intervals_of_a_mean_over_sets_cover_it_too():
   rng, hits, rates = np.random.default_rng(3), 0, (0.2, 0.5, 0.9)
   for _ in range(2000):

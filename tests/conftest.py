@@ -28,6 +28,11 @@ def pytest_addoption(parser):
       'are a million together')
 
 
+def pytest_itemcollected(item):
+  if item.get_closest_marker('long'):
+    item.add_marker('slow')  # else `-m "not slow"` would run it
+
+
 def pytest_configure(config):
   if config.getoption('--ragged'):
     import pallas  # pylint: disable=g-import-not-at-top  # imports jax

@@ -210,6 +210,7 @@ def test_how_trajectories_lie_in_rows_changes_nothing(
       learner, batch, start(learner, params, random_critic), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('layout', [(8, 1, 1), (2, 2, 2)])
 def test_eight_devices_make_the_updates_of_one(
     layout, batch, params, random_critic, expected):

@@ -33,6 +33,7 @@ def report(folder):
   return json.loads((folder / 'report.json').read_text())
 
 
+@pytest.mark.slow
 def test_the_oracle_finds_answers_when_asked_for_useful_documents(
     tmp_path, collected, capsys):
   config = config_of('oracle', collected)
@@ -53,6 +54,7 @@ def test_the_oracle_finds_answers_when_asked_for_useful_documents(
   assert 'the last hop' in (tmp_path / 'report.txt').read_text()
 
 
+@pytest.mark.slow
 def test_an_untuned_model_is_asked_every_query_and_costs_tokens(
     tmp_path, collected):
   config = config_of('smoke', collected, slots=8, max_tokens=8,

@@ -105,6 +105,7 @@ def test_tokens_see_their_slot_up_to_themselves(name, window):
       assert not np.asarray(seen)[~kept].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', [
     'blocks, in parts', 'blocks, kernel', 'pages'])
 def test_rows_may_be_any_slots_in_any_order(name):
@@ -182,6 +183,7 @@ def broken(how):
   return mock.patch.object(kv_pages, '_ragged', ragged)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('how, said', [
     ('a token too far', 'off by'), ('other pages', 'off by'),
     ('raises', 'NotImplementedError: no such block size')])
@@ -251,6 +253,7 @@ def test_what_an_implementation_cannot_do_is_refused():
     layouts.make('triton', CONFIG, slots=1, length=48, block=24, parts=1)
 
 
+@pytest.mark.slow
 def test_the_self_test_sees_a_window_that_is_not_kept():
   windowed = dataclasses.replace(CONFIG, sliding_window=4096)
   layouts.self_test('ragged', config=windowed, dtype='float32')

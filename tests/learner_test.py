@@ -151,6 +151,7 @@ def test_two_micro_batches_and_remat_change_nothing(
       update(learner, learner.init(params), batch), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options', [
     dict(row_places=1),
     dict(row_places=2, microbatch_rows=2),
@@ -180,6 +181,7 @@ def test_what_filler_rows_hold_changes_nothing(learner, batch, params):
   assert one[1] == two[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('layout', [
     (8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 4, 1), (2, 1, 4), (2, 2, 2)])
 def test_eight_devices_make_the_update_of_one(layout, batch, params, expected):

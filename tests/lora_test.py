@@ -112,6 +112,7 @@ def whole_step(adapters, base, batch):
       lambda x, g: x - RATE * g, adapters, jax.grad(loss)(adapters))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('layout', [(1, 1, 1), (2, 2, 2)])
 def test_an_update_is_the_gradient_of_the_adapters_alone(layout, base):
   count = int(np.prod(layout))

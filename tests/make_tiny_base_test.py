@@ -73,6 +73,7 @@ def test_each_model_says_how_it_was_made(size):
   assert config.card.command.startswith('configs/tiny_base.py')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size, millions', [
     ('0.25m', 0.25), ('1m', 1.1), ('4m', 4.4)])
 def test_sizes_have_as_many_parameters_as_they_say(size, millions):

@@ -40,6 +40,7 @@ NAMED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_the_engine_is_the_same_by_the_kernel_of_tpus():
   names = [f'{TESTS / file}::{name}' for file, of in NAMED.items()
@@ -72,6 +73,7 @@ def play(**options):
                          temperature=1.5, step=2).trajectories, engine
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_few_pages_with_shared_prompts_change_no_trajectory():
   with pallas.interpreted():

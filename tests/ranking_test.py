@@ -91,6 +91,7 @@ def test_of_calls_at_once_each_gets_its_own_results(index, expected, ranks):
   assert found == [expected[n:] + expected[:n] for n in range(12)]
 
 
+@pytest.mark.slow
 def test_messages_larger_than_any_buffer_hang_neither_side(
     index, ranks, monkeypatch):
   monkeypatch.setattr(ranking, '_CALL', 1)

@@ -53,6 +53,7 @@ def loaded():
 SEARCH = bm25.bm25(Corpus((Passage('a', 'Tarn', 'The Tarn is a river.'),)))
 
 
+@pytest.mark.slow
 def test_attempts_are_of_their_question_and_depend_on_nothing_else(loaded):
   sampler, params, mesh = loaded
   play = solver.load(options(), sampler, params, SEARCH, mesh)
