@@ -106,14 +106,15 @@ def _parse(record: question_files.Record, place: str, stem: str,
 
 def _uid(value: Any) -> str:
   if isinstance(value, bool) or not isinstance(value, str | int):
-    raise ValueError(f'id must be a text or a whole number, but is {value!r}')
+    raise ValueError('id must be a text or a whole number, but is '
+                     f'{value!r:.60}')
   return _text(str(value))
 
 
 def _text(value: Any) -> str:
   """A text that can be written as UTF-8, which half a surrogate cannot."""
   if not isinstance(value, str):
-    raise TypeError(f'a text is {value!r}')
+    raise TypeError(f'a text is {value!r:.60}')
   value.encode()
   return value
 
@@ -126,15 +127,17 @@ def _golds(value: Any, are_needed: bool) -> tuple[str, ...]:
     value = value['target']
   value = [value] if isinstance(value, str) else value
   if not isinstance(value, list | tuple):
-    raise TypeError(f'golden_answers are {value!r}, no text or list of texts')
+    raise TypeError(
+        f'golden_answers are {value!r:.60}, no text or list of texts')
   answers = []
   for one in value:
     if isinstance(one, bool) or not isinstance(one, str | int | float | None):
-      raise TypeError(f'a golden answer is {one!r}, neither text nor number')
+      raise TypeError(
+          f'a golden answer is {one!r:.60}, neither text nor number')
     answers.append('' if one is None else _text(str(one)))
   if are_needed and not all(map(str.strip, answers)):
-    raise ValueError(f'of the golden answers {value} one is null or blank, '
-                     'which no answer can match')
+    raise ValueError(f'of the golden answers {value!r:.60} one is null or '
+                     'blank, which no answer can match')
   return tuple(filter(str.strip, answers))
 
 
