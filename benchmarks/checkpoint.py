@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""Saving in the background, waiting for it, not saving: a step's time with each.
+r"""Saving in the background, waiting for it, not saving: the time of a step.
 
   python benchmarks/checkpoint.py --parameters 25
 

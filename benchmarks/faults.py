@@ -477,8 +477,8 @@ def _free_port() -> int:
     return probe.getsockname()[1]
 
 
-NUMBERS = {'damages': 6, 'disk': 4, 'readonly': 2, 'signals': 6, 'processes': 2, 'search': 3,
-           'collapse': 15}
+NUMBERS = {'damages': 6, 'disk': 4, 'readonly': 2, 'signals': 6,
+           'processes': 2, 'search': 3, 'collapse': 15}
 
 
 def main():

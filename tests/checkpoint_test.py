@@ -468,6 +468,7 @@ def test_what_else_is_logged_or_cannot_be_raised_is_still_told():
       import logging
       from searchrl.runtime import quiet
       quiet.tell_errors_once()
+      quiet.tell_errors_once()
       class Bad:
         def __del__(self):
           raise RuntimeError('from __del__')

@@ -185,8 +185,9 @@ def test_two_processes_roll_back_and_end_alike(tmp_path):
   """Each step breaks a rule: back once, and the second time is the end."""
   with loopback.start(
       2, 'searchrl.main', *ARGUMENTS, f'--workdir={tmp_path}',
-      '--config.guards.limits.mismatch=-1.0', '--config.guards.most_rollbacks=1',
-      '--config.guards.actions.mismatch=rollback', devices=1) as group:
+      '--config.guards.limits.mismatch=-1.0',
+      '--config.guards.actions.mismatch=rollback',
+      '--config.guards.most_rollbacks=1', devices=1) as group:
     done = group.wait(PATIENCE)
   assert [one.returncode for one in done] == [1, 1], group.logs()
   first, other = (one.stderr for one in done)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Alerts: metrics of a run in, what is wrong with its last step out; pure.
 
-A rule looks at one metric of a step, at the same metric of all steps before, and
-at a limit. A run acts on its alerts (`searchrl.experiment.guards`), and the
+A rule looks at one metric of a step, at the same metric of all steps before,
+and at a limit. A run acts on its alerts (`searchrl.experiment.guards`), and the
 report shows them.
 """
 

@@ -5,7 +5,8 @@
 The lock is the system's (`flock`), which a killed process gives back, on local
 file systems and on those of a network that have it. There, and where a file
 system locks only within a host, a note in the folder tells who uses it, and is
-touched all the time: a process on another host waits to see whether it still is.
+touched all the time: a process on another host waits to see whether it still
+is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""An error in, one message out: the threads of a save print nothing of it.
+"""A write that fails in, one message out: the threads of a save print nothing.
 
 When a write fails, Orbax raises the error, and before that logs it with a
 traceback in each of its threads; asyncio logs it once more for each array, and
@@ -10,6 +10,8 @@ who handles it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+import functools
 import logging
 import os
 import sys
@@ -23,19 +25,24 @@ def tell_errors_once() -> None:
   for name in ('absl', 'asyncio'):
     logging.getLogger(name).addFilter(_is_news)
   told = sys.unraisablehook
-  sys.unraisablehook = lambda unraisable: (
-      None if _is_of_closed_loop(unraisable) else told(unraisable))
+  if getattr(told, 'func', None) is not _tell:  # else this was called before
+    sys.unraisablehook = functools.partial(_tell, told)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-  """Whether a record is no error that Orbax raises, too."""
+  """Whether a record is no write of Orbax's that failed, which it raises."""
   if record.levelno < logging.ERROR or not record.exc_info:
     return True
-  frames = traceback.extract_tb(record.exc_info[2])
-  return not any(_ORBAX in frame.filename for frame in frames)
+  _, error, trace = record.exc_info
+  is_write = isinstance(error, OSError) or 'os_error_code=' in str(error)
+  return not is_write or not any(
+      _ORBAX in frame.filename for frame in traceback.extract_tb(trace))
 
 
-def _is_of_closed_loop(unraisable: sys.UnraisableHookArgs) -> bool:
-  return (unraisable.object is None and
-          isinstance(unraisable.exc_value, RuntimeError) and
-          str(unraisable.exc_value) == 'Event loop is closed')
+def _tell(told: Callable[[sys.UnraisableHookArgs], None],
+          unraisable: sys.UnraisableHookArgs) -> None:
+  is_late = (unraisable.object is None and
+             isinstance(unraisable.exc_value, RuntimeError) and
+             str(unraisable.exc_value) == 'Event loop is closed')
+  if not is_late:
+    told(unraisable)

@@ -138,8 +138,8 @@ class Ranking:
 
   def _go_on(self, call: _Call) -> None:
     """Takes what workers have done, gives them more, and does a piece."""
-    share = len(call.left) // (4 * max(len(self._workers), 1))  # less at the end
-    ahead = min(max(share, 1), _AHEAD)
+    share = len(call.left) // (4 * max(len(self._workers), 1))
+    ahead = min(max(share, 1), _AHEAD)  # less at the end
     for worker in [*self._workers]:
       while worker in self._workers and worker.line.poll():
         self._receive(worker, call)
