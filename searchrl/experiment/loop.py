@@ -7,7 +7,7 @@ packed; the learner adds the old log-probs and updates; metrics are written, and
 now and then a checkpoint.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -105,15 +105,10 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
       guard ends the run.
   """
   options = config.train
-  # A recipe that filters has no fixed number of steps, but of trajectories.
-  unit = 'rollouts' if options.max_rollouts else 'step'
-  bar = progress_lib.ProgressBar(
-      options.max_rollouts or options.num_steps, getattr(progress, unit),
-      enabled=options.progress and processes.is_first(),
-      unit=unit.removesuffix('s'))
   timer, watch = progress_lib.Timer(), guards.Guards(config.guards, folder)
   own = at_rate(experiment, config, progress)
-  with (signals.StopRequest(_log_stop) as stop, contextlib.closing(bar),
+  with (signals.StopRequest(_log_stop) as stop,
+        _progress_bar(progress, options) as show,
         rollouts(experiment, config) as source,
         watchdog.Watchdog(options.watchdog_secs or _NEVER) as heartbeat,
         checkpoint.Saver(folder / 'checkpoints',
@@ -150,10 +145,7 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
         with timer('checkpoint'):
           saver.save(progress.step, state, source.settled(progress).to_json(),
                      pinned=_pinned(progress, options))
-      bar.update(getattr(progress, unit), outcome=values['critic/score/mean'],
-                 mixed=values['data/frac_group_mixed'],
-                 searches=values['search/calls_per_traj'],
-                 tokens_per_sec=values['perf/throughput'])
+      show(progress, values)
       if stopping:
         break
   _check_not_silent(progress, options)
@@ -286,6 +278,23 @@ def _validated(progress: Progress, config, heartbeat: watchdog.Watchdog,
   if score is None or progress.best and score <= progress.best[1]:
     return progress
   return dataclasses.replace(progress, best=(step, score))
+
+
+@contextlib.contextmanager
+def _progress_bar(progress: Progress, options: Any) -> Iterator[
+    Callable[[Progress, dict[str, float]], None]]:
+  """A bar on the first process; yields what shows a step on it."""
+  # A recipe that filters has no fixed number of steps, but of trajectories.
+  unit = 'rollouts' if options.max_rollouts else 'step'
+  with contextlib.closing(progress_lib.ProgressBar(
+      options.max_rollouts or options.num_steps, getattr(progress, unit),
+      enabled=options.progress and processes.is_first(),
+      unit=unit.removesuffix('s'))) as bar:
+    yield lambda progress, values: bar.update(
+        getattr(progress, unit), outcome=values['critic/score/mean'],
+        mixed=values['data/frac_group_mixed'],
+        searches=values['search/calls_per_traj'],
+        tokens_per_sec=values['perf/throughput'])
 
 
 def _is_due(progress: Progress, options: Any, is_best: bool) -> bool:
