@@ -22,13 +22,12 @@ setuptools.setup(
     # third_party stands beside the package and is installed inside it.
     packages=[*setuptools.find_packages(include=['searchrl', 'searchrl.*']),
               'searchrl.third_party', 'searchrl.assets.tiny_base',
-              'searchrl.assets.tiny_base_1', 'searchrl.assets.tiny_e5',
+              'searchrl.assets.tiny_e5',
               'searchrl.assets.tiny_instruct', 'searchrl.assets.tiny_proposer',
               'searchrl.assets.tiny_raw',
               'searchrl.assets.shapes'],
     package_data={'searchrl.third_party': ['*.txt', '*.json', '*.md'],
                   'searchrl.assets.tiny_base': ['*'],
-                  'searchrl.assets.tiny_base_1': ['*'],
                   'searchrl.assets.tiny_e5': ['*'],
                   'searchrl.assets.tiny_instruct': ['*'],
                   'searchrl.assets.tiny_proposer': ['*'],
@@ -68,8 +67,6 @@ setuptools.setup(
         'search': ['faiss-cpu>=1.12',
                    'scann>=1.4.2; platform_system == "Linux"'],
         'parquet': ['pyarrow>=17'],  # questions in Search-R1's files
-        'bm25s': ['bm25s>=0.3'],
-        'lucene': ['pyserini>=1.0'],  # needs Java
         'serve': ['httptools>=0.6.3',  # servers need less CPU
                   'uvloop>=0.21; platform_system != "Windows"'],
         'test': ['bm25s>=0.3', 'faiss-cpu>=1.12', 'httptools>=0.6.3',

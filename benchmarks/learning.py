@@ -15,13 +15,6 @@ nothing is missing. `--table` prints the tables, and draws the figures.
 Each run computes with one thread, so that it gives the same bits alone and
 beside others; with two threads it gives others. All share the compilation cache
 of main, whose programs are the same for any number of threads.
-
-The folder old_world has records of earlier base models; each line names its
-revision. first_study.jsonl is the beginning of this study, with the base of
-revision 6165728: it remembered little when it answered at once, so that GRPO on
-random passages knew less than direct answers. Before common knowledge, by
-earlier scripts: learning.jsonl of every recipe, engines.jsonl of three engines,
-from a base that answered most questions before RL.
 """
 
 import argparse

@@ -37,7 +37,7 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 # pylint: disable=g-import-not-at-top
-from searchrl.experiment import folders
+from searchrl.experiment import model_folders
 from searchrl.experiment import policy as policies
 from searchrl.models import transformer
 from searchrl.models.inference import engine as engines
@@ -150,7 +150,7 @@ class Bench:
   def __init__(self, options):
     mesh = meshes.make(data=1)
     self.sampler, self.params = policies.load(
-        folders.read(str(policies.TINY_BASE), 'searchrl.agent.dialogue:laptop'),
+        model_folders.read(str(policies.TINY_BASE), 'searchrl.agent.dialogue:laptop'),
         seed=0, slots=1,
         length=LENGTH, budgets=BUDGETS, mesh=mesh)
     table = stops.compile_table(

@@ -14,7 +14,7 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from searchrl.evaluation import shards  # pylint: disable=g-import-not-at-top
-from searchrl.evaluation import suite
+from searchrl.evaluation import evaluator
 from searchrl.world import facts
 from searchrl.world import text
 
@@ -95,7 +95,7 @@ def _records(run: pathlib.Path) -> tuple[dict, dict]:
   """Greedy records of fresh questions, before and after, by question."""
   return tuple({
       record['question']: record
-      for record in shards.read_all(run / 'evaluation' / name / suite.RECORDS)
+      for record in shards.read_all(run / 'evaluation' / name / evaluator.RECORDS)
       if record['set'] == 'known'
       and record['decoding'] == 'greedy' and record['engine'] != 'noise'}
                for name in ('before', 'after'))

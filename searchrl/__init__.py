@@ -8,8 +8,6 @@ To import the package touches no device: `jax.distributed` can still come first.
 
 import importlib
 
-from searchrl.runtime import moved
-
 __version__ = '0.1.0'
 
 _PUBLIC = {
@@ -20,8 +18,6 @@ _PUBLIC = {
     'masked': 'searchrl.rl.masked',
     'trajectory': 'searchrl.trajectory',
 }
-
-moved.install()
 
 
 def __getattr__(name):

@@ -33,10 +33,9 @@ from ml_collections import config_flags
 from searchrl.runtime import config_files
 from searchrl.runtime import devices
 from searchrl.runtime import folder_lock
-from searchrl.runtime import moved
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
-from searchrl.runtime import quiet
+from searchrl.runtime import error_logging
 
 _argv: list[str] = []  # of the present command
 _CONFIG = config_flags.DEFINE_config_file(
@@ -61,7 +60,7 @@ def main(argv) -> None:
   signals.raise_at_sigterm()
   logging.set_verbosity(logging.WARNING)  # Orbax logs every save
   if not os.environ.get('SEARCHRL_TRACEBACK'):
-    quiet.tell_errors_once()
+    error_logging.tell_errors_once()
   config = _CONFIG.value
   name = flags.FLAGS['config'].config_filename  # the path, without its size
   workdir = _WORKDIR.value or str(
@@ -69,7 +68,6 @@ def main(argv) -> None:
   if 'allow_changes' in config:
     config.allow_changes = _ALLOW_CHANGES.value
   try:
-    moved.refuse_options(config.to_dict())
     refuse_repeated(config, _argv[1:])
     if pathlib.Path(workdir).is_file():
       raise ValueError(f'--workdir must be a folder, but {workdir} is a file.')
@@ -192,10 +190,6 @@ def _parsed(argv: Sequence[str]) -> list[str]:
     if name.startswith('config.'):
       delattr(flags.FLAGS, name)
   flags.FLAGS.unparse_flags()
-  try:
-    moved.refuse_flags(argv[1:])  # else absl calls them unknown
-  except ValueError as error:
-    sys.exit(str(error))
   if {'--help', '-help', '--helpshort', '-?'} & {*argv}:
     _help(argv)
   parser = flags.FLAGS['config'].parser = _Loaded()

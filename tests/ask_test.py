@@ -23,7 +23,7 @@ from searchrl.experiment import search as searches
 from searchrl.jobs import ask
 from searchrl.search import factory
 from searchrl.search import mapped_corpus
-from searchrl.search import wrapped
+from searchrl.search import engine_wrappers
 from searchrl.trajectory import (
     Action, Passage, Query, Question, Request, SearchError, Trajectory, Turn)
 
@@ -118,7 +118,7 @@ def test_why_a_search_failed_is_printed_once():
   search = ask.with_warnings(lambda queries: [error, (), error], lines.append)
   assert search([1, 2, 3]) == [error, (), error]
   inner = types.SimpleNamespace(pop=dict, wait=lambda: lines.append('waits'))
-  wrapped.wait(ask.with_warnings(inner, lines.append))  # as `inner` would
+  engine_wrappers.wait(ask.with_warnings(inner, lines.append))  # as `inner` would
   assert lines.pop() == 'waits'
   assert lines == ['Warning: a search failed: timeout after  3 s']
 

@@ -19,7 +19,7 @@ import pytest
 
 from searchrl import packing
 from searchrl.models import attention
-from searchrl.models import documents
+from searchrl.models import document_attention
 from searchrl.models import transformer
 
 SHAPE = (2, 13, 4, 2, 8)  # B T H K d
@@ -472,6 +472,6 @@ def test_documents_that_attend_apart_read_what_they_read_in_rows(window):
     return seen, *gradients
 
   wanted = run(attention.causal)
-  got = run(documents.causal, layout=layout, length=9, attend=loud_behind)
+  got = run(document_attention.causal, layout=layout, length=9, attend=loud_behind)
   for one, two in zip(got, wanted):
     np.testing.assert_allclose(one, two, atol=2e-6)

@@ -17,12 +17,12 @@ import pytest
 from configs import build_index as build_index_config
 from searchrl.encoders import embedder
 from searchrl.jobs import build_index
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 from searchrl.search import corpus as corpora
 from searchrl.search import factory
 from searchrl.search import mapped_corpus
 from searchrl.search.index import dense
-from searchrl.search.index import footprint
+from searchrl.search.index import memory_estimate
 from searchrl.search.index import vector_store
 from searchrl.trajectory import Passage, Query, Question
 import faiss_import_test
@@ -133,7 +133,7 @@ def test_a_build_killed_at_any_write_goes_on_to_the_same_bytes(
     tmp_path, corpus, monkeypatch):
   build_index.run(configured(corpus), tmp_path / 'whole')
   expected = tree(tmp_path / 'whole')
-  write = atomic.write_json
+  write = atomic_files.write_json
   for deadly in range(6):  # the recipe, four shards, the manifest
     folder, calls = tmp_path / f'killed {deadly}', []
 
@@ -144,10 +144,10 @@ def test_a_build_killed_at_any_write_goes_on_to_the_same_bytes(
         raise Killed
       write(file, value)
 
-    monkeypatch.setattr(atomic, 'write_json', dies)
+    monkeypatch.setattr(atomic_files, 'write_json', dies)
     with pytest.raises(Killed):
       build_index.run(configured(corpus), folder)
-    monkeypatch.setattr(atomic, 'write_json', write)
+    monkeypatch.setattr(atomic_files, 'write_json', write)
     encoded, encode = [], dense.encoded
     monkeypatch.setattr(dense, 'encoded', lambda encoder, texts, kind: (
         encoded.extend(texts) or encode(encoder, texts, kind)))
@@ -186,7 +186,7 @@ def test_configs_are_checked(tmp_path, corpus, changes, message):
 
 def test_a_full_disk_is_found_before_anything_is_written(
     tmp_path, corpus, monkeypatch):
-  monkeypatch.setattr(footprint.shutil, 'disk_usage', lambda path: type(
+  monkeypatch.setattr(memory_estimate.shutil, 'disk_usage', lambda path: type(
       'Usage', (), {'free': 1000}))
   with pytest.raises(ValueError, match='must have room for 0.00 GiB'):
     build_index.run(configured(corpus), tmp_path / 'i')

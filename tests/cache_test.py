@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from searchrl.search import cache
-from searchrl.search import wrapped
+from searchrl.search import engine_wrappers
 from searchrl.trajectory import Passage, Query, SearchError
 
 
@@ -176,7 +176,7 @@ def test_processes_share_a_file(tmp_path):
 
 def test_it_waits_for_the_search_inside():
   engine = Engine()
-  wrapped.wait(cache.cached(engine, index='i'))
+  engine_wrappers.wait(cache.cached(engine, index='i'))
   assert engine.asked == ['wait']
 
 

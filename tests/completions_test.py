@@ -10,12 +10,12 @@ import pytest
 import tiny
 
 from searchrl.search import factory
-from searchrl.search import wrapped
+from searchrl.search import engine_wrappers
 from searchrl.search.remote import completions
-from searchrl.search.simulated import documents
+from searchrl.search.simulated import simulated_documents
 from searchrl.trajectory import Query, SearchError
 
-PROMPTS = documents.Prompts('Useful: {query} {ground_truth}', 'Noisy: {query}')
+PROMPTS = simulated_documents.Prompts('Useful: {query} {ground_truth}', 'Noisy: {query}')
 QUICK = dict(deadline_secs=20.0, try_secs=1.0, tries=3, backoff_secs=0.01,
              failures=100, rest_secs=0.05, pause_secs=5.0)
 
@@ -41,7 +41,7 @@ def writer(*urls, **options):
 
 
 def task(text='river', seed=7, **fields):
-  return documents.Task(Query(text, 2, tiny.question(**fields)), True, seed)
+  return simulated_documents.Task(Query(text, 2, tiny.question(**fields)), True, seed)
 
 
 def test_each_task_is_a_request_with_its_own_seed():
@@ -159,7 +159,7 @@ def test_a_run_waits_for_a_server_that_comes_back(capsys):
         prompts=dict(useful='u {query}', noisy='n {query}'), **QUICK)
     query = Query('a', 2, tiny.question())
     assert search([query])[0].kind == 'unavailable'
-    wrapped.wait(search)
+    engine_wrappers.wait(search)
     assert len(search([query])[0]) == 2
     metrics = search.pop()
   assert metrics['search/remote/failed_calls'] >= 1

@@ -14,7 +14,7 @@ import pytest
 import tiny
 
 from searchrl.models import critic
-from searchrl.models import policy
+from searchrl.models import policy_logprobs
 from searchrl.models import transformer
 from searchrl.rl import algorithms
 from searchrl.rl import losses
@@ -84,7 +84,7 @@ def whole_step(policy_params, critic_params, batch):
   mask = algorithms.trained_tokens(batch)
 
   def policy_loss(params):
-    out = algorithms.PolicyOutput(*policy.token_logprobs(
+    out = algorithms.PolicyOutput(*policy_logprobs.token_logprobs(
         params, batch.tokens, CONFIG, temperature=learning.TEMPERATURE),
                                   values=jnp.zeros(mask.shape))
     terms, _ = ALGORITHM.loss(out, batch, estimate)

@@ -17,10 +17,10 @@ import tiny
 from searchrl.agent import dialogue as dialogues
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import stops
-from searchrl.models import policy
+from searchrl.models import policy_logprobs
 from searchrl.rollouts import driver
 from searchrl.search import fusion
-from searchrl.search import wrapped
+from searchrl.search import engine_wrappers
 from searchrl import trajectory as trajectory_lib
 from searchrl.trajectory import Action, Passage, Request, SearchError
 
@@ -307,7 +307,7 @@ def test_queries_say_who_asks_in_any_schedule(schedule):
   script, search = long_script(), fakes.Noting()
   trajectories = rollout(
       script, engine=fakes.Engine(script, slots=5), schedule=schedule,
-      search=wrapped.with_typed_errors(fusion.fused([search])))
+      search=engine_wrappers.with_typed_errors(fusion.fused([search])))
   named = {(t.question.uid, t.sample): t for t in trajectories}
   assert sorted((q.question.uid, q.sample, q.turn, q.text)
                 for q in search.asked) == fakes.asked_by(trajectories) != []
@@ -518,7 +518,7 @@ def test_decoding_and_encoding_again_would_have_changed_the_ids(garbage):
 
 def test_log_probs_of_whole_rollouts_are_those_of_one_forward(garbage):
   _, _, batch, params = garbage
-  logprobs, _ = jax.jit(lambda params, tokens: policy.token_logprobs(
+  logprobs, _ = jax.jit(lambda params, tokens: policy_logprobs.token_logprobs(
       params, tokens, tiny.CONFIG, temperature=1.5))(params, batch.tokens)
   expected = np.where(batch.loss_mask, logprobs, 0)
   np.testing.assert_allclose(batch.behavior_logprobs, expected, atol=1e-4)

@@ -16,7 +16,7 @@ from searchrl.models.inference import engine as engines
 from searchrl.models.inference import sampling
 from searchrl.models.inference import slots as slots_lib
 from searchrl.models.inference import stops
-from searchrl.models import policy
+from searchrl.models import policy_logprobs
 from searchrl.models import transformer
 from searchrl.runtime import mesh as meshes
 
@@ -56,7 +56,7 @@ def quiet():
 
 @functools.partial(jax.jit, static_argnames='temperature')
 def full_logprobs(params, tokens, temperature=TEMPERATURE):
-  return policy.token_logprobs(
+  return policy_logprobs.token_logprobs(
       params, tokens, tiny.CONFIG, temperature=temperature)[0]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from searchrl.data import questions as questions_lib
 from searchrl.evaluation import shards
-from searchrl.evaluation import suite
+from searchrl.evaluation import evaluator
 from searchrl.trajectory import Question
 import loopback
 
@@ -116,11 +116,11 @@ def test_all_seven_sets_on_two_processes(tmp_path):
   for name, count in SETS.items():  # odd numbers are right
     assert rows[name]['em'] == (count // 2) / count
   files = sorted((tmp_path / 'out').glob('records/*/*.jsonl.gz'))
-  assert len(files) == sum(-(-count // suite.SHARD) for count in SETS.values())
+  assert len(files) == sum(-(-count // evaluator.SHARD) for count in SETS.values())
   lines = 0
   for file in files:
     found = shards.read(file)
-    assert len(found) <= suite.SHARD
+    assert len(found) <= evaluator.SHARD
     lines += len(found)
   assert lines == 51_713
-  assert json.loads((tmp_path / 'out' / suite.TABLE).read_text())
+  assert json.loads((tmp_path / 'out' / evaluator.TABLE).read_text())

@@ -8,7 +8,7 @@ import pytest
 
 from searchrl.search.corpus import Corpus
 from searchrl.search import factory
-from searchrl.search import wrapped
+from searchrl.search import engine_wrappers
 from searchrl.trajectory import Passage, Query, Question
 
 QUESTION = Question('q', 'Where?', ('here',))
@@ -16,7 +16,7 @@ CORPUS = Corpus((
     Passage('a', 'Tarn', 'A river that joins the Garonne.'),
     Passage('b', 'Garonne', 'A river that reaches the sea.'),
 ))
-ENGINES = ('bm25', 'dense', 'noise', 'bm25s', 'fusion', 'rerank', 'cache')
+ENGINES = ('bm25', 'dense', 'noise', 'fusion', 'rerank', 'cache')
 OPTIONS = {
     'fusion': dict(engines=(dict(name='bm25'), dict(name='dense', dim=64))),
     'rerank': dict(engine=dict(name='bm25'), model='by length'),
@@ -32,8 +32,6 @@ def load_judge(path):
 
 
 def make(name, **options):
-  if name == 'bm25s':
-    pytest.importorskip('bm25s')
   return factory.make(name, CORPUS, load_judge=load_judge,
                       **OPTIONS.get(name, {}) | options)
 
@@ -201,7 +199,7 @@ def test_caches_of_other_corpora_and_options_share_nothing(tmp_path):
 def test_the_counts_and_the_pause_of_a_part_are_those_of_the_whole():
   url = faulty.unused_url()
   remote = dict(name='remote', urls=(url,), tries=1, pause_secs=0)
-  search = wrapped.with_typed_errors(factory.make(
+  search = engine_wrappers.with_typed_errors(factory.make(
       'cache', CORPUS, index='i',
       engine=dict(name='fusion', engines=(dict(name='bm25'), remote))))
   error, = search([query()])

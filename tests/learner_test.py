@@ -14,7 +14,7 @@ import optax
 import pytest
 import tiny
 
-from searchrl.models import policy
+from searchrl.models import policy_logprobs
 from searchrl.rl import algorithms
 from searchrl.rl import diagnostics
 from searchrl.runtime import mesh as meshes
@@ -89,7 +89,7 @@ def update(learner, state, batch, **options):
 def whole_step(params, batch, algorithm=ALGORITHM):
   """One step on a batch as it is; and its metrics."""
   def loss(params):
-    out = algorithms.PolicyOutput(*policy.token_logprobs(
+    out = algorithms.PolicyOutput(*policy_logprobs.token_logprobs(
         params, batch.tokens, CONFIG, temperature=TEMPERATURE))
     terms, metrics = algorithm.loss(out, batch, algorithm.advantages(batch))
     return algorithms.total(terms), metrics
@@ -249,7 +249,7 @@ def test_score_gives_the_log_probs_of_both_policies(batch, params, ref_params):
   for weights, scored in ((params, batch.old_logprobs),
                           (ref_params, batch.ref_logprobs)):
     logprobs, _ = jax.jit(functools.partial(
-        policy.token_logprobs, config=CONFIG, temperature=TEMPERATURE))(
+        policy_logprobs.token_logprobs, config=CONFIG, temperature=TEMPERATURE))(
             weights, batch.tokens)
     # Of every token up to the last sampled one, observations among them.
     known = np.arange(LENGTH) < np.asarray(batch.lengths)[:, None]

@@ -22,7 +22,7 @@ from configs import settings
 from searchrl import main
 from searchrl.data import datasets
 from searchrl.experiment import build
-from searchrl.experiment import checks
+from searchrl.experiment import config_checks
 from searchrl.search.corpus import Corpus
 from searchrl.trajectory import Passage, Question
 
@@ -64,7 +64,7 @@ def config_of(arguments):
     values(sys.argv)
   config = values.config
   main.refuse_repeated(config, arguments)
-  checks.check(config)
+  config_checks.check(config)
   return config
 
 

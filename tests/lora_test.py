@@ -18,7 +18,7 @@ from configs import grpo
 from searchrl.experiment import policy as policies
 from searchrl.jobs import train
 from searchrl.models import lora as loras
-from searchrl.models import policy
+from searchrl.models import policy_logprobs
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.runtime import mesh as meshes
@@ -54,7 +54,7 @@ def test_attached_and_merged_adapters_give_equal_logprobs(base, targets):
   lora = dataclasses.replace(LORA, targets=targets)
   adapters = random_adapters(lora)
   tokens = np.random.default_rng(1).integers(0, 96, (3, 12))
-  run = jax.jit(functools.partial(policy.token_logprobs, config=CONFIG))
+  run = jax.jit(functools.partial(policy_logprobs.token_logprobs, config=CONFIG))
   attached, _ = run(loras.attach(base, adapters, lora), tokens)
   merged, _ = run(loras.merge(base, adapters, lora), tokens)
   plain, _ = run(base, tokens)
@@ -101,7 +101,7 @@ def test_fresh_adapters_change_nothing_and_differ(base):
 def whole_step(adapters, base, batch):
   """One step of the adapters on a batch as it is, through merged kernels."""
   def loss(adapters):
-    out = learning.algorithms.PolicyOutput(*policy.token_logprobs(
+    out = learning.algorithms.PolicyOutput(*policy_logprobs.token_logprobs(
         loras.merge(base, adapters, LORA), batch.tokens, CONFIG,
         temperature=learning.TEMPERATURE))
     terms, _ = learning.ALGORITHM.loss(

@@ -13,7 +13,7 @@ import pytest
 import question_files_test
 import train_test
 from searchrl.evaluation import shards
-from searchrl.evaluation import suite
+from searchrl.evaluation import evaluator
 from searchrl.jobs import train
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
@@ -67,7 +67,7 @@ def run(request, tmp_path_factory):
   """Killed while it was evaluated after step 2 of 3, and resumed."""
   folder = tmp_path_factory.mktemp(request.param)
   config = configured(folder, request.param)
-  evaluate, calls = suite.run, []
+  evaluate, calls = evaluator.run, []
 
   def killed(*args, **kwargs):
     calls.append(args)
@@ -76,7 +76,7 @@ def run(request, tmp_path_factory):
     return evaluate(*args, **kwargs)
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(suite, 'run', killed)
+    patch.setattr(evaluator, 'run', killed)
     with pytest.raises(Killed):
       train.run(config, str(folder / 'run'))
     assert checkpoint.steps(folder / 'run' / 'checkpoints') == [0]

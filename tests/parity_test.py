@@ -11,7 +11,7 @@ from searchrl.agent import tokenizer as tokenizers
 from searchrl.experiment import policy as policies
 from searchrl.models import crossencoder
 from searchrl.models import encoder
-from searchrl.models import policy
+from searchrl.models import policy_logprobs
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.models.inference import engine as engines
@@ -68,7 +68,7 @@ def prompt(tokenizer):
 def test_log_probs_are_those_of_transformers(both):
   _, shape, params, tokenizer, theirs = both
   ids = np.array([prompt(tokenizer)])
-  ours, _ = policy.token_logprobs(params, ids, shape)
+  ours, _ = policy_logprobs.token_logprobs(params, ids, shape)
   with torch.no_grad():
     logits = theirs(torch.tensor(ids)).logits.log_softmax(-1).numpy()
   expected = np.take_along_axis(logits[0, :-1], ids[0, 1:, None], -1)[:, 0]
@@ -148,7 +148,7 @@ def test_numbers_and_gradients_of_every_family(family, tmp_path):
 
   @functools.partial(jax.value_and_grad, has_aux=True)
   def gradient(params):
-    logprobs, _ = policy.token_logprobs(params, ids, config)
+    logprobs, _ = policy_logprobs.token_logprobs(params, ids, config)
     return logprobs[:, 1:].mean(), logprobs
 
   (_, logprobs), grads = jax.jit(gradient)(params)

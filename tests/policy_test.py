@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
-from searchrl.models import policy
+from searchrl.models import policy_logprobs
 from searchrl.models import transformer
 
 ROWS, LENGTH, VOCAB = 3, 18, tiny.CONFIG.vocab_size
@@ -20,7 +20,7 @@ ROWS, LENGTH, VOCAB = 3, 18, tiny.CONFIG.vocab_size
 @functools.partial(
     jax.jit, static_argnames=('temperature', 'chunk', 'remat', 'dtype'))
 def token_logprobs(params, tokens, **options):
-  return policy.token_logprobs(params, tokens, tiny.CONFIG, **options)
+  return policy_logprobs.token_logprobs(params, tokens, tiny.CONFIG, **options)
 
 
 @pytest.fixture(scope='module')
@@ -157,5 +157,5 @@ def test_memory_is_a_fifth_of_what_whole_logits_take(tied):
         shapes, jax.ShapeDtypeStruct((4, 2048), jnp.int32)).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
-  ours = temporary(functools.partial(policy.token_logprobs, config=config))
+  ours = temporary(functools.partial(policy_logprobs.token_logprobs, config=config))
   assert ours <= 0.20 * temporary(naive)

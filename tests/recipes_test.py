@@ -86,7 +86,7 @@ def test_every_config_that_trains_is_tested():
 
 
 @pytest.mark.parametrize('change, message', [
-    (dict(algorithm=dict(name='searchrl.rl.checks:clip', clip_low=0.1,
+    (dict(algorithm=dict(name='searchrl.rl.option_checks:clip', clip_low=0.1,
                          clip_high=0.1)), 'an Algorithm, but .* NoneType'),
     (dict(algorithm=dict(name='searchrl.rl.algorithms:rloo'),
           rollout=dict(group_size=1)),

@@ -10,7 +10,7 @@ from searchrl import trajectory as trajectory_lib
 from searchrl.evaluation import shards
 from searchrl.rl import advantages
 from searchrl.rollouts import records
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 from searchrl.trajectory import Action, Passage, Question, Trajectory, Turn
 
 TRAJECTORY = Trajectory(
@@ -40,7 +40,7 @@ def test_half_a_character_in_a_passage_comes_back(tmp_path):
   assert records.read(tmp_path / 'round.jsonl.gz') == [odd]
   shards.write(tmp_path / 's.jsonl.gz', [{'text': 'é \ud83d'}])
   assert shards.read(tmp_path / 's.jsonl.gz') == [{'text': 'é \ud83d'}]
-  atomic.write(tmp_path / 'a', 'é \ud83d')
+  atomic_files.write(tmp_path / 'a', 'é \ud83d')
   assert (tmp_path / 'a').read_text(encoding='utf-8') == 'é \\ud83d'
 
 

@@ -17,7 +17,7 @@ from searchrl.data import datasets
 from searchrl.experiment import policy as policies
 from searchrl.runtime import mesh as meshes
 from searchrl.search import factory
-from searchrl.search import wrapped
+from searchrl.search import engine_wrappers
 from searchrl.search.remote import wire
 from searchrl.trajectory import Query, Request
 
@@ -99,7 +99,7 @@ def test_a_fault_that_passes_leaves_no_trace(case, expected, fault):
   assert list(map(essence, found.trajectories)) == expected
   assert any(trajectory.retries for trajectory in found.trajectories)
   assert any(call.errors for call in found.calls)
-  assert wrapped.pop(search)['search/remote/pauses'] == 1
+  assert engine_wrappers.pop(search)['search/remote/pauses'] == 1
   assert len(warnings) == 2
 
 

@@ -8,9 +8,9 @@ import pytest
 import tiny
 
 from searchrl.search import factory
-from searchrl.search import wrapped
+from searchrl.search import engine_wrappers
 from searchrl.search.corpus import Corpus
-from searchrl.search.simulated import documents
+from searchrl.search.simulated import simulated_documents
 from searchrl.search.simulated import simulated
 from searchrl.search.simulated import writers
 from searchrl.search.simulated.curriculum import Curriculum
@@ -111,7 +111,7 @@ def test_malformed_texts_are_nothing_or_errors():
 
 
 def test_a_writer_that_answers_too_little_fails_whole():
-  search = wrapped.with_typed_errors(engine(lambda tasks: echo(tasks)[1:]))
+  search = engine_wrappers.with_typed_errors(engine(lambda tasks: echo(tasks)[1:]))
   found = search([query(), query()])
   assert [error.kind for error in found] == ['unavailable'] * 2
   assert '1 texts for 2 queries' in found[0].detail
@@ -212,7 +212,7 @@ def test_the_published_simulators_have_names():
 
   writers.make('model', None, simulator='wiki_14b', load_writer=load, slots=3)
   assert loaded == [dict(
-      prompts=documents.zerosearch(), slots=3,
+      prompts=simulated_documents.zerosearch(), slots=3,
       path='sunhaonlp/Simulation_LLM_wiki_14B_V2')]
   assert writers.published('google_3b', 'served') == dict(
       model='sunhaonlp/Simulation_LLM_google_3B_V2', prompts='zerosearch')

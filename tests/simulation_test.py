@@ -10,7 +10,7 @@ import tiny
 
 from searchrl.data import questions
 from searchrl.data import simulation
-from searchrl.search.simulated import documents
+from searchrl.search.simulated import simulated_documents
 from searchrl.trajectory import Action, Passage, Trajectory, Turn
 
 PASSAGES = (Passage('1', 'Tarn', 'A river.'), Passage('2', '', 'A hill.'))
@@ -69,7 +69,7 @@ def test_a_question_is_on_one_side_whatever_else_there_is():
 
 
 def test_an_example_is_what_the_engine_will_be_asked_and_should_say():
-  prompts = documents.Prompts('+ {query} {ground_truth}\n', '- {query}\n')
+  prompts = simulated_documents.Prompts('+ {query} {ground_truth}\n', '- {query}\n')
   titled = simulation.example(pair(useful=True), prompts, titled=True)
   assert titled == {
       'prompt': '+ a here\n',
@@ -78,11 +78,11 @@ def test_an_example_is_what_the_engine_will_be_asked_and_should_say():
       'question': vars(tiny.question())}
   plain = simulation.example(pair(), prompts, titled=False)
   assert plain['prompt'] == '- a\n'
-  assert documents.read(plain['completion'], 5) == ('A river.', 'A hill.')
+  assert simulated_documents.read(plain['completion'], 5) == ('A river.', 'A hill.')
 
 
 def test_an_example_for_a_chat_is_as_the_engine_asks_in_one():
-  prompts = documents.Prompts('+ {query}\n', '- {query}\n')
+  prompts = simulated_documents.Prompts('+ {query}\n', '- {query}\n')
   chat = simulation.example(pair(), prompts, titled=False, chat=True)
   assert chat['messages'] == [
       {'role': 'system', 'content': ''}, {'role': 'user', 'content': '- a\n'},
@@ -92,7 +92,7 @@ def test_an_example_for_a_chat_is_as_the_engine_asks_in_one():
 
 @pytest.mark.parametrize('chat', [False, True])
 def test_a_file_is_read_as_it_was_written(tmp_path, chat):
-  prompts = documents.Prompts('+ {query}', '- {query}')
+  prompts = simulated_documents.Prompts('+ {query}', '- {query}')
   pairs = [pair(useful=True), dataclasses.replace(pair('r', 'é'), hop=3)]
   file = tmp_path / 'pairs.jsonl'
   file.write_text(''.join(json.dumps(simulation.example(

@@ -14,7 +14,7 @@ import pytest
 import tiny
 
 from searchrl.models import lora as loras
-from searchrl.models import policy
+from searchrl.models import policy_logprobs
 from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as mesh_lib
 from searchrl.runtime import metrics
@@ -201,7 +201,7 @@ def by_document(params, documents):
 
 @jax.jit
 def token_logprobs(params, tokens):
-  return policy.token_logprobs(params, tokens, tiny.CONFIG)
+  return policy_logprobs.token_logprobs(params, tokens, tiny.CONFIG)
 
 
 @pytest.mark.slow

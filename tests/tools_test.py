@@ -16,7 +16,7 @@ from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import proposals
 from searchrl.agent import tools
-from searchrl.experiment import folders
+from searchrl.experiment import model_folders
 from searchrl.experiment import policy as policies
 from searchrl.models import weights
 from searchrl.models.inference import stops
@@ -317,7 +317,7 @@ def test_a_model_folder_with_a_template_is_sampled_from(tmp_path):
   budgets = driver.Budgets(max_turns=3, max_turn_tokens=60,
                             max_prompt_tokens=1500)
   sampler, params = policies.load(
-      folders.read(str(tmp_path / 'model'), 'searchrl.agent.tools:dr_zero'),
+      model_folders.read(str(tmp_path / 'model'), 'searchrl.agent.tools:dr_zero'),
       seed=0, slots=8, length=2000, budgets=budgets, mesh=meshes.make())
   assert sampler.tokenizer.eos_ids == other
   (end,) = sampler.dialogue.end_ids

@@ -17,7 +17,7 @@ import pytest
 import safetensors.numpy
 import tiny
 
-from searchrl.models import policy
+from searchrl.models import policy_logprobs
 from searchrl.models import transformer
 from searchrl.models import weights
 
@@ -84,10 +84,10 @@ def test_log_probs_and_gradients_are_those_of_transformers(
   @jax.jit
   @jax.value_and_grad
   def gradient(params):
-    logprobs, _ = policy.token_logprobs(params, tokens, config, chunk=16)
+    logprobs, _ = policy_logprobs.token_logprobs(params, tokens, config, chunk=16)
     return logprobs[:, 1:].mean()
 
-  logprobs, _ = jax.jit(lambda params: policy.token_logprobs(
+  logprobs, _ = jax.jit(lambda params: policy_logprobs.token_logprobs(
       params, tokens, config))(params)
   np.testing.assert_allclose(logprobs, more['logprobs'], atol=2e-4)
   mean, grads = gradient(params)

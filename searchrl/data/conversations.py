@@ -20,7 +20,7 @@ import pathlib
 from typing import Any, NamedTuple
 
 from searchrl.data import jsonl
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 
 _FORMS = ('prompt', 'messages', 'segments')
 
@@ -69,7 +69,7 @@ def read(path: str, *, field: str = 'data.train') -> list[Conversation]:
 def write(path: str | pathlib.Path, rows: Iterable[Sequence[Segment]]) -> None:
   """Writes rows of segments as `read` reads them; the file appears whole."""
   file = pathlib.Path(path)
-  with (atomic.new_file(file) as unfinished,
+  with (atomic_files.new_file(file) as unfinished,
         unfinished.open('w', encoding='utf-8') as lines):
     for segments in rows:
       lines.write(json.dumps({'segments': [

@@ -16,7 +16,7 @@ import pathlib
 from typing import Any
 
 from searchrl.data import jsonl
-from searchrl.search.simulated import documents
+from searchrl.search.simulated import simulated_documents
 from searchrl.trajectory import (Passage, Passages, Query, Question,
                                  Trajectory, Turn)
 
@@ -81,7 +81,7 @@ def split(found: Sequence[Pair], share: float, seed: int
           [p for p, aside in zip(found, sides) if aside])
 
 
-def example(pair: Pair, prompts: documents.Prompts, *, titled: bool,
+def example(pair: Pair, prompts: simulated_documents.Prompts, *, titled: bool,
             chat: bool = False) -> dict[str, Any]:
   """A line for supervised fine-tuning: trained on the documents alone.
 
@@ -93,8 +93,8 @@ def example(pair: Pair, prompts: documents.Prompts, *, titled: bool,
       system, as published; else the documents continue its text.
   """
   query = Query(pair.query, len(pair.passages), pair.question)
-  prompt = prompts.of(documents.Task(query, pair.useful, 0))
-  found = documents.write([
+  prompt = prompts.of(simulated_documents.Task(query, pair.useful, 0))
+  found = simulated_documents.write([
       (p.title if titled else '', p.text) for p in pair.passages])
   text = {'messages': [
       {'role': 'system', 'content': ''}, {'role': 'user', 'content': prompt},
@@ -135,7 +135,7 @@ def _parse(record: Mapping[str, Any]) -> Pair:
           else record['completion'])
   question = dict(record['question'])
   question['answers'] = tuple(question['answers'])
-  found = documents.read(text, top_k=len(text))  # all of them
+  found = simulated_documents.read(text, top_k=len(text))  # all of them
   return Pair(
       Question(**question), record['query'],
       tuple(Passage('', '', one) for one in found), record['useful'],

@@ -13,7 +13,7 @@ import json
 import pathlib
 from typing import Any
 
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 
 DIGESTS = 'digests.json'  # of a folder: file -> SHA-256
@@ -24,10 +24,10 @@ def write(file: pathlib.Path, lines: Sequence[Any]) -> None:
   text = ''.join(json.dumps(line, ensure_ascii=False) + '\n' for line in lines)
   data = gzip.compress(  # half a character as JSON has it
       text.encode(errors='backslashreplace'), mtime=0)
-  atomic.write(file, data)
+  atomic_files.write(file, data)
   digests = _digests(file.parent) | {
       file.name: hashlib.sha256(data).hexdigest()}
-  atomic.write_json(file.parent / DIGESTS, digests)
+  atomic_files.write_json(file.parent / DIGESTS, digests)
 
 
 def read(file: pathlib.Path) -> list[Any] | None:

@@ -10,8 +10,8 @@ import re
 from typing import NamedTuple
 
 from searchrl.evaluation import figures
-from searchrl.evaluation import suite
-from searchrl.runtime import atomic
+from searchrl.evaluation import evaluator
+from searchrl.runtime import atomic_files
 from searchrl.runtime import metrics
 
 FILE = 'summary.txt'  # of a finished run
@@ -43,7 +43,7 @@ def finish(folder: pathlib.Path, title: str) -> None:
   figures.curve(folder / 'curve', series, title=title, units=_UNITS,
                 window=max(3, steps // 6))
   text = table(folder)
-  atomic.write(folder / FILE, text + '\n')  # last: the run is finished
+  atomic_files.write(folder / FILE, text + '\n')  # last: the run is finished
   print(text)
 
 
@@ -99,15 +99,15 @@ def _by_hops(title: str, before: _Cells, after: _Cells,
              show: Callable[[_Cell], str]) -> str:
   """A table with a row a case and a column a hop count, whole sets last."""
   hops = sorted({hops for row in after.values() for hops in row},
-                key=lambda hops: (hops == suite.ALL, hops))
-  name = {h: suite.ALL if h == suite.ALL else f'{h}-hop' for h in hops}
+                key=lambda hops: (hops == evaluator.ALL, hops))
+  name = {h: evaluator.ALL if h == evaluator.ALL else f'{h}-hop' for h in hops}
   rows = []
   for case, cells in after.items():
     row = dict(zip(('set', 'engine', 'decoding'), case))
     for hop, cell in cells.items():
       old = before.get(case, {}).get(hop)
       row[name[hop]] = (f'{show(old)} -> ' if old else '') + show(cell)
-    whole = cells.get(suite.ALL)
+    whole = cells.get(evaluator.ALL)
     row['n'] = whole.n if whole else sum(cell.n for cell in cells.values())
     rows.append(row)
   how = ', before -> after' if before else ''
@@ -122,7 +122,7 @@ def _legend(cells: _Cells) -> str:
     counts = [counts[0], counts[len(counts) // 2], counts[-1]]
   halves = []
   for n in counts:
-    low, high = suite.wilson(n / 2, n)
+    low, high = evaluator.wilson(n / 2, n)
     halves.append(f'{(high - low) / 2:.2f} of {n}')
   return ('noise: random passages; n: questions of a row. Half of a 95% '
           'interval is at most\n' + ', '.join(halves)

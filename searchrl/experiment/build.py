@@ -13,14 +13,14 @@ from searchrl.agent import proposals
 from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
-from searchrl.evaluation import suite
-from searchrl.experiment import checks
+from searchrl.evaluation import evaluator
+from searchrl.experiment import config_checks
 from searchrl.experiment import fingerprint
 from searchrl.experiment import init_from
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.experiment import solver
-from searchrl.experiment import writer
+from searchrl.experiment import writer_model
 from searchrl.models import attention
 from searchrl.models import lora as loras
 from searchrl.rl import algorithms
@@ -62,7 +62,7 @@ class Experiment:
   search: SearchFn
   scorer: scoring.Scorer
   rounds: collect.Rounds
-  cases: list[suite.EvalCase]
+  cases: list[evaluator.EvalCase]
   lockstep: locksteps.LockstepCheck
 
 
@@ -72,18 +72,18 @@ def build(config, folder: pathlib.Path) -> Experiment:
   Raises:
     ValueError, FileNotFoundError: the config cannot be run.
   """
-  checks.check(config)
-  checks.check_questions(config)
-  checks.check_worlds(config)
-  checks.check_seeds(config.data, config)
+  config_checks.check(config)
+  config_checks.check_questions(config)
+  config_checks.check_worlds(config)
+  config_checks.check_seeds(config.data, config)
   init_from.check(config, folder)
   processes.agree('config', json.loads(config.to_json()))
   recipe, scored = algorithm(config), scorer(config)
   collect.check(rounds(config.rollout), scored)
   _warn_of_outcome(config, recipe)
   lockstep = locksteps.LockstepCheck(config.train.lockstep)
-  checks.check_training_data(config)
-  checks.check_learner(config, recipe)
+  config_checks.check_training_data(config)
+  config_checks.check_learner(config, recipe)
   free = tuple(name for name in FREE if name != 'train.num_steps' or
                not searches.lasts_as_the_run(config.search))
   claim = dict(config=config.to_dict(), free=free,
@@ -95,14 +95,14 @@ def build(config, folder: pathlib.Path) -> Experiment:
   data, sets, stream = _data(  # a bad one claims no folder
       config, folder, model.admit(policy.budgets_of(config)))
   mesh = meshes.make(**config.mesh)  # up to here no device takes part
-  checks.check_staleness(config.train.max_staleness, recipe, mesh.size)
+  config_checks.check_staleness(config.train.max_staleness, recipe, mesh.size)
   sampler, params = policy.build(config, mesh, folder=model)
   name = tested_attention(config, sampler.shape, mesh)
   trainer = learner(config, recipe, sampler.shape, mesh,
                     attend(config, name, mesh), lockstep)
   search = searches.engine(config.search, data.corpus, seed=config.seed,
                            steps=config.train.num_steps,
-                           load_writer=writer.loader(mesh, seed=config.seed))
+                           load_writer=writer_model.loader(mesh, seed=config.seed))
   if 'solver' in config:
     scored = scorer(config, solver.load(
         config.solver, sampler, params, search, mesh))
@@ -204,7 +204,7 @@ def rounds(rollout: Any) -> collect.Rounds:
   return collect.Rounds(
       rollout.questions, rollout.group_size, rollout.max_rounds,
       rollout.end_when_full, rollout.temperature,
-      checks.truncation_of(rollout))
+      config_checks.truncation_of(rollout))
 
 
 def train_set(config, folder: pathlib.Path, *,
@@ -251,8 +251,8 @@ def algorithm(config) -> algorithms.Algorithm:
     raise ValueError(
         f'algorithm.name must lead to a function that returns an Algorithm, '
         f'but {name} returned {type(built).__name__}.')
-  checks.check(config)
-  checks.check_algorithm(config, name, built)
+  config_checks.check(config)
+  config_checks.check_algorithm(config, name, built)
   built = algorithms.trained_on(built, tokens)
   if config.mismatch.how == 'none':
     return built

@@ -11,14 +11,14 @@ import dataclasses
 from typing import Any
 
 from searchrl.data import datasets
-from searchrl.evaluation import suite
-from searchrl.experiment import folders
+from searchrl.evaluation import evaluator
+from searchrl.experiment import model_folders
 from searchrl.experiment import policy
 from searchrl.rollouts import driver
 from searchrl.runtime import mesh as meshes
 from searchrl.search import corpus as corpora
 from searchrl.search import factory
-from searchrl.search import wrapped
+from searchrl.search import engine_wrappers
 from searchrl.trajectory import Query, Question, SearchFn
 from searchrl.world import facts
 from searchrl.world import lessons
@@ -51,11 +51,11 @@ def scores(path: str, *, prompts: Mapping[str, Mapping[str, Any]],
             for source, _, _ in _SETS.values()}
   first = next(iter(prompts.values()))
   sampler, params = policy.load(
-      folders.read(path, first['dialogue']), seed=0, slots=slots, length=length,
+      model_folders.read(path, first['dialogue']), seed=0, slots=slots, length=length,
       budgets=driver.Budgets(**first['budgets']), mesh=meshes.make())
   rows = []
   for name, prompt in prompts.items():
-    dialogue = folders.speaking(prompt['dialogue'], sampler.tokenizer,
+    dialogue = model_folders.speaking(prompt['dialogue'], sampler.tokenizer,
                                 f'card.prompts.{name}.dialogue')
     speaking = sampler.speaking(dialogue, driver.Budgets(**prompt['budgets']))
     cases = []
@@ -68,18 +68,18 @@ def scores(path: str, *, prompts: Mapping[str, Mapping[str, Any]],
       if prompt['passages']:
         questions = [_below_passages(q, search, dialogue, prompt['passages'])
                      for q in questions]
-      cases += [suite.EvalCase(datasets.Dataset(kind, questions, None), 'bm25',
+      cases += [evaluator.EvalCase(datasets.Dataset(kind, questions, None), 'bm25',
                                search, decoding)
                 for decoding in ('greedy', 'sampled')]
     rows += [dict(row, prompt=name)
-             for row in suite.run(speaking, params, cases)
+             for row in evaluator.run(speaking, params, cases)
              if row['set'] in _SETS]
   return rows
 
 
 def table(rows: list[dict[str, Any]]) -> str:
   """Exact match by prompt, set and decoding, as a Markdown table."""
-  hops = sorted({row['hops'] for row in rows} - {suite.ALL})
+  hops = sorted({row['hops'] for row in rows} - {evaluator.ALL})
   cells = {(row['prompt'], row['set'], row['decoding'], row['hops']): row
            for row in rows}
   lines = ['| prompt | questions | decoding | ' + ' | '.join(
@@ -98,7 +98,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def _world(seed: int, source: str) -> tuple[facts.World, SearchFn]:
   """A world with common knowledge, and its BM25."""
   world = facts.make(seed, source=source, common=True)
-  return world, wrapped.with_typed_errors(factory.make(
+  return world, engine_wrappers.with_typed_errors(factory.make(
       'bm25', corpora.Corpus(tuple(text.passages(world)))))
 
 

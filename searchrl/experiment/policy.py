@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from searchrl.agent import tokenizer as tokenizers
-from searchrl.experiment import folders
+from searchrl.experiment import model_folders
 from searchrl.experiment import search as searches
 from searchrl.models import lora as loras
 from searchrl.models import transformer
@@ -31,13 +31,13 @@ TINY_BASE = pathlib.Path(__file__).parents[1] / 'assets' / 'tiny_base'
 TINY_DIALOGUE = 'searchrl.agent.dialogue:laptop'  # that it was trained with
 
 
-def folder_of(config) -> folders.Folder:
+def folder_of(config) -> model_folders.Folder:
   """The model folder of a config, whose conversations fit in its slots.
 
   Raises:
     FileNotFoundError, ValueError: as `folders.read`; or they do not.
   """
-  folder = folders.read(str(config.model.path or TINY_BASE), config.dialogue)
+  folder = model_folders.read(str(config.model.path or TINY_BASE), config.dialogue)
   folder.check(budgets_of(config), config.rollout.length)
   return folder
 
@@ -48,7 +48,7 @@ def budgets_of(config) -> driver.Budgets:
 
 
 def build(config, mesh: Mesh, *, most: int | None = None,
-          folder: folders.Folder | None = None
+          folder: model_folders.Folder | None = None
          ) -> tuple[Sampler, transformer.Params]:
   """The sampler of a config, and the params of its model folder.
 
@@ -102,7 +102,7 @@ def schedule(mesh: Mesh, options: Any, *, is_remote: bool = False
 
 
 def load(
-    folder: folders.Folder,
+    folder: model_folders.Folder,
     *,
     seed: int,
     slots: int,
@@ -197,7 +197,7 @@ def second(path: str, *, field: str, mesh: Mesh, dialogue: str, **options: Any
     ValueError: there are several devices, or as in `load`.
   """
   check_second(path, field=field, devices=mesh.size)
-  return load(folders.read(path or str(TINY_BASE), dialogue), mesh=mesh,
+  return load(model_folders.read(path or str(TINY_BASE), dialogue), mesh=mesh,
               **options)
 
 
@@ -211,7 +211,7 @@ def check_second(path: str, *, field: str, devices: int) -> None:
 
 
 def of_run(config, run: str, *, most: int | None = None,
-           folder: folders.Folder | None = None
+           folder: model_folders.Folder | None = None
           ) -> tuple[Sampler, transformer.Params]:
   """The sampler of a config, with the policy of a run's checkpoint.
 

@@ -18,11 +18,11 @@ from searchrl.evaluation import proposers
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.experiment import solver
-from searchrl.experiment import writer
+from searchrl.experiment import writer_model
 from searchrl.rollouts import records
 from searchrl.rollouts import scoring
 from searchrl.rollouts.sampler import Sampler
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.trajectory import Question, Request, SearchFn, Trajectory
@@ -61,7 +61,7 @@ def load(config, corpus: Any, run: str) -> Proposer:
   sampler, params = policy.build(config, mesh, folder=folder)
   search = searches.engine(
       config.search, corpus, seed=config.seed, steps=config.train.num_steps,
-      load_writer=writer.loader(mesh, seed=config.seed))
+      load_writer=writer_model.loader(mesh, seed=config.seed))
   play = solver.load(config.solver, sampler, params, search, mesh)
   if run:
     params = policy.trained(pathlib.Path(run), params, sampler.shape)
@@ -88,7 +88,7 @@ def examine(proposer: Proposer, seeds: Sequence[Question],
     return
   records.write(folder / 'trajectories.jsonl.gz', judged)
   known = None if world is None else lambda question: truth(world, question)
-  atomic.write_json(folder / REPORT, {
+  atomic_files.write_json(folder / REPORT, {
       'rows': proposers.rows(judged, known),
       'pass_rates': proposers.histogram(judged, proposer.attempts),
       'diversity': selection.diversity(judged),
@@ -185,7 +185,7 @@ def _write_questions(folder: pathlib.Path, found: selection.Selected,
   answers = [proposals.read(one).answer for one in found.kept]
   if options.shuffle_answers:  # a control
     answers = selection.others(answers, seed)
-  atomic.write(folder / QUESTIONS, ''.join(
+  atomic_files.write(folder / QUESTIONS, ''.join(
       json.dumps(selection.record(one, answer), ensure_ascii=False) + '\n'
       for one, answer in zip(found.kept, answers)))
   report = {'seeds': seeds, 'kept': len(found.kept),
@@ -198,7 +198,7 @@ def _write_questions(folder: pathlib.Path, found: selection.Selected,
     report |= {'true': float(np.mean([t.true for t in truths])),
                'needed': {str(n): sum(t.needed == n for t in truths)
                           for n in sorted({t.needed for t in truths})}}
-  atomic.write_json(folder / REPORT, report)
+  atomic_files.write_json(folder / REPORT, report)
 
 
 def _reasons(found: selection.Selected) -> dict[str, int]:

@@ -12,7 +12,7 @@ import pathlib
 from typing import Any
 
 from searchrl.rollouts.collect import Progress
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
 
@@ -35,7 +35,7 @@ def note(folder: pathlib.Path, progress: Progress, to: int, why: str) -> None:
       (folder / metrics.FILE).read_bytes())
   record = {'rollback': number, 'at': progress.step, 'to': to,
             'position': progress.position, 'why': why}
-  atomic.write(folder / FILE, ''.join(
+  atomic_files.write(folder / FILE, ''.join(
       json.dumps(line) + '\n' for line in (*read(folder), record)))
   finish(folder)
 

@@ -10,14 +10,14 @@ import shutil
 import sys
 from typing import Any
 
-from searchrl.evaluation import suite
+from searchrl.evaluation import evaluator
 from searchrl.evaluation import summary
 from searchrl.experiment import build
 from searchrl.experiment import loop
 from searchrl.experiment import policy
 from searchrl.models import weights
 from searchrl.rollouts.collect import Progress
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 from searchrl.runtime import checkpoint
 from searchrl.runtime import folder_lock
 from searchrl.runtime import metrics
@@ -66,7 +66,7 @@ def _train(config, folder: pathlib.Path) -> None:
     if progress.step == 0 and config.evaluate.initial:
       _evaluate(experiment, learner.policy(state, base), 'before', folder,
                writer, 0)
-    few = dataclasses.replace(experiment, cases=suite.limited(
+    few = dataclasses.replace(experiment, cases=evaluator.limited(
         experiment.cases, config.evaluate.limit, config.seed,
         config.evaluate.during))
     state, progress = loop.loop(
@@ -88,7 +88,7 @@ def _train(config, folder: pathlib.Path) -> None:
 def _finish(folder: pathlib.Path, progress: Progress, title: str) -> None:
   if progress.best:
     step, score = progress.best
-    atomic.write_json(folder / BEST, {'step': step, 'score': score})
+    atomic_files.write_json(folder / BEST, {'step': step, 'score': score})
   summary.finish(folder, title)
 
 
@@ -133,11 +133,11 @@ def _evaluate(experiment: build.Experiment, params, name: str,
     when = name + ' training' if name in ('before', 'after') else (
         f'after step {step}')
     processes.say(f'Evaluating {when} ({count} questions) ...')
-    rows = suite.run(experiment.sampler, params, experiment.cases, folder=folder)
-  values = suite.scalars(rows)
+    rows = evaluator.run(experiment.sampler, params, experiment.cases, folder=folder)
+  values = evaluator.scalars(rows)
   if not all(writer.holds(step, value) for value in values):
     writer.write(step, values)
-  return suite.headline(rows)
+  return evaluator.headline(rows)
 
 
 def _read_table(folder: pathlib.Path) -> list[dict[str, Any]] | None:

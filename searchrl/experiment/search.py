@@ -15,18 +15,17 @@ from typing import Any
 from searchrl.data import datasets
 from searchrl.encoders import embedder
 from searchrl.encoders import reranker
-from searchrl.evaluation import suite
+from searchrl.evaluation import evaluator
 from searchrl.search import factory
 from searchrl.search import fusion
-from searchrl.search import wrapped
+from searchrl.search import engine_wrappers
 from searchrl.search.index import bm25
-from searchrl.search.index import bm25_others
 from searchrl.search.index import in_memory
 from searchrl.search.index import open_index
 from searchrl.search.simulated import writers
 from searchrl.trajectory import SearchFn
 
-_ENGINES = ('bm25', 'dense', 'noise', 'bm25s', 'lucene', 'remote', 'web',
+_ENGINES = ('bm25', 'dense', 'noise', 'remote', 'web',
             'simulated', 'fusion', 'rerank', 'cache')
 _load_encoder = embedder.cached_loader()  # compiled once a process
 
@@ -46,7 +45,7 @@ def engine(search: Any, corpus: Any, *, seed: int, steps: int = 0,
     ValueError, FileNotFoundError: the engine cannot be built.
   """
   try:
-    return wrapped.with_typed_errors(factory.make(
+    return engine_wrappers.with_typed_errors(factory.make(
         search.engine, corpus, seed=seed, steps=steps,
         load_encoder=_load_encoder, load_judge=reranker.load,
         load_writer=load_writer, **search.options))
@@ -107,8 +106,6 @@ def _takes(name: str, options: Mapping[str, Any]) -> tuple[str, ...] | None:
       'bm25': _keywords(bm25.bm25, 'index'),
       'dense': _keywords(in_memory.search, 'index', 'links', 'construction',
                          'visited', 'dim', 'n'),
-      'bm25s': _keywords(bm25_others.bm25s),
-      'lucene': _keywords(bm25_others.lucene),
       'fusion': _keywords(fusion.fused, 'engines'),
       'rerank': ('engine', 'model', 'max_length', 'batch', 'candidates'),
       'cache': ('engine', 'path', 'entries', 'index')}.get(name)
@@ -180,7 +177,7 @@ def engines(search: Any, sets: Sequence[datasets.Dataset], *, seed: int
 
 
 def cases(through: Mapping[str, Any], sets: Sequence[datasets.Dataset],
-          options: Any, *, seed: int) -> list[suite.EvalCase]:
+          options: Any, *, seed: int) -> list[evaluator.EvalCase]:
   """Every set in each decoding; the first, and famous, with random passages.
 
   These show whether answers come from retrieval: the first set should score
@@ -199,14 +196,14 @@ def cases(through: Mapping[str, Any], sets: Sequence[datasets.Dataset],
   result = []
   for name, search in through.items():
     for dataset, found in zip(sets, engines(search, sets, seed=seed)):
-      result += [suite.EvalCase(
+      result += [evaluator.EvalCase(
           dataset if decoding == 'greedy' else few(dataset), name, found,
           decoding) for decoding in options.decodings]
   with_noise = [dataset for n, dataset in enumerate(sets)
                 if options.noise and dataset.corpus is not None
                 and (n == 0 or dataset.is_common and dataset.name == 'famous')]
   for dataset in with_noise:
-    found = wrapped.with_typed_errors(
+    found = engine_wrappers.with_typed_errors(
         factory.make('noise', dataset.corpus, seed=seed))
-    result.append(suite.EvalCase(few(dataset), 'noise', found, 'greedy'))
+    result.append(evaluator.EvalCase(few(dataset), 'noise', found, 'greedy'))
   return result

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizers
-from searchrl.experiment import folders
+from searchrl.experiment import model_folders
 from searchrl.experiment import policy
 from searchrl.models import transformer
 from searchrl.models import weights
@@ -71,7 +71,7 @@ class Solver:
       ValueError: there is none, or they do not fit.
     """
     return dataclasses.replace(self, sampler=self.sampler.speaking(
-        folders.speaking(dialogue, self.sampler.tokenizer, field, _OURS),
+        model_folders.speaking(dialogue, self.sampler.tokenizer, field, _OURS),
         dataclasses.replace(self.sampler.budgets, **budgets)))
 
 
@@ -85,7 +85,7 @@ def check(options: Any, tokenizer: Any) -> None:
   if options.temperature <= 0:
     raise ValueError('solver.temperature must be above 0, or all attempts are '
                      f'one, but is {options.temperature}.')
-  folders.speaking(options.dialogue, tokenizer, 'solver.dialogue', _OURS)
+  model_folders.speaking(options.dialogue, tokenizer, 'solver.dialogue', _OURS)
 
 
 def load(options: Any, sampler: Sampler, params: transformer.Params,

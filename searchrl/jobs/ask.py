@@ -18,14 +18,14 @@ from searchrl.data import datasets
 from searchrl.data import question_files
 from searchrl.data import questions as questions_lib
 from searchrl.experiment import build
-from searchrl.experiment import checks
+from searchrl.experiment import config_checks
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import processes
 from searchrl.search import corpus as corpora
 from searchrl.search import mapped_corpus
-from searchrl.search import wrapped
+from searchrl.search import engine_wrappers
 from searchrl.trajectory import (Passage, Question, Request, SearchError,
                                  SearchFn, Trajectory)
 
@@ -47,8 +47,8 @@ def run(config, workdir: str) -> None:
     ValueError, FileNotFoundError: the config cannot be run.
     SystemExit: no sample has an answer.
   """
-  checks.check(config)
-  checks.check_worlds(config)
+  config_checks.check(config)
+  config_checks.check_worlds(config)
   if processes.count() > 1:
     raise ValueError(f'ask needs one process, but there are '
                      f'{processes.count()}. Start it alone.')
@@ -125,7 +125,7 @@ def with_warnings(search: SearchFn, say: Callable[[str], None]) -> SearchFn:
         r for r in results if isinstance(r, SearchError)):
       say(f'Warning: a search failed: {plain(f"{error.kind} {error.detail}")}')
     return results
-  return wrapped.Wrapped(search_and_warn, (search,))
+  return engine_wrappers.Wrapped(search_and_warn, (search,))
 
 
 class TurnPrinter:

@@ -18,14 +18,14 @@ from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
 from searchrl.encoders import embedder
 from searchrl.encoders import encode_corpus
-from searchrl.experiment import checks
+from searchrl.experiment import config_checks
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search import mapped_corpus
 from searchrl.search.index import approximate
 from searchrl.search.index import bm25_files
 from searchrl.search.index import dense
-from searchrl.search.index import footprint
+from searchrl.search.index import memory_estimate
 from searchrl.search.index import vector_store
 
 _FREE = ('build', 'scann.leaves', 'scann.part_rows', 'scann.soar', 'hnsw.links',
@@ -44,7 +44,7 @@ def run(config, workdir: str) -> None:
     FileNotFoundError, ValueError: the index cannot be built as configured.
   """
   folder = pathlib.Path(workdir)
-  checks.check(config)
+  config_checks.check(config)
   if config.imports and not config.encoder.path:
     raise ValueError('imported vectors need encoder.path, the encoder that '
                      'made them, for the queries. Add --config.encoder.path=...')
@@ -59,9 +59,9 @@ def run(config, workdir: str) -> None:
     about = about | {'imported': pathlib.Path(config.imports).name}
   recipe = vector_store.Recipe(
       corpus.digest, about, len(corpus), dim, **config.store)
-  _say(footprint.estimate(recipe, config.build, links=config.hnsw.links,
+  _say(memory_estimate.estimate(recipe, config.build, links=config.hnsw.links,
                           part_rows=config.scann.part_rows))
-  processes.on_first('room', lambda: footprint.check_disk(
+  processes.on_first('room', lambda: memory_estimate.check_disk(
       recipe, config.build, folder, links=config.hnsw.links))
   store = encode_corpus.fill(
       folder / 'vectors', recipe, rows_of, progress=config.progress)

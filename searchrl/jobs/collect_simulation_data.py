@@ -16,12 +16,12 @@ from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
 from searchrl.data import simulation
 from searchrl.experiment import build
-from searchrl.experiment import checks
-from searchrl.experiment import past
+from searchrl.experiment import config_checks
+from searchrl.experiment import run_defaults
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.rollouts import records
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search.simulated import writers
@@ -40,11 +40,11 @@ def run(config, workdir: str) -> None:
     ValueError, FileNotFoundError: the config cannot be run, or nothing was
       found.
   """
-  checks.check(config)
+  config_checks.check(config)
   folder, options = pathlib.Path(workdir), config.collect
   _check(options)
   prompts = writers.prompts(options.prompts)
-  past.fill(config, options.run, 'collect.run')
+  run_defaults.fill(config, options.run, 'collect.run')
   model = policy.folder_of(config)
   claim = dict(config=config.to_dict(), allow_changes=config.allow_changes)
   processes.on_first('workdir?', lambda: workdirs.check(folder, **claim))
@@ -120,7 +120,7 @@ def _write_examples(folder: pathlib.Path, found: Sequence[simulation.Pair],
   sides = simulation.split(found, options.validation_share, seed)
   for name, pairs in zip(('train', 'validation'), sides):
     file = folder / f'{name}.jsonl'
-    atomic.write(file, ''.join(
+    atomic_files.write(file, ''.join(
         json.dumps(simulation.example(pair, prompts, titled=options.titled,
                                       chat=options.chat),
                    ensure_ascii=False) + '\n' for pair in pairs))

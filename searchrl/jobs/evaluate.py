@@ -10,10 +10,10 @@ from typing import Any
 from searchrl.agent import prompts
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
-from searchrl.evaluation import compare, figures, methods, suite
-from searchrl.experiment import build, checks, fingerprint, past, policy
+from searchrl.evaluation import compare, figures, baselines, evaluator
+from searchrl.experiment import build, config_checks, fingerprint, run_defaults, policy
 from searchrl.experiment import search as searches
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 
@@ -29,13 +29,13 @@ def run(config, workdir: str) -> None:
   Raises:
     ValueError, FileNotFoundError: the config cannot be evaluated.
   """
-  checks.check(config)
+  config_checks.check(config)
   folder, options = pathlib.Path(workdir), config.evaluate
-  past.fill(config, options.run, 'evaluate.run')
-  past.judge_on_own_data(config, options.run)
-  checks.check(config)  # what has been filled in
-  checks.check_questions(config)
-  checks.check_worlds(config)
+  run_defaults.fill(config, options.run, 'evaluate.run')
+  run_defaults.judge_on_own_data(config, options.run)
+  config_checks.check(config)  # what has been filled in
+  config_checks.check_questions(config)
+  config_checks.check_worlds(config)
   _check_sets(config)
   _check_methods(options)
   processes.on_first('workdir', lambda: workdirs.check(
@@ -60,13 +60,13 @@ def run(config, workdir: str) -> None:
     return
   found = processes.on_first('facts', lambda: fingerprint.facts(
       config, loaded[0], sets, searched, options.run))
-  rows = suite.run(*loaded, cases, step=options.step, samples=options.samples,
+  rows = evaluator.run(*loaded, cases, step=options.step, samples=options.samples,
                    fingerprint=fingerprint.of(found), folder=folder)
   processes.on_first('fingerprint', lambda: _note(
       folder, found, fingerprint.overlap(options.run, sets)))
   if processes.is_first():
-    rows = suite.with_seconds(rows, folder)
-    print(figures.table(rows, suite.columns(rows)), flush=True)
+    rows = evaluator.with_seconds(rows, folder)
+    print(figures.table(rows, evaluator.columns(rows)), flush=True)
 
 
 def _claim(config, folder: pathlib.Path, sets: Sequence[datasets.Dataset]
@@ -82,7 +82,7 @@ def _check_prompts(config, sets: Sequence[datasets.Dataset]) -> None:
   """Raises a ValueError if an agent cannot be asked a question."""
   for name in config.evaluate.order:
     method = _of_seed(config.evaluate.methods[name], config.seed)
-    if method.method != suite.AGENT or _missing(method):
+    if method.method != evaluator.AGENT or _missing(method):
       continue
     own = _of_method(config, method)
     admit = policy.folder_of(own).admit(policy.budgets_of(own))
@@ -92,7 +92,7 @@ def _check_prompts(config, sets: Sequence[datasets.Dataset]) -> None:
 
 def _note(folder: pathlib.Path, found: Any, overlap: dict[str, float]) -> None:
   """Writes what the scores are of; says if questions were trained on."""
-  atomic.write_json(folder / 'fingerprint.json', {
+  atomic_files.write_json(folder / 'fingerprint.json', {
       'fingerprint': fingerprint.of(found), **found, 'overlap': overlap})
   for name, share in overlap.items():
     if share:
@@ -100,7 +100,7 @@ def _note(folder: pathlib.Path, found: Any, overlap: dict[str, float]) -> None:
                     'trained on.')
 
 
-def _compare(config, cases: Sequence[suite.EvalCase],
+def _compare(config, cases: Sequence[evaluator.EvalCase],
              sets: Sequence[datasets.Dataset], searched: Any,
              folder: pathlib.Path) -> None:
   """Plays all methods; writes and prints one table, and the differences."""
@@ -119,7 +119,7 @@ def _compare(config, cases: Sequence[suite.EvalCase],
         own, sampler, sets, searched, method.run) | {
             'method': method.method,
             'templates': prompts.SETS[options.prompts]})
-    found = suite.run(
+    found = evaluator.run(
         sampler, params,
         [dataclasses.replace(case, method=method.method) for case in cases],
         step=options.step, samples=options.samples,
@@ -130,11 +130,11 @@ def _compare(config, cases: Sequence[suite.EvalCase],
     note = '' if method.taught else 'prompt never taught'
     rows += [{'method': name, **row, 'note': note} for row in found]
     timed += [{'method': name, **row, 'note': note}
-              for row in suite.with_seconds(found, here)]
+              for row in evaluator.with_seconds(found, here)]
   if not processes.is_first():
     return
-  atomic.write_json(folder / suite.TABLE, rows)
-  columns = dict.fromkeys(('method', *suite.columns(timed), 'note'))
+  atomic_files.write_json(folder / evaluator.TABLE, rows)
+  columns = dict.fromkeys(('method', *evaluator.columns(timed), 'note'))
   columns['note'] = columns.pop('note')  # the last
   print(figures.table(timed, list(columns)))
   print(_differences(folder, [
@@ -174,7 +174,7 @@ def _of_method(config, method: Any) -> Any:
 
 def _differences(folder: pathlib.Path, names: Sequence[str]) -> str:
   """Exact match of each method minus that of the last, by set."""
-  found = {name: suite.recorded(folder / 'methods' / name) for name in names}
+  found = {name: evaluator.recorded(folder / 'methods' / name) for name in names}
   rows = []
   for name in names[:-1]:
     for case, theirs in found[names[-1]].items():
@@ -197,7 +197,7 @@ def _check_methods(options: Any) -> None:
     raise ValueError(
         'evaluate.order must name rows of evaluate.methods, which are '
         f'{", ".join(options.methods)}, but is {tuple(options.order)}.')
-  known = (suite.AGENT, *methods.METHODS)
+  known = (evaluator.AGENT, *baselines.METHODS)
   for name, method in options.methods.items():
     if method.method not in known:
       raise ValueError(

@@ -15,7 +15,7 @@ import pathlib
 from searchrl.agent import rewards
 from searchrl.evaluation import figures
 from searchrl.experiment import build
-from searchrl.experiment import checks
+from searchrl.experiment import config_checks
 from searchrl.experiment import search as searches
 from searchrl.search import ir_metrics
 from searchrl.trajectory import Question, SearchFn
@@ -32,8 +32,8 @@ def run(config, workdir: str) -> None:
     ValueError: there are no questions.
   """
   folder, search = pathlib.Path(workdir), config.search
-  checks.check(config)
-  checks.check_worlds(config)
+  config_checks.check(config)
+  config_checks.check_worlds(config)
   sets = build.evaluation_sets(config, folder)
   if not sets:
     raise ValueError(

@@ -11,12 +11,12 @@ import numpy as np
 
 from searchrl.data import simulation
 from searchrl.evaluation import simulator
-from searchrl.experiment import checks
+from searchrl.experiment import config_checks
 from searchrl.experiment import search as searches
-from searchrl.experiment import writer
+from searchrl.experiment import writer_model
 from searchrl.runtime import mesh as meshes
 from searchrl.search import mapped_corpus
-from searchrl.search import wrapped
+from searchrl.search import engine_wrappers
 from searchrl.trajectory import Passages, Query, SearchError, SearchFn
 
 _STEP = {'useful': 0, 'noisy': 1}  # of a curriculum, no noise to noise alone
@@ -36,13 +36,13 @@ def run(config, workdir: str) -> None:
   if config.search.engine != 'simulated':  # else its options were no engine's
     raise ValueError("search.engine must be 'simulated', but is "
                      f'{config.search.engine!r}.')
-  checks.check(config)
+  config_checks.check(config)
   pairs = _drawn(simulation.read(options.data), options.limit, config.seed)
   config.search.options = {
       **config.search.options, 'curriculum': dict(start=0.0, end=1.0, steps=1)}
   corpus = _corpus(config.search)
   search = searches.engine(
-      config.search, corpus, seed=config.seed, load_writer=writer.loader(
+      config.search, corpus, seed=config.seed, load_writer=writer_model.loader(
           meshes.make(devices=jax.devices()[:1]), seed=config.seed))
   written = {quality: _ask(search, pairs, step)
              for quality, step in _STEP.items()}
@@ -98,7 +98,7 @@ def _ask(search: SearchFn, pairs: Sequence[simulation.Pair], step: int
         f'search.options must name a writer that answers, but {len(failed)} of '
         f'{len(found)} queries failed, the first with {failed[0].kind}: '
         f'{failed[0].detail}.')
-  return found, wrapped.pop(search)
+  return found, engine_wrappers.pop(search)
 
 
 def _texts(passages: Passages) -> tuple[str, ...]:

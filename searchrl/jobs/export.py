@@ -7,7 +7,7 @@ import pathlib
 import sys
 
 from searchrl.agent import tokenizer as tokenizers
-from searchrl.experiment import checks
+from searchrl.experiment import config_checks
 from searchrl.experiment import policy
 from searchrl.models import weights
 from searchrl.runtime import mesh as meshes
@@ -24,7 +24,7 @@ def run(config, workdir: str) -> None:
   Raises:
     ValueError, FileNotFoundError: there is no such run, step or dtype.
   """
-  checks.check(config)
+  config_checks.check(config)
   options = config.export
   folder = pathlib.Path(options.run)
   step = policy.kept_step(folder, options.step or None, 'export.run')

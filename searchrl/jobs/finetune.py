@@ -7,7 +7,7 @@ A killed run continues from its newest checkpoint as if nothing had happened.
 
 import pathlib
 
-from searchrl.experiment import finetune
+from searchrl.experiment import supervised_finetune
 
 
 def run(config, workdir: str) -> None:
@@ -17,4 +17,4 @@ def run(config, workdir: str) -> None:
     config: see configs/sft.py.
     workdir: gets data/, checkpoints/, metrics.jsonl and model/.
   """
-  finetune.finetune(config, pathlib.Path(workdir))
+  supervised_finetune.finetune(config, pathlib.Path(workdir))

@@ -21,9 +21,9 @@ import tokenizers
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizer_lib
 from searchrl.experiment import card
-from searchrl.experiment import checks
-from searchrl.experiment import folders
-from searchrl.experiment import lessons
+from searchrl.experiment import config_checks
+from searchrl.experiment import model_folders
+from searchrl.experiment import lesson_tokens
 from searchrl.models import induction
 from searchrl.models import transformer
 from searchrl.models import weights
@@ -52,17 +52,17 @@ def run(config, workdir: str) -> None:
   Raises:
     ValueError, FileNotFoundError: the lessons or the model cannot be used.
   """
-  checks.check(config)
+  config_checks.check(config)
   folder = pathlib.Path(workdir)
   source = folder / 'tokenizer'
   if config.model.path:
-    source = pathlib.Path(folders.parts(config.model.path)[0])
+    source = pathlib.Path(model_folders.parts(config.model.path)[0])
   workdirs.prepare(folder, config.to_dict(), allow_changes=config.allow_changes)
   if not config.model.path:
     make_tokenizer(source, **config.tokenizer)
   tokenizer = tokenizer_lib.load(str(source))
   if not (folder / 'lessons.npz').exists():
-    np.savez(folder / 'unfinished.npz', **lessons.make(
+    np.savez(folder / 'unfinished.npz', **lesson_tokens.make(
         tokenizer, eos=EOS, **config.lessons.to_dict()))
     (folder / 'unfinished.npz').rename(folder / 'lessons.npz')
   taught = dict(np.load(folder / 'lessons.npz'))

@@ -22,11 +22,11 @@ import numpy as np
 
 from searchrl.evaluation import figures
 from searchrl.experiment import build
-from searchrl.experiment import checks
+from searchrl.experiment import config_checks
 from searchrl.experiment import policy
 from searchrl.experiment import roles
 from searchrl.experiment import search as searches
-from searchrl.experiment import writer
+from searchrl.experiment import writer_model
 from searchrl.models import attention
 from searchrl.models.inference import layouts
 from searchrl.models.inference import slots as slots_lib
@@ -116,13 +116,13 @@ def run(config, workdir: str) -> None:
     ValueError: the config cannot be run there at all.
   """
   del workdir  # nothing is written
-  checks.check(config)
+  config_checks.check(config)
   if 'selfplay' not in config:
     print(describe(make(config)))
     return
   for role in roles.ROLES:
     own = roles.of(config, role)
-    checks.check(own)
+    config_checks.check(own)
     print(f'The {role}:\n\n{describe(make(own))}\n')
 
 
@@ -335,8 +335,8 @@ def _writer(config, devices: int) -> dict[str, float]:
   options = searches.model_options(config.search)
   if options is None:
     return {}
-  model = writer.Model(**options)
-  policy.check_second(model.path, field=writer.FIELD, devices=devices)
+  model = writer_model.Model(**options)
+  policy.check_second(model.path, field=writer_model.FIELD, devices=devices)
   path = writers.SHAPES.get(model.path, model.path)
   shape = weights.read_config(shape_folder(path or str(policy.TINY_BASE)))
   mesh = meshes.abstract(1)

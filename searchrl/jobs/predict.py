@@ -8,11 +8,11 @@ import sys
 
 from searchrl.data import datasets
 from searchrl.evaluation import shards
-from searchrl.evaluation import suite
+from searchrl.evaluation import evaluator
 from searchrl.experiment import build
-from searchrl.experiment import checks
+from searchrl.experiment import config_checks
 from searchrl.experiment import fingerprint
-from searchrl.experiment import past
+from searchrl.experiment import run_defaults
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.runtime import processes
@@ -32,16 +32,16 @@ def run(config, workdir: str) -> None:
   Raises:
     ValueError, FileNotFoundError: the config cannot be used.
   """
-  checks.check(config)
-  checks.check_questions(config)
+  config_checks.check(config)
+  config_checks.check_questions(config)
   folder, options = pathlib.Path(workdir), config.evaluate
   if not config.data.evaluate or config.data.evaluate == datasets.WORLDS:
     raise ValueError(
         'data.evaluate must name the file of the questions to answer, jsonl or '
         f'parquet, but is {config.data.evaluate!r}. Add '
         '--config.data.evaluate=questions.jsonl and --config.search.corpus.')
-  past.fill(config, options.run, 'evaluate.run')
-  checks.check(config)  # what has been filled in
+  run_defaults.fill(config, options.run, 'evaluate.run')
+  config_checks.check(config)  # what has been filled in
   model = policy.folder_of(config)
   processes.on_first('workdir?', lambda: workdirs.check(
       folder, config.to_dict(), allow_changes=config.allow_changes))
@@ -56,16 +56,16 @@ def run(config, workdir: str) -> None:
       allow_changes=config.allow_changes))
   cases = searches.cases(
       searches.of_evaluation(config), sets, options, seed=config.seed)
-  suite.run(sampler, params, cases, step=options.step, folder=folder)
+  evaluator.run(sampler, params, cases, step=options.step, folder=folder)
   processes.on_first('predictions', lambda: _write(folder))
   processes.say(f'wrote {folder / FILE}', file=sys.stdout)
 
 
 def _write(folder: pathlib.Path) -> None:
   """A line a question: its id, the answer or null, searches, why it ended."""
-  (folder / suite.TABLE).unlink()  # its scores are of no golds
+  (folder / evaluator.TABLE).unlink()  # its scores are of no golds
   with (folder / FILE).open('w', encoding='utf-8') as file:
-    for record in shards.read_all(folder / suite.RECORDS):
+    for record in shards.read_all(folder / evaluator.RECORDS):
       trajectory = record['trajectory']
       file.write(json.dumps({
           'id': trajectory['question']['uid'], 'set': record['set'],

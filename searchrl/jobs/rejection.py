@@ -16,13 +16,13 @@ from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
 from searchrl.experiment import build
-from searchrl.experiment import checks
+from searchrl.experiment import config_checks
 from searchrl.experiment import fingerprint
-from searchrl.experiment import finetune
+from searchrl.experiment import supervised_finetune
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.rollouts import records
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
@@ -66,7 +66,7 @@ def run(config, workdir: str) -> None:
       _collect(config, path, data.corpus, asked, here)
     tuned = here / 'tuned'
     if not processes.on_first('model?', (tuned / 'model/README.md').exists):
-      finetune.finetune(_tuning(config, path, here / _DATA), tuned)
+      supervised_finetune.finetune(_tuning(config, path, here / _DATA), tuned)
     path = str(tuned / 'model')
   processes.say(f'the last model: {path}', file=sys.stdout)
 
@@ -106,7 +106,7 @@ def _collect(config, path: str, corpus: Any, asked: list[Question],
 
 
 def _write(file: pathlib.Path, kept) -> None:
-  atomic.write(file, ''.join(
+  atomic_files.write(file, ''.join(
       json.dumps(demonstrations.segments(one), ensure_ascii=False) + '\n'
       for one in kept))
 
@@ -121,16 +121,16 @@ def _tuning(config, path: str, file: pathlib.Path) -> Any:
 
 
 def _check(config) -> None:
-  checks.check(config)
-  checks.check_questions(config)
-  checks.check_training_data(config)
-  checks.check(config.tuning)
-  checks.check_supervised(config.tuning)
+  config_checks.check(config)
+  config_checks.check_questions(config)
+  config_checks.check_training_data(config)
+  config_checks.check(config.tuning)
+  config_checks.check_supervised(config.tuning)
   for rule in (
-      *(checks.Rule(f'rejection.{name}', lambda value: value >= 1, 'at least 1')
+      *(config_checks.Rule(f'rejection.{name}', lambda value: value >= 1, 'at least 1')
         for name in ('iterations', 'questions', 'samples', 'most',
                      'questions_a_round')),
-      checks.Rule('rejection.temperature', lambda value: value > 0, 'above 0'),
-      checks.Rule('rejection.balance', lambda x: x == 0 or x >= 1,
+      config_checks.Rule('rejection.temperature', lambda value: value > 0, 'above 0'),
+      config_checks.Rule('rejection.balance', lambda x: x == 0 or x >= 1,
                   'at least 1', 'Set it to 0 to keep all.')):
-    checks.check_rule(config, rule)
+    config_checks.check_rule(config, rule)

@@ -8,7 +8,7 @@ import sys
 from searchrl.evaluation.report import page
 from searchrl.evaluation.report import reading
 from searchrl.experiment import policy
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 
 FILE = 'report.html'
@@ -34,7 +34,7 @@ def run(config, workdir: str) -> None:
   file = pathlib.Path(workdir) / FILE
   file.parent.mkdir(parents=True, exist_ok=True)
   if processes.is_first():
-    atomic.write(file, page.render(
+    atomic_files.write(file, page.render(
         found, lambda run: policy.tokenizer_of(run.folder), most=options.trajectories,
         title=options.title or ', '.join(
             pathlib.Path(folder).resolve().name for folder in options.runs)))

@@ -17,10 +17,10 @@ from typing import Any
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
-from searchrl.evaluation import selfplay as report
+from searchrl.evaluation import selfplay_report as report
 from searchrl.evaluation import summary
 from searchrl.experiment import build
-from searchrl.experiment import checks
+from searchrl.experiment import config_checks
 from searchrl.experiment import policy
 from searchrl.experiment import propose
 from searchrl.experiment import roles
@@ -28,7 +28,7 @@ from searchrl.experiment import run as runs
 from searchrl.experiment import seeds as seeds_lib
 from searchrl.experiment import solver
 from searchrl.models import weights
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search import mapped_corpus
@@ -156,7 +156,7 @@ def _say(text: str) -> None:
 
 def _write_seeds(file: pathlib.Path, seeds: Any) -> None:
   """Writes seeds as questions without answers; the file appears whole."""
-  with atomic.new_file(file) as unfinished:
+  with atomic_files.new_file(file) as unfinished:
     questions_lib.write(unfinished, seeds)
 
 
@@ -177,25 +177,25 @@ def _world(config) -> facts.World | None:
 
 def _check(config) -> None:
   """Raises a ValueError for options that cannot be played."""
-  checks.check(config)
+  config_checks.check(config)
   for role in roles.ROLES:
-    checks.check(config[role])
+    config_checks.check(config[role])
   seeds_lib.check(config.selfplay.hops)
   for role in roles.ROLES:
     _check_role(roles.of(config, role))
   most = config.selfplay.seeds
   for rule in (
-      *(checks.Rule(f'selfplay.{name}', lambda value: value >= 1, 'at least 1')
+      *(config_checks.Rule(f'selfplay.{name}', lambda value: value >= 1, 'at least 1')
         for name in ('iterations', 'seeds', 'document_tokens', 'examined')),
-      *(checks.Rule(f'proposing.{name}', lambda value: value >= 1, 'at least 1')
+      *(config_checks.Rule(f'proposing.{name}', lambda value: value >= 1, 'at least 1')
         for name in ('samples', 'seeds_a_round')),
-      checks.Rule('proposing.check.attempts', lambda value: value >= 0,
+      config_checks.Rule('proposing.check.attempts', lambda value: value >= 0,
                   'at least 0', 'Set it to 0 for no check.'),
-      checks.Rule('proposing.seeds', lambda value: 1 <= value <= most,
+      config_checks.Rule('proposing.seeds', lambda value: 1 <= value <= most,
                   f'from 1 to selfplay.seeds, {most}'),
-      *(checks.Rule(f'alarms.{name}', lambda share: 0 <= share <= 1,
+      *(config_checks.Rule(f'alarms.{name}', lambda share: 0 <= share <= 1,
                     'in [0, 1]') for name in config.alarms)):
-    checks.check_rule(config, rule)
+    config_checks.check_rule(config, rule)
   if not config.search.corpus and not any(config.data.per_hop):
     raise ValueError(
         'search.corpus must name the passages that questions are written '
@@ -209,7 +209,7 @@ def _check_role(config) -> None:
   would be found when the first has been.
   """
   build.scorer(config)
-  checks.check_learner(config, build.algorithm(config))
+  config_checks.check_learner(config, build.algorithm(config))
   folder = policy.folder_of(config)
   if 'solver' in config:
     solver.check(config.solver, folder.tokenizer)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pathlib
 from typing import Any
 
-from searchrl.experiment import checks
+from searchrl.experiment import config_checks
 from searchrl.experiment import policy
 from searchrl.rollouts import generation
 from searchrl.runtime import processes
@@ -22,7 +22,7 @@ def run(config, workdir: str) -> None:
     ValueError, FileNotFoundError: the config cannot be served.
   """
   del workdir  # nothing is written
-  checks.check(config)
+  config_checks.check(config)
   if processes.count() > 1:
     raise ValueError('a model is served by one process, but there are '
                      f'{processes.count()}. Start it alone.')

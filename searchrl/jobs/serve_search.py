@@ -8,7 +8,7 @@ from typing import Any
 
 from searchrl.data import datasets
 from searchrl.experiment import build
-from searchrl.experiment import checks
+from searchrl.experiment import config_checks
 from searchrl.experiment import search as searches
 from searchrl.search import mapped_corpus
 from searchrl.search.remote import wire
@@ -23,8 +23,8 @@ def run(config, workdir: str) -> None:
   Raises:
     ValueError: the config cannot be served, or the engine does not answer.
   """
-  checks.check(config)
-  checks.check_worlds(config)
+  config_checks.check(config)
+  config_checks.check_worlds(config)
   options, name = make_options(config.serve), config.search.engine
   corpus = None
   if searches.needs_corpus(config.search):

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from searchrl.evaluation import figures
-from searchrl.evaluation import suite
-from searchrl.runtime import atomic
+from searchrl.evaluation import evaluator
+from searchrl.runtime import atomic_files
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
 
 FILE = 'sweep.json'
 _CASE = ('run', 'method', 'set', 'engine', 'decoding', 'hops')
 _SCORES = ('em', 'f1', 'searches')
-_TABLES = (f'evaluation/after/{suite.TABLE}', suite.TABLE)  # of a run's folder
+_TABLES = (f'evaluation/after/{evaluator.TABLE}', evaluator.TABLE)  # of a run's folder
 
 
 def run(config, workdir: str, seeds: Sequence[int] = ()) -> None:
@@ -111,7 +111,7 @@ def _write(folder: pathlib.Path, done: Sequence[tuple[str, list[dict]]],
       by_case.setdefault(tuple(row.get(key, '') for key in _CASE), []).append(
           row)
   rows = [_row(*each, count=len(seeds or (0,))) for each in by_case.items()]
-  atomic.write_json(folder / FILE, rows)
+  atomic_files.write_json(folder / FILE, rows)
   columns = list(dict.fromkeys(key for row in rows for key in row))
   print(f'Means over {len(seeds)} seeds, ± standard deviation\n'
         if len(seeds) > 1 else '', figures.table(rows, columns), sep='\n')
@@ -140,7 +140,7 @@ def _crossed(rows: Sequence[Mapping[str, Any]], across: str) -> str:
   fixed = {key: rows[0][key] for key in ('set', 'engine', 'decoding')
            if key != across}
   if across != 'hops':
-    fixed['hops'] = suite.ALL
+    fixed['hops'] = evaluator.ALL
   crossed = {}
   for row in rows:
     if fixed.items() <= row.items():

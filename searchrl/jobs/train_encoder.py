@@ -19,7 +19,7 @@ import tokenizers
 
 from searchrl.data import encoder_pairs
 from searchrl.encoders import embedder
-from searchrl.experiment import checks
+from searchrl.experiment import config_checks
 from searchrl.models import contrastive
 from searchrl.models import encoder as encoders
 from searchrl.models import weights
@@ -44,7 +44,7 @@ def run(config, workdir: str) -> None:
     FileNotFoundError, ValueError: data, model or an option cannot be used.
   """
   folder, data = pathlib.Path(workdir), config.data
-  checks.check(config)
+  config_checks.check(config)
   workdirs.prepare(folder, config.to_dict(), free=('save_every',),
                    allow_changes=config.allow_changes)
   if data.pairs:

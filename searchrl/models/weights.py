@@ -44,8 +44,8 @@ _BESIDE = (  # files of a tokenizer and of its use
 _FETCHED = ('*.json', 'model*.safetensors', 'vocab.txt', 'merges.txt',
             'chat_template.jinja')
 _ASSETS = pathlib.Path(__file__).parents[1] / 'assets'
-# Models of ours; tiny_base_1 was tiny_base before there was common knowledge.
-SHIPPED = ('tiny_base', 'tiny_base_1', 'tiny_instruct', 'tiny_proposer',
+# The models that the package ships.
+SHIPPED = ('tiny_base', 'tiny_instruct', 'tiny_proposer',
            'tiny_raw')
 
 

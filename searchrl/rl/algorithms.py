@@ -30,10 +30,10 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from searchrl.rl import advantages, checks, diagnostics, losses, masked
+from searchrl.rl import advantages, option_checks, diagnostics, losses, masked
 from searchrl.rl.advantages import Estimate
 # The building blocks are public here too, for recipes of your own.
-from searchrl.rl.contract import (  # noqa: F401
+from searchrl.rl.algorithm import (  # noqa: F401
     Algorithm, Metrics, PolicyOutput, Terms, denominator_logprobs, keep_all,
     keep_mixed, observed_tokens, question_hops, scored, total, trained_tokens)
 from searchrl.rl.masked import Mean
@@ -67,8 +67,8 @@ def ppo(
   Source: Schulman et al. 2017, arXiv:1707.06347; hyper-parameters as in
     Search-R1 (arXiv:2503.09516).
   """
-  checks.fractions(discount=discount, gae_lambda=gae_lambda)
-  checks.at_least_0(value_clip=value_clip or 0)
+  option_checks.fractions(discount=discount, gae_lambda=gae_lambda)
+  option_checks.at_least_0(value_clip=value_clip or 0)
   policy_objective = objective(
       clipped_token_ratio(regularizer, clip_low, clip_high, dual_clip),
       regularizer.without_kl())
@@ -161,7 +161,7 @@ def dapo(
 
   Source: Yu et al. 2025, DAPO, arXiv:2503.14476.
   """
-  checks.overlong(max_length, buffer)
+  option_checks.overlong(max_length, buffer)
 
   def penalised(batch):
     penalty = losses.overlong_penalty(
@@ -302,7 +302,7 @@ def reinforce_plus_plus(
 
   Source: Hu et al. 2025, REINFORCE++, arXiv:2501.03262.
   """
-  checks.fractions(discount=discount)
+  option_checks.fractions(discount=discount)
   regularizer = dataclasses.replace(
       regularizer,
       kl_estimator=kl_estimator or ('k2' if group_baseline else 'k1'))
@@ -339,7 +339,7 @@ def hrpo(regularizer: Regularizer, *, delta: float = 1e-6) -> Algorithm:
   Source: Dr. Zero, arXiv:2601.07055, eq. 2 and 3; strictly on-policy.
   """
   _check_whole_rows('hrpo', regularizer.aggregation)
-  checks.at_least_0(delta=delta)
+  option_checks.at_least_0(delta=delta)
   return Algorithm(
       lambda batch: advantages.hop_group_relative(
           batch.rewards, batch.group_ids, batch.in_baseline, delta=delta),

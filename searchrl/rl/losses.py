@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from searchrl.rl import checks
+from searchrl.rl import option_checks
 from searchrl.rl import masked
 from searchrl.rl.masked import Mean
 # Ratios are public here too, for losses of your own.
@@ -60,7 +60,7 @@ def clipped_surrogate(
     arXiv:1707.06347, eq. 7. Two ranges: DAPO, arXiv:2503.14476, eq. 10. Dual
     clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
   """
-  checks.clip(clip_low, clip_high, dual_clip)
+  option_checks.clip(clip_low, clip_high, dual_clip)
   masked.check_shapes(ratio=ratio, advantages=advantages)
   advantages = jax.lax.stop_gradient(advantages)
   clipped = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
@@ -149,7 +149,7 @@ def geometric_mean_loss(
   Source: Zhao et al. 2025, Geometric-Mean Policy Optimization,
     arXiv:2507.20673, eq. 4.
   """
-  checks.log_clip(clip_low, clip_high)
+  option_checks.log_clip(clip_low, clip_high)
   advantages = spread_over(loss_mask.any(-1), advantages)
   gaps = log_ratio(logprobs, old_logprobs, loss_mask)
   clipped = jnp.where(advantages[:, None] > 0, jnp.minimum(gaps, clip_high),
@@ -253,7 +253,7 @@ def kl(
   Source: Schulman 2020, Approximating KL Divergence,
     http://joschu.net/blog/kl-approx.html.
   """
-  checks.choice('estimator', estimator, KL_ESTIMATORS)
+  option_checks.choice('estimator', estimator, KL_ESTIMATORS)
   masked.check_shapes(
       logprobs=logprobs, ref_logprobs=ref_logprobs, loss_mask=loss_mask)
   x = -log_ratio(logprobs, ref_logprobs, loss_mask)
@@ -288,7 +288,7 @@ def overlong_penalty(
 
   Source: Yu et al. 2025, DAPO, arXiv:2503.14476, eq. 13.
   """
-  checks.overlong(max_length, buffer)
+  option_checks.overlong(max_length, buffer)
   return jnp.clip((max_length - buffer - lengths) / buffer, -1, 0)
 
 
@@ -322,8 +322,8 @@ def aggregate(
   Source: token_mean: DAPO, arXiv:2503.14476, eq. 12; sequence_mean: GRPO,
     arXiv:2402.03300, eq. 3; sequence_sum_norm: Dr. GRPO, arXiv:2503.20783.
   """
-  checks.choice('how', how, AGGREGATIONS)
-  checks.length(length)
+  option_checks.choice('how', how, AGGREGATIONS)
+  option_checks.length(length)
   if how == 'token_mean':
     return Mean.of(per_token, loss_mask, counted)
   if how == 'sequence_mean':

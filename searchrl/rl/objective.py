@@ -25,9 +25,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from searchrl.rl import advantages, checks, diagnostics, losses, masked
+from searchrl.rl import advantages, option_checks, diagnostics, losses, masked
 from searchrl.rl.advantages import Estimate
-from searchrl.rl.contract import (
+from searchrl.rl.algorithm import (
     Algorithm, Metrics, denominator_logprobs, observed_tokens, scored,
     trained_tokens)
 from searchrl.rl.masked import Mean
@@ -51,9 +51,9 @@ class Regularizer:
   length: int | None = None  # the constant of 'sequence_sum_norm', in tokens
 
   def __post_init__(self):
-    checks.choice('kl_estimator', self.kl_estimator, losses.KL_ESTIMATORS)
-    checks.choice('aggregation', self.aggregation, losses.AGGREGATIONS)
-    checks.at_least_0(kl_coef=self.kl_coef, entropy_coef=self.entropy_coef)
+    option_checks.choice('kl_estimator', self.kl_estimator, losses.KL_ESTIMATORS)
+    option_checks.choice('aggregation', self.aggregation, losses.AGGREGATIONS)
+    option_checks.at_least_0(kl_coef=self.kl_coef, entropy_coef=self.entropy_coef)
     if self.aggregation == 'sequence_sum_norm' and not self.length:
       raise ValueError(
           "length must be given for aggregation 'sequence_sum_norm', but is "
@@ -127,7 +127,7 @@ def clipped_token_ratio(
     regularizer: Regularizer, clip_low: float, clip_high: float,
     dual_clip: float | None = None) -> PolicyLoss:
   """PPO's policy loss: one clipped ratio per token."""
-  checks.clip(clip_low, clip_high, dual_clip)
+  option_checks.clip(clip_low, clip_high, dual_clip)
   clip = dict(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
   def policy_loss(logprobs, old, advs, mask, counted=None):
@@ -144,7 +144,7 @@ def clipped_sequence_ratio(
     clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> PolicyLoss:
   """GSPO's policy loss: one clipped ratio per row; the mean over rows."""
-  checks.clip(clip_low, clip_high, dual_clip)
+  option_checks.clip(clip_low, clip_high, dual_clip)
   clip = dict(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
   def policy_loss(logprobs, old, advs, mask, counted=None):
@@ -160,7 +160,7 @@ def clipped_sequence_ratio(
 
 def clipped_geometric_mean(clip_low: float, clip_high: float) -> PolicyLoss:
   """GMPO's policy loss: log ratios clipped by token; the mean over rows."""
-  checks.log_clip(clip_low, clip_high)
+  option_checks.log_clip(clip_low, clip_high)
   as_ratios = dict(clip_low=-math.expm1(-clip_low),
                    clip_high=math.expm1(clip_high))
 
@@ -246,7 +246,7 @@ def trained_on(algorithm: Algorithm, tokens: str) -> Algorithm:
     and of ZeroSearch, arXiv:2505.04588, appendix C. Search-R1's published code
     counts observations in the denominators of these runs, too.
   """
-  checks.choice('algorithm.trained_on', tokens, ('policy', 'all'))
+  option_checks.choice('algorithm.trained_on', tokens, ('policy', 'all'))
   if tokens == 'policy':
     return algorithm
   if not _takes(algorithm.loss, 'observed'):
@@ -290,9 +290,9 @@ def corrected(
     ValueError: an unknown name; an empty interval; or weights by token for a
       ratio by sequence.
   """
-  checks.choice('how', how, ('truncate', 'mask'))
-  checks.choice('level', level, ('token', 'sequence'))
-  checks.interval(low, high)
+  option_checks.choice('how', how, ('truncate', 'mask'))
+  option_checks.choice('level', level, ('token', 'sequence'))
+  option_checks.interval(low, high)
   if algorithm.level == 'sequence' and level == 'token':
     raise ValueError(
         "level must be 'sequence' for an algorithm whose ratio belongs to a "

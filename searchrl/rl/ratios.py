@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from searchrl.rl import checks
+from searchrl.rl import option_checks
 from searchrl.rl import masked
 
 
@@ -118,7 +118,7 @@ def masked_weights(
 
   Source: Ling Team 2025, Every Step Evolves, arXiv:2510.18855, IcePop.
   """
-  checks.interval(low, high)
+  option_checks.interval(low, high)
   weights = _mismatch_weights(old_logprobs, behavior_logprobs, loss_mask, level)
   kept = (weights >= low) & (weights <= high)
   return jnp.where(kept | ~loss_mask, weights, 0)
@@ -126,7 +126,7 @@ def masked_weights(
 
 def _mismatch_weights(old_logprobs, behavior_logprobs, loss_mask, level):
   """pi_old / pi_behavior of each token, or of each token's row; constant."""
-  checks.choice('level', level, ('token', 'sequence'))
+  option_checks.choice('level', level, ('token', 'sequence'))
   if level == 'token':
     weights = token_ratio(old_logprobs, behavior_logprobs, loss_mask)
   else:

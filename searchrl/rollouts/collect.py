@@ -24,8 +24,8 @@ from searchrl.rollouts import scoring
 from searchrl.rollouts import weight_sync
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import processes
-from searchrl.search import calls as calls_lib
-from searchrl.search import wrapped
+from searchrl.search import call_metrics as calls_lib
+from searchrl.search import engine_wrappers
 from searchrl.trajectory import Question, Request, SearchFn, Trajectory
 
 Group = list[Trajectory]  # samples of one question, by one policy
@@ -190,7 +190,7 @@ def collect(
   surplus = tuple(groups[rounds.questions:])
   groups = groups[:rounds.questions]
   metrics = _group_counts(asked, groups, carried, len(surplus))
-  metrics |= calls_lib.describe(calls) | wrapped.pop(search) | synced.metrics()
+  metrics |= calls_lib.describe(calls) | engine_wrappers.pop(search) | synced.metrics()
   return Collected(groups, sampled, metrics, dataclasses.replace(
       progress, rollouts=progress.rollouts + len(sampled), groups=number,
       position=position, surplus=surplus))

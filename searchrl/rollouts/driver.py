@@ -15,7 +15,7 @@ from searchrl.agent import dialogue as dialogues
 from searchrl.models.inference import engine as engines
 from searchrl.rollouts import pending_searches
 from searchrl.rollouts.pending_searches import Found
-from searchrl.search import calls as calls_lib
+from searchrl.search import call_metrics as calls_lib
 from searchrl.trajectory import (Query, Request, SearchError, SearchFn,
                                  Trajectory, Turn)
 

@@ -15,8 +15,8 @@ import threading
 import time
 from typing import Any
 
-from searchrl.search import calls as calls_lib
-from searchrl.search import wrapped
+from searchrl.search import call_metrics as calls_lib
+from searchrl.search import engine_wrappers
 from searchrl.trajectory import Passages, Query, SearchError, SearchFn
 
 Found = dict[Any, list[Passages | SearchError]]  # by owner of the queries
@@ -38,7 +38,7 @@ class PendingSearches:
   def __init__(self, search: SearchFn, *, timeout_secs: float, calls: int,
                clock: Callable[[], float] = time.monotonic):
     self.finished: list[calls_lib.Call] = []
-    self._search = wrapped.with_typed_errors(search)
+    self._search = engine_wrappers.with_typed_errors(search)
     self._clock, self._timeout_secs, self._limit = clock, timeout_secs, calls
     self._held = []  # (owner, queries), not yet in a call
     self._running = {}  # call number -> (start, what was held)

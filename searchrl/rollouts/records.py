@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from searchrl import trajectory as trajectory_lib
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 from searchrl.trajectory import Batch, Trajectory
 
 
@@ -67,7 +67,7 @@ def _rounded(values: np.ndarray) -> list[float]:
 def _write(file: pathlib.Path, lines: Iterable[Any]) -> None:
   text = ''.join(json.dumps(line, ensure_ascii=False) + '\n' for line in lines)
   data = text.encode(errors='backslashreplace')  # as JSON has half a character
-  atomic.write(file, gzip.compress(data, mtime=0))
+  atomic_files.write(file, gzip.compress(data, mtime=0))
 
 
 def _read(file: pathlib.Path) -> list[Any]:

@@ -23,8 +23,8 @@ from searchrl.models.inference import stops
 from searchrl.rollouts import driver
 from searchrl.rollouts import weight_sync
 from searchrl.runtime import processes
-from searchrl.search import wrapped
-from searchrl.search.calls import Call
+from searchrl.search import engine_wrappers
+from searchrl.search.call_metrics import Call
 from searchrl.trajectory import (
     Passage, Passages, Query, Request, SearchError, SearchFn, Trajectory)
 
@@ -157,7 +157,7 @@ def _with_retries(
   results, calls = [None] * len(requests), []
   left = list(range(len(requests)))
   for retries in range(1 + search_retries):
-    wrapped.wait(search)  # else only what needs no search would be learned from
+    engine_wrappers.wait(search)  # else only what needs no search would be learned from
     full = lambda finished, left=left: enough(
         [t for i, t in enumerate(results) if t and i not in left] +
         list(finished.values()))

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 
 FILE = 'metrics.jsonl'
 
@@ -95,7 +95,7 @@ class Writer:
     kept = [line for line in self.path.read_text().splitlines(keepends=True)
             if json.loads(line)[self._step_field] <= step]
     self.close()
-    atomic.write(self.path, ''.join(kept))
+    atomic_files.write(self.path, ''.join(kept))
     self._file = self.path.open('a')
     self._purge_from = step + 1
 
@@ -128,7 +128,7 @@ def drop(workdir: str | os.PathLike[str], step: int, prefix: str,
     if not (values[step_field] == step > 0 and all(
         name == step_field or name.startswith(prefix) for name in values)):
       kept.append(line)
-  atomic.write(file, ''.join(kept))
+  atomic_files.write(file, ''.join(kept))
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, float]]:

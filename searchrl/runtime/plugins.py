@@ -12,7 +12,6 @@ import importlib
 import inspect
 from typing import Any
 
-from searchrl.runtime import moved
 
 
 def resolve(name: str, *, field: str, ours: str) -> Callable[..., Any]:
@@ -24,16 +23,13 @@ def resolve(name: str, *, field: str, ours: str) -> Callable[..., Any]:
     ours: names that exist, for the message.
 
   Raises:
-    ValueError: there is no such module or function, its name is an old one, or
-      to import the module fails.
+    ValueError: there is no such module or function, or importing the module
+      fails.
   """
   def refuse(why):
     return ValueError(f"{field} must be 'module:function', but {name!r} cannot "
                       f'be found: {why}. Ours are {ours}.')
 
-  if moved.function(name) != name:
-    raise ValueError(f'{field} names {name}, which is now '
-                     f'{moved.function(name)}.')
   module_name, _, function = name.partition(':')
   if not (module_name and function.isidentifier()):
     raise refuse('it has another form')

@@ -13,9 +13,8 @@ import platform
 import subprocess
 from typing import Any
 
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 from searchrl.runtime import folder_lock
-from searchrl.runtime import moved
 
 CONFIG = 'config.json'
 
@@ -55,8 +54,7 @@ def check(folder: str | pathlib.Path, config: dict[str, Any], *,
   folder_lock.hold(path)  # before anything of it is touched
   if allow_changes:
     return
-  past = moved.completed(read_config(path), present)
-  changes = _changes(past, present, (*free, 'allow_changes'))
+  changes = _changes(read_config(path), present, (*free, 'allow_changes'))
   if changes:
     raise ValueError(
         f'{path} holds a run with another config: {"; ".join(changes)}. Use '
@@ -64,12 +62,12 @@ def check(folder: str | pathlib.Path, config: dict[str, Any], *,
 
 
 def read_config(folder: str | pathlib.Path) -> dict[str, Any]:
-  """The config that a run wrote, with today's names where it has old ones.
+  """Returns the config that a run wrote.
 
   Raises:
     FileNotFoundError: the folder has no config.json.
   """
-  return moved.config(json.loads((pathlib.Path(folder) / CONFIG).read_text()))
+  return json.loads((pathlib.Path(folder) / CONFIG).read_text())
 
 
 def note(folder: str | pathlib.Path, name: str, facts: Any, *,
@@ -152,4 +150,4 @@ def _flat(tree: Any, prefix: str = '') -> dict[str, Any]:
 
 def _write(file: pathlib.Path, value: Any) -> None:
   """Replaces a file whole: a kill leaves the old one or the new one."""
-  atomic.write(file, json.dumps(value, indent=2, sort_keys=True) + '\n')
+  atomic_files.write(file, json.dumps(value, indent=2, sort_keys=True) + '\n')

@@ -19,7 +19,7 @@ import pathlib
 import sqlite3
 import threading
 
-from searchrl.search import wrapped
+from searchrl.search import engine_wrappers
 from searchrl.trajectory import Passage, Passages, Query, SearchError, SearchFn
 
 _FORMAT = 1
@@ -64,10 +64,10 @@ class Cached:
     faults = self._store.pop() if self._store else {}
     return {'search/cache/hit_rate': rate} | {
         f'search/cache/{name}': faults.get(name, 0)
-        for name in ('damaged', 'unwritten')} | wrapped.pop(self._search)
+        for name in ('damaged', 'unwritten')} | engine_wrappers.pop(self._search)
 
   def wait(self) -> None:
-    wrapped.wait(self._search)
+    engine_wrappers.wait(self._search)
 
   def _known(self, keys: Sequence[_Key]) -> dict[_Key, Passages]:
     with self._lock:

@@ -18,11 +18,10 @@ from searchrl.search import cache
 from searchrl.search import fusion
 from searchrl.search import noise
 from searchrl.search import rerank
-from searchrl.search import wrapped
+from searchrl.search import engine_wrappers
 from searchrl.search.corpus import Corpus
 from searchrl.search.index import bm25
 from searchrl.search.index import bm25_files
-from searchrl.search.index import bm25_others
 from searchrl.search.index import dense
 from searchrl.search.index import in_memory
 from searchrl.search.index import open_index
@@ -58,9 +57,8 @@ def make(
   A search returns at most top_k passages, and at most the whole corpus.
 
   Args:
-    name: 'bm25', 'dense' (vectors), 'noise' (random passages), 'bm25s' or
-      'lucene' (BM25 of other libraries), 'remote' (search servers) or 'web',
-      which have a corpus of their own, 'simulated' (documents written to
+    name: 'bm25', 'dense' (vectors), 'noise' (random passages),
+      'remote' (search servers) or 'web', which have a corpus of their own, 'simulated' (documents written to
       order), or 'fusion', 'rerank' or 'cache', which are built over other
       engines.
     corpus: what is searched; None if `needs_corpus` is False.
@@ -70,8 +68,7 @@ def make(
       `open_index.LoadEncoder`.
     load_judge: loads the cross-encoder of 'rerank'; see `reranker.load`.
     load_writer: loads the model that writes for 'simulated'.
-    **options: bm25: index (a folder that has one), or k1 and b, and workers;
-      bm25s: k1, b; lucene: those of `bm25_others.lucene`; dense: index and those
+    **options: bm25: index (a folder that has one), or k1 and b, and workers; dense: index and those
       of `open_index.indexed`, or encoder and those of `in_memory.search`, or dim,
       n and batch of hashed n-grams; noise: none; remote: those of
       `remote.remote`; web: those of `web.web`; fusion: engines, k, depth;
@@ -108,10 +105,6 @@ def _single(name: str, corpus: Corpus | None, options: dict[str, Any],
         corpus, options.pop('index'), load_encoder=load_encoder, **options)
   if name == 'dense':
     return _dense(corpus, load_encoder, **options)
-  if name == 'bm25s':
-    return bm25_others.bm25s(corpus, **options)
-  if name == 'lucene':
-    return bm25_others.lucene(corpus, **options)
   if name == 'remote':
     from searchrl.search.remote import remote  # imports urllib3
     return remote.remote(**options)
@@ -119,7 +112,7 @@ def _single(name: str, corpus: Corpus | None, options: dict[str, Any],
     from searchrl.search.remote import web
     return web.web(**options)
   raise ValueError(
-      "engine must be 'bm25', 'dense', 'noise', 'bm25s', 'lucene', 'remote', "
+      "engine must be 'bm25', 'dense', 'noise', 'remote', "
       f"'web', 'simulated', 'fusion', 'rerank' or 'cache', but is {name!r}. "
       'Correct it in the configuration.')
 
@@ -255,13 +248,13 @@ def _composed(name: str, corpus: Corpus, options: dict[str, Any],
   spec = options.pop(field)
   if name == 'fusion':
     engines = tuple(map(build, spec))
-    return wrapped.Wrapped(fusion.fused(engines, **options), engines)
+    return engine_wrappers.Wrapped(fusion.fused(engines, **options), engines)
   inner = build(spec)
   if name == 'rerank':
     of_model = {key: options.pop(key) for key in ('max_length', 'batch')
                 if key in options}
     score = load_judge(options.pop('model'), **of_model)
-    return wrapped.Wrapped(rerank.reranked(inner, score, **options), (inner,))
+    return engine_wrappers.Wrapped(rerank.reranked(inner, score, **options), (inner,))
   found = _fingerprint(*_named(spec), corpus, load_encoder)
   return cache.cached(inner, **options | dict(
       index=options.get('index') or found))
@@ -311,7 +304,7 @@ def _inner_specs(
 def _fingerprint(name: str, options: dict[str, Any], corpus: Corpus,
                  load_encoder: open_index.LoadEncoder | None) -> str:
   """A digest of what an engine searches; '' if that cannot be known."""
-  if name in ('remote', 'web', 'lucene', 'rerank', 'cache') or (
+  if name in ('remote', 'web', 'rerank', 'cache') or (
       name == 'bm25' and 'index' in options):
     return ''  # what an address or a path leads to may change
   inner = [_fingerprint(*spec, corpus, load_encoder)

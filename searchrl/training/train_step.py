@@ -21,9 +21,9 @@ import optax
 
 from searchrl.models import attention
 from searchrl.models import critic
-from searchrl.models import documents
+from searchrl.models import document_attention
 from searchrl.models import lora as loras
-from searchrl.models import policy
+from searchrl.models import policy_logprobs
 from searchrl.models import transformer
 from searchrl import packing
 from searchrl.rl import algorithms
@@ -202,7 +202,7 @@ class TrainStep:
         self.lora and frozen is not None) else trained
 
   def _logprobs(self, params, layout: packing.Layout, tokens):
-    return policy.token_logprobs(
+    return policy_logprobs.token_logprobs(
         self._split_by_words(params), tokens, self.shape,
         temperature=self.temperature, **self._row_options(layout))
 
@@ -231,7 +231,7 @@ class TrainStep:
     options = self.forward_options
     attend = options.attend
     if options.by_document:
-      attend = functools.partial(documents.causal, layout=layout,
+      attend = functools.partial(document_attention.causal, layout=layout,
                                  attend=attend, length=self.length)
     return dict(segment_ids=layout.segment_ids, positions=layout.positions,
                 remat=options.remat, dtype=options.dtype, attend=attend,

@@ -19,7 +19,7 @@ import jinja2
 
 from searchrl.agent import rewards
 from searchrl.agent import tokenizer as tokenizers
-from searchrl.evaluation import suite
+from searchrl.evaluation import evaluator
 from searchrl.evaluation.report import plots
 from searchrl.evaluation.report import reading
 from searchrl.evaluation.report import tokens
@@ -72,7 +72,7 @@ def _packed(value: Any) -> str:
 
 def _card(run: reading.Run) -> dict[str, Any]:
   """What stands about a run at the top."""
-  whole = {where: next((row for row in rows if row.get('hops') == suite.ALL
+  whole = {where: next((row for row in rows if row.get('hops') == evaluator.ALL
                         and row.get('decoding') == 'greedy'), None)
            for where, rows in run.tables.items()}
   scores = [(where, f'{row["em"]:.3f}', row['set'])

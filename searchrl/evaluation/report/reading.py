@@ -10,7 +10,7 @@ import json
 import pathlib
 from typing import Any
 
-from searchrl.evaluation import suite
+from searchrl.evaluation import evaluator
 from searchrl.rollouts import records
 from searchrl.runtime import metrics
 from searchrl.runtime import workdir
@@ -53,8 +53,8 @@ class Run:
   @functools.cached_property
   def tables(self) -> dict[str, list[dict[str, Any]]]:
     """{'before', 'step 20', 'after' or '': rows}, in order of time."""
-    found = {'': self.folder / suite.TABLE} | {
-        where: self.folder / 'evaluation' / where / suite.TABLE
+    found = {'': self.folder / evaluator.TABLE} | {
+        where: self.folder / 'evaluation' / where / evaluator.TABLE
         for where in _in_time(self.folder / 'evaluation')}
     return {_said(where): json.loads(file.read_text())
             for where, file in found.items() if file.exists()}
@@ -67,7 +67,7 @@ class Run:
     for where in _in_time(self.folder / 'evaluation'):
       found[f'evaluated {_said(where)}'] = sorted(
           (self.folder / 'evaluation' / where).rglob('*.jsonl.gz'))
-    for part in (suite.RECORDS, 'methods'):
+    for part in (evaluator.RECORDS, 'methods'):
       if files := sorted((self.folder / part).rglob('*.jsonl.gz')):
         found['evaluated'] = files
     return {where: files for where, files in found.items() if files}
@@ -161,7 +161,7 @@ def entry(file: pathlib.Path, line: int) -> Entry:
 
 
 def _is_run(folder: pathlib.Path) -> bool:
-  return (folder / metrics.FILE).is_file() or (folder / suite.TABLE).is_file()
+  return (folder / metrics.FILE).is_file() or (folder / evaluator.TABLE).is_file()
 
 
 def _name(given: pathlib.Path, folder: pathlib.Path) -> str:

@@ -21,12 +21,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from searchrl.models.inference import contents
+from searchrl.models.inference import slot_state
 from searchrl.models.inference import kv_cache
 from searchrl.models.inference import layouts
 from searchrl.models.inference import sampling
 from searchrl.models.inference import slots as programs
-from searchrl.models.inference.contents import Append
+from searchrl.models.inference.slot_state import Append
 from searchrl.models.inference.stops import StopTable
 from searchrl.models.transformer import Params, TransformerConfig
 
@@ -169,7 +169,7 @@ class Engine:
 
   def _forget(self) -> None:
     """Empties all slots."""
-    self._contents = contents.Contents(
+    self._contents = slot_state.Contents(
         self._layout, self._copies, self.length, self._cache_tokens)
     self._partial = [([], []) for _ in range(self.slots)]
     self._in_flight = collections.deque()  # decodes that are not read

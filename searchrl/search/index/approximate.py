@@ -17,7 +17,7 @@ from typing import Any
 from jaxtyping import Float
 import numpy as np
 
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 from searchrl.search.index import exact_host
 from searchrl.search.index import hnsw
 from searchrl.search.index import manifests
@@ -63,7 +63,7 @@ def build(
     raise ValueError(
         'recall must lie in (0, 1] and be measured by at least one query, but '
         f'is {recall}, and there are {len(queries)}.')
-  with atomic.new_folder(folder) as new:
+  with atomic_files.new_folder(folder) as new:
     built = module.build(store, new, **options)
     _, settings, measured = _tuned(
         kind, built, new, store, queries, recall=recall, say=say)

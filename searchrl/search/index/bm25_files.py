@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 from searchrl.search.corpus import Corpus
 from searchrl.search.index import bm25
 from searchrl.search.index import manifests
@@ -41,7 +41,7 @@ def build(texts: Sequence[str], folder: pathlib.Path, *, corpus: str,
     The manifest.
   """
   bm25.check(k1, b)
-  with atomic.new_folder(folder) as new:
+  with atomic_files.new_folder(folder) as new:
     terms, lengths = _count(texts, new)
     _weigh(new, len(terms), lengths, k1, b)
     (new / 'terms.txt').write_text('\n'.join(terms), encoding='utf-8')

@@ -18,7 +18,7 @@ import pathlib
 from typing import Any
 import zlib
 
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 
 _NAME = 'manifest.json'
 _BLOCK = 2**28  # bytes that have a checksum
@@ -32,7 +32,7 @@ def write(folder: pathlib.Path, facts: Mapping[str, Any]) -> dict[str, Any]:
            for file in sorted(folder.rglob('*')) if file.is_file()}
   manifest = {**facts, 'bytes': {
       name: (folder / name).stat().st_size for name in files}, 'crc32': files}
-  atomic.write_json(folder / _NAME, manifest | {'seal': _seal(manifest)})
+  atomic_files.write_json(folder / _NAME, manifest | {'seal': _seal(manifest)})
   return manifest
 
 

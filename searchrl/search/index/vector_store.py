@@ -25,7 +25,7 @@ import ml_dtypes
 import numpy as np
 import tensorstore
 
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 
 
 DTYPES = {'float32': np.float32, 'float16': np.float16,
@@ -191,7 +191,7 @@ class Writer:
     if file.exists():
       _check_same(self._folder, json.loads(file.read_text()), wanted)
     else:
-      atomic.write_json(file, wanted)
+      atomic_files.write_json(file, wanted)
     self._arrays = _open_arrays(self._folder, recipe, create=True)
 
   def missing(self) -> list[int]:
@@ -216,7 +216,7 @@ class Writer:
     for array, part in zip(self._arrays, parts, strict=True):
       array[start:stop].write(part).result()
       sha.update(np.ascontiguousarray(part).view(np.uint8))
-    atomic.write_json(_marker(self._folder, shard), {
+    atomic_files.write_json(_marker(self._folder, shard), {
         'sha256': sha.hexdigest(),
         'files': _sizes(self._folder, len(parts), shard),
         'sum': rows.sum(0, dtype=np.float64).tolist()})
@@ -238,7 +238,7 @@ class Writer:
       note = _read_marker(self._folder, self.recipe, shard)
       total += note['sum']
       sha.update(note['sha256'].encode())
-    atomic.write_json(self._folder / 'manifest.json', {
+    atomic_files.write_json(self._folder / 'manifest.json', {
         'format': _FORMAT, **dataclasses.asdict(self.recipe),
         'fingerprint': sha.hexdigest(),
         'mean': (total / self.recipe.count).tolist()})

@@ -15,11 +15,11 @@ import json
 import threading
 from typing import Any
 
-from searchrl.search.remote import rehearsal
+from searchrl.search.remote import recovery_probe
 from searchrl.search.remote import transport
 from searchrl.search.remote import wire
 from searchrl.search.remote.wire import Malformed
-from searchrl.search.simulated import documents
+from searchrl.search.simulated import simulated_documents
 from searchrl.trajectory import SearchError
 
 CONNECTIONS = 128  # at a time; a server of language models batches them
@@ -28,16 +28,16 @@ CONNECTIONS = 128  # at a time; a server of language models batches them
 class Completions:
   """A `documents.Writer` over HTTP, with `pop` and `wait`; see `completions`."""
 
-  def __init__(self, calls: transport.Transport, prompts: documents.Prompts,
+  def __init__(self, calls: transport.Transport, prompts: simulated_documents.Prompts,
                request: dict[str, Any], connections: int):
     self._calls, self._prompts, self._request = calls, prompts, request
-    self._rehearsal = rehearsal.Rehearsal()
+    self._rehearsal = recovery_probe.Rehearsal()
     self._threads = futures.ThreadPoolExecutor(
         connections, thread_name_prefix='simulated-search')
     self._lock, self._counts = threading.Lock(), collections.Counter()
 
   def __call__(
-      self, tasks: Sequence[documents.Task]) -> list[str | SearchError]:
+      self, tasks: Sequence[simulated_documents.Task]) -> list[str | SearchError]:
     """Asks for the text of every task; one that fails fails alone."""
     prompts = [self._prompt(task) for task in tasks]
     texts = iter(self._rehearsal.watch(self._texts, [
@@ -65,10 +65,10 @@ class Completions:
     return [*self._threads.map(
         lambda one: self._ask(one[0], seed=one[1]), asked)]
 
-  def _prompt(self, task: documents.Task) -> str | SearchError:
+  def _prompt(self, task: simulated_documents.Task) -> str | SearchError:
     try:
       return self._prompts.of(task)
-    except documents.Unanswerable as error:
+    except simulated_documents.Unanswerable as error:
       return SearchError('unanswerable', str(error))
 
   def _ask(self, prompt: str, **fields: Any) -> str | SearchError:
@@ -109,7 +109,7 @@ def read_completion(body: bytes) -> tuple[str, int]:
 
 def completions(
     *,
-    prompts: documents.Prompts,
+    prompts: simulated_documents.Prompts,
     urls: Sequence[str] = (),
     model: str = '',
     max_tokens: int = 600,

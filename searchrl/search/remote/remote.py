@@ -17,7 +17,7 @@ import threading
 from typing import Any
 
 from searchrl.search.remote import http_request
-from searchrl.search.remote import rehearsal
+from searchrl.search.remote import recovery_probe
 from searchrl.search.remote import replicas
 from searchrl.search.remote import transport
 from searchrl.search.remote import wire
@@ -39,7 +39,7 @@ class Remote:
   def __init__(self, calls: transport.Transport, limits: wire.Limits,
                connections: int):
     self._calls, self._limits = calls, limits
-    self._rehearsal = rehearsal.Rehearsal()
+    self._rehearsal = recovery_probe.Rehearsal()
     self._lock = threading.Lock()
     self._size = limits.queries  # of a request, now
     self._cut = 0  # queries, since the last `pop`

@@ -15,8 +15,8 @@ import hashlib
 import threading
 import time
 
-from searchrl.search import wrapped
-from searchrl.search.simulated import documents
+from searchrl.search import engine_wrappers
+from searchrl.search.simulated import simulated_documents
 from searchrl.search.simulated.curriculum import Curriculum
 from searchrl.trajectory import Passage, Passages, Query, SearchError
 
@@ -38,7 +38,7 @@ class Simulated:
       passages have none.
   """
 
-  def __init__(self, writer: documents.Writer, curriculum: Curriculum, *,
+  def __init__(self, writer: simulated_documents.Writer, curriculum: Curriculum, *,
                seed: int, malformed: str = 'nothing', titled: bool = False):
     if malformed not in MALFORMED:
       raise ValueError(f'search.options.malformed must be one of {MALFORMED}, '
@@ -78,36 +78,36 @@ class Simulated:
         'simulated/noisy_rate': counts['noisy'] / queries,
         'simulated/malformed_rate': counts['malformed'] / queries,
         'simulated/secs': counts['secs'],
-    } | wrapped.pop(self._writer)
+    } | engine_wrappers.pop(self._writer)
 
   def wait(self) -> None:
     """Waits while the writer is out of service."""
-    wrapped.wait(self._writer)
+    engine_wrappers.wait(self._writer)
 
-  def _task(self, query: Query) -> documents.Task:
+  def _task(self, query: Query) -> simulated_documents.Task:
     noise = self._curriculum.noise(query.step)
     with self._lock:
       self._noise = noise
-    task = documents.task(query, noise=noise, seed=self._seed)
+    task = simulated_documents.task(query, noise=noise, seed=self._seed)
     self._count(queries=1, noisy=not task.useful)
     return task
 
-  def _passages(self, task: documents.Task, text: str | SearchError
+  def _passages(self, task: simulated_documents.Task, text: str | SearchError
                ) -> Passages | SearchError:
     if isinstance(text, SearchError):
       return text
     try:
-      texts = documents.read(text, task.query.top_k)
-    except documents.Malformed as error:
+      texts = simulated_documents.read(text, task.query.top_k)
+    except simulated_documents.Malformed as error:
       self._count(malformed=1)
       return () if self._malformed == 'nothing' else SearchError(
           'malformed', str(error))
     return tuple(self._passage(task, text) for text in texts)
 
-  def _passage(self, task: documents.Task, text: str) -> Passage:
+  def _passage(self, task: simulated_documents.Task, text: str) -> Passage:
     digest = hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:16]
     quality = 'useful' if task.useful else 'noisy'
-    title, text = documents.titled(text) if self._titled else ('', text)
+    title, text = simulated_documents.titled(text) if self._titled else ('', text)
     return Passage(f'{quality}-{digest}', title, text)
 
   def _count(self, **numbers: float) -> None:

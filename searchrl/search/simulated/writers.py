@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from searchrl.search.corpus import Corpus
-from searchrl.search.simulated import demonstrations
-from searchrl.search.simulated import documents
-from searchrl.search.simulated import oracle
+from searchrl.search.simulated import simulation_examples
+from searchrl.search.simulated import simulated_documents
+from searchrl.search.simulated import document_oracle
 
 WRITERS = ('oracle', 'served', 'model')
 PUBLISHED = {  # ZeroSearch's simulators, tuned on what an engine returned
@@ -17,14 +17,14 @@ PUBLISHED = {  # ZeroSearch's simulators, tuned on what an engine returned
 SHAPES = {  # what each was tuned from, as ZeroSearch's paper says
     name: f'Qwen/Qwen2.5-{name.rpartition("_V2")[0].rpartition("_")[2]}'
     for name in PUBLISHED.values()}
-LoadWriter = Callable[..., documents.Writer]  # (prompts=..., **options)
-_PROMPTS = {'zerosearch': documents.zerosearch,
-            'demonstrated': demonstrations.prompts}
+LoadWriter = Callable[..., simulated_documents.Writer]  # (prompts=..., **options)
+_PROMPTS = {'zerosearch': simulated_documents.zerosearch,
+            'demonstrated': simulation_examples.prompts}
 
 
 def make(name: str, corpus: Corpus | None, *, titled: bool = False,
          simulator: str = '', load_writer: LoadWriter | None = None,
-         **options: Any) -> documents.Writer:
+         **options: Any) -> simulated_documents.Writer:
   """Builds a writer by its name.
 
   Args:
@@ -45,7 +45,7 @@ def make(name: str, corpus: Corpus | None, *, titled: bool = False,
     TypeError: the writer has no such option.
   """
   if name == 'oracle':
-    return oracle.Oracle(corpus, titled=titled, **options)
+    return document_oracle.Oracle(corpus, titled=titled, **options)
   if name not in WRITERS:
     raise ValueError(
         f'search.options.writer must be one of {WRITERS}, but is {name!r}.')
@@ -77,10 +77,10 @@ def published(simulator: str, writer: str) -> dict[str, str]:
   return {field: PUBLISHED[simulator], 'prompts': 'zerosearch'}
 
 
-def prompts(spec: Any) -> documents.Prompts:
+def prompts(spec: Any) -> simulated_documents.Prompts:
   """The prompts of a name, or of dict(useful=..., noisy=...)."""
   if hasattr(spec, 'items'):  # a dict, or a ConfigDict
-    return documents.Prompts(**dict(spec))
+    return simulated_documents.Prompts(**dict(spec))
   if spec not in _PROMPTS:
     raise ValueError(
         f'search.options.prompts must be one of {sorted(_PROMPTS)}, or a dict '

@@ -6,20 +6,20 @@ import json
 
 import pytest
 
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 
 
 def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path):
   file = tmp_path / 'a.json'
-  atomic.write_json(file, {'x': 1})
+  atomic_files.write_json(file, {'x': 1})
   with pytest.raises(TypeError):
-    atomic.write_json(file, {'x': 2, 'y': object()})
+    atomic_files.write_json(file, {'x': 2, 'y': object()})
   assert json.loads(file.read_text()) == {'x': 1}
 
 
 def test_a_folder_is_replaced_once_it_is_filled(tmp_path):
   for text in ('old', 'new'):
-    with atomic.new_folder(tmp_path / 'i') as new:
+    with atomic_files.new_folder(tmp_path / 'i') as new:
       assert not list(new.iterdir())
       (new / text).write_text(text)
   assert [path.name for path in tmp_path.iterdir()] == ['i']
@@ -27,12 +27,12 @@ def test_a_folder_is_replaced_once_it_is_filled(tmp_path):
 
 
 def test_a_folder_that_is_not_finished_replaces_nothing(tmp_path):
-  with atomic.new_folder(tmp_path / 'i') as new:
+  with atomic_files.new_folder(tmp_path / 'i') as new:
     (new / 'old').touch()
   with pytest.raises(KeyboardInterrupt):
-    with atomic.new_folder(tmp_path / 'i') as new:
+    with atomic_files.new_folder(tmp_path / 'i') as new:
       (new / 'half').touch()
       raise KeyboardInterrupt
   assert [path.name for path in (tmp_path / 'i').iterdir()] == ['old']
-  with atomic.new_folder(tmp_path / 'i') as new:  # what was left is cleared
+  with atomic_files.new_folder(tmp_path / 'i') as new:  # what was left is cleared
     assert not list(new.iterdir())

@@ -6,7 +6,7 @@ import pathlib
 from typing import Any
 
 from searchrl.data import datasets
-from searchrl.experiment import checks
+from searchrl.experiment import config_checks
 from searchrl.experiment import policy
 from searchrl.runtime import processes
 
@@ -64,7 +64,7 @@ def judge_on_own_data(config, run: str) -> None:
   recorded = policy.recorded(folder) if run else {}
   theirs = recorded.get('data', {})
   if theirs:
-    checks.check_seeds(theirs, config)
+    config_checks.check_seeds(theirs, config)
   if config.data.evaluate or not theirs.get('train'):
     return
   if not theirs['evaluate']:

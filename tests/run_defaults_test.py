@@ -10,7 +10,7 @@ from configs import grpo
 from configs import predict as predict_config
 import pytest
 
-from searchrl.experiment import past
+from searchrl.experiment import run_defaults
 
 CHECKPOINT = pathlib.Path(__file__).parent / 'golden' / 'checkpoint'
 SEARCH_R1 = 'searchrl.agent.dialogue:search_r1'
@@ -34,7 +34,7 @@ def test_the_runs_model_dialogue_and_engine_are_taken(run, module):
   config = module.get_config()
   folder = run(dialogue=SEARCH_R1, model__path='tiny_raw',
                search__options={'encoder': 'tiny_e5'})
-  past.fill(config, folder, 'evaluate.run')
+  run_defaults.fill(config, folder, 'evaluate.run')
   assert (config.dialogue, config.model.path) == (SEARCH_R1, 'tiny_raw')
   assert config.search.engine == 'dense'
   assert config.search.options.to_dict() == {'encoder': 'tiny_e5'}
@@ -42,7 +42,7 @@ def test_the_runs_model_dialogue_and_engine_are_taken(run, module):
 
 def test_without_a_run_they_are_those_of_the_tiny_base():
   config = evaluate_config.get_config()
-  past.fill(config, '', 'evaluate.run')
+  run_defaults.fill(config, '', 'evaluate.run')
   assert config.dialogue == grpo.get_config().dialogue
   assert (config.search.engine, config.model.path) == ('bm25', '')
 
@@ -52,12 +52,12 @@ def test_another_dialogue_than_the_runs_is_refused(run):
   config.dialogue = SEARCH_R1
   with pytest.raises(ValueError, match=f'^dialogue must be what {folder} was '
                      "trained with, 'searchrl.agent.dialogue:laptop', but is"):
-    past.fill(config, folder, 'evaluate.run')
+    run_defaults.fill(config, folder, 'evaluate.run')
 
 
 def test_other_budgets_are_said(run, capsys):
   config, folder = evaluate_config.get_config(), run(rollout__budgets__top_k=1)
-  past.fill(config, folder, 'evaluate.run')
+  run_defaults.fill(config, folder, 'evaluate.run')
   assert capsys.readouterr().err == (
       f'Warning: rollout.budgets are not those that {folder} was trained with: '
       'top_k=2 (there 1).\n')
@@ -68,7 +68,7 @@ OWN = dict(data__train='a.jsonl', data__per_hop=(), search__corpus='c.jsonl')
 
 def test_a_run_on_own_data_is_judged_on_its_own_evaluation_data(run):
   config = evaluate_config.get_config()
-  past.judge_on_own_data(config, run(
+  run_defaults.judge_on_own_data(config, run(
       **OWN, data__evaluate='nq=b.jsonl', data__question_mark=True))
   assert config.data.evaluate == 'nq=b.jsonl' and config.data.question_mark
   assert config.search.corpus == 'c.jsonl'
@@ -77,27 +77,27 @@ def test_a_run_on_own_data_is_judged_on_its_own_evaluation_data(run):
 def test_what_the_config_names_counts(run):
   config = evaluate_config.get_config()
   config.data.evaluate, config.search.corpus = 'mine.jsonl', 'd.jsonl'
-  past.judge_on_own_data(config, run(**OWN, data__evaluate='b.jsonl'))
+  run_defaults.judge_on_own_data(config, run(**OWN, data__evaluate='b.jsonl'))
   assert (config.data.evaluate, config.search.corpus) == (
       'mine.jsonl', 'd.jsonl')
 
 
 def test_worlds_are_generated_where_the_run_had_them_generated(run):
   config = evaluate_config.get_config()
-  past.judge_on_own_data(config, run(**OWN, data__evaluate='worlds'))
+  run_defaults.judge_on_own_data(config, run(**OWN, data__evaluate='worlds'))
   assert (config.data.evaluate, config.search.corpus) == ('worlds', '')
 
 
 def test_a_run_on_own_data_without_any_to_judge_it_is_refused(run):
   with pytest.raises(ValueError, match='^data.evaluate must name the questions '
                      'that .* trained on those of a.jsonl and generated world'):
-    past.judge_on_own_data(evaluate_config.get_config(), run(**OWN))
+    run_defaults.judge_on_own_data(evaluate_config.get_config(), run(**OWN))
 
 
 def test_a_run_is_not_judged_in_its_own_world(run):
   config, folder = evaluate_config.get_config(), run(data__world_seed=101)
   with pytest.raises(ValueError, match='^evaluate.worlds.world_seed must not '):
-    past.judge_on_own_data(config, folder)
+    run_defaults.judge_on_own_data(config, folder)
   config.evaluate.worlds.world_seed = 102
-  past.judge_on_own_data(config, folder)
+  run_defaults.judge_on_own_data(config, folder)
   assert config.data.evaluate == ''

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from searchrl.search.corpus import Corpus
-from searchrl.search.simulated import documents
+from searchrl.search.simulated import simulated_documents
 
 
 class Oracle:
@@ -40,10 +40,10 @@ class Oracle:
       self._of.setdefault(title, []).append(place)
     self._titles = sorted(self._of, key=len, reverse=True)
 
-  def __call__(self, tasks: Sequence[documents.Task]) -> list[str]:
+  def __call__(self, tasks: Sequence[simulated_documents.Task]) -> list[str]:
     return [self._write(task) for task in tasks]
 
-  def _write(self, task: documents.Task) -> str:
+  def _write(self, task: simulated_documents.Task) -> str:
     rng = np.random.default_rng(task.seed)
     text = f' {task.query.text.strip()} '
     about = next((self._of[title] for title in self._titles
@@ -55,5 +55,5 @@ class Oracle:
     while len(chosen) < count and (other := next(others, None)) is not None:
       chosen.append(other)
     shown = [self._corpus[place] for place in chosen]
-    return documents.write(
+    return simulated_documents.write(
         [(p.title if self._titled else '', p.text) for p in shown])

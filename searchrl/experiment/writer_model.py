@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 
 from searchrl.experiment import policy
 from searchrl.rollouts import driver
-from searchrl.rollouts.writer import ModelWriter
-from searchrl.search.simulated import documents
+from searchrl.rollouts.model_writer import ModelWriter
+from searchrl.search.simulated import simulated_documents
 
 FIELD = 'search.options.path'
 
@@ -59,7 +59,7 @@ class Model:
     return self.max_prompt_tokens + self.max_tokens
 
 
-def _load(mesh: Mesh, seed: int, *, prompts: documents.Prompts, **options: Any
+def _load(mesh: Mesh, seed: int, *, prompts: simulated_documents.Prompts, **options: Any
          ) -> ModelWriter:
   """A writer of search.options, the fields of `Model`.
 

@@ -23,11 +23,11 @@ from searchrl.agent import prompts
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
 from searchrl.evaluation import compare
-from searchrl.evaluation import methods
+from searchrl.evaluation import baselines
 from searchrl.evaluation import scores as scores_lib
 from searchrl.evaluation import shards
 from searchrl.rollouts.sampler import Sampler
-from searchrl.runtime import atomic
+from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 from searchrl.trajectory import (
     Question, Request, SearchFn, Trajectory, to_json)
@@ -106,7 +106,7 @@ def run(
   rows = [row | _named(fingerprint) for row in (
       *(row for of in found for row in _rows(*of)), *_means(found))]
   if folder and processes.is_first():
-    atomic.write_json(folder / TABLE, rows)
+    atomic_files.write_json(folder / TABLE, rows)
   return rows
 
 
@@ -123,7 +123,7 @@ def _player(sampler: Sampler, weights: Any, case: EvalCase, samples: int,
   """How the questions of a case are answered."""
   temperature = 0.0 if case.decoding == 'greedy' else 1.0
   if case.method != AGENT:
-    return functools.partial(methods.METHODS[case.method], methods.Player(
+    return functools.partial(baselines.METHODS[case.method], baselines.Player(
         sampler, weights, case.search, templates, step, temperature))
   return lambda questions: sampler.rollout(
       weights, [Request(question, sample, group)
@@ -261,7 +261,7 @@ def _note_seconds(file: pathlib.Path, secs: float) -> None:
   own = file.parents[2] / SECONDS
   known = json.loads(own.read_text()) if own.exists() else {}
   known.setdefault(file.parent.name, {})[file.name] = secs
-  atomic.write_json(own, known)
+  atomic_files.write_json(own, known)
 
 
 def with_seconds(rows: Sequence[dict], folder: pathlib.Path) -> list[dict]:

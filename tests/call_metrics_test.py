@@ -4,7 +4,7 @@
 
 import pytest
 
-from searchrl.search import calls
+from searchrl.search import call_metrics
 from searchrl.trajectory import Passage, SearchError
 
 FOUND = (Passage('a', 'Tarn', 'A river.'),)
@@ -14,15 +14,15 @@ IDLE = {'search/queries': 0, 'search/batch_size': 0, 'search/timeout_rate': 0,
 
 
 def test_a_call_counts_its_results_by_kind():
-  assert calls.count(0.5, [FOUND, (), LATE, DOWN, LATE, FOUND]) == calls.Call(
+  assert call_metrics.count(0.5, [FOUND, (), LATE, DOWN, LATE, FOUND]) == call_metrics.Call(
       0.5, queries=6, timeouts=2, errors=3, empty=1)
 
 
 def test_figures_of_three_calls():
-  assert calls.describe([
-      calls.count(0.010, [FOUND, (), LATE]),
-      calls.count(0.030, [DOWN, LATE, LATE, FOUND, FOUND, ()]),
-      calls.count(0.020, [FOUND])]) == pytest.approx({
+  assert call_metrics.describe([
+      call_metrics.count(0.010, [FOUND, (), LATE]),
+      call_metrics.count(0.030, [DOWN, LATE, LATE, FOUND, FOUND, ()]),
+      call_metrics.count(0.020, [FOUND])]) == pytest.approx({
           'search/queries': 10,
           'search/batch_size': 10 / 3,
           'search/timeout_rate': 0.3,
@@ -34,4 +34,4 @@ def test_figures_of_three_calls():
 
 
 def test_without_a_call_there_is_no_latency():
-  assert calls.describe([]) == IDLE
+  assert call_metrics.describe([]) == IDLE

@@ -9,7 +9,7 @@ import tiny
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import prompts
-from searchrl.evaluation import methods
+from searchrl.evaluation import baselines
 from searchrl.evaluation import scores
 from searchrl.rollouts import driver
 from searchrl.rollouts import sampler as samplers
@@ -35,7 +35,7 @@ def player(texts, length=900):
                      passage_tokens=40, top_k=2), engine,
       sampler_test.weight_sync.Synced)
   SEARCHED.clear()
-  return methods.Player(sampler, None, search, {
+  return baselines.Player(sampler, None, search, {
       name: f'{name}: {{question}}' for name in prompts.PLAIN}), engine
 
 
@@ -65,14 +65,14 @@ def ask(text):
 def test_direct_and_thought_answer_without_a_search():
   for name in ('direct', 'cot'):
     made, engine = player([ANSWER])
-    one, = methods.METHODS[name](made, [QUESTION])
+    one, = baselines.METHODS[name](made, [QUESTION])
     assert engine.prompts == [f'{name}: where is it'] and not SEARCHED
     assert scores.of(one).values['em'] == 1 and one.stop_reason == 'answer'
 
 
 def test_rag_searches_for_the_question_and_reads_what_is_found():
   made, engine = player([ANSWER])
-  one, = methods.rag(made, [QUESTION])
+  one, = baselines.rag(made, [QUESTION])
   assert SEARCHED == ['where is it']
   prompt, = engine.prompts
   assert prompt.startswith('rag: ') and 'where is it is here' in prompt
@@ -85,7 +85,7 @@ def test_rag_searches_for_the_question_and_reads_what_is_found():
 
 def test_ircot_searches_by_its_thought_and_ends_with_its_conclusion():
   made, engine = player(['it is far.', 'so the answer is: here.'])
-  one, = methods.ircot(made, [QUESTION])
+  one, = baselines.ircot(made, [QUESTION])
   assert SEARCHED == ['where is it', 'it is far.']
   assert 'it is far.' in engine.prompts[1]
   assert engine.prompts[1].count('there') == 1  # a passage stands there once
@@ -97,20 +97,20 @@ def test_ircot_searches_by_its_thought_and_ends_with_its_conclusion():
 
 def test_ircot_without_a_conclusion_has_no_answer():
   made, _ = player(['well.', 'hm.', 'who knows.'])
-  one, = methods.ircot(made, [QUESTION])
+  one, = baselines.ircot(made, [QUESTION])
   assert one.answer is None and one.stop_reason == 'turn_limit'
   assert len(SEARCHED) == 3
 
 
 def test_the_agent_reads_passages_and_search_o1_a_note_on_them():
   made, engine = player([ask('x'), ANSWER])
-  one, = methods.ra_agent(made, [QUESTION])
+  one, = baselines.ra_agent(made, [QUESTION])
   assert SEARCHED == ['x'] and one.answer == 'here'
   assert '<information>' in engine.prompts[1] and 'x is here' in (
       engine.prompts[1])
   assert scores.of(one).values['searches'] == 1
   made, engine = player([ask('x'), '<answer> a note </answer>', ANSWER])
-  one, = methods.search_o1(made, [QUESTION])
+  one, = baselines.search_o1(made, [QUESTION])
   assert engine.prompts[1].startswith('note: ')
   assert 'x is here' in engine.prompts[1]
   assert 'x is here' not in engine.prompts[2] and 'a note' in engine.prompts[2]
@@ -119,13 +119,13 @@ def test_the_agent_reads_passages_and_search_o1_a_note_on_them():
 
 def test_an_agent_ends_at_its_last_turn():
   made, _ = player([ask('x')] * 3)
-  one, = methods.ra_agent(made, [QUESTION])
+  one, = baselines.ra_agent(made, [QUESTION])
   assert one.stop_reason == 'turn_limit' and one.answer is None
 
 
 def test_a_prompt_without_room_is_no_error():
   made, engine = player([], length=70)
-  for method in methods.METHODS.values():
+  for method in baselines.METHODS.values():
     one, = method(made, [QUESTION])
     assert one.stop_reason == 'length_limit' and one.answer is None
   assert not engine.prompts
@@ -138,7 +138,7 @@ def test_a_prompt_without_room_is_no_error():
 def test_a_failed_search_ends_a_question_and_says_so(name, texts, text):
   made, _ = player(texts)
   asked = tiny.question('q', text, answers=('here',))
-  one, = methods.METHODS[name](made, [asked])
+  one, = baselines.METHODS[name](made, [asked])
   assert one.stop_reason == 'search_error'
   assert one.search_error == SearchError('unavailable', 'down')
   assert scores.of(one).failed

@@ -9,7 +9,7 @@ import tiny
 
 from searchrl.search import fusion
 from searchrl.search import rerank
-from searchrl.search import wrapped
+from searchrl.search import engine_wrappers
 from searchrl.trajectory import Action, Passage, Query, SearchError, Turn
 
 
@@ -22,8 +22,8 @@ def test_results_pass_unchanged():
              'late': SearchError('timeout', 'after 3 s')}
   search = lambda queries: [results[q.text] for q in queries]
   queries = [query(text) for text in results]
-  assert wrapped.with_typed_errors(search)(queries) == search(queries)
-  assert wrapped.with_typed_errors(search)([]) == []
+  assert engine_wrappers.with_typed_errors(search)(queries) == search(queries)
+  assert engine_wrappers.with_typed_errors(search)([]) == []
 
 
 def test_who_asks_reaches_every_part_of_an_engine():
@@ -36,9 +36,9 @@ def test_who_asks_reaches_every_part_of_an_engine():
     asked.extend(queries)
     return [(Passage('a', 'Tarn', 'A river.'),)] * len(queries)
 
-  part = wrapped.with_typed_errors(note)
+  part = engine_wrappers.with_typed_errors(note)
   inner = rerank.reranked(part, lambda pairs: [0.5] * len(pairs), candidates=9)
-  search = wrapped.with_typed_errors(rerank.reranked(
+  search = engine_wrappers.with_typed_errors(rerank.reranked(
       fusion.fused([note, inner], depth=9), lambda pairs: [0.5] * len(pairs)))
   assert len(search([asks])[0]) == 1
   assert [q.top_k for q in asked] == [10, 10]  # as deep as the rerankers read
@@ -49,14 +49,14 @@ def test_an_exception_is_typed():
   def broken(queries):
     raise ConnectionError('no route')
   error = SearchError('unavailable', 'ConnectionError: no route')
-  assert wrapped.with_typed_errors(broken)([query()] * 3) == [error] * 3
+  assert engine_wrappers.with_typed_errors(broken)([query()] * 3) == [error] * 3
 
 
 @pytest.mark.parametrize('results', [[], [()], [(), (), ()]])
 def test_a_wrong_number_of_results_is_typed(results):
   error = SearchError(
       'bad_response', f'{len(results)} results for 2 queries')
-  found = wrapped.with_typed_errors(lambda queries: results)([query()] * 2)
+  found = engine_wrappers.with_typed_errors(lambda queries: results)([query()] * 2)
   assert found == [error] * 2
 
 
@@ -64,7 +64,7 @@ def test_the_user_can_stop_a_run():
   def interrupted(queries):
     raise KeyboardInterrupt
   with pytest.raises(KeyboardInterrupt):
-    wrapped.with_typed_errors(interrupted)([query()])
+    engine_wrappers.with_typed_errors(interrupted)([query()])
 
 
 class Inner:
@@ -86,15 +86,15 @@ class Inner:
 
 def test_metrics_are_added_up_and_waits_passed_on():
   inner = Inner(tries=2, hits=1), Inner(tries=3)
-  search = wrapped.with_typed_errors(wrapped.Wrapped(inner[0], inner))
+  search = engine_wrappers.with_typed_errors(engine_wrappers.Wrapped(inner[0], inner))
   assert search([query()]) == [()]
-  assert wrapped.pop(search) == {'tries': 5, 'hits': 1}
-  assert wrapped.pop(search) == {}
-  wrapped.wait(search)
+  assert engine_wrappers.pop(search) == {'tries': 5, 'hits': 1}
+  assert engine_wrappers.pop(search) == {}
+  engine_wrappers.wait(search)
   assert [one.waits for one in inner] == [1, 1]
 
 
 def test_a_plain_function_has_no_metrics_and_never_waits():
-  search = wrapped.with_typed_errors(lambda queries: [()] * len(queries))
-  assert wrapped.pop(search) == {}
-  wrapped.wait(search)  # returns at once
+  search = engine_wrappers.with_typed_errors(lambda queries: [()] * len(queries))
+  assert engine_wrappers.pop(search) == {}
+  engine_wrappers.wait(search)  # returns at once

@@ -9,8 +9,8 @@ from typing import Any
 
 from searchrl.evaluation import figures
 from searchrl.evaluation import proposers
-from searchrl.evaluation import suite
-from searchrl.runtime import atomic
+from searchrl.evaluation import evaluator
+from searchrl.runtime import atomic_files
 from searchrl.runtime import metrics
 
 FILE = 'summary.txt'
@@ -34,7 +34,7 @@ def finish(folder: pathlib.Path, iterations: int, title: str) -> str:
       f'curve  {folder / "curve.png"}\n'
       f'model  {folder / f"iteration_{iterations}" / "solver" / "model"} '
       '(Hugging Face format)'])
-  atomic.write(folder / FILE, text + '\n')
+  atomic_files.write(folder / FILE, text + '\n')
   return text
 
 
@@ -126,7 +126,7 @@ def _solvers(folder: pathlib.Path, iterations: int) -> str:
       case = by_case.setdefault((row['set'], row['engine'], row['decoding']), {
           'solver': name, 'set': row['set'], 'engine': row['engine'],
           'decoding': row['decoding']})
-      case[row['hops'] if row['hops'] == suite.ALL else f'{row["hops"]}-hop'] = (
+      case[row['hops'] if row['hops'] == evaluator.ALL else f'{row["hops"]}-hop'] = (
           row['em'])
     rows += by_case.values()
   if not rows:
@@ -134,7 +134,7 @@ def _solvers(folder: pathlib.Path, iterations: int) -> str:
             '--config.search.corpus.')
   hops = sorted({key for row in rows for key in row if key.endswith('hop')})
   return 'Exact match of the solver\n\n' + figures.table(
-      rows, ('solver', 'set', 'engine', 'decoding', *hops, suite.ALL))
+      rows, ('solver', 'set', 'engine', 'decoding', *hops, evaluator.ALL))
 
 
 def _alarms(folder: pathlib.Path, iterations: int) -> str:

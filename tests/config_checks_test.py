@@ -9,7 +9,7 @@ import pathlib
 import pytest
 
 from searchrl.experiment import build as builds
-from searchrl.experiment import checks
+from searchrl.experiment import config_checks
 
 CONFIGS = sorted(path.stem for path in (
     pathlib.Path(__file__).parents[1] / 'configs').glob('*.py')
@@ -40,24 +40,24 @@ def having(field):
   """A config that has the field."""
   for name in CONFIGS:
     config = configured(name)
-    if list(checks._values(config, field)):
+    if list(config_checks._values(config, field)):
       return config
   raise AssertionError(f'no config has {field}')
 
 
 @pytest.mark.parametrize('name', CONFIGS)
 def test_every_config_as_it_stands_is_legal(name):
-  assert checks.check(configured(name)) is None  # and nothing is raised
+  assert config_checks.check(configured(name)) is None  # and nothing is raised
 
 
-@pytest.mark.parametrize('rule', checks.RULES, ids=lambda rule: rule.field)
+@pytest.mark.parametrize('rule', config_checks.RULES, ids=lambda rule: rule.field)
 def test_a_broken_rule_names_field_rule_and_value(rule):
   config = having(rule.field)
   bad = BAD.get(rule.field, -1)
   group, _, name = rule.field.rpartition('.')
   (config[group] if group else config)[name] = bad
   with pytest.raises(ValueError) as caught:
-    checks.check(config)
+    config_checks.check(config)
   assert str(caught.value).startswith(
       f'{rule.field} must be {rule.must_be}, but is {bad!r}.')
   assert rule.remedy in str(caught.value)
@@ -66,10 +66,10 @@ def test_a_broken_rule_names_field_rule_and_value(rule):
 def test_a_bound_itself_is_legal_or_not_as_the_rule_says():
   config = configured('grpo')
   config.train.update(num_steps=0, checkpoint_every=1)
-  checks.check(config)
+  config_checks.check(config)
   config.rollout.temperature = 0.0
   with pytest.raises(ValueError, match='rollout.temperature must be above 0'):
-    checks.check(config)
+    config_checks.check(config)
 
 
 @pytest.mark.parametrize('field, value', [
@@ -81,7 +81,7 @@ def test_no_number_of_a_config_is_nan_or_infinite(field, value):
   config.data.mix = (1.0, 1.0)
   config.update_from_flattened_dict({field: value})
   with pytest.raises(ValueError, match=f'^{field} must be finite, but is '):
-    checks.check(config)
+    config_checks.check(config)
 
 
 @pytest.mark.parametrize('seed', [2**63, 10**30, -1])
@@ -89,31 +89,31 @@ def test_a_seed_fits_into_eight_bytes(seed):
   config = configured('grpo')
   config.seed = seed
   with pytest.raises(ValueError, match=r'^seed must be from 0 to 2\^63 - 1, b'):
-    checks.check(config)
+    config_checks.check(config)
   config.seed = 2**63 - 1
-  checks.check(config)
+  config_checks.check(config)
 
 
 def test_no_policy_is_judged_in_the_world_it_learns_from():
   config = configured('grpo')
   config.evaluate.worlds.world_seed = config.data.world_seed
   with pytest.raises(ValueError, match='^evaluate.worlds.world_seed must not'):
-    checks.check_seeds(config.data, config)
+    config_checks.check_seeds(config.data, config)
   for change in (dict(per_hop=()), dict(train='a.jsonl'),
                  dict(evaluate='a.jsonl'), dict(world_seed=2)):
     other = config.copy_and_resolve_references()
     other.data.update(change)
-    checks.check_seeds(other.data, other)
+    config_checks.check_seeds(other.data, other)
   config.evaluate.worlds.kinds = ()
-  checks.check_seeds(config.data, config)
+  config_checks.check_seeds(config.data, config)
 
 
 def test_a_warm_up_longer_than_the_run_is_said(capsys):
   config = configured('grpo')
-  checks.check_learner(config, builds.algorithm(config))
+  config_checks.check_learner(config, builds.algorithm(config))
   assert not capsys.readouterr().err
   config.optimizer.warmup_steps = 100
-  checks.check_learner(config, builds.algorithm(config))
+  config_checks.check_learner(config, builds.algorithm(config))
   assert capsys.readouterr().err == (
       "Warning: optimizer.warmup_steps=100 are more than the run's 48 updates, "
       'so that it never reaches its learning rate.\n')
@@ -135,26 +135,26 @@ def test_weights_must_be_a_number_a_file_and_one_above_zero(data, weights):
   data.data.weights = weights
   with pytest.raises(ValueError, match='data.weights must have a number of at '
                                        'least 0 for each of the 2 files'):
-    checks.check_questions(data)
+    config_checks.check_questions(data)
   data.data.weights = (0, 2)
-  checks.check_questions(data)
+  config_checks.check_questions(data)
   data.data.train = ''
   with pytest.raises(ValueError, match='each of the 0 files'):
-    checks.check_questions(data)
+    config_checks.check_questions(data)
 
 
 def test_missing_files_are_named_before_a_model_is_loaded(data):
   data.data.evaluate = 'nq=gone.jsonl'
   with pytest.raises(FileNotFoundError, match='gone.jsonl is none. Check data.'):
-    checks.check_questions(data)
+    config_checks.check_questions(data)
 
 
 def test_a_thread_that_samples_leaves_no_engine_to_evaluate_with(data):
   algorithm = builds.algorithm(data)
-  checks.check_staleness(1, algorithm, 1)
+  config_checks.check_staleness(1, algorithm, 1)
   with pytest.raises(ValueError, match='evaluate.every must be 0 where roll'
                      'outs run ahead in a thread, .* is 5 with train.max_stale'):
-    checks.check_staleness(1, algorithm, 1, every=5)
+    config_checks.check_staleness(1, algorithm, 1, every=5)
 
 
 @pytest.mark.parametrize('field, value, message', [
@@ -170,12 +170,12 @@ def test_questions_about_knowledge_that_no_world_has_are_refused(
   config.world.common = False
   config.data.common = 0.0
   config.evaluate.worlds.kinds = ('known',)
-  checks.check_worlds(config)  # the old world
+  config_checks.check_worlds(config)  # the old world
   config.update_from_flattened_dict({field: value})
   with pytest.raises(ValueError, match=message):
-    checks.check_worlds(config)
+    config_checks.check_worlds(config)
   config.data.update(train='train.jsonl', evaluate='test.jsonl')
-  checks.check_worlds(config)  # nothing is generated
+  config_checks.check_worlds(config)  # nothing is generated
 
 
 SERVED = dict(writer='served', urls=('http://127.0.0.1:1/v1',))
@@ -196,6 +196,6 @@ def test_a_search_must_end_while_somebody_waits(field, engine, options, secs):
   with pytest.raises(ValueError, match=(
       'rollout.search_timeout_secs must be above what '
       rf'{field}.options gives its servers, {secs} seconds')):
-    checks.check(config)
+    config_checks.check(config)
   config.rollout.search_timeout_secs = secs + 1.0
-  checks.check(config)
+  config_checks.check(config)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from searchrl.agent import tokenizer as tokenizers
-from searchrl.experiment import lessons
+from searchrl.experiment import lesson_tokens
 from searchrl.experiment import policy
 
 EOS = '<|endoftext|>'
@@ -24,13 +24,13 @@ def options(**stage):
 
 
 def test_echoes_weigh_only_what_can_be_copied():
-  (ids, weight), = lessons.echoes(1, 50, np.random.default_rng(0))
+  (ids, weight), = lesson_tokens.echoes(1, 50, np.random.default_rng(0))
   period = weight.count(0.0)
   assert len(ids) == 128 and ids[period:] == ids[:-period]
 
 
 def test_each_world_has_so_many_lessons_of_each_kind(tokenizer):
-  made = lessons.make(tokenizer, eos=EOS, **options(
+  made = lesson_tokens.make(tokenizer, eos=EOS, **options(
       worlds=2, echoes=3, counts=dict(recall=4, drill=1)))
   assert len(made['lengths']) == 3 + 2 * 5
   assert made['documents'].sum() == len(made['lengths'])
@@ -48,7 +48,7 @@ def test_a_prompt_of_ones_own_stands_in_its_lessons(tokenizer):
       lesson='searchrl.world.lessons:recall',
       prompt='Think, then answer: {question}\n', hops=(1,), fresh=0.0,
       thought=1.0)
-  made = lessons.make(tokenizer, eos=EOS, **mine)
+  made = lesson_tokens.make(tokenizer, eos=EOS, **mine)
   text = tokenizer.decode(made['ids'])
   assert text.count('Think, then answer: ') == text.count('<think>') == 3
 
@@ -56,7 +56,7 @@ def test_a_prompt_of_ones_own_stands_in_its_lessons(tokenizer):
 def test_a_stage_that_counts_an_unknown_kind_is_refused(tokenizer):
   with pytest.raises(ValueError, match=(
       r'lessons.stages\[0\].counts may name .*, but names poems')):
-    lessons.make(tokenizer, eos=EOS, **options(
+    lesson_tokens.make(tokenizer, eos=EOS, **options(
         worlds=1, counts=dict(poems=3)))
 
 
@@ -64,4 +64,4 @@ def test_a_lesson_that_is_no_function_is_refused(tokenizer):
   mine = options(worlds=1, counts=dict(drill=1))
   mine['kinds']['drill'] = dict(lesson='searchrl.world.lessons:dril')
   with pytest.raises(ValueError, match='lessons.kinds.drill.lesson'):
-    lessons.make(tokenizer, eos=EOS, **mine)
+    lesson_tokens.make(tokenizer, eos=EOS, **mine)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from searchrl.agent import dialogue as dialogues
-from searchrl.experiment import folders
+from searchrl.experiment import model_folders
 from searchrl.experiment import policy
 from searchrl.rollouts import driver
 from searchrl.trajectory import Question
@@ -16,7 +16,7 @@ LAPTOP = 'searchrl.agent.dialogue:laptop'
 
 @pytest.fixture(scope='module')
 def folder():
-  return folders.read(str(policy.TINY_BASE), LAPTOP)
+  return model_folders.read(str(policy.TINY_BASE), LAPTOP)
 
 
 def admitted(folder, text, most):
@@ -32,7 +32,7 @@ def admitted(folder, text, most):
 @pytest.mark.parametrize('dialogue', [
     LAPTOP, 'searchrl.agent.dialogue:search_r1'])
 def test_a_question_is_admitted_if_its_prompt_fits_to_the_token(dialogue):
-  folder = folders.read(str(policy.TINY_BASE), dialogue)
+  folder = model_folders.read(str(policy.TINY_BASE), dialogue)
   rng = np.random.default_rng(0)
   alphabet = [*'abc eE?.,"<>/', ' the', ' Zinina', 'é', '日', '🙂', '\n']
   for _ in range(100):
@@ -56,4 +56,4 @@ def test_a_conversation_must_fit_into_the_models_positions(folder):
 def test_what_makes_no_dialogue_is_named(folder, name):
   with pytest.raises(ValueError, match='^solver.dialogue must name a function '
                      f'of a tokenizer that returns a Dialogue, but {name} '):
-    folders.speaking(name, folder.tokenizer, 'solver.dialogue')
+    model_folders.speaking(name, folder.tokenizer, 'solver.dialogue')

@@ -18,10 +18,10 @@ import numpy as np
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.agent import transcripts
 from searchrl.data import conversations
-from searchrl.data import demonstrations
+from searchrl.data import world_demonstrations
 from searchrl.experiment import build
-from searchrl.experiment import checks
-from searchrl.experiment import folders
+from searchrl.experiment import config_checks
+from searchrl.experiment import model_folders
 from searchrl.experiment import policy
 from searchrl.models import lora as loras
 from searchrl.models import transformer
@@ -59,10 +59,10 @@ def finetune(config, folder: pathlib.Path) -> None:
     FileNotFoundError, ValueError: data, model or an option cannot be used.
     Stopped: a signal ended it before its end.
   """
-  checks.check(config)
-  checks.check_supervised(config)
+  config_checks.check(config)
+  config_checks.check_supervised(config)
   processes.agree('config', json.loads(config.to_json()))
-  path, shape, tokenizer = folders.parts(
+  path, shape, tokenizer = model_folders.parts(
       str(config.model.path or policy.TINY_BASE))
   processes.on_first('workdir?', lambda: workdirs.check(
       folder, config.to_dict(), free=_FREE,
@@ -138,12 +138,12 @@ def demonstrate(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
   written = folder / 'recipe.json'
   if written.exists() and written.read_text() == recipe:
     return files
-  dialogue = folders.speaking(config.dialogue, tokenizer)
+  dialogue = model_folders.speaking(config.dialogue, tokenizer)
   folder.mkdir(parents=True, exist_ok=True)
   written.unlink(missing_ok=True)
   seed = options.pop('world_seed')
   for name, count in counts.items():
-    conversations.write(files[name], demonstrations.generate(
+    conversations.write(files[name], world_demonstrations.generate(
         count, dialogue, seed=seed, eos=eos, **options))
     seed += count  # the worlds of validation are others
   written.write_text(recipe)  # last: without it all is made again

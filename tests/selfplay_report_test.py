@@ -4,7 +4,7 @@
 
 import json
 
-from searchrl.evaluation import selfplay
+from searchrl.evaluation import selfplay_report
 from searchrl.runtime import metrics
 
 
@@ -47,8 +47,8 @@ def test_the_summary_counts_rollouts_apart_and_shows_how_phases_went(tmp_path):
   write(folder / 'iteration_1/solver/evaluation/before/table.json', [
       {'set': 'known', 'engine': 'bm25', 'decoding': 'greedy', 'hops': hops,
        'em': 0.25} for hops in (1, 'all')])
-  text = selfplay.finish(folder, 2, 'seed 0')
-  assert text == (folder / selfplay.FILE).read_text().removesuffix('\n')
+  text = selfplay_report.finish(folder, 2, 'seed 0')
+  assert text == (folder / selfplay_report.FILE).read_text().removesuffix('\n')
   row = next(line.split() for line in text.splitlines()
              if line.split()[1:2] == ['proposer'])
   assert row[:5] == ['1', 'proposer', '2', '16', '40']
@@ -59,7 +59,7 @@ def test_the_summary_counts_rollouts_apart_and_shows_how_phases_went(tmp_path):
 
 
 def test_a_proposer_that_was_not_trained_has_no_curve(tmp_path):
-  text = selfplay.finish(folder_of(tmp_path, trained=False), 1, 'seed 0')
+  text = selfplay_report.finish(folder_of(tmp_path, trained=False), 1, 'seed 0')
   assert '1  proposer      0' in text
   assert 'No evaluation set' in text and 'Alarms\n\nnone' in text
   assert (tmp_path / 'curve.png').stat().st_size > 0

@@ -10,7 +10,7 @@ import pytest
 from searchrl.data import datasets
 from searchrl.evaluation import scores
 from searchrl.evaluation import shards
-from searchrl.evaluation import suite
+from searchrl.evaluation import evaluator
 from searchrl.rollouts import sampler as samplers
 from searchrl.rollouts import weight_sync
 from searchrl.trajectory import Action, Question, Trajectory, Turn
@@ -19,7 +19,7 @@ from searchrl.trajectory import Action, Question, Trajectory, Turn
 @pytest.mark.parametrize('hits, n', [(0, 10), (3, 10), (10, 10), (50, 200)])
 def test_wilson_interval_solves_its_equation(hits, n):
   # The ends p of the interval are where |hits/n - p| = z sqrt(p (1-p) / n).
-  for p in suite.wilson(hits, n):
+  for p in evaluator.wilson(hits, n):
     np.testing.assert_allclose(
         (hits / n - p) ** 2, 1.96 ** 2 * p * (1 - p) / n, atol=1e-12)
 
@@ -49,15 +49,15 @@ class Answers:
 
 
 def test_rows_are_by_hops_and_scored_by_every_measure():
-  case = suite.EvalCase(
+  case = evaluator.EvalCase(
       datasets.Dataset('known', [t.question for t in answered()], None),
       'bm25', None,
       'greedy')
-  rows = suite.run(Answers(), 'params', [case])
+  rows = evaluator.run(Answers(), 'params', [case])
   assert [(r['hops'], r['n'], r['em']) for r in rows] == [
       (1, 2, 0.5), (2, 1, 1.0), ('all', 3, 2 / 3)]
   assert rows[0]['f1'] == 0.5 and rows[0]['searches'] == 0
-  values = suite.scalars(rows)
+  values = evaluator.scalars(rows)
   assert values['val/known_2hop/em/greedy'] == 1.0
   assert values['val/known/em/greedy'] == 2 / 3
   assert not [name for name in values if 'mean' in name]
@@ -65,26 +65,26 @@ def test_rows_are_by_hops_and_scored_by_every_measure():
 
 def case_of(name, *uids, decoding='greedy', engine='bm25', **fields):
   by_uid = {t.question.uid: t.question for t in answered()}
-  return suite.EvalCase(
+  return evaluator.EvalCase(
       datasets.Dataset(name, [by_uid[uid] for uid in uids], None, **fields),
       engine, None, decoding)
 
 
 def test_a_set_of_one_hop_count_has_its_name_alone():
-  rows = suite.run(Answers(), 'params', [case_of('nq', 'q0', 'q1')])
+  rows = evaluator.run(Answers(), 'params', [case_of('nq', 'q0', 'q1')])
   assert [(r['set'], r['hops'], r['em']) for r in rows] == [('nq', 'all', 0.5)]
-  assert set(suite.scalars(rows)) == {
+  assert set(evaluator.scalars(rows)) == {
       f'val/nq/{score}/greedy' for score in ('em', 'subem', 'f1', 'searches')}
 
 
 def test_the_mean_weighs_sets_alike_and_leaves_random_passages_out():
-  rows = suite.run(Answers(), 'params', [
+  rows = evaluator.run(Answers(), 'params', [
       case_of('nq', 'q0', 'q1'), case_of('hotpotqa', 'q2'),
       case_of('nq', 'q1', engine='noise')])
   mean = rows[-1]
   assert (mean['set'], mean['hops'], mean['n'], mean['em']) == (
       'mean', 'all', 3, 0.75)
-  values = suite.scalars(rows)
+  values = evaluator.scalars(rows)
   assert values['val/mean/em/greedy'] == 0.75
   assert values['val/nq_noise/em/greedy'] == 0.0
   assert values['val/hotpotqa/em/greedy'] == 1.0
@@ -94,27 +94,27 @@ def test_during_training_few_questions_are_answered_greedily():
   cases = [case_of('nq', 'q0', 'q1', 'q2'),
            case_of('nq', 'q0', 'q1', 'q2', decoding='sampled'),
            case_of('nq', 'q0', engine='noise'), case_of('hotpotqa', 'q2')]
-  few = suite.limited(cases, 2, seed=3)
+  few = evaluator.limited(cases, 2, seed=3)
   assert [(c.dataset.name, len(c.dataset.questions)) for c in few] == [
       ('nq', 2), ('hotpotqa', 1)]
   assert all(c.decoding == 'greedy' and c.engine == 'bm25' for c in few)
-  assert few == suite.limited(cases, 2, seed=3)
-  assert [len(c.dataset.questions) for c in suite.limited(cases, 0, 3)] == [
+  assert few == evaluator.limited(cases, 2, seed=3)
+  assert [len(c.dataset.questions) for c in evaluator.limited(cases, 0, 3)] == [
       3, 1]
 
 
 def test_common_knowledge_is_no_part_of_the_mean():
   cases = [case_of('known', 'q0', 'q1'), case_of('unseen', 'q2'),
            case_of('famous', 'q1', is_common=True)]
-  rows = suite.run(Answers(), 'params', cases)
+  rows = evaluator.run(Answers(), 'params', cases)
   assert [(r['n'], r['em']) for r in rows if r['set'] == 'mean'] == [(3, 0.75)]
-  rows = suite.run(Answers(), 'params', cases[1:])
+  rows = evaluator.run(Answers(), 'params', cases[1:])
   assert [r['set'] for r in rows] == ['unseen', 'famous']  # a mean of one
 
 
 def test_the_first_sets_alone_may_be_asked_during_training():
   cases = [case_of(name, 'q0') for name in ('known', 'unseen', 'famous')]
-  assert [[c.dataset.name for c in suite.limited(cases, 0, 3, sets)]
+  assert [[c.dataset.name for c in evaluator.limited(cases, 0, 3, sets)]
           for sets in (1, 2, 0, 9)] == [
               ['known'], ['known', 'unseen'],
               ['known', 'unseen', 'famous'], ['known', 'unseen', 'famous']]
@@ -122,7 +122,7 @@ def test_the_first_sets_alone_may_be_asked_during_training():
 
 def evaluated(folder, sampler=None, **options):
   sampler = sampler or Answers()
-  rows = suite.run(sampler, 'params', [case_of('nq', 'q0', 'q1', 'q2')],
+  rows = evaluator.run(sampler, 'params', [case_of('nq', 'q0', 'q1', 'q2')],
                    folder=folder, shard=2, **options)
   return sampler.asked, rows
 
@@ -130,18 +130,18 @@ def evaluated(folder, sampler=None, **options):
 def contents(folder):
   return {str(f.relative_to(folder)): f.read_bytes()
           for f in folder.glob('**/*')
-          if f.is_file() and f.name != suite.SECONDS}
+          if f.is_file() and f.name != evaluator.SECONDS}
 
 
 def test_records_are_written_shard_by_shard_and_hold_the_scores(tmp_path):
   asked, rows = evaluated(tmp_path)
   assert asked == ['q0', 'q1', 'q2']
-  assert json.loads((tmp_path / suite.TABLE).read_text()) == rows
+  assert json.loads((tmp_path / evaluator.TABLE).read_text()) == rows
   assert {name for name in contents(tmp_path)} == {
       'table.json', 'records/nq.bm25.greedy/000000.jsonl.gz',
       'records/nq.bm25.greedy/000001.jsonl.gz',
       'records/nq.bm25.greedy/digests.json'}
-  lines = [*shards.read_all(tmp_path / suite.RECORDS)]
+  lines = [*shards.read_all(tmp_path / evaluator.RECORDS)]
   assert [line['answer'] for line in lines] == ['Elba', 'Oder', 'the elba']
   assert [line['em'] for line in lines] == [1, 0, 1]
   assert rows[-1]['em'] == np.mean([line['em'] for line in lines])
@@ -158,7 +158,7 @@ def test_a_shard_that_is_there_is_not_sampled_again_a_damaged_one_is(tmp_path):
     assert evaluated(tmp_path)[0] == ['q2'] and contents(tmp_path) == whole
   second.write_bytes(b'x')
   with pytest.raises(ValueError, match='000001.jsonl.gz is not as it was wr'):
-    list(shards.read_all(tmp_path / suite.RECORDS))
+    list(shards.read_all(tmp_path / evaluator.RECORDS))
 
 
 def score(uid, right, answer='a'):
@@ -178,9 +178,9 @@ def test_several_samples_by_hand():
 
 def test_a_long_evaluation_says_how_far_it_is(capsys):
   many = [t.question for t in answered()] * 40
-  case = suite.EvalCase(
+  case = evaluator.EvalCase(
       datasets.Dataset('known', many, None), 'bm25', None, 'greedy')
-  suite.run(Answers(), 'params', [case], shard=50)
+  evaluator.run(Answers(), 'params', [case], shard=50)
   assert capsys.readouterr().err.splitlines() == [
       'known.bm25.greedy: 50 of 120 questions, exact match 0.660',
       'known.bm25.greedy: 100 of 120 questions, exact match 0.670',
@@ -193,6 +193,6 @@ def test_the_headline_is_the_mean_of_sets_or_the_first_set():
           row | dict(set='a', em=0.9, decoding='sampled'),
           row | dict(set='a', em=0.8, engine='noise'),
           row | dict(set='a', em=0.7, hops=1)]
-  assert suite.headline(rows) == 0.2
-  assert suite.headline([*rows, row | dict(set='mean', em=0.3)]) == 0.3
-  assert suite.headline(rows[2:]) is None
+  assert evaluator.headline(rows) == 0.2
+  assert evaluator.headline([*rows, row | dict(set='mean', em=0.3)]) == 0.3
+  assert evaluator.headline(rows[2:]) is None

@@ -7,7 +7,7 @@ the words and the example are ours. Only the prompt for useful documents holds
 the question and its answer.
 """
 
-from searchrl.search.simulated import documents
+from searchrl.search.simulated import simulated_documents
 
 _ASK = '''\
 You write what a web search engine would return. For a query, write five \
@@ -54,9 +54,9 @@ Visitors find exhibits on navigation there, and a view of the ships that \
 enter the canal.'''
 
 
-def prompts() -> documents.Prompts:
+def prompts() -> simulated_documents.Prompts:
   """Prompts for five documents, whatever the policy is shown."""
-  return documents.Prompts(
+  return simulated_documents.Prompts(
       useful=_ASK.format(
           quality='useful', heading='Useful documents', example=_USEFUL,
           context='The user wants to answer the question "{problem}", whose '

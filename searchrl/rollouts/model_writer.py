@@ -9,7 +9,7 @@ import threading
 from searchrl.agent import dialogue as dialogues
 from searchrl.models import transformer
 from searchrl.rollouts.sampler import Sampler
-from searchrl.search.simulated import documents
+from searchrl.search.simulated import simulated_documents
 from searchrl.trajectory import Question, Request, SearchError
 
 
@@ -27,13 +27,13 @@ class ModelWriter:
   """
 
   def __init__(self, sampler: Sampler, weights: transformer.Params,
-               prompts: documents.Prompts, *, temperature: float):
+               prompts: simulated_documents.Prompts, *, temperature: float):
     self._sampler, self._weights, self._prompts = sampler, weights, prompts
     self._temperature = temperature
     self._lock, self._counts = threading.Lock(), collections.Counter()
 
   def __call__(
-      self, tasks: Sequence[documents.Task]) -> list[str | SearchError]:
+      self, tasks: Sequence[simulated_documents.Task]) -> list[str | SearchError]:
     """Writes the texts of all tasks; one that cannot be asked fails alone."""
     asked = [self._request(task) for task in tasks]
     requests = [one for one in asked if isinstance(one, Request)]
@@ -54,10 +54,10 @@ class ModelWriter:
   def wait(self) -> None:
     """Returns at once: it is never out of service."""
 
-  def _request(self, task: documents.Task) -> Request | SearchError:
+  def _request(self, task: simulated_documents.Task) -> Request | SearchError:
     try:
       prompt = self._prompts.of(task)
-    except documents.Unanswerable as error:
+    except simulated_documents.Unanswerable as error:
       return SearchError('unanswerable', str(error))
     sampler = self._sampler
     tokens = len(dialogues.opening(sampler.dialogue, prompt, sampler.tokenizer))

@@ -7,14 +7,14 @@ import types
 
 import pytest
 
-from searchrl.search.index import footprint
+from searchrl.search.index import memory_estimate
 from searchrl.search.index import vector_store
 
 WIKIPEDIA = vector_store.Recipe('c', {}, 21_015_324, 768, 'bfloat16')
 
 
 def test_the_estimate_of_wikipedia():
-  lines = footprint.estimate(WIKIPEDIA, ('scann', 'hnsw', 'bm25'),
+  lines = memory_estimate.estimate(WIKIPEDIA, ('scann', 'hnsw', 'bm25'),
                              part_rows=2_500_000, links=32).split('\n')
   assert lines == [
       '21015324 passages x 768, bfloat16: 30.06 GiB on disk in 321 shards',
@@ -26,9 +26,9 @@ def test_the_estimate_of_wikipedia():
 def test_a_disk_must_have_room_for_what_is_not_there_yet(tmp_path, monkeypatch):
   recipe = dataclasses.replace(WIKIPEDIA, count=1000)  # 1,536,000 bytes
   free = [0]
-  monkeypatch.setattr(footprint.shutil, 'disk_usage', lambda folder:
+  monkeypatch.setattr(memory_estimate.shutil, 'disk_usage', lambda folder:
                       types.SimpleNamespace(free=free[0]))
-  check = lambda *kinds: footprint.check_disk(
+  check = lambda *kinds: memory_estimate.check_disk(
       recipe, kinds, tmp_path, links=32)
   free[0] = 1_536_000
   check()

@@ -17,7 +17,7 @@ import transformers
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.data import conversations
 from searchrl.experiment import policy
-from searchrl.experiment import finetune
+from searchrl.experiment import supervised_finetune
 from searchrl.jobs import finetune as job
 from searchrl.models import weights
 from searchrl.runtime import checkpoint
@@ -176,13 +176,13 @@ def test_conversations_of_ones_own_are_split_and_may_not_change(
 
 def test_a_split_is_seeded_and_puts_a_share_aside():
   found = list(range(10))
-  train, aside = finetune.split(found, 0.3, seed=1)
+  train, aside = supervised_finetune.split(found, 0.3, seed=1)
   assert len(aside) == 3 and sorted(train + aside) == found
-  assert (train, aside) == finetune.split(found, 0.3, seed=1)
-  assert aside != finetune.split(found, 0.3, seed=2)[1]
-  assert finetune.split(found, 0.0, seed=1) == (found, [])
+  assert (train, aside) == supervised_finetune.split(found, 0.3, seed=1)
+  assert aside != supervised_finetune.split(found, 0.3, seed=2)[1]
+  assert supervised_finetune.split(found, 0.0, seed=1) == (found, [])
   with pytest.raises(ValueError, match='share must leave .* but is 0.01 of 10'):
-    finetune.split(found, 0.01, seed=1)
+    supervised_finetune.split(found, 0.01, seed=1)
 
 
 def test_too_long_conversations_are_counted_and_all_of_them_refused(
@@ -191,20 +191,20 @@ def test_too_long_conversations_are_counted_and_all_of_them_refused(
   path = tmp_path / 'my.jsonl'
   path.write_text('\n'.join(json.dumps({
       'prompt': 'word ' * n, 'completion': 'x'}) for n in (1, 100, 2)))
-  kept = finetune.documents(str(path), 'data.train', tokenizer, 50)
+  kept = supervised_finetune.documents(str(path), 'data.train', tokenizer, 50)
   assert len(kept) == 2 and max(len(x.ids) for x in kept) <= 50
   assert '1 of 3 conversations of ' in capsys.readouterr().err
   with pytest.raises(ValueError, match=(
       'row_length must hold a conversation of data.train, but is 2, and the '
       'shortest of .* tokens')):
-    finetune.documents(str(path), 'data.train', tokenizer, 2)
+    supervised_finetune.documents(str(path), 'data.train', tokenizer, 2)
 
 
 def test_demonstrations_are_seeded_and_of_other_worlds(tmp_path):
   tokenizer = tokenizers.load(str(policy.TINY_BASE))
   texts = []
   for name in 'ab':
-    files = finetune.demonstrate(smoke(), tmp_path / name, tokenizer)
+    files = supervised_finetune.demonstrate(smoke(), tmp_path / name, tokenizer)
     texts.append([pathlib.Path(files[x]).read_text()
                   for x in ('train', 'validation')])
   assert texts[0] == texts[1]

@@ -6,25 +6,25 @@ import jax
 import pytest
 import tiny
 
-from searchrl.experiment import writer
+from searchrl.experiment import writer_model
 from searchrl.runtime import mesh as meshes
 from searchrl.search import factory
 from searchrl.search.corpus import Corpus
-from searchrl.search.simulated import documents
+from searchrl.search.simulated import simulated_documents
 from searchrl.trajectory import Passage, Query, SearchError
 
-PROMPTS = documents.Prompts('Useful: {query}', 'Noisy: {query} {ground_truth}')
+PROMPTS = simulated_documents.Prompts('Useful: {query}', 'Noisy: {query} {ground_truth}')
 OPTIONS = dict(slots=8, max_prompt_tokens=40, max_tokens=12, temperature=1.0)
 
 
 @pytest.fixture(scope='module')
 def write():
   one = meshes.make(devices=jax.devices()[:1])
-  return writer.loader(one, seed=0)(prompts=PROMPTS, **OPTIONS)
+  return writer_model.loader(one, seed=0)(prompts=PROMPTS, **OPTIONS)
 
 
 def task(text='river', seed=7, useful=True, **fields):
-  return documents.Task(Query(text, 2, tiny.question(**fields)), useful, seed)
+  return simulated_documents.Task(Query(text, 2, tiny.question(**fields)), useful, seed)
 
 
 def test_a_text_does_not_depend_on_its_company_or_on_order(write):
@@ -58,7 +58,7 @@ def test_an_engine_of_it_by_name():
   corpus = Corpus((Passage('a', 'Tarn', 'A river.'),))
   search = factory.make(
       'simulated', corpus, writer='model', prompts=dict(vars(PROMPTS)),
-      load_writer=writer.loader(one, seed=0), **OPTIONS)
+      load_writer=writer_model.loader(one, seed=0), **OPTIONS)
   found, blank = search([Query('river', 2, tiny.question()),
                          Query(' ', 2, tiny.question())])
   assert found == blank == ()  # no lesson has taught it to write documents
@@ -69,4 +69,4 @@ def test_an_engine_of_it_by_name():
     factory.make('simulated', corpus, writer='model')
   with pytest.raises(ValueError, match='search.options.path can be sampled '
                      'from .* on one device alone, but there are 8'):
-    writer.loader(meshes.make(), seed=0)(prompts=PROMPTS, **OPTIONS)
+    writer_model.loader(meshes.make(), seed=0)(prompts=PROMPTS, **OPTIONS)
