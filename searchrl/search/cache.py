@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cache around a SearchFn: results in memory, and in a SQLite file.
 
-Memory holds the newest results and the file all of them, so that a repeated run
-asks nothing twice. A result is stored under the name of the index, the query
-and top_k; errors are not stored. Each record has a digest: a damaged record is
-asked for again, and a file that is no such cache is an error.
+Memory holds the newest results and the file holds all of them, so a repeated
+run searches nothing twice. A result is stored under the name of the index, the
+query's text and top_k. Errors are not stored. Each record has a digest: a
+damaged record is searched again. A file that is not such a cache is an error.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Cached:
                entries: int):
     self._search, self._index = search, index
     self._store, self._entries = store, entries
-    self._recent = collections.OrderedDict()  # the newest last
+    self._recent = collections.OrderedDict()  # ordered from oldest to newest
     self._lock = threading.Lock()
     self._counts = collections.Counter()
 
   def __call__(
       self, queries: Sequence[Query]) -> list[Passages | SearchError]:
-    """Asks the inner search for what is not cached, each query once."""
+    """Searches for the queries that are not cached, each of them once."""
     keys = [(query.text, query.top_k) for query in queries]
     found = self._known(list(dict.fromkeys(keys)))
     missing = {key: query for key, query in zip(keys, queries)
@@ -57,7 +57,7 @@ class Cached:
     return [found[key] for key in keys]
 
   def pop(self) -> dict[str, float]:
-    """The share of queries that were cached, and the inner search's metrics."""
+    """Returns the hit rate, the faults and the inner search's metrics."""
     with self._lock:
       counts, self._counts = self._counts, collections.Counter()
     rate = counts['hits'] / max(counts['queries'], 1)
@@ -94,10 +94,10 @@ class Cached:
 
 
 class Store:
-  """Results in a SQLite file, which processes of one machine may share.
+  """Results in a SQLite file, which processes on one machine may share.
 
   Raises:
-    ValueError: the file is not a cache of this format, or is damaged.
+    ValueError: The file is not a cache of this format, or is damaged.
   """
 
   def __init__(self, path: pathlib.Path):
@@ -111,7 +111,7 @@ class Store:
       raise self._not_a_cache(str(error)) from error
 
   def read(self, index: str, keys: Sequence[_Key]) -> dict[_Key, Passages]:
-    """The stored results of some queries; damaged records are left out."""
+    """Returns the stored results of some queries, without damaged records."""
     names = {_name(index, key): key for key in keys}
     ordered, rows = list(names), []
     with self._lock:
@@ -133,7 +133,7 @@ class Store:
     return found
 
   def write(self, index: str, results: dict[_Key, Passages]) -> None:
-    """Stores results; a newer one replaces an older one."""
+    """Stores results; a newer result replaces an older one."""
     rows = []
     for key, passages in results.items():
       name = _name(index, key)
@@ -144,11 +144,11 @@ class Store:
         with self._db:
           self._db.executemany(
               'INSERT OR REPLACE INTO answers VALUES (?, ?, ?)', rows)
-      except sqlite3.DatabaseError:  # a full disk must not lose the results
+      except sqlite3.DatabaseError:  # such as a full disk: results are returned
         self._faults['unwritten'] += len(rows)
 
   def pop(self) -> dict[str, int]:
-    """How many records were damaged or not written since the last call."""
+    """Returns and resets the numbers of damaged and unwritten records."""
     with self._lock:
       faults, self._faults = self._faults, collections.Counter()
     return dict(faults)
@@ -182,17 +182,18 @@ class Store:
 
 def cached(search: SearchFn, *, index: str, path: str = '',
            entries: int = 100_000) -> Cached:
-  """A search whose results are cached.
+  """Returns a search whose results are cached.
 
   Args:
-    search: the inner search; its results must depend on text and top_k alone.
-    index: a name for what is searched, so that one file can serve several
-      searches; another index, encoder or option must have another name.
-    path: of a SQLite file, on a disk of this machine; '': memory alone.
-    entries: results in memory, at most.
+    search: The inner search. Its results must depend on text and top_k alone.
+    index: Name for what is searched, so that one file can serve several
+      searches. Another index, encoder or option needs another name.
+    path: Path of a SQLite file on a disk of this machine; '': memory alone.
+    entries: Largest number of results in memory.
 
   Raises:
-    ValueError: the name is empty, or the file is not such a cache.
+    ValueError: The name is empty, entries is negative, or the file is not such
+      a cache.
   """
   if not index:
     raise ValueError('search.options.index must name what is searched, but is '

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of a search engine, counted and timed, as metrics of a step."""
+"""Counts and latencies of a search engine's calls, as metrics of a step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from searchrl.trajectory import Passages, SearchError
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-  """One call of an engine, which answers many queries."""
+  """A call of an engine, which answers many queries."""
 
-  secs: float  # until the results were there, or the call was given up
+  secs: float  # seconds until the call returned or was given up
   queries: int
   timeouts: int = 0  # queries that ended in SearchError('timeout')
   errors: int = 0  # queries that ended in any SearchError
@@ -24,7 +24,7 @@ class Call:
 
 
 def count(secs: float, results: Sequence[Passages | SearchError]) -> Call:
-  """A finished call, from its duration and the result of every query."""
+  """Returns a finished call, given its duration and each query's result."""
   failed = [r for r in results if isinstance(r, SearchError)]
   return Call(
       secs, len(results), timeouts=sum(e.kind == 'timeout' for e in failed),
@@ -33,10 +33,10 @@ def count(secs: float, results: Sequence[Passages | SearchError]) -> Call:
 
 
 def describe(calls: Sequence[Call]) -> dict[str, float]:
-  """Metrics of some calls.
+  """Returns the metrics of some calls.
 
-  Latencies are percentiles over the calls, in milliseconds; without a call
-  there are none. Rates are shares of the queries; of none, 0.
+  Latencies are percentiles over the calls, in milliseconds; they are absent if
+  there are no calls. Rates are shares of the queries, and 0 without queries.
   """
   queries = sum(call.queries for call in calls)
   values = {

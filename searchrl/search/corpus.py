@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A corpus of passages, and its jsonl files.
 
-A line has {"id", "contents"}, where the first line of the contents is the title
-in double quotes, or {"id", "title", "text"}.
+A line has either {"id", "contents"}, where the first line of the contents is
+the title in double quotes, or {"id", "title", "text"}.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from searchrl.trajectory import Passage
 class Corpus:
   """The passages that an engine searches; row i of an index is passage i.
 
-  Engines use no more than its length, [i], iteration, texts and the digest.
+  Engines use only its length, [i], iteration, `texts` and `digest`.
 
   Raises:
-    ValueError: there is no passage, or a title has more than one line.
+    ValueError: There is no passage, or a title has more than one line.
   """
 
   passages: tuple[Passage, ...]
@@ -55,12 +55,12 @@ class Corpus:
 
   @property
   def texts(self) -> list[str]:
-    """Title, line break, text: what an engine indexes, for each passage."""
+    """Title, line break and text of each passage, which an engine indexes."""
     return [text_of(passage) for passage in self]
 
   @functools.cached_property
   def ids_are_positions(self) -> bool:
-    """Whether the ids are '0', '1', '2', ... in order."""
+    """True if the ids are '0', '1', '2', ... in order."""
     return all(p.id == str(i) for i, p in enumerate(self))
 
   @functools.cached_property
@@ -76,9 +76,9 @@ def read(path: str | pathlib.Path) -> Corpus:
   """Reads a jsonl file (gzip if its name ends in .gz); skips empty lines.
 
   Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: a line is not such an object, an id occurs twice, the file has
-      no passage, or is not whole.
+    FileNotFoundError: There is no such file.
+    ValueError: A line is not such an object, an id occurs twice, or the file
+      has no passage or is not whole.
   """
   path = pathlib.Path(path)
   if not path.is_file():
@@ -114,7 +114,8 @@ def write(path: str | pathlib.Path, passages: Iterable[Passage]) -> None:
   """Writes {"id", "contents"} lines, which `read` returns without the scores.
 
   Raises:
-    ValueError: two passages have the same id, or as of `Corpus`.
+    ValueError: Two passages have the same id, there is no passage, or a title
+      has more than one line.
   """
   path = pathlib.Path(path)
   corpus = Corpus(tuple(passages))
@@ -129,25 +130,25 @@ def write(path: str | pathlib.Path, passages: Iterable[Passage]) -> None:
 
 
 def text_of(passage: Passage) -> str:
-  """Title, line break, text: what engines index and encoders encode."""
+  """Returns title, line break and text: the input of engines and encoders."""
   return f'{passage.title}\n{passage.text}'
 
 
 def format_line(passage: Passage) -> bytes:
-  """The line that `write` writes for a passage."""
+  """Returns the line that `write` writes for a passage."""
   contents = f'"{passage.title}"\n{passage.text}'
   return json.dumps({'id': passage.id, 'contents': contents}).encode() + b'\n'
 
 
 def parse(line: bytes, place: str) -> Passage:
-  """The passage of a line.
+  """Returns the passage of a line.
 
   Args:
-    line: JSON.
-    place: names the line in errors, such as 'line 3 of c.jsonl'.
+    line: JSON object in UTF-8.
+    place: Name of the line in errors, such as 'line 3 of c.jsonl'.
 
   Raises:
-    ValueError: the line is not such an object.
+    ValueError: The line is not such an object.
   """
   try:
     record = json.loads(line)

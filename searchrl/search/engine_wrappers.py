@@ -1,10 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A SearchFn built over others: passes on their metrics, waits and failures.
+"""Searches built over other searches: their metrics, waits and failures.
 
-Some engines give more than results: `pop` returns metrics since its last call,
-and `wait` returns once a search can be expected to succeed. An engine over
-others passes both on. `with_typed_errors` turns exceptions into SearchErrors.
+Some engines give more than results: `pop` returns the metrics since its last
+call, and `wait` returns once a search can be expected to succeed. An engine
+over others passes both on. `with_typed_errors` turns exceptions into
+SearchErrors.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ class Monitored(Protocol):
     """Returns the metrics since the last call, and resets them."""
 
   def wait(self) -> None:
-    """Returns once it works; raises a ConnectionError if it takes too long."""
+    """Returns once the search works; raises ConnectionError after too long."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Wrapped:
-  """A search that asks others.
+  """A search that calls other searches.
 
   Attributes:
-    search: answers the queries.
-    inner: the searches that it asks.
+    search: Function that answers the queries.
+    inner: The searches that it calls.
   """
 
   search: SearchFn
@@ -45,7 +46,7 @@ class Wrapped:
     return self.search(queries)
 
   def pop(self) -> dict[str, float]:
-    """The metrics of the inner searches, added up."""
+    """Returns the sum of the inner searches' metrics, and resets them."""
     total = collections.Counter()
     for search in self.inner:
       total.update(pop(search))
@@ -58,28 +59,29 @@ class Wrapped:
 
 
 def pop(search: SearchFn) -> dict[str, float]:
-  """The metrics of a search, if it keeps any."""
+  """Returns and resets the metrics of a search; empty if it keeps none."""
   return search.pop() if isinstance(search, Monitored) else {}
 
 
 def wait(search: SearchFn) -> None:
-  """Waits while a search is out of service, if it is monitored."""
+  """Waits while a search is out of service, if it is `Monitored`."""
   if isinstance(search, Monitored):
     search.wait()
 
 
 def with_typed_errors(search: SearchFn) -> Wrapped:
-  """A search that returns a SearchError per query where another one fails.
+  """Returns a search that turns the failures of another into SearchErrors.
 
-  An exception becomes SearchError('unavailable'), and another number of results
-  than of queries becomes SearchError('bad_response'). SearchError('timeout')
-  comes from whoever measures the time: a client, a server or the driver.
+  An exception becomes SearchError('unavailable') for each query. A number of
+  results other than the number of queries becomes SearchError('bad_response').
+  SearchError('timeout') comes from the code that measures the time: a client, a
+  server or the driver.
   """
 
   def safe(queries: Sequence[Query]) -> list[Passages | SearchError]:
     try:
       results = list(search(queries))
-    except Exception as error:  # whatever it is, the run must go on
+    except Exception as error:  # the run must go on after any error
       detail = f'{type(error).__name__}: {error}'
       return [SearchError('unavailable', detail)] * len(queries)
     if len(results) != len(queries):

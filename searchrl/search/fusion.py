@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Reciprocal rank fusion: several SearchFns in, one that merges them out."""
+"""Reciprocal rank fusion: merges the results of several SearchFns."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ def fuse(rankings: Sequence[Passages], *, k: float, top_k: int) -> Passages:
 
     score(p) = sum over rankings with p of  1 / (k + rank of p)
 
-  Ranks count from 1. Passages with equal id, title and text are the same one;
-  within a ranking the first counts. Ties go to the passage with the better best
-  rank, then to the earlier ranking. The engines' own scores are not used.
+  Ranks count from 1. Passages with equal id, title and text are the same
+  passage, and within one ranking its first occurrence counts. Ties go to the
+  passage with the better best rank, then to the earlier ranking. The engines'
+  own scores are not used.
 
   Source: Cormack, Clarke and Buettcher 2009, Reciprocal Rank Fusion outperforms
     Condorcet and individual Rank Learning Methods, SIGIR; its k is 60.
@@ -36,18 +37,21 @@ def fuse(rankings: Sequence[Passages], *, k: float, top_k: int) -> Passages:
 
 def fused(engines: Sequence[SearchFn], *, k: float = 5.0, depth: int = 50
          ) -> SearchFn:
-  """A search that asks all engines and merges their rankings.
+  """Returns a search that asks all engines and merges their rankings.
 
-  A query that fails in one engine fails: half a fusion is a different engine.
+  A query that fails in one engine fails, because a fusion without one of its
+  engines would be a different engine.
 
   Args:
-    engines: at least one, over the same passages.
-    k: flattens the weight 1 / (k + rank). Agents read few passages, for which
-      the usual 60 is too flat (BENCHMARKS.md).
-    depth: passages asked of each engine, or top_k if that is more.
+    engines: The engines, at least one, over the same passages.
+    k: Constant of the weight 1 / (k + rank); a larger one makes it flatter.
+      Agents read few passages, for which the usual 60 is too flat
+      (BENCHMARKS.md).
+    depth: Number of passages requested from each engine, or top_k if that is
+      larger.
 
   Raises:
-    ValueError: an option is out of range.
+    ValueError: An option is out of range.
   """
   if not engines or not k >= 0 or depth < 1:
     raise ValueError(

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answer recall: whether a gold answer occurs in the retrieved passages.
 
-It needs no relevance judgements, which questions with answers do not have; the
-Empirical Study calls it recall.
+It needs no relevance judgements, which a set of questions and answers does not
+have. The Empirical Study (arXiv:2505.15117) calls it recall.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ Normalise = Callable[[str], str]
 
 def answer_recall(passages: Passages, golds: Sequence[str],
                   normalise: Normalise) -> float:
-  """1 if a gold answer is a substring of a passage, both normalised, else 0.
+  """Returns 1 if a gold answer is a substring of a passage, else 0.
 
-  So 'art' is found in 'party' and 'yes' in 'yesterday'; see `word_recall`. A
-  gold answer that normalises to the empty string is never found.
+  Answers and passages are normalised before the comparison. Substrings of
+  words count: 'art' is found in 'party' and 'yes' in 'yesterday'; see
+  `word_recall`. A gold answer that normalises to the empty string is never
+  found.
 
   Source: the Empirical Study, arXiv:2505.15117, and FlashRAG.
   """
@@ -35,7 +37,7 @@ def answer_recall(passages: Passages, golds: Sequence[str],
 
 def word_recall(passages: Passages, golds: Sequence[str],
                 normalise: Normalise) -> float:
-  """Like `answer_recall`, but a gold answer must match whole words."""
+  """Returns `answer_recall` with gold answers that must match whole words."""
   golds = [gold for gold in map(normalise, golds) if gold]
   texts = [f' {normalise(_text(passage))} ' for passage in passages]
   return float(any(f' {gold} ' in text for gold in golds for text in texts))
@@ -44,24 +46,25 @@ def word_recall(passages: Passages, golds: Sequence[str],
 def answers(search: SearchFn, questions: Sequence[Question], *,
             top_ks: Sequence[int], normalise: Normalise, batch: int = 256
             ) -> dict[str, float]:
-  """The share of questions that retrieve a passage with their answer.
+  """Returns the share of questions that retrieve a passage with their answer.
 
-  The text of a question is its query. The answers 'yes' and 'no' occur
-  anywhere, an empty one nowhere: questions with such an answer are left out and
-  counted.
+  The text of a question is its query. The answers 'yes' and 'no' occur in
+  almost any passage, and an empty answer in none. Questions with such an answer
+  are left out and counted.
 
   Args:
-    search: is asked once for the largest of top_ks; a smaller k takes its
-      first k passages.
-    questions: their texts are the queries.
-    top_ks: the k of each recall@k.
-    normalise: applied to answers and passages before they are compared.
-    batch: queries per call.
+    search: Search that is measured. It is called once per query, for the
+      largest of top_ks; a smaller k takes the first k passages.
+    questions: Questions, whose texts are the queries.
+    top_ks: The k of each recall@k.
+    normalise: Function applied to answers and passages before the comparison.
+    batch: Number of queries per call.
 
   Returns:
-    Shares in [0, 1]. Of the questions that were asked: `retrieval/recall@k` and
-    `retrieval/word_recall@k` (a failed search counts as not found) and
-    `retrieval/failed`. Of all questions: `retrieval/left_out`.
+    Shares in [0, 1]. `retrieval/recall@k`, `retrieval/word_recall@k` (a failed
+    search counts as not found) and `retrieval/failed` are shares of the
+    questions that were searched. `retrieval/left_out` is a share of all
+    questions.
   """
   asked = [q for q in questions if not any(
       normalise(a) in ('', 'yes', 'no') for a in q.answers)]

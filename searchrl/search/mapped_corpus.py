@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A memory-mapped corpus: a jsonl file of any size, no passage in memory.
+"""A memory-mapped corpus: a jsonl file of any size, with no passage in memory.
 
-The first opening reads and checks the whole file and writes, beside it, where
-each line starts (8 bytes per passage); later ones only map both files. A
-passage is parsed when it is asked for.
+The first opening reads and checks the whole file and writes, beside it, the
+offset at which each line starts (8 bytes per passage). Later openings only map
+both files. A passage is parsed when it is accessed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import numpy as np
 from searchrl.search import corpus as corpora
 from searchrl.trajectory import Passage
 
-IN_MEMORY_BYTES = 256 * 2**20  # the largest file that `load` reads as a whole
+IN_MEMORY_BYTES = 256 * 2**20  # the largest file that `load` reads into memory
 _FORMAT = 2  # increased whenever a scan checks more
 
 
 class MappedCorpus:
-  """A corpus on disk; engines use it like a `corpus.Corpus`.
+  """A corpus on disk, which engines use like a `corpus.Corpus`.
 
   Attributes:
     digest: SHA-256, in hex, of the file that `corpus.write` would write.
-    ids_are_positions: whether the ids are '0', '1', '2', ... in order.
+    ids_are_positions: Whether the ids are '0', '1', '2', ... in order.
   """
 
   def __init__(self, path: pathlib.Path, starts: Int[np.ndarray, 'N'],
@@ -58,12 +58,12 @@ class MappedCorpus:
 
   @property
   def texts(self) -> Sequence[str]:
-    """The texts of `corpus.Corpus`; each is read when it is asked for."""
+    """The texts as in `corpus.Corpus`; each is read when it is accessed."""
     return _Texts(self)
 
 
 class _Texts(Sequence):
-  """The texts of a corpus by position, read lazily."""
+  """Sequence of a corpus's texts by position, read lazily."""
 
   def __init__(self, corpus: MappedCorpus):
     self._corpus = corpus
@@ -81,7 +81,8 @@ def load(path: str | pathlib.Path) -> corpora.Corpus | MappedCorpus:
   """Loads a corpus file: into memory up to `IN_MEMORY_BYTES`, mapped above.
 
   Raises:
-    FileNotFoundError, ValueError: as of `corpus.read` and `open_`.
+    FileNotFoundError: There is no such file.
+    ValueError: The file is not a valid corpus; see `corpus.read` and `open_`.
   """
   path = pathlib.Path(path)
   if path.is_file() and path.stat().st_size > IN_MEMORY_BYTES:
@@ -95,9 +96,9 @@ def open_(path: str | pathlib.Path) -> MappedCorpus:
   The offsets are written to <path>.starts.npy and <path>.starts.json.
 
   Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: a line is not a passage, a title has more than one line, an id
-      occurs twice, the file has no passage, or is compressed.
+    FileNotFoundError: There is no such file.
+    ValueError: A line is not a passage, a title has more than one line, an id
+      occurs twice, or the file has no passage or is compressed.
   """
   path = pathlib.Path(path)
   if not path.is_file():
@@ -121,14 +122,14 @@ def _beside(path: pathlib.Path, kind: str) -> pathlib.Path:
 
 
 def _state(path: pathlib.Path) -> dict[str, int]:
-  """What changes when the file changes."""
+  """Returns values that change when the file changes: its size and mtime."""
   stat = path.stat()
   return {'format': _FORMAT, 'bytes': stat.st_size,
           'mtime_ns': stat.st_mtime_ns}
 
 
 def _read_facts(path: pathlib.Path) -> dict | None:
-  """What an earlier scan of the unchanged file wrote, if it is whole."""
+  """Returns the facts of an earlier scan; None if absent, damaged or stale."""
   try:
     facts = json.loads(_beside(path, 'json').read_text())
     shape = np.load(_beside(path, 'npy'), mmap_mode='r').shape
@@ -139,7 +140,7 @@ def _read_facts(path: pathlib.Path) -> dict | None:
 
 
 def _scan(path: pathlib.Path) -> dict:
-  """Reads and checks every line; writes and returns facts, and the offsets.
+  """Reads and checks every line; writes the offsets and returns the facts.
 
   It takes 16 bytes of memory per passage: its offset and a hash of its id.
   """
@@ -200,7 +201,7 @@ def _check_unique(path: pathlib.Path, starts: Int[np.ndarray, 'N'],
   same = np.flatnonzero(ranked[1:] == ranked[:-1])
   if not len(same):
     return
-  corpus = MappedCorpus(path, starts, '', False)  # two ids may share a hash
+  corpus = MappedCorpus(path, starts, '', False)  # ids may share hashes
   for at in same:
     first, second = order[at], order[at + 1]
     if corpus[first].id == corpus[second].id:
@@ -211,7 +212,7 @@ def _check_unique(path: pathlib.Path, starts: Int[np.ndarray, 'N'],
 
 
 def _line(path: pathlib.Path, start: int) -> int:
-  """The number, from 1, of the line that starts at a byte of a file."""
+  """Returns the number, from 1, of the line that starts at a byte offset."""
   with path.open('rb') as file:
     left, number = int(start), 1
     while left > 0 and (piece := file.read(min(left, 2**20))):
@@ -222,7 +223,7 @@ def _line(path: pathlib.Path, start: int) -> int:
 
 def _publish(path: pathlib.Path, starts: Int[np.ndarray, 'N'], facts: dict
             ) -> None:
-  """Writes both files; the json last, without which the other is not read."""
+  """Writes both files; the json last, as the offsets are unread without it."""
   try:
     for kind in ('npy', 'json'):
       temporary = path.with_name(f'.{path.name}.{os.getpid()}.{kind}')

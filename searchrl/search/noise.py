@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Random passages as search results: what a policy scores without search."""
+"""Random passages as search results: a baseline without useful search."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from searchrl.trajectory import Passages, Query, SearchFn
 
 
 def random_passages(corpus: Corpus, *, seed: int) -> SearchFn:
-  """A search that draws passages uniformly, without replacement, at score 0.
+  """Returns a search that draws passages uniformly, without replacement.
 
-  A draw depends on the seed, the question's uid and the query's text alone,
-  not on the other queries of the call. A blank query finds nothing.
+  Every score is 0. A draw depends on the seed, the question's uid and the
+  query's text alone, not on the other queries of the call. A blank query finds
+  nothing.
   """
 
   def answer(query: Query) -> Passages:

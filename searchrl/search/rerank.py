@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Reranking: a SearchFn whose passages a cross-encoder puts into order."""
+"""Reranking: a cross-encoder reorders the passages that a SearchFn finds."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ import math
 
 from searchrl.trajectory import Passage, Passages, Query, SearchError, SearchFn
 
-Pair = tuple[str, str]  # a query, and a passage as `pair_text` writes it
+Pair = tuple[str, str]  # a query's text, and a passage written by `pair_text`
 ScoreFn = Callable[[Sequence[Pair]], Sequence[float]]
 
 
 def pair_text(passage: Passage) -> str:
-  """A passage as the cross-encoder reads it, in Search-R1's format."""
+  """Returns the cross-encoder's input for a passage, in Search-R1's format."""
   return f'(Title: "{passage.title}") {passage.text}'
 
 
 def reranked(engine: SearchFn, score: ScoreFn, *, candidates: int = 10
             ) -> SearchFn:
-  """A search that takes an engine's best passages and orders them anew.
+  """Returns a search that reorders the best passages of an engine.
 
   Args:
-    engine: finds the candidates; its SearchErrors are passed on.
-    score: scores pairs, higher is better; is called once for all queries.
-    candidates: passages per query that are scored, or top_k if that is more.
+    engine: Search that finds the candidates; its SearchErrors are passed on.
+    score: Function from pairs to scores, where higher is better. It is called
+      once for all queries.
+    candidates: Number of passages per query that are scored, or top_k if that
+      is larger.
 
   Returns:
-    A search whose passages have the new scores; ties in the engine's order.
+    A search whose passages have the new scores. Passages with equal scores keep
+    the engine's order.
 
   Raises:
-    ValueError: candidates is below 1.
+    ValueError: The number of candidates is below 1.
   """
   if candidates < 1:
     raise ValueError('search.options.candidates must be at least 1, but is '

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A writer of documents behind OpenAI's chat completions API.
 
-Ours (`searchrl.jobs.serve_model`), vLLM and SGLang speak it. A task is one
-request; it can be sent again, for its seed is the task's.
+Our server (`searchrl.jobs.serve_model`), vLLM and SGLang implement the API. A
+task is one request. It can be sent again, because its seed is the task's.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from searchrl.search.remote.wire import Malformed
 from searchrl.search.simulated import simulated_documents
 from searchrl.trajectory import SearchError
 
-CONNECTIONS = 128  # at a time; a server of language models batches them
+CONNECTIONS = 128  # simultaneous requests; language model servers batch them
 
 
 class Completions:
-  """A `documents.Writer` over HTTP, with `pop` and `wait`; see `completions`."""
+  """A document writer over HTTP, with `pop` and `wait`; see `completions`."""
 
   def __init__(self, calls: transport.Transport, prompts: simulated_documents.Prompts,
                request: dict[str, Any], connections: int):
@@ -38,7 +38,7 @@ class Completions:
 
   def __call__(
       self, tasks: Sequence[simulated_documents.Task]) -> list[str | SearchError]:
-    """Asks for the text of every task; one that fails fails alone."""
+    """Returns a text or a SearchError per task; tasks fail independently."""
     prompts = [self._prompt(task) for task in tasks]
     texts = iter(self._rehearsal.watch(self._texts, [
         (prompt, task.seed) for prompt, task in zip(prompts, tasks)
@@ -46,22 +46,22 @@ class Completions:
     return [next(texts) if isinstance(p, str) else p for p in prompts]
 
   def pop(self) -> dict[str, float]:
-    """Metrics since the last call: `simulated/tokens`, and of the requests."""
+    """Returns `simulated/tokens` and request metrics since the last call."""
     with self._lock:
       counts, self._counts = self._counts, collections.Counter()
     return {'simulated/tokens': counts['tokens']} | self._calls.pop()
 
   def wait(self) -> None:
-    """Waits while no server answers, or not as many tasks as have failed.
+    """Waits until a server answers, also to the largest load that has failed.
 
     Raises:
-      ConnectionError: that took longer than `pause_secs`, or it is refused.
+      ConnectionError: No server answered within `pause_secs`, or one refuses.
     """
     ping = lambda: self._ask('Doc 1:', seed=0, max_tokens=1)
     self._calls.wait(lambda: self._rehearsal.probe(ping, self._texts))
 
   def _texts(self, asked: list[tuple[str, int]]) -> list[str | SearchError]:
-    """The text of every prompt and seed."""
+    """Returns the text of every prompt and seed, from parallel requests."""
     return [*self._threads.map(
         lambda one: self._ask(one[0], seed=one[1]), asked)]
 
@@ -85,15 +85,15 @@ class Completions:
 
 
 def _text(prompt: str) -> str:
-  """The prompt without halves of characters, which UTF-8 cannot write."""
+  """Replaces lone surrogates in a prompt, which UTF-8 cannot encode."""
   return prompt.encode('utf-8', 'replace').decode()
 
 
 def read_completion(body: bytes) -> tuple[str, int]:
-  """The text of a response, and the tokens that it took; 0: not said.
+  """Returns a response's text and its number of tokens (0 if not stated).
 
   Raises:
-    Malformed: the body is no chat completion with a text.
+    Malformed: The body is not a chat completion with a text.
   """
   record = wire.read_object(body, 'the response')
   match record:
@@ -120,24 +120,25 @@ def completions(
     wiring: dict[str, Callable[..., Any]] | None = None,
     **retries: float,
 ) -> Completions:
-  """A writer that asks servers. Defaults are ZeroSearch's.
+  """Returns a writer that asks servers. The defaults are ZeroSearch's.
 
   Args:
-    prompts: how the model is asked; the system message is empty, as published.
-    urls: whole addresses: 'http://127.0.0.1:6001/v1/chat/completions'; needed.
-    model: the name that the servers know it by.
-    max_tokens: of all documents of a query.
-    temperature: of sampling.
-    connections: requests at a time.
-    response_bytes: a longer response is an error.
-    token_env: the environment variable whose value is sent as a bearer token;
-      '': none is sent.
-    wiring: clock, sleep and warn of `transport.Transport`; for tests.
-    **retries: fields of `transport.RetryPolicy`.
+    prompts: Prompts of the model. The system message is empty, as published.
+    urls: Complete addresses, such as
+      'http://127.0.0.1:6001/v1/chat/completions'; at least one.
+    model: Name of the model on the servers.
+    max_tokens: Largest number of tokens for all documents of a query.
+    temperature: Sampling temperature.
+    connections: Largest number of simultaneous requests.
+    response_bytes: Largest size of a response; a longer one is an error.
+    token_env: Name of the environment variable whose value is sent as a bearer
+      token; '': none is sent.
+    wiring: The clock, sleep and warn of `transport.Transport`; for tests.
+    **retries: Fields of `transport.RetryPolicy`.
 
   Raises:
-    ValueError: an option is out of range, or the variable is not set.
-    TypeError: there is no such option.
+    ValueError: An option is out of range, or the variable is not set.
+    TypeError: There is no such option.
   """
   for name, value, legal, rule in (
       ('max_tokens', max_tokens, max_tokens >= 1, 'at least 1'),

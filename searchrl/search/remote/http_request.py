@@ -1,12 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""One HTTP request: the body of a good response, or a typed failure, in time.
+"""An HTTP request that returns a good body or a typed failure in time.
 
-A request runs in a thread of its own and is given up at its deadline, whatever
-holds it up: an address that is looked up, a handshake, headers that drip. Its
-connection is closed then, so that the thread ends, too; it is a daemon and
-does not keep a program alive. Messages name only hosts and kinds of errors,
-since an address or an error's text may have a key.
+A request runs in its own thread and is given up at its deadline, whatever
+delays it: an address lookup, a handshake, or headers that arrive slowly. Its
+connection is then closed, so that the thread ends, too. The thread is a daemon
+and does not keep a program alive. Messages name only hosts and kinds of errors,
+because an address or an error's text may contain a key.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ import urllib.parse
 
 import urllib3
 
-_SLOW = (408, 504)  # the whole request, or its results, came too late
-_LARGE = (*_SLOW, 413, 429)  # a smaller request may succeed; and above 499
+_SLOW = (408, 504)  # statuses: the request, or its results, came too late
+_LARGE = (*_SLOW, 413, 429)  # a smaller request may succeed, as for status 500+
 
 
 class Failure(Exception):
-  """A request that failed."""
+  """A failed request, and whether another try or a smaller one may succeed."""
 
   def __init__(self, kind: str, detail: str, *, again: bool,
                smaller: bool = False, after_secs: float = 0.0):
     super().__init__(detail)
-    self.kind, self.detail = kind, detail  # of the SearchError
+    self.kind, self.detail = kind, detail  # fields of the SearchError
     self.again = again  # whether another try may succeed
-    self.smaller = smaller  # whether one that asks for less may
-    self.after_secs = after_secs  # the wait that the server asks for
+    self.smaller = smaller  # whether a request that asks for less may succeed
+    self.after_secs = after_secs  # seconds to wait, as the server asks
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What is sent."""
+  """The method, address and content of an HTTP request."""
 
   method: str
   url: str
   body: bytes | None = None
-  fields: Mapping[str, str] | None = None  # of the query string
+  fields: Mapping[str, str] | None = None  # parameters of the query string
 
   @property
   def host(self) -> str:
@@ -53,13 +53,13 @@ class Request:
 
 
 class Client:
-  """Sends requests; connections are used again.
+  """Sends requests and reuses their connections.
 
   Args:
-    hosts: how many are asked.
-    response_bytes: a longer response is an error.
-    headers: of every request.
-    clock: a monotonic clock, in seconds.
+    hosts: Number of hosts that receive requests.
+    response_bytes: Largest size of a response; a longer one is an error.
+    headers: Headers of every request.
+    clock: Monotonic clock, in seconds.
   """
 
   def __init__(self, *, hosts: int, response_bytes: int,
@@ -70,14 +70,14 @@ class Client:
     self._pool.pool_classes_by_scheme = {'http': _Pool, 'https': _SafePool}
 
   def body(self, request: Request, end: float) -> bytes:
-    """The body of a response with status 200.
+    """Returns the body of a response with status 200.
 
     Args:
-      request: may be repeated, so it must not change anything.
-      end: by the clock; it is given up then.
+      request: Request that changes nothing, since it may be repeated.
+      end: Time, by the clock, at which the request is given up.
 
     Raises:
-      Failure: there is none.
+      Failure: There is no such response.
     """
     done, line = queue.SimpleQueue(), []
     threading.Thread(
@@ -101,7 +101,7 @@ class Client:
     _own.line = line
     try:
       found = self._answer(request, end)
-    except Exception as error:  # for the thread that waits, whatever it is
+    except Exception as error:  # any error is raised in the waiting thread
       found = error
     line.clear()
     done.put(found)
@@ -114,19 +114,19 @@ class Client:
           fields=request.fields, headers=self._headers,
           timeout=urllib3.Timeout(connect=left, read=left), retries=False,
           redirect=False, preload_content=False, decode_content=False)
-      with contextlib.closing(response):  # one read to its end is kept alive
+      with contextlib.closing(response):  # a fully read connection stays open
         _check_status(host, response)
         return self._read(host, response, end)
     except (urllib3.exceptions.HTTPError, OSError) as error:
       timed_out = isinstance(error, urllib3.exceptions.TimeoutError)
-      if timed_out and not isinstance(  # whose port is closed
+      if timed_out and not isinstance(  # a closed port, which is not slow
           error, urllib3.exceptions.NewConnectionError):
         raise _late(host) from None
       raise Failure('unavailable', f'{host}: {type(error).__name__}',
                     again=True) from None
 
   def _read(self, host: str, response, end: float) -> bytes:
-    """The body, which may be neither too long nor too slow."""
+    """Returns the body; raises a Failure if it is too long or too slow."""
     pieces, size = [], 0
     while piece := response.read1(2**16):
       pieces.append(piece)
@@ -140,11 +140,11 @@ class Client:
     return b''.join(pieces)
 
 
-_own = threading.local()  # .line: where a thread's request shows its connection
+_own = threading.local()  # .line: list to which a thread adds its connection
 
 
 def _shown(kind: type) -> type:
-  """A kind of connection whose waits for a response can be cut short."""
+  """Returns a connection class whose wait for a response can be cut short."""
 
   class Shown(kind):
 
@@ -164,8 +164,8 @@ class _SafePool(urllib3.HTTPSConnectionPool):
 
 
 def _cut(connection) -> None:
-  """Ends the wait of another thread for a response."""
-  with contextlib.suppress(OSError, AttributeError):  # it has just ended
+  """Ends another thread's wait for a response."""
+  with contextlib.suppress(OSError, AttributeError):  # the wait has just ended
     connection.sock.shutdown(socket.SHUT_RDWR)
 
 
@@ -188,4 +188,4 @@ def _check_status(host: str, response) -> None:
     raise failed('timeout', again=True)
   if status == 429 or status >= 500:
     raise failed('unavailable', again=True)
-  raise failed('refused', again=False)  # a redirect, too
+  raise failed('refused', again=False)  # also for a redirect

@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What failed together, asked once more before a run goes on.
+"""A probe that repeats the largest failed load before a run goes on.
 
-A server may answer one short query at once, and never a whole turn: in time,
-in memory, or because of a limit. A run that asked it for one query before each
-sampling would go on without searches. So the largest load that failed is kept,
-and a run waits until that is answered.
+A server may answer one short query at once but never a whole turn: it may lack
+time or memory, or have a limit. A run that probed it with one query before each
+sampling would go on without searches. The largest load that failed is therefore
+kept, and a run waits until a server answers that load.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 from searchrl.trajectory import SearchError
 
 Task = TypeVar('Task', bound=Hashable)
-Answer = Callable[[list[Task]], Sequence[Any]]  # a SearchError where it failed
+Answer = Callable[[list[Task]], Sequence[Any]]  # failed: a SearchError
 
-_SHARE = 10  # one task of so many may fail, or one alone, by its own fault
+_SHARE = 10  # one task in this many, or one alone, may fail by its own fault
 
 
 class Rehearsal:
-  """The largest load that failed; see the top of this file."""
+  """The largest load that failed, and its repetition; see this module."""
 
   def __init__(self):
     self._lock = threading.Lock()
@@ -32,14 +32,14 @@ class Rehearsal:
     self._failed: list[Task] = []
 
   def watch(self, answer: Answer, tasks: list[Task]) -> Sequence[Any]:
-    """The answers to tasks; keeps the load if they fail together."""
+    """Returns the answers to tasks; keeps the load if they fail together."""
     key = object()
     with self._lock:
       self._under_way[key] = tasks
     try:
       answers = answer(tasks)
     finally:
-      with self._lock:  # with all that other threads ask meanwhile
+      with self._lock:  # the load includes other threads' tasks in flight
         load = [*dict.fromkeys(itertools.chain(*self._under_way.values()))]
         del self._under_way[key]
     if _has_failed(answers):
@@ -48,11 +48,11 @@ class Rehearsal:
     return answers
 
   def probe(self, ping: Callable[[], Any], answer: Answer) -> Any:
-    """What `ping` returns; a SearchError if it or the load fails.
+    """Returns the result of `ping`, or a SearchError if it or the load fails.
 
     Args:
-      ping: makes a small call.
-      answer: answers the tasks of the load.
+      ping: Function that makes a small call.
+      answer: Function that answers the tasks of the load.
     """
     found = ping()
     load = self._failed
@@ -69,6 +69,6 @@ class Rehearsal:
 
 
 def _has_failed(answers: Sequence[Any]) -> bool:
-  """Whether more than a few have, which may be due to what they asked."""
+  """Returns whether more tasks failed than can be due to their own content."""
   failed = sum(isinstance(answer, SearchError) for answer in answers)
   return failed > max(1, len(answers) // _SHARE)

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Search by HTTP servers of Search-R1's `/retrieve` protocol.
 
-Search-R1's servers implement it, and ours (`searchrl.jobs.serve_search`). All
-servers must have the same index: a call goes to any of them. Those that show
-what they search are compared at the start (`replicas`).
+Search-R1's servers implement it, as does ours (`searchrl.jobs.serve_search`).
+All servers must have the same index, since a call goes to any of them. Servers
+that publish what they search are compared at the start (`replicas`).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from searchrl.search.remote import transport
 from searchrl.search.remote import wire
 from searchrl.trajectory import Passages, Query, SearchError
 
-_BODY_BYTES = 2**20 - 1024  # of a request; our servers take more
+_BODY_BYTES = 2**20 - 1024  # largest body of a request; our servers accept more
 _Key = tuple[int, str]  # top_k, text
 
 
 class Remote:
   """A SearchFn over HTTP, with `pop` and `wait`; see `remote`.
 
-  A request that a server is too slow for, or that it fails at, is split into
-  halves, one after the other, and its later ones have as few queries: how many
-  a server answers in time is found out, and noted. They grow again while
-  answers are quick.
+  If a server is too slow for a request, or fails, the request is split into
+  halves, which are sent one after the other. Later requests then have no more
+  queries than the server answers in time. They grow again while answers are
+  quick.
   """
 
   def __init__(self, calls: transport.Transport, limits: wire.Limits,
@@ -41,8 +41,8 @@ class Remote:
     self._calls, self._limits = calls, limits
     self._rehearsal = recovery_probe.Rehearsal()
     self._lock = threading.Lock()
-    self._size = limits.queries  # of a request, now
-    self._cut = 0  # queries, since the last `pop`
+    self._size = limits.queries  # queries per request at present
+    self._cut = 0  # queries that were shortened since the last `pop`
     self._threads = futures.ThreadPoolExecutor(
         connections, thread_name_prefix='remote-search')
 
@@ -50,8 +50,7 @@ class Remote:
       self, queries: Sequence[Query]) -> list[Passages | SearchError]:
     """Sends equal queries once; blank ones find nothing and are not sent.
 
-    Queries whose request fails, with all that it was split into, get its
-    SearchError.
+    If a request and all its parts fail, their queries get its SearchError.
     """
     keys = [(query.top_k, query.text[:self._limits.query_chars])
             for query in queries]
@@ -64,7 +63,7 @@ class Remote:
     return [found.get(key, ()) for key in keys]
 
   def pop(self) -> dict[str, float]:
-    """The metrics since the last call."""
+    """Returns the metrics since the last call."""
     with self._lock:
       cut, self._cut = self._cut, 0
     return self._calls.pop() | {
@@ -72,10 +71,10 @@ class Remote:
         'search/remote/request_queries': self._size}
 
   def wait(self) -> None:
-    """Waits while no server answers, or not as many queries as have failed.
+    """Waits until a server answers, also to the largest load that has failed.
 
     Raises:
-      ConnectionError: that took longer than `pause_secs`, or it is refused.
+      ConnectionError: No server answered within `pause_secs`, or one refuses.
     """
     ping = lambda: self._calls.call(
         'POST', lambda body: wire.read_response(body, queries=1, top_k=1),
@@ -83,7 +82,7 @@ class Remote:
     self._calls.wait(lambda: self._rehearsal.probe(ping, self._answers))
 
   def _answers(self, keys: Sequence[_Key]) -> list[Passages | SearchError]:
-    """The results of unlike queries, in their order; asked side by side."""
+    """Returns the results of distinct queries in order, asked in parallel."""
     deadline = self._calls.deadline()
     texts_of = {}  # top_k -> texts
     for top_k, text in keys:
@@ -97,7 +96,7 @@ class Remote:
     return [found[key] for key in keys]
 
   def _chunks(self, texts: Sequence[str]) -> Iterator[list[str]]:
-    """The texts of each thread's requests, as many as the limits allow."""
+    """Yields the texts of each request, as many as the limits allow."""
     chunk, size = [], 0
     for text in texts:
       text_bytes = len(wire.write_request([text], 1))
@@ -112,7 +111,7 @@ class Remote:
 
   def _ask(self, top_k: int, texts: list[str], deadline: float
            ) -> dict[_Key, Passages | SearchError]:
-    """Results by query, from one request or as many as it takes."""
+    """Returns results by query, from one request or several smaller ones."""
     found, left = {}, collections.deque([(texts, False)])
     while left:
       part, is_half = left.popleft()
@@ -123,7 +122,7 @@ class Remote:
         results = self._post(top_k, part, deadline, is_half)
       except http_request.Failure as failure:
         middle = len(part) // 2
-        if failure.smaller and middle:  # others first: they may do
+        if failure.smaller and middle:  # the other parts, which may work, first
           left += [(part[:middle], True), (part[middle:], True)]
           continue
         results = [self._calls.give_up(failure)] * len(part)
@@ -132,9 +131,9 @@ class Remote:
 
   def _post(self, top_k: int, texts: list[str], deadline: float, is_half: bool
            ) -> list[Passages]:
-    """One request; a half of one that failed is tried once.
+    """Makes one request; half of a failed request is tried once.
 
-    Its time tells how many queries later requests may have.
+    The time that it takes determines how many queries later requests may have.
     """
     start, count = self._calls.clock(), len(texts)
     try:
@@ -165,23 +164,24 @@ def remote(
     wiring: dict[str, Callable[..., Any]] | None = None,
     **retries: float,
 ) -> Remote:
-  """A search that asks servers.
+  """Returns a search that asks servers.
 
   Args:
-    urls: whole addresses, such as 'http://127.0.0.1:8000/retrieve'.
-    batch: queries per request, at most.
-    query_chars: longer queries are cut, since a server would reject them.
-    response_bytes: a longer response is an error.
-    connections: requests of one call at a time.
-    token_env: the environment variable whose value is sent as a bearer token;
-      '': none is sent.
-    wiring: clock, sleep and warn of `transport.Transport`; for tests.
-    **retries: fields of `transport.RetryPolicy`.
+    urls: Complete addresses, such as 'http://127.0.0.1:8000/retrieve'.
+    batch: Largest number of queries per request.
+    query_chars: Length to which longer queries are cut, since a server would
+      reject them.
+    response_bytes: Largest size of a response; a longer one is an error.
+    connections: Largest number of simultaneous requests of one call.
+    token_env: Name of the environment variable whose value is sent as a bearer
+      token; '': none is sent.
+    wiring: The clock, sleep and warn of `transport.Transport`; for tests.
+    **retries: Fields of `transport.RetryPolicy`.
 
   Raises:
-    ValueError: an option is out of range, the variable is not set, or two
+    ValueError: An option is out of range, the variable is not set, or two
       servers search different corpora; see `replicas`.
-    TypeError: there is no such option.
+    TypeError: There is no such option.
   """
   for name, value in (('batch', batch), ('query_chars', query_chars),
                       ('response_bytes', response_bytes),

@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Whether several search servers search the same: asked once, at the start.
+"""A check, at the start, that several search servers search the same files.
 
-Our servers show at /health, beside /retrieve, the digest of their corpus and
-the fingerprint of their index of vectors. A server that shows none (others'
-do not), or that is not up yet, cannot be compared, and is taken on trust; so is
-one that changes later.
+Our servers publish at /health, beside /retrieve, the digest of their corpus and
+the fingerprint of their vector index. A server that publishes neither, as with
+other implementations, or that is not up yet cannot be compared and is trusted.
+So is a server that changes later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from searchrl.search.remote import http_request
 
-_SECS = 5.0  # for an answer; it may have to ask its engine first
+_SECS = 5.0  # timeout in seconds; a server may have to ask its engine first
 _FACTS = ('corpus', 'index')
 
 
@@ -26,8 +26,8 @@ def check(urls: Sequence[str], headers: Mapping[str, str]) -> None:
   """Raises a ValueError if two servers name different digests.
 
   Args:
-    urls: of /retrieve.
-    headers: of the requests.
+    urls: Addresses of /retrieve.
+    headers: Headers of the requests.
   """
   client = http_request.Client(hosts=len(urls), response_bytes=2**16,
                                headers=headers, clock=time.monotonic)
@@ -47,7 +47,7 @@ def check(urls: Sequence[str], headers: Mapping[str, str]) -> None:
 
 
 def _about(client: http_request.Client, url: str) -> dict[str, str]:
-  """What a server shows of what it searches; {}: nothing, or it is not up."""
+  """Returns the digests that a server publishes; {}: none, or it is not up."""
   root, slash, page = url.rpartition('/')
   if not slash or page != 'retrieve':
     return {}

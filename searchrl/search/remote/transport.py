@@ -3,9 +3,10 @@
 """HTTP requests with deadlines, retries and a circuit breaker per server.
 
 A call has a deadline and a few tries. The circuit of a server that keeps
-failing opens: it is not asked for a while. While all circuits are open, calls
-fail at once, and a run can wait until a server answers. What fails together
-counts as one failure: a turn of many requests does not open a circuit alone.
+failing opens: the server is not asked for a while. While all circuits are open,
+calls fail at once, and a run can wait until a server answers. Requests that
+fail together count as one failure, so that a turn of many requests does not
+open a circuit alone.
 """
 
 from __future__ import annotations
@@ -38,15 +39,18 @@ class RetryPolicy:
   """Timeouts, retries and the circuit breaker.
 
   Attributes:
-    deadline_secs: of a call with all its tries and waits; less than
-      rollout.search_timeout_secs, after which the cause of a failure is lost.
-    try_secs: timeout of one try.
-    tries: of a request; at least 1. A part of one that failed has one.
-    backoff_secs: mean wait before the second try; it doubles with each try.
-    failures: of a server in a row that open its circuit; those of requests that
-      were under way together are one.
-    rest_secs: for which a circuit stays open; then one call tries the server.
-    pause_secs: that `Transport.wait` waits for a server, at most; the run's
+    deadline_secs: Seconds for a call with all its tries and waits. It must be
+      less than rollout.search_timeout_secs, after which the cause of a failure
+      is lost.
+    try_secs: Timeout of one try, in seconds.
+    tries: Number of tries of a request, at least 1. A part of a failed request
+      has one.
+    backoff_secs: Mean wait before the second try; it doubles with each try.
+    failures: Number of failures in a row that open a server's circuit. Failures
+      of requests that were in flight together count as one.
+    rest_secs: Seconds for which a circuit stays open; then one call tries the
+      server.
+    pause_secs: Longest time that `Transport.wait` waits for a server; the run's
       watchdog must allow more.
   """
 
@@ -72,26 +76,26 @@ class RetryPolicy:
 
 @dataclasses.dataclass
 class _Server:
-  """The state of one address."""
+  """The state of a server's address."""
 
   url: str
   busy: int = 0  # calls in flight
-  failures: int = 0  # in a row
-  open_until: float | None = None  # by the clock; None: the circuit is closed
-  last: int = 0  # number of the request that it got last
-  settled: int = 0  # number of the newest request when it last failed or not
+  failures: int = 0  # number in a row
+  open_until: float | None = None  # time by the clock; None: circuit is closed
+  last: int = 0  # number of the newest request that this server received
+  settled: int = 0  # number of the newest request at the last recorded outcome
 
   @property
   def host(self) -> str:
     return urllib.parse.urlsplit(self.url).netloc
 
   def settle(self, number: int, newest: int, *, failed: bool) -> None:
-    """Notes what became of a request, unless it began before the last note.
+    """Records a request's outcome; ignores failures begun before the last one.
 
     Args:
-      number: of the request.
-      newest: number of the newest request.
-      failed: whether it did.
+      number: Number of the request.
+      newest: Number of the newest request to any server.
+      failed: Whether the request failed.
     """
     self.busy -= 1
     if not failed:
@@ -104,13 +108,14 @@ class Transport:
   """Calls to any of several servers that give the same answers.
 
   Args:
-    urls: of the servers.
-    policy: timeouts, retries and the circuit breaker.
-    response_bytes: a longer response is an error.
-    headers: of every request.
-    clock: a monotonic clock, in seconds.
-    sleep: sleeps for a number of seconds.
-    warn: receives a line of text when a run is paused and when it continues.
+    urls: Addresses of the servers.
+    policy: Timeouts, retries and the circuit breaker.
+    response_bytes: Largest size of a response; a longer one is an error.
+    headers: Headers of every request.
+    clock: Monotonic clock, in seconds.
+    sleep: Function that sleeps for a number of seconds.
+    warn: Function that receives a line of text when a run is paused and when it
+      continues.
   """
 
   def __init__(
@@ -129,7 +134,7 @@ class Transport:
         clock=clock)
     self._warn = warn
     self._lock = threading.Lock()
-    self._requests = 0  # that servers got
+    self._requests = 0  # number of requests sent to all servers
     self._failed = False  # whether a call has failed since the last `wait`
     self._counts = collections.Counter()
 
@@ -142,19 +147,20 @@ class Transport:
     return self._clock
 
   def deadline(self) -> float:
-    """By the clock: that of a call that starts now."""
+    """Returns the deadline, by the clock, of a call that starts now."""
     return self._clock() + self._policy.deadline_secs
 
   def call(self, method: str, read: Callable[[bytes], T], *,
            body: bytes | None = None, fields: Mapping[str, str] | None = None,
            ) -> T | SearchError:
-    """What `read` makes of a server's response, or a SearchError.
+    """Returns what `read` returns for a server's response, or a SearchError.
 
     Args:
-      method: of HTTP; a call may be repeated, so it must not change anything.
-      read: parses the body of a response; raises Malformed.
-      body: of the request.
-      fields: of the request's query string.
+      method: HTTP method. The call must not change anything, since it may be
+        repeated.
+      read: Function that parses the body of a response; raises Malformed.
+      body: Body of the request.
+      fields: Parameters of the request's query string.
     """
     try:
       return self.ask(method, read, self.deadline(), body=body, fields=fields)
@@ -164,17 +170,20 @@ class Transport:
   def ask(self, method: str, read: Callable[[bytes], T], deadline: float, *,
           body: bytes | None = None, fields: Mapping[str, str] | None = None,
           again: bool = False, smaller: bool = False) -> T:
-    """As `call`, for callers that may ask otherwise before they give up.
+    """Makes a call; on failure the caller may try another way or give up.
 
     Args:
-      deadline: by the clock.
-      again: this is a part of what has failed; it is tried once.
-      smaller: whether the caller can ask for less; what a request was too
-        large for is not tried again as it is, then.
-      (the rest as of `call`)
+      method: HTTP method, as in `call`.
+      read: Parser of a body, as in `call`.
+      deadline: Time, by the clock, at which the call ends.
+      body: Body of the request.
+      fields: Parameters of the query string.
+      again: Whether this is a part of a failed request, which is tried once.
+      smaller: Whether the caller can ask for less. If so, a request that times
+        out is not tried again unchanged.
 
     Raises:
-      Failure: of the last try.
+      Failure: The failure of the last try.
     """
     failure = None
     for attempt in range(1 if again else self._policy.tries):
@@ -202,7 +211,7 @@ class Transport:
     raise failure
 
   def give_up(self, failure: Failure) -> SearchError:
-    """Counts a call that has failed; `wait` waits after it."""
+    """Counts a failed call, after which `wait` waits; returns its error."""
     self._count('failed_calls')
     self._failed = True
     return SearchError(failure.kind, failure.detail)
@@ -211,17 +220,17 @@ class Transport:
     """Returns at once if no call has failed, else once a server answers.
 
     Args:
-      probe: makes a call; returns a SearchError if it failed.
+      probe: Function that makes a call and returns a SearchError if it fails.
 
     Raises:
-      ConnectionError: no server answered for `pause_secs`, or one refuses.
+      ConnectionError: No server answered for `pause_secs`, or one refuses.
     """
     if not self._failed:
       return
     start, pause, paused = self._clock(), 1.0, False
     while isinstance(found := self._probe(probe), SearchError):
       left = start + self._policy.pause_secs - self._clock()
-      if found.kind == 'refused':  # a wrong address or key: waiting is no use
+      if found.kind == 'refused':  # a wrong address or key: waiting cannot help
         raise ConnectionError(
             f'the search must take a query, but refuses it ({found.detail}). '
             'Correct search.options and run the same command to go on from the '
@@ -246,7 +255,7 @@ class Transport:
                  's; the run goes on.')
 
   def _probe(self, probe: Callable[[], Any]) -> Any:
-    """One call, before which each server gets another chance, of one failure."""
+    """Closes open circuits until their next failure, and makes one call."""
     with self._lock:
       for server in self._servers:
         if server.open_until is not None:
@@ -259,7 +268,7 @@ class Transport:
     return ', '.join(server.host for server in self._servers)
 
   def pop(self) -> dict[str, float]:
-    """Metrics: counts since the last call, and the number of open circuits."""
+    """Returns counts since the last call, and the number of open circuits."""
     with self._lock:
       counts, self._counts = self._counts, collections.Counter()
       open_circuits = sum(s.open_until is not None for s in self._servers)
@@ -277,9 +286,9 @@ class Transport:
     return True
 
   def _pick_server(self) -> tuple[_Server, int] | None:
-    """The least busy server, and the number of its request.
+    """Returns the least busy server, and the number of its request.
 
-    None if the circuits of all are open.
+    It is None if the circuits of all servers are open.
     """
     with self._lock:
       now = self._clock()
@@ -288,7 +297,7 @@ class Transport:
       if not able:
         return None
       server = min(able, key=lambda s: (s.busy, s.last))
-      if server.open_until is not None:  # one call at a time tries it
+      if server.open_until is not None:  # one call at a time tries this server
         server.open_until = now + self._policy.rest_secs
       self._requests += 1
       server.last, server.busy = self._requests, server.busy + 1
@@ -296,7 +305,7 @@ class Transport:
 
   def _try(self, server: _Server, number: int, request: http_request.Request,
            read: Callable[[bytes], T], deadline: float) -> T:
-    """One request; updates the state of the server."""
+    """Makes one request; updates the state of the server."""
     failed = True
     end = min(deadline, self._clock() + self._policy.try_secs)
     try:
@@ -320,18 +329,19 @@ class Transport:
 def posting_json(urls: Sequence[str], *, token_env: str, response_bytes: int,
                  wiring: Mapping[str, Callable[..., Any]] | None,
                  **retries: float) -> Transport:
-  """Calls that send JSON, and a bearer token of the environment, if it is named.
+  """Returns a Transport that sends JSON, with a bearer token if one is named.
 
   Args:
-    urls: whole addresses of the servers.
-    token_env: the environment variable whose value is sent; '': none is.
-    response_bytes: a longer response is an error.
-    wiring: clock, sleep and warn; for tests.
-    **retries: fields of `RetryPolicy`.
+    urls: Complete addresses of the servers.
+    token_env: Name of the environment variable whose value is sent as the
+      token; '': none is sent.
+    response_bytes: Largest size of a response; a longer one is an error.
+    wiring: The clock, sleep and warn of `Transport`; for tests.
+    **retries: Fields of `RetryPolicy`.
 
   Raises:
-    ValueError: an option is out of range, or the variable is not set.
-    TypeError: there is no such option.
+    ValueError: An option is out of range, or the variable is not set.
+    TypeError: There is no such option.
   """
   headers = {'Content-Type': 'application/json', 'User-Agent': 'searchrl'}
   if token_env:
@@ -344,7 +354,7 @@ def posting_json(urls: Sequence[str], *, token_env: str, response_bytes: int,
 
 
 def _check_urls(urls: tuple[str, ...]) -> None:
-  """Raises a ValueError unless these are addresses without passwords."""
+  """Raises a ValueError unless these are HTTP addresses without passwords."""
   if not urls or isinstance(urls, str):
     raise ValueError(
         f'search.options.urls must be a tuple of addresses, but is {urls!r}. '

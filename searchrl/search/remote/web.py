@@ -5,7 +5,7 @@
 A query is one GET request, and its results are JSON. They can be recorded to a
 jsonl file and replayed from it, so that a run can be repeated exactly and
 without cost. The key comes from the environment and is sent in the address, as
-the service requires; no config, file, error or log line has it.
+the service requires. It appears in no config, file, error or log line.
 
 Source: SerpAPI's public documentation; the order of results is Search-R1's:
   the answer box, then the organic results, then related questions.
@@ -44,21 +44,21 @@ class Web:
 
   def __call__(
       self, queries: Sequence[Query]) -> list[Passages | SearchError]:
-    """Asks equal queries once; blank ones find nothing and are not asked."""
+    """Sends equal queries once; blank ones find nothing and are not sent."""
     keys = list(dict.fromkeys(
         (q.text, q.top_k) for q in queries if q.text.strip() and q.top_k > 0))
     found = dict(zip(keys, self._threads.map(self._answer, keys)))
     return [found.get((query.text, query.top_k), ()) for query in queries]
 
   def pop(self) -> dict[str, float]:
-    """The metrics since the last call."""
+    """Returns the metrics since the last call."""
     return self._calls.pop() if self._calls else {}
 
   def wait(self) -> None:
     """Waits while the service does not answer; each probe costs a search.
 
     Raises:
-      ConnectionError: the service did not answer for `pause_secs`.
+      ConnectionError: The service did not answer for `pause_secs`, or refuses.
     """
     if self._calls:
       self._calls.wait(lambda: self._ask('test', 1))
@@ -76,10 +76,10 @@ class Web:
 class Tape:
   """Recorded results: a jsonl file of {"query", "top_k", "passages"}.
 
-  A last line without a line break, torn by a kill, is ignored.
+  A last line without a line break, left by a killed process, is ignored.
 
   Raises:
-    ValueError: a line is not such an object.
+    ValueError: A line is not such an object.
   """
 
   def __init__(self, path: pathlib.Path):
@@ -92,7 +92,7 @@ class Tape:
         self.known[key] = passages
 
   def repair(self) -> None:
-    """Removes a torn last line, to which the next would be appended."""
+    """Removes an incomplete last line, so that appended lines stay whole."""
     self._path.parent.mkdir(parents=True, exist_ok=True)
     with self._path.open('ab+') as file:
       file.seek(0)
@@ -119,23 +119,23 @@ def web(
     wiring: dict[str, Callable[..., Any]] | None = None,
     **retries: float,
 ) -> Web:
-  """A search of the web by a service with SerpAPI's interface.
+  """Returns a search of the web by a service with SerpAPI's interface.
 
   Args:
-    key_env: the name of the environment variable that has the key.
-    url: of the service.
-    provider: which of the service's engines.
-    mode: 'live'; 'record': also writes results to `tape`, and does not ask
-      again for those in it; 'replay': asks nothing, and a query that is not in
-      `tape` is a SearchError('not_recorded').
-    tape: path of a jsonl file; '' in live mode.
-    connections: requests at a time.
-    wiring: clock, sleep and warn of `transport.Transport`; for tests.
-    **retries: fields of `transport.RetryPolicy`.
+    key_env: Name of the environment variable that has the key.
+    url: Address of the service.
+    provider: Name of one of the service's engines.
+    mode: 'live'; 'record', which also writes results to `tape` and does not
+      repeat queries that it has; or 'replay', which sends nothing and returns
+      SearchError('not_recorded') for a query that is not in `tape`.
+    tape: Path of a jsonl file; '' in live mode.
+    connections: Largest number of simultaneous requests.
+    wiring: The clock, sleep and warn of `transport.Transport`; for tests.
+    **retries: Fields of `transport.RetryPolicy`.
 
   Raises:
-    FileNotFoundError: there is no file to replay.
-    ValueError: an option is out of range, or the variable is not set.
+    FileNotFoundError: There is no file to replay.
+    ValueError: An option is out of range, or the variable is not set.
   """
   _check(mode, tape, connections)
   if mode == 'replay':
@@ -169,7 +169,7 @@ def _check(mode: str, tape: str, connections: int) -> None:
 
 
 def _replayed(tape: pathlib.Path, connections: int) -> Web:
-  """A search that finds what was recorded, and asks nothing."""
+  """Returns a search that finds recorded results and sends nothing."""
   if not tape.is_file():
     raise FileNotFoundError(
         'search.options.tape must be a file to replay, but there is none at '
@@ -179,12 +179,12 @@ def _replayed(tape: pathlib.Path, connections: int) -> Web:
 
 
 def read_results(body: bytes, top_k: int) -> Passages:
-  """The passages of SerpAPI's response, at most top_k.
+  """Returns the passages of SerpAPI's response, at most top_k.
 
   A response with an `error` and status 200 means that nothing was found.
 
   Raises:
-    Malformed: the body is not such a response.
+    Malformed: The body is not such a response.
   """
   record = wire.read_object(body, 'the response')
   if 'error' in record:
@@ -200,7 +200,7 @@ def read_results(body: bytes, top_k: int) -> Passages:
 
 
 def _passage(item: Any) -> Passage:
-  """The passage of one result, with score 0, for the service gives none."""
+  """Returns the passage of a result; the service gives no score, so it is 0."""
   if not isinstance(item, dict):
     raise Malformed('a result must be an object.')
   title = item.get('title', item.get('question', 'No title.'))
@@ -214,7 +214,7 @@ def _passage(item: Any) -> Passage:
 
 
 def _recorded(line: bytes, place: str) -> tuple[_Key, Passages]:
-  """The query, top_k and passages of a line; errors call the line `place`."""
+  """Returns the query, top_k and passages of a line; errors name `place`."""
   try:
     match json.loads(line):
       case {'query': str(text), 'top_k': int(top_k), 'passages': list(items)}:

@@ -6,8 +6,8 @@
   {"result": [[{"document": {"id": "7", "contents": "\"Title\"\ntext"},
                 "score": 0.8}, ...], ...]}
 
-One list a query, best first. Without scores, the lists hold bare documents. A
-message that breaks the protocol is refused whole: half a response is none.
+The result has one list per query, best first. Without scores, the lists contain
+the documents alone. A message that breaks the protocol is refused as a whole.
 
 Source: Jin et al. 2025, Search-R1, arXiv:2503.09516, and its server's API.
 """
@@ -27,35 +27,35 @@ import orjson
 from searchrl.trajectory import Passage, Passages
 
 
-_SLOW_BYTES = 2**20  # a request that json may read; others wait meanwhile
+_SLOW_BYTES = 2**20  # largest request read by json; it blocks other threads
 
 
 class Malformed(ValueError):
-  """A message that breaks the protocol, and the field that does."""
+  """A message that breaks the protocol; the text names the field."""
 
 
 class TooLarge(ValueError):
-  """A message that keeps to the protocol and exceeds a limit."""
+  """A message that follows the protocol but exceeds a limit."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
   """The largest request that a server answers."""
 
-  body_bytes: int = 2**24  # all queries at their longest, in ASCII
+  body_bytes: int = 2**24  # enough for all queries at full length, in ASCII
   queries: int = 4096  # Search-R1 sends a turn of all its rollouts at once
-  query_chars: int = 2000  # of each; a longer query is cut
+  query_chars: int = 2000  # length to which each longer query is cut
   top_k: int = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What a client asks."""
+  """A client's queries and options."""
 
   queries: tuple[str, ...]
   top_k: int
   return_scores: bool
-  cut: int = 0  # queries that were longer than they may be
+  cut: int = 0  # number of queries that were cut to the limit
 
 
 def write_request(queries: Sequence[str], top_k: int) -> bytes:
@@ -65,11 +65,11 @@ def write_request(queries: Sequence[str], top_k: int) -> bytes:
 
 
 def read_request(body: bytes, *, limits: Limits, default_top_k: int) -> Request:
-  """Reads a request; without topk, or with 0, the default holds.
+  """Reads a request; if topk is absent or 0, the default holds.
 
   Raises:
-    Malformed: the body is no such request.
-    TooLarge: it asks for more than the limits.
+    Malformed: The body is not such a request.
+    TooLarge: The request exceeds the limits.
   """
   is_short = len(body) <= _SLOW_BYTES
   record = read_object(body, 'the body', _read if is_short else orjson.loads)
@@ -95,7 +95,7 @@ def read_request(body: bytes, *, limits: Limits, default_top_k: int) -> Request:
 
 def write_response(results: Sequence[Passages], *, return_scores: bool
                   ) -> bytes:
-  """Writes the passages of each query, with scores or bare."""
+  """Writes the passages of each query, with or without scores."""
   if return_scores:
     lists = [[{'document': _document(p), 'score': p.score} for p in passages]
              for passages in results]
@@ -107,11 +107,11 @@ def write_response(results: Sequence[Passages], *, return_scores: bool
 def read_response(body: bytes, *, queries: int, top_k: int) -> list[Passages]:
   """Reads the passages of each query, at most top_k of them.
 
-  Servers of web search send more than they are asked for, and no scores; the
-  scores become 0.
+  Web search servers send more than was requested, and no scores; the scores
+  become 0.
 
   Raises:
-    Malformed: the body is no answer to so many queries.
+    Malformed: The body is not an answer to this number of queries.
   """
   lists = read_object(body, 'the response', _read).get('result')
   if not isinstance(lists, list) or len(lists) != queries:
@@ -128,7 +128,7 @@ def _passages(items: Any, place: str) -> Passages:
 
 
 def _passage(item: Any, place: str) -> Passage:
-  """Reads {"document", "score"}, or a bare document."""
+  """Reads {"document", "score"}, or a document alone."""
   score = 0.0
   document = item
   if isinstance(item, dict) and 'document' in item:
@@ -141,7 +141,7 @@ def _passage(item: Any, place: str) -> Passage:
                     f'{type(document).__name__}.')
   title, text = _title_and_text(document, place)
   uid = document.get('id')
-  if uid is None:  # web search and Lucene's raw documents have none
+  if uid is None:  # web search and Lucene's raw documents have no ids
     uid = hashlib.sha256(
         f'{title}\n{text}'.encode('utf-8', 'replace')).hexdigest()[:16]
   if isinstance(uid, bool) or not isinstance(uid, str | int):
@@ -164,10 +164,10 @@ def _title_and_text(document: dict[str, Any], place: str) -> tuple[str, str]:
 
 
 def _written(record: dict[str, Any]) -> bytes:
-  """Writes JSON in UTF-8; half a character becomes a question mark."""
+  """Writes JSON in UTF-8; a lone surrogate becomes a question mark."""
   try:
-    return orjson.dumps(record)  # a thirtieth of json's time
-  except TypeError:  # it takes no half characters
+    return orjson.dumps(record)  # takes a thirtieth of json's time
+  except TypeError:  # orjson accepts no lone surrogates
     return json.dumps(record, ensure_ascii=False).encode('utf-8', 'replace')
 
 
@@ -179,14 +179,14 @@ def _read(body: bytes) -> Any:
   """Reads JSON; integers of more than 64 bits may become floats."""
   try:
     return orjson.loads(body)
-  except orjson.JSONDecodeError:  # half a character, or a number like NaN
+  except orjson.JSONDecodeError:  # a lone surrogate, or a number like NaN
     return json.loads(body)
 
 
 def read_object(
     body: bytes, what: str, read: Callable[[bytes], Any] = json.loads,
 ) -> dict[str, Any]:
-  """Reads a JSON object; raises Malformed if the body holds none."""
+  """Reads a JSON object; raises Malformed if the body has none."""
   try:
     record = read(body)
   except (ValueError, RecursionError) as error:
@@ -197,10 +197,11 @@ def read_object(
 
 
 def secret(variable: str, field: str) -> str:
-  """Reads a variable of the environment, which must be printable ASCII.
+  """Reads an environment variable, which must be printable ASCII.
 
   Raises:
-    ValueError: it is not set, or cannot be sent; its text is not shown.
+    ValueError: The variable is not set, or its text cannot be sent. The message
+      does not show the text.
   """
   text = os.environ.get(variable, '').strip()
   if not text:
