@@ -10,6 +10,14 @@ import setuptools
 _HERE = pathlib.Path(__file__).parent
 _VERSION = re.search(r"__version__ = '(.+)'",
                      (_HERE / 'searchrl' / '__init__.py').read_text())[1]
+_TEST = [
+    'bm25s>=0.3', 'faiss-cpu>=1.12', 'httptools>=0.6.3',
+    'hypothesis>=6.100', 'ir-measures>=0.4', 'pyarrow>=17',
+    'pytest>=8', 'pytest-xdist>=3.6',
+    'scann>=1.4.2; platform_system == "Linux"',
+    'selenium>=4.20',  # and Chromium: the report in a browser
+    'setuptools', 'wheel',
+]
 
 setuptools.setup(
     name='searchrl',
@@ -26,7 +34,8 @@ setuptools.setup(
               'searchrl.assets.tiny_instruct', 'searchrl.assets.tiny_proposer',
               'searchrl.assets.tiny_raw',
               'searchrl.assets.shapes'],
-    package_data={'searchrl.third_party': ['*.txt', '*.json', '*.md'],
+    package_data={'searchrl': ['py.typed'],
+                  'searchrl.third_party': ['*.txt', '*.json', '*.md'],
                   'searchrl.assets.tiny_base': ['*'],
                   'searchrl.assets.tiny_e5': ['*'],
                   'searchrl.assets.tiny_instruct': ['*'],
@@ -61,6 +70,7 @@ setuptools.setup(
         'uvicorn>=0.36',
     ],
     extras_require={
+        'dev': [*_TEST, 'mypy>=1.18', 'pre-commit>=4', 'ruff>=0.14'],
         'tpu': ['jax[tpu]'],
         'cuda': ['jax[cuda12]'],
         'scann': ['scann>=1.4.2; platform_system == "Linux"'],
@@ -69,12 +79,7 @@ setuptools.setup(
         'parquet': ['pyarrow>=17'],  # questions in Search-R1's files
         'serve': ['httptools>=0.6.3',  # servers need less CPU
                   'uvloop>=0.21; platform_system != "Windows"'],
-        'test': ['bm25s>=0.3', 'faiss-cpu>=1.12', 'httptools>=0.6.3',
-                 'hypothesis>=6.100', 'ir-measures>=0.4', 'pyarrow>=17',
-                 'pytest>=8', 'pytest-xdist>=3.6',
-                 'scann>=1.4.2; platform_system == "Linux"',
-                 'selenium>=4.20',  # and Chromium: the report in a browser
-                 'setuptools', 'wheel'],
+        'test': _TEST,
         'parity': ['torch>=2.6'],
     },
     classifiers=[

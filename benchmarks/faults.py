@@ -20,7 +20,7 @@ below by more than .3.
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 import contextlib
 import dataclasses

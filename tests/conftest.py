@@ -1,9 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Eight simulated CPU devices, a compilation cache; set before jax imports."""
+"""Sets up eight simulated CPU devices and a compilation cache before jax."""
 
 import os
 import pathlib
+
+pytest_plugins = ('cpu_times',)
 
 _DEVICES = '--xla_force_host_platform_device_count'
 
