@@ -122,7 +122,7 @@ def searchrl(steps: int) -> None:
     prompts = rng.integers(0, 256, (QUESTIONS, PROMPT_TOKENS)).tolist()
     engine.load(learner.policy(state, params), 1.0)
     trajectories = rollout(engine, questions, prompts, step)
-    batch = trajectory.pack(
+    batch = trajectory.collate(
         trajectories, group_ids=[t.question.uid for t in trajectories],
         policy_step=step, length=PROMPT_TOKENS + NEW_TOKENS)
     packed = learner.score(state, batch, params)

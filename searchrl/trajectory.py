@@ -241,7 +241,7 @@ class Batch:
     return last * self.loss_mask.any(1)
 
 
-def pack(
+def collate(
     trajectories: Sequence[Trajectory],
     *,
     group_ids: Sequence[Any],

@@ -187,11 +187,11 @@ def test_a_group_keeps_its_number_from_the_request_to_the_loss():
       [0, 1, 2], [3, 4, 5]]  # the second time with randomness of its own
   assert found.progress.groups == 9
   rounds = collect.Rounds(2, 3)
-  batch = collect.pack(found.groups, algorithms.grpo(), 0, rounds, length=4,
+  batch = collect.collate(found.groups, algorithms.grpo(), 0, rounds, length=4,
                        mask_truncated=False)
   assert batch.group_ids.tolist() == [0, 0, 0, 1, 1, 1]
   assert batch.question_ids.tolist() == [0] * 6
-  hops = collect.pack(found.groups, algorithms.hrpo(), 0, rounds, length=4,
+  hops = collect.collate(found.groups, algorithms.hrpo(), 0, rounds, length=4,
                       mask_truncated=False)
   assert hops.group_ids.tolist() == [0] * 6  # one hop count, one baseline
 

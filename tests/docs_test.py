@@ -188,7 +188,7 @@ def test_python_blocks_compile_and_name_what_exists(document):
 @pytest.mark.parametrize('document', DOCUMENTS)
 def test_commands_name_configs_that_exist(document):
   configs = COMMAND.findall(read(document))
-  assert configs
+  assert configs or document == 'docs/style.md'  # the page without a command
   missing = [config for config in configs if not (ROOT / config).is_file()]
   assert not missing, f'{document} runs {missing}, but there is no such file.'
 

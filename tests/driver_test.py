@@ -484,7 +484,7 @@ def garbage():
       budgets=dataclasses.replace(BUDGETS, max_turn_tokens=12, max_turns=3,
                                   passage_tokens=14),
       step=2, policy_step=2)
-  batch = trajectory_lib.pack(
+  batch = trajectory_lib.collate(
       [dataclasses.replace(t, reward=0.0, outcome_reward=0.0)
        for t in trajectories],
       group_ids=range(len(trajectories)), policy_step=2, length=length)

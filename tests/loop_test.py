@@ -37,10 +37,11 @@ def test_a_search_beyond_the_timeout_is_counted_and_not_trained_on(tmp_path):
   state, progress = loop.restore(experiment, tmp_path, keep=1)
   kept = []
   with loop.rollouts(experiment, config) as source:
-    _, progress, values, trajectories, learned = loop.step(
+    result = loop.step(
         experiment, config,
         lambda *args: kept.append(source.take(*args)) or kept[0], state, progress,
         progress_lib.Timer())
+  values, trajectories = result.metrics, result.trajectories
   late = [t for t in trajectories if t.stop_reason == 'search_error']
   assert late and len(late) < len(trajectories)
   assert {t.search_error.kind for t in late} == {'timeout'}
@@ -50,7 +51,7 @@ def test_a_search_beyond_the_timeout_is_counted_and_not_trained_on(tmp_path):
   # All queries of a late call were late, once each; both tries were.
   assert values['search/failed_queries'] == pytest.approx(
       values['search/timeout_rate'] * values['search/queries'])
-  batch = collect.pack(kept[0].groups, experiment.algorithm, 0,
+  batch = collect.collate(kept[0].groups, experiment.algorithm, 0,
                        experiment.rounds, length=config.rollout.length,
                        mask_truncated=False)
   rows = [t for group in kept[0].groups for t in group]
@@ -58,7 +59,9 @@ def test_a_search_beyond_the_timeout_is_counted_and_not_trained_on(tmp_path):
     trained = bool(np.any(batch.loss_mask[row]))
     assert trained == batch.in_loss[row] == batch.in_baseline[row] == (
         trajectory.stop_reason != 'search_error')
-  records.write_learned(tmp_path / 'learned.jsonl.gz', *learned)
+  records.write_learned(tmp_path / 'learned.jsonl.gz',
+                        result.learned.trajectories, result.learned.batch,
+                        result.learned.advantages)
   found = records.read_learned(tmp_path / 'learned.jsonl.gz')
   advantages = np.asarray(experiment.algorithm.advantages(batch))
   assert len(found) == len(rows) and np.ptp(advantages) > 0

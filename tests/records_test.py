@@ -47,7 +47,7 @@ def test_half_a_character_in_a_passage_comes_back(tmp_path):
 def test_what_was_learned_is_found_by_group_and_sample(tmp_path):
   file = tmp_path / 'learned' / 'step.jsonl.gz'
   assert records.read_learned(file) == {}
-  batch = trajectory_lib.pack([TRAJECTORY], group_ids=[0], policy_step=3,
+  batch = trajectory_lib.collate([TRAJECTORY], group_ids=[0], policy_step=3,
                               length=8, rows=2)
   old = np.where(batch.loss_mask, np.float32(-0.25), 0)
   for values, seen in (

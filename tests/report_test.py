@@ -25,7 +25,7 @@ from searchrl.jobs import report
 from searchrl.jobs import show
 from searchrl.rollouts import records
 from searchrl.trajectory import (Action, Passage, Question, Trajectory, Turn,
-                                 pack)
+                                 collate)
 
 HOSTILE = '</script><img src=x onerror=alert(1)>\u202e\x1b[31m'
 
@@ -60,8 +60,8 @@ def write_run(folder: pathlib.Path, tokenizer, count=4, seed=0) -> list:
   played = [conversation(tokenizer, n // 2, n % 2, texts[n // 2 % 4])
             for n in range(count)]
   records.write(folder / 'trajectories' / 'step_000001.jsonl.gz', played)
-  batch = pack(played, group_ids=[one.group for one in played],
-               policy_step=0, length=256)
+  batch = collate(played, group_ids=[one.group for one in played],
+                  policy_step=0, length=256)
   learner = np.where(batch.loss_mask, batch.behavior_logprobs + 0.1, 0)
   records.write_learned(
       folder / 'learned' / 'step_000001.jsonl.gz', played,

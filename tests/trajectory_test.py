@@ -25,10 +25,10 @@ def made(uid='q', sample=0, *, turns=(SEARCH, ANSWER), stop_reason='answer',
       stop_reason, reward, outcome_reward=reward and reward / 2)
 
 
-def pack(trajectories, **options):
+def collate(trajectories, **options):
   options = dict(group_ids=[t.question.uid for t in trajectories],
                  policy_step=4, length=12) | options
-  return trajectory.pack(trajectories, **options)
+  return trajectory.collate(trajectories, **options)
 
 
 def random_trajectory(rng, uid):
@@ -77,7 +77,7 @@ def test_a_record_without_texts_and_parts_is_read():
 
 
 def test_pack_lays_rows_side_by_side():
-  batch = pack([made()], pad_id=99)
+  batch = collate([made()], pad_id=99)
   assert batch.tokens.tolist() == [[1, 2, 3, 5, 6, 7, 8, 9, 10, 99, 99, 99]]
   assert batch.loss_mask.tolist() == [
       [False] * 3 + [True] * 2 + [False] * 3 + [True] + [False] * 3]
@@ -92,7 +92,7 @@ def test_pack_lays_rows_side_by_side():
 def test_pack_keeps_every_sampled_token_of_random_rows():
   rng = np.random.default_rng(1)
   trajectories = [random_trajectory(rng, f'{n}') for n in range(30)]
-  batch = pack(trajectories, length=64)
+  batch = collate(trajectories, length=64)
   for row, one in enumerate(trajectories):
     n = batch.lengths[row]
     assert batch.loss_mask[row].sum() == sum(one.loss_mask)
@@ -104,13 +104,13 @@ def test_pack_keeps_every_sampled_token_of_random_rows():
 
 def test_observations_after_the_last_action_need_no_room():
   unanswered = made(turns=(SEARCH, SEARCH), stop_reason='turn_limit')
-  batch = pack([unanswered], length=10)  # of 13 tokens
+  batch = collate([unanswered], length=10)  # of 13 tokens
   assert batch.lengths.tolist() == [10]
   assert batch.tokens[0, -2:].tolist() == [5, 6]
 
 
 def test_filler_rows_have_no_mask_and_count_nowhere():
-  batch = pack([made('a'), made('b')], rows=5)
+  batch = collate([made('a'), made('b')], rows=5)
   assert batch.tokens.shape == (5, 12)
   for field in ('loss_mask', 'in_baseline', 'in_loss', 'on_policy', 'lengths'):
     assert not getattr(batch, field)[2:].any(), field
@@ -120,14 +120,14 @@ def test_filler_rows_have_no_mask_and_count_nowhere():
 def test_groups_and_questions_are_numbered_from_zero():
   trajectories = [made(uid) for uid in 'bbaab']
   group_ids = [(1, 'x'), (1, 'x'), 2, (1, 'x'), 3]
-  batch = pack(trajectories, group_ids=group_ids, rows=6)
+  batch = collate(trajectories, group_ids=group_ids, rows=6)
   assert batch.question_ids.tolist() == [0, 0, 1, 1, 0, 0]
   assert batch.group_ids.tolist() == [0, 0, 1, 0, 2, 0]
 
 
 def test_a_failed_search_is_counted_out():
   failed = made(turns=(SEARCH,), stop_reason='search_error', reward=None)
-  batch = pack([made(), failed])
+  batch = collate([made(), failed])
   assert batch.in_baseline.tolist() == [True, False]
   assert batch.in_loss.tolist() == [True, False]
   assert not batch.loss_mask[1].any()
@@ -138,8 +138,8 @@ def test_a_failed_search_is_counted_out():
     ('answer', False), ('turn_limit', True), ('length_limit', True)])
 def test_mask_truncated_leaves_rows_in_the_baseline(reason, left_out):
   trajectories = [made(stop_reason=reason)]
-  assert pack(trajectories).in_loss.tolist() == [True]
-  batch = pack(trajectories, mask_truncated=True)
+  assert collate(trajectories).in_loss.tolist() == [True]
+  batch = collate(trajectories, mask_truncated=True)
   assert batch.in_loss.tolist() == [not left_out]
   assert batch.loss_mask.any() == (not left_out)
   assert batch.in_baseline.tolist() == [True]
@@ -147,13 +147,13 @@ def test_mask_truncated_leaves_rows_in_the_baseline(reason, left_out):
 
 
 def test_a_row_without_a_sampled_token_is_in_no_loss():
-  batch = pack([made(turns=(), stop_reason='length_limit', reward=0.0)])
+  batch = collate([made(turns=(), stop_reason='length_limit', reward=0.0)])
   assert batch.in_baseline.tolist() == [True]
   assert batch.in_loss.tolist() == [False]
 
 
 def test_rows_of_an_earlier_policy_are_flagged():
-  batch = pack([made(policy_step=4), made(policy_step=3)])
+  batch = collate([made(policy_step=4), made(policy_step=3)])
   assert batch.on_policy.tolist() == [True, False]
   assert batch.in_loss.all()
 
@@ -167,7 +167,7 @@ def test_rows_of_an_earlier_policy_are_flagged():
 ])
 def test_what_cannot_be_packed_is_named(trajectories, options, message):
   with pytest.raises(ValueError, match=message):
-    pack(trajectories, **options)
+    collate(trajectories, **options)
 
 
 def test_json_text_brings_a_trajectory_back_exactly():
@@ -195,7 +195,7 @@ def test_counts_survive_json_text_and_records_without_them_are_read():
 
 def test_a_batch_is_a_pytree_whose_missing_fields_are_no_leaves():
   import jax
-  batch = pack([made()])
+  batch = collate([made()])
   assert len(jax.tree.leaves(batch)) == 10
   doubled = jax.tree.map(lambda x: np.concatenate([x, x]), batch)
   assert doubled.tokens.shape == (2, 12)

@@ -32,7 +32,13 @@ class Verdict:
 
   @property
   def text(self) -> str:
+    """Texts of all alerts, in one line."""
     return '; '.join(alert.text for alert in self.broken)
+
+  @property
+  def rolls_back(self) -> bool:
+    """Whether the run goes back to an earlier checkpoint."""
+    return self.action == ROLLBACK
 
   @property
   def is_late(self) -> bool:

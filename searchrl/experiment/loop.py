@@ -1,10 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The RL loop: an Experiment and its state in, a trained state out.
+"""The RL loop: samples, scores, packs, updates and saves until a run is done.
 
-Each step: the sampler answers questions, trajectories are scored, filtered and
-packed; the learner adds the old log-probs and updates; metrics are written, and
-now and then a checkpoint.
+Each step: the sampler answers questions; trajectories are scored, filtered and
+collated into a batch; the learner adds the old log-probs and updates; metrics
+are written, and now and then a checkpoint. `health.Health` decides what a step
+that went wrong leads to.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +13,11 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-import shutil
 import time
 from typing import Any
 
 from searchrl.agent import statistics
-from searchrl.experiment import guards
+from searchrl.experiment import health as health_lib
 from searchrl.experiment import rollbacks
 from searchrl.experiment.build import Experiment
 from searchrl.models import weights
@@ -32,9 +32,8 @@ from searchrl.runtime import progress as progress_lib
 from searchrl.runtime import signals
 from searchrl.runtime import watchdog
 from searchrl.training import optimizer as optimizers
-from searchrl.trajectory import Trajectory
+from searchrl.trajectory import Batch, Trajectory
 
-DURING = 'step_'  # training: the folders of an evaluation
 _NEVER = 1e9  # seconds
 _say = processes.say
 Take = Callable[[Any, Progress], Collected]  # params, progress -> a step's data
@@ -42,11 +41,51 @@ Take = Callable[[Any, Progress], Collected]  # params, progress -> a step's data
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Where a step's groups come from."""
+  """Where the groups of a step come from.
+
+  Attributes:
+    take: Returns the groups of a step.
+    settled: Returns the progress that a checkpoint may hold.
+    restart: Drops the rollouts that are in flight.
+  """
 
   take: Take
   settled: Callable[[Progress], Progress] = lambda progress: progress
-  restart: Callable[[], None] = lambda: None  # forgets what is in flight
+  restart: Callable[[], None] = lambda: None
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned:
+  """What an update saw: the arguments of `records.write_learned`.
+
+  Attributes:
+    trajectories: Trajectories in the order of the batch's rows.
+    batch: The batch with `old_logprobs`.
+    advantages: Advantages of the algorithm, as numpy arrays.
+  """
+
+  trajectories: list[Trajectory]
+  batch: Batch
+  advantages: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+  """The result of one step of RL.
+
+  Attributes:
+    state: State of the learner after the step.
+    progress: Progress of the run after the step.
+    metrics: Metrics of the step.
+    trajectories: All trajectories that were sampled.
+    learned: What the update saw; None without an update.
+  """
+
+  state: Any
+  progress: Progress
+  metrics: dict[str, float]
+  trajectories: list[Trajectory]
+  learned: Learned | None = None
 
 
 def restore(experiment: Experiment, folder: pathlib.Path, *, keep: int
@@ -56,19 +95,19 @@ def restore(experiment: Experiment, folder: pathlib.Path, *, keep: int
   A fresh start is checkpointed, too.
 
   Args:
-    experiment: its learner makes the state.
-    folder: of the run.
-    keep: checkpoints that are kept on the disk.
+    experiment: Experiment whose learner makes the state.
+    folder: Directory of the run.
+    keep: Number of checkpoints that are kept on the disk.
 
   Raises:
-    ValueError: the run starts from parameters that are no finite numbers.
+    ValueError: The run starts from parameters that are not finite numbers.
   """
   processes.on_first('rollback?', lambda: rollbacks.finish(folder))
-  found = checkpoint.restore(
+  restored = checkpoint.restore(
       folder / 'checkpoints', experiment.learner.train_step.abstract_state(),
       warn=lambda text: _say(f'Warning: {text}'))
-  if found:
-    _, state, extra = found
+  if restored:
+    _, state, extra = restored
     progress = rollbacks.applied(folder, Progress.from_json(extra))
     _say(f'Resumed at step {progress.step} of {folder}.')
     return state, progress
@@ -84,62 +123,64 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
          progress: Progress, writer: metrics.Writer,
          validate: Callable[[Any, int], float | None] = lambda *_: None
         ) -> tuple[Any, Progress]:
-  """Steps until the run is done.
+  """Runs steps until the run is done.
 
   Args:
-    experiment: what the config builds.
-    config: its `train`, `guards` and `rollout` are read.
-    folder: of the run.
-    state: of the learner.
-    progress: of the run.
-    writer: of the metrics.
-    validate: called every `evaluate.every` steps but the last, before these are
-      saved: what is restored has been validated. Returns a score, if it can.
+    experiment: Experiment that the config builds.
+    config: Config whose `train`, `guards` and `rollout` are read.
+    folder: Directory of the run.
+    state: State of the learner.
+    progress: Progress of the run.
+    writer: Writer of the metrics.
+    validate: Function that is called every `evaluate.every` steps but the last,
+      before the step is saved: what is restored has been validated. Returns a
+      score, if it can.
 
   Returns:
     The state and the progress.
 
   Raises:
-    Stopped: a signal ended it; what was done is saved.
-    ValueError: too many steps taught nothing, and what was done is saved; or a
+    Stopped: A signal ended the loop; what was done is saved.
+    ValueError: Too many steps taught nothing, and what was done is saved; or a
       guard ends the run.
   """
-  options = config.train
-  timer, watch = progress_lib.Timer(), guards.Guards(config.guards, folder)
-  own = at_rate(experiment, config, progress)
+  options, timer = config.train, progress_lib.Timer()
   with (signals.StopRequest(_log_stop) as stop,
         _progress_bar(progress, options) as show,
         rollouts(experiment, config) as source,
         watchdog.Watchdog(options.watchdog_secs or _NEVER) as heartbeat,
         checkpoint.Saver(folder / 'checkpoints',
                          keep=options.keep_checkpoints) as saver):
+    health = health_lib.Health(config, folder, writer, validate, heartbeat)
+    learning = at_rate(experiment, config, progress)
     if progress.step:  # which may have been the last, until now
-      progress = _validated(progress, config, heartbeat,
-                            functools.partial(validate, state))
-    while not is_done(progress, options):
-      _check_not_silent(progress, options)
-      heartbeat.beat(f'step {progress.step + 1}')
+      progress = health.validated(state, progress)
+    while not health_lib.is_done(progress, options):
+      health.begin_step(progress)
       with timer('step'):
-        state, progress, values, sampled, learned = step(
-            own, config, source.take, state, progress, timer, watch.skips)
-      values |= timer.pop() | _learning_rates(config, own, state, progress)
-      values |= _throughput(sampled, values['timing_s/step'])
-      progress = _warn_if_silent(
-          own.algorithm, progress, values, options.warn_after)
+        result = step(learning, config, source.take, state, progress, timer,
+                      health.skips)
+      state, progress = result.state, result.progress
+      values = result.metrics | timer.pop() | _learning_rates(
+          config, learning, state, progress)
+      values |= _throughput(result.trajectories, values['timing_s/step'])
+      progress = health.count_silent(learning.algorithm, progress, values)
       writer.write(progress.step, values)
-      _record(folder, progress.step, sampled, learned)
-      verdict = watch.verdict(progress, values)
-      if verdict.action == guards.ROLLBACK:
+      _record(folder, result)
+      verdict = health.verdict(progress, values)
+      if verdict.rolls_back:
         source.restart()
         saver.wait()
+        del result
         state = None  # makes room
-        state, progress = _roll_back(
-            own, config, folder, writer, progress, verdict, watch)
-        own = at_rate(experiment, config, progress)
+        health.roll_back(progress, verdict)
+        state, progress = restore(
+            learning, folder, keep=options.keep_checkpoints)
+        health.forget_after(progress)
+        learning = at_rate(experiment, config, progress)
         continue
       best = progress.best
-      progress = _validated(watch.remembers(progress, verdict), config,
-                            heartbeat, functools.partial(validate, state))
+      progress = health.validated(state, health.remembers(progress, verdict))
       stopping = processes.stop_requested_anywhere(stop.asked)
       if stopping or _is_due(progress, options, progress.best != best):
         with timer('checkpoint'):
@@ -148,8 +189,8 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
       show(progress, values)
       if stopping:
         break
-  _check_not_silent(progress, options)
-  if not is_done(progress, options):
+  health_lib.check_not_silent(progress, options)
+  if not health_lib.is_done(progress, options):
     raise signals.Stopped(
         f'Stopped after step {progress.step}; everything is saved in {folder}. '
         'Run the same command to go on.')
@@ -159,51 +200,47 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
 def step(experiment: Experiment, config, take: Take, state: Any,
          progress: Progress, timer: progress_lib.Timer,
          skips: Callable[[dict[str, float]], bool] = lambda values: False
-        ) -> tuple[Any, Progress, dict[str, float], list[Trajectory],
-                   tuple | None]:
-  """One step of RL: sample, keep, pack, score, update.
+        ) -> StepResult:
+  """Takes one step of RL: samples, filters, collates, scores and updates.
 
   Args:
-    experiment: what the config builds.
-    config: its `rollout` is read.
-    take: samples.
-    state: of the learner; donated.
-    progress: of the run.
-    timer: of the phases.
-    skips: whether the update is to be left out, by what was sampled.
-
-  Returns:
-    The new state and progress, metrics, all trajectories sampled, and, for
-    `records.write_learned`, those trained on with their batch and advantages;
-    None without an update.
+    experiment: Experiment that the config builds.
+    config: Config whose `rollout` is read.
+    take: Function that samples.
+    state: State of the learner; it is donated.
+    progress: Progress of the run.
+    timer: Timer of the phases.
+    skips: Function that says, given the metrics of what was sampled, whether
+      the update is left out.
   """
-  learner, seen = experiment.learner, []
+  learner = experiment.learner
   with timer('gen'):
-    found = take(learner.policy(state, experiment.params), progress)
-  progress = dataclasses.replace(found.progress, step=progress.step + 1)
-  values = found.metrics | statistics.describe(found.trajectories)
+    collected = take(learner.policy(state, experiment.params), progress)
+  progress = dataclasses.replace(collected.progress, step=progress.step + 1)
+  values = collected.metrics | statistics.describe(collected.trajectories)
   values['training/rollouts'] = progress.rollouts
   values['guards/rollbacks'] = progress.rollbacks
   values['guards/skipped'] = float(skips(values))
   if values['guards/skipped']:
-    return state, progress, values, found.trajectories, None
-  batch = collect.pack(
-      found.groups, experiment.algorithm, progress.step - 1, experiment.rounds,
-      length=config.rollout.length,
+    return StepResult(state, progress, values, collected.trajectories)
+  batch = collect.collate(
+      collected.groups, experiment.algorithm, progress.step - 1,
+      experiment.rounds, length=config.rollout.length,
       mask_truncated=config.rollout.mask_truncated)
-  batch = learner.score(state, batch, experiment.params, timer)
-  state, learned = learner.update(
-      state, batch, experiment.params, timer, see=lambda *of: seen.append(of))
-  values |= learned
+  packed = learner.score(state, batch, experiment.params, timer)
+  state, learned_metrics, seen, advantages = learner.learn(
+      state, packed, experiment.params, timer)
+  values |= learned_metrics
   values['guards/arrays_not_finite'] = len(weights.not_finite(state))
   experiment.lockstep.phase(f'step {progress.step - 1}')
-  trained = [one for group in found.groups for one in group]
-  return state, progress, values, found.trajectories, (trained, *seen[0])
+  rows = [trajectory for group in collected.groups for trajectory in group]
+  return StepResult(state, progress, values, collected.trajectories,
+                    Learned(rows, seen, advantages))
 
 
 def rollouts(experiment: Experiment, config
             ) -> contextlib.AbstractContextManager[Source]:
-  """The source of a step's groups: synchronous or asynchronous rollouts."""
+  """Returns the source of a step's groups: rollouts before it or beside it."""
   sampler = experiment.sampler
   collected = functools.partial(
       collect.collect, sampler, draw=experiment.stream.draw,
@@ -225,59 +262,21 @@ def _open(source: asynchronous.AsyncRollouts):
 
 
 def at_rate(experiment: Experiment, config, progress: Progress) -> Experiment:
-  """The experiment at the learning rate that rollbacks have left."""
+  """Returns the experiment at the learning rate that rollbacks have left."""
   return dataclasses.replace(experiment, learner=experiment.learner.at_rate(
       config.guards.rollback_rate ** progress.rollbacks))
 
 
-def _roll_back(experiment: Experiment, config, folder: pathlib.Path,
-               writer: metrics.Writer, progress: Progress,
-               verdict: guards.Verdict, watch: guards.Guards
-              ) -> tuple[Any, Progress]:
-  """The state and progress of a checkpoint from before, and other questions."""
-  to = processes.on_first('to', lambda: watch.before(progress.step, verdict))
-  _say(f'Step {progress.step} is rolled back to the checkpoint of step {to}.')
-  processes.on_first('rollback', lambda: rollbacks.note(
-      folder, progress, to, verdict.text))
-  state, progress = restore(
-      experiment, folder, keep=config.train.keep_checkpoints)
-  writer.truncate(progress.step)
-  watch.forget()
-  processes.on_first('forget', lambda: forget_after(progress.step, folder))
-  return state, progress
-
-
-def forget_after(step: int, folder: pathlib.Path) -> None:
-  """Deletes evaluations of steps after a restored one: they are made again."""
-  for path in (folder / 'evaluation').glob(f'{DURING}*'):
-    if int(path.name.removeprefix(DURING)) > step:
-      shutil.rmtree(path)
-
-
-def _record(folder: pathlib.Path, number: int, sampled: Sequence[Trajectory],
-            learned: tuple | None) -> None:
-  """Keeps the trajectories of a step, and what it learned from."""
-  if processes.is_first():
-    name = f'step_{number:06d}.jsonl.gz'
-    records.write(folder / 'trajectories' / name, sampled)
-    if learned:
-      records.write_learned(folder / 'learned' / name, *learned)
-
-
-def _validated(progress: Progress, config, heartbeat: watchdog.Watchdog,
-               validate: Callable[[int], float | None]) -> Progress:
-  """Validates if it is due; the progress with the best validation so far.
-
-  Of equal ones the first is the best. The last step is evaluated as a whole.
-  """
-  every, step = config.evaluate.every, progress.step
-  if not every or step % every or is_done(progress, config.train):
-    return progress
-  heartbeat.beat(f'validation after step {step}')
-  score = validate(step)
-  if score is None or progress.best and score <= progress.best[1]:
-    return progress
-  return dataclasses.replace(progress, best=(step, score))
+def _record(folder: pathlib.Path, result: StepResult) -> None:
+  """Writes the trajectories of a step, and what it learned from them."""
+  if not processes.is_first():
+    return
+  name = f'step_{result.progress.step:06d}.jsonl.gz'
+  records.write(folder / 'trajectories' / name, result.trajectories)
+  if result.learned:
+    records.write_learned(
+        folder / 'learned' / name, result.learned.trajectories,
+        result.learned.batch, result.learned.advantages)
 
 
 @contextlib.contextmanager
@@ -300,7 +299,7 @@ def _progress_bar(progress: Progress, options: Any) -> Iterator[
 def _is_due(progress: Progress, options: Any, is_best: bool) -> bool:
   """Whether a step is saved."""
   return (progress.step % options.checkpoint_every == 0
-          or is_done(progress, options) or _is_silent(progress, options)
+          or health_lib.is_done(progress, options) or health_lib.is_silent(progress, options)
           or options.keep_best and is_best)
 
 
@@ -310,12 +309,6 @@ def _pinned(progress: Progress, options: Any) -> list[int]:
   before = [] if progress.before_collapse is None else [
       progress.before_collapse]
   return best + before
-
-
-def is_done(progress: Progress, options: Any) -> bool:
-  """Whether a run has reached its end; options: config.train."""
-  return (progress.step >= options.num_steps or
-          0 < options.max_rollouts <= progress.rollouts)
 
 
 def _log_stop() -> None:
@@ -349,39 +342,3 @@ def _learning_rates(config, experiment: Experiment, state, progress: Progress
   if 'critic' in updates:
     rates['critic/lr'] = last(config.critic.optimizer, updates['critic'])
   return rates
-
-
-def _is_silent(progress: Progress, options: Any) -> bool:
-  return 0 < options.stop_after <= progress.silent_steps
-
-
-def _check_not_silent(progress: Progress, options: Any) -> None:
-  """Raises a ValueError after too many steps that taught nothing."""
-  if _is_silent(progress, options):
-    raise ValueError(
-        f'the last {progress.silent_steps} steps, up to step {progress.step}, '
-        'must not all have outcomes that are alike (train.stop_after is '
-        f'{options.stop_after}), but they had, so nothing is learned. What was '
-        'sampled is in the folder trajectories/. To go on all the same raise '
-        'train.stop_after, or set it to 0.')
-
-
-def _warn_if_silent(algorithm, progress: Progress, values, warn_after: int
-                   ) -> Progress:
-  """Counts steps whose outcomes are all alike, and warns of them."""
-  if algorithm.min_group_size > 1:
-    silent = values['data/frac_group_mixed'] == 0
-  else:  # the baseline is not of a group
-    silent = values['critic/score/max'] == values['critic/score/min']
-  steps = progress.silent_steps + 1 if silent else 0
-  if silent and steps % warn_after == 0:
-    cause, remedy = ('is 0', 'Start from a model that is right now and then, '
-                     'ask easier questions, or raise rollout.group_size; with '
-                     'a reward of your own see config.outcome, too')
-    if values['data/frac_group_all_one'] > 0.5:
-      cause, remedy = 'is 1 in most groups', 'Ask harder questions'
-    elif values['data/frac_group_failed'] > 0.5:
-      cause, remedy = 'is none: searches fail', 'Look at search/error_rate'
-    _say(f'Warning: outcomes were alike for {steps} steps (the outcome '
-         f'{cause}), so nothing is learned. {remedy}.')
-  return dataclasses.replace(progress, silent_steps=steps)

@@ -13,6 +13,7 @@ from typing import Any
 from searchrl.evaluation import evaluator
 from searchrl.evaluation import summary
 from searchrl.experiment import build
+from searchrl.experiment import health
 from searchrl.experiment import loop
 from searchrl.experiment import policy
 from searchrl.models import weights
@@ -62,7 +63,7 @@ def _train(config, folder: pathlib.Path) -> None:
       enabled=processes.is_first())) as writer:
     writer.truncate(progress.step)
     processes.on_first(
-        'forget', lambda: loop.forget_after(progress.step, folder))
+        'forget', lambda: health.forget_after(progress.step, folder))
     if progress.step == 0 and config.evaluate.initial:
       _evaluate(experiment, learner.policy(state, base), 'before', folder,
                writer, 0)
@@ -72,7 +73,7 @@ def _train(config, folder: pathlib.Path) -> None:
     state, progress = loop.loop(
         experiment, config, folder, state, progress, writer,
         lambda state, step: _evaluate(
-            few, learner.policy(state, base), f'{loop.DURING}{step:06d}',
+            few, learner.policy(state, base), f'{health.DURING}{step:06d}',
             folder, writer, step))
     _evaluate(experiment, learner.policy(state, base), 'after', folder, writer,
              progress.step)
@@ -106,7 +107,7 @@ def _is_finished(config, folder: pathlib.Path) -> bool:
       break
   else:
     return True
-  if loop.is_done(progress, config.train):
+  if health.is_done(progress, config.train):
     return True
   (folder / summary.FILE).unlink()  # first: with it the run is finished
   for name in ('model', 'evaluation/after'):

@@ -248,7 +248,7 @@ def _kept(groups: list[Group], keep) -> list[Group]:
   return [group for group, keep_it in zip(groups, kept) if keep_it]
 
 
-def pack(groups: Sequence[Group], algorithm: algorithms.Algorithm,
+def collate(groups: Sequence[Group], algorithm: algorithms.Algorithm,
          policy_step: int, rounds: Rounds, *, length: int, mask_truncated: bool
         ) -> trajectory_lib.Batch:
   """A batch of all groups, filled up with empty rows.
@@ -256,12 +256,12 @@ def pack(groups: Sequence[Group], algorithm: algorithms.Algorithm,
   Args:
     groups: to train on.
     algorithm: its `group_of` decides which rows share a baseline.
-    policy_step, length, mask_truncated: as in `trajectory.pack`.
+    policy_step, length, mask_truncated: as in `trajectory.collate`.
     rounds: questions times samples are the rows of a batch.
   """
   trajectories = [t for group in groups for t in group]
   group_of = algorithm.group_of
-  return trajectory_lib.pack(
+  return trajectory_lib.collate(
       trajectories, policy_step=policy_step, length=length,
       group_ids=[t.group if group_of is None else group_of(t.question)
                  for t in trajectories],

@@ -128,7 +128,7 @@ class Learner:
 
     Args:
       state: that before the first update on this batch.
-      batch: from `trajectory.pack`.
+      batch: from `trajectory.collate`.
       base: what `init` received, if `needs_base`.
       timer: times 'old_log_prob', 'ref' and 'values'.
 
@@ -165,21 +165,31 @@ class Learner:
                            state['policy'].params, self._frozen(base))
 
   def update(self, state: State, packed: PackedBatch,
-             base: transformer.Params | None = None, timer: Timer = _untimed,
-             see: Callable[[Batch, Any], None] = lambda *_: None
+             base: transformer.Params | None = None, timer: Timer = _untimed
             ) -> tuple[State, dict[str, float]]:
-    """Makes an optimiser step on each mini-batch of a batch.
-
-    Args:
-      state: donated.
-      packed: from `score`.
-      base: what `init` received, if adapters are trained.
-      timer: times 'adv', and 'update_actor' with the critic's update in it.
-      see: receives the batch with `old_logprobs`, and its advantages; numpy.
+    """Makes an optimiser step on each mini-batch; see `learn`.
 
     Returns:
-      The new state, and metrics: the optimiser steps' means, those of the
-      batch, and those of how far apart sampler and learner are.
+      The new state, and the metrics.
+    """
+    return self.learn(state, packed, base, timer)[:2]
+
+  def learn(self, state: State, packed: PackedBatch,
+            base: transformer.Params | None = None, timer: Timer = _untimed
+           ) -> tuple[State, dict[str, float], Batch, Any]:
+    """Makes an optimiser step on each mini-batch, and returns what it saw.
+
+    Args:
+      state: State before the update; it is donated.
+      packed: Packed batch from `score`.
+      base: Parameters that `init` received, if adapters are trained.
+      timer: Timer of 'adv', and of 'update_actor', which includes the critic's
+        update.
+
+    Returns:
+      The new state; metrics (means of the optimiser steps, those of the batch,
+      and the distance between sampler and learner); the batch with
+      `old_logprobs`; and its advantages. The last two are numpy arrays.
     """
     batch, per_step, old = packed.batch, [], []
     with timer('adv'):
@@ -192,9 +202,8 @@ class Learner:
         old.append(old_logprobs)
     if batch.old_logprobs is None:
       batch = dataclasses.replace(batch, old_logprobs=packed.unlay(old))
-    see(batch, advantages)
-    return state, (_means(per_step) | diagnostics.describe(batch, advantages)
-                   | diagnostics.mismatch(batch))
+    return (state, _means(per_step) | diagnostics.describe(batch, advantages)
+            | diagnostics.mismatch(batch), batch, advantages)
 
   def abstract_update(self, rows: int, base_dtype: str = 'float32') -> tuple:
     """The arguments of `train_step.update`: shapes, dtypes and shardings.
@@ -204,7 +213,7 @@ class Learner:
       base_dtype: of the frozen policy, if adapters are trained.
     """
     needs = self.train_step.algorithm.needs
-    empty = trajectory.pack(
+    empty = trajectory.collate(
         [], group_ids=[], policy_step=0, length=self.train_step.length,
         rows=rows // self.minibatches)
     empty = dataclasses.replace(empty, **{

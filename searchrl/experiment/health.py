@@ -1,0 +1,149 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The health of a run: validation, silent steps, guards and rollbacks.
+
+The loop asks `Health` before and after each step. What a guard decides is in
+`guards`; how a rollback survives a kill is in `rollbacks`.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import pathlib
+import shutil
+from typing import Any
+
+from searchrl.experiment import guards
+from searchrl.experiment import rollbacks
+from searchrl.rl import algorithms
+from searchrl.rollouts.collect import Progress
+from searchrl.runtime import metrics
+from searchrl.runtime import processes
+from searchrl.runtime import watchdog
+
+DURING = 'step_'  # prefix of the folders of evaluations during training
+Validate = Callable[[Any, int], float | None]  # state, step -> a score
+
+
+class Health:
+  """Watches the steps of a run.
+
+  Args:
+    config: Config whose `train`, `guards` and `evaluate` are read.
+    folder: Directory of the run.
+    writer: Writer of the metrics.
+    validate: Function that evaluates the state of a step and returns a score,
+      if it can.
+    heartbeat: Watchdog that is told what the run is doing.
+  """
+
+  def __init__(self, config: Any, folder: pathlib.Path,
+               writer: metrics.Writer, validate: Validate,
+               heartbeat: watchdog.Watchdog):
+    self._config, self._folder, self._writer = config, folder, writer
+    self._validate, self._heartbeat = validate, heartbeat
+    self._guards = guards.Guards(config.guards, folder)
+
+  def begin_step(self, progress: Progress) -> None:
+    """Raises a ValueError after too many steps that taught nothing."""
+    check_not_silent(progress, self._config.train)
+    self._heartbeat.beat(f'step {progress.step + 1}')
+
+  def skips(self, values: Mapping[str, float]) -> bool:
+    """Returns whether a guard leaves the update of a step out."""
+    return self._guards.skips(values)
+
+  def count_silent(self, algorithm: algorithms.Algorithm, progress: Progress,
+                   values: Mapping[str, float]) -> Progress:
+    """Counts steps whose outcomes are all alike, and warns of them."""
+    return _count_silent(algorithm, progress, values,
+                         self._config.train.warn_after)
+
+  def verdict(self, progress: Progress, values: Mapping[str, float]
+             ) -> guards.Verdict:
+    """Returns what the guards decide; raises a ValueError if the run ends."""
+    return self._guards.verdict(progress, values)
+
+  def remembers(self, progress: Progress, verdict: guards.Verdict) -> Progress:
+    """Keeps, at the first sign of a collapse, the checkpoint before it."""
+    return self._guards.remembers(progress, verdict)
+
+  def validated(self, state: Any, progress: Progress) -> Progress:
+    """Validates if it is due, and keeps the best validation so far.
+
+    The first of equal ones is the best. The last step is not validated, since
+    the whole evaluation follows it.
+    """
+    every, step = self._config.evaluate.every, progress.step
+    if not every or step % every or is_done(progress, self._config.train):
+      return progress
+    self._heartbeat.beat(f'validation after step {step}')
+    score = self._validate(state, step)
+    if score is None or progress.best and score <= progress.best[1]:
+      return progress
+    return dataclasses.replace(progress, best=(step, score))
+
+  def roll_back(self, progress: Progress, verdict: guards.Verdict) -> None:
+    """Goes back to the checkpoint that `loop.restore` then finds."""
+    step = processes.on_first(
+        'to', lambda: self._guards.before(progress.step, verdict))
+    processes.say(f'Step {progress.step} is rolled back to the checkpoint of '
+                  f'step {step}.')
+    processes.on_first('rollback', lambda: rollbacks.note(
+        self._folder, progress, step, verdict.text))
+
+  def forget_after(self, progress: Progress) -> None:
+    """Drops metrics and evaluations of the steps after a restored one."""
+    self._writer.truncate(progress.step)
+    self._guards.forget()
+    processes.on_first(
+        'forget', lambda: forget_after(progress.step, self._folder))
+
+
+def is_done(progress: Progress, options: Any) -> bool:
+  """Returns whether a run has reached its end; options: config.train."""
+  return (progress.step >= options.num_steps or
+          0 < options.max_rollouts <= progress.rollouts)
+
+
+def is_silent(progress: Progress, options: Any) -> bool:
+  """Returns whether `train.stop_after` steps in a row taught nothing."""
+  return 0 < options.stop_after <= progress.silent_steps
+
+
+def forget_after(step: int, folder: pathlib.Path) -> None:
+  """Deletes evaluations of steps after a restored one: they are made again."""
+  for path in (folder / 'evaluation').glob(f'{DURING}*'):
+    if int(path.name.removeprefix(DURING)) > step:
+      shutil.rmtree(path)
+
+
+def check_not_silent(progress: Progress, options: Any) -> None:
+  """Raises a ValueError after too many steps that taught nothing."""
+  if is_silent(progress, options):
+    raise ValueError(
+        f'the last {progress.silent_steps} steps, up to step {progress.step}, '
+        'must not all have outcomes that are alike (train.stop_after is '
+        f'{options.stop_after}), but they had, so nothing is learned. What was '
+        'sampled is in the folder trajectories/. To go on all the same raise '
+        'train.stop_after, or set it to 0.')
+
+
+def _count_silent(algorithm: algorithms.Algorithm, progress: Progress,
+                  values: Mapping[str, float], warn_after: int) -> Progress:
+  """Counts steps whose outcomes are all alike, and warns of them."""
+  if algorithm.min_group_size > 1:
+    silent = values['data/frac_group_mixed'] == 0
+  else:  # the baseline is not of a group
+    silent = values['critic/score/max'] == values['critic/score/min']
+  steps = progress.silent_steps + 1 if silent else 0
+  if silent and steps % warn_after == 0:
+    cause, remedy = ('is 0', 'Start from a model that is right now and then, '
+                     'ask easier questions, or raise rollout.group_size; with '
+                     'a reward of your own see config.outcome, too')
+    if values['data/frac_group_all_one'] > 0.5:
+      cause, remedy = 'is 1 in most groups', 'Ask harder questions'
+    elif values['data/frac_group_failed'] > 0.5:
+      cause, remedy = 'is none: searches fail', 'Look at search/error_rate'
+    processes.say(f'Warning: outcomes were alike for {steps} steps (the outcome '
+                  f'{cause}), so nothing is learned. {remedy}.')
+  return dataclasses.replace(progress, silent_steps=steps)
