@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rollouts: questions in, finished trajectories out; weights for the engine."""
+"""Rollouts: turn questions into finished trajectories, and sync the weights."""

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asynchronous rollouts: a thread samples some steps ahead of the learner.
 
-Step n trains on what the policy of step n - max_staleness sampled. Which policy
-samples which step is fixed in advance, so two runs of one seed are equal;
-trajectories carry the step of their policy, and ratios divide by its
-log-probs. What is in flight is part of a checkpoint, so that a run that was
-stopped ends with the bits of one that was not.
+Step n trains on the samples of the policy of step n - max_staleness. It is
+fixed in advance which policy samples which step, so two runs with one seed are
+equal. Each trajectory carries the step of its policy, and importance ratios
+divide by that policy's log-probs. A checkpoint includes the samples in flight,
+so a resumed run ends with the same bits as an uninterrupted one.
 """
 
 from collections.abc import Callable
@@ -23,16 +23,17 @@ Collect = Callable[[Synced, Progress, int], Collected]
 
 
 class AsyncRollouts:
-  """Samples up to `max_staleness` steps before they are trained on.
+  """A sampler that runs up to `max_staleness` steps ahead of training.
 
-  One thread samples, step by step; no lock is held while waiting, and `take`
-  raises an error of the thread.
+  One thread samples, one step after the other. No lock is held while waiting.
+  `take` raises the errors of the thread.
 
   Args:
-    collect: called in the thread, with weights whose buffers no update reuses.
-    snapshot: params -> such weights; called in the learner's thread.
-    max_staleness: steps; above 0.
-    last_step: of the run; nothing is sampled beyond it.
+    collect: Function that samples a step. It is called in the thread, with
+      weights whose buffers no update reuses.
+    snapshot: Function params -> such weights, called in the learner's thread.
+    max_staleness: Number of steps that sampling may be ahead; above 0.
+    last_step: Number of steps of the run; nothing is sampled beyond it.
   """
 
   def __init__(self, collect: Collect, snapshot: Callable[[Any], Synced], *,
@@ -42,15 +43,15 @@ class AsyncRollouts:
     self._pool = concurrent.futures.ThreadPoolExecutor(
         1, thread_name_prefix='rollouts')
     self._in_flight = collections.deque()
-    self._sampled = None  # the thread's own progress
+    self._sampled = None  # progress of the sampling thread
 
   def take(self, params: Any, progress: Progress) -> Collected:
-    """Returns the data of progress.step, after waiting for it if need be.
+    """Returns the data of progress.step; waits until it has been sampled.
 
     Args:
-      params: the policy of progress.step; it samples the steps that follow.
-      progress: of the training; that of the result has the data position,
-        surplus and counts of the sampling.
+      params: The policy at progress.step. It samples the steps that follow.
+      progress: Progress of the training. The progress in the result has the
+        data position, the surplus and the counts of the sampling.
     """
     if self._sampled is None:
       self._start(progress)
@@ -67,12 +68,12 @@ class AsyncRollouts:
         found.progress, silent_steps=progress.silent_steps))
 
   def settled(self, progress: Progress) -> Progress:
-    """The progress with what is in flight, after waiting for it."""
+    """Waits for the samples in flight and returns the progress with them."""
     return dataclasses.replace(progress, in_flight=tuple(
         sampling.result() for sampling in self._in_flight))
 
   def restart(self) -> None:
-    """Waits for what is being sampled, and drops all that was not taken."""
+    """Waits for the running step and drops all samples that were not taken."""
     for sampling in self._in_flight:
       sampling.cancel()
     concurrent.futures.wait(self._in_flight)
@@ -80,7 +81,7 @@ class AsyncRollouts:
     self._sampled = None
 
   def _start(self, progress: Progress) -> None:
-    """Takes up what a checkpoint holds."""
+    """Restores the samples in flight from a checkpoint's progress."""
     for found in progress.in_flight:
       self._in_flight.append(concurrent.futures.Future())
       self._in_flight[-1].set_result(found)
@@ -95,5 +96,5 @@ class AsyncRollouts:
     return found
 
   def close(self) -> None:
-    """Waits for the step that is being sampled, and drops the rest."""
+    """Waits for the step that is being sampled and cancels the others."""
     self._pool.shutdown(wait=True, cancel_futures=True)

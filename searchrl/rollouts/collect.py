@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Collection with the dynamic filter: rounds of questions in, full groups out.
+"""Collection with the dynamic filter: samples rounds until a batch is full.
 
-An algorithm keeps some groups and rejects others; rounds go on until a batch is
-full. The surplus opens the next step, and is checkpointed until then.
+The algorithm keeps some groups and rejects others, so questions are asked in
+rounds. Surplus groups are checkpointed and open the next step's batch.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Progress:
 
   step: int = 0  # updates of the policy
   rollouts: int = 0  # trajectories sampled so far
-  groups: int = 0  # groups asked for so far; the next one's number
-  position: tuple[int, ...] = ()  # of the data
+  groups: int = 0  # groups requested so far; also the number of the next one
+  position: tuple[int, ...] = ()  # questions drawn from each pool of the data
   surplus: tuple[Group, ...] = ()
-  silent_steps: int = 0  # in a row, without a group that has a gradient
-  in_flight: tuple[Collected, ...] = ()  # sampled ahead, and not trained on yet
+  silent_steps: int = 0  # latest steps in a row without any gradient
+  in_flight: tuple[Collected, ...] = ()  # sampled ahead; not trained on yet
   rollbacks: int = 0  # times that the run went back to a checkpoint
-  best: tuple[int, float] | None = None  # step and score of a validation
-  collapsing: bool = False  # by the alerts of the last step
-  before_collapse: int | None = None  # the step of the checkpoint before that
+  best: tuple[int, float] | None = None  # step and score of best validation
+  collapsing: bool = False  # the last step raised an alert of a collapse
+  before_collapse: int | None = None  # step of the last checkpoint before it
 
   def to_json(self) -> dict[str, Any]:
     surplus = [[trajectory_lib.to_json(t) for t in group]
@@ -74,10 +74,10 @@ class Collected:
   """The data of a step, and its metrics.
 
   Attributes:
-    groups: to train on.
-    trajectories: all that this step sampled.
-    metrics: of the groups, searches and weight sync of this step alone.
-    progress: after these rollouts, of the same step.
+    groups: Groups to train on.
+    trajectories: All trajectories that this step sampled.
+    metrics: Metrics of this step's groups, searches and weight sync.
+    progress: Progress after these rollouts, with the same step number.
   """
 
   groups: list[Group]
@@ -86,7 +86,7 @@ class Collected:
   progress: Progress
 
   def to_json(self) -> dict[str, Any]:
-    """What a checkpoint holds; each trajectory once."""
+    """Returns a checkpoint's record, which has each trajectory only once."""
     numbers, written = {}, []
 
     def number(trajectory: Trajectory) -> int:
@@ -115,15 +115,15 @@ class Collected:
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-  """How questions are asked.
+  """Settings of the rounds in which questions are asked.
 
   Attributes:
-    questions: groups of a batch.
-    group_size: samples a question.
-    max_rounds: of questions a step.
-    end_when_full: trajectories unfinished when the batch is full are dropped.
-    temperature: of sampling.
-    truncation: which tokens may be drawn.
+    questions: Number of groups per batch.
+    group_size: Number of samples per question.
+    max_rounds: Maximum number of rounds per step.
+    end_when_full: True to drop unfinished trajectories once the batch is full.
+    temperature: Sampling temperature.
+    truncation: Rule for which tokens may be drawn.
   """
 
   questions: int
@@ -149,15 +149,15 @@ def collect(
   """Samples rounds of questions until `keep` has accepted a full batch.
 
   Args:
-    sampler: rolls the questions out.
-    synced: the policy's weights, for its engine.
-    progress: of the run; the surplus in it is used first.
-    policy_step: updates that this policy has had.
-    draw: returns the next questions, and the position after them.
-    keep: of the algorithm; accepts or rejects each group.
-    search: the search engine.
-    scorer: scores the trajectories of each round, before `keep` reads them.
-    rounds: how questions are asked.
+    sampler: Sampler that rolls the questions out.
+    synced: The policy's weights in the form that the engine takes.
+    progress: Progress of the run. Its surplus groups are used first.
+    policy_step: Number of updates that this policy has had.
+    draw: Function that returns the next questions and the position after them.
+    keep: The algorithm's filter, which accepts or rejects each group.
+    search: The search engine.
+    scorer: Scorer of each round's trajectories; it runs before `keep`.
+    rounds: Settings of the rounds.
   """
   check(rounds, scorer)
   score = scoring.once(scorer) if rounds.end_when_full else scorer
@@ -190,14 +190,15 @@ def collect(
   surplus = tuple(groups[rounds.questions:])
   groups = groups[:rounds.questions]
   metrics = _group_counts(asked, groups, carried, len(surplus))
-  metrics |= calls_lib.describe(calls) | engine_wrappers.pop(search) | synced.metrics()
+  metrics |= (calls_lib.describe(calls) | engine_wrappers.pop(search) |
+              synced.metrics())
   return Collected(groups, sampled, metrics, dataclasses.replace(
       progress, rollouts=progress.rollouts + len(sampled), groups=number,
       position=position, surplus=surplus))
 
 
 def check(rounds: Rounds, scorer: scoring.Scorer) -> None:
-  """Raises a ValueError if a round may not end before all have finished."""
+  """Raises a ValueError if `end_when_full` cannot be used with this setup."""
   if not rounds.end_when_full:
     return
   if processes.count() > 1:
@@ -212,7 +213,7 @@ def check(rounds: Rounds, scorer: scoring.Scorer) -> None:
 
 
 def _wanted(rounds: Rounds, missing: int, kept: int, asked: int) -> int:
-  """The questions that should fill the batch, by the share kept so far."""
+  """Returns how many questions should fill the batch, given the kept share."""
   share = kept / asked if asked else 1.0
   return min(rounds.questions,
              math.ceil(missing / max(share, 1 / rounds.questions)))
@@ -220,7 +221,7 @@ def _wanted(rounds: Rounds, missing: int, kept: int, asked: int) -> int:
 
 def _requests(questions: Sequence[Question], size: int,
               times_asked: collections.Counter, number: int) -> list[Request]:
-  """The samples of each question; one asked again gets new sample numbers."""
+  """Returns the requests; a repeated question gets new sample numbers."""
   requests = []
   for group, question in enumerate(questions, start=number):
     first = times_asked[question.uid] * size
@@ -230,7 +231,7 @@ def _requests(questions: Sequence[Question], size: int,
 
 
 def _whole(trajectories: Sequence[Trajectory], size: int) -> list[Group]:
-  """The groups whose samples are all finished, in order."""
+  """Returns the groups whose samples are all finished, in order."""
   groups = collections.defaultdict(list)
   for trajectory in trajectories:
     groups[trajectory.group].append(trajectory)
@@ -238,7 +239,7 @@ def _whole(trajectories: Sequence[Trajectory], size: int) -> list[Group]:
 
 
 def _kept(groups: list[Group], keep) -> list[Group]:
-  """The groups that the algorithm accepts."""
+  """Returns the groups that the algorithm accepts."""
   if not groups:
     return []
   scores = np.array([np.nan if t.outcome_reward is None else t.outcome_reward
@@ -251,13 +252,14 @@ def _kept(groups: list[Group], keep) -> list[Group]:
 def collate(groups: Sequence[Group], algorithm: algorithms.Algorithm,
          policy_step: int, rounds: Rounds, *, length: int, mask_truncated: bool
         ) -> trajectory_lib.Batch:
-  """A batch of all groups, filled up with empty rows.
+  """Returns a batch of all groups, filled up with empty rows.
 
   Args:
-    groups: to train on.
-    algorithm: its `group_of` decides which rows share a baseline.
-    policy_step, length, mask_truncated: as in `trajectory.collate`.
-    rounds: questions times samples are the rows of a batch.
+    groups: Groups to train on.
+    algorithm: The algorithm. Its `group_of` decides which rows share a
+      baseline.
+    policy_step, length, mask_truncated: Arguments of `trajectory.collate`.
+    rounds: Settings that give the number of rows: questions times samples.
   """
   trajectories = [t for group in groups for t in group]
   group_of = algorithm.group_of
@@ -270,7 +272,7 @@ def collate(groups: Sequence[Group], algorithm: algorithms.Algorithm,
 
 def _group_counts(asked, groups, carried: int, surplus: int
                  ) -> dict[str, float]:
-  """Metrics of the groups asked; sizes count the samples that have a score."""
+  """Returns metrics of the groups; sizes count only samples with a score."""
   scores = [[t.outcome_reward for t in group if t.outcome_reward is not None]
             for group in asked]
   kinds = collections.Counter(map(_kind, scores))
@@ -291,10 +293,10 @@ def _group_counts(asked, groups, carried: int, surplus: int
 
 
 def _kind(scores: list[float]) -> str:
-  """The kind of a group, by its outcomes; every group is of one kind."""
+  """Returns the kind of a group by its outcomes; each group has one kind."""
   if not scores:
     return 'failed'
-  best, tolerance = max(scores), advantages.MIN_SPREAD  # as `keep` has it
+  best, tolerance = max(scores), advantages.MIN_SPREAD  # as `keep` uses
   if best - min(scores) > tolerance:
     return 'mixed'
   if abs(best) <= tolerance:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host-side driver of the engine's slots: requests in, trajectories out.
 
-A slot holds one trajectory; when this is finished, the slot goes to the next
-request in the queue. A search pauses its slot while others decode.
+A slot holds one trajectory. When the trajectory is finished, the slot goes to
+the next request in the queue. A search pauses its slot while others decode.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,15 +24,16 @@ ADMISSIONS = ('deterministic', 'arrival')
 
 @dataclasses.dataclass(frozen=True)
 class Budgets:
-  """Where a trajectory must end; lengths in tokens.
+  """Limits of a trajectory; lengths are in tokens.
 
   Attributes:
-    max_turns: actions, the answer included; a search in the last turn is not
-      carried out.
-    max_turn_tokens: of one action.
-    max_prompt_tokens: a longer prompt is refused, never cut.
-    passage_tokens: each passage is cut to this many.
-    top_k: passages a search.
+    max_turns: Maximum number of actions, including the answer. A search in the
+      last turn is not carried out.
+    max_turn_tokens: Maximum length of one action.
+    max_prompt_tokens: Maximum length of a prompt. A longer one is an error; it
+      is never cut.
+    passage_tokens: Length to which each passage is cut.
+    top_k: Number of passages per query.
   """
 
   max_turns: int = 5
@@ -55,12 +56,14 @@ class Schedule:
   """The order in which slots are served; no trajectory depends on it.
 
   Attributes:
-    admission: 'deterministic': the results of a search enter after a fixed
-      number of decodes, so that a repeated run does the same in the same
-      order; 'arrival': when they come.
-    decodes_in_flight: while the host reads an earlier one: 0 or 1.
-    search_timeout_secs: until a search counts as failed.
-    search_calls: at a time; each answers all queries since the one before.
+    admission: Time at which search results enter. With 'deterministic', they
+      enter after a fixed number of decodes, so a repeated run does the same in
+      the same order. With 'arrival', they enter as soon as they come.
+    decodes_in_flight: Number of decodes, 0 or 1, that run while the host reads
+      an earlier one.
+    search_timeout_secs: Seconds after which a search counts as failed.
+    search_calls: Number of search calls at a time. Each answers all queries
+      submitted since the call before it.
   """
 
   admission: str = 'deterministic'
@@ -86,7 +89,7 @@ class Schedule:
 class _Unfinished:
   """A trajectory that is being sampled."""
 
-  row: int  # its place in the result
+  row: int  # index of its request, and of its place in the result
   trajectory: Trajectory
   pending: tuple[int, ...]  # tokens to append to its slot next
   slot: int | None = None
@@ -117,28 +120,31 @@ def run(
   """Samples a trajectory for every request.
 
   Args:
-    requests: what to sample; samples of a question differ in their randomness.
-    engine: with its weights loaded.
-    search: answers all queries of a pass in one call, in a thread of its own.
-    dialogue: the protocol.
-    tokenizer: see `agent.tokenizer`.
-    budgets: limits.
-    step: of the run; part of every row's randomness.
-    policy_step: written into the trajectories.
-    schedule: the order in which slots are served.
-    enough: called after each pass with the finished trajectories, by their
-      place among the requests; true if the rest is no longer needed.
-    watch: receives each trajectory whenever it has grown: by an action, by an
-      observation, and by its end.
-    agree: search results by slot -> those to use. Processes that share their
-      slots agree on them; admission must be deterministic then.
+    requests: The samples to draw. Samples of one question differ in their
+      randomness.
+    engine: The engine, with its weights loaded.
+    search: Search engine that answers all queries of a pass in one call, in a
+      thread of its own.
+    dialogue: The protocol.
+    tokenizer: The tokenizer; see `agent.tokenizer`.
+    budgets: Limits of the trajectories.
+    step: Step of the run; a part of every row's randomness.
+    policy_step: Step of the policy, which is written into the trajectories.
+    schedule: The order in which slots are served.
+    enough: Predicate that is called after each pass with the finished
+      trajectories by request index. True means that the rest is not needed.
+    watch: Callback that receives each trajectory whenever it has grown: by an
+      action, by an observation, and by its end.
+    agree: Function from search results by slot to the ones to use. Processes
+      that share their slots agree on them; admission must be deterministic
+      then.
 
   Returns:
-    Trajectories in the order of `requests`, without rewards, None for those
-    that were not needed; and the search calls.
+    Trajectories without rewards in the order of `requests`, or None where one
+    was not needed; and the search calls.
 
   Raises:
-    ValueError: a prompt longer than max_prompt_tokens.
+    ValueError: A prompt is longer than max_prompt_tokens.
   """
   queue = _unfinished(requests, policy_step, dialogue, tokenizer, budgets)
   searches = pending_searches.PendingSearches(
@@ -162,7 +168,7 @@ def run(
 
 def _unfinished(requests, policy_step, dialogue, tokenizer, budgets
                ) -> list[_Unfinished]:
-  """The queue, its first entry last; each question is encoded once."""
+  """Returns the queue in reverse order; each question is encoded once."""
   prompts, queue = {}, []
   for row, request in enumerate(requests):
     question = request.question
@@ -192,14 +198,14 @@ class _Slots:
     self._searches, self._step = searches, step
     self._watch, self._agree = watch, agree
     self._free = list(range(engine.slots))[::-1]
-    self._decoding = set()  # slots
-    self._waiting = []  # unfinished, for room in the cache
-    self._unread = 0  # decodes
+    self._decoding = set()  # slots that decode
+    self._waiting = []  # unfinished trajectories that wait for cache room
+    self._unread = 0  # dispatched decodes that the host has not read
     self.active = {}  # slot -> unfinished
     self.finished = {}  # row -> trajectory
 
   def assign(self, queue: list[_Unfinished]) -> list[_Unfinished]:
-    """Gives free slots to the next in the queue; returns those."""
+    """Gives free slots to the next queue entries and returns these entries."""
     assigned = []
     while queue and self._free:
       one = queue.pop()
@@ -209,10 +215,10 @@ class _Slots:
     return assigned
 
   def feed(self, ready: Sequence[_Unfinished]) -> None:
-    """Appends the pending tokens to their slots, or ends what does not fit.
+    """Appends pending tokens to their slots; ends trajectories that do not fit.
 
-    What the cache has no room for now waits for the next time, and new
-    trajectories wait longest.
+    Trajectories for which the cache has no room now wait for the next call.
+    New trajectories are served last.
     """
     fed, appends = [], []
     for one in sorted([*self._waiting, *ready], key=lambda one: one.fresh):
@@ -237,7 +243,7 @@ class _Slots:
       self._engine.append([*itertools.compress(appends, granted)])
 
   def _append(self, one: _Unfinished, budget: int) -> engines.Append:
-    """The pending tokens of a slot, and the randomness of its next turn."""
+    """Returns a slot's pending tokens with the randomness of its next turn."""
     trajectory = one.trajectory
     return engines.Append(
         slot=one.slot, tokens=one.pending, budget=budget, fresh=one.fresh,
@@ -245,7 +251,7 @@ class _Slots:
                                 trajectory.sample, len(trajectory.turns)))
 
   def advance(self) -> list[_Unfinished]:
-    """Decodes, and handles what stopped; returns what can be fed again."""
+    """Decodes and handles stopped slots; returns the entries to feed next."""
     while self._decoding and self._unread <= self._schedule.decodes_in_flight:
       self._engine.dispatch()
       self._unread += 1
@@ -287,14 +293,15 @@ class _Slots:
     return one
 
   def _queries(self, trajectory: Trajectory) -> list[Query]:
-    """What the last turn of a trajectory asks."""
+    """Returns the queries of the last turn of a trajectory."""
     turns = trajectory.turns
     return [Query(text, self._budgets.top_k, trajectory.question, self._step,
                   trajectory.sample, len(turns) - 1, turns)
             for text in turns[-1].action.texts]
 
   def _limit(self, one: _Unfinished) -> str | None:
-    """The limit after which nothing, not even a search, is carried out."""
+    """Returns the limit that was reached, after which not even a search runs.
+    """
     if self._engine.used(one.slot) >= self._engine.length:
       return 'length_limit'
     if len(one.trajectory.turns) >= self._budgets.max_turns:
@@ -302,7 +309,7 @@ class _Slots:
     return None
 
   def _admit(self, others: bool) -> list[_Unfinished]:
-    """Trajectories whose search results enter now, by the admission."""
+    """Returns the entries whose search results enter now, by `admission`."""
     if self._schedule.admission == 'deterministic':
       waiting = len(self._searches) > 0
       found = self._agree(self._searches.all()) if waiting else {}

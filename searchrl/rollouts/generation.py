@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Continuous batching: prompts of many callers over one engine.
+"""Continuous batching: prompts of many callers share one engine.
 
-A thread of its own prefills and decodes. Choices that come while others decode
-join them at the next pass. Each choice has its own randomness; stop strings are
-found here, in the bytes, and what was sampled beyond one is dropped.
+A dedicated thread prefills and decodes. Choices that arrive while others decode
+join them at the next pass. Each choice has its own randomness. Stop strings are
+found here, in the bytes, and all that was sampled after one is dropped.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,11 +26,11 @@ from searchrl.runtime import mesh as meshes
 
 
 class Full(Exception):
-  """Raised when too many choices wait already."""
+  """An error: too many choices are waiting already."""
 
 
 class Closed(Exception):
-  """Raised when the generator is closing, or has failed."""
+  """An error: the generator is closing or has failed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,36 +38,37 @@ class Choice:
   """One continuation of one prompt."""
 
   prompt: tuple[int, ...]
-  budget: int  # tokens that may be sampled; with the prompt at most a slot's
-  row_ids: tuple[int, ...]  # what its randomness is folded from
+  budget: int  # max tokens to sample; prompt and budget must fit a slot
+  row_ids: tuple[int, ...]  # numbers that its randomness is folded from
   draw: sampling.Draw = sampling.Draw()
-  stops: tuple[bytes, ...] = ()  # none empty; they are no part of the text
+  stops: tuple[bytes, ...] = ()  # non-empty stop strings; not in the text
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
   """An addition to a choice."""
 
-  choice: int  # its place in the request
+  choice: int  # index of the choice in the request
   text: str
-  tokens: tuple[int, ...]  # sampled, those of a stop string included
-  logprobs: tuple[float, ...]  # nats, of the distribution drawn from
-  finish: str | None = None  # 'stop' or 'length', with the last piece
+  tokens: tuple[int, ...]  # sampled tokens, including those of a stop string
+  logprobs: tuple[float, ...]  # nats, under the distribution drawn from
+  finish: str | None = None  # 'stop' or 'length' in the last piece
 
 
 class Stream:
-  """One request's pieces on their way.
+  """The stream of one request's pieces.
 
   Args:
-    put: receives the pieces of all choices, each choice's in order, and None if
-      no more will come; called by the generator's thread.
+    put: Callback that receives the pieces of all choices; those of one choice
+      come in order. It receives None if no more pieces will come. The
+      generator's thread calls it.
   """
 
   def __init__(self, put: Callable[[Piece | None], None]):
     self.put, self.is_cancelled = put, False
 
   def cancel(self) -> None:
-    """Drops the rest; its slots become free."""
+    """Drops the remaining pieces and lets the slots become free."""
     self.is_cancelled = True
 
 
@@ -75,8 +76,8 @@ class Text:
   """The text of a choice as its tokens come, up to a stop string.
 
   Args:
-    token_bytes: of each id; see `Tokenizer.token_bytes`.
-    stops: the text ends before the first of them.
+    token_bytes: Bytes of each id; see `Tokenizer.token_bytes`.
+    stops: Stop strings. The text ends before the first one that occurs.
   """
 
   def __init__(self, token_bytes: Sequence[bytes], stops: Sequence[bytes]):
@@ -86,10 +87,10 @@ class Text:
     self._decoder = codecs.getincrementaldecoder('utf-8')('replace')
 
   def add(self, tokens: Sequence[int], last: bool) -> tuple[str, int, bool]:
-    """Returns new text, the number of tokens used, whether a stop was found.
+    """Returns new text, the number of tokens used, and if a stop was found.
 
-    What may begin a stop string, or a character, is held back until the next
-    tokens decide it, or `last` releases it.
+    Bytes that may begin a stop string or a character are held back until the
+    next tokens decide it, or until `last` releases them.
     """
     for count, token in enumerate(tokens, start=1):
       begin = max(len(self._raw) - self._longest + 1, 0)
@@ -107,7 +108,7 @@ class Text:
     return self._decoder.decode(shown, final=last)
 
   def _begun_stop(self) -> int:
-    """The length of the longest tail that begins a stop string, in bytes."""
+    """Returns the bytes of the longest tail that begins a stop string."""
     tail = bytes(self._raw[max(len(self._raw) - self._longest + 1, 0):])
     return next((len(tail) - i for i in range(len(tail))
                  if any(s.startswith(tail[i:]) for s in self._stops)), 0)
@@ -118,20 +119,21 @@ class _Running:
   """A choice that has a slot."""
 
   stream: Stream
-  number: int  # among the request's choices
+  number: int  # index among the request's choices
   choice: Choice
   text: Text
-  sent: int = 0  # tokens
+  sent: int = 0  # tokens that were put into the stream
 
 
 class Generator:
-  """One engine for many threads.
+  """A generator that lets many threads use one engine.
 
   Args:
-    engine: loaded with a temperature of None; for this generator alone.
-    token_bytes: see `Text`.
-    eos_ids: end a choice, as they do in the engine.
-    waiting: choices that may wait for a slot.
+    engine: The engine, loaded with a temperature of None. Nothing else may use
+      it.
+    token_bytes: Bytes of each id; see `Text`.
+    eos_ids: Ids that end a choice; the same as in the engine.
+    waiting: Maximum number of choices that wait for a slot.
   """
 
   def __init__(self, engine: engines.Engine, *, token_bytes: Sequence[bytes],
@@ -143,19 +145,19 @@ class Generator:
     self._free = list(range(engine.slots))[::-1]
     self._changed = threading.Condition()
     self._closing = False
-    self.error = None  # what ended the loop, if it failed
+    self.error = None  # the error that ended the loop, if it failed
     self._thread = threading.Thread(
         target=self._run, name='generate', daemon=True)
     self._thread.start()
 
   @property
   def waiting(self) -> int:
-    """Choices without a slot."""
+    """Number of choices without a slot."""
     return len(self._queue)
 
   @property
   def running(self) -> int:
-    """Choices with a slot."""
+    """Number of choices with a slot."""
     return len(self._running)
 
   @property
@@ -164,11 +166,11 @@ class Generator:
 
   def submit(self, choices: Sequence[Choice],
              put: Callable[[Piece | None], None]) -> Stream:
-    """Queues choices; `put` as in `Stream`.
+    """Queues choices and returns their stream; `put` is that of `Stream`.
 
     Raises:
-      Full: there is no room for so many to wait.
-      Closed: the generator is closing, or has failed.
+      Full: There is no room for so many choices to wait.
+      Closed: The generator is closing or has failed.
     """
     stream = Stream(put)
     with self._changed:
@@ -182,7 +184,7 @@ class Generator:
     return stream
 
   def close(self, within_secs: float) -> None:
-    """Takes no more choices, finishes those it has, and ends the thread."""
+    """Accepts no more choices, finishes the present ones, ends the thread."""
     with self._changed:
       self._closing = True
       self._changed.notify()
@@ -203,7 +205,7 @@ class Generator:
       stream.put(None)
 
   def _next(self) -> list[engines.Append] | None:
-    """Waits for work; returns prompts for free slots, or None at the end."""
+    """Waits for work; returns the prompts for free slots, or None if closed."""
     with self._changed:
       while not (self._queue or self._running):
         if self._closing:
@@ -239,7 +241,7 @@ class Generator:
         self._deliver(slot, *self._engine.partial(slot), False)
 
   def _deliver(self, slot: int, tokens, logprobs, last: bool) -> None:
-    """Puts what a slot has sampled since the last pass into its stream."""
+    """Puts all that a slot sampled since the last pass into its stream."""
     running = self._running[slot]
     begin = running.sent
     new = tuple(tokens[begin:])
@@ -255,7 +257,7 @@ class Generator:
     running.sent += used
 
   def _release(self, slots: Sequence[int], *, decoding: bool) -> None:
-    """Frees slots, in the middle of a turn or after it."""
+    """Frees slots; `decoding` says that their turns have not ended yet."""
     if slots and decoding:
       self._engine.cut(slots)
     for slot in slots:
@@ -267,24 +269,24 @@ class Generator:
 def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
           mesh: Mesh, *, slots: int, length: int, tensor: int, seed: int,
           steps: int, dtype: str, attention: str, waiting: int) -> Generator:
-  """A Generator over an engine of its own, compiled and running.
+  """Builds a running Generator with a compiled engine of its own.
 
   Args:
-    shape: of the decoder.
-    tokenizer: see `agent.tokenizer`.
-    params: as the engine has them, on `mesh`.
-    mesh: the engine's devices.
-    slots: choices that decode side by side.
-    length: tokens that a prompt and its continuation may have.
-    tensor: devices that share one copy of the weights.
-    seed: of all sampling.
-    steps: tokens decoded in a pass; new choices join between passes.
-    dtype: of weights, activations and cache.
-    attention: of the engine, tested; see `layouts.resolve`.
-    waiting: choices that may wait for a slot.
+    shape: Shape of the decoder.
+    tokenizer: The tokenizer; see `agent.tokenizer`.
+    params: Weights in the engine's layout, on `mesh`.
+    mesh: The engine's devices.
+    slots: Number of choices that decode in parallel.
+    length: Maximum number of tokens of a prompt with its continuation.
+    tensor: Number of devices that share one copy of the weights.
+    seed: Seed of all sampling.
+    steps: Number of tokens decoded per pass. New choices join between passes.
+    dtype: Dtype of weights, activations and cache.
+    attention: Attention of the engine, already tested; see `layouts.resolve`.
+    waiting: Maximum number of choices that wait for a slot.
 
   Raises:
-    ValueError: the slots cannot be shared among the devices.
+    ValueError: The slots cannot be divided among the devices.
   """
   copies = mesh.size // tensor
   if slots % copies:
@@ -304,16 +306,16 @@ def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
 
 
 def no_stops(vocab_size: int, eos_ids: Sequence[int]) -> stops_lib.StopTable:
-  """A table without stop strings: each request has its own."""
+  """Returns a table without stop strings, because each request has its own."""
   return stops_lib.compile_table((), (), vocab_size, eos_ids)
 
 
 def turn_ends(tokenizer: Any) -> tuple[int, ...]:
-  """Ids that end an assistant's turn in the chat template, if it has one."""
+  """Returns ids that end an assistant's turn; () without a chat template."""
   messages = [{'role': 'user', 'content': 'QuestionStandsHere'},
               {'role': 'assistant', 'content': 'AnswerStandsHere'}]
   try:
     end = chat.turn_end(tokenizer, tokenizer.render, messages)
-  except ValueError:  # no template, or one for other conversations
+  except ValueError:  # no template, or one that refuses these messages
     return ()
   return chat.end_ids(tokenizer, end)

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Searches that run in threads while slots decode, with a deadline each.
 
-Queries go in, results come out later, under the slot that submitted them. A
-search that raises, that returns a wrong number of results, or that misses its
+Queries are submitted by a slot, and the results are returned later under that
+slot. A search that raises, returns a wrong number of results or misses its
 deadline becomes a SearchError for each of its queries. Calls are counted here,
-where the deadline is, so that a late search counts once, as a timeout. A late
-thread cannot be ended; it is a daemon and does not keep a program alive.
+where the deadline is, so a late search counts once, as a timeout. A late thread
+cannot be ended, but it is a daemon and does not keep the program alive.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -19,20 +19,21 @@ from searchrl.search import call_metrics as calls_lib
 from searchrl.search import engine_wrappers
 from searchrl.trajectory import Passages, Query, SearchError, SearchFn
 
-Found = dict[Any, list[Passages | SearchError]]  # by owner of the queries
+Found = dict[Any, list[Passages | SearchError]]  # results by owner of queries
 
 
 class PendingSearches:
-  """A few calls of a search at a time, each in a thread of its own.
+  """A limited number of concurrent search calls, each in its own thread.
 
   Args:
-    search: the engine; it must be thread-safe.
-    timeout_secs: until a call counts as failed.
-    calls: at a time; queries that come meanwhile make up the next one.
-    clock: monotonic seconds.
+    search: The search engine, which must be thread-safe.
+    timeout_secs: Seconds after which a call counts as failed.
+    calls: Maximum number of calls at a time. Queries that come meanwhile are
+      collected in the next call.
+    clock: Function that returns monotonic seconds.
 
   Attributes:
-    finished: the calls that returned or timed out, in that order.
+    finished: The calls in the order in which they returned or timed out.
   """
 
   def __init__(self, search: SearchFn, *, timeout_secs: float, calls: int,
@@ -40,22 +41,22 @@ class PendingSearches:
     self.finished: list[calls_lib.Call] = []
     self._search = engine_wrappers.with_typed_errors(search)
     self._clock, self._timeout_secs, self._limit = clock, timeout_secs, calls
-    self._held = []  # (owner, queries), not yet in a call
-    self._running = {}  # call number -> (start, what was held)
+    self._held = []  # (owner, queries) that are not yet in a call
+    self._running = {}  # call number -> (start, entries that were held)
     self._back = queue.SimpleQueue()  # (call number, end, results)
     self._started = 0
 
   def __len__(self) -> int:
-    """The number of owners that have no results yet."""
+    """Returns the number of owners that have no results yet."""
     return len(self._held) + sum(
         len(entries) for _, entries in self._running.values())
 
   def submit(self, owner: Hashable, queries: Sequence[Query]) -> None:
-    """Holds queries for the next call, with all others held until `start`."""
+    """Holds queries for the next call, together with all that are held."""
     self._held.append((owner, tuple(queries)))
 
   def start(self) -> None:
-    """Starts a call for what is held, unless too many calls are running."""
+    """Starts a call for all held queries, unless too many calls are running."""
     if not self._held or len(self._running) >= self._limit:
       return
     number, entries = self._started, self._held
@@ -86,7 +87,7 @@ class PendingSearches:
     return found | self.ready()
 
   def ready(self) -> Found:
-    """Returns the results that have come; does not wait."""
+    """Returns the results that have arrived, without waiting."""
     found = {}
     while more := self._take(0):
       found |= more
@@ -94,7 +95,7 @@ class PendingSearches:
     return found
 
   def _take(self, wait_secs: float) -> Found:
-    """The results of one call, or its timeout, or nothing."""
+    """Returns the results of one call, its timeout errors, or {}."""
     try:
       number, end, results = self._back.get(timeout=wait_secs)
     except queue.Empty:
@@ -104,7 +105,7 @@ class PendingSearches:
     return self._finish(number, end, results)
 
   def _give_up(self) -> Found:
-    """The timeout of one late call, if there is any."""
+    """Returns the timeout errors of one late call, or {} if none is late."""
     now = self._clock()
     late = [number for number, (start, _) in self._running.items()
             if now - start >= self._timeout_secs]
@@ -116,7 +117,7 @@ class PendingSearches:
         late[0], now, [error] * sum(len(queries) for _, queries in entries))
 
   def _finish(self, number: int, end: float, results) -> Found:
-    """Counts a call; returns the results of each of its owners."""
+    """Counts a call and returns its results by owner."""
     start, entries = self._running.pop(number)
     self.finished.append(calls_lib.count(end - start, results))
     remaining = iter(results)

@@ -1,8 +1,8 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Files of trajectories, and of what was learned from them.
+"""Files of trajectories, and of the values that an update learned from.
 
-Gzipped jsonl, equal bytes for equal trajectories.
+The format is gzipped jsonl; equal trajectories give equal bytes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,25 +19,25 @@ from searchrl.trajectory import Batch, Trajectory
 
 
 def write(file: pathlib.Path, trajectories: Sequence[Trajectory]) -> None:
-  """Writes a file, which appears whole; folders are made."""
+  """Writes a file atomically; missing folders are made."""
   _write(file, map(trajectory_lib.to_json, trajectories))
 
 
 def read(file: pathlib.Path) -> list[Trajectory]:
-  """The trajectories of a file, without loss."""
+  """Reads the trajectories of a file; the round trip is lossless."""
   return [trajectory_lib.from_json(record) for record in _read(file)]
 
 
 def write_learned(file: pathlib.Path, trajectories: Sequence[Trajectory],
                   batch: Batch, advantages: Any) -> None:
-  """Writes what an update saw of each trajectory, at the tokens it learns from.
+  """Writes each trajectory's old log-probs and advantages at trained tokens.
 
   Args:
-    file: of a step.
-    trajectories: in the order of the batch's rows.
-    batch: with `old_logprobs`.
-    advantages: of the algorithm: [B] or [B T], or an `Estimate` of those;
-      anything else is not written.
+    file: The file of a step.
+    trajectories: Trajectories in the order of the batch's rows.
+    batch: The batch, with `old_logprobs`.
+    advantages: The algorithm's advantages, [B] or [B T], or an `Estimate` that
+      has them. Anything else is not written.
   """
   found = getattr(advantages, 'advantages', advantages)
   known = isinstance(found, np.ndarray) and found.shape in (
@@ -51,10 +51,11 @@ def write_learned(file: pathlib.Path, trajectories: Sequence[Trajectory],
 
 
 def read_learned(file: pathlib.Path) -> dict[tuple[int, int], dict[str, Any]]:
-  """{(group, sample): what was learned from it}; {} if there is no such file.
+  """Reads {(group, sample): learned values}; {} if there is no such file.
 
-  `old_logprobs` are the learner's, in nats, and `advantages` those of the loss,
-  at the sampled tokens in order; no trajectory that was left out has any.
+  The values are at the sampled tokens, in order. `old_logprobs` are the
+  learner's, in nats; `advantages` are those of the loss. Trajectories that were
+  left out of the update have no values.
   """
   return {(record['group'], record['sample']): record for record in _read(file)
           } if file.exists() else {}
@@ -66,7 +67,8 @@ def _rounded(values: np.ndarray) -> list[float]:
 
 def _write(file: pathlib.Path, lines: Iterable[Any]) -> None:
   text = ''.join(json.dumps(line, ensure_ascii=False) + '\n' for line in lines)
-  data = text.encode(errors='backslashreplace')  # as JSON has half a character
+  # Half a surrogate pair is written as JSON's escape.
+  data = text.encode(errors='backslashreplace')
   atomic_files.write(file, gzip.compress(data, mtime=0))
 
 

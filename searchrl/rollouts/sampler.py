@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sampler: weights and requests in, finished trajectories out.
 
-The engine samples, the dialogue parses and renders, the search engine answers.
-Training, evaluation and `ask` all use it; `rollouts.scoring` gives rewards.
+The engine samples, the dialogue parses and renders, and the search engine
+answers. Training, evaluation and `ask` all use the sampler. Rewards are given
+by `rollouts.scoring`.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from searchrl.search.call_metrics import Call
 from searchrl.trajectory import (
     Passage, Passages, Query, Request, SearchError, SearchFn, Trajectory)
 
-_SEARCH_WAIT_SECS = 24 * 3600  # of all for the first process's searches
+_SEARCH_WAIT_SECS = 24 * 3600  # limit of the wait for the first process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Rollouts:
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-  """Everything that a policy needs for sampling, except its weights."""
+  """All that is needed to sample from a policy, except its weights."""
 
   shape: transformer.TransformerConfig
   tokenizer: tokenizers.Tokenizer
@@ -50,28 +51,30 @@ class Sampler:
   engine: engines.Engine
   sync: Callable[[Any], weight_sync.Synced]  # the learner's params -> weights
   schedule: driver.Schedule = driver.Schedule()
-  together: bool = False  # all processes are one engine, and run in lockstep
+  together: bool = False  # all processes are one engine and run in lockstep
   stop_table: stops.StopTable | None = None  # None: the engine's own
 
   def speaking(self, dialogue: dialogues.Dialogue, budgets: driver.Budgets
               ) -> 'Sampler':
-    """A sampler of another dialogue with the same engine.
+    """Returns a sampler of another dialogue that uses the same engine.
 
-    Slots and compiled programs are shared: one of the two plays at a time, with
-    the weights that its rollout is given, and nothing is compiled anew unless
-    the stop strings have more than 64 states (see `stops.StopTable`), or only
-    one of the two truncates. Make it once for many rollouts.
+    Both samplers share slots and compiled programs. Only one of them may run at
+    a time, with the weights that its rollout is given. Nothing is compiled
+    again unless the stop strings have more than 64 states (see
+    `stops.StopTable`) or only one of the two truncates. Make such a sampler
+    once for many rollouts.
 
-    A sample's randomness has the seed, the step, the question's uid, the sample
-    and the turn in it, and not the dialogue: give the questions of a second
-    dialogue uids of their own ('judge:q7'), or both draw with equal numbers.
+    A sample's randomness depends on the seed, the step, the question's uid, the
+    sample and the turn, but not on the dialogue. Give the questions of a second
+    dialogue uids of their own ('judge:q7'); else both draw the same random
+    numbers.
 
     Args:
-      dialogue: the protocol.
-      budgets: limits of its conversations.
+      dialogue: The protocol.
+      budgets: Limits of its conversations.
 
     Raises:
-      ValueError: the tokenizer cannot write the dialogue, or the budgets cannot
+      ValueError: The tokenizer cannot write the dialogue, or the budgets cannot
         hold one turn.
     """
     dialogues.check_writable(dialogue, self.tokenizer)
@@ -96,29 +99,29 @@ class Sampler:
   ) -> Rollouts:
     """Samples a trajectory for every request.
 
-    Each process samples its share with slots, searches and a schedule of its
-    own; at the end all processes exchange the results. Where a copy of the
-    weights spans processes, all sample everything in lockstep, and the first
-    one searches.
+    Each process samples its share with its own slots, searches and schedule. At
+    the end all processes exchange the results. If a copy of the weights spans
+    processes, all of them sample everything in lockstep, and the first one
+    searches.
 
     Args:
-      weights: from `sync`.
-      requests: what to sample; the same on all processes.
-      search: the search engine.
-      temperature: of sampling; 0 is greedy.
-      step: of the run; part of the randomness.
-      policy_step: updates that the policy has had.
-      search_retries: times that a trajectory whose search failed is sampled
-        again, from the start and with the same randomness.
-      truncation: which tokens may be drawn.
-      enough: called now and then with what this process has finished; true if
-        the rest is no longer needed.
-      watch: receives each trajectory of this process whenever it has grown; one
-        that is sampled again starts anew.
+      weights: Weights that `sync` returned.
+      requests: The samples to draw; the same on all processes.
+      search: The search engine.
+      temperature: Sampling temperature; 0 is greedy.
+      step: Step of the run; a part of the randomness.
+      policy_step: Number of updates that the policy has had.
+      search_retries: Number of times that a trajectory whose search failed is
+        sampled again, from the start and with the same randomness.
+      truncation: Rule for which tokens may be drawn.
+      enough: Predicate that is called repeatedly with the trajectories that
+        this process has finished. True means that the rest is not needed.
+      watch: Callback that receives each trajectory of this process whenever it
+        has grown. A trajectory that is sampled again starts from nothing.
 
     Returns:
-      Trajectories in the order of `requests`, without rewards and without those
-      not needed; and the search calls of all processes.
+      Trajectories without rewards in the order of `requests`, without the ones
+      that were not needed; and the search calls of all processes.
     """
     self.engine.load(weights, temperature, truncation, self.stop_table)
     if not self.together:
@@ -140,7 +143,7 @@ class Sampler:
 
 def compile_stops(dialogue: dialogues.Dialogue, tokenizer: tokenizers.Tokenizer,
                   vocab_size: int) -> stops.StopTable:
-  """What ends a turn of a dialogue: stop strings, and ids of an end."""
+  """Returns the table of a dialogue's stop strings and end ids."""
   return stops.compile_table(
       tokenizer.token_bytes, dialogue.stop_strings, vocab_size,
       (*tokenizer.eos_ids, *dialogue.end_ids))
@@ -153,11 +156,12 @@ def _with_retries(
     search_retries: int,
     enough: Callable[[Sequence[Trajectory]], bool] | None,
 ) -> Rollouts:
-  """Samples all requests, and again those whose search failed."""
+  """Samples all requests, then repeats the ones whose search failed."""
   results, calls = [None] * len(requests), []
   left = list(range(len(requests)))
   for retries in range(1 + search_retries):
-    engine_wrappers.wait(search)  # else only what needs no search would be learned from
+    # Without it, only trajectories without a search would be learned from.
+    engine_wrappers.wait(search)
     full = lambda finished, left=left: enough(
         [t for i, t in enumerate(results) if t and i not in left] +
         list(finished.values()))
@@ -176,7 +180,7 @@ def _with_retries(
 
 
 def _of_all(found: Rollouts) -> Rollouts:
-  """The rollouts of all processes, in process order."""
+  """Returns the rollouts of all processes, in process order."""
   if processes.count() == 1:
     return found
   payload = json.dumps([_records(found.trajectories),
@@ -193,12 +197,12 @@ def _records(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
 
 
 def _no_search(queries: Sequence[Query]) -> list[Passages]:
-  """Finds nothing: the results of the first process are used instead."""
+  """Returns no passages; the first process's results are used instead."""
   return [()] * len(queries)
 
 
 def _found_by_first(found: driver.Found) -> driver.Found:
-  """The search results of the first process, on all processes."""
+  """Returns the first process's search results on all processes."""
   def to_json(result):
     return dataclasses.asdict(result) if isinstance(result, SearchError) else [
         dataclasses.asdict(passage) for passage in result]
@@ -214,6 +218,6 @@ def _found_by_first(found: driver.Found) -> driver.Found:
 
 
 def _digest(trajectories: Sequence[Trajectory]) -> str:
-  """SHA-256 of all ids and log-probs, to the bit."""
+  """Returns the SHA-256 of all ids and log-probs, which must be bit-equal."""
   return hashlib.sha256(
       json.dumps(_records(trajectories)).encode()).hexdigest()

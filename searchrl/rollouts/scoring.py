@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Scoring: finished trajectories in, the same with reward, outcome and parts.
+"""Scoring: adds reward, outcome and parts to finished trajectories.
 
-The one place where rewards are called. What is no finite number is an error
-here, that names the trajectory, so it is never trained on.
+This is the only place where rewards are called. A value that is not a finite
+number is an error that names the trajectory, so it is never trained on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,19 +16,19 @@ from searchrl.agent import rewards
 from searchrl.runtime import processes
 from searchrl.trajectory import Scores, Trajectory
 
-_WAIT_SECS = 24 * 3600  # of all for the process that judges
+_WAIT_SECS = 24 * 3600  # limit of the wait for the process that judges
 _WAY_OUT = 'Correct it, or give a number there, too.'
 Score = Callable[[Sequence[Trajectory]], list[Trajectory]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Scorer:
-  """Trajectories -> the same with their scores.
+  """A function trajectories -> the same trajectories with their scores.
 
   Attributes:
-    judge: gives the reward, and perhaps the outcome.
-    outcome: of one trajectory, where the judge gives none.
-    name: of the judge, in messages.
+    judge: Judge that gives the reward, and perhaps the outcome.
+    outcome: Outcome of one trajectory, used if the judge gives none.
+    name: Name of the judge in error messages.
   """
 
   judge: rewards.Judge
@@ -36,14 +36,14 @@ class Scorer:
   name: str = 'the reward'
 
   def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Scores a round; what a failed search has ended stays without.
+    """Scores a round; trajectories that a failed search ended get no score.
 
-    All processes call it with the same trajectories. One of them judges, or
-    all do if the judge is collective; all get the scores of the first.
+    All processes call it with the same trajectories. The first one judges, or
+    all do if the judge is collective. All get the scores of the first process.
 
     Raises:
-      ValueError: on all processes, if a score is missing, raises or is no
-        finite number.
+      ValueError: A score is missing, raises or is not a finite number. All
+        processes raise it.
     """
     finished = [t for t in trajectories if t.stop_reason != 'search_error']
     if not finished:
@@ -53,7 +53,7 @@ class Scorer:
         t, **next(scores)) for t in trajectories]
 
   def _of_first(self, trajectories: Sequence[Trajectory]) -> list[dict]:
-    """The scores that the first process has; an error of any, on all."""
+    """Returns the first process's scores; raises on all if any one raised."""
     scores, error = [], None
     if processes.is_first() or self.judge.collective:
       try:
@@ -72,7 +72,7 @@ class Scorer:
     return everyone[0][0]
 
   def _judged(self, trajectories: Sequence[Trajectory]) -> list[dict]:
-    """The judge's scores as fields of the trajectories, checked."""
+    """Returns the judge's scores, checked, as fields of the trajectories."""
     if self.judge.one_by_one:
       scores = [self._asked([t])[0] for t in trajectories]
     else:
@@ -80,7 +80,7 @@ class Scorer:
     return [self._fields(t, s) for t, s in zip(trajectories, scores)]
 
   def _asked(self, trajectories: Sequence[Trajectory]) -> Sequence[Scores]:
-    """A score for each trajectory, by one call of the judge."""
+    """Returns a score for each trajectory, from one call of the judge."""
     scores = _call(self.judge.score, trajectories, self.name, trajectories)
     if not hasattr(scores, '__len__') or len(scores) != len(trajectories):
       found = len(scores) if hasattr(scores, '__len__') else repr(scores)
@@ -91,7 +91,7 @@ class Scorer:
     return scores
 
   def _fields(self, trajectory: Trajectory, scores: Scores) -> dict[str, Any]:
-    """A trajectory's new fields."""
+    """Returns a trajectory's new fields."""
     named = _name([trajectory])
     if not isinstance(scores, Scores):
       raise ValueError(f'{self.name} must return Scores, but returned '
@@ -100,7 +100,7 @@ class Scorer:
     if outcome is None:
       outcome = _call(self.outcome, trajectory, 'the outcome', [trajectory])
     parts = scores.parts if isinstance(scores.parts, Mapping) else {
-        'parts': scores.parts}  # no number either
+        'parts': scores.parts}  # fails below, because it is not a number
     number = lambda what, value: _number(f'{self.name}: {what}', value, named)
     return dict(
         reward=number('the reward', scores.reward),
@@ -110,7 +110,7 @@ class Scorer:
 
 
 def once(score: Score) -> Score:
-  """The same, but what has been scored before is not scored again."""
+  """Returns `score` with a memory: no trajectory is scored twice."""
   known = {}
 
   def scored(trajectories):
@@ -122,7 +122,7 @@ def once(score: Score) -> Score:
 
 def _call(function: Callable[[Any], Any], argument: Any, name: str,
           trajectories: Sequence[Trajectory]) -> Any:
-  """function(argument); whatever it raises becomes one kind of error."""
+  """Returns function(argument); turns whatever it raises into a ValueError."""
   try:
     return function(argument)
   except Exception as error:
@@ -132,7 +132,8 @@ def _call(function: Callable[[Any], Any], argument: Any, name: str,
 
 
 def _number(what: str, value: Any, named: str) -> float:
-  """The value as a finite float."""
+  """Returns the value as a finite float; raises a ValueError if it is not one.
+  """
   try:
     number = math.nan if isinstance(value, (str, bytes)) else float(value)
   except (TypeError, ValueError, OverflowError):
@@ -144,7 +145,7 @@ def _number(what: str, value: Any, named: str) -> float:
 
 
 def _name(trajectories: Sequence[Trajectory]) -> str:
-  """'question 'q7', sample 2', and how many others there are."""
+  """Returns "question 'q7', sample 2", and how many others there are."""
   first, *others = trajectories
   named = f'question {first.question.uid!r}, sample {first.sample}'
   return f'{named}, and {len(others)} more' if others else named

@@ -1,16 +1,17 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Weight sync: the learner's weights in, the rollout engine's out.
+"""Weight sync: converts the learner's weights to the rollout engine's layout.
 
-A learner splits parameters over all devices and stacks its layers; an engine
-wants them whole, or split over a few devices, in its own dtype and layer by
-layer. One program does it all, so that each byte is read and written once: a
-matrix is gathered in pieces that a TPU holds beside its cores, and these are
-written where the engine reads them. (Gathered whole, it would be in main
-memory, and be copied from there.)
-Processes meet here, and then each samples on its own devices at its own pace;
-unless a model is too large for the devices of one process: then all sample in
-lockstep.
+A learner splits parameters over all devices and stacks its layers. An engine
+needs them whole, or split over a few devices, in its own dtype and layer by
+layer. One program does all of this, so that each byte is read and written once.
+A matrix is gathered in pieces that a TPU holds beside its cores, and the pieces
+are written where the engine reads them. (A matrix that is gathered whole would
+be placed in main memory and be copied from there.)
+
+Processes meet here. Then each samples on its own devices at its own pace,
+unless a model is too large for the devices of one process: in that case all
+sample in lockstep.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ import numpy as np
 from searchrl.models.inference import slots
 from searchrl.runtime import mesh as meshes
 
-_PIECE = 8e6  # bytes of what is gathered at once, on a device, at most
-_SMALL = 1e6  # bytes that are gathered whole
-_ALIGNED = 128  # a piece's length, so that it is whole tiles of a TPU
+_PIECE = 8e6  # bytes per device: a matrix's gathered pieces are at most this
+_SMALL = 1e6  # bytes per device: matrices up to this size are gathered whole
+_ALIGNED = 128  # unit of a piece's length, so that it is whole tiles of a TPU
 
 
 def spans_processes(mesh: Mesh, tensor: int) -> bool:
-  """Whether the devices that share a copy belong to several processes.
+  """Returns whether devices that share a copy belong to several processes.
 
   Args:
-    mesh: of all processes.
-    tensor: devices that share one copy of the weights.
+    mesh: Mesh of all processes.
+    tensor: Number of devices that share one copy of the weights.
 
   Raises:
-    ValueError: the size of the mesh is no multiple of `tensor`.
+    ValueError: The size of the mesh is not a multiple of `tensor`.
   """
   if mesh.size % tensor:
     raise ValueError(
@@ -52,10 +53,10 @@ def spans_processes(mesh: Mesh, tensor: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Synced:
-  """Weights as an engine takes them, and what the sync cost."""
+  """Weights in the form that an engine takes, and the cost of the sync."""
 
-  weights: Any  # layers in a tuple
-  bytes: int = 0  # written on all devices
+  weights: Any  # parameters with the layers in a tuple
+  bytes: int = 0  # bytes written on all devices
   secs: float = 0.0
 
   def metrics(self) -> dict[str, float]:
@@ -64,23 +65,23 @@ class Synced:
 
 
 class WeightSync:
-  """params on all processes' mesh -> the same for this process's engine.
+  """A function params on all processes' mesh -> weights of the local engine.
 
-  They are copies, so that an update may reuse the memory of the params.
+  The weights are copies, so an update may reuse the memory of the params.
 
   Args:
-    mesh: of all processes.
-    axes: the params' logical axes; layers stacked.
-    layers: how many.
-    tensor: devices that share one copy of the weights.
-    dtype: of the copy.
+    mesh: Mesh of all processes.
+    axes: Logical axes of the params, with stacked layers.
+    layers: Number of layers.
+    tensor: Number of devices that share one copy of the weights.
+    dtype: Dtype of the copy.
 
   Attributes:
-    together: whether a copy spans processes, so that they are one engine.
-    mesh: of the engine's devices: this process's, or all if `together`.
+    together: True if a copy spans processes, so that they are one engine.
+    mesh: Mesh of the engine's devices: this process's, or all if `together`.
 
   Raises:
-    ValueError: the copies do not divide the devices.
+    ValueError: The number of devices is not a multiple of `tensor`.
   """
 
   def __init__(self, mesh: Mesh, axes: Any, layers: int, *, tensor: int = 1,
@@ -108,25 +109,25 @@ class WeightSync:
     return Synced(weights, written, secs)
 
   def _mine(self, leaf: jax.Array) -> jax.Array:
-    """The same buffers, as an array of this process's devices alone."""
+    """Returns the same buffers as an array of this process's devices alone."""
     return jax.make_array_from_single_device_arrays(
         leaf.shape, NamedSharding(self.mesh, leaf.sharding.spec),
         [shard.data for shard in leaf.addressable_shards])
 
 
 def _moved(params: Any, *, source: Any, target: Any, dtype: str) -> Any:
-  """`slots.unstacked`, with other shardings, one layer after the other.
+  """Returns `slots.unstacked` with other shardings, moved layer by layer.
 
   Args:
-    params: with stacked layers.
-    source: the params' shardings, of each layer alone.
-    target: like `source`.
-    dtype: of the result.
+    params: Parameters with stacked layers.
+    source: Shardings of the params, for each layer alone.
+    target: Shardings of the result, in the structure of `source`.
+    dtype: Dtype of the result.
   """
   move = functools.partial(_gathered, dtype=dtype)
   stacked, layers = params['layers'], []
   for i, (here, there) in enumerate(zip(source['layers'], target['layers'])):
-    if layers:  # begins after the one before it: all at once would be converted
+    if layers:  # starts after the previous one, else all are converted at once
       stacked, _ = jax.lax.optimization_barrier((stacked, layers[-1]))
     layers.append(jax.tree.map(
         lambda leaf, *shardings, i=i: move(leaf[i], *shardings),
@@ -138,10 +139,10 @@ def _moved(params: Any, *, source: Any, target: Any, dtype: str) -> Any:
 
 def _gathered(leaf: jax.Array, source: NamedSharding, target: NamedSharding,
               dtype: str) -> jax.Array:
-  """The leaf in another dtype, on its way from one sharding to the other.
+  """Returns the leaf with another dtype and sharding.
 
-  Where that takes an exchange between devices, it is cut along the axis that is
-  split over the fewest of them, and goes piece by piece.
+  If this needs an exchange between devices, the leaf is cut along the axis that
+  is split into the fewest parts, and is moved piece by piece.
   """
   before, after = _parts(source, leaf.shape), _parts(target, leaf.shape)
   written = math.prod(target.shard_shape(leaf.shape)) * np.dtype(dtype).itemsize
@@ -149,7 +150,8 @@ def _gathered(leaf: jax.Array, source: NamedSharding, target: NamedSharding,
     return leaf.astype(dtype)
   most = np.lcm(before, after)
   axis = int(np.argmin(most))
-  length = leaf.shape[axis] // most[axis]  # of a device's part: all are cut alike
+  # Length of a device's part; all parts are cut alike.
+  length = leaf.shape[axis] // most[axis]
   count = max(2, math.ceil(written / _PIECE))
   step = math.ceil(length / count / _ALIGNED) * _ALIGNED
   apart = leaf.reshape(*leaf.shape[:axis], most[axis], length,
@@ -158,7 +160,7 @@ def _gathered(leaf: jax.Array, source: NamedSharding, target: NamedSharding,
   for start in range(0, length, step):
     piece = jax.lax.slice_in_dim(
         apart, start, min(start + step, length), axis=axis + 1)
-    piece, whole = jax.lax.optimization_barrier(  # after the one before it
+    piece, whole = jax.lax.optimization_barrier(  # after the previous piece
         (_put(piece, source, axis), whole))
     piece = piece.astype(dtype)
     for sharding in _route(before, after, target):
@@ -169,10 +171,12 @@ def _gathered(leaf: jax.Array, source: NamedSharding, target: NamedSharding,
 
 def _route(before: np.ndarray, after: np.ndarray, target: NamedSharding
           ) -> list[NamedSharding]:
-  """Where a matrix goes, in parts along each axis: to `target`, in the end.
+  """Returns the shardings that a matrix takes in turn; the last is `target`.
 
-  If that splits an axis further, the devices that share a copy exchange first,
-  and then the copies do. At once, the compiler would gather it all everywhere.
+  `before` and `after` are the numbers of parts along each axis. If `target`
+  splits an axis further, the devices that share a copy exchange first, and then
+  the copies do. In a single step, the compiler would gather the whole matrix on
+  every device.
   """
   axis, copies = int(np.argmax(before)), target.mesh.shape['data']
   if (after <= before).all() or after[axis] > 1 or before[axis] % copies:
@@ -183,8 +187,7 @@ def _route(before: np.ndarray, after: np.ndarray, target: NamedSharding
 
 
 def _put(piece: jax.Array, sharding: NamedSharding, axis: int) -> jax.Array:
-  """Constrains a piece, whose `axis` became two, as the array it was cut from.
-  """
+  """Returns the piece with its array's sharding; its `axis` became two axes."""
   spec = _full(sharding, piece.ndim - 1)
   spec.insert(axis + 1, None)
   return jax.lax.with_sharding_constraint(
@@ -192,23 +195,23 @@ def _put(piece: jax.Array, sharding: NamedSharding, axis: int) -> jax.Array:
 
 
 def _full(sharding: NamedSharding, axes: int) -> list[Any]:
-  """The spec, with an entry for each axis."""
+  """Returns the spec with an entry for each axis."""
   return [*sharding.spec, *[None] * (axes - len(sharding.spec))]
 
 
 def _parts(sharding: NamedSharding, shape: tuple[int, ...]) -> np.ndarray:
-  """Into how many parts each axis is split."""
+  """Returns the number of parts into which each axis is split."""
   return np.floor_divide(shape, sharding.shard_shape(shape))
 
 
 def _bytes_of(leaf: jax.Array) -> int:
-  """Of its parts and copies, on all devices."""
+  """Returns the bytes of the leaf's parts and copies on all devices."""
   part = math.prod(leaf.sharding.shard_shape(leaf.shape))
   return part * leaf.dtype.itemsize * len(leaf.sharding.device_set)
 
 
 def _on_devices_of(leaf, sharding) -> jax.Array:
-  """The leaf itself, or a copy if it is on a host or on other devices."""
+  """Returns the leaf, or a copy if it is on a host or on other devices."""
   if isinstance(leaf, jax.Array) and (
       leaf.sharding.device_set == sharding.device_set):
     return leaf
