@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Alerts: metrics of a run in, what is wrong with its last step out; pure.
+"""Alerts: finds what is wrong with a training step, from its metrics. Pure.
 
-A rule looks at one metric of a step, at the same metric of all steps before,
-and at a limit. A run acts on its alerts (`searchrl.experiment.guards`), and the
-report shows them.
+A rule compares one metric of a step with a limit, and may use the values of
+that metric in earlier steps. A run acts on its alerts
+(`searchrl.experiment.guards`), and the report shows them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,24 +15,24 @@ from jaxtyping import Float
 import numpy as np
 
 STEP = 'training/global_step'
-_FEW = 5  # steps of a mean, and of a median at least
-Line = Mapping[str, float]  # the metrics of a step
-Past = Float[np.ndarray, 'N']  # a metric of the steps before, in order
+_FEW = 5  # steps that a mean is over, and the fewest for a median
+Line = Mapping[str, float]  # the metrics of one step
+Past = Float[np.ndarray, 'N']  # one metric in the earlier steps, in order
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """When a step is alarming.
+  """A condition on one metric under which a step raises an alert.
 
   Attributes:
-    says: what is wrong; {limit} stands for the limit.
-    metric: that is looked at; a step without it is well.
-    broken: (its value, those of the steps before, limit) -> whether it is.
-    limit: the usual one.
-    sampled: whether the metric is known before the update of its step.
-    is_late: the policy may have begun to go wrong some steps before.
-    is_of_time: no two machines agree about it.
-    is_fatal: nothing of the step can be kept.
+    says: Text that says what is wrong. {limit} stands for the limit.
+    metric: Name of the metric. A step without this metric raises no alert.
+    broken: Function (value, earlier values, limit) -> whether to alert.
+    limit: Default limit.
+    sampled: Whether the metric is known before the update of its step.
+    is_late: Whether the policy may have begun to fail some steps earlier.
+    is_of_time: Whether the metric is a time, which differs between machines.
+    is_fatal: Whether nothing from the step can be kept.
   """
 
   says: str
@@ -47,7 +47,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Alert:
-  """A rule that a step has broken."""
+  """The name and the message of a rule that a step broke."""
 
   rule: str
   text: str
@@ -72,9 +72,9 @@ def _far_below_first(now: float, before: Past, limit: float) -> bool:
 
 
 def _far_below_best(now: float, before: Past, limit: float) -> bool:
-  """The mean of the last steps against the best mean of as many before.
+  """Returns whether the mean of the last 5 steps is far below the best one.
 
-  A fall by less than a tenth is no collapse, however low it began.
+  A fall of less than 0.1 is not a collapse, however low the best mean was.
   """
   if len(before) < _FEW:
     return False
@@ -84,7 +84,7 @@ def _far_below_best(now: float, before: Past, limit: float) -> bool:
 
 
 def _again(now: float, before: Past, limit: float) -> bool:
-  """All of the updates, in so many steps in a row."""
+  """Returns whether the metric was 1 in each of the last `limit` steps."""
   last = [*before, now][-int(limit):]
   return len(last) >= limit and min(last) == 1
 
@@ -149,11 +149,15 @@ RULES = {
 
 def of_step(lines: Sequence[Line], limits: Mapping[str, float] | None = None
            ) -> list[Alert]:
-  """The rules that the last line breaks, in the order of the limits.
+  """Returns an alert for each rule that the last line breaks.
+
+  The alerts are in the order of the limits.
 
   Args:
-    lines: of training steps, in order; what is no finite number is passed over.
-    limits: by rule; only these rules are looked at. None: all, as usual.
+    lines: Metrics of the training steps, in order. Values that are not finite
+      are ignored.
+    limits: Limit by rule name. Only these rules are checked. None: all rules,
+      with their default limits.
   """
   limits = usual() if limits is None else limits
   found = []
@@ -166,15 +170,15 @@ def of_step(lines: Sequence[Line], limits: Mapping[str, float] | None = None
 
 
 def usual() -> dict[str, float]:
-  """The limits of all rules."""
+  """Returns the default limit of every rule."""
   return {name: rule.limit for name, rule in RULES.items()}
 
 
 def history(lines: Sequence[Line]) -> list[tuple[str, list[int]]]:
-  """What was wrong in a run, and at which steps; what is no number first.
+  """Returns each problem of a run with its steps, non-finite metrics first.
 
   Args:
-    lines: of training steps, in order.
+    lines: Metrics of the training steps, in order.
   """
   found = {f'{name} is not a finite number': steps
            for name, steps in _not_finite(lines).items()}
@@ -188,7 +192,7 @@ def history(lines: Sequence[Line]) -> list[tuple[str, list[int]]]:
 
 
 def _values(lines: Sequence[Line], metric: str) -> tuple[list[int], Past]:
-  """Which lines have a finite number of a metric, and these numbers."""
+  """Returns a metric's finite values and the indices of their lines."""
   values = np.array([line.get(metric, math.nan) for line in lines], float)
   where = np.isfinite(values)
   return np.flatnonzero(where).tolist(), values[where]
@@ -199,7 +203,10 @@ def _alert(name: str, limit: float) -> Alert:
 
 
 def _not_finite(lines: Sequence[Line]) -> dict[str, list[int]]:
-  """{metric: steps}; a metric that is never a number is not meant to be one."""
+  """Returns {metric: steps at which it was not finite}.
+
+  A metric that is finite in no step is left out, since that is by design.
+  """
   found = {}
   for line in lines:
     for name, value in line.items():
@@ -210,7 +217,7 @@ def _not_finite(lines: Sequence[Line]) -> dict[str, list[int]]:
 
 
 def said(steps: Iterable[int]) -> str:
-  """'steps 3-5, 9' of 3, 4, 5 and 9."""
+  """Returns the steps as text: 'steps 3-5, 9' for 3, 4, 5 and 9."""
   ranges = []
   for step in sorted(steps):
     if ranges and step == ranges[-1][1] + 1:

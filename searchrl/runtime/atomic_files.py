@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Files and folders that are written whole or not at all."""
+"""Atomic writes: a file or folder is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 
 @contextlib.contextmanager
 def new_file(file: pathlib.Path) -> Iterator[pathlib.Path]:
-  """A path to write that takes the place of `file` once it is written.
+  """Yields a temporary path that replaces `file` when the body ends.
 
-  If the body raises, is killed, or the power fails, `file` stays as it was.
-  Folders above it are made.
+  If the body raises or is killed, or if the power fails, `file` stays as it
+  was. Missing parent directories are made.
   """
   file.parent.mkdir(parents=True, exist_ok=True)
   temporary = file.with_name(f'.{file.name}.{os.getpid()}')
@@ -32,9 +32,9 @@ def new_file(file: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def write(file: pathlib.Path, data: str | bytes) -> None:
-  """Writes a file of UTF-8 text, or of bytes.
+  """Writes text, as UTF-8, or bytes to a file.
 
-  Half a surrogate pair, which UTF-8 cannot write, becomes its escape in JSON.
+  A lone surrogate, which UTF-8 cannot encode, is written as its JSON escape.
   """
   if isinstance(data, str):
     data = data.encode(errors='backslashreplace')
@@ -43,18 +43,18 @@ def write(file: pathlib.Path, data: str | bytes) -> None:
 
 
 def write_json(file: pathlib.Path, value: Any) -> None:
-  """Writes a file that holds a value, for people to read."""
+  """Writes a value to a file as indented JSON, for people to read."""
   write(file, json.dumps(value, indent=1) + '\n')
 
 
 @contextlib.contextmanager
 def new_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-  """An empty folder that takes the place of `folder` once it is filled.
+  """Yields an empty directory that replaces `folder` when the body ends.
 
   If the body raises or is killed, `folder` stays as it was.
   """
   unfinished = folder.with_name(f'.{folder.name}.unfinished')
-  shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
+  shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed run
   unfinished.mkdir(parents=True)
   yield unfinished
   shutil.rmtree(folder, ignore_errors=True)

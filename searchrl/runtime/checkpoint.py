@@ -1,16 +1,17 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""State and host data in, a committed step on disk out; and back, verified.
+"""Checkpoints: saves state and host data, and restores them verified.
 
-A step is a directory, complete at every instant that a `kill -9` may choose:
+A step is a directory. A `kill -9` at any moment leaves no half-written step
+that counts as saved:
 
     <directory>/<step>/state/          arrays, written by Orbax
     <directory>/<step>/extra.json      host data
     <directory>/<step>/integrity.json  written last: SHA-256 of all of the above
 
-Orbax restores flipped bits silently and takes an empty directory named "3" for
-the latest step; here a step counts only with its `integrity.json`, and only if
-every leaf has its digest. Containers are not stored, only paths of leaves.
+Orbax restores flipped bits silently, and takes an empty directory named "3" for
+the latest step. Here a step counts only if it has `integrity.json` and if every
+leaf matches its digest. Containers are not stored, only the paths of leaves.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _STATE, _EXTRA, _MARKER = 'state', 'extra.json', 'integrity.json'
 
 
 class _Damaged(Exception):
-  """A committed step does not hold what was saved."""
+  """Error: a committed step does not hold what was saved."""
 
 
 def save(
@@ -49,34 +50,37 @@ def save(
 ) -> None:
   """Writes one step, blocks until it is committed, and prunes older ones.
 
-  On many hosts every process calls it, on a file system that they share.
+  With several hosts, every process calls this on a file system that they share.
 
   Args:
-    directory: of all steps.
-    step: larger than every committed one: a committed step is never rewritten.
-    state: nested dict (or any pytree) of `jax.Array`.
-    extra: what JSON can hold; tuples come back as lists, keys as strings.
-    keep: how many of the newest steps stay.
-    pinned: steps that stay besides.
+    directory: Directory of all steps.
+    step: Number of the step. It must be larger than every committed one, since
+      a committed step is never rewritten.
+    state: Nested dict (or any pytree) of `jax.Array`.
+    extra: Host data that JSON can hold. Tuples come back as lists, and keys as
+      strings.
+    keep: Number of the newest steps that are kept.
+    pinned: Further steps that are kept.
 
   Raises:
-    ValueError: if an argument breaks its rule; nothing is written then.
-    OSError: the disk is full, for instance; older steps are whole then.
+    ValueError: An argument breaks its rule. Nothing is written.
+    OSError: The write failed, for instance because the disk is full. Older
+      steps are whole.
   """
   with Saver(directory, keep=keep) as saver:
     saver.save(step, state, extra, pinned=pinned)
 
 
 class Saver:
-  """Saves in the background, one step at a time; a context manager.
+  """A context manager that saves in the background, one step at a time.
 
-  A step is copied when it is saved, so that its buffers may be donated; what is
-  written, and what its digests are of, is that copy. An error of a save is
-  raised by the next one, by `wait`, or at the end.
+  `save` copies the state, so that its buffers may be donated. Both the files
+  and the digests are made from this copy. An error in a save is raised by the
+  next save, by `wait`, or at the end.
 
   Args:
-    directory: of all steps.
-    keep: how many of the newest steps stay; at least 1.
+    directory: Directory of all steps.
+    keep: Number of the newest steps that are kept; at least 1.
   """
 
   def __init__(self, directory: Path, *, keep: int = 2):
@@ -87,7 +91,7 @@ class Saver:
 
   def save(self, step: int, state: Any, extra: Mapping[str, Any],
            *, pinned: Collection[int] = ()) -> None:
-    """Begins to write one step, once the one before is committed; as `save`."""
+    """Begins to write a step once the previous one is committed. See `save`."""
     self.wait()
     leaves, extra_text = _named(state), _to_json(extra)
     _check_save(self._directory, step, leaves, self._keep)
@@ -98,7 +102,7 @@ class Saver:
       path.mkdir(parents=True)
     _all_agree()
     copies = {name: _copy(leaf) for name, leaf in leaves.items()}
-    # Those of several hosts are gathered, which all do at one time: now.
+    # Arrays that span hosts are gathered now, while all hosts take part.
     gathered = {name: _describe(leaf) for name, leaf in copies.items()
                 if not leaf.is_fully_addressable}
     with _told_as_os_error(path):
@@ -107,7 +111,7 @@ class Saver:
         self._commit, step, copies, gathered, extra_text, pinned)
 
   def wait(self) -> None:
-    """Waits until what is being saved is committed, on all hosts."""
+    """Waits until the step being saved is committed on all hosts."""
     saving, self._saving = self._saving, None
     if saving is not None:
       saving.result()
@@ -120,14 +124,14 @@ class Saver:
     try:
       if error is None:
         self.wait()
-      elif self._saving is not None:  # that error is told, not another one
+      elif self._saving is not None:  # raises `error`, not the save's
         futures.wait([self._saving])
     finally:
       self._thread.shutdown()
       self._orbax.close()
 
   def _commit(self, step, copies, gathered, extra_text, pinned) -> None:
-    """What the thread does: seals the step once Orbax has written it."""
+    """Seals the step once Orbax has written it. Runs in the thread."""
     described = {name: gathered.get(name) or _describe_host(np.asarray(leaf))
                  for name, leaf in copies.items()}
     path = self._directory / str(step)
@@ -148,21 +152,21 @@ def restore(
 ) -> tuple[int, Any, dict[str, Any]] | None:
   """The newest intact step, as (step, state, extra); None if there is none.
 
-  Steps that were never committed are passed over. Damaged ones are renamed
-  `<step>.corrupt` once an older step has proved intact; while none has, nothing
-  is touched, for then the cause may be the machine and not the files.
+  Steps that were never committed are skipped. Damaged ones are renamed
+  `<step>.corrupt` once an older step has proved intact. If no step is intact,
+  no file is changed, because the machine may be at fault and not the files.
 
   Args:
-    directory: as given to `save`; may be missing.
-    template: tree of `jax.ShapeDtypeStruct` or arrays, as saved. A leaf comes
-      back with the template's sharding, on any mesh; without one, as numpy.
-    at: the committed step that is wanted; None: the newest intact one.
-    partial: the template may lack leaves of the saved state, which are then not
-      read: `{'params': ...}` does without the optimizer's.
-    warn: receives one sentence for each step that was passed over.
+    directory: Directory that was given to `save`. It may be missing.
+    template: Tree of `jax.ShapeDtypeStruct` or arrays, like the saved one. A
+      leaf gets the template's sharding, on any mesh, or is numpy without one.
+    at: Committed step to restore. None: the newest intact one.
+    partial: Whether the template may lack leaves of the saved state, which are
+      then not read. `{'params': ...}` leaves out the optimizer's state.
+    warn: Function that receives one sentence for each step that is skipped.
 
   Raises:
-    ValueError: if the template is that of another state, or all are damaged.
+    ValueError: The template does not match the state, or all steps are damaged.
   """
   directory = _absolute(directory)
   for step in sorted(set(_numbered(directory)) - set(steps(directory))):
@@ -190,23 +194,23 @@ def restore(
 
 
 def steps(directory: Path) -> list[int]:
-  """The committed steps, oldest first; whether they are intact is not read."""
+  """Returns the committed steps, oldest first, without verifying them."""
   directory = _absolute(directory)
   return [step for step in _numbered(directory)
           if (directory / str(step) / _MARKER).is_file()]
 
 
 def holds(directory: Path, step: int, name: str) -> bool:
-  """Whether a committed step has a leaf below a name, such as 'critic'."""
+  """Returns whether a committed step has a leaf under a name, as 'critic'."""
   seal, _ = _read_seal(_absolute(directory) / str(step))
   return any(leaf.startswith(f'{name}/') for leaf in seal['leaves'])
 
 
 def extra(directory: Path, step: int) -> dict[str, Any]:
-  """The host data of a committed step.
+  """Returns the host data of a committed step.
 
   Raises:
-    ValueError: it is not what was saved.
+    ValueError: The step differs from what was saved.
   """
   path = _absolute(directory) / str(step)
   try:
@@ -216,22 +220,22 @@ def extra(directory: Path, step: int) -> dict[str, Any]:
 
 
 def delete(directory: Path, step: int) -> None:
-  """Deletes a step; a kill leaves it whole or never committed."""
+  """Deletes a step. A kill leaves the step either whole or uncommitted."""
   path = _absolute(directory) / str(step)
-  (path / _MARKER).unlink(missing_ok=True)  # first: half a step is none
-  shutil.rmtree(path, ignore_errors=True)  # what stays, the next save tries
+  (path / _MARKER).unlink(missing_ok=True)  # uncommits it first
+  shutil.rmtree(path, ignore_errors=True)  # the next save tries again
 
 
 def digest(tree: Any) -> str:
-  """SHA-256, in hex, over path, dtype, shape and bytes of all leaves.
+  """Returns a SHA-256, in hex, of all leaves: path, dtype, shape and bytes.
 
-  Equal for equal values on any mesh; any flipped bit changes it.
+  Equal values give equal digests on any mesh. Any flipped bit changes it.
   """
   return _sha256(_to_json({n: _describe(x) for n, x in _named(tree).items()}))
 
 
 def _load(path, template, partial) -> tuple[Any, dict[str, Any]]:
-  """One step's state and extra; `_Damaged` unless they are what was saved."""
+  """Returns a step's state and extra, or raises `_Damaged` if altered."""
   seal, extra = _read_seal(path)
   wanted = _named(template)
   _check_template(path, wanted, seal['leaves'], partial)
@@ -244,7 +248,7 @@ def _load(path, template, partial) -> tuple[Any, dict[str, Any]]:
 
 
 def _read_seal(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
-  """The verified integrity.json and extra.json of a step."""
+  """Returns the verified contents of a step's integrity.json and extra.json."""
   try:
     seal = json.loads((path / _MARKER).read_text())
     extra_text = (path / _EXTRA).read_text()
@@ -269,7 +273,7 @@ def _read_leaves(path: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
       restored = checkpointer.restore(path / _STATE, args=args)
   except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
-    raise  # no evidence about the files
+    raise  # says nothing about the files
   except Exception as error:  # Orbax documents no type for damaged files.
     reason = f'{type(error).__name__}: {error}'
   if not _all_agree(not reason):
@@ -278,9 +282,9 @@ def _read_leaves(path: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_room(directory: pathlib.Path, leaves: dict[str, Any]) -> None:
-  """Raises an OSError if the disk is too full.
+  """Raises an OSError if the disk has too little free space.
 
-  Orbax would find out in each of its threads, with a traceback of each.
+  Without this, each of Orbax's threads would fail and print a traceback.
   """
   needed = sum(leaf.nbytes for leaf in leaves.values())
   there = next(path for path in (directory, *directory.parents)
@@ -293,10 +297,10 @@ def _check_room(directory: pathlib.Path, leaves: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _told_as_os_error(path: pathlib.Path) -> Iterator[None]:
-  """Raises a write that failed as an OSError that says of what.
+  """Raises a failed write as an OSError that names the checkpoint.
 
-  tensorstore raises a ValueError with the number in its text; of the files that
-  Orbax writes itself, the error has no name.
+  tensorstore raises a ValueError with the error number in its text. For files
+  that Orbax writes itself, the error has no file name.
   """
   try:
     yield
@@ -339,14 +343,14 @@ def _check_template(path, wanted, saved, partial) -> None:
 
 
 def _prune(directory: pathlib.Path, keep: int, pinned: Collection[int]) -> None:
-  """Deletes all but the newest committed steps, killed saves included."""
+  """Deletes all but the newest and the pinned steps, and unfinished saves."""
   kept = {*steps(directory)[-keep:], *(set(steps(directory)) & {*pinned})}
   for step in set(_numbered(directory)) - kept:
     delete(directory, step)
 
 
 def _quarantine(path: pathlib.Path) -> pathlib.Path:
-  """Renames a damaged step to a free name that no step can have."""
+  """Renames a damaged step to an unused name that is not a step's."""
   names = (f'{path}.corrupt{i or ""}' for i in itertools.count())
   target = next(t for t in map(pathlib.Path, names) if not t.exists())
   if jax.process_index() == 0:
@@ -363,7 +367,7 @@ def _absolute(directory: Path) -> pathlib.Path:
 
 
 def _numbered(directory: pathlib.Path) -> list[int]:
-  """Steps that have a directory, committed or not, in order."""
+  """Returns all steps that have a directory, committed or not, in order."""
   if not directory.is_dir():
     return []
   return sorted(int(path.name) for path in directory.iterdir()
@@ -371,7 +375,7 @@ def _numbered(directory: pathlib.Path) -> list[int]:
 
 
 def _named(tree: Any) -> dict[str, Any]:
-  """The leaves by path, such as 'params/layers/wq', in the tree's order."""
+  """Returns the leaves by path ('params/layers/wq'), in the tree's order."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   named = {jax.tree_util.keystr(path, simple=True, separator='/'): leaf
            for path, leaf in leaves}
@@ -382,11 +386,11 @@ def _named(tree: Any) -> dict[str, Any]:
 
 
 def _describe(leaf: Any) -> dict[str, str]:
-  """Dtype, shape and SHA-256 of the bytes, wherever the array is."""
+  """Returns the dtype, shape and SHA-256 of an array on any device or host."""
   if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
     leaf = multihost_utils.process_allgather(leaf, tiled=True)
   elif isinstance(leaf, jax.Array):
-    leaf = _copy(leaf)  # an array keeps its host copy for life
+    leaf = _copy(leaf)  # an array keeps its host copy as long as it exists
   return _describe_host(np.asarray(leaf))
 
 
@@ -397,7 +401,7 @@ def _describe_host(x: np.ndarray) -> dict[str, str]:
 
 
 def _copy(leaf: jax.Array) -> jax.Array:
-  """A copy with the same layout: of an accelerator's array, on its host."""
+  """Returns a copy with the same layout, in the host's memory if possible."""
   sharding = leaf.sharding
   device = next(iter(sharding.device_set))
   if device.platform != 'cpu' and 'pinned_host' in {
@@ -419,7 +423,7 @@ def _to_json(value: Any) -> str:
 
 
 def _write(path: pathlib.Path, text: str) -> None:
-  """The whole file or none of it, also when the power fails."""
+  """Writes a file whole or not at all, even if the power fails."""
   with open(f'{path}.tmp', 'w') as file:
     file.write(text)
     file.flush()
@@ -431,6 +435,6 @@ def _write(path: pathlib.Path, text: str) -> None:
 
 
 def _all_agree(ok: bool = True) -> bool:
-  """Whether `ok` holds on all processes; each waits here for the others."""
+  """Returns whether `ok` holds on all processes; waits for the others."""
   return ok if jax.process_count() == 1 else bool(
       multihost_utils.process_allgather(np.array(ok)).all())

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of accelerators: memory, rates, devices a process, their compilers."""
+"""Kinds of accelerators: memory, speeds, devices per process, compilers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-  """One kind of device, as its maker describes it; rates are a second's.
+  """One kind of device, as its maker describes it. Rates are per second.
 
-  Sources: cloud.google.com/tpu/docs (v4, v5e, v5p, v6e); NVIDIA's data sheets
-  of A100, H100 (SXM), H200 and HGX B200, dense.
+  Sources: cloud.google.com/tpu/docs (v4, v5e, v5p, v6e), and NVIDIA's data
+  sheets for A100, H100 (SXM), H200 and HGX B200, without sparsity.
   """
 
   name: str
-  gib: float  # of memory a device
-  a_process: int  # devices of a process that has all those of its host
-  flops: float = 0  # bfloat16; 0: not known
-  bandwidth: float = 0  # bytes of its memory
-  link: float = 0  # bytes that it sends to others, over all of its links
-  torus: bool | None = None  # of a TPU: a 3D torus? None for other devices
+  gib: float  # memory per device, in GiB
+  a_process: int  # devices per process, with one process per host
+  flops: float = 0  # bfloat16 operations per second; 0: unknown
+  bandwidth: float = 0  # memory bandwidth, bytes per second
+  link: float = 0  # bytes per second sent to other devices, over all links
+  torus: bool | None = None  # whether a TPU is a 3D torus; None: not a TPU
 
 
 KINDS = {kind.name: kind for kind in (
@@ -47,35 +47,35 @@ _FLAT = {1: '1x1', 4: '2x2', 8: '2x4', 16: '4x4', 32: '4x8', 64: '8x8',
          128: '8x16', 256: '16x16'}
 _TORUS = {4: '2x2x1', 8: '2x2x2', 16: '2x2x4', 32: '2x4x4', 64: '4x4x4',
           128: '4x4x8', 256: '4x8x8', 512: '8x8x8'}
-_THREADS = 8  # of a simulated device
+_THREADS = 8  # threads per simulated device
 _QUIET = dict(  # for libtpu on a machine without a TPU
     TPU_ACCELERATOR_TYPE='v5litepod-8', TPU_WORKER_HOSTNAMES='localhost',
     TPU_SKIP_MDS_QUERY='1', ALLOW_MULTIPLE_LIBTPU_LOAD='1')
 
 
 def parse(text: str) -> tuple[Kind, int]:
-  """Returns the kind and the number of devices of a text such as 'v5e-64'.
+  """Returns the kind and the number of devices in a text such as 'v5e-64'.
 
   Raises:
-    ValueError: the text has another form, or names an unknown kind.
+    ValueError: The text has another form, or names an unknown kind.
   """
   match = re.fullmatch(r'([a-z0-9-]+?)-(\d+)', text)
   if match is None or match[1] not in KINDS or not int(match[2]):
     raise ValueError(
         'plan.devices must be KIND-COUNT, such as v5e-64 or h200-8, with one '
-        f'of {sorted(KINDS)} and a count of devices (of chips, not cores), but is '
-        f'{text!r}. Leave it empty for the devices of this machine.')
+        f'of {sorted(KINDS)} and a count of devices (of chips, not cores), but '
+        f'is {text!r}. Leave it empty for the devices of this machine.')
   return KINDS[match[1]], int(match[2])
 
 
 def make_threads(environ: MutableMapping[str, str] = os.environ) -> None:
-  """Lets simulated CPU devices wait for each other; before jax makes them.
+  """Gives each simulated CPU device several threads. Call it before jax starts.
 
-  XLA makes one thread for each, and a collective keeps its thread until all
-  have come. Where a program has collectives that need nothing of each other,
-  devices may begin with different ones, until every thread waits for one that
-  none is left to run, and XLA ends the process. So each gets several. NPROC is
-  what XLA reads; the user's own stays.
+  XLA makes one thread for each device, and a collective blocks its thread until
+  all devices have reached it. Where a program has independent collectives,
+  devices may begin with different ones. Then every thread waits, none is left
+  to run, and XLA ends the process. Several threads for each device avoid this
+  deadlock. XLA reads their number from NPROC; a value set by the user is kept.
   """
   simulated = re.search(r'--xla_force_host_platform_device_count=(\d+)',
                         environ.get('XLA_FLAGS', ''))
@@ -84,9 +84,9 @@ def make_threads(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def to_compile_for(kind: Kind, count: int) -> Sequence[jax.Device] | None:
-  """Returns devices to compile programs for that need not be in this machine.
+  """Returns devices to compile for, which this machine need not have.
 
-  TPU programs compile on any machine that has libtpu; None where it is
+  TPU programs compile on any machine that has libtpu. Returns None if libtpu is
   missing, for a slice of an unusual size, and for GPUs.
   """
   shape = (_TORUS if kind.torus else _FLAT).get(count)

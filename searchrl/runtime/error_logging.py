@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A write that fails in, one message out: the threads of a save print nothing.
+"""Log filters: a failed write gives one message instead of many tracebacks.
 
-When a write fails, Orbax raises the error, and before that logs it with a
-traceback in each of its threads; asyncio logs it once more for each array, and
-tensorstore reports each that ends after Orbax's loop. What is raised is told by
-who handles it.
+When a write fails, Orbax raises the error, but first logs it with a traceback
+in each of its threads. asyncio logs it again for each array, and tensorstore
+reports each write that ends after Orbax's event loop. The code that handles the
+raised error reports it, so all of these messages are dropped.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _ORBAX = f'{os.sep}orbax{os.sep}checkpoint{os.sep}'
 
 
 def tell_errors_once() -> None:
-  """Has this process drop those messages, and no others."""
+  """Makes this process drop these repeated messages, and no others."""
   for name in ('absl', 'asyncio'):
     logging.getLogger(name).addFilter(_is_news)
   told = sys.unraisablehook
-  if getattr(told, 'func', None) is not _tell:  # else this was called before
+  if getattr(told, 'func', None) is not _tell:  # else already installed
     sys.unraisablehook = functools.partial(_tell, told)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-  """Whether a record is no write of Orbax's that failed, which it raises."""
+  """Returns whether a record is anything but a failed write in Orbax."""
   if record.levelno < logging.ERROR or not record.exc_info:
     return True
   _, error, trace = record.exc_info

@@ -1,12 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""One process (or group of processes) a folder: two runs would mix their files.
+"""A lock on a run's directory, so that two runs do not mix their files.
 
-The lock is the system's (`flock`), which a killed process gives back, on local
-file systems and on those of a network that have it. There, and where a file
-system locks only within a host, a note in the folder tells who uses it, and is
-touched all the time: a process on another host waits to see whether it still
-is.
+One process, or group of processes, holds it. It is the system's lock (`flock`),
+which a killed process releases, on local file systems and on network file
+systems that support it. Some file systems lock only within one host. So a note
+in the directory also says who uses it, and is touched every few seconds. A
+process on another host waits to see whether the note is still being touched.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from searchrl.runtime import processes
 
 FILE = '.lock'
 
-_BEAT_SECS = 10.0  # from one touch of the note to the next
-_SILENT_SECS = 35.0  # after which whoever wrote the note is gone
+_BEAT_SECS = 10.0  # time between touches of the note
+_SILENT_SECS = 35.0  # time without a touch after which the holder is gone
 _held: dict[pathlib.Path, IO[str]] = {}
-_beats = threading.Lock()  # of the one thread that touches all notes
+_beats = threading.Lock()  # held once the one thread that touches notes runs
 
 
 def hold(folder: pathlib.Path) -> None:
-  """Keeps other processes out of a folder, until this one ends or `given_back`.
+  """Locks a directory until this process ends or `given_back` releases it.
 
-  Holding it twice is no more than once. Where the file system has no locks, a
-  warning says so.
+  Locking it again has no effect. If the file system has no locks, a warning is
+  printed.
 
   Args:
-    folder: that is there.
+    folder: Directory to lock. It must exist.
 
   Raises:
-    ValueError: another process holds it.
+    ValueError: Another process holds the lock.
   """
   folder = folder.resolve()
   if folder in _held:
@@ -61,7 +61,7 @@ def hold(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def given_back() -> Iterator[None]:
-  """At its end, folders that were first held within may be used by others."""
+  """Releases, at its end, the directories that were locked inside it."""
   before = {*_held}
   try:
     yield
@@ -74,7 +74,7 @@ def given_back() -> Iterator[None]:
 
 
 def _take(folder: pathlib.Path, file: IO[str]) -> None:
-  """Raises a ValueError if another process holds the folder."""
+  """Takes the lock; raises a ValueError if another process holds it."""
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
@@ -91,12 +91,12 @@ def _beat() -> None:
   while True:
     time.sleep(_BEAT_SECS)
     for file in [*_held.values()]:
-      with contextlib.suppress(OSError, ValueError):  # it was closed meanwhile
+      with contextlib.suppress(OSError, ValueError):  # closed meanwhile
         os.utime(file.fileno())
 
 
 def _is_touched(file: IO[str], holder: dict) -> bool:
-  """Whether a note is touched while one waits; clocks are not compared."""
+  """Waits; returns whether the note was touched. No clocks are compared."""
   processes.say(f'The folder was used by process {holder.get("process")} of '
                 f'{holder["host"]}. If nothing is heard of it for '
                 f'{_SILENT_SECS:g} s, this run goes on.')
@@ -109,12 +109,12 @@ def _is_touched(file: IO[str], holder: dict) -> bool:
 
 
 def _touched(file: IO[str]) -> int:
-  # By its name: a network's file system asks its server then.
+  # Uses the name, which makes a network file system ask its server.
   return os.stat(file.name).st_mtime_ns
 
 
 def _read(file: IO[str]) -> dict:
-  """Who holds a folder; {} if nobody does, or the note was cut by a kill."""
+  """Returns the holder; {} if there is none or a kill cut the note short."""
   file.seek(0)
   try:
     return json.loads(file.read() or '{}')

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Lockstep check: do all processes dispatch the same programs, in one order?
+"""Lockstep check: do all processes dispatch the same programs in one order?
 
-Programs that diverge do not always hang: collectives pair up by position, and
-wrong numbers come out.
+Processes that diverge do not always hang. Collectives are matched by position,
+so the results may just be wrong.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _SAME_CALLS = 'processes must make the same calls in the same order'
 
 
 class LockstepCheck:
-  """Compares the calls of all processes; the first difference is an error.
+  """A check that raises an error at the first call that processes do not share.
 
-  It stands before each dispatch of a program with collectives:
+  Call it before each dispatch of a program with collectives:
 
       lockstep('update', batch, num_microbatches)  # what will be dispatched
       lockstep.phase('train')                      # at the end of a phase
 
   Args:
-    mode: 'off'; 'phase' compares a running SHA-256 at phases, which costs next
-      to nothing; 'call' compares every call, at some milliseconds each, and so
-      names the one at which processes part.
-    timeout_secs: as of `processes.exchange`.
+    mode: Kind of check. 'off': none. 'phase': compares a running SHA-256 at the
+      end of each phase, at almost no cost. 'call': compares every call, at some
+      milliseconds each, and so names the call at which processes diverge.
+    timeout_secs: Time-out of a comparison, as in `processes.exchange`.
 
   Raises:
-    ValueError: the mode is another.
+    ValueError: The mode is unknown.
   """
 
   def __init__(self, mode: str = 'phase',
@@ -49,16 +49,17 @@ class LockstepCheck:
     self._calls, self._last = 0, 'none'
 
   def __call__(self, tag: str, *facts: Any) -> None:
-    """One call is about to be dispatched.
+    """Records a call that is about to be dispatched, and compares it.
 
     Args:
-      tag: which program.
-      facts: what it is compiled for. Arrays (or shapes) in any pytree count by
-        dtype and shape, all else by `repr`.
+      tag: Name of the program.
+      facts: Arguments for which it is compiled. Arrays (or shapes) in any
+        pytree are compared by dtype and shape, all else by `repr`.
 
     Raises:
-      RuntimeError: in 'call' mode, on all processes, at the call at which they
-        part, with its number, what each calls, and the last call in common.
+      RuntimeError: In 'call' mode, processes make different calls. It is raised
+        on all processes, with the number of the call, what each process calls,
+        and the last call in common.
     """
     if self._is_idle():
       return
@@ -69,7 +70,7 @@ class LockstepCheck:
     self._calls, self._last = self._calls + 1, call
 
   def phase(self, name: str) -> None:
-    """A phase ends: raises a RuntimeError if calls have differed until now."""
+    """Ends a phase: raises a RuntimeError if the calls so far have differed."""
     if self._is_idle():
       return
     digest = self._digest.hexdigest()[:16]
@@ -103,7 +104,7 @@ class LockstepCheck:
 
 
 def _describe(facts: Any) -> list[str]:
-  """'path=dtype[shape]' of each array in a tree, 'path=repr' of all else."""
+  """Returns 'path=dtype[shape]' for arrays and 'path=repr' for other leaves."""
   leaves = jax.tree.leaves_with_path(facts, is_leaf=lambda x: x is None)
   return [f'{jax.tree_util.keystr(path[1:])}='.lstrip('=') + _describe_leaf(x)
           for path, x in leaves]
@@ -112,4 +113,4 @@ def _describe(facts: Any) -> list[str]:
 def _describe_leaf(x: Any) -> str:
   if hasattr(x, 'shape') and hasattr(x, 'dtype'):
     return f'{x.dtype}[{",".join(map(str, x.shape))}]'
-  return re.sub(r' at 0x[0-9a-f]+', '', repr(x))  # a process's own addresses
+  return re.sub(r' at 0x[0-9a-f]+', '', repr(x))  # addresses differ by process

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device meshes and shardings: from logical axes to axes of a mesh.
 
-`RULES` is the one table of what is split over which devices. Code above this
-module names logical axes ('batch', 'embed', 'heads', ...) only. Mesh axes are
-`Auto`: the compiler propagates shardings from the arguments. A mesh is passed
-as an argument, or set with `jax.set_mesh`, never entered.
+`RULES` is the only table that says which axes are split over which devices. All
+other code names logical axes ('batch', 'embed', 'heads', ...) only. Mesh axes
+are `Auto`: the compiler propagates shardings from the arguments. A mesh is
+passed as an argument, or set with `jax.set_mesh`, but never entered.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ import numpy as np
 AXES = ('data', 'fsdp', 'tensor')
 
 RULES = {
-    'batch': ('data', 'fsdp'),  # rows; each FSDP rank has rows of its own, too
+    'batch': ('data', 'fsdp'),  # rows; FSDP ranks have different rows, too
     'length': None,  # positions of a row
     'layers': None,  # the stack of layers, axis 0 of their parameters
-    'embed': 'fsdp',  # the residual width: where the weights are split
+    'embed': 'fsdp',  # residual width, along which FSDP splits weights
     'heads': 'tensor',  # query heads
     'kv_heads': 'tensor',
     'head_dim': None,
-    'mlp': 'tensor',  # the hidden width of the feed-forward layer
+    'mlp': 'tensor',  # hidden width of the feed-forward layer
     'vocab': 'tensor',
-    'scored': ('tensor', 'fsdp'),  # the vocabulary where logits are made
+    'scored': ('tensor', 'fsdp'),  # vocabulary, where logits are computed
 }
 
-Axes = tuple[str | None, ...]  # a logical axis or None for each dimension
+Axes = tuple[str | None, ...]  # for each dimension, its logical axis or None
 
 
 def make(
@@ -50,15 +50,15 @@ def make(
   """Makes the mesh (data, fsdp, tensor), with `Auto` axes.
 
   Args:
-    data: ways of plain data parallelism; parameters are replicated over it.
-    fsdp: ways in which rows and parameters are split.
-    tensor: ways in which heads, feed-forward width and vocabulary are split.
-      At most one of the three may be -1: it takes the rest of the devices.
-    devices: default: all devices of all processes, those of one together.
+    data: Number of data-parallel ways. Parameters are replicated over them.
+    fsdp: Number of ways in which rows and parameters are split.
+    tensor: Number of ways in which heads, feed-forward width and vocabulary are
+      split. At most one of the three may be -1: it takes the remaining devices.
+    devices: Devices of the mesh. None: all devices, grouped by process.
 
   Raises:
-    ValueError: the axes do not multiply to the number of devices, or the slow
-      network between slices of TPUs would be within 'tensor'.
+    ValueError: The axes do not multiply to the number of devices, or the slow
+      network between TPU slices would be within 'tensor'.
   """
   sizes = {'data': data, 'fsdp': fsdp, 'tensor': tensor}
   if devices is None:
@@ -68,29 +68,29 @@ def make(
 
 
 def in_order(devices: np.ndarray) -> Mesh:
-  """A mesh of an array of devices [data, fsdp, tensor], in its own order."""
+  """Returns the mesh of devices [data, fsdp, tensor], in the given order."""
   return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def abstract(count: int, **sizes: int) -> AbstractMesh:
-  """As `make`, of devices that need not exist: for arithmetic on shapes."""
+  """Makes a mesh like `make`, without real devices, to compute with shapes."""
   sizes = _fill(dict.fromkeys(AXES, 1) | sizes, count)
   return AbstractMesh(tuple(sizes.values()), AXES,
                       axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def spec(logical_axes: Axes) -> PartitionSpec:
-  """The mesh axes that split each dimension; None leaves a dimension whole."""
+  """Returns the mesh axes that split each dimension; None keeps one whole."""
   return PartitionSpec(*(_mesh_axes(axis) for axis in logical_axes))
 
 
 def sharding(mesh: Mesh, logical_axes: Axes) -> NamedSharding:
-  """`spec` on a mesh; `()` is a replicated array of any rank."""
+  """Returns `spec` on a mesh; `()` replicates an array of any rank."""
   return NamedSharding(mesh, spec(logical_axes))
 
 
 def shardings(mesh: Mesh, tree_of_logical_axes: Any) -> Any:
-  """The same tree with a sharding in place of each tuple of logical axes."""
+  """Returns the tree with a sharding instead of each tuple of logical axes."""
   return jax.tree.map(
       lambda axes: sharding(mesh, axes), tree_of_logical_axes, is_leaf=_is_axes)
 
@@ -101,10 +101,10 @@ def check_divisible(
   """Raises a ValueError unless every dimension splits evenly over the mesh.
 
   Args:
-    mesh: made by `make`.
-    shape: of the whole array.
-    logical_axes: one for each dimension.
-    name: what the message calls the array, such as 'layers/wq'.
+    mesh: Mesh made by `make`.
+    shape: Shape of the whole array.
+    logical_axes: Logical axis of each dimension.
+    name: Name of the array in the message, such as 'layers/wq'.
   """
   if len(shape) != len(logical_axes):
     raise ValueError(
@@ -127,9 +127,9 @@ def shard_batch(mesh: Mesh, tree: Any, axis: int = 0) -> Any:
   Every process passes the same whole arrays and keeps its own rows.
 
   Args:
-    mesh: made by `make`.
-    tree: of host arrays.
-    axis: which dimension is rows: 0 for [B, ...], 1 for stacked [M, B, ...].
+    mesh: Mesh made by `make`.
+    tree: Tree of host arrays.
+    axis: Dimension of the rows: 0 for [B, ...], 1 for stacked [M, B, ...].
 
   Raises:
     ValueError: B is not a multiple of the number of batch shards.
@@ -152,7 +152,7 @@ def shard_batch(mesh: Mesh, tree: Any, axis: int = 0) -> Any:
 
 
 def place(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-  """Puts a host array, alike on all processes, onto devices by a sharding."""
+  """Puts a host array onto devices. It must be equal on all processes."""
   x = np.asarray(x)
   if sharding.is_fully_addressable:
     return jax.device_put(x, sharding)
@@ -162,13 +162,13 @@ def place(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
 
 def copied(x: Any, sharding: jax.sharding.Sharding, dtype: Any = None
           ) -> jax.Array:
-  """Returns a copy with a sharding, of an array on a host or on any mesh.
+  """Returns a copy, with a given sharding, of an array on a host or any mesh.
 
   Args:
-    x: any array; it does not pass through the host if it lies on the
+    x: Array of any kind. It is not copied through the host if it is on the
       sharding's devices.
-    sharding: of the copy.
-    dtype: of the copy; default: that of x.
+    sharding: Sharding of the copy.
+    dtype: Dtype of the copy. None: the dtype of x.
   """
   if isinstance(x, jax.Array) and (
       x.sharding.device_set == sharding.device_set):
@@ -178,17 +178,17 @@ def copied(x: Any, sharding: jax.sharding.Sharding, dtype: Any = None
 
 
 def resharded(mesh: Mesh, x: jax.Array, old: Axes, new: Axes) -> jax.Array:
-  """Within a jitted function, x split by other logical axes.
+  """Returns x split by other logical axes, within a jitted function.
 
-  Both are named, so that no use of x on one side decides how it is split on the
-  other. Its gradient goes the way back.
+  Both splits are named, so that the use of x on one side does not decide how it
+  is split on the other. Its gradient is resharded from new to old.
 
   Args:
-    mesh: made by `make`.
-    x: any array.
-    old: what x is split by where it comes from.
-    new: what it is split by in the result; if unevenly, and by several axes of
-      the mesh, a whole copy may be made on the way.
+    mesh: Mesh made by `make`.
+    x: Array of any kind.
+    old: Logical axes by which x is split.
+    new: Logical axes by which the result is split. If they split it unevenly,
+      over several mesh axes, a whole copy may be made on the way.
   """
   for axes in (old, new):
     x = jax.lax.with_sharding_constraint(x, sharding(mesh, axes))
@@ -196,17 +196,19 @@ def resharded(mesh: Mesh, x: jax.Array, old: Axes, new: Axes) -> jax.Array:
 
 
 def torus(mesh: Mesh, more_than: int = 32) -> Mesh | None:
-  """The same devices in the same order, 'fsdp' as the axes of a torus of chips.
+  """Returns the mesh with 'fsdp' divided into the axes of a torus of chips.
+
+  The devices and their order stay the same.
 
   Args:
-    mesh: made by `make`.
-    more_than: devices of 'fsdp'; as many or fewer are no torus here. The
-      default is what a TPU's compiler goes around in one ring.
+    mesh: Mesh made by `make`.
+    more_than: Number of 'fsdp' devices that must be exceeded. The default is
+      the largest number for which a TPU's compiler uses a single ring.
 
   Returns:
-    Axes 'data', 'fsdp0', 'fsdp1', ..., 'tensor'; None if the devices have no
-    coordinates, or 'fsdp' does not run along their axes, or along one alone,
-    or through several slices.
+    A mesh with axes 'data', 'fsdp0', 'fsdp1', ..., 'tensor'. None if the
+    devices have no coordinates, or if 'fsdp' does not run along their axes,
+    runs along only one of them, or spans several slices.
   """
   data, fsdp, tensor = mesh.devices.shape
   chips = mesh.devices[0, :, 0]
@@ -219,11 +221,10 @@ def torus(mesh: Mesh, more_than: int = 32) -> Mesh | None:
 
 
 def grid(places: Sequence[Sequence[int]]) -> tuple[int, ...]:
-  """The shape in which places in a row are a grid, whose lines are straight.
+  """Returns the shape in which a sequence of places is a grid; () if none.
 
-  On a line of the last axis, places that follow each other differ in the same
-  coordinate and in no other; the lines' first places are a grid again. (): it
-  is no grid.
+  In a grid, the places on each line of the last axis differ in one coordinate
+  only. The first places of these lines are again a grid.
   """
   if len(places) == 1:
     return ()
@@ -237,16 +238,17 @@ def grid(places: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def summed_by_axis(torus: Mesh, tree: Any, axes: Any) -> Any:
-  """Within a jitted function, the same arrays; their gradients, axis by axis.
+  """Returns the same arrays, whose gradients are summed axis by axis.
 
-  A device needs of a gradient's sum the part that it holds of the array. Over a
-  torus of many chips the compiler sums the whole on every device, which sends
-  twice as much; asked for parts along one axis, then the next, it sends parts.
+  It is for use in a jitted function. Of the sum of a gradient, a device needs
+  only the part that it holds of the array. Over a torus of many chips, the
+  compiler sums the whole gradient on every device, which sends twice as much.
+  If it is asked for the parts along one axis after the other, it sends parts.
 
   Args:
-    torus: made by `torus`.
-    tree: of arrays, split as `axes` say.
-    axes: a tuple of logical axes for each array.
+    torus: Mesh made by `torus`.
+    tree: Tree of arrays, split by `axes`.
+    axes: Tree with a tuple of logical axes for each array.
   """
   names = [name for name in torus.axis_names if name.startswith('fsdp')]
 
@@ -273,7 +275,7 @@ def local(mesh: Mesh) -> Mesh:
   """Returns the part of a mesh whose devices belong to this process.
 
   Raises:
-    ValueError: that part is not a block of the mesh.
+    ValueError: This part is not a block of the mesh.
   """
   mine = np.vectorize(
       lambda device: device.process_index == jax.process_index())(mesh.devices)
@@ -292,10 +294,10 @@ def local(mesh: Mesh) -> Mesh:
 
 def _arranged(devices: Sequence[jax.Device], shape: tuple[int, int, int]
              ) -> np.ndarray:
-  """Devices [data, fsdp, tensor]: the last axes have the fastest links.
+  """Returns devices [data, fsdp, tensor]; the last axes have the fastest links.
 
-  Not by jax.make_mesh, which refuses several hosts of GPUs, and axes of a
-  TPU's torus that are split.
+  This does not use jax.make_mesh, which refuses several GPU hosts and does not
+  split axes of a TPU's torus.
   """
   if devices[0].platform != 'tpu':
     return np.array(devices).reshape(shape)
@@ -317,12 +319,12 @@ def _arranged(devices: Sequence[jax.Device], shape: tuple[int, int, int]
 
 
 def _slices(devices: Sequence[jax.Device]) -> int:
-  """How many groups of devices there are with a slow network between them."""
+  """Returns the number of device groups that a slow network separates."""
   return len({getattr(device, 'slice_index', 0) for device in devices})
 
 
 def _fill(sizes: dict[str, int], count: int) -> dict[str, int]:
-  """Replaces -1; raises unless the sizes multiply to `count` devices."""
+  """Replaces -1. Raises unless the sizes multiply to `count` devices."""
   for axis, size in sizes.items():
     if size < 1 and size != -1:
       raise ValueError(
@@ -356,13 +358,13 @@ def _mesh_axes(axis: str | None) -> str | tuple[str, ...] | None:
 
 
 def _ways(mesh: Mesh, axis: str | None) -> tuple[str, int]:
-  """The names of the mesh axes that split a logical axis, and into how many."""
+  """Returns the mesh axes that split a logical axis, and the count of parts."""
   axes = _mesh_axes(axis) or ()
   axes = (axes,) if isinstance(axes, str) else axes
   return ' x '.join(axes), math.prod(mesh.shape[a] for a in axes)
 
 
 def _is_axes(node: Any) -> bool:
-  """Whether a node is a plain tuple of names: no NamedTuple, no other tuple."""
+  """Returns whether a node is a plain tuple of names, and not a NamedTuple."""
   return type(node) is tuple and all(
       axis is None or isinstance(axis, str) for axis in node)

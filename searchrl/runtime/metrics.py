@@ -1,9 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics file of a run: scalars in, metrics.jsonl and TensorBoard out.
+"""Metrics of a run: writes scalars to metrics.jsonl and TensorBoard.
 
-`metrics.jsonl` is the source of truth: append-only, one JSON object a write,
-on disk when `write` returns; all else is derived from it. One process writes.
+`metrics.jsonl` is the source of truth, from which all else is derived. It is
+append-only, with one JSON object per write, which is on disk when `write`
+returns. Only one process writes.
 """
 
 from __future__ import annotations
@@ -24,20 +25,22 @@ FILE = 'metrics.jsonl'
 
 
 class Writer:
-  """Appends one line a call to `workdir`/metrics.jsonl, and to TensorBoard.
+  """A writer that appends to `workdir`/metrics.jsonl and to TensorBoard.
 
   Args:
-    workdir: made if it is missing; opening it again appends.
-    tensorboard: also write `workdir`/tensorboard, if tensorboardX is installed.
-    step_field: the name of the step in a line.
-    enabled: False on all processes but the first: then nothing is written, and
-      every step `holds` everything.
+    workdir: Directory of the run. It is made if it is missing. If it has a
+      metrics file, lines are appended.
+    tensorboard: Whether to write `workdir`/tensorboard too, if tensorboardX is
+      installed.
+    step_field: Name of the step in a line.
+    enabled: False on all processes but the first. Then nothing is written, and
+      `holds` is always True.
   """
 
   def __init__(self, workdir: str | os.PathLike[str], *,
                tensorboard: bool = True,
                step_field: str = 'training/global_step', enabled: bool = True):
-    self._file = self._events = None  # events: from the first write on
+    self._file = self._events = None  # opened by the first write
     if not enabled:
       return
     workdir = pathlib.Path(workdir)
@@ -47,19 +50,20 @@ class Writer:
     self._events_dir = workdir / 'tensorboard' if tensorboard else None
     self._purge_from = None
     self._file = self.path.open('a')
-    # A kill inside `write` may leave half a line; the next would glue to it.
+    # Drops half a line that a kill inside `write` may have left.
     os.truncate(self.path, self.path.read_bytes().rfind(b'\n') + 1)
 
   def write(self, step: int, values: Mapping[str, Any]) -> None:
     """Writes one line {step_field: step, **values}, and syncs it to disk.
 
     Args:
-      step: of the run, from 0 or 1.
-      values: scalars, on the host or a device; written as floats, and as null
-        where JSON has no number (NaN, infinities), which `read` makes NaN.
+      step: Step of the run, from 0 or 1.
+      values: Scalars by name, on the host or a device. They are written as
+        floats. NaN and infinities, which JSON lacks, are written as null and
+        read as NaN.
 
     Raises:
-      ValueError: a value is no scalar, or has the name of the step.
+      ValueError: A value is not a scalar, or has the name of the step.
     """
     if self._file is None:
       return
@@ -79,16 +83,16 @@ class Writer:
       events.flush()
 
   def holds(self, step: int, prefix: str) -> bool:
-    """Whether a line of the step has a value whose name has that prefix."""
+    """Returns whether the step has a value whose name begins with `prefix`."""
     return self._file is None or any(
         line[self._step_field] == step and
         any(name.startswith(prefix) for name in line)
         for line in read(self.path))
 
   def truncate(self, step: int) -> None:
-    """Drops the lines after the restored `step`: they will be written again.
+    """Drops the lines after the restored `step`, since they will be rewritten.
 
-    A run that starts anew in an old `workdir` passes -1.
+    Pass -1 for a run that starts from the beginning in an old `workdir`.
     """
     if self._file is None:
       return
@@ -111,7 +115,7 @@ class Writer:
     if self._events is None and self._events_dir is not None:
       with contextlib.suppress(ImportError):  # tensorboardX is optional
         import tensorboardX
-        older = len(list(self._events_dir.glob('*')))  # names count seconds
+        older = len(list(self._events_dir.glob('*')))  # names are by second
         self._events = tensorboardX.SummaryWriter(
             str(self._events_dir), purge_step=self._purge_from,
             filename_suffix=f'.{older}')
@@ -120,7 +124,7 @@ class Writer:
 
 def drop(workdir: str | os.PathLike[str], step: int, prefix: str,
          step_field: str = 'training/global_step') -> None:
-  """Drops the lines of a step, above 0, whose names begin with a prefix."""
+  """Drops the lines of a step, above 0, whose names all begin with a prefix."""
   file = pathlib.Path(workdir) / FILE
   kept = []
   for line in file.read_text().splitlines(keepends=True):
@@ -132,9 +136,9 @@ def drop(workdir: str | os.PathLike[str], step: int, prefix: str,
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, float]]:
-  """The lines of a metrics.jsonl, in order; null is NaN.
+  """Returns the lines of a metrics.jsonl, in order, with NaN for null.
 
-  A last line without its end, torn by a kill, is left out.
+  An incomplete last line, which a kill may leave, is dropped.
   """
   lines = pathlib.Path(path).read_text().split('\n')[:-1]
   return [{name: math.nan if x is None else x

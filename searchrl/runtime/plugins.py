@@ -1,8 +1,8 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Plugins: the function that a config names as 'module:function'.
+"""Plugins: finds the function that a config names as 'module:function'.
 
-Nothing is registered: a function of your own is named as ours are.
+There is no registry: your own functions are named in the same way as ours.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,13 +18,13 @@ def resolve(name: str, *, field: str, ours: str) -> Callable[..., Any]:
   """Returns the function that a config names.
 
   Args:
-    name: 'module:function'.
-    field: the option that holds the name, for the message.
-    ours: names that exist, for the message.
+    name: Name of the function, as 'module:function'.
+    field: Config field that holds the name, for the message.
+    ours: Names of existing functions, for the message.
 
   Raises:
-    ValueError: there is no such module or function, or importing the module
-      fails.
+    ValueError: The module or the function does not exist, or importing the
+      module fails.
   """
   def refuse(why):
     return ValueError(f"{field} must be 'module:function', but {name!r} cannot "
@@ -55,20 +55,20 @@ def build(name: str, options: dict[str, Any], *, field: str, ours: str) -> Any:
   """Calls the function that a config names with the config's options.
 
   Args:
-    name: 'module:function'.
-    options: its keyword arguments.
-    field: the option that holds both, for the message.
-    ours: names that exist, for the message.
+    name: Name of the function, as 'module:function'.
+    options: Keyword arguments of the function.
+    field: Config field that holds both, for the message.
+    ours: Names of existing functions, for the message.
 
   Raises:
-    ValueError: as `resolve`; or an option is unknown or missing, or refused by
-      the function itself.
+    ValueError: The function is not found (see `resolve`), or an option is
+      unknown, missing or refused by the function itself.
   """
   function = resolve(name, field=field, ours=ours)
   _check_options(_parameters(function), name, options, field)
   try:
     return function(**options)
-  except TypeError as error:  # a value of another kind
+  except TypeError as error:  # an option of the wrong type
     raise ValueError(f'{field} must have options that {name} takes, but '
                      f'{options} are refused: {error}.') from error
 
@@ -78,14 +78,14 @@ def bind(name: str, options: dict[str, Any], *, field: str, option_field: str,
   """Returns the function that a config names, with its options filled in.
 
   Args:
-    name: 'module:function'.
-    options: keyword arguments; what else the function takes, it is called with.
-    field: the option that holds the name, for the message.
-    option_field: the option that holds the options.
-    ours: names that exist, for the message.
+    name: Name of the function, as 'module:function'.
+    options: Keyword arguments to fill in. The caller passes the others.
+    field: Config field that holds the name, for the message.
+    option_field: Config field that holds the options.
+    ours: Names of existing functions, for the message.
 
   Raises:
-    ValueError: as `build`.
+    ValueError: Any of the reasons that `build` lists.
   """
   function = resolve(name, field=field, ours=ours)
   _check_options(_parameters(function)[bool(argument(function)):], name,
@@ -94,7 +94,7 @@ def bind(name: str, options: dict[str, Any], *, field: str, option_field: str,
 
 
 def argument(function: Callable[..., Any]) -> str:
-  """The name of what a function takes besides options; '' for nothing."""
+  """Returns the name of a function's positional argument; '' for none."""
   return next((p.name for p in _parameters(function)[:1] if p.kind in (
       p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)), '')
 

@@ -1,12 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-process runs: start, exchange, agree, do once for all.
+"""Multi-process runs: start, exchange, agree, and act once for all processes.
 
 Processes meet on the host, through the key-value store of jax's coordination
-service: no device takes part, so a meeting is possible before the first program
-and has a time-out. All processes call the same functions here, in the same
-order, each from one thread; a process at another `tag` is named. With one
-process all of this is free, and no device is touched.
+service. No device takes part, so a meeting is possible before the first program
+and has a time-out. All processes must call these functions in the same order,
+each from one thread. An error names the processes at another `tag`. With one
+process, all of this is free and touches no device.
 """
 
 from __future__ import annotations
@@ -20,39 +20,41 @@ from typing import Any
 import zlib
 
 import jax
-from jax._src import cloud_tpu_init  # private, and named in this file alone
+from jax._src import cloud_tpu_init  # private; used only in this file
 from jax._src import clusters
 from jax._src import distributed
 
-TIMEOUT_SECS = 600  # of a meeting, by default: rollouts differ in length
+TIMEOUT_SECS = 600  # default for a meeting, since rollouts differ in length
 
 _EXPLICIT = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
-_SLURM = tuple(f'SLURM_{name}' for name in (  # what jax's own detection reads
+_SLURM = tuple(f'SLURM_{name}' for name in (  # as read by jax's detection
     'JOB_ID', 'STEP_NODELIST', 'NTASKS', 'PROCID', 'LOCALID'))
-_INLINE = 1 << 14  # bytes beside the tag: all processes' come in one message
-_PIECE = 1 << 20  # bytes under one key; a message must stay below 2 GiB
+_INLINE = 1 << 14  # bytes sent with the tag; one message has all processes'
+_PIECE = 1 << 20  # bytes per key; a message must stay below 2 GiB
 
-_REFUSALS = (FileNotFoundError, OSError, ValueError)  # the first that fits
+_REFUSALS = (FileNotFoundError, OSError, ValueError)  # the first match is used
 
-_numbers = itertools.count()  # of meetings; alike on all processes
-_stale: list[str] = []  # folders of meetings that a process may still read
-_failed: list[str] = []  # tags of meetings that timed out; finally alike
+_numbers = itertools.count()  # numbers of meetings, equal on all processes
+_stale: list[str] = []  # keys of meetings that a process may still read
+_failed: list[str] = []  # tags of meetings that timed out
 
 
 def initialize(environ: Mapping[str, str] = os.environ) -> None:
   """Calls `jax.distributed.initialize` if the environment asks for it.
 
-  It asks by JAX_COORDINATOR_ADDRESS (host:port of process 0) together with
-  JAX_NUM_PROCESSES and JAX_PROCESS_ID; or as a SLURM step of several tasks, or
-  a Cloud TPU pod of several hosts. Call it before anything touches a device.
+  The environment asks for it with JAX_COORDINATOR_ADDRESS (host:port of process
+  0), JAX_NUM_PROCESSES and JAX_PROCESS_ID, or if it is a SLURM step of several
+  tasks or a Cloud TPU pod of several hosts. Call this before anything touches a
+  device.
 
-  The time-outs are SEARCHRL_START_SECS (300), SEARCHRL_HEARTBEAT_SECS (100: so
-  long after a process has died the others end) and SEARCHRL_SHUTDOWN_SECS
-  (300). A coordinator on a loopback address listens there alone. Under SLURM
-  jax gives each task one GPU; JAX_LOCAL_DEVICE_IDS=0,1,... names several.
+  The time-outs are SEARCHRL_START_SECS (300), SEARCHRL_HEARTBEAT_SECS (100, the
+  time after which the others end when a process has died) and
+  SEARCHRL_SHUTDOWN_SECS (300). A coordinator on a loopback address listens only
+  there. Under SLURM, jax gives each task one GPU. JAX_LOCAL_DEVICE_IDS=0,1,...
+  gives it several.
 
   Raises:
-    ValueError: some of the variables are missing, or one has an illegal value.
+    ValueError: Some of the variables are missing, or one has an illegal value.
   """
   if any(environ.get(name) for name in _EXPLICIT):
     arguments = _explicit(environ)
@@ -63,8 +65,8 @@ def initialize(environ: Mapping[str, str] = os.environ) -> None:
   else:
     return
   if 'JAX_ENABLE_PREEMPTION_SERVICE' not in environ:
-    # It would swallow SIGTERM: processes then outlive it until a SIGKILL. A
-    # run has a handler of its own, and `stop_requested_anywhere`.
+    # That service catches SIGTERM, so that only a SIGKILL ends a process. A run
+    # has its own handler, and `stop_requested_anywhere`.
     jax.config.update('jax_enable_preemption_service', False)
   start, heartbeat, shutdown = (
       _number(environ, f'SEARCHRL_{name}_SECS', default) for name, default in
@@ -75,23 +77,23 @@ def initialize(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def say(text: str, file: Any = None) -> None:
-  """Prints on the first process alone, for all; by default to stderr."""
+  """Prints on the first process only, by default to stderr."""
   if is_first():
     print(text, file=file or sys.stderr, flush=True)
 
 
 def count() -> int:
-  """How many processes there are; touches no device."""
+  """Returns the number of processes, without touching a device."""
   return distributed.global_state.num_processes
 
 
 def index() -> int:
-  """This process in [0, count); on TPU, `jax.process_index` may be another."""
+  """Returns this process's index; `jax.process_index` may differ on TPU."""
   return distributed.global_state.process_id
 
 
 def is_first() -> bool:
-  """Whether this process is the one that writes and prints for all."""
+  """Returns whether this process writes and prints for all processes."""
   return index() == 0
 
 
@@ -100,13 +102,13 @@ def exchange(tag: str, payload: bytes,
   """Returns every process's bytes, in process order, on every process.
 
   Args:
-    tag: what this meeting is for; may come again.
-    payload: of any length; all of it passes through process 0.
-    timeout_secs: how long the first to arrive waits for the last.
+    tag: Purpose of this meeting. A tag may be used again.
+    payload: Bytes of any length. All of them pass through process 0.
+    timeout_secs: Time for which the first process waits for the last.
 
   Raises:
-    TimeoutError: naming the tag, and the processes that did not arrive.
-    RuntimeError: on all processes, if they meet at different tags.
+    TimeoutError: Some processes did not arrive. It names them and the tag.
+    RuntimeError: Processes meet at different tags. Raised on all processes.
   """
   meetings = meet(tag, payload, timeout_secs)
   if any(other != tag for other, _ in meetings):
@@ -119,20 +121,21 @@ def exchange(tag: str, payload: bytes,
 
 
 def barrier(tag: str, timeout_secs: float = TIMEOUT_SECS) -> None:
-  """Waits until every process is here; raises as `exchange` does."""
+  """Waits until every process is here. Raises the errors of `exchange`."""
   exchange(tag, b'', timeout_secs)
 
 
 def agree(tag: str, value: Any, timeout_secs: float = TIMEOUT_SECS) -> Any:
-  """Returns the value, which must be alike on all processes.
+  """Returns the value, which must be equal on all processes.
 
   Args:
-    tag: what the message calls the value, such as 'config'.
-    value: what JSON can hold; of nested dicts only the differences are named.
-    timeout_secs: as of `exchange`.
+    tag: Name of the value in the message, such as 'config'.
+    value: Value that JSON can hold. The message names only the leaves of nested
+      dicts that differ.
+    timeout_secs: Time-out, as in `exchange`.
 
   Raises:
-    RuntimeError: naming the processes, and what each of them has.
+    RuntimeError: The values differ. It names the processes and their values.
   """
   text = json.dumps(value, sort_keys=True)
   values = [_flatten(json.loads(other))
@@ -148,7 +151,7 @@ def agree(tag: str, value: Any, timeout_secs: float = TIMEOUT_SECS) -> Any:
 
 
 def share(items: Sequence[Any]) -> Sequence[Any]:
-  """Returns this process's block of the items; blocks are as even as can be."""
+  """Returns this process's block of the items. Blocks differ by at most one."""
   edges = [len(items) * i // count() for i in (index(), index() + 1)]
   return items[slice(*edges)]
 
@@ -158,13 +161,13 @@ def on_first(tag: str, function: Callable[[], Any],
   """Calls a function on the first process; returns its value on all of them.
 
   Args:
-    tag: what this meeting is for.
-    function: writes files, or reads what may change; returns what JSON can
-      hold. The other processes wait for it.
-    timeout_secs: as of `exchange`.
+    tag: Purpose of this meeting.
+    function: Function that writes files, or reads files that may change. It
+      returns what JSON can hold. The other processes wait for it.
+    timeout_secs: Time-out, as in `exchange`.
 
   Raises:
-    ValueError, OSError: of the function, on all processes.
+    ValueError, OSError: The function raised it. Raised on all processes.
   """
   value, error = None, None
   if is_first():
@@ -186,13 +189,13 @@ def on_first(tag: str, function: Callable[[], Any],
 
 def stop_requested_anywhere(asked: bool,
                             timeout_secs: float = TIMEOUT_SECS) -> bool:
-  """Whether any process was asked to stop, so that all stop at one step."""
+  """Returns whether any process was asked to stop, so that all can stop."""
   return any(exchange('stop?', b'1' if asked else b'', timeout_secs))
 
 
 def meet(tag: str, payload: bytes, timeout_secs: float = TIMEOUT_SECS
         ) -> list[tuple[str, bytes]]:
-  """As `exchange`, but returns all (tag, payload), whatever the tags are."""
+  """Returns every process's (tag, payload), as `exchange` for any tags."""
   if count() == 1:
     return [(tag, payload)]
   client, folder = distributed.global_state.client, f'searchrl/{next(_numbers)}'
@@ -212,7 +215,7 @@ def meet(tag: str, payload: bytes, timeout_secs: float = TIMEOUT_SECS
 
 
 def _forget_meetings_before(client: Any, folder: str) -> None:
-  """Deletes earlier entries: whoever is at this meeting has left all others."""
+  """Deletes earlier entries, since all processes have left those meetings."""
   while _stale[0] != folder:
     old = _stale.pop(0)
     if is_first():
@@ -221,7 +224,7 @@ def _forget_meetings_before(client: Any, folder: str) -> None:
 
 def _unpack(client: Any, folder: str, process: int, entry: bytes
            ) -> tuple[str, bytes]:
-  """A process's tag and payload, from its head entry and the rest."""
+  """Returns a process's tag and payload, from its head entry and the rest."""
   head, _, packed = entry.partition(b'\n')
   tag, size = json.loads(head)
   packed += b''.join(
@@ -231,8 +234,8 @@ def _unpack(client: Any, folder: str, process: int, entry: bytes
 
 
 def _wait(client: Any, tag: str, heads: str, timeout_secs: float) -> None:
-  """Waits at a barrier; raises a TimeoutError that names who is missing."""
-  try:  # The service keeps each name for ever, so one is used until it fails.
+  """Waits at a barrier. Raises a TimeoutError that names who is missing."""
+  try:  # A barrier's name is never freed, so it is used again until it fails.
     client.wait_at_barrier(f'searchrl/{len(_failed)}', int(timeout_secs * 1000))
   except jax.errors.JaxRuntimeError as error:
     if 'DEADLINE_EXCEEDED' not in str(error):
@@ -248,7 +251,7 @@ def _wait(client: Any, tag: str, heads: str, timeout_secs: float) -> None:
 
 
 def _explicit(environ: Mapping[str, str]) -> dict[str, Any]:
-  """Arguments of jax.distributed.initialize, from the three variables."""
+  """Returns jax.distributed.initialize's arguments from the three variables."""
   missing = [name for name in _EXPLICIT if not environ.get(name)]
   if missing:
     raise ValueError(f'{", ".join(_EXPLICIT)} must be set together, but lack '
@@ -262,7 +265,7 @@ def _explicit(environ: Mapping[str, str]) -> dict[str, Any]:
   if process >= size:
     raise ValueError(f'JAX_PROCESS_ID must be below JAX_NUM_PROCESSES={size}, '
                      f'but is {process}. Number the processes from 0.')
-  arguments = dict(  # with nothing left for jax to detect
+  arguments = dict(  # so that jax detects nothing
       coordinator_address=address, num_processes=size, process_id=process,
       cluster_detection_method='deactivate')
   if host.startswith('127.') or host in ('localhost', '[::1]'):
@@ -271,11 +274,11 @@ def _explicit(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _detected(environ: Mapping[str, str]) -> int:
-  """The number of tasks of a SLURM step, or of hosts of a TPU pod; else 1."""
+  """Returns the number of tasks of a SLURM step or hosts of a TPU pod, or 1."""
   if all(environ.get(name) for name in _SLURM):
     return _number(environ, 'SLURM_NTASKS')
   if environ.get('JAX_PLATFORMS') == 'cpu':
-    return 1  # one of a pod's hosts, used without its devices
+    return 1  # a pod's host that is used without its devices
   hosts = (environ.get('TPU_PROCESS_ADDRESSES') or
            environ.get('TPU_WORKER_HOSTNAMES'))
   if hosts:
@@ -299,7 +302,7 @@ def _number(environ: Mapping[str, str], name: str, default: int = 0) -> int:
 
 
 def _flatten(value: Any, path: str = '') -> dict[str, str]:
-  """{'.path.of.keys': JSON of the leaf}."""
+  """Returns {'.path.of.keys': JSON of the leaf}."""
   if isinstance(value, dict) and value:
     return {inner: text for key, child in value.items()
             for inner, text in _flatten(child, f'{path}.{key}').items()}
@@ -307,7 +310,7 @@ def _flatten(value: Any, path: str = '') -> dict[str, str]:
 
 
 def _differences(tag: str, values: Sequence[dict[str, str]]) -> list[str]:
-  """'tag.path: process 0: a; process 1: b' of each path that differs."""
+  """Returns 'tag.path: process 0: a; process 1: b' for each differing path."""
   paths = sorted({path for value in values for path in value})
   texts = {path: [value.get(path, 'nothing') for value in values]
            for path in paths}
@@ -316,7 +319,7 @@ def _differences(tag: str, values: Sequence[dict[str, str]]) -> list[str]:
 
 
 def by_process(texts: Sequence[str]) -> str:
-  """'process 0: a; processes 1, 2: b', from where texts begin to differ."""
+  """Returns 'process 0: a; processes 1, 2: b', from where the texts differ."""
   start = max(len(os.path.commonprefix(list(texts))) - 100, 0)
   return '; '.join(
       f'{_named([i for i, other in enumerate(texts) if other == text])}: '
@@ -325,12 +328,12 @@ def by_process(texts: Sequence[str]) -> str:
 
 
 def _named(numbers: Sequence[int]) -> str:
-  """'process 3' or 'processes 0, 1, 2': for messages."""
+  """Returns 'process 3' or 'processes 0, 1, 2', for messages."""
   rest = f', ... ({len(numbers)} in all)' if len(numbers) > 8 else ''
   shown = ', '.join(map(str, numbers[:8]))
   return f'process{"es" if len(numbers) > 1 else ""} {shown}{rest}'
 
 
 def shortened(text: str) -> str:
-  """At most 400 characters of a text, for messages."""
+  """Returns at most 400 characters of a text, for messages."""
   return text if len(text) <= 400 else f'{text[:400]} ...'

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Progress bar and phase timer: how far a run is, and where its time goes."""
+"""Progress bar and phase timer: the progress of a run and its time by phase."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 
 
 class Timer:
-  """Counts seconds by phase; `with timer('rollout'): ...` adds to one."""
+  """A timer of phases; `with timer('rollout'): ...` adds seconds to one."""
 
   def __init__(self):
     self._secs = collections.defaultdict(float)
@@ -33,17 +33,17 @@ class Timer:
 
 
 class ProgressBar:
-  """Shows progress on stderr: a bar on a terminal, else one line a step.
+  """Progress on stderr: a bar on a terminal, otherwise one line per step.
 
   Args:
-    total: units of the run: steps, or what else its end is counted in.
-    initial: units that were done before this process.
-    enabled: False on all processes but the first.
-    unit: the name of one.
+    total: Number of units, such as steps, in the run.
+    initial: Number of units that were done before this process.
+    enabled: Whether to print anything; False on all processes but the first.
+    unit: Name of one unit.
   """
 
-  FORMATS = {  # how `update` shows a field; others as name and value
-      'outcome': 'outcome {:.3f}',  # the mean, in [0, 1]
+  FORMATS = {  # formats used by `update`; other fields: name and value
+      'outcome': 'outcome {:.3f}',  # mean, in [0, 1]
       'mixed': 'mixed {:.0%}',  # share of groups with mixed outcomes
       'searches': 'searches/question {:.2f}',
       'tokens_per_sec': '{:,.0f} tokens/s',

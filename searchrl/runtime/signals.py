@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Stop requests by SIGINT and SIGTERM, and what they leave to a scheduler.
+"""Stop requests by SIGINT and SIGTERM, and exit codes for a scheduler.
 
-A process ends with 0 when its job is finished, with 75 when a signal stopped it
-and the same command goes on (EX_TEMPFAIL of sysexits.h), with 70 when the
-watchdog ended it, and with 1 at an error.
+The exit code is 0 when the job is finished, 75 (EX_TEMPFAIL of sysexits.h) when
+a signal stopped it and the same command resumes it, 70 when the watchdog ended
+it, and 1 after an error.
 """
 
 from collections.abc import Callable
@@ -16,33 +16,33 @@ import time
 EXIT_CODE = 75  # stopped, and can be resumed
 
 _POLL_SECS = 0.1
-_STDERR = 2  # the descriptor: what a signal interrupts may hold sys.stderr
+_STDERR = 2  # descriptor, because interrupted code may hold sys.stderr's lock
 
 
 class Stopped(Exception):
-  """A signal has ended a job before its end, and what it did is saved.
+  """Exception: a signal stopped a job early, and its work is saved.
 
-  The message says how to go on.
+  The message says how to resume it.
   """
 
 
 class Terminated(KeyboardInterrupt):
-  """SIGTERM where nothing else answers it: while a job starts or evaluates."""
+  """Exception at SIGTERM without another handler, as in an evaluation."""
 
 
 def exit_at_sigterm() -> None:
-  """Makes SIGTERM end the process with a sentence: nothing has begun yet."""
+  """Makes SIGTERM end the process with a message, before the job begins."""
   def end(number, frame):
     del number, frame
     say('Ended by SIGTERM before anything began. Run the same command to go '
         'on.')
-    os._exit(EXIT_CODE)  # what is imported just now need not be unwound
+    os._exit(EXIT_CODE)  # unfinished imports need no cleanup
 
   signal.signal(signal.SIGTERM, end)
 
 
 def raise_at_sigterm() -> None:
-  """Makes SIGTERM raise `Terminated` in the main thread, as Ctrl-C raises."""
+  """Makes SIGTERM raise `Terminated` in the main thread, as Ctrl-C does."""
   def terminate(number, frame):
     del number, frame
     raise Terminated
@@ -51,23 +51,23 @@ def raise_at_sigterm() -> None:
 
 
 def ignore_more() -> None:
-  """Lets no SIGTERM disturb the end of a process, and its exit code."""
+  """Ignores SIGTERM, so that it cannot change a process's end or exit code."""
   signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def say(text: str) -> None:
-  """Prints a line on stderr; for handlers of signals, which may not wait."""
+  """Prints a line on stderr, from a signal handler too, which must not wait."""
   os.write(_STDERR, f'{text}\n'.encode())
 
 
 class StopRequest:
-  """Records Ctrl-C or SIGTERM; a second Ctrl-C raises KeyboardInterrupt.
+  """A record of Ctrl-C or SIGTERM; a second Ctrl-C raises KeyboardInterrupt.
 
-  A context manager for the main thread: at its end the previous handlers are
-  restored.
+  It is a context manager for the main thread. At its end, the previous handlers
+  are restored.
 
   Args:
-    notice: called in the signal handler when the first request arrives.
+    notice: Function that the signal handler calls at the first request.
   """
 
   def __init__(self, notice: Callable[[], None] = lambda: None):

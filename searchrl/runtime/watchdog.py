@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Watchdog: ends a process whose heartbeats stop, and dumps its stacks.
 
-A peer that is alive but stuck raises nothing: collectives wait for ever. So a
-run beats now and then, and ends itself when the beats stop; the launcher then
-restarts all processes, which resume.
+A process that is alive but stuck raises no error, and collectives wait for it
+forever. So a run sends heartbeats, and its process ends when they stop. The
+launcher then restarts all processes, which resume.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import statistics
 import threading
 import time
 
-EXIT_CODE = 70  # of sysexits.h: an internal error
+EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h: an internal error
 
-_STDERR = 2  # the descriptor: a stuck thread may hold sys.stderr's lock
+_STDERR = 2  # descriptor, because a stuck thread may hold sys.stderr's lock
 
 
 class Watchdog:
-  """Ends the process if no beat comes for a while.
+  """A watchdog that ends the process if no beat comes for a while.
 
       with watchdog.Watchdog(floor_secs=1800) as dog:
         for step in steps:
@@ -31,16 +31,18 @@ class Watchdog:
           ...
 
   The limit is max(factor * median of the last 64 intervals, floor_secs). A
-  thread that holds the interpreter's lock for ever stops the watchdog, too.
+  thread that never releases the interpreter's lock stops the watchdog, too.
 
   Args:
-    floor_secs: the least limit; longer than the longest compilation, save or
-      evaluation during which nothing beats.
-    factor: how many times the usual interval is too long.
-    file: the report is also appended to it; made if it is missing.
-    on_timeout: called with the report instead of ending the process.
-    clock: returns seconds that never go back.
-    wait: sleeps so many seconds, or less; returns True if the watch is over.
+    floor_secs: Smallest limit. It must be longer than the longest compilation,
+      save or evaluation without a beat.
+    factor: Limit in units of the median interval.
+    file: File to which the report is also appended. It is made if missing.
+    on_timeout: Function that is called with the report instead of ending the
+      process.
+    clock: Function that returns seconds that never decrease.
+    wait: Function that sleeps at most so many seconds, and returns True if the
+      watch is over.
 
   Raises:
     ValueError: `floor_secs` or `factor` is too small.
@@ -77,14 +79,14 @@ class Watchdog:
     self._thread.join(timeout=5)
 
   def beat(self, tag: str) -> None:
-    """Says that the run goes on; `tag` is what it does next."""
+    """Records a heartbeat. `tag` says what the run does next."""
     with self._lock:
       now = self._clock()
       self._intervals.append(now - self._last)
       self._tag, self._last = tag, now
 
   def limit_secs(self) -> float:
-    """How many seconds the next beat may take."""
+    """Returns the number of seconds within which the next beat must come."""
     with self._lock:
       median = statistics.median(self._intervals) if self._intervals else 0
     return max(self._factor * median, self._floor)
@@ -112,7 +114,7 @@ class Watchdog:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         _dump(os.open(self._file, flags, 0o644), report)
     finally:  # even if stderr is closed or the disk is full
-      os._exit(EXIT_CODE)  # sys.exit would wait for the stuck
+      os._exit(EXIT_CODE)  # sys.exit would wait for stuck threads
 
 
 def _dump(descriptor: int, report: str) -> None:

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a run: its config, its code's revision, its environment.
+"""The directory of a run, with its config, code revision and environment.
 
-The same command finds the same folder and resumes; a changed config is refused,
-for a run that is half one thing and half another is worth nothing.
+The same command finds the same directory and resumes. A changed config is
+refused, because a run with two different configs has no meaning.
 """
 
 import importlib.metadata
@@ -24,16 +24,16 @@ _PACKAGES = ('searchrl', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint',
 
 def prepare(folder: str | pathlib.Path, config: dict[str, Any], *,
             allow_changes: bool = False, free: tuple[str, ...] = ()) -> None:
-  """Makes or reopens a run's folder, which is this process's until it ends.
+  """Makes or reopens a run's directory, and locks it until this process ends.
 
   Args:
-    folder: of the run.
-    config: nested dicts of what JSON can hold; written to config.json.
-    allow_changes: go on with a changed config, and write it.
-    free: names of options that may change, 'train.num_steps' for instance.
+    folder: Directory of the run.
+    config: Nested dicts of what JSON can hold; written to config.json.
+    allow_changes: Whether to continue with a changed config, and write it.
+    free: Names of config fields that may change, such as 'train.num_steps'.
 
   Raises:
-    ValueError: the folder belongs to a run with another config, or another
+    ValueError: The directory belongs to a run with another config, or another
       process uses it.
   """
   check(folder, config, allow_changes=allow_changes, free=free)
@@ -47,11 +47,11 @@ def prepare(folder: str | pathlib.Path, config: dict[str, Any], *,
 
 def check(folder: str | pathlib.Path, config: dict[str, Any], *,
           allow_changes: bool = False, free: tuple[str, ...] = ()) -> None:
-  """Raises what `prepare` would, and writes no file of the run."""
+  """Raises the errors of `prepare`, but writes no file of the run."""
   path, present = pathlib.Path(folder), _as_json(config)
   if not (path / CONFIG).exists():
     return
-  folder_lock.hold(path)  # before anything of it is touched
+  folder_lock.hold(path)  # before its files are read or changed
   if allow_changes:
     return
   changes = _changes(read_config(path), present, (*free, 'allow_changes'))
@@ -65,17 +65,17 @@ def read_config(folder: str | pathlib.Path) -> dict[str, Any]:
   """Returns the config that a run wrote.
 
   Raises:
-    FileNotFoundError: the folder has no config.json.
+    FileNotFoundError: The directory has no config.json.
   """
   return json.loads((pathlib.Path(folder) / CONFIG).read_text())
 
 
 def note(folder: str | pathlib.Path, name: str, facts: Any, *,
          allow_changes: bool = False) -> None:
-  """Writes facts that files outside the config decide to <name>.json.
+  """Writes facts that depend on files outside the config to <name>.json.
 
   Raises:
-    ValueError: the facts were others when the run began.
+    ValueError: The facts were different when the run began.
   """
   file = pathlib.Path(folder) / f'{name}.json'
   present = _as_json(facts)
@@ -90,7 +90,7 @@ def note(folder: str | pathlib.Path, name: str, facts: Any, *,
 
 
 def environment() -> dict[str, Any]:
-  """Revision, versions and machine, for the record of any measurement."""
+  """Returns revision, versions and machine, as the record of a measurement."""
   versions = {}
   for name in _PACKAGES:
     try:
@@ -103,7 +103,7 @@ def environment() -> dict[str, Any]:
 
 
 def _cpu() -> str | None:
-  """Name, family and model; the name alone is vague on a virtual machine."""
+  """Returns name, family and model; the name is vague on virtual machines."""
   try:
     lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
   except OSError:
@@ -115,7 +115,7 @@ def _cpu() -> str | None:
 
 
 def _git() -> str | None:
-  """The revision of the clone that has this file; None without one."""
+  """Returns the revision of the clone that has this file; None without one."""
   here = pathlib.Path(__file__).parents[1]
   try:
     out = subprocess.run(
@@ -128,7 +128,7 @@ def _git() -> str | None:
 
 
 def _changes(past: Any, present: Any, free: tuple[str, ...] = ()) -> list[str]:
-  """'name: old -> new' of each leaf that differs, but for the `free` ones."""
+  """Returns 'name: old -> new' for each leaf that differs and is not `free`."""
   past, present = _flat(past), _flat(present)
   return [f'{name}: {past.get(name)!r} -> {present.get(name)!r}'
           for name in sorted({*past, *present} - {*free})
@@ -136,12 +136,12 @@ def _changes(past: Any, present: Any, free: tuple[str, ...] = ()) -> list[str]:
 
 
 def _as_json(value: Any) -> Any:
-  """A value as JSON reads it back, which makes tuples lists."""
+  """Returns a value as JSON reads it back, with lists for tuples."""
   return json.loads(json.dumps(value))
 
 
 def _flat(tree: Any, prefix: str = '') -> dict[str, Any]:
-  """{'path.of.keys': leaf}."""
+  """Returns {'path.of.keys': leaf}."""
   if not isinstance(tree, dict):
     return {prefix: tree}
   return {name: leaf for key, value in tree.items() for name, leaf in _flat(
@@ -149,5 +149,5 @@ def _flat(tree: Any, prefix: str = '') -> dict[str, Any]:
 
 
 def _write(file: pathlib.Path, value: Any) -> None:
-  """Replaces a file whole: a kill leaves the old one or the new one."""
+  """Replaces a whole file. A kill leaves either the old or the new one."""
   atomic_files.write(file, json.dumps(value, indent=2, sort_keys=True) + '\n')
