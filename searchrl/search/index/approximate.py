@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Approximate indexes (ScaNN, HNSW) of vectors, with their measured recall.
 
-Building ends with a measurement against exact search, and keeps the fastest
-settings that reach the wanted recall. An index without that measurement, or
-with less recall than is asked for, is not opened.
+A build ends with a measurement against exact search, and keeps the fastest
+settings that reach the target recall. An index without that measurement, or
+with less recall than is required, is not opened.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from searchrl.search.index import scann as scann_index
 from searchrl.search.index import vector_store
 
 KINDS = {'scann': scann_index, 'hnsw': hnsw}
-_K = 3  # of the recall that is measured: what a search usually asks for
-_TIES = 10  # further exact rows, to see which of them tie with the k-th
+_K = 3  # passages of the measured recall@3, which is also a usual top_k
+_TIES = 10  # further exact rows, which show the rows that tie with the k-th
 
 
 def build(
@@ -42,21 +42,22 @@ def build(
   """Builds an index of a store, whole or not at all, and tunes its search.
 
   Args:
-    kind: 'scann' or 'hnsw'.
-    store: the vectors.
-    folder: new, or an earlier index, which is replaced.
-    queries: query vectors to measure recall by; a thousand are enough.
-    recall: the wanted recall@3. If no settings reach it, the most thorough ones
-      are kept, with the recall that they have.
-    say: receives a line of text for each setting that is tried.
-    **options: of `scann.build` or `hnsw.build`.
+    kind: Kind of index, 'scann' or 'hnsw'.
+    store: The vectors.
+    folder: Directory of the index; a new one, or an earlier index, which is
+      replaced.
+    queries: Query vectors with which recall is measured; a thousand are enough.
+    recall: Target recall@3. If no settings reach it, the most thorough ones are
+      kept, with the recall that they have.
+    say: Function that receives a line of text for each setting that is tried.
+    **options: Options of `scann.build` or `hnsw.build`.
 
   Returns:
     The manifest.
 
   Raises:
-    ValueError: there is no such kind, its package is missing, or there is no
-      query.
+    ValueError: There is no such kind, its package is missing, the target is out
+      of range, or there is no query.
   """
   module = _module(kind)
   if not 0 < recall <= 1 or not len(queries):
@@ -83,7 +84,7 @@ def build_if_changed(
     say: Callable[[str], None],
     **options: Any,
 ) -> None:
-  """Builds an index, unless the same one is there; arguments as of `build`."""
+  """Builds an index unless the same one exists; arguments are as in `build`."""
   if (folder / 'manifest.json').exists():
     try:
       manifest = read_manifest(folder, store)
@@ -113,19 +114,20 @@ def in_memory(
   """Builds an index in memory.
 
   Args:
-    kind: 'scann' or 'hnsw'.
-    source: the rows.
-    queries: query vectors to measure recall by.
-    recall: the wanted recall@3, as of `build`.
-    min_recall: the least recall@3 that is accepted.
-    settings: of the search; None: tuned to `recall`.
-    **options: of `scann.build` or `hnsw.build`.
+    kind: Kind of index, 'scann' or 'hnsw'.
+    source: The rows.
+    queries: Query vectors with which recall is measured.
+    recall: Target recall@3, as in `build`.
+    min_recall: Least recall@3 that is accepted.
+    settings: Settings of the search; None: tuned to `recall`.
+    **options: Options of `scann.build` or `hnsw.build`.
 
   Returns:
     The index and its recall@3.
 
   Raises:
-    ValueError: as of `build`, or its recall is below `min_recall`.
+    ValueError: The build fails as in `build`, or the recall is below
+      `min_recall`.
   """
   module = _module(kind)
   with tempfile.TemporaryDirectory(prefix='searchrl_') as name:
@@ -166,11 +168,12 @@ def _tuned(kind: str, built: dict[str, Any], folder: pathlib.Path,
 
 def read_manifest(folder: pathlib.Path, store: vector_store.Store
                  ) -> dict[str, Any]:
-  """The manifest of a finished index of a store.
+  """Returns the manifest of a finished index of a store.
 
   Raises:
-    FileNotFoundError: there is no manifest.
-    ValueError: it is damaged, or of other vectors, or a file is missing or cut.
+    FileNotFoundError: There is no manifest.
+    ValueError: The manifest is damaged, or belongs to other vectors, or a file
+      is missing or truncated.
   """
   manifest = manifests.read(folder)
   found, of, settings = (
@@ -188,11 +191,13 @@ def read_manifest(folder: pathlib.Path, store: vector_store.Store
 
 def open_(kind: str, store: vector_store.Store, folder: pathlib.Path, *,
           min_recall: float) -> exact_host.Index:
-  """Loads an index with the settings that it was tuned to.
+  """Loads an index with the settings to which it was tuned.
 
   Raises:
-    FileNotFoundError, ValueError: as of `read_manifest`; a file is not as it
-      was written; its recall is below `min_recall`; or its package is missing.
+    FileNotFoundError: There is no manifest.
+    ValueError: The manifest is not valid (see `read_manifest`), a file has
+      changed since it was written, the recall is below `min_recall`, or the
+      package is missing.
   """
   module = _module(kind)
   manifest = read_manifest(folder, store)

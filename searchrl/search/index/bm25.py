@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""BM25 as Lucene computes it: a corpus in, a SearchFn out.
+"""BM25 as Lucene computes it: an index of a corpus, and its search.
 
 The steps of Lucene's English analysis and scoring, in the order of their use:
 words, stop words, Porter's stems, one-byte lengths, postings, scores.
@@ -22,10 +22,10 @@ from searchrl.search.index import maxscore
 from searchrl.search.index import ranking
 from searchrl.trajectory import Passages, Query, SearchFn
 
-# Words follow Unicode's annex 29: a Han or Hiragana character is a word of its
-# own, raised digits and fractions are not letters, and some marks join their
+# Words follow Unicode's annex 29: each Han or Hiragana character is a word,
+# raised digits and fractions are not letters, and some marks join their
 # neighbours. Lucene's tokens for emoji and for combining accents are left out.
-# A row of low lines is looked at once, from its first: else its square counts.
+# A run of underscores is scanned only from its first; else it is quadratic.
 _ALONE = '\u3040-\u309f\u3400-\u4dbf\u4e00-\u9fff'
 _ANY = rf'[^\W²³¹¼-¾⁰-₟{_ALONE}]'
 _LETTER = rf'[^\W\d_²³¹¼-¾⁰-₟{_ALONE}]'
@@ -39,15 +39,15 @@ _STOP_WORDS = frozenset(
 
 
 def analyze(text: str) -> list[str]:
-  """The terms of a passage or of a query, in order."""
+  """Returns the terms of a passage or of a query, in order."""
   terms = map(_term, _WORD.findall(text))
   return [term for term in terms if term]
 
 
 @functools.lru_cache(maxsize=2**18)
 def _term(word: str) -> str:
-  """The term of a word in the index; '' for a stop word."""
-  word = ''.join(letter.lower()[0] for letter in word)  # 'İ' and 'Σ' as Java
+  """Returns the term of a word in the index; '' for a stop word."""
+  word = ''.join(letter.lower()[0] for letter in word)  # 'İ', 'Σ' as in Java
   word = word.removesuffix("'s").removesuffix('’s')
   return '' if word in _STOP_WORDS else stem(word)
 
@@ -69,7 +69,7 @@ _LAST = re.compile(
 
 
 def stem(word: str) -> str:
-  """Porter's stem of a lower-case word, with Lucene's three departures.
+  """Returns Porter's stem of a lower-case word, with Lucene's three departures.
 
   Words of two letters stay as they are, `bli` becomes `ble` after any letter,
   and `logi` becomes `log`.
@@ -114,7 +114,7 @@ def _without_ed_or_ing(word: str) -> str:
 
 
 def _shape(word: str) -> str:
-  """'v' for a vowel, 'c' for a consonant; y is a vowel after a consonant."""
+  """Returns 'v' per vowel and 'c' per consonant; y after a 'c' is a vowel."""
   shape = ''
   for letter in word:
     vowel = letter in 'aeiou' or letter == 'y' and shape[-1:] == 'c'
@@ -123,28 +123,28 @@ def _shape(word: str) -> str:
 
 
 def _measure(word: str) -> int:
-  """How often a consonant follows a vowel: Porter's m."""
+  """Returns how often a consonant follows a vowel: Porter's m."""
   return _shape(word).count('vc')
 
 
 def _is_short(word: str) -> bool:
-  """Whether a word ends in consonant, vowel, consonant: Porter's *o."""
+  """Returns whether a word ends in consonant, vowel, consonant: Porter's *o."""
   return _shape(word).endswith('cvc') and word[-1] not in 'wxy'
 
 
 def encode_length(lengths: Int[np.ndarray, 'N']) -> UInt8[np.ndarray, 'N']:
-  """Lengths in one byte: exact up to 40, then to four significant bits.
+  """Returns lengths in one byte: exact up to 40, then four significant bits.
 
   Source: Lucene, SmallFloat.intToByte4: the first 24 values as they are, the
     rest as a float with a mantissa of three bits and no sign.
   """
   rest = np.maximum(lengths - 24, 0)
-  shift = np.maximum(np.frexp(rest)[1] - 4, 0)  # bits that are lost
+  shift = np.maximum(np.frexp(rest)[1] - 4, 0)  # number of bits that are lost
   return (np.minimum(lengths, 24) + (rest >> shift) + 8 * shift).astype('u1')
 
 
 def decode_length(codes: UInt8[np.ndarray, 'N']) -> Int[np.ndarray, 'N']:
-  """The shortest length with this code of `encode_length`."""
+  """Returns the shortest length with this code of `encode_length`."""
   codes = codes.astype(np.int64)
   rest = np.maximum(codes - 24, 0)
   shift = np.maximum(rest // 8 - 1, 0)
@@ -155,13 +155,13 @@ def decode_length(codes: UInt8[np.ndarray, 'N']) -> Int[np.ndarray, 'N']:
 class Index:
   """An inverted index: postings sorted by term, then by passage.
 
-  The postings of term t are those from starts[t] to starts[t + 1].
+  The postings of term t have positions from starts[t] to starts[t + 1].
   """
 
-  terms: dict[str, int]  # term -> t in [0, V)
+  terms: dict[str, int]  # a term's number t in [0, V)
   starts: Int[np.ndarray, 'V+1']
   postings: maxscore.Postings
-  _bounds: dict[int, float] = dataclasses.field(default_factory=dict)  # by t
+  _bounds: dict[int, float] = dataclasses.field(default_factory=dict)  # key: t
 
   @property
   def size(self) -> int:
@@ -169,7 +169,7 @@ class Index:
     return self.postings.size
 
   def scores(self, text: str) -> Float[np.ndarray, 'N']:
-    """The sum of impacts over the query's terms; repeated terms count again."""
+    """Returns the sum of impacts over the query's terms, with repetitions."""
     total = np.zeros(self.size)
     for _, start, stop, count in self.spans(text):
       total[self.postings.passages[start:stop]] += (
@@ -178,11 +178,14 @@ class Index:
 
   def best(self, text: str, k: int
           ) -> tuple[Int[np.ndarray, 'K'], Float[np.ndarray, 'K']]:
-    """Positions and scores of `top(scores(text), k)`, from fewer postings."""
+    """Returns positions and scores of the best, from a part of the postings.
+
+    They equal those of `top(scores(text), k)`.
+    """
     return self.postings.best(self.spans(text), k)
 
   def spans(self, text: str) -> list[maxscore.Span]:
-    """The postings of each term of a query."""
+    """Returns the postings of each term of a query."""
     found = []
     for term, count in collections.Counter(analyze(text)).items():
       t = self.terms.get(term)
@@ -221,7 +224,7 @@ def build(texts: Sequence[str], *, k1: float = 0.9, b: float = 0.4) -> Index:
 def weights(
     df: Int[np.ndarray, 'V'], lengths: Int[np.ndarray, 'N'], k1: float, b: float
 ) -> tuple[Float[np.ndarray, 'V'], Float[np.ndarray, 'N']]:
-  """The idf of terms, and k1 (1 - b + b length / mean length) of texts."""
+  """Returns the idf of terms, and k1 (1 - b + b length / mean) of texts."""
   filled = np.count_nonzero(lengths)
   idf = np.log1p((filled - df + 0.5) / (df + 0.5))
   mean = lengths.sum() / max(filled, 1)
@@ -241,17 +244,18 @@ def bm25(corpus: Corpus, *, k1: float = 0.9, b: float = 0.4,
   """Indexes a corpus and returns its search.
 
   Args:
-    corpus: title and text of a passage are indexed together.
-    k1: how slowly repeated terms saturate, at least 0. Default: Anserini's.
-    b: how much the length counts, in [0, 1]. Default: Anserini's.
-    workers: as of `searcher`.
+    corpus: Corpus whose passages are indexed, title and text together.
+    k1: Parameter of how slowly repeated terms saturate, at least 0. Default:
+      Anserini's.
+    b: Weight of the length, in [0, 1]. Default: Anserini's.
+    workers: Number of processes; see `searcher`.
 
   Returns:
-    A search whose passages share a term with the query and go from the highest
-    score down, ties by position in the corpus.
+    A search whose passages share a term with the query. They are ordered from
+    the highest score down, and ties by position in the corpus.
 
   Raises:
-    ValueError: an option is out of range.
+    ValueError: An option is out of range.
 
   Source: Kamphuis et al. 2020, Which BM25 do you mean?, the variant "Lucene
     (default)".
@@ -261,16 +265,16 @@ def bm25(corpus: Corpus, *, k1: float = 0.9, b: float = 0.4,
 
 
 def searcher(corpus: Corpus, index: Index, *, workers: int = 0) -> SearchFn:
-  """The search of an index of a corpus; results do not depend on `workers`.
+  """Returns the search of an index; results do not depend on `workers`.
 
   Args:
-    corpus: of the index.
-    index: see there.
-    workers: processes that rank the queries of large calls, this one included;
-      see `ranking.Ranking`. 0: one for each of its cores, 8 at most.
+    corpus: Corpus from which the index was built.
+    index: The index.
+    workers: Number of processes that rank the queries of large calls, this one
+      included; see `ranking.Ranking`. 0: one per available core, at most 8.
 
   Raises:
-    ValueError: workers is negative.
+    ValueError: The number of workers is negative.
   """
   ranks = ranking.Ranking(index.postings, workers)
 
@@ -285,7 +289,7 @@ def searcher(corpus: Corpus, index: Index, *, workers: int = 0) -> SearchFn:
 
 
 def top(scores: Float[np.ndarray, 'N'], k: int) -> Int[np.ndarray, 'K']:
-  """Positions of the k highest scores above 0, ties to the lower position."""
+  """Returns positions of the k highest scores above 0; the lower wins ties."""
   hits = np.flatnonzero(scores > 0)
   if 0 < k < len(hits):
     worst = np.partition(scores[hits], -k)[-k]

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A BM25 index on disk: written block by block, loaded memory-mapped.
 
-The postings of each block are spilled to disk, so that a build holds the terms
-and one block in memory. A loaded index equals that of `bm25.build`.
+The postings of each block are spilled to disk, so that a build needs memory
+for the terms and one block alone. A loaded index equals that of `bm25.build`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from searchrl.search.index import ranking
 from searchrl.trajectory import SearchFn
 
 _FORMAT = 2  # increased whenever files or the terms of `bm25.analyze` change
-_BLOCK = 65_536  # texts that are counted at a time
+_BLOCK = 65_536  # texts per block
 _ARRAYS = ('starts', 'passages', 'impacts')
 
 
@@ -32,10 +32,12 @@ def build(texts: Sequence[str], folder: pathlib.Path, *, corpus: str,
   """Writes an index, whole or not at all.
 
   Args:
-    texts: of the passages, in the order of the corpus.
-    folder: new, or an earlier index, which is replaced.
-    corpus: the digest of the corpus.
-    k1, b: as of `bm25.bm25`.
+    texts: Texts of the passages, in the order of the corpus.
+    folder: Directory of the index; a new one, or an earlier index, which is
+      replaced.
+    corpus: Digest of the corpus.
+    k1: Saturation of repeated terms; see `bm25.bm25`.
+    b: Weight of the length; see `bm25.bm25`.
 
   Returns:
     The manifest.
@@ -52,13 +54,13 @@ def build(texts: Sequence[str], folder: pathlib.Path, *, corpus: str,
 
 def build_if_changed(corpus: Corpus, folder: pathlib.Path, *,
                      say: Callable[[str], None], **options: float) -> None:
-  """Builds the index of a corpus, unless the same one is there.
+  """Builds the index of a corpus, unless the same one exists.
 
   Args:
-    corpus: its texts are indexed.
-    folder: new, or an earlier index.
-    say: receives a line of text about what was done.
-    **options: k1 and b, as of `bm25.bm25`.
+    corpus: Corpus whose texts are indexed.
+    folder: Directory of the index; a new one, or an earlier index.
+    say: Function that receives a line of text about what was done.
+    **options: The k1 and b of `bm25.bm25`.
   """
   if (folder / 'manifest.json').exists():
     try:
@@ -106,11 +108,11 @@ def _weigh(folder: pathlib.Path, size: int, lengths: np.ndarray, k1: float,
       folder / f'{name}.npy', mode='w+', dtype=dtype, shape=(int(starts[-1]),))
          for name, dtype in (('passages', np.int32), ('impacts', np.float32))}
   idf, norms = bm25.weights(df, lengths, k1, b)
-  free = starts[:-1].copy()  # where a term's next posting goes
+  free = starts[:-1].copy()  # positions of each term's next posting
   for block in blocks:
     part = np.load(block)
     rows, passages, counts = (part[n] for n in ('rows', 'passages', 'counts'))
-    first = np.searchsorted(rows, rows)  # of this term, in the block
+    first = np.searchsorted(rows, rows)  # the term's first, in the block
     places = free[rows] + np.arange(len(rows)) - first
     out['passages'][places] = passages
     out['impacts'][places] = idf[rows] * counts / (counts + norms[passages])
@@ -121,11 +123,11 @@ def _weigh(folder: pathlib.Path, size: int, lengths: np.ndarray, k1: float,
 
 
 def load(folder: str | pathlib.Path, corpus: Corpus) -> bm25.Index:
-  """The index of a corpus; postings stay on disk, after they were checked.
+  """Loads the index of a corpus; checks the postings, which stay on disk.
 
   Raises:
-    FileNotFoundError: there is no index.
-    ValueError: it is damaged, of an older format, or of another corpus.
+    FileNotFoundError: There is no index.
+    ValueError: The index is damaged, of an older format, or of another corpus.
   """
   folder = pathlib.Path(folder)
   manifest = manifests.read(folder)
@@ -150,12 +152,12 @@ def load(folder: str | pathlib.Path, corpus: Corpus) -> bm25.Index:
 
 def indexed(corpus: Corpus, folder: str | pathlib.Path, *, workers: int = 0
            ) -> SearchFn:
-  """A search by the index in <folder>/bm25, with its own k1 and b.
+  """Returns a search by the index in <folder>/bm25, with its own k1 and b.
 
   Args:
-    corpus: of the index.
-    folder: see there.
-    workers: as of `bm25.searcher`.
+    corpus: Corpus from which the index was built.
+    folder: Directory that contains bm25/.
+    workers: Number of processes; see `bm25.searcher`.
   """
   index = load(pathlib.Path(folder) / 'bm25', corpus)
   return bm25.searcher(corpus, index, workers=workers)

@@ -1,9 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Dense search: a corpus, an encoder and an index in, a SearchFn out.
+"""Dense search: makes a SearchFn of a corpus, an encoder and an index.
 
-The encoder is any function from texts and their kind to vectors; the one given
-here hashes n-grams of letters, without weights, for tests and small runs.
+The encoder is any function from texts and their kind to vectors. The one in
+this module hashes n-grams of letters, without weights, for tests and small
+runs.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def hashed_ngrams(
     n: int = 3,
     weights: Mapping[str, float] | None = None,
 ) -> Float[np.ndarray, 'N D']:
-  """Texts as unit vectors of their words' n-grams, hashed into `dim` buckets.
+  """Returns unit vectors of the texts' n-grams, hashed into `dim` buckets.
 
     x_d = sum over g with h(g) = d of  sign(g) weight(g) (1 + ln count(g))
 
@@ -46,16 +47,17 @@ def hashed_ngrams(
   process and on every machine.
 
   Args:
-    texts: in any language.
-    dim: D; fewer buckets mean more collisions, whose signs cancel on average.
-    n: letters of an n-gram, word marks included.
-    weights: of each n-gram; a missing one has weight 0. Default: all 1.
+    texts: Texts in any language.
+    dim: Number of buckets, D; fewer mean more collisions, whose signs cancel on
+      average.
+    n: Number of letters of an n-gram, word marks included.
+    weights: Weight of each n-gram; a missing one has weight 0. Default: all 1.
 
   Returns:
     float32 rows of length 1, or of zeros if no n-gram of a text has a weight.
 
   Raises:
-    ValueError: dim or n is below 1.
+    ValueError: The dimension or n is below 1.
 
   Source: Weinberger et al. 2009, Feature Hashing for Large Scale Multitask
     Learning, arXiv:0902.2206.
@@ -77,7 +79,7 @@ def hashed_ngrams(
 
 
 def ngram_encoder(corpus: Corpus, *, dim: int = 512, n: int = 3) -> EncodeFn:
-  """`hashed_ngrams` with the weight ln(1 + N / df) of an n-gram in a corpus."""
+  """Returns `hashed_ngrams` with n-gram weights ln(1 + N / df) of a corpus."""
   dfs = collections.Counter()
   for text in corpus.texts:
     dfs.update(_count_grams(text, n).keys())
@@ -105,13 +107,13 @@ def _grams(word: str, n: int) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=2**16)
 def _hash(gram: str) -> int:
-  """A hash of 32 bits; Python's own differs from process to process."""
+  """Returns a hash of 32 bits; Python's own differs from process to process."""
   return zlib.crc32(gram.encode('utf-8', 'surrogatepass'))
 
 
 def ngram_recipe(corpus: Corpus, *, dim: int = 512, n: int = 3
                 ) -> dict[str, Any]:
-  """The facts about `ngram_encoder` for the manifest of an index."""
+  """Returns the facts about `ngram_encoder` for the manifest of an index."""
   facts = json.dumps(['ngrams', dim, n, corpus.digest])
   return {'kind': 'ngrams', 'dim': dim, 'n': n,
           'digest': hashlib.sha256(facts.encode()).hexdigest()}
@@ -121,18 +123,20 @@ def exact(corpus: Corpus, encode: EncodeFn, *, batch: int = 64) -> SearchFn:
   """Encodes a corpus; the search compares each query with every passage.
 
   Args:
-    corpus: title and text of a passage are encoded together.
-    encode: texts and their kind ('query' or 'passage') -> one row each.
-    batch: queries per device call; fewer are padded, so that one program is
-      compiled for each largest top_k of a call.
+    corpus: Corpus whose passages are encoded, title and text together.
+    encode: Function from texts and their kind ('query' or 'passage') to one row
+      each.
+    batch: Number of queries per device call; smaller calls are padded, so that
+      one program is compiled for each largest top_k of a call.
 
   Returns:
-    A search whose passages go from the highest dot product down, ties by
-    position in the corpus. A blank query, or one encoded as zeros, finds none.
+    A search whose passages are ordered from the highest dot product down, and
+    ties by position in the corpus. A blank query, or one encoded as zeros,
+    finds none.
 
   Raises:
-    ValueError: batch is below 1, or the encoder does not return one finite row
-      per text.
+    ValueError: The batch is below 1, or the encoder does not return one finite
+      row per text.
   """
   rows = vector_store.InMemory(encoded(encode, corpus.texts, 'passage'))
   return searcher(corpus, encode, exact_device.build(rows, batch=batch))
@@ -140,10 +144,10 @@ def exact(corpus: Corpus, encode: EncodeFn, *, batch: int = 64) -> SearchFn:
 
 def searcher(corpus: Corpus, encode: EncodeFn, index: exact_host.Index
             ) -> SearchFn:
-  """A search by vectors; row i of the index is passage i of the corpus.
+  """Returns a search by vectors; row i of the index is passage i of the corpus.
 
   Raises:
-    ValueError: the index has not one row per passage.
+    ValueError: The number of rows is not the number of passages.
   """
   if index.count != len(corpus):
     raise ValueError(
@@ -167,10 +171,10 @@ def searcher(corpus: Corpus, encode: EncodeFn, index: exact_host.Index
 def encoded(
     encode: EncodeFn, texts: Sequence[str], kind: Kind
 ) -> Float[np.ndarray, 'N D']:
-  """The rows that an encoder makes of texts, checked.
+  """Returns an encoder's rows of texts, checked.
 
   Raises:
-    ValueError: they are not one finite row per text.
+    ValueError: There is not one finite row per text.
   """
   rows = np.asarray(encode(texts, kind), np.float32)
   if rows.ndim != 2 or len(rows) != len(texts) or not np.isfinite(rows).all():
@@ -182,7 +186,7 @@ def encoded(
 
 
 def evenly_spaced(count: int, most: int) -> Int[np.ndarray, 'M']:
-  """At most `most` positions in [0, count), the first and the last included."""
+  """Returns up to `most` positions in [0, count), with the first and last."""
   return np.unique(np.linspace(0, count - 1, min(most, count)).astype(int))
 
 

@@ -1,12 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Exact search on the devices of this process: vectors in, an Index out.
+"""Exact search on the devices of this process: makes an Index of vectors.
 
-Rows are split over the devices and sent to each in small pieces, in the type
-they are stored in, while the next piece is read. A device scans blocks of its
-rows and keeps the best k; the devices then gather these. Scores are float32
-whatever is stored: where an accelerator multiplies bfloat16 fastest, a query is
-the sum of three bfloat16 vectors, whose products with such rows are exact.
+Rows are split over the devices. They are sent to each in small pieces, in their
+stored type, while the next piece is read. A device scans blocks of its rows and
+keeps the best k; the devices then gather these. Scores are float32 for every
+stored type. Where an accelerator multiplies bfloat16 fastest, a query is the
+sum of three bfloat16 vectors, whose products with bfloat16 rows are exact.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from searchrl.search.index import exact_host
 from searchrl.search.index import vector_store
 
 _AXIS = 'rows'
-_FEW, _MANY = 4, 16  # more than _FEW batches go _MANY at a time into one call
-_PIECE = 8192  # rows that are sent at a time: tensorstore reads these fastest
+_FEW, _MANY = 4, 16  # more than _FEW batches are joined into calls of _MANY
+_PIECE = 8192  # rows that are sent at once: tensorstore reads these fastest
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
@@ -44,22 +44,23 @@ def build(
   """Puts rows onto devices; the search compares a query with every row.
 
   In a type smaller than float32, rows are stored less their mean, which loses
-  fewer digits; the mean's part of a score is added in float32.
+  fewer digits. The mean's part of a score is added in float32.
 
   Args:
-    source: the rows.
-    dtype: the type of rows on the devices: float32, float16, bfloat16, or int8
-      with a scale per row.
-    batch: queries per device call; fewer are padded, so that one program is
-      compiled for each k. A second program takes 16 times as many queries if
-      many are asked at once, since a call costs the reading of all rows.
-    block_rows: rows that are compared at a time.
-    devices: of this process. Default: all, but at least a block of rows each.
-    split: whether queries are split into three bfloat16 vectors, for rows of
+    source: The rows.
+    dtype: Type of rows on the devices: float32, float16, bfloat16, or int8 with
+      a scale per row.
+    batch: Number of queries per device call; smaller calls are padded, so that
+      one program is compiled for each k. If there are many queries, a second
+      program takes 16 times as many, since each call reads all rows.
+    block_rows: Number of rows that are compared at once.
+    devices: Devices of this process. Default: all, but no more than there are
+      blocks of rows.
+    split: Whether queries are split into three bfloat16 vectors, for rows of
       bfloat16 or int8. Default: on all devices but CPUs.
 
   Raises:
-    ValueError: an option is out of range, or a value too large for the dtype.
+    ValueError: An option is out of range, or a value too large for the dtype.
   """
   _check(dtype, batch=batch, block_rows=block_rows)
   if devices is None:
@@ -95,7 +96,7 @@ def _check(dtype: str, **at_a_time: int) -> None:
 
 
 def _in_batches(call, batch: int, vectors: Float[np.ndarray, 'B D'], k: int):
-  """What `call(vectors, k, size)` finds, in batches of one of two sizes."""
+  """Returns the results of `call`, in batches of one of two sizes."""
   parts, start = [], 0
   while start < len(vectors):
     size = batch if len(vectors) - start <= _FEW * batch else _MANY * batch
@@ -106,18 +107,18 @@ def _in_batches(call, batch: int, vectors: Float[np.ndarray, 'B D'], k: int):
 
 def parts_of(vectors: Float[np.ndarray, 'B D'], split: bool
             ) -> Num[np.ndarray, 'P B D']:
-  """Vectors as a sum of parts: of three in bfloat16, or of themselves alone."""
+  """Returns P vectors whose sum is each vector: 3 in bfloat16, or itself."""
   if not split:
     return vectors[None]
   parts, rest = [], vectors
-  for _ in range(3):  # 8 bits each, of float32's 24
+  for _ in range(3):  # 8 bits in each part, of float32's 24
     parts.append(rest.astype(ml_dtypes.bfloat16))
     rest = rest - parts[-1].astype(np.float32)
   return np.stack(parts)
 
 
 def free_bytes() -> int | None:
-  """Free memory of this process's accelerators; None if there is none."""
+  """Returns free bytes of this process's accelerators; None without any."""
   stats = [device.memory_stats() for device in jax.local_devices()
            if device.platform != 'cpu']
   if not stats or not all(stats):
@@ -130,7 +131,7 @@ def on(mesh: Mesh, *axes: str) -> NamedSharding:
 
 
 def _place(source, mean, dtype: str, block_rows: int, mesh: Mesh):
-  """Rows [blocks, block, D] and scales [blocks, block], split by blocks."""
+  """Returns rows [blocks, block, D] and scales [blocks, block] on the mesh."""
   per_device = -(-source.count // mesh.size)
   blocks = -(-per_device // block_rows)
   block = -(-per_device // blocks)
@@ -145,7 +146,7 @@ def _place(source, mean, dtype: str, block_rows: int, mesh: Mesh):
     for start, parts in _pieces(source, first, last, block):
       buffer, finite = _fill(buffer, jax.device_put((parts, mean), device),
                              divmod(start - first, block), dtype=dtype)
-      if not finite:  # waiting for this keeps rows from piling up on the host
+      if not finite:  # this waits, so that rows do not pile up on the host
         raise ValueError(
             f'vectors kept as {dtype} must lie within its range, but one of '
             f'rows {start} to {start + len(parts[0])} does not. Take '
@@ -158,7 +159,7 @@ def _place(source, mean, dtype: str, block_rows: int, mesh: Mesh):
 
 
 def _pieces(source, first: int, last: int, block: int):
-  """(start, parts) of rows [first, last); a piece is within one block."""
+  """Yields (start, parts) of rows [first, last); a piece is within a block."""
   spans = [(start, min(start + _PIECE, edge + block, last))
            for edge in range(first, last, block)
            for start in range(edge, min(edge + block, last), _PIECE)]
@@ -175,7 +176,7 @@ def _pieces(source, first: int, last: int, block: int):
 
 @functools.partial(jax.jit, donate_argnums=0, static_argnames='dtype')
 def _fill(buffers, piece, at: tuple[int, int], *, dtype: str):
-  """The buffers with one more piece, less the mean; whether it is finite."""
+  """Writes a piece, less the mean, to buffers; also returns if it is finite."""
   (rows, *scales), mean = piece
   rows = rows.astype(jnp.float32)
   rows = (rows * scales[0][:, None] if scales else rows) - mean
@@ -188,9 +189,9 @@ def _fill(buffers, piece, at: tuple[int, int], *, dtype: str):
 
 
 def _written(buffer: Array, part: Array, at: tuple[int, int]) -> Array:
-  """A buffer [blocks, block, ...] into which a part of a block is written."""
+  """Returns a buffer [blocks, block, ...] with a part of a block written."""
   bits = {2: jnp.uint16}.get(part.dtype.itemsize, part.dtype)
-  buffer_bits, part_bits = (  # a CPU would widen the whole buffer of bfloat16
+  buffer_bits, part_bits = (  # a CPU would widen the whole bfloat16 buffer
       jax.lax.bitcast_convert_type(x, bits) for x in (buffer, part[None]))
   return jax.lax.bitcast_convert_type(jax.lax.dynamic_update_slice(
       buffer_bits, part_bits, (*at, 0)[:buffer.ndim]), buffer.dtype)
@@ -201,15 +202,15 @@ def top_k(
     rows: Num[Array, 'S N D'], scales: Float[Array, 'S N'],
     parts: Num[Array, 'P B D'], *, k: int, count: int, mesh: Mesh,
 ) -> tuple[Float[Array, 'B K'], Int[Array, 'B K']]:
-  """The k highest dot products of each query, and their rows.
+  """Returns the k highest dot products of each query, and their rows.
 
   Args:
-    rows: S blocks of N rows, split over the mesh.
-    scales: by which the products with each row are multiplied.
+    rows: Rows in S blocks of N, split over the mesh.
+    scales: Factor of the products with each row.
     parts: B queries, each the sum of P vectors; see `parts_of`.
-    k: ties go to the lower row.
-    count: number of rows; those after it are padding.
-    mesh: of the devices that hold the rows.
+    k: Number of rows per query; ties go to the lower row.
+    count: Number of rows; later rows are padding.
+    mesh: Mesh of the devices that hold the rows.
   """
   split, whole = PartitionSpec(_AXIS), PartitionSpec()
 
@@ -242,7 +243,7 @@ def top_k(
 
 
 def _keep(best, new, k: int):
-  """The k best of both; ties go to the earlier, since lax.top_k is stable."""
+  """Returns the k best of both; the earlier wins ties (lax.top_k is stable)."""
   scores, ids = (jnp.concatenate(pair, 1) for pair in zip(best, new))
   top, at = jax.lax.top_k(scores, k)
   return top, jnp.take_along_axis(ids, at, 1)

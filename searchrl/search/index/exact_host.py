@@ -16,17 +16,17 @@ import numpy as np
 
 from searchrl.search.index import vector_store
 
-# Vectors and k -> scores and ids, best first; padding may be anything.
+# Maps vectors and k to scores and ids, best first; padding may be anything.
 FindFn = Callable[[Float[np.ndarray, 'B D'], int],
                   tuple[Float[np.ndarray, 'B K'], Int[np.ndarray, 'B K']]]
-_BLOCK = 65_536  # rows that are compared at a time on the host
+_BLOCK = 65_536  # rows that are compared at once on the host
 
 
 @dataclasses.dataclass(frozen=True)
 class Index:
   """N rows of vectors that can be searched by dot product."""
 
-  name: str  # of the implementation: 'mesh', 'numpy', 'scann' or 'hnsw'
+  name: str  # name of the implementation: 'mesh', 'numpy', 'scann' or 'hnsw'
   count: int  # N
   dim: int  # D
   find: FindFn
@@ -34,12 +34,12 @@ class Index:
   def __call__(
       self, vectors: Float[np.ndarray, 'B D'], k: int
   ) -> tuple[Float[np.ndarray, 'B K'], Int[np.ndarray, 'B K']]:
-    """Scores and ids of the best rows, best first, K = min(k, N).
+    """Returns scores and ids of the best K = min(k, N) rows, best first.
 
     If fewer than K rows are found, id -1 and score -inf pad the end.
 
     Raises:
-      ValueError: the vectors have another shape or are not finite, or k is
+      ValueError: The vectors have another shape or are not finite, or k is
         below 1.
     """
     vectors = np.asarray(vectors, np.float32)
@@ -59,7 +59,7 @@ class Index:
 
 
 def _cleaned(scores, ids, k: int, count: int):
-  """float32 scores and int64 ids [B, k]; what is no row goes to the end."""
+  """Returns float32 scores and int64 ids [B, k]; invalid ids go to the end."""
   scores = np.asarray(scores, np.float32)
   ids = np.asarray(ids).astype(np.int64)
   valid = np.isfinite(scores) & (ids >= 0) & (ids < count)
@@ -73,14 +73,14 @@ def _cleaned(scores, ids, k: int, count: int):
 
 def merge(
     scores: Float[np.ndarray, 'B M'], ids: Int[np.ndarray, 'B M'], k: int):
-  """The k best scores and ids of each row, ties to the lower id."""
+  """Returns the k best scores and ids of each row, ties to the lower id."""
   order = np.lexsort((ids, -scores), axis=1)[:, :k]
   return (np.take_along_axis(scores, order, 1),
           np.take_along_axis(ids, order, 1))
 
 
 def on_host(source: vector_store.Source) -> Index:
-  """Exact search by numpy, which reads the rows block by block each time."""
+  """Returns exact search by numpy, which reads rows in blocks for each call."""
 
   def find(vectors, k):
     scores = np.full((len(vectors), 0), -np.inf, np.float32)
@@ -95,7 +95,7 @@ def on_host(source: vector_store.Source) -> Index:
 
 
 def _best(scores: Float[np.ndarray, 'B N'], k: int):
-  """The k best scores and columns of each row, ties to the lower column."""
+  """Returns the k best scores and columns per row, ties to the lower column."""
   if k >= scores.shape[1]:
     ids = np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
     return merge(scores, ids, k)
@@ -109,16 +109,16 @@ def _best(scores: Float[np.ndarray, 'B N'], k: int):
 
 def recall(found: Int[np.ndarray, 'Q K'], exact_ids: Int[np.ndarray, 'Q M'],
            exact_scores: Float[np.ndarray, 'Q M'], k: int) -> float:
-  """The share of the k best rows that are among the first k found.
+  """Returns the share of the k best rows that are among the first k found.
 
-  A row that ties with the k-th best counts as one of them: which of two equal
-  passages an index returns says nothing about the index.
+  A row that ties with the k-th best counts as one of them, because the choice
+  between two equal passages says nothing about the index.
 
   Args:
-    found: ids that an index returned.
-    exact_ids: ids of exact search, M at least k; a larger M shows more ties.
-    exact_scores: their scores.
-    k: of recall@k.
+    found: Ids that an index returned.
+    exact_ids: Ids of exact search, M at least k; a larger M shows more ties.
+    exact_scores: Scores of exact_ids.
+    k: The k of recall@k.
   """
   tied = exact_scores >= exact_scores[:, k - 1:k] - 1e-6
   hits = [min(np.isin(ids[:k], truth[equal]).sum(), k)

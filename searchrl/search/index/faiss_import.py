@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the vectors in files of Search-R1's index builder, block by block.
+"""Import of vectors from Search-R1's index builder, read block by block.
 
-`e5_Flat.index` is a flat index of faiss, `emb_e5.memmap` plain float32. Neither
-needs faiss to be read.
+`e5_Flat.index` is a flat index of faiss; `emb_e5.memmap` is plain float32.
+Reading them does not need faiss.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 from searchrl.search import corpus as corpora
 from searchrl.search.index import dense
 
-# Type, D, N, two unused, trained, metric (0: inner product), count of floats.
+# Type, D, N, two unused, trained, metric (0: inner product), number of floats.
 _HEADER = struct.Struct('<4siqqq?iQ')
 _SAMPLE = 32  # passages whose imported vectors are compared with the encoder's
-_TOLERANCE = 0.05  # distance of the two vectors; float16 alone makes 0.01
+_TOLERANCE = 0.05  # distance of the two vectors; float16 alone causes 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ImportedRows:
   offset: int  # bytes before the first row
 
   def read(self, start: int, stop: int) -> Float[np.ndarray, 'N D']:
-    """Rows [start, stop) as float32."""
+    """Returns rows [start, stop) as float32."""
     stop = min(stop, self.count)
     rows = np.fromfile(
         self.path, '<f4', (stop - start) * self.dim,
@@ -46,13 +46,13 @@ def open_(path: str | pathlib.Path, *, count: int, dim: int) -> ImportedRows:
   """Opens a flat index of faiss, or a file of plain float32 rows (.memmap).
 
   Args:
-    path: plain if its name ends in .memmap, else a flat index.
-    count: passages of the corpus, in whose order the rows must be.
-    dim: the width of the encoder's vectors.
+    path: Path of a plain file if it ends in .memmap, else of a flat index.
+    count: Number of passages of the corpus, in whose order the rows must be.
+    dim: Dimension of the encoder's vectors.
 
   Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: it is another kind of file, cut, or of another shape.
+    FileNotFoundError: There is no such file.
+    ValueError: The file is of another kind or shape, or is truncated.
   """
   path = pathlib.Path(path)
   if not path.is_file():
@@ -100,7 +100,7 @@ def _flat(path: pathlib.Path) -> ImportedRows:
 
 def check_encoder(imported: ImportedRows, corpus: corpora.Corpus,
                   encode: dense.EncodeFn) -> None:
-  """Raises a ValueError unless a sample of rows is what the encoder makes."""
+  """Raises a ValueError unless a sample of rows equals the encoder's output."""
   places = dense.evenly_spaced(imported.count, _SAMPLE)
   ours = dense.encoded(
       encode, [corpora.text_of(corpus[int(i)]) for i in places], 'passage')

@@ -3,7 +3,7 @@
 """HNSW by faiss: builds the file of an index, and opens it on the host.
 
 The default efSearch of faiss, 16, finds some 80 % of the best passages at
-scale; here it is always given, and tuned when an index is built.
+scale. Here it is always set explicitly, and tuned when an index is built.
 
 Source: Malkov and Yashunin 2016, arXiv:1603.09320.
 """
@@ -39,11 +39,11 @@ def build(source: vector_store.Source, folder: pathlib.Path, *, links: int = 32,
   threads the graph differs a little from build to build.
 
   Args:
-    source: the rows.
-    folder: exists.
-    links: of a row (M).
-    construction: candidates when a row is added (efConstruction).
-    threads: that add rows; 0: as many as there are cores.
+    source: The rows.
+    folder: Existing directory for the file.
+    links: Number of links of a row (M).
+    construction: Number of candidates when a row is added (efConstruction).
+    threads: Number of threads that add rows; 0: one per core.
 
   Returns:
     Facts that `ladder` and `open_` need: none.
@@ -67,7 +67,7 @@ def build(source: vector_store.Source, folder: pathlib.Path, *, links: int = 32,
 
 @contextlib.contextmanager
 def _threads(faiss, count: int) -> Iterator[None]:
-  """Lets faiss use so many threads for a while; 0 leaves them as they are."""
+  """Sets faiss's number of threads in a context; 0 leaves it as it is."""
   before = faiss.omp_get_max_threads()
   faiss.omp_set_num_threads(count or before)
   try:
@@ -77,7 +77,7 @@ def _threads(faiss, count: int) -> Iterator[None]:
 
 
 def ladder(built: dict[str, Any]) -> list[dict[str, int]]:
-  """Settings of the search, from the fastest to the most thorough."""
+  """Returns settings of the search, from fastest to most thorough."""
   del built
   return [{'visited': ef} for ef in (32, 64, 128, 256, 512, 1024, 2048)]
 
@@ -87,13 +87,15 @@ def open_(folder: pathlib.Path, built: dict[str, Any],
   """Loads an index.
 
   Args:
-    folder: as of `build`.
-    built: what `build` returned.
-    source: gives the shape of the rows; no row is read.
-    visited: candidates that a search keeps (efSearch), or k if that is more.
+    folder: Directory of the file, as in `build`.
+    built: The facts that `build` returned.
+    source: Source with the shape of the rows; no row is read.
+    visited: Number of candidates that a search keeps (efSearch), or k if that
+      is larger.
 
   Raises:
-    ValueError: faiss is not installed; the file is damaged, or of other rows.
+    ValueError: faiss is not installed, or the file is damaged or has other
+      rows.
   """
   del built
   faiss = _library()

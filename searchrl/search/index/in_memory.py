@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dense search without an index on disk: passages are encoded at the start.
 
-It is for small corpora, or those that a run generates; their vectors stay in
-memory. Larger ones need an index on disk; see `open_index`.
+It is for small corpora and for those that a run generates; their vectors stay
+in memory. Larger corpora need an index on disk; see `open_index`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from searchrl.trajectory import SearchFn
 
 BACKENDS = ('auto', 'exact', 'scann', 'hnsw')
 _GRAPH = ('links', 'construction', 'visited')  # options of HNSW
-_QUERIES = 1000  # to measure recall by, at most
+_QUERIES = 1000  # largest number of queries with which recall is measured
 
 
 @dataclasses.dataclass(frozen=True)
 class _Encoded:
-  """A corpus and its encoder; two are equal if their digests are."""
+  """A corpus and its encoder, compared by their digests."""
 
   corpus_digest: str
   encoder_digest: str
@@ -52,21 +52,23 @@ def search(
   """Encodes a corpus and returns its search.
 
   Args:
-    corpus: of at most `open_index.EXACT_ON_HOST` passages.
+    corpus: Corpus of at most `open_index.EXACT_ON_HOST` passages.
     encoder: 'tiny_e5', or a BERT folder or hub id; '' for hashed n-grams.
-    load_encoder: loads the encoder of a path; not needed for hashed n-grams.
+    load_encoder: Function that loads the encoder of a path; not needed for
+      hashed n-grams.
     backend: 'exact' (on the devices of this process), 'scann', 'hnsw', or
       'auto', which is exact here. If ScaNN is not installed (it does not exist
       for macOS), the search is exact, and one line on stderr warns of it.
-    min_recall: the least recall@3 of ScaNN or HNSW that is accepted.
-    batch: queries per device call of exact search.
-    **graph: of 'hnsw': links and construction, as of `hnsw.build`, and visited,
-      as of `hnsw.open_`; without it, it is tuned to a recall@3 of .99.
+    min_recall: Least recall@3 of ScaNN or HNSW that is accepted.
+    batch: Number of queries per device call of exact search.
+    **graph: Options of 'hnsw': the links and construction of `hnsw.build`, and
+      the visited of `hnsw.open_`, which by default is tuned to a recall@3 of
+      .99.
 
   Raises:
-    FileNotFoundError: there is no such encoder.
-    ValueError: the folder is not an encoder, the corpus is too large, the
-      recall too low, or an option out of range.
+    FileNotFoundError: There is no such encoder.
+    ValueError: The folder is not an encoder, the corpus is too large, the
+      recall is too low, or an option is out of range.
   """
   encoded = _encoded(corpus, encoder, load_encoder)
   index, _ = _index(encoded, _available(backend), min_recall, batch,
@@ -84,9 +86,9 @@ def describe(
     batch: int = 64,
     **graph: int,
 ) -> dict[str, Any]:
-  """The encoder's digest, the backend, and the recall if it is approximate.
+  """Returns the encoder's digest, the backend, and its recall if approximate.
 
-  Args and errors: those of `search`, which uses the same index.
+  Arguments and errors are as in `search`, which uses the same index.
   """
   encoded = _encoded(corpus, encoder, load_encoder)
   _, facts = _index(encoded, _available(backend), min_recall, batch,
@@ -114,7 +116,7 @@ def _encoded(corpus: Corpus, encoder: str,
 
 
 def _available(backend: str) -> str:
-  """The backend that is used: one that is installed."""
+  """Returns the backend to use; 'exact' in place of a missing ScaNN."""
   if backend not in BACKENDS:
     raise ValueError('search.options.backend must be one of '
                      f'{", ".join(BACKENDS)} without an index, but is '
@@ -127,7 +129,7 @@ def _available(backend: str) -> str:
 
 def _sorted(backend: str, graph: Mapping[str, int]
            ) -> tuple[tuple[str, int], ...]:
-  """The options of a graph, which only HNSW has, in order of their names."""
+  """Returns the options of HNSW's graph, sorted by name; others have none."""
   legal = _GRAPH if backend == 'hnsw' else ()
   if unknown := sorted({*graph} - {*legal}):
     raise TypeError(
@@ -142,11 +144,11 @@ def _say_once(text: str) -> None:
   print(text, file=sys.stderr, flush=True)
 
 
-@functools.lru_cache(maxsize=4)  # for training and a few evaluation sets
+@functools.lru_cache(maxsize=4)  # indexes of training and a few evaluation sets
 def _index(encoded: _Encoded, backend: str, min_recall: float, batch: int,
            graph: tuple[tuple[str, int], ...]
           ) -> tuple[exact_host.Index, dict[str, Any]]:
-  """The index of a corpus, and facts for the record of a run."""
+  """Returns the index of a corpus, and facts for the record of a run."""
   texts = encoded.corpus.texts
   rows = vector_store.InMemory(dense.encoded(encoded.encode, texts, 'passage'))
   if backend == 'exact':
@@ -155,7 +157,7 @@ def _index(encoded: _Encoded, backend: str, min_recall: float, batch: int,
              for i in dense.evenly_spaced(len(texts), _QUERIES)]
   options = dict(graph)
   settings = {key: options.pop(key) for key in ('visited',) if key in options}
-  if backend == 'hnsw':  # several threads would not build it alike every time
+  if backend == 'hnsw':  # one thread, because more do not build it reproducibly
     options |= dict(threads=1)
   index, recall = approximate.in_memory(
       backend, rows, dense.encoded(encoded.encode, queries, 'query'),

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """manifest.json of an index's folder: facts, and checksums of all its files.
 
-It is written last, so that a folder without it is not whole. Checksums (CRC-32,
-which misses no single flipped bit) are of damage, not of forgery. They are
-compared when an index is opened: every file is read once, as fast as the disk
-gives it, or some 4 GB a second and core if it is in the system's cache (an AMD
-EPYC of family 25).
+It is written last, so that a folder without it is incomplete. Checksums
+(CRC-32, which detects every single flipped bit) protect against damage, not
+against forgery. They are compared when an index is opened. Every file is then
+read once, at the speed of the disk, or at some 4 GB per second and core if it
+is in the system's cache (an AMD EPYC of family 25).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import zlib
 from searchrl.runtime import atomic_files
 
 _NAME = 'manifest.json'
-_BLOCK = 2**28  # bytes that have a checksum
-_READ = 2**20  # bytes that are read at a time
-_THREADS = 8  # that read
+_BLOCK = 2**28  # bytes per checksum
+_READ = 2**20  # bytes that are read at once
+_THREADS = 8  # number of threads that read
 
 
 def write(folder: pathlib.Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-  """Writes and returns the manifest of a folder whose other files are whole."""
+  """Writes and returns the manifest of a folder whose files are complete."""
   files = {str(file.relative_to(folder)): _checksums(file)
            for file in sorted(folder.rglob('*')) if file.is_file()}
   manifest = {**facts, 'bytes': {
@@ -37,11 +37,11 @@ def write(folder: pathlib.Path, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(folder: pathlib.Path) -> dict[str, Any]:
-  """The manifest of an index; its files are there, and no longer or shorter.
+  """Returns the manifest of an index whose files exist in their full sizes.
 
   Raises:
-    FileNotFoundError: there is no manifest.
-    ValueError: it is damaged, or a file is missing or cut.
+    FileNotFoundError: There is no manifest.
+    ValueError: The manifest is damaged, or a file is missing or truncated.
   """
   if not (folder / _NAME).is_file():
     raise FileNotFoundError(
@@ -67,7 +67,7 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def check(folder: pathlib.Path, manifest: Mapping[str, Any]) -> None:
-  """Reads all files; raises a ValueError if one is not as it was written."""
+  """Reads all files; raises a ValueError if one differs from its checksum."""
   for name, expected in manifest['crc32'].items():
     if _checksums(folder / name) != expected:
       raise ValueError(f'{folder / name} must be as it was written, but is '
@@ -75,7 +75,7 @@ def check(folder: pathlib.Path, manifest: Mapping[str, Any]) -> None:
 
 
 def _checksums(file: pathlib.Path) -> list[int]:
-  """Of each block of a file."""
+  """Returns the checksum of each block of a file."""
   starts = range(0, file.stat().st_size, _BLOCK)
   with futures.ThreadPoolExecutor(_THREADS) as pool:
     return [*pool.map(lambda start: _checksum(_pieces(file, start)), starts)]

@@ -1,8 +1,8 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The best passages of a query, from few of its terms' postings.
+"""The best passages of a query, found from few of its terms' postings.
 
-It imports numpy alone, so that the processes of `ranking` start soon.
+It imports numpy alone, so that the processes of `ranking` start quickly.
 
 Source: Turtle and Flood 1995, Query evaluation: strategies and optimizations,
   Information Processing and Management 31(6) (MaxScore).
@@ -17,42 +17,42 @@ from typing import BinaryIO
 from jaxtyping import Float, Int
 import numpy as np
 
-Span = tuple[float, int, int, int]  # the most it can add, start, stop, count
+Span = tuple[float, int, int, int]  # largest sum, start, stop, count in query
 
-_LEADERS = 8  # times k passages are summed up first: they raise the threshold
+_LEADERS = 8  # this times k passages are summed first, to raise the threshold
 
 
 @dataclasses.dataclass(frozen=True)
 class Postings:
-  """Where each term occurs, and what it adds there."""
+  """The passages of each term, and its impact on their scores."""
 
   passages: Int[np.ndarray, 'P']  # in [0, N)
-  impacts: Float[np.ndarray, 'P']  # float32; what one query term adds
+  impacts: Float[np.ndarray, 'P']  # float32; score added by one query term
   size: int  # N
-  files: tuple[BinaryIO, ...] = ()  # that the two are mapped from, if they are
+  files: tuple[BinaryIO, ...] = ()  # files that both arrays map; (): none
   _zeros: list[np.ndarray] = dataclasses.field(default_factory=list)  # free [N]
 
   def best(self, spans: Sequence[Span], k: int
           ) -> tuple[Int[np.ndarray, 'K'], Float[np.ndarray, 'K']]:
-    """Positions and scores of the k passages with the largest sums.
+    """Returns positions and scores of the k passages with the largest sums.
 
-    The terms that can add most are summed up first. Once the rest together
-    cannot lift a new passage into the k best, they are looked up only for the
-    passages that have a summed term and can still get there.
+    The terms that can add most are summed up first. Once the remaining terms
+    together cannot lift a new passage into the k best, they are looked up only
+    for passages that have a summed term and can still reach the k best.
 
     Args:
-      spans: of each term of a query: the most it can add, its postings, and
-        how often the query has it.
-      k: passages; ties go to the lower position.
+      spans: For each term of a query, the most that it can add, the start and
+        the stop of its postings, and its count in the query.
+      k: Number of passages; ties go to the lower position.
     """
     spans = sorted(spans, key=lambda span: -span[0])
     if not spans or k < 1:
       return np.zeros(0, np.int32), np.zeros(0, np.float32)
     try:
       total = self._zeros.pop()
-    except IndexError:  # the first call, or other threads use them
+    except IndexError:  # the first call, or other threads use the arrays
       total = np.zeros(self.size)
-    touched, threshold = [], 0.0  # the k-th best has no less
+    touched, threshold = [], 0.0  # lower bound of the k-th best sum
     while spans and _bound(spans) >= threshold:
       _, start, stop, count = spans.pop(0)
       at = self.passages[start:stop]
@@ -71,7 +71,7 @@ class Postings:
     return at[order], sums[order]
 
   def _completed(self, spans, at, sums, k: int, threshold: float):
-    """Adds the spans to sums, and drops what cannot be among the k best."""
+    """Adds the spans to sums; drops passages that cannot be in the k best."""
     at, sums = _candidates(at, sums, spans, threshold)
     if len(at) > 2 * _LEADERS * k:
       leaders = np.argpartition(sums, -_LEADERS * k)[-_LEADERS * k:]
@@ -86,7 +86,7 @@ class Postings:
 
   def _impacts_of(self, span: Span, at: Int[np.ndarray, 'M']
                  ) -> Float[np.ndarray, 'M']:
-    """What a term adds to each passage, 0 where it does not occur."""
+    """Returns the impact of a term on each passage; 0 where it is absent."""
     _, start, stop, _ = span
     passages = self.passages[start:stop]
     place = np.searchsorted(passages, at)
@@ -96,18 +96,18 @@ class Postings:
 
 
 def _bound(spans: Sequence[Span]) -> float:
-  """The most that these terms together can add to a passage."""
+  """Returns the most that these terms together can add to a passage."""
   return sum(most for most, _, _, _ in spans)
 
 
 def _raised(threshold: float, sums: Float[np.ndarray, 'M'], k: int) -> float:
-  """The k-th highest of sums, less a float32's error, if that is higher."""
+  """Returns the k-th highest sum less a float32's error, or the threshold."""
   if k > len(sums):
     return threshold
   return max(threshold, float(np.partition(sums, -k)[-k]) * (1 - 1e-6))
 
 
 def _candidates(at, sums, spans, threshold: float):
-  """The passages that can reach the threshold once all spans are added."""
+  """Returns the passages that can still reach the threshold with all spans."""
   able = np.flatnonzero(sums >= threshold - _bound(spans))
   return at[able], sums[able]

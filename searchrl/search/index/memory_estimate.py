@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What an index will take on disk and in memory, before it is built."""
+"""An estimate, before a build, of an index's size on disk and in memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from searchrl.search.index import vector_store
 
 def estimate(recipe: vector_store.Recipe, kinds: Sequence[str], *,
              part_rows: int, links: int) -> str:
-  """The sizes of the vectors and of each index, a line each, in GiB.
+  """Returns the sizes of the vectors and of each index, a line each, in GiB.
 
   Args:
-    recipe: of the vectors.
-    kinds: of 'scann', 'hnsw' and 'bm25'.
-    part_rows: rows that ScaNN holds in memory at a time.
-    links: of a row of HNSW.
+    recipe: Recipe of the vectors.
+    kinds: Kinds of index: 'scann', 'hnsw' and 'bm25'.
+    part_rows: Number of rows that ScaNN holds in memory at once.
+    links: Number of links of a row of HNSW.
   """
   lines = [f'{recipe.count} passages x {recipe.dim}, {recipe.dtype}: '
            f'{_gib(recipe.disk_bytes)} on disk in {recipe.shards} shards']
@@ -38,13 +38,13 @@ def estimate(recipe: vector_store.Recipe, kinds: Sequence[str], *,
 
 
 def index_bytes(kind: str, recipe: vector_store.Recipe, links: int) -> int:
-  """The disk that an index takes besides the vectors."""
+  """Returns the bytes on disk that an index takes besides the vectors."""
   exact = np.dtype(recipe.exact_dtype).itemsize
   row_bytes = {
-      # Codes of 4 bits for 2 dimensions, twice (SOAR); int8 and exact rows.
+      # 4-bit codes for 2 dimensions, twice (SOAR); int8 rows and exact rows.
       'scann': recipe.dim * (2 * .25 + 1 + exact) + 8,
       'hnsw': recipe.dim * 4 + 8 * links + 16,  # rows and the graph
-      'bm25': 60 * 20,  # 60 postings, as spilled blocks and as one index
+      'bm25': 60 * 20,  # 60 postings, in spilled blocks and in the index
   }[kind]
   return int(row_bytes * recipe.count)
 
@@ -53,7 +53,7 @@ def check_disk(recipe: vector_store.Recipe, kinds: Sequence[str],
                folder: pathlib.Path, *, links: int) -> None:
   """Raises a ValueError if the disk of `folder` has no room for the rest.
 
-  Vectors that are written already and indexes that are finished count as free.
+  Vectors and indexes that are already written need no further room.
   """
   needed = sum(index_bytes(kind, recipe, links) for kind in kinds
                if not (folder / kind / 'manifest.json').exists())

@@ -1,9 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Dense search by an index on disk: a folder and a corpus in, a SearchFn out.
+"""Dense search by an index on disk: a SearchFn of a folder and a corpus.
 
-A folder has vectors/ and what was built of them: scann/, hnsw/. An index of
-another corpus or of another encoder is an error: digests name both.
+A folder has vectors/ and the indexes that were built from them: scann/, hnsw/.
+An index of another corpus or of another encoder is an error; digests identify
+both.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from searchrl.search.index import vector_store
 from searchrl.trajectory import SearchFn
 
 BACKENDS = ('auto', 'exact', 'numpy', 'scann', 'hnsw')
-EXACT_ON_HOST = 200_000  # rows up to which a CPU searches exactly
+EXACT_ON_HOST = 200_000  # largest number of rows that a CPU searches exactly
 _PACKAGES = {'scann': 'scann', 'hnsw': 'faiss'}
-# (about, path='where it is now') -> the encoder that an index notes in `about`;
-# raises a ValueError if it has changed since.
+# Called with (about, path='current location'), returns the encoder that an
+# index records in `about`; raises a ValueError if it has changed since.
 LoadEncoder = Callable[..., dense.EncodeFn]
 
 
@@ -43,24 +44,25 @@ def indexed(
     encoder: str = '',
     load_encoder: LoadEncoder | None = None,
 ) -> SearchFn:
-  """A search by an index that configs/build_index.py built.
+  """Returns a search by an index that configs/build_index.py built.
 
   Args:
-    corpus: what the index was built of.
-    folder: of the index.
+    corpus: Corpus from which the index was built.
+    folder: Directory of the index.
     backend: 'exact' (on the devices of this process), 'numpy' (exact, from
       disk), 'scann', 'hnsw', or 'auto'; see `choose`.
-    storage: type of exact rows on devices: float32, float16, bfloat16 or int8.
-    memory_share: share of the free memory that 'auto' lets exact rows take.
-    min_recall: the least recall@3 of an approximate index that is accepted.
-    batch: queries per device call.
-    encoder: where the encoder is now. Default: where it was.
-    load_encoder: loads the encoder; not needed for hashed n-grams.
+    storage: Type of exact rows on devices: float32, float16, bfloat16 or int8.
+    memory_share: Share of the free memory that 'auto' lets exact rows take.
+    min_recall: Least recall@3 of an approximate index that is accepted.
+    batch: Number of queries per device call.
+    encoder: Current location of the encoder. Default: the recorded one.
+    load_encoder: Function that loads the encoder; not needed for hashed
+      n-grams.
 
   Raises:
-    FileNotFoundError: there is no such index.
-    ValueError: it is damaged, of another corpus or encoder, its recall is too
-      low, or an option is out of range.
+    FileNotFoundError: There is no such index.
+    ValueError: The index is damaged or of another corpus or encoder, its recall
+      is too low, or an option is out of range.
   """
   store = open_store(folder, corpus)
   if backend == 'auto':
@@ -82,7 +84,7 @@ def _cached(folder: str, fingerprint: str, backend: str, storage: str,
 
 def open_store(folder: str | pathlib.Path, corpus: Corpus
               ) -> vector_store.Store:
-  """The vectors of an index; raises a ValueError if the corpus is another."""
+  """Returns an index's vectors; raises a ValueError for another corpus."""
   store = vector_store.open_(pathlib.Path(folder) / 'vectors')
   if store.recipe.corpus != corpus.digest or store.count != len(corpus):
     raise ValueError(
@@ -97,7 +99,7 @@ def open_store(folder: str | pathlib.Path, corpus: Corpus
 def encoder_of(store: vector_store.Store, corpus: Corpus,
                load_encoder: LoadEncoder | None, path: str = ''
               ) -> dense.EncodeFn:
-  """The encoder of queries: the one that made the passages' vectors."""
+  """Returns the encoder of queries, which also made the passages' vectors."""
   about = store.recipe.encoder
   if about['kind'] == 'ngrams':
     return dense.ngram_encoder(corpus, dim=about['dim'], n=about['n'])
@@ -110,12 +112,13 @@ def encoder_of(store: vector_store.Store, corpus: Corpus,
 
 def choose(store: vector_store.Store, folder: str | pathlib.Path, *,
            storage: str, memory_share: float) -> str:
-  """The backend that suits this machine.
+  """Returns the backend that suits this machine.
 
-  'exact' on accelerators if the rows take at most `memory_share` of their free
-  memory; 'exact' on a host up to `EXACT_ON_HOST` rows. Else 'scann' or 'hnsw',
-  if built and installed. Else 'exact' on a host if the rows fit into its free
-  memory in the same way; else 'numpy', from disk.
+  It is 'exact' on accelerators if the rows take at most `memory_share` of their
+  free memory, and 'exact' on a host up to `EXACT_ON_HOST` rows. Otherwise it is
+  'scann' or 'hnsw', if built and installed. Otherwise it is 'exact' on a host
+  if the rows take at most the same share of its free memory, else 'numpy', from
+  disk.
   """
   if not 0 < memory_share <= 1:
     raise ValueError('search.options.memory_share must lie in (0, 1], but is '
@@ -143,7 +146,7 @@ def choose(store: vector_store.Store, folder: str | pathlib.Path, *,
 def open_index(store: vector_store.Store, folder: str | pathlib.Path,
                backend: str, *, storage: str, min_recall: float, batch: int
                ) -> exact_host.Index:
-  """The index of a backend; raises as `indexed` does."""
+  """Returns the index of a backend; raises as `indexed` does."""
   if backend == 'exact':
     return exact_device.build(store, dtype=storage, batch=batch)
   if backend == 'numpy':
@@ -156,10 +159,11 @@ def open_index(store: vector_store.Store, folder: str | pathlib.Path,
 
 
 def describe(folder: str | pathlib.Path) -> dict[str, Any]:
-  """Facts for the record of a run: corpus, encoder, recall of the indexes.
+  """Returns facts for a run's record: corpus, encoder, recall of the indexes.
 
   Raises:
-    FileNotFoundError, ValueError: as of `vector_store.open_`.
+    FileNotFoundError: There is no manifest.
+    ValueError: The store or the manifest of an index is damaged.
   """
   store = vector_store.open_(pathlib.Path(folder) / 'vectors')
   facts = {'fingerprint': store.fingerprint, 'corpus': store.recipe.corpus,

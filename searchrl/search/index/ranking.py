@@ -4,14 +4,15 @@
 
 Threads would not help: a query takes some thirty calls of numpy of a few
 microseconds each, between which the interpreter's lock is held. A forked
-process would not be safe beside the threads of jax. So workers are processes
-started afresh, with no more than numpy; they map the postings, which all share,
-and talk over a socket each. They end when this process ends, however it does.
+process would not be safe beside the threads of jax. Workers are therefore
+processes that are started afresh and import numpy alone. They map the shared
+postings, and each communicates over a socket. They end when this process ends,
+however it ends.
 
-This process reads queries and results and ranks, too, so that nothing waits for
-workers: they are started by the first call that is large enough, and used once
-they are ready. One that dies is left out, with a warning, and what it was asked
-is ranked here.
+This process reads queries and results, and also ranks, so that nothing waits
+for workers. The first call that is large enough starts them, and they are used
+once they are ready. A worker that dies is removed with a warning, and this
+process or the other workers rank its queries.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from searchrl.search.index import maxscore
 
 Task = TypeVar('Task')
 Result = TypeVar('Result')
-Asked = tuple[list[maxscore.Span], int]  # of a query: its spans, and k
+Asked = tuple[list[maxscore.Span], int]  # a query's spans, and k
 Best = tuple[list[int], list[float]]  # positions, scores: arrays pickle slowly
 
-_CALL = 2**21  # passages times queries of a call that is worth the workers
-_WORK = 2**22  # passages times queries that are worth a message
-_PIECE = 16  # queries a message, at most
-_AHEAD = 8  # messages that wait at a worker, at most: queries differ a lot
-_MOST = 8  # workers, unless more are asked for
+_CALL = 2**21  # passages times queries from which a call uses the workers
+_WORK = 2**22  # passages times queries per message
+_PIECE = 16  # largest number of queries per message
+_AHEAD = 8  # most messages that wait at a worker, since queries differ a lot
+_MOST = 8  # default limit of the number of workers
 
 
 @dataclasses.dataclass
@@ -63,13 +64,13 @@ class _Worker:
 
 @dataclasses.dataclass
 class _Call(Generic[Task, Result]):
-  """Tasks of one call, in pieces: to be ranked, being ranked, and done."""
+  """Tasks of a call, in pieces: to be ranked, being ranked, and done."""
 
   tasks: Sequence[Task]
   prepare: Callable[[Task], Asked]
   finish: Callable[[Best], Result]
   left: collections.deque[range]
-  sent: dict[int, range] = dataclasses.field(default_factory=dict)  # by message
+  sent: dict[int, range] = dataclasses.field(default_factory=dict)  # by number
   results: dict[int, Result] = dataclasses.field(default_factory=dict)
 
   def asked(self, piece: range) -> list[Asked]:
@@ -80,15 +81,15 @@ class _Call(Generic[Task, Result]):
 
 
 class Ranking:
-  """Ranks queries here and in workers; see the top of this file.
+  """Ranks queries in this process and in workers; see this module's docstring.
 
   Args:
-    postings: of the index.
-    workers: processes, this one included; 0: one for each core that it may
-      use, 8 at most.
+    postings: Postings of the index.
+    workers: Number of processes, this one included; 0: one for each core that
+      it may use, at most 8.
 
   Raises:
-    ValueError: workers is negative.
+    ValueError: The number of workers is negative.
   """
 
   def __init__(self, postings: maxscore.Postings, workers: int = 0):
@@ -97,21 +98,21 @@ class Ranking:
                        f' a core, but is {workers}.')
     self._postings = postings
     self._count = workers or min(cores(), _MOST)
-    if os.name != 'posix':  # elsewhere no process is given files to share
+    if os.name != 'posix':  # other systems cannot pass open files to a process
       self._count = 1
     self._piece = max(1, min(_PIECE, _WORK // max(postings.size, 1)))
-    self._lock = threading.Lock()  # one large call at a time has all cores
-    self._workers: list[_Worker] | None = None  # None: not yet
+    self._lock = threading.Lock()  # one large call at a time uses all cores
+    self._workers: list[_Worker] | None = None  # None: not started yet
     self._messages = itertools.count()
 
   def map(self, tasks: Sequence[Task], prepare: Callable[[Task], Asked],
           finish: Callable[[Best], Result]) -> list[Result]:
-    """The results of all tasks, in their order.
+    """Returns the results of all tasks, in their order.
 
     Args:
-      tasks: such as queries.
-      prepare: makes of a task what is ranked; called here.
-      finish: makes a result of the best passages; called here.
+      tasks: Tasks, such as queries.
+      prepare: Function from a task to its spans and k; runs in this process.
+      finish: Function from the best passages to a result; runs in this process.
     """
     is_large = len(tasks) > 1 and len(tasks) * self._postings.size >= _CALL
     if self._count == 1 or not is_large:
@@ -127,7 +128,7 @@ class Ranking:
     return [call.results[i] for i in range(len(tasks))]
 
   def ready(self, timeout_secs: float) -> int:
-    """Starts the workers, waits for them, and returns how many there are."""
+    """Starts the workers, waits for them, and returns the number of them."""
     with self._lock:
       if self._workers is None:
         self._start()
@@ -137,9 +138,9 @@ class Ranking:
       return sum(worker.is_ready for worker in self._workers)
 
   def _go_on(self, call: _Call) -> None:
-    """Takes what workers have done, gives them more, and does a piece."""
+    """Collects the workers' results, sends them more, and ranks one piece."""
     share = len(call.left) // (4 * max(len(self._workers), 1))
-    ahead = min(max(share, 1), _AHEAD)  # less at the end
+    ahead = min(max(share, 1), _AHEAD)  # fewer near the end of the call
     for worker in [*self._workers]:
       while worker in self._workers and worker.line.poll():
         self._receive(worker, call)
@@ -164,7 +165,7 @@ class Ranking:
       self._drop(worker, call)
 
   def _receive(self, worker: _Worker, call: _Call | None) -> None:
-    """A message: that a worker is ready, or what it has ranked."""
+    """Receives a message, which says that a worker is ready or has results."""
     try:
       found = worker.line.recv()
     except (EOFError, OSError):
@@ -175,11 +176,11 @@ class Ranking:
       return
     number, ranked = found
     worker.sent.discard(number)
-    if number in call.sent:  # not of an earlier call, which failed
+    if number in call.sent:  # else it belongs to an earlier call, which failed
       call.keep(call.sent.pop(number), ranked)
 
   def _drop(self, worker: _Worker, call: _Call | None) -> None:
-    """Leaves a dead worker out; others do what it was sent."""
+    """Removes a dead worker; its unanswered messages return to the queue."""
     self._workers.remove(worker)
     for number in worker.sent:
       if call and number in call.sent:
@@ -191,7 +192,7 @@ class Ranking:
 
   def _start(self) -> None:
     files = self._postings.files
-    if not files:  # a copy that all share
+    if not files:  # makes a copy that all processes share
       files = tuple(_in_memory(array) for array in (
           self._postings.passages, self._postings.impacts))
       self._postings = maxscore.Postings(
@@ -214,19 +215,20 @@ def _best(postings: maxscore.Postings, spans: list[maxscore.Span], k: int
 
 
 def cores() -> int:
-  """The cores that this process may use."""
+  """Returns the number of cores that this process may use."""
   if hasattr(os, 'sched_getaffinity'):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
 
 
 def mapped(file: BinaryIO) -> np.ndarray:
-  """The array of an .npy file, mapped; it stays what it is if it is removed.
+  """Returns the array of an .npy file, mapped; it outlives the file's removal.
 
-  It does not move in the file: processes that share it do so at once.
+  Mapping does not move the file's position, so that processes that share the
+  file can map it at the same time.
   """
   found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-  head = io.BytesIO(found[:2**16])  # more than a header of one dimension has
+  head = io.BytesIO(found[:2**16])  # longer than a one-dimensional header
   version = np.lib.format.read_magic(head)
   read = (np.lib.format.read_array_header_1_0 if version == (1, 0) else
           np.lib.format.read_array_header_2_0)
@@ -235,7 +237,7 @@ def mapped(file: BinaryIO) -> np.ndarray:
 
 
 def _in_memory(array: np.ndarray) -> BinaryIO:
-  """A file without a name that holds an array; in memory on Linux."""
+  """Returns an unnamed file that contains an array; in memory on Linux."""
   file = (os.fdopen(os.memfd_create('searchrl'), 'w+b')
           if hasattr(os, 'memfd_create') else tempfile.TemporaryFile())
   np.save(file, array)
@@ -254,12 +256,12 @@ def _begin(postings: maxscore.Postings) -> _Worker:
          str(postings.size)],
         env=os.environ | {'PYTHONPATH': os.pathsep.join(paths)},
         pass_fds=numbers, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        start_new_session=True)  # Ctrl-C is not for it
+        start_new_session=True)  # so that Ctrl-C does not reach the worker
   return _Worker(process, connection.Connection(ours.detach()))
 
 
 def _end(workers: list[_Worker]) -> None:
-  """Ends workers: they do when their line is closed."""
+  """Ends workers by closing their connections; kills them after 10 seconds."""
   for worker in workers:
     worker.line.close()
   for worker in workers:
@@ -271,7 +273,7 @@ def _end(workers: list[_Worker]) -> None:
 
 
 def _serve(line_number: str, *rest: str) -> None:
-  """The program of a worker."""
+  """Runs a worker: ranks the queries of each message until the line closes."""
   *numbers, size = rest
   files = tuple(os.fdopen(int(number), 'rb') for number in numbers)
   postings = maxscore.Postings(*map(mapped, files), int(size), files)
@@ -279,14 +281,14 @@ def _serve(line_number: str, *rest: str) -> None:
   messages = queue.SimpleQueue()
   threading.Thread(target=_read, args=(line, messages), daemon=True).start()
   with contextlib.suppress(OSError):
-    line.send(None)  # ready
+    line.send(None)  # means that the worker is ready
     while message := messages.get():
       first, asked = message
       line.send((first, [_best(postings, *one) for one in asked]))
 
 
 def _read(line: connection.Connection, messages: queue.SimpleQueue) -> None:
-  """Reads all the time: who writes is never kept waiting by who writes back."""
+  """Reads without pause, so that no sender waits while both sides send."""
   with contextlib.suppress(EOFError, OSError):
     while True:
       messages.put(line.recv())

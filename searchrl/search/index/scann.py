@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """ScaNN: builds the files of an index, and opens them on the host.
 
-Rows lose their mean, are split over leaves with SOAR's second assignment and
-coded in 4 bits for 2 dimensions (AH). What these codes find is ranked by int8
-rows, then by the rows themselves, on disk. Building is deterministic on one
-kind of CPU. More than `part_rows` rows become several parts, built one after
-another and all searched.
+Rows lose their mean, are split over leaves with SOAR's second assignment, and
+are coded in 4 bits for 2 dimensions (AH). The rows that these codes find are
+ranked by int8 rows, then by the original rows, on disk. Building is
+deterministic on one kind of CPU. More than `part_rows` rows become several
+parts, which are built one after another and all searched.
 
 Sources: Guo et al. 2020, arXiv:1908.10396 (AH); Sun et al. 2023,
   arXiv:2404.00774 (SOAR).
@@ -27,11 +27,11 @@ import numpy as np
 from searchrl.search.index import exact_host
 from searchrl.search.index import vector_store
 
-_ROWS = 'rows.npy'  # the rows of the source, which the last ranking reads
-_RERANKED = 32  # rows per query, at least
-_BY_ONE_THREAD = 1_000_000  # rows of a part
-_TREE_FROM = 4096  # rows; fewer are compared one by one
-_MOST = 1e12  # a value's size; ScaNN ends the process where squares overflow
+_ROWS = 'rows.npy'  # file of the source's rows, which the last ranking reads
+_RERANKED = 32  # least number of rows per query that are ranked last
+_BY_ONE_THREAD = 1_000_000  # largest number of rows built by one thread
+_TREE_FROM = 4096  # rows from which a part has a tree; fewer are all compared
+_MOST = 1e12  # largest value: ScaNN ends the process where squares overflow
 _SAMPLE = 120  # rows per leaf from which leaves and codes are learned
 _FLAGS = {  # ScaNN's switches, and the CPU features that each needs
     '_ZN14research_scann14flags_internal15should_use_avx2E': {'avx2', 'fma'},
@@ -40,7 +40,7 @@ _FLAGS = {  # ScaNN's switches, and the CPU features that each needs
 
 
 def _library():
-  """Imports ScaNN, which is slow to import, and exists for Linux only."""
+  """Imports ScaNN, which is slow to import and exists for Linux only."""
   try:
     import scann  # pylint: disable=g-import-not-at-top
   except ImportError as error:
@@ -63,8 +63,8 @@ def _use_cpu(path: str, cpuinfo: str = '/proc/cpuinfo') -> tuple[str, ...]:
   exported variables, which are set here. A wheel without them is left as it is.
 
   Args:
-    path: the shared library, which is loaded already.
-    cpuinfo: a file that lists the features of the CPU.
+    path: Path of the shared library, which is already loaded.
+    cpuinfo: Path of a file that lists the features of the CPU.
 
   Returns:
     The variables that were set.
@@ -84,7 +84,7 @@ def _use_cpu(path: str, cpuinfo: str = '/proc/cpuinfo') -> tuple[str, ...]:
 
 
 def available() -> bool:
-  """Whether ScaNN can be imported here."""
+  """Returns whether ScaNN can be imported here."""
   try:
     return bool(_library())
   except ValueError:
@@ -102,14 +102,16 @@ def build(
   """Writes the files of an index.
 
   It takes memory for about three times the float32 rows of a part. Parts of up
-  to a million rows are built by one thread, and alike every time; larger ones by
-  all, whose sums differ in their last bits on some CPUs.
+  to a million rows are built by one thread, with the same result every time.
+  Larger parts are built by all threads, whose sums differ in their last bits on
+  some CPUs.
 
   Args:
-    source: the rows.
-    folder: exists and is empty.
-    leaves: of a part. 0: three times the square root of its rows.
-    part_rows: rows of a part, at most.
+    source: The rows.
+    folder: Existing empty directory for the files.
+    leaves: Number of leaves of a part. 0: three times the square root of its
+      rows.
+    part_rows: Largest number of rows of a part.
     soar: SOAR's lambda, the weight of the second assignment's direction.
 
   Returns:
@@ -117,7 +119,7 @@ def build(
 
   Raises:
     ValueError: ScaNN is not installed, an option is out of range, or a row has
-      a value too large for it.
+      a value too large for ScaNN.
   """
   _library()
   if leaves < 0 or part_rows < 1 or not soar > 0:
@@ -145,7 +147,7 @@ def build(
 
 def _checked(rows: Float[np.ndarray, 'N D'], first: int
             ) -> Float[np.ndarray, 'N D']:
-  """Rows as they are; a ValueError names the first that ScaNN cannot bear."""
+  """Returns the rows; a ValueError names the first that ScaNN cannot handle."""
   rows = vector_store.checked(rows, first)
   largest = np.maximum(rows.max(1), -rows.min(1))
   if largest.max() > _MOST:
@@ -173,7 +175,7 @@ def _build_part(rows: Float[np.ndarray, 'N D'], folder: pathlib.Path,
     sample = min(_SAMPLE * leaves, len(rows))
     builder = builder.tree(
         leaves, max(leaves // 20, 1), training_sample_size=sample,
-        soar_lambda=soar, random_init=False)  # random: other files every time
+        soar_lambda=soar, random_init=False)  # True changes files every time
     builder = builder.score_ah(
         2, anisotropic_quantization_threshold=.2, training_sample_size=sample)
     builder = builder.reorder(
@@ -184,7 +186,7 @@ def _build_part(rows: Float[np.ndarray, 'N D'], folder: pathlib.Path,
 
 
 def ladder(built: dict[str, Any]) -> list[dict[str, float | int]]:
-  """Settings of the search, from the fastest to the most thorough."""
+  """Returns settings of the search, from fastest to most thorough."""
   if not any(built['leaves']):
     return [{'share': 1.0, 'candidates': _RERANKED}]
   return [{'share': share, 'candidates': candidates} for share, candidates in (
@@ -198,14 +200,16 @@ def open_(folder: pathlib.Path, built: dict[str, Any],
   """Loads an index; the rows for the last ranking stay on disk.
 
   Args:
-    folder: as of `build`.
-    built: what `build` returned.
-    source: gives the shape of the rows; no row is read.
-    share: of the leaves that are searched.
-    candidates: rows per query that are ranked again, first by their int8 rows.
+    folder: Directory of the files, as in `build`.
+    built: The facts that `build` returned.
+    source: Source with the shape of the rows; no row is read.
+    share: Share of the leaves that are searched.
+    candidates: Number of rows per query that are ranked again, first by their
+      int8 rows.
 
   Raises:
-    ValueError: ScaNN is not installed; files are missing, cut or not our own.
+    ValueError: ScaNN is not installed, or files are missing, truncated or not
+      our own.
   """
   scann = _library()
   if 'rows' not in built:
@@ -220,7 +224,7 @@ def open_(folder: pathlib.Path, built: dict[str, Any],
           'which could run code. Build it again.')
     try:
       searchers.append(scann.scann_ops_pybind.load_searcher(str(part)))
-    except Exception as error:  # the library's own, of many kinds
+    except Exception as error:  # the library raises exceptions of many kinds
       raise ValueError(f'{part} must be a whole index, but: {error}. Build it '
                        'again.') from error
   rows = np.load(folder / _ROWS, mmap_mode='r')
@@ -238,7 +242,7 @@ def open_(folder: pathlib.Path, built: dict[str, Any],
 
 def _search(searcher, start: int, stop: int, leaves: int, vectors, k: int,
             share: float, candidates: int) -> Int[np.ndarray, 'B K']:
-  """Ids of the rows that a part finds, padded with -1."""
+  """Returns ids of the rows that a part finds, padded with -1."""
   k = min(k, stop - start)
   options = dict(final_num_neighbors=k)
   if leaves:
@@ -250,7 +254,7 @@ def _search(searcher, start: int, stop: int, leaves: int, vectors, k: int,
 
 def _rank(rows: Float[np.ndarray, 'N D'], vectors: Float[np.ndarray, 'B D'],
           ids: Int[np.ndarray, 'B M'], k: int):
-  """The k best of these ids by their own rows, with float32 scores."""
+  """Returns the k best of these ids by the stored rows, with float32 scores."""
   scores = np.empty(ids.shape, np.float32)
   for row_scores, vector, row_ids in zip(scores, vectors, ids):
     found = rows[np.maximum(row_ids, 0)]

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A store of vectors on disk, in shards: the rows of every dense index.
 
-A folder has recipe.json (what the rows are made of, written first), rows/ and,
-for int8, scales/ (zarr 3, a file per shard), done/ (a note per finished shard)
-and manifest.json, without which the store is not whole. A killed writer leaves
-finished shards, and the next one writes the rest. Reading gives float32,
-whatever is stored.
+A folder has recipe.json (the origin of the rows, written first), rows/ and, for
+int8, scales/ (zarr 3, a file per shard), done/ (a note per finished shard) and
+manifest.json, without which the store is incomplete. A killed writer leaves
+finished shards, and the next one writes the rest. Reading gives float32 for
+every stored type.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from searchrl.runtime import atomic_files
 DTYPES = {'float32': np.float32, 'float16': np.float16,
           'bfloat16': ml_dtypes.bfloat16, 'int8': np.int8}
 _FORMAT = 1
-_CHUNK = 4096  # rows that are read at a time, at least
+_CHUNK = 4096  # rows per chunk, the smallest unit of a read
 _REBUILD = 'Build the index again; finished shards are kept.'
 
 
 class Source(Protocol):
-  """N rows of vectors that are read in blocks: what an index is built of."""
+  """N rows of vectors that are read in blocks, from which an index is built."""
 
   count: int  # N
   dim: int  # D
-  mean: Float[np.ndarray, 'D']  # of all rows, float32
+  mean: Float[np.ndarray, 'D']  # mean of all rows, float32
   exact_dtype: str  # float16 if it holds every value exactly, else float32
 
   def read(self, start: int, stop: int) -> Float[np.ndarray, 'N D']:
-    """Rows [start, stop) as float32; all finite."""
+    """Returns rows [start, stop) as float32; all values are finite."""
 
   def parts(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
-    """The same rows in the type they are stored in; for int8 scales, too."""
+    """Returns the rows in their stored type and, for int8, their scales."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class InMemory:
   """A Source of rows in memory.
 
   Raises:
-    ValueError: there is no row, or a value is not finite.
+    ValueError: There is no row, or a value is not finite.
   """
 
   rows: Float[np.ndarray, 'N D']
@@ -79,11 +79,11 @@ class InMemory:
 
 
 def checked(rows: Any, first: int = 0) -> Float[np.ndarray, 'N D']:
-  """Rows as float32; raises a ValueError that names the first bad row.
+  """Returns rows as float32; a ValueError names the first bad row.
 
   Args:
-    rows: any array.
-    first: the number of its first row, for the error.
+    rows: Array of any type.
+    first: Number of its first row, for the error.
   """
   rows = np.asarray(rows, np.float32)
   if rows.ndim != 2 or not rows.size:
@@ -100,10 +100,10 @@ def checked(rows: Any, first: int = 0) -> Float[np.ndarray, 'N D']:
 
 def stored(rows: Float[np.ndarray, 'N D'], dtype: str
           ) -> tuple[np.ndarray, ...]:
-  """Rows in a type of `DTYPES`, for int8 also their scales.
+  """Returns rows in a type of `DTYPES` and, for int8, their scales.
 
   Raises:
-    ValueError: a value is too large for the type.
+    ValueError: A value is too large for the type.
   """
   if dtype == 'int8':
     return quantize(rows)
@@ -117,16 +117,16 @@ def stored(rows: Float[np.ndarray, 'N D'], dtype: str
 
 
 def blocks(source: Source, size: int) -> Iterator[tuple[int, np.ndarray]]:
-  """Pairs (number of the first row, rows) in order, `size` rows at a time."""
+  """Yields (number of the first row, rows) in order, `size` rows at a time."""
   for start in range(0, source.count, size):
     yield start, source.read(start, min(start + size, source.count))
 
 
 def quantize(rows: Float[Any, 'N D']
             ) -> tuple[Int8[Any, 'N D'], Float[Any, 'N']]:
-  """Rows as int8 and a scale each: row = scale * int8, up to rounding.
+  """Returns int8 rows and a scale each: row = scale * int8, up to rounding.
 
-  The arrays are of numpy or jax, as the rows are.
+  The results are arrays of numpy or jax, as the rows are.
   """
   xp = rows.__array_namespace__()
   scales = xp.max(xp.abs(rows), axis=1) / 127
@@ -136,13 +136,13 @@ def quantize(rows: Float[Any, 'N D']
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-  """What the rows of a store are made of, and how they are stored."""
+  """The origin of a store's rows, and the format of their storage."""
 
-  corpus: str  # its digest
-  encoder: Mapping[str, Any]  # facts about it; its 'digest' identifies it
+  corpus: str  # digest of the corpus
+  encoder: Mapping[str, Any]  # facts about the encoder; 'digest' identifies it
   count: int  # N
   dim: int  # D
-  dtype: str = 'float32'  # on disk
+  dtype: str = 'float32'  # type on disk
   shard_rows: int = 65_536  # rows per shard
 
   def __post_init__(self):
@@ -159,18 +159,18 @@ class Recipe:
     return -(-self.count // self.shard_rows)
 
   def span(self, shard: int) -> tuple[int, int]:
-    """The rows [start, stop) of a shard."""
+    """Returns the rows [start, stop) of a shard."""
     start = shard * self.shard_rows
     return start, min(start + self.shard_rows, self.count)
 
   @property
   def exact_dtype(self) -> str:
-    """As of `Source`."""
+    """Type that holds every value exactly; see `Source`."""
     return 'float16' if self.dtype == 'float16' else 'float32'
 
   @property
   def disk_bytes(self) -> int:
-    """The disk that the rows take."""
+    """Number of bytes that the rows take on disk."""
     scale = 4 if self.dtype == 'int8' else 0
     size = np.dtype(DTYPES[self.dtype]).itemsize
     return self.count * (self.dim * size + scale)
@@ -180,7 +180,7 @@ class Writer:
   """Writes shards of a store; several processes may write different shards.
 
   Raises:
-    ValueError: the folder has a store of another recipe.
+    ValueError: The folder has a store of another recipe.
   """
 
   def __init__(self, folder: str | pathlib.Path, recipe: Recipe):
@@ -195,15 +195,15 @@ class Writer:
     self._arrays = _open_arrays(self._folder, recipe, create=True)
 
   def missing(self) -> list[int]:
-    """The numbers of the shards that are not finished."""
+    """Returns the numbers of the shards that are not finished."""
     return [i for i in range(self.recipe.shards)
             if _read_marker(self._folder, self.recipe, i) is None]
 
   def write(self, shard: int, rows: Float[np.ndarray, 'N D']) -> None:
-    """Writes a whole shard; it is on disk when this returns.
+    """Writes a whole shard, which is on disk when this returns.
 
     Raises:
-      ValueError: the shape is not that of the shard, or a value is not finite.
+      ValueError: The shape is not that of the shard, or a value is not finite.
     """
     start, stop = self.recipe.span(shard)
     rows = checked(rows, start)
@@ -225,7 +225,7 @@ class Writer:
     """Writes the manifest and opens the store, once all shards are written.
 
     Raises:
-      ValueError: a shard is not finished.
+      ValueError: A shard is not finished.
     """
     missing = self.missing()
     if missing:
@@ -246,10 +246,10 @@ class Writer:
 
 
 class Store:
-  """A finished folder of vectors; it is a `Source`.
+  """A finished folder of vectors, which is a `Source`.
 
   Attributes:
-    recipe: what the rows are made of.
+    recipe: Origin and format of the rows.
     fingerprint: SHA-256, in hex, of the recipe and of all rows.
   """
 
@@ -261,16 +261,16 @@ class Store:
     self._arrays = _open_arrays(folder, recipe, create=False)
 
   def read(self, start: int, stop: int) -> Float[np.ndarray, 'N D']:
-    """Rows [start, stop) as float32; raises as `parts` does."""
+    """Returns rows [start, stop) as float32; raises as `parts` does."""
     rows, *scales = self.parts(start, stop)
     rows = rows.astype(np.float32)
     return rows * scales[0][:, None] if scales else rows
 
   def parts(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
-    """Rows [start, stop) in the type they are stored in; for int8 scales, too.
+    """Returns rows [start, stop) in their stored type; for int8 scales, too.
 
     Raises:
-      ValueError: the files are damaged.
+      ValueError: The files are damaged.
     """
     try:
       reads = [array[start:stop].read() for array in self._arrays]
@@ -285,8 +285,9 @@ def open_(folder: str | pathlib.Path) -> Store:
   """Opens a finished store; no row is read.
 
   Raises:
-    FileNotFoundError: there is no manifest.
-    ValueError: it is damaged, or a shard's file is missing or cut.
+    FileNotFoundError: There is no manifest.
+    ValueError: The manifest is damaged, or a shard's file is missing or
+      truncated.
   """
   folder = pathlib.Path(folder)
   if not (folder / 'manifest.json').is_file():
@@ -314,7 +315,7 @@ def open_(folder: str | pathlib.Path) -> Store:
 
 
 def _identity(raw: Mapping[str, Any]) -> dict[str, Any]:
-  """A recipe without what may change, such as the path of the encoder."""
+  """Returns a recipe without fields that may change, such as encoder paths."""
   encoder = {name: raw['encoder'].get(name) for name in ('digest', 'imported')}
   return json.loads(json.dumps({**raw, 'encoder': encoder}))
 
@@ -338,7 +339,7 @@ def _marker(folder: pathlib.Path, shard: int) -> pathlib.Path:
 
 def _read_marker(folder: pathlib.Path, recipe: Recipe, shard: int
                 ) -> dict | None:
-  """The note of a finished shard, if its files have the sizes it gives."""
+  """Returns a finished shard's note, or None if its files' sizes differ."""
   try:
     note = json.loads(_marker(folder, shard).read_text())
     parts = 2 if recipe.dtype == 'int8' else 1
@@ -354,7 +355,7 @@ def _sizes(folder: pathlib.Path, parts: int, shard: int) -> list[int]:
 
 
 def _open_arrays(folder: pathlib.Path, recipe: Recipe, *, create: bool):
-  """The zarr array of rows and, for int8, that of scales."""
+  """Opens the zarr array of rows and, for int8, that of scales."""
   arrays = [_open_array(folder / 'rows', recipe, recipe.dtype, (recipe.dim,),
                         create)]
   if recipe.dtype == 'int8':
@@ -364,11 +365,11 @@ def _open_arrays(folder: pathlib.Path, recipe: Recipe, *, create: bool):
 
 def _open_array(path: pathlib.Path, recipe: Recipe, dtype: str,
                 rest: tuple[int, ...], create: bool):
-  """A zarr array with a file per shard, of chunks with a checksum each."""
+  """Opens a zarr array with a file per shard, and a checksum per chunk."""
   inner = math.gcd(recipe.shard_rows, _CHUNK)
   spec = {
       'driver': 'zarr3',
-      'store_data_equal_to_fill_value': True,  # or some shards had no file
+      'store_data_equal_to_fill_value': True,  # so that each shard has a file
       'kvstore': {'driver': 'file', 'path': str(path.resolve())},
       'metadata': {
           'shape': [recipe.count, *rest], 'data_type': dtype,
@@ -378,7 +379,7 @@ def _open_array(path: pathlib.Path, recipe: Recipe, dtype: str,
               'chunk_shape': [inner, *rest],
               'codecs': [{'name': 'bytes', 'configuration': {
                   'endian': 'little'}}, {'name': 'crc32c'}]}}]}}
-  if dtype == 'int8':  # a byte has no byte order
+  if dtype == 'int8':  # bytes have no byte order
     codecs = spec['metadata']['codecs'][0]['configuration']['codecs']
     codecs[0] = {'name': 'bytes'}
   return tensorstore.open(spec, open=True, create=create).result()
