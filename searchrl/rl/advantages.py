@@ -1,26 +1,27 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Advantages of rewards: over a group, over a critic, or over the batch.
+"""Advantages of rewards: relative to a group, to a critic or to the batch.
 
-One per row: `group_relative`, `leave_one_out`, `hop_group_relative`. JAX arrays
-give JAX arrays, also under jit; numpy arrays alone are computed on the host, in
-float64. Their arguments:
+`group_relative`, `leave_one_out` and `hop_group_relative` return one advantage
+per row. If any input is a JAX array they use JAX and work under jit. If all
+inputs are numpy arrays they compute on the host, in float64. Their arguments:
 
-  rewards      r of each row, what is trained on
-  group_ids    rows of one id share a baseline; in [0, num_groups)
-  in_baseline  False for a row that neither counts nor gets an advantage, such
-               as one whose search failed; its reward may be NaN. Default: all
-               rows count
-  num_groups   the number of possible ids, static; default: B
+  rewards      Reward r of each row, the one that is trained on.
+  group_ids    Group of each row, in [0, num_groups). Rows with the same id
+               share a baseline.
+  in_baseline  False for a row that does not count and gets no advantage, such
+               as one whose search failed. Its reward may be NaN. By default all
+               rows count.
+  num_groups   Number of possible ids, static. The default is B.
 
-One per token: `token_rewards`, then `gae` or `reinforce_plus_plus`, and
-`whiten`. They skip the tokens outside `loss_mask`, which the policy did not
-sample: rewards, values and discounts cross an observation as if it took no
+`token_rewards`, `gae`, `reinforce_plus_plus` and `whiten` return one value per
+token. They skip the tokens outside `loss_mask`, which the policy did not
+sample. Rewards, values and discounts pass over an observation as if it took no
 time. The results are constants, and 0 outside the mask.
 
-Shapes that do not fit are a ValueError, and so is, outside jit, an id out of
-range or a NaN among the rewards that count. Under jit such a reward leaves its
-group without an advantage; `rollouts.scoring` lets none come so far.
+Shapes that do not match raise a ValueError. Outside jit, an id out of range or
+a NaN among the rewards that count raises one too. Under jit such a reward
+leaves its group without an advantage; `rollouts.scoring` prevents this case.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ import numpy as np
 
 from searchrl.rl import masked
 
-MIN_SPREAD = 1e-6  # a group whose rewards differ by no more has no spread
+MIN_SPREAD = 1e-6  # rewards of a group that differ by no more count as equal
 
-_SEGMENT = {  # ufunc.at of numpy, in JAX
+_SEGMENT = {  # JAX equivalents of numpy's ufunc.at
     np.add: jax.ops.segment_sum,
     np.minimum: jax.ops.segment_min,
     np.maximum: jax.ops.segment_max,
@@ -53,18 +54,22 @@ def group_relative(
     num_groups: int | None = None,
     ddof: int = 1,
 ) -> Float[Array, 'B']:
-  """Rewards relative to their group's, in standard deviations.
+  """Returns rewards relative to their group, in standard deviations, [B].
 
     A_i = (r_i - mean_g r) / (std_g r + 1e-6)
 
-  A group of one, or one whose rewards differ by at most 1e-6, gives exactly 0:
-  the rounding of a constant reward never becomes an advantage.
+  A group of one row gives exactly 0, and so does a group whose rewards differ
+  by at most 1e-6. The rounding of a constant reward never becomes an advantage.
 
   Args:
-    normalize_std: divide by the standard deviation; without it A = r - mean
-      (Dr. GRPO, arXiv:2503.20783).
-    ddof: 1 divides the variance by the group's size less one (sample
-      variance), 0 by its size.
+    rewards: Rewards r, as in the module's docstring, [B].
+    group_ids: Groups, as in the module's docstring, [B].
+    in_baseline: Rows that count, as in the module's docstring, [B].
+    normalize_std: Flag that divides by the standard deviation. Without it
+      A = r - mean (Dr. GRPO, arXiv:2503.20783).
+    num_groups: Number of possible ids, as in the module's docstring.
+    ddof: Number subtracted from the group's size in the variance's divisor: 1
+      gives the sample variance and 0 the population's.
 
   Source: Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, section 4.1.2.
   """
@@ -84,7 +89,7 @@ def leave_one_out(
     *,
     num_groups: int | None = None,
 ) -> Float[Array, 'B']:
-  """Rewards relative to the mean of the group's other rows.
+  """Returns rewards relative to the mean of the group's other rows, [B].
 
     A_i = r_i - mean_{j in g, j != i} r_j = (r_i - mean_g r) n / (n - 1)
 
@@ -105,16 +110,20 @@ def hop_group_relative(
     delta: float = 1e-6,
     num_groups: int | None = None,
 ) -> Float[Array, 'B']:
-  """Rewards relative to those of all rows with the same hop count.
+  """Returns rewards relative to all rows with the same hop count, [B].
 
     A_i = (r_i - mean_h r) / sqrt(var_h r + delta)
 
-  The group h is the hop count, and the variance the population's (ddof=0). A
+  The group h is the hop count. The variance is the population's (ddof=0). A
   group of one gives 0.
 
   Args:
-    delta: added to the variance, so that a constant group is finite. The paper
-      gives no value; this one is ours.
+    rewards: Rewards r, as in the module's docstring, [B].
+    group_ids: Hop count of each row as a group id, [B].
+    in_baseline: Rows that count, as in the module's docstring, [B].
+    delta: Number added to the variance, which keeps a constant group finite.
+      The paper gives no value; this default is ours.
+    num_groups: Number of possible ids, as in the module's docstring.
 
   Source: Dr. Zero, arXiv:2601.07055, eq. 3.
   """
@@ -124,10 +133,10 @@ def hop_group_relative(
 
 
 class Estimate(NamedTuple):
-  """Advantages over a critic, and the critic's targets."""
+  """Advantages relative to a critic, and the critic's targets."""
 
   advantages: Float[Array, 'B T']
-  returns: Float[Array, 'B T']  # the targets of the values
+  returns: Float[Array, 'B T']  # targets of the critic's values
 
 
 def token_rewards(
@@ -135,17 +144,19 @@ def token_rewards(
     loss_mask: Bool[Array, 'B T'],
     penalty: Float[Array, 'B T'] | None = None,
 ) -> Float[Array, 'B T']:
-  """The reward of each token: the row's on its last one, less a penalty.
+  """Returns the reward of each token: the row's at its end, less a penalty.
 
     r_t = r [t is the row's last policy token] - penalty_t
 
-  The row's last token of any kind may belong to an observation, if a budget
-  ended the row; there the reward would be lost.
+  The row's reward goes to its last policy token. The last token of any kind may
+  belong to an observation, if a budget ended the row, and the reward would be
+  lost there.
 
   Args:
-    rewards: r of each row.
-    loss_mask: True where the policy sampled the token.
-    penalty: of each token, such as kl_coef times its KL. Default: 0.
+    rewards: Reward r of each row, [B].
+    loss_mask: True where the policy sampled the token, [B, T].
+    penalty: Penalty of each token, such as kl_coef times its KL, [B, T]. The
+      default is 0.
 
   Source: Ouyang et al. 2022, InstructGPT, arXiv:2203.02155, eq. 2, applied by
     token, as in Search-R1 (arXiv:2503.09516).
@@ -169,30 +180,35 @@ def gae(
     discount: float = 1.0,
     gae_lambda: float = 1.0,
 ) -> Estimate:
-  """Generalised advantage estimation on rows without their observations.
+  """Returns generalised advantage estimates on rows without observations.
 
     delta_t = r_t + discount V_{t+1} - V_t
     A_t = delta_t + discount gae_lambda A_{t+1}        R_t = A_t + V_t
 
-  t counts policy tokens alone, however much was retrieved between two of them;
-  after the last one V = 0. `whiten` the advantages, not the returns.
+  The index t counts policy tokens only, however much was retrieved between two
+  of them. After the last one V = 0. Apply `whiten` to the advantages, not to
+  the returns.
 
   Args:
-    token_rewards: r_t, from `token_rewards`.
-    values: V_t, the critic's estimate before token t of the rewards to come.
-    loss_mask: True where the policy sampled the token.
-    discount: gamma, the worth of a reward that comes one policy token later.
-    gae_lambda: 1 relies on the rewards alone, 0 on the critic.
+    token_rewards: Rewards r_t, from `token_rewards`, [B, T].
+    values: Values V_t, the critic's estimate before token t of the rewards to
+      come, [B, T].
+    loss_mask: True where the policy sampled the token, [B, T].
+    discount: Discount gamma, the worth now of a reward of 1 that comes one
+      policy token later.
+    gae_lambda: Weight lambda in [0, 1]: 1 uses the rewards only, and 0 relies
+      on the critic.
 
-  Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16. Search-R1's code runs
-    over retrieved tokens too; here they are deleted first.
+  Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16. Search-R1's code also
+    runs over retrieved tokens; here they are removed first.
   """
   masked.check_shapes(
       token_rewards=token_rewards, values=values, loss_mask=loss_mask)
   rewards, values = jax.lax.stop_gradient((
       jnp.where(loss_mask, token_rewards, 0), jnp.where(loss_mask, values, 0)))
 
-  def earlier(later, column):  # R, not A: sums of V - V' would lose digits
+  # The scan sums returns R and not A, because sums of V - V' would lose digits.
+  def earlier(later, column):
     next_value, next_return = later
     reward, value, here = column
     mixed = (1 - gae_lambda) * next_value + gae_lambda * next_return
@@ -212,12 +228,12 @@ def reinforce_plus_plus(
     *,
     discount: float = 1.0,
 ) -> Float[Array, 'B T']:
-  """Each token's return, whitened over the batch.
+  """Returns each token's return, whitened over the batch, [B, T].
 
     A = whiten(G),  G_t = r_t + discount G_{t+1}
 
-  t counts policy tokens alone: an observation does not reset the return. The
-  rewards r_t, from `token_rewards`, hold the KL.
+  The index t counts policy tokens only: an observation does not reset the
+  return. The rewards r_t come from `token_rewards` and include the KL penalty.
 
   Source: Hu et al. 2025, REINFORCE++, arXiv:2501.03262.
   """
@@ -235,7 +251,7 @@ def reinforce_plus_plus_baseline(
     *,
     num_groups: int | None = None,
 ) -> Float[Array, 'B T']:
-  """REINFORCE++ after the group's mean is subtracted.
+  """Returns whitened rewards after subtracting the group's mean, [B, T].
 
     A_it = whiten(r_i - mean_g r)
 
@@ -252,10 +268,11 @@ def reinforce_plus_plus_baseline(
 
 def whiten(
     x: Float[Array, '*N'], where: Bool[Array, '*N']) -> Float[Array, '*N']:
-  """(x - mean) / sqrt(var + 1e-8) over the entries where `where` holds.
+  """Returns (x - mean) / sqrt(var + 1e-8) over the entries inside the mask.
 
-  The variance is the sample's (ddof=1). Equal entries give exactly 0. Needs the
-  whole global batch: results of micro-batches do not add up.
+  The variance is the sample's (ddof=1). Equal entries give exactly 0. The input
+  must be the whole global batch, because the mean and the variance of a
+  micro-batch differ from those of the batch.
 
   Source: the whitening of advantages in Search-R1's PPO (arXiv:2503.09516),
     without its retrieved tokens.
@@ -263,7 +280,7 @@ def whiten(
   masked.check_shapes(x=x, where=where)
   x = jax.lax.stop_gradient(jnp.where(where, x, 0))
   low = jnp.min(jnp.where(where, x, jnp.inf), initial=jnp.inf)
-  centred = jnp.where(where, x - low, 0)  # exact for close x, 0 for equal x
+  centred = jnp.where(where, x - low, 0)  # exact if close; 0 if equal
   count = jnp.sum(where, dtype=x.dtype)
   for _ in range(2):  # the second pass removes the rounding of the first
     mean = jnp.sum(centred) / jnp.maximum(count, 1)
@@ -279,30 +296,30 @@ def group_spread(
     *,
     num_groups: int | None = None,
 ) -> Float[Array, 'B']:
-  """The largest less the smallest reward of each row's group.
+  """Returns the largest minus the smallest reward of each row's group, [B].
 
-  A row out of the baseline does not count, but gets its group's spread.
+  A row outside the baseline does not count, but gets its group's spread.
   """
   return _groups(rewards, group_ids, in_baseline, num_groups).spread
 
 
 class _Groups(NamedTuple):
-  """Statistics of each row's group; arrays [B], computed with `xp`."""
+  """Statistics of each row's group, as arrays [B] computed with `xp`."""
 
   xp: types.ModuleType  # jax.numpy or numpy
-  member: Array  # counts in its group's baseline
-  gap: Array  # reward above the group's smallest; 0 for a row not counted
-  count: Array  # members of the group
-  mean: Array  # of the members' gaps
+  member: Array  # True if the row counts in its group's baseline
+  gap: Array  # reward minus the group's smallest; 0 for a row not counted
+  count: Array  # number of members of the group
+  mean: Array  # mean of the members' gaps
   squares: Array  # sum of the members' squared distances from the mean
-  spread: Array  # the members' largest gap
+  spread: Array  # largest gap of the members
 
 
 def _groups(rewards, group_ids, in_baseline, num_groups) -> _Groups:
-  """Gathers each group's statistics to its rows.
+  """Computes the statistics of each group and gives them to its rows.
 
-  Gaps are averaged instead of rewards, because the gap between two close
-  rewards is exact in floating point, and between equal ones exactly 0.
+  Gaps are averaged instead of rewards. The gap between two close rewards is
+  exact in floating point, and the gap between equal rewards is exactly 0.
   """
   if in_baseline is None:
     in_baseline = np.ones(np.shape(rewards), bool)
@@ -327,7 +344,8 @@ def _groups(rewards, group_ids, in_baseline, num_groups) -> _Groups:
   gap = xp.where(member, rewards - low, 0)
   count = over_group(np.add, member.astype(dtype))
   mean = over_group(np.add, gap) / xp.maximum(count, 1)
-  rest = over_group(np.add, xp.where(member, gap - mean, 0))  # of rounding
+  # The rounding error of the first mean.
+  rest = over_group(np.add, xp.where(member, gap - mean, 0))
   mean = mean + rest / xp.maximum(count, 1)
   squares = over_group(np.add, xp.where(member, gap - mean, 0) ** 2)
   spread = over_group(np.maximum, gap)
@@ -335,6 +353,7 @@ def _groups(rewards, group_ids, in_baseline, num_groups) -> _Groups:
 
 
 def _check_one_a_row(rewards, loss_mask):
+  """Raises a ValueError unless there is one reward per row."""
   if rewards.shape != loss_mask.shape[:1]:
     raise ValueError(
         f'rewards must be one per row, {loss_mask.shape[:1]}, but have shape '
@@ -342,7 +361,7 @@ def _check_one_a_row(rewards, loss_mask):
 
 
 def _check_rewards(rewards, member):
-  """Refuses NaN; inside jit values are unknown."""
+  """Raises a ValueError on a NaN that counts; does nothing inside jit."""
   if isinstance(rewards, jax.core.Tracer) or isinstance(
       member, jax.core.Tracer):
     return
@@ -353,7 +372,7 @@ def _check_rewards(rewards, member):
 
 
 def _check_range(group_ids, num_groups):
-  """Refuses ids of no group; inside jit their values are unknown."""
+  """Raises a ValueError on an id out of range; does nothing inside jit."""
   if isinstance(group_ids, jax.core.Tracer):
     return
   ids = np.asarray(group_ids)

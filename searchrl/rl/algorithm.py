@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Algorithm`: a dynamic filter, advantages and a loss, as pure functions.
 
-Also what these functions share: which tokens are trained on, and which
-log-probs an importance ratio divides by.
+The module also has the helpers that these functions share. They select the
+tokens that are trained on, and the log-probs that an importance ratio divides
+by.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from searchrl.rl import advantages
 from searchrl.rl.masked import Mean
 from searchrl.trajectory import Batch, Question
 
-Terms = dict[str, tuple[float, Mean]]  # name: (coefficient, mean)
+Terms = dict[str, tuple[float, Mean]]  # loss terms by name: (coefficient, mean)
 Metrics = dict[str, Mean]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PolicyOutput:
-  """The outputs of the networks being trained, for each token of a batch."""
+  """Outputs of the networks that are trained, for each token of a batch."""
 
-  logprobs: Float[Array, 'B T']  # nats, at the sampling temperature
-  entropy: Float[Array, 'B T']  # nats, of the distribution that t is drawn from
-  values: Float[Array, 'B T'] | None = None  # of the critic
+  logprobs: Float[Array, 'B T']  # log-probs in nats, at sampling temperature
+  entropy: Float[Array, 'B T']  # nats; of the distribution of token t
+  values: Float[Array, 'B T'] | None = None  # values of the critic
 
 
 def keep_all(
     outcome_rewards: Float[np.ndarray, 'N'],
     question_ids: Int[np.ndarray, 'N'],
 ) -> Bool[np.ndarray, 'N']:
-  """Every row is trained on."""
+  """Returns True for every row, so that all rows are trained on."""
   del question_ids
   return np.ones(len(outcome_rewards), bool)
 
@@ -48,20 +49,21 @@ def keep_mixed(
     outcome_rewards: Float[np.ndarray, 'N'],
     question_ids: Int[np.ndarray, 'N'],
 ) -> Bool[np.ndarray, 'N']:
-  """A question's rows are trained on if their outcomes are mixed.
+  """Returns True for the rows of each question whose outcomes are mixed.
 
     max r - min r > 1e-6 over the rows of the question
 
   Args:
-    outcome_rewards: r; NaN if it could not be computed: such a row is ignored
-      by the rule, and kept or dropped with its question.
-    question_ids: equal for the rows of one question; any integers.
+    outcome_rewards: Outcome rewards r, [N]. A reward that could not be computed
+      is NaN. The rule ignores such a row, which is kept or dropped with its
+      question.
+    question_ids: Integers that are equal for the rows of one question, [N].
 
   Returns:
-    True for the rows to keep: all rows of a question, or none.
+    True for the rows to keep, [N]: all rows of a question, or none.
 
   Raises:
-    ValueError: the shapes differ.
+    ValueError: The shapes differ.
 
   Source: Yu et al. 2025, DAPO, arXiv:2503.14476, eq. 11; DSPO,
     arXiv:2510.09255.
@@ -74,46 +76,50 @@ def keep_mixed(
 
 
 def question_hops(question: Question) -> int:
-  """HRPO's group: all questions of one hop count share a baseline."""
+  """Returns the hop count; in HRPO, equal hop counts share a baseline."""
   return question.hops
 
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-  """Pure functions, and what they require of the trainer.
+  """Pure functions of an RL algorithm, and its requirements on the trainer.
 
-  The counts of a loss's Means depend on masks alone, so that the learner has
-  the global denominators before it runs the first micro-batch.
+  The counts of a loss's Means must depend on masks only. The learner can then
+  compute the global denominators before it runs the first micro-batch.
   """
 
-  # The global batch -> a pytree of arrays whose first axis is B; under jit.
+  # Maps the global batch to a pytree of arrays whose first axis is B; jitted.
   advantages: Callable[[Batch], Any]
-  # Policy outputs, (micro-)batch, its advantages -> terms, metrics; under jit.
+  # Maps policy outputs, a batch or micro-batch and its advantages to loss terms
+  # and metrics; jitted.
   loss: Callable[[PolicyOutput, Batch, Any], tuple[Terms, Metrics]]
-  # Outcome rewards [N], question ids [N] -> which rows to train on; numpy.
+  # Maps outcome rewards [N] and question ids [N] to a mask [N] of the rows to
+  # train on; numpy.
   keep: Callable[[np.ndarray, np.ndarray], np.ndarray] = keep_all
-  # Questions of equal groups share a baseline; None: the samples of a question
-  # that were asked for together do, and no others.
+  # Maps a question to its group; questions of equal groups share a baseline.
+  # None: only samples of one question that were requested together share one.
   group_of: Callable[[Question], Hashable] | None = None
-  # Of 'ref_logprobs' and 'values'; 'old_logprobs' if `advantages` reads them.
+  # Fields of the batch to score first: any of 'ref_logprobs' and 'values', and
+  # 'old_logprobs' if `advantages` reads them.
   needs: frozenset[str] = frozenset()
-  level: Literal['token', 'sequence'] = 'token'  # what one ratio belongs to
-  min_group_size: int = 1  # samples per question; with fewer nothing is learned
-  one_update: bool = False  # no ratio: one optimiser step per batch
+  level: Literal['token', 'sequence'] = 'token'  # unit that has one ratio
+  min_group_size: int = 1  # samples per question; fewer teach nothing
+  one_update: bool = False  # True without a ratio: one optimiser step per batch
 
 
 def total(
     terms: Terms, counts: Mapping[str, Array] | None = None
 ) -> Float[Array, '']:
-  """loss = sum over terms of coefficient * total / count.
+  """Returns the loss: the sum over terms of coefficient * total / count.
 
   Args:
-    terms: from `Algorithm.loss`, of a batch or of a micro-batch.
-    counts: each term's count over the global batch, so that the losses of its
-      micro-batches add up to that of the whole. Default: the terms' own.
+    terms: Result of `Algorithm.loss` for a batch or a micro-batch.
+    counts: Count of each term over the global batch. With it the losses of
+      micro-batches add up to the loss of the whole batch. The default is the
+      terms' own counts.
 
   Returns:
-    The loss to differentiate; a term whose count is 0 adds 0.
+    The loss to differentiate, a scalar. A term whose count is 0 adds 0.
   """
   if counts is None:
     counts = {name: mean.count for name, (_, mean) in terms.items()}
@@ -123,15 +129,15 @@ def total(
 
 
 def trained_tokens(batch: Batch) -> Bool[Array, 'B T']:
-  """True for tokens that the policy sampled, in rows that are in the loss."""
+  """Returns True for tokens of the policy in rows of the loss, [B, T]."""
   return batch.loss_mask & batch.in_loss[:, None]
 
 
 def observed_tokens(batch: Batch) -> Bool[Array, 'B T']:
-  """True for tokens that the environment inserted into rows in the loss.
+  """Returns True for tokens of the environment in rows of the loss, [B, T].
 
-  They lie between a row's first sampled token and its last: the prompt is not
-  among them, and what follows the last action is not in a batch.
+  These tokens are between a row's first and last sampled token. The prompt does
+  not count, and a batch has no tokens after the last action.
   """
   mask = trained_tokens(batch)
   begun = jnp.cumsum(mask, axis=1) > 0
@@ -140,15 +146,15 @@ def observed_tokens(batch: Batch) -> Bool[Array, 'B T']:
 
 
 def denominator_logprobs(batch: Batch) -> Float[Array, 'B T']:
-  """log pi_old, in nats: what the importance ratio divides by.
+  """Returns log pi_old, the importance ratio's denominator, in nats, [B, T].
 
   For rows sampled by the present policy these are the learner's own
   `old_logprobs`. Rows carried over from an earlier policy keep their
   `behavior_logprobs`: they are off-policy, and must not start at ratio 1.
-  Tokens that nobody sampled have no others than the learner's.
+  Tokens that were not sampled have the learner's log-probs in every row.
 
   Raises:
-    ValueError: the batch has no `old_logprobs`.
+    ValueError: The batch has no `old_logprobs`.
   """
   old = scored(batch, 'old_logprobs')
   own = batch.on_policy[:, None] | ~batch.loss_mask
@@ -156,10 +162,10 @@ def denominator_logprobs(batch: Batch) -> Float[Array, 'B T']:
 
 
 def scored(batch: Batch, field: str) -> Float[Array, 'B T']:
-  """A field of the batch that `learner.score` fills.
+  """Returns a field of the batch that `learner.score` fills, [B, T].
 
   Raises:
-    ValueError: it is None.
+    ValueError: The field is None.
   """
   array = getattr(batch, field)
   if array is None:

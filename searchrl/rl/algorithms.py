@@ -7,21 +7,23 @@
   terms, metrics = algorithm.loss(policy, batch, advs)
   loss = algorithms.total(terms)
 
-Defaults are the papers'. A config names a recipe as `module:function`; one of
-your own needs no registration. All options are keyword arguments, checked when
-the recipe is called (ValueError). Those that recipes share:
+The defaults are those of the papers. A config names a recipe as
+`module:function`, and a recipe of your own needs no registration. All options
+are keyword arguments. A recipe checks them when it is called and raises a
+ValueError. Recipes share these options:
 
-  clip_low, clip_high: how far a ratio may fall below 1, and rise above it.
-  dual_clip: bounds the loss where A < 0; see `losses.clipped_surrogate`.
-  normalize_std: divide advantages by the group's standard deviation.
-  kl_coef, kl_estimator, entropy_coef, aggregation, length: the fields of
-    `Regularizer`. A recipe takes those that `@regularized` names, with these
-    defaults. The KL is in the loss, unless the recipe puts it in the reward,
-    and needs `ref_logprobs`. The aggregation is of all terms but the value
-    loss.
+  clip_low, clip_high: Distances that a ratio may fall below 1 and rise above 1.
+  dual_clip: Bound of the loss where A < 0; see `losses.clipped_surrogate`.
+  normalize_std: Flag that divides advantages by the group's standard deviation.
+  kl_coef, kl_estimator, entropy_coef, aggregation, length: Fields of
+    `Regularizer`. A recipe takes the fields that its `@regularized` names, with
+    the defaults given there. The KL needs `ref_logprobs`. It is in the loss,
+    unless the recipe puts it in the reward. The aggregation applies to all
+    terms except the value loss.
 
-Every recipe is trained on the policy's own tokens. `trained_on(recipe, 'all')`,
-in a config `algorithm.trained_on='all'`, adds what it read, for comparison.
+Every recipe trains on the policy's own tokens. For comparison,
+`trained_on(algorithm, 'all')`, in a config `algorithm.trained_on='all'`, also
+trains on the observations.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import jax.numpy as jnp
 
 from searchrl.rl import advantages, option_checks, diagnostics, losses, masked
 from searchrl.rl.advantages import Estimate
-# The building blocks are public here too, for recipes of your own.
+# The building blocks are also public here, for recipes of your own.
 from searchrl.rl.algorithm import (  # noqa: F401
     Algorithm, Metrics, PolicyOutput, Terms, denominator_logprobs, keep_all,
     keep_mixed, observed_tokens, question_hops, scored, total, trained_tokens)
@@ -56,13 +58,21 @@ def ppo(
     gae_lambda: float = 1.0,
     whiten: bool = True,
 ) -> Algorithm:
-  """A clipped token ratio on advantages over a critic; the KL in the reward.
+  """Makes PPO: clipped token ratios, a critic, and the KL in the reward.
 
   Args:
-    value_clip: how far the critic may move in an update; None: any distance.
-    discount: gamma, the worth of a reward that comes one policy token later.
-    gae_lambda: 1 relies on the rewards alone, 0 on the critic.
-    whiten: the advantages, over all policy tokens of the batch.
+    regularizer: KL, entropy and aggregation, given as flat options.
+    clip_low: Distance that a ratio may fall below 1.
+    clip_high: Distance that a ratio may rise above 1.
+    dual_clip: Bound of the loss where A < 0. None means no bound.
+    value_clip: Distance that a value may move in an update, in the unit of the
+      rewards. None means any distance.
+    discount: Discount gamma, the worth now of a reward of 1 that comes one
+      policy token later.
+    gae_lambda: Weight lambda in [0, 1]: 1 uses the rewards only, and 0 relies
+      on the critic.
+    whiten: Flag that whitens the advantages over all policy tokens of the
+      batch.
 
   Source: Schulman et al. 2017, arXiv:1707.06347; hyper-parameters as in
     Search-R1 (arXiv:2503.09516).
@@ -107,7 +117,7 @@ def grpo(
     dual_clip: float | None = None,
     normalize_std: bool = True,
 ) -> Algorithm:
-  """A clipped token ratio on advantages relative to the question's group.
+  """Makes GRPO: clipped token ratios, advantages relative to the group.
 
   Source: Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, eq. 3. Search-R1
     uses kl_coef 1e-3 and the token mean.
@@ -128,11 +138,15 @@ def dr_grpo(
     kl_coef: float = 0.0,
     entropy_coef: float = 0.0,
 ) -> Algorithm:
-  """GRPO without two biases: no division by the spread or by a row's length.
+  """Makes Dr. GRPO: GRPO without dividing by the spread or a row's length.
 
   Args:
-    length: divides the sum of every row: the most tokens that a policy may
-      write, however many it wrote.
+    length: Constant that divides the sum of every row: the most tokens that a
+      policy may write, however many it wrote.
+    clip_low: Distance that a ratio may fall below 1.
+    clip_high: Distance that a ratio may rise above 1.
+    kl_coef: Coefficient of the KL to the reference policy, per nat.
+    entropy_coef: Coefficient of the entropy bonus, per nat.
 
   Source: Liu et al. 2025, Understanding R1-Zero-Like Training,
     arXiv:2503.20783, section 3.2.
@@ -152,12 +166,17 @@ def dapo(
     kl_coef: float = 0.0,
     entropy_coef: float = 0.0,
 ) -> Algorithm:
-  """GRPO on mixed groups, with a higher upper clip and a penalty on long rows.
+  """Makes DAPO: GRPO on mixed groups, a higher upper clip, a length penalty.
 
   Args:
-    max_length: policy tokens at which a row loses a whole 1 of its reward.
-    buffer: tokens before that over which the penalty grows; see
-      `losses.overlong_penalty`. Retrieved tokens do not count.
+    clip_low: Distance that a ratio may fall below 1.
+    clip_high: Distance that a ratio may rise above 1.
+    max_length: Number of policy tokens at which the penalty on a row's reward
+      reaches 1. Retrieved tokens do not count.
+    buffer: Number of tokens before `max_length` over which the penalty grows;
+      see `losses.overlong_penalty`.
+    kl_coef: Coefficient of the KL to the reference policy, per nat.
+    entropy_coef: Coefficient of the entropy bonus, per nat.
 
   Source: Yu et al. 2025, DAPO, arXiv:2503.14476.
   """
@@ -185,12 +204,12 @@ def gspo(
     dual_clip: float | None = None,
     normalize_std: bool = True,
 ) -> Algorithm:
-  """A clipped sequence ratio on advantages relative to the question's group.
+  """Makes GSPO: clipped sequence ratios, advantages relative to the group.
 
-  Every row has the same weight, in the KL and the entropy too.
+  Every row has the same weight, also in the KL and the entropy.
 
   Source: Zheng et al. 2025, Group Sequence Policy Optimization,
-    arXiv:2507.18071, eq. 5; clip ranges of its section 5.1.
+    arXiv:2507.18071, eq. 5; clip ranges from its section 5.1.
   """
   return _sequence_level(
       'gspo', clipped_sequence_ratio(clip_low, clip_high, dual_clip),
@@ -207,9 +226,9 @@ def dspo(
     dual_clip: float | None = None,
     normalize_std: bool = True,
 ) -> Algorithm:
-  """GSPO on the groups whose outcomes are mixed.
+  """Makes DSPO: GSPO on the groups whose outcomes are mixed.
 
-  Source: DSPO, arXiv:2510.09255. It gives no clip range: these are GSPO's.
+  Source: DSPO, arXiv:2510.09255. It gives no clip range; these are GSPO's.
   """
   return _sequence_level(
       'dspo', clipped_sequence_ratio(clip_low, clip_high, dual_clip),
@@ -225,14 +244,17 @@ def gmpo(
     clip_high: float = 0.4,
     normalize_std: bool = True,
 ) -> Algorithm:
-  """The geometric mean of a row's token ratios, each clipped first.
+  """Makes GMPO: the geometric mean of a row's clipped token ratios.
 
   Args:
-    clip_low: how far a token's LOG ratio may fall, in nats.
-    clip_high: how far it may rise, in nats.
+    regularizer: KL, entropy and aggregation, given as flat options.
+    clip_low: Distance that a token's log ratio may fall below 0, in nats.
+    clip_high: Distance that a token's log ratio may rise above 0, in nats.
+    normalize_std: Flag that divides advantages by the group's standard
+      deviation.
 
   Source: Zhao et al. 2025, Geometric-Mean Policy Optimization,
-    arXiv:2507.20673, eq. 4; clip range of its section 4.
+    arXiv:2507.20673, eq. 4; clip range from its section 4.
   """
   return _sequence_level(
       'gmpo', clipped_geometric_mean(clip_low, clip_high), regularizer,
@@ -242,10 +264,10 @@ def gmpo(
 @regularized(kl_coef=0.0, kl_estimator='k1', entropy_coef=0.0,
              aggregation='sequence_sum', length=None)
 def rloo(regularizer: Regularizer) -> Algorithm:
-  """log pi of the whole row, against the others of its group; no ratio.
+  """Makes RLOO: log pi of the whole row times a leave-one-out advantage.
 
-  The KL is in the reward, summed over the row. The paper tunes its coefficient
-  by task; the 0 is ours.
+  There is no ratio. The KL is in the reward, summed over the row. The paper
+  tunes the KL's coefficient for each task; the default 0 is ours.
 
   Source: Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740, section 2.2.
   """
@@ -270,7 +292,9 @@ def rloo(regularizer: Regularizer) -> Algorithm:
 @regularized(kl_coef=1e-3, kl_estimator='k3', entropy_coef=0.0,
              aggregation='token_mean', length=None)
 def reinforce(regularizer: Regularizer) -> Algorithm:
-  """log pi times the bare reward: no baseline, no ratio, no clip.
+  """Makes REINFORCE: log pi times the plain reward.
+
+  There is no baseline, no ratio and no clip.
 
   Source: Williams 1992; as in ZeroSearch (arXiv:2505.04588), with the sign of
   its KL corrected.
@@ -292,13 +316,19 @@ def reinforce_plus_plus(
     discount: float = 1.0,
     kl_estimator: str | None = None,
 ) -> Algorithm:
-  """PPO without a critic: returns whitened over all tokens of the batch.
+  """Makes REINFORCE++: PPO without a critic, on returns whitened per batch.
 
   Args:
-    group_baseline: first subtract the group's mean ("w/ baseline"). The KL is
-      then in the loss, else in the reward. Its coefficient is ours.
-    discount: gamma, the worth of a reward that comes one policy token later.
-    kl_estimator: default k2 in the loss, k1 in the reward.
+    regularizer: KL, entropy and aggregation, given as flat options. The KL's
+      default coefficient is ours.
+    group_baseline: Flag that first subtracts the group's mean ("w/ baseline").
+      The KL is then in the loss, and otherwise in the reward.
+    clip_low: Distance that a ratio may fall below 1.
+    clip_high: Distance that a ratio may rise above 1.
+    discount: Discount gamma, the worth now of a reward of 1 that comes one
+      policy token later. It is not used with `group_baseline`.
+    kl_estimator: Estimator of the KL. The default is k2 in the loss and k1 in
+      the reward.
 
   Source: Hu et al. 2025, REINFORCE++, arXiv:2501.03262.
   """
@@ -327,14 +357,16 @@ def reinforce_plus_plus(
 @regularized(kl_coef=0.0, kl_estimator='k3', entropy_coef=0.0,
              aggregation='sequence_sum', length=None)
 def hrpo(regularizer: Regularizer, *, delta: float = 1e-6) -> Algorithm:
-  """log pi times the advantage over all rows of the same hop count.
+  """Makes HRPO: log pi times the advantage among rows of equal hop count.
 
-  Hop-grouped relative policy optimisation: one sample a question has a
-  baseline, too. (The HRPO of arXiv:2505.18454 is another one; it changes the
-  model.)
+  Hop-grouped relative policy optimisation has a baseline even with one sample
+  per question. (The HRPO of arXiv:2505.18454 is a different method, which
+  changes the model.)
 
   Args:
-    delta: added to the variance of a hop count's rewards; the value is ours.
+    regularizer: KL, entropy and aggregation, given as flat options.
+    delta: Number added to the variance of a hop count's rewards. The default is
+      ours.
 
   Source: Dr. Zero, arXiv:2601.07055, eq. 2 and 3; strictly on-policy.
   """
@@ -349,12 +381,12 @@ def hrpo(regularizer: Regularizer, *, delta: float = 1e-6) -> Algorithm:
 
 @regularized(aggregation='token_mean', length=None)
 def sft(regularizer: Regularizer) -> Algorithm:
-  """-log pi of each token that is trained on, times its row's reward: say 1.
+  """Makes supervised fine-tuning: -log pi of each token times its row's reward.
 
-  Supervised fine-tuning: no baseline, no ratio, no clip. A row of reward 0 is
-  counted, and not learned from. A batch with `weights` has one for each token,
-  relative to their mean over the batch: its token mean is
-  sum_t w_t (-log pi(y_t)) / sum_t w_t.
+  The reward is usually 1. There is no baseline, no ratio and no clip. A row of
+  reward 0 counts in the denominator, but nothing is learned from it. If the
+  batch has `weights`, one for each token, they are divided by their mean over
+  the batch, so that the token mean is sum_t w_t (-log pi(y_t)) / sum_t w_t.
   """
   def weighted(batch):
     rewards = jnp.where(batch.in_loss, batch.rewards, 0)
@@ -371,6 +403,7 @@ def sft(regularizer: Regularizer) -> Algorithm:
 
 
 def _needs(regularizer, in_reward=False):
+  """Returns the batch fields that the KL needs, none if kl_coef is 0."""
   if not regularizer.kl_coef:
     return frozenset()
   return frozenset(
@@ -379,7 +412,11 @@ def _needs(regularizer, in_reward=False):
 
 def _sequence_level(
     recipe, policy_loss, regularizer, normalize_std, keep=keep_all):
-  """A row has one ratio and one loss: there is nothing to sum over tokens."""
+  """Makes an algorithm with one ratio and one loss per row.
+
+  Raises:
+    ValueError: The aggregation is one over tokens.
+  """
   if regularizer.aggregation != 'sequence_mean':
     raise ValueError(
         f"aggregation must be 'sequence_mean' for {recipe}, whose loss belongs "
@@ -391,7 +428,7 @@ def _sequence_level(
 
 
 def _check_whole_rows(recipe, aggregation):
-  """log pi of a row is the sum over its tokens, not their mean."""
+  """Raises a ValueError unless tokens are summed: a row's log pi is a sum."""
   if aggregation not in ('sequence_sum', 'sequence_sum_norm'):
     raise ValueError(
         "aggregation must be 'sequence_sum' or 'sequence_sum_norm' for "

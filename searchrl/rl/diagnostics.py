@@ -3,8 +3,9 @@
 """Training metrics of a batch, under verl's names where it has them.
 
 `clip_fractions`, `policy_drift` and `value_fit` return Means, because they are
-computed with the loss of each micro-batch; arrays as in `losses`. `describe`
-and `mismatch` read a whole batch of numpy arrays on the host.
+computed with the loss of each micro-batch. Their arrays follow the conventions
+of `losses`. `describe` and `mismatch` read a whole batch of numpy arrays on the
+host.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ def clip_fractions(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> dict[str, Mean]:
-  """How often the clip of `losses.clipped_surrogate` is active.
+  """Returns how often the clip of `losses.clipped_surrogate` is active.
 
     low: A < 0 and rho < 1 - clip_low      high: A > 0 and rho > 1 + clip_high
     dual: A < 0 and rho > dual_clip, if there is one
 
   Returns:
-    Fractions in [0, 1] of the ratios inside the mask `where`: of tokens, or of
-    sequences.
+    Fractions in [0, 1] of the ratios inside the mask `where`. One ratio belongs
+    to a token or to a sequence.
   """
   masked.check_shapes(ratio=ratio, where=where)
   advantages = losses.spread_over(where, advantages)
@@ -59,7 +60,7 @@ def policy_drift(
     old_logprobs: Float[Array, 'B T'],
     loss_mask: Bool[Array, 'B T'],
 ) -> dict[str, Mean]:
-  """KL(pi_old || pi), in nats: how far the policy moved since it sampled.
+  """Returns KL(pi_old || pi) in nats, the policy's change since it sampled.
 
   Returns:
     Token means of the estimators k1 (verl's `ppo_kl`) and k3.
@@ -83,12 +84,13 @@ def value_fit(
     *,
     value_clip: float | None,
 ) -> dict[str, Mean]:
-  """The critic's mean value, and how often its clip is active.
+  """Returns the critic's mean value, and how often its clip is active.
 
-  Arguments as in `losses.value_loss`.
+  The arguments are those of `losses.value_loss`.
 
   Returns:
-    Token means: of V, and of the share whose clipped error is the larger one.
+    The token mean of V, and the share of tokens whose clipped error is larger
+    than the plain one.
   """
   plain, worse = (
       losses.value_loss(
@@ -101,18 +103,18 @@ def value_fit(
 
 
 def describe(batch: Batch, estimate: Any) -> dict[str, float]:
-  """Statistics of a batch and its advantages, over the tokens trained on.
+  """Returns statistics of a batch and its advantages over trained tokens.
 
   Args:
-    batch: scored.
-    estimate: from `Algorithm.advantages`, as numpy arrays: one per row, one per
-      token, or an `Estimate`.
+    batch: Scored batch of numpy arrays.
+    estimate: Result of `Algorithm.advantages` as numpy arrays: one advantage
+      per row, one per token, or an `Estimate`.
 
   Returns:
-    Mean, largest and smallest advantage, and the number of rows without a
-    policy token. With a critic: the same of returns and values, and the share
-    of the returns' variance that the values explain. With a reference policy:
-    the KL to it.
+    The mean, largest and smallest advantage, and the number of rows without a
+    policy token. With a critic, also the same statistics of returns and values,
+    and the share of the returns' variance that the values explain. With a
+    reference policy, also the KL to it.
   """
   where = batch.loss_mask & batch.in_loss[:, None]
   result = {'train/empty_rows': float((~where.any(-1)).sum())}
@@ -136,16 +138,17 @@ def describe(batch: Batch, estimate: Any) -> dict[str, float]:
 
 
 def mismatch(batch: Batch) -> dict[str, float]:
-  """Differences between the log-probs of sampler and learner, on policy.
+  """Returns log-prob differences of sampler and learner on on-policy tokens.
 
   Args:
-    batch: with `old_logprobs`.
+    batch: Batch with `old_logprobs`.
 
   Returns:
     Absolute differences of log-probs (nats) and of probabilities; KL(sampler ||
-    learner) by k1 and k3; the importance weights pi_old / pi_behavior of the
-    tokens, and their effective sample size as a share of the tokens. Near 0, 0,
-    0, 1 and 1 if both run one model. Empty without on-policy tokens.
+    learner) by the estimators k1 and k3; the importance weights pi_old /
+    pi_behavior of the tokens, and their effective sample size as a share of the
+    tokens. These are near 0, 0, 0, 1 and 1 if both run the same model. The dict
+    is empty if there are no on-policy tokens.
   """
   where = batch.loss_mask & batch.on_policy[:, None]
   if not where.any():
@@ -171,6 +174,7 @@ def mismatch(batch: Batch) -> dict[str, float]:
 
 
 def _spread(name: str, values: np.ndarray) -> dict[str, float]:
+  """Returns the mean, the largest and the smallest value."""
   return {f'{name}/mean': float(values.mean()),
           f'{name}/max': float(values.max()),
           f'{name}/min': float(values.min())}

@@ -1,20 +1,22 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Policy, value and KL losses, unreduced; and how they are aggregated.
+"""Policy, value and KL losses per token or row, and their aggregation.
 
 One surrogate serves two ratios: PPO and GRPO clip a ratio for each token, GSPO
-and DSPO one for each sequence. Conventions of all functions:
+and DSPO one for each sequence. All functions share these conventions:
 
-  logprobs      log pi, in nats, entry t of token t; differentiated
-  old_logprobs  log pi_old, in nats, from before the update; constant
-  advantages    A, unitless and constant; one per sequence, or one per token
-  loss_mask     True where the policy sampled the token; the rest, such as
-                retrieved passages, may hold anything, NaN included
-  counted       the tokens that denominators count, if not all of the mask: a
-                part of it, with a token of every row that has one
+  logprobs      Log-probs log pi of each token, in nats; differentiated.
+  old_logprobs  Log-probs log pi_old before the update, in nats; constant.
+  advantages    Advantages A, one per sequence or one per token; unitless and
+                constant.
+  loss_mask     True where the policy sampled the token. Other entries, such as
+                retrieved passages, may be anything, including NaN.
+  counted       Mask of the tokens that denominators count, a subset of
+                `loss_mask`. Each row with tokens in `loss_mask` must have at
+                least one of them here. The default is `loss_mask`.
 
-A loss is in the unit of A, and 0 outside the mask. Shapes that do not fit, and
-options out of their range, are a ValueError.
+A loss has the unit of A and is 0 outside the mask. Shapes that do not match and
+options out of range raise a ValueError.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ from jaxtyping import Array, Bool, Float, Int
 from searchrl.rl import option_checks
 from searchrl.rl import masked
 from searchrl.rl.masked import Mean
-# Ratios are public here too, for losses of your own.
+# The ratios are also public here, for losses of your own.
 from searchrl.rl.ratios import (  # noqa: F401
     log_ratio, masked_weights, sequence_ratio, token_ratio, truncated_weights)
 
 AGGREGATIONS = (
     'token_mean', 'sequence_mean', 'sequence_sum', 'sequence_sum_norm')
 KL_ESTIMATORS = ('k1', 'abs', 'k2', 'k3')
-_TANGENT = 20.0  # nats, above which k3 is a straight line
+_TANGENT = 20.0  # log ratio in nats above which k3 is a straight line
 
 
 def clipped_surrogate(
@@ -46,15 +48,18 @@ def clipped_surrogate(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> Float[Array, '*N']:
-  """L = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), unreduced.
+  """Returns PPO's clipped surrogate loss, one per ratio.
+
+    L = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
 
   Args:
-    ratio: rho of each token, or of each sequence; differentiated.
-    advantages: A, in the shape of `ratio`.
-    clip_low: how far rho may fall below 1 and still be pushed down.
-    clip_high: how far rho may rise above 1 and still be pushed up.
-    dual_clip: L <= -dual_clip A where A < 0, so that a larger ratio has no
-      gradient. Above 1, usually 3. None, the default, is PPO as published.
+    ratio: Ratio rho of each token or of each sequence; differentiated.
+    advantages: Advantages A, in the shape of `ratio`.
+    clip_low: Distance that rho may fall below 1 and still be pushed down.
+    clip_high: Distance that rho may rise above 1 and still be pushed up.
+    dual_clip: Factor that bounds the loss where A < 0: L <= -dual_clip A, so
+      that a larger ratio has no gradient. It must be above 1 and is usually 3.
+      The default None is PPO as published.
 
   Source: Schulman et al. 2017, Proximal Policy Optimization,
     arXiv:1707.06347, eq. 7. Two ranges: DAPO, arXiv:2503.14476, eq. 10. Dual
@@ -81,13 +86,13 @@ def token_ratio_loss(
     clip_high: float = 0.2,
     dual_clip: float | None = None,
 ) -> Float[Array, 'B T']:
-  """Clipped surrogate whose importance ratio belongs to one token.
+  """Returns the clipped surrogate with one importance ratio per token, [B, T].
 
     rho_it = exp( clip( log pi(y_it) - log pi_old(y_it), -20, 20 ) )
     L_it = -min( rho_it A, clip(rho_it, 1 - clip_low, 1 + clip_high) A )
 
-  Options are those of `clipped_surrogate`; DAPO's clip_high is larger than its
-  clip_low. Reduce the result with `aggregate`.
+  The options are those of `clipped_surrogate`. DAPO's clip_high is larger than
+  its clip_low. Reduce the result with `aggregate`.
 
   Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7; as summed in Shao et
     al. 2024, DeepSeekMath, arXiv:2402.03300, eq. 3.
@@ -109,18 +114,19 @@ def sequence_ratio_loss(
     dual_clip: float | None = None,
     counted: Bool[Array, 'B T'] | None = None,
 ) -> Float[Array, 'B']:
-  """Clipped surrogate whose importance ratio belongs to the whole sequence.
+  """Returns the clipped surrogate with one importance ratio per sequence, [B].
 
     s_i = exp( sum_t m_it (log pi(y_it) - log pi_old(y_it)) / sum_t m_it )
     L_i = -min( s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i )
 
-  Retrieved passages, outside the mask m, change neither s_i nor the length that
-  divides it. A row without sampled tokens has L_i = 0 and no gradient; leave it
-  out of the mean with `loss_mask.any(-1)`. The paper's clip ranges are hundreds
-  of times smaller than PPO's 0.2, because s is a geometric mean over tokens.
+  Retrieved passages are outside the mask m and change neither s_i nor the
+  length in its exponent. A row without sampled tokens has L_i = 0 and no
+  gradient; leave it out of the mean with `loss_mask.any(-1)`. The paper's clip
+  ranges are hundreds of times smaller than PPO's 0.2, because s is a geometric
+  mean over tokens.
 
   Source: Zheng et al. 2025, Group Sequence Policy Optimization,
-    arXiv:2507.18071, eq. 5. DSPO (arXiv:2510.09255) filters outcomes on top.
+    arXiv:2507.18071, eq. 5. DSPO (arXiv:2510.09255) also filters outcomes.
   """
   ratio = sequence_ratio(logprobs, old_logprobs, loss_mask, counted=counted)
   return clipped_surrogate(
@@ -138,12 +144,13 @@ def geometric_mean_loss(
     clip_high: float = 0.4,
     counted: Bool[Array, 'B T'] | None = None,
 ) -> Float[Array, 'B']:
-  """Token ratios clipped in log space, then their geometric mean.
+  """Returns GMPO's loss: the geometric mean of clipped token ratios, [B].
 
     A > 0: d_it' = min(d_it, clip_high)      A < 0: d_it' = max(d_it, -clip_low)
     L_i = -A_i exp( sum_t m_it d_it' / sum_t m_it ),  d = log pi - log pi_old
 
-  Both clips are in nats: a ratio may go from exp(-clip_low) to exp(clip_high).
+  Both clips are in nats: they bound a ratio to [exp(-clip_low),
+  exp(clip_high)], each on the side that A would push it to.
   A row without sampled tokens has L_i = 0.
 
   Source: Zhao et al. 2025, Geometric-Mean Policy Optimization,
@@ -155,7 +162,8 @@ def geometric_mean_loss(
   clipped = jnp.where(advantages[:, None] > 0, jnp.minimum(gaps, clip_high),
                       jnp.maximum(gaps, -clip_low))
   mean = masked.row_mean(clipped, loss_mask, counted)
-  return -advantages * jnp.exp(jnp.clip(mean, -20, 20))  # finite, if A is 0
+  # The clip keeps the ratio finite, so that it times A = 0 is 0.
+  return -advantages * jnp.exp(jnp.clip(mean, -20, 20))
 
 
 def score_function_loss(
@@ -163,9 +171,10 @@ def score_function_loss(
     advantages: Float[Array, 'B'] | Float[Array, 'B T'],
     loss_mask: Bool[Array, 'B T'],
 ) -> Float[Array, 'B T']:
-  """L_it = -A log pi(y_it): no ratio and no clip.
+  """Returns L_it = -A log pi(y_it), without ratio and clip, [B, T].
 
-  Valid only for the policy that sampled the tokens, before its first update.
+  The loss is valid only for the policy that sampled the tokens, before its
+  first update.
 
   Source: Williams 1992, REINFORCE; Dr. Zero's HRPO, arXiv:2601.07055, eq. 2.
   """
@@ -182,21 +191,23 @@ def value_loss(
     *,
     value_clip: float | None = 0.5,
 ) -> Float[Array, 'B T']:
-  """Squared error of the values, or of the values clipped, if that is worse.
+  """Returns the larger squared error of the plain and the clipped values.
 
     V' = clip(V, V_old - value_clip, V_old + value_clip)
     L = max((V - R)^2, (V' - R)^2) / 2
 
   Args:
-    values: V of each token; differentiated.
-    old_values: V from before the update; constant.
-    returns: R, the target of V, from `advantages.gae`; constant.
-    loss_mask: True where the policy sampled the token.
-    value_clip: how far V may move in an update and still be pushed, in the
-      unit of the rewards; Search-R1's value. None: a plain squared error.
+    values: Value V of each token, [B, T]; differentiated.
+    old_values: Values before the update, [B, T]; constant.
+    returns: Targets R of V, from `advantages.gae`, [B, T]; constant.
+    loss_mask: True where the policy sampled the token, [B, T].
+    value_clip: Distance that V may move in an update and still be pushed, in
+      the unit of the rewards. The default is Search-R1's. None gives a plain
+      squared error.
 
   Returns:
-    One loss per token, in the rewards' unit squared; 0 outside the mask.
+    One loss per token, [B, T], in the rewards' unit squared. It is 0 outside
+    the mask.
 
   Source: the value function of PPO's reference implementation (Dhariwal et al.
     2017, OpenAI Baselines), as Search-R1 (arXiv:2503.09516) uses it.
@@ -221,10 +232,10 @@ def value_loss(
 def entropy(
     logits: Float[Array, 'B T V'], loss_mask: Bool[Array, 'B T']
 ) -> Float[Array, 'B T']:
-  """H = -sum_v p_v log p_v of each token's distribution, in nats.
+  """Returns the entropy -sum_v p_v log p_v of each token's distribution, nats.
 
-  The logits are already divided by the sampling temperature; they may be -inf
-  for tokens that cannot be drawn.
+  The logits must be divided by the sampling temperature already. They may be
+  -inf for tokens that cannot be drawn.
   """
   masked.check_shapes(loss_mask=loss_mask, **{'logits[..., 0]': logits[..., 0]})
   logprobs = jax.nn.log_softmax(jnp.where(loss_mask[..., None], logits, 0))
@@ -240,15 +251,17 @@ def kl(
     *,
     estimator: str = 'k3',
 ) -> Float[Array, 'B T']:
-  """Estimates KL(pi || pi_ref) at each token, in nats; x = ref - logp.
+  """Returns an estimate of KL(pi || pi_ref) at each token, in nats, [B, T].
+
+  With x = ref_logprobs - logprobs, the estimators are
 
     k1 = -x      abs = |x|      k2 = x^2 / 2      k3 = exp(x) - 1 - x
 
-  k1 and k3 are unbiased in value, k2 in gradient; k3 is never negative. It is
-  computed by expm1, which is accurate for small x, and above x = 20 it is its
-  tangent there: exp overflows float32 at 89 nats, and one such token would
-  make the whole update NaN. Nothing else is clamped. Where policy and
-  reference are equal, abs has the gradient 0.
+  k1 and k3 are unbiased in value, and k2 in gradient. k3 is never negative. It
+  uses expm1, which is accurate for small x. Above x = 20 it continues as its
+  tangent at 20, because exp overflows float32 at 89 nats and one such token
+  would make the whole update NaN. Nothing else is clamped. Where policy and
+  reference are equal, abs has gradient 0.
 
   Source: Schulman 2020, Approximating KL Divergence,
     http://joschu.net/blog/kl-approx.html.
@@ -261,7 +274,7 @@ def kl(
     case 'k1':
       return -x
     case 'abs':
-      return x * jnp.sign(x)  # jnp.abs has the gradient 1 at 0
+      return x * jnp.sign(x)  # not jnp.abs, whose gradient at 0 is 1
     case 'k2':
       return jnp.square(x) / 2
     case 'k3':
@@ -273,18 +286,19 @@ def kl(
 def overlong_penalty(
     lengths: Int[Array, 'B'], *, max_length: int, buffer: int
 ) -> Float[Array, 'B']:
-  """The penalty on long rows: 0 up to max_length - buffer, then down to -1.
+  """Returns the penalty on long rows, from 0 down to -1, [B].
 
     clip((max_length - buffer - length) / buffer, -1, 0)
 
   Args:
-    lengths: of each row, in tokens; `loss_mask.sum(-1)` leaves out what was
-      retrieved.
-    max_length: the length at which the penalty reaches -1, in tokens.
-    buffer: tokens before that over which it grows; in (0, max_length].
+    lengths: Length of each row in tokens, [B]. With `loss_mask.sum(-1)`,
+      retrieved tokens do not count.
+    max_length: Length at which the penalty reaches -1, in tokens.
+    buffer: Number of tokens before `max_length` over which the penalty grows,
+      in (0, max_length].
 
   Returns:
-    One penalty a row, to add to its reward.
+    One penalty per row, to add to its reward.
 
   Source: Yu et al. 2025, DAPO, arXiv:2503.14476, eq. 13.
   """
@@ -300,24 +314,24 @@ def aggregate(
     length: int | None = None,
     counted: Bool[Array, 'B T'] | None = None,
 ) -> Mean:
-  """Reduces one value per token to a Mean: a total and a count.
+  """Returns one value per token reduced to a Mean: a total and a count.
 
     token_mean         sum of all tokens        / tokens
     sequence_mean      sum of the rows' means   / rows
     sequence_sum       sum of the rows' sums    / rows
     sequence_sum_norm  sum of the rows' sums    / rows / length
 
-  Rows without policy tokens are left out. The count depends on the mask alone
+  Rows without policy tokens are left out. The count depends on the mask only,
   and Means add up, so that micro-batches give the mean of the whole batch.
 
   Args:
-    per_token: one value per token.
-    loss_mask: True where the policy sampled the token.
-    how: one of `AGGREGATIONS`.
-    length: the constant of `sequence_sum_norm`, in tokens. Default: T; must
-      be given if micro-batches differ in T.
-    counted: the tokens by which sums are divided, all or a row's, in the first
-      two. Default: those of the mask.
+    per_token: Value of each token, [B, T].
+    loss_mask: True where the policy sampled the token, [B, T].
+    how: Name of the aggregation, one of `AGGREGATIONS`.
+    length: Constant of `sequence_sum_norm`, in tokens. The default is T; it
+      must be given if micro-batches differ in T.
+    counted: Mask of the tokens whose number divides the sums of `token_mean`
+      and `sequence_mean`, [B, T]. The default is `loss_mask`.
 
   Source: token_mean: DAPO, arXiv:2503.14476, eq. 12; sequence_mean: GRPO,
     arXiv:2402.03300, eq. 3; sequence_sum_norm: Dr. GRPO, arXiv:2503.20783.
@@ -339,10 +353,10 @@ def spread_over(
     where: Bool[Array, '*N'],
     advantages: Float[Array, 'B'] | Float[Array, '*N'],
 ) -> Float[Array, '*N']:
-  """A for every entry of a mask, constant; 0 where the mask is False.
+  """Returns A for every entry of a mask, constant, and 0 where it is False.
 
-  The mask `where` is [B T] for tokens and [B] for sequences, which take no
-  advantage per token.
+  The mask `where` is [B T] for tokens and [B] for sequences. Sequences do not
+  accept one advantage per token.
   """
   legal = {where.shape: 'one for each ratio',
            where.shape[:1]: 'one per sequence'}

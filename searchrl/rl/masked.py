@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masked means and sums; a `Mean` stays a total and a count until the end.
 
-Conventions: a mask, `where`, has the shape of its values, else a ValueError is
-raised. Entries outside it may hold anything, infinities and NaN included: they
-reach neither a value nor a gradient. The divisor of a mean is the number of
-entries in a second mask, `counted`, which is `where` by default.
+A mask, `where`, must have the shape of its values, and otherwise a ValueError
+is raised. Entries outside the mask may be anything, including infinities and
+NaN: they affect neither values nor gradients. The divisor of a mean is the
+number of entries in a second mask, `counted`, which is `where` by default.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ _MASKS = frozenset(('where', 'counted', 'loss_mask', 'mask', 'in_baseline'))
 class Mean:
   """A sum and its divisor; micro-batches and hosts add up both."""
 
-  total: Float[Array, '']  # in the unit of the entries
-  count: Float[Array, '']  # number of entries in the total
+  total: Float[Array, '']  # sum of the entries, in their unit
+  count: Float[Array, '']  # divisor: number of entries that are counted
 
   @classmethod
   def of(cls, x: Num[Array, '...'], where: Bool[Array, '...'],
          counted: Bool[Array, '...'] | None = None) -> Mean:
-    """The mean of numbers, or of booleans as a fraction, inside the mask.
+    """Returns the mean of numbers or booleans inside the mask.
 
     Returns:
-      A Mean in float32, or float64 if `x` is.
+      A Mean in float32, or in float64 if `x` has that type. The mean of
+      booleans is the fraction that is True.
     """
     counted = where if counted is None else counted
     check_shapes(x=x, where=where, counted=counted)
@@ -43,22 +44,22 @@ class Mean:
 
   @property
   def value(self) -> Float[Array, '']:
-    """total / count; 0 if nothing was counted."""
+    """The mean total / count, or 0 if nothing was counted."""
     return self.total / jnp.maximum(self.count, 1)
 
   def __add__(self, other: Mean) -> Mean:
-    """The mean over both sets of entries."""
+    """Returns the mean over both sets of entries."""
     return Mean(self.total + other.total, self.count + other.count)
 
 
 def mean(x: Num[Array, '...'], where: Bool[Array, '...']) -> Float[Array, '']:
-  """sum(x) / count over the entries inside the mask; 0 if there are none."""
+  """Returns the mean of the entries inside the mask; 0 if there are none."""
   return Mean.of(x, where).value
 
 
 def row_sum(
     x: Float[Array, 'B T'], where: Bool[Array, 'B T']) -> Float[Array, 'B']:
-  """The sum of each row's entries inside the mask; 0 if there are none."""
+  """Returns each row's sum of entries inside the mask; 0 if there are none."""
   check_shapes(x=x, where=where)
   return jnp.where(where, x, 0).sum(-1)
 
@@ -66,18 +67,20 @@ def row_sum(
 def row_mean(
     x: Float[Array, 'B T'], where: Bool[Array, 'B T'],
     counted: Bool[Array, 'B T'] | None = None) -> Float[Array, 'B']:
-  """The mean of each row's entries inside the mask; 0 if there are none."""
+  """Returns each row's mean of entries inside the mask; 0 if there are none."""
   counted = where if counted is None else counted
   check_shapes(where=where, counted=counted)
   return row_sum(x, where) / jnp.maximum(counted.sum(-1), 1)
 
 
 def check_shapes(**arrays: Array) -> None:
-  """Checks that all arrays have the shape of the first, and masks are masks.
+  """Raises unless all arrays have the first one's shape and masks are boolean.
+
+  Shapes and dtypes are static, so this works while JAX traces.
 
   Raises:
-    ValueError: one differs, or one of the names that masks have is not of
-      booleans. Both are static, so this works while tracing.
+    ValueError: A shape differs, or an array with the name of a mask is not of
+      booleans.
   """
   (first, model), *others = arrays.items()
   for name, array in arrays.items():

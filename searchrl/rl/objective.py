@@ -3,14 +3,15 @@
 """The building blocks of an algorithm: advantages, policy losses, objectives.
 
 A policy loss maps log-probs [B T], old log-probs [B T], advantages [B] or
-[B T] and a mask [B T] to a Mean and metrics. One with a fifth argument,
-`counted`, can be trained on observations: it sums over the mask, and divides by
-the number of the policy's tokens, which are `counted`. `objective` adds the KL
-and the entropy of a `Regularizer` and gives `Algorithm.loss`.
+[B T] and a mask [B T] to a Mean and metrics. A policy loss with a fifth
+argument, `counted`, can also be trained on observations. It sums over the mask
+and divides by the number of the policy's tokens, which are `counted`.
+`objective` adds the KL and the entropy of a `Regularizer` and returns
+`Algorithm.loss`.
 
-Finished algorithms are changed by `trained_on`, which adds observations to the
-tokens they are trained on, and `corrected`, which weights their advantages by
-learner over sampler.
+Two functions change a finished algorithm. `trained_on` adds observations to the
+tokens that are trained on. `corrected` weights the advantages by the ratio of
+learner to sampler.
 """
 
 from __future__ import annotations
@@ -38,22 +39,24 @@ PolicyLoss = Callable[..., tuple[Mean, Metrics]]
 
 @dataclasses.dataclass(frozen=True)
 class Regularizer:
-  """The terms that keep a policy from drifting, and how tokens are averaged.
+  """The KL and entropy terms of a loss, and the aggregation over tokens.
 
   Raises:
-    ValueError: a field is out of its range, or `length` is missing.
+    ValueError: A field is out of its range, or `length` is missing.
   """
 
-  kl_coef: float = 0.0  # of the KL to the reference policy, per nat
+  kl_coef: float = 0.0  # coefficient of the KL to the reference, per nat
   kl_estimator: str = 'k3'  # one of losses.KL_ESTIMATORS
-  entropy_coef: float = 0.0  # of the entropy bonus, per nat
+  entropy_coef: float = 0.0  # coefficient of the entropy bonus, per nat
   aggregation: str = 'token_mean'  # one of losses.AGGREGATIONS
-  length: int | None = None  # the constant of 'sequence_sum_norm', in tokens
+  length: int | None = None  # tokens; constant of 'sequence_sum_norm'
 
   def __post_init__(self):
-    option_checks.choice('kl_estimator', self.kl_estimator, losses.KL_ESTIMATORS)
+    option_checks.choice(
+        'kl_estimator', self.kl_estimator, losses.KL_ESTIMATORS)
     option_checks.choice('aggregation', self.aggregation, losses.AGGREGATIONS)
-    option_checks.at_least_0(kl_coef=self.kl_coef, entropy_coef=self.entropy_coef)
+    option_checks.at_least_0(
+        kl_coef=self.kl_coef, entropy_coef=self.entropy_coef)
     if self.aggregation == 'sequence_sum_norm' and not self.length:
       raise ValueError(
           "length must be given for aggregation 'sequence_sum_norm', but is "
@@ -63,18 +66,18 @@ class Regularizer:
   def aggregate(
       self, per_token: Float[Array, 'B T'], mask: Bool[Array, 'B T'],
       counted: Bool[Array, 'B T'] | None = None) -> Mean:
-    """The mean of one value per token, by this aggregation."""
+    """Returns the mean of one value per token by this aggregation."""
     return losses.aggregate(
         per_token, mask, how=self.aggregation, length=self.length,
         counted=counted)
 
   def without_kl(self) -> Regularizer:
-    """For an objective whose KL is in the reward."""
+    """Returns a copy without the KL, for when the KL is in the reward."""
     return dataclasses.replace(self, kl_coef=0.0)
 
 
 def regularized(**defaults) -> Callable:
-  """Gives a recipe the fields of its `Regularizer` as flat options.
+  """Returns a decorator that adds `Regularizer` fields to a recipe's options.
 
     @regularized(kl_coef=0.04, aggregation='sequence_mean')
     def mine(regularizer, *, clip_high=0.2): ...
@@ -82,8 +85,8 @@ def regularized(**defaults) -> Callable:
     mine(clip_high=0.3, kl_coef=0.1)
 
   Args:
-    **defaults: the fields that are options of the recipe, with their defaults.
-      inspect.signature lists them, and an unknown option is a TypeError.
+    **defaults: Fields that become options of the recipe, with their defaults.
+      inspect.signature lists them, and an unknown option raises a TypeError.
   """
   shared = [
       inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY,
@@ -107,7 +110,7 @@ def regularized(**defaults) -> Callable:
 
 
 def by_group(normalize_std: bool = True) -> Callable:
-  """The advantages of GRPO and its descendants: batch -> [B]."""
+  """Returns the function batch -> advantages [B] of GRPO and its variants."""
   return lambda batch: advantages.group_relative(
       batch.rewards, batch.group_ids, batch.in_baseline,
       normalize_std=normalize_std)
@@ -115,7 +118,7 @@ def by_group(normalize_std: bool = True) -> Callable:
 
 def reference_kl(batch: Batch, regularizer: Regularizer
                 ) -> Float[Array, 'B T'] | None:
-  """kl_coef KL(pi_old || pi_ref) of each token, or None if kl_coef is 0."""
+  """Returns kl_coef KL(pi_old || pi_ref) per token; None if kl_coef is 0."""
   if not regularizer.kl_coef:
     return None
   return regularizer.kl_coef * losses.kl(
@@ -126,7 +129,7 @@ def reference_kl(batch: Batch, regularizer: Regularizer
 def clipped_token_ratio(
     regularizer: Regularizer, clip_low: float, clip_high: float,
     dual_clip: float | None = None) -> PolicyLoss:
-  """PPO's policy loss: one clipped ratio per token."""
+  """Returns PPO's policy loss, with one clipped ratio per token."""
   option_checks.clip(clip_low, clip_high, dual_clip)
   clip = dict(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
@@ -143,7 +146,7 @@ def clipped_token_ratio(
 def clipped_sequence_ratio(
     clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> PolicyLoss:
-  """GSPO's policy loss: one clipped ratio per row; the mean over rows."""
+  """Returns GSPO's policy loss: one clipped ratio per row, mean over rows."""
   option_checks.clip(clip_low, clip_high, dual_clip)
   clip = dict(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
@@ -159,7 +162,7 @@ def clipped_sequence_ratio(
 
 
 def clipped_geometric_mean(clip_low: float, clip_high: float) -> PolicyLoss:
-  """GMPO's policy loss: log ratios clipped by token; the mean over rows."""
+  """Returns GMPO's policy loss: clipped log ratios per token, mean of rows."""
   option_checks.log_clip(clip_low, clip_high)
   as_ratios = dict(clip_low=-math.expm1(-clip_low),
                    clip_high=math.expm1(clip_high))
@@ -177,7 +180,7 @@ def clipped_geometric_mean(clip_low: float, clip_high: float) -> PolicyLoss:
 
 
 def score_function(regularizer: Regularizer) -> PolicyLoss:
-  """REINFORCE's policy loss: -A log pi, without a ratio."""
+  """Returns REINFORCE's policy loss, -A log pi, without a ratio."""
   def policy_loss(logprobs, old, advs, mask, counted=None):
     del old  # there is no ratio
     per_token = losses.score_function_loss(logprobs, advs, mask)
@@ -189,10 +192,10 @@ def score_function(regularizer: Regularizer) -> PolicyLoss:
 def objective(
     policy_loss: PolicyLoss, regularizer: Regularizer = Regularizer()
 ) -> Callable:
-  """`Algorithm.loss`: a policy loss, plus the terms of the regularizer.
+  """Returns `Algorithm.loss`: a policy loss plus the regularizer's terms.
 
-  A term whose coefficient is 0 is left out, and needs no scored field. With a
-  policy loss that takes `counted`, `Algorithm.loss` takes `observed`, [B T],
+  A term whose coefficient is 0 is left out and needs no scored field. If the
+  policy loss takes `counted`, the result takes `observed`, [B T]: a mask of
   further tokens that all terms sum over; see `trained_on`.
   """
   def loss(policy, batch, advs, observed=None):
@@ -226,25 +229,27 @@ def objective(
 
 
 def trained_on(algorithm: Algorithm, tokens: str) -> Algorithm:
-  """The algorithm, trained on the policy's tokens, or also on what it read.
+  """Returns the algorithm trained on the policy's tokens or on all tokens.
 
-  With 'all', for comparison, the terms of `objective` sum over
-  `observed_tokens`, too, as if the policy had written them. Denominators still
-  count the policy's tokens alone, which thus keep their weights. An observation
-  has the advantage of the last policy token before it, which fetched it. All
-  else is the policy's as before: advantages, the critic, a KL in the reward,
-  the filter, and metrics but for those of the terms and of a row's ratio.
+  With 'all', meant for comparison, the terms of `objective` also sum over
+  `observed_tokens`, as if the policy had written them. Denominators still count
+  the policy's tokens only, which thus keep their weights. An observation has
+  the advantage of the last policy token before it, which requested it. The
+  advantages, the critic, a KL in the reward and the filter still use the
+  policy's tokens only. So do all metrics except those of the terms and of a
+  row's ratio.
 
   Args:
-    algorithm: not `corrected` yet; any whose loss takes `observed`.
-    tokens: 'policy', which changes nothing, or 'all'.
+    algorithm: Algorithm whose loss takes `observed`. It must not be `corrected`
+      yet.
+    tokens: Name of the tokens: 'policy', which changes nothing, or 'all'.
 
   Raises:
-    ValueError: another name, or a loss that does not take `observed`.
+    ValueError: The name is unknown, or the loss does not take `observed`.
 
   Source: the runs without masking of Search-R1, arXiv:2503.09516, section 5.4,
     and of ZeroSearch, arXiv:2505.04588, appendix C. Search-R1's published code
-    counts observations in the denominators of these runs, too.
+    also counts observations in the denominators of these runs.
   """
   option_checks.choice('algorithm.trained_on', tokens, ('policy', 'all'))
   if tokens == 'policy':
@@ -271,24 +276,24 @@ def corrected(
     low: float = 0.5,
     high: float = 2.0,
 ) -> Algorithm:
-  """The algorithm with its advantages weighted by pi_old / pi_behavior.
+  """Returns the algorithm with advantages weighted by pi_old / pi_behavior.
 
   Every policy loss here is proportional to |A| on either side of 0, so that
   weighting the advantages weights the loss. Rows of an earlier policy keep
-  weight 1: their ratio divides by the sampler's log-probs already. So do
-  observations, unless the weight is that of the whole row.
+  weight 1, because their ratio already divides by the sampler's log-probs.
+  Observations also keep weight 1, unless the weight belongs to the whole row.
 
   Args:
-    algorithm: any, your own too.
-    how: 'truncate' for `losses.truncated_weights` (TIS), 'mask' for
-      `losses.masked_weights` (IcePop).
-    level: 'token', or 'sequence': one weight per row.
-    low: the smallest weight that 'mask' keeps.
-    high: the largest weight.
+    algorithm: Any algorithm, including one of your own.
+    how: Name of the method: 'truncate' for `losses.truncated_weights` (TIS), or
+      'mask' for `losses.masked_weights` (IcePop).
+    level: Unit that has one weight: 'token' or 'sequence'.
+    low: Smallest weight that 'mask' keeps.
+    high: Largest weight.
 
   Raises:
-    ValueError: an unknown name; an empty interval; or weights by token for a
-      ratio by sequence.
+    ValueError: A name is unknown, the interval is empty, or weights are per
+      token for a ratio per sequence.
   """
   option_checks.choice('how', how, ('truncate', 'mask'))
   option_checks.choice('level', level, ('token', 'sequence'))
@@ -319,7 +324,11 @@ def corrected(
 
 
 def _changed(algorithm: Algorithm, change: Callable) -> Callable:
-  """`Algorithm.advantages`, the policy's changed by (advs, batch) -> advs."""
+  """Returns `Algorithm.advantages` with `change` applied to the result.
+
+  `change` maps (advantages, batch) to advantages. The returns of an `Estimate`
+  stay as they are.
+  """
   def advantages_of(batch):
     result = algorithm.advantages(batch)
     if isinstance(result, Estimate):
@@ -330,7 +339,7 @@ def _changed(algorithm: Algorithm, change: Callable) -> Callable:
 
 
 def _held(advs, batch):
-  """An observation has the advantage of the last policy token before it."""
+  """Gives an observation the advantage of the last policy token before it."""
   if advs.ndim == 1:
     return advs
   columns = jnp.arange(advs.shape[1])[None]
@@ -340,4 +349,5 @@ def _held(advs, batch):
 
 
 def _takes(function: Callable, argument: str) -> bool:
+  """Returns whether a function has an argument of this name."""
   return argument in inspect.signature(function).parameters

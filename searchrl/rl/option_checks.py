@@ -1,27 +1,27 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Range checks of options: each raises a ValueError, or does nothing.
+"""Range checks of options: each raises a ValueError or does nothing.
 
-An error names the field, the rule and what was found.
+An error names the field, the rule and the value that was found.
 """
 
 
 def at_least_0(**values: float) -> None:
-  """Refuses negative values and NaN."""
+  """Raises a ValueError on a negative value or NaN."""
   for field, value in values.items():
     if not value >= 0:
       raise ValueError(f'{field} must be 0 or more, but is {value}.')
 
 
 def choice(field: str, found: str, choices: tuple[str, ...]) -> None:
-  """Refuses a name that is not one of `choices`."""
+  """Raises a ValueError on a name that is not one of `choices`."""
   if found not in choices:
     raise ValueError(
         f'{field} must be one of {", ".join(choices)}, but is {found!r}.')
 
 
 def overlong(max_length: int, buffer: int) -> None:
-  """Refuses a penalty that begins before the first token, or never."""
+  """Raises a ValueError unless 0 < buffer <= max_length."""
   if not 0 < buffer <= max_length:
     raise ValueError(
         f'buffer must lie in (0, max_length], (0, {max_length}], but is '
@@ -30,7 +30,7 @@ def overlong(max_length: int, buffer: int) -> None:
 
 def clip(
     clip_low: float, clip_high: float, dual_clip: float | None = None) -> None:
-  """Refuses a range that does not hold the ratio 1."""
+  """Raises a ValueError on a range of ratios that does not contain 1."""
   if not (0 <= clip_low <= 1 and clip_high >= 0):
     raise ValueError(
         'clip_low must lie in [0, 1] and clip_high be 0 or more, but they are '
@@ -42,7 +42,7 @@ def clip(
 
 
 def log_clip(clip_low: float, clip_high: float) -> None:
-  """Refuses a range of log ratios that does not hold 0."""
+  """Raises a ValueError on a range of log ratios that does not contain 0."""
   if not (clip_low >= 0 and clip_high >= 0):
     raise ValueError(
         'clip_low and clip_high must be 0 nats or more, but are '
@@ -50,21 +50,21 @@ def log_clip(clip_low: float, clip_high: float) -> None:
 
 
 def fractions(**values: float) -> None:
-  """Refuses values outside [0, 1]."""
+  """Raises a ValueError on a value outside [0, 1]."""
   for field, value in values.items():
     if not 0 <= value <= 1:
       raise ValueError(f'{field} must lie in [0, 1], but is {value}.')
 
 
 def length(length: int | None) -> None:
-  """Refuses a length that nothing can be divided by."""
+  """Raises a ValueError on a length below 1; None is allowed."""
   if length is not None and not length >= 1:
     raise ValueError(f'length must be at least 1, but is {length}. Give the '
                      'most tokens that a policy may write, or None.')
 
 
 def interval(low: float, high: float) -> None:
-  """Refuses an empty interval of weights."""
+  """Raises a ValueError on an empty interval of weights."""
   if not 0 <= low < high:
     raise ValueError(
         f'low and high must satisfy 0 <= low < high, but are {low} and {high}.')

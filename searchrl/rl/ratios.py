@@ -1,17 +1,18 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Importance ratios of two policies: to clip, or to weight advantages.
+"""Importance ratios of two policies, to clip or to weight advantages.
 
 A surrogate clips the ratio of the new policy to the old one, by token or by
 sequence. The ratio of the learner to the sampler corrects for the differences
-between the two. Conventions of all functions:
+between the two. All functions share these conventions:
 
-  logprobs, old_logprobs  of each token, in nats; the first is differentiated
-  loss_mask               True where the policy sampled the token; the rest
-                          may hold anything, and has ratio 1
+  logprobs      Log-probs of each token, in nats; differentiated.
+  old_logprobs  Log-probs of each token, in nats; constant.
+  loss_mask     True where the policy sampled the token. Other entries may be
+                anything, and have ratio 1.
 
-Shapes that differ, and options out of their range, are a ValueError. Logs are
-kept within 20 nats only so that ratios are finite.
+Shapes that differ and options out of range raise a ValueError. Log ratios are
+clipped to 20 nats only to keep ratios finite.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def log_ratio(
     old_logprobs: Float[Array, 'B T'],
     loss_mask: Bool[Array, 'B T'],
 ) -> Float[Array, 'B T']:
-  """d = log pi - log pi_old of each token, in nats; 0 outside the mask."""
+  """Returns d = log pi - log pi_old in nats, 0 outside the mask, [B, T]."""
   masked.check_shapes(
       logprobs=logprobs, old_logprobs=old_logprobs, loss_mask=loss_mask)
   old = jax.lax.stop_gradient(jnp.where(loss_mask, old_logprobs, 0))
@@ -41,7 +42,7 @@ def token_ratio(
     old_logprobs: Float[Array, 'B T'],
     loss_mask: Bool[Array, 'B T'],
 ) -> Float[Array, 'B T']:
-  """rho_t = exp(clip(d_t, -20, 20)); 1 outside the mask.
+  """Returns rho_t = exp(clip(d_t, -20, 20)), 1 outside the mask, [B, T].
 
   Source: Schulman et al. 2017, Proximal Policy Optimization,
     arXiv:1707.06347, section 3.
@@ -57,11 +58,13 @@ def sequence_ratio(
     *,
     counted: Bool[Array, 'B T'] | None = None,
 ) -> Float[Array, 'B']:
-  """s = exp(sum_t m_t d_t / sum_t m_t): the geometric mean of token ratios.
+  """Returns the geometric mean of each row's token ratios, [B].
 
-  Retrieved tokens change neither s nor the length that divides it. A row
-  without sampled tokens has s = 1 and no gradient. With `counted`, c, the
-  length is sum_t c_t.
+    s = exp(sum_t m_t d_t / sum_t m_t)
+
+  Retrieved tokens change neither s nor the length in its exponent. A row
+  without sampled tokens has s = 1 and no gradient. With a mask `counted`, c,
+  the length is sum_t c_t.
 
   Source: Zheng et al. 2025, Group Sequence Policy Optimization,
     arXiv:2507.18071, eq. 7.
@@ -79,21 +82,23 @@ def truncated_weights(
     high: float = 2.0,
     level: str = 'token',
 ) -> Float[Array, 'B T']:
-  """TIS: min(w, high) with w = pi_old / pi_behavior, learner over sampler.
+  """Returns TIS weights min(w, high) with w = pi_old / pi_behavior.
 
-  Two implementations of one policy differ a little. With these weights on the
-  advantages a loss is unbiased again, except for the truncation.
+  The learner and the sampler are two implementations of one policy and differ a
+  little. With these weights on the advantages a loss is unbiased again, except
+  for the truncation.
 
   Args:
-    old_logprobs: o, of the learner before its first update.
-    behavior_logprobs: b, of the sampler when it drew the token.
-    loss_mask: True where the policy sampled the token.
-    high: the largest weight.
-    level: 'token', w_t = exp(o_t - b_t); or 'sequence', where every token of a
-      row has w = exp(sum_t o_t - b_t).
+    old_logprobs: Log-probs o of the learner before its first update, [B, T].
+    behavior_logprobs: Log-probs b of the sampler when it drew the token,
+      [B, T].
+    loss_mask: True where the policy sampled the token, [B, T].
+    high: Largest weight.
+    level: Unit of a weight: 'token', with w_t = exp(o_t - b_t), or 'sequence',
+      where every token of a row has w = exp(sum_t o_t - b_t).
 
   Returns:
-    One weight per token, constant; 1 outside the mask.
+    One weight per token, [B, T], constant. It is 1 outside the mask.
 
   Source: Yao et al. 2025, Your Efficient RL Framework Secretly Brings You
     Off-Policy RL Training, https://fengyao.notion.site/off-policy-rl.
@@ -111,10 +116,11 @@ def masked_weights(
     high: float = 5.0,
     level: str = 'token',
 ) -> Float[Array, 'B T']:
-  """IcePop: w where low <= w <= high, else 0; w = pi_old / pi_behavior.
+  """Returns IcePop weights: w = pi_old / pi_behavior in [low, high], else 0.
 
-  A token, or a row, whose weight is outside the interval is not trained on,
-  but stays in every denominator. Inputs and result as in `truncated_weights`.
+  A token or row whose weight is outside the interval is not trained on, but
+  still counts in every denominator. The arguments and the result are otherwise
+  those of `truncated_weights`.
 
   Source: Ling Team 2025, Every Step Evolves, arXiv:2510.18855, IcePop.
   """
@@ -125,7 +131,7 @@ def masked_weights(
 
 
 def _mismatch_weights(old_logprobs, behavior_logprobs, loss_mask, level):
-  """pi_old / pi_behavior of each token, or of each token's row; constant."""
+  """Returns pi_old / pi_behavior of each token or of its row, constant."""
   option_checks.choice('level', level, ('token', 'sequence'))
   if level == 'token':
     weights = token_ratio(old_logprobs, behavior_logprobs, loss_mask)
