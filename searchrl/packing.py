@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Sequence packing: documents of different lengths laid end to end in rows.
+"""Sequence packing: documents of different lengths placed end to end in rows.
 
-A batch of trajectories [B T] is mostly padding; packed into rows of L tokens it
-has almost none. `first_fit` assigns documents to rows, `lay` moves arrays there
-on the host, and `unpack` brings results back to one document per row on the
-device, so that losses are independent of packing.
+A batch of trajectories [B T] is mostly padding. Packed into rows of L tokens it
+has almost none. `first_fit` assigns documents to rows, and `lay` moves arrays
+into those rows on the host. `unpack` moves results back to one document per row
+on the device, so that losses do not depend on the packing.
 """
 
 from collections.abc import Sequence
@@ -21,28 +21,28 @@ import numpy as np
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Where documents lie in R rows of L tokens, with S places per row."""
+  """Positions of documents in R rows of L tokens, with S places per row."""
 
-  segment_ids: Int[Array, '*M R L']  # from 1 in each row; 0 is padding
-  positions: Int[Array, '*M R L']  # from 0 in each document
-  starts: Int[Array, '*M R S']  # index of each place's first token
+  segment_ids: Int[Array, '*M R L']  # number of the place, from 1; 0: padding
+  positions: Int[Array, '*M R L']  # index of the token in its document, from 0
+  starts: Int[Array, '*M R S']  # index of each place's first token in the row
   lengths: Int[Array, '*M R S']  # tokens of each place; 0: no document
 
 
 def first_fit(lengths: Sequence[int], length: int, places: int
              ) -> list[list[int]]:
-  """Assigns documents to rows, longest first, each to the first with room.
+  """Assigns documents, longest first, each to the first row with room.
 
   Args:
-    lengths: of the documents, in tokens; empty ones are left out.
-    length: L, tokens per row.
-    places: S, documents per row at most.
+    lengths: Lengths of the documents, in tokens. Empty documents are left out.
+    length: Number L of tokens per row.
+    places: Largest number S of documents per row.
 
   Returns:
     The indices of the documents of each row.
 
   Raises:
-    ValueError: a document is longer than a row.
+    ValueError: A document is longer than a row.
   """
   if max(lengths, default=0) > length:
     raise ValueError(
@@ -66,7 +66,7 @@ def first_fit(lengths: Sequence[int], length: int, places: int
 
 def layout(rows: Sequence[Sequence[int]], lengths: Sequence[int], *,
            count: int, length: int, places: int) -> Layout:
-  """The layout of these rows, and of empty ones up to `count`."""
+  """Returns the layout of `rows`, filled up with empty rows to `count`."""
   result = Layout(
       segment_ids=np.zeros((count, length), np.int32),
       positions=np.zeros((count, length), np.int32),
@@ -85,12 +85,14 @@ def layout(rows: Sequence[Sequence[int]], lengths: Sequence[int], *,
 
 
 def lay(tree: Any, rows: Sequence[Sequence[int]], layout: Layout) -> Any:
-  """Moves arrays [B] or [B T] of documents into rows [R S] or [R L], else 0.
+  """Moves arrays [B] or [B T] of documents into rows [R S] or [R L].
+
+  Entries without a document are 0.
 
   Args:
-    tree: of host arrays whose first axis is documents.
-    rows: from `first_fit`.
-    layout: of those rows.
+    tree: Pytree of host arrays whose first axis is documents.
+    rows: Indices of the documents of each row, from `first_fit`.
+    layout: Layout of those rows.
   """
   def move(x):
     x = np.asarray(x)
@@ -111,7 +113,7 @@ def lay(tree: Any, rows: Sequence[Sequence[int]], layout: Layout) -> Any:
 
 def unlay(x: np.ndarray, rows: Sequence[Sequence[int]], layout: Layout,
           out: np.ndarray) -> None:
-  """The inverse of `lay`: writes an array [R L] into `out` [B T]."""
+  """Writes an array [R L] of rows into `out` [B T]: the inverse of `lay`."""
   for row, documents in enumerate(rows):
     for place, document in enumerate(documents):
       start, used = layout.starts[row, place], layout.lengths[row, place]
@@ -119,15 +121,19 @@ def unlay(x: np.ndarray, rows: Sequence[Sequence[int]], layout: Layout,
 
 
 def unpack(tree: Any, layout: Layout, length: int) -> Any:
-  """Moves arrays in rows to one document per row; jittable, differentiable.
+  """Moves arrays in packed rows to one document per row.
+
+  The function can be jitted and differentiated.
 
   Args:
-    tree: of arrays a token [R L] or a document [R S]. L must not equal S.
-    layout: of the rows.
-    length: T, tokens of the longest document.
+    tree: Pytree of arrays per token [R L] or per document [R S]. L must not
+      equal S.
+    layout: Layout of the rows.
+    length: Number T of tokens of the longest document.
 
   Returns:
-    [R*S T] for each [R L], 0 beyond a document's end; [R*S] for each [R S].
+    An array [R*S T] for each [R L], with 0 after a document's end, and an array
+    [R*S] for each [R S].
   """
   column = jnp.arange(length)
   index = jnp.minimum(layout.starts[..., None] + column,

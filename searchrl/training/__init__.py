@@ -1,3 +1,4 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The learner of RL and its jitted steps; the optimiser; a supervised loop."""
+"""The RL learner and its jitted steps, the optimiser and supervised training.
+"""

@@ -1,12 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The learner: scores a batch of trajectories and updates the policy on it.
+"""The learner scores a batch of trajectories and updates the policy on it.
 
-State is a `TrainState` of each network, 'policy' and, where the algorithm needs
-values, 'critic'; it is sharded over a mesh and donated to each update. On the
-host `minibatches` cuts a batch into mini-batches and lays each into rows once,
-in micro-batches of equal shape; `train_step` runs these in one compiled loop,
-to score a mini-batch and to make an optimiser step on it.
+The state is one `TrainState` per network: 'policy' and, if the algorithm needs
+values, 'critic'. It is sharded over a mesh and donated to each update. On the
+host, `minibatches` cuts a batch into mini-batches and packs each into rows
+once, in micro-batches of equal shape. `train_step` runs these in one compiled
+loop, to score a mini-batch and to make an optimiser step on it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from searchrl.training.train_step import (
 from searchrl import trajectory
 from searchrl.trajectory import Batch
 
-_ROWS = 2  # a micro-batch and device; with more, more of them stay empty
+# Packed rows per micro-batch per device. Larger values leave more rows empty.
+_ROWS = 2
 Timer = Callable[[str], contextlib.AbstractContextManager]
 
 
@@ -46,40 +47,41 @@ def _untimed(name: str) -> contextlib.AbstractContextManager:
 
 @dataclasses.dataclass(frozen=True)
 class Learner:
-  """How a policy is trained; see `make`."""
+  """A recipe for training a policy, made by `make`."""
 
   train_step: TrainStep
   critic_warmup: int  # updates of the critic before the policy's first
-  minibatches: int  # optimiser steps a batch
-  microbatch_rows: int  # rows on the devices at one time
-  row_length: int  # tokens a row
-  row_places: int  # trajectories a row, at most
-  seed: int  # of the adapters
-  lockstep: Callable[..., None]  # called before each dispatch
+  minibatches: int  # optimiser steps per batch
+  microbatch_rows: int  # packed rows on all devices at one time
+  row_length: int  # tokens per packed row
+  row_places: int  # largest number of trajectories per packed row
+  seed: int  # seed of the adapters' first values
+  lockstep: Callable[..., None]  # function called before each dispatch
 
   @property
   def needs_base(self) -> bool:
-    """Whether the policy that training starts from is needed later."""
+    """True if scores or updates need the policy that training started from."""
     return (self.train_step.lora is not None
             or 'ref_logprobs' in self.train_step.algorithm.needs)
 
   @property
   def scores_old(self) -> bool:
-    """Whether `score` computes `old_logprobs`, in a pass of their own.
+    """True if `score` computes `old_logprobs` in a separate pass.
 
-    A single optimiser step on a batch computes them on its way.
+    With a single optimiser step per batch, the step itself can compute them.
     """
     return (self.minibatches > 1
             or 'old_logprobs' in self.train_step.algorithm.needs)
 
   def init(self, params: transformer.Params) -> State:
-    """The state before the first update, on the mesh.
+    """Returns the state before the first update, on the mesh.
 
     Args:
-      params: of the policy that training starts from; they are not changed.
+      params: Parameters of the policy that training starts from. They are not
+        changed.
 
     Raises:
-      ValueError: an array does not split evenly over the mesh.
+      ValueError: An array does not split evenly over the mesh.
     """
     step = self.train_step
     trained = {'policy': params}
@@ -92,7 +94,10 @@ class Learner:
             for network, leaves in trained.items()}
 
   def at_rate(self, factor: float) -> Learner:
-    """The same learner, whose state stays good, at `factor` of its rates."""
+    """Returns the same learner with its learning rates times `factor`.
+
+    The state of one is valid for the other.
+    """
     if factor == 1:
       return self
     step = self.train_step
@@ -102,42 +107,45 @@ class Learner:
             step.critic_optimizer, factor)))
 
   def updates(self, state: State) -> dict[str, int]:
-    """Optimiser steps that each network has made."""
+    """Returns the number of optimiser steps that each network has made."""
     return {network: int(trained.updates) for network, trained in state.items()}
 
   def policy(self, state: State, base: transformer.Params
             ) -> transformer.Params:
-    """The parameters of the whole policy, adapters merged, to sample or export.
+    """Returns the whole policy's parameters with adapters merged.
+
+    They are for sampling and export.
 
     Args:
-      state: of the policy.
-      base: what `init` received.
+      state: State of the networks.
+      base: Parameters that `init` received.
     """
     if self.train_step.lora is None:
       return state['policy'].params
     return loras.merge(base, state['policy'].params, self.train_step.lora)
 
   def pack(self, batch: Batch) -> PackedBatch:
-    """The batch with its mini-batches laid into rows, as `update` takes it."""
+    """Packs a batch's mini-batches into rows, as `update` takes them."""
     return minibatches_lib.pack(batch, self.minibatches, **self._row_shape)
 
   def score(self, state: State, batch: Batch,
             base: transformer.Params | None = None,
             timer: Timer = _untimed) -> PackedBatch:
-    """Adds to a batch what the algorithm needs, as numpy arrays.
+    """Packs a batch and adds the fields that the algorithm needs.
 
     Args:
-      state: that before the first update on this batch.
-      batch: from `trajectory.collate`.
-      base: what `init` received, if `needs_base`.
-      timer: times 'old_log_prob', 'ref' and 'values'.
+      state: State before the first update on this batch.
+      batch: Batch from `trajectory.collate`.
+      base: Parameters that `init` received, if `needs_base`.
+      timer: Function that times 'old_log_prob', 'ref' and 'values'.
 
     Returns:
-      The batch, packed, with `old_logprobs` if the update needs them
-      beforehand, and `ref_logprobs` and `values` if the algorithm does.
+      The packed batch, as numpy arrays. It has `old_logprobs` if the update
+      needs them beforehand, and `ref_logprobs` and `values` if the algorithm
+      needs them.
 
     Raises:
-      ValueError: base is None, but needed.
+      ValueError: `base` is None, but needed.
     """
     if self.needs_base and base is None:
       raise ValueError(
@@ -160,7 +168,7 @@ class Learner:
 
   def logprobs(self, state: State, packed: PackedBatch,
                base: transformer.Params | None = None) -> np.ndarray:
-    """log pi of every token of a batch, in nats, [B T]."""
+    """Returns log pi of every token of a batch, in nats, [B T]."""
     return self._per_token('logprobs', self.train_step.logprobs, packed,
                            state['policy'].params, self._frozen(base))
 
@@ -206,11 +214,11 @@ class Learner:
             | diagnostics.mismatch(batch), batch, advantages)
 
   def abstract_update(self, rows: int, base_dtype: str = 'float32') -> tuple:
-    """The arguments of `train_step.update`: shapes, dtypes and shardings.
+    """Returns shapes, dtypes and shardings of `train_step.update`'s arguments.
 
     Args:
-      rows: B of a whole batch.
-      base_dtype: of the frozen policy, if adapters are trained.
+      rows: Number B of rows of a whole batch.
+      base_dtype: Dtype of the frozen policy, if adapters are trained.
     """
     needs = self.train_step.algorithm.needs
     empty = trajectory.collate(
@@ -241,7 +249,7 @@ class Learner:
             jax.ShapeDtypeStruct((), np.int32))
 
   def _step(self, state: State, base, minibatch: MiniBatch):
-    """One optimiser step: state, metrics, and `old` of `TrainStep.update`."""
+    """Makes an optimiser step; returns as `TrainStep.update` does."""
     train_policy = 'critic' not in state or (
         int(state['critic'].updates) >= self.critic_warmup)
     self.lockstep('update', int(minibatch.count), train_policy,
@@ -254,7 +262,7 @@ class Learner:
 
   def _per_token(self, name: str, step: Callable[..., jax.Array],
                  packed: PackedBatch, params, frozen=None) -> np.ndarray:
-    """A step's numbers of every token of a batch, [B T]."""
+    """Returns a scoring step's number for every token of a batch, [B T]."""
     per_token = []
     for minibatch in packed.minibatches:
       rows = minibatch.rows
@@ -268,12 +276,12 @@ class Learner:
     return base if self.train_step.lora else None
 
   def _on_mesh(self, network: str, params) -> TrainState:
-    """A network's state; parameters become float32."""
+    """Returns a network's state on the mesh, with parameters in float32."""
     mesh, axes = self.train_step.mesh, self.train_step.axes[network]
     jax.tree.map(
         lambda leaf, names: meshes.check_divisible(
             mesh, leaf.shape, names, 'a parameter'), params, axes)
-    # A copy: the state is donated, and the caller keeps what it gave.
+    # A copy, because the state is donated and the caller keeps its arrays.
     params = jax.tree.map(
         lambda leaf, names: meshes.copied(
             leaf, meshes.sharding(mesh, names), np.float32), params, axes)
@@ -308,34 +316,35 @@ def make(
     lockstep: Callable[..., None] = lambda *facts: None,
     **forward_options: Any,
 ) -> Learner:
-  """Makes a learner; checks that the numbers fit, and compiles nothing yet.
+  """Makes a learner after checking its options; compiles nothing yet.
 
   Args:
-    shape: of the decoder.
-    algorithm: the loss, its advantages, and what they need.
-    optimizer: of the policy.
-    mesh: of the devices.
-    rows: B of every batch.
-    length: T of every batch.
-    minibatches: optimiser steps a batch, over consecutive rows of it.
-    microbatch_rows: packed rows on the devices at one time; default: 2, or
-      the next multiple of the mesh's data * fsdp.
-    row_length: tokens of a packed row; default: T.
-    row_places: trajectories a packed row holds at most.
-    temperature: of sampling; log-probs are taken at it.
-    lora: trains adapters of a frozen policy instead of all its parameters. A
-      critic is trained whole all the same.
-    seed: of the adapters' first values.
-    critic_optimizer: for an algorithm that needs values.
-    critic_warmup: updates that the critic makes before the policy's first.
-    lockstep: called before each dispatch with the name of the step and what it
-      is compiled for; see `LockstepCheck` of `runtime`.
-    **forward_options: fields of `train_step.ForwardOptions`: remat, dtype,
+    shape: Shape of the decoder.
+    algorithm: Algorithm to train with.
+    optimizer: Optimiser of the policy.
+    mesh: Mesh of the devices.
+    rows: Number B of rows of every batch.
+    length: Number T of tokens of every row of a batch.
+    minibatches: Number of optimiser steps per batch, each on consecutive rows.
+    microbatch_rows: Number of packed rows on all devices at one time. The
+      default is 2, rounded up to a multiple of the mesh's data * fsdp.
+    row_length: Number of tokens of a packed row. The default is T.
+    row_places: Largest number of trajectories that a packed row holds.
+    temperature: Temperature of sampling. Log-probs are computed at it.
+    lora: Adapters that are trained on a frozen policy, instead of all its
+      parameters. A critic is still trained as a whole.
+    seed: Seed of the adapters' first values.
+    critic_optimizer: Optimiser of the critic, for an algorithm that needs
+      values.
+    critic_warmup: Number of the critic's updates before the policy's first.
+    lockstep: Function called before each dispatch with the name of the step and
+      the facts that it is compiled for; see `LockstepCheck` of `runtime`.
+    **forward_options: Fields of `train_step.ForwardOptions`: remat, dtype,
       attend, by_document.
 
   Raises:
-    ValueError: numbers that do not fit, a second optimiser step on a batch
-      that is good for one, or no optimiser for a critic.
+    ValueError: The numbers do not match, the algorithm allows one optimiser
+      step per batch but `minibatches` is larger, or a critic has no optimiser.
   """
   ways = mesh.shape['data'] * mesh.shape['fsdp']
   microbatch_rows = microbatch_rows or -(-_ROWS // ways) * ways
@@ -379,7 +388,7 @@ def _check_recipe(algorithm: algorithms.Algorithm, minibatches: int,
 
 
 def _means(per_step: Sequence[dict[str, float]]) -> dict[str, float]:
-  """The mean of each metric over the steps that report it."""
+  """Returns the mean of each metric over the steps that report it."""
   names = dict.fromkeys(name for metrics in per_step for name in metrics)
   return {name: float(np.mean([m[name] for m in per_step if name in m]))
           for name in names}

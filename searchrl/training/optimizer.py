@@ -1,6 +1,7 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The optimiser: clipping, then AdamW; and its learning-rate schedule."""
+"""The optimiser, gradient clipping and AdamW, and its learning-rate schedule.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def learning_rate(
     schedule: Schedule = 'constant',
     final_fraction: float = 0.1,
 ) -> optax.Schedule:
-  """The learning rate of update n = 0, 1, ...; for the optimiser and for logs.
+  """Returns a function from update n = 0, 1, ... to its learning rate.
 
     n < warmup:  peak (n + 1) / warmup
     then, with p = min((n - warmup) / (total - warmup), 1) and f the final
@@ -30,18 +31,20 @@ def learning_rate(
       linear:    peak (1 - (1 - f) p)
       cosine:    peak (f + (1 - f) (1 + cos(pi p)) / 2)
 
-  The first update has peak / warmup, not 0, so that it has an effect; for
-  the same reason the last, n = total - 1, is one short of p = 1.
+  The optimiser and the logs use it. The first update has rate peak / warmup and
+  not 0, so that it has an effect. For the same reason the last update,
+  n = total - 1, is one short of p = 1.
 
   Args:
-    peak: the learning rate after the warm-up.
-    warmup_steps: updates until the peak is reached; 0 starts at the peak.
-    total_steps: updates of the whole run; 'constant' does not need it.
-    schedule: the shape after the warm-up.
-    final_fraction: f, the share of the peak that is left at the end.
+    peak: Learning rate after the warm-up.
+    warmup_steps: Number of updates until the peak; 0 starts at the peak.
+    total_steps: Number of updates of the whole run. 'constant' does not need
+      it.
+    schedule: Name of the shape after the warm-up.
+    final_fraction: Fraction f of the peak that is left at the end.
 
   Raises:
-    ValueError: a value lies outside its range.
+    ValueError: A value is outside its range.
   """
   _check(peak, warmup_steps, total_steps, schedule, final_fraction)
   decay_steps = max((total_steps or 0) - warmup_steps, 1)
@@ -59,7 +62,8 @@ def learning_rate(
   return rate
 
 
-_schedule_of = learning_rate  # `adamw` has an argument of that name
+# Another name, because `adamw` has an argument `learning_rate`.
+_schedule_of = learning_rate
 
 
 def adamw(
@@ -76,24 +80,26 @@ def adamw(
     final_fraction: float = 0.1,
     mu_dtype: str = 'float32',
 ) -> optax.GradientTransformation:
-  """Clips by the global norm, then AdamW (Loshchilov and Hutter 2019).
+  """Makes AdamW (Loshchilov and Hutter 2019) after clipping by global norm.
 
   Args:
-    learning_rate: the peak; the function `learning_rate` is the schedule.
-    b1: decay of the mean of the gradients.
-    b2: decay of the mean of their squares.
-    eps: added to the root of the latter.
-    weight_decay: pull towards 0, in units of the learning rate, on the leaves
-      that `decayed` names.
-    max_grad_norm: longer gradients are scaled to this norm, which is taken over
-      all leaves together; None leaves them as they are.
-    warmup_steps, total_steps, schedule, final_fraction: see `learning_rate`.
-    mu_dtype: of the mean of the gradients: 'float32', or 'bfloat16', which
-      saves 2 bytes a parameter. The mean of the squares stays float32: in
-      bfloat16 a change by 1 - b2 of it would be rounded away.
+    learning_rate: Peak learning rate. The function of the same name gives the
+      schedule.
+    b1: Decay of the mean of the gradients.
+    b2: Decay of the mean of the squared gradients.
+    eps: Number added to the root of the mean of the squares.
+    weight_decay: Strength of the pull towards 0, as a multiple of the learning
+      rate, on the leaves that `decayed` selects.
+    max_grad_norm: Largest norm of a gradient over all leaves together. A larger
+      gradient is scaled down to it. None turns clipping off.
+    warmup_steps, total_steps, schedule, final_fraction: Options of
+      `learning_rate`.
+    mu_dtype: Dtype of the mean of the gradients: 'float32', or 'bfloat16',
+      which saves 2 bytes per parameter. The mean of the squares stays float32,
+      because bfloat16 would round away a relative change of 1 - b2.
 
   Raises:
-    ValueError: a value lies outside its range.
+    ValueError: A value is outside its range.
   """
   if mu_dtype not in ('float32', 'bfloat16'):
     raise ValueError(
@@ -111,7 +117,10 @@ def adamw(
 
 def scaled(optimizer: optax.GradientTransformation, factor: float
           ) -> optax.GradientTransformation:
-  """The same optimiser, with the same state, at `factor` of its rate."""
+  """Returns the same optimiser with its learning rate times `factor`.
+
+  The state of one is valid for the other.
+  """
   def update(gradient, state, params=None):
     changes, state = optimizer.update(gradient, state, params)
     return jax.tree.map(lambda change: factor * change, changes), state
@@ -120,10 +129,11 @@ def scaled(optimizer: optax.GradientTransformation, factor: float
 
 
 def decayed(params: Any) -> Any:
-  """True for each leaf under weight decay: matrices, not scales or biases.
+  """Returns True for each leaf that weight decay applies to: the matrices.
 
-  Layers are stacked on axis 0, so that a norm's scale has two dimensions, too.
-  So the name decides: 'scale' and 'bias' are spared, and so is any vector.
+  Layers are stacked on axis 0, so that a norm's scale has two dimensions too.
+  For this reason leaves named 'scale' or 'bias' are not decayed, and neither is
+  any vector.
   """
   def is_matrix(path, leaf):
     name = jax.tree_util.keystr(path[-1:], simple=True)
@@ -133,6 +143,7 @@ def decayed(params: Any) -> Any:
 
 
 def _check_adamw(b1, b2, weight_decay, max_grad_norm):
+  """Raises a ValueError if an option of AdamW is out of range."""
   for name, decay in (('b1', b1), ('b2', b2)):
     if not 0 <= decay < 1:
       raise ValueError(f'{name} must be in [0, 1), but is {decay}.')
@@ -145,6 +156,7 @@ def _check_adamw(b1, b2, weight_decay, max_grad_norm):
 
 
 def _check(peak, warmup_steps, total_steps, schedule, final_fraction):
+  """Raises a ValueError if an option of the schedule is out of range."""
   if not 0 <= peak < float('inf'):
     raise ValueError(f'learning_rate must be finite and at least 0, but is '
                      f'{peak}.')

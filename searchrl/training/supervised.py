@@ -1,12 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Supervised training: one loop that resumes, whatever its update is.
+"""Supervised training: one resumable loop for any update function.
 
-`fit` updates a state on the batches of a function of the step, keeps a record
-of what it took, and saves both; a killed run that is started again ends in the
-same bytes. The update of a language model is the learner's, with an algorithm
-whose advantage is 1: `language_update`; that of another is a jitted step on a
-loss: `make_update`.
+`fit` updates a state on batches, which are a function of the step. It keeps a
+record of steps, tokens, time and metrics, and saves the state and the record. A
+killed run that is started again ends in the same bytes. `language_update` makes
+the update of a language model: the learner's, with an algorithm whose advantage
+is 1. `make_update` makes the update of another model: a jitted step on a loss.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,39 +34,41 @@ from searchrl.runtime import signals
 from searchrl.training import learner as learners
 from searchrl.trajectory import Batch
 
-Metrics = dict[str, Any]  # scalars, 'loss' among them
+Metrics = dict[str, Any]  # scalars by name, including 'loss'
 Loss = Callable[[Any, Any], tuple[jax.Array, Metrics]]
 Update = Callable[[Any, Any], tuple[Any, Metrics]]
 
 
 class Document(NamedTuple):
-  """What a language model is trained on: token ids, and how each counts."""
+  """A training document of a language model: token ids and their weights."""
 
   ids: Sequence[int]
-  weights: Sequence[float]  # of the tokens in the loss; 0: only read
+  weights: Sequence[float]  # weights of the tokens in the loss; 0: only read
 
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-  """A loss on data that is not trained on, and when it is computed."""
+  """A loss on held-out data, and the updates after which it is computed."""
 
-  loss: Callable[[Any], float]  # of the state
-  every: int = 0  # updates, besides before the first and after the last
+  loss: Callable[[Any], float]  # function from the state to the loss
+  # Updates between computations. It is always computed before the first update
+  # and after the last; 0: only then.
+  every: int = 0
 
   def is_due(self, done: int, steps: int) -> bool:
-    """Whether it is, after so many updates of the run's."""
+    """Returns whether the loss is due after `done` of `steps` updates."""
     return done in (0, steps) or bool(self.every) and done % self.every == 0
 
 
 def make_update(loss: Loss, optimizer: optax.GradientTransformation) -> Update:
-  """One jitted optimiser step, (state, batch) -> state, metrics.
+  """Makes a jitted optimiser step, (state, batch) -> (state, metrics).
 
   Args:
-    loss: (params, batch) -> what to minimise, and further metrics.
-    optimizer: the one that made the state's `opt_state`.
+    loss: Function (params, batch) -> (loss, further metrics).
+    optimizer: Optimiser that made the state's `opt_state`.
 
   Returns:
-    The step; it takes its state over (the buffers are donated).
+    The step. It donates the buffers of its state.
   """
   def update(state, batch):
     (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(
@@ -91,27 +93,30 @@ def fit(
 ) -> tuple[Any, dict[str, Any]]:
   """Trains from a state, or from the newest checkpoint of a folder.
 
-  Ctrl-C and SIGTERM end it after the update at hand, which is saved.
+  Ctrl-C and SIGTERM stop the training after the current update, which is saved.
 
   Args:
-    update: from `make_update` or `language_update`.
-    state: before the first update.
-    batch_of: step, from 0 -> the batch, and its tokens without padding.
-    folder: of the checkpoints.
-    steps: updates.
-    save_every: updates from one checkpoint to the next.
-    validation: another loss, and when it is computed.
-    writer: gets the metrics of each update, as sft/<name>.
-    progress: show it on stderr.
+    update: Update from `make_update` or `language_update`.
+    state: State before the first update.
+    batch_of: Function from the step, counted from 0, to the batch and its
+      number of tokens without padding.
+    folder: Directory of the checkpoints.
+    steps: Number of updates.
+    save_every: Number of updates from one checkpoint to the next.
+    validation: Loss on held-out data, and the updates after which it is
+      computed.
+    writer: Writer that gets the metrics of each update, as sft/<name>.
+    progress: Flag that shows a progress bar on stderr.
 
   Returns:
-    The last state, and the record: steps, tokens, CPU seconds, of each metric
-    its means from one checkpoint to the next, and 'validation', [step, loss] of
-    each.
+    The last state and the record. The record has steps, tokens, CPU seconds,
+    each metric's means from one checkpoint to the next, and 'validation', a
+    list of [step, loss].
 
   Raises:
-    Stopped: a signal ended it before its end.
-    ValueError: a loss is no finite number; nothing of that is saved.
+    Stopped: A signal stopped the training early.
+    ValueError: A loss is not a finite number. Updates since the last checkpoint
+      are not saved.
   """
   state, record = _restored(folder, state)
   writer = writer or metrics_lib.Writer(folder, enabled=False)
@@ -127,7 +132,8 @@ def fit(
       batch, tokens = batch_of(record['steps'])
       state, values = update(state, batch)
       bar.update(**{name: float(x) for name, x in shown.items()})
-      shown = {'loss': values['loss']}  # next time: the host need not wait
+      # Shown after the next update, so that the host need not wait for it now.
+      shown = {'loss': values['loss']}
       record['recent'].append(values)
       record['steps'] += 1
       record['tokens'] += tokens
@@ -150,15 +156,15 @@ def fit(
 
 
 def _restored(folder: pathlib.Path, state: Any) -> tuple[Any, dict[str, Any]]:
-  """The state and the record of the newest checkpoint, or those to begin with.
+  """Returns state and record of the newest checkpoint, or the initial ones.
 
-  The record's 'recent' has the metrics since the last of its means.
+  The record's 'recent' has the metrics of the updates since its last means.
   """
   record = {'steps': 0, 'tokens': 0, 'cpu_seconds': 0.0, 'recent': []}
   found = checkpoint.restore(folder, state)
   if found:
     _, state, past = found
-    if 'losses' in past:  # the name in older checkpoints
+    if 'losses' in past:  # name of 'loss' in older checkpoints
       past['loss'] = past.pop('losses')
     record |= past
   return state, record
@@ -166,7 +172,7 @@ def _restored(folder: pathlib.Path, state: Any) -> tuple[Any, dict[str, Any]]:
 
 def _validated(validation: Validation | None, state: Any,
                record: dict[str, Any], steps: int) -> dict[str, float]:
-  """The validation's metric, if it is due; the record gets it, too."""
+  """Returns the validation's metric if it is due, and records it."""
   if not validation or not validation.is_due(record['steps'], steps):
     return {}
   loss = validation.loss(state)
@@ -175,7 +181,7 @@ def _validated(validation: Validation | None, state: Any,
 
 
 def _check_finite(record: Mapping[str, Any]) -> None:
-  """Raises a ValueError if a loss since the last checkpoint is no number."""
+  """Raises a ValueError if a loss since the last checkpoint is not finite."""
   losses = [float(values['loss']) for values in record['recent']]
   bad = [n for n, loss in enumerate(losses, record['steps'] - len(losses) + 1)
          if not math.isfinite(loss)]
@@ -192,7 +198,10 @@ def _named(values: Metrics) -> Metrics:
 
 
 def _add_means(record: dict[str, Any], whole: bool) -> None:
-  """Moves the recent metrics into the means; a stop leaves them as they are."""
+  """Turns the recent metrics into numbers, and into means if `whole`.
+
+  `whole` is False at a stop between two checkpoints, which keeps the metrics.
+  """
   recent = [{name: float(x) for name, x in values.items()}
             for values in record['recent']]
   record['recent'] = recent
@@ -210,11 +219,13 @@ def _say_stop() -> None:
 
 
 def language_update(learner: learners.Learner, base: Any = None) -> Update:
-  """(state, batch from `to_batch`) -> state, metrics; the learner's own update.
+  """Returns the learner's update, (state, batch) -> (state, metrics).
+
+  The batch is one from `to_batch`.
 
   Args:
-    learner: from `language_learner`.
-    base: the frozen policy, if adapters are trained.
+    learner: Learner from `language_learner`.
+    base: Parameters of the frozen policy, if adapters are trained.
   """
   names = {'loss': 'actor/pg_loss', 'entropy': 'actor/entropy',
            'grad_norm': 'actor/grad_norm', 'useful': 'perf/useful_tokens'}
@@ -230,15 +241,17 @@ def language_learner(
     shape: transformer.TransformerConfig,
     optimizer: optax.GradientTransformation, mesh: Mesh, *, row_length: int,
     **options: Any) -> learners.Learner:
-  """The learner of `language_update`; it takes documents of a row at most.
+  """Makes the learner of `language_update`.
+
+  A document must not be longer than a packed row.
 
   Args:
-    shape: of the decoder.
-    optimizer: of its parameters or adapters.
-    mesh: of the devices.
-    row_length: tokens of a packed row.
-    **options: of `learner.make`: rows (documents of an update, at most),
-      microbatch_rows, lora and others.
+    shape: Shape of the decoder.
+    optimizer: Optimiser of its parameters or adapters.
+    mesh: Mesh of the devices.
+    row_length: Number of tokens of a packed row.
+    **options: Options of `learner.make`: rows (the largest number of documents
+      per update), microbatch_rows, lora and others.
   """
   return learners.make(shape, algorithms.sft(), optimizer, mesh,
                        length=row_length, row_length=row_length, **options)
@@ -246,7 +259,10 @@ def language_learner(
 
 def language_loss(learner: learners.Learner, base: Any,
                   batches: Sequence[Batch]) -> Callable[[Any], float]:
-  """state -> the weighted mean of -log p over all batches, nats a token."""
+  """Returns a function from the state to the loss over all batches.
+
+  The loss is the weighted mean of -log p, in nats per token.
+  """
   def loss(state):
     total = count = 0.0
     for batch in batches:
@@ -262,15 +278,17 @@ def language_loss(learner: learners.Learner, base: Any,
 def batches(lengths: Sequence[int], *, seed: int, documents: int = 0,
             tokens: int = 0, epochs: int = 0, steps: int = 0
            ) -> list[list[int]]:
-  """The documents of each update: all of them, again and again, reshuffled.
+  """Returns the indices of each update's documents, reshuffled each epoch.
 
   Args:
-    lengths: of the documents, in tokens.
-    seed: of the orders; each epoch has another.
-    documents: of an update, at most; 0: any number.
-    tokens: of an update, at most, unless one document has more; 0: any number.
-    epochs: over all documents; 0: as many as `steps` takes.
-    steps: updates, at most; 0: as many as `epochs` takes.
+    lengths: Lengths of the documents, in tokens.
+    seed: Seed of the orders. Each epoch has another order.
+    documents: Largest number of documents per update; 0 means any number.
+    tokens: Largest number of tokens per update; 0 means any number. A document
+      with more tokens makes an update alone.
+    epochs: Number of passes over all documents; 0 means as many as `steps`
+      needs.
+    steps: Largest number of updates; 0 means as many as `epochs` needs.
   """
   orders = (np.random.default_rng([seed, epoch]).permutation(len(lengths))
             for epoch in itertools.islice(itertools.count(), epochs or None))
@@ -281,7 +299,7 @@ def batches(lengths: Sequence[int], *, seed: int, documents: int = 0,
 
 def cut(stream: Iterable[int], lengths: Sequence[int], *, documents: int = 0,
         tokens: int = 0) -> Iterator[list[int]]:
-  """Yields a stream of documents batch by batch; arguments as in `batches`."""
+  """Yields the documents of a stream in batches; arguments as in `batches`."""
   batch, used = [], 0
   for index in stream:
     if batch and (len(batch) == documents
@@ -296,14 +314,14 @@ def cut(stream: Iterable[int], lengths: Sequence[int], *, documents: int = 0,
 
 def to_batch(documents: Sequence[Document], *, rows: int, length: int,
              pad_id: int) -> Batch:
-  """Documents as rows [B T] that the learner takes, each with reward 1.
+  """Returns documents as a batch [B T] for the learner, each with reward 1.
 
   Args:
-    documents: no longer than `length`. The first token of each is not trained
-      on: nothing precedes it.
-    rows: B; missing ones are empty.
-    length: T.
-    pad_id: of the padding.
+    documents: Documents no longer than `length`. The first token of each is not
+      trained on, because nothing precedes it.
+    rows: Number B of rows. Rows without a document are empty.
+    length: Number T of tokens per row.
+    pad_id: Token id of the padding.
   """
   tokens = np.full((rows, length), pad_id, np.int32)
   weights = np.zeros((rows, length), np.float32)
@@ -322,13 +340,13 @@ def to_batch(documents: Sequence[Document], *, rows: int, length: int,
 
 def write_card(folder: pathlib.Path, introduction: Sequence[str],
                facts: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-  """Writes README.md of a model: what it is, what made it, digests.
+  """Writes the README.md of a model: description, training facts and digests.
 
   Args:
-    folder: of the model; it holds the other files.
-    introduction: lines of Markdown.
-    facts: rows of the table.
-    record: from `fit`.
+    folder: Directory of the model, with its other files.
+    introduction: Lines of Markdown that come first.
+    facts: Names and values for the rows of the table.
+    record: Record from `fit`.
   """
   files = [*sorted(folder.glob('*.safetensors')), folder / 'tokenizer.json',
            folder / 'config.json']
@@ -344,6 +362,6 @@ def write_card(folder: pathlib.Path, introduction: Sequence[str],
 
 
 def sha256(path: str | pathlib.Path) -> str:
-  """The SHA-256 of a file, in hex."""
+  """Returns the SHA-256 of a file, in hex."""
   with open(path, 'rb') as file:
     return hashlib.file_digest(file, 'sha256').hexdigest()

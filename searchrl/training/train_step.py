@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jitted, sharded scoring and update steps of a policy and its critic.
 
-Every step takes stacked micro-batches, [M R ...], and how many of the M hold
-anything: one compiled loop, whose trip count is an argument, serves full and
-nearly empty batches. Documents lie end to end in rows (see `packing`); the
-networks run on rows, the losses on documents.
+Every step takes stacked micro-batches, [M R ...], and the number of the M that
+are not empty. This number is the trip count of one compiled loop, which thus
+serves full and nearly empty batches. Rows hold documents end to end (see
+`packing`). The networks run on rows, and the losses on documents.
 """
 
 from collections.abc import Callable
@@ -34,21 +34,22 @@ from searchrl.trajectory import Batch
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-  """What training changes about one network.
+  """The part of one network's state that training changes.
 
   A checkpoint names its leaves by these fields: 'policy/params/...', and so on.
   """
 
-  params: Any  # float32
+  params: Any  # pytree of float32 arrays
   opt_state: optax.OptState
   updates: Int[Array, ''] | None = None  # optimiser steps; None: not counted
 
   def apply_gradient(self, optimizer: optax.GradientTransformation,
                      gradient: Any) -> tuple['TrainState', Bool[Array, '']]:
-    """The state after one optimiser step, and whether that was made.
+    """Returns the state after an optimiser step, and whether it was made.
 
-    It is left out, and the state stays as it is, where the gradient or a change
-    of the parameters is no finite number, or so large that its square is none.
+    The step is skipped and the state stays as it is if the norm of the gradient
+    or of the parameters' change is not finite. That is so if an entry is not
+    finite, or so large that its square is not.
     """
     changes, opt_state = optimizer.update(
         gradient, self.opt_state, self.params)
@@ -60,13 +61,13 @@ class TrainState:
                         new, self), finite
 
 
-State = dict[str, TrainState]  # by network: 'policy', and there may be 'critic'
+State = dict[str, TrainState]  # keys: 'policy' and, with a critic, 'critic'
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-  """Micro-batches; per-token fields are [M R L], others [M R S]."""
+  """Micro-batches, with per-token fields [M R L] and other fields [M R S]."""
 
   layout: packing.Layout
   batch: Batch
@@ -75,20 +76,22 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class ForwardOptions:
-  """How the networks are run; see `transformer.forward`."""
+  """Options of the networks' forward pass; see `transformer.forward`."""
 
   remat: bool | str = False
-  dtype: str = 'float32'  # of activations
+  dtype: str = 'float32'  # dtype of activations
   attend: Callable[..., Array] = attention.causal
-  by_document: bool = False  # for kernels without segments; models.documents
+  # True for kernels without segment ids; see `models.document_attention`.
+  by_document: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainStep:
-  """The jitted steps of one recipe, and how their state lies on the mesh.
+  """The jitted steps of one recipe, and the shardings of their state.
 
-  What is trained is `trained`: all parameters of the policy, or the adapters
-  of a frozen one; `frozen` is None, or that one's parameters.
+  In the signatures below, `trained` is either all parameters of the policy or
+  the adapters of a frozen policy. `frozen` is the frozen policy's parameters,
+  or None if there is none.
   """
 
   shape: transformer.TransformerConfig
@@ -97,13 +100,13 @@ class TrainStep:
   critic_optimizer: optax.GradientTransformation | None
   lora: loras.Lora | None
   mesh: Mesh
-  length: int  # T, tokens of the longest document
+  length: int  # number T of tokens of the longest document
   temperature: float
   forward_options: ForwardOptions
 
   @property
   def axes(self) -> dict[str, Any]:
-    """Logical axes of what is trained, by network."""
+    """Logical axes of the trained parameters, by network."""
     axes = {'policy': transformer.logical_axes(self.shape)}
     if self.lora:
       axes['policy'] = loras.logical_axes(self.lora, self.shape)
@@ -113,12 +116,15 @@ class TrainStep:
 
   @functools.cached_property
   def advantages(self) -> Callable[[Batch], Any]:
-    """batch [B T] -> advantages; over the whole batch."""
+    """Function from the whole batch [B T] to its advantages."""
     return jax.jit(lambda batch: self.algorithm.advantages(batch))
 
   @functools.cached_property
   def logprobs(self) -> Callable[..., Array]:
-    """(trained, frozen, layout, tokens [M R L], count) -> nats [M R L]."""
+    """Function to the log-probs of all tokens, in nats, [M R L].
+
+    Its arguments are (trained, frozen, layout, tokens [M R L], count).
+    """
     def logprobs(trained, frozen, layout, tokens):
       params = self._policy_params(trained, frozen)
       return self._logprobs(params, layout, tokens)[0]
@@ -127,7 +133,10 @@ class TrainStep:
 
   @functools.cached_property
   def values(self) -> Callable[..., Array]:
-    """(critic's params, None, layout, tokens [M R L], count) -> [M R L]."""
+    """Function to the critic's value of every token, [M R L].
+
+    Its arguments are (critic's params, None, layout, tokens [M R L], count).
+    """
     def values(params, frozen, layout, tokens):
       del frozen
       return self._values(params, layout, tokens)
@@ -136,12 +145,13 @@ class TrainStep:
 
   @functools.cached_property
   def update(self) -> Callable[..., tuple[State, dict[str, Array], Any]]:
-    """(train_policy, state, frozen, rows, count) -> state, metrics, old.
+    """Function that makes one optimiser step on a mini-batch.
 
-    One optimiser step on a mini-batch. The state is donated; `train_policy`
-    is static: without it, the critic alone is trained. For rows without
-    `old_logprobs` they are those of the policy before this step; they are
-    returned as `old`, [M R L], which is None otherwise.
+    It maps (train_policy, state, frozen, rows, count) to (state, metrics, old).
+    The state is donated. `train_policy` is static; if False, only the critic is
+    trained. For rows without `old_logprobs`, the step uses the log-probs of the
+    policy before this step and returns them as `old`, [M R L]. Otherwise `old`
+    is None.
     """
     replicated = meshes.sharding(self.mesh, ())
     return jax.jit(
@@ -149,7 +159,7 @@ class TrainStep:
         out_shardings=(self.state_shardings(), replicated, replicated))
 
   def init(self, network: str, params: Any) -> TrainState:
-    """A network's state before its first update, given its parameters."""
+    """Returns a network's state before its first update, given parameters."""
     optimizer = self._optimizer(network)
     opt_state = jax.jit(
         optimizer.init,
@@ -158,14 +168,17 @@ class TrainStep:
                       meshes.place(0, meshes.sharding(self.mesh, ())))
 
   def abstract_state(self) -> State:
-    """Shapes, dtypes and shardings of the whole state; by network."""
+    """Returns shapes, dtypes and shardings of the whole state, by network."""
     def describe(leaf, sharding):
       return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     return jax.tree.map(describe, self._shapes, self.state_shardings())
 
   def state_shardings(self) -> State:
-    """Moments lie as their parameters do; everything else is replicated."""
+    """Returns the shardings of the whole state, by network.
+
+    Moments are sharded like their parameters. All else is replicated.
+    """
     replicated = meshes.sharding(self.mesh, ())
     result = {}
     for network, axes in self.axes.items():
@@ -207,19 +220,21 @@ class TrainStep:
         temperature=self.temperature, **self._row_options(layout))
 
   def _split_by_words(self, params):
-    """The same, with the matrix that makes logits split over words alone.
+    """Returns the parameters with the logits' matrix split over words only.
 
-    Where its width is split, too, as it is stored, the whole matrix would be
-    gathered for each chunk of tokens, and its gradient summed over devices. So
-    the hidden states of the chunk are gathered instead, and their gradients and
-    the maxima and sums of its logits combined. It is sent as it is multiplied;
-    its gradient is summed over chunks in its own type, and rounded once.
+    As it is stored, the matrix is also split over its width. The whole matrix
+    would then be gathered for each chunk of tokens, and its gradient summed
+    over devices. With this split only the chunk's hidden states are gathered,
+    and their gradients and the maxima and sums of the logits are combined. The
+    matrix is sent in the dtype in which it is multiplied. Its gradient is
+    summed over chunks in its own dtype and rounded once.
     """
     if self.mesh.shape['fsdp'] == 1:  # the width is not split
       return params
     head = transformer.head(params)
-    kernel = meshes.resharded(self.mesh, head.astype(self.forward_options.dtype),
-                              ('embed', 'vocab'), (None, 'scored'))
+    kernel = meshes.resharded(
+        self.mesh, head.astype(self.forward_options.dtype),
+        ('embed', 'vocab'), (None, 'scored'))
     return {**params, 'head': {'kernel': kernel.astype(head.dtype)}}
 
   def _values(self, params, layout: packing.Layout, tokens):
@@ -227,7 +242,7 @@ class TrainStep:
         params, tokens, self.shape, **self._row_options(layout))
 
   def _row_options(self, layout: packing.Layout) -> dict[str, Any]:
-    """The keyword arguments with which a network reads packed rows."""
+    """Returns the keyword arguments with which a network reads packed rows."""
     options = self.forward_options
     attend = options.attend
     if options.by_document:
@@ -238,7 +253,10 @@ class TrainStep:
                 used=self._used_layer)
 
   def _used_layer(self, layer):
-    """A layer's parameters; adapters are small, and summed as they are."""
+    """Returns a layer's parameters, with gradients summed axis by axis.
+
+    Adapters are small, so that their gradients are summed as they are.
+    """
     torus = meshes.torus(self.mesh)
     if self.lora or torus is None:
       return layer
@@ -246,7 +264,7 @@ class TrainStep:
         self.axes['policy']))
 
   def _jit_scoring(self, score: Callable[..., Array]) -> Callable[..., Array]:
-    """A score of every token, micro-batch by micro-batch; jitted."""
+    """Returns a jitted function that scores micro-batches one by one."""
     def score_all(params, frozen, layout, tokens, count: Int[Array, '']):
       return _accumulate(
           lambda micro: ((), score(params, frozen, *micro)),
@@ -269,10 +287,11 @@ class TrainStep:
     return state, metrics, old
 
   def _gradient(self, params, fixed, frozen, rows: Rows, count):
-    """The gradient of all micro-batches' loss, and its metrics; a loop of sums.
+    """Returns the gradient of the loss over all micro-batches, and metrics.
 
-    Each term is divided by its count over all of them, which the masks alone
-    decide, so that the split changes nothing but rounding.
+    A loop sums over micro-batches. Each term is divided by its count over all
+    of them, which depends on the masks only. The split into micro-batches thus
+    changes nothing but rounding.
     """
     counts, _ = _accumulate(
         lambda micro: (self._counts(micro), None), rows, count)
@@ -296,7 +315,7 @@ class TrainStep:
         constrain)
 
   def _counts(self, micro: Rows) -> dict[str, Array]:
-    """Each term's denominator; it depends on the masks alone."""
+    """Returns each term's denominator, which depends on the masks only."""
     batch, advantages = self._unpack(micro)
     zeros = jnp.zeros(batch.tokens.shape)
     batch = _with_old(batch, zeros)
@@ -321,23 +340,24 @@ class TrainStep:
     return algorithms.total(terms, counts), (metrics, old)
 
   def _unpack(self, micro: Rows) -> tuple[Batch, Any]:
-    """The batch and the advantages, one document a row."""
+    """Returns the batch and the advantages with one document per row."""
     return packing.unpack(
         (micro.batch, micro.advantages), micro.layout, self.length)
 
   @property
   def _sums_need_order(self) -> bool:
-    """Whether sums over devices are made in one order.
+    """True if sums over devices must be made in one fixed order.
 
-    XLA adds up over CPU devices in one order within a process and in another
-    between processes; gathered first, there is one order, and one digest.
+    XLA sums over CPU devices in one order within a process and in another
+    between processes. If the terms are gathered first, there is only one order,
+    and the digest of the result is always the same.
     """
     return self.mesh.devices.flat[0].platform == 'cpu' and (
         self.mesh.shape['data'] == self.mesh.size > 1)
 
 
 def _with_old(batch: Batch, old: Array) -> Batch:
-  """The batch; with these `old_logprobs` if it was not scored."""
+  """Returns the batch, with `old` as its `old_logprobs` if it has none."""
   if batch.old_logprobs is None:
     batch = dataclasses.replace(batch, old_logprobs=old)
   return batch
@@ -350,7 +370,7 @@ def _accumulate(function: Callable[[Any], tuple[Any, Any]], stack: Any,
   """Applies a function to the first `count` entries of a stack.
 
   Returns:
-    The sum of its first results, and all of its second ones, stacked.
+    The sum of the function's first results, and its second results stacked.
   """
   def apply(n):
     return function(jax.tree.map(
@@ -372,7 +392,7 @@ def _accumulate(function: Callable[[Any], tuple[Any, Any]], stack: Any,
 
 def _summed_in_order(of_micro: Callable[..., Any], mesh: Mesh
                     ) -> Callable[..., Any]:
-  """The same sums over the devices of a data-parallel mesh, in one order."""
+  """Returns `of_micro` with sums over a data-parallel mesh in one order."""
   def of_device(*args):
     sums, rows = of_micro(*args)
     return jax.tree.map(lambda x: x[None], sums), rows
