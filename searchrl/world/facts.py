@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generated worlds: entities, facts about them, and chains of facts.
 
-Every seed gives new facts, so their answers can only come from search, never
-from what a model has memorised. But a world may also have common knowledge: a
-fixed small world, the same inside every world, that a model can memorise. Some
-of its facts have changed in each world since: memory is outdated there.
+Every seed gives new facts, so that their answers can come only from search, not
+from a model's memory. A world may also have common knowledge: a fixed small
+world, the same inside every world, that a model can memorise. In each world
+some of these facts have changed, and memory of them is outdated.
 
-In a hard world many entities have namesakes, and passages are worded apart from
+In a hard world many entities have namesakes, and passages use other words than
 queries (`hard`).
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from searchrl.world import names
 
-# relation -> (kind of its subject, kind of its object)
+# Kind of the subject and kind of the object, by relation.
 RELATIONS = {
     'birthplace': ('person', 'city'),
     'employer': ('person', 'company'),
@@ -47,19 +47,19 @@ class World:
   """The entities of a world, and the facts about them."""
 
   seed: int
-  entities: Mapping[str, tuple[str, ...]]  # kind -> names
-  facts: Mapping[Fact, str]  # (subject, relation) -> object
-  # Common knowledge, as it once was; {}: the world has none.
+  entities: Mapping[str, tuple[str, ...]]  # names by kind
+  facts: Mapping[Fact, str]  # object by (subject, relation)
+  # Common knowledge before any change; {}: the world has none.
   memory: Mapping[Fact, str] = dataclasses.field(default_factory=dict)
-  hard: bool = False  # names have namesakes, passages a wording of their own
+  hard: bool = False  # names have namesakes, and passages other words
 
   @functools.cached_property
   def kind_of(self) -> dict[str, str]:
-    """name -> kind; names are unique over the whole world."""
+    """Kind of each name; names are unique over the whole world."""
     return {n: kind for kind, group in self.entities.items() for n in group}
 
   def answers(self, name: str) -> tuple[str, ...]:
-    """The right answers: the name, and the aliases that it alone has."""
+    """Returns the right answers: the name, and the aliases of it alone."""
     kind = self.kind_of[name]
     others = {alias for other in self.entities[kind] if other != name
               for alias in names.aliases(kind, other)}
@@ -76,7 +76,7 @@ class Chain:
 
   @property
   def facts(self) -> tuple[Fact, ...]:
-    """(subject, relation) of each step."""
+    """Pair (subject, relation) of each step."""
     return tuple(zip((self.start, *self.values[:-1]), self.relations))
 
 
@@ -86,19 +86,19 @@ def make(seed: int, *, sizes: Mapping[str, int] | None = None,
   """Draws a world.
 
   Args:
-    seed: equal arguments give equal worlds.
-    sizes: entities of each kind; default SIZES.
-    source: 'known', 'fresh' or 'unseen' name parts; see `names`.
-    common: it has common knowledge, too. All else is as without.
-    outdated: the share of that knowledge that has changed, in (0, 1).
-    hard: it has namesakes, and passages that are worded apart from queries. It
-      may be larger, too: 'known' parts make some 500 cities then.
+    seed: Seed of the world; equal arguments give equal worlds.
+    sizes: Number of entities of each kind; default SIZES.
+    source: Source of name parts, 'known', 'fresh' or 'unseen'; see `names`.
+    common: Whether the world has common knowledge, too; the rest is unaffected.
+    outdated: Share of that knowledge that has changed, in (0, 1).
+    hard: Whether the world has namesakes, and passages with other words than
+      queries. It may also be larger: 'known' parts then give some 500 cities.
 
   Returns:
     A World in which every relation of every subject has one object.
 
   Raises:
-    ValueError: a kind is unknown, or has more entities than there are names.
+    ValueError: A kind is unknown, or has more entities than there are names.
   """
   unknown = set(sizes or ()) - set(SIZES)
   if unknown:
@@ -119,13 +119,13 @@ def make(seed: int, *, sizes: Mapping[str, int] | None = None,
 
 @functools.cache
 def common_knowledge() -> World:
-  """The world that every world with common knowledge holds."""
+  """Returns the world inside every world that has common knowledge."""
   return _drawn(0, COMMON_SIZES, 'common', np.random.default_rng(20253))
 
 
 @functools.cache
 def held_out() -> Set[Fact]:
-  """The common facts that no question of training is about: three in ten."""
+  """Returns the common facts that training never asks about: three in ten."""
   keys = list(common_knowledge().facts)
   rng = np.random.default_rng(20254)
   return frozenset(keys[i] for i in rng.permutation(len(keys))[
@@ -153,7 +153,7 @@ def _drawn(seed: int, sizes: Mapping[str, int], source: names.NameSource,
 
 
 def _changed(fixed: World, share: float, seed: int) -> dict[Fact, str]:
-  """Common knowledge as it is in a world: a share of its facts is new."""
+  """Returns common knowledge with new values for a share of its facts."""
   facts, rng = dict(fixed.facts), np.random.default_rng([seed, 20255])
   keys = list(facts)
   for i in rng.permutation(len(keys))[:round(share * len(keys))]:
@@ -164,12 +164,12 @@ def _changed(fixed: World, share: float, seed: int) -> dict[Fact, str]:
 
 
 def topic(world: World, chain: Chain) -> Topic | None:
-  """Where a chain's answer can be known from.
+  """Returns the topic of a chain: where its answer can be known from.
 
   Returns:
-    'fresh': from this world alone; 'famous': from memory, too, for no fact on
-    the way has changed; 'outdated': memory gives another answer; None: a fact
-    on the way has changed, and yet memory gives the same answer.
+    'fresh': from this world alone; 'famous': from memory, too, because no fact
+    of the chain has changed; 'outdated': memory gives another answer; None: a
+    fact of the chain has changed, and yet memory gives the same answer.
   """
   if chain.start not in common_knowledge().kind_of or not world.memory:
     return 'fresh'
@@ -180,7 +180,7 @@ def topic(world: World, chain: Chain) -> Topic | None:
 
 
 def remembered(world: World, chain: Chain) -> tuple[str, ...]:
-  """What memory says at each step of a chain of common knowledge."""
+  """Returns memory's value at each step of a chain of common knowledge."""
   values, here = [], chain.start
   for relation in chain.relations:
     here = world.memory[here, relation]
@@ -192,13 +192,13 @@ def chains(world: World, hops: int, rng: np.random.Generator,
            topics: Collection[Topic] = ('fresh',)):
   """Yields random chains of `hops` facts that never return to an entity.
 
-  Endless, unless a thousand tries in a row find none.
+  The chains are endless, unless a thousand tries in a row find none.
 
   Args:
-    world: has the facts.
-    hops: of each chain.
-    rng: of the choices.
-    topics: of the chains; see `topic`.
+    world: World with the facts.
+    hops: Number of facts of each chain.
+    rng: Generator of the choices.
+    topics: Topics of the chains; see `topic`.
   """
   relations_of = {}
   for relation, (subject_kind, _) in RELATIONS.items():

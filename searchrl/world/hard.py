@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Hard wording: passages whose facts are worded apart from queries.
+"""Hard wording: passages that state facts in other words than queries.
 
-A query by name and relation shares no word but the name with the passage that
-states the fact; the entity has other passages, and namesakes have theirs. So
-an engine that compares words finds the right passage only by luck, and one that
-knows what sentences mean finds it.
+A query by name and relation shares only the name with the passage that states
+the fact. The entity has other passages, and its namesakes have theirs. An
+engine that compares words therefore finds the right passage only by luck, and
+an engine that represents the meaning of sentences finds it.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import numpy as np
 from searchrl.world import facts
 from searchrl.world import names
 
-STATEMENTS = {  # {s} subject, {o} object; rivers and seas bring their "the"
+STATEMENTS = {  # {s}: subject, {o}: object; rivers and seas include "the"
     'birthplace': ('{s} is a native of {o}.', '{s} first saw light in {o}.',
                    'The cradle of {s} stood in {o}.'),
     'employer': ('{s} draws wages from {o}.', '{s} is on the payroll of {o}.',
@@ -58,7 +58,7 @@ DISTRACTORS = {
 }
 _NAMESAKE = ('Many confuse {s} with {n}.', '{s} is older than {n}.')
 _MORE = 0.6  # share of entities with a passage that states no fact
-_CONFUSED = 0.5  # share of passages, of an entity with namesakes, that name one
+_CONFUSED = 0.5  # share of passages that name a namesake, if there are any
 
 
 def articles(world: facts.World, rng: np.random.Generator
@@ -66,11 +66,11 @@ def articles(world: facts.World, rng: np.random.Generator
   """Writes a passage for each fact, and some that state none.
 
   Args:
-    world: its entities are written about.
-    rng: of wording and distractors.
+    world: World whose entities are described.
+    rng: Generator of wording and distractors.
 
   Returns:
-    Of each passage its title, its text and the facts that it states.
+    For each passage, its title, its text and the facts that it states.
   """
   same = _namesakes(world)
   result = []
@@ -86,7 +86,7 @@ def articles(world: facts.World, rng: np.random.Generator
 
 
 def _namesakes(world: facts.World) -> dict[str, list[str]]:
-  """The other names of the same stem."""
+  """Returns, for each name, the other names of the same stem."""
   groups = {}
   for name, kind in world.kind_of.items():
     groups.setdefault((kind, names.stem(kind, name)), []).append(name)
@@ -97,7 +97,7 @@ def _namesakes(world: facts.World) -> dict[str, list[str]]:
 def _text(world: facts.World, kind: str, name: str,
           keys: Sequence[facts.Fact], namesakes: Sequence[str],
           rng: np.random.Generator) -> str:
-  """Facts and distractors, shuffled: two or three short sentences."""
+  """Returns facts and distractors, shuffled: two or three short sentences."""
   subject = _called(kind, name)
   sentences = [
       str(rng.choice(STATEMENTS[r])).format(
@@ -115,11 +115,11 @@ def _text(world: facts.World, kind: str, name: str,
 
 
 def _other(group: Sequence[str], name: str, rng: np.random.Generator) -> str:
-  """A name of a group, but for this one; this one, if there is no other."""
+  """Returns another name of a group, or this one if there is no other."""
   place = rng.integers(len(group))
   return group[(place + (group[place] == name)) % len(group)]
 
 
 def _called(kind: str, name: str) -> str:
-  """A name as it stands in a sentence."""
+  """Returns a name as it appears in a sentence."""
   return f'the {name}' if kind in ('river', 'sea') else name

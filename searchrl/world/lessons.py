@@ -1,14 +1,14 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Lessons: documents about generated worlds, to train the tiny base model on.
+"""Lessons: documents about generated worlds that train the tiny base model.
 
-A lesson is a function (room, rng, dialogue, **options) -> pieces; a config
-names the lessons of a model, their prompts, options and numbers. Here are those
-in which nobody searches: drills (facts are listed, then repeated: copying from
-the context), readings (a passage, then a question about it), recalls (a
-question about common knowledge, answered from memory) and given passages (a
-question below the passages that a search for it finds). `teacher` has an agent
-that searches.
+A lesson is a function (room, rng, dialogue, **options) -> pieces. A config
+names the lessons of a model, their prompts, options and numbers. This module
+has the lessons without searches: drills (facts are listed, then repeated, to
+teach copying from the context), readings (a passage, then a question about it),
+recalls (a question about common knowledge, answered from memory) and given
+passages (a question below the passages that a search for it finds). `teacher`
+has an agent that searches.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,10 +25,10 @@ SMALL = {'person': 36, 'city': 16, 'company': 14, 'river': 10, 'sea': 5,
 
 
 class Piece(NamedTuple):
-  """Text that is tokenised on its own, as in a rollout."""
+  """A text that is tokenised on its own, as in a rollout."""
 
   text: str
-  weight: float  # of its tokens in the loss
+  weight: float  # loss weight of its tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,37 +36,37 @@ class Classroom:
   """A world, with its passages and its search engine."""
 
   world: facts.World
-  stated: Mapping[facts.Fact, Passage]  # the passage of each fact
+  stated: Mapping[facts.Fact, Passage]  # the passage that states each fact
   search: SearchFn
-  eos: str  # the text of the token that ends a turn without an action
+  eos: str  # text of the token that ends a turn without an action
 
   def states(self, passages: Sequence[Passage], fact: facts.Fact) -> bool:
-    """Whether one of the passages states a fact."""
+    """Returns whether one of the passages states a fact."""
     return any(p.id == self.stated[fact].id for p in passages)
 
   def find(self, query: str, top_k: int) -> Sequence[Passage]:
-    """The passages that the engine finds."""
+    """Returns the passages that the engine finds."""
     return self.search([Query(query, top_k, Question('lesson', query, ()))])[0]
 
   def mentioned(self, passages: Sequence[Passage]) -> list[str]:
-    """The names that stand in passages, in the world's order."""
+    """Returns the names that occur in passages, in the world's order."""
     joined = ' '.join(p.text for p in passages)
     return [name for name in self.world.kind_of if name in joined]
 
   def other(self, passages: Sequence[Passage], name: str, rng) -> str:
-    """Another name from passages, else from the world."""
+    """Returns another name from passages, else from the world."""
     names = [n for n in self.mentioned(passages) if n != name]
     names = names or list(self.world.kind_of)
     return names[rng.integers(len(names))]
 
   def chain(self, rng: np.random.Generator, hops: Sequence[float],
             common: float) -> facts.Chain:
-    """A random chain.
+    """Returns a random chain.
 
     Args:
-      rng: of the choices.
-      hops: shares of 1, 2, ... hops.
-      common: share of chains of common knowledge.
+      rng: Generator of the choices.
+      hops: Shares of 1, 2, ... hops.
+      common: Share of chains of common knowledge.
     """
     number = int(rng.choice(len(hops), p=np.array(hops) / sum(hops))) + 1
     topics = (('famous', 'outdated') if rng.random() < common else ('fresh',))
@@ -78,7 +78,7 @@ Lesson = Callable[..., list[Piece]]
 
 def drill(room: Classroom, rng: np.random.Generator, dialogue=None
          ) -> list[Piece]:
-  """Facts in a list, then some of them again in another order."""
+  """Returns facts in a list, then some of them again in another order."""
   del dialogue
   keys = [fact for fact in room.world.facts if fact not in room.world.memory]
   chosen = [keys[i] for i in rng.choice(len(keys), rng.integers(3, 9), False)]
@@ -89,7 +89,7 @@ def drill(room: Classroom, rng: np.random.Generator, dialogue=None
 
 def reading(room: Classroom, rng: np.random.Generator,
             dialogue) -> list[Piece]:
-  """Passages, then questions about them, plainly or in the agent's tags."""
+  """Returns passages, then a question, as plain text or in the agent's tags."""
   keys = list(room.world.facts)
   first = keys[rng.integers(len(keys))]
   others = [fact for fact in keys if fact[0] != first[0]]
@@ -111,15 +111,15 @@ def reading(room: Classroom, rng: np.random.Generator,
 
 def recall(room: Classroom, rng: np.random.Generator, dialogue, *,
            hops: Sequence[float], fresh: float, thought: float) -> list[Piece]:
-  """A question, answered from memory, or by a guess where there is none.
+  """Returns a question, answered from memory, or by a guess without memory.
 
   Args:
-    room: its world's memory is asked about.
-    rng: of the choices.
-    dialogue: its prompt asks for an answer at once.
-    hops: shares of 1, 2, ... hops.
-    fresh: share of questions about facts that nobody can remember.
-    thought: share of answers after a thought, which goes fact by fact.
+    room: Room whose world's memory answers the questions.
+    rng: Generator of the choices.
+    dialogue: Dialogue whose prompt asks for an answer at once.
+    hops: Shares of 1, 2, ... hops.
+    fresh: Share of questions about facts that nobody can remember.
+    thought: Share of answers after a thought, which goes fact by fact.
   """
   world = room.world
   if rng.random() < fresh:
@@ -139,18 +139,18 @@ def recall(room: Classroom, rng: np.random.Generator, dialogue, *,
 
 def given(room: Classroom, rng: np.random.Generator, dialogue, *,
           hops: Sequence[float], common: float, top_k: int) -> list[Piece]:
-  """A question below the passages that a search for it finds, and its answer.
+  """Returns a question below the passages that a search finds, and its answer.
 
-  Who reads goes as far as the passages go: the answer of a question of several
-  hops is wrong where one of them is missing.
+  The reader follows the facts only as far as the passages state them. The
+  answer of a question of several hops is therefore wrong if one is missing.
 
   Args:
-    room: the world and its engine.
-    rng: of the choices.
-    dialogue: its prompt asks to read, then to answer.
-    hops: shares of 1, 2, ... hops.
-    common: share of questions about common knowledge.
-    top_k: passages.
+    room: The world and its engine.
+    rng: Generator of the choices.
+    dialogue: Dialogue whose prompt asks to read, then to answer.
+    hops: Shares of 1, 2, ... hops.
+    common: Share of questions about common knowledge.
+    top_k: Number of passages.
   """
   chain = room.chain(rng, hops, common)
   question = text.ask(chain, rng)
@@ -169,13 +169,13 @@ def given(room: Classroom, rng: np.random.Generator, dialogue, *,
 
 
 def with_passages(dialogue, passages: Sequence[Passage], question: str) -> str:
-  """A question below passages, each a line, as `agent.dialogue` writes them."""
+  """Returns a question below passages, one per line, as in `agent.dialogue`."""
   lines = [dialogue.passage(i, p) for i, p in enumerate(passages, start=1)]
   return '\n'.join([*lines, question])
 
 
 def observation(dialogue, passages: Sequence[Passage]) -> str:
-  """What an agent reads after a search."""
+  """Returns the text that an agent reads after a search."""
   documents = '\n'.join(
       dialogue.passage(i, p) for i, p in enumerate(passages, start=1))
   return f'{dialogue.before}{documents}{dialogue.after}'
@@ -195,14 +195,14 @@ def documents(
   """Yields all lessons about one small world, shuffled.
 
   Args:
-    seed: of the world and of every choice; equal seeds give equal lessons.
-    make_search: passages -> SearchFn.
-    lessons: name -> the lesson, its dialogue, its options.
-    counts: name -> how many of that lesson.
-    eos: the text of the token that ends a turn.
-    fresh: the share of worlds whose names are made of words never seen before.
-    hard: the share of hard worlds; see `world.hard`.
-    common: worlds have common knowledge.
+    seed: Seed of the world and of every choice; equal seeds give equal lessons.
+    make_search: Function from passages to a SearchFn.
+    lessons: Lesson, dialogue and options, by name.
+    counts: Number of documents of each lesson, by name.
+    eos: Text of the token that ends a turn.
+    fresh: Share of worlds whose names are made of words never seen before.
+    hard: Share of hard worlds; see `world.hard`.
+    common: Whether worlds have common knowledge.
 
   Yields:
     Documents as lists of pieces.

@@ -9,10 +9,10 @@ There are four sources of words:
   known    a fixed inventory, which an agent sees in training
   fresh    drawn anew each time; teaches to copy words never seen before
   unseen   words that no other source can ever draw: for evaluation
-  common   a second fixed inventory, of nothing but common knowledge
+  common   a second fixed inventory, used by common knowledge alone
 
-Namesakes, entities of hard worlds, have such a name and a word of form besides
-("New Korvik"), so that one entity's words stand in the name of another.
+Namesakes are entities of hard worlds whose name is another name and a word of
+form ("New Korvik"). One entity's words therefore occur in the name of another.
 
 A word's CRC-32 decides whether it is unseen, so the split needs no list.
 """
@@ -30,7 +30,7 @@ KINDS = ('person', 'city', 'company', 'river', 'sea', 'mountain', 'book')
 _ONSETS = 'b br d dr f fl g gr h j k kr l m n p pl r s st t tr v w z'.split()
 _VOWELS = tuple('aeiou')
 _CODAS = ('', 'l', 'm', 'n', 'r', 's', 'ld', 'rn')
-_ENDINGS = {  # a part's last syllable tells what it names
+_ENDINGS = {  # a part's last syllable shows the kind of its entity
     'first': 'a ia on en el is o ina'.split(),
     'last': 'sen mann ov ley wick dez aki son'.split(),
     'city': 'burg ton vik holm ford grad stadt polis'.split(),
@@ -47,7 +47,7 @@ _COMMON_SIZE = {'first': 18, 'last': 20, 'city': 20, 'firm': 8, 'river': 12,
 _TRADES = ('Works', 'Group', 'Lines', 'Foods', 'Motors', 'Press')
 _TITLE_NOUNS = ('Garden', 'Winter', 'Letter', 'Harbour', 'Mirror', 'Orchard',
                 'Lantern', 'Bridge')
-_FORMS = {  # kind -> names of namesakes; {} is the stem
+_FORMS = {  # forms of namesakes by kind; {} is the stem
     'person': ('{} the Younger', '{} the Elder', 'Captain {}', 'Doctor {}'),
     'city': ('New {}', 'Old {}', 'Upper {}', '{} Falls', '{} Bay'),
     'company': ('New {}', 'Old {}', 'Royal {}', '{} North', '{} South'),
@@ -59,7 +59,7 @@ _FORMS = {  # kind -> names of namesakes; {} is the stem
 
 
 def is_unseen(word: str) -> bool:
-  """Whether a word is kept out of training; a quarter of all words are."""
+  """Returns whether a word is kept out of training, as a quarter of them is."""
   return zlib.crc32(word.lower().encode()) % 4 == 0
 
 
@@ -88,7 +88,7 @@ def _words(rng: np.random.Generator, part: str, unseen: bool) -> Iterator[str]:
 
 def _inventory(sizes: Mapping[str, int], seed: int,
                taken: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-  """The words of each part: so many, and none that is taken."""
+  """Returns new words of each part, as many as its size, and none taken."""
   inventory = {}
   for index, (part, size) in enumerate(sizes.items()):
     words = _words(np.random.default_rng([seed, index]), part, unseen=False)
@@ -97,18 +97,18 @@ def _inventory(sizes: Mapping[str, int], seed: int,
   return inventory
 
 
-INVENTORY = _inventory(_INVENTORY_SIZE, 20251, {})  # part -> the known words
-COMMON = _inventory(_COMMON_SIZE, 20252, INVENTORY)  # those of the common ones
+INVENTORY = _inventory(_INVENTORY_SIZE, 20251, {})  # known words by part
+COMMON = _inventory(_COMMON_SIZE, 20252, INVENTORY)  # common words by part
 
 
 def stems() -> Iterator[str]:
-  """Yields what a word of one syllable and its ending may begin with."""
+  """Yields each beginning of a word of one syllable and an ending."""
   for onset, vowel, coda in itertools.product(_ONSETS, _VOWELS, _CODAS):
     yield (onset + vowel + coda).capitalize()
 
 
 def endings() -> list[str]:
-  """All endings of words."""
+  """Returns all endings of words."""
   return sorted({e for endings in _ENDINGS.values() for e in endings})
 
 
@@ -117,9 +117,9 @@ def names(rng: np.random.Generator, kind: str,
   """Yields distinct names of one kind, until the source has no more.
 
   Args:
-    rng: consumed as names are drawn.
-    kind: one of KINDS.
-    source: where the parts come from; see the top of this file.
+    rng: Generator, which is consumed as names are drawn.
+    kind: One of KINDS.
+    source: Source of the parts; see this module's docstring.
 
   Yields:
     Names such as 'Mirela Torsen', 'Korvik', 'Saltex Works', 'Elbava River'.
@@ -150,9 +150,9 @@ def with_namesakes(rng: np.random.Generator, kind: str, stems: Iterator[str]
   """Yields each name and up to two namesakes; then all other namesakes.
 
   Args:
-    rng: consumed as names are drawn.
-    kind: one of KINDS.
-    stems: names of this kind, distinct.
+    rng: Generator, which is consumed as names are drawn.
+    kind: One of KINDS.
+    stems: Distinct names of this kind.
   """
   rest = []
   for stem in stems:
@@ -164,7 +164,7 @@ def with_namesakes(rng: np.random.Generator, kind: str, stems: Iterator[str]
 
 
 def stem(kind: str, name: str) -> str:
-  """The name that a name is a namesake of; itself, if it has no form."""
+  """Returns the name without a namesake's form; itself, if it has none."""
   for form in _FORMS[kind]:
     before, after = form.split('{}')
     if name.startswith(before) and name.endswith(after):
@@ -183,7 +183,7 @@ def _pairs(rng: np.random.Generator, left: Iterator[str],
 
 
 def aliases(kind: str, name: str) -> tuple[str, ...]:
-  """Other names that count as right; may be empty. Namesakes share theirs."""
+  """Returns other names that count as right; namesakes share theirs."""
   name = stem(kind, name)
   first, _, rest = name.partition(' ')
   if kind == 'mountain':

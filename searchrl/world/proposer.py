@@ -3,8 +3,8 @@
 """A scripted proposer: from a passage to a question, fact by fact, with habits.
 
 It starts at a fact of the passage, searches for one fact after the other, and
-asks for the last. Whoever learns from it learns the form, and the habits:
-reinforcement learning has to find out which questions are hard.
+asks for the last. A model that learns from it learns the form and the habits.
+Reinforcement learning has to find out which questions are hard.
 """
 
 from collections.abc import Sequence
@@ -21,31 +21,32 @@ from searchrl.world.lessons import Classroom, Piece
 
 @dataclasses.dataclass(frozen=True)
 class Habits:
-  """Probabilities of what a proposer does, each time that it could."""
+  """Probabilities of a proposer's deviations, at each opportunity."""
 
-  short: float = 0.25  # the question names the first hop: a fact less to find
-  wrong_question: float = 0.1  # one of its relations is another
-  wrong_answer: float = 0.1  # another name that it has read
-  leak: float = 0.04  # the answer stands in the question
+  short: float = 0.25  # question names the first hop: a fact less to find
+  wrong_question: float = 0.1  # replaces a relation of the question
+  wrong_answer: float = 0.1  # gives another name that it has read
+  leak: float = 0.04  # writes the answer into the question
   unsearched: float = 0.04  # writes at once, about the first hop alone
-  broken: float = 0.04  # no question, or no answer
+  broken: float = 0.04  # writes no question, or no answer
 
 
 def propose(room: Classroom, rng: np.random.Generator, dialogue, *,
             hops: Sequence[float], habits: Habits = Habits(), top_k: int = 2
            ) -> list[Piece]:
-  """A proposer writes a question about a random passage.
+  """Returns a document in which a proposer asks about a random passage.
 
   Args:
-    room: the world and its engine.
-    rng: of every choice.
-    dialogue: its prompt asks for a question; see `agent.proposals.ask`.
-    hops: shares of 1, 2, ... hops asked for.
-    habits: what it does, and how often.
-    top_k: passages of a search.
+    room: The world and its engine.
+    rng: Generator of every choice.
+    dialogue: Dialogue whose prompt asks for a question; see
+      `agent.proposals.ask`.
+    hops: Shares of 1, 2, ... requested hops.
+    habits: Probabilities of deviations.
+    top_k: Number of passages per search.
 
   Returns:
-    Pieces: its turns have weight 1, what it reads 0.1.
+    Pieces. Its turns have weight 1, and the texts that it reads 0.1.
   """
   asked = int(rng.choice(len(hops), p=np.array(hops) / sum(hops))) + 1
   chain = room.chain(rng, _of_length(asked), 0.3)
@@ -71,7 +72,7 @@ def propose(room: Classroom, rng: np.random.Generator, dialogue, *,
 
 
 def _of_length(hops: int) -> list[float]:
-  """Shares of which only one is not 0."""
+  """Returns shares of hop counts, all of them for one number of hops."""
   return [0.0] * (hops - 1) + [1.0]
 
 
@@ -82,7 +83,7 @@ def _cut(chain: facts.Chain, hops: int) -> facts.Chain:
 def _written(room: Classroom, chain: facts.Chain, notes: Sequence[str],
              shown: Sequence[Passage], rng: np.random.Generator,
              habits: Habits) -> str:
-  """The last turn: a thought, the question and the answer."""
+  """Returns the last turn: a thought, the question and the answer."""
   answer = chain.values[-1]
   if rng.random() < habits.wrong_answer:
     answer = room.other(shown, answer, rng)

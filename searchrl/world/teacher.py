@@ -3,8 +3,8 @@
 """A scripted agent that searches a generated world, with habits.
 
 It knows the facts, plans, searches fact by fact, and answers; its habits decide
-how often it errs. Whoever learns from it learns every skill, and the habits:
-reinforcement learning has to find out which of them pay.
+how often it errs. A model that learns from it learns every skill, and also the
+habits. Reinforcement learning has to find out which of them pay.
 """
 
 from collections.abc import Sequence
@@ -21,40 +21,40 @@ from searchrl.world.lessons import Classroom, Piece
 
 @dataclasses.dataclass(frozen=True)
 class Habits:
-  """Probabilities that an agent errs, each time that it could.
+  """Probabilities that an agent errs, at each opportunity.
 
   The defaults are those of an agent with every skill and little discipline.
   """
 
   at_once: float = 0.0  # answers before any search: from memory, or a guess
-  recite: float = 0.0  # goes fact by fact in its thought, if it remembers
-  wrong_plan: float = 0.12  # a relation too few, or another one
-  bad_query: float = 0.25  # no name in it, or that of something else
-  wrong_fact: float = 0.30  # reads another name off the passages
-  stop_early: float = 0.25  # answers although the plan is not done
+  recite: float = 0.0  # names each fact in its thought, if it remembers
+  wrong_plan: float = 0.12  # omits a relation, or has a wrong one
+  bad_query: float = 0.25  # queries without a name, or with another one
+  wrong_fact: float = 0.30  # reads another name in the passages
+  stop_early: float = 0.25  # answers before the plan is done
   give_up: float = 0.5  # answers although the last search missed
   go_on: float = 0.12  # searches although the plan is done
   wrong_answer: float = 0.15  # answers with another name from the passages
-  broken: float = 0.07  # neither a search nor an answer
+  broken: float = 0.07  # writes neither a search nor an answer
 
 
 def search(room: Classroom, rng: np.random.Generator, dialogue, *,
            hops: Sequence[float], common: float, habits: Habits, top_k: int = 2,
            max_turns: int = 6) -> list[Piece]:
-  """The agent answers a random question.
+  """Returns a document in which the agent answers a random question.
 
   Args:
-    room: the world and its engine.
-    rng: of every choice.
-    dialogue: the protocol; see `agent.dialogue`.
-    hops: shares of questions of 1, 2, ... hops.
-    common: share of questions about common knowledge.
-    habits: how often it errs.
-    top_k: passages of a search.
-    max_turns: the most actions.
+    room: The world and its engine.
+    rng: Generator of every choice.
+    dialogue: The protocol; see `agent.dialogue`.
+    hops: Shares of questions of 1, 2, ... hops.
+    common: Share of questions about common knowledge.
+    habits: Probabilities of errors.
+    top_k: Number of passages per search.
+    max_turns: Largest number of actions.
 
   Returns:
-    Pieces: the agent's turns have weight 1, what it reads 0.1.
+    Pieces. The agent's turns have weight 1, and the texts that it reads 0.1.
   """
   return demonstration(room, room.chain(rng, hops, common), rng, dialogue,
                        habits=habits, top_k=top_k, max_turns=max_turns)
@@ -70,19 +70,19 @@ def demonstration(
     top_k: int = 2,
     max_turns: int = 6,
 ) -> list[Piece]:
-  """An agent plans, searches fact by fact, and answers; sloppily.
+  """Returns a document in which an agent plans, searches, answers and errs.
 
   Args:
-    room: the world and its engine.
-    chain: the question's facts.
-    rng: of every choice.
-    dialogue: the protocol; see `agent.dialogue`.
-    habits: how often it errs.
-    top_k: passages of a search.
-    max_turns: the most actions.
+    room: The world and its engine.
+    chain: The question's facts.
+    rng: Generator of every choice.
+    dialogue: The protocol; see `agent.dialogue`.
+    habits: Probabilities of errors.
+    top_k: Number of passages per search.
+    max_turns: Largest number of actions.
 
   Returns:
-    Pieces: the agent's turns have weight 1, what it reads 0.1.
+    Pieces. The agent's turns have weight 1, and the texts that it reads 0.1.
   """
   s = habits
   pieces = [Piece(dialogue.prompt(text.ask(chain, rng)), 0.1)]
@@ -113,7 +113,7 @@ def demonstration(
                Piece(lessons.observation(dialogue, shown), 0.1)]
     value = _read(room, shown, here, plan[0], rng, s)
     if value is None:
-      note = 'nothing'  # the search missed: try again
+      note = 'nothing'  # the search missed, and the agent tries again
     else:
       note, here, plan = f'{plan[0]} {value}', value, plan[1:]
   return pieces
@@ -121,7 +121,7 @@ def demonstration(
 
 def _plan(chain: facts.Chain, rng: np.random.Generator, habits: Habits
          ) -> list[str]:
-  """The relations to look up; a wrong one among them, or one too few."""
+  """Returns the relations to look up, perhaps with a wrong or missing one."""
   plan = list(chain.relations)
   if rng.random() < habits.wrong_plan:
     plan[rng.integers(len(plan))] = str(rng.choice(list(facts.RELATIONS)))
@@ -131,7 +131,7 @@ def _plan(chain: facts.Chain, rng: np.random.Generator, habits: Habits
 
 def _read(room: Classroom, shown: Sequence[Passage], here: str, relation: str,
           rng: np.random.Generator, habits: Habits) -> str | None:
-  """What the agent reads off the passages; None if the fact is not there."""
+  """Returns the agent's reading of the passages; None if the fact is absent."""
   value = room.world.facts.get((here, relation))
   if value is None or not room.states(shown, (here, relation)):
     return None
@@ -141,7 +141,7 @@ def _read(room: Classroom, shown: Sequence[Passage], here: str, relation: str,
 
 
 def _broken(here: str, thought: str, rng, eos: str) -> str:
-  """A turn that a parser cannot read."""
+  """Returns a turn that a parser cannot read."""
   return (f'<think> {thought}</think>\n<search> {here}</answer>',
           f'<think> {thought}</think>\n{here}{eos}',
           f'{here} {eos}')[rng.integers(3)]
@@ -153,7 +153,7 @@ def _answer(thought: str, name: str) -> Piece:
 
 def _from_memory(world: facts.World, chain: facts.Chain, rng, recite: float
                 ) -> Piece:
-  """The agent answers what it remembers; a fresh question with a guess."""
+  """Returns an answer from memory, or a guess if the question is fresh."""
   steps = list(chain.relations)
   if facts.topic(world, chain) == 'fresh':
     names = world.entities[world.kind_of[chain.values[-1]]]
@@ -165,6 +165,6 @@ def _from_memory(world: facts.World, chain: facts.Chain, rng, recite: float
 
 
 def _distraction(room: Classroom, rng) -> str:
-  """The name in a bad query: none, or that of something unrelated."""
+  """Returns the name in a bad query: none, or an unrelated one."""
   names = list(room.world.kind_of)
   return '' if rng.random() < 0.4 else names[rng.integers(len(names))]

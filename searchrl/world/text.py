@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """English texts of a generated world: titled passages, and multi-hop questions.
 
-Both are the library's ordinary Passage and Question, so nothing downstream
-knows that a world is generated.
+Both are the library's ordinary Passage and Question, so that no other module
+depends on whether a world is generated.
 """
 
 from collections.abc import Iterator, Sequence
@@ -71,23 +71,23 @@ _DISTRACTORS = {
 
 
 def passages(world: facts.World) -> list[Passage]:
-  """Writes passages: facts of the entity of the title, and distractors.
+  """Writes passages: facts about the entity in the title, and distractors.
 
-  A passage for each entity; in a hard world two or three, with other wordings
-  (see `hard`). Distractors mention other entities that are no answer. Order,
-  wording and number follow from the world's seed.
+  There is one passage for each entity. In a hard world there are two or three,
+  with other wordings (see `hard`). Distractors mention other entities that are
+  not answers. Order, wording and number follow from the world's seed.
   """
   return [passage for passage, _ in _written(world)]
 
 
 def stated(world: facts.World) -> dict[facts.Fact, Passage]:
-  """The passage that states each fact."""
+  """Returns the passage that states each fact."""
   return {fact: passage for passage, keys in _written(world) for fact in keys}
 
 
 def _written(world: facts.World
             ) -> list[tuple[Passage, Sequence[facts.Fact]]]:
-  """Every passage, with the facts that it states."""
+  """Returns every passage, with the facts that it states."""
   rng = np.random.default_rng([world.seed, 1])
   articles = hard.articles(world, rng) if world.hard else [
       _article(world, kind, name, rng)
@@ -98,8 +98,7 @@ def _written(world: facts.World
 
 def _article(world: facts.World, kind: str, name: str, rng: np.random.Generator
             ) -> tuple[str, str, list[facts.Fact]]:
-  """A name, the facts about it with some distractors, shuffled, and the facts.
-  """
+  """Returns a name, a text of its facts and some distractors, and the facts."""
   relations = [r for r, (s, _) in facts.RELATIONS.items() if s == kind]
   sentences = [
       str(rng.choice(_STATEMENTS[r])).format(s=name, o=world.facts[name, r])
@@ -135,20 +134,22 @@ def questions(
   """Draws distinct questions about a world.
 
   Args:
-    world: its facts are the answers.
-    per_hop: how many of 1, 2, ... hops.
-    seed: another seed draws other questions about the same world.
-    data_source: evaluation reports each under '<data_source>_<hops>hop'.
-    topics: of the questions; see `facts.topic`.
-    split: of those about common knowledge. 'train': no fact on the way is held
-      out; 'test': the last one is; '': any.
+    world: World whose facts are the answers.
+    per_hop: Number of questions of 1, 2, ... hops.
+    seed: Seed of the draw; another one gives other questions about the same
+      world.
+    data_source: Prefix under which evaluation reports each hop count,
+      '<data_source>_<hops>hop'.
+    topics: Topics of the questions; see `facts.topic`.
+    split: Split of the questions about common knowledge. 'train': no fact of
+      the chain is held out; 'test': the last one is; '': any.
 
   Returns:
-    Questions in order of hops; of their golds the name is first, then aliases.
-    Of common knowledge they may be fewer: there are only so many.
+    Questions in order of hops. Of their gold answers the name is first, then
+    aliases. There may be fewer about common knowledge, which is limited.
 
   Raises:
-    ValueError: the world has too few fresh chains of some length.
+    ValueError: The world has too few fresh chains of some length.
   """
   result = []
   key = 2 if 'fresh' in topics else 6
@@ -172,7 +173,7 @@ def questions(
 
 
 def _is_of(chain: facts.Chain, split: str) -> bool:
-  """Whether a chain may be asked in a split; of fresh facts, any may."""
+  """Returns whether a split allows a chain; all splits allow fresh ones."""
   common = facts.common_knowledge().kind_of
   if not split or chain.start not in common:
     return True
@@ -182,7 +183,7 @@ def _is_of(chain: facts.Chain, split: str) -> bool:
 
 def _distinct(chains: Iterator[facts.Chain], count: int, times: int
              ) -> Iterator[facts.Chain]:
-  """Yields up to `count` chains whose questions differ, of `times` as many."""
+  """Yields up to `count` chains of distinct questions from `times` as many."""
   seen = set()
   for chain in itertools.islice(chains, times * count):
     if (chain.start, chain.relations) in seen:
