@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Methods that need no training, each a function over one kind of rollout.
 
-A trained agent reads its own conversation, which only grows. These methods write
-a new prompt for every turn (a question below passages, a thought so far), so
-that what they sample is no training data: it is scored, and nothing else.
+A trained agent reads its own conversation, which only grows. These methods
+write a new prompt for every turn (a question below passages, a thought so far).
+Their samples are therefore not training data, and are only scored.
 
 Sources: RAG (Lewis et al. 2020, arXiv:2005.11401), IRCoT (Trivedi et al. 2023,
 arXiv:2212.10509) in the form of FlashRAG, Search-o1 (Li et al. 2025,
@@ -28,15 +28,15 @@ _CONCLUSION = re.compile(r'answer is:?\s*(.+?)[.\s]*\Z', re.DOTALL)
 
 @dataclasses.dataclass(frozen=True)
 class Player:
-  """What a method plays with.
+  """The model, the engine and the prompts that a method uses.
 
   Attributes:
-    sampler: of the model.
-    weights: from its `sync`.
-    search: the engine.
-    templates: by the names of `agent.prompts`.
-    step: another one draws other samples.
-    temperature: 0 is greedy.
+    sampler: Sampler of the model.
+    weights: Weights that its `sync` returned.
+    search: The engine.
+    templates: Prompt templates by the names of `agent.prompts`.
+    step: Seed of the samples.
+    temperature: Sampling temperature; 0 is greedy.
   """
 
   sampler: Sampler
@@ -48,12 +48,13 @@ class Player:
 
   def write(self, kind: str, questions: Sequence[Question],
             **changes: Any) -> list[Trajectory]:
-    """One turn below each prompt; a prompt that is too long gets none.
+    """Samples one turn below each prompt; too long a prompt gets none.
 
     Args:
-      kind: of the template.
-      questions: their texts stand in it; their uids name the randomness.
-      **changes: of the dialogue, such as `stop_strings`.
+      kind: Name of the template.
+      questions: Questions whose texts fill the template. Their uids determine
+        the randomness.
+      **changes: Changed fields of the dialogue, such as `stop_strings`.
     """
     own = self.sampler.tokenizer
     made = dataclasses.replace(
@@ -74,13 +75,13 @@ class Player:
 
   def find(self, asked: Sequence[tuple[Question, str]]
           ) -> list[Passages | SearchError]:
-    """What the engine finds for queries on behalf of questions."""
+    """Returns the engine's results for queries on behalf of questions."""
     top_k = self.sampler.budgets.top_k
     return list(self.search([Query(text, top_k, q, self.step)
                              for q, text in asked])) if asked else []
 
   def below(self, passages: Passages, text: str) -> str:
-    """A text below passages, each a line, cut to its budget."""
+    """Returns a text below passages, one per line and cut to its budget."""
     encode, decode = (self.sampler.tokenizer.encode_data,
                       self.sampler.tokenizer.decode)
     lines = [decode(encode(dialogues.tag_passage(n, p))[
@@ -93,17 +94,17 @@ Method = Callable[[Player, Sequence[Question]], list[Trajectory]]
 
 
 def direct(player: Player, questions: Sequence[Question]) -> list[Trajectory]:
-  """An answer from memory, at once."""
+  """Answers at once, from memory."""
   return player.write('direct', questions)
 
 
 def cot(player: Player, questions: Sequence[Question]) -> list[Trajectory]:
-  """Chain of thought: a thought, then an answer, from memory."""
+  """Writes a chain of thought, then an answer, from memory."""
   return player.write('cot', questions)
 
 
 def rag(player: Player, questions: Sequence[Question]) -> list[Trajectory]:
-  """One retrieval by the question; the answer is read off what it finds."""
+  """Retrieves once, with the question, and answers from the passages."""
   games = {q.uid: _Game(q, query=q.text) for q in questions}
   results = player.find([(q, q.text) for q in questions])
   for game, of in zip(games.values(), results):
@@ -118,10 +119,10 @@ def rag(player: Player, questions: Sequence[Question]) -> list[Trajectory]:
 
 def ircot(player: Player, questions: Sequence[Question], rounds: int = 3
          ) -> list[Trajectory]:
-  """Retrieval and a sentence of thought, by turns; the thought is the query.
+  """Alternates retrieval and a sentence of thought, which is the next query.
 
-  The passages of all rounds stand above the question, the best first. It ends
-  with the sentence that says what the answer is.
+  The passages of all rounds are above the question, the best first. A sentence
+  that states the answer ends the method.
   """
   games = {q.uid: _Game(q, query=q.text) for q in questions}
   for _ in range(rounds):
@@ -149,19 +150,19 @@ def ircot(player: Player, questions: Sequence[Question], rounds: int = 3
 
 
 def ra_agent(player: Player, questions: Sequence[Question]) -> list[Trajectory]:
-  """An agent that searches when it wants to, and reads what is found."""
+  """Runs an agent that searches when it wants to, and reads the passages."""
   return _agent(player, questions, _as_found)
 
 
 def search_o1(player: Player, questions: Sequence[Question]
              ) -> list[Trajectory]:
-  """An agent that reads a note on what is found, in the place of it."""
+  """Runs an agent that reads a note about the passages in place of them."""
   return _agent(player, questions, _noted)
 
 
 def _agent(player: Player, questions: Sequence[Question],
            read: Callable[..., list[str]]) -> list[Trajectory]:
-  """Turns until an answer; `read` makes of what was found what is shown."""
+  """Samples turns until an answer; `read` turns results into shown texts."""
   games = {q.uid: _Game(q) for q in questions}
   for _ in range(player.sampler.budgets.max_turns):
     acting = _open(games)
@@ -191,14 +192,14 @@ def _agent(player: Player, questions: Sequence[Question],
 
 def _as_found(player: Player, games: Sequence['_Game'],
               found: Sequence[Passages | SearchError]) -> list[str]:
-  """The passages themselves."""
+  """Returns the passages themselves."""
   del games
   return [player.below(_passages(of), '').rstrip('\n') for of in found]
 
 
 def _noted(player: Player, games: Sequence['_Game'],
            found: Sequence[Passages | SearchError]) -> list[str]:
-  """Reason-in-Documents: what is found, in a sentence of the model's own."""
+  """Reason-in-Documents: returns the model's own notes on the passages."""
   notes = player.write('note', [dataclasses.replace(
       game.question, uid=f'note:{game.query}:{game.question.uid}',
       text='\n'.join([
@@ -221,12 +222,12 @@ def _passages(found: Passages | SearchError) -> Passages:
 
 
 def _searched(query: str, found: Passages | SearchError) -> Turn:
-  """A search that the method made; the policy wrote none of it."""
+  """Returns a search by the method, in which the policy wrote no token."""
   return Turn((), (), Action('search', (query,)), passages=_passages(found))
 
 
 def _best(turns: Sequence[Turn]) -> Passages:
-  """The passages of all searches, each once, the best first."""
+  """Returns the passages of all searches, each once, the best first."""
   best = {}
   for passage in (p for turn in turns for p in turn.passages):
     if passage.id not in best or passage.score > best[passage.id].score:
@@ -236,17 +237,17 @@ def _best(turns: Sequence[Turn]) -> Passages:
 
 @dataclasses.dataclass
 class _Game:
-  """A question, and what has been done about it so far."""
+  """A question, and the state of the method's work on it."""
 
   question: Question
-  query: str = ''  # the next, or the last
-  written: str = ''  # what the model has written, and read
+  query: str = ''  # the next query, or the last
+  written: str = ''  # text that the model has written and read
   turns: list[Turn] = dataclasses.field(default_factory=list)
-  end: str = ''  # a stop reason; '': it goes on
+  end: str = ''  # stop reason; '': not finished
   error: SearchError | None = None
 
   def found(self, turn: Turn, of: Passages | SearchError) -> None:
-    """Takes a search, which ends all if it failed."""
+    """Adds a search; a failed one ends the game."""
     self.turns.append(turn)
     if isinstance(of, SearchError):
       self.end, self.error = 'search_error', of

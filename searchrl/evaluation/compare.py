@@ -19,10 +19,11 @@ class Difference:
   """The mean difference of two methods on the same questions.
 
   Attributes:
-    mean: the first minus the second.
-    low, high: of its 95 % interval.
-    p: of McNemar's exact test of exact match (1947), two-sided.
-    questions: that both were asked.
+    mean: Mean of the first minus the second.
+    low: Lower end of its 95 % interval.
+    high: Upper end of its 95 % interval.
+    p: Two-sided p-value of McNemar's exact test (1947) of exact match.
+    questions: Number of questions that both were asked.
   """
 
   mean: float
@@ -34,28 +35,28 @@ class Difference:
 
 def bootstrap(values: Sequence[float], *, seed: int = 0, level: float = 0.95
              ) -> tuple[float, float]:
-  """The percentile bootstrap's interval of a mean (Efron 1979).
+  """Returns the percentile bootstrap's interval of a mean (Efron 1979).
 
-  Equal values are drawn together, so that it takes no longer for more of them.
+  Equal values are drawn together, so that more of them take no more time.
 
   Args:
-    values: at least one.
-    seed: of the resamples.
-    level: of the interval.
+    values: The values, at least one.
+    seed: Seed of the resamples.
+    level: Level of the interval.
   """
   return _percentiles(_means(values, np.random.default_rng(seed)), level)
 
 
 def bootstrap_of_sets(sets: Sequence[Sequence[float]], *, seed: int = 0,
                       level: float = 0.95) -> tuple[float, float]:
-  """The interval of the mean of the means of sets, each weighing alike."""
+  """Returns the interval of the mean over sets, each with equal weight."""
   rng = np.random.default_rng(seed)
   return _percentiles(np.mean([_means(values, rng) for values in sets], 0),
                       level)
 
 
 def _means(values: Sequence[float], rng: np.random.Generator) -> np.ndarray:
-  """Means of resamples."""
+  """Returns means of resamples."""
   distinct, counts = np.unique(values, return_counts=True)
   total = counts.sum()
   return rng.multinomial(total, counts / total, RESAMPLES) @ distinct / total
@@ -68,13 +69,13 @@ def _percentiles(means: np.ndarray, level: float) -> tuple[float, float]:
 
 def difference(first: Sequence[scores.Score], second: Sequence[scores.Score],
                name: str = 'em') -> Difference:
-  """How two methods differ in a score, on the questions that both have.
+  """Returns the difference of two methods in a score, on common questions.
 
-  Several samples of a question count as their mean; the test takes a question
-  for right where that is at least one half.
+  Several samples of a question count as their mean. The test counts a question
+  as right if that mean is at least one half.
 
   Raises:
-    ValueError: they have no question in common.
+    ValueError: The methods have no question in common.
   """
   ours, theirs = by_question(first, name), by_question(second, name)
   common = [uid for uid in ours if uid in theirs]
@@ -94,7 +95,7 @@ def difference(first: Sequence[scores.Score], second: Sequence[scores.Score],
 
 def by_question(found: Sequence[scores.Score], name: str = 'em'
                ) -> dict[str, float]:
-  """A score of each question, by its uid: the mean over its samples."""
+  """Returns a score of each question, by uid: the mean over its samples."""
   values = {}
   for score in found:
     values.setdefault(score.uid, []).append(score.values[name])
@@ -103,7 +104,7 @@ def by_question(found: Sequence[scores.Score], name: str = 'em'
 
 def overlap(train: Sequence[Question], test: Mapping[str, Sequence[Question]]
            ) -> dict[str, float]:
-  """The share of each set's questions that training has, too; normalised."""
+  """Returns the share of each set's normalised questions that training has."""
   known = {rewards.normalise(question.text) for question in train}
   return {name: float(np.mean([rewards.normalise(q.text) in known
                                for q in questions]))

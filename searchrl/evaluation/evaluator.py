@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation: a policy and cases in; scores by set and records out.
+"""Evaluation: scores by set, and records, of a policy on cases.
 
-A set has a row of its own, and a row a hop count where it has questions of
-several. The mean over several sets, each weighing alike, is one more row; sets
-about common knowledge, which can be answered from memory, are no part of it.
+Each set has a row, and one row per hop count if its questions have several. One
+more row has the mean over several sets, with equal weights. It leaves out sets
+about common knowledge, which can be answered from memory.
 """
 
 from collections import defaultdict
@@ -32,31 +32,31 @@ from searchrl.runtime import processes
 from searchrl.trajectory import (
     Question, Request, SearchFn, Trajectory, to_json)
 
-AGENT = 'agent'  # the method of a policy that plays by itself
+AGENT = 'agent'  # method of a policy that answers by itself
 COLUMNS = ('set', 'engine', 'decoding', 'hops', 'n', 'em', '95% interval',
            *scores_lib.NAMES[1:], 'search_errors')
-SHOWN = ('em', 'subem', 'f1', 'searches')  # as metrics of a run
-ALL = 'all'  # the hops of a row of a whole set
-TABLE, RECORDS = 'table.json', 'records'  # of a folder
-SECONDS = 'seconds.json'  # of a question, by shard: no two machines agree
-SHARD = 1000  # trajectories that are in memory at a time
-_FEW = 100  # questions of a case, which need no word on how far it is
+SHOWN = ('em', 'subem', 'f1', 'searches')  # scores that are metrics of a run
+ALL = 'all'  # value of `hops` in a row of a whole set
+TABLE, RECORDS = 'table.json', 'records'  # names in an evaluation's folder
+SECONDS = 'seconds.json'  # seconds per question, by shard: they are never equal
+SHARD = 1000  # trajectories that are in memory at once
+_FEW = 100  # largest number of questions of a case without progress lines
 Play = Callable[[Sequence[Question]], list[Trajectory]]
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalCase:
-  """One data set, answered through one engine, decoded in one way."""
+  """A data set, answered through one engine and decoded in one way."""
 
   dataset: datasets.Dataset
   engine: str
   search: SearchFn
   decoding: str  # 'greedy' or 'sampled'
-  method: str = AGENT  # or one of `methods.METHODS`; a folder has one
+  method: str = AGENT  # or a key of `baselines.METHODS`; one per folder
 
   @property
   def name(self) -> str:
-    """That its records have."""
+    """Name of the case in its records."""
     return f'{self.dataset.name}.{self.engine}.{self.decoding}'
 
 
@@ -75,16 +75,17 @@ def run(
   """Runs every case.
 
   Args:
-    sampler: rolls the questions out.
-    params: the policy.
-    cases: what to run.
-    step: seeds the sampled cases; equal steps give equal samples.
-    samples: a question, in cases that are sampled and of the agent.
-    templates: of the prompts of other methods; see `agent.prompts`.
-    fingerprint: of all that the scores depend on; stands in rows and records.
-    folder: gets the records, and then the table; what is there already is not
-      sampled again. None keeps the scores alone.
-    shard: trajectories that are sampled, and then written, at a time.
+    sampler: Sampler of the answers.
+    params: Parameters of the policy.
+    cases: Cases to run.
+    step: Seed of the sampled cases; equal steps give equal samples.
+    samples: Number of samples per question, in sampled cases of the agent.
+    templates: Prompt templates of other methods; see `agent.prompts`.
+    fingerprint: Fingerprint of everything that the scores depend on; it is
+      written to rows and records.
+    folder: Directory for the records, and then the table. Existing records are
+      not sampled again. None keeps the scores alone.
+    shard: Number of trajectories that are sampled, and then written, at once.
 
   Returns:
     Rows for `figures.table`. Searches that failed count as wrong here.
@@ -120,7 +121,7 @@ def _say_so_far(case: EvalCase, asked: int,
 
 def _player(sampler: Sampler, weights: Any, case: EvalCase, samples: int,
             step: int, templates: Mapping[str, str]) -> Play:
-  """How the questions of a case are answered."""
+  """Returns the function that answers the questions of a case."""
   temperature = 0.0 if case.decoding == 'greedy' else 1.0
   if case.method != AGENT:
     return functools.partial(baselines.METHODS[case.method], baselines.Player(
@@ -135,7 +136,7 @@ def _player(sampler: Sampler, weights: Any, case: EvalCase, samples: int,
 def _shard(play: Play, case: EvalCase, questions: Sequence[Question],
            tokenizer: Any, fingerprint: str, file: pathlib.Path | None
           ) -> list[scores_lib.Score]:
-  """Scores of some questions of a case, whose records go to a file."""
+  """Returns scores of some questions; writes their records to a file."""
   found = file and processes.on_first(str(file), lambda: _recorded(file))
   if found:
     return [scores_lib.from_json(score) for score in found]
@@ -162,7 +163,7 @@ def _recorded(file: pathlib.Path) -> list[dict] | None:
 
 def _record(case: EvalCase, trajectory: Trajectory, score: scores_lib.Score,
             tokenizer: Any) -> dict[str, Any]:
-  """A line of the records: whatever one may want to know of an answer."""
+  """Returns a line of the records: an answer, its score and its trajectory."""
   return {
       'method': case.method, 'set': case.dataset.name, 'engine': case.engine,
       'decoding': case.decoding, 'question': trajectory.question.text,
@@ -174,7 +175,7 @@ def _record(case: EvalCase, trajectory: Trajectory, score: scores_lib.Score,
 
 
 def recorded(folder: pathlib.Path) -> dict[str, list[scores_lib.Score]]:
-  """The scores of the records of a folder, by the names of their cases."""
+  """Returns the scores in the records of a folder, by the names of cases."""
   return {path.name: [scores_lib.from_json(line['score'])
                       for line in shards.read_all(path)]
           for path in sorted((folder / RECORDS).iterdir())}
@@ -182,13 +183,14 @@ def recorded(folder: pathlib.Path) -> dict[str, list[scores_lib.Score]]:
 
 def limited(cases: Sequence[EvalCase], limit: int, seed: int, sets: int = 0
            ) -> list[EvalCase]:
-  """The cases of an evaluation during training: greedy, on a few questions.
+  """Returns the cases of an evaluation during training: greedy, and smaller.
 
   Args:
-    cases: of a whole evaluation; those with random passages are left out.
-    limit: questions of a set, drawn by the seed; 0, or more than it has: all.
-    seed: of the choice.
-    sets: so many, from the first on; 0: all.
+    cases: Cases of a whole evaluation; those with random passages are left out.
+    limit: Number of questions of a set, drawn by the seed. 0, or more than the
+      set has: all.
+    seed: Seed of the choice.
+    sets: Number of sets, from the first on; 0: all.
   """
   names = list(dict.fromkeys(case.dataset.name for case in cases))
   names = names[:sets or len(names)]
@@ -216,7 +218,7 @@ def _rows(case: EvalCase, scores: Sequence[scores_lib.Score]) -> list[dict]:
 
 def _row(case: EvalCase, hops: int | str, scores: Sequence[scores_lib.Score]
         ) -> dict:
-  """Means over all samples; the interval is of questions, not of samples."""
+  """Returns means over all samples, with an interval over questions."""
   values = scores_lib.means(scores)
   exact = list(compare.by_question(scores).values())
   low, high = compare.bootstrap(exact) if len(exact) < len(scores) else (
@@ -231,7 +233,7 @@ def _row(case: EvalCase, hops: int | str, scores: Sequence[scores_lib.Score]
 
 def _means(found: Sequence[tuple[EvalCase, Sequence[scores_lib.Score]]]
           ) -> list[dict]:
-  """The mean of the sets, where there are several, of each engine and decoding.
+  """Returns the mean over several sets, for each engine and decoding.
 
   Sets of common knowledge, and those with random passages, are left out.
   """
@@ -257,7 +259,7 @@ def _means(found: Sequence[tuple[EvalCase, Sequence[scores_lib.Score]]]
 
 
 def _note_seconds(file: pathlib.Path, secs: float) -> None:
-  """Keeps what a shard took beside the table, not among equal bytes."""
+  """Writes a shard's seconds beside the table; records must be reproducible."""
   own = file.parents[2] / SECONDS
   known = json.loads(own.read_text()) if own.exists() else {}
   known.setdefault(file.parent.name, {})[file.name] = secs
@@ -265,7 +267,7 @@ def _note_seconds(file: pathlib.Path, secs: float) -> None:
 
 
 def with_seconds(rows: Sequence[dict], folder: pathlib.Path) -> list[dict]:
-  """Rows for people: whole sets with their wall seconds a question."""
+  """Returns rows for display: whole sets with wall seconds per question."""
   file = folder / SECONDS
   known = json.loads(file.read_text()) if file.exists() else {}
   result = []
@@ -279,7 +281,7 @@ def with_seconds(rows: Sequence[dict], folder: pathlib.Path) -> list[dict]:
 
 
 def wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float]:
-  """The score interval of a proportion (Wilson 1927), 95 % by default."""
+  """Returns the score interval of a proportion (Wilson 1927); default 95 %."""
   p = hits / n
   centre = (p + z * z / (2 * n)) / (1 + z * z / n)
   half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
@@ -287,12 +289,12 @@ def wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def columns(rows: Sequence[Mapping]) -> list[str]:
-  """COLUMNS, and those that only rows of several samples a question have."""
+  """Returns COLUMNS, and the columns of rows with several samples."""
   return list(dict.fromkeys((*COLUMNS, *(key for row in rows for key in row))))
 
 
 def headline(rows: Sequence[Mapping]) -> float | None:
-  """Exact match of greedy answers: the mean over sets, or that of the first."""
+  """Returns greedy exact match: the mean over sets, or the first set's."""
   found = {row['set']: row['em'] for row in reversed(rows)
            if row['hops'] == ALL and row['decoding'] == 'greedy'
            and row['engine'] != 'noise'}
@@ -300,7 +302,7 @@ def headline(rows: Sequence[Mapping]) -> float | None:
 
 
 def scalars(rows: Sequence[Mapping]) -> dict[str, float]:
-  """Rows as metrics: 'val/<set>/em/greedy', 'val/<set>_2hop/em/greedy' ..."""
+  """Returns rows as metrics: 'val/<set>/em/greedy', 'val/<set>_2hop/em/...'."""
   result = {}
   for row in rows:
     name = row['set'] if row['engine'] != 'noise' else f'{row["set"]}_noise'

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 _COLOR = '#1f5fa8'
-_SHADES = ('#8fb7e3', '#4f8fd0', '#1f5fa8', '#0b2f5c')  # of several lines
+_SHADES = ('#8fb7e3', '#4f8fd0', '#1f5fa8', '#0b2f5c')  # for several lines
 Line = tuple[Sequence[float], Sequence[float]]  # steps, values
-Series = Line | Mapping[str, Line]  # a line, or several with their names
+Series = Line | Mapping[str, Line]  # a line, or several lines by name
 _STYLE = {
     'axes.edgecolor': '#9aa0a6', 'axes.labelcolor': '#3c4043',
     'axes.grid': True, 'axes.axisbelow': True, 'axes.xmargin': 0.02,
@@ -40,14 +40,14 @@ def curve(
   """Draws a panel for each series: values faintly, the running mean boldly.
 
   Args:
-    path: without suffix; `path`.png and `path`.svg are written.
+    path: Path without suffix; `path`.png and `path`.svg are written.
     series: {name: (steps, values)}, a panel each, in order; NaN is a gap. A
-      panel of up to four lines, as they are: {name: {line: (steps, values)}}.
-    title: of the figure.
+      panel {name: {line: (steps, values)}} has up to four lines without means.
+    title: Title of the figure.
     units: {name: unit}, the label of the panel's vertical axis.
-    xlabel: of the horizontal axes.
-    window: training steps of the running mean.
-    columns: panels side by side.
+    xlabel: Label of the horizontal axes.
+    window: Number of training steps of the running mean.
+    columns: Number of panels side by side.
 
   Returns:
     The paths of the PNG and of the SVG.
@@ -70,18 +70,18 @@ def curve(
         _panel_of_lines(panels[i], lines, name, unit)
       else:
         _panel(panels[i], *lines, name, unit, window)
-      if i + columns >= len(series):  # nothing below it
+      if i + columns >= len(series):  # no panel is below this one
         panels[i].set_xlabel(xlabel)
         panels[i].tick_params(labelbottom=True)
     for panel in panels[len(series):]:
       panel.set_visible(False)
     figure.savefig(files[0], dpi=160)
-    figure.savefig(files[1], metadata={'Date': None})  # same run, same file
+    figure.savefig(files[1], metadata={'Date': None})  # reproducible file
   return files
 
 
 def running_mean(values: Sequence[float], window: int = 10) -> np.ndarray:
-  """Means of each value and the `window - 1` before it; NaN is left out."""
+  """Returns means of each value and the `window - 1` before it, without NaN."""
   values = np.asarray(values, np.float64)
   recent = (values[max(i - window, 0):i] for i in range(1, len(values) + 1))
   present = (x[~np.isnan(x)] for x in recent)
@@ -89,11 +89,13 @@ def running_mean(values: Sequence[float], window: int = 10) -> np.ndarray:
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-  """Returns aligned text: a header, a rule, a line a row; numbers right.
+  """Returns an aligned text table: a header, a rule, and a line per row.
+
+  Numbers are aligned to the right.
 
   Args:
-    rows: {column: value}; a row may lack columns.
-    columns: keys of the rows, and the header.
+    rows: Rows {column: value}, which may lack columns.
+    columns: Keys of the rows, and the header.
   """
   cells = [[_cell(row.get(column)) for column in columns] for row in rows]
   widths = [max(map(len, column)) for column in zip(columns, *cells)]
@@ -110,7 +112,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
 
 
 def _panel(axes, x, y, name, unit, window) -> None:
-  """Draws one series; the newest mean stands at the upper right."""
+  """Draws one series; the newest mean is shown at the upper right."""
   spacing = np.median(np.diff(x)) if len(x) > 1 else 1  # evaluations are rare
   mean = running_mean(y, max(round(window / spacing), 1))
   axes.plot(x, y, color=_COLOR, alpha=0.3, linewidth=0.9,
@@ -125,7 +127,7 @@ def _panel(axes, x, y, name, unit, window) -> None:
 
 def _panel_of_lines(axes, lines: Mapping[str, Line], name: str, unit: str
                    ) -> None:
-  """Draws several lines, darker and darker, and says which is which."""
+  """Draws several lines in darker and darker shades, with a legend."""
   shades = _SHADES[-len(lines):]
   for (label, (x, y)), color in zip(lines.items(), shades, strict=True):
     axes.plot(x, y, color=color, linewidth=1.8, marker='o', markersize=3,

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of an evaluation: of one trajectory, and of a set of them."""
+"""Scores of an evaluation: those of one trajectory, and those of a set."""
 
 from collections.abc import Mapping, Sequence
 import collections
@@ -19,17 +19,18 @@ NAMES = ('em', 'subem', 'f1', 'recall', 'hit@1', 'searches', 'queries',
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-  """What is kept of a trajectory when its record is on the disk.
+  """Values of a trajectory that stay in memory after its record is written.
 
   Attributes:
-    uid: of the question.
-    hops: of the question.
-    answer: normalised; '' if there is none.
-    failed: a search failed and ended it.
-    values: by NAMES. `recall`: a gold stands in a passage that was found;
-      `hit@1`: in the first of a query; `queries`: sent, of which a search may
-      have several; `answered`: there is an answer; `finished`: and it came
-      before any limit; `tokens`: that the policy wrote.
+    uid: Uid of the question.
+    hops: Number of hops of the question.
+    answer: Normalised answer; '' if there is none.
+    failed: Whether a failed search ended the trajectory.
+    values: Values by NAMES. `recall`: a gold answer occurs in a passage that
+      was found; `hit@1`: it occurs in the first passage of a query; `queries`:
+      number of queries, of which a search may have several; `answered`: there
+      is an answer; `finished`: the answer came before any limit; `tokens`:
+      number of tokens that the policy wrote.
   """
 
   uid: str
@@ -40,7 +41,7 @@ class Score:
 
 
 def of(trajectory: Trajectory) -> Score:
-  """The score of a finished trajectory."""
+  """Returns the score of a finished trajectory."""
   question, answer = trajectory.question, trajectory.answer
   searched = [turn for turn in trajectory.turns
               if turn.action.kind == 'search' and (
@@ -67,24 +68,25 @@ def _stands(passage: Passage, golds: Sequence[str]) -> bool:
 
 
 def _firsts(passages: Sequence[Passage]) -> list[Passage]:
-  """The best passage of each query: where scores rise, another query begins."""
+  """Returns the best passage per query: where scores rise, a new one begins."""
   return [p for before, p in zip((None, *passages), passages)
           if before is None or p.score > before.score]
 
 
 def means(scores: Sequence[Score]) -> dict[str, float]:
-  """The mean of each value."""
+  """Returns the mean of each value."""
   return {name: float(np.mean([score.values[name] for score in scores]))
           for name in NAMES}
 
 
 def of_samples(scores: Sequence[Score]) -> dict[str, float]:
-  """What several samples a question say together; {} of one each.
+  """Returns statistics over several samples per question; {} without those.
 
   Returns:
     'pass@k': the share of questions that one of k samples answers exactly;
-    'majority': that the answer of most samples does, of equally many the
-    first; 'spread': the standard deviation over samples of exact match.
+    'majority': the share whose most common answer is exact, the first of
+    equally common ones; 'spread': the standard deviation over samples of exact
+    match.
   """
   by_question = collections.defaultdict(list)
   for score in scores:
@@ -101,7 +103,7 @@ def of_samples(scores: Sequence[Score]) -> dict[str, float]:
 
 
 def _majority(group: Sequence[Score]) -> float:
-  """Whether the commonest answer is right; no answer is none."""
+  """Returns 1 if the most common answer is right; without answers, 0."""
   answers = collections.Counter(score.answer for score in group if score.answer)
   if not answers:
     return 0.0

@@ -1,9 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Shards: the records of an evaluation, a file for about a thousand of them.
+"""Shards: files of an evaluation's records, about a thousand in each.
 
-A shard is on the disk, with its digest, before the next is sampled, so that
-memory is bounded and a kill costs one. What is damaged is sampled again.
+A shard is on the disk, with its digest, before the next is sampled. Memory is
+therefore bounded, and a killed process loses one shard. Damaged shards are
+sampled again.
 """
 
 from collections.abc import Sequence
@@ -16,13 +17,13 @@ from typing import Any
 from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 
-DIGESTS = 'digests.json'  # of a folder: file -> SHA-256
+DIGESTS = 'digests.json'  # file of a folder with the SHA-256 of each shard
 
 
 def write(file: pathlib.Path, lines: Sequence[Any]) -> None:
   """Writes a shard of JSON lines, gzipped, and then its digest."""
   text = ''.join(json.dumps(line, ensure_ascii=False) + '\n' for line in lines)
-  data = gzip.compress(  # half a character as JSON has it
+  data = gzip.compress(  # lone surrogates are escaped, as in JSON
       text.encode(errors='backslashreplace'), mtime=0)
   atomic_files.write(file, data)
   digests = _digests(file.parent) | {
@@ -31,7 +32,7 @@ def write(file: pathlib.Path, lines: Sequence[Any]) -> None:
 
 
 def read(file: pathlib.Path) -> list[Any] | None:
-  """The lines of a shard; None if it is not there, or not as it was written."""
+  """Returns the lines of a shard; None if it is missing or damaged."""
   digest = _digests(file.parent).get(file.name)
   if digest is None or not file.exists():
     return None
@@ -47,7 +48,7 @@ def read_all(folder: pathlib.Path):
   """Yields the lines of all shards below a folder, in the order of names.
 
   Raises:
-    ValueError: a shard is not as it was written.
+    ValueError: A shard differs from its digest.
   """
   for file in sorted(folder.glob('**/*.jsonl.gz')):
     lines = read(file)

@@ -14,7 +14,7 @@ from searchrl.evaluation import evaluator
 from searchrl.runtime import atomic_files
 from searchrl.runtime import metrics
 
-FILE = 'summary.txt'  # of a finished run
+FILE = 'summary.txt'  # marks a finished run
 EXACT_MATCH = 'greedy exact match'
 _SHOWN = {'critic/score/mean': 'reward', 'search/calls_per_traj': 'searches',
           'data/frac_group_mixed': 'mixed groups',
@@ -29,11 +29,11 @@ class _Cell(NamedTuple):
   """Scores of the questions of a hop count, or of a whole set."""
 
   em: float
-  searches: float  # a question
+  searches: float  # mean number per question
   n: int
 
 
-_Cells = dict[tuple[str, str, str], dict[int | str, _Cell]]  # case -> hops
+_Cells = dict[tuple[str, str, str], dict[int | str, _Cell]]  # by case, by hops
 
 
 def finish(folder: pathlib.Path, title: str) -> None:
@@ -43,18 +43,18 @@ def finish(folder: pathlib.Path, title: str) -> None:
   figures.curve(folder / 'curve', series, title=title, units=_UNITS,
                 window=max(3, steps // 6))
   text = table(folder)
-  atomic_files.write(folder / FILE, text + '\n')  # last: the run is finished
+  atomic_files.write(folder / FILE, text + '\n')  # last, since it marks the end
   print(text)
 
 
 def curves(lines: Sequence[Mapping[str, float]]) -> dict[str, figures.Series]:
-  """The panels of a run: greedy exact match, if training was evaluated."""
+  """Returns a run's panels, with greedy exact match if it was evaluated."""
   trained = [line for line in lines if 'critic/score/mean' in line]
   steps = [line['training/global_step'] for line in trained]
   series = {name: (steps, [line.get(key, math.nan) for line in trained])
             for key, name in _SHOWN.items()}
   found = _greedy(lines)
-  if any(len(x) > 2 for x, _ in found.values()):  # not before and after alone
+  if any(len(x) > 2 for x, _ in found.values()):  # more than before and after
     del series['response length']
     series = dict(list(series.items())[:2]) | {EXACT_MATCH: found} | series
   return series
@@ -62,7 +62,7 @@ def curves(lines: Sequence[Mapping[str, float]]) -> dict[str, figures.Series]:
 
 def _greedy(lines: Sequence[Mapping[str, float]]
            ) -> dict[str, tuple[list[float], list[float]]]:
-  """Greedy exact match of the first set by hops, or of the first sets."""
+  """Returns greedy exact match of the first set by hops, or of the sets."""
   pattern = re.compile(r'val/(.+)/em/greedy')
   names = [match[1] for match in map(pattern.fullmatch, dict.fromkeys(
       key for line in lines for key in line)) if match]
@@ -79,7 +79,7 @@ def _greedy(lines: Sequence[Mapping[str, float]]
 
 
 def table(folder: pathlib.Path) -> str:
-  """The tables of a run, before and after training; paths of its files."""
+  """Returns a run's tables, before and after training, and its file paths."""
   before, after = (_cells(folder / 'evaluation' / name / 'table.json')
                    for name in ('before', 'after'))
   text = ('\n\n'.join([
@@ -97,7 +97,7 @@ def table(folder: pathlib.Path) -> str:
 
 def _by_hops(title: str, before: _Cells, after: _Cells,
              show: Callable[[_Cell], str]) -> str:
-  """A table with a row a case and a column a hop count, whole sets last."""
+  """Returns a table of cases (rows) by hop counts (columns), with totals."""
   hops = sorted({hops for row in after.values() for hops in row},
                 key=lambda hops: (hops == evaluator.ALL, hops))
   name = {h: evaluator.ALL if h == evaluator.ALL else f'{h}-hop' for h in hops}
@@ -116,7 +116,7 @@ def _by_hops(title: str, before: _Cells, after: _Cells,
 
 
 def _legend(cells: _Cells) -> str:
-  """What a reader of the tables has to know, and how far to trust them."""
+  """Returns notes for the tables: terms, and widths of the intervals."""
   counts = sorted({cell.n for row in cells.values() for cell in row.values()})
   if len(counts) > 4:
     counts = [counts[0], counts[len(counts) // 2], counts[-1]]
@@ -130,9 +130,9 @@ def _legend(cells: _Cells) -> str:
 
 
 def _cells(file: pathlib.Path) -> _Cells:
-  """The cells of an evaluation; {} without one.
+  """Returns the cells of an evaluation; {} without one.
 
-  Runs before there were rows of whole sets have none.
+  Runs of versions without rows of whole sets have none of those cells.
   """
   cells = {}
   for row in json.loads(file.read_text()) if file.exists() else ():

@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The report of runs: one HTML page that needs nothing else."""
+"""The report of runs: one self-contained HTML page."""

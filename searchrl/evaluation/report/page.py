@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs in, one HTML page out, which needs no network and no other file.
+"""The HTML page of runs, which needs no network and no other file.
 
-What comes from models and engines is data on the page: compressed, decoded by
-the page's own script, and shown as text alone.
+Texts from models and engines are data on the page: compressed, decoded by the
+page's own script, and shown as text alone.
 """
 
 import base64
@@ -32,13 +32,15 @@ TokenizerOf = Callable[[reading.Run], tokenizers.Tokenizer | None]
 
 def render(runs: Sequence[reading.Run], tokenizer_of: TokenizerOf, *,
            title: str, most: int) -> str:
-  """The page.
+  """Returns the page.
 
   Args:
-    runs: to show.
-    tokenizer_of: of a run's policy; None where it is not there.
-    title: of the page.
-    most: trajectories that it holds; more are thinned out evenly, and said so.
+    runs: Runs to show.
+    tokenizer_of: Function from a run to its policy's tokenizer; None if that is
+      missing.
+    title: Title of the page.
+    most: Largest number of trajectories. If there are more, an even selection
+      is shown, and the page says so.
   """
   found, total = reading.entries(runs, most)
   tokenizers_of = {run.name: tokenizer_of(run) for run in runs}
@@ -64,14 +66,14 @@ def render(runs: Sequence[reading.Run], tokenizer_of: TokenizerOf, *,
 
 
 def _packed(value: Any) -> str:
-  """What the page's script unpacks: base64 of gzipped JSON."""
+  """Returns base64 of gzipped JSON, which the page's script unpacks."""
   return base64.b64encode(gzip.compress(
       json.dumps(value, ensure_ascii=True, allow_nan=False).encode(),
       mtime=0)).decode()
 
 
 def _card(run: reading.Run) -> dict[str, Any]:
-  """What stands about a run at the top."""
+  """Returns the facts about a run at the top of the page."""
   whole = {where: next((row for row in rows if row.get('hops') == evaluator.ALL
                         and row.get('decoding') == 'greedy'), None)
            for where, rows in run.tables.items()}
@@ -92,7 +94,7 @@ def _card(run: reading.Run) -> dict[str, Any]:
 
 
 def _rolled_back(run: reading.Run) -> list[tuple[str, str]]:
-  """A line about the times that the run went back to a checkpoint."""
+  """Returns a line about the run's returns to a checkpoint, if any."""
   steps = [int(line[alerts.STEP]) for before, line in zip(
       run.steps, run.steps[1:]) if line.get('guards/rollbacks', 0) > before.get(
           'guards/rollbacks', 0)]
@@ -101,7 +103,7 @@ def _rolled_back(run: reading.Run) -> list[tuple[str, str]]:
 
 
 def _tables(run: reading.Run, alone: bool) -> list[dict[str, Any]]:
-  """The tables of a run's evaluations, that of the end open if it is alone."""
+  """Returns a run's evaluation tables; the last is open if the run is alone."""
   result = []
   for where, rows in run.tables.items():
     columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -116,14 +118,14 @@ def _tables(run: reading.Run, alone: bool) -> list[dict[str, Any]]:
 
 
 def _cell(value: Any) -> tuple[str, bool]:
-  """The text of a cell, and whether it is a number."""
+  """Returns the text of a cell, and whether it is a number."""
   if isinstance(value, float):
     return f'{value:.3f}', True
   return '' if value is None else str(value), isinstance(value, int)
 
 
 def _head(number: int, entry: reading.Entry) -> dict[str, Any]:
-  """What a trajectory is found by."""
+  """Returns the fields by which the page finds a trajectory."""
   of = entry.trajectory
   return {
       'id': number, 'run': entry.run.name, 'where': entry.where,
@@ -136,7 +138,7 @@ def _head(number: int, entry: reading.Entry) -> dict[str, Any]:
 
 def _body(entry: reading.Entry, tokenizer: tokenizers.Tokenizer | None
          ) -> list[dict[str, Any]]:
-  """The segments of a conversation, and the passages of its searches."""
+  """Returns the segments of a conversation, and its searches' passages."""
   golds = [gold for gold in map(
       rewards.normalise, entry.trajectory.question.answers) if gold]
   return [_segment(segment, golds) for segment in tokens.segments(
@@ -163,7 +165,7 @@ def _passage(passage: Any, golds: Sequence[str]) -> dict[str, Any]:
 
 
 def _number(value: float | None) -> float | str | None:
-  """A number as JSON has it: four digits are enough to read."""
+  """Returns a number for JSON, rounded to five significant digits."""
   if value is None:
     return None
   return float(f'{value:.5g}') if math.isfinite(value) else str(value)

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Curves of runs as inline SVG, in colours that the page's style sheet names."""
+"""Curves of runs as inline SVG, in colours of the page's style sheet."""
 
 from collections.abc import Mapping, Sequence
 import io
@@ -13,7 +13,7 @@ from searchrl.evaluation import figures
 from searchrl.evaluation.report import reading
 
 _STEP = 'training/global_step'
-PANELS = {  # metric -> title, unit
+PANELS = {  # title and unit by metric
     'critic/score/mean': ('outcome', 'mean of a step'),
     'critic/rewards/mean': ('reward', 'mean of a step'),
     'search/calls_per_traj': ('searches', 'a question'),
@@ -25,13 +25,13 @@ PANELS = {  # metric -> title, unit
     'training/rollout_probs_diff_mean': ('sampler against learner',
                                          'mean difference of probability'),
 }
-PHASES = {  # of a step, in its order -> what it is
+PHASES = {  # descriptions of a step's phases, in their order
     'gen': 'rollouts', 'old_log_prob': 'log-probs', 'ref': 'reference',
     'values': 'values', 'adv': 'advantages', 'update_actor': 'update'}
-# Matplotlib draws with these; the page has a variable for each.
+# Placeholders in Matplotlib's output; the page has a variable for each.
 _INK = {'--ink': '#010203', '--muted': '#010204', '--grid': '#010205'}
 _LINES = tuple(f'#0102{n:02x}' for n in range(16, 24))
-_SIZE = (3.9, 2.35)  # inches of a panel
+_SIZE = (3.9, 2.35)  # width and height of a panel, in inches
 _STYLE = {
     'svg.fonttype': 'none', 'text.parse_math': False,
     'font.family': 'sans-serif', 'font.size': 9,
@@ -49,7 +49,7 @@ Curve = tuple[np.ndarray, np.ndarray, np.ndarray]  # steps, means, deviations
 
 
 def groups(runs: Sequence[reading.Run]) -> dict[str, list[reading.Run]]:
-  """Runs that differ in their seed alone, under the name of the first."""
+  """Returns groups of runs that differ only in their seed, by name."""
   by_family = {}
   for run in runs:
     if run.steps:
@@ -61,7 +61,7 @@ def groups(runs: Sequence[reading.Run]) -> dict[str, list[reading.Run]]:
 
 
 def curves(runs: Sequence[reading.Run]) -> dict[str, str]:
-  """{title: SVG} of the panels that some run has numbers for."""
+  """Returns {title: SVG} of the panels for which some run has numbers."""
   found, panels = groups(runs), {}
   for name, title, unit in _panels(runs):
     lines = {group: curve for group, same in found.items()
@@ -72,7 +72,7 @@ def curves(runs: Sequence[reading.Run]) -> dict[str, str]:
 
 
 def times(run: reading.Run) -> str:
-  """The seconds of a run's steps by phase, stacked."""
+  """Returns a stacked plot of the seconds of a run's steps by phase."""
   steps = [line[_STEP] for line in run.steps]
   values = {said: [line.get(f'timing_s/{name}', 0.0) for line in run.steps]
             for name, said in PHASES.items()}
@@ -91,7 +91,7 @@ def times(run: reading.Run) -> str:
 
 
 def _panels(runs: Sequence[reading.Run]) -> list[tuple[str, str, str]]:
-  """(metric, title, unit), exact match of the evaluations after the outcome."""
+  """Returns (metric, title, unit); exact match comes after the outcome."""
   names = {name: None for run in runs for line in run.lines for name in line}
   validated = [name for name in names
                if re.fullmatch(r'val/.+/em/greedy', name)
@@ -103,7 +103,7 @@ def _panels(runs: Sequence[reading.Run]) -> list[tuple[str, str, str]]:
 
 
 def _curve(runs: Sequence[reading.Run], name: str) -> Curve | None:
-  """The mean over runs at each step, and the deviation where several are."""
+  """Returns the mean over runs at each step, and the deviation of several."""
   found = {}
   for run in runs:
     for line in run.lines:
@@ -133,7 +133,7 @@ def _drawn(lines: Mapping[str, Curve], order: Sequence[str], title: str,
 
 
 def _svg(draw, title: str, unit: str, size: tuple[float, float]) -> str:
-  """An SVG element whose colours are variables of the page."""
+  """Returns an SVG element whose colours are variables of the page."""
   import matplotlib  # slow to import, and only reports need it
   from matplotlib.figure import Figure
   with matplotlib.rc_context(_STYLE | {'svg.hashsalt': title}):
@@ -158,6 +158,6 @@ def _svg(draw, title: str, unit: str, size: tuple[float, float]) -> str:
 
 
 def legend(runs: Sequence[reading.Run]) -> list[tuple[str, str]]:
-  """(colour, name) of each line, for the page."""
+  """Returns the (colour, name) of each line, for the page."""
   return [(f'var(--line-{n % len(_LINES)})', name)
           for n, name in enumerate(groups(runs))]

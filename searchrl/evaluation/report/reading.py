@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what a report shows from the folders of runs; changes nothing there."""
+"""Reads a report's data from the folders of runs; changes nothing there."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
@@ -17,7 +17,7 @@ from searchrl.runtime import workdir
 from searchrl.trajectory import Trajectory, from_json
 
 _SEED = 'seed'
-_DEPTH = 4  # folders of runs below a given one, as of sweeps and self-play
+_DEPTH = 4  # search depth for runs below a folder, as in sweeps and self-play
 _STEP = 'training/global_step'
 
 
@@ -26,11 +26,11 @@ class Run:
   """A folder with metrics, evaluations or both.
 
   Attributes:
-    name: in the report.
-    folder: that it is.
-    config: as recorded; {} if it is not there.
-    environment: git revision and versions.
-    lines: of metrics.jsonl, a line a step, evaluations in lines of their own.
+    name: Name in the report.
+    folder: Directory of the run.
+    config: Recorded config; {} if it is missing.
+    environment: Git revision and versions.
+    lines: Lines of metrics.jsonl: one per step, and others for evaluations.
   """
 
   name: str
@@ -41,7 +41,7 @@ class Run:
 
   @property
   def family(self) -> str:
-    """Equal for runs that differ in their seed alone."""
+    """A key that is equal for runs that differ in their seed alone."""
     plain = {key: value for key, value in self.config.items() if key != _SEED}
     return json.dumps(plain, sort_keys=True)
 
@@ -52,7 +52,7 @@ class Run:
 
   @functools.cached_property
   def tables(self) -> dict[str, list[dict[str, Any]]]:
-    """{'before', 'step 20', 'after' or '': rows}, in order of time."""
+    """Rows by 'before', 'step 20', 'after' or '', in order of time."""
     found = {'': self.folder / evaluator.TABLE} | {
         where: self.folder / 'evaluation' / where / evaluator.TABLE
         for where in _in_time(self.folder / 'evaluation')}
@@ -61,7 +61,7 @@ class Run:
 
   @property
   def sources(self) -> dict[str, list[pathlib.Path]]:
-    """{'step 12' or 'after': files of trajectories}, in order of time."""
+    """Files of trajectories by 'step 12' or 'after', in order of time."""
     found = {f'step {int(file.name[5:11])}': [file] for file in sorted(
         (self.folder / 'trajectories').glob('step_*.jsonl.gz'))}
     for where in _in_time(self.folder / 'evaluation'):
@@ -78,12 +78,12 @@ class Entry:
   """A trajectory of the report.
 
   Attributes:
-    run: its name.
-    where: the step or the evaluation.
-    set: the data set; of an evaluation also engine and decoding.
-    trajectory: the trajectory itself.
-    score: reward, or exact match of an evaluation; None if it has none.
-    learned: `records.read_learned` of it; {} if nothing was.
+    run: Run of the trajectory.
+    where: The step or the evaluation.
+    set: Name of the data set; for an evaluation also engine and decoding.
+    trajectory: The trajectory itself.
+    score: Reward, or exact match of an evaluation; None if it has none.
+    learned: Result of `records.read_learned` for it; {} if there is none.
   """
 
   run: Run
@@ -95,10 +95,10 @@ class Entry:
 
 
 def runs(folders: Sequence[str]) -> list[Run]:
-  """The runs of folders; of a folder of runs, as of seeds, all below it.
+  """Returns the runs of folders; a folder of runs gives all runs below it.
 
   Raises:
-    FileNotFoundError: a folder holds none.
+    FileNotFoundError: A folder has no run.
   """
   result = []
   for text in folders:
@@ -119,14 +119,14 @@ def runs(folders: Sequence[str]) -> list[Run]:
 
 
 def entries(found: Sequence[Run], most: int) -> tuple[list[Entry], int]:
-  """Trajectories of all runs, evenly over steps and evaluations.
+  """Returns trajectories of all runs, evenly over steps and evaluations.
 
   Args:
-    found: the runs.
-    most: trajectories at most.
+    found: The runs.
+    most: Largest number of trajectories.
 
   Returns:
-    The entries, and how many trajectories there are.
+    The entries, and the number of trajectories that exist.
   """
   sources = [(run, where, files) for run in found
              for where, files in run.sources.items()]
@@ -137,11 +137,11 @@ def entries(found: Sequence[Run], most: int) -> tuple[list[Entry], int]:
 
 
 def entry(file: pathlib.Path, line: int) -> Entry:
-  """The trajectory of a line of a file, from 1.
+  """Returns the trajectory in a line of a file, counted from 1.
 
   Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: it has fewer lines, or is no file of trajectories.
+    FileNotFoundError: There is no such file.
+    ValueError: The file has fewer lines, or is not a file of trajectories.
   """
   if not file.is_file():
     raise FileNotFoundError(
@@ -180,7 +180,7 @@ def _run(folder: pathlib.Path, name: str) -> Run:
 
 
 def _in_time(folder: pathlib.Path) -> list[str]:
-  """The evaluations of a run: before, during, after."""
+  """Returns the evaluations of a run: before, during, after."""
   order = {'before': 0, 'after': 2}
   return sorted((path.name for path in folder.glob('*') if path.is_dir()),
                 key=lambda name: (order.get(name, 1), name))
@@ -197,7 +197,7 @@ def _count(file: pathlib.Path) -> int:
 
 
 def _shares(counts: Sequence[int], most: int) -> list[int]:
-  """At most so many together: small sources whole, large ones alike."""
+  """Splits `most` over sources: small ones whole, large ones in equal parts."""
   shares, left = [0] * len(counts), most
   order = sorted(range(len(counts)), key=lambda n: counts[n])
   for rank, n in enumerate(order):
@@ -207,7 +207,7 @@ def _shares(counts: Sequence[int], most: int) -> list[int]:
 
 
 def _spread(found: Iterator[Entry], count: int, share: int) -> Iterator[Entry]:
-  """So many of them, evenly."""
+  """Yields `share` of `count` entries, evenly spaced."""
   taken = {n * count // share for n in range(share)} if share else set()
   for n, entry in enumerate(found):
     if n in taken:

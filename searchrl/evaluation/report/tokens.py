@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A trajectory as segments of tokens with their numbers, for page and terminal."""
+"""A trajectory as segments of tokens and numbers, for page and terminal."""
 
 import codecs
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +20,12 @@ class Segment:
 
   Attributes:
     role: PROMPT, POLICY or OBSERVATION.
-    texts: of the tokens; together they are the text.
-    logprobs: of the sampler, in nats; () but for the policy's.
-    ratios: learner over sampler; () where the learner said nothing.
-    advantages: () likewise.
-    trained: whether the loss is over these tokens; None: nobody has noted it.
-    turn: that it is of; None of the prompt.
+    texts: Texts of the tokens, whose concatenation is the whole text.
+    logprobs: Log-probs of the sampler, in nats; () except for the policy.
+    ratios: Ratios of learner to sampler; () where the learner has none.
+    advantages: Advantages of the tokens; () where the learner has none.
+    trained: Whether the loss is over these tokens; None: not recorded.
+    turn: Turn of the segment; None for the prompt.
   """
 
   role: str
@@ -39,12 +39,12 @@ class Segment:
 
 def segments(trajectory: Trajectory, tokenizer: tokenizers.Tokenizer | None,
              learned: Mapping[str, Any]) -> Iterator[Segment]:
-  """The segments of a conversation, in order.
+  """Yields the segments of a conversation, in order.
 
   Args:
-    trajectory: finished.
-    tokenizer: of the policy; None: each segment is one text.
-    learned: `records.read_learned` of it; {} if there is none.
+    trajectory: The finished trajectory.
+    tokenizer: Tokenizer of the policy; None: each segment is one text.
+    learned: Result of `records.read_learned` for it; {} if there is none.
   """
   if trajectory.prompt_tokens:
     yield Segment(PROMPT, _texts(
@@ -74,7 +74,7 @@ def _of_policy(turn: Turn, tokenizer: tokenizers.Tokenizer | None,
 
 def _texts(ids: Sequence[int], text: str,
            tokenizer: tokenizers.Tokenizer | None) -> tuple[str, ...]:
-  """A text a token; a character of several tokens stands at the last."""
+  """Returns a text per token; a character of several is with the last one."""
   if tokenizer is None or not ids:
     return (text,)
   decoder, result = codecs.getincrementaldecoder('utf-8')('replace'), []
