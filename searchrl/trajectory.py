@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Question, Passage, Turn, Trajectory, Scores and Batch; `pack` makes the last.
 
-A trajectory is token ids, born with their log-probs; every mask derives from
-who wrote a token: the prompt, the policy (an action) or the environment (an
-observation). Nothing here decodes or encodes text.
+A trajectory is token ids with the log-probs at which they were sampled. Every
+mask follows from the origin of a token: the prompt, the policy (an action) or
+the environment (an observation). Nothing here decodes or encodes text.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ STOP_REASONS = ('answer', 'turn_limit', 'length_limit', 'search_error')
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-  """What is asked, and what counts as right."""
+  """A question and its gold answers."""
 
-  uid: str  # unique over the whole data set; names the question's randomness
+  uid: str  # unique in the whole data set; seeds the question's randomness
   text: str
-  answers: tuple[str, ...]  # any of them is right; the first is the canonical
-  hops: int = 1  # facts that the answer takes; a baseline's group in HRPO
-  data_source: str = 'unknown'  # the data set, as evaluation reports it
+  answers: tuple[str, ...]  # gold answers; any is right, the first is canonical
+  hops: int = 1  # number of facts that the answer needs; HRPO's group
+  data_source: str = 'unknown'  # name of the data set in evaluation reports
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """One trajectory that is asked for."""
+  """A request for one trajectory."""
 
   question: Question
-  sample: int = 0  # which of the question's samples; part of the randomness
-  group: int = 0  # of the samples asked for together; no part of it
+  sample: int = 0  # index among the question's samples; part of the randomness
+  # Number shared by samples that are requested together. It does not affect
+  # randomness.
+  group: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,27 +51,28 @@ class Passage:
   id: str
   title: str
   text: str
-  score: float = 0.0  # float32 whatever the storage; higher is better
+  score: float = 0.0  # float32 for any storage dtype; higher is better
 
 
 @dataclasses.dataclass(frozen=True)
 class Query:
-  """What the policy asked an engine, and on whose behalf."""
+  """A query of the policy to an engine, and the trajectory that it is from."""
 
   text: str
   top_k: int
-  # Most engines read no more than the text. Those that do are functions of
-  # what follows, so that they answer alike after a resume and on any host.
+  # Most engines read only the fields above. An engine that reads more is a
+  # function of the fields below, so that it gives the same answer after a
+  # resume and on any host.
   question: Question
-  step: int = 0  # of the run
-  sample: int = 0  # of the question
-  turn: int = 0  # of the trajectory that asks, from 0
-  turns: tuple[Turn, ...] = ()  # of that trajectory, the one that asks the last
+  step: int = 0  # step of the run
+  sample: int = 0  # index of the sample among the question's
+  turn: int = 0  # index of the turn that asks, from 0
+  turns: tuple[Turn, ...] = ()  # turns so far; the last is the one that asks
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchError:
-  """A search that failed: a typed outcome, never text that the policy reads."""
+  """The outcome of a failed search; the policy never reads it as text."""
 
   kind: str  # 'timeout', 'unavailable', 'bad_response', ...
   detail: str = ''
@@ -81,54 +84,54 @@ SearchFn = Callable[[Sequence[Query]], Sequence[Passages | SearchError]]
 
 @dataclasses.dataclass(frozen=True)
 class Action:
-  """What a turn's sampled text means."""
+  """The action that is parsed from a turn's sampled text."""
 
   kind: ActionKind
-  texts: tuple[str, ...] = ()  # the queries, or the one answer; stripped
+  texts: tuple[str, ...] = ()  # queries, or the single answer; stripped
 
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-  """What the policy wrote, and what the environment answered."""
+  """One action of the policy and the environment's observation after it."""
 
-  action_tokens: tuple[int, ...]  # sampled, the stop token included; trained on
-  action_logprobs: tuple[float, ...]  # nats, as drawn, at the temperature
-  action: Action  # parsed from the action tokens alone
-  observation_tokens: tuple[int, ...] = ()  # inserted by the environment
-  passages: Passages = ()  # what the search returned, in order
-  passages_cut: int = 0  # of them, cut to the token budget
+  action_tokens: tuple[int, ...]  # sampled tokens, with the stop token
+  action_logprobs: tuple[float, ...]  # nats, at the sampling temperature
+  action: Action  # action parsed from the action tokens only
+  observation_tokens: tuple[int, ...] = ()  # tokens from the environment
+  passages: Passages = ()  # passages that the search returned, in order
+  passages_cut: int = 0  # number of passages cut to fit the token budget
   # For rewards and readers; '' in records that are older than these fields.
-  text: str = ''  # the action tokens, decoded without special tokens
-  observation: str = ''  # the observation tokens, likewise
+  text: str = ''  # action tokens, decoded without special tokens
+  observation: str = ''  # observation tokens, decoded in the same way
 
 
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
-  """One sample's whole conversation about one question."""
+  """The whole conversation of one sample about one question."""
 
   question: Question
-  sample: int  # which of the question's group, from 0
-  policy_step: int  # updates the policy had seen when it sampled this
+  sample: int  # index among the question's samples, from 0
+  policy_step: int  # number of updates of the policy that sampled this
   prompt_tokens: tuple[int, ...]
   turns: tuple[Turn, ...] = ()
   stop_reason: StopReason | None = None  # None while it is being sampled
-  reward: float | None = None  # what is trained on; None: none can be computed
-  outcome_reward: float | None = None  # what the filter reads
-  retries: int = 0  # times it was sampled again after a failed search
-  group: int = 0  # of the request: samples that were asked for together
-  search_error: SearchError | None = None  # why, if a search ended it
-  prompt: str = ''  # the prompt tokens, decoded without special tokens
-  parts: Mapping[str, float] = dataclasses.field(  # of the scores
+  reward: float | None = None  # reward to train on; None: not computable
+  outcome_reward: float | None = None  # reward that the dynamic filter reads
+  retries: int = 0  # number of times it was resampled after a failed search
+  group: int = 0  # number shared by samples that were requested together
+  search_error: SearchError | None = None  # cause, if a failed search ended it
+  prompt: str = ''  # prompt tokens, decoded without special tokens
+  parts: Mapping[str, float] = dataclasses.field(  # parts of the scores
       default_factory=dict, hash=False)
 
   @property
   def response(self) -> str:
-    """The text after the prompt: what the policy said, and what it read."""
+    """The text after the prompt: all actions and observations."""
     return ''.join(turn.text + turn.observation for turn in self.turns)
 
   @property
   def tokens(self) -> tuple[int, ...]:
-    """Prompt, then each turn's action and observation: what the policy saw."""
+    """Token ids of the prompt, then of each turn's action and observation."""
     ids = list(self.prompt_tokens)
     for turn in self.turns:
       ids += turn.action_tokens
@@ -146,7 +149,7 @@ class Trajectory:
 
   @property
   def behavior_logprobs(self) -> tuple[float, ...]:
-    """Nats at sampled tokens, 0 elsewhere; aligned with `tokens`."""
+    """Log-probs in nats at sampled tokens, 0 elsewhere; along `tokens`."""
     logprobs = [0.0] * len(self.prompt_tokens)
     for turn in self.turns:
       logprobs += turn.action_logprobs
@@ -155,13 +158,13 @@ class Trajectory:
 
   @property
   def searches(self) -> int:
-    """Turns whose search was carried out."""
+    """Number of turns whose search was carried out."""
     return sum(turn.action.kind == 'search' for turn in self.turns
                if turn.observation_tokens)
 
   @property
   def answer(self) -> str | None:
-    """The text of the answer action, or None where none was given."""
+    """The text of the answer action, or None if there is none."""
     for turn in reversed(self.turns):
       if turn.action.kind == 'answer':
         return turn.action.texts[-1]
@@ -170,22 +173,23 @@ class Trajectory:
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-  """What a trajectory is worth."""
+  """The scores of a trajectory, as a reward function returns them."""
 
-  reward: float  # what is trained on
-  outcome: float | None = None  # what the filter reads; None: config.outcome
-  parts: Mapping[str, float] = dataclasses.field(default_factory=dict)  # plotted
+  reward: float  # reward to train on
+  outcome: float | None = None  # reward for the filter; None: config.outcome
+  # Parts of the scores by name, which are plotted.
+  parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def to_json(trajectory: Trajectory) -> dict[str, Any]:
-  """A plain dict that `from_json` reads back without loss."""
+  """Returns a plain dict that `from_json` reads back without loss."""
   return dataclasses.asdict(trajectory)
 
 
 def from_json(record: dict[str, Any]) -> Trajectory:
-  """The inverse of `to_json`, also after a round trip through JSON text.
+  """Returns the trajectory of a `to_json` record, also one read from JSON text.
 
-  Fields that a record lacks, being older than they, get their defaults.
+  Fields that an older record lacks get their defaults.
   """
   question = dict(record['question'])
   question['answers'] = tuple(question['answers'])
@@ -213,30 +217,30 @@ def from_json(record: dict[str, Any]) -> Trajectory:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """Trajectories side by side; entry t of every row belongs to tokens[:, t].
+  """Arrays of B trajectories; entry t of every row belongs to tokens[:, t].
 
   Rows that only fill the batch have an empty loss mask and are neither in a
-  baseline nor in the loss.
+  baseline nor in the loss. `learner.score` fills the fields that say so.
   """
 
-  tokens: Int[Array, 'B T']  # right-padded with the tokenizer's pad id
+  tokens: Int[Array, 'B T']  # token ids, right-padded with the pad id
   loss_mask: Bool[Array, 'B T']  # True where the policy sampled the token
   behavior_logprobs: Float[Array, 'B T']  # nats, from the sampler; 0 elsewhere
-  rewards: Float[Array, 'B']  # what is trained on
-  outcome_rewards: Float[Array, 'B']  # what the filter reads
-  question_ids: Int[Array, 'B']  # rows of one question, in [0, B)
-  group_ids: Int[Array, 'B']  # rows that share a baseline, in [0, B)
-  in_baseline: Bool[Array, 'B']  # counts in its group's mean and spread
-  in_loss: Bool[Array, 'B']  # is trained on
-  on_policy: Bool[Array, 'B']  # sampled by the policy this batch updates
-  old_logprobs: Float[Array, 'B T'] | None = None  # nats; learner.score
-  ref_logprobs: Float[Array, 'B T'] | None = None  # nats; learner.score
-  values: Float[Array, 'B T'] | None = None  # of the critic; learner.score
-  weights: Float[Array, 'B T'] | None = None  # in `algorithms.sft`; None: 1
+  rewards: Float[Array, 'B']  # rewards to train on
+  outcome_rewards: Float[Array, 'B']  # rewards that the dynamic filter reads
+  question_ids: Int[Array, 'B']  # equal for rows of one question; in [0, B)
+  group_ids: Int[Array, 'B']  # equal for rows that share a baseline; in [0, B)
+  in_baseline: Bool[Array, 'B']  # True if in its group's mean and spread
+  in_loss: Bool[Array, 'B']  # True if the row is trained on
+  on_policy: Bool[Array, 'B']  # True if sampled by the policy to update
+  old_logprobs: Float[Array, 'B T'] | None = None  # nats; from learner.score
+  ref_logprobs: Float[Array, 'B T'] | None = None  # nats; from learner.score
+  values: Float[Array, 'B T'] | None = None  # critic's; from learner.score
+  weights: Float[Array, 'B T'] | None = None  # weights of SFT; None: all 1
 
   @property
   def lengths(self) -> Int[Array, 'B']:
-    """Index of the last sampled token plus one; 0 for an empty row."""
+    """Index of each row's last sampled token plus one; 0 for an empty row."""
     last = self.loss_mask.shape[1] - self.loss_mask[:, ::-1].argmax(1)
     return last * self.loss_mask.any(1)
 
@@ -254,23 +258,25 @@ def collate(
   """Copies trajectories into arrays of fixed shapes, on the host, in order.
 
   Args:
-    trajectories: finished, with rewards. Observations after the last action
-      are cut, because nothing is learned from them.
-    group_ids: one hashable per trajectory; equal ones share a baseline.
-    policy_step: number of updates of the policy that this batch will train;
-      rows of an earlier policy are marked off-policy.
-    length: T, in tokens.
-    rows: B; missing rows are empty. Default: one per trajectory.
-    pad_id: the id of padding in `tokens`.
-    mask_truncated: leave trajectories that reached a limit out of the loss
-      (DAPO's overlong filter); they stay in the baseline.
+    trajectories: Finished trajectories with rewards. Observations after the
+      last action are cut, because nothing is learned from them.
+    group_ids: Hashable of each trajectory. Trajectories with equal ones share a
+      baseline.
+    policy_step: Number of updates so far of the policy that this batch will
+      train. Rows of an earlier policy are marked off-policy.
+    length: Number T of tokens per row.
+    rows: Number B of rows. Rows without a trajectory are empty. The default is
+      one row per trajectory.
+    pad_id: Token id of the padding.
+    mask_truncated: Flag that leaves trajectories that reached a limit out of
+      the loss (DAPO's overlong filter). They stay in the baseline.
 
   Returns:
     A Batch of numpy arrays.
 
   Raises:
-    ValueError: a trajectory is longer than `length`, unfinished or without a
-      reward, or there are more of them than `rows`.
+    ValueError: A trajectory is longer than `length`, unfinished or without a
+      reward, or there are more trajectories than `rows`.
   """
   rows = len(trajectories) if rows is None else rows
   _check_packable(trajectories, group_ids, rows, length)
@@ -294,7 +300,7 @@ def collate(
     batch['question_ids'][row] = uids.setdefault(
         trajectory.question.uid, len(uids))
     batch['group_ids'][row] = groups.setdefault(group, len(groups))
-    if trajectory.stop_reason == 'search_error':  # counted, never trained on
+    if trajectory.stop_reason == 'search_error':  # reported, never trained on
       continue
     batch['loss_mask'][row, :used] = trajectory.loss_mask[:used]
     batch['behavior_logprobs'][row, :used] = trajectory.behavior_logprobs[:used]
@@ -309,7 +315,7 @@ def collate(
 
 
 def _used(trajectory: Trajectory) -> int:
-  """Tokens up to the last sampled one."""
+  """Returns the number of tokens up to the last sampled one."""
   sampled = np.flatnonzero(trajectory.loss_mask)
   return int(sampled[-1]) + 1 if sampled.size else 0
 

@@ -1,12 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Text embedder: a BERT folder in, a function from texts to unit vectors out.
+"""Text embedder: loads a BERT folder as a function from texts to unit vectors.
 
-Texts are sorted by length, so that there is little padding, and go to the
+Texts are sorted by length, so that there is little padding. They go to the
 devices of this process in batches of few shapes. On a CPU the shape of a
-query's batch follows from the query alone, so that its vector is the same to
-the last bit whatever other queries come with it. Index builds, runs and servers
-all encode through it; two encoders are the same if their digests are.
+query's batch depends on the query only, so that its vector is bit-identical
+whatever other queries come with it. Index builds, runs and servers all encode
+with this module. Two encoders are the same if their digests are equal.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from searchrl.search.index import dense
 from searchrl.search.index import open_index
 
 _WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens per row
-_QUERY_ROWS = (8, 64)  # of a query batch on an accelerator, if they suffice
-_CPU_QUERY_ROWS = 8  # of every query batch on a CPU
-_CPU_TOKENS = 2048  # per batch on a CPU; a larger batch is not faster
+_QUERY_ROWS = (8, 64)  # rows of a small query batch on an accelerator
+_CPU_QUERY_ROWS = 8  # rows of every query batch on a CPU
+_CPU_TOKENS = 2048  # tokens per batch on a CPU; a larger batch is not faster
 TINY_E5 = pathlib.Path(__file__).parents[1] / 'assets' / 'tiny_e5'
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How an encoder is used; all fields but the last change its vectors."""
+  """Settings of an encoder; all fields except the last change its vectors."""
 
   query_prefix: str = encoder.QUERY_PREFIX
   passage_prefix: str = encoder.PASSAGE_PREFIX
-  pooling: str = 'mean'  # or 'cls'
+  pooling: str = 'mean'  # 'mean' or 'cls'
   max_length: int = 256  # tokens of a text with its prefix and special tokens
-  dtype: str = 'float32'  # of activations: or bfloat16
-  batch_tokens: int = 8192  # per device call, with padding; fewer on a CPU
+  dtype: str = 'float32'  # dtype of activations: float32 or bfloat16
+  batch_tokens: int = 8192  # tokens per device call, padded; fewer on a CPU
 
   def check(self, shape: encoder.EncoderConfig) -> None:
-    """Raises a ValueError if an encoder of this shape cannot be used so."""
+    """Raises a ValueError if an encoder of this shape cannot use them."""
     if self.pooling not in encoder.POOLINGS:
       raise ValueError(
           f'encoder.pooling must be one of {", ".join(encoder.POOLINGS)}, but '
@@ -71,11 +71,11 @@ class Settings:
 
 
 class Embedder:
-  """An encoder on the devices of this process; an EncodeFn.
+  """An encoder on the devices of this process; an instance is an EncodeFn.
 
   Attributes:
-    about: path, settings and digest of the encoder, for an index's manifest.
-    dim: D, the width of a vector.
+    about: Path, settings and digest of the encoder, for an index's manifest.
+    dim: Width D of a vector.
   """
 
   def __init__(self, path: str, settings: Settings, mesh: Mesh):
@@ -99,7 +99,7 @@ class Embedder:
 
   def __call__(self, texts: Sequence[str], kind: dense.Kind
               ) -> Float[np.ndarray, 'N D']:
-    """One unit vector per text, in the order of the texts."""
+    """Returns one unit vector per text, in the order of the texts."""
     rows = self._tokens(texts, kind)
     result = np.zeros((len(rows), self.dim), np.float32)
     pending = []
@@ -113,17 +113,17 @@ class Embedder:
     return result
 
   def _tokens(self, texts: Sequence[str], kind: dense.Kind) -> list[list[int]]:
-    """The token ids of each text with its prefix."""
+    """Returns the token ids of each text with its prefix."""
     prefix = (self._settings.query_prefix if kind == 'query' else
               self._settings.passage_prefix)
-    # Half a surrogate pair is no character, and the tokenizer rejects it.
+    # The tokenizer rejects half of a surrogate pair, which is not a character.
     encodings = self._tokenizer.encode_batch_fast(
         [prefix + text.encode(errors='replace').decode() for text in texts])
     return [encoding.ids for encoding in encodings]
 
   def _batches(self, rows: Sequence[Sequence[int]], kind: dense.Kind
               ) -> Iterator[tuple[list[int], int, int]]:
-    """(numbers of the texts, tokens per row, rows), the longest texts first."""
+    """Yields (indices of texts, tokens per row, rows), longest texts first."""
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     start = 0
     while start < len(order):
@@ -135,7 +135,11 @@ class Embedder:
       yield batch, width, self._rows(width, len(batch), kind)
 
   def _rows(self, width: int, left: int, kind: dense.Kind) -> int:
-    """Rows of a batch: as `batch_tokens` allows, or fewer for few queries."""
+    """Returns the number of rows of a batch, which is smaller for few queries.
+
+    The number of rows is at most what `batch_tokens` allows, except for queries
+    on a CPU, whose batches always have the same size.
+    """
     if kind == 'query' and self._on_cpu:
       return _CPU_QUERY_ROWS * self._replicas
     tokens = self._settings.batch_tokens
@@ -148,7 +152,7 @@ class Embedder:
     return -(-wanted // self._replicas) * self._replicas
 
   def _width(self, ids: Sequence[int]) -> int:
-    """Tokens per row of the batch that a text goes into."""
+    """Returns the tokens per row of the batch for a text."""
     length, most = len(ids), self._settings.max_length
     fitting = next((width for width in _WIDTHS if width >= length), length)
     return min(fitting, max(most, length))
@@ -164,40 +168,44 @@ class Embedder:
 
 def load(path: str, settings: Settings, *, mesh: Mesh | None = None
         ) -> Embedder:
-  """Loads the encoder of a folder or of a hub id.
+  """Loads an encoder from a directory or a hub id.
 
   Args:
-    path: has config.json, tokenizer.json and safetensors; see `locate`.
-    settings: how the encoder is used.
-    mesh: of devices of this process. Default: rows are split over all of them.
+    path: Directory with config.json, tokenizer.json and safetensors, or its
+      name as `locate` takes it.
+    settings: Settings of the encoder.
+    mesh: Mesh of devices of this process. The default splits rows over all of
+      them.
 
   Raises:
-    FileNotFoundError, ValueError: the folder or the settings cannot be used.
+    FileNotFoundError, ValueError: The directory or the settings cannot be used.
   """
   return Embedder(path, settings, mesh or meshes.make(
       devices=jax.local_devices()))
 
 
 def cached_loader() -> open_index.LoadEncoder:
-  """A `load_encoder` for `factory.make` that keeps the last encoder it loaded.
+  """Returns a `load_encoder` for `factory.make` that caches the last encoder.
 
   The holder of the loader decides which callers share an encoder and its
   compiled programs, and for how long.
 
   Returns:
-    load_encoder(about=None, *, path=''). With `about`, an index's note of its
-    encoder (`Embedder.about`), it loads that encoder onto all devices of this
-    process; `path` is its folder now, if it has moved. Without, it loads the
-    encoder in `path` with the settings of E5 onto one device, so that the
-    vectors of a new index do not depend on the number of devices. It raises
+    A function load_encoder(about=None, *, path=''). If `about` is given, the
+    description of an encoder in an index (`Embedder.about`), it loads that
+    encoder onto all devices of this process. `path` is then the directory that
+    the encoder has moved to, if it has. Without `about`, it loads the encoder
+    in `path` with the settings of E5 onto one device, so that the vectors of a
+    new index do not depend on the number of devices. It raises
 
-    FileNotFoundError: the encoder is not there.
-    ValueError: it has changed since the index was built, or is no BERT.
+    FileNotFoundError: The encoder does not exist.
+    ValueError: The encoder has changed since the index was built, or is not a
+      BERT.
   """
 
   @functools.lru_cache(maxsize=1)
   def cached(path, settings, found, devices):
-    del found  # another digest is another encoder
+    del found  # only a key of the cache: another digest is another encoder
     return load(path, settings, mesh=meshes.make(
         devices=jax.local_devices()[:devices]))
 
@@ -214,7 +222,7 @@ def cached_loader() -> open_index.LoadEncoder:
 
 
 def _settings_of(about: Mapping[str, Any]) -> Settings:
-  """The settings in the manifest of an index."""
+  """Returns the settings in the manifest of an index."""
   if about['kind'] != 'bert':
     raise ValueError(f"an encoder must be of kind 'bert', but this index has "
                      f'{about["kind"]!r}.')
@@ -224,7 +232,7 @@ def _settings_of(about: Mapping[str, Any]) -> Settings:
 
 def _same_digest(
     about: Mapping[str, Any], path: str, settings: Settings) -> str:
-  """The digest of the encoder in `path`, which must be that of `about`."""
+  """Returns the digest of the encoder in `path`; raises if `about` differs."""
   found = digest(locate(path), settings)
   if found != about['digest']:
     raise ValueError(
@@ -235,17 +243,21 @@ def _same_digest(
 
 
 def locate(path: str) -> pathlib.Path:
-  """The folder of an encoder: 'tiny_e5' (shipped), a folder, or a hub id.
+  """Returns the directory of an encoder.
+
+  Args:
+    path: Name of the encoder: 'tiny_e5' (shipped), a directory, or a hub id.
 
   Raises:
-    FileNotFoundError: it is no folder, and the hub lacks it or is not reached.
+    FileNotFoundError: The path is not a directory, and the hub does not have it
+      or cannot be reached.
   """
   return TINY_E5 if str(path) == 'tiny_e5' else pathlib.Path(
       weights.locate(path))
 
 
 def digest(folder: pathlib.Path, settings: Settings) -> str:
-  """SHA-256 of an encoder's files and of the settings that change vectors."""
+  """Returns the SHA-256 of an encoder's files and vector-changing settings."""
   facts = dataclasses.asdict(settings)
   del facts['batch_tokens']
   sha = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
@@ -262,14 +274,18 @@ def digest(folder: pathlib.Path, settings: Settings) -> str:
 
 def load_tokenizer(
     folder: pathlib.Path, max_length: int) -> tokenizers.Tokenizer:
-  """The tokenizer of a folder, which cuts texts and never pads them.
+  """Loads the tokenizer of a directory; it truncates texts and never pads.
+
+  Args:
+    folder: Directory with tokenizer.json.
+    max_length: Largest number of tokens of a text; longer texts are truncated.
 
   Raises:
-    ValueError: tokenizer.json cannot be read as a tokenizer.
+    ValueError: The file tokenizer.json cannot be read as a tokenizer.
   """
   try:
     found = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
-  except Exception as error:  # the library raises nothing more exact
+  except Exception as error:  # the library raises no narrower type
     raise ValueError(
         f'{folder}/tokenizer.json must be a tokenizer, but: {error}. Fetch it '
         'again, or convert an older vocab.txt with transformers.') from error

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Encodes the passages of a corpus into a vector store, by one process or many.
+"""Encodes a corpus into a vector store, with one process or several.
 
-Each process encodes shards of its own on its own devices. A shard is either
-finished or not there, so that a killed build continues where it was.
+Each process encodes its own shards on its own devices. A shard is either
+complete or does not exist, so that a killed build continues where it stopped.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from searchrl.search.index import dense
 from searchrl.search.index import faiss_import
 from searchrl.search.index import vector_store
 
-# [start, stop) of the passages -> their rows, in pieces.
+# Maps a range [start, stop) of passages to their vectors, in pieces.
 RowsFn = Callable[[int, int], Iterator[Float[np.ndarray, 'N D']]]
-BARRIER_SECS = 7 * 24 * 3600  # a process waits for the others' shards
+BARRIER_SECS = 7 * 24 * 3600  # longest wait for other processes' shards
 _PIECE = 2048  # passages that are sorted by length and encoded together
 
 
 def encoded_rows(corpus: corpora.Corpus, encode: dense.EncodeFn) -> RowsFn:
-  """The rows that an encoder makes of passages."""
+  """Returns a function that encodes ranges of passages."""
 
   def rows_of(start, stop):
     for first, last in _pieces(start, stop):
@@ -40,17 +40,17 @@ def encoded_rows(corpus: corpora.Corpus, encode: dense.EncodeFn) -> RowsFn:
 
 def imported_rows(path: str | pathlib.Path, corpus: corpora.Corpus,
                   encode: dense.EncodeFn, dim: int) -> RowsFn:
-  """The rows of a file that another program has encoded.
+  """Returns a function that reads vectors that another program has encoded.
 
   Args:
-    path: see `faiss_import.open_`.
-    corpus: the corpus that the rows were made of, with the ids 0, 1, 2, ...
-    encode: the encoder that made the rows; a sample of them is checked.
-    dim: D, the width of its vectors.
+    path: File of the vectors; see `faiss_import.open_`.
+    corpus: Corpus that the vectors were made from, with the ids 0, 1, 2, ...
+    encode: Encoder that made the vectors. A sample of them is checked.
+    dim: Width D of its vectors.
 
   Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: the rows are not those of this corpus and encoder.
+    FileNotFoundError: There is no such file.
+    ValueError: The vectors are not those of this corpus and encoder.
   """
   if not corpus.ids_are_positions:
     raise ValueError(
@@ -64,19 +64,20 @@ def imported_rows(path: str | pathlib.Path, corpus: corpora.Corpus,
 
 
 def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
+  """Yields ranges of at most _PIECE passages that cover [start, stop)."""
   for first in range(start, stop, _PIECE):
     yield first, min(first + _PIECE, stop)
 
 
 def fill(folder: pathlib.Path, recipe: vector_store.Recipe, rows_of: RowsFn, *,
          progress: bool = True) -> vector_store.Store:
-  """Writes the shards that are missing, each process its own.
+  """Writes the shards that are missing; each process writes its own.
 
   Args:
-    folder: of the vector store.
-    recipe: what the vectors are made of.
-    rows_of: gives the rows of passages.
-    progress: whether the first process shows a progress bar.
+    folder: Directory of the vector store.
+    recipe: Origin of the vectors and format of their storage.
+    rows_of: Function from a range of passages to their vectors.
+    progress: Flag that shows a progress bar in the first process.
 
   Returns:
     The finished store, once every process has written its shards.
@@ -103,4 +104,5 @@ def fill(folder: pathlib.Path, recipe: vector_store.Recipe, rows_of: RowsFn, *,
 
 
 def _passages(recipe: vector_store.Recipe, shards) -> int:
+  """Returns the number of passages in some shards."""
   return sum(stop - start for start, stop in map(recipe.span, shards))

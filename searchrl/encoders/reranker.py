@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Cross-encoder: a BERT folder in, a function from pairs of texts to scores."""
+"""Cross-encoder from a BERT folder: a function from text pairs to scores."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ _WIDTHS = (32, 64, 128, 192, 256, 384, 512)  # tokens per row
 
 def load(path: str, *, max_length: int = 512, batch: int = 32
         ) -> Callable[[Sequence[tuple[str, str]]], Float[np.ndarray, 'N']]:
-  """Loads the cross-encoder of a folder or of a hub id.
+  """Loads a cross-encoder from a directory or a hub id.
 
   Args:
-    path: has config.json, tokenizer.json and safetensors of a BERT with one
-      label.
-    max_length: tokens of a pair; the longer text is cut.
-    batch: pairs per device call. Rows have few widths, so that few programs are
-      compiled.
+    path: Directory or hub id with config.json, tokenizer.json and safetensors
+      of a BERT with one label.
+    max_length: Largest number of tokens of a pair. The longer text is
+      truncated.
+    batch: Number of pairs per device call. Rows have few widths, so that few
+      programs are compiled.
 
   Returns:
-    A function from (query, passage) pairs to one float32 score each, a logit:
-    the higher, the better the passage answers the query.
+    A function from (query, passage) pairs to one float32 score each. A score is
+    a logit: the higher it is, the better the passage answers the query.
 
   Raises:
-    FileNotFoundError, ValueError: the folder or an option cannot be used.
+    FileNotFoundError, ValueError: The directory or an option cannot be used.
   """
   folder = pathlib.Path(weights.locate(path))
   shape = encoder.read_config(str(folder))
@@ -66,7 +67,7 @@ def load(path: str, *, max_length: int = 512, batch: int = 32
 
 def _padded(encodings: Sequence[tokenizers.Encoding], rows: int, most: int
            ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Tokens, mask and segments of a batch, of one of few shapes."""
+  """Returns tokens, mask and segments of a batch, in one of few shapes."""
   longest = max(len(encoding.ids) for encoding in encodings)
   width = min(next((w for w in _WIDTHS if w >= longest), longest), most)
   tokens, mask, segments = np.zeros((3, rows, width), np.int32)
@@ -78,5 +79,5 @@ def _padded(encodings: Sequence[tokenizers.Encoding], rows: int, most: int
 
 
 def _plain(text: str) -> str:
-  """A text that the tokenizer takes: it rejects half a surrogate pair."""
+  """Replaces halves of surrogate pairs, which the tokenizer rejects."""
   return text.encode(errors='replace').decode()

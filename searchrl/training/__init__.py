@@ -1,4 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The RL learner and its jitted steps, the optimiser and supervised training.
-"""
+"""The RL learner and its jitted steps, the optimiser, supervised training."""

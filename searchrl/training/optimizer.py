@@ -1,7 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The optimiser, gradient clipping and AdamW, and its learning-rate schedule.
-"""
+"""The optimiser, clipping and AdamW, and its learning-rate schedule."""
 
 from __future__ import annotations
 
