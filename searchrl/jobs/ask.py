@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A question in, its answer out, each turn printed as it happens.
+"""Answers a question with a policy, and prints each turn as it happens.
 
-The policy of a run or of a model folder searches a corpus for it. The turns go
-to stderr, the answer alone to stdout.
+The policy, from a run or a model directory, searches a corpus. The turns are
+printed on stderr, and only the answer on stdout.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from searchrl.search import engine_wrappers
 from searchrl.trajectory import (Passage, Question, Request, SearchError,
                                  SearchFn, Trajectory)
 
-_WIDTH = 100  # characters of a passage's line
+_WIDTH = 100  # largest number of characters of a passage's line
 _EXAMPLES = 5
 _WHY = {'turn_limit': 'the turns were used up',
         'length_limit': 'the conversation became too long',
@@ -41,11 +41,11 @@ def _say(text: str) -> None:
 
 
 def run(config, workdir: str) -> None:
-  """Answers `ask.question`; without one, proposes questions.
+  """Answers `ask.question`, or proposes questions if it is empty.
 
   Raises:
-    ValueError, FileNotFoundError: the config cannot be run.
-    SystemExit: no sample has an answer.
+    ValueError, FileNotFoundError: The config cannot be run.
+    SystemExit: No sample has an answer.
   """
   config_checks.check(config)
   config_checks.check_worlds(config)
@@ -81,7 +81,7 @@ def run(config, workdir: str) -> None:
 
 
 def corpus_file(config, run: str, workdir: pathlib.Path) -> pathlib.Path:
-  """The corpus: the config's, the run's, or a generated world's."""
+  """Returns the corpus file: the config's, the run's or a generated world's."""
   if config.search.corpus:
     return pathlib.Path(config.search.corpus)
   of_run = policy.parse_run(run)[0] / 'data' / 'train' / 'corpus.jsonl'
@@ -100,14 +100,14 @@ def ask(sampler: Sampler, params, question: str, *, search: SearchFn,
   """Samples trajectories for one question; a single one is greedy.
 
   Args:
-    sampler: rolls the question out.
-    params: the policy.
-    question: as a person writes it; it seeds the samples, with the config's
-      seed.
-    search: the search engine.
-    samples: trajectories.
-    temperature: of several samples.
-    watch: as in `Sampler.rollout`.
+    sampler: Sampler that plays the rollouts.
+    params: Parameters of the policy.
+    question: Text of the question. With the config's seed, it seeds the
+      samples.
+    search: Search engine.
+    samples: Number of trajectories.
+    temperature: Sampling temperature, if there are several samples.
+    watch: Function that receives trajectories, as in `Sampler.rollout`.
   """
   asked = Question(question, question, ())
   return sampler.rollout(
@@ -118,7 +118,7 @@ def ask(sampler: Sampler, params, question: str, *, search: SearchFn,
 
 
 def with_warnings(search: SearchFn, say: Callable[[str], None]) -> SearchFn:
-  """The same search; a line for each kind of failure goes to `say`."""
+  """Returns the same search, which reports each kind of failure to `say`."""
   def search_and_warn(queries):
     results = search(queries)
     for error in dict.fromkeys(
@@ -129,23 +129,24 @@ def with_warnings(search: SearchFn, say: Callable[[str], None]) -> SearchFn:
 
 
 class TurnPrinter:
-  """Prints what has been added to a trajectory since its last call.
+  """A printer of what was added to a trajectory since the last call.
 
   Args:
-    tokenizer: decodes the actions.
-    samples: trajectories side by side; of several, lines begin with a number.
-    say: receives lines.
+    tokenizer: Tokenizer that decodes the actions.
+    samples: Number of concurrent trajectories. If there are several, lines
+      begin with the trajectory's number.
+    say: Function that receives lines.
   """
 
   def __init__(self, tokenizer, samples: int = 1,
                say: Callable[[str], None] = _say):
     self._tokenizer, self._samples, self._say = tokenizer, samples, say
-    self._printed = {}  # sample -> blocks of its trajectory already printed
+    self._printed = {}  # sample -> number of blocks already printed
 
   def __call__(self, trajectory: Trajectory) -> None:
     blocks = list(self._blocks(trajectory))
     printed = self._printed.get(trajectory.sample, 0)
-    if len(blocks) < printed:  # it is sampled again
+    if len(blocks) < printed:  # it is being sampled again
       self._say(f'{self._label(trajectory)}Again, for a search had failed.')
       printed = 0
     for block in blocks[printed:]:
@@ -171,7 +172,7 @@ class TurnPrinter:
 
 
 def passage_line(number: int, passage: Passage) -> str:
-  """A passage's title, and a line of it."""
+  """Returns a passage's title and the beginning of its text, as one line."""
   text = ' '.join(plain(passage.text).split())
   if len(text) > _WIDTH:
     text = text[:_WIDTH - 1] + '…'
@@ -180,9 +181,10 @@ def passage_line(number: int, passage: Passage) -> str:
 
 def vote(trajectories: Sequence[Trajectory], say: Callable[[str], None]
         ) -> str | None:
-  """The most frequent answer, the earliest of equals; None if there is none.
+  """Returns the most frequent answer, the earliest of equals, or None.
 
-  Answers that differ only in case, punctuation and articles are one.
+  Answers that differ only in case, punctuation and articles count as one. The
+  result is None if no trajectory has an answer.
   """
   answers = [trajectory.answer for trajectory in trajectories]
   counts = collections.Counter(
@@ -191,7 +193,7 @@ def vote(trajectories: Sequence[Trajectory], say: Callable[[str], None]
   for answer in answers:
     if answer is not None:
       forms.setdefault(rewards.normalise(answer), answer)
-  ranked = counts.most_common()  # equal counts in the order of their arrival
+  ranked = counts.most_common()  # equal counts stay in order of arrival
   if len(trajectories) > 1:
     say('Votes')
     for key, count in ranked:
@@ -203,15 +205,15 @@ def vote(trajectories: Sequence[Trajectory], say: Callable[[str], None]
 
 def propose(file: pathlib.Path, corpus: corpora.Corpus, *, examples: str,
             run: str, own_corpus: str) -> None:
-  """Prints questions that could be asked, and the command for it.
+  """Prints questions that could be asked, and the command that asks one.
 
   Args:
-    file: of the corpus.
-    corpus: its passages.
-    examples: files of questions, as `question_files.named` has them; '': the
-      one beside the corpus, if any.
-    run: the run's folder, as the command names it.
-    own_corpus: the corpus, as the command names it.
+    file: File of the corpus.
+    corpus: Passages of the corpus.
+    examples: Names of question files, as for `question_files.named`. '': the
+      file beside the corpus, if there is one.
+    run: Directory of the run, as the command names it.
+    own_corpus: Corpus, as the command names it.
   """
   beside = file.parent / 'questions.jsonl'
   sources = question_files.named(
@@ -237,7 +239,7 @@ def propose(file: pathlib.Path, corpus: corpora.Corpus, *, examples: str,
 
 
 def spread(questions: Sequence[Question]) -> list[Question]:
-  """A few questions, from each hop count in turn."""
+  """Returns a few questions, taken from each hop count in turn."""
   by_hops = collections.defaultdict(list)
   for question in questions:
     by_hops[question.hops].append(question)
@@ -247,7 +249,7 @@ def spread(questions: Sequence[Question]) -> list[Question]:
 
 
 def plain(text: str) -> str:
-  """The text without control characters for the terminal."""
+  """Returns the text without control characters, for the terminal."""
   return ''.join(c if c.isprintable() or c == '\n' else ' ' for c in text)
 
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds an index of a corpus: vectors on disk, and ScaNN, HNSW or BM25.
 
-A build that was killed continues where it was. Approximate indexes are built
-from the vectors by the first process. See configs/build_index.py.
+A build that was killed continues where it stopped. The first process builds the
+approximate indexes from the vectors. See configs/build_index.py.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ _FREE = ('build', 'scann.leaves', 'scann.part_rows', 'scann.soar', 'hnsw.links',
 
 
 def run(config, workdir: str) -> None:
-  """Builds the index in `workdir`, as far as it is missing.
+  """Builds the parts of the index that are missing in `workdir`.
 
   Args:
-    config: see configs/build_index.py.
-    workdir: gets vectors/, and a folder for each index built from them.
+    config: Config of the job; see configs/build_index.py.
+    workdir: Directory for vectors/ and one directory for each index.
 
   Raises:
-    FileNotFoundError, ValueError: the index cannot be built as configured.
+    FileNotFoundError, ValueError: The index cannot be built as configured.
   """
   folder = pathlib.Path(workdir)
   config_checks.check(config)
   if config.imports and not config.encoder.path:
-    raise ValueError('imported vectors need encoder.path, the encoder that '
-                     'made them, for the queries. Add --config.encoder.path=...')
+    raise ValueError(
+        'imported vectors need encoder.path, the encoder that made them, for '
+        'the queries. Add --config.encoder.path=...')
   processes.agree('config', config.to_json())
   processes.on_first('workdir', lambda: workdirs.prepare(
       folder, config.to_dict(), free=_FREE, allow_changes=config.allow_changes))
@@ -73,11 +74,11 @@ def run(config, workdir: str) -> None:
 
 
 def _encoder(config, corpus) -> tuple[dense.EncodeFn, dict[str, Any], int]:
-  """The encoder, its record for the manifest, the width of its vectors."""
+  """Returns the encoder, its manifest record, and the width of its vectors."""
   options = config.encoder.to_dict()
   path = options.pop('path')
   if path:
-    if not pathlib.Path(embedder.locate(path)).is_dir():  # before any device
+    if not pathlib.Path(embedder.locate(path)).is_dir():  # uses no device
       raise FileNotFoundError('encoder.path must be the folder of a BERT, or a '
                               f'hub id, but {path} is none.')
     encoder = embedder.load(path, embedder.Settings(**options))
@@ -89,7 +90,7 @@ def _encoder(config, corpus) -> tuple[dense.EncodeFn, dict[str, Any], int]:
 
 def _build(config, folder: pathlib.Path, store: vector_store.Store, corpus,
            encode: dense.EncodeFn) -> None:
-  """Builds the indexes that the config names, unless they are there."""
+  """Builds the indexes that the config names and that are missing."""
   kinds = [kind for kind in config.build if kind in approximate.KINDS]
   queries = _queries(config.recall, corpus, encode) if kinds else None
   for kind in kinds:
@@ -102,7 +103,10 @@ def _build(config, folder: pathlib.Path, store: vector_store.Store, corpus,
 
 
 def _queries(options, corpus, encode: dense.EncodeFn) -> np.ndarray:
-  """Query vectors for recall: of questions, or of passages' first words."""
+  """Returns query vectors for recall, from questions or the words of passages.
+
+  Without questions, a query is the first ten words of a passage.
+  """
   if options.queries:
     texts = [q.text for q in questions_lib.read(
         options.queries, needs_golds=False)]

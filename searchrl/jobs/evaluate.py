@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluates a policy: a run or a model folder in, a table and records out."""
+"""Evaluates the policy of a run or a model directory: a table and records."""
 
 import dataclasses
 import pathlib
@@ -11,7 +11,8 @@ from searchrl.agent import prompts
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
 from searchrl.evaluation import compare, figures, baselines, evaluator
-from searchrl.experiment import build, config_checks, fingerprint, run_defaults, policy
+from searchrl.experiment import (build, config_checks, fingerprint,
+                                 run_defaults, policy)
 from searchrl.experiment import search as searches
 from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
@@ -19,21 +20,21 @@ from searchrl.runtime import workdir as workdirs
 
 
 def run(config, workdir: str) -> None:
-  """Evaluates a model folder, a run's newest checkpoint, or several methods.
+  """Evaluates a model directory, a run's newest checkpoint, or several methods.
 
   Args:
-    config: see configs/evaluate.py.
-    workdir: gets table.json and records/; of several methods these are in a
-      folder each, below methods/.
+    config: Config of the job; see configs/evaluate.py.
+    workdir: Directory for table.json and records/. With several methods, each
+      has its own directory below methods/.
 
   Raises:
-    ValueError, FileNotFoundError: the config cannot be evaluated.
+    ValueError, FileNotFoundError: The config cannot be evaluated.
   """
   config_checks.check(config)
   folder, options = pathlib.Path(workdir), config.evaluate
   run_defaults.fill(config, options.run, 'evaluate.run')
   run_defaults.judge_on_own_data(config, options.run)
-  config_checks.check(config)  # what has been filled in
+  config_checks.check(config)  # the filled-in values
   config_checks.check_questions(config)
   config_checks.check_worlds(config)
   _check_sets(config)
@@ -42,7 +43,7 @@ def run(config, workdir: str) -> None:
       folder, config.to_dict(), allow_changes=config.allow_changes))
   model = None if options.methods else policy.folder_of(config)
   admit = (model.admit(policy.budgets_of(config)) if model else
-           questions_lib.admit_all)  # each method has a prompt of its own
+           questions_lib.admit_all)  # methods have their own prompts
   sets = datasets.shared(lambda: build.evaluation_sets(
       config, folder, admit=admit))
   if options.methods:
@@ -60,8 +61,9 @@ def run(config, workdir: str) -> None:
     return
   found = processes.on_first('facts', lambda: fingerprint.facts(
       config, loaded[0], sets, searched, options.run))
-  rows = evaluator.run(*loaded, cases, step=options.step, samples=options.samples,
-                   fingerprint=fingerprint.of(found), folder=folder)
+  rows = evaluator.run(
+      *loaded, cases, step=options.step, samples=options.samples,
+      fingerprint=fingerprint.of(found), folder=folder)
   processes.on_first('fingerprint', lambda: _note(
       folder, found, fingerprint.overlap(options.run, sets)))
   if processes.is_first():
@@ -71,7 +73,7 @@ def run(config, workdir: str) -> None:
 
 def _claim(config, folder: pathlib.Path, sets: Sequence[datasets.Dataset]
           ) -> None:
-  """Makes or reopens the folder; refuses another config or questions."""
+  """Makes or reopens the directory; refuses another config or questions."""
   workdirs.prepare(
       folder, config.to_dict(), allow_changes=config.allow_changes)
   workdirs.note(folder, 'questions', fingerprint.questions(sets),
@@ -79,7 +81,7 @@ def _claim(config, folder: pathlib.Path, sets: Sequence[datasets.Dataset]
 
 
 def _check_prompts(config, sets: Sequence[datasets.Dataset]) -> None:
-  """Raises a ValueError if an agent cannot be asked a question."""
+  """Raises a ValueError if a question is too long for an agent's prompt."""
   for name in config.evaluate.order:
     method = _of_seed(config.evaluate.methods[name], config.seed)
     if method.method != evaluator.AGENT or _missing(method):
@@ -91,7 +93,7 @@ def _check_prompts(config, sets: Sequence[datasets.Dataset]) -> None:
 
 
 def _note(folder: pathlib.Path, found: Any, overlap: dict[str, float]) -> None:
-  """Writes what the scores are of; says if questions were trained on."""
+  """Writes the fingerprint of the scores; warns of questions trained on."""
   atomic_files.write_json(folder / 'fingerprint.json', {
       'fingerprint': fingerprint.of(found), **found, 'overlap': overlap})
   for name, share in overlap.items():
@@ -103,7 +105,7 @@ def _note(folder: pathlib.Path, found: Any, overlap: dict[str, float]) -> None:
 def _compare(config, cases: Sequence[evaluator.EvalCase],
              sets: Sequence[datasets.Dataset], searched: Any,
              folder: pathlib.Path) -> None:
-  """Plays all methods; writes and prints one table, and the differences."""
+  """Evaluates all methods; writes and prints one table and the differences."""
   options, rows, timed = config.evaluate, [], []
   for name in options.order:
     method = _of_seed(options.methods[name], config.seed)
@@ -135,7 +137,7 @@ def _compare(config, cases: Sequence[evaluator.EvalCase],
     return
   atomic_files.write_json(folder / evaluator.TABLE, rows)
   columns = dict.fromkeys(('method', *evaluator.columns(timed), 'note'))
-  columns['note'] = columns.pop('note')  # the last
+  columns['note'] = columns.pop('note')  # moves it to the end
   print(figures.table(timed, list(columns)))
   print(_differences(folder, [
       name for name in options.order
@@ -143,7 +145,7 @@ def _compare(config, cases: Sequence[evaluator.EvalCase],
 
 
 def _of_seed(method: Any, seed: int) -> Any:
-  """A method, whose paths may have '{seed}' in them."""
+  """Returns a method with '{seed}' in its paths replaced by the seed."""
   own = method.copy_and_resolve_references()
   with own.unlocked():
     own.run, own.path = (path.replace('{seed}', str(seed))
@@ -152,7 +154,7 @@ def _of_seed(method: Any, seed: int) -> Any:
 
 
 def _missing(method: Any) -> str:
-  """What is not there of a method's model; '' if all is."""
+  """Returns text that names the missing part of a method's model, or ''."""
   made = [str(policy.parse_run(method.run)[0]) if method.run else '',
           method.path if method.path.endswith('/model') else '']
   return next((f'{path} is not there' for path in made
@@ -160,7 +162,7 @@ def _missing(method: Any) -> str:
 
 
 def _of_method(config, method: Any) -> Any:
-  """The config of a method's model: that of its run, where it has one."""
+  """Returns the config of a method's model, from its run if it has one."""
   own = config.copy_and_resolve_references()
   own.unlock()
   own.model.path = method.path
@@ -173,8 +175,9 @@ def _of_method(config, method: Any) -> Any:
 
 
 def _differences(folder: pathlib.Path, names: Sequence[str]) -> str:
-  """Exact match of each method minus that of the last, by set."""
-  found = {name: evaluator.recorded(folder / 'methods' / name) for name in names}
+  """Returns a table of exact match minus the last method's, by set."""
+  found = {name: evaluator.recorded(folder / 'methods' / name)
+           for name in names}
   rows = []
   for name in names[:-1]:
     for case, theirs in found[names[-1]].items():
@@ -191,7 +194,7 @@ def _differences(folder: pathlib.Path, names: Sequence[str]) -> str:
 
 
 def _check_methods(options: Any) -> None:
-  """Raises a ValueError for methods that are none."""
+  """Raises a ValueError for unknown methods or prompts."""
   if not {*options.order} <= {*options.methods} or (
       options.methods and not options.order):
     raise ValueError(
@@ -210,7 +213,7 @@ def _check_methods(options: Any) -> None:
 
 
 def _check_sets(config) -> None:
-  """Raises a ValueError if there is nothing to evaluate on."""
+  """Raises a ValueError if there are no questions to evaluate on."""
   generated = (config.evaluate.worlds.kinds and not config.data.train and any(
       map(searches.needs_corpus, searches.of_evaluation(config).values())))
   if not config.data.evaluate and not generated:
@@ -223,11 +226,11 @@ def _check_sets(config) -> None:
 
 def _described(through: Mapping[str, Any], sets: Sequence[datasets.Dataset]
               ) -> dict[str, Any]:
-  """What each set is answered from, by engine if there are several."""
+  """Returns what is searched for each set; by engine if there are several."""
   corpora = {id(dataset.corpus): dataset.corpus for dataset in sets}
   found = {}
   for name, search in through.items():
     facts = {key: searches.describe(search, corpus)
-             for key, corpus in corpora.items()}  # one that several share: once
+             for key, corpus in corpora.items()}  # a shared one: once
     found[name] = {dataset.name: facts[id(dataset.corpus)] for dataset in sets}
   return found if len(found) > 1 else next(iter(found.values()))

@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluates a search engine without a policy: its answer recall.
+"""Evaluates a search engine without a policy, by its answer recall.
 
-The text of a question is the query, so a question of several hops finds its
-answer only by luck; what an agent finds by its own queries is another number,
-`search/answer_in_context_rate` of training and evaluation.
+The query is the text of the question, so a question of several hops finds its
+answer only by chance. How often an agent's own queries find the answer is
+another metric, `search/answer_in_context_rate` of training and evaluation.
 """
 
 import collections
@@ -25,11 +25,11 @@ def run(config, workdir: str) -> None:
   """Prints recall by set and hops, and writes it to retrieval.json.
 
   Args:
-    config: see configs/evaluate_search.py.
-    workdir: gets retrieval.json.
+    config: Config of the job; see configs/evaluate_search.py.
+    workdir: Directory for retrieval.json.
 
   Raises:
-    ValueError: there are no questions.
+    ValueError: There are no questions.
   """
   folder, search = pathlib.Path(workdir), config.search
   config_checks.check(config)
@@ -51,7 +51,7 @@ def run(config, workdir: str) -> None:
 
 def recall_by_hops(questions: Sequence[Question], search: SearchFn,
                    top_ks: Sequence[int]) -> list[dict[str, float]]:
-  """Answer recall of the questions of each hop count; see `ir_metrics`."""
+  """Returns answer recall for each hop count; see `ir_metrics`."""
   by_hops = collections.defaultdict(list)
   for question in questions:
     by_hops[question.hops].append(question)

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Exports the policy of a run's checkpoint as a Hugging Face model folder."""
+"""Exports the policy in a run's checkpoint as a Hugging Face model folder."""
 
 import functools
 import pathlib
@@ -18,11 +18,11 @@ def run(config, workdir: str) -> None:
   """Writes `workdir`/<name of the run>_step_<step>, and prints that path.
 
   Args:
-    config: see configs/export.py.
-    workdir: of exports.
+    config: Config of the job; see configs/export.py.
+    workdir: Directory of exports.
 
   Raises:
-    ValueError, FileNotFoundError: there is no such run, step or dtype.
+    ValueError, FileNotFoundError: The run, step or dtype does not exist.
   """
   config_checks.check(config)
   options = config.export

@@ -1,8 +1,8 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Supervised fine-tuning of a language model: conversations in, a model out.
+"""Supervised fine-tuning of a language model on conversations.
 
-A killed run continues from its newest checkpoint as if nothing had happened.
+A killed run continues from its newest checkpoint, with the same result.
 """
 
 import pathlib
@@ -14,7 +14,7 @@ def run(config, workdir: str) -> None:
   """Trains a model on conversations and writes it to model/.
 
   Args:
-    config: see configs/sft.py.
-    workdir: gets data/, checkpoints/, metrics.jsonl and model/.
+    config: Config of the job; see configs/sft.py.
+    workdir: Directory for data/, checkpoints/, metrics.jsonl and model/.
   """
   supervised_finetune.finetune(config, pathlib.Path(workdir))

@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a tiny model of the embedded default, from nothing or from another.
+"""Makes a tiny base model, from random parameters or from another model.
 
-A Qwen2 language model is trained on lessons about generated worlds; from
-nothing, a tokenizer is made first. A run that was killed resumes from its
-newest checkpoint.
+A Qwen2 language model is trained on lessons about generated worlds. If it does
+not start from another model, a tokenizer is made first. A killed run resumes
+from its newest checkpoint.
 """
 
 import itertools
@@ -46,11 +46,11 @@ def run(config, workdir: str) -> None:
   """Makes a tiny model.
 
   Args:
-    config: see configs/tiny_base.py.
-    workdir: gets tokenizer/, lessons.npz, checkpoints/ and model/.
+    config: Config of the job; see configs/tiny_base.py.
+    workdir: Directory for tokenizer/, lessons.npz, checkpoints/ and model/.
 
   Raises:
-    ValueError, FileNotFoundError: the lessons or the model cannot be used.
+    ValueError, FileNotFoundError: The lessons or the model cannot be used.
   """
   config_checks.check(config)
   folder = pathlib.Path(workdir)
@@ -72,7 +72,7 @@ def run(config, workdir: str) -> None:
       taught, shape, params, folder / 'checkpoints', pad_id=tokenizer.pad_id,
       row_length=config.lessons.row_length, learner=config.learner,
       **config.optimizer)
-  record['cpu_seconds'] += prepared  # of this process, until the lessons
+  record['cpu_seconds'] += prepared  # until the lessons are made
   weights.save(folder / 'model', params, shape, tokenizer_from=source,
                eos_id=tokenizer.eos_ids[0])
   scores = card.scores(
@@ -84,7 +84,10 @@ def run(config, workdir: str) -> None:
 
 def start(config, tokenizer, source: pathlib.Path
          ) -> tuple[transformer.TransformerConfig, transformer.Params]:
-  """The shape and the first parameters: of a model, or with a circuit."""
+  """Returns the shape and the first parameters of the model.
+
+  They are another model's, or random with a planted copying circuit.
+  """
   if config.model.path:
     shape = weights.read_config(str(source))
     return shape, weights.load(str(source), shape)
@@ -97,10 +100,10 @@ def start(config, tokenizer, source: pathlib.Path
 
 def make_tokenizer(folder: pathlib.Path, *, vocab_size: int, worlds: int,
                    fresh_worlds: int, hard_worlds: int) -> None:
-  """A byte-level BPE in the format of Qwen2's, trained on generated text.
+  """Trains a byte-level BPE, in the format of Qwen2's, on generated text.
 
-  The dialogue's tags are ordinary added tokens, one id each; every other byte
-  sequence has ids, too. A folder that holds a tokenizer is left as it is.
+  The dialogue's tags are ordinary added tokens with one id each. Every other
+  byte sequence has ids, too. A directory that holds a tokenizer is not changed.
   """
   if (folder / 'tokenizer.json').exists():
     return
@@ -126,13 +129,13 @@ def make_tokenizer(folder: pathlib.Path, *, vocab_size: int, worlds: int,
 
 def _tokenizer_texts(worlds: int, fresh_worlds: int, hard_worlds: int
                     ) -> list[str]:
-  """Passages and questions of worlds, and the words that lessons repeat.
+  """Returns passages and questions of worlds, and words that lessons repeat.
 
-  Known words become one token each. The stems and endings of all others are so
-  frequent here that a new word is a stem and an ending, two tokens: to copy it,
-  a model looks up a stem that stands nowhere else. Pieces that cut words
-  anywhere (the merges of a few worlds) are shared by many names, and are copied
-  wrongly.
+  Known words become one token each. The stems and endings of all other words
+  are so frequent here that a new word becomes two tokens, a stem and an ending.
+  To copy the word, a model looks up the stem, which occurs nowhere else. With
+  the merges of a few worlds only, words would be cut anywhere. Many names would
+  share the pieces, and the model would copy them wrongly.
   """
   texts = []
   sources = ['known'] * worlds + ['fresh'] * fresh_worlds
@@ -160,15 +163,15 @@ def fit(taught: dict[str, np.ndarray], shape: transformer.TransformerConfig,
   """Trains on lessons.
 
   Args:
-    taught: from `lessons.make`.
-    shape: of the model.
-    params: to begin with.
-    folder: of the checkpoints.
-    pad_id: of the padding.
-    row_length: tokens of a packed row.
-    save_every: updates from one checkpoint to the next.
-    learner: options of `supervised.language_learner`.
-    **options: of `optimizer.adamw`.
+    taught: Lessons from `lesson_tokens.make`.
+    shape: Shape of the model.
+    params: Initial parameters.
+    folder: Directory of the checkpoints.
+    pad_id: Token id of the padding.
+    row_length: Number of tokens in a packed row.
+    save_every: Number of updates between checkpoints.
+    learner: Options of `supervised.language_learner`.
+    **options: Options of `optimizer.adamw`.
 
   Returns:
     The parameters, and the record of `supervised.fit`.

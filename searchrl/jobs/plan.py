@@ -1,11 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Plans memory: a config and a kind of device in, bytes a device out.
+"""Plans memory: computes the bytes per device for a config and a device kind.
 
-Nothing is allocated and no weight is read: the sizes of arrays follow from
-shapes and shardings, those of the update from the compiler, if there is one for
-the device. A compiled figure is exact; an estimate is marked as one. Of each
-way to split the weights in rollouts it says what a token costs at least.
+Nothing is allocated and no weights are read. The sizes of arrays follow from
+shapes and shardings, and that of the update from the compiler, if there is one
+for the device. A compiled figure is exact, and an estimate is marked as one.
+For each way to split the weights in rollouts, the plan gives a lower bound of
+the time per token.
 """
 
 from __future__ import annotations
@@ -39,55 +40,58 @@ from searchrl.search.simulated import writers
 from searchrl.training import learner as learners
 
 SHAPES = pathlib.Path(__file__).parents[1] / 'assets' / 'shapes'  # by hub id
-_ROOM = 0.92  # of the memory; the rest is the runtime's
-_CHUNK = 128  # tokens of a row whose logits exist at one time
-_PAGE = 128  # tokens of the cache
+_ROOM = 0.92  # usable share of the memory; the runtime needs the rest
+_CHUNK = 128  # tokens per row whose logits exist at the same time
+_PAGE = 128  # tokens per page of the KV cache
 
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-  """Rollouts with a copy of the weights on `tensor` devices; of a device.
+  """Costs per device of rollouts with one copy of the weights on some devices.
 
-  A token of every slot reads the weights and the cache of full slots once, and
-  sends around a ring what the devices of a copy add up: after attention and
-  after the feed-forward layer, and the tokens' embeddings.
+  To sample a token in every slot, a device reads the weights and the cache of
+  full slots once. It sends around a ring what the devices of a copy sum up:
+  after attention, after the feed-forward layer, and the tokens' embeddings.
   """
 
-  tensor: int
-  frozen: float  # bytes of a solver that plays for the reward
-  cache: float  # bytes held, all the time
-  besides: float  # bytes held during rollouts
-  read: float  # bytes, a token of every slot
-  sent: float
-  slots: int  # of all devices
+  tensor: int  # devices per copy of the weights
+  frozen: float  # bytes of a frozen solver that plays for the reward
+  cache: float  # bytes of the KV cache, held all the time
+  besides: float  # further bytes, held during rollouts only
+  read: float  # bytes read for a token in every slot
+  sent: float  # bytes sent for a token in every slot
+  slots: int  # slots of all devices together
 
   def secs(self, kind: devices_lib.Kind) -> float:
-    """Of a token of every slot, at least: it computes, then sends, in turns."""
+    """Returns the least seconds for a token in every slot.
+
+    Reading and sending alternate, so that their times add up.
+    """
     return self.read / kind.bandwidth + self.sent / kind.link
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """Bytes a device, by what they hold."""
+  """Bytes per device, by what they hold."""
 
   devices: str
-  available: float
-  parameters: int  # of the policy
+  available: float  # bytes of memory
+  parameters: int  # parameters of the policy
   mesh: dict[str, int]
-  holds: dict[str, float]  # all the time
-  rollouts: float  # besides, during rollouts
-  update: float  # besides, during an update
-  compiled: bool  # whether `update` is the compiler's, or an estimate
+  holds: dict[str, float]  # bytes held all the time
+  rollouts: float  # further bytes during rollouts
+  update: float  # further bytes during an update
+  compiled: bool  # whether `update` is from the compiler or an estimate
   kind: devices_lib.Kind
-  engine: Engine  # of the config
-  engines: tuple[Engine, ...]  # that the model and the devices allow
+  engine: Engine  # the config's engine
+  engines: tuple[Engine, ...]  # engines that model and devices allow
 
   @property
   def peak(self) -> float:
     return self.peak_with(self.engine)
 
   def peak_with(self, engine: Engine) -> float:
-    """Bytes at most, if rollouts were played by this one."""
+    """Returns the peak of the bytes, if rollouts used this engine."""
     own = self.engine
     return (sum(self.holds.values()) + engine.cache - own.cache
             + engine.frozen - own.frozen + max(engine.besides, self.update))
@@ -101,7 +105,7 @@ class Plan:
 
   @property
   def fastest(self) -> Engine | None:
-    """That needs the least time of those with room; None without rates."""
+    """Engine with the least time among those that fit; None without rates."""
     fitting = [engine for engine in self.engines if self.has_room_for(engine)]
     return min(fitting, key=lambda engine: engine.secs(self.kind),
                default=None) if self.kind.bandwidth else None
@@ -110,10 +114,10 @@ class Plan:
 def run(config, workdir: str) -> None:
   """Prints whether the config fits config.plan.devices, and a table of sizes.
 
-  Self-play has one of each role, which are trained by turns.
+  For self-play, it prints one plan per role, because roles are trained in turn.
 
   Raises:
-    ValueError: the config cannot be run there at all.
+    ValueError: The config cannot be run on these devices.
   """
   del workdir  # nothing is written
   config_checks.check(config)
@@ -127,7 +131,7 @@ def run(config, workdir: str) -> None:
 
 
 def make(config) -> Plan:
-  """The plan of a training config; see `run`."""
+  """Makes the plan of a training config; see `run`."""
   if 'learner' not in config or 'rollout' not in config:
     raise ValueError(
         'a plan is of a training run by RL, but this config has no '
@@ -162,11 +166,11 @@ def make(config) -> Plan:
 
 
 def shape_folder(path: str) -> str:
-  """A folder with the config.json of a model, whose weights are not needed.
+  """Returns a directory with a model's config.json; weights are not needed.
 
   Args:
-    path: of a folder, or a hub id. Of the models of configs/models.py the shape
-      is shipped, for machines that have not fetched them.
+    path: Path of a directory, or a hub id. The shapes of the models in
+      configs/models.py are shipped, for machines that have not fetched them.
   """
   import huggingface_hub  # slow to import
   shipped = SHAPES / path / 'config.json'
@@ -178,12 +182,12 @@ def shape_folder(path: str) -> str:
 
 
 def rows_of(config) -> int:
-  """Trajectories of a batch."""
+  """Returns the number of trajectories in a batch."""
   return config.rollout.questions * config.rollout.group_size
 
 
 def describe(plan: Plan) -> str:
-  """The plan as a table, and the verdict."""
+  """Returns the plan as a table, with the verdict."""
   axes = ' x '.join(f'{axis}={n}' for axis, n in plan.mesh.items())
   how = 'compiled' if plan.compiled else 'estimated; no compiler for it here'
   rows = [{'a device holds': name, 'GiB': f'{size / GIB:.2f}'}
@@ -208,7 +212,7 @@ def describe(plan: Plan) -> str:
 
 
 def _describe_engines(plan: Plan) -> str:
-  """What a token costs, by rollout.tensor; '' without rates."""
+  """Returns a table of the cost of a token by rollout.tensor; '' if unknown."""
   if not plan.kind.bandwidth:
     return ''
   rows = []
@@ -226,13 +230,13 @@ def _describe_engines(plan: Plan) -> str:
       f'rollout.tensor={best.tensor} is the fastest that fits' + (
           ', and is what the config has.' if best.tensor == plan.engine.tensor
           else f'; the config has {plan.engine.tensor}.'))
-  return ('\n\nRollouts, a token of every slot, all of them full; the least that '
-          'memory and links take\n'
+  return ('\n\nRollouts, a token of every slot, all of them full; the least '
+          'that memory and links take\n'
           f'{figures.table(rows, tuple(rows[0]))}\n{choice}')
 
 
 def compiled_bytes(learner: learners.Learner, rows: int) -> float:
-  """Bytes that the compiled update takes on a device besides its state."""
+  """Returns the bytes per device of the compiled update, besides the state."""
   arguments = learner.abstract_update(rows)
   program = learner.train_step.update.lower(*arguments).compile()
   found = program.memory_analysis()
@@ -240,12 +244,14 @@ def compiled_bytes(learner: learners.Learner, rows: int) -> float:
 
 
 def estimated_bytes(learner: learners.Learner, rows: int) -> float:
-  """An estimate of the same, from shapes; within a third for large models.
+  """Returns an estimate of `compiled_bytes`, from shapes.
 
-  Gradients of a micro-batch and their sum, those of the embedding and of the
-  logits' matrix once more; weights in the type of activations; what the layers
-  save, the layer being computed, and two layers' weights gathered; logits of a
-  chunk. The batch itself is small.
+  For large models, it is within a third of the true size. It counts the
+  gradients of a micro-batch and their sum, and the gradients of the embedding
+  and of the logits' matrix once more; the weights in the dtype of activations;
+  the activations that layers save and those of the layer being computed; the
+  gathered weights of two layers; and the logits of a chunk. The batch itself is
+  small and is left out.
   """
   del rows
   run, shape = learner.train_step, learner.train_step.shape
@@ -272,7 +278,10 @@ def estimated_bytes(learner: learners.Learner, rows: int) -> float:
 
 
 def _devices(config):
-  """The kind of device, a mesh (real, to compile for, or abstract), a name."""
+  """Returns the kind of device, a mesh and a name.
+
+  The mesh is of real devices, of devices to compile for, or abstract.
+  """
   if not config.plan.devices:
     local = jax.devices()
     stats = local[0].memory_stats() or {}
@@ -292,7 +301,7 @@ def _host_memory() -> int:
 
 
 def _learner(config, shape, mesh, kind) -> learners.Learner:
-  """The run's learner, with the attention that its platform would use."""
+  """Returns the run's learner, with the attention that its platform uses."""
   platform = 'tpu' if kind.torus is not None else 'gpu'
   if isinstance(mesh, jax.sharding.Mesh):
     platform = mesh.devices.flat[0].platform
@@ -306,7 +315,7 @@ def _learner(config, shape, mesh, kind) -> learners.Learner:
 
 
 def _holds(config, shape, learner, mesh) -> dict[str, float]:
-  """Bytes of the learner's arrays, by what they hold."""
+  """Returns the bytes of the learner's arrays, by what they hold."""
   state = learner.train_step.abstract_state()
   holds = {}
   for network, trained in state.items():
@@ -327,10 +336,10 @@ def _cache_label(config, processes: int) -> str:
 
 
 def _writer(config, devices: int) -> dict[str, float]:
-  """Bytes of a model that writes documents beside the policy.
+  """Returns the bytes of a model that writes documents beside the policy.
 
   Raises:
-    ValueError: it has no place there.
+    ValueError: The model cannot be on the policy's devices.
   """
   options = searches.model_options(config.search)
   if options is None:
@@ -356,9 +365,9 @@ def _writer(config, devices: int) -> dict[str, float]:
 
 def _engine(config, shape, a_process: int, processes: int, tensor: int
            ) -> Engine:
-  """Rollouts of a process, each copy of whose weights is on some devices.
+  """Returns the Engine of a process with `tensor` devices per weight copy.
 
-  The weights are held twice while a copy is made; logits thrice.
+  While a copy is made, the weights are held twice. Logits are held three times.
   """
   here = meshes.abstract(a_process, data=-1, tensor=tensor)
   copies = here.shape['data']
@@ -374,7 +383,7 @@ def _engine(config, shape, a_process: int, processes: int, tensor: int
       shape, config.rollout.dtype), transformer.logical_axes(shape)
   weights_held = _bytes_on(here, params, axes)
   looked_up = _bytes_on(here, params['embed'], axes['embed']) * (
-      'head' in params)  # a row of it is read
+      'head' in params)  # only single rows are read
   row = slots * shape.hidden_size * np.dtype(config.rollout.dtype).itemsize
   return Engine(
       tensor=tensor, cache=cache,
@@ -386,7 +395,7 @@ def _engine(config, shape, a_process: int, processes: int, tensor: int
 
 
 def _bytes_on(mesh, tree: Any, axes: Any) -> float:
-  """Bytes a device of a mesh of arrays with logical axes."""
+  """Returns the bytes per device of arrays with logical axes on a mesh."""
   return bytes_of(jax.tree.map(
       lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype,
                                                sharding=sharding),
@@ -394,6 +403,6 @@ def _bytes_on(mesh, tree: Any, axes: Any) -> float:
 
 
 def bytes_of(tree: Any) -> float:
-  """Bytes a device of arrays with shardings."""
+  """Returns the bytes per device of arrays with shardings."""
   return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
              for x in jax.tree.leaves(tree))

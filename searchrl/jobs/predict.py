@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Predicts: questions without golden answers in, answers and trajectories out."""
+"""Predicts answers, with trajectories, to questions without gold answers."""
 
 import json
 import pathlib
@@ -22,15 +22,15 @@ FILE = 'predictions.jsonl'
 
 
 def run(config, workdir: str) -> None:
-  """Answers the questions of data.evaluate; a killed command goes on.
+  """Answers the questions of data.evaluate; a killed job can be resumed.
 
   Args:
-    config: see configs/predict.py.
-    workdir: gets predictions.jsonl, a line a question, and records/ with the
-      whole trajectories.
+    config: Config of the job; see configs/predict.py.
+    workdir: Directory for predictions.jsonl, with one line per question, and
+      records/, with the whole trajectories.
 
   Raises:
-    ValueError, FileNotFoundError: the config cannot be used.
+    ValueError, FileNotFoundError: The config cannot be used.
   """
   config_checks.check(config)
   config_checks.check_questions(config)
@@ -41,7 +41,7 @@ def run(config, workdir: str) -> None:
         f'parquet, but is {config.data.evaluate!r}. Add '
         '--config.data.evaluate=questions.jsonl and --config.search.corpus.')
   run_defaults.fill(config, options.run, 'evaluate.run')
-  config_checks.check(config)  # what has been filled in
+  config_checks.check(config)  # the filled-in values
   model = policy.folder_of(config)
   processes.on_first('workdir?', lambda: workdirs.check(
       folder, config.to_dict(), allow_changes=config.allow_changes))
@@ -62,8 +62,8 @@ def run(config, workdir: str) -> None:
 
 
 def _write(folder: pathlib.Path) -> None:
-  """A line a question: its id, the answer or null, searches, why it ended."""
-  (folder / evaluator.TABLE).unlink()  # its scores are of no golds
+  """Writes one line per question: id, answer or null, searches, stop reason."""
+  (folder / evaluator.TABLE).unlink()  # scores without gold answers
   with (folder / FILE).open('w', encoding='utf-8') as file:
     for record in shards.read_all(folder / evaluator.RECORDS):
       trajectory = record['trajectory']

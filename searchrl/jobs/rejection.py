@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rejection sampling: a model is tuned on its own right answers, in iterations.
+"""Rejection sampling: tunes a model on its own right answers, in iterations.
 
-Each iteration samples answers to other questions, keeps right ones, and tunes the
-model of the iteration before; what is there already is not made again.
+Each iteration samples answers to new questions, keeps the right ones, and tunes
+the model of the previous iteration. Existing results are not made again.
 """
 
 import json
@@ -32,14 +32,15 @@ _DATA = 'right.jsonl'
 
 
 def run(config, workdir: str) -> None:
-  """Plays the iterations; the same call resumes where it was stopped.
+  """Runs the iterations; the same call resumes a job that was stopped.
 
   Args:
-    config: see configs/rejection.py.
-    workdir: gets iteration_1/{trajectories,right.jsonl,tuned} and so on.
+    config: Config of the job; see configs/rejection.py.
+    workdir: Directory for iteration_1/{trajectories,right.jsonl,tuned} and so
+      on.
 
   Raises:
-    ValueError, FileNotFoundError: the config cannot be run, or no answer is
+    ValueError, FileNotFoundError: The config cannot be run, or no answer is
       right.
   """
   folder, options = pathlib.Path(workdir), config.rejection
@@ -73,7 +74,7 @@ def run(config, workdir: str) -> None:
 
 def _collect(config, path: str, corpus: Any, asked: list[Question],
              here: pathlib.Path) -> None:
-  """Samples answers in rounds, and writes those that are right."""
+  """Samples answers in rounds, and writes the right ones."""
   own, options = config.copy_and_resolve_references(), config.rejection
   own.unlock()
   own.model.path = path
@@ -112,7 +113,7 @@ def _write(file: pathlib.Path, kept) -> None:
 
 
 def _tuning(config, path: str, file: pathlib.Path) -> Any:
-  """The config of an iteration's fine-tuning."""
+  """Returns the config of an iteration's fine-tuning."""
   own = config.tuning.copy_and_resolve_references()
   own.unlock()
   own.seed, own.allow_changes = config.seed, config.allow_changes
@@ -127,10 +128,12 @@ def _check(config) -> None:
   config_checks.check(config.tuning)
   config_checks.check_supervised(config.tuning)
   for rule in (
-      *(config_checks.Rule(f'rejection.{name}', lambda value: value >= 1, 'at least 1')
+      *(config_checks.Rule(
+          f'rejection.{name}', lambda value: value >= 1, 'at least 1')
         for name in ('iterations', 'questions', 'samples', 'most',
                      'questions_a_round')),
-      config_checks.Rule('rejection.temperature', lambda value: value > 0, 'above 0'),
+      config_checks.Rule(
+          'rejection.temperature', lambda value: value > 0, 'above 0'),
       config_checks.Rule('rejection.balance', lambda x: x == 0 or x >= 1,
                   'at least 1', 'Set it to 0 to keep all.')):
     config_checks.check_rule(config, rule)

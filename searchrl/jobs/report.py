@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs in, one HTML page out: curves, tables, alarms and trajectories."""
+"""Reports runs on one HTML page: curves, tables, alerts and trajectories."""
 
 import pathlib
 import sys
@@ -18,11 +18,11 @@ def run(config, workdir: str) -> None:
   """Writes `workdir`/report.html, and prints that path.
 
   Args:
-    config: see configs/report.py.
-    workdir: of reports.
+    config: Config of the job; see configs/report.py.
+    workdir: Directory of reports.
 
   Raises:
-    ValueError, FileNotFoundError: a folder holds no run.
+    ValueError, FileNotFoundError: A directory holds no run.
   """
   options = config.report
   if not options.runs or options.trajectories < 0:
@@ -35,8 +35,8 @@ def run(config, workdir: str) -> None:
   file.parent.mkdir(parents=True, exist_ok=True)
   if processes.is_first():
     atomic_files.write(file, page.render(
-        found, lambda run: policy.tokenizer_of(run.folder), most=options.trajectories,
-        title=options.title or ', '.join(
+        found, lambda run: policy.tokenizer_of(run.folder),
+        most=options.trajectories, title=options.title or ', '.join(
             pathlib.Path(folder).resolve().name for folder in options.runs)))
   processes.say(str(file), file=sys.stdout)
 

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Serves a policy behind OpenAI's API, until it is told to stop."""
+"""Serves a policy with OpenAI's API, until it is stopped."""
 
 from collections.abc import Mapping
 import pathlib
@@ -16,10 +16,10 @@ from searchrl.serving import openai_api
 
 
 def run(config, workdir: str) -> None:
-  """Serves the policy of a run or a model folder; Ctrl-C or SIGTERM ends it.
+  """Serves the policy of a run or model directory until Ctrl-C or SIGTERM.
 
   Raises:
-    ValueError, FileNotFoundError: the config cannot be served.
+    ValueError, FileNotFoundError: The config cannot be served.
   """
   del workdir  # nothing is written
   config_checks.check(config)
@@ -50,12 +50,12 @@ def run(config, workdir: str) -> None:
 
 def make_options(serve: Mapping[str, Any], run: str, path: str
                  ) -> model_server.Options:
-  """The fields of config.serve, checked.
+  """Returns the checked options of config.serve.
 
   Args:
-    serve: the fields.
-    run: the folder of a run; '': none.
-    path: of the model, where there is no run.
+    serve: Fields of config.serve.
+    run: Directory of a run. '': none.
+    path: Path of the model, used if there is no run.
   """
   http, rest = asgi.take_options(serve)
   del rest['steps']

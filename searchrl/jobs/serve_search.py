@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Serves a search engine at /retrieve, until it is told to stop."""
+"""Serves a search engine at /retrieve, until it is stopped."""
 
 from collections.abc import Mapping
 import pathlib
@@ -18,10 +18,10 @@ from searchrl.trajectory import Query, Question, SearchError, SearchFn
 
 
 def run(config, workdir: str) -> None:
-  """Serves `config.search` at /retrieve; Ctrl-C or SIGTERM ends it in order.
+  """Serves `config.search` at /retrieve until Ctrl-C or SIGTERM.
 
   Raises:
-    ValueError: the config cannot be served, or the engine does not answer.
+    ValueError: The config cannot be served, or the engine does not answer.
   """
   config_checks.check(config)
   config_checks.check_worlds(config)
@@ -41,17 +41,17 @@ def run(config, workdir: str) -> None:
 
 
 def make_options(serve: Mapping[str, Any]) -> search_server.Options:
-  """The fields of config.serve, checked."""
+  """Returns the checked options of config.serve."""
   http, rest = asgi.take_options(serve)
   limits = wire.Limits(**rest.pop('limits'))
   return search_server.Options(http, limits=limits, **rest)
 
 
 def shown(facts: Mapping[str, Any]) -> dict[str, Any]:
-  """What anybody may know of an engine: names and digests, no path.
+  """Returns the public facts about an engine: names and digests, but no paths.
 
   Args:
-    facts: from `experiment.search.describe`.
+    facts: Facts from `experiment.search.describe`.
   """
   own = {name: facts[name] for name in ('engine', 'passages', 'corpus')
          if name in facts}
@@ -61,14 +61,14 @@ def shown(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_corpus(file: str, folder: pathlib.Path, **world):
-  """The corpus of a file; without one, the generated training world's."""
+  """Loads the corpus of a file; without one, the generated training world's."""
   if file:
     return mapped_corpus.load(file)
   return datasets.train_set(folder, train='', corpus='', **world).corpus
 
 
 def _check(engine: SearchFn, name: str) -> None:
-  """Raises a ValueError unless the engine answers; also warms it up."""
+  """Raises a ValueError unless the engine answers. Also warms it up."""
   found, = engine([Query('test', 1, Question('', '', ()))])
   if isinstance(found, SearchError):
     raise ValueError(

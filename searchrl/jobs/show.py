@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""One trajectory in the terminal, with roles, log-probs and the loss mask."""
+"""Shows one trajectory in the terminal: roles, log-probs and the loss mask."""
 
 from collections.abc import Iterator
 import pathlib
@@ -15,10 +15,10 @@ _NUMBERS = (('log-prob', 'logprobs', '.4f'), ('ratio', 'ratios', '.4f'),
 
 
 def run(config, workdir: str) -> None:
-  """Prints the trajectory of `show.trajectory`.
+  """Prints the trajectory that `show.trajectory` names.
 
   Raises:
-    ValueError, FileNotFoundError: there is no such file or line.
+    ValueError, FileNotFoundError: The file or line does not exist.
   """
   del workdir  # nothing is written
   entry = find(config.show.trajectory)
@@ -28,10 +28,10 @@ def run(config, workdir: str) -> None:
 
 
 def find(name: str) -> reading.Entry:
-  """The trajectory of FILE:LINE.
+  """Returns the trajectory at FILE:LINE.
 
   Raises:
-    ValueError, FileNotFoundError: there is no such file or line.
+    ValueError, FileNotFoundError: The file or line does not exist.
   """
   file, _, number = name.rpartition(':')
   if not number.isdecimal() or int(number) < 1:
@@ -43,7 +43,7 @@ def find(name: str) -> reading.Entry:
 
 
 def lines(entry: reading.Entry, observations: bool) -> Iterator[str]:
-  """What is printed."""
+  """Yields the lines to print."""
   of = entry.trajectory
   yield f'Question  {of.question.text}'
   yield f'Golds     {" | ".join(of.question.answers) or "none"}'
@@ -76,10 +76,11 @@ def _segment(segment: tokens.Segment, at: int, observations: bool
            for title, name, form in _NUMBERS if getattr(segment, name)]
   yield '  token' + ''.join(f'{title:>11}' for title, _, _ in shown)
   for n, text in enumerate(segment.texts):
-    numbers = ''.join(f'{format(values[n], form):>11}' for _, values, form in shown)
+    numbers = ''.join(
+        f'{format(values[n], form):>11}' for _, values, form in shown)
     yield f'{at + n:>7}{numbers}  {text!r}'
 
 
 def plain(text: str) -> str:
-  """The text without control characters for the terminal."""
+  """Returns the text without control characters, for the terminal."""
   return ''.join(c if c.isprintable() else ' ' for c in text)

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A job with several seeds or settings: a run for each, and one table."""
+"""Runs a job with several seeds or settings, and makes one table."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import json
@@ -18,28 +18,29 @@ from searchrl.runtime import processes
 FILE = 'sweep.json'
 _CASE = ('run', 'method', 'set', 'engine', 'decoding', 'hops')
 _SCORES = ('em', 'f1', 'searches')
-_TABLES = (f'evaluation/after/{evaluator.TABLE}', evaluator.TABLE)  # of a run's folder
+_TABLES = (  # possible places in a run's directory
+    f'evaluation/after/{evaluator.TABLE}', evaluator.TABLE)
 
 
 def run(config, workdir: str, seeds: Sequence[int] = ()) -> None:
-  """Does a job with each setting and each seed; the same call goes on.
+  """Runs a job with each setting and seed; the same call resumes it.
 
   Args:
-    config: of a job. Its `sweep`, if it has one, names that job, and what each
-      run changes; see configs/engines.py.
-    workdir: gets a folder NAME/seed_N of each run, and the table, if the runs
-      leave evaluations.
-    seeds: of --seeds; (): the config's own.
+    config: Config of a job. Its `sweep`, if it has one, names the job and the
+      changes of each run; see configs/engines.py.
+    workdir: Directory for NAME/seed_N of each run, and for the table if the
+      runs are evaluated.
+    seeds: Seeds given by --seeds. (): the config's seed.
 
   Raises:
-    ValueError: a seed is none, or given twice; or a setting changes what is not
-      there.
+    ValueError: A seed is negative or given twice, or a setting changes a field
+      that does not exist.
   """
   if len({*seeds}) < len(seeds) or min(seeds, default=0) < 0:
     raise ValueError('--seeds must be different numbers from 0 on, as in '
                      f'--seeds=0,1,2, but are {list(seeds)}.')
   folder = pathlib.Path(workdir)
-  runs = [*_runs(config, folder, seeds)]  # all, before the first begins
+  runs = [*_runs(config, folder, seeds)]  # checks all before the first begins
   done = []
   for name, own, here in runs:
     job = plugins.resolve(own.job, field='job', ours='searchrl.jobs.train:run')
@@ -56,15 +57,16 @@ def run(config, workdir: str, seeds: Sequence[int] = ()) -> None:
 
 def _runs(config, folder: pathlib.Path, seeds: Sequence[int]
          ) -> Iterator[tuple[str, Any, pathlib.Path]]:
-  """(name, config, folder) of each run."""
+  """Yields (name, config, directory) of each run."""
   swept = config.get('sweep')
   if swept and not swept.order:
     raise ValueError('sweep.order must name runs, of '
                      f'{", ".join(swept.runs)}, but is empty.')
   for name in swept.order if swept else ('',):
     if swept and name not in swept.runs:
-      raise ValueError(f'sweep.order must name entries of sweep.runs, which are '
-                       f'{", ".join(swept.runs)}, but names {name!r}.')
+      raise ValueError(
+          f'sweep.order must name entries of sweep.runs, which are '
+          f'{", ".join(swept.runs)}, but names {name!r}.')
     for seed in seeds or (None,):
       own = config.copy_and_resolve_references()
       with own.unlocked():
@@ -79,10 +81,10 @@ def _runs(config, folder: pathlib.Path, seeds: Sequence[int]
 
 
 def _change(config, changes: Mapping[str, Any], place: str) -> None:
-  """Sets fields of a config; keyword arguments are replaced as a whole.
+  """Sets fields of a config. Groups of keyword arguments are replaced whole.
 
   Raises:
-    ValueError: the config has no such field.
+    ValueError: The config does not have a field.
   """
   for name, value in changes.items():
     if name not in config:
@@ -95,7 +97,7 @@ def _change(config, changes: Mapping[str, Any], place: str) -> None:
 
 
 def _table(folder: pathlib.Path) -> list[dict[str, Any]] | None:
-  """The rows of the evaluation that a run has left, if it has."""
+  """Returns the rows of a run's evaluation, or None without one."""
   for name in _TABLES:
     if (folder / name).exists():
       return json.loads((folder / name).read_text())
@@ -104,7 +106,7 @@ def _table(folder: pathlib.Path) -> list[dict[str, Any]] | None:
 
 def _write(folder: pathlib.Path, done: Sequence[tuple[str, list[dict]]],
            config, seeds: Sequence[int]) -> None:
-  """Writes and prints means, and standard deviations over seeds."""
+  """Writes and prints means and standard deviations over seeds."""
   by_case: dict[tuple, list[dict[str, Any]]] = {}
   for name, rows in done:
     for row in ({'run': name} | row for row in rows if 'em' in row):
@@ -133,9 +135,9 @@ def _row(case: tuple, of: Sequence[Mapping[str, Any]], count: int
 
 
 def _crossed(rows: Sequence[Mapping[str, Any]], across: str) -> str:
-  """Exact match of whole sets: a row a run, a column a value of a key.
+  """Returns a table of exact match: one row per run, one column per `across`.
 
-  What is no column is that of the first row: one set, one engine.
+  The other keys (set, engine, decoding) are fixed to those of the first row.
   """
   fixed = {key: rows[0][key] for key in ('set', 'engine', 'decoding')
            if key != across}

@@ -8,10 +8,10 @@ from searchrl.experiment import run as runs
 
 
 def run(config, workdir: str) -> None:
-  """Trains; the same call resumes a run that was stopped.
+  """Trains a policy; the same call resumes a run that was stopped.
 
   Args:
-    config: one of the recipes in configs/.
-    workdir: of the run; see docs/run_folder.md.
+    config: Config of a recipe in configs/.
+    workdir: Directory of the run; see docs/run_folder.md.
   """
   runs.train(config, pathlib.Path(workdir))

@@ -1,8 +1,8 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a text encoder for search by contrast, on queries and their passages.
+"""Trains a text encoder for search, contrastively, on queries and passages.
 
-A killed run continues from its newest checkpoint as if nothing had happened.
+A killed run continues from its newest checkpoint, with the same result.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ from searchrl.training import supervised
 from searchrl.training.train_step import TrainState
 
 SPECIAL = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
-_STEP = 32  # rows are as wide as a multiple of it, so that few steps compile
+_STEP = 32  # rows are padded to multiples of it, so that few shapes compile
 SourceOf = Callable[[int], encoder_pairs.PairSource]
 
 
@@ -37,11 +37,11 @@ def run(config, workdir: str) -> None:
   """Trains an encoder and writes it to model/.
 
   Args:
-    config: see configs/tiny_encoder.py.
-    workdir: gets tokenizer/, checkpoints/ and model/.
+    config: Config of the job; see configs/tiny_encoder.py.
+    workdir: Directory for tokenizer/, checkpoints/ and model/.
 
   Raises:
-    FileNotFoundError, ValueError: data, model or an option cannot be used.
+    FileNotFoundError, ValueError: Data, model or an option cannot be used.
   """
   folder, data = pathlib.Path(workdir), config.data
   config_checks.check(config)
@@ -52,7 +52,8 @@ def run(config, workdir: str) -> None:
     workdirs.note(folder, 'data', {'sha256': supervised.sha256(data.pairs)},
                   allow_changes=config.allow_changes)
   else:
-    source_of = functools.lru_cache(maxsize=2)(functools.partial(  # 0, today's
+    # The cache holds source 0 and the present one.
+    source_of = functools.lru_cache(maxsize=2)(functools.partial(
         encoder_pairs.world_pairs, seed=data.world_seed, fresh=data.fresh,
         hard=data.hard, count=config.batch.queries * data.batches_a_world))
   if config.model.path:
@@ -70,7 +71,7 @@ def run(config, workdir: str) -> None:
       seed=config.seed, batch=config.batch, lengths=config.lengths,
       temperature=config.temperature, steps=config.steps,
       save_every=config.save_every, **config.optimizer)
-  record['cpu_seconds'] += prepared  # of this process, until the first update
+  record['cpu_seconds'] += prepared  # this process's, until the first update
   encoders.save(folder / 'model', params, shape, tokenizer_from=tokenizer)
   write_card(
       folder / 'model', params, record, seed=config.seed, batch=config.batch,
@@ -90,32 +91,32 @@ def _check_lengths(lengths: Mapping[str, int], shape: encoders.EncoderConfig
 
 
 def _loaded(path: str):
-  """The tokenizer's folder, the shape and the parameters of a model."""
+  """Returns the tokenizer's directory, the shape and parameters of a model."""
   folder = pathlib.Path(weights.locate(path))
   shape = encoders.read_config(str(folder))
   return folder, shape, encoders.load(str(folder), shape)
 
 
 def _fresh(tokenizer: pathlib.Path, length: int, seed: int, **shape):
-  """The shape of an encoder for a tokenizer, and random parameters."""
+  """Returns the shape of an encoder for a tokenizer, and random parameters."""
   coder = embedder.load_tokenizer(tokenizer, length)
   shape = encoders.EncoderConfig(vocab_size=coder.get_vocab_size(), **shape)
   return shape, encoders.init(shape, jax.random.key(seed))
 
 
 def _tokenizer_texts(source_of: SourceOf, count: int) -> Iterable[str]:
-  """The texts of some sources, with prefixes, which become words, too."""
+  """Returns the texts of some sources, with prefixes, which become words too."""
   return (encoders.QUERY_PREFIX + encoders.PASSAGE_PREFIX + text
           for i in range(count) for text in source_of(i).texts)
 
 
 def make_tokenizer(folder: pathlib.Path, vocab_size: int,
                    texts: Iterable[str]) -> None:
-  """A lower-casing WordPiece tokenizer in BERT's format, unless there is one.
+  """Makes a lower-casing WordPiece tokenizer in BERT's format if none exists.
 
-  Letters and digits are pieces wherever they stand, so that any name has some.
-  Equal texts make equal files: letters inside a word are pieces from the start,
-  which fixes the numbers by which the trainer breaks ties.
+  Letters and digits are pieces at any position, so that any name can be
+  encoded. Equal texts make equal files, because letters inside a word are
+  pieces from the start. This fixes the ids by which the trainer breaks ties.
   """
   if (folder / 'tokenizer.json').exists():
     return
@@ -139,7 +140,7 @@ def make_tokenizer(folder: pathlib.Path, vocab_size: int,
 
 
 def _wordpiece(model) -> tokenizers.Tokenizer:
-  """A tokenizer that normalises text as BERT's uncased ones do."""
+  """Returns a tokenizer that normalises text like BERT's uncased ones."""
   result = tokenizers.Tokenizer(model)
   result.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
   result.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
@@ -153,18 +154,18 @@ def fit(params, shape: encoders.EncoderConfig, tokenizer: pathlib.Path,
   """Trains from these parameters, or from the newest checkpoint.
 
   Args:
-    params: before the first update.
-    shape: of the encoder.
-    tokenizer: folder that holds it.
-    folder: of the checkpoints.
-    source_of: number of a source -> its queries and passages.
-    seed: of order and negatives.
-    batch: queries, hard_negatives and depth; see `encoder_pairs.batch`.
-    lengths: of a 'query' and of a 'passage', in tokens at most.
-    temperature: see `contrastive.info_nce`.
-    steps: updates.
-    save_every: updates from one checkpoint to the next.
-    **options: of `optimizer.adamw`.
+    params: Parameters before the first update.
+    shape: Shape of the encoder.
+    tokenizer: Directory of the tokenizer.
+    folder: Directory of the checkpoints.
+    source_of: Function from a source's number to its queries and passages.
+    seed: Seed of the order and of the negatives.
+    batch: Options queries, hard_negatives and depth; see `encoder_pairs.batch`.
+    lengths: Largest number of tokens of a 'query' and of a 'passage'.
+    temperature: Temperature of `contrastive.info_nce`.
+    steps: Number of updates.
+    save_every: Number of updates between checkpoints.
+    **options: Options of `optimizer.adamw`.
 
   Returns:
     The parameters, and the record of `supervised.fit`.
@@ -190,7 +191,7 @@ def fit(params, shape: encoders.EncoderConfig, tokenizer: pathlib.Path,
 
 def _contrastive_loss(shape: encoders.EncoderConfig, temperature: float
                      ) -> supervised.Loss:
-  """The mean loss of the queries, and the share that finds its passage."""
+  """Returns a loss: the mean over queries, with the share of hits at rank 1."""
   def loss(params, arrays):
     queries, passages = (
         encoders.embed(params, arrays[f'{kind}_tokens'],
@@ -206,12 +207,12 @@ def _contrastive_loss(shape: encoders.EncoderConfig, temperature: float
 
 def _arrays(texts: encoder_pairs.Batch, coders, rows: int
            ) -> dict[str, np.ndarray]:
-  """Token ids and masks; missing passages are blank and excluded.
+  """Returns token ids and masks. Missing passages are blank and excluded.
 
   Args:
-    texts: of one update.
-    coders: the tokenizers of a 'query' and of a 'passage'.
-    rows: passages of a batch; fewer are filled up.
+    texts: Texts of one update.
+    coders: Tokenizers of a 'query' and of a 'passage'.
+    rows: Number of passages in a batch. Fewer are filled up with blank ones.
   """
   blank = rows - len(texts.passages)
   queries = [encoders.QUERY_PREFIX + text for text in texts.queries]
@@ -226,7 +227,7 @@ def _arrays(texts: encoder_pairs.Batch, coders, rows: int
 
 
 def _padded(coder: tokenizers.Tokenizer, texts: Sequence[str], rows: int):
-  """Token ids and mask [rows, a multiple of _STEP]."""
+  """Returns token ids and mask, both [rows, a multiple of _STEP]."""
   coded = [c.ids for c in coder.encode_batch_fast(
       [text.encode(errors='replace').decode() for text in texts])]
   width = -(-max(map(len, coded)) // _STEP) * _STEP

@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""ASGI applications on uvicorn, in a thread: what our servers share.
+"""ASGI applications on uvicorn, in a thread; shared by all our servers.
 
-HTTP itself is uvicorn's. Ours is what a request may cost: the bytes of its
-body, the time until it is there, the requests under way; a token; and a stop
-that answers first.
+uvicorn handles HTTP itself. This module limits the size of a request's body,
+the time until it has arrived and the number of requests under way. It checks a
+token, and it answers all requests before it stops.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from searchrl.search.remote import wire
 T = TypeVar('T')
 Handler = Callable[[Request, Any], Awaitable[Response]]
 
-HUNG_UP = 499  # nginx's status of a request whose client went away
+HUNG_UP = 499  # nginx's status for a request whose client disconnected
 _BACKLOG = 2048  # connections that wait to be accepted
-_FILES = 2**16  # a connection each; no more are asked of the system
+_FILES = 2**16  # open files to ask the system for; one per connection
 _LENGTHS = {b'content-length', b'transfer-encoding'}
-_LINGER_SECS, _LINGER_BYTES = 1.0, 2**24  # of a body that is refused
+_LINGER_SECS, _LINGER_BYTES = 1.0, 2**24  # for a refused body
 
 
 @dataclasses.dataclass(frozen=True)
 class HttpOptions:
-  """How an address is served.
+  """Options of the address at which a server listens.
 
   Attributes:
-    host: the address to listen at; anything but loopback opens it to others.
-    port: 0 takes a free one.
-    token: a request must bear it; '': none.
-    deadline_secs: of a request whose body is there, its waiting included; then
-      it gets 504.
-    idle_secs: after which a connection that was answered and asks nothing more
-      is closed. A body that is not there by then, or by the deadline, gets 408.
-    connections: that may have a request under way; one more gets 503. Idle
-      connections do not count.
+    host: Address to listen at. Others can connect unless it is loopback.
+    port: Port to listen at. 0: any free port.
+    token: Bearer token that a request must have. '': none is needed.
+    deadline_secs: Time within which a request is answered once its body has
+      arrived, waiting included. After that it gets 504.
+    idle_secs: Time after which an idle connection is closed. A body that has
+      not arrived by then, or by the deadline, gets 408.
+    connections: Number of connections that may have a request under way. One
+      more gets 503. Idle connections do not count.
   """
 
   host: str = '127.0.0.1'
@@ -74,7 +74,8 @@ class HttpOptions:
 
 def check_positive(fields: Mapping[str, Any], zero: tuple[str, ...] = ()
                    ) -> None:
-  """Raises a ValueError unless numbers are above 0, or 0 where they may be."""
+  """Raises a ValueError unless numbers are above 0 (or 0, for those in `zero`).
+  """
   for name, value in fields.items():
     if not isinstance(value, int | float):
       continue
@@ -85,9 +86,9 @@ def check_positive(fields: Mapping[str, Any], zero: tuple[str, ...] = ()
 
 def take_options(serve: Mapping[str, Any]
                  ) -> tuple[HttpOptions, dict[str, Any]]:
-  """The options of the address, and those that remain.
+  """Returns the options of the address, and the remaining options.
 
-  `token_env` names the variable of the environment that holds the token.
+  `token_env` names the environment variable that holds the token.
   """
   rest = dict(serve)
   names = [field.name for field in dataclasses.fields(HttpOptions)]
@@ -99,11 +100,11 @@ def take_options(serve: Mapping[str, Any]
 
 
 class Refused(Exception):
-  """A request that is not carried out, whoever it is for.
+  """Exception: a request is refused, in any of the servers.
 
   Attributes:
-    status: of HTTP.
-    is_unread: whether some of the body may still come.
+    status: HTTP status.
+    is_unread: Whether some of the body may still arrive.
   """
 
   def __init__(self, status: int, why: str, *, is_unread: bool = True):
@@ -112,19 +113,19 @@ class Refused(Exception):
 
 
 class HttpServer:
-  """An application at an address; listens once it is made.
+  """An application at an address, at which it listens once it is made.
 
   Args:
-    app: answers requests.
-    options: see there.
+    app: Application that answers requests.
+    options: Options of the address.
 
   Raises:
-    ValueError: the address is taken, or is not of this machine.
+    ValueError: The address is taken, or does not belong to this machine.
   """
 
   def __init__(self, app: ASGIApp, options: HttpOptions):
     self._app, self._options = app, options
-    self._requests = 0  # under way
+    self._requests = 0  # requests under way
     self._socket = _listen(options.host, options.port)
     host = f'[{options.host}]' if ':' in options.host else options.host
     self.url = f'http://{host}:{self._socket.getsockname()[1]}'
@@ -135,12 +136,12 @@ class HttpServer:
         headers=[('server', 'searchrl')], backlog=_BACKLOG,
         timeout_keep_alive=options.idle_secs,
         timeout_graceful_shutdown=math.ceil(options.deadline_secs) + 1))
-    self._thread = threading.Thread(  # uvicorn minds signals in the main one
+    self._thread = threading.Thread(  # in the main one uvicorn handles signals
         target=self._uvicorn.run, kwargs={'sockets': [self._socket]},
         name='http', daemon=True)
 
   def start(self) -> None:
-    """Answers; raises the process's limit of open files, as far as it may."""
+    """Starts to answer; raises the limit of open files as far as allowed."""
     _allow_files()
     self._thread.start()
     while not self._uvicorn.started:
@@ -149,23 +150,23 @@ class HttpServer:
       time.sleep(0.001)
 
   def stop(self) -> None:
-    """Takes no more requests, answers those under way, and closes."""
+    """Accepts no more requests, answers those under way, and closes."""
     self._uvicorn.should_exit = True
     if self._thread.ident is not None:
       self._thread.join()
     self._socket.close()
 
   async def body(self, request: Request, most: int) -> bytes:
-    """What was posted, if it may be answered.
+    """Returns the body of a request that may be answered.
 
     Args:
-      request: of a client.
-      most: bytes.
+      request: Request of a client.
+      most: Largest number of bytes.
 
     Raises:
-      Refused: there is no token (401), too many requests are under way (503),
-        more bytes are announced or come (413), or not all in time (408).
-      ClientDisconnect: the client hung up.
+      Refused: The token is missing (401), too many requests are under way
+        (503), the body is too large (413), or it did not arrive in time (408).
+      ClientDisconnect: The client disconnected.
     """
     options = self._options
     if not is_allowed(request, options.token):
@@ -183,8 +184,8 @@ class HttpServer:
 
   async def _count(self, scope: Scope, receive: Receive, send: Send) -> None:
     self._requests += 1
-    # h11 takes both, and a proxy before it the other one: two readings of what
-    # follows (RFC 9112, 6.1).
+    # h11 accepts both headers, and a proxy in front of it may use the other
+    # one. The two would then read the rest differently (RFC 9112, 6.1).
     is_ambiguous = _LENGTHS <= {name for name, _ in scope['headers']}
     app = _AMBIGUOUS if is_ambiguous else self._app
     try:
@@ -195,12 +196,12 @@ class HttpServer:
 
 def application(routes: Sequence[Route], *, no_page: Handler, fault: Handler
                ) -> Starlette:
-  """Routes as an application, whose other answers are ours, too.
+  """Makes an application of routes, with our own error responses.
 
   Args:
-    routes: and what they mean.
-    no_page: answers what no route takes.
-    fault: answers where a route raised.
+    routes: Routes with their handlers.
+    no_page: Handler of requests that match no route.
+    fault: Handler of requests whose route raised an exception.
   """
   app = Starlette(routes=routes, exception_handlers={
       HTTPException: no_page, Exception: fault})
@@ -209,10 +210,10 @@ def application(routes: Sequence[Route], *, no_page: Handler, fault: Handler
 
 
 class Closing(Response):
-  """A response to a request whose body is not wanted; ends the connection.
+  """A response that ends the connection, for a request with an unread body.
 
-  What is left of the body is read for a moment: a client that still sends when
-  the connection is closed would lose the answer.
+  The rest of the body is read for a moment, because a client that still sends
+  when the connection is closed would lose the answer.
   """
 
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -231,7 +232,7 @@ _AMBIGUOUS = Closing('a body must have one length', 400)
 
 
 def is_allowed(request: Request, token: str) -> bool:
-  """Whether the request bears the token, if one is asked for."""
+  """Returns whether the request has the token, or none is needed."""
   scheme, _, given = request.headers.get('authorization', '').partition(' ')
   is_given = hmac.compare_digest(
       given.strip().encode('latin-1', 'replace'), token.encode())
@@ -239,10 +240,10 @@ def is_allowed(request: Request, token: str) -> bool:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-  """What `work` returns.
+  """Returns the result of `work`, unless the client disconnects first.
 
   Raises:
-    ClientDisconnect: the client hung up before; `work` is cancelled.
+    ClientDisconnect: The client disconnected. `work` is cancelled.
   """
   task = asyncio.ensure_future(work)
   gone = asyncio.ensure_future(_hang_up(request.receive))
@@ -258,18 +259,18 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 def serve(server: Any, what: str, options: HttpOptions, *,
           is_open: Callable[[], bool] = lambda: True) -> None:
-  """Serves until SIGINT or SIGTERM, then answers what was asked.
+  """Serves until SIGINT or SIGTERM, then answers the requests under way.
 
   A second Ctrl-C does not wait for the answers.
 
   Args:
-    server: has `start` and `stop`.
-    what: is served, and where.
-    options: of the address.
-    is_open: False ends it, too.
+    server: Server with `start` and `stop`.
+    what: Text that says what is served, and where.
+    options: Options of the address.
+    is_open: Function that returns False to end the server, too.
 
   Raises:
-    KeyboardInterrupt: at the second Ctrl-C.
+    KeyboardInterrupt: Ctrl-C was pressed a second time.
   """
   with signals.StopRequest() as stop:
     server.start()
@@ -288,7 +289,7 @@ def say(text: str) -> None:
 
 
 async def _read(receive: Receive, most: int, *, keep: bool = True) -> bytes:
-  """A body as it comes."""
+  """Reads a body. Without `keep`, drops it and returns b''."""
   pieces, size, is_unread = [], 0, True
   while is_unread:
     message = await receive()
@@ -305,7 +306,7 @@ async def _read(receive: Receive, most: int, *, keep: bool = True) -> bytes:
 
 
 async def _hang_up(receive: Receive) -> None:
-  """Returns when the client has hung up."""
+  """Waits until the client has disconnected."""
   while (await receive())['type'] != 'http.disconnect':
     pass
 

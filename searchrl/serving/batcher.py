@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Dynamic batching: queries of many callers in, few calls of the engine.
+"""Dynamic batching: combines queries of many callers into few engine calls.
 
-One thread owns the engine. Queries that come while it is busy make up its next
-call, so batches grow with the load and a lone query waits for nobody.
+One thread owns the engine. Queries that arrive while it is busy form its next
+call. So batches grow with the load, and a single query waits for no others.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Results = list[Passages | SearchError]
 
 
 class Full(Exception):
-  """So many queries wait that no more are taken."""
+  """Exception: too many queries are waiting, so no more are accepted."""
 
 
 @dataclasses.dataclass
 class _Item:
-  """Queries of one caller that go into one call."""
+  """Queries from one caller that go into one call."""
 
   queries: tuple[Query, ...]
   deadline: float
@@ -36,24 +36,24 @@ class _Item:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-  """One call of the engine."""
+  """Size and duration of one call of the engine."""
 
-  queries: int  # answered by it
-  distinct: int  # passed to the engine
+  queries: int  # queries that it answered
+  distinct: int  # different queries that the engine received
   secs: float
 
 
 class Batcher:
-  """Puts callers' queries together; see the top of this file.
+  """A thread that combines callers' queries; see the top of this file.
 
   Args:
-    search: the engine, called by one thread at a time; an exception becomes a
-      SearchError('unavailable') of each query.
-    batch_queries: of a call, at most.
-    gather_secs: for which an idle engine waits for more queries.
-    waiting_queries: more than these are refused.
-    on_call: receives every call.
-    clock: seconds that only grow.
+    search: Search engine, called by one thread at a time. An exception becomes
+      a SearchError('unavailable') for each query.
+    batch_queries: Largest number of queries in a call.
+    gather_secs: Time for which an idle engine waits for more queries.
+    waiting_queries: Largest number of waiting queries. More are refused.
+    on_call: Function that receives every Call.
+    clock: Function that returns seconds that never decrease.
   """
 
   def __init__(self, search: SearchFn, *, batch_queries: int,
@@ -64,7 +64,7 @@ class Batcher:
     self._batch, self._gather_secs = batch_queries, gather_secs
     self._room = waiting_queries
     self._items = collections.deque()
-    self._waiting = 0  # queries
+    self._waiting = 0  # number of queries
     self._changed = threading.Condition()
     self._closing = False
     self._thread = threading.Thread(
@@ -73,18 +73,18 @@ class Batcher:
 
   @property
   def waiting(self) -> int:
-    """Queries that are in no call yet."""
+    """Number of queries that are in no call yet."""
     return self._waiting
 
   def submit(self, queries: Sequence[Query], deadline: float
              ) -> list[futures.Future[Results]]:
-    """Results to come, `batch_queries` queries each.
+    """Returns futures of results, for up to `batch_queries` queries each.
 
-    Queries are not searched when their future is cancelled, or the deadline
-    has passed, before their call.
+    Queries are not searched if their future is cancelled or their deadline
+    passes before their call.
 
     Raises:
-      Full: too many queries wait, or the batcher is closed.
+      Full: Too many queries are waiting, or the batcher is closed.
     """
     items = [_Item(tuple(queries[i:i + self._batch]), deadline,
                    futures.Future())
@@ -98,7 +98,7 @@ class Batcher:
     return [item.future for item in items]
 
   def close(self, within_secs: float) -> None:
-    """Answers what waits, takes no more, and ends the thread."""
+    """Accepts no more queries, answers those that wait, and ends the thread."""
     with self._changed:
       self._closing = True
       self._changed.notify()
@@ -118,7 +118,7 @@ class Batcher:
         self._answer(batch)
 
   def _take(self) -> list[_Item]:
-    """The oldest items that fit into one call and are still wanted."""
+    """Returns the oldest items that fit into one call and are still wanted."""
     batch, size = [], 0
     with self._changed:
       while self._items and (
@@ -136,7 +136,7 @@ class Batcher:
     return batch
 
   def _answer(self, batch: list[_Item]) -> None:
-    """One call of the engine; equal queries are asked once."""
+    """Answers items by one engine call, which has each distinct query once."""
     start = self._clock()
     unique = {(q.text, q.top_k): q for item in batch for q in item.queries}
     try:
@@ -144,7 +144,7 @@ class Batcher:
       if len(results) != len(unique):
         raise ValueError(
             f'{len(results)} results for {len(unique)} queries')
-    except Exception as error:  # whatever it is, the next call may do better
+    except Exception as error:  # any exception; the next call may succeed
       detail = f'{type(error).__name__}: {error}'
       results = [SearchError('unavailable', detail)] * len(unique)
     found = dict(zip(unique, results))

@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A policy behind HTTP, as OpenAI's completions API has it.
+"""An HTTP server of a policy, with OpenAI's completions API.
 
-The bodies are in `openai_api`. A client learns its mistakes by status and the
-field's name: 400, 401 (no token), 404, 408 (a slow sender), 413, 429 (too many
-choices wait: come again), 503 (ending, failed, or too many requests under way),
-504 (too late); never what the inside looks like.
+`openai_api` reads and writes the bodies. An error has a status and the field's
+name: 400, 401 (no token), 404, 408 (slow sender), 413 (too large), 429 (too
+many choices waiting, retry later), 503 (ending, failed, or too many requests
+under way), 504 (too late). It never shows internals.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from searchrl.serving import asgi
 from searchrl.serving import openai_api
 
 _IS_CHAT = {'/v1/completions': False, '/v1/chat/completions': True}
-_ERRORS = {  # status -> fields of OpenAI's errors
+_ERRORS = {  # status -> fields of an OpenAI error
     401: dict(kind='authentication_error', code='invalid_api_key'),
     429: dict(kind='rate_limit_error', code='rate_limit_exceeded'),
     500: dict(kind='server_error'), 503: dict(kind='server_error'),
@@ -42,13 +42,14 @@ _ERRORS = {  # status -> fields of OpenAI's errors
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """How a server serves.
+  """Options of a model server.
 
   Attributes:
-    name: of the model, in requests.
-    http: the address, and what a request may cost.
-    limits: of a request.
-    waiting: choices without a slot; above these a request gets 429.
+    name: Name of the model in requests.
+    http: Options of the address.
+    limits: Limits of a request.
+    waiting: Number of choices that may wait for a slot. Above it, a request
+      gets 429.
   """
 
   name: str
@@ -66,16 +67,16 @@ class Options:
 
 
 class Server:
-  """Listens once it is made; `start` answers, `stop` ends it in order.
+  """A server that listens once it is made, and answers after `start`.
 
   Args:
-    generator: continues prompts; `stop` closes it.
-    tokenizer: see `agent.tokenizer`.
-    length: tokens that a prompt and its continuation may have.
-    options: see there.
+    generator: Generator that continues prompts. `stop` closes it.
+    tokenizer: Tokenizer; see `agent.tokenizer`.
+    length: Largest number of tokens of a prompt and its continuation.
+    options: Options of the server.
 
   Raises:
-    ValueError: the address is taken, or is not of this machine.
+    ValueError: The address is taken, or does not belong to this machine.
   """
 
   def __init__(self, generator: generation.Generator, tokenizer: Any,
@@ -83,8 +84,8 @@ class Server:
     self.options, self.generator = options, generator
     self._created = int(time.time())
     self._tokenizer, self._length = tokenizer, length
-    self._reader = futures.ThreadPoolExecutor(  # one thread: tokenizers bear
-        1, thread_name_prefix='tokenize')  # no more at a time
+    self._reader = futures.ThreadPoolExecutor(  # one thread, because tokenizers
+        1, thread_name_prefix='tokenize')  # are not thread-safe
     self._http = asgi.HttpServer(self._app(), options.http)
 
   @property
@@ -95,7 +96,7 @@ class Server:
     self._http.start()
 
   def stop(self) -> None:
-    """Takes no more requests, answers those it has, and closes."""
+    """Accepts no more requests, answers those under way, and closes."""
     self._http.stop()
     self.generator.close(self.options.http.deadline_secs)
     self._reader.shutdown()
@@ -137,7 +138,7 @@ class Server:
     return _refusal(error.status_code, 'no such page.', headers=error.headers)
 
   async def _fault(self, request: Request, error: Exception) -> Response:
-    """What no line above foresees; the client gets an answer."""
+    """Answers a request that raised an unexpected exception."""
     del request
     asgi.say(f'Warning: a request failed: {type(error).__name__}: {error}')
     return _refusal(500, 'this request failed.')
@@ -155,10 +156,10 @@ class Server:
       return _json(error.status, error.body())
 
   async def _answer(self, body: bytes, is_chat: bool) -> Response:
-    """The response to a body.
+    """Returns the response to a body.
 
     Raises:
-      Refused: there is none.
+      Refused: The request cannot be answered.
     """
     asked = await asyncio.get_running_loop().run_in_executor(
         self._reader, functools.partial(
@@ -174,12 +175,15 @@ class Server:
       async with contextlib.aclosing(pieces):
         return _json(200, await answer.whole(pieces))
     events = answer.events(pieces)
-    first = await anext(events)  # what fails before it has a status
+    first = await anext(events)  # an earlier failure gets an HTTP status
     return _EventStream(_from(first, events), pieces)
 
 
 class _EventStream(StreamingResponse):
-  """Server-sent events; frees the slots when it ends or the client leaves."""
+  """A stream of server-sent events that frees its slots at its end.
+
+  It ends early if the client disconnects.
+  """
 
   def __init__(self, events: AsyncIterator[bytes], pieces: Any):
     super().__init__(events, headers={'cache-control': 'no-cache',
@@ -194,7 +198,7 @@ class _EventStream(StreamingResponse):
 
 async def _from(first: bytes, events: AsyncIterator[bytes]
                 ) -> AsyncIterator[bytes]:
-  """All events; one that says why, if they end before their time."""
+  """Yields all events, and an error event if they end too early."""
   async with contextlib.aclosing(events):
     yield first
     try:
@@ -207,17 +211,18 @@ async def _from(first: bytes, events: AsyncIterator[bytes]
 async def _pieces(generator: generation.Generator,
                   asked: list[generation.Choice], deadline: float
                   ) -> AsyncIterator[generation.Piece]:
-  """What the generator's thread says, until every choice is finished.
+  """Yields the pieces from the generator's thread until all choices finish.
 
-  Cancels the choices if it is closed before.
+  It cancels the choices if it is closed earlier.
 
   Raises:
-    Refused: too much waits, the deadline has passed, or the generator ended.
+    Refused: Too many choices wait, the deadline has passed, or the generator
+      has ended.
   """
   loop, queue = asyncio.get_running_loop(), asyncio.Queue()
 
   def put(piece: generation.Piece | None) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has ended
+    with contextlib.suppress(RuntimeError):  # the event loop has ended
       loop.call_soon_threadsafe(queue.put_nowait, piece)
 
   stream = _submit(generator, asked, put)
@@ -246,9 +251,10 @@ def _submit(generator, asked, put) -> generation.Stream:
 
 
 def choices(asked: openai_api.Request) -> list[generation.Choice]:
-  """The choices of a request; equal seeds give equal randomness.
+  """Returns the choices of a request; equal seeds give equal randomness.
 
-  The seed and a choice's number name it, and neither the prompt nor the rest.
+  Randomness depends on the seed and the choice's number only, not on the prompt
+  or any other field.
   """
   uid = secrets.token_hex(16) if asked.seed is None else f'seed {asked.seed}'
   wanted = [(prompt, budget) for prompt, budget in zip(
@@ -275,7 +281,7 @@ def _no_token() -> Response:
 
 def _json(status: int, body: bytes, headers: Mapping[str, str] | None = None,
           *, is_unread: bool = False) -> Response:
-  """A response; if some of the request is not read, it ends the connection."""
+  """Returns a JSON response; with `is_unread`, one that ends the connection."""
   headers = dict(headers or {})
   if status == 429:
     headers['retry-after'] = '1'

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""OpenAI's completions API: request bodies to Requests, pieces to answers.
+"""OpenAI's completions API: reads request bodies and writes answers.
 
-For /v1/completions and /v1/chat/completions, as JSON and as server-sent events.
-A field that is not understood is refused by name: none is ignored silently.
+It covers /v1/completions and /v1/chat/completions, as JSON and as server-sent
+events. An unknown field is refused by name, and none is silently ignored.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,8 +16,8 @@ from searchrl.models.inference import sampling
 from searchrl.search.remote import wire
 
 _IGNORED = ('user', 'metadata', 'store', 'safety_identifier',
-            'prompt_cache_key', 'service_tier')  # change nothing in the answer
-_NEUTRAL = {  # legal with the value that asks for nothing
+            'prompt_cache_key', 'service_tier')  # do not affect the answer
+_NEUTRAL = {  # fields that are legal with their neutral value only
     'echo': False, 'suffix': '', 'best_of': 1, 'frequency_penalty': 0,
     'presence_penalty': 0, 'logit_bias': {}, 'tools': [], 'functions': [],
     'tool_choice': 'none', 'parallel_tool_calls': True, 'top_logprobs': 0,
@@ -30,7 +30,7 @@ _COLD = 1e-3  # below it, float32 overflows
 
 
 class Refused(ValueError):
-  """A request that is not carried out, and why, as the client reads it."""
+  """Exception: a request is refused; the message is for the client."""
 
   def __init__(self, message: str, param: str | None = None, *,
                status: int = 400, kind: str = 'invalid_request_error',
@@ -50,23 +50,23 @@ class Limits:
   body_bytes: int = 2**20
   choices: int = 64  # prompts times n
   stops: int = 16  # stop strings
-  stop_chars: int = 200  # of each
+  stop_chars: int = 200  # characters per stop string
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What a client asks."""
+  """A request for completions, checked."""
 
   is_chat: bool
   prompts: tuple[tuple[int, ...], ...]
-  budgets: tuple[int, ...]  # tokens, of each prompt
+  budgets: tuple[int, ...]  # tokens to sample for each prompt, at most
   n: int
   draw: sampling.Draw
   stops: tuple[str, ...]
   seed: int | None
   logprobs: bool
   stream: bool
-  include_usage: bool  # at the end of a stream
+  include_usage: bool  # whether a stream ends with the usage
 
 
 def read(body: bytes, *, is_chat: bool, name: str, tokenizer: Any, length: int,
@@ -74,15 +74,15 @@ def read(body: bytes, *, is_chat: bool, name: str, tokenizer: Any, length: int,
   """Reads a request.
 
   Args:
-    body: JSON.
-    is_chat: whether it came to /v1/chat/completions, not /v1/completions.
-    name: of the model that is served.
-    tokenizer: see `agent.tokenizer`; takes one thread at a time.
-    length: tokens that a prompt and its continuation may have.
-    limits: of the request.
+    body: Body of the request, JSON.
+    is_chat: Whether it is for /v1/chat/completions, not /v1/completions.
+    name: Name of the model that is served.
+    tokenizer: Tokenizer; see `agent.tokenizer`. It is not thread-safe.
+    length: Largest number of tokens of a prompt and its continuation.
+    limits: Limits of the request.
 
   Raises:
-    Refused: it is no such request, or asks for what is not supported.
+    Refused: The request is malformed, or asks for what is not supported.
   """
   try:
     record = wire.read_object(body, 'the body')
@@ -133,7 +133,7 @@ def _draw(record) -> sampling.Draw:
 
 
 def _number(record, name: str, default, low, high, kind: type, clip=None):
-  """A number in a range; with `clip`, smaller numbers become `clip`."""
+  """Returns a number in a range, or `clip`, if given, for smaller numbers."""
   value = record.get(name, default)
   if value is default:
     return value
@@ -166,7 +166,7 @@ def _object(record, name: str) -> Mapping[str, Any]:
 
 
 def _logprobs(record, is_chat: bool) -> bool:
-  """Whether log-probs are asked for: true in a chat, else 0."""
+  """Returns whether log-probs are requested: by true in a chat, else by 0."""
   value = record.get('logprobs', False)
   if is_chat:
     return _flag(record, 'logprobs')
@@ -193,12 +193,12 @@ def _stops(record, limits: Limits) -> tuple[str, ...]:
 
 
 def _is_text(text: str) -> bool:
-  """False with half a character, which JSON can write and UTF-8 cannot."""
+  """Returns False for a lone surrogate, which JSON has and UTF-8 has not."""
   return not any('\ud800' <= c <= '\udfff' for c in text)
 
 
 def _prompts(record, tokenizer) -> tuple[tuple[int, ...], ...]:
-  """Prompts from a text, ids, or a list of either."""
+  """Returns the prompts given as a text, ids, or a list of either."""
   value = record.get('prompt')
   if isinstance(value, str) or _are_ids(value):
     value = [value]
@@ -223,7 +223,7 @@ def _are_ids(value: Any) -> bool:
 
 
 def _chat(record, tokenizer) -> tuple[int, ...]:
-  """Ids of a conversation as the model's template writes it."""
+  """Returns the ids of a conversation, as the model's template writes it."""
   messages = record.get('messages')
   if not isinstance(messages, list) or not messages:
     raise Refused('messages must be a list of one message at least.',
@@ -260,7 +260,7 @@ def _message(message: Any, place: str, tokenizer) -> dict[str, str]:
     raise Refused(f'{place}.content must be a text.', f'{place}.content')
   special = tokenizer.special_ids.intersection(
       tokenizer.encode(content)).difference(tokenizer.encode_data(content))
-  if special:  # the message could pose as another role's
+  if special:  # the message could imitate another role
     raise Refused(f'{place}.content must be text alone, but holds the special '
                   f'token {tokenizer.token(min(special))!r}.',
                   f'{place}.content')
@@ -269,7 +269,7 @@ def _message(message: Any, place: str, tokenizer) -> dict[str, str]:
 
 def _budgets(record, prompts, length: int, is_chat: bool, where: str
             ) -> tuple[int, ...]:
-  """Tokens for each prompt; by default 16, or in a chat all that are left."""
+  """Returns the tokens per prompt; by default 16, or in a chat all the rest."""
   room = length - max(map(len, prompts))
   if room < 1:
     raise Refused(f'{where} may have {length - 1} tokens, but has '
@@ -293,7 +293,7 @@ def _budgets(record, prompts, length: int, is_chat: bool, where: str
 
 @dataclasses.dataclass
 class _Completion:
-  """One whole choice."""
+  """One choice, as its pieces are collected."""
 
   text: str = ''
   tokens: list[int] = dataclasses.field(default_factory=list)
@@ -308,14 +308,14 @@ class _Completion:
 
 
 class Answer:
-  """Writes the answer to one request.
+  """A writer of the answer to one request.
 
   Args:
-    request: of the client.
-    uid: of the answer.
-    created: seconds since 1970.
-    name: of the model.
-    token_bytes: see `Tokenizer.token_bytes`.
+    request: Request of the client.
+    uid: Unique id of the answer.
+    created: Time in seconds since 1970.
+    name: Name of the model.
+    token_bytes: Bytes of each token; see `Tokenizer.token_bytes`.
   """
 
   def __init__(self, request: Request, *, uid: str, created: int, name: str,
@@ -325,7 +325,7 @@ class Answer:
     self._head = {'id': prefix + uid, 'created': created, 'model': name}
 
   async def whole(self, pieces: AsyncIterator[Any]) -> bytes:
-    """One body, once all pieces have come."""
+    """Returns one body, after all pieces have arrived."""
     count = len(self._request.prompts) * self._request.n
     choices = [_Completion() for _ in range(count)]
     async for piece in pieces:
@@ -339,7 +339,7 @@ class Answer:
         'usage': self._usage(sum(len(choice.tokens) for choice in choices))})
 
   async def events(self, pieces: AsyncIterator[Any]) -> AsyncIterator[bytes]:
-    """Server-sent events, one for each piece."""
+    """Yields server-sent events, one for each piece."""
     word = ('chat.completion.chunk' if self._request.is_chat else
             'text_completion')
     head, count = {**self._head, 'object': word}, 0
@@ -384,7 +384,7 @@ def event(data: bytes) -> bytes:
 
 
 def models(name: str, created: int) -> bytes:
-  """The list of models: the one that is served."""
+  """Returns the list of models, which holds the one that is served."""
   return _json({'object': 'list', 'data': [_model(name, created)]})
 
 

@@ -20,16 +20,16 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 @dataclasses.dataclass
 class Record:
-  """One request; its status is written when it is known."""
+  """One request, whose HTTP status is set when it is known."""
 
   status: int = 500
 
 
 class Metrics:
-  """Counts of one server, in a registry of their own.
+  """Metrics of one server, in their own registry.
 
   Args:
-    waiting: queries that are in no call of the engine yet.
+    waiting: Function that returns the number of queries in no call yet.
   """
 
   def __init__(self, waiting: Callable[[], int]):
@@ -59,7 +59,7 @@ class Metrics:
 
   @contextlib.contextmanager
   def request(self) -> Iterator[Record]:
-    """Around one request."""
+    """Counts and times one request."""
     record, start = Record(), time.perf_counter()
     self._active.inc()
     try:
@@ -70,19 +70,19 @@ class Metrics:
       self._request_secs.observe(time.perf_counter() - start)
 
   def add_call(self, call: Call) -> None:
-    """The engine has been called."""
+    """Counts one call of the engine."""
     self._queries.inc(call.queries)
     self._distinct.inc(call.distinct)
     self._call_secs.observe(call.secs)
     self._call_queries.observe(call.queries)
 
   def add_cut(self, queries: int) -> None:
-    """So many queries of a request were longer than the limit."""
+    """Counts queries of a request that were longer than the limit."""
     self._cut.inc(queries)
 
   def add_refused(self) -> None:
     self._refused.inc()
 
   def add_failure(self) -> None:
-    """A fault of the server's own."""
+    """Counts an internal error of the server."""
     self._failures.inc()

@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A search engine behind HTTP: `/retrieve`, `/health` and `/metrics`.
+"""An HTTP server of a search engine: `/retrieve`, `/health` and `/metrics`.
 
-The protocol is in `wire`. A client learns its mistakes by status: 400 (no such
-request), 401 (no token), 408 (a slow sender), 413 (above a limit), 429 (too
-many queries wait: come again), 503 (the engine fails, or too many requests are
-under way), 504 (too late); never what the inside looks like.
+The protocol is in `wire`. An error has a status: 400 (malformed request), 401
+(no token), 408 (slow sender), 413 (above a limit), 429 (too many queries
+waiting, retry later), 503 (the engine fails, or too many requests are under
+way), 504 (too late). It never shows internals.
 """
 
 from __future__ import annotations
@@ -31,24 +31,25 @@ from searchrl.serving import prometheus
 from searchrl.trajectory import Query, Question, SearchError, SearchFn
 
 
-_NOBODY = Question('', '', ())  # asks here
+_NOBODY = Question('', '', ())  # placeholder: queries here have no question
 _PROBE = wire.Request(('test',), 1, False)
-_FRESH_SECS = 10.0  # for which an answer shows that the engine works
-_WATCHED_BYTES = 2**14  # a request from which a client is watched
-_LARGE = 2048  # passages that are not written on the event loop
+_FRESH_SECS = 10.0  # time for which an answer proves that the engine works
+_WATCHED_BYTES = 2**14  # size above which a request's client is watched
+_LARGE = 2048  # number of passages above which a thread writes the response
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """How a server serves.
+  """Options of a search server.
 
   Attributes:
-    http: the address, and what a request may cost.
-    top_k: passages a query, where a request does not say.
-    limits: of a request.
-    batch_queries: of a call of the engine, at most.
-    gather_secs: for which an idle engine waits for more queries.
-    waiting_queries: above these a request gets 429.
+    http: Options of the address.
+    top_k: Default number of passages per query.
+    limits: Limits of a request.
+    batch_queries: Largest number of queries in a call of the engine.
+    gather_secs: Time for which an idle engine waits for more queries.
+    waiting_queries: Largest number of waiting queries. Above it, a request gets
+      429.
   """
 
   http: asgi.HttpOptions = asgi.HttpOptions()
@@ -73,16 +74,18 @@ class Options:
 
 
 class Server:
-  """Listens once it is made; `start` answers, `stop` ends it in order.
+  """A server that listens once it is made, and answers after `start`.
 
   Args:
-    search: the engine.
-    options: see there.
-    about: what `/health` shows of the engine, such as its corpus's digest.
-    warn: receives why searches fail, which clients do not learn.
+    search: Search engine.
+    options: Options of the server.
+    about: Facts about the engine that `/health` shows, such as its corpus's
+      digest.
+    warn: Function that receives the reasons of failed searches, which clients
+      do not see.
 
   Raises:
-    ValueError: the address is taken, or is not of this machine.
+    ValueError: The address is taken, or does not belong to this machine.
   """
 
   def __init__(self, search: SearchFn, options: Options, *,
@@ -106,7 +109,7 @@ class Server:
     self._http.start()
 
   def stop(self) -> None:
-    """Takes no more requests, answers those it has, and closes."""
+    """Accepts no more requests, answers those under way, and closes."""
     self._stopping = True
     self._http.stop()
     self.batcher.close(self.options.http.deadline_secs)
@@ -126,7 +129,7 @@ class Server:
                  json.dumps({'status': status, **self._about}).encode())
 
   async def _is_answering(self) -> bool:
-    """Whether the engine works; it is asked if it has not answered of late."""
+    """Returns whether the engine works; probes it without a recent answer."""
     if time.monotonic() - self._answered < _FRESH_SECS:
       return True
     return (await self._search(_PROBE)).status_code in (200, 429)
@@ -150,10 +153,11 @@ class Server:
     return response
 
   def _is_costly(self, body: bytes) -> bool:
-    """Whether to drop a request whose client hangs up: to watch it costs, too.
+    """Returns whether to watch for the client's disconnection and then drop it.
 
-    A client that has waited too long asks again; were what it asked before
-    searched all the same, a slow engine would never catch up.
+    Watching has a cost, so small requests are not watched at low load. A client
+    that has waited too long asks again. If its first request were searched all
+    the same, a slow engine would never catch up.
     """
     return (len(body) > _WATCHED_BYTES or
             self.batcher.waiting >= self.options.batch_queries)
@@ -200,7 +204,7 @@ class Server:
     return _json(200, await asyncio.to_thread(write) if large else write())
 
   def _warn_once(self, error: SearchError) -> None:
-    """Says on this side why searches fail, once for each reason in a row."""
+    """Warns on the server why searches fail; omits an immediate repetition."""
     if error != self._warned:
       self._warned = error
       self._warn(f'Warning: a search failed with {error.kind}: {error.detail}')
@@ -213,7 +217,7 @@ class Server:
     return _error(404, 'no such page; POST to /retrieve', is_unread=True)
 
   async def _fault(self, request: Request, error: Exception) -> Response:
-    """What no line above foresees; the client gets an answer."""
+    """Answers a request that raised an unexpected exception."""
     del request
     self.metrics.add_failure()
     self._warn(f'Warning: a request failed: {type(error).__name__}: {error}')
@@ -228,7 +232,7 @@ def _error(status: int, why: str, headers: Mapping[str, str] | None = None, *,
 
 def _json(status: int, body: bytes, headers: Mapping[str, str] | None = None,
           *, is_unread: bool = False) -> Response:
-  """A response; if some of the request is not read, it ends the connection."""
+  """Returns a JSON response; with `is_unread`, one that ends the connection."""
   headers = dict(headers or {})
   if status == 429:
     headers['retry-after'] = '1'
