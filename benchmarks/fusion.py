@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 from searchrl.encoders import embedder
 from searchrl.evaluation import figures
 from searchrl.runtime import workdir
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.search.index import bm25
 from searchrl.search.index import maxscore
 from searchrl.search import mapped_corpus
@@ -60,7 +60,7 @@ def main():
   asked = read(options)
   lines, load_encoder = [], embedder.cached_loader()
   for name, spec in specs(options):
-    search = factory.make(spec.pop('name'), corpus,
+    search = engines.make(spec.pop('name'), corpus,
                           load_encoder=load_encoder, **spec)
     lines.append(measure(name, search, asked, len(corpus)))
     print(lines[-1], file=sys.stderr, flush=True)

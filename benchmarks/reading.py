@@ -17,7 +17,7 @@ from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
 from searchrl.experiment import build
 from searchrl.search import corpus as corpora
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.trajectory import Passages, Query, Question
 
 
@@ -47,7 +47,7 @@ def prepare(options: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
 
 def with_passages(data: datasets.Dataset, top_k: int) -> list[Question]:
   """The questions of a set, each below what BM25 finds for it."""
-  search = factory.make('bm25', data.corpus)
+  search = engines.make('bm25', data.corpus)
   queries = [Query(question.text, top_k, question)
              for question in data.questions]
   return [dataclasses.replace(question, text=below(found, question.text))

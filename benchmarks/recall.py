@@ -16,7 +16,7 @@ import itertools
 import numpy as np
 
 from searchrl.encoders import embedder
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.search.corpus import Corpus
 from searchrl.trajectory import Query, Question
 from searchrl.world import facts
@@ -63,7 +63,7 @@ def main() -> None:
     print(f'| {name} |', end='', flush=True)
     for world in options.worlds:
       hits = list(itertools.chain.from_iterable(
-          found(factory.make(engine, corpus, load_encoder=load, **keywords),
+          found(engines.make(engine, corpus, load_encoder=load, **keywords),
                 asked, options.top_k) for corpus, asked in cases[world]))
       print(f' {np.mean(hits):.3f} |', end='', flush=True)
     print()

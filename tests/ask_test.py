@@ -21,7 +21,7 @@ from configs import common
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.jobs import ask
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.search import mapped_corpus
 from searchrl.search import engine_wrappers
 from searchrl.trajectory import (
@@ -197,7 +197,7 @@ def test_a_question_is_answered_as_evaluation_would(tmp_path, capsys):
   corpus = mapped_corpus.load(tmp_path / 'data' / 'train' / 'corpus.jsonl')
   expected, = sampler.rollout(
       sampler.sync(params).weights, [Request(Question('other', asked, ()))],
-      temperature=0.0, step=5, search=factory.make('bm25', corpus)).trajectories
+      temperature=0.0, step=5, search=engines.make('bm25', corpus)).trajectories
   assert expected.answer and out == expected.answer + '\n'
   assert err.startswith(f'Question: {asked}\nTurn 1\n  ')
   assert err.count('Turn ') == len(expected.turns)
@@ -253,7 +253,7 @@ def test_a_search_can_be_reranked(tmp_path, capsys):
   (reranked,), (plain,) = (
       engine([query]) for engine in (
           searches.engine(config.search, corpus, seed=0),
-          factory.make('bm25', corpus)))
+          engines.make('bm25', corpus)))
   shown = re.findall(r'^  \d\. (.*?): ', printed, re.M)[:len(reranked)]
   assert shown == [p.title for p in reranked] != [p.title for p in plain]
 

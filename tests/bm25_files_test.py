@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from searchrl.search.corpus import Corpus
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.search.index import bm25
 from searchrl.search.index import bm25_files
 from searchrl.search.index import manifests
@@ -50,17 +50,17 @@ def test_a_run_finds_the_same(tmp_path):
   bm25_files.build(corpus.texts, tmp_path / 'bm25', corpus=corpus.digest)
   queries = [Query(text, 5, Question('q', '?', ('a',)))
              for text in ('river mill', 'Mountain', '', 'unknown', 'the')]
-  assert factory.make('bm25', corpus, index=tmp_path)(queries) == (
-      factory.make('bm25', corpus)(queries))
+  assert engines.make('bm25', corpus, index=tmp_path)(queries) == (
+      engines.make('bm25', corpus)(queries))
   with pytest.raises(TypeError, match='k1'):
-    factory.make('bm25', corpus, index=tmp_path, k1=1.0)
+    engines.make('bm25', corpus, index=tmp_path, k1=1.0)
 
 
 def test_a_corpus_of_stop_words_has_no_term(tmp_path):
   corpus = Corpus((Passage('0', 'the', 'of and'), Passage('1', 'a', '')))
   bm25_files.build(corpus.texts, tmp_path / 'bm25', corpus=corpus.digest)
   query = Query('the river', 5, Question('q', '?', ('a',)))
-  assert factory.make('bm25', corpus, index=tmp_path)([query]) == [()]
+  assert engines.make('bm25', corpus, index=tmp_path)([query]) == [()]
 
 
 def edited(folder, **changes):

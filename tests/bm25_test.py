@@ -232,3 +232,24 @@ def test_the_time_of_an_analysis_grows_with_the_length_of_a_text(text):
 ])
 def test_stems(words, stems):
   assert [bm25.stem(word) for word in words.split()] == stems.split()
+
+
+def test_bm25s_ranks_as_ours_where_lengths_are_exact():
+  # Up to 40 terms, Lucene's byte holds a length exactly; bm25s rounds none.
+  library = pytest.importorskip('bm25s')
+  rng = np.random.default_rng(0)
+  words = [f'w{i}x' for i in range(40)]
+  corpus = Corpus(tuple(
+      Passage(str(i), '', ' '.join(rng.choice(words, rng.integers(1, 20))))
+      for i in range(60)))
+  theirs = library.BM25(k1=0.9, b=0.4, method='lucene')
+  theirs.index([bm25.analyze(text) for text in corpus.texts],
+               show_progress=False)
+  texts = ['w1x w2x', 'w3x w3x w4x', 'unseen w5x', 'W7X']
+  for text, found in zip(texts, run(bm25.bm25(corpus), *texts, top_k=5)):
+    terms = [term for term in bm25.analyze(text) if term != 'unseen']
+    scores = theirs.get_scores(terms)
+    np.testing.assert_allclose([p.score for p in found],
+                               np.sort(scores)[::-1][:5], rtol=1e-5)
+    np.testing.assert_allclose([scores[int(p.id)] for p in found],
+                               [p.score for p in found], rtol=1e-5)

@@ -19,7 +19,7 @@ from searchrl.encoders import embedder
 from searchrl.jobs import build_index
 from searchrl.runtime import atomic_files
 from searchrl.search import corpus as corpora
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.search import mapped_corpus
 from searchrl.search.index import dense
 from searchrl.search.index import memory_estimate
@@ -87,7 +87,7 @@ def test_rows_are_the_encoders_and_a_run_searches_them(tmp_path, corpus, bert):
   vector = encode([query.text], 'query')[0]
   best = np.argsort(-(store.read(0, 50) @ vector))[:3]
   for backend in ('exact', 'numpy', *KINDS):
-    search = factory.make(
+    search = engines.make(
         'dense', mapped_corpus.open_(corpus), index=tmp_path / 'i',
         backend=backend, storage='float32',
         load_encoder=embedder.cached_loader())
@@ -96,9 +96,9 @@ def test_rows_are_the_encoders_and_a_run_searches_them(tmp_path, corpus, bert):
 
 def test_hashed_ngrams_need_no_weights(tmp_path, corpus):
   build_index.run(configured(corpus), tmp_path / 'i')
-  found = factory.make('dense', corpora.read(corpus), index=tmp_path / 'i',
+  found = engines.make('dense', corpora.read(corpus), index=tmp_path / 'i',
                        storage='float32')
-  plain = factory.make('dense', corpora.read(corpus), dim=32)
+  plain = engines.make('dense', corpora.read(corpus), dim=32)
   query = Query('tarn 10', 5, Question('q', '?', ('a',)))
   assert [p.id for p in found([query])[0]] == [p.id for p in plain([query])[0]]
 
@@ -117,8 +117,8 @@ def test_what_is_built_is_not_built_again(tmp_path, corpus, capsys):
   assert 'already built' not in capsys.readouterr().out
   query = Query('tarn 10', 5, Question('q', '?', ('a',)))
   whole = corpora.read(corpus)
-  assert factory.make('bm25', whole, index=tmp_path / 'i')([query]) == (
-      factory.make('bm25', whole, k1=1.5)([query]))
+  assert engines.make('bm25', whole, index=tmp_path / 'i')([query]) == (
+      engines.make('bm25', whole, k1=1.5)([query]))
   build_index.run(configured(corpus, build=('hnsw',), **{'hnsw.links': 8}),
                   tmp_path / 'i')
   assert 'already built' not in capsys.readouterr().out
@@ -218,7 +218,7 @@ def test_vectors_of_other_programs_are_imported(tmp_path, corpus, bert, kind):
   store = vector_store.open_(tmp_path / 'i/vectors')
   np.testing.assert_array_equal(store.read(0, 50), rows)
   assert store.recipe.encoder['imported'] == kind
-  search = factory.make('dense', corpora.read(corpus), index=tmp_path / 'i',
+  search = engines.make('dense', corpora.read(corpus), index=tmp_path / 'i',
                         load_encoder=embedder.cached_loader())
   assert search([Query('mill', 3, Question('q', '?', ('a',)))])[0]
 

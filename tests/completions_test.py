@@ -9,7 +9,7 @@ import faulty
 import pytest
 import tiny
 
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.search import engine_wrappers
 from searchrl.search.remote import completions
 from searchrl.search.simulated import simulated_documents
@@ -154,7 +154,7 @@ def test_tasks_without_an_answer_pause_no_run():
 
 def test_a_run_waits_for_a_server_that_comes_back(capsys):
   with serving(['500'] * 4) as server:
-    search = factory.make(
+    search = engines.make(
         'simulated', None, writer='served', urls=(server.url,),
         prompts=dict(useful='u {query}', noisy='n {query}'), **QUICK)
     query = Query('a', 2, tiny.question())

@@ -48,11 +48,19 @@ def test_an_engine_finds_and_what_fails_in_it_is_typed():
 @pytest.mark.parametrize('engine, options', [
     ('bm25', dict(k2=1.0)), ('noise', dict(seeds=1)),
     ('remote', dict(urls=('http://a',), try_seconds=1.0)),
-    ('simulated', dict(writer='oracle', size=1)), ('simulated', {})])
-def test_an_unknown_or_missing_option_is_named(engine, options):
+    ('simulated', dict(writer='oracle', size=1))])
+def test_an_unknown_option_is_named(engine, options):
   with pytest.raises(ValueError, match=(
       f"search.options must be those of '{engine}', .*argument")):
     searches.engine(config(engine, **options), CORPUS, seed=0)
+
+
+def test_a_missing_option_is_named_before_anything_is_built():
+  for engine, missing in (('simulated', 'writer'), ('rerank', 'engine and mod'),
+                          ('fusion', 'engines'), ('cache', 'engine')):
+    with pytest.raises(ValueError, match=(
+        f"evaluate.search.options of '{engine}' must have {missing}")):
+      searches.check(config(engine), 'evaluate.search')
 
 
 def test_evaluation_may_have_an_engine_of_its_own():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from searchrl.search.corpus import Corpus
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.search.index import dense
 from searchrl.search.index import in_memory
 from searchrl.search.index import open_index
@@ -58,7 +58,7 @@ def _forgetful():
 
 
 def make(loader, corpus=CORPUS, **options):
-  return factory.make('dense', corpus, load_encoder=loader,
+  return engines.make('dense', corpus, load_encoder=loader,
                       **dict(encoder='e') | options)
 
 
@@ -83,7 +83,7 @@ def test_a_search_with_a_tree_is_built_alike_and_prints_its_recall(loader):
   facts, found = [], []
   for _ in range(2):
     in_memory._index.cache_clear()
-    facts.append(factory.describe(
+    facts.append(engines.describe(
         'dense', large, dict(encoder='e', backend='scann'),
         load_encoder=loader))
     found.append(make(loader, large, backend='scann')(QUERIES))
@@ -104,7 +104,7 @@ def test_a_sparse_graph_misses_some_alike_every_time_and_is_recorded(loader):
   for _ in range(2):
     in_memory._index.cache_clear()
     found.append(make(loader, large, **sparse, min_recall=0.0)(queries))
-    facts.append(factory.describe(
+    facts.append(engines.describe(
         'dense', large, dict(encoder='e', **sparse, min_recall=0.0),
         load_encoder=loader))
   assert found[0] == found[1] and facts[0] == facts[1]
@@ -119,19 +119,19 @@ def test_a_sparse_graph_misses_some_alike_every_time_and_is_recorded(loader):
 def test_the_record_names_encoder_backend_and_recall(loader):
   base = {'engine': 'dense', 'corpus': CORPUS.digest, 'passages': 40,
           'encoder': {'path': 'e', 'digest': 'e'}}
-  describe = lambda **options: factory.describe(
+  describe = lambda **options: engines.describe(
       'dense', CORPUS, dict(encoder='e') | options, load_encoder=loader)
   assert describe() == base | {'backend': 'exact'}
   if scann_index.available():
     assert describe(backend='scann') == base | {
         'backend': 'scann', 'recall@3': 1.0}
-  ngrams = factory.describe('dense', CORPUS, dict(backend='exact'))
+  ngrams = engines.describe('dense', CORPUS, dict(backend='exact'))
   assert ngrams['encoder'] == {
       'path': '', 'digest': dense.ngram_recipe(CORPUS)['digest']}
 
 
 def test_a_corpus_is_encoded_once_for_the_record_and_all_its_searches(loader):
-  factory.describe('dense', CORPUS, dict(encoder='e'), load_encoder=loader)
+  engines.describe('dense', CORPUS, dict(encoder='e'), load_encoder=loader)
   again = Corpus(CORPUS.passages)  # read once more
   make(loader, again), make(loader, again)
   assert loader.made['e'].calls == ['passage']
@@ -145,15 +145,15 @@ def test_without_scann_the_search_is_exact_and_warns_once(
   monkeypatch.setattr(scann_index, 'available', lambda: False)
   found = make(loader, backend='scann')(QUERIES)
   assert found == make(loader, backend='exact')(QUERIES)
-  facts = factory.describe('dense', CORPUS, dict(encoder='e', backend='scann'),
+  facts = engines.describe('dense', CORPUS, dict(encoder='e', backend='scann'),
                           load_encoder=loader)
   assert facts['backend'] == 'exact' and 'recall@3' not in facts
   assert capsys.readouterr().err.count('the search is exact instead') == 1
 
 
 def test_ngrams_need_no_loader():
-  found = factory.make('dense', CORPUS, backend='exact')(QUERIES)
-  assert found == factory.make('dense', CORPUS)(QUERIES)
+  found = engines.make('dense', CORPUS, backend='exact')(QUERIES)
+  assert found == engines.make('dense', CORPUS)(QUERIES)
 
 
 def test_what_cannot_be_is_refused(loader, monkeypatch):
@@ -165,7 +165,7 @@ def test_what_cannot_be_is_refused(loader, monkeypatch):
   with pytest.raises(TypeError, match="backend='hnsw' must not have visit"):
     make(loader, backend='hnsw', visit=4)
   with pytest.raises(ValueError, match="encoder='e' needs load_encoder"):
-    factory.make('dense', CORPUS, encoder='e')
+    engines.make('dense', CORPUS, encoder='e')
   monkeypatch.setattr(open_index, 'EXACT_ON_HOST', 39)
   with pytest.raises(ValueError, match='at most 39 passages, but has 40.'):
     make(loader)
@@ -175,7 +175,7 @@ def test_caches_of_other_encoders_share_nothing(loader, tmp_path):
   path = str(tmp_path / 'c.sqlite')
   rates = []
   for encoder in ('e', 'f', 'e'):
-    search = factory.make('cache', CORPUS, path=path, load_encoder=loader,
+    search = engines.make('cache', CORPUS, path=path, load_encoder=loader,
                           engine=dict(name='dense', encoder=encoder))
     search(QUERIES[:4])
     rates.append(search.pop()['search/cache/hit_rate'])

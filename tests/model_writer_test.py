@@ -8,7 +8,7 @@ import tiny
 
 from searchrl.experiment import writer_model
 from searchrl.runtime import mesh as meshes
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.search.corpus import Corpus
 from searchrl.search.simulated import simulated_documents
 from searchrl.trajectory import Passage, Query, SearchError
@@ -56,7 +56,7 @@ def test_what_cannot_be_asked_fails_alone(write):
 def test_an_engine_of_it_by_name():
   one = meshes.make(devices=jax.devices()[:1])
   corpus = Corpus((Passage('a', 'Tarn', 'A river.'),))
-  search = factory.make(
+  search = engines.make(
       'simulated', corpus, writer='model', prompts=dict(vars(PROMPTS)),
       load_writer=writer_model.loader(one, seed=0), **OPTIONS)
   found, blank = search([Query('river', 2, tiny.question()),
@@ -66,7 +66,7 @@ def test_an_engine_of_it_by_name():
   assert metrics['simulated/malformed_rate'] == 1
   assert metrics['simulated/tokens'] > 0
   with pytest.raises(ValueError, match="'model' where a policy is trained"):
-    factory.make('simulated', corpus, writer='model')
+    engines.make('simulated', corpus, writer='model')
   with pytest.raises(ValueError, match='search.options.path can be sampled '
                      'from .* on one device alone, but there are 8'):
     writer_model.loader(meshes.make(), seed=0)(prompts=PROMPTS, **OPTIONS)

@@ -11,7 +11,7 @@ import pytest
 
 from searchrl.runtime import workdir
 from searchrl.search.corpus import Corpus
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.search.index import approximate
 from searchrl.search.index import dense
 from searchrl.search.index import exact_device
@@ -61,8 +61,8 @@ def test_every_backend_finds_what_exact_search_in_memory_finds(
   if backend in open_index._PACKAGES and backend not in kinds_here():
     pytest.skip(f'{backend} is not installed')
   folder = make_index(tmp_path, kinds=kinds_here())
-  expected = factory.make('dense', CORPUS, dim=64)(queries())
-  search = factory.make('dense', CORPUS, index=str(folder), backend=backend,
+  expected = engines.make('dense', CORPUS, dim=64)(queries())
+  search = engines.make('dense', CORPUS, index=str(folder), backend=backend,
                         storage='float32')
   found = search(queries())
   assert found[3] == () and len(found) == 5
@@ -82,26 +82,26 @@ def test_an_index_of_another_corpus_is_refused(tmp_path):
   for other in (Corpus(tuple(changed)), Corpus(CORPUS.passages[:59]),
                 Corpus(CORPUS.passages[::-1])):
     with pytest.raises(ValueError, match='of the corpus that is searched'):
-      factory.make('dense', other, index=folder)
+      engines.make('dense', other, index=folder)
 
 
 def test_an_index_needs_its_own_encoder(tmp_path):
   about = {'kind': 'bert', 'digest': 'abc', 'path': 'somewhere'}
   folder = make_index(tmp_path, about=about)
   with pytest.raises(ValueError, match='needs load_encoder'):
-    factory.make('dense', CORPUS, index=folder)
+    engines.make('dense', CORPUS, index=folder)
   loaded = []
 
   def load(about, *, path):
     loaded.append((about['digest'], path))
     return dense.ngram_encoder(CORPUS, dim=64)
 
-  search = factory.make('dense', CORPUS, index=folder, encoder='moved',
+  search = engines.make('dense', CORPUS, index=folder, encoder='moved',
                         load_encoder=load)
   assert loaded == [('abc', 'moved')] and search(queries())[0]
   narrow = lambda about, path: dense.ngram_encoder(CORPUS, dim=32)
   with pytest.raises(ValueError, match=r'shape \[B, 64\]'):
-    factory.make('dense', CORPUS, index=folder, load_encoder=narrow)(queries())
+    engines.make('dense', CORPUS, index=folder, load_encoder=narrow)(queries())
 
 
 @pytest.mark.parametrize('options, message', [
@@ -112,17 +112,17 @@ def test_an_index_needs_its_own_encoder(tmp_path):
 def test_options_are_checked(tmp_path, options, message):
   folder = make_index(tmp_path)
   with pytest.raises(ValueError, match=message):
-    factory.make('dense', CORPUS, index=folder, **options)
+    engines.make('dense', CORPUS, index=folder, **options)
   with pytest.raises(TypeError, match='nprobe'):
-    factory.make('dense', CORPUS, index=folder, nprobe=3)
+    engines.make('dense', CORPUS, index=folder, nprobe=3)
 
 
 def test_a_missing_index_is_named(tmp_path):
   with pytest.raises(FileNotFoundError, match='build_index.py'):
-    factory.make('dense', CORPUS, index=tmp_path)
+    engines.make('dense', CORPUS, index=tmp_path)
   folder = make_index(tmp_path)
   with pytest.raises(FileNotFoundError, match='config.build'):
-    factory.make('dense', CORPUS, index=folder, backend='hnsw')
+    engines.make('dense', CORPUS, index=folder, backend='hnsw')
 
 
 @pytest.mark.parametrize('free, host_rows, built, expected', [
@@ -155,7 +155,7 @@ def test_training_and_evaluation_share_one_index(tmp_path, monkeypatch):
   builds, build = [], exact_device.build
   monkeypatch.setattr(exact_device, 'build', lambda *args, **kwargs: (
       builds.append(args) or build(*args, **kwargs)))
-  first, second = (factory.make('dense', CORPUS, index=str(folder))
+  first, second = (engines.make('dense', CORPUS, index=str(folder))
                    for _ in range(2))
   assert len(builds) == 1
   assert first(queries()) == second(queries())
@@ -163,16 +163,16 @@ def test_training_and_evaluation_share_one_index(tmp_path, monkeypatch):
 
 def test_the_record_of_a_run_has_index_and_recall(tmp_path):
   folder = make_index(tmp_path, kinds=kinds_here()[-1:])
-  facts = factory.describe('dense', CORPUS, {'index': folder})
+  facts = engines.describe('dense', CORPUS, {'index': folder})
   assert facts['corpus'] == facts['index']['corpus'] == CORPUS.digest
   store = open_index.open_store(folder, CORPUS)
   assert facts['index']['fingerprint'] == store.fingerprint
   for kind in kinds_here()[-1:]:
     assert 0 <= facts['index'][kind]['recall@3'] <= 1
   plain = {'engine': 'bm25', 'corpus': CORPUS.digest, 'passages': 60}
-  assert factory.describe('bm25', CORPUS, {}) == plain
+  assert engines.describe('bm25', CORPUS, {}) == plain
   parts = (dict(name='bm25'), dict(name='dense', index=folder))
-  assert factory.describe('fusion', CORPUS, {'engines': parts}) == {
+  assert engines.describe('fusion', CORPUS, {'engines': parts}) == {
       **plain, 'engine': 'fusion', 'engines': [plain, facts]}
 
 
@@ -193,7 +193,7 @@ def test_threads_may_search_at_the_same_time(tmp_path, backend):
   if backend in open_index._PACKAGES and backend not in kinds_here():
     pytest.skip(f'{backend} is not installed')
   folder = make_index(tmp_path, kinds=kinds_here())
-  search = factory.make('dense', CORPUS, index=str(folder), backend=backend)
+  search = engines.make('dense', CORPUS, index=str(folder), backend=backend)
   calls = [queries(k)[i:i + 2] for k in (1, 3) for i in range(4)] * 5
   expected = [search(call) for call in calls]
   with concurrent.futures.ThreadPoolExecutor(8) as pool:

@@ -12,7 +12,7 @@ from searchrl.agent import proposals
 from searchrl.experiment import propose
 from searchrl.experiment import seeds
 from searchrl.search import corpus
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.trajectory import Action, Question, Trajectory, Turn
 from searchrl.world import facts
 from searchrl.world import lessons
@@ -26,7 +26,7 @@ FAULTLESS = proposer.Habits(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 def room():
   world = facts.make(8, sizes=lessons.SMALL, common=True)
   passages = corpus.Corpus(tuple(text.passages(world)))
-  return lessons.Classroom(world, text.stated(world), factory.make(
+  return lessons.Classroom(world, text.stated(world), engines.make(
       'bm25', passages), '<|endoftext|>')
 
 

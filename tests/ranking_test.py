@@ -14,7 +14,7 @@ import pytest
 import servers
 import tiny
 
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.search.corpus import Corpus
 from searchrl.search.index import bm25
 from searchrl.search.index import bm25_files
@@ -157,7 +157,7 @@ def test_a_call_that_fails_leaves_nothing_for_the_next(index, expected, ranks):
 def test_an_index_on_disk_is_shared_as_it_was_when_it_was_opened(
     tmp_path, index, expected, ranks, monkeypatch):
   bm25_files.build(CORPUS.texts, tmp_path / 'bm25', corpus=CORPUS.digest)
-  search = factory.make('bm25', CORPUS, index=str(tmp_path), workers=2)
+  search = engines.make('bm25', CORPUS, index=str(tmp_path), workers=2)
   other = random_corpus(4000, seed=1)
   bm25_files.build(other.texts, tmp_path / 'bm25', corpus=other.digest)
   ranks[0].ready(60)
@@ -222,7 +222,7 @@ def test_workers_end_when_their_search_is_gone(index, ranks):
 def test_the_number_of_workers_is_checked_and_by_default_that_of_the_cores(
     ranks, monkeypatch):
   with pytest.raises(ValueError, match='workers must be at least 1, or 0 for'):
-    factory.make('bm25', CORPUS, workers=-1)
+    engines.make('bm25', CORPUS, workers=-1)
   monkeypatch.setattr(ranking, 'cores', lambda: 5)
-  factory.make('bm25', CORPUS)
+  engines.make('bm25', CORPUS)
   assert ranks[-1]._count == 5

@@ -19,7 +19,7 @@ from tokenizers import processors
 from searchrl.encoders import reranker
 from searchrl.models import crossencoder
 from searchrl.models import encoder
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.search import rerank
 from searchrl.search.corpus import Corpus
 from searchrl.trajectory import Passage, Query
@@ -128,7 +128,7 @@ def test_init_and_axes_have_the_tree_of_a_checkpoint(folder):
 def test_a_search_reranks_by_it(folder):
   corpus = Corpus(tuple(Passage(str(i), 'T', text) for i, text in enumerate(
       ['river sea', 'river that joins', 'sea tarn river a'])))
-  search = factory.make('rerank', corpus, load_judge=reranker.load,
+  search = engines.make('rerank', corpus, load_judge=reranker.load,
                         engine=dict(name='bm25'), model=str(folder),
                         max_length=40, batch=2, candidates=3)
   passages, = search([Query('river', 3, tiny.question())])

@@ -16,7 +16,7 @@ from configs import common
 from searchrl.data import datasets
 from searchrl.experiment import policy as policies
 from searchrl.runtime import mesh as meshes
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.search import engine_wrappers
 from searchrl.search.remote import wire
 from searchrl.trajectory import Query, Request
@@ -38,7 +38,7 @@ def case(tmp_path_factory):
   data = datasets.train_set(
       tmp_path_factory.mktemp('world'), train='', corpus='', world_seed=1,
       per_hop=(12, 12))
-  return sampler, params, data.questions, factory.make('bm25', data.corpus)
+  return sampler, params, data.questions, engines.make('bm25', data.corpus)
 
 
 def rollout(case, search, **options):
@@ -64,7 +64,7 @@ def server(case, faults):
 
 def client(url, **options):
   warnings = []
-  search = factory.make('remote', None, urls=(url,), **dict(
+  search = engines.make('remote', None, urls=(url,), **dict(
       tries=1, try_secs=2.0, failures=1, rest_secs=0.2, backoff_secs=0.01,
       pause_secs=20.0, wiring=dict(warn=warnings.append)) | options)
   return search, warnings

@@ -17,7 +17,7 @@ from servers import ask
 import tiny
 
 from searchrl.search.corpus import Corpus
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.search.remote import remote
 from searchrl.search.remote import wire
 from searchrl.serving import search_server
@@ -30,7 +30,7 @@ TEXTS = ('Tarn river', 'the Lot', 'nothing of it', '', 'place 7', 'Aude 3')
 
 
 def engine():
-  return factory.make('bm25', CORPUS)
+  return engines.make('bm25', CORPUS)
 
 
 def serving(search=None, warn=print, **options):

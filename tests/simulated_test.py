@@ -7,7 +7,7 @@ import random
 import pytest
 import tiny
 
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.search import engine_wrappers
 from searchrl.search.corpus import Corpus
 from searchrl.search.simulated import simulated_documents
@@ -38,7 +38,7 @@ def engine(writer=echo, noise=0.5, **options):
 
 
 def oracle(noise, **options):
-  return factory.make(
+  return engines.make(
       'simulated', CORPUS, writer='oracle',
       curriculum=dict(start=noise, end=noise), **dict(seed=0) | options)
 
@@ -144,7 +144,7 @@ def test_an_oracle_takes_the_longest_name_in_the_query_and_whole_words():
 
 def test_an_oracle_needs_titles_and_never_more_than_the_corpus():
   with pytest.raises(ValueError, match="passage 'x' of search.corpus has none"):
-    factory.make('simulated', Corpus((Passage('x', '', 'text'),)),
+    engines.make('simulated', Corpus((Passage('x', '', 'text'),)),
                  writer='oracle')
   found, = oracle(0.0)([query(top_k=100)])
   assert len(found) == len(CORPUS)
@@ -168,7 +168,7 @@ def test_titles_come_and_go_by_the_option():
 def test_the_steps_of_the_run_are_those_of_the_curriculum():
   noises = []
   for steps, own in ((10, 0), (10, 5), (0, 5)):
-    search = factory.make(
+    search = engines.make(
         'simulated', CORPUS, steps=steps, writer='oracle',
         curriculum=dict(start=0.0, end=1.0, base=1.0, steps=own))
     search([query(step=5)])
@@ -186,19 +186,19 @@ def test_the_steps_of_the_run_are_those_of_the_curriculum():
      'max_tokens must be at least 1')])
 def test_bad_options_are_refused_by_name(options, message):
   with pytest.raises(ValueError, match=message):
-    factory.make('simulated', CORPUS, **options)
+    engines.make('simulated', CORPUS, **options)
 
 
 def test_what_is_known_of_it_by_its_options():
   simulated_by = lambda writer: ('simulated', dict(writer=writer))
-  assert factory.needs_corpus(*simulated_by('oracle'))
-  assert not factory.needs_corpus(*simulated_by('served'))
-  assert factory.is_remote(*simulated_by('served'))
-  assert not factory.is_remote(*simulated_by('oracle'))
+  assert engines.needs_corpus(*simulated_by('oracle'))
+  assert not engines.needs_corpus(*simulated_by('served'))
+  assert engines.is_remote(*simulated_by('served'))
+  assert not engines.is_remote(*simulated_by('oracle'))
   for writer in ('oracle', 'served'):
-    assert not factory.reads_text_alone(*simulated_by(writer))
+    assert not engines.reads_text_alone(*simulated_by(writer))
     with pytest.raises(ValueError, match='cache.*reads'):
-      factory.make('cache', CORPUS, engine=dict(
+      engines.make('cache', CORPUS, engine=dict(
           name='simulated', writer=writer))
 
 
@@ -227,11 +227,11 @@ def test_what_a_model_in_the_process_is_told():
   options = dict(writer='model', simulator='google_7b', curriculum=dict(end=1),
                  slots=9, titled=True, malformed='error')
   wanted = dict(path='sunhaonlp/Simulation_LLM_google_7B_V2', slots=9)
-  assert factory.model_options('simulated', options) == wanted
-  assert factory.model_options('fusion', dict(engines=(
+  assert engines.model_options('simulated', options) == wanted
+  assert engines.model_options('fusion', dict(engines=(
       dict(name='bm25'), dict(name='simulated', **options)))) == wanted
   for name, options in (('bm25', {}), ('simulated', dict(writer='oracle'))):
-    assert factory.model_options(name, options) is None
+    assert engines.model_options(name, options) is None
 
 
 def test_which_curricula_last_as_long_as_the_run():
@@ -240,7 +240,7 @@ def test_which_curricula_last_as_long_as_the_run():
                          (dict(curriculum=dict(steps=0)), True),
                          (dict(curriculum=dict(steps=24)), False)):
     options['writer'] = 'oracle'
-    assert factory.lasts_as_the_run('simulated', options) == lasts
-    assert factory.lasts_as_the_run('fusion', dict(engines=(
+    assert engines.lasts_as_the_run('simulated', options) == lasts
+    assert engines.lasts_as_the_run('fusion', dict(engines=(
         dict(name='bm25'), dict(name='simulated', **options)))) == lasts
-  assert not factory.lasts_as_the_run('bm25', {})
+  assert not engines.lasts_as_the_run('bm25', {})

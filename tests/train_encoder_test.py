@@ -15,7 +15,7 @@ from searchrl.jobs import train_encoder
 from searchrl.models import encoder
 from searchrl.runtime import checkpoint
 from searchrl.search import corpus as corpora
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.trajectory import Query, Question
 from searchrl.world import facts
 from searchrl.world import text
@@ -133,7 +133,7 @@ def test_the_shipped_encoder_finds_what_agents_ask_for(source):
   """Of a fresh world, by names that training has or has not had."""
   world = facts.make(77, source=source)
   corpus = corpora.Corpus(tuple(text.passages(world)))
-  search = factory.make('dense', corpus, encoder='tiny_e5',
+  search = engines.make('dense', corpus, encoder='tiny_e5',
                         load_encoder=embedder.cached_loader())
   rng = np.random.default_rng(0)
   chains = [c for c, _ in zip(facts.chains(world, 1, rng), range(100))]
@@ -151,7 +151,7 @@ def test_the_shipped_encoder_tells_namesakes_and_facts_apart(source):
   """Of a hard world: one passage states the fact, where BM25 finds .7."""
   world = facts.make(78, source=source, hard=True)
   corpus = corpora.Corpus(tuple(text.passages(world)))
-  search = factory.make('dense', corpus, encoder='tiny_e5',
+  search = engines.make('dense', corpus, encoder='tiny_e5',
                         load_encoder=embedder.cached_loader())
   stated = text.stated(world)
   rng = np.random.default_rng(0)

@@ -185,7 +185,7 @@ def load(path: str, settings: Settings, *, mesh: Mesh | None = None
 
 
 def cached_loader() -> open_index.LoadEncoder:
-  """Returns a `load_encoder` for `factory.make` that caches the last encoder.
+  """Returns a `load_encoder` for `engines.make` that caches the last encoder.
 
   The holder of the loader decides which callers share an encoder and its
   compiled programs, and for how long.

@@ -17,7 +17,7 @@ from searchrl.experiment import policy
 from searchrl.rollouts import driver
 from searchrl.runtime import mesh as meshes
 from searchrl.search import corpus as corpora
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.search import engine_wrappers
 from searchrl.trajectory import Query, Question, SearchFn
 from searchrl.world import facts
@@ -98,7 +98,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def _world(seed: int, source: str) -> tuple[facts.World, SearchFn]:
   """A world with common knowledge, and its BM25."""
   world = facts.make(seed, source=source, common=True)
-  return world, engine_wrappers.with_typed_errors(factory.make(
+  return world, engine_wrappers.with_typed_errors(engines.make(
       'bm25', corpora.Corpus(tuple(text.passages(world)))))
 
 

@@ -18,7 +18,7 @@ from searchrl.models import lora as loras
 from searchrl.models.inference import sampling
 from searchrl.rl import algorithms
 from searchrl.runtime import processes
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.training import optimizer as optimizers
 
 
@@ -69,7 +69,7 @@ def _check_deadline(config) -> None:
   for field, search in (('search', config.search), ('evaluate.search', own)):
     if not search.get('engine'):
       continue
-    secs = factory.deadline_secs(search.engine, search.options, rollout.slots)
+    secs = engines.deadline_secs(search.engine, search.options, rollout.slots)
     if secs >= rollout.search_timeout_secs:
       raise ValueError(
           'rollout.search_timeout_secs must be above what '

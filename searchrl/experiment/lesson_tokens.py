@@ -15,7 +15,7 @@ import tqdm
 from searchrl.agent import dialogue as dialogues
 from searchrl.runtime import plugins
 from searchrl.search import corpus
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.training import supervised
 from searchrl.training.supervised import Document
 from searchrl.world import lessons
@@ -98,7 +98,7 @@ def _check_counts(stage: int, counts: Mapping[str, int], kinds) -> None:
 
 
 def _bm25(passages):
-  return factory.make('bm25', corpus.Corpus(tuple(passages)))
+  return engines.make('bm25', corpus.Corpus(tuple(passages)))
 
 
 def echoes(count: int, vocab_size: int, rng) -> list[Document]:

@@ -1,13 +1,13 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""factory: one contract for every engine; engines over engines; records."""
+"""engines: one contract for every engine; engines over engines; records."""
 
 import faulty
 import ml_collections
 import pytest
 
 from searchrl.search.corpus import Corpus
-from searchrl.search import factory
+from searchrl.search import engines
 from searchrl.search import engine_wrappers
 from searchrl.trajectory import Passage, Query, Question
 
@@ -32,7 +32,7 @@ def load_judge(path):
 
 
 def make(name, **options):
-  return factory.make(name, CORPUS, load_judge=load_judge,
+  return engines.make(name, CORPUS, load_judge=load_judge,
                       **OPTIONS.get(name, {}) | options)
 
 
@@ -80,32 +80,32 @@ class TestContract:
 
 @pytest.mark.parametrize('name, text', [('bm25', 'Tarn'), ('dense', 'tarns')])
 def test_what_shares_words_comes_first(name, text):
-  assert factory.make(name, CORPUS)([query(text)])[0][0].id == 'a'
+  assert engines.make(name, CORPUS)([query(text)])[0][0].id == 'a'
 
 
 def test_options_reach_the_engine():
-  assert factory.make('dense', CORPUS, dim=32, n=2, batch=1)([query()])[0]
+  assert engines.make('dense', CORPUS, dim=32, n=2, batch=1)([query()])[0]
   with pytest.raises(ValueError, match='k1 must be'):
-    factory.make('bm25', CORPUS, k1=-1)
+    engines.make('bm25', CORPUS, k1=-1)
   with pytest.raises(TypeError, match='dim'):
-    factory.make('bm25', CORPUS, dim=3)
+    engines.make('bm25', CORPUS, dim=3)
 
 
 def test_the_seed_reaches_the_noise():
   queries = [query(str(i), 1) for i in range(20)]
-  assert factory.make('noise', CORPUS, seed=1)(queries) != factory.make(
+  assert engines.make('noise', CORPUS, seed=1)(queries) != engines.make(
       'noise', CORPUS, seed=2)(queries)
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones():
-  with pytest.raises(ValueError, match="'bm25', 'dense',.* 'remote'.*'bm52'"):
-    factory.make('bm52', CORPUS)
+  with pytest.raises(ValueError, match="bm25, dense,.* remote.*'bm52'"):
+    engines.make('bm52', CORPUS)
 
 
 def test_engines_over_engines_are_what_their_parts_are():
   texts = ['river', 'Tarn', 'the sea', '']
   queries = [query(text, 1) for text in texts]
-  inner = factory.make('bm25', CORPUS, k1=2.0)(queries)
+  inner = engines.make('bm25', CORPUS, k1=2.0)(queries)
   part = dict(name='bm25', k1=2.0)
   ids = lambda found: [[p.id for p in passages] for passages in found]
   for name, options in (('fusion', dict(engines=(part,), depth=1)),
@@ -127,10 +127,10 @@ def test_options_of_engines_over_engines_are_checked(name, options, message):
   with pytest.raises(ValueError, match=message):
     make(name, **options)
   if 'an engine as dict' in message:  # whoever looks first
-    for look in (lambda: factory.needs_corpus(name, options),
-                 lambda: factory.is_remote(name, options),
-                 lambda: factory.reads_text_alone(name, options),
-                 lambda: factory.describe(name, CORPUS, options)):
+    for look in (lambda: engines.needs_corpus(name, options),
+                 lambda: engines.is_remote(name, options),
+                 lambda: engines.reads_text_alone(name, options),
+                 lambda: engines.describe(name, CORPUS, options)):
       with pytest.raises(ValueError, match=message):
         look()
 
@@ -139,7 +139,7 @@ def test_missing_parts_are_named():
   for name, field in (('fusion', 'engines'), ('cache', 'engine'),
                       ('rerank', 'engine and model')):
     with pytest.raises(ValueError, match=f'must have {field}'):
-      factory.make(name, CORPUS)
+      engines.make(name, CORPUS)
 
 
 NOISE, BM25 = dict(name='noise'), dict(name='bm25')
@@ -159,8 +159,8 @@ FUSED = dict(name='fusion', engines=(BM25, NOISE))
 @pytest.mark.parametrize('index', [{}, dict(index='named')])
 def test_no_cache_stands_around_what_reads_more_than_the_text(part, index):
   options = dict(engine=part, **index)
-  for look in (lambda: factory.make('cache', CORPUS, **options),
-               lambda: factory.is_remote('cache', options)):  # a run's first
+  for look in (lambda: engines.make('cache', CORPUS, **options),
+               lambda: engines.is_remote('cache', options)):  # a run's first
     with pytest.raises(ValueError, match="of 'cache' must read no more of a "
                        'query than its text and top_k, but noise in it'):
       look()
@@ -168,7 +168,7 @@ def test_no_cache_stands_around_what_reads_more_than_the_text(part, index):
 
 def test_a_cache_may_stand_beside_noise():
   cached = dict(name='cache', engine=BM25)
-  search = factory.make('fusion', CORPUS, engines=(cached, NOISE))
+  search = engines.make('fusion', CORPUS, engines=(cached, NOISE))
   assert len(search([query()])[0]) == 2
 
 
@@ -180,7 +180,7 @@ def test_a_cache_may_stand_beside_noise():
 ])
 def test_a_cache_refuses_what_it_cannot_name(part, message):
   with pytest.raises(ValueError, match=message):
-    factory.make('cache', CORPUS, engine=part)
+    engines.make('cache', CORPUS, engine=part)
 
 
 def test_caches_of_other_corpora_and_options_share_nothing(tmp_path):
@@ -188,9 +188,9 @@ def test_caches_of_other_corpora_and_options_share_nothing(tmp_path):
   path = str(tmp_path / 'c.sqlite')
   for corpus in (CORPUS, other):
     for k1 in (0.9, 2.0):
-      plain = factory.make('bm25', corpus, k1=k1)
+      plain = engines.make('bm25', corpus, k1=k1)
       for _ in range(2):
-        search = factory.make('cache', corpus, path=path,
+        search = engines.make('cache', corpus, path=path,
                               engine=dict(name='bm25', k1=k1))
         assert search([query()]) == plain([query()])
       assert search.pop()['search/cache/hit_rate'] == 1
@@ -199,7 +199,7 @@ def test_caches_of_other_corpora_and_options_share_nothing(tmp_path):
 def test_the_counts_and_the_pause_of_a_part_are_those_of_the_whole():
   url = faulty.unused_url()
   remote = dict(name='remote', urls=(url,), tries=1, pause_secs=0)
-  search = engine_wrappers.with_typed_errors(factory.make(
+  search = engine_wrappers.with_typed_errors(engines.make(
       'cache', CORPUS, index='i',
       engine=dict(name='fusion', engines=(dict(name='bm25'), remote))))
   error, = search([query()])
@@ -221,7 +221,7 @@ def test_the_counts_and_the_pause_of_a_part_are_those_of_the_whole():
         name='cache', engine=dict(name='remote')), model='m')), False),
 ])
 def test_who_needs_a_corpus(name, options, needed):
-  assert factory.needs_corpus(name, options) == needed
+  assert engines.needs_corpus(name, options) == needed
 
 
 @pytest.mark.parametrize('name, options, remote', [
@@ -233,7 +233,7 @@ def test_who_needs_a_corpus(name, options, needed):
         BM25, dict(name='cache', engine=dict(name='web')))), model='m'), True),
 ])
 def test_who_waits_for_a_network(name, options, remote):
-  assert factory.is_remote(name, options) == remote
+  assert engines.is_remote(name, options) == remote
 
 
 @pytest.mark.parametrize('name, options, alone', [
@@ -243,15 +243,15 @@ def test_who_waits_for_a_network(name, options, remote):
     ('rerank', dict(engine=FUSED, model='m'), False),
 ])
 def test_whose_results_the_text_decides(name, options, alone):
-  assert factory.reads_text_alone(name, options) == alone
+  assert engines.reads_text_alone(name, options) == alone
 
 
 def test_what_was_searched_is_described_engine_by_engine():
-  part = factory.describe('bm25', CORPUS, {})
+  part = engines.describe('bm25', CORPUS, {})
   assert part == {'engine': 'bm25', 'corpus': CORPUS.digest, 'passages': 2}
-  assert factory.describe('web', None, dict(provider='bing')) == {
+  assert engines.describe('web', None, dict(provider='bing')) == {
       'engine': 'web'}
-  facts = factory.describe('cache', CORPUS, dict(engine=dict(
+  facts = engines.describe('cache', CORPUS, dict(engine=dict(
       name='fusion', engines=(dict(name='bm25'), dict(name='dense')))))
   (inner,) = facts['engines']
   assert inner['engines'] == [part, part | {'engine': 'dense'}]

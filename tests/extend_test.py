@@ -1,0 +1,161 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""docs/extend.md: each file that it shows is written, imported and used."""
+
+import json
+import pathlib
+import re
+import sys
+
+from configs import dspo
+import faulty
+import ml_collections
+import pytest
+import tiny
+import train_test
+
+from searchrl.data import datasets
+from searchrl.experiment import search as searches
+from searchrl.jobs import train
+from searchrl.search import engines
+from searchrl.search.corpus import Corpus
+from searchrl.trajectory import Passage, Query
+
+PAGE = pathlib.Path(__file__).resolve().parents[1] / 'docs' / 'extend.md'
+CORPUS = Corpus((Passage('a', 'Tarn', 'A river that joins another'),
+                 Passage('b', 'Lot', 'A river'), Passage('c', 'Alps', 'High')))
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path, monkeypatch):
+  """The names of the files that the page shows, on the path."""
+  blocks = re.findall(r'^```python\n(.*?)^```$', PAGE.read_text('utf-8'),
+                      re.M | re.S)
+  names = []
+  for block in blocks:
+    name = re.match(r'# (\w+)\.py\n', block)[1]
+    (tmp_path / f'{name}.py').write_text(block)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    names.append(name)
+  monkeypatch.syspath_prepend(tmp_path)
+  return names
+
+
+def config(name, **options):
+  return ml_collections.ConfigDict(dict(engine=name, options=options))
+
+
+def ids(search, text='tarn river', top_k=2):
+  found, = search([Query(text, top_k, tiny.question())])
+  return [passage.id for passage in found]
+
+
+def test_every_file_is_imported(files):
+  assert len(files) == len(set(files)) >= 2
+  for name in files:
+    __import__(name)
+
+
+def test_the_engine_finds_what_shares_words():
+  search = searches.engine(config('my_engine:make'), CORPUS, seed=0)
+  assert ids(search) == ['a', 'b'] and ids(search, 'alps') == ['c']
+  assert ids(searches.engine(
+      config('my_engine:make', min_words=2), CORPUS, seed=0)) == ['a']
+
+
+OWN = dict(name='my_engine:make', min_words=2)
+
+
+@pytest.mark.parametrize('name, options', [
+    ('fusion', dict(engines=(OWN,))),
+    ('fusion', dict(engines=(dict(name='fusion', engines=(OWN,)),)))])
+def test_the_engine_is_a_part_of_others(name, options):
+  searches.check(config(name, **options))
+  assert searches.needs_corpus(config(name, **options))
+  assert not searches.is_remote(config(name, **options))
+  assert ids(searches.engine(config(name, **options), CORPUS, seed=0)) == ['a']
+
+
+def test_the_engine_is_reranked():
+  search = engines.make(
+      'rerank', CORPUS, engine=dict(name='my_engine:make'), model='m',
+      load_judge=lambda model: lambda pairs: [-len(text) for _, text in pairs])
+  assert ids(search) == ['b', 'a']
+
+
+def test_evaluation_goes_through_it():
+  parts = dict(search=config('bm25'), evaluate=dict(
+      engines=dict(own=config('my_engine:make', min_words=2))))
+  through = searches.of_evaluation(ml_collections.ConfigDict(parts))
+  sets = [datasets.Dataset('known', [tiny.question()], CORPUS)]
+  found, = searches.engines(through['own'], sets, seed=0)
+  assert ids(found) == ['a']
+  del parts['evaluate']['engines']
+  parts['evaluate']['search'] = config('my_engine:make')
+  assert [*searches.of_evaluation(ml_collections.ConfigDict(parts))] == [
+      'my_engine:make']
+
+
+@pytest.mark.parametrize('name, options, message', [
+    ('my_engine:mak', {}, "search.engine must be .*did you mean make"),
+    ('no_engine:make', {}, 'there is no module no_engine'),
+    ('my_engine', {}, "search.engine must be one of bm25, .*'module:function'"),
+    ('my_engine:make', dict(min_word=1), "'min_word' is given. Did you mean "),
+    ('my_engine:make', dict(seed=1), "must be those of .*'seed' is given"),
+    ('my_service:make', {}, "of 'my_service:make' must have url"),
+    ('fusion', dict(engines=(dict(name='my_engine:make', k=1),)),
+     "search.options.engines must be those of 'my_engine:make', .*'k'"),
+])
+def test_mistakes_are_named(name, options, message):
+  with pytest.raises(ValueError, match=message):
+    searches.check(config(name, **options))
+
+
+def test_no_cache_stands_around_an_engine_that_may_read_more():
+  with pytest.raises(ValueError, match='but my_engine:make in it also reads'):
+    engines.make('cache', CORPUS, engine=OWN, index='i')
+
+
+def test_the_service_needs_no_corpus_and_may_be_cached():
+  found = [dict(id='s', title='', text='found', score=1.0)]
+  with faulty.Server([], lambda path, request: json.dumps(found).encode()
+                    ) as server:
+    service = dict(name='my_service:make', url=server.url)
+    options = dict(engine=service, index='mine')
+    search = engines.make('cache', None, **options)
+    assert ids(search) == ids(search) == ['s']
+    with pytest.raises(ValueError, match='index must name'):
+      engines.make('cache', None, engine=service)
+  assert not engines.needs_corpus('cache', options)
+  assert engines.is_remote('cache', options)
+  error, = searches.engine(config(
+      'my_service:make', url=faulty.unused_url()), None, seed=0)(
+          [Query('x', 1, tiny.question())])
+  assert error.kind == 'unavailable'
+
+
+def test_what_the_run_knows_is_passed_if_it_is_named(tmp_path):
+  (tmp_path / 'seeded.py').write_text(
+      'def make(corpus, *, seed, steps, size=1):\n'
+      '  ask = lambda queries: [()] * len(queries)\n'
+      '  ask.given = len(corpus), seed, steps, size\n'
+      '  return ask\n\n\n'
+      'def nothing(corpus):\n'
+      '  return None\n')
+  made = engines.make('seeded:make', CORPUS, seed=3, steps=9, size=2)
+  assert made.given == (3, 3, 9, 2)
+  with pytest.raises(ValueError, match='must return a function of queries'):
+    engines.make('seeded:nothing', CORPUS)
+  with pytest.raises(ValueError, match="must be one of .*'is_slow'"):
+    engines.traits(is_slow=True)
+
+
+@pytest.mark.slow
+def test_a_run_searches_by_it(tmp_path):
+  own = train_test.tiny(dspo, steps=1)
+  own.search.engine, own.search.options = 'my_engine:make', dict(min_words=1)
+  train.run(own, str(tmp_path / 'run'))
+  last = train_test.lines(tmp_path / 'run')[-1]
+  assert last['search/calls_per_traj'] > 0
+  facts = json.loads((tmp_path / 'run' / 'search.json').read_text())
+  assert 'my_engine:make' in json.dumps(facts)
