@@ -77,7 +77,8 @@ def _check(name: str, options: Mapping[str, Any], engine_field: str,
              if legal is not None and option not in legal]
   if unknown:
     near = difflib.get_close_matches(unknown[0], legal, n=1)
-    hint = f'Did you mean {near[0]}?' if near else 'docs/search.md lists all.'
+    known = 'Remove it.' if ':' in name else 'docs/search.md lists all.'
+    hint = f'Did you mean {near[0]}?' if near else known
     raise ValueError(
         f'{field} must be those of {name!r}, which are '
         f'{", ".join(legal) or "none"}, but {unknown[0]!r} is given. {hint}')
