@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Data: questions, data sets with their corpora, pairs for an encoder."""
+"""Data: questions, data sets with their corpora, and pairs for an encoder."""

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Conversations to train a language model on, read from jsonl; texts only.
+"""Conversations that a language model is trained on, read from jsonl as text.
 
 A line has one of three forms:
 
@@ -8,9 +8,9 @@ A line has one of three forms:
   {"messages": [{"role": "user", "content": "..."}, ...]}
   {"segments": [{"text": "...", "trained": true}, ...]}
 
-Each line is one document. What is trained on: the completion and the token that
-ends a turn; the turns of the assistant with that token; the segments that say
-so. Other keys of a line are left alone.
+Each line is one document. Training uses the completion and the token that ends
+a turn; the assistant's turns with that token; or the segments whose "trained"
+is true. Other keys of a line are ignored.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,19 +26,19 @@ _FORMS = ('prompt', 'messages', 'segments')
 
 
 class Segment(NamedTuple):
-  """Text that is tokenised on its own, as a turn of a rollout is."""
+  """A text that is tokenised on its own, as a turn of a rollout is."""
 
   text: str
-  trained: bool  # on; else it is only read
+  trained: bool  # True: trained on; False: only read
 
 
 @dataclasses.dataclass(frozen=True)
 class Conversation:
   """A line of a file, in the form that it had."""
 
-  place: str  # file and line, for messages of errors
+  place: str  # file and line, for error messages
   segments: Sequence[Segment] = ()
-  ends: bool = False  # the token that ends a turn follows, and is trained on
+  ends: bool = False  # a token that ends the turn is added and trained on
   messages: Sequence[Mapping[str, Any]] = ()  # for the model's chat template
 
 
@@ -46,13 +46,13 @@ def read(path: str, *, field: str = 'data.train') -> list[Conversation]:
   """Reads and checks a file of conversations.
 
   Args:
-    path: of a jsonl file.
-    field: the option that named it, for the error.
+    path: Path of a jsonl file.
+    field: Config field that names the file, for error messages.
 
   Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: a line has none of the forms, or nothing to train on; or the
-      file has no line.
+    FileNotFoundError: There is no such file.
+    ValueError: A line has none of the forms or nothing to train on, or the file
+      has no line.
   """
   file = pathlib.Path(path)
   if not file.is_file():
@@ -67,7 +67,7 @@ def read(path: str, *, field: str = 'data.train') -> list[Conversation]:
 
 
 def write(path: str | pathlib.Path, rows: Iterable[Sequence[Segment]]) -> None:
-  """Writes rows of segments as `read` reads them; the file appears whole."""
+  """Writes rows of segments in the form that `read` reads, atomically."""
   file = pathlib.Path(path)
   with (atomic_files.new_file(file) as unfinished,
         unfinished.open('w', encoding='utf-8') as lines):

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data sets: questions with their corpora, from files or generated worlds.
 
-Without paths, worlds are generated and written as the jsonl files that your own
-data comes in, then read back: downstream there is no difference. A world's
-questions about common knowledge are files of their own, over the same corpus.
+Without paths, worlds are generated, written as jsonl files like those of a
+user's own data, and read back. Later stages see no difference. A world's
+questions about common knowledge are in separate files, over the same corpus.
 """
 
 import collections
@@ -24,20 +24,20 @@ from searchrl.trajectory import Question
 from searchrl.world import facts
 from searchrl.world import text
 
-MEAN = 'mean'  # of the sets of an evaluation, where their names stand
-WORLDS = 'worlds'  # generated, although training has data of its own
-FRESH = ('known', 'unseen')  # kinds of sets: name parts of fresh facts
-COMMON = ('famous', 'outdated')  # or what is asked of common knowledge
+MEAN = 'mean'  # name under which the mean over the evaluation sets is reported
+WORLDS = 'worlds'  # evaluate on generated worlds, even with own training data
+FRESH = ('known', 'unseen')  # sets of fresh facts, by their name parts
+COMMON = ('famous', 'outdated')  # sets of common knowledge
 
 
 @dataclasses.dataclass(frozen=True)
 class WorldOptions:
-  """What a generated world is besides its seed; here a plain old one."""
+  """Options of a generated world besides its seed; defaults: a plain world."""
 
-  common: bool = False  # also common knowledge
-  outdated: float = 0.15  # the share of it that has changed, in (0, 1)
+  common: bool = False  # the world also has common knowledge
+  outdated: float = 0.15  # share of common knowledge that changed, in (0, 1)
   hard: bool = False
-  scale: float = 1.0  # of the numbers of entities
+  scale: float = 1.0  # factor of the numbers of entities
 
   def make(self, seed: int, source: str) -> facts.World:
     sizes = {kind: round(self.scale * n) for kind, n in facts.SIZES.items()}
@@ -49,10 +49,10 @@ class WorldOptions:
 class _About:
   """Questions about the common knowledge of a world."""
 
-  name: str  # of their file; evaluation reports them under it
+  name: str  # name of their file, and of their set in an evaluation
   topics: tuple[facts.Topic, ...]
   split: str
-  per_hop: tuple[int, ...]  # at most: there are only so many
+  per_hop: tuple[int, ...]  # maximum number of questions of each hop count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Dataset:
   name: str
   questions: Sequence[Question]
   corpus: corpora.Corpus | mapped_corpus.MappedCorpus | None  # None: remote
-  files: Sequence[Sequence[Question]] = ()  # the questions, by file of several
-  is_common: bool = False  # they are about common knowledge
-  few: Sequence[Question] = ()  # enough of them where many cost much; (): all
+  files: Sequence[Sequence[Question]] = ()  # questions of each file, if several
+  is_common: bool = False  # the questions are about common knowledge
+  few: Sequence[Question] = ()  # subset for costly evaluations; (): all
 
 
 def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
@@ -75,28 +75,29 @@ def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
               admit: questions_lib.Admit = questions_lib.admit_all) -> Dataset:
   """Returns the questions that a policy is trained on, and their corpus.
 
-  Of a generated world they are two files, if some are about common knowledge:
-  that of fresh facts is first.
+  If some questions of a generated world are about common knowledge, the world
+  has two files. The file of fresh facts is the first.
 
   Args:
-    folder: of generated files.
-    train: files of questions, as `question_files.named` has them; '' generates
-      a world.
-    corpus: a corpus file; '' generates a world.
-    world_seed: of the generated world.
-    per_hop: how many questions of 1, 2, ... hops to generate.
-    common: as many again, times this, about common knowledge, or fewer, if
-      there are not so many.
-    world: what is generated; it has common knowledge, if `common` is above 0.
-    needs_corpus: False if the engine does without one.
-    limit: so many of the questions, over all files; 0: all.
-    seed: of the choice.
-    question_mark: as of `questions.read`, for files.
-    golds: questions of files need golden answers.
-    admit: as of `questions.read`.
+    folder: Directory of the generated files.
+    train: Files of questions in the syntax of `question_files.named`; ''
+      generates a world.
+    corpus: Path of a corpus file; '' generates a world.
+    world_seed: Seed of the generated world.
+    per_hop: Numbers of questions of 1, 2, ... hops to generate.
+    common: Number of questions about common knowledge, as a multiple of
+      `per_hop`. There may be fewer, if the world has not so many.
+    world: Options of the world. It must have common knowledge if `common` is
+      above 0.
+    needs_corpus: False if the search engine needs no corpus.
+    limit: Number of questions to keep over all files; 0: all.
+    seed: Seed of the choice of these questions.
+    question_mark: Argument of `questions.read`, for files.
+    golds: True if questions of files need golden answers.
+    admit: Argument of `questions.read`.
 
   Raises:
-    ValueError: one path is given without the other; or there are fewer
+    ValueError: One path is given without the other, or there are fewer
       questions than the limit.
   """
   if bool(train) != bool(corpus) and (needs_corpus or not train):
@@ -119,7 +120,7 @@ def _world_of_training(folder: pathlib.Path, world_seed: int,
                        per_hop: Sequence[int], common: float,
                        world: WorldOptions, admit: questions_lib.Admit
                       ) -> Dataset:
-  """A generated world's questions: fresh ones, and some of the common."""
+  """Returns a generated world's fresh questions and its common ones, if any."""
   abouts = [_About('train_common', COMMON, 'train', tuple(
       math.ceil(common * count) for count in per_hop))]
   return generated(folder, name='train', source='known', world_seed=world_seed,
@@ -135,7 +136,7 @@ def _read(file: question_files.File, question_mark: bool, golds: bool,
 
 
 def _limited(data: Dataset, limit: int, seed: int) -> Dataset:
-  """A data set of fewer questions."""
+  """Returns the data set with only `limit` of its questions."""
   if limit > len(data.questions):
     raise ValueError(
         f'data.limit must be at most the {len(data.questions)} questions of '
@@ -158,29 +159,34 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
   """Returns the data sets of an evaluation: unseen worlds, or files.
 
   Args:
-    folder: of generated files.
-    evaluate: files of questions, as `question_files.named` has them, or a
-      folder of them, answered from `corpus`; '' and WORLDS generate worlds.
-    corpus: a corpus file.
-    own_train: training has its own data; then '' generates nothing.
-    world_seed: of the generated worlds; never that of training.
-    kinds: FRESH, facts of a world of 'known' or 'unseen' name parts each; or
-      COMMON, common knowledge of the world of known parts: 'famous' is as it
-      was and held out of training, 'outdated' has changed.
-    questions_per_hop: how many of each hop count.
-    max_hops: the most hops of a question.
-    common_per_hop: how many about common knowledge, or fewer, if there are not
-      so many; 0: questions_per_hop.
-    few_per_hop: how many of these are enough where many cost much; 0: all.
-    world: what is generated; it has common knowledge, if a kind is about it.
-    needs_corpus: False if the engine does without one; then no world is
-      generated, because it would not find that world's passages.
-    question_mark: as of `questions.read`, for files.
-    golds: questions of files need golden answers.
-    admit: as of `questions.read`.
+    folder: Directory of the generated files.
+    evaluate: Files of questions in the syntax of `question_files.named`, or a
+      directory of them, answered from `corpus`; '' and WORLDS generate worlds.
+    corpus: Path of a corpus file.
+    own_train: True if training has its own data; then '' generates nothing.
+    world_seed: Seed of the generated worlds; never that of training.
+    kinds: Names of the sets. Those in FRESH are about facts of a world of
+      'known' or 'unseen' name parts. Those in COMMON are about common knowledge
+      of the world of known parts: 'famous' is unchanged and held out of
+      training, 'outdated' has changed.
+    questions_per_hop: Number of questions of each hop count.
+    max_hops: Maximum number of hops of a question.
+    common_per_hop: Number of questions about common knowledge of each hop
+      count; 0: questions_per_hop. There may be fewer, if the world has not so
+      many.
+    few_per_hop: Number of questions of each hop count in `Dataset.few`, for
+      costly evaluations; 0: all.
+    world: Options of the worlds. They must have common knowledge if a kind is
+      about it.
+    needs_corpus: False if the search engine needs no corpus. Then no world is
+      generated, because the engine would not find that world's passages.
+    question_mark: Argument of `questions.read`, for files.
+    golds: True if questions of files need golden answers.
+    admit: Argument of `questions.read`.
 
   Raises:
-    ValueError: questions are given without a corpus, or two sets have a name.
+    ValueError: Questions are given without a corpus, or two sets have the same
+      name.
   """
   if evaluate == WORLDS:
     evaluate, own_train = '', False
@@ -207,7 +213,8 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
 
 def _few(questions: Sequence[Question], per_hop: int, seed: int
         ) -> list[Question]:
-  """So many questions of each hop count, drawn by the seed; 0: all."""
+  """Returns `per_hop` questions of each hop count, drawn by the seed; 0: all.
+  """
   by_hops = collections.defaultdict(list)
   for question in questions:
     by_hops[question.hops].append(question)
@@ -218,8 +225,9 @@ def _few(questions: Sequence[Question], per_hop: int, seed: int
 def _worlds_sets(folder: pathlib.Path, source: str, about: Sequence[str], *,
                  common_per_hop: Sequence[int], **options
                 ) -> dict[str, Dataset]:
-  """The sets of a world: its fresh facts, and what is asked of the common."""
-  splits = {'famous': 'test', 'outdated': ''}  # few have changed: any of those
+  """Returns the sets of a world: its fresh facts, and its common knowledge."""
+  # Few facts are outdated, so they come from all splits.
+  splits = {'famous': 'test', 'outdated': ''}
   whole = generated(folder / f'eval_{source}', name=source, source=source,
                     abouts=[_About(kind, (kind,), splits[kind],
                                    tuple(common_per_hop)) for kind in about],
@@ -230,9 +238,9 @@ def _worlds_sets(folder: pathlib.Path, source: str, about: Sequence[str], *,
 
 def _sets(evaluate: str, corpus: Any, question_mark: bool, golds: bool,
           admit: questions_lib.Admit) -> list[Dataset]:
-  """A set a file; a set a data source, of a file that has several and no name.
+  """Returns one set per file, or per data source of a file that has several.
 
-  All share one corpus, so that an engine over it is built once.
+  All sets share one corpus, so that an engine over it is built once.
   """
   sets = []
   for file in question_files.named(
@@ -254,7 +262,7 @@ def _sets(evaluate: str, corpus: Any, question_mark: bool, golds: bool,
 
 
 def _source(question: Question) -> str:
-  """Its data source; worlds have one a hop count, which is not meant here."""
+  """Returns a question's data source, without the hop count that worlds add."""
   return question.data_source.removesuffix(f'_{question.hops}hop')
 
 
@@ -263,7 +271,7 @@ def _corpus(path: str) -> mapped_corpus.MappedCorpus | None:
 
 
 def shared(read: Callable[[], Any]) -> Any:
-  """Calls `read` on every process; on the first one before, to make files."""
+  """Calls `read` on the first process, which makes files, and then on all."""
   processes.on_first('data', lambda: read() and None)
   return read()
 
@@ -272,20 +280,20 @@ def generated(folder: pathlib.Path, *, name: str, source: str, world_seed: int,
               per_hop: Sequence[int], world: WorldOptions = WorldOptions(),
               abouts: Sequence[_About] = (),
               admit: questions_lib.Admit = questions_lib.admit_all) -> Dataset:
-  """Generates a world's files, unless they are there, and reads them back.
+  """Generates a world's files, unless they exist, and reads them back.
 
   Args:
-    folder: of the files.
-    name: of the data set, and of the data source of its fresh questions.
-    source: of the names of fresh entities.
-    world_seed: of the facts.
-    per_hop: how many fresh questions of 1, 2, ... hops.
-    world: what else the world is.
-    abouts: questions about its common knowledge; a file each.
-    admit: as of `questions.read`.
+    folder: Directory of the files.
+    name: Name of the data set, and of the data source of its fresh questions.
+    source: Source of the names of fresh entities.
+    world_seed: Seed of the facts.
+    per_hop: Numbers of fresh questions of 1, 2, ... hops.
+    world: Other options of the world.
+    abouts: Sets of questions about its common knowledge; each has a file.
+    admit: Argument of `questions.read`.
 
   Returns:
-    All questions over one corpus; of their files that of fresh ones is first.
+    All questions over one corpus. The file of fresh questions is the first.
   """
   recipe_text = _recipe(name=name, source=source, world_seed=world_seed,
                         per_hop=list(per_hop), world=world, abouts=abouts)
@@ -301,7 +309,7 @@ def generated(folder: pathlib.Path, *, name: str, source: str, world_seed: int,
       questions_lib.write(folder / f'{about.name}.jsonl', text.questions(
           made, about.per_hop, data_source=about.name, topics=about.topics,
           split=about.split))
-    recipe.write_text(recipe_text)  # last: without it all is made again
+    recipe.write_text(recipe_text)  # written last; without it all is made again
   files = [questions_lib.read(folder / f'{stem}.jsonl', admit=admit)
            for stem in ('questions', *(about.name for about in abouts))]
   return Dataset(name, [q for file in files for q in file],
@@ -309,7 +317,7 @@ def generated(folder: pathlib.Path, *, name: str, source: str, world_seed: int,
 
 
 def _recipe(*, world: WorldOptions, abouts: Sequence[_About], **rest) -> str:
-  """All that files are generated from; of plain old worlds as ever."""
+  """Returns all that files depend on; default options are not written."""
   if world != WorldOptions():
     rest['world'] = dataclasses.asdict(world)
   if abouts:

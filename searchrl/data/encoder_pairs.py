@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches of queries and passages to train an encoder on.
 
-Pairs come from numbered sources: each is a generated world, or all of a file
-once more. The negatives of a query are the other passages of its batch, some of
-them found for it by BM25; none of them answers it. Batch n follows from the
-seed and n alone.
+Pairs come from numbered sources: each is a generated world, or one more pass
+over a file. The negatives of a query are the other passages of its batch, some
+of which BM25 found for it. None of them answers it. Batch n depends only on the
+seed and n.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,13 +25,13 @@ from searchrl.world import text as world_text
 
 @dataclasses.dataclass(frozen=True)
 class PairSource:
-  """Queries, and the passages that answer them, all of them texts.
+  """Queries and the passages that answer them, all as texts.
 
   Attributes:
-    queries: the texts of the queries.
-    answers: of each query; the first is its positive.
-    negatives: of each query, if known; BM25 adds more.
-    find: (queries, depth) -> the passages that BM25 finds, best first.
+    queries: Texts of the queries.
+    answers: Passages that answer each query; the first is its positive.
+    negatives: Known negatives of each query; BM25 adds more.
+    find: Function (queries, depth) -> passages that BM25 finds, best first.
   """
 
   queries: Sequence[str]
@@ -41,33 +41,33 @@ class PairSource:
 
   @property
   def texts(self) -> list[str]:
-    """All of its texts, for a tokenizer to be trained on."""
+    """All texts of the source, on which a tokenizer is trained."""
     return [*self.queries, *(t for texts in self.answers for t in texts),
             *(t for texts in self.negatives for t in texts)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """Texts of one update; see `contrastive.info_nce`."""
+  """The texts of one update; see `contrastive.info_nce`."""
 
   queries: Sequence[str]
-  passages: Sequence[str]  # the positives in the queries' order, then others
-  excluded: np.ndarray  # bool [queries, passages]
+  passages: Sequence[str]  # positives in the queries' order, then others
+  excluded: np.ndarray  # bool [queries, passages]; True: answers the query
 
 
 def world_pairs(number: int, *, seed: int, count: int, fresh: float,
                 hard: float = 0.0) -> PairSource:
-  """Queries about a generated world, each answered by one passage.
+  """Returns queries about a generated world, each answered by one passage.
 
-  Half are an agent's, "<name> <relation>". The others are questions of one or
-  more hops. Their passage is the one that states the first hop.
+  Half are like those of an agent, "<name> <relation>". The others are questions
+  of one or more hops. Their passage is the one that states the first hop.
 
   Args:
-    number: of the source, which is about world seed + number.
-    seed: of the first world.
-    count: queries.
-    fresh: share of worlds whose names are made of words never seen before.
-    hard: share of hard worlds; see `facts.make`.
+    number: Number of the source. Its world has the seed `seed` + `number`.
+    seed: Seed of the first world.
+    count: Number of queries.
+    fresh: Share of worlds whose names are made of words never seen before.
+    hard: Share of hard worlds; see `facts.make`.
   """
   rng = np.random.default_rng([seed + number, 4])
   source = 'fresh' if rng.random() < fresh else 'known'
@@ -90,14 +90,14 @@ def world_pairs(number: int, *, seed: int, count: int, fresh: float,
 
 
 def file_pairs(path: str) -> Callable[[int], PairSource]:
-  """The pairs of a jsonl file, {"query", "positive", "negatives"?} a line.
+  """Loads a jsonl file with {"query", "positive", "negatives"?} on each line.
 
   Returns:
-    number -> the pairs; they are the same for each number.
+    A function number -> the pairs, which are the same for each number.
 
   Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: a line is no such object, or there are fewer than two.
+    FileNotFoundError: There is no such file.
+    ValueError: A line is not such an object, or there are fewer than two lines.
   """
   file = pathlib.Path(path)
   if not file.is_file():
@@ -124,7 +124,7 @@ def file_pairs(path: str) -> Callable[[int], PairSource]:
 
 
 def _finder(texts: Sequence[str]):
-  """BM25 over texts; its index is built when it is first needed."""
+  """Returns a BM25 search over texts, which builds its index at first use."""
   search = functools.cache(lambda: bm25.bm25(corpora.Corpus(tuple(
       Passage(str(i), '', text) for i, text in enumerate(texts)))))
 
@@ -152,18 +152,18 @@ def _pair(line: str, place: str) -> tuple[str, str, tuple[str, ...]]:
 
 def batch(source_of: Callable[[int], PairSource], step: int, *, seed: int,
           queries: int, hard_negatives: int, depth: int) -> Batch:
-  """The batch of an update.
+  """Returns the batch of an update.
 
   Args:
-    source_of: number -> a source; all have the same number of queries, and
-      equal numbers give equal sources.
-    step: of the update, from 0.
-    seed: of the order of queries and of the choice of negatives.
-    queries: of a batch; fewer, if a source has fewer.
-    hard_negatives: a query, at most.
-    depth: how many of BM25's best passages they are drawn from.
+    source_of: Function number -> source. All sources have the same number of
+      queries, and equal numbers give equal sources.
+    step: Number of the update, from 0.
+    seed: Seed of the order of queries and of the choice of negatives.
+    queries: Number of queries per batch, or fewer if a source has fewer.
+    hard_negatives: Maximum number of hard negatives per query.
+    depth: Number of BM25's best passages that they are drawn from.
   """
-  batches = max(len(source_of(0).queries) // queries, 1)  # a source
+  batches = max(len(source_of(0).queries) // queries, 1)  # batches per source
   number, place = divmod(step, batches)
   source = source_of(number)
   order = np.random.default_rng([seed, number]).permutation(
@@ -184,7 +184,7 @@ def batch(source_of: Callable[[int], PairSource], step: int, *, seed: int,
 
 def _hard(given: Sequence[str], found: Sequence[str], answers: Sequence[str],
           count: int, rng) -> list[str]:
-  """Negatives of a query: those given first, then some that BM25 found."""
+  """Returns negatives of a query: given ones first, then some from BM25."""
   given = [text for text in dict.fromkeys(given) if text not in answers]
   found = [text for text in found if text not in (*answers, *given)]
   draw = lambda texts, n: [texts[i] for i in rng.permutation(len(texts))[:n]]

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Records of benchmarks that have columns of their own, as FlashRAG's keys.
+"""Converts records of benchmarks with other columns to FlashRAG's keys.
 
-FlashRAG's copies of ASQA and ELI5 need none of this; the originals do, and
-GPQA and SimpleQA have no copy there. Files of all are jsonl or parquet.
+FlashRAG's copies of ASQA and ELI5 need no conversion, but the originals do.
+FlashRAG has no copies of GPQA and SimpleQA. All files are jsonl or parquet.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,15 +16,16 @@ _INCORRECT = tuple(f'Incorrect Answer {n}' for n in (1, 2, 3))
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-  """How the records of a benchmark are read.
+  """The form of a benchmark's records, which says how to read them.
 
   Attributes:
-    name: of the benchmark.
-    question: the column that tells the form, and holds the question.
-    columns: what else is read, where it is there.
-    ids: the column of ids; a record without one is named by its question.
-    golds: of a record.
-    choices: of a record, listed below its question; () of most.
+    name: Name of the benchmark.
+    question: Column of the question, by which the form is recognised.
+    columns: Other columns to read, if the file has them.
+    ids: Column of the ids. A record without an id gets a hash of its question.
+    golds: Function that returns the gold answers of a record.
+    choices: Function that returns the choices of a record, which are listed
+      below its question; () for most forms.
   """
 
   name: str
@@ -36,13 +37,14 @@ class Form:
 
   @property
   def wanted(self) -> tuple[str, ...]:
-    """All columns that are read."""
+    """Names of all columns that are read."""
     return self.question, self.ids, *self.columns
 
   def record(self, record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record with the keys of FlashRAG's jsonl."""
+    """Returns the record with the keys of FlashRAG's jsonl."""
     text = record[self.question].strip()
-    choices = sorted(self.choices(record))  # so that none's place tells
+    # Sorted, so that a choice's place does not reveal the answer.
+    choices = sorted(self.choices(record))
     listed = ''.join(f'\n- {choice.strip()}' for choice in choices)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return {'id': record.get(self.ids) or digest, 'question': text + listed,
@@ -51,7 +53,8 @@ class Form:
 
 
 FORMS = (
-    # Scored by their text: the letter A is an article to the scores.
+    # Choices are scored by their text: the scores drop the letter A as an
+    # article.
     Form('gpqa', 'Question', ('Correct Answer', *_INCORRECT), 'Record ID',
          lambda record: [record['Correct Answer']],
          lambda record: [record['Correct Answer'], *(
@@ -67,7 +70,10 @@ FORMS = (
 
 
 def of(names: Collection[str]) -> Form | None:
-  """The form of records with such keys; None of FlashRAG's and Search-R1's."""
+  """Returns the form of records with such keys.
+
+  Returns None for records of FlashRAG and Search-R1, and for unknown keys.
+  """
   if {'question', 'prompt'} & {*names}:
     return None
   return next((form for form in FORMS if form.question in names), None)

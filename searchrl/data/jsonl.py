@@ -1,7 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of a jsonl file: whatever is wrong with one is an error that names it.
-"""
+"""Reads the lines of jsonl files; an error names the line that is wrong."""
 
 from collections.abc import Iterator
 import codecs
@@ -13,12 +12,12 @@ import zlib
 
 
 def lines(file: pathlib.Path) -> Iterator[tuple[str, str]]:
-  """('FILE, line 3', text) of each line that is not blank.
+  """Yields ('FILE, line 3', text) of each line that is not blank.
 
-  A byte-order mark at the start is skipped; a name in .gz is unpacked.
+  A byte-order mark at the start is skipped. A file named *.gz is unpacked.
 
   Raises:
-    ValueError: a line is no UTF-8, or a .gz is not whole.
+    ValueError: A line is not UTF-8, or a .gz file is not whole.
   """
   is_zipped = file.suffix == '.gz'
   try:
@@ -45,15 +44,15 @@ def _decoded(line: bytes, place: str) -> str:
 
 
 def loads(text: str, must_be: str, place: str) -> Any:
-  """The value of a line.
+  """Returns the JSON value of a line.
 
   Args:
-    text: of the line.
-    must_be: what a line must be, for the error.
-    place: of the line, for the error.
+    text: Text of the line.
+    must_be: Description of a right line, for the error.
+    place: File and number of the line, for the error.
 
   Raises:
-    ValueError: it is no JSON, or brackets in it are nested too deeply.
+    ValueError: The text is not JSON, or its brackets are nested too deeply.
   """
   try:
     return json.loads(text)
