@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The agent as text, on the host: prompts, actions, observations, rewards."""
+"""The agent's text, on the host: prompts, actions, observations and rewards."""

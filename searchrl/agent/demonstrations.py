@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Demonstrations: which trajectories a model is tuned on, and how they read."""
+"""Demonstrations: selects and writes trajectories for fine-tuning."""
 
 from collections.abc import Callable, Sequence
 import collections
@@ -12,14 +12,14 @@ from searchrl.trajectory import Trajectory
 def right(trajectories: Sequence[Trajectory],
           reward: Callable[[Trajectory], float], *, most: int, balance: float
          ) -> list[Trajectory]:
-  """Rejection sampling: the right answers, not too many of a kind.
+  """Returns the right trajectories, not too many of a kind: rejection sampling.
 
   Args:
-    trajectories: several of a question.
-    reward: a trajectory is right where it is 1.
-    most: that are kept of a question, the first ones.
-    balance: a hop count keeps at most so many times what the rarest has; 0:
-      all.
+    trajectories: Trajectories, several per question.
+    reward: Reward function; a trajectory is right if its reward is 1.
+    most: Maximum number that is kept per question; the first ones are kept.
+    balance: Maximum size of a hop count, as a multiple of the rarest one's; 0:
+      no limit.
 
   Source: Yuan et al. 2023, arXiv:2308.01825; the baseline of Search-R1.
   """
@@ -29,7 +29,8 @@ def right(trajectories: Sequence[Trajectory],
       by_question[one.question.uid] += 1
       kept.append(one)
   counts = collections.Counter(one.question.hops for one in kept)
-  room = int(balance * min(counts.values(), default=0)) if balance else len(kept)
+  room = (int(balance * min(counts.values(), default=0)) if balance
+          else len(kept))
   taken, chosen = collections.Counter(), []
   for one in kept:
     if taken[one.question.hops] < room:
@@ -39,7 +40,8 @@ def right(trajectories: Sequence[Trajectory],
 
 
 def segments(trajectory: Trajectory) -> dict[str, Any]:
-  """A line of the data of fine-tuning; what the policy wrote is trained on."""
+  """Returns a line of fine-tuning data; only the policy's text is trained on.
+  """
   pieces = [{'text': trajectory.prompt, 'trained': False}]
   for turn in trajectory.turns:
     pieces.append({'text': turn.text, 'trained': True})

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Files of questions: which ones a config names, and the records of each.
+"""Files of questions: finds the ones that a config names, and reads records.
 
-A record has the keys of FlashRAG's jsonl, whatever the file: the columns of
-Search-R1's parquet, and those of `forms`, are given these names.
+All records have the keys of FlashRAG's jsonl. The columns of Search-R1's
+parquet files and of the forms in `forms` are renamed to these keys.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +18,12 @@ from searchrl.data import forms
 from searchrl.data import jsonl
 
 SUFFIXES = ('.jsonl', '.jsonl.gz', '.parquet')
-# What a question needs -> the columns of a parquet that may hold it.
+# Key of a record -> columns of a parquet file that may hold its value.
 _COLUMNS = {'question': ('question', 'prompt'),
             'golden_answers': ('golden_answers', 'reward_model'),
             'id': ('id', 'extra_info')}
-_FORM = '{"id", "question", "golden_answers"}'  # of a line
-_ROWS = 1024  # of a parquet, read at a time
+_FORM = '{"id", "question", "golden_answers"}'  # form of a line, for errors
+_ROWS = 1024  # rows of a parquet file that are read at a time
 Record = dict[str, Any]
 
 
@@ -32,21 +32,21 @@ class File:
   """A file of questions, as a config names it."""
 
   path: pathlib.Path
-  name: str = ''  # '': it is the only one, and has none
-  is_named: bool = False  # by the config; else `name` is the file's own
+  name: str = ''  # '': the only file, which needs no name
+  is_named: bool = False  # True: the config gives the name; False: the stem
 
 
 def named(text: str, field: str, *, may_be_folder: bool = False) -> list[File]:
-  """The files of 'path', of 'name=path,name=path', or of a folder.
+  """Returns the files of 'path', of 'name=path,name=path', or of a directory.
 
   Args:
-    text: of the config; '' names none.
-    field: that holds it, for messages.
-    may_be_folder: a path may be that of a folder of files.
+    text: Text of the config; '' names no file.
+    field: Config field that holds the text, for error messages.
+    may_be_folder: True if the path may be a directory of files.
 
   Raises:
-    ValueError: a name or path is empty, or two names are equal.
-    FileNotFoundError: a file is none, or a folder holds no questions.
+    ValueError: A name or path is empty, or two names are equal.
+    FileNotFoundError: A file does not exist, or a directory holds no questions.
   """
   whole = pathlib.Path(text)
   if not text:
@@ -70,13 +70,13 @@ def named(text: str, field: str, *, may_be_folder: bool = False) -> list[File]:
 
 
 def stem(file: pathlib.Path) -> str:
-  """The name of a file without what says its form."""
+  """Returns the name of a file without its suffixes (.gz and the format's)."""
   return file.name.removesuffix('.gz').rpartition('.')[0] or file.name
 
 
 def _file(part: str, text: str, field: str) -> File:
   name, is_named, path = part.partition('=')
-  if not is_named or '/' in name:  # an = of the path's own
+  if not is_named or '/' in name:  # the = is part of the path
     name, is_named, path = '', '', part
   if not path or (is_named and not re.fullmatch(r'[\w.+-]+', name)):
     raise ValueError(
@@ -86,7 +86,7 @@ def _file(part: str, text: str, field: str) -> File:
 
 
 def _in_folder(folder: pathlib.Path, field: str) -> list[File]:
-  """Its jsonl and parquet files whose rows are questions, by their stems."""
+  """Returns the files with questions in a directory, named by their stems."""
   there = sorted(f for f in folder.iterdir() if f.name.endswith(SUFFIXES))
   files = [File(f, stem(f)) for f in there if _has_questions(f)]
   if not files:
@@ -99,7 +99,7 @@ def _in_folder(folder: pathlib.Path, field: str) -> list[File]:
 
 
 def _has_questions(file: pathlib.Path) -> bool:
-  """Whether a row has a question; a corpus's rows, for one, have none."""
+  """Returns whether a file's rows have questions; those of a corpus do not."""
   if file.suffix == '.parquet':
     names = _parquet(file).schema_arrow.names
     return bool({*names} & {*_COLUMNS['question']} or forms.of(names))
@@ -120,11 +120,11 @@ def check_differ(names: Sequence[str], field: str) -> None:
 
 def records(file: pathlib.Path, *, needs_golds: bool
            ) -> Iterator[tuple[str, Record]]:
-  """('FILE, line 3' or 'FILE, row 3', record) of each row of a file.
+  """Yields ('FILE, line 3' or 'FILE, row 3', record) of each row of a file.
 
   Raises:
-    ValueError: a line is no JSON; a parquet is none, lacks columns, or cannot
-      be read without pyarrow.
+    ValueError: A line is not JSON; or a parquet file is invalid, lacks columns
+      or cannot be read because pyarrow is not installed.
   """
   if file.suffix == '.parquet':
     yield from _rows(file, needs_golds)
@@ -151,14 +151,14 @@ def _of_form(form: forms.Form, record: Mapping[str, Any], place: str) -> Record:
 
 def _parquet(file: pathlib.Path):
   try:
-    from pyarrow import parquet  # an extra
+    from pyarrow import parquet  # an optional dependency
   except ImportError as error:
     raise ValueError(
         f'{file} is read by pyarrow, which is not installed: '
         "pip install 'searchrl[parquet]' (or pip install pyarrow).") from error
   try:
     return parquet.ParquetFile(file)
-  except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is the last
+  except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
     raise ValueError(f'{file} must be a parquet file, but cannot be read as '
                      f'one: {error}.') from error
 
@@ -178,7 +178,7 @@ def _rows(file: pathlib.Path, needs_golds: bool
   wanted = [name for names in _COLUMNS.values() for name in names] + [
       'data_source', *_inside(schema, 'metadata', ('hops', 'data_source'))]
   if 'question' in has:
-    wanted.remove('prompt')  # long, and made of the question
+    wanted.remove('prompt')  # it is long, and made from the question
   columns = [name for name in wanted if name.partition('.')[0] in has]
   for number, row in _numbered(table, columns):
     place = f'{file}, row {number}'
@@ -187,7 +187,7 @@ def _rows(file: pathlib.Path, needs_golds: bool
 
 def _numbered(table: Any, columns: Sequence[str]
              ) -> Iterator[tuple[int, Record]]:
-  """The rows of a parquet with these columns, numbered from 1."""
+  """Yields the rows of a parquet file with these columns, numbered from 1."""
   number = itertools.count(1)
   for batch in table.iter_batches(batch_size=_ROWS, columns=columns):
     for row in batch.to_pylist():
@@ -196,7 +196,7 @@ def _numbered(table: Any, columns: Sequence[str]
 
 def _check_columns(file: pathlib.Path, has: Sequence[str], needs_golds: bool
                   ) -> None:
-  """Raises a ValueError that names the columns that a parquet lacks."""
+  """Raises a ValueError that names the columns that a parquet file lacks."""
   lacks = [' or '.join(names) for what, names in _COLUMNS.items()
            if not {*names} & {*has}
            and (needs_golds or what != 'golden_answers')]
@@ -207,7 +207,7 @@ def _check_columns(file: pathlib.Path, has: Sequence[str], needs_golds: bool
 
 
 def _inside(schema, column: str, fields: Sequence[str]) -> list[str]:
-  """'column.field' of the fields that a column of structs has."""
+  """Returns 'column.field' for those fields that a column of structs has."""
   if column not in schema.names:
     return []
   kind = schema.field(column).type
@@ -216,7 +216,7 @@ def _inside(schema, column: str, fields: Sequence[str]) -> list[str]:
 
 
 def _renamed(row: Mapping[str, Any], place: str) -> Record:
-  """A row of Search-R1's columns, with the keys of FlashRAG's jsonl."""
+  """Returns a row of Search-R1's columns with the keys of FlashRAG's jsonl."""
   record = {name: row[name] for name in (
       'id', 'question', 'golden_answers', 'data_source', 'metadata')
             if row.get(name) is not None}
@@ -238,6 +238,6 @@ def _renamed(row: Mapping[str, Any], place: str) -> Record:
 
 
 def _asked(prompt: str | Sequence[Mapping[str, str]]) -> str:
-  """The question at the end of a prompt, whose template is another's."""
+  """Returns the question at the end of a prompt of another system."""
   text = prompt if isinstance(prompt, str) else prompt[-1]['content']
   return text.partition('Question:')[2] or text

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions: reads and writes them, and draws them for each step.
 
-The schema is FlashRAG's: {"id", "question", "golden_answers", "metadata"}; the
-hop count, where there is one, is metadata.hops.
+The schema is FlashRAG's: {"id", "question", "golden_answers", "metadata"}. The
+hop count is metadata.hops, if the file has it.
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ Admit = Callable[[Question, str], None]  # a question, its place in a file
 
 
 def admit_all(question: Question, place: str) -> None:
-  """Refuses no question."""
+  """Accepts every question."""
   del question, place
 
 
@@ -32,23 +32,24 @@ def read(path: str | pathlib.Path, *, prefix: str = '', source: str = '',
          admit: Admit = admit_all) -> list[Question]:
   """Reads and checks a file of questions, jsonl or parquet.
 
-  A question's uid is its id, after `prefix/`, if there is one. Where ids of
-  several data sources are equal, as in Search-R1's merged files, it is
-  <data source>/<id>.
+  A question's uid is its id, with `prefix/` before it if there is a prefix. If
+  several data sources share an id, as in Search-R1's merged files, the uid is
+  <data source>/<id>, after the prefix.
 
   Args:
-    path: of the file.
-    prefix: of the uids.
-    source: the data source of all; '': each row's own, or else the file's stem.
-    needs_golds: a question without golden answers is an error.
-    question_mark: the ? that a question lacks is appended.
-    admit: called with each question and its place, 'FILE, line 3'; raises a
-      ValueError for one that cannot be asked.
+    path: Path of the file.
+    prefix: Prefix of the uids.
+    source: Data source of all questions; '': each row's own, or the file's
+      stem.
+    needs_golds: True if a question without golden answers is an error.
+    question_mark: True to append a ? to questions that lack it.
+    admit: Function that is called with each question and its place, 'FILE, line
+      3'. It raises a ValueError for a question that cannot be asked.
 
   Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: a row is no question or repeats an id of its data source, which
-      the error names; or the file has no question.
+    FileNotFoundError: There is no such file.
+    ValueError: A row is not a question, or it repeats an id of its data source
+      (the error names the row); or the file has no question.
   """
   file = pathlib.Path(path)
   if not file.is_file():
@@ -77,7 +78,8 @@ def read(path: str | pathlib.Path, *, prefix: str = '', source: str = '',
 
 def _parse(record: question_files.Record, place: str, stem: str,
            needs_golds: bool) -> Question:
-  """The question of a row; `place` is for messages, `stem` its data source."""
+  """Returns a row's question; `place` is for errors, `stem` names the source.
+  """
   try:
     metadata = (record['metadata'] if 'metadata' in record else None) or {}
     hops = metadata.get('hops')
@@ -89,7 +91,7 @@ def _parse(record: question_files.Record, place: str, stem: str,
         data_source=_text(str(metadata.get('data_source')
                               or record.get('data_source') or stem)))
   except (ValueError, KeyError, TypeError, AttributeError,
-          OverflowError) as error:  # of hops that are infinite
+          OverflowError) as error:  # OverflowError: hops are infinite
     raise ValueError(
         f'{place} must be {{"id", "question", "golden_answers"}}, but '
         f'{json.dumps(record, default=str)[:80]!r} is not: '
@@ -112,7 +114,7 @@ def _uid(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-  """A text that can be written as UTF-8, which half a surrogate cannot."""
+  """Returns a text; raises if it has half a surrogate pair (no UTF-8)."""
   if not isinstance(value, str):
     raise TypeError(f'a text is {value!r:.60}')
   value.encode()
@@ -120,8 +122,10 @@ def _text(value: Any) -> str:
 
 
 def _golds(value: Any, are_needed: bool) -> tuple[str, ...]:
-  """Golden answers: a text, a list of texts and numbers, or {"target": either},
-  as Search-R1 writes them. Those that nobody needs may be null or blank.
+  """Returns the golden answers of a value.
+
+  The value is a text, a list of texts and numbers, or, as Search-R1 writes
+  them, {"target": either}. Answers that are not needed may be null or blank.
   """
   if isinstance(value, Mapping) and 'target' in value:
     value = value['target']
@@ -143,7 +147,7 @@ def _golds(value: Any, are_needed: bool) -> tuple[str, ...]:
 
 def _named(question: Question, prefix: str, source: str, *, by_source: bool,
            mark: bool) -> Question:
-  """A question with the uid, data source and question mark that it needs."""
+  """Returns the question with its final uid, data source and question mark."""
   parts = [prefix, question.data_source if by_source else '', question.uid]
   lacks = mark and not question.text.endswith('?')
   return dataclasses.replace(
@@ -153,7 +157,7 @@ def _named(question: Question, prefix: str, source: str, *, by_source: bool,
 
 
 def write(path: str | pathlib.Path, questions: Sequence[Question]) -> None:
-  """Writes questions as `read` reads them, as jsonl."""
+  """Writes questions as jsonl in the form that `read` reads."""
   with pathlib.Path(path).open('w', encoding='utf-8') as file:
     for q in questions:
       file.write(json.dumps({
@@ -164,11 +168,11 @@ def write(path: str | pathlib.Path, questions: Sequence[Question]) -> None:
 
 def subset(questions: Sequence[Question], count: int, seed: int
           ) -> list[Question]:
-  """So many questions, drawn by the seed, in their order.
+  """Returns `count` questions, drawn by the seed, in their original order.
 
-  Each has a rank of its own, a hash of seed and uid: the subset does not depend
-  on the order of files, a larger one holds a smaller one, and a question more
-  in a file displaces at most one.
+  A question's rank is a hash of seed and uid. So the subset does not depend on
+  the order of files, a larger subset includes a smaller one, and one more
+  question in a file displaces at most one other.
   """
   ranked = sorted(questions, key=lambda q: hashlib.sha256(
       f'{seed}/{q.uid}'.encode()).digest())
@@ -177,20 +181,20 @@ def subset(questions: Sequence[Question], count: int, seed: int
 
 
 class Stream:
-  """Draws questions, epoch after epoch, each in an order of its own.
+  """An endless stream of questions; each epoch has an order of its own.
 
   Args:
-    pools: of questions; most streams have one.
-    seed: of the orders.
-    shares: of the pools in every draw, as nearly as whole numbers allow; ()
-      is for a single pool.
+    pools: Pools of questions; most streams have one.
+    seed: Seed of the orders.
+    shares: Share of each pool in every draw, as nearly as whole numbers allow;
+      () for a single pool.
   """
 
   def __init__(self, pools: Sequence[Sequence[Question]], *, seed: int,
                shares: Sequence[float] = ()):
     self._seed, self._pools = seed, [list(pool) for pool in pools]
     self._shares = [share / sum(shares) for share in shares] or [1.0]
-    self._orders = {}  # pool -> (epoch, its order)
+    self._orders = {}  # pool -> (epoch, order of that epoch)
     if len(self._shares) != len(self._pools):
       raise ValueError(
           f'shares must be as many as pools, {len(self._pools)}, but are '
@@ -198,16 +202,16 @@ class Stream:
 
   @property
   def start(self) -> tuple[int, ...]:
-    """The position of a run that begins: questions drawn of each pool."""
+    """Position of a new run: 0 questions drawn from each pool."""
     return (0,) * len(self._pools)
 
   def draw(self, position: Sequence[int], count: int
           ) -> tuple[list[Question], tuple[int, ...]]:
-    """The next `count` questions in the pools' shares, interleaved.
+    """Draws the next `count` questions in the pools' shares, interleaved.
 
     Args:
-      position: questions drawn of each pool so far.
-      count: how many questions.
+      position: Number of questions drawn from each pool so far.
+      count: Number of questions to draw.
 
     Returns:
       The questions, and the position after them.
@@ -224,7 +228,7 @@ class Stream:
     return drawn, tuple(position)
 
   def _pick(self, pool: int, position: int) -> Question:
-    """The question at a position of a pool's endless order."""
+    """Returns the question at a position of a pool's endless order."""
     epoch, index = divmod(position, len(self._pools[pool]))
     if self._orders.get(pool, (None, None))[0] != epoch:
       self._orders[pool] = epoch, np.random.default_rng(
@@ -235,20 +239,21 @@ class Stream:
 def stream(files: Sequence[Sequence[Question]], *, seed: int,
            mix: Sequence[float] = (), weights: Sequence[float] = (),
            common: float = 0.0) -> Stream:
-  """The stream of some files' questions.
+  """Returns the stream of the questions of some files.
 
   Args:
-    files: the questions of each.
-    seed: of the orders.
-    mix: shares of 1, 2, ... hops in every draw (hops are stratified), unless
-      all questions are of one hop count, and the mix asks for others.
-    weights: shares of the files in every draw, instead of those of hops; with
-      neither, all questions are drawn alike, in proportion to the files' sizes.
-    common: above 0, this share of every draw, and of each hop count in it, is
-      of the last file, however few its questions are.
+    files: Questions of each file.
+    seed: Seed of the orders.
+    mix: Shares of 1, 2, ... hops in every draw (hops are stratified). They are
+      not used if all questions have one hop count and the mix asks for others.
+    weights: Shares of the files in every draw, which replace those of the hops.
+      With neither, all questions are drawn alike, in proportion to the files'
+      sizes.
+    common: Share of the last file in every draw, and in each hop count of it,
+      however few its questions are; 0: no such share.
 
   Raises:
-    ValueError: no share is above 0, or one that is has no question.
+    ValueError: No share is above 0, or a share above 0 has no questions.
   """
   if weights:
     _check_shares(weights, files, 'data.weights', [
@@ -271,7 +276,7 @@ def stream(files: Sequence[Sequence[Question]], *, seed: int,
 def _halved(pools: Sequence[Sequence[Question]], shares: Sequence[float],
             of_common: Container[str], common: float
            ) -> tuple[list[list[Question]], list[float]]:
-  """Each pool in two, with their shares: fresh facts, common knowledge."""
+  """Splits each pool, with its share, into fresh facts and common knowledge."""
   halves, parts = [], []
   for pool, share in zip(pools, shares, strict=True):
     for is_common, part in ((False, share * (1 - common)),
@@ -289,7 +294,7 @@ def _halved(pools: Sequence[Sequence[Question]], shares: Sequence[float],
 
 
 def _wanted(mix: Sequence[float]) -> set[int]:
-  """The hop counts that a mix has a share of."""
+  """Returns the hop counts whose share in a mix is not 0."""
   return {hops for hops, share in enumerate(mix, start=1) if share}
 
 

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Demonstrations of an agent that searches generated worlds, and answers.
+"""Demonstrations of an agent that searches generated worlds and answers.
 
-The teacher is a script that knows the world's facts; what it says is trained
-on, what it reads is not.
+The teacher is a script that knows the world's facts. Its own text is trained
+on; the text that it reads is not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,14 +33,14 @@ def generate(
   """Yields demonstrations, world after world.
 
   Args:
-    count: how many.
-    dialogue: the protocol; see `agent.dialogue`.
-    seed: of the first world; each world takes one seed more.
-    a_world: demonstrations about one world.
-    mix: shares of questions of 1, 2, ... hops.
-    sloppiness: 0 for a faultless agent, 1 for one that errs as often as those
-      that the model tiny_instruct learned from.
-    eos: the text of the token that ends a turn without an action.
+    count: Number of demonstrations.
+    dialogue: The protocol; see `agent.dialogue`.
+    seed: Seed of the first world; each further world adds 1.
+    a_world: Number of demonstrations per world.
+    mix: Shares of questions of 1, 2, ... hops.
+    sloppiness: Factor of the error rates. 0 is a faultless agent; 1 errs as
+      often as the demonstrations that the model tiny_instruct learned from.
+    eos: Text of the token that ends a turn without an action.
   """
   for number in range(-(-count // a_world)):
     rng = np.random.default_rng([seed + number, 5])
