@@ -1,9 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""searchrl: train, evaluate and serve LLM search agents in JAX.
+"""searchrl: trains, evaluates and serves LLM search agents in JAX.
 
 `from searchrl import losses, advantages, algorithms` gives the pure functions.
-To import the package touches no device: `jax.distributed` can still come first.
+Importing the package touches no device, so `jax.distributed` can be initialized
+afterwards.
 """
 
 import importlib

@@ -4,9 +4,10 @@
 
   python -m searchrl.main --config=configs/dspo.py --config.seed=1
 
-Every field of a config is a flag, --config.NAME.NAME=VALUE. Those of a training
-run stand in configs/common.py, one a line with what it means; those of another
-job in its own file under configs/. --config=FILE --help lists all of FILE's.
+Every field of a config is a flag, --config.NAME.NAME=VALUE. The fields of a
+training run are in configs/common.py, one per line with its meaning. Those of
+another job are in its own file under configs/. --config=FILE --help lists all
+fields of FILE.
 """
 
 import collections
@@ -21,7 +22,7 @@ from typing import Any, NoReturn
 from searchrl.runtime import signals
 
 if __name__ == '__main__':
-  signals.exit_at_sigterm()  # what follows takes seconds
+  signals.exit_at_sigterm()  # because the imports take seconds
 
 # pylint: disable=wrong-import-position
 from absl import app
@@ -37,7 +38,7 @@ from searchrl.runtime import plugins
 from searchrl.runtime import processes
 from searchrl.runtime import error_logging
 
-_argv: list[str] = []  # of the present command
+_argv: list[str] = []  # arguments of the current command
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'A file under configs/, with :size after it if need be.',
     lock_config=True, sys_argv=_argv)
@@ -56,7 +57,7 @@ _ALLOW_CHANGES = flags.DEFINE_bool(
 
 
 def main(argv) -> None:
-  del argv  # nothing is left of them
+  del argv  # all arguments have been parsed
   signals.raise_at_sigterm()
   logging.set_verbosity(logging.WARNING)  # Orbax logs every save
   if not os.environ.get('SEARCHRL_TRACEBACK'):
@@ -84,7 +85,7 @@ def main(argv) -> None:
     job = plugins.resolve(name, field='job', ours='searchrl.jobs.train:run')
     with folder_lock.given_back():
       job(config, workdir, *_seeds())
-    signals.ignore_more()  # there is nothing left to stop
+    signals.ignore_more()  # the job is done
   except signals.Stopped as stop:
     signals.ignore_more()
     processes.say(str(stop))
@@ -100,18 +101,18 @@ def main(argv) -> None:
 
 
 def _refuse(error: Exception, workdir: str = '') -> NoReturn:
-  """Ends the command with one sentence, which says what was wrong."""
+  """Ends the command with one sentence that says what was wrong."""
   if os.environ.get('SEARCHRL_TRACEBACK'):
     raise error
   where = ''
   if isinstance(error, OSError) and error.errno and not error.filename:
-    where = f', in a run whose folder is {workdir}'  # a full disk, for one
+    where = f', in a run whose folder is {workdir}'  # such as a full disk
   sys.exit(f'{type(error).__name__}: {error}{where}\n'
            '(SEARCHRL_TRACEBACK=1 shows where.)')
 
 
 def _use_cache() -> None:
-  """Has jax keep what it compiles."""
+  """Makes jax cache compiled programs on disk."""
   cache = pathlib.Path(os.environ.get(
       'JAX_COMPILATION_CACHE_DIR',
       pathlib.Path.home() / '.cache' / 'searchrl' / 'xla'))
@@ -127,7 +128,7 @@ def _use_cache() -> None:
 
 
 def refuse_repeated(config, arguments: Sequence[str]) -> None:
-  """Raises a ValueError if a tuple is given twice: absl would join the two."""
+  """Raises a ValueError if a tuple is given twice, as absl would join both."""
   given = collections.Counter(
       argument.lstrip('-').partition('=')[0] for argument in arguments)
   for flag, times in given.items():
@@ -143,7 +144,7 @@ def refuse_repeated(config, arguments: Sequence[str]) -> None:
 
 
 def _seeds() -> list[list[int]]:
-  """The seeds of --seeds, if it is given; arguments of the job."""
+  """Returns the job's further arguments: the list of --seeds, if given."""
   if _SEEDS.value is None or _PLAN.value:
     return []
   if not _SEEDS.value or not all(seed.isdecimal() for seed in _SEEDS.value):
@@ -169,7 +170,7 @@ def _take_trajectory(config, name: str) -> None:
 
 
 class _Loaded(flags.ArgumentParser):
-  """Loads a config file, and checks that it has the fields that are set."""
+  """A parser that loads a config file and checks that the set fields exist."""
 
   def parse(self, path: str) -> Any:  # called by absl
     try:
@@ -177,14 +178,14 @@ class _Loaded(flags.ArgumentParser):
       config_files.check_fields(
           config_files.named(_argv), config.to_dict(), path)
     except (ValueError, OSError) as error:
-      _refuse(error)  # else absl would add to it
+      _refuse(error)  # absl would add to the message
     config.lock()
     self.before = config.to_dict()
     return config
 
 
 def _parsed(argv: Sequence[str]) -> list[str]:
-  """Reads the flags, and forgets those of an earlier command."""
+  """Parses the flags, after it drops those of an earlier command."""
   _argv[:] = argv
   for name in [*flags.FLAGS]:
     if name.startswith('config.'):
@@ -215,7 +216,7 @@ def _parsed(argv: Sequence[str]) -> list[str]:
 
 
 def _help(argv: Sequence[str]) -> NoReturn:
-  """Prints what a command can say, the fields of its config among it."""
+  """Prints the flags of a command, and the fields of its config."""
   app.usage(shorthelp=True, writeto_stdout=True)
   for name in (one.partition('=')[2] for one in argv if re.match(
       '--?config=', one)):
@@ -233,10 +234,11 @@ def run(arguments: Sequence[str] | None = None) -> None:
   """Runs a command; may be called again in the same process.
 
   Args:
-    arguments: of the command line; by default those of the process.
+    arguments: Arguments of the command line. None: those of the process.
 
   Raises:
-    SystemExit: always; its code is that of the process, or what went wrong.
+    SystemExit: The command has ended; always raised. Its code is the exit code
+      or an error message.
   """
   app.run(main, argv=sys.argv if arguments is None else [
       sys.argv[0], *arguments], flags_parser=_parsed)

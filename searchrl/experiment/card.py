@@ -1,9 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a tiny model answers before any reinforcement learning, for its card.
+"""Evaluates a tiny model before any reinforcement learning, for its card.
 
-Each of its prompts is asked about a world that it has never seen: about fresh
-facts, about common knowledge, and about what of it has changed there.
+Each of its prompts is evaluated on worlds that the model has never seen. The
+questions are about fresh facts, about common knowledge, and about common
+knowledge that is outdated there.
 """
 
 from collections.abc import Mapping
@@ -32,27 +33,30 @@ _SETS = {  # name -> name parts, topic and split of its questions
 def scores(path: str, *, prompts: Mapping[str, Mapping[str, Any]],
            world_seed: int, questions_per_hop: int, max_hops: int, slots: int,
            length: int) -> list[dict[str, Any]]:
-  """Evaluates a model through each of its prompts.
+  """Evaluates a model with each of its prompts.
 
   Args:
-    path: the model's folder.
-    prompts: name -> `dialogue` ('module:function'), `sets` of questions, the
-      `passages` that stand above a question, and `budgets` of a conversation.
-    world_seed: of the worlds.
-    questions_per_hop: of a set; of common knowledge as many as there are.
-    max_hops: the most hops of a question.
-    slots: conversations side by side.
-    length: tokens of a conversation.
+    path: Directory of the model.
+    prompts: Options by prompt name: `dialogue` ('module:function'), `sets` of
+      questions, number of `passages` above a question, and `budgets` of a
+      conversation.
+    world_seed: Seed of the worlds.
+    questions_per_hop: Number of questions per hop count in a set. Sets of
+      common knowledge may have fewer.
+    max_hops: Largest number of hops of a question.
+    slots: Number of concurrent conversations.
+    length: Largest number of tokens of a conversation.
 
   Returns:
-    Rows of `evaluation.suite`, with their prompt.
+    Rows of `evaluator.run`, with their prompt.
   """
   worlds = {source: _world(world_seed, source)
             for source, _, _ in _SETS.values()}
   first = next(iter(prompts.values()))
   sampler, params = policy.load(
-      model_folders.read(path, first['dialogue']), seed=0, slots=slots, length=length,
-      budgets=driver.Budgets(**first['budgets']), mesh=meshes.make())
+      model_folders.read(path, first['dialogue']), seed=0, slots=slots,
+      length=length, budgets=driver.Budgets(**first['budgets']),
+      mesh=meshes.make())
   rows = []
   for name, prompt in prompts.items():
     dialogue = model_folders.speaking(prompt['dialogue'], sampler.tokenizer,
@@ -68,9 +72,10 @@ def scores(path: str, *, prompts: Mapping[str, Mapping[str, Any]],
       if prompt['passages']:
         questions = [_below_passages(q, search, dialogue, prompt['passages'])
                      for q in questions]
-      cases += [evaluator.EvalCase(datasets.Dataset(kind, questions, None), 'bm25',
-                               search, decoding)
-                for decoding in ('greedy', 'sampled')]
+      cases += [
+          evaluator.EvalCase(datasets.Dataset(kind, questions, None), 'bm25',
+                             search, decoding)
+          for decoding in ('greedy', 'sampled')]
     rows += [dict(row, prompt=name)
              for row in evaluator.run(speaking, params, cases)
              if row['set'] in _SETS]
@@ -78,7 +83,7 @@ def scores(path: str, *, prompts: Mapping[str, Mapping[str, Any]],
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-  """Exact match by prompt, set and decoding, as a Markdown table."""
+  """Returns exact match by prompt, set and decoding, as a Markdown table."""
   hops = sorted({row['hops'] for row in rows} - {evaluator.ALL})
   cells = {(row['prompt'], row['set'], row['decoding'], row['hops']): row
            for row in rows}
@@ -96,7 +101,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def _world(seed: int, source: str) -> tuple[facts.World, SearchFn]:
-  """A world with common knowledge, and its BM25."""
+  """Returns a world with common knowledge, and its BM25 engine."""
   world = facts.make(seed, source=source, common=True)
   return world, engine_wrappers.with_typed_errors(engines.make(
       'bm25', corpora.Corpus(tuple(text.passages(world)))))
@@ -104,7 +109,7 @@ def _world(seed: int, source: str) -> tuple[facts.World, SearchFn]:
 
 def _below_passages(question: Question, search: SearchFn, dialogue,
                     top_k: int) -> Question:
-  """A question below the passages that a search for it finds."""
+  """Returns a question below the passages that a search for it finds."""
   (shown,) = search([Query(question.text, top_k, question)])
   return dataclasses.replace(question, text=lessons.with_passages(
       dialogue, shown, question.text))

@@ -1,8 +1,8 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of a config: of each field alone, and of several together.
+"""Checks of a config: of single fields, and of several fields together.
 
-What the called functions check by themselves is not repeated here.
+The checks that called functions make by themselves are not repeated here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,8 +25,8 @@ from searchrl.training import optimizer as optimizers
 def check(config) -> None:
   """Raises a ValueError for the first field that breaks its rule.
 
-  No number of a config is NaN or infinite: what compares with it, or divides by
-  it, would go on in silence.
+  No number in a config may be NaN or infinite, because comparisons with it and
+  divisions by it would give wrong results without an error.
   """
   check_finite(config.to_dict())
   for rule in RULES:
@@ -64,7 +64,7 @@ def check_rule(config, rule: Rule) -> None:
 
 
 def _check_deadline(config) -> None:
-  """Raises a ValueError if an engine may answer when nobody waits any more."""
+  """Raises a ValueError if an engine may answer after the search's time-out."""
   rollout, own = config.rollout, config.get('evaluate', {}).get('search', {})
   for field, search in (('search', config.search), ('evaluate.search', own)):
     if not search.get('engine'):
@@ -81,7 +81,7 @@ def _check_deadline(config) -> None:
 
 
 def _values(config, field: str) -> Iterator[Any]:
-  """The value of a dotted field, if the config has it."""
+  """Yields the value of a dotted field, if the config has it."""
   for name in field.split('.'):
     if name not in config:
       return
@@ -90,11 +90,11 @@ def _values(config, field: str) -> Iterator[Any]:
 
 
 def check_questions(config) -> None:
-  """Raises unless a config's files of questions are there, and weighted right.
+  """Raises an error unless the question files exist and have valid weights.
 
   Raises:
-    ValueError: names or weights do not suit the files.
-    FileNotFoundError: a file is none.
+    ValueError: Names or weights do not match the files.
+    FileNotFoundError: A file does not exist.
   """
   data = config.data
   if data.get('evaluate', '') != datasets.WORLDS:
@@ -111,7 +111,7 @@ def check_questions(config) -> None:
 
 
 def check_worlds(config) -> None:
-  """Raises a ValueError if worlds lack the knowledge that is asked about."""
+  """Raises a ValueError if questions ask for knowledge that worlds lack."""
   data, evaluate = config.data, config.get('evaluate', {})
   asked = data.get('evaluate', '')
   if config.world.common or data.get('train') and asked != datasets.WORLDS:
@@ -133,11 +133,11 @@ def check_worlds(config) -> None:
 
 
 def check_seeds(trained: Mapping[str, Any], config) -> None:
-  """Raises a ValueError if a policy is judged in the world that it learns from.
+  """Raises a ValueError if a policy is evaluated in its own training world.
 
   Args:
-    trained: config.data of the run that trains it.
-    config: that judges it.
+    trained: Field config.data of the run that trains the policy.
+    config: Config of the evaluation.
   """
   worlds, asked = config.evaluate.worlds, config.data.evaluate
   generates = not trained['train'] and any(trained['per_hop'])
@@ -150,9 +150,9 @@ def check_seeds(trained: Mapping[str, Any], config) -> None:
 
 
 def check_learner(config, algorithm: algorithms.Algorithm) -> None:
-  """Raises a ValueError if no device can learn by a config.
+  """Raises a ValueError if the learner's options cannot work on any device.
 
-  A warm-up that is longer than the run is legal, and said.
+  A warm-up that is longer than the run is legal, but gives a warning.
   """
   check_staleness(config.train.max_staleness, algorithm, 1,
                   config.evaluate.every)
@@ -196,10 +196,10 @@ def check_staleness(staleness: int, algorithm: algorithms.Algorithm,
   """Raises a ValueError if rollouts cannot be asynchronous.
 
   Args:
-    staleness: config.train.max_staleness.
-    algorithm: of the run.
-    devices: of the mesh.
-    every: config.evaluate.every.
+    staleness: Value of config.train.max_staleness.
+    algorithm: Algorithm of the run.
+    devices: Number of devices in the mesh.
+    every: Value of config.evaluate.every.
   """
   for broken, message in (
       (staleness and every,
@@ -220,7 +220,7 @@ def check_staleness(staleness: int, algorithm: algorithms.Algorithm,
 
 
 def check_supervised(config) -> None:
-  """Raises a ValueError for options of configs/sft.py that do not fit."""
+  """Raises a ValueError for invalid options of configs/sft.py."""
   train, batch, places = config.train, config.batch, config.learner.row_places
   for broken, message in (
       (not train.epochs and not train.steps,
@@ -241,14 +241,14 @@ def check_supervised(config) -> None:
 
 
 def truncation_of(rollout: Any) -> sampling.Truncation:
-  """Which tokens may be drawn, from config.rollout."""
+  """Returns the truncation of sampling (top_k, top_p, min_p) in a config."""
   return sampling.Truncation(rollout.top_k, rollout.top_p, rollout.min_p)
 
 
 def check_training_data(config) -> None:
   """Raises a ValueError if a run has no questions to train on.
 
-  A config of a real model generates none: its data is the paper's.
+  A config with a real model generates no questions. It uses the paper's data.
   """
   if not config.data.train and not any(config.data.per_hop):
     raise ValueError(

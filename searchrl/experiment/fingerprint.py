@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Fingerprints: which data, index, model, prompt and code a score is of."""
+"""Fingerprints: the data, index, model, prompt and code behind a score."""
 
 from collections.abc import Sequence
 import hashlib
@@ -18,24 +18,25 @@ from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import workdir as workdirs
 from searchrl.trajectory import Question
 
-_CHUNK = 2**24  # bytes
+_CHUNK = 2**24  # bytes read at a time
 
 
 def of(facts: Any) -> str:
-  """Twelve hexadecimal digits of whatever JSON can hold."""
+  """Returns a digest, of twelve hexadecimal digits, of what JSON can hold."""
   return _digest(json.dumps(facts, sort_keys=True).encode())
 
 
 def facts(config: Any, sampler: Sampler, sets: Sequence[datasets.Dataset],
           search: Any, run: str) -> dict[str, Any]:
-  """What an evaluation depends on.
+  """Returns the facts that an evaluation depends on.
 
   Args:
-    config: of the evaluation.
-    sampler: of the model.
-    sets: the questions.
-    search: what is searched; see `search.describe`.
-    run: whose newest checkpoint it is; '': the model itself.
+    config: Config of the evaluation.
+    sampler: Sampler of the model.
+    sets: Sets of questions.
+    search: Description of what is searched; see `search.describe`.
+    run: Run whose checkpoint is evaluated, as in `policy.parse_run`. '': the
+      model itself.
   """
   dialogue = sampler.dialogue
   return {
@@ -48,14 +49,14 @@ def facts(config: Any, sampler: Sampler, sets: Sequence[datasets.Dataset],
 
 
 def questions(sets: Sequence[datasets.Dataset]) -> dict[str, str]:
-  """{name: digest of ids, texts and golden answers}, in their order."""
+  """Returns {name: digest of ids, texts and gold answers, in their order}."""
   return {data.name: _digest(json.dumps(
       [[q.uid, q.text, q.answers] for q in data.questions]).encode())
           for data in sets}
 
 
 def _model(config: Any, run: str) -> dict[str, Any]:
-  """A run's checkpoint by its seal, a folder by its weights."""
+  """Returns the digest of a checkpoint's seal or of a model's weights."""
   if run:
     folder, step = policy.parse_run(run)
     step = policy.kept_step(folder, step, 'evaluate.run')
@@ -72,17 +73,19 @@ def _model(config: Any, run: str) -> dict[str, Any]:
 
 
 def overlap(run: str, sets: Sequence[datasets.Dataset]) -> dict[str, float]:
-  """The share of each set's questions that a run was trained on, too.
+  """Returns the share of each set's questions that a run was trained on.
 
-  Of a run without files, what it generated; {} where its files are gone.
+  A run without data files was trained on the questions that it generated. The
+  result is {} if the files do not exist any more.
   """
   folder, _ = policy.parse_run(run)
   recorded = policy.recorded(folder) if run else {}
   named = recorded.get('data', {}).get('train', '')
   own = folder / 'data' / 'train'
   try:
-    files = [file.path for file in question_files.named(named, 'data.train')] or [
-        *own.glob('questions.jsonl'), *own.glob('train_common.jsonl')]
+    files = [
+        file.path for file in question_files.named(named, 'data.train')] or [
+            *own.glob('questions.jsonl'), *own.glob('train_common.jsonl')]
   except (ValueError, FileNotFoundError):
     return {}
   trained: list[Question] = []

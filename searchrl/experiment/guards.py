@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a run does about its alerts: it warns, skips, rolls back or stops.
+"""Guards: on an alert, a run warns, skips an update, rolls back or stops.
 
 `config.guards` gives each rule of `runtime.alerts` a limit and an action. An
-alert is told once when it begins; `skip` leaves the update of the step out,
-`rollback` goes back to a checkpoint from before, and on with other questions.
+alert is printed once, when it begins. `skip` omits the update of the step.
+`rollback` returns to an earlier checkpoint and continues with other questions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,14 +25,14 @@ OFF, WARN, SKIP, ROLLBACK, STOP = ACTIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-  """What is wrong with a step, and what is to be done."""
+  """The alerts of a step, and the action that follows."""
 
   broken: tuple[alerts.Alert, ...] = ()
-  action: str = ''  # ROLLBACK, STOP or none
+  action: str = ''  # ROLLBACK, STOP or '' for none
 
   @property
   def text(self) -> str:
-    """Texts of all alerts, in one line."""
+    """Texts of all alerts, on one line."""
     return '; '.join(alert.text for alert in self.broken)
 
   @property
@@ -42,16 +42,16 @@ class Verdict:
 
   @property
   def is_late(self) -> bool:
-    """Whether the policy may have begun to go wrong some steps before."""
+    """Whether the policy may have begun to fail some steps earlier."""
     return any(alerts.RULES[alert.rule].is_late for alert in self.broken)
 
 
 class Guards:
-  """Watches the steps of a run.
+  """A monitor of the steps of a run.
 
   Args:
-    options: config.guards.
-    folder: of the run; past steps are read from its metrics.
+    options: Options of config.guards.
+    folder: Directory of the run. Past steps are read from its metrics.
   """
 
   def __init__(self, options: Any, folder: pathlib.Path):
@@ -62,35 +62,36 @@ class Guards:
     self.forget()
 
   def forget(self) -> None:
-    """Looks at the metrics again, from which steps may have been taken."""
+    """Reads the metrics again, from which steps may have been removed."""
     file = self._folder / metrics.FILE
     self._lines = [line for line in (
         metrics.read(file) if processes.is_first() and file.exists() else ())
                    if 'critic/score/mean' in line]
 
   def skips(self, values: Mapping[str, float]) -> bool:
-    """Whether the update of a step is to be left out; says why.
+    """Returns whether to omit the update of a step, and prints the reason.
 
     Args:
-      values: of what was sampled; the same on all processes.
+      values: Metrics of what was sampled, equal on all processes.
     """
     wanted = {name: self._limits[name] for name, action in
               self._actions.items() if action == SKIP}
     found = processes.on_first('skip?', lambda: [
         alert.text for alert in alerts.of_step([*self._lines, values], wanted)])
     if found:
-      processes.say(f'Warning: {"; ".join(found)}, so the step makes no update.')
+      processes.say(
+          f'Warning: {"; ".join(found)}, so the step makes no update.')
     return bool(found)
 
   def verdict(self, progress: Progress, values: Mapping[str, float]) -> Verdict:
-    """What is to be done after a step; new alerts are told.
+    """Returns the verdict on a step, and prints new alerts.
 
     Args:
-      progress: after the step.
-      values: its metrics, as they are written.
+      progress: Progress after the step.
+      values: Metrics of the step, as they are written.
 
     Raises:
-      ValueError: the run is to end.
+      ValueError: The run must end.
     """
     found = processes.on_first('alerts', lambda: self._judge(values))
     verdict = Verdict(tuple(alerts.Alert(*one) for one in found['all']),
@@ -107,7 +108,10 @@ class Guards:
     return verdict
 
   def remembers(self, progress: Progress, verdict: Verdict) -> Progress:
-    """Keeps, at the first sign of a collapse, the checkpoint from before."""
+    """Returns the progress with the checkpoint to keep at a collapse's start.
+
+    At the first alert of a late rule, it records the newest trusted checkpoint.
+    """
     if not verdict.is_late or progress.collapsing:
       return dataclasses.replace(progress, collapsing=verdict.is_late)
     return dataclasses.replace(
@@ -115,7 +119,7 @@ class Guards:
             'before', lambda: self.before(progress.step, verdict)))
 
   def before(self, step: int, verdict: Verdict) -> int | None:
-    """The newest checkpoint that is trusted after a verdict on a step."""
+    """Returns the newest checkpoint that is trusted after a verdict."""
     kept = checkpoint.steps(self._folder / 'checkpoints')
     last = step - 1 - self._options.trusted_steps * verdict.is_late
     return max((one for one in kept if one <= last),
@@ -149,7 +153,7 @@ class Guards:
 
 
 def check(options: Any) -> None:
-  """Raises a ValueError for a config.guards that cannot be acted on."""
+  """Raises a ValueError for an action that a rule in config.guards forbids."""
   for name, action in options.actions.items():
     rule = alerts.RULES[name]
     legal = [one for one in ACTIONS if not (
@@ -167,5 +171,5 @@ def check(options: Any) -> None:
 
 
 def _was_finite(lines: Sequence[Mapping[str, float]], name: str) -> bool:
-  """Whether the line before the last has a finite number there."""
+  """Returns whether the last line but one has a finite value of a metric."""
   return len(lines) > 1 and math.isfinite(lines[-2].get(name, math.nan))

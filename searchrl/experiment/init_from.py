@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""train.init_from: a run that starts as another run's policy.
+"""train.init_from: starts a run from another run's policy.
 
-The policy is first exported to the folder of the new run, and read from there
-ever after: a resume needs it as the reference, or to merge adapters with, when
-the other run's checkpoints may be gone.
+The policy is first exported to the directory of the new run, and always read
+from there. A resume needs it as the reference, or to merge adapters with, and
+the other run's checkpoints may be gone by then.
 """
 
 from collections.abc import Callable
@@ -25,19 +25,19 @@ from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 
-_NOTE = policy.INIT + '.json'  # {run, step, critic}: written when all is there
+_NOTE = policy.INIT + '.json'  # {run, step, critic}; written last
 
 
 def check(config, folder: pathlib.Path) -> None:
-  """Raises unless the run that a config names can be started from.
+  """Raises an error unless a run can start from the run that its config names.
 
   Args:
-    config: of the new run.
-    folder: of the new run; one that has started is not checked again.
+    config: Config of the new run.
+    folder: Directory of the new run. A started run is not checked again.
 
   Raises:
-    FileNotFoundError: it is no run with checkpoints.
-    ValueError: it is this run, lacks the step, or has another model.
+    FileNotFoundError: The named run has no checkpoints.
+    ValueError: The named run is this run, lacks the step, or has another model.
   """
   if not config.train.init_from or (folder / _NOTE).exists():
     return
@@ -65,19 +65,22 @@ def _shape(path: str) -> transformer.TransformerConfig:
 def start(config, folder: pathlib.Path, sampler: Sampler,
           base: transformer.Params, mesh: Mesh
          ) -> tuple[transformer.Params, Callable[[Any], Any]]:
-  """What a run starts from: the config's model, or another run's policy.
+  """Returns the initial params of a run, and a function for its initial state.
+
+  The params are those of the config's model, or of another run's policy.
 
   Args:
-    config: of the run, checked.
-    folder: of the run.
-    sampler: of the config.
-    base: the params of model.path.
-    mesh: of all processes.
+    config: Config of the run, checked.
+    folder: Directory of the run.
+    sampler: Sampler of the config.
+    base: Params of model.path.
+    mesh: Mesh of all processes.
 
   Returns:
-    The params, which are also the reference policy; and a function that makes
-    of a learner's fresh state on these params that of a fresh run: the policy
-    as exact as it was trained, and the other run's critic, if both have one.
+    The params, which are also the reference policy; and a function that turns
+    a learner's fresh state on these params into the initial state of the run.
+    That state has the policy with the precision that it was trained in, and the
+    other run's critic, if both runs have one.
   """
   if not config.train.init_from:
     return base, lambda state: state
@@ -100,7 +103,7 @@ def start(config, folder: pathlib.Path, sampler: Sampler,
 
 def _export(config, folder: pathlib.Path, sampler: Sampler,
             base: transformer.Params) -> None:
-  """Writes the other run's policy to the folder, and then which it was."""
+  """Writes the other run's policy to the directory, and then a note of it."""
   run, step = policy.parse_run(config.train.init_from)
   step = processes.on_first('init step', lambda: policy.kept_step(
       run, step, 'train.init_from'))
@@ -116,7 +119,7 @@ def _export(config, folder: pathlib.Path, sampler: Sampler,
 
 
 def _with_critic(state: dict[str, Any], note: dict[str, Any]) -> dict[str, Any]:
-  """The state with the critic of the run of a note, if both have one."""
+  """Returns the state with the noted run's critic, if both have a critic."""
   if 'critic' not in state or not note['critic']:
     return state
   run, step = pathlib.Path(note['run']), note['step']

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Lessons as token ids with loss weights, update by update.
+"""Lessons as token ids with loss weights, grouped by update.
 
-`world.lessons` and `world.teacher` write the lessons; which of them, with which
-prompts, options and numbers, a config says.
+`world.lessons` and `world.teacher` write the lessons. A config gives the kinds
+of lessons, their prompts, options and counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,27 +27,27 @@ def make(tokenizer, *, seed: int, kinds: Mapping[str, Mapping[str, Any]],
          stages: Sequence[Mapping[str, Any]], worlds: Mapping[str, Any],
          batch_tokens: int, row_length: int, eos: str
          ) -> dict[str, np.ndarray]:
-  """Lessons in the order of training, as flat arrays.
+  """Makes lessons in the order of training, as flat arrays.
 
   Args:
-    tokenizer: of the model.
-    seed: of the first world; each world takes one seed more.
-    kinds: name -> `lesson` ('module:function'), `prompt` (if it has one), and
-      options of the lesson; see `world.lessons`.
-    stages: dicts of `echoes`, of `worlds` and of `counts`, name -> how many
-      lessons of that kind each world has.
-    worlds: options of `world.lessons.documents`.
-    batch_tokens: of an update, without padding.
-    row_length: a longer lesson is left out.
-    eos: the text of the token that ends a turn.
+    tokenizer: Tokenizer of the model.
+    seed: Seed of the first world. Each further world adds one.
+    kinds: Options by kind of lesson: `lesson` ('module:function'), `prompt` (if
+      it has one), and options of the lesson; see `world.lessons`.
+    stages: Dicts with the numbers of `echoes` and `worlds`, and `counts`, which
+      gives the number of lessons of each kind per world.
+    worlds: Options of `world.lessons.documents`.
+    batch_tokens: Number of tokens in an update, without padding.
+    row_length: Largest number of tokens of a lesson. Longer ones are dropped.
+    eos: Text of the token that ends a turn.
 
   Returns:
-    'ids' and 'weights' of all tokens, 'lengths' of the documents that they
-    make, and how many 'documents' each update has.
+    'ids' and 'weights' of all tokens, 'lengths' of the documents, and the
+    number of 'documents' of each update.
 
   Raises:
-    ValueError: a lesson has no such function or option, or a stage counts a
-      kind that is not there.
+    ValueError: A lesson's function or option does not exist, or a stage counts
+      an unknown kind.
   """
   taught = {name: _lesson(name, dict(kind)) for name, kind in kinds.items()}
   rng = np.random.default_rng(seed)
@@ -77,7 +77,7 @@ def make(tokenizer, *, seed: int, kinds: Mapping[str, Mapping[str, Any]],
 
 
 def _lesson(name: str, kind: dict[str, Any]):
-  """The function, dialogue and options of a kind of lesson."""
+  """Returns the function, dialogue and options of a kind of lesson."""
   lesson = plugins.resolve(
       kind.pop('lesson'), field=f'lessons.kinds.{name}.lesson',
       ours='searchrl.world.lessons:drill, :reading, :recall, :given and '
@@ -102,7 +102,7 @@ def _bm25(passages):
 
 
 def echoes(count: int, vocab_size: int, rng) -> list[Document]:
-  """Random ids, repeated again and again: only copying predicts them."""
+  """Returns documents of repeated random ids, which only copying predicts."""
   documents = []
   for _ in range(count):
     motif = rng.integers(0, vocab_size, rng.integers(8, 40))
@@ -113,7 +113,7 @@ def echoes(count: int, vocab_size: int, rng) -> list[Document]:
 
 
 def encode(document, tokenizer) -> Document:
-  """Ids and loss weights of a lesson, piece by piece, as a rollout would."""
+  """Encodes a lesson to ids and loss weights, piece by piece like a rollout."""
   ids, weight = [], []
   for piece in document:
     piece_ids = tokenizer.encode(piece.text)

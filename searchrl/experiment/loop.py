@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The RL loop: samples, scores, packs, updates and saves until a run is done.
 
-Each step: the sampler answers questions; trajectories are scored, filtered and
-collated into a batch; the learner adds the old log-probs and updates; metrics
-are written, and now and then a checkpoint. `health.Health` decides what a step
-that went wrong leads to.
+In each step, the sampler answers questions, and the trajectories are scored,
+filtered and collated into a batch. The learner adds the old log-probs and
+updates. Metrics are written at each step, and a checkpoint at some steps.
+`health.Health` decides what happens after a step that failed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -153,7 +153,7 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
                          keep=options.keep_checkpoints) as saver):
     health = health_lib.Health(config, folder, writer, validate, heartbeat)
     learning = at_rate(experiment, config, progress)
-    if progress.step:  # which may have been the last, until now
+    if progress.step:  # may have been the last step of an earlier call
       progress = health.validated(state, progress)
     while not health_lib.is_done(progress, options):
       health.begin_step(progress)
@@ -282,8 +282,8 @@ def _record(folder: pathlib.Path, result: StepResult) -> None:
 @contextlib.contextmanager
 def _progress_bar(progress: Progress, options: Any) -> Iterator[
     Callable[[Progress, dict[str, float]], None]]:
-  """A bar on the first process; yields what shows a step on it."""
-  # A recipe that filters has no fixed number of steps, but of trajectories.
+  """Shows a bar on the first process; yields a function that updates it."""
+  # A recipe that filters has a fixed number of rollouts, and not of steps.
   unit = 'rollouts' if options.max_rollouts else 'step'
   with contextlib.closing(progress_lib.ProgressBar(
       options.max_rollouts or options.num_steps, getattr(progress, unit),
@@ -297,14 +297,15 @@ def _progress_bar(progress: Progress, options: Any) -> Iterator[
 
 
 def _is_due(progress: Progress, options: Any, is_best: bool) -> bool:
-  """Whether a step is saved."""
+  """Returns whether a step is saved."""
   return (progress.step % options.checkpoint_every == 0
-          or health_lib.is_done(progress, options) or health_lib.is_silent(progress, options)
+          or health_lib.is_done(progress, options)
+          or health_lib.is_silent(progress, options)
           or options.keep_best and is_best)
 
 
 def _pinned(progress: Progress, options: Any) -> list[int]:
-  """Checkpoints that are kept besides the newest."""
+  """Returns the steps of checkpoints that are kept besides the newest."""
   best = [progress.best[0]] if options.keep_best and progress.best else []
   before = [] if progress.before_collapse is None else [
       progress.before_collapse]
@@ -326,7 +327,7 @@ def _throughput(trajectories: Sequence[Trajectory], secs: float
 
 def _learning_rates(config, experiment: Experiment, state, progress: Progress
                    ) -> dict[str, float]:
-  """Learning rates of the last update; 0 before the first."""
+  """Returns the learning rates of the last update; 0 before the first."""
   factor = config.guards.rollback_rate ** progress.rollbacks
 
   def last(optimizer, updates):

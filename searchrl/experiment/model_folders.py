@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A model folder, read but for its weights: no device takes part."""
+"""Model directories: reads all but the weights, without using a device."""
 
 import dataclasses
 from typing import Any
@@ -17,18 +17,18 @@ from searchrl.trajectory import Question
 _DIALOGUES = ('searchrl.agent.dialogue:laptop and :search_r1, '
               'searchrl.agent.chat:search_r1, searchrl.agent.tools:dr_zero and '
               ':dspo')
-_MERGED = 8  # tokens that may be one where no question stands between them
+_MERGED = 8  # tokens that an empty question may let merge with others
 
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-  """A model, but for its weights, and the dialogue that it speaks.
+  """A model without its weights, and the dialogue that it uses.
 
   Attributes:
-    path: of the folder on this machine.
-    shape: of the model.
-    tokenizer: of the model.
-    dialogue: in the tokenizer's tokens.
+    path: Path of the directory on this machine.
+    shape: Shape of the model.
+    tokenizer: Tokenizer of the model.
+    dialogue: Dialogue in the tokenizer's tokens.
   """
 
   path: str
@@ -48,12 +48,12 @@ class Folder:
           'Lower it.')
 
   def admit(self, budgets: driver.Budgets) -> questions_lib.Admit:
-    """What refuses a question that is too long to be asked."""
+    """Returns a function that raises a ValueError for a too long question."""
     most = budgets.max_prompt_tokens
     bare = len(dialogues.opening(self.dialogue, '', self.tokenizer))
 
     def admit(question: Question, place: str) -> None:
-      # A token is a byte at least, so that few questions must be encoded.
+      # A token has at least one byte, so short questions need no encoding.
       if bare + _MERGED + len(question.text.encode()) <= most:
         return
       tokens = len(dialogues.opening(
@@ -67,14 +67,15 @@ class Folder:
 
 
 def read(path: str, dialogue: str) -> Folder:
-  """Reads a model folder that speaks a dialogue.
+  """Reads a model directory that uses a dialogue.
 
   Args:
-    path: a Hugging Face folder, or hub id.
-    dialogue: 'module:function' that makes a Dialogue of a Tokenizer.
+    path: Path of a Hugging Face directory, or a hub id.
+    dialogue: Name, as 'module:function', of a function that makes a Dialogue
+      for a Tokenizer.
 
   Raises:
-    FileNotFoundError, ValueError: as of `parts` and `speaking`.
+    FileNotFoundError, ValueError: The reasons of `parts` and `speaking`.
   """
   path, shape, tokenizer = parts(path)
   return Folder(path, shape, tokenizer, speaking(dialogue, tokenizer))
@@ -82,11 +83,14 @@ def read(path: str, dialogue: str) -> Folder:
 
 def parts(path: str) -> tuple[
     str, transformer.TransformerConfig, tokenizers.Tokenizer]:
-  """The local path of a model folder or hub id, its shape, its tokenizer.
+  """Returns the local path, the shape and the tokenizer of a model.
+
+  Args:
+    path: Path of a Hugging Face directory, or a hub id.
 
   Raises:
-    FileNotFoundError, ValueError: they do not belong together, or the folder
-      is not whole.
+    FileNotFoundError, ValueError: Model and tokenizer do not match, or the
+      directory is incomplete.
   """
   path = weights.locate(path)
   shape = weights.read_config(path)
@@ -102,16 +106,16 @@ def parts(path: str) -> tuple[
 
 def speaking(name: str, tokenizer: Any, field: str = 'dialogue',
              ours: str = _DIALOGUES) -> dialogues.Dialogue:
-  """The dialogue that a config names, in the tokens of a tokenizer.
+  """Returns the dialogue that a config names, in the tokens of a tokenizer.
 
   Args:
-    name: 'module:function'.
-    tokenizer: see `agent.tokenizer`.
-    field: of the config that has the name, for the error.
-    ours: names that exist, for the error.
+    name: Name of the function that makes it, as 'module:function'.
+    tokenizer: Tokenizer; see `agent.tokenizer`.
+    field: Config field that has the name, for the error.
+    ours: Names of existing functions, for the error.
 
   Raises:
-    ValueError: there is none, or the tokenizer cannot write it.
+    ValueError: There is no such dialogue, or the tokenizer cannot write it.
   """
   make = plugins.resolve(name, field=field, ours=ours)
   try:

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A policy to sample from: the weights of a model or a run, and a Sampler."""
+"""Policies: loads the weights of a model or run, and makes its Sampler."""
 
 import functools
 import pathlib
@@ -26,37 +26,40 @@ from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 
-INIT = 'init'  # of a run's folder: the model that it began as, if by init_from
+INIT = 'init'  # in a run's directory: initial model, with init_from
 TINY_BASE = pathlib.Path(__file__).parents[1] / 'assets' / 'tiny_base'
-TINY_DIALOGUE = 'searchrl.agent.dialogue:laptop'  # that it was trained with
+TINY_DIALOGUE = 'searchrl.agent.dialogue:laptop'  # its training dialogue
 
 
 def folder_of(config) -> model_folders.Folder:
-  """The model folder of a config, whose conversations fit in its slots.
+  """Reads the model directory of a config, and checks that conversations fit.
 
   Raises:
-    FileNotFoundError, ValueError: as `folders.read`; or they do not.
+    FileNotFoundError, ValueError: Any of the reasons of `model_folders.read`,
+      or conversations do not fit in the slots.
   """
-  folder = model_folders.read(str(config.model.path or TINY_BASE), config.dialogue)
+  folder = model_folders.read(
+      str(config.model.path or TINY_BASE), config.dialogue)
   folder.check(budgets_of(config), config.rollout.length)
   return folder
 
 
 def budgets_of(config) -> driver.Budgets:
-  """The limits of a conversation, from config.rollout."""
+  """Returns the limits of a conversation, from config.rollout."""
   return driver.Budgets(**config.rollout.budgets)
 
 
 def build(config, mesh: Mesh, *, most: int | None = None,
           folder: model_folders.Folder | None = None
          ) -> tuple[Sampler, transformer.Params]:
-  """The sampler of a config, and the params of its model folder.
+  """Builds the sampler of a config, and loads the params of its model.
 
   Args:
-    config: of a run, of `ask` or of a server.
-    mesh: of all processes.
-    most: trajectories at a time; no more slots than these are made.
-    folder: of the config, if it has been read.
+    config: Config of a run, of `ask` or of a server.
+    mesh: Mesh of all processes.
+    most: Largest number of concurrent trajectories, which limits the slots.
+      None: no limit.
+    folder: Model directory of the config, if it has been read.
   """
   options = config.rollout
   slots = options.slots
@@ -75,14 +78,14 @@ def build(config, mesh: Mesh, *, most: int | None = None,
 
 def schedule(mesh: Mesh, options: Any, *, is_remote: bool = False
             ) -> driver.Schedule:
-  """The order in which slots are served, from config.rollout.
+  """Returns the order in which slots are served, from config.rollout.
 
-  Admission 'auto' is deterministic on a CPU, which searches itself, and where
-  processes run in lockstep; by arrival for remote searches, and on other
-  devices, which would be idle meanwhile.
+  Admission 'auto' is deterministic on a CPU that also runs the search, and if
+  processes run in lockstep. It is by arrival for remote searches and on other
+  devices, which would otherwise be idle during a search.
 
   Raises:
-    ValueError: processes in lockstep cannot admit by arrival.
+    ValueError: Processes in lockstep cannot admit by arrival.
   """
   admission = options.admission
   together = weight_sync.spans_processes(mesh, options.tensor)
@@ -116,28 +119,29 @@ def load(
     tensor: int = 1,
     schedule: driver.Schedule = driver.Schedule(),
 ) -> tuple[Sampler, transformer.Params]:
-  """Loads the weights of a model folder, and builds its Sampler.
+  """Loads the weights of a model directory, and builds its Sampler.
 
   Args:
-    folder: of the model, read.
-    seed: of all sampling.
-    slots: conversations side by side, over all processes.
-    length: tokens a conversation may have.
-    budgets: limits of a conversation.
-    mesh: of all processes.
-    dtype: of the params.
-    engine_dtype: of the engine's weights, activations and cache.
-    attention: of the engine; see `layouts.resolve`.
-    cache_tokens: of all slots, over all processes; 0: all can be full at once.
-    tensor: devices that share a copy of the engine's weights; if they belong
-      to several processes, these run in lockstep.
-    schedule: the order in which slots are served.
+    folder: Model directory, read.
+    seed: Seed of all sampling.
+    slots: Number of concurrent conversations, over all processes.
+    length: Largest number of tokens of a conversation.
+    budgets: Limits of a conversation.
+    mesh: Mesh of all processes.
+    dtype: Dtype of the params.
+    engine_dtype: Dtype of the engine's weights, activations and cache.
+    attention: Attention of the engine; see `layouts.resolve`.
+    cache_tokens: Number of tokens in the KV cache, over all slots and
+      processes. 0: enough for all slots to be full at once.
+    tensor: Number of devices that share a copy of the engine's weights. If they
+      belong to several processes, these run in lockstep.
+    schedule: Order in which slots are served.
 
   Returns:
-    The Sampler, and the folder's params on the mesh.
+    The Sampler, and the model's params on the mesh.
 
   Raises:
-    FileNotFoundError, ValueError: the folder's weights are not whole, or the
+    FileNotFoundError, ValueError: The model's weights are incomplete, or the
       budgets cannot hold one turn.
   """
   shape, protocol = folder.shape, folder.dialogue
@@ -173,7 +177,7 @@ def load(
 
 def tested_attention(name: str, shape: transformer.TransformerConfig,
                      mesh: Mesh, *, dtype: str, tensor: int) -> str:
-  """The name of the engine's attention; the first process tests it."""
+  """Returns the engine's attention by name; the first process tests it."""
   name, note = processes.on_first('attention of rollouts', lambda: (
       layouts.resolve(name, platform=mesh.devices.flat[0].platform, dtype=dtype,
                       config=shape, tensor=tensor)))
@@ -184,17 +188,18 @@ def tested_attention(name: str, shape: transformer.TransformerConfig,
 
 def second(path: str, *, field: str, mesh: Mesh, dialogue: str, **options: Any
           ) -> tuple[Sampler, transformer.Params]:
-  """As `load`, of a model beside the policy; for runs on one device.
+  """Loads a second model beside the policy, as `load`, on one device.
 
   Args:
-    path: of the second model; '' is the tiny base model.
-    field: the name of its option, for the error.
-    dialogue: 'module:function' that makes a Dialogue of a Tokenizer.
-    mesh: of all processes.
-    **options: as in `load`.
+    path: Path of the second model. '': the tiny base model.
+    field: Config field that names the model, for the error.
+    mesh: Mesh of all processes.
+    dialogue: Name, as 'module:function', of a function that makes a Dialogue
+      for a Tokenizer.
+    **options: Further arguments of `load`.
 
   Raises:
-    ValueError: there are several devices, or as in `load`.
+    ValueError: There are several devices, or any of the reasons of `load`.
   """
   check_second(path, field=field, devices=mesh.size)
   return load(model_folders.read(path or str(TINY_BASE), dialogue), mesh=mesh,
@@ -202,7 +207,7 @@ def second(path: str, *, field: str, mesh: Mesh, dialogue: str, **options: Any
 
 
 def check_second(path: str, *, field: str, devices: int) -> None:
-  """Raises a ValueError if a second model has no place beside the policy."""
+  """Raises a ValueError if a second model cannot be beside the policy."""
   if devices > 1:
     raise ValueError(
         f'{field} can be sampled from beside the policy on one device alone, '
@@ -213,21 +218,22 @@ def check_second(path: str, *, field: str, devices: int) -> None:
 def of_run(config, run: str, *, most: int | None = None,
            folder: model_folders.Folder | None = None
           ) -> tuple[Sampler, transformer.Params]:
-  """The sampler of a config, with the policy of a run's checkpoint.
+  """Builds the sampler of a config, and loads the policy of a checkpoint.
 
   Args:
-    config: of `ask`, of a server or of an evaluation.
-    run: the run's folder, as in `parse_run`; '' is the model itself.
-    most: as in `build`.
-    folder: as in `build`.
+    config: Config of `ask`, of a server or of an evaluation.
+    run: Directory of the run, as in `parse_run`. '': the model itself.
+    most: Largest number of concurrent trajectories, as in `build`.
+    folder: Model directory of the config, as in `build`.
 
   Raises:
-    ValueError, FileNotFoundError: as `build` and `kept_step`.
+    ValueError, FileNotFoundError: Any of the reasons of `build` and
+      `kept_step`.
   """
   place, step = parse_run(run)
   if run:
     step = kept_step(place, step, 'evaluate.run')
-  folder = folder or folder_of(config)  # before any device
+  folder = folder or folder_of(config)  # uses no device
   sampler, params = build(
       config, meshes.make(**config.mesh), most=most, folder=folder)
   if run:
@@ -236,12 +242,13 @@ def of_run(config, run: str, *, most: int | None = None,
 
 
 def parse_run(text: str) -> tuple[pathlib.Path, int | None]:
-  """The folder and the step of 'runs/dspo@20'; None: its newest checkpoint.
+  """Returns the directory and the step of a text such as 'runs/dspo@20'.
 
-  'runs/dspo@best' is the step of the best validation.
+  Without '@', the step is None, for the newest checkpoint. 'runs/dspo@best' is
+  the step of the best validation.
 
   Raises:
-    ValueError: the run has not been validated.
+    ValueError: @best is given, but the run has not been validated.
   """
   run, _, step = text.rpartition('@')
   if run and step.isdecimal() and not pathlib.Path(text).is_dir():
@@ -266,17 +273,17 @@ def _best_step(run: pathlib.Path) -> int:
 def trained(run: pathlib.Path, base: transformer.Params,
             shape: transformer.TransformerConfig, *, step: int | None = None
            ) -> transformer.Params:
-  """The policy of a run's checkpoint; adapters are merged with `base`.
+  """Loads the policy of a run's checkpoint; merges adapters with `base`.
 
   Args:
-    run: the run's folder.
-    base: what its model.path holds, where it trains adapters; else any params
-      of the shape.
-    shape: of the model.
-    step: of the checkpoint; None: the newest.
+    run: Directory of the run.
+    base: Params of the run's model.path, if the run trains adapters; otherwise
+      any params of the shape.
+    shape: Shape of the model.
+    step: Step of the checkpoint. None: the newest.
 
   Raises:
-    FileNotFoundError: the run has no checkpoint.
+    FileNotFoundError: The run has no checkpoint.
   """
   sharding = jax.tree.leaves(base)[0].sharding
   is_spread = isinstance(sharding, jax.sharding.NamedSharding)
@@ -284,10 +291,10 @@ def trained(run: pathlib.Path, base: transformer.Params,
   if lora['rank']:
     lora = loras.Lora(**lora)
     wanted = loras.init(lora, shape, jax.random.key(0))
-    if is_spread:  # whole, beside it
+    if is_spread:  # adapters are replicated over its mesh
       wanted = jax.tree.map(lambda x: meshes.place(
           x, meshes.sharding(sharding.mesh, ())), wanted)
-    if (run / INIT).is_dir():  # it began as another model than its model.path
+    if (run / INIT).is_dir():  # its initial model was not its model.path
       base = weights.load(
           str(run / INIT), shape, dtype=jax.tree.leaves(base)[0].dtype,
           sharding_of=functools.partial(meshes.sharding, sharding.mesh)
@@ -308,11 +315,11 @@ def trained(run: pathlib.Path, base: transformer.Params,
 
 
 def kept_step(run: pathlib.Path, step: int | None, field: str) -> int:
-  """The step of a run's checkpoint, if it is kept; None: that of the newest.
+  """Returns the step, if its checkpoint is kept; for None, the newest step.
 
   Raises:
-    FileNotFoundError: the folder is that of no run with checkpoints.
-    ValueError: the step is not kept.
+    FileNotFoundError: The directory holds no run with checkpoints.
+    ValueError: The step is not kept.
   """
   kept = checkpoint.steps(run / 'checkpoints')
   if not kept or not recorded(run):
@@ -328,20 +335,20 @@ def kept_step(run: pathlib.Path, step: int | None, field: str) -> int:
 
 
 def recorded(run: pathlib.Path) -> dict[str, Any]:
-  """The config that a run recorded; {} if there is none."""
+  """Returns the config that a run recorded; {} if there is none."""
   return workdirs.read_config(run) if (run / workdirs.CONFIG).exists() else {}
 
 
 def model_of_run(run: str) -> str:
-  """The model.path that a run was trained with; '' is the tiny base model."""
+  """Returns the model.path of a run's training; '' is the tiny base model."""
   return recorded(parse_run(run)[0]).get('model', {}).get('path', '')
 
 
 def tokenizer_of(folder: pathlib.Path) -> tokenizers.Tokenizer | None:
-  """That of the policy of a run, or of the run that an evaluation is of.
+  """Loads the policy's tokenizer, given a training run or an evaluation of one.
 
   Returns:
-    The tokenizer; None, and a line that says so, if it is not there any more.
+    The tokenizer. If it cannot be loaded, None, after a message is printed.
   """
   of = recorded(folder).get('evaluate', {}).get('run', '')
   run = parse_run(of)[0] if of else folder
@@ -351,27 +358,32 @@ def tokenizer_of(folder: pathlib.Path) -> tokenizers.Tokenizer | None:
   try:
     return tokenizers.load(weights.locate(path))
   except (OSError, ValueError) as error:
-    processes.say(f'The tokens of {folder} are not told apart, as the tokenizer '
-                  f'of its policy cannot be loaded: {str(error).splitlines()[0]}')
+    processes.say(
+        f'The tokens of {folder} are not told apart, as the tokenizer '
+        f'of its policy cannot be loaded: {str(error).splitlines()[0]}')
     return None
 
 
 def search_of_run(run: str) -> tuple[str, dict[str, Any]]:
-  """The engine that a run is evaluated with, and its options; or BM25."""
+  """Returns the search engine of a run's evaluation, with options; or BM25."""
   config = recorded(parse_run(run)[0]) if run else {}
   search = config.get('evaluate', {}).get('search', {})
-  if not search.get('engine'):  # that of training
+  if not search.get('engine'):  # uses the engine of training
     search = config.get('search', {})
   return search.get('engine', 'bm25'), search.get('options', {})
 
 
 def check_run(run: str, *, model: str, dialogue: str) -> None:
-  """Raises unless a run has a checkpoint, of this model and dialogue.
+  """Raises an error unless a run has checkpoints of this model and dialogue.
 
   Args:
-    run: the run's folder.
-    model: the model.path of the config that samples from the run.
-    dialogue: the dialogue of that config.
+    run: Directory of the run.
+    model: Value of model.path in the config that samples from the run.
+    dialogue: Value of dialogue in that config.
+
+  Raises:
+    FileNotFoundError: The directory holds no run with checkpoints.
+    ValueError: The run was trained with another model or dialogue.
   """
   folder, _ = parse_run(run)
   past = recorded(folder)

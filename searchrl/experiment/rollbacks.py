@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rollbacks: a run goes back to a checkpoint, and on with other questions.
+"""Rollbacks: a run returns to a checkpoint and continues with other questions.
 
-Each is a line of rollbacks.jsonl. Once that is written the rollback has
-happened, whatever a kill interrupts; a resume does what is left of it.
+Each rollback is a line of rollbacks.jsonl. Once the line is written, the
+rollback counts. If a kill interrupts the rest, a resume finishes it.
 """
 
 import dataclasses
@@ -16,19 +16,19 @@ from searchrl.runtime import atomic_files
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
 
-FILE = 'rollbacks.jsonl'  # of a run's folder
+FILE = 'rollbacks.jsonl'  # in a run's directory
 
 
 def note(folder: pathlib.Path, progress: Progress, to: int, why: str) -> None:
-  """Writes down that a run goes back, and deletes later checkpoints.
+  """Records a rollback, and deletes later checkpoints.
 
-  The metrics that it loses are kept in a file of their own.
+  A copy of the metrics is kept in a separate file.
 
   Args:
-    folder: of the run.
-    progress: of the run, where it went wrong.
-    to: the step of the checkpoint.
-    why: for people.
+    folder: Directory of the run.
+    progress: Progress of the run where it failed.
+    to: Step of the checkpoint to which the run returns.
+    why: Reason, for people.
   """
   number = progress.rollbacks + 1
   (folder / f'rollback_{number}_{metrics.FILE}').write_bytes(
@@ -41,7 +41,7 @@ def note(folder: pathlib.Path, progress: Progress, to: int, why: str) -> None:
 
 
 def finish(folder: pathlib.Path) -> None:
-  """Deletes checkpoints that the last rollback left behind, if a kill has."""
+  """Deletes later checkpoints that the last rollback left because of a kill."""
   path = folder / 'checkpoints'
   for last in read(folder)[-1:]:
     for step in checkpoint.steps(path):
@@ -50,9 +50,9 @@ def finish(folder: pathlib.Path) -> None:
 
 
 def applied(folder: pathlib.Path, progress: Progress) -> Progress:
-  """A restored progress; where it is what a rollback went back to, with that.
+  """Returns a restored progress, changed if the last rollback goes back to it.
 
-  Its questions are those that came next when the run went wrong.
+  It then continues with the questions that came next when the run failed.
   """
   for last in read(folder)[-1:]:
     if last['to'] == progress.step and progress.rollbacks < last['rollback']:
@@ -63,14 +63,14 @@ def applied(folder: pathlib.Path, progress: Progress) -> Progress:
 
 
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:
-  """The rollbacks of a run: number, at, to, position and why of each."""
+  """Returns the rollbacks of a run, with number, at, to, position and why."""
   file = folder / FILE
   return [json.loads(line) for line in file.read_text().splitlines()
           ] if file.exists() else []
 
 
 def _rollbacks(path: pathlib.Path, step: int) -> int:
-  """Those before a checkpoint; none of one that is damaged."""
+  """Returns the number of rollbacks recorded in a checkpoint; 0 if damaged."""
   try:
     return checkpoint.extra(path, step).get('rollbacks', 0)
   except ValueError:

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of a config's fields, each by itself: a table, a field a line."""
+"""Rules of single config fields, as a table with one field per line."""
 
 from collections.abc import Callable
 import dataclasses
@@ -14,9 +14,9 @@ from searchrl.search.index import approximate
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """What one field of a config must be."""
+  """A rule for the value of one config field."""
 
-  field: str  # dotted; a config without it passes
+  field: str  # dotted name; a config without this field passes
   legal: Callable[[Any], bool]
   must_be: str
   remedy: str = ''
@@ -56,7 +56,7 @@ _DTYPES = ('float32', 'bfloat16')
 _SEEDS = 2**63
 
 RULES = (
-    # Of all jobs.
+    # All jobs.
     *(Rule(field, lambda seed: 0 <= seed < _SEEDS, 'from 0 to 2^63 - 1')
       for field in ('seed', 'data.world_seed', 'evaluate.worlds.world_seed',
                     'data.demonstrations.world_seed', 'lessons.seed')),
@@ -139,11 +139,11 @@ RULES = (
     _above('rollout.temperature', 0),
     Rule('rollout.truncation', lambda x: x in ('refuse', 'renormalise'),
          "'refuse' or 'renormalise'"),
-    # Questions to a policy, and servers.
+    # Questions for a policy, and servers.
     _at_least('ask.samples', 1),
     _above('ask.temperature', 0),
     _at_least('serve.steps', 1),
-    # Engines by themselves.
+    # Search engines without a policy.
     Rule('retrieval.top_ks', lambda ks: ks and min(ks) >= 1,
          'whole numbers of at least 1'),
     # Exports.

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A run of RL: a config in, a model and the record of the run out."""
+"""RL runs: trains a model from a config, with a record of the run."""
 
 import contextlib
 import dataclasses
@@ -24,22 +24,23 @@ from searchrl.runtime import folder_lock
 from searchrl.runtime import metrics
 from searchrl.runtime import processes
 
-BEST = 'best.json'  # of a run's folder: the step and score of a validation
+BEST = 'best.json'  # in a run's directory: step and score of best validation
 
 
 def train(config, folder: pathlib.Path) -> None:
-  """Trains; the same call resumes a run that was stopped.
+  """Trains a policy; the same call resumes a run that was stopped.
 
-  On many hosts every process calls it, on a shared file system; the first
+  With several hosts, every process calls it on a shared file system. The first
   process writes and prints for all.
 
   Args:
-    config: one of the recipes in configs/.
-    folder: of the run; see docs/run_folder.md.
+    config: Config of a recipe in configs/.
+    folder: Directory of the run; see docs/run_folder.md.
 
   Raises:
-    Stopped: a signal ended it before its end; what was done is saved.
-    ValueError, FileNotFoundError: the config cannot be run, or a guard ends it.
+    Stopped: A signal stopped the run early. Its work is saved.
+    ValueError, FileNotFoundError: The config cannot be run, or a guard ends the
+      run.
   """
   with folder_lock.given_back():
     _train(config, folder)
@@ -94,22 +95,23 @@ def _finish(folder: pathlib.Path, progress: Progress, title: str) -> None:
 
 
 def _is_finished(config, folder: pathlib.Path) -> bool:
-  """Whether there is nothing left to do; a run that is prolonged forgets its end.
+  """Returns whether the run is complete.
 
-  Without checkpoints it cannot go on, and stays as it is.
+  If `num_steps` was raised, it deletes the end-of-run files so that training
+  continues. A run without checkpoints cannot continue and counts as complete.
   """
   if not (folder / summary.FILE).exists():
     return False
   path = folder / 'checkpoints'
   for step in reversed(checkpoint.steps(path)):
-    with contextlib.suppress(ValueError):  # damaged: the one before tells
+    with contextlib.suppress(ValueError):  # damaged: tries an older one
       progress = Progress.from_json(checkpoint.extra(path, step))
       break
   else:
     return True
   if health.is_done(progress, config.train):
     return True
-  (folder / summary.FILE).unlink()  # first: with it the run is finished
+  (folder / summary.FILE).unlink()  # first, as it marks the run as finished
   for name in ('model', 'evaluation/after'):
     shutil.rmtree(folder / name, ignore_errors=True)
   metrics.drop(folder, progress.step, 'val/')
@@ -120,10 +122,10 @@ def _is_finished(config, folder: pathlib.Path) -> bool:
 def _evaluate(experiment: build.Experiment, params, name: str,
              folder: pathlib.Path, writer: metrics.Writer, step: int
             ) -> float | None:
-  """Evaluates once under each name, and not again after a resume.
+  """Evaluates the policy under a name, unless an earlier call has done so.
 
   Returns:
-    Greedy exact match of the first set, or the mean of all; None without one.
+    Greedy exact match on the first set, or the mean of all; None without sets.
   """
   if not experiment.cases:
     return None
@@ -134,7 +136,8 @@ def _evaluate(experiment: build.Experiment, params, name: str,
     when = name + ' training' if name in ('before', 'after') else (
         f'after step {step}')
     processes.say(f'Evaluating {when} ({count} questions) ...')
-    rows = evaluator.run(experiment.sampler, params, experiment.cases, folder=folder)
+    rows = evaluator.run(
+        experiment.sampler, params, experiment.cases, folder=folder)
   values = evaluator.scalars(rows)
   if not all(writer.holds(step, value) for value in values):
     writer.write(step, values)

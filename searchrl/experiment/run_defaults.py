@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a job takes from the run whose policy it uses; before any device."""
+"""Defaults that a job takes from the run whose policy it uses."""
 
 import pathlib
 from typing import Any
@@ -12,20 +12,20 @@ from searchrl.runtime import processes
 
 
 def fill(config, run: str, field: str) -> None:
-  """Sets what a config leaves open to what a run was trained with.
+  """Fills empty fields of a config with the values of a run's training.
 
-  That is the engine, the model and the dialogue; without a run they are BM25
-  and those of the tiny base model. Other budgets than the run's are legal, and
-  said.
+  These are the engine, the model and the dialogue. Without a run, they are BM25
+  and the tiny base model with its dialogue. Budgets may differ from the run's,
+  which gives a warning. No device is used.
 
   Args:
-    config: of the job.
-    run: the run's folder, as in `policy.parse_run`; '' is none.
-    field: of the config that names the run, for errors.
+    config: Config of the job.
+    run: Directory of the run, as in `policy.parse_run`. '': none.
+    field: Config field that names the run, for errors.
 
   Raises:
-    FileNotFoundError, ValueError: it is no run, lacks the step, or was trained
-      with another dialogue.
+    FileNotFoundError, ValueError: The directory holds no run, or the run lacks
+      the step or was trained with another dialogue.
   """
   if not config.search.engine:
     config.search.engine, config.search.options = policy.search_of_run(run)
@@ -45,7 +45,7 @@ def fill(config, run: str, field: str) -> None:
 
 
 def _say_budgets(ours: Any, theirs: Any, folder: pathlib.Path) -> None:
-  """Says which limits of a conversation are not those of the run."""
+  """Prints a warning of the conversation limits that differ from the run's."""
   differ = [f'{name}={ours[name]} (there {theirs[name]})' for name in ours
             if theirs.get(name) != ours[name]]
   if differ:
@@ -54,11 +54,11 @@ def _say_budgets(ours: Any, theirs: Any, folder: pathlib.Path) -> None:
 
 
 def judge_on_own_data(config, run: str) -> None:
-  """Has a run that was trained on files judged on its own evaluation data.
+  """Makes the run's own evaluation data the default, if it trained on files.
 
   Raises:
-    ValueError: it has none, and the config names none; or it would be judged in
-      the generated world that it was trained in.
+    ValueError: Neither the run nor the config names evaluation data, or the
+      policy would be evaluated in the generated world that it was trained in.
   """
   folder = policy.parse_run(run)[0]
   recorded = policy.recorded(folder) if run else {}

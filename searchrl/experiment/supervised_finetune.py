@@ -1,8 +1,8 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Supervised fine-tuning of a language model: conversations in, a model out.
+"""Supervised fine-tuning of a language model on conversations.
 
-A killed run continues from its newest checkpoint as if nothing had happened.
+A killed run continues from its newest checkpoint, with the same result.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ _FREE = ('train.save_every', 'train.progress', 'train.tensorboard')
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """A model folder, read."""
+  """A model directory that has been read."""
 
   path: str
   shape: transformer.TransformerConfig
@@ -52,12 +52,12 @@ def finetune(config, folder: pathlib.Path) -> None:
   """Trains a model on conversations and writes it to model/.
 
   Args:
-    config: see configs/sft.py.
-    folder: gets data/, checkpoints/, metrics.jsonl and model/.
+    config: Config of the job; see configs/sft.py.
+    folder: Directory for data/, checkpoints/, metrics.jsonl and model/.
 
   Raises:
-    FileNotFoundError, ValueError: data, model or an option cannot be used.
-    Stopped: a signal ended it before its end.
+    FileNotFoundError, ValueError: Data, model or an option cannot be used.
+    Stopped: A signal stopped the run early.
   """
   config_checks.check(config)
   config_checks.check_supervised(config)
@@ -72,7 +72,7 @@ def finetune(config, folder: pathlib.Path) -> None:
   plan = supervised.batches(
       [len(document.ids) for document in train], seed=config.seed,
       epochs=config.train.epochs, steps=config.train.steps, **config.batch)
-  optimizers.adamw(total_steps=len(plan), **config.optimizer)  # before devices
+  optimizers.adamw(total_steps=len(plan), **config.optimizer)  # checks them
   mesh = meshes.make(**config.mesh)
   model = Model(path, shape, tokenizer, weights.load(
       path, shape, dtype=config.model.dtype,
@@ -94,7 +94,7 @@ def finetune(config, folder: pathlib.Path) -> None:
 
 
 def data_files(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
-  """The files of 'train' and 'validation'; generated ones go to `folder`."""
+  """Returns the files of 'train' and 'validation'; generates missing ones."""
   if not config.data.train:
     return processes.on_first('demonstrations', lambda: demonstrate(
         config, folder, tokenizer))
@@ -104,10 +104,10 @@ def data_files(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
 
 def datasets(config, files: Mapping[str, str], tokenizer
             ) -> tuple[list[Document], list[Document]]:
-  """The documents of training and of validation.
+  """Returns the documents for training and for validation.
 
   Raises:
-    FileNotFoundError, ValueError: a file cannot be used, or none of its
+    FileNotFoundError, ValueError: A file cannot be used, or none of its
       conversations fits in a row.
   """
   read = {name: documents(file, f'data.{name}', tokenizer,
@@ -119,7 +119,7 @@ def datasets(config, files: Mapping[str, str], tokenizer
 
 
 def _prepare(config, folder: pathlib.Path, files: Mapping[str, str]) -> None:
-  """Makes or reopens the run's folder; refuses another config or data."""
+  """Makes or reopens the run's directory; refuses another config or data."""
   allow = config.allow_changes
   workdirs.prepare(folder, config.to_dict(), free=_FREE, allow_changes=allow)
   workdirs.note(folder, 'data', {
@@ -128,7 +128,7 @@ def _prepare(config, folder: pathlib.Path, files: Mapping[str, str]) -> None:
 
 
 def demonstrate(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
-  """Writes demonstrations about generated worlds, unless they are there."""
+  """Writes demonstrations about generated worlds, unless they exist."""
   options = dict(config.data.demonstrations)
   eos = tokenizer.token(tokenizer.eos_ids[0])
   recipe = json.dumps([config.dialogue, eos, options])
@@ -145,19 +145,25 @@ def demonstrate(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
   for name, count in counts.items():
     conversations.write(files[name], world_demonstrations.generate(
         count, dialogue, seed=seed, eos=eos, **options))
-    seed += count  # the worlds of validation are others
-  written.write_text(recipe)  # last: without it all is made again
+    seed += count  # so that validation has other worlds
+  written.write_text(recipe)  # last, as all files are made again without it
   return files
 
 
 def documents(path: str, field: str, tokenizer, length: int) -> list[Document]:
-  """The documents of a file; those that are no lesson are counted and said.
+  """Returns the documents of a file.
+
+  Conversations that do not fit in a row or have no trained token are dropped. A
+  warning gives their number.
 
   Args:
-    path: of a jsonl file; see `data.conversations`.
-    field: the option that names it.
-    tokenizer: of the model.
-    length: tokens of a row.
+    path: Path of a jsonl file; see `data.conversations`.
+    field: Config field that names the file.
+    tokenizer: Tokenizer of the model.
+    length: Number of tokens in a row.
+
+  Raises:
+    ValueError: No conversation can be used.
   """
   found = conversations.read(path, field=field)
   encoded = [_encode(conversation, tokenizer) for conversation in found]
@@ -187,7 +193,7 @@ def _encode(conversation: conversations.Conversation, tokenizer
 
 def split(found: Sequence[Document], share: float, *, seed: int
          ) -> tuple[list[Document], list[Document]]:
-  """Puts a share of the documents aside, drawn by the seed."""
+  """Splits off a share of the documents for validation, drawn by the seed."""
   count = round(share * len(found))
   if share and not 0 < count < len(found):
     raise ValueError(
@@ -202,7 +208,7 @@ def split(found: Sequence[Document], share: float, *, seed: int
 
 def make_learner(config, shape: transformer.TransformerConfig, mesh,
                  plan: Sequence[Sequence[int]]) -> learners.Learner:
-  """The learner of a config, for the updates of a plan."""
+  """Makes the learner of a config, for the updates of a plan."""
   name = build.tested_attention(config, shape, mesh)
   lora = config.model.lora
   return supervised.language_learner(
@@ -216,7 +222,7 @@ def fit(config, folder: pathlib.Path, model: Model, learner: learners.Learner,
         plan: Sequence[Sequence[int]], train: Sequence[Document],
         validation: Sequence[Document], writer: metrics.Writer | None = None
        ) -> tuple[Any, dict[str, Any]]:
-  """Trains by a plan; see `supervised.fit`."""
+  """Trains on the batches of a plan; see `supervised.fit`."""
   rows = max(map(len, plan))
   pack = functools.partial(
       supervised.to_batch, rows=rows, length=config.learner.row_length,
@@ -239,7 +245,7 @@ def fit(config, folder: pathlib.Path, model: Model, learner: learners.Learner,
 
 
 def _ends(record) -> str:
-  """The first and the last validation loss."""
+  """Returns the first and the last validation loss, as text."""
   losses = [loss for _, loss in record.get('validation', [])]
   return f'{losses[0]:.3f} -> {losses[-1]:.3f}' if losses else 'not computed'
 

@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The jobs that a config can name: one `run(config, workdir)` a file."""
+"""Jobs that a config can name, with one `run(config, workdir)` per file."""

@@ -105,7 +105,7 @@ def _fresh(tokenizer: pathlib.Path, length: int, seed: int, **shape):
 
 
 def _tokenizer_texts(source_of: SourceOf, count: int) -> Iterable[str]:
-  """Returns the texts of some sources, with prefixes, which become words too."""
+  """Returns some sources' texts with prefixes, which thus become words."""
   return (encoders.QUERY_PREFIX + encoders.PASSAGE_PREFIX + text
           for i in range(count) for text in source_of(i).texts)
 

@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Infrastructure of a run: processes, meshes, checkpoints, metrics, folders."""
+"""Infrastructure of runs: processes, meshes, checkpoints, metrics, folders."""

@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP servers: a search engine at /retrieve, a policy behind OpenAI's API."""
+"""HTTP servers: a search engine at /retrieve, a policy with OpenAI's API."""
