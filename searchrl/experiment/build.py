@@ -42,7 +42,7 @@ FREE = ('train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
          'train.keep_checkpoints', 'train.progress', 'train.lockstep',
          'train.stop_after', 'train.watchdog_secs', 'evaluate.every',
          'evaluate.limit', 'evaluate.during', 'train.keep_best',
-         'rollout.budgets.max_prompt_tokens',  # a limit, of nothing that ran
+         'rollout.budgets.max_prompt_tokens',  # did not affect past rollouts
          *(f'guards.{kind}.{rule}' for kind in ('actions', 'limits')
            for rule in alerts.RULES),
          *(f'guards.{name}' for name in (
@@ -51,13 +51,13 @@ FREE = ('train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """What a config builds: everything that does not change during a run."""
+  """All objects that a config builds and that do not change during a run."""
 
   algorithm: algorithms.Algorithm
   sampler: Sampler
   learner: learners.Learner
-  params: Any  # that the run starts from; also the reference policy
-  start: Callable[[Any], Any]  # the learner's first state -> that of the run
+  params: Any  # initial parameters; also the reference policy
+  start: Callable[[Any], Any]  # learner's first state -> the run's first state
   stream: questions_lib.Stream
   search: SearchFn
   scorer: scoring.Scorer
@@ -70,7 +70,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
   """Builds and checks everything, before any compilation.
 
   Raises:
-    ValueError, FileNotFoundError: the config cannot be run.
+    ValueError, FileNotFoundError: The config cannot be run.
   """
   config_checks.check(config)
   config_checks.check_questions(config)
@@ -92,17 +92,18 @@ def build(config, folder: pathlib.Path) -> Experiment:
   model = policy.folder_of(config)
   if 'solver' in config:
     solver.check(config.solver, model.tokenizer)
-  data, sets, stream = _data(  # a bad one claims no folder
+  data, sets, stream = _data(  # before the directory is claimed
       config, folder, model.admit(policy.budgets_of(config)))
-  mesh = meshes.make(**config.mesh)  # up to here no device takes part
+  mesh = meshes.make(**config.mesh)  # first use of a device
   config_checks.check_staleness(config.train.max_staleness, recipe, mesh.size)
   sampler, params = policy.build(config, mesh, folder=model)
   name = tested_attention(config, sampler.shape, mesh)
   trainer = learner(config, recipe, sampler.shape, mesh,
                     attend(config, name, mesh), lockstep)
-  search = searches.engine(config.search, data.corpus, seed=config.seed,
-                           steps=config.train.num_steps,
-                           load_writer=writer_model.loader(mesh, seed=config.seed))
+  search = searches.engine(
+      config.search, data.corpus, seed=config.seed,
+      steps=config.train.num_steps,
+      load_writer=writer_model.loader(mesh, seed=config.seed))
   if 'solver' in config:
     scored = scorer(config, solver.load(
         config.solver, sampler, params, search, mesh))
@@ -120,7 +121,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
 
 def _note(config, folder: pathlib.Path, data: datasets.Dataset,
           sets: Sequence[datasets.Dataset]) -> None:
-  """Writes what is searched and asked; refuses what has changed since."""
+  """Notes the search and the questions; refuses them if they have changed."""
   for name, facts in (
       ('search', searches.describe(config.search, data.corpus)),
       ('questions', fingerprint.questions([data, *sets]))):
@@ -129,7 +130,7 @@ def _note(config, folder: pathlib.Path, data: datasets.Dataset,
 
 def _data(config, folder: pathlib.Path, admit: questions_lib.Admit) -> tuple[
     datasets.Dataset, list[datasets.Dataset], questions_lib.Stream]:
-  """The training data, the evaluation sets, and the stream of questions."""
+  """Returns the training data, the evaluation sets and the question stream."""
   data, sets = datasets.shared(lambda: (
       train_set(config, folder, admit=admit),
       evaluation_sets(config, folder, admit=admit)))
@@ -140,7 +141,7 @@ def _data(config, folder: pathlib.Path, admit: questions_lib.Admit) -> tuple[
 
 
 def _warn_of_outcome(config, recipe: algorithms.Algorithm) -> None:
-  """Says what a filter reads, where that is not the reward of the user."""
+  """Warns if a filter reads an outcome that is not the user's own reward."""
   if recipe.keep is not algorithms.keep_all and (
       config.outcome != config.reward
       and not config.reward.startswith('searchrl.')):
@@ -156,14 +157,14 @@ def _nobody(questions: Any, attempts: int) -> Any:
 
 
 def scorer(config, play: proposals.Play = _nobody) -> scoring.Scorer:
-  """How the config has trajectories scored: reward, its options, outcome.
+  """Returns the scorer of a config: its reward, with options, and its outcome.
 
   Args:
-    config: of a run.
-    play: what a reward is given that takes a solver; see `experiment.solver`.
+    config: Config of a run.
+    play: Solver for a reward that takes one; see `experiment.solver`.
 
   Raises:
-    ValueError: reward or outcome cannot be used.
+    ValueError: Reward or outcome cannot be used.
   """
   outcome = plugins.resolve(config.outcome, field='outcome', ours=_REWARDS)
   if plugins.argument(outcome) in ('', 'trajectories'):
@@ -184,7 +185,7 @@ def scorer(config, play: proposals.Play = _nobody) -> scoring.Scorer:
 
 
 def _judge(reward: Callable[..., Any], name: str) -> rewards.Judge:
-  """The judge that a reward's function is, or makes; by what it takes."""
+  """Returns the Judge of a reward function, chosen by its first argument."""
   takes = plugins.argument(reward)
   if takes:
     return (rewards.Judge(reward) if takes == 'trajectories' else
@@ -200,7 +201,7 @@ def _judge(reward: Callable[..., Any], name: str) -> rewards.Judge:
 
 
 def rounds(rollout: Any) -> collect.Rounds:
-  """How questions are sampled, from config.rollout."""
+  """Returns the options for sampling questions, from config.rollout."""
   return collect.Rounds(
       rollout.questions, rollout.group_size, rollout.max_rounds,
       rollout.end_when_full, rollout.temperature,
@@ -210,7 +211,7 @@ def rounds(rollout: Any) -> collect.Rounds:
 def train_set(config, folder: pathlib.Path, *,
               admit: questions_lib.Admit = questions_lib.admit_all
              ) -> datasets.Dataset:
-  """The questions and corpus of training; generated files: folder/data."""
+  """Returns the training set; generated files go to folder/data."""
   return datasets.train_set(
       folder / 'data', train=config.data.train, corpus=config.search.corpus,
       world_seed=config.data.world_seed, per_hop=config.data.per_hop,
@@ -222,14 +223,14 @@ def train_set(config, folder: pathlib.Path, *,
 
 
 def world(config) -> datasets.WorldOptions:
-  """What generated worlds are, from config.world."""
+  """Returns the options of generated worlds, from config.world."""
   return datasets.WorldOptions(**config.world)
 
 
 def evaluation_sets(config, folder: pathlib.Path, *, golds: bool = True,
                     admit: questions_lib.Admit = questions_lib.admit_all
                    ) -> list[datasets.Dataset]:
-  """The data sets of evaluation; generated files go to folder/data."""
+  """Returns the evaluation sets; generated files go to folder/data."""
   return datasets.evaluation_sets(
       folder / 'data', evaluate=config.data.evaluate,
       corpus=config.search.corpus, own_train=bool(config.data.get('train')),
@@ -240,7 +241,7 @@ def evaluation_sets(config, folder: pathlib.Path, *, golds: bool = True,
 
 
 def algorithm(config) -> algorithms.Algorithm:
-  """The config's algorithm, checked against the config's rollouts."""
+  """Returns the config's algorithm, checked against the config's rollouts."""
   options = dict(config.algorithm)
   name = options.pop('name')
   tokens = options.pop('trained_on', 'policy')
@@ -261,7 +262,7 @@ def algorithm(config) -> algorithms.Algorithm:
 
 def learner(config, recipe, shape, mesh, attention_options,
             lockstep=lambda *facts: None) -> learners.Learner:
-  """The config's learner for a model of a shape."""
+  """Returns the config's learner for a model of a shape."""
   return learners.make(
       shape, recipe, optimizers.adamw(**config.optimizer), mesh,
       rows=config.rollout.questions * config.rollout.group_size,
@@ -274,7 +275,7 @@ def learner(config, recipe, shape, mesh, attention_options,
 
 
 def tested_attention(config, shape, mesh) -> str:
-  """The name of the attention of whole rows; the first process tests it."""
+  """Returns the attention of whole rows by name; the first process tests it."""
   name, note = processes.on_first('attention', lambda: attention.resolve(
       config.model.attention, platform=mesh.devices.flat[0].platform,
       dtype=config.learner.dtype, heads=shape.num_attention_heads,
@@ -293,7 +294,7 @@ def tested_attention(config, shape, mesh) -> str:
 
 
 def attend(config, name: str, mesh) -> dict[str, Any]:
-  """The learner's arguments for an attention, by its name."""
+  """Returns the learner's arguments for an attention, given its name."""
   implementation = functools.partial(
       attention.causal, implementation=name,
       block=config.model.attention_block or None,

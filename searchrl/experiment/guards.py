@@ -37,12 +37,12 @@ class Verdict:
 
   @property
   def rolls_back(self) -> bool:
-    """Whether the run goes back to an earlier checkpoint."""
+    """True if the run must go back to an earlier checkpoint."""
     return self.action == ROLLBACK
 
   @property
   def is_late(self) -> bool:
-    """Whether the policy may have begun to fail some steps earlier."""
+    """True if the policy may have begun to fail some steps earlier."""
     return any(alerts.RULES[alert.rule].is_late for alert in self.broken)
 
 

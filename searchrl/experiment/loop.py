@@ -41,7 +41,7 @@ Take = Callable[[Any, Progress], Collected]  # params, progress -> a step's data
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Where the groups of a step come from.
+  """A source of the groups of each step.
 
   Attributes:
     take: Returns the groups of a step.
@@ -56,7 +56,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Learned:
-  """What an update saw: the arguments of `records.write_learned`.
+  """Data that an update saw: the arguments of `records.write_learned`.
 
   Attributes:
     trajectories: Trajectories in the order of the batch's rows.

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A solver that plays for a reward: frozen, in the engine of the policy."""
+"""A frozen solver that plays for a reward, in the engine of the policy."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -27,12 +27,12 @@ _OURS = ('searchrl.agent.dialogue:laptop and :laptop_read, '
 
 @dataclasses.dataclass(frozen=True)
 class Solver:
-  """A `proposals.Play`: questions and attempts in, trajectories out.
+  """A `proposals.Play` that returns trajectories for questions and attempts.
 
-  The attempts are played by all processes, in the slots of the policy, between
-  its rollouts. An attempt depends on the question's uid and the number of the
-  attempt; not on the step. A question that is too long for the prompt's budget
-  is not played: its attempts have no turn, and so no answer.
+  All processes play the attempts, in the slots of the policy, between its
+  rollouts. An attempt depends on the question's uid and the attempt's number,
+  but not on the step. A question that is too long for the prompt's budget is
+  not played. Its attempts have no turns, and so no answer.
   """
 
   sampler: Sampler
@@ -54,21 +54,22 @@ class Solver:
             for question, fit in zip(questions, fits)]
 
   def fits(self, question: Question) -> bool:
-    """Whether a question is short enough to be asked."""
+    """Returns whether a question is short enough to be asked."""
     return len(dialogues.opening(
         self.sampler.dialogue, question.text, self.sampler.tokenizer)) <= (
             self.sampler.budgets.max_prompt_tokens)
 
   def speaking(self, dialogue: str, field: str, **budgets: int) -> 'Solver':
-    """The same with another dialogue and other budgets.
+    """Returns the same solver with another dialogue and other budgets.
 
     Args:
-      dialogue: 'module:function' that makes a Dialogue of a Tokenizer.
-      field: of the config that names it.
-      **budgets: limits that differ.
+      dialogue: Name, as 'module:function', of a function that makes a Dialogue
+        for a Tokenizer.
+      field: Config field that names the dialogue.
+      **budgets: Limits that differ.
 
     Raises:
-      ValueError: there is none, or they do not fit.
+      ValueError: The dialogue does not exist, or the budgets do not fit.
     """
     return dataclasses.replace(self, sampler=self.sampler.speaking(
         model_folders.speaking(dialogue, self.sampler.tokenizer, field, _OURS),
@@ -76,11 +77,11 @@ class Solver:
 
 
 def check(options: Any, tokenizer: Any) -> None:
-  """Raises a ValueError for a solver that cannot play; before any device.
+  """Raises a ValueError for a solver that cannot play, without using a device.
 
   Args:
-    options: config.solver.
-    tokenizer: of the policy, in whose engine it plays.
+    options: Options of config.solver.
+    tokenizer: Tokenizer of the policy, in whose engine the solver plays.
   """
   if options.temperature <= 0:
     raise ValueError('solver.temperature must be above 0, or all attempts are '
@@ -90,18 +91,18 @@ def check(options: Any, tokenizer: Any) -> None:
 
 def load(options: Any, sampler: Sampler, params: transformer.Params,
          search: SearchFn, mesh: Mesh) -> Solver:
-  """The solver that a reward calls to have questions tried.
+  """Loads the solver that a reward calls to attempt questions.
 
   Args:
-    options: config.solver.
-    sampler: of the policy.
-    params: of the policy, as the run starts.
-    search: the engine of training.
-    mesh: of all processes.
+    options: Options of config.solver.
+    sampler: Sampler of the policy.
+    params: Params of the policy at the start of the run.
+    search: Search engine of training.
+    mesh: Mesh of all processes.
 
   Raises:
-    ValueError, FileNotFoundError: the solver is another kind of model, or its
-      dialogue and budgets do not fit.
+    ValueError, FileNotFoundError: The solver has another shape or tokenizer
+      than the policy, or its dialogue and budgets do not fit.
   """
   check(options, sampler.tokenizer)
   found = Solver(sampler, None, search, options.temperature).speaking(
@@ -112,7 +113,7 @@ def load(options: Any, sampler: Sampler, params: transformer.Params,
 
 def _params(options: Any, params: transformer.Params, sampler: Sampler,
             mesh: Mesh) -> transformer.Params:
-  """Of a run's newest checkpoint, of a model folder, or the policy's own."""
+  """Loads params of a run's newest checkpoint, a model, or else the policy."""
   if options.run:
     run = pathlib.Path(options.run)
     policy.kept_step(run, None, 'solver.run')

@@ -150,7 +150,7 @@ def restore(
     *, at: int | None = None, partial: bool = False,
     warn: Callable[[str], None] = warnings.warn,
 ) -> tuple[int, Any, dict[str, Any]] | None:
-  """The newest intact step, as (step, state, extra); None if there is none.
+  """Returns the newest intact step, as (step, state, extra), or None.
 
   Steps that were never committed are skipped. Damaged ones are renamed
   `<step>.corrupt` once an older step has proved intact. If no step is intact,

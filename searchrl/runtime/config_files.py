@@ -1,8 +1,8 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Config files: a name in, its config out; what a command line makes of it.
+"""Config files: loads them by name, and checks the fields that a command sets.
 
-What cannot be read, or is no field, is an error of one sentence.
+An unreadable file or an unknown field gives an error of one sentence.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,17 +16,17 @@ import sys
 import traceback
 from typing import Any
 
-_MODULE = 'config_config'  # its name while it is loaded
-# Groups whose fields are keyword arguments, and so may be any.
+_MODULE = 'config_config'  # name of the file's module while it is loaded
+# Groups whose fields are keyword arguments, which may have any names.
 _OPTIONS = re.compile(r'(options|algorithm|curriculum|engines|methods|habits)$')
 
 
 def load(name: str) -> Any:
-  """The config of a file under configs/, with :size after its name or not.
+  """Loads the config of a file under configs/, named with or without :size.
 
   Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: it has no get_config, takes no size, or raises an error.
+    FileNotFoundError: The file does not exist.
+    ValueError: The file has no get_config, takes no size, or raises an error.
   """
   path, colon, size = name.partition(':')
   file = pathlib.Path(path)
@@ -44,7 +44,7 @@ def load(name: str) -> Any:
   try:
     config = make(size) if colon else make()
   except (ValueError, FileNotFoundError):
-    raise  # a sentence of its own
+    raise  # has its own message
   except Exception as error:
     raise _broken(file, error) from error
   if not hasattr(config, 'lock'):
@@ -54,7 +54,7 @@ def load(name: str) -> Any:
 
 
 def _run(file: pathlib.Path) -> Any:
-  """The module of a file, which is run anew."""
+  """Runs a file again, and returns its module."""
   loader = importlib.machinery.SourceFileLoader(_MODULE, str(file))
   module = importlib.util.module_from_spec(
       importlib.util.spec_from_loader(_MODULE, loader))
@@ -67,7 +67,7 @@ def _run(file: pathlib.Path) -> Any:
 
 
 def _broken(file: pathlib.Path, error: Exception) -> ValueError:
-  """Names the line of the file that raised."""
+  """Returns an error that names the line of the file that raised."""
   lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
            if frame.filename == str(file)]
   where = f'{file}, line {lines[-1]},' if lines else str(file)
@@ -76,7 +76,7 @@ def _broken(file: pathlib.Path, error: Exception) -> ValueError:
 
 
 def _nearest(file: pathlib.Path) -> str:
-  """What may have been meant."""
+  """Returns a hint with the nearest existing file."""
   there = [str(path) for folder in {file.parent, pathlib.Path('configs')}
            for path in sorted(folder.glob('*.py')) if path.stem != '__init__']
   near = difflib.get_close_matches(
@@ -87,7 +87,7 @@ def _nearest(file: pathlib.Path) -> str:
 
 
 def named(arguments: Sequence[str]) -> list[str]:
-  """The fields that a command line sets, 'seed' for --config.seed=1."""
+  """Returns the fields that a command line sets: 'seed' for --config.seed=1."""
   found = (re.match(r'--?(?:no)?config\.([^=]+)', one) for one in arguments)
   return list(dict.fromkeys(match[1] for match in found if match))
 
@@ -97,9 +97,9 @@ def check_fields(fields: Sequence[str], tree: Mapping[str, Any], file: str
   """Raises a ValueError for a field that a config does not have.
 
   Args:
-    fields: dotted names; what is in brackets is left to whoever sets it.
-    tree: the config.
-    file: that gave it.
+    fields: Dotted names. Names with brackets are not checked here.
+    tree: Config with the fields.
+    file: Path of the file that gave the config.
   """
   for field in fields:
     if '[' in field or _has(tree, field):
@@ -117,15 +117,15 @@ def check_fields(fields: Sequence[str], tree: Mapping[str, Any], file: str
 
 def check_values(fields: Sequence[str], before: Mapping[str, Any],
                  after: Mapping[str, Any]) -> None:
-  """Raises a ValueError for a value that cannot take the place of another.
+  """Raises a ValueError for a new value that does not match the old one.
 
-  A group must keep its fields, unless these are keyword arguments; a tuple of
-  numbers stays one of numbers, and one of texts one of texts.
+  A group must keep its fields, unless these are keyword arguments. A tuple of
+  numbers must stay a tuple of numbers, and a tuple of texts one of texts.
 
   Args:
-    fields: dotted names of those that have changed.
-    before: the config as its file gave it.
-    after: the config now.
+    fields: Dotted names of the fields that have changed.
+    before: Config as its file gave it.
+    after: Config with the changes.
   """
   for field in fields:
     if '[' in field:
@@ -149,12 +149,12 @@ def check_values(fields: Sequence[str], before: Mapping[str, Any],
 
 def refused(field: str, arguments: Sequence[str], before: Mapping[str, Any]
            ) -> ValueError:
-  """The error for a value of a field that cannot be read.
+  """Returns the error for a field's value that cannot be read.
 
   Args:
-    field: the dotted name.
-    arguments: of the command line.
-    before: the config as its file gave it.
+    field: Dotted name of the field.
+    arguments: Arguments of the command line.
+    before: Config as its file gave it.
   """
   kind = next(text for types, text in (
       (bool, 'true or false'), (int, 'a whole number'), (float, 'a number'),
@@ -170,7 +170,7 @@ def refused(field: str, arguments: Sequence[str], before: Mapping[str, Any]
 
 def leaves(tree: Mapping[str, Any], prefix: str = ''
           ) -> Iterator[tuple[str, Any]]:
-  """(dotted name, value) of each field; an empty group is one, too."""
+  """Yields (dotted name, value) of each field, which may be an empty group."""
   for name, value in tree.items():
     if isinstance(value, Mapping) and value:
       yield from leaves(value, f'{prefix}{name}.')

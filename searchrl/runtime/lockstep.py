@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Lockstep check: do all processes dispatch the same programs in one order?
+"""A check that all processes dispatch the same programs in the same order.
 
 Processes that diverge do not always hang. Collectives are matched by position,
 so the results may just be wrong.
