@@ -1,14 +1,14 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Formats: whether a response is thoughts, searches and an answer, in order.
+"""Formats: checks that a response is thoughts, searches, an answer, in order.
 
     think -> (search -> information -> think)* -> answer
 
-Only space may stand between blocks and after the last. Source: arXiv:2505.15117
-(the Study), Appendix C. Three things are ours: no marker of a chat template is
-asked for, since the response alone is judged; a <think> that the prompt leaves
-open counts (R1-Distill); tokens that end a turn are taken off first. In the
-tool protocol, by analogy, <tool_call> is the search.
+Only white space may be between blocks and after the last. Source:
+arXiv:2505.15117 (the Study), Appendix C. Three rules are ours: No markers of a
+chat template are required, because only the response is judged. A <think> that
+the prompt leaves open counts (R1-Distill). Tokens that end a turn are removed
+first. In the tool protocol, by analogy, <tool_call> is the search.
 """
 
 import re
@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 from searchrl.trajectory import Trajectory, Turn
 
-TURN_ENDS = (  # of Qwen, Llama, Mistral, DeepSeek and Gemma
+TURN_ENDS = (  # end tokens of Qwen, Llama, Mistral, DeepSeek and Gemma
     '<|im_end|>', '<|endoftext|>', '<|eot_id|>', '<|eom_id|>',
     '<|end_of_text|>', '</s>', '<｜end▁of▁sentence｜>', '<end_of_turn>',
     '<eos>')
 
 
 class Blocks(NamedTuple):
-  """The names of a protocol's tags, besides think and answer."""
+  """Names of a protocol's tags, besides think and answer."""
 
   search: str = 'search'
   found: str = 'information'
@@ -34,13 +34,14 @@ TAGS, TOOLS = Blocks(), Blocks('tool_call', 'tool_response')
 
 def is_valid(response: str, *, prompt: str = '', blocks: Blocks = TAGS,
              needs_search: bool = False) -> bool:
-  """Whether a response is whole blocks in their order, and nothing else.
+  """Returns whether a response is only complete blocks in the right order.
 
   Args:
-    response: the text after the prompt.
-    prompt: an open <think> at its end counts as the response's.
-    blocks: the names of the tags; other tags are text.
-    needs_search: without a search it is not valid.
+    response: Text after the prompt.
+    prompt: Text of the prompt. If it ends with an open <think>, this counts as
+      the response's.
+    blocks: Names of the tags; other tags are plain text.
+    needs_search: True if a response without a search is invalid.
   """
   text = without_turn_end(response)
   if opens_thought(prompt):
@@ -52,10 +53,10 @@ def is_valid(response: str, *, prompt: str = '', blocks: Blocks = TAGS,
 
 
 def _is_in_order(text: str, next_of: dict[str, tuple[str, ...]]) -> bool:
-  """Whether blocks follow each other as `next_of` has it, up to an answer."""
+  """Returns whether blocks follow each other by `next_of`, up to an answer."""
   names = '|'.join(filter(None, next_of))
   pieces = re.split(rf'<(/?)({names})>', text)
-  last, is_open = '', False  # the block that was opened last
+  last, is_open = '', False  # name of the latest block, and if it is open
   for between, slash, name in zip(pieces[::3], pieces[1::3], pieces[2::3]):
     if bool(slash) != is_open or not is_open and between.strip():
       return False
@@ -66,7 +67,7 @@ def _is_in_order(text: str, next_of: dict[str, tuple[str, ...]]) -> bool:
 
 
 def without_turn_end(text: str) -> str:
-  """The text without the space and the tokens that end a turn, at its end."""
+  """Returns the text without white space and turn-end tokens at its end."""
   end = len(text)
   while end:
     if text[end - 1].isspace():
@@ -80,18 +81,19 @@ def without_turn_end(text: str) -> str:
 
 
 def opens_thought(prompt: str) -> bool:
-  """Whether a prompt ends with an open <think>."""
+  """Returns whether a prompt ends with an open <think>."""
   return prompt.rstrip().endswith('<think>')
 
 
 def is_well_formed(trajectory: Trajectory, *, needs_search: bool = False
                   ) -> bool:
-  """Whether a trajectory's response is valid, in tags or in tool calls.
+  """Returns whether a trajectory's response is valid, in tags or tool calls.
 
-  What the policy reads after an invalid action is text between blocks.
+  The observation after an invalid action is text between blocks, so it makes
+  the response invalid.
 
   Raises:
-    ValueError: the trajectory's record is older than the texts in it.
+    ValueError: The trajectory comes from an old record, which has no texts.
   """
   if trajectory.turns and not trajectory.prompt:
     raise ValueError(
@@ -105,9 +107,10 @@ def is_well_formed(trajectory: Trajectory, *, needs_search: bool = False
 
 
 def _without_frame(turn: Turn) -> str:
-  """A turn's text; what the chat template wrote of a tool's answer, bare.
+  """Returns a turn's text with a search's observation as a bare, empty block.
 
-  Templates name that answer in many ways, and may open the next thought.
+  Chat templates frame a tool's answer in many ways. They may also open the next
+  thought, which is kept.
   """
   if not turn.observation or turn.action.kind != 'search':
     return turn.text + turn.observation

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Neutralises markup: breaks tags and control words in text from outside.
 
-What a retriever returns is data. Only ids that the policy sampled are parsed,
-and data is encoded without special tokens; this is the third wall: a passage
-cannot even show the policy text that looks like a tag.
+A retriever's text is data. There are three protections: Only ids that the
+policy sampled are parsed. Data is encoded without special tokens. And here, a
+passage cannot even show the policy text that looks like a tag.
 """
 
 from collections.abc import Sequence
@@ -12,43 +12,44 @@ import itertools
 import re
 import unicodedata
 
-# Of both protocols, and of common chat templates.
+# Tag names of both protocols and of common chat templates.
 _TAGS = ('think|search|information|answer|question|tools?|tool_calls?|'
          'tool_responses?|start_of_turn|end_of_turn|bos|eos|pad|unk')
 _CONTROLS = ('INST|SYS|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|'
              'SYSTEM_PROMPT')
-_MARK = re.compile(  # what follows the end of a text might make one of it
+_MARK = re.compile(  # also < at the end of a text, where a tag may be completed
     rf'<(?=[\s/]*(?:\Z|(?:{_TAGS})\b|s\s*[>≯]|\|\s*(?:\w|\Z)|'
     r'<[\s/]*(?:SYS\b|\Z)))|'
     rf'\[(?=[\s/]*(?:{_CONTROLS})\s*\])', re.IGNORECASE)
 _BRACKETS = re.compile(r'[<＜﹤\[［﹇]')  # all that NFKC turns into < or [
-_BROKEN = {'<': '‹', '[': '⁅'}  # NFKC leaves these as they are
-# Characters that show nothing and are no controls: some belong to emoji, Korean
-# or Mongolian, so they stay, but a tag is one with them or without.
+_BROKEN = {'<': '‹', '[': '⁅'}  # replacements that NFKC does not change
+# Invisible characters that are not controls. Some belong to emoji, Korean or
+# Mongolian, so they are kept, but tags are recognised as if they were absent.
 _UNSEEN = frozenset(map(chr, itertools.chain(
     (0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0),
     range(0x180B, 0x1810), range(0xFE00, 0xFE10), range(0xE0000, 0xE1000))))
-_SPACE = '▁'  # which SentencePiece reads as a space
-_OTHERS = r'[^\w\s\x00-\x7f]'  # all combining marks are among them
+_SPACE = '▁'  # character that SentencePiece reads as a space
+_OTHERS = r'[^\w\s\x00-\x7f]'  # a class that includes all combining marks
 _MARKS = re.compile(rf'[\n\t]{_OTHERS}+|{_OTHERS}{{31,}}')
 
 
 def neutralise(text: str) -> str:
-  """Returns text with its tags and control words broken; idempotent.
+  """Returns the text with its tags and control words broken; idempotent.
 
-  Invisible and control characters are removed, so that no tag hides behind
-  them, and the bracket before a tag's name becomes one that no parser accepts.
-  Letters and brackets that only look alike (full-width, mathematical and so
-  on: what NFKC makes equal) count as the plain ones.
+  Format and control characters are removed, so that they cannot hide a tag.
+  The bracket before a tag's name is replaced by one that no parser accepts.
+  Look-alike letters and brackets (full-width, mathematical and all others that
+  NFKC makes equal) count as the plain ones.
 
-  Combining marks at the start of a line are removed: JSON writes its break as
-  \\n, and they would make another letter of the n. So are those beyond 30 in a
-  row: no language has as many, and the time to sort them grows with their
-  square (Unicode's annex 15, section 13).
+  Combining marks at the start of a line are removed, because JSON writes the
+  line break as \\n and the marks would turn the n into another letter. Marks
+  beyond 30 in a row are removed, too: no language has as many, and the time to
+  sort them grows with the square of their number (Unicode's annex 15, section
+  13).
   """
   text = ''.join(c for c in text if c in '\n\t' or
                  unicodedata.category(c) not in ('Cc', 'Cf'))
-  # After that: a joiner keeps the parts of a character apart.
+  # After the removal above, because a joiner keeps a character's parts apart.
   text = _few_marks(unicodedata.normalize('NFC', _few_marks(text)))
   if not _BRACKETS.search(text):
     return text
@@ -60,7 +61,7 @@ def neutralise(text: str) -> str:
 
 
 def shows_tag(text: str) -> bool:
-  """Whether `neutralise` would break a tag or a control word in a text."""
+  """Returns whether `neutralise` would break a tag or control word here."""
   return bool(_BRACKETS.search(text) and _MARK.search(_plain(text)[0]))
 
 
@@ -69,7 +70,7 @@ def _few_marks(text: str) -> str:
 
 
 def _thinned(found: re.Match) -> str:
-  """At most 30 combining marks in a row, and none after a break."""
+  """Keeps at most 30 combining marks in a row, and none after a line break."""
   shown, row = [], 0
   for c in found[0]:
     row = row + 1 if unicodedata.combining(c) else 0
@@ -81,7 +82,7 @@ def _thinned(found: re.Match) -> str:
 
 
 def _plain(text: str) -> tuple[str, Sequence[int]]:
-  """The text in NFKC as it is seen, and where in `text` each character is."""
+  """Returns the visible text in NFKC, and each character's index in `text`."""
   if text.isascii():
     return text, range(len(text))
   plain, origin = [], []

@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts of the methods that agents are compared with; ours, in plain words.
+"""Prompts of the methods that agents are compared with, in our own words.
 
-A prompt is a template with one {question}, which may stand below passages or
-above what was written so far; the tiny base models have prompts of their own,
-where their lessons have any.
+A prompt is a template with one {question}. Passages may be above the question,
+and the text written so far below it. The tiny base models have prompts of their
+own for those tasks that their training data includes.
 """
 
 from collections.abc import Mapping
@@ -31,17 +31,19 @@ PLAIN = {
             'it found. Write in one sentence what the documents say that helps '
             f'to answer, between <answer> and </answer>.\n{{question}}\n',
 }
-LAPTOP = PLAIN | {  # of the tiny base models
+LAPTOP = PLAIN | {  # prompts of the tiny base models
     'direct': dialogues.ANSWER_TEMPLATE, 'rag': dialogues.READ_TEMPLATE,
     'agent': dialogues.LAPTOP_TEMPLATE.removesuffix('\n')}  # a turn follows
 SETS: Mapping[str, Mapping[str, str]] = {'plain': PLAIN, 'laptop': LAPTOP}
 
 
 def framed(tokenizer, template: str) -> Dialogue:
-  """A template in the tag protocol; a user's message, if there is a chat.
+  """Returns the template's dialogue in the tag protocol.
+
+  With a chat template, the prompt is a user's message.
 
   Raises:
-    ValueError: the tokenizer cannot write it.
+    ValueError: The chat template cannot frame the prompt.
   """
   if tokenizer.has_chat_template:
     return chat.in_one_turn(dialogues.tags(template), tokenizer)

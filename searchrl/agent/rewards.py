@@ -1,16 +1,16 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rewards: exact match (EM), subEM, F1; the Study's, which read the format too.
+"""Rewards: exact match (EM), subEM, F1, and those of the Study with the format.
 
-A reward is a function of (trajectory) -> float, named `module:function` in a
-config, so users can bring their own. One of (trajectories) -> Scores looks at a
-whole round. A function of options alone returns a `Judge`, which is either. A
-trajectory without an answer gets 0.
+A reward is a function (trajectory) -> float, named `module:function` in a
+config, so users can bring their own. A function (trajectories) -> Scores scores
+a whole round. A function of options alone returns a `Judge`, which can be
+either. A trajectory without an answer gets 0.
 
-The answer is the first block that the policy closes with </answer>, in a
-thought, too: the tag ends the turn, and unless the block is empty, the
-trajectory, so that a response has no second. Of a text that has several all the
-same, the one that ends it counts, the last.
+The answer is the first block that the policy closes with </answer>, even inside
+a thought. The tag ends the turn and, unless the block is empty, the trajectory,
+so a response has no second answer. If a text has several answers all the same,
+the one at its end, the last, counts.
 """
 
 from collections import Counter, defaultdict
@@ -27,14 +27,16 @@ RewardFn = Callable[[Trajectory], float | Scores]
 
 @dataclasses.dataclass(frozen=True)
 class Judge:
-  """Scores finished trajectories; none of them was ended by a failed search.
+  """A judge of finished trajectories; none was ended by a failed search.
 
   Attributes:
-    score: the trajectories of a round -> their scores, in their order. Those
-      with one `Trajectory.group` are samples of one question.
-    one_by_one: no score depends on the others; it may be asked for in pieces.
-    collective: it plays rollouts, so all processes call it. Else the first one
-      does, for all.
+    score: Function from the trajectories of a round to their scores, in the
+      same order. Trajectories with the same `Trajectory.group` are samples of
+      one question.
+    one_by_one: True if no score depends on other trajectories, so that a round
+      may be scored in parts.
+    collective: True if the judge samples rollouts, so that all processes must
+      call it. Else the first process calls it for all.
   """
 
   score: Callable[[Sequence[Trajectory]], Sequence[Scores]]
@@ -46,7 +48,7 @@ class Judge:
 
 
 def each(reward: RewardFn) -> Judge:
-  """The judge that gives each trajectory the reward of a function."""
+  """Returns the judge that applies a reward function to each trajectory."""
   def score(trajectories):
     values = map(reward, trajectories)
     return [v if isinstance(v, Scores) else Scores(v) for v in values]
@@ -58,31 +60,32 @@ _ARTICLES = re.compile(r'\b(a|an|the)\b')
 
 
 def normalise(text: str) -> str:
-  """Lower case, no ASCII punctuation, no articles, single spaces.
+  """Returns the text in lower case, without ASCII punctuation and articles.
 
-  Source: SQuAD (Rajpurkar et al. 2016), as all five systems use it.
+  Words are separated by single spaces. Source: SQuAD (Rajpurkar et al. 2016),
+  as all five systems use it.
   """
   text = text.lower().translate(_PUNCTUATION)
   return ' '.join(_ARTICLES.sub(' ', text).split())
 
 
 def exact_match(answer: str, golds: Sequence[str]) -> float:
-  """1 if the answer equals a gold after normalisation, else 0.
+  """Returns 1 if the answer equals a gold after normalisation, else 0.
 
-  A gold that normalises to nothing matches nothing.
+  A gold that normalises to an empty text matches nothing.
   """
   golds = [normalise(gold) for gold in golds]
   return float(normalise(answer) in [gold for gold in golds if gold])
 
 
 def cover_match(answer: str, golds: Sequence[str]) -> float:
-  """1 if a normalised gold is a substring of the answer, else 0."""
+  """Returns 1 if a normalised gold is a substring of the answer, else 0."""
   answer = normalise(answer)
   return float(any(gold in answer for gold in map(normalise, golds) if gold))
 
 
 def token_f1(answer: str, golds: Sequence[str]) -> float:
-  """The best harmonic mean of token precision and recall over the golds."""
+  """Returns the best harmonic mean of token precision and recall over golds."""
   words = normalise(answer).split()
   best = 0.0
   for gold in golds:
@@ -94,41 +97,44 @@ def token_f1(answer: str, golds: Sequence[str]) -> float:
 
 
 def em(trajectory: Trajectory) -> float:
-  """Exact match of the trajectory's answer: Search-R1's reward."""
+  """Returns exact match of the trajectory's answer: Search-R1's reward."""
   return _of_answer(exact_match, trajectory)
 
 
 def subem(trajectory: Trajectory) -> float:
-  """1 if the answer contains a gold: DSPO's reward, ZeroSearch's "cover-EM"."""
+  """Returns 1 if the answer contains a gold, else 0.
+
+  This is DSPO's reward and ZeroSearch's "cover-EM".
+  """
   return _of_answer(cover_match, trajectory)
 
 
 def f1(trajectory: Trajectory) -> float:
-  """Token F1 of the trajectory's answer: ZeroSearch's reward."""
+  """Returns token F1 of the trajectory's answer: ZeroSearch's reward."""
   return _of_answer(token_f1, trajectory)
 
 
 def format_em(*, lambda_f: float = 0.2, invalid: float = 0.0,
               fatal: bool = False, mixed_only: bool = False,
               needs_search: bool = False) -> Judge:
-  """Exact match and the format of the response.
+  """Returns the judge of exact match and the format of the response.
 
-             right answer    wrong answer
-    valid    1               lambda_f
-    not      1 - lambda_f    invalid
+    format     right answer    wrong answer
+    valid      1               lambda_f
+    invalid    1 - lambda_f    invalid
 
   Args:
-    lambda_f: what the format counts, in [0, 1].
-    invalid: of a wrong answer in a wrong format, in [0, 1]: 0 in the paper,
-      0.1 in its published code.
-    fatal: a wrong format gives 0, whatever the answer.
-    mixed_only: in groups that are all right or all wrong the reward is exact
-      match alone. Else the format is all that an all-wrong group is trained on,
-      and the shortest valid response, an answer without a search, wins.
-    needs_search: a response without a search is not valid.
+    lambda_f: Weight of the format, in [0, 1].
+    invalid: Reward of a wrong answer in a wrong format, in [0, 1]: 0 in the
+      paper, 0.1 in its published code.
+    fatal: True to give 0 to a wrong format, whatever the answer.
+    mixed_only: True to use exact match alone in groups that are all right or
+      all wrong. Else an all-wrong group is trained on the format alone, and the
+      shortest valid response, an answer without a search, wins.
+    needs_search: True if a response without a search is invalid.
 
   Raises:
-    ValueError: an option is outside its range.
+    ValueError: An option is outside its range.
 
   Source: arXiv:2505.15117 (the Study), eq. 3; `agent.formats` has the format.
   """
@@ -140,17 +146,17 @@ def format_em(*, lambda_f: float = 0.2, invalid: float = 0.0,
 def retrieval(*, lambda_f: float = 0.2, lambda_r: float = 0.1,
               invalid: float = 0.0, fatal: bool = False,
               mixed_only: bool = False, needs_search: bool = False) -> Judge:
-  """As `format_em`; a wrong answer gets more if a search has found a gold.
+  """Returns the judge of `format_em` that also rewards a search for its find.
 
-  A valid response with a wrong answer gets lambda_f + lambda_r if a gold stands
-  in a passage that the policy read. In an invalid one nothing is looked for.
+  A valid response with a wrong answer gets lambda_f + lambda_r if a gold is in
+  a passage that the policy read. An invalid response gets nothing for it.
 
   Args:
-    lambda_r: what the find counts, in [0, 1].
-    (the rest as of `format_em`)
+    lambda_r: Weight of the find, in [0, 1].
+    (The others are those of `format_em`.)
 
   Raises:
-    ValueError: an option is outside its range.
+    ValueError: An option is outside its range.
 
   Source: arXiv:2505.15117 (the Study), eq. 4.
   """
@@ -164,9 +170,9 @@ def retrieval(*, lambda_f: float = 0.2, lambda_r: float = 0.1,
 
 
 def found_gold(trajectory: Trajectory) -> bool:
-  """Whether a normalised gold stands in a passage, where the policy read it.
+  """Returns whether a normalised gold is in a passage's part that was read.
 
-  A gold that normalises to nothing stands nowhere.
+  A gold that normalises to an empty text is never found.
   """
   golds = [g for g in map(normalise, trajectory.question.answers) if g]
   return any(gold in normalise(f'{passage.title} {passage.text}')
@@ -176,7 +182,7 @@ def found_gold(trajectory: Trajectory) -> bool:
 
 
 def _read(turn: Turn) -> str:
-  """What a turn's observation showed, normalised; a tool's answer is JSON."""
+  """Returns a turn's observation, normalised; JSON escapes become spaces."""
   return normalise(re.sub(r'\\+[nrt]', ' ', turn.observation))
 
 
@@ -188,7 +194,7 @@ def _em_and_format(trajectory: Trajectory, needs_search: bool
 
 def _study(lambda_f: float, lambda_r: float, invalid: float, fatal: bool
           ) -> Callable[..., float]:
-  """Eq. 3 and 4 as a function of the parts."""
+  """Returns equations 3 and 4 of the Study as a function of the parts."""
   for name, value in (('lambda_f', lambda_f), ('lambda_r', lambda_r),
                       ('invalid', invalid)):
     if not isinstance(value, (int, float)) or not 0 <= value <= 1:
@@ -209,7 +215,7 @@ def _study(lambda_f: float, lambda_r: float, invalid: float, fatal: bool
 
 def _of_parts(parts_of: Callable[[Trajectory], dict[str, float]],
               equation: Callable[..., float], mixed_only: bool) -> Judge:
-  """The judge whose rewards are an equation of their parts."""
+  """Returns the judge whose rewards are an equation of their parts."""
   def scores(trajectory: Trajectory) -> Scores:
     parts = parts_of(trajectory)
     return Scores(equation(**parts), parts=parts)
@@ -217,7 +223,7 @@ def _of_parts(parts_of: Callable[[Trajectory], dict[str, float]],
 
 
 def _in_mixed_groups(scores: Callable[[Trajectory], Scores]) -> Judge:
-  """The scores in groups with right and wrong answers; in others, EM alone."""
+  """Returns the judge of `scores` in mixed groups, and of EM in all others."""
   def score(trajectories):
     given, outcomes = list(map(scores, trajectories)), defaultdict(set)
     for trajectory, one in zip(trajectories, given):

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rollout metrics: scalars of trajectories, under the names of the field."""
+"""Rollout metrics: scalars of trajectories, with the field's usual names."""
 
 import collections
 from collections.abc import Iterable, Sequence
@@ -14,19 +14,19 @@ from searchrl.trajectory import STOP_REASONS, Trajectory
 def describe(trajectories: Sequence[Trajectory]) -> dict[str, float]:
   """Returns {name: value} of the trajectories of a step.
 
-  Lengths are in tokens; a response includes what the environment inserted. A
-  trajectory whose search failed has no score and no em, but counts in all
-  else. The mean of nothing is 0.
+  Lengths are in tokens; a response includes the environment's text. A
+  trajectory whose search failed has no score and no em, but counts in all other
+  metrics. The mean of no values is 0.
 
-  Names: verl's `critic/`, `response_length/`, `prompt_length/`, `num_turns/`
-    and `tool_call_counts/`; Search-R1's `env/`.
+  The names `critic/`, `response_length/`, `prompt_length/`, `num_turns/` and
+  `tool_call_counts/` are those of verl; `env/` is that of Search-R1.
   """
   return (_outcomes(trajectories) | _lengths(trajectories) |
           _actions(trajectories) | _searches(trajectories))
 
 
 def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-  """Rewards, scores and their parts, and the shares of the stop reasons."""
+  """Returns rewards, scores, their parts, and the shares of stop reasons."""
   values = _spread('critic/score', [
       t.outcome_reward for t in trajectories if t.outcome_reward is not None])
   values |= _spread('critic/rewards', [
@@ -50,7 +50,7 @@ def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-  """Lengths, and the share of tokens that the policy did not sample."""
+  """Returns lengths, and the share of tokens that the policy did not sample."""
   sampled = sum(sum(t.loss_mask) for t in trajectories)
   tokens = sum(len(t.tokens) for t in trajectories)
   return {
@@ -64,7 +64,7 @@ def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _actions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-  """Numbers of turns, and how many of them had a valid action."""
+  """Returns numbers of turns, and of turns with a valid action."""
   turns = [len(t.turns) for t in trajectories]
   valid = [[turn.action.kind != 'invalid' for turn in t.turns]
            for t in trajectories]
@@ -81,7 +81,7 @@ def _actions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _searches(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-  """Searches that were carried out, and the passages that the policy read."""
+  """Returns metrics of the searches, and of the passages that were read."""
   searches = [t.searches for t in trajectories]
   turns = [turn for t in trajectories for turn in t.turns]
   read = [turn for turn in turns if turn.observation_tokens]
@@ -105,9 +105,9 @@ def _searches(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _by_hop(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-  """Shares of the searches that find a gold: for the last hop, and before.
+  """Returns shares of searches that find a gold: for the last hop, and before.
 
-  The nth search of a trajectory counts as that of the nth hop.
+  The nth search of a trajectory counts as the search for the nth hop.
   """
   found = [(_finds_answer(t), t.question.hops) for t in trajectories]
   return {
@@ -119,7 +119,7 @@ def _by_hop(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _finds_answer(trajectory: Trajectory) -> list[bool]:
-  """Of each search: whether a gold stands in a passage of it."""
+  """Returns, for each search, whether a gold is in one of its passages."""
   golds = [gold for answer in trajectory.question.answers
            if (gold := rewards.normalise(answer))]
   read = [[rewards.normalise(f'{p.title} {p.text}') for p in turn.passages]
@@ -130,7 +130,7 @@ def _finds_answer(trajectory: Trajectory) -> list[bool]:
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
-  """{name/mean, name/max, name/min} of the values; 0 without any."""
+  """Returns {name/mean, name/max, name/min} of the values; 0 if none."""
   return {f'{name}/mean': _mean(values), f'{name}/max': max(values, default=0),
           f'{name}/min': min(values, default=0)}
 
