@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizers of Hugging Face folders: text to ids, ids to text, ids to bytes.
 
-What a policy sampled is only ever decoded, to be parsed; it is never encoded
-again. What the environment inserts is encoded once, as plain data.
+Tokens that a policy sampled are only decoded, to be parsed. Their text is never
+encoded again. The environment's text is encoded once, as plain data.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,25 +24,25 @@ _TODAY = ("{% macro strftime_now(format) %}{{ {'%Y-%m-%d': '2024-07-26'}"
 
 
 class Tokenizer:
-  """What the library needs of a tokenizer.
+  """A tokenizer with the methods that the library needs.
 
   Attributes:
-    vocab_size: ids lie in [0, vocab_size).
-    eos_ids: any of them ends a turn.
-    pad_id: fills arrays; carries no meaning.
-    leading_space: what to write before the first word of a text: ' ' for
-      SentencePiece, whose words begin with one, else ''.
+    vocab_size: Size of the vocabulary; ids are in [0, vocab_size).
+    eos_ids: Ids that end a turn.
+    pad_id: Id that fills arrays; it has no meaning.
+    leading_space: Text to write before the first word of a text: ' ' for
+      SentencePiece, whose words begin with a space, else ''.
   """
 
   def __init__(self, fast: Any, eos_ids: Sequence[int] = ()):
     """Wraps a fast tokenizer of transformers.
 
     Args:
-      fast: the tokenizer.
-      eos_ids: end a turn; default: the tokenizer's own end of sequence.
+      fast: The tokenizer.
+      eos_ids: Ids that end a turn; default: the tokenizer's end of sequence.
 
     Raises:
-      ValueError: no id ends a turn, or one is not in the vocabulary.
+      ValueError: No id ends a turn, or one is not in the vocabulary.
     """
     self._fast = fast
     self.vocab_size = len(fast)
@@ -60,20 +60,20 @@ class Tokenizer:
     self.leading_space = ' ' if self._anchor else ''
 
   def encode(self, text: str) -> tuple[int, ...]:
-    """Ids of the library's own text; special tokens become their ids.
+    """Returns ids of the library's own text; special tokens become their ids.
 
-    The text continues what stands before it: the space that SentencePiece puts
-    before a text is left out. Half a surrogate pair, which is no character,
+    The text continues the text before it, so the space that SentencePiece puts
+    before a text is left out. Half a surrogate pair, which is not a character,
     becomes a question mark.
     """
     return self._encode(text)
 
   def encode_data(self, text: str) -> tuple[int, ...]:
-    """Ids of text from outside; '<|im_end|>' in it is ten characters.
+    """Returns ids of text from outside; '<|im_end|>' in it is ten characters.
 
     Raises:
-      ValueError: the ids hold a special token all the same. The unknown token
-        is allowed: some tokenizers cannot write every character.
+      ValueError: The ids include a special token all the same. The unknown
+        token is allowed, because some tokenizers cannot write every character.
     """
     ids = self._encode(text, split_special_tokens=True)
     special = self.special_ids.intersection(ids) - {self._fast.unk_token_id}
@@ -85,28 +85,29 @@ class Tokenizer:
     return ids
 
   def decode(self, ids: Sequence[int]) -> str:
-    """Text of ids, without special tokens."""
+    """Returns the text of ids, without special tokens."""
     return self._fast.decode(
         list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
   def token(self, id_: int) -> str:
-    """The vocabulary's entry of an id; of a special token, its text."""
+    """Returns an id's entry in the vocabulary; for a special token, its text.
+    """
     return self._fast.convert_ids_to_tokens(int(id_))
 
   @property
   def has_chat_template(self) -> bool:
-    """Whether `render` can write messages at all."""
+    """True if `render` can write messages at all."""
     return bool(self._fast.chat_template)
 
   def render(self, messages: Sequence[Mapping[str, Any]], *,
              tools: Sequence[Mapping[str, Any]] | None = None) -> str:
     """Writes a conversation by the tokenizer's chat template.
 
-    The generation prompt stands at the end, unless the last message is the
+    The generation prompt is at the end, unless the last message is the
     assistant's. Today's date is always the same day.
 
     Raises:
-      ValueError: there is no template, or it refuses these messages.
+      ValueError: There is no template, or it refuses these messages.
     """
     if not self.has_chat_template:
       raise ValueError(
@@ -131,7 +132,7 @@ class Tokenizer:
 
   @functools.cached_property
   def special_ids(self) -> frozenset[int]:
-    """Ids that `encode_data` never gives, and that decoding leaves out."""
+    """Ids that `encode_data` never returns and that decoding leaves out."""
     added = self._fast.added_tokens_decoder
     return frozenset(self._fast.all_special_ids).union(
         id_ for id_, token in added.items() if token.special)
@@ -140,10 +141,10 @@ class Tokenizer:
   def token_bytes(self) -> tuple[bytes, ...]:
     """UTF-8 bytes that each id adds to a text; empty for special tokens.
 
-    Joined, they are the decoded text, but for the space that SentencePiece and
-    WordPiece put before the first word: decoding leaves it out. (A text of
-    WordPiece cannot begin in the middle of a word.) The stop automaton is
-    compiled from them, so that it finds a stop string however it was
+    Joined, they are the decoded text, except for the space that SentencePiece
+    and WordPiece put before the first word, which decoding leaves out. (A text
+    of WordPiece cannot begin in the middle of a word.) The stop automaton is
+    compiled from these bytes, so it finds a stop string however it was
     tokenised.
     """
     pieces = self._fast.convert_ids_to_tokens(list(range(self.vocab_size)))
@@ -160,7 +161,7 @@ class Tokenizer:
     return self._ids(text, **options)  # the anchor has merged with the text
 
   def _ids(self, text: str, **options) -> tuple[int, ...]:
-    text = text.encode(errors='replace').decode()  # half a character: a ?
+    text = text.encode(errors='replace').decode()  # half a pair: a ?
     return tuple(self._fast.encode(text, add_special_tokens=False, **options))
 
   @functools.cached_property
@@ -168,9 +169,10 @@ class Tokenizer:
     return self._ids(self._anchor)
 
   def _find_anchor(self) -> str:
-    """A text after which another continues without a space; '' if none is put.
+    """Returns a text after which another one continues without a space.
 
-    It is a character that no tokenizer has learned to merge with others.
+    The text is a character that no tokenizer has learned to merge with others,
+    or '' if the tokenizer puts no space before a text.
     """
     alone, word = self._ids('\x01'), self._ids('a')
     puts_space = self.decode((*alone, *word)) == self.decode(alone) + ' a'
@@ -192,14 +194,14 @@ def _piece_reader(decoder) -> Callable[[str], bytes]:
     byte = _BYTE.fullmatch(piece)
     if byte and bytes_fall_back:
       return bytes([int(byte[1], 16)])
-    # Its bytes within a text: the first piece of one would lose its space.
+    # The bytes within a text, because a text's first piece loses its space.
     return join(['a', piece])[len(join(['a'])):].encode()
 
   return read
 
 
 def _byte_characters() -> dict[int, str]:
-  """The printable stand-in that byte-level BPE gives to each byte (GPT-2)."""
+  """Returns the printable character of each byte in byte-level BPE (GPT-2)."""
   printable = [*range(ord('!'), ord('~') + 1), *range(0xA1, 0xAD),
                *range(0xAE, 0x100)]
   table = {b: chr(b) for b in printable}
@@ -208,15 +210,15 @@ def _byte_characters() -> dict[int, str]:
 
 
 def load(folder: str) -> Tokenizer:
-  """Reads the tokenizer of a model folder or hub id.
+  """Loads the tokenizer of a model folder or hub id.
 
   The ids that end a turn come from a local folder's generation_config.json,
-  which may name several; else from the tokenizer's end of sequence.
+  which may name several, or else from the tokenizer's end of sequence.
 
   Raises:
-    FileNotFoundError: a local folder has no tokenizer.json.
-    ValueError: a file is damaged, or an id that ends a turn is none of the
-      tokenizer's.
+    FileNotFoundError: A local folder has no tokenizer.json.
+    ValueError: A file is damaged, or an id that ends a turn is not in the
+      tokenizer's vocabulary.
   """
   path = pathlib.Path(folder)
   if path.exists() and not (path / 'tokenizer.json').is_file():
@@ -229,7 +231,7 @@ def load(folder: str) -> Tokenizer:
         folder, use_fast=True, trust_remote_code=False)
   except ImportError:
     raise
-  except Exception as error:  # of the parser's, which are of many kinds
+  except Exception as error:  # the parser raises many kinds
     raise ValueError(
         f'model.path must hold a tokenizer, but that of {folder} cannot be '
         f'loaded: {type(error).__name__} {error}. Fetch its files again.'
@@ -238,7 +240,8 @@ def load(folder: str) -> Tokenizer:
 
 
 def _eos_ids(path: pathlib.Path) -> tuple[int, ...]:
-  """The ids that a generation_config.json names; () for none."""
+  """Returns the ids that a generation_config.json names; () if there are none.
+  """
   if not path.is_file():
     return ()
   try:

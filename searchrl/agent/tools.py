@@ -3,8 +3,8 @@
 """The tool protocol: a dialogue whose searches are tool calls in JSON.
 
 The policy writes <tool_call>{"name": "search", "arguments": {"query_list":
-["..."]}}</tool_call>, with several queries a call; the passages come back as
-the answer of a tool, in the frame of the tokenizer's chat template. Dr. Zero
+["..."]}}</tool_call>, with one or more queries per call. The passages come back
+as the answer of a tool, in the frame of the tokenizer's chat template. Dr. Zero
 (arXiv:2601.07055) and DSPO (arXiv:2510.09255) use it.
 """
 
@@ -20,7 +20,7 @@ from searchrl.agent.dialogue import Dialogue
 from searchrl.agent.markup import neutralise
 from searchrl.trajectory import Action, Passage, Passages
 
-MAX_QUERIES = 8  # in one call
+MAX_QUERIES = 8  # queries per call
 _INVALID = ('Error: this was neither a call of the tool nor an answer. To call '
             'the tool, write a JSON object with its name and its arguments '
             'between the tool_call tags. To answer, write the answer between '
@@ -29,19 +29,19 @@ _NOTHING = 'No search results found.'
 
 
 def dr_zero(tokenizer) -> Dialogue:
-  """The solver of Dr. Zero: no system message but the template's own.
+  """Returns Dr. Zero's solver, which adds no system message to the template's.
 
   Raises:
-    ValueError: there is no chat template, or it cannot frame this protocol.
+    ValueError: There is no chat template, or it cannot frame this protocol.
   """
   return make(tokenizer, template=solver_template())
 
 
 def dspo(tokenizer) -> Dialogue:
-  """DSPO, which builds on verl's search example: with a system message.
+  """Returns DSPO's dialogue: like verl's search example, with a system message.
 
   Raises:
-    ValueError: there is no chat template, or it cannot frame this protocol.
+    ValueError: There is no chat template, or it cannot frame this protocol.
   """
   return make(tokenizer, template=solver_template(),
               system='You are a helpful and harmless assistant.')
@@ -59,7 +59,7 @@ def dr_zero_proposer(tokenizer) -> Dialogue:
 
 
 def solver_template() -> str:
-  """Search-R1's prompt with the tags of this protocol, as both papers do."""
+  """Returns Search-R1's prompt with this protocol's tags, as in both papers."""
   text = dialogues.verbatim('search_r1_prompt.txt').removesuffix('\n')
   for old, new in (('search', 'tool_call'), ('information', 'tool_response')):
     text = text.replace(f'<{old}>', f'<{new}>').replace(
@@ -72,14 +72,15 @@ def make(tokenizer, *, template: str, system: str | None = None,
   """Makes the tool protocol in a tokenizer's chat template.
 
   Args:
-    tokenizer: with a chat template that writes tools; see `agent.tokenizer`.
-    template: the user's message; must hold '{question}' once.
-    system: the system message; None leaves it to the template.
-    max_queries: a call with more is invalid.
+    tokenizer: Tokenizer with a chat template that writes tools; see
+      `agent.tokenizer`.
+    template: The user's message, which has '{question}' once.
+    system: The system message; None leaves it to the template.
+    max_queries: Maximum number of queries; a call with more is invalid.
 
   Raises:
-    ValueError: there is no chat template, or it does not write the tool, is
-      not append-only, or changes a message.
+    ValueError: There is no chat template, or it does not write the tool, is not
+      append-only, or changes a message.
   """
   render = functools.partial(tokenizer.render, tools=[schema()])
   plain = dataclasses.replace(
@@ -106,17 +107,17 @@ def make(tokenizer, *, template: str, system: str | None = None,
 
 
 def schema() -> dict:
-  """The tool's description, which the chat template shows to the policy."""
+  """Returns the tool's description, which the chat template writes."""
   return json.loads(dialogues.verbatim('search_tool.json'))
 
 
 def parse(text: str, *, max_queries: int = MAX_QUERIES) -> Action:
   """Parses one turn strictly.
 
-  A call is a block that ends the text and holds a JSON object with name and
-  arguments, nothing else; the arguments are 1 to `max_queries` strings under
-  query_list, none empty. An answer is parsed as in the tag protocol.
-  Everything else is invalid.
+  A call is a block that ends the text and holds a JSON object with only name
+  and arguments. The arguments are 1 to `max_queries` non-empty strings under
+  query_list. An answer is parsed as in the tag protocol. Everything else is
+  invalid.
   """
   body = text.rstrip()
   if not body.endswith('</tool_call>'):
@@ -130,7 +131,7 @@ def parse(text: str, *, max_queries: int = MAX_QUERIES) -> Action:
 
 
 def _queries(call: str) -> tuple[str, ...]:
-  """The queries of a call; () if the text is not one valid call."""
+  """Returns the queries of a call; () if the text is not one valid call."""
   try:
     body = json.loads(call, object_pairs_hook=_unique)
     if body.keys() != {'name', 'arguments'} or body['name'] != 'search':
@@ -142,28 +143,28 @@ def _queries(call: str) -> tuple[str, ...]:
     if not isinstance(queries, list):
       return ()
     queries = tuple(query.strip() for query in queries)
-    ''.join(queries).encode()  # half a surrogate pair is no text
+    ''.join(queries).encode()  # raises for half a surrogate pair
   except (ValueError, AttributeError, RecursionError):
     return ()
   return queries if all(queries) else ()
 
 
 def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-  """Makes an object; raises a ValueError if a key stands twice."""
+  """Makes an object; raises a ValueError if a key occurs twice."""
   if len(dict(pairs)) < len(pairs):
     raise ValueError('a key stands twice')
   return dict(pairs)
 
 
 def tool_passage(number: int, passage: Passage) -> str:
-  """One passage as the tool writes it; `number` counts from 1."""
+  """Returns one passage as the tool writes it; `number` counts from 1."""
   title, text = neutralise(passage.title), neutralise(passage.text)
   return f'Doc {number} (Title: "{title}")\n{text}'
 
 
 def by_query(write: Callable[[int, Passage], str],
              results: Sequence[Passages]) -> list[str]:
-  """The passages of each query, numbered from 1; a rule parts the queries."""
+  """Returns each query's passages, numbered from 1; '---' parts the queries."""
   pieces = []
   for passages in results:
     texts = [write(n, p) for n, p in enumerate(passages, start=1)] or [_NOTHING]

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Finished conversations as ids, with which of them are trained on.
+"""Encodes finished conversations as ids, with a mask of the trained ones.
 
-They are encoded piece by piece, as a rollout would: what the policy says is a
-piece of its own, so that its ids are some that it could have sampled.
+They are encoded piece by piece, as in a rollout. Each text of the policy is a
+piece of its own, so that its ids are ones that the policy could have sampled.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ class Transcript(NamedTuple):
   """A conversation as a model reads it."""
 
   ids: tuple[int, ...]
-  trained: tuple[bool, ...]  # one an id
+  trained: tuple[bool, ...]  # one entry per id; True: trained on
 
 
 def of_segments(segments: Iterable[tuple[str, bool]], tokenizer,
@@ -25,9 +25,9 @@ def of_segments(segments: Iterable[tuple[str, bool]], tokenizer,
   """Encodes texts one by one; special tokens in them become their ids.
 
   Args:
-    segments: texts, and whether each is trained on.
-    tokenizer: of the model.
-    ends: the token that ends a turn follows, and is trained on.
+    segments: Pairs of a text and True if it is trained on.
+    tokenizer: The model's tokenizer.
+    ends: True to add the token that ends a turn, which is trained on.
   """
   pieces = [(tokenizer.encode(text), trained) for text, trained in segments]
   return _joined([*pieces, (tokenizer.eos_ids[:1], True)] if ends else pieces)
@@ -37,18 +37,19 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
                 place: str = 'a conversation') -> Transcript:
   """Encodes messages in the frame of the tokenizer's chat template.
 
-  Trained on are the assistant's turns, from the end of their generation prompt
-  to the token that ends them. What stands after the last one is left out.
-  Special tokens in the messages of others are data, as in a rollout.
+  Only the assistant's turns are trained on, from the end of their generation
+  prompt to the token that ends them. All text after the last such turn is left
+  out. Special tokens in the messages of others are data, as in a rollout.
 
   Args:
-    messages: dicts of role and content; one of role 'assistant' is not first.
-    tokenizer: of the model.
-    place: where they stand, for the error.
+    messages: Dicts of role and content. At least one message of role
+      'assistant' comes after another message.
+    tokenizer: The model's tokenizer.
+    place: Place of the conversation, for the error.
 
   Raises:
-    ValueError: there is no template, it refuses the messages, it changes what
-      it has written before, or a message that holds a special token.
+    ValueError: There is no template; or it refuses the messages, changes the
+      text that it wrote before, or changes a message with a special token.
   """
   pieces, written, first = [], '', 0
   for number, message in enumerate(messages):
@@ -68,10 +69,10 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
 
 
 def _until_end(said: str, tokenizer) -> str:
-  """A turn up to the special token that ends it, or all of it."""
+  """Returns a turn up to the special token that ends it, or all of it."""
   for id_ in reversed(tokenizer.encode(said)):
     token = tokenizer.token(id_)
-    if id_ in tokenizer.special_ids and token in said:  # no unknown token
+    if id_ in tokenizer.special_ids and token in said:  # not the unknown token
       return said[:said.rindex(token) + len(token)]
   return said
 
@@ -79,18 +80,18 @@ def _until_end(said: str, tokenizer) -> str:
 def _framed(text: str, start: int, messages: Sequence[Mapping[str, Any]],
             first: int, tokenizer, place: str
            ) -> list[tuple[tuple[int, ...], bool]]:
-  """The template's text, and the messages in it as data.
+  """Returns pieces of the template's text, and of the messages in it as data.
 
-  Where they stand is seen by writing others in their place: what a message says
-  may stand in the template's own text, too.
+  Placeholders find the places of the messages. A search for the messages would
+  not do, because the template's own text may include the same words.
 
   Args:
-    text: what the template writes of the messages from `first` on.
-    start: characters that it writes before it.
-    messages: up to the assistant's turn.
-    first: of those that the text is about.
-    tokenizer: of the model.
-    place: where the messages stand, for the error.
+    text: Text that the template writes for the messages from `first` on.
+    start: Number of characters that the template writes before this text.
+    messages: Messages up to the assistant's turn.
+    first: Index of the first message in the text.
+    tokenizer: The model's tokenizer.
+    place: Place of the conversation, for the error.
   """
   name = 'MessageStandsHere'
   while name in text:
