@@ -1,16 +1,18 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""One question to a trained policy, each turn shown as it happens.
+r"""Asks a trained policy one question and shows each turn as it happens.
 
   python -m searchrl.main --config=configs/ask.py --config.ask.run=runs/dspo \
-      --question "What is the city of birth of the person who wrote The Naflirsong Garden?"
+      --question "Who wrote The Naflirsong Garden?"
 
-Without --question it proposes some. The answer alone goes to stdout. The size
-may also be a run's folder, --config=configs/ask.py:runs/mine, from which model,
-dialogue, budgets and search come, too; after it any of them can be set.
+Without --question it proposes some questions. Only the answer goes to stdout.
+The size may also be a run's directory, --config=configs/ask.py:runs/mine. Then
+model, dialogue, budgets and search also come from that run, and flags after it
+can change any of them.
 
 Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 7 seconds, start included.
-Result: after dspo.py, seed 0, the answer above in 3 turns, and it is right.
+Result: after dspo.py, seed 0, the right answer in 3 turns to "What is the city
+of birth of the person who wrote The Naflirsong Garden?".
 """
 
 import pathlib
@@ -34,27 +36,28 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
                      f'but {size!r} is none; else a {error}') from error
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.ask:run'
-  config.seed = base.seed  # of sampling, and of the noise
+  config.seed = base.seed  # seed of sampling and of the noise engine
   config.model = dict(
       path=base.model.path,  # a Hugging Face folder or hub id; '': tiny base
-      dtype=base.model.dtype,  # as it is kept
+      dtype=base.model.dtype,  # dtype of the parameters
   )
-  config.dialogue = base.dialogue  # that the policy was trained with
-  config.search = base.search  # no corpus: the run's, or a generated world
+  config.dialogue = base.dialogue  # dialogue that the policy was trained with
+  # Without a corpus, the run's corpus or a generated world is searched.
+  config.search = base.search
   config.data = dict(
-      world_seed=base.data.world_seed,  # of the generated world
-      per_hop=base.data.per_hop,  # its questions, of which some are proposed
-      common=base.data.common,  # above 0: others, about common knowledge
+      world_seed=base.data.world_seed,  # seed of the generated world
+      per_hop=base.data.per_hop,  # number of questions, some of them proposed
+      common=base.data.common,  # above 0: also asks about common knowledge
   )
-  config.world = base.world  # common knowledge, hard
+  config.world = base.world  # options: common knowledge, hard worlds
   config.rollout = {name: base.rollout[name] for name in _ROLLOUT}
   config.mesh = base.mesh
   config.ask = dict(
-      question='',  # set by --question; '' proposes some
-      examples='',  # questions, jsonl, to propose; '': beside the corpus
-      run='',  # the run whose newest checkpoint answers; '': the model itself
-      samples=1,  # a single one is greedy; several vote
-      temperature=1.0,  # of several samples
+      question='',  # question to ask, set by --question; '': proposes some
+      examples='',  # jsonl of questions to propose; '': those beside the corpus
+      run='',  # run whose newest checkpoint answers; '': the model itself
+      samples=1,  # answers sampled; 1 is greedy, and more take a vote
+      temperature=1.0,  # temperature, if there are several samples
   )
   if run.is_file():
     _as_in(config, workdir.read_config(size), size)
@@ -62,7 +65,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
 
 
 def _as_in(config: ml_collections.ConfigDict, past: dict, folder: str) -> None:
-  """Takes from a run's config what its policy was trained with."""
+  """Copies dialogue, search, model and rollout options from a run's config."""
   config.ask.run = folder
   config.ask.examples = past['data']['evaluate'] or past['data']['train']
   config.dialogue = past['dialogue']

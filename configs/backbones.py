@@ -6,10 +6,11 @@ r"""The backbone sweep: one recipe, started from each of several models.
   python -m searchrl.main --config=configs/backbones.py --seeds=0,1,2
   python -m searchrl.main --config=configs/backbones.py:qwen2.5-7b
 
-A run for each model in runs/backbones/NAME, evaluated before and after, and one
-table. On the laptop the models are ours: tiny_base searches once, tiny_raw
-seldom keeps the format, tiny_instruct has learned every skill. A model's size
-names the scale: base, instructed and, where there is one, distilled from R1.
+Each model has a run in runs/backbones/NAME, evaluated before and after, and all
+are compared in one table. On the laptop the models are ours: tiny_base searches
+once, tiny_raw seldom keeps the format, and tiny_instruct has learned every
+skill. At a model's size the sweep has all models with as many parameters: base,
+instruct and, if there is one, distilled from R1.
 
 Hardware: not yet measured. Time: not yet measured. Result: not yet measured.
 
@@ -43,6 +44,6 @@ def get_config(size: str = 'laptop'):
 
 
 def _of(size: str) -> dict:
-  """What depends on the model: its path, and how it is spoken to."""
+  """Returns the config fields that depend on the model: path and dialogue."""
   own = grpo.get_config(size)
   return dict(model=dict(path=own.model.path), dialogue=own.dialogue)

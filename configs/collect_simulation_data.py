@@ -1,15 +1,15 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""Collects queries and documents that a simulated engine is tuned on.
+r"""Collects queries and documents for tuning a simulated engine.
 
   python -m searchrl.main --config=configs/dspo.py
   python -m searchrl.main --config=configs/collect_simulation_data.py \
       --config.collect.run=runs/dspo
 
-A policy answers the training questions through a real engine; documents of its
-right answers are useful, those of wrong ones noise. The files that it writes are
-those that configs/finetune_simulator.py reads. On the laptop the questions are of
-generated worlds, many with few questions each.
+A policy answers the training questions through a real engine. Documents of
+right answers count as useful, and documents of wrong answers count as noise.
+configs/finetune_simulator.py reads the files that this job writes. On the
+laptop the questions are from many generated worlds, a few from each.
 
 Hardware: 2 CPU cores. Time: not yet measured. Result: 27,891 queries, .73 of
 them of right answers; of the wrong ones, .56 of last searches hold the answer,
@@ -21,7 +21,7 @@ Source: Sun et al. 2025, ZeroSearch, arXiv:2505.04588, section 3.2.
 from configs import common
 from configs import settings
 
-LAPTOP = dict(  # short, for a small model
+LAPTOP = dict(  # short prompts, for a small model
     useful='Useful documents: {query}\nQuestion: {problem}\n'
            'Answer: {ground_truth}\n',
     noisy='Noisy documents: {query}\nQuestion: {problem}\n'
@@ -32,20 +32,22 @@ def get_config(size: str = 'laptop'):
   config = common.as_evaluated(common.get_config(size))
   is_tiny = settings.is_laptop(size) or size == 'smoke'
   config.job = 'searchrl.jobs.collect_simulation_data:run'
-  config.data.world_seed = 11  # of the first; not those of runs and of tests
+  # Seed of the first world; it differs from those of runs and of tests.
+  config.data.world_seed = 11
   config.collect = dict(
-      worlds=60,  # that are generated, where no files are given
-      run='',  # whose newest checkpoint asks; '': the model itself
-      samples=1,  # a question
-      temperature=1.0,  # 0 is greedy
-      questions_a_round=600,  # a round is lost where it is killed
-      validation_share=0.05,  # of the questions, in [0, 1)
-      prompts=LAPTOP if is_tiny else 'zerosearch',  # as the engine is asked
-      titled=is_tiny,  # whether documents begin with their titles
-      chat=not is_tiny,  # whether the simulator is asked in its chat template
+      worlds=60,  # number of generated worlds, if no files are given
+      run='',  # run whose newest checkpoint asks; '': the model itself
+      samples=1,  # samples per question
+      temperature=1.0,  # temperature of sampling; 0 is greedy
+      questions_a_round=600,  # questions per round; a kill loses one round
+      validation_share=0.05,  # share of the questions, in [0, 1)
+      prompts=LAPTOP if is_tiny else 'zerosearch',  # prompts of the simulator
+      titled=is_tiny,  # True if documents begin with their titles
+      chat=not is_tiny,  # True if the simulator's chat template is used
   )
   if is_tiny:
-    # Few facts of many worlds: else a simulator learns facts, not to copy.
+    # Few facts from many worlds, so that a simulator learns to copy and does
+    # not memorise the facts.
     config.data.update(per_hop=(70, 70, 70), common=0.1)
   if size == 'smoke':
     config.collect.worlds = 2

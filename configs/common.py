@@ -1,14 +1,14 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Every knob of a training run, one a line, with unit and constraint.
+"""Every option of a training run, one per line, with unit and constraint.
 
-A recipe's config starts from here and states only its difference. The default
-size is the laptop run.
+A recipe's config starts from this one and states only its differences. The
+default size is the laptop run.
 
   python -m searchrl.main --config=configs/dspo.py:smoke   # or any recipe
   python -m searchrl.main --config=configs/grpo.py:study/qwen2.5-7b
 
-Results stand in the recipes; of the papers' models: not yet measured.
+Results: the recipes have them; for the papers' models, not yet measured.
 """
 
 import ml_collections
@@ -18,13 +18,13 @@ from searchrl.runtime import alerts
 
 
 def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
-  """The config of a size, which a recipe's file states its difference from.
+  """Returns the config of a size, which recipes then change.
 
   Args:
-    size: 'laptop', 'smoke', 'stress_1' to 'stress_3' (the laptop run with
-      larger updates), a model of configs/models.py, or SETTING/MODEL with a
-      setting of configs/settings.py; that of a model alone is Search-R1's, or
-      the one that the recipe names at its end.
+    size: Name of the size: 'laptop', 'smoke', 'stress_1' to 'stress_3' (the
+      laptop run with larger updates), a model of configs/models.py, or
+      SETTING/MODEL with a setting of configs/settings.py. The setting of a
+      model alone is Search-R1's, or the one that the recipe names at its end.
   """
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.train:run'
@@ -219,9 +219,9 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
 
 def as_evaluated(config: ml_collections.ConfigDict
                 ) -> ml_collections.ConfigDict:
-  """The config with evaluation's engine in config.search, its one place then.
+  """Returns the config with evaluation's engine moved to config.search.
 
-  For jobs that train nothing.
+  It is for jobs that do not train.
   """
   own = config.evaluate.search
   if own.engine:
@@ -231,13 +231,13 @@ def as_evaluated(config: ml_collections.ConfigDict
 
 
 def one_sample_a_question(config: ml_collections.ConfigDict) -> None:
-  """Each trajectory of another question, as many of them a step."""
+  """Sets one sample per question, with as many trajectories per step."""
   config.rollout.questions *= config.rollout.group_size
   config.rollout.group_size = 1
 
 
 def most_tokens(config: ml_collections.ConfigDict) -> int:
-  """That a policy may write in a conversation: all of its turns."""
+  """Returns the most tokens that a policy may write in all turns together."""
   budgets = config.rollout.budgets
   return min(budgets.max_turns * budgets.max_turn_tokens,
              config.rollout.length)

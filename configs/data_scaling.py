@@ -1,19 +1,20 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""Data scaling: GRPO on 1, 10, 100 and 1,000 questions, over and over.
+r"""Data scaling: GRPO on 1, 10, 100 and 1,000 questions, many times each.
 
   python -m searchrl.main --config=configs/data_scaling.py
   python -m searchrl.main --config=configs/data_scaling.py --seeds=0,1,2
   python -m searchrl.main --config=configs/data_scaling.py:qwen2.5-3b
 
-A run for each number in runs/data_scaling/NUMBER, with as many steps each, and
-one table: runs by hops. A smaller set is part of a larger one of the same seed.
+Each number has a run in runs/data_scaling/NUMBER, all with the same number of
+steps. One table shows runs by hops. A smaller set is part of a larger set of
+the same seed.
 
 Hardware: not yet measured. Time: not yet measured. Result: not yet measured.
 
 Source: Study (Jin et al. 2025, arXiv:2505.15117) appendix E, whose GRPO of 3B
-reaches .134, .258, .307, .377 and, of 10,000 questions, .379. Differs: a
-question that comes again in a step has samples of its own.
+reaches .134, .258, .307, .377 and, with 10,000 questions, .379. Differs: a
+question that occurs more than once in a step has its own samples each time.
 """
 
 from configs import grpo

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""Dr. GRPO: GRPO without division by spread or by own length.
+r"""Dr. GRPO: GRPO without division by the spread or by a row's own length.
 
   python -m searchrl.main --config=configs/dr_grpo.py
 

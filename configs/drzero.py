@@ -6,22 +6,23 @@ r"""Dr. Zero: a proposer writes questions, a solver learns to answer them.
   python -m searchrl.main --config=configs/drzero.py:qwen2.5-3b --plan \
       --config.plan.devices=h200-8
 
-Two iterations of: the proposer learns (HRPO) to write what the solver of the
-iteration before answers now and then, the best of its proposals become a file,
-and the solver learns from it (GRPO). No question of the kind that is evaluated
-is read. On the laptop the proposer begins as tiny_proposer, which lessons have
-taught the form, and is asked for one or two hops.
+Each of two iterations has three steps. First the proposer learns with HRPO to
+write questions that the previous iteration's solver answers sometimes. Then its
+best proposals are written to a file. Last, the solver learns from this file
+with GRPO. No question of the kind that is evaluated is read. On the laptop the
+proposer starts as tiny_proposer, which has learned the form of a proposal from
+lessons, and writes questions of one or two hops.
 
 Hardware: a core of an AMD EPYC (family 25). Time: 255 to 284 CPU seconds.
-Result: exact match of greedy answers, 1 to 4 hops, .94 .00 .00 .00 before and .96
-.75 .57 .41 after (means of five seeds; names of known parts); with shuffled
-answers .84 .04 .00 .00, with as many questions of the world .96 .83 .69 .49. The
-untrained proposer's questions teach as much (BENCHMARKS.md says why). At the size
-of Qwen2.5: not yet measured.
+Result: exact match of greedy answers, 1 to 4 hops, .94 .00 .00 .00 before and
+.96 .75 .57 .41 after (means of five seeds; names of known parts); with shuffled
+answers .84 .04 .00 .00, with as many questions of the world .96 .83 .69 .49.
+The untrained proposer's questions teach as much (BENCHMARKS.md says why). At
+the size of Qwen2.5: not yet measured.
 
-Source: Dr. Zero, arXiv:2601.07055. Differs: proposals that are ill-formed,
-ungrounded, duplicates or tell their answer are dropped; the proposer's prompt
-is our own; its optimizer begins anew in each iteration.
+Source: Dr. Zero, arXiv:2601.07055. Differs: proposals are dropped if they are
+ill-formed, ungrounded, duplicates or contain their answer; the proposer's
+prompt is our own; its optimizer starts anew in each iteration.
 """
 
 import ml_collections
@@ -34,46 +35,47 @@ from searchrl.experiment import roles
 
 
 def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
-  """The config of self-play: what is shared, and a run of each role.
+  """Returns the config of self-play: shared options and a run of each role.
 
   Args:
-    size: 'laptop', 'smoke', or a model of configs/models.py.
+    size: Name of the size: 'laptop', 'smoke', or a model of configs/models.py.
   """
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.selfplay:run'
-  config.seed = 0  # of both roles, of the seeds and of the world
+  config.seed = 0  # seed of both roles, of the drawn documents and of the world
   config.allow_changes = False  # set by --allow_changes
   is_tiny = settings.is_laptop(size) or size == 'smoke'
   config.selfplay = dict(
       iterations=2,
-      hops=(2, 1),  # shares of 1, 2, ... hops asked for
-      seeds=576,  # an iteration: documents, drawn from the corpus
-      documents=True,  # shown to the proposer; else the hops alone
-      document_tokens=90,  # longer documents are cut
-      examined=96,  # documents on which a proposer is examined
-      one_model=False,  # proposer and solver are one, as in SQLM
+      hops=(2, 1),  # shares of proposals with 1, 2, ... hops
+      seeds=576,  # documents drawn from the corpus per iteration
+      documents=True,  # the proposer reads a document; False: the hops only
+      document_tokens=90,  # tokens of a document; longer ones are cut
+      examined=96,  # documents on which a proposer is evaluated
+      one_model=False,  # True: proposer and solver are one model, as in SQLM
   )
-  config.proposing = dict(  # of questions for the solver
-      seeds=288,  # of the iteration's, from the first on
-      samples=3,  # of which the best by its form is taken
-      seeds_a_round=96,  # a round is lost where it is killed
-      shuffle_answers=False,  # a control: answers of other questions
-      check=dict(  # by the solver: right with the evidence, never without
-          attempts=0,  # of either; 0: no such check
+  config.proposing = dict(  # writing of questions for the solver
+      seeds=288,  # number of the iteration's documents used, the first ones
+      samples=3,  # proposals per document; the best by its form is taken
+      seeds_a_round=96,  # documents per round; a kill loses one round
+      shuffle_answers=False,  # True, a control: answers of other questions
+      check=dict(  # the solver must be right with the evidence, never without
+          attempts=0,  # attempts with and without evidence each; 0: no check
           from_documents='searchrl.agent.dialogue:laptop_read',
           from_memory='searchrl.agent.dialogue:laptop_answer',
-          max_prompt_tokens=440,  # longer evidence is cut
+          max_prompt_tokens=440,  # tokens of the prompt; longer evidence is cut
       ),
   )
-  config.alarms = dict(  # shares, but for entropy; what speaks for a collapse
-      gate=0.2,  # the least that passes
-      unique=0.5,  # the least of different questions
-      leaking=0.3,  # the most that tell their answer
-      unfinished=0.5,  # the most that end at a limit
-      entropy=0.01,  # the least of a proposal, in nats a token
+  config.alarms = dict(  # signs of a collapse, as shares except for entropy
+      gate=0.2,  # least share of proposals that pass the gate
+      unique=0.5,  # least share of different questions
+      leaking=0.3,  # largest share of proposals that contain their answer
+      unfinished=0.5,  # largest share of proposals that end at a limit
+      entropy=0.01,  # least entropy of a proposal, in nats per token
   )
   if is_tiny:
-    config.proposer, config.solver = _laptop_proposer(size), _laptop_solver(size)
+    config.proposer, config.solver = (
+        _laptop_proposer(size), _laptop_solver(size))
   else:
     config.proposer = hrpo.get_config(f'drzero_proposer/{size}')
     config.solver = grpo.get_config(f'drzero_solver/{size}')
@@ -91,14 +93,14 @@ def _laptop_proposer(size: str) -> ml_collections.ConfigDict:
   config.dialogue = 'searchrl.agent.dialogue:laptop_proposer'
   config.reward = 'searchrl.agent.proposals:judge'
   config.reward_options = dict(
-      attempts=5,  # of the solver, at a question
+      attempts=5,  # attempts of the solver per question
       format_weight=0.5,
-      difficulty='difficulty',  # or parabola, uncertainty, mixed
+      difficulty='difficulty',  # difficulty, parabola, uncertainty or mixed
   )
   solver = common.get_config(size)
-  config.solver = dict(  # who plays for the reward; frozen
+  config.solver = dict(  # frozen solver that answers for the reward
       path='tiny_base',
-      run='',  # the solver of the iteration before
+      run='',  # run of the previous iteration's solver
       dialogue=solver.dialogue,
       budgets=solver.rollout.budgets.to_dict(),
       temperature=1.0,
@@ -126,7 +128,7 @@ def _laptop_solver(size: str) -> ml_collections.ConfigDict:
 
 
 def _as_published(config: ml_collections.ConfigDict) -> None:
-  """Section 4 and appendix A: three iterations of 50 steps a role."""
+  """Sets section 4's and appendix A's values: 3 iterations, 50 steps a role."""
   config.selfplay.update(
       iterations=3, hops=(4, 3, 2, 1), seeds=33_923, document_tokens=256,
       examined=256)
@@ -139,7 +141,7 @@ def _as_published(config: ml_collections.ConfigDict) -> None:
 
 
 def _share(config: ml_collections.ConfigDict) -> None:
-  """Takes what both roles share out of them, to the one place that it has."""
+  """Moves the options that both roles share to the top level of the config."""
   for name in ('data', 'world', 'search', 'plan'):
     config[name] = config.solver[name].copy_and_resolve_references()
   for role in (config.proposer, config.solver):

@@ -6,8 +6,8 @@ r"""DSPO: GSPO's sequence ratio on groups with mixed outcomes; the default run.
   python -m searchrl.main --config=configs/dspo.py:qwen2.5-7b-instruct
 
 A step samples rounds of questions until 12 groups have mixed outcomes, or 3
-rounds are over; the groups left over open the next step. The run ends after as
-many trajectories as grpo.py samples.
+rounds are over. Groups beyond these are used first in the next step. The run
+ends after as many trajectories as grpo.py samples.
 
 Hardware: 2 CPU cores (AMD EPYC, family 25, model 17). Time: 88 seconds, 139
 CPU seconds. Result: exact match of greedy answers, 1 to 4 hops, .94 .00 .00 .00
@@ -37,7 +37,7 @@ def get_config(size: str = 'laptop'):
   if settings.is_laptop(size):
     config.train.max_rollouts = 1728  # trajectories; 24 steps of grpo.py
     config.evaluate.every = 2
-  if size == 'laptop':  # as many updates of all as grpo.py, in fewer batches
+  if size == 'laptop':  # as many updates as grpo.py, in fewer batches
     config.learner.minibatches = 3
   if settings.apply(config, size, 'dspo'):
     config.algorithm.update(clip_low=3e-4, clip_high=4e-4)

@@ -1,21 +1,23 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""The engine matrix: trained through each engine, judged through all of them.
+r"""The engine matrix: trains with each engine and evaluates with all of them.
 
   python -m searchrl.main --config=configs/engines.py
   python -m searchrl.main --config=configs/engines.py --seeds=0,1,2
   python -m searchrl.main --config=configs/engines.py:qwen2.5-7b
 
-A run for each engine in runs/engines/NAME, whose answers are judged through
-every engine at its end, and one table: runs by engine. Random passages, BM25,
-an approximate index (HNSW, hasty on the laptop) and exact search.
+Each engine has a run in runs/engines/NAME, which is evaluated with every engine
+at its end. One table shows runs by engine. The engines are random passages,
+BM25, an approximate index (HNSW, with low recall on the laptop) and exact
+search.
 
-Hardware: not yet measured. Time: not yet measured. Result: benchmarks/learning.py
-has the same comparison over five seeds (BENCHMARKS.md).
+Hardware: not yet measured. Time: not yet measured. Result:
+benchmarks/learning.py has the same comparison over five seeds (BENCHMARKS.md).
 
 Source: Study (Jin et al. 2025, arXiv:2505.15117) 5.2, whose PPO of 7B reaches
-.241, .352, .379 and .430, each judged through the engine that it was trained
-with. Differs: on the laptop GRPO is trained; and every engine judges.
+.241, .352, .379 and .430, each evaluated with the engine that it was trained
+with. Differs: the laptop trains with GRPO, and every run is evaluated with
+every engine.
 """
 
 from configs import grpo
@@ -44,7 +46,7 @@ def get_config(size: str = 'laptop'):
       job=config.job,
       order=tuple(engines),
       runs={name: dict(search=of) for name, of in engines.items()},
-      across='engine',  # the columns of the last table
+      across='engine',  # name of the last table's columns
   )
   config.job = 'searchrl.jobs.sweep:run'
   return config

@@ -2,17 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""The full evaluation of a run: 200 questions of each hop count, greedily.
 
-  python -m searchrl.main --config=configs/evaluate.py --config.evaluate.run=runs/dspo
-  python -m searchrl.main --config=configs/evaluate.py:methods --workdir=runs/methods
+  python -m searchrl.main --config=configs/evaluate.py \
+      --config.evaluate.run=runs/dspo
+  python -m searchrl.main --config=configs/evaluate.py:methods \
+      --workdir=runs/methods
   python -m searchrl.main --config=configs/evaluate.py:trained --seeds=0,1,2 \
       --workdir=runs/trained
 
-Without `evaluate.run`, the model of `model.path` is evaluated; the shipped tiny
-base model by default. Sampled answers, random passages and common knowledge
+Without `evaluate.run`, it evaluates the model of `model.path`, by default the
+shipped tiny base model. Sampled answers, random passages and common knowledge
 have 50 questions each. Size methods compares methods, each with the model that
-its line below names; a run that is not there has a row that says so. Size
-trained compares those that train, over the seeds of runs/NAME/seed_N. Writes
-runs/evaluate/table.json and records/.
+its line below names. A run that does not exist has a row that says so. Size
+trained compares the methods that train, over the seeds of runs/NAME/seed_N.
+The job writes runs/evaluate/table.json and records/.
 
 Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 121 CPU seconds.
 Result: exact match of greedy answers, 1 to 4 hops, names of known parts, after
@@ -28,19 +30,20 @@ def get_config(size: str = 'laptop'):
   compared = size if size in ('methods', 'trained') else ''
   size = 'laptop' if compared else size
   config = common.as_evaluated(common.get_config(size))
-  size = 'laptop' if settings.is_laptop(size) else size  # of any updates
+  # The sizes with larger updates evaluate like the laptop.
+  size = 'laptop' if settings.is_laptop(size) else size
   config.job = 'searchrl.jobs.evaluate:run'
   config.evaluate.update(
-      run='',  # that is evaluated, at its newest step or 'run@12'; '': the model
-      step=0,  # another one draws other samples
-      samples=1,  # a question, where sampled: for pass@k and the majority
-      methods={},  # row -> method, model and run; {}: the agent alone
-      order=(),  # of the rows; the others are compared with the last
+      run='',  # run at its newest step, or 'run@12'; '': the model itself
+      step=0,  # part of the sampling seed: another step draws other samples
+      samples=1,  # sampled answers per question, for pass@k and the majority
+      methods={},  # method, model and run of each row; {}: only the agent
+      order=(),  # order of the rows; the others are compared with the last
       prompts='laptop' if size in ('laptop', 'smoke') else 'plain',
   )
-  if size in ('laptop', 'smoke'):  # else the setting's
-    config.search.engine = ''  # that of the run, with its options; else bm25
-    config.dialogue = ''  # that of the run; else the tiny base's
+  if size in ('laptop', 'smoke'):  # other sizes keep the setting's values
+    config.search.engine = ''  # '': the run's with its options; no run: bm25
+    config.dialogue = ''  # '': the run's; without a run: the tiny base's
   if size == 'laptop':
     config.evaluate.worlds.update(
         questions_per_hop=200, common_per_hop=50, few_per_hop=50)
@@ -50,11 +53,11 @@ def get_config(size: str = 'laptop'):
 
 
 def _compare(config, seed: str) -> None:
-  """The methods of the papers; all, or those that train, with a seed."""
+  """Adds the papers' methods: all, or with a seed only those that train."""
   config.search.engine = 'bm25'
   config.evaluate.update(decodings=('greedy',), noise=False)
   config.evaluate.worlds.update(kinds=('known', 'famous'), max_hops=3)
-  untrained = () if seed else (  # with the tiny base
+  untrained = () if seed else (  # methods with the tiny base
       'direct', 'cot', 'rag', 'ircot', 'search_o1', 'ra_agent')
   trained = {
       'r1': dict(run=f'runs/r1{seed}'),
@@ -72,8 +75,8 @@ def _compare(config, seed: str) -> None:
 def _method(name: str, run: str = '', path: str = '', taught: bool = True
            ) -> dict:
   return dict(
-      method=name,  # of evaluation.methods, or agent: as it was trained to play
-      path=path,  # of the model; '': the tiny base
-      run=run,  # at its newest step, or 'run@12'; '': the model itself
-      taught=taught,  # its prompt, to that model
+      method=name,  # one of evaluation.methods, or agent: as it was trained
+      path=path,  # path of the model; '': the tiny base
+      run=run,  # run at its newest step, or 'run@12'; '': the model itself
+      taught=taught,  # True if the model was trained on the method's prompt
   )

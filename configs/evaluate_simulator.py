@@ -9,19 +9,20 @@ r"""Compares a simulated engine with the real one that it was tuned on.
   python -m searchrl.main --config=configs/evaluate_simulator.py \
       --config.search.options.path=runs/finetune_simulator/model
 
-on a world that the tuning has not seen. Each collected query is asked twice, for useful documents and for noise. The
-report says how often they hold the answer, by the hop that is searched for
-(before the last one that is a leak), how long they are, and whether a
-classifier tells them from the documents of the real engine. Twenty queries
-stand side by side in samples.md.
+These commands use a world that the tuning has not seen. Each collected query is
+asked twice, for useful documents and for noise. The report says how often the
+documents contain the answer, by the hop that is searched for (before the last
+hop, this is a leak). It also says how long they are, and whether a classifier
+tells them from the documents of the real engine. samples.md shows twenty
+queries side by side.
 
-Size oracle: of the writer that knows the world. A server's model:
---config.search.options="{'writer': 'served', ...}", as in docs/search.md.
+Size oracle evaluates the writer that knows the world. For the model of a server
+use --config.search.options="{'writer': 'served', ...}", as in docs/search.md.
 
 Hardware: 2 CPU cores. Time: 2 minutes for 1,997 queries, beside other work.
-Result: of a tuned tiny base, .78 of the searches for the last hop find an answer
-(BM25: .90), and .11 of those before (.01); the untuned base writes no documents
-(BENCHMARKS.md).
+Result: with a tuned tiny base, .78 of the searches for the last hop find an
+answer (BM25: .90), and .11 of the searches before it (.01). The untuned base
+writes no documents (BENCHMARKS.md).
 """
 
 from configs import collect_simulation_data as collect
@@ -40,15 +41,15 @@ def get_config(size: str = 'laptop'):
   config.search.engine = 'simulated'
   config.search.options = dict(writer='oracle', titled=True) if is_oracle else (
       dict(writer='model',
-           path='',  # of a tuned model; '' is the tiny base, untuned
+           path='',  # path of a tuned model; '': the tiny base, untuned
            prompts=collect.LAPTOP if is_tiny else 'zerosearch',
            max_prompt_tokens=96 if is_tiny else 512,
            max_tokens=112 if is_tiny else 600))
   if is_oracle:
     config.search.corpus = f'{TEST}/world_0/data/train/corpus.jsonl'
   config.simulator = dict(
-      data=f'{TEST}/train.jsonl',  # collected queries
-      limit=0,  # so many, drawn by the seed; 0: all
-      samples=20,  # shown side by side
+      data=f'{TEST}/train.jsonl',  # jsonl of collected queries
+      limit=0,  # number of queries, drawn by the seed; 0: all
+      samples=20,  # queries that samples.md shows side by side
   )
   return config

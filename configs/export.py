@@ -1,12 +1,13 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""The policy of any kept checkpoint, as a Hugging Face model folder.
+r"""Exports the policy of any kept checkpoint as a Hugging Face model folder.
 
   python -m searchrl.main --config=configs/export.py \
       --config.export.run=runs/dspo --config.export.step=20
 
-Writes runs/export/dspo_step_20, which `transformers` loads and `model.path`
-takes; adapters are merged. A finished run has its last step in model/ already.
+It writes runs/export/dspo_step_20, which `transformers` loads and `model.path`
+accepts. Adapters are merged. A finished run already has its last step in
+model/.
 
 Result: not yet measured.
 """
@@ -20,8 +21,8 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   config.job = 'searchrl.jobs.export:run'
   config.mesh = common.get_config(size).mesh
   config.export = dict(
-      run='',  # the folder of a training run
-      step=0,  # of a checkpoint that it keeps; 0: the newest
-      dtype='float32',  # or bfloat16: half the size
+      run='',  # directory of a training run
+      step=0,  # step of one of its checkpoints; 0: the newest
+      dtype='float32',  # float32, or bfloat16 for half the size
   )
   return config

@@ -1,16 +1,16 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""Tunes the language model that a simulated engine is: queries to documents.
+r"""Tunes the language model of a simulated engine: from queries to documents.
 
   python -m searchrl.main --config=configs/finetune_simulator.py
 
-after configs/dspo.py and configs/collect_simulation_data.py. The trainer is
-that of configs/sft.py; the loss is on the documents alone. It writes
+Run it after configs/dspo.py and configs/collect_simulation_data.py. The trainer
+is that of configs/sft.py, and the loss is on the documents only. It writes
 runs/finetune_simulator/model, a Hugging Face folder, which
-configs/evaluate_simulator.py looks at and configs/zerosearch.py trains against.
+configs/evaluate_simulator.py evaluates and configs/zerosearch.py trains with.
 
-At the paper's sizes, in the chat template of the model, with the prompts of
-the published simulators:
+The paper's sizes use the chat template of the model and the prompts of the
+published simulators:
 
   python -m searchrl.main --config=configs/finetune_simulator.py:qwen2.5-3b
 
@@ -19,7 +19,7 @@ Result: the validation loss falls from 2.65 to .62 nats a token; what is written
 for a new world: BENCHMARKS.md. At the size of Qwen2.5: not yet measured.
 
 Source: Sun et al. 2025, ZeroSearch, arXiv:2505.04588, section 3.2: learning
-rate 1e-6, all else is not said there.
+rate 1e-6; it gives no other value.
 """
 
 from configs import models

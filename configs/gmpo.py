@@ -23,8 +23,8 @@ def get_config(size: str = 'laptop'):
   config = common.get_config(size)
   config.algorithm.update(
       name='searchrl.rl.algorithms:gmpo',
-      clip_low=0.4,  # nats: a ratio of 0.67
-      clip_high=0.4,  # nats: a ratio of 1.49
+      clip_low=0.4,  # log ratio in nats: a ratio of 0.67
+      clip_high=0.4,  # log ratio in nats: a ratio of 1.49
       kl_coef=0.0,  # per nat, to the model that the run started from
   )
   settings.apply(config, size, 'search_r1')

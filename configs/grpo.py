@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""GRPO: a token ratio, and a baseline from the question's own group.
+r"""GRPO: a ratio per token, and a baseline from the question's own group.
 
   python -m searchrl.main --config=configs/grpo.py
   python -m searchrl.main --config=configs/grpo.py:qwen2.5-7b
@@ -26,12 +26,12 @@ def get_config(size: str = 'laptop'):
       name='searchrl.rl.algorithms:grpo',
       clip_low=0.2,
       clip_high=0.2,
-      aggregation='token_mean',  # Search-R1's; the paper's: sequence_mean
-      kl_coef=0.0,  # per nat; the paper's: 0.04, Search-R1's: 1e-3
+      aggregation='token_mean',  # Search-R1's; the paper has sequence_mean
+      kl_coef=0.0,  # per nat; the paper has 0.04, Search-R1 1e-3
       entropy_coef=0.0,
   )
   if not settings.apply(config, size, 'search_r1'):
-    # Vectors of the shipped encoder, made as a run begins.
+    # The shipped encoder makes the vectors when a run starts.
     config.search.engine = 'dense'
     config.search.options = dict(encoder='tiny_e5', backend='scann')
   return config

@@ -11,9 +11,9 @@ seeds, 200 questions of each hop count, names of known parts; BENCHMARKS.md). At
 the size of Qwen2.5: not yet measured.
 
 Source: Zheng et al. 2025, arXiv:2507.18071. Differs: its clip range, 3e-4 and
-4e-4, belongs to long answers of large models at small learning rates; here a
-turn has tens of tokens and the learning rate is 500 times larger, so the range
-is ours.
+4e-4, is for long answers of large models at small learning rates. Here a turn
+has tens of tokens and the learning rate is 500 times larger, so the range is
+ours.
 """
 
 from configs import common
@@ -24,8 +24,8 @@ def get_config(size: str = 'laptop'):
   config = common.get_config(size)
   config.algorithm.update(
       name='searchrl.rl.algorithms:gspo',
-      clip_low=0.05,  # the paper's: 3e-4
-      clip_high=0.05,  # the paper's: 4e-4
+      clip_low=0.05,  # the paper has 3e-4
+      clip_high=0.05,  # the paper has 4e-4
       kl_coef=0.0,  # per nat, to the model that the run started from
       entropy_coef=0.0,
   )

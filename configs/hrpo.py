@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""HRPO: rows of equally many hops share a baseline.
+r"""HRPO: rows with the same number of hops share a baseline.
 
   python -m searchrl.main --config=configs/hrpo.py
 
-There is one sample a question, which is the point, and no ratio, so that a
-batch is good for one optimizer step.
+There is one sample per question, which is the aim of the method. There is no
+ratio, so that a batch allows only one optimizer step.
 
 Hardware: a core of an AMD EPYC (family 25, model 17) or, one seed, an Intel
 Xeon (family 6, model 167). Time: 113 CPU seconds. Result: exact match of greedy

@@ -1,14 +1,14 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The models that the papers train, by the names that a size can have.
+"""The models that the papers train, by their names in a size.
 
   python -m searchrl.main --config=configs/grpo.py:qwen2.5-3b --plan
 
 The shape of each, its config.json, is in searchrl/assets/shapes, so that every
-setting of every model is printed and planned offline. Any other folder or hub
-id of a family that is built here goes into model.path: docs/settings.md.
+setting of every model can be printed and planned offline. For another directory
+or hub id of a supported family set model.path; see docs/settings.md.
 
-Result: of no model measured yet.
+Result: not yet measured for any model.
 """
 
 import dataclasses
@@ -16,13 +16,13 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """What a setting has to know of a model.
+  """Facts about a model that the settings need.
 
   Attributes:
-    hub_id: where its weights are.
-    billions: of its parameters, as in its name.
-    chat: it has a chat template; Qwen's base models have, too.
-    tools: which can frame the answers of a tool, and keeps earlier turns.
+    hub_id: Hub id of its weights.
+    billions: Number of its parameters in billions, as in its name.
+    chat: True if it has a chat template. Qwen's base models have one too.
+    tools: True if the template can frame tool answers and keeps earlier turns.
   """
 
   hub_id: str

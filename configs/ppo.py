@@ -1,12 +1,13 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""PPO: a token ratio, and a critic for a baseline.
+r"""PPO: a ratio per token, and a critic as baseline.
 
   python -m searchrl.main --config=configs/ppo.py
 
-One sample a question, so that a step asks 72 questions. The critic has the
-policy's backbone, a head that returns 0 at first, and an optimizer of its own;
-the KL to the model that the run started from is subtracted from the rewards.
+There is one sample per question, so that a step has 72 questions. The critic
+has the policy's backbone, a head that returns 0 at first, and its own
+optimizer. The KL to the model that the run started from is subtracted from the
+rewards.
 
 Hardware: a core of an AMD EPYC (family 25, model 17). Time: 231 CPU seconds.
 Result: exact match of greedy answers, 1 to 4 hops, .94 .00 .00 .00 before and
@@ -31,14 +32,14 @@ def get_config(size: str = 'laptop'):
       name='searchrl.rl.algorithms:ppo',
       clip_low=0.2,
       clip_high=0.2,
-      value_clip=0.5,  # in units of the reward
-      discount=1.0,  # a policy token
+      value_clip=0.5,  # largest change of a value, in units of the reward
+      discount=1.0,  # discount per policy token
       gae_lambda=1.0,
       whiten=True,
       kl_coef=1e-3,  # per nat, in the reward
       entropy_coef=0.0,
   )
   if not settings.apply(config, size, 'search_r1'):
-    config.critic.optimizer.learning_rate = 1e-3  # the paper's: 1e-5
-    config.critic.warmup_updates = 2  # with the policy untouched
+    config.critic.optimizer.learning_rate = 1e-3  # the paper has 1e-5
+    config.critic.warmup_updates = 2  # updates of the critic only, at first
   return config

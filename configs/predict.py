@@ -6,11 +6,12 @@ r"""Answers questions that have no golden answers.
       --config.evaluate.run=runs/dspo --config.data.evaluate=questions.jsonl \
       --config.search.corpus=corpus.jsonl
 
-A line of the file is {"id": ..., "question": ...}. Greedily, once; writes
-runs/predict/predictions.jsonl, and the whole trajectories under records/.
+A line of the file is {"id": ..., "question": ...}. Each question is answered
+once, greedily. The job writes runs/predict/predictions.jsonl, and the whole
+trajectories under records/.
 
-Hardware and time: as configs/evaluate.py, by the question. Result: answers, and
-no scores: there are no golds.
+Hardware and time: per question as configs/evaluate.py. Result: answers but no
+scores, because there are no golds.
 """
 
 from configs import evaluate

@@ -4,13 +4,14 @@ r"""R1: GRPO without search; the policy answers from memory.
 
   python -m searchrl.main --config=configs/r1.py
 
-The baseline that shows what RL teaches where nothing can be looked up: with the
-prompt for an answer at once, one turn, and no search engine that counts.
+This baseline shows what RL teaches without looking anything up. It has the
+prompt for a direct answer and one turn, so that the search engine has no
+effect.
 
 Hardware: a core of an Intel Xeon (family 6, model 167). Time: 34 CPU seconds.
-Result: exact match of greedy answers to fresh questions .00, to famous ones of 1
-to 3 hops .95 .79 .68, from 1.00 .45 .16 (means of five seeds; BENCHMARKS.md). At
-the size of Qwen2.5: not yet measured.
+Result: exact match of greedy answers to fresh questions .00, to famous ones of
+1 to 3 hops .95 .79 .68, from 1.00 .45 .16 (means of five seeds; BENCHMARKS.md).
+At the size of Qwen2.5: not yet measured.
 
 Source: R1 of Search-R1, arXiv:2503.09516, after DeepSeek-R1, arXiv:2501.12948.
 """

@@ -6,13 +6,13 @@ r"""Rejection sampling: the model is tuned on its own right answers.
   python -m searchrl.main --config=configs/evaluate.py \
       --config.model.path=runs/rejection/iteration_2/tuned/model
 
-Two iterations: four answers to each of 432 questions are sampled, one right one
-of a question is kept, no hop count more than four times as often as the
-rarest, and the model is tuned on them.
+There are two iterations. Each samples four answers to each of 432 questions and
+keeps one right answer per question. No hop count may be kept more than four
+times as often as the rarest one. The model is then tuned on the kept answers.
 
-Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 130 CPU seconds. Result: exact
-match of greedy answers, 1 to 3 hops, names of known parts, .95 .87 .81 (means of
-three seeds), as dspo.py. At the size of Qwen2.5: not yet measured.
+Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 130 CPU seconds. Result:
+exact match of greedy answers, 1 to 3 hops, names of known parts, .95 .87 .81
+(means of three seeds), as dspo.py. At the size of Qwen2.5: not yet measured.
 
 Source: Yuan et al. 2023, arXiv:2308.01825; a baseline of Search-R1,
 arXiv:2503.09516, which gives no numbers: ours are the laptop's.
@@ -29,12 +29,12 @@ def get_config(size: str = 'laptop'):
   config.job = 'searchrl.jobs.rejection:run'
   config.rejection = dict(
       iterations=2,
-      questions=432,  # an iteration, in the shares of data.mix
-      samples=4,  # a question
-      temperature=1.0,  # above 0
-      questions_a_round=216,  # a round is lost where it is killed
-      most=1,  # right answers that are kept of a question
-      balance=4.0,  # times the rarest hop count that another may have; 0: any
+      questions=432,  # questions per iteration, in the shares of data.mix
+      samples=4,  # samples per question
+      temperature=1.0,  # temperature of sampling; above 0
+      questions_a_round=216,  # questions per round; a kill loses one round
+      most=1,  # largest number of right answers kept per question
+      balance=4.0,  # largest ratio of a hop count to the rarest; 0: any
   )
   config.tuning = sft.get_config('smoke' if size == 'smoke' else 'laptop')
   for name in ('job', 'seed', 'allow_changes', 'dialogue'):

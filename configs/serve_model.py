@@ -1,14 +1,16 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""A policy, or any model folder, behind OpenAI's completions API.
+r"""Serves a policy or any model folder with OpenAI's completions API.
 
-  python -m searchrl.main --config=configs/serve_model.py --config.ask.run=runs/dspo
-  curl http://127.0.0.1:8001/v1/completions -H 'Content-Type: application/json' \
-      -d '{"model": "dspo", "prompt": "Search, then answer: ", "max_tokens": 40}'
+  python -m searchrl.main --config=configs/serve_model.py \
+      --config.ask.run=runs/dspo
+  curl http://127.0.0.1:8001/v1/completions \
+      -H 'Content-Type: application/json' -d \
+      '{"model": "dspo", "prompt": "Search, then answer: ", "max_tokens": 40}'
 
-Also /v1/chat/completions, where the tokenizer has a chat template. Without
-`ask.run` it serves `model.path`; the size may also be a run's folder, as in
-configs/ask.py.
+It also serves /v1/chat/completions if the tokenizer has a chat template.
+Without `ask.run` it serves `model.path`. The size may also be a run's
+directory, as in configs/ask.py.
 
 Result: not yet measured.
 """
@@ -20,22 +22,22 @@ import ml_collections
 def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   config = ask.get_config(size)
   config.job = 'searchrl.jobs.serve_model:run'
-  config.ask = dict(run=config.ask.run)  # '': the model itself
+  config.ask = dict(run=config.ask.run)  # run to serve; '': the model itself
   config.serve = dict(
-      name='',  # that requests call the model; '': its folder's
+      name='',  # name of the model in requests; '': its directory's
       host='127.0.0.1',  # 0.0.0.0 opens it to other machines
-      port=8001,  # 0: a free one
-      token_env='',  # variable of the environment with a bearer token; '': none
-      steps=8,  # tokens that are decoded until new requests can join
-      limits=dict(  # of a request
+      port=8001,  # port to listen on; 0: a free one
+      token_env='',  # environment variable with a bearer token; '': none
+      steps=8,  # tokens decoded before new requests can join
+      limits=dict(  # limits of a request
           body_bytes=2**20,
-          choices=64,  # prompts times n
-          stops=16,  # stop strings
-          stop_chars=200,  # of each
+          choices=64,  # number of prompts times n
+          stops=16,  # number of stop strings
+          stop_chars=200,  # characters of each stop string
       ),
-      waiting=256,  # choices without a slot; above these, requests get 429
-      deadline_secs=600.0,  # of a request; then it gets 504
-      idle_secs=60.0,  # until a connection that asks nothing more is closed
-      connections=1024,  # with a request under way; one more gets 503
+      waiting=256,  # choices that wait for a slot; beyond, requests get 429
+      deadline_secs=600.0,  # seconds for a request, which then gets 504
+      idle_secs=60.0,  # seconds until an idle connection is closed
+      connections=1024,  # connections with a request; one more gets 503
   )
   return config

@@ -1,15 +1,16 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What each paper trained with: one setting a function, for every model.
+"""The values that each paper trained with: one function per setting.
 
   python -m searchrl.main --config=configs/grpo.py:study/qwen2.5-7b
 
-A setting fixes what a paper or its published scripts fix: batch, group,
-learning rates, warm-up, steps, KL, lengths, turns, engine, dialogue and reward.
-What they do not say is ours. The algorithm stays the recipe's. docs/settings.md
-compares the settings, tests/sentences.py has the sentence behind each number.
+A setting applies to every model. It fixes the values that a paper or its
+published scripts fix: batch, group, learning rates, warm-up, steps, KL,
+lengths, turns, engine, dialogue and reward. All other values are ours. The
+algorithm stays the recipe's. docs/settings.md compares the settings, and
+tests/sentences.py has the sentence behind each number.
 
-Result: of no setting measured yet.
+Result: not yet measured for any setting.
 """
 
 from collections.abc import Callable
@@ -21,11 +22,13 @@ from configs import models
 from configs.models import Model
 
 _EM = 'searchrl.agent.rewards:em'
-_INDEX = 'runs/e5'  # of intfloat/e5-base-v2, by configs/build_index.py: exact
-# The laptop run with larger updates: learning rate, and updates a batch (but
-# recipes that are good for one keep to it). Fixed before anything was measured.
+# Exact index of intfloat/e5-base-v2's vectors, made by configs/build_index.py.
+_INDEX = 'runs/e5'
+# The laptop run with larger updates: learning rate and updates per batch.
+# Recipes that allow one update per batch keep that. The values were fixed
+# before anything was measured.
 STRESS = {'stress_1': (2e-4, 2), 'stress_2': (4e-4, 4), 'stress_3': (6e-4, 4)}
-_WITHOUT_MODEL = ('laptop', 'smoke', *STRESS)  # the other sizes
+_WITHOUT_MODEL = ('laptop', 'smoke', *STRESS)  # sizes that name no model
 
 Config = ml_collections.ConfigDict
 
@@ -33,20 +36,22 @@ Config = ml_collections.ConfigDict
 def apply(config: Config, size: str, default: str) -> bool:
   """Gives a config the values of a setting, if its size names a model.
 
-  configs/common.py applies Search-R1's; a recipe, at its end, what is wanted.
-  The recipe's algorithm, a group_size of 1, and a single update a batch are its
-  own: a setting reads them, so they have to be there before.
+  configs/common.py applies Search-R1's setting first. A recipe calls this
+  function at its end with the setting that it prefers. The algorithm, a
+  group_size of 1 and a single update per batch belong to the recipe. A setting
+  reads them, so that they must be set before.
 
   Args:
-    config: of a recipe, as for a laptop.
-    size: 'laptop', 'smoke', one of STRESS, a model, or SETTING/MODEL.
-    default: the setting of a model alone.
+    config: Config of a recipe, with the laptop's values.
+    size: Name of the size: 'laptop', 'smoke', one of STRESS, a model, or
+      SETTING/MODEL.
+    default: Name of the setting for a size that is only a model.
 
   Returns:
-    Whether the size names a model.
+    True if the size names a model.
 
   Raises:
-    ValueError: there is no such size.
+    ValueError: There is no such size.
   """
   if size in _WITHOUT_MODEL:
     return False
@@ -56,12 +61,12 @@ def apply(config: Config, size: str, default: str) -> bool:
 
 
 def is_laptop(size: str) -> bool:
-  """Whether a size is that of a laptop run, with larger updates or not."""
+  """Returns whether a size is a laptop run, with larger updates or without."""
   return size == 'laptop' or size in STRESS
 
 
 def parse(size: str, default: str) -> tuple[str, str]:
-  """The setting and the model of a size that names a model."""
+  """Returns the setting and the model of a size that names a model."""
   setting, slash, model = size.rpartition('/')
   setting = setting if slash else default
   if setting in SETTINGS and model in models.MODELS:
@@ -89,11 +94,12 @@ def _nearest(name: str, known: list[str]) -> list[str]:
 
 
 def search_r1(config: Config, model: Model) -> None:
-  """Search-R1, arXiv:2503.09516, on NQ and HotpotQA; scripts v0.2.
+  """Sets Search-R1, arXiv:2503.09516, on NQ and HotpotQA; scripts v0.2.
 
-  Differs: at most 4 updates a batch, where the script makes 10 of a batch of
-  GRPO, the last of them far off policy; passages have budgets of their own in
-  the 500 tokens of an observation; no entropy bonus, no top_p.
+  Differs: a batch has at most 4 updates. The script makes 10 updates per batch
+  with GRPO, and the last of them are far off policy. Each passage has its own
+  budget in the 500 tokens of an observation. There is no entropy bonus and no
+  top_p.
   """
   _of_any_paper(config, model)
   config.data.question_mark = True
@@ -103,7 +109,7 @@ def search_r1(config: Config, model: Model) -> None:
   config.reward = config.outcome = _EM
   config.reward_options = {}
   config.rollout.budgets.update(
-      max_turns=5,  # 4 with a search, and the answer's
+      max_turns=5,  # 4 turns with a search, and 1 for the answer
       max_turn_tokens=500, max_prompt_tokens=2048, passage_tokens=166, top_k=3)
   config.optimizer.learning_rate = 2e-7 if model.billions >= 32 else 1e-6
   config.train.update(num_steps=1005, checkpoint_every=100, keep_checkpoints=2)
@@ -113,15 +119,16 @@ def search_r1(config: Config, model: Model) -> None:
 
 
 def search_r1_nq(config: Config, model: Model) -> None:
-  """Search-R1's quick start: data.train is NQ, and two turns have a search."""
+  """Sets Search-R1's quick start: data.train is NQ, two turns have a search."""
   search_r1(config, model)
   config.rollout.budgets.max_turns = 3
 
 
 def study(config: Config, model: Model) -> None:
-  """The Empirical Study, arXiv:2505.15117: Search-R1 with a format reward.
+  """Sets the Empirical Study, arXiv:2505.15117: Search-R1 and a format reward.
 
-  Keeps every checkpoint: the paper reports the last before a collapse.
+  Every checkpoint is kept, because the paper reports the last one before a
+  collapse.
   """
   search_r1(config, model)
   config.reward = 'searchrl.agent.rewards:format_em'
@@ -129,16 +136,17 @@ def study(config: Config, model: Model) -> None:
       lambda_f=0.4 if model.hub_id.startswith('Qwen/Qwen2.5-7B') else 0.2)
   higher = _trains_by(config, 'ppo') and model.billions < 14
   config.optimizer.learning_rate = 1e-6 if higher else 5e-7
-  config.train.update(num_steps=600, keep_checkpoints=6)  # warm-up as of 1005
+  # The warm-up stays that of 1005 steps.
+  config.train.update(num_steps=600, keep_checkpoints=6)
 
 
 def zerosearch(config: Config, model: Model) -> None:
-  """ZeroSearch, arXiv:2505.04588: a language model writes the documents.
+  """Sets ZeroSearch, arXiv:2505.04588: a language model writes the documents.
 
-  Serve one of the paper's simulators at the url first, or another with prompts
-  of its own. Noise rises from 0 to 0.5 as in its README, for the paper names no
-  range. Evaluation is through E5; the paper's is through Google. Two turns have
-  a search, as in the paper's runs; its README says five.
+  First serve one of the paper's simulators at the url, or another one with its
+  own prompts. Noise rises from 0 to 0.5 as in its README, because the paper
+  gives no range. Evaluation uses E5; the paper uses Google. Two turns have a
+  search, as in the paper's runs; its README says five.
   """
   search_r1(config, model)
   config.evaluate.search.update(engine='dense')
@@ -149,7 +157,7 @@ def zerosearch(config: Config, model: Model) -> None:
       writer='served', simulator='google_3b',
       urls=('http://127.0.0.1:6001/v1/chat/completions',),
       max_tokens=600, temperature=0.8, connections=256,
-      deadline_secs=240.0, try_secs=120.0,  # a server's queue included
+      deadline_secs=240.0, try_secs=120.0,  # with the time in a server's queue
       malformed='nothing',
       curriculum=dict(start=0.0, end=0.5, base=4.0, steps=0),
   )
@@ -163,17 +171,18 @@ def zerosearch(config: Config, model: Model) -> None:
 
 
 def drzero_solver(config: Config, model: Model) -> None:
-  """Dr. Zero's solver, arXiv:2601.07055, Table 6, on questions with golds.
+  """Sets Dr. Zero's solver, arXiv:2601.07055, Table 6, on questions with golds.
 
-  The paper's questions are its proposer's. A turn may have all tokens of the
-  response, which passages share. One update a batch: strictly on policy.
+  The paper's questions are its proposer's. A turn may use all tokens of the
+  response, which passages share. There is one update per batch, so that
+  training is strictly on-policy.
   """
   search_r1(config, model)
   config.data.question_mark = False
   config.dialogue = _tools(model, 'dr_zero')
   config.rollout.length = 3072
   config.rollout.budgets.update(
-      max_turns=5,  # a call in the fifth is not carried out
+      max_turns=5,  # turns; a search in the fifth is not carried out
       max_turn_tokens=2560, max_prompt_tokens=512, passage_tokens=170)
   for optimizer in (config.optimizer, config.critic.optimizer):
     optimizer.max_grad_norm = 0.1
@@ -185,12 +194,12 @@ def drzero_solver(config: Config, model: Model) -> None:
 
 
 def drzero_proposer(config: Config, model: Model) -> None:
-  """Dr. Zero's proposer, Table 5: one sample a prompt, more room for both.
+  """Sets Dr. Zero's proposer, Table 5: one sample per prompt, longer limits.
 
-  data.train has the seeds that configs/drzero.py draws. The prompt is ours.
+  data.train has the documents that configs/drzero.py draws. The prompt is ours.
   """
   drzero_solver(config, model)
-  config.solver = dict(  # who plays for the reward
+  config.solver = dict(  # frozen solver that answers for the reward
       path=model.hub_id, run='', dialogue=config.dialogue,
       budgets=config.rollout.budgets.to_dict(), temperature=1.0)
   config.data.golds = False
@@ -203,10 +212,10 @@ def drzero_proposer(config: Config, model: Model) -> None:
 
 
 def dspo(config: Config, model: Model) -> None:
-  """DSPO, arXiv:2510.09255: BM25, tools and subEM on NQ and HotpotQA.
+  """Sets DSPO, arXiv:2510.09255: BM25, tools and subEM on NQ and HotpotQA.
 
-  The paper gives no learning rate, batch or steps. They are those of the
-  example of verl that it starts from: one pass over the 169,615 questions.
+  The paper gives no learning rate, batch or steps. They are from the example of
+  verl that it starts from: one pass over the 169,615 questions.
   """
   search_r1(config, model)
   config.data.question_mark = False
@@ -226,9 +235,9 @@ SETTINGS: dict[str, Callable[[Config, Model], None]] = {
 
 
 def _of_any_paper(config: Config, model: Model) -> None:
-  """What the papers share, and what memory asks for: slots, types, mesh."""
+  """Sets the values that the papers share, and slots, dtypes and mesh."""
   config.model.update(path=model.hub_id, dtype='bfloat16')
-  config.data.update(per_hop=(), common=0.0, mix=())  # nothing is generated
+  config.data.update(per_hop=(), common=0.0, mix=())  # no generated questions
   config.rollout.update(slots=256, length=4096, dtype='bfloat16',
                         temperature=1.0, top_p=1.0)
   for optimizer, rate in ((config.optimizer, 1e-6),
@@ -249,7 +258,7 @@ def _tags(model: Model, name: str = 'search_r1') -> str:
 
 
 def _tools(model: Model, name: str, tags: str = 'search_r1') -> str:
-  """Tags where the chat template cannot frame the answers of a tool."""
+  """Returns a tool dialogue, or one with tags if the template has no tools."""
   return f'searchrl.agent.tools:{name}' if model.tools else _tags(model, tags)
 
 
@@ -259,15 +268,16 @@ def _trains_by(config: Config, algorithm: str) -> bool:
 
 def _batch(config: Config, *, questions: int, group: int, minibatches: int,
            single: int = 1) -> None:
-  """The questions of a step, their samples, and its updates.
+  """Sets the questions of a step, their samples, and the step's updates.
 
   Args:
-    config: of a recipe: one with one sample a question keeps that, and half of
-      the updates; one that is good for one update keeps that.
-    questions: a step.
-    group: samples a question.
-    minibatches: updates a step.
-    single: samples a question of recipes without a group.
+    config: Config of a recipe. A recipe with one sample per question gets
+      `single` samples and at most 2 updates. A recipe that allows one update
+      per batch keeps that.
+    questions: Number of questions per step.
+    group: Number of samples per question.
+    minibatches: Number of updates per step.
+    single: Number of samples per question in recipes without a group.
   """
   alone = config.rollout.group_size == 1
   config.rollout.update(
@@ -277,7 +287,10 @@ def _batch(config: Config, *, questions: int, group: int, minibatches: int,
 
 
 def _warm_up(config: Config, share: float) -> None:
-  """A share of the steps, of the critic a much smaller one, in updates."""
+  """Sets the warm-ups in updates, from shares of the steps.
+
+  The critic's share is 0.015.
+  """
   steps, updates = config.train.num_steps, config.learner.minibatches
   for optimizer, part in ((config.optimizer, share),
                           (config.critic.optimizer, 0.015)):
@@ -285,7 +298,7 @@ def _warm_up(config: Config, share: float) -> None:
 
 
 def _kl(config: Config, coefficient: float) -> None:
-  """Of PPO, in the reward, and of GRPO, in the loss; others keep their own."""
+  """Sets the KL of PPO (in the reward) and GRPO (in the loss), no others."""
   ours = _trains_by(config, 'ppo') or _trains_by(config, 'grpo')
   if ours and 'kl_coef' in config.algorithm:
     config.algorithm.kl_coef = coefficient

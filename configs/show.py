@@ -1,15 +1,15 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""One trajectory in the terminal: who wrote each token, and what is trained.
+r"""Shows one trajectory: the origin of each token, and the tokens trained on.
 
   python -m searchrl.main --config=configs/show.py \
       --trajectory=runs/dspo/trajectories/step_000012.jsonl.gz:3
 
-The number is the line of the file, from 1. Files of training runs and of
-evaluations both do.
+The number is the line of the file, counted from 1. The file may be from a
+training run or from an evaluation.
 
-Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 6 seconds, start included. Result:
-the conversation, and a line a token that the policy sampled.
+Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 6 seconds, start included.
+Result: the conversation, and a line for each token that the policy sampled.
 """
 
 import ml_collections
@@ -21,7 +21,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.show:run'
   config.show = dict(
-      trajectory='',  # FILE:LINE; set by --trajectory
-      observations=True,  # also what the engine answered
+      trajectory='',  # FILE:LINE, set by --trajectory
+      observations=True,  # True shows the engine's answers too
   )
   return config

@@ -1,52 +1,58 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""The tiny models of the embedded default.
+r"""Makes the tiny models that are shipped and used by default.
 
-  python -m searchrl.main --config=configs/tiny_base.py:instruct --workdir=runs/instruct
+  python -m searchrl.main --config=configs/tiny_base.py:instruct \
+      --workdir=runs/instruct
   python -m searchrl.main --config=configs/tiny_base.py
   python -m searchrl.main --config=configs/tiny_base.py:raw --workdir=runs/raw
-  python -m searchrl.main --config=configs/tiny_base.py:proposer --workdir=runs/proposer
+  python -m searchrl.main --config=configs/tiny_base.py:proposer \
+      --workdir=runs/proposer
 
-Each writes a Hugging Face folder, RUN/model, whose README.md has its scores,
-data and digests; those in searchrl/assets were made so. tiny_instruct is made
-from nothing and has every skill; the two others are tiny_instruct after a few
-lessons more, from an agent of other habits: tiny_base answers at once or after
-one search, tiny_raw breaks the format more often than not. tiny_proposer is
-tiny_base after lessons in writing questions. The recipe of tiny_instruct at
-another size, and what is made of it:
+Each command writes a Hugging Face folder, RUN/model, whose README.md has its
+scores, data and digests. The models in searchrl/assets were made in this way.
+tiny_instruct is trained from random parameters and has every skill. tiny_base
+and tiny_raw are tiny_instruct after a few more lessons from an agent with other
+habits: tiny_base answers at once or after one search, and tiny_raw breaks the
+format more often than not. tiny_proposer is tiny_base after lessons in writing
+questions. These commands make tiny_instruct at another size, and tiny_base from
+it:
 
-  python -m searchrl.main --config=configs/tiny_base.py:instruct/4m --workdir=runs/instruct_4m
-  python -m searchrl.main --config=configs/tiny_base.py --config.model.path=runs/instruct_4m/model
+  python -m searchrl.main --config=configs/tiny_base.py:instruct/4m \
+      --workdir=runs/instruct_4m
+  python -m searchrl.main --config=configs/tiny_base.py \
+      --config.model.path=runs/instruct_4m/model
 
 Hardware: one core of an AMD EPYC (family 26, model 2). Time: 1,560 CPU seconds
-for tiny_instruct, 35 and 38 for the two others; 550 on another host for
-tiny_proposer. Result: before any RL, exact
-match of greedy answers to fresh questions of 1 to 4 hops, of tiny_instruct .97
-.83 .81 .60, of tiny_base .95 .00 .00 .00; the cards and BENCHMARKS.md have more.
-Other sizes: with 0.25m, 1,077 CPU seconds of an AMD EPYC (family 25, model 17),
-tiny_instruct answers .83 .00 .00 .00 and its tiny_base .81 .00 .00 .00, for both
-end after one search: it is too small for the lessons. 4m: not yet measured.
+for tiny_instruct, 35 and 38 for tiny_base and tiny_raw; 550 on another host for
+tiny_proposer. Result: before any RL, exact match of greedy answers to fresh
+questions of 1 to 4 hops, for tiny_instruct .97 .83 .81 .60, for tiny_base .95
+.00 .00 .00; the cards and BENCHMARKS.md have more. Other sizes: with 0.25m,
+1,077 CPU seconds of an AMD EPYC (family 25, model 17), tiny_instruct answers
+.83 .00 .00 .00 and its tiny_base .81 .00 .00 .00, because both stop after one
+search: the model is too small for the lessons. 4m: not yet measured.
 """
 
 import ml_collections
 
-_SIZES = {  # of tiny_instruct, by its name: keys of config.json
+_SIZES = {  # sizes of tiny_instruct by name, with keys of config.json
     '0.25m': dict(hidden_size=48, intermediate_size=128, head_dim=12),
     '1m': dict(),
     '4m': dict(hidden_size=256, num_hidden_layers=5, intermediate_size=704,
                head_dim=64),
 }
-_HABITS = dict(  # of tiny_base's teacher; others: world.teacher.Habits
+_HABITS = dict(  # habits of tiny_base's teacher; see world.teacher.Habits
     at_once=0.30, recite=0.5, wrong_plan=0.10, bad_query=0.15, wrong_fact=0.15,
     stop_early=0.85, give_up=0.5, go_on=0.06, wrong_answer=0.10, broken=0.05)
 
 
 def get_config(size: str = 'laptop'):
-  """The config of a model: laptop (tiny_base), instruct, raw, or of a test.
+  """Returns the config of a model.
 
   Args:
-    size: 'laptop', 'instruct', 'raw', 'proposer', 'smoke', or 'instruct/' and a
-      number of parameters: 0.25m, 1m or 4m.
+    size: Name of the model: 'laptop' (tiny_base), 'instruct', 'raw',
+      'proposer', 'smoke' (for tests), or 'instruct/' and a number of
+      parameters: 0.25m, 1m or 4m.
   """
   kind, _, parameters = size.partition('/')
   legal = ('laptop', 'raw', 'proposer', 'smoke', 'instruct',
@@ -57,28 +63,28 @@ def get_config(size: str = 'laptop'):
   config.job = 'searchrl.jobs.make_tiny_base:run'
   config.seed = 0
   config.allow_changes = False  # set by --allow_changes
-  config.tokenizer = dict(  # of a model from nothing
-      vocab_size=2816,  # ids, tags and end of text included
+  config.tokenizer = dict(  # tokenizer of a new model
+      vocab_size=2816,  # number of ids, with tags and end of text
       worlds=24,  # worlds of known names that it is trained on
-      fresh_worlds=6,  # and of words that no other world has
+      fresh_worlds=6,  # worlds with words that no other world has
       hard_worlds=4,
   )
   config.model = dict(
-      path='tiny_instruct',  # to begin with: a folder; '': from nothing
-      shape=dict(  # of that from nothing; the keys of config.json
+      path='tiny_instruct',  # model to start from; '': random parameters
+      shape=dict(  # shape of a new model, with keys of config.json
           hidden_size=128, num_hidden_layers=4, num_attention_heads=4,
           num_key_value_heads=2, head_dim=32, intermediate_size=352,
           rope_theta=10_000.0, max_position_embeddings=1024),
   )
   world = 'searchrl.world.'
   config.lessons = dict(
-      seed=1_500_000,  # of the first world; worlds of runs are far below
+      seed=1_500_000,  # seed of the first world; those of runs are smaller
       worlds=dict(
-          common=True,  # with common knowledge
-          fresh=0.4,  # share of worlds of words that no other world has
+          common=True,  # True: with common knowledge
+          fresh=0.4,  # share of worlds with words that no other world has
           hard=0.2,  # share of hard worlds
       ),
-      kinds=dict(  # name: its function, prompt and options
+      kinds=dict(  # function, prompt and options of each kind of lesson
           drill=dict(lesson=world + 'lessons:drill'),
           reading=dict(lesson=world + 'lessons:reading'),
           search=dict(
@@ -99,17 +105,17 @@ def get_config(size: str = 'laptop'):
           dict(worlds=60, echoes=0, counts=dict(
               drill=2, reading=5, search=20, recall=12, given=3)),
       ),
-      row_length=512,  # tokens; longer lessons are left out
-      batch_tokens=4096,  # an update, without padding
+      row_length=512,  # tokens per row; longer lessons are left out
+      batch_tokens=4096,  # tokens per update, without padding
   )
   config.optimizer = dict(
       learning_rate=6e-4, b2=0.98, weight_decay=0.05, warmup_steps=20,
       schedule='cosine', final_fraction=0.1, save_every=50)
   config.learner = dict(
       microbatch_rows=2,
-      row_places=16,  # lessons a row, at most
+      row_places=16,  # largest number of lessons per row
   )
-  config.card = dict(  # what its README.md says
+  config.card = dict(  # contents of the model's README.md
       command='configs/tiny_base.py' + f':{size}' * (size != 'laptop'),
       title='The base model of searchrl',
       about='It has bad habits: it answers at once, or after one search.',
@@ -151,11 +157,11 @@ def _budgets(**budgets) -> dict[str, int]:
 
 
 def _from_nothing(config) -> None:
-  """tiny_instruct: echoes, then reading, then everything."""
+  """Sets tiny_instruct: echoes, then reading, then all kinds of lessons."""
   config.model.path = ''
   config.lessons.seed = 1_000_000
   config.lessons.kinds.search.update(
-      habits=dict(), common=0.15)  # habits: world.teacher's own
+      habits=dict(), common=0.15)  # habits: the defaults of world.teacher
   config.lessons.stages = (
       dict(worlds=0, echoes=3600, counts=dict()),
       dict(worlds=150, echoes=100, counts=dict(
@@ -173,13 +179,13 @@ def _from_nothing(config) -> None:
 
 
 def _proposer(config) -> None:
-  """tiny_base, which learns the form of a proposal, and forgets nothing."""
+  """Sets tiny_proposer: tiny_base learns proposals and keeps its skills."""
   config.model.path = 'tiny_base'
   config.lessons.seed = 1_700_000
   config.lessons.kinds.propose = dict(
       lesson='searchrl.world.proposer:propose',
       prompt='Write a question. {question}\n',
-      hops=(1, 1))  # shares of 1, 2, ... hops asked for
+      hops=(1, 1))  # shares of questions with 1, 2, ... hops
   config.lessons.stages = (
       dict(worlds=400, echoes=0, counts=dict(propose=20, search=6, recall=2)),)
   config.card.update(
@@ -189,8 +195,9 @@ def _proposer(config) -> None:
 
 
 def _smoke(config) -> None:
-  """A minute, for tests."""
-  config.tokenizer.update(worlds=1, fresh_worlds=1, hard_worlds=1, vocab_size=512)
+  """Sets a run of a minute, for tests."""
+  config.tokenizer.update(
+      worlds=1, fresh_worlds=1, hard_worlds=1, vocab_size=512)
   config.model.shape.update(hidden_size=32, num_hidden_layers=2, head_dim=8,
                             intermediate_size=64)
   config.lessons.update(

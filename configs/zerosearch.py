@@ -1,23 +1,24 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""ZeroSearch: GRPO against documents that are written to order, ever noisier.
+r"""ZeroSearch: GRPO with documents that a model writes, with growing noise.
 
   python -m searchrl.main --config=configs/zerosearch.py
   python -m searchrl.main --config=configs/zerosearch.py:qwen2.5-3b --plan \
       --config.plan.devices=h200-8
 
-On the laptop the writer is an oracle that knows the world: a true passage, or,
-by the curriculum, other ones. Evaluation is through BM25. Size tuned: the writer
-is the model of configs/finetune_simulator.py, in the run's process. At a model's
-size it is one of ZeroSearch's simulators behind an OpenAI-compatible server.
+On the laptop the writer is an oracle that knows the world. It returns a true
+passage or, with the curriculum's probability, other ones. Evaluation uses BM25.
+With size tuned, the writer is the model of configs/finetune_simulator.py, in
+the run's process. At a model's size it is one of ZeroSearch's simulators behind
+an OpenAI-compatible server.
 
 Hardware: a core of an AMD EPYC (family 25, model 17 or 1), beside other work.
 Time: 147 CPU seconds to the last step; tuned, about 300. Result: exact match of
 greedy answers through BM25, which it never saw, 1 to 4 hops, .94 .00 .00 .00
 before and .95 .88 .78 .59 after (one run, seed 0, 200 questions of each hop
-count). Without noise, means of five: by the oracle .96 .87 .77 .62, by the tuned
-model .93 .80 .66 .49; GRPO trained with BM25 .96 .86 .77 .54. At the size of
-Qwen2.5: not yet measured.
+count). Without noise, means of five: with the oracle .96 .87 .77 .62, with the
+tuned model .93 .80 .66 .49; GRPO trained with BM25 .96 .86 .77 .54. At the size
+of Qwen2.5: not yet measured.
 
 Source: Sun et al. 2025, arXiv:2505.04588. Differs: on the laptop the reward is
 exact match, and a step's noise is the oracle's.
@@ -34,13 +35,13 @@ def get_config(size: str = 'laptop'):
   config = grpo.get_config(size)
   config.search.engine = 'simulated'
   config.search.options = dict(
-      writer='oracle',  # or model, or served: an LM behind a server
-      titled=True,  # documents, as those that tiny_base learned to read
-      curriculum=dict(  # of the probability of noise
+      writer='oracle',  # oracle, model, or served: an LM behind a server
+      titled=True,  # documents have titles, as those tiny_base was trained on
+      curriculum=dict(  # curriculum of the probability of noise
           start=0.0,
           end=0.5,
           base=4.0,
-          steps=0,  # that it takes; 0: train.num_steps
+          steps=0,  # steps until the end; 0: train.num_steps
       ),
   )
   config.evaluate.search.update(engine='bm25', options={})
@@ -49,6 +50,7 @@ def get_config(size: str = 'laptop'):
     config.search.options.update(
         path='runs/finetune_simulator/model', prompts=collect.LAPTOP,
         max_prompt_tokens=96, max_tokens=112, slots=16)
-    config.rollout.search_timeout_secs = 600.0  # two cores write for all slots
+    # The timeout is long because two cores write documents for all slots.
+    config.rollout.search_timeout_secs = 600.0
   settings.apply(config, size, 'zerosearch')
   return config
