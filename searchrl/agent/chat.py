@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chat templates: puts a dialogue into the frame of a tokenizer's template.
 
-The template is rendered at start-up only, with placeholders for what is not
-known yet; the text that it writes around them is kept. A history is never
+The template is rendered only at start-up, with placeholders for texts that are
+not known yet. The text that it writes around them is kept. A history is never
 rendered again, so a template that would later change it is refused here.
 """
 
@@ -20,7 +20,7 @@ Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message]], str]
 
 _QUESTION = 'QuestionStandsHere'
-_ODD = '{{ 7 * 7 }} "a" \\n <b> & é {% if %}\n\'#'  # must stay as it is
+_ODD = '{{ 7 * 7 }} "a" \\n <b> & é {% if %}\n\'#'  # must not be changed
 _THINKING = ('<think>\nThought#\n</think>\n\n<tool_call>\n{"name": "search", '
              '"arguments": {"query_list": ["Query#"]}}\n</tool_call>')
 _QUIET = _THINKING.partition('</think>\n\n')[2]  # a turn without thoughts
@@ -33,13 +33,13 @@ _WAY_OUT = ('Choose another dialogue, or put a chat_template.jinja beside '
 
 
 def search_r1(tokenizer) -> Dialogue:
-  """Search-R1's prompt as a user's message, for instruct models.
+  """Returns Search-R1's prompt as a user's message, for instruct models.
 
-  All turns and passages stand in one turn of the assistant, as in Search-R1;
-  the protocol is that of `dialogue.search_r1`.
+  All turns and passages are in one turn of the assistant, as in Search-R1. The
+  protocol is that of `dialogue.search_r1`.
 
   Raises:
-    ValueError: there is no chat template, or it cannot frame a question.
+    ValueError: There is no chat template, or it cannot frame a question.
   """
   return in_one_turn(dataclasses.replace(
       dialogues.tags(dialogues.verbatim('search_r1_prompt.txt')),
@@ -47,10 +47,10 @@ def search_r1(tokenizer) -> Dialogue:
 
 
 def r1(tokenizer) -> Dialogue:
-  """`dialogue.r1` as a user's message.
+  """Returns `dialogue.r1` with its prompt as a user's message.
 
   Raises:
-    ValueError: there is no chat template, or it cannot frame a question.
+    ValueError: There is no chat template, or it cannot frame a question.
   """
   return in_one_turn(dialogues.tags(
       dialogues.verbatim('search_r1_without.txt')), tokenizer)
@@ -68,25 +68,28 @@ def proposer(tokenizer) -> Dialogue:
 
 
 def from_memory(tokenizer) -> Dialogue:
-  """`dialogue.from_memory` as a user's message.
+  """Returns `dialogue.from_memory` with its prompt as a user's message.
 
   Raises:
-    ValueError: as `proposer`.
+    ValueError: There is no chat template, or it cannot frame a question.
   """
   return in_one_turn(dialogues.tags(dialogues.FROM_MEMORY), tokenizer)
 
 
 def from_documents(tokenizer) -> Dialogue:
-  """`dialogue.from_documents` as a user's message.
+  """Returns `dialogue.from_documents` with its prompt as a user's message.
 
   Raises:
-    ValueError: as `proposer`.
+    ValueError: There is no chat template, or it cannot frame a question.
   """
   return in_one_turn(dialogues.tags(dialogues.FROM_DOCUMENTS), tokenizer)
 
 
 def in_one_turn(plain: Dialogue, tokenizer) -> Dialogue:
-  """A dialogue whose turns and passages stand in one turn of the assistant."""
+  """Returns the dialogue in the chat template, in one turn of the assistant.
+
+  All turns of the policy and all passages are in this turn.
+  """
   framed = frame_question(plain, tokenizer.render)
   answer = {'role': 'assistant', 'content': 'AnswerStandsHere'}
   end = turn_end(tokenizer, tokenizer.render,
@@ -95,22 +98,22 @@ def in_one_turn(plain: Dialogue, tokenizer) -> Dialogue:
 
 
 def zerosearch(tokenizer) -> Dialogue:
-  """`search_r1`, with passages as ZeroSearch writes them.
+  """Returns `search_r1` with passages as ZeroSearch writes them.
 
   Raises:
-    ValueError: as there.
+    ValueError: There is no chat template, or it cannot frame a question.
   """
   return dataclasses.replace(search_r1(tokenizer), passage=dialogues.document)
 
 
 def document(tokenizer) -> Dialogue:
-  """What a simulated engine's model writes: a text, as its only turn.
+  """Returns the dialogue of a simulated engine's model: one turn of text.
 
-  The prompt is a user's message after an empty one of the system, as published;
-  a model without a chat template continues the prompt.
+  The prompt is a user's message after an empty system message, as published. A
+  model without a chat template continues the prompt.
 
   Raises:
-    ValueError: the template cannot frame a question.
+    ValueError: The template cannot frame a question.
   """
   plain = dialogues.continuation(tokenizer)
   if not tokenizer.has_chat_template:
@@ -128,12 +131,13 @@ def frame_question(dialogue: Dialogue, render: Render,
   """Returns the dialogue with the template's text around its first message.
 
   Args:
-    dialogue: without a frame.
-    render: messages -> text; see `Tokenizer.render`.
-    system: the system message; None leaves it to the template.
+    dialogue: The dialogue without a frame.
+    render: Function messages -> text; see `Tokenizer.render`.
+    system: The system message; None leaves it to the template.
 
   Raises:
-    ValueError: the template changes the message, or writes it more than once.
+    ValueError: The template changes the message, or does not write it exactly
+      once.
   """
   text = render(first_messages(dialogue, _QUESTION, system))
   if text.count(_QUESTION) != 1:
@@ -162,34 +166,36 @@ def frame_question(dialogue: Dialogue, render: Render,
 
 def first_messages(dialogue: Dialogue, question: str,
                    system: str | None = None) -> list[Message]:
-  """The messages before the policy's first turn."""
+  """Returns the messages before the policy's first turn."""
   user = {'role': 'user', 'content': dialogue.prompt(question)}
   return [user] if system is None else [
       {'role': 'system', 'content': system}, user]
 
 
 def turn_end(tokenizer, render: Render, messages: Sequence[Message]) -> str:
-  """The text that ends the last message, up to a special token, or ''."""
+  """Returns the text that ends the last message, up to a special token, or ''.
+  """
   text = render(messages).rpartition(messages[-1]['content'])[2]
   for id_ in tokenizer.encode(text):
     token = tokenizer.token(id_)
-    if id_ in tokenizer.special_ids and token in text:  # no unknown token
+    if id_ in tokenizer.special_ids and token in text:  # not the unknown token
       return text[:text.index(token) + len(token)]
   return ''
 
 
 def end_ids(tokenizer, end: str) -> tuple[int, ...]:
-  """The id of the special token that a turn's end ends with; () if it is ''."""
+  """Returns the id of the special token at a turn's end; () if the end is ''.
+  """
   return tokenizer.encode(end)[-1:]
 
 
 class Exchange(NamedTuple):
   """The template's text around the answer of a tool."""
 
-  turn_end: str  # ends the assistant's turn
-  before: str  # from there to the tool's answer
-  after: str  # from the answer to the assistant's next turn
-  json_levels: int  # JSON strings, one in another, that hold the answer
+  turn_end: str  # text that ends the assistant's turn
+  before: str  # text from there to the tool's answer
+  after: str  # text from the answer to the assistant's next turn
+  json_levels: int  # depth of nested JSON strings that hold the answer
 
 
 def frame_exchange(dialogue: Dialogue, tokenizer, render: Render,
@@ -197,13 +203,14 @@ def frame_exchange(dialogue: Dialogue, tokenizer, render: Render,
   """Returns the template's text between two turns of the assistant.
 
   Args:
-    dialogue: its first message stands before the assistant's first turn.
-    tokenizer: its special tokens end a turn.
-    render: messages -> text.
-    system: the system message; None leaves it to the template.
+    dialogue: The dialogue, whose first message comes before the assistant's
+      first turn.
+    tokenizer: The tokenizer, whose special tokens end a turn.
+    render: Function messages -> text.
+    system: The system message; None leaves it to the template.
 
   Raises:
-    ValueError: the template is not append-only, or changes a message.
+    ValueError: The template is not append-only, or changes a message.
   """
   opening = first_messages(dialogue, _QUESTION, system)
   forms = [_THINKING, _QUIET]
@@ -235,7 +242,8 @@ def frame_exchange(dialogue: Dialogue, tokenizer, render: Render,
 
 
 def _json_levels(text: str, before: str, after: str) -> int:
-  """How many JSON strings hold the odd answer at the end of a text."""
+  """Returns how many nested JSON strings hold the answer _ODD at a text's end.
+  """
   for levels in (0, 1):
     if text.endswith(before + dialogues.in_json(_ODD, levels) + after):
       return levels
@@ -245,23 +253,24 @@ def _json_levels(text: str, before: str, after: str) -> int:
 
 
 def tool_message(number: int, content: str) -> Message:
-  """The answer of a tool; some templates need its name and id."""
+  """Returns the message of a tool's answer; some templates need name and id."""
   return {'role': 'tool', 'name': 'search', 'content': content,
           'tool_call_id': f'search{number:03}'}
 
 
 def check_append_only(render: Render, messages: Sequence[Message],
                       counts: Sequence[int]) -> None:
-  """Refuses a template that later changes the text of a history.
+  """Raises if the template later changes the text of a history.
 
   Args:
-    render: messages -> text.
-    messages: a whole conversation.
-    counts: numbers of messages, ascending; the text of each number must begin
-      the text of the next, and hold the content of all its messages.
+    render: Function messages -> text.
+    messages: A whole conversation.
+    counts: Ascending numbers of messages. The text of each number must be a
+      prefix of the next one's, and include the content of all its messages.
 
   Raises:
-    ValueError: it does not; the error names what changed.
+    ValueError: A text is not such a prefix or lacks a content; the error names
+      the change.
   """
   earlier = ''
   for count in counts:
@@ -282,7 +291,7 @@ def check_append_only(render: Render, messages: Sequence[Message],
 
 
 def _check_start(render: Render, messages: Sequence[Message]) -> None:
-  """Raises unless the assistant's text follows its generation prompt at once.
+  """Raises unless the assistant's text directly follows the generation prompt.
 
   The last two messages are the assistant's and a tool's.
   """
@@ -296,7 +305,7 @@ def _check_start(render: Render, messages: Sequence[Message]) -> None:
 
 
 def _change(earlier: str, text: str) -> str:
-  """Describes what a text has lost; '' if all placeholders are still there."""
+  """Describes the lost placeholder; '' if all placeholders are still there."""
   for word, number in _WORD.findall(earlier):
     if word + number not in text:
       return f'drops {_WORDS[word]}' + (number and f' {int(number) + 1}')
@@ -304,7 +313,7 @@ def _change(earlier: str, text: str) -> str:
 
 
 def _difference(text: str, other: str) -> tuple[str, str]:
-  """Both texts around the place where they begin to differ."""
+  """Returns both texts near the place where they begin to differ."""
   same = next((i for i, (a, b) in enumerate(zip(text, other)) if a != b),
               min(len(text), len(other)))
   near = slice(max(same - 20, 0), same + 40)
@@ -312,18 +321,18 @@ def _difference(text: str, other: str) -> tuple[str, str]:
 
 
 def _turn(form: str, number: int) -> Message:
-  """A turn of the assistant."""
+  """Returns a turn of the assistant."""
   return {'role': 'assistant', 'content': form.replace('#', str(number))}
 
 
 def _exchanges(form: str, count: int) -> list[Message]:
-  """Turns of the assistant, each with the answer of the tool."""
+  """Returns turns of the assistant, each followed by the tool's answer."""
   return [message for n in range(count) for message in (
       _turn(form, n), tool_message(n, f'{{"result": "Result{n}"}}'))]
 
 
 def _around(text: str, last: Sequence[Message]) -> tuple[str, str]:
-  """The text before and after the last message, a tool's answer."""
+  """Returns the text before and after the last message, a tool's answer."""
   turn, answer = (message['content'] for message in last)
   rest = text.rpartition(turn)[2]
   written = next(written for n in (0, 1)

@@ -1,11 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Dialogues: the protocol of policy and environment, as text, and its parser.
+"""Dialogues: the text protocol of policy and environment, and its parser.
 
-A turn only ever appends. Actions are parsed from what the policy sampled in its
-turn and from nothing else; text from an engine is data, so the protocol's own
-tags are broken in it before it is shown. Here is the tag protocol; `agent.chat`
-puts a dialogue into a chat template, `agent.tools` has the tool protocol.
+A turn only appends text. Actions are parsed only from the tokens that the
+policy sampled in its turn. Text from a search engine is data, so the protocol's
+own tags are broken in it before it is shown. This module has the tag protocol.
+`agent.chat` puts a dialogue into a chat template; `agent.tools` has the tool
+protocol.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,27 +24,30 @@ _TAGS = 'think|search|information|answer|question|tool_call|tool_response'
 _ACTION = re.compile(
     rf'<(search|answer)>((?:(?!</?(?:{_TAGS})>).)*)</\1>\s*\Z', re.DOTALL)
 
-_TAIL = 32  # tokens, in which the beginning of a tag has room
+_TAIL = 32  # tokens; long enough to hold the beginning of a tag
 
 LAPTOP_TEMPLATE = 'Search, then answer: {question}\n'
 ANSWER_TEMPLATE = 'Answer: {question}\n'
 READ_TEMPLATE = 'Read, then answer: {question}\n'
 FROM_MEMORY = ('Answer the question from what you know, as briefly as you can, '
                'between <answer> and </answer>.\nQuestion: {question}\n')
-FROM_DOCUMENTS = ('Below are documents and, in the last line, a question. Answer it '
+FROM_DOCUMENTS = ('Below are documents and, in the last line, a question. '
+                  'Answer it '
                   'by the documents alone, as briefly as you can, between '
                   '<answer> and </answer>.\n{question}\n')
 PROPOSE_TEMPLATE = 'Write a question. {question}\n'
 
 
 def tag_passage(number: int, passage: Passage) -> str:
-  """One passage as Search-R1 writes it; `number` counts from 1."""
+  """Returns one passage as Search-R1 writes it; `number` counts from 1."""
   title, text = neutralise(passage.title), neutralise(passage.text)
   return f'Doc {number}(Title: "{title}") {text}'
 
 
 def document(number: int, passage: Passage) -> str:
-  """One passage as ZeroSearch writes it: a title only where the text lacks it.
+  """Returns one passage as ZeroSearch writes it.
+
+  The title is written only if the text does not include it.
   """
   title = '' if passage.title in passage.text else f'{passage.title} '
   return f'Doc {number}: {neutralise(title + passage.text)}'
@@ -51,7 +55,7 @@ def document(number: int, passage: Passage) -> str:
 
 def in_a_row(write: Callable[[int, Passage], str],
              results: Sequence[Passages]) -> list[str]:
-  """The passages of all queries, a line each, numbered from 1 to the last."""
+  """Returns the passages of all queries, one per line, numbered from 1."""
   passages = [p for of_query in results for p in of_query]
   lines = [write(n, p) for n, p in enumerate(passages, start=1)]
   return [line + '\n' for line in lines[:-1]] + lines[-1:]
@@ -59,42 +63,42 @@ def in_a_row(write: Callable[[int, Passage], str],
 
 @dataclasses.dataclass(frozen=True)
 class Dialogue:
-  """One protocol: the environment's text around the turns of the policy.
+  """A protocol: the environment's text around the turns of the policy.
 
-  The texts around a message may hold special tokens, which become their ids.
-  The message itself, question included, is data, and so are passages.
+  The texts around a message may include special tokens, which become their ids.
+  The message itself, including the question, is data, and so are passages.
   """
 
   template: str  # the first message; '{question}' is replaced
   parse: Callable[[str], Action]  # reads the text of one turn's sampled tokens
-  stop_strings: tuple[str, ...]  # a turn ends with the token that completes one
-  before: str  # opens an observation
-  after: str  # closes it, whatever was cut
+  stop_strings: tuple[str, ...]  # texts that end a turn once they are complete
+  before: str  # text that opens an observation
+  after: str  # text that closes an observation, even if passages were cut
   invalid: str  # the whole observation after an invalid action
-  passage: Callable[[int, Passage], str] = tag_passage  # writes one, from 1 on
+  passage: Callable[[int, Passage], str] = tag_passage  # (from 1, one) -> text
   arrange: Callable[..., list[str]] = in_a_row  # (passage, results) -> pieces
-  head: str = ''  # stands before the first message
-  tail: str = ''  # stands after it
-  turn_end: str = ''  # ends a turn that the policy did not end itself
-  end_ids: tuple[int, ...] = ()  # end a turn, besides the tokenizer's eos_ids
-  json_levels: int = 0  # JSON strings, one in another, that hold passages
+  head: str = ''  # text before the first message
+  tail: str = ''  # text after the first message
+  turn_end: str = ''  # text that ends a turn that the policy did not end itself
+  end_ids: tuple[int, ...] = ()  # ids that end a turn, besides eos_ids
+  json_levels: int = 0  # depth of nested JSON strings that hold passages
 
   def prompt(self, question: str) -> str:
-    """The first message, with the question in its place."""
+    """Returns the first message, with the question in its place."""
     return self.template.replace('{question}', question)
 
 
 def tags(template: str = LAPTOP_TEMPLATE) -> Dialogue:
-  """The tag protocol of Search-R1 and ZeroSearch.
+  """Returns the tag protocol of Search-R1 and ZeroSearch.
 
   The policy writes <think>, <search> and <answer>, the environment
   <information>. The first closing tag of a search or an answer ends the turn.
 
   Args:
-    template: the prompt; must hold '{question}' once.
+    template: The prompt, which has '{question}' once.
 
   Raises:
-    ValueError: the template has no place for the question, or several.
+    ValueError: The template has no place for the question, or several.
   """
   if template.count('{question}') != 1:
     raise ValueError(
@@ -111,19 +115,19 @@ def tags(template: str = LAPTOP_TEMPLATE) -> Dialogue:
 
 
 def laptop(tokenizer) -> Dialogue:
-  """The short prompt that the tiny base model was trained on."""
+  """Returns the dialogue of the prompt that the tiny base model learned."""
   return tags(tokenizer.leading_space + LAPTOP_TEMPLATE)
 
 
 def laptop_answer(tokenizer) -> Dialogue:
-  """The tiny base model's prompt for an answer from memory."""
+  """Returns the tiny base model's dialogue for an answer from memory."""
   return tags(tokenizer.leading_space + ANSWER_TEMPLATE)
 
 
 def laptop_read(tokenizer) -> Dialogue:
-  """The tiny base model's prompt for a question below passages.
+  """Returns the tiny base model's dialogue for a question below passages.
 
-  The question that it is given is `world.lessons.with_passages`.
+  Its question is written by `world.lessons.with_passages`.
   """
   return tags(tokenizer.leading_space + READ_TEMPLATE)
 
@@ -142,34 +146,37 @@ def proposer(tokenizer) -> Dialogue:
 
 
 def search_r1(tokenizer) -> Dialogue:
-  """Search-R1's prompt and retry sentence, word for word (third_party)."""
+  """Returns Search-R1's dialogue.
+
+  Its prompt and retry sentence are used word for word (third_party).
+  """
   return dataclasses.replace(
       tags(tokenizer.leading_space + verbatim('search_r1_prompt.txt')),
       invalid=verbatim('search_r1_invalid_action.txt'))
 
 
 def r1(tokenizer) -> Dialogue:
-  """Search-R1's prompt for an answer without search (third_party)."""
+  """Returns Search-R1's dialogue for an answer without search (third_party)."""
   return tags(tokenizer.leading_space + verbatim('search_r1_without.txt'))
 
 
 def zerosearch(tokenizer) -> Dialogue:
-  """ZeroSearch's: Search-R1's prompt, and passages as `document` writes them."""
+  """Returns ZeroSearch's dialogue: Search-R1's, with passages by `document`."""
   return dataclasses.replace(search_r1(tokenizer), passage=document)
 
 
 def from_memory(tokenizer) -> Dialogue:
-  """A prompt of ours for an answer at once, from memory."""
+  """Returns a dialogue of ours for an immediate answer from memory."""
   return tags(tokenizer.leading_space + FROM_MEMORY)
 
 
 def from_documents(tokenizer) -> Dialogue:
-  """A prompt of ours for an answer at once, to a question below documents."""
+  """Returns a dialogue of ours for an immediate answer from given documents."""
   return tags(tokenizer.leading_space + FROM_DOCUMENTS)
 
 
 def continuation(tokenizer) -> Dialogue:
-  """No protocol: the first message, and what follows up to the end of text."""
+  """Returns a dialogue without a protocol: a prompt and its continuation."""
   return Dialogue(
       template=tokenizer.leading_space + '{question}', parse=_whole,
       stop_strings=(), before='', after='', invalid='')
@@ -180,7 +187,7 @@ def _whole(text: str) -> Action:
 
 
 def verbatim(name: str) -> str:
-  """A text of third_party, character by character."""
+  """Loads a text of third_party, character by character."""
   folder = importlib.resources.files('searchrl') / 'third_party'
   return (folder / name).read_text(encoding='utf-8')
 
@@ -198,7 +205,7 @@ def parse_tags(text: str) -> Action:
 
 
 def opening(dialogue: Dialogue, question: str, tokenizer) -> tuple[int, ...]:
-  """Ids of the prompt: all before the policy's first turn."""
+  """Returns ids of the prompt: all text before the policy's first turn."""
   return (*tokenizer.encode(dialogue.head),
           *tokenizer.encode_data(dialogue.prompt(question)),
           *tokenizer.encode(dialogue.tail))
@@ -206,7 +213,7 @@ def opening(dialogue: Dialogue, question: str, tokenizer) -> tuple[int, ...]:
 
 def retry(dialogue: Dialogue, tokenizer,
           action_tokens: Sequence[int]) -> tuple[int, ...]:
-  """Ids of the observation after an invalid action."""
+  """Returns ids of the observation after an invalid action."""
   return (*_ending(dialogue, tokenizer, action_tokens),
           *tokenizer.encode(dialogue.invalid))
 
@@ -214,8 +221,8 @@ def retry(dialogue: Dialogue, tokenizer,
 class Observation(NamedTuple):
   """The text that the policy reads after a search, as ids."""
 
-  tokens: tuple[int, ...]  # the block is closed, whatever was cut
-  passages_cut: int  # passages that were longer than their budget
+  tokens: tuple[int, ...]  # ids of the block, closed even if passages were cut
+  passages_cut: int  # number of passages that were longer than their budget
 
 
 def observation(
@@ -229,11 +236,11 @@ def observation(
   """Writes passages as the policy reads them, each cut to its budget.
 
   Args:
-    dialogue: the protocol.
-    results: the passages of each query, best first.
-    tokenizer: see `agent.tokenizer`.
-    passage_tokens: each passage is cut to this many tokens.
-    action_tokens: ids of the turn with the queries.
+    dialogue: The protocol.
+    results: Passages of each query, best first.
+    tokenizer: The tokenizer; see `agent.tokenizer`.
+    passage_tokens: Number of tokens to which each passage is cut.
+    action_tokens: Ids of the turn with the queries.
 
   Returns:
     The ids of the block, and how many passages were cut.
@@ -252,7 +259,7 @@ def observation(
 
 def _ending(dialogue: Dialogue, tokenizer,
             action_tokens: Sequence[int]) -> tuple[int, ...]:
-  """Ids that end the policy's turn; () if its last token has ended it."""
+  """Returns ids that end the policy's turn; () if its last token ended it."""
   last = action_tokens[-1:]
   if not dialogue.turn_end or last and last[0] in dialogue.end_ids:
     return ()
@@ -260,7 +267,7 @@ def _ending(dialogue: Dialogue, tokenizer,
 
 
 def in_json(text: str, levels: int) -> str:
-  """Text as JSON writes it in a string, or in a string in a string."""
+  """Returns the text as JSON writes it inside `levels` nested strings."""
   for _ in range(levels):
     text = json.dumps(text, ensure_ascii=False)[1:-1]
   return text
@@ -268,9 +275,10 @@ def in_json(text: str, levels: int) -> str:
 
 def _cut(dialogue: Dialogue, ids: Sequence[int], tokenizer,
          limit: int) -> Sequence[int]:
-  """At most `limit` ids, with no half of a JSON escape at the end.
+  """Returns at most `limit` ids that do not end in the middle of a JSON escape.
 
-  Nor do they end with '<search' where '<searching' stood, which is no tag.
+  They also do not end with '<search' if the text was '<searching', which is not
+  a tag.
   """
   ids = ids[:limit]
   while shows_tag(tokenizer.decode(ids[-_TAIL:])):
@@ -282,7 +290,7 @@ def _cut(dialogue: Dialogue, ids: Sequence[int], tokenizer,
 
 
 def _is_whole(text: str, levels: int) -> bool:
-  """Whether a text is the whole inside of a JSON string."""
+  """Returns whether a text is the whole inside of `levels` JSON strings."""
   try:
     for _ in range(levels):
       text = json.loads(f'"{text}"')
@@ -292,10 +300,10 @@ def _is_whole(text: str, levels: int) -> bool:
 
 
 def check_writable(dialogue: Dialogue, tokenizer) -> None:
-  """Refuses a tokenizer that cannot write the protocol.
+  """Raises if the tokenizer cannot write the protocol.
 
   Raises:
-    ValueError: a tag does not survive encoding and decoding.
+    ValueError: A tag does not survive encoding and decoding.
   """
   for stop in dialogue.stop_strings:
     for tag in (stop, stop.replace('</', '<')):
