@@ -2,19 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention in three implementations, each tested before it is used.
 
-  xla      the reference: float32 softmax; on every device, with all options
-  cudnn    flash attention of NVIDIA GPUs: half precision, no segment ids
-  splash   flash attention of TPUs in Pallas: segment ids, windows
+  xla      the reference: float32 softmax, on every device, with all options
+  cudnn    flash attention on NVIDIA GPUs: half precision, no segment ids
+  splash   flash attention on TPUs, in Pallas: segment ids and windows
 
 `causal` is for whole rows (training, scoring), `grouped` for any mask, and
 `blockwise` for a cache. `resolve` chooses an implementation and runs its
 `self_test`.
 
-Traps that this file avoids: `is_causal` of jax.nn.dot_product_attention aligns
-its mask top-left, which is wrong for a chunk against a longer cache (`causal`
-refuses unequal lengths); its log-sum-exp is rounded to half precision
-(`blockwise` computes its own in float32); cuDNN had NaN gradients at one query
-and at 64 past a multiple of 128 (it gets multiples of 128, and no mask tensor).
+This file avoids three traps:
+- `is_causal` of jax.nn.dot_product_attention aligns its mask top-left, which is
+  wrong for a chunk against a longer cache. `causal` rejects unequal lengths.
+- Its log-sum-exp is rounded to half precision. `blockwise` computes its own in
+  float32.
+- cuDNN had NaN gradients at one query and at 64 past a multiple of 128. It gets
+  multiples of 128 and no mask tensor.
 """
 
 from collections.abc import Callable
@@ -29,14 +31,15 @@ import numpy as np
 
 IMPLEMENTATIONS = ('xla', 'cudnn', 'splash')
 _HALF = ('bfloat16', 'float16')
-_MASKED = -1e30  # finite, so that a row without keys is not NaN
+_MASKED = -1e30  # score of a hidden key; finite, so that no row becomes NaN
 _LOG2_E = 1.4426950408889634
-_LANES = 128  # both kernels take rows of multiples of it
+_LANES = 128  # tokens; both kernels need rows of a multiple of this length
 _WAY_OUT = "Set model.attention to 'xla', or leave it 'auto'."
 _PACKED = ('cudnn takes no segment ids, but the rows are packed. Use '
            f'models.documents.causal. Else: {_WAY_OUT}')
-# Largest difference from the float32 reference, relative to its largest entry:
-# several times the rounding. A mask that is wrong by one place exceeds 0.1.
+# Largest allowed difference from the float32 reference, relative to the
+# reference's largest entry. It is several times the rounding error. A mask that
+# is wrong by one position exceeds 0.1.
 _TOLERANCE = {'float32': 1e-4, 'float16': 4e-3, 'bfloat16': 3e-2}
 
 
@@ -45,7 +48,7 @@ def visible(
     key_positions: Int[Array, '*B S'],
     sliding_window: int | None,
 ) -> Bool[Array, '*B T S']:
-  """Keys of a query: its own and earlier ones, within the window."""
+  """Returns which keys a query sees: its own and earlier, within the window."""
   distance = query_positions[..., :, None] - key_positions[..., None, :]
   seen = distance >= 0
   return seen if sliding_window is None else seen & (distance < sliding_window)
@@ -57,10 +60,10 @@ def grouped(
     v: Float[Array, 'B K S d'],
     visible: Bool[Array, 'B T S'],
 ) -> Float[Array, 'B T H d']:
-  """Softmax attention with grouped queries; scores in float32.
+  """Returns softmax attention with grouped queries and float32 scores.
 
-  The queries of one KV head are folded into the length, so that every key is
-  read once. A query without keys gets the mean of v.
+  The queries that share a KV head are folded into the length axis, so that
+  every key is read once. A query that sees no keys gets the mean of v.
   """
   rows, length, heads, size = q.shape
   groups = heads // k.shape[1]
@@ -86,19 +89,20 @@ def blockwise(
     block: int,
     sliding_window: int | None = None,
 ) -> Float[Array, 'B T H d']:
-  """`grouped` over the filled blocks of a cache.
+  """Returns `grouped` attention over the filled blocks of a cache.
 
   Partial softmaxes are combined from the first block to the last. A block that
   a query does not see adds exact zeros, so that the number of blocks changes no
   bit of the result.
 
   Args:
-    q: queries.
-    block_at: index of a block -> its keys and values [B K W d].
-    positions: of the queries; -1 has no keys, and gets 0.
-    blocks: their number; traced.
-    block: W, tokens of a block.
-    sliding_window: keys of a query, itself included.
+    q: Queries.
+    block_at: Function from a block's index to its keys and values, [B K W d].
+    positions: Positions of the queries. A query at -1 has no keys; its result
+      is 0.
+    blocks: Number of filled blocks, traced.
+    block: Number of tokens in a block, W.
+    sliding_window: Number of keys that a query sees, itself included.
   """
   rows, length, heads, size = q.shape
   kv_heads = jax.eval_shape(block_at, blocks)[0].shape[1]
@@ -115,8 +119,8 @@ def blockwise(
     shown = visible(positions, i * block + jnp.arange(block),
                     sliding_window)[:, None]
     scores = jnp.where(shown, scores * (_LOG2_E * size ** -0.5), _MASKED)
-    # In whole powers of two, so that shrinking is exact, whether or not a
-    # compiler fuses a product and a sum into one rounding.
+    # The maximum is rounded up to a whole exponent of two. Rescaling is then
+    # exact, even if a compiler fuses a product and a sum into one rounding.
     larger = jnp.maximum(largest, jnp.ceil(scores.max(-1, keepdims=True)))
     weights = jnp.where(shown, jnp.exp((scores - larger) / _LOG2_E), 0)
     shrink = _power_of_two(largest - larger)
@@ -133,7 +137,7 @@ def blockwise(
 
 
 def _power_of_two(exponent: Float[Array, '*B']) -> Float[Array, '*B']:
-  """2 ** exponent, exact for whole exponents, which are cut to [-126, 0]."""
+  """Returns 2 ** exponent, exactly, for whole exponents cut to [-126, 0]."""
   biased = jnp.maximum(exponent, -126.0).astype(jnp.int32) + 127
   return jax.lax.bitcast_convert_type(biased << 23, jnp.float32)
 
@@ -151,32 +155,35 @@ def causal(
     sharding: NamedSharding | None = None,
     interpret: bool = False,
 ) -> Float[Array, 'B T H d']:
-  """Causal attention of whole rows, each token within its segment.
+  """Returns causal attention over whole rows, each token within its segment.
 
-  Padding is on the right, so that no token attends to it; its own results are
-  undefined.
+  Padding is on the right, so that no token attends to it. Results at padding
+  are undefined.
 
   Args:
-    q: queries, rotated but not scaled; H is a multiple of K.
-    k, v: keys, rotated, and values.
-    segment_ids: equal for tokens of one document of a packed row.
-    lengths: tokens of each row, so that 'cudnn' can skip the padding, where
-      results may be NaN.
-    sliding_window: keys of a query, itself included.
-    implementation: 'xla', 'cudnn' or 'splash'; see `resolve` for 'auto'.
-    block: of 'xla', the queries at a time, so that [B H T T] never exists;
-      default: 128, or an eighth of a row above 1024. Of 'splash', its block
-      size, a multiple of 128; default: 512, or the row if shorter.
-    sharding: of q, k and v; only for 'splash', which the compiler cannot
-      partition. Length and d stay whole; the heads' axis divides K.
-    interpret: runs 'splash' on any device, slowly; for tests.
+    q: Queries, rotated but not scaled. H is a multiple of K.
+    k, v: Rotated keys, and values.
+    segment_ids: Document of each token in a packed row; equal ids are one
+      document.
+    lengths: Number of tokens in each row, with which 'cudnn' skips the padding.
+      Results there may be NaN.
+    sliding_window: Number of keys that a query sees, itself included.
+    implementation: Name 'xla', 'cudnn' or 'splash'; see `resolve` for 'auto'.
+    block: Block size in tokens. For 'xla', the number of queries at a time, so
+      that [B H T T] never exists; default: 128, or an eighth of a row above
+      1024. For 'splash', a multiple of 128; default: 512, or the row if it is
+      shorter.
+    sharding: Sharding of q, k and v, only for 'splash', which the compiler
+      cannot partition. The axes of length and d are not split. The mesh axis of
+      the heads must divide K.
+    interpret: Flag that runs 'splash' on any device, slowly, for tests.
 
   Returns:
-    Like q, in its dtype.
+    The attention's output, with the shape and the dtype of q.
 
   Raises:
-    ValueError: while tracing, if the implementation cannot do this, such as
-      segment ids with 'cudnn': there is no silent fallback.
+    ValueError: The implementation cannot do this, such as segment ids with
+      'cudnn'. Raised while tracing; there is no silent fallback.
   """
   _check(q, k, segment_ids, implementation, block)
   if sliding_window is not None and sliding_window >= q.shape[1]:
@@ -196,7 +203,7 @@ def causal(
 
 
 def _check(q, k, segment_ids, implementation: str, block: int | None) -> None:
-  """Raises a ValueError for what the implementation cannot do."""
+  """Raises a ValueError if the implementation cannot do what is asked."""
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(
         f'implementation must be one of {IMPLEMENTATIONS}, but is '
@@ -220,7 +227,7 @@ def _check(q, k, segment_ids, implementation: str, block: int | None) -> None:
 
 
 def _xla(q, k, v, segment_ids, sliding_window, block):
-  """The reference: a block of queries at a time, with the keys they may see.
+  """Returns the reference: one block of queries at a time, with its keys.
 
   Keys that causality or the window hides from the whole block are not
   multiplied. With several blocks, the backward pass recomputes the scores.
@@ -250,7 +257,7 @@ def _xla(q, k, v, segment_ids, sliding_window, block):
 
 
 def _cudnn(q, k, v, sliding_window, lengths=None):
-  """Rows padded to the kernel's unit; its windows exclude the token itself."""
+  """Runs cuDNN on padded rows. Its windows do not count the token itself."""
   length = q.shape[1]
   window = None if sliding_window is None else (sliding_window - 1, 0)
   return jax.nn.dot_product_attention(
@@ -260,8 +267,11 @@ def _cudnn(q, k, v, sliding_window, lengths=None):
 
 
 def _splash(q, k, v, segment_ids, *, sliding_window, block, interpret):
-  """Skips blocks hidden by causality or the window; segments only mask."""
-  # pylint: disable-next=g-import-not-at-top, for it takes a second
+  """Runs splash attention, which skips blocks that causality or a window hides.
+
+  Segments only mask: their hidden blocks are computed.
+  """
+  # pylint: disable-next=g-import-not-at-top, because it takes a second
   from jax.experimental.pallas.ops.tpu import splash_attention as splash
   length, heads, size = q.shape[1:]
   block = block or min(512, -(-length // _LANES) * _LANES)
@@ -288,7 +298,7 @@ def _padded(x, spare: int):
 
 def choose(platform: str, dtype: Any, head_dim: int, length: int
           ) -> tuple[str, str]:
-  """The implementation that 'auto' tries for rows of `length`, and why."""
+  """Returns the implementation that 'auto' tries for this length, and why."""
   dtype, gpu = jnp.dtype(dtype), platform in ('gpu', 'cuda')
   rules = (
       (not gpu and platform != 'tpu', 'xla', f'{platform} has no kernel'),
@@ -308,13 +318,14 @@ def resolve(
     kv_heads: int, head_dim: int, length: int,
     sliding_window: int | None = None,
 ) -> tuple[str, str]:
-  """The implementation that a run uses, tested, and a sentence to log.
+  """Returns the tested implementation that a run uses, and a sentence to log.
 
-  'auto' takes that of `choose`, or 'xla', with a warning, if its test fails; a
-  named one must pass. Let one process resolve and broadcast to the others.
+  'auto' takes the one that `choose` returns. If its test fails, it takes 'xla'
+  with a warning. An implementation that is named must pass its test. Let one
+  process resolve and broadcast the result to the others.
 
   Raises:
-    RuntimeError: the named implementation fails; see `self_test`.
+    RuntimeError: The named implementation fails; see `self_test`.
   """
   name, why = implementation, 'as configured'
   if implementation == 'auto':
@@ -338,11 +349,13 @@ def self_test(
 ) -> None:
   """Compares values and gradients of random rows with the reference.
 
-  One row ends early, with large values in its padding. Also with segments, if
-  the implementation takes them, and with a short window, if the model has one.
+  One row ends early and has large values in its padding. The test is repeated
+  with segments if the implementation takes them, and with a short window if the
+  model has a window.
 
   Raises:
-    RuntimeError: it fails on this device, or its numbers differ.
+    RuntimeError: The implementation fails on this device, or its numbers differ
+      from the reference.
   """
   windows = (None, min(sliding_window, 24)) if sliding_window else (None,)
   packings = (False,) if implementation == 'cudnn' else (False, True)
@@ -369,7 +382,14 @@ def self_test(
 
 def differences(shape: tuple[int, ...], dtype: Any, packed: bool, **options
                ) -> dict[str, float]:
-  """Differences from the reference, relative; shape is (B, T, H, K, d)."""
+  """Returns relative differences from the reference, for output and gradients.
+
+  Args:
+    shape: Sizes (B, T, H, K, d).
+    dtype: Data type of the tested q, k and v.
+    packed: Flag that gives the rows two segments or more.
+    **options: Further arguments of `causal`.
+  """
   rows, length, heads, kv_heads, size = shape
   rng = np.random.default_rng(length)
   sizes = (heads, kv_heads, kv_heads, heads)
@@ -392,6 +412,6 @@ def differences(shape: tuple[int, ...], dtype: Any, packed: bool, **options
   with jax.default_matmul_precision('highest'):
     expected = jax.device_get(jax.jit(functools.partial(run, options))(
         *(x.astype(jnp.float32) for x in arrays)))
-  largest = lambda x: float(np.abs(x).max())  # XLA's maximum can drop a NaN
+  largest = lambda x: float(np.abs(x).max())  # NumPy, as XLA can drop a NaN
   return {name: largest(actual[name] - x) / max(largest(x), 0.1)
           for name, x in expected.items()}

@@ -1,9 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Flax NNX modules as a pure function and its parameters.
+"""Conversion of Flax NNX modules to a pure function and its parameters.
 
-For models of other libraries: split once, then use every function here that
-takes `params` and a function of them, under jax.jit and jax.grad.
+This is for models of other libraries. Split a module once; then every function
+of this package that takes `params` and a function of them can use it, under
+jax.jit and jax.grad.
 """
 
 from collections.abc import Callable
@@ -18,21 +19,22 @@ def from_nnx(
   """Splits a module into its trained parameters and a function of them.
 
   Args:
-    module: any NNX module. It is not changed, and later changes to it have no
+    module: Any NNX module. It is not changed, and later changes to it have no
       effect. Call module.train() or module.eval() before.
-    trained: the filter of the variables to train: a Variable type, such as
+    trained: Filter of the variables to train: a Variable type, such as
       nnx.LoRAParam, or any other NNX filter.
 
   Returns:
-    apply(params, *args, **kwargs), which returns module(*args, **kwargs) with
-    these parameters; and the parameters, a pytree, which nnx.update writes
-    back. They share the module's arrays: copy them before you donate them.
-    Other variables, of normalisation or dropout, are constants: changes by a
-    call are discarded, so that the function is pure. Pass rngs to dropout as an
-    argument, else it drops the same units in every call.
+    A function apply(params, *args, **kwargs), which returns
+    module(*args, **kwargs) with these parameters; and the parameters, a pytree,
+    which nnx.update writes back. The parameters share the module's arrays: copy
+    them before you donate them. All other variables, such as those of
+    normalisation or dropout, are constants: what a call changes in them is
+    discarded, so that the function is pure. Pass rngs to dropout as an
+    argument; else it drops the same units in every call.
 
   Raises:
-    ValueError: the module has no variables to train.
+    ValueError: The module has no variables to train.
   """
   graph, params, rest = nnx.split(nnx.clone(module), trained, ...)
   if not params:

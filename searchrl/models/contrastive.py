@@ -15,29 +15,30 @@ def info_nce(
     *,
     temperature: float,
 ) -> tuple[Float[Array, 'B'], Float[Array, 'B']]:
-  """Classifies each query's passage among the passages of the batch.
+  """Returns the InfoNCE loss of each query, and whether its passage wins.
 
     s_ij = q_i . p_j / temperature
     loss_i = -ln( exp s_ip / sum over j with j = p or not excluded_ij of
                   exp s_ij ),  p = positives_i
 
   Args:
-    queries: unit vectors from `encoder.embed`; any float type.
-    passages: likewise, the positives of the queries and any hard negatives.
-    positives: the index of each query's passage.
-    excluded: True for passages that are no negatives of a query: they answer
-      it too, or repeat its positive. The positive itself always counts.
-    temperature: above 0. E5: 0.01.
+    queries: Unit vectors from `encoder.embed`, of any float type.
+    passages: Unit vectors of the queries' positives and of any hard negatives.
+    positives: Index of each query's positive among the passages.
+    excluded: True for a passage that is not a negative of a query, because it
+      also answers the query or repeats its positive. The positive always
+      counts.
+    temperature: Divisor of the scores, above 0. E5 uses 0.01.
 
   Returns:
-    The loss of each query in nats, float32, 0 if it has no negatives; and 1
-    if its passage scores above all negatives, else 0.
+    The loss of each query in nats, float32, which is 0 if the query has no
+    negatives; and 1 if its positive scores above all negatives, else 0.
 
   Raises:
-    ValueError: temperature is not above 0.
+    ValueError: The temperature is not above 0.
 
-  Source: van den Oord et al. 2018, arXiv:1807.03748, eq. 4; as Wang et al. 2022
-    (E5), arXiv:2212.03533, eq. 1.
+  Source: van den Oord et al. 2018, arXiv:1807.03748, eq. 4, in the form of Wang
+    et al. 2022 (E5), arXiv:2212.03533, eq. 1.
   """
   if not temperature > 0:
     raise ValueError(f'temperature must be above 0, but is {temperature}. E5 '

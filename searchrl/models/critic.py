@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The critic: a decoder with a scalar head, from token ids to values.
 
-Its parameters are those of the decoder, with another head:
+Its parameters are the decoder's, with a different head:
 
   embed/...   layers/...   norm/...   value/kernel [D 1]   value/bias [1]
 """
@@ -19,10 +19,10 @@ from searchrl.models.transformer import Params, TransformerConfig
 
 
 def init(params: Params) -> Params:
-  """A critic on a policy's backbone, which outputs 0 until it is trained.
+  """Returns a critic on a policy's backbone. Untrained, it outputs 0.
 
   Args:
-    params: of a decoder; the critic shares its arrays.
+    params: Parameters of a decoder. The critic shares their arrays.
   """
   scale = params['norm']['scale']
   backbone = {k: v for k, v in params.items() if k != 'head'}
@@ -32,7 +32,7 @@ def init(params: Params) -> Params:
 
 
 def logical_axes(config: TransformerConfig) -> Params:
-  """A tree like `init`'s whose leaves are tuples of logical axis names."""
+  """Returns the logical axes of every leaf, as a tree like that of `init`."""
   axes = transformer.logical_axes(config)
   axes.pop('head', None)
   return {**axes, 'value': {'kernel': ('embed', None), 'bias': (None,)}}
@@ -50,20 +50,22 @@ def token_values(
     attend: Callable[..., Array] = attention.causal,
     used: Callable[[Params], Params] = lambda layer: layer,
 ) -> Float[Array, 'B T']:
-  """V before each token: the rewards to come, estimated from tokens[:, :t].
+  """Returns the value before each token: expected rewards, given tokens[:, :t].
 
-  Entry t belongs to tokens[:, t], as in log-probs. The first entry, of a packed
-  row that of each document, is 0.
+  Entry t belongs to tokens[:, t], as in log-probs. The first entry of a row is
+  0. In a packed row, the first entry of each document is 0.
 
   Args:
-    params: see the top of this file.
-    tokens: right-padded rows.
-    config: the shape of the backbone.
-    segment_ids: documents of packed rows.
-    positions: restart in each document of a packed row.
-    remat: what the backward pass recomputes; see `transformer.forward`.
-    dtype: of activations, and of parameters in products.
-    attend, used: see `transformer.forward`.
+    params: Parameters as described at the top of this file.
+    tokens: Right-padded rows of token ids.
+    config: Shape of the backbone.
+    segment_ids: Document of each token in packed rows.
+    positions: Position of each token; restarts in each document of a packed
+      row.
+    remat: Choice of what the backward pass recomputes; see
+      `transformer.forward`.
+    dtype: Data type of activations, and of parameters in products.
+    attend, used: Functions as in `transformer.forward`.
 
   Returns:
     Float32 values, in the unit of the rewards.

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cross-encoder: BERT that scores a pair of texts in one row.
 
-Its parameters are those of an encoder and a head of two layers:
+Its parameters are an encoder's and those of a head with two layers:
 
   encoder/...                       see `encoder`
   pooler/{kernel [D D], bias [D]}
@@ -34,20 +34,20 @@ def score(
     *,
     dtype: Any = jnp.float32,
 ) -> Float[Array, 'B']:
-  """How well the second text of each pair answers the first.
+  """Returns a score of how well each pair's second text answers the first.
 
     score = w . tanh(W hidden_0 + c) + b
 
   Args:
-    params: see the top of this file.
-    tokens: [CLS] first [SEP] second [SEP], right-padded.
+    params: Parameters as described at the top of this file.
+    tokens: Rows of [CLS] first [SEP] second [SEP], right-padded.
     mask: True, or 1, except for padding.
     segments: 0 for the first text, 1 for the second.
-    config: the shape of the encoder.
-    dtype: of activations.
+    config: Shape of the encoder.
+    dtype: Data type of activations.
 
   Returns:
-    float32 scores, unbounded; higher is better.
+    The scores, float32 and unbounded. Higher is better.
   """
   hidden = encoder.forward(params['encoder'], tokens, mask, config,
                            segments=segments, dtype=dtype)
@@ -60,7 +60,7 @@ def _dense(params: Params, x: Float[Array, 'B D']) -> Float[Array, 'B E']:
 
 
 def init(config: EncoderConfig, key: Array) -> Params:
-  """Random float32 parameters: normal(0.02), biases 0."""
+  """Returns random float32 parameters: normal(0.02), biases 0."""
   keys, width = jax.random.split(key, 3), config.hidden_size
   layer = lambda key, size: {
       'kernel': 0.02 * jax.random.normal(key, (width, size)),
@@ -70,7 +70,7 @@ def init(config: EncoderConfig, key: Array) -> Params:
 
 
 def logical_axes(config: EncoderConfig) -> Params:
-  """A tree like `init`'s whose leaves are tuples of logical axis names."""
+  """Returns the logical axes of every leaf, as a tree like that of `init`."""
   return {'encoder': encoder.logical_axes(config),
           'pooler': {'kernel': ('embed', None), 'bias': (None,)},
           'classifier': {'kernel': ('embed', None), 'bias': (None,)}}
@@ -83,18 +83,19 @@ def load(
     sharding_of: ShardingOf | None = None,
     dtype: Any = jnp.float32,
 ) -> Params:
-  """Loads the folder of a BertForSequenceClassification of transformers.
+  """Loads a folder of transformers' BertForSequenceClassification.
 
   Args:
-    folder: a local one; see `weights.locate`.
-    config: of the same folder.
-    sharding_of: logical axes of a leaf -> its sharding; see `weights.load`.
-    dtype: of all params, whatever the files hold.
+    folder: Local folder; see `weights.locate`.
+    config: Shape that `encoder.read_config` returns for the same folder.
+    sharding_of: Function from a leaf's logical axes to its sharding; see
+      `weights.load`.
+    dtype: Data type of all params, whatever type the files hold.
 
   Raises:
-    FileNotFoundError: no safetensors.
-    ValueError: a damaged file; or a missing, unexpected or misshapen tensor,
-      as in a model with more than one label.
+    FileNotFoundError: The folder has no safetensors.
+    ValueError: A file is damaged; or a tensor is missing, unexpected or has a
+      wrong shape, as in a model with more than one label.
   """
   found = tensors.Folder(pathlib.Path(folder), _ours)
   leaves = jax.eval_shape(lambda key: init(config, key), jax.random.key(0))

@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of packed rows by a kernel without segment ids.
+"""Attention over packed rows with a kernel that takes no segment ids.
 
-The rest of the network runs on packed rows. For attention each document gets a
-row of its own, so that a kernel such as cuDNN's, which takes the lengths of
-rows but no segment ids, does no work across documents.
+The rest of the network runs on packed rows. For attention, each document gets
+its own row. A kernel such as cuDNN's takes the lengths of rows but no segment
+ids; in this way it does no work across documents.
 """
 
 from collections.abc import Callable
@@ -26,15 +26,16 @@ def causal(
     attend: Callable[..., Array],
     **options,
 ) -> Float[Array, 'R L H d']:
-  """`attention.causal` with segments, by an `attend` without them.
+  """Returns causal attention within segments, using an `attend` without them.
 
   Args:
-    q, k, v: as in `attention.causal`.
-    segment_ids: those of the layout.
-    layout: of the documents in the rows.
-    length: T, tokens of the longest document.
-    attend: `attention.causal`; called without segment ids, with lengths.
-    **options: further arguments of `attend`.
+    q, k, v: Queries, keys and values as in `attention.causal`.
+    segment_ids: Segment ids of the layout.
+    layout: Layout of the documents in the rows.
+    length: Number of tokens in the longest document, T.
+    attend: Function such as `attention.causal`. It is called with lengths and
+      without segment ids.
+    **options: Further arguments of `attend`.
   """
   rows, places = layout.starts.shape
   tokens = layout.starts[..., None] + jnp.arange(length)
@@ -48,7 +49,7 @@ def causal(
 
   seen = attend(one_a_row(q), one_a_row(k), one_a_row(v),
                 lengths=layout.lengths.reshape(-1), **options)
-  seen = jnp.where(inside, seen, 0)  # beyond a document's end may be NaN
+  seen = jnp.where(inside, seen, 0)  # it may be NaN beyond a document's end
   seen = seen.reshape(rows, places * length, *seen.shape[2:])
   back = jnp.maximum(segment_ids - 1, 0) * length + layout.positions
   seen = jnp.take_along_axis(seen, back[..., None, None], axis=1)

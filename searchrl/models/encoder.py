@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A BERT encoder of texts, as in E5: token ids and a mask to unit vectors.
 
-Texts get QUERY_PREFIX or PASSAGE_PREFIX, [CLS] and [SEP], and are padded on the
-right. Thin Linen; parameters are a plain nested dict, layers stacked on axis 0:
+Callers add QUERY_PREFIX or PASSAGE_PREFIX, [CLS] and [SEP] to a text and pad it
+on the right. The modules are thin Flax Linen. The parameters are a plain nested
+dict, in which layers are stacked on axis 0:
 
   embed/{token [V D], position [P D], type [K D]}
   embed_norm/{scale, bias} [D]
   layers/{q, k, v, o, up, down}/{kernel [L ...], bias [L ...]}
   layers/{attention_norm, mlp_norm}/{scale, bias} [L D]
 
-Source: Devlin et al. 2018, arXiv:1810.04805; Wang et al. 2022 (E5),
+Sources: Devlin et al. 2018, arXiv:1810.04805; Wang et al. 2022 (E5),
   arXiv:2212.03533.
 """
 
@@ -36,7 +37,8 @@ QUERY_PREFIX = 'query: '
 PASSAGE_PREFIX = 'passage: '
 POOLINGS = ('mean', 'cls')
 
-# Ours -> Hugging Face's, in a layer; kernels are transposed there.
+# Our name -> Hugging Face's name, for each part of a layer. Their kernels are the
+# transposes of ours.
 _LAYER = {
     'q': 'attention.self.query', 'k': 'attention.self.key',
     'v': 'attention.self.value', 'o': 'attention.output.dense',
@@ -46,7 +48,7 @@ _LAYER = {
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
-  """The shape of an encoder; field names follow config.json."""
+  """Shape of an encoder. Field names follow config.json."""
 
   vocab_size: int
   hidden_size: int
@@ -59,7 +61,7 @@ class EncoderConfig:
 
 
 class LayerNorm(nn.Module):
-  """(x - mean) / standard deviation * scale + bias, in float32."""
+  """Layer norm in float32: (x - mean) / standard deviation * scale + bias."""
 
   eps: float
 
@@ -78,7 +80,7 @@ class LayerNorm(nn.Module):
 
 
 def _gelu(x: Float[Array, '*B']) -> Float[Array, '*B']:
-  """x times the normal distribution function of x.
+  """Returns the GELU: x times the normal distribution function of x.
 
   `jax.nn.gelu` uses erfc, which is more precise for tiny results, but slower.
   """
@@ -86,7 +88,7 @@ def _gelu(x: Float[Array, '*B']) -> Float[Array, '*B']:
 
 
 class Block(nn.Module):
-  """One layer: full attention and a feed-forward; norms after residuals."""
+  """One layer: full attention, then an MLP; a norm follows each residual."""
 
   config: EncoderConfig
 
@@ -119,22 +121,23 @@ def forward(
     remat: bool | str = False,
     dtype: Any = jnp.float32,
 ) -> Float[Array, 'B T D']:
-  """Hidden states of texts; each token attends to its whole text.
+  """Returns hidden states of texts. Each token attends to its whole text.
 
   Args:
-    params: see the top of this file.
-    tokens: right-padded, with [CLS] and [SEP].
+    params: Parameters as described at the top of this file.
+    tokens: Right-padded rows of token ids, with [CLS] and [SEP].
     mask: True, or 1, except for padding.
-    config: the shape.
+    config: Shape of the encoder.
     segments: 0 for the first text of a pair, 1 for the second. Default: 0.
-    remat: what the backward pass recomputes; see `transformer.forward`.
-    dtype: of activations, and of parameters in products.
+    remat: Choice of what the backward pass recomputes; see
+      `transformer.forward`.
+    dtype: Data type of activations, and of parameters in products.
 
   Returns:
-    The last layer's output, in `dtype`; undefined for padding.
+    The last layer's output, in `dtype`. It is undefined for padding.
 
   Raises:
-    ValueError: the rows are longer than the table of positions.
+    ValueError: The rows are longer than the table of positions.
   """
   rows, length = tokens.shape
   if length > config.max_position_embeddings:
@@ -166,15 +169,16 @@ def embed(
     remat: bool | str = False,
     dtype: Any = jnp.float32,
 ) -> Float[Array, 'B D']:
-  """Float32 unit vectors of texts, pooled from their hidden states.
+  """Returns float32 unit vectors of texts, pooled from their hidden states.
 
-  Arguments as in `forward`. A row of padding alone gives 0.
+  The other arguments are those of `forward`. A row of only padding gives 0.
 
   Args:
-    pooling: 'mean' over a text, as in E5, or 'cls', its first token, as in BGE.
+    pooling: Name 'mean', which averages all tokens of a text as in E5, or
+      'cls', which takes its first token as in BGE.
 
   Raises:
-    ValueError: another pooling.
+    ValueError: The pooling has another name.
   """
   if pooling not in POOLINGS:
     raise ValueError(f'pooling must be one of {", ".join(POOLINGS)}, but is '
@@ -192,17 +196,17 @@ def embed(
 
 
 def init(config: EncoderConfig, key: Array) -> Params:
-  """Random float32 parameters: normal(0.02), norms 1, biases 0."""
+  """Returns random float32 parameters: normal(0.02), norms 1, biases 0."""
   return nn.meta.unbox(_boxed(config, key))
 
 
 def logical_axes(config: EncoderConfig) -> Params:
-  """A tree like `init`'s whose leaves are tuples of logical axis names."""
+  """Returns the logical axes of every leaf, as a tree like that of `init`."""
   return transformer.axes_of(lambda key: _boxed(config, key))
 
 
 def _boxed(config: EncoderConfig, key: Array) -> Params:
-  """`init` with every leaf in a box that holds its logical axes."""
+  """Returns `init` with every leaf in a box that holds its logical axes."""
   keys, width = jax.random.split(key, 4), config.hidden_size
   box = lambda names, value: nn.LogicallyPartitioned(value, names)
 
@@ -229,11 +233,12 @@ def _boxed(config: EncoderConfig, key: Array) -> Params:
 
 
 def read_config(folder: str) -> EncoderConfig:
-  """The shape in the config.json of a BERT folder.
+  """Returns the shape that the config.json of a BERT folder describes.
 
   Raises:
-    FileNotFoundError: no folder, or no config.json in it.
-    ValueError: not JSON, an incomplete shape, or another architecture.
+    FileNotFoundError: The folder does not exist or has no config.json.
+    ValueError: The file is not JSON, the shape is incomplete, or the
+      architecture is another one.
   """
   raw, path = weights.read_json(folder)
   for field, built in (('model_type', 'bert'), ('hidden_act', 'gelu'),
@@ -268,18 +273,20 @@ def load(
 ) -> Params:
   """Loads the params of a BERT folder, leaf by leaf onto their devices.
 
-  Names may begin with `bert.`; position ids, the pooler and heads for other
-  tasks are ignored.
+  Names of tensors may begin with `bert.`. Position ids, the pooler and heads
+  for other tasks are ignored.
 
   Args:
-    folder: a local one; see `weights.locate`.
-    config: of the same folder.
-    sharding_of: logical axes of a leaf -> its sharding; see `weights.load`.
-    dtype: of all params, whatever the files hold.
+    folder: Local folder; see `weights.locate`.
+    config: Shape that `read_config` returns for the same folder.
+    sharding_of: Function from a leaf's logical axes to its sharding; see
+      `weights.load`.
+    dtype: Data type of all params, whatever type the files hold.
 
   Raises:
-    FileNotFoundError: no safetensors.
-    ValueError: a damaged file; a missing, unexpected or misshapen tensor.
+    FileNotFoundError: The folder has no safetensors.
+    ValueError: A file is damaged; or a tensor is missing, unexpected or has a
+      wrong shape.
   """
   found = tensors.Folder(pathlib.Path(folder), _ours)
   leaves = jax.eval_shape(lambda key: init(config, key), jax.random.key(0))
@@ -297,9 +304,9 @@ def save(
     tokenizer_from: str,
     dtype: str = 'float32',
 ) -> None:
-  """Writes a folder for transformers' BertModel; it has no pooler.
+  """Writes a folder for transformers' BertModel, without a pooler.
 
-  Arguments and errors as in `weights.save`.
+  The arguments and errors are those of `weights.save`.
   """
   with weights.export(folder, tokenizer_from) as new:
     tensors.save(new, params, sources(params), dtype=dtype,
@@ -313,7 +320,7 @@ def save(
 
 
 def sources(leaves: Params) -> Params:
-  """The tensors of each leaf, for leaves of these shapes."""
+  """Returns the `Source` of each leaf, for leaves of these shapes."""
   return {
       'embed': {name: Source(f'embeddings.{theirs}_embeddings.weight')
                 for name, theirs in (
@@ -326,7 +333,7 @@ def sources(leaves: Params) -> Params:
 
 
 def _ours(name: str) -> str | None:
-  """A tensor's name without prefix; None if an encoder does not need it."""
+  """Returns a tensor's name without prefix; None if an encoder ignores it."""
   name = name.removeprefix('bert.')
   if name == 'embeddings.position_ids' or name.startswith(('pooler.', 'cls.')):
     return None
@@ -334,6 +341,6 @@ def _ours(name: str) -> str | None:
 
 
 def modern(name: str) -> str:
-  """A tensor's present name; older files name norms differently."""
+  """Returns a tensor's current name. Older files name norms differently."""
   return name.replace('LayerNorm.gamma', 'LayerNorm.weight').replace(
       'LayerNorm.beta', 'LayerNorm.bias')

@@ -1,19 +1,24 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""An induction circuit planted into random parameters.
+"""An induction circuit that is planted into random parameters.
 
 A small model trained from random weights needs millions of tokens before it
-copies from its context, and an agent without knowledge depends on copying. So
-the tiny base model starts with the known two-layer circuit for it: layer 0
-attends to the previous token, by the biases of queries and keys, and writes it
-to the residual stream; layer 1 attends to tokens whose previous token is the
-present one, and copies them. And layer 2, if there is one, copies what layer 0
-wrote where it attends, wherever that may be: a name that is split in two is
-known by its ending, but has to be said from its beginning. Nothing is frozen.
+copies from its context, and an agent without knowledge depends on copying. The
+tiny base model therefore starts with the known two-layer circuit for copying:
 
-Source of the circuit: Olsson et al. 2022, arXiv:2209.11895; of starting a
-transformer from structured weights: Trockman and Kolter 2023, arXiv:2305.09828.
-The construction is ours.
+- Layer 0 attends to the previous token, through the biases of queries and keys,
+  and writes that token to the residual stream.
+- Layer 1 attends to tokens whose previous token is the present one, and copies
+  them.
+- Layer 2, if there is one, copies what layer 0 wrote at the tokens that it
+  attends to, whichever they are. A name of two tokens may be recognised by its
+  second token, but the model must say its first token first.
+
+Nothing is frozen.
+
+Source of the circuit: Olsson et al. 2022, arXiv:2209.11895. Source of the idea
+to start a transformer from structured weights: Trockman and Kolter 2023,
+arXiv:2305.09828. The construction is ours.
 """
 
 import jax
@@ -37,20 +42,21 @@ def plant(
   """Adds the circuit to `transformer.init`'s params.
 
   Args:
-    params: random, of at least two layers.
-    config: their shape; 2 * num_key_value_heads * head_dim <= hidden_size.
-    seed: of the random subspaces.
-    embed_std: standard deviation of the embedding.
-    sharpness: how strongly layer 0 prefers the previous token.
-    match: gain of layer 1's queries and keys.
-    note: strength of what layer 0 writes.
-    copy: strength of what layer 1 writes.
+    params: Random params of at least two layers.
+    config: Shape of the params, in which
+      2 * num_key_value_heads * head_dim <= hidden_size.
+    seed: Seed of the random subspaces.
+    embed_std: Standard deviation of the embedding.
+    sharpness: Strength of layer 0's preference for the previous token.
+    match: Gain of layer 1's queries and keys.
+    note: Strength of what layer 0 writes.
+    copy: Strength of what layers 1 and 2 write.
 
   Returns:
     New params.
 
   Raises:
-    ValueError: the shape has no room for the circuit.
+    ValueError: The shape has no room for the circuit.
   """
   c = config
   size, kv_heads = c.head_dim, c.num_key_value_heads
@@ -69,7 +75,7 @@ def plant(
     kernel *= 0.5 * kernel.shape[1] ** -0.5 / 0.02
   basis = np.linalg.qr(np.random.default_rng(seed).normal(
       size=(c.hidden_size, c.hidden_size)))[0]
-  read = np.split(basis, c.hidden_size // size, axis=1)  # [D head_dim] each
+  read = np.split(basis, c.hidden_size // size, axis=1)  # each [D head_dim]
   query_bias, key_bias = _previous_token(size, c.rope_theta, sharpness)
   group = c.num_attention_heads // kv_heads
   for j in range(kv_heads):
@@ -89,10 +95,10 @@ def plant(
 
 
 def _previous_token(size: int, theta: float, sharpness: float):
-  """Biases of queries and keys whose rotary score peaks one token back.
+  """Returns query and key biases whose rotary score peaks one token back.
 
-  score(distance) ~ sharpness * sum_i cos(w_i (distance - 1)), over the four
-  fastest frequencies w_i.
+  score(distance) ~ sharpness * sum_i cos(w_i (distance - 1)), summed over the
+  four fastest frequencies w_i.
   """
   half, fastest = size // 2, min(4, size // 2)
   frequency = theta ** (-np.arange(fastest) / half)

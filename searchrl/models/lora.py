@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA: low-rank adapters of a frozen decoder, trained and merged.
+"""LoRA: low-rank adapters of a frozen decoder, which can be merged into it.
 
 A projection x W becomes x W + (alpha / rank) x A B, with W frozen, A [D r] and
-B [r F]. B starts at 0, so that the adapted policy starts as the frozen one,
-which also serves as the reference policy.
+B [r F]. B starts at 0, so that the adapted policy starts equal to the frozen
+one, which is also the reference policy.
 
   layers/<target>/lora_a [L D r]   layers/<target>/lora_b [L r F]
 
@@ -27,15 +27,16 @@ TARGETS = ('q', 'k', 'v', 'o', 'gate', 'up', 'down')
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-  """Which projections get adapters, of which rank and weight.
+  """Settings of LoRA: the rank and weight of adapters, and what gets them.
 
   Raises:
-    ValueError: a rank below 1, an alpha not above 0, or an unknown target.
+    ValueError: The rank is below 1, alpha is not above 0, or a target is
+      unknown.
   """
 
-  rank: int  # r
+  rank: int  # inner size of an adapter, r
   alpha: float  # an adapter's weight is alpha / rank
-  targets: Sequence[str] = TARGETS  # projections of every layer
+  targets: Sequence[str] = TARGETS  # projections with adapters, in every layer
 
   def __post_init__(self):
     object.__setattr__(self, 'targets', tuple(self.targets))  # hashable
@@ -56,7 +57,7 @@ class Lora:
 
 
 def init(lora: Lora, config: TransformerConfig, key: Array) -> Params:
-  """Float32 adapters: A uniform within 1 / sqrt(D), B zero."""
+  """Returns float32 adapters: A uniform within +-1 / sqrt(D), and B zero."""
   kernels = transformer.abstract(config)['layers']
   layers = {}
   for name, name_key in zip(lora.targets,
@@ -71,7 +72,7 @@ def init(lora: Lora, config: TransformerConfig, key: Array) -> Params:
 
 
 def logical_axes(lora: Lora, config: TransformerConfig) -> Params:
-  """A tree like `init`'s whose leaves are tuples of logical axis names."""
+  """Returns the logical axes of every leaf, as a tree like that of `init`."""
   layers = {}
   for name in lora.targets:
     stacked, inward, outward = (
@@ -82,7 +83,7 @@ def logical_axes(lora: Lora, config: TransformerConfig) -> Params:
 
 
 def attach(base: Params, adapters: Params, lora: Lora) -> Params:
-  """Params for `transformer.forward`: the base with its adapters."""
+  """Returns params for `transformer.forward`: the base with its adapters."""
   layers = dict(base['layers'])
   for name, adapter in adapters['layers'].items():
     layers[name] = {**layers[name], 'lora_a': adapter['lora_a'],
@@ -91,7 +92,7 @@ def attach(base: Params, adapters: Params, lora: Lora) -> Params:
 
 
 def merge(base: Params, adapters: Params, lora: Lora) -> Params:
-  """Params of a plain decoder with the adapters added to W, in W's dtype.
+  """Returns a plain decoder's params: W plus the adapters, in W's dtype.
 
   Leaves without an adapter are shared with the base.
   """

@@ -28,23 +28,27 @@ def token_logprobs(
     attend: Callable[..., Array] = attention.causal,
     used: Callable[[Params], Params] = lambda layer: layer,
 ) -> tuple[Float[Array, 'B T'], Float[Array, 'B T']]:
-  """log pi(tokens[:, t] | tokens[:, :t]), and that distribution's entropy.
+  """Returns log pi(tokens[:, t] | tokens[:, :t]) and the entropy at each t.
 
   The shift by one happens here and nowhere else: entry t belongs to
-  tokens[:, t]. The first entry, of a packed row that of each document, is 0.
+  tokens[:, t]. The first entry of a row is 0. In a packed row, the first entry
+  of each document is 0.
 
   Args:
-    params: of the decoder.
-    tokens: right-padded rows.
-    config: the decoder's shape.
-    temperature: logits are divided by it, as in the sampler.
-    segment_ids: documents of packed rows.
-    positions: restart in each document of a packed row.
-    chunk: tokens of a row whose logits exist at one time; [B T V] never does.
-    remat: what the backward pass recomputes; see `transformer.forward`.
-    dtype: of activations, and of parameters in products; logits and all that
-      follows are float32.
-    attend, used: see `transformer.forward`.
+    params: Parameters of the decoder.
+    tokens: Right-padded rows of token ids.
+    config: Shape of the decoder.
+    temperature: Divisor of the logits, as in the sampler.
+    segment_ids: Document of each token in packed rows.
+    positions: Position of each token; restarts in each document of a packed
+      row.
+    chunk: Number of tokens per row whose logits exist at one time. [B T V]
+      never exists.
+    remat: Choice of what the backward pass recomputes; see
+      `transformer.forward`.
+    dtype: Data type of activations, and of parameters in products. Logits and
+      all that follows are float32.
+    attend, used: Functions as in `transformer.forward`.
 
   Returns:
     Log-probs and entropies in nats, float32.
@@ -65,7 +69,7 @@ def token_logprobs(
     scores = transformer.logits(params, states) / temperature
     logprobs = jax.nn.log_softmax(scores)
     entropy = -jnp.sum(jnp.exp(logprobs) * logprobs, -1)
-    # A comparison instead of a gather: it shards over the vocabulary.
+    # A comparison, not a gather, because it shards over the vocabulary.
     hit = wanted[..., None] == jnp.arange(scores.shape[-1])
     return jnp.sum(jnp.where(hit, logprobs, 0.0), -1), entropy
 

@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Safetensors: params loaded leaf by leaf onto devices, and written.
+"""Safetensors: loads params leaf by leaf onto devices, and writes them.
 
 A tree of `Source`s names the tensors of each leaf. All headers are checked
-against it first, so that nothing is ever half loaded; then each device gets its
-slice of each leaf, and only that is read. Pickle is never read.
+against this tree first, so that nothing is ever half loaded. Then each device
+gets its slice of each leaf, and only this slice is read. Pickle is never read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ import numpy as np
 import safetensors
 
 Params = Any  # a nested dict of arrays
-Axes = tuple[str | None, ...]  # logical axes of a leaf
+Axes = tuple[str | None, ...]  # logical axes of one leaf
 ShardingOf = Callable[[Axes], jax.sharding.Sharding]
 
 INDEX = 'model.safetensors.index.json'
@@ -32,10 +32,10 @@ _WRITABLE = {'float32': 'F32', 'bfloat16': 'BF16'}
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """The tensors of a leaf: one, or one per layer, stacked on axis 0."""
+  """The tensors of one leaf: one, or one per layer, stacked on axis 0."""
 
   names: str | tuple[str, ...]
-  transposed: bool = False  # the file holds the transpose of our matrix
+  transposed: bool = False  # True if the file holds our matrix's transpose
 
   @property
   def stacked(self) -> bool:
@@ -46,23 +46,25 @@ class Source:
     return self.names if self.stacked else (self.names,)
 
   def flip(self, items: Sequence[Any]) -> tuple[Any, ...]:
-    """The dimensions of a tensor, from the file's order to ours or back."""
+    """Converts a tensor's dimensions from the file's order to ours or back."""
     return tuple(items)[::-1] if self.transposed else tuple(items)
 
 
 class Folder:
-  """The safetensors of a folder: headers now, values by the slice.
+  """The safetensors of a folder. Reads headers now, and values by the slice.
 
   Args:
-    path: of the folder.
-    rename: a tensor's name in a file -> our name, or None to ignore it.
+    path: Path of the folder.
+    rename: Function from a tensor's name in a file to our name, or to None if
+      the tensor is ignored.
 
   Attributes:
-    shapes: our name -> shape.
+    shapes: Shape of each tensor, by our name.
 
   Raises:
-    FileNotFoundError: no safetensors, or not all that the index names.
-    ValueError: a damaged file or index, or a tensor in two files.
+    FileNotFoundError: The folder has no safetensors, or lacks a file that its
+      index names.
+    ValueError: A file or the index is damaged, or a tensor is in two files.
   """
 
   def __init__(self, path: pathlib.Path,
@@ -76,7 +78,7 @@ class Folder:
         opened = safetensors.safe_open(file, 'np')
         names = sorted(opened.keys())
         headers = {name: opened.get_slice(name) for name in names}
-      except Exception as error:  # the library's own, of many kinds
+      except Exception as error:  # safetensors raises its own, of many kinds
         raise ValueError(
             f'{file} cannot be read: {error}. Fetch it again.') from error
       for stored, header in headers.items():
@@ -101,7 +103,7 @@ class Folder:
                        'but does not. Fetch both again.')
 
   def check(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises a ValueError unless exactly these tensors are here, readable."""
+    """Raises a ValueError unless these tensors and no others are readable."""
     problems = [f'{n} is missing' for n in wanted if n not in self.shapes]
     problems += [f'{n} is not expected' for n in self.shapes if n not in wanted]
     for n in (n for n in wanted if n in self.shapes):
@@ -116,18 +118,18 @@ class Folder:
           f'{"; ".join(problems[:4])} ({len(problems)} in all).')
 
   def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-    """Reads a slice of a tensor, and only that, in the type of the file."""
+    """Reads only one slice of a tensor, in the data type of the file."""
     file, opened, stored = self._where[name]
     try:
       return opened.get_slice(stored)[index]
-    except Exception as error:  # the library's own, of many kinds
+    except Exception as error:  # safetensors raises its own, of many kinds
       raise ValueError(f'{name} in {file} cannot be read: {error}. Fetch it '
                        'again.') from error
 
 
 def _files(path: pathlib.Path
           ) -> tuple[list[pathlib.Path], dict[str, str] | None]:
-  """The files of a model, and the index, if any: tensor -> file name."""
+  """Returns a model's files, and its index (tensor -> file name) if any."""
   if (path / 'model.safetensors').is_file():
     return [path / 'model.safetensors'], None
   if not (path / INDEX).is_file():
@@ -161,12 +163,12 @@ def _files(path: pathlib.Path
 
 def layer_sources(layers: Params, theirs: Mapping[str, str], prefix: str
                  ) -> Params:
-  """Sources of stacked layers {part: {kernel | bias | scale: leaf}}.
+  """Returns sources of stacked layers {part: {kernel | bias | scale: leaf}}.
 
   Args:
-    layers: the leaves, or their shapes.
-    theirs: part -> its name in a layer of Hugging Face.
-    prefix: of names, before the number of the layer.
+    layers: Leaves of the layers, or their shapes.
+    theirs: Hugging Face's name of each part of a layer.
+    prefix: Prefix of the tensors' names, before the number of the layer.
   """
   def source(part, leaf, count):
     end = 'bias' if leaf == 'bias' else 'weight'
@@ -179,7 +181,7 @@ def layer_sources(layers: Params, theirs: Mapping[str, str], prefix: str
 
 
 def shapes(sources: Params, leaves: Params) -> dict[str, tuple[int, ...]]:
-  """Tensor -> shape in a file, for leaves of these shapes."""
+  """Returns each tensor's shape in a file, for leaves of these shapes."""
   found = {}
   for source, leaf in zip(jax.tree.leaves(sources), jax.tree.leaves(leaves),
                           strict=True):
@@ -196,18 +198,18 @@ def load(
     sharding_of: ShardingOf | None = None,
     dtype: Any = jnp.float32,
 ) -> Params:
-  """Loads params from a checked folder; at most one leaf is on the host.
+  """Loads params from a checked folder. At most one leaf is on the host.
 
   Args:
-    folder: holds the tensors of the sources.
-    sources: a tree of `Source`s.
-    axes: the same tree, with the logical axes of each leaf.
-    sharding_of: logical axes -> sharding. Default: whole leaves on the default
-      device.
-    dtype: of all params.
+    folder: Folder with the tensors of the sources.
+    sources: Tree of `Source`s.
+    axes: Tree of the same structure, with the logical axes of each leaf.
+    sharding_of: Function from logical axes to a sharding. Default: whole leaves
+      on the default device.
+    dtype: Data type of all params.
 
   Raises:
-    ValueError: a leaf does not split evenly; or a file cannot be read.
+    ValueError: A leaf does not split evenly, or a file cannot be read.
   """
   flat, tree = jax.tree.flatten(sources)
   shardings = [None] * len(flat)
@@ -232,7 +234,7 @@ def _shape(folder: Folder, source: Source) -> tuple[int, ...]:
 
 
 def _leaf(folder, source, shape, sharding, dtype) -> jax.Array:
-  slices = {}  # of this leaf: devices with the same slice share one read
+  slices = {}  # slices of this leaf: devices with the same slice share one read
 
   def read(index):
     key = tuple(s.indices(n) for s, n in zip(index, shape))
@@ -246,7 +248,7 @@ def _leaf(folder, source, shape, sharding, dtype) -> jax.Array:
 
 
 def _read(folder: Folder, source: Source, key, dtype) -> np.ndarray:
-  """Reads a part of a leaf; the key is (start, stop, 1) a dimension."""
+  """Reads a part of a leaf. The key has (start, stop, 1) for each dimension."""
   result = np.empty([stop - start for start, stop, _ in key], dtype)
   within = source.flip(
       [slice(*k) for k in (key[1:] if source.stacked else key)])
@@ -265,17 +267,17 @@ def save(path: pathlib.Path, params: Params, sources: Params, *, dtype: str,
   """Writes params as model.safetensors, or as shards with an index.
 
   One tensor is on the host at a time. With several processes, all must call
-  this; the first writes.
+  this function; the first one writes.
 
   Args:
-    path: an empty folder.
-    params: on the host, or on any devices.
-    sources: the same tree, with the tensors of each leaf.
-    dtype: 'float32' or 'bfloat16'.
-    shard_bytes: the limit of one file, unless one tensor is larger.
+    path: Path of an empty folder.
+    params: Params on the host or on any devices.
+    sources: Tree of the same structure, with the tensors of each leaf.
+    dtype: Data type in the files, 'float32' or 'bfloat16'.
+    shard_bytes: Largest size of one file in bytes, unless one tensor is larger.
 
   Raises:
-    ValueError: another dtype.
+    ValueError: The dtype is another one.
   """
   if dtype not in _WRITABLE:
     raise ValueError(
@@ -307,7 +309,7 @@ def save(path: pathlib.Path, params: Params, sources: Params, *, dtype: str,
 
 
 def _fetch(leaf: Any, layer: int, source: Source) -> np.ndarray:
-  """Copies one whole tensor of a leaf to the host, in the files' layout."""
+  """Copies one whole tensor of a leaf to the host, in the file's layout."""
   x = leaf[layer] if source.stacked else leaf
   if isinstance(x, jax.Array) and not (
       x.is_fully_addressable or x.is_fully_replicated):
@@ -316,7 +318,7 @@ def _fetch(leaf: Any, layer: int, source: Source) -> np.ndarray:
 
 
 def _write(file: pathlib.Path, wanted, dtype: str, fetch) -> None:
-  """Writes a safetensors file: the header's length, the header, values."""
+  """Writes a safetensors file: the header's length, the header, the values."""
   header, offset = {'__metadata__': {'format': 'pt'}}, 0
   for name, shape in wanted.items():
     end = offset + math.prod(shape) * jnp.dtype(dtype).itemsize
@@ -326,7 +328,7 @@ def _write(file: pathlib.Path, wanted, dtype: str, fetch) -> None:
   head = json.dumps(header, separators=(',', ':')).encode()
   head += b' ' * (-len(head) % 8)
   if jax.process_index() != 0:
-    for name in wanted:  # fetching may need all processes
+    for name in wanted:  # a fetch may need all processes
       fetch(name)
     return
   with open(file, 'wb') as out:
