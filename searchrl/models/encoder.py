@@ -37,8 +37,8 @@ QUERY_PREFIX = 'query: '
 PASSAGE_PREFIX = 'passage: '
 POOLINGS = ('mean', 'cls')
 
-# Our name -> Hugging Face's name, for each part of a layer. Their kernels are the
-# transposes of ours.
+# Our name -> Hugging Face's name, for each part of a layer. Their kernels are
+# the transposes of ours.
 _LAYER = {
     'q': 'attention.self.query', 'k': 'attention.self.key',
     'v': 'attention.self.value', 'o': 'attention.output.dense',

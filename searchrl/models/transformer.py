@@ -1,14 +1,15 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The decoder: a transformer of five families, from token ids to logits.
+"""The decoder: a transformer of four families, from token ids to logits.
 
 Qwen2 (and models distilled into it), Qwen3, Llama 3 and Mistral differ in
 biases, in a norm of queries and keys, in rotary frequencies and in a sliding
-window: fields of `TransformerConfig`.
+window. Each difference is a field of `TransformerConfig`.
 
-Thin Linen: a Block owns one layer's parameters and logical axes. Attention is
-an argument, so that training, scoring and decoding share the layer and differ
-in one function. Parameters are a plain nested dict, layers stacked on axis 0:
+The modules are thin Flax Linen: a Block owns one layer's parameters and logical
+axes. Attention is an argument, so that training, scoring and decoding share the
+layer and differ in one function. The parameters are a plain nested dict, in
+which layers are stacked on axis 0:
 
   embed/embedding [V D]   layers/.../... [L ...]   norm/scale [D]
   head/kernel [D V]       only if the embedding is not tied
@@ -27,12 +28,13 @@ from jaxtyping import Array, Float, Int
 from searchrl.models import attention as attention_lib
 
 Params = Any  # a nested dict of arrays
-# (q [B T H d], k [B T K d], v [B T K d]) -> ([B T H d], what the caller keeps)
+# (q [B T H d], k [B T K d], v [B T K d]) -> (output [B T H d], a value that the
+# caller keeps, such as the layer's new cache)
 AttendFn = Callable[[Array, Array, Array], tuple[Array, Any]]
 
 visible, attention = attention_lib.visible, attention_lib.grouped
 
-# What is saved for the backward pass, by the name of `remat`.
+# Policies that say what is saved for the backward pass, by the name in `remat`.
 _SAVED = {
     'nothing': jax.checkpoint_policies.nothing_saveable,
     'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -41,7 +43,7 @@ _SAVED = {
 
 @dataclasses.dataclass(frozen=True)
 class Llama3Rope:
-  """How Llama 3 scales its slow rotary frequencies for longer texts."""
+  """Settings of Llama 3's scaling of slow rotary frequencies for long texts."""
 
   factor: float
   low_freq_factor: float
@@ -51,7 +53,7 @@ class Llama3Rope:
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-  """The shape of a decoder; field names follow config.json."""
+  """Shape of a decoder. Field names follow config.json."""
 
   vocab_size: int
   hidden_size: int
@@ -62,24 +64,24 @@ class TransformerConfig:
   intermediate_size: int
   rope_theta: float = 10_000.0
   rms_norm_eps: float = 1e-6
-  attention_bias: bool = True  # of q, k and v
+  attention_bias: bool = True  # whether q, k and v have biases
   tie_word_embeddings: bool = True
   max_position_embeddings: int = 2048
   architecture: str = 'Qwen2ForCausalLM'
   qk_norm: bool = False
   attention_out_bias: bool = False
   mlp_bias: bool = False
-  sliding_window: int | None = None  # tokens seen, itself included; all layers
+  sliding_window: int | None = None  # tokens that a token sees, itself included
   rope_scaling: Llama3Rope | None = None
 
 
-# The backward pass recomputes cheap elementwise functions, whose cost is memory
-# and not arithmetic.
+# Decorator for cheap elementwise functions, which cost memory rather than
+# arithmetic. The backward pass recomputes them.
 _remade = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
 class RMSNorm(nn.Module):
-  """x / rms(x) * scale, in float32."""
+  """RMS norm in float32: x / rms(x) * scale."""
 
   eps: float
   axis: str = 'embed'  # logical axis of the scale
@@ -106,8 +108,8 @@ def _gated(gate, up):
 class Projection(nn.Module):
   """A linear map of the last axis to `features`, over flat tokens.
 
-  If `lora_a` and `lora_b` are among its parameters (see `models.lora`), their
-  product with x is added.
+  If its parameters include `lora_a` and `lora_b` (see `models.lora`), the
+  product x @ lora_a @ lora_b is added.
   """
 
   features: int
@@ -131,7 +133,7 @@ class Projection(nn.Module):
 
 
 class Block(nn.Module):
-  """One layer: attention and a gated feed-forward, each with a residual."""
+  """One layer: attention and a gated MLP, each with a residual."""
 
   config: TransformerConfig
 
@@ -185,9 +187,10 @@ def rotate(
     theta: float,
     scaling: Llama3Rope | None = None,
 ) -> Float[Array, 'B T H d']:
-  """Rotary position embedding, the first half of d paired with the second.
+  """Applies rotary position embedding to pairs from the two halves of d.
 
-  Source: Su et al. 2021, arXiv:2104.09864, in the layout of Hugging Face.
+  Source: Su et al. 2021, arXiv:2104.09864, in the layout of Hugging Face, which
+  pairs entry i with entry i + d / 2.
   """
   half = x.shape[-1] // 2
   frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
@@ -203,9 +206,10 @@ def rotate(
 
 def _stretched(frequency: Float[Array, 'h'], scaling: Llama3Rope
               ) -> Float[Array, 'h']:
-  """Divides slow frequencies by the factor, with a ramp to the fast ones.
+  """Divides slow frequencies by the factor and keeps the fast ones.
 
-  The ramp is linear in a frequency's turns over the original context.
+  Between the two is a ramp that is linear in the number of turns that a
+  frequency makes over the original context.
 
   Source: Llama 3.1; `rope_type: llama3` in transformers.
   """
@@ -227,26 +231,31 @@ def forward(
     attend: Callable[..., Array] = attention_lib.causal,
     used: Callable[[Params], Params] = lambda layer: layer,
 ) -> Float[Array, 'B T D']:
-  """Hidden states of whole rows; a token attends to its segment's earlier ones.
+  """Returns hidden states of whole rows, with causal attention per segment.
 
   Args:
-    params: see the top of this file.
-    tokens: right-padded, so that no token attends to padding.
-    config: the shape.
-    segment_ids: equal for tokens of one document of a packed row.
-    positions: restart in each document; default 0, 1, 2, ...
-    remat: recompute each layer in the backward pass: all of it (True, or
-      'nothing' saved) or all but its matrix products ('dots' are saved).
-    dtype: of activations, and of parameters in products; norms and softmax are
-      computed in float32.
-    attend: `attention.causal`, or a partial of it with an implementation.
-    used: of one layer's parameters, what is computed with.
+    params: Parameters as described at the top of this file.
+    tokens: Right-padded rows of token ids, so that no token attends to padding.
+    config: Shape of the decoder.
+    segment_ids: Document of each token in a packed row; equal ids are one
+      document.
+    positions: Position of each token; restarts in each document. Default:
+      0, 1, 2, ...
+    remat: Choice of what the backward pass recomputes of each layer. False:
+      nothing. True or 'nothing': all, as nothing is saved. 'dots': all but the
+      matrix products, which are saved.
+    dtype: Data type of activations, and of parameters in products. Norms and
+      softmax are computed in float32.
+    attend: Function `attention.causal`, or a partial of it with an
+      implementation.
+    used: Function from one layer's stored parameters to those that the layer
+      computes with.
 
   Returns:
     The last layer's normalised output, in `dtype`.
 
   Raises:
-    ValueError: another remat.
+    ValueError: The value of remat is another one.
   """
   rows, length = tokens.shape
   column = jnp.arange(length)
@@ -268,7 +277,7 @@ def forward(
 
 def recomputed(layer: Callable[..., Any], remat: bool | str
               ) -> Callable[..., Any]:
-  """A layer that saves less for the backward pass; see `forward`."""
+  """Returns a layer that saves less for the backward pass; see `forward`."""
   if not remat:
     return layer
   name = 'nothing' if remat is True else remat
@@ -280,55 +289,55 @@ def recomputed(layer: Callable[..., Any], remat: bool | str
 
 def final_norm(params: Params, x: Float[Array, '*B D'],
                config: TransformerConfig) -> Float[Array, '*B D']:
-  """The norm between the last layer and the vocabulary."""
+  """Applies the norm between the last layer and the vocabulary."""
   return RMSNorm(config.rms_norm_eps).apply({'params': params['norm']}, x)
 
 
 def head(params: Params) -> Float[Array, 'D V']:
-  """The matrix that makes logits: one of its own, or the embedding's."""
+  """Returns the matrix that makes logits: the head's, or the embedding's."""
   return (params['head']['kernel'] if 'head' in params
           else params['embed']['embedding'].T)
 
 
 def logits(params: Params, hidden: Float[Array, '*B D']) -> Float[
     Array, '*B V']:
-  """Unnormalised log-probabilities over the vocabulary, in float32."""
+  """Returns unnormalised log-probs over the vocabulary, in float32."""
   return jnp.dot(hidden, head(params).astype(hidden.dtype),
                  preferred_element_type=jnp.float32)
 
 
 def init(config: TransformerConfig, key: Array) -> Params:
-  """Random float32 parameters: normal(0.02), norms 1, biases 0."""
+  """Returns random float32 parameters: normal(0.02), norms 1, biases 0."""
   return nn.meta.unbox(_boxed(config, key))
 
 
 @functools.cache
 def abstract(config: TransformerConfig, dtype: str = 'float32') -> Params:
-  """A tree like `init`'s of jax.ShapeDtypeStruct."""
+  """Returns a tree like that of `init`, with jax.ShapeDtypeStruct leaves."""
   shapes = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), shapes)
 
 
 def logical_axes(config: TransformerConfig) -> Params:
-  """A tree like `init`'s whose leaves are tuples of logical axis names."""
+  """Returns the logical axes of every leaf, as a tree like that of `init`."""
   return axes_of(lambda key: _boxed(config, key))
 
 
 def layer_axes(axes: Params) -> Params:
-  """Of the logical axes of all parameters, those of one layer's."""
+  """Returns one layer's logical axes, given those of all parameters."""
   return jax.tree.map(lambda names: names[1:], axes['layers'],
                       is_leaf=lambda x: isinstance(x, tuple))
 
 
 def axes_of(boxed: Callable[[Array], Params]) -> Params:
-  """The logical axes of the boxes that a function of a key returns."""
+  """Returns the logical axes of the boxes that a function of a key makes."""
   boxes = jax.eval_shape(boxed, jax.random.key(0))
   return jax.tree.map(lambda box: tuple(box.names), boxes,
                       is_leaf=lambda x: isinstance(x, nn.Partitioned))
 
 
 def _boxed(config: TransformerConfig, key: Array) -> Params:
-  """`init` with every leaf in a box that holds its logical axes."""
+  """Returns `init` with every leaf in a box that holds its logical axes."""
   key_embed, key_layers, key_head = jax.random.split(key, 3)
   x = jnp.zeros((1, 1, config.hidden_size))
   positions = jnp.zeros((1, 1), jnp.int32)

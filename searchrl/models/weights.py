@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model folders of Hugging Face: reads and writes Qwen2, Qwen3, Llama, Mistral.
 
-This file translates config.json and the names of tensors; `models.tensors`
+This file translates config.json and the names of tensors. `models.tensors`
 reads and writes the tensors.
 """
 
@@ -26,39 +26,41 @@ from searchrl.models.transformer import Llama3Rope, Params, TransformerConfig
 _MODEL_TYPES = {
     'LlamaForCausalLM': 'llama', 'MistralForCausalLM': 'mistral',
     'Qwen2ForCausalLM': 'qwen2', 'Qwen3ForCausalLM': 'qwen3'}
-_DEFAULTS = {  # of transformers, if they differ from the common ones below
+_DEFAULTS = {  # defaults of transformers that differ from the common ones below
     'MistralForCausalLM': {'num_key_value_heads': 8, 'sliding_window': 4096},
     'Qwen3ForCausalLM': {'head_dim': 128}}
 _ROPE = tuple(f.name for f in dataclasses.fields(Llama3Rope))
-# Ours -> Hugging Face's, in a layer; kernels are transposed there.
+# Our name -> Hugging Face's name, for each part of a layer. Their kernels are
+# the transposes of ours.
 _LAYER = {
     'attention_norm': 'input_layernorm', 'mlp_norm': 'post_attention_layernorm',
     'q': 'self_attn.q_proj', 'k': 'self_attn.k_proj', 'v': 'self_attn.v_proj',
     'o': 'self_attn.o_proj', 'q_norm': 'self_attn.q_norm',
     'k_norm': 'self_attn.k_norm', 'gate': 'mlp.gate_proj', 'up': 'mlp.up_proj',
     'down': 'mlp.down_proj'}
-_BESIDE = (  # files of a tokenizer and of its use
+_BESIDE = (  # files of the tokenizer, the chat template and generation
     'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json',
     'added_tokens.json', 'vocab.json', 'vocab.txt', 'merges.txt',
     'chat_template.jinja', 'generation_config.json')
 _FETCHED = ('*.json', 'model*.safetensors', 'vocab.txt', 'merges.txt',
             'chat_template.jinja')
 _ASSETS = pathlib.Path(__file__).parents[1] / 'assets'
-# The models that the package ships.
+# Names of the models that the package ships.
 SHIPPED = ('tiny_base', 'tiny_instruct', 'tiny_proposer',
            'tiny_raw')
 
 
 def locate(path: str) -> str:
-  """The local folder of a model, fetched from the hub if necessary.
+  """Returns the local folder of a model, fetched from the hub if necessary.
 
   Args:
-    path: of a folder; or else one of `SHIPPED`, or a hub id such as 'Qwen/Qwen2.5-7B', optionally
-      with a branch, tag or commit as in 'Qwen/Qwen2.5-7B@main'. Only json, text
-      and safetensors are fetched.
+    path: Path of a folder; or else one of `SHIPPED`, or a hub id such as
+      'Qwen/Qwen2.5-7B', optionally with a branch, tag or commit as in
+      'Qwen/Qwen2.5-7B@main'. Only json, text and safetensors are fetched.
 
   Raises:
-    FileNotFoundError: no folder, and the hub lacks it or cannot be reached.
+    FileNotFoundError: There is no such folder, and the hub lacks the model or
+      cannot be reached.
   """
   path = str(path)
   hub_id = re.fullmatch(
@@ -71,7 +73,7 @@ def locate(path: str) -> str:
   try:
     return huggingface_hub.snapshot_download(
         hub_id[1], revision=hub_id[2], allow_patterns=list(_FETCHED))
-  except Exception as error:  # the hub's own, of many kinds
+  except Exception as error:  # the hub raises its own, of many kinds
     raise FileNotFoundError(
         f'model.path must be a folder or a hub id, but {path} is no folder and '
         f'could not be fetched: {type(error).__name__} {error}. Check the name '
@@ -80,11 +82,11 @@ def locate(path: str) -> str:
 
 
 def read_json(folder: str) -> tuple[Mapping[str, Any], pathlib.Path]:
-  """The content of a model's config.json, and its path.
+  """Returns the content of a model's config.json, and its path.
 
   Raises:
-    FileNotFoundError: no folder, or no config.json in it.
-    ValueError: not JSON.
+    FileNotFoundError: The folder does not exist or has no config.json.
+    ValueError: The file is not a JSON object.
   """
   path = pathlib.Path(folder)
   if not path.is_dir():
@@ -105,12 +107,12 @@ def read_json(folder: str) -> tuple[Mapping[str, Any], pathlib.Path]:
 
 
 def read_config(folder: str) -> TransformerConfig:
-  """The shape in a config.json of transformers 4 or 5.
+  """Returns the shape that a config.json of transformers 4 or 5 describes.
 
   Raises:
-    FileNotFoundError: no folder, or no config.json in it.
-    ValueError: not JSON, an incomplete shape, or an architecture, a rotary
-      embedding or an attention that is not built here.
+    FileNotFoundError: The folder does not exist or has no config.json.
+    ValueError: The file is not JSON, the shape is incomplete, or the
+      architecture, rotary embedding or attention is not implemented here.
   """
   raw, path = read_json(folder)
   try:
@@ -168,7 +170,7 @@ def _parse(raw: Mapping[str, Any], path: pathlib.Path) -> TransformerConfig:
 
 
 def check_sizes(config: Any, path: pathlib.Path) -> None:
-  """Raises a ValueError unless all sizes are whole numbers from 1."""
+  """Raises a ValueError unless all sizes are whole numbers of at least 1."""
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
     if field.type is int and (type(value) is not int or value < 1):
@@ -177,7 +179,7 @@ def check_sizes(config: Any, path: pathlib.Path) -> None:
 
 
 def _rope(raw, path: pathlib.Path) -> tuple[float, Llama3Rope | None]:
-  """Theta and scaling; in transformers 5 both are in `rope_parameters`."""
+  """Returns theta and scaling; transformers 5 has both in `rope_parameters`."""
   rope = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
   kind = rope.get('rope_type', rope.get('type', 'default'))
   if any(isinstance(value, Mapping) for value in rope.values()):
@@ -197,13 +199,13 @@ def _rope(raw, path: pathlib.Path) -> tuple[float, Llama3Rope | None]:
 
 
 def _window(raw, path: pathlib.Path, architecture: str) -> int | None:
-  """The number of tokens in the window of every layer; None for all."""
+  """Returns the window of every layer in tokens; None if there is no window."""
   layers, window = raw['num_hidden_layers'], raw.get('sliding_window', 4096)
   mistral = architecture == 'MistralForCausalLM'
   if architecture == 'LlamaForCausalLM' or not (
       mistral or raw.get('use_sliding_window', False)):
     window = None
-  full = layers  # the first layers see all tokens, the others a window
+  full = layers  # number of first layers that see all tokens
   if window is not None:
     full = 0 if mistral else min(raw.get('max_window_layers', 28), layers)
   kinds = raw.get('layer_types') or (
@@ -228,32 +230,36 @@ def load(
   """Loads params from a folder's safetensors, leaf by leaf onto devices.
 
   Args:
-    folder: a local one; see `locate`.
-    config: of the same folder.
-    sharding_of: logical axes of a leaf -> its sharding; only the slices of
-      local devices are read. Default: the default device.
-    dtype: of all params, whatever the files hold.
+    folder: Local folder; see `locate`.
+    config: Shape that `read_config` returns for the same folder.
+    sharding_of: Function from a leaf's logical axes to its sharding. Only the
+      slices of local devices are read. Default: the default device.
+    dtype: Data type of all params, whatever type the files hold.
 
   Raises:
-    FileNotFoundError: no safetensors.
-    ValueError: a damaged file; a missing, unexpected or misshapen tensor.
+    FileNotFoundError: The folder has no safetensors.
+    ValueError: A file is damaged; or a tensor is missing, unexpected or has a
+      wrong shape.
   """
   path = pathlib.Path(folder)
   found = tensors.Folder(path, _ours)
   if config.tie_word_embeddings and 'lm_head.weight' in found.shapes:
-    _check_tied(found, path)  # some exporters write it nevertheless
+    _check_tied(found, path)  # some exporters write the head nevertheless
   found.check(_shapes(config))
   return tensors.load(found, _sources(config), transformer.logical_axes(config),
                       sharding_of=sharding_of, dtype=dtype)
 
 
 def _ours(name: str) -> str | None:
-  """Ignores a table that older exporters wrote; it is always recomputed."""
+  """Returns a tensor's name; None for a rotary table, which is recomputed.
+
+  Older exporters wrote this table.
+  """
   return None if name.endswith('.rotary_emb.inv_freq') else name
 
 
 def _check_tied(found: tensors.Folder, path: pathlib.Path, rows: int = 4096):
-  """Drops the head of a tied model, if it equals the embedding."""
+  """Drops a tied model's head. Raises a ValueError if it differs."""
   name, head = 'model.embed_tokens.weight', 'lm_head.weight'
   size = found.shapes[head][0]
   same = found.shapes[head] == found.shapes.get(name) and all(
@@ -280,21 +286,22 @@ def save(
   """Writes a folder for transformers: config, weights and tokenizer.
 
   The folder appears whole or not at all. One tensor is on the host at a time.
-  With several processes, all must call this; the first writes.
+  With several processes, all must call this function; the first one writes.
 
   Args:
-    folder: new, empty, or an earlier export, which is replaced; other files
-      in it are kept.
-    params: on the host, or on any devices.
-    config: the shape.
-    tokenizer_from: the folder, or hub id, whose tokenizer files are copied.
-    eos_id: the id that ends a generation.
-    dtype: 'float32' or 'bfloat16'.
-    shard_bytes: larger weights are several files with an index.
+    folder: Path of a folder that is new, empty, or an earlier export. An
+      earlier export is replaced; other files in it are kept.
+    params: Params on the host or on any devices.
+    config: Shape of the params.
+    tokenizer_from: Folder or hub id whose tokenizer files are copied.
+    eos_id: Token id that ends a generation.
+    dtype: Data type in the files, 'float32' or 'bfloat16'.
+    shard_bytes: Largest size of one file in bytes. Larger weights become
+      several files with an index.
 
   Raises:
-    ValueError: another dtype; a parameter is no finite number; or the folder
-      holds folders.
+    ValueError: The dtype is another one, a parameter is NaN or infinite, or the
+      folder contains folders.
   """
   check_finite(params, 'a model that is exported')
   with export(folder, tokenizer_from) as new:
@@ -310,7 +317,7 @@ def save(
 
 
 def check_finite(params: Params, what: str) -> None:
-  """Raises a ValueError that names the parameters that are no finite numbers."""
+  """Raises a ValueError that names the parameters with NaN or infinity."""
   bad = not_finite(params)
   if bad:
     raise ValueError(
@@ -320,7 +327,7 @@ def check_finite(params: Params, what: str) -> None:
 
 
 def not_finite(tree: Any) -> list[str]:
-  """The names of the arrays of a tree that hold NaN or an infinity."""
+  """Returns the names of a tree's arrays that contain NaN or infinity."""
   finite = jax.device_get(_are_finite(tree))
   return [jax.tree_util.keystr(path, simple=True, separator='/')
           for path, ok in jax.tree_util.tree_leaves_with_path(finite) if not ok]
@@ -334,16 +341,16 @@ def _are_finite(tree: Any) -> Any:
 @contextlib.contextmanager
 def export(folder: str | pathlib.Path, tokenizer_from: str | pathlib.Path
           ) -> Iterator[pathlib.Path]:
-  """A temporary folder that replaces `folder` when it is complete.
+  """Yields a temporary folder that replaces `folder` when it is complete.
 
-  Arguments and errors as in `save`.
+  The arguments and errors are those of `save`.
   """
   path = pathlib.Path(folder).resolve()
   new = path.with_name(f'.{path.name}.unfinished')
   first = jax.process_index() == 0
   if first:
     _check_replaceable(path)
-    shutil.rmtree(new, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(new, ignore_errors=True)  # left by a run that was killed
     new.mkdir(parents=True)
   yield new
   if first:
@@ -355,10 +362,10 @@ def export(folder: str | pathlib.Path, tokenizer_from: str | pathlib.Path
 
 
 def _check_replaceable(path: pathlib.Path) -> None:
-  """Raises a ValueError if a folder is not an export to replace."""
+  """Raises a ValueError if a path is not an export that may be replaced."""
   old = path.with_name(f'.{path.name}.old')
   if old.exists() and not path.exists():
-    old.rename(path)  # a run was killed between the two renames
+    old.rename(path)  # undo: a run was killed between the two renames
   inner = [p.name for p in path.glob('*') if p.is_dir()]
   if inner or path.is_file():
     raise ValueError(
@@ -368,7 +375,7 @@ def _check_replaceable(path: pathlib.Path) -> None:
 
 
 def _replace(path: pathlib.Path, new: pathlib.Path) -> None:
-  """Replaces a folder by a finished one; keeps its other files."""
+  """Replaces a folder with a finished one and keeps its other files."""
   old = path.with_name(f'.{path.name}.old')
   shutil.rmtree(old, ignore_errors=True)
   if path.exists():
@@ -382,7 +389,7 @@ def _replace(path: pathlib.Path, new: pathlib.Path) -> None:
 
 
 def _describe(c: TransformerConfig, dtype: str, eos_id: int) -> dict[str, Any]:
-  """A config.json with the keys of transformers 4 and of 5."""
+  """Returns a config.json with the keys of both transformers 4 and 5."""
   scaling = {'rope_type': 'default'}
   if c.rope_scaling is not None:
     scaling = {'rope_type': 'llama3', **dataclasses.asdict(c.rope_scaling)}
@@ -407,19 +414,19 @@ def _describe(c: TransformerConfig, dtype: str, eos_id: int) -> dict[str, Any]:
     raw['mlp_bias'] = c.mlp_bias
   elif c.architecture == 'MistralForCausalLM':
     raw['sliding_window'] = c.sliding_window
-  elif c.sliding_window is not None:  # Qwen: in all layers
+  elif c.sliding_window is not None:  # Qwen, with a window in all layers
     raw |= {'use_sliding_window': True, 'sliding_window': c.sliding_window,
             'max_window_layers': 0}
   return raw
 
 
 def _shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
-  """Name in the files -> shape, of every tensor."""
+  """Returns the shape of every tensor, by its name in the files."""
   return tensors.shapes(_sources(config), transformer.abstract(config))
 
 
 def _sources(config: TransformerConfig) -> Params:
-  """The tensors of each leaf of `transformer.init`."""
+  """Returns the `Source` of each leaf of `transformer.init`."""
   sources = {'embed': {'embedding': Source('model.embed_tokens.weight')},
              'norm': {'scale': Source('model.norm.weight')},
              'layers': tensors.layer_sources(
