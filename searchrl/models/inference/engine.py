@@ -3,12 +3,12 @@
 """The inference engine: samples tokens in slots that keep their KV cache.
 
 A slot holds one trajectory. Its keys and values stay while it waits for a
-search, and an observation is appended to them, so that history is never
-prefilled again; a prompt that another slot holds is copied.
+search, and an observation is appended to them. History is therefore never
+prefilled again. A prompt that another slot already holds is copied from it.
 
-`Engine` is the host's side of the programs in `slots`: it pads what `contents`
-plans to the few shapes compiled before the first rollout, and returns sampled
-tokens with their log-probs.
+`Engine` is the host's side of the programs in `slots`. It takes the plan of
+`slot_state.Contents`, pads it to the few shapes that are compiled before the
+first rollout, and returns sampled tokens with their log-probs.
 """
 
 import collections
@@ -30,12 +30,12 @@ from searchrl.models.inference.slot_state import Append
 from searchrl.models.inference.stops import StopTable
 from searchrl.models.transformer import Params, TransformerConfig
 
-# From this many rows on, XLA's CPU matrix products all round in the same way.
+# Number of rows from which XLA's matrix products on CPUs all round alike.
 _ONE_KIND = 64
-# Shares of the slots, in eighths, that a decode may compute: most of them while
-# some wait for searches, few at the end of a rollout.
+# Shares of the slots, in eighths, that a decode may compute. It computes most
+# slots while some wait for searches, and few at the end of a rollout.
 _EIGHTHS = (1, 2, 4, 5, 6, 7, 8)
-_NONE = 2**30  # the number of no slot and no page
+_NONE = 2**30  # out-of-range number for "no slot" and "no page"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,14 +43,15 @@ class Stopped:
   """A slot's finished turn."""
 
   slot: int
-  tokens: tuple[int, ...]  # sampled, with the one that ended the turn
-  logprobs: tuple[float, ...]  # nats, at the sampling temperature
+  tokens: tuple[int, ...]  # sampled, with the token that ended the turn
+  logprobs: tuple[float, ...]  # in nats, at the sampling temperature
 
 
 def row_ids(step: int, uid: str, sample: int, turn: int) -> tuple[int, ...]:
-  """The numbers that a row's random key is folded with, in this order.
+  """Returns the numbers that are folded into a row's random key, in order.
 
-  The uid enters as the two 32-bit halves of the first 8 bytes of its SHA-256.
+  The uid is represented by the two 32-bit halves of the first 8 bytes of its
+  SHA-256.
   """
   digest = hashlib.sha256(uid.encode()).digest()
   halves = (int.from_bytes(digest[i:i + 4], 'big') for i in (0, 4))
@@ -58,38 +59,40 @@ def row_ids(step: int, uid: str, sample: int, turn: int) -> tuple[int, ...]:
 
 
 class Engine:
-  """Slots on the local devices.
+  """Slots on the local devices, which prefill and sample trajectories.
 
   Args:
-    config: the decoder's shape.
-    slots: B, trajectories side by side.
-    length: tokens that a slot can hold.
-    stop_table: ends turns, if `load` gets no other; see `stops.compile_table`.
-    seed: of all sampling.
-    tile: tokens that are prefilled as one row, each of which reads its whole
-      context. Default: 32 on CPUs, where padding costs most, else 128.
-    tiles: the numbers of rows that one prefill can have, for each copy of the
-      weights, ascending. A row's last bits are the same with all of them; on
-      CPUs this needs tile * tiles of 64 tokens or more, so that the matrix
-      products are of one kind.
-    steps: tokens that one decode samples at most, per slot.
-    patience: a decode ends early when 1 / patience of its slots have stopped.
-    block: tokens of the cache that are read at a time; a slot of at most two
-      blocks is read whole.
-    parts: groups of slots of similar length whose attention is computed apart,
-      by 'xla'; 1 if a slot is one block.
-    attention: one of `layouts.IMPLEMENTATIONS`; see `layouts.resolve`.
-    cache_tokens: that all slots can hold together, where the cache has pages;
-      then ask `admit` before `append`. 0: all slots can be full at once.
-    dtype: of weights, activations and cache.
-    shardings: a tree of logical axes -> one of shardings of the slots. Default:
-      the first device. Slots are split evenly over copies of the weights. With
-      devices of several processes, each process must make the same calls in the
-      same order.
+    config: Shape of the decoder.
+    slots: Number of trajectories at the same time, B.
+    length: Number of tokens that a slot can hold.
+    stop_table: Table that ends turns if `load` gets no other one; see
+      `stops.compile_table`.
+    seed: Seed of all sampling.
+    tile: Number of tokens prefilled as one row, which reads its whole context.
+      Default: 32 on CPUs, where padding costs most, else 128.
+    tiles: Numbers of rows that one prefill can have, for each copy of the
+      weights. Every bit of a row is the same with all of them. On CPUs this
+      needs tile * tiles >= 64 tokens, so that all matrix products round alike.
+    steps: Largest number of tokens that one decode samples, per slot.
+    patience: Divisor for early ends: a decode ends when 1 / patience of its
+      active slots have stopped.
+    block: Number of tokens of the cache that are read at a time. A slot of at
+      most two blocks is read whole.
+    parts: Number of groups of slots of similar length whose attention 'xla'
+      computes separately. It is 1 if a slot is one block.
+    attention: Name of one of `layouts.IMPLEMENTATIONS`; see `layouts.resolve`.
+    cache_tokens: Number of tokens that all slots can hold together, if the
+      cache has pages. Then call `admit` before `append`. 0: all slots can be
+      full at once.
+    dtype: Data type of weights, activations and cache.
+    shardings: Function from a tree of logical axes to a tree of shardings of
+      the slots. Default: the first device. Slots are split evenly over copies
+      of the weights. If devices belong to several processes, each process must
+      make the same calls in the same order.
 
   Raises:
-    ValueError: no slot, a length that cannot hold one turn, or a cache that
-      cannot be, or not hold, what cache_tokens says.
+    ValueError: There is no slot, the length cannot hold one turn, cache_tokens
+      is set for a cache without pages, or the pages cannot hold one full slot.
   """
 
   def __init__(
@@ -122,11 +125,11 @@ class Engine:
         jax.default_backend())
     self._tile = tile or (32 if platform == 'cpu' else 128)
     self._tiles = tuple(sorted(tiles))
-    # Two blocks are cheaper to read whole.
+    # A slot of at most two blocks is cheaper to read whole.
     block = block if length > 2 * block else length
     self._root = np.asarray(jax.random.key_data(jax.random.key(seed)))
-    # Programs return slots with the sharding of their input, and samples so
-    # that every process can read them.
+    # Programs return slots with the sharding of their input. They return
+    # samples in a sharding that every process can read.
     self._copies = copies = _copies(shardings)
     self._layout = layout = layouts.make(
         attention, config, slots=slots // copies, length=length, block=block,
@@ -142,21 +145,21 @@ class Engine:
     self._state = jax.jit(
         functools.partial(programs.empty, config, layout, copies, dtype),
         out_shardings=kept)()
-    # A decode may compute fewer rows, if the products stay of one kind.
+    # A decode may compute fewer rows if the products still round alike.
     self._rows = [slots * n // 8 for n in _EIGHTHS
                   if slots * n // 8 >= _ONE_KIND and layout.any_rows
                   and copies == 1] or [slots]
     self._forget()
     self._params, self._waiting = None, None
-    self._compiled = set()  # modes; see `_modes`
-    self._draws = None  # one per slot, or None: the same for all
-    self.prefilled_tokens = 0  # by append, over the engine's life
-    self.copied_tokens = 0  # of prompts that another slot held
-    self.decoded_tokens = 0  # sampled
-    self.slot_steps = 0  # sum over decode steps of the rows computed
+    self._compiled = set()  # compiled modes; see `_modes`
+    self._draws = None  # one Draw per slot; None if all slots draw alike
+    self.prefilled_tokens = 0  # tokens prefilled by append, in all calls
+    self.copied_tokens = 0  # prompt tokens copied from another slot
+    self.decoded_tokens = 0  # sampled tokens
+    self.slot_steps = 0  # rows computed, summed over decode steps
     self._place = jax.jit(lambda table: table, out_shardings=read)
     self._own_stops = self._stops = self.placed(stop_table)
-    jit = lambda function, out=kept, **options: jax.jit(  # of this engine alone
+    jit = lambda function, out=kept, **options: jax.jit(  # for this engine only
         functools.partial(function, **options), donate_argnames='state',
         out_shardings=out)
     self._programs = dict(
@@ -172,11 +175,11 @@ class Engine:
     self._contents = slot_state.Contents(
         self._layout, self._copies, self.length, self._cache_tokens)
     self._partial = [([], []) for _ in range(self.slots)]
-    self._in_flight = collections.deque()  # decodes that are not read
-    self._decoding = set()  # slots, by the decodes that are read
+    self._in_flight = collections.deque()  # decodes that are not yet read
+    self._decoding = set()  # slots that decode, as of the last decode read
 
   def placed(self, stop_table: StopTable) -> StopTable:
-    """A copy on the engine's devices, made once and loaded many times."""
+    """Returns a copy on the engine's devices, to be loaded many times."""
     return self._place(stop_table)
 
   def load(
@@ -186,17 +189,17 @@ class Engine:
       truncation: sampling.Truncation = sampling.Truncation(),
       stop_table: StopTable | None = None,
   ) -> None:
-    """Takes the policy's weights; slots must be idle.
+    """Takes the policy's weights. All slots must be idle.
 
-    The weights are converted, and all programs compiled, at the next append.
+    The next append converts the weights and compiles all programs.
 
     Args:
-      params: of the decoder; layers stacked, or `slots.unstacked` in the
-        engine's dtype already.
-      temperature: of sampling; 0 is greedy, with log-probs at 1; None: that of
-        each `Append`.
-      truncation: which tokens may be drawn.
-      stop_table: ends turns; from `placed`. Default: the engine's own.
+      params: Parameters of the decoder, with layers stacked, or already the
+        result of `slots.unstacked` in the engine's dtype.
+      temperature: Sampling temperature. 0 is greedy, with log-probs at
+        temperature 1. None: each `Append` has its own.
+      truncation: Rules for which tokens may be drawn.
+      stop_table: Table that ends turns, from `placed`. Default: the engine's.
     """
     truncation.check()
     self._forget()
@@ -216,8 +219,8 @@ class Engine:
   def compile(self) -> int:
     """Compiles all programs of the next rollouts, and returns their number.
 
-    Each is run twice, on padding: without shardings, the layout of its results
-    may differ from that of its first arguments.
+    Each program is run twice on padding because, without shardings, the layout
+    of its results may differ from that of its first arguments.
     """
     if self._waiting is not None:
       is_ready = isinstance(self._waiting['layers'], tuple)
@@ -233,7 +236,7 @@ class Engine:
     return sum(p._cache_size() for p in self._programs.values())
 
   def _modes(self) -> list[tuple[bool, bool, int]]:
-    """The possible modes of `decode`: (draws by row, truncated, states)."""
+    """Returns the possible modes of `decode`: (by row, truncated, states)."""
     states = len(self._stops.hit)
     if self._draws is not None:
       return [(True, False, states), (True, True, states)]
@@ -255,10 +258,11 @@ class Engine:
       self._draws[0] = sampling.Draw()
 
   def admit(self, appends: Sequence[Append]) -> list[bool]:
-    """Which of some appends there is room for now, granted in their order.
+    """Returns which of some appends there is room for now, in their order.
 
-    Only where slots share fewer pages than all of them could fill: what may not
-    go on now may when others have been released, and one of all always may.
+    This can be False only if slots share fewer pages than all of them could
+    fill. An append that is refused may be granted after other slots have been
+    released. At least one slot of all can always go on.
     """
     return self._contents.admit(appends)
 
@@ -279,7 +283,7 @@ class Engine:
     self._decoding.update(a.slot for a in appends)
 
   def _prefill(self, queues) -> None:
-    """Prefills tiles, earliest first, in as few calls as the shapes allow."""
+    """Prefills tiles, earliest first, in few calls of the compiled shapes."""
     while left := max(map(len, queues)):
       below = [n for n in self._tiles if n <= left]
       above = [n for n in self._tiles if n >= left]
@@ -289,7 +293,7 @@ class Engine:
       queues = [queue[count:] for queue in queues]
 
   def _append_tiles(self, queues, count: int) -> None:
-    """Prefills at most `count` tiles of each copy: (start, slot, tokens)."""
+    """Prefills at most `count` tiles (start, slot, tokens) of each copy."""
     shape = self._copies, count
     slot = np.full(shape, self._layout.slots, np.int32)  # out of range: dropped
     tokens = np.zeros((*shape, self._tile), np.int32)
@@ -306,7 +310,7 @@ class Engine:
         length=length.ravel(), pages=self._contents.table(slot))
 
   def _copy(self, moves, blocks: int) -> None:
-    """Copies blocks between slots of a copy, or pages: (from, to) by copy."""
+    """Copies blocks between slots, or pages. Moves are (from, to), by copy."""
     source, target = np.full(
         (2, self._copies, self._layout.slots), _NONE, np.int32)
     for copy, pairs in enumerate(moves):
@@ -317,7 +321,7 @@ class Engine:
         blocks=np.int32(blocks))
 
   def _begin(self, turns) -> None:
-    """Starts turns: (slot, last token, tokens held, budget, row ids)."""
+    """Starts turns (slot, last token, tokens held, budget, row ids)."""
     slot = np.full(self.slots, self.slots, np.int32)
     last, position, budget = np.zeros((3, self.slots), np.int32)
     ids = np.zeros((self.slots, 5), np.uint32)
@@ -333,7 +337,7 @@ class Engine:
     self._state = self._programs['release'](state=self._state, slot=slot)
 
   def _run_decode(self, rows: int):
-    """Decodes `rows` rows; all slots that may be decoding are among them."""
+    """Decodes `rows` rows, which include all slots that may be decoding."""
     slot = None
     if rows < self.slots:
       slot = np.full(rows, self.slots, np.int32)  # out of range: dropped
@@ -356,7 +360,7 @@ class Engine:
         rows for rows in self._rows if rows >= len(self._decoding))))
 
   def read(self) -> list[Stopped]:
-    """Waits for the earliest unread decode; returns its stopped slots."""
+    """Waits for the earliest unread decode and returns its stopped slots."""
     slots, sampled = self._in_flight.popleft()
     sampled = jax.device_get(sampled)
     self.slot_steps += int(sampled['steps']) * len(slots)
@@ -381,28 +385,28 @@ class Engine:
     return self.read()
 
   def partial(self, slot: int) -> tuple[Sequence[int], Sequence[float]]:
-    """Tokens and log-probs of a slot's unfinished turn, by the decodes read."""
+    """Returns tokens and log-probs of an unfinished turn, as far as read."""
     return self._partial[slot]
 
   def cut(self, which: Sequence[int]) -> None:
-    """Stops slots in the middle of their turns; all decodes must be read."""
+    """Stops slots in the middle of turns. All decodes must have been read."""
     self._release(which)
     self._decoding.difference_update(which)
     for slot in which:
       self.release(slot)
 
   def used(self, slot: int) -> int:
-    """Tokens that a slot holds."""
+    """Returns the number of tokens that a slot holds."""
     return self._contents.used(slot)
 
   def release(self, slot: int) -> None:
     """Frees a stopped slot for the next trajectory."""
     self._contents.release(slot)
     if self._draws is not None:
-      self._draws[slot] = sampling.Draw()  # its truncation is free
+      self._draws[slot] = sampling.Draw()  # the default costs nothing
 
   def abandon(self) -> None:
-    """Stops all slots at once; the results of unread decodes are lost."""
+    """Stops all slots at once. The results of unread decodes are lost."""
     while self._in_flight:
       self.read()
     self._release(range(self.slots))
@@ -412,7 +416,7 @@ class Engine:
 
 
 def _copies(shardings: Callable[[Any], Any] | None) -> int:
-  """How many ways the slots are split."""
+  """Returns the number of copies of the weights that slots are split over."""
   if shardings is None:
     return 1
   sharding = shardings(('batch',))

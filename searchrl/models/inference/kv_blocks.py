@@ -1,13 +1,13 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A KV cache in blocks of W tokens a slot, read block by block.
+"""A KV cache in which each slot has blocks of W tokens, read block by block.
 
-Keys and values are arrays [B N K W d]: slots, blocks of a slot, KV heads, tokens
-of a block, width; that is what CPUs multiply fastest. Where writing a token
-should touch one row of memory, and attention be given that same layout, heads
-stand inside positions, [B N W K d]. Attention loops over the blocks of the
-longest slot, a number on which no shape depends; or it is a kernel that is told
-each slot's length.
+Keys and values are arrays [B N K W d]: slots, blocks per slot, KV heads, tokens
+per block, width. CPUs multiply this order fastest. In the other order,
+[B N W K d], writing a token touches one row of memory and attention kernels can
+read the cache as it is. Attention loops over the blocks of the longest slot, a
+number on which no shape depends; or it is a kernel that gets each slot's
+length.
 """
 
 import functools
@@ -24,22 +24,23 @@ from searchrl.models.inference.kv_cache import Layer, Layout, Tiles
 def layout(*, slots: int, length: int, block: int, parts: int,
            sliding_window: int | None = None, heads_outside: bool = True,
            of_tokens: str = '', of_tiles: str = '') -> Layout:
-  """The layout.
+  """Returns the layout of a cache in blocks.
 
   Args:
-    slots: B, of a device.
-    length: tokens of a slot, at least.
-    block: W.
-    parts: groups of slots of similar length whose attention is computed apart,
-      when each row is one token; then rows may be any slots. With 1, rows are
-      the slots, in order.
-    sliding_window: keys of a query, itself included.
-    heads_outside: of positions.
-    of_tokens: what attends where each row is one token: '' for loops, 'triton'
-      for the kernel of `kv_blocks_gpu`, or an implementation of
-      `jax.nn.dot_product_attention`, such as 'cudnn'. Kernels need heads inside
-      and parts of 1.
-    of_tiles: the same for tiles: '' or 'triton'.
+    slots: Number of slots on a device, B.
+    length: Number of tokens that a slot can hold, at least.
+    block: Number of tokens in a block, W.
+    parts: Number of groups of slots of similar length whose attention is
+      computed separately when each row is one token. Rows may then be any
+      slots. With 1, rows are all slots, in order.
+    sliding_window: Number of keys that a query sees, itself included.
+    heads_outside: Order of the axes: True for [B N K W d], False for
+      [B N W K d].
+    of_tokens: Name of what attends when each row is one token: '' for loops,
+      'triton' for the kernel of `kv_blocks_gpu`, or an implementation of
+      `jax.nn.dot_product_attention`, such as 'cudnn'. Kernels need
+      heads_outside to be False and parts to be 1.
+    of_tiles: Name of what attends when rows are tiles: '' or 'triton'.
   """
   order = functools.partial(_ordered, heads_outside=heads_outside)
   axes = ('batch', None, *order('kv_heads', None), None)
@@ -68,7 +69,7 @@ def _attend(layer: Layer, q: Float[Array, 'n T H d'],
             tiles: Tiles, *, block: int, parts: int,
             sliding_window: int | None, heads_outside: bool, of_tokens: str,
             of_tiles: str):
-  """See `kv_cache.Layout`."""
+  """Implements `attend` of `kv_cache.Layout`."""
   keys, values = layer
   column = jnp.arange(q.shape[1])
   positions = tiles.start[:, None] + column
@@ -102,10 +103,11 @@ def _attend(layer: Layer, q: Float[Array, 'n T H d'],
 
 
 def _fused(q, keys, values, tiles: Tiles, implementation: str):
-  """Attention of one token a slot; idle slots read one token, and give 0.
+  """Returns attention for one token per slot. Idle slots give 0.
 
-  The queries of a KV head are folded into the length, so that each key is read
-  once and no mask is needed: all of them see the whole context.
+  The queries of a KV head are folded into the length axis, so that each key is
+  read once. No mask is needed, because all these queries see the whole context.
+  An idle slot reads one token, as a length of 0 is not allowed.
   """
   slots, _, heads, size = q.shape
   rows = lambda x: x.reshape(slots, -1, *x.shape[3:])  # [B S K d]
@@ -118,12 +120,12 @@ def _fused(q, keys, values, tiles: Tiles, implementation: str):
 
 
 def _by_parts(q, read, tiles: Tiles, filled, block, parts: int, window):
-  """Attention of one token a row, in groups of rows of similar length."""
+  """Returns attention for one token per row, by groups of similar length."""
   rows = len(tiles.slot)
   positions = jnp.where(tiles.length > 0, tiles.start, -1)
   size = -(-rows // parts)
   order = jnp.argsort(-positions)
-  # The last part is filled with rows that read nothing and are dropped.
+  # The last part is filled up with rows that read nothing and are dropped.
   order = jnp.pad(order, (0, parts * size - rows), constant_values=rows)
   positions = jnp.pad(positions, (0, 1), constant_values=-1)
   slot = jnp.pad(tiles.slot, (0, 1))
@@ -138,7 +140,7 @@ def _by_parts(q, read, tiles: Tiles, filled, block, parts: int, window):
 
 def _copy(layer: Layer, source: Int[Array, 'n'], target: Int[Array, 'n'],
           blocks: Int[Array, '']) -> Layer:
-  """See `kv_cache.Layout`."""
+  """Implements `copy` of `kv_cache.Layout`."""
   def copied(cache):
     return jax.lax.fori_loop(0, blocks, lambda i, cache: cache.at[target, i].set(
         cache.at[source, i].get(mode='clip'), mode='drop'), cache)

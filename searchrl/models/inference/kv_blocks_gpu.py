@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention to a KV cache in blocks, for GPUs: a Pallas kernel (Triton).
 
-Flash attention (Dao et al. 2022, arXiv:2205.14135) of single tokens or tiles to
-slots of different lengths, in one kernel: each program has a KV head and a few
-of its queries, and reads the slot's keys and values where they lie, as far as
-these queries see. cuDNN has no such call for tiles that start anywhere, and
-none for float32.
+One kernel computes flash attention (Dao et al. 2022, arXiv:2205.14135) of
+single tokens or tiles to slots of different lengths. Each program has one KV
+head and a few of its queries. It reads the slot's keys and values in place, as
+far as these queries see. cuDNN has no such call for tiles that start anywhere,
+and none for float32.
 """
 
 import functools
@@ -19,9 +19,9 @@ from jaxtyping import Array, Float
 
 from searchrl.models.inference.kv_cache import Tiles
 
-_QUERIES = 64  # of a program, at most
-_LEAST = 16  # rows of a matrix that Triton multiplies
-_BYTES = 16_384  # of keys that a program reads at a time, at most
+_QUERIES = 64  # largest number of queries in a program
+_LEAST = 16  # smallest number of rows in a matrix that Triton multiplies
+_BYTES = 16_384  # largest size of the keys that a program reads at a time
 _MASKED = -1e30
 
 
@@ -32,15 +32,15 @@ def attend(
     tiles: Tiles,
     sliding_window: int | None = None,
 ) -> Float[Array, 'n T H d']:
-  """Causal attention of tiles to their slots, whose cache holds them already.
+  """Returns causal attention of tiles, which are already in their slots' cache.
 
   Args:
-    q: queries; beyond a tile's length the result is 0.
-    keys, values: blocks of slots; W is a multiple of 16, d a power of two.
-    tiles: where rows of q stand.
-    sliding_window: keys of a query, itself included.
+    q: Queries. Beyond a tile's length the result is 0.
+    keys, values: Blocks of slots. W is a multiple of 16, d a power of two.
+    tiles: Slot, start and length of each row of q.
+    sliding_window: Number of keys that a query sees, itself included.
   """
-  # pylint: disable-next=g-import-not-at-top, for it takes a second
+  # pylint: disable-next=g-import-not-at-top, because it takes a second
   from jax.experimental.pallas import triton
   rows, width, heads, size = q.shape
   block, kv_heads = keys.shape[2:4]
@@ -71,11 +71,11 @@ def attend(
 
 def _kernel(slot_ref, start_ref, length_ref, q_ref, k_ref, v_ref, out_ref, *,
             groups: int, chunk: int, sliding_window: int | None):
-  """Some queries of a tile and KV head; query j is of token j // groups."""
+  """Attends some queries of a tile and KV head; j is of token j // groups."""
   row, head = pl.program_id(0), pl.program_id(1)
   slot, start, length = slot_ref[row], start_ref[row], length_ref[row]
   queries, size = q_ref.shape
-  chunks = k_ref.shape[2] // chunk  # of a block
+  chunks = k_ref.shape[2] // chunk  # chunks per block
   earliest = pl.program_id(2) * queries
   token = (earliest + jnp.arange(queries)) // groups
   position = jnp.where(token < length, start + token, -1)

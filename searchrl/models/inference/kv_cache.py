@@ -1,14 +1,14 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The KV cache of slots, as a device wants it: what all layouts have in common.
+"""The interface of KV caches: what all memory layouts have in common.
 
-A layout is four functions of one layer's cache. `attend` writes the keys and
-values of some tokens and attends to their slots in one go, so that what writes
-and what reads agree on where a position lies. `kv_blocks` and `kv_pages` make
-layouts, `layouts` chooses one.
+A layout is four functions of one layer's cache. `attend` both writes the keys
+and values of some tokens and attends to their slots, so that writing and
+reading agree on where a position is stored. `kv_blocks` and `kv_pages` make
+layouts, and `layouts` chooses one.
 
-Where slots are split over devices, each device has some slots and all of their
-tokens, and no token crosses devices: `sharded`.
+`sharded` splits slots over devices. Each device then has some slots and all of
+their tokens, and no token crosses devices.
 """
 
 from collections.abc import Callable
@@ -26,37 +26,39 @@ Layer = Any  # one layer's cache: a tree of arrays
 
 
 class Tiles(NamedTuple):
-  """Where rows of tokens stand: tile i is in one slot, at start ... + length.
+  """Places of rows of tokens: the slot of each tile and its positions there.
 
-  Tiles of one slot may stand in one call: all are written before any is read.
+  Tile i has the positions from start[i] to start[i] + length[i]. One call may
+  have several tiles of a slot: all are written before any is read.
   """
 
-  slot: Int[Array, 'n']  # of its device; Layout.slots: none
-  start: Int[Array, 'n']  # the position of its first token
-  length: Int[Array, 'n']  # of its tokens; 0: nothing is written
-  pages: Int[Array, 'n N'] | None = None  # of its slot, where slots have pages
+  slot: Int[Array, 'n']  # slot of each tile, on its device; Layout.slots: none
+  start: Int[Array, 'n']  # position of each tile's first token
+  length: Int[Array, 'n']  # tokens of each tile; 0: nothing is written
+  pages: Int[Array, 'n N'] | None = None  # pages of each tile's slot, if any
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """How one layer's cache lies in memory, and attention over it.
+  """Memory layout of one layer's cache, and the functions that use it.
 
   empty(config, copies, dtype) -> Layer
-    The room of the slots of so many devices.
+    Returns an empty cache for the slots of `copies` devices.
   attend(layer, q [n T H d], k [n T K d], v, tiles) -> ([n T H d], Layer)
-    Causal attention of tiles to their slots. Beyond a tile's length the result
-    is finite and means nothing; at length 0 of a single token it is 0.
+    Writes tiles and returns their causal attention to their slots. Beyond a
+    tile's length the result is finite but meaningless. For a single token of
+    length 0 it is 0.
   copy(layer, source [n], target [n], blocks) -> Layer
     Copies the first blocks of some slots into others; or pages, one by one.
   split(x) -> x
-    Splits the rows of an array over the devices as slots are.
+    Splits the rows of an array over the devices in the same way as slots.
   """
 
-  slots: int  # of a device
-  block: int  # tokens
-  has_pages: bool  # that the host gives to slots; else each has its own room
-  any_rows: bool  # `attend` takes single tokens of some slots, in any order
-  axes: Layer  # logical axes of the arrays of a layer
+  slots: int  # number of slots on a device
+  block: int  # tokens per block or page
+  has_pages: bool  # whether the host assigns pages; else each slot has its room
+  any_rows: bool  # whether `attend` takes single tokens of any slots, unordered
+  axes: Layer  # logical axes of a layer's arrays
   empty: Callable[[TransformerConfig, int, Any], Layer]
   attend: Callable[..., tuple[Float[Array, 'n T H d'], Layer]]
   copy: Callable[..., Layer]
@@ -64,14 +66,14 @@ class Layout:
 
 
 def sharded(layout: Layout, shardings: Callable[[Any], Any]) -> Layout:
-  """A layout of slots that are split over devices.
+  """Returns a layout whose slots are split over devices.
 
-  Slots are numbered on each device from 0; rows i n/s ... of s devices' n rows
-  are tiles of device i's slots.
+  Slots are numbered from 0 on each device. Of n rows on s devices, device i has
+  the rows from i * n / s to (i + 1) * n / s, which are tiles of its slots.
 
   Args:
-    layout: of the slots of one device.
-    shardings: a tree of logical axes -> one of NamedSharding.
+    layout: Layout of one device's slots.
+    shardings: Function from a tree of logical axes to a tree of NamedSharding.
   """
   rows = ('batch',)
   spec = lambda axes: jax.tree.map(lambda sharding: sharding.spec,
@@ -81,7 +83,7 @@ def sharded(layout: Layout, shardings: Callable[[Any], Any]) -> Layout:
   layer, row = spec(layout.axes), spec(rows)
   pages = spec(('batch', None)) if layout.has_pages else None
   split = functools.partial(jax.shard_map, mesh=shardings(rows).mesh,
-                            check_vma=False)  # a kernel says nothing of it
+                            check_vma=False)  # kernels do not declare theirs
   return dataclasses.replace(
       layout,
       attend=split(

@@ -1,20 +1,23 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A KV cache in pages, as the ragged paged attention of TPUs reads it.
+"""A KV cache in pages, in the format of ragged paged attention on TPUs.
 
-A layer is one array [P W 2K d]: pages, tokens of a page, KV heads with keys and
-values in turns, width. The kernel that ships with jax reads it in place, page
-by page, as far as each row's context goes; it does not write. Writing is a
-scatter of rows [2K d], which are contiguous: nothing copies the cache. It is
-held in main memory: where a layer's fits beside the cores, the compiler would
-bring all of it there, and back, for each token.
+A layer is one array [P W 2K d]: pages, tokens per page, KV heads with keys and
+values interleaved, width. The kernel that ships with jax reads it in place,
+page by page, to the end of each row's context. It does not write. Writing is a
+scatter of contiguous rows [2K d], so that nothing copies the cache. The cache
+is pinned to main memory (HBM): if a layer's cache fitted into the memory beside
+the cores, the compiler would move all of it there and back for each token.
 
-Traps that this file avoids. The kernel starts to fetch a row's first page while
-it computes the row before, and never waits for it if the row has no context: so
-every row has at least one token, and idle rows are zeroed afterwards. It
-chooses block sizes by the kind of the default device, which ahead of time is
-the host: so they are given. Beyond a row's context it fetches the row's first
-page again, so that a block of pages is what a context is rounded up to.
+This file avoids three traps:
+- The kernel starts to fetch a row's first page while it computes the row
+  before, and never waits for this fetch if the row has no context. Every row
+  therefore has at least one token, and the results of idle rows are set to 0
+  afterwards.
+- It chooses block sizes by the kind of the default device, which is the host in
+  ahead-of-time compilation. The block sizes are therefore given.
+- Beyond a row's context it fetches the row's first page again. A context
+  therefore costs as much as one that is rounded up to a whole block of pages.
 """
 
 import functools
@@ -26,18 +29,18 @@ from jaxtyping import Array, Float, Int
 from searchrl.models.inference.kv_cache import Layer, Layout, Tiles
 
 _FETCHED = 256  # tokens of the cache that the kernel fetches at a time
-_QUERIES = 128  # tokens of queries that it computes at a time, at most
+_QUERIES = 128  # largest number of queries that it computes at a time
 
 
 def layout(*, slots: int, pages: int, page: int,
            sliding_window: int | None = None) -> Layout:
-  """The layout.
+  """Returns the layout of a cache in pages.
 
   Args:
-    slots: B, of a device.
-    pages: P, that they share; `pages.Pages` gives them out.
-    page: W, tokens.
-    sliding_window: keys of a query, itself included.
+    slots: Number of slots on a device, B.
+    pages: Number of pages that the slots share, P. `pages.Pages` assigns them.
+    page: Number of tokens in a page, W.
+    sliding_window: Number of keys that a query sees, itself included.
   """
   def empty(config, copies, dtype):
     shape = (copies * pages, page, 2 * config.num_key_value_heads,
@@ -54,11 +57,11 @@ def layout(*, slots: int, pages: int, page: int,
 def _attend(pages: Layer, q: Float[Array, 'n T H d'],
             k: Float[Array, 'n T K d'], v: Float[Array, 'n T K d'],
             tiles: Tiles, *, sliding_window: int | None):
-  """See `kv_cache.Layout`."""
+  """Implements `attend` of `kv_cache.Layout`."""
   rows, width, heads, size = q.shape
   pages = _written(pages, k, v, tiles)
-  # A tile's padding attends, too, so that all have one width; its results are
-  # dropped later, and it stands after every token that is kept.
+  # A tile's padding also attends, so that all tiles have one width. Its results
+  # are dropped later, and it comes after every token that is kept.
   starts = jnp.where(tiles.length > 0, tiles.start, 0)
   seen = _ragged(
       q.reshape(rows * width, heads, size), pages, starts + width, tiles.pages,
@@ -69,7 +72,7 @@ def _attend(pages: Layer, q: Float[Array, 'n T H d'],
 
 
 def _written(pages: Layer, k, v, tiles: Tiles) -> Layer:
-  """The pages with the keys and values of some tiles."""
+  """Returns the pages after the keys and values of some tiles are written."""
   rows, width, heads, size = k.shape
   column = jnp.arange(width)
   positions = tiles.start[:, None] + column
@@ -77,24 +80,24 @@ def _written(pages: Layer, k, v, tiles: Tiles) -> Layer:
       tiles.pages, positions // pages.shape[1], 1, mode='clip')
   page = jnp.where(column < tiles.length[:, None], page, len(pages))
   both = jnp.stack([k, v], 3).reshape(rows, width, 2 * heads, size)
-  return pages.at[page, positions % pages.shape[1]].set(  # else: dropped
+  return pages.at[page, positions % pages.shape[1]].set(  # padding is dropped
       both.astype(pages.dtype), mode='drop')
 
 
 def _ragged(q: Float[Array, 'T H d'], pages: Layer, lengths: Int[Array, 'n'],
             table: Int[Array, 'n N'], starts: Int[Array, 'm'], *,
             sliding_window: int | None) -> Float[Array, 'T H d']:
-  """The kernel: rows of queries, each at the end of its context.
+  """Runs the kernel on rows of queries, each at the end of its context.
 
   Args:
-    q: of all rows, one after another.
-    pages: of the layer.
-    lengths: tokens of each row's context, its queries included.
-    table: pages of each context.
-    starts: of each row in q, and the end of the last one.
-    sliding_window: keys of a query, itself included.
+    q: Queries of all rows, one row after another.
+    pages: Pages of the layer.
+    lengths: Number of tokens in each row's context, its queries included.
+    table: Pages of each context.
+    starts: Start of each row in q, followed by the end of the last row.
+    sliding_window: Number of keys that a query sees, itself included.
   """
-  # pylint: disable-next=g-import-not-at-top, for it takes a second
+  # pylint: disable-next=g-import-not-at-top, because it takes a second
   from jax.experimental.pallas import tpu
   from jax.experimental.pallas.ops.tpu import ragged_paged_attention as kernels
   pages = tpu.with_memory_space_constraint(pages, tpu.HBM)
@@ -108,7 +111,7 @@ def _ragged(q: Float[Array, 'T H d'], pages: Layer, lengths: Int[Array, 'n'],
 
 def _copy(pages: Layer, source: Int[Array, 'n'], target: Int[Array, 'n'],
           blocks: Int[Array, '']) -> Layer:
-  """See `kv_cache.Layout`; blocks is 0 or 1."""
+  """Implements `copy` of `kv_cache.Layout`, with blocks 0 or 1."""
   def copied(_, pages):
     return pages.at[target].set(pages.at[source].get(mode='clip'), mode='drop')
 

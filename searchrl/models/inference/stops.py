@@ -3,8 +3,8 @@
 """Stop strings as an automaton over token ids.
 
 `</search>` has many tokenisations, and its last bracket may share a token with
-the following text. So the automaton (Aho and Corasick 1975) runs over bytes,
-and is compiled for the vocabulary once: a slot stops at the very token that
+the following text. Therefore the automaton (Aho and Corasick 1975) runs over
+bytes and is compiled for the vocabulary once. A slot stops at the token that
 completes a stop string, and ids are never split.
 """
 
@@ -13,18 +13,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-_STATES = 64  # tables have a multiple of so many
+_STATES = 64  # the number of states in a table is a multiple of this
 
 
 class StopTable(NamedTuple):
-  """An Aho-Corasick automaton, one step per token; state 0 is the start.
+  """An Aho-Corasick automaton with one step per token. State 0 is the start.
 
-  Two tags have 17 states. S is a multiple of 64, so that one compiled program
-  takes the tables of nearly all dialogues: with 152,000 tokens, 19 MB each.
+  The number of states, S, is a multiple of 64, so that one compiled program
+  takes the tables of nearly all dialogues. Two tags, for example, have 17
+  states. With 152,000 tokens and 64 states, a table has 19 MB.
   """
 
-  next_state: np.ndarray  # [S, V] uint8; uint16 above 256 states
-  hit: np.ndarray  # [S, V] bool; True where the token ends the turn
+  next_state: np.ndarray  # next state, [S, V], uint8; uint16 above 256 states
+  hit: np.ndarray  # True where the token ends the turn, [S, V], bool
 
 
 def compile_table(
@@ -33,16 +34,18 @@ def compile_table(
     vocab_size: int | None = None,
     end_ids: Sequence[int] = (),
 ) -> StopTable:
-  """Compiles the table.
+  """Compiles stop strings and end ids into a table for one vocabulary.
 
   Args:
-    token_bytes: the text of each id; see `Tokenizer.token_bytes`.
-    stop_strings: none empty; at least one, unless there are end_ids.
-    vocab_size: V; ids beyond `token_bytes` have no text. Default: their number.
-    end_ids: end a turn, too, whatever their text.
+    token_bytes: Text of each id, as bytes; see `Tokenizer.token_bytes`.
+    stop_strings: Strings that end a turn, none of them empty. There must be at
+      least one, unless there are end_ids.
+    vocab_size: Number of ids, V. Ids beyond `token_bytes` have no text.
+      Default: the number of token_bytes.
+    end_ids: Ids that also end a turn, whatever their text.
 
   Raises:
-    ValueError: nothing ends a turn, a stop string is empty, or there are more
+    ValueError: Nothing ends a turn, a stop string is empty, or there are more
       than 65,536 states.
   """
   if not (stop_strings or end_ids) or not all(stop_strings):
@@ -75,7 +78,7 @@ def compile_table(
 
 
 def _byte_automaton(words: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-  """Transitions [S, 256] and accepting states [S] for any of the words."""
+  """Returns transitions [S, 256] and accepting states [S] for these words."""
   prefixes = sorted({w[:i] for w in (b'', *words) for i in range(len(w) + 1)},
                     key=lambda p: (len(p), p))
   index = {prefix: i for i, prefix in enumerate(prefixes)}
@@ -83,7 +86,7 @@ def _byte_automaton(words: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
   for prefix, state in index.items():
     for byte in range(256):
       text = prefix + bytes([byte])
-      while text not in index:  # until a suffix that is a word's prefix
+      while text not in index:  # shorten to a suffix that is a word's prefix
         text = text[1:]
       step[state, byte] = index[text]
   ends = np.array([any(p.endswith(w) for w in words) for p in prefixes])
