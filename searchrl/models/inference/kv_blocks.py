@@ -142,7 +142,8 @@ def _copy(layer: Layer, source: Int[Array, 'n'], target: Int[Array, 'n'],
           blocks: Int[Array, '']) -> Layer:
   """Implements `copy` of `kv_cache.Layout`."""
   def copied(cache):
-    return jax.lax.fori_loop(0, blocks, lambda i, cache: cache.at[target, i].set(
-        cache.at[source, i].get(mode='clip'), mode='drop'), cache)
+    return jax.lax.fori_loop(
+        0, blocks, lambda i, cache: cache.at[target, i].set(
+            cache.at[source, i].get(mode='clip'), mode='drop'), cache)
 
   return tuple(map(copied, layer))

@@ -1,15 +1,15 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of the engine in its implementations, each tested before use.
+"""The engine's attention in five implementations, each tested before use.
 
-  xla           loops over blocks of the cache; everywhere, with all options
-  cudnn         flash attention of NVIDIA GPUs for single tokens; else loops
-  triton        a Pallas kernel for GPUs, of single tokens and of tiles
-  cudnn+triton  cudnn for single tokens, triton for tiles
-  ragged        the ragged paged attention of TPUs in Pallas; it reads pages
+  xla           loops over blocks of the cache, on every device, all options
+  cudnn         flash attention on NVIDIA GPUs for single tokens, else loops
+  triton        a Pallas kernel on GPUs for single tokens and for tiles
+  cudnn+triton  cudnn for single tokens and triton for tiles
+  ragged        ragged paged attention on TPUs in Pallas, which reads pages
 
-An implementation comes with the layout of the cache that it reads. `resolve`
-chooses one and runs its `self_test`.
+Each implementation has the cache layout that it reads. `resolve` chooses one
+and runs its `self_test`.
 """
 
 import dataclasses
@@ -25,32 +25,34 @@ from searchrl.models.inference.kv_cache import Layout, Tiles
 from searchrl.models.transformer import TransformerConfig
 
 IMPLEMENTATIONS = ('xla', 'cudnn', 'triton', 'cudnn+triton', 'ragged')
-_NEXT = {'cudnn+triton': 'cudnn'}  # that 'auto' tries if a test fails; else xla
+_NEXT = {'cudnn+triton': 'cudnn'}  # what 'auto' tries after a failure; else xla
 _WAY_OUT = "Set rollout.attention to 'xla', or leave it 'auto'."
-# Largest difference from the float32 reference, relative to its largest entry:
-# several times the rounding. A context that is wrong by one token exceeds 0.1.
+# Largest allowed difference from the float32 reference, relative to the
+# reference's largest entry. It is several times the rounding error. A context
+# that is wrong by one token exceeds 0.1.
 _TOLERANCE = {'float32': 1e-4, 'float16': 4e-3, 'bfloat16': 3e-2}
 
 
 def make(implementation: str, config: TransformerConfig, *, slots: int,
          length: int, block: int, parts: int, pages: int = 0,
          platform: str = '') -> Layout:
-  """The layout of an implementation.
+  """Returns the cache layout of an implementation.
 
   Args:
-    implementation: one of IMPLEMENTATIONS.
-    config: the decoder's shape.
-    slots: of a device, or of the devices that share a copy of the weights.
-    length: tokens of a slot, at least.
-    block: tokens of a block, or of a page.
-    parts: see `kv_blocks.layout`.
-    pages: that the slots share, where there are pages; 0: as many as they need
-      to be full all at once.
-    platform: of the devices; default: of the first one.
+    implementation: Name of one of IMPLEMENTATIONS.
+    config: Shape of the decoder.
+    slots: Number of slots on a device, or on the devices that share a copy of
+      the weights.
+    length: Number of tokens that a slot can hold, at least.
+    block: Number of tokens in a block or in a page.
+    parts: Number of groups of slots; see `kv_blocks.layout`.
+    pages: Number of pages that the slots share, if the layout has pages. 0: as
+      many as all slots need to be full at once.
+    platform: Platform of the devices. Default: that of the first device.
 
   Raises:
-    ValueError: there is no such implementation, or it has no sliding window,
-      or none of these blocks.
+    ValueError: There is no such implementation, or it does not take a sliding
+      window, or it does not take blocks of this size.
   """
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(
@@ -69,13 +71,13 @@ def make(implementation: str, config: TransformerConfig, *, slots: int,
         raise ValueError(f'triton attention of rollouts takes blocks of a '
                          f'multiple of 16 tokens, not {block}. {_WAY_OUT}')
     if of_tokens == 'cudnn' and window:
-      raise ValueError('cudnn attention of rollouts is given no sliding window, '
-                       f'but the model has one of {window}. {_WAY_OUT}')
+      raise ValueError('cudnn attention of rollouts is given no sliding '
+                       f'window, but the model has one of {window}. {_WAY_OUT}')
     return kv_blocks.layout(
         slots=slots, length=length, block=block, parts=1, sliding_window=window,
         heads_outside=False, of_tokens=of_tokens, of_tiles=of_tiles)
-  # CPUs multiply fastest where positions are inside heads; on other devices
-  # writing a token would copy the whole cache.
+  # CPUs multiply fastest if positions are inside heads. On other devices,
+  # writing a token in this order would copy the whole cache.
   platform = platform or jax.devices()[0].platform
   return kv_blocks.layout(slots=slots, length=length, block=block, parts=parts,
                           sliding_window=window,
@@ -84,16 +86,16 @@ def make(implementation: str, config: TransformerConfig, *, slots: int,
 
 def choose(platform: str, dtype: Any, config: TransformerConfig
           ) -> tuple[str, str]:
-  """The implementation that 'auto' tries, and why.
+  """Returns the implementation that 'auto' tries, and why.
 
   Args:
-    platform: of the devices.
-    dtype: of the cache.
-    config: the decoder's shape, with the heads of one device.
+    platform: Platform of the devices.
+    dtype: Data type of the cache.
+    config: Shape of the decoder, with the heads of one device.
   """
   dtype, heads = jnp.dtype(dtype), config.num_key_value_heads
   size, gpu = config.head_dim, platform in ('gpu', 'cuda')
-  packed = 2 * heads * dtype.itemsize / 4  # rows of 32 bits, of a token
+  packed = 2 * heads * dtype.itemsize / 4  # rows of 32 bits per token
   no_cudnn = (f'cudnn does not take {dtype}' if dtype.itemsize != 2 else
               f'cudnn takes multiples of 8 up to 256, not {size}'
               if size % 8 or size > 256 else
@@ -117,20 +119,21 @@ def choose(platform: str, dtype: Any, config: TransformerConfig
 
 def resolve(implementation: str, *, platform: str, dtype: Any,
             config: TransformerConfig, tensor: int = 1) -> tuple[str, str]:
-  """The implementation that a run uses, tested, and a sentence to log.
+  """Returns the tested implementation that a run uses, and a sentence to log.
 
-  'auto' takes that of `choose`, or if its test fails, with a warning, a simpler
-  one; a named one must pass. Let one process resolve and broadcast to the others.
+  'auto' takes the one that `choose` returns. If its test fails, it takes a
+  simpler one with a warning. An implementation that is named must pass its
+  test. Let one process resolve and broadcast the result to the others.
 
   Args:
-    implementation: 'auto', or one of IMPLEMENTATIONS.
-    platform: of the devices.
-    dtype: of the cache.
-    config: the decoder's shape.
-    tensor: devices that share the heads.
+    implementation: Name 'auto', or one of IMPLEMENTATIONS.
+    platform: Platform of the devices.
+    dtype: Data type of the cache.
+    config: Shape of the decoder.
+    tensor: Number of devices that share the heads.
 
   Raises:
-    RuntimeError: the named implementation fails; see `self_test`.
+    RuntimeError: The named implementation fails; see `self_test`.
   """
   config = dataclasses.replace(
       config, num_attention_heads=config.num_attention_heads // tensor,
@@ -153,8 +156,9 @@ def resolve(implementation: str, *, platform: str, dtype: Any,
   return name, f'attention of rollouts: {name} ({why})'
 
 
-# Of the self-test: (slots, starts, lengths, width of a tile). Tiles of one slot
-# in one call, an idle row among others, across pages, and an end within one.
+# Calls of the self-test: (slots, starts, lengths, width of a tile). They have
+# several tiles of one slot in one call, idle rows among others, tiles that
+# cross pages, and ends within a page.
 _SCRIPT = (
     ((0, 0, 3, 5), (0, 24, 0, 0), (24, 9, 20, 0), 24),
     ((0, 1, 2, 3, 4), (33, 0, 0, 20, 0), (1, 0, 0, 1, 1), 1),
@@ -165,7 +169,7 @@ _SLOTS, _LENGTH, _PAGE = 5, 96, 16
 
 
 def script_tiles(slot, start, length) -> Tiles:
-  """Tiles of the self-test's slots; their pages are not in order."""
+  """Returns tiles of the self-test's slots, whose pages are not in order."""
   slot, start, length = (np.array(x, np.int32) for x in (slot, start, length))
   each = _LENGTH // _PAGE
   table = np.random.default_rng(0).permutation(_SLOTS * each).reshape(-1, each)
@@ -176,13 +180,14 @@ def script_tiles(slot, start, length) -> Tiles:
 
 def self_test(implementation: str, *, config: TransformerConfig, dtype: Any
              ) -> None:
-  """Compares an implementation with the float32 reference, on random tokens.
+  """Compares an implementation with the float32 reference on random tokens.
 
   Raises:
-    RuntimeError: it fails on this device, or its numbers differ.
+    RuntimeError: The implementation fails on this device, or its numbers differ
+      from the reference.
   """
   failed = f'{implementation} failed its self-test'
-  if config.sliding_window:  # one that the test's contexts exceed
+  if config.sliding_window:  # shortened, so that the test's contexts exceed it
     config = dataclasses.replace(
         config, sliding_window=min(config.sliding_window, 24))
   try:
@@ -199,7 +204,7 @@ def self_test(implementation: str, *, config: TransformerConfig, dtype: Any
 
 def difference(implementation: str, config: TransformerConfig, dtype: Any
               ) -> float:
-  """The largest difference from the reference, of its largest entry."""
+  """Returns the largest difference from the reference, by its largest entry."""
   options = dict(slots=_SLOTS, length=_LENGTH, block=_PAGE, parts=1)
   tested = make(implementation, config, **options)
   reference = kv_blocks.layout(**options, sliding_window=config.sliding_window)

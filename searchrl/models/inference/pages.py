@@ -1,16 +1,16 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which pages of a cache belong to which slot, on the host.
+"""The assignment of a cache's pages to slots, kept on the host.
 
-A slot has as many pages as its tokens need, of those that all slots of a device
-share, so that there may be fewer than all slots could fill: conversations are
-far shorter than the longest. A prompt that several slots begin with has its
-whole pages once.
+A slot has as many pages as its tokens need, taken from a pool that all slots of
+a device share. The pool may be smaller than what all full slots would need,
+because most conversations are far shorter than the longest. If several slots
+begin with the same prompt, its whole pages are stored once.
 
-No slot may ever wait for pages that only slots waiting like itself could free.
-So pages are granted only while all slots could still reach their full length
-one after another: the slot with the most pages, then, with those that it
-frees, the next. (The banker's algorithm; Dijkstra 1965, EWD 123.)
+A slot must never wait for pages that only other waiting slots could free. Pages
+are therefore granted only while all slots could still reach their full length
+one after another: first the slot with the most pages, then, with the pages that
+it frees, the next one. This is the banker's algorithm (Dijkstra 1965, EWD 123).
 """
 
 from collections.abc import Sequence
@@ -22,47 +22,48 @@ class Pages:
   """The pages of the slots of one device.
 
   Args:
-    slots: B, numbered from 0.
-    page: tokens of a page.
-    most: N, pages of a slot of full length.
-    total: P, pages of all slots.
+    slots: Number of slots, B, which are numbered from 0.
+    page: Number of tokens in a page.
+    most: Number of pages that a slot of full length has, N.
+    total: Number of pages that all slots share, P.
 
   Attributes:
-    table: [B N] int32, the pages of each slot in order; 0 where it has none.
+    table: Pages of each slot in order, [B N] int32; 0 where it has none.
 
   Raises:
-    ValueError: there are fewer pages than one slot may need.
+    ValueError: There are fewer pages than one slot may need.
   """
 
   def __init__(self, slots: int, page: int, most: int, total: int):
     if total < most:
       raise ValueError(
           f'a slot of full length takes {most} pages of {page} tokens, but the '
-          f'cache of a device has {total}. Raise rollout.cache_tokens, or set it '
-          'to 0.')
+          f'cache of a device has {total}. Raise rollout.cache_tokens, or set '
+          'it to 0.')
     self.page, self.most = page, most
     self.table = np.zeros((slots, most), np.int32)
-    self._held = [0] * slots  # pages of each slot
-    self._users = np.zeros(total, np.int32)  # slots of each page
+    self._held = [0] * slots  # number of pages of each slot
+    self._users = np.zeros(total, np.int32)  # number of slots of each page
     self._free = list(range(total))[::-1]
 
   @property
   def free(self) -> int:
-    """Pages that no slot has."""
+    """Number of pages that no slot has."""
     return len(self._free)
 
   def needed(self, tokens: int) -> int:
-    """Pages of so many tokens."""
+    """Returns the number of pages that this many tokens need."""
     return -(-tokens // self.page)
 
   def admit(self, wanted: Sequence[tuple[int, int]]) -> list[bool]:
-    """Which slots may have room for so many tokens now, granted in order.
+    """Returns which slots may hold this many tokens now, granted in order.
 
-    After one that may not, none that holds nothing yet may: what has begun comes
-    before what is new. A prompt that would be shared counts in full.
+    After a slot has been refused, no slot that holds nothing yet is granted:
+    trajectories that have begun come before new ones. A prompt that would be
+    shared counts in full.
 
     Args:
-      wanted: (slot, tokens), a slot at most once.
+      wanted: Pairs (slot, tokens), with each slot at most once.
     """
     held, left = list(self._held), len(self._free)
     if len(self._users) >= self.most * len(held):
@@ -85,12 +86,13 @@ class Pages:
 
   def _is_safe(self, held: Sequence[int], shared: Sequence[Sequence[int]],
                left: int) -> bool:
-    """Whether all slots could still become full, one after another.
+    """Returns whether all slots could still become full, one after another.
 
     Args:
-      held: pages of each slot.
-      shared: those of each slot that others have, too: the last one frees them.
-      left: pages that no slot has.
+      held: Number of pages of each slot.
+      shared: Pages of each slot that other slots also have. The last of these
+        slots frees them.
+      left: Number of pages that no slot has.
     """
     order = sorted((slot for slot, count in enumerate(held) if count),
                    key=lambda slot: -held[slot])
@@ -102,10 +104,10 @@ class Pages:
     return left >= 0
 
   def take(self, slot: int, tokens: int) -> None:
-    """Gives a slot the pages that so many tokens need beyond its own.
+    """Gives a slot the pages that it lacks for this many tokens.
 
     Raises:
-      RuntimeError: there are none left; `admit` was not asked.
+      RuntimeError: No pages are left, because `admit` was not called.
     """
     while self._held[slot] < self.needed(tokens):
       if not self._free:
@@ -116,11 +118,13 @@ class Pages:
       self.table[slot, self._held[slot]] = page
       self._held[slot] += 1
 
-  def share(self, source: int, slot: int, tokens: int) -> tuple[int, int] | None:
-    """Begins a slot without pages as another one, for so many tokens.
+  def share(self, source: int, slot: int, tokens: int
+           ) -> tuple[int, int] | None:
+    """Begins a slot without pages with the first tokens of another slot.
 
     Returns:
-      The page that has to be copied, and into which; None if tokens end a page.
+      The page that must be copied and the page that it is copied into; None if
+      the tokens end with a page.
     """
     whole, rest = divmod(tokens, self.page)
     self.table[slot, :whole] = shared = self.table[source, :whole]
@@ -132,7 +136,7 @@ class Pages:
     return int(self.table[source, whole]), int(self.table[slot, whole])
 
   def trim(self, slot: int, tokens: int) -> None:
-    """Frees the pages of a slot beyond those of so many tokens."""
+    """Frees the pages of a slot beyond those that this many tokens need."""
     kept = self.needed(tokens)
     for page in self.table[slot, kept:self._held[slot]].tolist():
       self._users[page] -= 1
@@ -142,5 +146,5 @@ class Pages:
     self._held[slot] = min(self._held[slot], kept)
 
   def rows(self, slots: Sequence[int]) -> np.ndarray:
-    """The table's rows of some slots; of those out of range, the last one's."""
+    """Returns table rows of slots; a slot out of range gets the last row."""
     return self.table[np.minimum(slots, len(self.table) - 1)]

@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Samples one token a row, with its log-prob, from logits and row keys.
+"""Sampling of one token per row, with its log-prob, from logits and row keys.
 
-The CDF is inverted with one uniform a row, in two levels: the sums of blocks of
-the vocabulary give the block, and cumulative sums in the block the token.
-Nothing of the vocabulary's size is accumulated or normalised; if the vocabulary
-is sharded, only the blocks' sums cross devices.
+The CDF is inverted with one uniform number per row, in two levels. Sums over
+blocks of the vocabulary give the block, and cumulative sums within the block
+give the token. No array of the vocabulary's size is accumulated or normalised.
+If the vocabulary is sharded, only the blocks' sums cross devices.
 """
 
 from collections.abc import Sequence
@@ -16,23 +16,24 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 import numpy as np
 
-_BLOCKS = (128, 64, 32, 16)  # tokens
-_DEVICES = 8  # that have whole blocks of a large vocabulary
-_BITS_OF_ONE = 0x3F800000  # float32: positive floats are ordered like their
-# bits, so that a threshold in [0, 1] is found by halving 30 times.
+_BLOCKS = (128, 64, 32, 16)  # possible block sizes in tokens
+_DEVICES = 8  # number of devices that get whole blocks of a large vocabulary
+_BITS_OF_ONE = 0x3F800000  # bits of 1.0 in float32
+# Positive floats are ordered like their bits, so that 30 halvings find a
+# threshold in [0, 1].
 _HALVINGS = 30
 
 
 class Truncation(NamedTuple):
-  """Which tokens may be drawn; each rule applies to the whole distribution.
+  """Rules for which tokens may be drawn. Each applies to the full distribution.
 
   The likeliest token is always kept, ties are kept or dropped together, and the
   distribution is renormalised over the kept tokens.
   """
 
-  top_k: int = 0  # the k likeliest; 0: all
-  top_p: float = 1.0  # the fewest likeliest with this total probability
-  min_p: float = 0.0  # those with this share of the largest probability
+  top_k: int = 0  # number of likeliest tokens that are kept; 0: all
+  top_p: float = 1.0  # total probability of the likeliest tokens that are kept
+  min_p: float = 0.0  # share of the largest probability that a token must have
 
   @property
   def is_off(self) -> bool:
@@ -50,7 +51,7 @@ class Truncation(NamedTuple):
 
 
 class Draw(NamedTuple):
-  """How the tokens of one slot are drawn."""
+  """Settings with which the tokens of one slot are drawn."""
 
   temperature: float = 1.0  # 0 is greedy
   truncation: Truncation = Truncation()
@@ -58,7 +59,7 @@ class Draw(NamedTuple):
 
 def by_row(draws: Sequence[Draw]) -> tuple[
     Float[np.ndarray, 'B'], Truncation | None]:
-  """Temperatures and truncations, one per row; None if no row truncates."""
+  """Returns temperatures and truncations per row; None if no row truncates."""
   temperatures = np.array([d.temperature for d in draws], np.float32)
   if all(d.truncation.is_off for d in draws):
     return temperatures, None
@@ -75,18 +76,21 @@ def sample(
     temperature: Float[Array, ''] | Float[Array, 'B'],
     truncation: Truncation | None = None,
 ) -> tuple[Int[Array, 'B'], Float[Array, 'B']]:
-  """Draws one token a row.
+  """Draws one token per row.
 
   Args:
-    logits: unscaled.
-    row_key: data of the row's key; the position is folded in last.
-    position: of the drawn token.
-    temperature: one for all rows, or one per row; 0 takes the likeliest token.
-    truncation: its fields may be traced, and one per row; None is free.
+    logits: Logits before they are divided by the temperature.
+    row_key: Data of each row's random key. The position is folded in last.
+    position: Position of the drawn token.
+    temperature: Temperature of all rows, or one per row. 0 takes the likeliest
+      token.
+    truncation: Rules for which tokens may be drawn. Its fields may be traced
+      and may have one value per row. None costs nothing.
 
   Returns:
-    Tokens, and their log-probs in nats under the distribution that they were
-    drawn from, at the temperature (not truncated, and at 1, if greedy).
+    The tokens, and their log-probs in nats under the distribution that they
+    were drawn from. If greedy, this is the distribution at temperature 1
+    without truncation.
   """
   greedy = temperature == 0
   over_tokens = (lambda x: x[:, None]) if jnp.ndim(temperature) else (
@@ -109,7 +113,10 @@ def sample(
 
 def _invert(weights: Float[Array, 'B V'], uniform: Float[Array, 'B']
            ) -> tuple[Int[Array, 'B'], Float[Array, 'B']]:
-  """The first token whose cumulative weight exceeds uniform * total."""
+  """Returns the first token whose cumulative weight exceeds uniform * total.
+
+  The second result is the total weight of each row.
+  """
   rows, size = weights.shape
   width = _width(size)
   blocks = -(-size // width)
@@ -127,22 +134,23 @@ def _invert(weights: Float[Array, 'B V'], uniform: Float[Array, 'B']
 
 
 def _width(size: int) -> int:
-  """Tokens of a block.
+  """Returns the number of tokens in a block, for a vocabulary of this size.
 
-  Devices among which a large vocabulary is split should each have whole blocks:
-  else all weights would be gathered to be cut.
+  If a large vocabulary is split over devices, each should have whole blocks.
+  Otherwise all weights would be gathered before they are cut into blocks.
   """
   whole = [width for width in _BLOCKS if size % (width * _DEVICES) == 0]
   return whole[0] if whole and size > _BLOCKS[0]**2 else _BLOCKS[0]
 
 
 def _first_above(cumulative, target, weights) -> Int[Array, 'B']:
-  """The first index whose sum exceeds the target, among those with weight."""
+  """Returns the first index with weight whose sum exceeds the target."""
   first = jnp.sum(cumulative <= target[:, None], -1)
   column = jnp.arange(weights.shape[-1])
   last = jnp.max(jnp.where(weights > 0, column, 0), -1)
-  # By rounding, no sum may exceed the target, or one without weight may be the
-  # first: then the next index with weight is right.
+  # Because of rounding, it can happen that no sum exceeds the target; then the
+  # last index with weight is right. Or the first index that exceeds it may have
+  # no weight; then the next index with weight is right.
   later = jnp.where((weights > 0) & (column >= first[:, None]), column,
                     weights.shape[-1])
   return jnp.minimum(jnp.min(later, -1), last).astype(jnp.int32)
@@ -150,9 +158,9 @@ def _first_above(cumulative, target, weights) -> Int[Array, 'B']:
 
 def kept(weights: Float[Array, 'B V'], truncation: Truncation
         ) -> Bool[Array, 'B V']:
-  """Tokens that may be drawn; weights are p / max p, so 1 is the largest.
+  """Returns which tokens may be drawn, given weights p / max p.
 
-  Top-k and top-p are each a threshold: the largest one that keeps enough
+  Top-k and top-p each set a threshold: the largest one that keeps enough
   tokens, or enough probability. It is found by halving, without sorting the
   vocabulary.
   """
@@ -162,7 +170,7 @@ def kept(weights: Float[Array, 'B V'], truncation: Truncation
   all_of_it = jnp.asarray(truncation.top_p) >= 1
 
   def halve(_, bounds):
-    low, high = bounds  # bits [2 B]: `low` keeps enough, `high` does not
+    low, high = bounds  # bits, [2 B]; `low` keeps enough, `high` does not
     middle = (low + high) // 2
     threshold = jax.lax.bitcast_convert_type(middle, jnp.float32)
     above = weights >= threshold[..., None]

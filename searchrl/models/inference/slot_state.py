@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What every slot of an engine holds, as the host knows it.
+"""The host's record of the contents of every slot of an engine.
 
 The host decides what is prefilled, what is copied from another slot, and which
-pages a slot has; `engine` then asks the devices for just that. Slots are split
-over copies of the weights, and numbered on each from 0: what devices are told
-is by copy.
+pages a slot has; `engine` then runs exactly this on the devices. Slots are
+split over copies of the weights and numbered from 0 on each copy. Lists for the
+devices are therefore grouped by copy.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,21 +23,21 @@ class Append:
   """Tokens for one slot, which then decodes."""
 
   slot: int
-  tokens: Sequence[int]  # at least one
-  budget: int  # tokens that may then be sampled
-  row_ids: Sequence[int]  # step, uid halves, sample, turn
-  fresh: bool  # a new trajectory: discard the slot's tokens first
-  draw: sampling.Draw = sampling.Draw()  # if `load` got no temperature
+  tokens: Sequence[int]  # at least one token
+  budget: int  # number of tokens that may then be sampled
+  row_ids: Sequence[int]  # step, uid halves, sample, turn; see `engine.row_ids`
+  fresh: bool  # True for a new trajectory: discard the slot's tokens first
+  draw: sampling.Draw = sampling.Draw()  # used if `load` got no temperature
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """What appends ask of the devices, in this order."""
+  """The work that appends require of the devices, in this order."""
 
   tiles: list[list[tuple]]  # by copy: (start, slot, tokens), earliest first
   moves: list[list[tuple[int, int]]]  # by copy: slots or pages, from and to
-  blocks: int  # of each move
-  turns: list[tuple]  # slot of all, last token, tokens held, budget, row ids
+  blocks: int  # number of blocks that each move copies
+  turns: list[tuple]  # (global slot, last token, tokens held, budget, row ids)
   copied_tokens: int
 
 
@@ -45,11 +45,11 @@ class Contents:
   """Tokens, prompts and pages of all slots.
 
   Args:
-    layout: of the cache.
-    copies: of the weights.
-    length: tokens that a slot can hold.
-    cache_tokens: that all slots can hold, if the layout has pages; 0: all can
-      be full at once.
+    layout: Layout of the cache.
+    copies: Number of copies of the weights.
+    length: Number of tokens that a slot can hold.
+    cache_tokens: Number of tokens that all slots can hold together, if the
+      layout has pages. 0: all slots can be full at once.
   """
 
   def __init__(self, layout: Layout, copies: int, length: int,
@@ -57,9 +57,9 @@ class Contents:
     self._each, self._length = layout.slots, length
     self._block = layout.block
     slots = copies * layout.slots
-    self._last = [0] * slots  # each slot's last token, not in the cache
-    self._used = [0] * slots  # tokens of each slot
-    self._prompts = [()] * slots  # the first tokens of each slot's cache
+    self._last = [0] * slots  # last token of each slot, not in the cache
+    self._used = [0] * slots  # number of tokens of each slot
+    self._prompts = [()] * slots  # prompt that each slot's cache begins with
     most = -(-length // layout.block)
     total = cache_tokens // copies // layout.block or layout.slots * most
     self._pages = layout.has_pages and [
@@ -68,11 +68,11 @@ class Contents:
     self._copies = copies
 
   def used(self, slot: int) -> int:
-    """Tokens that a slot holds."""
+    """Returns the number of tokens that a slot holds."""
     return self._used[slot]
 
   def admit(self, appends: Sequence[Append]) -> list[bool]:
-    """See `Engine.admit`."""
+    """Returns which appends there is room for now; see `Engine.admit`."""
     if not self._pages:
       return [True] * len(appends)
     granted = {}
@@ -83,7 +83,7 @@ class Contents:
     return [granted[a.slot] for a in appends]
 
   def check(self, appends: Sequence[Append]) -> None:
-    """Raises a ValueError for what does not fit a slot."""
+    """Raises a ValueError if an append does not fit its slot."""
     for a in appends:
       if self._needed(a) > self._length or a.budget < 1 or not a.tokens:
         raise ValueError(
@@ -92,15 +92,15 @@ class Contents:
             'Raise rollout.length, or shorten prompts and passages.')
 
   def _needed(self, a: Append) -> int:
-    """Tokens that a slot holds at the end of a turn, at most."""
+    """Returns the most tokens that a slot can hold at the end of its turn."""
     return (0 if a.fresh else self._used[a.slot]) + len(a.tokens) + a.budget
 
   def place(self, appends: Sequence[Append], tile: int) -> Work:
-    """Takes tokens into slots; returns what the devices have to do.
+    """Adds tokens to slots and returns the work for the devices.
 
     Args:
-      appends: checked, and admitted.
-      tile: tokens that are prefilled as one row.
+      appends: Appends that have been checked and admitted.
+      tile: Number of tokens that are prefilled as one row.
     """
     for a in appends:
       if a.fresh:
@@ -128,7 +128,7 @@ class Contents:
                   for i in range(0, len(cached), tile)]
       if self._pages:
         self._pages[copy].take(slot, needed)
-    for slot, prompt in copied.items():  # their caches begin so after the moves
+    for slot, prompt in copied.items():  # true only after the moves
       self._prompts[slot] = prompt
     longest = max((len(prompt) - 1 for prompt in copied.values()), default=0)
     return Work(
@@ -139,16 +139,16 @@ class Contents:
         copied_tokens=sum(len(prompt) - 1 for prompt in copied.values()))
 
   def _holder(self, prompt: tuple[int, ...], copy: int) -> int | None:
-    """A slot of a copy, numbered there, that begins with a prompt."""
+    """Returns a slot, numbered on its copy, with this prompt; None without."""
     beside = self._prompts[copy * self._each:(copy + 1) * self._each]
     return beside.index(prompt) if prompt and prompt in beside else None
 
   def _begun_as(self, holder: int, copy: int, slot: int, tokens: int
                ) -> list[tuple[int, int]]:
-    """What to move so that a slot begins as another one.
+    """Returns the moves after which a slot begins like another one.
 
-    Where slots have pages, they share the whole ones, and only the page with
-    the end is copied.
+    If slots have pages, they share the whole ones, and only the page with the
+    end of the prompt is copied.
     """
     if not self._pages:
       return [(holder, slot)]
@@ -156,7 +156,7 @@ class Contents:
     return [end] if end else []
 
   def _by_copy(self, rows: Iterable[tuple]) -> list[list[tuple]]:
-    """(slot of all, x) -> by copy: (slot numbered there, x)."""
+    """Groups pairs (global slot, x) by copy, as pairs (slot on its copy, x)."""
     result = [[] for _ in range(self._copies)]
     for slot, row in rows:
       copy, own = divmod(slot, self._each)
@@ -164,7 +164,7 @@ class Contents:
     return result
 
   def sampled(self, slot: int, tokens: Sequence[int]) -> None:
-    """Adds what a slot has sampled."""
+    """Adds the tokens that a slot has sampled."""
     self._last[slot] = tokens[-1]
     self._used[slot] += len(tokens)
 
@@ -175,18 +175,21 @@ class Contents:
       self._pages[copy].trim(own, self._used[slot])
 
   def release(self, slot: int) -> None:
-    """Frees a slot; without pages, others may still begin as it did."""
+    """Frees a slot. Without pages, others may still copy its prompt."""
     self._used[slot] = 0
     if self._pages:
       self.empty(slot)
 
   def empty(self, slot: int) -> None:
-    """Forgets what a slot held."""
+    """Discards the contents of a slot."""
     self._used[slot], self._prompts[slot] = 0, ()
     self.stopped(slot)
 
   def table(self, slots: np.ndarray) -> np.ndarray | None:
-    """The pages of slots [copies n], numbered on their copy; None without."""
+    """Returns the pages of slots [copies n]; None if there are no pages.
+
+    Slots and pages are numbered on their copy.
+    """
     if not self._pages:
       return None
     return np.concatenate([

@@ -8,9 +8,9 @@
   decode       samples for every active slot until some have stopped
   release      stops slots in the middle of their turns
 
-The state is donated from call to call. Where keys and values lie, and how they
-are read, is the business of a `kv_cache.Layout`. On CPUs a row's numbers depend
-on that row alone: no product's shape depends on the other rows, and a block
+The state is donated from call to call. A `kv_cache.Layout` decides where keys
+and values are stored and how they are read. On CPUs the numbers of a row depend
+on this row alone: no product's shape depends on the other rows, and a block
 that a row does not see adds exact zeros.
 """
 
@@ -34,18 +34,18 @@ from searchrl.models.transformer import Params, TransformerConfig
 class State:
   """All slots. The cache holds every token of a slot except its last one."""
 
-  cache: tuple[Layer, ...]  # of each layer
-  last_token: Int[Array, 'B']  # not yet in the cache
+  cache: tuple[Layer, ...]  # one cache per layer
+  last_token: Int[Array, 'B']  # last token of each slot, not yet in the cache
   position: Int[Array, 'B']  # number of tokens, the last one included
-  active: Bool[Array, 'B']  # decoding
-  stop_state: Int[Array, 'B']  # of the stop automaton
-  budget: Int[Array, 'B']  # tokens that the turn may still sample
-  row_key: UInt32[Array, 'B 2']  # from (seed, step, uid, sample, turn)
+  active: Bool[Array, 'B']  # whether the slot is decoding
+  stop_state: Int[Array, 'B']  # state of the stop automaton
+  budget: Int[Array, 'B']  # number of tokens that the turn may still sample
+  row_key: UInt32[Array, 'B 2']  # key from (seed, step, uid, sample, turn)
 
 
 def empty(config: TransformerConfig, layout: Layout, copies: int, dtype: Any
          ) -> State:
-  """Idle slots, of so many devices or groups of devices."""
+  """Returns idle slots for `copies` devices or groups of devices."""
   slots = copies * layout.slots
   cache = tuple(layout.empty(config, copies, dtype)
                 for _ in range(config.num_hidden_layers))
@@ -57,7 +57,7 @@ def empty(config: TransformerConfig, layout: Layout, copies: int, dtype: Any
 
 
 def logical_axes(config: TransformerConfig, layout: Layout) -> State:
-  """A State like `empty`'s whose leaves are tuples of logical axis names."""
+  """Returns the logical axes of every leaf, as a State like that of `empty`."""
   rows = ('batch',)
   return State(cache=(layout.axes,) * config.num_hidden_layers,
                last_token=rows, position=rows, active=rows, stop_state=rows,
@@ -65,7 +65,7 @@ def logical_axes(config: TransformerConfig, layout: Layout) -> State:
 
 
 def unstacked(params: Params, dtype: Any) -> Params:
-  """Params with a tuple of layers instead of stacked ones, in `dtype`."""
+  """Returns params in `dtype`, with a tuple of layers, not stacked ones."""
   cast = lambda tree: jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
   count = jax.tree.leaves(params['layers'])[0].shape[0]
   layers = tuple(
@@ -76,7 +76,7 @@ def unstacked(params: Params, dtype: Any) -> Params:
 
 
 def unstacked_axes(axes: dict[str, Any], layers: int) -> dict[str, Any]:
-  """The logical axes of `unstacked` params, from those of stacked ones."""
+  """Returns the logical axes of `unstacked` params, given stacked ones."""
   return {**axes, 'layers': (transformer.layer_axes(axes),) * layers}
 
 
@@ -99,15 +99,15 @@ def append(
   written earlier.
 
   Args:
-    params: of the decoder, `unstacked`.
-    state: donated.
-    slot: of each tile, numbered on its device; Layout.slots for padding.
-    tokens: right-padded.
-    start: the position of each tile's first token.
-    length: tokens of each tile.
-    pages: of each tile's slot, if the layout has pages.
-    config: the decoder's shape.
-    layout: of the cache.
+    params: Parameters of the decoder, `unstacked`.
+    state: State of all slots, donated.
+    slot: Slot of each tile, numbered on its device; Layout.slots for padding.
+    tokens: Tiles of token ids, right-padded.
+    start: Position of each tile's first token.
+    length: Number of tokens in each tile.
+    pages: Pages of each tile's slot, if the layout has pages.
+    config: Shape of the decoder.
+    layout: Layout of the cache.
   """
   tokens, start = layout.split(tokens), layout.split(start)
   positions = start[:, None] + jnp.arange(tokens.shape[1])
@@ -123,11 +123,12 @@ def copy(
   """Copies the first blocks of the caches of slots, or single pages.
 
   Args:
-    state: donated.
-    source: slots, or pages if the layout has them, numbered on their device.
-    target: of the same device; out of range for none.
-    blocks: to copy, of each slot; of pages 1, or 0 for none at all.
-    layout: of the cache.
+    state: State of all slots, donated.
+    source: Slots, or pages if the layout has them, numbered on their device.
+    target: Slots or pages of the same device; out of range for none.
+    blocks: Number of blocks to copy of each slot. For pages it is 1, or 0 to
+      copy nothing.
+    layout: Layout of the cache.
   """
   return dataclasses.replace(state, cache=tuple(
       layout.copy(layer, source, target, blocks) for layer in state.cache))
@@ -145,13 +146,13 @@ def begin(
   """Starts a turn in some slots, which become active.
 
   Args:
-    state: donated.
-    slot: of each turn; B for none.
-    last: the slot's last token, not yet in the cache.
-    position: tokens of the slot, the last one included.
-    budget: tokens that the turn may sample.
-    ids: what the turn's random key is folded with.
-    root: data of the run's root key.
+    state: State of all slots, donated.
+    slot: Slot of each turn; B for none.
+    last: Last token of the slot, not yet in the cache.
+    position: Number of tokens in the slot, the last one included.
+    budget: Number of tokens that the turn may sample.
+    ids: Numbers that are folded into the turn's random key.
+    root: Data of the run's root key.
   """
   put = lambda old, new: old.at[slot].set(new, mode='drop')
   key = jax.random.wrap_key_data(root)
@@ -192,22 +193,24 @@ def decode(
   """Samples at most `steps` tokens for every active slot.
 
   Args:
-    params: of the decoder, `unstacked`.
-    state: donated.
-    stop: the automaton that ends turns.
-    temperature: one for all rows, or one per row; 0 is greedy.
-    truncation: which tokens may be drawn; see `sampling.sample`.
-    slot: the slots to compute, B for none; default: all. No other may be
+    params: Parameters of the decoder, `unstacked`.
+    state: State of all slots, donated.
+    stop: Automaton that ends turns.
+    temperature: Temperature of all rows, or one per row; 0 is greedy.
+    truncation: Rules for which tokens may be drawn; see `sampling.sample`.
+    slot: Slots to compute, B for none. Default: all. No other slot may be
       active.
-    pages: of each row's slot, if the layout has pages.
-    config: the decoder's shape.
-    layout: of the cache.
-    steps: N.
-    patience: ends early when 1 / patience of the active slots have stopped.
+    pages: Pages of each row's slot, if the layout has pages.
+    config: Shape of the decoder.
+    layout: Layout of the cache.
+    steps: Largest number of tokens per slot, N.
+    patience: Divisor for early ends: the loop ends when 1 / patience of the
+      active slots have stopped.
 
   Returns:
-    The new state; and tokens and logprobs [n N], how many of them each slot
-    sampled (count [n]), which go on (active [n]) and the steps run.
+    The new state, and a dict: `tokens` and `logprobs` [n N], the number that
+    each slot sampled (`count` [n]), which slots go on (`active` [n]), and the
+    number of steps that were run (`steps`).
   """
   whole, state = state, _rows_of(state, slot)
   slots = state.position.shape[0]
@@ -241,7 +244,7 @@ def decode(
 
 
 def _rows_of(state: State, slot) -> State:
-  """The state with the given slots as its rows; caches stay whole."""
+  """Returns the state with the given slots as rows; caches stay whole."""
   if slot is None:
     return state
   rows = {name: getattr(state, name).at[slot].get(mode='clip')
@@ -251,7 +254,7 @@ def _rows_of(state: State, slot) -> State:
 
 
 def _put_back(whole: State, state: State, slot) -> State:
-  """The inverse of `_rows_of`, after its rows have changed."""
+  """Returns the whole state with changed rows; the inverse of `_rows_of`."""
   if slot is None:
     return state
   return dataclasses.replace(state, **{
@@ -261,7 +264,7 @@ def _put_back(whole: State, state: State, slot) -> State:
 
 def _decode_one(params, state: State, stop, temperature, truncation, slot,
                 pages, config, layout):
-  """One token for every row; idle ones compute and change nothing."""
+  """Samples one token for every row. Idle rows are computed but not changed."""
   cached = state.position - 1
   row = jnp.arange(len(cached)) % layout.slots if slot is None else slot
   tiles = Tiles(row, cached, state.active.astype(jnp.int32), pages)
