@@ -25,7 +25,7 @@ from searchrl.models.inference.kv_cache import Layout, Tiles
 from searchrl.models.transformer import TransformerConfig
 
 IMPLEMENTATIONS = ('xla', 'cudnn', 'triton', 'cudnn+triton', 'ragged')
-_NEXT = {'cudnn+triton': 'cudnn'}  # what 'auto' tries after a failure; else xla
+_NEXT = {'cudnn+triton': 'cudnn'}  # second try of 'auto'; others: xla
 _WAY_OUT = "Set rollout.attention to 'xla', or leave it 'auto'."
 # Largest allowed difference from the float32 reference, relative to the
 # reference's largest entry. It is several times the rounding error. A context

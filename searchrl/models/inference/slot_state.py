@@ -34,8 +34,8 @@ class Append:
 class Work:
   """The work that appends require of the devices, in this order."""
 
-  tiles: list[list[tuple]]  # by copy: (start, slot, tokens), earliest first
-  moves: list[list[tuple[int, int]]]  # by copy: slots or pages, from and to
+  tiles: list[list[tuple]]  # per copy: (start, slot, tokens), earliest first
+  moves: list[list[tuple[int, int]]]  # per copy: (from, to), slots or pages
   blocks: int  # number of blocks that each move copies
   turns: list[tuple]  # (global slot, last token, tokens held, budget, row ids)
   copied_tokens: int
