@@ -162,7 +162,8 @@ def causal(
 
   Args:
     q: Queries, rotated but not scaled. H is a multiple of K.
-    k, v: Rotated keys, and values.
+    k: Keys, rotated.
+    v: Values.
     segment_ids: Document of each token in a packed row; equal ids are one
       document.
     lengths: Number of tokens in each row, with which 'cudnn' skips the padding.

@@ -65,7 +65,8 @@ def token_values(
     remat: Choice of what the backward pass recomputes; see
       `transformer.forward`.
     dtype: Data type of activations, and of parameters in products.
-    attend, used: Functions as in `transformer.forward`.
+    attend: Attention function, as in `transformer.forward`.
+    used: Function of a layer's parameters, as in `transformer.forward`.
 
   Returns:
     Float32 values, in the unit of the rewards.

@@ -29,7 +29,9 @@ def causal(
   """Returns causal attention within segments, using an `attend` without them.
 
   Args:
-    q, k, v: Queries, keys and values as in `attention.causal`.
+    q: Queries, as in `attention.causal`.
+    k: Keys, as in `attention.causal`.
+    v: Values, as in `attention.causal`.
     segment_ids: Segment ids of the layout.
     layout: Layout of the documents in the rows.
     length: Number of tokens in the longest document, T.

@@ -67,6 +67,7 @@ class LayerNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[Array, '*B D']) -> Float[Array, '*B D']:
+    """Returns x normalised over its last axis, in the dtype of x."""
     def param(name, init):
       return self.param(name, nn.with_logical_partitioning(init, ('embed',)),
                         (x.shape[-1],)).astype(jnp.float32)
@@ -95,6 +96,7 @@ class Block(nn.Module):
   @nn.compact
   def __call__(self, x: Float[Array, 'B T D'], seen: Bool[Array, 'B T T']
               ) -> Float[Array, 'B T D']:
+    """Returns the layer's output; `seen` says which tokens see which."""
     c = self.config
     dense = functools.partial(Projection, use_bias=True)
     flat = x.reshape(-1, x.shape[-1])
@@ -171,11 +173,18 @@ def embed(
 ) -> Float[Array, 'B D']:
   """Returns float32 unit vectors of texts, pooled from their hidden states.
 
-  The other arguments are those of `forward`. A row of only padding gives 0.
+  A row of only padding gives 0.
 
   Args:
+    params: Parameters as described at the top of this file.
+    tokens: Right-padded rows of token ids, with [CLS] and [SEP].
+    mask: True, or 1, except for padding.
+    config: Shape of the encoder.
     pooling: Name 'mean', which averages all tokens of a text as in E5, or
       'cls', which takes its first token as in BGE.
+    remat: Choice of what the backward pass recomputes; see
+      `transformer.forward`.
+    dtype: Data type of activations, and of parameters in products.
 
   Raises:
     ValueError: The pooling has another name.

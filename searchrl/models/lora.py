@@ -53,6 +53,7 @@ class Lora:
 
   @property
   def scale(self) -> float:
+    """Weight of an adapter, alpha / rank."""
     return self.alpha / self.rank
 
 

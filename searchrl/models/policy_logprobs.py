@@ -48,7 +48,8 @@ def token_logprobs(
       `transformer.forward`.
     dtype: Data type of activations, and of parameters in products. Logits and
       all that follows are float32.
-    attend, used: Functions as in `transformer.forward`.
+    attend: Attention function, as in `transformer.forward`.
+    used: Function of a layer's parameters, as in `transformer.forward`.
 
   Returns:
     Log-probs and entropies in nats, float32.

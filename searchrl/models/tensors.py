@@ -39,10 +39,12 @@ class Source:
 
   @property
   def stacked(self) -> bool:
+    """True if the leaf has one tensor per layer."""
     return not isinstance(self.names, str)
 
   @property
   def parts(self) -> tuple[str, ...]:
+    """Names of the tensors, also if there is only one."""
     return self.names if self.stacked else (self.names,)
 
   def flip(self, items: Sequence[Any]) -> tuple[Any, ...]:

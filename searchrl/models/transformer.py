@@ -88,6 +88,7 @@ class RMSNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[Array, '*B D']) -> Float[Array, '*B D']:
+    """Returns x normalised over its last axis, in the dtype of x."""
     scale = self.param('scale', nn.with_logical_partitioning(
         nn.initializers.ones, (self.axis,)), (x.shape[-1],))
     return _normed(x, scale, self.eps)
@@ -118,6 +119,7 @@ class Projection(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[Array, 'N D']) -> Float[Array, 'N F']:
+    """Returns the map of x, computed in the dtype of x."""
     kernel = self.param('kernel', nn.with_logical_partitioning(
         nn.initializers.normal(0.02), self.axes), (x.shape[-1], self.features))
     y = x @ kernel.astype(x.dtype)
@@ -144,6 +146,7 @@ class Block(nn.Module):
       positions: Int[Array, 'B T'],
       attend: AttendFn,
   ) -> tuple[Float[Array, 'B T D'], Any]:
+    """Returns the layer's output, and the second result of `attend`."""
     c = self.config
     rows, length, width = x.shape
     project = functools.partial(Projection, use_bias=c.attention_bias)

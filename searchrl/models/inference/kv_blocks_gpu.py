@@ -36,7 +36,8 @@ def attend(
 
   Args:
     q: Queries. Beyond a tile's length the result is 0.
-    keys, values: Blocks of slots. W is a multiple of 16, d a power of two.
+    keys: Blocks of keys per slot. W is a multiple of 16, d a power of two.
+    values: Blocks of values per slot.
     tiles: Slot, start and length of each row of q.
     sliding_window: Number of keys that a query sees, itself included.
   """

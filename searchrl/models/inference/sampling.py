@@ -37,6 +37,7 @@ class Truncation(NamedTuple):
 
   @property
   def is_off(self) -> bool:
+    """True if every token may be drawn."""
     return self == Truncation()
 
   def check(self) -> None:

@@ -40,8 +40,8 @@ def compile_table(
     token_bytes: Text of each id, as bytes; see `Tokenizer.token_bytes`.
     stop_strings: Strings that end a turn, none of them empty. There must be at
       least one, unless there are end_ids.
-    vocab_size: Number of ids, V. Ids beyond `token_bytes` have no text.
-      Default: the number of token_bytes.
+    vocab_size: Number of ids, V. Ids beyond `token_bytes` have no text. It
+      defaults to the length of `token_bytes`.
     end_ids: Ids that also end a turn, whatever their text.
 
   Raises:
