@@ -155,7 +155,9 @@ def test_a_run_searches_by_it(tmp_path):
   own = train_test.tiny(dspo, steps=1)
   own.search.engine, own.search.options = 'my_engine:make', dict(min_words=1)
   train.run(own, str(tmp_path / 'run'))
-  last = train_test.lines(tmp_path / 'run')[-1]
-  assert last['search/calls_per_traj'] > 0
+  line, = (line for line in train_test.lines(tmp_path / 'run')
+           if 'search/calls_per_traj' in line)
+  assert line['search/calls_per_traj'] > 0
+  assert line['search/failed_queries'] == 0
   facts = json.loads((tmp_path / 'run' / 'search.json').read_text())
-  assert 'my_engine:make' in json.dumps(facts)
+  assert facts['engine'] == 'my_engine:make'
