@@ -179,7 +179,7 @@ def parsed() -> argparse.Namespace:
 def cases(options) -> Iterator[tuple[str, bool, Callable[..., Program]]]:
   """Of each row: its label, whether layers are unrolled, shape -> Program."""
   config = grpo.get_config(f'qwen2.5-{options.size}')
-  config.rollout.length = options.row_length
+  config.rollout.max_length = options.row_length
   mesh = mesh_of(options.chip, options.fsdp, options.chips // options.fsdp)
   split = ' x '.join(f'{axis} {n}' for axis, n in mesh.shape.items() if n > 1)
   partial = functools.partial
@@ -349,7 +349,7 @@ def hand_over(mesh, tensor: int, shape) -> Program:
 def learner(name: str, config, mesh, shape) -> Program:
   """`update` or `score`, with the attention that a TPU would use."""
   kind, _ = attention.choose('tpu', config.learner.dtype, shape.head_dim,
-                             config.rollout.length)
+                             config.rollout.max_length)
   made = build.learner(config, build.algorithm(config), shape, mesh,
                        build.attend(config, kind, mesh))
   arguments = made.abstract_update(plan.rows_of(config))

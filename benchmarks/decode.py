@@ -300,7 +300,7 @@ def phase(options, shape, params, limits) -> None:
   engine = build(options, shape, params, options.phase_slots, options.length)
   most = round(700 * script.scale)
   budgets = driver.Budgets(
-      max_turns=5, max_turn_tokens=round(500 * script.scale) + 1,
+      max_turns=5, max_new_tokens=round(500 * script.scale) + 1,
       max_prompt_tokens=most, passage_tokens=most, top_k=1)
   dialogue = dataclasses.replace(
       dialogues.laptop(tokenizer), parse=lambda text: Action(text, ('x',)))
@@ -313,7 +313,7 @@ def phase(options, shape, params, limits) -> None:
         script.requests, engine=scripted_engine, search=script.search,
         dialogue=dialogue, budgets=budgets, step=scripted.STEP, policy_step=0,
         tokenizer=scripted.Tokenizer(tokenizer, scripted_engine),
-        schedule=driver.Schedule('arrival', decodes_in_flight=1))
+        schedule=driver.Schedule('arrival', async_decode=True))
     taken.append(time.perf_counter() - start)
   tokens = sum(len(t.tokens) for t in trajectories)
   print_row(f'phase of {len(trajectories)} trajectories', options.phase_slots,

@@ -46,7 +46,7 @@ FILTERED = ('dapo', 'dspo')  # a step samples up to three times as much
 EVALUATIONS = {  # of the whole policy: what configs/evaluate.py is told
     'full': {  # greedy answers to fresh questions are 200 a hop count
         'evaluate.noise': False,
-        'evaluate.worlds.few_per_hop': 50,  # sampled
+        'evaluate.worlds.sampled_per_hop': 50,  # sampled
         'evaluate.worlds.kinds': ('known', 'famous', 'outdated'),
         'evaluate.worlds.questions_per_hop': 200,
         'evaluate.worlds.common_per_hop': 50,
@@ -411,7 +411,8 @@ MASKING = Experiment(
     measures=('sampled', 'greedy', 'area'),
     smallest=0.05,
     arms=tuple(Arm(f'grpo on {tokens}', 'grpo', training=_LONGER | {
-        'algorithm.trained_on': tokens}) for tokens in ('policy', 'all')),
+        'algorithm.mask_observations': tokens == 'policy'})
+               for tokens in ('policy', 'all')),
     pairs=(('grpo on policy', 'grpo on all'),))
 
 LAMBDAS = (0.0, 0.2, 0.4)

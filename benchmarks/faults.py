@@ -59,7 +59,7 @@ RECIPES = {  # name: command line
               '--config.train.max_staleness=1', *EVALUATED),
     'remote': ('--config=configs/grpo.py:smoke',
                '--config.search.engine=remote',
-               '--config.rollout.admission=deterministic',
+               '--config.rollout.search_order=deterministic',
                '--config.evaluate.worlds.kinds=()'),
 }
 MOMENTS = {  # what is on the disk when the kill comes; below the folder

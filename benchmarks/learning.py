@@ -249,7 +249,7 @@ def questions(cell: Mapping[str, Any]) -> int:
   greedy = common * worlds.get('common_per_hop', 0) + (
       len(worlds['kinds']) - common) * fresh
   sampled = 0 if worlds.get('decodings') == ('greedy',) else (
-      len(worlds['kinds']) * worlds['few_per_hop'])
+      len(worlds['kinds']) * worlds['sampled_per_hop'])
   return hops * (greedy + sampled)
 
 

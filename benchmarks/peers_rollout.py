@@ -194,7 +194,7 @@ def driven(engine, texts, most: int, *, varied: bool) -> dict[str, int]:
       search=lambda queries: [(trajectory.Passage('', '', passage(
           q.question.text, varied)),) for q in queries],
       budgets=driver.Budgets(
-          max_turns=TURNS, max_turn_tokens=most, top_k=1,
+          max_turns=TURNS, max_new_tokens=most, top_k=1,
           max_prompt_tokens=peers.PROMPT_TOKENS, passage_tokens=RESPONSE),
       step=0, policy_step=0)
   return counted(

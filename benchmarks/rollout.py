@@ -51,7 +51,7 @@ from searchrl.trajectory import Action, Passage, Question, Request
 
 LENGTH = 512
 STEP = 0  # of every rollout
-BUDGETS = driver.Budgets(max_turns=9, max_turn_tokens=62, passage_tokens=96,
+BUDGETS = driver.Budgets(max_turns=9, max_new_tokens=62, passage_tokens=96,
                          top_k=1)
 SCHEDULES = {'slots': driver.Schedule(), 'slow': driver.Schedule('arrival'),
              'instant': driver.Schedule('arrival')}
@@ -164,7 +164,7 @@ class Bench:
         self.sampler.dialogue, parse=lambda text: Action(text, ('x',)))
     self.engine = build(steps=options.steps, patience=options.patience)
     # All rows decode, and read as far as the longest, until it has stopped.
-    self.waiting = build(steps=BUDGETS.max_turn_tokens, patience=1, parts=1)
+    self.waiting = build(steps=BUDGETS.max_new_tokens, patience=1, parts=1)
     self.slots = options.slots
 
   def rollout(self, script, engine, *, requests, search, schedule):

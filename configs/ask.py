@@ -21,8 +21,8 @@ from configs import common
 import ml_collections
 from searchrl.runtime import workdir
 
-_ROLLOUT = ('slots', 'length', 'dtype', 'attention', 'cache_tokens', 'tensor',
-            'admission', 'decodes_in_flight', 'search_timeout_secs',
+_ROLLOUT = ('max_num_seqs', 'max_length', 'dtype', 'attention', 'cache_tokens',
+            'tensor', 'search_order', 'async_decode', 'search_timeout_secs',
             'search_calls', 'budgets')
 
 

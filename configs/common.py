@@ -73,10 +73,10 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   config.reward_options = {}  # keyword arguments of the reward
   config.outcome = 'searchrl.agent.rewards:em'  # read by the dynamic filter
   config.rollout = dict(
-      questions=12,  # a step
+      questions_per_step=12,  # questions asked in each round of a step
       group_size=6,  # samples a question
       max_rounds=1,  # of questions a step, until `keep` has filled the batch
-      end_when_full=False,  # what still plays is dropped: favours the short
+      stop_when_full=False,  # what still plays is dropped: favours the short
       temperature=1.0,  # above 0
       top_k=0,  # tokens that may be drawn, the likeliest; 0: all
       top_p=1.0,  # the fewest likeliest with this probability; in (0, 1]
@@ -84,20 +84,20 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       # The three, where a loss has an importance ratio: 'refuse', or
       # 'renormalise': log-probs are over the tokens that could be drawn.
       truncation='refuse',
-      slots=72,  # conversations side by side; a multiple of data * fsdp
-      length=512,  # tokens a conversation, prompt included
+      max_num_seqs=72,  # concurrent conversations; a multiple of data * fsdp
+      max_length=512,  # tokens per conversation, prompt included
       dtype='float32',  # of the engine's weights and cache: or bfloat16
       attention='auto',  # of the engine: xla, cudnn, triton, both (GPU), ragged (TPU)
       cache_tokens=0,  # of all slots together (ragged); 0: all can be full
       tensor=1,  # devices that share a copy of its weights, of several hosts too
-      admission='auto',  # of search results: deterministic, or arrival
-      decodes_in_flight=0,  # while the host reads an earlier one: 0 or 1
+      search_order='auto',  # of search results: deterministic, or arrival
+      async_decode=False,  # decode while the host reads the decode before
       search_timeout_secs=60.0,
       search_calls=4,  # at a time
       mask_truncated=False,  # leave out of the loss what hit a limit (DAPO)
       budgets=dict(
           max_turns=6,  # actions, the answer included
-          max_turn_tokens=48,
+          max_new_tokens=48,
           max_prompt_tokens=96,  # longer prompts are refused
           passage_tokens=96,  # longer passages are cut
           top_k=2,  # passages a search
@@ -105,7 +105,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   )
   config.algorithm = dict(
       name='searchrl.rl.algorithms:grpo',
-      trained_on='policy',  # its tokens; or all: those that it read, too
+      mask_observations=True,  # train on the policy's own tokens alone
   )
   config.optimizer = dict(
       learning_rate=2e-4,
@@ -125,8 +125,8 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       ),
       warmup_updates=0,  # of the critic, before the policy's first
   )
-  config.mismatch = dict(  # weights for what sampler and learner disagree on
-      how='none',  # or truncate (TIS), or mask (IcePop)
+  config.importance_correction = dict(  # for sampler-learner mismatch
+      method='none',  # or truncate (TIS), or mask (IcePop)
       level='token',  # or sequence, as recipes with a ratio a sequence need
       low=0.5,  # the smallest weight that mask keeps
       high=2.0,  # the largest weight
@@ -134,8 +134,8 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   config.learner = dict(
       minibatches=2,  # optimiser steps a batch
       microbatch_rows=0,  # on the devices at a time; 0: 2, or data * fsdp
-      row_length=0,  # tokens a row; 0: rollout.length, which is the least
-      row_places=16,  # trajectories a row, at most
+      pack_length=0,  # tokens a row; 0: rollout.max_length, which is the least
+      max_segments=16,  # trajectories a row, at most
       remat='',  # recompute in the backward pass: nothing or dots are saved
       dtype='float32',  # of activations: or bfloat16, with float32 parameters
   )
@@ -188,7 +188,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       initial=True,  # also before training
       every=0,  # steps, during training; 0: not then
       limit=0,  # questions of a set during training, by the seed; 0: all
-      during=0,  # sets during training, from the first on; 0: all
+      num_sets_during=0,  # sets during training, from the first on; 0: all
       decodings=('greedy', 'sampled'),  # of answers; or one of them
       noise=True,  # the first set, and famous, also with random passages
       search=dict(engine='', options={}),  # of evaluation; '': that of training
@@ -199,20 +199,20 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
           kinds=('known', 'unseen', 'famous', 'outdated'),
           questions_per_hop=16,  # of fresh facts
           common_per_hop=8,  # of common knowledge, at most; 0: as of fresh
-          few_per_hop=8,  # of them, sampled or with random passages; 0: all
+          sampled_per_hop=8,  # of them, sampled or with random passages; 0: all
           max_hops=4,
       ),
   )
   if settings.is_laptop(size):
-    config.evaluate.update(every=6, limit=24, during=1)
+    config.evaluate.update(every=6, limit=24, num_sets_during=1)
   if size in settings.STRESS:
     rate, config.learner.minibatches = settings.STRESS[size]
     config.optimizer.learning_rate = rate
   if size == 'smoke':  # a minute or two: does everything, learns nothing
     config.train.update(num_steps=3, checkpoint_every=1)
-    config.rollout.update(questions=4, group_size=4, slots=16)
+    config.rollout.update(questions_per_step=4, group_size=4, max_num_seqs=16)
     config.evaluate.worlds.update(
-        questions_per_hop=4, common_per_hop=2, few_per_hop=2)
+        questions_per_hop=4, common_per_hop=2, sampled_per_hop=2)
   settings.apply(config, size, 'search_r1')
   return config
 
@@ -232,12 +232,12 @@ def as_evaluated(config: ml_collections.ConfigDict
 
 def one_sample_a_question(config: ml_collections.ConfigDict) -> None:
   """Sets one sample per question, with as many trajectories per step."""
-  config.rollout.questions *= config.rollout.group_size
+  config.rollout.questions_per_step *= config.rollout.group_size
   config.rollout.group_size = 1
 
 
 def most_tokens(config: ml_collections.ConfigDict) -> int:
   """Returns the most tokens that a policy may write in all turns together."""
   budgets = config.rollout.budgets
-  return min(budgets.max_turns * budgets.max_turn_tokens,
-             config.rollout.length)
+  return min(budgets.max_turns * budgets.max_new_tokens,
+             config.rollout.max_length)

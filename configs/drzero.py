@@ -105,13 +105,13 @@ def _laptop_proposer(size: str) -> ml_collections.ConfigDict:
       budgets=solver.rollout.budgets.to_dict(),
       temperature=1.0,
   )
-  config.rollout.questions = 48
+  config.rollout.questions_per_step = 48
   config.rollout.budgets.update(
-      max_turns=5, max_turn_tokens=96, max_prompt_tokens=128)
+      max_turns=5, max_new_tokens=96, max_prompt_tokens=128)
   config.optimizer.learning_rate = 1e-4
   config.train.update(num_steps=12, stop_after=4)
   if size == 'smoke':
-    config.rollout.questions = 8
+    config.rollout.questions_per_step = 8
     config.train.num_steps = 2
   return config
 

@@ -35,8 +35,8 @@ def nested_grpo(config) -> None:
 def nested_grpo_equal(config) -> None:
   """Makes `nested_grpo` on fewer documents, which takes no more rollouts."""
   nested_grpo(config)
-  config.proposer.rollout.questions = (
-      config.proposer.rollout.questions * 6 // 20)
+  config.proposer.rollout.questions_per_step = (
+      config.proposer.rollout.questions_per_step * 6 // 20)
 
 
 def r_zero(config) -> None:

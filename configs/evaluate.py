@@ -46,7 +46,7 @@ def get_config(size: str = 'laptop'):
     config.dialogue = ''  # '': the run's; without a run: the tiny base's
   if size == 'laptop':
     config.evaluate.worlds.update(
-        questions_per_hop=200, common_per_hop=50, few_per_hop=50)
+        questions_per_hop=200, common_per_hop=50, sampled_per_hop=50)
   if compared:
     _compare(config, '' if compared == 'methods' else '/seed_{seed}')
   return config

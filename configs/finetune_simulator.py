@@ -40,11 +40,11 @@ def get_config(size: str = 'laptop'):
     config.model.save_dtype = 'bfloat16'
     config.optimizer.learning_rate = 1e-6
     config.batch.documents = 64
-    config.learner.update(row_length=2048, remat='nothing', dtype='bfloat16')
+    config.learner.update(pack_length=2048, remat='nothing', dtype='bfloat16')
     config.mesh.update(data=1, fsdp=-1)
   elif size == 'laptop':
     config.optimizer.update(learning_rate=1.5e-3, warmup_steps=20)
-    config.learner.row_length = 256
+    config.learner.pack_length = 256
     config.batch.documents = 16
     config.train.update(epochs=1, validate_every=200, save_every=200)
   return config

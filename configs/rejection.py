@@ -47,7 +47,8 @@ def get_config(size: str = 'laptop'):
   else:
     config.tuning.optimizer.learning_rate = 1e-5
     config.tuning.learner.update(
-        row_length=config.rollout.length, remat='nothing', dtype='bfloat16')
+        pack_length=config.rollout.max_length, remat='nothing',
+        dtype='bfloat16')
     config.rejection.update(questions=20_000, questions_a_round=1000)
   if size == 'smoke':
     config.rejection.update(questions=24, questions_a_round=12)

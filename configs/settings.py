@@ -110,7 +110,7 @@ def search_r1(config: Config, model: Model) -> None:
   config.reward_options = {}
   config.rollout.budgets.update(
       max_turns=5,  # 4 turns with a search, and 1 for the answer
-      max_turn_tokens=500, max_prompt_tokens=2048, passage_tokens=166, top_k=3)
+      max_new_tokens=500, max_prompt_tokens=2048, passage_tokens=166, top_k=3)
   config.optimizer.learning_rate = 2e-7 if model.billions >= 32 else 1e-6
   config.train.update(num_steps=1005, checkpoint_every=100, keep_checkpoints=2)
   _batch(config, questions=512, group=5, minibatches=4)
@@ -180,10 +180,10 @@ def drzero_solver(config: Config, model: Model) -> None:
   search_r1(config, model)
   config.data.question_mark = False
   config.dialogue = _tools(model, 'dr_zero')
-  config.rollout.length = 3072
+  config.rollout.max_length = 3072
   config.rollout.budgets.update(
       max_turns=5,  # turns; a search in the fifth is not carried out
-      max_turn_tokens=2560, max_prompt_tokens=512, passage_tokens=170)
+      max_new_tokens=2560, max_prompt_tokens=512, passage_tokens=170)
   for optimizer in (config.optimizer, config.critic.optimizer):
     optimizer.max_grad_norm = 0.1
   config.optimizer.learning_rate = 1e-6
@@ -207,7 +207,7 @@ def drzero_proposer(config: Config, model: Model) -> None:
   config.reward = 'searchrl.agent.proposals:judge'
   config.reward_options = dict(
       attempts=5, format_weight=0.5, difficulty='difficulty')
-  config.rollout.length = 4096
+  config.rollout.max_length = 4096
   config.rollout.budgets.max_prompt_tokens = 1536
 
 
@@ -238,7 +238,7 @@ def _of_any_paper(config: Config, model: Model) -> None:
   """Sets the values that the papers share, and slots, dtypes and mesh."""
   config.model.update(path=model.hub_id, dtype='bfloat16')
   config.data.update(per_hop=(), common=0.0, mix=())  # no generated questions
-  config.rollout.update(slots=256, length=4096, dtype='bfloat16',
+  config.rollout.update(max_num_seqs=256, max_length=4096, dtype='bfloat16',
                         temperature=1.0, top_p=1.0)
   for optimizer, rate in ((config.optimizer, 1e-6),
                           (config.critic.optimizer, 1e-5)):
@@ -248,7 +248,7 @@ def _of_any_paper(config: Config, model: Model) -> None:
   config.learner.update(remat='nothing', dtype='bfloat16')
   config.mesh.update(data=1, fsdp=-1)
   config.train.max_rollouts = 0
-  config.evaluate.update(every=0, limit=0, during=0)
+  config.evaluate.update(every=0, limit=0, num_sets_during=0)
   config.evaluate.search.engine, config.evaluate.search.options = '', {}
   config.evaluate.worlds.kinds = ()
 
@@ -281,7 +281,7 @@ def _batch(config: Config, *, questions: int, group: int, minibatches: int,
   """
   alone = config.rollout.group_size == 1
   config.rollout.update(
-      questions=questions, group_size=single if alone else group)
+      questions_per_step=questions, group_size=single if alone else group)
   if config.learner.minibatches > 1:
     config.learner.minibatches = min(minibatches, 2) if alone else minibatches
 

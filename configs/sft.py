@@ -11,7 +11,7 @@ For your own model and conversations (docs/sft.md has the formats of a line):
 
   python -m searchrl.main --config=configs/sft.py --workdir=runs/mine \
       --config.model.path=Qwen/Qwen2.5-3B-Instruct \
-      --config.data.train=my.jsonl --config.learner.row_length=4096 \
+      --config.data.train=my.jsonl --config.learner.pack_length=4096 \
       --config.optimizer.learning_rate=1e-5 --config.learner.remat=nothing
 
 Hardware: 2 CPU cores. Time: 107 seconds (163 CPU seconds), 63 updates.
@@ -73,8 +73,8 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   )
   config.learner = dict(
       microbatch_rows=0,  # rows on the devices at a time; 0: 2, or data * fsdp
-      row_length=512,  # tokens per row; longer documents are left out
-      row_places=16,  # largest number of documents per row
+      pack_length=512,  # tokens per row; longer documents are left out
+      max_segments=16,  # largest number of documents per row
       remat='',  # activations to save: nothing or dots; '': all
       dtype='float32',  # dtype of activations; or bfloat16
   )

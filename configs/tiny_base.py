@@ -105,7 +105,7 @@ def get_config(size: str = 'laptop'):
           dict(worlds=60, echoes=0, counts=dict(
               drill=2, reading=5, search=20, recall=12, given=3)),
       ),
-      row_length=512,  # tokens per row; longer lessons are left out
+      pack_length=512,  # tokens per row; longer lessons are left out
       batch_tokens=4096,  # tokens per update, without padding
   )
   config.optimizer = dict(
@@ -113,7 +113,7 @@ def get_config(size: str = 'laptop'):
       schedule='cosine', final_fraction=0.1, save_every=50)
   config.learner = dict(
       microbatch_rows=2,
-      row_places=16,  # largest number of lessons per row
+      max_segments=16,  # largest number of lessons per row
   )
   config.card = dict(  # contents of the model's README.md
       command='configs/tiny_base.py' + f':{size}' * (size != 'laptop'),
@@ -153,7 +153,7 @@ def get_config(size: str = 'laptop'):
 
 
 def _budgets(**budgets) -> dict[str, int]:
-  return dict(max_turn_tokens=48, passage_tokens=96, top_k=2, **budgets)
+  return dict(max_new_tokens=48, passage_tokens=96, top_k=2, **budgets)
 
 
 def _from_nothing(config) -> None:

@@ -47,7 +47,7 @@ def first_fit(lengths: Sequence[int], length: int, places: int
   if max(lengths, default=0) > length:
     raise ValueError(
         f'a row must hold every document, but one has {max(lengths)} tokens '
-        f'and a row {length}. Raise learner.row_length.')
+        f'and a row {length}. Raise learner.pack_length.')
   rows, room = [], np.zeros(0, np.int64)
   for document in np.argsort(-np.asarray(lengths), kind='stable'):
     if not lengths[document]:

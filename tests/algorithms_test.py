@@ -64,9 +64,9 @@ TABLE = {  # name: recipe, its options, those of `corrected`
     'hrpo_all_terms': ('hrpo', dict(ALL, **NORM, delta=0.1), None),
     'sft': ('sft', {}, None),
     'cispo': ('cispo', dict(clip_high=0.2), None),
-    'ppo_masked': ('ppo', {}, dict(how='mask', low=0.7, high=1.4)),
+    'ppo_masked': ('ppo', {}, dict(method='mask', low=0.7, high=1.4)),
     'grpo_truncated': ('grpo', {}, dict(high=1.2)),
-    'gspo_masked': ('gspo', {}, dict(how='mask', level='sequence')),
+    'gspo_masked': ('gspo', {}, dict(method='mask', level='sequence')),
     'rloo_truncated': ('rloo', {}, dict(level='sequence', high=1.2)),
 }
 
@@ -523,10 +523,10 @@ def advantages_by_loops(recipe, config, batch, mask):
 
 
 def corrected_by_loops(
-    advs, batch, mask, observed, how='truncate', level='token', low=0.5,
+    advs, batch, mask, observed, method='truncate', level='token', low=0.5,
     high=2.0):
   inputs = batch.old_logprobs, batch.behavior_logprobs, mask, level
-  weights = (oracles.truncated_weights(*inputs, high) if how == 'truncate'
+  weights = (oracles.truncated_weights(*inputs, high) if method == 'truncate'
              else oracles.masked_weights(*inputs, low, high))
   out = np.zeros(mask.shape)
   for i, t in np.argwhere(mask | observed):
@@ -748,11 +748,11 @@ def test_corrections_by_hand():
                       on_policy=np.array([True, False]))
   plain = algorithms.rloo()  # A = -2, 2
   for options, expected in (
-      (dict(how='truncate'), [[-4, -0.5], [2, 2]]),
-      (dict(how='mask'), [[0, 0], [2, 2]]),
-      (dict(how='mask', low=0.2, high=3), [[0, -0.5], [2, 2]]),
-      (dict(how='truncate', level='sequence'), [-2, 2]),
-      (dict(how='mask', level='sequence', low=1.5, high=3), [0, 2])):
+      (dict(method='truncate'), [[-4, -0.5], [2, 2]]),
+      (dict(method='mask'), [[0, 0], [2, 2]]),
+      (dict(method='mask', low=0.2, high=3), [[0, -0.5], [2, 2]]),
+      (dict(method='truncate', level='sequence'), [-2, 2]),
+      (dict(method='mask', level='sequence', low=1.5, high=3), [0, 2])):
     weighted = algorithms.corrected(plain, **options)
     np.testing.assert_allclose(estimate(weighted, batch), expected, rtol=1e-6)
     assert weighted.needs == {'old_logprobs'}  # the weights read them
@@ -896,7 +896,7 @@ def test_refuses_what_is_out_of_range(recipe, options, message):
 
 @pytest.mark.parametrize('recipe, options, message', [
     ('gspo', {}, "level must be 'sequence' for an algorithm whose ratio"),
-    ('grpo', dict(how='trim'), 'how must be one of truncate, mask'),
+    ('grpo', dict(method='trim'), 'method must be one of truncate, mask'),
     ('grpo', dict(level='row'), 'level must be one of token, sequence'),
     ('grpo', dict(low=2.0), '0 <= low < high, but are 2.0 and 2.0'),
 ])
@@ -911,13 +911,13 @@ def test_refuses_a_correction(recipe, options, message):
 def test_a_loss_that_knows_no_observations_is_refused_them(loss):
   mine = dataclasses.replace(ALGORITHMS['grpo'], loss=loss)
   assert algorithms.trained_on(mine, 'policy') is mine
-  with pytest.raises(ValueError, match="algorithm.trained_on must be 'policy' "
+  with pytest.raises(ValueError, match='algorithm.mask_observations must be True '
                      'for an algorithm whose loss takes no `observed`'):
     algorithms.trained_on(mine, 'all')
 
 
 def test_other_tokens_to_train_on_are_refused():
-  with pytest.raises(ValueError, match='algorithm.trained_on must be one of '
+  with pytest.raises(ValueError, match='tokens must be one of '
                      "policy, all, but is 'prompt'"):
     algorithms.trained_on(ALGORITHMS['grpo'], 'prompt')
 

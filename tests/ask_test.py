@@ -134,13 +134,13 @@ def test_a_runs_folder_as_size_gives_its_settings_and_can_be_overruled(run):
   assert config.ask.run == str(folder) and config.search.engine == 'dense'
   assert config.data.per_hop == common.get_config().data.per_hop
   past = json.loads((folder / 'config.json').read_text())
-  past['dialogue'], past['rollout']['length'] = 'mine:mine', 99
+  past['dialogue'], past['rollout']['max_length'] = 'mine:mine', 99
   past['rollout']['budgets']['top_k'], past['data']['evaluate'] = 7, 'e.jsonl'
   other = folder / 'other'
   other.mkdir()
   (other / 'config.json').write_text(json.dumps(past))
   config = ask_config.get_config(str(other))
-  assert (config.dialogue, config.rollout.length, config.ask.examples,
+  assert (config.dialogue, config.rollout.max_length, config.ask.examples,
           config.rollout.budgets.top_k) == ('mine:mine', 99, 'e.jsonl', 7)
   with pytest.raises(ValueError, match='size must be'):
     ask_config.get_config(str(folder / 'nothing'))

@@ -94,9 +94,9 @@ OWN = (f'{BM25} --config.search.corpus={{d}}/corpus.jsonl '
 ONE_STEP = (  # a second or two
     f'grpo:smoke {BM25} --config.train.num_steps=1 '
     '--config.evaluate.initial=false "--config.evaluate.worlds.kinds=()" '
-    '--config.rollout.questions=2 '
-    '--config.rollout.group_size=2 --config.rollout.slots=4 '
-    '--config.rollout.budgets.max_turns=1 --config.rollout.length=160')
+    '--config.rollout.questions_per_step=2 '
+    '--config.rollout.group_size=2 --config.rollout.max_num_seqs=4 '
+    '--config.rollout.budgets.max_turns=1 --config.rollout.max_length=160')
 RUN = '--config.evaluate.run={d}/run'
 MODEL = 'grpo:smoke --config.model.path={d}/'
 GRPO = ("grpo:smoke \"--config.algorithm={'name': "
@@ -130,7 +130,7 @@ COMMANDS = (
     _row('grpo:smoke --config.sed=1', '--config.sed must be a field',
          'Did you mean --config.seed?', as_command=True),
     _row('grpo:smoke --config.rollout.lenght=1', '--config.rollout.lenght',
-         'Did you mean --config.rollout.length?'),
+         'Did you mean --config.rollout.max_length?'),
     _row('grpo:smoke --config.learning_rate=1', '--config.learning_rate must ',
          'Did you mean --config.optimizer.learning_rate?'),
     _row('grpo:smoke --config.seed.x=1', '--config.seed.x must be a field'),
@@ -140,7 +140,8 @@ COMMANDS = (
     _row('grpo:smoke --config.seed', '--config.seed must be a whole number'),
     _row('grpo:smoke --config.seed=a', '--config.seed must be a whole number',
          "'a'", as_command=True),
-    _row('grpo:smoke --config.rollout.slots=1.5', '--config.rollout.slots must '
+    _row('grpo:smoke --config.rollout.max_num_seqs=1.5',
+         '--config.rollout.max_num_seqs must '
          'be a whole number', "'1.5'"),
     _row('grpo:smoke --config.optimizer.learning_rate=fast',
          '--config.optimizer.learning_rate must be a number', "'fast'"),
@@ -160,7 +161,7 @@ COMMANDS = (
     _row('grpo:smoke --config.rollout={}', '--config.rollout must have all'),
     _row("grpo:smoke \"--config.rollout.budgets={'top_k': 2}\"",
          '--config.rollout.budgets must have all', 'max_turns'),
-    _row('grpo:smoke --config.rollout.ahead=1', 'decodes_in_flight'),
+    _row('grpo:smoke --config.rollout.async=1', 'async_decode'),
     _row('grpo:smoke --config.job=searchrl.jobs.train:rum', 'job',
          'did you mean run?'),
     _row('grpo:smoke --seeds=a', '--seeds must be numbers', "'a'"),
@@ -207,11 +208,11 @@ FIELDS = (
     _field('data.weights=(1,)', 'for each of the 0 files'),
     _field('world.outdated=0', 'in (0, 1)'),
     _field('world.scale=0', 'above 0'),
-    _field('rollout.questions=0', 'at least 1'),
-    _field('rollout.questions=-2', 'at least 1'),
+    _field('rollout.questions_per_step=0', 'at least 1'),
+    _field('rollout.questions_per_step=-2', 'at least 1'),
     _field('rollout.group_size=1', 'at least 2', 'baseline is the group'),
     _field('rollout.max_rounds=0', 'at least 1'),
-    _field('rollout.slots=0', 'at least 1'),
+    _field('rollout.max_num_seqs=0', 'at least 1'),
     _field('rollout.temperature=0', 'above 0'),
     _field('rollout.temperature=-1', 'above 0'),
     _field('rollout.temperature=nan', 'finite'),
@@ -221,13 +222,14 @@ FIELDS = (
     _field('rollout.top_p=0', 'above 0'),
     _field('rollout.dtype=int8', "'float32'"),
     _field('rollout.attention=fast', "'auto'"),
-    _field('rollout.admission=random', "'arrival'"),
-    _field('rollout.decodes_in_flight=2', 'one of 0, 1'),
+    _field('rollout.search_order=random', "'arrival'"),
+    _field('rollout.async_decode=2', 'true or false'),
     _field('rollout.search_timeout_secs=0', 'above 0'),
-    _field('rollout.length=100', 'a prompt and a turn', '96 + 48'),
-    _field('rollout.length=5000', 'at most 1024', 'max_position_embeddings'),
+    _field('rollout.max_length=100', 'a prompt and a turn', '96 + 48'),
+    _field('rollout.max_length=5000', 'at most 1024',
+           'max_position_embeddings'),
     _field('rollout.budgets.max_turns=0', 'at least 1'),
-    _field('rollout.budgets.max_turn_tokens=0', 'at least 1'),
+    _field('rollout.budgets.max_new_tokens=0', 'at least 1'),
     _field('rollout.budgets.top_k=0', 'at least 1'),
     _field('rollout.budgets.passage_tokens=-1', 'at least 1'),
     _field('rollout.budgets.max_prompt_tokens=9', 'prompt of every question',
@@ -243,12 +245,13 @@ FIELDS = (
     _field('critic.optimizer.b2=1', 'in [0, 1)', recipe='ppo:smoke'),
     _field('learner.minibatches=0', 'at least 1'),
     _field('learner.microbatch_rows=-1', 'at least 0'),
-    _field('learner.row_length=-1', 'at least 0'),
-    _field('learner.row_places=0', 'at least 1'),
+    _field('learner.pack_length=-1', 'at least 0'),
+    _field('learner.max_segments=0', 'at least 1'),
     _field('learner.remat=all', "'nothing'"),
     _field('learner.dtype=float16', "'bfloat16'"),
     _field('learner.minibatches=1000', 'divide the rows', device=True),
-    _field('learner.row_length=100', 'at least rollout.length', device=True),
+    _field('learner.pack_length=100', 'at least rollout.max_length',
+           device=True),
     _field('mesh.tensor=0', 'at least 1, or -1'),
     _train('mesh.data=3', 'must multiply to the 1 devices', device=True),
     _train('mesh.tensor=2', 'must divide the 1 devices', device=True),
@@ -267,8 +270,9 @@ FIELDS = (
     _field('evaluate.worlds.max_hops=0', 'at least 1'),
     _field('evaluate.decodings=()', "'greedy', 'sampled', or both"),
     _field('evaluate.every=-1', 'at least 0'),
-    _field('mismatch.how=importance', "'truncate'"),
-    _train('mismatch.how=mask mismatch.low=3', '0 <= low < high'),
+    _field('importance_correction.method=importance', "'truncate'"),
+    _train('importance_correction.method=mask importance_correction.low=3',
+           '0 <= low < high'),
     _field('dialogue=searchrl.agent.dialogue:lap', 'did you mean laptop?'),
     _field('dialogue=searchrl.agent.dialogue:tags', 'returns a Dialogue'),
     _field('dialogue=json:loads', 'returns a Dialogue', 'json:loads'),
@@ -288,7 +292,7 @@ ALGORITHMS = (
     _train('algorithm.kl_coef=-1', 'kl_coef must be 0 or more'),
     _train('algorithm.clip_low=2', 'clip_low must lie in [0, 1]'),
     _train('algorithm.aggregation=mean', 'aggregation must be one of'),
-    _field('algorithm.trained_on=me', 'policy, all'),
+    _field('algorithm.mask_observations=me', 'true or false'),
     _field('algorithm.value_clip=nan', 'finite', recipe='ppo:smoke'),
     _train('algorithm.gae_lambda=2', 'gae_lambda must lie in [0, 1]',
            recipe='ppo:smoke'),
@@ -484,7 +488,7 @@ JOBS = (
     _row('sft:smoke --config.data.validation_share=1.0', 'in [0, 1)'),
     _row('sft:smoke --config.optimizer.schedule=cos', "'cosine'"),
     _row('sft:smoke --config.optimizer.warmup_steps=1000', 'total_steps=6'),
-    _row('sft:smoke --config.learner.row_length=17', 'learner.row_length must '
+    _row('sft:smoke --config.learner.pack_length=17', 'learner.pack_length must '
          'hold a conversation'),
     _row('sft:smoke --config.model.path=/no', 'model.path must be a folder'),
     _row('rejection:smoke --config.rejection.samples=0', 'rejection.samples'),

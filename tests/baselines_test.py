@@ -31,7 +31,7 @@ def player(texts, length=900):
   engine = Texts(texts, length)
   sampler = samplers.Sampler(
       tiny.CONFIG, fakes.TOKENIZER, dialogues.tags('q: {question}\n'),
-      driver.Budgets(max_turns=3, max_turn_tokens=60, max_prompt_tokens=60,
+      driver.Budgets(max_turns=3, max_new_tokens=60, max_prompt_tokens=60,
                      passage_tokens=40, top_k=2), engine,
       sampler_test.weight_sync.Synced)
   SEARCHED.clear()

@@ -130,8 +130,8 @@ OURS = 'searchrl.agent.rewards:'
     ('format_em', dict(lambda_f=7), {}, 'lambda_f must be a number in .* is 7'),
     ('em', dict(fee=7), {}, 'reward_options.fee is no option of .*:em, which '
                             'takes none. Remove it'),
-    ('retrieval', dict(mixed_only=True), dict(end_when_full=True),
-     'rollout.end_when_full is for rewards of one trajectory, .*:retrieval'),
+    ('retrieval', dict(mixed_only=True), dict(stop_when_full=True),
+     'rollout.stop_when_full is for rewards of one trajectory, .*:retrieval'),
     ('format_me', {}, {}, "no function 'format_me', did you mean format_em"),
 ])
 def test_a_bad_reward_is_refused_before_the_model_is_read(
@@ -149,7 +149,7 @@ def test_a_bad_reward_is_refused_before_the_model_is_read(
 @pytest.mark.parametrize('steps', [0, 24])
 def test_a_curriculum_as_long_as_the_run_keeps_its_length(tmp_path, steps):
   config = zerosearch.get_config('smoke')
-  config.rollout.slots = 8
+  config.rollout.max_num_seqs = 8
   config.search.options.curriculum.steps = steps
   build.build(config, tmp_path)
   config.train.num_steps += 1

@@ -17,7 +17,7 @@ FILES = ('train.jsonl', 'validation.jsonl')
 
 def config_of(**options):
   config = config_file.get_config('smoke')
-  config.rollout.slots = 8
+  config.rollout.max_num_seqs = 8
   config.collect.update(
       questions_a_round=6, validation_share=0.3, **options)
   return config

@@ -17,7 +17,7 @@ from searchrl.trajectory import Question, Request, Scores, Trajectory
 
 
 def collected(outcomes, *, questions=None, max_rounds=1,
-              keep=algorithms.keep_all, surplus=(), end_when_full=False,
+              keep=algorithms.keep_all, surplus=(), stop_when_full=False,
               sampler=None, progress=None, scorer=fakes.SCORER):
   """One step over questions with these outcomes."""
   return collect.collect(
@@ -25,7 +25,7 @@ def collected(outcomes, *, questions=None, max_rounds=1,
       fakes.SYNCED, progress or collect.Progress(surplus=tuple(surplus)), 0,
       draw=fakes.draw, keep=keep, search=None, scorer=scorer,
       rounds=collect.Rounds(questions or len(outcomes), len(outcomes[0]),
-                            max_rounds, end_when_full))
+                            max_rounds, stop_when_full))
 
 
 def counts(outcomes, **options):
@@ -109,7 +109,7 @@ class Impatient(fakes.Sampler):
 def test_a_step_may_end_with_its_batch_full_and_others_unfinished():
   outcomes = [(0, 1), (0, 0), (1, 0), (0, 1), (0, 1)]
   found = counts(outcomes, questions=2, keep=algorithms.keep_mixed,
-                 max_rounds=3, end_when_full=True,
+                 max_rounds=3, stop_when_full=True,
                  sampler=Impatient(lambda n, sample: outcomes[n][sample]))
   assert found['data/groups_trained'] == 2
   # 2 asked: one mixed. Then 2 asked, of which one was needed and sampled.
@@ -125,7 +125,7 @@ def test_a_round_that_may_end_early_scores_each_trajectory_once():
   outcomes = [(0, 1), (0, 0), (1, 0), (0, 1), (0, 1)]
   found = collected(
       outcomes, questions=2, keep=algorithms.keep_mixed, max_rounds=3,
-      end_when_full=True, scorer=scorer,
+      stop_when_full=True, scorer=scorer,
       sampler=Impatient(lambda n, sample: outcomes[n][sample]))
   assert sorted(asked) == [
       (t.question.uid, t.sample) for t in found.trajectories]
@@ -134,8 +134,8 @@ def test_a_round_that_may_end_early_scores_each_trajectory_once():
 def test_a_round_that_may_end_early_is_refused_to_a_judge_of_rounds():
   judge = rewards.format_em(mixed_only=True)
   with pytest.raises(ValueError, match=(
-      'end_when_full is for rewards of one trajectory, .* is mine:judge. T')):
-    collected([(0, 1)], end_when_full=True, sampler=fakes.Sampler(None),
+      'stop_when_full is for rewards of one trajectory, .* is mine:judge. T')):
+    collected([(0, 1)], stop_when_full=True, sampler=fakes.Sampler(None),
               scorer=scoring.Scorer(judge, name='mine:judge'))
 
 

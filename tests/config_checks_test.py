@@ -24,8 +24,9 @@ BAD = {'build': ('ivf',), 'corpus': '', 'data.fresh': 1.5,
                'export.dtype', 'model.dtype', 'model.save_dtype',
                'learner.dtype', 'rollout.dtype', 'encoder.dtype',
                'model.attention', 'optimizer.mu_dtype', 'optimizer.schedule',
-               'mismatch.how', 'mismatch.level', 'learner.remat',
-               'train.lockstep', 'rollout.admission', 'rollout.attention',
+               'importance_correction.method',
+               'importance_correction.level', 'learner.remat',
+               'train.lockstep', 'rollout.search_order', 'rollout.attention',
                'rollout.truncation')}
 
 
@@ -190,7 +191,7 @@ SERVED = dict(writer='served', urls=('http://127.0.0.1:1/v1',))
 def test_a_search_must_end_while_somebody_waits(field, engine, options, secs):
   config = configured('grpo')
   assert config.rollout.search_timeout_secs == 60
-  assert config.rollout.slots == 72
+  assert config.rollout.max_num_seqs == 72
   search = config.search if field == 'search' else config.evaluate.search
   search.engine, search.options = engine, options
   with pytest.raises(ValueError, match=(

@@ -202,7 +202,7 @@ def test_updates_are_gradients_of_the_whole_batch(
 
 def test_how_trajectories_lie_in_rows_changes_nothing(
     batch, params, random_critic, expected):
-  learner = make(microbatch_rows=2, row_length=2 * LENGTH, remat=True)
+  learner = make(microbatch_rows=2, pack_length=2 * LENGTH, remat=True)
   minibatch, = learner.pack(batch).minibatches
   assert minibatch.rows.batch.values.shape == (8, 2, 2 * LENGTH)
   assert minibatch.count > 1 and max(map(len, minibatch.documents)) > 1

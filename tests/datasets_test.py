@@ -150,7 +150,7 @@ def worlds_sets(folder, **options):
   return datasets.evaluation_sets(folder, **{**dict(
       evaluate='', corpus='', own_train=False, world_seed=5, max_hops=2,
       kinds=('known', 'unseen', 'famous', 'outdated'), questions_per_hop=6,
-      common_per_hop=4, few_per_hop=3, world=COMMON), **options})
+      common_per_hop=4, sampled_per_hop=3, world=COMMON), **options})
 
 
 def test_common_knowledge_is_asked_about_in_the_world_of_known_parts(tmp_path):
@@ -188,7 +188,8 @@ def test_fresh_questions_are_those_of_the_world_without_common_knowledge(
 
 def test_kinds_come_in_their_order_and_as_many_as_there_are(tmp_path):
   outdated, known = worlds_sets(
-      tmp_path, kinds=('outdated', 'known'), common_per_hop=0, few_per_hop=0)
+      tmp_path, kinds=('outdated', 'known'), common_per_hop=0,
+      sampled_per_hop=0)
   assert (outdated.name, known.name) == ('outdated', 'known')
   assert len(outdated.questions) == len(known.questions) == len(known.few) == 12
   assert not (tmp_path / 'eval_unseen').exists()

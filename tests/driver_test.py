@@ -26,7 +26,7 @@ from searchrl.trajectory import Action, Passage, Request, SearchError
 
 TOKENIZER = tiny.Tokenizer()
 DIALOGUE = dialogues.tags('q: {question}\n')
-BUDGETS = driver.Budgets(max_turns=3, max_turn_tokens=40, max_prompt_tokens=30,
+BUDGETS = driver.Budgets(max_turns=3, max_new_tokens=40, max_prompt_tokens=30,
                          passage_tokens=40, top_k=2)
 
 
@@ -145,7 +145,7 @@ def test_an_invalid_action_gets_the_retry_sentence_and_counts_as_a_turn():
 
 def test_an_action_cut_by_its_budget_is_invalid():
   trajectory = rollout_one(
-      search_for('cat' * 9), answer('x'), max_turn_tokens=10)
+      search_for('cat' * 9), answer('x'), max_new_tokens=10)
   assert [t.action.kind for t in trajectory.turns] == ['invalid', 'answer']
   assert len(trajectory.turns[0].action_tokens) == 10
 
@@ -269,10 +269,10 @@ def test_a_prompt_above_the_limit_is_refused_before_anything_is_sampled():
 
 
 SCHEDULES = [
-    driver.Schedule(), driver.Schedule(decodes_in_flight=1),
+    driver.Schedule(), driver.Schedule(async_decode=True),
     driver.Schedule('arrival'),
-    driver.Schedule('arrival', decodes_in_flight=1),
-    driver.Schedule('arrival', decodes_in_flight=1, search_calls=1)]
+    driver.Schedule('arrival', async_decode=True),
+    driver.Schedule('arrival', async_decode=True, search_calls=1)]
 
 
 @pytest.mark.parametrize('schedule', SCHEDULES)
@@ -414,9 +414,9 @@ def test_a_rollout_ends_when_there_is_enough():
 
 
 @pytest.mark.parametrize('bad, message', [
-    (dict(admission='auto'), "rollout.admission must be one of"),
-    (dict(decodes_in_flight=2),
-     'rollout.decodes_in_flight must be 0 or 1, but is 2'),
+    (dict(search_order='auto'), "rollout.search_order must be one of"),
+    (dict(async_decode=2),
+     'rollout.async_decode must be False or True, but is 2'),
     (dict(search_timeout_secs=0), 'search_timeout_secs must be above 0'),
     (dict(search_calls=0), 'search_calls must be at least 1')])
 def test_a_schedule_without_an_end_is_refused(bad, message):
@@ -481,7 +481,7 @@ def garbage():
       [Request(tiny.question(f'{n}', 'where? ' * (1 + n % 3)), sample)
        for n in range(6) for sample in range(4)],
       engine=recording, search=search, dialogue=dialogue, tokenizer=TOKENIZER,
-      budgets=dataclasses.replace(BUDGETS, max_turn_tokens=12, max_turns=3,
+      budgets=dataclasses.replace(BUDGETS, max_new_tokens=12, max_turns=3,
                                   passage_tokens=14),
       step=2, policy_step=2)
   batch = trajectory_lib.collate(
@@ -555,8 +555,8 @@ def test_ids_never_change_between_turns(cases):
   trajectories, _ = driver.run(
       requests, engine=recording, search=search, dialogue=dialogue,
       tokenizer=TOKENIZER, step=2, policy_step=2,
-      schedule=driver.Schedule('arrival', decodes_in_flight=1),
-      budgets=dataclasses.replace(BUDGETS, max_turn_tokens=10, max_turns=4,
+      schedule=driver.Schedule('arrival', async_decode=True),
+      budgets=dataclasses.replace(BUDGETS, max_new_tokens=10, max_turns=4,
                                   passage_tokens=14, max_prompt_tokens=60))
   drifted, fed = 0, 0
   for trajectory in trajectories:

@@ -575,5 +575,5 @@ def test_earlier_tokens_count_against_a_slot(engine, params):
 
 @pytest.mark.parametrize('shape', [dict(slots=0), dict(length=1)])
 def test_an_engine_without_room_is_refused(shape):
-  with pytest.raises(ValueError, match='rollout.slots must be at least 1'):
+  with pytest.raises(ValueError, match='rollout.max_num_seqs must be at least 1'):
     build(**shape)

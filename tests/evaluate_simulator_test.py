@@ -15,7 +15,7 @@ from searchrl.jobs import evaluate_simulator as job
 @pytest.fixture(scope='module')
 def collected(tmp_path_factory):
   config = collect_simulation_data.get_config('smoke')
-  config.rollout.slots = 8
+  config.rollout.max_num_seqs = 8
   config.collect.update(worlds=1, validation_share=0)
   folder = tmp_path_factory.mktemp('collected')
   collecting.run(config, str(folder))

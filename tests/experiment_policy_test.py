@@ -77,26 +77,26 @@ def test_the_policy_is_that_of_the_runs_checkpoint(run):
     (1, 1, 8), (8, 1, 8), (9, 1, 16), (1, 2, 4), (500, 1, 72), (None, 1, 72)])
 def test_slots_are_as_many_as_samples_and_devices_take(most, tensor, slots):
   config = config_of()
-  config.rollout.update(tensor=tensor, length=192)
+  config.rollout.update(tensor=tensor, max_length=192)
   sampler, _ = policy.build(config, meshes.make(**config.mesh), most=most)
   assert sampler.engine.slots == slots
-  assert config.rollout.slots == 72  # the config itself stays
+  assert config.rollout.max_num_seqs == 72  # the config itself stays
 
 
-@pytest.mark.parametrize('inner, admission', [
+@pytest.mark.parametrize('inner, search_order', [
     ('remote', 'arrival'), ('bm25', 'deterministic')])
-def test_searches_over_a_network_enter_as_they_arrive(inner, admission):
+def test_searches_over_a_network_enter_as_they_arrive(inner, search_order):
   config = config_of()  # on a CPU, and with a corpus to load
   config.search = dict(engine='fusion', options=dict(
       engines=(dict(name='bm25'), dict(name=inner))))
-  config.rollout.update(length=192)
+  config.rollout.update(max_length=192)
   sampler, _ = policy.build(config, meshes.make(**config.mesh), most=1)
-  assert sampler.schedule.admission == admission
+  assert sampler.schedule.search_order == search_order
 
 
 OPTIONS = dict(
     dialogue='searchrl.agent.dialogue:laptop', seed=0, slots=2, length=64,
-    budgets=driver.Budgets(max_turn_tokens=8, max_prompt_tokens=40))
+    budgets=driver.Budgets(max_new_tokens=8, max_prompt_tokens=40))
 
 
 def test_a_second_model_is_for_one_device():

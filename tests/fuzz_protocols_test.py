@@ -42,7 +42,7 @@ IN_TAGS = [*((make(own), own) for own in PLAIN for make in (
                chat.search_r1, chat.zerosearch))]
 IN_TOOLS = [*((tools.dr_zero(own), own) for own in CHATS),
             (tools.dspo(CHATS[0]), CHATS[0])]
-BUDGETS = driver.Budgets(max_turns=4, max_turn_tokens=200,
+BUDGETS = driver.Budgets(max_turns=4, max_new_tokens=200,
                          max_prompt_tokens=4000, passage_tokens=20)
 NAMES = '|'.join(tag[1:] for tag in TAGS if '/' not in tag).replace('>', '')
 MARKUP = re.compile(  # after case and invisible characters are gone

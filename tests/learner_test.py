@@ -153,17 +153,17 @@ def test_two_micro_batches_and_remat_change_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize('options', [
-    dict(row_places=1),
-    dict(row_places=2, microbatch_rows=2),
-    dict(row_length=4 * LENGTH, microbatch_rows=1),
-    dict(row_length=2 * LENGTH, row_places=3, microbatch_rows=5)])
+    dict(max_segments=1),
+    dict(max_segments=2, microbatch_rows=2),
+    dict(pack_length=4 * LENGTH, microbatch_rows=1),
+    dict(pack_length=2 * LENGTH, max_segments=3, microbatch_rows=5)])
 def test_how_trajectories_lie_in_rows_changes_nothing(
     options, batch, params, expected):
   learner = make(**options)
   packed = learner.pack(batch)
   minibatch, = packed.minibatches
   assert minibatch.useful == batch.lengths.sum() / (
-      minibatch.count * learner.microbatch_rows * learner.row_length)
+      minibatch.count * learner.microbatch_rows * learner.pack_length)
   state, metrics = learner.update(learner.init(params), packed)
   assert metrics['perf/useful_tokens'] == minibatch.useful
   assert_same((state, metrics), expected, atol=1e-6)
@@ -222,7 +222,7 @@ def test_observations_are_trained_on_in_packed_rows_too(
     batch, params, ref_params, expected):
   """Their old log-probs are the policy's, computed on the way."""
   on_all = algorithms.trained_on(ALGORITHM, 'all')
-  learner = make(algorithm=on_all, microbatch_rows=4, row_length=2 * LENGTH)
+  learner = make(algorithm=on_all, microbatch_rows=4, pack_length=2 * LENGTH)
   state = learner.init(params)
   unscored = learner.score(state, ragged_batch(), ref_params)
   real = jax.tree.map(lambda x: x[:-FILLER], batch)
@@ -343,10 +343,10 @@ def test_moments_are_sharded_like_their_parameters(params):
 
 @pytest.mark.parametrize('options, message', [
     (dict(rows=16, minibatches=3), 'divide the rows of a batch, 16, but is 3'),
-    (dict(row_length=LENGTH - 1),
-     'at least rollout.length, 24, .* are 23 and 16'),
-    (dict(row_places=0), 'must be at least 1, but they are 24 and 0'),
-    (dict(row_places=LENGTH), 'more than learner.row_places'),
+    (dict(pack_length=LENGTH - 1),
+     'at least rollout.max_length, 24, .* are 23 and 16'),
+    (dict(max_segments=0), 'must be at least 1, but they are 24 and 0'),
+    (dict(max_segments=LENGTH), 'more than learner.max_segments'),
     (dict(rows=16, microbatch_rows=4, mesh=dict(data=8)),
      r'multiple of the mesh.s data \* fsdp = 8, but is 4'),
 ])

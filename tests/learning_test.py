@@ -104,8 +104,8 @@ def test_arms_of_an_experiment_differ_in_what_it_is_about():
   def of(name):
     return config_of(experiments.commands(ARMS[name], 0)['train'])
   one, two = of('grpo on policy'), of('grpo on all')
-  assert one.algorithm.trained_on == 'policy'
-  two.algorithm.trained_on = 'policy'
+  assert one.algorithm.mask_observations
+  two.algorithm.mask_observations = True
   assert one.to_json() == two.to_json()
   assert (one.optimizer.learning_rate, one.learner.minibatches) == (3e-4, 2)
   assert of('tiny_raw lambda 0.4').reward_options.lambda_f == 0.4

@@ -52,7 +52,7 @@ def test_a_search_beyond_the_timeout_is_counted_and_not_trained_on(tmp_path):
   assert values['search/failed_queries'] == pytest.approx(
       values['search/timeout_rate'] * values['search/queries'])
   batch = collect.collate(kept[0].groups, experiment.algorithm, 0,
-                       experiment.rounds, length=config.rollout.length,
+                       experiment.rounds, length=config.rollout.max_length,
                        mask_truncated=False)
   rows = [t for group in kept[0].groups for t in group]
   for row, trajectory in enumerate(rows):

@@ -9,7 +9,7 @@ import pytest
 
 from searchrl.training import minibatches
 
-SHAPE = dict(microbatch_rows=2, row_length=2 * learning.LENGTH, row_places=3)
+SHAPE = dict(microbatch_rows=2, pack_length=2 * learning.LENGTH, max_segments=3)
 
 
 @pytest.fixture(scope='module')

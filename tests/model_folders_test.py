@@ -45,7 +45,7 @@ def test_a_question_is_admitted_if_its_prompt_fits_to_the_token(dialogue):
 def test_a_conversation_must_fit_into_the_models_positions(folder):
   budgets = driver.Budgets()
   folder.check(budgets, folder.shape.max_position_embeddings)
-  with pytest.raises(ValueError, match='^rollout.length must be at most 1024,'):
+  with pytest.raises(ValueError, match='^rollout.max_length must be at most 1024,'):
     folder.check(budgets, folder.shape.max_position_embeddings + 1)
   with pytest.raises(ValueError, match='must hold a prompt and a turn'):
     folder.check(budgets, 100)

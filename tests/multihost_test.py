@@ -235,7 +235,7 @@ def outputs(code):
 DIVERGE = r'''
 def learner(**options):
   return learner_test.make(
-      meshes.make(), microbatch_rows=4, row_places=1,
+      meshes.make(), microbatch_rows=4, max_segments=1,
       lockstep=lockstep.LockstepCheck('call', timeout_secs=300), **options)
 
 other = learner(minibatches=2)

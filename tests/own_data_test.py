@@ -97,7 +97,7 @@ def test_every_step_draws_the_files_by_their_weights(run):
   seen = collections.Counter()
   for step in range(1, STEPS + 1):
     questions = trained_on(folder, step)
-    assert len(questions) == config.rollout.questions == 4
+    assert len(questions) == config.rollout.questions_per_step == 4
     assert all(uid.startswith(f'{q.data_source}/train_')
                and q.text.endswith('?') for uid, q in questions.items())
     seen.update(q.data_source for q in questions.values())

@@ -48,7 +48,7 @@ def test_a_plan_by_hand(tmp_path):
   found = plan.make(config(
       tmp_path, QWEN_7B, plan=dict(devices='h200-64'),
       mesh=dict(data=1, fsdp=64), rollout=dict(
-          slots=512, length=4096, dtype='bfloat16', tensor=4),
+          max_num_seqs=512, max_length=4096, dtype='bfloat16', tensor=4),
       model=dict(dtype='bfloat16'),
       learner=dict(dtype='bfloat16', remat='nothing')))
   # Of 64 devices; biases, a few in 10,000, are held whole by each.
@@ -94,7 +94,7 @@ def test_a_model_that_writes_documents_takes_its_weights_and_its_cache():
 def test_the_fastest_way_to_split_rollouts_is_named(tmp_path):
   """A token's bytes on paper: weights, full slots, and two sums a layer."""
   usual = dict(plan=dict(devices='v6e-8', compile=False), rollout=dict(
-      slots=512, length=4096, dtype='bfloat16', tensor=2), model=dict(
+      max_num_seqs=512, max_length=4096, dtype='bfloat16', tensor=2), model=dict(
           dtype='bfloat16'), learner=dict(dtype='bfloat16', remat='nothing'),
       mesh=dict(data=1, fsdp=8))
   found = plan.make(config(tmp_path, QWEN_7B, **usual))
@@ -110,7 +110,7 @@ def test_the_fastest_way_to_split_rollouts_is_named(tmp_path):
     assert engine.secs(kind) == pytest.approx(
         engine.read / 1640e9 + engine.sent / 448e9)
   assert found.fastest is None and 'None of them fits.' in plan.describe(found)
-  usual['rollout'].update(slots=256, cache_tokens=256 * 1664)
+  usual['rollout'].update(max_num_seqs=256, cache_tokens=256 * 1664)
   found = plan.make(config(tmp_path, QWEN_7B, **usual))
   assert found.fastest.tensor == 4 and not found.fits
   assert ('rollout.tensor=4 is the fastest that fits; the config has 2.'

@@ -51,7 +51,7 @@ def proposer(texts, play=None):
   engine = fakes.Engine(texts, steps=(1,))
   sampler = samplers.Sampler(
       tiny.CONFIG, fakes.TOKENIZER, dialogues.tags('q: {question}\n'),
-      driver.Budgets(max_turns=1, max_turn_tokens=250, max_prompt_tokens=90),
+      driver.Budgets(max_turns=1, max_new_tokens=250, max_prompt_tokens=90),
       engine, sampler_test.weight_sync.Synced)
   return propose.Proposer(
       sampler, None, None, play or solver.Solver(sampler, None, None, 1.0), 2, 0)

@@ -55,7 +55,7 @@ CONFIG = dataclasses.replace(tiny.CONFIG, head_dim=128)
 DIALOGUE = dataclasses.replace(
     dialogues.tags('q: {question}\n'), parse=fakes.by_length,
     stop_strings=('th', '>'))
-BUDGETS = driver.Budgets(max_turns=4, max_turn_tokens=20, max_prompt_tokens=60,
+BUDGETS = driver.Budgets(max_turns=4, max_new_tokens=20, max_prompt_tokens=60,
                          passage_tokens=10, top_k=1)
 
 

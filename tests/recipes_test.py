@@ -71,7 +71,7 @@ def test_a_config_builds_its_recipe_and_its_learner(name, size):
   learner = builds.learner(
       config, algorithm, tiny.CONFIG, mesh, builds.attend(config, 'xla', mesh))
   assert learner.minibatches == 1 or not algorithm.one_update
-  rows = config.rollout.questions * config.rollout.group_size
+  rows = config.rollout.questions_per_step * config.rollout.group_size
   assert rows == {'laptop': 72, 'smoke': 16}[size]
   assert (config.rollout.group_size > 1) == (algorithm.min_group_size > 1)
 
@@ -93,13 +93,11 @@ def test_every_config_that_trains_is_tested():
      'group_size must be at least 2 for .*rloo'),
     (dict(algorithm=dict(name='searchrl.rl.algorithms:dr_grpo')),
      'algorithm.length must be given'),
-    (dict(algorithm=dict(name='searchrl.rl.algorithms:grpo',
-                         trained_on='observations')),
-     "algorithm.trained_on must be one of policy, all, but is 'observations'"),
-    (dict(algorithm=dict(name='recipes_test:of_its_own', trained_on='all')),
-     "algorithm.trained_on must be 'policy' for an algorithm whose loss takes"),
+    (dict(algorithm=dict(name='recipes_test:of_its_own',
+                         mask_observations=False)),
+     'algorithm.mask_observations must be True for an algorithm whose loss'),
     (dict(algorithm=dict(name='searchrl.rl.algorithms:dspo'),
-          mismatch=dict(how='mask')), "level must be 'sequence'"),
+          importance_correction=dict(method='mask')), "level must be 'sequence'"),
 ])
 def test_a_config_that_does_not_fit_together_is_refused(change, message):
   config = importlib.import_module('configs.common').get_config('smoke')
@@ -129,16 +127,16 @@ def wrong_and_right(weights):
 
 @pytest.mark.parametrize('change, weights', [
     (dict(), [1, 1, 1, 1]),
-    (dict(how='truncate'), [2, 1.5, 0.25, 1]),
-    (dict(how='mask'), [0, 1.5, 0, 1]),
-    (dict(how='mask', high=5.0), [4, 1.5, 0, 1]),
-    (dict(how='mask', low=0.2), [0, 1.5, 0.25, 1]),
+    (dict(method='truncate'), [2, 1.5, 0.25, 1]),
+    (dict(method='mask'), [0, 1.5, 0, 1]),
+    (dict(method='mask', high=5.0), [4, 1.5, 0, 1]),
+    (dict(method='mask', low=0.2), [0, 1.5, 0.25, 1]),
     # The products are 6, and 1/4.
-    (dict(how='truncate', level='sequence'), [2, 2, 0.25, 0.25]),
+    (dict(method='truncate', level='sequence'), [2, 2, 0.25, 0.25]),
 ])
 def test_a_config_weights_the_mismatch_of_sampler_and_learner(change, weights):
   config = importlib.import_module('configs.grpo').get_config('smoke')
-  config.mismatch.update(change)
+  config.importance_correction.update(change)
   algorithm = builds.algorithm(config)
   batch = wrong_and_right([[4, 1.5], [0.25, 1]])
   policy = algorithms.PolicyOutput(batch.old_logprobs, batch.old_logprobs)
@@ -152,7 +150,7 @@ def short(name, steps=3):
   """A recipe's smoke size on small budgets, never evaluated."""
   config = importlib.import_module(name).get_config('smoke')
   config.evaluate.worlds.kinds = ()
-  config.rollout.length = 320
+  config.rollout.max_length = 320
   config.rollout.budgets.max_turns = 3
   config.train.update(num_steps=steps, checkpoint_every=10, progress=False,
                       tensorboard=False)
@@ -168,7 +166,7 @@ def run(tmp_path_factory):
     if (name, tokens) not in folders:
       folders[name, tokens] = tmp_path_factory.mktemp(name)
       config = short(name)
-      config.algorithm.trained_on = tokens
+      config.algorithm.mask_observations = tokens == 'policy'
       train.run(config, str(folders[name, tokens]))
     return folders[name, tokens]
 

@@ -474,7 +474,7 @@ class TestATurnOfManyQueries:
       assert {error.kind for error in search(self.turn())} <= {
           'timeout', 'circuit_open'}
       with pytest.raises(ConnectionError, match=(
-          r'pause_secs=5 s, but failed last with .*lower rollout.slots')):
+          r'pause_secs=5 s, but failed last with .*lower rollout.max_num_seqs')):
         search.wait()
 
   def test_a_run_is_resumed_once_as_much_is_answered_as_failed(self):

@@ -32,7 +32,7 @@ def case(tmp_path_factory):
   """A sampler with its params, questions, and their engine."""
   config = common.get_config('smoke')
   config.model.path = 'tiny_instruct'  # which searches in most trajectories
-  config.rollout.slots = 8
+  config.rollout.max_num_seqs = 8
   sampler, params = policies.build(config, meshes.make(
       data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]))
   data = datasets.train_set(

@@ -28,7 +28,7 @@ processes.initialize()
 sampler, params = policies.load(
     folders.read(str(policies.TINY_BASE), 'searchrl.agent.dialogue:laptop'),
     seed=3, slots=6, length=256,
-    budgets=driver.Budgets(max_turns=3, max_turn_tokens=24, passage_tokens=24,
+    budgets=driver.Budgets(max_turns=3, max_new_tokens=24, passage_tokens=24,
                            top_k=1), mesh=meshes.make(data=1, tensor=2),
     tensor=2)
 asked = []
@@ -49,7 +49,7 @@ def play(sampler):
 found = play(sampler)
 second = sampler.speaking(
     dataclasses.replace(sampler.dialogue, stop_strings=('a', 'e')),
-    driver.Budgets(max_turns=2, max_turn_tokens=9))
+    driver.Budgets(max_turns=2, max_new_tokens=9))
 found += play(second)
 print(json.dumps([
     sampler.together, len(asked),
@@ -80,16 +80,17 @@ def test_two_processes_sample_as_one_would():
 def test_lockstep_admits_in_a_fixed_order():
   mesh = meshes.make(data=4, tensor=2)
   options = types.SimpleNamespace(
-      admission='auto', tensor=2, decodes_in_flight=0, search_timeout_secs=1.0,
-      search_calls=1)
-  assert policies.schedule(mesh, options).admission == 'deterministic'
-  assert policies.schedule(mesh, options, is_remote=True).admission == 'arrival'
+      search_order='auto', tensor=2, async_decode=False,
+      search_timeout_secs=1.0, search_calls=1)
+  assert policies.schedule(mesh, options).search_order == 'deterministic'
+  remote = policies.schedule(mesh, options, is_remote=True)
+  assert remote.search_order == 'arrival'
 
   two_hosts = types.SimpleNamespace(size=2, devices=np.array([
       types.SimpleNamespace(platform='cpu', process_index=i) for i in (0, 1)]))
-  admission = policies.schedule(two_hosts, options, is_remote=True).admission
-  assert admission == 'deterministic'
-  options.admission = 'arrival'
+  schedule = policies.schedule(two_hosts, options, is_remote=True)
+  assert schedule.search_order == 'deterministic'
+  options.search_order = 'arrival'
   with pytest.raises(ValueError, match="must be 'deterministic' where "
                                        'rollout.tensor=2 devices of several'):
     policies.schedule(two_hosts, options)

@@ -24,7 +24,7 @@ from searchrl.trajectory import Request, Scores, SearchError
 ASK, ANSWER = '<search> {} </search>', '<answer> here </answer>'
 SCRIPT = {('fine', 0): [ANSWER], ('late', 0): [ASK.format('late'), ANSWER],
           ('never', 0): [ASK.format('never'), ANSWER]}
-BUDGETS = driver.Budgets(max_turns=3, max_turn_tokens=40, max_prompt_tokens=30,
+BUDGETS = driver.Budgets(max_turns=3, max_new_tokens=40, max_prompt_tokens=30,
                          passage_tokens=40, top_k=2)
 
 
@@ -116,9 +116,9 @@ SECOND = dataclasses.replace(
     dialogues.tags('Judge at length what was found here: {question} '),
     parse=fakes.by_length, stop_strings=('e', 'in', 'never said'),
     before='\n(', after=')', end_ids=(40,))
-SHORT = driver.Budgets(max_turns=3, max_turn_tokens=12, max_prompt_tokens=40,
+SHORT = driver.Budgets(max_turns=3, max_new_tokens=12, max_prompt_tokens=40,
                        passage_tokens=10, top_k=1)
-LONG = driver.Budgets(max_turns=2, max_turn_tokens=20, max_prompt_tokens=90,
+LONG = driver.Budgets(max_turns=2, max_new_tokens=20, max_prompt_tokens=90,
                       passage_tokens=30, top_k=2)
 
 
@@ -170,7 +170,7 @@ def test_one_engine_plays_two_dialogues_and_two_policies():
     stops = lambda pieces: any(s in b''.join(pieces) for s in (b'e', b'in'))
     assert not stops(begun)
     assert (stops([*begun, last]) or turn.action_tokens[-1] in ends
-            or len(turn.action_tokens) == LONG.max_turn_tokens)
+            or len(turn.action_tokens) == LONG.max_new_tokens)
   assert any('>' in turn.text[:-1] for turn in turns)  # ends the other's turns
 
 
@@ -222,7 +222,7 @@ def test_a_judge_plays_rollouts_between_those_of_the_steps():
 
 
 @pytest.mark.parametrize('change, budgets, message', [
-    ({}, dict(max_turn_tokens=390), 'a prompt and a turn, 30 . 390 tokens, but'),
+    ({}, dict(max_new_tokens=390), 'a prompt and a turn, 30 . 390 tokens, but'),
     (dict(stop_strings=('\u00fc',)), {}, 'must be able to write the stop str')])
 def test_a_dialogue_that_the_engine_cannot_play_is_refused(
     change, budgets, message):

@@ -140,7 +140,7 @@ def test_a_proposer_that_cannot_write_questions_ends_the_game(tmp_path):
      'reward_options.attempts must be at least 2'),
     (dict(proposer__reward_options__difficulty='hard'),
      'reward_options.difficulty must be one of'),
-    (dict(solver__rollout__slots=0), 'rollout.slots must be at least 1'),
+    (dict(solver__rollout__slots=0), 'rollout.max_num_seqs must be at least 1'),
     (dict(data__per_hop=()), 'search.corpus must name the passages'),
     (dict(proposer__solver__temperature=0.0), 'solver.temperature must be'),
     (dict(proposing__check__attempts=-1),
@@ -211,7 +211,8 @@ def test_the_papers_size_is_tables_5_and_6_and_plans_two_models(size, capsys):
   assert found.proposer.reward_options.attempts == 5
   assert found.solver.rollout.group_size == 5
   for role, length in ((found.proposer, 4096), (found.solver, 3072)):
-    assert role.rollout.questions == 256 and role.rollout.length == length
+    assert role.rollout.questions_per_step == 256
+    assert role.rollout.max_length == length
     assert role.train.num_steps == 50 and role.optimizer.warmup_steps == 1
     assert role.optimizer.learning_rate == 1e-6 and role.optimizer.b2 == 0.999
     assert role.optimizer.weight_decay == 0.01

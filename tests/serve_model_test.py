@@ -64,8 +64,8 @@ def test_a_run_that_is_none_and_slots_that_no_devices_share(tmp_path):
   with pytest.raises(FileNotFoundError, match='ask.run must be the folder'):
     serve_model.run(config, str(tmp_path))
   config = config_of()
-  config.rollout.slots = 12
-  with pytest.raises(ValueError, match='rollout.slots must be a multiple of '
+  config.rollout.max_num_seqs = 12
+  with pytest.raises(ValueError, match='rollout.max_num_seqs must be a multiple of '
                                        'the 8 copies .* but is 12'):
     serve_model.run(config, str(tmp_path))
 

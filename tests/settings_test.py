@@ -71,8 +71,8 @@ def test_every_setting_of_every_model_builds_and_checks(recipe):
     rows = plan.rows_of(config)
     assert rows % config.learner.minibatches == 0
     budgets = config.rollout.budgets
-    assert (budgets.max_prompt_tokens + budgets.max_turn_tokens
-            <= config.rollout.length)
+    assert (budgets.max_prompt_tokens + budgets.max_new_tokens
+            <= config.rollout.max_length)
     assert not config.train.max_rollouts and not config.data.per_hop
 
 
@@ -192,7 +192,8 @@ def test_what_a_setting_names_is_there(setting):
 
 def test_a_config_of_ones_own_needs_common_alone():
   config = common.get_config('study/qwen2.5-3b')
-  assert config.rollout.questions == 512 and config.reward_options.lambda_f
+  assert config.rollout.questions_per_step == 512
+  assert config.reward_options.lambda_f
 
 
 def test_tools_become_tags_where_a_template_cannot_frame_them():

@@ -45,7 +45,7 @@ def options(**changes):
 @pytest.fixture(scope='module')
 def loaded():
   config = grpo.get_config('smoke')
-  config.rollout.slots = 8
+  config.rollout.max_num_seqs = 8
   mesh = meshes.make(devices=jax.devices()[:1])
   return *policy.build(config, mesh), mesh
 

@@ -195,7 +195,7 @@ def test_too_long_conversations_are_counted_and_all_of_them_refused(
   assert len(kept) == 2 and max(len(x.ids) for x in kept) <= 50
   assert '1 of 3 conversations of ' in capsys.readouterr().err
   with pytest.raises(ValueError, match=(
-      'row_length must hold a conversation of data.train, but is 2, and the '
+      'pack_length must hold a conversation of data.train, but is 2, and the '
       'shortest of .* tokens')):
     supervised_finetune.documents(str(path), 'data.train', tokenizer, 2)
 
@@ -229,8 +229,8 @@ def test_demonstrations_are_seeded_and_of_other_worlds(tmp_path):
     (dict(train=dict(save_every=0)), 'train.save_every must be at least 1'),
     (dict(batch=dict(documents=0)), 'batch.documents or batch.tokens must be'),
     (dict(batch=dict(tokens=-1)), 'batch.tokens must be at least 0'),
-    (dict(learner=dict(row_length=0)), 'learner.row_length must be more than '
-     'learner.row_places, 16, but is 0'),
+    (dict(learner=dict(pack_length=0)), 'learner.pack_length must be more than '
+     'learner.max_segments, 16, but is 0'),
     (dict(data=dict(validation='x.jsonl')), 'data.validation needs data.train'),
     (dict(data=dict(validation_share=1.0)),
      r'data.validation_share must be in \[0, 1\), but is 1.0'),

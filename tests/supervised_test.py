@@ -182,7 +182,7 @@ def language(documents, base=None, devices=1, **options):
   """The learner, its first state, and the documents as its batch."""
   learner = supervised.language_learner(
       tiny.CONFIG, optax.sgd(0.1), mesh_lib.make(
-          devices=jax.devices()[:devices]), row_length=16, row_places=4, rows=8,
+          devices=jax.devices()[:devices]), pack_length=16, max_segments=4, rows=8,
       **options)
   return (learner, learner.init(base or tiny.params()),
           supervised.to_batch(documents, rows=8, length=16, pad_id=0))

@@ -16,12 +16,12 @@ DONE = []
 def job(config, workdir):
   """A run whose exact match is its seed over ten."""
   import pathlib
-  DONE.append((config.seed, config.rollout.questions))
+  DONE.append((config.seed, config.rollout.questions_per_step))
   table = pathlib.Path(workdir) / 'evaluation/after/table.json'
   table.parent.mkdir(parents=True, exist_ok=True)
   table.write_text(json.dumps([
       {'set': 'known', 'engine': 'bm25', 'decoding': 'greedy', 'hops': 1,
-       'em': config.seed / 10, 'f1': config.rollout.questions / 8,
+       'em': config.seed / 10, 'f1': config.rollout.questions_per_step / 8,
        'searches': 1.0},
       {'method': 'lost', 'note': 'runs/lost is not there'}]))
 
@@ -76,8 +76,8 @@ def swept(**runs):
 
 def test_each_setting_has_a_run_of_each_seed_and_a_row(tmp_path, capsys):
   DONE.clear()
-  sweep.run(swept(two=dict(rollout=dict(questions=2)),
-                  eight=dict(rollout=dict(questions=8),
+  sweep.run(swept(two=dict(rollout=dict(questions_per_step=2)),
+                  eight=dict(rollout=dict(questions_per_step=8),
                              search=dict(engine='noise', options={'a': 1}))),
             str(tmp_path), [1, 3])
   assert DONE == [(1, 2), (3, 2), (1, 8), (3, 8)]

@@ -314,7 +314,7 @@ def test_a_model_folder_with_a_template_is_sampled_from(tmp_path):
   shape = dataclasses.replace(tiny.CONFIG, vocab_size=tokenizer.vocab_size)
   weights.save(tmp_path / 'model', tiny.params(shape), shape,
                tokenizer_from=tmp_path / 'tokenizer', eos_id=other[0])
-  budgets = driver.Budgets(max_turns=3, max_turn_tokens=60,
+  budgets = driver.Budgets(max_turns=3, max_new_tokens=60,
                             max_prompt_tokens=1500)
   sampler, params = policies.load(
       model_folders.read(str(tmp_path / 'model'), 'searchrl.agent.tools:dr_zero'),

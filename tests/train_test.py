@@ -221,7 +221,7 @@ def nan_of_some(trajectory):
     (dict(search=dict(engine='google')), 'google'),
     (dict(evaluate=dict(search=dict(engine='bm26'))), 'bm26'),
     (dict(reward='searchrl.agent.rewards:nothing'), 'module:function'),
-    (dict(rollout=dict(length=100)), 'rollout.length must hold'),
+    (dict(rollout=dict(max_length=100)), 'rollout.max_length must hold'),
     (dict(learner=dict(minibatches=5)), 'learner.minibatches'),
     (dict(data=dict(train='q.jsonl')), 'q.jsonl is none'),
     (dict(data=dict(limit=9999)), 'data.limit must be at most'),

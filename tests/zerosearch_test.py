@@ -72,7 +72,7 @@ def simulator(tmp_path_factory):
          f'--config.data.validation={folder / "collected/validation.jsonl"}',
          '--config.train.epochs=0', '--config.train.steps=80',
          '--config.batch.documents=16', '--config.train.validate_every=0',
-         '--config.train.save_every=80', '--config.learner.row_length=256',
+         '--config.train.save_every=80', '--config.learner.pack_length=256',
          '--config.optimizer.learning_rate=2e-3')
   return folder / 'tuned' / 'model'
 

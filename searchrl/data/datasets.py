@@ -150,7 +150,7 @@ def _limited(data: Dataset, limit: int, seed: int) -> Dataset:
 def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
                     own_train: bool, world_seed: int, kinds: Sequence[str],
                     questions_per_hop: int, max_hops: int,
-                    common_per_hop: int = 0, few_per_hop: int = 0,
+                    common_per_hop: int = 0, sampled_per_hop: int = 0,
                     world: WorldOptions = WorldOptions(),
                     needs_corpus: bool = True, question_mark: bool = False,
                     golds: bool = True,
@@ -174,7 +174,7 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
     common_per_hop: Number of questions about common knowledge of each hop
       count; 0: questions_per_hop. There may be fewer, if the world has not so
       many.
-    few_per_hop: Number of questions of each hop count in `Dataset.few`, for
+    sampled_per_hop: Number of questions of each hop count in `Dataset.few`, for
       costly evaluations; 0: all.
     world: Options of the worlds. They must have common knowledge if a kind is
       about it.
@@ -208,7 +208,7 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
           per_hop=[questions_per_hop] * max_hops,
           common_per_hop=[common_per_hop or questions_per_hop] * max_hops)
   return [dataclasses.replace(found[kind], few=_few(
-      found[kind].questions, few_per_hop, world_seed)) for kind in kinds]
+      found[kind].questions, sampled_per_hop, world_seed)) for kind in kinds]
 
 
 def _few(questions: Sequence[Question], per_hop: int, seed: int

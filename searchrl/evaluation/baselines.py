@@ -59,7 +59,7 @@ class Player:
     own = self.sampler.tokenizer
     made = dataclasses.replace(
         prompts.framed(own, self.templates[kind]), **changes)
-    room = self.sampler.engine.length - self.sampler.budgets.max_turn_tokens
+    room = self.sampler.engine.length - self.sampler.budgets.max_new_tokens
     speaking = self.sampler.speaking(made, dataclasses.replace(
         self.sampler.budgets, max_turns=1, max_prompt_tokens=room))
     fits = [len(dialogues.opening(made, q.text, own)) <= room

@@ -41,7 +41,7 @@ _REWARDS = 'searchrl.agent.rewards:em, :subem, :f1, :format_em and :retrieval'
 FREE = ('train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
          'train.keep_checkpoints', 'train.progress', 'train.lockstep',
          'train.stop_after', 'train.watchdog_secs', 'evaluate.every',
-         'evaluate.limit', 'evaluate.during', 'train.keep_best',
+         'evaluate.limit', 'evaluate.num_sets_during', 'train.keep_best',
          'rollout.budgets.max_prompt_tokens',  # did not affect past rollouts
          *(f'guards.{kind}.{rule}' for kind in ('actions', 'limits')
            for rule in alerts.RULES),
@@ -203,8 +203,8 @@ def _judge(reward: Callable[..., Any], name: str) -> rewards.Judge:
 def rounds(rollout: Any) -> collect.Rounds:
   """Returns the options for sampling questions, from config.rollout."""
   return collect.Rounds(
-      rollout.questions, rollout.group_size, rollout.max_rounds,
-      rollout.end_when_full, rollout.temperature,
+      rollout.questions_per_step, rollout.group_size, rollout.max_rounds,
+      rollout.stop_when_full, rollout.temperature,
       config_checks.truncation_of(rollout))
 
 
@@ -244,7 +244,7 @@ def algorithm(config) -> algorithms.Algorithm:
   """Returns the config's algorithm, checked against the config's rollouts."""
   options = dict(config.algorithm)
   name = options.pop('name')
-  tokens = options.pop('trained_on', 'policy')
+  is_masked = options.pop('mask_observations', True)
   built = plugins.build(
       name, options, field='algorithm',
       ours='searchrl.rl.algorithms:grpo, :dspo and others')
@@ -254,10 +254,10 @@ def algorithm(config) -> algorithms.Algorithm:
         f'but {name} returned {type(built).__name__}.')
   config_checks.check(config)
   config_checks.check_algorithm(config, name, built)
-  built = algorithms.trained_on(built, tokens)
-  if config.mismatch.how == 'none':
+  built = algorithms.trained_on(built, 'policy' if is_masked else 'all')
+  if config.importance_correction.method == 'none':
     return built
-  return algorithms.corrected(built, **config.mismatch)
+  return algorithms.corrected(built, **config.importance_correction)
 
 
 def learner(config, recipe, shape, mesh, attention_options,
@@ -265,8 +265,8 @@ def learner(config, recipe, shape, mesh, attention_options,
   """Returns the config's learner for a model of a shape."""
   return learners.make(
       shape, recipe, optimizers.adamw(**config.optimizer), mesh,
-      rows=config.rollout.questions * config.rollout.group_size,
-      length=config.rollout.length, temperature=config.rollout.temperature,
+      rows=config.rollout.questions_per_step * config.rollout.group_size,
+      length=config.rollout.max_length, temperature=config.rollout.temperature,
       lora=loras.Lora(**config.model.lora) if config.model.lora.rank else None,
       seed=config.seed,
       critic_optimizer=optimizers.adamw(**config.critic.optimizer),
@@ -280,7 +280,7 @@ def tested_attention(config, shape, mesh) -> str:
       config.model.attention, platform=mesh.devices.flat[0].platform,
       dtype=config.learner.dtype, heads=shape.num_attention_heads,
       kv_heads=shape.num_key_value_heads, head_dim=shape.head_dim,
-      length=config.learner.row_length or config.rollout.length,
+      length=config.learner.pack_length or config.rollout.max_length,
       sliding_window=shape.sliding_window))
   if name != 'xla' or note.startswith('Warning'):
     processes.say(note)

@@ -69,12 +69,12 @@ def _check_deadline(config) -> None:
   for field, search in (('search', config.search), ('evaluate.search', own)):
     if not search.get('engine'):
       continue
-    secs = engines.deadline_secs(search.engine, search.options, rollout.slots)
+    secs = engines.deadline_secs(search.engine, search.options, rollout.max_num_seqs)
     if secs >= rollout.search_timeout_secs:
       raise ValueError(
           'rollout.search_timeout_secs must be above what '
           f'{field}.options gives its servers, {secs:g} seconds for '
-          f'rollout.slots={rollout.slots} queries, but is '
+          f'rollout.max_num_seqs={rollout.max_num_seqs} queries, but is '
           f'{rollout.search_timeout_secs:g}: the cause of a failure would be '
           f'lost. Raise it, or lower {field}.options.deadline_secs (a writer '
           'of documents gets a request a query: more connections help, too).')
@@ -221,7 +221,7 @@ def check_staleness(staleness: int, algorithm: algorithms.Algorithm,
 
 def check_supervised(config) -> None:
   """Raises a ValueError for invalid options of configs/sft.py."""
-  train, batch, places = config.train, config.batch, config.learner.row_places
+  train, batch, places = config.train, config.batch, config.learner.max_segments
   for broken, message in (
       (not train.epochs and not train.steps,
        'train.epochs or train.steps must be above 0, but both are 0. '
@@ -229,9 +229,9 @@ def check_supervised(config) -> None:
       (not batch.documents and not batch.tokens,
        'batch.documents or batch.tokens must be above 0, but both are 0. '
        'Set one of them.'),
-      (config.learner.row_length <= max(places, 1),
-       'learner.row_length must be more than learner.row_places, '
-       f'{places}, but is {config.learner.row_length}.'),
+      (config.learner.pack_length <= max(places, 1),
+       'learner.pack_length must be more than learner.max_segments, '
+       f'{places}, but is {config.learner.pack_length}.'),
       (config.data.validation and not config.data.train,
        'data.validation needs data.train, but that is empty: the '
        'demonstrations of generated worlds come with their own.'),

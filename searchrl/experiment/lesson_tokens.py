@@ -25,7 +25,7 @@ from searchrl.world import teacher
 
 def make(tokenizer, *, seed: int, kinds: Mapping[str, Mapping[str, Any]],
          stages: Sequence[Mapping[str, Any]], worlds: Mapping[str, Any],
-         batch_tokens: int, row_length: int, eos: str
+         batch_tokens: int, pack_length: int, eos: str
          ) -> dict[str, np.ndarray]:
   """Makes lessons in the order of training, as flat arrays.
 
@@ -38,7 +38,7 @@ def make(tokenizer, *, seed: int, kinds: Mapping[str, Mapping[str, Any]],
       gives the number of lessons of each kind per world.
     worlds: Options of `world.lessons.documents`.
     batch_tokens: Number of tokens in an update, without padding.
-    row_length: Largest number of tokens of a lesson. Longer ones are dropped.
+    pack_length: Largest number of tokens of a lesson. Longer ones are dropped.
     eos: Text of the token that ends a turn.
 
   Returns:
@@ -61,7 +61,7 @@ def make(tokenizer, *, seed: int, kinds: Mapping[str, Mapping[str, Any]],
           encode(document, tokenizer) for document in lessons.documents(
               seed, _bm25, taught, stage.get('counts', {}), eos=eos, **worlds)]
       seed += 1
-    documents = [x for x in documents if len(x.ids) <= row_length]
+    documents = [x for x in documents if len(x.ids) <= pack_length]
     chosen = list(supervised.cut(
         range(len(documents)), [len(x.ids) for x in documents],
         tokens=batch_tokens))

@@ -225,7 +225,7 @@ def step(experiment: Experiment, config, take: Take, state: Any,
     return StepResult(state, progress, values, collected.trajectories)
   batch = collect.collate(
       collected.groups, experiment.algorithm, progress.step - 1,
-      experiment.rounds, length=config.rollout.length,
+      experiment.rounds, length=config.rollout.max_length,
       mask_truncated=config.rollout.mask_truncated)
   packed = learner.score(state, batch, experiment.params, timer)
   state, learned_metrics, seen, advantages = learner.learn(

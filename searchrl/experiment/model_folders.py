@@ -42,7 +42,7 @@ class Folder:
     most = self.shape.max_position_embeddings
     if length > most:
       raise ValueError(
-          f'rollout.length must be at most {most}, the positions that the '
+          f'rollout.max_length must be at most {most}, the positions that the '
           f'model of {self.path} knows (max_position_embeddings), but is '
           f'{length}. '
           'Lower it.')

@@ -40,7 +40,7 @@ def folder_of(config) -> model_folders.Folder:
   """
   folder = model_folders.read(
       str(config.model.path or TINY_BASE), config.dialogue)
-  folder.check(budgets_of(config), config.rollout.length)
+  folder.check(budgets_of(config), config.rollout.max_length)
   return folder
 
 
@@ -62,13 +62,13 @@ def build(config, mesh: Mesh, *, most: int | None = None,
     folder: Model directory of the config, if it has been read.
   """
   options = config.rollout
-  slots = options.slots
+  slots = options.max_num_seqs
   if most is not None:
     copies = max(mesh.size // options.tensor, 1)
     slots = -(-min(most, slots) // copies) * copies
   return load(
       folder or folder_of(config), seed=config.seed, slots=slots,
-      length=options.length, budgets=budgets_of(config), mesh=mesh,
+      length=options.max_length, budgets=budgets_of(config), mesh=mesh,
       dtype=config.model.dtype, engine_dtype=options.dtype,
       attention=options.attention,
       cache_tokens=options.cache_tokens if most is None else 0,
@@ -80,26 +80,26 @@ def schedule(mesh: Mesh, options: Any, *, is_remote: bool = False
             ) -> driver.Schedule:
   """Returns the order in which slots are served, from config.rollout.
 
-  Admission 'auto' is deterministic on a CPU that also runs the search, and if
+  Search order 'auto' is deterministic on a CPU that also runs the search, and if
   processes run in lockstep. It is by arrival for remote searches and on other
   devices, which would otherwise be idle during a search.
 
   Raises:
     ValueError: Processes in lockstep cannot admit by arrival.
   """
-  admission = options.admission
+  search_order = options.search_order
   together = weight_sync.spans_processes(mesh, options.tensor)
-  if together and admission == 'arrival':
+  if together and search_order == 'arrival':
     raise ValueError(
-        "rollout.admission must be 'deterministic' where rollout.tensor="
+        "rollout.search_order must be 'deterministic' where rollout.tensor="
         f'{options.tensor} devices of several processes share a copy of the '
         "weights, but is 'arrival'. Leave it at 'auto', or lower "
         'rollout.tensor.')
-  if admission == 'auto':
+  if search_order == 'auto':
     here = mesh.devices.flat[0].platform == 'cpu' and not is_remote
-    admission = 'deterministic' if here or together else 'arrival'
+    search_order = 'deterministic' if here or together else 'arrival'
   return driver.Schedule(
-      admission=admission, decodes_in_flight=options.decodes_in_flight,
+      search_order=search_order, async_decode=options.async_decode,
       search_timeout_secs=options.search_timeout_secs,
       search_calls=options.search_calls)
 
@@ -156,7 +156,7 @@ def load(
   copies = mesh.size // tensor
   if slots % copies:
     raise ValueError(
-        f'rollout.slots must be a multiple of the {copies} copies '
+        f'rollout.max_num_seqs must be a multiple of the {copies} copies '
         f'of the weights on {mesh.size} devices, but is {slots}.')
   params = weights.load(
       folder.path, shape, dtype=dtype,

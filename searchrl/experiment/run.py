@@ -70,7 +70,7 @@ def _train(config, folder: pathlib.Path) -> None:
                writer, 0)
     few = dataclasses.replace(experiment, cases=evaluator.limited(
         experiment.cases, config.evaluate.limit, config.seed,
-        config.evaluate.during))
+        config.evaluate.num_sets_during))
     state, progress = loop.loop(
         experiment, config, folder, state, progress, writer,
         lambda state, step: _evaluate(

@@ -111,7 +111,7 @@ def datasets(config, files: Mapping[str, str], tokenizer
       conversations fits in a row.
   """
   read = {name: documents(file, f'data.{name}', tokenizer,
-                          config.learner.row_length)
+                          config.learner.pack_length)
           for name, file in files.items()}
   if 'validation' in read:
     return read['train'], read['validation']
@@ -171,14 +171,14 @@ def documents(path: str, field: str, tokenizer, length: int) -> list[Document]:
           if len(x.ids) <= length and any(x.trained[1:])]
   if not kept:
     raise ValueError(
-        f'learner.row_length must hold a conversation of {field}, but is '
+        f'learner.pack_length must hold a conversation of {field}, but is '
         f'{length}, and the shortest of {path} has '
         f'{min(len(x.ids) for x in encoded)} tokens. Raise it.')
   if len(kept) < len(found):
     processes.say(
         f'Warning: {len(found) - len(kept)} of {len(found)} conversations of '
-        f'{path} are left out: they have more than learner.row_length={length} '
-        'tokens.')
+        f'{path} are left out: they have more than '
+        f'learner.pack_length={length} tokens.')
   return kept
 
 
@@ -225,7 +225,7 @@ def fit(config, folder: pathlib.Path, model: Model, learner: learners.Learner,
   """Trains on the batches of a plan; see `supervised.fit`."""
   rows = max(map(len, plan))
   pack = functools.partial(
-      supervised.to_batch, rows=rows, length=config.learner.row_length,
+      supervised.to_batch, rows=rows, length=config.learner.pack_length,
       pad_id=model.tokenizer.pad_id)
 
   def batch_of(step):

@@ -71,7 +71,7 @@ def _load(mesh: Mesh, seed: int, *, prompts: simulated_documents.Prompts, **opti
       model.path, field=FIELD, mesh=mesh, dialogue=model.dialogue, seed=seed,
       slots=model.slots, length=model.length,
       budgets=driver.Budgets(
-          max_turns=1, max_turn_tokens=model.max_tokens,
+          max_turns=1, max_new_tokens=model.max_tokens,
           max_prompt_tokens=model.max_prompt_tokens),
       dtype=model.dtype, engine_dtype=model.dtype, attention=model.attention,
       cache_tokens=model.cache_tokens)

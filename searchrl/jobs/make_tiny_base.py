@@ -70,7 +70,7 @@ def run(config, workdir: str) -> None:
   shape, params = start(config, tokenizer, source)
   params, record = fit(
       taught, shape, params, folder / 'checkpoints', pad_id=tokenizer.pad_id,
-      row_length=config.lessons.row_length, learner=config.learner,
+      pack_length=config.lessons.pack_length, learner=config.learner,
       **config.optimizer)
   record['cpu_seconds'] += prepared  # until the lessons are made
   weights.save(folder / 'model', params, shape, tokenizer_from=source,
@@ -159,7 +159,7 @@ def _tokenizer_texts(worlds: int, fresh_worlds: int, hard_worlds: int
 
 def fit(taught: dict[str, np.ndarray], shape: transformer.TransformerConfig,
         params: transformer.Params, folder: pathlib.Path, *, pad_id: int,
-        row_length: int, save_every: int, learner: Any, **options):
+        pack_length: int, save_every: int, learner: Any, **options):
   """Trains on lessons.
 
   Args:
@@ -168,7 +168,7 @@ def fit(taught: dict[str, np.ndarray], shape: transformer.TransformerConfig,
     params: Initial parameters.
     folder: Directory of the checkpoints.
     pad_id: Token id of the padding.
-    row_length: Number of tokens in a packed row.
+    pack_length: Number of tokens in a packed row.
     save_every: Number of updates between checkpoints.
     learner: Options of `supervised.language_learner`.
     **options: Options of `optimizer.adamw`.
@@ -185,12 +185,12 @@ def fit(taught: dict[str, np.ndarray], shape: transformer.TransformerConfig,
   def batch_of(step):
     chosen = documents[firsts[step]:firsts[step] + counts[step]]
     batch = supervised.to_batch(chosen, rows=int(counts.max()),
-                                length=row_length, pad_id=pad_id)
+                                length=pack_length, pad_id=pad_id)
     return batch, sum(len(document.ids) for document in chosen)
 
   trained = supervised.language_learner(
       shape, optimizers.adamw(total_steps=len(counts), **options),
-      meshes.make(devices=jax.devices()[:1]), row_length=row_length,
+      meshes.make(devices=jax.devices()[:1]), pack_length=pack_length,
       rows=int(counts.max()), **learner)
   state, record = supervised.fit(
       supervised.language_update(trained), trained.init(params), batch_of,

@@ -162,7 +162,7 @@ def make(config) -> Plan:
       engine=chosen, engines=tuple(
           engine(tensor) for tensor in range(1, a_process + 1)
           if not (shape.num_key_value_heads % tensor or a_process % tensor or
-                  config.rollout.slots // processes % (a_process // tensor))))
+                  config.rollout.max_num_seqs // processes % (a_process // tensor))))
 
 
 def shape_folder(path: str) -> str:
@@ -183,7 +183,7 @@ def shape_folder(path: str) -> str:
 
 def rows_of(config) -> int:
   """Returns the number of trajectories in a batch."""
-  return config.rollout.questions * config.rollout.group_size
+  return config.rollout.questions_per_step * config.rollout.group_size
 
 
 def describe(plan: Plan) -> str:
@@ -202,7 +202,7 @@ def describe(plan: Plan) -> str:
   share = plan.peak / plan.available
   verdict = f'It fits: {share:.0%} of the memory.' if plan.fits else (
       f'It does not fit: {share:.0%} of the memory, and at most {_ROOM:.0%} '
-      'should be used. For rollouts, more rollout.tensor, fewer rollout.slots, '
+      'should be used. For rollouts, more rollout.tensor, fewer rollout.max_num_seqs, '
       "rollout.dtype='bfloat16' help; for updates, more mesh.fsdp, learner."
       "remat='nothing', learner.dtype='bfloat16', model.lora.rank; for both, "
       'more devices.')
@@ -259,7 +259,7 @@ def estimated_bytes(learner: learners.Learner, rows: int) -> float:
   ways = run.mesh.shape['data'] * fsdp
   size = np.dtype(run.forward_options.dtype).itemsize
   own = learner.microbatch_rows // ways
-  tokens = own * learner.row_length
+  tokens = own * learner.pack_length
   width, inner = shape.hidden_size, shape.intermediate_size
   gradients = sum(bytes_of(run.abstract_state()[network].params)
                   for network in run.axes)
@@ -309,7 +309,7 @@ def _learner(config, shape, mesh, kind) -> learners.Learner:
   if name == 'auto':
     name, _ = attention.choose(
         platform, config.learner.dtype, shape.head_dim,
-        config.learner.row_length or config.rollout.length)
+        config.learner.pack_length or config.rollout.max_length)
   return build.learner(config, build.algorithm(config), shape, mesh,
                        build.attend(config, name, mesh))
 
@@ -330,8 +330,8 @@ def _holds(config, shape, learner, mesh) -> dict[str, float]:
 
 def _cache_label(config, processes: int) -> str:
   slots, tokens = (count // processes for count in (
-      config.rollout.slots, config.rollout.cache_tokens))
-  return f'KV cache: {slots} slots x {config.rollout.length} tokens a process' + (
+      config.rollout.max_num_seqs, config.rollout.cache_tokens))
+  return f'KV cache: {slots} slots x {config.rollout.max_length} tokens a process' + (
       f', in pages of {tokens} tokens together' if tokens else '')
 
 
@@ -372,10 +372,10 @@ def _engine(config, shape, a_process: int, processes: int, tensor: int
   here = meshes.abstract(a_process, data=-1, tensor=tensor)
   copies = here.shape['data']
   slots, tokens = (count // processes // copies for count in (
-      config.rollout.slots, config.rollout.cache_tokens))
+      config.rollout.max_num_seqs, config.rollout.cache_tokens))
   layout = layouts.make(
       'ragged' if tokens else 'xla', shape, slots=slots, block=_PAGE,
-      length=config.rollout.length, parts=1, pages=tokens // _PAGE)
+      length=config.rollout.max_length, parts=1, pages=tokens // _PAGE)
   cache = _bytes_on(here, jax.eval_shape(functools.partial(
       slots_lib.empty, shape, layout, copies, config.rollout.dtype)),
                     slots_lib.logical_axes(shape, layout))
@@ -388,7 +388,7 @@ def _engine(config, shape, a_process: int, processes: int, tensor: int
   return Engine(
       tensor=tensor, cache=cache,
       frozen=weights_held if 'solver' in config else 0.0,
-      slots=config.rollout.slots,
+      slots=config.rollout.max_num_seqs,
       besides=2 * weights_held + 3 * slots * shape.vocab_size * 4 / tensor,
       read=weights_held - looked_up + cache,
       sent=2 * (1 - 1 / tensor) * row * (2 * shape.num_hidden_layers + 1))

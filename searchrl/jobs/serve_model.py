@@ -33,13 +33,13 @@ def run(config, workdir: str) -> None:
   sampler, params = policy.of_run(config, config.ask.run, most=1)
   generator = generation.build(
       sampler.shape, sampler.tokenizer, sampler.sync(params).weights,
-      sampler.sync.mesh, slots=config.rollout.slots,
-      length=config.rollout.length, tensor=config.rollout.tensor,
+      sampler.sync.mesh, slots=config.rollout.max_num_seqs,
+      length=config.rollout.max_length, tensor=config.rollout.tensor,
       seed=config.seed, steps=config.serve.steps, dtype=config.rollout.dtype,
       attention=sampler.engine.attention, waiting=options.waiting)
   try:
     server = model_server.Server(
-        generator, sampler.tokenizer, config.rollout.length, options)
+        generator, sampler.tokenizer, config.rollout.max_length, options)
     asgi.serve(server, f'{options.name} at {server.address}/v1', options.http,
                is_open=lambda: generator.is_open)
   finally:

@@ -22,7 +22,7 @@ ValueError. Recipes share these options:
     terms except the value loss.
 
 Every recipe trains on the policy's own tokens. For comparison,
-`trained_on(algorithm, 'all')`, in a config `algorithm.trained_on='all'`, also
+`trained_on(algorithm, 'all')`, in a config `mask_observations=False`, also
 trains on the observations.
 """
 

@@ -251,13 +251,13 @@ def trained_on(algorithm: Algorithm, tokens: str) -> Algorithm:
     and of ZeroSearch, arXiv:2505.04588, appendix C. Search-R1's published code
     also counts observations in the denominators of these runs.
   """
-  option_checks.choice('algorithm.trained_on', tokens, ('policy', 'all'))
+  option_checks.choice('tokens', tokens, ('policy', 'all'))
   if tokens == 'policy':
     return algorithm
   if not _takes(algorithm.loss, 'observed'):
     raise ValueError(
-        "algorithm.trained_on must be 'policy' for an algorithm whose loss "
-        "takes no `observed` tokens, but is 'all'. Make the loss with "
+        "algorithm.mask_observations must be True for an algorithm whose loss "
+        'takes no `observed` tokens, but is False. Make the loss with '
         '`algorithms.objective`, of a policy loss with the argument `counted`, '
         'as docs/cispo.py does.')
 
@@ -271,7 +271,7 @@ def trained_on(algorithm: Algorithm, tokens: str) -> Algorithm:
 def corrected(
     algorithm: Algorithm,
     *,
-    how: str = 'truncate',
+    method: str = 'truncate',
     level: str = 'token',
     low: float = 0.5,
     high: float = 2.0,
@@ -285,7 +285,7 @@ def corrected(
 
   Args:
     algorithm: Any algorithm, including one of your own.
-    how: Name of the method: 'truncate' for `losses.truncated_weights` (TIS), or
+    method: 'truncate' for `losses.truncated_weights` (TIS), or
       'mask' for `losses.masked_weights` (IcePop).
     level: Unit that has one weight: 'token' or 'sequence'.
     low: Smallest weight that 'mask' keeps.
@@ -295,7 +295,7 @@ def corrected(
     ValueError: A name is unknown, the interval is empty, or weights are per
       token for a ratio per sequence.
   """
-  option_checks.choice('how', how, ('truncate', 'mask'))
+  option_checks.choice('method', method, ('truncate', 'mask'))
   option_checks.choice('level', level, ('token', 'sequence'))
   option_checks.interval(low, high)
   if algorithm.level == 'sequence' and level == 'token':
@@ -306,7 +306,7 @@ def corrected(
   def weigh(advs, batch):
     mask = trained_tokens(batch)
     inputs = scored(batch, 'old_logprobs'), batch.behavior_logprobs, mask
-    if how == 'truncate':
+    if method == 'truncate':
       weights = losses.truncated_weights(*inputs, high=high, level=level)
     else:
       weights = losses.masked_weights(*inputs, low=low, high=high, level=level)

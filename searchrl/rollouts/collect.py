@@ -121,7 +121,7 @@ class Rounds:
     questions: Number of groups per batch.
     group_size: Number of samples per question.
     max_rounds: Maximum number of rounds per step.
-    end_when_full: True to drop unfinished trajectories once the batch is full.
+    stop_when_full: True to drop unfinished trajectories once the batch is full.
     temperature: Sampling temperature.
     truncation: Rule for which tokens may be drawn.
   """
@@ -129,7 +129,7 @@ class Rounds:
   questions: int
   group_size: int
   max_rounds: int = 1
-  end_when_full: bool = False
+  stop_when_full: bool = False
   temperature: float = 1.0
   truncation: sampling.Truncation = sampling.Truncation()
 
@@ -160,7 +160,7 @@ def collect(
     rounds: Settings of the rounds.
   """
   check(rounds, scorer)
-  score = scoring.once(scorer) if rounds.end_when_full else scorer
+  score = scoring.once(scorer) if rounds.stop_when_full else scorer
   groups, carried = list(progress.surplus), len(progress.surplus)
   position, number = progress.position, progress.groups
   sampled, asked, calls = [], [], []
@@ -179,7 +179,7 @@ def collect(
         search=search, temperature=rounds.temperature,
         truncation=rounds.truncation, step=progress.step,
         policy_step=policy_step,
-        **(dict(enough=enough) if rounds.end_when_full else {}))
+        **(dict(enough=enough) if rounds.stop_when_full else {}))
     number += len(questions)
     trajectories = score(found.trajectories)
     whole = _whole(trajectories, rounds.group_size)
@@ -198,16 +198,16 @@ def collect(
 
 
 def check(rounds: Rounds, scorer: scoring.Scorer) -> None:
-  """Raises a ValueError if `end_when_full` cannot be used with this setup."""
-  if not rounds.end_when_full:
+  """Raises a ValueError if `stop_when_full` cannot be used with this setup."""
+  if not rounds.stop_when_full:
     return
   if processes.count() > 1:
     raise ValueError(
-        'rollout.end_when_full is for one process, because each sees only its '
+        'rollout.stop_when_full is for one process, because each sees only its '
         f'share of a group, but there are {processes.count()}. Turn it off.')
   if not scorer.judge.one_by_one:
     raise ValueError(
-        'rollout.end_when_full is for rewards of one trajectory, because a '
+        'rollout.stop_when_full is for rewards of one trajectory, because a '
         f'judge waits for the whole round, but reward is {scorer.name}. Turn '
         'it off.')
 

@@ -19,7 +19,7 @@ from searchrl.search import call_metrics as calls_lib
 from searchrl.trajectory import (Query, Request, SearchError, SearchFn,
                                  Trajectory, Turn)
 
-ADMISSIONS = ('deterministic', 'arrival')
+SEARCH_ORDERS = ('deterministic', 'arrival')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Budgets:
   Attributes:
     max_turns: Maximum number of actions, including the answer. A search in the
       last turn is not carried out.
-    max_turn_tokens: Maximum length of one action.
+    max_new_tokens: Maximum length of one action.
     max_prompt_tokens: Maximum length of a prompt. A longer one is an error; it
       is never cut.
     passage_tokens: Length to which each passage is cut.
@@ -37,17 +37,17 @@ class Budgets:
   """
 
   max_turns: int = 5
-  max_turn_tokens: int = 48
+  max_new_tokens: int = 48
   max_prompt_tokens: int = 128
   passage_tokens: int = 96
   top_k: int = 2
 
   def check(self, length: int) -> None:
     """Raises a ValueError unless a prompt and a turn fit `length` tokens."""
-    if self.max_prompt_tokens + self.max_turn_tokens > length:
+    if self.max_prompt_tokens + self.max_new_tokens > length:
       raise ValueError(
-          f'rollout.length must hold a prompt and a turn, '
-          f'{self.max_prompt_tokens} + {self.max_turn_tokens} tokens, but is '
+          f'rollout.max_length must hold a prompt and a turn, '
+          f'{self.max_prompt_tokens} + {self.max_new_tokens} tokens, but is '
           f'{length}. Raise it, or lower the budgets.')
 
 
@@ -56,28 +56,27 @@ class Schedule:
   """The order in which slots are served; no trajectory depends on it.
 
   Attributes:
-    admission: Time at which search results enter. With 'deterministic', they
+    search_order: Time at which search results enter. With 'deterministic', they
       enter after a fixed number of decodes, so a repeated run does the same in
       the same order. With 'arrival', they enter as soon as they come.
-    decodes_in_flight: Number of decodes, 0 or 1, that run while the host reads
-      an earlier one.
+    async_decode: Whether a decode runs while the host reads the one before.
     search_timeout_secs: Seconds after which a search counts as failed.
     search_calls: Number of search calls at a time. Each answers all queries
       submitted since the call before it.
   """
 
-  admission: str = 'deterministic'
-  decodes_in_flight: int = 0
+  search_order: str = 'deterministic'
+  async_decode: bool = False
   search_timeout_secs: float = 60.0
   search_calls: int = 4
 
   def __post_init__(self):
-    if self.admission not in ADMISSIONS:
+    if self.search_order not in SEARCH_ORDERS:
       raise ValueError(
-          f'rollout.admission must be one of {ADMISSIONS}, but is '
-          f"{self.admission!r}. 'auto' becomes one of them by the device.")
+          f'rollout.search_order must be one of {SEARCH_ORDERS}, but is '
+          f"{self.search_order!r}. 'auto' becomes one of them by the device.")
     for name, legal, rule in (
-        ('decodes_in_flight', self.decodes_in_flight in (0, 1), '0 or 1'),
+        ('async_decode', self.async_decode in (0, 1), 'False or True'),
         ('search_timeout_secs', self.search_timeout_secs > 0, 'above 0'),
         ('search_calls', self.search_calls >= 1, 'at least 1')):
       if not legal:
@@ -136,7 +135,7 @@ def run(
     watch: Callback that receives each trajectory whenever it has grown: by an
       action, by an observation, and by its end.
     agree: Function from search results by slot to the ones to use. Processes
-      that share their slots agree on them; admission must be deterministic
+      that share their slots agree on them; search_order must be deterministic
       then.
 
   Returns:
@@ -223,7 +222,7 @@ class _Slots:
     fed, appends = [], []
     for one in sorted([*self._waiting, *ready], key=lambda one: one.fresh):
       used = 0 if one.fresh else self._engine.used(one.slot)
-      budget = min(self._budgets.max_turn_tokens,
+      budget = min(self._budgets.max_new_tokens,
                    self._engine.length - used - len(one.pending))
       if budget < 1:  # not one token could be sampled
         self._finish(one, 'length_limit')
@@ -252,7 +251,7 @@ class _Slots:
 
   def advance(self) -> list[_Unfinished]:
     """Decodes and handles stopped slots; returns the entries to feed next."""
-    while self._decoding and self._unread <= self._schedule.decodes_in_flight:
+    while self._decoding and self._unread <= self._schedule.async_decode:
       self._engine.dispatch()
       self._unread += 1
     stopped = self._read()
@@ -309,8 +308,8 @@ class _Slots:
     return None
 
   def _admit(self, others: bool) -> list[_Unfinished]:
-    """Returns the entries whose search results enter now, by `admission`."""
-    if self._schedule.admission == 'deterministic':
+    """Returns the entries whose search results enter now, by `search_order`."""
+    if self._schedule.search_order == 'deterministic':
       waiting = len(self._searches) > 0
       found = self._agree(self._searches.all()) if waiting else {}
     elif self._decoding or self._unread or others:

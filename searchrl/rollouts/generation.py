@@ -291,8 +291,8 @@ def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
   copies = mesh.size // tensor
   if slots % copies:
     raise ValueError(
-        f'rollout.slots must be a multiple of the {copies} copies of the '
-        f'weights, but is {slots}.')
+        f'rollout.max_num_seqs must be a multiple of the {copies} copies of '
+        f'the weights, but is {slots}.')
   eos_ids = (*tokenizer.eos_ids, *turn_ends(tokenizer))
   engine = engines.Engine(
       shape, slots=slots, length=length, seed=seed,

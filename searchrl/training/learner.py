@@ -53,8 +53,8 @@ class Learner:
   critic_warmup: int  # updates of the critic before the policy's first
   minibatches: int  # optimiser steps per batch
   microbatch_rows: int  # packed rows on all devices at one time
-  row_length: int  # tokens per packed row
-  row_places: int  # largest number of trajectories per packed row
+  pack_length: int  # tokens per packed row
+  max_segments: int  # largest number of trajectories per packed row
   seed: int  # seed of the adapters' first values
   lockstep: Callable[..., None]  # function called before each dispatch
 
@@ -290,7 +290,7 @@ class Learner:
   @property
   def _row_shape(self) -> dict[str, int]:
     return dict(microbatch_rows=self.microbatch_rows,
-                row_length=self.row_length, row_places=self.row_places)
+                pack_length=self.pack_length, max_segments=self.max_segments)
 
   def _put(self, tree):
     return meshes.shard_batch(self.train_step.mesh, tree, axis=1)
@@ -306,8 +306,8 @@ def make(
     length: int,
     minibatches: int = 1,
     microbatch_rows: int | None = None,
-    row_length: int | None = None,
-    row_places: int = 16,
+    pack_length: int | None = None,
+    max_segments: int = 16,
     temperature: float = 1.0,
     lora: loras.Lora | None = None,
     seed: int = 0,
@@ -328,8 +328,8 @@ def make(
     minibatches: Number of optimiser steps per batch, each on consecutive rows.
     microbatch_rows: Number of packed rows on all devices at one time. The
       default is 2, rounded up to a multiple of the mesh's data * fsdp.
-    row_length: Number of tokens of a packed row. The default is T.
-    row_places: Largest number of trajectories that a packed row holds.
+    pack_length: Number of tokens of a packed row. The default is T.
+    max_segments: Largest number of trajectories that a packed row holds.
     temperature: Temperature of sampling. Log-probs are computed at it.
     lora: Adapters that are trained on a frozen policy, instead of all its
       parameters. A critic is still trained as a whole.
@@ -348,19 +348,19 @@ def make(
   """
   ways = mesh.shape['data'] * mesh.shape['fsdp']
   microbatch_rows = microbatch_rows or -(-_ROWS // ways) * ways
-  row_length = row_length or length
+  pack_length = pack_length or length
   _check_rows(rows, minibatches, microbatch_rows, ways)
-  if row_length < length or not 0 < row_places < row_length:
+  if pack_length < length or not 0 < max_segments < pack_length:
     raise ValueError(
-        f'learner.row_length must be at least rollout.length, {length}, and '
-        'more than learner.row_places, which must be at least 1, but they are '
-        f'{row_length} and {row_places}.')
+        f'learner.pack_length must be at least rollout.max_length, {length}, and '
+        'more than learner.max_segments, which must be at least 1, but they are '
+        f'{pack_length} and {max_segments}.')
   _check_recipe(algorithm, minibatches, critic_optimizer)
   train_step = TrainStep(
       shape, algorithm, optimizer, critic_optimizer, lora, mesh, length,
       temperature, ForwardOptions(**forward_options))
   return Learner(train_step, critic_warmup, minibatches, microbatch_rows,
-                 row_length, row_places, seed, lockstep)
+                 pack_length, max_segments, seed, lockstep)
 
 
 def _check_rows(rows: int, minibatches: int, microbatch_rows: int, ways: int

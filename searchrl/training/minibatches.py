@@ -92,7 +92,7 @@ def pack(batch: Batch, count: int, **options: int) -> PackedBatch:
 
 
 def pack_one(batch: Batch, lengths: np.ndarray, members: np.ndarray, *,
-             microbatch_rows: int, row_length: int, row_places: int
+             microbatch_rows: int, pack_length: int, max_segments: int
             ) -> MiniBatch:
   """Packs some of a batch's trajectories into the rows of one mini-batch.
 
@@ -101,18 +101,18 @@ def pack_one(batch: Batch, lengths: np.ndarray, members: np.ndarray, *,
     lengths: Lengths of all trajectories of the batch, in tokens, [B].
     members: Indices of the trajectories to pack. Only their number decides M.
     microbatch_rows: Number R of rows per micro-batch.
-    row_length: Number L of tokens that a row holds.
-    row_places: Largest number S of trajectories that a row holds.
+    pack_length: Number L of tokens that a row holds.
+    max_segments: Largest number S of trajectories that a row holds.
   """
   documents = [members[row].tolist() for row in packing.first_fit(
-      lengths[members], row_length, row_places)]
+      lengths[members], pack_length, max_segments)]
   size = (-(-len(members) // microbatch_rows), microbatch_rows)
   layout = packing.layout(
-      documents, lengths, count=size[0] * size[1], length=row_length,
-      places=row_places)
+      documents, lengths, count=size[0] * size[1], length=pack_length,
+      places=max_segments)
   rows = Rows(layout, packing.lay(batch, documents, layout))
   count = -(-len(documents) // microbatch_rows)
-  computed = count * microbatch_rows * row_length
+  computed = count * microbatch_rows * pack_length
   return MiniBatch(
       rows=jax.tree.map(lambda x: x.reshape(*size, *x.shape[1:]), rows),
       count=np.int32(count), documents=documents, layout=layout,

@@ -239,7 +239,7 @@ def language_update(learner: learners.Learner, base: Any = None) -> Update:
 
 def language_learner(
     shape: transformer.TransformerConfig,
-    optimizer: optax.GradientTransformation, mesh: Mesh, *, row_length: int,
+    optimizer: optax.GradientTransformation, mesh: Mesh, *, pack_length: int,
     **options: Any) -> learners.Learner:
   """Makes the learner of `language_update`.
 
@@ -249,12 +249,12 @@ def language_learner(
     shape: Shape of the decoder.
     optimizer: Optimiser of its parameters or adapters.
     mesh: Mesh of the devices.
-    row_length: Number of tokens of a packed row.
+    pack_length: Number of tokens of a packed row.
     **options: Options of `learner.make`: rows (the largest number of documents
       per update), microbatch_rows, lora and others.
   """
   return learners.make(shape, algorithms.sft(), optimizer, mesh,
-                       length=row_length, row_length=row_length, **options)
+                       length=pack_length, pack_length=pack_length, **options)
 
 
 def language_loss(learner: learners.Learner, base: Any,

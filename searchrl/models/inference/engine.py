@@ -116,8 +116,8 @@ class Engine:
   ):
     if slots < 1 or length < 2:
       raise ValueError(
-          'rollout.slots must be at least 1 and rollout.length at least 2, but '
-          f'they are {slots} and {length}.')
+          'rollout.max_num_seqs must be at least 1 and rollout.max_length at '
+          f'least 2, but they are {slots} and {length}.')
     self.slots, self.length, self.attention = slots, length, attention
     self._cache_tokens = cache_tokens
     read = shardings and shardings(())

@@ -89,7 +89,7 @@ class Contents:
         raise ValueError(
             f'a slot holds {self._length} tokens, but slot {a.slot} would need '
             f'{self._needed(a) - a.budget} and a budget of {a.budget} >= 1. '
-            'Raise rollout.length, or shorten prompts and passages.')
+            'Raise rollout.max_length, or shorten prompts and passages.')
 
   def _needed(self, a: Append) -> int:
     """Returns the most tokens that a slot can hold at the end of its turn."""

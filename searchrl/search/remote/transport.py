@@ -31,7 +31,7 @@ T = TypeVar('T')
 
 _REMEDIES = collections.defaultdict(
     lambda: 'Start its server', timeout='Start its server; if it is too slow, '
-    'raise search.options.deadline_secs or lower rollout.slots')
+    'raise search.options.deadline_secs or lower rollout.max_num_seqs')
 
 
 @dataclasses.dataclass(frozen=True)
