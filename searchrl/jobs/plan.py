@@ -162,7 +162,8 @@ def make(config) -> Plan:
       engine=chosen, engines=tuple(
           engine(tensor) for tensor in range(1, a_process + 1)
           if not (shape.num_key_value_heads % tensor or a_process % tensor or
-                  config.rollout.max_num_seqs // processes % (a_process // tensor))))
+                  config.rollout.max_num_seqs // processes
+                  % (a_process // tensor))))
 
 
 def shape_folder(path: str) -> str:
@@ -202,7 +203,8 @@ def describe(plan: Plan) -> str:
   share = plan.peak / plan.available
   verdict = f'It fits: {share:.0%} of the memory.' if plan.fits else (
       f'It does not fit: {share:.0%} of the memory, and at most {_ROOM:.0%} '
-      'should be used. For rollouts, more rollout.tensor, fewer rollout.max_num_seqs, '
+      'should be used. For rollouts, more rollout.tensor, fewer '
+      'rollout.max_num_seqs, '
       "rollout.dtype='bfloat16' help; for updates, more mesh.fsdp, learner."
       "remat='nothing', learner.dtype='bfloat16', model.lora.rank; for both, "
       'more devices.')
@@ -331,7 +333,8 @@ def _holds(config, shape, learner, mesh) -> dict[str, float]:
 def _cache_label(config, processes: int) -> str:
   slots, tokens = (count // processes for count in (
       config.rollout.max_num_seqs, config.rollout.cache_tokens))
-  return f'KV cache: {slots} slots x {config.rollout.max_length} tokens a process' + (
+  length = config.rollout.max_length
+  return f'KV cache: {slots} slots x {length} tokens a process' + (
       f', in pages of {tokens} tokens together' if tokens else '')
 
 
