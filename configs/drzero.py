@@ -31,7 +31,7 @@ from configs import common
 from configs import grpo
 from configs import hrpo
 from configs import settings
-from searchrl.experiment import roles
+from searchrl.papers.dr_zero import roles
 
 
 def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
@@ -41,7 +41,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
     size: Name of the size: 'laptop', 'smoke', or a model of configs/models.py.
   """
   config = ml_collections.ConfigDict()
-  config.job = 'searchrl.jobs.selfplay:run'
+  config.job = 'searchrl.papers.dr_zero.selfplay:run'
   config.seed = 0  # seed of both roles, of the drawn documents and of the world
   config.allow_changes = False  # set by --allow_changes
   is_tiny = settings.is_laptop(size) or size == 'smoke'
@@ -90,8 +90,8 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
 def _laptop_proposer(size: str) -> ml_collections.ConfigDict:
   config = hrpo.get_config(size)
   config.model.path = 'tiny_proposer'
-  config.dialogue = 'searchrl.agent.dialogue:laptop_proposer'
-  config.reward = 'searchrl.agent.proposals:judge'
+  config.dialogue = 'searchrl.papers.dr_zero.dialogues:laptop'
+  config.reward = 'searchrl.papers.dr_zero.proposals:judge'
   config.reward_options = dict(
       attempts=5,  # attempts of the solver per question
       format_weight=0.5,

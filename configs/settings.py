@@ -203,8 +203,9 @@ def drzero_proposer(config: Config, model: Model) -> None:
       path=model.hub_id, run='', dialogue=config.dialogue,
       budgets=config.rollout.budgets.to_dict(), temperature=1.0)
   config.data.golds = False
-  config.dialogue = _tools(model, 'dr_zero_proposer', 'proposer')
-  config.reward = 'searchrl.agent.proposals:judge'
+  config.dialogue = ('searchrl.papers.dr_zero.dialogues:' + (
+      'with_tool' if model.tools else 'in_chat' if model.chat else 'in_tags'))
+  config.reward = 'searchrl.papers.dr_zero.proposals:judge'
   config.reward_options = dict(
       attempts=5, format_weight=0.5, difficulty='difficulty')
   config.rollout.max_length = 4096
@@ -257,9 +258,9 @@ def _tags(model: Model, name: str = 'search_r1') -> str:
   return f'searchrl.agent.{"chat" if model.chat else "dialogue"}:{name}'
 
 
-def _tools(model: Model, name: str, tags: str = 'search_r1') -> str:
+def _tools(model: Model, name: str) -> str:
   """Returns a tool dialogue, or one with tags if the template has no tools."""
-  return f'searchrl.agent.tools:{name}' if model.tools else _tags(model, tags)
+  return f'searchrl.agent.tools:{name}' if model.tools else _tags(model)
 
 
 def _trains_by(config: Config, algorithm: str) -> bool:

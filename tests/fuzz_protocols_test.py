@@ -18,12 +18,12 @@ from searchrl.agent import chat
 from searchrl.agent import demonstrations
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import formats
-from searchrl.agent import proposals
+from searchrl.agent.markup import neutralise
 from searchrl.agent import rewards
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.agent import tools
 from searchrl.agent import transcripts
-from searchrl.agent.markup import neutralise
+from searchrl.papers.dr_zero import proposals
 from searchrl.rollouts import driver
 from searchrl.trajectory import Passage, Question, Request, Trajectory, Turn
 

@@ -12,10 +12,10 @@ from strategies import Dice, fuzzed
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import formats
-from searchrl.agent import proposals
+from searchrl.agent.markup import neutralise
 from searchrl.agent import rewards
 from searchrl.agent import tools
-from searchrl.agent.markup import neutralise
+from searchrl.papers.dr_zero import proposals
 from searchrl.search.index import bm25
 from searchrl.search.remote import wire
 from searchrl.search.simulated import simulated_documents

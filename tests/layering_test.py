@@ -15,7 +15,7 @@ FLOORS = (  # a room imports rooms of lower floors only, and only its row's
     ('rollouts', 'training', 'encoders', 'data'),
     ('evaluation', 'serving'),
     ('experiment',),
-    ('jobs',),
+    ('jobs', 'papers'),
 )
 MAY_IMPORT = {  # room -> rooms of ours, besides itself
     'trajectory': (),
@@ -41,9 +41,13 @@ MAY_IMPORT = {  # room -> rooms of ours, besides itself
         'experiment', 'evaluation', 'serving', 'rollouts', 'training',
         'encoders', 'data', 'agent', 'search', 'world', 'models', 'runtime',
         'trajectory'),
+    'papers': (
+        'experiment', 'evaluation', 'serving', 'rollouts', 'training',
+        'encoders', 'data', 'agent', 'search', 'world', 'rl', 'models',
+        'runtime', 'trajectory', 'packing'),
 }
 WINGS = ('agent', 'search', 'world', 'rl', 'models')
-READ_CONFIGS = ('experiment', 'jobs', 'main')
+READ_CONFIGS = ('experiment', 'jobs', 'papers', 'main')
 _DEVICES = ('jax', 'jaxlib', 'flax', 'optax')
 _RUN = ('absl', 'ml_collections', 'logging', 'os')
 NEVER = {  # part -> what must not be named in it
@@ -121,6 +125,20 @@ def test_no_row_lists_a_room_of_its_own_floor_or_above():
   assert not up
 
 
+def test_papers_never_import_another_paper():
+  """A paper's folder can be deleted, and nothing else must change."""
+  across = []
+  for file in FILES:
+    if not file.startswith('papers/'):
+      continue
+    own = '.'.join(('searchrl', *pathlib.Path(file).parts[:2]))
+    names = imports((PACKAGE / file).read_text(encoding='utf-8'))
+    across += [(file, name) for name in names
+               if name.startswith('searchrl.papers')
+               and not f'{name}.'.startswith(f'{own}.')]
+  assert not across
+
+
 def test_jobs_never_import_jobs_nor_an_index_what_is_made_of_it():
   names = {file: imports((PACKAGE / file).read_text(encoding='utf-8'))
            for file in FILES}
@@ -132,7 +150,7 @@ def test_jobs_never_import_jobs_nor_an_index_what_is_made_of_it():
   assert not across
 
 
-def test_only_jobs_and_experiment_read_a_config():
+def test_only_the_upper_rooms_read_a_config():
   """A parameter `config` below is a decoder's shape, in models/, or a dict."""
   readers = []
   for file in FILES:
@@ -166,6 +184,8 @@ def test_the_house_is_no_corridor():
      'agent may import only: agent trajectory. Pass it in as an argument.'),
     ('world/x.py', 'from searchrl.jobs import ask',
      'Pass it in as an argument.'),
+    ('experiment/x.py', 'from searchrl.papers.dr_zero import proposals',
+     'experiment may import only'),
     ('rl/x.py', 'def f():\n  from searchrl.runtime import mesh',
      'rl may import only'),
     ('search/x.py', 'import jax.numpy as jnp', 'search never names jax'),

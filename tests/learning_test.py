@@ -74,7 +74,7 @@ def test_the_command_lines_of_an_arm_are_configs(name):
   for part, arguments in experiments.commands(arm, 3).items():
     config = config_of(arguments)
     if arm.solver and part == 'train':
-      assert config.job == 'searchrl.jobs.selfplay:run'
+      assert config.job == 'searchrl.papers.dr_zero.selfplay:run'
       assert config.seed == 3 and config.data.world_seed == 4
       assert arm.solver == f'iteration_{config.selfplay.iterations}/solver'
       assert not config.search.options.to_dict()  # as it is judged

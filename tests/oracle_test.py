@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from searchrl.experiment import propose
+from searchrl.papers.dr_zero import oracle
+from searchrl.papers.dr_zero import propose
 from searchrl.trajectory import Question
 from searchrl.world import facts
-from searchrl.world import oracle
 from searchrl.world import text
 
 WORLD = facts.make(5, common=True)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from searchrl.agent import proposals
+from searchrl.papers.dr_zero import proposals
 from searchrl.trajectory import Action, Passage, Question, Trajectory, Turn
 
 DOCUMENT = 'The Tarn is a river. It flows past Albi, and rises on Mont Lozere.'

@@ -11,10 +11,10 @@ import sampler_test
 import tiny
 
 from searchrl.agent import dialogue as dialogues
-from searchrl.agent import proposals
 from searchrl.data import questions as questions_lib
-from searchrl.experiment import propose
 from searchrl.experiment import solver
+from searchrl.papers.dr_zero import proposals
+from searchrl.papers.dr_zero import propose
 from searchrl.rollouts import driver
 from searchrl.rollouts import sampler as samplers
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from searchrl.agent import dialogue as dialogues
-from searchrl.agent import proposals
-from searchrl.experiment import propose
-from searchrl.experiment import seeds
+from searchrl.papers.dr_zero import proposals
+from searchrl.papers.dr_zero import propose
+from searchrl.papers.dr_zero import seeds
 from searchrl.search import corpus
 from searchrl.search import engines
 from searchrl.trajectory import Action, Question, Trajectory, Turn

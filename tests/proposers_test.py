@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from searchrl.agent import proposals
-from searchrl.evaluation import proposers
+from searchrl.papers.dr_zero import proposals
+from searchrl.papers.dr_zero import proposers
 from searchrl.rollouts import scoring
 from searchrl.trajectory import Question
 import proposals_test

@@ -7,8 +7,8 @@ import collections
 import pytest
 import tiny
 
-from searchrl.agent import proposals
-from searchrl.experiment import seeds
+from searchrl.papers.dr_zero import proposals
+from searchrl.papers.dr_zero import seeds
 from searchrl.search.corpus import Corpus
 from searchrl.trajectory import Passage
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from searchrl.agent import proposals
 from searchrl.agent import rewards
-from searchrl.agent import selection
 from searchrl.data import questions as questions_lib
+from searchrl.papers.dr_zero import proposals
+from searchrl.papers.dr_zero import selection
 from searchrl.trajectory import Question, Trajectory
 import proposals_test
 

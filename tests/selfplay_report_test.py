@@ -4,7 +4,7 @@
 
 import json
 
-from searchrl.evaluation import selfplay_report
+from searchrl.papers.dr_zero import selfplay_report
 from searchrl.runtime import metrics
 
 

@@ -15,12 +15,12 @@ import pytest
 
 from configs import drzero
 from configs import drzero_rivals
-from searchrl.agent import proposals
 from searchrl.data import questions as questions_lib
 from searchrl.experiment import policy
-from searchrl.experiment import roles
 from searchrl.jobs import plan
-from searchrl.jobs import selfplay
+from searchrl.papers.dr_zero import proposals
+from searchrl.papers.dr_zero import roles
+from searchrl.papers.dr_zero import selfplay
 from searchrl import trajectory as trajectory_lib
 import loopback
 import train_test

@@ -14,12 +14,13 @@ import tiny
 
 from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
-from searchrl.agent import proposals
 from searchrl.agent import tools
 from searchrl.experiment import model_folders
 from searchrl.experiment import policy as policies
-from searchrl.models import weights
 from searchrl.models.inference import stops
+from searchrl.models import weights
+from searchrl.papers.dr_zero import dialogues as proposer_dialogues
+from searchrl.papers.dr_zero import proposals
 from searchrl.rollouts import driver
 from searchrl.runtime import mesh as meshes
 from searchrl.trajectory import Action, Passage, Request
@@ -118,7 +119,7 @@ def test_the_solvers_prompt_is_word_for_word():
 @each
 def test_a_proposer_is_asked_in_its_chat_and_ends_with_a_question(name):
   tokenizer = TOKENIZERS[name]
-  dialogue = tools.dr_zero_proposer(tokenizer)
+  dialogue = proposer_dialogues.with_tool(tokenizer)
   asked = proposals.ask('The Tarn is a river.', 3)
   ids = dialogues.opening(dialogue, asked, tokenizer)
   shown = chats.unspaced(chats.written(tokenizer, ids))

@@ -13,7 +13,6 @@ import re
 from typing import Any, NamedTuple
 
 from searchrl.agent import dialogue as dialogues
-from searchrl.agent import proposals
 from searchrl.agent.dialogue import Dialogue
 
 Message = Mapping[str, Any]
@@ -54,17 +53,6 @@ def r1(tokenizer) -> Dialogue:
   """
   return in_one_turn(dialogues.tags(
       dialogues.verbatim('search_r1_without.txt')), tokenizer)
-
-
-def proposer(tokenizer) -> Dialogue:
-  """A proposer's prompt as a user's message; see `agent.proposals`.
-
-  The protocol is that of `dialogue.proposer`.
-
-  Raises:
-    ValueError: there is no chat template, or it cannot frame a question.
-  """
-  return in_one_turn(dialogues.tags(proposals.TAG_TEMPLATE), tokenizer)
 
 
 def from_memory(tokenizer) -> Dialogue:

@@ -16,7 +16,6 @@ import json
 import re
 from typing import NamedTuple
 
-from searchrl.agent import proposals
 from searchrl.agent.markup import neutralise, shows_tag
 from searchrl.trajectory import Action, Passage, Passages
 
@@ -35,7 +34,6 @@ FROM_DOCUMENTS = ('Below are documents and, in the last line, a question. '
                   'Answer it '
                   'by the documents alone, as briefly as you can, between '
                   '<answer> and </answer>.\n{question}\n')
-PROPOSE_TEMPLATE = 'Write a question. {question}\n'
 
 
 def tag_passage(number: int, passage: Passage) -> str:
@@ -130,19 +128,6 @@ def laptop_read(tokenizer) -> Dialogue:
   Its question is written by `world.lessons.with_passages`.
   """
   return tags(tokenizer.leading_space + READ_TEMPLATE)
-
-
-def laptop_proposer(tokenizer) -> Dialogue:
-  """The tiny proposer's prompt; what it is given is `proposals.ask`.
-
-  A turn searches, or ends with <question> and <answer>.
-  """
-  return tags(tokenizer.leading_space + PROPOSE_TEMPLATE)
-
-
-def proposer(tokenizer) -> Dialogue:
-  """A proposer's prompt in the tag protocol; see `agent.proposals`."""
-  return tags(tokenizer.leading_space + proposals.TAG_TEMPLATE)
 
 
 def search_r1(tokenizer) -> Dialogue:

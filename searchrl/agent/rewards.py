@@ -20,9 +20,12 @@ import re
 import string
 
 from searchrl.agent import formats
-from searchrl.trajectory import Scores, Trajectory, Turn
+from searchrl.trajectory import Question, Scores, Trajectory, Turn
 
 RewardFn = Callable[[Trajectory], float | Scores]
+# Questions, and how often each is tried -> the tries of a frozen solver at
+# each. A reward whose first parameter is `play` is given one.
+Play = Callable[[Sequence[Question], int], Sequence[Sequence[Trajectory]]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,6 @@ import json
 
 from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
-from searchrl.agent import proposals
 from searchrl.agent.dialogue import Dialogue
 from searchrl.agent.markup import neutralise
 from searchrl.trajectory import Action, Passage, Passages
@@ -45,17 +44,6 @@ def dspo(tokenizer) -> Dialogue:
   """
   return make(tokenizer, template=solver_template(),
               system='You are a helpful and harmless assistant.')
-
-
-def dr_zero_proposer(tokenizer) -> Dialogue:
-  """The proposer of Dr. Zero, in a prompt of our own; see `agent.proposals`.
-
-  A turn calls the tool, or ends with <question> and <answer>.
-
-  Raises:
-    ValueError: there is no chat template, or it cannot frame this protocol.
-  """
-  return make(tokenizer, template=proposals.TEMPLATE)
 
 
 def solver_template() -> str:

@@ -9,7 +9,6 @@ import json
 import pathlib
 from typing import Any
 
-from searchrl.agent import proposals
 from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
@@ -156,7 +155,7 @@ def _nobody(questions: Any, attempts: int) -> Any:
   raise AssertionError('no solver plays before it is loaded')
 
 
-def scorer(config, play: proposals.Play = _nobody) -> scoring.Scorer:
+def scorer(config, play: rewards.Play = _nobody) -> scoring.Scorer:
   """Returns the scorer of a config: its reward, with options, and its outcome.
 
   Args:

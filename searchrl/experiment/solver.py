@@ -27,7 +27,7 @@ _OURS = ('searchrl.agent.dialogue:laptop and :laptop_read, '
 
 @dataclasses.dataclass(frozen=True)
 class Solver:
-  """A `proposals.Play` that returns trajectories for questions and attempts.
+  """A `rewards.Play` that returns trajectories for questions and attempts.
 
   All processes play the attempts, in the slots of the policy, between its
   rollouts. An attempt depends on the question's uid and the attempt's number,

@@ -16,6 +16,7 @@ import functools
 import math
 import os
 import pathlib
+import sys
 from typing import Any
 
 import jax
@@ -25,7 +26,6 @@ from searchrl.evaluation import figures
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import policy
-from searchrl.experiment import roles
 from searchrl.experiment import search as searches
 from searchrl.experiment import writer_model
 from searchrl.models import attention
@@ -36,6 +36,7 @@ from searchrl.models import weights
 from searchrl.runtime import devices as devices_lib
 from searchrl.runtime.devices import GIB
 from searchrl.runtime import mesh as meshes
+from searchrl.runtime import plugins
 from searchrl.search.simulated import writers
 from searchrl.training import learner as learners
 
@@ -114,20 +115,35 @@ class Plan:
 def run(config, workdir: str) -> None:
   """Prints whether the config fits config.plan.devices, and a table of sizes.
 
-  For self-play, it prints one plan per role, because roles are trained in turn.
+  A job of several trainings has a plan for each; see `trainings`.
 
   Raises:
     ValueError: The config cannot be run on these devices.
   """
   del workdir  # nothing is written
   config_checks.check(config)
-  if 'selfplay' not in config:
+  parts = trainings(config)
+  if not parts:
     print(describe(make(config)))
-    return
-  for role in roles.ROLES:
-    own = roles.of(config, role)
-    config_checks.check(own)
-    print(f'The {role}:\n\n{describe(make(own))}\n')
+  for name, part in parts.items():
+    config_checks.check(part)
+    print(f'The {name}:\n\n{describe(make(part))}\n')
+
+
+def trainings(config) -> dict[str, Any]:
+  """Returns the configs of the trainings that a job consists of, by name.
+
+  The module of a job that trains several models has, beside the job, a function
+  `trainings(config)` that returns them. For all other jobs the result is empty.
+
+  Raises:
+    ValueError: config.job names no function.
+  """
+  if not config.get('job'):
+    return {}
+  plugins.resolve(config.job, field='job', ours='searchrl.jobs.train:run')
+  module = sys.modules[config.job.partition(':')[0]]
+  return module.trainings(config) if hasattr(module, 'trainings') else {}
 
 
 def make(config) -> Plan:

@@ -40,7 +40,7 @@ def propose(room: Classroom, rng: np.random.Generator, dialogue, *,
     room: The world and its engine.
     rng: Generator of every choice.
     dialogue: Dialogue whose prompt asks for a question; see
-      `agent.proposals.ask`.
+      `papers.dr_zero.proposals.ask`.
     hops: Shares of 1, 2, ... requested hops.
     habits: Probabilities of deviations.
     top_k: Number of passages per search.

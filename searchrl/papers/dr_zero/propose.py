@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 
 from searchrl.agent import dialogue as dialogues
-from searchrl.agent import proposals
 from searchrl.agent import rewards
-from searchrl.agent import selection
-from searchrl.evaluation import proposers
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.experiment import solver
 from searchrl.experiment import writer_model
+from searchrl.papers.dr_zero import oracle
+from searchrl.papers.dr_zero import proposals
+from searchrl.papers.dr_zero import proposers
+from searchrl.papers.dr_zero import selection
 from searchrl.rollouts import records
-from searchrl.rollouts import scoring
 from searchrl.rollouts.sampler import Sampler
+from searchrl.rollouts import scoring
 from searchrl.runtime import atomic_files
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.trajectory import Question, Request, SearchFn, Trajectory
 from searchrl.world import facts
-from searchrl.world import oracle
 
 QUESTIONS = 'questions.jsonl'
 REPORT = 'report.json'

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from searchrl.agent import markup
-from searchrl.agent import proposals
+from searchrl.papers.dr_zero import proposals
 from searchrl.trajectory import Passage, Question
 
 

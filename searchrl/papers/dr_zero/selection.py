@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from searchrl.agent import proposals
 from searchrl.agent import rewards
+from searchrl.papers.dr_zero import proposals
 from searchrl.trajectory import Passage, Question, Trajectory
 
 (ILL_FORMED, LEAKING, UNGROUNDED, TOO_LONG, DUPLICATE, UNANSWERABLE, KNOWN

@@ -17,17 +17,17 @@ from typing import Any
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
-from searchrl.evaluation import selfplay_report as report
 from searchrl.evaluation import summary
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import policy
-from searchrl.experiment import propose
-from searchrl.experiment import roles
 from searchrl.experiment import run as runs
-from searchrl.experiment import seeds as seeds_lib
 from searchrl.experiment import solver
 from searchrl.models import weights
+from searchrl.papers.dr_zero import propose
+from searchrl.papers.dr_zero import roles
+from searchrl.papers.dr_zero import seeds as seeds_lib
+from searchrl.papers.dr_zero import selfplay_report as report
 from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
@@ -60,6 +60,11 @@ def run(config, workdir: str) -> None:
   processes.on_first('summary', lambda: processes.say(
       report.finish(folder, config.selfplay.iterations, f'seed {config.seed}'),
       file=sys.stdout))
+
+
+def trainings(config) -> dict[str, Any]:
+  """Returns the config of each training by its role; read by `jobs.plan`."""
+  return {role: roles.of(config, role) for role in roles.ROLES}
 
 
 class _Game:

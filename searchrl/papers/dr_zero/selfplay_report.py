@@ -7,9 +7,9 @@ import json
 import pathlib
 from typing import Any
 
-from searchrl.evaluation import figures
-from searchrl.evaluation import proposers
 from searchrl.evaluation import evaluator
+from searchrl.evaluation import figures
+from searchrl.papers.dr_zero import proposers
 from searchrl.runtime import atomic_files
 from searchrl.runtime import metrics
 

@@ -17,46 +17,6 @@ import unicodedata
 from searchrl.agent import rewards
 from searchrl.trajectory import Question, Scores, Trajectory, Turn
 
-# Questions, and how often each is tried -> a solver's tries at each.
-Play = Callable[[Sequence[Question], int], Sequence[Sequence[Trajectory]]]
-
-TEMPLATE = """\
-You write questions for others, who have to search for the answers. Below are a \
-number of hops and a source document. Write one question, with one short answer \
-that nobody can doubt, which takes that many hops to answer:
-- Hop 1 is something that the document names. If one hop is asked for, it is the \
-answer, and you do not search.
-- Each further hop is a fact about the hop before it which the document does not \
-tell. Find it with the search tool, one call a hop: n hops take n - 1 calls.
-- The last hop is the answer.
-
-Begin each turn with what you think, between <think> and </think>: what has been \
-found, and which hop comes next. Then either call the tool between <tool_call> \
-and </tool_call>; what it finds comes back between <tool_response> and \
-</tool_response>. Or, when all hops are known, write the question between \
-<question> and </question>, and after it the answer between <answer> and \
-</answer>.
-
-The question
-- can be understood by somebody who has not seen the document, and does not \
-speak of it;
-- names neither the answer nor any hop between the first and the last;
-- cannot be answered if a hop is left out;
-- has an answer of at most five words: a name, a place, a date, a number.
-
-One hop: <think> ... </think> <question> ... </question> <answer> ... </answer>
-Three hops: <think> ... </think> <tool_call> ... </tool_call>, twice, each \
-followed by what was found, and then <think> ... </think> <question> ... \
-</question> <answer> ... </answer>
-
-{question}
-"""
-# The same in the tag protocol.
-TAG_TEMPLATE = TEMPLATE.replace('tool_call>', 'search>').replace(
-    'tool_response>', 'information>').replace(
-        'with the search tool, one call a hop: n hops take n - 1 calls',
-        'by searching, once a hop: n hops take n - 1 searches').replace(
-            'call the tool between', 'search between')
 _THOUGHT = re.compile(r'<think>.*?</think>', re.DOTALL)
 _ASKED = re.compile(r'Hops: [0-9]+\nDocument: ?(.*)', re.DOTALL)
 _ALONE = ('yes', 'no')  # answers that stand in no document
@@ -214,7 +174,7 @@ _REWARDS = {'difficulty': difficulty, 'parabola': parabola,
             'uncertainty': uncertainty, 'mixed': mixed}
 
 
-def judge(play: Play, *, attempts: int = 5, format_weight: float = 0.5,
+def judge(play: rewards.Play, *, attempts: int = 5, format_weight: float = 0.5,
           difficulty: str = 'difficulty') -> rewards.Judge:
   """Rewards proposers: how hard a solver finds the question, and the form.
 

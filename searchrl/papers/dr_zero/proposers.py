@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from searchrl.agent import proposals
-from searchrl.agent import selection
+from searchrl.papers.dr_zero import proposals
+from searchrl.papers.dr_zero import selection
 from searchrl.trajectory import Question, Trajectory
 
 ALL = 'all'  # the hops of a row of all proposals
