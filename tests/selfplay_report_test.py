@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""evaluation.selfplay: the summary of a folder, by hand, and of half of one."""
+"""selfplay_report: the summary of a folder, by hand, and of half of one."""
 
 import json
 
