@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The health of a run: validation, silent steps, guards and rollbacks.
 
-The loop asks `Health` before and after each step. What a guard decides is in
-`guards`; how a rollback survives a kill is in `rollbacks`.
+The loop asks `Health` before and after each step. `guards` has the decisions of
+guards, and `rollbacks` makes rollbacks that survive a kill.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ Validate = Callable[[Any, int], float | None]  # state, step -> a score
 
 
 class Health:
-  """Watches the steps of a run.
+  """A monitor of the steps of a run, which the loop asks what to do.
 
   Args:
     config: Config whose `train`, `guards` and `evaluate` are read.
@@ -68,10 +68,10 @@ class Health:
     return self._guards.remembers(progress, verdict)
 
   def validated(self, state: Any, progress: Progress) -> Progress:
-    """Validates if it is due, and keeps the best validation so far.
+    """Validates the state if it is due, and records the best validation so far.
 
-    The first of equal ones is the best. The last step is not validated, since
-    the whole evaluation follows it.
+    Among equal scores, the first is the best. The last step is not validated,
+    since the whole evaluation follows it.
     """
     every, step = self._config.evaluate.every, progress.step
     if not every or step % every or is_done(progress, self._config.train):
@@ -111,7 +111,7 @@ def is_silent(progress: Progress, options: Any) -> bool:
 
 
 def forget_after(step: int, folder: pathlib.Path) -> None:
-  """Deletes evaluations of steps after a restored one: they are made again."""
+  """Deletes evaluations of steps after a restored one, which run again."""
   for path in (folder / 'evaluation').glob(f'{DURING}*'):
     if int(path.name.removeprefix(DURING)) > step:
       shutil.rmtree(path)
@@ -133,7 +133,7 @@ def _count_silent(algorithm: algorithms.Algorithm, progress: Progress,
   """Counts steps whose outcomes are all alike, and warns of them."""
   if algorithm.min_group_size > 1:
     silent = values['data/frac_group_mixed'] == 0
-  else:  # the baseline is not of a group
+  else:  # the algorithm has no group baseline
     silent = values['critic/score/max'] == values['critic/score/min']
   steps = progress.silent_steps + 1 if silent else 0
   if silent and steps % warn_after == 0:

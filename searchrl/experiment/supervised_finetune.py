@@ -72,7 +72,7 @@ def finetune(config, folder: pathlib.Path) -> None:
   plan = supervised.batches(
       [len(document.ids) for document in train], seed=config.seed,
       epochs=config.train.epochs, steps=config.train.steps, **config.batch)
-  optimizers.adamw(total_steps=len(plan), **config.optimizer)  # checks them
+  optimizers.adamw(total_steps=len(plan), **config.optimizer)  # a check
   mesh = meshes.make(**config.mesh)
   model = Model(path, shape, tokenizer, weights.load(
       path, shape, dtype=config.model.dtype,

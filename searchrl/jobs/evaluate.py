@@ -34,7 +34,7 @@ def run(config, workdir: str) -> None:
   folder, options = pathlib.Path(workdir), config.evaluate
   run_defaults.fill(config, options.run, 'evaluate.run')
   run_defaults.judge_on_own_data(config, options.run)
-  config_checks.check(config)  # the filled-in values
+  config_checks.check(config)  # again, with the filled-in values
   config_checks.check_questions(config)
   config_checks.check_worlds(config)
   _check_sets(config)

@@ -41,7 +41,7 @@ def run(config, workdir: str) -> None:
         f'parquet, but is {config.data.evaluate!r}. Add '
         '--config.data.evaluate=questions.jsonl and --config.search.corpus.')
   run_defaults.fill(config, options.run, 'evaluate.run')
-  config_checks.check(config)  # the filled-in values
+  config_checks.check(config)  # again, with the filled-in values
   model = policy.folder_of(config)
   processes.on_first('workdir?', lambda: workdirs.check(
       folder, config.to_dict(), allow_changes=config.allow_changes))

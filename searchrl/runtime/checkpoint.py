@@ -222,7 +222,7 @@ def extra(directory: Path, step: int) -> dict[str, Any]:
 def delete(directory: Path, step: int) -> None:
   """Deletes a step. A kill leaves the step either whole or uncommitted."""
   path = _absolute(directory) / str(step)
-  (path / _MARKER).unlink(missing_ok=True)  # uncommits it first
+  (path / _MARKER).unlink(missing_ok=True)  # first: uncommits the step
   shutil.rmtree(path, ignore_errors=True)  # the next save tries again
 
 

@@ -40,7 +40,7 @@ class Writer:
   def __init__(self, workdir: str | os.PathLike[str], *,
                tensorboard: bool = True,
                step_field: str = 'training/global_step', enabled: bool = True):
-    self._file = self._events = None  # opened by the first write
+    self._file = self._events = None  # the first write opens `_events`
     if not enabled:
       return
     workdir = pathlib.Path(workdir)

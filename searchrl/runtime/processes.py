@@ -36,7 +36,7 @@ _REFUSALS = (FileNotFoundError, OSError, ValueError)  # the first match is used
 
 _numbers = itertools.count()  # numbers of meetings, equal on all processes
 _stale: list[str] = []  # keys of meetings that a process may still read
-_failed: list[str] = []  # tags of meetings that timed out
+_failed: list[str] = []  # tags of timed-out meetings; in the end equal on all
 
 
 def initialize(environ: Mapping[str, str] = os.environ) -> None:

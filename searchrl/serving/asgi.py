@@ -74,8 +74,7 @@ class HttpOptions:
 
 def check_positive(fields: Mapping[str, Any], zero: tuple[str, ...] = ()
                    ) -> None:
-  """Raises a ValueError unless numbers are above 0 (or 0, for those in `zero`).
-  """
+  """Raises a ValueError unless numbers are positive, or 0 if named in `zero`."""
   for name, value in fields.items():
     if not isinstance(value, int | float):
       continue
