@@ -28,16 +28,16 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   """
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.train:run'
-  config.seed = 0  # of data order and of all sampling
+  config.seed = 0  # seed of the data order and of all sampling
   config.allow_changes = False  # set by --allow_changes
 
   config.model = dict(
       path='',  # a Hugging Face folder or hub id; '' is the shipped tiny base
-      attention='auto',  # of whole rows: xla, cudnn (GPU) or splash (TPU)
+      attention='auto',  # xla, cudnn (GPU) or splash (TPU), for whole rows
       attention_block=0,  # tokens; bounds its memory; 0: the usual
       dtype='float32',  # as it is kept: or bfloat16, like most folders' files
       lora=dict(
-          rank=0,  # of adapters; 0 trains all parameters
+          rank=0,  # rank of the adapters; 0 trains all parameters
           alpha=16.0,  # adapters count alpha / rank
           targets=('q', 'k', 'v', 'o', 'gate', 'up', 'down'),
       ),
@@ -60,7 +60,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       common=True,  # also common knowledge, the same in every world
       outdated=0.15,  # the share of it that has changed in a world, in (0, 1)
       hard=False,  # several passages an entity, namesakes, other wordings
-      scale=1.0,  # of the numbers of entities; above 0
+      scale=1.0,  # factor on the number of entities; above 0
   )
   config.search = dict(
       engine='bm25',  # dense (n-grams; or an index, see build_index.py), noise ...
@@ -75,7 +75,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   config.rollout = dict(
       questions_per_step=12,  # questions asked in each round of a step
       group_size=6,  # samples a question
-      max_rounds=1,  # of questions a step, until `keep` has filled the batch
+      max_rounds=1,  # rounds per step, until `keep` has filled the batch
       stop_when_full=False,  # what still plays is dropped: favours the short
       temperature=1.0,  # above 0
       top_k=0,  # tokens that may be drawn, the likeliest; 0: all
@@ -86,11 +86,11 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       truncation='refuse',
       max_num_seqs=72,  # concurrent conversations; a multiple of data * fsdp
       max_length=512,  # tokens per conversation, prompt included
-      dtype='float32',  # of the engine's weights and cache: or bfloat16
-      attention='auto',  # of the engine: xla, cudnn, triton, both (GPU), ragged (TPU)
-      cache_tokens=0,  # of all slots together (ragged); 0: all can be full
+      dtype='float32',  # dtype of the engine's weights and cache; or bfloat16
+      attention='auto',  # xla, cudnn, triton, cudnn+triton (GPU) or ragged (TPU)
+      cache_tokens=0,  # cached tokens of all slots (ragged); 0: all can be full
       tensor=1,  # devices that share a copy of its weights, of several hosts too
-      search_order='auto',  # of search results: deterministic, or arrival
+      search_order='auto',  # or deterministic, or arrival, of search results
       async_decode=False,  # decode while the host reads the decode before
       search_timeout_secs=60.0,
       search_calls=4,  # at a time
@@ -113,7 +113,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       weight_decay=0.0,
       max_grad_norm=1.0,
       warmup_steps=5,  # updates
-      mu_dtype='float32',  # of the first moment: or bfloat16, to save memory
+      mu_dtype='float32',  # first moment's dtype; or bfloat16, to save memory
   )
   config.critic = dict(  # of recipes that need values: ppo
       optimizer=dict(
@@ -123,7 +123,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
           max_grad_norm=1.0,
           warmup_steps=0,  # updates
       ),
-      warmup_updates=0,  # of the critic, before the policy's first
+      warmup_updates=0,  # critic updates before the policy's first
   )
   config.importance_correction = dict(  # for sampler-learner mismatch
       method='none',  # or truncate (TIS), or mask (IcePop)
@@ -137,7 +137,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       pack_length=0,  # tokens a row; 0: rollout.max_length, which is the least
       max_segments=16,  # trajectories a row, at most
       remat='',  # recompute in the backward pass: nothing or dots are saved
-      dtype='float32',  # of activations: or bfloat16, with float32 parameters
+      dtype='float32',  # dtype of activations; or bfloat16
   )
   config.mesh = dict(data=-1, fsdp=1, tensor=1)  # -1: all remaining devices
   config.train = dict(
@@ -189,7 +189,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       every=0,  # steps, during training; 0: not then
       limit=0,  # questions of a set during training, by the seed; 0: all
       num_sets_during=0,  # sets during training, from the first on; 0: all
-      decodings=('greedy', 'sampled'),  # of answers; or one of them
+      decodings=('greedy', 'sampled'),  # decodings of answers; or one of them
       noise=True,  # the first set, and famous, also with random passages
       search=dict(engine='', options={}),  # of evaluation; '': that of training
       engines={},  # several: name in tables -> as search above; {}: that one
@@ -197,9 +197,9 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
           world_seed=101,  # never that of training
           # Fresh facts, by name parts; common knowledge, by whether it holds.
           kinds=('known', 'unseen', 'famous', 'outdated'),
-          questions_per_hop=16,  # of fresh facts
-          common_per_hop=8,  # of common knowledge, at most; 0: as of fresh
-          sampled_per_hop=8,  # of them, sampled or with random passages; 0: all
+          questions_per_hop=16,  # questions about fresh facts per hop count
+          common_per_hop=8,  # most about common knowledge; 0: as of fresh
+          sampled_per_hop=8,  # those sampled or with random passages; 0: all
           max_hops=4,
       ),
   )

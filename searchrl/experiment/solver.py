@@ -22,7 +22,7 @@ from searchrl.runtime import mesh as meshes
 from searchrl.trajectory import Question, Request, SearchFn, Trajectory
 
 _OURS = ('searchrl.agent.dialogue:laptop and :laptop_read, '
-         'searchrl.agent.chat:read and searchrl.agent.tools:dr_zero')
+         'searchrl.agent.chat:search_r1 and searchrl.agent.tools:dr_zero')
 
 
 @dataclasses.dataclass(frozen=True)
