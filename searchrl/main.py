@@ -57,6 +57,7 @@ _ALLOW_CHANGES = flags.DEFINE_bool(
 
 
 def main(argv) -> None:
+  """Runs the job of the parsed flags, and ends the process on errors."""
   del argv  # all arguments have been parsed
   signals.raise_at_sigterm()
   logging.set_verbosity(logging.WARNING)  # Orbax logs every save

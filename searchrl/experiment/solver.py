@@ -42,6 +42,7 @@ class Solver:
 
   def __call__(self, questions: Sequence[Question], attempts: int
               ) -> list[list[Trajectory]]:
+    """Returns the trajectories of all attempts, for each question."""
     fits = [*map(self.fits, questions)]
     found = iter(self.sampler.rollout(
         self.weights, [Request(question, attempt, number)

@@ -144,6 +144,7 @@ class TurnPrinter:
     self._printed = {}  # sample -> number of blocks already printed
 
   def __call__(self, trajectory: Trajectory) -> None:
+    """Prints the new blocks of a trajectory."""
     blocks = list(self._blocks(trajectory))
     printed = self._printed.get(trajectory.sample, 0)
     if len(blocks) < printed:  # it is being sampled again

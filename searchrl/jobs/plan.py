@@ -89,6 +89,7 @@ class Plan:
 
   @property
   def peak(self) -> float:
+    """Largest number of bytes at any time, with the config's engine."""
     return self.peak_with(self.engine)
 
   def peak_with(self, engine: Engine) -> float:
@@ -99,9 +100,11 @@ class Plan:
 
   @property
   def fits(self) -> bool:
+    """True if the config's engine fits into the memory."""
     return self.has_room_for(self.engine)
 
   def has_room_for(self, engine: Engine) -> bool:
+    """Returns whether the plan fits into the memory with an engine."""
     return self.peak_with(engine) <= _ROOM * self.available
 
   @property

@@ -104,6 +104,7 @@ class Writer:
     self._purge_from = step + 1
 
   def close(self) -> None:
+    """Closes the files."""
     if self._file is None:
       return
     self._file.close()

@@ -20,6 +20,7 @@ class Timer:
 
   @contextlib.contextmanager
   def __call__(self, phase: str) -> Iterator[None]:
+    """Adds the seconds of the body to a phase."""
     start = time.perf_counter()
     try:
       yield
@@ -80,5 +81,6 @@ class ProgressBar:
             sep='  ', file=sys.stderr, flush=True)
 
   def close(self) -> None:
+    """Closes the bar, if there is one."""
     if self._bar is not None:
       self._bar.close()

@@ -74,7 +74,7 @@ class HttpOptions:
 
 def check_positive(fields: Mapping[str, Any], zero: tuple[str, ...] = ()
                    ) -> None:
-  """Raises a ValueError unless numbers are positive, or 0 if named in `zero`."""
+  """Raises a ValueError unless numbers are positive, or 0 if in `zero`."""
   for name, value in fields.items():
     if not isinstance(value, int | float):
       continue
@@ -216,6 +216,7 @@ class Closing(Response):
   """
 
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    """Sends the response, and reads what is left of the body."""
     self.headers['connection'] = 'close'
     await send({'type': 'http.response.start', 'status': self.status_code,
                 'headers': self.raw_headers})
@@ -284,6 +285,7 @@ def serve(server: Any, what: str, options: HttpOptions, *,
 
 
 def say(text: str) -> None:
+  """Prints a line on stderr."""
   print(text, file=sys.stderr, flush=True)
 
 

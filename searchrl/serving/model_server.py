@@ -90,9 +90,11 @@ class Server:
 
   @property
   def address(self) -> str:
+    """URL of the server."""
     return self._http.url
 
   def start(self) -> None:
+    """Starts to answer requests."""
     self._http.start()
 
   def stop(self) -> None:

@@ -39,6 +39,7 @@ class Refused(ValueError):
     self.status, self.param, self.kind, self.code = status, param, kind, code
 
   def body(self) -> bytes:
+    """Returns the body of the error response, JSON."""
     return _json({'error': {'message': str(self), 'type': self.kind,
                             'param': self.param, 'code': self.code}})
 
@@ -380,6 +381,7 @@ class Answer:
 
 
 def event(data: bytes) -> bytes:
+  """Returns a server-sent event that holds the data."""
   return b'data: ' + data + b'\n\n'
 
 
@@ -389,6 +391,7 @@ def models(name: str, created: int) -> bytes:
 
 
 def model(name: str, created: int) -> bytes:
+  """Returns the description of one model."""
   return _json(_model(name, created))
 
 

@@ -81,6 +81,7 @@ class Metrics:
     self._cut.inc(queries)
 
   def add_refused(self) -> None:
+    """Counts a request that was above the limit of connections."""
     self._refused.inc()
 
   def add_failure(self) -> None:
