@@ -199,7 +199,7 @@ def _as_found(player: Player, games: Sequence['_Game'],
 
 def _noted(player: Player, games: Sequence['_Game'],
            found: Sequence[Passages | SearchError]) -> list[str]:
-  """Reason-in-Documents: returns the model's own notes on the passages."""
+  """Returns the model's notes on the passages: Reason-in-Documents."""
   notes = player.write('note', [dataclasses.replace(
       game.question, uid=f'note:{game.query}:{game.question.uid}',
       text='\n'.join([

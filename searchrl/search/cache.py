@@ -144,7 +144,7 @@ class Store:
         with self._db:
           self._db.executemany(
               'INSERT OR REPLACE INTO answers VALUES (?, ?, ?)', rows)
-      except sqlite3.DatabaseError:  # such as a full disk: results are returned
+      except sqlite3.DatabaseError:  # a full disk must not lose results
         self._faults['unwritten'] += len(rows)
 
   def pop(self) -> dict[str, int]:

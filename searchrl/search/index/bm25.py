@@ -60,7 +60,7 @@ _DOUBLE = dict(
     ousness='ous', aliti='al', iviti='ive', biliti='ble', logi='log')
 _SINGLE = dict(
     icate='ic', ative='', alize='al', iciti='ic', ical='ic', ful='', ness='')
-# Searched from the left, so the longest suffix wins.
+# These are searched from the left, so that the longest suffix wins.
 _DOUBLES = re.compile(f'(?:{"|".join(_DOUBLE)})$')
 _SINGLES = re.compile(f'(?:{"|".join(_SINGLE)})$')
 _LAST = re.compile(

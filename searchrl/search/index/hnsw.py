@@ -49,7 +49,8 @@ def build(source: vector_store.Source, folder: pathlib.Path, *, links: int = 32,
     Facts that `ladder` and `open_` need: none.
 
   Raises:
-    ValueError: faiss is not installed, or an option is out of range.
+    ValueError: The package faiss is not installed, or an option is out of
+      range.
   """
   faiss = _library()
   if links < 2 or construction < links:
@@ -94,8 +95,8 @@ def open_(folder: pathlib.Path, built: dict[str, Any],
       is larger.
 
   Raises:
-    ValueError: faiss is not installed, or the file is damaged or has other
-      rows.
+    ValueError: The package faiss is not installed, or the file is damaged or
+      has other rows.
   """
   del built
   faiss = _library()

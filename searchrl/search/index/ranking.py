@@ -70,7 +70,7 @@ class _Call(Generic[Task, Result]):
   prepare: Callable[[Task], Asked]
   finish: Callable[[Best], Result]
   left: collections.deque[range]
-  sent: dict[int, range] = dataclasses.field(default_factory=dict)  # by number
+  sent: dict[int, range] = dataclasses.field(default_factory=dict)  # by message
   results: dict[int, Result] = dataclasses.field(default_factory=dict)
 
   def asked(self, piece: range) -> list[Asked]:

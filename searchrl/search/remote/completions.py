@@ -26,7 +26,7 @@ CONNECTIONS = 128  # simultaneous requests; language model servers batch them
 
 
 class Completions:
-  """A document writer over HTTP, with `pop` and `wait`; see `completions`."""
+  """A `Writer` of documents over HTTP, with `pop` and `wait`."""
 
   def __init__(self, calls: transport.Transport, prompts: simulated_documents.Prompts,
                request: dict[str, Any], connections: int):

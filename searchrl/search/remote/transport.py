@@ -90,7 +90,7 @@ class _Server:
     return urllib.parse.urlsplit(self.url).netloc
 
   def settle(self, number: int, newest: int, *, failed: bool) -> None:
-    """Records a request's outcome; ignores failures begun before the last one.
+    """Records an outcome; ignores failures begun before the last outcome.
 
     Args:
       number: Number of the request.

@@ -27,7 +27,7 @@ import orjson
 from searchrl.trajectory import Passage, Passages
 
 
-_SLOW_BYTES = 2**20  # largest request read by json; it blocks other threads
+_SLOW_BYTES = 2**20  # largest body that json may read; it blocks threads
 
 
 class Malformed(ValueError):
