@@ -144,6 +144,7 @@ def _count_silent(algorithm: algorithms.Algorithm, progress: Progress,
       cause, remedy = 'is 1 in most groups', 'Ask harder questions'
     elif values['data/frac_group_failed'] > 0.5:
       cause, remedy = 'is none: searches fail', 'Look at search/error_rate'
-    processes.say(f'Warning: outcomes were alike for {steps} steps (the outcome '
-                  f'{cause}), so nothing is learned. {remedy}.')
+    processes.say(
+        f'Warning: outcomes were alike for {steps} steps (the outcome '
+        f'{cause}), so nothing is learned. {remedy}.')
   return dataclasses.replace(progress, silent_steps=steps)
