@@ -18,29 +18,30 @@ FIELD = 'search.options.path'
 
 
 def loader(mesh: Mesh, *, seed: int) -> Callable[..., ModelWriter]:
-  """What `writers.make` loads a model with.
+  """Returns the function with which `writers.make` loads a model.
 
   Args:
-    mesh: of the run, of one device.
-    seed: of all sampling.
+    mesh: Mesh of the run, with one device.
+    seed: Seed of all sampling.
   """
   return functools.partial(_load, mesh, seed)
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """The model of a writer, from search.options.
+  """Settings of the model of a writer, from search.options.
 
   Attributes:
-    path: a Hugging Face folder or hub id; '' is the tiny base model.
-    dialogue: 'module:function', whose first turn is the text.
-    slots: texts that are written side by side.
-    max_prompt_tokens: a longer prompt is a SearchError.
-    max_tokens: of a text.
-    temperature: of sampling; 0 is greedy.
-    dtype: of weights and cache.
-    attention: of the engine, as rollout.attention.
-    cache_tokens: of all slots, as rollout.cache_tokens.
+    path: Hugging Face directory or hub id; '' is the tiny base model.
+    dialogue: Dialogue as 'module:function'. Its first turn is the text.
+    slots: Number of texts that are written at the same time.
+    max_prompt_tokens: Most tokens of a prompt. A longer one is a SearchError.
+    max_tokens: Most tokens of a text.
+    temperature: Temperature of sampling; 0 is greedy.
+    dtype: Data type of the weights and of the KV cache.
+    attention: Attention of the engine, as in rollout.attention.
+    cache_tokens: Tokens in the KV cache of all slots, as in
+      rollout.cache_tokens.
   """
 
   path: str = ''
@@ -55,16 +56,17 @@ class Model:
 
   @property
   def length(self) -> int:
-    """Tokens of a slot."""
+    """Number of tokens of a slot, for prompt and text together."""
     return self.max_prompt_tokens + self.max_tokens
 
 
-def _load(mesh: Mesh, seed: int, *, prompts: simulated_documents.Prompts, **options: Any
-         ) -> ModelWriter:
-  """A writer of search.options, the fields of `Model`.
+def _load(mesh: Mesh, seed: int, *, prompts: simulated_documents.Prompts,
+          **options: Any) -> ModelWriter:
+  """Loads a writer; the options are search.options, the fields of `Model`.
 
   Raises:
-    ValueError, FileNotFoundError: as `policy.second`.
+    ValueError, FileNotFoundError: The model cannot be used or does not exist,
+      as `policy.second` says.
   """
   model = Model(**options)
   sampler, params = policy.second(

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A language model beside the policy that writes the documents of a search."""
+"""A second language model, which writes the documents of a search."""
 
 from collections.abc import Sequence
 import collections
@@ -14,16 +14,16 @@ from searchrl.trajectory import Question, Request, SearchError
 
 
 class ModelWriter:
-  """A `documents.Writer` with an engine of its own, and `pop` and `wait`.
+  """A `simulated_documents.Writer` with its own engine, `pop` and `wait`.
 
-  A text depends on its task and the weights alone: not, on CPUs, on what is
-  written beside it, nor when.
+  On CPUs, a text depends only on its task and the weights. It does not depend
+  on the texts that are written at the same time, nor on when it is written.
 
   Args:
-    sampler: of the model; its dialogue's first turn is the text.
-    weights: from the sampler's `sync`.
-    prompts: how the model is asked.
-    temperature: of sampling; 0 is greedy.
+    sampler: Sampler of the model. The first turn of its dialogue is the text.
+    weights: Weights that the sampler's `sync` returned.
+    prompts: Templates of the prompts.
+    temperature: Temperature of sampling; 0 is greedy.
   """
 
   def __init__(self, sampler: Sampler, weights: transformer.Params,
@@ -32,12 +32,13 @@ class ModelWriter:
     self._temperature = temperature
     self._lock, self._counts = threading.Lock(), collections.Counter()
 
-  def __call__(
-      self, tasks: Sequence[simulated_documents.Task]) -> list[str | SearchError]:
-    """Writes the texts of all tasks; one that cannot be asked fails alone."""
+  def __call__(self, tasks: Sequence[simulated_documents.Task]
+              ) -> list[str | SearchError]:
+    """Returns a text per task, or a SearchError if its prompt is not usable."""
     asked = [self._request(task) for task in tasks]
     requests = [one for one in asked if isinstance(one, Request)]
-    with self._lock:  # one engine, and several calls of a search at a time
+    # There is one engine, but a search may make several calls at a time.
+    with self._lock:
       found = iter(self._sampler.rollout(
           self._weights, requests, search=_no_search, step=0,
           temperature=self._temperature).trajectories if requests else ())
@@ -46,13 +47,13 @@ class ModelWriter:
     return texts
 
   def pop(self) -> dict[str, float]:
-    """Metrics since the last call: `simulated/tokens` that were sampled."""
+    """Returns `simulated/tokens`, the tokens sampled since the last call."""
     with self._lock:
       counts, self._counts = self._counts, collections.Counter()
     return {'simulated/tokens': counts['tokens']}
 
   def wait(self) -> None:
-    """Returns at once: it is never out of service."""
+    """Returns at once, because the model is never out of service."""
 
   def _request(self, task: simulated_documents.Task) -> Request | SearchError:
     try:
@@ -63,7 +64,8 @@ class ModelWriter:
     tokens = len(dialogues.opening(sampler.dialogue, prompt, sampler.tokenizer))
     if tokens > sampler.budgets.max_prompt_tokens:
       return SearchError(
-          'too_long', f'the prompt has {tokens} tokens, more than search.options.'
+          'too_long',
+          f'the prompt has {tokens} tokens, more than search.options.'
           f'max_prompt_tokens={sampler.budgets.max_prompt_tokens}')
     return Request(Question(f'document:{task.seed}', prompt, ()))
 

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""How much noise a simulated engine returns, over the steps of a run."""
+"""Schedule of the noise of a simulated engine over the steps of a run."""
 
 import dataclasses
 
@@ -11,19 +11,21 @@ class Curriculum:
 
     p(i) = start + (base^(i / steps) - 1) / (base - 1) (end - start)
 
-  and `end` from step `steps` on. Noise grows, falls (start above end) or stays
-  (both equal; both 0: there is none).
+  From step `steps` on, the probability is `end`. The noise grows where start
+  is below end, falls where it is above, and is constant where both are equal.
+  With both at 0, there is no noise.
 
   Source: ZeroSearch, arXiv:2505.04588, eq. 1, where base is 4.
 
   Attributes:
-    start: p_s, of step 0, in [0, 1].
-    end: p_e, likewise.
-    base: b, above 0; above 1 noise changes late, below 1 early, at 1 evenly.
-    steps: m, of the run; at least 1.
+    start: Probability at step 0, p_s in the paper, in [0, 1].
+    end: Probability at step `steps`, p_e in the paper, in [0, 1].
+    base: Base of the exponential, b in the paper, above 0. The noise changes
+      mostly late if it is above 1, mostly early if below 1, evenly if 1.
+    steps: Number of steps of the run, m in the paper, at least 1.
 
   Raises:
-    ValueError: one of them is out of range.
+    ValueError: A field is out of range.
   """
 
   start: float = 0.0
@@ -38,11 +40,12 @@ class Curriculum:
         ('base', 0 < self.base < float('inf'), 'above 0 and finite'),
         ('steps', self.steps >= 1, 'at least 1')):
       if not legal:
-        raise ValueError(f'search.options.curriculum.{name} must be {rule}, but '
-                         f'is {getattr(self, name)}.')
+        raise ValueError(
+            f'search.options.curriculum.{name} must be {rule}, but '
+            f'is {getattr(self, name)}.')
 
   def noise(self, step: int) -> float:
-    """p of a step, counted from 0."""
+    """Returns the probability of noise, p, at a step counted from 0."""
     part = min(step, self.steps) / self.steps
     if self.base != 1:
       part = (self.base ** part - 1) / (self.base - 1)

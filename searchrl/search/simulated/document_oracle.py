@@ -1,8 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A writer that knows the corpus: a true passage, or only those of others.
+"""A writer that knows the corpus and answers with passages from it.
 
-No language model and no index: it shows what a perfect simulator would teach.
+It needs neither a language model nor an index, and shows what a policy would
+learn from a perfect simulator.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from searchrl.search.simulated import simulated_documents
 
 
 class Oracle:
-  """Writes passages of a corpus whose titles name what they are about.
+  """A writer of passages of a corpus whose titles name their subjects.
 
-  A useful text has the passages of the longest title that stands in the query,
-  then others that are drawn; a noisy one has only such others.
+  A useful text has the passages of the longest title that occurs in the query,
+  followed by randomly drawn passages with other titles. A noisy text has only
+  randomly drawn passages with other titles.
 
   Args:
-    corpus: titled passages.
-    titled: whether the documents begin with their titles.
+    corpus: The passages, all with titles.
+    titled: Flag that makes the documents begin with their titles.
 
   Raises:
-    ValueError: a passage has no title.
+    ValueError: A passage has no title.
   """
 
   def __init__(self, corpus: Corpus, *, titled: bool = False):

@@ -1,10 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A SearchFn whose documents are written to order, ever more of them noise.
+"""A SearchFn whose documents a writer produces, with noise on a schedule.
 
-Source: ZeroSearch, arXiv:2505.04588, section 3. Its code takes question and
-answer by a query's place among those that search, and so takes another row's as
-soon as a row does not search; here they are the query's own.
+Source: ZeroSearch, arXiv:2505.04588, section 3. Its code looks up question and
+answer by the query's index among the rows that search. As soon as one row does
+not search, it uses the question and answer of a different row. Here each query
+carries its own question and answer.
 """
 
 from __future__ import annotations
@@ -24,22 +25,28 @@ MALFORMED = ('nothing', 'error')
 
 
 class Simulated:
-  """A SearchFn with `pop` and `wait`.
+  """A SearchFn with the methods `pop` and `wait`.
 
-  The id of a passage begins with 'useful' or 'noisy', by what was asked for.
+  The id of a passage begins with 'useful' or 'noisy', the quality that was
+  requested from the writer.
 
   Args:
-    writer: writes the documents of all queries of a call.
-    curriculum: how many of them are noise, by the step.
-    seed: of the run.
-    malformed: what a text is that `documents.read` refuses: 'nothing' found, or
-      an 'error', which ends the trajectory.
-    titled: whether a document may begin with its title, in double quotes; else
-      passages have none.
+    writer: Function that writes the documents of all queries of a call.
+    curriculum: Probability of noisy documents for each step.
+    seed: Seed of the run.
+    malformed: Result for a text that `simulated_documents.read` rejects:
+      'nothing' returns no passages, and 'error' returns a SearchError, which
+      ends the trajectory.
+    titled: Flag that says that a document may begin with its title in double
+      quotes. If False, passages have no titles.
+
+  Raises:
+    ValueError: `malformed` is neither of the two.
   """
 
-  def __init__(self, writer: simulated_documents.Writer, curriculum: Curriculum, *,
-               seed: int, malformed: str = 'nothing', titled: bool = False):
+  def __init__(self, writer: simulated_documents.Writer,
+               curriculum: Curriculum, *, seed: int,
+               malformed: str = 'nothing', titled: bool = False):
     if malformed not in MALFORMED:
       raise ValueError(f'search.options.malformed must be one of {MALFORMED}, '
                        f'but is {malformed!r}.')
@@ -50,7 +57,11 @@ class Simulated:
 
   def __call__(
       self, queries: Sequence[Query]) -> list[Passages | SearchError]:
-    """Has documents written for all queries; blank ones find nothing."""
+    """Returns written passages for each query; none for a blank query.
+
+    Raises:
+      ValueError: The writer returned another number of texts than queries.
+    """
     asked = {place: self._task(query) for place, query in enumerate(queries)
              if query.text.strip() and query.top_k > 0}
     if not asked:
@@ -65,9 +76,10 @@ class Simulated:
     return [found.get(place, ()) for place in range(len(queries))]
 
   def pop(self) -> dict[str, float]:
-    """Metrics since the last call: noise, what was malformed, the cost.
+    """Returns the metrics since the last call: noise, malformed texts, cost.
 
-    `simulated/noise` is p of the last step; rates are shares of the queries.
+    `simulated/noise` is the probability of noise at the latest step. The rates
+    are shares of the queries. `simulated/secs` is the time spent writing.
     """
     with self._lock:
       counts, self._counts = self._counts, collections.Counter()
@@ -81,7 +93,7 @@ class Simulated:
     } | engine_wrappers.pop(self._writer)
 
   def wait(self) -> None:
-    """Waits while the writer is out of service."""
+    """Waits until the writer is in service."""
     engine_wrappers.wait(self._writer)
 
   def _task(self, query: Query) -> simulated_documents.Task:
@@ -107,7 +119,8 @@ class Simulated:
   def _passage(self, task: simulated_documents.Task, text: str) -> Passage:
     digest = hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:16]
     quality = 'useful' if task.useful else 'noisy'
-    title, text = simulated_documents.titled(text) if self._titled else ('', text)
+    title, text = (
+        simulated_documents.titled(text) if self._titled else ('', text))
     return Passage(f'{quality}-{digest}', title, text)
 
   def _count(self, **numbers: float) -> None:

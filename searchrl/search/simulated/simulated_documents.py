@@ -1,14 +1,14 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Documents that are written to order: what a writer is asked, and its answer.
+"""Tasks and prompts for a writer of documents, and the format of its texts.
 
 A task is a query and the quality that its documents should have. A prompt asks
-a language model for them; what it writes must be
+a language model for the documents. The text that it writes must have the form
 
   Doc 1: text
   Doc 2: text
 
-and so on, in lines of their own.
+and so on, with each document on a line of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,35 +27,37 @@ _TITLED = re.compile(r'"([^"]+)" (.+)')
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """What a writer is asked for."""
+  """A request to a writer for the documents of one query."""
 
   query: Query
-  useful: bool  # whether the documents should help; else they are noise
-  seed: int  # of the writer's randomness, below 2**63; this task's own
+  useful: bool  # True: the documents should help; False: they are noise
+  seed: int  # seed of the writer for this task only, below 2**63
 
 
-# One text a task, in order; or why there is none.
+# Function that returns one text per task, in the order of the tasks, or a
+# SearchError for a task that failed.
 Writer = Callable[[Sequence[Task]], Sequence[str | SearchError]]
 
 
 class Malformed(ValueError):
-  """A text that is not a list of documents."""
+  """Error for a text that is not a list of documents."""
 
 
 class Unanswerable(ValueError):
-  """A question that lacks what a prompt says about it."""
+  """Error for a prompt that needs an answer that the question lacks."""
 
 
 def task(query: Query, *, noise: float, seed: int) -> Task:
-  """The task of a query: a coin decides whether its documents are noise.
+  """Returns a query's task, with useful or noisy documents drawn at random.
 
-  Coin and seed depend on the run's seed and the query's step, question, sample,
-  turn and text alone, whatever else is asked and in whatever order.
+  The draw and the task's seed depend only on the run's seed and on the query's
+  step, question, sample, turn and text. Other queries and their order do not
+  affect them.
 
   Args:
-    query: of the policy.
-    noise: the probability of noisy documents.
-    seed: of the run.
+    query: Query of the policy.
+    noise: Probability of noisy documents.
+    seed: Seed of the run.
   """
   name = json.dumps([seed, query.step, query.question.uid, query.sample,
                      query.turn, query.text]).encode()
@@ -67,20 +69,24 @@ def task(query: Query, *, noise: float, seed: int) -> Task:
 
 @dataclasses.dataclass(frozen=True)
 class Prompts:
-  """How a language model is asked.
+  """Prompt templates that ask a language model for documents.
 
-  Both may hold {query}, {problem} (the question) and {ground_truth} (the first
-  of its answers).
+  Both may contain {query}, {problem} (the question) and {ground_truth} (the
+  question's first answer).
+
+  Attributes:
+    useful: Template for useful documents.
+    noisy: Template for noisy documents.
   """
 
   useful: str
   noisy: str
 
   def of(self, asked: Task) -> str:
-    """The prompt of a task. What is filled in is never filled in again.
+    """Returns the prompt of a task. Fields inside inserted text stay as is.
 
     Raises:
-      Unanswerable: the prompt names an answer, and the question has none.
+      Unanswerable: The prompt uses the answer, but the question has none.
     """
     template = self.useful if asked.useful else self.noisy
     question = asked.query.question
@@ -92,10 +98,10 @@ class Prompts:
 
 
 def zerosearch() -> Prompts:
-  """The prompts that ZeroSearch's published simulators were tuned with.
+  """Returns the prompts that ZeroSearch's published simulators were tuned with.
 
-  Source: ZeroSearch's code, word for word (third_party); they ask for five
-  documents, whatever the policy is shown.
+  Source: ZeroSearch's code, word for word (third_party). The prompts always ask
+  for five documents, regardless of how many the policy is shown.
   """
   return Prompts(_verbatim('zerosearch_useful.txt'),
                  _verbatim('zerosearch_noisy.txt'))
@@ -107,14 +113,16 @@ def _verbatim(name: str) -> str:
 
 
 def read(text: str, top_k: int) -> tuple[str, ...]:
-  """The documents of a writer's text, at most top_k, each in one line.
+  """Returns the documents of a writer's text, at most top_k, each on one line.
 
-  Strict: the text begins with document 1, the numbers follow each other, and no
-  document is empty, but the last, which a limit of tokens may have cut. What
-  follows the top_k documents is dropped unread.
+  The check is strict: the text begins with document 1, the numbers are
+  consecutive, and no document is empty. If there are several, the last may be
+  empty, because a token limit may have cut it, and is then dropped. Text after
+  the first top_k documents is dropped; only the number of the next heading is
+  checked.
 
   Raises:
-    Malformed: it is no such list.
+    Malformed: The text is not such a list.
   """
   headings = [*_HEADING.finditer(text)]
   if not headings or text[:headings[0].start()].strip():
@@ -136,13 +144,13 @@ def read(text: str, top_k: int) -> tuple[str, ...]:
 
 
 def write(passages: Sequence[tuple[str, str]]) -> str:
-  """The text that `read` reads; of (title, text), '' for no title."""
+  """Returns (title, text) pairs as a text for `read`; title '' means none."""
   texts = [f'"{title}" {text}' if title else text for title, text in passages]
   return '\n'.join(f'Doc {number}: {" ".join(text.split())}'
                    for number, text in enumerate(texts, start=1))
 
 
 def titled(text: str) -> tuple[str, str]:
-  """Title and text of a document that may begin with a title in quotes."""
+  """Returns (title, text) of a document; title '' if it has none in quotes."""
   found = _TITLED.fullmatch(text)
   return (found[1], found[2]) if found else ('', text)

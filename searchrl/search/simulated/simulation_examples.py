@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts with an example, for a language model that was never tuned.
+"""Prompts with an example, for a language model that was not tuned to simulate.
 
-In the form of ZeroSearch's prompted simulators, arXiv:2505.04588, section 3.3;
-the words and the example are ours. Only the prompt for useful documents holds
-the question and its answer.
+They have the form of ZeroSearch's prompted simulators, arXiv:2505.04588,
+section 3.3. The wording and the example are ours. Only the prompt for useful
+documents contains the question and its answer.
 """
 
 from searchrl.search.simulated import simulated_documents
@@ -55,7 +55,7 @@ enter the canal.'''
 
 
 def prompts() -> simulated_documents.Prompts:
-  """Prompts for five documents, whatever the policy is shown."""
+  """Returns prompts for five documents, however many the policy is shown."""
   return simulated_documents.Prompts(
       useful=_ASK.format(
           quality='useful', heading='Useful documents', example=_USEFUL,

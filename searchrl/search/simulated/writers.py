@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the writer of a simulated engine, and its prompts, from names."""
+"""Builds the writer of a simulated engine and its prompts from their names."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +11,14 @@ from searchrl.search.simulated import simulated_documents
 from searchrl.search.simulated import document_oracle
 
 WRITERS = ('oracle', 'served', 'model')
-PUBLISHED = {  # ZeroSearch's simulators, tuned on what an engine returned
+PUBLISHED = {  # ZeroSearch's simulators, tuned on the results of an engine
     f'{engine}_{size}': f'sunhaonlp/Simulation_LLM_{engine}_{size.upper()}_V2'
     for engine in ('google', 'wiki') for size in ('3b', '7b', '14b')}
-SHAPES = {  # what each was tuned from, as ZeroSearch's paper says
+SHAPES = {  # base model of each simulator, as ZeroSearch's paper says
     name: f'Qwen/Qwen2.5-{name.rpartition("_V2")[0].rpartition("_")[2]}'
     for name in PUBLISHED.values()}
-LoadWriter = Callable[..., simulated_documents.Writer]  # (prompts=..., **options)
+# Function of (prompts=..., **options) that loads a writer.
+LoadWriter = Callable[..., simulated_documents.Writer]
 _PROMPTS = {'zerosearch': simulated_documents.zerosearch,
             'demonstrated': simulation_examples.prompts}
 
@@ -28,21 +29,22 @@ def make(name: str, corpus: Corpus | None, *, titled: bool = False,
   """Builds a writer by its name.
 
   Args:
-    name: 'oracle', which knows the corpus, or a language model: 'served', or
-      'model', in this process.
-    corpus: of the oracle.
-    titled: whether documents begin with titles; of a language model its
-      prompts, or its tuning, must see to it.
-    simulator: one of PUBLISHED, which sets the model's name and its prompts;
-      '': given by the options.
-    load_writer: loads a 'model'.
-    **options: prompts ('zerosearch', 'demonstrated' for a model that was not
-      tuned, or a dict of useful and noisy), and the
-      others of `completions.completions` or of `load_writer`.
+    name: Name of the writer: 'oracle', which knows the corpus, or a language
+      model, which is 'served' over HTTP, or a 'model' in this process.
+    corpus: Passages that the oracle knows.
+    titled: Flag that makes the oracle's documents begin with titles. For a
+      language model, its prompts or its tuning must produce the titles.
+    simulator: Name in PUBLISHED, which sets the model's name and its prompts.
+      With '', the options give them.
+    load_writer: Function that loads a 'model'.
+    **options: Options of the writer. For a language model, `prompts` is
+      'zerosearch', 'demonstrated' (for a model that was not tuned), or a dict
+      of useful and noisy. The other options are those of
+      `completions.completions` or of `load_writer`.
 
   Raises:
-    ValueError: there is no such writer here, or an option is out of range.
-    TypeError: the writer has no such option.
+    ValueError: The writer is not available here, or an option is out of range.
+    TypeError: The writer does not have an option that was given.
   """
   if name == 'oracle':
     return document_oracle.Oracle(corpus, titled=titled, **options)
@@ -62,10 +64,10 @@ def make(name: str, corpus: Corpus | None, *, titled: bool = False,
 
 
 def published(simulator: str, writer: str) -> dict[str, str]:
-  """The options that the name of a published simulator stands for; '': none.
+  """Returns the options that a published simulator's name sets; none for ''.
 
   Raises:
-    ValueError: there is no such simulator.
+    ValueError: There is no such simulator.
   """
   if not simulator:
     return {}
@@ -78,7 +80,11 @@ def published(simulator: str, writer: str) -> dict[str, str]:
 
 
 def prompts(spec: Any) -> simulated_documents.Prompts:
-  """The prompts of a name, or of dict(useful=..., noisy=...)."""
+  """Returns the prompts for a name or for dict(useful=..., noisy=...).
+
+  Raises:
+    ValueError: There are no prompts of that name.
+  """
   if hasattr(spec, 'items'):  # a dict, or a ConfigDict
     return simulated_documents.Prompts(**dict(spec))
   if spec not in _PROMPTS:
