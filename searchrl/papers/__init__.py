@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Parts that only one paper needs, a package each; configs name them."""
+"""Parts that a single paper needs, one package per paper. Configs name them."""

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dialogues of a proposer: the prompts that ask it to write a question.
 
-Each function makes a Dialogue of a tokenizer, and a config names it. The
-question that the dialogue is given is the text of `proposals.ask`. A turn
-searches, or ends with <question> and <answer>. The prompts are our own.
+Each function makes a Dialogue for a tokenizer. A config names the function. The
+question in the prompt is the text that `proposals.ask` returns. A turn either
+searches or ends with <question> and <answer>. The prompts are our own.
 """
 
 from searchrl.agent import chat
@@ -44,7 +44,7 @@ followed by what was found, and then <think> ... </think> <question> ... \
 
 {question}
 """
-# The same in the tag protocol.
+# The same prompt in the tag protocol.
 TAG_TEMPLATE = TEMPLATE.replace('tool_call>', 'search>').replace(
     'tool_response>', 'information>').replace(
         'with the search tool, one call a hop: n hops take n - 1 calls',
@@ -63,7 +63,7 @@ def in_tags(tokenizer) -> Dialogue:
 
 
 def in_chat(tokenizer) -> Dialogue:
-  """Returns the prompt of `in_tags` as a user's message.
+  """Returns the prompt of `in_tags` as a message of the user.
 
   Raises:
     ValueError: There is no chat template, or it cannot frame a question.
@@ -72,7 +72,7 @@ def in_chat(tokenizer) -> Dialogue:
 
 
 def with_tool(tokenizer) -> Dialogue:
-  """Returns the prompt in the tool protocol, as Dr. Zero has it.
+  """Returns the prompt in the tool protocol, as in Dr. Zero.
 
   Raises:
     ValueError: There is no chat template, or it cannot frame this protocol.

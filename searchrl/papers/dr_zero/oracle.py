@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""An oracle of a generated world: what a question asks, and the true answer."""
+"""An oracle of a generated world: finds what a question asks and the answer."""
 
 import re
 
@@ -14,11 +14,11 @@ _RELATION = {phrase: relation for relation, phrases in text.PHRASES.items()
 
 
 def understand(world: facts.World, question: str) -> facts.Chain | None:
-  """The chain of facts that a question asks for; None if there is none.
+  """Returns the chain of facts that a question asks for; None without one.
 
   Args:
-    world: its names and facts.
-    question: as `text.ask` writes them, in whatever words of its choices.
+    world: The world, with its names and facts.
+    question: A question in any of the wordings that `text.ask` can choose.
   """
   match = _ASKED.fullmatch(question.strip())
   rest = next(filter(None, match.groups()), '') if match else ''

@@ -1,12 +1,13 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Proposals: a question about a document, and its answer; form and difficulty.
+"""Proposals: questions with answers, and rewards of form and difficulty.
 
-A proposer is asked, in place of a question, to write one: so many hops from the
-document that it is shown. It may search, and ends with <question> and <answer>.
+The prompt of a proposer shows a document and a number of hops. It asks for a
+question whose answer is that many hops from the document. The proposer may
+search, and it ends with <question> and <answer>.
 
-Source: Dr. Zero, arXiv:2601.07055, section 3 and appendix A; where its code
-says more than the paper, the code.
+Source: Dr. Zero, arXiv:2601.07055, section 3 and appendix A. Details that the
+paper leaves out are as in its code.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,50 +20,50 @@ from searchrl.trajectory import Question, Scores, Trajectory, Turn
 
 _THOUGHT = re.compile(r'<think>.*?</think>', re.DOTALL)
 _ASKED = re.compile(r'Hops: [0-9]+\nDocument: ?(.*)', re.DOTALL)
-_ALONE = ('yes', 'no')  # answers that stand in no document
-_SHORT = 4  # characters; a shorter answer stands in many a longer word
-SHORT_WORDS, LONG_WORDS = 5, 10  # of an answer that is good, and that is fair
+_ALONE = ('yes', 'no')  # answers that need not occur in a document
+_SHORT = 4  # characters; shorter answers occur inside many longer words
+SHORT_WORDS, LONG_WORDS = 5, 10  # words of a good and of a fair answer
 
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-  """A question, and what its proposer says is the answer; '' if not written."""
+  """A question and its proposer's answer; each is '' if it was not written."""
 
   question: str
   answer: str
 
   @property
   def passes(self) -> bool:
-    """The gate: both are there, and the question does not tell the answer."""
+    """The gate: both parts exist, and the question hides the answer."""
     return bool(self.question and self.answer) and not leaks(
         self.answer, self.question)
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-  """How well a proposal was made: parts in [0, 1]."""
+  """The parts of the format reward of a proposal, each in [0, 1]."""
 
-  gate: float  # 1 if the proposal passes; else all is 0
-  think: float  # share of the turns that begin with a thought
-  tool: float  # searches, for the hops that were asked for
-  grounding: float  # a short answer that stands in what was read
+  gate: float  # 1 if the proposal passes the gate; if 0, the score is 0
+  think: float  # share of turns that begin with a thought
+  tool: float  # searches made, relative to the hops asked for
+  grounding: float  # 1 for a short answer that occurs in what was read
 
   @property
   def score(self) -> float:
-    """F, 0 or from 0.25 to 1."""
+    """The format score F of Dr. Zero: 0, or in [0.25, 1]."""
     return self.gate * (1 + self.think + self.tool + self.grounding) / 4
 
 
 def ask(document: str, hops: int) -> str:
-  """What a proposer is asked: the text of its `Question`."""
+  """Returns the task of a proposer, which is the text of its `Question`."""
   return f'Hops: {hops}\nDocument: {document}'
 
 
 def document_of(question: Question) -> str:
-  """The document that a proposer was shown.
+  """Returns the document that a proposer was shown.
 
   Raises:
-    ValueError: the question is not one that `ask` has written.
+    ValueError: The text of the question was not written by `ask`.
   """
   found = _ASKED.fullmatch(question.text)
   if found is None:
@@ -73,13 +74,13 @@ def document_of(question: Question) -> str:
 
 
 def read(trajectory: Trajectory) -> Proposal:
-  """The last question and the last answer that a policy wrote."""
+  """Returns the last question and the last answer that a policy wrote."""
   text = ''.join(turn.text for turn in trajectory.turns)
   return Proposal(_last_block(text, 'question'), _last_block(text, 'answer'))
 
 
 def _last_block(text: str, name: str) -> str:
-  """What the last block of a name holds, up to its first closing tag; or ''."""
+  """Returns the text of the last closed block of a tag; '' without one."""
   opening, closing, last, end = f'<{name}>', f'</{name}>', '', 0
   while (begin := text.find(opening, end)) >= 0 and (
       end := text.find(closing, begin)) >= 0:
@@ -88,11 +89,12 @@ def _last_block(text: str, name: str) -> str:
 
 
 def leaks(answer: str, question: str) -> bool:
-  """Whether a question tells its answer.
+  """Returns whether a question reveals its answer.
 
-  Normalised, the answer is part of the question (as in Dr. Zero's code); or, if
-  it is no shorter than four characters, it is so without accents, punctuation
-  and space. An answer of which nothing is left always is.
+  It does if the normalised answer is part of the normalised question, as in Dr.
+  Zero's code. It also does if this holds without accents, punctuation and
+  spaces, for an answer that then has at least four characters. An answer
+  without any letter or digit always counts as revealed.
   """
   plain = _plain(answer)
   return (rewards.normalise(answer) in rewards.normalise(question)
@@ -100,18 +102,18 @@ def leaks(answer: str, question: str) -> bool:
 
 
 def _plain(text: str) -> str:
-  """Letters and digits alone, in lower case, without accents."""
-  return ''.join(  # one by one: sorting many accents takes their square
+  """Returns only the letters and digits, in lower case and without accents."""
+  return ''.join(  # per character: sorting many accents takes quadratic time
       part for char in text
       for part in unicodedata.normalize('NFKD', char).casefold()
       if part.isalnum())
 
 
 def form(trajectory: Trajectory) -> Form:
-  """The four parts of the format reward of a proposer's trajectory.
+  """Returns the four parts of the format reward of a proposer's trajectory.
 
-  Differs from Dr. Zero's code: searches are those that were parsed, in whatever
-  protocol, and `leaks` sees through punctuation.
+  There are two differences from Dr. Zero's code. Searches are counted as they
+  were parsed, in any protocol, and `leaks` ignores punctuation.
   """
   proposal = read(trajectory)
   searches = [turn for turn in trajectory.turns if turn.action.kind == 'search']
@@ -134,7 +136,7 @@ def _thinks(turns: Sequence[Turn]) -> float:
 
 
 def _grounding(answer: str, document: str, searches: Sequence[Turn]) -> float:
-  """1 for a short answer that stands in what was read, 0.5 for a longer one."""
+  """Returns 1 for a short answer that was read, 0.5 for a longer one, or 0."""
   read_texts = [document] + [
       f'{p.title} {p.text}' for turn in searches for p in turn.passages]
   normal = rewards.normalise(answer)
@@ -147,7 +149,10 @@ def _grounding(answer: str, document: str, searches: Sequence[Turn]) -> float:
 
 
 def difficulty(right: int, attempts: int) -> float:
-  """D: 1 if one of the solver's attempts is right, falling; 0 for none or all.
+  """Returns the difficulty D, from the number of the solver's right attempts.
+
+  It is 1 for one right attempt and falls with each further one. It is 0 if all
+  attempts are right or none is.
 
   Source: Dr. Zero, eq. 4: (n - k) / (n - 1) for 0 < k < n.
   """
@@ -155,18 +160,18 @@ def difficulty(right: int, attempts: int) -> float:
 
 
 def parabola(right: int, attempts: int) -> float:
-  """4 p (1 - p) of the solver's pass rate p: Dr. Zero's ablation (Table 7)."""
+  """Returns 4 p (1 - p) for pass rate p: an ablation of Dr. Zero (Table 7)."""
   rate = right / attempts
   return 4 * rate * (1 - rate)
 
 
 def mixed(right: int, attempts: int) -> float:
-  """1 unless all are right, or none: SQLM, arXiv:2508.03682."""
+  """Returns 1, or 0 if all or none are right: SQLM, arXiv:2508.03682."""
   return float(0 < right < attempts)
 
 
 def uncertainty(right: int, attempts: int) -> float:
-  """1 - 2 |p - 1/2| of the pass rate p: R-Zero, arXiv:2508.05004."""
+  """Returns 1 - 2 |p - 1/2| for pass rate p: R-Zero, arXiv:2508.05004."""
   return 1 - 2 * abs(right / attempts - 0.5)
 
 
@@ -176,23 +181,24 @@ _REWARDS = {'difficulty': difficulty, 'parabola': parabola,
 
 def judge(play: rewards.Play, *, attempts: int = 5, format_weight: float = 0.5,
           difficulty: str = 'difficulty') -> rewards.Judge:
-  """Rewards proposers: how hard a solver finds the question, and the form.
+  """Returns a judge that rewards proposals for their difficulty and their form.
 
-  Only proposals that pass the gate are played. Parts are those of the form,
-  `difficulty`, and of what was played also `pass_rate` and `attempts`, of which
-  those whose search failed are no part. The outcome is the difficulty.
+  The solver tries only proposals that pass the gate. The parts of the scores
+  are those of the form, and `difficulty`. Proposals that were tried also have
+  `pass_rate` and `attempts`; neither counts attempts whose search failed. The
+  outcome is the difficulty.
 
   Source: Dr. Zero, eq. 4: reward = format_weight F + D.
 
   Args:
-    play: a solver, frozen.
-    attempts: at a question.
-    format_weight: of the form; 0 leaves it out, but for the gate.
-    difficulty: 'difficulty', 'parabola', 'uncertainty' or 'mixed', of the pass
-      rate.
+    play: The solver, which is not trained here.
+    attempts: Number of the solver's attempts per question, at least 2.
+    format_weight: Weight of the form. At 0 only the gate has an effect.
+    difficulty: Function of the pass rate: 'difficulty', 'parabola',
+      'uncertainty' or 'mixed'.
 
   Raises:
-    ValueError: an option is out of range.
+    ValueError: An option is out of range.
   """
   for name, value, legal, rule in (
       ('attempts', attempts, attempts >= 2, 'at least 2'),
@@ -217,7 +223,7 @@ def judge(play: rewards.Play, *, attempts: int = 5, format_weight: float = 0.5,
 
 
 def question(trajectory: Trajectory) -> Question:
-  """What a solver is asked; its uid is the proposer's sample's own."""
+  """Returns the question for a solver, with a uid made of seed and sample."""
   proposal, seed = read(trajectory), trajectory.question
   return Question(f'proposal:{seed.uid}:{trajectory.sample}',
                   proposal.question, (proposal.answer,), seed.hops,
@@ -232,7 +238,7 @@ def _scores(found: Form, played: Sequence[Trajectory] | None,
   if played is not None:
     finished = [one for one in played if one.stop_reason != 'search_error']
     right = sum(rewards.em(one) == 1 for one in finished)
-    if len(finished) > 1:  # of one alone nothing can be said
+    if len(finished) > 1:  # a single attempt says nothing
       hard = reward(right, len(finished))
       parts['pass_rate'] = right / len(finished)
     parts['attempts'] = len(finished)

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A proposer at work: seeds in; a report, or a file of questions, out."""
+"""Runs a proposer on seeds, and writes a report or a file of questions."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -35,10 +35,10 @@ REPORT = 'report.json'
 
 @dataclasses.dataclass(frozen=True)
 class Proposer:
-  """A proposer, its search engine, and a solver that tries its questions."""
+  """A proposer, its search engine, and the solver that tries its questions."""
 
   sampler: Sampler
-  weights: Any  # from the sampler's sync
+  weights: Any  # weights as the sampler's sync returns them
   search: SearchFn
   play: solver.Solver
   attempts: int
@@ -46,17 +46,19 @@ class Proposer:
 
 
 def load(config, corpus: Any, run: str) -> Proposer:
-  """The proposer of a config, of a run's newest checkpoint or as it starts.
+  """Loads a proposer, from a run's newest checkpoint or as training starts.
 
   Args:
-    config: of a run that trains a proposer, with the solver of `solver`.
-    corpus: the passages that are searched.
-    run: the folder of the run; '': model.path.
+    config: Config of a run that trains a proposer. Its field `solver` says
+      which solver is loaded.
+    corpus: Passages that are searched.
+    run: Directory of the run whose newest checkpoint is loaded; '' loads
+      model.path.
 
   Raises:
-    ValueError, FileNotFoundError: a model cannot be used.
+    ValueError, FileNotFoundError: A model cannot be used.
   """
-  folder = policy.folder_of(config)  # before any device
+  folder = policy.folder_of(config)  # fails before a device is used
   mesh = meshes.make(**config.mesh)
   sampler, params = policy.build(config, mesh, folder=folder)
   search = searches.engine(
@@ -72,15 +74,15 @@ def load(config, corpus: Any, run: str) -> Proposer:
 def examine(proposer: Proposer, seeds: Sequence[Question],
             folder: pathlib.Path, *, scorer: Callable[..., scoring.Scorer],
             limits: Any, world: facts.World | None) -> None:
-  """Writes how one sample of each seed fares: report.json, and the samples.
+  """Samples and judges one proposal per seed, and writes report.json.
 
   Args:
-    proposer: of `load`.
-    seeds: what it is asked.
-    folder: gets the files; the report last.
-    scorer: made of a solver; see `build.scorer`.
-    limits: of `proposers.alarms`.
-    world: that the seeds are of; None: nobody knows what is true.
+    proposer: Proposer from `load`.
+    seeds: Seeds, one proposal each.
+    folder: Directory that gets the samples and then the report.
+    scorer: Function that makes a scorer from a solver; see `build.scorer`.
+    limits: Limits of `proposers.alarms`, as keyword arguments.
+    world: Generated world of the seeds; None if the true answers are unknown.
   """
   sampled = _sample(proposer, seeds, 1, step=0)
   judged = scorer(proposer.play)(sampled)
@@ -98,19 +100,20 @@ def examine(proposer: Proposer, seeds: Sequence[Question],
 def questions(proposer: Proposer, seeds: Sequence[Question],
               folder: pathlib.Path, *, options: Any,
               world: facts.World | None) -> None:
-  """Writes questions.jsonl: the best proposal of each seed, if it is any good.
+  """Writes questions.jsonl: the best proposal of each seed, if it is usable.
 
-  Rounds of seeds are written when they are over, so that a kill costs one.
+  The samples of a round of seeds are written at its end, so that an interrupted
+  call loses one round at most.
 
   Args:
-    proposer: of `load`.
-    seeds: what it is asked.
-    folder: gets the questions, what was sampled, and, last, a report.
-    options: config.proposing.
-    world: as in `examine`.
+    proposer: Proposer from `load`.
+    seeds: Seeds, of which each gives one question at most.
+    folder: Directory that gets the samples, the questions and then a report.
+    options: The config's `proposing`.
+    world: Generated world of the seeds; None if the true answers are unknown.
 
   Raises:
-    ValueError: no proposal is any good.
+    ValueError: No proposal is usable.
   """
   groups = []
   for number, first in enumerate(range(0, len(seeds), options.seeds_a_round)):
@@ -130,7 +133,7 @@ def questions(proposer: Proposer, seeds: Sequence[Question],
 
 def _tried(proposer: Proposer, kept: Sequence[Trajectory], options: Any
           ) -> list[tuple[int, int]]:
-  """Right answers to each proposal, with its evidence and without."""
+  """Counts right answers per proposal, with its evidence and without."""
   counts = []
   for kind in ('from_documents', 'from_memory'):
     own = proposer.play.speaking(
@@ -145,7 +148,7 @@ def _tried(proposer: Proposer, kept: Sequence[Trajectory], options: Any
 
 
 def _with_evidence(reader: solver.Solver, proposal: Trajectory) -> Question:
-  """A question below what it is grounded in, which is cut to the prompt."""
+  """Returns a question below its evidence, which is cut to fit the prompt."""
   question, sampler = proposals.question(proposal), reader.sampler
   room = sampler.budgets.max_prompt_tokens - len(dialogues.opening(
       sampler.dialogue, f'\n{question.text}', sampler.tokenizer))
@@ -165,7 +168,7 @@ def _sample(proposer: Proposer, seeds: Sequence[Question], samples: int, *,
 
 
 def _by_seed(sampled: Sequence[Trajectory]) -> list[list[Trajectory]]:
-  """The samples of each seed; those whose search failed are left out."""
+  """Returns the samples of each seed, without those whose search failed."""
   groups = {}
   for one in sampled:
     if one.stop_reason != 'search_error':
@@ -175,7 +178,7 @@ def _by_seed(sampled: Sequence[Trajectory]) -> list[list[Trajectory]]:
 
 def _write_questions(folder: pathlib.Path, found: selection.Selected,
                      options: Any, seed: int, world: facts.World | None) -> None:
-  """The file of questions, then its report."""
+  """Writes the file of questions, then its report."""
   seeds = len(found.kept) + len(found.dropped)
   if not found.kept:
     raise ValueError(
@@ -183,7 +186,7 @@ def _write_questions(folder: pathlib.Path, found: selection.Selected,
         f'has a proposal that is any good: {_reasons(found)}. {folder} has what '
         'was sampled. Teach it the form first, or train it for more steps.')
   answers = [proposals.read(one).answer for one in found.kept]
-  if options.shuffle_answers:  # a control
+  if options.shuffle_answers:  # a control experiment
     answers = selection.others(answers, seed)
   atomic_files.write(folder / QUESTIONS, ''.join(
       json.dumps(selection.record(one, answer), ensure_ascii=False) + '\n'
@@ -207,7 +210,7 @@ def _reasons(found: selection.Selected) -> dict[str, int]:
 
 
 def truth(world: facts.World, question: Question) -> proposers.Truth:
-  """Whether a question's answer is right in a world, and the hops it needs."""
+  """Returns whether the answer is right in a world, and the hops it needs."""
   chain = oracle.understand(world, question.text)
   if chain is None:
     return proposers.Truth(False, 0)

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation of a proposer: judged proposals in; tables and alarms out.
+"""Evaluation of a proposer: makes tables and alarms from judged proposals.
 
-Where the world is a generated one, it also says how many proposals are true, and
-how many hops they need: nobody else can.
+In a generated world the tables also say how many proposals are true, and how
+many hops they need. Without such a world this is unknown.
 """
 
 import collections
@@ -16,7 +16,7 @@ from searchrl.papers.dr_zero import proposals
 from searchrl.papers.dr_zero import selection
 from searchrl.trajectory import Question, Trajectory
 
-ALL = 'all'  # the hops of a row of all proposals
+ALL = 'all'  # value of `hops` in the row of all proposals
 COLUMNS = ('hops', 'n', 'reward', 'gate', 'think', 'tool', 'grounding',
            'leaking', 'difficulty', 'pass_rate', 'searches', 'tokens', 'entropy',
            'true', 'needed')
@@ -24,10 +24,10 @@ _PARTS = ('gate', 'think', 'tool', 'grounding', 'difficulty', 'pass_rate')
 
 
 class Truth(NamedTuple):
-  """What an oracle knows of a proposal."""
+  """The knowledge of an oracle about a proposal."""
 
-  true: bool  # the answer is right; not, if nothing sensible is asked
-  needed: int  # hops that the question takes; 0: it asks nothing sensible
+  true: bool  # the answer is right; False for a senseless question
+  needed: int  # hops that the question takes; 0 for a senseless one
 
 
 Oracle = Callable[[Question], Truth]
@@ -35,17 +35,19 @@ Oracle = Callable[[Question], Truth]
 
 def rows(judged: Sequence[Trajectory], oracle: Oracle | None = None
         ) -> list[dict[str, Any]]:
-  """A row of COLUMNS for each hop count that was asked for, and one for all.
+  """Returns a row of COLUMNS per requested hop count, and one for all of them.
 
-  Means over all proposals, where one that is not played has no difficulty; of
-  the pass rate over those that were played, of `true` over those that pass the
-  gate, and of `needed` over those that ask something sensible. Tokens are those
-  that it wrote, and entropy what they cost, in nats a token. What no proposal
-  has, a row lacks.
+  Values are means over all proposals; the difficulty of one that the solver did
+  not try is 0. Some columns are means over fewer proposals: `leaking` over
+  those with a question and an answer, `pass_rate` over those that the solver
+  tried, `true` over those that pass the gate, and `needed` over those that ask
+  something sensible. `tokens` counts what the proposer wrote, and `entropy` is
+  the mean of -log-prob, in nats per token. A row has no column for which it has
+  no values.
 
   Args:
-    judged: by `proposals.judge`, with their parts.
-    oracle: knows the truth; None: nobody does.
+    judged: Trajectories that `proposals.judge` has judged, with their parts.
+    oracle: Function that returns the truth; None if it is unknown.
   """
   judged = [one for one in judged if one.reward is not None]
   known = {id(one): oracle(proposals.question(one)) for one in judged
@@ -78,8 +80,7 @@ def _row(hops: int | str, judged: Sequence[Trajectory],
 
 
 def histogram(judged: Sequence[Trajectory], attempts: int) -> list[int]:
-  """Proposals with 0, 1, ... of the solver's attempts right, by nearest rate.
-  """
+  """Counts proposals by right attempts: 0, 1, ..., to the nearest pass rate."""
   counts = [0] * (attempts + 1)
   for one in judged:
     if 'pass_rate' in one.parts:
@@ -89,16 +90,16 @@ def histogram(judged: Sequence[Trajectory], attempts: int) -> list[int]:
 
 def alarms(judged: Sequence[Trajectory], *, unique: float, gate: float,
            leaking: float, unfinished: float, entropy: float) -> list[str]:
-  """What speaks for a collapse of the proposer, a sentence each.
+  """Returns the signs that the proposer has collapsed, one sentence each.
 
   Args:
-    judged: by `proposals.judge`.
-    unique: the least share of different questions, of those asked with
-      different documents.
-    gate: the least share that passes the gate.
-    leaking: the largest share of questions that tell their answer.
-    unfinished: the largest share without an end.
-    entropy: the least, in nats a token.
+    judged: Trajectories that `proposals.judge` has judged.
+    unique: Smallest share of distinct questions. It is checked only if there is
+      more than one document.
+    gate: Smallest share of proposals that pass the gate.
+    leaking: Largest share of questions that reveal their answer.
+    unfinished: Largest share of proposals that end at a limit.
+    entropy: Smallest entropy, in nats per token.
   """
   judged = [one for one in judged if one.reward is not None]
   if not judged:

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The roles of self-play: from its config to that of a run of one of them."""
+"""The two roles of self-play, and the config of a run of each role."""
 
 from typing import Any
 
@@ -9,19 +9,19 @@ SHARED = ('seed', 'allow_changes', 'data', 'world', 'search', 'plan')
 
 
 def of(config: Any, role: str) -> Any:
-  """The config of a run: the role's part, with what both roles share.
+  """Returns the config of a run: the role's part and the shared fields.
 
   Args:
-    config: of self-play; see configs/drzero.py.
-    role: of ROLES.
+    config: Config of self-play; see configs/drzero.py.
+    role: Name of the role, one of ROLES.
 
   Returns:
-    A copy, unlocked.
+    An unlocked copy.
   """
   own = config[role].copy_and_resolve_references()
   own.unlock()
   for name in SHARED:
     own[name] = config[name]
-  own = own.copy_and_resolve_references()  # else what is shared is one object
+  own = own.copy_and_resolve_references()  # makes shared fields copies
   own.unlock()
   return own

@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Seeds: what a proposer is asked, drawn from a corpus; no question is needed.
+"""Seeds: the prompts of a proposer, drawn from a corpus without any question.
 
-Source: Dr. Zero, arXiv:2601.07055, whose code shuffles Wikipedia, cuts each
-passage to 256 tokens and draws the hops at 4:3:2:1. Differs: hops are drawn by
-the seed, too, so that seeds can be made again.
+Source: Dr. Zero, arXiv:2601.07055. Its code shuffles Wikipedia, cuts each
+passage to 256 tokens and draws the hops at 4:3:2:1. Here the random seed also
+decides the hops, so that the same seeds can be drawn again.
 """
 
 from collections.abc import Sequence
@@ -20,24 +20,25 @@ from searchrl.trajectory import Passage, Question
 def draw(corpus: Any, tokenizer: Any, *, first: int, count: int,
          hops: Sequence[float], seed: int, tokens: int = 256,
          documents: bool = True, name: str = 'seed') -> list[Question]:
-  """Seeds of a seeded shuffle of a corpus; after its end comes another.
+  """Draws seeds from a shuffled corpus, which is shuffled again at its end.
 
   Args:
-    corpus: Passages, with a length.
-    tokenizer: of the proposer.
-    first: seeds that were drawn before.
-    count: how many.
-    hops: shares of 1, 2, ... hops asked for.
-    seed: of the orders and of the hops.
-    tokens: a longer document is cut.
-    documents: without them, all seeds of a hop count are alike.
-    name: their uids begin with it.
+    corpus: Passages, as an indexable object with a length.
+    tokenizer: Tokenizer of the proposer.
+    first: Number of seeds that were drawn before.
+    count: Number of seeds to draw.
+    hops: Shares of seeds that ask for 1, 2, ... hops.
+    seed: Random seed of the orders and of the hops.
+    tokens: Most tokens of a document. Longer ones are cut.
+    documents: False leaves the documents out. Then all seeds with the same
+      number of hops have the same text.
+    name: Prefix of the uids.
 
   Returns:
-    Questions without answers; their text is `proposals.ask`.
+    Questions without answers, whose text is written by `proposals.ask`.
 
   Raises:
-    ValueError: the shares are none.
+    ValueError: The shares are empty or negative, or all are 0.
   """
   check(hops)
   shares, seeds, orders = np.array(hops) / sum(hops), [], {}
@@ -56,7 +57,7 @@ def draw(corpus: Any, tokenizer: Any, *, first: int, count: int,
 
 
 def check(hops: Sequence[float]) -> None:
-  """Raises a ValueError for shares that nothing can be drawn by."""
+  """Raises a ValueError if shares of hops are empty, negative or all 0."""
   if not hops or min(hops) < 0 or sum(hops) <= 0:
     raise ValueError(
         'selfplay.hops needs shares of 1, 2, ... hops from 0 on, one of them '
@@ -64,7 +65,7 @@ def check(hops: Sequence[float]) -> None:
 
 
 def _document(passage: Passage, tokenizer: Any, tokens: int) -> str:
-  """A passage as a proposer reads it."""
+  """Returns a passage as a proposer reads it, cut to a number of tokens."""
   text = markup.neutralise(f'(Title: "{passage.title}") {passage.text}')
   ids = tokenizer.encode_data(text)
   return text if len(ids) <= tokens else tokenizer.decode(ids[:tokens])

@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Selection: which proposals become questions for a solver.
+"""Selection of the proposals that become questions for a solver.
 
-Source: Dr. Zero, arXiv:2601.07055, whose code keeps the best of five samples of
-a prompt by its format score, and the first 50 words of its question. Differs:
-what is ill-formed, ungrounded, too long, a duplicate or tells its answer is
-dropped, not cut, or kept as a row without an answer.
+Source: Dr. Zero, arXiv:2601.07055. Of five samples of a prompt, its code keeps
+the one with the best format score, and the first 50 words of its question. Here
+a proposal is dropped if it is ill-formed, ungrounded, too long or a duplicate,
+or if it reveals its answer. It is neither cut nor kept without an answer.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,11 +25,11 @@ from searchrl.trajectory import Passage, Question, Trajectory
 
 @dataclasses.dataclass(frozen=True)
 class Selected:
-  """What was made of the samples of all seeds.
+  """The result of a selection: kept and dropped proposals.
 
   Attributes:
-    kept: the trajectories whose proposals become questions, in order.
-    dropped: the best sample of every other seed, and why; of REASONS.
+    kept: Trajectories whose proposals become questions, in order.
+    dropped: The best sample of every other seed, with one of REASONS.
   """
 
   kept: list[Trajectory]
@@ -37,18 +37,19 @@ class Selected:
 
 
 def best(samples: Sequence[Trajectory]) -> Trajectory:
-  """The sample of a seed with the highest format score; of equals the first."""
+  """Returns the first of the samples that have the highest format score."""
   return max(samples, key=lambda one: proposals.form(one).score)
 
 
 def select(groups: Iterable[Sequence[Trajectory]],
            fits: Callable[[Question], bool] = lambda question: True
           ) -> Selected:
-  """Keeps the best sample of each seed, unless there is something against it.
+  """Keeps the best sample of each seed, unless there is a reason to drop it.
 
   Args:
-    groups: the samples of each seed.
-    fits: whether a question is short enough for who has to answer it.
+    groups: Samples, grouped by seed.
+    fits: Function that returns whether a question is short enough for the
+      solver.
   """
   kept, dropped, asked = [], [], set()
   for samples in groups:
@@ -66,7 +67,7 @@ def select(groups: Iterable[Sequence[Trajectory]],
 
 
 def against(trajectory: Trajectory) -> str:
-  """Why a proposal, by itself, makes no question; '' if it does."""
+  """Returns the reason to drop a proposal, looking only at it; '' if none."""
   proposal = proposals.read(trajectory)
   if not proposal.question or not proposal.answer:
     return ILL_FORMED
@@ -76,14 +77,15 @@ def against(trajectory: Trajectory) -> str:
 
 
 def checked(found: Selected, tried: Sequence[tuple[int, int]]) -> Selected:
-  """Keeps what is answered with its evidence, and never without.
+  """Keeps questions that are answered with their evidence, but never without.
 
   Args:
-    found: by `select`.
-    tried: of each that was kept: the right answers with evidence, and without.
+    found: Selection from `select`.
+    tried: Numbers of right answers, with evidence and without, for each kept
+      proposal.
 
-  Source: the check of a public fork of Dr. Zero's code: one of three tries with
-  the evidence, none of three without.
+  Source: the check in a public fork of Dr. Zero's code, which asks for at least
+  one right answer of three with the evidence, and for none of three without.
   """
   kept, dropped = [], list(found.dropped)
   for one, (with_evidence, without) in zip(found.kept, tried, strict=True):
@@ -96,11 +98,15 @@ def checked(found: Selected, tried: Sequence[tuple[int, int]]) -> Selected:
 
 def evidence(trajectory: Trajectory, write: Callable[[int, Passage], str]
             ) -> str:
-  """What a proposal is grounded in, a line each: document, then passages.
+  """Returns the evidence of a proposal: its document, then distinct passages.
 
   Args:
-    trajectory: of a proposal.
-    write: writes a passage, by its number.
+    trajectory: Trajectory of the proposal.
+    write: Function that formats a passage, given its number from 1 and the
+      passage.
+
+  Returns:
+    A text with a line break after each part but the last.
   """
   passages = dict.fromkeys(
       p for turn in trajectory.turns if turn.action.kind == 'search'
@@ -110,11 +116,12 @@ def evidence(trajectory: Trajectory, write: Callable[[int, Passage], str]
 
 
 def record(trajectory: Trajectory, answer: str = '') -> dict[str, Any]:
-  """A line of a file of questions, with where the question comes from.
+  """Returns a record of a file of questions, with the question's origin.
 
   Args:
-    trajectory: of a kept proposal.
-    answer: another one than the proposer's, for a control.
+    trajectory: Trajectory of a kept proposal.
+    answer: Answer that replaces the proposer's, for a control experiment; ''
+      keeps the proposer's.
   """
   proposal, form = proposals.read(trajectory), proposals.form(trajectory)
   return {
@@ -131,14 +138,15 @@ def record(trajectory: Trajectory, answer: str = '') -> dict[str, Any]:
 
 
 def others(answers: Sequence[str], seed: int) -> list[str]:
-  """The answers in another order, in which none has its own again.
+  """Returns the answers reordered, so that no question keeps its own answer.
 
-  Equal answers count as one's own, too: a few that stayed right would teach. If
-  more than half are equal, some of them must stay.
+  An equal answer of another question counts as its own, because a solver would
+  learn from the few answers that stayed right. If more than half of the answers
+  are equal, some questions must keep theirs.
 
   Args:
-    answers: of questions, in their order.
-    seed: of the order.
+    answers: Answers, in the order of the questions.
+    seed: Random seed of the new order.
   """
   rng, plain = np.random.default_rng(seed), list(map(
       rewards.normalise, answers))
@@ -154,7 +162,7 @@ def others(answers: Sequence[str], seed: int) -> list[str]:
 
 
 def distinct_bigrams(texts: Sequence[str]) -> float:
-  """Different pairs of words, by all pairs; 0 of none.
+  """Returns the share of distinct pairs of adjacent words; 0 without pairs.
 
   Source: distinct-2 of Li et al. 2016, arXiv:1510.03055.
   """
@@ -164,7 +172,7 @@ def distinct_bigrams(texts: Sequence[str]) -> float:
 
 
 def diversity(found: Sequence[Trajectory]) -> Mapping[str, float]:
-  """How different the proposals are; shares, of those that have a question."""
+  """Returns shares of distinct texts among proposals that have a question."""
   asked = [p for p in map(proposals.read, found) if p.question]
   questions = [rewards.normalise(p.question) for p in asked]
   answers = [rewards.normalise(p.answer) for p in asked]

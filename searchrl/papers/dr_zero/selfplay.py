@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Self-play: a proposer and a solver that train each other, phase by phase.
 
-An iteration trains the proposer, has it write questions, and trains the solver
-on them. Both trainings are runs like any other, in folders of their own, so
-that each resumes, is evaluated and is looked at as one.
+An iteration trains the proposer, lets it write questions, and trains the solver
+on them. Each training is an ordinary run in its own directory. It is resumed,
+evaluated and inspected like any other run.
 
 Source: Dr. Zero, arXiv:2601.07055, section 3.4.
 """
@@ -36,16 +36,16 @@ from searchrl.world import facts
 
 
 def run(config, workdir: str) -> None:
-  """Plays the iterations; the same call resumes where it was stopped.
+  """Runs all iterations. The same call resumes a run that was stopped.
 
   Args:
-    config: see configs/drzero.py.
-    workdir: gets iteration_1/{seeds.jsonl,proposer,proposals,solver} and so on,
-      examined/ and a summary.
+    config: Config of self-play; see configs/drzero.py.
+    workdir: Directory that gets iteration_N/{seeds.jsonl, proposer, proposals,
+      solver} for N from 1 on, examined/ and a summary.
 
   Raises:
-    ValueError, FileNotFoundError: the config cannot be run, or a phase taught
-      nothing.
+    ValueError, FileNotFoundError: The config cannot be run, or the proposer
+      writes no usable question.
   """
   folder = pathlib.Path(workdir)
   _check(config)
@@ -68,7 +68,7 @@ def trainings(config) -> dict[str, Any]:
 
 
 class _Game:
-  """The phases of a run, and the folders that they leave."""
+  """The phases of self-play, and the directories that they write."""
 
   def __init__(self, config, folder: pathlib.Path):
     self._config, self._folder = config, folder
@@ -83,9 +83,9 @@ class _Game:
         documents=options.documents)
 
   def iterate(self, number: int) -> None:
-    """Plays an iteration.
+    """Runs one iteration.
 
-    What is there is not made again: a run with its summary, a report.
+    A phase is skipped if its summary or its report exists.
     """
     here, options = self._of(number), self._config.selfplay
     if _exists(here / 'solver' / summary.FILE):
@@ -106,17 +106,17 @@ class _Game:
       asked = self._config.proposing
       propose.questions(proposer, seeds[:asked.seeds], proposals, options=asked,
                         world=self._world)
-      del proposer  # makes room
+      del proposer  # frees memory for the solver
     _say(f'Iteration {number}: the solver.')
     runs.train(self._phase('solver', number, proposals / propose.QUESTIONS),
                here / 'solver')
 
   def _load(self, run: str) -> propose.Proposer:
-    """The proposer of a run, or the first, with the first solver."""
+    """Loads a run's proposer, or the first for '', with the first solver."""
     return propose.load(self._phase('proposer', 1, ''), self._corpus, run)
 
   def _examine(self, proposer: propose.Proposer, folder: pathlib.Path) -> None:
-    """How a proposer fares on documents that none is trained on."""
+    """Examines a proposer on documents that are drawn with another seed."""
     config = self._config
     propose.examine(
         proposer, self._draw(first=0, count=config.selfplay.examined,
@@ -129,7 +129,7 @@ class _Game:
     return self._folder / f'iteration_{number}'
 
   def _phase(self, role: str, number: int, file: Any) -> Any:
-    """The config of a run: that of its role, on what was played so far."""
+    """Returns the config of a training, with the files of earlier phases."""
     config, before = roles.of(self._config, role), self._of(number - 1)
     config.search.corpus = self._path
     config.data.update(train=str(file), mix=(), per_hop=(), common=0.0)
@@ -137,12 +137,12 @@ class _Game:
       config.data.update(golds=False, evaluate='')
       config.solver.run = str(before / 'solver') if number > 1 else ''
     elif number > 1:
-      config.evaluate.initial = False  # known from the iteration before
+      config.evaluate.initial = False  # the iteration before has evaluated it
     config.train.init_from = self._begins(role, number)
     return config
 
   def _begins(self, role: str, number: int) -> str:
-    """The run that a phase goes on from; '': it starts as its model."""
+    """Returns the run that a training continues; '' to start from a model."""
     one = self._config.selfplay.one_model
     if role == 'solver' and one:
       return str(self._of(number) / 'proposer')
@@ -160,13 +160,13 @@ def _say(text: str) -> None:
 
 
 def _write_seeds(file: pathlib.Path, seeds: Any) -> None:
-  """Writes seeds as questions without answers; the file appears whole."""
+  """Writes seeds, which are questions without answers, as one atomic file."""
   with atomic_files.new_file(file) as unfinished:
     questions_lib.write(unfinished, seeds)
 
 
 def _corpus(config, folder: pathlib.Path) -> tuple[str, Any]:
-  """The file of passages and the passages; of a generated world, if none."""
+  """Returns the corpus's path and its passages; makes a world's without one."""
   if config.search.corpus:
     return config.search.corpus, mapped_corpus.load(config.search.corpus)
   data = datasets.shared(lambda: build.train_set(config, folder))
@@ -174,14 +174,14 @@ def _corpus(config, folder: pathlib.Path) -> tuple[str, Any]:
 
 
 def _world(config) -> facts.World | None:
-  """The generated world that questions are about, which knows the truth."""
+  """Returns the generated world that knows all answers; None with a corpus."""
   if config.search.corpus:
     return None
   return build.world(config).make(config.data.world_seed, 'known')
 
 
 def _check(config) -> None:
-  """Raises a ValueError for options that cannot be played."""
+  """Raises a ValueError if an option is out of range."""
   config_checks.check(config)
   for role in roles.ROLES:
     config_checks.check(config[role])
@@ -210,8 +210,10 @@ def _check(config) -> None:
 
 
 def _check_role(config) -> None:
-  """Raises for a role that cannot be trained; else the second one's mistakes
-  would be found when the first has been.
+  """Raises if a role cannot be trained.
+
+  Without this, mistakes in the second role's config would be found only after
+  the first role was trained.
   """
   build.scorer(config)
   config_checks.check_learner(config, build.algorithm(config))

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Summary of self-play: tables, curves and alarms, from the run's folder."""
+"""Summary of self-play: tables, curves and alarms, from the run's directory."""
 
 from collections.abc import Mapping, Sequence
 import json
@@ -39,14 +39,14 @@ def finish(folder: pathlib.Path, iterations: int, title: str) -> str:
 
 
 def _steps(run: pathlib.Path) -> list[Mapping[str, float]]:
-  """A line a step of a run."""
+  """Returns the metrics of a run, one mapping per training step."""
   return [line for line in metrics.read(run / metrics.FILE)
           if 'critic/score/mean' in line]
 
 
 def curves(lines: Mapping[tuple[int, str], Sequence[Mapping[str, float]]]
           ) -> dict[str, figures.Series]:
-  """Panels of each role, with a line an iteration, the last four."""
+  """Returns the panels of each role, with lines of the last four iterations."""
   panels = {}
   for role in _ROLES:
     for key, name in _CURVES.items():
@@ -55,14 +55,14 @@ def curves(lines: Mapping[tuple[int, str], Sequence[Mapping[str, float]]]
           [line[key] for line in steps])
                for (number, of), steps in lines.items()
                if of == role and steps and key in steps[0]}
-      if found:  # else the role was not trained
+      if found:  # empty if the role was not trained
         panels[f'{role}: {name}'] = dict(list(found.items())[-4:])
   return panels
 
 
 def _phases(lines: Mapping[tuple[int, str], Sequence[Mapping[str, float]]]
            ) -> str:
-  """What each phase cost, and how it began and ended."""
+  """Returns the table of trainings: their cost, first step and last step."""
   rows = []
   for (number, role), steps in lines.items():
     rows.append({'iteration': number, 'role': role, 'steps': len(steps)})
@@ -82,7 +82,7 @@ def _phases(lines: Mapping[tuple[int, str], Sequence[Mapping[str, float]]]
 
 
 def _examined(folder: pathlib.Path, iterations: int) -> str:
-  """How each proposer fared against the first solver."""
+  """Returns the tables of all proposers' results against the first solver."""
   rows, rates = [], []
   for name in ('before', *(f'iteration_{n}' for n in range(1, iterations + 1))):
     report = _read(folder / 'examined' / name / 'report.json')
@@ -98,7 +98,7 @@ def _examined(folder: pathlib.Path, iterations: int) -> str:
 
 
 def _proposals(folder: pathlib.Path, iterations: int) -> str:
-  """What became of the seeds whose proposals the solver learned from."""
+  """Returns the table of seeds: how many became questions, and why not all."""
   rows = []
   for number in range(1, iterations + 1):
     found = _read(folder / f'iteration_{number}' / 'proposals' / 'report.json')
@@ -114,7 +114,7 @@ def _proposals(folder: pathlib.Path, iterations: int) -> str:
 
 
 def _solvers(folder: pathlib.Path, iterations: int) -> str:
-  """Exact match of the solver, before and after each iteration."""
+  """Returns the table of the solver's exact match, by iteration."""
   rows = []
   for name, path in (
       ('before', folder / 'iteration_1' / 'solver' / 'evaluation' / 'before'),
