@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Queries and the documents that a real engine found for them, to learn from.
+"""Training data for simulated engines: queries and a real engine's documents.
 
-A simulated engine is tuned on them: documents of trajectories that ended right
-count as useful, those of others as noise.
+A simulated engine is tuned on these pairs. Documents of trajectories with a
+right answer count as useful, and documents of all others as noise.
 
 Source: ZeroSearch, arXiv:2505.04588, section 3.2.
 """
@@ -23,21 +23,25 @@ from searchrl.trajectory import (Passage, Passages, Query, Question,
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-  """A query, and what was found for it."""
+  """A query and the passages that a real engine found for it."""
 
   question: Question
   query: str
   passages: Passages
-  useful: bool  # a trajectory that searched for it ended right
-  hop: int = 1  # which of the trajectory's searches it was, from 1
+  useful: bool  # True: a trajectory with this query has a right answer
+  hop: int = 1  # number of the search in its trajectory, from 1
 
 
 def pairs(trajectories: Iterable[Trajectory],
           is_right: Callable[[Trajectory], bool]) -> list[Pair]:
-  """The searches that trajectories carried out and that found something.
+  """Returns a pair for each search of the trajectories that found passages.
 
-  A turn with several queries is left out: its passages are not told apart. So
-  is a trajectory whose search failed.
+  A turn with several queries is left out, because its passages cannot be
+  assigned to one of them. A trajectory whose search failed is left out too.
+
+  Args:
+    trajectories: Trajectories of the policy.
+    is_right: Function that says whether a trajectory's answer is right.
   """
   return [Pair(one.question, turn.action.texts[0], turn.passages,
                is_right(one), hop)
@@ -47,13 +51,16 @@ def pairs(trajectories: Iterable[Trajectory],
 
 
 def _searches(trajectory: Trajectory) -> list[Turn]:
-  """The turns whose search was carried out."""
+  """Returns the turns whose search was carried out."""
   return [turn for turn in trajectory.turns
           if turn.action.kind == 'search' and turn.observation_tokens]
 
 
 def distinct(found: Iterable[Pair]) -> list[Pair]:
-  """Each question's query once, in order; useful if it was once."""
+  """Returns the pairs without repeated queries of a question, in order.
+
+  The first pair is kept. It counts as useful if any of the repeats is useful.
+  """
   kept = {}
   for pair in found:
     name = pair.question.uid, pair.query
@@ -64,14 +71,16 @@ def distinct(found: Iterable[Pair]) -> list[Pair]:
 
 def split(found: Sequence[Pair], share: float, seed: int
          ) -> tuple[list[Pair], list[Pair]]:
-  """Pairs to train on and to validate on; a question's are on one side.
+  """Returns (training pairs, validation pairs), split by question.
+
+  All pairs of a question are on the same side.
 
   Args:
-    found: the pairs.
-    share: of the questions that are validated on, in [0, 1).
-    seed: of the choice, which depends on the question's uid alone besides.
+    found: The pairs.
+    share: Expected share of the questions for validation, in [0, 1).
+    seed: Seed of the split. Otherwise it depends only on each question's uid.
   """
-  def is_aside(pair):  # not the hash by which `questions.subset` draws
+  def is_aside(pair):  # other hash than in `questions.subset`
     name = f'validation/{seed}/{pair.question.uid}'.encode()
     draw = int.from_bytes(hashlib.sha256(name).digest()[:8], 'big') / 2**64
     return draw < share
@@ -83,14 +92,14 @@ def split(found: Sequence[Pair], share: float, seed: int
 
 def example(pair: Pair, prompts: simulated_documents.Prompts, *, titled: bool,
             chat: bool = False) -> dict[str, Any]:
-  """A line for supervised fine-tuning: trained on the documents alone.
+  """Returns a record for supervised fine-tuning on the documents alone.
 
   Args:
-    pair: what was asked and found.
-    prompts: as the simulated engine will be asked.
-    titled: whether documents begin with their titles.
-    chat: whether the prompt is a user's message, after an empty one of the
-      system, as published; else the documents continue its text.
+    pair: The query and its passages.
+    prompts: Prompts with which the simulated engine will be asked.
+    titled: Flag that makes the documents begin with their titles.
+    chat: Flag that makes the prompt a user message after an empty system
+      message, as published. If False, the documents continue the prompt's text.
   """
   query = Query(pair.query, len(pair.passages), pair.question)
   prompt = prompts.of(simulated_documents.Task(query, pair.useful, 0))
@@ -106,11 +115,11 @@ def example(pair: Pair, prompts: simulated_documents.Prompts, *, titled: bool,
 
 
 def read(path: str | pathlib.Path) -> list[Pair]:
-  """The pairs of a file of `example`s; a document's title stays in its text.
+  """Loads the pairs of a file of `example`s. Titles stay in the passage texts.
 
   Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: a line is no such example.
+    FileNotFoundError: There is no such file.
+    ValueError: A line is not such an example, or the file is empty.
   """
   file = pathlib.Path(path)
   if not file.is_file():
@@ -135,7 +144,7 @@ def _parse(record: Mapping[str, Any]) -> Pair:
           else record['completion'])
   question = dict(record['question'])
   question['answers'] = tuple(question['answers'])
-  found = simulated_documents.read(text, top_k=len(text))  # all of them
+  found = simulated_documents.read(text, top_k=len(text))  # no limit
   return Pair(
       Question(**question), record['query'],
       tuple(Passage('', '', one) for one in found), record['useful'],

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the searches of a run cost, by a paid engine or by a model of one's own.
+"""Cost of the searches of a run, with a paid engine or with one's own model.
 
 Source: ZeroSearch, arXiv:2505.04588, Table 8.
 """
@@ -15,27 +15,29 @@ COLUMNS = ('search by', 'queries', 'hours', 'devices', 'paid for queries',
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-  """What a run has measured."""
+  """Numbers that a run has measured."""
 
-  queries: int  # to the engine of training
-  hours: float  # of all training steps
-  writing_hours: float  # of these, those in which the documents were written
-  tokens: int  # that were sampled for documents; 0: none, or not known
+  queries: int  # queries to the engine in training
+  hours: float  # duration of all training steps
+  writing_hours: float  # part of `hours` in which documents were written
+  tokens: int  # tokens sampled for documents; 0: none or unknown
 
 
 @dataclasses.dataclass(frozen=True)
 class Prices:
-  """In any one currency."""
+  """Prices, all in the same currency."""
 
-  thousand_queries: float  # to an engine that is paid by the query
-  device_hour: float
+  thousand_queries: float  # price of 1000 queries to a paid engine
+  device_hour: float  # price of one device for an hour
 
 
 def count(steps: Sequence[Mapping[str, float]]) -> Counts:
-  """The counts of a metrics.jsonl; its lines of evaluations count nothing.
+  """Returns the counts of the lines of a metrics.jsonl.
+
+  Lines of evaluations do not count.
 
   Raises:
-    ValueError: no line is of a step with searches.
+    ValueError: No line is for a training step with searches.
   """
   def total(name):
     return sum(line.get(name, 0.0) for line in steps)
@@ -53,11 +55,11 @@ def count(steps: Sequence[Mapping[str, float]]) -> Counts:
 
 def table(found: Counts, prices: Prices, devices: Sequence[int]
          ) -> list[dict[str, Any]]:
-  """Rows of COLUMNS: the paid engine, then a model on so many devices.
+  """Returns rows with COLUMNS: a paid engine, then a model per device count.
 
-  A model's devices are held as long as the run, as in the paper; where
-  documents were written, a row also says what they cost if others have the
-  devices in between.
+  A model keeps its devices for the whole run, as in the paper. If a model wrote
+  documents in the run, further rows give the cost for the time of writing
+  alone, when others use the devices in between.
   """
   def row(by, hours=found.hours, queries=0.0, count=0):
     paid = hours * count * prices.device_hour

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""How well a classifier tells two kinds of texts apart."""
+"""Measure of how well a classifier distinguishes two kinds of texts."""
 
 from collections.abc import Sequence
 
@@ -9,18 +9,19 @@ FOLDS = 5
 
 def auc(one: Sequence[str], other: Sequence[str], groups: Sequence[str]
        ) -> float | None:
-  """The area under the ROC curve of a classifier that has not seen the texts.
+  """Returns the area under the ROC curve of a classifier on held-out texts.
 
-  Logistic regression on tf-idf of character trigrams, by five-fold
-  cross-validation. 0.5: the two cannot be told apart; 1: always.
+  The classifier is a logistic regression on the tf-idf of character trigrams,
+  in five-fold cross-validation. At 0.5 it cannot distinguish the two kinds; at
+  1 it always does.
 
   Args:
-    one: texts.
-    other: of the other kind, as many.
-    groups: of the nth text of either; a group is in one fold as a whole.
+    one: Texts of one kind.
+    other: Texts of the other kind, as many as in `one`.
+    groups: Group of the nth text of either kind. A group is in one fold.
 
   Returns:
-    The area; None where there are fewer groups than folds.
+    The area, or None if there are fewer groups than folds.
   """
   from sklearn import feature_extraction  # slow to import
   from sklearn import linear_model

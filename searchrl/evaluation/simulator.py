@@ -1,9 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""How like a real engine a simulated one is, query by query.
+"""Comparison of a simulated engine with a real one, query by query.
 
-Whether its documents hold the answer when they should, and not before; their
-length and form; and whether a classifier tells them from real ones.
+It measures how often the documents contain the answer when they should, and
+how often they do so too early. It also measures their length and form, and how
+well a classifier distinguishes them from real documents.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,21 +22,24 @@ QUALITIES = ('real', 'useful', 'noisy')
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-  """A query, and what each engine found; () where a text was malformed."""
+  """A query and each engine's documents; () where a text was malformed."""
 
   pair: Pair
   real: tuple[str, ...]
-  useful: tuple[str, ...]  # simulated, as they should help
-  noisy: tuple[str, ...]  # simulated, as they should not
+  useful: tuple[str, ...]  # simulated documents that should help
+  noisy: tuple[str, ...]  # simulated documents that should not help
 
 
 def report(found: Sequence[Compared]) -> dict[str, Any]:
-  """What `text` prints; shares and means are over the queries.
+  """Returns the tables that `text` prints, as a dict.
 
   Returns:
-    answers: rows of the nth search of questions with so many hops, {'search',
-      'n', 'real', 'useful', 'noisy'}: the share whose documents hold a gold.
-    qualities: of each of QUALITIES, a row; see `_quality`.
+    answers: Rows with the keys {'search', 'n', 'real', 'useful', 'noisy'}. A
+      row is for the nth search of questions with a given number of hops. It
+      has the number of queries, n, and for each quality the share of queries
+      whose documents contain a gold answer. The last two rows are for all last
+      hops and for all earlier hops, where a gold answer is a leak.
+    qualities: One row for each of QUALITIES; see `_quality`.
   """
   places = sorted({(one.pair.question.hops, one.pair.hop) for one in found
                    if one.pair.hop <= one.pair.question.hops})
@@ -54,7 +58,7 @@ def report(found: Sequence[Compared]) -> dict[str, Any]:
 
 
 def _answers(search: str, found: Iterable[Compared]) -> dict[str, Any]:
-  """How often the documents hold a gold; None where there is no query."""
+  """Returns the share of queries that found a gold answer; None if no query."""
   found = list(found)
   return {'search': search, 'n': len(found)} | {
       name: statistics.mean(_holds(one, name) for one in found)
@@ -67,12 +71,14 @@ def _holds(one: Compared, quality: str) -> bool:
 
 
 def _quality(found: Sequence[Compared], name: str) -> dict[str, Any]:
-  """The form of the documents of a quality.
+  """Returns a row that describes the form of the documents of a quality.
 
-  well-formed: the share of texts that are lists of documents; of these,
-  documents: how many, words: of a document, mean and standard deviation, and
-  repeated: the share whose list has a document twice.
-  auc: of a classifier of them and of real documents for the same queries.
+  well-formed: Share of texts that are lists of documents. The rest uses these.
+  documents: Mean number of documents per list.
+  words, and words, sd: Mean and standard deviation of a document's words.
+  repeated: Share of lists that contain a document twice.
+  auc: Area under the ROC curve of a classifier that distinguishes these
+    documents from the real ones for the same queries.
   """
   lists = [getattr(one, name) for one in found if getattr(one, name)]
   words = [len(text.split()) for texts in lists for text in texts]
@@ -88,7 +94,7 @@ def _quality(found: Sequence[Compared], name: str) -> dict[str, Any]:
 
 
 def _auc(found: Sequence[Compared], name: str) -> float | None:
-  """None of real ones, and where too few are well-formed to tell."""
+  """Returns the AUC; None for real documents, or if too few are well-formed."""
   pairs = [one for one in found if getattr(one, name)]
   if name == 'real':
     return None
@@ -99,7 +105,7 @@ def _auc(found: Sequence[Compared], name: str) -> float | None:
 
 
 def text(made: dict[str, Any]) -> str:
-  """The tables of a report."""
+  """Returns the tables of a report as text."""
   return '\n'.join([
       'Queries whose documents hold a gold answer, by the nth search of all',
       '', figures.table(made['answers'], tuple(made['answers'][0])), '',
@@ -109,7 +115,7 @@ def text(made: dict[str, Any]) -> str:
 
 
 def samples(found: Sequence[Compared]) -> str:
-  """Queries with the documents of each quality, in Markdown."""
+  """Returns a Markdown table of queries and the documents of each quality."""
   lines = ['| query, question, answer | real | useful | noisy |',
            '|---' * 4 + '|']
   for one in found:

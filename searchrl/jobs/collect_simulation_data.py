@@ -1,9 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Collects what a simulated engine is tuned on: a policy asks a real one.
+"""Collects the data that a simulated engine is tuned on.
 
-In rounds, each of which is written when it is over, so that a command that was
-killed goes on.
+A policy sends queries to a real engine. The job works in rounds and writes the
+trajectories of each round when it ends. A command that was killed continues
+after the last complete round.
 """
 
 from collections.abc import Sequence
@@ -32,13 +33,13 @@ def run(config, workdir: str) -> None:
   """Samples answers to the training questions, and writes their searches.
 
   Args:
-    config: see configs/collect_simulation_data.py.
-    workdir: gets train.jsonl and validation.jsonl, whose lines are
-      `simulation.example`s, and the trajectories of each round.
+    config: Config as in configs/collect_simulation_data.py.
+    workdir: Directory for train.jsonl and validation.jsonl, whose lines are
+      `simulation.example`s, and for the trajectories of each round.
 
   Raises:
-    ValueError, FileNotFoundError: the config cannot be run, or nothing was
-      found.
+    ValueError, FileNotFoundError: The config cannot be run, or no search found
+      anything.
   """
   config_checks.check(config)
   folder, options = pathlib.Path(workdir), config.collect
@@ -76,7 +77,7 @@ def run(config, workdir: str) -> None:
 
 def _worlds(config, folder: pathlib.Path, admit: questions_lib.Admit
            ) -> list[datasets.Dataset]:
-  """The questions of each generated world, or those of the files."""
+  """Returns a data set per generated world, or the one of the given files."""
   seed, worlds = config.data.world_seed, []
   for number in range(1 if config.data.train else config.collect.worlds):
     config.data.world_seed = seed + number
@@ -112,7 +113,7 @@ def _requests(questions: Sequence[Question], samples: int) -> list[Request]:
 
 def _write_examples(folder: pathlib.Path, found: Sequence[simulation.Pair],
                     prompts, options, seed: int) -> None:
-  """Writes both files, and says what is in them."""
+  """Writes the training and validation files and prints their contents."""
   if not found:
     raise ValueError(
         'collect.run must be of a policy that searches, but none of its '

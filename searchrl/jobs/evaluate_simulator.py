@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compares a simulated engine with the one whose searches were collected."""
+"""Compares a simulated engine with the real one that the data came from."""
 
 from collections.abc import Sequence
 import json
@@ -19,21 +19,23 @@ from searchrl.search import mapped_corpus
 from searchrl.search import engine_wrappers
 from searchrl.trajectory import Passages, Query, SearchError, SearchFn
 
-_STEP = {'useful': 0, 'noisy': 1}  # of a curriculum, no noise to noise alone
+# Steps of a curriculum that has no noise at step 0 and only noise at step 1.
+_STEP = {'useful': 0, 'noisy': 1}
 
 
 def run(config, workdir: str) -> None:
-  """Prints the report; writes report.json, report.txt and samples.md.
+  """Prints the report and writes report.json, report.txt and samples.md.
 
   Args:
-    config: see configs/evaluate_simulator.py.
-    workdir: gets the three files.
+    config: Config as in configs/evaluate_simulator.py.
+    workdir: Directory for the three files.
 
   Raises:
-    ValueError, FileNotFoundError: the config cannot be run.
+    ValueError, FileNotFoundError: The config cannot be run.
   """
   folder, options = pathlib.Path(workdir), config.simulator
-  if config.search.engine != 'simulated':  # else its options were no engine's
+  # Other engines do not have the options that are set below.
+  if config.search.engine != 'simulated':
     raise ValueError("search.engine must be 'simulated', but is "
                      f'{config.search.engine!r}.')
   config_checks.check(config)
@@ -61,10 +63,10 @@ def run(config, workdir: str) -> None:
 
 
 def _corpus(search) -> mapped_corpus.MappedCorpus | None:
-  """What the real engine searched, if the writer needs it.
+  """Loads the corpus of the real engine if the writer needs it; else None.
 
   Raises:
-    ValueError: it is not given.
+    ValueError: The writer needs a corpus, but the config names none.
   """
   if not searches.needs_corpus(search):
     return None
@@ -78,17 +80,17 @@ def _corpus(search) -> mapped_corpus.MappedCorpus | None:
 
 def _drawn(pairs: Sequence[simulation.Pair], limit: int, seed: int
           ) -> list[simulation.Pair]:
-  """So many pairs, or all, in an order that the seed draws."""
+  """Returns `limit` pairs, or all if it is 0, in an order drawn by the seed."""
   order = np.random.default_rng(seed).permutation(len(pairs))
   return [pairs[place] for place in order[:limit or None]]
 
 
 def _ask(search: SearchFn, pairs: Sequence[simulation.Pair], step: int
         ) -> tuple[list[Passages], dict[str, float]]:
-  """What the engine finds at a step, and its metrics.
+  """Returns the engine's passages per pair at a step, and its metrics.
 
   Raises:
-    ValueError: a query failed; nothing can be said of the others.
+    ValueError: A query failed, so the engines cannot be compared.
   """
   found = search([Query(pair.query, len(pair.passages), pair.question, step,
                         turn=pair.hop - 1) for pair in pairs])
@@ -102,5 +104,5 @@ def _ask(search: SearchFn, pairs: Sequence[simulation.Pair], step: int
 
 
 def _texts(passages: Passages) -> tuple[str, ...]:
-  """Documents in one line, their titles as a writer has them."""
+  """Returns one text per passage, with its title in quotes before it."""
   return tuple(f'"{p.title}" {p.text}' if p.title else p.text for p in passages)

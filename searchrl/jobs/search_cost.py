@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Prices the searches of a run that has been made."""
+"""Prints the cost of the searches of an existing training run."""
 
 import pathlib
 
@@ -10,15 +10,16 @@ from searchrl.runtime import metrics
 
 
 def run(config, workdir: str) -> None:
-  """Prints what the searches of a run cost; writes nothing.
+  """Prints the cost of the searches of a run and writes no files.
 
   Args:
-    config: see configs/search_cost.py.
-    workdir: stays empty.
+    config: Config as in configs/search_cost.py.
+    workdir: Directory of the job, which is not used.
 
   Raises:
-    ValueError, FileNotFoundError: the run has no searches, or a price is
-      negative.
+    ValueError: The run has no searches, a price is negative, or a number of
+      devices is below 1.
+    FileNotFoundError: The run does not exist or has no metrics file.
   """
   del workdir
   options = config.cost
