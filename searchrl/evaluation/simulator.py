@@ -58,7 +58,10 @@ def report(found: Sequence[Compared]) -> dict[str, Any]:
 
 
 def _answers(search: str, found: Iterable[Compared]) -> dict[str, Any]:
-  """Returns the share of queries that found a gold answer; None if no query."""
+  """Returns a row with the shares of queries whose documents contain a gold.
+
+  The shares are None where there are no queries.
+  """
   found = list(found)
   return {'search': search, 'n': len(found)} | {
       name: statistics.mean(_holds(one, name) for one in found)
