@@ -11,7 +11,7 @@ In a hard world many entities have namesakes, and passages use other words than
 queries (`hard`).
 """
 
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 import dataclasses
 import functools
 import itertools
@@ -189,7 +189,7 @@ def remembered(world: World, chain: Chain) -> tuple[str, ...]:
 
 
 def chains(world: World, hops: int, rng: np.random.Generator,
-           topics: Collection[Topic] = ('fresh',)):
+           topics: Collection[Topic] = ('fresh',)) -> Iterator[Chain]:
   """Yields random chains of `hops` facts that never return to an entity.
 
   The chains are endless, unless a thousand tries in a row find none.
@@ -200,7 +200,7 @@ def chains(world: World, hops: int, rng: np.random.Generator,
     rng: Generator of the choices.
     topics: Topics of the chains; see `topic`.
   """
-  relations_of = {}
+  relations_of: dict[str, list[str]] = {}
   for relation, (subject_kind, _) in RELATIONS.items():
     relations_of.setdefault(subject_kind, []).append(relation)
   kind_of = world.kind_of
@@ -213,7 +213,8 @@ def chains(world: World, hops: int, rng: np.random.Generator,
   while starts and misses < 1000:
     misses += 1
     start = here = pick(starts)
-    relations, values = [], []
+    relations: list[str] = []
+    values: list[str] = []
     while len(values) < hops and kind_of[here] in relations_of:
       relations.append(pick(relations_of[kind_of[here]]))
       here = world.facts[here, relations[-1]]

@@ -77,7 +77,8 @@ def articles(world: facts.World, rng: np.random.Generator
   for kind, group in world.entities.items():
     relations = [r for r, (s, _) in facts.RELATIONS.items() if s == kind]
     for name in group:
-      stated = [((name, relation),) for relation in relations]
+      stated: list[tuple[facts.Fact, ...]] = [
+          ((name, relation),) for relation in relations]
       if not stated or rng.random() < _MORE:
         stated.append(())
       result += [(name, _text(world, kind, name, keys, same[name], rng), keys)
@@ -87,7 +88,7 @@ def articles(world: facts.World, rng: np.random.Generator
 
 def _namesakes(world: facts.World) -> dict[str, list[str]]:
   """Returns, for each name, the other names of the same stem."""
-  groups = {}
+  groups: dict[tuple[str, str], list[str]] = {}
   for name, kind in world.kind_of.items():
     groups.setdefault((kind, names.stem(kind, name)), []).append(name)
   return {name: [other for other in group if other != name]
@@ -116,7 +117,7 @@ def _text(world: facts.World, kind: str, name: str,
 
 def _other(group: Sequence[str], name: str, rng: np.random.Generator) -> str:
   """Returns another name of a group, or this one if there is no other."""
-  place = rng.integers(len(group))
+  place = int(rng.integers(len(group)))
   return group[(place + (group[place] == name)) % len(group)]
 
 

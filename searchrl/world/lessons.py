@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from searchrl.trajectory import Passage, Query, Question, SearchFn
-from searchrl.world import facts, text
+from searchrl.trajectory import (Passage, Query, Question, SearchError,
+                                 SearchFn)
+from searchrl.world import facts, names, text
 
 SMALL = {'person': 36, 'city': 16, 'company': 14, 'river': 10, 'sea': 5,
          'mountain': 8, 'book': 18}
@@ -46,7 +47,10 @@ class Classroom:
 
   def find(self, query: str, top_k: int) -> Sequence[Passage]:
     """Returns the passages that the engine finds."""
-    return self.search([Query(query, top_k, Question('lesson', query, ()))])[0]
+    passages = self.search(
+        [Query(query, top_k, Question('lesson', query, ()))])[0]
+    assert not isinstance(passages, SearchError), passages
+    return passages
 
   def mentioned(self, passages: Sequence[Passage]) -> list[str]:
     """Returns the names that occur in passages, in the world's order."""
@@ -69,7 +73,8 @@ class Classroom:
       common: Share of chains of common knowledge.
     """
     number = int(rng.choice(len(hops), p=np.array(hops) / sum(hops))) + 1
-    topics = (('famous', 'outdated') if rng.random() < common else ('fresh',))
+    topics: tuple[facts.Topic, ...] = (
+        ('famous', 'outdated') if rng.random() < common else ('fresh',))
     return next(facts.chains(self.world, number, rng, topics))
 
 
@@ -208,7 +213,7 @@ def documents(
     Documents as lists of pieces.
   """
   rng = np.random.default_rng([seed, 3])
-  source = 'fresh' if rng.random() < fresh else 'known'
+  source: names.NameSource = 'fresh' if rng.random() < fresh else 'known'
   world = facts.make(seed, sizes=SMALL, source=source, common=common,
                      hard=rng.random() < hard)
   room = Classroom(world, text.stated(world), make_search(text.passages(world)),

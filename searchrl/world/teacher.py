@@ -89,7 +89,8 @@ def demonstration(
   if rng.random() < s.at_once:
     return [*pieces, _from_memory(room.world, chain, rng, s.recite)]
   plan = _plan(chain, rng, s)
-  here, note, shown = chain.start, '', ()
+  here, note = chain.start, ''
+  shown: Sequence[Passage] = ()
   for turn in range(max_turns):
     thought = ', '.join([note, *plan] if note else plan)
     if rng.random() < s.broken:
