@@ -30,6 +30,7 @@ _KINDS = {
 
 
 def main() -> None:
+  """Writes docs/world.md."""
   before, after = _records(pathlib.Path(sys.argv[1]))
   PAGE.write_text('\n'.join([*page(), *example(before, after), '']))
   print(f'wrote {PAGE}')

@@ -325,7 +325,7 @@ ENGINES = (
          '"--config.evaluate.search.options={\'k\': 1}"',
          'evaluate.search.options must be'),
     _row('grpo:smoke --config.search.engine=remote --config.search.options={} '
-         f'--config.data.train={{d}}/good.jsonl', "'urls'", device=True),
+         '--config.data.train={d}/good.jsonl', "'urls'", device=True),
 )
 
 REWARDS = (

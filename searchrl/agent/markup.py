@@ -34,7 +34,7 @@ _MARKS = re.compile(rf'[\n\t]{_OTHERS}+|{_OTHERS}{{31,}}')
 
 
 def neutralise(text: str) -> str:
-  """Returns the text with its tags and control words broken; idempotent.
+  r"""Returns the text with its tags and control words broken; idempotent.
 
   Format and control characters are removed, so that they cannot hide a tag.
   The bracket before a tag's name is replaced by one that no parser accepts.

@@ -29,7 +29,7 @@ PLAIN = {
              f'answer {_BRIEFLY}.\nQuestion: {{question}}',
     'note': 'Below are a question, what was thought about it, a query and what '
             'it found. Write in one sentence what the documents say that helps '
-            f'to answer, between <answer> and </answer>.\n{{question}}\n',
+            'to answer, between <answer> and </answer>.\n{question}\n',
 }
 LAPTOP = PLAIN | {  # prompts of the tiny base models
     'direct': dialogues.ANSWER_TEMPLATE, 'rag': dialogues.READ_TEMPLATE,

@@ -47,6 +47,7 @@ class Judge:
   collective: bool = False
 
   def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Scores]:
+    """Returns the scores of the trajectories, in their order."""
     return self.score(trajectories)
 
 
@@ -155,8 +156,12 @@ def retrieval(*, lambda_f: float = 0.2, lambda_r: float = 0.1,
   a passage that the policy read. An invalid response gets nothing for it.
 
   Args:
+    lambda_f: Weight of the format, in [0, 1]; see `format_em`.
     lambda_r: Weight of the find, in [0, 1].
-    (The others are those of `format_em`.)
+    invalid: Reward of an invalid response; see `format_em`.
+    fatal: Whether an invalid response gets nothing else; see `format_em`.
+    mixed_only: Whether only mixed groups get the parts; see `format_em`.
+    needs_search: Whether a valid response has a search; see `format_em`.
 
   Raises:
     ValueError: An option is outside its range.

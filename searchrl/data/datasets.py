@@ -40,6 +40,7 @@ class WorldOptions:
   scale: float = 1.0  # factor of the numbers of entities
 
   def make(self, seed: int, source: str) -> facts.World:
+    """Returns the generated world of a seed."""
     sizes = {kind: round(self.scale * n) for kind, n in facts.SIZES.items()}
     return facts.make(seed, sizes=sizes, source=source, common=self.common,
                       outdated=self.outdated, hard=self.hard)

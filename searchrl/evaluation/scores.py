@@ -112,8 +112,10 @@ def _majority(group: Sequence[Score]) -> float:
 
 
 def to_json(score: Score) -> dict[str, Any]:
+  """Returns a score as a dict that JSON can hold."""
   return dataclasses.asdict(score)
 
 
 def from_json(record: Mapping[str, Any]) -> Score:
+  """Returns the score that `to_json` wrote."""
   return Score(**record)

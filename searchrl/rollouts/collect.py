@@ -50,6 +50,7 @@ class Progress:
   before_collapse: int | None = None  # step of the last checkpoint before it
 
   def to_json(self) -> dict[str, Any]:
+    """Returns the progress as a dict that JSON can hold."""
     surplus = [[trajectory_lib.to_json(t) for t in group]
                for group in self.surplus]
     return {**vars(self), 'surplus': surplus,
@@ -57,6 +58,7 @@ class Progress:
 
   @classmethod
   def from_json(cls, record: dict[str, Any]) -> Progress:
+    """Returns the progress that `to_json` wrote."""
     surplus = tuple([trajectory_lib.from_json(t) for t in group]
                     for group in record['surplus'])
     if 'groups' not in record:  # written before groups had numbers
@@ -105,6 +107,7 @@ class Collected:
 
   @classmethod
   def from_json(cls, record: dict[str, Any]) -> Collected:
+    """Returns the step that `to_json` wrote."""
     read = [trajectory_lib.from_json(t) for t in record['trajectories']]
     groups, surplus = ([[read[n] for n in group] for group in record[name]]
                        for name in ('groups', 'surplus'))
@@ -250,16 +253,18 @@ def _kept(groups: list[Group], keep) -> list[Group]:
 
 
 def collate(groups: Sequence[Group], algorithm: algorithms.Algorithm,
-         policy_step: int, rounds: Rounds, *, length: int, mask_truncated: bool
-        ) -> trajectory_lib.Batch:
+            policy_step: int, rounds: Rounds, *, length: int,
+            mask_truncated: bool) -> trajectory_lib.Batch:
   """Returns a batch of all groups, filled up with empty rows.
 
   Args:
     groups: Groups to train on.
     algorithm: The algorithm. Its `group_of` decides which rows share a
       baseline.
-    policy_step, length, mask_truncated: Arguments of `trajectory.collate`.
+    policy_step: Step of the policy that is trained, counted from 0.
     rounds: Settings that give the number of rows: questions times samples.
+    length: Tokens of a row, T.
+    mask_truncated: Whether rows that hit a limit are left out of the loss.
   """
   trajectories = [t for group in groups for t in group]
   group_of = algorithm.group_of

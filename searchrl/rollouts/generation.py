@@ -162,6 +162,7 @@ class Generator:
 
   @property
   def is_open(self) -> bool:
+    """Whether it takes more choices."""
     return not self._closing
 
   def submit(self, choices: Sequence[Choice],

@@ -60,6 +60,7 @@ class Synced:
   secs: float = 0.0
 
   def metrics(self) -> dict[str, float]:
+    """Returns the bytes and seconds of the sync as metrics."""
     return {'rollout/weight_sync_bytes': float(self.bytes),
             'timing_s/weight_sync': self.secs}
 
@@ -99,6 +100,7 @@ class WeightSync:
     self._is_whole = self.mesh is whole
 
   def __call__(self, params: Any) -> Synced:
+    """Returns the engine's weights, once they are on its devices."""
     start = time.perf_counter()
     weights = jax.block_until_ready(self._move(
         jax.tree.map(_on_devices_of, params, self._shardings)))

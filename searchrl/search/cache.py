@@ -67,6 +67,7 @@ class Cached:
         for name in ('damaged', 'unwritten')} | engine_wrappers.pop(self._search)
 
   def wait(self) -> None:
+    """Waits as the engine inside does."""
     engine_wrappers.wait(self._search)
 
   def _known(self, keys: Sequence[_Key]) -> dict[_Key, Passages]:
@@ -154,6 +155,7 @@ class Store:
     return dict(faults)
 
   def close(self) -> None:
+    """Closes the database."""
     self._db.close()
 
   def _open(self) -> None:

@@ -43,6 +43,7 @@ class Wrapped:
 
   def __call__(
       self, queries: Sequence[Query]) -> Sequence[Passages | SearchError]:
+    """Returns the results of the queries, in their order."""
     return self.search(queries)
 
   def pop(self) -> dict[str, float]:

@@ -91,8 +91,10 @@ def adamw(
       rate, on the leaves that `decayed` selects.
     max_grad_norm: Largest norm of a gradient over all leaves together. A larger
       gradient is scaled down to it. None turns clipping off.
-    warmup_steps, total_steps, schedule, final_fraction: Options of
-      `learning_rate`.
+    warmup_steps: Updates of the linear warm-up; see `learning_rate`.
+    total_steps: Updates of the whole schedule; see `learning_rate`.
+    schedule: Shape of the schedule after warm-up; see `learning_rate`.
+    final_fraction: Share of the peak at the end; see `learning_rate`.
     mu_dtype: Dtype of the mean of the gradients: 'float32', or 'bfloat16',
       which saves 2 bytes per parameter. The mean of the squares stays float32,
       because bfloat16 would round away a relative change of 1 - b2.

@@ -127,6 +127,7 @@ def free_bytes() -> int | None:
 
 
 def on(mesh: Mesh, *axes: str) -> NamedSharding:
+  """Returns the sharding that splits dimensions over mesh axes."""
   return NamedSharding(mesh, PartitionSpec(*axes))
 
 

@@ -69,12 +69,15 @@ class InMemory:
 
   @functools.cached_property
   def mean(self) -> Float[np.ndarray, 'D']:
+    """Mean of all rows."""
     return self.rows.mean(0, dtype=np.float64).astype(np.float32)
 
   def read(self, start: int, stop: int) -> Float[np.ndarray, 'N D']:
+    """Returns the rows [start, stop) as float32."""
     return self.rows[start:stop]
 
   def parts(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
+    """Returns the stored arrays of the rows [start, stop)."""
     return (self.rows[start:stop],)
 
 
@@ -156,6 +159,7 @@ class Recipe:
 
   @property
   def shards(self) -> int:
+    """Number of shards."""
     return -(-self.count // self.shard_rows)
 
   def span(self, shard: int) -> tuple[int, int]:

@@ -49,6 +49,7 @@ class Request:
 
   @property
   def host(self) -> str:
+    """Host and port of the URL."""
     return urllib.parse.urlsplit(self.url).netloc
 
 

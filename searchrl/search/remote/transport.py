@@ -140,10 +140,12 @@ class Transport:
 
   @property
   def try_secs(self) -> float:
+    """Seconds that one try may take."""
     return self._policy.try_secs
 
   @property
   def clock(self) -> Callable[[], float]:
+    """Clock that deadlines are measured by, in seconds."""
     return self._clock
 
   def deadline(self) -> float:

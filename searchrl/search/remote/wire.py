@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Search-R1's `/retrieve` protocol: queries and passages to bytes, and back.
+r"""Search-R1's `/retrieve` protocol: queries and passages to bytes, and back.
 
   {"queries": ["..."], "topk": 3, "return_scores": true}  ->
   {"result": [[{"document": {"id": "7", "contents": "\"Title\"\ntext"},

@@ -43,6 +43,7 @@ class Oracle:
     self._titles = sorted(self._of, key=len, reverse=True)
 
   def __call__(self, tasks: Sequence[simulated_documents.Task]) -> list[str]:
+    """Returns a text for each task."""
     return [self._write(task) for task in tasks]
 
   def _write(self, task: simulated_documents.Task) -> str:
