@@ -39,6 +39,7 @@ SIZES = {'person': 160, 'city': 60, 'company': 60, 'river': 36, 'sea': 14,
 COMMON_SIZES = {'person': 36, 'city': 20, 'company': 16, 'river': 12, 'sea': 6,
                 'mountain': 8, 'book': 16}  # 114 entities, 200 facts
 Topic = Literal['fresh', 'famous', 'outdated']
+_FRESH: tuple[Topic, ...] = ('fresh',)
 Fact = tuple[str, str]  # subject, relation
 
 
@@ -189,7 +190,7 @@ def remembered(world: World, chain: Chain) -> tuple[str, ...]:
 
 
 def chains(world: World, hops: int, rng: np.random.Generator,
-           topics: Collection[Topic] = ('fresh',)) -> Iterator[Chain]:
+           topics: Collection[Topic] = _FRESH) -> Iterator[Chain]:
   """Yields random chains of `hops` facts that never return to an entity.
 
   The chains are endless, unless a thousand tries in a row find none.
