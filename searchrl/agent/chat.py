@@ -135,10 +135,10 @@ def frame_question(dialogue: Dialogue, render: Render,
   head, tail = text.split(_QUESTION)
   before, after = dialogue.template.split('{question}')
   # Many templates strip a message.
-  before = next(
-      (b for b in (before, before.lstrip()) if head.endswith(b)), None)
-  after = next((a for a in (after, after.rstrip()) if tail.startswith(a)), None)
-  if before is not None and after is not None:
+  starts = [b for b in (before, before.lstrip()) if head.endswith(b)]
+  ends = [a for a in (after, after.rstrip()) if tail.startswith(a)]
+  if starts and ends:
+    before, after = starts[0], ends[0]
     head, tail = head[:len(head) - len(before)], tail[len(after):]
     space = head[len(head.rstrip(' ')):]  # belongs to the first word
     framed = dataclasses.replace(

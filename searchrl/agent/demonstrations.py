@@ -23,7 +23,8 @@ def right(trajectories: Sequence[Trajectory],
 
   Source: Yuan et al. 2023, arXiv:2308.01825; the baseline of Search-R1.
   """
-  kept, by_question = [], collections.Counter()
+  kept: list[Trajectory] = []
+  by_question: collections.Counter[str] = collections.Counter()
   for one in trajectories:
     if reward(one) == 1 and by_question[one.question.uid] < most:
       by_question[one.question.uid] += 1
@@ -31,7 +32,8 @@ def right(trajectories: Sequence[Trajectory],
   counts = collections.Counter(one.question.hops for one in kept)
   room = (int(balance * min(counts.values(), default=0)) if balance
           else len(kept))
-  taken, chosen = collections.Counter(), []
+  taken: collections.Counter[int] = collections.Counter()
+  chosen = []
   for one in kept:
     if taken[one.question.hops] < room:
       taken[one.question.hops] += 1

@@ -14,7 +14,7 @@ import dataclasses
 import importlib.resources
 import json
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from searchrl.agent.markup import neutralise, shows_tag
 from searchrl.trajectory import Action, Passage, Passages
@@ -186,7 +186,9 @@ def parse_tags(text: str) -> Action:
   match = _ACTION.search(text)
   if match is None or not match[2].strip():
     return Action('invalid')
-  return Action(match[1], (match[2].strip(),))
+  kind: Literal['search', 'answer'] = (
+      'search' if match[1] == 'search' else 'answer')
+  return Action(kind, (match[2].strip(),))
 
 
 def opening(dialogue: Dialogue, question: str, tokenizer) -> tuple[int, ...]:

@@ -153,7 +153,7 @@ def tool_passage(number: int, passage: Passage) -> str:
 def by_query(write: Callable[[int, Passage], str],
              results: Sequence[Passages]) -> list[str]:
   """Returns each query's passages, numbered from 1; '---' parts the queries."""
-  pieces = []
+  pieces: list[str] = []
   for passages in results:
     texts = [write(n, p) for n, p in enumerate(passages, start=1)] or [_NOTHING]
     texts[0] = ('\n---\n' if pieces else '') + texts[0]

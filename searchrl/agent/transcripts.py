@@ -143,7 +143,8 @@ def _changed(earlier: str, later: str, number: int, place: str) -> str:
 
 
 def _joined(pieces: Iterable[tuple[Sequence[int], bool]]) -> Transcript:
-  ids, trained = [], []
+  ids: list[int] = []
+  trained: list[bool] = []
   for piece, learned in pieces:
     ids += piece
     trained += [learned] * len(piece)
