@@ -28,136 +28,142 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   """
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.train:run'
-  config.seed = 0  # seed of the data order and of all sampling
-  config.allow_changes = False  # set by --allow_changes
+  config.seed = 0  # random seed of the data order and of all sampling
+  config.allow_changes = False  # set by the flag --allow_changes
 
   config.model = dict(
-      path='',  # a Hugging Face folder or hub id; '' is the shipped tiny base
-      attention='auto',  # xla, cudnn (GPU) or splash (TPU), for whole rows
-      attention_block=0,  # tokens; bounds its memory; 0: the usual
-      dtype='float32',  # as it is kept: or bfloat16, like most folders' files
+      path='',  # Hugging Face folder or hub id; '': the shipped tiny base
+      # Kernel for whole rows: auto, xla, cudnn (GPU) or splash (TPU).
+      attention='auto',
+      attention_block=0,  # tokens per block, to bound memory; 0: the default
+      dtype='float32',  # dtype of stored parameters: float32 or bfloat16
       lora=dict(
-          rank=0,  # rank of the adapters; 0 trains all parameters
-          alpha=16.0,  # adapters count alpha / rank
+          rank=0,  # rank of the adapters; 0: no LoRA, all parameters train
+          alpha=16.0,  # scale: adapters are multiplied by alpha / rank
           targets=('q', 'k', 'v', 'o', 'gate', 'up', 'down'),
       ),
   )
   config.data = dict(
-      train='',  # questions: path, or name=path,name=path; '' makes a world
-      weights=(),  # shares of the training files, instead of mix; (): by sizes
-      limit=0,  # train on so many questions, drawn by the seed; 0: all
-      golds=True,  # questions of training need them; False: the reward does not
-      question_mark=False,  # append the ? that a question lacks (Search-R1)
-      # Path, folder, or name=path,..., answered from search.corpus; or worlds:
-      # generated ones. '': worlds, if training generates its own.
+      train='',  # question files: path, or name=path,...; '': generated world
+      weights=(),  # shares of training files, instead of mix; (): by size
+      limit=0,  # number of training questions, drawn by the seed; 0: all
+      golds=True,  # True: training questions must have gold answers
+      question_mark=False,  # True: adds a missing '?' to questions (Search-R1)
+      # Evaluation questions: path, folder or name=path,..., with search.corpus,
+      # or 'worlds': generated ones. '': worlds if training generates its own.
       evaluate='',
-      world_seed=1,  # of the generated training world
-      per_hop=(500, 500, 400),  # generated questions of 1, 2, ... hops
-      common=0.4,  # the share of common knowledge in every step, if generated
-      mix=(1, 1, 1),  # shares of 1, 2, ... hops in every step; (): any
+      world_seed=1,  # random seed of the generated training world
+      per_hop=(500, 500, 400),  # numbers of generated questions, 1, 2, ... hops
+      common=0.4,  # share of common knowledge per step, if generated
+      mix=(1, 1, 1),  # shares of 1, 2, ... hops per step; (): no fixed shares
   )
-  config.world = dict(  # generated worlds, of training and of evaluation
-      common=True,  # also common knowledge, the same in every world
-      outdated=0.15,  # the share of it that has changed in a world, in (0, 1)
-      hard=False,  # several passages an entity, namesakes, other wordings
-      scale=1.0,  # factor on the number of entities; above 0
+  config.world = dict(  # generated worlds for training and for evaluation
+      common=True,  # True: adds common knowledge, the same in all worlds
+      outdated=0.15,  # share of it that is changed in each world, in (0, 1)
+      hard=False,  # True: namesakes, several passages per entity, other words
+      scale=1.0,  # factor on the number of entities, above 0
   )
   config.search = dict(
-      engine='bm25',  # dense (n-grams; or an index, see build_index.py), noise ...
-      corpus='',  # passages, jsonl; '' generates a world
+      engine='bm25',  # name: bm25, noise, dense (n-grams, or an index), ...
+      corpus='',  # passage file, jsonl; '': a generated world
       options={},  # keyword arguments of the engine
   )
-  # Made of the tokenizer; or dialogue:search_r1, chat:search_r1, tools:dspo.
+  # Function that makes the dialogue from a tokenizer, module:function. Others
+  # are in agent: dialogue:search_r1, chat:search_r1, tools:dspo.
   config.dialogue = 'searchrl.agent.dialogue:laptop'
-  config.reward = 'searchrl.agent.rewards:em'  # trained on; module:function
+  config.reward = 'searchrl.agent.rewards:em'  # reward, module:function
   config.reward_options = {}  # keyword arguments of the reward
-  config.outcome = 'searchrl.agent.rewards:em'  # read by the dynamic filter
+  config.outcome = 'searchrl.agent.rewards:em'  # outcome, for the filter
   config.rollout = dict(
-      questions_per_step=12,  # questions asked in each round of a step
-      group_size=6,  # samples a question
-      max_rounds=1,  # rounds per step, until `keep` has filled the batch
-      stop_when_full=False,  # what still plays is dropped: favours the short
-      temperature=1.0,  # above 0
-      top_k=0,  # tokens that may be drawn, the likeliest; 0: all
-      top_p=1.0,  # the fewest likeliest with this probability; in (0, 1]
-      min_p=0.0,  # those with this share of the largest; in [0, 1]
-      # The three, where a loss has an importance ratio: 'refuse', or
-      # 'renormalise': log-probs are over the tokens that could be drawn.
+      questions_per_step=12,  # number of questions per round of a step
+      group_size=6,  # number of samples per question
+      max_rounds=1,  # most rounds per step, until `keep` has filled the batch
+      # True: drops unfinished trajectories once the batch is full. Biases
+      # toward short ones.
+      stop_when_full=False,
+      temperature=1.0,  # sampling temperature, above 0
+      top_k=0,  # number of likeliest tokens that may be drawn; 0: all
+      top_p=1.0,  # probability mass of the likeliest tokens kept, in (0, 1]
+      min_p=0.0,  # share of the top probability that a token needs, in [0, 1]
+      # Rule for top_k, top_p and min_p where a loss has an importance ratio:
+      # 'refuse' (an error), or 'renormalise': log-probs over the tokens kept.
       truncation='refuse',
-      max_num_seqs=72,  # concurrent conversations; a multiple of data * fsdp
-      max_length=512,  # tokens per conversation, prompt included
-      dtype='float32',  # dtype of the engine's weights and cache; or bfloat16
-      attention='auto',  # xla, cudnn, triton, cudnn+triton (GPU) or ragged (TPU)
-      cache_tokens=0,  # cached tokens of all slots (ragged); 0: all can be full
-      tensor=1,  # devices that share a copy of its weights, of several hosts too
-      search_order='auto',  # or deterministic, or arrival, of search results
-      async_decode=False,  # decode while the host reads the decode before
-      search_timeout_secs=60.0,
-      search_calls=4,  # at a time
-      mask_truncated=False,  # leave out of the loss what hit a limit (DAPO)
+      max_num_seqs=72,  # concurrent conversations, a multiple of data * fsdp
+      max_length=512,  # most tokens per conversation, prompt included
+      dtype='float32',  # dtype of weights and KV cache: float32 or bfloat16
+      # Kernel: auto, xla, cudnn, triton or cudnn+triton (GPU), or ragged (TPU).
+      attention='auto',
+      cache_tokens=0,  # size of the KV cache, tokens (ragged); 0: all slots full
+      tensor=1,  # devices per copy of the weights; may span several hosts
+      search_order='auto',  # order of results: auto, deterministic or arrival
+      async_decode=False,  # True: decodes while the host reads the last decode
+      search_timeout_secs=60.0,  # seconds until a search counts as failed
+      search_calls=4,  # number of concurrent search calls
+      mask_truncated=False,  # True: no loss if a limit was hit (DAPO)
       budgets=dict(
-          max_turns=6,  # actions, the answer included
-          max_new_tokens=48,
-          max_prompt_tokens=96,  # longer prompts are refused
-          passage_tokens=96,  # longer passages are cut
-          top_k=2,  # passages a search
+          max_turns=6,  # most actions per conversation, the answer included
+          max_new_tokens=48,  # most tokens that the policy writes per turn
+          max_prompt_tokens=96,  # most tokens; longer prompts are refused
+          passage_tokens=96,  # most tokens per passage; longer ones are cut
+          top_k=2,  # number of passages per search
       ),
   )
   config.algorithm = dict(
       name='searchrl.rl.algorithms:grpo',
-      mask_observations=True,  # train on the policy's own tokens alone
+      mask_observations=True,  # True: trains only on the policy's tokens
   )
   config.optimizer = dict(
       learning_rate=2e-4,
       b2=0.99,
       weight_decay=0.0,
       max_grad_norm=1.0,
-      warmup_steps=5,  # updates
-      mu_dtype='float32',  # first moment's dtype; or bfloat16, to save memory
+      warmup_steps=5,  # updates until the full learning rate
+      mu_dtype='float32',  # dtype of the first moment: float32 or bfloat16
   )
-  config.critic = dict(  # of recipes that need values: ppo
+  config.critic = dict(  # critic, for recipes that need values: ppo
       optimizer=dict(
           learning_rate=1e-5,
           b2=0.99,
           weight_decay=0.0,
           max_grad_norm=1.0,
-          warmup_steps=0,  # updates
+          warmup_steps=0,  # updates until the full learning rate
       ),
-      warmup_updates=0,  # critic updates before the policy's first
+      warmup_updates=0,  # critic updates before the policy's first update
   )
-  config.importance_correction = dict(  # for sampler-learner mismatch
-      method='none',  # or truncate (TIS), or mask (IcePop)
-      level='token',  # or sequence, as recipes with a ratio a sequence need
-      low=0.5,  # the smallest weight that mask keeps
-      high=2.0,  # the largest weight
+  config.importance_correction = dict(  # weights for sampler-learner mismatch
+      method='none',  # rule: none, truncate (TIS) or mask (IcePop)
+      level='token',  # scope of a weight: token, or sequence (as in GSPO)
+      low=0.5,  # smallest weight that mask keeps
+      high=2.0,  # largest weight
   )
   config.learner = dict(
-      minibatches=2,  # optimiser steps a batch
-      microbatch_rows=0,  # on the devices at a time; 0: 2, or data * fsdp
-      pack_length=0,  # tokens a row; 0: rollout.max_length, which is the least
-      max_segments=16,  # trajectories a row, at most
-      remat='',  # recompute in the backward pass: nothing or dots are saved
-      dtype='float32',  # dtype of activations; or bfloat16
+      minibatches=2,  # optimizer updates per batch
+      microbatch_rows=0,  # packed rows per micro-batch; 0: 2, or data * fsdp
+      pack_length=0,  # tokens per packed row; 0: rollout.max_length, the least
+      max_segments=16,  # most trajectories per packed row
+      remat='',  # activations saved for backward: nothing, dots; '': all
+      dtype='float32',  # dtype of activations: float32 or bfloat16
   )
-  config.mesh = dict(data=-1, fsdp=1, tensor=1)  # -1: all remaining devices
+  # Devices per axis of the mesh; -1: all remaining devices.
+  config.mesh = dict(data=-1, fsdp=1, tensor=1)
   config.train = dict(
-      num_steps=24,
-      init_from='',  # a run whose newest checkpoint this one starts from
-      max_rollouts=0,  # ends the run, too; 0: no such limit
-      checkpoint_every=10,  # steps
-      keep_checkpoints=2,  # the newest
-      keep_best=True,  # and that with the best validation (evaluate.every)
-      warn_after=5,  # steps without a mixed group
-      stop_after=0,  # as many, which end the run with an error; 0: never
-      max_staleness=0,  # steps that rollouts run ahead, in a thread; 0: none
-      lockstep='phase',  # how processes are compared: off, phase, or call
-      watchdog_secs=0,  # the least silence that ends a stuck process; 0: never
-      tensorboard=True,
-      progress=True,
+      num_steps=24,  # number of training steps
+      init_from='',  # run whose newest checkpoint this run starts from
+      max_rollouts=0,  # rollouts that end the run; 0: no limit
+      checkpoint_every=10,  # steps between checkpoints
+      keep_checkpoints=2,  # number of newest checkpoints kept
+      keep_best=True,  # True: also keeps the one with the best validation score
+      warn_after=5,  # steps in a row without a mixed group until a warning
+      stop_after=0,  # such steps in a row until the run fails; 0: never
+      max_staleness=0,  # steps that a rollout thread may run ahead; 0: none
+      lockstep='phase',  # check that processes agree: off, phase or call
+      watchdog_secs=0,  # least seconds of silence that end a process; 0: never
+      tensorboard=True,  # True: writes TensorBoard files
+      progress=True,  # True: shows a progress line
   )
-  config.guards = dict(  # what a run does about alerts: docs/guards.md
-      actions=dict(  # off, warn, skip (the update), rollback, or stop
-          state='rollback',  # or stop
+  config.guards = dict(  # reactions to alerts; see docs/guards.md
+      actions=dict(  # rule=action: off, warn, skip (the update), rollback, stop
+          state='rollback',  # rollback or stop
           not_finite='rollback',
           left_out='warn',
           critic_left_out='warn',
@@ -172,35 +178,35 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
           search_errors='warn',
           search_timeouts='warn',
           searches_empty='warn',
-          unmixed='off',  # see train.warn_after
-          slow_step='warn',  # or off
+          unmixed='off',  # rule covered by train.warn_after
+          slow_step='warn',  # warn or off
       ),
-      limits=alerts.usual(),  # of the same rules
-      trusted_steps=3,  # a checkpoint so long before an alert is good
-      most_rollbacks=3,  # then the run ends
-      rollback_rate=1.0,  # times the learning rate, at each; in (0, 1]
+      limits=alerts.usual(),  # limit of each rule
+      trusted_steps=3,  # steps before a late alert that are not trusted
+      most_rollbacks=3,  # number of rollbacks after which the run ends
+      rollback_rate=1.0,  # factor on the learning rate per rollback, in (0, 1]
   )
-  config.plan = dict(  # what --plan is about
-      devices='',  # KIND-COUNT, such as v5e-64 or h200-8; '': this machine's
-      compile=True,  # where there is a compiler: exact, and takes minutes
+  config.plan = dict(  # settings of --plan
+      devices='',  # KIND-COUNT, such as v5e-64 or h200-8; '': this machine
+      compile=True,  # True: compiles if possible, exact but takes minutes
   )
   config.evaluate = dict(
-      initial=True,  # also before training
-      every=0,  # steps, during training; 0: not then
-      limit=0,  # questions of a set during training, by the seed; 0: all
-      num_sets_during=0,  # sets during training, from the first on; 0: all
-      decodings=('greedy', 'sampled'),  # decodings of answers; or one of them
-      noise=True,  # the first set, and famous, also with random passages
-      search=dict(engine='', options={}),  # of evaluation; '': that of training
-      engines={},  # several: name in tables -> as search above; {}: that one
+      initial=True,  # True: also evaluates before training
+      every=0,  # steps between evaluations in training; 0: none in training
+      limit=0,  # questions per set in training, drawn by the seed; 0: all
+      num_sets_during=0,  # number of sets in training, from the first on; 0: all
+      decodings=('greedy', 'sampled'),  # decodings of answers, or one of them
+      noise=True,  # True: the first set and famous also get random passages
+      search=dict(engine='', options={}),  # engine; '': as in training
+      engines={},  # engines by name, each like search; {}: search alone
       worlds=dict(
-          world_seed=101,  # never that of training
-          # Fresh facts, by name parts; common knowledge, by whether it holds.
+          world_seed=101,  # random seed, never that of training
+          # Sets: two about fresh facts, then two about common knowledge.
           kinds=('known', 'unseen', 'famous', 'outdated'),
           questions_per_hop=16,  # questions about fresh facts per hop count
-          common_per_hop=8,  # most about common knowledge; 0: as of fresh
-          sampled_per_hop=8,  # those sampled or with random passages; 0: all
-          max_hops=4,
+          common_per_hop=8,  # most about common knowledge; 0: questions_per_hop
+          sampled_per_hop=8,  # questions when sampled or with noise; 0: all
+          max_hops=4,  # most hops per question
       ),
   )
   if settings.is_laptop(size):
@@ -208,7 +214,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   if size in settings.STRESS:
     rate, config.learner.minibatches = settings.STRESS[size]
     config.optimizer.learning_rate = rate
-  if size == 'smoke':  # a minute or two: does everything, learns nothing
+  if size == 'smoke':  # run of two minutes that uses every part
     config.train.update(num_steps=3, checkpoint_every=1)
     config.rollout.update(questions_per_step=4, group_size=4, max_num_seqs=16)
     config.evaluate.worlds.update(
