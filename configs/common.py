@@ -93,7 +93,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       dtype='float32',  # dtype of weights and KV cache: float32 or bfloat16
       # Kernel: auto, xla, cudnn, triton or cudnn+triton (GPU), or ragged (TPU).
       attention='auto',
-      cache_tokens=0,  # size of the KV cache, tokens (ragged); 0: all slots full
+      cache_tokens=0,  # tokens in the KV cache, for ragged; 0: full slots
       tensor=1,  # devices per copy of the weights; may span several hosts
       search_order='auto',  # order of results: auto, deterministic or arrival
       async_decode=False,  # True: decodes while the host reads the last decode
@@ -194,7 +194,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       initial=True,  # True: also evaluates before training
       every=0,  # steps between evaluations in training; 0: none in training
       limit=0,  # questions per set in training, drawn by the seed; 0: all
-      num_sets_during=0,  # number of sets in training, from the first on; 0: all
+      num_sets_during=0,  # number of first sets, in training; 0: all
       decodings=('greedy', 'sampled'),  # decodings of answers, or one of them
       noise=True,  # True: the first set and famous also get random passages
       search=dict(engine='', options={}),  # engine; '': as in training

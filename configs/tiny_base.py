@@ -35,13 +35,13 @@ search: the model is too small for the lessons. 4m: not yet measured.
 
 import ml_collections
 
-_SIZES = {  # sizes of tiny_instruct by name, with keys of config.json
+_SIZES = {  # sizes of tiny_instruct, with keys as in config.json
     '0.25m': dict(hidden_size=48, intermediate_size=128, head_dim=12),
     '1m': dict(),
     '4m': dict(hidden_size=256, num_hidden_layers=5, intermediate_size=704,
                head_dim=64),
 }
-_HABITS = dict(  # habits of tiny_base's teacher; see world.teacher.Habits
+_HABITS = dict(  # probabilities of the teacher's errors; world.teacher.Habits
     at_once=0.30, recite=0.5, wrong_plan=0.10, bad_query=0.15, wrong_fact=0.15,
     stop_early=0.85, give_up=0.5, go_on=0.06, wrong_answer=0.10, broken=0.05)
 
@@ -61,67 +61,79 @@ def get_config(size: str = 'laptop'):
     raise ValueError(f"size must be one of {', '.join(legal)}, but is {size}.")
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.make_tiny_base:run'
-  config.seed = 0
-  config.allow_changes = False  # set by --allow_changes
+  config.seed = 0  # random seed of new parameters
+  config.allow_changes = False  # set by the flag --allow_changes
   config.tokenizer = dict(  # tokenizer of a new model
-      vocab_size=2816,  # number of ids, with tags and end of text
-      worlds=24,  # worlds of known names that it is trained on
-      fresh_worlds=6,  # worlds with words that no other world has
-      hard_worlds=4,
+      vocab_size=2816,  # number of ids, including tags and end of text
+      worlds=24,  # number of worlds with known names
+      fresh_worlds=6,  # number of worlds with new words in their names
+      hard_worlds=4,  # number of hard worlds; see world.hard in common.py
   )
   config.model = dict(
       path='tiny_instruct',  # model to start from; '': random parameters
-      shape=dict(  # shape of a new model, with keys of config.json
+      shape=dict(  # shape of a new model, with keys as in config.json
           hidden_size=128, num_hidden_layers=4, num_attention_heads=4,
           num_key_value_heads=2, head_dim=32, intermediate_size=352,
           rope_theta=10_000.0, max_position_embeddings=1024),
   )
   world = 'searchrl.world.'
   config.lessons = dict(
-      seed=1_500_000,  # seed of the first world; those of runs are smaller
+      seed=1_500_000,  # seed of the first world; the seeds of runs are smaller
       worlds=dict(
-          common=True,  # True: with common knowledge
-          fresh=0.4,  # share of worlds with words that no other world has
+          common=True,  # True: worlds have common knowledge
+          fresh=0.4,  # share of worlds with new words in their names
           hard=0.2,  # share of hard worlds
       ),
-      kinds=dict(  # function, prompt and options of each kind of lesson
+      kinds=dict(  # lesson function, prompt and options, by kind
           drill=dict(lesson=world + 'lessons:drill'),
           reading=dict(lesson=world + 'lessons:reading'),
           search=dict(
               lesson=world + 'teacher:search',
               prompt='Search, then answer: {question}\n',
-              hops=(7, 6, 4, 3),  # shares of 1, 2, ... hops
+              hops=(7, 6, 4, 3),  # shares of questions with 1, 2, ... hops
               common=0.4,  # share of questions about common knowledge
               habits=dict(_HABITS)),
           recall=dict(
               lesson=world + 'lessons:recall', prompt='Answer: {question}\n',
-              hops=(75, 18, 7), fresh=0.1, thought=0.5),
+              hops=(75, 18, 7),  # shares of questions with 1, 2, ... hops
+              fresh=0.1,  # share of questions that nobody can remember
+              thought=0.5),  # share of answers with a thought before them
           given=dict(
               lesson=world + 'lessons:given',
               prompt='Read, then answer: {question}\n',
-              hops=(3, 2, 1), common=0.15, top_k=3),
+              hops=(3, 2, 1),  # shares of questions with 1, 2, ... hops
+              common=0.15,  # share of questions about common knowledge
+              top_k=3),  # number of passages
       ),
+      # Stages in order: numbers of worlds, of echoes, and of lessons per world.
       stages=(
           dict(worlds=60, echoes=0, counts=dict(
               drill=2, reading=5, search=20, recall=12, given=3)),
       ),
-      pack_length=512,  # tokens per row; longer lessons are left out
+      pack_length=512,  # tokens per packed row; longer lessons are left out
       batch_tokens=4096,  # tokens per update, without padding
   )
   config.optimizer = dict(
-      learning_rate=6e-4, b2=0.98, weight_decay=0.05, warmup_steps=20,
-      schedule='cosine', final_fraction=0.1, save_every=50)
+      learning_rate=6e-4, b2=0.98, weight_decay=0.05,
+      warmup_steps=20,  # updates until the full learning rate
+      schedule='cosine',  # learning rate: constant, cosine or linear
+      final_fraction=0.1,  # share of the learning rate left at the end
+      save_every=50,  # updates between checkpoints
+  )
   config.learner = dict(
-      microbatch_rows=2,
-      max_segments=16,  # largest number of lessons per row
+      microbatch_rows=2,  # packed rows per micro-batch
+      max_segments=16,  # most lessons per packed row
   )
   config.card = dict(  # contents of the model's README.md
       command='configs/tiny_base.py' + f':{size}' * (size != 'laptop'),
       title='The base model of searchrl',
       about='It has bad habits: it answers at once, or after one search.',
       scores=dict(
-          world_seed=101, questions_per_hop=100, max_hops=4, slots=72,
-          length=512,
+          world_seed=101,  # random seed of the world of the questions
+          questions_per_hop=100,  # number of questions of each hop count
+          max_hops=4,  # most hops per question
+          slots=72,  # number of concurrent conversations
+          length=512,  # most tokens per conversation
           prompts=dict(
               search=dict(
                   dialogue='searchrl.agent.dialogue:laptop', passages=0,
@@ -161,7 +173,7 @@ def _from_nothing(config) -> None:
   config.model.path = ''
   config.lessons.seed = 1_000_000
   config.lessons.kinds.search.update(
-      habits=dict(), common=0.15)  # habits: the defaults of world.teacher
+      habits=dict(), common=0.15)  # dict(): the defaults of world.teacher
   config.lessons.stages = (
       dict(worlds=0, echoes=3600, counts=dict()),
       dict(worlds=150, echoes=100, counts=dict(
