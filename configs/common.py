@@ -47,7 +47,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       train='',  # question files: path, or name=path,...; '': generated world
       weights=(),  # shares of training files, instead of mix; (): by size
       limit=0,  # number of training questions, drawn by the seed; 0: all
-      golds=True,  # True: training questions must have gold answers
+      golds=True,  # False: the reward needs no gold answers in training
       question_mark=False,  # True: adds a missing '?' to questions (Search-R1)
       # Evaluation questions: path, folder or name=path,..., with search.corpus,
       # or 'worlds': generated ones. '': worlds if training generates its own.
@@ -64,7 +64,8 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       scale=1.0,  # factor on the number of entities, above 0
   )
   config.search = dict(
-      engine='bm25',  # name: bm25, noise, dense (n-grams, or an index), ...
+      # Name: bm25, noise, dense (n-grams; or an index, see build_index.py), ...
+      engine='bm25',
       corpus='',  # passage file, jsonl; '': a generated world
       options={},  # keyword arguments of the engine
   )
@@ -73,7 +74,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   config.dialogue = 'searchrl.agent.dialogue:laptop'
   config.reward = 'searchrl.agent.rewards:em'  # reward, module:function
   config.reward_options = {}  # keyword arguments of the reward
-  config.outcome = 'searchrl.agent.rewards:em'  # outcome, for the filter
+  config.outcome = 'searchrl.agent.rewards:em'  # outcome read by the filter
   config.rollout = dict(
       questions_per_step=12,  # number of questions per round of a step
       group_size=6,  # number of samples per question
@@ -113,12 +114,12 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       mask_observations=True,  # True: trains only on the policy's tokens
   )
   config.optimizer = dict(
-      learning_rate=2e-4,
-      b2=0.99,
-      weight_decay=0.0,
-      max_grad_norm=1.0,
+      learning_rate=2e-4,  # peak learning rate
+      b2=0.99,  # decay rate of the second moment
+      weight_decay=0.0,  # pull towards 0, times the learning rate
+      max_grad_norm=1.0,  # gradient norm above which a gradient is scaled
       warmup_steps=5,  # updates until the full learning rate
-      mu_dtype='float32',  # dtype of the first moment: float32 or bfloat16
+      mu_dtype='float32',  # dtype of the first moment; bfloat16 saves memory
   )
   config.critic = dict(  # critic, for recipes that need values: ppo
       optimizer=dict(
@@ -152,7 +153,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       max_rollouts=0,  # rollouts that end the run; 0: no limit
       checkpoint_every=10,  # steps between checkpoints
       keep_checkpoints=2,  # number of newest checkpoints kept
-      keep_best=True,  # True: also keeps the one with the best validation score
+      keep_best=True,  # True: keeps the best by validation (evaluate.every), too
       warn_after=5,  # steps in a row without a mixed group until a warning
       stop_after=0,  # such steps in a row until the run fails; 0: never
       max_staleness=0,  # steps that a rollout thread may run ahead; 0: none
@@ -162,7 +163,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       progress=True,  # True: shows a progress line
   )
   config.guards = dict(  # reactions to alerts; see docs/guards.md
-      actions=dict(  # rule=action: off, warn, skip (the update), rollback, stop
+      actions=dict(  # action: off, warn, skip (the update), rollback or stop
           state='rollback',  # rollback or stop
           not_finite='rollback',
           left_out='warn',
@@ -178,7 +179,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
           search_errors='warn',
           search_timeouts='warn',
           searches_empty='warn',
-          unmixed='off',  # rule covered by train.warn_after
+          unmixed='off',  # off: train.warn_after already warns
           slow_step='warn',  # warn or off
       ),
       limits=alerts.usual(),  # limit of each rule
@@ -214,7 +215,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   if size in settings.STRESS:
     rate, config.learner.minibatches = settings.STRESS[size]
     config.optimizer.learning_rate = rate
-  if size == 'smoke':  # run of two minutes that uses every part
+  if size == 'smoke':  # run of a minute or two that uses every part
     config.train.update(num_steps=3, checkpoint_every=1)
     config.rollout.update(questions_per_step=4, group_size=4, max_num_seqs=16)
     config.evaluate.worlds.update(
