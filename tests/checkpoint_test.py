@@ -442,8 +442,8 @@ def test_a_write_that_fails_is_one_os_error_and_prints_nothing(tmp_path):
   result = subprocess.run([sys.executable, '-c', textwrap.dedent("""
       import resource, sys
       import jax.numpy as jnp
-      from searchrl.runtime import checkpoint, quiet
-      quiet.tell_errors_once()
+      from searchrl.runtime import checkpoint, error_logging
+      error_logging.tell_errors_once()
       limits = resource.getrlimit(resource.RLIMIT_FSIZE)
       state = {f'leaf{n}': jnp.arange(40_000) for n in range(9)}
       checkpoint.save(sys.argv[1], 1, state, {})
@@ -466,9 +466,9 @@ def test_a_write_that_fails_is_one_os_error_and_prints_nothing(tmp_path):
 def test_what_else_is_logged_or_cannot_be_raised_is_still_told():
   result = subprocess.run([sys.executable, '-c', textwrap.dedent("""
       import logging
-      from searchrl.runtime import quiet
-      quiet.tell_errors_once()
-      quiet.tell_errors_once()
+      from searchrl.runtime import error_logging
+      error_logging.tell_errors_once()
+      error_logging.tell_errors_once()
       class Bad:
         def __del__(self):
           raise RuntimeError('from __del__')

@@ -26,7 +26,7 @@ CODE = r'''
 import os, pathlib, resource
 from jax._src import distributed
 from searchrl.data import datasets
-from searchrl.evaluation import suite
+from searchrl.evaluation import evaluator
 from searchrl.rollouts import sampler as samplers
 from searchrl.rollouts import weight_sync
 from searchrl.runtime import processes
@@ -87,8 +87,8 @@ folder = pathlib.Path(os.environ['FOLDER'])
 sets = datasets.evaluation_sets(
     folder, evaluate=str(folder / 'questions'), corpus='', own_train=False, world_seed=0, kinds=(), questions_per_hop=0, max_hops=0,
     needs_corpus=False)
-rows = suite.run(Answers(), None, [
-    suite.EvalCase(one, 'none', None, 'greedy') for one in sets],
+rows = evaluator.run(Answers(), None, [
+    evaluator.EvalCase(one, 'none', None, 'greedy') for one in sets],
     folder=folder / 'out')
 out('rows', rows)
 out('largest', largest)

@@ -17,7 +17,7 @@ import loopback
 SAMPLE = r'''
 import json
 import dataclasses
-from searchrl.experiment import folders
+from searchrl.experiment import model_folders
 from searchrl.experiment import policy as policies
 from searchrl.rollouts import driver
 from searchrl.runtime import mesh as meshes
@@ -26,7 +26,7 @@ from searchrl.trajectory import Passage, Question, Request, SearchError
 
 processes.initialize()
 sampler, params = policies.load(
-    folders.read(str(policies.TINY_BASE), 'searchrl.agent.dialogue:laptop'),
+    model_folders.read(str(policies.TINY_BASE), 'searchrl.agent.dialogue:laptop'),
     seed=3, slots=6, length=256,
     budgets=driver.Budgets(max_turns=3, max_new_tokens=24, passage_tokens=24,
                            top_k=1), mesh=meshes.make(data=1, tensor=2),

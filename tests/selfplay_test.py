@@ -140,7 +140,7 @@ def test_a_proposer_that_cannot_write_questions_ends_the_game(tmp_path):
      'reward_options.attempts must be at least 2'),
     (dict(proposer__reward_options__difficulty='hard'),
      'reward_options.difficulty must be one of'),
-    (dict(solver__rollout__slots=0), 'rollout.max_num_seqs must be at least 1'),
+    (dict(solver__rollout__max_num_seqs=0), 'rollout.max_num_seqs must be at least 1'),
     (dict(data__per_hop=()), 'search.corpus must name the passages'),
     (dict(proposer__solver__temperature=0.0), 'solver.temperature must be'),
     (dict(proposing__check__attempts=-1),
