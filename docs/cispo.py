@@ -13,7 +13,6 @@ from searchrl import algorithms, losses
 
 
 def cispo(*, clip_high: float = 4.0) -> algorithms.Algorithm:
-  """Returns the CISPO algorithm; see the text above."""
   def policy_loss(logprobs, old, advs, mask, counted=None):
     ratio = jnp.minimum(losses.token_ratio(logprobs, old, mask), 1 + clip_high)
     per_token = losses.score_function_loss(logprobs, advs, mask)
@@ -26,7 +25,6 @@ def cispo(*, clip_high: float = 4.0) -> algorithms.Algorithm:
 
 
 def get_config(size: str = 'laptop'):
-  """Returns the laptop config with CISPO."""
   config = common.get_config(size)
   config.algorithm.update(name='docs.cispo:cispo', clip_high=4.0)
   return config
