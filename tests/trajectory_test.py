@@ -104,7 +104,7 @@ def test_pack_keeps_every_sampled_token_of_random_rows():
 
 def test_observations_after_the_last_action_need_no_room():
   unanswered = made(turns=(SEARCH, SEARCH), stop_reason='turn_limit')
-  batch = collate([unanswered], length=10)  # of 13 tokens
+  batch = collate([unanswered], length=10)  # the trajectory has 13 tokens
   assert batch.lengths.tolist() == [10]
   assert batch.tokens[0, -2:].tolist() == [5, 6]
 
