@@ -352,16 +352,16 @@ def child(name: str, seed: int, folder: str) -> None:
   config.evaluate.worlds.update(kinds=('known',), questions_per_hop=50)
   if name == 'rolled back':
     config.guards.actions.score = 'rollback'
-  update, calls, fast = learners.Learner.update, [], []
+  learn, calls, fast = learners.Learner.learn, [], []
 
   def disturbed(self, *args, **kwargs):
     calls.append(1)
     if name != 'undisturbed' and 11 <= len(calls) <= 13:
       fast[:] = fast or [self.at_rate(50)]
       self = fast[0]
-    return update(self, *args, **kwargs)
+    return learn(self, *args, **kwargs)
 
-  learners.Learner.update = disturbed
+  learners.Learner.learn = disturbed
   runs.train(config, pathlib.Path(folder))
 
 

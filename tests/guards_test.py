@@ -149,15 +149,15 @@ def asked(folder, step):
 
 
 def poisoned(monkeypatch, calls, poison):
-  """Learner.update whose n-th calls leave a poisoned state."""
-  update, made = learners.Learner.update, []
+  """Learner.learn whose n-th calls leave a poisoned state."""
+  learn, made = learners.Learner.learn, []
 
-  def update_and_poison(self, state, *args, **kwargs):
+  def learn_and_poison(self, *args, **kwargs):
     made.append(1)
-    state, values = update(self, state, *args, **kwargs)
-    return poison(state) if len(made) in calls else state, values
+    state, *rest = learn(self, *args, **kwargs)
+    return poison(state) if len(made) in calls else state, *rest
 
-  monkeypatch.setattr(learners.Learner, 'update', update_and_poison)
+  monkeypatch.setattr(learners.Learner, 'learn', learn_and_poison)
 
 
 def with_nan(state):
