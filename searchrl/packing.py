@@ -3,12 +3,12 @@
 """Sequence packing: documents of different lengths placed end to end in rows.
 
 A batch of trajectories [B T] is mostly padding. Packed into rows of L tokens it
-has almost none. `first_fit` assigns documents to rows, and `lay` moves arrays
-into those rows on the host. `unpack` moves results back to one document per row
-on the device, so that losses do not depend on the packing.
+has almost none. `first_fit` assigns documents to rows, and `to_rows` moves
+arrays into those rows on the host. `unpack` moves results back to one document
+per row on the device, so that losses do not depend on the packing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 from typing import Any
 
@@ -48,43 +48,40 @@ def first_fit(lengths: Sequence[int], length: int, places: int
     raise ValueError(
         f'a row must hold every document, but one has {max(lengths)} tokens '
         f'and a row {length}. Raise learner.pack_length.')
-  rows, room = [], np.zeros(0, np.int64)
-  for document in np.argsort(-np.asarray(lengths), kind='stable'):
-    if not lengths[document]:
+  rows: list[list[int]] = []
+  room: list[int] = []  # tokens that still fit in each row; -1: no place left
+  for document in np.argsort(-np.asarray(lengths), kind='stable').tolist():
+    size = int(lengths[document])
+    if not size:
       break
-    fits = np.flatnonzero(room >= lengths[document])
-    if not fits.size:
+    row = next((i for i, left in enumerate(room) if left >= size), len(rows))
+    if row == len(rows):
       rows.append([])
-      room = np.append(room, length)
-      fits = [len(rows) - 1]
-    row = fits[0]
-    rows[row].append(int(document))
-    full = len(rows[row]) == places
-    room[row] = -1 if full else room[row] - lengths[document]
+      room.append(length)
+    rows[row].append(document)
+    room[row] = -1 if len(rows[row]) == places else room[row] - size
   return rows
 
 
 def layout(rows: Sequence[Sequence[int]], lengths: Sequence[int], *,
            count: int, length: int, places: int) -> Layout:
   """Returns the layout of `rows`, filled up with empty rows to `count`."""
-  result = Layout(
-      segment_ids=np.zeros((count, length), np.int32),
-      positions=np.zeros((count, length), np.int32),
-      starts=np.zeros((count, places), np.int32),
-      lengths=np.zeros((count, places), np.int32))
+  shapes = dict(segment_ids=length, positions=length, starts=places,
+                lengths=places)
+  arrays: dict[str, Any] = {
+      name: np.zeros((count, size), np.int32) for name, size in shapes.items()}
   for row, documents in enumerate(rows):
-    start = 0
+    end = 0
     for place, document in enumerate(documents):
-      end = start + lengths[document]
-      result.segment_ids[row, start:end] = place + 1
-      result.positions[row, start:end] = np.arange(end - start)
-      result.starts[row, place] = start
-      result.lengths[row, place] = end - start
-      start = end
-  return result
+      start, end = end, end + lengths[document]
+      arrays['segment_ids'][row, start:end] = place + 1
+      arrays['positions'][row, start:end] = np.arange(end - start)
+      arrays['starts'][row, place] = start
+      arrays['lengths'][row, place] = end - start
+  return Layout(**arrays)
 
 
-def lay(tree: Any, rows: Sequence[Sequence[int]], layout: Layout) -> Any:
+def to_rows(tree: Any, rows: Sequence[Sequence[int]], layout: Layout) -> Any:
   """Moves arrays [B] or [B T] of documents into rows [R S] or [R L].
 
   Entries without a document are 0.
@@ -96,28 +93,34 @@ def lay(tree: Any, rows: Sequence[Sequence[int]], layout: Layout) -> Any:
   """
   def move(x):
     x = np.asarray(x)
-    if x.ndim == 1:
-      moved = np.zeros(layout.starts.shape, x.dtype)
-      for row, documents in enumerate(rows):
-        moved[row, :len(documents)] = x[documents]
-      return moved
-    moved = np.zeros(layout.positions.shape, x.dtype)
-    for row, documents in enumerate(rows):
-      for place, document in enumerate(documents):
-        start, used = layout.starts[row, place], layout.lengths[row, place]
-        moved[row, start:start + used] = x[document, :used]
+    per_token = x.ndim > 1
+    moved = np.zeros_like(
+        layout.positions if per_token else layout.starts, x.dtype)
+    for document, row, place, tokens in _places(rows, layout):
+      if per_token:
+        moved[row, tokens] = x[document, :tokens.stop - tokens.start]
+      else:
+        moved[row, place] = x[document]
     return moved
 
   return jax.tree.map(move, tree)
 
 
-def unlay(x: np.ndarray, rows: Sequence[Sequence[int]], layout: Layout,
-          out: np.ndarray) -> None:
-  """Writes an array [R L] of rows into `out` [B T]: the inverse of `lay`."""
+def from_rows(x: np.ndarray, rows: Sequence[Sequence[int]], layout: Layout,
+              out: np.ndarray) -> None:
+  """Writes an array [R L] into `out` [B T]: the inverse of `to_rows`."""
+  for document, row, place, tokens in _places(rows, layout):
+    out[document, :tokens.stop - tokens.start] = x[row, tokens]
+
+
+def _places(rows: Sequence[Sequence[int]], layout: Layout
+           ) -> Iterator[tuple[int, int, int, slice]]:
+  """Yields each document, its row and place, and its tokens in the row."""
   for row, documents in enumerate(rows):
     for place, document in enumerate(documents):
-      start, used = layout.starts[row, place], layout.lengths[row, place]
-      out[document, :used] = x[row, start:start + used]
+      start = layout.starts[row, place]
+      yield document, row, place, slice(
+          start, start + layout.lengths[row, place])
 
 
 def unpack(tree: Any, layout: Layout, length: int) -> Any:

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Question, Passage, Turn, Trajectory, Scores and Batch; `pack` makes the last.
+"""Question, Passage, Turn, Trajectory, Scores and Batch, which `collate` makes.
 
 A trajectory is token ids with the log-probs at which they were sampled. Every
 mask follows from the origin of a token: the prompt, the policy (an action) or
@@ -132,29 +132,26 @@ class Trajectory:
   @property
   def tokens(self) -> tuple[int, ...]:
     """Token ids of the prompt, then of each turn's action and observation."""
-    ids = list(self.prompt_tokens)
-    for turn in self.turns:
-      ids += turn.action_tokens
-      ids += turn.observation_tokens
-    return tuple(ids)
+    return sum((turn.action_tokens + turn.observation_tokens
+                for turn in self.turns), self.prompt_tokens)
 
   @property
   def loss_mask(self) -> tuple[bool, ...]:
     """True where the policy sampled the token; aligned with `tokens`."""
-    mask = [False] * len(self.prompt_tokens)
+    mask: tuple[bool, ...] = (False,) * len(self.prompt_tokens)
     for turn in self.turns:
-      mask += [True] * len(turn.action_tokens)
-      mask += [False] * len(turn.observation_tokens)
-    return tuple(mask)
+      mask += (True,) * len(turn.action_tokens)
+      mask += (False,) * len(turn.observation_tokens)
+    return mask
 
   @property
   def behavior_logprobs(self) -> tuple[float, ...]:
     """Log-probs in nats at sampled tokens, 0 elsewhere; along `tokens`."""
-    logprobs = [0.0] * len(self.prompt_tokens)
+    logprobs = (0.0,) * len(self.prompt_tokens)
     for turn in self.turns:
       logprobs += turn.action_logprobs
-      logprobs += [0.0] * len(turn.observation_tokens)
-    return tuple(logprobs)
+      logprobs += (0.0,) * len(turn.observation_tokens)
+    return logprobs
 
   @property
   def searches(self) -> int:
@@ -165,10 +162,8 @@ class Trajectory:
   @property
   def answer(self) -> str | None:
     """The text of the answer action, or None if there is none."""
-    for turn in reversed(self.turns):
-      if turn.action.kind == 'answer':
-        return turn.action.texts[-1]
-    return None
+    return next((turn.action.texts[-1] for turn in reversed(self.turns)
+                 if turn.action.kind == 'answer'), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,25 +188,20 @@ def from_json(record: dict[str, Any]) -> Trajectory:
   """
   question = dict(record['question'])
   question['answers'] = tuple(question['answers'])
-  turns = []
-  for turn in record['turns']:
-    action = Action(turn['action']['kind'], tuple(turn['action']['texts']))
-    turns.append(Turn(**{
-        **turn,
-        'action_tokens': tuple(turn['action_tokens']),
-        'action_logprobs': tuple(turn['action_logprobs']),
-        'action': action,
-        'observation_tokens': tuple(turn['observation_tokens']),
-        'passages': tuple(Passage(**p) for p in turn['passages']),
-    }))
+  turns = tuple(
+      Turn(**turn | {
+          'action_tokens': tuple(turn['action_tokens']),
+          'action_logprobs': tuple(turn['action_logprobs']),
+          'action': Action(turn['action']['kind'],
+                           tuple(turn['action']['texts'])),
+          'observation_tokens': tuple(turn['observation_tokens']),
+          'passages': tuple(Passage(**p) for p in turn['passages'])})
+      for turn in record['turns'])
   error = record.get('search_error')
-  return Trajectory(**{
-      **record,
+  return Trajectory(**record | {
       'search_error': SearchError(**error) if error else None,
       'question': Question(**question),
-      'prompt_tokens': tuple(record['prompt_tokens']),
-      'turns': tuple(turns),
-  })
+      'prompt_tokens': tuple(record['prompt_tokens']), 'turns': turns})
 
 
 @jax.tree_util.register_dataclass
@@ -279,10 +269,10 @@ def collate(
       reward, or there are more trajectories than `rows`.
   """
   rows = len(trajectories) if rows is None else rows
-  _check_packable(trajectories, group_ids, rows, length)
-  uids = {}
-  groups = {}
-  batch = dict(
+  _check(trajectories, group_ids, rows, length)
+  uids: dict[str, int] = {}
+  groups: dict[Any, int] = {}
+  batch: dict[str, Any] = dict(
       tokens=np.full((rows, length), pad_id, np.int32),
       loss_mask=np.zeros((rows, length), bool),
       behavior_logprobs=np.zeros((rows, length), np.float32),
@@ -320,8 +310,8 @@ def _used(trajectory: Trajectory) -> int:
   return int(sampled[-1]) + 1 if sampled.size else 0
 
 
-def _check_packable(trajectories, group_ids, rows: int, length: int) -> None:
-  """Raises the errors of `pack`."""
+def _check(trajectories, group_ids, rows: int, length: int) -> None:
+  """Raises the errors of `collate`."""
   if len(trajectories) > rows:
     raise ValueError(
         'rows must be at least the number of trajectories, '
@@ -332,18 +322,18 @@ def _check_packable(trajectories, group_ids, rows: int, length: int) -> None:
         f'group_ids must have one entry a trajectory, {len(trajectories)}, but '
         f'has {len(group_ids)}.')
   for trajectory in trajectories:
-    who = (f'that of question {trajectory.question.uid!r}, '
-           f'sample {trajectory.sample},')
+    name = (f'that of question {trajectory.question.uid!r}, '
+            f'sample {trajectory.sample},')
     if trajectory.stop_reason is None:
       raise ValueError(
-          f'every trajectory must be finished, but {who} has no stop_reason.')
+          f'every trajectory must be finished, but {name} has no stop_reason.')
     if _used(trajectory) > length:
       raise ValueError(
-          f'length must hold every trajectory, but {who} has '
+          f'length must hold every trajectory, but {name} has '
           f'{_used(trajectory)} tokens and length is {length}. Raise length, '
           'or lower the rollout budgets.')
     if trajectory.stop_reason != 'search_error' and (
         trajectory.reward is None or trajectory.outcome_reward is None):
       raise ValueError(
-          f'every trajectory must be scored, but {who} has no reward. Set '
+          f'every trajectory must be scored, but {name} has no reward. Set '
           'reward and outcome_reward first.')

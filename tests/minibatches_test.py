@@ -56,9 +56,9 @@ def test_numbers_come_back_to_where_they_belong(packed, batch):
   tokens = [minibatch.rows.batch.tokens for minibatch in packed.minibatches]
   inside = np.arange(learning.LENGTH) < batch.lengths[:, None]
   np.testing.assert_array_equal(
-      packed.unlay(tokens), np.where(inside, batch.tokens, 0))
+      packed.from_rows(tokens), np.where(inside, batch.tokens, 0))
   with pytest.raises(ValueError, match='shorter'):
-    packed.unlay(tokens[:1])
+    packed.from_rows(tokens[:1])
 
 
 def test_scores_and_advantages_lie_in_the_same_rows(packed, batch):

@@ -71,7 +71,7 @@ def laid():
   rows = packing.first_fit(LENGTHS, LENGTH, PLACES)
   layout = packing.layout(
       rows, LENGTHS, count=6, length=LENGTH, places=PLACES)
-  return tree, rows, layout, packing.lay(tree, rows, layout)
+  return tree, rows, layout, packing.to_rows(tree, rows, layout)
 
 
 def test_a_layout_by_hand(laid):
@@ -91,7 +91,7 @@ def test_a_layout_by_hand(laid):
 def test_what_is_laid_comes_back(laid):
   tree, rows, layout, moved = laid
   back = np.zeros_like(tree['token'])
-  packing.unlay(moved['token'], rows, layout, back)
+  packing.from_rows(moved['token'], rows, layout, back)
   inside = np.arange(12) < np.array(LENGTHS)[:, None]
   np.testing.assert_array_equal(back, np.where(inside, tree['token'], 0))
   unpacked = jax.jit(packing.unpack, static_argnums=2)(moved, layout, 12)

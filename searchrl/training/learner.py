@@ -209,7 +209,7 @@ class Learner:
         per_step.append(metrics)
         old.append(old_logprobs)
     if batch.old_logprobs is None:
-      batch = dataclasses.replace(batch, old_logprobs=packed.unlay(old))
+      batch = dataclasses.replace(batch, old_logprobs=packed.from_rows(old))
     return (state, _means(per_step) | diagnostics.describe(batch, advantages)
             | diagnostics.mismatch(batch), batch, advantages)
 
@@ -270,7 +270,7 @@ class Learner:
       per_token.append(step(
           params, frozen, *self._put((rows.layout, rows.batch.tokens)),
           minibatch.count))
-    return packed.unlay(per_token)
+    return packed.from_rows(per_token)
 
   def _frozen(self, base):
     return base if self.train_step.lora else None

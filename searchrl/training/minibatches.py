@@ -30,27 +30,27 @@ class MiniBatch:
   documents: Sequence[Sequence[int]]  # indices of each row's trajectories
   layout: packing.Layout  # layout of the rows, [M * R ...]
 
-  def lay(self, tree: Any) -> Any:
+  def to_rows(self, tree: Any) -> Any:
     """Moves arrays of the whole batch, [B] or [B T], to rows, [M R ...]."""
     size = self.rows.layout.positions.shape[:2]
     return jax.tree.map(lambda x: x.reshape(*size, *x.shape[1:]),
-                        packing.lay(tree, self.documents, self.layout))
+                        packing.to_rows(tree, self.documents, self.layout))
 
-  def unlay(self, per_token: jax.Array, out: np.ndarray) -> None:
+  def from_rows(self, per_token: jax.Array, out: np.ndarray) -> None:
     """Writes numbers per token of the rows, [M R L], into `out`, [B T]."""
     flat = jax.device_get(per_token).reshape(self.layout.positions.shape)
-    packing.unlay(flat, self.documents, self.layout, out)
+    packing.from_rows(flat, self.documents, self.layout, out)
 
   def with_batch(self, **fields: np.ndarray) -> 'MiniBatch':
     """Returns a copy with further fields of the batch, [B T] each."""
-    batch = dataclasses.replace(self.rows.batch, **self.lay(fields))
+    batch = dataclasses.replace(self.rows.batch, **self.to_rows(fields))
     return dataclasses.replace(
         self, rows=dataclasses.replace(self.rows, batch=batch))
 
   def with_advantages(self, advantages: Any) -> 'MiniBatch':
     """Returns a copy with the advantages, which are of the whole batch."""
     return dataclasses.replace(self, rows=dataclasses.replace(
-        self.rows, advantages=self.lay(advantages)))
+        self.rows, advantages=self.to_rows(advantages)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +60,14 @@ class PackedBatch:
   batch: Batch  # numpy arrays, [B T]
   minibatches: Sequence[MiniBatch]
 
-  def unlay(self, per_token: Sequence[jax.Array]) -> np.ndarray:
+  def from_rows(self, per_token: Sequence[jax.Array]) -> np.ndarray:
     """Returns the mini-batches' numbers per token as one array, [B T].
 
     Entries without a token in any mini-batch are 0.
     """
     result = np.zeros(self.batch.tokens.shape, np.float32)
     for minibatch, numbers in zip(self.minibatches, per_token, strict=True):
-      minibatch.unlay(numbers, result)
+      minibatch.from_rows(numbers, result)
     return result
 
   def with_scores(self, scores: dict[str, np.ndarray]) -> 'PackedBatch':
@@ -110,7 +110,7 @@ def pack_one(batch: Batch, lengths: np.ndarray, members: np.ndarray, *,
   layout = packing.layout(
       documents, lengths, count=size[0] * size[1], length=pack_length,
       places=max_segments)
-  rows = Rows(layout, packing.lay(batch, documents, layout))
+  rows = Rows(layout, packing.to_rows(batch, documents, layout))
   count = -(-len(documents) // microbatch_rows)
   computed = count * microbatch_rows * pack_length
   return MiniBatch(
