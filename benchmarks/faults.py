@@ -339,7 +339,7 @@ class Bench:
 def child(name: str, seed: int, folder: str) -> None:
   """A run whose learner is disturbed from inside."""
   from configs import grpo  # pylint: disable=g-import-not-at-top
-  from searchrl.experiment import run as runs
+  from searchrl.jobs import train
   from searchrl.training import learner as learners
   config = grpo.get_config()
   config.seed = seed
@@ -362,7 +362,7 @@ def child(name: str, seed: int, folder: str) -> None:
     return learn(self, *args, **kwargs)
 
   learners.Learner.learn = disturbed
-  runs.train(config, pathlib.Path(folder))
+  train.run(config, pathlib.Path(folder))
 
 
 def _until(process: subprocess.Popen, folder: pathlib.Path, moment: str,

@@ -15,7 +15,7 @@ import train_test
 from searchrl.experiment import guards
 from searchrl.experiment import loop
 from searchrl.experiment import rollbacks
-from searchrl.experiment import run as runs
+from searchrl.jobs import train
 from searchrl.models import weights
 from searchrl.rollouts.collect import Progress
 from searchrl.runtime import alerts
@@ -173,7 +173,7 @@ def with_nan(state):
 def test_nan_in_the_state_is_rolled_back_and_the_run_finishes(
     tmp_path, monkeypatch, capsys):
   poisoned(monkeypatch, {3}, with_nan)
-  runs.train(config_of(4), tmp_path)
+  train.run(config_of(4), tmp_path)
   said = capsys.readouterr().err
   assert 'step 3: parameters or the optimizer\'s state are no finite' in said
   assert 'Step 3 is rolled back to the checkpoint of step 2.' in said
@@ -196,7 +196,7 @@ def test_a_gradient_that_is_no_number_changes_nothing_and_is_told(
   config.reward = 'guards_test:huge_later'
   with config.unlocked():
     config.algorithm.normalize_std = False
-  runs.train(config, tmp_path)
+  train.run(config, tmp_path)
   assert [line['actor/updates_left_out'] for line in metrics.read(
       tmp_path / metrics.FILE)] == [0, 1]
   assert 'step 2: updates were left out' in capsys.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 import train_test
 from searchrl.experiment import build
 from searchrl.experiment import loop
-from searchrl.experiment import run as runs
+from searchrl.jobs import train
 from searchrl.rollouts import collect
 from searchrl.rollouts import records
 from searchrl.runtime import checkpoint
@@ -85,10 +85,10 @@ def test_a_run_that_learns_nothing_ends_and_says_so_and_may_go_on(tmp_path):
   for _ in range(2):  # the second time without a step
     with pytest.raises(ValueError, match=r'last 2 steps, up to step 2.*alike.*'
                        r'stop_after is 2.*set it to 0'):
-      runs.train(config, tmp_path)
+      train.run(config, tmp_path)
     assert checkpoint.steps(tmp_path / 'checkpoints')[-1] == 2
   config.train.update(stop_after=0, num_steps=3)
-  runs.train(config, tmp_path)
+  train.run(config, tmp_path)
   assert checkpoint.steps(tmp_path / 'checkpoints')[-1] == 3
 
 

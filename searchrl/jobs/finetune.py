@@ -5,16 +5,261 @@
 A killed run continues from its newest checkpoint, with the same result.
 """
 
+from collections.abc import Mapping, Sequence
+import contextlib
+import dataclasses
+import functools
+import json
 import pathlib
+from typing import Any
 
-from searchrl.experiment import supervised_finetune
+import numpy as np
+
+from searchrl.agent import tokenizer as tokenizers
+from searchrl.agent import transcripts
+from searchrl.data import conversations
+from searchrl.data import world_demonstrations
+from searchrl.experiment import build
+from searchrl.experiment import config_checks
+from searchrl.experiment import model_folders
+from searchrl.experiment import policy
+from searchrl.models import lora as loras
+from searchrl.models import transformer
+from searchrl.models import weights
+from searchrl.runtime import mesh as meshes
+from searchrl.runtime import metrics
+from searchrl.runtime import processes
+from searchrl.runtime import workdir as workdirs
+from searchrl.training import learner as learners
+from searchrl.training import optimizer as optimizers
+from searchrl.training import supervised
+from searchrl.training.supervised import Document
+
+_FREE = ('train.save_every', 'train.progress', 'train.tensorboard')
 
 
-def run(config, workdir: str) -> None:
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """A model directory that has been read."""
+
+  path: str
+  shape: transformer.TransformerConfig
+  tokenizer: tokenizers.Tokenizer
+  params: Any
+
+
+def run(config, workdir: str | pathlib.Path) -> None:
   """Trains a model on conversations and writes it to model/.
 
   Args:
     config: Config of the job; see configs/sft.py.
     workdir: Directory for data/, checkpoints/, metrics.jsonl and model/.
+
+  Raises:
+    FileNotFoundError, ValueError: Data, model or an option cannot be used.
+    Stopped: A signal stopped the run early.
   """
-  supervised_finetune.finetune(config, pathlib.Path(workdir))
+  folder = pathlib.Path(workdir)
+  config_checks.check(config)
+  config_checks.check_supervised(config)
+  processes.agree('config', json.loads(config.to_json()))
+  path, shape, tokenizer = model_folders.parts(
+      str(config.model.path or policy.TINY_BASE))
+  processes.on_first('workdir?', lambda: workdirs.check(
+      folder, config.to_dict(), free=_FREE,
+      allow_changes=config.allow_changes))
+  files = data_files(config, folder / 'data', tokenizer)
+  train, validation = datasets(config, files, tokenizer)
+  plan = supervised.batches(
+      [len(document.ids) for document in train], seed=config.seed,
+      epochs=config.train.epochs, steps=config.train.steps, **config.batch)
+  optimizers.adamw(total_steps=len(plan), **config.optimizer)  # a check
+  mesh = meshes.make(**config.mesh)
+  model = Model(path, shape, tokenizer, weights.load(
+      path, shape, dtype=config.model.dtype,
+      sharding_of=functools.partial(meshes.sharding, mesh)))
+  learner = make_learner(config, model.shape, mesh, plan)
+  processes.on_first('workdir', lambda: _prepare(config, folder, files))
+  with contextlib.closing(metrics.Writer(
+      folder, tensorboard=config.train.tensorboard, step_field='sft/step',
+      enabled=processes.is_first())) as writer:
+    state, record = fit(config, folder, model, learner, plan, train, validation,
+                        writer)
+  weights.save(folder / 'model', learner.policy(state, model.params),
+               model.shape, tokenizer_from=model.path,
+               eos_id=model.tokenizer.eos_ids[0], dtype=config.model.save_dtype)
+  processes.on_first('card', lambda: write_card(
+      folder / 'model', config, record, len(train)))
+  processes.say(f'wrote {folder / "model"}: validation loss '
+                f'{_ends(record)}')
+
+
+def data_files(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
+  """Returns the files of 'train' and 'validation'; generates missing ones."""
+  if not config.data.train:
+    return processes.on_first('demonstrations', lambda: demonstrate(
+        config, folder, tokenizer))
+  return {name: config.data[name] for name in ('train', 'validation')
+          if config.data[name]}
+
+
+def datasets(config, files: Mapping[str, str], tokenizer
+            ) -> tuple[list[Document], list[Document]]:
+  """Returns the documents for training and for validation.
+
+  Raises:
+    FileNotFoundError, ValueError: A file cannot be used, or none of its
+      conversations fits in a row.
+  """
+  read = {name: documents(file, f'data.{name}', tokenizer,
+                          config.learner.pack_length)
+          for name, file in files.items()}
+  if 'validation' in read:
+    return read['train'], read['validation']
+  return split(read['train'], config.data.validation_share, seed=config.seed)
+
+
+def _prepare(config, folder: pathlib.Path, files: Mapping[str, str]) -> None:
+  """Makes or reopens the run's directory; refuses another config or data."""
+  allow = config.allow_changes
+  workdirs.prepare(folder, config.to_dict(), free=_FREE, allow_changes=allow)
+  workdirs.note(folder, 'data', {
+      name: supervised.sha256(file) for name, file in files.items()},
+                allow_changes=allow)
+
+
+def demonstrate(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
+  """Writes demonstrations about generated worlds, unless they exist."""
+  options = dict(config.data.demonstrations)
+  eos = tokenizer.token(tokenizer.eos_ids[0])
+  recipe = json.dumps([config.dialogue, eos, options])
+  counts = {'train': options.pop('count'),
+            'validation': options.pop('validation')}
+  files = {name: str(folder / f'{name}.jsonl') for name in counts}
+  written = folder / 'recipe.json'
+  if written.exists() and written.read_text() == recipe:
+    return files
+  dialogue = model_folders.speaking(config.dialogue, tokenizer)
+  folder.mkdir(parents=True, exist_ok=True)
+  written.unlink(missing_ok=True)
+  seed = options.pop('world_seed')
+  for name, count in counts.items():
+    conversations.write(files[name], world_demonstrations.generate(
+        count, dialogue, seed=seed, eos=eos, **options))
+    seed += count  # so that validation has other worlds
+  written.write_text(recipe)  # last, as all files are made again without it
+  return files
+
+
+def documents(path: str, field: str, tokenizer, length: int) -> list[Document]:
+  """Returns the documents of a file.
+
+  Conversations that do not fit in a row or have no trained token are dropped. A
+  warning gives their number.
+
+  Args:
+    path: Path of a jsonl file; see `data.conversations`.
+    field: Config field that names the file.
+    tokenizer: Tokenizer of the model.
+    length: Number of tokens in a row.
+
+  Raises:
+    ValueError: No conversation can be used.
+  """
+  found = conversations.read(path, field=field)
+  encoded = [_encode(conversation, tokenizer) for conversation in found]
+  kept = [Document(*x) for x in encoded
+          if len(x.ids) <= length and any(x.trained[1:])]
+  if not kept:
+    raise ValueError(
+        f'learner.pack_length must hold a conversation of {field}, but is '
+        f'{length}, and the shortest of {path} has '
+        f'{min(len(x.ids) for x in encoded)} tokens. Raise it.')
+  if len(kept) < len(found):
+    processes.say(
+        f'Warning: {len(found) - len(kept)} of {len(found)} conversations of '
+        f'{path} are left out: they have more than '
+        f'learner.pack_length={length} tokens.')
+  return kept
+
+
+def _encode(conversation: conversations.Conversation, tokenizer
+           ) -> transcripts.Transcript:
+  if conversation.messages:
+    return transcripts.of_messages(
+        conversation.messages, tokenizer, conversation.place)
+  return transcripts.of_segments(
+      conversation.segments, tokenizer, conversation.ends)
+
+
+def split(found: Sequence[Document], share: float, *, seed: int
+         ) -> tuple[list[Document], list[Document]]:
+  """Splits off a share of the documents for validation, drawn by the seed."""
+  count = round(share * len(found))
+  if share and not 0 < count < len(found):
+    raise ValueError(
+        'data.validation_share must leave documents to train on and to '
+        f'validate, but is {share} of {len(found)}. Give more data, another '
+        'share, or 0 for no validation.')
+  aside = set(np.random.default_rng([seed, 0, 1]).permutation(
+      len(found))[:count].tolist())
+  return ([x for i, x in enumerate(found) if i not in aside],
+          [x for i, x in enumerate(found) if i in aside])
+
+
+def make_learner(config, shape: transformer.TransformerConfig, mesh,
+                 plan: Sequence[Sequence[int]]) -> learners.Learner:
+  """Makes the learner of a config, for the updates of a plan."""
+  name = build.tested_attention(config, shape, mesh)
+  lora = config.model.lora
+  return supervised.language_learner(
+      shape, optimizers.adamw(total_steps=len(plan), **config.optimizer), mesh,
+      rows=max(map(len, plan)),
+      lora=loras.Lora(**lora) if lora.rank else None, seed=config.seed,
+      **build.attend(config, name, mesh), **config.learner)
+
+
+def fit(config, folder: pathlib.Path, model: Model, learner: learners.Learner,
+        plan: Sequence[Sequence[int]], train: Sequence[Document],
+        validation: Sequence[Document], writer: metrics.Writer | None = None
+       ) -> tuple[Any, dict[str, Any]]:
+  """Trains on the batches of a plan; see `supervised.fit`."""
+  rows = max(map(len, plan))
+  pack = functools.partial(
+      supervised.to_batch, rows=rows, length=config.learner.pack_length,
+      pad_id=model.tokenizer.pad_id)
+
+  def batch_of(step):
+    chosen = [train[i] for i in plan[step]]
+    return pack(chosen), sum(len(document.ids) for document in chosen)
+
+  batches = [pack(validation[i:i + rows])
+             for i in range(0, len(validation), rows)]
+  return supervised.fit(
+      supervised.language_update(learner, model.params),
+      learner.init(model.params), batch_of, folder / 'checkpoints',
+      steps=len(plan), save_every=config.train.save_every,
+      validation=supervised.Validation(
+          supervised.language_loss(learner, model.params, batches),
+          config.train.validate_every) if batches else None,
+      writer=writer, progress=config.train.progress)
+
+
+def _ends(record) -> str:
+  """Returns the first and the last validation loss, as text."""
+  losses = [loss for _, loss in record.get('validation', [])]
+  return f'{losses[0]:.3f} -> {losses[-1]:.3f}' if losses else 'not computed'
+
+
+def write_card(folder: pathlib.Path, config, record, count: int) -> None:
+  """Writes the model's README.md."""
+  supervised.write_card(folder, [
+      '# A language model fine-tuned by searchrl', '',
+      'Made by `python -m searchrl.main --config=configs/sft.py`.'], {
+          'begun from': config.model.path or 'the tiny base model',
+          'data': f'{config.data.train or "demonstrations of generated worlds"}'
+                  f', {count:,} documents',
+          'adapters': f'LoRA of rank {config.model.lora.rank}, merged'
+                      if config.model.lora.rank else 'none',
+          'seed': config.seed,
+          'validation loss (nats a token)': _ends(record)}, record)

@@ -18,9 +18,9 @@ from searchrl.data import questions as questions_lib
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import fingerprint
-from searchrl.experiment import supervised_finetune
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
+from searchrl.jobs import finetune
 from searchrl.rollouts import records
 from searchrl.runtime import atomic_files
 from searchrl.runtime import mesh as meshes
@@ -67,7 +67,7 @@ def run(config, workdir: str) -> None:
       _collect(config, path, data.corpus, asked, here)
     tuned = here / 'tuned'
     if not processes.on_first('model?', (tuned / 'model/README.md').exists):
-      supervised_finetune.finetune(_tuning(config, path, here / _DATA), tuned)
+      finetune.run(_tuning(config, path, here / _DATA), tuned)
     path = str(tuned / 'model')
   processes.say(f'the last model: {path}', file=sys.stdout)
 

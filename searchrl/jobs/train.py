@@ -1,17 +1,149 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a policy by RL."""
+"""Trains a policy by RL from a config, with a record of the run."""
 
+import contextlib
+import dataclasses
+import json
 import pathlib
+import shutil
+import sys
+from typing import Any
 
-from searchrl.experiment import run as runs
+from searchrl.evaluation import evaluator
+from searchrl.evaluation import summary
+from searchrl.experiment import build
+from searchrl.experiment import health
+from searchrl.experiment import loop
+from searchrl.experiment import policy
+from searchrl.models import weights
+from searchrl.rollouts.collect import Progress
+from searchrl.runtime import atomic_files
+from searchrl.runtime import checkpoint
+from searchrl.runtime import folder_lock
+from searchrl.runtime import metrics
+from searchrl.runtime import processes
+
+BEST = 'best.json'  # in a run's directory: step and score of best validation
 
 
-def run(config, workdir: str) -> None:
+def run(config, workdir: str | pathlib.Path) -> None:
   """Trains a policy; the same call resumes a run that was stopped.
+
+  With several hosts, every process calls it on a shared file system. The first
+  process writes and prints for all.
 
   Args:
     config: Config of a recipe in configs/.
     workdir: Directory of the run; see docs/run_folder.md.
+
+  Raises:
+    Stopped: A signal stopped the run early. Its work is saved.
+    ValueError, FileNotFoundError: The config cannot be run, or a guard ends the
+      run.
   """
-  runs.train(config, pathlib.Path(workdir))
+  with folder_lock.given_back():
+    _train(config, pathlib.Path(workdir))
+
+
+def _train(config, folder: pathlib.Path) -> None:
+  experiment = build.build(config, folder)
+  if processes.on_first('done?', lambda: _is_finished(config, folder)):
+    processes.say((folder / summary.FILE).read_text(), file=sys.stdout)
+    processes.say(f'{folder} is finished. Raise train.num_steps (or '
+                  'max_rollouts) to prolong it, or use another --workdir for '
+                  'another run.', file=sys.stdout)
+    return
+  state, progress = loop.restore(
+      experiment, folder, keep=config.train.keep_checkpoints)
+  if not experiment.learner.needs_base:
+    experiment = dataclasses.replace(experiment, params=None)  # makes room
+  learner, base = experiment.learner, experiment.params
+  with contextlib.closing(metrics.Writer(
+      folder, tensorboard=config.train.tensorboard,
+      enabled=processes.is_first())) as writer:
+    writer.truncate(progress.step)
+    processes.on_first(
+        'forget', lambda: health.forget_after(progress.step, folder))
+    if progress.step == 0 and config.evaluate.initial:
+      _evaluate(experiment, learner.policy(state, base), 'before', folder,
+               writer, 0)
+    few = dataclasses.replace(experiment, cases=evaluator.limited(
+        experiment.cases, config.evaluate.limit, config.seed,
+        config.evaluate.num_sets_during))
+    state, progress = loop.loop(
+        experiment, config, folder, state, progress, writer,
+        lambda state, step: _evaluate(
+            few, learner.policy(state, base), f'{health.DURING}{step:06d}',
+            folder, writer, step))
+    _evaluate(experiment, learner.policy(state, base), 'after', folder, writer,
+             progress.step)
+  sampler = experiment.sampler
+  weights.save(folder / 'model', learner.policy(state, base), sampler.shape,
+               tokenizer_from=config.model.path or policy.TINY_BASE,
+               eos_id=sampler.tokenizer.eos_ids[0])
+  recipe = config.algorithm.name.partition(':')[2]
+  processes.on_first('finish', lambda: _finish(
+      folder, progress, f'{recipe}, seed {config.seed}'))
+
+
+def _finish(folder: pathlib.Path, progress: Progress, title: str) -> None:
+  if progress.best:
+    step, score = progress.best
+    atomic_files.write_json(folder / BEST, {'step': step, 'score': score})
+  summary.finish(folder, title)
+
+
+def _is_finished(config, folder: pathlib.Path) -> bool:
+  """Returns whether the run is complete.
+
+  If `num_steps` was raised, it deletes the end-of-run files so that training
+  continues. A run without checkpoints cannot continue and counts as complete.
+  """
+  if not (folder / summary.FILE).exists():
+    return False
+  path = folder / 'checkpoints'
+  for step in reversed(checkpoint.steps(path)):
+    with contextlib.suppress(ValueError):  # damaged: tries an older one
+      progress = Progress.from_json(checkpoint.extra(path, step))
+      break
+  else:
+    return True
+  if health.is_done(progress, config.train):
+    return True
+  (folder / summary.FILE).unlink()  # first, as it marks the run as finished
+  for name in ('model', 'evaluation/after'):
+    shutil.rmtree(folder / name, ignore_errors=True)
+  metrics.drop(folder, progress.step, 'val/')
+  processes.say(f'{folder} was finished at step {progress.step}, and goes on.')
+  return False
+
+
+def _evaluate(experiment: build.Experiment, params, name: str,
+             folder: pathlib.Path, writer: metrics.Writer, step: int
+            ) -> float | None:
+  """Evaluates the policy under a name, unless an earlier call has done so.
+
+  Returns:
+    Greedy exact match on the first set, or the mean of all; None without sets.
+  """
+  if not experiment.cases:
+    return None
+  folder = folder / 'evaluation' / name
+  rows = processes.on_first(f'{name}?', lambda: _read_table(folder))
+  if rows is None:
+    count = sum(len(case.dataset.questions) for case in experiment.cases)
+    when = name + ' training' if name in ('before', 'after') else (
+        f'after step {step}')
+    processes.say(f'Evaluating {when} ({count} questions) ...')
+    rows = evaluator.run(
+        experiment.sampler, params, experiment.cases, folder=folder)
+  values = evaluator.scalars(rows)
+  if not all(writer.holds(step, value) for value in values):
+    writer.write(step, values)
+  return evaluator.headline(rows)
+
+
+def _read_table(folder: pathlib.Path) -> list[dict[str, Any]] | None:
+  file = folder / 'table.json'
+  return json.loads(file.read_text()) if file.exists() else None

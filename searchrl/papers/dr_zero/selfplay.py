@@ -21,7 +21,7 @@ from searchrl.evaluation import summary
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import policy
-from searchrl.experiment import run as runs
+from searchrl.jobs import train
 from searchrl.experiment import solver
 from searchrl.models import weights
 from searchrl.papers.dr_zero import propose
@@ -98,7 +98,7 @@ class _Game:
       self._examine(self._load(''), before)
     if not _exists(here / 'proposer' / summary.FILE):
       _say(f'Iteration {number}: the proposer.')
-      runs.train(self._phase('proposer', number, file), here / 'proposer')
+      train.run(self._phase('proposer', number, file), here / 'proposer')
     proposals = here / 'proposals'
     if not _exists(proposals / propose.REPORT):
       proposer = self._load(str(here / 'proposer'))
@@ -108,7 +108,7 @@ class _Game:
                         world=self._world)
       del proposer  # frees memory for the solver
     _say(f'Iteration {number}: the solver.')
-    runs.train(self._phase('solver', number, proposals / propose.QUESTIONS),
+    train.run(self._phase('solver', number, proposals / propose.QUESTIONS),
                here / 'solver')
 
   def _load(self, run: str) -> propose.Proposer:

@@ -17,8 +17,7 @@ import transformers
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.data import conversations
 from searchrl.experiment import policy
-from searchrl.experiment import supervised_finetune
-from searchrl.jobs import finetune as job
+from searchrl.jobs import finetune
 from searchrl.models import weights
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
@@ -114,7 +113,7 @@ def test_transformers_reads_what_is_written(whole):
 
 @pytest.mark.slow
 def test_on_eight_devices_the_loss_is_that_of_one(whole, tmp_path):
-  job.run(smoke(), str(tmp_path))
+  finetune.run(smoke(), str(tmp_path))
   np.testing.assert_allclose(losses_of(tmp_path), losses_of(whole), rtol=1e-5)
 
 
@@ -123,7 +122,7 @@ def test_adapters_are_trained_and_merged(tmp_path):
   config = smoke()
   config.model.lora.rank = 4
   config.optimizer.learning_rate = 2e-3
-  job.run(config, str(tmp_path))
+  finetune.run(config, str(tmp_path))
   validated = [line['sft/val_loss'] for line in _lines(tmp_path)
                if 'sft/val_loss' in line]
   assert validated[-1] < 0.9 * validated[0]
@@ -164,25 +163,25 @@ def test_conversations_of_ones_own_are_split_and_may_not_change(
   config = own(tmp_path)
   config.data.validation_share = 0.2
   config.train.update(steps=2)
-  job.run(config, str(tmp_path / 'run'))
+  finetune.run(config, str(tmp_path / 'run'))
   assert 'wrote' in capsys.readouterr().err
   (tmp_path / 'my.jsonl').write_text('{"prompt": "a", "completion": "b"}\n' * 9)
   with pytest.raises(ValueError, match='whose data was another: train'):
-    job.run(config, str(tmp_path / 'run'))
+    finetune.run(config, str(tmp_path / 'run'))
   config.seed = 1
   with pytest.raises(ValueError, match='another config: seed: 0 -> 1'):
-    job.run(config, str(tmp_path / 'run'))
+    finetune.run(config, str(tmp_path / 'run'))
 
 
 def test_a_split_is_seeded_and_puts_a_share_aside():
   found = list(range(10))
-  train, aside = supervised_finetune.split(found, 0.3, seed=1)
+  train, aside = finetune.split(found, 0.3, seed=1)
   assert len(aside) == 3 and sorted(train + aside) == found
-  assert (train, aside) == supervised_finetune.split(found, 0.3, seed=1)
-  assert aside != supervised_finetune.split(found, 0.3, seed=2)[1]
-  assert supervised_finetune.split(found, 0.0, seed=1) == (found, [])
+  assert (train, aside) == finetune.split(found, 0.3, seed=1)
+  assert aside != finetune.split(found, 0.3, seed=2)[1]
+  assert finetune.split(found, 0.0, seed=1) == (found, [])
   with pytest.raises(ValueError, match='share must leave .* but is 0.01 of 10'):
-    supervised_finetune.split(found, 0.01, seed=1)
+    finetune.split(found, 0.01, seed=1)
 
 
 def test_too_long_conversations_are_counted_and_all_of_them_refused(
@@ -191,20 +190,20 @@ def test_too_long_conversations_are_counted_and_all_of_them_refused(
   path = tmp_path / 'my.jsonl'
   path.write_text('\n'.join(json.dumps({
       'prompt': 'word ' * n, 'completion': 'x'}) for n in (1, 100, 2)))
-  kept = supervised_finetune.documents(str(path), 'data.train', tokenizer, 50)
+  kept = finetune.documents(str(path), 'data.train', tokenizer, 50)
   assert len(kept) == 2 and max(len(x.ids) for x in kept) <= 50
   assert '1 of 3 conversations of ' in capsys.readouterr().err
   with pytest.raises(ValueError, match=(
       'pack_length must hold a conversation of data.train, but is 2, and the '
       'shortest of .* tokens')):
-    supervised_finetune.documents(str(path), 'data.train', tokenizer, 2)
+    finetune.documents(str(path), 'data.train', tokenizer, 2)
 
 
 def test_demonstrations_are_seeded_and_of_other_worlds(tmp_path):
   tokenizer = tokenizers.load(str(policy.TINY_BASE))
   texts = []
   for name in 'ab':
-    files = supervised_finetune.demonstrate(smoke(), tmp_path / name, tokenizer)
+    files = finetune.demonstrate(smoke(), tmp_path / name, tokenizer)
     texts.append([pathlib.Path(files[x]).read_text()
                   for x in ('train', 'validation')])
   assert texts[0] == texts[1]
@@ -242,13 +241,13 @@ def test_demonstrations_are_seeded_and_of_other_worlds(tmp_path):
 ])
 def test_options_are_checked(change, message, tmp_path):
   with pytest.raises(ValueError, match=message):
-    job.run(smoke(**change), str(tmp_path / 'run'))
+    finetune.run(smoke(**change), str(tmp_path / 'run'))
 
 
 def test_missing_files_and_sizes_are_named(tmp_path):
   config = own(tmp_path)
   config.data.validation = str(tmp_path / 'none.jsonl')
   with pytest.raises(FileNotFoundError, match='data.validation must be a js'):
-    job.run(config, str(tmp_path / 'run'))
+    finetune.run(config, str(tmp_path / 'run'))
   with pytest.raises(ValueError, match="'laptop' or 'smoke', but is 'huge'"):
     sft.get_config('huge')
