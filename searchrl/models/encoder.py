@@ -306,11 +306,11 @@ def load(
 
 
 def save(
-    folder: str,
+    folder: str | pathlib.Path,
     params: Params,
     config: EncoderConfig,
     *,
-    tokenizer_from: str,
+    tokenizer_from: str | pathlib.Path,
     dtype: str = 'float32',
 ) -> None:
   """Writes a folder for transformers' BertModel, without a pooler.

@@ -274,11 +274,11 @@ def _check_tied(found: tensors.Folder, path: pathlib.Path, rows: int = 4096):
 
 
 def save(
-    folder: str,
+    folder: str | pathlib.Path,
     params: Params,
     config: TransformerConfig,
     *,
-    tokenizer_from: str,
+    tokenizer_from: str | pathlib.Path,
     eos_id: int,
     dtype: str = 'float32',
     shard_bytes: int = 5 * 10**9,
