@@ -145,5 +145,5 @@ def _share(config: ml_collections.ConfigDict) -> None:
   for name in ('data', 'world', 'search', 'plan'):
     config[name] = config.solver[name].copy_and_resolve_references()
   for role in (config.proposer, config.solver):
-    for name in ('job', *roles.SHARED):
+    for name in roles.SHARED:
       del role[name]

@@ -37,7 +37,7 @@ def get_config(size: str = 'laptop'):
       balance=4.0,  # largest ratio of a hop count to the rarest; 0: any
   )
   config.tuning = sft.get_config('smoke' if size == 'smoke' else 'laptop')
-  for name in ('job', 'seed', 'allow_changes', 'dialogue'):
+  for name in ('seed', 'allow_changes', 'dialogue'):
     del config.tuning[name]
   del config.tuning.data['demonstrations']
   config.tuning.train.update(validate_every=0, save_every=100)

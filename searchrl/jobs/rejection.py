@@ -20,10 +20,10 @@ from searchrl.experiment import config_checks
 from searchrl.experiment import fingerprint
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
-from searchrl.jobs import finetune
 from searchrl.rollouts import records
 from searchrl.runtime import atomic_files
 from searchrl.runtime import mesh as meshes
+from searchrl.runtime import plugins
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.trajectory import Question, Request
@@ -67,7 +67,9 @@ def run(config, workdir: str) -> None:
       _collect(config, path, data.corpus, asked, here)
     tuned = here / 'tuned'
     if not processes.on_first('model?', (tuned / 'model/README.md').exists):
-      finetune.run(_tuning(config, path, here / _DATA), tuned)
+      tune = plugins.resolve(config.tuning.job, field='tuning.job',
+                             ours='searchrl.jobs.finetune:run')
+      tune(_tuning(config, path, here / _DATA), str(tuned))
     path = str(tuned / 'model')
   processes.say(f'the last model: {path}', file=sys.stdout)
 

@@ -21,7 +21,6 @@ from searchrl.evaluation import summary
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import policy
-from searchrl.jobs import train
 from searchrl.experiment import solver
 from searchrl.models import weights
 from searchrl.papers.dr_zero import propose
@@ -29,6 +28,7 @@ from searchrl.papers.dr_zero import roles
 from searchrl.papers.dr_zero import seeds as seeds_lib
 from searchrl.papers.dr_zero import selfplay_report as report
 from searchrl.runtime import atomic_files
+from searchrl.runtime import plugins
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search import mapped_corpus
@@ -97,8 +97,7 @@ class _Game:
     if number == 1 and not _exists(before / propose.REPORT):
       self._examine(self._load(''), before)
     if not _exists(here / 'proposer' / summary.FILE):
-      _say(f'Iteration {number}: the proposer.')
-      train.run(self._phase('proposer', number, file), here / 'proposer')
+      self._train('proposer', number, file)
     proposals = here / 'proposals'
     if not _exists(proposals / propose.REPORT):
       proposer = self._load(str(here / 'proposer'))
@@ -107,9 +106,15 @@ class _Game:
       propose.questions(proposer, seeds[:asked.seeds], proposals, options=asked,
                         world=self._world)
       del proposer  # frees memory for the solver
-    _say(f'Iteration {number}: the solver.')
-    train.run(self._phase('solver', number, proposals / propose.QUESTIONS),
-               here / 'solver')
+    self._train('solver', number, proposals / propose.QUESTIONS)
+
+  def _train(self, role: str, number: int, file: pathlib.Path) -> None:
+    """Trains a role in an iteration on the questions of a file."""
+    _say(f'Iteration {number}: the {role}.')
+    config = self._phase(role, number, file)
+    job = plugins.resolve(config.job, field=f'{role}.job',
+                          ours='searchrl.jobs.train:run')
+    job(config, str(self._of(number) / role))
 
   def _load(self, run: str) -> propose.Proposer:
     """Loads a run's proposer, or the first for '', with the first solver."""
