@@ -282,7 +282,7 @@ def test_a_question_is_put_in_as_it_is():
 @pytest.mark.parametrize('template, times', [
     ('no place', 0), ('{question} {question}', 2)])
 def test_a_template_has_one_place_for_the_question(template, times):
-  message = f"'{{question}}' once, but it stands there {times} times"
+  message = f"'{{question}}' once, but has it {times} times"
   with pytest.raises(ValueError, match=message):
     dialogues.tags(template)
 

@@ -47,7 +47,7 @@ def play(sampler):
       search=search, temperature=1.0, step=2).trajectories
 
 found = play(sampler)
-second = sampler.speaking(
+second = sampler.with_dialogue(
     dataclasses.replace(sampler.dialogue, stop_strings=('a', 'e')),
     driver.Budgets(max_turns=2, max_new_tokens=9))
 found += play(second)

@@ -154,7 +154,7 @@ def test_one_engine_plays_two_dialogues_and_two_policies():
   first = with_engine(FIRST, SHORT)
   expected = play(first, policy)
   compiled = compilations()
-  second = first.speaking(SECOND, LONG)
+  second = first.with_dialogue(SECOND, LONG)
   judged = play(second, frozen)
   assert play(first, policy) == expected
   assert play(second, policy) != judged
@@ -178,7 +178,7 @@ def test_one_engine_plays_two_dialogues_and_two_policies():
 def test_a_judge_plays_rollouts_between_those_of_the_steps():
   policy, frozen = tiny.params(), tiny.params(seed=1)
   first = with_engine(FIRST, SHORT)
-  second = first.speaking(SECOND, LONG)
+  second = first.with_dialogue(SECOND, LONG)
   judged = []
 
   def length(trajectories):
@@ -227,5 +227,5 @@ def test_a_judge_plays_rollouts_between_those_of_the_steps():
 def test_a_dialogue_that_the_engine_cannot_play_is_refused(
     change, budgets, message):
   with pytest.raises(ValueError, match=message):
-    sampler({}).speaking(dataclasses.replace(FIRST, **change),
+    sampler({}).with_dialogue(dataclasses.replace(FIRST, **change),
                          dataclasses.replace(BUDGETS, **budgets))

@@ -19,7 +19,7 @@ Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message]], str]
 
 _QUESTION = 'QuestionStandsHere'
-_ODD = '{{ 7 * 7 }} "a" \\n <b> & é {% if %}\n\'#'  # must not be changed
+_ODD = '{{ 7 * 7 }} "a" \\n <b> & é {% if %}\n\'#'  # text that must not change
 _THINKING = ('<think>\nThought#\n</think>\n\n<tool_call>\n{"name": "search", '
              '"arguments": {"query_list": ["Query#"]}}\n</tool_call>')
 _QUIET = _THINKING.partition('</think>\n\n')[2]  # a turn without thoughts
@@ -32,66 +32,28 @@ _WAY_OUT = ('Choose another dialogue, or put a chat_template.jinja beside '
 
 
 def search_r1(tokenizer) -> Dialogue:
-  """Returns Search-R1's prompt as a user's message, for instruct models.
-
-  All turns and passages are in one turn of the assistant, as in Search-R1. The
-  protocol is that of `dialogue.search_r1`.
-
-  Raises:
-    ValueError: There is no chat template, or it cannot frame a question.
-  """
-  return in_one_turn(dataclasses.replace(
-      dialogues.tags(dialogues.verbatim('search_r1_prompt.txt')),
-      invalid=dialogues.verbatim('search_r1_invalid_action.txt')), tokenizer)
+  """Returns `dialogue.search_r1` in the chat template, for instruct models."""
+  return in_one_turn(dialogues.search_r1(tokenizer), tokenizer)
 
 
 def r1(tokenizer) -> Dialogue:
-  """Returns `dialogue.r1` with its prompt as a user's message.
-
-  Raises:
-    ValueError: There is no chat template, or it cannot frame a question.
-  """
-  return in_one_turn(dialogues.tags(
-      dialogues.verbatim('search_r1_without.txt')), tokenizer)
+  """Returns `dialogue.r1` in the chat template."""
+  return in_one_turn(dialogues.r1(tokenizer), tokenizer)
 
 
 def from_memory(tokenizer) -> Dialogue:
-  """Returns `dialogue.from_memory` with its prompt as a user's message.
-
-  Raises:
-    ValueError: There is no chat template, or it cannot frame a question.
-  """
-  return in_one_turn(dialogues.tags(dialogues.FROM_MEMORY), tokenizer)
+  """Returns `dialogue.from_memory` in the chat template."""
+  return in_one_turn(dialogues.from_memory(tokenizer), tokenizer)
 
 
 def from_documents(tokenizer) -> Dialogue:
-  """Returns `dialogue.from_documents` with its prompt as a user's message.
-
-  Raises:
-    ValueError: There is no chat template, or it cannot frame a question.
-  """
-  return in_one_turn(dialogues.tags(dialogues.FROM_DOCUMENTS), tokenizer)
-
-
-def in_one_turn(plain: Dialogue, tokenizer) -> Dialogue:
-  """Returns the dialogue in the chat template, in one turn of the assistant.
-
-  All turns of the policy and all passages are in this turn.
-  """
-  framed = frame_question(plain, tokenizer.render)
-  answer = {'role': 'assistant', 'content': 'AnswerStandsHere'}
-  end = turn_end(tokenizer, tokenizer.render,
-                 [*first_messages(plain, _QUESTION), answer])
-  return dataclasses.replace(framed, end_ids=end_ids(tokenizer, end))
+  """Returns `dialogue.from_documents` in the chat template."""
+  return in_one_turn(dialogues.from_documents(tokenizer), tokenizer)
 
 
 def zerosearch(tokenizer) -> Dialogue:
-  """Returns `search_r1` with passages as ZeroSearch writes them.
-
-  Raises:
-    ValueError: There is no chat template, or it cannot frame a question.
-  """
-  return dataclasses.replace(search_r1(tokenizer), passage=dialogues.document)
+  """Returns `dialogue.zerosearch` in the chat template."""
+  return in_one_turn(dialogues.zerosearch(tokenizer), tokenizer)
 
 
 def document(tokenizer) -> Dialogue:
@@ -99,18 +61,33 @@ def document(tokenizer) -> Dialogue:
 
   The prompt is a user's message after an empty system message, as published. A
   model without a chat template continues the prompt.
-
-  Raises:
-    ValueError: The template cannot frame a question.
   """
   plain = dialogues.continuation(tokenizer)
-  if not tokenizer.has_chat_template:
-    return plain
-  plain = dataclasses.replace(plain, template='{question}')
-  framed = frame_question(plain, tokenizer.render, system='')
+  return (in_one_turn(plain, tokenizer, system='')
+          if tokenizer.has_chat_template else plain)
+
+
+def in_one_turn(plain: Dialogue, tokenizer, system: str | None = None
+               ) -> Dialogue:
+  """Returns the dialogue in the chat template, in one turn of the assistant.
+
+  The prompt is a user's message. All turns of the policy and all passages are
+  in the assistant's one turn after it, as in Search-R1.
+
+  Args:
+    plain: The dialogue without a template.
+    tokenizer: The tokenizer; see `agent.tokenizer`.
+    system: The system message; None leaves it to the template.
+
+  Raises:
+    ValueError: There is no chat template, or it cannot frame a question.
+  """
+  plain = dataclasses.replace(
+      plain, template=plain.template.removeprefix(tokenizer.leading_space))
+  framed = frame_question(plain, tokenizer.render, system)
   end = turn_end(tokenizer, tokenizer.render, [
-      *first_messages(plain, _QUESTION, system=''),
-      {'role': 'assistant', 'content': 'TextStandsHere'}])
+      *first_messages(plain, _QUESTION, system),
+      {'role': 'assistant', 'content': 'AnswerStandsHere'}])
   return dataclasses.replace(framed, end_ids=end_ids(tokenizer, end))
 
 
@@ -161,8 +138,7 @@ def first_messages(dialogue: Dialogue, question: str,
 
 
 def turn_end(tokenizer, render: Render, messages: Sequence[Message]) -> str:
-  """Returns the text that ends the last message, up to a special token, or ''.
-  """
+  """Returns the text from the last message to a special token, or ''."""
   text = render(messages).rpartition(messages[-1]['content'])[2]
   for id_ in tokenizer.encode(text):
     token = tokenizer.token(id_)
@@ -172,8 +148,7 @@ def turn_end(tokenizer, render: Render, messages: Sequence[Message]) -> str:
 
 
 def end_ids(tokenizer, end: str) -> tuple[int, ...]:
-  """Returns the id of the special token at a turn's end; () if the end is ''.
-  """
+  """Returns the id of the special token that ends a turn; () if `end` is ''."""
   return tokenizer.encode(end)[-1:]
 
 
@@ -230,8 +205,7 @@ def frame_exchange(dialogue: Dialogue, tokenizer, render: Render,
 
 
 def _json_levels(text: str, before: str, after: str) -> int:
-  """Returns how many nested JSON strings hold the answer _ODD at a text's end.
-  """
+  """Returns the number of nested JSON strings that hold _ODD, the answer."""
   for levels in (0, 1):
     if text.endswith(before + dialogues.in_json(_ODD, levels) + after):
       return levels
@@ -268,7 +242,7 @@ def check_append_only(render: Render, messages: Sequence[Message],
     whole = all(any(dialogues.in_json(content, n) in text for n in (0, 1))
                 for content in contents)
     if not text.startswith(earlier) or not whole:
-      before, after = _difference(earlier, text)
+      before, after = difference(earlier, text)
       change = _change(earlier + contents[-1], text) or (
           f'writes {after!r} where {before!r} stood')
       raise ValueError(
@@ -300,7 +274,7 @@ def _change(earlier: str, text: str) -> str:
   return ''
 
 
-def _difference(text: str, other: str) -> tuple[str, str]:
+def difference(text: str, other: str) -> tuple[str, str]:
   """Returns both texts near the place where they begin to differ."""
   same = next((i for i, (a, b) in enumerate(zip(text, other)) if a != b),
               min(len(text), len(other)))

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Demonstrations: selects and writes trajectories for fine-tuning."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 import collections
 from typing import Any
 
@@ -23,26 +23,29 @@ def right(trajectories: Sequence[Trajectory],
 
   Source: Yuan et al. 2023, arXiv:2308.01825; the baseline of Search-R1.
   """
-  kept: list[Trajectory] = []
-  by_question: collections.Counter[str] = collections.Counter()
-  for one in trajectories:
-    if reward(one) == 1 and by_question[one.question.uid] < most:
-      by_question[one.question.uid] += 1
-      kept.append(one)
-  counts = collections.Counter(one.question.hops for one in kept)
-  room = (int(balance * min(counts.values(), default=0)) if balance
-          else len(kept))
-  taken: collections.Counter[int] = collections.Counter()
-  chosen = []
-  for one in kept:
-    if taken[one.question.hops] < room:
-      taken[one.question.hops] += 1
-      chosen.append(one)
-  return chosen
+  correct = _first(most, (t for t in trajectories if reward(t) == 1),
+                   lambda trajectory: trajectory.question.uid)
+  if not balance:
+    return correct
+  counts = collections.Counter(t.question.hops for t in correct)
+  return _first(int(balance * min(counts.values(), default=0)), correct,
+                lambda trajectory: trajectory.question.hops)
+
+
+def _first(limit: int, trajectories: Iterable[Trajectory],
+           kind: Callable[[Trajectory], Hashable]) -> list[Trajectory]:
+  """Returns the first `limit` trajectories of each kind, in their order."""
+  counts: collections.Counter[Hashable] = collections.Counter()
+  selected = []
+  for trajectory in trajectories:
+    counts[kind(trajectory)] += 1
+    if counts[kind(trajectory)] <= limit:
+      selected.append(trajectory)
+  return selected
 
 
 def segments(trajectory: Trajectory) -> dict[str, Any]:
-  """Returns a line of fine-tuning data; only the policy's text is trained on.
+  """Returns a line of fine-tuning data that trains on the policy's text alone.
   """
   pieces = [{'text': trajectory.prompt, 'trained': False}]
   for turn in trajectory.turns:

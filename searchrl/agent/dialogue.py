@@ -12,9 +12,10 @@ protocol.
 from collections.abc import Callable, Sequence
 import dataclasses
 import importlib.resources
+import itertools
 import json
 import re
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from searchrl.agent.markup import neutralise, shows_tag
 from searchrl.trajectory import Action, Passage, Passages
@@ -37,15 +38,13 @@ FROM_DOCUMENTS = ('Below are documents and, in the last line, a question. '
 
 
 def tag_passage(number: int, passage: Passage) -> str:
-  """Returns one passage as Search-R1 writes it; `number` counts from 1."""
+  """Returns a passage as Search-R1 writes it; `number` counts from 1."""
   title, text = neutralise(passage.title), neutralise(passage.text)
   return f'Doc {number}(Title: "{title}") {text}'
 
 
 def document(number: int, passage: Passage) -> str:
-  """Returns one passage as ZeroSearch writes it.
-
-  The title is written only if the text does not include it.
+  """Returns a passage as ZeroSearch writes it, with a title that is not in it.
   """
   title = '' if passage.title in passage.text else f'{passage.title} '
   return f'Doc {number}: {neutralise(title + passage.text)}'
@@ -54,7 +53,7 @@ def document(number: int, passage: Passage) -> str:
 def in_a_row(write: Callable[[int, Passage], str],
              results: Sequence[Passages]) -> list[str]:
   """Returns the passages of all queries, one per line, numbered from 1."""
-  passages = [p for of_query in results for p in of_query]
+  passages = itertools.chain.from_iterable(results)
   lines = [write(n, p) for n, p in enumerate(passages, start=1)]
   return [line + '\n' for line in lines[:-1]] + lines[-1:]
 
@@ -73,7 +72,7 @@ class Dialogue:
   before: str  # text that opens an observation
   after: str  # text that closes an observation, even if passages were cut
   invalid: str  # the whole observation after an invalid action
-  passage: Callable[[int, Passage], str] = tag_passage  # (from 1, one) -> text
+  passage: Callable[[int, Passage], str] = tag_passage  # (number, one) -> text
   arrange: Callable[..., list[str]] = in_a_row  # (passage, results) -> pieces
   head: str = ''  # text before the first message
   tail: str = ''  # text after the first message
@@ -100,7 +99,7 @@ def tags(template: str = LAPTOP_TEMPLATE) -> Dialogue:
   """
   if template.count('{question}') != 1:
     raise ValueError(
-        "dialogue.template must hold '{question}' once, but it stands there "
+        "dialogue.template must have '{question}' once, but has it "
         f"{template.count('{question}')} times: {template[:80]!r}.")
   return Dialogue(
       template=template,
@@ -131,10 +130,7 @@ def laptop_read(tokenizer) -> Dialogue:
 
 
 def search_r1(tokenizer) -> Dialogue:
-  """Returns Search-R1's dialogue.
-
-  Its prompt and retry sentence are used word for word (third_party).
-  """
+  """Returns Search-R1's dialogue, with its published texts (third_party)."""
   return dataclasses.replace(
       tags(tokenizer.leading_space + verbatim('search_r1_prompt.txt')),
       invalid=verbatim('search_r1_invalid_action.txt'))
@@ -186,9 +182,8 @@ def parse_tags(text: str) -> Action:
   match = _ACTION.search(text)
   if match is None or not match[2].strip():
     return Action('invalid')
-  kind: Literal['search', 'answer'] = (
-      'search' if match[1] == 'search' else 'answer')
-  return Action(kind, (match[2].strip(),))
+  return Action('search' if match[1] == 'search' else 'answer',
+                (match[2].strip(),))
 
 
 def opening(dialogue: Dialogue, question: str, tokenizer) -> tuple[int, ...]:
@@ -228,9 +223,6 @@ def observation(
     tokenizer: The tokenizer; see `agent.tokenizer`.
     passage_tokens: Number of tokens to which each passage is cut.
     action_tokens: Ids of the turn with the queries.
-
-  Returns:
-    The ids of the block, and how many passages were cut.
   """
   ids, cut = list(_ending(dialogue, tokenizer, action_tokens)), 0
   ids += tokenizer.encode(dialogue.before)
@@ -287,17 +279,13 @@ def _is_whole(text: str, levels: int) -> bool:
 
 
 def check_writable(dialogue: Dialogue, tokenizer) -> None:
-  """Raises if the tokenizer cannot write the protocol.
-
-  Raises:
-    ValueError: A tag does not survive encoding and decoding.
-  """
+  """Raises a ValueError if a tag does not survive encoding and decoding."""
   for stop in dialogue.stop_strings:
     for tag in (stop, stop.replace('</', '<')):
-      read = tokenizer.decode(tokenizer.encode(tag))
-      if tag not in read:
-        what = 'stop string' if tag == stop else 'tag'
+      text = tokenizer.decode(tokenizer.encode(tag))
+      if tag not in text:
+        kind = 'stop string' if tag == stop else 'tag'
         raise ValueError(
-            f'the tokenizer must be able to write the {what} {tag!r}, but '
-            f'decodes its ids to {read!r}. Use the tokenizer that belongs to '
+            f'the tokenizer must be able to write the {kind} {tag!r}, but '
+            f'decodes its ids to {text!r}. Use the tokenizer that belongs to '
             'the model.')

@@ -38,13 +38,11 @@ SETS: Mapping[str, Mapping[str, str]] = {'plain': PLAIN, 'laptop': LAPTOP}
 
 
 def framed(tokenizer, template: str) -> Dialogue:
-  """Returns the template's dialogue in the tag protocol.
-
-  With a chat template, the prompt is a user's message.
+  """Returns the dialogue of a template, in the chat template if there is one.
 
   Raises:
     ValueError: The chat template cannot frame the prompt.
   """
-  if tokenizer.has_chat_template:
-    return chat.in_one_turn(dialogues.tags(template), tokenizer)
-  return dialogues.tags(tokenizer.leading_space + template)
+  plain = dialogues.tags(tokenizer.leading_space + template)
+  return (chat.in_one_turn(plain, tokenizer) if tokenizer.has_chat_template
+          else plain)

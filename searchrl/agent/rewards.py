@@ -14,7 +14,7 @@ the one at its end, the last, counts.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import re
 import string
@@ -73,26 +73,31 @@ def normalise(text: str) -> str:
   return ' '.join(_ARTICLES.sub(' ', text).split())
 
 
-def exact_match(answer: str, golds: Sequence[str]) -> float:
-  """Returns 1 if the answer equals a gold after normalisation, else 0.
+def normalised(gold_answers: Iterable[str]) -> list[str]:
+  """Returns the gold answers normalised, without those that are empty then.
 
-  A gold that normalises to an empty text matches nothing.
+  An empty text would match everything.
   """
-  golds = [normalise(gold) for gold in golds]
-  return float(normalise(answer) in [gold for gold in golds if gold])
+  return list(filter(None, map(normalise, gold_answers)))
 
 
-def cover_match(answer: str, golds: Sequence[str]) -> float:
-  """Returns 1 if a normalised gold is a substring of the answer, else 0."""
+def exact_match(answer: str, gold_answers: Sequence[str]) -> float:
+  """Returns 1 if the normalised answer equals a gold answer, else 0."""
+  return float(normalise(answer) in normalised(gold_answers))
+
+
+def cover_match(answer: str, gold_answers: Sequence[str]) -> float:
+  """Returns 1 if the normalised answer contains a gold answer, else 0."""
   answer = normalise(answer)
-  return float(any(gold in answer for gold in map(normalise, golds) if gold))
+  return float(any(gold in answer for gold in normalised(gold_answers)))
 
 
-def token_f1(answer: str, golds: Sequence[str]) -> float:
-  """Returns the best harmonic mean of token precision and recall over golds."""
+def token_f1(answer: str, gold_answers: Sequence[str]) -> float:
+  """Returns the harmonic mean of token precision and recall, the best of all.
+  """
   words = normalise(answer).split()
   best = 0.0
-  for gold in golds:
+  for gold in gold_answers:
     gold_words = normalise(gold).split()
     common = sum((Counter(words) & Counter(gold_words)).values())
     if common:
@@ -102,20 +107,27 @@ def token_f1(answer: str, golds: Sequence[str]) -> float:
 
 def em(trajectory: Trajectory) -> float:
   """Returns exact match of the trajectory's answer: Search-R1's reward."""
-  return _of_answer(exact_match, trajectory)
+  return _score_answer(exact_match, trajectory)
 
 
 def subem(trajectory: Trajectory) -> float:
-  """Returns 1 if the answer contains a gold, else 0.
+  """Returns 1 if the answer contains a gold answer, else 0.
 
   This is DSPO's reward and ZeroSearch's "cover-EM".
   """
-  return _of_answer(cover_match, trajectory)
+  return _score_answer(cover_match, trajectory)
 
 
 def f1(trajectory: Trajectory) -> float:
   """Returns token F1 of the trajectory's answer: ZeroSearch's reward."""
-  return _of_answer(token_f1, trajectory)
+  return _score_answer(token_f1, trajectory)
+
+
+def _score_answer(score: Callable[[str, Sequence[str]], float],
+                  trajectory: Trajectory) -> float:
+  if trajectory.answer is None:
+    return 0.0
+  return score(trajectory.answer, trajectory.question.answers)
 
 
 def format_em(*, lambda_f: float = 0.2, invalid: float = 0.0,
@@ -150,18 +162,11 @@ def format_em(*, lambda_f: float = 0.2, invalid: float = 0.0,
 def retrieval(*, lambda_f: float = 0.2, lambda_r: float = 0.1,
               invalid: float = 0.0, fatal: bool = False,
               mixed_only: bool = False, needs_search: bool = False) -> Judge:
-  """Returns the judge of `format_em` that also rewards a search for its find.
+  """Returns the judge of `format_em` that also rewards a successful search.
 
-  A valid response with a wrong answer gets lambda_f + lambda_r if a gold is in
-  a passage that the policy read. An invalid response gets nothing for it.
-
-  Args:
-    lambda_f: Weight of the format, in [0, 1]; see `format_em`.
-    lambda_r: Weight of the find, in [0, 1].
-    invalid: Reward of an invalid response; see `format_em`.
-    fatal: Whether an invalid response gets nothing else; see `format_em`.
-    mixed_only: Whether only mixed groups get the parts; see `format_em`.
-    needs_search: Whether a valid response has a search; see `format_em`.
+  A valid response with a wrong answer gets lambda_f + lambda_r if a gold answer
+  is in a passage that the policy read. An invalid response gets nothing for it.
+  The weight lambda_r is in [0, 1]. The other options are those of `format_em`.
 
   Raises:
     ValueError: An option is outside its range.
@@ -169,24 +174,21 @@ def retrieval(*, lambda_f: float = 0.2, lambda_r: float = 0.1,
   Source: arXiv:2505.15117 (the Study), eq. 4.
   """
   def parts(trajectory: Trajectory) -> dict[str, float]:
-    found = _em_and_format(trajectory, needs_search)
-    return found | dict(
-        retrieval=found['format'] and float(found_gold(trajectory)))
+    values = _em_and_format(trajectory, needs_search)
+    return values | dict(
+        retrieval=values['format'] and float(found_gold(trajectory)))
 
   equation = _study(lambda_f, lambda_r, invalid, fatal)
   return _of_parts(parts, equation, mixed_only)
 
 
 def found_gold(trajectory: Trajectory) -> bool:
-  """Returns whether a normalised gold is in a passage's part that was read.
-
-  A gold that normalises to an empty text is never found.
-  """
-  golds = [g for g in map(normalise, trajectory.question.answers) if g]
+  """Returns whether a gold answer is in the part of a passage that was read."""
+  gold_answers = normalised(trajectory.question.answers)
   return any(gold in normalise(f'{passage.title} {passage.text}')
-             and gold in read
-             for turn in trajectory.turns if (read := _read(turn))
-             for passage in turn.passages for gold in golds)
+             and gold in observation
+             for turn in trajectory.turns if (observation := _read(turn))
+             for passage in turn.passages for gold in gold_answers)
 
 
 def _read(turn: Turn) -> str:
@@ -233,18 +235,11 @@ def _of_parts(parts_of: Callable[[Trajectory], dict[str, float]],
 def _in_mixed_groups(scores: Callable[[Trajectory], Scores]) -> Judge:
   """Returns the judge of `scores` in mixed groups, and of EM in all others."""
   def score(trajectories):
-    given, outcomes = list(map(scores, trajectories)), defaultdict(set)
-    for trajectory, one in zip(trajectories, given):
-      outcomes[trajectory.group].add(one.parts['em'])
+    scored, outcomes = list(map(scores, trajectories)), defaultdict(set)
+    for trajectory, result in zip(trajectories, scored):
+      outcomes[trajectory.group].add(result.parts['em'])
     return [
-        one if len(outcomes[trajectory.group]) > 1 else
-        dataclasses.replace(one, reward=one.parts['em'])
-        for trajectory, one in zip(trajectories, given)]
+        result if len(outcomes[trajectory.group]) > 1 else
+        dataclasses.replace(result, reward=result.parts['em'])
+        for trajectory, result in zip(trajectories, scored)]
   return Judge(score)
-
-
-def _of_answer(score: Callable[[str, Sequence[str]], float],
-               trajectory: Trajectory) -> float:
-  if trajectory.answer is None:
-    return 0.0
-  return score(trajectory.answer, trajectory.question.answers)

@@ -105,28 +105,27 @@ def _searches(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _by_hop(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-  """Returns shares of searches that find a gold: for the last hop, and before.
+  """Returns the shares of searches that find a gold answer: last hop, before.
 
   The nth search of a trajectory counts as the search for the nth hop.
   """
-  found = [(_finds_answer(t), t.question.hops) for t in trajectories]
+  searches = [(_finds_answer(t), t.question.hops) for t in trajectories]
   return {
       'search/answer_rate_last_hop': _mean(
-          hit for hits, hops in found for hit in hits[hops - 1:hops]),
+          hit for hits, hops in searches for hit in hits[hops - 1:hops]),
       'search/leak_rate': _mean(
-          hit for hits, hops in found for hit in hits[:hops - 1]),
+          hit for hits, hops in searches for hit in hits[:hops - 1]),
   }
 
 
 def _finds_answer(trajectory: Trajectory) -> list[bool]:
-  """Returns, for each search, whether a gold is in one of its passages."""
-  golds = [gold for answer in trajectory.question.answers
-           if (gold := rewards.normalise(answer))]
-  read = [[rewards.normalise(f'{p.title} {p.text}') for p in turn.passages]
+  """Returns, for each search, whether a gold answer is in one of its passages.
+  """
+  return [any(rewards.cover_match(f'{p.title} {p.text}',
+                                  trajectory.question.answers)
+              for p in turn.passages)
           for turn in trajectory.turns
           if turn.observation_tokens and turn.action.kind == 'search']
-  return [any(gold in text for gold in golds for text in texts)
-          for texts in read]
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -29,18 +29,12 @@ _NOTHING = 'No search results found.'
 
 def dr_zero(tokenizer) -> Dialogue:
   """Returns Dr. Zero's solver, which adds no system message to the template's.
-
-  Raises:
-    ValueError: There is no chat template, or it cannot frame this protocol.
   """
   return make(tokenizer, template=solver_template())
 
 
 def dspo(tokenizer) -> Dialogue:
   """Returns DSPO's dialogue: like verl's search example, with a system message.
-
-  Raises:
-    ValueError: There is no chat template, or it cannot frame this protocol.
   """
   return make(tokenizer, template=solver_template(),
               system='You are a helpful and harmless assistant.')

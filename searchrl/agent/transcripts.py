@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import re
 from typing import Any, NamedTuple
 
+from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
 
 
@@ -62,19 +63,19 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
         raise ValueError(_changed(earlier, later, number, place))
     pieces += _framed(prompt[len(written):], len(written), messages[:number],
                       first, tokenizer, place)
-    said = _until_end(text[len(prompt):], tokenizer)
-    pieces.append((tokenizer.encode(said), True))
-    written, first = prompt + said, number + 1
+    turn = _until_end(text[len(prompt):], tokenizer)
+    pieces.append((tokenizer.encode(turn), True))
+    written, first = prompt + turn, number + 1
   return _joined(pieces)
 
 
-def _until_end(said: str, tokenizer) -> str:
+def _until_end(turn: str, tokenizer) -> str:
   """Returns a turn up to the special token that ends it, or all of it."""
-  for id_ in reversed(tokenizer.encode(said)):
+  for id_ in reversed(tokenizer.encode(turn)):
     token = tokenizer.token(id_)
-    if id_ in tokenizer.special_ids and token in said:  # not the unknown token
-      return said[:said.rindex(token) + len(token)]
-  return said
+    if id_ in tokenizer.special_ids and token in turn:  # not the unknown token
+      return turn[:turn.rindex(token) + len(token)]
+  return turn
 
 
 def _framed(text: str, start: int, messages: Sequence[Mapping[str, Any]],
@@ -83,15 +84,8 @@ def _framed(text: str, start: int, messages: Sequence[Mapping[str, Any]],
   """Returns pieces of the template's text, and of the messages in it as data.
 
   Placeholders find the places of the messages. A search for the messages would
-  not do, because the template's own text may include the same words.
-
-  Args:
-    text: Text that the template writes for the messages from `first` on.
-    start: Number of characters that the template writes before this text.
-    messages: Messages up to the assistant's turn.
-    first: Index of the first message in the text.
-    tokenizer: The model's tokenizer.
-    place: Place of the conversation, for the error.
+  not do, because the template's own text may include the same words. The text
+  begins at character `start` of the conversation, with message `first`.
   """
   name = 'MessageStandsHere'
   while name in text:
@@ -100,19 +94,19 @@ def _framed(text: str, start: int, messages: Sequence[Mapping[str, Any]],
       {**message, 'content': f'{name}{number}.'}
       for number, message in enumerate(messages[first:], start=first))])
   frame, *rest = re.split(rf'{name}([0-9]+)\.', marked[start:])
-  pieces, at = [], 0
+  pieces, end = [], 0
   for number, after in zip(map(int, rest[::2]), rest[1::2], strict=True):
     content = messages[number]['content']
     shown = next((form for form in (
         content, content.strip(), dialogues.in_json(content, 1))
-                  if text.startswith(frame + form + after, at)), None)
+                  if text.startswith(frame + form + after, end)), None)
     if shown is None:
       break
     space = frame[len(frame.rstrip(' ')):]  # belongs to the first word
     pieces += [(tokenizer.encode(frame.removesuffix(space)), False),
                (tokenizer.encode_data(space + shown), False)]
-    at, frame = at + len(frame) + len(shown), after
-  if text[at:] == frame:
+    end, frame = end + len(frame) + len(shown), after
+  if text[end:] == frame:
     return [*pieces, (tokenizer.encode(frame), False)]
   for number, message in enumerate(messages[first:], start=first + 1):
     _check_plain(message['content'], tokenizer, f'message {number} of {place}')
@@ -132,14 +126,12 @@ def _check_plain(content: str, tokenizer, place: str) -> None:
 
 
 def _changed(earlier: str, later: str, number: int, place: str) -> str:
-  same = next((i for i, (a, b) in enumerate(zip(earlier, later)) if a != b),
-              min(len(earlier), len(later)))
-  near = slice(max(same - 20, 0), same + 40)
+  before, after = chat.difference(earlier, later)
   return (
       'the chat template must only add to a conversation, but for message '
-      f'{number + 1} of {place} it writes {later[near]!r} where '
-      f'{earlier[near]!r} stood. Give such conversations as "segments", or put '
-      'another chat_template.jinja beside tokenizer.json.')
+      f'{number + 1} of {place} it writes {after!r} where {before!r} stood. '
+      'Give such conversations as "segments", or put another '
+      'chat_template.jinja beside tokenizer.json.')
 
 
 def _joined(pieces: Iterable[tuple[Sequence[int], bool]]) -> Transcript:

@@ -60,7 +60,7 @@ class Player:
     made = dataclasses.replace(
         prompts.framed(own, self.templates[kind]), **changes)
     room = self.sampler.engine.length - self.sampler.budgets.max_new_tokens
-    speaking = self.sampler.speaking(made, dataclasses.replace(
+    speaking = self.sampler.with_dialogue(made, dataclasses.replace(
         self.sampler.budgets, max_turns=1, max_prompt_tokens=room))
     fits = [len(dialogues.opening(made, q.text, own)) <= room
             for q in questions]

@@ -61,7 +61,7 @@ def scores(path: str, *, prompts: Mapping[str, Mapping[str, Any]],
   for name, prompt in prompts.items():
     dialogue = model_folders.speaking(prompt['dialogue'], sampler.tokenizer,
                                 f'card.prompts.{name}.dialogue')
-    speaking = sampler.speaking(dialogue, driver.Budgets(**prompt['budgets']))
+    speaking = sampler.with_dialogue(dialogue, driver.Budgets(**prompt['budgets']))
     cases = []
     for kind in prompt['sets']:
       source, topic, split = _SETS[kind]

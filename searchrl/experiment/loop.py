@@ -263,8 +263,9 @@ def _open(source: asynchronous.AsyncRollouts):
 
 def at_rate(experiment: Experiment, config, progress: Progress) -> Experiment:
   """Returns the experiment at the learning rate that rollbacks have left."""
-  return dataclasses.replace(experiment, learner=experiment.learner.at_rate(
-      config.guards.rollback_rate ** progress.rollbacks))
+  scale = config.guards.rollback_rate ** progress.rollbacks
+  return dataclasses.replace(
+      experiment, learner=experiment.learner.with_lr_scale(scale))
 
 
 def _record(folder: pathlib.Path, result: StepResult) -> None:

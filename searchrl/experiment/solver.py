@@ -72,7 +72,7 @@ class Solver:
     Raises:
       ValueError: The dialogue does not exist, or the budgets do not fit.
     """
-    return dataclasses.replace(self, sampler=self.sampler.speaking(
+    return dataclasses.replace(self, sampler=self.sampler.with_dialogue(
         model_folders.speaking(dialogue, self.sampler.tokenizer, field, _OURS),
         dataclasses.replace(self.sampler.budgets, **budgets)))
 

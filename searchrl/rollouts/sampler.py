@@ -54,9 +54,9 @@ class Sampler:
   together: bool = False  # all processes are one engine and run in lockstep
   stop_table: stops.StopTable | None = None  # None: the engine's own
 
-  def speaking(self, dialogue: dialogues.Dialogue, budgets: driver.Budgets
-              ) -> 'Sampler':
-    """Returns a sampler of another dialogue that uses the same engine.
+  def with_dialogue(self, dialogue: dialogues.Dialogue,
+                    budgets: driver.Budgets) -> 'Sampler':
+    """Returns a sampler of another dialogue on the same engine.
 
     Both samplers share slots and compiled programs. Only one of them may run at
     a time, with the weights that its rollout is given. Nothing is compiled

@@ -93,7 +93,7 @@ class Learner:
     return {network: self._on_mesh(network, leaves)
             for network, leaves in trained.items()}
 
-  def at_rate(self, factor: float) -> Learner:
+  def with_lr_scale(self, factor: float) -> Learner:
     """Returns the same learner with its learning rates times `factor`.
 
     The state of one is valid for the other.
