@@ -22,7 +22,7 @@ def understand(world: facts.World, question: str) -> facts.Chain | None:
   """
   match = _ASKED.fullmatch(question.strip())
   rest = next(filter(None, match.groups()), '') if match else ''
-  relations = []
+  relations: list[str] = []
   while rest and rest not in world.kind_of:
     phrase = next((p for p in _RELATION if rest.startswith(f'{p} ')), None)
     if phrase is None:

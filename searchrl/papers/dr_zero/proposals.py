@@ -65,12 +65,12 @@ def document_of(question: Question) -> str:
   Raises:
     ValueError: The text of the question was not written by `ask`.
   """
-  found = _ASKED.fullmatch(question.text)
-  if found is None:
+  match = _ASKED.fullmatch(question.text)
+  if match is None:
     raise ValueError(
         'what a proposer is asked must begin with its hops and its document, '
         f'but question {question.uid!r} is {question.text[:60]!r}.')
-  return found[1]
+  return match[1]
 
 
 def read(trajectory: Trajectory) -> Proposal:
@@ -210,14 +210,14 @@ def judge(play: rewards.Play, *, attempts: int = 5, format_weight: float = 0.5,
           f'reward_options.{name} must be {rule}, but is {value!r}.')
 
   def score(trajectories: Sequence[Trajectory]) -> list[Scores]:
-    forms = [form(one) for one in trajectories]
-    asked = {place: question(one)
-             for place, one in enumerate(trajectories) if forms[place].gate}
-    played = dict(zip(asked, play([*asked.values()], attempts), strict=True)
-                  ) if asked else {}
-    return [_scores(found, played.get(place), format_weight,
+    forms = [form(t) for t in trajectories]
+    valid = {place: question(t)
+             for place, t in enumerate(trajectories) if forms[place].gate}
+    played = dict(zip(valid, play([*valid.values()], attempts), strict=True)
+                  ) if valid else {}
+    return [_scores(judged, played.get(place), format_weight,
                     _REWARDS[difficulty])
-            for place, found in enumerate(forms)]
+            for place, judged in enumerate(forms)]
 
   return rewards.Judge(score, collective=True)
 
@@ -230,17 +230,17 @@ def question(trajectory: Trajectory) -> Question:
                   'proposals')
 
 
-def _scores(found: Form, played: Sequence[Trajectory] | None,
+def _scores(judged: Form, played: Sequence[Trajectory] | None,
             format_weight: float, reward: Callable[[int, int], float]
            ) -> Scores:
-  parts = dataclasses.asdict(found)
+  parts = dataclasses.asdict(judged)
   hard = 0.0
   if played is not None:
-    finished = [one for one in played if one.stop_reason != 'search_error']
-    right = sum(rewards.em(one) == 1 for one in finished)
+    finished = [t for t in played if t.stop_reason != 'search_error']
+    right = sum(rewards.em(t) == 1 for t in finished)
     if len(finished) > 1:  # a single attempt says nothing
       hard = reward(right, len(finished))
       parts['pass_rate'] = right / len(finished)
     parts['attempts'] = len(finished)
-  return Scores(format_weight * found.score + hard, outcome=hard,
+  return Scores(format_weight * judged.score + hard, outcome=hard,
                 parts=parts | {'difficulty': hard})

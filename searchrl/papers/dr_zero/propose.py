@@ -124,25 +124,26 @@ def questions(proposer: Proposer, seeds: Sequence[Question],
       processes.on_first('round', lambda: records.write(file, sampled))
     groups += _by_seed(records.read(file))
     processes.say(f'{folder}: {len(groups)} of {len(seeds)} seeds')
-  found = selection.select(groups, proposer.play.fits)
+  selected = selection.select(groups, proposer.play.fits)
   if options.check.attempts:
-    found = selection.checked(found, _tried(proposer, found.kept, options.check))
+    selected = selection.checked(
+        selected, _tried(proposer, selected.kept, options.check))
   if processes.is_first():
-    _write_questions(folder, found, options, proposer.seed, world)
+    _write_questions(folder, selected, options, proposer.seed, world)
 
 
-def _tried(proposer: Proposer, kept: Sequence[Trajectory], options: Any
+def _tried(proposer: Proposer, proposed: Sequence[Trajectory], options: Any
           ) -> list[tuple[int, int]]:
   """Counts right answers per proposal, with its evidence and without."""
   counts = []
   for kind in ('from_documents', 'from_memory'):
-    own = proposer.play.speaking(
+    play = proposer.play.speaking(
         options[kind], f'proposing.check.{kind}', max_turns=1,
         max_prompt_tokens=options.max_prompt_tokens)
-    asked = [_with_evidence(own, one) if kind == 'from_documents' else
-             proposals.question(one) for one in kept]
-    tried = own([dataclasses.replace(q, uid=f'{kind}:{q.uid}') for q in asked],
-                options.attempts)
+    questions = [_with_evidence(play, t) if kind == 'from_documents' else
+                 proposals.question(t) for t in proposed]
+    tried = play([dataclasses.replace(q, uid=f'{kind}:{q.uid}')
+                  for q in questions], options.attempts)
     counts.append([int(sum(map(rewards.em, of_one))) for of_one in tried])
   return [*zip(*counts)]
 
@@ -169,43 +170,43 @@ def _sample(proposer: Proposer, seeds: Sequence[Question], samples: int, *,
 
 def _by_seed(sampled: Sequence[Trajectory]) -> list[list[Trajectory]]:
   """Returns the samples of each seed, without those whose search failed."""
-  groups = {}
-  for one in sampled:
-    if one.stop_reason != 'search_error':
-      groups.setdefault(one.question.uid, []).append(one)
+  groups: dict[str, list[Trajectory]] = {}
+  for t in sampled:
+    if t.stop_reason != 'search_error':
+      groups.setdefault(t.question.uid, []).append(t)
   return [*groups.values()]
 
 
-def _write_questions(folder: pathlib.Path, found: selection.Selected,
+def _write_questions(folder: pathlib.Path, selected: selection.Selected,
                      options: Any, seed: int, world: facts.World | None) -> None:
   """Writes the file of questions, then its report."""
-  seeds = len(found.kept) + len(found.dropped)
-  if not found.kept:
+  seeds = len(selected.kept) + len(selected.dropped)
+  if not selected.kept:
     raise ValueError(
         f'the proposer must write questions, but of {seeds} seeds none '
-        f'has a proposal that is any good: {_reasons(found)}. {folder} has what '
+        f'has a proposal that is any good: {_reasons(selected)}. {folder} has what '
         'was sampled. Teach it the form first, or train it for more steps.')
-  answers = [proposals.read(one).answer for one in found.kept]
+  answers = [proposals.read(t).answer for t in selected.kept]
   if options.shuffle_answers:  # a control experiment
     answers = selection.others(answers, seed)
   atomic_files.write(folder / QUESTIONS, ''.join(
-      json.dumps(selection.record(one, answer), ensure_ascii=False) + '\n'
-      for one, answer in zip(found.kept, answers)))
-  report = {'seeds': seeds, 'kept': len(found.kept),
-            'dropped': _reasons(found),
-            'diversity': selection.diversity(found.kept)}
+      json.dumps(selection.record(t, answer), ensure_ascii=False) + '\n'
+      for t, answer in zip(selected.kept, answers)))
+  report = {'seeds': seeds, 'kept': len(selected.kept),
+            'dropped': _reasons(selected),
+            'diversity': selection.diversity(selected.kept)}
   if world is not None:
-    asked = map(proposals.question, found.kept)
+    questions = map(proposals.question, selected.kept)
     truths = [truth(world, dataclasses.replace(question, answers=(answer,)))
-              for question, answer in zip(asked, answers)]
+              for question, answer in zip(questions, answers)]
     report |= {'true': float(np.mean([t.true for t in truths])),
                'needed': {str(n): sum(t.needed == n for t in truths)
                           for n in sorted({t.needed for t in truths})}}
   atomic_files.write_json(folder / REPORT, report)
 
 
-def _reasons(found: selection.Selected) -> dict[str, int]:
-  return {reason: sum(why == reason for _, why in found.dropped)
+def _reasons(selected: selection.Selected) -> dict[str, int]:
+  return {reason: sum(why == reason for _, why in selected.dropped)
           for reason in selection.REASONS}
 
 

@@ -49,27 +49,28 @@ def rows(judged: Sequence[Trajectory], oracle: Oracle | None = None
     judged: Trajectories that `proposals.judge` has judged, with their parts.
     oracle: Function that returns the truth; None if it is unknown.
   """
-  judged = [one for one in judged if one.reward is not None]
-  known = {id(one): oracle(proposals.question(one)) for one in judged
-           if oracle and one.parts['gate']}
+  judged = [t for t in judged if t.reward is not None]
+  known = {id(t): oracle(proposals.question(t)) for t in judged
+           if oracle and t.parts['gate']}
   by_hops = collections.defaultdict(list)
-  for one in judged:
-    by_hops[one.question.hops].append(one)
-  return [_row(hops, group, known) for hops, group in (
-      *sorted(by_hops.items()), (ALL, judged))]
+  for t in judged:
+    by_hops[t.question.hops].append(t)
+  return [*(_row(hops, group, known) for hops, group in sorted(
+      by_hops.items())), _row(ALL, judged, known)]
 
 
 def _row(hops: int | str, judged: Sequence[Trajectory],
          known: Mapping[int, Truth]) -> dict[str, Any]:
-  truths = [known[id(one)] for one in judged if id(one) in known]
-  written = [[value for turn in one.turns for value in turn.action_logprobs]
-             for one in judged]
-  told = [p for p in map(proposals.read, judged) if p.question and p.answer]
-  columns = {part: [one.parts[part] for one in judged if part in one.parts]
-             for part in _PARTS} | {
-      'reward': [one.reward for one in judged],
-      'leaking': [not proposal.passes for proposal in told],
-      'searches': [one.searches for one in judged],
+  truths = [known[id(t)] for t in judged if id(t) in known]
+  written = [[value for turn in t.turns for value in turn.action_logprobs]
+             for t in judged]
+  readable = [p for p in map(proposals.read, judged) if p.question and p.answer]
+  columns: dict[str, list[Any]] = {
+      part: [t.parts[part] for t in judged if part in t.parts]
+      for part in _PARTS} | {
+      'reward': [t.reward for t in judged],
+      'leaking': [not proposal.passes for proposal in readable],
+      'searches': [t.searches for t in judged],
       'tokens': [len(logprobs) for logprobs in written],
       'entropy': [-value for logprobs in written for value in logprobs],
       'true': [truth.true for truth in truths],
@@ -82,9 +83,9 @@ def _row(hops: int | str, judged: Sequence[Trajectory],
 def histogram(judged: Sequence[Trajectory], attempts: int) -> list[int]:
   """Counts proposals by right attempts: 0, 1, ..., to the nearest pass rate."""
   counts = [0] * (attempts + 1)
-  for one in judged:
-    if 'pass_rate' in one.parts:
-      counts[round(one.parts['pass_rate'] * attempts)] += 1
+  for t in judged:
+    if 'pass_rate' in t.parts:
+      counts[round(t.parts['pass_rate'] * attempts)] += 1
   return counts
 
 
@@ -101,14 +102,14 @@ def alarms(judged: Sequence[Trajectory], *, unique: float, gate: float,
     unfinished: Largest share of proposals that end at a limit.
     entropy: Smallest entropy, in nats per token.
   """
-  judged = [one for one in judged if one.reward is not None]
+  judged = [t for t in judged if t.reward is not None]
   if not judged:
     return ['no proposal was scored: searches fail.']
   whole = _row(ALL, judged, {})
-  seen = {proposals.document_of(one.question) for one in judged}
-  cut = float(np.mean([one.stop_reason != 'answer' for one in judged]))
+  seen = {proposals.document_of(t.question) for t in judged}
+  cut = float(np.mean([t.stop_reason != 'answer' for t in judged]))
   different = selection.diversity(judged)['unique_questions']
-  hard = any(one.parts['difficulty'] for one in judged)
+  hard = any(t.parts['difficulty'] for t in judged)
   return [sentence for broken, sentence in (
       (whole['gate'] < gate,
        f'only {whole["gate"]:.2f} of the proposals pass the gate; the least is '

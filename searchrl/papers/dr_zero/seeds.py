@@ -47,12 +47,13 @@ def draw(corpus: Any, tokenizer: Any, *, first: int, count: int,
     if epoch not in orders:
       orders = {epoch: np.random.default_rng([seed, epoch]).permutation(
           len(corpus))}
-    asked = 1 + int(np.random.default_rng([seed, epoch, place]).choice(
+    hops_asked = 1 + int(np.random.default_rng([seed, epoch, place]).choice(
         len(shares), p=shares))
     shown = _document(corpus[int(orders[epoch][place])], tokenizer, tokens)
     seeds.append(Question(
-        f'{name}-{number}', proposals.ask(shown if documents else '', asked), (),
-        asked, 'seeds'))
+        f'{name}-{number}',
+        proposals.ask(shown if documents else '', hops_asked), (), hops_asked,
+        'seeds'))
   return seeds
 
 

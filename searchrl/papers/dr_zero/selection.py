@@ -38,7 +38,7 @@ class Selected:
 
 def best(samples: Sequence[Trajectory]) -> Trajectory:
   """Returns the first of the samples that have the highest format score."""
-  return max(samples, key=lambda one: proposals.form(one).score)
+  return max(samples, key=lambda t: proposals.form(t).score)
 
 
 def select(groups: Iterable[Sequence[Trajectory]],
@@ -51,17 +51,17 @@ def select(groups: Iterable[Sequence[Trajectory]],
     fits: Function that returns whether a question is short enough for the
       solver.
   """
-  kept, dropped, asked = [], [], set()
+  kept, dropped, questions = [], [], set()
   for samples in groups:
     chosen = best(samples)
     question = rewards.normalise(proposals.read(chosen).question)
     reason = against(chosen) or (
         '' if fits(proposals.question(chosen)) else TOO_LONG) or (
-            DUPLICATE if question in asked else '')
+            DUPLICATE if question in questions else '')
     if reason:
       dropped.append((chosen, reason))
     else:
-      asked.add(question)
+      questions.add(question)
       kept.append(chosen)
   return Selected(kept, dropped)
 
@@ -76,23 +76,23 @@ def against(trajectory: Trajectory) -> str:
   return '' if proposals.form(trajectory).grounding else UNGROUNDED
 
 
-def checked(found: Selected, tried: Sequence[tuple[int, int]]) -> Selected:
+def checked(selected: Selected, tried: Sequence[tuple[int, int]]) -> Selected:
   """Keeps questions that are answered with their evidence, but never without.
 
   Args:
-    found: Selection from `select`.
+    selected: Selection from `select`.
     tried: Numbers of right answers, with evidence and without, for each kept
       proposal.
 
   Source: the check in a public fork of Dr. Zero's code, which asks for at least
   one right answer of three with the evidence, and for none of three without.
   """
-  kept, dropped = [], list(found.dropped)
-  for one, (with_evidence, without) in zip(found.kept, tried, strict=True):
+  kept, dropped = [], list(selected.dropped)
+  for t, (with_evidence, without) in zip(selected.kept, tried, strict=True):
     if with_evidence and not without:
-      kept.append(one)
+      kept.append(t)
     else:
-      dropped.append((one, KNOWN if without else UNANSWERABLE))
+      dropped.append((t, KNOWN if without else UNANSWERABLE))
   return Selected(kept, dropped)
 
 
@@ -171,12 +171,12 @@ def distinct_bigrams(texts: Sequence[str]) -> float:
   return len(set(pairs)) / len(pairs) if pairs else 0.0
 
 
-def diversity(found: Sequence[Trajectory]) -> Mapping[str, float]:
+def diversity(kept: Sequence[Trajectory]) -> Mapping[str, float]:
   """Returns shares of distinct texts among proposals that have a question."""
-  asked = [p for p in map(proposals.read, found) if p.question]
-  questions = [rewards.normalise(p.question) for p in asked]
-  answers = [rewards.normalise(p.answer) for p in asked]
-  count = max(len(asked), 1)
+  readable = [p for p in map(proposals.read, kept) if p.question]
+  questions = [rewards.normalise(p.question) for p in readable]
+  answers = [rewards.normalise(p.answer) for p in readable]
+  count = max(len(readable), 1)
   return {'unique_questions': len({*questions}) / count,
           'unique_answers': len({*answers}) / count,
           'distinct_bigrams': distinct_bigrams(questions)}

@@ -102,9 +102,9 @@ class _Game:
     if not _exists(proposals / propose.REPORT):
       proposer = self._load(str(here / 'proposer'))
       self._examine(proposer, self._folder / 'examined' / here.name)
-      asked = self._config.proposing
-      propose.questions(proposer, seeds[:asked.seeds], proposals, options=asked,
-                        world=self._world)
+      options = self._config.proposing
+      propose.questions(proposer, seeds[:options.seeds], proposals,
+                        options=options, world=self._world)
       del proposer  # frees memory for the solver
     self._train('solver', number, proposals / propose.QUESTIONS)
 
@@ -148,12 +148,12 @@ class _Game:
 
   def _begins(self, role: str, number: int) -> str:
     """Returns the run that a training continues; '' to start from a model."""
-    one = self._config.selfplay.one_model
-    if role == 'solver' and one:
+    is_shared = self._config.selfplay.one_model
+    if role == 'solver' and is_shared:
       return str(self._of(number) / 'proposer')
     if number == 1:
       return ''
-    return str(self._of(number - 1) / ('solver' if one else role))
+    return str(self._of(number - 1) / ('solver' if is_shared else role))
 
 
 def _exists(path: pathlib.Path) -> bool:

@@ -47,23 +47,23 @@ def _steps(run: pathlib.Path) -> list[Mapping[str, float]]:
 def curves(lines: Mapping[tuple[int, str], Sequence[Mapping[str, float]]]
           ) -> dict[str, figures.Series]:
   """Returns the panels of each role, with lines of the last four iterations."""
-  panels = {}
+  panels: dict[str, figures.Series] = {}
   for role in _ROLES:
     for key, name in _CURVES.items():
-      found = {f'iteration {number}': (
+      curves_of = {f'iteration {number}': (
           [line['training/global_step'] for line in steps],
           [line[key] for line in steps])
                for (number, of), steps in lines.items()
                if of == role and steps and key in steps[0]}
-      if found:  # empty if the role was not trained
-        panels[f'{role}: {name}'] = dict(list(found.items())[-4:])
+      if curves_of:  # empty if the role was not trained
+        panels[f'{role}: {name}'] = dict(list(curves_of.items())[-4:])
   return panels
 
 
 def _phases(lines: Mapping[tuple[int, str], Sequence[Mapping[str, float]]]
            ) -> str:
   """Returns the table of trainings: their cost, first step and last step."""
-  rows = []
+  rows: list[dict[str, Any]] = []
   for (number, role), steps in lines.items():
     rows.append({'iteration': number, 'role': role, 'steps': len(steps)})
     if not steps:
@@ -101,13 +101,13 @@ def _proposals(folder: pathlib.Path, iterations: int) -> str:
   """Returns the table of seeds: how many became questions, and why not all."""
   rows = []
   for number in range(1, iterations + 1):
-    found = _read(folder / f'iteration_{number}' / 'proposals' / 'report.json')
-    if found:
-      rows.append({'iteration': number, 'seeds': found['seeds'],
-                   'kept': found['kept'], **found['dropped'],
-                   **found['diversity']} | {
-                       k: found[k] for k in ('true',) if k in found} | {
-                           f'needs {hops}': n for hops, n in found.get(
+    report = _read(folder / f'iteration_{number}' / 'proposals' / 'report.json')
+    if report:
+      rows.append({'iteration': number, 'seeds': report['seeds'],
+                   'kept': report['kept'], **report['dropped'],
+                   **report['diversity']} | {
+                       k: report[k] for k in ('true',) if k in report} | {
+                           f'needs {hops}': n for hops, n in report.get(
                                'needed', {}).items()})
   return "The solver's questions\n\n" + figures.table(
       rows, list(dict.fromkeys(key for row in rows for key in row)))
@@ -115,13 +115,13 @@ def _proposals(folder: pathlib.Path, iterations: int) -> str:
 
 def _solvers(folder: pathlib.Path, iterations: int) -> str:
   """Returns the table of the solver's exact match, by iteration."""
-  rows = []
+  rows: list[dict[str, Any]] = []
   for name, path in (
       ('before', folder / 'iteration_1' / 'solver' / 'evaluation' / 'before'),
       *((f'iteration_{n}',
          folder / f'iteration_{n}' / 'solver' / 'evaluation' / 'after')
         for n in range(1, iterations + 1))):
-    by_case = {}
+    by_case: dict[tuple, dict[str, Any]] = {}
     for row in _read(path / 'table.json') or ():
       case = by_case.setdefault((row['set'], row['engine'], row['decoding']), {
           'solver': name, 'set': row['set'], 'engine': row['engine'],
@@ -138,12 +138,12 @@ def _solvers(folder: pathlib.Path, iterations: int) -> str:
 
 
 def _alarms(folder: pathlib.Path, iterations: int) -> str:
-  found = [f'{name}: {alarm}'
+  alarms = [f'{name}: {alarm}'
            for name in ('before', *(f'iteration_{n}'
                                     for n in range(1, iterations + 1)))
            for alarm in _read(folder / 'examined' / name / 'report.json').get(
                'alarms', ())]
-  return '\n'.join(['Alarms', '', *(found or ['none'])])
+  return '\n'.join(['Alarms', '', *(alarms or ['none'])])
 
 
 def _read(file: pathlib.Path) -> Any:
