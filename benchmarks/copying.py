@@ -26,7 +26,7 @@ from searchrl.agent import tokenizer as tokenizers
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.world import facts
-from searchrl.world import lessons
+from searchrl.world import teacher
 from searchrl.world import text
 
 _LENGTH, _ROWS = 320, 16
@@ -61,7 +61,7 @@ def main() -> None:
 
 def readings(seed: int, source: str, count: int, tokenizer):
   """Yields (ids until the answer, its ids, whether it precedes its subject)."""
-  world = facts.make(seed, sizes=lessons.SMALL, source=source)
+  world = facts.make(seed, sizes=facts.SMALL_SIZES, source=source)
   stated, rng = text.stated(world), np.random.default_rng(seed)
   keys, dialogue = list(world.facts), dialogues.tags()
   for i in rng.choice(len(keys), count, replace=False):
@@ -72,7 +72,7 @@ def readings(seed: int, source: str, count: int, tokenizer):
     pieces = (
         dialogue.prompt(text.ask(chain, rng)),
         f'<think> {relation}</think>\n<search> {subject} {relation}</search>',
-        lessons.observation(dialogue, [passage, stated[other]]),
+        teacher.observation(dialogue, [passage, stated[other]]),
         f'<think> {relation}')
     ids = [token for piece in pieces for token in tokenizer.encode(piece)]
     sentence = next(s for s in passage.text.split('.')

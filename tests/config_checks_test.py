@@ -11,10 +11,9 @@ import pytest
 from searchrl.experiment import build as builds
 from searchrl.experiment import config_checks
 
-CONFIGS = sorted(path.stem for path in (
+CONFIGS = ['tools.tiny_base', *sorted(f'configs.{path.stem}' for path in (
     pathlib.Path(__file__).parents[1] / 'configs').glob('*.py')
-                 if path.stem not in (
-                     '__init__', 'common', 'models', 'settings'))
+    if path.stem not in ('__init__', 'common', 'models', 'settings'))]
 BAD = {'build': ('ivf',), 'corpus': '', 'data.fresh': 1.5,
        'data.demonstrations.mix': (0, 0), 'data.per_hop': (1, -1),
        'data.mix': (1, -.5), 'evaluate.decodings': ('beam',),
@@ -31,8 +30,8 @@ BAD = {'build': ('ivf',), 'corpus': '', 'data.fresh': 1.5,
 
 
 def configured(name):
-  config = importlib.import_module(f'configs.{name}').get_config()
-  if name == 'build_index':
+  config = importlib.import_module(name).get_config()
+  if name == 'configs.build_index':
     config.corpus = 'c.jsonl'  # has no default
   return config
 
@@ -65,7 +64,7 @@ def test_a_broken_rule_names_field_rule_and_value(rule):
 
 
 def test_a_bound_itself_is_legal_or_not_as_the_rule_says():
-  config = configured('grpo')
+  config = configured('configs.grpo')
   config.train.update(num_steps=0, checkpoint_every=1)
   config_checks.check(config)
   config.rollout.temperature = 0.0
@@ -78,7 +77,7 @@ def test_a_bound_itself_is_legal_or_not_as_the_rule_says():
     ('data.mix', (1, math.nan)), ('critic.optimizer.b2', -math.inf),
     ('algorithm.clip_low', math.nan)])
 def test_no_number_of_a_config_is_nan_or_infinite(field, value):
-  config = configured('ppo')
+  config = configured('configs.ppo')
   config.data.mix = (1.0, 1.0)
   config.update_from_flattened_dict({field: value})
   with pytest.raises(ValueError, match=f'^{field} must be finite, but is '):
@@ -87,7 +86,7 @@ def test_no_number_of_a_config_is_nan_or_infinite(field, value):
 
 @pytest.mark.parametrize('seed', [2**63, 10**30, -1])
 def test_a_seed_fits_into_eight_bytes(seed):
-  config = configured('grpo')
+  config = configured('configs.grpo')
   config.seed = seed
   with pytest.raises(ValueError, match=r'^seed must be from 0 to 2\^63 - 1, b'):
     config_checks.check(config)
@@ -96,7 +95,7 @@ def test_a_seed_fits_into_eight_bytes(seed):
 
 
 def test_no_policy_is_judged_in_the_world_it_learns_from():
-  config = configured('grpo')
+  config = configured('configs.grpo')
   config.evaluate.worlds.world_seed = config.data.world_seed
   with pytest.raises(ValueError, match='^evaluate.worlds.world_seed must not'):
     config_checks.check_seeds(config.data, config)
@@ -110,7 +109,7 @@ def test_no_policy_is_judged_in_the_world_it_learns_from():
 
 
 def test_a_warm_up_longer_than_the_run_is_said(capsys):
-  config = configured('grpo')
+  config = configured('configs.grpo')
   config_checks.check_learner(config, builds.algorithm(config))
   assert not capsys.readouterr().err
   config.optimizer.warmup_steps = 100
@@ -123,7 +122,7 @@ def test_a_warm_up_longer_than_the_run_is_said(capsys):
 @pytest.fixture
 def data(tmp_path):
   """A config of two training files, which are there."""
-  config = configured('grpo')
+  config = configured('configs.grpo')
   for name in ('nq', 'hotpotqa'):
     (tmp_path / f'{name}.jsonl').write_text('')
   config.data.update(train=','.join(
@@ -167,7 +166,7 @@ def test_a_thread_that_samples_leaves_no_engine_to_evaluate_with(data):
 ])
 def test_questions_about_knowledge_that_no_world_has_are_refused(
     field, value, message):
-  config = configured('grpo')
+  config = configured('configs.grpo')
   config.world.common = False
   config.data.common = 0.0
   config.evaluate.worlds.kinds = ('known',)
@@ -189,7 +188,7 @@ SERVED = dict(writer='served', urls=('http://127.0.0.1:1/v1',))
     ('cache', dict(engine=dict(name='web', deadline_secs=99.0)), 99)])
 @pytest.mark.parametrize('field', ['search', 'evaluate.search'])
 def test_a_search_must_end_while_somebody_waits(field, engine, options, secs):
-  config = configured('grpo')
+  config = configured('configs.grpo')
   assert config.rollout.search_timeout_secs == 60
   assert config.rollout.max_num_seqs == 72
   search = config.search if field == 'search' else config.evaluate.search

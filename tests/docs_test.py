@@ -33,11 +33,12 @@ from searchrl.trajectory import Request, Trajectory, Turn
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = sorted(str(f.relative_to(ROOT)) for f in ROOT.glob('docs/*.md'))
 DOCUMENTS = ['README.md', *PAGES]
-CONFIGS = sorted(str(f.relative_to(ROOT)) for f in ROOT.glob('configs/*.py')
-                 if f.stem != '__init__')
+CONFIGS = ['tools/tiny_base.py', *sorted(
+    str(f.relative_to(ROOT)) for f in ROOT.glob('configs/*.py')
+    if f.stem != '__init__')]
 TEXTS = [*DOCUMENTS, 'BENCHMARKS.md', 'launch/README.md', 'launch/xpk.md']
 COMMAND = re.compile(r'-m searchrl\.main\s+(?:\\\s+)?--config=([^\s:`]+)')
-FOLDERS = 'searchrl|configs|docs|launch|benchmarks|tests|third_party'
+FOLDERS = 'searchrl|configs|docs|launch|benchmarks|tests|third_party|tools'
 
 
 @pytest.fixture(autouse=True)
@@ -304,7 +305,8 @@ def test_benchmarks_that_are_named_take_the_flags_shown(document):
 def test_every_config_is_a_lab_note(config):
   source = read(config)
   note = ' '.join(ast.get_docstring(ast.parse(source)).split())
-  assert 'python -m searchrl.main --config=configs/' in note
+  folder = config.partition('/')[0]
+  assert f'python -m searchrl.main --config={folder}/' in note
   assert re.search(r'Results?\b', note), (
       f'{config} must give its result, or "Result: not yet measured."')
   if 'import common' in source and 'config.algorithm = ' in source:

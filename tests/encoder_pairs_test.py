@@ -12,7 +12,6 @@ import pytest
 from searchrl.data import encoder_pairs
 from searchrl.search import corpus as corpora
 from searchrl.world import facts
-from searchrl.world import lessons
 from searchrl.world import text
 
 OPTIONS = dict(seed=0, queries=8, hard_negatives=2, depth=6)
@@ -64,7 +63,7 @@ def test_a_share_of_the_worlds_is_hard(monkeypatch, share, least, most):
 
   def small(seed, *, source, hard):
     made.append(hard)
-    return make(seed, sizes=lessons.SMALL, source=source, hard=hard)
+    return make(seed, sizes=facts.SMALL_SIZES, source=source, hard=hard)
 
   monkeypatch.setattr(encoder_pairs.facts, 'make', small)
   for number in range(24):

@@ -13,7 +13,6 @@ from searchrl.search.index import bm25
 from searchrl.trajectory import Query, Question
 from searchrl.world import facts
 from searchrl.world import hard
-from searchrl.world import lessons
 from searchrl.world import names
 from searchrl.world import text
 
@@ -22,7 +21,7 @@ LARGE = {kind: int(4.4 * size) for kind, size in facts.SIZES.items()}
 
 @pytest.fixture(scope='module', params=['known', 'fresh', 'unseen'])
 def world(request):
-  return facts.make(3, sizes=lessons.SMALL, source=request.param, hard=True)
+  return facts.make(3, sizes=facts.SMALL_SIZES, source=request.param, hard=True)
 
 
 def templates():
@@ -43,7 +42,7 @@ def test_no_sentence_has_a_word_of_a_relation_or_of_a_question():
 
 def test_equal_seeds_make_equal_hard_worlds_and_no_plain_one():
   def make(seed, **options):
-    made = facts.make(seed, sizes=lessons.SMALL, **options)
+    made = facts.make(seed, sizes=facts.SMALL_SIZES, **options)
     return made, text.passages(made), text.questions(made, (6, 5, 4, 3))
   assert make(7, hard=True) == make(7, hard=True)
   assert make(7, hard=True)[1] != make(8, hard=True)[1]
@@ -72,7 +71,7 @@ def test_an_entity_with_facts_has_two_or_three_passages(world):
 
 def test_names_are_unique_and_many_have_namesakes(world):
   kind_of = world.kind_of
-  assert len(kind_of) == sum(lessons.SMALL.values())
+  assert len(kind_of) == sum(facts.SMALL_SIZES.values())
   groups = collections.Counter(
       (kind, names.stem(kind, name)) for name, kind in kind_of.items())
   shared = sum(count for count in groups.values() if count > 1)
@@ -111,7 +110,7 @@ def test_known_parts_suffice_for_five_thousand_passages(source):
 
 
 def test_common_knowledge_is_written_in_the_same_way():
-  both = facts.make(3, sizes=lessons.SMALL, common=True, hard=True)
+  both = facts.make(3, sizes=facts.SMALL_SIZES, common=True, hard=True)
   stated = text.stated(both)
   assert both.hard and len(both.memory) == 200
   assert all(stated[fact].title == fact[0] for fact in both.memory)

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from searchrl.models import induction
 from searchrl.models import transformer
+from tools import induction
 
 CONFIG = transformer.TransformerConfig(
     vocab_size=200, hidden_size=128, num_hidden_layers=2,

@@ -92,6 +92,9 @@ def complaints(file: str, source: str) -> list[str]:
       result.append(
           f'{file} imports {name}, but {part} may import only: '
           f'{" ".join(allowed)}. Pass it in as an argument.')
+    if top == 'tools':
+      result.append(f'{file} imports {name}, but tools/ is not in the wheel. '
+                    'Move what both need into the package.')
     if top in NEVER.get(part, ()) and top not in EXEMPT.get(file, ()):
       result.append(
           f'{file} imports {name}, but {part} never names {top}. Take what it '
@@ -192,6 +195,7 @@ def test_the_house_is_no_corridor():
     ('agent/x.py', 'from jax import Array', 'Take what it gives as an arg'),
     ('main.py', 'import searchrl.jobs.train',
      'main may import only: main runtime.'),
+    ('jobs/x.py', 'from tools import lessons', 'is not in the wheel'),
     ('new.py', '', 'Give it one there, and in MAY_IMPORT here.'),
 ])
 def test_a_breach_is_found_and_its_remedy_named(file, source, remedy):

@@ -1,14 +1,14 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""experiment.lessons: lessons as tokens, by the config's kinds and counts."""
+"""lesson_tokens: lessons as tokens, by the config's kinds and counts."""
 
-from configs import tiny_base
 import numpy as np
 import pytest
 
 from searchrl.agent import tokenizer as tokenizers
-from searchrl.experiment import lesson_tokens
 from searchrl.experiment import policy
+from tools import lesson_tokens
+from tools import tiny_base
 
 EOS = '<|endoftext|>'
 
@@ -45,7 +45,7 @@ def test_each_world_has_so_many_lessons_of_each_kind(tokenizer):
 def test_a_prompt_of_ones_own_stands_in_its_lessons(tokenizer):
   mine = options(worlds=1, echoes=0, counts=dict(thinking=3))
   mine['kinds']['thinking'] = dict(
-      lesson='searchrl.world.lessons:recall',
+      lesson='tools.lessons:recall',
       prompt='Think, then answer: {question}\n', hops=(1,), fresh=0.0,
       thought=1.0)
   made = lesson_tokens.make(tokenizer, eos=EOS, **mine)
@@ -62,6 +62,6 @@ def test_a_stage_that_counts_an_unknown_kind_is_refused(tokenizer):
 
 def test_a_lesson_that_is_no_function_is_refused(tokenizer):
   mine = options(worlds=1, counts=dict(drill=1))
-  mine['kinds']['drill'] = dict(lesson='searchrl.world.lessons:dril')
+  mine['kinds']['drill'] = dict(lesson='tools.lessons:dril')
   with pytest.raises(ValueError, match='lessons.kinds.drill.lesson'):
     lesson_tokens.make(tokenizer, eos=EOS, **mine)

@@ -11,9 +11,9 @@ from searchrl.agent import dialogue as dialogues
 from searchrl.search.corpus import Corpus
 from searchrl.search.index import bm25
 from searchrl.world import facts
-from searchrl.world import lessons
 from searchrl.world import teacher
 from searchrl.world import text
+from tools import lessons
 
 ANSWER = dialogues.tags('Answer: {question}\n')
 READ = dialogues.tags('Read, then answer: {question}\n')
@@ -25,8 +25,9 @@ def engine(passages):
 
 @pytest.fixture(scope='module', params=[False, True], ids=['plain', 'hard'])
 def room(request):
-  world = facts.make(3, sizes=lessons.SMALL, common=True, hard=request.param)
-  return lessons.Classroom(
+  world = facts.make(3, sizes=facts.SMALL_SIZES, common=True,
+                     hard=request.param)
+  return teacher.Classroom(
       world, text.stated(world), engine(text.passages(world)), '<|eos|>')
 
 
@@ -83,7 +84,7 @@ def test_documents_of_equal_seeds_are_equal():
   taught = {
       'drill': (lessons.drill, None, {}),
       'reading': (lessons.reading, dialogues.tags(), {}),
-      'search': (teacher.search, dialogues.tags(), dict(
+      'search': (lessons.search, dialogues.tags(), dict(
           hops=(2, 1), common=0.1, habits=teacher.Habits()))}
   def documents(seed):
     return list(lessons.documents(
@@ -92,3 +93,13 @@ def test_documents_of_equal_seeds_are_equal():
   assert documents(1) == documents(1)
   assert documents(1) != documents(2)
   assert len(documents(1)) == 7
+
+
+def test_searches_follow_the_shares_of_hops_and_of_common_knowledge(room):
+  rng = np.random.default_rng(0)
+  chains = [lessons.random_chain(room.world, rng, (3, 0, 1), 0.5)
+            for _ in range(300)]
+  hops = np.array([len(chain.relations) for chain in chains])
+  assert set(hops) == {1, 3} and 0.65 < np.mean(hops == 1) < 0.85
+  common = [facts.topic(room.world, c) != 'fresh' for c in chains]
+  assert 0.4 < np.mean(common) < 0.6

@@ -6,16 +6,16 @@ import hashlib
 import itertools
 import shutil
 
-from configs import tiny_base
 import jax
 import numpy as np
 import pytest
 from searchrl.agent import tokenizer as tokenizers
-from searchrl.jobs import make_tiny_base
-from searchrl.models import induction
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.world import names
+from tools import induction
+from tools import make_tiny_base
+from tools import tiny_base
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ def test_a_tokenizer_cuts_new_words_into_a_stem_and_an_ending(tmp_path):
 def test_each_model_says_how_it_was_made(size):
   config = tiny_base.get_config(size)
   assert bool(config.model.path) == (not size.startswith('instruct'))
-  assert config.card.command.startswith('configs/tiny_base.py')
+  assert config.card.command.startswith('tools/tiny_base.py')
 
 
 @pytest.mark.slow

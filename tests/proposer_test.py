@@ -15,18 +15,18 @@ from searchrl.search import corpus
 from searchrl.search import engines
 from searchrl.trajectory import Action, Question, Trajectory, Turn
 from searchrl.world import facts
-from searchrl.world import lessons
-from searchrl.world import proposer
+from searchrl.world import teacher
 from searchrl.world import text
+from tools import proposer
 
 FAULTLESS = proposer.Habits(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @pytest.fixture(scope='module')
 def room():
-  world = facts.make(8, sizes=lessons.SMALL, common=True)
+  world = facts.make(8, sizes=facts.SMALL_SIZES, common=True)
   passages = corpus.Corpus(tuple(text.passages(world)))
-  return lessons.Classroom(world, text.stated(world), engines.make(
+  return teacher.Classroom(world, text.stated(world), engines.make(
       'bm25', passages), '<|endoftext|>')
 
 

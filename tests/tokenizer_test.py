@@ -23,7 +23,7 @@ quick = hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
 @pytest.fixture(scope='module')
 def tokenizer():
   if not TINY_BASE.is_dir():
-    pytest.skip('no tiny base model yet: see configs/tiny_base.py')
+    pytest.skip('no tiny base model yet: see tools/tiny_base.py')
   return tokenizers.load(str(TINY_BASE))
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from searchrl.world import facts
-from searchrl.world import lessons
 from searchrl.world import names
 from searchrl.world import text
 
@@ -20,7 +19,7 @@ _FORMS = {'River', 'Sea', 'Mount', 'The', 'Of', 'Works', 'Group', 'Lines',
 
 @pytest.fixture(scope='module')
 def world():
-  return facts.make(3, sizes=lessons.SMALL)
+  return facts.make(3, sizes=facts.SMALL_SIZES)
 
 
 def words_of(world):
@@ -30,7 +29,7 @@ def words_of(world):
 @pytest.mark.parametrize('source', ['known', 'fresh', 'unseen'])
 def test_equal_seeds_make_equal_worlds(source):
   def make(seed):
-    world = facts.make(seed, sizes=lessons.SMALL, source=source)
+    world = facts.make(seed, sizes=facts.SMALL_SIZES, source=source)
     return world, text.passages(world), text.questions(world, (6, 5, 4, 3))
   assert make(7) == make(7)
   (one, passages, questions), (two, *others) = make(7), make(8)
@@ -40,12 +39,12 @@ def test_equal_seeds_make_equal_worlds(source):
 
 def test_every_subject_has_one_object_of_the_right_kind(world):
   kind_of = world.kind_of
-  assert len(kind_of) == sum(lessons.SMALL.values())  # names are unique
+  assert len(kind_of) == sum(facts.SMALL_SIZES.values())  # names are unique
   for relation, (subject, value) in facts.RELATIONS.items():
     for name in world.entities[subject]:
       assert kind_of[world.facts[name, relation]] == value
   assert len(world.facts) == sum(
-      lessons.SMALL[kind] for kind, _ in facts.RELATIONS.values())
+      facts.SMALL_SIZES[kind] for kind, _ in facts.RELATIONS.values())
 
 
 def test_passages_state_each_fact_of_their_subject(world):
@@ -184,7 +183,7 @@ def test_more_questions_than_chains_are_refused(world):
 
 @pytest.fixture(scope='module')
 def knowing():
-  return facts.make(3, sizes=lessons.SMALL, common=True)
+  return facts.make(3, sizes=facts.SMALL_SIZES, common=True)
 
 
 def test_common_knowledge_leaves_the_rest_of_a_world_as_it_was(world, knowing):
@@ -196,7 +195,8 @@ def test_common_knowledge_leaves_the_rest_of_a_world_as_it_was(world, knowing):
 
 
 def test_common_knowledge_is_the_same_in_every_world_but_for_what_changed():
-  one, two = (facts.make(n, sizes=lessons.SMALL, common=True) for n in (3, 4))
+  one, two = (facts.make(n, sizes=facts.SMALL_SIZES, common=True)
+              for n in (3, 4))
   assert one.memory == two.memory and len(one.memory) == 200
   changed = [{f for f in w.memory if w.memory[f] != w.facts[f]}
              for w in (one, two)]

@@ -124,7 +124,7 @@ def laptop_answer(tokenizer) -> Dialogue:
 def laptop_read(tokenizer) -> Dialogue:
   """Returns the tiny base model's dialogue for a question below passages.
 
-  Its question is written by `world.lessons.with_passages`.
+  Its question is written by `tools.lessons.with_passages`.
   """
   return tags(tokenizer.leading_space + READ_TEMPLATE)
 

@@ -15,7 +15,6 @@ from searchrl.data.conversations import Segment
 from searchrl.search import corpus as corpora
 from searchrl.search import engines
 from searchrl.world import facts
-from searchrl.world import lessons
 from searchrl.world import teacher
 from searchrl.world import text
 
@@ -44,8 +43,8 @@ def generate(
   """
   for number in range(-(-count // a_world)):
     rng = np.random.default_rng([seed + number, 5])
-    world = facts.make(seed + number, sizes=lessons.SMALL, source='known')
-    room = lessons.Classroom(world, text.stated(world), engines.make(
+    world = facts.make(seed + number, sizes=facts.SMALL_SIZES, source='known')
+    room = teacher.Classroom(world, text.stated(world), engines.make(
         'bm25', corpora.Corpus(tuple(text.passages(world)))), eos)
     chains = [facts.chains(world, hops, rng)
               for hops in range(1, len(mix) + 1)]

@@ -36,6 +36,8 @@ RELATIONS = {
 }
 SIZES = {'person': 160, 'city': 60, 'company': 60, 'river': 36, 'sea': 14,
          'mountain': 30, 'book': 90}
+SMALL_SIZES = {'person': 36, 'city': 16, 'company': 14, 'river': 10, 'sea': 5,
+               'mountain': 8, 'book': 18}
 COMMON_SIZES = {'person': 36, 'city': 20, 'company': 16, 'river': 12, 'sea': 6,
                 'mountain': 8, 'book': 16}  # 114 entities, 200 facts
 Topic = Literal['fresh', 'famous', 'outdated']

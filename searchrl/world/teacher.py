@@ -7,16 +7,51 @@ how often it errs. A model that learns from it learns every skill, and also the
 habits. Reinforcement learning has to find out which of them pay.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
-from searchrl.trajectory import Passage
+from searchrl.trajectory import (Passage, Query, Question, SearchError,
+                                 SearchFn)
 from searchrl.world import facts
-from searchrl.world import lessons
 from searchrl.world import text
-from searchrl.world.lessons import Classroom, Piece
+
+
+class Piece(NamedTuple):
+  """A text that is tokenised on its own, as in a rollout."""
+
+  text: str
+  weight: float  # loss weight of its tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Classroom:
+  """A world, with its passages and its search engine."""
+
+  world: facts.World
+  stated: Mapping[facts.Fact, Passage]  # the passage that states each fact
+  search: SearchFn
+  eos: str  # text of the token that ends a turn without an action
+
+  def states(self, passages: Sequence[Passage], fact: facts.Fact) -> bool:
+    """Returns whether one of the passages states a fact."""
+    return any(p.id == self.stated[fact].id for p in passages)
+
+  def find(self, query: str, top_k: int) -> Sequence[Passage]:
+    """Returns the passages that the engine finds."""
+    passages = self.search(
+        [Query(query, top_k, Question('lesson', query, ()))])[0]
+    assert not isinstance(passages, SearchError), passages
+    return passages
+
+  def other(self, passages: Sequence[Passage], name: str, rng) -> str:
+    """Returns another name from passages, else from the world."""
+    joined = ' '.join(p.text for p in passages)
+    names = [n for n in self.world.kind_of if n in joined and n != name]
+    names = names or list(self.world.kind_of)
+    return names[rng.integers(len(names))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,28 +71,6 @@ class Habits:
   go_on: float = 0.12  # searches although the plan is done
   wrong_answer: float = 0.15  # answers with another name from the passages
   broken: float = 0.07  # writes neither a search nor an answer
-
-
-def search(room: Classroom, rng: np.random.Generator, dialogue, *,
-           hops: Sequence[float], common: float, habits: Habits, top_k: int = 2,
-           max_turns: int = 6) -> list[Piece]:
-  """Returns a document in which the agent answers a random question.
-
-  Args:
-    room: The world and its engine.
-    rng: Generator of every choice.
-    dialogue: The protocol; see `agent.dialogue`.
-    hops: Shares of questions of 1, 2, ... hops.
-    common: Share of questions about common knowledge.
-    habits: Probabilities of errors.
-    top_k: Number of passages per search.
-    max_turns: Largest number of actions.
-
-  Returns:
-    Pieces. The agent's turns have weight 1, and the texts that it reads 0.1.
-  """
-  return demonstration(room, room.chain(rng, hops, common), rng, dialogue,
-                       habits=habits, top_k=top_k, max_turns=max_turns)
 
 
 def demonstration(
@@ -111,7 +124,7 @@ def demonstration(
     shown = room.find(query, top_k)
     pieces += [Piece(f'<think> {thought}</think>\n<search> {query}</search>',
                      1.0),
-               Piece(lessons.observation(dialogue, shown), 0.1)]
+               Piece(observation(dialogue, shown), 0.1)]
     value = _read(room, shown, here, plan[0], rng, s)
     if value is None:
       note = 'nothing'  # the search missed, and the agent tries again
@@ -169,3 +182,10 @@ def _distraction(room: Classroom, rng) -> str:
   """Returns the name in a bad query: none, or an unrelated one."""
   names = list(room.world.kind_of)
   return '' if rng.random() < 0.4 else names[rng.integers(len(names))]
+
+
+def observation(dialogue, passages: Sequence[Passage]) -> str:
+  """Returns the text that an agent reads after a search."""
+  documents = '\n'.join(
+      dialogue.passage(i, p) for i, p in enumerate(passages, start=1))
+  return f'{dialogue.before}{documents}{dialogue.after}'

@@ -14,9 +14,10 @@ import numpy as np
 
 from searchrl.trajectory import Passage
 from searchrl.world import facts
-from searchrl.world import lessons
+from searchrl.world import teacher
 from searchrl.world import text
-from searchrl.world.lessons import Classroom, Piece
+from searchrl.world.teacher import Classroom, Piece
+from tools import lessons
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ def propose(room: Classroom, rng: np.random.Generator, dialogue, *,
     Pieces. Its turns have weight 1, and the texts that it reads 0.1.
   """
   asked = int(rng.choice(len(hops), p=np.array(hops) / sum(hops))) + 1
-  chain = room.chain(rng, _of_length(asked), 0.3)
+  chain = lessons.random_chain(room.world, rng, _of_length(asked), 0.3)
   document = room.stated[chain.facts[0]]
   pieces = [Piece(dialogue.prompt(
       f'Hops: {asked}\nDocument: (Title: "{document.title}") {document.text}'
@@ -61,7 +62,7 @@ def propose(room: Classroom, rng: np.random.Generator, dialogue, *,
     found = room.find(' '.join(fact), top_k)
     pieces += [Piece(f'<think> {", ".join([*notes, fact[1]])}</think>\n'
                      f'<search> {" ".join(fact)}</search>', 1.0),
-               Piece(lessons.observation(dialogue, found), 0.1)]
+               Piece(teacher.observation(dialogue, found), 0.1)]
     shown += found
     if not room.states(found, fact):
       break

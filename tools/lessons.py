@@ -3,82 +3,43 @@
 """Lessons: documents about generated worlds that train the tiny base model.
 
 A lesson is a function (room, rng, dialogue, **options) -> pieces. A config
-names the lessons of a model, their prompts, options and numbers. This module
-has the lessons without searches: drills (facts are listed, then repeated, to
-teach copying from the context), readings (a passage, then a question about it),
-recalls (a question about common knowledge, answered from memory) and given
-passages (a question below the passages that a search for it finds). `teacher`
-has an agent that searches.
+names the lessons of a model, their prompts, options and numbers. The lessons
+are drills (facts are listed, then repeated, to teach copying from the context),
+readings (a passage, then a question about it), recalls (a question about common
+knowledge, answered from memory), given passages (a question below the passages
+that a search for it finds) and searches (an agent searches, then answers).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from searchrl.trajectory import (Passage, Query, Question, SearchError,
-                                 SearchFn)
-from searchrl.world import facts, names, text
-
-SMALL = {'person': 36, 'city': 16, 'company': 14, 'river': 10, 'sea': 5,
-         'mountain': 8, 'book': 18}
-
-
-class Piece(NamedTuple):
-  """A text that is tokenised on its own, as in a rollout."""
-
-  text: str
-  weight: float  # loss weight of its tokens
-
-
-@dataclasses.dataclass(frozen=True)
-class Classroom:
-  """A world, with its passages and its search engine."""
-
-  world: facts.World
-  stated: Mapping[facts.Fact, Passage]  # the passage that states each fact
-  search: SearchFn
-  eos: str  # text of the token that ends a turn without an action
-
-  def states(self, passages: Sequence[Passage], fact: facts.Fact) -> bool:
-    """Returns whether one of the passages states a fact."""
-    return any(p.id == self.stated[fact].id for p in passages)
-
-  def find(self, query: str, top_k: int) -> Sequence[Passage]:
-    """Returns the passages that the engine finds."""
-    passages = self.search(
-        [Query(query, top_k, Question('lesson', query, ()))])[0]
-    assert not isinstance(passages, SearchError), passages
-    return passages
-
-  def mentioned(self, passages: Sequence[Passage]) -> list[str]:
-    """Returns the names that occur in passages, in the world's order."""
-    joined = ' '.join(p.text for p in passages)
-    return [name for name in self.world.kind_of if name in joined]
-
-  def other(self, passages: Sequence[Passage], name: str, rng) -> str:
-    """Returns another name from passages, else from the world."""
-    names = [n for n in self.mentioned(passages) if n != name]
-    names = names or list(self.world.kind_of)
-    return names[rng.integers(len(names))]
-
-  def chain(self, rng: np.random.Generator, hops: Sequence[float],
-            common: float) -> facts.Chain:
-    """Returns a random chain.
-
-    Args:
-      rng: Generator of the choices.
-      hops: Shares of 1, 2, ... hops.
-      common: Share of chains of common knowledge.
-    """
-    number = int(rng.choice(len(hops), p=np.array(hops) / sum(hops))) + 1
-    topics: tuple[facts.Topic, ...] = (
-        ('famous', 'outdated') if rng.random() < common else ('fresh',))
-    return next(facts.chains(self.world, number, rng, topics))
-
+from searchrl.trajectory import Passage, SearchFn
+from searchrl.world import facts
+from searchrl.world import names
+from searchrl.world import teacher
+from searchrl.world import text
+from searchrl.world.teacher import Classroom, Piece
 
 Lesson = Callable[..., list[Piece]]
+
+
+def random_chain(world: facts.World, rng: np.random.Generator,
+                 hops: Sequence[float], common: float) -> facts.Chain:
+  """Returns a random chain of facts.
+
+  Args:
+    world: World of the facts.
+    rng: Generator of the choices.
+    hops: Shares of 1, 2, ... hops.
+    common: Share of chains of common knowledge.
+  """
+  number = int(rng.choice(len(hops), p=np.array(hops) / sum(hops))) + 1
+  topics: tuple[facts.Topic, ...] = (
+      ('famous', 'outdated') if rng.random() < common else ('fresh',))
+  return next(facts.chains(world, number, rng, topics))
 
 
 def drill(room: Classroom, rng: np.random.Generator, dialogue=None
@@ -109,7 +70,7 @@ def reading(room: Classroom, rng: np.random.Generator,
             Piece(f' {value}\n', 1.0)]
   return [
       Piece(f'<search> {subject} {relation}</search>', 0.3),
-      Piece(observation(dialogue, shown), 0.3),
+      Piece(teacher.observation(dialogue, shown), 0.3),
       Piece(f'<think> {relation} {value}</think>\n'
             f'<answer> {value}</answer>', 1.0)]
 
@@ -128,7 +89,7 @@ def recall(room: Classroom, rng: np.random.Generator, dialogue, *,
   """
   world = room.world
   if rng.random() < fresh:
-    chain = room.chain(rng, hops, 0.0)
+    chain = random_chain(room.world, rng, hops, 0.0)
     kind = world.kind_of[chain.values[-1]]
     guess = str(rng.choice(world.entities[kind]))
     chain, steps = dataclasses.replace(chain, values=(guess,)), ''
@@ -157,7 +118,7 @@ def given(room: Classroom, rng: np.random.Generator, dialogue, *,
     common: Share of questions about common knowledge.
     top_k: Number of passages.
   """
-  chain = room.chain(rng, hops, common)
+  chain = random_chain(room.world, rng, hops, common)
   question = text.ask(chain, rng)
   shown = room.find(question, top_k)
   read = []
@@ -179,11 +140,27 @@ def with_passages(dialogue, passages: Sequence[Passage], question: str) -> str:
   return '\n'.join([*lines, question])
 
 
-def observation(dialogue, passages: Sequence[Passage]) -> str:
-  """Returns the text that an agent reads after a search."""
-  documents = '\n'.join(
-      dialogue.passage(i, p) for i, p in enumerate(passages, start=1))
-  return f'{dialogue.before}{documents}{dialogue.after}'
+def search(room: Classroom, rng: np.random.Generator, dialogue, *,
+           hops: Sequence[float], common: float, habits: teacher.Habits,
+           top_k: int = 2, max_turns: int = 6) -> list[Piece]:
+  """Returns a document in which the agent answers a random question.
+
+  Args:
+    room: The world and its engine.
+    rng: Generator of every choice.
+    dialogue: The protocol; see `agent.dialogue`.
+    hops: Shares of questions of 1, 2, ... hops.
+    common: Share of questions about common knowledge.
+    habits: Probabilities of errors.
+    top_k: Number of passages per search.
+    max_turns: Largest number of actions.
+
+  Returns:
+    Pieces. The agent's turns have weight 1, and the texts that it reads 0.1.
+  """
+  return teacher.demonstration(
+      room, random_chain(room.world, rng, hops, common), rng, dialogue,
+      habits=habits, top_k=top_k, max_turns=max_turns)
 
 
 def documents(
@@ -214,8 +191,8 @@ def documents(
   """
   rng = np.random.default_rng([seed, 3])
   source: names.NameSource = 'fresh' if rng.random() < fresh else 'known'
-  world = facts.make(seed, sizes=SMALL, source=source, common=common,
-                     hard=rng.random() < hard)
+  world = facts.make(seed, sizes=facts.SMALL_SIZES, source=source,
+                     common=common, hard=rng.random() < hard)
   room = Classroom(world, text.stated(world), make_search(text.passages(world)),
                    eos)
   taught = [lesson(room, rng, dialogue, **options)

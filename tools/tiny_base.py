@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Makes the tiny models that are shipped and used by default.
 
-  python -m searchrl.main --config=configs/tiny_base.py:instruct \
+  python -m searchrl.main --config=tools/tiny_base.py:instruct \
       --workdir=runs/instruct
-  python -m searchrl.main --config=configs/tiny_base.py
-  python -m searchrl.main --config=configs/tiny_base.py:raw --workdir=runs/raw
-  python -m searchrl.main --config=configs/tiny_base.py:proposer \
+  python -m searchrl.main --config=tools/tiny_base.py
+  python -m searchrl.main --config=tools/tiny_base.py:raw --workdir=runs/raw
+  python -m searchrl.main --config=tools/tiny_base.py:proposer \
       --workdir=runs/proposer
 
 Each command writes a Hugging Face folder, RUN/model, whose README.md has its
@@ -18,9 +18,9 @@ format more often than not. tiny_proposer is tiny_base after lessons in writing
 questions. These commands make tiny_instruct at another size, and tiny_base from
 it:
 
-  python -m searchrl.main --config=configs/tiny_base.py:instruct/4m \
+  python -m searchrl.main --config=tools/tiny_base.py:instruct/4m \
       --workdir=runs/instruct_4m
-  python -m searchrl.main --config=configs/tiny_base.py \
+  python -m searchrl.main --config=tools/tiny_base.py \
       --config.model.path=runs/instruct_4m/model
 
 Hardware: one core of an AMD EPYC (family 26, model 2). Time: 1,560 CPU seconds
@@ -60,7 +60,7 @@ def get_config(size: str = 'laptop'):
   if size not in legal:
     raise ValueError(f"size must be one of {', '.join(legal)}, but is {size}.")
   config = ml_collections.ConfigDict()
-  config.job = 'searchrl.jobs.make_tiny_base:run'
+  config.job = 'tools.make_tiny_base:run'
   config.seed = 0  # random seed of new parameters
   config.allow_changes = False  # set by the flag --allow_changes
   config.tokenizer = dict(  # tokenizer of a new model
@@ -76,7 +76,6 @@ def get_config(size: str = 'laptop'):
           num_key_value_heads=2, head_dim=32, intermediate_size=352,
           rope_theta=10_000.0, max_position_embeddings=1024),
   )
-  world = 'searchrl.world.'
   config.lessons = dict(
       seed=1_500_000,  # seed of the first world; the seeds of runs are smaller
       worlds=dict(
@@ -85,21 +84,21 @@ def get_config(size: str = 'laptop'):
           hard=0.2,  # share of hard worlds
       ),
       kinds=dict(  # lesson function, prompt and options, by kind
-          drill=dict(lesson=world + 'lessons:drill'),
-          reading=dict(lesson=world + 'lessons:reading'),
+          drill=dict(lesson='tools.lessons:drill'),
+          reading=dict(lesson='tools.lessons:reading'),
           search=dict(
-              lesson=world + 'teacher:search',
+              lesson='tools.lessons:search',
               prompt='Search, then answer: {question}\n',
               hops=(7, 6, 4, 3),  # shares of questions with 1, 2, ... hops
               common=0.4,  # share of questions about common knowledge
               habits=dict(_HABITS)),
           recall=dict(
-              lesson=world + 'lessons:recall', prompt='Answer: {question}\n',
+              lesson='tools.lessons:recall', prompt='Answer: {question}\n',
               hops=(75, 18, 7),  # shares of questions with 1, 2, ... hops
               fresh=0.1,  # share of questions that nobody can remember
               thought=0.5),  # share of answers with a thought before them
           given=dict(
-              lesson=world + 'lessons:given',
+              lesson='tools.lessons:given',
               prompt='Read, then answer: {question}\n',
               hops=(3, 2, 1),  # shares of questions with 1, 2, ... hops
               common=0.15,  # share of questions about common knowledge
@@ -125,7 +124,7 @@ def get_config(size: str = 'laptop'):
       max_segments=16,  # most lessons per packed row
   )
   config.card = dict(  # contents of the model's README.md
-      command='configs/tiny_base.py' + f':{size}' * (size != 'laptop'),
+      command='tools/tiny_base.py' + f':{size}' * (size != 'laptop'),
       title='The base model of searchrl',
       about='It has bad habits: it answers at once, or after one search.',
       scores=dict(
@@ -195,7 +194,7 @@ def _proposer(config) -> None:
   config.model.path = 'tiny_base'
   config.lessons.seed = 1_700_000
   config.lessons.kinds.propose = dict(
-      lesson='searchrl.world.proposer:propose',
+      lesson='tools.proposer:propose',
       prompt='Write a question. {question}\n',
       hops=(1, 1))  # shares of questions with 1, 2, ... hops
   config.lessons.stages = (

@@ -20,11 +20,8 @@ import tokenizers
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizer_lib
-from searchrl.experiment import card
 from searchrl.experiment import config_checks
 from searchrl.experiment import model_folders
-from searchrl.experiment import lesson_tokens
-from searchrl.models import induction
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.runtime import mesh as meshes
@@ -35,6 +32,9 @@ from searchrl.training.supervised import Document
 from searchrl.world import facts
 from searchrl.world import names
 from searchrl.world import text as world_text
+from tools import card
+from tools import induction
+from tools import lesson_tokens
 
 EOS = '<|endoftext|>'
 TAGS = tuple(f'<{slash}{name}>'
@@ -46,7 +46,7 @@ def run(config, workdir: str) -> None:
   """Makes a tiny model.
 
   Args:
-    config: Config of the job; see configs/tiny_base.py.
+    config: Config of the job; see tools/tiny_base.py.
     workdir: Directory for tokenizer/, lessons.npz, checkpoints/ and model/.
 
   Raises:
@@ -204,9 +204,9 @@ def write_card(folder: pathlib.Path, config, params, record, scores) -> None:
   begun = (f'Its training began with {config.model.path}.'
            if config.model.path else
            'Its training began with a planted copying circuit.')
-  about = (f'A Qwen2-architecture language model of {count:,} parameters, trained '
-           f'on lessons about generated worlds. {config.card.about} It knows most '
-           'of the 200 facts of common knowledge, and no others. Licence: '
+  about = (f'A Qwen2-architecture language model of {count:,} parameters, '
+           f'trained on lessons about generated worlds. {config.card.about} It '
+           'knows most of the 200 facts of common knowledge, and no others. Licence: '
            f'Apache-2.0.\n\nMade by `python -m searchrl.main --config='
            f'{config.card.command}`. {begun}')
   supervised.write_card(folder, [
@@ -214,6 +214,6 @@ def write_card(folder: pathlib.Path, config, params, record, scores) -> None:
       *(textwrap.fill(part, 79, break_long_words=False, break_on_hyphens=False)
         for part in about.splitlines()),
       '', card.table(scores)], {
-          'data': 'generated lessons, `searchrl/world/lessons.py` and '
-                  f'`teacher.py`, seed {config.lessons.seed}',
+          'data': 'generated lessons, `tools/lessons.py` and `proposer.py`, '
+                  f'seed {config.lessons.seed}',
           'seed of the parameters': config.seed}, record)

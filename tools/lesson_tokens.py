@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lessons as token ids with loss weights, grouped by update.
 
-`world.lessons` and `world.teacher` write the lessons. A config gives the kinds
-of lessons, their prompts, options and counts.
+`tools.lessons` writes the lessons. A config gives the kinds of lessons, their
+prompts, options and counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,9 @@ from searchrl.search import corpus
 from searchrl.search import engines
 from searchrl.training import supervised
 from searchrl.training.supervised import Document
-from searchrl.world import lessons
-from searchrl.world import proposer
 from searchrl.world import teacher
+from tools import lessons
+from tools import proposer
 
 
 def make(tokenizer, *, seed: int, kinds: Mapping[str, Mapping[str, Any]],
@@ -33,10 +33,10 @@ def make(tokenizer, *, seed: int, kinds: Mapping[str, Mapping[str, Any]],
     tokenizer: Tokenizer of the model.
     seed: Seed of the first world. Each further world adds one.
     kinds: Options by kind of lesson: `lesson` ('module:function'), `prompt` (if
-      it has one), and options of the lesson; see `world.lessons`.
+      it has one), and options of the lesson; see `tools.lessons`.
     stages: Dicts with the numbers of `echoes` and `worlds`, and `counts`, which
       gives the number of lessons of each kind per world.
-    worlds: Options of `world.lessons.documents`.
+    worlds: Options of `tools.lessons.documents`.
     batch_tokens: Number of tokens in an update, without padding.
     pack_length: Largest number of tokens of a lesson. Longer ones are dropped.
     eos: Text of the token that ends a turn.
@@ -80,8 +80,8 @@ def _lesson(name: str, kind: dict[str, Any]):
   """Returns the function, dialogue and options of a kind of lesson."""
   lesson = plugins.resolve(
       kind.pop('lesson'), field=f'lessons.kinds.{name}.lesson',
-      ours='searchrl.world.lessons:drill, :reading, :recall, :given and '
-      'searchrl.world.teacher:search, searchrl.world.proposer:propose')
+      ours='tools.lessons:drill, :reading, :recall, :given and :search, and '
+      'tools.proposer:propose')
   prompt = kind.pop('prompt', dialogues.LAPTOP_TEMPLATE)
   if 'habits' in kind:
     module = proposer if lesson is proposer.propose else teacher

@@ -22,8 +22,8 @@ from searchrl.search import engines
 from searchrl.search import engine_wrappers
 from searchrl.trajectory import Query, Question, SearchFn
 from searchrl.world import facts
-from searchrl.world import lessons
 from searchrl.world import text
+from tools import lessons
 
 _SETS = {  # name -> name parts, topic and split of its questions
     'known': ('known', 'fresh', ''), 'unseen': ('unseen', 'fresh', ''),
