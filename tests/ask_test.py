@@ -193,7 +193,7 @@ def test_a_question_is_answered_as_evaluation_would(tmp_path, capsys):
   config.ask.question = asked
   ask.run(config, str(tmp_path))
   out, err = capsys.readouterr()
-  sampler, params = policy.of_run(config, '', most=8)
+  sampler, params = policy.of_run(config, '', limit=8)
   corpus = mapped_corpus.load(tmp_path / 'data' / 'train' / 'corpus.jsonl')
   expected, = sampler.rollout(
       sampler.sync(params).weights, [Request(Question('other', asked, ()))],

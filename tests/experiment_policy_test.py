@@ -67,7 +67,7 @@ def test_a_run_is_named_by_its_folder_a_step_or_its_best(tmp_path):
 
 def test_the_policy_is_that_of_the_runs_checkpoint(run):
   folder, expected = run
-  sampler, params = policy.of_run(config_of(), str(folder), most=3)
+  sampler, params = policy.of_run(config_of(), str(folder), limit=3)
   assert sampler.engine.slots == 8  # of as many devices
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
                params, expected)
@@ -78,7 +78,7 @@ def test_the_policy_is_that_of_the_runs_checkpoint(run):
 def test_slots_are_as_many_as_samples_and_devices_take(most, tensor, slots):
   config = config_of()
   config.rollout.update(tensor=tensor, max_length=192)
-  sampler, _ = policy.build(config, meshes.make(**config.mesh), most=most)
+  sampler, _ = policy.build(config, meshes.make(**config.mesh), limit=most)
   assert sampler.engine.slots == slots
   assert config.rollout.max_num_seqs == 72  # the config itself stays
 
@@ -90,7 +90,7 @@ def test_searches_over_a_network_enter_as_they_arrive(inner, search_order):
   config.search = dict(engine='fusion', options=dict(
       engines=(dict(name='bm25'), dict(name=inner))))
   config.rollout.update(max_length=192)
-  sampler, _ = policy.build(config, meshes.make(**config.mesh), most=1)
+  sampler, _ = policy.build(config, meshes.make(**config.mesh), limit=1)
   assert sampler.schedule.search_order == search_order
 
 

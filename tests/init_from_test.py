@@ -23,7 +23,7 @@ from searchrl.runtime import mesh as meshes
 def started(config, folder):
   """What `init_from.start` gives a run."""
   mesh = meshes.make(**config.mesh)
-  sampler, base = policy.build(config, mesh, most=8)
+  sampler, base = policy.build(config, mesh, limit=8)
   folder.mkdir(exist_ok=True)
   return init_from.start(config, folder, sampler, base, mesh), sampler
 
@@ -91,7 +91,7 @@ def test_a_trained_policy_keeps_its_bits_and_the_critic_comes_along(tmp_path):
   config = config_of(tmp_path / 'first', dtype='bfloat16')
   config.algorithm = ppo.get_config().algorithm
   mesh = meshes.make(**config.mesh)
-  sampler, base = policy.build(config, mesh, most=8)
+  sampler, base = policy.build(config, mesh, limit=8)
   learner = build.learner(
       config, build.algorithm(config), sampler.shape, mesh,
       build.attend(config, 'xla', mesh))

@@ -56,4 +56,4 @@ def test_a_conversation_must_fit_into_the_models_positions(folder):
 def test_what_makes_no_dialogue_is_named(folder, name):
   with pytest.raises(ValueError, match='^solver.dialogue must name a function '
                      f'of a tokenizer that returns a Dialogue, but {name} '):
-    model_folders.speaking(name, folder.tokenizer, 'solver.dialogue')
+    model_folders.load_dialogue(name, folder.tokenizer, 'solver.dialogue')

@@ -114,7 +114,7 @@ def test_shuffled_answers_are_those_of_others(tmp_path):
 def test_no_good_proposal_is_an_error_that_counts_the_reasons(tmp_path):
   bad = {key: ['<answer> none </answer>'] for key in script()}
   with pytest.raises(ValueError, match="must write questions, but of 6 seeds "
-                     "none has a proposal that is any good: {'ill_formed': 6"):
+                     "none has a usable proposal: {'ill_formed': 6"):
     run(tmp_path, proposer(bad))
   assert not (tmp_path / propose.QUESTIONS).exists()
 

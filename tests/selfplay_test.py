@@ -157,7 +157,7 @@ def test_bad_options_are_named_before_anything_is_trained(
 def test_a_role_is_the_whole_config_of_a_run_and_a_copy():
   shared = config()
   shared.lock()
-  own = roles.of(shared, 'proposer')
+  own = roles.role_config(shared, 'proposer')
   assert own.seed == shared.seed and own.data.evaluate == 'worlds'
   own.data.evaluate = own.search.corpus = 'mine'
   assert shared.data.evaluate == 'worlds' and shared.search.corpus == ''

@@ -59,9 +59,9 @@ def scores(path: str, *, prompts: Mapping[str, Mapping[str, Any]],
       mesh=meshes.make())
   rows = []
   for name, prompt in prompts.items():
-    dialogue = model_folders.speaking(prompt['dialogue'], sampler.tokenizer,
+    dialogue = model_folders.load_dialogue(prompt['dialogue'], sampler.tokenizer,
                                 f'card.prompts.{name}.dialogue')
-    speaking = sampler.with_dialogue(dialogue, driver.Budgets(**prompt['budgets']))
+    taught = sampler.with_dialogue(dialogue, driver.Budgets(**prompt['budgets']))
     cases = []
     for kind in prompt['sets']:
       source, topic, split = _SETS[kind]
@@ -77,7 +77,7 @@ def scores(path: str, *, prompts: Mapping[str, Mapping[str, Any]],
                              search, decoding)
           for decoding in ('greedy', 'sampled')]
     rows += [dict(row, prompt=name)
-             for row in evaluator.run(speaking, params, cases)
+             for row in evaluator.run(taught, params, cases)
              if row['set'] in _SETS]
   return rows
 

@@ -88,6 +88,11 @@ def running_mean(values: Sequence[float], window: int = 10) -> np.ndarray:
   return np.array([x.mean() if x.size else np.nan for x in present])
 
 
+def plain(text: str) -> str:
+  """Returns the text without control characters, for the terminal."""
+  return ''.join(c if c.isprintable() or c == '\n' else ' ' for c in text)
+
+
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
   """Returns an aligned text table: a header, a rule, and a line per row.
 

@@ -74,14 +74,14 @@ class Guards:
     Args:
       values: Metrics of what was sampled, equal on all processes.
     """
-    wanted = {name: self._limits[name] for name, action in
+    limits = {name: self._limits[name] for name, action in
               self._actions.items() if action == SKIP}
-    found = processes.on_first('skip?', lambda: [
-        alert.text for alert in alerts.of_step([*self._lines, values], wanted)])
-    if found:
+    reasons = processes.on_first('skip?', lambda: [
+        alert.text for alert in alerts.of_step([*self._lines, values], limits)])
+    if reasons:
       processes.say(
-          f'Warning: {"; ".join(found)}, so the step makes no update.')
-    return bool(found)
+          f'Warning: {"; ".join(reasons)}, so the step makes no update.')
+    return bool(reasons)
 
   def verdict(self, progress: Progress, values: Mapping[str, float]) -> Verdict:
     """Returns the verdict on a step, and prints new alerts.
@@ -93,10 +93,10 @@ class Guards:
     Raises:
       ValueError: The run must end.
     """
-    found = processes.on_first('alerts', lambda: self._judge(values))
-    verdict = Verdict(tuple(alerts.Alert(*one) for one in found['all']),
-                      found['action'])
-    for text in found['new']:
+    judged = processes.on_first('alerts', lambda: self._judge(values))
+    verdict = Verdict(tuple(alerts.Alert(*fields) for fields in judged['all']),
+                      judged['action'])
+    for text in judged['new']:
       processes.say(f'Warning: step {progress.step}: {text}.')
     if verdict.action == ROLLBACK and (
         progress.rollbacks >= self._options.most_rollbacks):
@@ -120,32 +120,33 @@ class Guards:
 
   def before(self, step: int, verdict: Verdict) -> int | None:
     """Returns the newest checkpoint that is trusted after a verdict."""
-    kept = checkpoint.steps(self._folder / 'checkpoints')
+    steps = checkpoint.steps(self._folder / 'checkpoints')
     last = step - 1 - self._options.trusted_steps * verdict.is_late
-    return max((one for one in kept if one <= last),
-               default=min(kept, default=None))
+    return max((step for step in steps if step <= last),
+               default=min(steps, default=None))
 
   def _judge(self, values: Mapping[str, float]) -> dict[str, Any]:
     line = {name: float(value) for name, value in values.items()}
-    told = {alert.rule for alert in alerts.of_step(
+    earlier = {alert.rule for alert in alerts.of_step(
         self._lines, self._limits)} if self._lines else {}
     self._lines.append(line)
-    found = alerts.of_step(self._lines, self._limits)
-    actions = {self._actions[alert.rule] for alert in found}
+    broken = alerts.of_step(self._lines, self._limits)
+    actions = {self._actions[alert.rule] for alert in broken}
     return {
-        'all': [dataclasses.astuple(alert) for alert in found],
-        'new': [alert.text for alert in found if alert.rule not in told
+        'all': [dataclasses.astuple(alert) for alert in broken],
+        'new': [alert.text for alert in broken if alert.rule not in earlier
                 and self._actions[alert.rule] != SKIP]
         + [f'{name} is not a finite number' for name, value in line.items()
            if not math.isfinite(value) and _was_finite(self._lines, name)],
-        'action': next((one for one in (STOP, ROLLBACK) if one in actions), '')}
+        'action': next((action for action in (STOP, ROLLBACK)
+                        if action in actions), '')}
 
   def _error(self, progress: Progress, verdict: Verdict, why: str
             ) -> ValueError:
-    kept = checkpoint.steps(self._folder / 'checkpoints')
+    steps = checkpoint.steps(self._folder / 'checkpoints')
     return ValueError(
         f'the run ends at step {progress.step}, as {why}: {verdict.text}. Its '
-        f'checkpoints, of {alerts.said(kept)}, are whole. Look at '
+        f'checkpoints, of {alerts.said(steps)}, are whole. Look at '
         f'{self._folder} by configs/report.py. To go on, lower '
         'optimizer.learning_rate with --allow_changes, or set '
         + ' and '.join(f'guards.actions.{alert.rule}=warn'
@@ -156,10 +157,10 @@ def check(options: Any) -> None:
   """Raises a ValueError for an action that a rule in config.guards forbids."""
   for name, action in options.actions.items():
     rule = alerts.RULES[name]
-    legal = [one for one in ACTIONS if not (
-        one == SKIP and not rule.sampled or
-        rule.is_of_time and one not in (OFF, WARN) or
-        rule.is_fatal and one not in (ROLLBACK, STOP))]
+    legal = [allowed for allowed in ACTIONS if not (
+        allowed == SKIP and not rule.sampled or
+        rule.is_of_time and allowed not in (OFF, WARN) or
+        rule.is_fatal and allowed not in (ROLLBACK, STOP))]
     if action not in legal:
       raise ValueError(
           f'guards.actions.{name} must be one of {", ".join(legal)}, but is '

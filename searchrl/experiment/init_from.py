@@ -124,8 +124,9 @@ def _with_critic(state: dict[str, Any], note: dict[str, Any]) -> dict[str, Any]:
     return state
   run, step = pathlib.Path(note['run']), note['step']
   policy.kept_step(run, step, 'train.init_from')
-  _, found, _ = checkpoint.restore(
+  restored = checkpoint.restore(
       run / 'checkpoints', {'critic': {'params': state['critic'].params}},
       at=step, partial=True)
+  assert restored  # kept_step has found its checkpoint
   return state | {'critic': dataclasses.replace(
-      state['critic'], params=found['critic']['params'])}
+      state['critic'], params=restored[1]['critic']['params'])}

@@ -21,7 +21,7 @@ _MERGED = 8  # tokens that an empty question may let merge with others
 
 
 @dataclasses.dataclass(frozen=True)
-class Folder:
+class ModelFolder:
   """A model without its weights, and the dialogue that it uses.
 
   Attributes:
@@ -39,34 +39,34 @@ class Folder:
   def check(self, budgets: driver.Budgets, length: int) -> None:
     """Raises a ValueError unless the model has room for a conversation."""
     budgets.check(length)
-    most = self.shape.max_position_embeddings
-    if length > most:
+    limit = self.shape.max_position_embeddings
+    if length > limit:
       raise ValueError(
-          f'rollout.max_length must be at most {most}, the positions that the '
+          f'rollout.max_length must be at most {limit}, the positions that the '
           f'model of {self.path} knows (max_position_embeddings), but is '
           f'{length}. '
           'Lower it.')
 
   def admit(self, budgets: driver.Budgets) -> questions_lib.Admit:
     """Returns a function that raises a ValueError for a too long question."""
-    most = budgets.max_prompt_tokens
+    limit = budgets.max_prompt_tokens
     bare = len(dialogues.opening(self.dialogue, '', self.tokenizer))
 
     def admit(question: Question, place: str) -> None:
       # A token has at least one byte, so short questions need no encoding.
-      if bare + _MERGED + len(question.text.encode()) <= most:
+      if bare + _MERGED + len(question.text.encode()) <= limit:
         return
       tokens = len(dialogues.opening(
           self.dialogue, question.text, self.tokenizer))
-      if tokens > most:
+      if tokens > limit:
         raise ValueError(
             'rollout.budgets.max_prompt_tokens must hold the prompt of every '
-            f'question, but is {most}, and that of {place} has {tokens}. Raise '
-            'it, or leave the question out.')
+            f'question, but is {limit}, and that of {place} has {tokens}. '
+            'Raise it, or leave the question out.')
     return admit
 
 
-def read(path: str, dialogue: str) -> Folder:
+def read(path: str, dialogue: str) -> ModelFolder:
   """Reads a model directory that uses a dialogue.
 
   Args:
@@ -75,10 +75,10 @@ def read(path: str, dialogue: str) -> Folder:
       for a Tokenizer.
 
   Raises:
-    FileNotFoundError, ValueError: The reasons of `parts` and `speaking`.
+    FileNotFoundError, ValueError: The reasons of `parts` and `load_dialogue`.
   """
   path, shape, tokenizer = parts(path)
-  return Folder(path, shape, tokenizer, speaking(dialogue, tokenizer))
+  return ModelFolder(path, shape, tokenizer, load_dialogue(dialogue, tokenizer))
 
 
 def parts(path: str) -> tuple[
@@ -104,7 +104,7 @@ def parts(path: str) -> tuple[
   return path, shape, tokenizer
 
 
-def speaking(name: str, tokenizer: Any, field: str = 'dialogue',
+def load_dialogue(name: str, tokenizer: Any, field: str = 'dialogue',
              ours: str = _DIALOGUES) -> dialogues.Dialogue:
   """Returns the dialogue that a config names, in the tokens of a tokenizer.
 

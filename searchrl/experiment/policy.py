@@ -31,7 +31,7 @@ TINY_BASE = pathlib.Path(__file__).parents[1] / 'assets' / 'tiny_base'
 TINY_DIALOGUE = 'searchrl.agent.dialogue:laptop'  # its training dialogue
 
 
-def folder_of(config) -> model_folders.Folder:
+def folder_of(config) -> model_folders.ModelFolder:
   """Reads the model directory of a config, and checks that conversations fit.
 
   Raises:
@@ -49,29 +49,29 @@ def budgets_of(config) -> driver.Budgets:
   return driver.Budgets(**config.rollout.budgets)
 
 
-def build(config, mesh: Mesh, *, most: int | None = None,
-          folder: model_folders.Folder | None = None
+def build(config, mesh: Mesh, *, limit: int | None = None,
+          folder: model_folders.ModelFolder | None = None
          ) -> tuple[Sampler, transformer.Params]:
   """Builds the sampler of a config, and loads the params of its model.
 
   Args:
     config: Config of a run, of `ask` or of a server.
     mesh: Mesh of all processes.
-    most: Largest number of concurrent trajectories, which limits the slots.
+    limit: Largest number of concurrent trajectories, which limits the slots.
       None: no limit.
     folder: Model directory of the config, if it has been read.
   """
   options = config.rollout
   slots = options.max_num_seqs
-  if most is not None:
+  if limit is not None:
     copies = max(mesh.size // options.tensor, 1)
-    slots = -(-min(most, slots) // copies) * copies
+    slots = -(-min(limit, slots) // copies) * copies
   return load(
       folder or folder_of(config), seed=config.seed, slots=slots,
       length=options.max_length, budgets=budgets_of(config), mesh=mesh,
       dtype=config.model.dtype, engine_dtype=options.dtype,
       attention=options.attention,
-      cache_tokens=options.cache_tokens if most is None else 0,
+      cache_tokens=options.cache_tokens if limit is None else 0,
       tensor=options.tensor, schedule=schedule(
           mesh, options, is_remote=searches.is_remote(config.search)))
 
@@ -80,9 +80,9 @@ def schedule(mesh: Mesh, options: Any, *, is_remote: bool = False
             ) -> driver.Schedule:
   """Returns the order in which slots are served, from config.rollout.
 
-  Search order 'auto' is deterministic on a CPU that also runs the search, and if
-  processes run in lockstep. It is by arrival for remote searches and on other
-  devices, which would otherwise be idle during a search.
+  Search order 'auto' is deterministic on a CPU that also runs the search, and
+  if processes run in lockstep. It is by arrival for remote searches and on
+  other devices, which would otherwise be idle during a search.
 
   Raises:
     ValueError: Processes in lockstep cannot admit by arrival.
@@ -105,7 +105,7 @@ def schedule(mesh: Mesh, options: Any, *, is_remote: bool = False
 
 
 def load(
-    folder: model_folders.Folder,
+    folder: model_folders.ModelFolder,
     *,
     seed: int,
     slots: int,
@@ -215,15 +215,15 @@ def check_second(path: str, *, field: str, devices: int) -> None:
         'configs/serve_model.py on other machines, and give its URL instead.')
 
 
-def of_run(config, run: str, *, most: int | None = None,
-           folder: model_folders.Folder | None = None
+def of_run(config, run: str, *, limit: int | None = None,
+           folder: model_folders.ModelFolder | None = None
           ) -> tuple[Sampler, transformer.Params]:
   """Builds the sampler of a config, and loads the policy of a checkpoint.
 
   Args:
     config: Config of `ask`, of a server or of an evaluation.
     run: Directory of the run, as in `parse_run`. '': the model itself.
-    most: Largest number of concurrent trajectories, as in `build`.
+    limit: Largest number of concurrent trajectories, as in `build`.
     folder: Model directory of the config, as in `build`.
 
   Raises:
@@ -235,7 +235,7 @@ def of_run(config, run: str, *, most: int | None = None,
     step = kept_step(place, step, 'evaluate.run')
   folder = folder or folder_of(config)  # uses no device
   sampler, params = build(
-      config, meshes.make(**config.mesh), most=most, folder=folder)
+      config, meshes.make(**config.mesh), limit=limit, folder=folder)
   if run:
     params = trained(place, params, sampler.shape, step=step)
   return sampler, params
@@ -290,10 +290,10 @@ def trained(run: pathlib.Path, base: transformer.Params,
   lora = recorded(run).get('model', {}).get('lora', dict(rank=0))
   if lora['rank']:
     lora = loras.Lora(**lora)
-    wanted = loras.init(lora, shape, jax.random.key(0))
+    template = loras.init(lora, shape, jax.random.key(0))
     if is_spread:  # adapters are replicated over its mesh
-      wanted = jax.tree.map(lambda x: meshes.place(
-          x, meshes.sharding(sharding.mesh, ())), wanted)
+      template = jax.tree.map(lambda x: meshes.place(
+          x, meshes.sharding(sharding.mesh, ())), template)
     if (run / INIT).is_dir():  # its initial model was not its model.path
       base = weights.load(
           str(run / INIT), shape, dtype=jax.tree.leaves(base)[0].dtype,
@@ -301,16 +301,16 @@ def trained(run: pathlib.Path, base: transformer.Params,
           if is_spread else None)
   else:
     lora = None
-    wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(
+    template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(
         x.shape, 'float32', sharding=x.sharding), base)
-  found = checkpoint.restore(
-      run / 'checkpoints', {'policy': {'params': wanted}}, partial=True,
+  restored = checkpoint.restore(
+      run / 'checkpoints', {'policy': {'params': template}}, partial=True,
       at=step)
-  if found is None:
+  if restored is None:
     raise FileNotFoundError(
         f'evaluate.run must be the folder of a run with checkpoints, but {run} '
         'has none.')
-  params = found[1]['policy']['params']
+  params = restored[1]['policy']['params']
   return loras.merge(base, params, lora) if lora else params
 
 
@@ -321,27 +321,22 @@ def kept_step(run: pathlib.Path, step: int | None, field: str) -> int:
     FileNotFoundError: The directory holds no run with checkpoints.
     ValueError: The step is not kept.
   """
-  kept = checkpoint.steps(run / 'checkpoints')
-  if not kept or not recorded(run):
+  steps = checkpoint.steps(run / 'checkpoints')
+  if not steps or not recorded(run):
     raise FileNotFoundError(
         f'{field} must be the folder of a run with checkpoints, but {run} is '
         'none. Name for instance runs/dspo, the --workdir of a training run.')
-  if step is not None and step not in kept:
+  if step is not None and step not in steps:
     raise ValueError(
         f'{field} must be at a step whose checkpoint {run} keeps, which are '
-        f'{", ".join(map(str, kept))}, but is at {step}. Keep more with '
+        f'{", ".join(map(str, steps))}, but is at {step}. Keep more with '
         'train.keep_checkpoints.')
-  return kept[-1] if step is None else step
+  return steps[-1] if step is None else step
 
 
 def recorded(run: pathlib.Path) -> dict[str, Any]:
   """Returns the config that a run recorded; {} if there is none."""
   return workdirs.read_config(run) if (run / workdirs.CONFIG).exists() else {}
-
-
-def model_of_run(run: str) -> str:
-  """Returns the model.path of a run's training; '' is the tiny base model."""
-  return recorded(parse_run(run)[0]).get('model', {}).get('path', '')
 
 
 def tokenizer_of(folder: pathlib.Path) -> tokenizers.Tokenizer | None:
@@ -350,8 +345,8 @@ def tokenizer_of(folder: pathlib.Path) -> tokenizers.Tokenizer | None:
   Returns:
     The tokenizer. If it cannot be loaded, None, after a message is printed.
   """
-  of = recorded(folder).get('evaluate', {}).get('run', '')
-  run = parse_run(of)[0] if of else folder
+  evaluated = recorded(folder).get('evaluate', {}).get('run', '')
+  run = parse_run(evaluated)[0] if evaluated else folder
   path = next((str(run / name) for name in ('model', INIT)
                if (run / name).is_dir()),
               recorded(run).get('model', {}).get('path') or str(TINY_BASE))

@@ -44,12 +44,12 @@ class Solver:
               ) -> list[list[Trajectory]]:
     """Returns the trajectories of all attempts, for each question."""
     fits = [*map(self.fits, questions)]
-    found = iter(self.sampler.rollout(
+    played = iter(self.sampler.rollout(
         self.weights, [Request(question, attempt, number)
                        for number, question in enumerate(questions)
                        if fits[number] for attempt in range(attempts)],
         search=self.search, step=0, temperature=self.temperature).trajectories)
-    return [[next(found) if fit else Trajectory(
+    return [[next(played) if fit else Trajectory(
         question, attempt, 0, (), stop_reason='length_limit')
              for attempt in range(attempts)]
             for question, fit in zip(questions, fits)]
@@ -60,7 +60,8 @@ class Solver:
         self.sampler.dialogue, question.text, self.sampler.tokenizer)) <= (
             self.sampler.budgets.max_prompt_tokens)
 
-  def speaking(self, dialogue: str, field: str, **budgets: int) -> 'Solver':
+  def with_dialogue(self, dialogue: str, field: str, **budgets: int
+                   ) -> 'Solver':
     """Returns the same solver with another dialogue and other budgets.
 
     Args:
@@ -73,7 +74,8 @@ class Solver:
       ValueError: The dialogue does not exist, or the budgets do not fit.
     """
     return dataclasses.replace(self, sampler=self.sampler.with_dialogue(
-        model_folders.speaking(dialogue, self.sampler.tokenizer, field, _OURS),
+        model_folders.load_dialogue(
+            dialogue, self.sampler.tokenizer, field, _OURS),
         dataclasses.replace(self.sampler.budgets, **budgets)))
 
 
@@ -87,7 +89,8 @@ def check(options: Any, tokenizer: Any) -> None:
   if options.temperature <= 0:
     raise ValueError('solver.temperature must be above 0, or all attempts are '
                      f'one, but is {options.temperature}.')
-  model_folders.speaking(options.dialogue, tokenizer, 'solver.dialogue', _OURS)
+  model_folders.load_dialogue(
+      options.dialogue, tokenizer, 'solver.dialogue', _OURS)
 
 
 def load(options: Any, sampler: Sampler, params: transformer.Params,
@@ -106,9 +109,9 @@ def load(options: Any, sampler: Sampler, params: transformer.Params,
       than the policy, or its dialogue and budgets do not fit.
   """
   check(options, sampler.tokenizer)
-  found = Solver(sampler, None, search, options.temperature).speaking(
+  player = Solver(sampler, None, search, options.temperature).with_dialogue(
       options.dialogue, 'solver.dialogue', **options.budgets)
-  return dataclasses.replace(found, weights=sampler.sync(_params(
+  return dataclasses.replace(player, weights=sampler.sync(_params(
       options, params, sampler, mesh)).weights)
 
 

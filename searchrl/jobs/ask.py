@@ -17,6 +17,7 @@ from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl.data import question_files
 from searchrl.data import questions as questions_lib
+from searchrl.evaluation.figures import plain
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import policy
@@ -67,7 +68,7 @@ def run(config, workdir: str) -> None:
       Question(options.question, options.question, ()), '--question')
   search = searches.engine(config.search, corpus, seed=config.seed)
   sampler, params = policy.of_run(
-      config, options.run, most=options.samples, folder=model)
+      config, options.run, limit=options.samples, folder=model)
   _say(f'Question: {plain(options.question)}')
   trajectories = ask(
       sampler, params, options.question, search=search,
@@ -76,7 +77,7 @@ def run(config, workdir: str) -> None:
   winner = vote(trajectories, _say)
   if winner is None:
     sys.exit('No answer: ' + ', '.join(sorted({
-        _WHY[trajectory.stop_reason] for trajectory in trajectories})) + '.')
+        _WHY[str(t.stop_reason)] for t in trajectories})) + '.')
   print(plain(winner))
 
 
@@ -109,10 +110,10 @@ def ask(sampler: Sampler, params, question: str, *, search: SearchFn,
     temperature: Sampling temperature, if there are several samples.
     watch: Function that receives trajectories, as in `Sampler.rollout`.
   """
-  asked = Question(question, question, ())
+  whole = Question(question, question, ())
   return sampler.rollout(
       sampler.sync(params).weights,
-      [Request(asked, sample) for sample in range(samples)],
+      [Request(whole, sample) for sample in range(samples)],
       search=with_warnings(search, _say), step=0, watch=watch,
       temperature=temperature if samples > 1 else 0.0).trajectories
 
@@ -141,7 +142,7 @@ class TurnPrinter:
   def __init__(self, tokenizer, samples: int = 1,
                say: Callable[[str], None] = _say):
     self._tokenizer, self._samples, self._say = tokenizer, samples, say
-    self._printed = {}  # sample -> number of blocks already printed
+    self._printed: dict[int, int] = {}  # sample -> number of printed blocks
 
   def __call__(self, trajectory: Trajectory) -> None:
     """Prints the new blocks of a trajectory."""
@@ -161,9 +162,9 @@ class TurnPrinter:
       if not turn.observation_tokens:
         continue
       if turn.action.kind == 'search':
-        found = [passage_line(n, p) for n, p in enumerate(turn.passages, 1)]
+        shown = [passage_line(n, p) for n, p in enumerate(turn.passages, 1)]
         yield self._label(trajectory) + 'Found\n' + _indented(
-            '\n'.join(found) or 'nothing')
+            '\n'.join(shown) or 'nothing')
       else:
         yield (f'{self._label(trajectory)}That was no action; the policy is '
                'asked to retry.')
@@ -190,7 +191,7 @@ def vote(trajectories: Sequence[Trajectory], say: Callable[[str], None]
   answers = [trajectory.answer for trajectory in trajectories]
   counts = collections.Counter(
       rewards.normalise(answer) for answer in answers if answer is not None)
-  forms = {}
+  forms: dict[str, str] = {}
   for answer in answers:
     if answer is not None:
       forms.setdefault(rewards.normalise(answer), answer)
@@ -204,8 +205,9 @@ def vote(trajectories: Sequence[Trajectory], say: Callable[[str], None]
   return forms[ranked[0][0]] if ranked else None
 
 
-def propose(file: pathlib.Path, corpus: corpora.Corpus, *, examples: str,
-            run: str, own_corpus: str) -> None:
+def propose(
+    file: pathlib.Path, corpus: corpora.Corpus | mapped_corpus.MappedCorpus, *,
+    examples: str, run: str, own_corpus: str) -> None:
   """Prints questions that could be asked, and the command that asks one.
 
   Args:
@@ -245,13 +247,8 @@ def spread(questions: Sequence[Question]) -> list[Question]:
   for question in questions:
     by_hops[question.hops].append(question)
   rounds = itertools.zip_longest(*(by_hops[hops] for hops in sorted(by_hops)))
-  dealt = (q for one in rounds for q in one if q is not None)
+  dealt = (q for turn in rounds for q in turn if q is not None)
   return list(itertools.islice(dealt, _EXAMPLES))
-
-
-def plain(text: str) -> str:
-  """Returns the text without control characters, for the terminal."""
-  return ''.join(c if c.isprintable() or c == '\n' else ' ' for c in text)
 
 
 def _indented(text: str) -> str:

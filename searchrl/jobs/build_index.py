@@ -92,7 +92,8 @@ def _build(config, folder: pathlib.Path, store: vector_store.Store, corpus,
            encode: dense.EncodeFn) -> None:
   """Builds the indexes that the config names and that are missing."""
   kinds = [kind for kind in config.build if kind in approximate.KINDS]
-  queries = _queries(config.recall, corpus, encode) if kinds else None
+  if kinds:
+    queries = _queries(config.recall, corpus, encode)
   for kind in kinds:
     approximate.build_if_changed(
         kind, store, folder / kind, queries, recall=config.recall.target,

@@ -59,13 +59,13 @@ def run(config, workdir: str) -> None:
   if options.methods:
     _compare(config, cases, sets, searched, folder)
     return
-  found = processes.on_first('facts', lambda: fingerprint.facts(
+  facts = processes.on_first('facts', lambda: fingerprint.facts(
       config, loaded[0], sets, searched, options.run))
   rows = evaluator.run(
       *loaded, cases, step=options.step, samples=options.samples,
-      fingerprint=fingerprint.of(found), folder=folder)
+      fingerprint=fingerprint.of(facts), folder=folder)
   processes.on_first('fingerprint', lambda: _note(
-      folder, found, fingerprint.overlap(options.run, sets)))
+      folder, facts, fingerprint.overlap(options.run, sets)))
   if processes.is_first():
     rows = evaluator.with_seconds(rows, folder)
     print(figures.table(rows, evaluator.columns(rows)), flush=True)
@@ -86,16 +86,17 @@ def _check_prompts(config, sets: Sequence[datasets.Dataset]) -> None:
     method = _of_seed(config.evaluate.methods[name], config.seed)
     if method.method != evaluator.AGENT or _missing(method):
       continue
-    own = _of_method(config, method)
-    admit = policy.folder_of(own).admit(policy.budgets_of(own))
+    method_config = _of_method(config, method)
+    admit = policy.folder_of(method_config).admit(
+        policy.budgets_of(method_config))
     for question in (q for data in sets for q in data.questions):
       admit(question, f'{question.uid!r} for evaluate.methods.{name}')
 
 
-def _note(folder: pathlib.Path, found: Any, overlap: dict[str, float]) -> None:
+def _note(folder: pathlib.Path, facts: Any, overlap: dict[str, float]) -> None:
   """Writes the fingerprint of the scores; warns of questions trained on."""
   atomic_files.write_json(folder / 'fingerprint.json', {
-      'fingerprint': fingerprint.of(found), **found, 'overlap': overlap})
+      'fingerprint': fingerprint.of(facts), **facts, 'overlap': overlap})
   for name, share in overlap.items():
     if share:
       processes.say(f'Warning: {share:.1%} of the questions of {name} were '
@@ -115,13 +116,13 @@ def _compare(config, cases: Sequence[evaluator.EvalCase],
       timed.append(rows[-1])
       continue
     processes.say(f'\n{name} ...')
-    own, here = _of_method(config, method), folder / 'methods' / name
-    sampler, params = policy.of_run(own, method.run)
+    method_config, here = _of_method(config, method), folder / 'methods' / name
+    sampler, params = policy.of_run(method_config, method.run)
     facts = processes.on_first('facts', lambda: fingerprint.facts(
-        own, sampler, sets, searched, method.run) | {
+        method_config, sampler, sets, searched, method.run) | {
             'method': method.method,
             'templates': prompts.SETS[options.prompts]})
-    found = evaluator.run(
+    table = evaluator.run(
         sampler, params,
         [dataclasses.replace(case, method=method.method) for case in cases],
         step=options.step, samples=options.samples,
@@ -130,9 +131,9 @@ def _compare(config, cases: Sequence[evaluator.EvalCase],
     processes.on_first('fingerprint', lambda: _note(
         here, facts, fingerprint.overlap(method.run, sets)))
     note = '' if method.taught else 'prompt never taught'
-    rows += [{'method': name, **row, 'note': note} for row in found]
+    rows += [{'method': name, **row, 'note': note} for row in table]
     timed += [{'method': name, **row, 'note': note}
-              for row in evaluator.with_seconds(found, here)]
+              for row in evaluator.with_seconds(table, here)]
   if not processes.is_first():
     return
   atomic_files.write_json(folder / evaluator.TABLE, rows)
@@ -146,11 +147,11 @@ def _compare(config, cases: Sequence[evaluator.EvalCase],
 
 def _of_seed(method: Any, seed: int) -> Any:
   """Returns a method with '{seed}' in its paths replaced by the seed."""
-  own = method.copy_and_resolve_references()
-  with own.unlocked():
-    own.run, own.path = (path.replace('{seed}', str(seed))
-                         for path in (own.run, own.path))
-  return own
+  filled = method.copy_and_resolve_references()
+  with filled.unlocked():
+    for field in ('run', 'path'):
+      filled[field] = filled[field].replace('{seed}', str(seed))
+  return filled
 
 
 def _missing(method: Any) -> str:
@@ -163,25 +164,26 @@ def _missing(method: Any) -> str:
 
 def _of_method(config, method: Any) -> Any:
   """Returns the config of a method's model, from its run if it has one."""
-  own = config.copy_and_resolve_references()
-  own.unlock()
-  own.model.path = method.path
+  method_config = config.copy_and_resolve_references()
+  method_config.unlock()
+  method_config.model.path = method.path
   if method.run:
     theirs = policy.recorded(policy.parse_run(method.run)[0])
     if theirs:
-      own.model.path, own.dialogue = theirs['model']['path'], theirs['dialogue']
-      own.rollout.budgets.update(theirs['rollout']['budgets'])
-  return own
+      method_config.model.path = theirs['model']['path']
+      method_config.dialogue = theirs['dialogue']
+      method_config.rollout.budgets.update(theirs['rollout']['budgets'])
+  return method_config
 
 
 def _differences(folder: pathlib.Path, names: Sequence[str]) -> str:
   """Returns a table of exact match minus the last method's, by set."""
-  found = {name: evaluator.recorded(folder / 'methods' / name)
+  scores = {name: evaluator.recorded(folder / 'methods' / name)
            for name in names}
   rows = []
   for name in names[:-1]:
-    for case, theirs in found[names[-1]].items():
-      ours = found[name].get(case)
+    for case, theirs in scores[names[-1]].items():
+      ours = scores[name].get(case)
       if ours:
         gap = compare.difference(ours, theirs)
         rows.append({'method': name, 'case': case, 'n': gap.questions,
@@ -228,9 +230,10 @@ def _described(through: Mapping[str, Any], sets: Sequence[datasets.Dataset]
               ) -> dict[str, Any]:
   """Returns what is searched for each set; by engine if there are several."""
   corpora = {id(dataset.corpus): dataset.corpus for dataset in sets}
-  found = {}
+  described = {}
   for name, search in through.items():
     facts = {key: searches.describe(search, corpus)
              for key, corpus in corpora.items()}  # a shared one: once
-    found[name] = {dataset.name: facts[id(dataset.corpus)] for dataset in sets}
-  return found if len(found) > 1 else next(iter(found.values()))
+    described[name] = {
+        dataset.name: facts[id(dataset.corpus)] for dataset in sets}
+  return described if len(described) > 1 else next(iter(described.values()))

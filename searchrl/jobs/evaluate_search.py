@@ -57,8 +57,8 @@ def recall_by_hops(questions: Sequence[Question], search: SearchFn,
     by_hops[question.hops].append(question)
   rows = []
   for hops, group in sorted(by_hops.items()):
-    found = ir_metrics.answers(
+    recall = ir_metrics.answers(
         search, group, top_ks=top_ks, normalise=rewards.normalise)
     rows.append({'hops': hops, 'n': len(group)} | {
-        key.removeprefix('retrieval/'): x for key, x in found.items()})
+        key.removeprefix('retrieval/'): x for key, x in recall.items()})
   return rows

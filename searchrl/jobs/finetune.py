@@ -139,7 +139,7 @@ def demonstrate(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
   written = folder / 'recipe.json'
   if written.exists() and written.read_text() == recipe:
     return files
-  dialogue = model_folders.speaking(config.dialogue, tokenizer)
+  dialogue = model_folders.load_dialogue(config.dialogue, tokenizer)
   folder.mkdir(parents=True, exist_ok=True)
   written.unlink(missing_ok=True)
   seed = options.pop('world_seed')
@@ -166,21 +166,21 @@ def documents(path: str, field: str, tokenizer, length: int) -> list[Document]:
   Raises:
     ValueError: No conversation can be used.
   """
-  found = conversations.read(path, field=field)
-  encoded = [_encode(conversation, tokenizer) for conversation in found]
-  kept = [Document(*x) for x in encoded
+  encoded = [_encode(conversation, tokenizer)
+             for conversation in conversations.read(path, field=field)]
+  usable = [Document(*x) for x in encoded
           if len(x.ids) <= length and any(x.trained[1:])]
-  if not kept:
+  if not usable:
     raise ValueError(
         f'learner.pack_length must hold a conversation of {field}, but is '
         f'{length}, and the shortest of {path} has '
         f'{min(len(x.ids) for x in encoded)} tokens. Raise it.')
-  if len(kept) < len(found):
+  if len(usable) < len(encoded):
     processes.say(
-        f'Warning: {len(found) - len(kept)} of {len(found)} conversations of '
-        f'{path} are left out: they have more than '
+        f'Warning: {len(encoded) - len(usable)} of {len(encoded)} '
+        f'conversations of {path} are left out: they have more than '
         f'learner.pack_length={length} tokens.')
-  return kept
+  return usable
 
 
 def _encode(conversation: conversations.Conversation, tokenizer
@@ -192,19 +192,19 @@ def _encode(conversation: conversations.Conversation, tokenizer
       conversation.segments, tokenizer, conversation.ends)
 
 
-def split(found: Sequence[Document], share: float, *, seed: int
+def split(texts: Sequence[Document], share: float, *, seed: int
          ) -> tuple[list[Document], list[Document]]:
   """Splits off a share of the documents for validation, drawn by the seed."""
-  count = round(share * len(found))
-  if share and not 0 < count < len(found):
+  count = round(share * len(texts))
+  if share and not 0 < count < len(texts):
     raise ValueError(
         'data.validation_share must leave documents to train on and to '
-        f'validate, but is {share} of {len(found)}. Give more data, another '
+        f'validate, but is {share} of {len(texts)}. Give more data, another '
         'share, or 0 for no validation.')
   aside = set(np.random.default_rng([seed, 0, 1]).permutation(
-      len(found))[:count].tolist())
-  return ([x for i, x in enumerate(found) if i not in aside],
-          [x for i, x in enumerate(found) if i in aside])
+      len(texts))[:count].tolist())
+  return ([x for i, x in enumerate(texts) if i not in aside],
+          [x for i, x in enumerate(texts) if i in aside])
 
 
 def make_learner(config, shape: transformer.TransformerConfig, mesh,

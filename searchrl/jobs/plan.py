@@ -94,9 +94,9 @@ class Plan:
 
   def peak_with(self, engine: Engine) -> float:
     """Returns the peak of the bytes, if rollouts used this engine."""
-    own = self.engine
-    return (sum(self.holds.values()) + engine.cache - own.cache
-            + engine.frozen - own.frozen + max(engine.besides, self.update))
+    chosen = self.engine
+    return (sum(self.holds.values()) + engine.cache - chosen.cache
+            + engine.frozen - chosen.frozen + max(engine.besides, self.update))
 
   @property
   def fits(self) -> bool:
@@ -260,8 +260,8 @@ def compiled_bytes(learner: learners.Learner, rows: int) -> float:
   """Returns the bytes per device of the compiled update, besides the state."""
   arguments = learner.abstract_update(rows)
   program = learner.train_step.update.lower(*arguments).compile()
-  found = program.memory_analysis()
-  return found.temp_size_in_bytes + bytes_of(arguments[3])
+  memory = program.memory_analysis()
+  return memory.temp_size_in_bytes + bytes_of(arguments[3])
 
 
 def estimated_bytes(learner: learners.Learner, rows: int) -> float:
@@ -279,8 +279,8 @@ def estimated_bytes(learner: learners.Learner, rows: int) -> float:
   fsdp, tensor = run.mesh.shape['fsdp'], run.mesh.shape['tensor']
   ways = run.mesh.shape['data'] * fsdp
   size = np.dtype(run.forward_options.dtype).itemsize
-  own = learner.microbatch_rows // ways
-  tokens = own * learner.pack_length
+  rows_here = learner.microbatch_rows // ways
+  tokens = rows_here * learner.pack_length
   width, inner = shape.hidden_size, shape.intermediate_size
   gradients = sum(bytes_of(run.abstract_state()[network].params)
                   for network in run.axes)
@@ -295,7 +295,7 @@ def estimated_bytes(learner: learners.Learner, rows: int) -> float:
   return (2 * gradients + rounded + 2 * (0 if run.lora else vocabulary)
           + tokens * size * (saved * shape.num_hidden_layers + 2 * inside)
           + 2 * layer * size / tensor
-          + own * _CHUNK * shape.vocab_size / tensor * 4 * 4)
+          + rows_here * _CHUNK * shape.vocab_size / tensor * 4 * 4)
 
 
 def _devices(config):
@@ -311,8 +311,8 @@ def _devices(config):
     return kind, meshes.make(**config.mesh), (
         f'{len(local)} x {kind.name}, here')
   kind, count = devices_lib.parse(config.plan.devices)
-  found = config.plan.compile and devices_lib.to_compile_for(kind, count)
-  mesh = meshes.make(**config.mesh, devices=found) if found else (
+  targets = config.plan.compile and devices_lib.to_compile_for(kind, count)
+  mesh = meshes.make(**config.mesh, devices=targets) if targets else (
       meshes.abstract(count, **config.mesh))
   return kind, mesh, f'{count} x {kind.name}'
 

@@ -62,9 +62,9 @@ def run(config, workdir: str) -> None:
   position, path = stream.start, config.model.path
   for number in range(1, options.iterations + 1):
     here = folder / f'iteration_{number}'
-    asked, position = stream.draw(position, options.questions)
+    questions, position = stream.draw(position, options.questions)
     if not processes.on_first('data?', (here / _DATA).exists):
-      _collect(config, path, data.corpus, asked, here)
+      _collect(config, path, data.corpus, questions, here)
     tuned = here / 'tuned'
     if not processes.on_first('model?', (tuned / 'model/README.md').exists):
       tune = plugins.resolve(config.tuning.job, field='tuning.job',
@@ -74,21 +74,21 @@ def run(config, workdir: str) -> None:
   processes.say(f'the last model: {path}', file=sys.stdout)
 
 
-def _collect(config, path: str, corpus: Any, asked: list[Question],
+def _collect(config, path: str, corpus: Any, questions: list[Question],
              here: pathlib.Path) -> None:
   """Samples answers in rounds, and writes the right ones."""
-  own, options = config.copy_and_resolve_references(), config.rejection
-  own.unlock()
-  own.model.path = path
-  sampler, params = policy.build(own, meshes.make(**config.mesh))
+  sampling, options = config.copy_and_resolve_references(), config.rejection
+  sampling.unlock()
+  sampling.model.path = path
+  sampler, params = policy.build(sampling, meshes.make(**config.mesh))
   weights = sampler.sync(params).weights
   search = searches.engine(config.search, corpus, seed=config.seed)
-  found = []
+  trajectories = []
   for number, first in enumerate(
-      range(0, len(asked), options.questions_a_round)):
+      range(0, len(questions), options.questions_a_round)):
     file = here / 'trajectories' / f'round_{number:06d}.jsonl.gz'
     if not processes.on_first(str(file), file.exists):
-      chosen = asked[first:first + options.questions_a_round]
+      chosen = questions[first:first + options.questions_a_round]
       sampled = sampler.rollout(
           weights, [Request(question, sample, group)
                     for group, question in enumerate(chosen)
@@ -96,31 +96,32 @@ def _collect(config, path: str, corpus: Any, asked: list[Question],
           search=search, step=number, temperature=options.temperature
       ).trajectories
       processes.on_first('round', lambda: records.write(file, sampled))
-    found += records.read(file)
-  kept = demonstrations.right(found, rewards.em, most=options.most,
-                              balance=options.balance)
-  processes.say(f'{here}: {len(kept)} of {len(found)} trajectories are kept')
-  if not kept:
+    trajectories += records.read(file)
+  right = demonstrations.right(trajectories, rewards.em, most=options.most,
+                               balance=options.balance)
+  processes.say(f'{here}: {len(right)} of {len(trajectories)} trajectories are '
+                'kept')
+  if not right:
     raise ValueError(
-        f'rejection sampling needs right answers, but of {len(found)} none is '
-        'one. Start from a model that is right now and then, or raise '
+        f'rejection sampling needs right answers, but of {len(trajectories)} '
+        'none is one. Start from a model that is right now and then, or raise '
         'rejection.samples.')
-  processes.on_first('data', lambda: _write(here / _DATA, kept))
+  processes.on_first('data', lambda: _write(here / _DATA, right))
 
 
-def _write(file: pathlib.Path, kept) -> None:
+def _write(file: pathlib.Path, trajectories) -> None:
   atomic_files.write(file, ''.join(
-      json.dumps(demonstrations.segments(one), ensure_ascii=False) + '\n'
-      for one in kept))
+      json.dumps(demonstrations.segments(t), ensure_ascii=False) + '\n'
+      for t in trajectories))
 
 
 def _tuning(config, path: str, file: pathlib.Path) -> Any:
   """Returns the config of an iteration's fine-tuning."""
-  own = config.tuning.copy_and_resolve_references()
-  own.unlock()
-  own.seed, own.allow_changes = config.seed, config.allow_changes
-  own.model.path, own.data.train = path, str(file)
-  return own
+  tuning = config.tuning.copy_and_resolve_references()
+  tuning.unlock()
+  tuning.seed, tuning.allow_changes = config.seed, config.allow_changes
+  tuning.model.path, tuning.data.train = path, str(file)
+  return tuning
 
 
 def _check(config) -> None:

@@ -30,12 +30,12 @@ def run(config, workdir: str) -> None:
         'report.runs must name folders, and report.trajectories be at least 0, '
         f'but they are {tuple(options.runs)} and {options.trajectories}. Add '
         '--config.report.runs="(\'runs/dspo\',)".')
-  found = reading.runs(options.runs)
+  runs = reading.runs(options.runs)
   file = pathlib.Path(workdir) / FILE
   file.parent.mkdir(parents=True, exist_ok=True)
   if processes.is_first():
     atomic_files.write(file, page.render(
-        found, lambda run: policy.tokenizer_of(run.folder),
+        runs, lambda run: policy.tokenizer_of(run.folder),
         most=options.trajectories, title=options.title or ', '.join(
             pathlib.Path(folder).resolve().name for folder in options.runs)))
   processes.say(str(file), file=sys.stdout)

@@ -30,7 +30,7 @@ def run(config, workdir: str) -> None:
   if config.ask.run:
     policy.check_run(config.ask.run, model=config.model.path,
                      dialogue=config.dialogue)
-  sampler, params = policy.of_run(config, config.ask.run, most=1)
+  sampler, params = policy.of_run(config, config.ask.run, limit=1)
   generator = generation.build(
       sampler.shape, sampler.tokenizer, sampler.sync(params).weights,
       sampler.sync.mesh, slots=config.rollout.max_num_seqs,

@@ -53,11 +53,11 @@ def shown(facts: Mapping[str, Any]) -> dict[str, Any]:
   Args:
     facts: Facts from `experiment.search.describe`.
   """
-  own = {name: facts[name] for name in ('engine', 'passages', 'corpus')
-         if name in facts}
+  public = {name: facts[name] for name in ('engine', 'passages', 'corpus')
+            if name in facts}
   index = facts['index']['fingerprint'] if 'index' in facts else ','.join(
       shown(inner).get('index', '') for inner in facts.get('engines', ()))
-  return own | ({'index': index} if index.strip(',') else {})
+  return public | ({'index': index} if index.strip(',') else {})
 
 
 def load_corpus(file: str, folder: pathlib.Path, **world):
@@ -69,8 +69,8 @@ def load_corpus(file: str, folder: pathlib.Path, **world):
 
 def _check(engine: SearchFn, name: str) -> None:
   """Raises a ValueError unless the engine answers. Also warms it up."""
-  found, = engine([Query('test', 1, Question('', '', ()))])
-  if isinstance(found, SearchError):
+  result, = engine([Query('test', 1, Question('', '', ()))])
+  if isinstance(result, SearchError):
     raise ValueError(
         f'search.engine must answer before it is served, but {name!r} failed '
-        f'with {found.kind}: {found.detail}.')
+        f'with {result.kind}: {result.detail}.')

@@ -5,6 +5,7 @@
 from collections.abc import Iterator
 import pathlib
 
+from searchrl.evaluation import figures
 from searchrl.evaluation.report import reading
 from searchrl.evaluation.report import tokens
 from searchrl.experiment import policy
@@ -24,7 +25,7 @@ def run(config, workdir: str) -> None:
   entry = find(config.show.trajectory)
   if processes.is_first():
     for line in lines(entry, config.show.observations):
-      print(plain(line))
+      print(figures.plain(line))
 
 
 def find(name: str) -> reading.Entry:
@@ -44,30 +45,31 @@ def find(name: str) -> reading.Entry:
 
 def lines(entry: reading.Entry, observations: bool) -> Iterator[str]:
   """Yields the lines to print."""
-  of = entry.trajectory
-  yield f'Question  {of.question.text}'
-  yield f'Golds     {" | ".join(of.question.answers) or "none"}'
-  yield f'Answer    {"none" if of.answer is None else of.answer}'
-  parts = ''.join(f', {name} {value:.4g}' for name, value in of.parts.items())
+  trajectory, start = entry.trajectory, 0
+  question, answer = trajectory.question, trajectory.answer
+  yield f'Question  {question.text}'
+  yield f'Golds     {" | ".join(question.answers) or "none"}'
+  yield f'Answer    {"none" if answer is None else answer}'
+  parts = ''.join(f', {name} {value:.4g}'
+                  for name, value in trajectory.parts.items())
   score = 'none' if entry.score is None else f'{entry.score:.4g}'
-  yield (f'Score     {score}{parts}; ended by {of.stop_reason}, '
-         f'{of.searches} searches')
-  at = 0
-  for segment in tokens.segments(of, policy.tokenizer_of(entry.run.folder),
-                                 entry.learned):
+  yield (f'Score     {score}{parts}; ended by '
+         f'{trajectory.stop_reason}, {trajectory.searches} searches')
+  for segment in tokens.segments(
+      trajectory, policy.tokenizer_of(entry.run.folder), entry.learned):
     yield ''
-    yield from _segment(segment, at, observations)
-    at += len(segment.texts)
+    yield from _segment(segment, start, observations)
+    start += len(segment.texts)
 
 
-def _segment(segment: tokens.Segment, at: int, observations: bool
+def _segment(segment: tokens.Segment, start: int, observations: bool
             ) -> Iterator[str]:
-  end = at + len(segment.texts) - 1
+  end = start + len(segment.texts) - 1
   mask = {True: 'in the loss', False: 'not in the loss',
           None: 'in the loss, unless the update left it out'}[segment.trained]
   kind = (f', {segment.turn.action.kind}'
-          if segment.role == tokens.POLICY else '')
-  yield f'{segment.role}{kind}: tokens {at} to {end}, {mask}'
+          if segment.role == tokens.POLICY and segment.turn else '')
+  yield f'{segment.role}{kind}: tokens {start} to {end}, {mask}'
   if segment.role != tokens.POLICY:
     if observations or segment.role == tokens.PROMPT:
       yield from ('  ' + line for line in ''.join(segment.texts).splitlines())
@@ -78,9 +80,4 @@ def _segment(segment: tokens.Segment, at: int, observations: bool
   for n, text in enumerate(segment.texts):
     numbers = ''.join(
         f'{format(values[n], form):>11}' for _, values, form in shown)
-    yield f'{at + n:>7}{numbers}  {text!r}'
-
-
-def plain(text: str) -> str:
-  """Returns the text without control characters, for the terminal."""
-  return ''.join(c if c.isprintable() else ' ' for c in text)
+    yield f'{start + n:>7}{numbers}  {text!r}'

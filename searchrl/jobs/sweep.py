@@ -3,6 +3,7 @@
 """Runs a job with several seeds or settings, and makes one table."""
 
 from collections.abc import Iterator, Mapping, Sequence
+import functools
 import json
 import pathlib
 from typing import Any
@@ -42,12 +43,13 @@ def run(config, workdir: str, seeds: Sequence[int] = ()) -> None:
   folder = pathlib.Path(workdir)
   runs = [*_runs(config, folder, seeds)]  # checks all before the first begins
   done = []
-  for name, own, here in runs:
-    job = plugins.resolve(own.job, field='job', ours='searchrl.jobs.train:run')
+  for name, changed, here in runs:
+    job = plugins.resolve(changed.job, field='job',
+                          ours='searchrl.jobs.train:run')
     processes.say(f'\n{here}')
-    job(own, str(here))
+    job(changed, str(here))
     done.append((name, processes.on_first(
-        str(here), lambda here=here: _table(here))))
+        str(here), functools.partial(_table, here))))
   if None in [table for _, table in done]:
     processes.say(f'\nNo table: runs of {runs[0][1].job} are not evaluated. '
                   'Evaluate what they made by configs/evaluate.py.')
@@ -68,16 +70,16 @@ def _runs(config, folder: pathlib.Path, seeds: Sequence[int]
           f'sweep.order must name entries of sweep.runs, which are '
           f'{", ".join(swept.runs)}, but names {name!r}.')
     for seed in seeds or (None,):
-      own = config.copy_and_resolve_references()
-      with own.unlocked():
+      changed = config.copy_and_resolve_references()
+      with changed.unlocked():
         if swept:
-          own.job = swept.job
-          del own.sweep
-          _change(own, swept.runs[name], f'sweep.runs.{name}')
+          changed.job = swept.job
+          del changed.sweep
+          _change(changed, swept.runs[name], f'sweep.runs.{name}')
         if seed is not None:
-          own.seed = seed
+          changed.seed = seed
       here = folder / name if name else folder
-      yield name, own, here if seed is None else here / f'seed_{seed}'
+      yield name, changed, here if seed is None else here / f'seed_{seed}'
 
 
 def _change(config, changes: Mapping[str, Any], place: str) -> None:
@@ -122,14 +124,14 @@ def _write(folder: pathlib.Path, done: Sequence[tuple[str, list[dict]]],
     print(_crossed(rows, across))
 
 
-def _row(case: tuple, of: Sequence[Mapping[str, Any]], count: int
+def _row(case: tuple, rows: Sequence[Mapping[str, Any]], count: int
         ) -> dict[str, Any]:
   row = {key: value for key, value in zip(_CASE, case) if value != ''}
-  row |= {'seeds': len(of)} if count > 1 else {}
+  row |= {'seeds': len(rows)} if count > 1 else {}
   for name in _SCORES:
-    values = [one[name] for one in of]
+    values = [of_seed[name] for of_seed in rows]
     row[name] = float(np.mean(values))
-    if len(of) > 1:
+    if len(rows) > 1:
       row[f'{name} ±'] = float(np.std(values, ddof=1))
   return row
 
@@ -143,12 +145,12 @@ def _crossed(rows: Sequence[Mapping[str, Any]], across: str) -> str:
            if key != across}
   if across != 'hops':
     fixed['hops'] = evaluator.ALL
-  crossed = {}
+  crossed: dict[str, dict[str, Any]] = {}
   for row in rows:
     if fixed.items() <= row.items():
       crossed.setdefault(row['run'], {'run': row['run']})[
           str(row[across])] = row['em']
-  found = list(crossed.values())
+  lines = list(crossed.values())
   where = ', '.join(str(value) for value in fixed.values())
   return f'\nExact match ({where}): runs by {across}\n\n' + figures.table(
-      found, list(dict.fromkeys(key for row in found for key in row)))
+      lines, list(dict.fromkeys(key for row in lines for key in row)))

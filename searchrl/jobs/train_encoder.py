@@ -100,8 +100,8 @@ def _loaded(path: str):
 def _fresh(tokenizer: pathlib.Path, length: int, seed: int, **shape):
   """Returns the shape of an encoder for a tokenizer, and random parameters."""
   coder = embedder.load_tokenizer(tokenizer, length)
-  shape = encoders.EncoderConfig(vocab_size=coder.get_vocab_size(), **shape)
-  return shape, encoders.init(shape, jax.random.key(seed))
+  config = encoders.EncoderConfig(vocab_size=coder.get_vocab_size(), **shape)
+  return config, encoders.init(config, jax.random.key(seed))
 
 
 def _tokenizer_texts(source_of: SourceOf, count: int) -> Iterable[str]:
@@ -130,7 +130,7 @@ def make_tokenizer(folder: pathlib.Path, vocab_size: int,
   pieces.add_special_tokens(list(SPECIAL))
   pieces.decoder = tokenizers.decoders.WordPiece()
   pieces.post_processor = tokenizers.processors.BertProcessing(
-      *((name, pieces.token_to_id(name)) for name in ('[SEP]', '[CLS]')))
+      *((name, SPECIAL.index(name)) for name in ('[SEP]', '[CLS]')))
   folder.mkdir(parents=True, exist_ok=True)
   (folder / 'tokenizer_config.json').write_text(json.dumps({
       'tokenizer_class': 'PreTrainedTokenizerFast', 'pad_token': '[PAD]',

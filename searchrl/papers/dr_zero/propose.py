@@ -137,7 +137,7 @@ def _tried(proposer: Proposer, proposed: Sequence[Trajectory], options: Any
   """Counts right answers per proposal, with its evidence and without."""
   counts = []
   for kind in ('from_documents', 'from_memory'):
-    play = proposer.play.speaking(
+    play = proposer.play.with_dialogue(
         options[kind], f'proposing.check.{kind}', max_turns=1,
         max_prompt_tokens=options.max_prompt_tokens)
     questions = [_with_evidence(play, t) if kind == 'from_documents' else
@@ -178,14 +178,15 @@ def _by_seed(sampled: Sequence[Trajectory]) -> list[list[Trajectory]]:
 
 
 def _write_questions(folder: pathlib.Path, selected: selection.Selected,
-                     options: Any, seed: int, world: facts.World | None) -> None:
+                     options: Any, seed: int, world: facts.World | None
+                    ) -> None:
   """Writes the file of questions, then its report."""
   seeds = len(selected.kept) + len(selected.dropped)
   if not selected.kept:
     raise ValueError(
-        f'the proposer must write questions, but of {seeds} seeds none '
-        f'has a proposal that is any good: {_reasons(selected)}. {folder} has what '
-        'was sampled. Teach it the form first, or train it for more steps.')
+        f'the proposer must write questions, but of {seeds} seeds none has a '
+        f'usable proposal: {_reasons(selected)}. {folder} has what was sampled. '
+        'Teach it the form first, or train it for more steps.')
   answers = [proposals.read(t).answer for t in selected.kept]
   if options.shuffle_answers:  # a control experiment
     answers = selection.others(answers, seed)

@@ -18,8 +18,8 @@ from searchrl.trajectory import Question, Trajectory
 
 ALL = 'all'  # value of `hops` in the row of all proposals
 COLUMNS = ('hops', 'n', 'reward', 'gate', 'think', 'tool', 'grounding',
-           'leaking', 'difficulty', 'pass_rate', 'searches', 'tokens', 'entropy',
-           'true', 'needed')
+           'leaking', 'difficulty', 'pass_rate', 'searches', 'tokens',
+           'entropy', 'true', 'needed')
 _PARTS = ('gate', 'think', 'tool', 'grounding', 'difficulty', 'pass_rate')
 
 

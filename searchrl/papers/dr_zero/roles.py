@@ -8,7 +8,7 @@ ROLES = ('proposer', 'solver')
 SHARED = ('seed', 'allow_changes', 'data', 'world', 'search', 'plan')
 
 
-def of(config: Any, role: str) -> Any:
+def role_config(config: Any, role: str) -> Any:
   """Returns the config of a run: the role's part and the shared fields.
 
   Args:

@@ -166,8 +166,8 @@ def distinct_bigrams(texts: Sequence[str]) -> float:
 
   Source: distinct-2 of Li et al. 2016, arXiv:1510.03055.
   """
-  pairs = [pair for text in texts for words in (rewards.normalise(text).split(),)
-           for pair in zip(words, words[1:])]
+  words = [rewards.normalise(text).split() for text in texts]
+  pairs = [pair for line in words for pair in zip(line, line[1:])]
   return len(set(pairs)) / len(pairs) if pairs else 0.0
 
 

@@ -64,7 +64,7 @@ def run(config, workdir: str) -> None:
 
 def trainings(config) -> dict[str, Any]:
   """Returns the config of each training by its role; read by `jobs.plan`."""
-  return {role: roles.of(config, role) for role in roles.ROLES}
+  return {role: roles.role_config(config, role) for role in roles.ROLES}
 
 
 class _Game:
@@ -127,7 +127,7 @@ class _Game:
         proposer, self._draw(first=0, count=config.selfplay.examined,
                              name='examined', seed=config.seed + 1), folder,
         scorer=functools.partial(
-            build.scorer, roles.of(config, 'proposer')),
+            build.scorer, roles.role_config(config, 'proposer')),
         limits=config.alarms, world=self._world)
 
   def _of(self, number: int) -> pathlib.Path:
@@ -135,7 +135,7 @@ class _Game:
 
   def _phase(self, role: str, number: int, file: Any) -> Any:
     """Returns the config of a training, with the files of earlier phases."""
-    config, before = roles.of(self._config, role), self._of(number - 1)
+    config, before = roles.role_config(self._config, role), self._of(number - 1)
     config.search.corpus = self._path
     config.data.update(train=str(file), mix=(), per_hop=(), common=0.0)
     if role == 'proposer':
@@ -192,7 +192,7 @@ def _check(config) -> None:
     config_checks.check(config[role])
   seeds_lib.check(config.selfplay.hops)
   for role in roles.ROLES:
-    _check_role(roles.of(config, role))
+    _check_role(roles.role_config(config, role))
   most = config.selfplay.seeds
   for rule in (
       *(config_checks.Rule(f'selfplay.{name}', lambda value: value >= 1, 'at least 1')

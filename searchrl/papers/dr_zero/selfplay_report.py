@@ -92,7 +92,8 @@ def _examined(folder: pathlib.Path, iterations: int) -> str:
           str(right): n for right, n in enumerate(report['pass_rates'])}
                    | report['diversity'])
   columns = ('proposer', *proposers.COLUMNS)
-  text = 'Proposals, tried by the first solver\n\n' + figures.table(rows, columns)
+  text = ('Proposals, tried by the first solver\n\n'
+          + figures.table(rows, columns))
   return text + '\n\nOf these, by attempts that are right\n\n' + figures.table(
       rates, list(dict.fromkeys(key for row in rates for key in row)))
 
@@ -126,8 +127,8 @@ def _solvers(folder: pathlib.Path, iterations: int) -> str:
       case = by_case.setdefault((row['set'], row['engine'], row['decoding']), {
           'solver': name, 'set': row['set'], 'engine': row['engine'],
           'decoding': row['decoding']})
-      case[row['hops'] if row['hops'] == evaluator.ALL else f'{row["hops"]}-hop'] = (
-          row['em'])
+      hops = row['hops']
+      case[hops if hops == evaluator.ALL else f'{hops}-hop'] = row['em']
     rows += by_case.values()
   if not rows:
     return ('No evaluation set: give --config.data.evaluate, and '
