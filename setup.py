@@ -35,6 +35,7 @@ setuptools.setup(
               'searchrl.assets.tiny_raw',
               'searchrl.assets.shapes'],
     package_data={'searchrl': ['py.typed'],
+                  'searchrl.papers': ['*.toml', '*/*.toml'],
                   'searchrl.third_party': ['*.txt', '*.json', '*.md'],
                   'searchrl.assets.tiny_base': ['*'],
                   'searchrl.assets.tiny_e5': ['*'],

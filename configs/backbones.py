@@ -19,7 +19,7 @@ Qwen2.5-7B and .100 from DeepSeek-R1-Distill-Qwen-7B.
 """
 
 from configs import grpo
-from configs import models
+from searchrl.papers import paper_models
 from configs import settings
 
 
@@ -32,9 +32,9 @@ def get_config(size: str = 'laptop'):
             for name in ('tiny_raw', 'tiny_base', 'tiny_instruct')}
   else:
     setting, name = settings.parse(size, 'search_r1')
-    scale = models.MODELS[name].billions
+    scale = paper_models.MODELS[name].billions
     runs = {other.replace('.', '_'): _of(f'{setting}/{other}')
-            for other, model in models.MODELS.items()
+            for other, model in paper_models.MODELS.items()
             if model.billions == scale}
   config.sweep = dict(
       job=config.job, order=tuple(runs), runs=runs,

@@ -22,8 +22,8 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
 
   Args:
     size: Name of the size: 'laptop', 'smoke', 'stress_1' to 'stress_3' (the
-      laptop run with larger updates), a model of configs/models.py, or
-      SETTING/MODEL with a setting of configs/settings.py. The setting of a
+      laptop run with larger updates), a model of the papers, or
+      SETTING/MODEL with a setting of the papers. The setting of a
       model alone is Search-R1's, or the one that the recipe names at its end.
   """
   config = ml_collections.ConfigDict()

@@ -38,7 +38,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   """Returns the config of self-play: shared options and a run of each role.
 
   Args:
-    size: Name of the size: 'laptop', 'smoke', or a model of configs/models.py.
+    size: Name of the size: 'laptop', 'smoke', or a model of the papers.
   """
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.papers.dr_zero.selfplay:run'

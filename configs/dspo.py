@@ -39,6 +39,5 @@ def get_config(size: str = 'laptop'):
     config.evaluate.every = 2
   if size == 'laptop':  # as many updates as grpo.py, in fewer batches
     config.learner.minibatches = 3
-  if settings.apply(config, size, 'dspo'):
-    config.algorithm.update(clip_low=3e-4, clip_high=4e-4)
+  settings.apply(config, size, 'dspo')
   return config

@@ -22,21 +22,21 @@ Source: Sun et al. 2025, ZeroSearch, arXiv:2505.04588, section 3.2: learning
 rate 1e-6; it gives no other value.
 """
 
-from configs import models
+from searchrl.papers import paper_models
 from configs import sft
 
 COLLECTED = 'runs/collect_simulation_data'
 
 
 def get_config(size: str = 'laptop'):
-  if size not in ('laptop', 'smoke', *models.MODELS):
+  if size not in ('laptop', 'smoke', *paper_models.MODELS):
     raise ValueError("size must be 'laptop', 'smoke' or a model of configs/"
                      f'models.py, but is {size!r}.')
   config = sft.get_config('smoke' if size == 'smoke' else 'laptop')
   config.data.update(train=f'{COLLECTED}/train.jsonl',
                      validation=f'{COLLECTED}/validation.jsonl')
-  if size in models.MODELS:
-    config.model.path = models.MODELS[size].hub_id
+  if size in paper_models.MODELS:
+    config.model.path = paper_models.MODELS[size].hub_id
     config.model.save_dtype = 'bfloat16'
     config.optimizer.learning_rate = 1e-6
     config.batch.documents = 64

@@ -29,6 +29,5 @@ def get_config(size: str = 'laptop'):
       kl_coef=0.0,  # per nat, to the model that the run started from
       entropy_coef=0.0,
   )
-  if settings.apply(config, size, 'dspo'):
-    config.algorithm.update(clip_low=3e-4, clip_high=4e-4)
+  settings.apply(config, size, 'dspo')
   return config

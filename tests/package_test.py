@@ -39,6 +39,8 @@ assert loss.tolist() == [-1.0], loss
 algorithms.dspo()
 from searchrl.jobs import plan
 assert weights.read_config(plan.shape_folder('Qwen/Qwen2.5-3B'))
+from searchrl.papers import settings
+assert len(settings.PAPERS) == 5 and settings.lineage('dspo')[0] == 'shared'
 print('whole')
 """
 

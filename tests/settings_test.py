@@ -6,19 +6,22 @@ import functools
 import importlib
 import itertools
 import json
+import operator
 import pathlib
+import re
 
 import pytest
-import sentences
 
 from configs import common
-from configs import models
-from configs import settings
+from configs import settings as sizes
 from searchrl.experiment import build as builds
 from searchrl.experiment import config_checks
 from searchrl.jobs import plan
 from searchrl.models import weights
+from searchrl.papers import settings
+from searchrl.papers.paper_models import MODELS
 from searchrl.runtime import plugins
+from searchrl.search import builtin_engines
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'configs.json'
 RECIPES = {  # -> the setting of a model alone
@@ -41,31 +44,126 @@ def config_of(recipe, size):
 
 
 def value(config, field):
-  for name in field.split('.'):
-    config = config[name]
-  return config
+  return functools.reduce(operator.getitem, field.split('.'), config)
 
 
-@pytest.mark.parametrize(
-    'setting, recipe, model, field, expected, sentence', sentences.ALL,
-    ids=['-'.join(row[:4]) for row in sentences.ALL])
-def test_a_number_is_that_of_its_sentence(
-    setting, recipe, model, field, expected, sentence):
-  if model[0].isdigit():
-    model = f'qwen2.5-{model}'
-  config = config_of(recipe, f'{setting}/{model}')
-  found = value(config, field)
-  assert found == expected and type(found) is type(expected), sentence
+ROWS = [(name, row) for name in settings.SETTINGS
+        for row in settings.SETTINGS[name].rows]
+WORDS = {'one': 1, 'two': 2, 'three': 3, 'four': 4, 'five': 5}
+
+
+def numbers(sentence):
+  """Every number that a sentence names, in digits, as a power or in words."""
+  digits = re.findall(r'(\d[\d,]*(?:\.\d+)?(?:e-?\d+)?)(?:x10\^(-?\d+))?',
+                      sentence)
+  words = re.findall('|'.join(WORDS), sentence)
+  return {float(number.rstrip(',').replace(',', '') + (power and f'e{power}'))
+          for number, power in digits} | {WORDS[word] for word in words}
+
+
+def stated(row):
+  """The numbers that a row's sentence must name."""
+  if row.stated is not None:
+    return set(row.stated)
+  found = row.share_of_steps or row.value
+  leaves = found.values() if isinstance(found, dict) else [found]
+  return {number for number in leaves
+          if isinstance(number, (int, float)) and not isinstance(number, bool)}
+
+
+@pytest.mark.parametrize('name, row', ROWS, ids=[
+    f'{name}-{row.field}-{n}' for n, (name, row) in enumerate(ROWS)])
+def test_a_number_is_that_of_its_sentence(name, row):
+  """Or it is ours; and a config has it where its conditions hold."""
+  assert row.ours or row.source and row.sentence
+  if row.sentence:
+    assert stated(row) <= numbers(row.sentence), row
+  held = [(recipe, model) for recipe in RECIPES for model in MODELS
+          if counts(name, row, recipe, model)]
+  assert held, 'a later row always replaces this one'
+  for recipe, model in held[::5]:
+    config = config_of(recipe, f'{name}/{model}')
+    if row.field.startswith('algorithm.') and (
+        row.field.partition('.')[2] not in config.algorithm):
+      continue
+    if row.field == 'learner.minibatches' and config.learner.minibatches == 1:
+      continue
+    found = value(config, row.field)
+    expected = row.value
+    if row.share_of_steps:
+      steps = 1005 if name == 'study' else config.train.num_steps
+      expected = config.learner.minibatches * (
+          int(steps * row.share_of_steps + 1e-6))
+    if hasattr(found, 'to_dict'):
+      found = found.to_dict()
+    assert found == expected and type(found) is type(expected), (recipe, model)
+
+
+@functools.cache
+def facts(recipe):
+  """A recipe's algorithm, and whether it samples several times a question."""
+  config = config_of(recipe, 'laptop')
+  return (config.algorithm.name.rpartition(':')[2],
+          config.rollout.group_size > 1)
+
+
+def counts(name, row, recipe, model):
+  """Whether a row is the last of its field for a recipe and a model."""
+  rows = settings.rows_for(name, MODELS[model], *facts(recipe))
+  return [other for other in rows if other.field == row.field][-1:] == [row]
+
+
+@pytest.mark.parametrize('recipe, size, field, expected', [
+    ('grpo', 'search_r1/qwen2.5-7b', 'optimizer.warmup_steps', 286 * 4),
+    ('ppo', 'search_r1/qwen2.5-7b', 'optimizer.warmup_steps', 286 * 2),
+    ('ppo', 'search_r1/qwen2.5-7b', 'critic.optimizer.warmup_steps', 15 * 2),
+    ('grpo', 'study/qwen2.5-7b', 'optimizer.warmup_steps', 286 * 4),
+    ('grpo', 'zerosearch/qwen2.5-7b', 'optimizer.warmup_steps', 190 * 2),
+    ('ppo', 'zerosearch/qwen2.5-7b', 'optimizer.warmup_steps', 57 * 2),
+    ('ppo', 'zerosearch/qwen2.5-7b', 'critic.optimizer.warmup_steps', 3 * 2),
+    ('hrpo', 'drzero_proposer/qwen2.5-3b', 'optimizer.warmup_steps', 1),
+    ('dspo', 'dspo/qwen2.5-7b-instruct', 'optimizer.warmup_steps', 94 * 4),
+    ('dspo', 'dspo/qwen2.5-7b-instruct', 'train.num_steps', 169_615 // 512),
+    ('grpo', 'search_r1/qwen2.5-7b', 'rollout.budgets.passage_tokens', 500 // 3),
+    ('grpo', 'zerosearch/qwen2.5-7b', 'rollout.budgets.passage_tokens',
+     2048 // 5),
+    ('grpo', 'drzero_solver/qwen2.5-3b', 'rollout.budgets.passage_tokens',
+     512 // 3),
+    ('grpo', 'study/qwen2.5-7b', 'train.keep_checkpoints', 600 // 100),
+    ('grpo', 'search_r1/qwen2.5-32b', 'optimizer.learning_rate', 2e-7),
+    ('ppo', 'study/qwen2.5-14b', 'optimizer.learning_rate', 5e-7),
+    ('gspo', 'dspo/qwen2.5-7b', 'algorithm.clip_low', 3e-4),
+    ('dspo', 'study/qwen2.5-7b', 'algorithm.clip_high', 4e-4),
+])
+def test_a_value_that_is_computed_or_has_conditions(
+    recipe, size, field, expected):
+  assert value(config_of(recipe, size), field) == expected
+
+
+def test_each_text_of_others_is_a_prompt_of_a_paper():
+  """And each prompt names a dialogue or engine that exists, and its origin."""
+  prompts = [prompt for paper in settings.PAPERS.values()
+             for prompt in paper.get('prompts', ())]
+  folder = pathlib.Path(__file__).parents[1] / 'third_party'
+  texts = {file.name for file in folder.iterdir()} - {'README.md'}
+  assert {prompt['file'] for prompt in prompts if 'file' in prompt} == texts
+  for prompt in prompts:
+    assert prompt['origin']
+    if 'dialogue' in prompt:
+      assert callable(plugins.resolve(
+          prompt['dialogue'], field='dialogue', ours=''))
+    else:
+      assert prompt['engine'] in builtin_engines.ENGINES
 
 
 @pytest.mark.parametrize('recipe', RECIPES)
 def test_every_setting_of_every_model_builds_and_checks(recipe):
   name = config_of(recipe, 'laptop').algorithm.name
-  for setting, model in itertools.product(settings.SETTINGS, models.MODELS):
+  for setting, model in itertools.product(settings.SETTINGS, MODELS):
     config = config_of(recipe, f'{setting}/{model}').lock()
     config_checks.check(config)
     algorithm = builds.algorithm(config)
-    assert config.model.path == models.MODELS[model].hub_id
+    assert config.model.path == MODELS[model].hub_id
     assert config.algorithm.name == name  # the recipe's, whatever the setting
     assert config.learner.minibatches == 1 or not algorithm.one_update
     rows = plan.rows_of(config)
@@ -85,7 +183,7 @@ def test_a_model_alone_has_the_recipes_own_setting(recipe, setting):
 
 @pytest.mark.parametrize('setting', settings.SETTINGS)
 def test_every_setting_of_every_model_prints(setting):
-  for model, facts in models.MODELS.items():
+  for model, facts in MODELS.items():
     assert facts.hub_id in str(config_of('grpo', f'{setting}/{model}'))
 
 
@@ -94,7 +192,7 @@ def test_a_setting_leaves_nothing_of_the_laptop_or_of_search_r1(recipe):
   for setting in settings.SETTINGS:
     size = f'{setting}/llama-3.2-3b'
     config = config_of(recipe, 'laptop')
-    assert settings.apply(config, size, 'dspo')
+    assert sizes.apply(config, size, 'dspo')
     assert config.to_json() == config_of(recipe, size).to_json()
 
 
@@ -184,7 +282,7 @@ def test_jobs_besides_training_take_a_setting_and_a_model(job):
 
 @pytest.mark.parametrize('setting', settings.SETTINGS)
 def test_what_a_setting_names_is_there(setting):
-  for model in models.MODELS:
+  for model in MODELS:
     config = config_of('grpo', f'{setting}/{model}')
     assert callable(plugins.resolve(config.dialogue, field='dialogue', ours=''))
     assert builds.scorer(config).name == config.reward
@@ -218,13 +316,13 @@ def test_a_run_without_questions_is_refused_before_anything_is_built(tmp_path):
 def test_the_shipped_shapes_are_those_of_the_models_and_no_others():
   found = {str(file.parent.relative_to(plan.SHAPES))
            for file in plan.SHAPES.rglob('config.json')}
-  assert found == {model.hub_id for model in models.MODELS.values()}
+  assert found == {model.hub_id for model in MODELS.values()}
   for name, parameters in PARAMETERS.items():
-    shape = weights.read_config(plan.SHAPES / models.MODELS[name].hub_id)
+    shape = weights.read_config(plan.SHAPES / MODELS[name].hub_id)
     assert shape.vocab_size * shape.hidden_size < parameters
     sibling = f'{name}-instruct'
-    if sibling in models.MODELS:
-      other = weights.read_config(plan.SHAPES / models.MODELS[sibling].hub_id)
+    if sibling in MODELS:
+      other = weights.read_config(plan.SHAPES / MODELS[sibling].hub_id)
       for field in ('hidden_size', 'num_hidden_layers', 'vocab_size'):
         assert getattr(shape, field) == getattr(other, field)
 
@@ -241,7 +339,7 @@ def planned(recipe, setting, model):
 
 
 @pytest.mark.parametrize('model, recipe, setting', list(zip(
-    models.MODELS, itertools.cycle(RECIPES),
+    MODELS, itertools.cycle(RECIPES),
     itertools.cycle(settings.SETTINGS))))
 def test_a_model_is_planned_offline(model, recipe, setting, monkeypatch):
   """Each recipe, too; the sum of parameters is the hub's."""
@@ -254,7 +352,7 @@ def test_a_model_is_planned_offline(model, recipe, setting, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize('setting', settings.SETTINGS)
-@pytest.mark.parametrize('model', models.MODELS)
+@pytest.mark.parametrize('model', MODELS)
 def test_every_setting_of_every_model_is_planned(model, setting, monkeypatch):
   offline(monkeypatch)
   found = planned('grpo', setting, model)
@@ -275,6 +373,49 @@ def test_a_shape_is_taken_from_where_the_model_is(tmp_path, monkeypatch):
     assert plan.shape_folder(other) == f'located {other}'
 
 
+def short(number):
+  """A number as the page writes it: 1,005 or 1e-3."""
+  return (f'{number:,}' if number >= 1 else '0' if not number
+          else f'{number:.0e}'.replace('e-0', 'e-'))
+
+
+def cells(config):
+  """The beginnings of a setting's cells in the table of the page."""
+  rollout, steps = config.rollout, config.train.num_steps
+  budgets, updates = rollout.budgets, config.learner.minibatches
+  warm_up = config.optimizer.warmup_steps // updates
+  engine = {'dense': 'E5', 'bm25': 'BM25'}.get(
+      config.search.engine, config.search.engine)
+  return {
+      'questions a step x samples':
+          f'{rollout.questions_per_step} x {rollout.group_size}',
+      'updates a step': str(updates),
+      'learning rate': short(config.optimizer.learning_rate),
+      'warm-up of steps': f'{warm_up} of {short(steps)}',
+      'KL of GRPO and PPO': short(config.algorithm.kl_coef),
+      'turns with a search': str(budgets.max_turns - 1),
+      'passages, engine': f'{budgets.top_k}, {engine}',
+      'prompt, turn, conversation': ', '.join(map(short, (
+          budgets.max_prompt_tokens, budgets.max_new_tokens,
+          rollout.max_length))),
+      'reward': f"`{config.reward.rpartition(':')[2]}`",
+      'dialogue': 'tools' if '.tools:' in config.dialogue else 'tags',
+      'a missing `?` is added': 'yes' if config.data.question_mark else 'no'}
+
+
+def test_the_page_compares_the_settings_as_they_are():
+  page = (pathlib.Path(__file__).parents[1] / 'docs/settings.md').read_text()
+  table = [[cell.strip() for cell in line.strip('|').split('|')]
+           for line in page.splitlines() if line.startswith('| ')]
+  head, = (row for row in table if not row[0])
+  for column, name in enumerate(head[1:], 1):
+    expected = cells(config_of('grpo', f"{name.strip('`')}/qwen2.5-7b"))
+    for label, text in expected.items():
+      row, = (row for row in table if row[0] == label)
+      cell = row[1] if row[column] == 'as `search_r1`' else row[column]
+      assert cell.startswith(text), (name, label, text)
+
+
 def test_the_page_lists_every_setting_and_every_model():
   page = (pathlib.Path(__file__).parents[1] / 'docs/settings.md').read_text()
   for name in settings.SETTINGS:
@@ -283,6 +424,6 @@ def test_the_page_lists_every_setting_and_every_model():
             if line.startswith(f'| `{name}` |'))
     assert all(f'`{recipe}`' in row.rpartition(' | ')[2] for recipe in own)
     assert row.rpartition(' | ')[2].count('`') == 2 * len(own)
-  for name, model in models.MODELS.items():
+  for name, model in MODELS.items():
     assert f'`{name}`' in page or name.endswith('-instruct')
     assert model.hub_id.partition('/')[0] in page

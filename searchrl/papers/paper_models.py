@@ -1,14 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The models that the papers train, by their names in a size.
-
-  python -m searchrl.main --config=configs/grpo.py:qwen2.5-3b --plan
+"""The models that the papers train, by their names after a config's colon.
 
 The shape of each, its config.json, is in searchrl/assets/shapes, so that every
-setting of every model can be printed and planned offline. For another directory
-or hub id of a supported family set model.path; see docs/settings.md.
-
-Result: not yet measured for any model.
+setting of every model can be printed and planned offline.
 """
 
 import dataclasses

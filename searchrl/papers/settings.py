@@ -1,0 +1,163 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the papers: the values that each fixes, from the files beside.
+
+  python -m searchrl.main --config=configs/grpo.py:setting=study,model=qwen2.5-7b
+
+A setting is a table of PAPER/PAPER.toml. It applies to every model and fixes
+the values that a paper or its published scripts fix: batch, group, learning
+rates, warm-up, steps, KL, lengths, turns, engine, dialogue and reward. The
+algorithm stays the recipe's. The keys of a setting are
+
+  about, differs   what it is, and how it differs from the paper
+  base             the setting whose values it starts from
+  plays_base       true: the reward plays a frozen solver with the base's values
+  ours             values of config fields that are our decisions
+  set              for each config field, one or several rows with the keys
+
+  value            the field's value, or
+  share_of_steps   for warm-ups: the value is this share of the steps, in updates
+  source, sentence the place in the paper or its scripts, and what is said there
+  stated           the sentence's numbers, if the value is computed from them
+  ours             our reason, if the value is not the paper's
+  where            conditions, see `_holds`; the last row that holds counts
+"""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+import functools
+import operator
+import pathlib
+import tomllib
+from typing import Any
+
+from searchrl.papers.paper_models import Model
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """A value of a config field, and where it comes from; see the module."""
+
+  field: str
+  value: Any = None
+  share_of_steps: float = 0.0
+  source: str = ''
+  sentence: str = ''
+  stated: tuple[float, ...] | None = None
+  ours: str = ''
+  where: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """Values that a paper fixes; see the module."""
+
+  about: str
+  rows: tuple[Row, ...]
+  base: str = ''
+  differs: str = ''
+  plays_base: bool = False
+
+
+def _holds(where: Mapping[str, Any], model: Model, algorithm: str,
+           grouped: bool) -> bool:
+  """Returns whether a row's conditions hold for a model in a recipe."""
+  conditions = {
+      'algorithm': lambda names: algorithm in names,
+      'grouped': lambda wanted: grouped == wanted,  # several samples a question
+      'model': model.hub_id.startswith,
+      'billions_from': lambda least: model.billions >= least,
+      'billions_below': lambda limit: model.billions < limit,
+      'chat': lambda wanted: model.chat == wanted,
+      'tools': lambda wanted: model.tools == wanted}
+  return all(conditions[name](value) for name, value in where.items())
+
+
+def lineage(name: str) -> list[str]:
+  """Returns the names of a setting and its bases, the first base first."""
+  return [*(lineage(_ALL[name].base) if _ALL[name].base else ()), name]
+
+
+def rows_for(name: str, model: Model, algorithm: str, grouped: bool
+            ) -> list[Row]:
+  """Returns the rows of a setting, without its base, whose conditions hold."""
+  return [row for row in _ALL[name].rows
+          if _holds(row.where, model, algorithm, grouped)]
+
+
+def apply(config, name: str, model: Model) -> None:
+  """Gives a config the values of a setting.
+
+  The algorithm, a group_size of 1 and a single update per batch belong to the
+  recipe, and the rows depend on them. They must be set before.
+
+  Args:
+    config: Config of a recipe.
+    name: Name of the setting, a key of SETTINGS.
+    model: Facts about the model.
+  """
+  algorithm = config.algorithm.name.rpartition(':')[2]
+  grouped = config.rollout.group_size > 1
+  one_update = config.learner.minibatches == 1
+  config.model.path = model.hub_id
+  for ancestor in lineage(name):
+    if _ALL[ancestor].plays_base:
+      config.solver = dict(
+          path=model.hub_id, run='', dialogue=config.dialogue,
+          budgets=config.rollout.budgets.to_dict(), temperature=1.0)
+    rows = rows_for(ancestor, model, algorithm, grouped)
+    for row in sorted(rows, key=lambda row: bool(row.share_of_steps)):
+      *groups, field = row.field.split('.')
+      parent = functools.reduce(operator.getitem, groups, config)
+      if groups == ['algorithm'] and field not in parent or (
+          one_update and row.field == 'learner.minibatches'):
+        continue
+      parent[field] = (
+          _updates(config, row.share_of_steps) if row.share_of_steps
+          else row.value)
+
+
+def _updates(config, share: float) -> int:
+  """Returns the number of updates in a share of the steps, in whole steps."""
+  steps = int(round(share * config.train.num_steps, 6))
+  return steps * config.learner.minibatches
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = ''
+           ) -> Iterator[tuple[str, Any]]:
+  for key, value in tree.items():
+    if isinstance(value, dict) and value:
+      yield from _leaves(value, f'{prefix}{key}.')
+    else:
+      yield prefix + key, value
+
+
+def _with_tuples(value: Any) -> Any:
+  """Returns a value with tuples for lists, as configs have them."""
+  if isinstance(value, dict):
+    return {key: _with_tuples(child) for key, child in value.items()}
+  return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
+def _read(table: dict[str, Any]) -> Setting:
+  facts = {key: value for key, value in table.items()
+           if key not in ('ours', 'set')}
+  rows = [Row(field, _with_tuples(value), ours='ours')
+          for field, value in _leaves(table.get('ours', {}))]
+  rows += [Row(field, **_with_tuples(row))
+           for field, cases in _leaves(table.get('set', {})) for row in cases]
+  return Setting(rows=tuple(rows), **facts)
+
+
+def _tables(pattern: str) -> dict[str, dict[str, Any]]:
+  """Returns the tables of all files of a pattern: settings, papers, prompts."""
+  files = sorted(pathlib.Path(__file__).parent.glob(pattern))
+  return {file.stem: tomllib.loads(file.read_text('utf-8')) for file in files}
+
+
+PAPERS = _tables('*/*.toml')  # folder's name -> its tables
+SETTINGS = {  # name -> setting
+    name: _read(table) for tables in PAPERS.values()
+    for name, table in tables.items() if name not in ('paper', 'prompts')}
+_ALL = SETTINGS | {name: _read(table)
+                   for name, table in _tables('*.toml')['shared'].items()}
