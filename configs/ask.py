@@ -6,7 +6,7 @@ r"""Asks a trained policy one question and shows each turn as it happens.
       --question "Who wrote The Naflirsong Garden?"
 
 Without --question it proposes some questions. Only the answer goes to stdout.
-The size may also be a run's directory, --config=configs/ask.py:runs/mine. Then
+With a run's directory, --config=configs/ask.py:run=runs/mine,
 model, dialogue, budgets and search also come from that run, and flags after it
 can change any of them.
 
@@ -26,14 +26,15 @@ _ROLLOUT = ('max_num_seqs', 'max_length', 'dtype', 'attention', 'cache_tokens',
             'search_calls', 'budgets')
 
 
-def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
-  run = pathlib.Path(size) / 'config.json'
+def get_config(text: str = '') -> ml_collections.ConfigDict:
+  folder = text.removeprefix('run=')
+  is_run = (pathlib.Path(folder) / 'config.json').is_file()
   try:
-    base = common.as_evaluated(
-        common.get_config('laptop' if run.is_file() else size))
+    base = common.as_evaluated(common.get_config('' if is_run else text))
   except ValueError as error:
-    raise ValueError('size must be the folder of a run, with its config.json, '
-                     f'but {size!r} is none; else a {error}') from error
+    raise ValueError('run must be the folder of a run, with its config.json, '
+                     f'but {folder!r} is none. Without a run: {error}'
+                    ) from error
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.ask:run'
   config.seed = base.seed  # seed of sampling and of the noise engine
@@ -59,8 +60,8 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       samples=1,  # answers sampled; 1 is greedy, and more take a vote
       temperature=1.0,  # temperature, if there are several samples
   )
-  if run.is_file():
-    _as_in(config, workdir.read_config(size), size)
+  if is_run:
+    _as_in(config, workdir.read_config(folder), folder)
   return config
 
 

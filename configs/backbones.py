@@ -18,32 +18,32 @@ Source: Study (Jin et al. 2025, arXiv:2505.15117) 5.1: GRPO reaches .420 from
 Qwen2.5-7B and .100 from DeepSeek-R1-Distill-Qwen-7B.
 """
 
+from configs import arguments
 from configs import grpo
-from searchrl.papers import paper_models
-from configs import settings
+from searchrl.papers.paper_models import MODELS
 
 
-def get_config(size: str = 'laptop'):
-  config = grpo.get_config(size)
+def get_config(text: str = ''):
+  args = arguments.parse(text)
+  config = grpo.get_config(text)
   config.evaluate.update(noise=False, decodings=('greedy',))
-  if settings.is_laptop(size) or size == 'smoke':
+  if args.size:
     config.search.engine, config.search.options = 'bm25', {}
     runs = {name: dict(model=dict(path=name))
             for name in ('tiny_raw', 'tiny_base', 'tiny_instruct')}
   else:
-    setting, name = settings.parse(size, 'search_r1')
-    scale = paper_models.MODELS[name].billions
-    runs = {other.replace('.', '_'): _of(f'{setting}/{other}')
-            for other, model in paper_models.MODELS.items()
-            if model.billions == scale}
+    setting = args.setting or 'search_r1'
+    runs = {name.replace('.', '_'): _of(f'{setting}/{name}')
+            for name, model in MODELS.items()
+            if model.billions == MODELS[args.model].billions}
   config.sweep = dict(
       job=config.job, order=tuple(runs), runs=runs,
-      across='hops' if settings.is_laptop(size) or size == 'smoke' else 'set')
+      across='hops' if args.size else 'set')
   config.job = 'searchrl.jobs.sweep:run'
   return config
 
 
-def _of(size: str) -> dict:
+def _of(text: str) -> dict:
   """Returns the config fields that depend on the model: path and dialogue."""
-  own = grpo.get_config(size)
-  return dict(model=dict(path=own.model.path), dialogue=own.dialogue)
+  config = grpo.get_config(text)
+  return dict(model=dict(path=config.model.path), dialogue=config.dialogue)

@@ -18,8 +18,8 @@ too, so that they teach little noise (BENCHMARKS.md).
 Source: Sun et al. 2025, ZeroSearch, arXiv:2505.04588, section 3.2.
 """
 
+from configs import arguments
 from configs import common
-from configs import settings
 
 LAPTOP = dict(  # short prompts, for a small model
     useful='Useful documents: {query}\nQuestion: {problem}\n'
@@ -28,9 +28,10 @@ LAPTOP = dict(  # short prompts, for a small model
           'Answer: {ground_truth}\n')
 
 
-def get_config(size: str = 'laptop'):
-  config = common.as_evaluated(common.get_config(size))
-  is_tiny = settings.is_laptop(size) or size == 'smoke'
+def get_config(text: str = ''):
+  config = common.as_evaluated(common.get_config(text))
+  args = arguments.parse(text)
+  is_tiny = not args.model
   config.job = 'searchrl.jobs.collect_simulation_data:run'
   # Seed of the first world; it differs from those of runs and of tests.
   config.data.world_seed = 11
@@ -49,7 +50,7 @@ def get_config(size: str = 'laptop'):
     # Few facts from many worlds, so that a simulator learns to copy and does
     # not memorise the facts.
     config.data.update(per_hop=(70, 70, 70), common=0.1)
-  if size == 'smoke':
+  if args.size == 'smoke':
     config.collect.worlds = 2
     config.data.update(per_hop=(8, 8), common=0.0, mix=(1, 1))
   return config

@@ -6,26 +6,25 @@ A recipe's config starts from this one and states only its differences. The
 default size is the laptop run.
 
   python -m searchrl.main --config=configs/dspo.py:smoke   # or any recipe
-  python -m searchrl.main --config=configs/grpo.py:study/qwen2.5-7b
+  python -m searchrl.main --config=configs/grpo.py:model=qwen2.5-7b,setting=study
 
 Results: the recipes have them; for the papers' models, not yet measured.
 """
 
 import ml_collections
 
-from configs import settings
+from configs import arguments
 from searchrl.runtime import alerts
 
 
-def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
-  """Returns the config of a size, which recipes then change.
+def get_config(text: str = '') -> ml_collections.ConfigDict:
+  """Returns the config of a size or a model, which recipes then change.
 
   Args:
-    size: Name of the size: 'laptop', 'smoke', 'stress_1' to 'stress_3' (the
-      laptop run with larger updates), a model of the papers, or
-      SETTING/MODEL with a setting of the papers. The setting of a
+    text: Text after the colon, as in configs/arguments.py. The setting of a
       model alone is Search-R1's, or the one that the recipe names at its end.
   """
+  args = arguments.parse(text)
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.train:run'
   config.seed = 0  # random seed of the data order and of all sampling
@@ -210,17 +209,17 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
           max_hops=4,  # most hops per question
       ),
   )
-  if settings.is_laptop(size):
+  if args.is_laptop:
     config.evaluate.update(every=6, limit=24, num_sets_during=1)
-  if size in settings.STRESS:
-    rate, config.learner.minibatches = settings.STRESS[size]
+  if args.size in arguments.STRESS:
+    rate, config.learner.minibatches = arguments.STRESS[args.size]
     config.optimizer.learning_rate = rate
-  if size == 'smoke':  # run of a minute or two that uses every part
+  if args.size == 'smoke':  # run of a minute or two that uses every part
     config.train.update(num_steps=3, checkpoint_every=1)
     config.rollout.update(questions_per_step=4, group_size=4, max_num_seqs=16)
     config.evaluate.worlds.update(
         questions_per_hop=4, common_per_hop=2, sampled_per_hop=2)
-  settings.apply(config, size, 'search_r1')
+  arguments.apply_setting(config, text, 'search_r1')
   return config
 
 

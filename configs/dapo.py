@@ -17,12 +17,12 @@ Source: Yu et al. 2025, arXiv:2503.14476, with its clip range. Differs: the
 lengths are the laptop's, where four-hop answers take about 110 policy tokens.
 """
 
+from configs import arguments
 from configs import common
-from configs import settings
 
 
-def get_config(size: str = 'laptop'):
-  config = common.get_config(size)
+def get_config(text: str = ''):
+  config = common.get_config(text)
   config.algorithm.update(
       name='searchrl.rl.algorithms:dapo',
       clip_low=0.2,
@@ -31,10 +31,10 @@ def get_config(size: str = 'laptop'):
       buffer=48,  # tokens before max_length over which the penalty grows
   )
   config.rollout.max_rounds = 3
-  if settings.is_laptop(size):
+  if arguments.parse(text).is_laptop:
     config.train.max_rollouts = 1728  # trajectories; 24 steps of grpo.py
     config.evaluate.every = 2
-  if settings.apply(config, size, 'dspo'):
+  if arguments.apply_setting(config, text, 'dspo'):
     most = common.most_tokens(config)
     config.algorithm.update(max_length=most, buffer=most // 5)
   return config

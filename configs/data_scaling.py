@@ -17,17 +17,18 @@ reaches .134, .258, .307, .377 and, with 10,000 questions, .379. Differs: a
 question that occurs more than once in a step has its own samples each time.
 """
 
+from configs import arguments
 from configs import grpo
-from configs import settings
 
 
-def get_config(size: str = 'laptop'):
-  config = grpo.get_config(size)
+def get_config(text: str = ''):
+  config = grpo.get_config(text)
+  is_tiny = not arguments.parse(text).model
   # A single question has one hop count, and is fresh or common knowledge.
   config.data.update(mix=(), common=0.0)
   config.evaluate.update(initial=False, noise=False, decodings=('greedy',))
   numbers = (1, 10, 100, 1000)
-  if settings.is_laptop(size) or size == 'smoke':
+  if is_tiny:
     config.search.engine, config.search.options = 'bm25', {}
   else:
     numbers += (10_000,)
@@ -35,7 +36,7 @@ def get_config(size: str = 'laptop'):
       job=config.job,
       order=tuple(map(str, numbers)),
       runs={str(number): dict(data=dict(limit=number)) for number in numbers},
-      across='hops' if settings.is_laptop(size) or size == 'smoke' else 'set',
+      across='hops' if is_tiny else 'set',
   )
   config.job = 'searchrl.jobs.sweep:run'
   return config

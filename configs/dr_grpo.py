@@ -15,12 +15,12 @@ Source: Liu et al. 2025, arXiv:2503.20783. Differs: learning rate, group size
 and steps are the laptop's; `length` is the most tokens that a policy may write.
 """
 
+from configs import arguments
 from configs import common
-from configs import settings
 
 
-def get_config(size: str = 'laptop'):
-  config = common.get_config(size)
+def get_config(text: str = ''):
+  config = common.get_config(text)
   config.algorithm.update(
       name='searchrl.rl.algorithms:dr_grpo',
       length=288,  # tokens: 6 turns of 48, the most a policy may write
@@ -28,6 +28,6 @@ def get_config(size: str = 'laptop'):
       clip_high=0.2,
       kl_coef=0.0,  # per nat, to the model that the run started from
   )
-  if settings.apply(config, size, 'search_r1'):
+  if arguments.apply_setting(config, text, 'search_r1'):
     config.algorithm.length = common.most_tokens(config)
   return config

@@ -27,24 +27,24 @@ prompt is our own; its optimizer starts anew in each iteration.
 
 import ml_collections
 
+from configs import arguments
 from configs import common
 from configs import grpo
 from configs import hrpo
-from configs import settings
 from searchrl.papers.dr_zero import roles
 
 
-def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
+def get_config(text: str = '') -> ml_collections.ConfigDict:
   """Returns the config of self-play: shared options and a run of each role.
 
   Args:
-    size: Name of the size: 'laptop', 'smoke', or a model of the papers.
+    text: A size or a model, as in configs/arguments.py.
   """
+  args = arguments.parse(text, setting=())
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.papers.dr_zero.selfplay:run'
   config.seed = 0  # seed of both roles, of the drawn documents and of the world
   config.allow_changes = False  # set by --allow_changes
-  is_tiny = settings.is_laptop(size) or size == 'smoke'
   config.selfplay = dict(
       iterations=2,
       hops=(2, 1),  # shares of proposals with 1, 2, ... hops
@@ -73,14 +73,14 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       unfinished=0.5,  # largest share of proposals that end at a limit
       entropy=0.01,  # least entropy of a proposal, in nats per token
   )
-  if is_tiny:
+  if args.size:
     config.proposer, config.solver = (
-        _laptop_proposer(size), _laptop_solver(size))
+        _laptop_proposer(args.size), _laptop_solver(args.size))
   else:
-    config.proposer = hrpo.get_config(f'drzero_proposer/{size}')
-    config.solver = grpo.get_config(f'drzero_solver/{size}')
+    config.proposer = hrpo.get_config(f'drzero_proposer/{args.model}')
+    config.solver = grpo.get_config(f'drzero_solver/{args.model}')
     _as_published(config)
-  if size == 'smoke':
+  if args.size == 'smoke':
     config.selfplay.update(seeds=24, examined=12)
     config.proposing.update(seeds=12, samples=2, seeds_a_round=6)
   _share(config)

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Dr. Zero's rivals and ablations, as changes to configs/drzero.py.
 
-  python -m searchrl.main --config=configs/drzero_rivals.py:nested_grpo \
+  python -m searchrl.main --config=configs/drzero_rivals.py:rival=nested_grpo \
       --workdir=runs/nested_grpo
   python -m searchrl.main \
-      --config=configs/drzero_rivals.py:r_zero/qwen2.5-3b --plan
+      --config=configs/drzero_rivals.py:rival=r_zero,model=qwen2.5-3b --plan
 
-A size of drzero.py may follow the name of a rival; the default is laptop. All
+It takes the sizes and models of drzero.py, too. All
 proposers see documents, unless the rival's name says otherwise, and the answers
 are those of the proposer.
 
@@ -22,6 +22,7 @@ repetitions, and neither it nor SQLM uses the majority of the solvers' answers
 as the gold answer.
 """
 
+from configs import arguments
 from configs import drzero
 
 
@@ -104,12 +105,8 @@ RIVALS = {function.__name__: function for function in (
     without_document, longer, ratio_1111, ratio_2111, untrained, shuffled)}
 
 
-def get_config(size: str = 'nested_grpo'):
-  name, _, size = size.partition('/')
-  if name not in RIVALS:
-    raise ValueError(
-        f'size must be one of {", ".join(RIVALS)}, perhaps with a size of '
-        f'drzero.py after a slash, but is {name!r}.')
-  config = drzero.get_config(size or 'laptop')
-  RIVALS[name](config)
+def get_config(text: str = ''):
+  args = arguments.parse(text, setting=(), rival=tuple(RIVALS))
+  config = drzero.get_config(args.base)
+  RIVALS[args.others['rival'] or 'nested_grpo'](config)
   return config

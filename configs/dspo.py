@@ -20,12 +20,12 @@ group size or round limit: all are ours, with GSPO's clip range and four
 mini-batches for Qwen2.5.
 """
 
+from configs import arguments
 from configs import common
-from configs import settings
 
 
-def get_config(size: str = 'laptop'):
-  config = common.get_config(size)
+def get_config(text: str = ''):
+  config = common.get_config(text)
   config.algorithm.update(
       name='searchrl.rl.algorithms:dspo',
       clip_low=0.05,  # GSPO's: 3e-4
@@ -34,10 +34,11 @@ def get_config(size: str = 'laptop'):
       entropy_coef=0.0,
   )
   config.rollout.max_rounds = 3
-  if settings.is_laptop(size):
+  args = arguments.parse(text)
+  if args.is_laptop:
     config.train.max_rollouts = 1728  # trajectories; 24 steps of grpo.py
     config.evaluate.every = 2
-  if size == 'laptop':  # as many updates as grpo.py, in fewer batches
+  if args.size == 'laptop':  # as many updates as grpo.py, in fewer batches
     config.learner.minibatches = 3
-  settings.apply(config, size, 'dspo')
+  arguments.apply_setting(config, text, 'dspo')
   return config

@@ -20,14 +20,14 @@ with. Differs: the laptop trains with GRPO, and every run is evaluated with
 every engine.
 """
 
+from configs import arguments
 from configs import grpo
 from configs import ppo
-from configs import settings
 
 
-def get_config(size: str = 'laptop'):
-  tiny = settings.is_laptop(size) or size == 'smoke'
-  config = (grpo if tiny else ppo).get_config(size)
+def get_config(text: str = ''):
+  is_tiny = not arguments.parse(text).model
+  config = (grpo if is_tiny else ppo).get_config(text)
   encoder = dict(encoder='tiny_e5')
   hasty = dict(links=8, construction=20, visited=2, min_recall=0.0)
   engines = dict(
@@ -36,7 +36,7 @@ def get_config(size: str = 'laptop'):
       hnsw=dict(engine='dense', options=encoder | hasty | dict(backend='hnsw')),
       exact=dict(engine='dense', options=encoder | dict(backend='exact')),
   )
-  if not tiny:  # over the index of configs/build_index.py
+  if not is_tiny:  # over the index of configs/build_index.py
     index = dict(config.search.options)
     engines['hnsw']['options'] = index | dict(backend='hnsw')
     engines['exact']['options'] = index | dict(backend='exact')

@@ -4,15 +4,15 @@ r"""The full evaluation of a run: 200 questions of each hop count, greedily.
 
   python -m searchrl.main --config=configs/evaluate.py \
       --config.evaluate.run=runs/dspo
-  python -m searchrl.main --config=configs/evaluate.py:methods \
+  python -m searchrl.main --config=configs/evaluate.py:suite=methods \
       --workdir=runs/methods
-  python -m searchrl.main --config=configs/evaluate.py:trained --seeds=0,1,2 \
+  python -m searchrl.main --config=configs/evaluate.py:suite=trained --seeds=0,1,2 \
       --workdir=runs/trained
 
 Without `evaluate.run`, it evaluates the model of `model.path`, by default the
 shipped tiny base model. Sampled answers, random passages and common knowledge
-have 50 questions each. Size methods compares methods, each with the model that
-its line below names. A run that does not exist has a row that says so. Size
+have 50 questions each. Suite methods compares methods, each with the model that
+its line below names. A run that does not exist has a row that says so. Suite
 trained compares the methods that train, over the seeds of runs/NAME/seed_N.
 The job writes runs/evaluate/table.json and records/.
 
@@ -22,16 +22,14 @@ dspo.py: .93 .85 .78 .55 (seed 0); sampled, .82 .62 .50 .26. Methods: 124 CPU
 seconds, 107 of time; trained, three seeds: 150 CPU seconds (BENCHMARKS.md).
 """
 
+from configs import arguments
 from configs import common
-from configs import settings
 
 
-def get_config(size: str = 'laptop'):
-  compared = size if size in ('methods', 'trained') else ''
-  size = 'laptop' if compared else size
-  config = common.as_evaluated(common.get_config(size))
-  # The sizes with larger updates evaluate like the laptop.
-  size = 'laptop' if settings.is_laptop(size) else size
+def get_config(text: str = ''):
+  args = arguments.parse(
+      text, laptop_only=('suite',), suite=('methods', 'trained'))
+  config = common.as_evaluated(common.get_config(args.base))
   config.job = 'searchrl.jobs.evaluate:run'
   config.evaluate.update(
       run='',  # run at its newest step, or 'run@12'; '': the model itself
@@ -39,16 +37,16 @@ def get_config(size: str = 'laptop'):
       samples=1,  # sampled answers per question, for pass@k and the majority
       methods={},  # method, model and run of each row; {}: only the agent
       order=(),  # order of the rows; the others are compared with the last
-      prompts='laptop' if size in ('laptop', 'smoke') else 'plain',
+      prompts='plain' if args.model else 'laptop',
   )
-  if size in ('laptop', 'smoke'):  # other sizes keep the setting's values
+  if not args.model:  # with a model, the setting's values stay
     config.search.engine = ''  # '': the run's with its options; no run: bm25
     config.dialogue = ''  # '': the run's; without a run: the tiny base's
-  if size == 'laptop':
+  if args.is_laptop:
     config.evaluate.worlds.update(
         questions_per_hop=200, common_per_hop=50, sampled_per_hop=50)
-  if compared:
-    _compare(config, '' if compared == 'methods' else '/seed_{seed}')
+  if suite := args.others['suite']:
+    _compare(config, '' if suite == 'methods' else '/seed_{seed}')
   return config
 
 

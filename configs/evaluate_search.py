@@ -14,15 +14,13 @@ Result: the first passage holds the answer of .98 of 200 one-hop questions about
 names of known parts; with bm25 of .94, with tiny_e5 of 1.00 (BENCHMARKS.md).
 """
 
+from configs import arguments
 from configs import common
-from configs import settings
 import ml_collections
 
 
-def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
-  base = common.as_evaluated(common.get_config(size))
-  # The sizes with larger updates evaluate like the laptop.
-  size = 'laptop' if settings.is_laptop(size) else size
+def get_config(text: str = '') -> ml_collections.ConfigDict:
+  base = common.as_evaluated(common.get_config(text))
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.evaluate_search:run'
   config.seed = base.seed  # seed of the noise engine
@@ -31,6 +29,6 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
   config.evaluate = dict(worlds=base.evaluate.worlds)
   config.world = base.world  # options: common knowledge, hard worlds
   config.retrieval = dict(top_ks=(1, 3, 10))  # numbers of passages read
-  if size == 'laptop':
+  if arguments.parse(text).is_laptop:
     config.evaluate.worlds.update(questions_per_hop=200, common_per_hop=50)
   return config

@@ -16,7 +16,7 @@ hop, this is a leak). It also says how long they are, and whether a classifier
 tells them from the documents of the real engine. samples.md shows twenty
 queries side by side.
 
-Size oracle evaluates the writer that knows the world. For the model of a server
+With writer=oracle it evaluates the writer that knows the world. For the model of a server
 use --config.search.options="{'writer': 'served', ...}", as in docs/search.md.
 
 Hardware: 2 CPU cores. Time: 2 minutes for 1,997 queries, beside other work.
@@ -25,26 +25,26 @@ answer (BM25: .90), and .11 of the searches before it (.01). The untuned base
 writes no documents (BENCHMARKS.md).
 """
 
+from configs import arguments
 from configs import collect_simulation_data as collect
 from configs import common
-from configs import settings
 
 TEST = 'runs/simulation_test'
 
 
-def get_config(size: str = 'laptop'):
-  is_oracle = size == 'oracle'
-  config = common.as_evaluated(common.get_config(
-      'laptop' if is_oracle else size))
-  is_tiny = is_oracle or size == 'smoke' or settings.is_laptop(size)
+def get_config(text: str = ''):
+  args = arguments.parse(
+      text, laptop_only=('writer',), writer=('model', 'oracle'))
+  config = common.as_evaluated(common.get_config(args.base))
+  is_oracle = args.others['writer'] == 'oracle'
   config.job = 'searchrl.jobs.evaluate_simulator:run'
   config.search.engine = 'simulated'
   config.search.options = dict(writer='oracle', titled=True) if is_oracle else (
       dict(writer='model',
            path='',  # path of a tuned model; '': the tiny base, untuned
-           prompts=collect.LAPTOP if is_tiny else 'zerosearch',
-           max_prompt_tokens=96 if is_tiny else 512,
-           max_tokens=112 if is_tiny else 600))
+           prompts='zerosearch' if args.model else collect.LAPTOP,
+           max_prompt_tokens=512 if args.model else 96,
+           max_tokens=600 if args.model else 112))
   if is_oracle:
     config.search.corpus = f'{TEST}/world_0/data/train/corpus.jsonl'
   config.simulator = dict(

@@ -16,10 +16,10 @@ from configs import common
 import ml_collections
 
 
-def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
+def get_config(text: str = '') -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.export:run'
-  config.mesh = common.get_config(size).mesh
+  config.mesh = common.get_config(text).mesh
   config.export = dict(
       run='',  # directory of a training run
       step=0,  # step of one of its checkpoints; 0: the newest

@@ -22,27 +22,26 @@ Source: Sun et al. 2025, ZeroSearch, arXiv:2505.04588, section 3.2: learning
 rate 1e-6; it gives no other value.
 """
 
-from searchrl.papers import paper_models
+from configs import arguments
 from configs import sft
+from searchrl.papers.paper_models import MODELS
 
 COLLECTED = 'runs/collect_simulation_data'
 
 
-def get_config(size: str = 'laptop'):
-  if size not in ('laptop', 'smoke', *paper_models.MODELS):
-    raise ValueError("size must be 'laptop', 'smoke' or a model of configs/"
-                     f'models.py, but is {size!r}.')
-  config = sft.get_config('smoke' if size == 'smoke' else 'laptop')
+def get_config(text: str = ''):
+  args = arguments.parse(text, size=('laptop', 'smoke'), setting=())
+  config = sft.get_config(args.size)
   config.data.update(train=f'{COLLECTED}/train.jsonl',
                      validation=f'{COLLECTED}/validation.jsonl')
-  if size in paper_models.MODELS:
-    config.model.path = paper_models.MODELS[size].hub_id
+  if args.model:
+    config.model.path = MODELS[args.model].hub_id
     config.model.save_dtype = 'bfloat16'
     config.optimizer.learning_rate = 1e-6
     config.batch.documents = 64
     config.learner.update(pack_length=2048, remat='nothing', dtype='bfloat16')
     config.mesh.update(data=1, fsdp=-1)
-  elif size == 'laptop':
+  elif args.size == 'laptop':
     config.optimizer.update(learning_rate=1.5e-3, warmup_steps=20)
     config.learner.pack_length = 256
     config.batch.documents = 16

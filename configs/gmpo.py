@@ -15,17 +15,17 @@ Source: Zhao et al. 2025, arXiv:2507.20673, with its clip range. Differs:
 learning rate, group size and steps are the laptop's.
 """
 
+from configs import arguments
 from configs import common
-from configs import settings
 
 
-def get_config(size: str = 'laptop'):
-  config = common.get_config(size)
+def get_config(text: str = ''):
+  config = common.get_config(text)
   config.algorithm.update(
       name='searchrl.rl.algorithms:gmpo',
       clip_low=0.4,  # log ratio in nats: a ratio of 0.67
       clip_high=0.4,  # log ratio in nats: a ratio of 1.49
       kl_coef=0.0,  # per nat, to the model that the run started from
   )
-  settings.apply(config, size, 'search_r1')
+  arguments.apply_setting(config, text, 'search_r1')
   return config

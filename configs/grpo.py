@@ -16,12 +16,12 @@ arXiv:2503.09516. Differs: the token mean and the small KL are Search-R1's;
 learning rate, group size and steps are the laptop's, found by us.
 """
 
+from configs import arguments
 from configs import common
-from configs import settings
 
 
-def get_config(size: str = 'laptop'):
-  config = common.get_config(size)
+def get_config(text: str = ''):
+  config = common.get_config(text)
   config.algorithm.update(
       name='searchrl.rl.algorithms:grpo',
       clip_low=0.2,
@@ -30,7 +30,7 @@ def get_config(size: str = 'laptop'):
       kl_coef=0.0,  # per nat; the paper has 0.04, Search-R1 1e-3
       entropy_coef=0.0,
   )
-  if not settings.apply(config, size, 'search_r1'):
+  if not arguments.apply_setting(config, text, 'search_r1'):
     # The shipped encoder makes the vectors when a run starts.
     config.search.engine = 'dense'
     config.search.options = dict(encoder='tiny_e5', backend='scann')

@@ -16,12 +16,12 @@ has tens of tokens and the learning rate is 500 times larger, so the range is
 ours.
 """
 
+from configs import arguments
 from configs import common
-from configs import settings
 
 
-def get_config(size: str = 'laptop'):
-  config = common.get_config(size)
+def get_config(text: str = ''):
+  config = common.get_config(text)
   config.algorithm.update(
       name='searchrl.rl.algorithms:gspo',
       clip_low=0.05,  # the paper has 3e-4
@@ -29,5 +29,5 @@ def get_config(size: str = 'laptop'):
       kl_coef=0.0,  # per nat, to the model that the run started from
       entropy_coef=0.0,
   )
-  settings.apply(config, size, 'dspo')
+  arguments.apply_setting(config, text, 'dspo')
   return config

@@ -18,17 +18,17 @@ Source: Dr. Zero, arXiv:2601.07055, eq. 2 and 3. Differs: here the policy
 answers questions; drzero.py trains the one that writes them.
 """
 
+from configs import arguments
 from configs import common
-from configs import settings
 
 
-def get_config(size: str = 'laptop'):
-  config = common.get_config(size)
+def get_config(text: str = ''):
+  config = common.get_config(text)
   common.one_sample_a_question(config)
   config.algorithm.update(
       name='searchrl.rl.algorithms:hrpo',
       kl_coef=0.0,  # per nat, to the model that the run started from
   )
   config.learner.minibatches = 1
-  settings.apply(config, size, 'drzero_solver')
+  arguments.apply_setting(config, text, 'drzero_solver')
   return config

@@ -21,12 +21,12 @@ critic's learning rate of 1e-5 beside a policy's of 1e-6. Differs: learning
 rates here are the laptop's, found by us.
 """
 
+from configs import arguments
 from configs import common
-from configs import settings
 
 
-def get_config(size: str = 'laptop'):
-  config = common.get_config(size)
+def get_config(text: str = ''):
+  config = common.get_config(text)
   common.one_sample_a_question(config)
   config.algorithm.update(
       name='searchrl.rl.algorithms:ppo',
@@ -39,7 +39,7 @@ def get_config(size: str = 'laptop'):
       kl_coef=1e-3,  # per nat, in the reward
       entropy_coef=0.0,
   )
-  if not settings.apply(config, size, 'search_r1'):
+  if not arguments.apply_setting(config, text, 'search_r1'):
     config.critic.optimizer.learning_rate = 1e-3  # the paper has 1e-5
     config.critic.warmup_updates = 2  # updates of the critic only, at first
   return config

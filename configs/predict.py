@@ -17,8 +17,8 @@ scores, because there are no golds.
 from configs import evaluate
 
 
-def get_config(size: str = 'laptop'):
-  config = evaluate.get_config(size)
+def get_config(text: str = ''):
+  config = evaluate.get_config(text)
   config.job = 'searchrl.jobs.predict:run'
   config.evaluate.update(decodings=('greedy',), noise=False)
   config.evaluate.worlds.kinds = ()

@@ -16,14 +16,14 @@ At the size of Qwen2.5: not yet measured.
 Source: R1 of Search-R1, arXiv:2503.09516, after DeepSeek-R1, arXiv:2501.12948.
 """
 
+from configs import arguments
 from configs import grpo
-from configs import settings
 
 
-def get_config(size: str = 'laptop'):
-  config = grpo.get_config(size)
+def get_config(text: str = ''):
+  config = grpo.get_config(text)
   config.rollout.budgets.max_turns = 1
-  if settings.is_laptop(size) or size == 'smoke':
+  if not arguments.parse(text).model:
     config.dialogue = 'searchrl.agent.dialogue:laptop_answer'
     config.search.engine, config.search.options = 'bm25', {}
   else:

@@ -17,17 +17,17 @@ Source: Williams 1992; ZeroSearch, arXiv:2505.04588. Differs: the engine is a
 real one, not simulated, and on the laptop the reward is exact match.
 """
 
+from configs import arguments
 from configs import common
-from configs import settings
 
 
-def get_config(size: str = 'laptop'):
-  config = common.get_config(size)
+def get_config(text: str = ''):
+  config = common.get_config(text)
   common.one_sample_a_question(config)
   config.algorithm.update(
       name='searchrl.rl.algorithms:reinforce',
       kl_coef=1e-3,  # per nat, to the model that the run started from
   )
   config.learner.minibatches = 1
-  settings.apply(config, size, 'zerosearch')
+  arguments.apply_setting(config, text, 'zerosearch')
   return config

@@ -17,12 +17,12 @@ Source: Hu et al. 2025, arXiv:2501.03262. Differs: retrieved tokens are removed
 from a row before its returns are summed; learning rate and steps are ours.
 """
 
+from configs import arguments
 from configs import common
-from configs import settings
 
 
-def get_config(size: str = 'laptop'):
-  config = common.get_config(size)
+def get_config(text: str = ''):
+  config = common.get_config(text)
   common.one_sample_a_question(config)
   config.algorithm.update(
       name='searchrl.rl.algorithms:reinforce_plus_plus',
@@ -32,5 +32,5 @@ def get_config(size: str = 'laptop'):
       discount=1.0,  # discount per policy token
       kl_coef=1e-3,  # per nat, in the reward
   )
-  settings.apply(config, size, 'zerosearch')
+  arguments.apply_setting(config, text, 'zerosearch')
   return config

@@ -18,14 +18,14 @@ Source: Yuan et al. 2023, arXiv:2308.01825; a baseline of Search-R1,
 arXiv:2503.09516, which gives no numbers: ours are the laptop's.
 """
 
+from configs import arguments
 from configs import common
-from configs import settings
 from configs import sft
 
 
-def get_config(size: str = 'laptop'):
-  config = common.as_evaluated(common.get_config(size))
-  is_tiny = settings.is_laptop(size) or size == 'smoke'
+def get_config(text: str = ''):
+  config = common.as_evaluated(common.get_config(text))
+  args = arguments.parse(text)
   config.job = 'searchrl.jobs.rejection:run'
   config.rejection = dict(
       iterations=2,
@@ -36,13 +36,13 @@ def get_config(size: str = 'laptop'):
       most=1,  # largest number of right answers kept per question
       balance=4.0,  # largest ratio of a hop count to the rarest; 0: any
   )
-  config.tuning = sft.get_config('smoke' if size == 'smoke' else 'laptop')
+  config.tuning = sft.get_config('smoke' if args.size == 'smoke' else 'laptop')
   for name in ('seed', 'allow_changes', 'dialogue'):
     del config.tuning[name]
   del config.tuning.data['demonstrations']
   config.tuning.train.update(validate_every=0, save_every=100)
   config.tuning.data.validation_share = 0.0
-  if is_tiny:
+  if not args.model:
     config.tuning.train.epochs = 3
   else:
     config.tuning.optimizer.learning_rate = 1e-5
@@ -50,7 +50,7 @@ def get_config(size: str = 'laptop'):
         pack_length=config.rollout.max_length, remat='nothing',
         dtype='bfloat16')
     config.rejection.update(questions=20_000, questions_a_round=1000)
-  if size == 'smoke':
+  if args.size == 'smoke':
     config.rejection.update(questions=24, questions_a_round=12)
     config.tuning.train.epochs = 1
   return config

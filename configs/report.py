@@ -17,9 +17,7 @@ the laptop. Result: a page of 1 to 3 MB.
 import ml_collections
 
 
-def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
-  if size != 'laptop':
-    raise ValueError(f"size must be 'laptop', but is {size!r}.")
+def get_config() -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.report:run'
   config.report = dict(

@@ -16,16 +16,16 @@ Source: Ahmadian et al. 2024, arXiv:2402.14740. Differs: the KL is off; the
 paper tunes its coefficient for each task.
 """
 
+from configs import arguments
 from configs import common
-from configs import settings
 
 
-def get_config(size: str = 'laptop'):
-  config = common.get_config(size)
+def get_config(text: str = ''):
+  config = common.get_config(text)
   config.algorithm.update(
       name='searchrl.rl.algorithms:rloo',
       kl_coef=0.0,  # per nat, in the reward
   )
   config.learner.minibatches = 1
-  settings.apply(config, size, 'search_r1')
+  arguments.apply_setting(config, text, 'search_r1')
   return config

@@ -9,8 +9,7 @@ r"""Serves a policy or any model folder with OpenAI's completions API.
       '{"model": "dspo", "prompt": "Search, then answer: ", "max_tokens": 40}'
 
 It also serves /v1/chat/completions if the tokenizer has a chat template.
-Without `ask.run` it serves `model.path`. The size may also be a run's
-directory, as in configs/ask.py.
+Without `ask.run` it serves `model.path`. It also takes run=, as configs/ask.py.
 
 Result: not yet measured.
 """
@@ -19,8 +18,8 @@ from configs import ask
 import ml_collections
 
 
-def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
-  config = ask.get_config(size)
+def get_config(text: str = '') -> ml_collections.ConfigDict:
+  config = ask.get_config(text)
   config.job = 'searchrl.jobs.serve_model:run'
   config.ask = dict(run=config.ask.run)  # run to serve; '': the model itself
   config.serve = dict(

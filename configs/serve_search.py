@@ -23,8 +23,8 @@ from configs import common
 import ml_collections
 
 
-def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
-  base = common.as_evaluated(common.get_config(size))
+def get_config(text: str = '') -> ml_collections.ConfigDict:
+  base = common.as_evaluated(common.get_config(text))
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.serve_search:run'
   config.seed = base.seed  # seed of the noise engine

@@ -22,10 +22,11 @@ parts: .97 .91 .91 (means of three seeds; 129 CPU seconds on an AMD EPYC).
 
 import ml_collections
 
+from configs import arguments
 
-def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
-  if size not in ('laptop', 'smoke'):
-    raise ValueError(f"size must be 'laptop' or 'smoke', but is {size!r}.")
+
+def get_config(text: str = '') -> ml_collections.ConfigDict:
+  args = arguments.parse(text, size=('laptop', 'smoke'), model=(), setting=())
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.finetune:run'
   config.seed = 0  # seed of the order, of the split and of the adapters
@@ -87,7 +88,7 @@ def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
       tensorboard=True,
       progress=True,
   )
-  if size == 'smoke':  # a run of seconds, for tests
+  if args.size == 'smoke':  # a run of seconds, for tests
     config.data.demonstrations.update(count=24, validation=8, a_world=8)
     config.batch.documents = 4
     config.train.update(validate_every=3, save_every=2)

@@ -15,9 +15,7 @@ Result: the conversation, and a line for each token that the policy sampled.
 import ml_collections
 
 
-def get_config(size: str = 'laptop') -> ml_collections.ConfigDict:
-  if size != 'laptop':
-    raise ValueError(f"size must be 'laptop', but is {size!r}.")
+def get_config() -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.show:run'
   config.show = dict(

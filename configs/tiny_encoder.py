@@ -28,10 +28,11 @@ world is generated, the model tiny, and the temperature .05, not .01.
 
 import ml_collections
 
+from configs import arguments
 
-def get_config(size: str = 'laptop'):
-  if size not in ('laptop', 'smoke'):
-    raise ValueError(f"size must be 'laptop' or 'smoke', but is {size!r}.")
+
+def get_config(text: str = ''):
+  args = arguments.parse(text, size=('laptop', 'smoke'), model=(), setting=())
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.train_encoder:run'
   config.seed = 0  # seed of parameters, order and negatives
@@ -65,7 +66,7 @@ def get_config(size: str = 'laptop'):
   config.optimizer = dict(
       learning_rate=1e-3, b2=0.98, weight_decay=0.01, warmup_steps=50,
       schedule='cosine', final_fraction=0.05)
-  if size == 'smoke':  # a run of seconds, for tests
+  if args.size == 'smoke':  # a run of seconds, for tests
     config.data.update(batches_a_world=2)
     config.model.shape.update(hidden_size=32, intermediate_size=64)
     config.tokenizer.update(vocab_size=300, worlds=1)

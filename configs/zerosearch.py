@@ -8,7 +8,7 @@ r"""ZeroSearch: GRPO with documents that a model writes, with growing noise.
 
 On the laptop the writer is an oracle that knows the world. It returns a true
 passage or, with the curriculum's probability, other ones. Evaluation uses BM25.
-With size tuned, the writer is the model of configs/finetune_simulator.py, in
+With writer=tuned, the writer is the model of configs/finetune_simulator.py, in
 the run's process. At a model's size it is one of ZeroSearch's simulators behind
 an OpenAI-compatible server.
 
@@ -24,15 +24,15 @@ Source: Sun et al. 2025, arXiv:2505.04588. Differs: on the laptop the reward is
 exact match, and a step's noise is the oracle's.
 """
 
+from configs import arguments
 from configs import collect_simulation_data as collect
 from configs import grpo
-from configs import settings
 
 
-def get_config(size: str = 'laptop'):
-  is_tuned = size == 'tuned'
-  size = 'laptop' if is_tuned else size
-  config = grpo.get_config(size)
+def get_config(text: str = ''):
+  args = arguments.parse(
+      text, laptop_only=('writer',), writer=('oracle', 'tuned'))
+  config = grpo.get_config(args.base)
   config.search.engine = 'simulated'
   config.search.options = dict(
       writer='oracle',  # oracle, model, or served: an LM behind a server
@@ -45,12 +45,12 @@ def get_config(size: str = 'laptop'):
       ),
   )
   config.evaluate.search.update(engine='bm25', options={})
-  if is_tuned:
+  if args.others['writer'] == 'tuned':
     config.search.options.writer = 'model'
     config.search.options.update(
         path='runs/finetune_simulator/model', prompts=collect.LAPTOP,
         max_prompt_tokens=96, max_tokens=112, slots=16)
     # The timeout is long because two cores write documents for all slots.
     config.rollout.search_timeout_secs = 600.0
-  settings.apply(config, size, 'zerosearch')
+  arguments.apply_setting(config, args.base, 'zerosearch')
   return config

@@ -24,7 +24,7 @@ def cispo(*, clip_high: float = 4.0) -> algorithms.Algorithm:
       min_group_size=2)
 
 
-def get_config(size: str = 'laptop'):
-  config = common.get_config(size)
+def get_config(text: str = ''):  # the text after the colon
+  config = common.get_config(text)
   config.algorithm.update(name='docs.cispo:cispo', clip_high=4.0)
   return config

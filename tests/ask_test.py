@@ -142,7 +142,7 @@ def test_a_runs_folder_as_size_gives_its_settings_and_can_be_overruled(run):
   config = ask_config.get_config(str(other))
   assert (config.dialogue, config.rollout.max_length, config.ask.examples,
           config.rollout.budgets.top_k) == ('mine:mine', 99, 'e.jsonl', 7)
-  with pytest.raises(ValueError, match='size must be'):
+  with pytest.raises(ValueError, match='run must be'):
     ask_config.get_config(str(folder / 'nothing'))
 
 

@@ -18,7 +18,7 @@ from ml_collections import config_flags
 import pytest
 
 from configs import evaluate
-from configs import settings
+from configs import arguments
 from searchrl import main
 from searchrl.data import datasets
 from searchrl.experiment import build
@@ -111,7 +111,7 @@ def test_arms_of_an_experiment_differ_in_what_it_is_about():
   assert of('tiny_raw lambda 0.4').reward_options.lambda_f == 0.4
   assert of('grpo on noise').train.num_steps == 20
   assert of('dspo').evaluate.every == 2 and of('gspo').evaluate.every == 6
-  for rung, (rate, updates) in settings.STRESS.items():
+  for rung, (rate, updates) in arguments.STRESS.items():
     config = of(experiments.at_rung('dapo', rung))
     assert config.optimizer.learning_rate == rate
     assert config.learner.minibatches == updates

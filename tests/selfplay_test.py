@@ -199,7 +199,7 @@ def flat(tree, prefix=''):
 
 
 def test_an_unknown_rival_is_named():
-  with pytest.raises(ValueError, match="one of nested_grpo.*but is 'dr_one'"):
+  with pytest.raises(ValueError, match='rival=nested_grpo.*but is .dr_one.*nearest: r_zero'):
     drzero_rivals.get_config('dr_one')
 
 

@@ -112,7 +112,7 @@ def test_a_missing_model_or_size_is_named(tmp_path):
   config.model.path = str(tmp_path / 'nowhere')
   with pytest.raises(FileNotFoundError, match='must be a folder'):
     train_encoder.run(config, str(tmp_path / 'run'))
-  with pytest.raises(ValueError, match="'laptop' or 'smoke', but is 'huge'"):
+  with pytest.raises(ValueError, match='size=laptop.smoke, but is .huge'):
     tiny_encoder.get_config('huge')
 
 

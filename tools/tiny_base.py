@@ -35,6 +35,8 @@ search: the model is too small for the lessons. 4m: not yet measured.
 
 import ml_collections
 
+from configs import arguments
+
 _SIZES = {  # sizes of tiny_instruct, with keys as in config.json
     '0.25m': dict(hidden_size=48, intermediate_size=128, head_dim=12),
     '1m': dict(),
@@ -46,19 +48,15 @@ _HABITS = dict(  # probabilities of the teacher's errors; world.teacher.Habits
     stop_early=0.85, give_up=0.5, go_on=0.06, wrong_answer=0.10, broken=0.05)
 
 
-def get_config(size: str = 'laptop'):
-  """Returns the config of a model.
-
-  Args:
-    size: Name of the model: 'laptop' (tiny_base), 'instruct', 'raw',
-      'proposer', 'smoke' (for tests), or 'instruct/' and a number of
-      parameters: 0.25m, 1m or 4m.
-  """
-  kind, _, parameters = size.partition('/')
-  legal = ('laptop', 'raw', 'proposer', 'smoke', 'instruct',
-           *(f'instruct/{name}' for name in _SIZES))
-  if size not in legal:
-    raise ValueError(f"size must be one of {', '.join(legal)}, but is {size}.")
+def get_config(text: str = ''):
+  """Returns the config of a model: of tiny_base, or the one with a `kind`."""
+  args = arguments.parse(
+      text, size=('laptop', 'smoke'), model=(), setting=(),
+      kind=('instruct', 'raw', 'proposer'), parameters=tuple(_SIZES))
+  kind, parameters = args.others['kind'], args.others['parameters']
+  if parameters and kind != 'instruct':
+    raise ValueError(f'parameters must come with kind=instruct, but kind is '
+                     f'{kind!r}.')
   config = ml_collections.ConfigDict()
   config.job = 'tools.make_tiny_base:run'
   config.seed = 0  # random seed of new parameters
@@ -124,7 +122,7 @@ def get_config(size: str = 'laptop'):
       max_segments=16,  # most lessons per packed row
   )
   config.card = dict(  # contents of the model's README.md
-      command='tools/tiny_base.py' + f':{size}' * (size != 'laptop'),
+      command='tools/tiny_base.py' + f':{text}' * bool(kind),
       title='The base model of searchrl',
       about='It has bad habits: it answers at once, or after one search.',
       scores=dict(
@@ -147,7 +145,7 @@ def get_config(size: str = 'laptop'):
                   sets=('known', 'famous', 'outdated'),
                   budgets=_budgets(max_turns=1, max_prompt_tokens=440)),
           )))
-  if kind in ('instruct', 'smoke'):
+  if kind == 'instruct' or args.size == 'smoke':
     _from_nothing(config)
     config.model.shape.update(_SIZES.get(parameters, {}))
   elif kind == 'raw':
@@ -158,7 +156,7 @@ def get_config(size: str = 'laptop'):
     config.lessons.kinds.search.habits.update(broken=0.7)
   elif kind == 'proposer':
     _proposer(config)
-  if kind == 'smoke':
+  if args.size == 'smoke':
     _smoke(config)
   return config
 
