@@ -17,8 +17,8 @@ from absl import flags
 from ml_collections import config_flags
 import pytest
 
-from configs import evaluate
 from configs import arguments
+from configs import evaluate
 from searchrl import main
 from searchrl.data import datasets
 from searchrl.experiment import build
@@ -71,8 +71,8 @@ def config_of(arguments):
 @pytest.mark.parametrize('name', ARMS)
 def test_the_command_lines_of_an_arm_are_configs(name):
   arm = ARMS[name]
-  for part, arguments in experiments.commands(arm, 3).items():
-    config = config_of(arguments)
+  for part, command in experiments.commands(arm, 3).items():
+    config = config_of(command)
     if arm.solver and part == 'train':
       assert config.job == 'searchrl.papers.dr_zero.selfplay:run'
       assert config.seed == 3 and config.data.world_seed == 4
