@@ -17,7 +17,8 @@ algorithm stays the recipe's. The keys of a setting are
 
   value            the field's value, or
   share_of_steps   for warm-ups: the value is this share of the steps, in updates
-  source, sentence the place in the paper or its scripts, and what is said there
+  source           the place in the paper or in its authors' scripts
+  sentence, note   the words of that place, and ours about it
   stated           the sentence's numbers, if the value is computed from them
   ours             our reason, if the value is not the paper's
   where            conditions, see `_holds`; the last row that holds counts
@@ -43,6 +44,7 @@ class Row:
   share_of_steps: float = 0.0
   source: str = ''
   sentence: str = ''
+  note: str = ''
   stated: tuple[float, ...] | None = None
   ours: str = ''
   where: Mapping[str, Any] = dataclasses.field(default_factory=dict)
