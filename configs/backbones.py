@@ -19,6 +19,7 @@ Qwen2.5-7B and .100 from DeepSeek-R1-Distill-Qwen-7B.
 """
 
 from configs import arguments
+from configs import common
 from configs import grpo
 from searchrl.papers.paper_models import MODELS
 
@@ -36,11 +37,7 @@ def get_config(text: str = ''):
     runs = {name.replace('.', '_'): _of(f'{setting}/{name}')
             for name, model in MODELS.items()
             if model.billions == MODELS[args.model].billions}
-  config.sweep = dict(
-      job=config.job, order=tuple(runs), runs=runs,
-      across='hops' if args.size else 'set')
-  config.job = 'searchrl.jobs.sweep:run'
-  return config
+  return common.as_sweep(config, runs, across='hops' if args.size else 'set')
 
 
 def _of(text: str) -> dict:

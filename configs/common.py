@@ -236,6 +236,21 @@ def as_evaluated(config: ml_collections.ConfigDict
   return config
 
 
+def as_sweep(config: ml_collections.ConfigDict, runs: dict[str, dict],
+             across: str) -> ml_collections.ConfigDict:
+  """Returns the config as a sweep: a run for each change, and one table.
+
+  Args:
+    config: Config of the runs.
+    runs: Changes to the config, by the name of the run.
+    across: Name of the table's columns: 'hops', 'set' or 'engine'.
+  """
+  config.sweep = dict(
+      job=config.job, order=tuple(runs), runs=runs, across=across)
+  config.job = 'searchrl.jobs.sweep:run'
+  return config
+
+
 def one_sample_a_question(config: ml_collections.ConfigDict) -> None:
   """Sets one sample per question, with as many trajectories per step."""
   config.rollout.questions_per_step *= config.rollout.group_size

@@ -18,6 +18,7 @@ question that occurs more than once in a step has its own samples each time.
 """
 
 from configs import arguments
+from configs import common
 from configs import grpo
 
 
@@ -32,11 +33,5 @@ def get_config(text: str = ''):
     config.search.engine, config.search.options = 'bm25', {}
   else:
     numbers += (10_000,)
-  config.sweep = dict(
-      job=config.job,
-      order=tuple(map(str, numbers)),
-      runs={str(number): dict(data=dict(limit=number)) for number in numbers},
-      across='hops' if is_tiny else 'set',
-  )
-  config.job = 'searchrl.jobs.sweep:run'
-  return config
+  runs = {str(number): dict(data=dict(limit=number)) for number in numbers}
+  return common.as_sweep(config, runs, across='hops' if is_tiny else 'set')

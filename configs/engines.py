@@ -21,6 +21,7 @@ every engine.
 """
 
 from configs import arguments
+from configs import common
 from configs import grpo
 from configs import ppo
 
@@ -28,25 +29,17 @@ from configs import ppo
 def get_config(text: str = ''):
   is_tiny = not arguments.parse(text).model
   config = (grpo if is_tiny else ppo).get_config(text)
-  encoder = dict(encoder='tiny_e5')
-  hasty = dict(links=8, construction=20, visited=2, min_recall=0.0)
+  # A model searches the index of configs/build_index.py.
+  vectors = dict(encoder='tiny_e5') if is_tiny else dict(config.search.options)
+  low_recall = dict(links=8, construction=20, visited=2, min_recall=0.0)
+  hnsw = vectors | (low_recall if is_tiny else {}) | dict(backend='hnsw')
   engines = dict(
       noise=dict(engine='noise', options={}),
       bm25=dict(engine='bm25', options={}),
-      hnsw=dict(engine='dense', options=encoder | hasty | dict(backend='hnsw')),
-      exact=dict(engine='dense', options=encoder | dict(backend='exact')),
+      hnsw=dict(engine='dense', options=hnsw),
+      exact=dict(engine='dense', options=vectors | dict(backend='exact')),
   )
-  if not is_tiny:  # over the index of configs/build_index.py
-    index = dict(config.search.options)
-    engines['hnsw']['options'] = index | dict(backend='hnsw')
-    engines['exact']['options'] = index | dict(backend='exact')
   config.evaluate.update(initial=False, every=0, noise=False,
                          decodings=('greedy',), engines=engines)
-  config.sweep = dict(
-      job=config.job,
-      order=tuple(engines),
-      runs={name: dict(search=of) for name, of in engines.items()},
-      across='engine',  # name of the last table's columns
-  )
-  config.job = 'searchrl.jobs.sweep:run'
-  return config
+  runs = {name: dict(search=engine) for name, engine in engines.items()}
+  return common.as_sweep(config, runs, across='engine')

@@ -419,15 +419,15 @@ def cells(config):
   engine = {'dense': 'E5', 'bm25': 'BM25'}.get(
       config.search.engine, config.search.engine)
   return {
-      'questions a step x samples':
+      'questions per step x samples':
           f'{rollout.questions_per_step} x {rollout.group_size}',
-      'updates a step': str(updates),
+      'updates per step': str(updates),
       'learning rate': short(config.optimizer.learning_rate),
       'warm-up of steps': f'{warm_up} of {short(steps)}',
       'KL of GRPO and PPO': short(config.algorithm.kl_coef),
       'turns with a search': str(budgets.max_turns - 1),
       'passages, engine': f'{budgets.top_k}, {engine}',
-      'prompt, turn, conversation': ', '.join(map(short, (
+      'tokens per prompt, turn, conversation': ', '.join(map(short, (
           budgets.max_prompt_tokens, budgets.max_new_tokens,
           rollout.max_length))),
       'reward': f"`{config.reward.rpartition(':')[2]}`",
