@@ -36,7 +36,9 @@ DOCUMENTS = ['README.md', *PAGES]
 CONFIGS = ['tools/tiny_base.py', *sorted(
     str(f.relative_to(ROOT)) for f in ROOT.glob('configs/*.py')
     if f.stem != '__init__')]
-TEXTS = [*DOCUMENTS, 'BENCHMARKS.md', 'launch/README.md', 'launch/xpk.md']
+TEXTS = [*DOCUMENTS, 'BENCHMARKS.md', 'launch/README.md', 'launch/xpk.md',
+         'benchmarks/speed.md', 'benchmarks/compiled/README.md',
+         'benchmarks/faults/README.md', 'benchmarks/study/README.md']
 COMMAND = re.compile(r'-m searchrl\.main\s+(?:\\\s+)?--config=([^\s:`]+)')
 FOLDERS = 'searchrl|configs|docs|launch|benchmarks|tests|third_party|tools'
 
@@ -295,7 +297,7 @@ def test_flags_of_commands_exist(document):
 def test_benchmarks_that_are_named_take_the_flags_shown(document):
   joined = re.sub(r'\s*\\\n\s*', ' ', read(document))
   for script, line in re.findall(
-      r'python (benchmarks/\w+\.py)([^`\n|]*)', joined):
+      r'python (benchmarks/[\w/]+\.py)([^`\n|]*)', joined):
     source = read(script)
     for flag in re.findall(r'(?<=\s)--[\w-]+', line.partition('#')[0]):
       assert f"'{flag}'" in source, f'{document} shows {flag} with {script}.'

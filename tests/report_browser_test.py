@@ -20,7 +20,7 @@ by = pytest.importorskip('selenium.webdriver.common.by').By
 keys = pytest.importorskip('selenium.webdriver.common.keys').Keys
 waits = pytest.importorskip('selenium.webdriver.support.ui')
 sys.path.append(str(pathlib.Path(__file__).parents[1] / 'benchmarks'))
-import report_page  # pylint: disable=g-import-not-at-top
+import report_page
 
 open_page, until = report_page.open_page, report_page.until
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.skipif(

@@ -1,15 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/faults.py in short: one run of each kind of fault."""
+"""benchmarks/faults/faults.py in short: one run of each kind of fault."""
 
 import argparse
-import pathlib
-import sys
 
 import pytest
 
-sys.path.append(str(pathlib.Path(__file__).parents[1] / 'benchmarks'))
-import faults  # pylint: disable=g-import-not-at-top
+import faults
 
 
 @pytest.mark.long

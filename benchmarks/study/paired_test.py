@@ -3,14 +3,11 @@
 """paired: intervals against tables and plain loops, curves against the head."""
 
 import math
-import pathlib
-import sys
 
 import numpy as np
 import pytest
 
-sys.path.append(str(pathlib.Path(__file__).parents[1] / 'benchmarks'))
-import paired  # pylint: disable=g-import-not-at-top
+import paired
 
 T_95 = {1: 12.7062047, 2: 4.3026527, 4: 2.7764451, 9: 2.2621572}  # by freedom
 

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Records in, the tables and figures of BENCHMARKS.md out."""
+"""Records in, the tables and figures of README.md out."""
 
 from collections.abc import Callable, Mapping, Sequence
 import pathlib

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Faults in, one table out: fault, what happened, steps lost, bits equal.
 
-  python benchmarks/faults.py --parallel 2              # and again: it goes on
-  python benchmarks/faults.py --only kills --kills 200
-  python benchmarks/faults.py --table
+  python benchmarks/faults/faults.py --parallel 2              # and again: it goes on
+  python benchmarks/faults/faults.py --only kills --kills 200
+  python benchmarks/faults/faults.py --table
 
 A run is a few steps of a laptop recipe, evaluated before and after; "equal"
 means the digests of its last checkpoint (parameters, optimizer, progress) and
@@ -41,8 +41,8 @@ import time
 
 import faulty_proxy
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-RECORDS = ROOT / 'benchmarks' / 'faults.jsonl'
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RECORDS = pathlib.Path(__file__).with_name('faults.jsonl')
 TIMED = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds',
          'search/latency_ms/', 'search/remote/')
 ASKED = ('search/batch_size', 'search/failed_queries', 'search/queries',

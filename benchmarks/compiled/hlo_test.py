@@ -3,16 +3,13 @@
 """hlo: bytes, copies, loops and exchanges by hand and by XLA's own analysis."""
 
 import functools
-import pathlib
-import sys
 
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import jax.numpy as jnp
 import pytest
 
-sys.path.append(str(pathlib.Path(__file__).parents[1] / 'benchmarks'))
-import hlo  # pylint: disable=g-import-not-at-top
+import hlo
 
 X = jax.ShapeDtypeStruct((64, 256), jnp.float32)
 X_BYTES = 64 * 256 * 4

@@ -1,8 +1,8 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""Makes the simulators that benchmarks/learning.py trains against, and reports.
+r"""Makes the simulators that benchmarks/study/learning.py trains against, and reports.
 
-  python benchmarks/simulators.py
+  python benchmarks/study/simulators.py
 
 A policy, trained by configs/dspo.py, collects queries in sixty worlds; the tiny
 base model is tuned on them, with the answer in its prompt and without. Each
@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 import experiments  # pylint: disable=g-import-not-at-top  # beside this file
 from searchrl.runtime import workdir

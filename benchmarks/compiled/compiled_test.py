@@ -9,15 +9,12 @@ machine that has libtpu.
 import argparse
 import dataclasses
 import importlib.util
-import pathlib
-import sys
 
 import jax
 import numpy as np
 import pytest
 
-sys.path.append(str(pathlib.Path(__file__).parents[1] / 'benchmarks'))
-import compiled  # pylint: disable=g-import-not-at-top
+import compiled
 import hlo
 from configs import grpo
 from searchrl.models import transformer

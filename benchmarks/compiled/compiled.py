@@ -3,9 +3,9 @@
 r"""What TPUs would do, without one: programs compiled ahead of time, a table.
 
   pip install 'jax[tpu]'; export JAX_PLATFORMS=cpu
-  python benchmarks/compiled.py --chip=v6e --size=3b --slots=64,256,512
-  python benchmarks/compiled.py --chip=v5e --size=7b --slots=64 --tensor=4
-  python benchmarks/compiled.py --programs=update,score --chips=8 --fsdp=4
+  python benchmarks/compiled/compiled.py --chip=v6e --size=3b --slots=64,256,512
+  python benchmarks/compiled/compiled.py --chip=v5e --size=7b --slots=64 --tensor=4
+  python benchmarks/compiled/compiled.py --programs=update,score --chips=8 --fsdp=4
 
 The compiler's text is read by `hlo.py`; nothing runs and no time is measured.
 All figures are of one chip and one unit of work:
@@ -53,6 +53,7 @@ import pathlib
 import sys
 from typing import Any
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from train_step import model_flops  # puts the library on the path
 import jax
 import jax.numpy as jnp
@@ -119,7 +120,7 @@ class Found:
 
 def main() -> None:
   options = parsed()
-  print(f'    python benchmarks/compiled.py {" ".join(sys.argv[1:])}\n')
+  print(f'    python benchmarks/compiled/compiled.py {" ".join(sys.argv[1:])}\n')
   print(f'jax {jax.__version__}, revision {workdir.environment()["git"]}\n')
   rows, sent, failed = 0, [], []
   for label, is_unrolled, make in cases(options):

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""What is learned, by recipe, size of updates, engine and reward: one study.
 
-  python benchmarks/learning.py --plan
-  python benchmarks/learning.py --parallel 2 --limit_minutes 60   # and again
-  python benchmarks/learning.py --table
+  python benchmarks/study/learning.py --plan
+  python benchmarks/study/learning.py --parallel 2 --limit_minutes 60   # and again
+  python benchmarks/study/learning.py --table
 
 The experiments are in experiments.py. A run is an arm with a seed: it trains,
 is evaluated by configs/evaluate.py on worlds that it has never seen, and gets a
-line in benchmarks/learning.jsonl. A run with a line is not repeated, one that
+line in benchmarks/study/learning.jsonl. A run with a line is not repeated, one that
 was interrupted goes on, so that the same command continues the study until
 nothing is missing. `--table` prints the tables, and draws the figures.
 
@@ -30,14 +30,14 @@ import sys
 import time
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 import experiments  # pylint: disable=g-import-not-at-top  # beside this file
 import outcomes
 import report
 from searchrl.runtime import workdir
 
-RECORDS = ROOT / 'benchmarks' / 'learning.jsonl'
+RECORDS = pathlib.Path(__file__).with_name('learning.jsonl')
 THREADS = {  # of each library that splits a sum among them
     'NPROC': '1',  # XLA's, on CPUs
     'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1'}

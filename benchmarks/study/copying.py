@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""How often a model reads a fact off two passages right, and where it fails.
 
-  python benchmarks/copying.py --model tiny_instruct
+  python benchmarks/study/copying.py --model tiny_instruct
 
 A question of one hop, the search for it and two passages stand before the
 answer; each token of the answer is predicted after the right ones before it. A
@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from searchrl.agent import dialogue as dialogues  # pylint: disable=g-import-not-at-top
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.models import transformer

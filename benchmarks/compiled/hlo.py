@@ -5,7 +5,7 @@
   module = hlo.parse(compiled.as_text())
   hlo.touched(module, unknown=16)  # bytes by memory, loops with their trips
 
-  python benchmarks/hlo.py TEXT 16  # the ops that move the most, of a file
+  python benchmarks/compiled/hlo.py TEXT 16  # the ops that move the most, of a file
 
 XLA's own `cost_analysis` counts the body of a loop once, and what a custom call
 says of itself. Here a body counts as often as it runs, where the text tells it,

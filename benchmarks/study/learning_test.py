@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/learning.py: its command lines parse, its records are resumed."""
+"""benchmarks/study/learning.py: its command lines parse, its records are resumed."""
 
 import argparse
 import json
@@ -26,14 +26,13 @@ from searchrl.experiment import config_checks
 from searchrl.search.corpus import Corpus
 from searchrl.trajectory import Passage, Question
 
-sys.path.append(str(pathlib.Path(__file__).parents[1] / 'benchmarks'))
-import experiments  # pylint: disable=g-import-not-at-top
+import experiments
 import learning
 import outcomes
 import reading
 import report
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 FRACTIONS = {'grpo': (0.4, 0.2, 0.1, 0.03, 0.01),
              'gspo': (0.5, 0.31, 0.12, 0.04, 0.0)}  # by experiments.CLIPS
 
