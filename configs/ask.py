@@ -70,8 +70,8 @@ def _as_in(config: ml_collections.ConfigDict, past: dict, folder: str) -> None:
   config.ask.run = folder
   config.ask.examples = past['data']['evaluate'] or past['data']['train']
   config.dialogue = past['dialogue']
-  own = past['evaluate'].get('search', {})  # evaluation's engine, if any
-  config.search = past['search'] | (own if own.get('engine') else {})
+  judging = past['evaluate'].get('search', {})  # evaluation's engine, if any
+  config.search = past['search'] | (judging if judging.get('engine') else {})
   for part in ('model', 'rollout'):
     config[part].update({name: value for name, value in past[part].items()
                          if name in config[part]})

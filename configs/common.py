@@ -229,9 +229,10 @@ def as_evaluated(config: ml_collections.ConfigDict
 
   It is for jobs that do not train.
   """
-  own = config.evaluate.search
-  if own.engine:
-    config.search.engine, config.search.options = own.engine, own.options
+  search = config.evaluate.search
+  if search.engine:
+    config.search.engine = search.engine
+    config.search.options = search.options
   del config.evaluate.search
   return config
 

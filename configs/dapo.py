@@ -35,6 +35,6 @@ def get_config(text: str = ''):
     config.train.max_rollouts = 1728  # trajectories; 24 steps of grpo.py
     config.evaluate.every = 2
   if arguments.apply_setting(config, text, 'dspo'):
-    most = common.most_tokens(config)
-    config.algorithm.update(max_length=most, buffer=most // 5)
+    length = common.most_tokens(config)
+    config.algorithm.update(max_length=length, buffer=length // 5)
   return config

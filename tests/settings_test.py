@@ -149,11 +149,9 @@ def test_each_text_of_others_is_a_prompt_of_a_paper():
   assert {prompt['file'] for prompt in prompts if 'file' in prompt} == texts
   for prompt in prompts:
     assert prompt['origin']
-    if 'dialogue' in prompt:
-      assert callable(plugins.resolve(
-          prompt['dialogue'], field='dialogue', ours=''))
-    else:
-      assert prompt['engine'] in builtin_engines.ENGINES
+    name = prompt.get('dialogue') or prompt['engine']
+    assert name in builtin_engines.ENGINES or callable(
+        plugins.resolve(name, field='dialogue', ours=''))
 
 
 @pytest.mark.parametrize('recipe', RECIPES)
