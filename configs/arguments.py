@@ -1,9 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The text after a config's colon: KEY=VALUE pairs, separated by commas.
+r"""The text after a config's colon: KEY=VALUE pairs, separated by commas.
 
   python -m searchrl.main --config=configs/grpo.py:size=smoke
-  python -m searchrl.main --config=configs/grpo.py:model=qwen2.5-7b,setting=study
+  python -m searchrl.main \
+      --config=configs/grpo.py:model=qwen2.5-7b,setting=study
 
 Most configs take a size or a model, and with a model a setting of a paper. Some
 take keys of their own, which their get_config names. A value without its key is
@@ -117,9 +118,8 @@ def _pairs(text: str, legal: dict[str, tuple[str, ...]]
 def _refusal(legal: dict[str, tuple[str, ...]], text: str, problem: str,
              near: list[str]) -> ValueError:
   """Returns the error that names the legal values and the nearest ones."""
-  choices = ', '.join(
-      f'{key}={"NAME" if key == "model" and len(legal) > 1 else "|".join(names)}'
-      for key, names in legal.items())
+  shown = legal | ({'model': ('NAME',)} if {*legal} > {'model'} else {})
+  choices = ', '.join(f'{key}={"|".join(shown[key])}' for key in shown)
   return ValueError(
       f"The text after the config's colon must be pairs of {choices}, but is "
       f'{text!r}: {problem}. The nearest: {", ".join(near)}; docs/settings.md '

@@ -6,9 +6,8 @@ r"""Asks a trained policy one question and shows each turn as it happens.
       --question "Who wrote The Naflirsong Garden?"
 
 Without --question it proposes some questions. Only the answer goes to stdout.
-With a run's directory, --config=configs/ask.py:run=runs/mine,
-model, dialogue, budgets and search also come from that run, and flags after it
-can change any of them.
+With --config=configs/ask.py:run=runs/mine, the model, the dialogue, the budgets
+and the engine come from that run, and flags can change any of them.
 
 Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 7 seconds, start included.
 Result: after dspo.py, seed 0, the right answer in 3 turns to "What is the city

@@ -9,7 +9,7 @@ r"""The backbone sweep: one recipe, started from each of several models.
 Each model has a run in runs/backbones/NAME, evaluated before and after, and all
 are compared in one table. On the laptop the models are ours: tiny_base searches
 once, tiny_raw seldom keeps the format, and tiny_instruct has learned every
-skill. At a model's size the sweep has all models with as many parameters: base,
+skill. With a model, the sweep has all models with as many parameters: base,
 instruct and, if there is one, distilled from R1.
 
 Hardware: not yet measured. Time: not yet measured. Result: not yet measured.

@@ -1,12 +1,13 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Every option of a training run, one per line, with unit and constraint.
+r"""Every option of a training run, one per line, with unit and constraint.
 
 A recipe's config starts from this one and states only its differences. The
 default size is the laptop run.
 
   python -m searchrl.main --config=configs/dspo.py:smoke   # or any recipe
-  python -m searchrl.main --config=configs/grpo.py:model=qwen2.5-7b,setting=study
+  python -m searchrl.main \
+      --config=configs/grpo.py:model=qwen2.5-7b,setting=study
 
 Results: the recipes have them; for the papers' models, not yet measured.
 """

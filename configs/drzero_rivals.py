@@ -7,9 +7,9 @@ r"""Dr. Zero's rivals and ablations, as changes to configs/drzero.py.
   python -m searchrl.main \
       --config=configs/drzero_rivals.py:rival=r_zero,model=qwen2.5-3b --plan
 
-It takes the sizes and models of drzero.py, too. All
-proposers see documents, unless the rival's name says otherwise, and the answers
-are those of the proposer.
+It takes the sizes and models of drzero.py, too. All proposers see documents,
+unless the rival's name says otherwise, and the answers are those of the
+proposer.
 
 Hardware: a core of an AMD EPYC (family 25). Time: 215 to 510 CPU seconds.
 Result: except for sqlm (.37) none differs separably from drzero.py (.76, mean

@@ -11,8 +11,9 @@ at its end. One table shows runs by engine. The engines are random passages,
 BM25, an approximate index (HNSW, with low recall on the laptop) and exact
 search.
 
-Hardware: not yet measured. Time: not yet measured. Result:
-benchmarks/study/learning.py has the same comparison over five seeds (BENCHMARKS.md).
+Hardware: not yet measured. Time: not yet measured. Result: not yet measured;
+benchmarks/study/learning.py has the same comparison over five seeds
+(BENCHMARKS.md).
 
 Source: Study (Jin et al. 2025, arXiv:2505.15117) 5.2, whose PPO of 7B reaches
 .241, .352, .379 and .430, each evaluated with the engine that it was trained

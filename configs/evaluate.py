@@ -6,14 +6,15 @@ r"""The full evaluation of a run: 200 questions of each hop count, greedily.
       --config.evaluate.run=runs/dspo
   python -m searchrl.main --config=configs/evaluate.py:suite=methods \
       --workdir=runs/methods
-  python -m searchrl.main --config=configs/evaluate.py:suite=trained --seeds=0,1,2 \
-      --workdir=runs/trained
+  python -m searchrl.main --config=configs/evaluate.py:suite=trained \
+      --seeds=0,1,2 --workdir=runs/trained
 
 Without `evaluate.run`, it evaluates the model of `model.path`, by default the
 shipped tiny base model. Sampled answers, random passages and common knowledge
-have 50 questions each. Suite methods compares methods, each with the model that
-its line below names. A run that does not exist has a row that says so. Suite
-trained compares the methods that train, over the seeds of runs/NAME/seed_N.
+have 50 questions each. The suite `methods` compares methods, each with the
+model that its line below names. A run that does not exist has a row that says
+so. The suite `trained` compares the methods that train, over the seeds of
+runs/NAME/seed_N.
 The job writes runs/evaluate/table.json and records/.
 
 Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 121 CPU seconds.

@@ -1,8 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the papers: the values that each fixes, from the files beside.
+r"""Settings of the papers: the values that each fixes, from the files beside.
 
-  python -m searchrl.main --config=configs/grpo.py:setting=study,model=qwen2.5-7b
+  python -m searchrl.main \
+      --config=configs/grpo.py:model=qwen2.5-7b,setting=study
 
 A setting is a table of PAPER/PAPER.toml. It applies to every model and fixes
 the values that a paper or its published scripts fix: batch, group, learning
@@ -16,7 +17,7 @@ algorithm stays the recipe's. The keys of a setting are
   set              for each config field, one or several rows with the keys
 
   value            the field's value, or
-  share_of_steps   for warm-ups: the value is this share of the steps, in updates
+  share_of_steps   for warm-ups: the share of the steps, which gives updates
   source           the place in the paper or in its authors' scripts
   sentence, note   the words of that place, and ours about it
   stated           the sentence's numbers, if the value is computed from them
