@@ -28,10 +28,8 @@ def get_config(text: str = ''):
   # A single question has one hop count, and is fresh or common knowledge.
   config.data.update(mix=(), common=0.0)
   config.evaluate.update(initial=False, noise=False, decodings=('greedy',))
-  numbers = (1, 10, 100, 1000)
   if is_tiny:
     config.search.engine, config.search.options = 'bm25', {}
-  else:
-    numbers += (10_000,)
+  numbers = (1, 10, 100, 1000, *(() if is_tiny else (10_000,)))
   runs = {str(number): dict(data=dict(limit=number)) for number in numbers}
   return common.as_sweep(config, runs, across='hops' if is_tiny else 'set')

@@ -58,17 +58,16 @@ def _compare(config, seed: str) -> None:
   config.evaluate.worlds.update(kinds=('known', 'famous'), max_hops=3)
   untrained = () if seed else (  # methods with the tiny base
       'direct', 'cot', 'rag', 'ircot', 'search_o1', 'ra_agent')
-  trained = {
-      'r1': dict(run=f'runs/r1{seed}'),
-      'sft': dict(path=f'runs/sft{seed}/model'),
-      'rejection': dict(path=f'runs/rejection{seed}/iteration_2/tuned/model'),
-      'dspo': dict(run=f'runs/dspo{seed}')}
-  config.evaluate.order = (*untrained, *trained)
-  for name in untrained:
-    config.evaluate.methods[name] = _method(
-        name, taught=name in ('direct', 'rag', 'ra_agent'))
-  for name, model in trained.items():
-    config.evaluate.methods[name] = _method('agent', **model)
+  methods = {name: _method(name, taught=name in ('direct', 'rag', 'ra_agent'))
+             for name in untrained}
+  methods |= {
+      'r1': _method('agent', run=f'runs/r1{seed}'),
+      'sft': _method('agent', path=f'runs/sft{seed}/model'),
+      'rejection': _method(
+          'agent', path=f'runs/rejection{seed}/iteration_2/tuned/model'),
+      'dspo': _method('agent', run=f'runs/dspo{seed}')}
+  config.evaluate.order = tuple(methods)
+  config.evaluate.methods = methods
 
 
 def _method(name: str, run: str = '', path: str = '', taught: bool = True
