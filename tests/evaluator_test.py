@@ -70,6 +70,11 @@ def case_of(name, *uids, decoding='greedy', engine='bm25', **fields):
       engine, None, decoding)
 
 
+def test_the_name_of_a_users_engine_fits_into_a_folders_name():
+  assert case_of('nq', engine='my_engine:make').name == (
+      'nq.my_engine.make.greedy')
+
+
 def test_a_set_of_one_hop_count_has_its_name_alone():
   rows = evaluator.run(Answers(), 'params', [case_of('nq', 'q0', 'q1')])
   assert [(r['set'], r['hops'], r['em']) for r in rows] == [('nq', 'all', 0.5)]

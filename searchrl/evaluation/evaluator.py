@@ -14,6 +14,7 @@ import functools
 import json
 import math
 import pathlib
+import re
 import time
 from typing import Any
 
@@ -56,8 +57,9 @@ class EvalCase:
 
   @property
   def name(self) -> str:
-    """Name of the case in its records."""
-    return f'{self.dataset.name}.{self.engine}.{self.decoding}'
+    """Name of the case in its records, which names a folder as well."""
+    engine = re.sub('[:/]', '.', self.engine)
+    return f'{self.dataset.name}.{engine}.{self.decoding}'
 
 
 def run(
