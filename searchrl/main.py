@@ -7,15 +7,14 @@
 Every field of a config is a flag, --config.NAME.NAME=VALUE. The fields of a
 training run are in configs/common.py, one per line with its meaning. Those of
 another job are in its own file under configs/. --config=FILE --help lists all
-fields of FILE.
+fields of FILE, and the other keywords of its algorithm and its optimizer.
 """
 
-import collections
-from collections.abc import Sequence
+import argparse
+from collections.abc import Callable, Sequence
 import functools
 import os
 import pathlib
-import re
 import sys
 from typing import Any, NoReturn
 
@@ -25,67 +24,44 @@ if __name__ == '__main__':
   signals.exit_at_sigterm()  # because the imports take seconds
 
 # pylint: disable=wrong-import-position
-from absl import app
-from absl import flags
 from absl import logging
 import jax
-from ml_collections import config_flags
 
+from searchrl.runtime import config_fields
 from searchrl.runtime import config_files
 from searchrl.runtime import devices
+from searchrl.runtime import error_logging
 from searchrl.runtime import folder_lock
+from searchrl.runtime import foreign_names
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
-from searchrl.runtime import error_logging
-
-_argv: list[str] = []  # arguments of the current command
-_CONFIG = config_flags.DEFINE_config_file(
-    'config', None, 'A file under configs/, with :size after it if need be.',
-    lock_config=True, sys_argv=_argv)
-_WORKDIR = flags.DEFINE_string(
-    'workdir', None, "The run's folder; default runs/<config name>.")
-_PLAN = flags.DEFINE_bool(
-    'plan', False, 'Print what the run would hold in memory, and end.')
-_QUESTION = flags.DEFINE_string(
-    'question', None, 'What configs/ask.py answers; without it, it proposes.')
-_TRAJECTORY = flags.DEFINE_string(
-    'trajectory', None, 'What configs/show.py prints, as FILE:LINE.')
-_SEEDS = flags.DEFINE_list(
-    'seeds', None, 'Several seeds, as in 0,1,2: a run each, and one table.')
-_ALLOW_CHANGES = flags.DEFINE_bool(
-    'allow_changes', False, 'Go on in a folder whose config was another one.')
 
 
-def main(argv) -> None:
-  """Runs the job of the parsed flags, and ends the process on errors."""
-  del argv  # all arguments have been parsed
-  signals.raise_at_sigterm()
-  logging.set_verbosity(logging.WARNING)  # Orbax logs every save
-  if not os.environ.get('SEARCHRL_TRACEBACK'):
-    error_logging.tell_errors_once()
-  config = _CONFIG.value
-  name = flags.FLAGS['config'].config_filename  # the path, without its size
-  workdir = _WORKDIR.value or str(
-      pathlib.Path('runs') / pathlib.Path(name.partition(':')[0]).stem)
-  if 'allow_changes' in config:
-    config.allow_changes = _ALLOW_CHANGES.value
+def run(arguments: Sequence[str] | None = None) -> NoReturn:
+  """Runs a command; may be called again in the same process.
+
+  Args:
+    arguments: Arguments of the command line. None: those of the process.
+
+  Raises:
+    SystemExit: The command has ended; always raised. Its code is the exit code
+      or an error message.
+  """
+  workdir = ''
   try:
-    refuse_repeated(config, _argv[1:])
-    if pathlib.Path(workdir).is_file():
-      raise ValueError(f'--workdir must be a folder, but {workdir} is a file.')
-    _use_cache()
-    devices.make_threads()
-    processes.initialize()
-    if _QUESTION.value is not None:
-      _take_question(config, _QUESTION.value)
-    if _TRAJECTORY.value is not None:
-      _take_trajectory(config, _TRAJECTORY.value)
-    name = 'searchrl.jobs.plan:run' if _PLAN.value else config.get('job', '')
-    if _SEEDS.value is not None and not _PLAN.value:
-      name = 'searchrl.jobs.sweep:run'
-    job = plugins.resolve(name, field='job', ours='searchrl.jobs.train:run')
+    settings, others = config_fields.split(
+        sys.argv[1:] if arguments is None else arguments)
+    options = _parse(others)
+    if options.help:
+      _print_help(options.config, settings)
+      sys.exit()
+    config = config_files.load(options.config)
+    config_fields.assign(config, settings, options.config)
+    workdir = _workdir(options)
+    _start()
+    job = _job(config, options)
     with folder_lock.given_back():
-      job(config, workdir, *_seeds())
+      job(config, workdir)
     signals.ignore_more()  # the job is done
   except signals.Stopped as stop:
     signals.ignore_more()
@@ -98,22 +74,88 @@ def main(argv) -> None:
                   'command to go on.')
     sys.exit(signals.EXIT_CODE)
   except (ValueError, OSError) as error:
-    _refuse(error, workdir)
+    if os.environ.get('SEARCHRL_TRACEBACK'):
+      raise
+    where = ''
+    if isinstance(error, OSError) and error.errno and not error.filename:
+      where = f', in a run whose folder is {workdir}'  # such as a full disk
+    sys.exit(f'{type(error).__name__}: {error}{where}\n'
+             '(SEARCHRL_TRACEBACK=1 shows where.)')
+  sys.exit()
 
 
-def _refuse(error: Exception, workdir: str = '') -> NoReturn:
-  """Ends the command with one sentence that says what was wrong."""
-  if os.environ.get('SEARCHRL_TRACEBACK'):
-    raise error
-  where = ''
-  if isinstance(error, OSError) and error.errno and not error.filename:
-    where = f', in a run whose folder is {workdir}'  # such as a full disk
-  sys.exit(f'{type(error).__name__}: {error}{where}\n'
-           '(SEARCHRL_TRACEBACK=1 shows where.)')
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+      'python -m searchrl.main', add_help=False, allow_abbrev=False,
+      description=__doc__, exit_on_error=False,
+      formatter_class=argparse.RawDescriptionHelpFormatter)
+  for name, text in (
+      ('config', 'A file under configs/, with :size after it if need be.'),
+      ('workdir', "The run's folder; default runs/<config name>."),
+      ('question', 'What configs/ask.py answers; without it, it proposes.'),
+      ('trajectory', 'What configs/show.py prints, as FILE:LINE.'),
+      ('seeds', 'Several seeds, as in 0,1,2: a run each, and one table.')):
+    parser.add_argument(f'--{name}', help=text)
+  for name, text in (
+      ('plan', 'Print what the run would hold in memory, and end.'),
+      ('allow_changes', 'Go on in a folder whose config was another one.'),
+      ('help', 'Print the flags, and the fields of a config, and end.')):
+    parser.add_argument(f'--{name}', action='store_true', help=text)
+  return parser
 
 
-def _use_cache() -> None:
-  """Makes jax cache compiled programs on disk."""
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+  """Returns the flags of a command that are no fields of its config.
+
+  Raises:
+    ValueError: An argument is none of these flags, or has no value.
+  """
+  try:
+    options, unknown = _parser().parse_known_args(arguments)
+  except argparse.ArgumentError as error:
+    raise ValueError(f'{error}. --help lists the flags.') from error
+  for argument in unknown:
+    if argument.startswith('-'):
+      name = argument.lstrip('-').partition('=')[0]
+      near = foreign_names.OURS.get(name)
+      hint = (f'--config.{near}' if near else f'--config.{name}=VALUE')
+      raise ValueError(f'--{name} is no flag, which --help lists. A field of '
+                       f'the config is set by {hint}.')
+  if unknown or not (options.config or options.help):
+    raise ValueError(
+        'a command must be flags alone, --config=FILE among them, but has '
+        f'{" ".join(unknown) or "none"!r}. Write for instance '
+        '--config=configs/dspo.py; --help lists the flags.')
+  return options
+
+
+def _print_help(file: str | None, settings: config_fields.Settings) -> None:
+  """Prints the flags of a command, and the fields of its config."""
+  print(_parser().format_help())
+  if file:
+    config = config_files.load(file)
+    config_fields.add_keywords(config, settings)
+    print(f'The fields of {file}, and their values:\n')
+    for field, value in config_fields.leaves(config):
+      print(f'  --config.{field}={value!r}')
+
+
+def _workdir(options: argparse.Namespace) -> str:
+  """Returns the directory of the run."""
+  file = pathlib.Path(options.config.partition(':')[0])
+  workdir = options.workdir or str(pathlib.Path('runs') / file.stem)
+  if pathlib.Path(workdir).is_file():
+    raise ValueError(f'--workdir must be a folder, but {workdir} is a file.')
+  return workdir
+
+
+def _start() -> None:
+  """Prepares the process: signals, logs, threads and the compilation cache."""
+  signals.raise_at_sigterm()
+  logging.use_absl_handler()
+  logging.set_verbosity(logging.WARNING)  # Orbax logs every save
+  if not os.environ.get('SEARCHRL_TRACEBACK'):
+    error_logging.tell_errors_once()
   cache = pathlib.Path(os.environ.get(
       'JAX_COMPILATION_CACHE_DIR',
       pathlib.Path.home() / '.cache' / 'searchrl' / 'xla'))
@@ -126,123 +168,42 @@ def _use_cache() -> None:
         'another.') from error
   jax.config.update('jax_compilation_cache_dir', str(cache))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+  devices.make_threads()
+  processes.initialize()
 
 
-def refuse_repeated(config, arguments: Sequence[str]) -> None:
-  """Raises a ValueError if a tuple is given twice, as absl would join both."""
-  given = collections.Counter(
-      argument.lstrip('-').partition('=')[0] for argument in arguments)
-  for flag, times in given.items():
-    if times > 1 and flag.startswith('config.'):
-      value = functools.reduce(
-          lambda node, name: getattr(node, name, None), flag.split('.')[1:],
-          config)
-      if isinstance(value, tuple):
-        raise ValueError(
-            f'--{flag} must be given once, but is given {times} times, whose '
-            f'values together are {value}. Give all in one, as in '
-            f'--{flag}="{value}".')
-
-
-def _seeds() -> list[list[int]]:
-  """Returns the job's further arguments: the list of --seeds, if given."""
-  if _SEEDS.value is None or _PLAN.value:
-    return []
-  if not _SEEDS.value or not all(seed.isdecimal() for seed in _SEEDS.value):
-    raise ValueError('--seeds must be numbers from 0 on, as in --seeds=0,1,2, '
-                     f'but is {",".join(_SEEDS.value)!r}.')
-  return [[int(seed) for seed in _SEEDS.value]]
-
-
-def _take_question(config, question: str) -> None:
-  if 'question' not in config.get('ask', {}) or not question.strip():
-    raise ValueError(
-        '--question must hold a question, and belongs to '
-        '--config=configs/ask.py, but is '
-        f'{question!r} with {flags.FLAGS["config"].config_filename}.')
-  config.ask.question = question.strip()
-
-
-def _take_trajectory(config, name: str) -> None:
-  if 'show' not in config:
-    raise ValueError('--trajectory belongs to --config=configs/show.py, but is '
-                     f'given with {flags.FLAGS["config"].config_filename}.')
-  config.show.trajectory = name
-
-
-class _Loaded(flags.ArgumentParser):
-  """A parser that loads a config file and checks that the set fields exist."""
-
-  def parse(self, path: str) -> Any:  # called by absl
-    try:
-      config = config_files.load(path)
-      config_files.check_fields(
-          config_files.named(_argv), config.to_dict(), path)
-    except (ValueError, OSError) as error:
-      _refuse(error)  # absl would add to the message
-    config.lock()
-    self.before = config.to_dict()
-    return config
-
-
-def _parsed(argv: Sequence[str]) -> list[str]:
-  """Parses the flags, after it drops those of an earlier command."""
-  _argv[:] = argv
-  for name in [*flags.FLAGS]:
-    if name.startswith('config.'):
-      delattr(flags.FLAGS, name)
-  flags.FLAGS.unparse_flags()
-  if {'--help', '-help', '--helpshort', '-?'} & {*argv}:
-    _help(argv)
-  parser = flags.FLAGS['config'].parser = _Loaded()
-  try:
-    rest = flags.FLAGS(argv)
-    if len(rest) > 1 or _CONFIG.value is None:
-      raise ValueError(
-          'a command must be flags alone, --config=FILE among them, but has '
-          f'{" ".join(rest[1:]) or "none"!r}. Write for instance '
-          '--config=configs/dspo.py; --help lists the flags.')
-    config_files.check_values(config_files.named(argv), parser.before,
-                              _CONFIG.value.to_dict())
-  except flags.UnrecognizedFlagError as error:
-    _refuse(ValueError(
-        f'--{error.flagname} is no flag, which --help lists. A field of the '
-        f'config is set by --config.{error.flagname}=VALUE.'))
-  except (flags.Error, ValueError, TypeError, LookupError) as error:
-    text = ' '.join(str(error).split())
-    field = re.match(r'flag --config\.([\w.]+)=', text)
-    _refuse(config_files.refused(field[1], argv, parser.before)
-            if field else ValueError(text))
-  return rest
-
-
-def _help(argv: Sequence[str]) -> NoReturn:
-  """Prints the flags of a command, and the fields of its config."""
-  app.usage(shorthelp=True, writeto_stdout=True)
-  for name in (one.partition('=')[2] for one in argv if re.match(
-      '--?config=', one)):
-    try:
-      fields = config_files.leaves(config_files.load(name).to_dict())
-    except (ValueError, OSError) as error:
-      _refuse(error)
-    print(f'The fields of {name}, and their values:\n')
-    for field, value in fields:
-      print(f'  --config.{field}={value!r}')
-  sys.exit(0)
-
-
-def run(arguments: Sequence[str] | None = None) -> None:
-  """Runs a command; may be called again in the same process.
-
-  Args:
-    arguments: Arguments of the command line. None: those of the process.
+def _job(config: Any, options: argparse.Namespace) -> Callable[..., Any]:
+  """Returns the job of a command, and gives its flags to the config.
 
   Raises:
-    SystemExit: The command has ended; always raised. Its code is the exit code
-      or an error message.
+    ValueError: A flag belongs to another job, or there is no such job.
   """
-  app.run(main, argv=sys.argv if arguments is None else [
-      sys.argv[0], *arguments], flags_parser=_parsed)
+  for group, name in (('ask', 'question'), ('show', 'trajectory')):
+    value = getattr(options, name)
+    if value is None:
+      continue
+    if name not in config.get(group, {}) or not value.strip():
+      raise ValueError(
+          f'--{name} must hold a {name}, and belongs to --config=configs/'
+          f'{group}.py, but is {value!r} with {options.config}.')
+    config[group][name] = value.strip()
+  if 'allow_changes' in config:
+    config.allow_changes = options.allow_changes
+  name, more = config.get('job', ''), {}
+  if options.plan:
+    name = 'searchrl.jobs.plan:run'
+  elif options.seeds is not None:
+    name, more = 'searchrl.jobs.sweep:run', dict(seeds=_seeds(options.seeds))
+  job = plugins.resolve(name, field='job', ours='searchrl.jobs.train:run')
+  return functools.partial(job, **more)
+
+
+def _seeds(text: str) -> list[int]:
+  seeds = [seed.strip() for seed in text.split(',')]
+  if not all(seed.isdecimal() for seed in seeds):
+    raise ValueError('--seeds must be numbers from 0 on, as in --seeds=0,1,2, '
+                     f'but is {text!r}.')
+  return [int(seed) for seed in seeds]
 
 
 if __name__ == '__main__':

@@ -189,7 +189,7 @@ def fit(taught: dict[str, np.ndarray], shape: transformer.TransformerConfig,
     return batch, sum(len(document.ids) for document in chosen)
 
   trained = supervised.language_learner(
-      shape, optimizers.adamw(total_steps=len(counts), **options),
+      shape, optimizers.for_run(options, len(counts)),
       meshes.make(devices=jax.devices()[:1]), pack_length=pack_length,
       rows=int(counts.max()), **learner)
   state, record = supervised.fit(

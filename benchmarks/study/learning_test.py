@@ -9,20 +9,18 @@ import pathlib
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 
-from absl import flags
-from ml_collections import config_flags
 import pytest
 
 from configs import arguments
 from configs import evaluate
-from searchrl import main
 from searchrl.data import datasets
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
+from searchrl.runtime import config_fields
+from searchrl.runtime import config_files
 from searchrl.search.corpus import Corpus
 from searchrl.trajectory import Passage, Question
 
@@ -54,15 +52,13 @@ ARMS = {arm.name: arm for arm in experiments.distinct([*EVERY.values()])}
 
 def config_of(arguments):
   """The config of a command line, as main reads it from the root."""
-  values = flags.FlagValues()
-  config_flags.DEFINE_config_file('config', flag_values=values,
-                                  lock_config=True)
+  settings, flags = config_fields.split(arguments)
+  file, = (flag.removeprefix('--config=') for flag in flags
+           if flag.startswith('--config='))
   with pytest.MonkeyPatch.context() as patch:
     patch.chdir(ROOT)
-    patch.setattr(sys, 'argv', ['main', *arguments])  # read by the parser
-    values(sys.argv)
-  config = values.config
-  main.refuse_repeated(config, arguments)
+    config = config_files.load(file)
+  config_fields.assign(config, settings, file)
   config_checks.check(config)
   return config
 

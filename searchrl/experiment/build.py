@@ -84,7 +84,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
   config_checks.check_training_data(config)
   config_checks.check_learner(config, recipe)
   free = tuple(name for name in FREE if name != 'train.num_steps' or
-               not searches.lasts_as_the_run(config.search))
+               not _lasts_as_the_run(config))
   claim = dict(config=config.to_dict(), free=free,
                allow_changes=config.allow_changes)
   processes.on_first('workdir?', lambda: workdirs.check(folder, **claim))
@@ -116,6 +116,14 @@ def build(config, folder: pathlib.Path) -> Experiment:
       start=start, stream=stream, search=search, scorer=scored,
       rounds=rounds(config.rollout),
       cases=cases, lockstep=lockstep)
+
+
+def _lasts_as_the_run(config) -> bool:
+  """Returns whether results of a step depend on train.num_steps."""
+  return searches.lasts_as_the_run(config.search) or any(
+      options.get('schedule', 'constant') != 'constant'
+      and not options.get('total_steps')
+      for options in (config.optimizer, config.critic.optimizer))
 
 
 def _note(config, folder: pathlib.Path, data: datasets.Dataset,
@@ -262,13 +270,14 @@ def algorithm(config) -> algorithms.Algorithm:
 def learner(config, recipe, shape, mesh, attention_options,
             lockstep=lambda *facts: None) -> learners.Learner:
   """Returns the config's learner for a model of a shape."""
+  updates = config.train.num_steps * config.learner.minibatches
   return learners.make(
-      shape, recipe, optimizers.adamw(**config.optimizer), mesh,
+      shape, recipe, optimizers.for_run(config.optimizer, updates), mesh,
       rows=config.rollout.questions_per_step * config.rollout.group_size,
       length=config.rollout.max_length, temperature=config.rollout.temperature,
       lora=loras.Lora(**config.model.lora) if config.model.lora.rank else None,
       seed=config.seed,
-      critic_optimizer=optimizers.adamw(**config.critic.optimizer),
+      critic_optimizer=optimizers.for_run(config.critic.optimizer, updates),
       critic_warmup=config.critic.warmup_updates, lockstep=lockstep,
       **attention_options, **config.learner)
 

@@ -156,11 +156,11 @@ def check_learner(config, algorithm: algorithms.Algorithm) -> None:
   """
   check_staleness(config.train.max_staleness, algorithm, 1,
                   config.evaluate.every)
+  updates = config.train.num_steps * config.learner.minibatches
   for optimizer in (config.optimizer, config.critic.optimizer):
-    optimizers.adamw(**optimizer)
+    optimizers.for_run(optimizer, updates)
   if config.model.lora.rank:
     loras.Lora(**config.model.lora)
-  updates = config.train.num_steps * config.learner.minibatches
   if 0 < updates < config.optimizer.warmup_steps:
     processes.say(
         f'Warning: optimizer.warmup_steps={config.optimizer.warmup_steps} are '

@@ -73,7 +73,7 @@ def run(config, workdir: str | pathlib.Path) -> None:
   plan = supervised.batches(
       [len(document.ids) for document in train], seed=config.seed,
       epochs=config.train.epochs, steps=config.train.steps, **config.batch)
-  optimizers.adamw(total_steps=len(plan), **config.optimizer)  # a check
+  optimizers.for_run(config.optimizer, len(plan))  # a check
   mesh = meshes.make(**config.mesh)
   model = Model(path, shape, tokenizer, weights.load(
       path, shape, dtype=config.model.dtype,
@@ -213,7 +213,7 @@ def make_learner(config, shape: transformer.TransformerConfig, mesh,
   name = build.tested_attention(config, shape, mesh)
   lora = config.model.lora
   return supervised.language_learner(
-      shape, optimizers.adamw(total_steps=len(plan), **config.optimizer), mesh,
+      shape, optimizers.for_run(config.optimizer, len(plan)), mesh,
       rows=max(map(len, plan)),
       lora=loras.Lora(**lora) if lora.rank else None, seed=config.seed,
       **build.attend(config, name, mesh), **config.learner)

@@ -181,7 +181,7 @@ def fit(params, shape: encoders.EncoderConfig, tokenizer: pathlib.Path,
     tokens = arrays['query_mask'].sum() + arrays['passage_mask'].sum()
     return arrays, int(tokens)
 
-  adam = optimizers.adamw(total_steps=steps, **options)
+  adam = optimizers.for_run(options, steps)
   state, record = supervised.fit(
       supervised.make_update(_contrastive_loss(shape, temperature), adam),
       TrainState(params, adam.init(params)), batch_of, folder,

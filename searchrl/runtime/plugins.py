@@ -71,6 +71,10 @@ def build(name: str, options: dict[str, Any], *, field: str, ours: str) -> Any:
   except TypeError as error:  # an option of the wrong type
     raise ValueError(f'{field} must have options that {name} takes, but '
                      f'{options} are refused: {error}.') from error
+  except ValueError as error:
+    begins_with_option = str(error).partition(' ')[0] in options
+    raise ValueError(f'{field}.{error}' if begins_with_option else str(error)
+                    ) from error
 
 
 def bind(name: str, options: dict[str, Any], *, field: str, option_field: str,
@@ -97,6 +101,12 @@ def argument(function: Callable[..., Any]) -> str:
   """Returns the name of a function's positional argument; '' for none."""
   return next((p.name for p in _parameters(function)[:1] if p.kind in (
       p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)), '')
+
+
+def keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+  """Returns the parameters of a function that can be given by name."""
+  return {p.name: p for p in _parameters(function) if p.kind in (
+      p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import jax
@@ -114,6 +115,20 @@ def adamw(
   return optax.chain(clip, optax.adamw(
       rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decayed,
       mu_dtype=mu_dtype))
+
+
+def for_run(options: Mapping[str, Any], updates: int
+           ) -> optax.GradientTransformation:
+  """Makes AdamW whose schedule ends with a run, unless total_steps is set.
+
+  Args:
+    options: Options of `adamw`.
+    updates: Number of updates of the run.
+  """
+  options = dict(options)
+  if options.get('schedule', 'constant') != 'constant':
+    options['total_steps'] = options.get('total_steps') or updates
+  return adamw(**options)
 
 
 def scaled(optimizer: optax.GradientTransformation, factor: float

@@ -1,0 +1,241 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Sets the fields of a config that a command line names.
+
+A config file need not list every keyword of its algorithm and its optimizer:
+`--config.algorithm.dual_clip=3` works wherever the function has it. A keyword
+that keeps the function's default stays out of the config.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+import difflib
+import inspect
+import re
+from typing import Any
+
+from ml_collections import config_dict
+from ml_collections.config_flags import tuple_parser
+
+from searchrl.runtime import foreign_names
+from searchrl.runtime import plugins
+
+# Groups that may get fields of any name: options of a function, or tables.
+_FREE = re.compile(r'(options|algorithm|curriculum|engines|methods|habits)$')
+_OPTIONAL = re.compile(r'\b(optimizer|algorithm)\.\w+$')  # fields may be None
+_OPTIMIZER = 'searchrl.training.optimizer:adamw'
+_SIMPLE = (bool, int, float, str, tuple)  # types of fields
+
+Settings = dict[str, list[str]]  # values that a command line gives to fields
+
+
+def split(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
+  """Returns the values that arguments give to fields, and other arguments.
+
+  Raises:
+    ValueError: An argument --noconfig.FIELD has a value.
+  """
+  settings: Settings = {}
+  others, remaining = [], list(arguments)
+  while remaining:
+    argument = remaining.pop(0)
+    match = re.fullmatch(r'--?(no)?config\.([^=]+)(?:=(.*))?', argument, re.S)
+    if not match:
+      others.append(argument)
+      continue
+    is_negated, field, value = match.groups()
+    if is_negated and value is not None:
+      raise ValueError(f'{argument} must have no value: write '
+                       f'--config.{field}=false.')
+    if value is None and not is_negated:
+      is_last = not remaining or remaining[0].startswith('--')
+      value = '' if is_last else remaining.pop(0)
+    settings.setdefault(field, []).append('false' if is_negated else value)
+  return settings, others
+
+
+def assign(config: config_dict.ConfigDict, settings: Settings, file: str
+          ) -> None:
+  """Sets the fields of a config, and locks it.
+
+  Args:
+    config: Config of a file.
+    settings: Values of fields; the last value of each one counts.
+    file: Path of the file, for errors.
+
+  Raises:
+    ValueError: There is no such field, or a value is of another kind.
+  """
+  has_all = all(_group_of(config, field) is not None for field in settings)
+  added = {} if has_all else add_keywords(config, settings)
+  for field, values in settings.items():
+    group, name = _group_of(config, field), field.rpartition('.')[2]
+    if group is None:
+      near = closest(field, config) or f'--config={file} --help lists all.'
+      raise ValueError(f'--config.{field} must be a field of {file}, but there '
+                       f'is none of that name. {near}')
+    if len(values) > 1 and isinstance(group[name], tuple):
+      raise ValueError(
+          f'--config.{field} must be given once, but is given {len(values)} '
+          f'times, as {" and ".join(values)}. Give all in one, as in '
+          f'--config.{field}="{group[name]}".')
+    _set(group, field, values[-1])
+  for field, default in added.items():
+    group, name = _group_of(config, field), field.rpartition('.')[2]
+    if group is not None and group[name] == default:
+      del group[name]
+  config.lock()
+
+
+def add_keywords(config: config_dict.ConfigDict, settings: Settings
+                ) -> dict[str, Any]:
+  """Adds the keywords of algorithms and optimizers that a config lacks.
+
+  Args:
+    config: Config of a file.
+    settings: Values of a command line, which may name another algorithm.
+
+  Returns:
+    The default of each field that was added. None for a keyword without one.
+  """
+  added = {}
+  for path, group in _groups(config):
+    for name, parameter in _keywords(path, group, settings).items():
+      default = (None if parameter.default is parameter.empty
+                 else parameter.default)
+      if name not in group and isinstance(default, (*_SIMPLE, type(None))):
+        added[f'{path}.{name}'] = default
+        group[name] = default if default is not None else (
+            config_dict.placeholder(_annotated(parameter)))
+  return added
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = ''
+          ) -> Iterator[tuple[str, Any]]:
+  """Yields (dotted name, value) of each field, which may be an empty group."""
+  for name, value in tree.items():
+    if hasattr(value, 'items') and value:
+      yield from leaves(value, f'{prefix}{name}.')
+    else:
+      yield prefix + name, value
+
+
+def closest(field: str, config: Mapping[str, Any]) -> str:
+  """Returns a sentence with the field that a name may mean; '' for none."""
+  names = sorted((name for name, _ in leaves(config)),
+                 key=lambda name: name.count('.'))
+  answer = foreign_names.answer(field, names)
+  if answer:
+    return answer
+  last = field.rpartition('.')[2]
+  near = [name for name in names if name.rpartition('.')[2] == last] or (
+      difflib.get_close_matches(field, names, n=1))
+  return f'Did you mean --config.{near[0]}?' if near else ''
+
+
+def _set(group: config_dict.ConfigDict, field: str, text: str) -> None:
+  """Sets a field of a group to what a command line gives, or raises."""
+  name = field.rpartition('.')[2]
+  old, kind = group[name], group.get_type(name)
+  new = _read(text, kind, old, field)
+  if isinstance(old, tuple):
+    for types, content in (((int, float), 'numbers'), (str, 'texts')):
+      if old and all(isinstance(x, types) for x in old) and not all(
+          isinstance(x, types) for x in new):
+        raise ValueError(f'--config.{field} must be a tuple of {content}, as '
+                         f'--config.{field}="{old}", but is {new}.')
+  if not isinstance(new, dict) or _FREE.search(field):
+    group[name] = new
+    return
+  missing = sorted({x for x, _ in leaves(old)} ^ {x for x, _ in leaves(new)})
+  if missing:
+    raise ValueError(
+        f'--config.{field} must have all fields that it has in the file, and '
+        f'no others, but differs in {", ".join(missing)}. Set single ones, as '
+        f'in --config.{field}.{missing[0]}=...')
+  try:
+    old.update(new)
+  except TypeError as error:
+    raise ValueError(f'--config.{field} must have values of the kinds that it '
+                     f'has in the file, but: {error}') from error
+
+
+def _read(text: str, kind: type, old: Any, field: str) -> Any:
+  """Returns the value of a text in the kind of its field, or raises."""
+  read, name = next(reader for types, reader in _READERS if issubclass(
+      kind, types))
+  if text in ('None', 'none') and _OPTIONAL.search(field):
+    return None
+  if not text and kind is bool:
+    return True
+  try:
+    return read(text)
+  except (ValueError, TypeError, SyntaxError, RecursionError) as error:
+    example = f', as in "{old}"' if kind is tuple else ''
+    raise ValueError(f'--config.{field} must be {name}{example}, but is '
+                     f'{text or "none"!r}.') from error
+
+
+def _dict(text: str) -> dict[str, Any]:
+  value = ast.literal_eval(text)
+  if not isinstance(value, dict):
+    raise ValueError(text)
+  return value
+
+
+def _bool(text: str) -> bool:
+  value = {'true': True, '1': True, 'false': False, '0': False}.get(
+      text.lower())
+  if value is None:
+    raise ValueError(text)
+  return value
+
+
+_READERS = (
+    (bool, (_bool, 'true or false')),
+    (int, (int, 'a whole number')), (float, (float, 'a number')),
+    (str, (str, 'a text')),
+    (tuple, (tuple_parser.TupleParser().parse, 'a tuple')),
+    (config_dict.ConfigDict, (_dict, "a dict, as in \"{'k': 1}\"")),
+    (object, (ast.literal_eval, 'a Python literal')))
+
+
+def _groups(config: Mapping[str, Any], path: str = ''
+           ) -> Iterator[tuple[str, config_dict.ConfigDict]]:
+  """Yields (dotted name, group) of each group in a config."""
+  for name, value in config.items():
+    if isinstance(value, config_dict.ConfigDict):
+      yield path + name, value
+      yield from _groups(value, f'{path}{name}.')
+
+
+def _keywords(path: str, group: Mapping[str, Any], settings: Settings
+             ) -> dict[str, inspect.Parameter]:
+  """Returns the keywords of the function that a group's fields go to."""
+  last = path.rpartition('.')[2]
+  if last == 'optimizer':
+    field, name = path, _OPTIMIZER
+  elif last == 'algorithm' and 'name' in group:
+    field = f'{path}.name'
+    name = settings.get(field, [group['name']])[-1]
+  else:
+    return {}
+  return plugins.keywords(plugins.resolve(
+      name, field=field, ours='searchrl.rl.algorithms:grpo, :dspo and others'))
+
+
+def _annotated(parameter: inspect.Parameter) -> type:
+  """Returns the type of a parameter's annotation; object if it is unknown."""
+  return next((kind for kind in _SIMPLE if re.search(
+      rf'\b{kind.__name__}\b', str(parameter.annotation))), object)
+
+
+def _group_of(config: Any, field: str) -> config_dict.ConfigDict | None:
+  """Returns the group that has a field; None if there is no such field."""
+  *groups, name = field.split('.')
+  for group in groups:
+    if not isinstance(config, config_dict.ConfigDict) or group not in config:
+      return None
+    config = config[group]
+  has_field = isinstance(config, config_dict.ConfigDict) and name in config
+  return config if has_field else None
