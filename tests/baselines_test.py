@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""methods: what each asks, searches and answers, by a scripted model."""
+"""baselines: what each asks, searches and answers, by a scripted model."""
 
 import fakes
 import pytest
@@ -26,7 +26,7 @@ def search(queries):
       Passage('same', 'b', 'there', 1.0)) for query in queries]
 
 
-def player(texts, length=900):
+def prompted(texts, length=900):
   """A model that writes these texts, one a rollout, to whatever question."""
   engine = Texts(texts, length)
   sampler = samplers.Sampler(
@@ -35,7 +35,7 @@ def player(texts, length=900):
                      passage_tokens=40, top_k=2), engine,
       sampler_test.weight_sync.Synced)
   SEARCHED.clear()
-  return baselines.Player(sampler, None, search, {
+  return baselines.PromptedModel(sampler, None, search, {
       name: f'{name}: {{question}}' for name in prompts.PLAIN}), engine
 
 
@@ -64,27 +64,27 @@ def ask(text):
 
 def test_direct_and_thought_answer_without_a_search():
   for name in ('direct', 'cot'):
-    made, engine = player([ANSWER])
+    made, engine = prompted([ANSWER])
     one, = baselines.METHODS[name](made, [QUESTION])
     assert engine.prompts == [f'{name}: where is it'] and not SEARCHED
-    assert scores.of(one).values['em'] == 1 and one.stop_reason == 'answer'
+    assert scores.score_trajectory(one).values['em'] == 1 and one.stop_reason == 'answer'
 
 
 def test_rag_searches_for_the_question_and_reads_what_is_found():
-  made, engine = player([ANSWER])
+  made, engine = prompted([ANSWER])
   one, = baselines.rag(made, [QUESTION])
   assert SEARCHED == ['where is it']
   prompt, = engine.prompts
   assert prompt.startswith('rag: ') and 'where is it is here' in prompt
   assert prompt.endswith('\nwhere is it')
-  found = scores.of(one).values
+  found = scores.score_trajectory(one).values
   assert (found['em'], found['searches'], found['recall'], found['hit@1']) == (
       1, 1, 1, 1)
   assert one.question == QUESTION  # not the text that stood in the prompt
 
 
 def test_ircot_searches_by_its_thought_and_ends_with_its_conclusion():
-  made, engine = player(['it is far.', 'so the answer is: here.'])
+  made, engine = prompted(['it is far.', 'so the answer is: here.'])
   one, = baselines.ircot(made, [QUESTION])
   assert SEARCHED == ['where is it', 'it is far.']
   assert 'it is far.' in engine.prompts[1]
@@ -92,39 +92,39 @@ def test_ircot_searches_by_its_thought_and_ends_with_its_conclusion():
   assert engine.prompts[1].index('where is it is here') < (
       engine.prompts[1].index('there'))  # the best first
   assert one.answer == 'here' and one.stop_reason == 'answer'
-  assert scores.of(one).values['searches'] == 2
+  assert scores.score_trajectory(one).values['searches'] == 2
 
 
 def test_ircot_without_a_conclusion_has_no_answer():
-  made, _ = player(['well.', 'hm.', 'who knows.'])
+  made, _ = prompted(['well.', 'hm.', 'who knows.'])
   one, = baselines.ircot(made, [QUESTION])
   assert one.answer is None and one.stop_reason == 'turn_limit'
   assert len(SEARCHED) == 3
 
 
 def test_the_agent_reads_passages_and_search_o1_a_note_on_them():
-  made, engine = player([ask('x'), ANSWER])
+  made, engine = prompted([ask('x'), ANSWER])
   one, = baselines.ra_agent(made, [QUESTION])
   assert SEARCHED == ['x'] and one.answer == 'here'
   assert '<information>' in engine.prompts[1] and 'x is here' in (
       engine.prompts[1])
-  assert scores.of(one).values['searches'] == 1
-  made, engine = player([ask('x'), '<answer> a note </answer>', ANSWER])
+  assert scores.score_trajectory(one).values['searches'] == 1
+  made, engine = prompted([ask('x'), '<answer> a note </answer>', ANSWER])
   one, = baselines.search_o1(made, [QUESTION])
   assert engine.prompts[1].startswith('note: ')
   assert 'x is here' in engine.prompts[1]
   assert 'x is here' not in engine.prompts[2] and 'a note' in engine.prompts[2]
-  assert scores.of(one).values['recall'] == 1  # it was found, if not shown
+  assert scores.score_trajectory(one).values['recall'] == 1  # it was found, if not shown
 
 
 def test_an_agent_ends_at_its_last_turn():
-  made, _ = player([ask('x')] * 3)
+  made, _ = prompted([ask('x')] * 3)
   one, = baselines.ra_agent(made, [QUESTION])
   assert one.stop_reason == 'turn_limit' and one.answer is None
 
 
 def test_a_prompt_without_room_is_no_error():
-  made, engine = player([], length=70)
+  made, engine = prompted([], length=70)
   for method in baselines.METHODS.values():
     one, = method(made, [QUESTION])
     assert one.stop_reason == 'length_limit' and one.answer is None
@@ -136,12 +136,12 @@ def test_a_prompt_without_room_is_no_error():
     ('ra_agent', [ask('fail')], 'x'),
     ('search_o1', [ask('fail'), ANSWER], 'x')])
 def test_a_failed_search_ends_a_question_and_says_so(name, texts, text):
-  made, _ = player(texts)
+  made, _ = prompted(texts)
   asked = tiny.question('q', text, answers=('here',))
   one, = baselines.METHODS[name](made, [asked])
   assert one.stop_reason == 'search_error'
   assert one.search_error == SearchError('unavailable', 'down')
-  assert scores.of(one).failed
+  assert scores.score_trajectory(one).failed
 
 
 def test_every_template_has_one_place_for_the_question():

@@ -26,8 +26,8 @@ def test_intervals_cover_the_truth_as_often_as_they_say(rate):
 def test_intervals_of_a_mean_over_sets_cover_it_too():
   rng, hits, rates = np.random.default_rng(3), 0, (0.2, 0.5, 0.9)
   for _ in range(2000):
-    low, high = compare.bootstrap_of_sets([
-        rng.random(n) < rate for n, rate in zip((125, 300, 150), rates)])
+    low, high = compare.bootstrap(*(
+        rng.random(n) < rate for n, rate in zip((125, 300, 150), rates)))
     hits += low <= np.mean(rates) <= high
   assert 0.93 <= hits / 2000 <= 0.97
 

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""suite: intervals, rows, and names of metrics."""
+"""evaluator: intervals, rows, and names of metrics."""
 
 import json
 
@@ -174,11 +174,11 @@ def score(uid, right, answer='a'):
 def test_several_samples_by_hand():
   found = [score('a', 1, 'x'), score('a', 0, 'y'), score('a', 0, 'y'),
            score('b', 0, ''), score('b', 1, 'z'), score('b', 0, '')]
-  assert scores.of_samples(found) == {
+  assert scores.sample_statistics(found) == {
       'pass@3': 1.0, 'majority': 0.5,  # of a: y; of b: z, for '' is no answer
       'spread': pytest.approx(np.std([.5, .5, 0], ddof=1))}
-  assert scores.of_samples(found[:1] + found[3:4]) == {}
-  assert scores.of_samples([]) == {}
+  assert scores.sample_statistics(found[:1] + found[3:4]) == {}
+  assert scores.sample_statistics([]) == {}
 
 
 def test_a_long_evaluation_says_how_far_it_is(capsys):

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """scores: a trajectory's, by hand; exact match of adversarial answers."""
 
+import dataclasses
+import json
+
 import pytest
 
 from searchrl.evaluation import scores
@@ -23,7 +26,7 @@ def answer(text):
 
 
 def test_a_search_an_answer_and_what_they_are_worth():
-  found = scores.of(trajectory(
+  found = scores.score_trajectory(trajectory(
       search(('The Oder flows.', 2.0), ('It is the Elba!', 1.0)),
       search(('Here', 3.0), ('more', 2.0), ('Elba first', 5.0),
              queries=('a', 'b')), answer('the elba')))
@@ -35,26 +38,26 @@ def test_a_search_an_answer_and_what_they_are_worth():
 
 
 def test_the_best_passage_of_a_query_is_its_first():
-  found = scores.of(trajectory(search(('Oder', 2.0), ('Elba', 1.0))))
+  found = scores.score_trajectory(trajectory(search(('Oder', 2.0), ('Elba', 1.0))))
   assert found.values['recall'] == 1 and found.values['hit@1'] == 0
   assert found.values['answered'] == 0 and found.answer == ''
 
 
 def test_a_search_that_was_not_carried_out_is_none():
-  found = scores.of(trajectory(search(('Elba', 1.0), shown=False),
-                               stop='turn_limit'))
+  found = scores.score_trajectory(trajectory(
+      search(('Elba', 1.0), shown=False), stop='turn_limit'))
   assert not any(found.values[name] for name in (
       'recall', 'hit@1', 'searches', 'queries', 'finished'))
 
 
 def test_a_failed_search_is_wrong_and_said_to_be_failed():
-  found = scores.of(trajectory(stop='search_error'))
+  found = scores.score_trajectory(trajectory(stop='search_error'))
   assert found.failed and not any(found.values.values())
 
 
 def test_a_score_survives_json():
-  found = scores.of(trajectory(answer('é')))
-  assert scores.from_json(scores.to_json(found)) == found
+  found = scores.score_trajectory(trajectory(answer('é')))
+  assert scores.Score(**json.loads(json.dumps(dataclasses.asdict(found)))) == found
 
 
 @pytest.mark.parametrize('text, golds, em, subem', [
@@ -69,5 +72,5 @@ def test_a_score_survives_json():
     ('\u00a0Elba\u00a0', ('Elba',), 1, 1), ('Éire', ('éire',), 1, 1),
     ('theatre', ('atre',), 0, 1), ('A', ('b',), 0, 0)])
 def test_matches_on_an_adversarial_table(text, golds, em, subem):
-  found = scores.of(trajectory(answer(text), golds=golds)).values
+  found = scores.score_trajectory(trajectory(answer(text), golds=golds)).values
   assert (found['em'], found['subem']) == (em, subem)

@@ -20,14 +20,14 @@ from searchrl.agent import dialogue as dialogues
 from searchrl.agent import prompts
 from searchrl.rollouts.sampler import Sampler
 from searchrl.trajectory import (
-    Action, Passages, Query, Question, Request, SearchError, SearchFn,
-    Trajectory, Turn)
+    Action, Passage, Passages, Query, Question, Request, SearchError, SearchFn,
+    StopReason, Trajectory, Turn)
 
 _CONCLUSION = re.compile(r'answer is:?\s*(.+?)[.\s]*\Z', re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)
-class Player:
+class PromptedModel:
   """The model, the engine and the prompts that a method uses.
 
   Attributes:
@@ -46,216 +46,207 @@ class Player:
   step: int = 0
   temperature: float = 0.0
 
-  def write(self, kind: str, questions: Sequence[Question],
+  def write(self, kind: str, prompts_of: Sequence[tuple[Question, str]],
             **changes: Any) -> list[Trajectory]:
     """Samples one turn below each prompt; too long a prompt gets none.
 
     Args:
       kind: Name of the template.
-      questions: Questions whose texts fill the template. Their uids determine
-        the randomness.
+      prompts_of: Questions, whose uids determine the randomness, and the texts
+        that fill the template.
       **changes: Changed fields of the dialogue, such as `stop_strings`.
     """
-    own = self.sampler.tokenizer
-    made = dataclasses.replace(
-        prompts.framed(own, self.templates[kind]), **changes)
-    room = self.sampler.engine.length - self.sampler.budgets.max_new_tokens
-    speaking = self.sampler.with_dialogue(made, dataclasses.replace(
-        self.sampler.budgets, max_turns=1, max_prompt_tokens=room))
-    fits = [len(dialogues.opening(made, q.text, own)) <= room
+    questions = [dataclasses.replace(q, text=text) for q, text in prompts_of]
+    tokenizer, budgets = self.sampler.tokenizer, self.sampler.budgets
+    dialogue = dataclasses.replace(
+        prompts.framed(tokenizer, self.templates[kind]), **changes)
+    room = self.sampler.engine.length - budgets.max_new_tokens
+    speaking = self.sampler.with_dialogue(dialogue, dataclasses.replace(
+        budgets, max_turns=1, max_prompt_tokens=room))
+    fits = [len(dialogues.opening(dialogue, q.text, tokenizer)) <= room
             for q in questions]
-    found = iter(speaking.rollout(
+    trajectories = iter(speaking.rollout(
         self.weights, [Request(q, 0, n) for n, q in enumerate(questions)
                        if fits[n]],
         search=self.search, step=self.step,
         temperature=self.temperature).trajectories)
-    return [next(found) if fit else Trajectory(
+    return [next(trajectories) if fit else Trajectory(
         question, 0, 0, (), stop_reason='length_limit')
             for question, fit in zip(questions, fits)]
 
-  def find(self, asked: Sequence[tuple[Question, str]]
+  def find(self, attempts: Sequence['_Attempt']
           ) -> list[Passages | SearchError]:
-    """Returns the engine's results for queries on behalf of questions."""
+    """Returns the engine's results for the queries of attempts."""
     top_k = self.sampler.budgets.top_k
-    return list(self.search([Query(text, top_k, q, self.step)
-                             for q, text in asked])) if asked else []
+    return list(self.search([Query(x.query, top_k, x.question, self.step)
+                             for x in attempts])) if attempts else []
 
-  def below(self, passages: Passages, text: str) -> str:
+  def below(self, passages: Sequence[Passage], text: str) -> str:
     """Returns a text below passages, one per line and cut to its budget."""
-    encode, decode = (self.sampler.tokenizer.encode_data,
-                      self.sampler.tokenizer.decode)
-    lines = [decode(encode(dialogues.tag_passage(n, p))[
-        :self.sampler.budgets.passage_tokens])
-             for n, p in enumerate(passages, start=1)]
+    tokenizer = self.sampler.tokenizer
+    lines = [tokenizer.decode(
+        tokenizer.encode_data(dialogues.tag_passage(n, passage))[
+            :self.sampler.budgets.passage_tokens])
+             for n, passage in enumerate(passages, start=1)]
     return '\n'.join([*lines, text])
 
 
-Method = Callable[[Player, Sequence[Question]], list[Trajectory]]
+Method = Callable[[PromptedModel, Sequence[Question]], list[Trajectory]]
 
 
-def direct(player: Player, questions: Sequence[Question]) -> list[Trajectory]:
+@dataclasses.dataclass
+class _Attempt:
+  """A question, and the state of a method's work on it."""
+
+  question: Question
+  query: str = ''  # the next query, or the last
+  written: str = ''  # text that the model has written and read
+  turns: list[Turn] = dataclasses.field(default_factory=list)
+  stop_reason: StopReason | None = None  # None: not finished
+  error: SearchError | None = None
+
+  def searched(self, turn: Turn, result: Passages | SearchError) -> None:
+    """Adds a search; a failed one ends the attempt."""
+    self.turns.append(dataclasses.replace(turn, passages=_passages(result)))
+    if isinstance(result, SearchError):
+      self.stop_reason, self.error = 'search_error', result
+
+  def retrieved(self, result: Passages | SearchError) -> None:
+    """Adds a search by the method, in which the policy wrote no token."""
+    self.searched(Turn((), (), Action('search', (self.query,))), result)
+
+
+def _passages(result: Passages | SearchError) -> Passages:
+  return () if isinstance(result, SearchError) else tuple(result)
+
+
+def _open(attempts: Sequence[_Attempt]) -> list[_Attempt]:
+  return [attempt for attempt in attempts if not attempt.stop_reason]
+
+
+def _trajectories(attempts: Sequence[_Attempt]) -> list[Trajectory]:
+  return [Trajectory(x.question, 0, 0, (), tuple(x.turns),
+                     x.stop_reason or 'turn_limit', search_error=x.error)
+          for x in attempts]
+
+
+def direct(model: PromptedModel, questions: Sequence[Question]
+          ) -> list[Trajectory]:
   """Answers at once, from memory."""
-  return player.write('direct', questions)
+  return model.write('direct', [(q, q.text) for q in questions])
 
 
-def cot(player: Player, questions: Sequence[Question]) -> list[Trajectory]:
+def cot(model: PromptedModel, questions: Sequence[Question]
+       ) -> list[Trajectory]:
   """Writes a chain of thought, then an answer, from memory."""
-  return player.write('cot', questions)
+  return model.write('cot', [(q, q.text) for q in questions])
 
 
-def rag(player: Player, questions: Sequence[Question]) -> list[Trajectory]:
+def rag(model: PromptedModel, questions: Sequence[Question]
+       ) -> list[Trajectory]:
   """Retrieves once, with the question, and answers from the passages."""
-  games = {q.uid: _Game(q, query=q.text) for q in questions}
-  results = player.find([(q, q.text) for q in questions])
-  for game, of in zip(games.values(), results):
-    game.found(_searched(game.query, of), of)
-  written = player.write('rag', [_asked(game.question, player.below(
-      game.turns[0].passages, game.query)) for game in _open(games)])
-  for game, one in zip(_open(games), written):
-    game.turns += one.turns
-    game.end = one.stop_reason
-  return [game.trajectory() for game in games.values()]
+  attempts = [_Attempt(q, query=q.text) for q in questions]
+  for attempt, result in zip(attempts, model.find(attempts)):
+    attempt.retrieved(result)
+  answering = _open(attempts)
+  answers = model.write('rag', [(x.question, model.below(
+      x.turns[0].passages, x.query)) for x in answering])
+  for attempt, answer in zip(answering, answers):
+    attempt.turns += answer.turns
+    attempt.stop_reason = answer.stop_reason
+  return _trajectories(attempts)
 
 
-def ircot(player: Player, questions: Sequence[Question], rounds: int = 3
+def ircot(model: PromptedModel, questions: Sequence[Question], rounds: int = 3
          ) -> list[Trajectory]:
   """Alternates retrieval and a sentence of thought, which is the next query.
 
   The passages of all rounds are above the question, the best first. A sentence
   that states the answer ends the method.
   """
-  games = {q.uid: _Game(q, query=q.text) for q in questions}
+  attempts = [_Attempt(q, query=q.text) for q in questions]
   for _ in range(rounds):
-    asking = _open(games)
-    for game, of in zip(asking, player.find(
-        [(game.question, game.query) for game in asking])):
-      game.found(_searched(game.query, of), of)
-    thinking = _open(games)
-    written = player.write('ircot', [_asked(game.question, player.below(
-        _best(game.turns), f'Question: {game.question.text}\n'
-        f'Thought: {game.written}')) for game in thinking],
-                           stop_strings=('.', '\n'))
-    for game, one in zip(thinking, written):
-      game.query = ''.join(turn.text for turn in one.turns).strip() or (
-          game.question.text)
-      game.written = f'{game.written} {game.query}'.strip()
-      conclusion = _CONCLUSION.search(game.query)
+    searching = _open(attempts)
+    for attempt, result in zip(searching, model.find(searching)):
+      attempt.retrieved(result)
+    thinking = _open(attempts)
+    thoughts = model.write('ircot', [(x.question, model.below(
+        _best(x.turns), f'Question: {x.question.text}\n'
+        f'Thought: {x.written}')) for x in thinking], stop_strings=('.', '\n'))
+    for attempt, thought in zip(thinking, thoughts):
+      attempt.query = ''.join(turn.text for turn in thought.turns).strip() or (
+          attempt.question.text)
+      attempt.written = f'{attempt.written} {attempt.query}'.strip()
+      conclusion = _CONCLUSION.search(attempt.query)
       action = Action('answer', (conclusion[1].strip(),)) if conclusion else (
           Action('invalid'))
-      game.turns += [dataclasses.replace(turn, action=action)
-                     for turn in one.turns]
-      if conclusion or not one.turns:
-        game.end = 'answer' if conclusion else 'length_limit'
-  return [game.trajectory() for game in games.values()]
+      attempt.turns += [dataclasses.replace(turn, action=action)
+                        for turn in thought.turns]
+      if conclusion or not thought.turns:
+        attempt.stop_reason = 'answer' if conclusion else 'length_limit'
+  return _trajectories(attempts)
 
 
-def ra_agent(player: Player, questions: Sequence[Question]) -> list[Trajectory]:
+def ra_agent(model: PromptedModel, questions: Sequence[Question]
+            ) -> list[Trajectory]:
   """Runs an agent that searches when it wants to, and reads the passages."""
-  return _agent(player, questions, _as_found)
+  return _agent(model, questions, lambda attempts, results: [
+      model.below(_passages(result), '').rstrip('\n') for result in results])
 
 
-def search_o1(player: Player, questions: Sequence[Question]
+def search_o1(model: PromptedModel, questions: Sequence[Question]
              ) -> list[Trajectory]:
   """Runs an agent that reads a note about the passages in place of them."""
-  return _agent(player, questions, _noted)
+
+  def notes(attempts, results):  # Reason-in-Documents
+    written = model.write('note', [(
+        dataclasses.replace(x.question, uid=f'note:{x.query}:{x.question.uid}'),
+        f'Question: {x.question.text}\nThought: {x.written[-400:]}\n'
+        f'Query: {x.query}\n{model.below(_passages(result), "")}'.rstrip())
+                                   for x, result in zip(attempts, results)])
+    return [note.answer or 'nothing' for note in written]
+
+  return _agent(model, questions, notes)
 
 
-def _agent(player: Player, questions: Sequence[Question],
+def _agent(model: PromptedModel, questions: Sequence[Question],
            read: Callable[..., list[str]]) -> list[Trajectory]:
   """Samples turns until an answer; `read` turns results into shown texts."""
-  games = {q.uid: _Game(q) for q in questions}
-  for _ in range(player.sampler.budgets.max_turns):
-    acting = _open(games)
-    said = player.write('agent', [
-        _asked(game.question, f'{game.question.text}\n{game.written}')
-        for game in acting])
-    for game, one in zip(acting, said):
-      if not one.turns:
-        game.end = 'length_limit'
+  attempts = [_Attempt(q) for q in questions]
+  for _ in range(model.sampler.budgets.max_turns):
+    acting = _open(attempts)
+    written = model.write('agent', [
+        (x.question, f'{x.question.text}\n{x.written}') for x in acting])
+    for attempt, trajectory in zip(acting, written):
+      if not trajectory.turns:
+        attempt.stop_reason = 'length_limit'
         continue
-      game.turns += one.turns
-      game.written += one.turns[0].text
-      if one.answer:
-        game.end = 'answer'
-    asking = [game for game in _open(games)
-              if game.turns[-1].action.kind == 'search']
-    for game in asking:
-      game.query = game.turns[-1].action.texts[0]
-    results = player.find([(game.question, game.query) for game in asking])
-    for game, of, text in zip(asking, results, read(player, asking, results)):
-      shown = f'\n\n<information>{text}</information>\n\n'
-      game.written += shown
-      game.found(dataclasses.replace(
-          game.turns.pop(), passages=_passages(of), observation=shown), of)
-  return [game.trajectory() for game in games.values()]
-
-
-def _as_found(player: Player, games: Sequence['_Game'],
-              found: Sequence[Passages | SearchError]) -> list[str]:
-  """Returns the passages themselves."""
-  del games
-  return [player.below(_passages(of), '').rstrip('\n') for of in found]
-
-
-def _noted(player: Player, games: Sequence['_Game'],
-           found: Sequence[Passages | SearchError]) -> list[str]:
-  """Returns the model's notes on the passages: Reason-in-Documents."""
-  notes = player.write('note', [dataclasses.replace(
-      game.question, uid=f'note:{game.query}:{game.question.uid}',
-      text='\n'.join([
-          f'Question: {game.question.text}', f'Thought: {game.written[-400:]}',
-          f'Query: {game.query}', player.below(_passages(of), '')]).rstrip())
-      for game, of in zip(games, found)])
-  return [note.answer or 'nothing' for note in notes]
+      attempt.turns += trajectory.turns
+      attempt.written += trajectory.turns[0].text
+      if trajectory.answer:
+        attempt.stop_reason = 'answer'
+    searching = [x for x in _open(attempts)
+                 if x.turns[-1].action.kind == 'search']
+    for attempt in searching:
+      attempt.query = attempt.turns[-1].action.texts[0]
+    results = model.find(searching)
+    for attempt, result, text in zip(
+        searching, results, read(searching, results)):
+      observation = f'\n\n<information>{text}</information>\n\n'
+      attempt.written += observation
+      attempt.searched(dataclasses.replace(
+          attempt.turns.pop(), observation=observation), result)
+  return _trajectories(attempts)
 
 
 METHODS: dict[str, Method] = {function.__name__: function for function in (
     direct, cot, rag, ircot, ra_agent, search_o1)}
 
 
-def _asked(question: Question, text: str) -> Question:
-  return dataclasses.replace(question, text=text)
-
-
-def _passages(found: Passages | SearchError) -> Passages:
-  return () if isinstance(found, SearchError) else tuple(found)
-
-
-def _searched(query: str, found: Passages | SearchError) -> Turn:
-  """Returns a search by the method, in which the policy wrote no token."""
-  return Turn((), (), Action('search', (query,)), passages=_passages(found))
-
-
-def _best(turns: Sequence[Turn]) -> Passages:
+def _best(turns: Sequence[Turn]) -> list[Passage]:
   """Returns the passages of all searches, each once, the best first."""
-  best = {}
+  best: dict[str, Passage] = {}
   for passage in (p for turn in turns for p in turn.passages):
     if passage.id not in best or passage.score > best[passage.id].score:
       best[passage.id] = passage
-  return tuple(sorted(best.values(), key=lambda p: -p.score))
-
-
-@dataclasses.dataclass
-class _Game:
-  """A question, and the state of the method's work on it."""
-
-  question: Question
-  query: str = ''  # the next query, or the last
-  written: str = ''  # text that the model has written and read
-  turns: list[Turn] = dataclasses.field(default_factory=list)
-  end: str = ''  # stop reason; '': not finished
-  error: SearchError | None = None
-
-  def found(self, turn: Turn, of: Passages | SearchError) -> None:
-    """Adds a search; a failed one ends the game."""
-    self.turns.append(turn)
-    if isinstance(of, SearchError):
-      self.end, self.error = 'search_error', of
-
-  def trajectory(self) -> Trajectory:
-    return Trajectory(self.question, 0, 0, (), tuple(self.turns),
-                      self.end or 'turn_limit', search_error=self.error)
-
-
-def _open(games: Mapping[str, _Game]) -> list[_Game]:
-  return [game for game in games.values() if not game.end]
+  return sorted(best.values(), key=lambda p: -p.score)

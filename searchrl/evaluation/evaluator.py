@@ -92,7 +92,8 @@ def run(
   Returns:
     Rows for `figures.table`. Searches that failed count as wrong here.
   """
-  found = []
+  label = {'fingerprint': fingerprint} if fingerprint else {}
+  results = []
   synced = sampler.sync(params)
   for case in cases:
     alone = case.decoding == 'greedy' or case.method != AGENT
@@ -102,23 +103,19 @@ def run(
     for number, first in enumerate(range(0, len(questions), size)):
       file = folder and folder / RECORDS / case.name / f'{number:06d}.jsonl.gz'
       scores += _shard(play, case, questions[first:first + size],
-                       sampler.tokenizer, fingerprint, file)
+                       sampler.tokenizer, label, file)
       if len(questions) > _FEW:
-        _say_so_far(case, first + size, scores)
-    found.append((case, scores))
-  rows = [row | _named(fingerprint) for row in (
-      *(row for of in found for row in _rows(*of)), *_means(found))]
+        exact = sum(score.values['em'] for score in scores) / len(scores)
+        processes.say(
+            f'{case.name}: {min(first + size, len(questions)):,} of '
+            f'{len(questions):,} questions, exact match {exact:.3f}')
+    results.append((case, scores))
+  rows = [row | label for row in (
+      *(row for case, scores in results for row in _rows(case, scores)),
+      *_means(results))]
   if folder and processes.is_first():
     atomic_files.write_json(folder / TABLE, rows)
   return rows
-
-
-def _say_so_far(case: EvalCase, asked: int,
-                scores: Sequence[scores_lib.Score]) -> None:
-  total = len(case.dataset.questions)
-  exact = sum(score.values['em'] for score in scores) / len(scores)
-  processes.say(f'{case.name}: {min(asked, total):,} of {total:,} questions, '
-                f'exact match {exact:.3f}')
 
 
 def _player(sampler: Sampler, weights: Any, case: EvalCase, samples: int,
@@ -126,8 +123,9 @@ def _player(sampler: Sampler, weights: Any, case: EvalCase, samples: int,
   """Returns the function that answers the questions of a case."""
   temperature = 0.0 if case.decoding == 'greedy' else 1.0
   if case.method != AGENT:
-    return functools.partial(baselines.METHODS[case.method], baselines.Player(
-        sampler, weights, case.search, templates, step, temperature))
+    model = baselines.PromptedModel(
+        sampler, weights, case.search, templates, step, temperature)
+    return functools.partial(baselines.METHODS[case.method], model)
   return lambda questions: sampler.rollout(
       weights, [Request(question, sample, group)
                 for group, question in enumerate(questions)
@@ -136,31 +134,22 @@ def _player(sampler: Sampler, weights: Any, case: EvalCase, samples: int,
 
 
 def _shard(play: Play, case: EvalCase, questions: Sequence[Question],
-           tokenizer: Any, fingerprint: str, file: pathlib.Path | None
+           tokenizer: Any, label: Mapping[str, str], file: pathlib.Path | None
           ) -> list[scores_lib.Score]:
   """Returns scores of some questions; writes their records to a file."""
-  found = file and processes.on_first(str(file), lambda: _recorded(file))
-  if found:
-    return [scores_lib.from_json(score) for score in found]
+  recorded_scores = file and processes.on_first(str(file), lambda: [
+      line['score'] for line in shards.read(file) or ()])
+  if recorded_scores:
+    return [scores_lib.Score(**score) for score in recorded_scores]
   began = time.perf_counter()
   trajectories = play(questions)
   secs = time.perf_counter() - began
-  found = [scores_lib.of(one) for one in trajectories]
+  scores = [scores_lib.score_trajectory(t) for t in trajectories]
   if file and processes.is_first():
     _note_seconds(file, secs / len(questions))
-    shards.write(file, [_named(fingerprint) | _record(
-        case, one, score, tokenizer)
-                        for one, score in zip(trajectories, found)])
-  return found
-
-
-def _named(fingerprint: str) -> dict[str, str]:
-  return {'fingerprint': fingerprint} if fingerprint else {}
-
-
-def _recorded(file: pathlib.Path) -> list[dict] | None:
-  lines = shards.read(file)
-  return lines and [line['score'] for line in lines]
+    shards.write(file, [{**label, **_record(case, t, score, tokenizer)}
+                        for t, score in zip(trajectories, scores)])
+  return scores
 
 
 def _record(case: EvalCase, trajectory: Trajectory, score: scores_lib.Score,
@@ -170,7 +159,7 @@ def _record(case: EvalCase, trajectory: Trajectory, score: scores_lib.Score,
       'method': case.method, 'set': case.dataset.name, 'engine': case.engine,
       'decoding': case.decoding, 'question': trajectory.question.text,
       'golds': trajectory.question.answers, 'answer': trajectory.answer,
-      'em': score.values['em'], 'score': scores_lib.to_json(score),
+      'em': score.values['em'], 'score': dataclasses.asdict(score),
       'text': tokenizer.decode(trajectory.tokens) if (
           trajectory.prompt_tokens) else trajectory.response,
       'trajectory': to_json(trajectory)}
@@ -178,7 +167,7 @@ def _record(case: EvalCase, trajectory: Trajectory, score: scores_lib.Score,
 
 def recorded(folder: pathlib.Path) -> dict[str, list[scores_lib.Score]]:
   """Returns the scores in the records of a folder, by the names of cases."""
-  return {path.name: [scores_lib.from_json(line['score'])
+  return {path.name: [scores_lib.Score(**line['score'])
                       for line in shards.read_all(path)]
           for path in sorted((folder / RECORDS).iterdir())}
 
@@ -195,94 +184,86 @@ def limited(cases: Sequence[EvalCase], limit: int, seed: int, sets: int = 0
     sets: Number of sets, from the first on; 0: all.
   """
   names = list(dict.fromkeys(case.dataset.name for case in cases))
-  names = names[:sets or len(names)]
-
-  def fewer(case):
-    chosen = questions_lib.subset(
-        case.dataset.questions, limit or len(case.dataset.questions), seed)
-    return dataclasses.replace(case, dataset=dataclasses.replace(
-        case.dataset, questions=chosen))
-
-  return [fewer(case) for case in cases
-          if case.decoding == 'greedy' and case.engine != 'noise'
-          and case.dataset.name in names]
+  names = names[:sets or None]
+  return [
+      dataclasses.replace(case, dataset=dataclasses.replace(
+          case.dataset, questions=questions_lib.subset(
+              case.dataset.questions, limit or len(case.dataset.questions),
+              seed)))
+      for case in cases if case.decoding == 'greedy'
+      and case.engine != 'noise' and case.dataset.name in names]
 
 
 def _rows(case: EvalCase, scores: Sequence[scores_lib.Score]) -> list[dict]:
-  by_hops = defaultdict(list)
+  """Returns the row of a set, below one per hop count if it has several."""
+  by_hops: dict[int | str, list[scores_lib.Score]] = defaultdict(list)
   for score in scores:
     by_hops[score.hops].append(score)
-  if len(by_hops) == 1:
-    by_hops.clear()
-  return [_row(case, hops, group) for hops, group in (
-      *sorted(by_hops.items()), (ALL, scores))]
+  groups = sorted(by_hops.items()) if len(by_hops) > 1 else []
+  return [_row(case.dataset.name, case.engine, case.decoding, hops, [group])
+          for hops, group in (*groups, (ALL, scores))]
 
 
-def _row(case: EvalCase, hops: int | str, scores: Sequence[scores_lib.Score]
-        ) -> dict:
-  """Returns means over all samples, with an interval over questions."""
-  values = scores_lib.means(scores)
-  exact = list(compare.by_question(scores).values())
-  low, high = compare.bootstrap(exact) if len(exact) < len(scores) else (
-      wilson(sum(exact), len(exact)))
-  return {
-      'set': case.dataset.name, 'engine': case.engine,
-      'decoding': case.decoding, 'hops': hops, 'n': len(exact),
-      'em': values.pop('em'), '95% interval': f'{low:.2f}-{high:.2f}', **values,
-      'search_errors': sum(score.failed for score in scores),
-      **scores_lib.of_samples(scores)}
-
-
-def _means(found: Sequence[tuple[EvalCase, Sequence[scores_lib.Score]]]
+def _means(results: Sequence[tuple[EvalCase, Sequence[scores_lib.Score]]]
           ) -> list[dict]:
   """Returns the mean over several sets, for each engine and decoding.
 
   Sets of common knowledge, and those with random passages, are left out.
   """
   by_way = defaultdict(list)
-  for case, scores in found:
+  for case, scores in results:
     if case.engine != 'noise' and not case.dataset.is_common:
       by_way[case.engine, case.decoding].append(scores)
-  rows = []
-  for (engine, decoding), sets in by_way.items():
-    if len(sets) == 1:
-      continue
-    each = [scores_lib.means(scores) for scores in sets]
-    values = {name: float(np.mean([of[name] for of in each]))
-              for name in scores_lib.NAMES}
-    exact = [list(compare.by_question(scores).values()) for scores in sets]
-    low, high = compare.bootstrap_of_sets(exact)
-    rows.append({
-        'set': datasets.MEAN, 'engine': engine, 'decoding': decoding,
-        'hops': ALL, 'n': sum(map(len, exact)), 'em': values.pop('em'),
-        '95% interval': f'{low:.2f}-{high:.2f}', **values,
-        'search_errors': sum(score.failed for of in sets for score in of)})
-  return rows
+  return [_row(datasets.MEAN, engine, decoding, ALL, sets)
+          for (engine, decoding), sets in by_way.items() if len(sets) > 1]
+
+
+def _row(name: str, engine: str, decoding: str, hops: int | str,
+         sets: Sequence[Sequence[scores_lib.Score]]) -> dict:
+  """Returns means over all samples of each set, then over the sets."""
+  means = [scores_lib.means(scores) for scores in sets]
+  values = {key: float(np.mean([of_set[key] for of_set in means]))
+            for key in scores_lib.NAMES}
+  exact = [list(compare.by_question(scores).values()) for scores in sets]
+  count = sum(map(len, exact))
+  is_alone = len(sets) == 1
+  low, high = wilson(sum(exact[0]), count) if (
+      is_alone and count == len(sets[0])) else compare.bootstrap(*exact)
+  return {
+      'set': name, 'engine': engine, 'decoding': decoding, 'hops': hops,
+      'n': count, 'em': values.pop('em'),
+      '95% interval': f'{low:.2f}-{high:.2f}', **values,
+      'search_errors': sum(score.failed for scores in sets for score in scores),
+      **(scores_lib.sample_statistics(sets[0]) if is_alone else {})}
 
 
 def _note_seconds(file: pathlib.Path, secs: float) -> None:
   """Writes a shard's seconds beside the table; records must be reproducible."""
-  own = file.parents[2] / SECONDS
-  known = json.loads(own.read_text()) if own.exists() else {}
-  known.setdefault(file.parent.name, {})[file.name] = secs
-  atomic_files.write_json(own, known)
+  folder = file.parents[2]
+  seconds = _seconds(folder)
+  seconds.setdefault(file.parent.name, {})[file.name] = secs
+  atomic_files.write_json(folder / SECONDS, seconds)
+
+
+def _seconds(folder: pathlib.Path) -> dict[str, dict[str, float]]:
+  """Returns seconds per question, by case and shard."""
+  file = folder / SECONDS
+  return json.loads(file.read_text()) if file.exists() else {}
 
 
 def with_seconds(rows: Sequence[dict], folder: pathlib.Path) -> list[dict]:
   """Returns rows for display: whole sets with wall seconds per question."""
-  file = folder / SECONDS
-  known = json.loads(file.read_text()) if file.exists() else {}
+  by_case = _seconds(folder)
   result = []
   for row in rows:
-    shards_secs = known.get('.'.join(
+    by_shard = by_case.get('.'.join(
         str(row.get(name)) for name in ('set', 'engine', 'decoding')))
-    whole = shards_secs and row['hops'] == ALL
-    result.append(row | ({'seconds': float(np.mean([*shards_secs.values()]))}
-                         if whole else {}))
+    result.append(row | ({'seconds': float(np.mean([*by_shard.values()]))}
+                         if by_shard and row['hops'] == ALL else {}))
   return result
 
 
-def wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float]:
+def wilson(hits: float, n: int, z: float = 1.96) -> tuple[float, float]:
   """Returns the score interval of a proportion (Wilson 1927); default 95 %."""
   p = hits / n
   centre = (p + z * z / (2 * n)) / (1 + z * z / n)
@@ -297,20 +278,19 @@ def columns(rows: Sequence[Mapping]) -> list[str]:
 
 def headline(rows: Sequence[Mapping]) -> float | None:
   """Returns greedy exact match: the mean over sets, or the first set's."""
-  found = {row['set']: row['em'] for row in reversed(rows)
-           if row['hops'] == ALL and row['decoding'] == 'greedy'
-           and row['engine'] != 'noise'}
-  return found.get(datasets.MEAN, next(reversed(found.values()), None))
+  by_set = {row['set']: row['em'] for row in reversed(rows)
+            if row['hops'] == ALL and row['decoding'] == 'greedy'
+            and row['engine'] != 'noise'}
+  return by_set.get(datasets.MEAN, next(reversed(by_set.values()), None))
 
 
 def scalars(rows: Sequence[Mapping]) -> dict[str, float]:
   """Returns rows as metrics: 'val/<set>/em/greedy', 'val/<set>_2hop/em/...'."""
   result = {}
   for row in rows:
-    name = row['set'] if row['engine'] != 'noise' else f'{row["set"]}_noise'
-    prefix = f'val/{name}'
-    if row['hops'] != ALL:
-      prefix += f'_{row["hops"]}hop'
+    noise = '_noise' if row['engine'] == 'noise' else ''
+    hops = '' if row['hops'] == ALL else f'_{row["hops"]}hop'
+    prefix = f'val/{row["set"]}{noise}{hops}'
     for score in SHOWN:
       result[f'{prefix}/{score}/{row["decoding"]}'] = row[score]
   return result

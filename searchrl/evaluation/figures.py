@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+_COLUMNS = 3  # panels side by side
 _COLOR = '#1f5fa8'
 _SHADES = ('#8fb7e3', '#4f8fd0', '#1f5fa8', '#0b2f5c')  # for several lines
 Line = tuple[Sequence[float], Sequence[float]]  # steps, values
 Series = Line | Mapping[str, Line]  # a line, or several lines by name
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     'axes.edgecolor': '#9aa0a6', 'axes.labelcolor': '#3c4043',
     'axes.grid': True, 'axes.axisbelow': True, 'axes.xmargin': 0.02,
     'axes.titlesize': 10, 'axes.titlepad': 8, 'axes.labelsize': 8.5,
@@ -32,10 +33,8 @@ def curve(
     series: Mapping[str, Series],
     *,
     title: str,
-    units: Mapping[str, str] | None = None,
-    xlabel: str = 'training step',
+    units: Mapping[str, str],
     window: int = 10,
-    columns: int = 3,
 ) -> tuple[pathlib.Path, pathlib.Path]:
   """Draws a panel for each series: values faintly, the running mean boldly.
 
@@ -45,33 +44,31 @@ def curve(
       panel {name: {line: (steps, values)}} has up to four lines without means.
     title: Title of the figure.
     units: {name: unit}, the label of the panel's vertical axis.
-    xlabel: Label of the horizontal axes.
     window: Number of training steps of the running mean.
-    columns: Number of panels side by side.
 
   Returns:
     The paths of the PNG and of the SVG.
   """
   import matplotlib  # slow to import, and only reports need it
   from matplotlib.figure import Figure
-  columns = min(columns, len(series))
+  from matplotlib.layout_engine import ConstrainedLayoutEngine
+  columns = min(_COLUMNS, len(series))
   rows = -(-len(series) // columns)
-  files = tuple(pathlib.Path(f'{path}.{kind}') for kind in ('png', 'svg'))
+  files = pathlib.Path(f'{path}.png'), pathlib.Path(f'{path}.svg')
   files[0].parent.mkdir(parents=True, exist_ok=True)
   with matplotlib.rc_context(_STYLE):
     figure = Figure(figsize=(3.9 * columns, 0.5 + 2.5 * rows),
-                    layout='constrained')
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
+                    layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
     figure.suptitle(title, x=0.012, ha='left', size=13, weight='bold')
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
     for i, (name, lines) in enumerate(series.items()):
-      unit = (units or {}).get(name, '')
       if isinstance(lines, Mapping):
-        _panel_of_lines(panels[i], lines, name, unit)
+        _plot_lines(panels[i], lines)
       else:
-        _panel(panels[i], *lines, name, unit, window)
+        _plot(panels[i], *lines, window)
+      finish(panels[i], name, units.get(name, ''))
       if i + columns >= len(series):  # no panel is below this one
-        panels[i].set_xlabel(xlabel)
+        panels[i].set_xlabel('training step')
         panels[i].tick_params(labelbottom=True)
     for panel in panels[len(series):]:
       panel.set_visible(False)
@@ -82,8 +79,8 @@ def curve(
 
 def running_mean(values: Sequence[float], window: int = 10) -> np.ndarray:
   """Returns means of each value and the `window - 1` before it, without NaN."""
-  values = np.asarray(values, np.float64)
-  recent = (values[max(i - window, 0):i] for i in range(1, len(values) + 1))
+  array = np.asarray(values, np.float64)
+  recent = (array[max(i - window, 0):i] for i in range(1, len(array) + 1))
   present = (x[~np.isnan(x)] for x in recent)
   return np.array([x.mean() if x.size else np.nan for x in present])
 
@@ -116,37 +113,34 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
   return '\n'.join([line(columns), rule, *map(line, cells)])
 
 
-def _panel(axes, x, y, name, unit, window) -> None:
+def _plot(axes, x, y, window: int) -> None:
   """Draws one series; the newest mean is shown at the upper right."""
   spacing = np.median(np.diff(x)) if len(x) > 1 else 1  # evaluations are rare
   mean = running_mean(y, max(round(window / spacing), 1))
   axes.plot(x, y, color=_COLOR, alpha=0.3, linewidth=0.9,
             marker='o' if len(x) < 30 else None, markersize=4)
   axes.plot(x, mean, color=_COLOR, linewidth=2)
-  axes.set_title(name, loc='left', weight='bold')
   if len(x):
-    shown = f'{mean[-1]:,.0f}' if abs(mean[-1]) >= 1000 else f'{mean[-1]:.3g}'
-    axes.set_title(shown, loc='right', color=_COLOR)
-  _finish(axes, unit)
+    newest = f'{mean[-1]:,.0f}' if abs(mean[-1]) >= 1000 else f'{mean[-1]:.3g}'
+    axes.set_title(newest, loc='right', color=_COLOR)
 
 
-def _panel_of_lines(axes, lines: Mapping[str, Line], name: str, unit: str
-                   ) -> None:
+def _plot_lines(axes, lines: Mapping[str, Line]) -> None:
   """Draws several lines in darker and darker shades, with a legend."""
   shades = _SHADES[-len(lines):]
   for (label, (x, y)), color in zip(lines.items(), shades, strict=True):
     axes.plot(x, y, color=color, linewidth=1.8, marker='o', markersize=3,
               label=label)
-  axes.set_title(name, loc='left', weight='bold')
   axes.legend(fontsize=7.5, frameon=False, ncols=2, borderaxespad=0.2,
               handlelength=1.2, columnspacing=1.0)
-  _finish(axes, unit)
 
 
-def _finish(axes, unit: str) -> None:
+def finish(axes, title: str, unit: str) -> None:
+  """Sets the title and the ticks of a panel whose horizontal axis is steps."""
+  axes.set_title(title, loc='left', weight='bold')
   axes.set_ylabel(unit)
-  axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
-  axes.yaxis.get_major_locator().set_params(nbins=5)
+  axes.locator_params('x', integer=True, nbins=6)
+  axes.locator_params('y', nbins=5)
 
 
 def _cell(value: Any) -> str:

@@ -5,7 +5,6 @@
 from collections.abc import Mapping, Sequence
 import collections
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -40,37 +39,39 @@ class Score:
   values: Mapping[str, float]
 
 
-def of(trajectory: Trajectory) -> Score:
+def score_trajectory(trajectory: Trajectory) -> Score:
   """Returns the score of a finished trajectory."""
   question, answer = trajectory.question, trajectory.answer
-  searched = [turn for turn in trajectory.turns
+  searches = [turn for turn in trajectory.turns
               if turn.action.kind == 'search' and (
                   turn.observation_tokens or turn.passages)]
-  found = [_stands(p, question.answers) for turn in searched
-           for p in turn.passages]
-  firsts = [_stands(p, question.answers) for turn in searched
-            for p in _firsts(turn.passages)]
+  golds = rewards.normalised(question.answers)
+  hits = [(has_gold(passage, golds), is_first) for turn in searches
+          for passage, is_first in _with_firsts(turn.passages)]
   return Score(question.uid, question.hops, rewards.normalise(answer or ''),
                trajectory.stop_reason == 'search_error', {
       'em': rewards.em(trajectory), 'subem': rewards.subem(trajectory),
-      'f1': rewards.f1(trajectory), 'recall': float(any(found)),
-      'hit@1': float(any(firsts)), 'searches': float(len(searched)),
-      'queries': float(sum(len(turn.action.texts) for turn in searched)),
+      'f1': rewards.f1(trajectory),
+      'recall': float(any(hit for hit, _ in hits)),
+      'hit@1': float(any(hit and is_first for hit, is_first in hits)),
+      'searches': float(len(searches)),
+      'queries': float(sum(len(turn.action.texts) for turn in searches)),
       'answered': float(bool(answer)),
       'finished': float(trajectory.stop_reason == 'answer'),
       'tokens': float(sum(len(turn.action_tokens)
                           for turn in trajectory.turns))})
 
 
-def _stands(passage: Passage, golds: Sequence[str]) -> bool:
+def has_gold(passage: Passage, golds: Sequence[str]) -> bool:
+  """Returns whether a normalised gold answer occurs in a passage."""
   text = rewards.normalise(f'{passage.title} {passage.text}')
-  return any(gold in text for gold in map(rewards.normalise, golds) if gold)
+  return any(gold in text for gold in golds)
 
 
-def _firsts(passages: Sequence[Passage]) -> list[Passage]:
-  """Returns the best passage per query: where scores rise, a new one begins."""
-  return [p for before, p in zip((None, *passages), passages)
-          if before is None or p.score > before.score]
+def _with_firsts(passages: Sequence[Passage]) -> list[tuple[Passage, bool]]:
+  """Returns each passage, and whether a query begins there: scores rise."""
+  return [(passage, before is None or passage.score > before.score)
+          for before, passage in zip((None, *passages), passages)]
 
 
 def means(scores: Sequence[Score]) -> dict[str, float]:
@@ -79,7 +80,7 @@ def means(scores: Sequence[Score]) -> dict[str, float]:
           for name in NAMES}
 
 
-def of_samples(scores: Sequence[Score]) -> dict[str, float]:
+def sample_statistics(scores: Sequence[Score]) -> dict[str, float]:
   """Returns statistics over several samples per question; {} without those.
 
   Returns:
@@ -88,7 +89,7 @@ def of_samples(scores: Sequence[Score]) -> dict[str, float]:
     equally common ones; 'spread': the standard deviation over samples of exact
     match.
   """
-  by_question = collections.defaultdict(list)
+  by_question: dict[str, list[Score]] = collections.defaultdict(list)
   for score in scores:
     by_question[score.uid].append(score)
   count = min(map(len, by_question.values()), default=0)
@@ -107,15 +108,5 @@ def _majority(group: Sequence[Score]) -> float:
   answers = collections.Counter(score.answer for score in group if score.answer)
   if not answers:
     return 0.0
-  most = answers.most_common(1)[0][0]
-  return max(score.values['em'] for score in group if score.answer == most)
-
-
-def to_json(score: Score) -> dict[str, Any]:
-  """Returns a score as a dict that JSON can hold."""
-  return dataclasses.asdict(score)
-
-
-def from_json(record: Mapping[str, Any]) -> Score:
-  """Returns the score that `to_json` wrote."""
-  return Score(**record)
+  answer = answers.most_common(1)[0][0]
+  return max(score.values['em'] for score in group if score.answer == answer)

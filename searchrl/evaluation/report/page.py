@@ -20,6 +20,7 @@ import jinja2
 from searchrl.agent import rewards
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.evaluation import evaluator
+from searchrl.evaluation import scores
 from searchrl.evaluation.report import plots
 from searchrl.evaluation.report import reading
 from searchrl.evaluation.report import tokens
@@ -42,9 +43,9 @@ def render(runs: Sequence[reading.Run], tokenizer_of: TokenizerOf, *,
     most: Largest number of trajectories. If there are more, an even selection
       is shown, and the page says so.
   """
-  found, total = reading.entries(runs, most)
+  entries, total = reading.entries(runs, most)
   tokenizers_of = {run.name: tokenizer_of(run) for run in runs}
-  bodies = [_body(entry, tokenizers_of[entry.run.name]) for entry in found]
+  bodies = [_body(entry, tokenizers_of[entry.run.name]) for entry in entries]
   script = (_HERE / 'script.js').read_text(encoding='utf-8')
   environment = jinja2.Environment(
       loader=jinja2.FileSystemLoader(_HERE), autoescape=True,
@@ -56,8 +57,8 @@ def render(runs: Sequence[reading.Run], tokenizer_of: TokenizerOf, *,
       more_times=max(len(runs) - 4, 0),
       tables=[table for run in runs for table in _tables(
           run, len(runs) == 1)],
-      shown=len(found), total=total, chunk=_CHUNK,
-      index=_packed([_head(n, entry) for n, entry in enumerate(found)]),
+      shown=len(entries), total=total, chunk=_CHUNK,
+      index=_packed([_head(n, entry) for n, entry in enumerate(entries)]),
       chunks=[_packed(bodies[n:n + _CHUNK])
               for n in range(0, len(bodies), _CHUNK)],
       style=(_HERE / 'style.css').read_text(encoding='utf-8'), script=script,
@@ -74,11 +75,11 @@ def _packed(value: Any) -> str:
 
 def _card(run: reading.Run) -> dict[str, Any]:
   """Returns the facts about a run at the top of the page."""
-  whole = {where: next((row for row in rows if row.get('hops') == evaluator.ALL
-                        and row.get('decoding') == 'greedy'), None)
-           for where, rows in run.tables.items()}
-  scores = [(where, f'{row["em"]:.3f}', row['set'])
-            for where in ('before', 'after') if (row := whole.get(where))]
+  whole = {where: row for where, rows in run.tables.items()
+           for row in reversed(rows) if row.get('hops') == evaluator.ALL
+           and row.get('decoding') == 'greedy'}  # the first of each
+  headlines = [(where, f'{row["em"]:.3f}', row['set'])
+               for where in ('before', 'after') if (row := whole.get(where))]
   last = run.steps[-1] if run.steps else {}
   return {
       'name': run.name, 'folder': str(run.folder),
@@ -87,10 +88,10 @@ def _card(run: reading.Run) -> dict[str, Any]:
       'seed': run.config.get('seed', ''), 'steps': len(run.steps),
       'rollouts': int(last.get('training/rollouts', 0)),
       'revision': str(run.environment.get('git', ''))[:12],
-      'scores': scores,
+      'scores': headlines,
       'alarms': _rolled_back(run) + [
-          (said, alerts.said(steps))
-          for said, steps in alerts.history(run.steps)]}
+          (text, alerts.said(steps))
+          for text, steps in alerts.history(run.steps)]}
 
 
 def _rolled_back(run: reading.Run) -> list[tuple[str, str]]:
@@ -126,42 +127,40 @@ def _cell(value: Any) -> tuple[str, bool]:
 
 def _head(number: int, entry: reading.Entry) -> dict[str, Any]:
   """Returns the fields by which the page finds a trajectory."""
-  of = entry.trajectory
+  trajectory = entry.trajectory
+  question = trajectory.question
   return {
       'id': number, 'run': entry.run.name, 'where': entry.where,
-      'set': entry.set, 'question': of.question.text,
-      'golds': list(of.question.answers), 'answer': of.answer,
-      'score': _number(entry.score), 'stop': of.stop_reason,
-      'parts': {name: _number(value) for name, value in of.parts.items()},
-      'searches': of.searches, 'hops': of.question.hops}
+      'set': entry.set, 'question': question.text,
+      'golds': list(question.answers), 'answer': trajectory.answer,
+      'score': _number(entry.score), 'stop': trajectory.stop_reason,
+      'parts': {name: _number(value)
+                for name, value in trajectory.parts.items()},
+      'searches': trajectory.searches, 'hops': question.hops}
 
 
 def _body(entry: reading.Entry, tokenizer: tokenizers.Tokenizer | None
          ) -> list[dict[str, Any]]:
   """Returns the segments of a conversation, and its searches' passages."""
-  golds = [gold for gold in map(
-      rewards.normalise, entry.trajectory.question.answers) if gold]
+  golds = rewards.normalised(entry.trajectory.question.answers)
   return [_segment(segment, golds) for segment in tokens.segments(
       entry.trajectory, tokenizer, entry.learned)]
 
 
 def _segment(segment: tokens.Segment, golds: Sequence[str]) -> dict[str, Any]:
-  result = {'role': segment.role, 'texts': segment.texts}
+  result: dict[str, Any] = {'role': segment.role, 'texts': segment.texts}
   for name in ('logprobs', 'ratios', 'advantages'):
     if values := getattr(segment, name):
       result[name] = [_number(value) for value in values]
-  if segment.role == tokens.POLICY:
+  if segment.role == tokens.POLICY and segment.turn:
     result |= {'trained': segment.trained, 'action': segment.turn.action.kind}
   elif segment.turn:
-    result['passages'] = [_passage(one, golds) for one in segment.turn.passages]
+    result['passages'] = [
+        {'title': passage.title, 'text': passage.text,
+         'score': _number(passage.score),
+         'gold': scores.has_gold(passage, golds)}
+        for passage in segment.turn.passages]
   return result
-
-
-def _passage(passage: Any, golds: Sequence[str]) -> dict[str, Any]:
-  text = rewards.normalise(f'{passage.title} {passage.text}')
-  return {'title': passage.title, 'text': passage.text,
-          'score': _number(passage.score),
-          'gold': any(gold in text for gold in golds)}
 
 
 def _number(value: float | None) -> float | str | None:

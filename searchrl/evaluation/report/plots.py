@@ -2,17 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Curves of runs as inline SVG, in colours of the page's style sheet."""
 
+import collections
 from collections.abc import Mapping, Sequence
 import io
 import math
 import re
+from typing import Any
 
 import numpy as np
 
 from searchrl.evaluation import figures
 from searchrl.evaluation.report import reading
+from searchrl.runtime import alerts
 
-_STEP = 'training/global_step'
 PANELS = {  # title and unit by metric
     'critic/score/mean': ('outcome', 'mean of a step'),
     'critic/rewards/mean': ('reward', 'mean of a step'),
@@ -32,7 +34,7 @@ PHASES = {  # descriptions of a step's phases, in their order
 _INK = {'--ink': '#010203', '--muted': '#010204', '--grid': '#010205'}
 _LINES = tuple(f'#0102{n:02x}' for n in range(16, 24))
 _SIZE = (3.9, 2.35)  # width and height of a panel, in inches
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     'svg.fonttype': 'none', 'text.parse_math': False,
     'font.family': 'sans-serif', 'font.size': 9,
     'axes.edgecolor': _INK['--muted'], 'axes.labelcolor': _INK['--muted'],
@@ -48,13 +50,12 @@ _STYLE = {
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray]  # steps, means, deviations
 
 
-def groups(runs: Sequence[reading.Run]) -> dict[str, list[reading.Run]]:
+def _groups(runs: Sequence[reading.Run]) -> dict[str, list[reading.Run]]:
   """Returns groups of runs that differ only in their seed, by name."""
-  by_family = {}
+  by_family = collections.defaultdict(list)
   for run in runs:
     if run.steps:
-      by_family.setdefault(run.family if run.config else run.name,
-                           []).append(run)
+      by_family[run.family if run.config else run.name].append(run)
   return {(same[0].name if len(same) == 1 else
            f'{same[0].name} and {len(same) - 1} more seeds'): same
           for same in by_family.values()}
@@ -62,24 +63,24 @@ def groups(runs: Sequence[reading.Run]) -> dict[str, list[reading.Run]]:
 
 def curves(runs: Sequence[reading.Run]) -> dict[str, str]:
   """Returns {title: SVG} of the panels for which some run has numbers."""
-  found, panels = groups(runs), {}
+  groups, panels = _groups(runs), {}
   for name, title, unit in _panels(runs):
-    lines = {group: curve for group, same in found.items()
+    lines = {group: curve for group, same in groups.items()
              if (curve := _curve(same, name)) is not None}
     if lines:
-      panels[title] = _drawn(lines, list(found), title, unit)
+      panels[title] = _drawn(lines, list(groups), title, unit)
   return panels
 
 
 def times(run: reading.Run) -> str:
   """Returns a stacked plot of the seconds of a run's steps by phase."""
-  steps = [line[_STEP] for line in run.steps]
-  values = {said: [line.get(f'timing_s/{name}', 0.0) for line in run.steps]
-            for name, said in PHASES.items()}
+  steps = [line[alerts.STEP] for line in run.steps]
+  values = {label: [line.get(f'timing_s/{name}', 0.0) for line in run.steps]
+            for name, label in PHASES.items()}
   values['the rest'] = [max(line.get('timing_s/step', 0.0) - sum(
       value[n] for value in values.values()), 0.0)
                         for n, line in enumerate(run.steps)]
-  values = {said: value for said, value in values.items() if any(value)}
+  values = {label: value for label, value in values.items() if any(value)}
 
   def draw(axes):
     axes.stackplot(steps, list(values.values()), labels=list(values),
@@ -96,26 +97,25 @@ def _panels(runs: Sequence[reading.Run]) -> list[tuple[str, str, str]]:
   validated = [name for name in names
                if re.fullmatch(r'val/.+/em/greedy', name)
                and '_noise' not in name and not re.search(r'_\d+hop/', name)]
-  shown = [(name, *said) for name, said in PANELS.items()]
-  return shown[:1] + [
+  panels = [(name, *labels) for name, labels in PANELS.items()]
+  return panels[:1] + [
       (name, f'exact match: {name.split("/")[1]}', 'greedy')
-      for name in validated[:5]] + shown[1:]
+      for name in validated[:5]] + panels[1:]
 
 
 def _curve(runs: Sequence[reading.Run], name: str) -> Curve | None:
   """Returns the mean over runs at each step, and the deviation of several."""
-  found = {}
+  by_step = collections.defaultdict(list)
   for run in runs:
     for line in run.lines:
-      value = line.get(name, math.nan)
-      if math.isfinite(value):
-        found.setdefault(line[_STEP], []).append(value)
-  if len(found) < 2:
+      if math.isfinite(line.get(name, math.nan)):
+        by_step[line[alerts.STEP]].append(line[name])
+  if len(by_step) < 2:
     return None
-  steps = sorted(found)
-  return (np.array(steps), np.array([np.mean(found[step]) for step in steps]),
-          np.array([np.std(found[step], ddof=1) if len(found[step]) > 1 else 0
-                    for step in steps]))
+  steps = sorted(by_step)
+  values = [by_step[step] for step in steps]
+  return (np.array(steps), np.array([np.mean(x) for x in values]),
+          np.array([np.std(x, ddof=1) if len(x) > 1 else 0 for x in values]))
 
 
 def _drawn(lines: Mapping[str, Curve], order: Sequence[str], title: str,
@@ -140,12 +140,9 @@ def _svg(draw, title: str, unit: str, size: tuple[float, float]) -> str:
     figure = Figure(figsize=size, layout='constrained')
     axes = figure.subplots()
     draw(axes)
-    axes.set_title(title, loc='left', weight='bold')
-    axes.set_ylabel(unit)
+    figures.finish(axes, title, unit)
     axes.set_xlabel('step')
     axes.grid(axis='x', visible=False)
-    axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
-    axes.yaxis.get_major_locator().set_params(nbins=5)
     file = io.StringIO()
     figure.savefig(file, format='svg', transparent=True,
                    metadata={'Date': None})
@@ -160,4 +157,4 @@ def _svg(draw, title: str, unit: str, size: tuple[float, float]) -> str:
 def legend(runs: Sequence[reading.Run]) -> list[tuple[str, str]]:
   """Returns the (colour, name) of each line, for the page."""
   return [(f'var(--line-{n % len(_LINES)})', name)
-          for n, name in enumerate(groups(runs))]
+          for n, name in enumerate(_groups(runs))]

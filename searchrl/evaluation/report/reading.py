@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a report's data from the folders of runs; changes nothing there."""
 
+import collections
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
@@ -16,9 +17,7 @@ from searchrl.runtime import metrics
 from searchrl.runtime import workdir
 from searchrl.trajectory import Trajectory, from_json
 
-_SEED = 'seed'
 _DEPTH = 4  # search depth for runs below a folder, as in sweeps and self-play
-_STEP = 'training/global_step'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +41,7 @@ class Run:
   @property
   def family(self) -> str:
     """A key that is equal for runs that differ in their seed alone."""
-    plain = {key: value for key, value in self.config.items() if key != _SEED}
-    return json.dumps(plain, sort_keys=True)
+    return json.dumps(dict(self.config, seed=None), sort_keys=True)
 
   @functools.cached_property
   def steps(self) -> list[Mapping[str, float]]:
@@ -53,24 +51,32 @@ class Run:
   @functools.cached_property
   def tables(self) -> dict[str, list[dict[str, Any]]]:
     """Rows by 'before', 'step 20', 'after' or '', in order of time."""
-    found = {'': self.folder / evaluator.TABLE} | {
-        where: self.folder / 'evaluation' / where / evaluator.TABLE
-        for where in _in_time(self.folder / 'evaluation')}
-    return {_said(where): json.loads(file.read_text())
-            for where, file in found.items() if file.exists()}
+    folders = {'': self.folder} | self._evaluations
+    return {where: json.loads((folder / evaluator.TABLE).read_text())
+            for where, folder in folders.items()
+            if (folder / evaluator.TABLE).exists()}
+
+  @property
+  def _evaluations(self) -> dict[str, pathlib.Path]:
+    """Folders of evaluations by 'before', 'step 20' or 'after', in order."""
+    order = {'before': 0, 'after': 2}
+    names = sorted((path.name for path in self.folder.glob('evaluation/*')
+                    if path.is_dir()),
+                   key=lambda name: (order.get(name, 1), name))
+    return {f'step {int(name[5:])}' if name.startswith('step_') else name:
+            self.folder / 'evaluation' / name for name in names}
 
   @property
   def sources(self) -> dict[str, list[pathlib.Path]]:
     """Files of trajectories by 'step 12' or 'after', in order of time."""
-    found = {f'step {int(file.name[5:11])}': [file] for file in sorted(
-        (self.folder / 'trajectories').glob('step_*.jsonl.gz'))}
-    for where in _in_time(self.folder / 'evaluation'):
-      found[f'evaluated {_said(where)}'] = sorted(
-          (self.folder / 'evaluation' / where).rglob('*.jsonl.gz'))
+    result = {f'step {int(file.name[5:11])}': [file] for file in sorted(
+        self.folder.glob('trajectories/step_*.jsonl.gz'))}
+    for where, folder in self._evaluations.items():
+      result[f'evaluated {where}'] = sorted(folder.rglob('*.jsonl.gz'))
     for part in (evaluator.RECORDS, 'methods'):
       if files := sorted((self.folder / part).rglob('*.jsonl.gz')):
-        found['evaluated'] = files
-    return {where: files for where, files in found.items() if files}
+        result['evaluated'] = files
+    return {where: files for where, files in result.items() if files}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,35 +106,36 @@ def runs(folders: Sequence[str]) -> list[Run]:
   Raises:
     FileNotFoundError: A folder has no run.
   """
-  result = []
-  for text in folders:
-    folder = pathlib.Path(text)
-    found = [folder] if _is_run(folder) else sorted(
+  names = {}
+  for folder in map(pathlib.Path, folders):
+    paths = [folder] if _is_run(folder) else sorted(
         path.parent for depth in range(1, _DEPTH + 1)
         for path in folder.glob('/'.join(['*'] * depth + ['config.json']))
         if _is_run(path.parent) and 'evaluation' not in path.parts)
-    if not found:
+    if not paths:
       raise FileNotFoundError(
           'report.runs must be folders of runs or evaluations, with a '
           f'metrics.jsonl or table.json in them or below, but {folder} has '
           'neither. Name for instance runs/dspo, a --workdir.')
-    result += [(path, _name(folder, path)) for path in found]
-  names = [name for _, name in result]
-  return [_run(path, name if names.count(name) == 1 else str(path))
-          for path, name in dict.fromkeys(result)]
+    for path in paths:
+      names[path] = '/'.join(
+          (folder.resolve().name, *path.relative_to(folder).parts))
+  count = collections.Counter(names.values())
+  return [_run(path, name if count[name] == 1 else str(path))
+          for path, name in names.items()]
 
 
-def entries(found: Sequence[Run], most: int) -> tuple[list[Entry], int]:
+def entries(runs: Sequence[Run], most: int) -> tuple[list[Entry], int]:
   """Returns trajectories of all runs, evenly over steps and evaluations.
 
   Args:
-    found: The runs.
+    runs: Runs to read.
     most: Largest number of trajectories.
 
   Returns:
     The entries, and the number of trajectories that exist.
   """
-  sources = [(run, where, files) for run in found
+  sources = [(run, where, files) for run in runs
              for where, files in run.sources.items()]
   counts = [sum(_count(file) for file in files) for _, _, files in sources]
   shares = _shares(counts, most)
@@ -150,45 +157,28 @@ def entry(file: pathlib.Path, line: int) -> Entry:
   folder = next((parent for parent in file.parents
                  if (parent / workdir.CONFIG).is_file()), file.parent)
   try:
-    found = [*_entries(_run(folder, folder.name), file.stem, [file])]
+    lines = [*_entries(_run(folder, folder.name), file.stem, [file])]
   except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
     raise ValueError(f'{file} must be a file of trajectories, gzipped jsonl, '
                      f'but reading it failed: {error}.') from error
-  if not 1 <= line <= len(found):
-    raise ValueError(f'{file} has {len(found)} trajectories, lines 1 to '
-                     f'{len(found)}, but line {line} is asked for.')
-  return found[line - 1]
+  if not 1 <= line <= len(lines):
+    raise ValueError(f'{file} has {len(lines)} trajectories, lines 1 to '
+                     f'{len(lines)}, but line {line} is asked for.')
+  return lines[line - 1]
 
 
 def _is_run(folder: pathlib.Path) -> bool:
-  return (folder / metrics.FILE).is_file() or (folder / evaluator.TABLE).is_file()
-
-
-def _name(given: pathlib.Path, folder: pathlib.Path) -> str:
-  below = folder.relative_to(given).as_posix()
-  return given.resolve().name + ('' if below == '.' else f'/{below}')
+  return any((folder / name).is_file()
+             for name in (metrics.FILE, evaluator.TABLE))
 
 
 def _run(folder: pathlib.Path, name: str) -> Run:
-  def read(file):
-    return json.loads(file.read_text()) if file.exists() else {}
-  lines = (metrics.read(folder / metrics.FILE)
-           if (folder / metrics.FILE).exists() else [])
-  config = (workdir.read_config(folder)
-            if (folder / workdir.CONFIG).exists() else {})
-  return Run(name, folder, config, read(folder / 'environment.json'), lines)
-
-
-def _in_time(folder: pathlib.Path) -> list[str]:
-  """Returns the evaluations of a run: before, during, after."""
-  order = {'before': 0, 'after': 2}
-  return sorted((path.name for path in folder.glob('*') if path.is_dir()),
-                key=lambda name: (order.get(name, 1), name))
-
-
-def _said(where: str) -> str:
-  return (f'step {int(where.removeprefix("step_"))}'
-          if where.startswith('step_') else where)
+  config, environment = (
+      json.loads(file.read_text()) if file.exists() else {}
+      for file in (folder / workdir.CONFIG, folder / 'environment.json'))
+  log = folder / metrics.FILE
+  return Run(name, folder, config, environment,
+             metrics.read(log) if log.exists() else [])
 
 
 def _count(file: pathlib.Path) -> int:
@@ -206,12 +196,11 @@ def _shares(counts: Sequence[int], most: int) -> list[int]:
   return shares
 
 
-def _spread(found: Iterator[Entry], count: int, share: int) -> Iterator[Entry]:
-  """Yields `share` of `count` entries, evenly spaced."""
-  taken = {n * count // share for n in range(share)} if share else set()
-  for n, entry in enumerate(found):
-    if n in taken:
-      yield entry
+def _spread(entries: Iterator[Entry], count: int, share: int
+           ) -> Iterator[Entry]:
+  """Returns `share` of `count` entries, evenly spaced."""
+  chosen = {n * count // share for n in range(share)}
+  return (entry for n, entry in enumerate(entries) if n in chosen)
 
 
 def _entries(run: Run, where: str, files: Sequence[pathlib.Path]
@@ -219,9 +208,10 @@ def _entries(run: Run, where: str, files: Sequence[pathlib.Path]
   for file in files:
     if file.parent.name == 'trajectories':
       learned = records.read_learned(run.folder / 'learned' / file.name)
-      for one in records.read(file):
-        yield Entry(run, where, one.question.data_source, one, one.reward,
-                    learned.get((one.group, one.sample), {}))
+      for trajectory in records.read(file):
+        yield Entry(run, where, trajectory.question.data_source, trajectory,
+                    trajectory.reward,
+                    learned.get((trajectory.group, trajectory.sample), {}))
     else:
       with gzip.open(file, 'rt', encoding='utf-8') as lines:
         for line in lines:
