@@ -13,7 +13,7 @@ from searchrl.experiment import config_checks
 
 CONFIGS = ['tools.tiny_base', *sorted(f'configs.{path.stem}' for path in (
     pathlib.Path(__file__).parents[1] / 'configs').glob('*.py')
-    if path.stem not in ('__init__', 'common', 'models', 'settings'))]
+    if path.stem not in ('__init__', 'arguments', 'common'))]
 BAD = {'build': ('ivf',), 'corpus': '', 'data.fresh': 1.5,
        'data.demonstrations.mix': (0, 0), 'data.per_hop': (1, -1),
        'data.mix': (1, -.5), 'evaluate.decodings': ('beam',),

@@ -21,8 +21,8 @@ class Form:
   Attributes:
     name: Name of the benchmark.
     question: Column of the question, by which the form is recognised.
-    columns: Other columns to read, if the file has them.
     ids: Column of the ids. A record without an id gets a hash of its question.
+    others: Other columns to read, if the file has them.
     golds: Function that returns the gold answers of a record.
     choices: Function that returns the choices of a record, which are listed
       below its question; () for most forms.
@@ -30,24 +30,24 @@ class Form:
 
   name: str
   question: str
-  columns: tuple[str, ...]
   ids: str
+  others: tuple[str, ...]
   golds: Callable[[Mapping[str, Any]], Sequence[Any]]
   choices: Callable[[Mapping[str, Any]], Sequence[str]] = lambda record: ()
 
   @property
-  def wanted(self) -> tuple[str, ...]:
+  def columns(self) -> tuple[str, ...]:
     """Names of all columns that are read."""
-    return self.question, self.ids, *self.columns
+    return self.question, self.ids, *self.others
 
-  def record(self, record: Mapping[str, Any]) -> dict[str, Any]:
+  def convert(self, record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the record with the keys of FlashRAG's jsonl."""
     text = record[self.question].strip()
-    # Sorted, so that a choice's place does not reveal the answer.
-    choices = sorted(self.choices(record))
-    listed = ''.join(f'\n- {choice.strip()}' for choice in choices)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return {'id': record.get(self.ids) or digest, 'question': text + listed,
+    # Sorted, so that a choice's place does not reveal the answer.
+    choices = [f'\n- {x.strip()}' for x in sorted(self.choices(record))]
+    return {'id': record.get(self.ids) or digest,
+            'question': text + ''.join(choices),
             'golden_answers': [gold for gold in self.golds(record) if gold],
             'data_source': self.name}
 
@@ -55,24 +55,24 @@ class Form:
 FORMS = (
     # Choices are scored by their text: the scores drop the letter A as an
     # article.
-    Form('gpqa', 'Question', ('Correct Answer', *_INCORRECT), 'Record ID',
+    Form('gpqa', 'Question', 'Record ID', ('Correct Answer', *_INCORRECT),
          lambda record: [record['Correct Answer']],
          lambda record: [record['Correct Answer'], *(
              record[name] for name in _INCORRECT)]),
-    Form('simpleqa', 'problem', ('answer',), 'id',
+    Form('simpleqa', 'problem', 'id', ('answer',),
          lambda record: [record.get('answer')]),
-    Form('asqa', 'ambiguous_question', ('annotations',), 'sample_id',
-         lambda record: [one['long_answer']
-                         for one in record.get('annotations') or ()]),
-    Form('eli5', 'title', ('answers',), 'q_id',
+    Form('asqa', 'ambiguous_question', 'sample_id', ('annotations',),
+         lambda record: [annotation['long_answer']
+                         for annotation in record.get('annotations') or ()]),
+    Form('eli5', 'title', 'q_id', ('answers',),
          lambda record: (record.get('answers') or {}).get('text', ())),
 )
 
 
-def of(names: Collection[str]) -> Form | None:
-  """Returns the form of records with such keys.
+def detect_format(names: Collection[str]) -> Form | None:
+  """Returns the form of records with such keys, or None.
 
-  Returns None for records of FlashRAG and Search-R1, and for unknown keys.
+  Records of FlashRAG and Search-R1 have none.
   """
   if {'question', 'prompt'} & {*names}:
     return None

@@ -6,7 +6,7 @@ All records have the keys of FlashRAG's jsonl. The columns of Search-R1's
 parquet files and of the forms in `forms` are renamed to these keys.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import collections
 import dataclasses
 import itertools
@@ -48,13 +48,13 @@ def named(text: str, field: str, *, may_be_folder: bool = False) -> list[File]:
     ValueError: A name or path is empty, or two names are equal.
     FileNotFoundError: A file does not exist, or a directory holds no questions.
   """
-  whole = pathlib.Path(text)
+  path = pathlib.Path(text)
   if not text:
     return []
-  if may_be_folder and whole.is_dir():
-    return _in_folder(whole, field)
-  if whole.is_file() or not set(text) & {',', '='}:
-    files = [File(whole)]
+  if may_be_folder and path.is_dir():
+    return _in_folder(path, field)
+  if path.is_file() or not set(text) & {',', '='}:
+    files = [File(path)]
   else:
     files = [_file(part.strip(), text, field) for part in text.split(',')]
   if len(files) > 1:
@@ -87,13 +87,13 @@ def _file(part: str, text: str, field: str) -> File:
 
 def _in_folder(folder: pathlib.Path, field: str) -> list[File]:
   """Returns the files with questions in a directory, named by their stems."""
-  there = sorted(f for f in folder.iterdir() if f.name.endswith(SUFFIXES))
-  files = [File(f, stem(f)) for f in there if _has_questions(f)]
+  paths = sorted(f for f in folder.iterdir() if f.name.endswith(SUFFIXES))
+  files = [File(path, stem(path)) for path in paths if _has_questions(path)]
   if not files:
     raise FileNotFoundError(
         f'{field} must be a file, or a folder of .jsonl and .parquet files '
         f'whose rows have a question, but {folder} holds '
-        f'{", ".join(f.name for f in there) or "neither"}.')
+        f'{", ".join(path.name for path in paths) or "neither"}.')
   check_differ([file.name for file in files], field)
   return files
 
@@ -102,11 +102,12 @@ def _has_questions(file: pathlib.Path) -> bool:
   """Returns whether a file's rows have questions; those of a corpus do not."""
   if file.suffix == '.parquet':
     names = _parquet(file).schema_arrow.names
-    return bool({*names} & {*_COLUMNS['question']} or forms.of(names))
+    return bool({*names} & {*_COLUMNS['question']}
+                or forms.detect_format(names))
   place, first = next(jsonl.lines(file), (str(file), '{}'))
   record = jsonl.loads(first, 'JSON', place)
   return isinstance(record, dict) and (
-      'question' in record or bool(forms.of(record)))
+      'question' in record or bool(forms.detect_format(record)))
 
 
 def check_differ(names: Sequence[str], field: str) -> None:
@@ -126,26 +127,25 @@ def records(file: pathlib.Path, *, needs_golds: bool
     ValueError: A line is not JSON; or a parquet file is invalid, lacks columns
       or cannot be read because pyarrow is not installed.
   """
-  if file.suffix == '.parquet':
-    yield from _rows(file, needs_golds)
-    return
-  for place, line in jsonl.lines(file):
-    yield place, _decoded(line, place)
+  is_parquet = file.suffix == '.parquet'
+  rows = _parquet_rows(file, needs_golds) if is_parquet else (
+      (place, jsonl.loads(line, _FORM, place))
+      for place, line in jsonl.lines(file))
+  for place, row in rows:
+    form = forms.detect_format(row) if isinstance(row, dict) else None
+    if form:
+      yield place, _converted(form, row, place)
+    else:
+      yield place, _renamed(row, place) if is_parquet else row
 
 
-def _decoded(line: str, place: str) -> Record:
-  record = jsonl.loads(line, _FORM, place)
-  form = forms.of(record) if isinstance(record, dict) else None
-  return _of_form(form, record, place) if form else record
-
-
-def _of_form(form: forms.Form, record: Mapping[str, Any], place: str) -> Record:
+def _converted(form: forms.Form, row: Record, place: str) -> Record:
   try:
-    return form.record(record)
+    return form.convert(row)
   except (KeyError, TypeError, AttributeError) as error:
     raise ValueError(
-        f'{place} must have what {form.name} has, {", ".join(form.wanted)}, '
-        f'but {str(dict(record))[:80]!r} has not: {type(error).__name__} '
+        f'{place} must have what {form.name} has, {", ".join(form.columns)}, '
+        f'but {str(row)[:80]!r} has not: {type(error).__name__} '
         f'{error}.') from error
 
 
@@ -163,81 +163,48 @@ def _parquet(file: pathlib.Path):
                      f'one: {error}.') from error
 
 
-def _rows(file: pathlib.Path, needs_golds: bool
-         ) -> Iterator[tuple[str, Record]]:
+def _parquet_rows(file: pathlib.Path, needs_golds: bool
+                 ) -> Iterator[tuple[str, Record]]:
+  """Yields each row of a parquet file, with the columns that are of use."""
   table = _parquet(file)
-  schema = table.schema_arrow
-  has = set(schema.names)
-  form = forms.of(has)
-  if form:
-    for number, row in _numbered(table, [c for c in form.wanted if c in has]):
-      place = f'{file}, row {number}'
-      yield place, _of_form(form, row, place)
-    return
-  _check_columns(file, schema.names, needs_golds)
-  wanted = [name for names in _COLUMNS.values() for name in names] + [
-      'data_source', *_inside(schema, 'metadata', ('hops', 'data_source'))]
-  if 'question' in has:
-    wanted.remove('prompt')  # it is long, and made from the question
-  columns = [name for name in wanted if name.partition('.')[0] in has]
-  for number, row in _numbered(table, columns):
-    place = f'{file}, row {number}'
-    yield place, _renamed(row, place)
-
-
-def _numbered(table: Any, columns: Sequence[str]
-             ) -> Iterator[tuple[int, Record]]:
-  """Yields the rows of a parquet file with these columns, numbered from 1."""
-  number = itertools.count(1)
-  for batch in table.iter_batches(batch_size=_ROWS, columns=columns):
-    for row in batch.to_pylist():
-      yield next(number), row
-
-
-def _check_columns(file: pathlib.Path, has: Sequence[str], needs_golds: bool
-                  ) -> None:
-  """Raises a ValueError that names the columns that a parquet file lacks."""
-  lacks = [' or '.join(names) for what, names in _COLUMNS.items()
-           if not {*names} & {*has}
-           and (needs_golds or what != 'golden_answers')]
+  names = table.schema_arrow.names
+  form = forms.detect_format(names)
+  columns = form.columns if form else (
+      *(name for group in _COLUMNS.values() for name in group), 'data_source',
+      'metadata.hops', 'metadata.data_source')
+  lacks = [] if form else [
+      ' or '.join(group) for key, group in _COLUMNS.items()
+      if not {*group} & {*names} and (needs_golds or key != 'golden_answers')]
   if lacks:
     raise ValueError(
         f'{file} must have the columns of Search-R1 or FlashRAG, but lacks '
-        f'{", ".join(lacks)}; it has {", ".join(has)}.')
+        f'{", ".join(lacks)}; it has {", ".join(names)}.')
+  number = itertools.count(1)
+  for batch in table.iter_batches(batch_size=_ROWS, columns=[
+      name for name in columns  # a prompt is long, and has the question
+      if name != 'prompt' or 'question' not in names]):
+    for row in batch.to_pylist():
+      yield f'{file}, row {next(number)}', row
 
 
-def _inside(schema, column: str, fields: Sequence[str]) -> list[str]:
-  """Returns 'column.field' for those fields that a column of structs has."""
-  if column not in schema.names:
-    return []
-  kind = schema.field(column).type
-  there = [kind.field(n).name for n in range(getattr(kind, 'num_fields', 0))]
-  return [f'{column}.{field}' for field in fields if field in there]
-
-
-def _renamed(row: Mapping[str, Any], place: str) -> Record:
+def _renamed(row: Record, place: str) -> Record:
   """Returns a row of Search-R1's columns with the keys of FlashRAG's jsonl."""
   record = {name: row[name] for name in (
       'id', 'question', 'golden_answers', 'data_source', 'metadata')
             if row.get(name) is not None}
   try:
     if 'question' not in record:
-      record['question'] = _asked(row['prompt'])
+      prompt = row['prompt']
+      text = prompt if isinstance(prompt, str) else prompt[-1]['content']
+      record['question'] = text.partition('Question:')[2] or text
     if 'golden_answers' not in record and row.get('reward_model'):
-      truth = row['reward_model']['ground_truth']
-      record['golden_answers'] = truth
+      record['golden_answers'] = row['reward_model']['ground_truth']
     if 'id' not in record:
       record['id'] = row['extra_info']['index']
   except (KeyError, TypeError, IndexError, AttributeError) as error:
     raise ValueError(
         f'{place} must have prompt, reward_model.ground_truth.target and '
         f'extra_info.index where it has no question, golden_answers or id, but '
-        f'{str(dict(row))[:80]!r} has not: {type(error).__name__} {error}.'
+        f'{str(row)[:80]!r} has not: {type(error).__name__} {error}.'
     ) from error
   return record
-
-
-def _asked(prompt: str | Sequence[Mapping[str, str]]) -> str:
-  """Returns the question at the end of a prompt of another system."""
-  text = prompt if isinstance(prompt, str) else prompt[-1]['content']
-  return text.partition('Question:')[2] or text
