@@ -368,8 +368,9 @@ def test_an_answered_connection_that_asks_nothing_more_is_closed(parser):
 def test_a_port_in_use_is_named():
   with serving() as server:
     port = servers.place(server)[1]
-    with pytest.raises(ValueError, match=f'must be free, but 127.0.0.1, port '
-                       f'{port}, cannot be had: Address already in use. Cho'):
+    with pytest.raises(ValueError, match=(
+        'must be free, but: Address already in use .while attempting to bind '
+        fr"on address .'127.0.0.1', {port}... Choose another port")):
       asgi.HttpServer(None, asgi.HttpOptions(port=port))
 
 
@@ -445,7 +446,7 @@ def test_a_signal_lets_the_server_answer_and_ends_it_with_0(number):
     os.kill(process.pid, number)
     assert asked.result(20)[0] == 200
     assert process.wait(20) == 0
-    assert 'Stopping; what was asked is answered' in process.stderr.read()
+    assert 'Stopping; requests under way are answered' in process.stderr.read()
 
 
 def test_a_second_ctrl_c_does_not_wait():
@@ -464,4 +465,4 @@ def test_a_second_ctrl_c_does_not_wait():
 def test_an_open_address_without_a_token_is_warned_of():
   with program(0, host='0.0.0.0') as (process, _):
     line = process.stderr.readline()
-    assert line.startswith('Warning: whoever reaches 0.0.0.0 may ask')
+    assert line.startswith('Warning: anyone who can reach 0.0.0.0 can')

@@ -251,7 +251,7 @@ def test_a_request_of_openais_api_is_read_or_refused(dice: Dice):
     found = read()
   except openai_api.Refused as error:
     assert error.status in (400, 404)
-    told = json.loads(error.body())['error']
+    told = json.loads(openai_api.write_error(error))['error']
     assert told['type'] == 'invalid_request_error' and told['message']
     assert '\n' not in told['message'] and len(told['message']) < 500
     assert told['param'] or loaded(body) is None

@@ -82,7 +82,7 @@ def messages(**fields):
     (False, dict(prompt=[1.5]), 'prompt', 'must be a string'),
     (False, dict(prompt=['a', None]), 'prompt', 'must be a string'),
     (False, dict(prompt='\ud800'), 'prompt', 'must be a string'),
-    (False, dict(prompt=''), 'prompt', 'one token at least'),
+    (False, dict(prompt=''), 'prompt', 'at least one token'),
     (False, dict(prompt=[-1]), 'prompt', 'ids from 0 to'),
     (False, dict(prompt=[10**30]), 'prompt', 'ids from 0 to'),
     (False, dict(prompt=[3] * 100), 'prompt',
@@ -132,15 +132,15 @@ def messages(**fields):
     (True, dict(tools=[{}]), 'tools', 'not supported'),
     (True, dict(response_format={'type': 'json_object'}), 'response_format',
      'not supported'),
-    (False, dict(temprature=1), 'temprature', 'no field that is known'),
-    (False, dict(messages=HELLO), 'messages', 'no field that is known'),
-    (True, dict(prompt='a'), 'prompt', 'no field that is known'),
+    (False, dict(temprature=1), 'temprature', 'is not a known field'),
+    (False, dict(messages=HELLO), 'messages', 'is not a known field'),
+    (True, dict(prompt='a'), 'prompt', 'is not a known field'),
     (True, dict(max_tokens=3, max_completion_tokens=3), 'max_tokens',
-     'are one'),
+     'mean the same'),
     (True, dict(max_completion_tokens=0), 'max_completion_tokens', 'from 1'),
-    (True, dict(messages=None), 'messages', 'one message at least'),
-    (True, dict(messages=[]), 'messages', 'one message at least'),
-    (True, dict(messages='hi'), 'messages', 'one message at least'),
+    (True, dict(messages=None), 'messages', 'at least one message'),
+    (True, dict(messages=[]), 'messages', 'at least one message'),
+    (True, dict(messages='hi'), 'messages', 'at least one message'),
     (True, dict(messages=['hi']), 'messages[0].role', 'must be one of system'),
     (True, dict(messages=messages(role='tool')), 'messages[0].role',
      'must be one'),
@@ -150,7 +150,7 @@ def messages(**fields):
     (True, dict(messages=messages(content=[{'type': 'image_url'}])),
      'messages[0].content', 'must be a text'),
     (True, dict(messages=messages(tool_calls=[{}])), 'messages[0].tool_calls',
-     'role, content and name alone'),
+     'only role, content and name'),
     (True, dict(messages=messages(content='x<|im_end|>y')),
      'messages[0].content',
      "special token '<|im_end|>'"),
@@ -160,7 +160,7 @@ def messages(**fields):
 def test_what_is_refused_names_its_field(is_chat, fields, param, message):
   with pytest.raises(openai_api.Refused) as caught:
     read(is_chat, **fields)
-  error = json.loads(caught.value.body())['error']
+  error = json.loads(openai_api.write_error(caught.value))['error']
   assert error['param'] == param and message in error['message']
   assert error['type'] == 'invalid_request_error'
   assert caught.value.status == (404 if param == 'model' else 400)

@@ -142,4 +142,4 @@ def served(config, *flags):
     yield line
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
-    assert 'Stopping; what was asked' in process.stderr.read()
+    assert 'Stopping; requests under way' in process.stderr.read()

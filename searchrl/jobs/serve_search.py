@@ -10,6 +10,7 @@ from searchrl.data import datasets
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import search as searches
+from searchrl.runtime import processes
 from searchrl.search import mapped_corpus
 from searchrl.search.remote import wire
 from searchrl.serving import asgi
@@ -35,7 +36,7 @@ def run(config, workdir: str) -> None:
   engine = searches.engine(config.search, corpus, seed=config.seed)
   _check(engine, name)
   about = shown(searches.describe(config.search, corpus))
-  server = search_server.Server(engine, options, about=about, warn=asgi.say)
+  server = search_server.Server(engine, options, about=about, warn=processes.say)
   over = f' over {len(corpus)} passages' if corpus else ''
   asgi.serve(server, f'{name}{over} at {server.address}/retrieve', options.http)
 

@@ -10,14 +10,14 @@ token, and it answers all requests before it stops.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 import contextlib
 import dataclasses
 import hmac
+import json
 import math
 import resource
 import socket
-import sys
 import threading
 import time
 from typing import Any, TypeVar
@@ -30,15 +30,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 import uvicorn
 
+from searchrl.runtime import processes
 from searchrl.runtime import signals
 from searchrl.search.remote import wire
 
 T = TypeVar('T')
-Handler = Callable[[Request, Any], Awaitable[Response]]
 
+NO_TOKEN = 'a bearer token is needed'
 HUNG_UP = 499  # nginx's status for a request whose client disconnected
 _BACKLOG = 2048  # connections that wait to be accepted
-_FILES = 2**16  # open files to ask the system for; one per connection
+_LOOPBACK = ('127.', 'localhost', '::1')
 _LENGTHS = {b'content-length', b'transfer-encoding'}
 _LINGER_SECS, _LINGER_BYTES = 1.0, 2**24  # for a refused body
 
@@ -67,20 +68,26 @@ class HttpOptions:
   connections: int = 1024
 
   def __post_init__(self):
-    check_positive(dataclasses.asdict(self), zero=('port',))
+    check_positive(self, zero=('port',))
     if self.port > 65535:
       raise ValueError(f'serve.port must be at most 65535, but is {self.port}.')
 
 
-def check_positive(fields: Mapping[str, Any], zero: tuple[str, ...] = ()
+def check_positive(options: Any, prefix: str = '', zero: Sequence[str] = ()
                    ) -> None:
-  """Raises a ValueError unless numbers are positive, or 0 if in `zero`."""
-  for name, value in fields.items():
+  """Raises a ValueError unless all numbers among the fields are positive.
+
+  Args:
+    options: Dataclass with options of a server.
+    prefix: Text before the names of the fields in the message.
+    zero: Names of fields that may be 0.
+  """
+  for name, value in vars(options).items():
     if not isinstance(value, int | float):
       continue
     if not (value >= 0 if name in zero else value > 0):
       rule = 'at least 0' if name in zero else 'above 0'
-      raise ValueError(f'serve.{name} must be {rule}, but is {value}.')
+      raise ValueError(f'serve.{prefix}{name} must be {rule}, but is {value}.')
 
 
 def take_options(serve: Mapping[str, Any]
@@ -104,11 +111,13 @@ class Refused(Exception):
   Attributes:
     status: HTTP status.
     is_unread: Whether some of the body may still arrive.
+    headers: Further headers of the response.
   """
 
-  def __init__(self, status: int, why: str, *, is_unread: bool = True):
+  def __init__(self, status: int, why: str, *, is_unread: bool = False,
+               headers: Mapping[str, str] | None = None):
     super().__init__(why)
-    self.status, self.is_unread = status, is_unread
+    self.status, self.is_unread, self.headers = status, is_unread, headers
 
 
 class HttpServer:
@@ -133,7 +142,7 @@ class HttpServer:
         log_config=None, log_level='critical', access_log=False,
         proxy_headers=False, server_header=False,
         headers=[('server', 'searchrl')], backlog=_BACKLOG,
-        timeout_keep_alive=options.idle_secs,
+        timeout_keep_alive=options.idle_secs,  # type: ignore[arg-type]
         timeout_graceful_shutdown=math.ceil(options.deadline_secs) + 1))
     self._thread = threading.Thread(  # in the main one uvicorn handles signals
         target=self._uvicorn.run, kwargs={'sockets': [self._socket]},
@@ -141,7 +150,9 @@ class HttpServer:
 
   def start(self) -> None:
     """Starts to answer; raises the limit of open files as far as allowed."""
-    _allow_files()
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+      resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     self._thread.start()
     while not self._uvicorn.started:
       if not self._thread.is_alive():
@@ -155,12 +166,8 @@ class HttpServer:
       self._thread.join()
     self._socket.close()
 
-  async def body(self, request: Request, most: int) -> bytes:
-    """Returns the body of a request that may be answered.
-
-    Args:
-      request: Request of a client.
-      most: Largest number of bytes.
+  async def body(self, request: Request, max_bytes: int) -> bytes:
+    """Returns the body of a request, if it has at most `max_bytes` bytes.
 
     Raises:
       Refused: The token is missing (401), too many requests are under way
@@ -169,17 +176,17 @@ class HttpServer:
     """
     options = self._options
     if not is_allowed(request, options.token):
-      raise Refused(401, 'a bearer token is needed')
+      raise Refused(401, NO_TOKEN, is_unread=True)
     if self._requests > options.connections:
-      raise Refused(503, 'too many requests are under way')
+      raise Refused(503, 'too many requests are under way', is_unread=True)
     announced = request.headers.get('content-length', '').lstrip('0')
-    if len(announced) > 18 or int(announced or 0) > most:
-      raise Refused(413, f'at most {most} bytes')
+    if len(announced) > 18 or int(announced or 0) > max_bytes:
+      raise Refused(413, f'at most {max_bytes} bytes', is_unread=True)
     try:
       async with asyncio.timeout(min(options.idle_secs, options.deadline_secs)):
-        return await _read(request.receive, most)
+        return await _read(request.receive, max_bytes)
     except TimeoutError:
-      raise Refused(408, 'the body came too late') from None
+      raise Refused(408, 'the body came too late', is_unread=True) from None
 
   async def _count(self, scope: Scope, receive: Receive, send: Send) -> None:
     self._requests += 1
@@ -193,19 +200,55 @@ class HttpServer:
       self._requests -= 1
 
 
-def application(routes: Sequence[Route], *, no_page: Handler, fault: Handler
-               ) -> Starlette:
-  """Makes an application of routes, with our own error responses.
+def application(routes: Sequence[Route], *,
+                write: Callable[[Request, Refused], str],
+                warn: Callable[[str], None], token: str = '') -> Starlette:
+  """Makes an application whose handlers refuse a request by raising `Refused`.
 
   Args:
     routes: Routes with their handlers.
-    no_page: Handler of requests that match no route.
-    fault: Handler of requests whose route raised an exception.
+    write: Function that returns the JSON body of a refusal.
+    warn: Function that receives the reasons of faults, which clients do not
+      see.
+    token: Bearer token without which a GET does not learn that a page is
+      missing. '': none is needed.
   """
+  posts = ' or '.join(
+      route.path for route in routes if 'POST' in (route.methods or ()))
+
+  async def refuse(request: Request, error: Any) -> Response:
+    headers = {'retry-after': '1'} if error.status == 429 else error.headers
+    kind = Closing if error.is_unread else Response
+    return kind(write(request, error), error.status, headers,
+                'application/json')
+
+  async def no_page(request: Request, error: Any) -> Response:
+    refusal = Refused(error.status_code, 'no such page', headers=error.headers)
+    if request.method == 'POST':
+      refusal = Refused(404, f'no such page; POST to {posts}', is_unread=True)
+    elif not is_allowed(request, token):
+      refusal = Refused(401, NO_TOKEN)
+    return await refuse(request, refusal)
+
+  async def disconnected(request: Request, error: Exception) -> Response:
+    del error
+    return await refuse(request, Refused(HUNG_UP, 'the client disconnected'))
+
+  async def fault(request: Request, error: Exception) -> Response:
+    warn(f'Warning: a request failed: {type(error).__name__}: {error}')
+    return await refuse(request, Refused(500, 'this request failed'))
+
   app = Starlette(routes=routes, exception_handlers={
-      HTTPException: no_page, Exception: fault})
+      Refused: refuse, HTTPException: no_page, ClientDisconnect: disconnected,
+      Exception: fault})
   app.router.redirect_slashes = False
   return app
+
+
+def json_response(record: Any, status: int = 200) -> Response:
+  """Returns a response with a record in JSON."""
+  return Response(json.dumps(record).encode(), status,
+                  media_type='application/json')
 
 
 class Closing(Response):
@@ -246,7 +289,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     ClientDisconnect: The client disconnected. `work` is cancelled.
   """
   task = asyncio.ensure_future(work)
-  gone = asyncio.ensure_future(_hang_up(request.receive))
+  gone = asyncio.ensure_future(_until_disconnected(request.receive))
   try:
     await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
     if not task.done():
@@ -274,23 +317,20 @@ def serve(server: Any, what: str, options: HttpOptions, *,
   """
   with signals.StopRequest() as stop:
     server.start()
-    say(f'Serving {what}; Ctrl-C ends it.')
-    if not options.token and not _is_loopback(options.host):
-      say(f'Warning: whoever reaches {options.host} may ask. Name a variable '
-          'in serve.token_env that holds a token.')
+    processes.say(f'Serving {what}; Ctrl-C ends it.')
+    if not options.token and not options.host.startswith(_LOOPBACK):
+      processes.say(
+          f'Warning: anyone who can reach {options.host} can send requests. '
+          'Set serve.token_env to the name of a variable that holds a token.')
     while is_open() and not stop.wait(0.5):
       pass
-    say('Stopping; what was asked is answered first.')
+    processes.say('Stopping; requests under way are answered first.')
     server.stop()
 
 
-def say(text: str) -> None:
-  """Prints a line on stderr."""
-  print(text, file=sys.stderr, flush=True)
-
-
-async def _read(receive: Receive, most: int, *, keep: bool = True) -> bytes:
-  """Reads a body. Without `keep`, drops it and returns b''."""
+async def _read(receive: Receive, max_bytes: int, *, keep: bool = True
+                ) -> bytes:
+  """Returns a body. Without `keep`, drops it and returns b''."""
   pieces, size, is_unread = [], 0, True
   while is_unread:
     message = await receive()
@@ -299,43 +339,29 @@ async def _read(receive: Receive, most: int, *, keep: bool = True) -> bytes:
     is_unread = message.get('more_body', False)
     piece = message.get('body', b'')
     size += len(piece)
-    if size > most:
-      raise Refused(413, f'at most {most} bytes', is_unread=is_unread)
+    if size > max_bytes:
+      raise Refused(413, f'at most {max_bytes} bytes', is_unread=is_unread)
     if keep:
       pieces.append(piece)
   return b''.join(pieces)
 
 
-async def _hang_up(receive: Receive) -> None:
-  """Waits until the client has disconnected."""
+async def _until_disconnected(receive: Receive) -> None:
   while (await receive())['type'] != 'http.disconnect':
     pass
 
 
 def _listen(host: str, port: int) -> socket.socket:
-  listener = socket.socket(  # asyncio disables Nagle's delay for TCP by name
-      socket.AF_INET6 if ':' in host else socket.AF_INET, socket.SOCK_STREAM,
-      socket.IPPROTO_TCP)
+  is_ipv6 = ':' in host
   try:
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
-    listener.listen(_BACKLOG)
+    listener = socket.create_server(
+        (host, port), family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
+        backlog=_BACKLOG, dualstack_ipv6=is_ipv6)
   except OSError as error:
-    listener.close()
     raise ValueError(
-        f'serve.host and serve.port must be free, but {host}, port {port}, '
-        f'cannot be had: {error.strerror}. Choose another port, or end what '
-        'listens there.') from error
+        f'serve.host and serve.port must be free, but: {error.strerror}. '
+        'Choose another port, or end the process that uses this one.'
+    ) from error
+  # Connections inherit it; asyncio does not set it for such a socket.
+  listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
   return listener
-
-
-def _allow_files() -> None:
-  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-  most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
-  if soft != resource.RLIM_INFINITY and soft < most:
-    with contextlib.suppress(ValueError, OSError):
-      resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def _is_loopback(host: str) -> bool:
-  return host in ('localhost', '::1') or host.startswith('127.')

@@ -29,7 +29,7 @@ class Full(Exception):
 class _Item:
   """Queries from one caller that go into one call."""
 
-  queries: tuple[Query, ...]
+  queries: Sequence[Query]
   deadline: float
   future: futures.Future[Results]
 
@@ -53,28 +53,23 @@ class Batcher:
     gather_secs: Time for which an idle engine waits for more queries.
     waiting_queries: Largest number of waiting queries. More are refused.
     on_call: Function that receives every Call.
-    clock: Function that returns seconds that never decrease.
+
+  Attributes:
+    waiting: Number of queries that are in no call yet.
   """
 
   def __init__(self, search: SearchFn, *, batch_queries: int,
                gather_secs: float, waiting_queries: int,
-               on_call: Callable[[Call], None] = lambda call: None,
-               clock: Callable[[], float] = time.monotonic):
-    self._search, self._clock, self._on_call = search, clock, on_call
+               on_call: Callable[[Call], None] = lambda call: None):
+    self._search, self._on_call = search, on_call
     self._batch, self._gather_secs = batch_queries, gather_secs
-    self._room = waiting_queries
-    self._items = collections.deque()
-    self._waiting = 0  # number of queries
+    self._waiting_limit, self.waiting = waiting_queries, 0
+    self._items: collections.deque[_Item] = collections.deque()
     self._changed = threading.Condition()
     self._closing = False
     self._thread = threading.Thread(
         target=self._work, name='batcher', daemon=True)
     self._thread.start()
-
-  @property
-  def waiting(self) -> int:
-    """Number of queries that are in no call yet."""
-    return self._waiting
 
   def submit(self, queries: Sequence[Query], deadline: float
              ) -> list[futures.Future[Results]]:
@@ -86,14 +81,14 @@ class Batcher:
     Raises:
       Full: Too many queries are waiting, or the batcher is closed.
     """
-    items = [_Item(tuple(queries[i:i + self._batch]), deadline,
-                   futures.Future())
-             for i in range(0, len(queries), self._batch)]
+    items = [
+        _Item(queries[i:i + self._batch], deadline, futures.Future())
+        for i in range(0, len(queries), self._batch)]
     with self._changed:
-      if self._closing or self._waiting + len(queries) > self._room:
+      if self._closing or self.waiting + len(queries) > self._waiting_limit:
         raise Full
       self._items.extend(items)
-      self._waiting += len(queries)
+      self.waiting += len(queries)
       self._changed.notify()
     return [item.future for item in items]
 
@@ -113,21 +108,21 @@ class Batcher:
           return
       if was_idle and self._gather_secs:
         time.sleep(self._gather_secs)
-      batch = self._take()
-      if batch:
+      if batch := self._take():
         self._answer(batch)
 
   def _take(self) -> list[_Item]:
     """Returns the oldest items that fit into one call and are still wanted."""
-    batch, size = [], 0
+    batch: list[_Item] = []
+    size = 0
     with self._changed:
       while self._items and (
           not batch or size + len(self._items[0].queries) <= self._batch):
         item = self._items.popleft()
-        self._waiting -= len(item.queries)
+        self.waiting -= len(item.queries)
         if not item.future.set_running_or_notify_cancel():
           continue
-        if item.deadline < self._clock():
+        if item.deadline < time.monotonic():
           late = SearchError('timeout', 'waited too long for the engine')
           item.future.set_result([late] * len(item.queries))
         else:
@@ -137,18 +132,17 @@ class Batcher:
 
   def _answer(self, batch: list[_Item]) -> None:
     """Answers items by one engine call, which has each distinct query once."""
-    start = self._clock()
+    start = time.monotonic()
     unique = {(q.text, q.top_k): q for item in batch for q in item.queries}
     try:
       results = list(self._search(list(unique.values())))
       if len(results) != len(unique):
-        raise ValueError(
-            f'{len(results)} results for {len(unique)} queries')
+        raise ValueError(f'{len(results)} results for {len(unique)} queries')
     except Exception as error:  # any exception; the next call may succeed
       detail = f'{type(error).__name__}: {error}'
       results = [SearchError('unavailable', detail)] * len(unique)
-    found = dict(zip(unique, results))
+    by_query = dict(zip(unique, results))
     self._on_call(Call(sum(len(item.queries) for item in batch), len(unique),
-                       self._clock() - start))
+                       time.monotonic() - start))
     for item in batch:
-      item.future.set_result([found[q.text, q.top_k] for q in item.queries])
+      item.future.set_result([by_query[q.text, q.top_k] for q in item.queries])

@@ -11,33 +11,27 @@ under way), 504 (too late). It never shows internals.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator
 from concurrent import futures
 import contextlib
 import dataclasses
 import functools
-import json
 import secrets
 import time
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from searchrl.models.inference import engine as engines
 from searchrl.rollouts import generation
+from searchrl.runtime import processes
 from searchrl.serving import asgi
 from searchrl.serving import openai_api
 
 _IS_CHAT = {'/v1/completions': False, '/v1/chat/completions': True}
-_ERRORS = {  # status -> fields of an OpenAI error
-    401: dict(kind='authentication_error', code='invalid_api_key'),
-    429: dict(kind='rate_limit_error', code='rate_limit_exceeded'),
-    500: dict(kind='server_error'), 503: dict(kind='server_error'),
-    504: dict(kind='server_error', code='timeout')}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +52,8 @@ class Options:
   waiting: int = 256
 
   def __post_init__(self):
-    asgi.check_positive(vars(self) | {
-        f'limits.{name}': value for name, value in vars(self.limits).items()})
+    asgi.check_positive(self)
+    asgi.check_positive(self.limits, 'limits.')
     if self.waiting < self.limits.choices:
       raise ValueError(
           'serve.waiting must hold one request of limits.choices='
@@ -87,15 +81,7 @@ class Server:
     self._reader = futures.ThreadPoolExecutor(  # one thread, because tokenizers
         1, thread_name_prefix='tokenize')  # are not thread-safe
     self._http = asgi.HttpServer(self._app(), options.http)
-
-  @property
-  def address(self) -> str:
-    """URL of the server."""
-    return self._http.url
-
-  def start(self) -> None:
-    """Starts to answer requests."""
-    self._http.start()
+    self.address, self.start = self._http.url, self._http.start
 
   def stop(self) -> None:
     """Accepts no more requests, answers those under way, and closes."""
@@ -111,74 +97,50 @@ class Server:
         [*complete, Route('/v1/models', self._show_models),
          Route('/v1/models/{name:path}', self._show_models),
          Route('/health', self._health)],
-        no_page=self._no_page, fault=self._fault)
+        write=lambda request, refusal: openai_api.write_error(refusal),
+        warn=processes.say, token=self.options.http.token)
 
   async def _health(self, request: Request) -> Response:
     del request
     is_open = self.generator.is_open
-    return _json(200 if is_open else 503, json.dumps({
+    return asgi.json_response({
         'status': 'ok' if is_open else 'stopping',
         'waiting': self.generator.waiting,
-        'speaking': self.generator.running}).encode())
+        'speaking': self.generator.running}, 200 if is_open else 503)
 
   async def _show_models(self, request: Request) -> Response:
-    name = self.options.name
     if not asgi.is_allowed(request, self.options.http.token):
-      return _no_token()
-    if 'name' not in request.path_params:
-      return _json(200, openai_api.models(name, self._created))
-    if request.path_params['name'] == name:
-      return _json(200, openai_api.model(name, self._created))
-    return _refusal(404, 'no such page.')
-
-  async def _no_page(self, request: Request, error: HTTPException) -> Response:
-    if request.method == 'POST':
-      return _refusal(404, f'no such page; POST to {" or ".join(_IS_CHAT)}.',
-                      is_unread=True)
-    if not asgi.is_allowed(request, self.options.http.token):
-      return _no_token()
-    return _refusal(error.status_code, 'no such page.', headers=error.headers)
-
-  async def _fault(self, request: Request, error: Exception) -> Response:
-    """Answers a request that raised an unexpected exception."""
-    del request
-    asgi.say(f'Warning: a request failed: {type(error).__name__}: {error}')
-    return _refusal(500, 'this request failed.')
+      raise asgi.Refused(401, asgi.NO_TOKEN)
+    model = {'id': self.options.name, 'object': 'model',
+             'created': self._created, 'owned_by': 'searchrl'}
+    name = request.path_params.get('name')
+    if name is None:
+      return asgi.json_response({'object': 'list', 'data': [model]})
+    if name != self.options.name:
+      raise asgi.Refused(404, 'no such page')
+    return asgi.json_response(model)
 
   async def _complete(self, request: Request, is_chat: bool) -> Response:
-    try:
-      body = await self._http.body(request, self.options.limits.body_bytes)
-      return await asgi.unless_gone(request, self._answer(body, is_chat))
-    except ClientDisconnect:
-      return Response(status_code=asgi.HUNG_UP)
-    except asgi.Refused as refused:
-      return _refusal(refused.status, f'{refused}.',
-                      is_unread=refused.is_unread)
-    except openai_api.Refused as error:
-      return _json(error.status, error.body())
+    body = await self._http.body(request, self.options.limits.body_bytes)
+    return await asgi.unless_gone(request, self._answer(body, is_chat))
 
   async def _answer(self, body: bytes, is_chat: bool) -> Response:
-    """Returns the response to a body.
-
-    Raises:
-      Refused: The request cannot be answered.
-    """
-    asked = await asyncio.get_running_loop().run_in_executor(
+    """Returns the response to a body, or raises a Refused."""
+    request = await asyncio.get_running_loop().run_in_executor(
         self._reader, functools.partial(
             openai_api.read, body, is_chat=is_chat, name=self.options.name,
             length=self._length, tokenizer=self._tokenizer,
             limits=self.options.limits))
     answer = openai_api.Answer(
-        asked, uid=secrets.token_hex(12), created=int(time.time()),
+        request, uid=secrets.token_hex(12), created=int(time.time()),
         name=self.options.name, token_bytes=self._tokenizer.token_bytes)
-    pieces = _pieces(self.generator, choices(asked),
+    pieces = _pieces(self.generator, choices(request),
                      time.monotonic() + self.options.http.deadline_secs)
-    if not asked.stream:
-      async with contextlib.aclosing(pieces):
-        return _json(200, await answer.whole(pieces))
+    if not request.stream:
+      return asgi.json_response(await answer.whole(pieces))
     events = answer.events(pieces)
     first = await anext(events)  # an earlier failure gets an HTTP status
-    return _EventStream(_from(first, events), pieces)
+    return _EventStream(first, events)
 
 
 class _EventStream(StreamingResponse):
@@ -187,32 +149,30 @@ class _EventStream(StreamingResponse):
   It ends early if the client disconnects.
   """
 
-  def __init__(self, events: AsyncIterator[bytes], pieces: Any):
-    super().__init__(events, headers={'cache-control': 'no-cache',
-                                      'content-type': 'text/event-stream'})
-    self._pieces = pieces
+  def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]):
+    super().__init__(_with_error(first, events), headers={
+        'cache-control': 'no-cache', 'content-type': 'text/event-stream'})
+    self._events = events
 
   async def __call__(self, scope, receive, send) -> None:
-    async with contextlib.aclosing(self._pieces):
-      async with contextlib.aclosing(self.body_iterator):
-        await super().__call__(scope, receive, send)
+    async with contextlib.aclosing(self._events):
+      await super().__call__(scope, receive, send)
 
 
-async def _from(first: bytes, events: AsyncIterator[bytes]
-                ) -> AsyncIterator[bytes]:
+async def _with_error(first: bytes, events: AsyncGenerator[bytes, None]
+                      ) -> AsyncGenerator[bytes, None]:
   """Yields all events, and an error event if they end too early."""
-  async with contextlib.aclosing(events):
-    yield first
-    try:
-      async for event in events:
-        yield event
-    except openai_api.Refused as error:
-      yield openai_api.event(error.body())
+  yield first
+  try:
+    async for event in events:
+      yield event
+  except asgi.Refused as refusal:
+    yield openai_api.event(openai_api.write_error(refusal))
 
 
 async def _pieces(generator: generation.Generator,
-                  asked: list[generation.Choice], deadline: float
-                  ) -> AsyncIterator[generation.Piece]:
+                  choices: list[generation.Choice], deadline: float
+                  ) -> AsyncGenerator[generation.Piece, None]:
   """Yields the pieces from the generator's thread until all choices finish.
 
   It cancels the choices if it is closed earlier.
@@ -221,71 +181,45 @@ async def _pieces(generator: generation.Generator,
     Refused: Too many choices wait, the deadline has passed, or the generator
       has ended.
   """
-  loop, queue = asyncio.get_running_loop(), asyncio.Queue()
+  loop = asyncio.get_running_loop()
+  queue: asyncio.Queue[generation.Piece | None] = asyncio.Queue()
 
   def put(piece: generation.Piece | None) -> None:
     with contextlib.suppress(RuntimeError):  # the event loop has ended
       loop.call_soon_threadsafe(queue.put_nowait, piece)
 
-  stream = _submit(generator, asked, put)
-  left = len(asked)
   try:
-    while left:
+    stream = generator.submit(choices, put)
+  except generation.Full:
+    raise asgi.Refused(429, 'too many choices are waiting') from None
+  except generation.Closed:
+    raise asgi.Refused(503, 'the server is ending') from None
+  unfinished = len(choices)
+  try:
+    while unfinished:
       async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
         piece = await queue.get()
       if piece is None:
-        raise _refused(503, 'the server is ending.')
-      left -= piece.finish is not None
+        raise asgi.Refused(503, 'the server is ending')
+      unfinished -= piece.finish is not None
       yield piece
   except TimeoutError:
-    raise _refused(504, 'not finished in time.') from None
+    raise asgi.Refused(504, 'not finished in time') from None
   finally:
     stream.cancel()
 
 
-def _submit(generator, asked, put) -> generation.Stream:
-  try:
-    return generator.submit(asked, put)
-  except generation.Full:
-    raise _refused(429, 'too much is waiting; come again.') from None
-  except generation.Closed:
-    raise _refused(503, 'the server is ending.') from None
-
-
-def choices(asked: openai_api.Request) -> list[generation.Choice]:
+def choices(request: openai_api.Request) -> list[generation.Choice]:
   """Returns the choices of a request; equal seeds give equal randomness.
 
   Randomness depends on the seed and the choice's number only, not on the prompt
   or any other field.
   """
-  uid = secrets.token_hex(16) if asked.seed is None else f'seed {asked.seed}'
-  wanted = [(prompt, budget) for prompt, budget in zip(
-      asked.prompts, asked.budgets) for _ in range(asked.n)]
-  return [generation.Choice(
-      prompt, budget, engines.row_ids(0, uid, number, 0), asked.draw,
-      tuple(stop.encode() for stop in asked.stops))
-          for number, (prompt, budget) in enumerate(wanted)]
-
-
-def _refused(status: int, why: str) -> openai_api.Refused:
-  return openai_api.Refused(why, status=status, **_ERRORS.get(status, {}))
-
-
-def _refusal(status: int, why: str, *, headers: Mapping[str, str] | None = None,
-             is_unread: bool = False) -> Response:
-  return _json(status, _refused(status, why).body(), headers,
-               is_unread=is_unread)
-
-
-def _no_token() -> Response:
-  return _refusal(401, 'a bearer token is needed.')
-
-
-def _json(status: int, body: bytes, headers: Mapping[str, str] | None = None,
-          *, is_unread: bool = False) -> Response:
-  """Returns a JSON response; with `is_unread`, one that ends the connection."""
-  headers = dict(headers or {})
-  if status == 429:
-    headers['retry-after'] = '1'
-  kind = asgi.Closing if is_unread else Response
-  return kind(body, status, headers, 'application/json')
+  uid = (secrets.token_hex(16) if request.seed is None else
+         f'seed {request.seed}')
+  stops = tuple(stop.encode() for stop in request.stops)
+  tasks = [task for task in zip(request.prompts, request.budgets)
+           for _ in range(request.n)]
+  return [generation.Choice(prompt, budget, engines.row_ids(0, uid, number, 0),
+                            request.draw, stops)
+          for number, (prompt, budget) in enumerate(tasks)]

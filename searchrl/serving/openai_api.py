@@ -6,14 +6,18 @@ It covers /v1/completions and /v1/chat/completions, as JSON and as server-sent
 events. An unknown field is refused by name, and none is silently ignored.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+import contextlib
 import dataclasses
+import itertools
 import json
 import math
 from typing import Any
 
 from searchrl.models.inference import sampling
+from searchrl.rollouts.generation import Piece
 from searchrl.search.remote import wire
+from searchrl.serving import asgi
 
 _IGNORED = ('user', 'metadata', 'store', 'safety_identifier',
             'prompt_cache_key', 'service_tier')  # do not affect the answer
@@ -24,24 +28,33 @@ _NEUTRAL = {  # fields that are legal with their neutral value only
     'response_format': {'type': 'text'}, 'modalities': ['text']}
 _COMMON = ('model', 'n', 'max_tokens', 'temperature', 'top_p', 'top_k', 'min_p',
            'stop', 'seed', 'logprobs', 'stream', 'stream_options')
+_ERRORS = {  # status: type and code of an error; for all others, a bad request
+    401: ('authentication_error', 'invalid_api_key'),
+    429: ('rate_limit_error', 'rate_limit_exceeded'),
+    500: ('server_error', None), 503: ('server_error', None),
+    504: ('server_error', 'timeout')}
+_Record = Mapping[str, Any]  # the body of a request
 _ROLES = ('system', 'user', 'assistant')
 _SEED = 2 ** 63
 _COLD = 1e-3  # below it, float32 overflows
 
 
-class Refused(ValueError):
-  """Exception: a request is refused; the message is for the client."""
+class Refused(asgi.Refused):
+  """Exception: a field is refused; the message is for the client."""
 
   def __init__(self, message: str, param: str | None = None, *,
-               status: int = 400, kind: str = 'invalid_request_error',
-               code: str | None = None):
-    super().__init__(message)
-    self.status, self.param, self.kind, self.code = status, param, kind, code
+               status: int = 400, code: str | None = None):
+    super().__init__(status, message)
+    self.param, self.code = param, code
 
-  def body(self) -> bytes:
-    """Returns the body of the error response, JSON."""
-    return _json({'error': {'message': str(self), 'type': self.kind,
-                            'param': self.param, 'code': self.code}})
+
+def write_error(refusal: asgi.Refused) -> str:
+  """Returns the body of an error response, JSON."""
+  kind, code = _ERRORS.get(refusal.status, ('invalid_request_error', None))
+  return json.dumps({'error': {
+      'message': str(refusal).removesuffix('.') + '.', 'type': kind,
+      'param': getattr(refusal, 'param', None),
+      'code': getattr(refusal, 'code', code)}})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,56 +108,59 @@ def read(body: bytes, *, is_chat: bool, name: str, tokenizer: Any, length: int,
     raise Refused(f'model must be {name!r}, the one that is served here.',
                   'model', status=404, code='model_not_found')
   where = 'messages' if is_chat else 'prompt'
-  prompts = ((_chat(record, tokenizer),) if is_chat else
-             _prompts(record, tokenizer))
-  n = _number(record, 'n', 1, 1, limits.choices, int)
+  prompts = (_chat if is_chat else _prompts)(record, tokenizer)
+  n = _number(record, 'n', 1, 1, limits.choices)
   if len(prompts) * n > limits.choices:
     raise Refused(f'{where} times n must be at most {limits.choices}, but is '
                   f'{len(prompts) * n}.', 'n')
-  options = _object(record, 'stream_options')
+  options = record.get('stream_options', {})
+  if not isinstance(options, dict) or set(options) - {'include_usage'}:
+    raise Refused('stream_options must be an object with include_usage alone.',
+                  'stream_options')
   return Request(
       is_chat, prompts, _budgets(record, prompts, length, is_chat, where), n,
       _draw(record), _stops(record, limits),
-      _number(record, 'seed', None, -_SEED, _SEED - 1, int),
+      _number(record, 'seed', None, -_SEED, _SEED - 1),
       _logprobs(record, is_chat), _flag(record, 'stream'),
       _flag(options, 'include_usage', 'stream_options.'))
 
 
-def _check_names(record: Mapping[str, Any], is_chat: bool) -> None:
-  own = ('messages', 'max_completion_tokens') if is_chat else ('prompt',)
+def _check_names(record: _Record, is_chat: bool) -> None:
+  names = {*_COMMON, *_IGNORED, *_NEUTRAL, *(
+      ('messages', 'max_completion_tokens') if is_chat else ('prompt',))}
   for name, value in record.items():
     if name in _NEUTRAL and value != _NEUTRAL[name]:
       raise Refused(f'{name} is not supported here. Leave it out.', name,
                     code='unsupported_parameter')
-    if name not in (*_COMMON, *own, *_IGNORED, *_NEUTRAL):
-      raise Refused(f'{name[:80]} is no field that is known here. Leave it '
-                    'out.', name[:80], code='unknown_parameter')
+    if name not in names:
+      raise Refused(f'{name[:80]} is not a known field. Leave it out.',
+                    name[:80], code='unknown_parameter')
 
 
-def _draw(record) -> sampling.Draw:
-  temperature = _number(record, 'temperature', 1.0, 0, 100, float)
+def _draw(record: _Record) -> sampling.Draw:
+  temperature = _number(record, 'temperature', 1.0, 0, 100)
   if 0 < temperature < _COLD:
     raise Refused(f'temperature must be 0 or at least {_COLD}.', 'temperature')
-  return sampling.Draw(
-      temperature,
-      sampling.Truncation(
-          _number(record, 'top_k', 0, -1, 2**31 - 1, int, clip=0),
-          _number(record, 'top_p', 1.0, math.ulp(0.0), 1, float),
-          _number(record, 'min_p', 0.0, 0, 1, float)))
+  return sampling.Draw(temperature, sampling.Truncation(
+      max(_number(record, 'top_k', 0, -1, 2**31 - 1), 0),
+      _number(record, 'top_p', 1.0, math.ulp(0.0), 1),
+      _number(record, 'min_p', 0.0, 0, 1)))
 
 
-def _number(record, name: str, default, low, high, kind: type, clip=None):
-  """Returns a number in a range, or `clip`, if given, for smaller numbers."""
+def _number(record: _Record, name: str, default: Any, low: float, high: float
+            ) -> Any:
+  """Returns a number in a range: a float if the default is one, else an int."""
   value = record.get(name, default)
   if value is default:
     return value
-  is_kind = isinstance(value, int if kind is int else int | float)
-  if isinstance(value, bool) or not is_kind or not low <= value <= high:
+  kind = float if isinstance(default, float) else int
+  if isinstance(value, bool) or not isinstance(value, int | kind) or (
+      not low <= value <= high):
     what = 'a whole number' if kind is int else 'a number'
     least = 'above 0' if low == math.ulp(0.0) else f'from {low}'
     raise Refused(f'{name} must be {what} {least} to {high}, but is '
                   f'{_shown(value)}.', name)
-  return kind(value) if clip is None else max(value, clip)
+  return kind(value)
 
 
 def _shown(value: Any) -> str:
@@ -152,42 +168,33 @@ def _shown(value: Any) -> str:
   return text if len(text) <= 80 else text[:80] + '...'
 
 
-def _flag(record, name: str, of: str = '') -> bool:
+def _flag(record: _Record, name: str, parent: str = '') -> bool:
   value = record.get(name, False)
   if not isinstance(value, bool):
-    raise Refused(f'{of}{name} must be true or false.', of + name)
+    raise Refused(f'{parent}{name} must be true or false.', parent + name)
   return value
 
 
-def _object(record, name: str) -> Mapping[str, Any]:
-  value = record.get(name, {})
-  if not isinstance(value, dict) or set(value) - {'include_usage'}:
-    raise Refused(f'{name} must be an object with include_usage alone.', name)
-  return value
-
-
-def _logprobs(record, is_chat: bool) -> bool:
+def _logprobs(record: _Record, is_chat: bool) -> bool:
   """Returns whether log-probs are requested: by true in a chat, else by 0."""
   value = record.get('logprobs', False)
-  if is_chat:
+  if is_chat or value is False:
     return _flag(record, 'logprobs')
-  if value is False:
-    return False
   if isinstance(value, bool) or value != 0:
-    raise Refused('logprobs must be 0: those of the sampled tokens, without '
-                  'alternatives.', 'logprobs')
+    raise Refused('logprobs must be 0: the sampled tokens have log-probs, their '
+                  'alternatives have none.', 'logprobs')
   return True
 
 
-def _stops(record, limits: Limits) -> tuple[str, ...]:
+def _stops(record: _Record, limits: Limits) -> tuple[str, ...]:
   value = record.get('stop', [])
   stops = [value] if isinstance(value, str) else value
   if not isinstance(stops, list) or not all(
       isinstance(s, str) and s and _is_text(s) for s in stops):
     raise Refused('stop must be a string or a list of strings, none empty.',
                   'stop')
-  if len(stops) > limits.stops or any(
-      len(stop) > limits.stop_chars for stop in stops):
+  if len(stops) > limits.stops or max(map(len, stops), default=0) > (
+      limits.stop_chars):
     raise Refused(f'stop may hold {limits.stops} strings of '
                   f'{limits.stop_chars} characters each.', 'stop')
   return tuple(stops)
@@ -198,23 +205,23 @@ def _is_text(text: str) -> bool:
   return not any('\ud800' <= c <= '\udfff' for c in text)
 
 
-def _prompts(record, tokenizer) -> tuple[tuple[int, ...], ...]:
+def _prompts(record: _Record, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
   """Returns the prompts given as a text, ids, or a list of either."""
   value = record.get('prompt')
-  if isinstance(value, str) or _are_ids(value):
-    value = [value]
-  if not isinstance(value, list) or not value or not all(
-      (isinstance(one, str) and _is_text(one)) or _are_ids(one)
-      for one in value):
+  texts = [value] if isinstance(value, str) or _are_ids(value) else value
+  if not isinstance(texts, list) or not texts or not all(
+      (isinstance(text, str) and _is_text(text)) or _are_ids(text)
+      for text in texts):
     raise Refused('prompt must be a string, a list of token ids, or a list of '
                   'either.', 'prompt')
-  prompts = tuple(tokenizer.encode(one) if isinstance(one, str) else tuple(one)
-                  for one in value)
+  prompts = tuple(
+      tokenizer.encode(text) if isinstance(text, str) else tuple(text)
+      for text in texts)
   if not all(prompts):
-    raise Refused('prompt must hold one token at least.', 'prompt')
+    raise Refused('prompt must hold at least one token.', 'prompt')
   if any(not 0 <= id_ < tokenizer.vocab_size for ids in prompts for id_ in ids):
-    raise Refused('prompt must hold ids from 0 to '
-                  f'{tokenizer.vocab_size - 1}.', 'prompt')
+    raise Refused(f'prompt must hold ids from 0 to {tokenizer.vocab_size - 1}.',
+                  'prompt')
   return prompts
 
 
@@ -223,34 +230,34 @@ def _are_ids(value: Any) -> bool:
       type(id_) is int for id_ in value)
 
 
-def _chat(record, tokenizer) -> tuple[int, ...]:
+def _chat(record: _Record, tokenizer: Any) -> tuple[tuple[int, ...]]:
   """Returns the ids of a conversation, as the model's template writes it."""
   messages = record.get('messages')
   if not isinstance(messages, list) or not messages:
-    raise Refused('messages must be a list of one message at least.',
+    raise Refused('messages must be a list of at least one message.',
                   'messages')
-  messages = [_message(m, f'messages[{i}]', tokenizer)
-              for i, m in enumerate(messages)]
+  messages = [_message(message, f'messages[{i}]', tokenizer)
+              for i, message in enumerate(messages)]
   if messages[-1]['role'] == 'assistant':
-    raise Refused("the last of messages must not be the assistant's: it is the "
-                  "one to come.", 'messages')
+    raise Refused("messages must not end with the assistant's, which is the "
+                  'answer.', 'messages')
   try:
-    return tokenizer.encode(tokenizer.render(messages))
+    return tokenizer.encode(tokenizer.render(messages)),
   except ValueError as error:
     raise Refused(
-        "messages must be what the model's chat template can write, roles in "
-        'the order that it wants; a model without one has /v1/completions '
-        'alone.', 'messages') from error
+        "messages must be what the model's chat template can write, with roles "
+        'in the order that it needs. A model without a template serves '
+        '/v1/completions only.', 'messages') from error
 
 
-def _message(message: Any, place: str, tokenizer) -> dict[str, str]:
+def _message(message: Any, place: str, tokenizer: Any) -> dict[str, str]:
   if not isinstance(message, dict) or message.get('role') not in _ROLES:
     raise Refused(f'{place}.role must be one of {", ".join(_ROLES)}.',
                   f'{place}.role')
   other = sorted(name for name, value in message.items()
                  if name not in ('role', 'content', 'name') and value)
   if other:
-    raise Refused(f'{place} may hold role, content and name alone.',
+    raise Refused(f'{place} may hold only role, content and name.',
                   f'{place}.{other[0][:80]}')
   content = message.get('content')
   if isinstance(content, list) and all(
@@ -262,14 +269,14 @@ def _message(message: Any, place: str, tokenizer) -> dict[str, str]:
   special = tokenizer.special_ids.intersection(
       tokenizer.encode(content)).difference(tokenizer.encode_data(content))
   if special:  # the message could imitate another role
-    raise Refused(f'{place}.content must be text alone, but holds the special '
+    raise Refused(f'{place}.content must be plain text, but has the special '
                   f'token {tokenizer.token(min(special))!r}.',
                   f'{place}.content')
   return {'role': message['role'], 'content': content}
 
 
-def _budgets(record, prompts, length: int, is_chat: bool, where: str
-            ) -> tuple[int, ...]:
+def _budgets(record: _Record, prompts: Sequence[Sequence[int]], length: int,
+             is_chat: bool, where: str) -> tuple[int, ...]:
   """Returns the tokens per prompt; by default 16, or in a chat all the rest."""
   room = length - max(map(len, prompts))
   if room < 1:
@@ -279,33 +286,16 @@ def _budgets(record, prompts, length: int, is_chat: bool, where: str
   if 'max_completion_tokens' in record:
     name = 'max_completion_tokens'
     if 'max_tokens' in record:
-      raise Refused('max_tokens and max_completion_tokens are one; give '
-                    'either.', 'max_tokens')
-  asked = _number(record, name, None, 1, 2**31 - 1, int)
-  if asked is None:
-    return tuple(length - len(ids) if is_chat else min(16, room)
-                 for ids in prompts)
-  if asked > room:
+      raise Refused('max_tokens and max_completion_tokens mean the same. Give '
+                    'only one.', 'max_tokens')
+  budget = _number(record, name, None, 1, 2**31 - 1)
+  if budget is None:
+    budget = room if is_chat else min(16, room)
+  elif budget > room:
     raise Refused(f'{where} and {name} may have {length} tokens together, but '
-                  f'have {length - room} and {asked}.', name,
+                  f'have {length - room} and {budget}.', name,
                   code='context_length_exceeded')
-  return (asked,) * len(prompts)
-
-
-@dataclasses.dataclass
-class _Completion:
-  """One choice, as its pieces are collected."""
-
-  text: str = ''
-  tokens: list[int] = dataclasses.field(default_factory=list)
-  logprobs: list[float] = dataclasses.field(default_factory=list)
-  finish: str | None = None
-
-  def add(self, piece: Any) -> None:
-    self.text += piece.text
-    self.tokens += piece.tokens
-    self.logprobs += piece.logprobs
-    self.finish = piece.finish
+  return (budget,) * len(prompts)
 
 
 class Answer:
@@ -322,57 +312,61 @@ class Answer:
   def __init__(self, request: Request, *, uid: str, created: int, name: str,
                token_bytes: Sequence[bytes]):
     self._request, self._token_bytes = request, token_bytes
-    prefix = 'chatcmpl-' if request.is_chat else 'cmpl-'
+    prefix, self._kind = (('chatcmpl-', 'chat.completion') if request.is_chat
+                          else ('cmpl-', 'text_completion'))
     self._head = {'id': prefix + uid, 'created': created, 'model': name}
 
-  async def whole(self, pieces: AsyncIterator[Any]) -> bytes:
-    """Returns one body, after all pieces have arrived."""
+  async def whole(self, pieces: AsyncGenerator[Piece, None]) -> dict[str, Any]:
+    """Returns the record of one body, after all pieces have arrived."""
     count = len(self._request.prompts) * self._request.n
-    choices = [_Completion() for _ in range(count)]
-    async for piece in pieces:
-      choices[piece.choice].add(piece)
-    word = ('chat.completion' if self._request.is_chat else
-            'text_completion')
-    return _json({
-        **self._head, 'object': word,
-        'choices': [self._choice(number, choice, 'message')
-                    for number, choice in enumerate(choices)],
-        'usage': self._usage(sum(len(choice.tokens) for choice in choices))})
+    parts: list[list[Piece]] = [[] for _ in range(count)]
+    async with contextlib.aclosing(pieces):
+      async for piece in pieces:
+        parts[piece.choice].append(piece)
+    choices = [_joined(pieces) for pieces in parts]
+    return {
+        **self._head, 'object': self._kind,
+        'choices': [self._choice(choice, 'message') for choice in choices],
+        'usage': self._usage(sum(len(choice.tokens) for choice in choices))}
 
-  async def events(self, pieces: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+  async def events(self, pieces: AsyncGenerator[Piece, None]
+                   ) -> AsyncGenerator[bytes, None]:
     """Yields server-sent events, one for each piece."""
-    word = ('chat.completion.chunk' if self._request.is_chat else
-            'text_completion')
-    head, count = {**self._head, 'object': word}, 0
-    begun = set()
-    async for piece in pieces:
-      count += len(piece.tokens)
-      choice = self._choice(piece.choice, piece, 'delta')
-      if self._request.is_chat and piece.choice in begun:
-        del choice['delta']['role']  # the first event has it
-      begun.add(piece.choice)
-      yield event(_json({**head, 'choices': [choice]}))
-    if self._request.include_usage:
-      yield event(_json({**head, 'choices': [], 'usage': self._usage(count)}))
-    yield event(b'[DONE]')
+    request = self._request
+    head = {**self._head,
+            'object': self._kind + ('.chunk' if request.is_chat else '')}
+    count, begun = 0, set()
+    async with contextlib.aclosing(pieces):
+      async for piece in pieces:
+        count += len(piece.tokens)
+        choice = self._choice(piece, 'delta')
+        if request.is_chat and piece.choice in begun:
+          del choice['delta']['role']  # the first event has it
+        begun.add(piece.choice)
+        yield event(json.dumps({**head, 'choices': [choice]}))
+    if request.include_usage:
+      usage = self._usage(count)
+      yield event(json.dumps({**head, 'choices': [], 'usage': usage}))
+    yield event('[DONE]')
 
-  def _choice(self, number: int, part: Any, form: str) -> dict[str, Any]:
-    logprobs = self._logprobs(part) if self._request.logprobs else None
-    rest = {'index': number, 'logprobs': logprobs, 'finish_reason': part.finish}
+  def _choice(self, piece: Piece, form: str) -> dict[str, Any]:
+    logprobs = self._logprobs(piece) if self._request.logprobs else None
+    rest = {'index': piece.choice, 'logprobs': logprobs,
+            'finish_reason': piece.finish}
     if not self._request.is_chat:
-      return {'text': part.text, **rest}
-    return {form: {'role': 'assistant', 'content': part.text}, **rest}
+      return {'text': piece.text, **rest}
+    return {form: {'role': 'assistant', 'content': piece.text}, **rest}
 
-  def _logprobs(self, part: Any) -> dict[str, Any]:
-    pieces = [self._token_bytes[token] for token in part.tokens]
-    texts = [piece.decode(errors='replace') for piece in pieces]
+  def _logprobs(self, piece: Piece) -> dict[str, Any]:
+    tokens = [self._token_bytes[token] for token in piece.tokens]
+    texts = [token.decode(errors='replace') for token in tokens]
     if not self._request.is_chat:
-      return {'tokens': texts, 'token_logprobs': list(part.logprobs),
+      return {'tokens': texts, 'token_logprobs': list(piece.logprobs),
               'top_logprobs': None, 'text_offset': None}
     return {'content': [
-        {'token': text, 'logprob': logprob, 'bytes': list(piece),
+        {'token': text, 'logprob': logprob, 'bytes': list(token),
          'top_logprobs': []}
-        for text, piece, logprob in zip(texts, pieces, part.logprobs)]}
+        for text, token, logprob in zip(texts, tokens, piece.logprobs)]}
 
   def _usage(self, sampled: int) -> dict[str, int]:
     prompts = sum(map(len, self._request.prompts))
@@ -380,25 +374,15 @@ class Answer:
             'total_tokens': prompts + sampled}
 
 
-def event(data: bytes) -> bytes:
+def event(data: str) -> bytes:
   """Returns a server-sent event that holds the data."""
-  return b'data: ' + data + b'\n\n'
+  return f'data: {data}\n\n'.encode()
 
 
-def models(name: str, created: int) -> bytes:
-  """Returns the list of models, which holds the one that is served."""
-  return _json({'object': 'list', 'data': [_model(name, created)]})
-
-
-def model(name: str, created: int) -> bytes:
-  """Returns the description of one model."""
-  return _json(_model(name, created))
-
-
-def _model(name: str, created: int) -> dict[str, Any]:
-  return {'id': name, 'object': 'model', 'created': created,
-          'owned_by': 'searchrl'}
-
-
-def _json(record: Any) -> bytes:
-  return json.dumps(record).encode()
+def _joined(pieces: Sequence[Piece]) -> Piece:
+  """Returns the pieces of one choice as one piece."""
+  chain = itertools.chain.from_iterable
+  return Piece(pieces[0].choice, ''.join(piece.text for piece in pieces),
+               tuple(chain(piece.tokens for piece in pieces)),
+               tuple(chain(piece.logprobs for piece in pieces)),
+               pieces[-1].finish)

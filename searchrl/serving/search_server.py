@@ -13,14 +13,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 import json
 import time
 from typing import Any
 
 from prometheus_client import exposition
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -60,9 +60,8 @@ class Options:
   waiting_queries: int = 16_384
 
   def __post_init__(self):
-    asgi.check_positive(vars(self) | {
-        f'limits.{name}': value for name, value in vars(self.limits).items()},
-                        zero=('gather_secs',))
+    asgi.check_positive(self, zero=('gather_secs',))
+    asgi.check_positive(self.limits, 'limits.')
     if self.top_k > self.limits.top_k:
       raise ValueError(
           f'serve.top_k must be at most limits.top_k={self.limits.top_k}, but '
@@ -92,23 +91,15 @@ class Server:
                about: Mapping[str, Any] | None = None,
                warn: Callable[[str], None] = lambda text: None):
     self.options, self._about, self._warn = options, dict(about or {}), warn
-    self._warned = None  # the last failure that `warn` received
+    self._last_error: SearchError | None = None  # that `warn` received
     self._stopping, self._answered = False, -_FRESH_SECS
     self._http = asgi.HttpServer(self._app(), options.http)
+    self.address, self.start = self._http.url, self._http.start
     self.metrics = prometheus.Metrics(lambda: self.batcher.waiting)
     self.batcher = batchers.Batcher(
         search, batch_queries=options.batch_queries,
         gather_secs=options.gather_secs, on_call=self.metrics.add_call,
         waiting_queries=options.waiting_queries)
-
-  @property
-  def address(self) -> str:
-    """URL of the server."""
-    return self._http.url
-
-  def start(self) -> None:
-    """Starts to answer requests."""
-    self._http.start()
 
   def stop(self) -> None:
     """Accepts no more requests, answers those under way, and closes."""
@@ -121,38 +112,53 @@ class Server:
         [Route('/retrieve', self._retrieve, methods=['POST']),
          Route('/health', self._health),
          Route('/metrics', self._show_metrics)],
-        no_page=self._no_page, fault=self._fault)
+        write=self._write_refusal, warn=self._warn)
+
+  def _write_refusal(self, request: Request, refusal: asgi.Refused) -> str:
+    """Counts a refusal, and returns the body of its response."""
+    if request.method == 'POST':
+      self.metrics.requests.labels(str(refusal.status)).inc()
+    if refusal.status == 500:
+      self.metrics.failures.inc()
+    return json.dumps({'error': str(refusal)})
 
   async def _health(self, request: Request) -> Response:
     del request
     status = 'stopping' if self._stopping else (
         'ok' if await self._is_answering() else 'failing')
-    return _json(200 if status == 'ok' else 503,
-                 json.dumps({'status': status, **self._about}).encode())
+    return asgi.json_response({'status': status, **self._about},
+                              200 if status == 'ok' else 503)
 
   async def _is_answering(self) -> bool:
     """Returns whether the engine works; probes it without a recent answer."""
-    if time.monotonic() - self._answered < _FRESH_SECS:
-      return True
-    return (await self._search(_PROBE)).status_code in (200, 429)
+    if time.monotonic() - self._answered >= _FRESH_SECS:
+      try:
+        await self._search(_PROBE)
+      except asgi.Refused as refusal:
+        return refusal.status == 429
+    return True
 
   async def _show_metrics(self, request: Request) -> Response:
     write, kind = exposition.choose_encoder(request.headers.get('accept', ''))
     return Response(write(self.metrics.registry), media_type=kind)
 
   async def _retrieve(self, request: Request) -> Response:
-    with self.metrics.request() as record:
-      try:
-        body = await self._http.body(request, self.options.limits.body_bytes)
-        answer = self._answer(body)
-        response = await (asgi.unless_gone(request, answer)
-                          if self._is_costly(body) else answer)
-      except ClientDisconnect:
-        response = Response(status_code=asgi.HUNG_UP)
-      except asgi.Refused as refused:
-        response = self._refuse(refused)
-      record.status = response.status_code
+    metrics = self.metrics
+    with metrics.active.track_inprogress(), metrics.request_secs.time():
+      body = await self._read(request)
+      answer = self._answer(body)
+      response = await (asgi.unless_gone(request, answer)
+                        if self._is_costly(body) else answer)
+    metrics.requests.labels('200').inc()
     return response
+
+  async def _read(self, request: Request) -> bytes:
+    try:
+      return await self._http.body(request, self.options.limits.body_bytes)
+    except asgi.Refused as refusal:
+      if refusal.status == 503:
+        self.metrics.refused_connections.inc()
+      raise
 
   def _is_costly(self, body: bytes) -> bool:
     """Returns whether to watch for the client's disconnection and then drop it.
@@ -164,79 +170,45 @@ class Server:
     return (len(body) > _WATCHED_BYTES or
             self.batcher.waiting >= self.options.batch_queries)
 
-  def _refuse(self, refused: asgi.Refused) -> Response:
-    if refused.status == 503:
-      self.metrics.add_refused()
-    return _error(refused.status, str(refused), is_unread=refused.is_unread)
-
   async def _answer(self, body: bytes) -> Response:
     if self._stopping:
-      return _error(503, 'stopping')
+      raise asgi.Refused(503, 'stopping')
     try:
-      asked = wire.read_request(body, limits=self.options.limits,
-                                default_top_k=self.options.top_k)
-      self.metrics.add_cut(asked.cut)
-      return await self._search(asked)
-    except wire.Malformed as error:
-      return _error(400, str(error))
-    except wire.TooLarge as error:
-      return _error(413, str(error))
+      request = wire.read_request(body, limits=self.options.limits,
+                                  default_top_k=self.options.top_k)
+    except (wire.Malformed, wire.TooLarge) as error:
+      status = 400 if isinstance(error, wire.Malformed) else 413
+      raise asgi.Refused(status, str(error)) from error
+    self.metrics.cut_queries.inc(request.cut)
+    return await self._search(request)
 
-  async def _search(self, asked: wire.Request) -> Response:
+  async def _search(self, request: wire.Request) -> Response:
     deadline_secs = self.options.http.deadline_secs
-    queries = [Query(text, asked.top_k, _NOBODY) for text in asked.queries]
+    queries = [Query(text, request.top_k, _NOBODY) for text in request.queries]
     try:
       calls = self.batcher.submit(queries, time.monotonic() + deadline_secs)
       async with asyncio.timeout(deadline_secs):
         parts = await asyncio.gather(*map(asyncio.wrap_future, calls))
     except batchers.Full:
-      return _error(429, 'too many queries are waiting')
+      raise asgi.Refused(429, 'too many queries are waiting') from None
     except TimeoutError:
-      return _error(504, 'no results in time')
+      raise asgi.Refused(504, 'no results in time') from None
     results = [result for part in parts for result in part]
+    passages = [r for r in results if not isinstance(r, SearchError)]
     errors = [r for r in results if isinstance(r, SearchError)]
     if errors:
       self._warn_once(errors[0])
-      late = all(error.kind == 'timeout' for error in errors)
-      return _error(504 if late else 503, 'the search failed')
+      is_late = all(error.kind == 'timeout' for error in errors)
+      raise asgi.Refused(504 if is_late else 503, 'the search failed')
     self._answered = time.monotonic()
-    write = lambda: wire.write_response(
-        results, return_scores=asked.return_scores)
-    large = len(results) * asked.top_k > _LARGE
-    return _json(200, await asyncio.to_thread(write) if large else write())
+    write = functools.partial(wire.write_response, passages,
+                              return_scores=request.return_scores)
+    is_large = len(passages) * request.top_k > _LARGE
+    return Response(await asyncio.to_thread(write) if is_large else write(),
+                    media_type='application/json')
 
   def _warn_once(self, error: SearchError) -> None:
     """Warns on the server why searches fail; omits an immediate repetition."""
-    if error != self._warned:
-      self._warned = error
+    if error != self._last_error:
+      self._last_error = error
       self._warn(f'Warning: a search failed with {error.kind}: {error.detail}')
-
-  async def _no_page(self, request: Request, error: HTTPException) -> Response:
-    if request.method != 'POST':
-      return _error(error.status_code, 'no such page', error.headers)
-    with self.metrics.request() as record:
-      record.status = 404
-    return _error(404, 'no such page; POST to /retrieve', is_unread=True)
-
-  async def _fault(self, request: Request, error: Exception) -> Response:
-    """Answers a request that raised an unexpected exception."""
-    del request
-    self.metrics.add_failure()
-    self._warn(f'Warning: a request failed: {type(error).__name__}: {error}')
-    return _error(500, 'this request failed')
-
-
-def _error(status: int, why: str, headers: Mapping[str, str] | None = None, *,
-           is_unread: bool = False) -> Response:
-  return _json(status, json.dumps({'error': why}).encode(), headers,
-               is_unread=is_unread)
-
-
-def _json(status: int, body: bytes, headers: Mapping[str, str] | None = None,
-          *, is_unread: bool = False) -> Response:
-  """Returns a JSON response; with `is_unread`, one that ends the connection."""
-  headers = dict(headers or {})
-  if status == 429:
-    headers['retry-after'] = '1'
-  kind = asgi.Closing if is_unread else Response
-  return kind(body, status, headers, 'application/json')
