@@ -46,6 +46,7 @@ setuptools.setup(
                   'searchrl.evaluation.report': ['*.css', '*.html', '*.js']},
     install_requires=[
         'absl-py>=2.1',
+        'filelock>=4',
         'flax>=0.12.8',
         'jax>=0.10.2,<0.11.1; python_version < "3.12"',
         'jax>=0.10.2,<0.13; python_version >= "3.12"',

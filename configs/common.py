@@ -182,7 +182,7 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
           unmixed='off',  # off: train.warn_after already warns
           slow_step='warn',  # warn or off
       ),
-      limits=alerts.usual(),  # limit of each rule
+      limits=alerts.default_limits(),  # limit of each rule
       trusted_steps=3,  # steps before a late alert that are not trusted
       most_rollbacks=3,  # number of rollbacks after which the run ends
       rollback_rate=1.0,  # factor on the learning rate per rollback, in (0, 1]

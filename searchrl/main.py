@@ -60,7 +60,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     workdir = _workdir(options)
     _start()
     job = _job(config, options)
-    with folder_lock.given_back():
+    with folder_lock.release_at_end():
       job(config, workdir)
     signals.ignore_more()  # the job is done
   except signals.Stopped as stop:
@@ -155,7 +155,7 @@ def _start() -> None:
   logging.use_absl_handler()
   logging.set_verbosity(logging.WARNING)  # Orbax logs every save
   if not os.environ.get('SEARCHRL_TRACEBACK'):
-    error_logging.tell_errors_once()
+    error_logging.drop_repeated_errors()
   cache = pathlib.Path(os.environ.get(
       'JAX_COMPILATION_CACHE_DIR',
       pathlib.Path.home() / '.cache' / 'searchrl' / 'xla'))

@@ -43,10 +43,10 @@ def test_a_rule_fires_where_it_should(name, values, steps):
   lines = lines_of(rule.metric, values)
   text = rule.says.format(limit=rule.limit)
   found = dict(alerts.history(lines))
-  assert (alerts.said(found[text]) if text in found else '') == steps
+  assert (alerts.format_steps(found[text]) if text in found else '') == steps
   one_by_one = [n for n in range(1, len(lines) + 1) if alerts.of_step(
       lines[:n], {name: rule.limit}) == [alerts.Alert(name, text)]]
-  assert (alerts.said(one_by_one) if one_by_one else '') == steps
+  assert (alerts.format_steps(one_by_one) if one_by_one else '') == steps
 
 
 def test_every_rule_has_a_case():
@@ -72,5 +72,6 @@ def test_what_is_no_number_is_passed_over_and_named():
 
 
 def test_steps_are_said_as_ranges():
-  assert alerts.said([9, 3, 4, 5]) == 'steps 3-5, 9'
-  assert alerts.said([3]) == 'step 3' and alerts.said([3, 4]) == 'steps 3-4'
+  assert alerts.format_steps([9, 3, 4, 5]) == 'steps 3-5, 9'
+  assert alerts.format_steps([3]) == 'step 3'
+  assert alerts.format_steps([3, 4]) == 'steps 3-4'

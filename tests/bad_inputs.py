@@ -264,7 +264,7 @@ FIELDS = (
            device=True),
     _field('mesh.tensor=0', 'at least 1, or -1'),
     _train('mesh.data=3', 'must multiply to the 1 devices', device=True),
-    _train('mesh.tensor=2', 'must divide the 1 devices', device=True),
+    _train('mesh.tensor=2', 'must multiply to the 1 devices', device=True),
     _train('mesh.fsdp=-1', 'at most one mesh axis may be -1', device=True),
     _field('rollout.tensor=3', 'divide', device=True),
     _field('train.num_steps=-3', 'at least 0'),
@@ -534,7 +534,7 @@ JOBS = (
     _row('engines:smoke "--config.sweep.order=()"', 'sweep.order must name'),
     _row('grpo:smoke --plan --config.plan.devices=h201-8', 'plan.devices must'),
     _row('grpo:qwen2.5-7b --plan --config.plan.devices=h200-8 '
-         '--config.mesh.tensor=3', 'must divide the 8 devices'),
+         '--config.mesh.tensor=3', 'must multiply to the 8 devices'),
     _row('sft --plan', 'this config has no rollout'),
 )
 

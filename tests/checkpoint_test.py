@@ -146,7 +146,7 @@ def test_what_is_saved_in_the_background_is_what_was_there(tmp_path):
 def test_a_save_that_fails_in_the_background_is_told_and_harms_no_other(
     tmp_path, monkeypatch):
   saved(tmp_path, 1)
-  write = checkpoint._write
+  write = checkpoint.atomic_files.write
 
   def full(path, text):
     if path.name == 'integrity.json':
@@ -156,7 +156,7 @@ def test_a_save_that_fails_in_the_background_is_told_and_harms_no_other(
   for end in ('wait', 'save', 'leave'):
     with monkeypatch.context() as patch, pytest.raises(
         OSError, match='No space left'):
-      patch.setattr(checkpoint, '_write', full)
+      patch.setattr(checkpoint.atomic_files, 'write', full)
       with checkpoint.Saver(tmp_path, keep=9) as saver:
         saver.save(2, state_of(2), {})
         if end == 'wait':
@@ -365,10 +365,10 @@ def test_kill_inside_save_restores_the_previous_step(tmp_path, where):
       from searchrl.runtime import checkpoint
 
       die = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-      write = checkpoint._write
+      write = checkpoint.atomic_files.write
       if sys.argv[2] == 'state':
         ocp.PyTreeCheckpointHandler.finalize = die
-      checkpoint._write = lambda path, text: (
+      checkpoint.atomic_files.write = lambda path, text: (
           die() if path.name == sys.argv[2] else write(path, text))
       checkpoint.save(sys.argv[1], 2, {'x': jnp.ones(3)}, {})
       ''', tmp_path, where)
@@ -443,7 +443,7 @@ def test_a_write_that_fails_is_one_os_error_and_prints_nothing(tmp_path):
       import resource, sys
       import jax.numpy as jnp
       from searchrl.runtime import checkpoint, error_logging
-      error_logging.tell_errors_once()
+      error_logging.drop_repeated_errors()
       limits = resource.getrlimit(resource.RLIMIT_FSIZE)
       state = {f'leaf{n}': jnp.arange(40_000) for n in range(9)}
       checkpoint.save(sys.argv[1], 1, state, {})
@@ -467,8 +467,8 @@ def test_what_else_is_logged_or_cannot_be_raised_is_still_told():
   result = subprocess.run([sys.executable, '-c', textwrap.dedent("""
       import logging
       from searchrl.runtime import error_logging
-      error_logging.tell_errors_once()
-      error_logging.tell_errors_once()
+      error_logging.drop_repeated_errors()
+      error_logging.drop_repeated_errors()
       class Bad:
         def __del__(self):
           raise RuntimeError('from __del__')

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """folder_lock: two runs on one folder, killed holders, holders elsewhere."""
 
+import fcntl
 import json
 import os
 import pathlib
@@ -45,17 +46,17 @@ def test_a_second_process_is_told_who_uses_the_folder(tmp_path, holder):
 def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path, holder):
   holder.send_signal(signal.SIGKILL)
   holder.wait()
-  with folder_lock.given_back():
+  with folder_lock.release_at_end():
     folder_lock.hold(tmp_path)
     folder_lock.hold(tmp_path)  # no more than once
     assert json.loads((tmp_path / '.lock').read_text())['process'] == os.getpid()
   assert (tmp_path / '.lock').read_text() == ''
 
 
-def test_given_back_keeps_what_was_held_before(tmp_path):
-  with folder_lock.given_back():
+def test_release_at_end_keeps_what_was_held_before(tmp_path):
+  with folder_lock.release_at_end():
     folder_lock.hold(tmp_path)
-    with folder_lock.given_back():
+    with folder_lock.release_at_end():
       folder_lock.hold(tmp_path)
     found = subprocess.run([sys.executable, '-c', HOLD, str(tmp_path)],
                            capture_output=True, text=True, check=False)
@@ -93,14 +94,14 @@ def test_a_host_that_is_gone_is_followed_and_that_is_said(
     tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(folder_lock, '_SILENT_SECS', 0.2)
   elsewhere(tmp_path)
-  with folder_lock.given_back():
+  with folder_lock.release_at_end():
     folder_lock.hold(tmp_path)
   assert 'was used by process 7 of elsewhere' in capsys.readouterr().err
 
 
 def test_a_note_that_a_kill_cut_is_no_hindrance(tmp_path):
   (tmp_path / '.lock').write_text('{"host": "els')
-  with folder_lock.given_back():
+  with folder_lock.release_at_end():
     folder_lock.hold(tmp_path)
     assert json.loads((tmp_path / '.lock').read_text())['process'] == os.getpid()
 
@@ -108,8 +109,8 @@ def test_a_note_that_a_kill_cut_is_no_hindrance(tmp_path):
 def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, capsys):
   def refuse(*_):
     raise OSError(95, 'Operation not supported')
-  monkeypatch.setattr(folder_lock.fcntl, 'flock', refuse)
-  with folder_lock.given_back():
+  monkeypatch.setattr(fcntl, 'flock', refuse)
+  with folder_lock.release_at_end():
     folder_lock.hold(tmp_path)
   assert 'cannot be locked (Operation not supported)' in capsys.readouterr().err
 
@@ -117,10 +118,18 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, capsys):
 def test_a_held_folder_is_touched_now_and_then(tmp_path, monkeypatch):
   monkeypatch.setattr(folder_lock, '_BEAT_SECS', 0.05)
   monkeypatch.setattr(folder_lock, '_beats', threading.Lock())  # a new thread
-  with folder_lock.given_back():
+  with folder_lock.release_at_end():
     folder_lock.hold(tmp_path)
     os.utime(tmp_path / '.lock', (1, 1))
     deadline = time.monotonic() + 20
     while (tmp_path / '.lock').stat().st_mtime == 1:
       assert time.monotonic() < deadline
       time.sleep(0.02)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+  if not os.geteuid():
+    pytest.skip('root may write everywhere')
+  tmp_path.chmod(0o500)
+  with pytest.raises(PermissionError):
+    folder_lock.hold(tmp_path)

@@ -29,7 +29,7 @@ def test_one_axis_takes_the_rest():
 
 @pytest.mark.parametrize('sizes, message', [
     (dict(data=3), 'multiply to the 8 devices, but data=3 x fsdp=1 x tensor=1'),
-    (dict(tensor=3), r'tensor=3 must divide the 8 devices, for data=-1'),
+    (dict(tensor=3), 'the 8 devices, but fsdp=1 x tensor=3 makes 3'),
     (dict(fsdp=-1), 'at most one mesh axis may be -1, but data and fsdp are'),
     (dict(fsdp=0), 'mesh axis fsdp must be at least 1, .* but is 0'),
 ])

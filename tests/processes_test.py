@@ -201,7 +201,7 @@ signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
 for step in range(4):
   if me == 1 and step == 2:
     os.kill(os.getpid(), signal.SIGTERM)
-  if processes.stop_requested_anywhere(bool(asked), 30):
+  if processes.stop_requested_anywhere(bool(asked)):
     break
 out('stopped at', step)
 

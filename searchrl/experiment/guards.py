@@ -146,7 +146,7 @@ class Guards:
     steps = checkpoint.steps(self._folder / 'checkpoints')
     return ValueError(
         f'the run ends at step {progress.step}, as {why}: {verdict.text}. Its '
-        f'checkpoints, of {alerts.said(steps)}, are whole. Look at '
+        f'checkpoints, of {alerts.format_steps(steps)}, are whole. Look at '
         f'{self._folder} by configs/report.py. To go on, lower '
         'optimizer.learning_rate with --allow_changes, or set '
         + ' and '.join(f'guards.actions.{alert.rule}=warn'

@@ -42,7 +42,7 @@ def run(config, workdir: str | pathlib.Path) -> None:
     ValueError, FileNotFoundError: The config cannot be run, or a guard ends the
       run.
   """
-  with folder_lock.given_back():
+  with folder_lock.release_at_end():
     _train(config, pathlib.Path(workdir))
 
 

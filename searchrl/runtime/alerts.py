@@ -7,6 +7,7 @@ that metric in earlier steps. A run acts on its alerts
 (`searchrl.experiment.guards`), and the report shows them.
 """
 
+import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import math
@@ -14,7 +15,8 @@ import math
 from jaxtyping import Float
 import numpy as np
 
-STEP = 'training/global_step'
+from searchrl.runtime.metrics import STEP
+
 _FEW = 5  # steps that a mean is over, and the fewest for a median
 Line = Mapping[str, float]  # the metrics of one step
 Past = Float[np.ndarray, 'N']  # one metric in the earlier steps, in order
@@ -54,12 +56,10 @@ class Alert:
 
 
 def _above(now: float, before: Past, limit: float) -> bool:
-  del before
   return now > limit
 
 
 def _at_most(now: float, before: Past, limit: float) -> bool:
-  del before
   return now <= limit
 
 
@@ -149,9 +149,7 @@ RULES = {
 
 def of_step(lines: Sequence[Line], limits: Mapping[str, float] | None = None
            ) -> list[Alert]:
-  """Returns an alert for each rule that the last line breaks.
-
-  The alerts are in the order of the limits.
+  """Returns an alert for each rule that the last line breaks, in their order.
 
   Args:
     lines: Metrics of the training steps, in order. Values that are not finite
@@ -159,17 +157,16 @@ def of_step(lines: Sequence[Line], limits: Mapping[str, float] | None = None
     limits: Limit by rule name. Only these rules are checked. None: all rules,
       with their default limits.
   """
-  limits = usual() if limits is None else limits
-  found = []
-  for name, limit in limits.items():
+  alerts = []
+  for name, limit in (default_limits() if limits is None else limits).items():
     steps, values = _values(lines, RULES[name].metric)
     if steps[-1:] == [len(lines) - 1] and RULES[name].broken(
         values[-1], values[:-1], limit):
-      found.append(_alert(name, limit))
-  return found
+      alerts.append(_alert(name, limit))
+  return alerts
 
 
-def usual() -> dict[str, float]:
+def default_limits() -> dict[str, float]:
   """Returns the default limit of every rule."""
   return {name: rule.limit for name, rule in RULES.items()}
 
@@ -180,15 +177,15 @@ def history(lines: Sequence[Line]) -> list[tuple[str, list[int]]]:
   Args:
     lines: Metrics of the training steps, in order.
   """
-  found = {f'{name} is not a finite number': steps
-           for name, steps in _not_finite(lines).items()}
+  problems = {f'{name} is not a finite number': steps
+              for name, steps in _not_finite(lines).items()}
   for name, rule in RULES.items():
     steps, values = _values(lines, rule.metric)
     broken = [int(lines[step][STEP]) for n, step in enumerate(steps)
               if rule.broken(values[n], values[:n], rule.limit)]
     if broken:
-      found[_alert(name, rule.limit).text] = broken
-  return list(found.items())
+      problems[_alert(name, rule.limit).text] = broken
+  return list(problems.items())
 
 
 def _values(lines: Sequence[Line], metric: str) -> tuple[list[int], Past]:
@@ -207,18 +204,18 @@ def _not_finite(lines: Sequence[Line]) -> dict[str, list[int]]:
 
   A metric that is finite in no step is left out, since that is by design.
   """
-  found = {}
+  by_name = collections.defaultdict(list)
   for line in lines:
     for name, value in line.items():
       if not math.isfinite(value):
-        found.setdefault(name, []).append(int(line[STEP]))
-  return {name: steps for name, steps in found.items()
+        by_name[name].append(int(line[STEP]))
+  return {name: steps for name, steps in by_name.items()
           if len(steps) < len(lines)}
 
 
-def said(steps: Iterable[int]) -> str:
+def format_steps(steps: Iterable[int]) -> str:
   """Returns the steps as text: 'steps 3-5, 9' for 3, 4, 5 and 9."""
-  ranges = []
+  ranges: list[list[int]] = []
   for step in sorted(steps):
     if ranges and step == ranges[-1][1] + 1:
       ranges[-1][1] = step

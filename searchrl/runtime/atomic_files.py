@@ -24,11 +24,17 @@ def new_file(file: pathlib.Path) -> Iterator[pathlib.Path]:
   temporary = file.with_name(f'.{file.name}.{os.getpid()}')
   try:
     yield temporary
-    with temporary.open('rb') as written:
-      os.fsync(written.fileno())
+    _sync(temporary)
     temporary.replace(file)
+    _sync(file.parent)
   finally:
     temporary.unlink(missing_ok=True)
+
+
+def _sync(path: pathlib.Path) -> None:
+  descriptor = os.open(path, os.O_RDONLY)
+  os.fsync(descriptor)
+  os.close(descriptor)
 
 
 def write(file: pathlib.Path, data: str | bytes) -> None:

@@ -35,6 +35,8 @@ from jax.experimental import multihost_utils
 import numpy as np
 import orbax.checkpoint as ocp
 
+from searchrl.runtime import atomic_files
+
 Path = str | os.PathLike[str]
 
 _STATE, _EXTRA, _MARKER = 'state', 'extra.json', 'integrity.json'
@@ -48,25 +50,7 @@ def save(
     directory: Path, step: int, state: Any, extra: Mapping[str, Any],
     *, keep: int = 2, pinned: Collection[int] = (),
 ) -> None:
-  """Writes one step, blocks until it is committed, and prunes older ones.
-
-  With several hosts, every process calls this on a file system that they share.
-
-  Args:
-    directory: Directory of all steps.
-    step: Number of the step. It must be larger than every committed one, since
-      a committed step is never rewritten.
-    state: Nested dict (or any pytree) of `jax.Array`.
-    extra: Host data that JSON can hold. Tuples come back as lists, and keys as
-      strings.
-    keep: Number of the newest steps that are kept.
-    pinned: Further steps that are kept.
-
-  Raises:
-    ValueError: An argument breaks its rule. Nothing is written.
-    OSError: The write failed, for instance because the disk is full. Older
-      steps are whole.
-  """
+  """Saves one step with a `Saver`, and waits until it is committed."""
   with Saver(directory, keep=keep) as saver:
     saver.save(step, state, extra, pinned=pinned)
 
@@ -76,7 +60,8 @@ class Saver:
 
   `save` copies the state, so that its buffers may be donated. Both the files
   and the digests are made from this copy. An error in a save is raised by the
-  next save, by `wait`, or at the end.
+  next save, by `wait`, or at the end. With several hosts, every process makes
+  the same calls, on a file system that they share.
 
   Args:
     directory: Directory of all steps.
@@ -91,9 +76,23 @@ class Saver:
 
   def save(self, step: int, state: Any, extra: Mapping[str, Any],
            *, pinned: Collection[int] = ()) -> None:
-    """Begins to write a step once the previous one is committed. See `save`."""
+    """Begins to write a step once the previous one is committed.
+
+    Args:
+      step: Number of the step. It must be larger than every committed one,
+        since a committed step is never rewritten.
+      state: Nested dict (or any pytree) of `jax.Array`.
+      extra: Host data that JSON can hold. Tuples come back as lists, and keys
+        as strings.
+      pinned: Steps that are kept, besides the newest.
+
+    Raises:
+      ValueError: An argument breaks its rule. Nothing is written.
+      OSError: The write failed, for instance because the disk is full. Older
+        steps are whole.
+    """
     self.wait()
-    leaves, extra_text = _named(state), _to_json(extra)
+    leaves, extra_text = _by_path(state), _to_json(extra)
     _check_save(self._directory, step, leaves, self._keep)
     _check_room(self._directory, leaves)
     path = self._directory / str(step)
@@ -105,7 +104,7 @@ class Saver:
     # Arrays that span hosts are gathered now, while all hosts take part.
     gathered = {name: _describe(leaf) for name, leaf in copies.items()
                 if not leaf.is_fully_addressable}
-    with _told_as_os_error(path):
+    with _as_os_error(path):
       self._orbax.save(path / _STATE, args=ocp.args.PyTreeSave(copies))
     self._saving = self._thread.submit(
         self._commit, step, copies, gathered, extra_text, pinned)
@@ -135,13 +134,13 @@ class Saver:
     described = {name: gathered.get(name) or _describe_host(np.asarray(leaf))
                  for name, leaf in copies.items()}
     path = self._directory / str(step)
-    with _told_as_os_error(path):
+    with _as_os_error(path):
       self._orbax.wait_until_finished()
     if jax.process_index() == 0:
-      _write(path / _EXTRA, extra_text)
+      atomic_files.write(path / _EXTRA, extra_text)
       body = {'step': step, 'extra': _sha256(extra_text), 'leaves': described}
       body['sha256'] = _sha256(_to_json(body))
-      _write(path / _MARKER, json.dumps(body, indent=1))
+      atomic_files.write(path / _MARKER, json.dumps(body, indent=1))
       _prune(self._directory, self._keep, pinned)
 
 
@@ -171,19 +170,18 @@ def restore(
   directory = _absolute(directory)
   for step in sorted(set(_numbered(directory)) - set(steps(directory))):
     warn(f'Checkpoint {directory / str(step)} was never committed; skipped.')
-  damaged = {}
+  damaged: dict[pathlib.Path, str] = {}
   for step in reversed(steps(directory) if at is None else [at]):
     path = directory / str(step)
     try:
-      found = (step, *_load(path, template, partial))
-    except _Damaged as reason:
-      damaged[path] = str(reason).splitlines()[0][:160]
+      state, extra = _load(path, template, partial)
+    except _Damaged as error:
+      damaged[path] = str(error).splitlines()[0][:160]
       continue
-    for bad, reason in damaged.items():
-      moved = _quarantine(bad)
-      warn(f'Checkpoint {bad} is damaged ({reason}); moved to {moved.name}, '
-           f'restored step {step} instead.')
-    return found
+    for path, reason in damaged.items():
+      warn(f'Checkpoint {path} is damaged ({reason}); moved to '
+           f'{_quarantine(path).name}, restored step {step} instead.')
+    return step, state, extra
   if damaged:
     raise ValueError('\n  '.join([
         'a restored checkpoint must be intact, but every step is damaged:',
@@ -231,20 +229,22 @@ def digest(tree: Any) -> str:
 
   Equal values give equal digests on any mesh. Any flipped bit changes it.
   """
-  return _sha256(_to_json({n: _describe(x) for n, x in _named(tree).items()}))
+  leaves = _by_path(tree).items()
+  return _sha256(_to_json({name: _describe(leaf) for name, leaf in leaves}))
 
 
-def _load(path, template, partial) -> tuple[Any, dict[str, Any]]:
+def _load(path: pathlib.Path, template: Any, partial: bool
+          ) -> tuple[Any, dict[str, Any]]:
   """Returns a step's state and extra, or raises `_Damaged` if altered."""
   seal, extra = _read_seal(path)
-  wanted = _named(template)
-  _check_template(path, wanted, seal['leaves'], partial)
-  restored = _read_leaves(path, wanted)
+  leaves = _by_path(template)
+  _check_template(path, leaves, seal['leaves'], partial)
+  restored = _read_leaves(path, leaves)
   for name, leaf in restored.items():
     if _describe(leaf) != seal['leaves'][name]:
       raise _Damaged(f'leaf {name} differs from what was saved')
   return jax.tree.unflatten(
-      jax.tree.structure(template), [restored[name] for name in wanted]), extra
+      jax.tree.structure(template), [restored[name] for name in leaves]), extra
 
 
 def _read_seal(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -262,9 +262,9 @@ def _read_seal(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
   return seal, json.loads(extra_text)
 
 
-def _read_leaves(path: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
+def _read_leaves(path: pathlib.Path, leaves: dict[str, Any]) -> dict[str, Any]:
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(
-      x.shape, x.dtype, sharding=getattr(x, 'sharding', None)), wanted)
+      x.shape, x.dtype, sharding=getattr(x, 'sharding', None)), leaves)
   args = ocp.args.PyTreeRestore(
       abstract, partial_restore=True,
       restore_args=ocp.checkpoint_utils.construct_restore_args(abstract))
@@ -287,16 +287,16 @@ def _check_room(directory: pathlib.Path, leaves: dict[str, Any]) -> None:
   Without this, each of Orbax's threads would fail and print a traceback.
   """
   needed = sum(leaf.nbytes for leaf in leaves.values())
-  there = next(path for path in (directory, *directory.parents)
-               if path.exists())
-  free = shutil.disk_usage(there).free
+  existing = next(path for path in (directory, *directory.parents)
+                  if path.exists())
+  free = shutil.disk_usage(existing).free
   if not _all_agree(free >= needed):
     raise OSError(errno.ENOSPC, f'No space left: a checkpoint has {needed:,} '
                   f'bytes, and the disk {free:,}', str(directory))
 
 
 @contextlib.contextmanager
-def _told_as_os_error(path: pathlib.Path) -> Iterator[None]:
+def _as_os_error(path: pathlib.Path) -> Iterator[None]:
   """Raises a failed write as an OSError that names the checkpoint.
 
   tensorstore raises a ValueError with the error number in its text. For files
@@ -306,15 +306,16 @@ def _told_as_os_error(path: pathlib.Path) -> Iterator[None]:
     yield
   except (ValueError, OSError) as error:
     code = getattr(error, 'errno', None)
-    if found := re.search(r"os_error_code='(\d+)'", str(error)):
-      code = int(found[1])
+    if match := re.search(r"os_error_code='(\d+)'", str(error)):
+      code = int(match[1])
     if not code or getattr(error, 'filename', None):
       raise
     raise OSError(code, f'{os.strerror(code)}: a checkpoint could not be '
                   'written; those before it are whole', str(path)) from error
 
 
-def _check_save(directory, step, leaves, keep) -> None:
+def _check_save(directory: pathlib.Path, step: int, leaves: dict[str, Any],
+                keep: int) -> None:
   if keep < 1:
     raise ValueError(f'keep must be at least 1, but is {keep}.')
   if step <= max(steps(directory), default=-1):
@@ -329,23 +330,25 @@ def _check_save(directory, step, leaves, keep) -> None:
           f'{type(leaf).__name__}{np.shape(leaf)}. Host data goes to `extra`.')
 
 
-def _check_template(path, wanted, saved, partial) -> None:
-  found = {name: f'{np.dtype(leaf.dtype)}{list(leaf.shape)}'
-           for name, leaf in wanted.items()}
+def _check_template(path: pathlib.Path, template: dict[str, Any],
+                    saved: dict[str, Any], partial: bool) -> None:
+  kinds = {name: f'{np.dtype(leaf.dtype)}{list(leaf.shape)}'
+           for name, leaf in template.items()}
   rules = {name: leaf['array'] for name, leaf in saved.items()}
-  for name in sorted(found if partial else found | rules):
-    rule, kind = rules.get(name, 'absent'), found.get(name, 'absent')
+  for name in sorted(kinds if partial else kinds | rules):
+    rule, kind = rules.get(name, 'absent'), kinds.get(name, 'absent')
     if rule != kind:
       raise ValueError(
           f'template leaf {name} must be {rule} as in {path}, but is {kind}. '
           'Restore with the configuration that it was saved with (partial=True '
-          'passes over leaves absent here), or use another directory.')
+          'leaves out what is absent here), or use another directory.')
 
 
 def _prune(directory: pathlib.Path, keep: int, pinned: Collection[int]) -> None:
   """Deletes all but the newest and the pinned steps, and unfinished saves."""
-  kept = {*steps(directory)[-keep:], *(set(steps(directory)) & {*pinned})}
-  for step in set(_numbered(directory)) - kept:
+  committed = steps(directory)
+  keeps = {*committed[-keep:], *({*committed} & {*pinned})}
+  for step in set(_numbered(directory)) - keeps:
     delete(directory, step)
 
 
@@ -374,15 +377,15 @@ def _numbered(directory: pathlib.Path) -> list[int]:
                 if re.fullmatch('0|[1-9][0-9]*', path.name) and path.is_dir())
 
 
-def _named(tree: Any) -> dict[str, Any]:
+def _by_path(tree: Any) -> dict[str, Any]:
   """Returns the leaves by path ('params/layers/wq'), in the tree's order."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
-  named = {jax.tree_util.keystr(path, simple=True, separator='/'): leaf
-           for path, leaf in leaves}
-  if len(named) != len(leaves):
+  by_path = {jax.tree_util.keystr(path, simple=True, separator='/'): leaf
+             for path, leaf in leaves}
+  if len(by_path) != len(leaves):
     raise ValueError('leaf paths must differ when joined by "/", but two are '
                      'the same. Take the "/" out of the keys.')
-  return named
+  return by_path
 
 
 def _describe(leaf: Any) -> dict[str, str]:
@@ -397,13 +400,13 @@ def _describe(leaf: Any) -> dict[str, str]:
 def _describe_host(x: np.ndarray) -> dict[str, str]:
   flat = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
   return {'array': f'{x.dtype}{list(x.shape)}',
-          'sha256': hashlib.sha256(flat).hexdigest()}
+          'sha256': hashlib.sha256(flat.data).hexdigest()}
 
 
 def _copy(leaf: jax.Array) -> jax.Array:
   """Returns a copy with the same layout, in the host's memory if possible."""
   sharding = leaf.sharding
-  device = next(iter(sharding.device_set))
+  device: Any = next(iter(sharding.device_set))
   if device.platform != 'cpu' and 'pinned_host' in {
       memory.kind for memory in device.addressable_memories()}:
     sharding = sharding.with_memory_kind('pinned_host')
@@ -420,18 +423,6 @@ def _to_json(value: Any) -> str:
   except TypeError as error:
     raise ValueError(f'extra must hold what JSON can, but: {error}. Convert '
                      'arrays with .tolist().') from error
-
-
-def _write(path: pathlib.Path, text: str) -> None:
-  """Writes a file whole or not at all, even if the power fails."""
-  with open(f'{path}.tmp', 'w') as file:
-    file.write(text)
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(f'{path}.tmp', path)
-  folder = os.open(path.parent, os.O_RDONLY)
-  os.fsync(folder)
-  os.close(folder)
 
 
 def _all_agree(ok: bool = True) -> bool:

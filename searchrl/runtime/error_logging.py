@@ -20,16 +20,16 @@ import traceback
 _ORBAX = f'{os.sep}orbax{os.sep}checkpoint{os.sep}'
 
 
-def tell_errors_once() -> None:
+def drop_repeated_errors() -> None:
   """Makes this process drop these repeated messages, and no others."""
   for name in ('absl', 'asyncio'):
-    logging.getLogger(name).addFilter(_is_news)
-  told = sys.unraisablehook
-  if getattr(told, 'func', None) is not _tell:  # else already installed
-    sys.unraisablehook = functools.partial(_tell, told)
+    logging.getLogger(name).addFilter(_is_new)
+  hook = sys.unraisablehook
+  if getattr(hook, 'func', None) is not _unless_late:  # else already installed
+    sys.unraisablehook = functools.partial(_unless_late, hook)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_new(record: logging.LogRecord) -> bool:
   """Returns whether a record is anything but a failed write in Orbax."""
   if record.levelno < logging.ERROR or not record.exc_info:
     return True
@@ -39,10 +39,11 @@ def _is_news(record: logging.LogRecord) -> bool:
       _ORBAX in frame.filename for frame in traceback.extract_tb(trace))
 
 
-def _tell(told: Callable[[sys.UnraisableHookArgs], None],
-          unraisable: sys.UnraisableHookArgs) -> None:
+def _unless_late(hook: Callable[[sys.UnraisableHookArgs], None],
+                 unraisable: sys.UnraisableHookArgs) -> None:
+  """Calls the hook, except for a write that ends after Orbax's event loop."""
   is_late = (unraisable.object is None and
              isinstance(unraisable.exc_value, RuntimeError) and
              str(unraisable.exc_value) == 'Event loop is closed')
   if not is_late:
-    told(unraisable)
+    hook(unraisable)

@@ -33,9 +33,6 @@ class LockstepCheck:
       end of each phase, at almost no cost. 'call': compares every call, at some
       milliseconds each, and so names the call at which processes diverge.
     timeout_secs: Time-out of a comparison, as in `processes.exchange`.
-
-  Raises:
-    ValueError: The mode is unknown.
   """
 
   def __init__(self, mode: str = 'phase',
@@ -58,8 +55,7 @@ class LockstepCheck:
 
     Raises:
       RuntimeError: In 'call' mode, processes make different calls. It is raised
-        on all processes, with the number of the call, what each process calls,
-        and the last call in common.
+        on all of them.
     """
     if self._is_idle():
       return

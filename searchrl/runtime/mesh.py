@@ -23,6 +23,7 @@ from jax.sharding import (AbstractMesh, AxisType, Mesh, NamedSharding,
 import numpy as np
 
 AXES = ('data', 'fsdp', 'tensor')
+_AUTO = (AxisType.Auto,) * len(AXES)
 
 RULES = {
     'batch': ('data', 'fsdp'),  # rows; FSDP ranks have different rows, too
@@ -42,41 +43,36 @@ Axes = tuple[str | None, ...]  # for each dimension, its logical axis or None
 
 def make(
     *,
-    data: int = -1,
-    fsdp: int = 1,
-    tensor: int = 1,
-    devices: Sequence[jax.Device] | None = None,
-) -> Mesh:
-  """Makes the mesh (data, fsdp, tensor), with `Auto` axes.
+    data: int = -1, fsdp: int = 1, tensor: int = 1,
+    devices: Sequence[Any] | None = None) -> Mesh:
+  """Makes the mesh (data, fsdp, tensor). One size may be -1: it takes the rest.
 
   Args:
     data: Number of data-parallel ways. Parameters are replicated over them.
     fsdp: Number of ways in which rows and parameters are split.
     tensor: Number of ways in which heads, feed-forward width and vocabulary are
-      split. At most one of the three may be -1: it takes the remaining devices.
+      split.
     devices: Devices of the mesh. None: all devices, grouped by process.
 
   Raises:
     ValueError: The axes do not multiply to the number of devices, or the slow
       network between TPU slices would be within 'tensor'.
   """
-  sizes = {'data': data, 'fsdp': fsdp, 'tensor': tensor}
   if devices is None:
     devices = sorted(jax.devices(), key=lambda x: (x.process_index, x.id))
-  sizes = _fill(sizes, len(devices))
-  return in_order(_arranged(devices, tuple(sizes.values())))
+  return in_order(_arranged(devices, **_fill(
+      {'data': data, 'fsdp': fsdp, 'tensor': tensor}, len(devices))))
 
 
 def in_order(devices: np.ndarray) -> Mesh:
   """Returns the mesh of devices [data, fsdp, tensor], in the given order."""
-  return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+  return Mesh(devices, AXES, axis_types=_AUTO)
 
 
 def abstract(count: int, **sizes: int) -> AbstractMesh:
   """Makes a mesh like `make`, without real devices, to compute with shapes."""
   sizes = _fill(dict.fromkeys(AXES, 1) | sizes, count)
-  return AbstractMesh(tuple(sizes.values()), AXES,
-                      axis_types=(AxisType.Auto,) * len(AXES))
+  return AbstractMesh(tuple(sizes.values()), AXES, axis_types=_AUTO)
 
 
 def spec(logical_axes: Axes) -> PartitionSpec:
@@ -95,16 +91,11 @@ def shardings(mesh: Mesh, tree_of_logical_axes: Any) -> Any:
       lambda axes: sharding(mesh, axes), tree_of_logical_axes, is_leaf=_is_axes)
 
 
-def check_divisible(
-    mesh: Mesh, shape: Sequence[int], logical_axes: Axes, name: str
-) -> None:
+def check_divisible(mesh: Mesh, shape: Sequence[int], logical_axes: Axes,
+                    name: str) -> None:
   """Raises a ValueError unless every dimension splits evenly over the mesh.
 
-  Args:
-    mesh: Mesh made by `make`.
-    shape: Shape of the whole array.
-    logical_axes: Logical axis of each dimension.
-    name: Name of the array in the message, such as 'layers/wq'.
+  `name` is the array's in the message, such as 'layers/wq'.
   """
   if len(shape) != len(logical_axes):
     raise ValueError(
@@ -124,12 +115,8 @@ def check_divisible(
 def shard_batch(mesh: Mesh, tree: Any, axis: int = 0) -> Any:
   """Puts host arrays onto the mesh, their rows split over 'batch'.
 
-  Every process passes the same whole arrays and keeps its own rows.
-
-  Args:
-    mesh: Mesh made by `make`.
-    tree: Tree of host arrays.
-    axis: Dimension of the rows: 0 for [B, ...], 1 for stacked [M, B, ...].
+  Every process passes the same whole arrays and keeps its own rows. Dimension
+  `axis` has the rows: 0 for [B, ...], 1 for stacked [M, B, ...].
 
   Raises:
     ValueError: B is not a multiple of the number of batch shards.
@@ -164,11 +151,8 @@ def copied(x: Any, sharding: jax.sharding.Sharding, dtype: Any = None
           ) -> jax.Array:
   """Returns a copy, with a given sharding, of an array on a host or any mesh.
 
-  Args:
-    x: Array of any kind. It is not copied through the host if it is on the
-      sharding's devices.
-    sharding: Sharding of the copy.
-    dtype: Dtype of the copy. None: the dtype of x.
+  It is not copied through the host if it is on the sharding's devices. Without
+  a dtype, the copy has the dtype of x.
   """
   if isinstance(x, jax.Array) and (
       x.sharding.device_set == sharding.device_set):
@@ -178,17 +162,12 @@ def copied(x: Any, sharding: jax.sharding.Sharding, dtype: Any = None
 
 
 def resharded(mesh: Mesh, x: jax.Array, old: Axes, new: Axes) -> jax.Array:
-  """Returns x split by other logical axes, within a jitted function.
+  """Returns x split by the new logical axes, within a jitted function.
 
-  Both splits are named, so that the use of x on one side does not decide how it
-  is split on the other. Its gradient is resharded from new to old.
-
-  Args:
-    mesh: Mesh made by `make`.
-    x: Array of any kind.
-    old: Logical axes by which x is split.
-    new: Logical axes by which the result is split. If they split it unevenly,
-      over several mesh axes, a whole copy may be made on the way.
+  The old axes are named, too, so that the use of x on one side does not decide
+  how it is split on the other. Its gradient is resharded from new to old. If
+  the new axes split x unevenly, over several mesh axes, a whole copy may be
+  made on the way.
   """
   for axes in (old, new):
     x = jax.lax.with_sharding_constraint(x, sharding(mesh, axes))
@@ -198,20 +177,14 @@ def resharded(mesh: Mesh, x: jax.Array, old: Axes, new: Axes) -> jax.Array:
 def torus(mesh: Mesh, more_than: int = 32) -> Mesh | None:
   """Returns the mesh with 'fsdp' divided into the axes of a torus of chips.
 
-  The devices and their order stay the same.
-
-  Args:
-    mesh: Mesh made by `make`.
-    more_than: Number of 'fsdp' devices that must be exceeded. The default is
-      the largest number for which a TPU's compiler uses a single ring.
-
-  Returns:
-    A mesh with axes 'data', 'fsdp0', 'fsdp1', ..., 'tensor'. None if the
-    devices have no coordinates, or if 'fsdp' does not run along their axes,
-    runs along only one of them, or spans several slices.
+  Its axes are 'data', 'fsdp0', 'fsdp1', ..., 'tensor'. The devices and their
+  order stay the same. Returns None if the devices have no coordinates, or if
+  'fsdp' does not run along their axes, runs along only one of them, spans
+  several slices or has at most `more_than` devices. For the default, a TPU's
+  compiler uses a single ring.
   """
   data, fsdp, tensor = mesh.devices.shape
-  chips = mesh.devices[0, :, 0]
+  chips = list(mesh.devices[0, :, 0])
   sizes = grid([getattr(chip, 'coords', ()) for chip in chips])
   if len(sizes) < 2 or fsdp <= more_than or _slices(chips) > 1:
     return None
@@ -292,20 +265,18 @@ def local(mesh: Mesh) -> Mesh:
   return in_order(block)
 
 
-def _arranged(devices: Sequence[jax.Device], shape: tuple[int, int, int]
-             ) -> np.ndarray:
+def _arranged(devices: Sequence[Any], data: int, fsdp: int, tensor: int
+              ) -> np.ndarray:
   """Returns devices [data, fsdp, tensor]; the last axes have the fastest links.
 
-  This does not use jax.make_mesh, which refuses several GPU hosts and does not
-  split axes of a TPU's torus.
+  jax.make_mesh refuses several GPU hosts, and splits no axes of a TPU's torus.
   """
   if devices[0].platform != 'tpu':
-    return np.array(devices).reshape(shape)
+    return np.array(devices).reshape(data, fsdp, tensor)
   slices = _slices(devices)
   if slices == 1:
     return mesh_utils.create_device_mesh(
-        shape, devices, allow_split_physical_axes=True)
-  data, fsdp, tensor = shape
+        (data, fsdp, tensor), devices, allow_split_physical_axes=True)
   outer = math.gcd(data, slices), slices // math.gcd(data, slices), 1
   if fsdp % outer[1]:
     raise ValueError(
@@ -318,7 +289,7 @@ def _arranged(devices: Sequence[jax.Device], shape: tuple[int, int, int]
       allow_split_physical_axes=True)
 
 
-def _slices(devices: Sequence[jax.Device]) -> int:
+def _slices(devices: Sequence[Any]) -> int:
   """Returns the number of device groups that a slow network separates."""
   return len({getattr(device, 'slice_index', 0) for device in devices})
 
@@ -336,25 +307,23 @@ def _fill(sizes: dict[str, int], count: int) -> dict[str, int]:
         f'at most one mesh axis may be -1, but {" and ".join(free)} are. Give '
         f'all but one a size; there are {count} devices.')
   product = math.prod(size for size in sizes.values() if size != -1)
-  shown = ' x '.join(f'{a}={n}' for a, n in sizes.items() if n != -1)
-  if free and count % product:
-    raise ValueError(
-        f'{shown} must divide the {count} devices, for {free[0]}=-1 takes the '
-        f'rest, but makes {product}. Legal products: '
-        f'{[n for n in range(1, count + 1) if count % n == 0]}.')
-  if not free and product != count:
+  if count % product or not free and product != count:
+    shown = ' x '.join(f'{a}={n}' for a, n in sizes.items() if n != -1)
     raise ValueError(
         f'mesh axes must multiply to the {count} devices, but {shown} makes '
-        f'{product}. Set one of them to -1 for the rest, or pass `devices`.')
+        f'{product}. Set one of them to -1, which takes the rest, and the '
+        'others to divisors of the number of devices.')
   return {a: count // product if n == -1 else n for a, n in sizes.items()}
 
 
 def _mesh_axes(axis: str | None) -> str | tuple[str, ...] | None:
-  if axis is not None and axis not in RULES:
+  if axis is None:
+    return None
+  if axis not in RULES:
     raise ValueError(
         f'a logical axis must be None or one of {sorted(RULES)}, but is '
         f'{axis!r}. Add a line to mesh.RULES for a new one.')
-  return RULES.get(axis)
+  return RULES[axis]
 
 
 def _ways(mesh: Mesh, axis: str | None) -> tuple[str, int]:

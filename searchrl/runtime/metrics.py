@@ -9,19 +9,20 @@ returns. Only one process writes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import contextlib
 import json
 import math
 import os
 import pathlib
-from typing import Any
+from typing import Any, IO
 
 import numpy as np
 
 from searchrl.runtime import atomic_files
 
 FILE = 'metrics.jsonl'
+STEP = 'training/global_step'
 
 
 class Writer:
@@ -38,17 +39,17 @@ class Writer:
   """
 
   def __init__(self, workdir: str | os.PathLike[str], *,
-               tensorboard: bool = True,
-               step_field: str = 'training/global_step', enabled: bool = True):
-    self._file = self._events = None  # the first write opens `_events`
+               tensorboard: bool = True, step_field: str = STEP,
+               enabled: bool = True):
+    self._file: IO[str] | None = None
+    self._events: Any = None  # the first write opens them
     if not enabled:
       return
-    workdir = pathlib.Path(workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
-    self.path = workdir / FILE
-    self._step_field = step_field
-    self._events_dir = workdir / 'tensorboard' if tensorboard else None
-    self._purge_from = None
+    folder = pathlib.Path(workdir)
+    folder.mkdir(parents=True, exist_ok=True)
+    self.path, self._step_field = folder / FILE, step_field
+    self._events_dir = folder / 'tensorboard' if tensorboard else None
+    self._purge_from: int | None = None
     self._file = self.path.open('a')
     # Drops half a line that a kill inside `write` may have left.
     os.truncate(self.path, self.path.read_bytes().rfind(b'\n') + 1)
@@ -76,11 +77,11 @@ class Writer:
     self._file.write(json.dumps(line) + '\n')
     self._file.flush()
     os.fsync(self._file.fileno())
-    events = self._open_events()
-    if events is not None:
+    self._open_events()
+    if self._events is not None:
       for name, value in floats.items():
-        events.add_scalar(name, value, int(step))
-      events.flush()
+        self._events.add_scalar(name, value, int(step))
+      self._events.flush()
 
   def holds(self, step: int, prefix: str) -> bool:
     """Returns whether the step has a value whose name begins with `prefix`."""
@@ -96,10 +97,8 @@ class Writer:
     """
     if self._file is None:
       return
-    kept = [line for line in self.path.read_text().splitlines(keepends=True)
-            if json.loads(line)[self._step_field] <= step]
     self.close()
-    atomic_files.write(self.path, ''.join(kept))
+    _drop(self.path, lambda line: line[self._step_field] > step)
     self._file = self.path.open('a')
     self._purge_from = step + 1
 
@@ -112,7 +111,7 @@ class Writer:
       self._events.close()
     self._events = None
 
-  def _open_events(self):
+  def _open_events(self) -> None:
     if self._events is None and self._events_dir is not None:
       with contextlib.suppress(ImportError):  # tensorboardX is optional
         import tensorboardX
@@ -120,20 +119,19 @@ class Writer:
         self._events = tensorboardX.SummaryWriter(
             str(self._events_dir), purge_step=self._purge_from,
             filename_suffix=f'.{older}')
-    return self._events
 
 
-def drop(workdir: str | os.PathLike[str], step: int, prefix: str,
-         step_field: str = 'training/global_step') -> None:
+def drop(workdir: str | os.PathLike[str], step: int, prefix: str) -> None:
   """Drops the lines of a step, above 0, whose names all begin with a prefix."""
-  file = pathlib.Path(workdir) / FILE
-  kept = []
-  for line in file.read_text().splitlines(keepends=True):
-    values = json.loads(line)
-    if not (values[step_field] == step > 0 and all(
-        name == step_field or name.startswith(prefix) for name in values)):
-      kept.append(line)
-  atomic_files.write(file, ''.join(kept))
+  _drop(pathlib.Path(workdir) / FILE, lambda line: (
+      line[STEP] == step > 0 and
+      all(name.startswith((STEP, prefix)) for name in line)))
+
+
+def _drop(file: pathlib.Path, is_dropped: Callable[[Any], bool]) -> None:
+  lines = file.read_text().splitlines(keepends=True)
+  atomic_files.write(file, ''.join(
+      line for line in lines if not is_dropped(json.loads(line))))
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, float]]:

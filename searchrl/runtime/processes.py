@@ -32,7 +32,8 @@ _SLURM = tuple(f'SLURM_{name}' for name in (  # as read by jax's detection
 _INLINE = 1 << 14  # bytes sent with the tag; one message has all processes'
 _PIECE = 1 << 20  # bytes per key; a message must stay below 2 GiB
 
-_REFUSALS = (FileNotFoundError, OSError, ValueError)  # the first match is used
+_REFUSALS = {kind.__name__: kind for kind in (  # the first match is used
+    FileNotFoundError, OSError, ValueError)}
 
 _numbers = itertools.count()  # numbers of meetings, equal on all processes
 _stale: list[str] = []  # keys of meetings that a process may still read
@@ -40,12 +41,11 @@ _failed: list[str] = []  # tags of timed-out meetings; in the end equal on all
 
 
 def initialize(environ: Mapping[str, str] = os.environ) -> None:
-  """Calls `jax.distributed.initialize` if the environment asks for it.
+  """Starts `jax.distributed` if the environment says so, before any device.
 
-  The environment asks for it with JAX_COORDINATOR_ADDRESS (host:port of process
-  0), JAX_NUM_PROCESSES and JAX_PROCESS_ID, or if it is a SLURM step of several
-  tasks or a Cloud TPU pod of several hosts. Call this before anything touches a
-  device.
+  The environment says so with JAX_COORDINATOR_ADDRESS (host:port of process 0),
+  JAX_NUM_PROCESSES and JAX_PROCESS_ID, or if it is a SLURM step of several
+  tasks or a Cloud TPU pod of several hosts.
 
   The time-outs are SEARCHRL_START_SECS (300), SEARCHRL_HEARTBEAT_SECS (100, the
   time after which the others end when a process has died) and
@@ -68,12 +68,12 @@ def initialize(environ: Mapping[str, str] = os.environ) -> None:
     # That service catches SIGTERM, so that only a SIGKILL ends a process. A run
     # has its own handler, and `stop_requested_anywhere`.
     jax.config.update('jax_enable_preemption_service', False)
-  start, heartbeat, shutdown = (
-      _number(environ, f'SEARCHRL_{name}_SECS', default) for name, default in
-      (('START', 300), ('HEARTBEAT', 100), ('SHUTDOWN', 300)))
+  secs = lambda name, default: _number(
+      environ, f'SEARCHRL_{name}_SECS', default)
   jax.distributed.initialize(
-      initialization_timeout=start, heartbeat_timeout_seconds=heartbeat,
-      shutdown_timeout_seconds=shutdown, **arguments)
+      initialization_timeout=secs('START', 300),
+      heartbeat_timeout_seconds=secs('HEARTBEAT', 100),
+      shutdown_timeout_seconds=secs('SHUTDOWN', 300), **arguments)
 
 
 def say(text: str, file: Any = None) -> None:
@@ -125,22 +125,20 @@ def barrier(tag: str, timeout_secs: float = TIMEOUT_SECS) -> None:
   exchange(tag, b'', timeout_secs)
 
 
-def agree(tag: str, value: Any, timeout_secs: float = TIMEOUT_SECS) -> Any:
+def agree(tag: str, value: Any) -> Any:
   """Returns the value, which must be equal on all processes.
 
   Args:
     tag: Name of the value in the message, such as 'config'.
     value: Value that JSON can hold. The message names only the leaves of nested
       dicts that differ.
-    timeout_secs: Time-out, as in `exchange`.
 
   Raises:
     RuntimeError: The values differ. It names the processes and their values.
   """
   text = json.dumps(value, sort_keys=True)
-  values = [_flatten(json.loads(other))
-            for other in exchange(tag, text.encode(), timeout_secs)]
-  differences = _differences(tag, values)
+  differences = _differences(tag, [
+      _flatten(json.loads(other)) for other in exchange(tag, text.encode())])
   if differences:
     raise RuntimeError('\n  '.join([
         f'{tag} must be alike on all processes, but differs:',
@@ -173,24 +171,23 @@ def on_first(tag: str, function: Callable[[], Any],
   if is_first():
     try:
       value = function()
-    except (ValueError, OSError) as raised:
+    except tuple(_REFUSALS.values()) as raised:
       error = raised
-  refusal = [next(kind.__name__ for kind in _REFUSALS if isinstance(
-      error, kind)), str(error)] if error else None
-  payloads = exchange(tag, json.dumps([value, refusal]).encode(), timeout_secs)
+  name = next((name for name, kind in _REFUSALS.items()
+               if isinstance(error, kind)), None)
+  payloads = exchange(
+      tag, json.dumps([value, name, str(error)]).encode(), timeout_secs)
   if error:
     raise error
-  value, refusal = json.loads(payloads[0])
-  if refusal:
-    name, text = refusal
-    raise next(kind for kind in _REFUSALS if kind.__name__ == name)(text)
+  value, name, text = json.loads(payloads[0])
+  if name:
+    raise _REFUSALS[name](text)
   return value
 
 
-def stop_requested_anywhere(asked: bool,
-                            timeout_secs: float = TIMEOUT_SECS) -> bool:
+def stop_requested_anywhere(is_requested: bool) -> bool:
   """Returns whether any process was asked to stop, so that all can stop."""
-  return any(exchange('stop?', b'1' if asked else b'', timeout_secs))
+  return any(exchange('stop?', b'1' if is_requested else b''))
 
 
 def meet(tag: str, payload: bytes, timeout_secs: float = TIMEOUT_SECS
@@ -198,7 +195,8 @@ def meet(tag: str, payload: bytes, timeout_secs: float = TIMEOUT_SECS
   """Returns every process's (tag, payload), as `exchange` for any tags."""
   if count() == 1:
     return [(tag, payload)]
-  client, folder = distributed.global_state.client, f'searchrl/{next(_numbers)}'
+  client: Any = distributed.global_state.client
+  folder = f'searchrl/{next(_numbers)}'
   packed = zlib.compress(payload, 1)
   _stale.append(folder)
   for start in range(_INLINE, len(packed), _PIECE):
@@ -295,9 +293,7 @@ def _detected(environ: Mapping[str, str]) -> int:
 def _number(environ: Mapping[str, str], name: str, default: int = 0) -> int:
   text = environ.get(name) or str(default)
   if not text.isdecimal():
-    raise ValueError(
-        f'{name} must be a whole number, in digits, but is {text!r}. Correct '
-        'it.')
+    raise ValueError(f'{name} must be a whole number, but is {text!r}.')
   return int(text)
 
 
@@ -311,11 +307,10 @@ def _flatten(value: Any, path: str = '') -> dict[str, str]:
 
 def _differences(tag: str, values: Sequence[dict[str, str]]) -> list[str]:
   """Returns 'tag.path: process 0: a; process 1: b' for each differing path."""
-  paths = sorted({path for value in values for path in value})
-  texts = {path: [value.get(path, 'nothing') for value in values]
-           for path in paths}
-  return [f'{tag}{path}: {by_process(texts[path])}' for path in paths
-          if len(set(texts[path])) > 1]
+  paths = sorted(set().union(*values))
+  texts = [[value.get(path, 'nothing') for value in values] for path in paths]
+  return [f'{tag}{path}: {by_process(text)}' for path, text in zip(paths, texts)
+          if len(set(text)) > 1]
 
 
 def by_process(texts: Sequence[str]) -> str:

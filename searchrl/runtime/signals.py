@@ -12,6 +12,7 @@ import math
 import os
 import signal
 import time
+from typing import Any
 
 EXIT_CODE = 75  # stopped, and can be resumed
 
@@ -33,7 +34,6 @@ class Terminated(KeyboardInterrupt):
 def exit_at_sigterm() -> None:
   """Makes SIGTERM end the process with a message, before the job begins."""
   def end(number, frame):
-    del number, frame
     say('Ended by SIGTERM before anything began. Run the same command to go '
         'on.')
     os._exit(EXIT_CODE)  # unfinished imports need no cleanup
@@ -44,7 +44,6 @@ def exit_at_sigterm() -> None:
 def raise_at_sigterm() -> None:
   """Makes SIGTERM raise `Terminated` in the main thread, as Ctrl-C does."""
   def terminate(number, frame):
-    del number, frame
     raise Terminated
 
   signal.signal(signal.SIGTERM, terminate)
@@ -73,7 +72,7 @@ class StopRequest:
   def __init__(self, notice: Callable[[], None] = lambda: None):
     self.asked = False  # a plain flag: a handler must not wait for a lock
     self._notice = notice
-    self._previous = {}
+    self._previous: dict[signal.Signals, Any] = {}
 
   def wait(self, timeout_secs: float = math.inf) -> bool:
     """Waits for a signal; returns whether one has arrived."""
@@ -92,7 +91,6 @@ class StopRequest:
       signal.signal(number, handler)
 
   def _ask(self, number: int, frame) -> None:
-    del frame
     if not self.asked:
       self.asked = True
       self._notice()

@@ -19,6 +19,7 @@ import time
 
 EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h: an internal error
 
+_FACTOR = 10  # limit in units of the median interval
 _STDERR = 2  # descriptor, because a stuck thread may hold sys.stderr's lock
 
 
@@ -30,40 +31,27 @@ class Watchdog:
           dog.beat(f'step {step}')
           ...
 
-  The limit is max(factor * median of the last 64 intervals, floor_secs). A
-  thread that never releases the interpreter's lock stops the watchdog, too.
+  The limit is 10 times the median of the last 64 intervals, but at least
+  `floor_secs`. A thread that never releases the interpreter's lock stops the
+  watchdog, too.
 
   Args:
     floor_secs: Smallest limit. It must be longer than the longest compilation,
       save or evaluation without a beat.
-    factor: Limit in units of the median interval.
-    file: File to which the report is also appended. It is made if missing.
-    on_timeout: Function that is called with the report instead of ending the
-      process.
     clock: Function that returns seconds that never decrease.
-    wait: Function that sleeps at most so many seconds, and returns True if the
-      watch is over.
 
   Raises:
-    ValueError: `floor_secs` or `factor` is too small.
+    ValueError: `floor_secs` is not positive.
   """
 
-  def __init__(
-      self, floor_secs: float, factor: float = 10, *,
-      file: str | os.PathLike[str] | None = None,
-      on_timeout: Callable[[str], None] | None = None,
-      clock: Callable[[], float] = time.monotonic,
-      wait: Callable[[float], bool] | None = None,
-  ):
-    if floor_secs <= 0 or factor <= 1:
-      raise ValueError(
-          'a watchdog needs floor_secs > 0 and factor > 1, but they are '
-          f'{floor_secs} and {factor}. Take minutes, and about 10.')
-    self._floor, self._factor, self._file = floor_secs, factor, file
-    self._on_timeout, self._clock = on_timeout, clock
+  def __init__(self, floor_secs: float,
+               clock: Callable[[], float] = time.monotonic):
+    if floor_secs <= 0:
+      raise ValueError(f'floor_secs must be above 0, but is {floor_secs}. Give '
+                       'a watchdog some minutes.')
+    self._floor, self._clock = floor_secs, clock
     self._over = threading.Event()
-    self._wait = wait or self._over.wait
-    self._intervals = collections.deque(maxlen=64)
+    self._intervals: collections.deque[float] = collections.deque(maxlen=64)
     self._lock = threading.Lock()
     self._thread = threading.Thread(
         target=self._watch, name='watchdog', daemon=True)
@@ -89,34 +77,26 @@ class Watchdog:
     """Returns the number of seconds within which the next beat must come."""
     with self._lock:
       median = statistics.median(self._intervals) if self._intervals else 0
-    return max(self._factor * median, self._floor)
+    return max(_FACTOR * median, self._floor)
+
+  def report(self) -> str:
+    """Returns what is wrong, or '' if the next beat is not overdue."""
+    limit, silent = self.limit_secs(), self._clock() - self._last
+    if silent <= limit:
+      return ''
+    return (f'Watchdog: no beat for {silent:.0f} s after {self._tag!r}, but '
+            f'{limit:.0f} s is the limit ({_FACTOR} x the median interval, at '
+            f'least {self._floor:g} s).')
 
   def _watch(self) -> None:
-    while not self._over.is_set():
-      limit = self.limit_secs()
-      silent = self._clock() - self._last
-      if silent > limit:
-        return self._end(
-            f'Watchdog: no beat for {silent:.0f} s after {self._tag!r}, but '
-            f'{limit:.0f} s is the limit ({self._factor:g} x the median '
-            f'interval, at least {self._floor:g} s).')
-      if self._wait(limit - silent + 1e-3):
-        return None
-
-  def _end(self, report: str) -> None:
-    if self._on_timeout:
-      return self._on_timeout(report)
+    while not (report := self.report()):
+      left = self.limit_secs() - (self._clock() - self._last)
+      if self._over.wait(left + 1e-3):
+        return
     report += (f'\nThe process ends with code {EXIT_CODE}; restart all '
                'processes. What each thread was doing:\n')
     try:
-      _dump(_STDERR, report)
-      if self._file:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        _dump(os.open(self._file, flags, 0o644), report)
-    finally:  # even if stderr is closed or the disk is full
+      os.write(_STDERR, report.encode())
+      faulthandler.dump_traceback(_STDERR, all_threads=True)
+    finally:  # even if stderr is closed
       os._exit(EXIT_CODE)  # sys.exit would wait for stuck threads
-
-
-def _dump(descriptor: int, report: str) -> None:
-  os.write(descriptor, report.encode())
-  faulthandler.dump_traceback(descriptor, all_threads=True)

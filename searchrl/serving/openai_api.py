@@ -181,8 +181,8 @@ def _logprobs(record: _Record, is_chat: bool) -> bool:
   if is_chat or value is False:
     return _flag(record, 'logprobs')
   if isinstance(value, bool) or value != 0:
-    raise Refused('logprobs must be 0: the sampled tokens have log-probs, their '
-                  'alternatives have none.', 'logprobs')
+    raise Refused('logprobs must be 0: only the sampled tokens have log-probs, '
+                  'not their alternatives.', 'logprobs')
   return True
 
 

@@ -90,7 +90,7 @@ def _card(run: reading.Run) -> dict[str, Any]:
       'revision': str(run.environment.get('git', ''))[:12],
       'scores': headlines,
       'alarms': _rolled_back(run) + [
-          (text, alerts.said(steps))
+          (text, alerts.format_steps(steps))
           for text, steps in alerts.history(run.steps)]}
 
 
@@ -100,7 +100,7 @@ def _rolled_back(run: reading.Run) -> list[tuple[str, str]]:
       run.steps, run.steps[1:]) if line.get('guards/rollbacks', 0) > before.get(
           'guards/rollbacks', 0)]
   return [('rolled back, and on with other questions',
-           f'before {alerts.said(steps)}')] if steps else []
+           f'before {alerts.format_steps(steps)}')] if steps else []
 
 
 def _tables(run: reading.Run, alone: bool) -> list[dict[str, Any]]:
