@@ -40,11 +40,11 @@ _COLD = 1e-3  # below it, float32 overflows
 
 
 class Refused(asgi.Refused):
-  """Exception: a field is refused; the message is for the client."""
+  """Exception: a field breaks a rule. Without a field, the whole body does."""
 
-  def __init__(self, message: str, param: str | None = None, *,
-               status: int = 400, code: str | None = None):
-    super().__init__(status, message)
+  def __init__(self, param: str | None, rule: str, *, status: int = 400,
+               code: str | None = None):
+    super().__init__(status, f'{param} {rule}' if param else rule)
     self.param, self.code = param, code
 
 
@@ -101,22 +101,21 @@ def read(body: bytes, *, is_chat: bool, name: str, tokenizer: Any, length: int,
   try:
     record = wire.read_object(body, 'the body')
   except wire.Malformed as error:
-    raise Refused(str(error)) from error
+    raise Refused(None, str(error)) from error
   record = {key: value for key, value in record.items() if value is not None}
   _check_names(record, is_chat)
   if record.get('model') != name:
-    raise Refused(f'model must be {name!r}, the one that is served here.',
-                  'model', status=404, code='model_not_found')
+    raise Refused('model', f'must be {name!r}, the one that is served here.',
+                  status=404, code='model_not_found')
   where = 'messages' if is_chat else 'prompt'
   prompts = (_chat if is_chat else _prompts)(record, tokenizer)
   n = _number(record, 'n', 1, 1, limits.choices)
   if len(prompts) * n > limits.choices:
-    raise Refused(f'{where} times n must be at most {limits.choices}, but is '
-                  f'{len(prompts) * n}.', 'n')
+    raise Refused('n', f'times the number of prompts must be at most '
+                  f'{limits.choices}, but is {len(prompts) * n}.')
   options = record.get('stream_options', {})
   if not isinstance(options, dict) or set(options) - {'include_usage'}:
-    raise Refused('stream_options must be an object with include_usage alone.',
-                  'stream_options')
+    raise Refused('stream_options', 'may hold only include_usage.')
   return Request(
       is_chat, prompts, _budgets(record, prompts, length, is_chat, where), n,
       _draw(record), _stops(record, limits),
@@ -130,17 +129,17 @@ def _check_names(record: _Record, is_chat: bool) -> None:
       ('messages', 'max_completion_tokens') if is_chat else ('prompt',))}
   for name, value in record.items():
     if name in _NEUTRAL and value != _NEUTRAL[name]:
-      raise Refused(f'{name} is not supported here. Leave it out.', name,
+      raise Refused(name, 'is not supported here. Leave it out.',
                     code='unsupported_parameter')
     if name not in names:
-      raise Refused(f'{name[:80]} is not a known field. Leave it out.',
-                    name[:80], code='unknown_parameter')
+      raise Refused(name[:80], 'is not a known field. Leave it out.',
+                    code='unknown_parameter')
 
 
 def _draw(record: _Record) -> sampling.Draw:
   temperature = _number(record, 'temperature', 1.0, 0, 100)
   if 0 < temperature < _COLD:
-    raise Refused(f'temperature must be 0 or at least {_COLD}.', 'temperature')
+    raise Refused('temperature', f'must be 0 or at least {_COLD}.')
   return sampling.Draw(temperature, sampling.Truncation(
       max(_number(record, 'top_k', 0, -1, 2**31 - 1), 0),
       _number(record, 'top_p', 1.0, math.ulp(0.0), 1),
@@ -158,20 +157,15 @@ def _number(record: _Record, name: str, default: Any, low: float, high: float
       not low <= value <= high):
     what = 'a whole number' if kind is int else 'a number'
     least = 'above 0' if low == math.ulp(0.0) else f'from {low}'
-    raise Refused(f'{name} must be {what} {least} to {high}, but is '
-                  f'{_shown(value)}.', name)
+    text = json.dumps(value)[:80]
+    raise Refused(name, f'must be {what} {least} to {high}, but is {text}.')
   return kind(value)
-
-
-def _shown(value: Any) -> str:
-  text = json.dumps(value)
-  return text if len(text) <= 80 else text[:80] + '...'
 
 
 def _flag(record: _Record, name: str, parent: str = '') -> bool:
   value = record.get(name, False)
   if not isinstance(value, bool):
-    raise Refused(f'{parent}{name} must be true or false.', parent + name)
+    raise Refused(parent + name, 'must be true or false.')
   return value
 
 
@@ -181,8 +175,8 @@ def _logprobs(record: _Record, is_chat: bool) -> bool:
   if is_chat or value is False:
     return _flag(record, 'logprobs')
   if isinstance(value, bool) or value != 0:
-    raise Refused('logprobs must be 0: only the sampled tokens have log-probs, '
-                  'not their alternatives.', 'logprobs')
+    raise Refused('logprobs', 'must be 0: only the sampled tokens have '
+                  'log-probs, not their alternatives.')
   return True
 
 
@@ -191,12 +185,11 @@ def _stops(record: _Record, limits: Limits) -> tuple[str, ...]:
   stops = [value] if isinstance(value, str) else value
   if not isinstance(stops, list) or not all(
       isinstance(s, str) and s and _is_text(s) for s in stops):
-    raise Refused('stop must be a string or a list of strings, none empty.',
-                  'stop')
+    raise Refused('stop', 'must be a string or a list of strings, none empty.')
   if len(stops) > limits.stops or max(map(len, stops), default=0) > (
       limits.stop_chars):
-    raise Refused(f'stop may hold {limits.stops} strings of '
-                  f'{limits.stop_chars} characters each.', 'stop')
+    raise Refused('stop', f'may hold {limits.stops} strings of '
+                  f'{limits.stop_chars} characters each.')
   return tuple(stops)
 
 
@@ -212,16 +205,16 @@ def _prompts(record: _Record, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
   if not isinstance(texts, list) or not texts or not all(
       (isinstance(text, str) and _is_text(text)) or _are_ids(text)
       for text in texts):
-    raise Refused('prompt must be a string, a list of token ids, or a list of '
-                  'either.', 'prompt')
+    raise Refused('prompt', 'must be a string, a list of token ids, or a list '
+                  'of either.')
   prompts = tuple(
       tokenizer.encode(text) if isinstance(text, str) else tuple(text)
       for text in texts)
   if not all(prompts):
-    raise Refused('prompt must hold at least one token.', 'prompt')
+    raise Refused('prompt', 'must hold at least one token.')
   if any(not 0 <= id_ < tokenizer.vocab_size for ids in prompts for id_ in ids):
-    raise Refused(f'prompt must hold ids from 0 to {tokenizer.vocab_size - 1}.',
-                  'prompt')
+    raise Refused('prompt',
+                  f'must hold ids from 0 to {tokenizer.vocab_size - 1}.')
   return prompts
 
 
@@ -234,44 +227,40 @@ def _chat(record: _Record, tokenizer: Any) -> tuple[tuple[int, ...]]:
   """Returns the ids of a conversation, as the model's template writes it."""
   messages = record.get('messages')
   if not isinstance(messages, list) or not messages:
-    raise Refused('messages must be a list of at least one message.',
-                  'messages')
+    raise Refused('messages', 'must be a list of at least one message.')
   messages = [_message(message, f'messages[{i}]', tokenizer)
               for i, message in enumerate(messages)]
   if messages[-1]['role'] == 'assistant':
-    raise Refused("messages must not end with the assistant's, which is the "
-                  'answer.', 'messages')
+    raise Refused('messages', "must not end with the assistant's answer.")
   try:
     return tokenizer.encode(tokenizer.render(messages)),
   except ValueError as error:
     raise Refused(
-        "messages must be what the model's chat template can write, with roles "
-        'in the order that it needs. A model without a template serves '
-        '/v1/completions only.', 'messages') from error
+        'messages', "must be what the model's chat template can write, with "
+        'roles in the order that it needs. A model without a template serves '
+        '/v1/completions only.') from error
 
 
 def _message(message: Any, place: str, tokenizer: Any) -> dict[str, str]:
   if not isinstance(message, dict) or message.get('role') not in _ROLES:
-    raise Refused(f'{place}.role must be one of {", ".join(_ROLES)}.',
-                  f'{place}.role')
+    raise Refused(f'{place}.role', f'must be one of {", ".join(_ROLES)}.')
   other = sorted(name for name, value in message.items()
                  if name not in ('role', 'content', 'name') and value)
   if other:
-    raise Refused(f'{place} may hold only role, content and name.',
-                  f'{place}.{other[0][:80]}')
+    raise Refused(f'{place}.{other[0][:80]}', 'is not supported; a message '
+                  'may hold only role, content and name.')
   content = message.get('content')
   if isinstance(content, list) and all(
       isinstance(part, dict) and part.get('type') == 'text'
       and isinstance(part.get('text'), str) for part in content):
     content = ''.join(part['text'] for part in content)
   if not isinstance(content, str) or not _is_text(content):
-    raise Refused(f'{place}.content must be a text.', f'{place}.content')
+    raise Refused(f'{place}.content', 'must be a text.')
   special = tokenizer.special_ids.intersection(
       tokenizer.encode(content)).difference(tokenizer.encode_data(content))
   if special:  # the message could imitate another role
-    raise Refused(f'{place}.content must be plain text, but has the special '
-                  f'token {tokenizer.token(min(special))!r}.',
-                  f'{place}.content')
+    raise Refused(f'{place}.content', 'must be plain text, but has the special '
+                  f'token {tokenizer.token(min(special))!r}.')
   return {'role': message['role'], 'content': content}
 
 
@@ -280,20 +269,20 @@ def _budgets(record: _Record, prompts: Sequence[Sequence[int]], length: int,
   """Returns the tokens per prompt; by default 16, or in a chat all the rest."""
   room = length - max(map(len, prompts))
   if room < 1:
-    raise Refused(f'{where} may have {length - 1} tokens, but has '
-                  f'{length - room}.', where, code='context_length_exceeded')
+    raise Refused(where, f'may have {length - 1} tokens, but has '
+                  f'{length - room}.', code='context_length_exceeded')
   name = 'max_tokens'
   if 'max_completion_tokens' in record:
     name = 'max_completion_tokens'
     if 'max_tokens' in record:
-      raise Refused('max_tokens and max_completion_tokens mean the same. Give '
-                    'only one.', 'max_tokens')
+      raise Refused('max_tokens', 'means the same as max_completion_tokens. '
+                    'Give only one.')
   budget = _number(record, name, None, 1, 2**31 - 1)
   if budget is None:
     budget = room if is_chat else min(16, room)
   elif budget > room:
-    raise Refused(f'{where} and {name} may have {length} tokens together, but '
-                  f'have {length - room} and {budget}.', name,
+    raise Refused(name, f'and {where} may have {length} tokens together, but '
+                  f'have {budget} and {length - room}.',
                   code='context_length_exceeded')
   return (budget,) * len(prompts)
 
