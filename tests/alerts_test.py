@@ -41,7 +41,7 @@ def lines_of(metric, values):
 def test_a_rule_fires_where_it_should(name, values, steps):
   rule = alerts.RULES[name]
   lines = lines_of(rule.metric, values)
-  text = rule.says.format(limit=rule.limit)
+  text = rule.text.format(limit=rule.limit)
   found = dict(alerts.history(lines))
   assert (alerts.format_steps(found[text]) if text in found else '') == steps
   one_by_one = [n for n in range(1, len(lines) + 1) if alerts.of_step(

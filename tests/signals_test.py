@@ -14,9 +14,9 @@ from searchrl.runtime import signals
 def test_a_signal_is_noted_once(number):
   notices = []
   with signals.StopRequest(lambda: notices.append('stop')) as stop:
-    assert not stop.asked and not stop.wait(0)
+    assert not stop.is_requested and not stop.wait(0)
     os.kill(os.getpid(), number)
-    assert stop.wait(5) and stop.asked
+    assert stop.wait(5) and stop.is_requested
     os.kill(os.getpid(), signal.SIGTERM)
   assert notices == ['stop']
 

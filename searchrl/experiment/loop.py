@@ -181,7 +181,7 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
         continue
       best = progress.best
       progress = health.validated(state, health.remembers(progress, verdict))
-      stopping = processes.stop_requested_anywhere(stop.asked)
+      stopping = processes.stop_requested_anywhere(stop.is_requested)
       if stopping or _is_due(progress, options, progress.best != best):
         with timer('checkpoint'):
           saver.save(progress.step, state, source.settled(progress).to_json(),

@@ -27,7 +27,7 @@ class Rule:
   """A condition on one metric under which a step raises an alert.
 
   Attributes:
-    says: Text that says what is wrong. {limit} stands for the limit.
+    text: Sentence on what is wrong. {limit} is replaced by the limit.
     metric: Name of the metric. A step without this metric raises no alert.
     broken: Function (value, earlier values, limit) -> whether to alert.
     limit: Default limit.
@@ -37,7 +37,7 @@ class Rule:
     is_fatal: Whether nothing from the step can be kept.
   """
 
-  says: str
+  text: str
   metric: str
   broken: Callable[[float, Past, float], bool]
   limit: float
@@ -83,7 +83,7 @@ def _far_below_best(now: float, before: Past, limit: float) -> bool:
   return last < min(limit * means.max(), means.max() - 0.1)
 
 
-def _again(now: float, before: Past, limit: float) -> bool:
+def _in_a_row(now: float, before: Past, limit: float) -> bool:
   """Returns whether the metric was 1 in each of the last `limit` steps."""
   last = [*before, now][-int(limit):]
   return len(last) >= limit and min(last) == 1
@@ -91,18 +91,18 @@ def _again(now: float, before: Past, limit: float) -> bool:
 
 RULES = {
     'state': Rule(
-        'parameters or the optimizer\'s state are no finite numbers',
+        "parameters or the optimizer's state are not finite",
         'guards/arrays_not_finite', _above, 0, is_fatal=True),
     'not_finite': Rule(
         'every update of {limit:g} steps in a row was left out, because a '
-        'gradient was no finite number', 'actor/updates_left_out', _again, 2,
+        'gradient was not finite', 'actor/updates_left_out', _in_a_row, 2,
         is_late=True),
     'left_out': Rule(
-        'updates were left out, because a gradient was no finite number',
+        'updates were left out, because a gradient was not finite',
         'actor/updates_left_out', _above, 0),
     'critic_left_out': Rule(
-        'updates of the critic were left out, because a gradient was no finite '
-        'number', 'critic/updates_left_out', _above, 0),
+        'updates of the critic were left out, because a gradient was not '
+        'finite', 'critic/updates_left_out', _above, 0),
     'empty_batch': Rule(
         'there was no trajectory to train on', 'data/groups_trained', _at_most,
         0, sampled=True),
@@ -196,7 +196,7 @@ def _values(lines: Sequence[Line], metric: str) -> tuple[list[int], Past]:
 
 
 def _alert(name: str, limit: float) -> Alert:
-  return Alert(name, RULES[name].says.format(limit=limit))
+  return Alert(name, RULES[name].text.format(limit=limit))
 
 
 def _not_finite(lines: Sequence[Line]) -> dict[str, list[int]]:

@@ -70,29 +70,29 @@ class StopRequest:
   """
 
   def __init__(self, notice: Callable[[], None] = lambda: None):
-    self.asked = False  # a plain flag: a handler must not wait for a lock
+    self.is_requested = False  # no lock, since a handler must not wait
     self._notice = notice
     self._previous: dict[signal.Signals, Any] = {}
 
   def wait(self, timeout_secs: float = math.inf) -> bool:
     """Waits for a signal; returns whether one has arrived."""
     deadline = time.monotonic() + timeout_secs
-    while not self.asked and (left := deadline - time.monotonic()) > 0:
+    while not self.is_requested and (left := deadline - time.monotonic()) > 0:
       time.sleep(min(_POLL_SECS, left))
-    return self.asked
+    return self.is_requested
 
   def __enter__(self) -> 'StopRequest':
     for number in (signal.SIGINT, signal.SIGTERM):
-      self._previous[number] = signal.signal(number, self._ask)
+      self._previous[number] = signal.signal(number, self._handle)
     return self
 
   def __exit__(self, *_) -> None:
     for number, handler in self._previous.items():
       signal.signal(number, handler)
 
-  def _ask(self, number: int, frame) -> None:
-    if not self.asked:
-      self.asked = True
+  def _handle(self, number: int, frame) -> None:
+    if not self.is_requested:
+      self.is_requested = True
       self._notice()
     elif number == signal.SIGINT:
       raise KeyboardInterrupt

@@ -140,7 +140,7 @@ def fit(
       writer.write(record['steps'], {
           'sft/tokens': tokens, **_named(values),
           **_validated(validation, state, record, steps)})
-      stopping = processes.stop_requested_anywhere(stop.asked)
+      stopping = processes.stop_requested_anywhere(stop.is_requested)
       whole = record['steps'] % save_every == 0 or record['steps'] == steps
       if whole or stopping:
         record['cpu_seconds'] += time.process_time() - clock
