@@ -3,6 +3,7 @@
 """ranking: the same results from several processes, which come and go alone."""
 
 from concurrent import futures
+from multiprocessing import context
 import os
 import pathlib
 import signal
@@ -57,16 +58,23 @@ def make_ranks(monkeypatch):
   return made
 
 
+def start(ranks):
+  """Starts the workers of a Ranking and waits until one is ready."""
+  ranks._start()
+  ranks._ready.result(60)
+  return [*ranks._pool._processes.values()]
+
+
 def here(monkeypatch, then=lambda: None):
   """Counts the queries that this process ranks."""
-  ranked, best = [], ranking._best
+  ranked, best = [], ranking.Ranking._best
 
   def counting(*args):
     ranked.append(args)
     then()
     return best(*args)
 
-  monkeypatch.setattr(ranking, '_best', counting)
+  monkeypatch.setattr(ranking.Ranking, '_best', counting)
   return ranked
 
 
@@ -74,7 +82,7 @@ def here(monkeypatch, then=lambda: None):
 def test_results_are_those_of_one_process_to_the_bit(
     index, expected, ranks, monkeypatch, workers):
   search = bm25.searcher(CORPUS, index, workers=workers)
-  assert ranks[0].ready(60) == workers - 1
+  assert len(start(ranks[0])) == workers - 1
   ranked = here(monkeypatch)
   assert search(QUERIES) == expected
   assert 0 < len(ranked) < len(QUERIES)  # others did the rest
@@ -84,7 +92,7 @@ def test_results_are_those_of_one_process_to_the_bit(
 
 def test_of_calls_at_once_each_gets_its_own_results(index, expected, ranks):
   search = bm25.searcher(CORPUS, index, workers=2)
-  ranks[0].ready(60)
+  start(ranks[0])
   with futures.ThreadPoolExecutor(4) as pool:
     found = list(pool.map(
         lambda shift: search(QUERIES[shift:] + QUERIES[:shift]), range(12)))
@@ -99,7 +107,7 @@ def test_messages_larger_than_any_buffer_hang_neither_side(
   long = [Query(' '.join(f'w{word}x' for word in range(i, i + 900)), 3000,
                 tiny.question()) for i in range(80)]
   search = bm25.searcher(CORPUS, index, workers=2)
-  ranks[0].ready(60)
+  start(ranks[0])
   assert search(long) == bm25.searcher(CORPUS, index, workers=1)(long)
 
 
@@ -107,32 +115,31 @@ def test_small_calls_start_no_process(index, expected, ranks):
   search = bm25.searcher(CORPUS, index, workers=2)
   for start in range(0, 700, 100):
     assert search(QUERIES[start:start + 100]) == expected[start:start + 100]
-  assert ranks[0]._workers is None
+  assert ranks[0]._pool is None
   search(QUERIES)  # does not wait for it
-  assert len(ranks[0]._workers) == 1
+  assert len(ranks[0]._pool._processes) == 1
   assert bm25.searcher(CORPUS, index, workers=1)(QUERIES) == expected
-  assert ranks[1]._workers is None
+  assert ranks[1]._pool is None
 
 
 @pytest.mark.parametrize('when', ['before', 'meanwhile'])
 def test_a_worker_that_is_killed_costs_a_warning_and_no_result(
     index, expected, ranks, monkeypatch, capsys, when):
   search = bm25.searcher(CORPUS, index, workers=3)
-  ranks[0].ready(60)
-  victim = ranks[0]._workers[0].process
-  kill = lambda: victim.send_signal(signal.SIGKILL)
+  victim = start(ranks[0])[0]
   if when == 'before':
-    kill()
-    assert os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT)
+    victim.kill()
+    victim.join()
   else:
-    here(monkeypatch, kill)
+    here(monkeypatch, victim.kill)
   assert search(QUERIES) == expected
-  servers.until(lambda: search(QUERIES) == expected and not (
-      victim.pid in [w.process.pid for w in ranks[0]._workers]))
+  servers.until(lambda: ranks[0]._pool is None or search(QUERIES) != expected)
   assert capsys.readouterr().err == (
-      'Warning: a worker of the BM25 search ended with exit code -9; the others'
-      ' do its part.\n')
-  assert len(ranks[0]._workers) == 1 and search(QUERIES) == expected
+      'Warning: a worker of the BM25 search has died. This process does its '
+      'part, and the next large call starts another.\n')
+  assert search(QUERIES) == expected and not capsys.readouterr().err
+  ranks[0]._ready.result(60)
+  assert len(ranks[0]._pool._processes) == 2
 
 
 def test_a_call_that_fails_leaves_nothing_for_the_next(index, expected, ranks):
@@ -146,7 +153,7 @@ def test_a_call_that_fails_leaves_nothing_for_the_next(index, expected, ranks):
   corpus = Torn()
   corpus.is_torn = True
   search = bm25.searcher(corpus, index, workers=2)
-  ranks[0].ready(60)
+  start(ranks[0])
   for _ in range(3):
     with pytest.raises(OSError, match='the disk is gone'):
       search(QUERIES)
@@ -160,7 +167,7 @@ def test_an_index_on_disk_is_shared_as_it_was_when_it_was_opened(
   search = engines.make('bm25', CORPUS, index=str(tmp_path), workers=2)
   other = random_corpus(4000, seed=1)
   bm25_files.build(other.texts, tmp_path / 'bm25', corpus=other.digest)
-  ranks[0].ready(60)
+  start(ranks[0])
   ranked = here(monkeypatch)
   assert search(QUERIES) == expected and len(ranked) < len(QUERIES)
 
@@ -178,11 +185,12 @@ def running(pid):
 @pytest.mark.skipif(not os.path.isdir('/proc/self'), reason='reads /proc')
 def test_workers_end_with_their_process_however_it_ends(number):
   program = """if True:
-      import sys
+      import multiprocessing, sys
       from searchrl.search.index import bm25, ranking
       ranks = ranking.Ranking(bm25.build(['a river', 'an alp']).postings, 3)
-      ranks.ready(60)
-      print(*(worker.process.pid for worker in ranks._workers), flush=True)
+      ranks._start()
+      ranks._ready.result(60)
+      print(*(p.pid for p in multiprocessing.active_children()), flush=True)
       sys.stdin.read()"""
   with subprocess.Popen(
       [sys.executable, '-c', program], text=True, stdin=subprocess.PIPE,
@@ -202,21 +210,41 @@ def test_where_no_process_can_be_started_this_one_does_it_all(
   def refuse(*_, **__):
     raise BlockingIOError(11, 'Resource temporarily unavailable')
 
-  monkeypatch.setattr(subprocess, 'Popen', refuse)
+  monkeypatch.setattr(context.SpawnProcess, 'start', refuse)
   search = bm25.searcher(CORPUS, index, workers=3)
   assert search(QUERIES) == search(QUERIES) == expected
   assert capsys.readouterr().err == (
-      'Warning: the BM25 search has fewer workers than search.options.workers=3'
-      ': [Errno 11] Resource temporarily unavailable.\n')
+      'Warning: the BM25 search ranks in one process: [Errno 11] Resource '
+      'temporarily unavailable.\n')
 
 
 def test_workers_end_when_their_search_is_gone(index, ranks):
   search = bm25.searcher(CORPUS, index, workers=2)
-  ranks[0].ready(60)
-  process = ranks[0]._workers[0].process
+  process, = start(ranks[0])
   ranks.clear()
   del search
-  assert process.wait(60) == 0
+  process.join(60)
+  assert process.exitcode == 0
+
+
+def test_a_worker_imports_neither_the_program_nor_jax(tmp_path):
+  program = tmp_path / 'program.py'
+  program.write_text('''
+import pathlib, sys
+from searchrl.search.index import bm25, ranking
+with open('runs', 'a') as file:
+  file.write('x')
+ranks = ranking.Ranking(bm25.build(['a river', 'an alp']).postings, 2)
+ranks._start()
+ranks._ready.result(60)
+print(ranks._pool.submit(eval, "sorted(__import__('sys').modules)").result())
+''')
+  modules = subprocess.run(
+      [sys.executable, program], cwd=tmp_path, check=True, text=True,
+      capture_output=True, env=os.environ | {
+          'PYTHONPATH': str(pathlib.Path(__file__).parents[1])})
+  assert "'numpy'" in modules.stdout and "'jax'" not in modules.stdout
+  assert (tmp_path / 'runs').read_text() == 'x' and not modules.stderr
 
 
 def test_the_number_of_workers_is_checked_and_by_default_that_of_the_cores(

@@ -19,7 +19,6 @@ from searchrl.search.corpus import Corpus
 from searchrl.search.index import bm25
 from searchrl.search.index import manifests
 from searchrl.search.index import maxscore
-from searchrl.search.index import ranking
 from searchrl.trajectory import SearchFn
 
 _FORMAT = 2  # increased whenever files or the terms of `bm25.analyze` change
@@ -144,10 +143,10 @@ def load(folder: str | pathlib.Path, corpus: Corpus) -> bm25.Index:
   terms = (folder / 'terms.txt').read_text(encoding='utf-8')
   starts, *files = ((folder / f'{name}.npy').open('rb') for name in _ARRAYS)
   with starts:
-    starts = ranking.mapped(starts)
+    starts = maxscore.mapped(starts)
   return bm25.Index(
       {term: i for i, term in enumerate(terms.split('\n'))}, starts,
-      maxscore.Postings(*map(ranking.mapped, files), count, tuple(files)))
+      maxscore.Postings.mapped(files, count))
 
 
 def indexed(corpus: Corpus, folder: str | pathlib.Path, *, workers: int = 0

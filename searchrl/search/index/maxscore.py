@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
-from typing import BinaryIO
+from multiprocessing import reduction
+import os
+import tempfile
+from typing import Any, BinaryIO
 
 from jaxtyping import Float, Int
 import numpy as np
@@ -24,13 +27,33 @@ _LEADERS = 8  # this times k passages are summed first, to raise the threshold
 
 @dataclasses.dataclass(frozen=True)
 class Postings:
-  """The passages of each term, and its impact on their scores."""
+  """The passages of each term, and its impact on their scores.
+
+  Pickled for a process that is being started, they are sent as open files.
+  """
 
   passages: Int[np.ndarray, 'P']  # in [0, N)
   impacts: Float[np.ndarray, 'P']  # float32; score added by one query term
   size: int  # N
   files: tuple[BinaryIO, ...] = ()  # files that both arrays map; (): none
   _zeros: list[np.ndarray] = dataclasses.field(default_factory=list)  # free [N]
+
+  @classmethod
+  def mapped(cls, files: Sequence[BinaryIO], size: int) -> Postings:
+    """Returns the postings in the .npy files of both arrays."""
+    passages, impacts = map(mapped, files)
+    return cls(passages, impacts, size, tuple(files))
+
+  def in_files(self) -> Postings:
+    """Returns these postings in files that several processes can map."""
+    if self.files:
+      return self
+    return self.mapped([*map(_unnamed, (self.passages, self.impacts))],
+                       self.size)
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    return _received, (
+        self.size, *(reduction.DupFd(file.fileno()) for file in self.files))
 
   def best(self, spans: Sequence[Span], k: int
           ) -> tuple[Int[np.ndarray, 'K'], Float[np.ndarray, 'K']]:
@@ -52,7 +75,8 @@ class Postings:
       total = self._zeros.pop()
     except IndexError:  # the first call, or other threads use the arrays
       total = np.zeros(self.size)
-    touched, threshold = [], 0.0  # lower bound of the k-th best sum
+    touched: list[np.ndarray] = []
+    threshold = 0.0  # lower bound of the k-th best sum
     while spans and _bound(spans) >= threshold:
       _, start, stop, count = spans.pop(0)
       at = self.passages[start:stop]
@@ -111,3 +135,24 @@ def _candidates(at, sums, spans, threshold: float):
   """Returns the passages that can still reach the threshold with all spans."""
   able = np.flatnonzero(sums >= threshold - _bound(spans))
   return at[able], sums[able]
+
+
+def mapped(file: BinaryIO) -> np.ndarray:
+  """Returns the array of an .npy file, mapped; it outlives the file's removal.
+  """
+  path = f'/dev/fd/{file.fileno()}' if os.name == 'posix' else file.name
+  return np.asarray(np.load(path, mmap_mode='r'))
+
+
+def _unnamed(array: np.ndarray) -> BinaryIO:
+  """Returns an unnamed file that contains an array; in memory on Linux."""
+  file = (os.fdopen(os.memfd_create('searchrl'), 'w+b')
+          if hasattr(os, 'memfd_create') else tempfile.TemporaryFile())
+  np.save(file, array)
+  file.flush()
+  return file
+
+
+def _received(size: int, *files: Any) -> Postings:
+  return Postings.mapped([os.fdopen(file.detach(), 'rb') for file in files],
+                         size)
