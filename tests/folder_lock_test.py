@@ -117,7 +117,6 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, capsys):
 
 def test_a_held_folder_is_touched_now_and_then(tmp_path, monkeypatch):
   monkeypatch.setattr(folder_lock, '_BEAT_SECS', 0.05)
-  monkeypatch.setattr(folder_lock, '_beats', threading.Lock())  # a new thread
   with folder_lock.release_at_end():
     folder_lock.hold(tmp_path)
     os.utime(tmp_path / '.lock', (1, 1))

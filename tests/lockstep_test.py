@@ -67,13 +67,13 @@ def outputs():
 
 def test_the_call_at_which_processes_part_is_named(outputs):
   for i, text in enumerate(outputs['shape']):
-    assert 'part at call 2. ' in text
+    assert 'differ at call 2. ' in text
     assert (f"process {i}, which calls update(['tokens']=int32[4,{8 + i}], "
             "'mean')") in text
     assert "process 0: update(['tokens']=int32[4,8], 'mean'); process 1" in text
     assert 'Last call in common: score(' in text
   for text in outputs['tag']:
-    assert 'part at call 1. ' in text
+    assert 'differ at call 1. ' in text
     assert 'process 0: prefill(1); process 1: decode(1)' in text
     assert 'Last call in common: decode(1).' in text
 

@@ -258,7 +258,7 @@ else:
 def test_a_planted_divergence_is_caught_at_its_call():
   messages = outputs(DIVERGE)
   for process, message in enumerate(messages['count']):
-    assert 'the same calls in the same order, but part at call 1.' in message
+    assert 'the same calls in the same order, but differ at call 1.' in message
     count = process + 1
     assert f'This is process {process}, which calls update({count},' in message
     assert re.search(r'process 0: update\(1, .*; process 1: update\(2, ',
@@ -267,7 +267,7 @@ def test_a_planted_divergence_is_caught_at_its_call():
                      message)
   for message in messages['score']:
     # After the log-probs of two mini-batches by two policies.
-    assert 'part at call 4.' in message
+    assert 'differ at call 4.' in message
     assert 'process 0: update(' in message
     assert 'process 1: logprobs(2, int32[2,4,24])' in message
     assert 'Last call in common: logprobs(1, int32[2,4,24])' in message

@@ -31,7 +31,6 @@ _BEAT_SECS = 10.0  # time between touches of the file
 _SILENT_SECS = 35.0  # time without a touch after which the holder is gone
 _HOST = socket.gethostname()
 _held: dict[pathlib.Path, filelock.BaseFileLock] = {}  # by locked file
-_beats = threading.Lock()  # held once the one thread that touches files runs
 
 
 def hold(folder: pathlib.Path) -> None:
@@ -64,8 +63,8 @@ def hold(folder: pathlib.Path) -> None:
     raise _in_use(folder, holder)
   file.write_text(json.dumps({'host': _HOST, 'process': os.getpid()}))
   _held[file] = lock
-  if _beats.acquire(blocking=False):
-    threading.Thread(target=_beat, name='folder-lock', daemon=True).start()
+  threading.Thread(target=_beat, args=(file,), name='folder-lock',
+                   daemon=True).start()
 
 
 @contextlib.contextmanager
@@ -81,12 +80,11 @@ def release_at_end() -> Iterator[None]:
       _held.pop(file).release()
 
 
-def _beat() -> None:
-  while True:
+def _beat(file: pathlib.Path) -> None:
+  while file in _held:
+    with contextlib.suppress(OSError):  # the directory may be gone
+      os.utime(file)
     time.sleep(_BEAT_SECS)
-    for file in [*_held]:
-      with contextlib.suppress(OSError):  # released meanwhile
-        os.utime(file)
 
 
 def _is_touched(file: pathlib.Path, holder: dict[str, Any]) -> bool:

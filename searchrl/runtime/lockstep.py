@@ -57,7 +57,7 @@ class LockstepCheck:
       RuntimeError: In 'call' mode, processes make different calls. It is raised
         on all of them.
     """
-    if self._is_idle():
+    if self._mode == 'off' or processes.count() == 1:
       return
     call = f'{tag}({", ".join(_describe(facts))})'
     self._digest.update(call.encode() + b'\n')
@@ -67,7 +67,7 @@ class LockstepCheck:
 
   def phase(self, name: str) -> None:
     """Ends a phase: raises a RuntimeError if the calls so far have differed."""
-    if self._is_idle():
+    if self._mode == 'off' or processes.count() == 1:
       return
     digest = self._digest.hexdigest()[:16]
     summary = (f'{self._calls} calls of digest {digest}, '
@@ -78,10 +78,7 @@ class LockstepCheck:
       raise RuntimeError(
           f'{_SAME_CALLS}, but differ at the end of phase {name!r}: '
           f'{by_process([other.decode() for other in summaries])}. Rerun with '
-          "LockstepCheck('call'), which names the call at which they part.")
-
-  def _is_idle(self) -> bool:
-    return self._mode == 'off' or processes.count() == 1
+          "LockstepCheck('call'), which names the first call that differs.")
 
   def _compare(self, tag: str, call: str) -> None:
     """Raises a RuntimeError unless all processes make this call."""
@@ -92,11 +89,10 @@ class LockstepCheck:
     calls = [other.decode() if place.startswith('call ') else
              f'nothing, but is at {place!r}' for place, other in meetings]
     raise RuntimeError(
-        f'{_SAME_CALLS}, but part at call {self._calls}. This is process '
+        f'{_SAME_CALLS}, but differ at call {self._calls}. This is process '
         f'{processes.index()}, which calls {shortened(call)}; of all, '
         f'{by_process(calls)}. Last call in common: {shortened(self._last)}. '
-        'What decides between the two may depend only on values that all '
-        'processes share.')
+        'Choose between the two only by values that all processes share.')
 
 
 def _describe(facts: Any) -> list[str]:

@@ -116,7 +116,7 @@ def exchange(tag: str, payload: bytes,
         'processes must meet at the same tags in the same order, but '
         f'{by_process([repr(other) for other, _ in meetings])}. A host '
         "decision before this depended on one process's own state; "
-        "LockstepCheck('call') names the call after which they part.")
+        "LockstepCheck('call') names the first call that differs.")
   return [payload for _, payload in meetings]
 
 

@@ -52,7 +52,6 @@ class Watchdog:
     self._floor, self._clock = floor_secs, clock
     self._over = threading.Event()
     self._intervals: collections.deque[float] = collections.deque(maxlen=64)
-    self._lock = threading.Lock()
     self._thread = threading.Thread(
         target=self._watch, name='watchdog', daemon=True)
     self._tag, self._last = 'the start', clock()
@@ -68,16 +67,14 @@ class Watchdog:
 
   def beat(self, tag: str) -> None:
     """Records a heartbeat. `tag` says what the run does next."""
-    with self._lock:
-      now = self._clock()
-      self._intervals.append(now - self._last)
-      self._tag, self._last = tag, now
+    now = self._clock()
+    self._intervals.append(now - self._last)
+    self._tag, self._last = tag, now
 
   def limit_secs(self) -> float:
     """Returns the number of seconds within which the next beat must come."""
-    with self._lock:
-      median = statistics.median(self._intervals) if self._intervals else 0
-    return max(_FACTOR * median, self._floor)
+    intervals = list(self._intervals)  # at once; another thread appends
+    return max(_FACTOR * statistics.median(intervals or [0]), self._floor)
 
   def report(self) -> str:
     """Returns what is wrong, or '' if the next beat is not overdue."""
