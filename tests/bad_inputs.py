@@ -361,8 +361,8 @@ REWARDS = (
 )
 
 FILES = (
-    _questions('missing.jsonl', 'is none', 'data.train'),
-    _questions('empty', 'is none', 'data.train'),
+    _questions('missing.jsonl', 'is not a file', 'data.train'),
+    _questions('empty', 'is not a file', 'data.train'),
     _questions('empty.jsonl', 'holds no question'),
     _questions('torn.jsonl', 'line 2', 'JSONDecodeError'),
     _questions('latin.jsonl', 'line 1', 'UTF-8', 'encoding'),
@@ -404,7 +404,7 @@ FILES = (
           ('empty', 'holds neither'), ('latins', 'a.jsonl, line 1', 'UTF-8'),
           ('torn', 'a.jsonl, line 1 must be JSON'))),
     _row('grpo:smoke --config.data.evaluate=nq={d}/missing.jsonl',
-         'missing.jsonl is none', 'data.evaluate'),
+         'missing.jsonl is not a file', 'data.evaluate'),
     _row(f'grpo:smoke {OWN} --config.data.train=a={{d}}/good.jsonl,a={{d}}/'
          'good.jsonl', "'a' is the name of two"),
 )
@@ -432,7 +432,7 @@ JOBS = (
     _row('evaluate --config.evaluate.run={d}/own', 'data.evaluate must name',
          'own', 'good.jsonl'),
     _row('evaluate --config.evaluate.run={d}/own_judged', 'data.evaluate',
-         'missing.jsonl is none'),
+         'missing.jsonl is not a file'),
     _row('evaluate --config.evaluate.samples=0', 'evaluate.samples must be'),
     _row('evaluate --config.evaluate.step=-1', 'evaluate.step must be from 0'),
     _row('evaluate "--config.evaluate.worlds.kinds=()"', 'data.evaluate must'),
@@ -454,7 +454,7 @@ JOBS = (
          'that of --question has'),
     _row('ask --config.ask.samples=0', 'ask.samples must be at least 1'),
     _row('ask --config.ask.temperature=0', 'ask.temperature must be above 0'),
-    _row('ask --config.ask.examples=/no.jsonl', '/no.jsonl is none'),
+    _row('ask --config.ask.examples=/no.jsonl', '/no.jsonl is not a file'),
     _row('export', 'export.run must be the folder of a run'),
     _row('export --config.export.run={d}/run --config.export.step=77',
          'which are 2, but is at 77'),
@@ -490,7 +490,7 @@ JOBS = (
     _row(f'{INDEX}--config.store.dtype=int4', 'store.dtype must be'),
     _row(f'{INDEX}--config.store.shard_rows=0', 'shard_rows'),
     _row(f'{INDEX}--config.ngrams.dim=0', 'at least 1'),
-    _row('sft:smoke --config.data.train=/no.jsonl', '/no.jsonl is none'),
+    _row('sft:smoke --config.data.train=/no.jsonl', '/no.jsonl is not a file'),
     _row('sft:smoke --config.data.train={d}/good.jsonl', 'good.jsonl, line 1',
          'prompt'),
     _row('sft:smoke --config.data.train={d}/brackets.jsonl', 'line 1',

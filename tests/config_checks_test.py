@@ -145,7 +145,7 @@ def test_weights_must_be_a_number_a_file_and_one_above_zero(data, weights):
 
 def test_missing_files_are_named_before_a_model_is_loaded(data):
   data.data.evaluate = 'nq=gone.jsonl'
-  with pytest.raises(FileNotFoundError, match='gone.jsonl is none. Check data.'):
+  with pytest.raises(FileNotFoundError, match='gone.jsonl is not a file. Check data.'):
     config_checks.check_questions(data)
 
 

@@ -62,8 +62,8 @@ def test_a_path_names_and_several_paths_are_told_apart(tmp_path, monkeypatch):
     ('n q=nq.jsonl', 'with names of letters'),
     ('a=nq.jsonl,a=b.jsonl', "'a' is the name of two. Write name=path"),
     ('nq.jsonl,nq.jsonl', "'nq' is the name of two"),
-    ('gone.jsonl', 'but gone.jsonl is none. Check data.train'),
-    ('.', 'but . is none'),
+    ('gone.jsonl', 'but gone.jsonl is not a file. Check data.train'),
+    ('.', 'but . is not a file'),
 ])
 def test_what_cannot_be_named_is_refused(tmp_path, monkeypatch, text, message):
   monkeypatch.chdir(tmp_path)

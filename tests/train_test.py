@@ -223,7 +223,7 @@ def nan_of_some(trajectory):
     (dict(reward='searchrl.agent.rewards:nothing'), 'module:function'),
     (dict(rollout=dict(max_length=100)), 'rollout.max_length must hold'),
     (dict(learner=dict(minibatches=5)), 'learner.minibatches'),
-    (dict(data=dict(train='q.jsonl')), 'q.jsonl is none'),
+    (dict(data=dict(train='q.jsonl')), 'q.jsonl is not a file'),
     (dict(data=dict(limit=9999)), 'data.limit must be at most'),
     (dict(train=dict(init_from='gone')), 'init_from must be the folder'),
     (dict(algorithm=dict(name='searchrl.rl.algorithms:dpo')), 'dpo'),

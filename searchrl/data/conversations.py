@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 from searchrl.data import jsonl
 from searchrl.runtime import atomic_files
 
-_FORMS = ('prompt', 'messages', 'segments')
-
 
 class Segment(NamedTuple):
   """A text that is tokenised on its own, as a turn of a rollout is."""
@@ -57,13 +55,13 @@ def read(path: str, *, field: str = 'data.train') -> list[Conversation]:
   file = pathlib.Path(path)
   if not file.is_file():
     raise FileNotFoundError(
-        f'{field} must be a jsonl file of conversations, but {path} is none. '
-        'Correct the path.')
-  found = [_parse(line, place) for place, line in jsonl.lines(file)]
-  if not found:
-    raise ValueError(f'{field} must hold a conversation a line, but {path} is '
-                     'empty.')
-  return found
+        f'{field} must be a jsonl file of conversations, but {path} is not a '
+        'file. Correct the path.')
+  conversations = [_parse(line, place) for place, line in jsonl.lines(file)]
+  if not conversations:
+    raise ValueError(f'{field} must hold a conversation per line, but {path} '
+                     'is empty.')
+  return conversations
 
 
 def write(path: str | pathlib.Path, rows: Iterable[Sequence[Segment]]) -> None:
@@ -79,23 +77,23 @@ def write(path: str | pathlib.Path, rows: Iterable[Sequence[Segment]]) -> None:
 
 def _parse(line: str, place: str) -> Conversation:
   record = jsonl.loads(line, 'a JSON object', place)
-  forms = [form for form in _FORMS if form in record] if isinstance(
-      record, dict) else []
+  forms = [form for form in _PARSERS
+           if isinstance(record, dict) and form in record]
   if len(forms) != 1:
     raise ValueError(
         'a line must have one of "prompt" (with "completion"), "messages" and '
         f'"segments", but {place} has {" and ".join(forms) or "none"}: '
         f'{line.strip()[:80]!r}.')
-  return {'prompt': _pair, 'messages': _messages, 'segments': _segments}[
-      forms[0]](record, place)
+  return _PARSERS[forms[0]](record, place)
 
 
 def _pair(record: Mapping[str, Any], place: str) -> Conversation:
-  texts = [_text(record, name, place) for name in ('prompt', 'completion')]
-  if not texts[1]:
+  prompt, completion = (
+      _text(record, name, place) for name in ('prompt', 'completion'))
+  if not completion:
     raise ValueError(f'completion must not be empty, but that of {place} is.')
   return Conversation(
-      place, (Segment(texts[0], False), Segment(texts[1], True)), ends=True)
+      place, (Segment(prompt, False), Segment(completion, True)), ends=True)
 
 
 def _messages(record: Mapping[str, Any], place: str) -> Conversation:
@@ -136,10 +134,13 @@ def _text(record: Mapping[str, Any], name: str, place: str) -> str:
 
 
 def _objects(record: Mapping[str, Any], name: str, place: str
-            ) -> tuple[Mapping[str, Any], ...]:
+            ) -> Sequence[Mapping[str, Any]]:
   value = record[name]
   if not isinstance(value, list) or not value or not all(
       isinstance(item, dict) for item in value):
     raise ValueError(f'{name} must be a list of objects, but {place} has '
                      f'{str(value)[:40]!r}.')
   return tuple(value)
+
+
+_PARSERS = {'prompt': _pair, 'messages': _messages, 'segments': _segments}

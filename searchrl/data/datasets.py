@@ -10,6 +10,7 @@ questions about common knowledge are in separate files, over the same corpus.
 import collections
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -22,12 +23,17 @@ from searchrl.search import corpus as corpora
 from searchrl.search import mapped_corpus
 from searchrl.trajectory import Question
 from searchrl.world import facts
+from searchrl.world import names
 from searchrl.world import text
 
+Corpus = corpora.Corpus | mapped_corpus.MappedCorpus
 MEAN = 'mean'  # name under which the mean over the evaluation sets is reported
 WORLDS = 'worlds'  # evaluate on generated worlds, even with own training data
-FRESH = ('known', 'unseen')  # sets of fresh facts, by their name parts
-COMMON = ('famous', 'outdated')  # sets of common knowledge
+# Sets of fresh facts, by the source of their names.
+FRESH: tuple[names.NameSource, ...] = ('known', 'unseen')
+# Sets of common knowledge, and the splits of their questions. Few facts are
+# outdated, so these questions come from all splits.
+COMMON: dict[facts.Topic, text.Split] = {'famous': 'test', 'outdated': ''}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +45,7 @@ class WorldOptions:
   hard: bool = False
   scale: float = 1.0  # factor of the numbers of entities
 
-  def make(self, seed: int, source: str) -> facts.World:
+  def make(self, seed: int, source: names.NameSource) -> facts.World:
     """Returns the generated world of a seed."""
     sizes = {kind: round(self.scale * n) for kind, n in facts.SIZES.items()}
     return facts.make(seed, sizes=sizes, source=source, common=self.common,
@@ -52,7 +58,7 @@ class _About:
 
   name: str  # name of their file, and of their set in an evaluation
   topics: tuple[facts.Topic, ...]
-  split: str
+  split: text.Split
   per_hop: tuple[int, ...]  # maximum number of questions of each hop count
 
 
@@ -62,7 +68,7 @@ class Dataset:
 
   name: str
   questions: Sequence[Question]
-  corpus: corpora.Corpus | mapped_corpus.MappedCorpus | None  # None: remote
+  corpus: Corpus | None  # None: remote
   files: Sequence[Sequence[Question]] = ()  # questions of each file, if several
   is_common: bool = False  # the questions are about common knowledge
   few: Sequence[Question] = ()  # subset for costly evaluations; (): all
@@ -107,33 +113,25 @@ def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
         f'{train!r} and {corpus!r}. Give both paths, or neither for the '
         'generated world.')
   if train:
-    files = [_read(file, question_mark, golds, admit)
+    read = functools.partial(questions_lib.read, needs_golds=golds,
+                             question_mark=question_mark, admit=admit)
+    files = [_read(file, read)
              for file in question_files.named(train, 'data.train')]
     data = Dataset('train', [q for file in files for q in file],
                    _corpus(corpus), files)
   else:
-    data = _world_of_training(folder / 'train', world_seed, per_hop, common,
-                              world, admit)
+    abouts = [_About('train_common', tuple(COMMON), 'train', tuple(
+        math.ceil(common * count) for count in per_hop))]
+    data = generated(
+        folder / 'train', name='train', source='known', world_seed=world_seed,
+        per_hop=per_hop, world=world, abouts=abouts * (common > 0), admit=admit)
   return _limited(data, limit, seed) if limit else data
 
 
-def _world_of_training(folder: pathlib.Path, world_seed: int,
-                       per_hop: Sequence[int], common: float,
-                       world: WorldOptions, admit: questions_lib.Admit
-                      ) -> Dataset:
-  """Returns a generated world's fresh questions and its common ones, if any."""
-  abouts = [_About('train_common', COMMON, 'train', tuple(
-      math.ceil(common * count) for count in per_hop))]
-  return generated(folder, name='train', source='known', world_seed=world_seed,
-                   per_hop=per_hop, world=world, abouts=abouts * (common > 0),
-                   admit=admit)
-
-
-def _read(file: question_files.File, question_mark: bool, golds: bool,
-          admit: questions_lib.Admit) -> list[Question]:
-  return questions_lib.read(
-      file.path, prefix=file.name, source=file.name if file.is_named else '',
-      needs_golds=golds, question_mark=question_mark, admit=admit)
+def _read(file: question_files.File, read: Callable[..., list[Question]]
+         ) -> list[Question]:
+  return read(file.path, prefix=file.name,
+              source=file.name if file.is_named else '')
 
 
 def _limited(data: Dataset, limit: int, seed: int) -> Dataset:
@@ -196,25 +194,35 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
         f'data.evaluate={evaluate!r} needs search.corpus, but that is empty. '
         'Give the corpus that its questions are answered from.')
   if evaluate:
-    return _sets(evaluate, _corpus(corpus), question_mark, golds, admit)
+    return _sets(evaluate, _corpus(corpus), functools.partial(
+        questions_lib.read, needs_golds=golds, question_mark=question_mark,
+        admit=admit))
   if own_train or not needs_corpus:
     return []
-  found = {}
+  sets: dict[str, Dataset] = {}
   for source in FRESH:
-    about = COMMON if source == 'known' else ()
-    if {source, *about} & {*kinds}:
-      found |= _worlds_sets(
-          folder, source, [kind for kind in about if kind in kinds],
-          world_seed=world_seed, world=world, admit=admit,
-          per_hop=[questions_per_hop] * max_hops,
-          common_per_hop=[common_per_hop or questions_per_hop] * max_hops)
-  return [dataclasses.replace(found[kind], few=_few(
-      found[kind].questions, sampled_per_hop, world_seed)) for kind in kinds]
+    common = [kind for kind in COMMON if source == 'known' and kind in kinds]
+    if not common and source not in kinds:
+      continue
+    whole = generated(
+        folder / f'eval_{source}', name=source, source=source,
+        world_seed=world_seed, per_hop=[questions_per_hop] * max_hops,
+        world=world, admit=admit, abouts=[_About(
+            kind, (kind,), COMMON[kind],
+            (common_per_hop or questions_per_hop,) * max_hops)
+                                          for kind in common])
+    for name, part in zip([source, *common], whole.files):
+      sets[name] = Dataset(
+          name, part, whole.corpus, is_common=name in COMMON,
+          few=_few(part, sampled_per_hop, world_seed))
+  return [sets[kind] for kind in kinds]
 
 
 def _few(questions: Sequence[Question], per_hop: int, seed: int
         ) -> list[Question]:
-  """Returns `per_hop` questions of each hop count, drawn by the seed; 0: all.
+  """Returns `per_hop` questions of each hop count, drawn by the seed.
+
+  If `per_hop` is 0, all questions are returned.
   """
   by_hops = collections.defaultdict(list)
   for question in questions:
@@ -223,22 +231,8 @@ def _few(questions: Sequence[Question], per_hop: int, seed: int
           questions_lib.subset(group, per_hop or len(group), seed)]
 
 
-def _worlds_sets(folder: pathlib.Path, source: str, about: Sequence[str], *,
-                 common_per_hop: Sequence[int], **options
-                ) -> dict[str, Dataset]:
-  """Returns the sets of a world: its fresh facts, and its common knowledge."""
-  # Few facts are outdated, so they come from all splits.
-  splits = {'famous': 'test', 'outdated': ''}
-  whole = generated(folder / f'eval_{source}', name=source, source=source,
-                    abouts=[_About(kind, (kind,), splits[kind],
-                                   tuple(common_per_hop)) for kind in about],
-                    **options)
-  return {name: Dataset(name, part, whole.corpus, is_common=name in COMMON)
-          for name, part in zip([source, *about], whole.files)}
-
-
-def _sets(evaluate: str, corpus: Any, question_mark: bool, golds: bool,
-          admit: questions_lib.Admit) -> list[Dataset]:
+def _sets(evaluate: str, corpus: Any, read: Callable[..., list[Question]]
+         ) -> list[Dataset]:
   """Returns one set per file, or per data source of a file that has several.
 
   All sets share one corpus, so that an engine over it is built once.
@@ -246,28 +240,23 @@ def _sets(evaluate: str, corpus: Any, question_mark: bool, golds: bool,
   sets = []
   for file in question_files.named(
       evaluate, 'data.evaluate', may_be_folder=True):
-    questions = _read(file, question_mark, golds, admit)
     by_source = collections.defaultdict(list)
-    for question in questions:
-      by_source[_source(question)].append(question)
-    if len(by_source) == 1:
-      by_source = {file.name or question_files.stem(file.path): questions}
-    sets += [Dataset(name, group, corpus) for name, group in by_source.items()]
-  names = [dataset.name for dataset in sets]
-  question_files.check_differ(names, 'data.evaluate')
-  if len(names) > 1 and MEAN in names:
+    for question in _read(file, read):  # worlds add the hop count to the source
+      source = question.data_source.removesuffix(f'_{question.hops}hop')
+      by_source[source].append(question)
+    alone = file.name or question_files.stem(file.path)
+    sets += [Dataset(name if len(by_source) > 1 else alone, group, corpus)
+             for name, group in by_source.items()]
+  titles = [dataset.name for dataset in sets]
+  question_files.check_differ(titles, 'data.evaluate')
+  if len(sets) > 1 and MEAN in titles:
     raise ValueError(
         f'data.evaluate must not call a set {MEAN!r}, which the mean over all '
         'sets is called. Write name=path.')
   return sets
 
 
-def _source(question: Question) -> str:
-  """Returns a question's data source, without the hop count that worlds add."""
-  return question.data_source.removesuffix(f'_{question.hops}hop')
-
-
-def _corpus(path: str) -> mapped_corpus.MappedCorpus | None:
+def _corpus(path: str) -> Corpus | None:
   return mapped_corpus.load(path) if path else None
 
 
@@ -277,8 +266,9 @@ def shared(read: Callable[[], Any]) -> Any:
   return read()
 
 
-def generated(folder: pathlib.Path, *, name: str, source: str, world_seed: int,
-              per_hop: Sequence[int], world: WorldOptions = WorldOptions(),
+def generated(folder: pathlib.Path, *, name: str, source: names.NameSource,
+              world_seed: int, per_hop: Sequence[int],
+              world: WorldOptions = WorldOptions(),
               abouts: Sequence[_About] = (),
               admit: questions_lib.Admit = questions_lib.admit_all) -> Dataset:
   """Generates a world's files, unless they exist, and reads them back.
@@ -296,8 +286,14 @@ def generated(folder: pathlib.Path, *, name: str, source: str, world_seed: int,
   Returns:
     All questions over one corpus. The file of fresh questions is the first.
   """
-  recipe_text = _recipe(name=name, source=source, world_seed=world_seed,
-                        per_hop=list(per_hop), world=world, abouts=abouts)
+  facts_of_files: dict[str, Any] = {
+      'name': name, 'source': source, 'world_seed': world_seed,
+      'per_hop': list(per_hop)}  # defaults of the others are not written
+  if world != WorldOptions():
+    facts_of_files['world'] = dataclasses.asdict(world)
+  if abouts:
+    facts_of_files['abouts'] = [dataclasses.asdict(about) for about in abouts]
+  recipe_text = json.dumps(facts_of_files)
   recipe = folder / 'recipe.json'
   if not recipe.exists() or recipe.read_text() != recipe_text:
     folder.mkdir(parents=True, exist_ok=True)
@@ -315,12 +311,3 @@ def generated(folder: pathlib.Path, *, name: str, source: str, world_seed: int,
            for stem in ('questions', *(about.name for about in abouts))]
   return Dataset(name, [q for file in files for q in file],
                  corpora.read(folder / 'corpus.jsonl'), files)
-
-
-def _recipe(*, world: WorldOptions, abouts: Sequence[_About], **rest) -> str:
-  """Returns all that files depend on; default options are not written."""
-  if world != WorldOptions():
-    rest['world'] = dataclasses.asdict(world)
-  if abouts:
-    rest['abouts'] = [dataclasses.asdict(about) for about in abouts]
-  return json.dumps(rest)

@@ -8,9 +8,11 @@ of which BM25 found for it. None of them answers it. Batch n depends only on the
 seed and n.
 """
 
+import collections
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
+import itertools
 import pathlib
 
 import numpy as np
@@ -21,6 +23,7 @@ from searchrl.search.index import bm25
 from searchrl.trajectory import Passage, Query, Question
 from searchrl.world import facts
 from searchrl.world import text as world_text
+from searchrl.world.names import NameSource
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +45,7 @@ class PairSource:
   @property
   def texts(self) -> list[str]:
     """All texts of the source, on which a tokenizer is trained."""
-    return [*self.queries, *(t for texts in self.answers for t in texts),
-            *(t for texts in self.negatives for t in texts)]
+    return [*self.queries, *itertools.chain(*self.answers, *self.negatives)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +72,7 @@ def world_pairs(number: int, *, seed: int, count: int, fresh: float,
     hard: Share of hard worlds; see `facts.make`.
   """
   rng = np.random.default_rng([seed + number, 4])
-  source = 'fresh' if rng.random() < fresh else 'known'
+  source: NameSource = 'fresh' if rng.random() < fresh else 'known'
   is_hard = np.random.default_rng([seed + number, 7]).random() < hard
   world = facts.make(seed + number, source=source, hard=bool(is_hard))
   stated = world_text.stated(world)
@@ -101,25 +103,21 @@ def file_pairs(path: str) -> Callable[[int], PairSource]:
   """
   file = pathlib.Path(path)
   if not file.is_file():
-    raise FileNotFoundError(f'data.pairs must be a jsonl file, but {path} is '
-                            "none. Correct the path, or set it to '' for "
-                            'generated worlds.')
-  queries, positives, negatives = [], [], []
-  for place, line in jsonl.lines(file):
-    query, positive, others = _pair(line, place)
-    queries.append(query)
-    positives.append(positive)
-    negatives.append(others)
-  if len(queries) < 2:
+    raise FileNotFoundError(
+        f'data.pairs must be a jsonl file, but {path} is not a file. Correct '
+        "the path, or set it to '' for generated worlds.")
+  pairs = [_pair(line, place) for place, line in jsonl.lines(file)]
+  if len(pairs) < 2:
     raise ValueError(f'data.pairs must hold two pairs or more, but {path} has '
-                     f'{len(queries)}.')
-  answering = {}
+                     f'{len(pairs)}.')
+  queries, positives, negatives = map(list, zip(*pairs))
+  positives_of = collections.defaultdict(list)
   for query, positive in zip(queries, positives):
-    answering.setdefault(query, []).append(positive)
-  answers = [(positive, *answering[query])
+    positives_of[query].append(positive)
+  answers = [(positive, *positives_of[query])
              for query, positive in zip(queries, positives)]
-  every = dict.fromkeys([*positives, *(t for ts in negatives for t in ts)])
-  source = PairSource(queries, answers, negatives, _finder(list(every)))
+  texts = dict.fromkeys([*positives, *itertools.chain(*negatives)])
+  source = PairSource(queries, answers, negatives, _finder(list(texts)))
   return lambda number: source
 
 
@@ -129,9 +127,9 @@ def _finder(texts: Sequence[str]):
       Passage(str(i), '', text) for i, text in enumerate(texts)))))
 
   def find(queries, depth):
-    found = search()([Query(text, depth, Question('', text, ()))
-                      for text in queries])
-    return [[texts[int(p.id)] for p in passages] for passages in found]
+    results = search()([Query(text, depth, Question('', text, ()))
+                        for text in queries])
+    return [[texts[int(p.id)] for p in passages] for passages in results]
 
   return find
 
@@ -172,21 +170,22 @@ def batch(source_of: Callable[[int], PairSource], step: int, *, seed: int,
   rng = np.random.default_rng([seed, number, place])
   texts = [source.queries[i] for i in chosen]
   answers = [source.answers[i] for i in chosen]
-  hard = [()] * len(texts)
+  passages = [right[0] for right in answers]
   if hard_negatives:
-    hard = [_hard(source.negatives[i], found, source.answers[i],
-                  hard_negatives, rng)
-            for i, found in zip(chosen, source.find(texts, depth))]
-  passages = [right[0] for right in answers] + [t for ts in hard for t in ts]
+    for i, results in zip(chosen, source.find(texts, depth)):
+      passages += _hard(source.negatives[i], results, source.answers[i],
+                        hard_negatives, rng)
   excluded = np.array([[t in right for t in passages] for right in answers])
   return Batch(texts, passages, excluded)
 
 
-def _hard(given: Sequence[str], found: Sequence[str], answers: Sequence[str],
-          count: int, rng) -> list[str]:
+def _hard(given: Sequence[str], results: Sequence[str], answers: Sequence[str],
+          count: int, rng: np.random.Generator) -> list[str]:
   """Returns negatives of a query: given ones first, then some from BM25."""
   given = [text for text in dict.fromkeys(given) if text not in answers]
-  found = [text for text in found if text not in (*answers, *given)]
-  draw = lambda texts, n: [texts[i] for i in rng.permutation(len(texts))[:n]]
-  first = draw(given, count)
-  return first + draw(found, count - len(first))
+  others = [text for text in results if text not in (*answers, *given)]
+  negatives: list[str] = []
+  for texts in (given, others):
+    drawn = rng.permutation(len(texts))[:count - len(negatives)]
+    negatives += [texts[i] for i in drawn]
+  return negatives

@@ -65,7 +65,7 @@ def named(text: str, field: str, *, may_be_folder: bool = False) -> list[File]:
     if not file.path.is_file():
       raise FileNotFoundError(
           'questions are read from a jsonl or parquet file, but '
-          f'{file.path} is none. Check {field}.')
+          f'{file.path} is not a file. Check {field}.')
   return files
 
 

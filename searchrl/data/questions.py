@@ -54,9 +54,10 @@ def read(path: str | pathlib.Path, *, prefix: str = '', source: str = '',
   file = pathlib.Path(path)
   if not file.is_file():
     raise FileNotFoundError(
-        f'questions are read from a jsonl or parquet file, but {file} is none. '
-        'Check the paths under config.data.')
-  result, place_of = [], {}
+        f'questions are read from a jsonl or parquet file, but {file} is not a '
+        'file. Check the paths under config.data.')
+  place_of: dict[tuple[str, str], str] = {}
+  result = []
   for place, record in question_files.records(file, needs_golds=needs_golds):
     question = _parse(record, place, question_files.stem(file), needs_golds)
     key = question.data_source, question.uid
@@ -69,17 +70,20 @@ def read(path: str | pathlib.Path, *, prefix: str = '', source: str = '',
   if not result:
     raise ValueError(f'{file} holds no question.')
   repeats = len({q.uid for q in result}) < len(result)
-  result = [_named(q, prefix, source, by_source=repeats, mark=question_mark)
-            for q in result]
-  for question, place in zip(result, place_of.values(), strict=True):
-    admit(question, place)
+  for n, (question, place) in enumerate(zip(result, place_of.values())):
+    parts = prefix, question.data_source if repeats else '', question.uid
+    lacks_mark = question_mark and not question.text.endswith('?')
+    result[n] = dataclasses.replace(
+        question, uid='/'.join(filter(None, parts)),
+        text=question.text + '?' * lacks_mark,
+        data_source=source or question.data_source)
+    admit(result[n], place)
   return result
 
 
 def _parse(record: question_files.Record, place: str, stem: str,
            needs_golds: bool) -> Question:
-  """Returns a row's question; `place` is for errors, `stem` names the source.
-  """
+  """Returns a row's question, whose source is the file's stem by default."""
   try:
     metadata = (record['metadata'] if 'metadata' in record else None) or {}
     hops = metadata.get('hops')
@@ -134,26 +138,16 @@ def _golds(value: Any, are_needed: bool) -> tuple[str, ...]:
     raise TypeError(
         f'golden_answers are {value!r:.60}, no text or list of texts')
   answers = []
-  for one in value:
-    if isinstance(one, bool) or not isinstance(one, str | int | float | None):
+  for answer in value:
+    if isinstance(answer, bool) or not isinstance(
+        answer, str | int | float | None):
       raise TypeError(
-          f'a golden answer is {one!r:.60}, neither text nor number')
-    answers.append('' if one is None else _text(str(one)))
+          f'a golden answer is {answer!r:.60}, neither text nor number')
+    answers.append('' if answer is None else _text(str(answer)))
   if are_needed and not all(map(str.strip, answers)):
-    raise ValueError(f'of the golden answers {value!r:.60} one is null or '
+    raise ValueError(f'one of the golden answers {value!r:.60} is null or '
                      'blank, which no answer can match')
   return tuple(filter(str.strip, answers))
-
-
-def _named(question: Question, prefix: str, source: str, *, by_source: bool,
-           mark: bool) -> Question:
-  """Returns the question with its final uid, data source and question mark."""
-  parts = [prefix, question.data_source if by_source else '', question.uid]
-  lacks = mark and not question.text.endswith('?')
-  return dataclasses.replace(
-      question, uid='/'.join(filter(None, parts)),
-      text=question.text + '?' * lacks,
-      data_source=source or question.data_source)
 
 
 def write(path: str | pathlib.Path, questions: Sequence[Question]) -> None:
@@ -192,13 +186,14 @@ class Stream:
 
   def __init__(self, pools: Sequence[Sequence[Question]], *, seed: int,
                shares: Sequence[float] = ()):
-    self._seed, self._pools = seed, [list(pool) for pool in pools]
-    self._shares = [share / sum(shares) for share in shares] or [1.0]
-    self._orders = {}  # pool -> (epoch, order of that epoch)
-    if len(self._shares) != len(self._pools):
+    if len(shares or [1.0]) != len(pools):
       raise ValueError(
-          f'shares must be as many as pools, {len(self._pools)}, but are '
-          f'{len(self._shares)}.')
+          f'shares must be as many as pools, {len(pools)}, but are '
+          f'{len(shares)}.')
+    self._seed, self._pools = seed, pools
+    self._shares = [share / sum(shares) for share in shares] or [1.0]
+    # Number of an epoch and its order, by pool.
+    self._orders: dict[int, tuple[int, np.ndarray]] = {}
 
   @property
   def start(self) -> tuple[int, ...]:
@@ -216,24 +211,25 @@ class Stream:
     Returns:
       The questions, and the position after them.
     """
-    position, total = list(position), sum(position)
+    positions, total = list(position), sum(position)
     drawn = []
     for n in range(total, total + count):
       # The pool that is furthest behind its share is next.
       behind = [share * (n + 1) - before if share else -np.inf
-                for share, before in zip(self._shares, position)]
+                for share, before in zip(self._shares, positions)]
       pool = int(np.argmax(behind))
-      drawn.append(self._pick(pool, position[pool]))
-      position[pool] += 1
-    return drawn, tuple(position)
+      drawn.append(self._pick(pool, positions[pool]))
+      positions[pool] += 1
+    return drawn, tuple(positions)
 
   def _pick(self, pool: int, position: int) -> Question:
     """Returns the question at a position of a pool's endless order."""
-    epoch, index = divmod(position, len(self._pools[pool]))
-    if self._orders.get(pool, (None, None))[0] != epoch:
-      self._orders[pool] = epoch, np.random.default_rng(
-          [self._seed, pool, epoch]).permutation(len(self._pools[pool]))
-    return self._pools[pool][self._orders[pool][1][index]]
+    questions = self._pools[pool]
+    epoch, index = divmod(position, len(questions))
+    if pool not in self._orders or self._orders[pool][0] != epoch:
+      rng = np.random.default_rng([self._seed, pool, epoch])
+      self._orders[pool] = epoch, rng.permutation(len(questions))
+    return questions[self._orders[pool][1][index]]
 
 
 def stream(files: Sequence[Sequence[Question]], *, seed: int,
@@ -260,12 +256,12 @@ def stream(files: Sequence[Sequence[Question]], *, seed: int,
         f'questions of file {n}' for n in range(1, len(files) + 1)])
     return Stream(files, seed=seed, shares=weights)
   questions = [q for file in files for q in file]
-  there = {q.hops for q in questions}
-  if not mix or len(there) == 1 and not there >= _wanted(mix):
-    pools, shares = [questions], [1.0]
-  else:
+  pools, shares = [questions], [1.0]
+  present = {q.hops for q in questions}
+  requested = {hops for hops, share in enumerate(mix, start=1) if share}
+  if mix and (len(present) != 1 or present >= requested):
     pools, shares = [[q for q in questions if q.hops == hops]
-                     for hops in range(1, len(mix) + 1)], mix
+                     for hops in range(1, len(mix) + 1)], list(mix)
     _check_shares(mix, pools, 'data.mix', [
         f'{hops}-hop questions' for hops in range(1, len(mix) + 1)])
   if common:
@@ -291,11 +287,6 @@ def _halved(pools: Sequence[Sequence[Question]], shares: Sequence[float],
       halves.append(half)
       parts.append(part)
   return halves, parts
-
-
-def _wanted(mix: Sequence[float]) -> set[int]:
-  """Returns the hop counts whose share in a mix is not 0."""
-  return {hops for hops, share in enumerate(mix, start=1) if share}
 
 
 def _check_shares(shares: Sequence[float], pools: Sequence[Sequence[Question]],

@@ -16,6 +16,7 @@ from searchrl.trajectory import Passage, Question
 from searchrl.world import facts
 from searchrl.world import hard
 
+Split = Literal['train', 'test', '']  # '': all common knowledge
 _STATEMENTS = {  # {s} subject, {o} object
     'birthplace': ('{s} was born in {o}.', '{o} is the birthplace of {s}.',
                    'The home town of {s} is {o}.',
@@ -129,7 +130,7 @@ def questions(
     seed: int = 0,
     data_source: str = 'world',
     topics: Sequence[facts.Topic] = ('fresh',),
-    split: Literal['train', 'test', ''] = '',
+    split: Split = '',
 ) -> list[Question]:
   """Draws distinct questions about a world.
 
@@ -172,7 +173,7 @@ def questions(
   return result
 
 
-def _is_of(chain: facts.Chain, split: str) -> bool:
+def _is_of(chain: facts.Chain, split: Split) -> bool:
   """Returns whether a split allows a chain; all splits allow fresh ones."""
   common = facts.common_knowledge().kind_of
   if not split or chain.start not in common:
