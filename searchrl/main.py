@@ -5,7 +5,7 @@
   python -m searchrl.main --config=configs/dspo.py --config.seed=1
 
 Every field of a config is a flag, --config.NAME.NAME=VALUE. The fields of a
-training run are in configs/common.py, one per line with its meaning. Those of
+training run are in configs/common.py, with their meaning and range. Those of
 another job are in its own file under configs/. --config=FILE --help lists all
 fields of FILE, and the other keywords of its algorithm and its optimizer.
 """
