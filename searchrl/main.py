@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
       description=__doc__, exit_on_error=False,
       formatter_class=argparse.RawDescriptionHelpFormatter)
   for name, text in (
-      ('config', 'A file under configs/, with :size after it if need be.'),
+      ('config', 'A file under configs/, perhaps with :KEY=VALUE after it.'),
       ('workdir', "The run's folder; default runs/<config name>."),
       ('question', 'What configs/ask.py answers; without it, it proposes.'),
       ('trajectory', 'What configs/show.py prints, as FILE:LINE.'),

@@ -126,7 +126,7 @@ COMMANDS = (
     _row('grpo:modle=qwen3-4b', "there is no key 'modle'", 'nearest: model'),
     _row('zerosearch:tuned/qwen3-4b', 'writer does not go with a model'),
     _row('sft:huge', 'size=laptop|smoke', "'huge'"),
-    _row('build_index:huge', 'has one size', "'huge'"),
+    _row('build_index:huge', 'takes no text after a colon', "'huge'"),
     _row('ask:/no/run', 'the folder of a run', "'/no/run'"),
     _row('ask:{d}/empty', 'the folder of a run', 'empty'),
     _row('serve_model:runs/none', 'the folder of a run', 'runs/none'),
