@@ -102,14 +102,14 @@ class Embedder:
     """Returns one unit vector per text, in the order of the texts."""
     rows = self._tokens(texts, kind)
     result = np.zeros((len(rows), self.dim), np.float32)
-    pending = []
+    running = None
     for batch, width, size in self._batches(rows, kind):
-      pending.append((batch, self._run([rows[i] for i in batch], width, size)))
-      if len(pending) > 1:  # the devices compute while the host packs
-        at, vectors = pending.pop(0)
-        result[at] = np.asarray(vectors)[:len(at)]
-    for at, vectors in pending:
-      result[at] = np.asarray(vectors)[:len(at)]
+      vectors = self._run([rows[i] for i in batch], width, size)
+      if running:  # the devices compute while the host packs
+        result[running[0]] = np.asarray(running[1])[:len(running[0])]
+      running = batch, vectors
+    if running:
+      result[running[0]] = np.asarray(running[1])[:len(running[0])]
     return result
 
   def _tokens(self, texts: Sequence[str], kind: dense.Kind) -> list[list[int]]:
@@ -145,17 +145,15 @@ class Embedder:
     tokens = self._settings.batch_tokens
     if self._on_cpu:
       tokens = min(tokens, _CPU_TOKENS)
-    most = max(tokens // width, 1)
-    sizes = (*(rows for rows in _QUERY_ROWS if rows < most), most)
-    wanted = most if kind == 'passage' else next(
-        (size for size in sizes if size >= left), most)
-    return -(-wanted // self._replicas) * self._replicas
+    rows = max(tokens // width, 1)
+    if kind == 'query':
+      rows = next((size for size in _QUERY_ROWS if left <= size < rows), rows)
+    return -(-rows // self._replicas) * self._replicas
 
   def _width(self, ids: Sequence[int]) -> int:
     """Returns the tokens per row of the batch for a text."""
-    length, most = len(ids), self._settings.max_length
-    fitting = next((width for width in _WIDTHS if width >= length), length)
-    return min(fitting, max(most, length))
+    width = next((width for width in _WIDTHS if width >= len(ids)), len(ids))
+    return min(width, max(self._settings.max_length, len(ids)))
 
   def _run(self, rows: Sequence[Sequence[int]], width: int, size: int):
     tokens = np.zeros((size, width), np.int32)
@@ -204,8 +202,8 @@ def cached_loader() -> open_index.LoadEncoder:
   """
 
   @functools.lru_cache(maxsize=1)
-  def cached(path, settings, found, devices):
-    del found  # only a key of the cache: another digest is another encoder
+  def cached(path, settings, sha, devices):
+    del sha  # only a key of the cache: another digest is another encoder
     return load(path, settings, mesh=meshes.make(
         devices=jax.local_devices()[:devices]))
 
@@ -214,32 +212,21 @@ def cached_loader() -> open_index.LoadEncoder:
     if about is None:
       settings = Settings()
       return cached(path, settings, digest(locate(path), settings), 1)
-    settings = _settings_of(about)
+    if about['kind'] != 'bert':
+      raise ValueError("an encoder must be of kind 'bert', but this index has "
+                       f'{about["kind"]!r}.')
+    settings = Settings(**{field.name: about[field.name]
+                           for field in dataclasses.fields(Settings)})
     path = path or about['path']
-    return cached(path, settings, _same_digest(about, path, settings), None)
+    sha = digest(locate(path), settings)
+    if sha != about['digest']:
+      raise ValueError(
+          f'the encoder in {path} must be the one that made the index, of '
+          f'digest {about["digest"][:16]}, but has {sha[:16]}. Fetch that one '
+          'again, or build another index.')
+    return cached(path, settings, sha, None)
 
   return load_encoder
-
-
-def _settings_of(about: Mapping[str, Any]) -> Settings:
-  """Returns the settings in the manifest of an index."""
-  if about['kind'] != 'bert':
-    raise ValueError(f"an encoder must be of kind 'bert', but this index has "
-                     f'{about["kind"]!r}.')
-  return Settings(**{field.name: about[field.name]
-                     for field in dataclasses.fields(Settings)})
-
-
-def _same_digest(
-    about: Mapping[str, Any], path: str, settings: Settings) -> str:
-  """Returns the digest of the encoder in `path`; raises if `about` differs."""
-  found = digest(locate(path), settings)
-  if found != about['digest']:
-    raise ValueError(
-        f'the encoder in {path} must be the one that made the index, of digest '
-        f'{about["digest"][:16]}, but has {found[:16]}. Fetch that one again, '
-        'or build another index.')
-  return found
 
 
 def locate(path: str) -> pathlib.Path:
@@ -284,11 +271,11 @@ def load_tokenizer(
     ValueError: The file tokenizer.json cannot be read as a tokenizer.
   """
   try:
-    found = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
   except Exception as error:  # the library raises no narrower type
     raise ValueError(
         f'{folder}/tokenizer.json must be a tokenizer, but: {error}. Fetch it '
         'again, or convert an older vocab.txt with transformers.') from error
-  found.no_padding()
-  found.enable_truncation(max_length)
-  return found
+  tokenizer.no_padding()
+  tokenizer.enable_truncation(max_length)
+  return tokenizer

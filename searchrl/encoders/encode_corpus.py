@@ -85,14 +85,15 @@ def fill(folder: pathlib.Path, recipe: vector_store.Recipe, rows_of: RowsFn, *,
   processes.on_first(
       'recipe', lambda: vector_store.Writer(folder, recipe) and None)
   writer = vector_store.Writer(folder, recipe)
-  missing = set(writer.missing())
-  own = range(processes.index(), recipe.shards, processes.count())
-  todo = [shard for shard in own if shard in missing]
+  assigned = range(processes.index(), recipe.shards, processes.count())
+  missing = sorted({*assigned}.intersection(writer.missing()))
+  total, left = (
+      sum(stop - start for start, stop in map(recipe.span, shards))
+      for shards in (assigned, missing))
   with tqdm.tqdm(
-      total=_passages(recipe, own),
-      initial=_passages(recipe, own) - _passages(recipe, todo),
-      unit=' passages', disable=not (progress and processes.is_first())) as bar:
-    for shard in todo:
+      total=total, initial=total - left, unit=' passages',
+      disable=not (progress and processes.is_first())) as bar:
+    for shard in missing:
       pieces = []
       for piece in rows_of(*recipe.span(shard)):
         pieces.append(piece)
@@ -101,8 +102,3 @@ def fill(folder: pathlib.Path, recipe: vector_store.Recipe, rows_of: RowsFn, *,
   processes.barrier('shards', BARRIER_SECS)
   processes.on_first('manifest', lambda: writer.finish() and None)
   return vector_store.open_(folder)
-
-
-def _passages(recipe: vector_store.Recipe, shards) -> int:
-  """Returns the number of passages in some shards."""
-  return sum(stop - start for start, stop in map(recipe.span, shards))
