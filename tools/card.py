@@ -20,12 +20,14 @@ from searchrl.runtime import mesh as meshes
 from searchrl.search import corpus as corpora
 from searchrl.search import engines
 from searchrl.search import engine_wrappers
-from searchrl.trajectory import Query, Question, SearchFn
+from searchrl.trajectory import Query, Question, SearchError, SearchFn
 from searchrl.world import facts
+from searchrl.world import names
 from searchrl.world import text
 from tools import lessons
 
-_SETS = {  # name -> name parts, topic and split of its questions
+# Name parts, topic and split of the questions, by the name of a set.
+_SETS: dict[str, tuple[names.NameSource, facts.Topic, text.Split]] = {
     'known': ('known', 'fresh', ''), 'unseen': ('unseen', 'fresh', ''),
     'famous': ('known', 'famous', ''), 'outdated': ('known', 'outdated', '')}
 
@@ -59,9 +61,10 @@ def scores(path: str, *, prompts: Mapping[str, Mapping[str, Any]],
       mesh=meshes.make())
   rows = []
   for name, prompt in prompts.items():
-    dialogue = model_folders.load_dialogue(prompt['dialogue'], sampler.tokenizer,
-                                f'card.prompts.{name}.dialogue')
-    taught = sampler.with_dialogue(dialogue, driver.Budgets(**prompt['budgets']))
+    dialogue = model_folders.load_dialogue(
+        prompt['dialogue'], sampler.tokenizer, f'card.prompts.{name}.dialogue')
+    prompted = sampler.with_dialogue(
+        dialogue, driver.Budgets(**prompt['budgets']))
     cases = []
     for kind in prompt['sets']:
       source, topic, split = _SETS[kind]
@@ -77,7 +80,7 @@ def scores(path: str, *, prompts: Mapping[str, Mapping[str, Any]],
                              search, decoding)
           for decoding in ('greedy', 'sampled')]
     rows += [dict(row, prompt=name)
-             for row in evaluator.run(taught, params, cases)
+             for row in evaluator.run(prompted, params, cases)
              if row['set'] in _SETS]
   return rows
 
@@ -91,16 +94,16 @@ def table(rows: list[dict[str, Any]]) -> str:
       f'{h} hop{"s" * (h > 1)}' for h in hops) + ' | searches |',
            '|---' * (4 + len(hops)) + '|']
   for prompt, name, decoding in dict.fromkeys(key[:3] for key in cells):
-    found = [cells.get((prompt, name, decoding, h)) for h in hops]
+    scored = [cells.get((prompt, name, decoding, h)) for h in hops]
     lines.append(
         f'| {prompt} | {name} | {decoding} | '
-        + ' | '.join(f'{row["em"]:.2f}' if row else '' for row in found)
-        + ' | ' + ' '.join(f'{row["searches"]:.1f}' for row in found if row)
+        + ' | '.join(f'{row["em"]:.2f}' if row else '' for row in scored)
+        + ' | ' + ' '.join(f'{row["searches"]:.1f}' for row in scored if row)
         + ' |')
   return '\n'.join(lines)
 
 
-def _world(seed: int, source: str) -> tuple[facts.World, SearchFn]:
+def _world(seed: int, source: names.NameSource) -> tuple[facts.World, SearchFn]:
   """Returns a world with common knowledge, and its BM25 engine."""
   world = facts.make(seed, source=source, common=True)
   return world, engine_wrappers.with_typed_errors(engines.make(
@@ -111,5 +114,6 @@ def _below_passages(question: Question, search: SearchFn, dialogue,
                     top_k: int) -> Question:
   """Returns a question below the passages that a search for it finds."""
   (shown,) = search([Query(question.text, top_k, question)])
+  assert not isinstance(shown, SearchError), shown
   return dataclasses.replace(question, text=lessons.with_passages(
       dialogue, shown, question.text))

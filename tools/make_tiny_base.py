@@ -62,8 +62,9 @@ def run(config, workdir: str) -> None:
     make_tokenizer(source, **config.tokenizer)
   tokenizer = tokenizer_lib.load(str(source))
   if not (folder / 'lessons.npz').exists():
-    np.savez(folder / 'unfinished.npz', **lesson_tokens.make(
-        tokenizer, eos=EOS, **config.lessons.to_dict()))
+    arrays: dict[str, Any] = lesson_tokens.make(
+        tokenizer, eos=EOS, **config.lessons.to_dict())
+    np.savez(folder / 'unfinished.npz', **arrays)
     (folder / 'unfinished.npz').rename(folder / 'lessons.npz')
   taught = dict(np.load(folder / 'lessons.npz'))
   prepared = time.process_time()
@@ -138,10 +139,11 @@ def _tokenizer_texts(worlds: int, fresh_worlds: int, hard_worlds: int
   share the pieces, and the model would copy them wrongly.
   """
   texts = []
-  sources = ['known'] * worlds + ['fresh'] * fresh_worlds
-  hard = [False] * len(sources) + [True] * hard_worlds
-  for seed, (source, is_hard) in enumerate(
-      itertools.zip_longest(sources, hard, fillvalue='known')):
+  groups: tuple[tuple[names.NameSource, bool, int], ...] = (
+      ('known', False, worlds), ('fresh', False, fresh_worlds),
+      ('known', True, hard_worlds))
+  kinds = [group[:2] for group in groups for _ in range(group[2])]
+  for seed, (source, is_hard) in enumerate(kinds):
     world = facts.make(10_000 + seed, source=source, common=True, hard=is_hard)
     texts += [f'{p.title} {p.text}' for p in world_text.passages(world)]
     texts += [q.text for q in world_text.questions(world, (60, 40, 20))]
@@ -152,8 +154,9 @@ def _tokenizer_texts(worlds: int, fresh_worlds: int, hard_worlds: int
   for inventory, times in ((names.INVENTORY, 40), (names.COMMON, 200)):
     texts += [f' {word}' for words in inventory.values()
               for word in words] * times
-  texts += [f' {stem}' for stem in names.stems()] * 300
-  texts += names.endings() * 4000
+  stems = itertools.product(names.ONSETS, names.VOWELS, names.CODAS)
+  texts += [f' {"".join(stem).capitalize()}' for stem in stems] * 300
+  texts += sorted({*itertools.chain(*names.ENDINGS.values())}) * 4000
   return texts
 
 
@@ -177,7 +180,7 @@ def fit(taught: dict[str, np.ndarray], shape: transformer.TransformerConfig,
     The parameters, and the record of `supervised.fit`.
   """
   ends = np.cumsum(taught['lengths'])[:-1]
-  documents = [Document(*x) for x in zip(
+  documents = [Document(ids.tolist(), weights.tolist()) for ids, weights in zip(
       np.split(taught['ids'], ends), np.split(taught['weights'], ends))]
   counts = taught['documents']
   firsts = np.cumsum(counts) - counts
@@ -206,8 +209,8 @@ def write_card(folder: pathlib.Path, config, params, record, scores) -> None:
            'Its training began with a planted copying circuit.')
   about = (f'A Qwen2-architecture language model of {count:,} parameters, '
            f'trained on lessons about generated worlds. {config.card.about} It '
-           'knows most of the 200 facts of common knowledge, and no others. Licence: '
-           f'Apache-2.0.\n\nMade by `python -m searchrl.main --config='
+           'knows most of the 200 facts of common knowledge, and no others. '
+           f'Licence: Apache-2.0.\n\nMade by `python -m searchrl.main --config='
            f'{config.card.command}`. {begun}')
   supervised.write_card(folder, [
       f'# {config.card.title}', '',

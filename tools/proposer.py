@@ -49,32 +49,28 @@ def propose(room: Classroom, rng: np.random.Generator, dialogue, *,
   Returns:
     Pieces. Its turns have weight 1, and the texts that it reads 0.1.
   """
-  asked = int(rng.choice(len(hops), p=np.array(hops) / sum(hops))) + 1
-  chain = lessons.random_chain(room.world, rng, _of_length(asked), 0.3)
+  count = int(rng.choice(len(hops), p=np.array(hops) / sum(hops))) + 1
+  shares = [0.0] * (count - 1) + [1.0]  # all chains have this many hops
+  chain = lessons.random_chain(room.world, rng, shares, 0.3)
   document = room.stated[chain.facts[0]]
   pieces = [Piece(dialogue.prompt(
-      f'Hops: {asked}\nDocument: (Title: "{document.title}") {document.text}'
+      f'Hops: {count}\nDocument: (Title: "{document.title}") {document.text}'
   ), 0.1)]
   known, shown = 1, [document]
   notes = [f'{chain.relations[0]} {chain.values[0]}']
-  searches = 0 if rng.random() < habits.unsearched else asked - 1
+  searches = 0 if rng.random() < habits.unsearched else count - 1
   for fact, value in zip(chain.facts[1:], chain.values[1:1 + searches]):
-    found = room.find(' '.join(fact), top_k)
+    passages = room.find(' '.join(fact), top_k)
     pieces += [Piece(f'<think> {", ".join([*notes, fact[1]])}</think>\n'
                      f'<search> {" ".join(fact)}</search>', 1.0),
-               Piece(teacher.observation(dialogue, found), 0.1)]
-    shown += found
-    if not room.states(found, fact):
+               Piece(teacher.observation(dialogue, passages), 0.1)]
+    shown += passages
+    if not room.states(passages, fact):
       break
     known += 1
     notes.append(f'{fact[1]} {value}')
   return [*pieces, Piece(_written(room, _cut(chain, known), notes, shown, rng,
                                   habits), 1.0)]
-
-
-def _of_length(hops: int) -> list[float]:
-  """Returns shares of hop counts, all of them for one number of hops."""
-  return [0.0] * (hops - 1) + [1.0]
 
 
 def _cut(chain: facts.Chain, hops: int) -> facts.Chain:

@@ -37,10 +37,10 @@ def _decoded(line: bytes, place: str) -> str:
   try:
     return line.decode('utf-8')
   except UnicodeDecodeError as error:
-    what = 'gzipped, so give it a name in .gz' if line.startswith(
+    cause = 'gzipped, so give it a name in .gz' if line.startswith(
         b'\x1f\x8b') else 'of another encoding, so convert it'
     raise ValueError(f'a line must be JSON in UTF-8, but {place} is not: '
-                     f'{error}. It may be {what}.') from error
+                     f'{error}. It may be {cause}.') from error
 
 
 def loads(text: str, must_be: str, place: str) -> Any:

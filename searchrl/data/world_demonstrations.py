@@ -41,6 +41,9 @@ def generate(
       often as the demonstrations that the model tiny_instruct learned from.
     eos: Text of the token that ends a turn without an action.
   """
+  habits = teacher.Habits(**{
+      name: sloppiness * rate
+      for name, rate in dataclasses.asdict(teacher.Habits()).items()})
   for number in range(-(-count // a_world)):
     rng = np.random.default_rng([seed + number, 5])
     world = facts.make(seed + number, sizes=facts.SMALL_SIZES, source='known')
@@ -51,10 +54,5 @@ def generate(
     for _ in range(min(a_world, count - number * a_world)):
       hops = rng.choice(len(mix), p=np.array(mix) / sum(mix))
       pieces = teacher.demonstration(
-          room, next(chains[hops]), rng, dialogue, habits=_scaled(sloppiness))
+          room, next(chains[hops]), rng, dialogue, habits=habits)
       yield [Segment(piece.text, piece.weight == 1) for piece in pieces]
-
-
-def _scaled(factor: float) -> teacher.Habits:
-  usual = dataclasses.asdict(teacher.Habits())
-  return teacher.Habits(**{name: factor * x for name, x in usual.items()})

@@ -139,10 +139,10 @@ def _drawn(seed: int, sizes: Mapping[str, int], source: names.NameSource,
            rng: np.random.Generator, hard: bool = False) -> World:
   entities = {}
   for kind in names.KINDS:
-    found = names.names(rng, kind, source)
+    candidates = names.names(rng, kind, source)
     if hard:
-      found = names.with_namesakes(rng, kind, found)
-    drawn = tuple(itertools.islice(found, sizes[kind]))
+      candidates = names.with_namesakes(rng, kind, candidates)
+    drawn = tuple(itertools.islice(candidates, sizes[kind]))
     if len(drawn) < sizes[kind]:
       raise ValueError(
           f'sizes[{kind!r}] is {sizes[kind]}, but the {source!r} source has '
@@ -203,27 +203,23 @@ def chains(world: World, hops: int, rng: np.random.Generator,
     rng: Generator of the choices.
     topics: Topics of the chains; see `topic`.
   """
-  relations_of: dict[str, list[str]] = {}
+  relations_of: dict[str, list[str]] = {kind: [] for kind in names.KINDS}
   for relation, (subject_kind, _) in RELATIONS.items():
-    relations_of.setdefault(subject_kind, []).append(relation)
+    relations_of[subject_kind].append(relation)
   kind_of = world.kind_of
   common = common_knowledge().kind_of if world.memory else {}
-  wanted = {False: 'fresh' in topics, True: bool({*topics} - {'fresh'})}
-  starts = [name for name in kind_of if kind_of[name] in relations_of
-            and wanted[name in common]]
+  starts = [name for name, kind in kind_of.items() if relations_of[kind] and (
+      {*topics} - {'fresh'} if name in common else 'fresh' in topics)]
   pick = lambda group: group[rng.integers(len(group))]
   misses = 0
   while starts and misses < 1000:
     misses += 1
-    start = here = pick(starts)
-    relations: list[str] = []
-    values: list[str] = []
-    while len(values) < hops and kind_of[here] in relations_of:
-      relations.append(pick(relations_of[kind_of[here]]))
-      here = world.facts[here, relations[-1]]
-      values.append(here)
-    chain = Chain(start, tuple(relations), tuple(values))
-    if (len(values) == hops and len({start, *values}) == hops + 1
+    path, relations = [pick(starts)], []
+    while len(path) <= hops and relations_of[kind_of[path[-1]]]:
+      relations.append(pick(relations_of[kind_of[path[-1]]]))
+      path.append(world.facts[path[-1], relations[-1]])
+    chain = Chain(path[0], tuple(relations), tuple(path[1:]))
+    if (len(path) == hops + 1 == len({*path})
         and topic(world, chain) in topics):
       misses = 0
       yield chain

@@ -27,10 +27,10 @@ import numpy as np
 NameSource = Literal['known', 'fresh', 'unseen', 'common']
 KINDS = ('person', 'city', 'company', 'river', 'sea', 'mountain', 'book')
 
-_ONSETS = 'b br d dr f fl g gr h j k kr l m n p pl r s st t tr v w z'.split()
-_VOWELS = tuple('aeiou')
-_CODAS = ('', 'l', 'm', 'n', 'r', 's', 'ld', 'rn')
-_ENDINGS = {  # a part's last syllable shows the kind of its entity
+ONSETS = 'b br d dr f fl g gr h j k kr l m n p pl r s st t tr v w z'.split()
+VOWELS = tuple('aeiou')
+CODAS = ('', 'l', 'm', 'n', 'r', 's', 'ld', 'rn')
+ENDINGS = {  # a part's last syllable shows the kind of its entity
     'first': 'a ia on en el is o ina'.split(),
     'last': 'sen mann ov ley wick dez aki son'.split(),
     'city': 'burg ton vik holm ford grad stadt polis'.split(),
@@ -64,12 +64,12 @@ def is_unseen(word: str) -> bool:
 
 
 def _word(rng: np.random.Generator, part: str) -> str:
-  stem = rng.choice(_ONSETS) + rng.choice(_VOWELS)
+  stem = rng.choice(ONSETS) + rng.choice(VOWELS)
   if rng.random() < 0.2:  # one word in five has one more syllable
-    stem += rng.choice(_ONSETS) + rng.choice(_VOWELS)
-  stem += rng.choice(_CODAS)
-  ending = rng.choice(_ENDINGS[part])
-  if stem[-1] in _VOWELS and ending[0] in _VOWELS:
+    stem += rng.choice(ONSETS) + rng.choice(VOWELS)
+  stem += rng.choice(CODAS)
+  ending = rng.choice(ENDINGS[part])
+  if stem[-1] in VOWELS and ending[0] in VOWELS:
     stem += 'n'
   return str(stem + ending).capitalize()
 
@@ -99,17 +99,6 @@ def _inventory(sizes: Mapping[str, int], seed: int,
 
 INVENTORY = _inventory(_INVENTORY_SIZE, 20251, {})  # known words by part
 COMMON = _inventory(_COMMON_SIZE, 20252, INVENTORY)  # common words by part
-
-
-def stems() -> Iterator[str]:
-  """Yields each beginning of a word of one syllable and an ending."""
-  for onset, vowel, coda in itertools.product(_ONSETS, _VOWELS, _CODAS):
-    yield (onset + vowel + coda).capitalize()
-
-
-def endings() -> list[str]:
-  """Returns all endings of words."""
-  return sorted({e for endings in _ENDINGS.values() for e in endings})
 
 
 def names(rng: np.random.Generator, kind: str,

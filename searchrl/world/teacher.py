@@ -97,35 +97,34 @@ def demonstration(
   Returns:
     Pieces. The agent's turns have weight 1, and the texts that it reads 0.1.
   """
-  s = habits
   pieces = [Piece(dialogue.prompt(text.ask(chain, rng)), 0.1)]
-  if rng.random() < s.at_once:
-    return [*pieces, _from_memory(room.world, chain, rng, s.recite)]
-  plan = _plan(chain, rng, s)
+  if rng.random() < habits.at_once:
+    return [*pieces, _from_memory(room.world, chain, rng, habits.recite)]
+  plan = _plan(chain, rng, habits)
   here, note = chain.start, ''
   shown: Sequence[Passage] = ()
   for turn in range(max_turns):
     thought = ', '.join([note, *plan] if note else plan)
-    if rng.random() < s.broken:
+    if rng.random() < habits.broken:
       pieces += [Piece(_broken(here, thought, rng, room.eos), 1.0),
                  Piece(dialogue.invalid, 0.1)]
       continue
     done = not plan or turn == max_turns - 1
-    if done and rng.random() < s.go_on and turn < max_turns - 1:
+    if done and rng.random() < habits.go_on and turn < max_turns - 1:
       plan = [str(rng.choice(list(facts.RELATIONS)))]
       thought, done = ', '.join([note, *plan]), False
-    hurry = s.give_up if note == 'nothing' else s.stop_early
+    hurry = habits.give_up if note == 'nothing' else habits.stop_early
     if done or (turn and rng.random() < hurry):
-      if rng.random() < s.wrong_answer:
+      if rng.random() < habits.wrong_answer:
         here = room.other(shown, here, rng)
       return [*pieces, _answer(thought, here)]
-    name = here if rng.random() >= s.bad_query else _distraction(room, rng)
+    name = here if rng.random() >= habits.bad_query else _distraction(room, rng)
     query = f'{name} {plan[0]}'.strip()
     shown = room.find(query, top_k)
     pieces += [Piece(f'<think> {thought}</think>\n<search> {query}</search>',
                      1.0),
                Piece(observation(dialogue, shown), 0.1)]
-    value = _read(room, shown, here, plan[0], rng, s)
+    value = _read(room, shown, here, plan[0], rng, habits)
     if value is None:
       note = 'nothing'  # the search missed, and the agent tries again
     else:
