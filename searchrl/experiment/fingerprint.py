@@ -80,16 +80,15 @@ def overlap(run: str, sets: Sequence[datasets.Dataset]) -> dict[str, float]:
   """
   folder, _ = policy.parse_run(run)
   recorded = policy.recorded(folder) if run else {}
-  named = recorded.get('data', {}).get('train', '')
-  own = folder / 'data' / 'train'
+  names = recorded.get('data', {}).get('train', '')
+  generated = folder / 'data' / 'train'
   try:
-    files = [
-        file.path for file in question_files.named(named, 'data.train')] or [
-            *own.glob('questions.jsonl'), *own.glob('train_common.jsonl')]
+    files = [file.path for file in question_files.named(names, 'data.train')]
   except (ValueError, FileNotFoundError):
     return {}
   trained: list[Question] = []
-  for file in files:
+  for file in files or [*generated.glob('questions.jsonl'),
+                        *generated.glob('train_common.jsonl')]:
     trained += questions_lib.read(file, needs_golds=False)
   return compare.overlap(trained, {
       data.name: data.questions for data in sets}) if trained else {}

@@ -44,13 +44,14 @@ def fill(config, run: str, field: str) -> None:
   config.dialogue = config.dialogue or policy.TINY_DIALOGUE
 
 
-def _say_budgets(ours: Any, theirs: Any, folder: pathlib.Path) -> None:
+def _say_budgets(budgets: Any, trained: Any, folder: pathlib.Path) -> None:
   """Prints a warning of the conversation limits that differ from the run's."""
-  differ = [f'{name}={ours[name]} (there {theirs[name]})' for name in ours
-            if theirs.get(name) != ours[name]]
-  if differ:
+  differences = [
+      f'{name}={budgets[name]} (there {trained[name]})' for name in budgets
+      if trained.get(name) != budgets[name]]
+  if differences:
     processes.say('Warning: rollout.budgets are not those that '
-                  f'{folder} was trained with: {", ".join(differ)}.')
+                  f'{folder} was trained with: {", ".join(differences)}.')
 
 
 def judge_on_own_data(config, run: str) -> None:
@@ -62,19 +63,19 @@ def judge_on_own_data(config, run: str) -> None:
   """
   folder = policy.parse_run(run)[0]
   recorded = policy.recorded(folder) if run else {}
-  theirs = recorded.get('data', {})
-  if theirs:
-    config_checks.check_seeds(theirs, config)
-  if config.data.evaluate or not theirs.get('train'):
+  data = recorded.get('data', {})
+  if data:
+    config_checks.check_seeds(data, config)
+  if config.data.evaluate or not data.get('train'):
     return
-  if not theirs['evaluate']:
+  if not data['evaluate']:
     raise ValueError(
         f'data.evaluate must name the questions that {folder} is judged on, '
-        f'as it was trained on those of {theirs["train"]} and generated worlds '
+        f'as it was trained on those of {data["train"]} and generated worlds '
         'say nothing of them, but is empty. Give '
         f'--config.data.evaluate=my_test.jsonl, or {datasets.WORLDS!r} all the '
         'same.')
-  config.data.evaluate = theirs['evaluate']
-  if theirs['evaluate'] != datasets.WORLDS:
-    config.data.question_mark = theirs.get('question_mark', False)
+  config.data.evaluate = data['evaluate']
+  if data['evaluate'] != datasets.WORLDS:
+    config.data.question_mark = data.get('question_mark', False)
     config.search.corpus = config.search.corpus or recorded['search']['corpus']

@@ -337,7 +337,9 @@ def aggregate(
     arXiv:2402.03300, eq. 3; sequence_sum_norm: Dr. GRPO, arXiv:2503.20783.
   """
   option_checks.choice('how', how, AGGREGATIONS)
-  option_checks.length(length)
+  option_checks.require(
+      length is None or length >= 1, f'length must be at least 1, but is '
+      f'{length}. Give the most tokens that a policy may write, or None.')
   if how == 'token_mean':
     return Mean.of(per_token, loss_mask, counted)
   if how == 'sequence_mean':

@@ -13,7 +13,6 @@ import inspect
 from typing import Any
 
 
-
 def resolve(name: str, *, field: str, ours: str) -> Callable[..., Any]:
   """Returns the function that a config names.
 
@@ -26,7 +25,7 @@ def resolve(name: str, *, field: str, ours: str) -> Callable[..., Any]:
     ValueError: The module or the function does not exist, or importing the
       module fails.
   """
-  def refuse(why):
+  def refuse(why: str) -> ValueError:
     return ValueError(f"{field} must be 'module:function', but {name!r} cannot "
                       f'be found: {why}. Ours are {ours}.')
 
@@ -42,13 +41,13 @@ def resolve(name: str, *, field: str, ours: str) -> Callable[..., Any]:
                   ) from error
     raise refuse(f'to import {module_name} raised {type(error).__name__}: '
                  f'{error}') from error
-  found = getattr(module, function, None)
-  if not callable(found):
+  plugin = getattr(module, function, None)
+  if not callable(plugin):
     near = difflib.get_close_matches(function, [
         name for name in dir(module) if callable(getattr(module, name))])
     raise refuse(f'{module_name} has no function {function!r}' +
                  (f', did you mean {near[0]}?' if near else ''))
-  return found
+  return plugin
 
 
 def build(name: str, options: dict[str, Any], *, field: str, ours: str) -> Any:
@@ -72,24 +71,17 @@ def build(name: str, options: dict[str, Any], *, field: str, ours: str) -> Any:
     raise ValueError(f'{field} must have options that {name} takes, but '
                      f'{options} are refused: {error}.') from error
   except ValueError as error:
-    begins_with_option = str(error).partition(' ')[0] in options
-    raise ValueError(f'{field}.{error}' if begins_with_option else str(error)
-                    ) from error
+    if str(error).partition(' ')[0] not in options:
+      raise
+    raise ValueError(f'{field}.{error}') from error
 
 
 def bind(name: str, options: dict[str, Any], *, field: str, option_field: str,
          ours: str) -> Callable[..., Any]:
   """Returns the function that a config names, with its options filled in.
 
-  Args:
-    name: Name of the function, as 'module:function'.
-    options: Keyword arguments to fill in. The caller passes the others.
-    field: Config field that holds the name, for the message.
-    option_field: Config field that holds the options.
-    ours: Names of existing functions, for the message.
-
-  Raises:
-    ValueError: Any of the reasons that `build` lists.
+  The arguments are those of `build`, and so are the errors. `option_field` is
+  the config field of the options. The caller passes the other arguments.
   """
   function = resolve(name, field=field, ours=ours)
   _check_options(_parameters(function)[bool(argument(function)):], name,
@@ -117,17 +109,16 @@ def _check_options(parameters: Sequence[inspect.Parameter], name: str,
                    options: dict[str, Any], field: str) -> None:
   """Raises a ValueError for an option that is unknown or missing."""
   legal = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-  for option in options:
-    if option not in legal and len(legal) == len(parameters):
-      near = difflib.get_close_matches(option, legal)
-      hint = f'Did you mean {near[0]}?' if near else 'Remove it.'
-      raise ValueError(
-          f'{field}.{option} is no option of {name}, which takes '
-          f'{", ".join(legal) or "none"}. {hint}')
+  takes_any = len(legal) < len(parameters)
+  for option in () if takes_any else sorted(options.keys() - {*legal}):
+    near = difflib.get_close_matches(option, legal)
+    raise ValueError(
+        f'{field}.{option} is no option of {name}, which takes '
+        f'{", ".join(legal) or "none"}. '
+        + (f'Did you mean {near[0]}?' if near else 'Remove it.'))
   for p in parameters:
-    required = p.default is p.empty and p.kind in (
-        p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
-    if required and p.name not in options:
+    if p.default is p.empty and p.name not in options and p.kind in (
+        p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD):
       raise ValueError(
           f'{field}.{p.name} must be given for {name}, which has no default '
           'for it.')

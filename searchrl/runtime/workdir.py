@@ -14,6 +14,7 @@ import subprocess
 from typing import Any
 
 from searchrl.runtime import atomic_files
+from searchrl.runtime import config_fields
 from searchrl.runtime import folder_lock
 
 CONFIG = 'config.json'
@@ -48,17 +49,13 @@ def prepare(folder: str | pathlib.Path, config: dict[str, Any], *,
 def check(folder: str | pathlib.Path, config: dict[str, Any], *,
           allow_changes: bool = False, free: tuple[str, ...] = ()) -> None:
   """Raises the errors of `prepare`, but writes no file of the run."""
-  path, present = pathlib.Path(folder), _as_json(config)
+  path = pathlib.Path(folder)
   if not (path / CONFIG).exists():
     return
   folder_lock.hold(path)  # before its files are read or changed
-  if allow_changes:
-    return
-  changes = _changes(read_config(path), present, (*free, 'allow_changes'))
-  if changes:
-    raise ValueError(
-        f'{path} holds a run with another config: {"; ".join(changes)}. Use '
-        'another --workdir, or go on all the same with --allow_changes.')
+  if not allow_changes:
+    _check_same(path, 'with another config', read_config(path),
+                _as_json(config), (*free, 'allow_changes'))
 
 
 def read_config(folder: str | pathlib.Path) -> dict[str, Any]:
@@ -80,18 +77,14 @@ def note(folder: str | pathlib.Path, name: str, facts: Any, *,
   file = pathlib.Path(folder) / f'{name}.json'
   present = _as_json(facts)
   if file.exists() and not allow_changes:
-    changes = _changes(json.loads(file.read_text()), present)
-    if changes:
-      raise ValueError(
-          f'{folder} holds a run whose {name} was another: '
-          f'{"; ".join(changes)}. Use another --workdir, or go on all the same '
-          'with --allow_changes.')
+    _check_same(pathlib.Path(folder), f'whose {name} was another',
+                json.loads(file.read_text()), present)
   _write(file, present)
 
 
 def environment() -> dict[str, Any]:
   """Returns revision, versions and machine, as the record of a measurement."""
-  versions = {}
+  versions: dict[str, str | None] = {}
   for name in _PACKAGES:
     try:
       versions[name] = importlib.metadata.version(name)
@@ -108,8 +101,8 @@ def _cpu() -> str | None:
     lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
   except OSError:
     return None
-  fields = dict(
-      map(str.strip, line.split(':', 1)) for line in lines if ':' in line)
+  pairs = [line.split(':', 1) for line in lines if ':' in line]
+  fields = {name.strip(): value.strip() for name, value in pairs}
   return ', '.join(f'{name} {fields[name]}' for name in (
       'model name', 'cpu family', 'model') if name in fields) or None
 
@@ -127,12 +120,17 @@ def _git() -> str | None:
   return out.stdout.strip()
 
 
-def _changes(past: Any, present: Any, free: tuple[str, ...] = ()) -> list[str]:
-  """Returns 'name: old -> new' for each leaf that differs and is not `free`."""
-  past, present = _flat(past), _flat(present)
-  return [f'{name}: {past.get(name)!r} -> {present.get(name)!r}'
-          for name in sorted({*past, *present} - {*free})
-          if past.get(name) != present.get(name)]
+def _check_same(folder: pathlib.Path, difference: str, past: dict[str, Any],
+                present: dict[str, Any], free: tuple[str, ...] = ()) -> None:
+  """Raises a ValueError if a field that is not `free` has changed."""
+  before, after = _flat(past), _flat(present)
+  changes = [f'{name}: {before.get(name)!r} -> {after.get(name)!r}'
+             for name in sorted({*before, *after} - {*free})
+             if before.get(name) != after.get(name)]
+  if changes:
+    raise ValueError(
+        f'{folder} holds a run {difference}: {"; ".join(changes)}. Use another '
+        '--workdir, or go on all the same with --allow_changes.')
 
 
 def _as_json(value: Any) -> Any:
@@ -140,12 +138,9 @@ def _as_json(value: Any) -> Any:
   return json.loads(json.dumps(value))
 
 
-def _flat(tree: Any, prefix: str = '') -> dict[str, Any]:
+def _flat(tree: dict[str, Any]) -> dict[str, Any]:
   """Returns {'path.of.keys': leaf}."""
-  if not isinstance(tree, dict):
-    return {prefix: tree}
-  return {name: leaf for key, value in tree.items() for name, leaf in _flat(
-      value, f'{prefix}.{key}' if prefix else key).items()}
+  return {name: leaf for name, leaf in config_fields.leaves(tree) if leaf != {}}
 
 
 def _write(file: pathlib.Path, value: Any) -> None:
