@@ -121,7 +121,7 @@ class Engine:
     self.slots, self.length, self.attention = slots, length, attention
     self._cache_tokens = cache_tokens
     read = shardings and shardings(())
-    platform = read.mesh.devices.flat[0].platform if shardings else (
+    platform = read.mesh.devices.flat[0].platform if read else (
         jax.default_backend())
     self._tile = tile or (32 if platform == 'cpu' else 128)
     self._tiles = tuple(sorted(tiles))
@@ -141,25 +141,29 @@ class Engine:
           f"'ragged' on TPUs reads, but it is {attention!r}. Set it to 0.")
     if shardings:
       self._layout = layout = kv_cache.sharded(layout, shardings)
-    kept = shardings and shardings(programs.logical_axes(config, layout))
+    held = shardings and shardings(programs.logical_axes(config, layout))
     self._state = jax.jit(
         functools.partial(programs.empty, config, layout, copies, dtype),
-        out_shardings=kept)()
+        out_shardings=held)()
     # A decode may compute fewer rows if the products still round alike.
     self._rows = [slots * n // 8 for n in _EIGHTHS
                   if slots * n // 8 >= _ONE_KIND and layout.any_rows
                   and copies == 1] or [slots]
     self._forget()
-    self._params, self._waiting = None, None
-    self._compiled = set()  # compiled modes; see `_modes`
-    self._draws = None  # one Draw per slot; None if all slots draw alike
+    self._params: Params = None
+    self._waiting: Params = None  # params that `compile` will convert
+    # Modes of `decode`: whether each slot has a Draw, whether tokens are left
+    # out, and the number of stop states.
+    self._compiled: set[tuple[bool, bool, int]] = set()
+    # One Draw per slot; None if all slots draw alike.
+    self._draws: list[sampling.Draw] | None = None
     self.prefilled_tokens = 0  # tokens prefilled by append, in all calls
     self.copied_tokens = 0  # prompt tokens copied from another slot
     self.decoded_tokens = 0  # sampled tokens
     self.slot_steps = 0  # rows computed, summed over decode steps
     self._place = jax.jit(lambda table: table, out_shardings=read)
     self._own_stops = self._stops = self.placed(stop_table)
-    jit = lambda function, out=kept, **options: jax.jit(  # for this engine only
+    jit = lambda function, out=held, **options: jax.jit(  # for this engine only
         functools.partial(function, **options), donate_argnames='state',
         out_shardings=out)
     self._programs = dict(
@@ -167,16 +171,20 @@ class Engine:
         append=jit(programs.append, config=config, layout=layout),
         copy=jit(programs.copy, layout=layout),
         begin=jit(programs.begin), release=jit(programs.release),
-        decode=jit(programs.decode, shardings and (kept, read), config=config,
+        decode=jit(programs.decode, shardings and (held, read), config=config,
                    layout=layout, steps=steps, patience=patience))
 
   def _forget(self) -> None:
     """Empties all slots."""
     self._contents = slot_state.Contents(
         self._layout, self._copies, self.length, self._cache_tokens)
-    self._partial = [([], []) for _ in range(self.slots)]
-    self._in_flight = collections.deque()  # decodes that are not yet read
-    self._decoding = set()  # slots that decode, as of the last decode read
+    # Tokens and log-probs of each slot's turn, as far as they have been read.
+    self._partial: list[tuple[list[int], list[float]]] = [
+        ([], []) for _ in range(self.slots)]
+    # Slots and results of decodes that have not been read.
+    self._in_flight: collections.deque[tuple[Sequence[int], Any]] = (
+        collections.deque())
+    self._decoding: set[int] = set()  # slots, as of the last decode read
 
   def placed(self, stop_table: StopTable) -> StopTable:
     """Returns a copy on the engine's devices, to be loaded many times."""
@@ -209,8 +217,9 @@ class Engine:
         [sampling.Draw()] * self.slots)
     self._temperature = np.float32(temperature or 0)
     self._truncation = None if truncation.is_off else sampling.Truncation(
-        np.int32(truncation.top_k), np.float32(truncation.top_p),
-        np.float32(truncation.min_p))
+        np.array(truncation.top_k, np.int32),
+        np.array(truncation.top_p, np.float32),
+        np.array(truncation.min_p, np.float32))
 
   def unload(self) -> None:
     """Frees the weights' memory for an update."""
@@ -227,34 +236,30 @@ class Engine:
       self._params = self._waiting if is_ready else (
           self._programs['unstacked'](self._waiting))
       self._waiting = None
-    for mode in self._modes():
+    by_row = self._draws is not None
+    for truncated in (False, True) if by_row else (
+        self._truncation is not None,):
+      mode = by_row, truncated, len(self._stops.hit)
       if mode not in self._compiled:
         self._compiled.add(mode)
         for _ in range(2):
-          self._run_all(mode)
-    # pylint: disable-next=protected-access
-    return sum(p._cache_size() for p in self._programs.values())
+          self._run_all(truncated)
+    return sum(program._cache_size()  # type: ignore[attr-defined]
+               for program in self._programs.values())
 
-  def _modes(self) -> list[tuple[bool, bool, int]]:
-    """Returns the possible modes of `decode`: (by row, truncated, states)."""
-    states = len(self._stops.hit)
-    if self._draws is not None:
-      return [(True, False, states), (True, True, states)]
-    return [(False, self._truncation is not None, states)]
-
-  def _run_all(self, mode: tuple[bool, bool, int]) -> None:
-    by_row, truncated, _ = mode
+  def _run_all(self, truncated: bool) -> None:
+    """Runs every program on padding."""
     for count in self._tiles:
       self._append_tiles([], count)
     self._copy([], 0)
     self._begin([])
     self._release([])
-    if by_row:
+    if self._draws is not None:
       self._draws[0] = sampling.Draw(
           1.0, sampling.Truncation(top_k=int(truncated)))
     for rows in self._rows:
       self._run_decode(rows)
-    if by_row:
+    if self._draws is not None:
       self._draws[0] = sampling.Draw()
 
   def admit(self, appends: Sequence[Append]) -> list[bool]:
@@ -299,9 +304,9 @@ class Engine:
     tokens = np.zeros((*shape, self._tile), np.int32)
     start, length = np.zeros((2, *shape), np.int32)
     for copy, tiles in enumerate(queues):
-      for row, (first, own, ids) in enumerate(tiles):
-        at = copy, row
-        slot[at], start[at], length[at] = own, first, len(ids)
+      for row, (first, local, ids) in enumerate(tiles):
+        index = copy, row
+        slot[index], start[index], length[index] = local, first, len(ids)
         tokens[copy, row, :len(ids)] = ids
     self.prefilled_tokens += int(length.sum())
     self._state = self._programs['append'](
@@ -336,22 +341,23 @@ class Engine:
     slot[:len(which)] = which
     self._state = self._programs['release'](state=self._state, slot=slot)
 
-  def _run_decode(self, rows: int):
+  def _run_decode(self, rows: int) -> tuple[Sequence[int], Any]:
     """Decodes `rows` rows, which include all slots that may be decoding."""
     slot = None
     if rows < self.slots:
       slot = np.full(rows, self.slots, np.int32)  # out of range: dropped
       slot[:len(self._decoding)] = sorted(self._decoding)
-    temperature, truncation = self._temperature, self._truncation
+    temperature: Any = self._temperature
+    truncation = self._truncation
     if self._draws is not None:
       temperature, truncation = sampling.by_row(
           self._draws if slot is None else
-          [self._draws[min(i, self.slots - 1)] for i in slot])
-    own = np.arange(self.slots) % self._layout.slots if slot is None else slot
+          [self._draws[min(i, self.slots - 1)] for i in slot.tolist()])
+    local = np.arange(self.slots) % self._layout.slots if slot is None else slot
     self._state, sampled = self._programs['decode'](
         self._params, state=self._state, stop=self._stops,
         temperature=temperature, truncation=truncation, slot=slot,
-        pages=self._contents.table(own.reshape(self._copies, -1)))
+        pages=self._contents.table(local.reshape(self._copies, -1)))
     return range(self.slots) if slot is None else slot.tolist(), sampled
 
   def dispatch(self) -> None:
@@ -397,7 +403,7 @@ class Engine:
 
   def used(self, slot: int) -> int:
     """Returns the number of tokens that a slot holds."""
-    return self._contents.used(slot)
+    return self._contents.used[slot]
 
   def release(self, slot: int) -> None:
     """Frees a stopped slot for the next trajectory."""

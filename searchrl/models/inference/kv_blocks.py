@@ -11,6 +11,7 @@ length.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,67 +43,55 @@ def layout(*, slots: int, length: int, block: int, parts: int,
       heads_outside to be False and parts to be 1.
     of_tiles: Name of what attends when rows are tiles: '' or 'triton'.
   """
-  order = functools.partial(_ordered, heads_outside=heads_outside)
+  # Indices or sizes of the axes of heads and of positions, in their order.
+  order = lambda heads, positions: (
+      (heads, positions) if heads_outside else (positions, heads))
   axes = ('batch', None, *order('kv_heads', None), None)
+  heads_first = lambda x: x if heads_outside else x.swapaxes(1, 2)
+  filled = lambda ends: (jnp.max(ends) + block - 1) // block
 
   def empty(config, copies, dtype):
     shape = (copies * slots, -(-length // block),
              *order(config.num_key_value_heads, block), config.head_dim)
     return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
 
-  return Layout(
-      slots=slots, block=block, has_pages=False,
-      any_rows=parts > 1 or of_tokens == 'triton', axes=(axes, axes),
-      empty=empty,
-      attend=functools.partial(
-          _attend, block=block, parts=parts, sliding_window=sliding_window,
-          heads_outside=heads_outside, of_tokens=of_tokens, of_tiles=of_tiles),
-      copy=_copy)
+  def attend(layer: Layer, q: Float[Array, 'n T H d'],
+             k: Float[Array, 'n T K d'], v: Float[Array, 'n T K d'],
+             tiles: Tiles):
+    keys, values = layer
+    column = jnp.arange(q.shape[1])
+    positions = tiles.start[:, None] + column
+    place = jnp.where(  # out of range: dropped
+        column < tiles.length[:, None], positions // block, keys.shape[1])
+    index = tiles.slot[:, None], place, *order(slice(None), positions % block)
+    keys = keys.at[index].set(k, mode='drop')
+    values = values.at[index].set(v, mode='drop')
+    read = lambda slot, i: tuple(
+        heads_first(x.at[slot, i].get(mode='clip')) for x in (keys, values))
+
+    if 'triton' == (of_tiles if q.shape[1] > 1 else of_tokens):
+      seen = kv_blocks_gpu.attend(q, keys, values, tiles, sliding_window)
+    elif q.shape[1] > 1:
+      seen = attention.blockwise(
+          q, functools.partial(read, tiles.slot), positions,
+          filled(tiles.start + tiles.length), block, sliding_window)
+    elif of_tokens:
+      seen = _fused(q, keys, values, tiles, of_tokens)
+    elif parts == 1:  # rows are slots
+      last = jnp.where(tiles.length > 0, tiles.start, -1)
+      seen = attention.blockwise(
+          q, lambda i: tuple(heads_first(x[:, i]) for x in (keys, values)),
+          last[:, None], filled(last + 1), block, sliding_window)
+    else:
+      seen = _by_parts(q, read, tiles, filled, block, parts, sliding_window)
+    return seen, (keys, values)
+
+  return Layout(slots=slots, block=block, has_pages=False, axes=(axes, axes),
+                any_rows=parts > 1 or of_tokens == 'triton', empty=empty,
+                attend=attend, copy=_copy)
 
 
-def _ordered(heads, positions, heads_outside: bool):
-  return (heads, positions) if heads_outside else (positions, heads)
-
-
-def _attend(layer: Layer, q: Float[Array, 'n T H d'],
-            k: Float[Array, 'n T K d'], v: Float[Array, 'n T K d'],
-            tiles: Tiles, *, block: int, parts: int,
-            sliding_window: int | None, heads_outside: bool, of_tokens: str,
-            of_tiles: str):
-  """Implements `attend` of `kv_cache.Layout`."""
-  keys, values = layer
-  column = jnp.arange(q.shape[1])
-  positions = tiles.start[:, None] + column
-  place = jnp.where(  # out of range: dropped
-      column < tiles.length[:, None], positions // block, keys.shape[1])
-  at = (tiles.slot[:, None], place,
-        *_ordered(slice(None), positions % block, heads_outside))
-  keys = keys.at[at].set(k, mode='drop')
-  values = values.at[at].set(v, mode='drop')
-  ordered = lambda x: x if heads_outside else x.swapaxes(1, 2)
-  read = lambda slot, i: tuple(
-      ordered(x.at[slot, i].get(mode='clip')) for x in (keys, values))
-  filled = lambda ends: (jnp.max(ends) + block - 1) // block
-
-  if 'triton' == (of_tiles if q.shape[1] > 1 else of_tokens):
-    seen = kv_blocks_gpu.attend(q, keys, values, tiles, sliding_window)
-  elif q.shape[1] > 1:
-    seen = attention.blockwise(
-        q, functools.partial(read, tiles.slot), positions,
-        filled(tiles.start + tiles.length), block, sliding_window)
-  elif of_tokens:
-    seen = _fused(q, keys, values, tiles, of_tokens)
-  elif parts == 1:  # rows are slots
-    last = jnp.where(tiles.length > 0, tiles.start, -1)
-    seen = attention.blockwise(
-        q, lambda i: tuple(ordered(x[:, i]) for x in (keys, values)),
-        last[:, None], filled(last + 1), block, sliding_window)
-  else:
-    seen = _by_parts(q, read, tiles, filled, block, parts, sliding_window)
-  return seen, (keys, values)
-
-
-def _fused(q, keys, values, tiles: Tiles, implementation: str):
+def _fused(q, keys, values, tiles: Tiles, implementation: Any) -> Array:
   """Returns attention for one token per slot. Idle slots give 0.
 
   The queries of a KV head are folded into the length axis, so that each key is
@@ -131,10 +120,10 @@ def _by_parts(q, read, tiles: Tiles, filled, block, parts: int, window):
   slot = jnp.pad(tiles.slot, (0, 1))
   seen = []
   for part in order.reshape(parts, size):
-    at = positions[part]
+    last = positions[part]
     seen.append(attention.blockwise(
         q.at[part].get(mode='clip'), functools.partial(read, slot[part]),
-        at[:, None], filled(at + 1), block, window))
+        last[:, None], filled(last + 1), block, window))
   return jnp.zeros_like(q).at[order].set(jnp.concatenate(seen), mode='drop')
 
 

@@ -35,7 +35,7 @@ class Tiles(NamedTuple):
   slot: Int[Array, 'n']  # slot of each tile, on its device; Layout.slots: none
   start: Int[Array, 'n']  # position of each tile's first token
   length: Int[Array, 'n']  # tokens of each tile; 0: nothing is written
-  pages: Int[Array, 'n N'] | None = None  # pages of each tile's slot, if any
+  pages: Any = None  # pages of each tile's slot, [n N], if the layout has some
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +70,7 @@ def sharded(layout: Layout, shardings: Callable[[Any], Any]) -> Layout:
 
   Slots are numbered from 0 on each device. Of n rows on s devices, device i has
   the rows from i * n / s to (i + 1) * n / s, which are tiles of its slots.
-
-  Args:
-    layout: Layout of one device's slots.
-    shardings: Function from a tree of logical axes to a tree of NamedSharding.
+  `shardings` makes a tree of NamedSharding from a tree of logical axes.
   """
   rows = ('batch',)
   spec = lambda axes: jax.tree.map(lambda sharding: sharding.spec,

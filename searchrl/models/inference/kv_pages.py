@@ -34,13 +34,10 @@ _QUERIES = 128  # largest number of queries that it computes at a time
 
 def layout(*, slots: int, pages: int, page: int,
            sliding_window: int | None = None) -> Layout:
-  """Returns the layout of a cache in pages.
+  """Returns the layout of a cache of `pages` pages of `page` tokens.
 
-  Args:
-    slots: Number of slots on a device, B.
-    pages: Number of pages that the slots share, P. `pages.Pages` assigns them.
-    page: Number of tokens in a page, W.
-    sliding_window: Number of keys that a query sees, itself included.
+  The slots share the pages, which `pages.Pages` assigns. A query sees
+  `sliding_window` keys, itself included.
   """
   def empty(config, copies, dtype):
     shape = (copies * pages, page, 2 * config.num_key_value_heads,
@@ -89,13 +86,8 @@ def _ragged(q: Float[Array, 'T H d'], pages: Layer, lengths: Int[Array, 'n'],
             sliding_window: int | None) -> Float[Array, 'T H d']:
   """Runs the kernel on rows of queries, each at the end of its context.
 
-  Args:
-    q: Queries of all rows, one row after another.
-    pages: Pages of the layer.
-    lengths: Number of tokens in each row's context, its queries included.
-    table: Pages of each context.
-    starts: Start of each row in q, followed by the end of the last row.
-    sliding_window: Number of keys that a query sees, itself included.
+  A row's context has `lengths` tokens, its queries included, in the pages of
+  `table`. Rows follow each other in q, at `starts`; the last is the end of q.
   """
   # pylint: disable-next=g-import-not-at-top, because it takes a second
   from jax.experimental.pallas import tpu

@@ -36,19 +36,11 @@ _TOLERANCE = {'float32': 1e-4, 'float16': 4e-3, 'bfloat16': 3e-2}
 def make(implementation: str, config: TransformerConfig, *, slots: int,
          length: int, block: int, parts: int, pages: int = 0,
          platform: str = '') -> Layout:
-  """Returns the cache layout of an implementation.
+  """Returns the cache layout of an implementation, for the slots of a device.
 
-  Args:
-    implementation: Name of one of IMPLEMENTATIONS.
-    config: Shape of the decoder.
-    slots: Number of slots on a device, or on the devices that share a copy of
-      the weights.
-    length: Number of tokens that a slot can hold, at least.
-    block: Number of tokens in a block or in a page.
-    parts: Number of groups of slots; see `kv_blocks.layout`.
-    pages: Number of pages that the slots share, if the layout has pages. 0: as
-      many as all slots need to be full at once.
-    platform: Platform of the devices. Default: that of the first device.
+  The arguments are those of `kv_blocks.layout` and `kv_pages.layout`, where a
+  block is a page. If `pages` is 0, all slots can be full at once. The platform
+  is by default that of the first device.
 
   Raises:
     ValueError: There is no such implementation, or it does not take a sliding
@@ -63,35 +55,31 @@ def make(implementation: str, config: TransformerConfig, *, slots: int,
     return kv_pages.layout(
         slots=slots, pages=pages or slots * -(-length // block), page=block,
         sliding_window=window)
-  if implementation != 'xla':
-    of_tokens, of_tiles = implementation.split('+')[0], ''
-    if 'triton' in implementation:
-      of_tiles = 'triton'
-      if block % 16:
-        raise ValueError(f'triton attention of rollouts takes blocks of a '
-                         f'multiple of 16 tokens, not {block}. {_WAY_OUT}')
-    if of_tokens == 'cudnn' and window:
-      raise ValueError('cudnn attention of rollouts is given no sliding '
-                       f'window, but the model has one of {window}. {_WAY_OUT}')
+  options: dict[str, Any] = dict(
+      slots=slots, length=length, block=block, sliding_window=window)
+  if implementation == 'xla':
+    # CPUs multiply fastest if positions are inside heads. On other devices,
+    # writing a token in this order would copy the whole cache.
+    platform = platform or jax.devices()[0].platform
     return kv_blocks.layout(
-        slots=slots, length=length, block=block, parts=1, sliding_window=window,
-        heads_outside=False, of_tokens=of_tokens, of_tiles=of_tiles)
-  # CPUs multiply fastest if positions are inside heads. On other devices,
-  # writing a token in this order would copy the whole cache.
-  platform = platform or jax.devices()[0].platform
-  return kv_blocks.layout(slots=slots, length=length, block=block, parts=parts,
-                          sliding_window=window,
-                          heads_outside=platform == 'cpu')
+        **options, parts=parts, heads_outside=platform == 'cpu')
+  if 'triton' in implementation and block % 16:
+    raise ValueError('triton attention of rollouts takes blocks of a multiple '
+                     f'of 16 tokens, not {block}. {_WAY_OUT}')
+  if 'cudnn' in implementation and window:
+    raise ValueError('cudnn attention of rollouts is given no sliding window, '
+                     f'but the model has one of {window}. {_WAY_OUT}')
+  return kv_blocks.layout(
+      **options, parts=1, heads_outside=False,
+      of_tokens=implementation.split('+')[0],
+      of_tiles='triton' if 'triton' in implementation else '')
 
 
 def choose(platform: str, dtype: Any, config: TransformerConfig
           ) -> tuple[str, str]:
   """Returns the implementation that 'auto' tries, and why.
 
-  Args:
-    platform: Platform of the devices.
-    dtype: Data type of the cache.
-    config: Shape of the decoder, with the heads of one device.
+  The config has the heads of one device, and dtype is that of the cache.
   """
   dtype, heads = jnp.dtype(dtype), config.num_key_value_heads
   size, gpu = config.head_dim, platform in ('gpu', 'cuda')
@@ -123,14 +111,8 @@ def resolve(implementation: str, *, platform: str, dtype: Any,
 
   'auto' takes the one that `choose` returns. If its test fails, it takes a
   simpler one with a warning. An implementation that is named must pass its
-  test. Let one process resolve and broadcast the result to the others.
-
-  Args:
-    implementation: Name 'auto', or one of IMPLEMENTATIONS.
-    platform: Platform of the devices.
-    dtype: Data type of the cache.
-    config: Shape of the decoder.
-    tensor: Number of devices that share the heads.
+  test. Let one process resolve and broadcast the result to the others. `tensor`
+  is the number of devices that share the heads.
 
   Raises:
     RuntimeError: The named implementation fails; see `self_test`.
@@ -180,12 +162,7 @@ def script_tiles(slot, start, length) -> Tiles:
 
 def self_test(implementation: str, *, config: TransformerConfig, dtype: Any
              ) -> None:
-  """Compares an implementation with the float32 reference on random tokens.
-
-  Raises:
-    RuntimeError: The implementation fails on this device, or its numbers differ
-      from the reference.
-  """
+  """Raises a RuntimeError if numbers of random tokens differ from 'xla'."""
   failed = f'{implementation} failed its self-test'
   if config.sliding_window:  # shortened, so that the test's contexts exceed it
     config = dataclasses.replace(
@@ -205,7 +182,8 @@ def self_test(implementation: str, *, config: TransformerConfig, dtype: Any
 def difference(implementation: str, config: TransformerConfig, dtype: Any
               ) -> float:
   """Returns the largest difference from the reference, by its largest entry."""
-  options = dict(slots=_SLOTS, length=_LENGTH, block=_PAGE, parts=1)
+  options: dict[str, Any] = dict(
+      slots=_SLOTS, length=_LENGTH, block=_PAGE, parts=1)
   tested = make(implementation, config, **options)
   reference = kv_blocks.layout(**options, sliding_window=config.sliding_window)
   rng, worst = np.random.default_rng(0), 0.0
@@ -223,8 +201,8 @@ def difference(implementation: str, config: TransformerConfig, dtype: Any
         seen, layers[i] = attend[i](
             layers[i], *(x.astype(kind) for x in qkv), tiles)
       outputs.append(np.asarray(seen, np.float32))
-    kept = np.arange(width) < np.array(length)[:, None]
-    found, expected = (np.where(kept[..., None, None], x, 0) for x in outputs)
+    inside = (np.arange(width) < np.array(length)[:, None])[..., None, None]
+    actual, expected = (np.where(inside, x, 0) for x in outputs)
     worst = max(worst, np.nan_to_num(
-        abs(found - expected).max() / abs(expected).max(), nan=9))
+        abs(actual - expected).max() / abs(expected).max(), nan=9))
   return float(worst)

@@ -55,44 +55,38 @@ class Pages:
     """Returns the number of pages that this many tokens need."""
     return -(-tokens // self.page)
 
-  def admit(self, wanted: Sequence[tuple[int, int]]) -> list[bool]:
+  def admit(self, requests: Sequence[tuple[int, int]]) -> list[bool]:
     """Returns which slots may hold this many tokens now, granted in order.
 
-    After a slot has been refused, no slot that holds nothing yet is granted:
-    trajectories that have begun come before new ones. A prompt that would be
-    shared counts in full.
-
-    Args:
-      wanted: Pairs (slot, tokens), with each slot at most once.
+    Requests are pairs (slot, tokens), with each slot at most once. After a slot
+    has been refused, no slot that holds nothing yet is granted: trajectories
+    that have begun come before new ones. A prompt that would be shared counts
+    in full.
     """
     held, left = list(self._held), len(self._free)
     if len(self._users) >= self.most * len(held):
-      return [True] * len(wanted)
+      return [True] * len(requests)
     shared = [[page for page in self.table[slot, :count].tolist()
                if self._users[page] > 1] for slot, count in enumerate(held)]
-    granted = []
-    for slot, tokens in wanted:
+    granted: list[bool] = []
+    for slot, tokens in requests:
       before = held[slot]
       more = max(self.needed(tokens) - before, 0)
       held[slot] += more
-      may = (all(granted) or before > 0) and self._is_safe(
-          held, shared, left - more)
-      if may:
+      granted.append((all(granted) or before > 0) and self._is_safe(
+          held, shared, left - more))
+      if granted[-1]:
         left -= more
       else:
         held[slot] = before
-      granted.append(may)
     return granted
 
   def _is_safe(self, held: Sequence[int], shared: Sequence[Sequence[int]],
                left: int) -> bool:
     """Returns whether all slots could still become full, one after another.
 
-    Args:
-      held: Number of pages of each slot.
-      shared: Pages of each slot that other slots also have. The last of these
-        slots frees them.
-      left: Number of pages that no slot has.
+    Slots have `held` pages each, and `left` pages are free. The last slot that
+    has a `shared` page frees it.
     """
     order = sorted((slot for slot, count in enumerate(held) if count),
                    key=lambda slot: -held[slot])
@@ -137,13 +131,13 @@ class Pages:
 
   def trim(self, slot: int, tokens: int) -> None:
     """Frees the pages of a slot beyond those that this many tokens need."""
-    kept = self.needed(tokens)
-    for page in self.table[slot, kept:self._held[slot]].tolist():
+    count = self.needed(tokens)
+    for page in self.table[slot, count:self._held[slot]].tolist():
       self._users[page] -= 1
       if not self._users[page]:
         self._free.append(page)
-    self.table[slot, kept:] = 0
-    self._held[slot] = min(self._held[slot], kept)
+    self.table[slot, count:] = 0
+    self._held[slot] = min(self._held[slot], count)
 
   def rows(self, slots: Sequence[int]) -> np.ndarray:
     """Returns table rows of slots; a slot out of range gets the last row."""

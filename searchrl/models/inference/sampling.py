@@ -24,6 +24,9 @@ _BITS_OF_ONE = 0x3F800000  # bits of 1.0 in float32
 _HALVINGS = 30
 
 
+Number = float | np.ndarray | Array
+
+
 class Truncation(NamedTuple):
   """Rules for which tokens may be drawn. Each applies to the full distribution.
 
@@ -31,9 +34,9 @@ class Truncation(NamedTuple):
   distribution is renormalised over the kept tokens.
   """
 
-  top_k: int = 0  # number of likeliest tokens that are kept; 0: all
-  top_p: float = 1.0  # total probability of the likeliest tokens that are kept
-  min_p: float = 0.0  # share of the largest probability that a token must have
+  top_k: Number = 0  # number of likeliest tokens that are kept; 0: all
+  top_p: Number = 1.0  # total probability of the likeliest tokens that are kept
+  min_p: Number = 0.0  # share of the largest probability that a token must have
 
   @property
   def is_off(self) -> bool:
@@ -98,18 +101,18 @@ def sample(
       lambda x: x)
   scaled = logits / over_tokens(jnp.where(greedy, 1.0, temperature))
   best = jnp.argmax(scaled, -1).astype(jnp.int32)
-  of_best = jnp.take_along_axis(scaled, best[:, None], -1)
-  weights = jnp.exp(scaled - of_best)  # in [0, 1]
+  largest = jnp.take_along_axis(scaled, best[:, None], -1)
+  weights = jnp.exp(scaled - largest)  # in [0, 1]
   if truncation is not None:
     weights = jnp.where(
         over_tokens(greedy) | kept(weights, truncation), weights, 0)
-  uniform = jax.vmap(lambda data, at: jax.random.uniform(
-      jax.random.fold_in(jax.random.wrap_key_data(data), at)))(
+  uniform = jax.vmap(lambda data, position: jax.random.uniform(
+      jax.random.fold_in(jax.random.wrap_key_data(data), position)))(
           row_key, position)
   drawn, total = _invert(weights, uniform)
   token = jnp.where(greedy, best, drawn)
-  of_token = jnp.take_along_axis(scaled, token[:, None], -1)
-  return token, (of_token - of_best)[:, 0] - jnp.log(total)
+  score = jnp.take_along_axis(scaled, token[:, None], -1)
+  return token, (score - largest)[:, 0] - jnp.log(total)
 
 
 def _invert(weights: Float[Array, 'B V'], uniform: Float[Array, 'B']

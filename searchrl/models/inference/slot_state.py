@@ -8,7 +8,7 @@ split over copies of the weights and numbered from 0 on each copy. Lists for the
 devices are therefore grouped by copy.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 import dataclasses
 
 import numpy as np
@@ -42,14 +42,12 @@ class Work:
 
 
 class Contents:
-  """Tokens, prompts and pages of all slots.
+  """Tokens, prompts and pages of all slots, for `copies` of the weights.
 
-  Args:
-    layout: Layout of the cache.
-    copies: Number of copies of the weights.
-    length: Number of tokens that a slot can hold.
-    cache_tokens: Number of tokens that all slots can hold together, if the
-      layout has pages. 0: all slots can be full at once.
+  The other arguments are those of `Engine`.
+
+  Attributes:
+    used: Number of tokens of each slot.
   """
 
   def __init__(self, layout: Layout, copies: int, length: int,
@@ -58,28 +56,24 @@ class Contents:
     self._block = layout.block
     slots = copies * layout.slots
     self._last = [0] * slots  # last token of each slot, not in the cache
-    self._used = [0] * slots  # number of tokens of each slot
-    self._prompts = [()] * slots  # prompt that each slot's cache begins with
+    self.used = [0] * slots
+    # Prompt that each slot's cache begins with.
+    self._prompts: list[tuple[int, ...]] = [()] * slots
     most = -(-length // layout.block)
     total = cache_tokens // copies // layout.block or layout.slots * most
-    self._pages = layout.has_pages and [
-        pages_lib.Pages(layout.slots, layout.block, most, total)
-        for _ in range(copies)]
+    self._pages = [pages_lib.Pages(layout.slots, layout.block, most, total)
+                   for _ in range(copies)] if layout.has_pages else []
     self._copies = copies
-
-  def used(self, slot: int) -> int:
-    """Returns the number of tokens that a slot holds."""
-    return self._used[slot]
 
   def admit(self, appends: Sequence[Append]) -> list[bool]:
     """Returns which appends there is room for now; see `Engine.admit`."""
     if not self._pages:
       return [True] * len(appends)
-    granted = {}
-    for pages, mine in zip(self._pages, self._by_copy(
-        (a.slot, a) for a in appends)):
-      granted |= zip((a.slot for _, a in mine), pages.admit(
-          [(slot, self._needed(a)) for slot, a in mine]))
+    granted: dict[int, bool] = {}
+    for copy, pages in enumerate(self._pages):
+      mine = [a for a in appends if a.slot // self._each == copy]
+      granted |= zip((a.slot for a in mine), pages.admit(
+          [(a.slot % self._each, self._needed(a)) for a in mine]))
     return [granted[a.slot] for a in appends]
 
   def check(self, appends: Sequence[Append]) -> None:
@@ -93,48 +87,45 @@ class Contents:
 
   def _needed(self, a: Append) -> int:
     """Returns the most tokens that a slot can hold at the end of its turn."""
-    return (0 if a.fresh else self._used[a.slot]) + len(a.tokens) + a.budget
+    return (0 if a.fresh else self.used[a.slot]) + len(a.tokens) + a.budget
 
   def place(self, appends: Sequence[Append], tile: int) -> Work:
-    """Adds tokens to slots and returns the work for the devices.
+    """Adds checked and admitted appends, and returns the devices' work.
 
-    Args:
-      appends: Appends that have been checked and admitted.
-      tile: Number of tokens that are prefilled as one row.
+    A tile has at most `tile` tokens.
     """
     for a in appends:
       if a.fresh:
         self.empty(a.slot)
-    tiles, moves, copied, turns = [], [], {}, []
+    tiles: list[list[tuple]] = [[] for _ in range(self._copies)]
+    moves: list[list[tuple[int, int]]] = [[] for _ in range(self._copies)]
+    copied: dict[int, tuple[int, ...]] = {}  # prompts of slots that get copies
+    turns = []
     for a in appends:
       copy, slot = divmod(a.slot, self._each)
-      held, needed = self._used[a.slot], self._needed(a)
+      held, needed = self.used[a.slot], self._needed(a)
       start = max(held - 1, 0)
       tokens = [*([self._last[a.slot]] if held else []), *a.tokens]
       self._last[a.slot] = int(tokens[-1])
-      self._used[a.slot] = start + len(tokens)
+      self.used[a.slot] = start + len(tokens)
       turns.append((a.slot, tokens[-1], start + len(tokens), a.budget,
                     a.row_ids))
       prompt = tuple(tokens) if a.fresh and len(tokens) > 1 else ()
       holder = self._holder(prompt, copy)
       if holder is not None:
         copied[a.slot] = prompt
-        moves += [(a.slot, move) for move in self._begun_as(
-            holder, copy, slot, len(prompt) - 1)]
+        moves[copy] += self._moves(holder, copy, slot, len(prompt) - 1)
       else:
         self._prompts[a.slot] = prompt or self._prompts[a.slot]
-        cached = tokens[:-1]
-        tiles += [(a.slot, (start + i, slot, cached[i:i + tile]))
-                  for i in range(0, len(cached), tile)]
+        tiles[copy] += [(start + i, slot, tokens[i:-1][:tile])
+                        for i in range(0, len(tokens) - 1, tile)]
       if self._pages:
         self._pages[copy].take(slot, needed)
     for slot, prompt in copied.items():  # true only after the moves
       self._prompts[slot] = prompt
     longest = max((len(prompt) - 1 for prompt in copied.values()), default=0)
     return Work(
-        tiles=[sorted(tile for _, tile in mine) for mine in self._by_copy(
-            (slot, tile) for slot, tile in tiles)],
-        moves=[[move for _, move in mine] for mine in self._by_copy(moves)],
+        tiles=[sorted(of_copy) for of_copy in tiles], moves=moves,
         blocks=1 if self._pages else -(-longest // self._block), turns=turns,
         copied_tokens=sum(len(prompt) - 1 for prompt in copied.values()))
 
@@ -143,8 +134,8 @@ class Contents:
     beside = self._prompts[copy * self._each:(copy + 1) * self._each]
     return beside.index(prompt) if prompt and prompt in beside else None
 
-  def _begun_as(self, holder: int, copy: int, slot: int, tokens: int
-               ) -> list[tuple[int, int]]:
+  def _moves(self, holder: int, copy: int, slot: int, tokens: int
+            ) -> list[tuple[int, int]]:
     """Returns the moves after which a slot begins like another one.
 
     If slots have pages, they share the whole ones, and only the page with the
@@ -155,34 +146,26 @@ class Contents:
     end = self._pages[copy].share(holder, slot, tokens)
     return [end] if end else []
 
-  def _by_copy(self, rows: Iterable[tuple]) -> list[list[tuple]]:
-    """Groups pairs (global slot, x) by copy, as pairs (slot on its copy, x)."""
-    result = [[] for _ in range(self._copies)]
-    for slot, row in rows:
-      copy, own = divmod(slot, self._each)
-      result[copy].append((own, row))
-    return result
-
   def sampled(self, slot: int, tokens: Sequence[int]) -> None:
     """Adds the tokens that a slot has sampled."""
     self._last[slot] = tokens[-1]
-    self._used[slot] += len(tokens)
+    self.used[slot] += len(tokens)
 
   def stopped(self, slot: int) -> None:
     """Frees the pages that a turn's budget did not need."""
     if self._pages:
-      copy, own = divmod(slot, self._each)
-      self._pages[copy].trim(own, self._used[slot])
+      copy, local = divmod(slot, self._each)
+      self._pages[copy].trim(local, self.used[slot])
 
   def release(self, slot: int) -> None:
     """Frees a slot. Without pages, others may still copy its prompt."""
-    self._used[slot] = 0
+    self.used[slot] = 0
     if self._pages:
       self.empty(slot)
 
   def empty(self, slot: int) -> None:
     """Discards the contents of a slot."""
-    self._used[slot], self._prompts[slot] = 0, ()
+    self.used[slot], self._prompts[slot] = 0, ()
     self.stopped(slot)
 
   def table(self, slots: np.ndarray) -> np.ndarray | None:
@@ -192,5 +175,4 @@ class Contents:
     """
     if not self._pages:
       return None
-    return np.concatenate([
-        pages.rows(of_copy) for pages, of_copy in zip(self._pages, slots)])
+    return np.concatenate(list(map(pages_lib.Pages.rows, self._pages, slots)))

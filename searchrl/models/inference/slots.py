@@ -8,10 +8,12 @@
   decode       samples for every active slot until some have stopped
   release      stops slots in the middle of their turns
 
-The state is donated from call to call. A `kv_cache.Layout` decides where keys
-and values are stored and how they are read. On CPUs the numbers of a row depend
-on this row alone: no product's shape depends on the other rows, and a block
-that a row does not see adds exact zeros.
+All take the `state` of all slots, which is donated, and return the new state.
+Params are `unstacked`, and `config` is the decoder's shape. The `layout` of the
+cache decides where keys and values are stored and how they are read. Slots are
+numbered on their device; a number out of range stands for none. On CPUs the
+numbers of a row depend on this row alone: no product's shape depends on the
+other rows, and a block that a row does not see adds exact zeros.
 """
 
 import dataclasses
@@ -43,6 +45,10 @@ class State:
   row_key: UInt32[Array, 'B 2']  # key from (seed, step, uid, sample, turn)
 
 
+_PER_SLOT = [field.name for field in dataclasses.fields(State)
+             if field.name != 'cache']
+
+
 def empty(config: TransformerConfig, layout: Layout, copies: int, dtype: Any
          ) -> State:
   """Returns idle slots for `copies` devices or groups of devices."""
@@ -58,10 +64,10 @@ def empty(config: TransformerConfig, layout: Layout, copies: int, dtype: Any
 
 def logical_axes(config: TransformerConfig, layout: Layout) -> State:
   """Returns the logical axes of every leaf, as a State like that of `empty`."""
-  rows = ('batch',)
-  return State(cache=(layout.axes,) * config.num_hidden_layers,
-               last_token=rows, position=rows, active=rows, stop_state=rows,
-               budget=rows, row_key=('batch', None))
+  axes: dict[str, Any] = dict.fromkeys(_PER_SLOT, ('batch',))
+  axes |= {'cache': (layout.axes,) * config.num_hidden_layers,
+           'row_key': ('batch', None)}
+  return State(**axes)
 
 
 def unstacked(params: Params, dtype: Any) -> Params:
@@ -94,20 +100,10 @@ def append(
 ) -> State:
   """Writes tiles of tokens into their slots' caches.
 
-  A slot may have several tiles in one call: each layer writes all of them
+  The arguments are those of `kv_cache.Tiles` and the tiles' right-padded token
+  ids. A slot may have several tiles in one call: each layer writes all of them
   before any is read. The tokens before a tile must be in the same call, or
   written earlier.
-
-  Args:
-    params: Parameters of the decoder, `unstacked`.
-    state: State of all slots, donated.
-    slot: Slot of each tile, numbered on its device; Layout.slots for padding.
-    tokens: Tiles of token ids, right-padded.
-    start: Position of each tile's first token.
-    length: Number of tokens in each tile.
-    pages: Pages of each tile's slot, if the layout has pages.
-    config: Shape of the decoder.
-    layout: Layout of the cache.
   """
   tokens, start = layout.split(tokens), layout.split(start)
   positions = start[:, None] + jnp.arange(tokens.shape[1])
@@ -120,15 +116,10 @@ def copy(
     state: State, source: Int[Array, 'n'], target: Int[Array, 'n'],
     blocks: Int[Array, ''], *, layout: Layout,
 ) -> State:
-  """Copies the first blocks of the caches of slots, or single pages.
+  """Copies the first `blocks` of the caches of slots, or single pages.
 
-  Args:
-    state: State of all slots, donated.
-    source: Slots, or pages if the layout has them, numbered on their device.
-    target: Slots or pages of the same device; out of range for none.
-    blocks: Number of blocks to copy of each slot. For pages it is 1, or 0 to
-      copy nothing.
-    layout: Layout of the cache.
+  If the layout has pages, source and target are pages of one device, and blocks
+  is 1, or 0 to copy nothing.
   """
   return dataclasses.replace(state, cache=tuple(
       layout.copy(layer, source, target, blocks) for layer in state.cache))
@@ -145,14 +136,8 @@ def begin(
 ) -> State:
   """Starts a turn in some slots, which become active.
 
-  Args:
-    state: State of all slots, donated.
-    slot: Slot of each turn; B for none.
-    last: Last token of the slot, not yet in the cache.
-    position: Number of tokens in the slot, the last one included.
-    budget: Number of tokens that the turn may sample.
-    ids: Numbers that are folded into the turn's random key.
-    root: Data of the run's root key.
+  `last`, `position` and `budget` are values of State. The numbers `ids` are
+  folded into the run's key, whose data are `root`.
   """
   put = lambda old, new: old.at[slot].set(new, mode='drop')
   key = jax.random.wrap_key_data(root)
@@ -172,10 +157,6 @@ def release(state: State, slot: Int[Array, 'n']) -> State:
       state, active=state.active.at[slot].set(False, mode='drop'))
 
 
-_OF_ROWS = ('last_token', 'position', 'active', 'stop_state', 'budget',
-            'row_key')
-
-
 def decode(
     params: Params,
     state: State,
@@ -193,13 +174,12 @@ def decode(
   """Samples at most `steps` tokens for every active slot.
 
   Args:
-    params: Parameters of the decoder, `unstacked`.
-    state: State of all slots, donated.
+    params: Parameters of the decoder.
+    state: State of all slots.
     stop: Automaton that ends turns.
     temperature: Temperature of all rows, or one per row; 0 is greedy.
     truncation: Rules for which tokens may be drawn; see `sampling.sample`.
-    slot: Slots to compute, B for none. Default: all. No other slot may be
-      active.
+    slot: Slots to compute. Default: all. No other slot may be active.
     pages: Pages of each row's slot, if the layout has pages.
     config: Shape of the decoder.
     layout: Layout of the cache.
@@ -213,7 +193,7 @@ def decode(
     number of steps that were run (`steps`).
   """
   whole, state = state, _rows_of(state, slot)
-  slots = state.position.shape[0]
+  slots = len(state.position)
   began = jnp.sum(state.active)
   enough = (began + patience - 1) // patience
 
@@ -228,12 +208,11 @@ def decode(
         params, before, stop, temperature, truncation, slot, pages, config,
         layout)
     row = jnp.arange(slots)
-    at = jnp.where(before.active, out['count'], steps)
-    out = dict(
-        tokens=out['tokens'].at[row, at].set(token, mode='drop'),
-        logprobs=out['logprobs'].at[row, at].set(logprob, mode='drop'),
+    column = jnp.where(before.active, out['count'], steps)
+    return state, dict(
+        tokens=out['tokens'].at[row, column].set(token, mode='drop'),
+        logprobs=out['logprobs'].at[row, column].set(logprob, mode='drop'),
         count=out['count'] + before.active, steps=out['steps'] + 1)
-    return state, out
 
   out = dict(
       tokens=jnp.zeros((slots, steps), jnp.int32),
@@ -248,7 +227,7 @@ def _rows_of(state: State, slot) -> State:
   if slot is None:
     return state
   rows = {name: getattr(state, name).at[slot].get(mode='clip')
-          for name in _OF_ROWS}
+          for name in _PER_SLOT}
   rows['active'] &= slot < state.position.shape[0]
   return dataclasses.replace(state, **rows)
 
@@ -259,7 +238,7 @@ def _put_back(whole: State, state: State, slot) -> State:
     return state
   return dataclasses.replace(state, **{
       name: getattr(whole, name).at[slot].set(getattr(state, name), mode='drop')
-      for name in _OF_ROWS})
+      for name in _PER_SLOT})
 
 
 def _decode_one(params, state: State, stop, temperature, truncation, slot,
@@ -277,7 +256,7 @@ def _decode_one(params, state: State, stop, temperature, truncation, slot,
   token = jnp.where(state.active, token, state.last_token)
   budget = state.budget - 1
   ended = stop.hit[state.stop_state, token] | (budget <= 0)
-  keep = functools.partial(jnp.where, state.active)
+  keep = lambda new, old: jnp.where(state.active, new, old)
   return dataclasses.replace(
       state, cache=cache, last_token=token,
       position=keep(state.position + 1, state.position),
