@@ -13,7 +13,6 @@ Result: not yet measured.
 """
 
 from configs import common
-from searchrl.experiment.rules import field
 import ml_collections
 
 
@@ -23,8 +22,7 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   config.mesh = common.get_config(text).mesh
   config.export = dict(
       run='',  # directory of a training run
-      # Step of one of its checkpoints.
-      step=field(0, zero='the newest'),
-      dtype=field('float32', one_of=common.DTYPES),  # bfloat16: half the size
+      step=0,  # step of one of its checkpoints; 0: the newest
+      dtype='float32',  # float32, or bfloat16 for half the size
   )
   return config

@@ -8,7 +8,7 @@ arrays into those rows on the host. `unpack` moves results back to one document
 per row on the device, so that losses do not depend on the packing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
@@ -29,7 +29,7 @@ class Layout:
   lengths: Int[Array, '*M R S']  # tokens of each place; 0: no document
 
 
-def first_fit(lengths: Sequence[int], length: int, places: int
+def first_fit(lengths: Sequence[int] | np.ndarray, length: int, places: int
              ) -> list[list[int]]:
   """Assigns documents, longest first, each to the first row with room.
 
@@ -63,7 +63,8 @@ def first_fit(lengths: Sequence[int], length: int, places: int
   return rows
 
 
-def layout(rows: Sequence[Sequence[int]], lengths: Sequence[int], *,
+def layout(rows: Sequence[Sequence[int]],
+           lengths: Sequence[int] | np.ndarray, *,
            count: int, length: int, places: int) -> Layout:
   """Returns the layout of `rows`, filled up with empty rows to `count`."""
   shapes = dict(segment_ids=length, positions=length, starts=places,
@@ -91,17 +92,13 @@ def to_rows(tree: Any, rows: Sequence[Sequence[int]], layout: Layout) -> Any:
     rows: Indices of the documents of each row, from `first_fit`.
     layout: Layout of those rows.
   """
+  of_places, of_tokens = _documents(rows, layout)
+
   def move(x):
     x = np.asarray(x)
-    per_token = x.ndim > 1
-    moved = np.zeros_like(
-        layout.positions if per_token else layout.starts, x.dtype)
-    for document, row, place, tokens in _places(rows, layout):
-      if per_token:
-        moved[row, tokens] = x[document, :tokens.stop - tokens.start]
-      else:
-        moved[row, place] = x[document]
-    return moved
+    moved, inside = (x[of_places], layout.lengths) if x.ndim == 1 else (
+        x[of_tokens, layout.positions], layout.segment_ids)
+    return np.where(inside > 0, moved, x.dtype.type(0))
 
   return jax.tree.map(move, tree)
 
@@ -109,18 +106,19 @@ def to_rows(tree: Any, rows: Sequence[Sequence[int]], layout: Layout) -> Any:
 def from_rows(x: np.ndarray, rows: Sequence[Sequence[int]], layout: Layout,
               out: np.ndarray) -> None:
   """Writes an array [R L] into `out` [B T]: the inverse of `to_rows`."""
-  for document, row, place, tokens in _places(rows, layout):
-    out[document, :tokens.stop - tokens.start] = x[row, tokens]
+  inside = np.asarray(layout.segment_ids) > 0
+  _, documents = _documents(rows, layout)
+  out[documents[inside], layout.positions[inside]] = x[inside]
 
 
-def _places(rows: Sequence[Sequence[int]], layout: Layout
-           ) -> Iterator[tuple[int, int, int, slice]]:
-  """Yields each document, its row and place, and its tokens in the row."""
-  for row, documents in enumerate(rows):
-    for place, document in enumerate(documents):
-      start = layout.starts[row, place]
-      yield document, row, place, slice(
-          start, start + layout.lengths[row, place])
+def _documents(rows: Sequence[Sequence[int]], layout: Layout
+              ) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the document of each place and of each token; 0 without one."""
+  documents = np.zeros(layout.starts.shape, np.int64)
+  for row, indices in enumerate(rows):
+    documents[row, :len(indices)] = indices
+  return documents, np.take_along_axis(
+      documents, np.maximum(layout.segment_ids - 1, 0), 1)
 
 
 def unpack(tree: Any, layout: Layout, length: int) -> Any:

@@ -20,7 +20,6 @@ import pytest
 from searchrl import packing
 from searchrl.models import attention
 from searchrl.models import document_attention
-from searchrl.models import transformer
 
 SHAPE = (2, 13, 4, 2, 8)  # B T H K d
 SEGMENTS = np.array([[3] * 5 + [1] * 8, [0] * 1 + [7] * 9 + [2] * 3], np.int32)
@@ -89,9 +88,9 @@ def test_any_number_of_groups(heads, kv_heads):
 def test_the_numbers_of_transformer_attention(dtype):
   q, k, v = arrays(dtype=dtype)
   column = jnp.arange(q.shape[1])
-  seen = jnp.broadcast_to(transformer.visible(column, column, 4), (2, 13, 13))
+  seen = jnp.broadcast_to(attention.visible(column, column, 4), (2, 13, 13))
   seen &= SEGMENTS[:, :, None] == SEGMENTS[:, None, :]
-  wanted = transformer.attention(q, k.swapaxes(1, 2), v.swapaxes(1, 2), seen)
+  wanted = attention.grouped(q, k.swapaxes(1, 2), v.swapaxes(1, 2), seen)
   got = attention.causal(q, k, v, segment_ids=SEGMENTS, sliding_window=4)
   assert got.dtype == dtype
   np.testing.assert_array_equal(got, wanted)

@@ -158,7 +158,7 @@ def edit_config(**changes):
     (edit_config(model_type=...), "must be 'bert', but is None"),
     (edit_config(hidden_act='gelu_new'), "must be 'gelu', but is 'gelu_new'"),
     (edit_config(position_embedding_type='relative_key'), "'absolute'"),
-    (edit_config(vocab_size=...), "config.json .*has no 'vocab_size'"),
+    (edit_config(vocab_size=...), "config.json .*'vocab_size'"),
     (edit_config(num_attention_heads=5), 'must divide hidden_size'),
     (edit_config(num_attention_heads=0), 'must be a whole number from 1'),
     (edit_config(num_hidden_layers=3), 'encoder.layer.2.*is missing'),

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/extend.md: each file that it shows is written, imported and used."""
 
+import dataclasses
+import importlib
 import json
 import pathlib
 import re
@@ -10,13 +12,18 @@ import sys
 from configs import dspo
 import faulty
 import ml_collections
+import numpy as np
 import pytest
+import safetensors
 import tiny
 import train_test
 
 from searchrl.data import datasets
 from searchrl.experiment import search as searches
 from searchrl.jobs import train
+from searchrl.models import families
+from searchrl.models import transformer
+from searchrl.models import weights
 from searchrl.search import engines
 from searchrl.search.corpus import Corpus
 from searchrl.trajectory import Passage, Query
@@ -38,6 +45,7 @@ def files(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, name, raising=False)
     names.append(name)
   monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.setattr(families, 'FAMILIES', dict(families.FAMILIES))
   return names
 
 
@@ -148,6 +156,35 @@ def test_what_the_run_knows_is_passed_if_it_is_named(tmp_path):
     engines.make('seeded:nothing', CORPUS)
   with pytest.raises(ValueError, match="must be one of .*'is_slow'"):
     engines.traits(is_slow=True)
+
+
+def test_the_family_is_read_and_written(tmp_path):
+  config = importlib.import_module('my_config').get_config()
+  assert config.model.path.startswith('ByteDance-Seed/')
+  shape = dataclasses.replace(
+      tiny.CONFIG, architecture='SeedOssForCausalLM', attention_out_bias=True,
+      mlp_bias=True, tie_word_embeddings=False)
+  params = tiny.params(shape)
+  for _ in range(2):  # what is written is read, and written again
+    weights.save(tmp_path / 'model', params, shape, tokenizer_from=tmp_path,
+                 eos_id=0)
+    assert weights.read_config(tmp_path / 'model') == shape
+    params = weights.load(tmp_path / 'model', shape)
+  raw, _ = weights.read_json(tmp_path / 'model')
+  assert raw['model_type'] == 'seed_oss' and raw['attention_out_bias']
+  with safetensors.safe_open(tmp_path / 'model/model.safetensors', 'np') as file:
+    bias = file.get_tensor('model.layers.1.self_attn.o_proj.bias')
+  np.testing.assert_array_equal(bias, params['layers']['o']['bias'][1])
+  llama = dataclasses.replace(shape, architecture='LlamaForCausalLM')
+  tokens = np.arange(8)[None]
+  np.testing.assert_array_equal(transformer.forward(params, tokens, shape),
+                                transformer.forward(params, tokens, llama))
+  for key in ('attention_bias', 'attention_out_bias', 'mlp_bias', 'head_dim'):
+    del raw[key]
+  (tmp_path / 'model' / 'config.json').write_text(json.dumps(raw))
+  bare = weights.read_config(tmp_path / 'model')
+  assert bare.attention_bias and bare.head_dim == 128
+  assert not bare.attention_out_bias and not bare.mlp_bias
 
 
 @pytest.mark.slow

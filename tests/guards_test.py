@@ -213,6 +213,6 @@ def huge_later(trajectory):
 def test_a_model_with_nan_is_neither_trained_nor_exported():
   params = {'a': jnp.ones(3), 'b': {'c': jnp.array([1, jnp.nan])}}
   assert weights.not_finite(params) == ['b/c']
-  with pytest.raises(ValueError, match='it must hold finite .* stands in b/c'):
+  with pytest.raises(ValueError, match='it must hold finite .* is in b/c'):
     weights.check_finite(params, 'it')
   weights.check_finite({'a': jnp.ones(3)}, 'it')

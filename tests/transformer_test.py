@@ -17,6 +17,7 @@ import pytest
 import safetensors.numpy
 import tiny
 
+from searchrl.models import attention
 from searchrl.models import policy_logprobs
 from searchrl.models import transformer
 from searchrl.models import weights
@@ -223,9 +224,9 @@ def test_bfloat16_parameters_may_be_used_in_float32(params, tokens):
 ])
 def test_a_window_counts_the_token_itself(window, expected):
   column = jnp.arange(4)
-  seen = transformer.visible(column, column, window)
+  seen = attention.visible(column, column, window)
   assert [''.join(str(int(x)) for x in row) for row in seen] == expected
-  rows = transformer.visible(column[None, :2], column, window)
+  rows = attention.visible(column[None, :2], column, window)
   np.testing.assert_array_equal(rows[0], seen[:2])
 
 
@@ -257,7 +258,7 @@ def test_grouped_queries_equal_repeated_keys_in_float64():
   k, v = rng.normal(size=(2, 2, 2, 5, 8))
   visible = rng.random((2, 3, 5)) < 0.6
   visible[:, :, 0] = True
-  got = transformer.attention(*map(jnp.float32, (q, k, v)), visible)
+  got = attention.grouped(*map(jnp.float32, (q, k, v)), visible)
   for row in range(2):
     for t in range(3):
       for head in range(4):
@@ -272,7 +273,7 @@ def test_grouped_queries_equal_repeated_keys_in_float64():
 def test_a_query_that_sees_nothing_is_finite():
   q = jnp.ones((1, 1, 2, 4))
   v = jnp.arange(12.0).reshape(1, 1, 3, 4)
-  seen = transformer.attention(q, v, v, jnp.zeros((1, 1, 3), bool))
+  seen = attention.grouped(q, v, v, jnp.zeros((1, 1, 3), bool))
   np.testing.assert_allclose(seen[0, 0, 0], v[0, 0].mean(0))
 
 

@@ -182,7 +182,8 @@ def test_public_checkpoints_have_the_shape_that_they_should(
   config = weights.read_config(tmp_path)
   for field, value in expected.items():
     assert getattr(config, field) == value, field
-  sizes = [np.prod(shape) for shape in weights._shapes(config).values()]
+  sizes = [np.prod(shape) for shape in tensors.shapes(
+      weights._sources(config), transformer.abstract(config)).values()]
   assert sum(sizes) == parameters
 
 
@@ -280,7 +281,7 @@ def rope(**changes):
     (lambda f: edit_config(f, num_key_value_heads=3), ValueError,
      'num_key_value_heads that divide .* 8, 3 and 4'),
     (lambda f: edit_config(f, hidden_act='gelu'), ValueError,
-     "hidden_act in .*config.json must be silu, but is 'gelu'"),
+     "hidden_act in .*config.json must be 'silu', but is 'gelu'"),
     (lambda f: edit_config(f, quantization_config={'bits': 4}), ValueError,
      "quantization_config in .*config.json must be None"),
     (lambda f: edit_config(f, use_sliding_window=True, sliding_window=4,
@@ -308,12 +309,8 @@ def rope(**changes):
     (lose_a_shard, FileNotFoundError,
      'model-00002-of-00002.safetensors must be in .* according to .*index'),
     (index_with(model__norm__weight='../other.safetensors'), ValueError,
-     "its own folder, but has '../other.safetensors' for model.norm.weight"),
+     "its own folder, but names '../other.safetensors'"),
     (index_with(model__norm__weight='/etc/passwd'), ValueError, 'own folder'),
-    (index_with(model__norm__weight='model-00001-of-00002.safetensors'),
-     ValueError, 'does not name model-00002.* for model.norm.weight'),
-    (index_with(more='model-00001-of-00002.safetensors'), ValueError,
-     'model-00001-of-00002.safetensors must hold more according'),
     (rope(rope_type='yarn', factor=4.0, rope_theta=1e6), ValueError,
      "rope_type in .*config.json is 'yarn'"),
     (rope(rope_type='llama3', rope_theta=1e6), ValueError, "'factor'"),

@@ -21,6 +21,7 @@ This file avoids three traps:
 
 from collections.abc import Callable
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -111,8 +112,8 @@ def blockwise(
   q = q.reshape(rows, kv_heads, groups * length, size)
   positions = jnp.tile(positions, (1, groups))
 
-  def add(i, so_far):
-    largest, total, seen = so_far
+  def add(i, carry):
+    largest, total, seen = carry
     k, v = block_at(i)
     scores = jnp.einsum('bkqd,bksd->bkqs', q, k,
                         preferred_element_type=jnp.float32)
@@ -293,7 +294,7 @@ def _splash(q, k, v, segment_ids, *, sliding_window, block, interpret):
   return out.swapaxes(1, 2)[:, :length]
 
 
-def _padded(x, spare: int):
+def _padded(x: Array, spare: int) -> Array:
   return jnp.pad(x, ((0, 0), (0, spare), *[(0, 0)] * (x.ndim - 2)))
 
 
@@ -348,36 +349,33 @@ def self_test(
     dtype: Any, sliding_window: int | None = None,
     lengths: tuple[int, ...] = (48, 192, 320), interpret: bool = False,
 ) -> None:
-  """Compares values and gradients of random rows with the reference.
+  """Raises a RuntimeError if numbers of random rows differ from the reference.
 
-  One row ends early and has large values in its padding. The test is repeated
-  with segments if the implementation takes them, and with a short window if the
-  model has a window.
-
-  Raises:
-    RuntimeError: The implementation fails on this device, or its numbers differ
-      from the reference.
+  These are outputs and gradients. One row ends early and has large values in
+  its padding. The test is repeated with segments if the implementation takes
+  them, and with a short window if the model has a window.
   """
   windows = (None, min(sliding_window, 24)) if sliding_window else (None,)
   packings = (False,) if implementation == 'cudnn' else (False, True)
-  cases = [(n, None, False) for n in lengths[:-1]]
-  cases += [(lengths[-1], w, p) for w in windows for p in packings]
+  cases: list[tuple[int, int | None, bool]] = [
+      (length, None, False) for length in lengths[:-1]]
+  cases += itertools.product(lengths[-1:], windows, packings)
   limit = _TOLERANCE[jnp.dtype(dtype).name]
   for length, window, packed in cases:
     failed = (f'{implementation} failed its self-test at length {length}, '
               f'window {window}, packed {packed}')
     try:
-      found = differences(
+      errors = differences(
           (2, length, heads, kv_heads, head_dim), dtype, packed,
           sliding_window=window, implementation=implementation,
           interpret=interpret)
     except Exception as error:  # kernels raise errors of any kind
       raise RuntimeError(
           f'{failed}: {type(error).__name__}: {error} {_WAY_OUT}') from error
-    worst = max(found, key=lambda x: np.nan_to_num(found[x], nan=9))
-    if not found[worst] <= limit:
+    worst = max(errors, key=lambda x: np.nan_to_num(errors[x], nan=9))
+    if not errors[worst] <= limit:
       raise RuntimeError(
-          f'{failed}: {worst} is off by {found[worst]:.2g} of its largest '
+          f'{failed}: {worst} is off by {errors[worst]:.2g} of its largest '
           f'entry, more than {limit}. {_WAY_OUT}')
 
 
@@ -385,27 +383,24 @@ def differences(shape: tuple[int, ...], dtype: Any, packed: bool, **options
                ) -> dict[str, float]:
   """Returns relative differences from the reference, for output and gradients.
 
-  Args:
-    shape: Sizes (B, T, H, K, d).
-    dtype: Data type of the tested q, k and v.
-    packed: Flag that gives the rows two segments or more.
-    **options: Further arguments of `causal`.
+  The shape is (B, T, H, K, d), and the options are arguments of `causal`. If
+  `packed`, rows have two segments or more.
   """
   rows, length, heads, kv_heads, size = shape
   rng = np.random.default_rng(length)
-  sizes = (heads, kv_heads, kv_heads, heads)
-  q, k, v, weight = (rng.normal(size=(rows, length, n, size)) for n in sizes)
+  values = [rng.normal(size=(rows, length, count, size))
+            for count in (heads, kv_heads, kv_heads, heads)]
   column, end = np.arange(length), length - length // 3
   loud = np.where((np.arange(rows)[:, None] == 1) & (column >= end), 30.0, 1.0)
-  q, k, v = (jnp.asarray(x * loud[..., None, None], dtype) for x in (q, k, v))
-  weight = jnp.asarray(weight * (loud == 1)[..., None, None], dtype)
+  q, k, v = (jnp.asarray(x * loud[..., None, None], dtype) for x in values[:3])
+  weight = jnp.asarray(values[3] * (loud == 1)[..., None, None], dtype)
   segments = jnp.asarray((column >= end // 2) + (loud > 1), jnp.int32)
 
   def run(options, weight, *arrays):
-    out, back = jax.vjp(functools.partial(
+    output, pullback = jax.vjp(functools.partial(
         causal, segment_ids=segments if packed else None, **options), *arrays)
-    return dict(output=jnp.where(weight == 0, 0, out), **dict(
-        zip(('dq', 'dk', 'dv'), back(weight))))
+    output = jnp.where(weight == 0, 0, output)
+    return dict(zip(('output', 'dq', 'dk', 'dv'), (output, *pullback(weight))))
 
   arrays = (weight, q, k, v)
   actual = jax.device_get(jax.jit(functools.partial(run, options))(*arrays))

@@ -36,7 +36,8 @@ def from_nnx(
   Raises:
     ValueError: The module has no variables to train.
   """
-  graph, params, rest = nnx.split(nnx.clone(module), trained, ...)
+  graph, params, rest = nnx.split(  # type: ignore[misc]
+      nnx.clone(module), trained, ...)
   if not params:
     name = getattr(trained, '__name__', trained)
     raise ValueError(

@@ -43,12 +43,12 @@ def info_nce(
   if not temperature > 0:
     raise ValueError(f'temperature must be above 0, but is {temperature}. E5 '
                      'takes 0.01.')
-  own = jnp.arange(passages.shape[0])[None] == positives[:, None]
+  is_positive = jnp.arange(passages.shape[0])[None] == positives[:, None]
   scores = jnp.einsum('bd,pd->bp', queries, passages,
                       precision=jax.lax.Precision.HIGHEST,
                       preferred_element_type=jnp.float32) / temperature
-  scores = jnp.where(excluded & ~own, -jnp.inf, scores)
+  scores = jnp.where(excluded & ~is_positive, -jnp.inf, scores)
   right = jnp.take_along_axis(scores, positives[:, None], 1)[:, 0]
-  others = jnp.max(jnp.where(own, -jnp.inf, scores), 1)
+  others = jnp.max(jnp.where(is_positive, -jnp.inf, scores), 1)
   loss = jax.nn.logsumexp(scores, 1) - right
   return loss, (right > others).astype(jnp.float32)

@@ -7,23 +7,17 @@ Its parameters are the decoder's, with a different head:
   embed/...   layers/...   norm/...   value/kernel [D 1]   value/bias [1]
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from searchrl.models import attention
 from searchrl.models import transformer
 from searchrl.models.transformer import Params, TransformerConfig
 
 
 def init(params: Params) -> Params:
-  """Returns a critic on a policy's backbone. Untrained, it outputs 0.
-
-  Args:
-    params: Parameters of a decoder. The critic shares their arrays.
-  """
+  """Returns a critic that shares a decoder's arrays. At first, it outputs 0."""
   scale = params['norm']['scale']
   backbone = {k: v for k, v in params.items() if k != 'head'}
   return {**backbone, 'value': {
@@ -43,12 +37,8 @@ def token_values(
     tokens: Int[Array, 'B T'],
     config: TransformerConfig,
     *,
-    segment_ids: Int[Array, 'B T'] | None = None,
     positions: Int[Array, 'B T'] | None = None,
-    remat: bool | str = False,
-    dtype: Any = jnp.float32,
-    attend: Callable[..., Array] = attention.causal,
-    used: Callable[[Params], Params] = lambda layer: layer,
+    **options: Any,
 ) -> Float[Array, 'B T']:
   """Returns the value before each token: expected rewards, given tokens[:, :t].
 
@@ -59,21 +49,14 @@ def token_values(
     params: Parameters as described at the top of this file.
     tokens: Right-padded rows of token ids.
     config: Shape of the backbone.
-    segment_ids: Document of each token in packed rows.
-    positions: Position of each token; restarts in each document of a packed
-      row.
-    remat: Choice of what the backward pass recomputes; see
-      `transformer.forward`.
-    dtype: Data type of activations, and of parameters in products.
-    attend: Attention function, as in `transformer.forward`.
-    used: Function of a layer's parameters, as in `transformer.forward`.
+    positions: Position of each token, as in `transformer.forward`.
+    **options: Further arguments of `transformer.forward`.
 
   Returns:
     Float32 values, in the unit of the rewards.
   """
   hidden = transformer.forward(
-      params, tokens, config, segment_ids=segment_ids, positions=positions,
-      remat=remat, dtype=dtype, attend=attend, used=used)[:, :-1]
+      params, tokens, config, positions=positions, **options)[:, :-1]
   values = jnp.dot(hidden, params['value']['kernel'].astype(hidden.dtype),
                    preferred_element_type=jnp.float32)[..., 0]
   values = values + params['value']['bias'].astype(jnp.float32)

@@ -11,6 +11,7 @@ Its parameters are an encoder's and those of a head with two layers:
 Source: Nogueira and Cho 2019, Passage Re-ranking with BERT, arXiv:1901.04085.
 """
 
+import functools
 import pathlib
 from typing import Any
 
@@ -21,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from searchrl.models import encoder
 from searchrl.models import tensors
 from searchrl.models.encoder import EncoderConfig
-from searchrl.models.tensors import ShardingOf, Source
+from searchrl.models.tensors import Source
 from searchrl.models.transformer import Params
 
 
@@ -76,39 +77,24 @@ def logical_axes(config: EncoderConfig) -> Params:
           'classifier': {'kernel': ('embed', None), 'bias': (None,)}}
 
 
-def load(
-    folder: str,
-    config: EncoderConfig,
-    *,
-    sharding_of: ShardingOf | None = None,
-    dtype: Any = jnp.float32,
-) -> Params:
+def load(folder: str | pathlib.Path, config: EncoderConfig, **options: Any
+        ) -> Params:
   """Loads a folder of transformers' BertForSequenceClassification.
 
-  Args:
-    folder: Local folder; see `weights.locate`.
-    config: Shape that `encoder.read_config` returns for the same folder.
-    sharding_of: Function from a leaf's logical axes to its sharding; see
-      `weights.load`.
-    dtype: Data type of all params, whatever type the files hold.
-
-  Raises:
-    FileNotFoundError: The folder has no safetensors.
-    ValueError: A file is damaged; or a tensor is missing, unexpected or has a
-      wrong shape, as in a model with more than one label.
+  The arguments, options and errors are those of `weights.load`. A model with
+  more than one label is an error.
   """
-  found = tensors.Folder(pathlib.Path(folder), _ours)
-  leaves = jax.eval_shape(lambda key: init(config, key), jax.random.key(0))
+  leaves = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
   sources = {'encoder': encoder.sources(leaves['encoder'])} | {
-      name: {'kernel': Source(f'{theirs}.weight', transposed=True),
-             'bias': Source(f'{theirs}.bias')}
-      for name, theirs in (('pooler', 'pooler.dense'),
+      name: {'kernel': Source(f'{prefix}.weight', transposed=True),
+             'bias': Source(f'{prefix}.bias')}
+      for name, prefix in (('pooler', 'pooler.dense'),
                            ('classifier', 'classifier'))}
-  found.check(tensors.shapes(sources, leaves))
-  return tensors.load(found, sources, logical_axes(config),
-                      sharding_of=sharding_of, dtype=dtype)
+  return tensors.load(
+      tensors.Folder(pathlib.Path(folder), _rename), sources, leaves,
+      logical_axes(config), **options)
 
 
-def _ours(name: str) -> str | None:
-  name = name.removeprefix('bert.')
-  return None if name == 'embeddings.position_ids' else encoder.modern(name)
+def _rename(name: str) -> str | None:
+  name = encoder.modern(name)
+  return None if name == 'embeddings.position_ids' else name

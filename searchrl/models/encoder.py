@@ -17,7 +17,6 @@ Sources: Devlin et al. 2018, arXiv:1810.04805; Wang et al. 2022 (E5),
 
 import dataclasses
 import functools
-import json
 import math
 import pathlib
 from typing import Any
@@ -27,10 +26,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from searchrl.models import attention
+from searchrl.models import families
 from searchrl.models import tensors
 from searchrl.models import transformer
 from searchrl.models import weights
-from searchrl.models.tensors import ShardingOf, Source
+from searchrl.models.tensors import Source
 from searchrl.models.transformer import Params, Projection
 
 QUERY_PREFIX = 'query: '
@@ -68,15 +69,13 @@ class LayerNorm(nn.Module):
   @nn.compact
   def __call__(self, x: Float[Array, '*B D']) -> Float[Array, '*B D']:
     """Returns x normalised over its last axis, in the dtype of x."""
-    def param(name, init):
-      return self.param(name, nn.with_logical_partitioning(init, ('embed',)),
-                        (x.shape[-1],)).astype(jnp.float32)
-
+    param = lambda name, init: transformer.param(
+        self, name, init, x.shape[-1:], ('embed',)).astype(jnp.float32)
     x32 = x.astype(jnp.float32)
     x32 -= jnp.mean(x32, -1, keepdims=True)
     x32 *= jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + self.eps)
-    scale, bias = (param('scale', nn.initializers.ones),
-                   param('bias', nn.initializers.zeros))
+    scale = param('scale', nn.initializers.ones)
+    bias = param('bias', nn.initializers.zeros)
     return (x32 * scale + bias).astype(x.dtype)
 
 
@@ -103,7 +102,7 @@ class Block(nn.Module):
     q, k, v = (
         dense(c.hidden_size, ('embed', 'heads'), name=name)(flat).reshape(
             *x.shape[:2], c.num_attention_heads, -1) for name in 'qkv')
-    y = transformer.attention(q, k.swapaxes(1, 2), v.swapaxes(1, 2), seen)
+    y = attention.grouped(q, k.swapaxes(1, 2), v.swapaxes(1, 2), seen)
     y = dense(c.hidden_size, ('heads', 'embed'), name='o')(
         y.reshape(flat.shape))
     flat = LayerNorm(c.layer_norm_eps, name='attention_norm')(flat + y)
@@ -168,23 +167,13 @@ def embed(
     config: EncoderConfig,
     *,
     pooling: str = 'mean',
-    remat: bool | str = False,
-    dtype: Any = jnp.float32,
+    **options: Any,
 ) -> Float[Array, 'B D']:
   """Returns float32 unit vectors of texts, pooled from their hidden states.
 
-  A row of only padding gives 0.
-
-  Args:
-    params: Parameters as described at the top of this file.
-    tokens: Right-padded rows of token ids, with [CLS] and [SEP].
-    mask: True, or 1, except for padding.
-    config: Shape of the encoder.
-    pooling: Name 'mean', which averages all tokens of a text as in E5, or
-      'cls', which takes its first token as in BGE.
-    remat: Choice of what the backward pass recomputes; see
-      `transformer.forward`.
-    dtype: Data type of activations, and of parameters in products.
+  `pooling` is 'mean', which averages all tokens of a text as in E5, or 'cls',
+  which takes its first token as in BGE. The other arguments are those of
+  `forward`. A row of only padding gives 0.
 
   Raises:
     ValueError: The pooling has another name.
@@ -192,7 +181,7 @@ def embed(
   if pooling not in POOLINGS:
     raise ValueError(f'pooling must be one of {", ".join(POOLINGS)}, but is '
                      f'{pooling!r}.')
-  hidden = forward(params, tokens, mask, config, remat=remat, dtype=dtype)
+  hidden = forward(params, tokens, mask, config, **options)
   pooled = mask.astype(bool)[..., None]
   if pooling == 'cls':
     pooled = pooled & (jnp.arange(tokens.shape[1]) == 0)[:, None]
@@ -217,27 +206,23 @@ def logical_axes(config: EncoderConfig) -> Params:
 def _boxed(config: EncoderConfig, key: Array) -> Params:
   """Returns `init` with every leaf in a box that holds its logical axes."""
   keys, width = jax.random.split(key, 4), config.hidden_size
-  box = lambda names, value: nn.LogicallyPartitioned(value, names)
+  box = nn.LogicallyPartitioned
 
   def table(key, size, axis):
-    normal = nn.initializers.normal(0.02)
-    return box((axis, 'embed'), normal(key, (size, width)))
+    return nn.with_logical_partitioning(transformer.normal, (axis, 'embed'))(
+        key, (size, width))
 
-  def layer(key):
-    return Block(config).init(
-        key, jnp.zeros((1, 1, width)), jnp.ones((1, 1, 1), bool))['params']
-
+  layer = lambda key: Block(config).init(
+      key, jnp.zeros((1, 1, width)), jnp.ones((1, 1, 1), bool))['params']
   return {
       'embed': {
           'token': table(keys[0], config.vocab_size, 'vocab'),
           'position': table(keys[1], config.max_position_embeddings, None),
           'type': table(keys[2], config.type_vocab_size, None)},
-      'embed_norm': {'scale': box(('embed',), jnp.ones(width)),
-                     'bias': box(('embed',), jnp.zeros(width))},
-      'layers': jax.tree.map(
-          lambda b: box(('layers', *b.names), b.value),
-          jax.vmap(layer)(jax.random.split(keys[3], config.num_hidden_layers)),
-          is_leaf=lambda b: isinstance(b, nn.Partitioned)),
+      'embed_norm': {'scale': box(jnp.ones(width), ('embed',)),
+                     'bias': box(jnp.zeros(width), ('embed',))},
+      'layers': transformer.stacked_layers(
+          layer, keys[3], config.num_hidden_layers),
   }
 
 
@@ -250,22 +235,17 @@ def read_config(folder: str) -> EncoderConfig:
       architecture is another one.
   """
   raw, path = weights.read_json(folder)
-  for field, built in (('model_type', 'bert'), ('hidden_act', 'gelu'),
-                       ('position_embedding_type', 'absolute'),
-                       ('is_decoder', False), ('quantization_config', None)):
-    if raw.get(field, built) != built or (
-        field == 'model_type' and field not in raw):
-      raise ValueError(f'{field} in {path} must be {built!r}, but is '
-                       f'{raw.get(field)!r}, which is not built here.')
+  families.check_values(
+      {'model_type': None} | raw, path, model_type='bert', hidden_act='gelu',
+      position_embedding_type='absolute', is_decoder=False,
+      quantization_config=None)
+  names = [field.name for field in dataclasses.fields(EncoderConfig)]
   try:
-    config = EncoderConfig(**{
-        field.name: raw[field.name] if field.default is dataclasses.MISSING
-        else raw.get(field.name, field.default)
-        for field in dataclasses.fields(EncoderConfig)})
-  except KeyError as error:
-    raise ValueError(f'{path} must hold the whole shape of a model, but has no '
+    config = EncoderConfig(**{name: raw[name] for name in names if name in raw})
+  except TypeError as error:
+    raise ValueError(f'{path} must hold the whole shape of a model, but: '
                      f'{error}. Fetch it again.') from error
-  weights.check_sizes(config, path)
+  families.check_sizes(config, path)
   if config.hidden_size % config.num_attention_heads:
     raise ValueError(
         f'num_attention_heads in {path} must divide hidden_size, but they are '
@@ -273,36 +253,19 @@ def read_config(folder: str) -> EncoderConfig:
   return config
 
 
-def load(
-    folder: str,
-    config: EncoderConfig,
-    *,
-    sharding_of: ShardingOf | None = None,
-    dtype: Any = jnp.float32,
-) -> Params:
+def load(folder: str | pathlib.Path, config: EncoderConfig, **options: Any
+        ) -> Params:
   """Loads the params of a BERT folder, leaf by leaf onto their devices.
 
   Names of tensors may begin with `bert.`. Position ids, the pooler and heads
   for other tasks are ignored.
 
-  Args:
-    folder: Local folder; see `weights.locate`.
-    config: Shape that `read_config` returns for the same folder.
-    sharding_of: Function from a leaf's logical axes to its sharding; see
-      `weights.load`.
-    dtype: Data type of all params, whatever type the files hold.
-
-  Raises:
-    FileNotFoundError: The folder has no safetensors.
-    ValueError: A file is damaged; or a tensor is missing, unexpected or has a
-      wrong shape.
+  The arguments, options and errors are those of `weights.load`.
   """
-  found = tensors.Folder(pathlib.Path(folder), _ours)
-  leaves = jax.eval_shape(lambda key: init(config, key), jax.random.key(0))
-  wanted = sources(leaves)
-  found.check(tensors.shapes(wanted, leaves))
-  return tensors.load(found, wanted, logical_axes(config),
-                      sharding_of=sharding_of, dtype=dtype)
+  leaves = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
+  return tensors.load(
+      tensors.Folder(pathlib.Path(folder), _rename), sources(leaves), leaves,
+      logical_axes(config), **options)
 
 
 def save(
@@ -317,15 +280,12 @@ def save(
 
   The arguments and errors are those of `weights.save`.
   """
-  with weights.export(folder, tokenizer_from) as new:
-    tensors.save(new, params, sources(params), dtype=dtype,
-                 shard_bytes=5 * 10**9)
-    if jax.process_index() == 0:
-      raw = {'architectures': ['BertModel'], 'model_type': 'bert',
-             **dataclasses.asdict(config), 'hidden_act': 'gelu',
-             'position_embedding_type': 'absolute', 'pad_token_id': 0,
-             'dtype': dtype, 'torch_dtype': dtype}
-      (new / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
+  raw = {'architectures': ['BertModel'], 'model_type': 'bert',
+         **dataclasses.asdict(config), 'hidden_act': 'gelu',
+         'position_embedding_type': 'absolute', 'pad_token_id': 0,
+         'dtype': dtype, 'torch_dtype': dtype}
+  weights.export(folder, params, sources(params), raw, dtype=dtype,
+                 tokenizer_from=tokenizer_from)
 
 
 def sources(leaves: Params) -> Params:
@@ -341,15 +301,16 @@ def sources(leaves: Params) -> Params:
           leaves['layers'], _LAYER, 'encoder.layer')}
 
 
-def _ours(name: str) -> str | None:
-  """Returns a tensor's name without prefix; None if an encoder ignores it."""
-  name = name.removeprefix('bert.')
-  if name == 'embeddings.position_ids' or name.startswith(('pooler.', 'cls.')):
-    return None
-  return modern(name)
+def _rename(name: str) -> str | None:
+  """Returns a tensor's current name; None if an encoder ignores the tensor."""
+  name = modern(name)
+  ignored = name == 'embeddings.position_ids' or name.startswith(
+      ('pooler.', 'cls.'))
+  return None if ignored else name
 
 
 def modern(name: str) -> str:
-  """Returns a tensor's current name. Older files name norms differently."""
-  return name.replace('LayerNorm.gamma', 'LayerNorm.weight').replace(
-      'LayerNorm.beta', 'LayerNorm.bias')
+  """Returns a name without prefix. Older files name norms differently."""
+  return name.removeprefix('bert.').replace(
+      'LayerNorm.gamma', 'LayerNorm.weight').replace(
+          'LayerNorm.beta', 'LayerNorm.bias')

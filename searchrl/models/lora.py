@@ -59,37 +59,34 @@ class Lora:
 
 def init(lora: Lora, config: TransformerConfig, key: Array) -> Params:
   """Returns float32 adapters: A uniform within +-1 / sqrt(D), and B zero."""
-  kernels = transformer.abstract(config)['layers']
-  layers = {}
-  for name, name_key in zip(lora.targets,
-                            jax.random.split(key, len(lora.targets))):
-    count, inward, outward = kernels[name]['kernel'].shape
+  kernels, layers = transformer.abstract(config)['layers'], {}
+  keys = jax.random.split(key, len(lora.targets))
+  for target, target_key in zip(lora.targets, keys):
+    count, inward, outward = kernels[target]['kernel'].shape
     bound = inward ** -0.5
-    layers[name] = {
-        'lora_a': jax.random.uniform(
-            name_key, (count, inward, lora.rank), minval=-bound, maxval=bound),
+    layers[target] = {
+        'lora_a': jax.random.uniform(target_key, (count, inward, lora.rank),
+                                     minval=-bound, maxval=bound),
         'lora_b': jnp.zeros((count, lora.rank, outward))}
   return {'layers': layers}
 
 
 def logical_axes(lora: Lora, config: TransformerConfig) -> Params:
   """Returns the logical axes of every leaf, as a tree like that of `init`."""
-  layers = {}
-  for name in lora.targets:
-    stacked, inward, outward = (
-        transformer.logical_axes(config)['layers'][name]['kernel'])
-    layers[name] = {'lora_a': (stacked, inward, None),
-                    'lora_b': (stacked, None, outward)}
+  layers, axes = {}, transformer.logical_axes(config)['layers']
+  for target in lora.targets:
+    stacked, inward, outward = axes[target]['kernel']
+    layers[target] = {'lora_a': (stacked, inward, None),
+                      'lora_b': (stacked, None, outward)}
   return {'layers': layers}
 
 
 def attach(base: Params, adapters: Params, lora: Lora) -> Params:
   """Returns params for `transformer.forward`: the base with its adapters."""
-  layers = dict(base['layers'])
-  for name, adapter in adapters['layers'].items():
-    layers[name] = {**layers[name], 'lora_a': adapter['lora_a'],
-                    'lora_b': lora.scale * adapter['lora_b']}
-  return {**base, 'layers': layers}
+  return {**base, 'layers': base['layers'] | {
+      name: {**base['layers'][name], 'lora_a': adapter['lora_a'],
+             'lora_b': lora.scale * adapter['lora_b']}
+      for name, adapter in adapters['layers'].items()}}
 
 
 def merge(base: Params, adapters: Params, lora: Lora) -> Params:
@@ -97,12 +94,11 @@ def merge(base: Params, adapters: Params, lora: Lora) -> Params:
 
   Leaves without an adapter are shared with the base.
   """
-  layers = dict(base['layers'])
-  for name, adapter in adapters['layers'].items():
-    kernel = layers[name]['kernel']
-    layers[name] = {**layers[name], 'kernel': _merged(
-        kernel, adapter['lora_a'], adapter['lora_b'], lora.scale)}
-  return {**base, 'layers': layers}
+  return {**base, 'layers': base['layers'] | {
+      name: {**base['layers'][name], 'kernel': _merged(
+          base['layers'][name]['kernel'], adapter['lora_a'], adapter['lora_b'],
+          lora.scale)}
+      for name, adapter in adapters['layers'].items()}}
 
 
 @jax.jit

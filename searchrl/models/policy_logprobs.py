@@ -2,14 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log-probs and entropies of a decoder's tokens, for the learner."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from searchrl.models import attention
 from searchrl.models import transformer
 from searchrl.models.transformer import Params, TransformerConfig
 
@@ -20,13 +18,9 @@ def token_logprobs(
     config: TransformerConfig,
     *,
     temperature: float = 1.0,
-    segment_ids: Int[Array, 'B T'] | None = None,
     positions: Int[Array, 'B T'] | None = None,
     chunk: int = 128,
-    remat: bool | str = False,
-    dtype: Any = jnp.float32,
-    attend: Callable[..., Array] = attention.causal,
-    used: Callable[[Params], Params] = lambda layer: layer,
+    **options: Any,
 ) -> tuple[Float[Array, 'B T'], Float[Array, 'B T']]:
   """Returns log pi(tokens[:, t] | tokens[:, :t]) and the entropy at each t.
 
@@ -39,45 +33,36 @@ def token_logprobs(
     tokens: Right-padded rows of token ids.
     config: Shape of the decoder.
     temperature: Divisor of the logits, as in the sampler.
-    segment_ids: Document of each token in packed rows.
-    positions: Position of each token; restarts in each document of a packed
-      row.
+    positions: Position of each token, as in `transformer.forward`.
     chunk: Number of tokens per row whose logits exist at one time. [B T V]
       never exists.
-    remat: Choice of what the backward pass recomputes; see
-      `transformer.forward`.
-    dtype: Data type of activations, and of parameters in products. Logits and
-      all that follows are float32.
-    attend: Attention function, as in `transformer.forward`.
-    used: Function of a layer's parameters, as in `transformer.forward`.
+    **options: Further arguments of `transformer.forward`.
 
   Returns:
     Log-probs and entropies in nats, float32.
   """
   hidden = transformer.forward(
-      params, tokens, config, segment_ids=segment_ids, positions=positions,
-      remat=remat, dtype=dtype, attend=attend, used=used)
+      params, tokens, config, positions=positions, **options)
   rows, length, width = hidden.shape
   chunk = min(chunk, length)
   padded = -(-length // chunk) * chunk
-  targets = jnp.roll(tokens, -1, axis=1)
-  hidden = jnp.pad(hidden, ((0, 0), (0, padded - length), (0, 0)))
-  targets = jnp.pad(targets, ((0, 0), (0, padded - length)))
 
   @jax.checkpoint
-  def of_chunk(chunked):
-    states, wanted = chunked
+  def chunk_logprobs(states_and_targets):
+    states, targets = states_and_targets
     scores = transformer.logits(params, states) / temperature
     logprobs = jax.nn.log_softmax(scores)
     entropy = -jnp.sum(jnp.exp(logprobs) * logprobs, -1)
     # A comparison, not a gather, because it shards over the vocabulary.
-    hit = wanted[..., None] == jnp.arange(scores.shape[-1])
+    hit = targets[..., None] == jnp.arange(scores.shape[-1])
     return jnp.sum(jnp.where(hit, logprobs, 0.0), -1), entropy
 
   def split(x):
+    x = jnp.pad(x, ((0, 0), (0, padded - length), *[(0, 0)] * (x.ndim - 2)))
     return x.reshape(rows, padded // chunk, chunk, *x.shape[2:]).swapaxes(0, 1)
 
-  logprobs, entropy = jax.lax.map(of_chunk, (split(hidden), split(targets)))
+  logprobs, entropy = jax.lax.map(
+      chunk_logprobs, (split(hidden), split(jnp.roll(tokens, -1, axis=1))))
 
   def join(x):
     x = x.swapaxes(0, 1).reshape(rows, padded)[:, :length - 1]

@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The decoder: a transformer of four families, from token ids to logits.
+"""The decoder: a transformer, from token ids to logits.
 
-Qwen2 (and models distilled into it), Qwen3, Llama 3 and Mistral differ in
-biases, in a norm of queries and keys, in rotary frequencies and in a sliding
-window. Each difference is a field of `TransformerConfig`.
+Families such as Qwen2, Qwen3, Llama 3 and Mistral differ in biases, in a norm
+of queries and keys, in rotary frequencies and in a sliding window. Each
+difference is a field of `TransformerConfig`; see `weights.FAMILIES`.
 
 The modules are thin Flax Linen: a Block owns one layer's parameters and logical
 axes. Attention is an argument, so that training, scoring and decoding share the
@@ -25,15 +25,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from searchrl.models import attention as attention_lib
+from searchrl.models import attention
 
 Params = Any  # a nested dict of arrays
+Axes = tuple[str | None, ...]  # logical axes of one array
 # (q [B T H d], k [B T K d], v [B T K d]) -> (output [B T H d], a value that the
 # caller keeps, such as the layer's new cache)
 AttendFn = Callable[[Array, Array, Array], tuple[Array, Any]]
 
-visible, attention = attention_lib.visible, attention_lib.grouped
-
+normal = nn.initializers.normal(0.02)  # of all kernels and embeddings
 # Policies that say what is saved for the backward pass, by the name in `remat`.
 _SAVED = {
     'nothing': jax.checkpoint_policies.nothing_saveable,
@@ -80,6 +80,14 @@ class TransformerConfig:
 _remade = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
+def param(module: nn.Module, name: str, init: nn.initializers.Initializer,
+          shape: tuple[int, ...], axes: Axes) -> Array:
+  """Declares a module's parameter with its logical axes; returns its value."""
+  value: Any = module.param(name, nn.with_logical_partitioning(init, axes),
+                            shape)
+  return value
+
+
 class RMSNorm(nn.Module):
   """RMS norm in float32: x / rms(x) * scale."""
 
@@ -89,8 +97,8 @@ class RMSNorm(nn.Module):
   @nn.compact
   def __call__(self, x: Float[Array, '*B D']) -> Float[Array, '*B D']:
     """Returns x normalised over its last axis, in the dtype of x."""
-    scale = self.param('scale', nn.with_logical_partitioning(
-        nn.initializers.ones, (self.axis,)), (x.shape[-1],))
+    scale = param(self, 'scale', nn.initializers.ones, x.shape[-1:],
+                  (self.axis,))
     return _normed(x, scale, self.eps)
 
 
@@ -120,16 +128,16 @@ class Projection(nn.Module):
   @nn.compact
   def __call__(self, x: Float[Array, 'N D']) -> Float[Array, 'N F']:
     """Returns the map of x, computed in the dtype of x."""
-    kernel = self.param('kernel', nn.with_logical_partitioning(
-        nn.initializers.normal(0.02), self.axes), (x.shape[-1], self.features))
+    kernel = param(self, 'kernel', normal, (x.shape[-1], self.features),
+                   self.axes)
     y = x @ kernel.astype(x.dtype)
     if self.has_variable('params', 'lora_a'):
-      a, b = (self.get_variable('params', name).astype(x.dtype)
-              for name in ('lora_a', 'lora_b'))
-      y = y + (x @ a) @ b
+      a: Any = self.get_variable('params', 'lora_a')
+      b: Any = self.get_variable('params', 'lora_b')
+      y = y + (x @ a.astype(x.dtype)) @ b.astype(x.dtype)
     if self.use_bias:
-      bias = self.param('bias', nn.with_logical_partitioning(
-          nn.initializers.zeros, self.axes[1:]), (self.features,))
+      bias = param(self, 'bias', nn.initializers.zeros, (self.features,),
+                   self.axes[1:])
       y = y + bias.astype(x.dtype)
     return y
 
@@ -149,29 +157,24 @@ class Block(nn.Module):
     """Returns the layer's output, and the second result of `attend`."""
     c = self.config
     rows, length, width = x.shape
-    project = functools.partial(Projection, use_bias=c.attention_bias)
     dense = functools.partial(Projection, use_bias=c.mlp_bias)
 
-    def heads(y, count):
+    def heads(name, count, axis):
+      y = Projection(count * c.head_dim, ('embed', axis), c.attention_bias,
+                     name=name)(flat)
       return y.reshape(rows, length, count, c.head_dim)
 
-    def placed(y, name):
+    def rotated(y, name):
       if c.qk_norm:
         y = RMSNorm(c.rms_norm_eps, 'head_dim', name=name)(y)
       return rotate(y, positions, c.rope_theta, c.rope_scaling)
 
     flat = RMSNorm(c.rms_norm_eps, name='attention_norm')(x)
     flat = flat.reshape(rows * length, width)
-    q = project(c.num_attention_heads * c.head_dim, ('embed', 'heads'),
-                name='q')(flat)
-    k = project(c.num_key_value_heads * c.head_dim, ('embed', 'kv_heads'),
-                name='k')(flat)
-    v = project(c.num_key_value_heads * c.head_dim, ('embed', 'kv_heads'),
-                name='v')(flat)
-    seen, kept = attend(
-        placed(heads(q, c.num_attention_heads), 'q_norm'),
-        placed(heads(k, c.num_key_value_heads), 'k_norm'),
-        heads(v, c.num_key_value_heads))
+    q = heads('q', c.num_attention_heads, 'heads')
+    k = heads('k', c.num_key_value_heads, 'kv_heads')
+    v = heads('v', c.num_key_value_heads, 'kv_heads')
+    seen, second = attend(rotated(q, 'q_norm'), rotated(k, 'k_norm'), v)
     y = Projection(width, ('heads', 'embed'), c.attention_out_bias, name='o')(
         seen.reshape(rows * length, -1))
     x = x + y.reshape(x.shape)
@@ -181,7 +184,7 @@ class Block(nn.Module):
     gate = dense(c.intermediate_size, ('embed', 'mlp'), name='gate')(flat)
     up = dense(c.intermediate_size, ('embed', 'mlp'), name='up')(flat)
     y = dense(width, ('mlp', 'embed'), name='down')(_gated(gate, up))
-    return x + y.reshape(x.shape), kept
+    return x + y.reshape(x.shape), second
 
 
 def rotate(
@@ -218,8 +221,8 @@ def _stretched(frequency: Float[Array, 'h'], scaling: Llama3Rope
   """
   turns = scaling.original_max_position_embeddings * frequency / (2 * jnp.pi)
   low, high = scaling.low_freq_factor, scaling.high_freq_factor
-  kept = jnp.clip((turns - low) / (high - low), 0, 1)
-  return kept * frequency + (1 - kept) * frequency / scaling.factor
+  share = jnp.clip((turns - low) / (high - low), 0, 1)
+  return share * frequency + (1 - share) * frequency / scaling.factor
 
 
 def forward(
@@ -231,7 +234,7 @@ def forward(
     positions: Int[Array, 'B T'] | None = None,
     remat: bool | str = False,
     dtype: Any = jnp.float32,
-    attend: Callable[..., Array] = attention_lib.causal,
+    attend: Callable[..., Array] = attention.causal,
     used: Callable[[Params], Params] = lambda layer: layer,
 ) -> Float[Array, 'B T D']:
   """Returns hidden states of whole rows, with causal attention per segment.
@@ -293,7 +296,7 @@ def recomputed(layer: Callable[..., Any], remat: bool | str
 def final_norm(params: Params, x: Float[Array, '*B D'],
                config: TransformerConfig) -> Float[Array, '*B D']:
   """Applies the norm between the last layer and the vocabulary."""
-  return RMSNorm(config.rms_norm_eps).apply({'params': params['norm']}, x)
+  return _normed(x, params['norm']['scale'], config.rms_norm_eps)
 
 
 def head(params: Params) -> Float[Array, 'D V']:
@@ -339,30 +342,27 @@ def axes_of(boxed: Callable[[Array], Params]) -> Params:
                       is_leaf=lambda x: isinstance(x, nn.Partitioned))
 
 
+def stacked_layers(layer: Callable[[Array], Params], key: Array, count: int
+                  ) -> Params:
+  """Returns boxed parameters of layers that a function of a key makes."""
+  return nn.meta.add_axis(jax.vmap(layer)(jax.random.split(key, count)), 0,
+                          {nn.PARTITION_NAME: 'layers'})
+
+
 def _boxed(config: TransformerConfig, key: Array) -> Params:
   """Returns `init` with every leaf in a box that holds its logical axes."""
   key_embed, key_layers, key_head = jax.random.split(key, 3)
-  x = jnp.zeros((1, 1, config.hidden_size))
-  positions = jnp.zeros((1, 1), jnp.int32)
-  attend = lambda q, k, v: (q, None)
-
-  def layer(key):
-    return Block(config).init(key, x, positions, attend)['params']
-
-  normal = nn.initializers.normal(0.02)
   size, width = config.vocab_size, config.hidden_size
-  box = lambda names, value: nn.LogicallyPartitioned(value, names)
+  layer = lambda key: Block(config).init(
+      key, jnp.zeros((1, 1, width)), jnp.zeros((1, 1), jnp.int32),
+      lambda q, k, v: (q, None))['params']
   params = {
-      'embed': {'embedding': box(('vocab', 'embed'),
-                                 normal(key_embed, (size, width)))},
-      'layers': jax.tree.map(
-          lambda b: box(('layers', *b.names), b.value),
-          jax.vmap(layer)(jax.random.split(
-              key_layers, config.num_hidden_layers)),
-          is_leaf=lambda b: isinstance(b, nn.Partitioned)),
-      'norm': {'scale': box(('embed',), jnp.ones(width))},
+      'embed': {'embedding': nn.with_logical_partitioning(
+          normal, ('vocab', 'embed'))(key_embed, (size, width))},
+      'layers': stacked_layers(layer, key_layers, config.num_hidden_layers),
+      'norm': {'scale': nn.LogicallyPartitioned(jnp.ones(width), ('embed',))},
   }
   if not config.tie_word_embeddings:
-    params['head'] = {'kernel': box(('embed', 'vocab'),
-                                    normal(key_head, (width, size)))}
+    params['head'] = {'kernel': nn.with_logical_partitioning(
+        normal, ('embed', 'vocab'))(key_head, (width, size))}
   return params

@@ -1,14 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Model folders of Hugging Face: reads and writes Qwen2, Qwen3, Llama, Mistral.
+"""Model folders of Hugging Face: reads and writes the models of `families`.
 
-This file translates config.json and the names of tensors. `models.tensors`
-reads and writes the tensors.
+`families` translates config.json and the names of tensors, and `tensors` reads
+and writes the tensors.
 """
 
-from collections.abc import Iterator, Mapping
-import contextlib
-import dataclasses
+from collections.abc import Mapping
 import json
 import pathlib
 import re
@@ -18,39 +16,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from searchrl.models import families
 from searchrl.models import tensors
 from searchrl.models import transformer
 from searchrl.models.tensors import ShardingOf, Source
-from searchrl.models.transformer import Llama3Rope, Params, TransformerConfig
+from searchrl.models.transformer import Params, TransformerConfig
 
-_MODEL_TYPES = {
-    'LlamaForCausalLM': 'llama', 'MistralForCausalLM': 'mistral',
-    'Qwen2ForCausalLM': 'qwen2', 'Qwen3ForCausalLM': 'qwen3'}
-_DEFAULTS = {  # defaults of transformers that differ from the common ones below
-    'MistralForCausalLM': {'num_key_value_heads': 8, 'sliding_window': 4096},
-    'Qwen3ForCausalLM': {'head_dim': 128}}
-_ROPE = tuple(f.name for f in dataclasses.fields(Llama3Rope))
-# Our name -> Hugging Face's name, for each part of a layer. Their kernels are
-# the transposes of ours.
-_LAYER = {
-    'attention_norm': 'input_layernorm', 'mlp_norm': 'post_attention_layernorm',
-    'q': 'self_attn.q_proj', 'k': 'self_attn.k_proj', 'v': 'self_attn.v_proj',
-    'o': 'self_attn.o_proj', 'q_norm': 'self_attn.q_norm',
-    'k_norm': 'self_attn.k_norm', 'gate': 'mlp.gate_proj', 'up': 'mlp.up_proj',
-    'down': 'mlp.down_proj'}
-_BESIDE = (  # files of the tokenizer, the chat template and generation
+_TOKENIZER = (  # files of the tokenizer, the chat template and generation
     'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json',
     'added_tokens.json', 'vocab.json', 'vocab.txt', 'merges.txt',
     'chat_template.jinja', 'generation_config.json')
 _FETCHED = ('*.json', 'model*.safetensors', 'vocab.txt', 'merges.txt',
             'chat_template.jinja')
 _ASSETS = pathlib.Path(__file__).parents[1] / 'assets'
-# Names of the models that the package ships.
-SHIPPED = ('tiny_base', 'tiny_instruct', 'tiny_proposer',
-           'tiny_raw')
+# Models that the package ships.
+SHIPPED = ('tiny_base', 'tiny_instruct', 'tiny_proposer', 'tiny_raw')
 
 
-def locate(path: str) -> str:
+def locate(path: str | pathlib.Path) -> str:
   """Returns the local folder of a model, fetched from the hub if necessary.
 
   Args:
@@ -81,7 +64,8 @@ def locate(path: str) -> str:
     ) from error
 
 
-def read_json(folder: str) -> tuple[Mapping[str, Any], pathlib.Path]:
+def read_json(folder: str | pathlib.Path
+             ) -> tuple[dict[str, Any], pathlib.Path]:
   """Returns the content of a model's config.json, and its path.
 
   Raises:
@@ -101,9 +85,9 @@ def read_json(folder: str) -> tuple[Mapping[str, Any], pathlib.Path]:
   try:
     return dict(json.loads(path.read_text(encoding='utf-8'))), path
   except (ValueError, TypeError) as error:
-    raise ValueError(f'{path} must hold a JSON object, but: '
-                     f'{type(error).__name__} {error}. Fetch it again.') from (
-                         error)
+    raise ValueError(
+        f'{path} must hold a JSON object, but: {type(error).__name__} {error}. '
+        'Fetch it again.') from error
 
 
 def read_config(folder: str) -> TransformerConfig:
@@ -116,108 +100,11 @@ def read_config(folder: str) -> TransformerConfig:
   """
   raw, path = read_json(folder)
   try:
-    return _parse(raw, path)
+    return families.parse(raw, path)
   except (KeyError, TypeError, ZeroDivisionError) as error:
     raise ValueError(
         f'{path} must hold the whole shape of a model, but: '
         f'{type(error).__name__} {error}. Fetch it again.') from error
-
-
-def _parse(raw: Mapping[str, Any], path: pathlib.Path) -> TransformerConfig:
-  architecture = (raw.get('architectures') or ['none'])[0]
-  if architecture not in _MODEL_TYPES:
-    raise ValueError(
-        f'model.path must hold one of {sorted(_MODEL_TYPES)}, but {path} names '
-        f'{architecture!r}.')
-  raw = _DEFAULTS.get(architecture, {}) | raw
-  for field, built in (('hidden_act', 'silu'), ('quantization_config', None)):
-    if raw.get(field, built) != built:
-      raise ValueError(f'{field} in {path} must be {built}, but is '
-                       f'{raw[field]!r}, which is not built here.')
-  heads = raw['num_attention_heads']
-  bias = raw.get('attention_bias', False)
-  theta, scaling = _rope(raw, path)
-  config = TransformerConfig(
-      vocab_size=raw['vocab_size'],
-      hidden_size=raw['hidden_size'],
-      num_hidden_layers=raw['num_hidden_layers'],
-      num_attention_heads=heads,
-      num_key_value_heads=raw.get('num_key_value_heads') or heads,
-      head_dim=raw.get('head_dim') or raw['hidden_size'] // heads,
-      intermediate_size=raw['intermediate_size'],
-      rope_theta=theta,
-      rms_norm_eps=raw.get('rms_norm_eps', 1e-6),
-      attention_bias={'Qwen2ForCausalLM': True,
-                      'MistralForCausalLM': False}.get(architecture, bias),
-      tie_word_embeddings=raw.get('tie_word_embeddings', False),
-      max_position_embeddings=raw.get('max_position_embeddings', 2048),
-      architecture=architecture,
-      qk_norm=architecture == 'Qwen3ForCausalLM',
-      attention_out_bias=bias and architecture in (
-          'LlamaForCausalLM', 'Qwen3ForCausalLM'),
-      mlp_bias=(architecture == 'LlamaForCausalLM'
-                and raw.get('mlp_bias', False)),
-      sliding_window=_window(raw, path, architecture),
-      rope_scaling=scaling,
-  )
-  if heads % config.num_key_value_heads or config.head_dim % 2:
-    raise ValueError(
-        f'{path} must have an even head_dim, and num_key_value_heads that '
-        f'divide num_attention_heads, but they are {config.head_dim}, '
-        f'{config.num_key_value_heads} and {heads}. Fetch it again.')
-  check_sizes(config, path)
-  return config
-
-
-def check_sizes(config: Any, path: pathlib.Path) -> None:
-  """Raises a ValueError unless all sizes are whole numbers of at least 1."""
-  for field in dataclasses.fields(config):
-    value = getattr(config, field.name)
-    if field.type is int and (type(value) is not int or value < 1):
-      raise ValueError(f'{field.name} in {path} must be a whole number from 1 '
-                       f'on, but is {value!r}. Fetch it again.')
-
-
-def _rope(raw, path: pathlib.Path) -> tuple[float, Llama3Rope | None]:
-  """Returns theta and scaling; transformers 5 has both in `rope_parameters`."""
-  rope = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
-  kind = rope.get('rope_type', rope.get('type', 'default'))
-  if any(isinstance(value, Mapping) for value in rope.values()):
-    kind = 'one a kind of layer'
-  elif rope.get('partial_rotary_factor', 1) != 1:
-    kind = 'partial'
-  theta = rope.get('rope_theta', raw.get('rope_theta', 10_000.0))
-  if kind == 'default':
-    return theta, None
-  if kind != 'llama3':
-    raise ValueError(
-        f'rotary embeddings must be of the default or llama3 kind, but '
-        f'rope_type in {path} is {kind!r}, which is not built here.')
-  rope = {'original_max_position_embeddings':
-          raw.get('max_position_embeddings', 2048)} | rope
-  return theta, Llama3Rope(**{name: rope[name] for name in _ROPE})
-
-
-def _window(raw, path: pathlib.Path, architecture: str) -> int | None:
-  """Returns the window of every layer in tokens; None if there is no window."""
-  layers, window = raw['num_hidden_layers'], raw.get('sliding_window', 4096)
-  mistral = architecture == 'MistralForCausalLM'
-  if architecture == 'LlamaForCausalLM' or not (
-      mistral or raw.get('use_sliding_window', False)):
-    window = None
-  full = layers  # number of first layers that see all tokens
-  if window is not None:
-    full = 0 if mistral else min(raw.get('max_window_layers', 28), layers)
-  kinds = raw.get('layer_types') or (
-      ['full_attention'] * full + ['sliding_attention'] * (layers - full))
-  legal = [{'full_attention'}] * (window is None or not mistral)
-  legal += [{'sliding_attention'}] * (window is not None)
-  if set(kinds) not in legal:
-    raise ValueError(
-        f'all layers must see equally far, but {path} has layers of '
-        f'{sorted(set(kinds))} with sliding_window {window!r}, which is not '
-        'built here.')
-  return window if kinds[0] == 'sliding_attention' else None
 
 
 def load(
@@ -241,36 +128,33 @@ def load(
     ValueError: A file is damaged; or a tensor is missing, unexpected or has a
       wrong shape.
   """
-  path = pathlib.Path(folder)
-  found = tensors.Folder(path, _ours)
-  if config.tie_word_embeddings and 'lm_head.weight' in found.shapes:
-    _check_tied(found, path)  # some exporters write the head nevertheless
-  found.check(_shapes(config))
-  return tensors.load(found, _sources(config), transformer.logical_axes(config),
-                      sharding_of=sharding_of, dtype=dtype)
+  # Older exporters wrote rotary tables, which are recomputed here.
+  stored = tensors.Folder(pathlib.Path(folder), lambda name: (
+      None if name.endswith('.rotary_emb.inv_freq') else name))
+  if config.tie_word_embeddings:
+    names = families.FAMILIES[config.architecture].names
+    _drop_tied(stored, f'{names["embed"]}.weight', f'{names["head"]}.weight')
+  return tensors.load(
+      stored, _sources(config), transformer.abstract(config),
+      transformer.logical_axes(config), sharding_of=sharding_of, dtype=dtype)
 
 
-def _ours(name: str) -> str | None:
-  """Returns a tensor's name; None for a rotary table, which is recomputed.
-
-  Older exporters wrote this table.
-  """
-  return None if name.endswith('.rotary_emb.inv_freq') else name
-
-
-def _check_tied(found: tensors.Folder, path: pathlib.Path, rows: int = 4096):
-  """Drops a tied model's head. Raises a ValueError if it differs."""
-  name, head = 'model.embed_tokens.weight', 'lm_head.weight'
-  size = found.shapes[head][0]
-  same = found.shapes[head] == found.shapes.get(name) and all(
-      (found.read(name, index) == found.read(head, index)).all()
-      for index in ((slice(i, min(i + rows, size)), slice(None))
-                    for i in range(0, size, rows)))
-  if not same:
+def _drop_tied(stored: tensors.Folder, embedding: str, head: str,
+               rows: int = 4096) -> None:
+  """Drops the head that some exporters write; a ValueError if it differs."""
+  if head not in stored.shapes:
+    return
+  size = stored.shapes[head][0]
+  slices = [(slice(i, min(i + rows, size)), slice(None))
+            for i in range(0, size, rows)]
+  if stored.shapes[head] != stored.shapes.get(embedding) or not all(
+      (stored.read(embedding, i) == stored.read(head, i)).all()
+      for i in slices):
     raise ValueError(
-        f'{head} must equal {name} if embeddings are tied, but does not in '
-        f'{path}. Set tie_word_embeddings to false in its config.json.')
-  del found.shapes[head]
+        f'{head} must equal {embedding} if embeddings are tied, but does not '
+        f'in {stored.path}. Set tie_word_embeddings to false in its '
+        'config.json.')
+  del stored.shapes[head]
 
 
 def save(
@@ -304,16 +188,15 @@ def save(
       folder contains folders.
   """
   check_finite(params, 'a model that is exported')
-  with export(folder, tokenizer_from) as new:
-    tensors.save(new, params, _sources(config), dtype=dtype,
-                 shard_bytes=shard_bytes)
-    if jax.process_index() == 0:
-      source, raw = pathlib.Path(locate(tokenizer_from)), {}
-      if (source / 'config.json').is_file():
-        raw = read_json(source)[0]
-      raw = {name: raw[name] for name in ('bos_token_id', 'pad_token_id')
-             if name in raw} | _describe(config, dtype, eos_id)
-      (new / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
+  raw = families.describe(config, dtype, eos_id)
+  if jax.process_index() == 0:
+    source = pathlib.Path(locate(tokenizer_from))
+    if (source / 'config.json').is_file():
+      theirs, _ = read_json(source)
+      raw |= {name: theirs[name] for name in ('bos_token_id', 'pad_token_id')
+              if name in theirs}
+  export(folder, params, _sources(config), raw, tokenizer_from=tokenizer_from,
+         dtype=dtype, shard_bytes=shard_bytes)
 
 
 def check_finite(params: Params, what: str) -> None:
@@ -321,7 +204,7 @@ def check_finite(params: Params, what: str) -> None:
   bad = not_finite(params)
   if bad:
     raise ValueError(
-        f'{what} must hold finite numbers, but NaN or infinity stands in '
+        f'{what} must hold finite numbers, but NaN or infinity is in '
         f'{", ".join(bad[:4])}{f" and {len(bad) - 4} more" if bad[4:] else ""}.'
         ' Start from another checkpoint or model folder.')
 
@@ -338,24 +221,33 @@ def _are_finite(tree: Any) -> Any:
   return jax.tree.map(lambda x: jnp.isfinite(x).all(), tree)
 
 
-@contextlib.contextmanager
-def export(folder: str | pathlib.Path, tokenizer_from: str | pathlib.Path
-          ) -> Iterator[pathlib.Path]:
-  """Yields a temporary folder that replaces `folder` when it is complete.
+def export(
+    folder: str | pathlib.Path,
+    params: Params,
+    sources: Params,
+    raw: Mapping[str, Any],
+    *,
+    tokenizer_from: str | pathlib.Path,
+    dtype: str,
+    shard_bytes: int = 5 * 10**9,
+) -> None:
+  """Writes any model's folder, as `save` does for decoders.
 
-  The arguments and errors are those of `save`.
+  Besides the arguments of `save`, it takes `sources`, a tree with the tensors
+  of each param, and `raw`, the content of config.json.
   """
   path = pathlib.Path(folder).resolve()
   new = path.with_name(f'.{path.name}.unfinished')
-  first = jax.process_index() == 0
-  if first:
+  writes = jax.process_index() == 0
+  if writes:
     _check_replaceable(path)
     shutil.rmtree(new, ignore_errors=True)  # left by a run that was killed
     new.mkdir(parents=True)
-  yield new
-  if first:
+  tensors.save(new, params, sources, dtype=dtype, shard_bytes=shard_bytes)
+  if writes:
+    (new / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
     source = pathlib.Path(locate(tokenizer_from))
-    for name in _BESIDE:
+    for name in _TOKENIZER:
       if (source / name).is_file():
         shutil.copyfile(source / name, new / name)
     _replace(path, new)
@@ -388,50 +280,15 @@ def _replace(path: pathlib.Path, new: pathlib.Path) -> None:
   shutil.rmtree(old, ignore_errors=True)
 
 
-def _describe(c: TransformerConfig, dtype: str, eos_id: int) -> dict[str, Any]:
-  """Returns a config.json with the keys of both transformers 4 and 5."""
-  scaling = {'rope_type': 'default'}
-  if c.rope_scaling is not None:
-    scaling = {'rope_type': 'llama3', **dataclasses.asdict(c.rope_scaling)}
-  raw = {
-      'architectures': [c.architecture],
-      'model_type': _MODEL_TYPES[c.architecture],
-      **{name: getattr(c, name) for name in (
-          'vocab_size', 'hidden_size', 'num_hidden_layers',
-          'num_attention_heads', 'num_key_value_heads', 'head_dim',
-          'intermediate_size', 'rope_theta')},
-      'rope_parameters': {**scaling, 'rope_theta': c.rope_theta},
-      'rms_norm_eps': c.rms_norm_eps, 'hidden_act': 'silu',
-      'tie_word_embeddings': c.tie_word_embeddings,
-      'max_position_embeddings': c.max_position_embeddings,
-      'dtype': dtype, 'torch_dtype': dtype, 'eos_token_id': eos_id,
-  }
-  if c.rope_scaling is not None:
-    raw['rope_scaling'] = scaling
-  if c.architecture in ('LlamaForCausalLM', 'Qwen3ForCausalLM'):
-    raw['attention_bias'] = c.attention_bias
-  if c.architecture == 'LlamaForCausalLM':
-    raw['mlp_bias'] = c.mlp_bias
-  elif c.architecture == 'MistralForCausalLM':
-    raw['sliding_window'] = c.sliding_window
-  elif c.sliding_window is not None:  # Qwen, with a window in all layers
-    raw |= {'use_sliding_window': True, 'sliding_window': c.sliding_window,
-            'max_window_layers': 0}
-  return raw
-
-
-def _shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
-  """Returns the shape of every tensor, by its name in the files."""
-  return tensors.shapes(_sources(config), transformer.abstract(config))
-
-
 def _sources(config: TransformerConfig) -> Params:
   """Returns the `Source` of each leaf of `transformer.init`."""
-  sources = {'embed': {'embedding': Source('model.embed_tokens.weight')},
-             'norm': {'scale': Source('model.norm.weight')},
+  names = families.FAMILIES[config.architecture].names
+  sources = {'embed': {'embedding': Source(f'{names["embed"]}.weight')},
+             'norm': {'scale': Source(f'{names["norm"]}.weight')},
              'layers': tensors.layer_sources(
-                 transformer.abstract(config)['layers'], _LAYER,
-                 'model.layers')}
+                 transformer.abstract(config)['layers'], names,
+                 names['layers'])}
   if not config.tie_word_embeddings:
-    sources['head'] = {'kernel': Source('lm_head.weight', transposed=True)}
+    sources['head'] = {
+        'kernel': Source(f'{names["head"]}.weight', transposed=True)}
   return sources

@@ -1,0 +1,191 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Families of decoders: how config.json and tensor names describe a model.
+
+`FAMILIES` has an entry for each architecture. docs/extend.md adds one.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import pathlib
+from typing import Any
+
+from searchrl.models.transformer import Llama3Rope, TransformerConfig
+
+# Hugging Face's name of each part of a model, without the number of the layer
+# and the end, such as `.weight`. Their kernels are the transposes of ours.
+NAMES = {
+    'embed': 'model.embed_tokens', 'layers': 'model.layers',
+    'norm': 'model.norm', 'head': 'lm_head',
+    'attention_norm': 'input_layernorm', 'mlp_norm': 'post_attention_layernorm',
+    'q': 'self_attn.q_proj', 'k': 'self_attn.k_proj', 'v': 'self_attn.v_proj',
+    'o': 'self_attn.o_proj', 'q_norm': 'self_attn.q_norm',
+    'k_norm': 'self_attn.k_norm', 'gate': 'mlp.gate_proj', 'up': 'mlp.up_proj',
+    'down': 'mlp.down_proj'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+  """Models of one architecture, and how their folders describe a decoder.
+
+  Attributes:
+    model_type: Value of `model_type` in config.json.
+    fields: Key of config.json for each field of TransformerConfig that not all
+      families have. A field without a key is off.
+    fixed: Values of keys that all models of the family share. They are neither
+      read nor written.
+    defaults: Values of keys that config.json may leave out.
+    names: Names of the tensors; see `NAMES`.
+  """
+
+  model_type: str
+  fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  names: Mapping[str, str] = dataclasses.field(default_factory=NAMES.copy)
+
+
+# Families by the architecture that config.json names. A program may add its own
+# before it reads a model.
+FAMILIES = {
+    'LlamaForCausalLM': Family(
+        'llama', fixed={'use_sliding_window': False},
+        fields={'attention_bias': 'attention_bias',
+                'attention_out_bias': 'attention_bias',
+                'mlp_bias': 'mlp_bias'}),
+    'MistralForCausalLM': Family(
+        'mistral', fixed={'use_sliding_window': True, 'max_window_layers': 0,
+                          'layer_types': None},
+        defaults={'num_key_value_heads': 8, 'sliding_window': 4096}),
+    'Qwen2ForCausalLM': Family(
+        'qwen2', fields={'attention_bias': 'attention_bias'},
+        fixed={'attention_bias': True}),
+    'Qwen3ForCausalLM': Family(
+        'qwen3', fixed={'qk_norm': True}, defaults={'head_dim': 128},
+        fields={'attention_bias': 'attention_bias',
+                'attention_out_bias': 'attention_bias', 'qk_norm': 'qk_norm'}),
+}
+_DEFAULTS = {
+    'rms_norm_eps': 1e-6, 'tie_word_embeddings': False,
+    'max_position_embeddings': 2048, 'sliding_window': 4096,
+    'use_sliding_window': False, 'max_window_layers': 28}
+# Fields of TransformerConfig whose key in config.json has the same name.
+_SAME = ('vocab_size', 'hidden_size', 'num_hidden_layers',
+         'num_attention_heads', 'intermediate_size', 'rms_norm_eps',
+         'tie_word_embeddings', 'max_position_embeddings')
+
+
+def parse(raw: Mapping[str, Any], path: pathlib.Path) -> TransformerConfig:
+  """Returns the shape that a config.json, with this path, describes.
+
+  Raises:
+    ValueError: The shape is contradictory, or something is not implemented.
+    KeyError, TypeError: A value is missing or has another type.
+  """
+  architecture = (raw.get('architectures') or ['none'])[0]
+  if architecture not in FAMILIES:
+    raise ValueError(
+        f'model.path must hold one of {sorted(FAMILIES)}, but {path} names '
+        f'{architecture!r}. docs/extend.md shows how to add a family.')
+  family = FAMILIES[architecture]
+  raw = {**_DEFAULTS, **family.defaults, **raw, **family.fixed}
+  check_values(raw, path, hidden_act='silu', quantization_config=None)
+  heads = raw['num_attention_heads']
+  theta, scaling = _rope(raw, path)
+  fields: dict[str, Any] = {'attention_bias': False}
+  fields |= {name: raw.get(key, False) for name, key in family.fields.items()}
+  config = TransformerConfig(
+      **{name: raw[name] for name in _SAME}, **fields,
+      num_key_value_heads=raw.get('num_key_value_heads') or heads,
+      head_dim=raw.get('head_dim') or raw['hidden_size'] // heads,
+      rope_theta=theta, rope_scaling=scaling, architecture=architecture,
+      sliding_window=_window(raw, path))
+  if heads % config.num_key_value_heads or config.head_dim % 2:
+    raise ValueError(
+        f'{path} must have an even head_dim, and num_key_value_heads that '
+        f'divide num_attention_heads, but they are {config.head_dim}, '
+        f'{config.num_key_value_heads} and {heads}. Fetch it again.')
+  check_sizes(config, path)
+  return config
+
+
+def check_values(raw: Mapping[str, Any], path: pathlib.Path, **values: Any
+                ) -> None:
+  """Raises a ValueError if config.json has other values for these keys."""
+  for key, value in values.items():
+    if raw.get(key, value) != value:
+      raise ValueError(f'{key} in {path} must be {value!r}, but is '
+                       f'{raw[key]!r}, which is not implemented here.')
+
+
+def check_sizes(config: Any, path: pathlib.Path) -> None:
+  """Raises a ValueError unless all sizes are whole numbers of at least 1."""
+  for field in dataclasses.fields(config):
+    value = getattr(config, field.name)
+    if field.type is int and (type(value) is not int or value < 1):
+      raise ValueError(f'{field.name} in {path} must be a whole number from 1 '
+                       f'on, but is {value!r}. Fetch it again.')
+
+
+def _rope(raw: Mapping[str, Any], path: pathlib.Path
+         ) -> tuple[float, Llama3Rope | None]:
+  """Returns theta and scaling; transformers 5 has both in `rope_parameters`."""
+  rope = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
+  kind = rope.get('rope_type', rope.get('type', 'default'))
+  if any(isinstance(value, Mapping) for value in rope.values()):
+    kind = 'one a kind of layer'
+  elif rope.get('partial_rotary_factor', 1) != 1:
+    kind = 'partial'
+  theta = rope.get('rope_theta', raw.get('rope_theta', 10_000.0))
+  if kind == 'default':
+    return theta, None
+  if kind != 'llama3':
+    raise ValueError(
+        f'rotary embeddings must be of the default or llama3 kind, but '
+        f'rope_type in {path} is {kind!r}, which is not implemented '
+        'here.')
+  rope = {'original_max_position_embeddings':
+          raw['max_position_embeddings']} | rope
+  return theta, Llama3Rope(**{
+      field.name: rope[field.name] for field in dataclasses.fields(Llama3Rope)})
+
+
+def _window(raw: Mapping[str, Any], path: pathlib.Path) -> int | None:
+  """Returns the window of every layer in tokens; None if there is no window."""
+  layers, full = raw['num_hidden_layers'], raw['num_hidden_layers']
+  window = raw['sliding_window'] if raw['use_sliding_window'] else None
+  if window is not None:  # the first layers may see all tokens
+    full = min(raw['max_window_layers'], layers)
+  kinds = set(raw.get('layer_types') or (
+      ['full_attention'] * full + ['sliding_attention'] * (layers - full)))
+  if kinds == {'full_attention'}:
+    return None
+  if kinds != {'sliding_attention'} or window is None:
+    raise ValueError(
+        f'all layers must see equally far, but {path} has layers of '
+        f'{sorted(kinds)} with sliding_window {window!r}, which is not '
+        'implemented here.')
+  return window
+
+
+def describe(c: TransformerConfig, dtype: str, eos_id: int) -> dict[str, Any]:
+  """Returns a config.json with the keys of both transformers 4 and 5."""
+  family = FAMILIES[c.architecture]
+  scaling: dict[str, Any] = {'rope_type': 'default'}
+  if c.rope_scaling is not None:
+    scaling = {'rope_type': 'llama3', **dataclasses.asdict(c.rope_scaling)}
+  raw = {
+      'architectures': [c.architecture], 'model_type': family.model_type,
+      **{name: getattr(c, name) for name in (
+          *_SAME, 'num_key_value_heads', 'head_dim', 'rope_theta')},
+      'rope_parameters': {**scaling, 'rope_theta': c.rope_theta},
+      'hidden_act': 'silu', 'dtype': dtype, 'torch_dtype': dtype,
+      'eos_token_id': eos_id}
+  if c.rope_scaling is not None:
+    raw['rope_scaling'] = scaling
+  optional = {key: getattr(c, name) for name, key in family.fields.items()}
+  if c.sliding_window is not None or 'sliding_window' in family.defaults:
+    optional |= {'sliding_window': c.sliding_window, 'use_sliding_window': True,
+                 'max_window_layers': 0}
+  return raw | {key: value for key, value in optional.items()
+                if key not in family.fixed}
