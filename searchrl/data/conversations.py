@@ -15,12 +15,10 @@ is true. Other keys of a line are ignored.
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
-import json
 import pathlib
 from typing import Any, NamedTuple
 
 from searchrl.data import jsonl
-from searchrl.runtime import atomic_files
 
 
 class Segment(NamedTuple):
@@ -66,13 +64,8 @@ def read(path: str, *, field: str = 'data.train') -> list[Conversation]:
 
 def write(path: str | pathlib.Path, rows: Iterable[Sequence[Segment]]) -> None:
   """Writes rows of segments in the form that `read` reads, atomically."""
-  file = pathlib.Path(path)
-  with (atomic_files.new_file(file) as unfinished,
-        unfinished.open('w', encoding='utf-8') as lines):
-    for segments in rows:
-      lines.write(json.dumps({'segments': [
-          {'text': text, 'trained': trained} for text, trained in segments]},
-                             ensure_ascii=False) + '\n')
+  jsonl.write(path, ({'segments': [segment._asdict() for segment in segments]}
+                     for segments in rows))
 
 
 def _parse(line: str, place: str) -> Conversation:

@@ -1,14 +1,16 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the lines of jsonl files; an error names the line that is wrong."""
+"""Reads and writes jsonl files; an error names the line that is wrong."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import codecs
 import gzip
 import json
 import pathlib
 from typing import Any
 import zlib
+
+from searchrl.runtime import atomic_files
 
 
 def lines(file: pathlib.Path) -> Iterator[tuple[str, str]]:
@@ -31,6 +33,14 @@ def lines(file: pathlib.Path) -> Iterator[tuple[str, str]]:
   except (EOFError, gzip.BadGzipFile, zlib.error) as error:
     raise ValueError(f'a name in .gz must be a whole gzip file, but {file} is '
                      f'not: {error}. Fetch or compress it again.') from error
+
+
+def write(path: str | pathlib.Path, rows: Iterable[Any]) -> None:
+  """Writes a line of JSON for each row, atomically."""
+  with (atomic_files.new_file(pathlib.Path(path)) as unfinished,
+        unfinished.open('w', encoding='utf-8') as file):
+    for row in rows:
+      file.write(json.dumps(row, ensure_ascii=False) + '\n')
 
 
 def _decoded(line: bytes, place: str) -> str:

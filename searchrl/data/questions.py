@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from searchrl.data import jsonl
 from searchrl.data import question_files
 from searchrl.trajectory import Question
 
@@ -152,12 +153,10 @@ def _golds(value: Any, are_needed: bool) -> tuple[str, ...]:
 
 def write(path: str | pathlib.Path, questions: Sequence[Question]) -> None:
   """Writes questions as jsonl in the form that `read` reads."""
-  with pathlib.Path(path).open('w', encoding='utf-8') as file:
-    for q in questions:
-      file.write(json.dumps({
-          'id': q.uid, 'question': q.text, 'golden_answers': list(q.answers),
-          'metadata': {'hops': q.hops, 'data_source': q.data_source}},
-                            ensure_ascii=False) + '\n')
+  jsonl.write(path, ({
+      'id': q.uid, 'question': q.text, 'golden_answers': q.answers,
+      'metadata': {'hops': q.hops, 'data_source': q.data_source}}
+                     for q in questions))
 
 
 def subset(questions: Sequence[Question], count: int, seed: int

@@ -58,8 +58,11 @@ class EvalCase:
   @property
   def name(self) -> str:
     """Name of the case in its records, which names a folder as well."""
-    engine = re.sub('[:/]', '.', self.engine)
-    return f'{self.dataset.name}.{engine}.{self.decoding}'
+    return _case_name(self.dataset.name, self.engine, self.decoding)
+
+
+def _case_name(dataset: str, engine: str, decoding: str) -> str:
+  return f'{dataset}.{re.sub("[:/]", ".", engine)}.{decoding}'
 
 
 def run(
@@ -256,16 +259,16 @@ def with_seconds(rows: Sequence[dict], folder: pathlib.Path) -> list[dict]:
   by_case = _seconds(folder)
   result = []
   for row in rows:
-    by_shard = by_case.get('.'.join(
-        str(row.get(name)) for name in ('set', 'engine', 'decoding')))
+    by_shard = by_case.get(
+        _case_name(row['set'], row['engine'], row['decoding']))
     result.append(row | ({'seconds': float(np.mean([*by_shard.values()]))}
                          if by_shard and row['hops'] == ALL else {}))
   return result
 
 
-def wilson(hits: float, n: int, z: float = 1.96) -> tuple[float, float]:
-  """Returns the score interval of a proportion (Wilson 1927); default 95 %."""
-  p = hits / n
+def wilson(hits: float, n: int) -> tuple[float, float]:
+  """Returns the 95 % score interval of a proportion (Wilson 1927)."""
+  p, z = hits / n, 1.96
   centre = (p + z * z / (2 * n)) / (1 + z * z / n)
   half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
   return max(centre - half, 0.0), min(centre + half, 1.0)

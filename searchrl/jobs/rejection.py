@@ -6,7 +6,6 @@ Each iteration samples answers to new questions, keeps the right ones, and tunes
 the model of the previous iteration. Existing results are not made again.
 """
 
-import json
 import pathlib
 import sys
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from searchrl.agent import demonstrations
 from searchrl.agent import rewards
 from searchrl.data import datasets
+from searchrl.data import jsonl
 from searchrl.data import questions as questions_lib
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
@@ -21,7 +21,6 @@ from searchrl.experiment import fingerprint
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.rollouts import records
-from searchrl.runtime import atomic_files
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
@@ -106,13 +105,8 @@ def _collect(config, path: str, corpus: Any, questions: list[Question],
         f'rejection sampling needs right answers, but of {len(trajectories)} '
         'none is one. Start from a model that is right now and then, or raise '
         'rejection.samples.')
-  processes.on_first('data', lambda: _write(here / _DATA, right))
-
-
-def _write(file: pathlib.Path, trajectories) -> None:
-  atomic_files.write(file, ''.join(
-      json.dumps(demonstrations.segments(t), ensure_ascii=False) + '\n'
-      for t in trajectories))
+  processes.on_first('data', lambda: jsonl.write(
+      here / _DATA, map(demonstrations.segments, right)))
 
 
 def _tuning(config, path: str, file: pathlib.Path) -> Any:

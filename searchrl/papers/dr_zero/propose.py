@@ -4,7 +4,6 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import json
 import pathlib
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rewards
+from searchrl.data import jsonl
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.experiment import solver
@@ -190,9 +190,8 @@ def _write_questions(folder: pathlib.Path, selected: selection.Selected,
   answers = [proposals.read(t).answer for t in selected.kept]
   if options.shuffle_answers:  # a control experiment
     answers = selection.others(answers, seed)
-  atomic_files.write(folder / QUESTIONS, ''.join(
-      json.dumps(selection.record(t, answer), ensure_ascii=False) + '\n'
-      for t, answer in zip(selected.kept, answers)))
+  jsonl.write(folder / QUESTIONS, map(
+      selection.record, selected.kept, answers))
   report = {'seeds': seeds, 'kept': len(selected.kept),
             'dropped': _reasons(selected),
             'diversity': selection.diversity(selected.kept)}
