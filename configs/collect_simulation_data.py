@@ -32,7 +32,7 @@ def get_config(text: str = ''):
   config = common.as_evaluated(common.get_config(text))
   args = arguments.parse(text)
   is_tiny = not args.model
-  config.job = 'searchrl.jobs.collect_simulation_data:run'
+  config.job = 'searchrl.papers.zerosearch.collect_simulation_data:run'
   # Seed of the first world; it differs from those of runs and of tests.
   config.data.world_seed = 11
   config.collect = dict(

@@ -37,8 +37,8 @@ def get_config(text: str = ''):
       text, laptop_only=('writer',), writer=('model', 'oracle'))
   config = common.as_evaluated(common.get_config(args.base))
   is_oracle = args.others['writer'] == 'oracle'
-  config.job = 'searchrl.jobs.evaluate_simulator:run'
-  config.search.engine = 'simulated'
+  config.job = 'searchrl.papers.zerosearch.evaluate_simulator:run'
+  config.search.engine = 'searchrl.papers.zerosearch.simulated:make'
   config.search.options = dict(writer='oracle', titled=True) if is_oracle else (
       dict(writer='model',
            path='',  # path of a tuned model; '': the tiny base, untuned

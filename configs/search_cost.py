@@ -20,7 +20,7 @@ import ml_collections
 
 def get_config() -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
-  config.job = 'searchrl.jobs.search_cost:run'
+  config.job = 'searchrl.papers.zerosearch.search_cost:run'
   config.cost = dict(
       run='',  # directory of a training run
       thousand_queries=9.17,  # price of 1,000 paid queries, in any currency

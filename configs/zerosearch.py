@@ -33,7 +33,7 @@ def get_config(text: str = ''):
   args = arguments.parse(
       text, laptop_only=('writer',), writer=('oracle', 'tuned'))
   config = grpo.get_config(args.base)
-  config.search.engine = 'simulated'
+  config.search.engine = 'searchrl.papers.zerosearch.simulated:make'
   config.search.options = dict(
       writer='oracle',  # oracle, model, or served: an LM behind a server
       titled=True,  # documents have titles, as those tiny_base was trained on

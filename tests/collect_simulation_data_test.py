@@ -9,7 +9,7 @@ import pytest
 
 from configs import collect_simulation_data as config_file
 from searchrl.data import conversations
-from searchrl.jobs import collect_simulation_data as job
+from searchrl.papers.zerosearch import collect_simulation_data as job
 from searchrl.rollouts import sampler as samplers
 
 FILES = ('train.jsonl', 'validation.jsonl')

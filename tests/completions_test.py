@@ -9,13 +9,15 @@ import faulty
 import pytest
 import tiny
 
-from searchrl.search import engines
+from searchrl.papers.zerosearch import completions
+from searchrl.papers.zerosearch import documents
+from searchrl.papers.zerosearch.simulator_prompts import Prompts
 from searchrl.search import engine_wrappers
-from searchrl.search.remote import completions
-from searchrl.search.simulated import simulated_documents
+from searchrl.search import engines
 from searchrl.trajectory import Query, SearchError
 
-PROMPTS = simulated_documents.Prompts('Useful: {query} {ground_truth}', 'Noisy: {query}')
+PROMPTS = Prompts('Useful: {query} {ground_truth}', 'Noisy: {query}')
+SIMULATED = 'searchrl.papers.zerosearch.simulated:make'
 QUICK = dict(deadline_secs=20.0, try_secs=1.0, tries=3, backoff_secs=0.01,
              failures=100, rest_secs=0.05, pause_secs=5.0)
 
@@ -41,7 +43,7 @@ def writer(*urls, **options):
 
 
 def task(text='river', seed=7, **fields):
-  return simulated_documents.Task(Query(text, 2, tiny.question(**fields)), True, seed)
+  return documents.Task(Query(text, 2, tiny.question(**fields)), True, seed)
 
 
 def test_each_task_is_a_request_with_its_own_seed():
@@ -155,7 +157,7 @@ def test_tasks_without_an_answer_pause_no_run():
 def test_a_run_waits_for_a_server_that_comes_back(capsys):
   with serving(['500'] * 4) as server:
     search = engines.make(
-        'simulated', None, writer='served', urls=(server.url,),
+        SIMULATED, None, writer='served', urls=(server.url,),
         prompts=dict(useful='u {query}', noisy='n {query}'), **QUICK)
     query = Query('a', 2, tiny.question())
     assert search([query])[0].kind == 'unavailable'

@@ -178,13 +178,14 @@ def test_questions_about_knowledge_that_no_world_has_are_refused(
   config_checks.check_worlds(config)  # nothing is generated
 
 
+SIMULATED = 'searchrl.papers.zerosearch.simulated:make'
 SERVED = dict(writer='served', urls=('http://127.0.0.1:1/v1',))
 
 
 @pytest.mark.parametrize('engine, options, secs', [
     ('remote', dict(deadline_secs=60.0), 60),
-    ('simulated', SERVED | dict(connections=36), 60),  # in two waves
-    ('simulated', SERVED | dict(connections=10, deadline_secs=8.0), 64),
+    (SIMULATED, SERVED | dict(connections=36), 60),  # in two waves
+    (SIMULATED, SERVED | dict(connections=10, deadline_secs=8.0), 64),
     ('cache', dict(engine=dict(name='web', deadline_secs=99.0)), 99)])
 @pytest.mark.parametrize('field', ['search', 'evaluate.search'])
 def test_a_search_must_end_while_somebody_waits(field, engine, options, secs):

@@ -6,9 +6,10 @@ import faulty
 import ml_collections
 import pytest
 
-from searchrl.search.corpus import Corpus
-from searchrl.search import engines
+from searchrl.search import builtin_engines
 from searchrl.search import engine_wrappers
+from searchrl.search import engines
+from searchrl.search.corpus import Corpus
 from searchrl.trajectory import Passage, Query, Question
 
 QUESTION = Question('q', 'Where?', ('here',))
@@ -87,7 +88,7 @@ def test_options_reach_the_engine():
   assert engines.make('dense', CORPUS, dim=32, n=2, batch=1)([query()])[0]
   with pytest.raises(ValueError, match='k1 must be'):
     engines.make('bm25', CORPUS, k1=-1)
-  with pytest.raises(TypeError, match='dim'):
+  with pytest.raises(ValueError, match="of 'bm25', which are .*'dim' is given"):
     engines.make('bm25', CORPUS, dim=3)
 
 
@@ -100,6 +101,15 @@ def test_the_seed_reaches_the_noise():
 def test_an_unknown_engine_is_refused_with_the_known_ones():
   with pytest.raises(ValueError, match="bm25, dense,.* remote.*'bm52'"):
     engines.make('bm52', CORPUS)
+
+
+def test_the_engine_of_a_paper_is_named_by_its_function():
+  with pytest.raises(ValueError, match=(
+      "bm25, dense, .*, or 'module:function' of your own, but is 'simulated'. "
+      "Did you mean 'searchrl.papers.zerosearch.simulated:make'")):
+    engines.find('simulated')
+  assert not {'simulated', 'load_writer'} & {
+      *engines.ENGINES, *builtin_engines.FROM_THE_RUN}
 
 
 def test_engines_over_engines_are_what_their_parts_are():
@@ -127,9 +137,7 @@ def test_options_of_engines_over_engines_are_checked(name, options, message):
   with pytest.raises(ValueError, match=message):
     make(name, **options)
   if 'an engine as dict' in message:  # whoever looks first
-    for look in (lambda: engines.needs_corpus(name, options),
-                 lambda: engines.is_remote(name, options),
-                 lambda: engines.reads_text_alone(name, options),
+    for look in (lambda: engines.parse(name, options),
                  lambda: engines.describe(name, CORPUS, options)):
       with pytest.raises(ValueError, match=message):
         look()
@@ -160,7 +168,7 @@ FUSED = dict(name='fusion', engines=(BM25, NOISE))
 def test_no_cache_stands_around_what_reads_more_than_the_text(part, index):
   options = dict(engine=part, **index)
   for look in (lambda: engines.make('cache', CORPUS, **options),
-               lambda: engines.is_remote('cache', options)):  # a run's first
+               lambda: engines.parse('cache', options)):  # a run's first
     with pytest.raises(ValueError, match="of 'cache' must read no more of a "
                        'query than its text and top_k, but noise in it'):
       look()
@@ -221,7 +229,7 @@ def test_the_counts_and_the_pause_of_a_part_are_those_of_the_whole():
         name='cache', engine=dict(name='remote')), model='m')), False),
 ])
 def test_who_needs_a_corpus(name, options, needed):
-  assert engines.needs_corpus(name, options) == needed
+  assert engines.parse(name, options).needs_corpus == needed
 
 
 @pytest.mark.parametrize('name, options, remote', [
@@ -233,7 +241,7 @@ def test_who_needs_a_corpus(name, options, needed):
         BM25, dict(name='cache', engine=dict(name='web')))), model='m'), True),
 ])
 def test_who_waits_for_a_network(name, options, remote):
-  assert engines.is_remote(name, options) == remote
+  assert engines.parse(name, options).is_remote == remote
 
 
 @pytest.mark.parametrize('name, options, alone', [
@@ -243,7 +251,8 @@ def test_who_waits_for_a_network(name, options, remote):
     ('rerank', dict(engine=FUSED, model='m'), False),
 ])
 def test_whose_results_the_text_decides(name, options, alone):
-  assert engines.reads_text_alone(name, options) == alone
+  leaves = engines.parse(name, options).leaves
+  assert all(leaf.trait('reads_text_alone') for leaf in leaves) == alone
 
 
 def test_what_was_searched_is_described_engine_by_engine():

@@ -8,8 +8,8 @@ import pytest
 
 from configs import collect_simulation_data
 from configs import evaluate_simulator as config_file
-from searchrl.jobs import collect_simulation_data as collecting
-from searchrl.jobs import evaluate_simulator as job
+from searchrl.papers.zerosearch import collect_simulation_data as collecting
+from searchrl.papers.zerosearch import evaluate_simulator as job
 
 
 @pytest.fixture(scope='module')
@@ -78,7 +78,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path, collected):
   with pytest.raises(ValueError, match='search.corpus must be the corpus'):
     job.run(config, str(tmp_path))
   config.search.engine = 'bm25'
-  with pytest.raises(ValueError, match="must be 'simulated', but is 'bm25'"):
+  with pytest.raises(ValueError, match="simulated:make', but is 'bm25'"):
     job.run(config, str(tmp_path))
   config = config_of('smoke', collected, max_prompt_tokens=4, max_tokens=8)
   with pytest.raises(ValueError, match='failed, the first with too_long'):

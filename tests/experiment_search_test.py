@@ -10,10 +10,13 @@ import tiny
 from configs import common
 from searchrl.data import datasets
 from searchrl.experiment import search as searches
+from searchrl.search import engines
 from searchrl.search.corpus import Corpus
 from searchrl.trajectory import Passage, Query
 
 CORPUS = Corpus((Passage('a', 'Tarn', 'A river.'), Passage('b', 'Lot', 'One.')))
+
+SIMULATED = 'searchrl.papers.zerosearch.simulated:make'
 
 
 def config(name, **options):
@@ -33,8 +36,8 @@ def query(text='Tarn'):
 def test_what_is_remote_may_need_a_corpus_too(
     engine, options, is_remote, needs_corpus):
   search = config(engine, **options)
-  assert searches.is_remote(search) == is_remote
-  assert searches.needs_corpus(search) == needs_corpus
+  assert searches.spec(search).is_remote == is_remote
+  assert searches.spec(search).needs_corpus == needs_corpus
 
 
 def test_an_engine_finds_and_what_fails_in_it_is_typed():
@@ -46,21 +49,21 @@ def test_an_engine_finds_and_what_fails_in_it_is_typed():
 
 
 @pytest.mark.parametrize('engine, options', [
-    ('bm25', dict(k2=1.0)), ('noise', dict(seeds=1)),
+    ('bm25', dict(k1='high')),
     ('remote', dict(urls=('http://a',), try_seconds=1.0)),
-    ('simulated', dict(writer='oracle', size=1))])
+    (SIMULATED, dict(writer='oracle', size=1))])
 def test_an_unknown_option_is_named(engine, options):
   with pytest.raises(ValueError, match=(
-      f"search.options must be those of '{engine}', .*argument")):
+      f"search.options must be those of '{engine}', .* are not: ")):
     searches.engine(config(engine, **options), CORPUS, seed=0)
 
 
 def test_a_missing_option_is_named_before_anything_is_built():
-  for engine, missing in (('simulated', 'writer'), ('rerank', 'engine and mod'),
+  for engine, missing in ((SIMULATED, 'writer'), ('rerank', 'engine and mod'),
                           ('fusion', 'engines'), ('cache', 'engine')):
     with pytest.raises(ValueError, match=(
         f"evaluate.search.options of '{engine}' must have {missing}")):
-      searches.check(config(engine), 'evaluate.search')
+      engines.check(searches.spec(config(engine), 'evaluate.search'))
 
 
 def test_evaluation_may_have_an_engine_of_its_own():
@@ -133,11 +136,11 @@ def test_famous_facts_are_asked_with_random_passages_too_and_share_the_engine():
       set_of('outdated', CORPUS, is_common=True)], options(), seed=0)
   assert [(c.dataset.name, c.decoding) for c in cases
           if c.engine == 'noise'] == [('known', 'greedy'), ('famous', 'greedy')]
-  engines = {name: {id(c.search) for c in cases if c.engine == 'bm25'
+  built = {name: {id(c.search) for c in cases if c.engine == 'bm25'
                     and c.dataset.name == name}
              for name in ('known', 'unseen', 'famous', 'outdated')}
-  assert engines['known'] == engines['famous'] == engines['outdated']
-  assert len(engines['known'] | engines['unseen']) == 2
+  assert built['known'] == built['famous'] == built['outdated']
+  assert len(built['known'] | built['unseen']) == 2
   for case in cases:  # many questions only where greedy answers are searched
     assert len(case.dataset.questions) == (
         3 if (case.engine, case.decoding) == ('bm25', 'greedy') else 2)

@@ -78,9 +78,9 @@ OWN = dict(name='my_engine:make', min_words=2)
     ('fusion', dict(engines=(OWN,))),
     ('fusion', dict(engines=(dict(name='fusion', engines=(OWN,)),)))])
 def test_the_engine_is_a_part_of_others(name, options):
-  searches.check(config(name, **options))
-  assert searches.needs_corpus(config(name, **options))
-  assert not searches.is_remote(config(name, **options))
+  engines.check(searches.spec(config(name, **options)))
+  assert searches.spec(config(name, **options)).needs_corpus
+  assert not searches.spec(config(name, **options)).is_remote
   assert ids(searches.engine(config(name, **options), CORPUS, seed=0)) == ['a']
 
 
@@ -116,7 +116,7 @@ def test_evaluation_goes_through_it():
 ])
 def test_mistakes_are_named(name, options, message):
   with pytest.raises(ValueError, match=message):
-    searches.check(config(name, **options))
+    engines.check(searches.spec(config(name, **options)))
 
 
 def test_no_cache_stands_around_an_engine_that_may_read_more():
@@ -134,8 +134,8 @@ def test_the_service_needs_no_corpus_and_may_be_cached():
     assert ids(search) == ids(search) == ['s']
     with pytest.raises(ValueError, match='index must name'):
       engines.make('cache', None, engine=service)
-  assert not engines.needs_corpus('cache', options)
-  assert engines.is_remote('cache', options)
+  assert not engines.parse('cache', options).needs_corpus
+  assert engines.parse('cache', options).is_remote
   error, = searches.engine(config(
       'my_service:make', url=faulty.unused_url()), None, seed=0)(
           [Query('x', 1, tiny.question())])
@@ -185,6 +185,26 @@ def test_the_family_is_read_and_written(tmp_path):
   bare = weights.read_config(tmp_path / 'model')
   assert bare.attention_bias and bare.head_dim == 128
   assert not bare.attention_out_bias and not bare.mlp_bias
+
+
+def test_an_engine_says_what_it_loads_and_depends_on(tmp_path):
+  (tmp_path / 'own.py').write_text(
+      'from searchrl.search import engines\n\n\n'
+      'def size_of(options):\n'
+      "  return engines.LocalModel(options['path'], 'search.options.path', 2,\n"
+      "                            9, 'float32')\n\n\n"
+      '@engines.traits(local_model=size_of, depends_on_num_steps=True,\n'
+      "                deadline_secs=lambda options, queries: 2.0 * queries)\n"
+      'def make(corpus, *, load_model, path):\n'
+      "  loaded = load_model(path, field='search.options.path')\n"
+      '  return lambda queries: [loaded] * len(queries)\n')
+  search = engines.make('own:make', CORPUS, path='here',
+                        load_model=lambda path, field: (path, field))
+  assert search([None]) == [('here', 'search.options.path')]
+  part = dict(engines=(dict(name='bm25'), dict(name='own:make', path='here')))
+  fused = engines.parse('fusion', part)
+  assert fused.local_model.path == 'here' and fused.depends_on_num_steps
+  assert fused.deadline_secs(4) == 8.0
 
 
 @pytest.mark.slow

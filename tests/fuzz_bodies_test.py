@@ -13,11 +13,11 @@ import strategies
 from strategies import Dice, fuzzed
 import tiny
 
+from searchrl.papers.zerosearch import completions
+from searchrl.papers.zerosearch import documents
 from searchrl.rollouts import generation
-from searchrl.search.remote import completions
 from searchrl.search.remote import web
 from searchrl.search.remote import wire
-from searchrl.search.simulated import simulated_documents
 from searchrl.serving import asgi
 from searchrl.serving import model_server
 from searchrl.serving import openai_api
@@ -200,16 +200,16 @@ def test_documents_of_a_simulator_are_read_or_refused(dice: Dice):
   text, top_k = strategies.text(dice), 1 + dice.below(4)
   if dice.below(2):
     text = 'Doc 1: ' + text
-  found, _ = refused(lambda: simulated_documents.read(text, top_k), simulated_documents.Malformed)
+  found, _ = refused(lambda: documents.read(text, top_k), documents.Malformed)
   if found is not None:
     assert 1 <= len(found) <= top_k and all(found)
     assert sum(map(len, found)) <= len(text)
     for place, document in enumerate(found):
       assert document == ' '.join(document.split())
-      title, rest = simulated_documents.titled(document)
+      title, rest = documents.titled(document)
       assert document == (f'"{title}" {rest}' if title else rest)
-    again = simulated_documents.write([('', document) for document in found])
-    assert simulated_documents.read(again, 4) == found
+    again = documents.write([('', document) for document in found])
+    assert documents.read(again, 4) == found
 
 
 CHAT, PLAIN = chats.qwen(), tiny.Tokenizer()

@@ -12,13 +12,13 @@ from strategies import Dice, fuzzed
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import formats
-from searchrl.agent.markup import neutralise
 from searchrl.agent import rewards
 from searchrl.agent import tools
+from searchrl.agent.markup import neutralise
 from searchrl.papers.dr_zero import proposals
+from searchrl.papers.zerosearch import documents
 from searchrl.search.index import bm25
 from searchrl.search.remote import wire
-from searchrl.search.simulated import simulated_documents
 from searchrl.trajectory import Action, Passage, Question, Trajectory, Turn
 
 TOKENIZER = chats.qwen()
@@ -33,8 +33,8 @@ def proposal(text):
 
 def found(text):
   try:
-    return simulated_documents.read(f'Doc 1:{text}', 5)
-  except simulated_documents.Malformed:
+    return documents.read(f'Doc 1:{text}', 5)
+  except documents.Malformed:
     return ()
 
 
@@ -48,7 +48,7 @@ READERS = {
     'tools.parse': tools.parse, 'formats.is_valid': formats.is_valid,
     'proposals.read': proposal, 'proposals.leaks': lambda text: (
         proposals.leaks(text, text)), 'normalise': rewards.normalise,
-    'documents.read': found, 'documents.titled': simulated_documents.titled,
+    'documents.read': found, 'documents.titled': documents.titled,
     'bm25.analyze': bm25.analyze,
     'wire.read_response': lambda text: wire.read_response(json.dumps(
         {'result': [[{'contents': text}]]}).encode(), queries=1, top_k=1)}

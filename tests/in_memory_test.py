@@ -162,7 +162,7 @@ def test_what_cannot_be_is_refused(loader, monkeypatch):
     make(loader, backend='numpy')
   with pytest.raises(TypeError, match="backend='exact' must not have links"):
     make(loader, backend='exact', links=4)
-  with pytest.raises(TypeError, match="backend='hnsw' must not have visit"):
+  with pytest.raises(ValueError, match="'visit' is given. Did you mean visited"):
     make(loader, backend='hnsw', visit=4)
   with pytest.raises(ValueError, match="encoder='e' needs load_encoder"):
     engines.make('dense', CORPUS, encoder='e')

@@ -19,12 +19,13 @@ import pytest
 import servers
 import tiny
 
+from searchrl.models import transformer
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import sampling
-from searchrl.models import transformer
+from searchrl.papers.zerosearch import completions
+from searchrl.papers.zerosearch import documents
+from searchrl.papers.zerosearch.simulator_prompts import Prompts
 from searchrl.rollouts import generation
-from searchrl.search.remote import completions
-from searchrl.search.simulated import simulated_documents
 from searchrl.serving import asgi
 from searchrl.serving import model_server
 from searchrl.serving import openai_api
@@ -456,9 +457,9 @@ def test_it_writes_the_same_documents_alone_and_beside_others(serving):
   host, port = servers.place(serving())
   write = completions.completions(
       urls=(f'http://{host}:{port}/v1/chat/completions',), model='it',
-      prompts=simulated_documents.Prompts('{query}', '{query}'), max_tokens=12,
+      prompts=Prompts('{query}', '{query}'), max_tokens=12,
       try_secs=120.0, deadline_secs=120.0)
-  tasks = [simulated_documents.task(Query('go on', 2, tiny.question(str(i))), noise=0.5,
+  tasks = [documents.task(Query('go on', 2, tiny.question(str(i))), noise=0.5,
                           seed=0) for i in range(72)]
   together = write(tasks)
   assert all(isinstance(text, str) for text in together), together

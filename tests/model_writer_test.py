@@ -2,29 +2,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """writer: a language model's documents, alone, in company, and in a run."""
 
+import functools
+
 import jax
 import pytest
 import tiny
 
-from searchrl.experiment import writer_model
+from searchrl.experiment import policy
+from searchrl.papers.zerosearch import documents
+from searchrl.papers.zerosearch import model_writer
+from searchrl.papers.zerosearch.simulator_prompts import Prompts
 from searchrl.runtime import mesh as meshes
 from searchrl.search import engines
 from searchrl.search.corpus import Corpus
-from searchrl.search.simulated import simulated_documents
 from searchrl.trajectory import Passage, Query, SearchError
 
-PROMPTS = simulated_documents.Prompts('Useful: {query}', 'Noisy: {query} {ground_truth}')
+PROMPTS = Prompts('Useful: {query}', 'Noisy: {query} {ground_truth}')
+SIMULATED = 'searchrl.papers.zerosearch.simulated:make'
 OPTIONS = dict(slots=8, max_prompt_tokens=40, max_tokens=12, temperature=1.0)
+
+
+def loader(mesh):
+  return functools.partial(policy.second, mesh=mesh, seed=0)
 
 
 @pytest.fixture(scope='module')
 def write():
   one = meshes.make(devices=jax.devices()[:1])
-  return writer_model.loader(one, seed=0)(prompts=PROMPTS, **OPTIONS)
+  return model_writer.load(loader(one), prompts=PROMPTS, **OPTIONS)
 
 
 def task(text='river', seed=7, useful=True, **fields):
-  return simulated_documents.Task(Query(text, 2, tiny.question(**fields)), useful, seed)
+  return documents.Task(Query(text, 2, tiny.question(**fields)), useful, seed)
 
 
 def test_a_text_does_not_depend_on_its_company_or_on_order(write):
@@ -57,8 +66,8 @@ def test_an_engine_of_it_by_name():
   one = meshes.make(devices=jax.devices()[:1])
   corpus = Corpus((Passage('a', 'Tarn', 'A river.'),))
   search = engines.make(
-      'simulated', corpus, writer='model', prompts=dict(vars(PROMPTS)),
-      load_writer=writer_model.loader(one, seed=0), **OPTIONS)
+      SIMULATED, corpus, writer='model', prompts=dict(vars(PROMPTS)),
+      load_model=loader(one), **OPTIONS)
   found, blank = search([Query('river', 2, tiny.question()),
                          Query(' ', 2, tiny.question())])
   assert found == blank == ()  # no lesson has taught it to write documents
@@ -66,7 +75,7 @@ def test_an_engine_of_it_by_name():
   assert metrics['simulated/malformed_rate'] == 1
   assert metrics['simulated/tokens'] > 0
   with pytest.raises(ValueError, match="'model' where a policy is trained"):
-    engines.make('simulated', corpus, writer='model')
+    engines.make(SIMULATED, corpus, writer='model')
   with pytest.raises(ValueError, match='search.options.path can be sampled '
                      'from .* on one device alone, but there are 8'):
-    writer_model.loader(meshes.make(), seed=0)(prompts=PROMPTS, **OPTIONS)
+    model_writer.load(loader(meshes.make()), prompts=PROMPTS, **OPTIONS)

@@ -113,7 +113,7 @@ def test_options_are_checked(tmp_path, options, message):
   folder = make_index(tmp_path)
   with pytest.raises(ValueError, match=message):
     engines.make('dense', CORPUS, index=folder, **options)
-  with pytest.raises(TypeError, match='nprobe'):
+  with pytest.raises(ValueError, match="'nprobe' is given"):
     engines.make('dense', CORPUS, index=folder, nprobe=3)
 
 

@@ -16,8 +16,8 @@ from searchrl.models import attention
 from searchrl.models import transformer
 from searchrl.rl import algorithms
 from searchrl.runtime import devices
-from searchrl.runtime.devices import GIB
 from searchrl.runtime import mesh as meshes
+from searchrl.runtime.devices import GIB
 from searchrl.training import learner as learners
 from searchrl.training import optimizer
 
@@ -73,15 +73,15 @@ def test_a_model_that_writes_documents_takes_its_weights_and_its_cache():
   """A published simulator beside the policy, whose shape is shipped."""
   made = config(plan=dict(devices='h200-1'))
   before = plan.make(made)
-  made.search.engine = 'simulated'
+  made.search.engine = 'searchrl.papers.zerosearch.simulated:make'
   made.search.options = dict(
       writer='model', simulator='wiki_3b', dtype='bfloat16', slots=64,
       max_prompt_tokens=424, max_tokens=600)
   found = plan.make(made)
   added = {name: size for name, size in found.holds.items()
            if name not in before.holds}
-  assert list(added) == ['simulated engine: weights, bfloat16',
-                         'simulated engine: 64 slots x 1024 tokens']
+  assert list(added) == ['search engine: weights, bfloat16',
+                         'search engine: 64 slots x 1024 tokens']
   weights, cache = added.values()
   assert weights == 2 * 3_085_938_688
   assert cache == pytest.approx(64 * 1024 * 36 * 2 * 2 * 128 * 2, rel=1e-3)

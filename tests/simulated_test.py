@@ -2,20 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """simulated: each query its own documents, whatever is asked beside it."""
 
+import math
 import random
 
 import pytest
 import tiny
 
-from searchrl.search import engines
+from searchrl.papers.zerosearch import simulated
+from searchrl.papers.zerosearch import simulator_prompts
+from searchrl.papers.zerosearch.simulated import Curriculum
 from searchrl.search import engine_wrappers
+from searchrl.search import engines
 from searchrl.search.corpus import Corpus
-from searchrl.search.simulated import simulated_documents
-from searchrl.search.simulated import simulated
-from searchrl.search.simulated import writers
-from searchrl.search.simulated.curriculum import Curriculum
 from searchrl.trajectory import Passage, Query, SearchError
 
+SIMULATED = 'searchrl.papers.zerosearch.simulated:make'
 CORPUS = Corpus(tuple(
     Passage(str(i), f'Name {i}', f'Name {i} lives\nin town {i}.')
     for i in range(30)))
@@ -39,7 +40,7 @@ def engine(writer=echo, noise=0.5, **options):
 
 def oracle(noise, **options):
   return engines.make(
-      'simulated', CORPUS, writer='oracle',
+      SIMULATED, CORPUS, writer='oracle',
       curriculum=dict(start=noise, end=noise), **dict(seed=0) | options)
 
 
@@ -144,7 +145,7 @@ def test_an_oracle_takes_the_longest_name_in_the_query_and_whole_words():
 
 def test_an_oracle_needs_titles_and_never_more_than_the_corpus():
   with pytest.raises(ValueError, match="passage 'x' of search.corpus has none"):
-    engines.make('simulated', Corpus((Passage('x', '', 'text'),)),
+    engines.make(SIMULATED, Corpus((Passage('x', '', 'text'),)),
                  writer='oracle')
   found, = oracle(0.0)([query(top_k=100)])
   assert len(found) == len(CORPUS)
@@ -169,7 +170,7 @@ def test_the_steps_of_the_run_are_those_of_the_curriculum():
   noises = []
   for steps, own in ((10, 0), (10, 5), (0, 5)):
     search = engines.make(
-        'simulated', CORPUS, steps=steps, writer='oracle',
+        SIMULATED, CORPUS, steps=steps, writer='oracle',
         curriculum=dict(start=0.0, end=1.0, base=1.0, steps=own))
     search([query(step=5)])
     noises.append(search.pop()['simulated/noise'])
@@ -186,52 +187,57 @@ def test_the_steps_of_the_run_are_those_of_the_curriculum():
      'max_tokens must be at least 1')])
 def test_bad_options_are_refused_by_name(options, message):
   with pytest.raises(ValueError, match=message):
-    engines.make('simulated', CORPUS, **options)
+    engines.make(SIMULATED, CORPUS, **options)
 
 
 def test_what_is_known_of_it_by_its_options():
-  simulated_by = lambda writer: ('simulated', dict(writer=writer))
-  assert engines.needs_corpus(*simulated_by('oracle'))
-  assert not engines.needs_corpus(*simulated_by('served'))
-  assert engines.is_remote(*simulated_by('served'))
-  assert not engines.is_remote(*simulated_by('oracle'))
+  simulated_by = lambda writer: (SIMULATED, dict(writer=writer))
+  assert engines.parse(*simulated_by('oracle')).needs_corpus
+  assert not engines.parse(*simulated_by('served')).needs_corpus
+  assert engines.parse(*simulated_by('served')).is_remote
+  assert not engines.parse(*simulated_by('oracle')).is_remote
   for writer in ('oracle', 'served'):
-    assert not engines.reads_text_alone(*simulated_by(writer))
+    assert not engines.parse(*simulated_by(writer)).trait('reads_text_alone')
     with pytest.raises(ValueError, match='cache.*reads'):
       engines.make('cache', CORPUS, engine=dict(
-          name='simulated', writer=writer))
+          name=SIMULATED, writer=writer))
 
 
 def test_the_published_simulators_have_names():
-  assert sorted(writers.PUBLISHED) == [
+  assert sorted(simulator_prompts.PUBLISHED) == [
       'google_14b', 'google_3b', 'google_7b', 'wiki_14b', 'wiki_3b', 'wiki_7b']
   loaded = []
 
-  def load(**options):
-    loaded.append(options)
+  def load(path, *, slots, **options):
+    loaded.append((path, slots))
+    raise LookupError
 
-  writers.make('model', None, simulator='wiki_14b', load_writer=load, slots=3)
-  assert loaded == [dict(
-      prompts=simulated_documents.zerosearch(), slots=3,
-      path='sunhaonlp/Simulation_LLM_wiki_14B_V2')]
-  assert writers.published('google_3b', 'served') == dict(
+  with pytest.raises(LookupError):
+    engines.make(SIMULATED, None, writer='model', simulator='wiki_14b',
+                 load_model=load, slots=3)
+  assert loaded == [('sunhaonlp/Simulation_LLM_wiki_14B_V2', 3)]
+  assert simulator_prompts.published('google_3b', 'served') == dict(
       model='sunhaonlp/Simulation_LLM_google_3B_V2', prompts='zerosearch')
-  assert writers.published('', 'served') == {}
-  assert {writers.SHAPES[name] for name in writers.PUBLISHED.values()} == {
+  assert simulator_prompts.published('', 'served') == {}
+  assert {*simulator_prompts.SHAPES} == {*simulator_prompts.PUBLISHED.values()}
+  assert {*simulator_prompts.SHAPES.values()} == {
       'Qwen/Qwen2.5-3B', 'Qwen/Qwen2.5-7B', 'Qwen/Qwen2.5-14B'}
   with pytest.raises(ValueError, match="simulator must be one of .*'bing_3b'"):
-    writers.make('served', None, simulator='bing_3b')
+    engines.make(SIMULATED, None, writer='served', simulator='bing_3b')
 
 
 def test_what_a_model_in_the_process_is_told():
   options = dict(writer='model', simulator='google_7b', curriculum=dict(end=1),
                  slots=9, titled=True, malformed='error')
-  wanted = dict(path='sunhaonlp/Simulation_LLM_google_7B_V2', slots=9)
-  assert engines.model_options('simulated', options) == wanted
-  assert engines.model_options('fusion', dict(engines=(
-      dict(name='bm25'), dict(name='simulated', **options)))) == wanted
-  for name, options in (('bm25', {}), ('simulated', dict(writer='oracle'))):
-    assert engines.model_options(name, options) is None
+  model = engines.LocalModel(
+      'sunhaonlp/Simulation_LLM_google_7B_V2', field='search.options.path',
+      slots=9, length=512 + 600, dtype='float32', shape='Qwen/Qwen2.5-7B')
+  assert engines.parse(SIMULATED, options).local_model == model
+  fused = engines.parse('fusion', dict(engines=(
+      dict(name='bm25'), dict(name=SIMULATED, **options))))
+  assert fused.local_model == model
+  for name, options in (('bm25', {}), (SIMULATED, dict(writer='oracle'))):
+    assert engines.parse(name, options).local_model is None
 
 
 def test_which_curricula_last_as_long_as_the_run():
@@ -240,7 +246,44 @@ def test_which_curricula_last_as_long_as_the_run():
                          (dict(curriculum=dict(steps=0)), True),
                          (dict(curriculum=dict(steps=24)), False)):
     options['writer'] = 'oracle'
-    assert engines.lasts_as_the_run('simulated', options) == lasts
-    assert engines.lasts_as_the_run('fusion', dict(engines=(
-        dict(name='bm25'), dict(name='simulated', **options)))) == lasts
-  assert not engines.lasts_as_the_run('bm25', {})
+    assert engines.parse(SIMULATED, options).depends_on_num_steps == lasts
+    fused = engines.parse('fusion', dict(engines=(
+        dict(name='bm25'), dict(name=SIMULATED, **options))))
+    assert fused.depends_on_num_steps == lasts
+  assert not engines.parse('bm25', {}).depends_on_num_steps
+
+
+# The curriculum ---------------------------------------------------------------
+
+def test_values_of_the_readme_of_zerosearch():
+  course = Curriculum(0.0, 0.5, 4.0, 200)
+  found = [course.noise(i) for i in (0, 50, 100, 150, 200)]
+  assert found == pytest.approx([0, 0.0690, 0.1667, 0.3047, 0.5], abs=5e-5)
+
+
+@pytest.mark.parametrize('start, end, base', [
+    (0.1, 0.9, 4.0), (0.9, 0.1, 4.0), (0.2, 0.7, 0.25), (0.0, 1.0, 1.0),
+    (0.25, 0.25, 4.0), (0.0, 0.0, 4.0)])
+def test_it_runs_from_start_to_end_and_stays(start, end, base):
+  course = Curriculum(start, end, base, 24)
+  found = [course.noise(i) for i in range(30)]
+  assert found[0] == start and found[24:] == pytest.approx([end] * 6)
+  steps = [b - a for a, b in zip(found, found[1:25])]
+  assert all(s * (end - start) >= 0 for s in steps)
+  for i in range(25):
+    part = i / 24 if base == 1 else (
+        math.exp(math.log(base) * i / 24) - 1) / (base - 1)
+    assert found[i] == pytest.approx(start + part * (end - start))
+
+
+def test_above_a_base_of_one_most_noise_comes_late():
+  middle = [Curriculum(0, 1, base, 2).noise(1) for base in (0.25, 1.0, 4.0)]
+  assert middle == pytest.approx([2 / 3, 1 / 2, 1 / 3])
+
+
+@pytest.mark.parametrize('field, value', [
+    ('start', -0.1), ('start', 1.1), ('end', 2), ('end', float('nan')),
+    ('base', 0), ('base', -4), ('base', float('inf')), ('steps', 0)])
+def test_what_is_out_of_range_is_refused_by_name(field, value):
+  with pytest.raises(ValueError, match=f'curriculum.{field} must be'):
+    Curriculum(**{field: value})

@@ -3,6 +3,7 @@
 """ZeroSearch from end to end: collect, tune, train on it, die, go on."""
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -18,14 +19,15 @@ import jax
 import pytest
 
 from configs import collect_simulation_data as collect
-from searchrl.data import simulation
 from searchrl.experiment import policy
-from searchrl.experiment import writer_model
+from searchrl.papers.zerosearch import completions
+from searchrl.papers.zerosearch import documents
+from searchrl.papers.zerosearch import model_writer
+from searchrl.papers.zerosearch import query_pairs
+from searchrl.papers.zerosearch import simulator_prompts
 from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import metrics
-from searchrl.search.remote import completions
-from searchrl.search.simulated import simulated_documents
 from searchrl.trajectory import Query
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -206,14 +208,15 @@ def test_a_strangers_server_writes_as_our_own_engine_does(simulator):
   """Asked greedily; it dies, and comes back."""
   for module in ('torch', 'fastapi'):
     pytest.importorskip(module)
-  prompts = simulated_documents.Prompts(**collect.LAPTOP)
-  pairs = simulation.read(
+  prompts = simulator_prompts.Prompts(**collect.LAPTOP)
+  pairs = query_pairs.read(
       simulator.parents[1] / 'collected' / 'train.jsonl')[:6]
-  tasks = [simulated_documents.Task(Query(one.query, 2, one.question), True, seed)
+  tasks = [documents.Task(Query(one.query, 2, one.question), True, seed)
            for seed, one in enumerate(pairs)]
   one = meshes.make(devices=jax.devices()[:1])
-  ours = writer_model.loader(one, seed=0)(
-      prompts=prompts, path=str(simulator), temperature=0.0, slots=8,
+  ours = model_writer.load(
+      functools.partial(policy.second, mesh=one, seed=0), prompts=prompts,
+      path=str(simulator), temperature=0.0, slots=8,
       max_prompt_tokens=160, max_tokens=112)(tasks)
   port = free_port()
   theirs = completions.completions(
@@ -228,4 +231,4 @@ def test_a_strangers_server_writes_as_our_own_engine_does(simulator):
   with strangers_server(simulator, port):
     theirs.wait()
     assert theirs(tasks) == ours
-  assert simulated_documents.read(ours[0], 2)
+  assert documents.read(ours[0], 2)

@@ -332,7 +332,8 @@ def _simulated(curriculum: str) -> Arm:
   """Trained against the oracle alone, judged through BM25."""
   start, end = CURRICULA[curriculum]
   return Arm(f'oracle {curriculum}', 'zerosearch', training={
-      'search.engine': 'simulated', 'search.options': dict(
+      'search.engine': 'searchrl.papers.zerosearch.simulated:make',
+      'search.options': dict(
           writer='oracle', titled=True, curriculum=dict(
               start=start, end=end, base=4.0, steps=STEPS))})
 
@@ -375,7 +376,8 @@ def _written(name: str) -> Arm:
   path, told = WRITERS_OF[name]
   return Arm(name, 'zerosearch', training={
       'rollout.search_timeout_secs': 600.0,
-      'search.engine': 'simulated', 'search.options': dict(
+      'search.engine': 'searchrl.papers.zerosearch.simulated:make',
+      'search.options': dict(
           writer='model', path=path, prompts=simulator_prompts(told),
           titled=True, max_prompt_tokens=96, max_tokens=112, slots=16,
           curriculum=dict(start=0.0, end=0.0, base=4.0, steps=STEPS))})

@@ -19,7 +19,6 @@ from searchrl.experiment import init_from
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.experiment import solver
-from searchrl.experiment import writer_model
 from searchrl.models import attention
 from searchrl.models import lora as loras
 from searchrl.rl import algorithms
@@ -84,7 +83,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
   config_checks.check_training_data(config)
   config_checks.check_learner(config, recipe)
   free = tuple(name for name in FREE if name != 'train.num_steps' or
-               not _lasts_as_the_run(config))
+               not _depends_on_num_steps(config))
   claim = dict(config=config.to_dict(), free=free,
                allow_changes=config.allow_changes)
   processes.on_first('workdir?', lambda: workdirs.check(folder, **claim))
@@ -102,7 +101,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
   search = searches.engine(
       config.search, data.corpus, seed=config.seed,
       steps=config.train.num_steps,
-      load_writer=writer_model.loader(mesh, seed=config.seed))
+      load_model=functools.partial(policy.second, mesh=mesh, seed=config.seed))
   if 'solver' in config:
     scored = scorer(config, solver.load(
         config.solver, sampler, params, search, mesh))
@@ -118,9 +117,9 @@ def build(config, folder: pathlib.Path) -> Experiment:
       cases=cases, lockstep=lockstep)
 
 
-def _lasts_as_the_run(config) -> bool:
+def _depends_on_num_steps(config) -> bool:
   """Returns whether results of a step depend on train.num_steps."""
-  return searches.lasts_as_the_run(config.search) or any(
+  return searches.spec(config.search).depends_on_num_steps or any(
       options.get('schedule', 'constant') != 'constant'
       and not options.get('total_steps')
       for options in (config.optimizer, config.critic.optimizer))
@@ -223,7 +222,7 @@ def train_set(config, folder: pathlib.Path, *,
       folder / 'data', train=config.data.train, corpus=config.search.corpus,
       world_seed=config.data.world_seed, per_hop=config.data.per_hop,
       common=config.data.common, world=world(config),
-      needs_corpus=searches.needs_corpus(config.search),
+      needs_corpus=searches.spec(config.search).needs_corpus,
       limit=config.data.limit, seed=config.seed,
       question_mark=config.data.question_mark,
       golds=config.data.get('golds', True), admit=admit)
@@ -242,8 +241,7 @@ def evaluation_sets(config, folder: pathlib.Path, *, golds: bool = True,
       folder / 'data', evaluate=config.data.evaluate,
       corpus=config.search.corpus, own_train=bool(config.data.get('train')),
       question_mark=config.data.get('question_mark', False),
-      needs_corpus=any(map(
-          searches.needs_corpus, searches.of_evaluation(config).values())),
+      needs_corpus=searches.evaluation_needs_corpus(config),
       world=world(config), golds=golds, admit=admit, **config.evaluate.worlds)
 
 

@@ -36,10 +36,11 @@ def check(config) -> None:
       ('search', config.get('search')), ('evaluate.search', own.get('search')),
       *((f'evaluate.engines.{name}', engine)
         for name, engine in own.get('engines', {}).items())):
-    if search:
-      searches.check(search, field)
-  if 'rollout' in config and 'search' in config:
-    _check_deadline(config)
+    if search and search.get('engine'):
+      spec = searches.spec(search, field)
+      engines.check(spec)
+      if 'rollout' in config:
+        _check_deadline(spec, config.rollout)
   if 'guards' in config:
     guards.check(config.guards)
 
@@ -63,21 +64,17 @@ def check_rule(config, rule: Rule) -> None:
           rule.remedy))))
 
 
-def _check_deadline(config) -> None:
+def _check_deadline(spec: engines.Spec, rollout: Any) -> None:
   """Raises a ValueError if an engine may answer after the search's time-out."""
-  rollout, own = config.rollout, config.get('evaluate', {}).get('search', {})
-  for field, search in (('search', config.search), ('evaluate.search', own)):
-    if not search.get('engine'):
-      continue
-    secs = engines.deadline_secs(search.engine, search.options, rollout.max_num_seqs)
-    if secs >= rollout.search_timeout_secs:
-      raise ValueError(
-          'rollout.search_timeout_secs must be above what '
-          f'{field}.options gives its servers, {secs:g} seconds for '
-          f'rollout.max_num_seqs={rollout.max_num_seqs} queries, but is '
-          f'{rollout.search_timeout_secs:g}: the cause of a failure would be '
-          f'lost. Raise it, or lower {field}.options.deadline_secs (a writer '
-          'of documents gets a request a query: more connections help, too).')
+  secs = spec.deadline_secs(rollout.max_num_seqs)
+  if secs >= rollout.search_timeout_secs:
+    raise ValueError(
+        f'rollout.search_timeout_secs must be above what {spec.field} gives '
+        f'its servers, {secs:g} seconds for rollout.max_num_seqs='
+        f'{rollout.max_num_seqs} queries, but is '
+        f'{rollout.search_timeout_secs:g}: the cause of a failure would be '
+        f'lost. Raise it, or lower {spec.field}.deadline_secs (an engine that '
+        'sends a request a query needs more connections, too).')
 
 
 def _values(config, field: str) -> Iterator[Any]:

@@ -73,7 +73,7 @@ def build(config, mesh: Mesh, *, limit: int | None = None,
       attention=options.attention,
       cache_tokens=options.cache_tokens if limit is None else 0,
       tensor=options.tensor, schedule=schedule(
-          mesh, options, is_remote=searches.is_remote(config.search)))
+          mesh, options, is_remote=searches.spec(config.search).is_remote))
 
 
 def schedule(mesh: Mesh, options: Any, *, is_remote: bool = False

@@ -216,8 +216,8 @@ def _check_methods(options: Any) -> None:
 
 def _check_sets(config) -> None:
   """Raises a ValueError if there are no questions to evaluate on."""
-  generated = (config.evaluate.worlds.kinds and not config.data.train and any(
-      map(searches.needs_corpus, searches.of_evaluation(config).values())))
+  generated = (config.evaluate.worlds.kinds and not config.data.train and
+               searches.evaluation_needs_corpus(config))
   if not config.data.evaluate and not generated:
     raise ValueError(
         'data.evaluate must name questions where no world is generated: with '

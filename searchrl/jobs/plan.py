@@ -27,17 +27,15 @@ from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
-from searchrl.experiment import writer_model
 from searchrl.models import attention
-from searchrl.models.inference import layouts
-from searchrl.models.inference import slots as slots_lib
 from searchrl.models import transformer
 from searchrl.models import weights
+from searchrl.models.inference import layouts
+from searchrl.models.inference import slots as slots_lib
 from searchrl.runtime import devices as devices_lib
-from searchrl.runtime.devices import GIB
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import plugins
-from searchrl.search.simulated import writers
+from searchrl.runtime.devices import GIB
 from searchrl.training import learner as learners
 
 SHAPES = pathlib.Path(__file__).parents[1] / 'assets' / 'shapes'  # by hub id
@@ -176,7 +174,7 @@ def make(config) -> Plan:
           transformer.abstract(shape))),
       mesh=dict(mesh.shape),
       holds=_holds(config, shape, learner, mesh) | {label: cache}
-      | _writer(config, mesh.size) | frozen,
+      | _model_of_search(config, mesh.size) | frozen,
       rollouts=chosen.besides, update=update, compiled=compiled, kind=kind,
       engine=chosen, engines=tuple(
           engine(tensor) for tensor in range(1, a_process + 1)
@@ -357,19 +355,18 @@ def _cache_label(config, processes: int) -> str:
       f', in pages of {tokens} tokens together' if tokens else '')
 
 
-def _writer(config, devices: int) -> dict[str, float]:
-  """Returns the bytes of a model that writes documents beside the policy.
+def _model_of_search(config, devices: int) -> dict[str, float]:
+  """Returns the bytes of a model that the search engine samples from.
 
   Raises:
     ValueError: The model cannot be on the policy's devices.
   """
-  options = searches.model_options(config.search)
-  if options is None:
+  model = searches.spec(config.search).local_model
+  if model is None:
     return {}
-  model = writer_model.Model(**options)
-  policy.check_second(model.path, field=writer_model.FIELD, devices=devices)
-  path = writers.SHAPES.get(model.path, model.path)
-  shape = weights.read_config(shape_folder(path or str(policy.TINY_BASE)))
+  policy.check_second(model.path, field=model.field, devices=devices)
+  shape = weights.read_config(shape_folder(
+      model.shape or model.path or str(policy.TINY_BASE)))
   mesh = meshes.abstract(1)
   layout = layouts.make(
       'ragged' if model.cache_tokens else 'xla', shape, slots=model.slots,
@@ -378,10 +375,10 @@ def _writer(config, devices: int) -> dict[str, float]:
   cache = jax.eval_shape(functools.partial(
       slots_lib.empty, shape, layout, 1, model.dtype))
   return {
-      f'simulated engine: weights, {model.dtype}': _bytes_on(
+      f'search engine: weights, {model.dtype}': _bytes_on(
           mesh, transformer.abstract(shape, model.dtype),
           transformer.logical_axes(shape)),
-      f'simulated engine: {model.slots} slots x {model.length} tokens':
+      f'search engine: {model.slots} slots x {model.length} tokens':
           _bytes_on(mesh, cache, slots_lib.logical_axes(shape, layout))}
 
 

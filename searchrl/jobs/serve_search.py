@@ -28,7 +28,7 @@ def run(config, workdir: str) -> None:
   config_checks.check_worlds(config)
   options, name = make_options(config.serve), config.search.engine
   corpus = None
-  if searches.needs_corpus(config.search):
+  if searches.spec(config.search).needs_corpus:
     corpus = load_corpus(
         config.search.corpus, pathlib.Path(workdir) / 'data',
         world_seed=config.data.world_seed, per_hop=config.data.per_hop,

@@ -24,9 +24,6 @@ from searchrl.search.index import bm25_files
 from searchrl.search.index import dense
 from searchrl.search.index import in_memory
 from searchrl.search.index import open_index
-from searchrl.search.simulated import curriculum as curricula
-from searchrl.search.simulated import simulated
-from searchrl.search.simulated import writers
 from searchrl.trajectory import SearchFn
 
 LoadJudge = Callable[..., rerank.ScoreFn]  # (folder, **options)
@@ -34,8 +31,31 @@ Options = Mapping[str, Any]
 Trait = bool | Callable[[Options], bool]
 # Keywords that an engine gets from the run, not from its options, if its
 # signature names them.
-FROM_THE_RUN = ('seed', 'steps', 'load_encoder', 'load_judge', 'load_writer',
-                 'make_inner', 'fingerprint')
+FROM_THE_RUN = ('seed', 'steps', 'load_encoder', 'load_judge', 'load_model',
+                'parts', 'fingerprint')
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalModel:
+  """Size of a language model that an engine loads with `load_model`.
+
+  Attributes:
+    path: Directory or hub id of the model; '' is the tiny base model.
+    field: Config field that names the model, for errors.
+    slots: Number of texts that are sampled at the same time.
+    length: Largest number of tokens of a text and its prompt.
+    dtype: Data type of the weights and of the KV cache.
+    cache_tokens: Tokens in the KV cache of all slots; 0: slots * length.
+    shape: Directory or hub id of a model of the same shape; '': `path`.
+  """
+
+  path: str
+  field: str
+  slots: int
+  length: int
+  dtype: str
+  cache_tokens: int = 0
+  shape: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,17 +72,17 @@ class Engine:
       '': it is built over none. Traits of the parts replace its own.
     needs_corpus: Trait: the engine searches a corpus that is loaded here.
     is_remote: Trait: the engine waits for a network.
-    reads_text_alone: Trait: results depend on a query's text and top_k alone.
+    reads_text_alone: Trait: results depend on a query's text and top_k alone,
+      and not on who asks: the question, the step, the sample, the turn or the
+      turns before.
     is_identified: Trait: `describe` and the options identify what is searched.
-    lasts_as_the_run: Trait: results depend on train.num_steps.
+    depends_on_num_steps: Trait: results depend on train.num_steps.
     deadline_secs: Function of the options and of the number of queries at a
       time that returns the longest time in seconds that servers get.
-    model_options: Function of the options that returns those of a model in the
-      process of the run, or None.
+    local_model: Function of the options that returns the size of the model that
+      the engine loads with `load_model`, or None. `--plan` counts its memory.
     describe: Function of a corpus, the options and `load_encoder` that returns
       more facts for the record of a run.
-    label: Function of the options that returns an addition to the name in
-      error messages.
   """
 
   make: Callable[..., SearchFn]
@@ -72,13 +92,11 @@ class Engine:
   is_remote: Trait = False
   reads_text_alone: Trait = True
   is_identified: Trait = True
-  lasts_as_the_run: Trait = False
+  depends_on_num_steps: Trait = False
   deadline_secs: Callable[[Options, int], float] = lambda options, queries: 0.0
-  model_options: Callable[[Options], dict[str, Any] | None] = (
-      lambda options: None)
+  local_model: Callable[[Options], LocalModel | None] = lambda options: None
   describe: Callable[..., dict[str, Any]] = (
       lambda corpus, options, load_encoder: {})
-  label: Callable[[Options], str] = lambda options: ''
 
 
 def _keywords(function: Callable[..., Any], *others: str) -> tuple[str, ...]:
@@ -151,70 +169,25 @@ def _deadline(options: Options, queries: int = 0) -> float:
   return options.get('deadline_secs', transport.RetryPolicy.deadline_secs)
 
 
-def _simulated(corpus: Corpus | None, *, seed: int, steps: int,
-               load_writer: writers.LoadWriter | None, writer: str,
-               curriculum: Mapping[str, float] | None = None,
-               malformed: str = 'nothing', titled: bool = False, **options: Any
-               ) -> simulated.Simulated:
-  """Builds a search whose documents a writer makes."""
-  course = dict(curriculum or {})
-  course['steps'] = course.get('steps') or max(steps, 1)
-  return simulated.Simulated(
-      writers.make(writer, corpus, titled=titled, load_writer=load_writer,
-                   **options),
-      curricula.Curriculum(**course), seed=seed, malformed=malformed,
-      titled=titled)
-
-
-def _is_written_by(*names: str) -> Callable[[Options], bool]:
-  return lambda options: options.get('writer') in names
-
-
-def _simulated_deadline(options: Options, queries: int) -> float:
-  """Returns the seconds of all rounds of requests, each of one query."""
-  if options.get('writer') != 'served':
-    return 0.0
-  from searchrl.search.remote import completions  # imports urllib3
-  connections = options.get('connections', completions.CONNECTIONS)
-  return _deadline(options) * -(-queries // connections)
-
-
-def _simulated_model(options: Options) -> dict[str, Any] | None:
-  """Returns the options of the model that writes, if it is in this process."""
-  if options.get('writer') != 'model':
-    return None
-  model = {key: value for key, value in options.items() if key not in (
-      'writer', 'simulator', 'prompts', 'curriculum', 'malformed', 'titled')}
-  published = writers.published(options.get('simulator', ''), 'model')
-  return model | {key: value for key, value in published.items()
-                  if key != 'prompts'}
-
-
-def _fusion(corpus: Corpus | None, *, make_inner: Callable[[Any], SearchFn],
-            engines: Any, **options: Any) -> SearchFn:
+def _fusion(corpus: Corpus | None, *, parts: tuple[SearchFn, ...],
+            **options: Any) -> SearchFn:
   del corpus
-  searches = tuple(map(make_inner, engines))
-  return engine_wrappers.Wrapped(fusion.fused(searches, **options), searches)
+  return engine_wrappers.Wrapped(fusion.fused(parts, **options), parts)
 
 
-def _rerank(corpus: Corpus | None, *, make_inner: Callable[[Any], SearchFn],
-            load_judge: LoadJudge, engine: Any, model: str, **options: Any
-            ) -> SearchFn:
+def _rerank(corpus: Corpus | None, *, parts: tuple[SearchFn, ...],
+            load_judge: LoadJudge, model: str, candidates: int = 10,
+            **options: Any) -> SearchFn:
   del corpus
-  search = make_inner(engine)
-  of_model = {key: options.pop(key) for key in ('max_length', 'batch')
-              if key in options}
-  score = load_judge(model, **of_model)
-  return engine_wrappers.Wrapped(
-      rerank.reranked(search, score, **options), (search,))
+  return engine_wrappers.Wrapped(rerank.reranked(
+      parts[0], load_judge(model, **options), candidates=candidates), parts)
 
 
-def _cache(corpus: Corpus | None, *, make_inner: Callable[[Any], SearchFn],
-           fingerprint: Callable[[Any], str], engine: Any, index: str = '',
-           **options: Any) -> SearchFn:
+def _cache(corpus: Corpus | None, *, parts: tuple[SearchFn, ...],
+           fingerprint: Callable[[], str], index: str = '', **options: Any
+           ) -> SearchFn:
   del corpus
-  return cache.cached(make_inner(engine), index=index or fingerprint(engine),
-                      **options)
+  return cache.cached(parts[0], index=index or fingerprint(), **options)
 
 
 ENGINES = {
@@ -227,17 +200,6 @@ ENGINES = {
                      is_identified=False, deadline_secs=_deadline),
     'web': Engine(_web, needs_corpus=False, is_remote=True,
                   is_identified=False, deadline_secs=_deadline),
-    'simulated': Engine(
-        _simulated,
-        needs_corpus=lambda options: not _is_written_by(
-            'served', 'model')(options),
-        is_remote=_is_written_by('served'),
-        reads_text_alone=lambda options: not _is_written_by(
-            *writers.WRITERS)(options),
-        lasts_as_the_run=lambda options: not (
-            options.get('curriculum') or {}).get('steps'),
-        deadline_secs=_simulated_deadline, model_options=_simulated_model,
-        label=lambda options: f' by {options.get("writer")}'),
     'fusion': Engine(_fusion, _keywords(fusion.fused, 'engines'),
                      inner='engines'),
     'rerank': Engine(_rerank, ('engine', 'model', 'max_length', 'batch',

@@ -34,53 +34,51 @@ class Cached:
                entries: int):
     self._search, self._index = search, index
     self._store, self._entries = store, entries
-    self._recent = collections.OrderedDict()  # ordered from oldest to newest
+    self._recent: collections.OrderedDict[_Key, Passages] = (
+        collections.OrderedDict())  # ordered from oldest to newest
     self._lock = threading.Lock()
-    self._counts = collections.Counter()
+    self._counts = engine_wrappers.Counts()
 
   def __call__(
       self, queries: Sequence[Query]) -> list[Passages | SearchError]:
     """Searches for the queries that are not cached, each of them once."""
     keys = [(query.text, query.top_k) for query in queries]
-    found = self._known(list(dict.fromkeys(keys)))
+    known = self._known([*dict.fromkeys(keys)])
     missing = {key: query for key, query in zip(keys, queries)
-               if key not in found}
-    if missing:
-      fresh = dict(zip(missing, self._search(list(missing.values())),
-                       strict=True))
-      self._remember({key: result for key, result in fresh.items()
-                      if not isinstance(result, SearchError)})
-      found |= fresh
-    with self._lock:
-      self._counts['queries'] += len(keys)
-      self._counts['hits'] += sum(key not in missing for key in keys)
-    return [found[key] for key in keys]
+               if key not in known}
+    fresh = dict(zip(missing, self._search([*missing.values()]) if missing
+                     else (), strict=True))
+    self._remember({key: result for key, result in fresh.items()
+                    if not isinstance(result, SearchError)})
+    self._counts.add(queries=len(keys),
+                     hits=sum(key not in missing for key in keys))
+    results = known | fresh
+    return [results[key] for key in keys]
 
   def pop(self) -> dict[str, float]:
     """Returns the hit rate, the faults and the inner search's metrics."""
-    with self._lock:
-      counts, self._counts = self._counts, collections.Counter()
-    rate = counts['hits'] / max(counts['queries'], 1)
-    faults = self._store.pop() if self._store else {}
-    return {'search/cache/hit_rate': rate} | {
-        f'search/cache/{name}': faults.get(name, 0)
-        for name in ('damaged', 'unwritten')} | engine_wrappers.pop(self._search)
+    counts = self._counts.pop()
+    faults = self._store.faults.pop() if self._store else counts
+    return {
+        'search/cache/hit_rate': counts['hits'] / max(counts['queries'], 1),
+        'search/cache/damaged': faults['damaged'],
+        'search/cache/unwritten': faults['unwritten'],
+        **engine_wrappers.pop(self._search)}
 
   def wait(self) -> None:
     """Waits as the engine inside does."""
     engine_wrappers.wait(self._search)
 
-  def _known(self, keys: Sequence[_Key]) -> dict[_Key, Passages]:
+  def _known(self, keys: Sequence[_Key]) -> dict[_Key, Passages | SearchError]:
+    """Returns the results in memory, which become the newest, and the file."""
     with self._lock:
-      found = {key: self._recent[key] for key in keys if key in self._recent}
-      for key in found:
+      recent = {key: self._recent[key] for key in keys if key in self._recent}
+      for key in recent:
         self._recent.move_to_end(key)
-    rest = [key for key in keys if key not in found]
-    if self._store and rest:
-      stored = self._store.read(self._index, rest)
-      self._keep(stored)
-      found |= stored
-    return found
+    rest = [key for key in keys if key not in recent]
+    stored = self._store.read(self._index, rest) if self._store else {}
+    self._keep(stored)
+    return {**recent, **stored}
 
   def _remember(self, results: dict[_Key, Passages]) -> None:
     self._keep(results)
@@ -97,13 +95,16 @@ class Cached:
 class Store:
   """Results in a SQLite file, which processes on one machine may share.
 
+  Attributes:
+    faults: Numbers of damaged and of unwritten records.
+
   Raises:
     ValueError: The file is not a cache of this format, or is damaged.
   """
 
   def __init__(self, path: pathlib.Path):
     self._path, self._lock = path, threading.Lock()
-    self._faults = collections.Counter()
+    self.faults = engine_wrappers.Counts()
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
       self._db = sqlite3.connect(path, timeout=30, check_same_thread=False)
@@ -113,25 +114,23 @@ class Store:
 
   def read(self, index: str, keys: Sequence[_Key]) -> dict[_Key, Passages]:
     """Returns the stored results of some queries, without damaged records."""
-    names = {_name(index, key): key for key in keys}
-    ordered, rows = list(names), []
+    keys_by_name = {_name(index, key): key for key in keys}
+    names, rows = [*keys_by_name], []
     with self._lock:
       try:
-        for start in range(0, len(ordered), _KEYS):
-          part = ordered[start:start + _KEYS]
+        for start in range(0, len(names), _KEYS):
+          part = names[start:start + _KEYS]
           rows += self._db.execute(
               'SELECT name, record, digest FROM answers WHERE name IN '
               f'({",".join("?" * len(part))})', part).fetchall()
       except sqlite3.DatabaseError as error:
         raise self._not_a_cache(str(error)) from error
-      found = {}
-      for name, record, digest in rows:
-        if isinstance(record, bytes) and digest == _digest(name, record):
-          found[names[name]] = tuple(
-              Passage(*fields) for fields in json.loads(record))
-        else:
-          self._faults['damaged'] += 1
-    return found
+    whole = [(name, record) for name, record, digest in rows if isinstance(
+        record, bytes) and digest == _digest(name, record)]
+    self.faults.add(damaged=len(rows) - len(whole))
+    return {keys_by_name[name]: tuple(
+        Passage(*fields) for fields in json.loads(record))
+            for name, record in whole}
 
   def write(self, index: str, results: dict[_Key, Passages]) -> None:
     """Stores results; a newer result replaces an older one."""
@@ -146,13 +145,7 @@ class Store:
           self._db.executemany(
               'INSERT OR REPLACE INTO answers VALUES (?, ?, ?)', rows)
       except sqlite3.DatabaseError:  # a full disk must not lose results
-        self._faults['unwritten'] += len(rows)
-
-  def pop(self) -> dict[str, int]:
-    """Returns and resets the numbers of damaged and unwritten records."""
-    with self._lock:
-      faults, self._faults = self._faults, collections.Counter()
-    return dict(faults)
+        self.faults.add(unwritten=len(rows))
 
   def close(self) -> None:
     """Closes the database."""
@@ -171,14 +164,14 @@ class Store:
         self._db.execute('CREATE TABLE IF NOT EXISTS answers (name TEXT '
                          'PRIMARY KEY, record BLOB, digest TEXT) WITHOUT ROWID')
         self._db.execute(f'PRAGMA user_version = {_FORMAT}')
-    checked, = self._db.execute('PRAGMA quick_check(1)').fetchone()
-    if checked != 'ok':
-      raise self._not_a_cache(checked)
+    verdict, = self._db.execute('PRAGMA quick_check(1)').fetchone()
+    if verdict != 'ok':
+      raise self._not_a_cache(verdict)
 
-  def _not_a_cache(self, found: str) -> ValueError:
+  def _not_a_cache(self, reason: str) -> ValueError:
     return ValueError(
         f'search.options.path must be a cache of searches, or no file yet, but '
-        f'{self._path} is not: {found}. Remove the file, or name another; its '
+        f'{self._path} is not: {reason}. Remove the file, or name another; its '
         'searches are asked again.')
 
 

@@ -8,6 +8,7 @@ the title in double quotes, or {"id", "title", "text"}.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Iterator
 import dataclasses
 import functools
@@ -80,34 +81,56 @@ def read(path: str | pathlib.Path) -> Corpus:
     ValueError: A line is not such an object, an id occurs twice, or the file
       has no passage or is not whole.
   """
+  path, passages = locate(path), []
+  numbers: dict[str, int] = {}  # of lines, by id
+  try:
+    with (gzip.open if path.suffix == '.gz' else open)(path, 'rb') as file:
+      for number, _, passage in parse_lines(file, path):
+        first = numbers.setdefault(passage.id, number)
+        if first != number:
+          raise repeated_id(path, passage.id, first, number)
+        passages.append(passage)
+  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    raise ValueError(
+        f'a name in .gz must be a whole gzip file, but {path} is not: {error}. '
+        'Fetch or compress it again.') from error
+  return Corpus(tuple(passages))
+
+
+def locate(path: str | pathlib.Path) -> pathlib.Path:
+  """Returns the path of a corpus; raises FileNotFoundError if it is no file."""
   path = pathlib.Path(path)
   if not path.is_file():
     raise FileNotFoundError(
         f'corpus must be a jsonl file, but there is none at {path}. Check the '
         'path.')
-  passages = {}
-  lines = {}
-  try:
-    with (gzip.open if path.suffix == '.gz' else open)(path, 'rb') as file:
-      for number, line in enumerate(file, 1):
-        if not line.strip():
-          continue
-        place = f'line {number} of {path}'
-        passage = parse(line, place)
-        if passage.id in passages:
-          raise ValueError(
-              f'id must be unique, but that of {place} is {passage.id!r}, as '
-              f'in line {lines[passage.id]}. Drop or rename one of them.')
-        passages[passage.id] = passage
-        lines[passage.id] = number
-  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-    raise ValueError(
-        f'a name in .gz must be a whole gzip file, but {path} is not: {error}. '
-        'Fetch or compress it again.') from error
-  if not passages:
+  return path
+
+
+def parse_lines(file: Iterable[bytes], path: pathlib.Path
+               ) -> Iterator[tuple[int, int, Passage]]:
+  """Yields number, byte offset and passage of each line that is not empty.
+
+  Raises:
+    ValueError: There is no such line, or one is not a passage.
+  """
+  start, is_empty = 0, True
+  for number, line in enumerate(file, 1):
+    if line.strip():
+      is_empty = False
+      yield number, start, parse(line, f'line {number} of {path}')
+    start += len(line)
+  if is_empty:
     raise ValueError(f'corpus must have passages, but {path} is a corpus with '
                      'no passages. Give it at least one line.')
-  return Corpus(tuple(passages.values()))
+
+
+def repeated_id(path: pathlib.Path, uid: str, first: int, second: int
+               ) -> ValueError:
+  """Returns the error for two lines with the same id."""
+  return ValueError(
+      f'id must be unique, but that of line {second} of {path} is {uid!r}, as '
+      f'in line {first}. Drop or rename one of them.')
 
 
 def write(path: str | pathlib.Path, passages: Iterable[Passage]) -> None:
@@ -119,12 +142,10 @@ def write(path: str | pathlib.Path, passages: Iterable[Passage]) -> None:
   """
   path = pathlib.Path(path)
   corpus = Corpus(tuple(passages))
-  ids = set()
-  for passage in corpus:
-    if passage.id in ids:
-      raise ValueError(f'id must be unique, but {passage.id!r} occurs twice. '
-                       'Rename one of them.')
-    ids.add(passage.id)
+  (uid, count), = collections.Counter(p.id for p in corpus).most_common(1)
+  if count > 1:
+    raise ValueError(f'id must be unique, but {uid!r} occurs twice. Rename one '
+                     'of them.')
   with (gzip.open if path.suffix == '.gz' else open)(path, 'wb') as file:
     file.writelines(map(format_line, corpus))
 

@@ -11,9 +11,10 @@ SearchErrors.
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
-from typing import Protocol, runtime_checkable
+import threading
+from typing import Any, Protocol, runtime_checkable
 
 from searchrl.trajectory import Passages, Query, SearchError, SearchFn
 
@@ -27,6 +28,26 @@ class Monitored(Protocol):
 
   def wait(self) -> None:
     """Returns once the search works; raises ConnectionError after too long."""
+
+
+class Counts:
+  """Numbers that several threads add to."""
+
+  def __init__(self) -> None:
+    self._lock = threading.Lock()
+    self._numbers: dict[str, float] = collections.defaultdict(int)
+
+  def add(self, **numbers: float) -> None:
+    """Adds to the numbers of these names."""
+    with self._lock:
+      for name, number in numbers.items():
+        self._numbers[name] += number
+
+  def pop(self) -> dict[str, float]:
+    """Returns the sums since the last call, 0 for other names."""
+    with self._lock:
+      numbers, self._numbers = self._numbers, collections.defaultdict(int)
+    return numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +69,7 @@ class Wrapped:
 
   def pop(self) -> dict[str, float]:
     """Returns the sum of the inner searches' metrics, and resets them."""
-    total = collections.Counter()
+    total: collections.Counter[str] = collections.Counter()
     for search in self.inner:
       total.update(pop(search))
     return dict(total)
@@ -59,12 +80,12 @@ class Wrapped:
       wait(search)
 
 
-def pop(search: SearchFn) -> dict[str, float]:
+def pop(search: Callable[..., Any]) -> dict[str, float]:
   """Returns and resets the metrics of a search; empty if it keeps none."""
   return search.pop() if isinstance(search, Monitored) else {}
 
 
-def wait(search: SearchFn) -> None:
+def wait(search: Callable[..., Any]) -> None:
   """Waits while a search is out of service, if it is `Monitored`."""
   if isinstance(search, Monitored):
     search.wait()

@@ -1,30 +1,90 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a SearchFn from the name of an engine and a corpus, and describes it.
+"""Reads, builds and describes search engines, given their names and options.
 
 `ENGINES` has the engines of `builtin_engines.py`. Every other name is
-'module:function', a function of the user that is called in the same way
-(docs/extend.md).
+'module:function', a function of a user or of a paper, which is called in the
+same way (docs/extend.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
+import difflib
 import hashlib
 import inspect
 import json
+import pathlib
 from typing import Any
 
 from searchrl.runtime import plugins
 from searchrl.search import builtin_engines
-from searchrl.search.builtin_engines import Engine, Options
-from searchrl.search.corpus import Corpus
+from searchrl.search.builtin_engines import Engine, LocalModel, Options
 from searchrl.search.index import open_index
-from searchrl.search.simulated import writers
+from searchrl.search.mapped_corpus import AnyCorpus
 from searchrl.trajectory import SearchFn
 
 ENGINES = builtin_engines.ENGINES
+_PAPERS = pathlib.Path(__file__).parents[1] / 'papers'
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+  """An engine as a config names it, with the engines that it is built over.
+
+  Except for `trait`, what is true of an engine over others depends on the parts
+  that are built over no other.
+
+  Attributes:
+    name: Key of ENGINES, or 'module:function'.
+    engine: The kind of engine.
+    options: Options of the engine.
+    parts: Engines that it is built over.
+    field: Config field of the options, for errors.
+  """
+
+  name: str
+  engine: Engine
+  options: Options
+  parts: tuple[Spec, ...] = ()
+  field: str = 'search.options'
+
+  def trait(self, name: str) -> bool:
+    """Returns a trait of this engine, regardless of its parts."""
+    value = getattr(self.engine, name)
+    return bool(value(self.options)) if callable(value) else value
+
+  @property
+  def leaves(self) -> list[Spec]:
+    """Parts that are built over no other, or the engine itself."""
+    return [leaf for part in self.parts for leaf in part.leaves] or [self]
+
+  @property
+  def needs_corpus(self) -> bool:
+    """True if a corpus must be loaded here."""
+    return any(leaf.trait('needs_corpus') for leaf in self.leaves)
+
+  @property
+  def is_remote(self) -> bool:
+    """True if a search waits for a network."""
+    return any(leaf.trait('is_remote') for leaf in self.leaves)
+
+  @property
+  def depends_on_num_steps(self) -> bool:
+    """True if results of a step depend on train.num_steps."""
+    return any(leaf.trait('depends_on_num_steps') for leaf in self.leaves)
+
+  @property
+  def local_model(self) -> LocalModel | None:
+    """The first model in this process that a part samples from, if any."""
+    models = (leaf.engine.local_model(leaf.options) for leaf in self.leaves)
+    return next(filter(None, models), None)
+
+  def deadline_secs(self, queries: int) -> float:
+    """Returns the seconds for a number of queries at a time; 0: no servers."""
+    return max(leaf.engine.deadline_secs(leaf.options, queries)
+               for leaf in self.leaves)
 
 
 def traits(**values: Any) -> Callable[[Callable], Callable]:
@@ -66,48 +126,98 @@ def find(name: str, field: str = 'search.engine') -> Engine:
   if name in ENGINES:
     return ENGINES[name]
   if ':' not in str(name):
-    raise ValueError(f"{field} must be one of {', '.join(ENGINES)}, or "
-                     f"'module:function' of your own, but is {name!r}.")
+    raise ValueError(
+        f"{field} must be one of {', '.join(ENGINES)}, or 'module:function' of "
+        f'your own, but is {name!r}.{_engine_of_a_paper(name)}')
   function = plugins.resolve(name, field=field, ours=', '.join(ENGINES))
-  own = getattr(function, 'engine_traits', {})
-  return Engine(function, **dict(
-      reads_text_alone=False, is_identified=False) | own)
+  return Engine(function, **{
+      'reads_text_alone': False, 'is_identified': False,
+      **getattr(function, 'engine_traits', {})})
 
 
-def options_of(engine: Engine, options: Options) -> tuple[str, ...] | None:
-  """Returns the names of an engine's options; None if it checks them itself."""
-  if engine.takes is not None:
-    return engine.takes(options) if callable(engine.takes) else engine.takes
-  parameters = list(inspect.signature(engine.make).parameters.values())[1:]
-  if any(p.kind is p.VAR_KEYWORD for p in parameters):
-    return None
-  return tuple(p.name for p in parameters
-               if p.name not in builtin_engines.FROM_THE_RUN)
+def _engine_of_a_paper(name: str) -> str:
+  """Returns a hint if a paper's module of this name makes an engine, or ''."""
+  for file in _PAPERS.glob('*/*.py'):
+    if file.stem == name and 'def make(corpus' in file.read_text():
+      return (' Did you mean '
+              f"'searchrl.papers.{file.parent.name}.{name}:make'?")
+  return ''
 
 
-def check_given(name: str, engine: Engine, options: Options,
-                field: str = 'search.options') -> None:
-  """Raises a ValueError if an option without a default is not given."""
-  parameters = list(inspect.signature(engine.make).parameters.values())[1:]
-  required = [p.name for p in parameters if p.default is p.empty
-              and p.name not in builtin_engines.FROM_THE_RUN
-              and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-  if not set(required) <= set(options):
+def parse(name: str, options: Options, engine_field: str = 'search.engine',
+          field: str = 'search.options') -> Spec:
+  """Returns the Spec of an engine, and of the engines that it is built over.
+
+  Args:
+    name: Key of ENGINES, or 'module:function'.
+    options: Options of the engine.
+    engine_field: Config field of the name, for errors.
+    field: Config field of the options, for errors.
+
+  Raises:
+    ValueError: There is no such engine, a part is not given as dict(name=...,
+      **options), or a cache is built around a part that reads more of a query
+      than its text and top_k.
+  """
+  engine, parts = find(name, engine_field), []
+  given = options.get(engine.inner, ())
+  inner_field = f'{field}.{engine.inner}'
+  for part in [given] if given and engine.inner == 'engine' else given:
+    inner = dict(part) if hasattr(part, 'items') else {}  # or a ConfigDict
+    if 'name' not in inner:
+      raise ValueError('search.options must give an engine as dict(name=..., '
+                       f'**options), but give {part!r}.')
+    parts.append(parse(inner.pop('name'), inner, inner_field, inner_field))
+  spec = Spec(name, engine, options, tuple(parts), field)
+  readers = sorted({leaf.name for leaf in spec.leaves
+                    if not leaf.trait('reads_text_alone')})
+  if name == 'cache' and readers:
+    raise ValueError(
+        "search.options.engine of 'cache' must read no more of a query than "
+        f'its text and top_k, but {", ".join(readers)} in it also reads '
+        'who asks. Leave the cache out, or put it around the other engines.')
+  return spec
+
+
+def check(spec: Spec) -> None:
+  """Raises a ValueError if an option does not exist, or one is missing."""
+  parameters = [p for p in [*inspect.signature(
+      spec.engine.make).parameters.values()][1:]
+                if p.name not in builtin_engines.FROM_THE_RUN]
+  takes, names = spec.engine.takes, [p.name for p in parameters]
+  legal = takes(spec.options) if callable(takes) else takes or names
+  is_open = takes is None and any(
+      p.kind is p.VAR_KEYWORD for p in parameters)
+  unknown = [name for name in spec.options if name not in legal]
+  if unknown and not is_open:
+    near = difflib.get_close_matches(unknown[0], legal, n=1)
+    hint = (f'Did you mean {near[0]}?' if near else 'Remove it.'
+            if ':' in spec.name else 'docs/search.md lists all.')
+    raise ValueError(
+        f'{spec.field} must be those of {spec.name!r}, which are '
+        f'{", ".join(legal) or "none"}, but {unknown[0]!r} is given. {hint}')
+  required = [spec.engine.inner] * bool(spec.engine.inner) + [
+      p.name for p in parameters if p.default is p.empty
+      and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+  if not set(required) <= set(spec.options):
     hint = (' An engine is given as dict(name=..., **options).'
-            if engine.inner else '')
-    raise ValueError(f'{field} of {name!r} must have {" and ".join(required)}, '
-                     f'but have {sorted(options)}.{hint}')
+            if spec.engine.inner else '')
+    raise ValueError(
+        f'{spec.field} of {spec.name!r} must have {" and ".join(required)}, '
+        f'but have {sorted(spec.options)}.{hint}')
+  for part in spec.parts:
+    check(part)
 
 
 def make(
     name: str,
-    corpus: Corpus | None,
+    corpus: AnyCorpus | None,
     *,
     seed: int = 0,
     steps: int = 0,
     load_encoder: open_index.LoadEncoder | None = None,
     load_judge: builtin_engines.LoadJudge | None = None,
-    load_writer: writers.LoadWriter | None = None,
+    load_model: Callable[..., Any] | None = None,
     **options: Any,
 ) -> SearchFn:
   """Builds an engine by its name.
@@ -117,176 +227,70 @@ def make(
   Args:
     name: Key of ENGINES, or 'module:function' of a user.
     corpus: Passages that are searched; None if `needs_corpus` is False.
-    seed: Seed of 'noise', 'simulated' and a user's engine that takes it.
-    steps: Number of steps of the run, for the curriculum of 'simulated'.
+    seed: Seed of 'noise' and of a user's engine that takes it.
+    steps: Number of steps of the run; 0 outside of training.
     load_encoder: Function that loads the text encoder of 'dense'; see
       `open_index.LoadEncoder`.
     load_judge: Function that loads the cross-encoder of 'rerank'; see
       `reranker.load`.
-    load_writer: Function that loads the model that writes for 'simulated'.
+    load_model: Function that loads a language model beside the policy, as
+      `policy.second` does; None where no policy is trained.
     **options: Options of the engine, which docs/search.md lists.
 
   Raises:
-    ValueError: There is no engine of that name, an option is missing or out of
-      range, or a user's function returns no search.
-    TypeError: The engine has no such option.
+    ValueError: There is no engine of that name, an option does not exist, is
+      missing or out of range, or a user's function returns no search.
+    TypeError: An option has the wrong type.
   """
-  engine = find(name)
-  check_given(name, engine, options)
-  _leaves(name, options)  # raises its errors before any index is loaded
-  common = dict(seed=seed, steps=steps, load_encoder=load_encoder,
-                load_judge=load_judge, load_writer=load_writer)
+  spec = parse(name, options)
+  check(spec)
+  return _make(spec, corpus, dict(
+      seed=seed, steps=steps, load_encoder=load_encoder, load_judge=load_judge,
+      load_model=load_model))
 
-  def make_inner(spec):
-    inner, inner_options = _named(spec)
-    return make(inner, corpus, **common, **inner_options)
 
-  def fingerprint(spec):
-    return _fingerprint(*_named(spec), corpus, load_encoder)
-
-  from_the_run = common | dict(make_inner=make_inner, fingerprint=fingerprint)
-  parameters = inspect.signature(engine.make).parameters
-  given = {key: from_the_run[key] for key in builtin_engines.FROM_THE_RUN
-           if key in parameters}
-  search = engine.make(corpus, **given, **options)
+def _make(spec: Spec, corpus: AnyCorpus | None, run: Mapping[str, Any]
+         ) -> SearchFn:
+  """Builds an engine after its parts, with the keywords that it names."""
+  parts = tuple(_make(part, corpus, run) for part in spec.parts)
+  keywords = {
+      **run, 'parts': parts, 'fingerprint': lambda: _fingerprint(
+          spec.parts[0], corpus, run['load_encoder'])}
+  named = inspect.signature(spec.engine.make).parameters
+  search = spec.engine.make(
+      corpus, **{key: keywords[key] for key in keywords if key in named},
+      **{key: value for key, value in spec.options.items()
+         if key != spec.engine.inner})
   if not callable(search):
-    raise ValueError(f'{name} must return a function of queries, but returned '
-                     f'{search!r}.')
+    raise ValueError(f'{spec.name} must return a function of queries, but '
+                     f'returned {search!r}.')
   return search
 
 
-def needs_corpus(name: str, options: Options) -> bool:
-  """Returns whether an engine, or a part of it, searches a corpus here."""
-  return any(_trait('needs_corpus', *leaf) for leaf in _leaves(name, options))
-
-
-def is_remote(name: str, options: Options) -> bool:
-  """Returns whether an engine, or a part of it, waits for a network."""
-  return any(_trait('is_remote', *leaf) for leaf in _leaves(name, options))
-
-
-def reads_text_alone(name: str, options: Options) -> bool:
-  """Returns whether results depend on a query's text and top_k alone.
-
-  Otherwise they also depend on who asks: the question, the step, the sample,
-  the turn or the turns before. A cache around such an engine is an error.
-  """
-  return all(_trait('reads_text_alone', *leaf)
-             for leaf in _leaves(name, options))
-
-
-def lasts_as_the_run(name: str, options: Options) -> bool:
-  """Returns whether a curriculum takes as many steps as the run has."""
-  return any(_trait('lasts_as_the_run', *leaf)
-             for leaf in _leaves(name, options))
-
-
-def deadline_secs(name: str, options: Options, queries: int) -> float:
-  """Returns the seconds that an engine gives its servers; 0: it asks none.
-
-  Args:
-    name: Name of the engine.
-    options: Options of the engine.
-    queries: Number of queries at a time. Each is one request to a writer.
-  """
-  return max(find(leaf).deadline_secs(own, queries)
-             for leaf, own in _leaves(name, options))
-
-
-def model_options(name: str, options: Options) -> dict[str, Any] | None:
-  """Returns the options of the model that writes in the run's process.
-
-  Returns:
-    The options of the first such model, or None if there is none.
-
-  Raises:
-    ValueError: The model has the name of no published simulator.
-  """
-  found = (find(leaf).model_options(own)
-           for leaf, own in _leaves(name, options))
-  return next((model for model in found if model is not None), None)
-
-
-def describe(
-    name: str,
-    corpus: Corpus | None,
-    options: Options,
-    *,
-    load_encoder: open_index.LoadEncoder | None = None,
-) -> dict[str, Any]:
+def describe(name: str, corpus: AnyCorpus | None, options: Options, *,
+             load_encoder: open_index.LoadEncoder | None = None
+             ) -> dict[str, Any]:
   """Returns what is searched, for a run's record: digests, index recall."""
-  facts = {'engine': name}
+  spec, facts = parse(name, options), dict[str, Any](engine=name)
   if corpus is not None:
     facts |= {'corpus': corpus.digest, 'passages': len(corpus)}
-  facts |= find(name).describe(corpus, options, load_encoder)
-  if specs := _inner_specs(name, options):
+  facts |= spec.engine.describe(corpus, options, load_encoder)
+  if spec.parts:
     facts['engines'] = [
-        describe(inner, corpus, inner_options, load_encoder=load_encoder)
-        for inner, inner_options in specs]
+        describe(part.name, corpus, part.options, load_encoder=load_encoder)
+        for part in spec.parts]
   return facts
 
 
-def inner_specs(name: str, options: Options) -> list[Any]:
-  """Returns the specs, as given, of the engines that one is built over."""
-  option = find(name).inner
-  if option not in options:
-    return []
-  specs = options[option]
-  return [specs] if option == 'engine' else list(specs)
-
-
-def _inner_specs(name: str, options: Options
-                 ) -> list[tuple[str, dict[str, Any]]]:
-  """Returns name and options of the engines that an engine is built over."""
-  return list(map(_named, inner_specs(name, options)))
-
-
-def _named(spec: Any) -> tuple[str, dict[str, Any]]:
-  """Returns the name and the options of dict(name=..., **options)."""
-  options = dict(spec) if hasattr(spec, 'items') else {}  # or a ConfigDict
-  if 'name' not in options:
-    raise ValueError('search.options must give an engine as dict(name=..., '
-                     f'**options), but give {spec!r}.')
-  return options.pop('name'), options
-
-
-def _trait(trait: str, name: str, options: Options) -> bool:
-  """Returns a trait of an engine that is built over no other."""
-  value = getattr(find(name), trait)
-  return bool(value(options)) if callable(value) else value
-
-
-def _leaves(name: str, options: Options) -> list[tuple[str, Options]]:
-  """Returns name and options of the parts that are built over no other.
-
-  Raises:
-    ValueError: A cache is built around a part that reads more than the text.
-  """
-  specs = _inner_specs(name, options)
-  if not specs:
-    return [(name, options)]
-  leaves = [leaf for spec in specs for leaf in _leaves(*spec)]
-  if name == 'cache':
-    labels = sorted({leaf + find(leaf).label(own) for leaf, own in leaves
-                     if not _trait('reads_text_alone', leaf, own)})
-    if labels:
-      raise ValueError(
-          "search.options.engine of 'cache' must read no more of a query than "
-          f'its text and top_k, but {", ".join(labels)} in it also reads '
-          'who asks. Leave the cache out, or put it around the other engines.')
-  return leaves
-
-
-def _fingerprint(name: str, options: dict[str, Any], corpus: Corpus,
+def _fingerprint(spec: Spec, corpus: AnyCorpus | None,
                  load_encoder: open_index.LoadEncoder | None) -> str:
   """Returns a digest of what an engine searches; '' if it cannot be known."""
-  if not _trait('is_identified', name, options):
+  if not spec.trait('is_identified'):
     return ''
-  inner = [_fingerprint(*spec, corpus, load_encoder)
-           for spec in _inner_specs(name, options)]
-  if '' in inner:
+  parts = [_fingerprint(part, corpus, load_encoder) for part in spec.parts]
+  if '' in parts:
     return ''
-  facts = [describe(name, corpus, options, load_encoder=load_encoder), inner,
-           options]
+  facts = [describe(spec.name, corpus, spec.options,
+                    load_encoder=load_encoder), parts, spec.options]
   text = json.dumps(facts, sort_keys=True, default=dict)
   return hashlib.sha256(text.encode()).hexdigest()

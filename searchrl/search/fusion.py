@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 import dataclasses
 import math
 
-from searchrl.trajectory import Passages, Query, SearchError, SearchFn
+from searchrl.trajectory import Passage, Passages, Query, SearchError, SearchFn
 
 
 def fuse(rankings: Sequence[Passages], *, k: float, top_k: int) -> Passages:
@@ -24,11 +25,12 @@ def fuse(rankings: Sequence[Passages], *, k: float, top_k: int) -> Passages:
   Source: Cormack, Clarke and Buettcher 2009, Reciprocal Rank Fusion outperforms
     Condorcet and individual Rank Learning Methods, SIGIR; its k is 60.
   """
-  shares, first = {}, {}
+  shares: dict[Passage, list[float]] = collections.defaultdict(list)
+  first: dict[Passage, tuple[int, int]] = {}
   for number, passages in enumerate(rankings):
     plain = (dataclasses.replace(p, score=0.0) for p in passages)
     for rank, passage in enumerate(dict.fromkeys(plain), start=1):
-      shares.setdefault(passage, []).append(1 / (k + rank))
+      shares[passage].append(1 / (k + rank))
       first[passage] = min(first.get(passage, (rank, number)), (rank, number))
   scores = {p: math.fsum(terms) for p, terms in shares.items()}  # exact sums
   best = sorted(scores, key=lambda p: (-scores[p], first[p]))[:max(top_k, 0)]
@@ -61,14 +63,11 @@ def fused(engines: Sequence[SearchFn], *, k: float = 5.0, depth: int = 50
 
   def search(queries: Sequence[Query]) -> list[Passages | SearchError]:
     deep = [dataclasses.replace(q, top_k=max(q.top_k, depth)) for q in queries]
-    found = [engine(deep) for engine in engines]
-    return [_one(query, rankings)
-            for query, *rankings in zip(queries, *found, strict=True)]
-
-  def _one(query, rankings):
-    for ranking in rankings:
-      if isinstance(ranking, SearchError):
-        return ranking
-    return fuse(rankings, k=k, top_k=query.top_k)
+    return [
+        next((ranking for ranking in rankings
+              if isinstance(ranking, SearchError)), None)
+        or fuse(rankings, k=k, top_k=query.top_k)
+        for query, *rankings in zip(
+            queries, *(engine(deep) for engine in engines), strict=True)]
 
   return search

@@ -13,8 +13,8 @@ import re
 
 import numpy as np
 
-from searchrl.trajectory import (Passage, Passages, Query, Question,
-                                 SearchError, SearchFn)
+from searchrl.trajectory import (Passages, Query, Question, SearchError,
+                                 SearchFn)
 
 Normalise = Callable[[str], str]
 
@@ -30,17 +30,22 @@ def answer_recall(passages: Passages, golds: Sequence[str],
 
   Source: the Empirical Study, arXiv:2505.15117, and FlashRAG.
   """
-  golds = [gold for gold in map(normalise, golds) if gold]
-  texts = [normalise(_text(passage)) for passage in passages]
-  return float(any(gold in text for gold in golds for text in texts))
+  return _recall(passages, golds, normalise, '{}')
 
 
 def word_recall(passages: Passages, golds: Sequence[str],
                 normalise: Normalise) -> float:
   """Returns `answer_recall` with gold answers that must match whole words."""
-  golds = [gold for gold in map(normalise, golds) if gold]
-  texts = [f' {normalise(_text(passage))} ' for passage in passages]
-  return float(any(f' {gold} ' in text for gold in golds for text in texts))
+  return _recall(passages, golds, normalise, ' {} ')
+
+
+def _recall(passages: Passages, golds: Sequence[str], normalise: Normalise,
+            form: str) -> float:
+  """Returns 1 if a passage has a gold answer, both written in a form."""
+  texts = [form.format(normalise(re.sub(r'\s+', ' ', f'{p.title} {p.text}')))
+           for p in passages]
+  return float(any(form.format(gold) in text for gold in map(normalise, golds)
+                   if gold for text in texts))
 
 
 def answers(search: SearchFn, questions: Sequence[Question], *,
@@ -66,27 +71,23 @@ def answers(search: SearchFn, questions: Sequence[Question], *,
     questions that were searched. `retrieval/left_out` is a share of all
     questions.
   """
-  asked = [q for q in questions if not any(
-      normalise(a) in ('', 'yes', 'no') for a in q.answers)]
-  found = []
-  for start in range(0, len(asked), batch):
-    found += search([Query(q.text, max(top_ks), q)
-                     for q in asked[start:start + batch]])
-  failed = [isinstance(result, SearchError) for result in found]
-  found = [() if error else result for error, result in zip(failed, found)]
+  queries = [Query(question.text, max(top_ks), question)
+             for question in questions if not any(
+                 normalise(a) in ('', 'yes', 'no') for a in question.answers)]
+  results: list[Passages | SearchError] = []
+  for start in range(0, len(queries), batch):
+    results += search(queries[start:start + batch])
 
-  def mean(values):
-    return float(np.mean(values)) if asked else 0.0
+  def mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else 0.0
 
   return {
       f'retrieval/{name}@{k}': mean(
-          [measure(passages[:k], question.answers, normalise)
-           for passages, question in zip(found, asked)])
+          [0.0 if isinstance(result, SearchError) else
+           measure(result[:k], query.question.answers, normalise)
+           for result, query in zip(results, queries)])
       for name, measure in (('recall', answer_recall),
                             ('word_recall', word_recall)) for k in top_ks
-  } | {'retrieval/failed': mean(failed),
-       'retrieval/left_out': 1 - len(asked) / max(len(questions), 1)}
-
-
-def _text(passage: Passage) -> str:
-  return re.sub(r'\s+', ' ', f'{passage.title} {passage.text}')
+  } | {'retrieval/failed': mean(
+      [isinstance(result, SearchError) for result in results]),
+       'retrieval/left_out': 1 - len(queries) / max(len(questions), 1)}

@@ -9,16 +9,19 @@ both files. A passage is parsed when it is accessed.
 
 from __future__ import annotations
 
+import array
 from collections.abc import Iterator, Sequence
 import hashlib
+import itertools
 import json
 import mmap
-import os
 import pathlib
+from typing import Any
 
 from jaxtyping import Int
 import numpy as np
 
+from searchrl.runtime import atomic_files
 from searchrl.search import corpus as corpora
 from searchrl.trajectory import Passage
 
@@ -62,7 +65,10 @@ class MappedCorpus:
     return _Texts(self)
 
 
-class _Texts(Sequence):
+AnyCorpus = corpora.Corpus | MappedCorpus
+
+
+class _Texts(Sequence[str]):
   """Sequence of a corpus's texts by position, read lazily."""
 
   def __init__(self, corpus: MappedCorpus):
@@ -71,7 +77,7 @@ class _Texts(Sequence):
   def __len__(self) -> int:
     return len(self._corpus)
 
-  def __getitem__(self, i):
+  def __getitem__(self, i: Any) -> Any:
     if isinstance(i, slice):
       return [self[j] for j in range(*i.indices(len(self)))]
     return corpora.text_of(self._corpus[i])
@@ -84,10 +90,9 @@ def load(path: str | pathlib.Path) -> corpora.Corpus | MappedCorpus:
     FileNotFoundError: There is no such file.
     ValueError: The file is not a valid corpus; see `corpus.read` and `open_`.
   """
-  path = pathlib.Path(path)
-  if path.is_file() and path.stat().st_size > IN_MEMORY_BYTES:
-    return open_(path)
-  return corpora.read(path)
+  path = corpora.locate(path)
+  is_large = path.stat().st_size > IN_MEMORY_BYTES
+  return open_(path) if is_large else corpora.read(path)
 
 
 def open_(path: str | pathlib.Path) -> MappedCorpus:
@@ -100,19 +105,13 @@ def open_(path: str | pathlib.Path) -> MappedCorpus:
     ValueError: A line is not a passage, a title has more than one line, an id
       occurs twice, or the file has no passage or is compressed.
   """
-  path = pathlib.Path(path)
-  if not path.is_file():
-    raise FileNotFoundError(
-        f'corpus must be a jsonl file, but there is none at {path}. Check the '
-        'path.')
+  path = corpora.locate(path)
   if path.suffix == '.gz':
     raise ValueError(
         f'a corpus that is mapped must be a plain file, but {path} is '
         f'compressed, and too large to be read into memory. Run: gunzip -k '
         f'{path}')
-  facts = _read_facts(path)
-  if facts is None:
-    facts = _scan(path)
+  facts = _read_facts(path) or _scan(path)
   starts = np.load(_beside(path, 'npy'), mmap_mode='r')
   return MappedCorpus(path, starts, facts['digest'], facts['ids_are_positions'])
 
@@ -128,7 +127,7 @@ def _state(path: pathlib.Path) -> dict[str, int]:
           'mtime_ns': stat.st_mtime_ns}
 
 
-def _read_facts(path: pathlib.Path) -> dict | None:
+def _read_facts(path: pathlib.Path) -> dict[str, Any] | None:
   """Returns the facts of an earlier scan; None if absent, damaged or stale."""
   try:
     facts = json.loads(_beside(path, 'json').read_text())
@@ -139,53 +138,26 @@ def _read_facts(path: pathlib.Path) -> dict | None:
     return None
 
 
-def _scan(path: pathlib.Path) -> dict:
+def _scan(path: pathlib.Path) -> dict[str, Any]:
   """Reads and checks every line; writes the offsets and returns the facts.
 
   It takes 16 bytes of memory per passage: its offset and a hash of its id.
   """
   state, sha = _state(path), hashlib.sha256()
-  starts, hashes = _Column(), _Column()
+  offsets, hashes = array.array('q'), array.array('q')
   ids_are_positions = True
-  start = 0
   with path.open('rb') as file:
-    for number, line in enumerate(file, 1):
-      if line.strip():
-        passage = corpora.parse(line, f'line {number} of {path}')
-        sha.update(corpora.format_line(passage))
-        ids_are_positions &= passage.id == str(len(starts))
-        starts.append(start)
-        hashes.append(_hash(passage.id))
-      start += len(line)
-  if not len(starts):
-    raise ValueError(f'corpus must have passages, but {path} is a corpus with '
-                     'no passages. Give it at least one line.')
-  starts = starts.values()
-  _check_unique(path, starts, hashes.values())
+    for _, start, passage in corpora.parse_lines(file, path):
+      sha.update(corpora.format_line(passage))
+      ids_are_positions &= passage.id == str(len(offsets))
+      offsets.append(start)
+      hashes.append(_hash(passage.id))
+  starts = np.frombuffer(offsets, np.int64)
+  _check_unique(path, starts, np.frombuffer(hashes, np.int64))
   facts = {'state': state, 'count': len(starts), 'digest': sha.hexdigest(),
            'ids_are_positions': ids_are_positions}
   _publish(path, starts, facts)
   return facts
-
-
-class _Column:
-  """A growing array of int64 in blocks; a list would take more memory."""
-
-  def __init__(self, block: int = 2**16):
-    self._full, self._last, self._used = [], np.empty(block, np.int64), 0
-
-  def __len__(self) -> int:
-    return len(self._full) * len(self._last) + self._used
-
-  def append(self, value: int) -> None:
-    self._last[self._used] = value
-    self._used += 1
-    if self._used == len(self._last):
-      self._full.append(self._last)
-      self._last, self._used = np.empty_like(self._last), 0
-
-  def values(self) -> Int[np.ndarray, 'N']:
-    return np.concatenate([*self._full, self._last[:self._used]])
 
 
 def _hash(uid: str) -> int:
@@ -198,41 +170,31 @@ def _check_unique(path: pathlib.Path, starts: Int[np.ndarray, 'N'],
   """Raises a ValueError for the first id that occurs twice."""
   order = np.argsort(hashes, kind='stable')
   ranked = hashes[order]
-  same = np.flatnonzero(ranked[1:] == ranked[:-1])
-  if not len(same):
-    return
   corpus = MappedCorpus(path, starts, '', False)  # ids may share hashes
-  for at in same:
-    first, second = order[at], order[at + 1]
+  for place in np.flatnonzero(ranked[1:] == ranked[:-1]):
+    first, second = order[place:place + 2]
     if corpus[first].id == corpus[second].id:
-      raise ValueError(
-          f'id must be unique, but that of line {_line(path, starts[second])} '
-          f'of {path} is {corpus[second].id!r}, as in line '
-          f'{_line(path, starts[first])}. Drop or rename one of them.')
+      raise corpora.repeated_id(
+          path, corpus[second].id, _line(path, starts[first]),
+          _line(path, starts[second]))
 
 
 def _line(path: pathlib.Path, start: int) -> int:
   """Returns the number, from 1, of the line that starts at a byte offset."""
   with path.open('rb') as file:
-    left, number = int(start), 1
-    while left > 0 and (piece := file.read(min(left, 2**20))):
-      number += piece.count(b'\n')
-      left -= len(piece)
-  return number
+    offsets = itertools.accumulate(map(len, file), initial=0)
+    return next(number for number, offset in enumerate(offsets, 1)
+                if offset == start)
 
 
-def _publish(path: pathlib.Path, starts: Int[np.ndarray, 'N'], facts: dict
-            ) -> None:
+def _publish(path: pathlib.Path, starts: Int[np.ndarray, 'N'],
+             facts: dict[str, Any]) -> None:
   """Writes both files; the json last, as the offsets are unread without it."""
   try:
-    for kind in ('npy', 'json'):
-      temporary = path.with_name(f'.{path.name}.{os.getpid()}.{kind}')
+    with atomic_files.new_file(_beside(path, 'npy')) as temporary:
       with temporary.open('wb') as file:
-        if kind == 'npy':
-          np.save(file, starts)
-        else:
-          file.write(json.dumps(facts).encode() + b'\n')
-      temporary.replace(_beside(path, kind))
+        np.save(file, starts)
+    atomic_files.write(_beside(path, 'json'), json.dumps(facts) + '\n')
   except OSError as error:
     raise ValueError(
         f'the offsets of {path} must be written beside it, but cannot be: '

@@ -4,14 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import math
 
 from searchrl.trajectory import Passage, Passages, Query, SearchError, SearchFn
 
 Pair = tuple[str, str]  # a query's text, and a passage written by `pair_text`
-ScoreFn = Callable[[Sequence[Pair]], Sequence[float]]
+ScoreFn = Callable[[Sequence[Pair]], Iterable[float]]
 
 
 def pair_text(passage: Passage) -> str:
@@ -61,6 +61,7 @@ def reranked(engine: SearchFn, score: ScoreFn, *, candidates: int = 10
   return search
 
 
-def _ordered(passages: Passages, scores, top_k: int) -> Passages:
+def _ordered(passages: Passages, scores: Iterator[float], top_k: int
+            ) -> Passages:
   scored = [dataclasses.replace(p, score=next(scores)) for p in passages]
   return tuple(sorted(scored, key=lambda p: -p.score)[:top_k])

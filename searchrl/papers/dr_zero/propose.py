@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import pathlib
 from typing import Any
 
@@ -15,14 +16,13 @@ from searchrl.data import jsonl
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.experiment import solver
-from searchrl.experiment import writer_model
 from searchrl.papers.dr_zero import oracle
 from searchrl.papers.dr_zero import proposals
 from searchrl.papers.dr_zero import proposers
 from searchrl.papers.dr_zero import selection
 from searchrl.rollouts import records
-from searchrl.rollouts.sampler import Sampler
 from searchrl.rollouts import scoring
+from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import atomic_files
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
@@ -63,7 +63,7 @@ def load(config, corpus: Any, run: str) -> Proposer:
   sampler, params = policy.build(config, mesh, folder=folder)
   search = searches.engine(
       config.search, corpus, seed=config.seed, steps=config.train.num_steps,
-      load_writer=writer_model.loader(mesh, seed=config.seed))
+      load_model=functools.partial(policy.second, mesh=mesh, seed=config.seed))
   play = solver.load(config.solver, sampler, params, search, mesh)
   if run:
     params = policy.trained(pathlib.Path(run), params, sampler.shape)

@@ -7,7 +7,11 @@ Source: ZeroSearch, arXiv:2505.04588, Table 8.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import pathlib
 from typing import Any
+
+from searchrl.evaluation import figures
+from searchrl.runtime import metrics
 
 COLUMNS = ('search by', 'queries', 'hours', 'devices', 'paid for queries',
            'paid for devices', 'in all')
@@ -73,3 +77,40 @@ def table(found: Counts, prices: Prices, devices: Sequence[int]
     rows += [row('a model, while it writes', found.writing_hours, count=count)
              for count in devices]
   return rows
+
+
+def run(config, workdir: str) -> None:
+  """Prints the cost of the searches of a run and writes no files.
+
+  Args:
+    config: Config as in configs/search_cost.py.
+    workdir: Directory of the job, which is not used.
+
+  Raises:
+    ValueError: The run has no searches, a price is negative, or a number of
+      devices is below 1.
+    FileNotFoundError: The run does not exist or has no metrics file.
+  """
+  del workdir
+  options = config.cost
+  for name in ('thousand_queries', 'device_hour'):
+    if options[name] < 0:
+      raise ValueError(
+          f'cost.{name} must be at least 0, but is {options[name]}.')
+  if not options.devices or min(options.devices) < 1:
+    raise ValueError('cost.devices must be numbers of at least 1, but are '
+                     f'{tuple(options.devices)}.')
+  file = pathlib.Path(options.run) / metrics.FILE
+  if not options.run or not file.is_file():
+    raise FileNotFoundError(
+        'cost.run must be the folder of a training run, but '
+        f'{options.run!r} has no {metrics.FILE}. Name for instance '
+        'runs/zerosearch.')
+  found = count(metrics.read(file))
+  rows = table(
+      found, Prices(options.thousand_queries, options.device_hour),
+      options.devices)
+  print(figures.table(rows, COLUMNS))
+  if found.tokens:
+    print(f'{found.tokens:,} tokens were written, '
+          f'{found.tokens / found.queries:.0f} a query.')

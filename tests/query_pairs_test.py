@@ -9,8 +9,9 @@ import pytest
 import tiny
 
 from searchrl.data import questions
-from searchrl.data import simulation
-from searchrl.search.simulated import simulated_documents
+from searchrl.papers.zerosearch import documents
+from searchrl.papers.zerosearch import query_pairs
+from searchrl.papers.zerosearch.simulator_prompts import Prompts
 from searchrl.trajectory import Action, Passage, Trajectory, Turn
 
 PASSAGES = (Passage('1', 'Tarn', 'A river.'), Passage('2', '', 'A hill.'))
@@ -30,23 +31,23 @@ def test_searches_that_found_something_are_pairs_of_their_trajectory():
       search('a'), Turn((1,), (-1.0,), Action('invalid'), (2,)), search('b'),
       Turn((1,), (-1.0,), Action('answer', ('x',))))
   wrong = trajectory(search('c'), uid='r')
-  found = simulation.pairs([right, wrong], lambda t: t is right)
+  found = query_pairs.pairs([right, wrong], lambda t: t is right)
   assert [(p.question.uid, p.query, p.useful, p.hop) for p in found] == [
       ('q', 'a', True, 1), ('q', 'b', True, 2), ('r', 'c', False, 1)]
   assert all(p.passages == PASSAGES for p in found)
   for left_out in (search('a', passages=()), search('a', 'b'),
                    search('a', shown=0)):
-    assert simulation.pairs([trajectory(left_out)], lambda t: True) == []
-  assert simulation.pairs(
+    assert query_pairs.pairs([trajectory(left_out)], lambda t: True) == []
+  assert query_pairs.pairs(
       [trajectory(search('a'), stop_reason='search_error')], bool) == []
 
 
 def pair(uid='q', query='a', useful=False):
-  return simulation.Pair(tiny.question(uid), query, PASSAGES, useful)
+  return query_pairs.Pair(tiny.question(uid), query, PASSAGES, useful)
 
 
 def test_a_query_stands_once_a_question_and_is_useful_if_it_was_once():
-  found = simulation.distinct([
+  found = query_pairs.distinct([
       pair(), pair(query='b', useful=True), pair(useful=True),
       pair(query='b'), pair('r')])
   assert [(p.question.uid, p.query, p.useful) for p in found] == [
@@ -55,35 +56,35 @@ def test_a_query_stands_once_a_question_and_is_useful_if_it_was_once():
 
 def test_a_question_is_on_one_side_whatever_else_there_is():
   found = [pair(str(i % 400), str(i)) for i in range(1200)]
-  train, aside = simulation.split(found, 0.25, seed=0)
+  train, aside = query_pairs.split(found, 0.25, seed=0)
   uids = [{p.question.uid for p in side} for side in (train, aside)]
   assert not uids[0] & uids[1] and 70 < len(uids[1]) < 130
   assert len(train) + len(aside) == 1200
   few = questions.subset([p.question for p in found[:400]], 100, seed=0)
   drawn = [pair(question.uid) for question in few]  # by another hash
-  assert 10 < len(simulation.split(drawn, 0.25, seed=0)[1]) < 40
-  half, _ = simulation.split(found[:600], 0.25, seed=0)
+  assert 10 < len(query_pairs.split(drawn, 0.25, seed=0)[1]) < 40
+  half, _ = query_pairs.split(found[:600], 0.25, seed=0)
   assert half == [p for p in train if int(p.query) < 600]
-  assert simulation.split(found, 0.0, seed=0) == (found, [])
-  assert simulation.split(found, 0.25, seed=1)[1] != aside
+  assert query_pairs.split(found, 0.0, seed=0) == (found, [])
+  assert query_pairs.split(found, 0.25, seed=1)[1] != aside
 
 
 def test_an_example_is_what_the_engine_will_be_asked_and_should_say():
-  prompts = simulated_documents.Prompts('+ {query} {ground_truth}\n', '- {query}\n')
-  titled = simulation.example(pair(useful=True), prompts, titled=True)
+  prompts = Prompts('+ {query} {ground_truth}\n', '- {query}\n')
+  titled = query_pairs.example(pair(useful=True), prompts, titled=True)
   assert titled == {
       'prompt': '+ a here\n',
       'completion': 'Doc 1: "Tarn" A river.\nDoc 2: A hill.',
       'query': 'a', 'hop': 1, 'useful': True,
       'question': vars(tiny.question())}
-  plain = simulation.example(pair(), prompts, titled=False)
+  plain = query_pairs.example(pair(), prompts, titled=False)
   assert plain['prompt'] == '- a\n'
-  assert simulated_documents.read(plain['completion'], 5) == ('A river.', 'A hill.')
+  assert documents.read(plain['completion'], 5) == ('A river.', 'A hill.')
 
 
 def test_an_example_for_a_chat_is_as_the_engine_asks_in_one():
-  prompts = simulated_documents.Prompts('+ {query}\n', '- {query}\n')
-  chat = simulation.example(pair(), prompts, titled=False, chat=True)
+  prompts = Prompts('+ {query}\n', '- {query}\n')
+  chat = query_pairs.example(pair(), prompts, titled=False, chat=True)
   assert chat['messages'] == [
       {'role': 'system', 'content': ''}, {'role': 'user', 'content': '- a\n'},
       {'role': 'assistant', 'content': 'Doc 1: A river.\nDoc 2: A hill.'}]
@@ -92,12 +93,12 @@ def test_an_example_for_a_chat_is_as_the_engine_asks_in_one():
 
 @pytest.mark.parametrize('chat', [False, True])
 def test_a_file_is_read_as_it_was_written(tmp_path, chat):
-  prompts = simulated_documents.Prompts('+ {query}', '- {query}')
+  prompts = Prompts('+ {query}', '- {query}')
   pairs = [pair(useful=True), dataclasses.replace(pair('r', 'é'), hop=3)]
   file = tmp_path / 'pairs.jsonl'
-  file.write_text(''.join(json.dumps(simulation.example(
+  file.write_text(''.join(json.dumps(query_pairs.example(
       one, prompts, titled=True, chat=chat)) + '\n' for one in pairs))
-  found = simulation.read(file)
+  found = query_pairs.read(file)
   assert [dataclasses.replace(one, passages=PASSAGES) for one in found] == pairs
   assert [p.text for p in found[0].passages] == ['"Tarn" A river.', 'A hill.']
 
@@ -112,4 +113,4 @@ def test_a_file_of_something_else_is_refused_by_its_line(
   file = tmp_path / 'pairs.jsonl'
   file.write_text(text)
   with pytest.raises(ValueError, match=message):
-    simulation.read(file)
+    query_pairs.read(file)

@@ -16,9 +16,10 @@ import pathlib
 from typing import Any
 
 from searchrl.data import jsonl
-from searchrl.search.simulated import simulated_documents
+from searchrl.papers.zerosearch import documents
+from searchrl.papers.zerosearch.simulator_prompts import Prompts
 from searchrl.trajectory import (Passage, Passages, Query, Question,
-                                 Trajectory, Turn)
+                                 SearchError, Trajectory, Turn)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +44,11 @@ def pairs(trajectories: Iterable[Trajectory],
     trajectories: Trajectories of the policy.
     is_right: Function that says whether a trajectory's answer is right.
   """
-  return [Pair(one.question, turn.action.texts[0], turn.passages,
-               is_right(one), hop)
-          for one in trajectories if one.stop_reason != 'search_error'
-          for hop, turn in enumerate(_searches(one), start=1)
+  return [Pair(trajectory.question, turn.action.texts[0], turn.passages,
+               is_right(trajectory), hop)
+          for trajectory in trajectories
+          if trajectory.stop_reason != 'search_error'
+          for hop, turn in enumerate(_searches(trajectory), start=1)
           if turn.passages and len(turn.action.texts) == 1]
 
 
@@ -56,41 +58,40 @@ def _searches(trajectory: Trajectory) -> list[Turn]:
           if turn.action.kind == 'search' and turn.observation_tokens]
 
 
-def distinct(found: Iterable[Pair]) -> list[Pair]:
+def distinct(pairs: Iterable[Pair]) -> list[Pair]:
   """Returns the pairs without repeated queries of a question, in order.
 
   The first pair is kept. It counts as useful if any of the repeats is useful.
   """
-  kept = {}
-  for pair in found:
+  firsts: dict[tuple[str, str], Pair] = {}
+  for pair in pairs:
     name = pair.question.uid, pair.query
-    useful = pair.useful or name in kept and kept[name].useful
-    kept[name] = dataclasses.replace(kept.get(name, pair), useful=useful)
-  return list(kept.values())
+    first = firsts.setdefault(name, pair)
+    if pair.useful:
+      firsts[name] = dataclasses.replace(first, useful=True)
+  return list(firsts.values())
 
 
-def split(found: Sequence[Pair], share: float, seed: int
+def split(pairs: Sequence[Pair], share: float, seed: int
          ) -> tuple[list[Pair], list[Pair]]:
   """Returns (training pairs, validation pairs), split by question.
 
   All pairs of a question are on the same side.
 
   Args:
-    found: The pairs.
+    pairs: The pairs.
     share: Expected share of the questions for validation, in [0, 1).
     seed: Seed of the split. Otherwise it depends only on each question's uid.
   """
-  def is_aside(pair):  # other hash than in `questions.subset`
+  sides: tuple[list[Pair], list[Pair]] = [], []
+  for pair in pairs:  # by another hash than in `questions.subset`
     name = f'validation/{seed}/{pair.question.uid}'.encode()
     draw = int.from_bytes(hashlib.sha256(name).digest()[:8], 'big') / 2**64
-    return draw < share
-
-  sides = [is_aside(pair) for pair in found]
-  return ([p for p, aside in zip(found, sides) if not aside],
-          [p for p, aside in zip(found, sides) if aside])
+    sides[draw < share].append(pair)
+  return sides
 
 
-def example(pair: Pair, prompts: simulated_documents.Prompts, *, titled: bool,
+def example(pair: Pair, prompts: Prompts, *, titled: bool,
             chat: bool = False) -> dict[str, Any]:
   """Returns a record for supervised fine-tuning on the documents alone.
 
@@ -102,13 +103,15 @@ def example(pair: Pair, prompts: simulated_documents.Prompts, *, titled: bool,
       message, as published. If False, the documents continue the prompt's text.
   """
   query = Query(pair.query, len(pair.passages), pair.question)
-  prompt = prompts.of(simulated_documents.Task(query, pair.useful, 0))
-  found = simulated_documents.write([
+  prompt = prompts.of(documents.Task(query, pair.useful, 0))
+  if isinstance(prompt, SearchError):
+    raise ValueError(f'collect.prompts cannot be used: {prompt.detail}.')
+  answer = documents.write([
       (p.title if titled else '', p.text) for p in pair.passages])
   text = {'messages': [
       {'role': 'system', 'content': ''}, {'role': 'user', 'content': prompt},
-      {'role': 'assistant', 'content': found}]} if chat else {
-          'prompt': prompt, 'completion': found}
+      {'role': 'assistant', 'content': answer}]} if chat else {
+          'prompt': prompt, 'completion': answer}
   return text | {
       'query': pair.query, 'hop': pair.hop, 'useful': pair.useful,
       'question': dataclasses.asdict(pair.question)}
@@ -126,17 +129,17 @@ def read(path: str | pathlib.Path) -> list[Pair]:
     raise FileNotFoundError(
         f'simulator.data must be a file of collected queries, but {file} is '
         'none. configs/collect_simulation_data.py writes validation.jsonl.')
-  result = []
+  pairs = []
   for place, line in jsonl.lines(file):
     try:
-      result.append(_parse(json.loads(line)))
+      pairs.append(_parse(json.loads(line)))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
       raise ValueError(
           'simulator.data must have lines of configs/collect_simulation_data.py'
           f', but {place} is none: {type(error).__name__} {error}.') from error
-  if not result:
+  if not pairs:
     raise ValueError(f'simulator.data must have queries, but {file} is empty.')
-  return result
+  return pairs
 
 
 def _parse(record: Mapping[str, Any]) -> Pair:
@@ -144,8 +147,7 @@ def _parse(record: Mapping[str, Any]) -> Pair:
           else record['completion'])
   question = dict(record['question'])
   question['answers'] = tuple(question['answers'])
-  found = simulated_documents.read(text, top_k=len(text))  # no limit
-  return Pair(
-      Question(**question), record['query'],
-      tuple(Passage('', '', one) for one in found), record['useful'],
-      record['hop'])
+  passages = tuple(Passage('', '', document) for document in
+                   documents.read(text, top_k=len(text)))  # no limit
+  return Pair(Question(**question), record['query'], passages,
+              record['useful'], record['hop'])

@@ -3,24 +3,26 @@
 """Compares a simulated engine with the real one that the data came from."""
 
 from collections.abc import Sequence
-import json
+import functools
 import pathlib
+from typing import Any
 
 import jax
 import numpy as np
 
-from searchrl.data import simulation
-from searchrl.evaluation import simulator
 from searchrl.experiment import config_checks
+from searchrl.experiment import policy
 from searchrl.experiment import search as searches
-from searchrl.experiment import writer_model
+from searchrl.papers.zerosearch import query_pairs
+from searchrl.papers.zerosearch import simulator_report
+from searchrl.runtime import atomic_files
 from searchrl.runtime import mesh as meshes
-from searchrl.search import mapped_corpus
 from searchrl.search import engine_wrappers
+from searchrl.search import mapped_corpus
+from searchrl.search.corpus import Corpus
 from searchrl.trajectory import Passages, Query, SearchError, SearchFn
 
-# Steps of a curriculum that has no noise at step 0 and only noise at step 1.
-_STEP = {'useful': 0, 'noisy': 1}
+ENGINE = 'searchrl.papers.zerosearch.simulated:make'
 
 
 def run(config, workdir: str) -> None:
@@ -35,40 +37,41 @@ def run(config, workdir: str) -> None:
   """
   folder, options = pathlib.Path(workdir), config.simulator
   # Other engines do not have the options that are set below.
-  if config.search.engine != 'simulated':
-    raise ValueError("search.engine must be 'simulated', but is "
+  if config.search.engine != ENGINE:
+    raise ValueError(f'search.engine must be {ENGINE!r}, but is '
                      f'{config.search.engine!r}.')
   config_checks.check(config)
-  pairs = _drawn(simulation.read(options.data), options.limit, config.seed)
-  config.search.options = {
+  pairs = _drawn(query_pairs.read(options.data), options.limit, config.seed)
+  config.search.options = {  # no noise at step 0 and only noise at step 1
       **config.search.options, 'curriculum': dict(start=0.0, end=1.0, steps=1)}
   corpus = _corpus(config.search)
   search = searches.engine(
-      config.search, corpus, seed=config.seed, load_writer=writer_model.loader(
-          meshes.make(devices=jax.devices()[:1]), seed=config.seed))
-  written = {quality: _ask(search, pairs, step)
-             for quality, step in _STEP.items()}
-  found = [simulator.Compared(pair, *map(_texts, (pair.passages, *both)))
-           for pair, *both in zip(pairs, *(
-               passages for passages, _ in written.values()))]
-  made = simulator.report(found) | {
-      'writer': {quality: metrics for quality, (_, metrics) in written.items()}}
-  folder.mkdir(parents=True, exist_ok=True)
-  (folder / 'report.json').write_text(json.dumps(made, indent=1) + '\n')
-  (folder / 'report.txt').write_text(simulator.text(made))
-  (folder / 'samples.md').write_text(
-      simulator.samples(found[:options.samples]))
-  print(simulator.text(made))
+      config.search, corpus, seed=config.seed, load_model=functools.partial(
+          policy.second, mesh=meshes.make(devices=jax.devices()[:1]),
+          seed=config.seed))
+  useful, of_useful = _ask(search, pairs, step=0)
+  noisy, of_noisy = _ask(search, pairs, step=1)
+  compared = [
+      simulator_report.Compared(pair, *map(_texts, (pair.passages, *written)))
+      for pair, *written in zip(pairs, useful, noisy)]
+  report = simulator_report.report(compared) | {
+      'writer': {'useful': of_useful, 'noisy': of_noisy}}
+  text = simulator_report.text(report)
+  atomic_files.write_json(folder / 'report.json', report)
+  atomic_files.write(folder / 'report.txt', text)
+  atomic_files.write(folder / 'samples.md', simulator_report.samples(
+      compared[:options.samples]))
+  print(text)
   print(f'samples  {folder / "samples.md"}')
 
 
-def _corpus(search) -> mapped_corpus.MappedCorpus | None:
+def _corpus(search: Any) -> Corpus | mapped_corpus.MappedCorpus | None:
   """Loads the corpus of the real engine if the writer needs it; else None.
 
   Raises:
     ValueError: The writer needs a corpus, but the config names none.
   """
-  if not searches.needs_corpus(search):
+  if not searches.spec(search).needs_corpus:
     return None
   if not search.corpus:
     raise ValueError(
@@ -78,29 +81,31 @@ def _corpus(search) -> mapped_corpus.MappedCorpus | None:
   return mapped_corpus.load(search.corpus)
 
 
-def _drawn(pairs: Sequence[simulation.Pair], limit: int, seed: int
-          ) -> list[simulation.Pair]:
+def _drawn(pairs: Sequence[query_pairs.Pair], limit: int, seed: int
+          ) -> list[query_pairs.Pair]:
   """Returns `limit` pairs, or all if it is 0, in an order drawn by the seed."""
   order = np.random.default_rng(seed).permutation(len(pairs))
   return [pairs[place] for place in order[:limit or None]]
 
 
-def _ask(search: SearchFn, pairs: Sequence[simulation.Pair], step: int
+def _ask(search: SearchFn, pairs: Sequence[query_pairs.Pair], step: int
         ) -> tuple[list[Passages], dict[str, float]]:
   """Returns the engine's passages per pair at a step, and its metrics.
 
   Raises:
     ValueError: A query failed, so the engines cannot be compared.
   """
-  found = search([Query(pair.query, len(pair.passages), pair.question, step,
-                        turn=pair.hop - 1) for pair in pairs])
-  failed = [one for one in found if isinstance(one, SearchError)]
-  if failed:
+  results = search([Query(pair.query, len(pair.passages), pair.question, step,
+                          turn=pair.hop - 1) for pair in pairs])
+  errors = [result for result in results if isinstance(result, SearchError)]
+  if errors:
     raise ValueError(
-        f'search.options must name a writer that answers, but {len(failed)} of '
-        f'{len(found)} queries failed, the first with {failed[0].kind}: '
-        f'{failed[0].detail}.')
-  return found, engine_wrappers.pop(search)
+        f'search.options must name a writer that answers, but {len(errors)} of '
+        f'{len(results)} queries failed, the first with {errors[0].kind}: '
+        f'{errors[0].detail}.')
+  return ([passages for passages in results
+           if not isinstance(passages, SearchError)],
+          engine_wrappers.pop(search))
 
 
 def _texts(passages: Passages) -> tuple[str, ...]:

@@ -9,11 +9,12 @@ learn from a perfect simulator.
 from __future__ import annotations
 
 from collections.abc import Sequence
+import itertools
 
 import numpy as np
 
+from searchrl.papers.zerosearch import documents
 from searchrl.search.corpus import Corpus
-from searchrl.search.simulated import simulated_documents
 
 
 class Oracle:
@@ -32,31 +33,28 @@ class Oracle:
   """
 
   def __init__(self, corpus: Corpus, *, titled: bool = False):
-    self._corpus, self._titled, self._of = corpus, titled, {}
-    for place in range(len(corpus)):
-      title = corpus[place].title
-      if not title.strip():
+    self._corpus, self._titled = corpus, titled
+    self._places: dict[str, list[int]] = {}  # by title
+    for place, passage in enumerate(corpus):
+      if not passage.title.strip():
         raise ValueError(
             'the oracle finds passages by their titles, but passage '
-            f'{corpus[place].id!r} of search.corpus has none.')
-      self._of.setdefault(title, []).append(place)
-    self._titles = sorted(self._of, key=len, reverse=True)
+            f'{passage.id!r} of search.corpus has none.')
+      self._places.setdefault(passage.title, []).append(place)
+    self._titles = sorted(self._places, key=len, reverse=True)
 
-  def __call__(self, tasks: Sequence[simulated_documents.Task]) -> list[str]:
+  def __call__(self, tasks: Sequence[documents.Task]) -> list[str]:
     """Returns a text for each task."""
     return [self._write(task) for task in tasks]
 
-  def _write(self, task: simulated_documents.Task) -> str:
+  def _write(self, task: documents.Task) -> str:
     rng = np.random.default_rng(task.seed)
     text = f' {task.query.text.strip()} '
-    about = next((self._of[title] for title in self._titles
+    about = next((self._places[title] for title in self._titles
                   if f' {title} ' in text), [])
-    count = min(task.query.top_k, len(self._corpus))
-    chosen = [*map(int, rng.permutation(about)[:count])] if task.useful else []
-    others = (int(i) for i in rng.permutation(len(self._corpus))
-              if i not in about)
-    while len(chosen) < count and (other := next(others, None)) is not None:
-      chosen.append(other)
-    shown = [self._corpus[place] for place in chosen]
-    return simulated_documents.write(
+    first = rng.permutation(about) if task.useful else ()
+    others = (i for i in rng.permutation(len(self._corpus)) if i not in about)
+    shown = [self._corpus[int(place)] for place in itertools.islice(
+        itertools.chain(first, others), task.query.top_k)]
+    return documents.write(
         [(p.title if self._titled else '', p.text) for p in shown])

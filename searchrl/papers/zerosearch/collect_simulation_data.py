@@ -11,22 +11,31 @@ from collections.abc import Sequence
 import dataclasses
 import json
 import pathlib
+from typing import Any
 
 from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
-from searchrl.data import simulation
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
-from searchrl.experiment import run_defaults
 from searchrl.experiment import policy
+from searchrl.experiment import run_defaults
 from searchrl.experiment import search as searches
+from searchrl.experiment.rules import Rule
+from searchrl.papers.zerosearch import query_pairs
+from searchrl.papers.zerosearch import simulator_prompts
 from searchrl.rollouts import records
 from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
-from searchrl.search.simulated import writers
 from searchrl.trajectory import Question, Request
+
+
+RULES = (
+    *(Rule(f'collect.{name}', lambda value: value >= 1, 'at least 1')
+      for name in ('worlds', 'samples', 'questions_a_round')),
+    Rule('collect.temperature', lambda value: value >= 0, 'at least 0'),
+    Rule('collect.validation_share', lambda share: 0 <= share < 1, 'in [0, 1)'))
 
 
 def run(config, workdir: str) -> None:
@@ -35,7 +44,7 @@ def run(config, workdir: str) -> None:
   Args:
     config: Config as in configs/collect_simulation_data.py.
     workdir: Directory for train.jsonl and validation.jsonl, whose lines are
-      `simulation.example`s, and for the trajectories of each round.
+      `query_pairs.example`s, and for the trajectories of each round.
 
   Raises:
     ValueError, FileNotFoundError: The config cannot be run, or no search found
@@ -43,8 +52,9 @@ def run(config, workdir: str) -> None:
   """
   config_checks.check(config)
   folder, options = pathlib.Path(workdir), config.collect
-  _check(options)
-  prompts = writers.prompts(options.prompts)
+  for rule in RULES:
+    config_checks.check_rule(config, rule)
+  prompts = simulator_prompts.find(options.prompts)
   run_defaults.fill(config, options.run, 'collect.run')
   model = policy.folder_of(config)
   claim = dict(config=config.to_dict(), allow_changes=config.allow_changes)
@@ -52,27 +62,28 @@ def run(config, workdir: str) -> None:
   worlds = _worlds(config, folder, model.admit(policy.budgets_of(config)))
   sampler, params = policy.of_run(config, options.run, folder=model)
   processes.on_first('workdir', lambda: workdirs.prepare(folder, **claim))
-  weights, found = sampler.sync(params).weights, []
+  weights, pairs = sampler.sync(params).weights, []
   for data in worlds:
-    searched = []
+    of_world: list[query_pairs.Pair] = []
     search = searches.engine(config.search, data.corpus, seed=config.seed)
-    for number, questions in enumerate(_rounds(
-        data.questions, options.questions_a_round)):
+    size = options.questions_a_round
+    for number, first in enumerate(range(0, len(data.questions), size)):
       file = folder / 'trajectories' / f'{data.name}_{number:06d}.jsonl.gz'
       if not processes.on_first(file.name, file.exists):
         trajectories = sampler.rollout(
-            weights, _requests(questions, options.samples), search=search,
+            weights, _requests(data.questions[first:first + size],
+                               options.samples), search=search,
             step=number, temperature=options.temperature).trajectories
         if processes.is_first():
           records.write(file, trajectories)
       if processes.is_first():
-        searched += simulation.pairs(
+        of_world += query_pairs.pairs(
             records.read(file), lambda t: rewards.em(t) == 1)
-        processes.say(f'{data.name}, round {number + 1}: {len(searched)} '
+        processes.say(f'{data.name}, round {number + 1}: {len(of_world)} '
                       'searches so far')
-    found += simulation.distinct(searched)
+    pairs += query_pairs.distinct(of_world)
   if processes.is_first():
-    _write_examples(folder, found, prompts, options, config.seed)
+    _write_examples(folder, pairs, prompts, options, config.seed)
 
 
 def _worlds(config, folder: pathlib.Path, admit: questions_lib.Admit
@@ -88,43 +99,27 @@ def _worlds(config, folder: pathlib.Path, admit: questions_lib.Admit
   return worlds
 
 
-def _check(options) -> None:
-  for name, legal, rule in (
-      ('worlds', options.worlds >= 1, 'at least 1'),
-      ('samples', options.samples >= 1, 'at least 1'),
-      ('questions_a_round', options.questions_a_round >= 1, 'at least 1'),
-      ('temperature', options.temperature >= 0, 'at least 0'),
-      ('validation_share', 0 <= options.validation_share < 1, 'in [0, 1)')):
-    if not legal:
-      raise ValueError(
-          f'collect.{name} must be {rule}, but is {options[name]}.')
-
-
-def _rounds(questions: Sequence[Question], size: int
-           ) -> list[Sequence[Question]]:
-  return [questions[i:i + size] for i in range(0, len(questions), size)]
-
-
 def _requests(questions: Sequence[Question], samples: int) -> list[Request]:
   return [Request(question, sample, group)
           for group, question in enumerate(questions)
           for sample in range(samples)]
 
 
-def _write_examples(folder: pathlib.Path, found: Sequence[simulation.Pair],
-                    prompts, options, seed: int) -> None:
+def _write_examples(folder: pathlib.Path, pairs: Sequence[query_pairs.Pair],
+                    prompts: simulator_prompts.Prompts, options: Any,
+                    seed: int) -> None:
   """Writes the training and validation files and prints their contents."""
-  if not found:
+  if not pairs:
     raise ValueError(
         'collect.run must be of a policy that searches, but none of its '
         'searches found anything. Name a run that has learned to search.')
-  sides = simulation.split(found, options.validation_share, seed)
-  for name, pairs in zip(('train', 'validation'), sides):
+  sides = query_pairs.split(pairs, options.validation_share, seed)
+  for name, side in zip(('train', 'validation'), sides):
     file = folder / f'{name}.jsonl'
     atomic_files.write(file, ''.join(
-        json.dumps(simulation.example(pair, prompts, titled=options.titled,
-                                      chat=options.chat),
-                   ensure_ascii=False) + '\n' for pair in pairs))
-    useful = sum(pair.useful for pair in pairs)
-    processes.say(f'{file}: {len(pairs)} queries, {useful} with useful '
-                  f'documents and {len(pairs) - useful} with noise')
+        json.dumps(query_pairs.example(
+            pair, prompts, titled=options.titled, chat=options.chat),
+                   ensure_ascii=False) + '\n' for pair in side))
+    useful = sum(pair.useful for pair in side)
+    processes.say(f'{file}: {len(side)} queries, {useful} with useful '
+                  f'documents and {len(side) - useful} with noise')

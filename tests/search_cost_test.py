@@ -1,27 +1,26 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""costs, search_cost: the paper's table from its counts; a run's own counts."""
+"""search_cost: the paper's table from its counts; a run's own counts."""
 
 import json
 
 import pytest
 
 from configs import search_cost as config_file
-from searchrl.evaluation import costs
-from searchrl.jobs import search_cost as job
+from searchrl.papers.zerosearch import search_cost as job
 
-PRICES = costs.Prices(**{name: config_file.get_config().cost[name] for name in (
+PRICES = job.Prices(**{name: config_file.get_config().cost[name] for name in (
     'thousand_queries', 'device_hour')})
 
 
 def test_the_papers_counts_give_the_papers_table():
   """ZeroSearch, Table 8."""
-  found = costs.Counts(queries=64_000, hours=12.0, writing_hours=0.0, tokens=0)
-  rows = costs.table(found, PRICES, (1, 2, 4))
+  found = job.Counts(queries=64_000, hours=12.0, writing_hours=0.0, tokens=0)
+  rows = job.table(found, PRICES, (1, 2, 4))
   assert [row['in all'] for row in rows] == pytest.approx(
       [586.7, 17.7, 35.4, 70.8], rel=1e-3)
   assert rows[0]['paid for devices'] == 0 == rows[1]['paid for queries']
-  assert [tuple(row) for row in rows] == [costs.COLUMNS] * 4
+  assert [tuple(row) for row in rows] == [job.COLUMNS] * 4
 
 
 STEPS = [
@@ -33,11 +32,11 @@ STEPS = [
 
 
 def test_a_run_is_counted_over_its_steps():
-  assert costs.count(STEPS) == costs.Counts(150, 0.05, 0.01, 10_000)
-  shared = costs.table(costs.count(STEPS), costs.Prices(2.0, 10.0), (3,))
+  assert job.count(STEPS) == job.Counts(150, 0.05, 0.01, 10_000)
+  shared = job.table(job.count(STEPS), job.Prices(2.0, 10.0), (3,))
   assert [row['in all'] for row in shared] == pytest.approx([0.3, 1.5, 0.3])
   with pytest.raises(ValueError, match='must have steps with searches'):
-    costs.count(STEPS[:1])
+    job.count(STEPS[:1])
 
 
 def test_the_job_prints_the_table_of_a_run(tmp_path, capsys):

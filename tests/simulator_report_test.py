@@ -1,18 +1,18 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""evaluation.simulator: a report whose every number is counted by hand."""
+"""simulator_report: a report whose every number is counted by hand."""
 
 import pytest
 
-from searchrl.data import simulation
-from searchrl.evaluation import simulator
+from searchrl.papers.zerosearch import query_pairs
+from searchrl.papers.zerosearch import simulator_report as simulator
 from searchrl.trajectory import Question
 
 
 def compared(uid, hop, hops, real, useful, noisy, query='a query'):
   question = Question(uid, f'which {uid}?', ('Tarn', 'the Tarn'), hops)
   return simulator.Compared(
-      simulation.Pair(question, query, (), True, hop), real, useful, noisy)
+      query_pairs.Pair(question, query, (), True, hop), real, useful, noisy)
 
 
 HIT, MISS = 'The Tarn, a river.', 'A hill.'

@@ -8,18 +8,18 @@ task is one request. It can be sent again, because its seed is the task's.
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Sequence
 from concurrent import futures
 import json
-import threading
 from typing import Any
 
+from searchrl.papers.zerosearch import documents
+from searchrl.papers.zerosearch import simulator_prompts
+from searchrl.search import engine_wrappers
 from searchrl.search.remote import recovery_probe
 from searchrl.search.remote import transport
 from searchrl.search.remote import wire
 from searchrl.search.remote.wire import Malformed
-from searchrl.search.simulated import simulated_documents
 from searchrl.trajectory import SearchError
 
 CONNECTIONS = 128  # simultaneous requests; language model servers batch them
@@ -28,28 +28,29 @@ CONNECTIONS = 128  # simultaneous requests; language model servers batch them
 class Completions:
   """A `Writer` of documents over HTTP, with `pop` and `wait`."""
 
-  def __init__(self, calls: transport.Transport, prompts: simulated_documents.Prompts,
+  def __init__(self, calls: transport.Transport,
+               prompts: simulator_prompts.Prompts,
                request: dict[str, Any], connections: int):
     self._calls, self._prompts, self._request = calls, prompts, request
     self._rehearsal = recovery_probe.Rehearsal()
     self._threads = futures.ThreadPoolExecutor(
         connections, thread_name_prefix='simulated-search')
-    self._lock, self._counts = threading.Lock(), collections.Counter()
+    self._counts = engine_wrappers.Counts()
 
   def __call__(
-      self, tasks: Sequence[simulated_documents.Task]) -> list[str | SearchError]:
+      self, tasks: Sequence[documents.Task]) -> list[str | SearchError]:
     """Returns a text or a SearchError per task; tasks fail independently."""
-    prompts = [self._prompt(task) for task in tasks]
+    prompts = [self._prompts.of(task) for task in tasks]
     texts = iter(self._rehearsal.watch(self._texts, [
         (prompt, task.seed) for prompt, task in zip(prompts, tasks)
         if isinstance(prompt, str)]))
-    return [next(texts) if isinstance(p, str) else p for p in prompts]
+    return [next(texts) if isinstance(prompt, str) else prompt
+            for prompt in prompts]
 
   def pop(self) -> dict[str, float]:
     """Returns `simulated/tokens` and request metrics since the last call."""
-    with self._lock:
-      counts, self._counts = self._counts, collections.Counter()
-    return {'simulated/tokens': counts['tokens']} | self._calls.pop()
+    return {'simulated/tokens': self._counts.pop()['tokens'],
+            **self._calls.pop()}
 
   def wait(self) -> None:
     """Waits until a server answers, also to the largest load that has failed.
@@ -60,33 +61,23 @@ class Completions:
     ping = lambda: self._ask('Doc 1:', seed=0, max_tokens=1)
     self._calls.wait(lambda: self._rehearsal.probe(ping, self._texts))
 
-  def _texts(self, asked: list[tuple[str, int]]) -> list[str | SearchError]:
+  def _texts(self, prompts: list[tuple[str, int]]) -> list[str | SearchError]:
     """Returns the text of every prompt and seed, from parallel requests."""
     return [*self._threads.map(
-        lambda one: self._ask(one[0], seed=one[1]), asked)]
-
-  def _prompt(self, task: simulated_documents.Task) -> str | SearchError:
-    try:
-      return self._prompts.of(task)
-    except simulated_documents.Unanswerable as error:
-      return SearchError('unanswerable', str(error))
+        lambda prompt: self._ask(prompt[0], seed=prompt[1]), prompts)]
 
   def _ask(self, prompt: str, **fields: Any) -> str | SearchError:
+    # Lone surrogates, which UTF-8 cannot encode, are replaced.
+    prompt = prompt.encode('utf-8', 'replace').decode()
     messages = [{'role': 'system', 'content': ''},
-                {'role': 'user', 'content': _text(prompt)}]
-    found = self._calls.call('POST', read_completion, body=json.dumps(
+                {'role': 'user', 'content': prompt}]
+    completion = self._calls.call('POST', read_completion, body=json.dumps(
         self._request | fields | {'messages': messages}).encode())
-    if isinstance(found, SearchError):
-      return found
-    text, tokens = found
-    with self._lock:
-      self._counts['tokens'] += tokens
+    if isinstance(completion, SearchError):
+      return completion
+    text, tokens = completion
+    self._counts.add(tokens=tokens)
     return text
-
-
-def _text(prompt: str) -> str:
-  """Replaces lone surrogates in a prompt, which UTF-8 cannot encode."""
-  return prompt.encode('utf-8', 'replace').decode()
 
 
 def read_completion(body: bytes) -> tuple[str, int]:
@@ -109,7 +100,7 @@ def read_completion(body: bytes) -> tuple[str, int]:
 
 def completions(
     *,
-    prompts: simulated_documents.Prompts,
+    prompts: simulator_prompts.Prompts,
     urls: Sequence[str] = (),
     model: str = '',
     max_tokens: int = 600,

@@ -1,0 +1,136 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A second language model, which writes the documents of a search."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import threading
+from typing import Any, NoReturn
+
+from searchrl.agent import dialogue as dialogues
+from searchrl.models import transformer
+from searchrl.papers.zerosearch import documents
+from searchrl.papers.zerosearch import simulator_prompts
+from searchrl.rollouts import driver
+from searchrl.rollouts.sampler import Sampler
+from searchrl.search import engine_wrappers
+from searchrl.trajectory import (Query, Question, Request, SearchError,
+                                 Trajectory)
+
+FIELD = 'search.options.path'
+# Function that an engine gets from the run; see `policy.second`.
+LoadModel = Callable[..., tuple[Sampler, transformer.Params]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """Settings of the model of a writer, from search.options.
+
+  Attributes:
+    path: Hugging Face directory or hub id; '' is the tiny base model.
+    dialogue: Dialogue as 'module:function'. Its first turn is the text.
+    slots: Number of texts that are written at the same time.
+    max_prompt_tokens: Most tokens of a prompt. A longer one is a SearchError.
+    max_tokens: Most tokens of a text.
+    temperature: Temperature of sampling; 0 is greedy.
+    dtype: Data type of the weights and of the KV cache.
+    attention: Attention of the engine, as in rollout.attention.
+    cache_tokens: Tokens in the KV cache of all slots, as in
+      rollout.cache_tokens.
+  """
+
+  path: str = ''
+  dialogue: str = 'searchrl.agent.chat:document'
+  slots: int = 72
+  max_prompt_tokens: int = 512
+  max_tokens: int = 600
+  temperature: float = 0.8
+  dtype: str = 'float32'
+  attention: str = 'auto'
+  cache_tokens: int = 0
+
+  @property
+  def length(self) -> int:
+    """Number of tokens of a slot, for prompt and text together."""
+    return self.max_prompt_tokens + self.max_tokens
+
+class ModelWriter:
+  """A `documents.Writer` with its own engine, `pop` and `wait`.
+
+  On CPUs, a text depends only on its task and the weights. It does not depend
+  on the texts that are written at the same time, nor on when it is written.
+
+  Args:
+    sampler: Sampler of the model. The first turn of its dialogue is the text.
+    weights: Weights that the sampler's `sync` returned.
+    prompts: Templates of the prompts.
+    temperature: Temperature of sampling; 0 is greedy.
+  """
+
+  def __init__(self, sampler: Sampler, weights: transformer.Params,
+               prompts: simulator_prompts.Prompts, *, temperature: float):
+    self._sampler, self._weights, self._prompts = sampler, weights, prompts
+    self._temperature = temperature
+    self._lock, self._counts = threading.Lock(), engine_wrappers.Counts()
+
+  def __call__(self, tasks: Sequence[documents.Task]
+              ) -> list[str | SearchError]:
+    """Returns a text per task, or a SearchError if its prompt is not usable."""
+    requests = [self._request(task) for task in tasks]
+    legal = [request for request in requests if isinstance(request, Request)]
+    # There is one engine, but a search may make several calls at a time.
+    with self._lock:
+      trajectories = iter(self._sampler.rollout(
+          self._weights, legal, search=_no_search, step=0,
+          temperature=self._temperature).trajectories if legal else ())
+      return [request if isinstance(request, SearchError) else
+              self._text(next(trajectories)) for request in requests]
+
+  def pop(self) -> dict[str, float]:
+    """Returns `simulated/tokens`, the tokens sampled since the last call."""
+    return {'simulated/tokens': self._counts.pop()['tokens']}
+
+  def wait(self) -> None:
+    """Returns at once, because the model is never out of service."""
+
+  def _request(self, task: documents.Task) -> Request | SearchError:
+    prompt, sampler = self._prompts.of(task), self._sampler
+    if isinstance(prompt, SearchError):
+      return prompt
+    tokens = len(dialogues.opening(sampler.dialogue, prompt, sampler.tokenizer))
+    if tokens > sampler.budgets.max_prompt_tokens:
+      return SearchError(
+          'too_long',
+          f'the prompt has {tokens} tokens, more than search.options.'
+          f'max_prompt_tokens={sampler.budgets.max_prompt_tokens}')
+    return Request(Question(f'document:{task.seed}', prompt, ()))
+
+  def _text(self, trajectory: Trajectory) -> str:
+    turn, = trajectory.turns
+    self._counts.add(tokens=len(turn.action_tokens))
+    return turn.text
+
+
+def _no_search(queries: Sequence[Query]) -> NoReturn:
+  raise AssertionError('a writer does not search')
+
+
+def load(load_model: LoadModel, *, prompts: simulator_prompts.Prompts,
+         **options: Any) -> ModelWriter:
+  """Loads a writer; the options are the fields of `Model`.
+
+  Raises:
+    ValueError, FileNotFoundError: The model cannot be used or does not exist,
+      as `policy.second` says.
+  """
+  model = Model(**options)
+  sampler, params = load_model(
+      model.path, field=FIELD, dialogue=model.dialogue,
+      slots=model.slots, length=model.length,
+      budgets=driver.Budgets(
+          max_turns=1, max_new_tokens=model.max_tokens,
+          max_prompt_tokens=model.max_prompt_tokens),
+      dtype=model.dtype, engine_dtype=model.dtype, attention=model.attention,
+      cache_tokens=model.cache_tokens)
+  return ModelWriter(sampler, sampler.sync(params).weights, prompts,
+                     temperature=model.temperature)

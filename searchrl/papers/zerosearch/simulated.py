@@ -1,0 +1,264 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""An engine whose documents a writer produces, with noise on a schedule.
+
+A config names it as 'searchrl.papers.zerosearch.simulated:make'.
+
+Source: ZeroSearch, arXiv:2505.04588, section 3. Its code looks up question and
+answer by the query's index among the rows that search. As soon as one row does
+not search, it uses the question and answer of a different row. Here each query
+carries its own question and answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import hashlib
+import time
+from typing import Any
+
+from searchrl.papers.zerosearch import completions
+from searchrl.papers.zerosearch import document_oracle
+from searchrl.papers.zerosearch import documents
+from searchrl.papers.zerosearch import model_writer
+from searchrl.papers.zerosearch import simulator_prompts
+from searchrl.search import engine_wrappers
+from searchrl.search import engines
+from searchrl.search.corpus import Corpus
+from searchrl.search.remote import transport
+from searchrl.trajectory import Passage, Passages, Query, SearchError
+
+MALFORMED = ('nothing', 'error')
+WRITERS = ('oracle', 'served', 'model')
+
+
+@dataclasses.dataclass(frozen=True)
+class Curriculum:
+  """The probability that a query is answered with noisy documents.
+
+    p(i) = start + (base^(i / steps) - 1) / (base - 1) (end - start)
+
+  From step `steps` on, the probability is `end`. The noise grows where start
+  is below end, falls where it is above, and is constant where both are equal.
+  With both at 0, there is no noise.
+
+  Source: ZeroSearch, arXiv:2505.04588, eq. 1, where base is 4.
+
+  Attributes:
+    start: Probability at step 0, p_s in the paper, in [0, 1].
+    end: Probability at step `steps`, p_e in the paper, in [0, 1].
+    base: Base of the exponential, b in the paper, above 0. The noise changes
+      mostly late if it is above 1, mostly early if below 1, evenly if 1.
+    steps: Number of steps of the run, m in the paper, at least 1.
+
+  Raises:
+    ValueError: A field is out of range.
+  """
+
+  start: float = 0.0
+  end: float = 0.5
+  base: float = 4.0
+  steps: int = 1
+
+  def __post_init__(self):
+    for name, legal, rule in (
+        ('start', 0 <= self.start <= 1, 'in [0, 1]'),
+        ('end', 0 <= self.end <= 1, 'in [0, 1]'),
+        ('base', 0 < self.base < float('inf'), 'above 0 and finite'),
+        ('steps', self.steps >= 1, 'at least 1')):
+      if not legal:
+        raise ValueError(
+            f'search.options.curriculum.{name} must be {rule}, but '
+            f'is {getattr(self, name)}.')
+
+  def noise(self, step: int) -> float:
+    """Returns the probability of noise, p, at a step counted from 0."""
+    part = min(step, self.steps) / self.steps
+    if self.base != 1:
+      part = (self.base ** part - 1) / (self.base - 1)
+    return self.start + part * (self.end - self.start)
+
+
+class Simulated:
+  """A SearchFn with the methods `pop` and `wait`.
+
+  The id of a passage begins with 'useful' or 'noisy', the quality that was
+  requested from the writer.
+
+  Args:
+    writer: Function that writes the documents of all queries of a call.
+    curriculum: Probability of noisy documents for each step.
+    seed: Seed of the run.
+    malformed: Result for a text that `documents.read` rejects:
+      'nothing' returns no passages, and 'error' returns a SearchError, which
+      ends the trajectory.
+    titled: Flag that says that a document may begin with its title in double
+      quotes. If False, passages have no titles.
+
+  Raises:
+    ValueError: `malformed` is neither of the two.
+  """
+
+  def __init__(self, writer: documents.Writer,
+               curriculum: Curriculum, *, seed: int,
+               malformed: str = 'nothing', titled: bool = False):
+    if malformed not in MALFORMED:
+      raise ValueError(f'search.options.malformed must be one of {MALFORMED}, '
+                       f'but is {malformed!r}.')
+    self._writer, self._curriculum, self._seed = writer, curriculum, seed
+    self._malformed, self._titled = malformed, titled
+    self._counts = engine_wrappers.Counts()
+    self._noise = curriculum.noise(0)  # at the latest step
+
+  def __call__(
+      self, queries: Sequence[Query]) -> list[Passages | SearchError]:
+    """Returns written passages for each query; none for a blank query.
+
+    Raises:
+      ValueError: The writer returned another number of texts than queries.
+    """
+    tasks = {place: self._task(query) for place, query in enumerate(queries)
+             if query.text.strip() and query.top_k > 0}
+    results: list[Passages | SearchError] = [()] * len(queries)
+    if not tasks:
+      return results
+    start = time.perf_counter()
+    texts = self._writer([*tasks.values()])
+    self._counts.add(secs=time.perf_counter() - start)
+    if len(texts) != len(tasks):
+      raise ValueError(f'{len(texts)} texts for {len(tasks)} queries')
+    for (place, task), text in zip(tasks.items(), texts):
+      results[place] = self._passages(task, text)
+    return results
+
+  def pop(self) -> dict[str, float]:
+    """Returns the metrics since the last call: noise, malformed texts, cost.
+
+    `simulated/noise` is the probability of noise at the latest step. The rates
+    are shares of the queries. `simulated/secs` is the time spent writing.
+    """
+    counts = self._counts.pop()
+    queries = max(counts['queries'], 1)
+    return {
+        'simulated/noise': self._noise,
+        'simulated/noisy_rate': counts['noisy'] / queries,
+        'simulated/malformed_rate': counts['malformed'] / queries,
+        'simulated/secs': counts['secs'],
+    } | engine_wrappers.pop(self._writer)
+
+  def wait(self) -> None:
+    """Waits until the writer is in service."""
+    engine_wrappers.wait(self._writer)
+
+  def _task(self, query: Query) -> documents.Task:
+    self._noise = noise = self._curriculum.noise(query.step)
+    task = documents.task(query, noise=noise, seed=self._seed)
+    self._counts.add(queries=1, noisy=not task.useful)
+    return task
+
+  def _passages(self, task: documents.Task, text: str | SearchError
+               ) -> Passages | SearchError:
+    if isinstance(text, SearchError):
+      return text
+    try:
+      texts = documents.read(text, task.query.top_k)
+    except documents.Malformed as error:
+      self._counts.add(malformed=1)
+      return () if self._malformed == 'nothing' else SearchError(
+          'malformed', str(error))
+    return tuple(self._passage(task, text) for text in texts)
+
+  def _passage(self, task: documents.Task, text: str) -> Passage:
+    digest = hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:16]
+    quality = 'useful' if task.useful else 'noisy'
+    return Passage(f'{quality}-{digest}', *(
+        documents.titled(text) if self._titled else ('', text)))
+
+
+def _is_written_by(*names: str) -> Callable[[engines.Options], bool]:
+  return lambda options: options.get('writer') in names
+
+
+def _deadline_secs(options: engines.Options, queries: int) -> float:
+  """Returns the seconds of all rounds of requests, each of one query."""
+  if options.get('writer') != 'served':
+    return 0.0
+  connections = options.get('connections', completions.CONNECTIONS)
+  secs = options.get('deadline_secs', transport.RetryPolicy.deadline_secs)
+  return secs * -(-queries // connections)
+
+
+def _local_model(options: engines.Options) -> engines.LocalModel | None:
+  """Returns the size of the model that writes in this process, if one does."""
+  if options.get('writer') != 'model':
+    return None
+  names = [field.name for field in dataclasses.fields(model_writer.Model)]
+  options = {**options, **simulator_prompts.published(
+      options.get('simulator', ''), 'model')}
+  model = model_writer.Model(
+      **{name: options[name] for name in names if name in options})
+  return engines.LocalModel(
+      model.path, field=model_writer.FIELD, slots=model.slots,
+      length=model.length, dtype=model.dtype, cache_tokens=model.cache_tokens,
+      shape=simulator_prompts.SHAPES.get(model.path, ''))
+
+
+@engines.traits(
+    needs_corpus=lambda options: not _is_written_by('served', 'model')(options),
+    is_remote=_is_written_by('served'),
+    depends_on_num_steps=lambda options: not (
+        options.get('curriculum') or {}).get('steps'),
+    deadline_secs=_deadline_secs, local_model=_local_model)
+def make(corpus: Corpus, *, seed: int, steps: int,
+         load_model: model_writer.LoadModel | None, writer: str,
+         curriculum: Mapping[str, float] | None = None,
+         malformed: str = 'nothing', titled: bool = False, **options: Any
+         ) -> Simulated:
+  """Builds a search whose documents a writer produces.
+
+  Args:
+    corpus: Passages that the writer 'oracle' knows; None for the others.
+    seed: Seed of the run.
+    steps: Number of steps of the run, for a curriculum without `steps`.
+    load_model: Function that loads a second model in this process.
+    writer: One of WRITERS: an oracle that knows the corpus, or a language
+      model, which is served over HTTP or in this process.
+    curriculum: Fields of `Curriculum`; 0 steps: those of the run.
+    malformed: Result for a malformed text, as in `Simulated`.
+    titled: Flag that makes the oracle's documents begin with titles. For a
+      language model, its prompts or its tuning must produce the titles.
+    **options: Options of the writer: none for the oracle, `simulator`,
+      `prompts` and those of `completions.completions` or of
+      `model_writer.Model` for the others. See docs/search.md.
+
+  Raises:
+    ValueError: The writer is not available here, or an option is out of range.
+    TypeError: The writer does not have an option that was given.
+  """
+  course: dict[str, Any] = dict(curriculum or {})
+  course['steps'] = course.get('steps') or max(steps, 1)
+  return Simulated(
+      _writer(writer, corpus, load_model, titled, options),
+      Curriculum(**course), seed=seed, malformed=malformed, titled=titled)
+
+
+def _writer(name: str, corpus: Corpus,
+            load_model: model_writer.LoadModel | None, titled: bool,
+            options: dict[str, Any]) -> documents.Writer:
+  """Returns the writer of a name."""
+  if name == 'oracle':
+    return document_oracle.Oracle(corpus, titled=titled, **options)
+  if name not in WRITERS:
+    raise ValueError(
+        f'search.options.writer must be one of {WRITERS}, but is {name!r}.')
+  options |= simulator_prompts.published(options.pop('simulator', ''), name)
+  options['prompts'] = simulator_prompts.find(
+      options.get('prompts', 'zerosearch'))
+  if name == 'served':
+    return completions.completions(**options)
+  if load_model is None:
+    raise ValueError(
+        "search.options.writer may be 'model' where a policy is trained alone. "
+        'Set evaluate.search.engine, or serve the model and name its url.')
+  return model_writer.load(load_model, **options)

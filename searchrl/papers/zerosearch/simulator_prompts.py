@@ -1,0 +1,165 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts that ask a language model for documents, and published simulators.
+
+A model that was not tuned to simulate is asked with an example, in the form of
+ZeroSearch's prompted simulators, arXiv:2505.04588, section 3.3. The wording and
+the example are ours. Only the prompt for useful documents contains the question
+and its answer.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import importlib.resources
+import re
+from typing import Any
+
+from searchrl.papers.zerosearch.documents import Task
+from searchrl.trajectory import SearchError
+
+PUBLISHED = {  # ZeroSearch's simulators, tuned on the results of an engine
+    f'{engine}_{size}': f'sunhaonlp/Simulation_LLM_{engine}_{size.upper()}_V2'
+    for engine in ('google', 'wiki') for size in ('3b', '7b', '14b')}
+SHAPES = {  # base model of each simulator, as ZeroSearch's paper says
+    path: f'Qwen/Qwen2.5-{name.partition("_")[2].upper()}'
+    for name, path in PUBLISHED.items()}
+_FIELD = re.compile(r'\{(query|problem|ground_truth)\}')
+_ASK = '''\
+You write what a web search engine would return. For a query, write five \
+{quality} documents in the manner of this example.
+
+Query: Suez Canal opening year
+{heading}:
+{example}
+
+{context}Each document has about 30 words. Write the five documents in \
+English, each in a line of its own, and nothing else.
+
+Query: {{query}}
+{heading}:
+'''
+_USEFUL = '''\
+Doc 1: The Suez Canal was opened to ships on 17 November 1869, after ten \
+years of work led by Ferdinand de Lesseps, and joined the Mediterranean Sea \
+to the Red Sea.
+Doc 2: Opened in 1869, the Suez Canal shortened the voyage between Europe and \
+India by thousands of kilometres, since ships no longer had to sail around \
+the Cape of Good Hope.
+Doc 3: History of the canal: digging began in April 1859; the first fleet \
+passed from Port Said to Suez in November 1869, with guests from all over \
+Europe on board.
+Doc 4: When did the Suez Canal open? It was inaugurated in November 1869 by \
+the Khedive of Egypt, whose celebrations lasted for weeks and cost a fortune.
+Doc 5: The waterway of 1869 was about eight metres deep. It has been widened \
+and deepened many times since, most recently by a second lane that was opened \
+in 2015.'''
+_NOISY = '''\
+Doc 1: Ships that pass the Suez Canal travel in convoys and take a pilot on \
+board. The passage lasts about half a day, and tolls depend on the size of \
+the ship.
+Doc 2: The city of Suez lies at the southern end of the canal, on the gulf of \
+the same name. It has three harbours, a refinery and a railway to Cairo.
+Doc 3: A canal carries water or boats from one place to another. Locks lift a \
+boat between two levels, but a canal at sea level, such as that of Suez, has \
+none.
+Doc 4: In March 2021 a container ship ran aground in the Suez Canal and \
+blocked it for six days, while hundreds of vessels waited at both ends.
+Doc 5: The opening hours of museums in Port Said change with the season. \
+Visitors find exhibits on navigation there, and a view of the ships that \
+enter the canal.'''
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+  """Prompt templates that ask a language model for documents.
+
+  Both may contain {query}, {problem} (the question) and {ground_truth} (the
+  question's first answer).
+
+  Attributes:
+    useful: Template for useful documents.
+    noisy: Template for noisy documents.
+  """
+
+  useful: str
+  noisy: str
+
+  def of(self, task: Task) -> str | SearchError:
+    """Returns the prompt of a task. Fields inside inserted text stay as is.
+
+    It is a SearchError if the prompt uses the question's answer, but the
+    question has none.
+    """
+    template = self.useful if task.useful else self.noisy
+    question = task.query.question
+    if '{ground_truth}' in template and not question.answers:
+      return SearchError('unanswerable',
+                         f'question {question.uid!r} has no answer')
+    values = {'query': task.query.text, 'problem': question.text,
+              'ground_truth': (*question.answers, '')[0]}
+    return _FIELD.sub(lambda field: values[field[1]], template)
+
+
+def zerosearch() -> Prompts:
+  """Returns the prompts that ZeroSearch's published simulators were tuned with.
+
+  Source: ZeroSearch's code, word for word (third_party). The prompts always ask
+  for five documents, regardless of how many the policy is shown.
+  """
+  return Prompts(_verbatim('zerosearch_useful.txt'),
+                 _verbatim('zerosearch_noisy.txt'))
+
+
+def _verbatim(name: str) -> str:
+  folder = importlib.resources.files('searchrl') / 'third_party'
+  return (folder / name).read_text(encoding='utf-8')
+
+
+def demonstrated() -> Prompts:
+  """Returns prompts for five documents, however many the policy is shown."""
+  return Prompts(
+      useful=_ASK.format(
+          quality='useful', heading='Useful documents', example=_USEFUL,
+          context='The user wants to answer the question "{problem}", whose '
+          'answer is {ground_truth}. The documents should help to find that '
+          'answer.\n'),
+      noisy=_ASK.format(
+          quality='related but unhelpful', heading='Unhelpful documents',
+          example=_NOISY,
+          context='The documents are about what the query names, but do not '
+          'help with it.\n'))
+
+
+_NAMED: dict[str, Callable[[], Prompts]] = {
+    'zerosearch': zerosearch, 'demonstrated': demonstrated}
+
+
+def find(spec: Any) -> Prompts:
+  """Returns the prompts for a name or for dict(useful=..., noisy=...).
+
+  Raises:
+    ValueError: There are no prompts of that name.
+  """
+  if hasattr(spec, 'items'):  # a dict, or a ConfigDict
+    return Prompts(**spec)
+  if spec not in _NAMED:
+    raise ValueError(
+        f'search.options.prompts must be one of {sorted(_NAMED)}, or a dict '
+        f'of useful and noisy, but is {spec!r}.')
+  return _NAMED[spec]()
+
+
+def published(simulator: str, writer: str) -> dict[str, str]:
+  """Returns the options that a published simulator's name sets; none for ''.
+
+  Raises:
+    ValueError: There is no such simulator.
+  """
+  if not simulator:
+    return {}
+  if simulator not in PUBLISHED:
+    raise ValueError(
+        f'search.options.simulator must be one of {sorted(PUBLISHED)}, or '
+        f"'' for a model of your own, but is {simulator!r}.")
+  field = 'path' if writer == 'model' else 'model'
+  return {field: PUBLISHED[simulator], 'prompts': 'zerosearch'}

@@ -1,3 +1,0 @@
-# Copyright The searchrl Authors
-# SPDX-License-Identifier: Apache-2.0
-"""Simulated search engine: a writer produces useful or noisy documents."""
