@@ -162,8 +162,15 @@ def test_a_shard_that_is_there_is_not_sampled_again_a_damaged_one_is(tmp_path):
     damage()
     assert evaluated(tmp_path)[0] == ['q2'] and contents(tmp_path) == whole
   second.write_bytes(b'x')
-  with pytest.raises(ValueError, match='000001.jsonl.gz is not as it was wr'):
+  with pytest.raises(ValueError, match='000001.jsonl.gz has changed since'):
     list(shards.read_all(tmp_path / evaluator.RECORDS))
+
+
+def test_seconds_are_shown_for_a_whole_set_of_any_engine(tmp_path):
+  case = case_of('nq', 'q0', 'q2', engine='my_engine:make')
+  rows = evaluator.run(Answers(), 'params', [case], folder=tmp_path)
+  shown = evaluator.with_seconds(rows, tmp_path)
+  assert [row['hops'] for row in shown if row.get('seconds', -1) >= 0] == ['all']
 
 
 def score(uid, right, answer='a'):

@@ -137,7 +137,7 @@ def _golds(value: Any, are_needed: bool) -> tuple[str, ...]:
   value = [value] if isinstance(value, str) else value
   if not isinstance(value, list | tuple):
     raise TypeError(
-        f'golden_answers are {value!r:.60}, no text or list of texts')
+        f'golden_answers are {value!r:.60}, neither a text nor a list of texts')
   answers = []
   for answer in value:
     if isinstance(answer, bool) or not isinstance(

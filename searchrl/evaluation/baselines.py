@@ -23,6 +23,7 @@ from searchrl.trajectory import (
     Action, Passage, Passages, Query, Question, Request, SearchError, SearchFn,
     StopReason, Trajectory, Turn)
 
+_IRCOT_ROUNDS = 3
 _CONCLUSION = re.compile(r'answer is:?\s*(.+?)[.\s]*\Z', re.DOTALL)
 
 
@@ -157,7 +158,7 @@ def rag(model: PromptedModel, questions: Sequence[Question]
   return _trajectories(attempts)
 
 
-def ircot(model: PromptedModel, questions: Sequence[Question], rounds: int = 3
+def ircot(model: PromptedModel, questions: Sequence[Question]
          ) -> list[Trajectory]:
   """Alternates retrieval and a sentence of thought, which is the next query.
 
@@ -165,7 +166,7 @@ def ircot(model: PromptedModel, questions: Sequence[Question], rounds: int = 3
   that states the answer ends the method.
   """
   attempts = [_Attempt(q, query=q.text) for q in questions]
-  for _ in range(rounds):
+  for _ in range(_IRCOT_ROUNDS):
     searching = _open(attempts)
     for attempt, result in zip(searching, model.find(searching)):
       attempt.retrieved(result)

@@ -99,7 +99,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     rows: Rows {column: value}, which may lack columns.
     columns: Keys of the rows, and the header.
   """
-  cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+  cells = [[cell(row.get(column)) for column in columns] for row in rows]
   widths = [max(map(len, column)) for column in zip(columns, *cells)]
   right = [any(isinstance(row.get(column), (int, float)) for row in rows)
            for column in columns]
@@ -143,7 +143,8 @@ def finish(axes, title: str, unit: str) -> None:
   axes.locator_params('y', nbins=5)
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+  """Returns the text of a value in a table."""
   if value is None:
     return ''
   return f'{value:.3f}' if isinstance(value, float) else str(value)

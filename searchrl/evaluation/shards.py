@@ -7,7 +7,7 @@ therefore bounded, and a killed process loses one shard. Damaged shards are
 sampled again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import gzip
 import hashlib
 import json
@@ -44,7 +44,7 @@ def read(file: pathlib.Path) -> list[Any] | None:
           for line in gzip.decompress(data).decode().split('\n') if line]
 
 
-def read_all(folder: pathlib.Path):
+def read_all(folder: pathlib.Path) -> Iterator[Any]:
   """Yields the lines of all shards below a folder, in the order of names.
 
   Raises:
@@ -53,8 +53,8 @@ def read_all(folder: pathlib.Path):
   for file in sorted(folder.glob('**/*.jsonl.gz')):
     lines = read(file)
     if lines is None:
-      raise ValueError(f'{file} is not as it was written. The command that '
-                       'wrote it makes it again, if it is deleted.')
+      raise ValueError(f'{file} has changed since it was written. Delete it, '
+                       'and the command that wrote it makes it again.')
     yield from lines
 
 

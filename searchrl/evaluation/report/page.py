@@ -20,6 +20,7 @@ import jinja2
 from searchrl.agent import rewards
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.evaluation import evaluator
+from searchrl.evaluation import figures
 from searchrl.evaluation import scores
 from searchrl.evaluation.report import plots
 from searchrl.evaluation.report import reading
@@ -112,17 +113,12 @@ def _tables(run: reading.Run, alone: bool) -> list[dict[str, Any]]:
     result.append({
         'title': f'{run.name}{", " + where if where else ""}',
         'open': alone and where in ('', 'after'), 'columns': columns,
-        'rows': [[_cell(row.get(key)) for key in columns] for row in rows],
+        'rows': [[(figures.cell(row.get(key)),
+                   isinstance(row.get(key), int | float)) for key in columns]
+                 for row in rows],  # a text, and whether it is a number
         'fingerprint': next((row['fingerprint'] for row in rows
                              if row.get('fingerprint')), '')})
   return result
-
-
-def _cell(value: Any) -> tuple[str, bool]:
-  """Returns the text of a cell, and whether it is a number."""
-  if isinstance(value, float):
-    return f'{value:.3f}', True
-  return '' if value is None else str(value), isinstance(value, int)
 
 
 def _head(number: int, entry: reading.Entry) -> dict[str, Any]:
