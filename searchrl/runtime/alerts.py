@@ -18,33 +18,22 @@ import numpy as np
 from searchrl.runtime.metrics import STEP
 
 _FEW = 5  # steps that a mean is over, and the fewest for a median
-Line = Mapping[str, float]  # the metrics of one step
+Line = Mapping[str, float]  # the metrics of one training step
 Past = Float[np.ndarray, 'N']  # one metric in the earlier steps, in order
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """A condition on one metric under which a step raises an alert.
+  """A condition on one metric under which a step raises an alert."""
 
-  Attributes:
-    text: Sentence on what is wrong. {limit} is replaced by the limit.
-    metric: Name of the metric. A step without this metric raises no alert.
-    broken: Function (value, earlier values, limit) -> whether to alert.
-    limit: Default limit.
-    sampled: Whether the metric is known before the update of its step.
-    is_late: Whether the policy may have begun to fail some steps earlier.
-    is_of_time: Whether the metric is a time, which differs between machines.
-    is_fatal: Whether nothing from the step can be kept.
-  """
-
-  text: str
-  metric: str
-  broken: Callable[[float, Past, float], bool]
-  limit: float
-  sampled: bool = False
-  is_late: bool = False
-  is_of_time: bool = False
-  is_fatal: bool = False
+  text: str  # says what is wrong; {limit} is replaced by the limit
+  metric: str  # name; a step without this metric raises no alert
+  broken: Callable[[float, Past, float], bool]  # (value, earlier ones, limit)
+  limit: float  # default
+  sampled: bool = False  # whether it is known before the update of its step
+  is_late: bool = False  # whether the policy may have failed some steps earlier
+  is_of_time: bool = False  # whether it is a time, which differs by machine
+  is_fatal: bool = False  # whether nothing from the step can be kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,9 +140,10 @@ def of_step(lines: Sequence[Line], limits: Mapping[str, float] | None = None
            ) -> list[Alert]:
   """Returns an alert for each rule that the last line breaks, in their order.
 
+  Values that are not finite are ignored.
+
   Args:
-    lines: Metrics of the training steps, in order. Values that are not finite
-      are ignored.
+    lines: Metrics of the training steps, in order.
     limits: Limit by rule name. Only these rules are checked. None: all rules,
       with their default limits.
   """
@@ -172,11 +162,7 @@ def default_limits() -> dict[str, float]:
 
 
 def history(lines: Sequence[Line]) -> list[tuple[str, list[int]]]:
-  """Returns each problem of a run with its steps, non-finite metrics first.
-
-  Args:
-    lines: Metrics of the training steps, in order.
-  """
+  """Returns each problem of a run with its steps, non-finite metrics first."""
   problems = {f'{name} is not a finite number': steps
               for name, steps in _not_finite(lines).items()}
   for name, rule in RULES.items():

@@ -69,6 +69,8 @@ class Saver:
   """
 
   def __init__(self, directory: Path, *, keep: int = 2):
+    if keep < 1:
+      raise ValueError(f'keep must be at least 1, but is {keep}.')
     self._directory, self._keep = _absolute(directory), keep
     self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
     self._thread = futures.ThreadPoolExecutor(1, 'checkpoint')
@@ -93,7 +95,7 @@ class Saver:
     """
     self.wait()
     leaves, extra_text = _by_path(state), _to_json(extra)
-    _check_save(self._directory, step, leaves, self._keep)
+    _check_save(self._directory, step, leaves)
     _check_room(self._directory, leaves)
     path = self._directory / str(step)
     if jax.process_index() == 0:
@@ -314,10 +316,8 @@ def _as_os_error(path: pathlib.Path) -> Iterator[None]:
                   'written; those before it are whole', str(path)) from error
 
 
-def _check_save(directory: pathlib.Path, step: int, leaves: dict[str, Any],
-                keep: int) -> None:
-  if keep < 1:
-    raise ValueError(f'keep must be at least 1, but is {keep}.')
+def _check_save(directory: pathlib.Path, step: int, leaves: dict[str, Any]
+                ) -> None:
   if step <= max(steps(directory), default=-1):
     raise ValueError(
         f'step must be at least 0 and larger than every committed step, but is '

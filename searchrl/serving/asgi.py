@@ -10,7 +10,8 @@ token, and it answers all requests before it stops.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import (AsyncIterator, Callable, Coroutine, Mapping,
+                             Sequence)
 import contextlib
 import dataclasses
 import hmac
@@ -48,24 +49,17 @@ _LINGER_SECS, _LINGER_BYTES = 1.0, 2**24  # for a refused body
 class HttpOptions:
   """Options of the address at which a server listens.
 
-  Attributes:
-    host: Address to listen at. Others can connect unless it is loopback.
-    port: Port to listen at. 0: any free port.
-    token: Bearer token that a request must have. '': none is needed.
-    deadline_secs: Time within which a request is answered once its body has
-      arrived, waiting included. After that it gets 504.
-    idle_secs: Time after which an idle connection is closed. A body that has
-      not arrived by then, or by the deadline, gets 408.
-    connections: Number of connections that may have a request under way. One
-      more gets 503. Idle connections do not count.
+  A request is answered within `deadline_secs` once its body has arrived, or
+  gets 504. An idle connection is closed after `idle_secs`. A body that has not
+  arrived by then, or by the deadline, gets 408.
   """
 
-  host: str = '127.0.0.1'
-  port: int = 8000
-  token: str = dataclasses.field(default='', repr=False)
+  host: str = '127.0.0.1'  # others can connect unless it is loopback
+  port: int = 8000  # 0: any free port
+  token: str = dataclasses.field(default='', repr=False)  # '': none is needed
   deadline_secs: float = 30.0
   idle_secs: float = 60.0
-  connections: int = 1024
+  connections: int = 1024  # that have a request under way; one more gets 503
 
   def __post_init__(self):
     check_positive(self, zero=('port',))
@@ -75,12 +69,9 @@ class HttpOptions:
 
 def check_positive(options: Any, prefix: str = '', zero: Sequence[str] = ()
                    ) -> None:
-  """Raises a ValueError unless all numbers among the fields are positive.
+  """Raises a ValueError unless all numbers in a dataclass are positive.
 
-  Args:
-    options: Dataclass with options of a server.
-    prefix: Text before the names of the fields in the message.
-    zero: Names of fields that may be 0.
+  Fields in `zero` may be 0. The message has the prefix before a field's name.
   """
   for name, value in vars(options).items():
     if not isinstance(value, int | float):
@@ -122,10 +113,6 @@ class Refused(Exception):
 
 class HttpServer:
   """An application at an address, at which it listens once it is made.
-
-  Args:
-    app: Application that answers requests.
-    options: Options of the address.
 
   Raises:
     ValueError: The address is taken, or does not belong to this machine.
@@ -184,7 +171,8 @@ class HttpServer:
       raise Refused(413, f'at most {max_bytes} bytes', is_unread=True)
     try:
       async with asyncio.timeout(min(options.idle_secs, options.deadline_secs)):
-        return await _read(request.receive, max_bytes)
+        return b''.join(
+            [piece async for piece in _pieces(request.receive, max_bytes)])
     except TimeoutError:
       raise Refused(408, 'the body came too late', is_unread=True) from None
 
@@ -267,7 +255,8 @@ class Closing(Response):
                 'more_body': True})
     with contextlib.suppress(TimeoutError, ClientDisconnect, Refused):
       async with asyncio.timeout(_LINGER_SECS):
-        await _read(receive, _LINGER_BYTES, keep=False)
+        async for _ in _pieces(receive, _LINGER_BYTES):
+          pass
     await send({'type': 'http.response.body', 'body': b''})
 
 
@@ -328,10 +317,9 @@ def serve(server: Any, what: str, options: HttpOptions, *,
     server.stop()
 
 
-async def _read(receive: Receive, max_bytes: int, *, keep: bool = True
-                ) -> bytes:
-  """Returns a body. Without `keep`, drops it and returns b''."""
-  pieces, size, is_unread = [], 0, True
+async def _pieces(receive: Receive, max_bytes: int) -> AsyncIterator[bytes]:
+  """Yields the pieces of a body, which may have `max_bytes` bytes."""
+  size, is_unread = 0, True
   while is_unread:
     message = await receive()
     if message['type'] == 'http.disconnect':
@@ -341,9 +329,7 @@ async def _read(receive: Receive, max_bytes: int, *, keep: bool = True
     size += len(piece)
     if size > max_bytes:
       raise Refused(413, f'at most {max_bytes} bytes', is_unread=is_unread)
-    if keep:
-      pieces.append(piece)
-  return b''.join(pieces)
+    yield piece
 
 
 async def _until_disconnected(receive: Receive) -> None:

@@ -31,25 +31,17 @@ from searchrl.runtime import processes
 from searchrl.serving import asgi
 from searchrl.serving import openai_api
 
-_IS_CHAT = {'/v1/completions': False, '/v1/chat/completions': True}
+_COMPLETIONS, _CHAT = '/v1/completions', '/v1/chat/completions'
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """Options of a model server.
+  """Options of a model server."""
 
-  Attributes:
-    name: Name of the model in requests.
-    http: Options of the address.
-    limits: Limits of a request.
-    waiting: Number of choices that may wait for a slot. Above it, a request
-      gets 429.
-  """
-
-  name: str
+  name: str  # of the model, in requests
   http: asgi.HttpOptions = asgi.HttpOptions(port=8001, deadline_secs=600.0)
   limits: openai_api.Limits = openai_api.Limits()
-  waiting: int = 256
+  waiting: int = 256  # choices that wait for a slot; above, a request gets 429
 
   def __post_init__(self):
     asgi.check_positive(self)
@@ -90,11 +82,10 @@ class Server:
     self._reader.shutdown()
 
   def _app(self) -> Starlette:
-    complete = [
-        Route(path, functools.partial(self._complete, is_chat=is_chat),
-              methods=['POST']) for path, is_chat in _IS_CHAT.items()]
     return asgi.application(
-        [*complete, Route('/v1/models', self._show_models),
+        [Route(_COMPLETIONS, self._complete, methods=['POST']),
+         Route(_CHAT, self._complete, methods=['POST']),
+         Route('/v1/models', self._show_models),
          Route('/v1/models/{name:path}', self._show_models),
          Route('/health', self._health)],
         write=lambda request, refusal: openai_api.write_error(refusal),
@@ -120,9 +111,10 @@ class Server:
       raise asgi.Refused(404, 'no such page')
     return asgi.json_response(model)
 
-  async def _complete(self, request: Request, is_chat: bool) -> Response:
+  async def _complete(self, request: Request) -> Response:
     body = await self._http.body(request, self.options.limits.body_bytes)
-    return await asgi.unless_gone(request, self._answer(body, is_chat))
+    return await asgi.unless_gone(
+        request, self._answer(body, is_chat=request.scope['path'] == _CHAT))
 
   async def _answer(self, body: bytes, is_chat: bool) -> Response:
     """Returns the response to a body, or raises a Refused."""

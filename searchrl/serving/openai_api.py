@@ -288,15 +288,7 @@ def _budgets(record: _Record, prompts: Sequence[Sequence[int]], length: int,
 
 
 class Answer:
-  """A writer of the answer to one request.
-
-  Args:
-    request: Request of the client.
-    uid: Unique id of the answer.
-    created: Time in seconds since 1970.
-    name: Name of the model.
-    token_bytes: Bytes of each token; see `Tokenizer.token_bytes`.
-  """
+  """A writer of the answer to one request, created in seconds since 1970."""
 
   def __init__(self, request: Request, *, uid: str, created: int, name: str,
                token_bytes: Sequence[bytes]):

@@ -40,24 +40,14 @@ _LARGE = 2048  # number of passages above which a thread writes the response
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """Options of a search server.
-
-  Attributes:
-    http: Options of the address.
-    top_k: Default number of passages per query.
-    limits: Limits of a request.
-    batch_queries: Largest number of queries in a call of the engine.
-    gather_secs: Time for which an idle engine waits for more queries.
-    waiting_queries: Largest number of waiting queries. Above it, a request gets
-      429.
-  """
+  """Options of a search server."""
 
   http: asgi.HttpOptions = asgi.HttpOptions()
-  top_k: int = 3
+  top_k: int = 3  # default number of passages per query
   limits: wire.Limits = wire.Limits()
-  batch_queries: int = 512
-  gather_secs: float = 0.002
-  waiting_queries: int = 16_384
+  batch_queries: int = 512  # largest number in a call of the engine
+  gather_secs: float = 0.002  # for which an idle engine waits for more queries
+  waiting_queries: int = 16_384  # at most; above, a request gets 429
 
   def __post_init__(self):
     asgi.check_positive(self, zero=('gather_secs',))
