@@ -187,18 +187,6 @@ def cached_loader() -> open_index.LoadEncoder:
 
   The holder of the loader decides which callers share an encoder and its
   compiled programs, and for how long.
-
-  Returns:
-    A function load_encoder(about=None, *, path=''). If `about` is given, the
-    description of an encoder in an index (`Embedder.about`), it loads that
-    encoder onto all devices of this process. `path` is then the directory that
-    the encoder has moved to, if it has. Without `about`, it loads the encoder
-    in `path` with the settings of E5 onto one device, so that the vectors of a
-    new index do not depend on the number of devices. It raises
-
-    FileNotFoundError: The encoder does not exist.
-    ValueError: The encoder has changed since the index was built, or is not a
-      BERT.
   """
 
   @functools.lru_cache(maxsize=1)
@@ -209,6 +197,20 @@ def cached_loader() -> open_index.LoadEncoder:
 
   def load_encoder(about: Mapping[str, Any] | None = None, *, path: str = ''
                   ) -> Embedder:
+    """Loads an encoder.
+
+    Args:
+      about: Description of an encoder in an index (`Embedder.about`). That
+        encoder is loaded onto all devices of this process. None: an encoder for
+        a new index, loaded with the settings of E5 onto one device, so that the
+        vectors do not depend on the number of devices.
+      path: Directory of the encoder; '': the one in the description.
+
+    Raises:
+      FileNotFoundError: The encoder does not exist.
+      ValueError: The encoder has changed since the index was built, or is not a
+        BERT.
+    """
     if about is None:
       settings = Settings()
       return cached(path, settings, digest(locate(path), settings), 1)
@@ -230,10 +232,7 @@ def cached_loader() -> open_index.LoadEncoder:
 
 
 def locate(path: str) -> pathlib.Path:
-  """Returns the directory of an encoder.
-
-  Args:
-    path: Name of the encoder: 'tiny_e5' (shipped), a directory, or a hub id.
+  """Returns the directory of 'tiny_e5', of a path, or of a hub id.
 
   Raises:
     FileNotFoundError: The path is not a directory, and the hub does not have it
