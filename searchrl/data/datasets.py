@@ -157,9 +157,6 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
                    ) -> list[Dataset]:
   """Returns the data sets of an evaluation: unseen worlds, or files.
 
-  The other arguments are those of `train_set`. If no corpus is needed, no world
-  is generated, because the engine would not find that world's passages.
-
   Args:
     folder: Directory of the generated files.
     evaluate: Files of questions in the syntax of `question_files.named`, or a
@@ -180,6 +177,11 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
       costly evaluations; 0: all.
     world: Options of the worlds. They must have common knowledge if a kind is
       about it.
+    needs_corpus: False if the search engine needs no corpus. Then no world is
+      generated, because the engine would not find that world's passages.
+    question_mark: Argument of `questions.read`, for files.
+    golds: True if questions of files need golden answers.
+    admit: Argument of `questions.read`.
 
   Raises:
     ValueError: Questions are given without a corpus, or two sets have the same
