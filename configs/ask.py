@@ -18,6 +18,7 @@ import pathlib
 
 from configs import common
 import ml_collections
+from searchrl.experiment.rules import field, seed
 from searchrl.runtime import workdir
 
 _ROLLOUT = ('max_num_seqs', 'max_length', 'dtype', 'attention', 'cache_tokens',
@@ -36,28 +37,34 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
                     ) from error
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.ask:run'
-  config.seed = base.seed  # seed of sampling and of the noise engine
+  config.seed = seed(0)  # seed of sampling and of the noise engine
   config.model = dict(
       path=base.model.path,  # a Hugging Face folder or hub id; '': tiny base
-      dtype=base.model.dtype,  # dtype of the parameters
+      dtype=base.model.get_ref('dtype'),  # dtype of the parameters
   )
   config.dialogue = base.dialogue  # dialogue that the policy was trained with
   # Without a corpus, the run's corpus or a generated world is searched.
   config.search = base.search
   config.data = dict(
-      world_seed=base.data.world_seed,  # seed of the generated world
-      per_hop=base.data.per_hop,  # number of questions, some of them proposed
-      common=base.data.common,  # above 0: also asks about common knowledge
+      world_seed=base.data.get_ref('world_seed'),  # seed of the generated world
+      # Number of questions, some of them proposed.
+      per_hop=base.data.get_ref('per_hop'),
+      # Above 0: also asks about common knowledge.
+      common=base.data.get_ref('common'),
   )
   config.world = base.world  # options: common knowledge, hard worlds
-  config.rollout = {name: base.rollout[name] for name in _ROLLOUT}
+  config.rollout = base.rollout
+  for name in {*config.rollout} - {*_ROLLOUT}:
+    del config.rollout[name]
   config.mesh = base.mesh
   config.ask = dict(
       question='',  # question to ask, set by --question; '': proposes some
       examples='',  # jsonl of questions to propose; '': those beside the corpus
       run='',  # run whose newest checkpoint answers; '': the model itself
-      samples=1,  # answers sampled; 1 is greedy, and more take a vote
-      temperature=1.0,  # temperature, if there are several samples
+      # Answers sampled; 1 is greedy, and more take a vote.
+      samples=field(1, at_least=1),
+      # Temperature, if there are several samples.
+      temperature=field(1.0, above=0),
   )
   if is_run:
     _as_in(config, workdir.read_config(folder), folder)

@@ -21,12 +21,16 @@ Result: recall@3 of .99 at 3,303 queries a CPU second (BENCHMARKS.md).
 
 import ml_collections
 
+from searchrl.experiment.rules import field
+from searchrl.search.index import approximate
+
 
 def get_config():
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.build_index:run'
   config.allow_changes = False  # set by --allow_changes
-  config.corpus = ''  # jsonl of passages; above 256 MB it must be uncompressed
+  config.corpus = field(  # above 256 MB it must be uncompressed
+      '', bool, 'a jsonl file of passages: --config.corpus=my_corpus.jsonl')
   config.imports = ''  # existing vectors: e5_Flat.index or emb_e5.memmap
   config.encoder = dict(
       path='',  # BERT folder or hub id; '': hashed n-grams, without weights
@@ -34,7 +38,7 @@ def get_config():
       passage_prefix='passage: ',
       pooling='mean',  # mean or cls
       max_length=256,  # tokens of a text; longer ones are cut
-      dtype='float32',  # dtype of activations: float32 or bfloat16
+      dtype=field('float32', one_of=('float32', 'bfloat16')),  # of activations
       batch_tokens=8192,  # tokens per device call; at least max_length
   )
   config.ngrams = dict(dim=512, n=3)  # n-gram vectors, if encoder.path is ''
@@ -42,7 +46,8 @@ def get_config():
       dtype='float16',  # on disk: float16, float32, bfloat16, int8 with scales
       shard_rows=65_536,  # passages per shard; a kill loses one per process
   )
-  config.build = ()  # any of 'scann', 'hnsw', 'bm25'; exact search needs none
+  # Exact search needs none.
+  config.build = field((), some_of=(*approximate.KINDS, 'bm25'))
   config.scann = dict(
       leaves=0,  # leaves of a part; 0: the square root of its rows
       part_rows=2_500_000,  # rows per part; memory is three times as many

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""Every option of a training run, one per line, with unit and constraint.
+r"""Every option of a training run, with its unit and its range.
 
 A recipe's config starts from this one and states only its differences. The
 default size is the laptop run.
@@ -12,10 +12,21 @@ default size is the laptop run.
 Results: the recipes have them; for the papers' models, not yet measured.
 """
 
+from typing import Any
+
 import ml_collections
 
 from configs import arguments
+from searchrl.data import datasets
+from searchrl.experiment.rules import field, seed
+from searchrl.models import attention
+from searchrl.models.inference import layouts
 from searchrl.runtime import alerts
+
+DTYPES = ('float32', 'bfloat16')
+KERNELS = ('auto', *attention.IMPLEMENTATIONS)
+REMAT = ('', 'nothing', 'dots')
+KINDS = (*datasets.FRESH, *datasets.COMMON)
 
 
 def get_config(text: str = '') -> ml_collections.ConfigDict:
@@ -28,17 +39,19 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   args = arguments.parse(text)
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.train:run'
-  config.seed = 0  # random seed of the data order and of all sampling
+  config.seed = seed(0)  # random seed of the data order and of all sampling
   config.allow_changes = False  # set by the flag --allow_changes
 
   config.model = dict(
       path='',  # Hugging Face folder or hub id; '': the shipped tiny base
       # Kernel for whole rows: auto, xla, cudnn (GPU) or splash (TPU).
-      attention='auto',
-      attention_block=0,  # tokens per block, to bound memory; 0: the default
-      dtype='float32',  # dtype of stored parameters: float32 or bfloat16
+      attention=field('auto', one_of=KERNELS),
+      # Tokens per block, to bound memory.
+      attention_block=field(0, zero='the default'),
+      dtype=field('float32', one_of=DTYPES),  # dtype of stored parameters
       lora=dict(
-          rank=0,  # rank of the adapters; 0: no LoRA, all parameters train
+          # Rank of the adapters.
+          rank=field(0, zero='no LoRA, all parameters train'),
           alpha=16.0,  # scale: adapters are multiplied by alpha / rank
           targets=('q', 'k', 'v', 'o', 'gate', 'up', 'down'),
       ),
@@ -46,22 +59,26 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   config.data = dict(
       train='',  # question files: path, or name=path,...; '': generated world
       weights=(),  # shares of training files, instead of mix; (): by size
-      limit=0,  # number of training questions, drawn by the seed; 0: all
+      limit=field(0, zero='all'),  # training questions, drawn by the seed
       golds=True,  # False: the reward needs no gold answers in training
       question_mark=False,  # True: adds a missing '?' to questions (Search-R1)
       # Evaluation questions: path, folder or name=path,..., with search.corpus,
       # or 'worlds': generated ones. '': worlds if training generates its own.
       evaluate='',
-      world_seed=1,  # random seed of the generated training world
-      per_hop=(500, 500, 400),  # numbers of generated questions, 1, 2, ... hops
-      common=0.4,  # share of common knowledge per step, if generated
-      mix=(1, 1, 1),  # shares of 1, 2, ... hops per step; (): no fixed shares
+      world_seed=seed(1),  # random seed of the generated training world
+      # Numbers of generated questions of 1, 2, ... hops.
+      per_hop=field((500, 500, 400), at_least=0, whole=True),
+      # Share of common knowledge per step, if questions are generated.
+      common=field(0.4, at_least=0, below=1),
+      # Shares of 1, 2, ... hops per step; (): no fixed shares.
+      mix=field((1, 1, 1), at_least=0),
   )
   config.world = dict(  # generated worlds for training and for evaluation
       common=True,  # True: adds common knowledge, the same in all worlds
-      outdated=0.15,  # share of it that is changed in each world, in (0, 1)
+      # Share of it that is changed in each world.
+      outdated=field(0.15, above=0, below=1),
       hard=False,  # True: namesakes, several passages per entity, other words
-      scale=1.0,  # factor on the number of entities, above 0
+      scale=field(1.0, above=0),  # factor on the number of entities
   )
   config.search = dict(
       # Name: bm25, noise, dense (n-grams; or an index, see build_index.py), ...
@@ -76,37 +93,51 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   config.reward_options = {}  # keyword arguments of the reward
   config.outcome = 'searchrl.agent.rewards:em'  # outcome read by the filter
   config.rollout = dict(
-      questions_per_step=12,  # number of questions per round of a step
-      group_size=6,  # number of samples per question
-      max_rounds=1,  # most rounds per step, until `keep` has filled the batch
+      # Number of questions per round of a step.
+      questions_per_step=field(12, at_least=1),
+      group_size=field(6, at_least=1),  # number of samples per question
+      # Most rounds per step, until `keep` has filled the batch.
+      max_rounds=field(1, at_least=1),
       # True: drops unfinished trajectories once the batch is full. Biases
       # toward short ones.
       stop_when_full=False,
-      temperature=1.0,  # sampling temperature, above 0
-      top_k=0,  # number of likeliest tokens that may be drawn; 0: all
-      top_p=1.0,  # probability mass of the likeliest tokens kept, in (0, 1]
-      min_p=0.0,  # share of the top probability that a token needs, in [0, 1]
+      temperature=field(1.0, above=0),  # sampling temperature
+      top_k=field(0, zero='all'),  # number of likeliest tokens to draw from
+      # Probability mass of the likeliest tokens kept.
+      top_p=field(1.0, above=0, at_most=1),
+      # Share of the top probability that a token needs.
+      min_p=field(0.0, at_least=0, at_most=1),
       # Rule for top_k, top_p and min_p where a loss has an importance ratio:
       # 'refuse' (an error), or 'renormalise': log-probs over the tokens kept.
-      truncation='refuse',
-      max_num_seqs=72,  # concurrent conversations, a multiple of data * fsdp
-      max_length=512,  # most tokens per conversation, prompt included
-      dtype='float32',  # dtype of weights and KV cache: float32 or bfloat16
+      truncation=field('refuse', one_of=('refuse', 'renormalise')),
+      # Concurrent conversations, a multiple of data * fsdp.
+      max_num_seqs=field(72, at_least=1),
+      # Most tokens per conversation, prompt included.
+      max_length=field(512, at_least=1),
+      dtype=field('float32', one_of=DTYPES),  # dtype of weights and KV cache
       # Kernel: auto, xla, cudnn, triton or cudnn+triton (GPU), or ragged (TPU).
-      attention='auto',
-      cache_tokens=0,  # tokens in the KV cache, for ragged; 0: full slots
-      tensor=1,  # devices per copy of the weights; may span several hosts
-      search_order='auto',  # order of results: auto, deterministic or arrival
+      attention=field('auto', one_of=('auto', *layouts.IMPLEMENTATIONS)),
+      # Tokens in the KV cache, for ragged.
+      cache_tokens=field(0, zero='as many as all slots could fill'),
+      # Devices per copy of the weights; may span several hosts.
+      tensor=field(1, at_least=1),
+      # Order of results.
+      search_order=field('auto', one_of=('auto', 'deterministic', 'arrival')),
       async_decode=False,  # True: decodes while the host reads the last decode
-      search_timeout_secs=60.0,  # seconds until a search counts as failed
-      search_calls=4,  # number of concurrent search calls
+      # Seconds until a search counts as failed.
+      search_timeout_secs=field(60.0, above=0),
+      search_calls=field(4, at_least=1),  # number of concurrent search calls
       mask_truncated=False,  # True: no loss if a limit was hit (DAPO)
       budgets=dict(
-          max_turns=6,  # most actions per conversation, the answer included
-          max_new_tokens=48,  # most tokens that the policy writes per turn
-          max_prompt_tokens=96,  # most tokens; longer prompts are refused
-          passage_tokens=96,  # most tokens per passage; longer ones are cut
-          top_k=2,  # number of passages per search
+          # Most actions per conversation, the answer included.
+          max_turns=field(6, at_least=1),
+          # Most tokens that the policy writes per turn.
+          max_new_tokens=field(48, at_least=1),
+          # Most tokens; longer prompts are refused.
+          max_prompt_tokens=field(96, at_least=1),
+          # Most tokens per passage; longer ones are cut.
+          passage_tokens=field(96, at_least=1),
+          top_k=field(2, at_least=1),  # number of passages per search
       ),
   )
   config.algorithm = dict(
@@ -129,36 +160,46 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
           max_grad_norm=1.0,
           warmup_steps=0,  # updates until the full learning rate
       ),
-      warmup_updates=0,  # critic updates before the policy's first update
+      # Critic updates before the policy's first update.
+      warmup_updates=field(0, at_least=0),
   )
   config.importance_correction = dict(  # weights for sampler-learner mismatch
-      method='none',  # rule: none, truncate (TIS) or mask (IcePop)
-      level='token',  # scope of a weight: token, or sequence (as in GSPO)
+      # Rule: truncate is TIS, mask is IcePop.
+      method=field('none', one_of=('none', 'truncate', 'mask')),
+      # Scope of a weight; GSPO has one per sequence.
+      level=field('token', one_of=('token', 'sequence')),
       low=0.5,  # smallest weight that mask keeps
       high=2.0,  # largest weight
   )
   config.learner = dict(
-      minibatches=2,  # optimizer updates per batch
-      microbatch_rows=0,  # packed rows per micro-batch; 0: 2, or data * fsdp
-      pack_length=0,  # tokens per packed row; 0: rollout.max_length, the least
-      max_segments=16,  # most trajectories per packed row
-      remat='',  # activations saved for backward: nothing, dots; '': all
-      dtype='float32',  # dtype of activations: float32 or bfloat16
+      minibatches=field(2, at_least=1),  # optimizer updates per batch
+      # Packed rows per micro-batch.
+      microbatch_rows=field(0, zero='2, or data * fsdp'),
+      # Tokens per packed row.
+      pack_length=field(0, zero='rollout.max_length, the least'),
+      max_segments=field(16, at_least=1),  # most trajectories per packed row
+      # Activations saved for the backward pass; '': all.
+      remat=field('', one_of=REMAT),
+      dtype=field('float32', one_of=DTYPES),  # dtype of activations
   )
-  # Devices per axis of the mesh; -1: all remaining devices.
-  config.mesh = dict(data=-1, fsdp=1, tensor=1)
+  config.mesh = mesh()
   config.train = dict(
-      num_steps=24,  # number of training steps
+      num_steps=field(24, at_least=0),  # number of training steps
       init_from='',  # run whose newest checkpoint this run starts from
-      max_rollouts=0,  # rollouts that end the run; 0: no limit
-      checkpoint_every=10,  # steps between checkpoints
-      keep_checkpoints=2,  # number of newest checkpoints kept
+      max_rollouts=field(0, zero='no limit'),  # rollouts that end the run
+      checkpoint_every=field(10, at_least=1),  # steps between checkpoints
+      keep_checkpoints=field(2, at_least=1),  # number of newest ones kept
       keep_best=True,  # True: also keeps the best of validation; evaluate.every
-      warn_after=5,  # steps in a row without a mixed group until a warning
-      stop_after=0,  # such steps in a row until the run fails; 0: never
-      max_staleness=0,  # steps that a rollout thread may run ahead; 0: none
-      lockstep='phase',  # check that processes agree: off, phase or call
-      watchdog_secs=0,  # least seconds of silence that end a process; 0: never
+      # Steps in a row without a mixed group until a warning.
+      warn_after=field(5, at_least=1),
+      # Such steps in a row until the run fails.
+      stop_after=field(0, zero='never'),
+      # Steps that a rollout thread may run ahead.
+      max_staleness=field(0, zero='no thread'),
+      # Check that processes agree.
+      lockstep=field('phase', one_of=('off', 'phase', 'call')),
+      # Least seconds of silence that end a process.
+      watchdog_secs=field(0, zero='never'),
       tensorboard=True,  # True: writes TensorBoard files
       progress=True,  # True: shows a progress line
   )
@@ -183,9 +224,12 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
           slow_step='warn',  # warn or off
       ),
       limits=alerts.default_limits(),  # limit of each rule
-      trusted_steps=3,  # steps before a late alert that are not trusted
-      most_rollbacks=3,  # number of rollbacks after which the run ends
-      rollback_rate=1.0,  # factor on the learning rate per rollback, in (0, 1]
+      # Steps before a late alert that are not trusted.
+      trusted_steps=field(3, at_least=0),
+      # Number of rollbacks after which the run ends.
+      most_rollbacks=field(3, at_least=0),
+      # Factor on the learning rate per rollback.
+      rollback_rate=field(1.0, above=0, at_most=1),
   )
   config.plan = dict(  # settings of --plan
       devices='',  # KIND-COUNT, such as v5e-64 or h200-8; '': this machine
@@ -193,21 +237,29 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   )
   config.evaluate = dict(
       initial=True,  # True: also evaluates before training
-      every=0,  # steps between evaluations in training; 0: none in training
-      limit=0,  # questions per set in training, drawn by the seed; 0: all
-      num_sets_during=0,  # number of first sets, in training; 0: all
-      decodings=('greedy', 'sampled'),  # decodings of answers, or one of them
+      # Steps between evaluations in training.
+      every=field(0, zero='none in training'),
+      # Questions per set in training, drawn by the seed.
+      limit=field(0, zero='all'),
+      num_sets_during=field(0, zero='all'),  # first sets, in training
+      # Decodings of answers.
+      decodings=field(
+          ('greedy', 'sampled'), lambda names: names and {*names} <= {
+              'greedy', 'sampled'}, "'greedy', 'sampled', or both"),
       noise=True,  # True: the first set and famous also get random passages
       search=dict(engine='', options={}),  # engine; '': as in training
       engines={},  # engines by name, each like search; {}: search alone
       worlds=dict(
-          world_seed=101,  # random seed, never that of training
+          world_seed=seed(101),  # random seed, never that of training
           # Sets: two about fresh facts, then two about common knowledge.
-          kinds=('known', 'unseen', 'famous', 'outdated'),
-          questions_per_hop=16,  # questions about fresh facts per hop count
-          common_per_hop=8,  # most about common knowledge; 0: questions_per_hop
-          sampled_per_hop=8,  # questions when sampled or with noise; 0: all
-          max_hops=4,  # most hops per question
+          kinds=field(KINDS, some_of=KINDS),
+          # Questions about fresh facts per hop count.
+          questions_per_hop=field(16, at_least=1),
+          # Most questions about common knowledge.
+          common_per_hop=field(8, zero='questions_per_hop'),
+          # Questions when sampled or with noise.
+          sampled_per_hop=field(8, zero='all'),
+          max_hops=field(4, at_least=1),  # most hops per question
       ),
   )
   if args.is_laptop:
@@ -222,6 +274,13 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
         questions_per_hop=4, common_per_hop=2, sampled_per_hop=2)
   arguments.apply_setting(config, text, 'search_r1')
   return config
+
+
+def mesh() -> dict[str, Any]:
+  """Returns the number of devices on each axis of a mesh."""
+  return {axis: field(ways, lambda ways: ways == -1 or ways >= 1,
+                      'at least 1, or -1 for the rest of the devices')
+          for axis, ways in dict(data=-1, fsdp=1, tensor=1).items()}
 
 
 def as_evaluated(config: ml_collections.ConfigDict

@@ -25,13 +25,20 @@ ill-formed, ungrounded, duplicates or contain their answer; the proposer's
 prompt is our own; its optimizer starts anew in each iteration.
 """
 
+import copy
+
 import ml_collections
 
 from configs import arguments
 from configs import common
 from configs import grpo
 from configs import hrpo
+from searchrl.experiment.rules import field, seed
 from searchrl.papers.dr_zero import roles
+
+
+def share(default: float):
+  return field(default, at_least=0, at_most=1)
 
 
 def get_config(text: str = '') -> ml_collections.ConfigDict:
@@ -43,35 +50,42 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   args = arguments.parse(text, setting=())
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.papers.dr_zero.selfplay:run'
-  config.seed = 0  # seed of both roles, of the drawn documents and of the world
+  # Seed of both roles, of the drawn documents and of the world.
+  config.seed = seed(0)
   config.allow_changes = False  # set by --allow_changes
   config.selfplay = dict(
-      iterations=2,
+      iterations=field(2, at_least=1),
       hops=(2, 1),  # shares of proposals with 1, 2, ... hops
-      seeds=576,  # documents drawn from the corpus per iteration
+      # Documents drawn from the corpus per iteration.
+      seeds=field(576, at_least=1),
       documents=True,  # the proposer reads a document; False: the hops only
-      document_tokens=90,  # tokens of a document; longer ones are cut
-      examined=96,  # documents on which a proposer is evaluated
+      # Tokens of a document; longer ones are cut.
+      document_tokens=field(90, at_least=1),
+      # Documents on which a proposer is evaluated.
+      examined=field(96, at_least=1),
       one_model=False,  # True: proposer and solver are one model, as in SQLM
   )
   config.proposing = dict(  # writing of questions for the solver
       seeds=288,  # number of the iteration's documents used, the first ones
-      samples=3,  # proposals per document; the best by its form is taken
-      seeds_a_round=96,  # documents per round; a kill loses one round
+      # Proposals per document; the best by its form is taken.
+      samples=field(3, at_least=1),
+      # Documents per round; a kill loses one round.
+      seeds_a_round=field(96, at_least=1),
       shuffle_answers=False,  # True, a control: answers of other questions
       check=dict(  # the solver must be right with the evidence, never without
-          attempts=0,  # attempts with and without evidence each; 0: no check
+          # Attempts with and without evidence each.
+          attempts=field(0, zero='no check'),
           from_documents='searchrl.agent.dialogue:laptop_read',
           from_memory='searchrl.agent.dialogue:laptop_answer',
           max_prompt_tokens=440,  # tokens of the prompt; longer evidence is cut
       ),
   )
   config.alarms = dict(  # signs of a collapse, as shares except for entropy
-      gate=0.2,  # least share of proposals that pass the gate
-      unique=0.5,  # least share of different questions
-      leaking=0.3,  # largest share of proposals that contain their answer
-      unfinished=0.5,  # largest share of proposals that end at a limit
-      entropy=0.01,  # least entropy of a proposal, in nats per token
+      gate=share(0.2),  # least share of proposals that pass the gate
+      unique=share(0.5),  # least share of different questions
+      leaking=share(0.3),  # largest share of proposals with their answer
+      unfinished=share(0.5),  # largest share of proposals that end at a limit
+      entropy=share(0.01),  # least entropy of a proposal, in nats per token
   )
   if args.size:
     config.proposer, config.solver = (
@@ -143,7 +157,7 @@ def _as_published(config: ml_collections.ConfigDict) -> None:
 def _share(config: ml_collections.ConfigDict) -> None:
   """Moves the options that both roles share to the top level of the config."""
   for name in ('data', 'world', 'search', 'plan'):
-    config[name] = config.solver[name].copy_and_resolve_references()
+    config[name] = copy.deepcopy(config.solver[name])
   for role in (config.proposer, config.solver):
     for name in roles.SHARED:
       del role[name]

@@ -25,6 +25,7 @@ seconds, 107 of time; trained, three seeds: 150 CPU seconds (BENCHMARKS.md).
 
 from configs import arguments
 from configs import common
+from searchrl.experiment.rules import field
 
 
 def get_config(text: str = ''):
@@ -34,8 +35,10 @@ def get_config(text: str = ''):
   config.job = 'searchrl.jobs.evaluate:run'
   config.evaluate.update(
       run='',  # run at its newest step, or 'run@12'; '': the model itself
-      step=0,  # part of the sampling seed: another step draws other samples
-      samples=1,  # sampled answers per question, for pass@k and the majority
+      # Part of the sampling seed: another step draws other samples.
+      step=field(0, at_least=0, below=2**32),
+      # Sampled answers per question, for pass@k and the majority.
+      samples=field(1, at_least=1),
       methods={},  # method, model and run of each row; {}: only the agent
       order=(),  # order of the rows; the others are compared with the last
       prompts='plain' if args.model else 'laptop',

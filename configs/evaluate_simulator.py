@@ -16,8 +16,9 @@ hop, this is a leak). It also says how long they are, and whether a classifier
 tells them from the documents of the real engine. samples.md shows twenty
 queries side by side.
 
-With writer=oracle it evaluates the writer that knows the world. For the model of a server
-use --config.search.options="{'writer': 'served', ...}", as in docs/search.md.
+With writer=oracle it evaluates the writer that knows the world. For the model
+of a server use --config.search.options="{'writer': 'served', ...}", as in
+docs/search.md.
 
 Hardware: 2 CPU cores. Time: 2 minutes for 1,997 queries, beside other work.
 Result: with a tuned tiny base, .78 of the searches for the last hop find an

@@ -13,6 +13,7 @@ Result: not yet measured.
 """
 
 from configs import common
+from searchrl.experiment.rules import field
 import ml_collections
 
 
@@ -22,7 +23,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   config.mesh = common.get_config(text).mesh
   config.export = dict(
       run='',  # directory of a training run
-      step=0,  # step of one of its checkpoints; 0: the newest
-      dtype='float32',  # float32, or bfloat16 for half the size
+      # Step of one of its checkpoints.
+      step=field(0, zero='the newest'),
+      dtype=field('float32', one_of=common.DTYPES),  # bfloat16: half the size
   )
   return config

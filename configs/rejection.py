@@ -21,6 +21,7 @@ arXiv:2503.09516, which gives no numbers: ours are the laptop's.
 from configs import arguments
 from configs import common
 from configs import sft
+from searchrl.experiment.rules import field
 
 
 def get_config(text: str = ''):
@@ -28,13 +29,17 @@ def get_config(text: str = ''):
   args = arguments.parse(text)
   config.job = 'searchrl.jobs.rejection:run'
   config.rejection = dict(
-      iterations=2,
-      questions=432,  # questions per iteration, in the shares of data.mix
-      samples=4,  # samples per question
-      temperature=1.0,  # temperature of sampling; above 0
-      questions_a_round=216,  # questions per round; a kill loses one round
-      most=1,  # largest number of right answers kept per question
-      balance=4.0,  # largest ratio of a hop count to the rarest; 0: any
+      iterations=field(2, at_least=1),
+      # Questions per iteration, in the shares of data.mix.
+      questions=field(432, at_least=1),
+      samples=field(4, at_least=1),  # samples per question
+      temperature=field(1.0, above=0),  # temperature of sampling
+      # Questions per round; a kill loses one round.
+      questions_a_round=field(216, at_least=1),
+      # Largest number of right answers kept per question.
+      most=field(1, at_least=1),
+      # Largest ratio of a hop count to the rarest.
+      balance=field(4.0, at_least=1, zero='keeps all'),
   )
   config.tuning = sft.get_config('smoke' if args.size == 'smoke' else 'laptop')
   for name in ('seed', 'allow_changes', 'dialogue'):

@@ -15,6 +15,7 @@ Result: not yet measured.
 """
 
 from configs import ask
+from searchrl.experiment.rules import field
 import ml_collections
 
 
@@ -27,7 +28,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       host='127.0.0.1',  # 0.0.0.0 opens it to other machines
       port=8001,  # port to listen on; 0: a free one
       token_env='',  # environment variable with a bearer token; '': none
-      steps=8,  # tokens decoded before new requests can join
+      # Tokens decoded before new requests can join.
+      steps=field(8, at_least=1),
       limits=dict(  # limits of a request
           body_bytes=2**20,
           choices=64,  # number of prompts times n

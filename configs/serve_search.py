@@ -20,6 +20,7 @@ an engine that does nothing; 1,519 to 1,642 queries per second with BM25 over
 """
 
 from configs import common
+from searchrl.experiment.rules import seed
 import ml_collections
 
 
@@ -27,12 +28,15 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   base = common.as_evaluated(common.get_config(text))
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.serve_search:run'
-  config.seed = base.seed  # seed of the noise engine
+  config.seed = seed(0)  # seed of the noise engine
   config.search = base.search
   config.data = dict(
-      world_seed=base.data.world_seed,  # seed of the generated world
-      per_hop=base.data.per_hop,  # its questions, which are not served
-      common=base.data.common,  # above 0: also questions on common knowledge
+      # Seed of the generated world.
+      world_seed=base.data.get_ref('world_seed'),
+      # Its questions, which are not served.
+      per_hop=base.data.get_ref('per_hop'),
+      # Above 0: also questions on common knowledge.
+      common=base.data.get_ref('common'),
   )
   config.world = base.world  # options: common knowledge, hard worlds
   config.serve = dict(

@@ -23,22 +23,28 @@ parts: .97 .91 .91 (means of three seeds; 129 CPU seconds on an AMD EPYC).
 import ml_collections
 
 from configs import arguments
+from configs.common import DTYPES, KERNELS, REMAT, mesh
+from searchrl.experiment.rules import field, seed
 
 
 def get_config(text: str = '') -> ml_collections.ConfigDict:
   args = arguments.parse(text, size=('laptop', 'smoke'), model=(), setting=())
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.finetune:run'
-  config.seed = 0  # seed of the order, of the split and of the adapters
+  config.seed = seed(0)  # seed of the order, of the split and of the adapters
   config.allow_changes = False  # set by --allow_changes
   config.model = dict(
       path='',  # Hugging Face folder or hub id; '': the shipped tiny base
-      attention='auto',  # kernel for rows: xla, cudnn (GPU) or splash (TPU)
-      attention_block=0,  # tokens per block, bounds memory; 0: the default
-      dtype='float32',  # dtype of a frozen policy with adapters; or bfloat16
-      save_dtype='float32',  # dtype of the written model; or bfloat16
+      # Kernel for rows: xla, cudnn (GPU) or splash (TPU).
+      attention=field('auto', one_of=KERNELS),
+      # Tokens per block, to bound memory.
+      attention_block=field(0, zero='the default'),
+      # Dtype of a frozen policy with adapters.
+      dtype=field('float32', one_of=DTYPES),
+      save_dtype=field('float32', one_of=DTYPES),  # dtype of the written model
       lora=dict(
-          rank=0,  # rank of adapters, merged at the end; 0: all parameters
+          # Rank of the adapters, which are merged at the end.
+          rank=field(0, zero='no LoRA, all parameters train'),
           alpha=16.0,  # numerator of the adapters' scale, alpha / rank
           targets=('q', 'k', 'v', 'o', 'gate', 'up', 'down'),
       ),
@@ -46,21 +52,28 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   config.data = dict(
       train='',  # jsonl of conversations; '': demonstrations in worlds
       validation='',  # jsonl that is not trained on; '': a share of train
-      validation_share=0.05,  # share of train, drawn by the seed; 0: none
+      # Share of train, drawn by the seed.
+      validation_share=field(0.05, below=1, zero='no validation'),
       demonstrations=dict(
-          count=2000,
-          validation=200,  # demonstrations from other worlds, for validation
-          world_seed=3_000_000,  # first world's seed; those of runs are smaller
-          a_world=40,
-          mix=(4, 4, 2, 2),  # shares of 1, 2, ... hops
-          sloppiness=0.0,  # rate of errors; 1: as tiny_instruct's teacher
+          count=field(2000, at_least=1),
+          # Demonstrations from other worlds, for validation.
+          validation=field(200, at_least=1),
+          # Seed of the first world; the seeds of runs are smaller.
+          world_seed=seed(3_000_000),
+          a_world=field(40, at_least=1),
+          mix=field(  # shares of 1, 2, ... hops
+              (4, 4, 2, 2), lambda mix: mix and min(mix) >= 0 < max(mix),
+              'shares from 0 on, one of them above 0'),
+          # Rate of errors; 1: as tiny_instruct's teacher.
+          sloppiness=field(0.0, at_least=0, at_most=2),
       ),
   )
   # Dialogue of the demonstrations.
   config.dialogue = 'searchrl.agent.dialogue:laptop'
   config.batch = dict(  # limits of an update; one of the two must be above 0
-      documents=32,  # largest number of documents; 0: any number
-      tokens=0,  # largest number of tokens, without padding; 0: any number
+      documents=field(32, zero='any number'),  # largest number of documents
+      # Largest number of tokens, without padding.
+      tokens=field(0, zero='any number'),
   )
   config.optimizer = dict(
       learning_rate=3e-4,
@@ -73,18 +86,25 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       mu_dtype='float32',  # dtype of the first moment; bfloat16 saves memory
   )
   config.learner = dict(
-      microbatch_rows=0,  # rows on the devices at a time; 0: 2, or data * fsdp
-      pack_length=512,  # tokens per row; longer documents are left out
-      max_segments=16,  # largest number of documents per row
-      remat='',  # activations to save: nothing or dots; '': all
-      dtype='float32',  # dtype of activations; or bfloat16
+      # Rows on the devices at a time.
+      microbatch_rows=field(0, zero='2, or data * fsdp'),
+      # Tokens per row; longer documents are left out.
+      pack_length=field(512, at_least=0),
+      # Largest number of documents per row.
+      max_segments=field(16, at_least=1),
+      remat=field('', one_of=REMAT),  # activations to save; '': all
+      dtype=field('float32', one_of=DTYPES),  # dtype of activations
   )
-  config.mesh = dict(data=-1, fsdp=1, tensor=1)  # -1: all remaining devices
+  config.mesh = mesh()
   config.train = dict(
-      epochs=1,  # passes over the data; 0: as many as the steps need
-      steps=0,  # largest number of updates; 0: as many as the epochs need
-      validate_every=20,  # updates between; 0: only before and after training
-      save_every=20,  # updates from one checkpoint to the next
+      # Passes over the data.
+      epochs=field(1, zero='as many as the steps need'),
+      # Largest number of updates.
+      steps=field(0, zero='as many as the epochs need'),
+      # Updates between validations.
+      validate_every=field(20, zero='only before and after training'),
+      # Updates from one checkpoint to the next.
+      save_every=field(20, at_least=1),
       tensorboard=True,
       progress=True,
   )

@@ -29,20 +29,24 @@ world is generated, the model tiny, and the temperature .05, not .01.
 import ml_collections
 
 from configs import arguments
+from searchrl.experiment.rules import field, seed
 
 
 def get_config(text: str = ''):
   args = arguments.parse(text, size=('laptop', 'smoke'), model=(), setting=())
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.train_encoder:run'
-  config.seed = 0  # seed of parameters, order and negatives
+  config.seed = seed(0)  # seed of parameters, order and negatives
   config.allow_changes = False  # set by --allow_changes
   config.data = dict(
       pairs='',  # jsonl of pairs; '' generates worlds
-      world_seed=2_000_000,  # first world's seed; those of runs are smaller
-      batches_a_world=4,
-      fresh=0.5,  # share of worlds with words that no other world has
-      hard=0.6,  # share of worlds with namesakes and their own wordings
+      # Seed of the first world; the seeds of runs are smaller.
+      world_seed=seed(2_000_000),
+      batches_a_world=field(4, at_least=1),
+      # Share of worlds with words that no other world has.
+      fresh=field(0.5, at_least=0, at_most=1),
+      # Share of worlds with namesakes and their own wordings.
+      hard=field(0.6, at_least=0, at_most=1),
   )
   config.model = dict(
       path='',  # BERT folder or hub id to start from; '': random parameters
@@ -51,18 +55,20 @@ def get_config(text: str = ''):
           intermediate_size=512, max_position_embeddings=256),
   )
   config.tokenizer = dict(  # tokenizer of a new model
-      vocab_size=1536,
+      vocab_size=field(1536, at_least=300),
       worlds=24,  # number of worlds that it is trained on
   )
   config.lengths = dict(query=64, passage=128)  # tokens; longer ones are cut
   config.batch = dict(
-      queries=48,
-      hard_negatives=2,  # hard negatives per query
-      depth=8,  # number of BM25's best passages that they are drawn from
+      queries=field(48, at_least=2),
+      hard_negatives=field(2, at_least=0),  # hard negatives per query
+      # Number of BM25's best passages that they are drawn from.
+      depth=field(8, at_least=1),
   )
-  config.temperature = 0.05  # temperature of InfoNCE; E5 has 0.01
-  config.steps = 480  # number of updates
-  config.save_every = 100
+  # Temperature of InfoNCE; E5 has 0.01.
+  config.temperature = field(0.05, above=0)
+  config.steps = field(480, at_least=1)  # number of updates
+  config.save_every = field(100, at_least=1)
   config.optimizer = dict(
       learning_rate=1e-3, b2=0.98, weight_decay=0.01, warmup_steps=50,
       schedule='cosine', final_fraction=0.05)

@@ -5,7 +5,7 @@
   python -m searchrl.main --config=configs/dspo.py --config.seed=1
 
 Every field of a config is a flag, --config.NAME.NAME=VALUE. The fields of a
-training run are in configs/common.py, one per line with its meaning. Those of
+training run are in configs/common.py, with their meaning and range. Those of
 another job are in its own file under configs/. --config=FILE --help lists all
 fields of FILE, and the other keywords of its algorithm and its optimizer.
 """
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
       description=__doc__, exit_on_error=False,
       formatter_class=argparse.RawDescriptionHelpFormatter)
   for name, text in (
-      ('config', 'A file under configs/, with :size after it if need be.'),
+      ('config', 'A file under configs/, perhaps with :KEY=VALUE after it.'),
       ('workdir', "The run's folder; default runs/<config name>."),
       ('question', 'What configs/ask.py answers; without it, it proposes.'),
       ('trajectory', 'What configs/show.py prints, as FILE:LINE.'),

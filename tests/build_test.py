@@ -41,7 +41,7 @@ def test_truncated_sampling_needs_a_loss_without_a_ratio_or_consent(option):
 def test_a_truncation_of_no_kind_and_out_of_range_is_refused():
   config = grpo.get_config()
   config.rollout.truncation = 'ignore'
-  with pytest.raises(ValueError, match="must be 'refuse' or 'renormalise'"):
+  with pytest.raises(ValueError, match="must be one of 'refuse', 'renorm"):
     build.algorithm(config)
   config.rollout.update(truncation='renormalise', top_p=0.0)
   with pytest.raises(ValueError, match='rollout.top_p must be above 0'):

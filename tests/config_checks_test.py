@@ -1,7 +1,8 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""checks: each rule of the table refuses what breaks it, and nothing else."""
+"""config_checks: each rule refuses what breaks it, and nothing else."""
 
+import copy
 import importlib
 import math
 import pathlib
@@ -10,23 +11,14 @@ import pytest
 
 from searchrl.experiment import build as builds
 from searchrl.experiment import config_checks
+from searchrl.experiment import rules
 
 CONFIGS = ['tools.tiny_base', *sorted(f'configs.{path.stem}' for path in (
     pathlib.Path(__file__).parents[1] / 'configs').glob('*.py')
-    if path.stem not in ('__init__', 'arguments', 'common'))]
-BAD = {'build': ('ivf',), 'corpus': '', 'data.fresh': 1.5,
-       'data.demonstrations.mix': (0, 0), 'data.per_hop': (1, -1),
-       'data.mix': (1, -.5), 'evaluate.decodings': ('beam',),
-       'evaluate.worlds.kinds': ('known', 'known'), 'mesh.data': -2,
-       'mesh.fsdp': 0, 'mesh.tensor': -2, 'retrieval.top_ks': ()} | {
-           field: 'none such' for field in (
-               'export.dtype', 'model.dtype', 'model.save_dtype',
-               'learner.dtype', 'rollout.dtype', 'encoder.dtype',
-               'model.attention', 'optimizer.mu_dtype', 'optimizer.schedule',
-               'importance_correction.method',
-               'importance_correction.level', 'learner.remat',
-               'train.lockstep', 'rollout.search_order', 'rollout.attention',
-               'rollout.truncation')}
+    if path.stem not in ('__init__', 'common', 'arguments'))]
+# Values of each type, of which a rule refuses at least one.
+BAD = {int: (-1, -2), float: (-1.0, 9.0), str: ('none such', ''),
+       tuple: ((), (-1,), ('none such',), (0, 0))}
 
 
 def configured(name):
@@ -36,13 +28,18 @@ def configured(name):
   return config
 
 
-def having(field):
-  """A config that has the field."""
-  for name in CONFIGS:
-    config = configured(name)
-    if list(config_checks._values(config, field)):
-      return config
-  raise AssertionError(f'no config has {field}')
+def ruled():
+  """{dotted name: (name of a config that has it, rule)} of fields with rules."""
+  return {field: (name, rule) for name in CONFIGS
+          for field, _, rule in rules.fields(configured(name)) if rule}
+
+
+def put(config, field, value):
+  group, _, name = field.rpartition('.')
+  (config[group] if group else config)[name] = value
+
+
+RULED = ruled()
 
 
 @pytest.mark.parametrize('name', CONFIGS)
@@ -50,17 +47,81 @@ def test_every_config_as_it_stands_is_legal(name):
   assert config_checks.check(configured(name)) is None  # and nothing is raised
 
 
-@pytest.mark.parametrize('rule', config_checks.RULES, ids=lambda rule: rule.field)
-def test_a_broken_rule_names_field_rule_and_value(rule):
-  config = having(rule.field)
-  bad = BAD.get(rule.field, -1)
-  group, _, name = rule.field.rpartition('.')
-  (config[group] if group else config)[name] = bad
+@pytest.mark.parametrize('field', RULED)
+def test_a_broken_rule_names_field_rule_and_value(field):
+  name, rule = RULED[field]
+  config = configured(name)
+  group, _, last = field.rpartition('.')
+  kind = (config[group] if group else config).get_type(last)
+  bad = next(value for value in BAD[kind] if _is_refused(rule, value))
+  put(config, field, bad)
   with pytest.raises(ValueError) as caught:
     config_checks.check(config)
-  assert str(caught.value).startswith(
-      f'{rule.field} must be {rule.must_be}, but is {bad!r}.')
-  assert rule.remedy in str(caught.value)
+  assert str(caught.value) == (
+      f'{field} must be {rule.must_be}, but is {bad!r}.')
+
+
+def _is_refused(rule, value):
+  try:
+    return not rule.is_legal(value)
+  except TypeError:  # a text for a number
+    return False
+
+
+@pytest.mark.parametrize('field, words, legal, illegal', [
+    ('rollout.temperature', 'above 0', (1e-9, 5.0), (0.0, -1.0)),
+    ('rollout.group_size', 'at least 1', (1, 99), (0,)),
+    ('rollout.top_p', 'above 0 and at most 1', (0.1, 1.0), (0.0, 1.01)),
+    ('rollout.min_p', 'at least 0 and at most 1', (0.0, 1.0), (-0.1, 1.1)),
+    ('data.common', 'at least 0 and below 1', (0.0, 0.9), (1.0, -0.1)),
+    ('world.outdated', 'above 0 and below 1', (0.5,), (0.0, 1.0)),
+    ('model.lora.rank', 'at least 0 (0: no LoRA, all parameters train)',
+     (0, 1), (-1,)),
+    ('rejection.balance', 'at least 1 (0: keeps all)', (0.0, 1.0), (0.5, -1.0)),
+    ('data.per_hop', 'whole numbers of at least 0', ((), (0, 3)),
+     ((1, -1), (0.5,))),
+    ('data.mix', 'numbers of at least 0', ((), (0.5, 1)), ((-0.5,),)),
+    ('rollout.dtype', "one of 'float32', 'bfloat16'", ('bfloat16',), ('', 'f')),
+    ('evaluate.worlds.kinds', 'some of known, unseen, famous, outdated',
+     ((), ('famous', 'known')), (('known', 'known'), ('knwn',))),
+    ('build', 'some of scann, hnsw, bm25', ((), ('bm25',)), (('ivf',),)),
+    ('mesh.data', 'at least 1, or -1 for the rest of the devices', (-1, 1),
+     (0, -2)),
+    ('evaluate.decodings', "'greedy', 'sampled', or both", (('greedy',),),
+     ((), ('beam',))),
+    ('proposer.rollout.temperature', 'above 0', (0.1,), (0.0,)),
+    ('tuning.learner.max_segments', 'at least 1', (1,), (0,))])
+def test_the_range_of_a_field(field, words, legal, illegal):
+  _, rule = RULED[field]
+  assert rule.must_be == words
+  assert all(map(rule.is_legal, legal)) and not any(map(rule.is_legal, illegal))
+
+
+def test_a_rule_stays_with_its_field():
+  config = configured('configs.grpo')
+  config.rollout.update(temperature=0.5, group_size=3)
+  config.rollout.temperature = 0.0
+  for copied in (config, copy.deepcopy(config)):
+    with pytest.raises(ValueError, match='^rollout.temperature must be above 0'):
+      config_checks.check(copied)
+  copied.rollout.temperature = 1.0
+  config_checks.check(copied)
+  assert config.rollout.temperature == 0.0
+
+
+@pytest.mark.parametrize('field, value, message', [
+    ('optimizer.b1', 1.0, 'optimizer.b1 must be in [0, 1), but is 1.0.'),
+    ('critic.optimizer.b2', 2.0, 'critic.optimizer.b2 must be in [0, 1)'),
+    ('optimizer.learning_rate', -1.0, 'optimizer.learning_rate must be finite'),
+    ('optimizer.schedule', 'cos', "optimizer.schedule must be one of ('const"),
+])
+def test_options_of_an_optimizer_are_checked_by_its_function(
+    field, value, message):
+  config = configured('configs.grpo')
+  put(config, field, value)
+  with pytest.raises(ValueError) as caught:
+    config_checks.check(config)
+  assert str(caught.value).startswith(message)
 
 
 def test_a_bound_itself_is_legal_or_not_as_the_rule_says():

@@ -33,7 +33,7 @@ def test_a_changed_file_is_read_again(tmp_path):
 
 @pytest.mark.parametrize('source, sentence', [
     ('x = 1', 'must name a file with a function get_config, but .* has none'),
-    ('def get_config(): return 1', "has one size, but .* asks for 'big'"),
+    ('def get_config(): return 1', "takes no text after a colon, but .* has 'big'"),
     ('def get_config(size):\n  return {}[size]', "line 2, raised KeyError: 'b"),
     ('def get_config(size): return {}', 'must return a ConfigDict, but returned'),
     ('import none_such', 'line 1, raised ModuleNotFoundError: No module'),

@@ -145,7 +145,8 @@ def test_a_proposer_that_cannot_write_questions_ends_the_game(tmp_path):
     (dict(proposer__solver__temperature=0.0), 'solver.temperature must be'),
     (dict(proposing__check__attempts=-1),
      'proposing.check.attempts must be at least 0'),
-    (dict(alarms__gate=2.0), r'alarms.gate must be in \[0, 1\], but is 2.0'),
+    (dict(alarms__gate=2.0), 
+     'alarms.gate must be at least 0 and at most 1, but is 2.0'),
 ])
 def test_bad_options_are_named_before_anything_is_trained(
     changes, words, tmp_path):

@@ -36,6 +36,7 @@ search: the model is too small for the lessons. 4m: not yet measured.
 import ml_collections
 
 from configs import arguments
+from searchrl.experiment.rules import field, seed
 
 _SIZES = {  # sizes of tiny_instruct, with keys as in config.json
     '0.25m': dict(hidden_size=48, intermediate_size=128, head_dim=12),
@@ -59,10 +60,11 @@ def get_config(text: str = ''):
                      f'{kind!r}.')
   config = ml_collections.ConfigDict()
   config.job = 'tools.make_tiny_base:run'
-  config.seed = 0  # random seed of new parameters
+  config.seed = seed(0)  # random seed of new parameters
   config.allow_changes = False  # set by the flag --allow_changes
   config.tokenizer = dict(  # tokenizer of a new model
-      vocab_size=2816,  # number of ids, including tags and end of text
+      # Number of ids, including tags and end of text.
+      vocab_size=field(2816, at_least=300),
       worlds=24,  # number of worlds with known names
       fresh_worlds=6,  # number of worlds with new words in their names
       hard_worlds=4,  # number of hard worlds; see world.hard in common.py
@@ -75,7 +77,8 @@ def get_config(text: str = ''):
           rope_theta=10_000.0, max_position_embeddings=1024),
   )
   config.lessons = dict(
-      seed=1_500_000,  # seed of the first world; the seeds of runs are smaller
+      # Seed of the first world; the seeds of runs are smaller.
+      seed=seed(1_500_000),
       worlds=dict(
           common=True,  # True: worlds have common knowledge
           fresh=0.4,  # share of worlds with new words in their names
@@ -118,8 +121,8 @@ def get_config(text: str = ''):
       save_every=50,  # updates between checkpoints
   )
   config.learner = dict(
-      microbatch_rows=2,  # packed rows per micro-batch
-      max_segments=16,  # most lessons per packed row
+      microbatch_rows=field(2, at_least=1),  # packed rows per micro-batch
+      max_segments=field(16, at_least=1),  # most lessons per packed row
   )
   config.card = dict(  # contents of the model's README.md
       command='tools/tiny_base.py' + f':{text}' * bool(kind),

@@ -1,25 +1,29 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a config: of single fields, and of several fields together.
+"""Checks of a config: of its fields' ranges, and of several fields together.
 
 The checks that called functions make by themselves are not repeated here.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import math
 from typing import Any
 
 from searchrl.data import datasets
 from searchrl.data import question_files
 from searchrl.experiment import guards
+from searchrl.experiment import rules
 from searchrl.experiment import search as searches
-from searchrl.experiment.rules import RULES, Rule
 from searchrl.models import lora as loras
 from searchrl.models.inference import sampling
 from searchrl.rl import algorithms
+from searchrl.runtime import config_fields
+from searchrl.runtime import plugins
 from searchrl.runtime import processes
 from searchrl.search import engines
 from searchrl.training import optimizer as optimizers
+
+_ENDLESS = 10**12  # updates, with which any warm-up ends before the run
 
 
 def check(config) -> None:
@@ -28,14 +32,21 @@ def check(config) -> None:
   No number in a config may be NaN or infinite, because comparisons with it and
   divisions by it would give wrong results without an error.
   """
-  check_finite(config.to_dict())
-  for rule in RULES:
-    check_rule(config, rule)
-  own = config.get('evaluate', {})
+  for field, value, rule in rules.fields(config):
+    for number in value if isinstance(value, list | tuple) else (value,):
+      if isinstance(number, float) and not math.isfinite(number):
+        raise ValueError(f'{field} must be finite, but is {value!r}.')
+    if rule and not rule.is_legal(value):
+      raise ValueError(f'{field} must be {rule.must_be}, but is {value!r}.')
+  for path, group in config_fields.groups(config):
+    if path.rpartition('.')[2] == 'optimizer':
+      _check_optimizer(path, group)
+  evaluate = config.get('evaluate', {})
   for field, search in (
-      ('search', config.get('search')), ('evaluate.search', own.get('search')),
+      ('search', config.get('search')),
+      ('evaluate.search', evaluate.get('search')),
       *((f'evaluate.engines.{name}', engine)
-        for name, engine in own.get('engines', {}).items())):
+        for name, engine in evaluate.get('engines', {}).items())):
     if search and search.get('engine'):
       spec = searches.spec(search, field)
       engines.check(spec)
@@ -45,23 +56,19 @@ def check(config) -> None:
     guards.check(config.guards)
 
 
-def check_finite(tree: Any, field: str = '') -> None:
-  """Raises a ValueError if a number is NaN or infinite."""
-  if isinstance(tree, Mapping):
-    for name, value in tree.items():
-      check_finite(value, f'{field}.{name}' if field else name)
-  for value in tree if isinstance(tree, list | tuple) else (tree,):
-    if isinstance(value, float) and not math.isfinite(value):
-      raise ValueError(f'{field} must be finite, but is {tree!r}.')
+def _refuse(*cases: tuple[Any, str]) -> None:
+  """Raises a ValueError with the message of the first case that is true."""
+  for is_case, message in cases:
+    if is_case:
+      raise ValueError(message)
 
 
-def check_rule(config, rule: Rule) -> None:
-  """Raises a ValueError if a config breaks a rule."""
-  for value in _values(config, rule.field):
-    if not rule.legal(value):
-      raise ValueError(' '.join(filter(None, (
-          f'{rule.field} must be {rule.must_be}, but is {value!r}.',
-          rule.remedy))))
+def _check_optimizer(path: str, group: Mapping[str, Any]) -> None:
+  options = {name: group[name] for name in plugins.keywords(optimizers.adamw)
+             if name in group}
+  options['total_steps'] = options.get('total_steps') or _ENDLESS
+  plugins.build(config_fields.OPTIMIZER, options, field=path,
+                ours=config_fields.OPTIMIZER)
 
 
 def _check_deadline(spec: engines.Spec, rollout: Any) -> None:
@@ -75,15 +82,6 @@ def _check_deadline(spec: engines.Spec, rollout: Any) -> None:
         f'{rollout.search_timeout_secs:g}: the cause of a failure would be '
         f'lost. Raise it, or lower {spec.field}.deadline_secs (an engine that '
         'sends a request a query needs more connections, too).')
-
-
-def _values(config, field: str) -> Iterator[Any]:
-  """Yields the value of a dotted field, if the config has it."""
-  for name in field.split('.'):
-    if name not in config:
-      return
-    config = config[name]
-  yield config
 
 
 def check_questions(config) -> None:
@@ -109,24 +107,21 @@ def check_questions(config) -> None:
 
 def check_worlds(config) -> None:
   """Raises a ValueError if questions ask for knowledge that worlds lack."""
-  data, evaluate = config.data, config.get('evaluate', {})
-  asked = data.get('evaluate', '')
-  if config.world.common or data.get('train') and asked != datasets.WORLDS:
+  data = config.data
+  judged = data.get('evaluate', '')
+  if config.world.common or data.get('train') and judged != datasets.WORLDS:
     return
-  kinds = () if asked not in ('', datasets.WORLDS) else evaluate.get(
-      'worlds', {}).get('kinds', ())
-  about = [kind for kind in kinds if kind in datasets.COMMON]
-  for broken, message in (
+  kinds = () if judged not in ('', datasets.WORLDS) else config.get(
+      'evaluate', {}).get('worlds', {}).get('kinds', ())
+  _refuse(
       (data.get('common') and any(data.get('per_hop', ())),
        'data.common must be 0 where worlds have no common knowledge '
        f'(world.common=False), but is {data.get("common")}. Set it to 0, or '
        'world.common to True.'),
-      (about, 'evaluate.worlds.kinds must not name famous or outdated where '
+      ({*kinds} & {*datasets.COMMON},
+       'evaluate.worlds.kinds must not name famous or outdated where '
        'worlds have no common knowledge (world.common=False), but is '
-       f'{tuple(kinds)}. Leave them out, or set world.common to True.'),
-  ):
-    if broken:
-      raise ValueError(message)
+       f'{tuple(kinds)}. Leave them out, or set world.common to True.'))
 
 
 def check_seeds(trained: Mapping[str, Any], config) -> None:
@@ -136,10 +131,10 @@ def check_seeds(trained: Mapping[str, Any], config) -> None:
     trained: Field config.data of the run that trains the policy.
     config: Config of the evaluation.
   """
-  worlds, asked = config.evaluate.worlds, config.data.evaluate
+  worlds = config.evaluate.worlds
   generates = not trained['train'] and any(trained['per_hop'])
-  judged = worlds.kinds and asked in ('', datasets.WORLDS)
-  if generates and judged and trained['world_seed'] == worlds.world_seed:
+  is_judged = worlds.kinds and config.data.evaluate in ('', datasets.WORLDS)
+  if generates and is_judged and trained['world_seed'] == worlds.world_seed:
     raise ValueError(
         'evaluate.worlds.world_seed must not be that of training, '
         f'data.world_seed, but both are {worlds.world_seed}: the policy would '
@@ -168,10 +163,8 @@ def check_learner(config, algorithm: algorithms.Algorithm) -> None:
 def check_algorithm(config, name: str, algorithm: algorithms.Algorithm) -> None:
   """Raises a ValueError if the rollouts do not suit the algorithm."""
   rollout = config.rollout
-  truncation = truncation_of(rollout)
-  truncation.check()
-  needed = algorithm.min_group_size
-  for broken, message in (
+  truncation, needed = truncation_of(rollout), algorithm.min_group_size
+  _refuse(
       (rollout.group_size < needed,
        f'rollout.group_size must be at least {needed} for {name}, whose '
        f'baseline is the group, but is {rollout.group_size}. Raise it, or '
@@ -182,10 +175,7 @@ def check_algorithm(config, name: str, algorithm: algorithms.Algorithm) -> None:
        'an importance ratio: they make the sampler another distribution than '
        f'the policy. They are {truncation.top_k}, {truncation.top_p} and '
        f'{truncation.min_p}. Turn them off (0, 1.0, 0.0), or accept that with '
-       "rollout.truncation='renormalise'."),
-  ):
-    if broken:
-      raise ValueError(message)
+       "rollout.truncation='renormalise'."))
 
 
 def check_staleness(staleness: int, algorithm: algorithms.Algorithm,
@@ -198,7 +188,7 @@ def check_staleness(staleness: int, algorithm: algorithms.Algorithm,
     devices: Number of devices in the mesh.
     every: Value of config.evaluate.every.
   """
-  for broken, message in (
+  _refuse(
       (staleness and every,
        'evaluate.every must be 0 where rollouts run ahead in a thread, which '
        f'has the engine, but is {every} with train.max_staleness={staleness}. '
@@ -210,31 +200,25 @@ def check_staleness(staleness: int, algorithm: algorithms.Algorithm,
       (staleness and devices > 1,
        'train.max_staleness must be 0 on several devices, where two programs '
        f'at a time could wait for each other, but is {staleness} on {devices}. '
-       'Set it to 0, or start one process with one device.'),
-  ):
-    if broken:
-      raise ValueError(message)
+       'Set it to 0, or start one process with one device.'))
 
 
 def check_supervised(config) -> None:
   """Raises a ValueError for invalid options of configs/sft.py."""
-  train, batch, places = config.train, config.batch, config.learner.max_segments
-  for broken, message in (
+  train, batch, learner = config.train, config.batch, config.learner
+  _refuse(
       (not train.epochs and not train.steps,
        'train.epochs or train.steps must be above 0, but both are 0. '
        'Set one of them.'),
       (not batch.documents and not batch.tokens,
        'batch.documents or batch.tokens must be above 0, but both are 0. '
        'Set one of them.'),
-      (config.learner.pack_length <= max(places, 1),
+      (learner.pack_length <= learner.max_segments,
        'learner.pack_length must be more than learner.max_segments, '
-       f'{places}, but is {config.learner.pack_length}.'),
+       f'{learner.max_segments}, but is {learner.pack_length}.'),
       (config.data.validation and not config.data.train,
        'data.validation needs data.train, but that is empty: the '
-       'demonstrations of generated worlds come with their own.'),
-  ):
-    if broken:
-      raise ValueError(message)
+       'demonstrations of generated worlds come with their own.'))
 
 
 def truncation_of(rollout: Any) -> sampling.Truncation:

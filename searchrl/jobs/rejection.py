@@ -122,15 +122,4 @@ def _check(config) -> None:
   config_checks.check(config)
   config_checks.check_questions(config)
   config_checks.check_training_data(config)
-  config_checks.check(config.tuning)
   config_checks.check_supervised(config.tuning)
-  for rule in (
-      *(config_checks.Rule(
-          f'rejection.{name}', lambda value: value >= 1, 'at least 1')
-        for name in ('iterations', 'questions', 'samples', 'most',
-                     'questions_a_round')),
-      config_checks.Rule(
-          'rejection.temperature', lambda value: value > 0, 'above 0'),
-      config_checks.Rule('rejection.balance', lambda x: x == 0 or x >= 1,
-                  'at least 1', 'Set it to 0 to keep all.')):
-    config_checks.check_rule(config, rule)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a job with several seeds or settings, and makes one table."""
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 import functools
 import json
@@ -70,7 +71,7 @@ def _runs(config, folder: pathlib.Path, seeds: Sequence[int]
           f'sweep.order must name entries of sweep.runs, which are '
           f'{", ".join(swept.runs)}, but names {name!r}.')
     for seed in seeds or (None,):
-      changed = config.copy_and_resolve_references()
+      changed = copy.deepcopy(config)  # with the rules of its fields
       with changed.unlocked():
         if swept:
           changed.job = swept.job

@@ -23,7 +23,7 @@ from searchrl.runtime import plugins
 # Groups that may get fields of any name: options of a function, or tables.
 _FREE = re.compile(r'(options|algorithm|curriculum|engines|methods|habits)$')
 _OPTIONAL = re.compile(r'\b(optimizer|algorithm)\.\w+$')  # fields may be None
-_OPTIMIZER = 'searchrl.training.optimizer:adamw'
+OPTIMIZER = 'searchrl.training.optimizer:adamw'
 _SIMPLE = (bool, int, float, str, tuple)  # types of fields
 
 Settings = dict[str, list[str]]  # values that a command line gives to fields
@@ -99,7 +99,7 @@ def add_keywords(config: config_dict.ConfigDict, settings: Settings
     The default of each field that was added. None for a keyword without one.
   """
   added = {}
-  for path, group in _groups(config):
+  for path, group in groups(config):
     for name, parameter in _keywords(path, group, settings).items():
       default = (None if parameter.default is parameter.empty
                  else parameter.default)
@@ -118,6 +118,15 @@ def leaves(tree: Mapping[str, Any], prefix: str = ''
       yield from leaves(value, f'{prefix}{name}.')
     else:
       yield prefix + name, value
+
+
+def groups(config: Mapping[str, Any], path: str = ''
+           ) -> Iterator[tuple[str, config_dict.ConfigDict]]:
+  """Yields (dotted name, group) of each group in a config."""
+  for name, value in config.items():
+    if isinstance(value, config_dict.ConfigDict):
+      yield path + name, value
+      yield from groups(value, f'{path}{name}.')
 
 
 def closest(field: str, config: Mapping[str, Any]) -> str:
@@ -200,21 +209,12 @@ _READERS = (
     (object, (ast.literal_eval, 'a Python literal')))
 
 
-def _groups(config: Mapping[str, Any], path: str = ''
-           ) -> Iterator[tuple[str, config_dict.ConfigDict]]:
-  """Yields (dotted name, group) of each group in a config."""
-  for name, value in config.items():
-    if isinstance(value, config_dict.ConfigDict):
-      yield path + name, value
-      yield from _groups(value, f'{path}{name}.')
-
-
 def _keywords(path: str, group: Mapping[str, Any], settings: Settings
              ) -> dict[str, inspect.Parameter]:
   """Returns the keywords of the function that a group's fields go to."""
   last = path.rpartition('.')[2]
   if last == 'optimizer':
-    field, name = path, _OPTIMIZER
+    field, name = path, OPTIMIZER
   elif last == 'algorithm' and 'name' in group:
     field = f'{path}.name'
     name = settings.get(field, [group['name']])[-1]

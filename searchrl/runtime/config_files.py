@@ -11,18 +11,19 @@ from typing import Any
 
 
 def load(name: str) -> Any:
-  """Loads the config of a file under configs/, named with or without :size.
+  """Loads the config of a file, named with or without :KEY=VALUE after it.
 
   Raises:
     FileNotFoundError: The file does not exist.
-    ValueError: The file has no get_config, takes no size, or raises an error.
+    ValueError: The file has no get_config, takes no text after a colon, or
+      raises an error.
   """
-  path, colon, size = name.partition(':')
+  path, colon, text = name.partition(':')
   file = pathlib.Path(path)
   if not file.is_file():
     raise FileNotFoundError(
-        '--config must name a file, such as configs/dspo.py, with :size after '
-        f'it if need be, but {path!r} is none. {_nearest(file)}')
+        '--config must name a file, such as configs/dspo.py, perhaps with '
+        f':KEY=VALUE after it, but {path!r} is none. {_nearest(file)}')
   try:
     make = runpy.run_path(str(file)).get('get_config')
   except Exception as error:
@@ -31,10 +32,10 @@ def load(name: str) -> Any:
     raise ValueError(f'--config must name a file with a function get_config, '
                      f'but {path} has none.')
   if colon and not inspect.signature(make).parameters:
-    raise ValueError(f'{path} has one size, but --config={name} asks for '
-                     f'{size!r}. Write --config={path}.')
+    raise ValueError(f'{path} takes no text after a colon, but --config={name} '
+                     f'has {text!r}. Write --config={path}.')
   try:
-    config = make(size) if colon else make()
+    config = make(text) if colon else make()
   except (ValueError, FileNotFoundError):
     raise  # has its own message
   except Exception as error:

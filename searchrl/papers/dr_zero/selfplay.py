@@ -193,19 +193,10 @@ def _check(config) -> None:
   seeds_lib.check(config.selfplay.hops)
   for role in roles.ROLES:
     _check_role(roles.role_config(config, role))
-  most = config.selfplay.seeds
-  for rule in (
-      *(config_checks.Rule(f'selfplay.{name}', lambda value: value >= 1, 'at least 1')
-        for name in ('iterations', 'seeds', 'document_tokens', 'examined')),
-      *(config_checks.Rule(f'proposing.{name}', lambda value: value >= 1, 'at least 1')
-        for name in ('samples', 'seeds_a_round')),
-      config_checks.Rule('proposing.check.attempts', lambda value: value >= 0,
-                  'at least 0', 'Set it to 0 for no check.'),
-      config_checks.Rule('proposing.seeds', lambda value: 1 <= value <= most,
-                  f'from 1 to selfplay.seeds, {most}'),
-      *(config_checks.Rule(f'alarms.{name}', lambda share: 0 <= share <= 1,
-                    'in [0, 1]') for name in config.alarms)):
-    config_checks.check_rule(config, rule)
+  seeds, most = config.proposing.seeds, config.selfplay.seeds
+  if not 1 <= seeds <= most:
+    raise ValueError(f'proposing.seeds must be from 1 to selfplay.seeds, {most}, '
+                     f'but is {seeds}.')
   if not config.search.corpus and not any(config.data.per_hop):
     raise ValueError(
         'search.corpus must name the passages that questions are written '
