@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Searches built over other searches: their metrics, waits and failures.
 
-Some engines give more than results: `pop` returns the metrics since its last
-call, and `wait` returns once a search can be expected to succeed. An engine
-over others passes both on. `with_typed_errors` turns exceptions into
-SearchErrors.
+An engine may have the methods `pop`, which returns the metrics since its last
+call and resets them, and `wait`, which returns once a search can be expected to
+succeed, or raises a ConnectionError after too long. An engine over others
+passes both on.
 """
 
 from __future__ import annotations
@@ -14,20 +14,9 @@ import collections
 from collections.abc import Callable, Sequence
 import dataclasses
 import threading
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from searchrl.trajectory import Passages, Query, SearchError, SearchFn
-
-
-@runtime_checkable
-class Monitored(Protocol):
-  """A SearchFn that keeps metrics and may be out of service for a while."""
-
-  def pop(self) -> dict[str, float]:
-    """Returns the metrics since the last call, and resets them."""
-
-  def wait(self) -> None:
-    """Returns once the search works; raises ConnectionError after too long."""
 
 
 class Counts:
@@ -82,12 +71,12 @@ class Wrapped:
 
 def pop(search: Callable[..., Any]) -> dict[str, float]:
   """Returns and resets the metrics of a search; empty if it keeps none."""
-  return search.pop() if isinstance(search, Monitored) else {}
+  return search.pop() if hasattr(search, 'pop') else {}
 
 
 def wait(search: Callable[..., Any]) -> None:
-  """Waits while a search is out of service, if it is `Monitored`."""
-  if isinstance(search, Monitored):
+  """Waits while a search is out of service, if it can say so."""
+  if hasattr(search, 'wait'):
     search.wait()
 
 

@@ -25,15 +25,11 @@ def random_passages(corpus: Corpus, *, seed: int) -> SearchFn:
   def answer(query: Query) -> Passages:
     if not query.text.strip():
       return ()
-    rng = _generator(seed, query.question.uid, query.text)
+    name = json.dumps([seed, query.question.uid, query.text]).encode()
+    rng = np.random.default_rng(
+        int.from_bytes(hashlib.sha256(name).digest(), 'big'))
     drawn = rng.choice(
         len(corpus), min(query.top_k, len(corpus)), replace=False)
     return tuple(dataclasses.replace(corpus[i], score=0.0) for i in drawn)
 
   return lambda queries: [answer(query) for query in queries]
-
-
-def _generator(seed: int, uid: str, text: str) -> np.random.Generator:
-  name = json.dumps([seed, uid, text]).encode()
-  return np.random.default_rng(
-      int.from_bytes(hashlib.sha256(name).digest(), 'big'))

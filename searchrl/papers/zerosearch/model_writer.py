@@ -55,7 +55,7 @@ class Model:
     return self.max_prompt_tokens + self.max_tokens
 
 class ModelWriter:
-  """A `documents.Writer` with its own engine, `pop` and `wait`.
+  """A `documents.Writer` with its own engine, and `pop`.
 
   On CPUs, a text depends only on its task and the weights. It does not depend
   on the texts that are written at the same time, nor on when it is written.
@@ -89,9 +89,6 @@ class ModelWriter:
   def pop(self) -> dict[str, float]:
     """Returns `simulated/tokens`, the tokens sampled since the last call."""
     return {'simulated/tokens': self._counts.pop()['tokens']}
-
-  def wait(self) -> None:
-    """Returns at once, because the model is never out of service."""
 
   def _request(self, task: documents.Task) -> Request | SearchError:
     prompt, sampler = self._prompts.of(task), self._sampler
