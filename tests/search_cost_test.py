@@ -9,14 +9,14 @@ import pytest
 from configs import search_cost as config_file
 from searchrl.papers.zerosearch import search_cost as job
 
-PRICES = job.Prices(**{name: config_file.get_config().cost[name] for name in (
-    'thousand_queries', 'device_hour')})
+PRICES = {name: config_file.get_config().cost[name] for name in (
+    'thousand_queries', 'device_hour')}
 
 
 def test_the_papers_counts_give_the_papers_table():
   """ZeroSearch, Table 8."""
   found = job.Counts(queries=64_000, hours=12.0, writing_hours=0.0, tokens=0)
-  rows = job.table(found, PRICES, (1, 2, 4))
+  rows = job.table(found, **PRICES, devices=(1, 2, 4))
   assert [row['in all'] for row in rows] == pytest.approx(
       [586.7, 17.7, 35.4, 70.8], rel=1e-3)
   assert rows[0]['paid for devices'] == 0 == rows[1]['paid for queries']
@@ -33,7 +33,8 @@ STEPS = [
 
 def test_a_run_is_counted_over_its_steps():
   assert job.count(STEPS) == job.Counts(150, 0.05, 0.01, 10_000)
-  shared = job.table(job.count(STEPS), job.Prices(2.0, 10.0), (3,))
+  shared = job.table(job.count(STEPS), thousand_queries=2.0,
+                     device_hour=10.0, devices=(3,))
   assert [row['in all'] for row in shared] == pytest.approx([0.3, 1.5, 0.3])
   with pytest.raises(ValueError, match='must have steps with searches'):
     job.count(STEPS[:1])
@@ -54,7 +55,7 @@ def test_the_job_prints_the_table_of_a_run(tmp_path, capsys):
     (dict(run='nowhere'), "'nowhere' has no metrics.jsonl"),
     (dict(thousand_queries=-1.0), 'cost.thousand_queries must be at least 0'),
     (dict(device_hour=-1.0), 'cost.device_hour must be'),
-    (dict(devices=(0,)), 'cost.devices must be numbers of at least 1')])
+    (dict(devices=(0,)), 'cost.devices must be one or more numbers of at')])
 def test_bad_options_are_refused(options, message, tmp_path):
   config = config_file.get_config()
   config.cost.update(options)

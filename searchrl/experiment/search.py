@@ -23,15 +23,9 @@ _load_encoder = embedder.cached_loader()  # compiled once a process
 
 def engine(search: Any, corpus: Any, *, seed: int, steps: int = 0,
            load_model: Callable[..., Any] | None = None) -> SearchFn:
-  """Builds the engine of a config; its failures are SearchErrors.
+  """Builds the engine of a field such as config.search, as `engines.make`.
 
-  Args:
-    search: The field config.search.
-    corpus: The passages; None unless the engine `needs_corpus`.
-    seed: Seed of random passages, and of engines that take it.
-    steps: Number of steps of the run; 0 outside of training.
-    load_model: Function that loads a language model beside the policy, as
-      `policy.second` does; None where no policy is trained.
+  Failures of a search are SearchErrors.
 
   Raises:
     ValueError, FileNotFoundError: The engine cannot be built.
@@ -110,23 +104,22 @@ def cases(through: Mapping[str, Any], sets: Sequence[datasets.Dataset],
     through: Engines, from `of_evaluation`.
     sets: Sets of questions to evaluate on.
     options: The field config.evaluate, whose decodings and noise are read.
-    seed: Seed of random passages.
+    seed: Seed of the engines.
   """
-  def few(dataset):
+  def few(dataset: datasets.Dataset) -> datasets.Dataset:
     return dataclasses.replace(
         dataset, questions=dataset.few or dataset.questions)
 
-  result = [
+  return [
       evaluator.EvalCase(dataset if decoding == 'greedy' else few(dataset),
                          name, search, decoding)
       for name, other in through.items()
       for dataset, search in zip(sets, engines(other, sets, seed=seed))
-      for decoding in options.decodings]
-  with_noise = [dataset for n, dataset in enumerate(sets)
-                if options.noise and dataset.corpus is not None
-                and (n == 0 or dataset.is_common and dataset.name == 'famous')]
-  return result + [
+      for decoding in options.decodings
+  ] + [
       evaluator.EvalCase(
           few(dataset), 'noise', engine_wrappers.with_typed_errors(
               registry.make('noise', dataset.corpus, seed=seed)), 'greedy')
-      for dataset in with_noise]
+      for number, dataset in enumerate(sets)
+      if options.noise and dataset.corpus is not None and (
+          number == 0 or dataset.is_common and dataset.name == 'famous')]

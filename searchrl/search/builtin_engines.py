@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The built-in search engines: how each is built, and what is true of it.
 
-Fusion, rerank and cache are built over other engines, each of which is given as
-dict(name=..., **options). `engines.py` reads this table.
+`engines.py` reads this table.
 """
 
 from __future__ import annotations
@@ -126,9 +125,8 @@ def _dense(corpus: Corpus, *, load_encoder: open_index.LoadEncoder | None,
   return _ngrams(corpus, **options)
 
 
-def _ngrams(
-    corpus: Corpus, *, dim: int = 512, n: int = 3, batch: int = 64
-) -> SearchFn:
+def _ngrams(corpus: Corpus, *, dim: int = 512, n: int = 3, batch: int = 64
+           ) -> SearchFn:
   return dense.exact(
       corpus, dense.ngram_encoder(corpus, dim=dim, n=n), batch=batch)
 
@@ -151,42 +149,35 @@ def _describe_dense(corpus: Corpus, options: Options,
   return {}
 
 
-def _remote(corpus: Corpus | None, **options: Any) -> SearchFn:
-  del corpus
+def _remote(_: None, **options: Any) -> SearchFn:
   from searchrl.search.remote import remote  # imports urllib3
   return remote.remote(**options)
 
 
-def _web(corpus: Corpus | None, **options: Any) -> SearchFn:
-  del corpus
+def _web(_: None, **options: Any) -> SearchFn:
   from searchrl.search.remote import web  # imports urllib3
   return web.web(**options)
 
 
-def _deadline(options: Options, queries: int = 0) -> float:
-  del queries
+def _deadline(options: Options, _: int) -> float:
   from searchrl.search.remote import transport  # imports urllib3
   return options.get('deadline_secs', transport.RetryPolicy.deadline_secs)
 
 
-def _fusion(corpus: Corpus | None, *, parts: tuple[SearchFn, ...],
-            **options: Any) -> SearchFn:
-  del corpus
+def _fusion(_: Any, *, parts: tuple[SearchFn, ...], **options: Any
+           ) -> SearchFn:
   return engine_wrappers.Wrapped(fusion.fused(parts, **options), parts)
 
 
-def _rerank(corpus: Corpus | None, *, parts: tuple[SearchFn, ...],
-            load_judge: LoadJudge, model: str, candidates: int = 10,
-            **options: Any) -> SearchFn:
-  del corpus
+def _rerank(_: Any, *, parts: tuple[SearchFn, ...], load_judge: LoadJudge,
+            model: str, candidates: int = 10, **options: Any) -> SearchFn:
   return engine_wrappers.Wrapped(rerank.reranked(
       parts[0], load_judge(model, **options), candidates=candidates), parts)
 
 
-def _cache(corpus: Corpus | None, *, parts: tuple[SearchFn, ...],
+def _cache(_: Any, *, parts: tuple[SearchFn, ...],
            fingerprint: Callable[[], str], index: str = '', **options: Any
            ) -> SearchFn:
-  del corpus
   return cache.cached(parts[0], index=index or fingerprint(), **options)
 
 

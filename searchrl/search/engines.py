@@ -116,12 +116,8 @@ def traits(**values: Any) -> Callable[[Callable], Callable]:
 def find(name: str, field: str = 'search.engine') -> Engine:
   """Returns the engine of a name: a built-in one, or a user's function.
 
-  Args:
-    name: A key of ENGINES, or 'module:function'.
-    field: Config field that has the name, for the error.
-
   Raises:
-    ValueError: There is no such engine.
+    ValueError: There is no such engine; the message names the config field.
   """
   if name in ENGINES:
     return ENGINES[name]
@@ -146,13 +142,7 @@ def _engine_of_a_paper(name: str) -> str:
 
 def parse(name: str, options: Options, engine_field: str = 'search.engine',
           field: str = 'search.options') -> Spec:
-  """Returns the Spec of an engine, and of the engines that it is built over.
-
-  Args:
-    name: Key of ENGINES, or 'module:function'.
-    options: Options of the engine.
-    engine_field: Config field of the name, for errors.
-    field: Config field of the options, for errors.
+  """Returns the Spec of an engine; the two fields are named in errors.
 
   Raises:
     ValueError: There is no such engine, a part is not given as dict(name=...,
@@ -160,14 +150,15 @@ def parse(name: str, options: Options, engine_field: str = 'search.engine',
       than its text and top_k.
   """
   engine, parts = find(name, engine_field), []
-  given = options.get(engine.inner, ())
-  inner_field = f'{field}.{engine.inner}'
-  for part in [given] if given and engine.inner == 'engine' else given:
-    inner = dict(part) if hasattr(part, 'items') else {}  # or a ConfigDict
-    if 'name' not in inner:
+  inner, inner_field = options.get(engine.inner), f'{field}.{engine.inner}'
+  for part in [inner] if inner and engine.inner == 'engine' else inner or ():
+    # A part may be a ConfigDict.
+    part_options = dict(part) if hasattr(part, 'items') else {}
+    if 'name' not in part_options:
       raise ValueError('search.options must give an engine as dict(name=..., '
                        f'**options), but give {part!r}.')
-    parts.append(parse(inner.pop('name'), inner, inner_field, inner_field))
+    parts.append(parse(part_options.pop('name'), part_options, inner_field,
+                       inner_field))
   spec = Spec(name, engine, options, tuple(parts), field)
   readers = sorted({leaf.name for leaf in spec.leaves
                     if not leaf.trait('reads_text_alone')})
@@ -181,15 +172,15 @@ def parse(name: str, options: Options, engine_field: str = 'search.engine',
 
 def check(spec: Spec) -> None:
   """Raises a ValueError if an option does not exist, or one is missing."""
-  parameters = [p for p in [*inspect.signature(
-      spec.engine.make).parameters.values()][1:]
+  _, *parameters = inspect.signature(spec.engine.make).parameters.values()
+  parameters = [p for p in parameters
                 if p.name not in builtin_engines.FROM_THE_RUN]
-  takes, names = spec.engine.takes, [p.name for p in parameters]
-  legal = takes(spec.options) if callable(takes) else takes or names
-  is_open = takes is None and any(
-      p.kind is p.VAR_KEYWORD for p in parameters)
+  takes = spec.engine.takes
+  legal = takes(spec.options) if callable(takes) else (
+      takes or [p.name for p in parameters])
+  takes_all = not takes and any(p.kind is p.VAR_KEYWORD for p in parameters)
   unknown = [name for name in spec.options if name not in legal]
-  if unknown and not is_open:
+  if unknown and not takes_all:
     near = difflib.get_close_matches(unknown[0], legal, n=1)
     hint = (f'Did you mean {near[0]}?' if near else 'Remove it.'
             if ':' in spec.name else 'docs/search.md lists all.')
@@ -222,17 +213,17 @@ def make(
 ) -> SearchFn:
   """Builds an engine by its name.
 
-  A search returns at most top_k passages, and at most the whole corpus.
+  A search returns at most top_k passages, and at most the whole corpus. The
+  keywords before the options come from the run. An engine gets those that its
+  function names.
 
   Args:
     name: Key of ENGINES, or 'module:function' of a user.
     corpus: Passages that are searched; None if `needs_corpus` is False.
-    seed: Seed of 'noise' and of a user's engine that takes it.
+    seed: Seed of the run.
     steps: Number of steps of the run; 0 outside of training.
-    load_encoder: Function that loads the text encoder of 'dense'; see
-      `open_index.LoadEncoder`.
-    load_judge: Function that loads the cross-encoder of 'rerank'; see
-      `reranker.load`.
+    load_encoder: Function that loads a text encoder.
+    load_judge: Function that loads a cross-encoder; see `reranker.load`.
     load_model: Function that loads a language model beside the policy, as
       `policy.second` does; None where no policy is trained.
     **options: Options of the engine, which docs/search.md lists.
@@ -252,15 +243,15 @@ def make(
 def _make(spec: Spec, corpus: AnyCorpus | None, run: Mapping[str, Any]
          ) -> SearchFn:
   """Builds an engine after its parts, with the keywords that it names."""
-  parts = tuple(_make(part, corpus, run) for part in spec.parts)
-  keywords = {
-      **run, 'parts': parts, 'fingerprint': lambda: _fingerprint(
-          spec.parts[0], corpus, run['load_encoder'])}
   named = inspect.signature(spec.engine.make).parameters
-  search = spec.engine.make(
-      corpus, **{key: keywords[key] for key in keywords if key in named},
-      **{key: value for key, value in spec.options.items()
-         if key != spec.engine.inner})
+  keywords = {
+      **run, 'parts': tuple(_make(part, corpus, run) for part in spec.parts),
+      'fingerprint': lambda: _fingerprint(spec.parts[0], corpus,
+                                          run['load_encoder'])}
+  keywords = {key: keywords[key] for key in keywords if key in named}
+  search = spec.engine.make(corpus, **keywords, **{
+      key: value for key, value in spec.options.items()
+      if key != spec.engine.inner})
   if not callable(search):
     raise ValueError(f'{spec.name} must return a function of queries, but '
                      f'returned {search!r}.')

@@ -11,10 +11,17 @@ import pathlib
 from typing import Any
 
 from searchrl.evaluation import figures
+from searchrl.experiment import config_checks
+from searchrl.experiment.rules import Rule
 from searchrl.runtime import metrics
 
 COLUMNS = ('search by', 'queries', 'hours', 'devices', 'paid for queries',
            'paid for devices', 'in all')
+RULES = (
+    *(Rule(f'cost.{name}', lambda price: price >= 0, 'at least 0')
+      for name in ('thousand_queries', 'device_hour')),
+    Rule('cost.devices', lambda counts: min(counts, default=0) >= 1,
+         'one or more numbers of at least 1'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,58 +32,6 @@ class Counts:
   hours: float  # duration of all training steps
   writing_hours: float  # part of `hours` in which documents were written
   tokens: int  # tokens sampled for documents; 0: none or unknown
-
-
-@dataclasses.dataclass(frozen=True)
-class Prices:
-  """Prices, all in the same currency."""
-
-  thousand_queries: float  # price of 1000 queries to a paid engine
-  device_hour: float  # price of one device for an hour
-
-
-def count(steps: Sequence[Mapping[str, float]]) -> Counts:
-  """Returns the counts of the lines of a metrics.jsonl.
-
-  Lines of evaluations do not count.
-
-  Raises:
-    ValueError: No line is for a training step with searches.
-  """
-  def total(name):
-    return sum(line.get(name, 0.0) for line in steps)
-
-  if not total('search/queries'):
-    raise ValueError(
-        'cost.run must have steps with searches, but its metrics.jsonl has '
-        'none.')
-  return Counts(
-      queries=round(total('search/queries')),
-      hours=total('timing_s/step') / 3600,
-      writing_hours=total('simulated/secs') / 3600,
-      tokens=round(total('simulated/tokens')))
-
-
-def table(found: Counts, prices: Prices, devices: Sequence[int]
-         ) -> list[dict[str, Any]]:
-  """Returns rows with COLUMNS: a paid engine, then a model per device count.
-
-  A model keeps its devices for the whole run, as in the paper. If a model wrote
-  documents in the run, further rows give the cost for the time of writing
-  alone, when others use the devices in between.
-  """
-  def row(by, hours=found.hours, queries=0.0, count=0):
-    paid = hours * count * prices.device_hour
-    return dict(zip(COLUMNS, (by, found.queries, hours, count, queries, paid,
-                              queries + paid), strict=True))
-
-  rows = [row('a paid engine',
-              queries=found.queries / 1000 * prices.thousand_queries)]
-  rows += [row('a model', count=count) for count in devices]
-  if found.writing_hours:
-    rows += [row('a model, while it writes', found.writing_hours, count=count)
-             for count in devices]
-  return rows
 
 
 def run(config, workdir: str) -> None:
@@ -92,25 +47,70 @@ def run(config, workdir: str) -> None:
     FileNotFoundError: The run does not exist or has no metrics file.
   """
   del workdir
+  for rule in RULES:
+    config_checks.check_rule(config, rule)
   options = config.cost
-  for name in ('thousand_queries', 'device_hour'):
-    if options[name] < 0:
-      raise ValueError(
-          f'cost.{name} must be at least 0, but is {options[name]}.')
-  if not options.devices or min(options.devices) < 1:
-    raise ValueError('cost.devices must be numbers of at least 1, but are '
-                     f'{tuple(options.devices)}.')
   file = pathlib.Path(options.run) / metrics.FILE
   if not options.run or not file.is_file():
     raise FileNotFoundError(
         'cost.run must be the folder of a training run, but '
         f'{options.run!r} has no {metrics.FILE}. Name for instance '
         'runs/zerosearch.')
-  found = count(metrics.read(file))
-  rows = table(
-      found, Prices(options.thousand_queries, options.device_hour),
-      options.devices)
-  print(figures.table(rows, COLUMNS))
-  if found.tokens:
-    print(f'{found.tokens:,} tokens were written, '
-          f'{found.tokens / found.queries:.0f} a query.')
+  counts = count(metrics.read(file))
+  print(figures.table(table(
+      counts, thousand_queries=options.thousand_queries,
+      device_hour=options.device_hour, devices=options.devices), COLUMNS))
+  if counts.tokens:
+    print(f'{counts.tokens:,} tokens were written, '
+          f'{counts.tokens / counts.queries:.0f} a query.')
+
+
+def count(steps: Sequence[Mapping[str, float]]) -> Counts:
+  """Returns the counts of the lines of a metrics.jsonl.
+
+  Lines of evaluations do not count.
+
+  Raises:
+    ValueError: No line is for a training step with searches.
+  """
+  def total(name: str) -> float:
+    return sum(line.get(name, 0.0) for line in steps)
+
+  if not total('search/queries'):
+    raise ValueError(
+        'cost.run must have steps with searches, but its metrics.jsonl has '
+        'none.')
+  return Counts(
+      queries=round(total('search/queries')),
+      hours=total('timing_s/step') / 3600,
+      writing_hours=total('simulated/secs') / 3600,
+      tokens=round(total('simulated/tokens')))
+
+
+def table(counts: Counts, *, thousand_queries: float, device_hour: float,
+          devices: Sequence[int]) -> list[dict[str, Any]]:
+  """Returns rows with COLUMNS: a paid engine, then a model per device count.
+
+  A model keeps its devices for the whole run, as in the paper. If a model wrote
+  documents in the run, further rows give the cost for the time of writing
+  alone, when others use the devices in between.
+
+  Args:
+    counts: Counts of the run.
+    thousand_queries: Price of 1,000 queries to a paid engine.
+    device_hour: Price of a device for an hour, in the same currency.
+    devices: Numbers of devices of a model.
+  """
+  def row(by: str, hours: float = counts.hours, number: int = 0,
+          queries: float = 0.0) -> dict[str, Any]:
+    paid = hours * number * device_hour
+    return dict(zip(COLUMNS, (by, counts.queries, hours, number, queries, paid,
+                              queries + paid), strict=True))
+
+  rows = [row('a paid engine',
+              queries=counts.queries / 1000 * thousand_queries)]
+  rows += [row('a model', number=number) for number in devices]
+  if counts.writing_hours:
+    rows += [row('a model, while it writes', counts.writing_hours, number)
+             for number in devices]
+  return rows
