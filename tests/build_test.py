@@ -184,3 +184,13 @@ def test_a_larger_prompt_is_no_other_run(tmp_path):
   now.rollout.budgets.max_turns += 1
   with pytest.raises(ValueError, match='max_turns: 6 -> 7'):
     workdir.check(tmp_path, now.to_dict(), free=build.FREE)
+
+
+@pytest.mark.parametrize('options, depends', [
+    ({}, False), (dict(schedule='linear'), True),
+    (dict(schedule='linear', total_steps=100), False)])
+def test_results_depend_on_the_number_of_steps_if_a_schedule_ends_with_them(
+    options, depends):
+  config = grpo.get_config()
+  config.critic.optimizer.update(options)
+  assert build._lasts_as_the_run(config) == depends

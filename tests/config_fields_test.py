@@ -45,7 +45,7 @@ def test_the_fields_that_a_command_line_sets():
       '--seeds=1', '--noconfig.flag', '--config.seed=2', 'config.no=1',
       '--x=--config.y=1', '--config.is_on', '--plan'])
   assert settings == {'seed': ['1', '2'], 'data.mix': ['(1,)'],
-                      'flag': ['false'], 'is_on': ['']}
+                      'flag': ['false'], 'is_on': [None]}
   assert others == ['--config=a.py', '--seeds=1', 'config.no=1',
                     '--x=--config.y=1', '--plan']
 
@@ -76,6 +76,11 @@ def test_of_a_field_given_twice_the_last_counts_unless_it_is_a_tuple():
     assigned(tree(), 'data.mix=1', 'data.mix=2')
 
 
+def test_a_locked_config_of_a_user_gets_keywords_too():
+  config = assigned(grpo.get_config().lock(), 'algorithm.dual_clip=3')
+  assert config.algorithm.dual_clip == 3 and config.is_locked
+
+
 def test_groups_can_be_given_whole():
   assert assigned(tree(), "search.options={'any': 'thing'}"
                  ).search.options.any == 'thing'
@@ -86,7 +91,10 @@ def test_groups_can_be_given_whole():
 @pytest.mark.parametrize('argument, sentence', [
     ('seed=a', "seed must be a whole number, but is 'a'"),
     ('seed=1.5', "seed must be a whole number, but is '1.5'"),
-    ('seed=', "seed must be a whole number, but is 'none'"),
+    ('seed=', "seed must be a whole number, but is ''"),
+    ('seed', 'seed must be a whole number, but is none'),
+    ('text', 'text must be a text, but is none'),
+    ('is_on=', "is_on must be true or false, but is ''"),
     ('ratio=fast', "ratio must be a number, but is 'fast'"),
     ('is_on=2', "is_on must be true or false, but is '2'"),
     ('data.mix=(1,', r'data.mix must be a tuple, as in "\(1, 2\)", but is '),

@@ -134,3 +134,20 @@ def test_half_a_first_moment_is_nearly_the_whole():
   assert 0 < apart.max() < 0.02 * moved.max()
   with pytest.raises(ValueError, match="but is 'float16'"):
     optimizer.adamw(learning_rate=0.1, mu_dtype='float16')
+
+
+def test_a_schedule_ends_with_the_run_unless_its_end_is_given():
+  options = dict(learning_rate=1.0, schedule='linear', final_fraction=0.0)
+  rate = optimizer.schedule_for_run(options, 10)
+  assert float(rate(9)) == pytest.approx(0.1) and float(rate(10)) == 0.0
+  longer = optimizer.schedule_for_run(options | dict(total_steps=20), 10)
+  assert float(longer(10)) == 0.5
+  constant = dict(learning_rate=1.0, warmup_steps=9)
+  assert optimizer.options_for_run(constant, 3)['total_steps'] is None
+  params = {'w': jnp.ones((2, 2))}
+  tx = optimizer.for_run(options | dict(weight_decay=0.0), 2)
+  state, steps = tx.init(params), []
+  for _ in range(3):
+    changes, state = tx.update(params, state, params)
+    steps.append(float(-changes['w'][0, 0]))
+  assert steps == pytest.approx([1.0, 0.5, 0.0], abs=1e-5)

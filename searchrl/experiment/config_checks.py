@@ -40,7 +40,7 @@ def check(config) -> None:
       raise ValueError(f'{field} must be {rule.must_be}, but is {value!r}.')
   for path, group in config_fields.groups(config):
     if path.rpartition('.')[2] == 'optimizer':
-      _check_optimizer(path, group)
+      _check_optimizer(path, group, _ENDLESS)
   evaluate = config.get('evaluate', {})
   for field, search in (
       ('search', config.get('search')),
@@ -63,12 +63,12 @@ def _refuse(*cases: tuple[Any, str]) -> None:
       raise ValueError(message)
 
 
-def _check_optimizer(path: str, group: Mapping[str, Any]) -> None:
-  options = {name: group[name] for name in plugins.keywords(optimizers.adamw)
-             if name in group}
-  options['total_steps'] = options.get('total_steps') or _ENDLESS
-  plugins.build(config_fields.OPTIMIZER, options, field=path,
-                ours=config_fields.OPTIMIZER)
+def _check_optimizer(path: str, group: Mapping[str, Any], updates: int) -> None:
+  keywords = plugins.keywords(optimizers.adamw)
+  options = optimizers.options_for_run(group, updates)
+  plugins.build(config_fields.OPTIMIZER, {
+      name: value for name, value in options.items() if name in keywords},
+                field=path, ours=config_fields.OPTIMIZER)
 
 
 def _check_deadline(spec: engines.Spec, rollout: Any) -> None:
@@ -149,8 +149,8 @@ def check_learner(config, algorithm: algorithms.Algorithm) -> None:
   check_staleness(config.train.max_staleness, algorithm, 1,
                   config.evaluate.every)
   updates = config.train.num_steps * config.learner.minibatches
-  for optimizer in (config.optimizer, config.critic.optimizer):
-    optimizers.for_run(optimizer, updates)
+  _check_optimizer('optimizer', config.optimizer, updates)
+  _check_optimizer('critic.optimizer', config.critic.optimizer, updates)
   if config.model.lora.rank:
     loras.Lora(**config.model.lora)
   if 0 < updates < config.optimizer.warmup_steps:

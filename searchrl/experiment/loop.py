@@ -330,14 +330,12 @@ def _learning_rates(config, experiment: Experiment, state, progress: Progress
                    ) -> dict[str, float]:
   """Returns the learning rates of the last update; 0 before the first."""
   factor = config.guards.rollback_rate ** progress.rollbacks
+  total = config.train.num_steps * config.learner.minibatches
 
   def last(optimizer, updates):
     if not updates:
       return 0.0
-    return factor * optimizers.learning_rate(optimizer.learning_rate, **{
-        k: v for k, v in optimizer.items() if k in (
-            'warmup_steps', 'total_steps', 'schedule', 'final_fraction')
-    })(updates - 1)
+    return factor * optimizers.schedule_for_run(optimizer, total)(updates - 1)
 
   updates = experiment.learner.updates(state)
   rates = {'actor/lr': last(config.optimizer, updates['policy'])}

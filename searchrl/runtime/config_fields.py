@@ -26,7 +26,8 @@ _OPTIONAL = re.compile(r'\b(optimizer|algorithm)\.\w+$')  # fields may be None
 OPTIMIZER = 'searchrl.training.optimizer:adamw'
 _SIMPLE = (bool, int, float, str, tuple)  # types of fields
 
-Settings = dict[str, list[str]]  # values that a command line gives to fields
+# Values that a command line gives to fields; None: the field alone.
+Settings = dict[str, list[str | None]]
 
 
 def split(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
@@ -47,10 +48,11 @@ def split(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
     if is_negated and value is not None:
       raise ValueError(f'{argument} must have no value: write '
                        f'--config.{field}=false.')
-    if value is None and not is_negated:
-      is_last = not remaining or remaining[0].startswith('--')
-      value = '' if is_last else remaining.pop(0)
-    settings.setdefault(field, []).append('false' if is_negated else value)
+    if is_negated:
+      value = 'false'
+    elif value is None and remaining and not remaining[0].startswith('--'):
+      value = remaining.pop(0)
+    settings.setdefault(field, []).append(value)
   return settings, others
 
 
@@ -77,7 +79,7 @@ def assign(config: config_dict.ConfigDict, settings: Settings, file: str
     if len(values) > 1 and isinstance(group[name], tuple):
       raise ValueError(
           f'--config.{field} must be given once, but is given {len(values)} '
-          f'times, as {" and ".join(values)}. Give all in one, as in '
+          f'times, as {" and ".join(map(str, values))}. Give all in one, as in '
           f'--config.{field}="{group[name]}".')
     _set(group, field, values[-1])
   for field, default in added.items():
@@ -99,6 +101,7 @@ def add_keywords(config: config_dict.ConfigDict, settings: Settings
     The default of each field that was added. None for a keyword without one.
   """
   added = {}
+  config.unlock()
   for path, group in groups(config):
     for name, parameter in _keywords(path, group, settings).items():
       default = (None if parameter.default is parameter.empty
@@ -133,8 +136,7 @@ def closest(field: str, config: Mapping[str, Any]) -> str:
   """Returns a sentence with the field that a name may mean; '' for none."""
   names = sorted((name for name, _ in leaves(config)),
                  key=lambda name: name.count('.'))
-  answer = foreign_names.answer(field, names)
-  if answer:
+  if answer := foreign_names.answer(field, names):
     return answer
   last = field.rpartition('.')[2]
   near = [name for name in names if name.rpartition('.')[2] == last] or (
@@ -142,11 +144,14 @@ def closest(field: str, config: Mapping[str, Any]) -> str:
   return f'Did you mean --config.{near[0]}?' if near else ''
 
 
-def _set(group: config_dict.ConfigDict, field: str, text: str) -> None:
+def _set(group: config_dict.ConfigDict, field: str, text: str | None) -> None:
   """Sets a field of a group to what a command line gives, or raises."""
   name = field.rpartition('.')[2]
   old, kind = group[name], group.get_type(name)
-  new = _read(text, kind, old, field)
+  if text in ('None', 'none') and _OPTIONAL.search(field):
+    group[name] = None
+    return
+  new = _read(text, kind, field, f', as in "{old}"' if kind is tuple else '')
   if isinstance(old, tuple):
     for types, content in (((int, float), 'numbers'), (str, 'texts')):
       if old and all(isinstance(x, types) for x in old) and not all(
@@ -169,20 +174,20 @@ def _set(group: config_dict.ConfigDict, field: str, text: str) -> None:
                      f'has in the file, but: {error}') from error
 
 
-def _read(text: str, kind: type, old: Any, field: str) -> Any:
+def _read(text: str | None, kind: type, field: str, example: str) -> Any:
   """Returns the value of a text in the kind of its field, or raises."""
-  read, name = next(reader for types, reader in _READERS if issubclass(
-      kind, types))
-  if text in ('None', 'none') and _OPTIONAL.search(field):
-    return None
-  if not text and kind is bool:
+  read, words = next(
+      reader for base, *reader in _READERS if issubclass(kind, base))
+  if text is None and kind is bool:
     return True
   try:
+    if text is None:
+      raise ValueError
     return read(text)
-  except (ValueError, TypeError, SyntaxError, RecursionError) as error:
-    example = f', as in "{old}"' if kind is tuple else ''
-    raise ValueError(f'--config.{field} must be {name}{example}, but is '
-                     f'{text or "none"!r}.') from error
+  except (ValueError, KeyError, SyntaxError, RecursionError) as error:
+    raise ValueError(
+        f'--config.{field} must be {words}{example}, but is '
+        f'{"none" if text is None else repr(text)}.') from error
 
 
 def _dict(text: str) -> dict[str, Any]:
@@ -192,21 +197,13 @@ def _dict(text: str) -> dict[str, Any]:
   return value
 
 
-def _bool(text: str) -> bool:
-  value = {'true': True, '1': True, 'false': False, '0': False}.get(
-      text.lower())
-  if value is None:
-    raise ValueError(text)
-  return value
-
-
-_READERS = (
-    (bool, (_bool, 'true or false')),
-    (int, (int, 'a whole number')), (float, (float, 'a number')),
-    (str, (str, 'a text')),
-    (tuple, (tuple_parser.TupleParser().parse, 'a tuple')),
-    (config_dict.ConfigDict, (_dict, "a dict, as in \"{'k': 1}\"")),
-    (object, (ast.literal_eval, 'a Python literal')))
+_BOOLS = {'true': True, '1': True, 'false': False, '0': False}
+_READERS: tuple[Any, ...] = (  # type, function of a text, words
+    (bool, lambda text: _BOOLS[text.lower()], 'true or false'),
+    (int, int, 'a whole number'), (float, float, 'a number'),
+    (str, str, 'a text'), (tuple, tuple_parser.TupleParser().parse, 'a tuple'),
+    (config_dict.ConfigDict, _dict, "a dict, as in \"{'k': 1}\""),
+    (object, ast.literal_eval, 'a Python literal'))
 
 
 def _keywords(path: str, group: Mapping[str, Any], settings: Settings
@@ -217,7 +214,7 @@ def _keywords(path: str, group: Mapping[str, Any], settings: Settings
     field, name = path, OPTIMIZER
   elif last == 'algorithm' and 'name' in group:
     field = f'{path}.name'
-    name = settings.get(field, [group['name']])[-1]
+    name = str(settings.get(field, [group['name']])[-1])
   else:
     return {}
   return plugins.keywords(plugins.resolve(

@@ -117,18 +117,33 @@ def adamw(
       mu_dtype=mu_dtype))
 
 
-def for_run(options: Mapping[str, Any], updates: int
-           ) -> optax.GradientTransformation:
-  """Makes AdamW whose schedule ends with a run, unless total_steps is set.
+def options_for_run(options: Mapping[str, Any], updates: int
+                   ) -> dict[str, Any]:
+  """Returns options of `adamw` whose schedule ends with a run.
 
   Args:
-    options: Options of `adamw`.
+    options: Options of `adamw`. A total_steps among them is kept.
     updates: Number of updates of the run.
   """
-  options = dict(options)
-  if options.get('schedule', 'constant') != 'constant':
-    options['total_steps'] = options.get('total_steps') or updates
-  return adamw(**options)
+  is_constant = options.get('schedule', 'constant') == 'constant'
+  total = options.get('total_steps') or (None if is_constant else updates)
+  return dict(options) | {'total_steps': total}
+
+
+def for_run(options: Mapping[str, Any], updates: int
+           ) -> optax.GradientTransformation:
+  """Makes `adamw` of `options_for_run`."""
+  return adamw(**options_for_run(options, updates))
+
+
+def schedule_for_run(options: Mapping[str, Any], updates: int
+                    ) -> optax.Schedule:
+  """Returns the `learning_rate` of `options_for_run`."""
+  ending = options_for_run(options, updates)
+  return learning_rate(ending['learning_rate'], **{
+      name: ending[name] for name in (
+          'warmup_steps', 'total_steps', 'schedule', 'final_fraction')
+      if name in ending})
 
 
 def scaled(optimizer: optax.GradientTransformation, factor: float
