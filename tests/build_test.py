@@ -193,4 +193,4 @@ def test_results_depend_on_the_number_of_steps_if_a_schedule_ends_with_them(
     options, depends):
   config = grpo.get_config()
   config.critic.optimizer.update(options)
-  assert build._lasts_as_the_run(config) == depends
+  assert build._depends_on_num_steps(config) == depends
