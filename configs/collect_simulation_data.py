@@ -20,6 +20,7 @@ Source: Sun et al. 2025, ZeroSearch, arXiv:2505.04588, section 3.2.
 
 from configs import arguments
 from configs import common
+from searchrl.experiment.rules import field
 
 LAPTOP = dict(  # short prompts, for a small model
     useful='Useful documents: {query}\nQuestion: {problem}\n'
@@ -36,12 +37,14 @@ def get_config(text: str = ''):
   # Seed of the first world; it differs from those of runs and of tests.
   config.data.world_seed = 11
   config.collect = dict(
-      worlds=60,  # number of generated worlds, if no files are given
+      # number of generated worlds, if no files are given
+      worlds=field(60, at_least=1),
       run='',  # run whose newest checkpoint asks; '': the model itself
-      samples=1,  # samples per question
-      temperature=1.0,  # temperature of sampling; 0 is greedy
-      questions_a_round=600,  # questions per round; a kill loses one round
-      validation_share=0.05,  # share of the questions, in [0, 1)
+      samples=field(1, at_least=1),  # samples per question
+      temperature=field(1.0, at_least=0),  # temperature of sampling; 0 is greedy
+      # questions per round; a kill loses one round
+      questions_a_round=field(600, at_least=1),
+      validation_share=field(0.05, at_least=0, below=1),  # share of questions
       prompts=LAPTOP if is_tiny else 'zerosearch',  # prompts of the simulator
       titled=is_tiny,  # True if documents begin with their titles
       chat=not is_tiny,  # True if the simulator's chat template is used

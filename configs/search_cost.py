@@ -17,14 +17,19 @@ Source: Sun et al. 2025, ZeroSearch, arXiv:2505.04588, appendix D.
 
 import ml_collections
 
+from searchrl.experiment.rules import field
+
 
 def get_config() -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.papers.zerosearch.search_cost:run'
   config.cost = dict(
       run='',  # directory of a training run
-      thousand_queries=9.17,  # price of 1,000 paid queries, in any currency
-      device_hour=1.475,  # price of a device for an hour, in the same currency
-      devices=(1, 2, 4),  # numbers of devices of your own model, a row each
+      # price of 1,000 paid queries, in any currency
+      thousand_queries=field(9.17, at_least=0),
+      # price of a device for an hour, in the same currency
+      device_hour=field(1.475, at_least=0),
+      # numbers of devices of your own model, a row each
+      devices=field((1, 2, 4), at_least=1),
   )
   return config

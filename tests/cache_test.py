@@ -47,7 +47,7 @@ KEYS = [('a', 1), ('b', 2), ('a', 1), ('a', 2), ('', 0), ('\ud800 \x00 東', 1)]
 @pytest.mark.parametrize('kept', ['memory', 'disk', 'both'])
 def test_answers_are_those_of_the_engine_and_asked_once(kept, tmp_path):
   engine = Engine()
-  search = cache.cached(
+  search = cache.Cached(
       engine, index='i', entries=0 if kept == 'disk' else 100,
       path='' if kept == 'memory' else str(tmp_path / 'd' / 'c.sqlite'))
   for _ in range(2):
@@ -63,18 +63,18 @@ def test_answers_are_those_of_the_engine_and_asked_once(kept, tmp_path):
 
 def test_a_file_outlives_the_run_and_serves_one_index_alone(tmp_path):
   path = str(tmp_path / 'c.sqlite')
-  ask(cache.cached(Engine(), index='i', path=path), *KEYS)
+  ask(cache.Cached(Engine(), index='i', path=path), *KEYS)
   again, other = Engine(), Engine('f')
-  assert ask(cache.cached(again, index='i', path=path), *KEYS) == [
+  assert ask(cache.Cached(again, index='i', path=path), *KEYS) == [
       answer(*key) for key in KEYS]
   assert not again.asked
-  assert ask(cache.cached(other, index='j', path=path), ('a', 1)) == [
+  assert ask(cache.Cached(other, index='j', path=path), ('a', 1)) == [
       answer('a', 1, 'f')]
 
 
 def test_failures_are_asked_again(tmp_path):
   engine = Engine()
-  search = cache.cached(engine, index='i', path=str(tmp_path / 'c.sqlite'))
+  search = cache.Cached(engine, index='i', path=str(tmp_path / 'c.sqlite'))
   engine.fails = True
   assert ask(search, ('a', 1))[0].kind == 'unavailable'
   engine.fails = False
@@ -83,7 +83,7 @@ def test_failures_are_asked_again(tmp_path):
 
 def test_memory_keeps_the_newest():
   engine = Engine()
-  search = cache.cached(engine, index='i', entries=2)
+  search = cache.Cached(engine, index='i', entries=2)
   for key in (('a', 1), ('b', 1), ('a', 1), ('c', 1), ('a', 1), ('b', 1)):
     assert ask(search, key) == [answer(*key)]
   assert engine.asked == [[(t, 1)] for t in 'abcb']
@@ -98,31 +98,31 @@ def test_memory_keeps_the_newest():
 def test_a_damaged_record_is_asked_again_and_counted(
     change, damaged, tmp_path):
   path = tmp_path / 'c.sqlite'
-  ask(cache.cached(Engine(), index='i', path=str(path)), ('a', 1), ('b', 1))
+  ask(cache.Cached(Engine(), index='i', path=str(path)), ('a', 1), ('b', 1))
   with sqlite3.connect(path) as db:
     db.execute(change)
   engine = Engine()
-  search = cache.cached(engine, index='i', path=str(path))
+  search = cache.Cached(engine, index='i', path=str(path))
   assert ask(search, ('a', 1), ('b', 1)) == [answer('a', 1), answer('b', 1)]
   assert len(engine.asked[0]) == damaged
   assert search.pop()['search/cache/damaged'] == damaged
-  assert ask(cache.cached(Engine(), index='i', path=str(path)), ('a', 1)) == [
+  assert ask(cache.Cached(Engine(), index='i', path=str(path)), ('a', 1)) == [
       answer('a', 1)]  # it has been written anew
 
 
 def test_bytes_that_rot_are_never_shown(tmp_path):
   path = tmp_path / 'c.sqlite'
   keys = [(f'{i} ' * 20, 3) for i in range(40)]
-  search = cache.cached(Engine(), index='i', path=str(path))
+  search = cache.Cached(Engine(), index='i', path=str(path))
   ask(search, *keys)
-  search._store.close()
+  search._store._db.close()
   whole = path.read_bytes()
   refused = 0
   for place in range(0, len(whole), 997):
     path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xff]) +
                      whole[place + 1:])
     try:
-      found = ask(cache.cached(Engine(), index='i', path=str(path)), *keys)
+      found = ask(cache.Cached(Engine(), index='i', path=str(path)), *keys)
     except ValueError as error:
       assert 'Remove the file' in str(error)
       refused += 1
@@ -139,7 +139,7 @@ def test_a_file_of_another_kind_is_refused(bytes_, tmp_path):
   path = tmp_path / 'c.sqlite'
   path.write_bytes(bytes_)
   with pytest.raises(ValueError, match='must be a cache.*Remove the file'):
-    cache.cached(Engine(), index='i', path=str(path))
+    cache.Cached(Engine(), index='i', path=str(path))
   assert path.read_bytes() == bytes_
 
 
@@ -148,11 +148,11 @@ def test_a_database_of_something_else_is_refused(tmp_path):
   with sqlite3.connect(path) as db:
     db.execute('CREATE TABLE mine (x)')
   with pytest.raises(ValueError, match="holds .'mine'., format 0"):
-    cache.cached(Engine(), index='i', path=str(path))
+    cache.Cached(Engine(), index='i', path=str(path))
 
 
 def _fill(path, first):
-  search = cache.cached(Engine(), index='i', path=path)
+  search = cache.Cached(Engine(), index='i', path=path)
   for i in range(first, first + 40):
     assert ask(search, (f'{i}', 2)) == [answer(f'{i}', 2)]
 
@@ -168,7 +168,7 @@ def test_processes_share_a_file(tmp_path):
     process.join(60)
   assert [process.exitcode for process in both] == [0, 0]
   engine = Engine()
-  search = cache.cached(engine, index='i', path=path)
+  search = cache.Cached(engine, index='i', path=path)
   keys = [(f'{i}', 2) for i in range(60)]
   assert ask(search, *keys) == [answer(*key) for key in keys]
   assert not engine.asked
@@ -176,13 +176,13 @@ def test_processes_share_a_file(tmp_path):
 
 def test_it_waits_for_the_search_inside():
   engine = Engine()
-  engine_wrappers.wait(cache.cached(engine, index='i'))
+  engine_wrappers.wait(cache.Cached(engine, index='i'))
   assert engine.asked == ['wait']
 
 
 def test_a_disk_that_takes_nothing_costs_no_answer(tmp_path):
   path = tmp_path / 'c.sqlite'
-  search = cache.cached(Engine(), index='i', path=str(path))
+  search = cache.Cached(Engine(), index='i', path=str(path))
   with sqlite3.connect(path) as db:
     db.execute('CREATE TRIGGER no BEFORE INSERT ON answers '
                "BEGIN SELECT RAISE(ABORT, 'disk full'); END")
@@ -192,6 +192,6 @@ def test_a_disk_that_takes_nothing_costs_no_answer(tmp_path):
 
 def test_options_are_checked():
   with pytest.raises(ValueError, match='index must name'):
-    cache.cached(Engine(), index='')
+    cache.Cached(Engine(), index='')
   with pytest.raises(ValueError, match='entries must be'):
-    cache.cached(Engine(), index='i', entries=-1)
+    cache.Cached(Engine(), index='i', entries=-1)

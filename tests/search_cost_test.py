@@ -55,7 +55,7 @@ def test_the_job_prints_the_table_of_a_run(tmp_path, capsys):
     (dict(run='nowhere'), "'nowhere' has no metrics.jsonl"),
     (dict(thousand_queries=-1.0), 'cost.thousand_queries must be at least 0'),
     (dict(device_hour=-1.0), 'cost.device_hour must be'),
-    (dict(devices=(0,)), 'cost.devices must be one or more numbers of at')])
+    (dict(devices=(0,)), 'cost.devices must be numbers of at least 1')])
 def test_bad_options_are_refused(options, message, tmp_path):
   config = config_file.get_config()
   config.cost.update(options)

@@ -36,9 +36,13 @@ def lines(file: pathlib.Path) -> Iterator[tuple[str, str]]:
 
 
 def write(path: str | pathlib.Path, rows: Iterable[Any]) -> None:
-  """Writes a line of JSON for each row, atomically."""
+  """Writes a line of JSON for each row, atomically.
+
+  A lone surrogate, which UTF-8 cannot encode, is written as its JSON escape.
+  """
   with (atomic_files.new_file(pathlib.Path(path)) as unfinished,
-        unfinished.open('w', encoding='utf-8') as file):
+        unfinished.open('w', encoding='utf-8', errors='backslashreplace'
+                       ) as file):
     for row in rows:
       file.write(json.dumps(row, ensure_ascii=False) + '\n')
 

@@ -178,7 +178,7 @@ def _rerank(_: Any, *, parts: tuple[SearchFn, ...], load_judge: LoadJudge,
 def _cache(_: Any, *, parts: tuple[SearchFn, ...],
            fingerprint: Callable[[], str], index: str = '', **options: Any
            ) -> SearchFn:
-  return cache.cached(parts[0], index=index or fingerprint(), **options)
+  return cache.Cached(parts[0], index=index or fingerprint(), **options)
 
 
 ENGINES = {

@@ -23,17 +23,34 @@ from searchrl.search import engine_wrappers
 from searchrl.trajectory import Passage, Passages, Query, SearchError, SearchFn
 
 _FORMAT = 1
-_KEYS = 500  # per SQL statement; SQLite's limit is near a thousand
 _Key = tuple[str, int]  # text, top_k
 
 
 class Cached:
-  """A search with a cache; see `cached`."""
+  """A search whose results are cached.
 
-  def __init__(self, search: SearchFn, index: str, store: Store | None,
-               entries: int):
-    self._search, self._index = search, index
-    self._store, self._entries = store, entries
+  Args:
+    search: The inner search. Its results must depend on text and top_k alone.
+    index: Name for what is searched, so that one file can serve several
+      searches. Another index, encoder or option needs another name.
+    path: Path of a SQLite file on a disk of this machine; '': memory alone.
+    entries: Largest number of results in memory.
+
+  Raises:
+    ValueError: The name is empty, entries is negative, or the file is not such
+      a cache.
+  """
+
+  def __init__(self, search: SearchFn, *, index: str, path: str = '',
+               entries: int = 100_000):
+    if not index:
+      raise ValueError('search.options.index must name what is searched, but '
+                       "is empty. Write for instance index='wiki18-e5'.")
+    if entries < 0:
+      raise ValueError(f'search.options.entries must be at least 0, but is '
+                       f'{entries}.')
+    self._search, self._index, self._entries = search, index, entries
+    self._store = Store(pathlib.Path(path)) if path else None
     self._recent: collections.OrderedDict[_Key, Passages] = (
         collections.OrderedDict())  # ordered from oldest to newest
     self._lock = threading.Lock()
@@ -114,23 +131,21 @@ class Store:
 
   def read(self, index: str, keys: Sequence[_Key]) -> dict[_Key, Passages]:
     """Returns the stored results of some queries, without damaged records."""
-    keys_by_name = {_name(index, key): key for key in keys}
-    names, rows = [*keys_by_name], []
+    results = {}
     with self._lock:
       try:
-        for start in range(0, len(names), _KEYS):
-          part = names[start:start + _KEYS]
-          rows += self._db.execute(
-              'SELECT name, record, digest FROM answers WHERE name IN '
-              f'({",".join("?" * len(part))})', part).fetchall()
+        for key in keys:
+          name = _name(index, key)
+          for record, digest in self._db.execute(
+              'SELECT record, digest FROM answers WHERE name = ?', (name,)):
+            if isinstance(record, bytes) and digest == _digest(name, record):
+              results[key] = tuple(
+                  Passage(*fields) for fields in json.loads(record))
+            else:
+              self.faults.add(damaged=1)
       except sqlite3.DatabaseError as error:
         raise self._not_a_cache(str(error)) from error
-    whole = [(name, record) for name, record, digest in rows if isinstance(
-        record, bytes) and digest == _digest(name, record)]
-    self.faults.add(damaged=len(rows) - len(whole))
-    return {keys_by_name[name]: tuple(
-        Passage(*fields) for fields in json.loads(record))
-            for name, record in whole}
+    return results
 
   def write(self, index: str, results: dict[_Key, Passages]) -> None:
     """Stores results; a newer result replaces an older one."""
@@ -146,10 +161,6 @@ class Store:
               'INSERT OR REPLACE INTO answers VALUES (?, ?, ?)', rows)
       except sqlite3.DatabaseError:  # a full disk must not lose results
         self.faults.add(unwritten=len(rows))
-
-  def close(self) -> None:
-    """Closes the database."""
-    self._db.close()
 
   def _open(self) -> None:
     self._db.execute('PRAGMA journal_mode=WAL')
@@ -173,31 +184,6 @@ class Store:
         f'search.options.path must be a cache of searches, or no file yet, but '
         f'{self._path} is not: {reason}. Remove the file, or name another; its '
         'searches are asked again.')
-
-
-def cached(search: SearchFn, *, index: str, path: str = '',
-           entries: int = 100_000) -> Cached:
-  """Returns a search whose results are cached.
-
-  Args:
-    search: The inner search. Its results must depend on text and top_k alone.
-    index: Name for what is searched, so that one file can serve several
-      searches. Another index, encoder or option needs another name.
-    path: Path of a SQLite file on a disk of this machine; '': memory alone.
-    entries: Largest number of results in memory.
-
-  Raises:
-    ValueError: The name is empty, entries is negative, or the file is not such
-      a cache.
-  """
-  if not index:
-    raise ValueError('search.options.index must name what is searched, but is '
-                     "empty. Write for instance index='wiki18-e5'.")
-  if entries < 0:
-    raise ValueError(f'search.options.entries must be at least 0, but is '
-                     f'{entries}.')
-  store = Store(pathlib.Path(path)) if path else None
-  return Cached(search, index, store, entries)
 
 
 def _name(index: str, key: _Key) -> str:

@@ -9,33 +9,24 @@ after the last complete round.
 
 from collections.abc import Sequence
 import dataclasses
-import json
 import pathlib
 from typing import Any
 
 from searchrl.agent import rewards
 from searchrl.data import datasets
+from searchrl.data import jsonl
 from searchrl.data import questions as questions_lib
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import policy
 from searchrl.experiment import run_defaults
 from searchrl.experiment import search as searches
-from searchrl.experiment.rules import Rule
 from searchrl.papers.zerosearch import query_pairs
 from searchrl.papers.zerosearch import simulator_prompts
 from searchrl.rollouts import records
-from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
-from searchrl.trajectory import Question, Request
-
-
-RULES = (
-    *(Rule(f'collect.{name}', lambda value: value >= 1, 'at least 1')
-      for name in ('worlds', 'samples', 'questions_a_round')),
-    Rule('collect.temperature', lambda value: value >= 0, 'at least 0'),
-    Rule('collect.validation_share', lambda share: 0 <= share < 1, 'in [0, 1)'))
+from searchrl.trajectory import Request
 
 
 def run(config, workdir: str) -> None:
@@ -52,8 +43,6 @@ def run(config, workdir: str) -> None:
   """
   config_checks.check(config)
   folder, options = pathlib.Path(workdir), config.collect
-  for rule in RULES:
-    config_checks.check_rule(config, rule)
   prompts = simulator_prompts.find(options.prompts)
   run_defaults.fill(config, options.run, 'collect.run')
   model = policy.folder_of(config)
@@ -70,10 +59,13 @@ def run(config, workdir: str) -> None:
     for number, first in enumerate(range(0, len(data.questions), size)):
       file = folder / 'trajectories' / f'{data.name}_{number:06d}.jsonl.gz'
       if not processes.on_first(file.name, file.exists):
+        requests = [
+            Request(question, sample, group) for group, question in
+            enumerate(data.questions[first:first + size])
+            for sample in range(options.samples)]
         trajectories = sampler.rollout(
-            weights, _requests(data.questions[first:first + size],
-                               options.samples), search=search,
-            step=number, temperature=options.temperature).trajectories
+            weights, requests, search=search, step=number,
+            temperature=options.temperature).trajectories
         if processes.is_first():
           records.write(file, trajectories)
       if processes.is_first():
@@ -99,12 +91,6 @@ def _worlds(config, folder: pathlib.Path, admit: questions_lib.Admit
   return worlds
 
 
-def _requests(questions: Sequence[Question], samples: int) -> list[Request]:
-  return [Request(question, sample, group)
-          for group, question in enumerate(questions)
-          for sample in range(samples)]
-
-
 def _write_examples(folder: pathlib.Path, pairs: Sequence[query_pairs.Pair],
                     prompts: simulator_prompts.Prompts, options: Any,
                     seed: int) -> None:
@@ -116,10 +102,9 @@ def _write_examples(folder: pathlib.Path, pairs: Sequence[query_pairs.Pair],
   sides = query_pairs.split(pairs, options.validation_share, seed)
   for name, side in zip(('train', 'validation'), sides):
     file = folder / f'{name}.jsonl'
-    atomic_files.write(file, ''.join(
-        json.dumps(query_pairs.example(
-            pair, prompts, titled=options.titled, chat=options.chat),
-                   ensure_ascii=False) + '\n' for pair in side))
+    jsonl.write(file, (query_pairs.example(
+        pair, prompts, titled=options.titled, chat=options.chat)
+                       for pair in side))
     useful = sum(pair.useful for pair in side)
     processes.say(f'{file}: {len(side)} queries, {useful} with useful '
                   f'documents and {len(side) - useful} with noise')

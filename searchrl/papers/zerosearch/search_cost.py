@@ -12,16 +12,10 @@ from typing import Any
 
 from searchrl.evaluation import figures
 from searchrl.experiment import config_checks
-from searchrl.experiment.rules import Rule
 from searchrl.runtime import metrics
 
 COLUMNS = ('search by', 'queries', 'hours', 'devices', 'paid for queries',
            'paid for devices', 'in all')
-RULES = (
-    *(Rule(f'cost.{name}', lambda price: price >= 0, 'at least 0')
-      for name in ('thousand_queries', 'device_hour')),
-    Rule('cost.devices', lambda counts: min(counts, default=0) >= 1,
-         'one or more numbers of at least 1'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +36,11 @@ def run(config, workdir: str) -> None:
     workdir: Directory of the job, which is not used.
 
   Raises:
-    ValueError: The run has no searches, a price is negative, or a number of
-      devices is below 1.
+    ValueError: The run has no searches, or the config is not legal.
     FileNotFoundError: The run does not exist or has no metrics file.
   """
   del workdir
-  for rule in RULES:
-    config_checks.check_rule(config, rule)
+  config_checks.check(config)
   options = config.cost
   file = pathlib.Path(options.run) / metrics.FILE
   if not options.run or not file.is_file():
