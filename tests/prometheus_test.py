@@ -8,7 +8,6 @@ import servers
 from servers import ask
 
 from searchrl.serving import prometheus
-from searchrl.serving.batcher import Call
 
 
 def test_all_that_is_counted_is_read_by_prometheus():
@@ -53,7 +52,7 @@ def test_the_names_stay_those_of_dashboards():
   with metrics.active.track_inprogress(), metrics.request_secs.time():
     assert metrics.registry.get_sample_value(
         'searchrl_search_active_requests') == 1
-  metrics.add_call(Call(queries=5, distinct=3, secs=0.02))
+  metrics.add_call(queries=5, distinct=3, secs=0.02)
   metrics.refused_connections.inc()
   metrics.failures.inc()
   metrics.cut_queries.inc(2)

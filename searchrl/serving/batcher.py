@@ -34,15 +34,6 @@ class _Item:
   future: futures.Future[Results]
 
 
-@dataclasses.dataclass(frozen=True)
-class Call:
-  """Size and duration of one call of the engine."""
-
-  queries: int  # queries that it answered
-  distinct: int  # different queries that the engine received
-  secs: float
-
-
 class Batcher:
   """A thread that combines callers' queries; see the top of this file.
 
@@ -52,7 +43,8 @@ class Batcher:
     batch_queries: Largest number of queries in a call.
     gather_secs: Time for which an idle engine waits for more queries.
     waiting_queries: Largest number of waiting queries. More are refused.
-    on_call: Function that receives every Call.
+    on_call: Function that receives, for each call, the number of queries that
+      it answers, the number of different ones, and its seconds.
 
   Attributes:
     waiting: Number of queries that are in no call yet.
@@ -60,7 +52,7 @@ class Batcher:
 
   def __init__(self, search: SearchFn, *, batch_queries: int,
                gather_secs: float, waiting_queries: int,
-               on_call: Callable[[Call], None] = lambda call: None):
+               on_call: Callable[[int, int, float], None] = lambda *_: None):
     self._search, self._on_call = search, on_call
     self._batch, self._gather_secs = batch_queries, gather_secs
     self._waiting_limit, self.waiting = waiting_queries, 0
@@ -142,7 +134,7 @@ class Batcher:
       detail = f'{type(error).__name__}: {error}'
       results = [SearchError('unavailable', detail)] * len(unique)
     by_query = dict(zip(unique, results))
-    self._on_call(Call(sum(len(item.queries) for item in batch), len(unique),
-                       time.monotonic() - start))
+    self._on_call(sum(len(item.queries) for item in batch), len(unique),
+                  time.monotonic() - start)
     for item in batch:
       item.future.set_result([by_query[q.text, q.top_k] for q in item.queries])

@@ -9,8 +9,6 @@ import functools
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from searchrl.serving.batcher import Call
-
 _SECS = (.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -48,9 +46,9 @@ class Metrics:
         'engine_batch_queries', 'Queries of a call of the engine.',
         buckets=_SIZES)
 
-  def add_call(self, call: Call) -> None:
-    """Counts one call of the engine."""
-    self._queries.inc(call.queries)
-    self._distinct.inc(call.distinct)
-    self._call_secs.observe(call.secs)
-    self._call_queries.observe(call.queries)
+  def add_call(self, queries: int, distinct: int, secs: float) -> None:
+    """Counts one call of the engine, see `Batcher`."""
+    self._queries.inc(queries)
+    self._distinct.inc(distinct)
+    self._call_secs.observe(secs)
+    self._call_queries.observe(queries)
