@@ -168,9 +168,10 @@ COMMANDS = (
          '--config.data.per_hop must be given once', '2 times'),
     _row('grpo:smoke "--config.search.options=[1]"', '--config.search.options '
          'must be a dict'),
-    _row('grpo:smoke --config.rollout={}', '--config.rollout must have all'),
-    _row("grpo:smoke \"--config.rollout.budgets={'top_k': 2}\"",
-         '--config.rollout.budgets must have all', 'max_turns'),
+    _row('grpo:smoke --config.rollout=()', '--config.rollout must be a dict'),
+    _row("grpo:smoke \"--config.rollout.budgets={'topk': 2}\"",
+         '--config.rollout.budgets.topk must be a field',
+         'topk is called rollout.budgets.top_k'),
     _row('grpo:smoke --config.rollout.async=1', 'async_decode'),
     _row('grpo:smoke --config.job=searchrl.jobs.train:rum', 'job',
          'did you mean run?'),

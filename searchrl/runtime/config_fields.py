@@ -70,18 +70,8 @@ def assign(config: config_dict.ConfigDict, settings: Settings, file: str
   """
   has_all = all(_group_of(config, field) is not None for field in settings)
   added = {} if has_all else add_keywords(config, settings)
-  for field, values in settings.items():
-    group, name = _group_of(config, field), field.rpartition('.')[2]
-    if group is None:
-      near = closest(field, config) or f'--config={file} --help lists all.'
-      raise ValueError(f'--config.{field} must be a field of {file}, but there '
-                       f'is none of that name. {near}')
-    if len(values) > 1 and isinstance(group[name], tuple):
-      raise ValueError(
-          f'--config.{field} must be given once, but is given {len(values)} '
-          f'times, as {" and ".join(map(str, values))}. Give all in one, as in '
-          f'--config.{field}="{group[name]}".')
-    _set(group, field, values[-1])
+  for field, texts in settings.items():
+    _set(config, field, texts, file)
   for field, default in added.items():
     group, name = _group_of(config, field), field.rpartition('.')[2]
     if group is not None and group[name] == default:
@@ -144,34 +134,41 @@ def closest(field: str, config: Mapping[str, Any]) -> str:
   return f'Did you mean --config.{near[0]}?' if near else ''
 
 
-def _set(group: config_dict.ConfigDict, field: str, text: str | None) -> None:
-  """Sets a field of a group to what a command line gives, or raises."""
-  name = field.rpartition('.')[2]
+def _set(config: config_dict.ConfigDict, field: str,
+         texts: Sequence[str | None], file: str) -> None:
+  """Sets a field to the last of the values that it is given, or raises."""
+  group, name, text = _group_of(config, field), field.split('.')[-1], texts[-1]
+  if group is None:
+    near = closest(field, config) or f'--config={file} --help lists all.'
+    raise ValueError(f'--config.{field} must be a field of {file}, but there '
+                     f'is none of that name. {near}')
   old, kind = group[name], group.get_type(name)
   if text in ('None', 'none') and _OPTIONAL.search(field):
     group[name] = None
     return
   new = _read(text, kind, field, f', as in "{old}"' if kind is tuple else '')
   if isinstance(old, tuple):
-    for types, content in (((int, float), 'numbers'), (str, 'texts')):
-      if old and all(isinstance(x, types) for x in old) and not all(
-          isinstance(x, types) for x in new):
-        raise ValueError(f'--config.{field} must be a tuple of {content}, as '
-                         f'--config.{field}="{old}", but is {new}.')
-  if not isinstance(new, dict) or _FREE.search(field):
+    _check_tuple(field, old, new, texts)
+  if isinstance(new, dict) and not _FREE.search(field):
+    for key, value in leaves(new):
+      _set(config, f'{field}.{key}', [str(value)], file)
+  else:
     group[name] = new
-    return
-  missing = sorted({x for x, _ in leaves(old)} ^ {x for x, _ in leaves(new)})
-  if missing:
+
+
+def _check_tuple(field: str, old: tuple[Any, ...], new: tuple[Any, ...],
+                 texts: Sequence[str | None]) -> None:
+  """Raises a ValueError for entries of another kind, or several tuples."""
+  if len(texts) > 1:
     raise ValueError(
-        f'--config.{field} must have all fields that it has in the file, and '
-        f'no others, but differs in {", ".join(missing)}. Set single ones, as '
-        f'in --config.{field}.{missing[0]}=...')
-  try:
-    old.update(new)
-  except TypeError as error:
-    raise ValueError(f'--config.{field} must have values of the kinds that it '
-                     f'has in the file, but: {error}') from error
+        f'--config.{field} must be given once, but is given {len(texts)} '
+        f'times, as {" and ".join(map(str, texts))}. Give all in one, as in '
+        f'--config.{field}="{old}".')
+  for types, content in (((int, float), 'numbers'), (str, 'texts')):
+    if old and all(isinstance(x, types) for x in old) and not all(
+        isinstance(x, types) for x in new):
+      raise ValueError(f'--config.{field} must be a tuple of {content}, as '
+                       f'--config.{field}="{old}", but is {new}.')
 
 
 def _read(text: str | None, kind: type, field: str, example: str) -> Any:
