@@ -232,10 +232,11 @@ def test_demonstrations_are_seeded_and_of_other_worlds(tmp_path):
      'learner.max_segments, 16, but is 0'),
     (dict(data=dict(validation='x.jsonl')), 'data.validation needs data.train'),
     (dict(data=dict(validation_share=1.0)),
-     r'data.validation_share must be in \[0, 1\), but is 1.0'),
+     r'data.validation_share must be at least 0 and below 1 \(0: no '
+     r'validation\), but is 1.0'),
     (dict(data=dict(demonstrations=dict(mix=(0, 0)))), 'shares from 0 on'),
     (dict(data=dict(demonstrations=dict(sloppiness=-0.1))),
-     r'sloppiness must be in \[0, 2\], but is -0.1'),
+     'sloppiness must be at least 0 and at most 2, but is -0.1'),
     (dict(optimizer=dict(warmup_steps=99)),
      'warmup_steps must be at most total_steps=6, but is 99'),
 ])
