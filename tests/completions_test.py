@@ -38,7 +38,7 @@ def serving(faults=(), body=reply):
 
 
 def writer(*urls, **options):
-  return completions.completions(
+  return completions.Completions(
       urls=urls, prompts=PROMPTS, **QUICK | options)
 
 

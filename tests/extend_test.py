@@ -154,8 +154,8 @@ def test_what_the_run_knows_is_passed_if_it_is_named(tmp_path):
   assert made.given == (3, 3, 9, 2)
   with pytest.raises(ValueError, match='must return a function of queries'):
     engines.make('seeded:nothing', CORPUS)
-  with pytest.raises(ValueError, match="must be one of .*'is_slow'"):
-    engines.traits(is_slow=True)
+  with pytest.raises(TypeError, match="'is_slow'"):
+    engines.traits(is_slow=True)(lambda corpus: None)
 
 
 def test_the_family_is_read_and_written(tmp_path):

@@ -219,7 +219,7 @@ def test_a_strangers_server_writes_as_our_own_engine_does(simulator):
       path=str(simulator), temperature=0.0, slots=8,
       max_prompt_tokens=160, max_tokens=112)(tasks)
   port = free_port()
-  theirs = completions.completions(
+  theirs = completions.Completions(
       prompts=prompts, urls=(f'http://127.0.0.1:{port}/v1/chat/completions',),
       model=str(simulator), temperature=0.0, max_tokens=112, try_secs=60.0,
       deadline_secs=60.0, rest_secs=0.1, failures=1)

@@ -35,7 +35,6 @@ class Corpus:
   passages: tuple[Passage, ...]
 
   def __post_init__(self):
-    object.__setattr__(self, 'passages', tuple(self.passages))
     if not self.passages:
       raise ValueError('corpus must have passages, but this is a corpus with '
                        'no passages. Give it at least one.')

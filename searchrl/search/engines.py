@@ -26,6 +26,7 @@ from searchrl.search.mapped_corpus import AnyCorpus
 from searchrl.trajectory import SearchFn
 
 ENGINES = builtin_engines.ENGINES
+_OF_USERS: dict[str, Any] = dict(reads_text_alone=False, is_identified=False)
 _PAPERS = pathlib.Path(__file__).parents[1] / 'papers'
 
 
@@ -97,17 +98,10 @@ def traits(**values: Any) -> Callable[[Callable], Callable]:
     **values: Fields of `Engine`, such as needs_corpus=False or is_remote=True.
 
   Raises:
-    ValueError: A name is no trait of an engine.
+    TypeError: A name is no trait of an engine.
   """
-  names = [field.name for field in dataclasses.fields(Engine)
-           if field.name != 'make']
-  for name in values:
-    if name not in names:
-      raise ValueError(f'A trait of an engine must be one of '
-                       f'{", ".join(names)}, but is {name!r}.')
-
   def mark(function):
-    function.engine_traits = values
+    function.engine = Engine(function, **{**_OF_USERS, **values})
     return function
 
   return mark
@@ -126,9 +120,7 @@ def find(name: str, field: str = 'search.engine') -> Engine:
         f"{field} must be one of {', '.join(ENGINES)}, or 'module:function' of "
         f'your own, but is {name!r}.{_engine_of_a_paper(name)}')
   function = plugins.resolve(name, field=field, ours=', '.join(ENGINES))
-  return Engine(function, **{
-      'reads_text_alone': False, 'is_identified': False,
-      **getattr(function, 'engine_traits', {})})
+  return getattr(function, 'engine', Engine(function, **_OF_USERS))
 
 
 def _engine_of_a_paper(name: str) -> str:

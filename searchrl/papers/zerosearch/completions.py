@@ -26,12 +26,46 @@ CONNECTIONS = 128  # simultaneous requests; language model servers batch them
 
 
 class Completions:
-  """A `Writer` of documents over HTTP, with `pop` and `wait`."""
+  """A `Writer` that asks servers, with `pop` and `wait`.
 
-  def __init__(self, calls: transport.Transport,
-               prompts: simulator_prompts.Prompts,
-               request: dict[str, Any], connections: int):
-    self._calls, self._prompts, self._request = calls, prompts, request
+  The defaults are ZeroSearch's. The system message is empty, as published.
+
+  Args:
+    prompts: Prompts of the model.
+    urls: Complete addresses, such as
+      'http://127.0.0.1:6001/v1/chat/completions'; at least one.
+    model: Name of the model on the servers.
+    max_tokens: Largest number of tokens for all documents of a query.
+    temperature: Sampling temperature.
+    connections: Largest number of simultaneous requests.
+    response_bytes: Largest size of a response; a longer one is an error.
+    token_env: Name of the environment variable whose value is sent as a bearer
+      token; '': none is sent.
+    wiring: The clock, sleep and warn of `transport.Transport`; for tests.
+    **retries: Fields of `transport.RetryPolicy`.
+
+  Raises:
+    ValueError: An option is out of range, or the variable is not set.
+    TypeError: There is no such option.
+  """
+
+  def __init__(
+      self, *, prompts: simulator_prompts.Prompts, urls: Sequence[str] = (),
+      model: str = '', max_tokens: int = 600, temperature: float = 0.8,
+      connections: int = CONNECTIONS, response_bytes: int = 2**22,
+      token_env: str = '', wiring: dict[str, Callable[..., Any]] | None = None,
+      **retries: float):
+    for name, value, least in (
+        ('max_tokens', max_tokens, 1), ('temperature', temperature, 0),
+        ('connections', connections, 1), ('response_bytes', response_bytes, 1)):
+      if value < least:
+        raise ValueError(f'search.options.{name} must be at least {least}, but '
+                         f'is {value}.')
+    self._calls = transport.posting_json(
+        urls, token_env=token_env, response_bytes=response_bytes,
+        wiring=wiring, **retries)
+    self._prompts, self._request = prompts, dict(
+        model=model, max_tokens=max_tokens, temperature=temperature)
     self._rehearsal = recovery_probe.Rehearsal()
     self._threads = futures.ThreadPoolExecutor(
         connections, thread_name_prefix='simulated-search')
@@ -96,52 +130,3 @@ def read_completion(body: bytes) -> tuple[str, int]:
     case {'usage': {'completion_tokens': int(tokens)}} if tokens >= 0:
       return text, tokens
   return text, 0
-
-
-def completions(
-    *,
-    prompts: simulator_prompts.Prompts,
-    urls: Sequence[str] = (),
-    model: str = '',
-    max_tokens: int = 600,
-    temperature: float = 0.8,
-    connections: int = CONNECTIONS,
-    response_bytes: int = 2**22,
-    token_env: str = '',
-    wiring: dict[str, Callable[..., Any]] | None = None,
-    **retries: float,
-) -> Completions:
-  """Returns a writer that asks servers. The defaults are ZeroSearch's.
-
-  Args:
-    prompts: Prompts of the model. The system message is empty, as published.
-    urls: Complete addresses, such as
-      'http://127.0.0.1:6001/v1/chat/completions'; at least one.
-    model: Name of the model on the servers.
-    max_tokens: Largest number of tokens for all documents of a query.
-    temperature: Sampling temperature.
-    connections: Largest number of simultaneous requests.
-    response_bytes: Largest size of a response; a longer one is an error.
-    token_env: Name of the environment variable whose value is sent as a bearer
-      token; '': none is sent.
-    wiring: The clock, sleep and warn of `transport.Transport`; for tests.
-    **retries: Fields of `transport.RetryPolicy`.
-
-  Raises:
-    ValueError: An option is out of range, or the variable is not set.
-    TypeError: There is no such option.
-  """
-  for name, value, legal, rule in (
-      ('max_tokens', max_tokens, max_tokens >= 1, 'at least 1'),
-      ('temperature', temperature, temperature >= 0, 'at least 0'),
-      ('connections', connections, connections >= 1, 'at least 1'),
-      ('response_bytes', response_bytes, response_bytes >= 1, 'at least 1')):
-    if not legal:
-      raise ValueError(f'search.options.{name} must be {rule}, but is {value}.')
-  calls = transport.posting_json(
-      urls, token_env=token_env, response_bytes=response_bytes, wiring=wiring,
-      **retries)
-  return Completions(
-      calls, prompts,
-      dict(model=model, max_tokens=max_tokens, temperature=temperature),
-      connections)

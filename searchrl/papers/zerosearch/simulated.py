@@ -229,7 +229,7 @@ def make(corpus: Corpus, *, seed: int, steps: int,
     titled: Flag that makes the oracle's documents begin with titles. For a
       language model, its prompts or its tuning must produce the titles.
     **options: Options of the writer: none for the oracle, `simulator`,
-      `prompts` and those of `completions.completions` or of
+      `prompts` and those of `completions.Completions` or of
       `model_writer.Model` for the others. See docs/search.md.
 
   Raises:
@@ -256,7 +256,7 @@ def _writer(name: str, corpus: Corpus,
   options['prompts'] = simulator_prompts.find(
       options.get('prompts', 'zerosearch'))
   if name == 'served':
-    return completions.completions(**options)
+    return completions.Completions(**options)
   if load_model is None:
     raise ValueError(
         "search.options.writer may be 'model' where a policy is trained alone. "
