@@ -29,7 +29,7 @@ def loader(mesh):
 @pytest.fixture(scope='module')
 def write():
   one = meshes.make(devices=jax.devices()[:1])
-  return model_writer.load(loader(one), prompts=PROMPTS, **OPTIONS)
+  return model_writer.ModelWriter(loader(one), prompts=PROMPTS, **OPTIONS)
 
 
 def task(text='river', seed=7, useful=True, **fields):
@@ -78,4 +78,4 @@ def test_an_engine_of_it_by_name():
     engines.make(SIMULATED, corpus, writer='model')
   with pytest.raises(ValueError, match='search.options.path can be sampled '
                      'from .* on one device alone, but there are 8'):
-    model_writer.load(loader(meshes.make()), prompts=PROMPTS, **OPTIONS)
+    model_writer.ModelWriter(loader(meshes.make()), prompts=PROMPTS, **OPTIONS)

@@ -214,7 +214,7 @@ def test_a_strangers_server_writes_as_our_own_engine_does(simulator):
   tasks = [documents.Task(Query(one.query, 2, one.question), True, seed)
            for seed, one in enumerate(pairs)]
   one = meshes.make(devices=jax.devices()[:1])
-  ours = model_writer.load(
+  ours = model_writer.ModelWriter(
       functools.partial(policy.second, mesh=one, seed=0), prompts=prompts,
       path=str(simulator), temperature=0.0, slots=8,
       max_prompt_tokens=160, max_tokens=112)(tasks)

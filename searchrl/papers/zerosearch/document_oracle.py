@@ -8,7 +8,7 @@ learn from a perfect simulator.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import collections
 import itertools
 
 import numpy as np
@@ -17,8 +17,8 @@ from searchrl.papers.zerosearch import documents
 from searchrl.search.corpus import Corpus
 
 
-class Oracle:
-  """A writer of passages of a corpus whose titles name their subjects.
+def oracle(corpus: Corpus, *, titled: bool = False) -> documents.Writer:
+  """Returns a writer of passages of a corpus whose titles name their subjects.
 
   A useful text has the passages of the longest title that occurs in the query,
   followed by randomly drawn passages with other titles. A noisy text has only
@@ -31,30 +31,25 @@ class Oracle:
   Raises:
     ValueError: A passage has no title.
   """
+  places = collections.defaultdict(list)  # by title
+  for place, passage in enumerate(corpus):
+    if not passage.title.strip():
+      raise ValueError(
+          'the oracle finds passages by their titles, but passage '
+          f'{passage.id!r} of search.corpus has none.')
+    places[passage.title].append(place)
+  titles = sorted(places, key=len, reverse=True)
 
-  def __init__(self, corpus: Corpus, *, titled: bool = False):
-    self._corpus, self._titled = corpus, titled
-    self._places: dict[str, list[int]] = {}  # by title
-    for place, passage in enumerate(corpus):
-      if not passage.title.strip():
-        raise ValueError(
-            'the oracle finds passages by their titles, but passage '
-            f'{passage.id!r} of search.corpus has none.')
-      self._places.setdefault(passage.title, []).append(place)
-    self._titles = sorted(self._places, key=len, reverse=True)
-
-  def __call__(self, tasks: Sequence[documents.Task]) -> list[str]:
-    """Returns a text for each task."""
-    return [self._write(task) for task in tasks]
-
-  def _write(self, task: documents.Task) -> str:
+  def write(task: documents.Task) -> str:
     rng = np.random.default_rng(task.seed)
     text = f' {task.query.text.strip()} '
-    about = next((self._places[title] for title in self._titles
-                  if f' {title} ' in text), [])
+    about = next((places[title] for title in titles if f' {title} ' in text),
+                 [])
     first = rng.permutation(about) if task.useful else ()
-    others = (i for i in rng.permutation(len(self._corpus)) if i not in about)
-    shown = [self._corpus[int(place)] for place in itertools.islice(
+    others = (i for i in rng.permutation(len(corpus)) if i not in about)
+    shown = [corpus[int(place)] for place in itertools.islice(
         itertools.chain(first, others), task.query.top_k)]
     return documents.write(
-        [(p.title if self._titled else '', p.text) for p in shown])
+        [(p.title if titled else '', p.text) for p in shown])
+
+  return lambda tasks: [write(task) for task in tasks]

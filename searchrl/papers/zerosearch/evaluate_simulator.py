@@ -41,7 +41,9 @@ def run(config, workdir: str) -> None:
     raise ValueError(f'search.engine must be {ENGINE!r}, but is '
                      f'{config.search.engine!r}.')
   config_checks.check(config)
-  pairs = _drawn(query_pairs.read(options.data), options.limit, config.seed)
+  pairs = query_pairs.read(options.data)
+  order = np.random.default_rng(config.seed).permutation(len(pairs))
+  pairs = [pairs[place] for place in order[:options.limit or None]]
   config.search.options = {  # no noise at step 0 and only noise at step 1
       **config.search.options, 'curriculum': dict(start=0.0, end=1.0, steps=1)}
   corpus = _corpus(config.search)
@@ -79,13 +81,6 @@ def _corpus(search: Any) -> Corpus | mapped_corpus.MappedCorpus | None:
         'were asked of, but is empty. Of a generated world it is '
         'world_0/data/train/corpus.jsonl in the folder of its collection.')
   return mapped_corpus.load(search.corpus)
-
-
-def _drawn(pairs: Sequence[query_pairs.Pair], limit: int, seed: int
-          ) -> list[query_pairs.Pair]:
-  """Returns `limit` pairs, or all if it is 0, in an order drawn by the seed."""
-  order = np.random.default_rng(seed).permutation(len(pairs))
-  return [pairs[place] for place in order[:limit or None]]
 
 
 def _ask(search: SearchFn, pairs: Sequence[query_pairs.Pair], step: int

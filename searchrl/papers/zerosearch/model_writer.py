@@ -54,6 +54,7 @@ class Model:
     """Number of tokens of a slot, for prompt and text together."""
     return self.max_prompt_tokens + self.max_tokens
 
+
 class ModelWriter:
   """A `documents.Writer` with its own engine, and `pop`.
 
@@ -61,16 +62,27 @@ class ModelWriter:
   on the texts that are written at the same time, nor on when it is written.
 
   Args:
-    sampler: Sampler of the model. The first turn of its dialogue is the text.
-    weights: Weights that the sampler's `sync` returned.
+    load_model: Function that loads the model beside the policy.
     prompts: Templates of the prompts.
-    temperature: Temperature of sampling; 0 is greedy.
+    **options: Fields of `Model`.
+
+  Raises:
+    ValueError, FileNotFoundError: The model cannot be used or does not exist,
+      as `policy.second` says.
   """
 
-  def __init__(self, sampler: Sampler, weights: transformer.Params,
-               prompts: simulator_prompts.Prompts, *, temperature: float):
-    self._sampler, self._weights, self._prompts = sampler, weights, prompts
-    self._temperature = temperature
+  def __init__(self, load_model: LoadModel, *,
+               prompts: simulator_prompts.Prompts, **options: Any):
+    self._prompts, model = prompts, Model(**options)
+    self._sampler, params = load_model(
+        model.path, field=FIELD, dialogue=model.dialogue, slots=model.slots,
+        length=model.length, budgets=driver.Budgets(
+            max_turns=1, max_new_tokens=model.max_tokens,
+            max_prompt_tokens=model.max_prompt_tokens),
+        dtype=model.dtype, engine_dtype=model.dtype, attention=model.attention,
+        cache_tokens=model.cache_tokens)
+    self._weights = self._sampler.sync(params).weights
+    self._temperature = model.temperature
     self._lock, self._counts = threading.Lock(), engine_wrappers.Counts()
 
   def __call__(self, tasks: Sequence[documents.Task]
@@ -110,24 +122,3 @@ class ModelWriter:
 
 def _no_search(queries: Sequence[Query]) -> NoReturn:
   raise AssertionError('a writer does not search')
-
-
-def load(load_model: LoadModel, *, prompts: simulator_prompts.Prompts,
-         **options: Any) -> ModelWriter:
-  """Loads a writer; the options are the fields of `Model`.
-
-  Raises:
-    ValueError, FileNotFoundError: The model cannot be used or does not exist,
-      as `policy.second` says.
-  """
-  model = Model(**options)
-  sampler, params = load_model(
-      model.path, field=FIELD, dialogue=model.dialogue,
-      slots=model.slots, length=model.length,
-      budgets=driver.Budgets(
-          max_turns=1, max_new_tokens=model.max_tokens,
-          max_prompt_tokens=model.max_prompt_tokens),
-      dtype=model.dtype, engine_dtype=model.dtype, attention=model.attention,
-      cache_tokens=model.cache_tokens)
-  return ModelWriter(sampler, sampler.sync(params).weights, prompts,
-                     temperature=model.temperature)

@@ -248,7 +248,7 @@ def _writer(name: str, corpus: Corpus,
             options: dict[str, Any]) -> documents.Writer:
   """Returns the writer of a name."""
   if name == 'oracle':
-    return document_oracle.Oracle(corpus, titled=titled, **options)
+    return document_oracle.oracle(corpus, titled=titled, **options)
   if name not in WRITERS:
     raise ValueError(
         f'search.options.writer must be one of {WRITERS}, but is {name!r}.')
@@ -261,4 +261,4 @@ def _writer(name: str, corpus: Corpus,
     raise ValueError(
         "search.options.writer may be 'model' where a policy is trained alone. "
         'Set evaluate.search.engine, or serve the model and name its url.')
-  return model_writer.load(load_model, **options)
+  return model_writer.ModelWriter(load_model, **options)
