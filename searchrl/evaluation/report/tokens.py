@@ -49,19 +49,19 @@ def segments(trajectory: Trajectory, tokenizer: tokenizers.Tokenizer | None,
   if trajectory.prompt_tokens:
     yield Segment(PROMPT, _texts(
         trajectory.prompt_tokens, trajectory.prompt, tokenizer))
-  used = 0
+  start = 0
   for turn in trajectory.turns:
     if turn.action_tokens:
-      end = used + len(turn.action_tokens)
-      yield _of_policy(turn, tokenizer, learned, slice(used, end))
-      used = end
+      end = start + len(turn.action_tokens)
+      yield _policy_segment(turn, tokenizer, learned, slice(start, end))
+      start = end
     if turn.observation_tokens or turn.observation or turn.passages:
       yield Segment(OBSERVATION, _texts(
           turn.observation_tokens, turn.observation, tokenizer), turn=turn)
 
 
-def _of_policy(turn: Turn, tokenizer: tokenizers.Tokenizer | None,
-               learned: Mapping[str, Any], part: slice) -> Segment:
+def _policy_segment(turn: Turn, tokenizer: tokenizers.Tokenizer | None,
+                    learned: Mapping[str, Any], part: slice) -> Segment:
   old = (learned.get('old_logprobs') or ())[part]
   advantages = (learned.get('advantages') or ())[part]
   return Segment(
