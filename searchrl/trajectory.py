@@ -322,18 +322,16 @@ def _check(trajectories, group_ids, rows: int, length: int) -> None:
         f'group_ids must have one entry a trajectory, {len(trajectories)}, but '
         f'has {len(group_ids)}.')
   for trajectory in trajectories:
-    name = (f'that of question {trajectory.question.uid!r}, '
-            f'sample {trajectory.sample},')
+    problem, tokens = '', _used(trajectory)
     if trajectory.stop_reason is None:
+      problem = 'has no stop_reason'
+    elif tokens > length:
+      problem = f'has {tokens} tokens. Raise length, or lower the budgets'
+    elif trajectory.stop_reason != 'search_error' and None in (
+        trajectory.reward, trajectory.outcome_reward):
+      problem = 'has no reward or no outcome_reward'
+    if problem:
       raise ValueError(
-          f'every trajectory must be finished, but {name} has no stop_reason.')
-    if _used(trajectory) > length:
-      raise ValueError(
-          f'length must hold every trajectory, but {name} has '
-          f'{_used(trajectory)} tokens and length is {length}. Raise length, '
-          'or lower the rollout budgets.')
-    if trajectory.stop_reason != 'search_error' and (
-        trajectory.reward is None or trajectory.outcome_reward is None):
-      raise ValueError(
-          f'every trajectory must be scored, but {name} has no reward. Set '
-          'reward and outcome_reward first.')
+          f'every trajectory must be finished and scored, with at most {length} '
+          f'tokens, but that of question {trajectory.question.uid!r}, sample '
+          f'{trajectory.sample}, {problem}.')

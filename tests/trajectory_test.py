@@ -160,7 +160,7 @@ def test_rows_of_an_earlier_policy_are_flagged():
 
 @pytest.mark.parametrize('trajectories, options, message', [
     ([made(), made()], dict(rows=1), 'at least the number of trajectories, 2'),
-    ([made()], dict(length=8), "sample 0, has 9 tokens and length is 8"),
+    ([made()], dict(length=8), "at most 8 tokens, .*sample 0, has 9 tokens"),
     ([made()], dict(group_ids=[]), 'one entry a trajectory, 1, but has 0'),
     ([made(stop_reason=None)], {}, "'q', sample 0, has no stop_reason"),
     ([made(reward=None)], {}, "'q', sample 0, has no reward"),

@@ -259,28 +259,21 @@ def save(path: pathlib.Path, params: Params, sources: Params, *, dtype: str,
   if dtype not in _WRITABLE:
     raise ValueError(
         f'dtype must be one of {sorted(_WRITABLE)}, but is {dtype!r}.')
-  size = jnp.dtype(dtype).itemsize
-  sizes = shapes(sources, params)
+  import huggingface_hub  # slow to import
+  itemsize = jnp.dtype(dtype).itemsize
+  sizes = dict(sorted(shapes(sources, params).items()))
   fetches = {
       name: functools.partial(_fetch, leaf, layer, source)
       for source, leaf in zip(jax.tree.leaves(sources), jax.tree.leaves(params))
       for layer, name in enumerate(source.parts)}
-  files: list[list[str]] = [[]]
-  for name in sorted(sizes):
-    total = sum(math.prod(sizes[n]) for n in [*files[-1], name]) * size
-    if files[-1] and total > shard_bytes:
-      files.append([])
-    files[-1].append(name)
-  weight_map = {}
-  for number, names in enumerate(files, 1):
-    file = 'model.safetensors' if len(files) == 1 else (
-        f'model-{number:05d}-of-{len(files):05d}.safetensors')
-    weight_map.update(dict.fromkeys(names, file))
-    _write(path / file, {n: sizes[n] for n in names}, dtype, fetches)
-  if len(files) > 1 and jax.process_index() == 0:
-    total = sum(math.prod(shape) for shape in sizes.values()) * size
+  split = huggingface_hub.split_state_dict_into_shards_factory(
+      sizes, get_storage_size=lambda shape: math.prod(shape) * itemsize,
+      filename_pattern='model{suffix}.safetensors', max_shard_size=shard_bytes)
+  for file, names in split.filename_to_tensors.items():
+    _write(path / file, {name: sizes[name] for name in names}, dtype, fetches)
+  if split.is_sharded and jax.process_index() == 0:
     (path / INDEX).write_text(json.dumps(
-        {'metadata': {'total_size': total}, 'weight_map': weight_map},
+        {'metadata': split.metadata, 'weight_map': split.tensor_to_filename},
         indent=2) + '\n')
 
 
