@@ -85,12 +85,8 @@ def layout(rows: Sequence[Sequence[int]],
 def to_rows(tree: Any, rows: Sequence[Sequence[int]], layout: Layout) -> Any:
   """Moves arrays [B] or [B T] of documents into rows [R S] or [R L].
 
-  Entries without a document are 0.
-
-  Args:
-    tree: Pytree of host arrays whose first axis is documents.
-    rows: Indices of the documents of each row, from `first_fit`.
-    layout: Layout of those rows.
+  The tree has host arrays. The rows are those of `first_fit`, and the layout is
+  theirs. Entries without a document are 0.
   """
   of_places, of_tokens = _documents(rows, layout)
 

@@ -273,7 +273,7 @@ def _splash(q, k, v, segment_ids, *, sliding_window, block, interpret):
 
   Segments only mask: their hidden blocks are computed.
   """
-  # pylint: disable-next=g-import-not-at-top, because it takes a second
+  # Slow to import.
   from jax.experimental.pallas.ops.tpu import splash_attention as splash
   length, heads, size = q.shape[1:]
   block = block or min(512, -(-length // _LANES) * _LANES)

@@ -45,15 +45,8 @@ def token_values(
   Entry t belongs to tokens[:, t], as in log-probs. The first entry of a row is
   0. In a packed row, the first entry of each document is 0.
 
-  Args:
-    params: Parameters as described at the top of this file.
-    tokens: Right-padded rows of token ids.
-    config: Shape of the backbone.
-    positions: Position of each token, as in `transformer.forward`.
-    **options: Further arguments of `transformer.forward`.
-
-  Returns:
-    Float32 values, in the unit of the rewards.
+  The values are float32, in the unit of the rewards. The arguments are those of
+  `transformer.forward`, with parameters as described at the top of this file.
   """
   hidden = transformer.forward(
       params, tokens, config, positions=positions, **options)[:, :-1]

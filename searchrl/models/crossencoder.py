@@ -39,13 +39,8 @@ def score(
 
     score = w . tanh(W hidden_0 + c) + b
 
-  Args:
-    params: Parameters as described at the top of this file.
-    tokens: Rows of [CLS] first [SEP] second [SEP], right-padded.
-    mask: True, or 1, except for padding.
-    segments: 0 for the first text, 1 for the second.
-    config: Shape of the encoder.
-    dtype: Data type of activations.
+  Rows are [CLS] first [SEP] second [SEP], right-padded. The arguments are those
+  of `encoder.forward`, with parameters as described at the top of this file.
 
   Returns:
     The scores, float32 and unbounded. Higher is better.

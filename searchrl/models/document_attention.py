@@ -28,16 +28,10 @@ def causal(
 ) -> Float[Array, 'R L H d']:
   """Returns causal attention within segments, using an `attend` without them.
 
-  Args:
-    q: Queries, as in `attention.causal`.
-    k: Keys, as in `attention.causal`.
-    v: Values, as in `attention.causal`.
-    segment_ids: Segment ids of the layout.
-    layout: Layout of the documents in the rows.
-    length: Number of tokens in the longest document, T.
-    attend: Function such as `attention.causal`. It is called with lengths and
-      without segment ids.
-    **options: Further arguments of `attend`.
+  The queries, keys and values are those of `attention.causal`, and the segment
+  ids those of the layout, whose longest document has T = `length` tokens.
+  `attend` is a function such as `attention.causal`, which is called with
+  lengths, without segment ids, and with the other options.
   """
   rows, places = layout.starts.shape
   tokens = layout.starts[..., None] + jnp.arange(length)

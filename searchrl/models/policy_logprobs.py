@@ -28,18 +28,9 @@ def token_logprobs(
   tokens[:, t]. The first entry of a row is 0. In a packed row, the first entry
   of each document is 0.
 
-  Args:
-    params: Parameters of the decoder.
-    tokens: Right-padded rows of token ids.
-    config: Shape of the decoder.
-    temperature: Divisor of the logits, as in the sampler.
-    positions: Position of each token, as in `transformer.forward`.
-    chunk: Number of tokens per row whose logits exist at one time. [B T V]
-      never exists.
-    **options: Further arguments of `transformer.forward`.
-
-  Returns:
-    Log-probs and entropies in nats, float32.
+  Both are float32 and in nats. Logits are divided by the temperature, as in the
+  sampler. Those of `chunk` tokens per row exist at one time, so that [B T V]
+  never exists. The other arguments are those of `transformer.forward`.
   """
   hidden = transformer.forward(
       params, tokens, config, positions=positions, **options)

@@ -189,14 +189,9 @@ def load(
 ) -> Params:
   """Loads params from a folder. At most one leaf is on the host.
 
-  Args:
-    folder: Folder that must hold the tensors of the sources and no others.
-    sources: Tree of `Source`s.
-    leaves: Tree of the same structure, with leaves of the expected shapes.
-    axes: Tree of the same structure, with the logical axes of each leaf.
-    sharding_of: Function from logical axes to a sharding. Default: whole leaves
-      on the default device.
-    dtype: Data type of all params.
+  The folder must hold the tensors of the sources and no others, with the shapes
+  of the leaves. The trees `sources`, `leaves` and `axes`, of logical axes, have
+  one structure. The other arguments are those of `weights.load`.
 
   Raises:
     ValueError: A tensor is missing, unexpected or has a wrong shape or type; a

@@ -34,15 +34,10 @@ def attend(
 ) -> Float[Array, 'n T H d']:
   """Returns causal attention of tiles, which are already in their slots' cache.
 
-  Args:
-    q: Queries. Beyond a tile's length the result is 0.
-    keys: Blocks of keys per slot. W is a multiple of 16, d a power of two.
-    values: Blocks of values per slot.
-    tiles: Slot, start and length of each row of q.
-    sliding_window: Number of keys that a query sees, itself included.
+  A query beyond a tile's length gets 0. W is a multiple of 16, and d a power of
+  two. A query sees `sliding_window` keys, itself included.
   """
-  # pylint: disable-next=g-import-not-at-top, because it takes a second
-  from jax.experimental.pallas import triton
+  from jax.experimental.pallas import triton  # slow to import
   rows, width, heads, size = q.shape
   block, kv_heads = keys.shape[2:4]
   groups = heads // kv_heads

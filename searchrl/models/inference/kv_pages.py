@@ -89,7 +89,7 @@ def _ragged(q: Float[Array, 'T H d'], pages: Layer, lengths: Int[Array, 'n'],
   A row's context has `lengths` tokens, its queries included, in the pages of
   `table`. Rows follow each other in q, at `starts`; the last is the end of q.
   """
-  # pylint: disable-next=g-import-not-at-top, because it takes a second
+  # Slow to import.
   from jax.experimental.pallas import tpu
   from jax.experimental.pallas.ops.tpu import ragged_paged_attention as kernels
   pages = tpu.with_memory_space_constraint(pages, tpu.HBM)
