@@ -88,12 +88,12 @@ def to_rows(tree: Any, rows: Sequence[Sequence[int]], layout: Layout) -> Any:
   The tree has host arrays. The rows are those of `first_fit`, and the layout is
   theirs. Entries without a document are 0.
   """
-  of_places, of_tokens = _documents(rows, layout)
+  documents, token_documents = _documents(rows, layout)
 
   def move(x):
     x = np.asarray(x)
-    moved, inside = (x[of_places], layout.lengths) if x.ndim == 1 else (
-        x[of_tokens, layout.positions], layout.segment_ids)
+    moved, inside = (x[documents], layout.lengths) if x.ndim == 1 else (
+        x[token_documents, layout.positions], layout.segment_ids)
     return np.where(inside > 0, moved, x.dtype.type(0))
 
   return jax.tree.map(move, tree)

@@ -24,7 +24,7 @@ def test_the_kernel_of_gpus_is_lowered_for_them(width, window, dtype):
   """As far as goes without a GPU; its cache is passed as it lies."""
   layout = kv_blocks.layout(
       slots=8, length=1024, block=128, parts=1, sliding_window=window,
-      heads_outside=False, of_tokens='triton', of_tiles='triton')
+      heads_outside=False, token_kernel='triton', tile_kernel='triton')
   layer = jax.eval_shape(lambda: layout.empty(CONFIG, 1, dtype))
   given = [jax.ShapeDtypeStruct((8, width, heads, 128), dtype)
            for heads in (4, 2, 2)]

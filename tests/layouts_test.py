@@ -32,13 +32,13 @@ MAKE = {
     'blocks, positions outside': functools.partial(
         BLOCKS, parts=1, heads_outside=False),
     'blocks, fused': functools.partial(
-        BLOCKS, parts=1, heads_outside=False, of_tokens='xla'),
+        BLOCKS, parts=1, heads_outside=False, token_kernel='xla'),
     'blocks, kernel': functools.partial(
-        BLOCKS, parts=1, heads_outside=False, of_tokens='triton',
-        of_tiles='triton'),
+        BLOCKS, parts=1, heads_outside=False, token_kernel='triton',
+        tile_kernel='triton'),
     'blocks, kernel and fused': functools.partial(
-        BLOCKS, parts=1, heads_outside=False, of_tokens='xla',
-        of_tiles='triton'),
+        BLOCKS, parts=1, heads_outside=False, token_kernel='xla',
+        tile_kernel='triton'),
     'blocks, in parts': functools.partial(BLOCKS, parts=2),
     'pages': functools.partial(
         kv_pages.layout, slots=SLOTS, pages=SLOTS * LENGTH // BLOCK,

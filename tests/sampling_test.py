@@ -115,7 +115,7 @@ def test_truncations_keep_what_their_definitions_keep(
   assert kept[0, np.argmax(padded)]
 
 
-_kept = jax.jit(sampling.kept)
+_kept = jax.jit(sampling.allowed)
 
 
 @pytest.mark.parametrize('truncation', [

@@ -51,8 +51,8 @@ def visible(
 ) -> Bool[Array, '*B T S']:
   """Returns which keys a query sees: its own and earlier, within the window."""
   distance = query_positions[..., :, None] - key_positions[..., None, :]
-  seen = distance >= 0
-  return seen if sliding_window is None else seen & (distance < sliding_window)
+  mask = distance >= 0
+  return mask if sliding_window is None else mask & (distance < sliding_window)
 
 
 def grouped(
@@ -77,9 +77,9 @@ def grouped(
   scores = jnp.where(visible[:, None, None], scores, _MASKED)
   weights = jax.nn.softmax(scores, -1).astype(v.dtype)
   weights = weights.reshape(rows, k.shape[1], groups * length, -1)
-  seen = jnp.einsum('bkqs,bksd->bkqd', weights, v)
-  seen = seen.reshape(rows, k.shape[1], groups, length, size)
-  return seen.transpose(0, 3, 1, 2, 4).reshape(rows, length, heads, size)
+  output = jnp.einsum('bkqs,bksd->bkqd', weights, v)
+  output = output.reshape(rows, k.shape[1], groups, length, size)
+  return output.transpose(0, 3, 1, 2, 4).reshape(rows, length, heads, size)
 
 
 def blockwise(
@@ -113,28 +113,28 @@ def blockwise(
   positions = jnp.tile(positions, (1, groups))
 
   def add(i, carry):
-    largest, total, seen = carry
+    largest, total, output = carry
     k, v = block_at(i)
     scores = jnp.einsum('bkqd,bksd->bkqs', q, k,
                         preferred_element_type=jnp.float32)
-    shown = visible(positions, i * block + jnp.arange(block),
+    is_visible = visible(positions, i * block + jnp.arange(block),
                     sliding_window)[:, None]
-    scores = jnp.where(shown, scores * (_LOG2_E * size ** -0.5), _MASKED)
+    scores = jnp.where(is_visible, scores * (_LOG2_E * size ** -0.5), _MASKED)
     # The maximum is rounded up to a whole exponent of two. Rescaling is then
     # exact, even if a compiler fuses a product and a sum into one rounding.
     larger = jnp.maximum(largest, jnp.ceil(scores.max(-1, keepdims=True)))
-    weights = jnp.where(shown, jnp.exp((scores - larger) / _LOG2_E), 0)
+    weights = jnp.where(is_visible, jnp.exp((scores - larger) / _LOG2_E), 0)
     shrink = _power_of_two(largest - larger)
     return (larger, total * shrink + weights.sum(-1, keepdims=True),
-            seen * shrink + jnp.einsum('bkqs,bksd->bkqd', weights.astype(
+            output * shrink + jnp.einsum('bkqs,bksd->bkqd', weights.astype(
                 v.dtype), v, preferred_element_type=jnp.float32))
 
   nothing = jnp.zeros((*q.shape[:3], 1))
-  _, total, seen = jax.lax.fori_loop(0, blocks, add, (
+  _, total, output = jax.lax.fori_loop(0, blocks, add, (
       nothing + _MASKED, nothing, jnp.zeros(q.shape)))
-  seen = (seen / jnp.where(total == 0, 1, total)).astype(q.dtype)
-  seen = seen.reshape(rows, kv_heads, groups, length, size)
-  return seen.transpose(0, 3, 1, 2, 4).reshape(rows, length, heads, size)
+  output = (output / jnp.where(total == 0, 1, total)).astype(q.dtype)
+  output = output.reshape(rows, kv_heads, groups, length, size)
+  return output.transpose(0, 3, 1, 2, 4).reshape(rows, length, heads, size)
 
 
 def _power_of_two(exponent: Float[Array, '*B']) -> Float[Array, '*B']:
@@ -241,10 +241,10 @@ def _xla(q, k, v, segment_ids, sliding_window, block):
   block = block or max(_LANES, -(-length // 8))
 
   def attend(q, k, v, query_ids, key_ids, start, first):
-    seen = visible(start + jnp.arange(q.shape[1]),
+    mask = visible(start + jnp.arange(q.shape[1]),
                    first + jnp.arange(k.shape[2]), sliding_window)
-    seen &= query_ids[:, :, None] == key_ids[:, None, :]
-    return grouped(q, k, v, seen)
+    mask &= query_ids[:, :, None] == key_ids[:, None, :]
+    return grouped(q, k, v, mask)
 
   if block < length:
     attend = jax.checkpoint(attend)

@@ -43,10 +43,10 @@ def causal(
     x = jnp.take_along_axis(x, tokens[..., None, None], axis=1)
     return jnp.where(inside, x.reshape(-1, length, *x.shape[2:]), 0)
 
-  seen = attend(one_a_row(q), one_a_row(k), one_a_row(v),
+  output = attend(one_a_row(q), one_a_row(k), one_a_row(v),
                 lengths=layout.lengths.reshape(-1), **options)
-  seen = jnp.where(inside, seen, 0)  # it may be NaN beyond a document's end
-  seen = seen.reshape(rows, places * length, *seen.shape[2:])
+  output = jnp.where(inside, output, 0)  # it may be NaN beyond a document's end
+  output = output.reshape(rows, places * length, *output.shape[2:])
   back = jnp.maximum(segment_ids - 1, 0) * length + layout.positions
-  seen = jnp.take_along_axis(seen, back[..., None, None], axis=1)
-  return jnp.where(segment_ids[..., None, None] > 0, seen, 0)
+  output = jnp.take_along_axis(output, back[..., None, None], axis=1)
+  return jnp.where(segment_ids[..., None, None] > 0, output, 0)

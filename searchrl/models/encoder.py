@@ -93,16 +93,16 @@ class Block(nn.Module):
   config: EncoderConfig
 
   @nn.compact
-  def __call__(self, x: Float[Array, 'B T D'], seen: Bool[Array, 'B T T']
+  def __call__(self, x: Float[Array, 'B T D'], mask: Bool[Array, 'B T T']
               ) -> Float[Array, 'B T D']:
-    """Returns the layer's output; `seen` says which tokens see which."""
+    """Returns the layer's output; `mask` says which tokens see which."""
     c = self.config
     dense = functools.partial(Projection, use_bias=True)
     flat = x.reshape(-1, x.shape[-1])
     q, k, v = (
         dense(c.hidden_size, ('embed', 'heads'), name=name)(flat).reshape(
             *x.shape[:2], c.num_attention_heads, -1) for name in 'qkv')
-    y = attention.grouped(q, k.swapaxes(1, 2), v.swapaxes(1, 2), seen)
+    y = attention.grouped(q, k.swapaxes(1, 2), v.swapaxes(1, 2), mask)
     y = dense(c.hidden_size, ('heads', 'embed'), name='o')(
         y.reshape(flat.shape))
     flat = LayerNorm(c.layer_norm_eps, name='attention_norm')(flat + y)
@@ -150,10 +150,10 @@ def forward(
   x = embed['token'][tokens] + kinds + embed['position'][:length]
   x = LayerNorm(config.layer_norm_eps).apply(
       {'params': params['embed_norm']}, x.astype(dtype))
-  seen = jnp.broadcast_to(mask.astype(bool)[:, None], (rows, length, length))
+  visible = jnp.broadcast_to(mask.astype(bool)[:, None], (rows, length, length))
 
   def layer(x, layer_params):
-    return Block(config).apply({'params': layer_params}, x, seen), None
+    return Block(config).apply({'params': layer_params}, x, visible), None
 
   x, _ = jax.lax.scan(
       transformer.recomputed(layer, remat), x, params['layers'])
@@ -291,8 +291,8 @@ def save(
 def sources(leaves: Params) -> Params:
   """Returns the `Source` of each leaf, for leaves of these shapes."""
   return {
-      'embed': {name: Source(f'embeddings.{theirs}_embeddings.weight')
-                for name, theirs in (
+      'embed': {name: Source(f'embeddings.{part}_embeddings.weight')
+                for name, part in (
                     ('token', 'word'), ('position', 'position'),
                     ('type', 'token_type'))},
       'embed_norm': {'scale': Source('embeddings.LayerNorm.weight'),

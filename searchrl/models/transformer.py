@@ -174,9 +174,9 @@ class Block(nn.Module):
     q = heads('q', c.num_attention_heads, 'heads')
     k = heads('k', c.num_key_value_heads, 'kv_heads')
     v = heads('v', c.num_key_value_heads, 'kv_heads')
-    seen, second = attend(rotated(q, 'q_norm'), rotated(k, 'k_norm'), v)
+    output, second = attend(rotated(q, 'q_norm'), rotated(k, 'k_norm'), v)
     y = Projection(width, ('heads', 'embed'), c.attention_out_bias, name='o')(
-        seen.reshape(rows * length, -1))
+        output.reshape(rows * length, -1))
     x = x + y.reshape(x.shape)
 
     flat = RMSNorm(c.rms_norm_eps, name='mlp_norm')(x)

@@ -192,9 +192,9 @@ def save(
   if jax.process_index() == 0:
     source = pathlib.Path(locate(tokenizer_from))
     if (source / 'config.json').is_file():
-      theirs, _ = read_json(source)
-      raw |= {name: theirs[name] for name in ('bos_token_id', 'pad_token_id')
-              if name in theirs}
+      ids = read_json(source)[0]
+      raw |= {name: ids[name] for name in ('bos_token_id', 'pad_token_id')
+              if name in ids}
   export(folder, params, _sources(config), raw, tokenizer_from=tokenizer_from,
          dtype=dtype, shard_bytes=shard_bytes)
 

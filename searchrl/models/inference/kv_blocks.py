@@ -24,7 +24,7 @@ from searchrl.models.inference.kv_cache import Layer, Layout, Tiles
 
 def layout(*, slots: int, length: int, block: int, parts: int,
            sliding_window: int | None = None, heads_outside: bool = True,
-           of_tokens: str = '', of_tiles: str = '') -> Layout:
+           token_kernel: str = '', tile_kernel: str = '') -> Layout:
   """Returns the layout of a cache in blocks.
 
   Args:
@@ -37,11 +37,11 @@ def layout(*, slots: int, length: int, block: int, parts: int,
     sliding_window: Number of keys that a query sees, itself included.
     heads_outside: Order of the axes: True for [B N K W d], False for
       [B N W K d].
-    of_tokens: Name of what attends when each row is one token: '' for loops,
+    token_kernel: Name of what attends when each row is one token: '' for loops,
       'triton' for the kernel of `kv_blocks_gpu`, or an implementation of
       `jax.nn.dot_product_attention`, such as 'cudnn'. Kernels need
       heads_outside to be False and parts to be 1.
-    of_tiles: Name of what attends when rows are tiles: '' or 'triton'.
+    tile_kernel: Name of what attends when rows are tiles: '' or 'triton'.
   """
   # Indices or sizes of the axes of heads and of positions, in their order.
   order = lambda heads, positions: (
@@ -69,25 +69,25 @@ def layout(*, slots: int, length: int, block: int, parts: int,
     read = lambda slot, i: tuple(
         heads_first(x.at[slot, i].get(mode='clip')) for x in (keys, values))
 
-    if 'triton' == (of_tiles if q.shape[1] > 1 else of_tokens):
-      seen = kv_blocks_gpu.attend(q, keys, values, tiles, sliding_window)
+    if 'triton' == (tile_kernel if q.shape[1] > 1 else token_kernel):
+      output = kv_blocks_gpu.attend(q, keys, values, tiles, sliding_window)
     elif q.shape[1] > 1:
-      seen = attention.blockwise(
+      output = attention.blockwise(
           q, functools.partial(read, tiles.slot), positions,
           filled(tiles.start + tiles.length), block, sliding_window)
-    elif of_tokens:
-      seen = _fused(q, keys, values, tiles, of_tokens)
+    elif token_kernel:
+      output = _fused(q, keys, values, tiles, token_kernel)
     elif parts == 1:  # rows are slots
       last = jnp.where(tiles.length > 0, tiles.start, -1)
-      seen = attention.blockwise(
+      output = attention.blockwise(
           q, lambda i: tuple(heads_first(x[:, i]) for x in (keys, values)),
           last[:, None], filled(last + 1), block, sliding_window)
     else:
-      seen = _by_parts(q, read, tiles, filled, block, parts, sliding_window)
-    return seen, (keys, values)
+      output = _by_parts(q, read, tiles, filled, block, parts, sliding_window)
+    return output, (keys, values)
 
   return Layout(slots=slots, block=block, has_pages=False, axes=(axes, axes),
-                any_rows=parts > 1 or of_tokens == 'triton', empty=empty,
+                any_rows=parts > 1 or token_kernel == 'triton', empty=empty,
                 attend=attend, copy=_copy)
 
 
@@ -101,11 +101,11 @@ def _fused(q, keys, values, tiles: Tiles, implementation: Any) -> Array:
   slots, _, heads, size = q.shape
   rows = lambda x: x.reshape(slots, -1, *x.shape[3:])  # [B S K d]
   folded = q.reshape(slots, keys.shape[3], -1, size).swapaxes(1, 2)
-  seen = jax.nn.dot_product_attention(
+  output = jax.nn.dot_product_attention(
       folded, rows(keys), rows(values), implementation=implementation,
       key_value_seq_lengths=jnp.where(tiles.length > 0, tiles.start, 0) + 1)
-  seen = seen.swapaxes(1, 2).reshape(slots, 1, heads, size)
-  return jnp.where((tiles.length > 0)[:, None, None, None], seen, 0)
+  output = output.swapaxes(1, 2).reshape(slots, 1, heads, size)
+  return jnp.where((tiles.length > 0)[:, None, None, None], output, 0)
 
 
 def _by_parts(q, read, tiles: Tiles, filled, block, parts: int, window):
@@ -118,13 +118,13 @@ def _by_parts(q, read, tiles: Tiles, filled, block, parts: int, window):
   order = jnp.pad(order, (0, parts * size - rows), constant_values=rows)
   positions = jnp.pad(positions, (0, 1), constant_values=-1)
   slot = jnp.pad(tiles.slot, (0, 1))
-  seen = []
+  outputs = []
   for part in order.reshape(parts, size):
     last = positions[part]
-    seen.append(attention.blockwise(
+    outputs.append(attention.blockwise(
         q.at[part].get(mode='clip'), functools.partial(read, slot[part]),
         last[:, None], filled(last + 1), block, window))
-  return jnp.zeros_like(q).at[order].set(jnp.concatenate(seen), mode='drop')
+  return jnp.zeros_like(q).at[order].set(jnp.concatenate(outputs), mode='drop')
 
 
 def _copy(layer: Layer, source: Int[Array, 'n'], target: Int[Array, 'n'],

@@ -47,22 +47,22 @@ def attend(
   spare = -(width * groups) % queries
   folded = jnp.pad(folded, ((0, 0), (0, 0), (0, spare), (0, 0)))
   chunk = math.gcd(block, _BYTES // (size * keys.dtype.itemsize))
-  of_queries = pl.BlockSpec((None, None, queries, size),
+  query_spec = pl.BlockSpec((None, None, queries, size),
                             lambda row, head, part: (row, head, part, 0))
   whole = pl.BlockSpec(memory_space=pl.ANY)
-  seen = pl.pallas_call(
+  output = pl.pallas_call(
       functools.partial(_kernel, groups=groups, chunk=chunk,
                         sliding_window=sliding_window),
       grid=(rows, kv_heads, folded.shape[2] // queries),
-      in_specs=[whole, whole, whole, of_queries, whole, whole],
-      out_specs=of_queries,
+      in_specs=[whole, whole, whole, query_spec, whole, whole],
+      out_specs=query_spec,
       out_shape=jax.ShapeDtypeStruct(folded.shape, q.dtype),
       compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
       name='slot_attention',
   )(tiles.slot, tiles.start, tiles.length, folded, keys, values)
-  seen = seen[:, :, :width * groups].reshape(
+  output = output[:, :, :width * groups].reshape(
       rows, kv_heads, width, groups, size)
-  return seen.swapaxes(1, 2).reshape(q.shape)
+  return output.swapaxes(1, 2).reshape(q.shape)
 
 
 def _kernel(slot_ref, start_ref, length_ref, q_ref, k_ref, v_ref, out_ref, *,
@@ -84,25 +84,26 @@ def _kernel(slot_ref, start_ref, length_ref, q_ref, k_ref, v_ref, out_ref, *,
   product = functools.partial(jnp.dot, preferred_element_type=jnp.float32,
                               precision=precision)
 
-  def add(i, so_far):
-    largest, total, seen = so_far
+  def add(i, carry):
+    largest, total, output = carry
     place = (slot, jax.lax.div(i, chunks),
              pl.ds(jax.lax.rem(i, chunks) * chunk, chunk), head, slice(None))
     scores = product(q, k_ref[place].T) * size ** -0.5
     distance = position[:, None] - (i * chunk + jnp.arange(chunk))[None]
-    shown = distance >= 0
+    is_visible = distance >= 0
     if sliding_window is not None:
-      shown &= distance < sliding_window
-    scores = jnp.where(shown, scores, _MASKED)
+      is_visible &= distance < sliding_window
+    scores = jnp.where(is_visible, scores, _MASKED)
     larger = jnp.maximum(largest, scores.max(1))
-    weights = jnp.where(shown, jnp.exp(scores - larger[:, None]), 0)
+    weights = jnp.where(is_visible, jnp.exp(scores - larger[:, None]), 0)
     shrink = jnp.exp(largest - larger)
+    output = output * shrink[:, None]
     return larger, total * shrink + weights.sum(1), (
-        seen * shrink[:, None] + product(weights.astype(q.dtype), v_ref[place]))
+        output + product(weights.astype(q.dtype), v_ref[place]))
 
   zeros = jnp.zeros(queries, jnp.float32)
-  _, total, seen = jax.lax.fori_loop(
+  _, total, output = jax.lax.fori_loop(
       first, pl.cdiv(end, chunk), add,
       (zeros + _MASKED, zeros, jnp.zeros((queries, size), jnp.float32)))
-  seen = seen / jnp.where(total == 0, 1, total)[:, None]
-  out_ref[...] = seen.astype(out_ref.dtype)
+  output = output / jnp.where(total == 0, 1, total)[:, None]
+  out_ref[...] = output.astype(out_ref.dtype)

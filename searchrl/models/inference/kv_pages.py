@@ -60,12 +60,12 @@ def _attend(pages: Layer, q: Float[Array, 'n T H d'],
   # A tile's padding also attends, so that all tiles have one width. Its results
   # are dropped later, and it comes after every token that is kept.
   starts = jnp.where(tiles.length > 0, tiles.start, 0)
-  seen = _ragged(
+  output = _ragged(
       q.reshape(rows * width, heads, size), pages, starts + width, tiles.pages,
       jnp.arange(rows + 1, dtype=jnp.int32) * width,
       sliding_window=sliding_window)
   idle = (tiles.length == 0)[:, None, None, None]
-  return jnp.where(idle, 0, seen.reshape(q.shape)), pages
+  return jnp.where(idle, 0, output.reshape(q.shape)), pages
 
 
 def _written(pages: Layer, k, v, tiles: Tiles) -> Layer:

@@ -71,8 +71,8 @@ def make(implementation: str, config: TransformerConfig, *, slots: int,
                      f'but the model has one of {window}. {_WAY_OUT}')
   return kv_blocks.layout(
       **options, parts=1, heads_outside=False,
-      of_tokens=implementation.split('+')[0],
-      of_tiles='triton' if 'triton' in implementation else '')
+      token_kernel=implementation.split('+')[0],
+      tile_kernel='triton' if 'triton' in implementation else '')
 
 
 def choose(platform: str, dtype: Any, config: TransformerConfig
@@ -198,9 +198,9 @@ def difference(implementation: str, config: TransformerConfig, dtype: Any
     outputs = []
     for i, kind in enumerate((dtype, 'float32')):
       with jax.default_matmul_precision('highest' if i else 'default'):
-        seen, layers[i] = attend[i](
+        output, layers[i] = attend[i](
             layers[i], *(x.astype(kind) for x in qkv), tiles)
-      outputs.append(np.asarray(seen, np.float32))
+      outputs.append(np.asarray(output, np.float32))
     inside = (np.arange(width) < np.array(length)[:, None])[..., None, None]
     actual, expected = (np.where(inside, x, 0) for x in outputs)
     worst = max(worst, np.nan_to_num(

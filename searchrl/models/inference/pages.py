@@ -24,7 +24,7 @@ class Pages:
   Args:
     slots: Number of slots, B, which are numbered from 0.
     page: Number of tokens in a page.
-    most: Number of pages that a slot of full length has, N.
+    slot_pages: Number of pages that a slot of full length has, N.
     total: Number of pages that all slots share, P.
 
   Attributes:
@@ -34,14 +34,14 @@ class Pages:
     ValueError: There are fewer pages than one slot may need.
   """
 
-  def __init__(self, slots: int, page: int, most: int, total: int):
-    if total < most:
+  def __init__(self, slots: int, page: int, slot_pages: int, total: int):
+    if total < slot_pages:
       raise ValueError(
-          f'a slot of full length takes {most} pages of {page} tokens, but the '
-          f'cache of a device has {total}. Raise rollout.cache_tokens, or set '
-          'it to 0.')
-    self.page, self.most = page, most
-    self.table = np.zeros((slots, most), np.int32)
+          f'a slot of full length takes {slot_pages} pages of {page} tokens, '
+          f'but the cache of a device has {total}. Raise rollout.cache_tokens, '
+          'or set it to 0.')
+    self.page, self.slot_pages = page, slot_pages
+    self.table = np.zeros((slots, slot_pages), np.int32)
     self._held = [0] * slots  # number of pages of each slot
     self._users = np.zeros(total, np.int32)  # number of slots of each page
     self._free = list(range(total))[::-1]
@@ -64,7 +64,7 @@ class Pages:
     in full.
     """
     held, left = list(self._held), len(self._free)
-    if len(self._users) >= self.most * len(held):
+    if len(self._users) >= self.slot_pages * len(held):
       return [True] * len(requests)
     shared = [[page for page in self.table[slot, :count].tolist()
                if self._users[page] > 1] for slot, count in enumerate(held)]
@@ -92,7 +92,7 @@ class Pages:
                    key=lambda slot: -held[slot])
     last = {page: slot for slot in order for page in shared[slot]}
     for slot in order:
-      if self.most - held[slot] > left:
+      if self.slot_pages - held[slot] > left:
         return False
       left += held[slot] - sum(last[page] != slot for page in shared[slot])
     return left >= 0

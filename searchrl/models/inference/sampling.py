@@ -105,7 +105,7 @@ def sample(
   weights = jnp.exp(scaled - largest)  # in [0, 1]
   if truncation is not None:
     weights = jnp.where(
-        over_tokens(greedy) | kept(weights, truncation), weights, 0)
+        over_tokens(greedy) | allowed(weights, truncation), weights, 0)
   uniform = jax.vmap(lambda data, position: jax.random.uniform(
       jax.random.fold_in(jax.random.wrap_key_data(data), position)))(
           row_key, position)
@@ -160,7 +160,7 @@ def _first_above(cumulative, target, weights) -> Int[Array, 'B']:
   return jnp.minimum(jnp.min(later, -1), last).astype(jnp.int32)
 
 
-def kept(weights: Float[Array, 'B V'], truncation: Truncation
+def allowed(weights: Float[Array, 'B V'], truncation: Truncation
         ) -> Bool[Array, 'B V']:
   """Returns which tokens may be drawn, given weights p / max p.
 

@@ -59,10 +59,11 @@ class Contents:
     self.used = [0] * slots
     # Prompt that each slot's cache begins with.
     self._prompts: list[tuple[int, ...]] = [()] * slots
-    most = -(-length // layout.block)
-    total = cache_tokens // copies // layout.block or layout.slots * most
-    self._pages = [pages_lib.Pages(layout.slots, layout.block, most, total)
-                   for _ in range(copies)] if layout.has_pages else []
+    slot_pages = -(-length // layout.block)
+    total = cache_tokens // copies // layout.block or layout.slots * slot_pages
+    self._pages = [
+        pages_lib.Pages(layout.slots, layout.block, slot_pages, total)
+        for _ in range(copies)] if layout.has_pages else []
     self._copies = copies
 
   def admit(self, appends: Sequence[Append]) -> list[bool]:
@@ -71,9 +72,9 @@ class Contents:
       return [True] * len(appends)
     granted: dict[int, bool] = {}
     for copy, pages in enumerate(self._pages):
-      mine = [a for a in appends if a.slot // self._each == copy]
-      granted |= zip((a.slot for a in mine), pages.admit(
-          [(a.slot % self._each, self._needed(a)) for a in mine]))
+      local = [a for a in appends if a.slot // self._each == copy]
+      granted |= zip((a.slot for a in local), pages.admit(
+          [(a.slot % self._each, self._needed(a)) for a in local]))
     return [granted[a.slot] for a in appends]
 
   def check(self, appends: Sequence[Append]) -> None:
@@ -125,7 +126,7 @@ class Contents:
       self._prompts[slot] = prompt
     longest = max((len(prompt) - 1 for prompt in copied.values()), default=0)
     return Work(
-        tiles=[sorted(of_copy) for of_copy in tiles], moves=moves,
+        tiles=[sorted(copy_tiles) for copy_tiles in tiles], moves=moves,
         blocks=1 if self._pages else -(-longest // self._block), turns=turns,
         copied_tokens=sum(len(prompt) - 1 for prompt in copied.values()))
 
