@@ -16,6 +16,7 @@ import pytest
 import safetensors.numpy
 import tiny
 
+from searchrl.models import families
 from searchrl.models import tensors
 from searchrl.models import transformer
 from searchrl.models import weights
@@ -76,8 +77,7 @@ def test_each_device_is_given_its_slice_and_no_more_is_read(
   ways = mesh.shape['fsdp'] * mesh.shape['tensor']
   assert {s.data.nbytes for s in gate.addressable_shards} == {
       gate.nbytes // ways}
-  shapes = tensors.shapes(
-      weights._sources(CONFIG), transformer.abstract(CONFIG))
+  shapes = tensors.shapes(transformer.abstract(CONFIG), families.NAMES)
   for name, sizes in reads.items():
     assert sum(sizes) == np.prod(shapes[name]) * 4, name  # once each
   gate_reads = reads['model.layers.0.mlp.gate_proj.weight']

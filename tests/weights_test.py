@@ -21,6 +21,7 @@ import safetensors.numpy
 
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import stops
+from searchrl.models import families
 from searchrl.models import tensors
 from searchrl.models import transformer
 from searchrl.models import weights
@@ -183,7 +184,7 @@ def test_public_checkpoints_have_the_shape_that_they_should(
   for field, value in expected.items():
     assert getattr(config, field) == value, field
   sizes = [np.prod(shape) for shape in tensors.shapes(
-      weights._sources(config), transformer.abstract(config)).values()]
+      transformer.abstract(config), families.NAMES).values()]
   assert sum(sizes) == parameters
 
 

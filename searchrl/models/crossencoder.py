@@ -22,7 +22,6 @@ from jaxtyping import Array, Bool, Float, Int
 from searchrl.models import encoder
 from searchrl.models import tensors
 from searchrl.models.encoder import EncoderConfig
-from searchrl.models.tensors import Source
 from searchrl.models.transformer import Params
 
 
@@ -80,13 +79,10 @@ def load(folder: str | pathlib.Path, config: EncoderConfig, **options: Any
   more than one label is an error.
   """
   leaves = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
-  sources = {'encoder': encoder.sources(leaves['encoder'])} | {
-      name: {'kernel': Source(f'{prefix}.weight', transposed=True),
-             'bias': Source(f'{prefix}.bias')}
-      for name, prefix in (('pooler', 'pooler.dense'),
-                           ('classifier', 'classifier'))}
+  names = {**encoder.NAMES, 'encoder': '', 'pooler': 'pooler.dense',
+           'classifier': 'classifier'}
   return tensors.load(
-      tensors.Folder(pathlib.Path(folder), _rename), sources, leaves,
+      tensors.Folder(pathlib.Path(folder), _rename), names, leaves,
       logical_axes(config), **options)
 
 

@@ -31,16 +31,17 @@ from searchrl.models import families
 from searchrl.models import tensors
 from searchrl.models import transformer
 from searchrl.models import weights
-from searchrl.models.tensors import Source
 from searchrl.models.transformer import Params, Projection
 
 QUERY_PREFIX = 'query: '
 PASSAGE_PREFIX = 'passage: '
 POOLINGS = ('mean', 'cls')
 
-# Our name -> Hugging Face's name, for each part of a layer. Their kernels are
-# the transposes of ours.
-_LAYER = {
+# Hugging Face's names of the keys of params; see `tensors.sources`.
+NAMES = {
+    'embed': 'embeddings', 'token': 'word_embeddings',
+    'position': 'position_embeddings', 'type': 'token_type_embeddings',
+    'embed_norm': 'embeddings.LayerNorm', 'layers': 'encoder.layer.{}',
     'q': 'attention.self.query', 'k': 'attention.self.key',
     'v': 'attention.self.value', 'o': 'attention.output.dense',
     'attention_norm': 'attention.output.LayerNorm', 'up': 'intermediate.dense',
@@ -264,7 +265,7 @@ def load(folder: str | pathlib.Path, config: EncoderConfig, **options: Any
   """
   leaves = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
   return tensors.load(
-      tensors.Folder(pathlib.Path(folder), _rename), sources(leaves), leaves,
+      tensors.Folder(pathlib.Path(folder), _rename), NAMES, leaves,
       logical_axes(config), **options)
 
 
@@ -284,21 +285,8 @@ def save(
          **dataclasses.asdict(config), 'hidden_act': 'gelu',
          'position_embedding_type': 'absolute', 'pad_token_id': 0,
          'dtype': dtype, 'torch_dtype': dtype}
-  weights.export(folder, params, sources(params), raw, dtype=dtype,
+  weights.export(folder, params, NAMES, raw, dtype=dtype,
                  tokenizer_from=tokenizer_from)
-
-
-def sources(leaves: Params) -> Params:
-  """Returns the `Source` of each leaf, for leaves of these shapes."""
-  return {
-      'embed': {name: Source(f'embeddings.{part}_embeddings.weight')
-                for name, part in (
-                    ('token', 'word'), ('position', 'position'),
-                    ('type', 'token_type'))},
-      'embed_norm': {'scale': Source('embeddings.LayerNorm.weight'),
-                     'bias': Source('embeddings.LayerNorm.bias')},
-      'layers': tensors.layer_sources(
-          leaves['layers'], _LAYER, 'encoder.layer')}
 
 
 def _rename(name: str) -> str | None:

@@ -12,16 +12,14 @@ from typing import Any
 
 from searchrl.models.transformer import Llama3Rope, TransformerConfig
 
-# Hugging Face's name of each part of a model, without the number of the layer
-# and the end, such as `.weight`. Their kernels are the transposes of ours.
+# Hugging Face's names of the keys of params; see `tensors.sources`.
 NAMES = {
-    'embed': 'model.embed_tokens', 'layers': 'model.layers',
-    'norm': 'model.norm', 'head': 'lm_head',
-    'attention_norm': 'input_layernorm', 'mlp_norm': 'post_attention_layernorm',
-    'q': 'self_attn.q_proj', 'k': 'self_attn.k_proj', 'v': 'self_attn.v_proj',
-    'o': 'self_attn.o_proj', 'q_norm': 'self_attn.q_norm',
-    'k_norm': 'self_attn.k_norm', 'gate': 'mlp.gate_proj', 'up': 'mlp.up_proj',
-    'down': 'mlp.down_proj'}
+    'embed': 'model.embed_tokens', 'norm': 'model.norm', 'head': 'lm_head',
+    'layers': 'model.layers.{}', 'attention_norm': 'input_layernorm',
+    'mlp_norm': 'post_attention_layernorm', 'q': 'self_attn.q_proj',
+    'k': 'self_attn.k_proj', 'v': 'self_attn.v_proj', 'o': 'self_attn.o_proj',
+    'q_norm': 'self_attn.q_norm', 'k_norm': 'self_attn.k_norm',
+    'gate': 'mlp.gate_proj', 'up': 'mlp.up_proj', 'down': 'mlp.down_proj'}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Safetensors: loads params leaf by leaf onto devices, and writes them.
 
-A tree of `Source`s names the tensors of each leaf. All headers are checked
-against this tree first, so that nothing is ever half loaded. Then each device
-gets its slice of each leaf, and only this slice is read. Pickle is never read.
+`sources` names the tensors of each leaf. All headers are checked first, so that
+nothing is ever half loaded. Then each device gets its slice of each leaf, and
+only this slice is read. Pickle is never read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +28,9 @@ ShardingOf = Callable[[Axes], jax.sharding.Sharding]
 
 INDEX = 'model.safetensors.index.json'
 _READABLE = ('F64', 'F32', 'F16', 'BF16')
+# Last part of a tensor's name, for each kind of leaf.
+_ENDS = {'kernel': 'weight', 'scale': 'weight', 'embedding': 'weight',
+         'bias': 'bias'}
 _WRITABLE = {'float32': 'F32', 'bfloat16': 'BF16'}
 
 
@@ -154,33 +157,37 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
   return [path / name for name in names]
 
 
-def layer_sources(layers: Params, names: Mapping[str, str], prefix: str
-                 ) -> Params:
-  """Returns sources of stacked layers {part: {kernel | bias | scale: leaf}}.
+def sources(leaves: Params, names: Mapping[str, str]) -> Params:
+  """Returns the `Source` of each leaf, for leaves of these shapes.
 
-  Names of tensors have a prefix, the number of the layer and the part's name.
+  A tensor's name has the names of the keys that lead to the leaf, and an end:
+  layers/q/kernel is 'model.layers.{}.self_attn.q_proj.weight', if `names` has
+  'model.layers.{}' for layers and 'self_attn.q_proj' for q. A name with {}
+  stands for the tensors of all layers, and an empty one for nothing.
   """
-  def source(part, leaf, count):
-    end = 'bias' if leaf == 'bias' else 'weight'
-    return Source(tuple(f'{prefix}.{i}.{names[part]}.{end}'
-                        for i in range(count)), transposed=leaf == 'kernel')
+  def source(path, leaf):
+    keys = [key.key for key in path]
+    kind = keys.pop() if keys[-1] in _ENDS else 'embedding'
+    parts = [names[key] for key in keys if names[key]]
+    name = '.'.join([*parts, _ENDS[kind]])
+    layers = tuple(name.format(i) for i in range(leaf.shape[0]))
+    return Source(layers if '{}' in name else name, kind == 'kernel')
 
-  return {part: {leaf: source(part, leaf, value.shape[0])
-                 for leaf, value in leaves.items()}
-          for part, leaves in layers.items()}
+  return jax.tree_util.tree_map_with_path(source, leaves)
 
 
-def shapes(sources: Params, leaves: Params) -> dict[str, tuple[int, ...]]:
+def shapes(leaves: Params, names: Mapping[str, str]
+          ) -> dict[str, tuple[int, ...]]:
   """Returns each tensor's shape in a file, for leaves of these shapes."""
   return {name: source.flip(leaf.shape[source.stacked:])
-          for source, leaf in zip(jax.tree.leaves(sources),
+          for source, leaf in zip(jax.tree.leaves(sources(leaves, names)),
                                   jax.tree.leaves(leaves), strict=True)
           for name in source.parts}
 
 
 def load(
     folder: Folder,
-    sources: Params,
+    names: Mapping[str, str],
     leaves: Params,
     axes: Params,
     *,
@@ -189,15 +196,15 @@ def load(
 ) -> Params:
   """Loads params from a folder. At most one leaf is on the host.
 
-  The folder must hold the tensors of the sources and no others, with the shapes
-  of the leaves. The trees `sources`, `leaves` and `axes`, of logical axes, have
-  one structure. The other arguments are those of `weights.load`.
+  The folder must hold tensors of the leaves' shapes and no others, with the
+  names that `sources` returns. The axes are the logical axes of the leaves. The
+  other arguments are those of `weights.load`.
 
   Raises:
     ValueError: A tensor is missing, unexpected or has a wrong shape or type; a
       leaf does not split evenly, or a file cannot be read.
   """
-  folder.check(shapes(sources, leaves))
+  folder.check(shapes(leaves, names))
 
   def plan(source: Source, leaf: Any, axes: Axes) -> Callable[[], jax.Array]:
     sharding = sharding_of and sharding_of(axes)
@@ -209,7 +216,7 @@ def load(
           f'{leaf.shape}: {error}. Choose another mesh.') from error
     return lambda: _leaf(folder, source, leaf.shape, sharding, jnp.dtype(dtype))
 
-  plans = jax.tree.map(plan, sources, leaves, axes)
+  plans = jax.tree.map(plan, sources(leaves, names), leaves, axes)
   return jax.tree.map(lambda make: make(), plans)
 
 
@@ -240,8 +247,8 @@ def _read(folder: Folder, source: Source, key, dtype) -> np.ndarray:
   return result
 
 
-def save(path: pathlib.Path, params: Params, sources: Params, *, dtype: str,
-         shard_bytes: int) -> None:
+def save(path: pathlib.Path, params: Params, names: Mapping[str, str], *,
+         dtype: str, shard_bytes: int) -> None:
   """Writes params as model.safetensors, or as shards with an index.
 
   One tensor is on the host at a time. With several processes, all must call
@@ -256,16 +263,17 @@ def save(path: pathlib.Path, params: Params, sources: Params, *, dtype: str,
         f'dtype must be one of {sorted(_WRITABLE)}, but is {dtype!r}.')
   import huggingface_hub  # slow to import
   itemsize = jnp.dtype(dtype).itemsize
-  sizes = dict(sorted(shapes(sources, params).items()))
+  sizes = dict(sorted(shapes(params, names).items()))
   fetches = {
       name: functools.partial(_fetch, leaf, layer, source)
-      for source, leaf in zip(jax.tree.leaves(sources), jax.tree.leaves(params))
+      for source, leaf in zip(jax.tree.leaves(sources(params, names)),
+                              jax.tree.leaves(params))
       for layer, name in enumerate(source.parts)}
   split = huggingface_hub.split_state_dict_into_shards_factory(
       sizes, get_storage_size=lambda shape: math.prod(shape) * itemsize,
       filename_pattern='model{suffix}.safetensors', max_shard_size=shard_bytes)
-  for file, names in split.filename_to_tensors.items():
-    _write(path / file, {name: sizes[name] for name in names}, dtype, fetches)
+  for file, tensors in split.filename_to_tensors.items():
+    _write(path / file, {name: sizes[name] for name in tensors}, dtype, fetches)
   if split.is_sharded and jax.process_index() == 0:
     (path / INDEX).write_text(json.dumps(
         {'metadata': split.metadata, 'weight_map': split.tensor_to_filename},

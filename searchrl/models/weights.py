@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from searchrl.models import families
 from searchrl.models import tensors
 from searchrl.models import transformer
-from searchrl.models.tensors import ShardingOf, Source
+from searchrl.models.tensors import ShardingOf
 from searchrl.models.transformer import Params, TransformerConfig
 
 _TOKENIZER = (  # files of the tokenizer, the chat template and generation
@@ -131,11 +131,11 @@ def load(
   # Older exporters wrote rotary tables, which are recomputed here.
   stored = tensors.Folder(pathlib.Path(folder), lambda name: (
       None if name.endswith('.rotary_emb.inv_freq') else name))
+  names = families.FAMILIES[config.architecture].names
   if config.tie_word_embeddings:
-    names = families.FAMILIES[config.architecture].names
     _drop_tied(stored, f'{names["embed"]}.weight', f'{names["head"]}.weight')
   return tensors.load(
-      stored, _sources(config), transformer.abstract(config),
+      stored, names, transformer.abstract(config),
       transformer.logical_axes(config), sharding_of=sharding_of, dtype=dtype)
 
 
@@ -195,8 +195,8 @@ def save(
       ids = read_json(source)[0]
       raw |= {name: ids[name] for name in ('bos_token_id', 'pad_token_id')
               if name in ids}
-  export(folder, params, _sources(config), raw, tokenizer_from=tokenizer_from,
-         dtype=dtype, shard_bytes=shard_bytes)
+  export(folder, params, families.FAMILIES[config.architecture].names, raw,
+         tokenizer_from=tokenizer_from, dtype=dtype, shard_bytes=shard_bytes)
 
 
 def check_finite(params: Params, what: str) -> None:
@@ -224,7 +224,7 @@ def _are_finite(tree: Any) -> Any:
 def export(
     folder: str | pathlib.Path,
     params: Params,
-    sources: Params,
+    names: Mapping[str, str],
     raw: Mapping[str, Any],
     *,
     tokenizer_from: str | pathlib.Path,
@@ -233,8 +233,8 @@ def export(
 ) -> None:
   """Writes any model's folder, as `save` does for decoders.
 
-  Besides the arguments of `save`, it takes `sources`, a tree with the tensors
-  of each param, and `raw`, the content of config.json.
+  Besides the arguments of `save`, it takes the names of the tensors, as in
+  `tensors.sources`, and `raw`, the content of config.json.
   """
   path = pathlib.Path(folder).resolve()
   new = path.with_name(f'.{path.name}.unfinished')
@@ -243,7 +243,7 @@ def export(
     _check_replaceable(path)
     shutil.rmtree(new, ignore_errors=True)  # left by a run that was killed
     new.mkdir(parents=True)
-  tensors.save(new, params, sources, dtype=dtype, shard_bytes=shard_bytes)
+  tensors.save(new, params, names, dtype=dtype, shard_bytes=shard_bytes)
   if writes:
     (new / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
     source = pathlib.Path(locate(tokenizer_from))
@@ -278,17 +278,3 @@ def _replace(path: pathlib.Path, new: pathlib.Path) -> None:
     path.rename(old)
   new.rename(path)
   shutil.rmtree(old, ignore_errors=True)
-
-
-def _sources(config: TransformerConfig) -> Params:
-  """Returns the `Source` of each leaf of `transformer.init`."""
-  names = families.FAMILIES[config.architecture].names
-  sources = {'embed': {'embedding': Source(f'{names["embed"]}.weight')},
-             'norm': {'scale': Source(f'{names["norm"]}.weight')},
-             'layers': tensors.layer_sources(
-                 transformer.abstract(config)['layers'], names,
-                 names['layers'])}
-  if not config.tie_word_embeddings:
-    sources['head'] = {
-        'kernel': Source(f'{names["head"]}.weight', transposed=True)}
-  return sources
