@@ -224,7 +224,7 @@ def test_demonstrations_are_seeded_and_of_other_worlds(tmp_path):
 
 @pytest.mark.parametrize('change, message', [
     (dict(train=dict(epochs=0)), 'train.epochs or train.steps must be above 0'),
-    (dict(train=dict(epochs=-1)), 'train.epochs must be at least 0, but is -1'),
+    (dict(train=dict(epochs=-1)), r'train.epochs must be at least 0 .*, but is -1'),
     (dict(train=dict(save_every=0)), 'train.save_every must be at least 1'),
     (dict(batch=dict(documents=0)), 'batch.documents or batch.tokens must be'),
     (dict(batch=dict(tokens=-1)), 'batch.tokens must be at least 0'),

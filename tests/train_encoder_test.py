@@ -96,7 +96,8 @@ def test_it_goes_on_from_a_model_with_pairs_of_ones_own(tmp_path):
     (dict(steps=0), 'steps must be at least 1, but is 0'),
     (dict(batch=dict(queries=1)), 'batch.queries must be at least 2'),
     (dict(batch=dict(hard_negatives=-1)), 'hard_negatives must be at least 0'),
-    (dict(data=dict(fresh=2.0)), r'data.fresh must be in \[0, 1\], but is 2.0'),
+    (dict(data=dict(fresh=2.0)),
+     'data.fresh must be at least 0 and at most 1, but is 2.0'),
     (dict(lengths=dict(passage=999)), r'lengths.passage must lie in \[8, 256'),
     (dict(temperature=0.0), 'temperature must be above 0, but is 0'),
 ])
