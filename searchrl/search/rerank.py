@@ -42,21 +42,21 @@ def reranked(engine: SearchFn, score: ScoreFn, *, candidates: int = 10
                      f'{candidates}. Search-R1 takes 10.')
 
   def search(queries: Sequence[Query]) -> list[Passages | SearchError]:
-    found = engine([dataclasses.replace(
+    results = engine([dataclasses.replace(
         q, top_k=max(q.top_k, candidates) if q.top_k > 0 else 0)
-                    for q in queries])
+                      for q in queries])
     pairs = [(query.text, pair_text(passage))
-             for query, passages in zip(queries, found, strict=True)
+             for query, passages in zip(queries, results, strict=True)
              if not isinstance(passages, SearchError) for passage in passages]
     scores = [float(s) for s in score(pairs)] if pairs else []
     if len(scores) != len(pairs) or not all(map(math.isfinite, scores)):
       raise ValueError(
           f'a reranker must return one finite score a pair, {len(pairs)} in '
           f'all, but returned {len(scores)}. Check the model.')
-    left = iter(scores)
+    remaining = iter(scores)
     return [passages if isinstance(passages, SearchError) else
-            _ordered(passages, left, query.top_k)
-            for query, passages in zip(queries, found)]
+            _ordered(passages, remaining, query.top_k)
+            for query, passages in zip(queries, results)]
 
   return search
 

@@ -106,13 +106,9 @@ def zerosearch() -> Prompts:
   Source: ZeroSearch's code, word for word (third_party). The prompts always ask
   for five documents, regardless of how many the policy is shown.
   """
-  return Prompts(_verbatim('zerosearch_useful.txt'),
-                 _verbatim('zerosearch_noisy.txt'))
-
-
-def _verbatim(name: str) -> str:
   folder = importlib.resources.files('searchrl') / 'third_party'
-  return (folder / name).read_text(encoding='utf-8')
+  return Prompts(*((folder / f'zerosearch_{quality}.txt').read_text('utf-8')
+                   for quality in ('useful', 'noisy')))
 
 
 def demonstrated() -> Prompts:

@@ -96,7 +96,7 @@ def _quality(compared: Sequence[Compared], name: str) -> dict[str, Any]:
           [query.pair.question.uid for query in formed])}
 
 
-def separability(one: Sequence[str], other: Sequence[str],
+def separability(real: Sequence[str], written: Sequence[str],
                  groups: Sequence[str]) -> float | None:
   """Returns the area under the ROC curve of a classifier on held-out texts.
 
@@ -105,8 +105,8 @@ def separability(one: Sequence[str], other: Sequence[str],
   1 it always does.
 
   Args:
-    one: Texts of one kind.
-    other: Texts of the other kind, as many as in `one`.
+    real: Texts of one kind.
+    written: Texts of the other kind, as many as in `real`.
     groups: Group of the nth text of either kind. A group is in one fold.
 
   Returns:
@@ -119,14 +119,14 @@ def separability(one: Sequence[str], other: Sequence[str],
   from sklearn import pipeline
   if len({*groups}) < FOLDS:
     return None
-  kinds = [0] * len(one) + [1] * len(other)
+  kinds = [0] * len(real) + [1] * len(written)
   classifier = pipeline.make_pipeline(
       feature_extraction.text.TfidfVectorizer(
           analyzer='char', ngram_range=(3, 3), lowercase=False,
           sublinear_tf=True),
       linear_model.LogisticRegression(C=10.0, max_iter=1000))
   scores = model_selection.cross_val_predict(
-      classifier, [*one, *other], kinds, groups=[*groups, *groups],
+      classifier, [*real, *written], kinds, groups=[*groups, *groups],
       cv=model_selection.GroupKFold(FOLDS), method='decision_function')
   return float(metrics.roc_auc_score(kinds, scores))
 
