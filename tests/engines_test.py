@@ -251,8 +251,7 @@ def test_who_waits_for_a_network(name, options, remote):
     ('rerank', dict(engine=FUSED, model='m'), False),
 ])
 def test_whose_results_the_text_decides(name, options, alone):
-  leaves = engines.parse(name, options).leaves
-  assert all(leaf.trait('reads_text_alone') for leaf in leaves) == alone
+  assert engines.parse(name, options).reads_text_alone == alone
 
 
 def test_what_was_searched_is_described_engine_by_engine():

@@ -68,7 +68,7 @@ class Engine:
     takes: Names of the options, or a function of the options that returns them;
       None: the keywords of `make`.
     inner: Name of the option that has the engines that this one is built over;
-      '': it is built over none. Traits of the parts replace its own.
+      '': it is built over none.
     needs_corpus: Trait: the engine searches a corpus that is loaded here.
     is_remote: Trait: the engine waits for a network.
     reads_text_alone: Trait: results depend on a query's text and top_k alone,
@@ -192,10 +192,10 @@ ENGINES = {
     'web': Engine(_web, needs_corpus=False, is_remote=True,
                   is_identified=False, deadline_secs=_deadline),
     'fusion': Engine(_fusion, _keywords(fusion.fused, 'engines'),
-                     inner='engines'),
+                     inner='engines', needs_corpus=False),
     'rerank': Engine(_rerank, ('engine', 'model', 'max_length', 'batch',
                                'candidates'),
-                     inner='engine', is_identified=False),
+                     inner='engine', needs_corpus=False, is_identified=False),
     'cache': Engine(_cache, ('engine', 'path', 'entries', 'index'),
-                    inner='engine', is_identified=False),
+                    inner='engine', needs_corpus=False, is_identified=False),
 }

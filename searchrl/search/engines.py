@@ -30,12 +30,14 @@ _OF_USERS: dict[str, Any] = dict(reads_text_alone=False, is_identified=False)
 _PAPERS = pathlib.Path(__file__).parents[1] / 'papers'
 
 
+# How a trait of an engine follows from its own and from those of its parts.
+_COMBINE = {'needs_corpus': any, 'is_remote': any, 'reads_text_alone': all,
+            'is_identified': all, 'depends_on_num_steps': any}
+
+
 @dataclasses.dataclass(frozen=True)
 class Spec:
   """An engine as a config names it, with the engines that it is built over.
-
-  Except for `trait`, what is true of an engine over others depends on the parts
-  that are built over no other.
 
   Attributes:
     name: Key of ENGINES, or 'module:function'.
@@ -43,38 +45,25 @@ class Spec:
     options: Options of the engine.
     parts: Engines that it is built over.
     field: Config field of the options, for errors.
+    needs_corpus, is_remote, reads_text_alone, is_identified,
+      depends_on_num_steps: Traits of `Engine`, of the engine and its parts.
   """
 
   name: str
   engine: Engine
   options: Options
-  parts: tuple[Spec, ...] = ()
-  field: str = 'search.options'
-
-  def trait(self, name: str) -> bool:
-    """Returns a trait of this engine, regardless of its parts."""
-    value = getattr(self.engine, name)
-    return bool(value(self.options)) if callable(value) else value
+  parts: tuple[Spec, ...]
+  field: str
+  needs_corpus: bool
+  is_remote: bool
+  reads_text_alone: bool
+  is_identified: bool
+  depends_on_num_steps: bool
 
   @property
   def leaves(self) -> list[Spec]:
     """Parts that are built over no other, or the engine itself."""
     return [leaf for part in self.parts for leaf in part.leaves] or [self]
-
-  @property
-  def needs_corpus(self) -> bool:
-    """True if a corpus must be loaded here."""
-    return any(leaf.trait('needs_corpus') for leaf in self.leaves)
-
-  @property
-  def is_remote(self) -> bool:
-    """True if a search waits for a network."""
-    return any(leaf.trait('is_remote') for leaf in self.leaves)
-
-  @property
-  def depends_on_num_steps(self) -> bool:
-    """True if results of a step depend on train.num_steps."""
-    return any(leaf.trait('depends_on_num_steps') for leaf in self.leaves)
 
   @property
   def local_model(self) -> LocalModel | None:
@@ -151,9 +140,15 @@ def parse(name: str, options: Options, engine_field: str = 'search.engine',
                        f'**options), but give {part!r}.')
     parts.append(parse(part_options.pop('name'), part_options, inner_field,
                        inner_field))
-  spec = Spec(name, engine, options, tuple(parts), field)
+  values = {}
+  for trait, combine in _COMBINE.items():
+    value = getattr(engine, trait)
+    own_value = value(options) if callable(value) else value
+    values[trait] = combine(
+        [own_value, *(getattr(part, trait) for part in parts)])
+  spec = Spec(name, engine, options, tuple(parts), field, **values)
   readers = sorted({leaf.name for leaf in spec.leaves
-                    if not leaf.trait('reads_text_alone')})
+                    if not leaf.reads_text_alone})
   if name == 'cache' and readers:
     raise ValueError(
         "search.options.engine of 'cache' must read no more of a query than "
@@ -268,11 +263,9 @@ def describe(name: str, corpus: AnyCorpus | None, options: Options, *,
 def _fingerprint(spec: Spec, corpus: AnyCorpus | None,
                  load_encoder: open_index.LoadEncoder | None) -> str:
   """Returns a digest of what an engine searches; '' if it cannot be known."""
-  if not spec.trait('is_identified'):
+  if not spec.is_identified:
     return ''
   parts = [_fingerprint(part, corpus, load_encoder) for part in spec.parts]
-  if '' in parts:
-    return ''
   facts = [describe(spec.name, corpus, spec.options,
                     load_encoder=load_encoder), parts, spec.options]
   text = json.dumps(facts, sort_keys=True, default=dict)
