@@ -16,10 +16,10 @@ from configs import zerosearch
 from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl.experiment import build
+from searchrl.experiment import fingerprint
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import workdir
-from searchrl.search import corpus as corpora
-from searchrl.trajectory import Passage, Question
+from searchrl.trajectory import Question
 
 
 @pytest.mark.parametrize('option', [dict(top_k=5), dict(top_p=0.9),
@@ -163,17 +163,19 @@ def test_a_curriculum_as_long_as_the_run_keeps_its_length(tmp_path, steps):
 def test_a_question_that_has_changed_since_is_noticed(tmp_path):
   asked = [Question('a', 'Who?', ('x',)), Question('b', 'Where?', ('y',))]
   other = [asked[0], dataclasses.replace(asked[1], answers=('z',))]
-  config = grpo.get_config('smoke')
-  config.search.engine, config.search.options = 'bm25', {}
-  corpus = corpora.Corpus((Passage('0', 'T', 'x'),))
-  data, changed = (datasets.Dataset('train', q, corpus) for q in (asked, other))
-  build._note(config, tmp_path, data, [data])
-  build._note(config, tmp_path, data, [data])  # a resume
+  directory = workdir.Workdir(tmp_path, grpo.get_config('smoke'))
+
+  def note(questions):
+    data = datasets.Dataset('train', questions, None)
+    directory.note('questions', lambda: fingerprint.questions([data]))
+
+  note(asked)
+  note(asked)  # a resume
   with pytest.raises(ValueError, match='^.* holds a run whose questions was an'
                      'other: train: .* -> .*--allow_changes'):
-    build._note(config, tmp_path, changed, [])
-  config.allow_changes = True
-  build._note(config, tmp_path, changed, [])
+    note(other)
+  directory.config.allow_changes = True
+  note(other)
 
 
 def test_a_larger_prompt_is_no_other_run(tmp_path):

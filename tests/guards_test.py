@@ -95,11 +95,12 @@ def test_the_checkpoint_before_a_collapse_is_remembered(tmp_path):
   committed(tmp_path, 0, 4, 8)
   watch = guards.Guards(options_of(), tmp_path)
   collapse, calm = guards.Verdict((alerts.Alert('score', ''),)), guards.Verdict()
-  progress = watch.remembers(Progress(step=9), collapse)
+  progress = watch.remember_collapse(Progress(step=9), collapse)
   assert progress.before_collapse == 4
-  progress = watch.remembers(dataclasses.replace(progress, step=15), collapse)
+  progress = watch.remember_collapse(
+      dataclasses.replace(progress, step=15), collapse)
   assert progress.before_collapse == 4  # it is the same one
-  progress = watch.remembers(progress, calm)
+  progress = watch.remember_collapse(progress, calm)
   assert progress.before_collapse == 4 and not progress.collapsing
 
 

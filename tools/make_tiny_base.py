@@ -57,7 +57,7 @@ def run(config, workdir: str) -> None:
   source = folder / 'tokenizer'
   if config.model.path:
     source = pathlib.Path(model_folders.parts(config.model.path)[0])
-  workdirs.prepare(folder, config.to_dict(), allow_changes=config.allow_changes)
+  workdirs.Workdir(folder, config).prepare()
   if not config.model.path:
     make_tokenizer(source, **config.tokenizer)
   tokenizer = tokenizer_lib.load(str(source))

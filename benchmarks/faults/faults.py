@@ -357,7 +357,7 @@ def child(name: str, seed: int, folder: str) -> None:
   def disturbed(self, *args, **kwargs):
     calls.append(1)
     if name != 'undisturbed' and 11 <= len(calls) <= 13:
-      fast[:] = fast or [self.at_rate(50)]
+      fast[:] = fast or [self.with_lr_scale(50)]
       self = fast[0]
     return learn(self, *args, **kwargs)
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds an Experiment from a config, and checks both."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import dataclasses
 import functools
 import json
@@ -84,9 +84,8 @@ def build(config, folder: pathlib.Path) -> Experiment:
   config_checks.check_learner(config, recipe)
   free = tuple(name for name in FREE if name != 'train.num_steps' or
                not _depends_on_num_steps(config))
-  claim = dict(config=config.to_dict(), free=free,
-               allow_changes=config.allow_changes)
-  processes.on_first('workdir?', lambda: workdirs.check(folder, **claim))
+  workdir = workdirs.Workdir(folder, config, free)
+  workdir.check()
   model = policy.folder_of(config)
   if 'solver' in config:
     solver.check(config.solver, model.tokenizer)
@@ -107,9 +106,10 @@ def build(config, folder: pathlib.Path) -> Experiment:
         config.solver, sampler, params, search, mesh))
   cases = searches.cases(searches.of_evaluation(config), sets, config.evaluate,
                          seed=config.seed)
-  processes.on_first('workdir', lambda: workdirs.prepare(folder, **claim))
+  workdir.prepare()
   params, start = init_from.start(config, folder, sampler, params, mesh)
-  processes.on_first('notes', lambda: _note(config, folder, data, sets))
+  workdir.note('search', lambda: searches.describe(config.search, data.corpus))
+  workdir.note('questions', lambda: fingerprint.questions([data, *sets]))
   return Experiment(
       algorithm=recipe, sampler=sampler, learner=trainer, params=params,
       start=start, stream=stream, search=search, scorer=scored,
@@ -123,15 +123,6 @@ def _depends_on_num_steps(config) -> bool:
       options.get('schedule', 'constant') != 'constant'
       and not options.get('total_steps')
       for options in (config.optimizer, config.critic.optimizer))
-
-
-def _note(config, folder: pathlib.Path, data: datasets.Dataset,
-          sets: Sequence[datasets.Dataset]) -> None:
-  """Notes the search and the questions; refuses them if they have changed."""
-  for name, facts in (
-      ('search', searches.describe(config.search, data.corpus)),
-      ('questions', fingerprint.questions([data, *sets]))):
-    workdirs.note(folder, name, facts, allow_changes=config.allow_changes)
 
 
 def _data(config, folder: pathlib.Path, admit: questions_lib.Admit) -> tuple[

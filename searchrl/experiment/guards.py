@@ -107,7 +107,7 @@ class Guards:
       raise self._error(progress, verdict, 'guards.actions says so')
     return verdict
 
-  def remembers(self, progress: Progress, verdict: Verdict) -> Progress:
+  def remember_collapse(self, progress: Progress, verdict: Verdict) -> Progress:
     """Returns the progress with the checkpoint to keep at a collapse's start.
 
     At the first alert of a late rule, it records the newest trusted checkpoint.

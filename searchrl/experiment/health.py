@@ -27,6 +27,8 @@ Validate = Callable[[Any, int], float | None]  # state, step -> a score
 class Health:
   """A monitor of the steps of a run, which the loop asks what to do.
 
+  Its `guards` decide about alerts.
+
   Args:
     config: Config whose `train`, `guards` and `evaluate` are read.
     folder: Directory of the run.
@@ -41,31 +43,24 @@ class Health:
                heartbeat: watchdog.Watchdog):
     self._config, self._folder, self._writer = config, folder, writer
     self._validate, self._heartbeat = validate, heartbeat
-    self._guards = guards.Guards(config.guards, folder)
+    self.guards = guards.Guards(config.guards, folder)
 
   def begin_step(self, progress: Progress) -> None:
     """Raises a ValueError after too many steps that taught nothing."""
     check_not_silent(progress, self._config.train)
     self._heartbeat.beat(f'step {progress.step + 1}')
 
-  def skips(self, values: Mapping[str, float]) -> bool:
-    """Returns whether a guard leaves the update of a step out."""
-    return self._guards.skips(values)
-
   def count_silent(self, algorithm: algorithms.Algorithm, progress: Progress,
                    values: Mapping[str, float]) -> Progress:
     """Counts steps whose outcomes are all alike, and warns of them."""
-    return _count_silent(algorithm, progress, values,
-                         self._config.train.warn_after)
-
-  def verdict(self, progress: Progress, values: Mapping[str, float]
-             ) -> guards.Verdict:
-    """Returns what the guards decide; raises a ValueError if the run ends."""
-    return self._guards.verdict(progress, values)
-
-  def remembers(self, progress: Progress, verdict: guards.Verdict) -> Progress:
-    """Keeps, at the first sign of a collapse, the checkpoint before it."""
-    return self._guards.remembers(progress, verdict)
+    if algorithm.min_group_size > 1:
+      silent = values['data/frac_group_mixed'] == 0
+    else:  # the algorithm has no group baseline
+      silent = values['critic/score/max'] == values['critic/score/min']
+    steps = progress.silent_steps + 1 if silent else 0
+    if silent and steps % self._config.train.warn_after == 0:
+      _warn_of_silence(steps, values)
+    return dataclasses.replace(progress, silent_steps=steps)
 
   def validated(self, state: Any, progress: Progress) -> Progress:
     """Validates the state if it is due, and records the best validation so far.
@@ -85,7 +80,7 @@ class Health:
   def roll_back(self, progress: Progress, verdict: guards.Verdict) -> None:
     """Goes back to the checkpoint that `loop.restore` then finds."""
     step = processes.on_first(
-        'to', lambda: self._guards.before(progress.step, verdict))
+        'to', lambda: self.guards.before(progress.step, verdict))
     processes.say(f'Step {progress.step} is rolled back to the checkpoint of '
                   f'step {step}.')
     processes.on_first('rollback', lambda: rollbacks.note(
@@ -94,7 +89,7 @@ class Health:
   def forget_after(self, progress: Progress) -> None:
     """Drops metrics and evaluations of the steps after a restored one."""
     self._writer.truncate(progress.step)
-    self._guards.forget()
+    self.guards.forget()
     processes.on_first(
         'forget', lambda: forget_after(progress.step, self._folder))
 
@@ -128,23 +123,14 @@ def check_not_silent(progress: Progress, options: Any) -> None:
         'train.stop_after, or set it to 0.')
 
 
-def _count_silent(algorithm: algorithms.Algorithm, progress: Progress,
-                  values: Mapping[str, float], warn_after: int) -> Progress:
-  """Counts steps whose outcomes are all alike, and warns of them."""
-  if algorithm.min_group_size > 1:
-    silent = values['data/frac_group_mixed'] == 0
-  else:  # the algorithm has no group baseline
-    silent = values['critic/score/max'] == values['critic/score/min']
-  steps = progress.silent_steps + 1 if silent else 0
-  if silent and steps % warn_after == 0:
-    cause, remedy = ('is 0', 'Start from a model that is right now and then, '
-                     'ask easier questions, or raise rollout.group_size; with '
-                     'a reward of your own see config.outcome, too')
-    if values['data/frac_group_all_one'] > 0.5:
-      cause, remedy = 'is 1 in most groups', 'Ask harder questions'
-    elif values['data/frac_group_failed'] > 0.5:
-      cause, remedy = 'is none: searches fail', 'Look at search/error_rate'
-    processes.say(
-        f'Warning: outcomes were alike for {steps} steps (the outcome '
-        f'{cause}), so nothing is learned. {remedy}.')
-  return dataclasses.replace(progress, silent_steps=steps)
+def _warn_of_silence(steps: int, values: Mapping[str, float]) -> None:
+  """Warns that outcomes were alike for some steps, with cause and remedy."""
+  cause, remedy = ('is 0', 'Start from a model that is right now and then, ask '
+                   'easier questions, or raise rollout.group_size; with a '
+                   'reward of your own see config.outcome, too')
+  if values['data/frac_group_all_one'] > 0.5:
+    cause, remedy = 'is 1 in most groups', 'Ask harder questions'
+  elif values['data/frac_group_failed'] > 0.5:
+    cause, remedy = 'is none: searches fail', 'Look at search/error_rate'
+  processes.say(f'Warning: outcomes were alike for {steps} steps (the outcome '
+                f'{cause}), so nothing is learned. {remedy}.')

@@ -152,22 +152,22 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
         checkpoint.Saver(folder / 'checkpoints',
                          keep=options.keep_checkpoints) as saver):
     health = health_lib.Health(config, folder, writer, validate, heartbeat)
-    learning = at_rate(experiment, config, progress)
+    learning = with_lr_scale(experiment, config, progress)
     if progress.step:  # may have been the last step of an earlier call
       progress = health.validated(state, progress)
     while not health_lib.is_done(progress, options):
       health.begin_step(progress)
       with timer('step'):
         result = step(learning, config, source.take, state, progress, timer,
-                      health.skips)
+                      health.guards.skips)
       state, progress = result.state, result.progress
-      values = result.metrics | timer.pop() | _learning_rates(
-          config, learning, state, progress)
-      values |= _throughput(result.trajectories, values['timing_s/step'])
+      values = result.metrics | _learning_rates(
+          config, learning, state, progress) | _throughput(
+              result.trajectories, timer.pop())
       progress = health.count_silent(learning.algorithm, progress, values)
       writer.write(progress.step, values)
       _record(folder, result)
-      verdict = health.verdict(progress, values)
+      verdict = health.guards.verdict(progress, values)
       if verdict.rolls_back:
         source.restart()
         saver.wait()
@@ -177,10 +177,11 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
         state, progress = restore(
             learning, folder, keep=options.keep_checkpoints)
         health.forget_after(progress)
-        learning = at_rate(experiment, config, progress)
+        learning = with_lr_scale(experiment, config, progress)
         continue
       best = progress.best
-      progress = health.validated(state, health.remembers(progress, verdict))
+      progress = health.validated(
+          state, health.guards.remember_collapse(progress, verdict))
       stopping = processes.stop_requested_anywhere(stop.is_requested)
       if stopping or _is_due(progress, options, progress.best != best):
         with timer('checkpoint'):
@@ -261,7 +262,7 @@ def _open(source: asynchronous.AsyncRollouts):
     yield Source(source.take, source.settled, source.restart)
 
 
-def at_rate(experiment: Experiment, config, progress: Progress) -> Experiment:
+def with_lr_scale(experiment: Experiment, config, progress: Progress) -> Experiment:
   """Returns the experiment at the learning rate that rollbacks have left."""
   scale = config.guards.rollback_rate ** progress.rollbacks
   return dataclasses.replace(
@@ -319,11 +320,13 @@ def _log_stop() -> None:
                 'and lose it.')
 
 
-def _throughput(trajectories: Sequence[Trajectory], secs: float
+def _throughput(trajectories: Sequence[Trajectory], secs: dict[str, float]
                ) -> dict[str, float]:
+  """Returns the seconds of the phases, and the rate of tokens."""
   tokens = sum(len(t.tokens) for t in trajectories)
-  return {'perf/total_num_tokens': tokens, 'perf/throughput': tokens / secs,
-          'perf/cpu_seconds': time.process_time()}
+  return secs | {'perf/total_num_tokens': tokens,
+                 'perf/throughput': tokens / secs['timing_s/step'],
+                 'perf/cpu_seconds': time.process_time()}
 
 
 def _learning_rates(config, experiment: Experiment, state, progress: Progress

@@ -50,8 +50,7 @@ def run(config, workdir: str) -> None:
         'imported vectors need encoder.path, the encoder that made them, for '
         'the queries. Add --config.encoder.path=...')
   processes.agree('config', config.to_json())
-  processes.on_first('workdir', lambda: workdirs.prepare(
-      folder, config.to_dict(), free=_FREE, allow_changes=config.allow_changes))
+  workdirs.Workdir(folder, config, _FREE).prepare()
   corpus = datasets.shared(lambda: mapped_corpus.load(config.corpus))
   encode, about, dim = _encoder(config, corpus)
   rows_of = encode_corpus.encoded_rows(corpus, encode)

@@ -39,8 +39,8 @@ def run(config, workdir: str) -> None:
   config_checks.check_worlds(config)
   _check_sets(config)
   _check_methods(options)
-  processes.on_first('workdir', lambda: workdirs.check(
-      folder, config.to_dict(), allow_changes=config.allow_changes))
+  directory = workdirs.Workdir(folder, config)
+  directory.check()
   model = None if options.methods else policy.folder_of(config)
   admit = (model.admit(policy.budgets_of(config)) if model else
            questions_lib.admit_all)  # methods have their own prompts
@@ -50,11 +50,11 @@ def run(config, workdir: str) -> None:
     _check_prompts(config, sets)
   else:
     loaded = policy.of_run(config, options.run, folder=model)
-  processes.on_first('workdir', lambda: _claim(config, folder, sets))
+  directory.prepare()
+  directory.note('questions', lambda: fingerprint.questions(sets))
   through = searches.of_evaluation(config)
   searched = processes.on_first('searched', lambda: _described(through, sets))
-  processes.on_first('search', lambda: workdirs.note(
-      folder, 'search', searched, allow_changes=config.allow_changes))
+  directory.note('search', lambda: searched)
   cases = searches.cases(through, sets, options, seed=config.seed)
   if options.methods:
     _compare(config, cases, sets, searched, folder)
@@ -69,15 +69,6 @@ def run(config, workdir: str) -> None:
   if processes.is_first():
     rows = evaluator.with_seconds(rows, folder)
     print(figures.table(rows, evaluator.columns(rows)), flush=True)
-
-
-def _claim(config, folder: pathlib.Path, sets: Sequence[datasets.Dataset]
-          ) -> None:
-  """Makes or reopens the directory; refuses another config or questions."""
-  workdirs.prepare(
-      folder, config.to_dict(), allow_changes=config.allow_changes)
-  workdirs.note(folder, 'questions', fingerprint.questions(sets),
-                allow_changes=config.allow_changes)
 
 
 def _check_prompts(config, sets: Sequence[datasets.Dataset]) -> None:

@@ -65,9 +65,8 @@ def run(config, workdir: str | pathlib.Path) -> None:
   processes.agree('config', json.loads(config.to_json()))
   path, shape, tokenizer = model_folders.parts(
       str(config.model.path or policy.TINY_BASE))
-  processes.on_first('workdir?', lambda: workdirs.check(
-      folder, config.to_dict(), free=_FREE,
-      allow_changes=config.allow_changes))
+  directory = workdirs.Workdir(folder, config, _FREE)
+  directory.check()
   files = data_files(config, folder / 'data', tokenizer)
   train, validation = datasets(config, files, tokenizer)
   plan = supervised.batches(
@@ -79,7 +78,9 @@ def run(config, workdir: str | pathlib.Path) -> None:
       path, shape, dtype=config.model.dtype,
       sharding_of=functools.partial(meshes.sharding, mesh)))
   learner = make_learner(config, model.shape, mesh, plan)
-  processes.on_first('workdir', lambda: _prepare(config, folder, files))
+  directory.prepare()
+  directory.note('data', lambda: {
+      name: supervised.sha256(file) for name, file in files.items()})
   with contextlib.closing(metrics.Writer(
       folder, tensorboard=config.train.tensorboard, step_field='sft/step',
       enabled=processes.is_first())) as writer:
@@ -117,15 +118,6 @@ def datasets(config, files: Mapping[str, str], tokenizer
   if 'validation' in read:
     return read['train'], read['validation']
   return split(read['train'], config.data.validation_share, seed=config.seed)
-
-
-def _prepare(config, folder: pathlib.Path, files: Mapping[str, str]) -> None:
-  """Makes or reopens the run's directory; refuses another config or data."""
-  allow = config.allow_changes
-  workdirs.prepare(folder, config.to_dict(), free=_FREE, allow_changes=allow)
-  workdirs.note(folder, 'data', {
-      name: supervised.sha256(file) for name, file in files.items()},
-                allow_changes=allow)
 
 
 def demonstrate(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:

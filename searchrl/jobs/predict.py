@@ -43,17 +43,14 @@ def run(config, workdir: str) -> None:
   run_defaults.fill(config, options.run, 'evaluate.run')
   config_checks.check(config)  # again, with the filled-in values
   model = policy.folder_of(config)
-  processes.on_first('workdir?', lambda: workdirs.check(
-      folder, config.to_dict(), allow_changes=config.allow_changes))
+  directory = workdirs.Workdir(folder, config)
+  directory.check()
   sets = datasets.shared(lambda: build.evaluation_sets(
       config, folder, golds=False, admit=model.admit(
           policy.budgets_of(config))))
   sampler, params = policy.of_run(config, options.run, folder=model)
-  processes.on_first('workdir', lambda: workdirs.prepare(
-      folder, config.to_dict(), allow_changes=config.allow_changes))
-  processes.on_first('questions', lambda: workdirs.note(
-      folder, 'questions', fingerprint.questions(sets),
-      allow_changes=config.allow_changes))
+  directory.prepare()
+  directory.note('questions', lambda: fingerprint.questions(sets))
   cases = searches.cases(
       searches.of_evaluation(config), sets, options, seed=config.seed)
   evaluator.run(sampler, params, cases, step=options.step, folder=folder)

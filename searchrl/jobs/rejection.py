@@ -45,15 +45,12 @@ def run(config, workdir: str) -> None:
   folder, options = pathlib.Path(workdir), config.rejection
   _check(config)
   model = policy.folder_of(config)
-  claim = dict(config=config.to_dict(), allow_changes=config.allow_changes,
-               free=('rejection.iterations',))
-  processes.on_first('workdir?', lambda: workdirs.check(folder, **claim))
+  directory = workdirs.Workdir(folder, config, ('rejection.iterations',))
+  directory.check()
   data = datasets.shared(lambda: build.train_set(
       config, folder, admit=model.admit(policy.budgets_of(config))))
-  processes.on_first('workdir', lambda: workdirs.prepare(folder, **claim))
-  processes.on_first('questions', lambda: workdirs.note(
-      folder, 'questions', fingerprint.questions([data]),
-      allow_changes=config.allow_changes))
+  directory.prepare()
+  directory.note('questions', lambda: fingerprint.questions([data]))
   stream = questions_lib.stream(
       data.files or [data.questions], seed=config.seed, mix=config.data.mix,
       weights=config.data.weights,

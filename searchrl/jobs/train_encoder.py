@@ -45,12 +45,11 @@ def run(config, workdir: str) -> None:
   """
   folder, data = pathlib.Path(workdir), config.data
   config_checks.check(config)
-  workdirs.prepare(folder, config.to_dict(), free=('save_every',),
-                   allow_changes=config.allow_changes)
+  directory = workdirs.Workdir(folder, config, ('save_every',))
+  directory.prepare()
   if data.pairs:
     source_of = encoder_pairs.file_pairs(data.pairs)
-    workdirs.note(folder, 'data', {'sha256': supervised.sha256(data.pairs)},
-                  allow_changes=config.allow_changes)
+    directory.note('data', lambda: {'sha256': supervised.sha256(data.pairs)})
   else:
     # The cache holds source 0 and the present one.
     source_of = functools.lru_cache(maxsize=2)(functools.partial(

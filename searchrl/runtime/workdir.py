@@ -6,6 +6,8 @@ The same command finds the same directory and resumes. A changed config is
 refused, because a run with two different configs has no meaning.
 """
 
+from collections.abc import Callable
+import dataclasses
 import importlib.metadata
 import json
 import pathlib
@@ -16,11 +18,46 @@ from typing import Any
 from searchrl.runtime import atomic_files
 from searchrl.runtime import config_fields
 from searchrl.runtime import folder_lock
+from searchrl.runtime import processes
 
 CONFIG = 'config.json'
 
 _PACKAGES = ('searchrl', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint',
              'numpy', 'transformers', 'tokenizers')
+
+
+@dataclasses.dataclass(frozen=True)
+class Workdir:
+  """The directory of a run of several processes, of which the first one writes.
+
+  All processes call its methods, which raise the same error in all of them.
+
+  Attributes:
+    folder: Directory of the run.
+    config: Config of the run, with `allow_changes`.
+    free: Names of config fields that may change, such as 'train.num_steps'.
+  """
+
+  folder: pathlib.Path
+  config: Any
+  free: tuple[str, ...] = ()
+
+  def check(self) -> None:
+    """Raises the errors of `prepare`, but writes no file of the run."""
+    processes.on_first('workdir?', lambda: check(
+        self.folder, self.config.to_dict(), free=self.free,
+        allow_changes=self.config.allow_changes))
+
+  def prepare(self) -> None:
+    """Makes or reopens the directory; see the function `prepare`."""
+    processes.on_first('workdir', lambda: prepare(
+        self.folder, self.config.to_dict(), free=self.free,
+        allow_changes=self.config.allow_changes))
+
+  def note(self, name: str, facts: Callable[[], Any]) -> None:
+    """Writes the facts that a function returns; see the function `note`."""
+    processes.on_first(name, lambda: note(
+        self.folder, name, facts(), allow_changes=self.config.allow_changes))
 
 
 def prepare(folder: str | pathlib.Path, config: dict[str, Any], *,

@@ -52,8 +52,7 @@ def run(config, workdir: str) -> None:
   free = ('selfplay.iterations', *(
       f'{role}.{name}' for role in roles.ROLES for name in build.FREE
       if name != 'train.num_steps'))
-  processes.on_first('workdir', lambda: workdirs.prepare(
-      folder, config.to_dict(), allow_changes=config.allow_changes, free=free))
+  workdirs.Workdir(folder, config, free).prepare()
   game = _Game(config, folder)
   for number in range(1, config.selfplay.iterations + 1):
     game.iterate(number)
