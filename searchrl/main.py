@@ -135,9 +135,10 @@ def _print_help(file: str | None, settings: config_fields.Settings) -> None:
   if file:
     config = config_files.load(file)
     config_fields.add_keywords(config, settings)
-    print(f'The fields of {file}, and their values:\n')
-    for field, value in config_fields.leaves(config):
-      print(f'  --config.{field}={value!r}')
+    print(f'The fields of {file}, their values and their ranges:\n')
+    for field, value, rule in config_fields.fields(config):
+      print(f'  --config.{field}={value!r}'
+            + (f'  # {rule.must_be}' if rule else ''))
 
 
 def _workdir(options: argparse.Namespace) -> str:

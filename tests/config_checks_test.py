@@ -11,7 +11,7 @@ import pytest
 
 from searchrl.experiment import build as builds
 from searchrl.experiment import config_checks
-from searchrl.experiment import rules
+from searchrl.runtime import config_fields
 
 CONFIGS = ['tools.tiny_base', *sorted(f'configs.{path.stem}' for path in (
     pathlib.Path(__file__).parents[1] / 'configs').glob('*.py')
@@ -31,7 +31,7 @@ def configured(name):
 def ruled():
   """{dotted name: (name of a config that has it, rule)} of fields with rules."""
   return {field: (name, rule) for name in CONFIGS
-          for field, _, rule in rules.fields(configured(name)) if rule}
+          for field, _, rule in config_fields.fields(configured(name)) if rule}
 
 
 def put(config, field, value):

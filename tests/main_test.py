@@ -66,6 +66,8 @@ def test_a_process_can_run_several_commands_which_know_nothing_of_each_other():
     (['--config=configs/dspo.py', '--help'], [
         '--config.rollout.budgets.max_prompt_tokens=96', '--config.seed=0',
         '--config.algorithm.dual_clip=None', '--config.optimizer.b1=0.9',
+        '--config.rollout.temperature=1.0  # above 0',
+        '--config.search.options={}',
         "--config.algorithm.name='searchrl.rl.algorithms:dspo'"])])
 def test_help_names_the_fields_or_says_where_they_are(arguments, has):
   found = subprocess.run([sys.executable, '-m', 'searchrl.main', *arguments],

@@ -12,7 +12,6 @@ from typing import Any
 from searchrl.data import datasets
 from searchrl.data import question_files
 from searchrl.experiment import guards
-from searchrl.experiment import rules
 from searchrl.experiment import search as searches
 from searchrl.models import lora as loras
 from searchrl.models.inference import sampling
@@ -32,7 +31,7 @@ def check(config) -> None:
   No number in a config may be NaN or infinite, because comparisons with it and
   divisions by it would give wrong results without an error.
   """
-  for field, value, rule in rules.fields(config):
+  for field, value, rule in config_fields.fields(config):
     for number in value if isinstance(value, list | tuple) else (value,):
       if isinstance(number, float) and not math.isfinite(number):
         raise ValueError(f'{field} must be finite, but is {value!r}.')

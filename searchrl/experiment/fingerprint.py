@@ -18,8 +18,6 @@ from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import workdir as workdirs
 from searchrl.trajectory import Question
 
-_CHUNK = 2**24  # bytes read at a time
-
 
 def of(facts: Any) -> str:
   """Returns a digest, of twelve hexadecimal digits, of what JSON can hold."""
@@ -67,8 +65,7 @@ def _model(config: Any, run: str) -> dict[str, Any]:
   digest = hashlib.sha256()
   for file in sorted(folder.glob('*.safetensors')):
     with file.open('rb') as data:
-      while chunk := data.read(_CHUNK):
-        digest.update(chunk)
+      hashlib.file_digest(data, lambda: digest)
   return {'path': config.model.path, 'digest': digest.hexdigest()[:12]}
 
 

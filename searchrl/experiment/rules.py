@@ -4,10 +4,11 @@
 
   config.rollout = dict(temperature=field(1.0, above=0))
 
-The range stays with the field, whatever sets it later. `fields` finds it.
+The range stays with the field, whatever sets it later. `config_fields.fields`
+finds it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import operator
 from typing import Any, NamedTuple
 
@@ -84,13 +85,3 @@ def _within(bounds: dict[str, float], whole: bool, zero: str) -> Rule:
 def seed(default: int) -> Any:
   """Returns a random seed for a config, a number of 63 bits."""
   return field(default, lambda value: 0 <= value < 2**63, 'from 0 to 2^63 - 1')
-
-
-def fields(config: config_dict.ConfigDict, group: str = ''
-          ) -> Iterator[tuple[str, Any, Rule | None]]:
-  """Yields (dotted name, value, rule) of each field; None if it has no rule."""
-  for name, value in config.items(preserve_field_references=True):
-    if isinstance(value, config_dict.ConfigDict):
-      yield from fields(value, f'{group}{name}.')
-    else:
-      yield group + name, config[name], getattr(value, 'rule', None)

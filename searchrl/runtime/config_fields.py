@@ -113,6 +113,19 @@ def leaves(tree: Mapping[str, Any], prefix: str = ''
       yield prefix + name, value
 
 
+def fields(config: config_dict.ConfigDict, group: str = ''
+          ) -> Iterator[tuple[str, Any, Any]]:
+  """Yields (dotted name, value, rule) of each field, as `leaves`.
+
+  The rule is a `Rule` of experiment/rules.py; None if the field has none.
+  """
+  for name, value in config.items(preserve_field_references=True):
+    if isinstance(value, config_dict.ConfigDict) and value:
+      yield from fields(value, f'{group}{name}.')
+    else:
+      yield group + name, config[name], getattr(value, 'rule', None)
+
+
 def groups(config: Mapping[str, Any], path: str = ''
            ) -> Iterator[tuple[str, config_dict.ConfigDict]]:
   """Yields (dotted name, group) of each group in a config."""
