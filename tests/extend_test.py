@@ -207,6 +207,24 @@ def test_an_engine_says_what_it_loads_and_depends_on(tmp_path):
   assert fused.deadline_secs(4) == 8.0
 
 
+def test_an_engine_is_built_over_others(tmp_path):
+  (tmp_path / 'joined.py').write_text(
+      'from searchrl.search import engines\n\n\n'
+      "@engines.traits(inner='engines', needs_corpus=False)\n"
+      'def make(corpus, *, parts):\n'
+      '  return lambda queries: [\n'
+      '      sum(results, ()) for results in zip(*(p(queries) for p in parts))]'
+      '\n')
+  parts = (dict(name='my_engine:make', min_words=2), dict(name='bm25'))
+  search = config('joined:make', engines=parts)
+  assert ids(searches.engine(search, CORPUS, seed=0)) == ['a', 'a', 'b']
+  assert searches.spec(search).needs_corpus
+  with pytest.raises(ValueError, match="'joined:make' must have engines"):
+    engines.make('joined:make', CORPUS)
+  with pytest.raises(ValueError, match="options.engines must .* index, k1"):
+    engines.make('joined:make', CORPUS, engines=(dict(name='bm25', k3=1),))
+
+
 @pytest.mark.slow
 def test_a_run_searches_by_it(tmp_path):
   own = train_test.tiny(dspo, steps=1)

@@ -90,7 +90,7 @@ def traits(**values: Any) -> Callable[[Callable], Callable]:
     TypeError: A name is no trait of an engine.
   """
   def mark(function):
-    function.engine = Engine(function, **{**_OF_USERS, **values})
+    function.search_engine = Engine(function, **{**_OF_USERS, **values})
     return function
 
   return mark
@@ -109,7 +109,7 @@ def find(name: str, field: str = 'search.engine') -> Engine:
         f"{field} must be one of {', '.join(ENGINES)}, or 'module:function' of "
         f'your own, but is {name!r}.{_engine_of_a_paper(name)}')
   function = plugins.resolve(name, field=field, ours=', '.join(ENGINES))
-  return getattr(function, 'engine', Engine(function, **_OF_USERS))
+  return getattr(function, 'search_engine', Engine(function, **_OF_USERS))
 
 
 def _engine_of_a_paper(name: str) -> str:
@@ -162,9 +162,9 @@ def check(spec: Spec) -> None:
   _, *parameters = inspect.signature(spec.engine.make).parameters.values()
   parameters = [p for p in parameters
                 if p.name not in builtin_engines.FROM_THE_RUN]
-  takes = spec.engine.takes
-  legal = takes(spec.options) if callable(takes) else (
-      takes or [p.name for p in parameters])
+  takes, inner = spec.engine.takes, [*filter(None, [spec.engine.inner])]
+  legal = [*inner, *(takes(spec.options) if callable(takes) else takes or (
+      p.name for p in parameters))]
   takes_all = not takes and any(p.kind is p.VAR_KEYWORD for p in parameters)
   unknown = [name for name in spec.options if name not in legal]
   if unknown and not takes_all:
@@ -174,12 +174,11 @@ def check(spec: Spec) -> None:
     raise ValueError(
         f'{spec.field} must be those of {spec.name!r}, which are '
         f'{", ".join(legal) or "none"}, but {unknown[0]!r} is given. {hint}')
-  required = [spec.engine.inner] * bool(spec.engine.inner) + [
+  required = inner + [
       p.name for p in parameters if p.default is p.empty
       and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
   if not set(required) <= set(spec.options):
-    hint = (' An engine is given as dict(name=..., **options).'
-            if spec.engine.inner else '')
+    hint = ' An engine is given as dict(name=..., **options).' * bool(inner)
     raise ValueError(
         f'{spec.field} of {spec.name!r} must have {" and ".join(required)}, '
         f'but have {sorted(spec.options)}.{hint}')
