@@ -126,7 +126,7 @@ def searchrl(steps: int) -> None:
         trajectories, group_ids=[t.question.uid for t in trajectories],
         policy_step=step, length=PROMPT_TOKENS + NEW_TOKENS)
     packed = learner.score(state, batch, params)
-    state, _ = learner.update(state, packed, params)
+    state, *_ = learner.update(state, packed, params)
     clock()
 
 

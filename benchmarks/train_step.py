@@ -122,7 +122,7 @@ class Ours:
 
   def __call__(self) -> tuple[float, float]:
     """The gradient's norm, and the useful share of the tokens computed."""
-    self._state, metrics = self._learner.update(
+    self._state, metrics, *_ = self._learner.update(
         self._state, self._learner.pack(self.batch))
     return metrics['actor/grad_norm'], metrics['perf/useful_tokens']
 

@@ -243,7 +243,7 @@ def test_score_adds_values_and_every_part_is_timed(
                              values[batch.loss_mask], atol=1e-5)
   assert isinstance(scored.values, np.ndarray)
   np.testing.assert_array_equal(scored.old_logprobs, scored.ref_logprobs)
-  _, metrics = learner.update(state, packed, timer=timer)
+  metrics = learner.update(state, packed, timer=timer).metrics
   assert names[3:] == ['adv', 'update_actor']
   where = batch.loss_mask
   np.testing.assert_allclose(

@@ -150,15 +150,17 @@ def asked(folder, step):
 
 
 def poisoned(monkeypatch, calls, poison):
-  """Learner.learn whose n-th calls leave a poisoned state."""
-  learn, made = learners.Learner.learn, []
+  """Learner.update whose n-th calls leave a poisoned state."""
+  update, made = learners.Learner.update, []
 
-  def learn_and_poison(self, *args, **kwargs):
+  def update_and_poison(self, *args, **kwargs):
     made.append(1)
-    state, *rest = learn(self, *args, **kwargs)
-    return poison(state) if len(made) in calls else state, *rest
+    updated = update(self, *args, **kwargs)
+    if len(made) in calls:
+      updated = updated._replace(state=poison(updated.state))
+    return updated
 
-  monkeypatch.setattr(learners.Learner, 'learn', learn_and_poison)
+  monkeypatch.setattr(learners.Learner, 'update', update_and_poison)
 
 
 def with_nan(state):

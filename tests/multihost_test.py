@@ -303,7 +303,7 @@ for sizes, tensor in ((dict(data=4), 1), (dict(data=2, fsdp=2), 1),
   out(str([*mesh.shape.values(), tensor]), [part_of(held_here), part_of(seen)])
 
 # The last of these learns, too.
-state, _ = learner.update(state, learner.pack(batch))
+state, *_ = learner.update(state, learner.pack(batch))
 held_here = state['policy'].params
 seen = view(held_here).weights
 check(seen, multihost_utils.process_allgather(held_here, tiled=True))

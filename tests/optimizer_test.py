@@ -102,13 +102,15 @@ def test_schedules_by_hand(schedule, want):
     (dict(b2=2.0), r'b2 must be in \[0, 1\), but is 2.0'),
     (dict(b1=np.nan), r'b1 must be in \[0, 1\), but is nan'),
     (dict(weight_decay=np.nan), 'weight_decay must be at least 0, but is nan'),
-    (dict(max_grad_norm=np.nan), 'max_grad_norm must be positive, but is nan'),
+    (dict(max_grad_norm=np.nan), 'max_grad_norm must be positive, '
+     'or None for no clipping, but is nan'),
     (dict(schedule='cosin'), "schedule must be one of .* but is 'cosin'"),
     (dict(schedule='cosine'), "total_steps must be set for schedule='cosine'"),
     (dict(warmup_steps=9, total_steps=8), 'warmup_steps must be at most'),
     (dict(warmup_steps=-1), 'warmup_steps must be at least 0'),
-    (dict(final_fraction=1.5), r'final_fraction must lie in \[0, 1\]'),
-    (dict(max_grad_norm=0.0), 'max_grad_norm must be positive, but is 0.0'),
+    (dict(final_fraction=1.5), r'final_fraction must be in \[0, 1\]'),
+    (dict(max_grad_norm=0.0), 'max_grad_norm must be positive, '
+     'or None for no clipping, but is 0.0'),
 ])
 def test_values_out_of_range_are_named(changes, message):
   with pytest.raises(ValueError, match=message):

@@ -186,7 +186,7 @@ def test_logits_are_split_over_words_where_weights_are(
         shape, algorithms.grpo(kl_coef=0.1, entropy_coef=0.01), optax.sgd(0.1),
         mesh, rows=16, length=256, microbatch_rows=8)  # two chunks a row
     packed = learner.score(learner.init(params), batch, params)
-    state, metrics = learner.update(learner.init(params), packed)
+    state, metrics, *_ = learner.update(learner.init(params), packed)
     return learner, (jax.device_get(state['policy'].params), metrics)
 
   _, alone = updated(meshes.make(devices=jax.devices()[:1]))
@@ -221,7 +221,7 @@ def test_an_update_with_sums_by_axis_is_that_without(monkeypatch):
         tiny.CONFIG, algorithms.grpo(kl_coef=0.1), optax.sgd(0.1), mesh,
         rows=16, length=64, microbatch_rows=8, remat='nothing')
     packed = learner.score(learner.init(params), batch, params)
-    state, metrics = learner.update(learner.init(params), packed)
+    state, metrics, *_ = learner.update(learner.init(params), packed)
     given[found] = jax.device_get(state['policy'].params), metrics
     assert bool(asked) == (found is torus)
   jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5),

@@ -352,16 +352,16 @@ def child(name: str, seed: int, folder: str) -> None:
   config.evaluate.worlds.update(kinds=('known',), questions_per_hop=50)
   if name == 'rolled back':
     config.guards.actions.score = 'rollback'
-  learn, calls, fast = learners.Learner.learn, [], []
+  update, calls, fast = learners.Learner.update, [], []
 
   def disturbed(self, *args, **kwargs):
     calls.append(1)
     if name != 'undisturbed' and 11 <= len(calls) <= 13:
       fast[:] = fast or [self.with_lr_scale(50)]
       self = fast[0]
-    return learn(self, *args, **kwargs)
+    return update(self, *args, **kwargs)
 
-  learners.Learner.learn = disturbed
+  learners.Learner.update = disturbed
   train.run(config, pathlib.Path(folder))
 
 

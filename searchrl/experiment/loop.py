@@ -229,14 +229,13 @@ def step(experiment: Experiment, config, take: Take, state: Any,
       experiment.rounds, length=config.rollout.max_length,
       mask_truncated=config.rollout.mask_truncated)
   packed = learner.score(state, batch, experiment.params, timer)
-  state, learned_metrics, seen, advantages = learner.learn(
-      state, packed, experiment.params, timer)
-  values |= learned_metrics
-  values['guards/arrays_not_finite'] = len(weights.not_finite(state))
+  updated = learner.update(state, packed, experiment.params, timer)
+  values |= updated.metrics
+  values['guards/arrays_not_finite'] = len(weights.not_finite(updated.state))
   experiment.lockstep.phase(f'step {progress.step - 1}')
   rows = [trajectory for group in collected.groups for trajectory in group]
-  return StepResult(state, progress, values, collected.trajectories,
-                    Learned(rows, seen, advantages))
+  return StepResult(updated.state, progress, values, collected.trajectories,
+                    Learned(rows, updated.batch, updated.advantages))
 
 
 def rollouts(experiment: Experiment, config

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -38,11 +38,18 @@ from searchrl.trajectory import Batch
 # Packed rows per micro-batch per device. Larger values leave more rows empty.
 _ROWS = 2
 Timer = Callable[[str], contextlib.AbstractContextManager]
+_untimed: Timer = lambda phase: contextlib.nullcontext()
 
 
-def _untimed(name: str) -> contextlib.AbstractContextManager:
-  del name
-  return contextlib.nullcontext()
+class Updated(NamedTuple):
+  """The result of an update."""
+
+  state: State
+  # Means of the optimiser steps, statistics of the batch, and the distance
+  # between sampler and learner.
+  metrics: dict[str, float]
+  batch: Batch  # the batch with `old_logprobs`, as numpy arrays
+  advantages: Any  # the batch's advantages, as numpy arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +81,9 @@ class Learner:
             or 'old_logprobs' in self.train_step.algorithm.needs)
 
   def init(self, params: transformer.Params) -> State:
-    """Returns the state before the first update, on the mesh.
+    """Returns the state before the first update of a policy, on the mesh.
 
-    Args:
-      params: Parameters of the policy that training starts from. They are not
-        changed.
+    The parameters are copied.
 
     Raises:
       ValueError: An array does not split evenly over the mesh.
@@ -112,13 +117,9 @@ class Learner:
 
   def policy(self, state: State, base: transformer.Params
             ) -> transformer.Params:
-    """Returns the whole policy's parameters with adapters merged.
+    """Returns the parameters to sample from and to export.
 
-    They are for sampling and export.
-
-    Args:
-      state: State of the networks.
-      base: Parameters that `init` received.
+    Adapters are merged into `base`, the parameters that `init` received.
     """
     if self.train_step.lora is None:
       return state['policy'].params
@@ -131,18 +132,16 @@ class Learner:
   def score(self, state: State, batch: Batch,
             base: transformer.Params | None = None,
             timer: Timer = _untimed) -> PackedBatch:
-    """Packs a batch and adds the fields that the algorithm needs.
+    """Packs a batch of numpy arrays and adds the fields that the update needs.
+
+    These are `old_logprobs` if the update cannot compute them itself, and
+    `ref_logprobs` and `values` if the algorithm needs them.
 
     Args:
       state: State before the first update on this batch.
       batch: Batch from `trajectory.collate`.
       base: Parameters that `init` received, if `needs_base`.
       timer: Function that times 'old_log_prob', 'ref' and 'values'.
-
-    Returns:
-      The packed batch, as numpy arrays. It has `old_logprobs` if the update
-      needs them beforehand, and `ref_logprobs` and `values` if the algorithm
-      needs them.
 
     Raises:
       ValueError: `base` is None, but needed.
@@ -151,8 +150,8 @@ class Learner:
       raise ValueError(
           'base must be given where the loss has a KL to a reference policy '
           'or adapters are trained, but is None. Give what `init` received.')
-    step, packed, scores = self.train_step, self.pack(batch), {}
-    needs = step.algorithm.needs
+    step, packed = self.train_step, self.pack(batch)
+    needs, scores = step.algorithm.needs, {}
     if self.scores_old:
       with timer('old_log_prob'):
         scores['old_logprobs'] = self.logprobs(state, packed, base)
@@ -174,18 +173,8 @@ class Learner:
 
   def update(self, state: State, packed: PackedBatch,
              base: transformer.Params | None = None, timer: Timer = _untimed
-            ) -> tuple[State, dict[str, float]]:
-    """Makes an optimiser step on each mini-batch; see `learn`.
-
-    Returns:
-      The new state, and the metrics.
-    """
-    return self.learn(state, packed, base, timer)[:2]
-
-  def learn(self, state: State, packed: PackedBatch,
-            base: transformer.Params | None = None, timer: Timer = _untimed
-           ) -> tuple[State, dict[str, float], Batch, Any]:
-    """Makes an optimiser step on each mini-batch, and returns what it saw.
+            ) -> Updated:
+    """Makes an optimiser step on each mini-batch.
 
     Args:
       state: State before the update; it is donated.
@@ -193,11 +182,6 @@ class Learner:
       base: Parameters that `init` received, if adapters are trained.
       timer: Timer of 'adv', and of 'update_actor', which includes the critic's
         update.
-
-    Returns:
-      The new state; metrics (means of the optimiser steps, those of the batch,
-      and the distance between sampler and learner); the batch with
-      `old_logprobs`; and its advantages. The last two are numpy arrays.
     """
     batch, per_step, old = packed.batch, [], []
     with timer('adv'):
@@ -210,54 +194,53 @@ class Learner:
         old.append(old_logprobs)
     if batch.old_logprobs is None:
       batch = dataclasses.replace(batch, old_logprobs=packed.from_rows(old))
-    return (state, _means(per_step) | diagnostics.describe(batch, advantages)
-            | diagnostics.mismatch(batch), batch, advantages)
+    metrics = (_means(per_step) | diagnostics.describe(batch, advantages)
+               | diagnostics.mismatch(batch))
+    return Updated(state, metrics, batch, advantages)
 
-  def abstract_update(self, rows: int, base_dtype: str = 'float32') -> tuple:
+  def abstract_update(self, rows: int) -> tuple:
     """Returns shapes, dtypes and shardings of `train_step.update`'s arguments.
 
-    Args:
-      rows: Number B of rows of a whole batch.
-      base_dtype: Dtype of the frozen policy, if adapters are trained.
+    They are those of one mini-batch of a batch with `rows` rows.
     """
-    needs = self.train_step.algorithm.needs
-    empty = trajectory.collate(
-        [], group_ids=[], policy_step=0, length=self.train_step.length,
+    step = self.train_step
+    batch = trajectory.collate(
+        [], group_ids=[], policy_step=0, length=step.length,
         rows=rows // self.minibatches)
-    empty = dataclasses.replace(empty, **{
-        field: np.zeros(empty.tokens.shape, np.float32)
-        for field in needs | ({'old_logprobs'} if self.scores_old else set())})
+    scores: dict[str, Any] = dict.fromkeys(
+        (*step.algorithm.needs, *['old_logprobs'] * self.scores_old),
+        np.zeros(batch.tokens.shape, np.float32))
+    batch = dataclasses.replace(batch, **scores)
     advantages = jax.tree.map(
         lambda x: np.zeros(x.shape, x.dtype),
-        jax.eval_shape(self.train_step.algorithm.advantages, empty))
+        jax.eval_shape(step.algorithm.advantages, batch))
     minibatch = minibatches_lib.pack_one(
-        empty, np.asarray(empty.lengths), np.arange(len(empty.rewards)),
+        batch, np.asarray(batch.lengths), np.arange(len(batch.rewards)),
         **self._row_shape).with_advantages(advantages)
-    mesh = self.train_step.mesh
 
     def describe(x, axes):
       return jax.ShapeDtypeStruct(
-          x.shape, x.dtype, sharding=meshes.sharding(mesh, axes))
+          x.shape, x.dtype, sharding=meshes.sharding(step.mesh, axes))
 
-    base = jax.tree.map(
-        describe, transformer.abstract(self.train_step.shape, base_dtype),
-        transformer.logical_axes(self.train_step.shape))
+    base = jax.tree.map(describe, transformer.abstract(step.shape),
+                        transformer.logical_axes(step.shape))
     stacked = jax.tree.map(
         lambda x: describe(x, (None, 'batch') + (None,) * (x.ndim - 2)),
         minibatch.rows)
-    return (True, self.train_step.abstract_state(), self._frozen(base), stacked,
+    return (True, step.abstract_state(), self._frozen(base), stacked,
             jax.ShapeDtypeStruct((), np.int32))
 
-  def _step(self, state: State, base, minibatch: MiniBatch):
-    """Makes an optimiser step; returns as `TrainStep.update` does."""
+  def _step(self, state: State, base, minibatch: MiniBatch
+           ) -> tuple[State, dict[str, float], Any]:
+    """Makes an optimiser step; see `TrainStep.update`."""
     train_policy = 'critic' not in state or (
         int(state['critic'].updates) >= self.critic_warmup)
     self.lockstep('update', int(minibatch.count), train_policy,
                   minibatch.rows.batch.tokens)
-    state, metrics, old = self.train_step.update(
+    state, sums, old = self.train_step.update(
         train_policy, state, self._frozen(base), self._put(minibatch.rows),
         minibatch.count)
-    metrics = {name: float(x) for name, x in jax.device_get(metrics).items()}
+    metrics = {name: float(x) for name, x in jax.device_get(sums).items()}
     return state, metrics | {'perf/useful_tokens': minibatch.useful}, old
 
   def _per_token(self, name: str, step: Callable[..., jax.Array],
@@ -355,7 +338,7 @@ def make(
         f'learner.pack_length must be at least rollout.max_length, {length}, '
         'and more than learner.max_segments, which must be at least 1, but '
         f'they are {pack_length} and {max_segments}.')
-  _check_recipe(algorithm, minibatches, critic_optimizer)
+  _check_algorithm(algorithm, minibatches, critic_optimizer)
   train_step = TrainStep(
       shape, algorithm, optimizer, critic_optimizer, lora, mesh, length,
       temperature, ForwardOptions(**forward_options))
@@ -366,17 +349,15 @@ def make(
 def _check_rows(rows: int, minibatches: int, microbatch_rows: int, ways: int
                ) -> None:
   if minibatches < 1 or rows % minibatches:
-    raise ValueError(
-        'learner.minibatches must divide the rows of a batch, '
-        f'{rows}, but is {minibatches}.')
+    raise ValueError(f'learner.minibatches must divide the rows of a batch, '
+                     f'{rows}, but is {minibatches}.')
   if microbatch_rows % ways:
-    raise ValueError(
-        f'learner.microbatch_rows must be a multiple of the mesh\'s data * '
-        f'fsdp = {ways}, but is {microbatch_rows}.')
+    raise ValueError("learner.microbatch_rows must be a multiple of the mesh's "
+                     f'data * fsdp = {ways}, but is {microbatch_rows}.')
 
 
-def _check_recipe(algorithm: algorithms.Algorithm, minibatches: int,
-                  critic_optimizer: Any) -> None:
+def _check_algorithm(algorithm: algorithms.Algorithm, minibatches: int,
+                     critic_optimizer: Any) -> None:
   if algorithm.one_update and minibatches > 1:
     raise ValueError(
         'learner.minibatches must be 1 for an algorithm without a ratio, but '

@@ -8,7 +8,7 @@ a batch [B T] becomes [M R L]. Scores and advantages are computed later and
 moved into the same rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -41,14 +41,14 @@ class MiniBatch:
     flat = jax.device_get(per_token).reshape(self.layout.positions.shape)
     packing.from_rows(flat, self.documents, self.layout, out)
 
-  def with_batch(self, **fields: np.ndarray) -> 'MiniBatch':
-    """Returns a copy with further fields of the batch, [B T] each."""
-    batch = dataclasses.replace(self.rows.batch, **self.to_rows(fields))
+  def with_scores(self, scores: Mapping[str, Any]) -> 'MiniBatch':
+    """Returns a copy with further fields of the whole batch, [B T] each."""
+    batch = dataclasses.replace(self.rows.batch, **self.to_rows(dict(scores)))
     return dataclasses.replace(
         self, rows=dataclasses.replace(self.rows, batch=batch))
 
   def with_advantages(self, advantages: Any) -> 'MiniBatch':
-    """Returns a copy with the advantages, which are of the whole batch."""
+    """Returns a copy with the advantages of the whole batch."""
     return dataclasses.replace(self, rows=dataclasses.replace(
         self.rows, advantages=self.to_rows(advantages)))
 
@@ -60,8 +60,8 @@ class PackedBatch:
   batch: Batch  # numpy arrays, [B T]
   minibatches: Sequence[MiniBatch]
 
-  def from_rows(self, per_token: Sequence[jax.Array]) -> np.ndarray:
-    """Returns the mini-batches' numbers per token as one array, [B T].
+  def from_rows(self, per_token: Sequence[jax.Array]) -> Any:
+    """Returns the mini-batches' numbers per token as one numpy array, [B T].
 
     Entries without a token in any mini-batch are 0.
     """
@@ -70,11 +70,11 @@ class PackedBatch:
       minibatch.from_rows(numbers, result)
     return result
 
-  def with_scores(self, scores: dict[str, np.ndarray]) -> 'PackedBatch':
+  def with_scores(self, scores: Mapping[str, Any]) -> 'PackedBatch':
     """Returns a copy with further fields, [B T] each, in batch and rows."""
     return PackedBatch(
         dataclasses.replace(self.batch, **scores),
-        [minibatch.with_batch(**scores) for minibatch in self.minibatches])
+        [minibatch.with_scores(scores) for minibatch in self.minibatches])
 
 
 def pack(batch: Batch, count: int, **options: int) -> PackedBatch:
@@ -108,7 +108,7 @@ def pack_one(batch: Batch, lengths: np.ndarray, members: np.ndarray, *,
       lengths[members], pack_length, max_segments)]
   size = (-(-len(members) // microbatch_rows), microbatch_rows)
   layout = packing.layout(
-      documents, lengths, count=size[0] * size[1], length=pack_length,
+      documents, lengths.tolist(), count=size[0] * size[1], length=pack_length,
       places=max_segments)
   rows = Rows(layout, packing.to_rows(batch, documents, layout))
   count = -(-len(documents) // microbatch_rows)

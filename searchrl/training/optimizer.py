@@ -46,7 +46,20 @@ def learning_rate(
   Raises:
     ValueError: A value is outside its range.
   """
-  _check(peak, warmup_steps, total_steps, schedule, final_fraction)
+  _check(
+      ('learning_rate', peak, 0 <= peak < float('inf'),
+       'finite and at least 0'),
+      ('warmup_steps', warmup_steps, warmup_steps >= 0, 'at least 0'),
+      ('schedule', schedule, schedule in get_args(Schedule),
+       f'one of {get_args(Schedule)}'),
+      ('final_fraction', final_fraction, 0 <= final_fraction <= 1,
+       'in [0, 1]'),
+      ('total_steps', total_steps,
+       schedule == 'constant' or total_steps is not None,
+       f'set for schedule={schedule!r}, to the number of updates'),
+      ('warmup_steps', warmup_steps,
+       total_steps is None or warmup_steps <= total_steps,
+       f'at most total_steps={total_steps}'))
   decay_steps = max((total_steps or 0) - warmup_steps, 1)
 
   def rate(count):
@@ -103,10 +116,15 @@ def adamw(
   Raises:
     ValueError: A value is outside its range.
   """
-  if mu_dtype not in ('float32', 'bfloat16'):
-    raise ValueError(
-        f"mu_dtype must be 'float32' or 'bfloat16', but is {mu_dtype!r}.")
-  _check_adamw(b1, b2, weight_decay, max_grad_norm)
+  _check(
+      ('mu_dtype', mu_dtype, mu_dtype in ('float32', 'bfloat16'),
+       "'float32' or 'bfloat16'"),
+      ('b1', b1, 0 <= b1 < 1, 'in [0, 1)'),
+      ('b2', b2, 0 <= b2 < 1, 'in [0, 1)'),
+      ('weight_decay', weight_decay, weight_decay >= 0, 'at least 0'),
+      ('max_grad_norm', max_grad_norm,
+       max_grad_norm is None or max_grad_norm > 0,
+       'positive, or None for no clipping'))
   rate = _schedule_of(
       learning_rate, warmup_steps=warmup_steps, total_steps=total_steps,
       schedule=schedule, final_fraction=final_fraction)
@@ -173,37 +191,8 @@ def decayed(params: Any) -> Any:
   return jax.tree_util.tree_map_with_path(is_matrix, params)
 
 
-def _check_adamw(b1, b2, weight_decay, max_grad_norm):
-  """Raises a ValueError if an option of AdamW is out of range."""
-  for name, decay in (('b1', b1), ('b2', b2)):
-    if not 0 <= decay < 1:
-      raise ValueError(f'{name} must be in [0, 1), but is {decay}.')
-  if not weight_decay >= 0:
-    raise ValueError(f'weight_decay must be at least 0, but is {weight_decay}.')
-  if max_grad_norm is not None and not max_grad_norm > 0:
-    raise ValueError(
-        f'max_grad_norm must be positive, but is {max_grad_norm}. Use None '
-        'for no clipping.')
-
-
-def _check(peak, warmup_steps, total_steps, schedule, final_fraction):
-  """Raises a ValueError if an option of the schedule is out of range."""
-  if not 0 <= peak < float('inf'):
-    raise ValueError(f'learning_rate must be finite and at least 0, but is '
-                     f'{peak}.')
-  if warmup_steps < 0:
-    raise ValueError(f'warmup_steps must be at least 0, but is {warmup_steps}.')
-  if schedule not in get_args(Schedule):
-    raise ValueError(
-        f'schedule must be one of {get_args(Schedule)}, but is {schedule!r}.')
-  if not 0 <= final_fraction <= 1:
-    raise ValueError(
-        f'final_fraction must lie in [0, 1], but is {final_fraction}.')
-  if schedule != 'constant' and total_steps is None:
-    raise ValueError(
-        f'total_steps must be set for schedule={schedule!r}, but is None. Set '
-        "it to the run's updates, or use schedule='constant'.")
-  if total_steps is not None and total_steps < warmup_steps:
-    raise ValueError(
-        f'warmup_steps must be at most total_steps={total_steps}, but is '
-        f'{warmup_steps}. Shorten the warm-up.')
+def _check(*rules: tuple[str, Any, Any, str]) -> None:
+  """Raises a ValueError on the first rule (name, value, holds, text) broken."""
+  for name, value, holds, rule in rules:
+    if not holds:
+      raise ValueError(f'{name} must be {rule}, but is {value!r}.')

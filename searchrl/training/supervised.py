@@ -123,7 +123,8 @@ def fit(
   writer.truncate(record['steps'] or -1)
   if not record['steps']:
     writer.write(0, _validated(validation, state, record, steps))
-  clock, stopping, shown = time.process_time(), False, {}
+  clock, stopping = time.process_time(), False
+  latest: Metrics = {}
   with (signals.StopRequest(_say_stop) as stop, contextlib.closing(
       progress_lib.ProgressBar(
           steps, record['steps'], enabled=progress and processes.is_first(),
@@ -131,14 +132,15 @@ def fit(
     while record['steps'] < steps and not stopping:
       batch, tokens = batch_of(record['steps'])
       state, values = update(state, batch)
-      bar.update(**{name: float(x) for name, x in shown.items()})
+      bar.update(None, **{name: float(x) for name, x in latest.items()})
       # Shown after the next update, so that the host need not wait for it now.
-      shown = {'loss': values['loss']}
+      latest = {'loss': values['loss']}
       record['recent'].append(values)
       record['steps'] += 1
       record['tokens'] += tokens
       writer.write(record['steps'], {
-          'sft/tokens': tokens, **_named(values),
+          'sft/tokens': tokens,
+          **{f'sft/{name}': value for name, value in values.items()},
           **_validated(validation, state, record, steps)})
       stopping = processes.stop_requested_anywhere(stop.is_requested)
       whole = record['steps'] % save_every == 0 or record['steps'] == steps
@@ -160,13 +162,8 @@ def _restored(folder: pathlib.Path, state: Any) -> tuple[Any, dict[str, Any]]:
 
   The record's 'recent' has the metrics of the updates since its last means.
   """
-  record = {'steps': 0, 'tokens': 0, 'cpu_seconds': 0.0, 'recent': []}
-  found = checkpoint.restore(folder, state)
-  if found:
-    _, state, past = found
-    if 'losses' in past:  # name of 'loss' in older checkpoints
-      past['loss'] = past.pop('losses')
-    record |= past
+  _, state, record = checkpoint.restore(folder, state) or (
+      0, state, {'steps': 0, 'tokens': 0, 'cpu_seconds': 0.0, 'recent': []})
   return state, record
 
 
@@ -187,14 +184,10 @@ def _check_finite(record: Mapping[str, Any]) -> None:
          if not math.isfinite(loss)]
   if bad:
     raise ValueError(
-        f'the loss must be a finite number, but is none in update {bad[0]}'
+        f'the loss must be a finite number, but is not in update {bad[0]}'
         f'{f" and {len(bad) - 1} more" if bad[1:] else ""}. Such updates were '
         'left out, and the last checkpoint is from before them. Lower '
-        'optimizer.learning_rate, or look for what is no number in the model.')
-
-
-def _named(values: Metrics) -> Metrics:
-  return {f'sft/{name}': value for name, value in values.items()}
+        'optimizer.learning_rate, or look for a NaN in the model.')
 
 
 def _add_means(record: dict[str, Any], whole: bool) -> None:
@@ -219,20 +212,18 @@ def _say_stop() -> None:
 
 
 def language_update(learner: learners.Learner, base: Any = None) -> Update:
-  """Returns the learner's update, (state, batch) -> (state, metrics).
+  """Returns the update, (state, batch) -> (state, metrics), of a learner.
 
-  The batch is one from `to_batch`.
-
-  Args:
-    learner: Learner from `language_learner`.
-    base: Parameters of the frozen policy, if adapters are trained.
+  The learner is from `language_learner`, and batches are from `to_batch`.
+  Adapters need `base`, the parameters of the frozen policy.
   """
   names = {'loss': 'actor/pg_loss', 'entropy': 'actor/entropy',
            'grad_norm': 'actor/grad_norm', 'useful': 'perf/useful_tokens'}
 
   def update(state, batch):
-    state, metrics = learner.update(state, learner.pack(batch), base)
-    return state, {ours: metrics[name] for ours, name in names.items()}
+    updated = learner.update(state, learner.pack(batch), base)
+    return updated.state, {
+        ours: updated.metrics[name] for ours, name in names.items()}
 
   return update
 
@@ -243,15 +234,8 @@ def language_learner(
     **options: Any) -> learners.Learner:
   """Makes the learner of `language_update`.
 
-  A document must not be longer than a packed row.
-
-  Args:
-    shape: Shape of the decoder.
-    optimizer: Optimiser of its parameters or adapters.
-    mesh: Mesh of the devices.
-    pack_length: Number of tokens of a packed row.
-    **options: Options of `learner.make`: rows (the largest number of documents
-      per update), microbatch_rows, lora and others.
+  A document must not be longer than `pack_length` tokens. The arguments are
+  those of `learner.make`; `rows` is the largest number of documents per update.
   """
   return learners.make(shape, algorithms.sft(), optimizer, mesh,
                        length=pack_length, pack_length=pack_length, **options)
@@ -300,7 +284,8 @@ def batches(lengths: Sequence[int], *, seed: int, documents: int = 0,
 def cut(stream: Iterable[int], lengths: Sequence[int], *, documents: int = 0,
         tokens: int = 0) -> Iterator[list[int]]:
   """Yields the documents of a stream in batches; arguments as in `batches`."""
-  batch, used = [], 0
+  batch: list[int] = []
+  used = 0
   for index in stream:
     if batch and (len(batch) == documents
                   or 0 < tokens < used + lengths[index]):
@@ -329,13 +314,13 @@ def to_batch(documents: Sequence[Document], *, rows: int, length: int,
     tokens[row, :len(document.ids)] = document.ids
     weights[row, 1:len(document.ids)] = document.weights[1:]
   filled = np.arange(rows) < len(documents)
-  ids, zeros = np.arange(rows, dtype=np.int32), np.zeros_like(weights)
-  return Batch(
-      tokens=tokens, loss_mask=weights > 0, behavior_logprobs=zeros,
-      rewards=filled.astype(np.float32),
-      outcome_rewards=filled.astype(np.float32), question_ids=ids,
-      group_ids=ids, in_baseline=filled, in_loss=filled, on_policy=filled,
-      weights=weights)
+  ids, rewards = np.arange(rows, dtype=np.int32), filled.astype(np.float32)
+  arrays: dict[str, Any] = dict(
+      tokens=tokens, loss_mask=weights > 0, weights=weights,
+      behavior_logprobs=np.zeros_like(weights), rewards=rewards,
+      outcome_rewards=rewards, question_ids=ids, group_ids=ids,
+      in_baseline=filled, in_loss=filled, on_policy=filled)
+  return Batch(**arrays)
 
 
 def write_card(folder: pathlib.Path, introduction: Sequence[str],

@@ -41,7 +41,7 @@ class TrainState:
 
   params: Any  # pytree of float32 arrays
   opt_state: optax.OptState
-  updates: Int[Array, ''] | None = None  # optimiser steps; None: not counted
+  updates: Any = None  # optimiser steps, a scalar; None: not counted
 
   def apply_gradient(self, optimizer: optax.GradientTransformation,
                      gradient: Any) -> tuple['TrainState', Bool[Array, '']]:
@@ -90,8 +90,7 @@ class TrainStep:
   """The jitted steps of one recipe, and the shardings of their state.
 
   In the signatures below, `trained` is either all parameters of the policy or
-  the adapters of a frozen policy. `frozen` is the frozen policy's parameters,
-  or None if there is none.
+  the adapters of a policy whose parameters are `frozen`, else None.
   """
 
   shape: transformer.TransformerConfig
@@ -125,11 +124,9 @@ class TrainStep:
 
     Its arguments are (trained, frozen, layout, tokens [M R L], count).
     """
-    def logprobs(trained, frozen, layout, tokens):
-      params = self._policy_params(trained, frozen)
-      return self._logprobs(params, layout, tokens)[0]
-
-    return self._jit_scoring(logprobs)
+    return self._jit_scoring(lambda trained, frozen, layout, tokens: (
+        self._logprobs(self._policy_params(trained, frozen), layout, tokens)[0]
+    ))
 
   @functools.cached_property
   def values(self) -> Callable[..., Array]:
@@ -137,11 +134,8 @@ class TrainStep:
 
     Its arguments are (critic's params, None, layout, tokens [M R L], count).
     """
-    def values(params, frozen, layout, tokens):
-      del frozen
-      return self._values(params, layout, tokens)
-
-    return self._jit_scoring(values)
+    return self._jit_scoring(lambda params, frozen, layout, tokens: (
+        self._values(params, layout, tokens)))
 
   @functools.cached_property
   def update(self) -> Callable[..., tuple[State, dict[str, Array], Any]]:
@@ -169,10 +163,10 @@ class TrainStep:
 
   def abstract_state(self) -> State:
     """Returns shapes, dtypes and shardings of the whole state, by network."""
-    def describe(leaf, sharding):
-      return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-    return jax.tree.map(describe, self._shapes, self.state_shardings())
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=sharding),
+        self._shapes, self.state_shardings())
 
   def state_shardings(self) -> State:
     """Returns the shardings of the whole state, by network.
@@ -306,8 +300,8 @@ class TrainStep:
     shardings = meshes.shardings(
         self.mesh, {network: self.axes[network] for network in params})
 
-    def constrain(summed):
-      grads, sums = summed
+    def constrain(carry):
+      grads, sums = carry
       return jax.lax.with_sharding_constraint(grads, shardings), sums
 
     return _accumulate(
@@ -315,7 +309,10 @@ class TrainStep:
         constrain)
 
   def _counts(self, micro: Rows) -> dict[str, Array]:
-    """Returns each term's denominator, which depends on the masks only."""
+    """Returns each term's denominator: the counts of a loss on zeros.
+
+    They depend on the masks only, so that no network has to run.
+    """
     batch, advantages = self._unpack(micro)
     zeros = jnp.zeros(batch.tokens.shape)
     batch = _with_old(batch, zeros)
