@@ -196,7 +196,7 @@ def test_a_group_keeps_its_number_from_the_request_to_the_loss():
   assert hops.group_ids.tolist() == [0] * 6  # one hop count, one baseline
 
 
-def test_progress_survives_json_and_reads_what_had_no_group_numbers():
+def test_progress_survives_json():
   sampler = fakes.Sampler(lambda *_: 1.0)
   left = [[sampler.trajectory(Request(fakes.draw((n,), 1)[0][0], 0, n))]
           for n in (5, 6, 7)]
@@ -204,11 +204,3 @@ def test_progress_survives_json_and_reads_what_had_no_group_numbers():
   assert progress.surplus
   record = json.loads(json.dumps(progress.to_json()))
   assert collect.Progress.from_json(record) == progress
-  del record['groups']
-  for number, group in enumerate(record['surplus']):
-    for trajectory in group:
-      del trajectory['group'], trajectory['search_error']
-  old = collect.Progress.from_json(record)
-  assert old.groups == len(old.surplus)
-  assert [group[0].group for group in old.surplus] == list(
-      range(len(old.surplus)))

@@ -36,6 +36,7 @@ import numpy as np
 
 from searchrl.rl import masked
 
+HostOrDevice = Array | np.ndarray
 MIN_SPREAD = 1e-6  # rewards of a group that differ by no more count as equal
 
 _SEGMENT = {  # JAX equivalents of numpy's ufunc.at
@@ -46,14 +47,14 @@ _SEGMENT = {  # JAX equivalents of numpy's ufunc.at
 
 
 def group_relative(
-    rewards: Float[Array, 'B'],
-    group_ids: Int[Array, 'B'],
-    in_baseline: Bool[Array, 'B'] | None = None,
+    rewards: Float[HostOrDevice, 'B'],
+    group_ids: Int[HostOrDevice, 'B'],
+    in_baseline: Bool[HostOrDevice, 'B'] | None = None,
     *,
     normalize_std: bool = True,
     num_groups: int | None = None,
     ddof: int = 1,
-) -> Float[Array, 'B']:
+) -> Float[HostOrDevice, 'B']:
   """Returns rewards relative to their group, in standard deviations, [B].
 
     A_i = (r_i - mean_g r) / (std_g r + 1e-6)
@@ -61,34 +62,27 @@ def group_relative(
   A group of one row gives exactly 0, and so does a group whose rewards differ
   by at most 1e-6. The rounding of a constant reward never becomes an advantage.
 
-  Args:
-    rewards: Rewards r, as in the module's docstring, [B].
-    group_ids: Groups, as in the module's docstring, [B].
-    in_baseline: Rows that count, as in the module's docstring, [B].
-    normalize_std: Flag that divides by the standard deviation. Without it
-      A = r - mean (Dr. GRPO, arXiv:2503.20783).
-    num_groups: Number of possible ids, as in the module's docstring.
-    ddof: Number subtracted from the group's size in the variance's divisor: 1
-      gives the sample variance and 0 the population's.
+  Without `normalize_std`, A = r - mean (Dr. GRPO, arXiv:2503.20783). The
+  variance is the sample's with `ddof` 1 and the population's with 0.
 
   Source: Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, section 4.1.2.
   """
   group = _groups(rewards, group_ids, in_baseline, num_groups)
   advantages = group.gap - group.mean
   if normalize_std:
-    variance = group.squares / group.xp.maximum(group.count - ddof, 1)
+    variance = group.squares / group.xp.maximum(group.size - ddof, 1)
     advantages = advantages / (group.xp.sqrt(variance) + 1e-6)
   mixed = group.member & (group.spread > MIN_SPREAD)
   return group.xp.where(mixed, advantages, 0)
 
 
 def leave_one_out(
-    rewards: Float[Array, 'B'],
-    group_ids: Int[Array, 'B'],
-    in_baseline: Bool[Array, 'B'] | None = None,
+    rewards: Float[HostOrDevice, 'B'],
+    group_ids: Int[HostOrDevice, 'B'],
+    in_baseline: Bool[HostOrDevice, 'B'] | None = None,
     *,
     num_groups: int | None = None,
-) -> Float[Array, 'B']:
+) -> Float[HostOrDevice, 'B']:
   """Returns rewards relative to the mean of the group's other rows, [B].
 
     A_i = r_i - mean_{j in g, j != i} r_j = (r_i - mean_g r) n / (n - 1)
@@ -98,37 +92,30 @@ def leave_one_out(
   Source: Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740, RLOO.
   """
   group = _groups(rewards, group_ids, in_baseline, num_groups)
-  scale = group.count / group.xp.maximum(group.count - 1, 1)
+  scale = group.size / group.xp.maximum(group.size - 1, 1)
   return group.xp.where(group.member, (group.gap - group.mean) * scale, 0)
 
 
 def hop_group_relative(
-    rewards: Float[Array, 'B'],
-    group_ids: Int[Array, 'B'],
-    in_baseline: Bool[Array, 'B'] | None = None,
+    rewards: Float[HostOrDevice, 'B'],
+    group_ids: Int[HostOrDevice, 'B'],
+    in_baseline: Bool[HostOrDevice, 'B'] | None = None,
     *,
     delta: float = 1e-6,
     num_groups: int | None = None,
-) -> Float[Array, 'B']:
+) -> Float[HostOrDevice, 'B']:
   """Returns rewards relative to all rows with the same hop count, [B].
 
     A_i = (r_i - mean_h r) / sqrt(var_h r + delta)
 
   The group h is the hop count. The variance is the population's (ddof=0). A
-  group of one gives 0.
-
-  Args:
-    rewards: Rewards r, as in the module's docstring, [B].
-    group_ids: Hop count of each row as a group id, [B].
-    in_baseline: Rows that count, as in the module's docstring, [B].
-    delta: Number added to the variance, which keeps a constant group finite.
-      The paper gives no value; this default is ours.
-    num_groups: Number of possible ids, as in the module's docstring.
+  group of one gives 0. `delta` keeps a constant group finite; the paper gives
+  no value, and this default is ours.
 
   Source: Dr. Zero, arXiv:2601.07055, eq. 3.
   """
   group = _groups(rewards, group_ids, in_baseline, num_groups)
-  std = group.xp.sqrt(group.squares / group.xp.maximum(group.count, 1) + delta)
+  std = group.xp.sqrt(group.squares / group.xp.maximum(group.size, 1) + delta)
   return group.xp.where(group.member, (group.gap - group.mean) / std, 0)
 
 
@@ -244,10 +231,10 @@ def reinforce_plus_plus(
 
 
 def reinforce_plus_plus_baseline(
-    rewards: Float[Array, 'B'],
-    group_ids: Int[Array, 'B'],
+    rewards: Float[HostOrDevice, 'B'],
+    group_ids: Int[HostOrDevice, 'B'],
     loss_mask: Bool[Array, 'B T'],
-    in_baseline: Bool[Array, 'B'] | None = None,
+    in_baseline: Bool[HostOrDevice, 'B'] | None = None,
     *,
     num_groups: int | None = None,
 ) -> Float[Array, 'B T']:
@@ -290,12 +277,12 @@ def whiten(
 
 
 def group_spread(
-    rewards: Float[Array, 'B'],
-    group_ids: Int[Array, 'B'],
-    in_baseline: Bool[Array, 'B'] | None = None,
+    rewards: Float[HostOrDevice, 'B'],
+    group_ids: Int[HostOrDevice, 'B'],
+    in_baseline: Bool[HostOrDevice, 'B'] | None = None,
     *,
     num_groups: int | None = None,
-) -> Float[Array, 'B']:
+) -> Float[HostOrDevice, 'B']:
   """Returns the largest minus the smallest reward of each row's group, [B].
 
   A row outside the baseline does not count, but gets its group's spread.
@@ -309,7 +296,7 @@ class _Groups(NamedTuple):
   xp: types.ModuleType  # jax.numpy or numpy
   member: Array  # True if the row counts in its group's baseline
   gap: Array  # reward minus the group's smallest; 0 for a row not counted
-  count: Array  # number of members of the group
+  size: Array  # number of members of the group
   mean: Array  # mean of the members' gaps
   squares: Array  # sum of the members' squared distances from the mean
   spread: Array  # largest gap of the members

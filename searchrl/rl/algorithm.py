@@ -49,7 +49,7 @@ def keep_mixed(
     outcome_rewards: Float[np.ndarray, 'N'],
     question_ids: Int[np.ndarray, 'N'],
 ) -> Bool[np.ndarray, 'N']:
-  """Returns True for the rows of each question whose outcomes are mixed.
+  """Returns True for the rows of each question whose outcomes are mixed, [N].
 
     max r - min r > 1e-6 over the rows of the question
 
@@ -58,9 +58,6 @@ def keep_mixed(
       is NaN. The rule ignores such a row, which is kept or dropped with its
       question.
     question_ids: Integers that are equal for the rows of one question, [N].
-
-  Returns:
-    True for the rows to keep, [N]: all rows of a question, or none.
 
   Raises:
     ValueError: The shapes differ.
@@ -72,7 +69,7 @@ def keep_mixed(
   ids = np.unique(question_ids, return_inverse=True)[1]
   spread = advantages.group_spread(
       outcome_rewards, ids, ~np.isnan(outcome_rewards))
-  return spread > advantages.MIN_SPREAD
+  return np.asarray(spread > advantages.MIN_SPREAD)
 
 
 def question_hops(question: Question) -> int:
@@ -112,20 +109,19 @@ def total(
 ) -> Float[Array, '']:
   """Returns the loss: the sum over terms of coefficient * total / count.
 
+  A term whose count is 0 adds 0.
+
   Args:
     terms: Result of `Algorithm.loss` for a batch or a micro-batch.
     counts: Count of each term over the global batch. With it the losses of
       micro-batches add up to the loss of the whole batch. The default is the
       terms' own counts.
-
-  Returns:
-    The loss to differentiate, a scalar. A term whose count is 0 adds 0.
   """
   if counts is None:
     counts = {name: mean.count for name, (_, mean) in terms.items()}
-  return sum(
-      coefficient * Mean(mean.total, counts[name]).value
-      for name, (coefficient, mean) in terms.items())
+  loss: Any = sum(coefficient * Mean(mean.total, counts[name]).value
+                  for name, (coefficient, mean) in terms.items())
+  return loss
 
 
 def trained_tokens(batch: Batch) -> Bool[Array, 'B T']:
@@ -140,9 +136,9 @@ def observed_tokens(batch: Batch) -> Bool[Array, 'B T']:
   not count, and a batch has no tokens after the last action.
   """
   mask = trained_tokens(batch)
-  begun = jnp.cumsum(mask, axis=1) > 0
-  goes_on = jnp.cumsum(mask[:, ::-1], axis=1)[:, ::-1] > 0
-  return begun & goes_on & ~mask
+  after_first = jnp.cumsum(mask, axis=1) > 0
+  before_last = jnp.cumsum(mask[:, ::-1], axis=1)[:, ::-1] > 0
+  return after_first & before_last & ~mask
 
 
 def denominator_logprobs(batch: Batch) -> Float[Array, 'B T']:
@@ -156,9 +152,9 @@ def denominator_logprobs(batch: Batch) -> Float[Array, 'B T']:
   Raises:
     ValueError: The batch has no `old_logprobs`.
   """
-  old = scored(batch, 'old_logprobs')
-  own = batch.on_policy[:, None] | ~batch.loss_mask
-  return jnp.where(own, old, batch.behavior_logprobs)
+  by_learner = batch.on_policy[:, None] | ~batch.loss_mask
+  return jnp.where(
+      by_learner, scored(batch, 'old_logprobs'), batch.behavior_logprobs)
 
 
 def scored(batch: Batch, field: str) -> Float[Array, 'B T']:

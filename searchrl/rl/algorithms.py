@@ -14,6 +14,8 @@ ValueError. Recipes share these options:
 
   clip_low, clip_high: Distances that a ratio may fall below 1 and rise above 1.
   dual_clip: Bound of the loss where A < 0; see `losses.clipped_surrogate`.
+  discount: Discount gamma, the worth now of a reward of 1 that comes one policy
+    token later.
   normalize_std: Flag that divides advantages by the group's standard deviation.
   kl_coef, kl_estimator, entropy_coef, aggregation, length: Fields of
     `Regularizer`. A recipe takes the fields that its `@regularized` names, with
@@ -32,7 +34,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from searchrl.rl import advantages, option_checks, diagnostics, losses, masked
+from searchrl.rl import advantages, diagnostics, losses, masked, option_checks
 from searchrl.rl.advantages import Estimate
 # The building blocks are also public here, for recipes of your own.
 from searchrl.rl.algorithm import (  # noqa: F401
@@ -60,19 +62,10 @@ def ppo(
 ) -> Algorithm:
   """Makes PPO: clipped token ratios, a critic, and the KL in the reward.
 
-  Args:
-    regularizer: KL, entropy and aggregation, given as flat options.
-    clip_low: Distance that a ratio may fall below 1.
-    clip_high: Distance that a ratio may rise above 1.
-    dual_clip: Bound of the loss where A < 0. None means no bound.
-    value_clip: Distance that a value may move in an update, in the unit of the
-      rewards. None means any distance.
-    discount: Discount gamma, the worth now of a reward of 1 that comes one
-      policy token later.
-    gae_lambda: Weight lambda in [0, 1]: 1 uses the rewards only, and 0 relies
-      on the critic.
-    whiten: Flag that whitens the advantages over all policy tokens of the
-      batch.
+  `value_clip` is the distance that a value may move in an update, in the unit
+  of the rewards; None means any distance. `gae_lambda` in [0, 1] mixes: 1 uses
+  the rewards only, and 0 relies on the critic. With `whiten`, advantages are
+  whitened over all policy tokens of the batch.
 
   Source: Schulman et al. 2017, arXiv:1707.06347; hyper-parameters as in
     Search-R1 (arXiv:2503.09516).
@@ -140,13 +133,8 @@ def dr_grpo(
 ) -> Algorithm:
   """Makes Dr. GRPO: GRPO without dividing by the spread or a row's length.
 
-  Args:
-    length: Constant that divides the sum of every row: the most tokens that a
-      policy may write, however many it wrote.
-    clip_low: Distance that a ratio may fall below 1.
-    clip_high: Distance that a ratio may rise above 1.
-    kl_coef: Coefficient of the KL to the reference policy, per nat.
-    entropy_coef: Coefficient of the entropy bonus, per nat.
+  Instead, `length` divides the sum of every row: the most tokens that a policy
+  may write, however many it wrote.
 
   Source: Liu et al. 2025, Understanding R1-Zero-Like Training,
     arXiv:2503.20783, section 3.2.
@@ -168,15 +156,8 @@ def dapo(
 ) -> Algorithm:
   """Makes DAPO: GRPO on mixed groups, a higher upper clip, a length penalty.
 
-  Args:
-    clip_low: Distance that a ratio may fall below 1.
-    clip_high: Distance that a ratio may rise above 1.
-    max_length: Number of policy tokens at which the penalty on a row's reward
-      reaches 1. Retrieved tokens do not count.
-    buffer: Number of tokens before `max_length` over which the penalty grows;
-      see `losses.overlong_penalty`.
-    kl_coef: Coefficient of the KL to the reference policy, per nat.
-    entropy_coef: Coefficient of the entropy bonus, per nat.
+  The penalty on a row's reward grows over the last `buffer` of `max_length`
+  policy tokens; see `losses.overlong_penalty`. Retrieved tokens do not count.
 
   Source: Yu et al. 2025, DAPO, arXiv:2503.14476.
   """
@@ -246,12 +227,8 @@ def gmpo(
 ) -> Algorithm:
   """Makes GMPO: the geometric mean of a row's clipped token ratios.
 
-  Args:
-    regularizer: KL, entropy and aggregation, given as flat options.
-    clip_low: Distance that a token's log ratio may fall below 0, in nats.
-    clip_high: Distance that a token's log ratio may rise above 0, in nats.
-    normalize_std: Flag that divides advantages by the group's standard
-      deviation.
+  `clip_low` and `clip_high` are the distances that a token's log ratio may fall
+  below 0 and rise above 0, in nats.
 
   Source: Zhao et al. 2025, Geometric-Mean Policy Optimization,
     arXiv:2507.20673, eq. 4; clip range from its section 4.
@@ -318,17 +295,10 @@ def reinforce_plus_plus(
 ) -> Algorithm:
   """Makes REINFORCE++: PPO without a critic, on returns whitened per batch.
 
-  Args:
-    regularizer: KL, entropy and aggregation, given as flat options. The KL's
-      default coefficient is ours.
-    group_baseline: Flag that first subtracts the group's mean ("w/ baseline").
-      The KL is then in the loss, and otherwise in the reward.
-    clip_low: Distance that a ratio may fall below 1.
-    clip_high: Distance that a ratio may rise above 1.
-    discount: Discount gamma, the worth now of a reward of 1 that comes one
-      policy token later. It is not used with `group_baseline`.
-    kl_estimator: Estimator of the KL. The default is k2 in the loss and k1 in
-      the reward.
+  With `group_baseline`, the group's mean is first subtracted ("w/ baseline"),
+  there is no discount, and the KL is in the loss, otherwise in the reward. The
+  default estimator of the KL is k2 in the loss and k1 in the reward. Its
+  default coefficient is ours.
 
   Source: Hu et al. 2025, REINFORCE++, arXiv:2501.03262.
   """
@@ -360,13 +330,9 @@ def hrpo(regularizer: Regularizer, *, delta: float = 1e-6) -> Algorithm:
   """Makes HRPO: log pi times the advantage among rows of equal hop count.
 
   Hop-grouped relative policy optimisation has a baseline even with one sample
-  per question. (The HRPO of arXiv:2505.18454 is a different method, which
+  per question. `delta` is added to the variance of a hop count's rewards; its
+  default is ours. (The HRPO of arXiv:2505.18454 is a different method, which
   changes the model.)
-
-  Args:
-    regularizer: KL, entropy and aggregation, given as flat options.
-    delta: Number added to the variance of a hop count's rewards. The default is
-      ours.
 
   Source: Dr. Zero, arXiv:2601.07055, eq. 2 and 3; strictly on-policy.
   """

@@ -18,6 +18,7 @@ import numpy as np
 from searchrl.rl import losses
 from searchrl.rl import masked
 from searchrl.rl.advantages import Estimate
+from searchrl.rl.algorithm import scored, trained_tokens
 from searchrl.rl.masked import Mean
 from searchrl.trajectory import Batch
 
@@ -36,9 +37,8 @@ def clip_fractions(
     low: A < 0 and rho < 1 - clip_low      high: A > 0 and rho > 1 + clip_high
     dual: A < 0 and rho > dual_clip, if there is one
 
-  Returns:
-    Fractions in [0, 1] of the ratios inside the mask `where`. One ratio belongs
-    to a token or to a sequence.
+  The results are fractions of the ratios inside the mask `where`. A ratio
+  belongs to a token or to a sequence.
   """
   masked.check_shapes(ratio=ratio, where=where)
   advantages = losses.spread_over(where, advantages)
@@ -62,11 +62,8 @@ def policy_drift(
 ) -> dict[str, Mean]:
   """Returns KL(pi_old || pi) in nats, the policy's change since it sampled.
 
-  Returns:
-    Token means of the estimators k1 (verl's `ppo_kl`) and k3.
+  They are token means of the estimators k1 (verl's `ppo_kl`) and k3.
   """
-  masked.check_shapes(
-      logprobs=logprobs, old_logprobs=old_logprobs, loss_mask=loss_mask)
   k1, k3 = (
       losses.kl(old_logprobs, logprobs, loss_mask, estimator=estimator)
       for estimator in ('k1', 'k3'))
@@ -86,11 +83,8 @@ def value_fit(
 ) -> dict[str, Mean]:
   """Returns the critic's mean value, and how often its clip is active.
 
+  That is the share of tokens whose clipped error is larger than the plain one.
   The arguments are those of `losses.value_loss`.
-
-  Returns:
-    The token mean of V, and the share of tokens whose clipped error is larger
-    than the plain one.
   """
   plain, worse = (
       losses.value_loss(
@@ -105,18 +99,17 @@ def value_fit(
 def describe(batch: Batch, estimate: Any) -> dict[str, float]:
   """Returns statistics of a batch and its advantages over trained tokens.
 
+  They are the mean, largest and smallest advantage, and the number of rows
+  without a policy token. With a critic, there are also the same statistics of
+  returns and values, and the share of the returns' variance that the values
+  explain. With a reference policy, there is also the KL to it.
+
   Args:
     batch: Scored batch of numpy arrays.
     estimate: Result of `Algorithm.advantages` as numpy arrays: one advantage
       per row, one per token, or an `Estimate`.
-
-  Returns:
-    The mean, largest and smallest advantage, and the number of rows without a
-    policy token. With a critic, also the same statistics of returns and values,
-    and the share of the returns' variance that the values explain. With a
-    reference policy, also the KL to it.
   """
-  where = batch.loss_mask & batch.in_loss[:, None]
+  where = np.asarray(trained_tokens(batch))
   result = {'train/empty_rows': float((~where.any(-1)).sum())}
   if not where.any():
     return result
@@ -125,14 +118,15 @@ def describe(batch: Batch, estimate: Any) -> dict[str, float]:
   result |= _spread(
       'critic/advantages', np.broadcast_to(advs, where.shape)[where])
   if isinstance(estimate, Estimate):
-    returns, values = estimate.returns[where], batch.values[where]
+    returns, values = (np.asarray(x)[where] for x in (
+        estimate.returns, batch.values))
     result |= _spread('critic/returns', returns)
     result |= _spread('critic/values', values)
     spread = returns.var()
     result['critic/vf_explained_var'] = float(
         1 - (returns - values).var() / spread if spread > 0 else 0)
   if batch.ref_logprobs is not None:
-    gap = batch.old_logprobs[where] - batch.ref_logprobs[where]
+    gap = scored(batch, 'old_logprobs')[where] - batch.ref_logprobs[where]
     result['actor/reference_kl'] = float(gap.mean())
   return result
 
@@ -140,22 +134,19 @@ def describe(batch: Batch, estimate: Any) -> dict[str, float]:
 def mismatch(batch: Batch) -> dict[str, float]:
   """Returns log-prob differences of sampler and learner on on-policy tokens.
 
-  Args:
-    batch: Batch with `old_logprobs`.
-
-  Returns:
-    Absolute differences of log-probs (nats) and of probabilities; KL(sampler ||
-    learner) by the estimators k1 and k3; the importance weights pi_old /
-    pi_behavior of the tokens, and their effective sample size as a share of the
-    tokens. These are near 0, 0, 0, 1 and 1 if both run the same model. The dict
-    is empty if there are no on-policy tokens.
+  They are absolute differences of log-probs (nats) and of probabilities;
+  KL(sampler || learner) by the estimators k1 and k3; the importance weights
+  pi_old / pi_behavior of the tokens, and their effective sample size as a share
+  of the tokens. These are near 0, 0, 0, 1 and 1 if both run the same model. The
+  dict is empty if there are no on-policy tokens. The batch needs
+  `old_logprobs`.
   """
   where = batch.loss_mask & batch.on_policy[:, None]
   if not where.any():
     return {}
-  sampled = batch.behavior_logprobs[where].astype(np.float64)
-  scored = batch.old_logprobs[where].astype(np.float64)
-  gap, probs = scored - sampled, np.exp(scored) - np.exp(sampled)
+  sampler = batch.behavior_logprobs[where].astype(np.float64)
+  learner = scored(batch, 'old_logprobs')[where].astype(np.float64)
+  gap, probs = learner - sampler, np.exp(learner) - np.exp(sampler)
   weights = np.exp(np.clip(gap, -20, 20))
   return {
       'training/rollout_logprobs_diff_mean': np.abs(gap).mean(),

@@ -27,8 +27,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from searchrl.rl import option_checks
-from searchrl.rl import masked
+from searchrl.rl import masked, option_checks
 from searchrl.rl.masked import Mean
 # The ratios are also public here, for losses of your own.
 from searchrl.rl.ratios import (  # noqa: F401
@@ -191,10 +190,12 @@ def value_loss(
     *,
     value_clip: float | None = 0.5,
 ) -> Float[Array, 'B T']:
-  """Returns the larger squared error of the plain and the clipped values.
+  """Returns the larger squared error of the plain and clipped values, [B, T].
 
     V' = clip(V, V_old - value_clip, V_old + value_clip)
     L = max((V - R)^2, (V' - R)^2) / 2
+
+  The unit is the rewards' squared.
 
   Args:
     values: Value V of each token, [B, T]; differentiated.
@@ -204,10 +205,6 @@ def value_loss(
     value_clip: Distance that V may move in an update and still be pushed, in
       the unit of the rewards. The default is Search-R1's. None gives a plain
       squared error.
-
-  Returns:
-    One loss per token, [B, T], in the rewards' unit squared. It is 0 outside
-    the mask.
 
   Source: the value function of PPO's reference implementation (Dhariwal et al.
     2017, OpenAI Baselines), as Search-R1 (arXiv:2503.09516) uses it.
@@ -270,17 +267,15 @@ def kl(
   masked.check_shapes(
       logprobs=logprobs, ref_logprobs=ref_logprobs, loss_mask=loss_mask)
   x = -log_ratio(logprobs, ref_logprobs, loss_mask)
-  match estimator:
-    case 'k1':
-      return -x
-    case 'abs':
-      return x * jnp.sign(x)  # not jnp.abs, whose gradient at 0 is 1
-    case 'k2':
-      return jnp.square(x) / 2
-    case 'k3':
-      near, slope = jnp.minimum(x, _TANGENT), math.expm1(_TANGENT)
-      return jnp.where(x > _TANGENT, slope - _TANGENT + slope * (x - _TANGENT),
-                       jnp.expm1(near) - near)
+  if estimator == 'k1':
+    return -x
+  if estimator == 'abs':
+    return x * jnp.sign(x)  # not jnp.abs, whose gradient at 0 is 1
+  if estimator == 'k2':
+    return jnp.square(x) / 2
+  near, slope = jnp.minimum(x, _TANGENT), math.expm1(_TANGENT)
+  return jnp.where(x > _TANGENT, slope - _TANGENT + slope * (x - _TANGENT),
+                   jnp.expm1(near) - near)
 
 
 def overlong_penalty(
@@ -290,15 +285,14 @@ def overlong_penalty(
 
     clip((max_length - buffer - length) / buffer, -1, 0)
 
+  Add it to the rows' rewards.
+
   Args:
     lengths: Length of each row in tokens, [B]. With `loss_mask.sum(-1)`,
       retrieved tokens do not count.
     max_length: Length at which the penalty reaches -1, in tokens.
     buffer: Number of tokens before `max_length` over which the penalty grows,
       in (0, max_length].
-
-  Returns:
-    One penalty per row, to add to its reward.
 
   Source: Yu et al. 2025, DAPO, arXiv:2503.14476, eq. 13.
   """

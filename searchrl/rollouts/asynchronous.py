@@ -42,8 +42,10 @@ class AsyncRollouts:
     self._max_staleness, self._last_step = max_staleness, last_step
     self._pool = concurrent.futures.ThreadPoolExecutor(
         1, thread_name_prefix='rollouts')
-    self._in_flight = collections.deque()
-    self._sampled = None  # progress of the sampling thread
+    self._in_flight: collections.deque[concurrent.futures.Future[Collected]] = (
+        collections.deque())
+    # The sampling thread's progress; None: it has not begun.
+    self._sampled: Progress | None = None
 
   def take(self, params: Any, progress: Progress) -> Collected:
     """Returns the data of progress.step; waits until it has been sampled.
@@ -56,16 +58,16 @@ class AsyncRollouts:
     if self._sampled is None:
       self._start(progress)
     synced = None
-    while self._next <= min(progress.step + self._max_staleness,
-                            self._last_step - 1):
+    first = progress.step + len(self._in_flight)
+    last = min(progress.step + self._max_staleness, self._last_step - 1)
+    for step in range(first, last + 1):
       # Only the first step with these weights reports the cost of their sync.
       synced = Synced(synced.weights) if synced else self._snapshot(params)
       self._in_flight.append(self._pool.submit(
-          self._sample, synced, self._next, progress.step))
-      self._next += 1
-    found = self._in_flight.popleft().result()
-    return dataclasses.replace(found, progress=dataclasses.replace(
-        found.progress, silent_steps=progress.silent_steps))
+          self._sample, synced, step, progress.step))
+    collected = self._in_flight.popleft().result()
+    return dataclasses.replace(collected, progress=dataclasses.replace(
+        collected.progress, silent_steps=progress.silent_steps))
 
   def settled(self, progress: Progress) -> Progress:
     """Waits for the samples in flight and returns the progress with them."""
@@ -82,18 +84,18 @@ class AsyncRollouts:
 
   def _start(self, progress: Progress) -> None:
     """Restores the samples in flight from a checkpoint's progress."""
-    for found in progress.in_flight:
+    self._sampled = progress
+    for collected in progress.in_flight:
       self._in_flight.append(concurrent.futures.Future())
-      self._in_flight[-1].set_result(found)
-    self._next = progress.step + len(progress.in_flight)
-    self._sampled = (progress.in_flight[-1].progress if progress.in_flight
-                     else progress)
+      self._in_flight[-1].set_result(collected)
+      self._sampled = collected.progress
 
   def _sample(self, synced: Synced, step: int, policy_step: int) -> Collected:
-    found = self._collect(
+    assert self._sampled is not None  # `take` has set it
+    collected = self._collect(
         synced, dataclasses.replace(self._sampled, step=step), policy_step)
-    self._sampled = found.progress
-    return found
+    self._sampled = collected.progress
+    return collected
 
   def close(self) -> None:
     """Waits for the step that is being sampled and cancels the others."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Sequence
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -24,13 +25,14 @@ from searchrl.rollouts import scoring
 from searchrl.rollouts import weight_sync
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import processes
-from searchrl.search import call_metrics as calls_lib
+from searchrl.search import call_metrics
 from searchrl.search import engine_wrappers
 from searchrl.trajectory import Question, Request, SearchFn, Trajectory
 
 Group = list[Trajectory]  # samples of one question, by one policy
 # (position, count) -> questions, the position after them
 Draw = Callable[[Sequence[int], int], tuple[list[Question], tuple[int, ...]]]
+Keep = Callable[[np.ndarray, np.ndarray], np.ndarray]  # see rl.Algorithm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,24 +53,20 @@ class Progress:
 
   def to_json(self) -> dict[str, Any]:
     """Returns the progress as a dict that JSON can hold."""
-    surplus = [[trajectory_lib.to_json(t) for t in group]
-               for group in self.surplus]
-    return {**vars(self), 'surplus': surplus,
-            'in_flight': [found.to_json() for found in self.in_flight]}
+    return vars(self) | {
+        'surplus': [[trajectory_lib.to_json(t) for t in group]
+                    for group in self.surplus],
+        'in_flight': [collected.to_json() for collected in self.in_flight]}
 
   @classmethod
   def from_json(cls, record: dict[str, Any]) -> Progress:
     """Returns the progress that `to_json` wrote."""
-    surplus = tuple([trajectory_lib.from_json(t) for t in group]
-                    for group in record['surplus'])
-    if 'groups' not in record:  # written before groups had numbers
-      surplus = tuple([dataclasses.replace(t, group=number) for t in group]
-                      for number, group in enumerate(surplus))
-      record = {**record, 'groups': len(surplus)}
-    return cls(**{**record, 'position': tuple(record['position']),
-                  'surplus': surplus, 'in_flight': tuple(map(
-                      Collected.from_json, record.get('in_flight', ()))),
-                  'best': tuple(record.get('best') or ()) or None})
+    return cls(**record | {
+        'position': tuple(record['position']),
+        'surplus': tuple([trajectory_lib.from_json(t) for t in group]
+                         for group in record['surplus']),
+        'in_flight': tuple(map(Collected.from_json, record['in_flight'])),
+        'best': tuple(record['best'] or ()) or None})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,31 +87,35 @@ class Collected:
 
   def to_json(self) -> dict[str, Any]:
     """Returns a checkpoint's record, which has each trajectory only once."""
-    numbers, written = {}, []
+    indices: dict[int, int] = {}  # index of each trajectory by its id()
+    records: list[dict[str, Any]] = []
 
-    def number(trajectory: Trajectory) -> int:
-      if id(trajectory) not in numbers:
-        numbers[id(trajectory)] = len(written)
-        written.append(trajectory_lib.to_json(trajectory))
-      return numbers[id(trajectory)]
+    def index(trajectory: Trajectory) -> int:
+      if id(trajectory) not in indices:
+        indices[id(trajectory)] = len(records)
+        records.append(trajectory_lib.to_json(trajectory))
+      return indices[id(trajectory)]
 
     return {
-        'groups': [[*map(number, group)] for group in self.groups],
-        'sampled': [*map(number, self.trajectories)],
-        'surplus': [[*map(number, group)] for group in self.progress.surplus],
+        'groups': [[*map(index, group)] for group in self.groups],
+        'sampled': [*map(index, self.trajectories)],
+        'surplus': [[*map(index, group)] for group in self.progress.surplus],
         'metrics': {name: float(x) for name, x in self.metrics.items()},
         'progress': dataclasses.replace(self.progress, surplus=()).to_json(),
-        'trajectories': written}
+        'trajectories': records}
 
   @classmethod
   def from_json(cls, record: dict[str, Any]) -> Collected:
     """Returns the step that `to_json` wrote."""
-    read = [trajectory_lib.from_json(t) for t in record['trajectories']]
-    groups, surplus = ([[read[n] for n in group] for group in record[name]]
-                       for name in ('groups', 'surplus'))
-    return cls(groups, [read[n] for n in record['sampled']], record['metrics'],
-               dataclasses.replace(Progress.from_json(record['progress']),
-                                   surplus=tuple(surplus)))
+    trajectories = [
+        trajectory_lib.from_json(t) for t in record['trajectories']]
+    groups, surplus = (
+        [[trajectories[n] for n in group] for group in record[name]]
+        for name in ('groups', 'surplus'))
+    return cls(groups, [trajectories[n] for n in record['sampled']],
+               record['metrics'], dataclasses.replace(
+                   Progress.from_json(record['progress']),
+                   surplus=tuple(surplus)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +146,7 @@ def collect(
     policy_step: int,
     *,
     draw: Draw,
-    keep: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    keep: Keep,
     search: SearchFn,
     scorer: scoring.Scorer,
     rounds: Rounds,
@@ -166,34 +168,38 @@ def collect(
   score = scoring.once(scorer) if rounds.stop_when_full else scorer
   groups, carried = list(progress.surplus), len(progress.surplus)
   position, number = progress.position, progress.groups
-  sampled, asked, calls = [], [], []
-  times_asked = collections.Counter()
+  sampled: list[Trajectory] = []
+  complete: list[Group] = []  # groups whose samples are all finished
+  calls: list[call_metrics.Call] = []
+  times_asked: collections.Counter[str] = collections.Counter()
+
+  def fills_batch(finished: Sequence[Trajectory]) -> bool:
+    return rounds.stop_when_full and len(groups) + len(_accepted(
+        _complete(score(finished), rounds.group_size), keep
+    )) >= rounds.questions
+
   for _ in range(rounds.max_rounds):
-    missing = rounds.questions - len(groups)
-    if missing <= 0:
+    if len(groups) >= rounds.questions:
       break
-    questions, position = draw(
-        position, _wanted(rounds, missing, len(groups) - carried, len(asked)))
-    enough = lambda finished, missing=missing: len(_kept(
-        _whole(score(finished), rounds.group_size), keep)) >= missing
-    found = sampler.rollout(
+    questions, position = draw(position, _number_to_ask(
+        rounds, len(groups), len(groups) - carried, len(complete)))
+    rollouts = sampler.rollout(
         synced.weights,
         _requests(questions, rounds.group_size, times_asked, number),
         search=search, temperature=rounds.temperature,
         truncation=rounds.truncation, step=progress.step,
-        policy_step=policy_step,
-        **(dict(enough=enough) if rounds.stop_when_full else {}))
+        policy_step=policy_step, enough=fills_batch)
     number += len(questions)
-    trajectories = score(found.trajectories)
-    whole = _whole(trajectories, rounds.group_size)
-    groups += _kept(whole, keep)
+    trajectories = score(rollouts.trajectories)
     sampled += trajectories
-    asked += whole
-    calls += found.calls
+    calls += rollouts.calls
+    round_groups = _complete(trajectories, rounds.group_size)
+    complete += round_groups
+    groups += _accepted(round_groups, keep)
   surplus = tuple(groups[rounds.questions:])
   groups = groups[:rounds.questions]
-  metrics = _group_counts(asked, groups, carried, len(surplus))
-  metrics |= (calls_lib.describe(calls) | engine_wrappers.pop(search) |
+  metrics = _group_counts(complete, groups, carried, len(surplus))
+  metrics |= (call_metrics.describe(calls) | engine_wrappers.pop(search) |
               synced.metrics())
   return Collected(groups, sampled, metrics, dataclasses.replace(
       progress, rollouts=progress.rollouts + len(sampled), groups=number,
@@ -215,9 +221,11 @@ def check(rounds: Rounds, scorer: scoring.Scorer) -> None:
         'it off.')
 
 
-def _wanted(rounds: Rounds, missing: int, kept: int, asked: int) -> int:
-  """Returns how many questions should fill the batch, given the kept share."""
-  share = kept / asked if asked else 1.0
+def _number_to_ask(rounds: Rounds, groups: int, accepted: int, asked: int
+                  ) -> int:
+  """Returns the questions that should fill the batch at the share so far."""
+  share = accepted / asked if asked else 1.0
+  missing = rounds.questions - groups
   return min(rounds.questions,
              math.ceil(missing / max(share, 1 / rounds.questions)))
 
@@ -233,7 +241,7 @@ def _requests(questions: Sequence[Question], size: int,
   return requests
 
 
-def _whole(trajectories: Sequence[Trajectory], size: int) -> list[Group]:
+def _complete(trajectories: Sequence[Trajectory], size: int) -> list[Group]:
   """Returns the groups whose samples are all finished, in order."""
   groups = collections.defaultdict(list)
   for trajectory in trajectories:
@@ -241,15 +249,15 @@ def _whole(trajectories: Sequence[Trajectory], size: int) -> list[Group]:
   return [group for group in groups.values() if len(group) == size]
 
 
-def _kept(groups: list[Group], keep) -> list[Group]:
+def _accepted(groups: list[Group], keep: Keep) -> list[Group]:
   """Returns the groups that the algorithm accepts."""
   if not groups:
     return []
   scores = np.array([np.nan if t.outcome_reward is None else t.outcome_reward
                      for group in groups for t in group])
   ids = np.repeat(np.arange(len(groups)), len(groups[0]))
-  kept = keep(scores, ids).reshape(len(groups), -1).all(1)
-  return [group for group, keep_it in zip(groups, kept) if keep_it]
+  accepted = np.all(keep(scores, ids).reshape(len(groups), -1), 1)
+  return [*itertools.compress(groups, accepted.tolist())]
 
 
 def collate(groups: Sequence[Group], algorithm: algorithms.Algorithm,
@@ -275,8 +283,8 @@ def collate(groups: Sequence[Group], algorithm: algorithms.Algorithm,
       rows=rounds.questions * rounds.group_size, mask_truncated=mask_truncated)
 
 
-def _group_counts(asked, groups, carried: int, surplus: int
-                 ) -> dict[str, float]:
+def _group_counts(asked: Sequence[Group], groups: Sequence[Group],
+                  carried: int, surplus: int) -> dict[str, float]:
   """Returns metrics of the groups; sizes count only samples with a score."""
   scores = [[t.outcome_reward for t in group if t.outcome_reward is not None]
             for group in asked]
@@ -298,7 +306,7 @@ def _group_counts(asked, groups, carried: int, surplus: int
 
 
 def _kind(scores: list[float]) -> str:
-  """Returns the kind of a group by its outcomes; each group has one kind."""
+  """Returns the kind of a group by its outcomes."""
   if not scores:
     return 'failed'
   best, tolerance = max(scores), advantages.MIN_SPREAD  # as `keep` uses

@@ -6,7 +6,7 @@ A slot holds one trajectory. When the trajectory is finished, the slot goes to
 the next request in the queue. A search pauses its slot while others decode.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import itertools
 from typing import Any
@@ -16,8 +16,9 @@ from searchrl.models.inference import engine as engines
 from searchrl.rollouts import pending_searches
 from searchrl.rollouts.pending_searches import Found
 from searchrl.search import call_metrics as calls_lib
-from searchrl.trajectory import (Query, Request, SearchError, SearchFn,
-                                 Trajectory, Turn)
+from searchrl.trajectory import (
+    Passages, Query, Request, SearchError, SearchFn, StopReason, Trajectory,
+    Turn)
 
 SEARCH_ORDERS = ('deterministic', 'arrival')
 
@@ -71,17 +72,15 @@ class Schedule:
   search_calls: int = 4
 
   def __post_init__(self):
-    if self.search_order not in SEARCH_ORDERS:
-      raise ValueError(
-          f'rollout.search_order must be one of {SEARCH_ORDERS}, but is '
-          f"{self.search_order!r}. 'auto' becomes one of them by the device.")
     for name, legal, rule in (
+        ('search_order', self.search_order in SEARCH_ORDERS,
+         f'one of {SEARCH_ORDERS}'),
         ('async_decode', self.async_decode in (0, 1), 'False or True'),
         ('search_timeout_secs', self.search_timeout_secs > 0, 'above 0'),
         ('search_calls', self.search_calls >= 1, 'at least 1')):
       if not legal:
         raise ValueError(
-            f'rollout.{name} must be {rule}, but is {getattr(self, name)}.')
+            f'rollout.{name} must be {rule}, but is {getattr(self, name)!r}.')
 
 
 @dataclasses.dataclass
@@ -91,7 +90,7 @@ class _Unfinished:
   row: int  # index of its request, and of its place in the result
   trajectory: Trajectory
   pending: tuple[int, ...]  # tokens to append to its slot next
-  slot: int | None = None
+  slot: int = -1  # -1: still in the queue
   fresh: bool = True
 
   def amend(self, **fields) -> None:
@@ -112,7 +111,7 @@ def run(
     step: int,
     policy_step: int,
     schedule: Schedule = Schedule(),
-    enough: Callable[[Mapping[int, Trajectory]], bool] = lambda finished: False,
+    enough: Callable[[Sequence[Trajectory]], bool] = lambda finished: False,
     watch: Callable[[Trajectory], None] = lambda grown: None,
     agree: Callable[[Found], Found] = lambda found: found,
 ) -> tuple[list[Trajectory | None], list[calls_lib.Call]]:
@@ -131,7 +130,7 @@ def run(
     policy_step: Step of the policy, which is written into the trajectories.
     schedule: The order in which slots are served.
     enough: Predicate that is called after each pass with the finished
-      trajectories by request index. True means that the rest is not needed.
+      trajectories. True means that the rest is not needed.
     watch: Callback that receives each trajectory whenever it has grown: by an
       action, by an observation, and by its end.
     agree: Function from search results by slot to the ones to use. Processes
@@ -150,12 +149,12 @@ def run(
       search, timeout_secs=schedule.search_timeout_secs,
       calls=schedule.search_calls)
   slots = _Slots(engine, dialogue, tokenizer, budgets, schedule, searches, step,
-                 watch, agree)
+                 watch, agree, free=list(range(engine.slots))[::-1])
   ready = slots.assign(queue)
   while slots.active:
     slots.feed(ready)
     ready = slots.advance()
-    if enough(slots.finished):
+    if enough(list(slots.finished.values())):
       engine.abandon()
       break
     ready += slots.assign(queue)
@@ -168,7 +167,8 @@ def run(
 def _unfinished(requests, policy_step, dialogue, tokenizer, budgets
                ) -> list[_Unfinished]:
   """Returns the queue in reverse order; each question is encoded once."""
-  prompts, queue = {}, []
+  prompts: dict[str, tuple[tuple[int, ...], str]] = {}  # ids and text
+  queue = []
   for row, request in enumerate(requests):
     question = request.question
     if question.text not in prompts:
@@ -187,30 +187,35 @@ def _unfinished(requests, policy_step, dialogue, tokenizer, budgets
   return queue[::-1]
 
 
+@dataclasses.dataclass
 class _Slots:
   """The trajectories in the engine's slots, and the transitions of each."""
 
-  def __init__(self, engine, dialogue, tokenizer, budgets, schedule, searches,
-               step, watch, agree):
-    self._engine, self._dialogue, self._tokenizer = engine, dialogue, tokenizer
-    self._budgets, self._schedule = budgets, schedule
-    self._searches, self._step = searches, step
-    self._watch, self._agree = watch, agree
-    self._free = list(range(engine.slots))[::-1]
-    self._decoding = set()  # slots that decode
-    self._waiting = []  # unfinished trajectories that wait for cache room
-    self._unread = 0  # dispatched decodes that the host has not read
-    self.active = {}  # slot -> unfinished
-    self.finished = {}  # row -> trajectory
+  engine: engines.Engine
+  dialogue: dialogues.Dialogue
+  tokenizer: Any
+  budgets: Budgets
+  schedule: Schedule
+  searches: pending_searches.PendingSearches
+  step: int
+  watch: Callable[[Trajectory], None]
+  agree: Callable[[Found], Found]
+  free: list[int]  # slots without a trajectory
+  active: dict[int, _Unfinished] = dataclasses.field(default_factory=dict)
+  finished: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
+  decoding: set[int] = dataclasses.field(default_factory=set)  # slots
+  # Trajectories that wait for room in the cache.
+  waiting: Sequence[_Unfinished] = ()
+  unread: int = 0  # dispatched decodes that the host has not read
 
   def assign(self, queue: list[_Unfinished]) -> list[_Unfinished]:
     """Gives free slots to the next queue entries and returns these entries."""
     assigned = []
-    while queue and self._free:
-      one = queue.pop()
-      one.slot = self._free.pop()
-      self.active[one.slot] = one
-      assigned.append(one)
+    while queue and self.free:
+      entry = queue.pop()
+      entry.slot = self.free.pop()
+      self.active[entry.slot] = entry
+      assigned.append(entry)
     return assigned
 
   def feed(self, ready: Sequence[_Unfinished]) -> None:
@@ -219,125 +224,122 @@ class _Slots:
     Trajectories for which the cache has no room now wait for the next call.
     New trajectories are served last.
     """
-    fed, appends = [], []
-    for one in sorted([*self._waiting, *ready], key=lambda one: one.fresh):
-      used = 0 if one.fresh else self._engine.used(one.slot)
-      budget = min(self._budgets.max_new_tokens,
-                   self._engine.length - used - len(one.pending))
+    entries, appends = [], []
+    for entry in sorted([*self.waiting, *ready], key=lambda entry: entry.fresh):
+      used = 0 if entry.fresh else self.engine.used(entry.slot)
+      budget = min(self.budgets.max_new_tokens,
+                   self.engine.length - used - len(entry.pending))
       if budget < 1:  # not one token could be sampled
-        self._finish(one, 'length_limit')
+        self._finish(entry, 'length_limit')
         continue
-      fed.append(one)
-      appends.append(self._append(one, budget))
-    granted = self._engine.admit(appends)
-    self._waiting = [one for one, may in zip(fed, granted) if not may]
-    for one in itertools.compress(fed, granted):
-      if not one.fresh:  # the tokens observe the last turn's action
-        one.amend(observation_tokens=one.pending,
-                  observation=self._tokenizer.decode(one.pending))
-        self._watch(one.trajectory)
-      one.fresh = False
-      self._decoding.add(one.slot)
+      entries.append(entry)
+      appends.append(self._append(entry, budget))
+    granted = self.engine.admit(appends)
+    self.waiting = [entry for entry, may in zip(entries, granted) if not may]
+    for entry in itertools.compress(entries, granted):
+      if not entry.fresh:  # the tokens observe the last turn's action
+        entry.amend(observation_tokens=entry.pending,
+                    observation=self.tokenizer.decode(entry.pending))
+        self.watch(entry.trajectory)
+      entry.fresh = False
+      self.decoding.add(entry.slot)
     if any(granted):
-      self._engine.append([*itertools.compress(appends, granted)])
+      self.engine.append([*itertools.compress(appends, granted)])
 
-  def _append(self, one: _Unfinished, budget: int) -> engines.Append:
+  def _append(self, entry: _Unfinished, budget: int) -> engines.Append:
     """Returns a slot's pending tokens with the randomness of its next turn."""
-    trajectory = one.trajectory
+    trajectory = entry.trajectory
     return engines.Append(
-        slot=one.slot, tokens=one.pending, budget=budget, fresh=one.fresh,
-        row_ids=engines.row_ids(self._step, trajectory.question.uid,
+        slot=entry.slot, tokens=entry.pending, budget=budget, fresh=entry.fresh,
+        row_ids=engines.row_ids(self.step, trajectory.question.uid,
                                 trajectory.sample, len(trajectory.turns)))
 
   def advance(self) -> list[_Unfinished]:
     """Decodes and handles stopped slots; returns the entries to feed next."""
-    while self._decoding and self._unread <= self._schedule.async_decode:
-      self._engine.dispatch()
-      self._unread += 1
+    while self.decoding and self.unread <= self.schedule.async_decode:
+      self.engine.dispatch()
+      self.unread += 1
     stopped = self._read()
-    self._decoding -= {s.slot for s in stopped}
-    ready = [one for s in stopped if (one := self._take_turn(s)) is not None]
-    self._searches.start()
+    self.decoding -= {s.slot for s in stopped}
+    ready = [entry for s in stopped if (entry := self._take_turn(s))]
+    self.searches.start()
     return ready + self._admit(bool(ready))
 
   def clear(self) -> None:
     """Reads the empty decodes after the last trajectory's end."""
-    while self._unread:
+    while self.unread:
       self._read()
 
   def _read(self) -> list[engines.Stopped]:
-    if not self._unread:
+    if not self.unread:
       return []
-    self._unread -= 1
-    return self._engine.read()
+    self.unread -= 1
+    return self.engine.read()
 
   def _take_turn(self, stopped: engines.Stopped) -> _Unfinished | None:
     """Adds a stopped slot's action; returns its entry if it is fed next."""
-    one = self.active[stopped.slot]
-    text = self._tokenizer.decode(stopped.tokens)
-    action = self._dialogue.parse(text)
+    entry = self.active[stopped.slot]
+    text = self.tokenizer.decode(stopped.tokens)
+    action = self.dialogue.parse(text)
     turn = Turn(stopped.tokens, stopped.logprobs, action, text=text)
-    one.trajectory = dataclasses.replace(
-        one.trajectory, turns=(*one.trajectory.turns, turn))
-    self._watch(one.trajectory)
-    reason = 'answer' if action.kind == 'answer' else self._limit(one)
-    if reason is not None:
-      self._finish(one, reason)
-      return None
-    if action.kind == 'search':
-      self._searches.submit(one.slot, self._queries(one.trajectory))
-      return None
-    one.pending = dialogues.retry(
-        self._dialogue, self._tokenizer, stopped.tokens)
-    return one
+    entry.trajectory = dataclasses.replace(
+        entry.trajectory, turns=(*entry.trajectory.turns, turn))
+    self.watch(entry.trajectory)
+    if action.kind == 'answer':
+      self._finish(entry, 'answer')
+    elif self.engine.used(entry.slot) >= self.engine.length:
+      self._finish(entry, 'length_limit')
+    elif len(entry.trajectory.turns) >= self.budgets.max_turns:
+      self._finish(entry, 'turn_limit')  # without the search, if it is one
+    elif action.kind == 'search':
+      self.searches.submit(entry.slot, self._queries(entry.trajectory))
+    else:
+      entry.pending = dialogues.retry(
+          self.dialogue, self.tokenizer, stopped.tokens)
+      return entry
+    return None
 
   def _queries(self, trajectory: Trajectory) -> list[Query]:
     """Returns the queries of the last turn of a trajectory."""
     turns = trajectory.turns
-    return [Query(text, self._budgets.top_k, trajectory.question, self._step,
+    return [Query(text, self.budgets.top_k, trajectory.question, self.step,
                   trajectory.sample, len(turns) - 1, turns)
             for text in turns[-1].action.texts]
 
-  def _limit(self, one: _Unfinished) -> str | None:
-    """Returns the limit that was reached, after which not even a search runs.
-    """
-    if self._engine.used(one.slot) >= self._engine.length:
-      return 'length_limit'
-    if len(one.trajectory.turns) >= self._budgets.max_turns:
-      return 'turn_limit'
-    return None
-
   def _admit(self, others: bool) -> list[_Unfinished]:
     """Returns the entries whose search results enter now, by `search_order`."""
-    if self._schedule.search_order == 'deterministic':
-      waiting = len(self._searches) > 0
-      found = self._agree(self._searches.all()) if waiting else {}
-    elif self._decoding or self._unread or others:
-      found = self._searches.ready()
+    if self.schedule.search_order == 'deterministic':
+      found = self.agree(self.searches.all()) if len(self.searches) else {}
+    elif self.decoding or self.unread or others:
+      found = self.searches.ready()
     else:  # there is nothing else to do
-      found = self._searches.some()
-    return [one for slot, results in found.items()
-            if (one := self._observe(self.active[slot], results)) is not None]
+      found = self.searches.some()
+    return [entry for slot, results in found.items()
+            if (entry := self._observe(self.active[slot], results))]
 
-  def _observe(self, one: _Unfinished, results) -> _Unfinished | None:
+  def _observe(self, entry: _Unfinished,
+               results: Sequence[Passages | SearchError]
+              ) -> _Unfinished | None:
     """Prepares the observation of a search, or ends its trajectory."""
-    errors = [r for r in results if isinstance(r, SearchError)]
-    if errors:
-      self._finish(one, 'search_error', search_error=errors[0])
-      return None
-    shown = dialogues.observation(
-        self._dialogue, results, self._tokenizer,
-        passage_tokens=self._budgets.passage_tokens,
-        action_tokens=one.trajectory.turns[-1].action_tokens)
-    one.amend(passages=tuple(p for result in results for p in result),
-              passages_cut=shown.passages_cut)
-    one.pending = shown.tokens
-    return one
+    passages: list[Passages] = []
+    for result in results:
+      if isinstance(result, SearchError):
+        self._finish(entry, 'search_error', search_error=result)
+        return None
+      passages.append(result)
+    observation = dialogues.observation(
+        self.dialogue, passages, self.tokenizer,
+        passage_tokens=self.budgets.passage_tokens,
+        action_tokens=entry.trajectory.turns[-1].action_tokens)
+    entry.amend(passages=tuple(itertools.chain.from_iterable(passages)),
+                passages_cut=observation.passages_cut)
+    entry.pending = observation.tokens
+    return entry
 
-  def _finish(self, one: _Unfinished, reason: str, **fields) -> None:
-    self.finished[one.row] = dataclasses.replace(
-        one.trajectory, stop_reason=reason, **fields)
-    self._watch(self.finished[one.row])
-    del self.active[one.slot]
-    self._engine.release(one.slot)
-    self._free.append(one.slot)
+  def _finish(self, entry: _Unfinished, reason: StopReason, **fields) -> None:
+    self.finished[entry.row] = dataclasses.replace(
+        entry.trajectory, stop_reason=reason, **fields)
+    self.watch(self.finished[entry.row])
+    del self.active[entry.slot]
+    self.engine.release(entry.slot)
+    self.free.append(entry.slot)

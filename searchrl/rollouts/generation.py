@@ -140,12 +140,13 @@ class Generator:
                eos_ids: Sequence[int], waiting: int):
     self._engine, self._token_bytes = engine, token_bytes
     self._eos_ids, self._room = frozenset(eos_ids), waiting
-    self._queue = collections.deque()  # (stream, number, choice)
-    self._running = {}  # slot -> _Running
+    self._queue: collections.deque[tuple[Stream, int, Choice]] = (
+        collections.deque())
+    self._running: dict[int, _Running] = {}  # by slot
     self._free = list(range(engine.slots))[::-1]
     self._changed = threading.Condition()
     self._closing = False
-    self.error = None  # the error that ended the loop, if it failed
+    self.error: Exception | None = None  # error that ended the loop
     self._thread = threading.Thread(
         target=self._run, name='generate', daemon=True)
     self._thread.start()

@@ -20,6 +20,7 @@ from searchrl.search import engine_wrappers
 from searchrl.trajectory import Passages, Query, SearchError, SearchFn
 
 Found = dict[Any, list[Passages | SearchError]]  # results by owner of queries
+_Entry = tuple[Hashable, tuple[Query, ...]]  # an owner, and its queries
 
 
 class PendingSearches:
@@ -41,9 +42,12 @@ class PendingSearches:
     self.finished: list[calls_lib.Call] = []
     self._search = engine_wrappers.with_typed_errors(search)
     self._clock, self._timeout_secs, self._limit = clock, timeout_secs, calls
-    self._held = []  # (owner, queries) that are not yet in a call
-    self._running = {}  # call number -> (start, entries that were held)
-    self._back = queue.SimpleQueue()  # (call number, end, results)
+    self._held: list[_Entry] = []  # entries that are not yet in a call
+    # Start and entries of each call, by its number.
+    self._running: dict[int, tuple[float, list[_Entry]]] = {}
+    self._back: queue.SimpleQueue[  # (call number, end, results)
+        tuple[int, float, Sequence[Passages | SearchError]]
+    ] = queue.SimpleQueue()
     self._started = 0
 
   def __len__(self) -> int:
@@ -62,7 +66,7 @@ class PendingSearches:
     number, entries = self._started, self._held
     self._started, self._held = number + 1, []
     self._running[number] = self._clock(), entries
-    queries = [query for _, own in entries for query in own]
+    queries = [query for _, of_owner in entries for query in of_owner]
     threading.Thread(target=self._call, args=(number, queries), daemon=True,
                      name=f'search-{number}').start()
 
@@ -72,7 +76,7 @@ class PendingSearches:
 
   def all(self) -> Found:
     """Waits for all results; returns them in the order of submission."""
-    found = {}
+    found: Found = {}
     while self._held or self._running:
       found |= self.some()
     return found
@@ -80,7 +84,7 @@ class PendingSearches:
   def some(self) -> Found:
     """Waits for the results of at least one call, if any is running."""
     self.start()
-    found = {}
+    found: Found = {}
     while self._running and not found:
       first = min(start for start, _ in self._running.values())
       found |= self._take(max(first + self._timeout_secs - self._clock(), 0))
@@ -88,9 +92,9 @@ class PendingSearches:
 
   def ready(self) -> Found:
     """Returns the results that have arrived, without waiting."""
-    found = {}
-    while more := self._take(0):
-      found |= more
+    found: Found = {}
+    while results := self._take(0):
+      found |= results
     self.start()
     return found
 
@@ -107,16 +111,15 @@ class PendingSearches:
   def _give_up(self) -> Found:
     """Returns the timeout errors of one late call, or {} if none is late."""
     now = self._clock()
-    late = [number for number, (start, _) in self._running.items()
-            if now - start >= self._timeout_secs]
-    if not late:
-      return {}
-    _, entries = self._running[late[0]]
-    error = SearchError('timeout', f'after {self._timeout_secs:g} s')
-    return self._finish(
-        late[0], now, [error] * sum(len(queries) for _, queries in entries))
+    for number, (start, entries) in self._running.items():
+      if now - start >= self._timeout_secs:
+        error = SearchError('timeout', f'after {self._timeout_secs:g} s')
+        return self._finish(
+            number, now, [error] * sum(len(queries) for _, queries in entries))
+    return {}
 
-  def _finish(self, number: int, end: float, results) -> Found:
+  def _finish(self, number: int, end: float,
+              results: Sequence[Passages | SearchError]) -> Found:
     """Counts a call and returns its results by owner."""
     start, entries = self._running.pop(number)
     self.finished.append(calls_lib.count(end - start, results))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from searchrl import trajectory as trajectory_lib
+from searchrl.rl.algorithm import scored
 from searchrl.runtime import atomic_files
 from searchrl.trajectory import Batch, Trajectory
 
@@ -39,15 +40,20 @@ def write_learned(file: pathlib.Path, trajectories: Sequence[Trajectory],
     advantages: The algorithm's advantages, [B] or [B T], or an `Estimate` that
       has them. Anything else is not written.
   """
-  found = getattr(advantages, 'advantages', advantages)
-  known = isinstance(found, np.ndarray) and found.shape in (
+  per_row = getattr(advantages, 'advantages', advantages)
+  known = isinstance(per_row, np.ndarray) and per_row.shape in (
       batch.rewards.shape, batch.tokens.shape)
-  _write(file, [{
-      'group': one.group, 'sample': one.sample, 'uid': one.question.uid,
-      'old_logprobs': _rounded(batch.old_logprobs[row][batch.loss_mask[row]]),
-      'advantages': _rounded(np.broadcast_to(
-          found[row], batch.tokens.shape[1:])[batch.loss_mask[row]])
-      if known else None} for row, one in enumerate(trajectories)])
+  lines = []
+  for row, trajectory in enumerate(trajectories):
+    trained = np.asarray(batch.loss_mask[row])
+    lines.append({
+        'group': trajectory.group, 'sample': trajectory.sample,
+        'uid': trajectory.question.uid,
+        'old_logprobs': _rounded(scored(batch, 'old_logprobs')[row][trained]),
+        'advantages': _rounded(
+            np.broadcast_to(per_row[row], trained.shape)[trained])
+        if known else None})
+  _write(file, lines)
 
 
 def read_learned(file: pathlib.Path) -> dict[tuple[int, int], dict[str, Any]]:
@@ -61,7 +67,7 @@ def read_learned(file: pathlib.Path) -> dict[tuple[int, int], dict[str, Any]]:
           } if file.exists() else {}
 
 
-def _rounded(values: np.ndarray) -> list[float]:
+def _rounded(values: Iterable[float]) -> list[float]:
   return [float(f'{value:.6g}') for value in values]
 
 

@@ -94,7 +94,7 @@ class Sampler:
       policy_step: int = 0,
       search_retries: int = 1,
       truncation: sampling.Truncation = sampling.Truncation(),
-      enough: Callable[[Sequence[Trajectory]], bool] | None = None,
+      enough: Callable[[Sequence[Trajectory]], bool] = lambda finished: False,
       watch: Callable[[Trajectory], None] = lambda grown: None,
   ) -> Rollouts:
     """Samples a trajectory for every request.
@@ -128,17 +128,17 @@ class Sampler:
       requests = processes.share(requests)
     elif not processes.is_first():
       search = _no_search
-    once = functools.partial(
+    sample = functools.partial(
         driver.run, engine=self.engine, search=search, dialogue=self.dialogue,
         tokenizer=self.tokenizer, budgets=self.budgets, step=step,
         policy_step=policy_step, schedule=self.schedule, watch=watch,
-        **(dict(agree=_found_by_first) if self.together else {}))
-    found = _with_retries(once, requests, search, search_retries, enough)
+        agree=_results_of_first if self.together else lambda results: results)
+    rollouts = _with_retries(sample, requests, search, search_retries, enough)
     self.engine.unload()
     if not self.together:
-      return _of_all(found)
-    processes.agree('trajectories', _digest(found.trajectories))
-    return found
+      return _of_all_processes(rollouts)
+    processes.agree('trajectories', _digest(rollouts.trajectories))
+    return rollouts
 
 
 def compile_stops(dialogue: dialogues.Dialogue, tokenizer: tokenizers.Tokenizer,
@@ -150,46 +150,45 @@ def compile_stops(dialogue: dialogues.Dialogue, tokenizer: tokenizers.Tokenizer,
 
 
 def _with_retries(
-    once: Callable[..., tuple[list[Trajectory | None], list[Call]]],
+    sample: Callable[..., tuple[list[Trajectory | None], list[Call]]],
     requests: Sequence[Request],
     search: SearchFn,
     search_retries: int,
-    enough: Callable[[Sequence[Trajectory]], bool] | None,
+    enough: Callable[[Sequence[Trajectory]], bool],
 ) -> Rollouts:
   """Samples all requests, then repeats the ones whose search failed."""
-  results, calls = [None] * len(requests), []
-  left = list(range(len(requests)))
+  results: list[Trajectory | None] = [None] * len(requests)
+  calls: list[Call] = []
+  missing = list(range(len(requests)))
   for retries in range(1 + search_retries):
     # Without it, only trajectories without a search would be learned from.
     engine_wrappers.wait(search)
-    full = lambda finished, left=left: enough(
-        [t for i, t in enumerate(results) if t and i not in left] +
-        list(finished.values()))
-    sampled, more = once([requests[i] for i in left],
-                         **({} if enough is None else dict(enough=full)))
-    calls += more
-    for i, trajectory in zip(left, sampled, strict=True):
+    earlier = [t for i, t in enumerate(results) if t and i not in missing]
+    sampled, more_calls = sample(
+        [requests[i] for i in missing],
+        enough=lambda finished: enough([*earlier, *finished]))
+    calls += more_calls
+    for i, trajectory in zip(missing, sampled, strict=True):
       results[i] = trajectory and dataclasses.replace(
           trajectory, retries=retries)
-    if None in sampled:
-      break
-    left = [i for i in left if results[i].stop_reason == 'search_error']
-    if not left:
+    missing = [i for i, trajectory in zip(missing, sampled)
+               if trajectory and trajectory.stop_reason == 'search_error']
+    if not missing or None in sampled:
       break
   return Rollouts([t for t in results if t], calls)
 
 
-def _of_all(found: Rollouts) -> Rollouts:
+def _of_all_processes(rollouts: Rollouts) -> Rollouts:
   """Returns the rollouts of all processes, in process order."""
   if processes.count() == 1:
-    return found
-  payload = json.dumps([_records(found.trajectories),
-                        [dataclasses.asdict(call) for call in found.calls]])
-  everyone = [json.loads(received) for received in processes.exchange(
+    return rollouts
+  payload = json.dumps([_records(rollouts.trajectories),
+                        [dataclasses.asdict(call) for call in rollouts.calls]])
+  payloads = [json.loads(received) for received in processes.exchange(
       'trajectories', payload.encode())]
   return Rollouts(
-      [trajectory_lib.from_json(r) for records, _ in everyone for r in records],
-      [Call(**fields) for _, calls in everyone for fields in calls])
+      [trajectory_lib.from_json(r) for records, _ in payloads for r in records],
+      [Call(**fields) for _, calls in payloads for fields in calls])
 
 
 def _records(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
@@ -201,7 +200,7 @@ def _no_search(queries: Sequence[Query]) -> list[Passages]:
   return [()] * len(queries)
 
 
-def _found_by_first(found: driver.Found) -> driver.Found:
+def _results_of_first(found: driver.Found) -> driver.Found:
   """Returns the first process's search results on all processes."""
   def to_json(result):
     return dataclasses.asdict(result) if isinstance(result, SearchError) else [

@@ -8,6 +8,7 @@ number is an error that names the trajectory, so it is never trained on.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import itertools
 import json
 import math
 from typing import Any
@@ -57,7 +58,7 @@ class Scorer:
     scores, error = [], None
     if processes.is_first() or self.judge.collective:
       try:
-        scores = self._judged(trajectories)
+        scores = self._checked_scores(trajectories)
       except ValueError as raised:
         error = raised
     payloads = processes.exchange(
@@ -65,28 +66,28 @@ class Scorer:
         _WAIT_SECS)
     if error:
       raise error
-    everyone = [json.loads(payload) for payload in payloads]
-    for _, refusal in everyone:
-      if refusal:
-        raise ValueError(refusal)
-    return everyone[0][0]
+    results = [json.loads(payload) for payload in payloads]
+    for _, message in results:
+      if message:
+        raise ValueError(message)
+    return results[0][0]
 
-  def _judged(self, trajectories: Sequence[Trajectory]) -> list[dict]:
+  def _checked_scores(self, trajectories: Sequence[Trajectory]) -> list[dict]:
     """Returns the judge's scores, checked, as fields of the trajectories."""
-    if self.judge.one_by_one:
-      scores = [self._asked([t])[0] for t in trajectories]
-    else:
-      scores = self._asked(trajectories)
+    rounds = ([[t] for t in trajectories] if self.judge.one_by_one
+              else [trajectories])
+    scores = itertools.chain.from_iterable(map(self._judge_round, rounds))
     return [self._fields(t, s) for t, s in zip(trajectories, scores)]
 
-  def _asked(self, trajectories: Sequence[Trajectory]) -> Sequence[Scores]:
+  def _judge_round(self, trajectories: Sequence[Trajectory]
+                  ) -> Sequence[Scores]:
     """Returns a score for each trajectory, from one call of the judge."""
     scores = _call(self.judge.score, trajectories, self.name, trajectories)
     if not hasattr(scores, '__len__') or len(scores) != len(trajectories):
-      found = len(scores) if hasattr(scores, '__len__') else repr(scores)
+      result = len(scores) if hasattr(scores, '__len__') else repr(scores)
       raise ValueError(
           f'{self.name} must return a list of Scores, one for each of '
-          f'{len(trajectories)} trajectories, but returned {found} for '
+          f'{len(trajectories)} trajectories, but returned {result} for '
           f'{_name(trajectories)}. Return them in the order they came in.')
     return scores
 
@@ -131,16 +132,15 @@ def _call(function: Callable[[Any], Any], argument: Any, name: str,
         f'{type(error).__name__}: {error}. {_WAY_OUT}') from error
 
 
-def _number(what: str, value: Any, named: str) -> float:
-  """Returns the value as a finite float; raises a ValueError if it is not one.
-  """
+def _number(name: str, value: Any, trajectory: str) -> float:
+  """Returns the value as a float; raises a ValueError if it is not finite."""
   try:
     number = math.nan if isinstance(value, (str, bytes)) else float(value)
   except (TypeError, ValueError, OverflowError):
     number = math.nan
   if not math.isfinite(number):
-    raise ValueError(f'{what} must be a finite number, but is {value!r} for '
-                     f'{named}. {_WAY_OUT}')
+    raise ValueError(f'{name} must be a finite number, but is {value!r} for '
+                     f'{trajectory}. {_WAY_OUT}')
   return number
 
 

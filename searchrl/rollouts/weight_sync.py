@@ -110,7 +110,7 @@ class WeightSync:
       weights = jax.tree.map(self._mine, weights)
     return Synced(weights, written, secs)
 
-  def _mine(self, leaf: jax.Array) -> jax.Array:
+  def _mine(self, leaf: Any) -> jax.Array:
     """Returns the same buffers as an array of this process's devices alone."""
     return jax.make_array_from_single_device_arrays(
         leaf.shape, NamedSharding(self.mesh, leaf.sharding.spec),
@@ -127,7 +127,8 @@ def _moved(params: Any, *, source: Any, target: Any, dtype: str) -> Any:
     dtype: Dtype of the result.
   """
   move = functools.partial(_gathered, dtype=dtype)
-  stacked, layers = params['layers'], []
+  stacked = params['layers']
+  layers: list[Any] = []
   for i, (here, there) in enumerate(zip(source['layers'], target['layers'])):
     if layers:  # starts after the previous one, else all are converted at once
       stacked, _ = jax.lax.optimization_barrier((stacked, layers[-1]))
