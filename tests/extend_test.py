@@ -9,8 +9,12 @@ import pathlib
 import re
 import sys
 
-from configs import dspo
+from configs import dspo, grpo
+import build_test
+import driver_test
+import fakes
 import faulty
+import learner_test
 import ml_collections
 import numpy as np
 import pytest
@@ -19,14 +23,17 @@ import tiny
 import train_test
 
 from searchrl.data import datasets
+from searchrl.experiment import build
+from searchrl.experiment import model_folders
 from searchrl.experiment import search as searches
 from searchrl.jobs import train
 from searchrl.models import families
 from searchrl.models import transformer
 from searchrl.models import weights
+from searchrl.rl import algorithms, masked
 from searchrl.search import engines
 from searchrl.search.corpus import Corpus
-from searchrl.trajectory import Passage, Query
+from searchrl.trajectory import Action, Passage, Query, Trajectory, Turn
 
 PAGE = pathlib.Path(__file__).resolve().parents[1] / 'docs' / 'extend.md'
 CORPUS = Corpus((Passage('a', 'Tarn', 'A river that joins another'),
@@ -205,6 +212,62 @@ def test_an_engine_says_what_it_loads_and_depends_on(tmp_path):
   fused = engines.parse('fusion', part)
   assert fused.local_model.path == 'here' and fused.depends_on_num_steps
   assert fused.deadline_secs(4) == 8.0
+def test_the_dialogue_reads_lines():
+  made = model_folders.speaking('my_dialogue:lines', fakes.TOKENIZER)
+  assert [made.parse(text) for text in (
+      'Search: tarn \n', 'It is\nAnswer: Lot\n', 'Answer: \n', 'tarn\n')] == [
+          Action('search', ('tarn',)), Action('answer', ('Lot',)),
+          Action('invalid'), Action('invalid')]
+  trajectory, = driver_test.rollout(
+      {('u', 0): ['hm\n', 'Search: tarn\n', 'Answer: Lot\n']}, dialogue=made,
+      engine=fakes.Engine({('u', 0): ['hm\n', 'Search: tarn\n',
+                                      'Answer: Lot\n']}),
+      max_prompt_tokens=200, passage_tokens=40)
+  assert trajectory.answer == 'Lot' and trajectory.searches == 1
+  assert trajectory.prompt == made.prompt('where?')
+  retry, passages, _ = [turn.observation for turn in trajectory.turns]
+  assert retry == made.invalid
+  assert passages.startswith('Doc 1: ') and passages.endswith('\n')
+
+
+def played(group, *queries, answer='Paris'):
+  turns = [(Action('search', (query,)), (2,)) for query in queries]
+  return Trajectory(tiny.question(answers=('Paris',)), 0, 0, (1,), tuple(
+      Turn((1,), (0.0,), action, ids)
+      for action, ids in [*turns, (Action('answer', (answer,)), ())]),
+                    'answer', group=group)
+
+
+def test_the_reward_and_the_judge_score():
+  one = played(0, 'a', 'b'), played(0, 'a', answer='Rome'), played(1, 'b')
+  scores = build_test.scorer('my_reward:frugal', price=0.25)(one)
+  assert [t.reward for t in scores] == [0.5, -0.25, 0.75]
+  scores = build_test.scorer('my_reward:diverse', weight=0.5)(one)
+  assert [t.reward for t in scores] == [1.25, 0, 1.5]
+  assert [t.outcome_reward for t in scores] == [1, 0, 1]
+  assert [t.parts for t in scores] == [
+      {'unique_queries': share} for share in (0.5, 0, 1)]
+
+
+def test_the_algorithm_halves_what_is_above_the_baseline():
+  config = grpo.get_config('smoke')
+  config.algorithm = dict(name='my_algorithm:cautious', positive=0.25)
+  algorithm = build.algorithm(config)
+  assert algorithm.needs == {'ref_logprobs'}
+  batch = learner_test.ragged_batch()
+  plain = algorithms.grpo().advantages(batch)
+  advs = algorithm.advantages(batch)
+  assert np.any(plain > 0) and np.any(plain < 0)
+  np.testing.assert_allclose(advs, np.where(plain > 0, plain / 4, plain))
+  shape = batch.tokens.shape
+  batch = dataclasses.replace(batch, **dict.fromkeys((
+      'behavior_logprobs', 'old_logprobs', 'ref_logprobs'), np.zeros(shape)))
+  policy = algorithms.PolicyOutput(np.zeros(shape), np.zeros(shape))
+  terms, _ = algorithm.loss(policy, batch, advs)
+  assert terms.keys() == {'policy', 'kl'}
+  expected = -masked.mean(np.broadcast_to(advs[:, None], shape),
+                          algorithms.trained_tokens(batch))
+  np.testing.assert_allclose(algorithms.total(terms), expected, atol=1e-6)
 
 
 def test_an_engine_is_built_over_others(tmp_path):
