@@ -64,6 +64,8 @@ def policy_drift(
 
   They are token means of the estimators k1 (verl's `ppo_kl`) and k3.
   """
+  masked.check_shapes(
+      logprobs=logprobs, old_logprobs=old_logprobs, loss_mask=loss_mask)
   k1, k3 = (
       losses.kl(old_logprobs, logprobs, loss_mask, estimator=estimator)
       for estimator in ('k1', 'k3'))
