@@ -212,6 +212,8 @@ def test_an_engine_says_what_it_loads_and_depends_on(tmp_path):
   fused = engines.parse('fusion', part)
   assert fused.local_model.path == 'here' and fused.depends_on_num_steps
   assert fused.deadline_secs(4) == 8.0
+
+
 def test_the_dialogue_reads_lines():
   made = model_folders.load_dialogue('my_dialogue:lines', fakes.TOKENIZER)
   assert [made.parse(text) for text in (
@@ -258,9 +260,10 @@ def test_the_algorithm_halves_what_is_above_the_baseline():
   assert np.any(plain > 0) and np.any(plain < 0)
   np.testing.assert_allclose(advs, np.where(plain > 0, plain / 4, plain))
   shape = batch.tokens.shape
-  batch = dataclasses.replace(batch, **dict.fromkeys((
-      'behavior_logprobs', 'old_logprobs', 'ref_logprobs'), np.zeros(shape)))
-  policy = algorithms.PolicyOutput(np.zeros(shape), np.zeros(shape))
+  zeros = np.zeros(shape, np.float32)
+  batch = dataclasses.replace(batch, behavior_logprobs=zeros,
+                              old_logprobs=zeros, ref_logprobs=zeros)
+  policy = algorithms.PolicyOutput(zeros, zeros)
   terms, _ = algorithm.loss(policy, batch, advs)
   assert terms.keys() == {'policy', 'kl'}
   expected = -masked.mean(np.broadcast_to(advs[:, None], shape),
