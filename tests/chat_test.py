@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """chat: prompts are the template's text, and no template may take it back."""
 
-import dataclasses
 import datetime
 
 import chats
@@ -12,10 +11,7 @@ from transformers.utils import chat_template_utils
 
 from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
-from searchrl.agent import tokenizer as tokenizers
 from searchrl.agent import tools
-from searchrl.agent import transcripts
-from searchrl.experiment import policy
 
 TOKENIZERS = {
     'qwen2': chats.qwen(), 'qwen3': chats.qwen(chats.QWEN3),
@@ -53,9 +49,6 @@ def test_what_surrounds_a_question_by_hand():
   assert dialogue.tail == '<|im_end|>\n<|im_start|>assistant\n'
   assert dialogue.template == dialogues.verbatim('search_r1_prompt.txt')
   assert dialogue.stop_strings == ('</search>', '</answer>')
-  zerosearch = chat.zerosearch(TOKENIZERS['qwen2'])
-  assert zerosearch.passage is dialogues.document
-  assert dataclasses.replace(zerosearch, passage=dialogue.passage) == dialogue
   dialogue = chat.search_r1(TOKENIZERS['llama3'])  # which strips a message
   assert dialogue.template + '\n' == dialogues.verbatim('search_r1_prompt.txt')
   dialogue = chat.search_r1(TOKENIZERS['mistral'])
@@ -73,45 +66,6 @@ def test_a_message_may_be_stripped(name, template):
   framed = chat.frame_question(plain, tokenizer.render)
   expected = tokenizer.render([{'role': 'user', 'content': plain.prompt('x?')}])
   assert framed.head + framed.prompt('x?') + framed.tail == expected
-
-
-@pytest.mark.parametrize('name', ['qwen2', 'qwen3', 'llama3'])
-def test_a_simulators_prompt_is_a_users_message_after_an_empty_one(name):
-  tokenizer = TOKENIZERS[name]
-  messages = [{'role': 'system', 'content': ''},
-              {'role': 'user', 'content': 'Query: "a" {{ x }} é'}]
-  dialogue = chat.document(tokenizer)
-  ids = dialogues.opening(dialogue, messages[1]['content'], tokenizer)
-  assert chats.unspaced(chats.written(tokenizer, ids)) == chats.unspaced(
-      tokenizer.render(messages))
-  assert dialogue.parse('Doc 1: </search> x').texts == ('Doc 1: </search> x',)
-  assert dialogue.stop_strings == ()
-
-
-def test_a_simulators_prompt_is_what_it_was_tuned_on():
-  """Ids of rollout and of fine-tuning agree, prompt and end."""
-  tokenizer = TOKENIZERS['qwen2']
-  dialogue = chat.document(tokenizer)
-  said = 'Doc 1: the town'
-  tuned = transcripts.of_messages([
-      {'role': 'system', 'content': ''},
-      {'role': 'user', 'content': 'who?\n'},  # as the published ones end
-      {'role': 'assistant', 'content': said}], tokenizer)
-  asked = dialogues.opening(dialogue, 'who?\n', tokenizer)
-  assert tuned.ids[:len(asked)] == asked and not any(tuned.trained[:len(asked)])
-  assert tuned.ids[-1:] == dialogue.end_ids
-  assert tokenizer.decode(tuned.ids[len(asked):-1]) == said
-
-
-def test_a_template_without_an_empty_system_message_is_refused():
-  with pytest.raises(ValueError, match='messages of system, user'):
-    chat.document(TOKENIZERS['mistral'])
-
-
-def test_a_simulator_without_a_chat_template_continues_its_prompt():
-  tokenizer = tokenizers.load(str(policy.TINY_BASE))
-  assert not tokenizer.has_chat_template
-  assert chat.document(tokenizer) == dialogues.continuation(tokenizer)
 
 
 def test_in_a_chat_the_tags_stay_in_one_turn():

@@ -224,18 +224,6 @@ def test_passages_are_numbered_and_titled_like_search_r1():
       'Doc 2(Title: "b") c</information>\n\n')
 
 
-def test_zerosearchs_documents_have_a_title_only_where_the_text_lacks_it():
-  dialogue = dialogues.zerosearch(TOKENIZER)
-  assert dialogue.template == dialogues.search_r1(TOKENIZER).template
-  ids, _ = dialogues.observation(dialogue, [(
-      Passage('1', '', 'it is.'), Passage('2', 'on a', 'it is on a.'),
-      Passage('3', 'b', 'c'))], TOKENIZER, passage_tokens=50)
-  assert TOKENIZER.decode(ids).split('\n') == [
-      '', '', '<information>Doc 1: it is.', 'Doc 2: it is on a.',
-      'Doc 3: b c</information>', '', '']
-  assert '</' not in dialogues.document(1, Passage('', '</think>', '</search>'))
-
-
 def test_a_passage_is_cut_only_if_it_loses_a_token():
   passages = (Passage('7', 'on', 'x'), Passage('8', 'on', 'x' * 9))
   dialogue = dialogues.tags()

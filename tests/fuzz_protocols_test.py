@@ -24,6 +24,7 @@ from searchrl.agent import tokenizer as tokenizers
 from searchrl.agent import tools
 from searchrl.agent import transcripts
 from searchrl.papers.dr_zero import proposals
+from searchrl.papers.zerosearch import zerosearch_dialogues
 from searchrl.rollouts import driver
 from searchrl.trajectory import Passage, Question, Request, Trajectory, Turn
 
@@ -37,9 +38,9 @@ CHATS = [chats.qwen(), chats.qwen(chats.QWEN3), chats.llama(),
          chats.sentence_piece(chats.MISTRAL),
          chats.sentence_piece(chats.MISTRAL, legacy=True)]
 IN_TAGS = [*((make(own), own) for own in PLAIN for make in (
-    dialogues.laptop, dialogues.search_r1, dialogues.zerosearch)),
+    dialogues.laptop, dialogues.search_r1, zerosearch_dialogues.in_tags)),
            *((make(own), own) for own in CHATS for make in (
-               chat.search_r1, chat.zerosearch))]
+               chat.search_r1, zerosearch_dialogues.in_chat))]
 IN_TOOLS = [*((tools.dr_zero(own), own) for own in CHATS),
             (tools.dspo(CHATS[0]), CHATS[0])]
 BUDGETS = driver.Budgets(max_turns=4, max_new_tokens=200,

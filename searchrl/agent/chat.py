@@ -51,22 +51,6 @@ def from_documents(tokenizer) -> Dialogue:
   return in_one_turn(dialogues.from_documents(tokenizer), tokenizer)
 
 
-def zerosearch(tokenizer) -> Dialogue:
-  """Returns `dialogue.zerosearch` in the chat template."""
-  return in_one_turn(dialogues.zerosearch(tokenizer), tokenizer)
-
-
-def document(tokenizer) -> Dialogue:
-  """Returns the dialogue of a simulated engine's model: one turn of text.
-
-  The prompt is a user's message after an empty system message, as published. A
-  model without a chat template continues the prompt.
-  """
-  plain = dialogues.continuation(tokenizer)
-  return (in_one_turn(plain, tokenizer, system='')
-          if tokenizer.has_chat_template else plain)
-
-
 def in_one_turn(plain: Dialogue, tokenizer, system: str | None = None
                ) -> Dialogue:
   """Returns the dialogue in the chat template, in one turn of the assistant.

@@ -43,13 +43,6 @@ def tag_passage(number: int, passage: Passage) -> str:
   return f'Doc {number}(Title: "{title}") {text}'
 
 
-def document(number: int, passage: Passage) -> str:
-  """Returns a passage as ZeroSearch writes it, with a title that is not in it.
-  """
-  title = '' if passage.title in passage.text else f'{passage.title} '
-  return f'Doc {number}: {neutralise(title + passage.text)}'
-
-
 def in_a_row(write: Callable[[int, Passage], str],
              results: Sequence[Passages]) -> list[str]:
   """Returns the passages of all queries, one per line, numbered from 1."""
@@ -139,11 +132,6 @@ def search_r1(tokenizer) -> Dialogue:
 def r1(tokenizer) -> Dialogue:
   """Returns Search-R1's dialogue for an answer without search (third_party)."""
   return tags(tokenizer.leading_space + verbatim('search_r1_without.txt'))
-
-
-def zerosearch(tokenizer) -> Dialogue:
-  """Returns ZeroSearch's dialogue: Search-R1's, with passages by `document`."""
-  return dataclasses.replace(search_r1(tokenizer), passage=document)
 
 
 def from_memory(tokenizer) -> Dialogue:

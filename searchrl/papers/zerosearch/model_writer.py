@@ -40,7 +40,8 @@ class Model:
   """
 
   path: str = ''
-  dialogue: str = 'searchrl.agent.chat:document'
+  dialogue: str = (
+      'searchrl.papers.zerosearch.zerosearch_dialogues:of_writer')
   slots: int = 72
   max_prompt_tokens: int = 512
   max_tokens: int = 600
