@@ -296,7 +296,7 @@ def test_the_smallest_of_wrong_masks_is_far_beyond_the_tolerance(monkeypatch):
   found = attention.differences(
       (2, 320, 4, 2, 64), jnp.bfloat16, False, sliding_window=24,
       implementation='cudnn')
-  assert max(found.values()) > 3 * attention._TOLERANCE['bfloat16']
+  assert max(found.values()) > 3 * attention.TOLERANCE['bfloat16']
 
 
 GPU, TPU = dict(platform='gpu'), dict(platform='tpu')
@@ -387,7 +387,7 @@ def test_splash_passes_its_own_test(monkeypatch):
   assert [case[:3] for case in seen] == [
       (40, None, False), (200, None, False), (200, None, True),
       (200, 24, False), (200, 24, True)]
-  limit = attention._TOLERANCE[jnp.dtype(MODEL['dtype']).name]
+  limit = attention.TOLERANCE[jnp.dtype(MODEL['dtype']).name]
   assert max(max(found.values()) for *_, found in seen) <= limit
 
 

@@ -19,7 +19,7 @@ This file avoids three traps:
   multiples of 128 and no mask tensor.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import functools
 import itertools
 from typing import Any
@@ -39,9 +39,9 @@ _WAY_OUT = "Set model.attention to 'xla', or leave it 'auto'."
 _PACKED = ('cudnn takes no segment ids, but the rows are packed. Use '
            f'models.documents.causal. Else: {_WAY_OUT}')
 # Largest allowed difference from the float32 reference, relative to the
-# reference's largest entry. It is several times the rounding error. A mask that
-# is wrong by one position exceeds 0.1.
-_TOLERANCE = {'float32': 1e-4, 'float16': 4e-3, 'bfloat16': 3e-2}
+# reference's largest entry. It is several times the rounding error. A mask or
+# a context that is wrong by one token exceeds 0.1.
+TOLERANCE = {'float32': 1e-4, 'float16': 4e-3, 'bfloat16': 3e-2}
 
 
 def visible(
@@ -322,26 +322,42 @@ def resolve(
 ) -> tuple[str, str]:
   """Returns the tested implementation that a run uses, and a sentence to log.
 
-  'auto' takes the one that `choose` returns. If its test fails, it takes 'xla'
-  with a warning. An implementation that is named must pass its test. Let one
-  process resolve and broadcast the result to the others.
+  See `resolve_tested`. The test is `self_test`, up to rows of this length.
+  """
+  return resolve_tested(
+      'attention', implementation,
+      lambda: choose(platform, dtype, head_dim, length),
+      lambda name: self_test(
+          name, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype,
+          sliding_window=sliding_window, lengths=(48, 192, length)))
+
+
+def resolve_tested(
+    title: str, implementation: str, choose: Callable[[], tuple[str, str]],
+    test: Callable[[str], None], simpler: Mapping[str, str] = {},
+) -> tuple[str, str]:
+  """Returns the tested implementation that a run uses, and a sentence to log.
+
+  'auto' takes the one that `choose` returns. If its test fails, it takes the
+  simpler one, or else 'xla', with a warning. An implementation that is named
+  must pass its test. Let one process resolve and broadcast the result.
 
   Raises:
-    RuntimeError: The named implementation fails; see `self_test`.
+    RuntimeError: The named implementation fails its test.
   """
-  name, why = implementation, 'as configured'
-  if implementation == 'auto':
-    name, why = choose(platform, dtype, head_dim, length)
-  if name != 'xla':
+  is_auto, warnings = implementation == 'auto', ''
+  name, why = choose() if is_auto else (implementation, 'as configured')
+  while name != 'xla':
     try:
-      self_test(name, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
-                dtype=dtype, sliding_window=sliding_window,
-                lengths=(48, 192, length))
+      test(name)
+      break
     except RuntimeError as error:
-      if implementation != 'auto':
+      if not is_auto:
         raise
-      return 'xla', f'Warning: attention falls back to xla. {error}'
-  return name, f'attention: {name} ({why})'
+      name, warnings = simpler.get(name, 'xla'), f'{warnings} {error}'
+  if warnings:
+    return name, f'Warning: {title} falls back to {name}.{warnings}'
+  return name, f'{title}: {name} ({why})'
 
 
 def self_test(
@@ -360,23 +376,30 @@ def self_test(
   cases: list[tuple[int, int | None, bool]] = [
       (length, None, False) for length in lengths[:-1]]
   cases += itertools.product(lengths[-1:], windows, packings)
-  limit = _TOLERANCE[jnp.dtype(dtype).name]
   for length, window, packed in cases:
-    failed = (f'{implementation} failed its self-test at length {length}, '
-              f'window {window}, packed {packed}')
-    try:
-      errors = differences(
-          (2, length, heads, kv_heads, head_dim), dtype, packed,
-          sliding_window=window, implementation=implementation,
-          interpret=interpret)
-    except Exception as error:  # kernels raise errors of any kind
-      raise RuntimeError(
-          f'{failed}: {type(error).__name__}: {error} {_WAY_OUT}') from error
-    worst = max(errors, key=lambda x: np.nan_to_num(errors[x], nan=9))
-    if not errors[worst] <= limit:
-      raise RuntimeError(
-          f'{failed}: {worst} is off by {errors[worst]:.2g} of its largest '
-          f'entry, more than {limit}. {_WAY_OUT}')
+    check_differences(
+        f'{implementation} failed its self-test at length {length}, window '
+        f'{window}, packed {packed}', _WAY_OUT, dtype,
+        lambda: differences(
+            (2, length, heads, kv_heads, head_dim), dtype, packed,
+            sliding_window=window, implementation=implementation,
+            interpret=interpret))
+
+
+def check_differences(failed: str, way_out: str, dtype: Any,
+                      run: Callable[[], Mapping[str, float]]) -> None:
+  """Raises a RuntimeError if `run` fails, or returns too large differences."""
+  limit = TOLERANCE[jnp.dtype(dtype).name]
+  try:
+    errors = run()
+  except Exception as error:  # kernels raise errors of any kind
+    raise RuntimeError(
+        f'{failed}: {type(error).__name__}: {error} {way_out}') from error
+  worst = max(errors, key=lambda name: np.nan_to_num(errors[name], nan=9))
+  if not errors[worst] <= limit:
+    raise RuntimeError(
+        f'{failed}: {worst} is off by {errors[worst]:.2g} of its largest '
+        f'entry, more than {limit}. {way_out}')
 
 
 def differences(shape: tuple[int, ...], dtype: Any, packed: bool, **options

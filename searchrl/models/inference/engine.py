@@ -216,10 +216,7 @@ class Engine:
     self._draws = None if temperature is not None else (
         [sampling.Draw()] * self.slots)
     self._temperature = np.float32(temperature or 0)
-    self._truncation = None if truncation.is_off else sampling.Truncation(
-        np.array(truncation.top_k, np.int32),
-        np.array(truncation.top_p, np.float32),
-        np.array(truncation.min_p, np.float32))
+    self._truncation = None if truncation.is_off else truncation.as_arrays()
 
   def unload(self) -> None:
     """Frees the weights' memory for an update."""

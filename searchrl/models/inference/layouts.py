@@ -19,18 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from searchrl.models import attention
 from searchrl.models.inference import kv_blocks
 from searchrl.models.inference import kv_pages
 from searchrl.models.inference.kv_cache import Layout, Tiles
 from searchrl.models.transformer import TransformerConfig
 
 IMPLEMENTATIONS = ('xla', 'cudnn', 'triton', 'cudnn+triton', 'ragged')
-_NEXT = {'cudnn+triton': 'cudnn'}  # second try of 'auto'; others: xla
 _WAY_OUT = "Set rollout.attention to 'xla', or leave it 'auto'."
-# Largest allowed difference from the float32 reference, relative to the
-# reference's largest entry. It is several times the rounding error. A context
-# that is wrong by one token exceeds 0.1.
-_TOLERANCE = {'float32': 1e-4, 'float16': 4e-3, 'bfloat16': 3e-2}
 
 
 def make(implementation: str, config: TransformerConfig, *, slots: int,
@@ -109,33 +105,16 @@ def resolve(implementation: str, *, platform: str, dtype: Any,
             config: TransformerConfig, tensor: int = 1) -> tuple[str, str]:
   """Returns the tested implementation that a run uses, and a sentence to log.
 
-  'auto' takes the one that `choose` returns. If its test fails, it takes a
-  simpler one with a warning. An implementation that is named must pass its
-  test. Let one process resolve and broadcast the result to the others. `tensor`
-  is the number of devices that share the heads.
-
-  Raises:
-    RuntimeError: The named implementation fails; see `self_test`.
+  See `attention.resolve_tested`. `tensor` devices share the heads.
   """
   config = dataclasses.replace(
       config, num_attention_heads=config.num_attention_heads // tensor,
       num_key_value_heads=config.num_key_value_heads // tensor)
-  name, why, warnings = implementation, 'as configured', []
-  if implementation == 'auto':
-    name, why = choose(platform, dtype, config)
-  while name != 'xla':
-    try:
-      self_test(name, config=config, dtype=dtype)
-      break
-    except RuntimeError as error:
-      if implementation != 'auto':
-        raise
-      name = _NEXT.get(name, 'xla')
-      warnings.append(str(error))
-  if warnings:
-    return name, (f'Warning: attention of rollouts falls back to {name}. '
-                  f'{" ".join(warnings)}')
-  return name, f'attention of rollouts: {name} ({why})'
+  return attention.resolve_tested(
+      'attention of rollouts', implementation,
+      lambda: choose(platform, dtype, config),
+      lambda name: self_test(name, config=config, dtype=dtype),
+      simpler={'cudnn+triton': 'cudnn'})
 
 
 # Calls of the self-test: (slots, starts, lengths, width of a tile). They have
@@ -163,20 +142,12 @@ def script_tiles(slot, start, length) -> Tiles:
 def self_test(implementation: str, *, config: TransformerConfig, dtype: Any
              ) -> None:
   """Raises a RuntimeError if numbers of random tokens differ from 'xla'."""
-  failed = f'{implementation} failed its self-test'
   if config.sliding_window:  # shortened, so that the test's contexts exceed it
     config = dataclasses.replace(
         config, sliding_window=min(config.sliding_window, 24))
-  try:
-    worst = difference(implementation, config, dtype)
-  except Exception as error:  # kernels raise errors of any kind
-    raise RuntimeError(
-        f'{failed}: {type(error).__name__}: {error} {_WAY_OUT}') from error
-  limit = _TOLERANCE[jnp.dtype(dtype).name]
-  if not worst <= limit:
-    raise RuntimeError(
-        f'{failed}: it is off by {worst:.2g} of the largest entry, more than '
-        f'{limit}. {_WAY_OUT}')
+  attention.check_differences(
+      f'{implementation} failed its self-test', _WAY_OUT, dtype,
+      lambda: {'the output': difference(implementation, config, dtype)})
 
 
 def difference(implementation: str, config: TransformerConfig, dtype: Any

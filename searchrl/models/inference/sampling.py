@@ -9,7 +9,7 @@ If the vocabulary is sharded, only the blocks' sums cross devices.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,12 @@ class Truncation(NamedTuple):
     """True if every token may be drawn."""
     return self == Truncation()
 
+  def as_arrays(self) -> 'Truncation':
+    """Returns a copy whose fields may be traced."""
+    return Truncation(
+        np.array(self.top_k, np.int32), np.array(self.top_p, np.float32),
+        np.array(self.min_p, np.float32))
+
   def check(self) -> None:
     """Raises a ValueError if a field is out of its range."""
     for name, legal, rule in (
@@ -67,10 +73,8 @@ def by_row(draws: Sequence[Draw]) -> tuple[
   temperatures = np.array([d.temperature for d in draws], np.float32)
   if all(d.truncation.is_off for d in draws):
     return temperatures, None
-  top_k, top_p, min_p = zip(*(d.truncation for d in draws))
-  return temperatures, Truncation(
-      np.array(top_k, np.int32), np.array(top_p, np.float32),
-      np.array(min_p, np.float32))
+  columns: Any = zip(*(d.truncation for d in draws))
+  return temperatures, Truncation(*columns).as_arrays()
 
 
 def sample(
