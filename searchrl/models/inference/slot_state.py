@@ -118,8 +118,9 @@ class Contents:
         moves[copy] += self._moves(holder, copy, slot, len(prompt) - 1)
       else:
         self._prompts[a.slot] = prompt or self._prompts[a.slot]
-        tiles[copy] += [(start + i, slot, tokens[i:-1][:tile])
-                        for i in range(0, len(tokens) - 1, tile)]
+        cached = tokens[:-1]
+        tiles[copy] += [(start + i, slot, cached[i:i + tile])
+                        for i in range(0, len(cached), tile)]
       if self._pages:
         self._pages[copy].take(slot, needed)
     for slot, prompt in copied.items():  # true only after the moves
