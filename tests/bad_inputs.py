@@ -323,6 +323,7 @@ ALGORITHMS = (
 
 ENGINES = (
     _field('search.engine=bm26', 'bm25, dense', "'bm26'"),
+    _field('search.engine=simulated', 'papers.zerosearch.simulated:make'),
     _row('grpo:smoke "--config.search.options={\'encodr\': \'tiny_e5\'}"',
          "'encodr'", 'Did you mean encoder?'),
     _row('grpo:smoke --config.search.engine=bm25', "those of 'bm25'",
