@@ -131,21 +131,21 @@ class Store:
 
   def read(self, index: str, keys: Sequence[_Key]) -> dict[_Key, Passages]:
     """Returns the stored results of some queries, without damaged records."""
-    results = {}
+    keys_by_name = {_name(index, key): key for key in keys}
     with self._lock:
       try:
-        for key in keys:
-          name = _name(index, key)
-          for record, digest in self._db.execute(
-              'SELECT record, digest FROM answers WHERE name = ?', (name,)):
-            if isinstance(record, bytes) and digest == _digest(name, record):
-              results[key] = tuple(
-                  Passage(*fields) for fields in json.loads(record))
-            else:
-              self.faults.add(damaged=1)
+        rows = self._db.execute(
+            'SELECT name, record, digest FROM answers WHERE name IN '
+            '(SELECT value FROM json_each(?))',
+            (json.dumps([*keys_by_name]),)).fetchall()
       except sqlite3.DatabaseError as error:
         raise self._not_a_cache(str(error)) from error
-    return results
+    whole = [(name, record) for name, record, digest in rows if isinstance(
+        record, bytes) and digest == _digest(name, record)]
+    self.faults.add(damaged=len(rows) - len(whole))
+    return {keys_by_name[name]: tuple(
+        Passage(*fields) for fields in json.loads(record))
+            for name, record in whole}
 
   def write(self, index: str, results: dict[_Key, Passages]) -> None:
     """Stores results; a newer result replaces an older one."""
