@@ -71,19 +71,12 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Collected:
-  """The data of a step, and its metrics.
+  """The data of a step, and its metrics."""
 
-  Attributes:
-    groups: Groups to train on.
-    trajectories: All trajectories that this step sampled.
-    metrics: Metrics of this step's groups, searches and weight sync.
-    progress: Progress after these rollouts, with the same step number.
-  """
-
-  groups: list[Group]
-  trajectories: list[Trajectory]
-  metrics: dict[str, float]
-  progress: Progress
+  groups: list[Group]  # groups to train on
+  trajectories: list[Trajectory]  # all trajectories that this step sampled
+  metrics: dict[str, float]  # of the groups, the searches and the weight sync
+  progress: Progress  # progress after these rollouts, with the same step
 
   def to_json(self) -> dict[str, Any]:
     """Returns a checkpoint's record, which has each trajectory only once."""
@@ -120,23 +113,14 @@ class Collected:
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-  """Settings of the rounds in which questions are asked.
+  """Settings of the rounds in which questions are asked."""
 
-  Attributes:
-    questions: Number of groups per batch.
-    group_size: Number of samples per question.
-    max_rounds: Maximum number of rounds per step.
-    stop_when_full: True to drop unfinished trajectories once the batch is full.
-    temperature: Sampling temperature.
-    truncation: Rule for which tokens may be drawn.
-  """
-
-  questions: int
-  group_size: int
-  max_rounds: int = 1
-  stop_when_full: bool = False
-  temperature: float = 1.0
-  truncation: sampling.Truncation = sampling.Truncation()
+  questions: int  # groups per batch
+  group_size: int  # samples per question
+  max_rounds: int = 1  # maximum number of rounds per step
+  stop_when_full: bool = False  # drop unfinished ones once the batch is full
+  temperature: float = 1.0  # sampling temperature
+  truncation: sampling.Truncation = sampling.Truncation()  # tokens to draw from
 
 
 def collect(
@@ -263,16 +247,10 @@ def _accepted(groups: list[Group], keep: Keep) -> list[Group]:
 def collate(groups: Sequence[Group], algorithm: algorithms.Algorithm,
             policy_step: int, rounds: Rounds, *, length: int,
             mask_truncated: bool) -> trajectory_lib.Batch:
-  """Returns a batch of all groups, filled up with empty rows.
+  """Returns a batch of all groups; `trajectory.collate` explains the options.
 
-  Args:
-    groups: Groups to train on.
-    algorithm: The algorithm. Its `group_of` decides which rows share a
-      baseline.
-    policy_step: Step of the policy that is trained, counted from 0.
-    rounds: Settings that give the number of rows: questions times samples.
-    length: Tokens of a row, T.
-    mask_truncated: Whether rows that hit a limit are left out of the loss.
+  The algorithm's `group_of` decides which rows share a baseline. Empty rows
+  fill the batch up to questions times samples.
   """
   trajectories = [t for group in groups for t in group]
   group_of = algorithm.group_of

@@ -27,21 +27,15 @@ SEARCH_ORDERS = ('deterministic', 'arrival')
 class Budgets:
   """Limits of a trajectory; lengths are in tokens.
 
-  Attributes:
-    max_turns: Maximum number of actions, including the answer. A search in the
-      last turn is not carried out.
-    max_new_tokens: Maximum length of one action.
-    max_prompt_tokens: Maximum length of a prompt. A longer one is an error; it
-      is never cut.
-    passage_tokens: Length to which each passage is cut.
-    top_k: Number of passages per query.
+  A search in the last turn is not carried out. A prompt that is too long is an
+  error; it is never cut.
   """
 
-  max_turns: int = 5
-  max_new_tokens: int = 48
-  max_prompt_tokens: int = 128
-  passage_tokens: int = 96
-  top_k: int = 2
+  max_turns: int = 5  # maximum number of actions, including the answer
+  max_new_tokens: int = 48  # maximum length of one action
+  max_prompt_tokens: int = 128  # maximum length of a prompt
+  passage_tokens: int = 96  # length to which each passage is cut
+  top_k: int = 2  # passages per query
 
   def check(self, length: int) -> None:
     """Raises a ValueError unless a prompt and a turn fit `length` tokens."""
@@ -56,20 +50,16 @@ class Budgets:
 class Schedule:
   """The order in which slots are served; no trajectory depends on it.
 
-  Attributes:
-    search_order: Time at which search results enter. With 'deterministic', they
-      enter after a fixed number of decodes, so a repeated run does the same in
-      the same order. With 'arrival', they enter as soon as they come.
-    async_decode: Whether a decode runs while the host reads the one before.
-    search_timeout_secs: Seconds after which a search counts as failed.
-    search_calls: Number of search calls at a time. Each answers all queries
-      submitted since the call before it.
+  In the search order 'deterministic', results enter after a fixed number of
+  decodes, so that a repeated run does the same in the same order. In the order
+  'arrival', they enter as soon as they come. Each search call answers all
+  queries submitted since the call before it.
   """
 
-  search_order: str = 'deterministic'
-  async_decode: bool = False
-  search_timeout_secs: float = 60.0
-  search_calls: int = 4
+  search_order: str = 'deterministic'  # one of SEARCH_ORDERS
+  async_decode: bool = False  # True: decode while the host reads the last one
+  search_timeout_secs: float = 60.0  # a search that takes longer has failed
+  search_calls: int = 4  # search calls at a time
 
   def __post_init__(self):
     for name, legal, rule in (

@@ -55,17 +55,16 @@ class Piece:
   finish: str | None = None  # 'stop' or 'length' in the last piece
 
 
+@dataclasses.dataclass(eq=False)
 class Stream:
   """The stream of one request's pieces.
 
-  Args:
-    put: Callback that receives the pieces of all choices; those of one choice
-      come in order. It receives None if no more pieces will come. The
-      generator's thread calls it.
+  The generator's thread calls `put` with the pieces of all choices, those of
+  one choice in order, and with None if no more pieces will come.
   """
 
-  def __init__(self, put: Callable[[Piece | None], None]):
-    self.put, self.is_cancelled = put, False
+  put: Callable[[Piece | None], None]
+  is_cancelled: bool = False
 
   def cancel(self) -> None:
     """Drops the remaining pieces and lets the slots become free."""
@@ -95,10 +94,10 @@ class Text:
     for count, token in enumerate(tokens, start=1):
       begin = max(len(self._raw) - self._longest + 1, 0)
       self._raw += self._token_bytes[token]
-      found = [at for stop in self._stops
-               if (at := self._raw.find(stop, begin)) >= 0]
-      if found:
-        return self._show(min(found), True), count, True
+      ends = [self._raw.find(stop, begin) for stop in self._stops]
+      end = min((end for end in ends if end >= 0), default=-1)
+      if end >= 0:
+        return self._show(end, True), count, True
     held = 0 if last else self._begun_stop()
     return self._show(len(self._raw) - held, last), len(tokens), False
 
@@ -234,13 +233,11 @@ class Generator:
       self._engine.append(appends)
     if not self._running:
       return
-    stopped = {turn.slot: turn for turn in self._engine.decode()}
+    stopped = {turn.slot: (turn.tokens, turn.logprobs)
+               for turn in self._engine.decode()}
     for slot in list(self._running):
-      if slot in stopped:
-        turn = stopped[slot]
-        self._deliver(slot, turn.tokens, turn.logprobs, True)
-      else:
-        self._deliver(slot, *self._engine.partial(slot), False)
+      tokens, logprobs = stopped.get(slot) or self._engine.partial(slot)
+      self._deliver(slot, tokens, logprobs, slot in stopped)
 
   def _deliver(self, slot: int, tokens, logprobs, last: bool) -> None:
     """Puts all that a slot sampled since the last pass into its stream."""

@@ -24,17 +24,11 @@ Score = Callable[[Sequence[Trajectory]], list[Trajectory]]
 
 @dataclasses.dataclass(frozen=True)
 class Scorer:
-  """A function trajectories -> the same trajectories with their scores.
+  """A function trajectories -> the same trajectories with their scores."""
 
-  Attributes:
-    judge: Judge that gives the reward, and perhaps the outcome.
-    outcome: Outcome of one trajectory, used if the judge gives none.
-    name: Name of the judge in error messages.
-  """
-
-  judge: rewards.Judge
-  outcome: Callable[[Trajectory], float] = rewards.em
-  name: str = 'the reward'
+  judge: rewards.Judge  # gives the reward, and perhaps the outcome
+  outcome: Callable[[Trajectory], float] = rewards.em  # if the judge gives none
+  name: str = 'the reward'  # name of the judge in error messages
 
   def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """Scores a round; trajectories that a failed search ended get no score.
@@ -102,7 +96,10 @@ class Scorer:
       outcome = _call(self.outcome, trajectory, 'the outcome', [trajectory])
     parts = scores.parts if isinstance(scores.parts, Mapping) else {
         'parts': scores.parts}  # fails below, because it is not a number
-    number = lambda what, value: _number(f'{self.name}: {what}', value, named)
+
+    def number(field: str, value: Any) -> float:
+      return _number(f'{self.name}: {field}', value, named)
+
     return dict(
         reward=number('the reward', scores.reward),
         outcome_reward=number('the outcome', outcome),
