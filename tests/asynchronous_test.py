@@ -188,7 +188,7 @@ def config_of(recipe, staleness):
 @pytest.mark.parametrize('config, message', [
     (config_of(rloo, 1), 'without an importance ratio'),
     (config_of(grpo, 1), 'train.max_staleness must be 0 on several devices'),
-    (config_of(grpo, -1), 'must be at least 0, but is -1'),
+    (config_of(grpo, -1), 'must be at least 0 .*, but is -1'),
 ])
 def test_where_it_cannot_work_it_is_refused(tmp_path, config, message):
   with pytest.raises(ValueError, match=message):

@@ -216,11 +216,11 @@ def observation(
   ids += tokenizer.encode(dialogue.before)
   for piece in dialogue.arrange(dialogue.passage, results):
     piece = in_json(piece, dialogue.json_levels)
-    shown = tokenizer.encode_data(piece)
-    if len(shown) > passage_tokens:
-      shown = _cut(dialogue, shown, tokenizer, passage_tokens)
+    passage = tokenizer.encode_data(piece)
+    if len(passage) > passage_tokens:
+      passage = _cut(dialogue, passage, tokenizer, passage_tokens)
       cut += 1
-    ids += shown
+    ids += passage
   return Observation((*ids, *tokenizer.encode(dialogue.after)), cut)
 
 

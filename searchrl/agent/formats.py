@@ -26,7 +26,7 @@ class Blocks(NamedTuple):
   """Names of a protocol's tags, besides think and answer."""
 
   search: str = 'search'
-  found: str = 'information'
+  observation: str = 'information'
 
 
 TAGS, TOOLS = Blocks(), Blocks('tool_call', 'tool_response')
@@ -49,7 +49,8 @@ def is_valid(response: str, *, prompt: str = '', blocks: Blocks = TAGS,
   searched = f'<{blocks.search}>' in text or not needs_search
   return searched and _is_in_order(text, {
       '': ('think',), 'think': (blocks.search, 'answer'),
-      blocks.search: (blocks.found,), blocks.found: ('think',), 'answer': ()})
+      blocks.search: (blocks.observation,), blocks.observation: ('think',),
+      'answer': ()})
 
 
 def _is_in_order(text: str, next_of: dict[str, tuple[str, ...]]) -> bool:
@@ -114,6 +115,6 @@ def _without_frame(turn: Turn) -> str:
   """
   if not turn.observation or turn.action.kind != 'search':
     return turn.text + turn.observation
-  found = f'<{TOOLS.found}></{TOOLS.found}>'
-  return without_turn_end(turn.text) + found + (
+  observation = f'<{TOOLS.observation}></{TOOLS.observation}>'
+  return without_turn_end(turn.text) + observation + (
       '<think>' if opens_thought(turn.observation) else '')

@@ -54,10 +54,10 @@ def neutralise(text: str) -> str:
   if not _BRACKETS.search(text):
     return text
   plain, origin = _plain(text)
-  shown = list(text)
+  characters = list(text)
   for mark in _MARK.finditer(plain):
-    shown[origin[mark.start()]] = _BROKEN[mark[0]]
-  return ''.join(shown)
+    characters[origin[mark.start()]] = _BROKEN[mark[0]]
+  return ''.join(characters)
 
 
 def shows_tag(text: str) -> bool:
@@ -69,16 +69,16 @@ def _few_marks(text: str) -> str:
   return _MARKS.sub(_thinned, f'\n{text}')[1:]
 
 
-def _thinned(found: re.Match) -> str:
+def _thinned(marks: re.Match) -> str:
   """Keeps at most 30 combining marks in a row, and none after a line break."""
-  shown, row = [], 0
-  for c in found[0]:
+  characters, row = [], 0
+  for c in marks[0]:
     row = row + 1 if unicodedata.combining(c) else 0
     if row <= 30:
-      shown.append(c)
+      characters.append(c)
     if c in '\n\t':
       row = 30
-  return ''.join(shown)
+  return ''.join(characters)
 
 
 def _plain(text: str) -> tuple[str, Sequence[int]]:

@@ -4,6 +4,7 @@
 
 import collections
 from collections.abc import Iterable, Sequence
+import itertools
 
 import numpy as np
 
@@ -40,9 +41,9 @@ def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
   for trajectory in trajectories:
     for part, value in trajectory.parts.items():
       parts[part].append(value)
-  for part, of_all in sorted(parts.items()):
-    values[f'reward/{part}/mean'] = _mean(of_all)
-    values[f'reward/{part}/sum'] = float(sum(of_all))
+  for part, numbers in sorted(parts.items()):
+    values[f'reward/{part}/mean'] = _mean(numbers)
+    values[f'reward/{part}/sum'] = float(sum(numbers))
   for reason in STOP_REASONS:
     values[f'train/stop_{reason}'] = _mean(
         t.stop_reason == reason for t in trajectories)
@@ -68,7 +69,7 @@ def _actions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
   turns = [len(t.turns) for t in trajectories]
   valid = [[turn.action.kind != 'invalid' for turn in t.turns]
            for t in trajectories]
-  valid_rate = _mean(v for of_trajectory in valid for v in of_trajectory)
+  valid_rate = _mean(itertools.chain.from_iterable(valid))
   return {
       **_spread('num_turns', turns),
       **_spread('env/number_of_actions', turns),

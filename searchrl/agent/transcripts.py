@@ -97,15 +97,15 @@ def _framed(text: str, start: int, messages: Sequence[Mapping[str, Any]],
   pieces, end = [], 0
   for number, after in zip(map(int, rest[::2]), rest[1::2], strict=True):
     content = messages[number]['content']
-    shown = next((form for form in (
+    written = next((form for form in (
         content, content.strip(), dialogues.in_json(content, 1))
                   if text.startswith(frame + form + after, end)), None)
-    if shown is None:
+    if written is None:
       break
     space = frame[len(frame.rstrip(' ')):]  # belongs to the first word
     pieces += [(tokenizer.encode(frame.removesuffix(space)), False),
-               (tokenizer.encode_data(space + shown), False)]
-    end, frame = end + len(frame) + len(shown), after
+               (tokenizer.encode_data(space + written), False)]
+    end, frame = end + len(frame) + len(written), after
   if text[end:] == frame:
     return [*pieces, (tokenizer.encode(frame), False)]
   for number, message in enumerate(messages[first:], start=first + 1):

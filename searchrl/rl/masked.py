@@ -39,8 +39,8 @@ class Mean:
     counted = where if counted is None else counted
     check_shapes(x=x, where=where, counted=counted)
     dtype = jnp.promote_types(x.dtype, jnp.float32)
-    kept = jnp.where(where, x, 0).astype(dtype)
-    return cls(jnp.sum(kept), jnp.sum(counted, dtype=dtype))
+    selected = jnp.where(where, x, 0).astype(dtype)
+    return cls(jnp.sum(selected), jnp.sum(counted, dtype=dtype))
 
   @property
   def value(self) -> Float[Array, '']:

@@ -94,7 +94,7 @@ def regularized(**defaults) -> Callable:
       for field in dataclasses.fields(Regularizer) if field.name in defaults]
 
   def flat(recipe):
-    _, *own = inspect.signature(recipe).parameters.values()
+    _, *parameters = inspect.signature(recipe).parameters.values()
 
     @functools.wraps(recipe)
     def build(**options):
@@ -103,7 +103,7 @@ def regularized(**defaults) -> Callable:
       return recipe(Regularizer(**fields), **options)
 
     build.__signature__ = inspect.Signature(
-        own + shared, return_annotation=Algorithm)
+        parameters + shared, return_annotation=Algorithm)
     return build
 
   return flat
@@ -312,10 +312,10 @@ def corrected(
       weights = losses.masked_weights(*inputs, low=low, high=high, level=level)
     weights = jnp.where(batch.on_policy[:, None], weights, 1)
     if level == 'sequence':
-      of_rows = masked.row_mean(weights, mask)
+      row_weights = masked.row_mean(weights, mask)
       if advs.ndim == 1:
-        return advs * of_rows
-      weights = jnp.where(mask, weights, of_rows[:, None])
+        return advs * row_weights
+      weights = jnp.where(mask, weights, row_weights[:, None])
     return losses.spread_over(mask | observed_tokens(batch), advs) * weights
 
   return dataclasses.replace(

@@ -126,8 +126,8 @@ def masked_weights(
   """
   option_checks.interval(low, high)
   weights = _mismatch_weights(old_logprobs, behavior_logprobs, loss_mask, level)
-  kept = (weights >= low) & (weights <= high)
-  return jnp.where(kept | ~loss_mask, weights, 0)
+  inside = (weights >= low) & (weights <= high)
+  return jnp.where(inside | ~loss_mask, weights, 0)
 
 
 def _mismatch_weights(old_logprobs, behavior_logprobs, loss_mask, level):

@@ -205,10 +205,10 @@ def check(rounds: Rounds, scorer: scoring.Scorer) -> None:
         'it off.')
 
 
-def _number_to_ask(rounds: Rounds, groups: int, accepted: int, asked: int
+def _number_to_ask(rounds: Rounds, groups: int, accepted: int, complete: int
                   ) -> int:
   """Returns the questions that should fill the batch at the share so far."""
-  share = accepted / asked if asked else 1.0
+  share = accepted / complete if complete else 1.0
   missing = rounds.questions - groups
   return min(rounds.questions,
              math.ceil(missing / max(share, 1 / rounds.questions)))
@@ -261,24 +261,24 @@ def collate(groups: Sequence[Group], algorithm: algorithms.Algorithm,
       rows=rounds.questions * rounds.group_size, mask_truncated=mask_truncated)
 
 
-def _group_counts(asked: Sequence[Group], groups: Sequence[Group],
+def _group_counts(complete: Sequence[Group], groups: Sequence[Group],
                   carried: int, surplus: int) -> dict[str, float]:
   """Returns metrics of the groups; sizes count only samples with a score."""
   scores = [[t.outcome_reward for t in group if t.outcome_reward is not None]
-            for group in asked]
+            for group in complete]
   kinds = collections.Counter(map(_kind, scores))
   sizes = [len(s) for s in scores] or [0]
   return {
-      f'data/frac_group_{kind}': kinds[kind] / max(len(asked), 1)
+      f'data/frac_group_{kind}': kinds[kind] / max(len(complete), 1)
       for kind in ('mixed', 'all_zero', 'all_one', 'failed')
   } | {
       'data/group_size/mean': float(np.mean(sizes)),
       'data/group_size/min': min(sizes),
-      'data/groups_asked': len(asked),
+      'data/groups_asked': len(complete),
       'data/groups_trained': len(groups),
       'data/groups_carried_in': carried,
       'data/groups_carried_out': surplus,
-      'data/tries_per_kept_group': len(asked) / max(
+      'data/tries_per_kept_group': len(complete) / max(
           len(groups) - carried + surplus, 1),
   }
 

@@ -14,7 +14,7 @@ from typing import Any
 from searchrl.agent import dialogue as dialogues
 from searchrl.models.inference import engine as engines
 from searchrl.rollouts import pending_searches
-from searchrl.rollouts.pending_searches import Found
+from searchrl.rollouts.pending_searches import Results
 from searchrl.search import call_metrics as calls_lib
 from searchrl.trajectory import (
     Passages, Query, Request, SearchError, SearchFn, StopReason, Trajectory,
@@ -103,7 +103,7 @@ def run(
     schedule: Schedule = Schedule(),
     enough: Callable[[Sequence[Trajectory]], bool] = lambda finished: False,
     watch: Callable[[Trajectory], None] = lambda grown: None,
-    agree: Callable[[Found], Found] = lambda found: found,
+    agree: Callable[[Results], Results] = lambda results: results,
 ) -> tuple[list[Trajectory | None], list[calls_lib.Call]]:
   """Samples a trajectory for every request.
 
@@ -189,7 +189,7 @@ class _Slots:
   searches: pending_searches.PendingSearches
   step: int
   watch: Callable[[Trajectory], None]
-  agree: Callable[[Found], Found]
+  agree: Callable[[Results], Results]
   free: list[int]  # slots without a trajectory
   active: dict[int, _Unfinished] = dataclasses.field(default_factory=dict)
   finished: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
@@ -299,13 +299,13 @@ class _Slots:
   def _admit(self, others: bool) -> list[_Unfinished]:
     """Returns the entries whose search results enter now, by `search_order`."""
     if self.schedule.search_order == 'deterministic':
-      found = self.agree(self.searches.all()) if len(self.searches) else {}
+      results = self.agree(self.searches.all()) if len(self.searches) else {}
     elif self.decoding or self.unread or others:
-      found = self.searches.ready()
+      results = self.searches.ready()
     else:  # there is nothing else to do
-      found = self.searches.some()
-    return [entry for slot, results in found.items()
-            if (entry := self._observe(self.active[slot], results))]
+      results = self.searches.some()
+    return [entry for slot, of_slot in results.items()
+            if (entry := self._observe(self.active[slot], of_slot))]
 
   def _observe(self, entry: _Unfinished,
                results: Sequence[Passages | SearchError]

@@ -102,9 +102,9 @@ class Text:
     return self._show(len(self._raw) - held, last), len(tokens), False
 
   def _show(self, end: int, last: bool) -> str:
-    shown = bytes(self._raw[self._sent:end])
+    data = bytes(self._raw[self._sent:end])
     self._sent = end
-    return self._decoder.decode(shown, final=last)
+    return self._decoder.decode(data, final=last)
 
   def _begun_stop(self) -> int:
     """Returns the bytes of the longest tail that begins a stop string."""
@@ -199,10 +199,10 @@ class Generator:
       self.error = error
     with self._changed:
       self._closing = True
-      left = [stream for stream, *_ in self._queue]
+      streams = [stream for stream, *_ in self._queue]
       self._queue.clear()
-    left += [running.stream for running in self._running.values()]
-    for stream in dict.fromkeys(left):
+    streams += [running.stream for running in self._running.values()]
+    for stream in dict.fromkeys(streams):
       stream.put(None)
 
   def _next(self) -> list[engines.Append] | None:

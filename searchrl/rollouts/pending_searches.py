@@ -19,7 +19,7 @@ from searchrl.search import call_metrics as calls_lib
 from searchrl.search import engine_wrappers
 from searchrl.trajectory import Passages, Query, SearchError, SearchFn
 
-Found = dict[Any, list[Passages | SearchError]]  # results by owner of queries
+Results = dict[Any, list[Passages | SearchError]]  # results by owner of queries
 _Entry = tuple[Hashable, tuple[Query, ...]]  # an owner, and its queries
 
 
@@ -66,7 +66,7 @@ class PendingSearches:
     number, entries = self._started, self._held
     self._started, self._held = number + 1, []
     self._running[number] = self._clock(), entries
-    queries = [query for _, of_owner in entries for query in of_owner]
+    queries = [query for _, batch in entries for query in batch]
     threading.Thread(target=self._call, args=(number, queries), daemon=True,
                      name=f'search-{number}').start()
 
@@ -74,31 +74,31 @@ class PendingSearches:
     results = self._search(queries)
     self._back.put((number, self._clock(), results))
 
-  def all(self) -> Found:
+  def all(self) -> Results:
     """Waits for all results; returns them in the order of submission."""
-    found: Found = {}
+    results: Results = {}
     while self._held or self._running:
-      found |= self.some()
-    return found
+      results |= self.some()
+    return results
 
-  def some(self) -> Found:
+  def some(self) -> Results:
     """Waits for the results of at least one call, if any is running."""
     self.start()
-    found: Found = {}
-    while self._running and not found:
+    results: Results = {}
+    while self._running and not results:
       first = min(start for start, _ in self._running.values())
-      found |= self._take(max(first + self._timeout_secs - self._clock(), 0))
-    return found | self.ready()
+      results |= self._take(max(first + self._timeout_secs - self._clock(), 0))
+    return results | self.ready()
 
-  def ready(self) -> Found:
+  def ready(self) -> Results:
     """Returns the results that have arrived, without waiting."""
-    found: Found = {}
-    while results := self._take(0):
-      found |= results
+    results: Results = {}
+    while arrived := self._take(0):
+      results |= arrived
     self.start()
-    return found
+    return results
 
-  def _take(self, wait_secs: float) -> Found:
+  def _take(self, wait_secs: float) -> Results:
     """Returns the results of one call, its timeout errors, or {}."""
     try:
       number, end, results = self._back.get(timeout=wait_secs)
@@ -108,7 +108,7 @@ class PendingSearches:
       return self._take(0)
     return self._finish(number, end, results)
 
-  def _give_up(self) -> Found:
+  def _give_up(self) -> Results:
     """Returns the timeout errors of one late call, or {} if none is late."""
     now = self._clock()
     for number, (start, entries) in self._running.items():
@@ -119,7 +119,7 @@ class PendingSearches:
     return {}
 
   def _finish(self, number: int, end: float,
-              results: Sequence[Passages | SearchError]) -> Found:
+              results: Sequence[Passages | SearchError]) -> Results:
     """Counts a call and returns its results by owner."""
     start, entries = self._running.pop(number)
     self.finished.append(calls_lib.count(end - start, results))

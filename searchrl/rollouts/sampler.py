@@ -200,7 +200,7 @@ def _no_search(queries: Sequence[Query]) -> list[Passages]:
   return [()] * len(queries)
 
 
-def _results_of_first(found: driver.Found) -> driver.Found:
+def _results_of_first(results: driver.Results) -> driver.Results:
   """Returns the first process's search results on all processes."""
   def to_json(result):
     return dataclasses.asdict(result) if isinstance(result, SearchError) else [
@@ -211,8 +211,8 @@ def _results_of_first(found: driver.Found) -> driver.Found:
         Passage(**passage) for passage in record)
 
   shared = processes.on_first('searches', lambda: [
-      [slot, [to_json(result) for result in results]]
-      for slot, results in found.items()], _SEARCH_WAIT_SECS)
+      [slot, [to_json(result) for result in of_slot]]
+      for slot, of_slot in results.items()], _SEARCH_WAIT_SECS)
   return {slot: [from_json(r) for r in records] for slot, records in shared}
 
 

@@ -151,13 +151,13 @@ def _gathered(leaf: jax.Array, source: NamedSharding, target: NamedSharding,
   written = math.prod(target.shard_shape(leaf.shape)) * np.dtype(dtype).itemsize
   if np.array_equal(before, after) or written <= _SMALL:
     return leaf.astype(dtype)
-  most = np.lcm(before, after)
-  axis = int(np.argmin(most))
+  parts = np.lcm(before, after)
+  axis = int(np.argmin(parts))
   # Length of a device's part; all parts are cut alike.
-  length = leaf.shape[axis] // most[axis]
+  length = leaf.shape[axis] // parts[axis]
   count = max(2, math.ceil(written / _PIECE))
   step = math.ceil(length / count / _ALIGNED) * _ALIGNED
-  apart = leaf.reshape(*leaf.shape[:axis], most[axis], length,
+  apart = leaf.reshape(*leaf.shape[:axis], parts[axis], length,
                        *leaf.shape[axis + 1:])
   whole = _put(jax.lax.empty(apart.shape, dtype), target, axis)
   for start in range(0, length, step):
