@@ -65,8 +65,11 @@ class Cached:
                if key not in known}
     fresh = dict(zip(missing, self._search([*missing.values()]) if missing
                      else (), strict=True))
-    self._remember({key: result for key, result in fresh.items()
-                    if not isinstance(result, SearchError)})
+    passages = {key: result for key, result in fresh.items()
+                if not isinstance(result, SearchError)}
+    self._keep(passages)
+    if self._store:
+      self._store.write(self._index, passages)
     self._counts.add(queries=len(keys),
                      hits=sum(key not in missing for key in keys))
     results = known | fresh
@@ -96,11 +99,6 @@ class Cached:
     stored = self._store.read(self._index, rest) if self._store else {}
     self._keep(stored)
     return {**recent, **stored}
-
-  def _remember(self, results: dict[_Key, Passages]) -> None:
-    self._keep(results)
-    if self._store and results:
-      self._store.write(self._index, results)
 
   def _keep(self, results: dict[_Key, Passages]) -> None:
     with self._lock:

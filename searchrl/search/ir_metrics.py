@@ -20,28 +20,22 @@ Normalise = Callable[[str], str]
 
 
 def answer_recall(passages: Passages, golds: Sequence[str],
-                  normalise: Normalise) -> float:
+                  normalise: Normalise, *, whole_words: bool = False) -> float:
   """Returns 1 if a gold answer is a substring of a passage, else 0.
 
-  Answers and passages are normalised before the comparison. Substrings of
-  words count: 'art' is found in 'party' and 'yes' in 'yesterday'; see
-  `word_recall`. A gold answer that normalises to the empty string is never
-  found.
+  Answers and passages are normalised before the comparison. A gold answer that
+  normalises to the empty string is never found.
+
+  Args:
+    passages: Passages of a question.
+    golds: Gold answers of the question.
+    normalise: Function applied to answers and passages.
+    whole_words: Flag for answers that must be whole words. If False, 'art' is
+      found in 'party' and 'yes' in 'yesterday'.
 
   Source: the Empirical Study, arXiv:2505.15117, and FlashRAG.
   """
-  return _recall(passages, golds, normalise, '{}')
-
-
-def word_recall(passages: Passages, golds: Sequence[str],
-                normalise: Normalise) -> float:
-  """Returns `answer_recall` with gold answers that must match whole words."""
-  return _recall(passages, golds, normalise, ' {} ')
-
-
-def _recall(passages: Passages, golds: Sequence[str], normalise: Normalise,
-            form: str) -> float:
-  """Returns 1 if a passage has a gold answer, both written in a form."""
+  form = ' {} ' if whole_words else '{}'
   texts = [form.format(normalise(re.sub(r'\s+', ' ', f'{p.title} {p.text}')))
            for p in passages]
   return float(any(form.format(gold) in text for gold in map(normalise, golds)
@@ -84,10 +78,10 @@ def answers(search: SearchFn, questions: Sequence[Question], *,
   return {
       f'retrieval/{name}@{k}': mean(
           [0.0 if isinstance(result, SearchError) else
-           measure(result[:k], query.question.answers, normalise)
+           answer_recall(result[:k], query.question.answers, normalise,
+                         whole_words=name == 'word_recall')
            for result, query in zip(results, queries)])
-      for name, measure in (('recall', answer_recall),
-                            ('word_recall', word_recall)) for k in top_ks
+      for name in ('recall', 'word_recall') for k in top_ks
   } | {'retrieval/failed': mean(
       [isinstance(result, SearchError) for result in results]),
        'retrieval/left_out': 1 - len(queries) / max(len(questions), 1)}
