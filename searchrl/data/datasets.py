@@ -220,10 +220,7 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
 
 def _few(questions: Sequence[Question], per_hop: int, seed: int
         ) -> list[Question]:
-  """Returns `per_hop` questions of each hop count, drawn by the seed.
-
-  If `per_hop` is 0, all questions are returned.
-  """
+  """Returns `per_hop` questions of each hop count, by the seed; 0: all."""
   by_hops = collections.defaultdict(list)
   for question in questions:
     by_hops[question.hops].append(question)
@@ -233,10 +230,7 @@ def _few(questions: Sequence[Question], per_hop: int, seed: int
 
 def _sets(evaluate: str, corpus: Any, read: Callable[..., list[Question]]
          ) -> list[Dataset]:
-  """Returns one set per file, or per data source of a file that has several.
-
-  All sets share one corpus, so that an engine over it is built once.
-  """
+  """Returns one set per file, or per data source of a file that has several."""
   sets = []
   for file in question_files.named(
       evaluate, 'data.evaluate', may_be_folder=True):

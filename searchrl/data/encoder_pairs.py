@@ -28,18 +28,12 @@ from searchrl.world.names import NameSource
 
 @dataclasses.dataclass(frozen=True)
 class PairSource:
-  """Queries and the passages that answer them, all as texts.
-
-  Attributes:
-    queries: Texts of the queries.
-    answers: Passages that answer each query; the first is its positive.
-    negatives: Known negatives of each query; BM25 adds more.
-    find: Function (queries, depth) -> passages that BM25 finds, best first.
-  """
+  """Queries and the passages that answer them, all as texts."""
 
   queries: Sequence[str]
-  answers: Sequence[Sequence[str]]
-  negatives: Sequence[Sequence[str]]
+  answers: Sequence[Sequence[str]]  # the first of a query is its positive
+  negatives: Sequence[Sequence[str]]  # known negatives; BM25 adds more
+  # Function (queries, depth) -> passages that BM25 finds, best first.
   find: Callable[[Sequence[str], int], Sequence[Sequence[str]]]
 
   @property

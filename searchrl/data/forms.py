@@ -16,23 +16,14 @@ _INCORRECT = tuple(f'Incorrect Answer {n}' for n in (1, 2, 3))
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-  """The form of a benchmark's records, which says how to read them.
+  """The form of a benchmark's records, which says how to read them."""
 
-  Attributes:
-    name: Name of the benchmark.
-    question: Column of the question, by which the form is recognised.
-    ids: Column of the ids. A record without an id gets a hash of its question.
-    others: Other columns to read, if the file has them.
-    golds: Function that returns the gold answers of a record.
-    choices: Function that returns the choices of a record, which are listed
-      below its question; () for most forms.
-  """
-
-  name: str
-  question: str
-  ids: str
-  others: tuple[str, ...]
-  golds: Callable[[Mapping[str, Any]], Sequence[Any]]
+  name: str  # name of the benchmark
+  question: str  # column of the question, by which the form is recognised
+  ids: str  # column of the ids; without an id, the question's hash is the id
+  others: tuple[str, ...]  # other columns to read, if the file has them
+  golds: Callable[[Mapping[str, Any]], Sequence[Any]]  # a record's gold answers
+  # A record's choices, which are listed below its question.
   choices: Callable[[Mapping[str, Any]], Sequence[str]] = lambda record: ()
 
   @property

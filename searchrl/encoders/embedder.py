@@ -135,12 +135,8 @@ class Embedder:
       yield batch, width, self._rows(width, len(batch), kind)
 
   def _rows(self, width: int, left: int, kind: dense.Kind) -> int:
-    """Returns the number of rows of a batch, which is smaller for few queries.
-
-    The number of rows is at most what `batch_tokens` allows, except for queries
-    on a CPU, whose batches always have the same size.
-    """
-    if kind == 'query' and self._on_cpu:
+    """Returns the number of rows of a batch; few queries have a smaller one."""
+    if kind == 'query' and self._on_cpu:  # whatever `batch_tokens` is
       return _CPU_QUERY_ROWS * self._replicas
     tokens = self._settings.batch_tokens
     if self._on_cpu:

@@ -53,7 +53,10 @@ def load(path: str, *, max_length: int = 512, batch: int = 32
   run = jax.jit(functools.partial(crossencoder.score, config=shape))
 
   def score(pairs: Sequence[tuple[str, str]]) -> Float[np.ndarray, 'N']:
-    encodings = tokenizer.encode_batch([tuple(map(_plain, p)) for p in pairs])
+    # The tokenizer rejects half of a surrogate pair.
+    encodings = tokenizer.encode_batch([
+        tuple(text.encode(errors='replace').decode() for text in pair)
+        for pair in pairs])
     order = sorted(range(len(encodings)), key=lambda i: -len(encodings[i].ids))
     result = np.zeros(len(encodings), np.float32)
     for start in range(0, len(order), batch):
@@ -76,8 +79,3 @@ def _padded(encodings: Sequence[tokenizers.Encoding], rows: int, most: int
     tokens[row, :n], mask[row, :n] = encoding.ids, 1
     segments[row, :n] = encoding.type_ids
   return tokens, mask, segments
-
-
-def _plain(text: str) -> str:
-  """Replaces halves of surrogate pairs, which the tokenizer rejects."""
-  return text.encode(errors='replace').decode()

@@ -29,23 +29,14 @@ _CONCLUSION = re.compile(r'answer is:?\s*(.+?)[.\s]*\Z', re.DOTALL)
 
 @dataclasses.dataclass(frozen=True)
 class PromptedModel:
-  """The model, the engine and the prompts that a method uses.
-
-  Attributes:
-    sampler: Sampler of the model.
-    weights: Weights that its `sync` returned.
-    search: The engine.
-    templates: Prompt templates by the names of `agent.prompts`.
-    step: Seed of the samples.
-    temperature: Sampling temperature; 0 is greedy.
-  """
+  """The model, the engine and the prompts that a method uses."""
 
   sampler: Sampler
-  weights: Any
+  weights: Any  # weights that the sampler's `sync` returned
   search: SearchFn
-  templates: Mapping[str, str]
-  step: int = 0
-  temperature: float = 0.0
+  templates: Mapping[str, str]  # templates by the names of `agent.prompts`
+  step: int = 0  # seed of the samples
+  temperature: float = 0.0  # 0 is greedy
 
   def write(self, kind: str, prompts_of: Sequence[tuple[Question, str]],
             **changes: Any) -> list[Trajectory]:

@@ -17,21 +17,13 @@ RESAMPLES = 4000
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-  """The mean difference of two methods on the same questions.
-
-  Attributes:
-    mean: Mean of the first minus the second.
-    low: Lower end of its 95 % interval.
-    high: Upper end of its 95 % interval.
-    p: Two-sided p-value of McNemar's exact test (1947) of exact match.
-    questions: Number of questions that both were asked.
-  """
+  """The difference of two methods on the same questions, first minus second."""
 
   mean: float
-  low: float
+  low: float  # ends of the 95 % interval of the mean
   high: float
-  p: float
-  questions: int
+  p: float  # two-sided p-value of McNemar's exact test (1947) of exact match
+  questions: int  # number of questions that both were asked
 
 
 def bootstrap(*sets: Sequence[float]) -> tuple[float, float]:

@@ -209,10 +209,7 @@ def _rows(case: EvalCase, scores: Sequence[scores_lib.Score]) -> list[dict]:
 
 def _means(results: Sequence[tuple[EvalCase, Sequence[scores_lib.Score]]]
           ) -> list[dict]:
-  """Returns the mean over several sets, for each engine and decoding.
-
-  Sets of common knowledge, and those with random passages, are left out.
-  """
+  """Returns the mean over several sets, for each engine and decoding."""
   by_way = defaultdict(list)
   for case, scores in results:
     if case.engine != 'noise' and not case.dataset.is_common:

@@ -20,23 +20,18 @@ NAMES = ('em', 'subem', 'f1', 'recall', 'hit@1', 'searches', 'queries',
 class Score:
   """Values of a trajectory that stay in memory after its record is written.
 
-  Attributes:
-    uid: Uid of the question.
-    hops: Number of hops of the question.
-    answer: Normalised answer; '' if there is none.
-    failed: Whether a failed search ended the trajectory.
-    values: Values by NAMES. `recall`: a gold answer occurs in a passage that
-      was found; `hit@1`: it occurs in the first passage of a query; `queries`:
-      number of queries, of which a search may have several; `answered`: there
-      is an answer; `finished`: the answer came before any limit; `tokens`:
-      number of tokens that the policy wrote.
+  Of the values, `recall` says that a gold answer occurs in a passage that was
+  found, and `hit@1` that it occurs in the first passage of a query. A search
+  may have several of the `queries`. `answered` says that there is an answer,
+  and `finished` that it came before any limit. `tokens` is the number of tokens
+  that the policy wrote.
   """
 
-  uid: str
+  uid: str  # uid of the question
   hops: int
-  answer: str
-  failed: bool
-  values: Mapping[str, float]
+  answer: str  # normalised answer; '' if there is none
+  failed: bool  # a failed search ended the trajectory
+  values: Mapping[str, float]  # values by NAMES
 
 
 def score_trajectory(trajectory: Trajectory) -> Score:

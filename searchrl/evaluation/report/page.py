@@ -46,7 +46,10 @@ def render(runs: Sequence[reading.Run], tokenizer_of: TokenizerOf, *,
   """
   entries, total = reading.entries(runs, most)
   tokenizers_of = {run.name: tokenizer_of(run) for run in runs}
-  bodies = [_body(entry, tokenizers_of[entry.run.name]) for entry in entries]
+  bodies = [[_segment(segment, rewards.normalised(
+      entry.trajectory.question.answers)) for segment in tokens.segments(
+          entry.trajectory, tokenizers_of[entry.run.name], entry.learned)]
+            for entry in entries]
   script = (_HERE / 'script.js').read_text(encoding='utf-8')
   environment = jinja2.Environment(
       loader=jinja2.FileSystemLoader(_HERE), autoescape=True,
@@ -135,15 +138,8 @@ def _head(number: int, entry: reading.Entry) -> dict[str, Any]:
       'searches': trajectory.searches, 'hops': question.hops}
 
 
-def _body(entry: reading.Entry, tokenizer: tokenizers.Tokenizer | None
-         ) -> list[dict[str, Any]]:
-  """Returns the segments of a conversation, and its searches' passages."""
-  golds = rewards.normalised(entry.trajectory.question.answers)
-  return [_segment(segment, golds) for segment in tokens.segments(
-      entry.trajectory, tokenizer, entry.learned)]
-
-
 def _segment(segment: tokens.Segment, golds: Sequence[str]) -> dict[str, Any]:
+  """Returns a part of a conversation, and the passages of its search."""
   result: dict[str, Any] = {'role': segment.role, 'texts': segment.texts}
   for name in ('logprobs', 'ratios', 'advantages'):
     if values := getattr(segment, name):

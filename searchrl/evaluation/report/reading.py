@@ -22,20 +22,13 @@ _DEPTH = 4  # search depth for runs below a folder, as in sweeps and self-play
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A folder with metrics, evaluations or both.
+  """A folder with metrics, evaluations or both."""
 
-  Attributes:
-    name: Name in the report.
-    folder: Directory of the run.
-    config: Recorded config; {} if it is missing.
-    environment: Git revision and versions.
-    lines: Lines of metrics.jsonl: one per step, and others for evaluations.
-  """
-
-  name: str
+  name: str  # name in the report
   folder: pathlib.Path
-  config: Mapping[str, Any]
-  environment: Mapping[str, Any]
+  config: Mapping[str, Any]  # recorded config; {} if it is missing
+  environment: Mapping[str, Any]  # Git revision and versions
+  # Lines of metrics.jsonl: one per step, and others for evaluations.
   lines: Sequence[Mapping[str, float]]
 
   @property
@@ -81,23 +74,14 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """A trajectory of the report.
-
-  Attributes:
-    run: Run of the trajectory.
-    where: The step or the evaluation.
-    set: Name of the data set; for an evaluation also engine and decoding.
-    trajectory: The trajectory itself.
-    score: Reward, or exact match of an evaluation; None if it has none.
-    learned: Result of `records.read_learned` for it; {} if there is none.
-  """
+  """A trajectory of the report."""
 
   run: Run
-  where: str
-  set: str
+  where: str  # the step or the evaluation
+  set: str  # name of the data set; for an evaluation also engine and decoding
   trajectory: Trajectory
-  score: float | None
-  learned: Mapping[str, Any]
+  score: float | None  # reward, or exact match of an evaluation
+  learned: Mapping[str, Any]  # result of `records.read_learned`, or {}
 
 
 def runs(folders: Sequence[str]) -> list[Run]:
@@ -137,10 +121,18 @@ def entries(runs: Sequence[Run], most: int) -> tuple[list[Entry], int]:
   """
   sources = [(run, where, files) for run in runs
              for where, files in run.sources.items()]
-  counts = [sum(_count(file) for file in files) for _, _, files in sources]
-  shares = _shares(counts, most)
-  return [entry for source, count, share in zip(sources, counts, shares)
-          for entry in _spread(_entries(*source), count, share)], sum(counts)
+  counts = []
+  for _, _, files in sources:
+    counts.append(0)
+    for file in files:
+      with gzip.open(file) as lines:
+        counts[-1] += sum(1 for _ in lines)
+  result = []
+  for source, count, share in zip(sources, counts, _shares(counts, most)):
+    chosen = {n * count // share for n in range(share)}  # evenly spaced
+    result += [entry for n, entry in enumerate(_entries(*source))
+               if n in chosen]
+  return result, sum(counts)
 
 
 def entry(file: pathlib.Path, line: int) -> Entry:
@@ -181,11 +173,6 @@ def _run(folder: pathlib.Path, name: str) -> Run:
              metrics.read(log) if log.exists() else [])
 
 
-def _count(file: pathlib.Path) -> int:
-  with gzip.open(file) as lines:
-    return sum(1 for _ in lines)
-
-
 def _shares(counts: Sequence[int], most: int) -> list[int]:
   """Splits `most` over sources: small ones whole, large ones in equal parts."""
   shares, left = [0] * len(counts), most
@@ -194,13 +181,6 @@ def _shares(counts: Sequence[int], most: int) -> list[int]:
     shares[n] = min(counts[n], left // (len(order) - rank))
     left -= shares[n]
   return shares
-
-
-def _spread(entries: Iterator[Entry], count: int, share: int
-           ) -> Iterator[Entry]:
-  """Returns `share` of `count` entries, evenly spaced."""
-  chosen = {n * count // share for n in range(share)}
-  return (entry for n, entry in enumerate(entries) if n in chosen)
 
 
 def _entries(run: Run, where: str, files: Sequence[pathlib.Path]

@@ -16,25 +16,17 @@ PROMPT, POLICY, OBSERVATION = 'prompt', 'policy', 'observation'
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-  """Consecutive tokens of one writer.
+  """Consecutive tokens of one writer."""
 
-  Attributes:
-    role: PROMPT, POLICY or OBSERVATION.
-    texts: Texts of the tokens, whose concatenation is the whole text.
-    logprobs: Log-probs of the sampler, in nats; () except for the policy.
-    ratios: Ratios of learner to sampler; () where the learner has none.
-    advantages: Advantages of the tokens; () where the learner has none.
-    trained: Whether the loss is over these tokens; None: not recorded.
-    turn: Turn of the segment; None for the prompt.
-  """
-
-  role: str
-  texts: tuple[str, ...]
+  role: str  # PROMPT, POLICY or OBSERVATION
+  texts: tuple[str, ...]  # a text per token; together they are the whole text
+  # Log-probs of the sampler, in nats; only the policy has them.
   logprobs: tuple[float, ...] = ()
+  # Ratios of learner to sampler, and advantages; () where the learner has none.
   ratios: tuple[float, ...] = ()
   advantages: tuple[float, ...] = ()
-  trained: bool | None = False
-  turn: Turn | None = None
+  trained: bool | None = False  # the loss is over them; None: not recorded
+  turn: Turn | None = None  # None: the prompt
 
 
 def segments(trajectory: Trajectory, tokenizer: tokenizers.Tokenizer | None,
