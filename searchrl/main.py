@@ -11,7 +11,8 @@ fields of FILE, and the other keywords of its algorithm and its optimizer.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import functools
 import os
 import pathlib
@@ -47,7 +48,6 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     SystemExit: The command has ended; always raised. Its code is the exit code
       or an error message.
   """
-  workdir = ''
   try:
     settings, others = config_fields.split(
         sys.argv[1:] if arguments is None else arguments)
@@ -58,11 +58,22 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     config = config_files.load(options.config)
     config_fields.assign(config, settings, options.config)
     workdir = _workdir(options)
+  except (ValueError, OSError) as error:
+    _refuse(error)
+  with _exit_codes(workdir):
     _start()
     job = _job(config, options)
     with folder_lock.release_at_end():
       job(config, workdir)
     signals.ignore_more()  # the job is done
+  sys.exit()
+
+
+@contextlib.contextmanager
+def _exit_codes(workdir: str) -> Iterator[None]:
+  """Ends the command with a code or a sentence if its body is stopped."""
+  try:
+    yield
   except signals.Stopped as stop:
     signals.ignore_more()
     processes.say(str(stop))
@@ -74,14 +85,17 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
                   'command to go on.')
     sys.exit(signals.EXIT_CODE)
   except (ValueError, OSError) as error:
-    if os.environ.get('SEARCHRL_TRACEBACK'):
-      raise
-    where = ''
-    if isinstance(error, OSError) and error.errno and not error.filename:
-      where = f', in a run whose folder is {workdir}'  # such as a full disk
-    sys.exit(f'{type(error).__name__}: {error}{where}\n'
-             '(SEARCHRL_TRACEBACK=1 shows where.)')
-  sys.exit()
+    is_nameless = isinstance(error, OSError) and error.errno and (
+        not error.filename)  # such as a full disk
+    _refuse(error, f', in a run whose folder is {workdir}' * bool(is_nameless))
+
+
+def _refuse(error: Exception, place: str = '') -> NoReturn:
+  """Ends the command with one sentence that says what was wrong."""
+  if os.environ.get('SEARCHRL_TRACEBACK'):
+    raise error
+  sys.exit(f'{type(error).__name__}: {error}{place}\n'
+           '(SEARCHRL_TRACEBACK=1 shows where.)')
 
 
 def _parser() -> argparse.ArgumentParser:
