@@ -121,12 +121,11 @@ def read_completion(body: bytes) -> tuple[str, int]:
     Malformed: The body is not a chat completion with a text.
   """
   record = wire.read_object(body, 'the response')
+  tokens = 0
+  match record:
+    case {'usage': {'completion_tokens': int(number)}}:
+      tokens = max(number, 0)
   match record:
     case {'choices': [{'message': {'content': str(text)}}, *_]} if text.strip():
-      pass
-    case _:
-      raise Malformed('choices[0].message.content must be a text.')
-  match record:
-    case {'usage': {'completion_tokens': int(tokens)}} if tokens >= 0:
       return text, tokens
-  return text, 0
+  raise Malformed('choices[0].message.content must be a text.')

@@ -19,7 +19,7 @@ from searchrl.data import jsonl
 from searchrl.papers.zerosearch import documents
 from searchrl.papers.zerosearch.simulator_prompts import Prompts
 from searchrl.trajectory import (Passage, Passages, Query, Question,
-                                 SearchError, Trajectory, Turn)
+                                 SearchError, Trajectory)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +48,10 @@ def pairs(trajectories: Iterable[Trajectory],
                is_right(trajectory), hop)
           for trajectory in trajectories
           if trajectory.stop_reason != 'search_error'
-          for hop, turn in enumerate(_searches(trajectory), start=1)
+          for hop, turn in enumerate((  # searches that were carried out
+              turn for turn in trajectory.turns
+              if turn.action.kind == 'search' and turn.observation_tokens), 1)
           if turn.passages and len(turn.action.texts) == 1]
-
-
-def _searches(trajectory: Trajectory) -> list[Turn]:
-  """Returns the turns whose search was carried out."""
-  return [turn for turn in trajectory.turns
-          if turn.action.kind == 'search' and turn.observation_tokens]
 
 
 def distinct(pairs: Iterable[Pair]) -> list[Pair]:

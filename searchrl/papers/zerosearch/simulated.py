@@ -12,7 +12,7 @@ carries its own question and answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import hashlib
 import time
@@ -176,10 +176,6 @@ class Simulated:
         documents.titled(text) if self._titled else ('', text)))
 
 
-def _is_written_by(*names: str) -> Callable[[engines.Options], bool]:
-  return lambda options: options.get('writer') in names
-
-
 def _deadline_secs(options: engines.Options, queries: int) -> float:
   """Returns the seconds of all rounds of requests, each of one query."""
   if options.get('writer') != 'served':
@@ -205,8 +201,8 @@ def _local_model(options: engines.Options) -> engines.LocalModel | None:
 
 
 @engines.traits(
-    needs_corpus=lambda options: not _is_written_by('served', 'model')(options),
-    is_remote=_is_written_by('served'),
+    needs_corpus=lambda options: options.get('writer') == 'oracle',
+    is_remote=lambda options: options.get('writer') == 'served',
     depends_on_num_steps=lambda options: not (
         options.get('curriculum') or {}).get('steps'),
     deadline_secs=_deadline_secs, local_model=_local_model)
