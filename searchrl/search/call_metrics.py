@@ -25,11 +25,10 @@ class Call:
 
 def count(secs: float, results: Sequence[Passages | SearchError]) -> Call:
   """Returns a finished call, given its duration and each query's result."""
-  failed = [r for r in results if isinstance(r, SearchError)]
+  errors = [result for result in results if isinstance(result, SearchError)]
   return Call(
-      secs, len(results), timeouts=sum(e.kind == 'timeout' for e in failed),
-      errors=len(failed), empty=sum(
-          not isinstance(r, SearchError) and not r for r in results))
+      secs, len(results), timeouts=sum(e.kind == 'timeout' for e in errors),
+      errors=len(errors), empty=sum(not result for result in results))
 
 
 def describe(calls: Sequence[Call]) -> dict[str, float]:
@@ -46,9 +45,7 @@ def describe(calls: Sequence[Call]) -> dict[str, float]:
       'search/failed_queries': sum(c.errors for c in calls),
       'search/empty_rate': sum(c.empty for c in calls) / max(queries, 1),
   }
-  if calls:
-    latencies = [1000 * call.secs for call in calls]
-    for percent in (50, 95):
-      values[f'search/latency_ms/p{percent}'] = float(
-          np.percentile(latencies, percent))
-  return values
+  latencies = [1000 * call.secs for call in calls]
+  return values | {
+      f'search/latency_ms/p{percent}': float(np.percentile(latencies, percent))
+      for percent in (50, 95) if calls}
