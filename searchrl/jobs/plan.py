@@ -259,6 +259,7 @@ def compiled_bytes(learner: learners.Learner, rows: int) -> float:
   arguments = learner.abstract_update(rows)
   program = learner.train_step.update.lower(*arguments).compile()
   memory = program.memory_analysis()
+  assert memory is not None  # the compilers of CPUs, GPUs and TPUs report it
   return memory.temp_size_in_bytes + bytes_of(arguments[3])
 
 

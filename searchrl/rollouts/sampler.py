@@ -49,7 +49,7 @@ class Sampler:
   dialogue: dialogues.Dialogue
   budgets: driver.Budgets
   engine: engines.Engine
-  sync: Callable[[Any], weight_sync.Synced]  # the learner's params -> weights
+  sync: weight_sync.WeightSync  # from the params of the learner to weights
   schedule: driver.Schedule = driver.Schedule()
   together: bool = False  # all processes are one engine and run in lockstep
   stop_table: stops.StopTable | None = None  # None: the engine's own

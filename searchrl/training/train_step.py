@@ -138,7 +138,7 @@ class TrainStep:
         self._values(params, layout, tokens)))
 
   @functools.cached_property
-  def update(self) -> Callable[..., tuple[State, dict[str, Array], Any]]:
+  def update(self) -> jax.stages.Wrapped:
     """Function that makes one optimiser step on a mini-batch.
 
     It maps (train_policy, state, frozen, rows, count) to (state, metrics, old).
