@@ -233,7 +233,10 @@ def _of_parts(parts_of: Callable[[Trajectory], dict[str, float]],
 
 
 def _in_mixed_groups(scores: Callable[[Trajectory], Scores]) -> Judge:
-  """Returns the judge of `scores` in mixed groups, and of EM in all others."""
+  """Returns a judge that uses `scores` where a group has mixed outcomes.
+
+  In a group whose answers are all right or all wrong, it uses exact match.
+  """
   def score(trajectories):
     scored, outcomes = list(map(scores, trajectories)), defaultdict(set)
     for trajectory, result in zip(trajectories, scored):

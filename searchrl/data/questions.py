@@ -290,7 +290,7 @@ def _halved(pools: Sequence[Sequence[Question]], shares: Sequence[float],
 
 def _check_shares(shares: Sequence[float], pools: Sequence[Sequence[Question]],
                   field: str, names: Iterable[str]) -> None:
-  """Raises a ValueError for shares that cannot be drawn from these pools."""
+  """Raises a ValueError for a negative share, or one of an empty pool."""
   if sum(shares) <= 0 or min(shares) < 0:
     raise ValueError(
         f'{field} needs a share above 0, and none below, but is '

@@ -51,7 +51,7 @@ class Settings:
   batch_tokens: int = 8192  # tokens per device call, padded; fewer on a CPU
 
   def check(self, shape: encoder.EncoderConfig) -> None:
-    """Raises a ValueError if an encoder of this shape cannot use them."""
+    """Raises a ValueError if an encoder of a shape cannot use the settings."""
     if self.pooling not in encoder.POOLINGS:
       raise ValueError(
           f'encoder.pooling must be one of {", ".join(encoder.POOLINGS)}, but '

@@ -139,7 +139,7 @@ def _player(sampler: Sampler, weights: Any, case: EvalCase, samples: int,
 def _shard(play: Play, case: EvalCase, questions: Sequence[Question],
            tokenizer: Any, label: Mapping[str, str], file: pathlib.Path | None
           ) -> list[scores_lib.Score]:
-  """Returns scores of some questions; writes their records to a file."""
+  """Returns the scores of a shard of the questions, and writes its records."""
   recorded_scores = file and processes.on_first(str(file), lambda: [
       line['score'] for line in shards.read(file) or ()])
   if recorded_scores:

@@ -63,10 +63,11 @@ class Health:
     return dataclasses.replace(progress, silent_steps=steps)
 
   def validated(self, state: Any, progress: Progress) -> Progress:
-    """Validates the state if it is due, and records the best validation so far.
+    """Validates the state if it is due, and returns the new progress.
 
-    Among equal scores, the first is the best. The last step is not validated,
-    since the whole evaluation follows it.
+    The progress records the step and the score of the best validation so far;
+    among equal scores, the first is the best. The last step is not validated,
+    since the evaluation at the end of the run follows it.
     """
     every, step = self._config.evaluate.every, progress.step
     if not every or step % every or is_done(progress, self._config.train):
@@ -113,7 +114,10 @@ def forget_after(step: int, folder: pathlib.Path) -> None:
 
 
 def check_not_silent(progress: Progress, options: Any) -> None:
-  """Raises a ValueError after too many steps that taught nothing."""
+  """Raises a ValueError after too many steps in a row that taught nothing.
+
+  A step teaches nothing if its outcomes are all alike within their groups.
+  """
   if is_silent(progress, options):
     raise ValueError(
         f'the last {progress.silent_steps} steps, up to step {progress.step}, '

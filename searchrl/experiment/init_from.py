@@ -119,7 +119,10 @@ def _export(config, folder: pathlib.Path, sampler: Sampler,
 
 
 def _with_critic(state: dict[str, Any], note: dict[str, Any]) -> dict[str, Any]:
-  """Returns the state with the noted run's critic, if both have a critic."""
+  """Returns the state with the critic of the run that `note` names.
+
+  Returns it unchanged if the state or that run has no critic.
+  """
   if 'critic' not in state or not note['critic']:
     return state
   run, step = pathlib.Path(note['run']), note['step']

@@ -73,7 +73,7 @@ def run(config, workdir: str) -> None:
 
 
 def _encoder(config, corpus) -> tuple[dense.EncodeFn, dict[str, Any], int]:
-  """Returns the encoder, its manifest record, and the width of its vectors."""
+  """Returns the encoder, the facts about it, and the width of its vectors."""
   options = config.encoder.to_dict()
   path = options.pop('path')
   if path:

@@ -385,9 +385,10 @@ def _model_of_search(config, devices: int) -> dict[str, float]:
 
 def _engine(config, shape, a_process: int, processes: int, tensor: int
            ) -> Engine:
-  """Returns the Engine of a process with `tensor` devices per weight copy.
+  """Returns the estimated costs of rollouts with `tensor` devices per copy.
 
-  While a copy is made, the weights are held twice. Logits are held three times.
+  While the learner hands over new weights, the old ones are still held. Each
+  decode step holds three arrays of the size of the logits.
   """
   here = meshes.abstract(a_process, data=-1, tensor=tensor)
   copies = here.shape['data']

@@ -240,7 +240,7 @@ def _padded(coder: tokenizers.Tokenizer, texts: Sequence[str], rows: int):
 def write_card(folder: pathlib.Path, params, record, *, seed: int,
                batch: Mapping[str, int], temperature: float, start: str,
                data: str) -> None:
-  """Writes the model's README.md."""
+  """Writes the README.md of the model, from its params and training record."""
   count = sum(x.size for x in jax.tree.leaves(params))
   supervised.write_card(folder, [
       '# A text encoder made by searchrl', '',

@@ -141,7 +141,7 @@ def load(
 
 def _drop_tied(stored: tensors.Folder, embedding: str, head: str,
                rows: int = 4096) -> None:
-  """Drops the head that some exporters write; a ValueError if it differs."""
+  """Ignores a stored head that equals the embedding; raises if it differs."""
   if head not in stored.shapes:
     return
   size = stored.shapes[head][0]

@@ -56,6 +56,6 @@ def log_clip(clip_low: float, clip_high: float) -> None:
 
 
 def interval(low: float, high: float) -> None:
-  """Raises a ValueError on an empty interval of weights."""
+  """Raises a ValueError if no importance weight lies in [low, high]."""
   require(0 <= low < high, 'low and high must satisfy 0 <= low < high, but are '
           f'{low} and {high}.')

@@ -234,7 +234,7 @@ def _complete(trajectories: Sequence[Trajectory], size: int) -> list[Group]:
 
 
 def _accepted(groups: list[Group], keep: Keep) -> list[Group]:
-  """Returns the groups that the algorithm accepts."""
+  """Returns the groups for which the algorithm's filter, `keep`, is true."""
   if not groups:
     return []
   scores = np.array([np.nan if t.outcome_reward is None else t.outcome_reward

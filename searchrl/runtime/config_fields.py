@@ -115,9 +115,10 @@ def leaves(tree: Mapping[str, Any], prefix: str = ''
 
 def fields(config: config_dict.ConfigDict, group: str = ''
           ) -> Iterator[tuple[str, Any, Any]]:
-  """Yields (dotted name, value, rule) of each field, as `leaves`.
+  """Yields (dotted name, value, rule) of each field, in the config's order.
 
-  The rule is a `Rule` of experiment/rules.py; None if the field has none.
+  The rule is a `Rule` of experiment/rules.py; None if the field has none. The
+  names begin with `group`.
   """
   for name, value in config.items(preserve_field_references=True):
     if isinstance(value, config_dict.ConfigDict) and value:
@@ -185,7 +186,7 @@ def _check_tuple(field: str, old: tuple[Any, ...], new: tuple[Any, ...],
 
 
 def _read(text: str | None, kind: type, field: str, example: str) -> Any:
-  """Returns the value of a text in the kind of its field, or raises."""
+  """Returns a text as a value of type `kind`, or raises a ValueError."""
   read, words = next(
       reader for base, *reader in _READERS if issubclass(kind, base))
   if text is None and kind is bool:

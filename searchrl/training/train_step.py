@@ -141,11 +141,13 @@ class TrainStep:
   def update(self) -> jax.stages.Wrapped:
     """Function that makes one optimiser step on a mini-batch.
 
-    It maps (train_policy, state, frozen, rows, count) to (state, metrics, old).
-    The state is donated. `train_policy` is static; if False, only the critic is
-    trained. For rows without `old_logprobs`, the step uses the log-probs of the
-    policy before this step and returns them as `old`, [M R L]. Otherwise `old`
-    is None.
+    It maps (train_policy, state, frozen, rows, count) to (state, metrics, old):
+    `frozen` are the base params of adapters, `rows` M micro-batches of R packed
+    rows, and `count` is the number of micro-batches that hold tokens. The state
+    is donated. `train_policy` is static; if False, only the critic is trained.
+    For rows without `old_logprobs`, the step uses the log-probs of the policy
+    before this step and returns them as `old`, [M R L]. Otherwise `old` is
+    None.
     """
     replicated = meshes.sharding(self.mesh, ())
     return jax.jit(

@@ -172,7 +172,10 @@ def _pairs(rng: np.random.Generator, left: Iterator[str],
 
 
 def aliases(kind: str, name: str) -> tuple[str, ...]:
-  """Returns other names that count as right; namesakes share theirs."""
+  """Returns other spellings of a name that count as a right answer.
+
+  They depend on the name alone, so that entities of one name share them.
+  """
   name = stem(kind, name)
   first, _, rest = name.partition(' ')
   if kind == 'mountain':

@@ -388,7 +388,7 @@ class Engine:
     return self.read()
 
   def partial(self, slot: int) -> tuple[Sequence[int], Sequence[float]]:
-    """Returns tokens and log-probs of an unfinished turn, as far as read."""
+    """Returns the tokens and log-probs that the host has of an open turn."""
     return self._partial[slot]
 
   def cut(self, which: Sequence[int]) -> None:

@@ -54,7 +54,7 @@ def layout(*, slots: int, pages: int, page: int,
 def _attend(pages: Layer, q: Float[Array, 'n T H d'],
             k: Float[Array, 'n T K d'], v: Float[Array, 'n T K d'],
             tiles: Tiles, *, sliding_window: int | None):
-  """Implements `attend` of `kv_cache.Layout`."""
+  """Attends from the tokens of tiles to their pages; see `Layout.attend`."""
   rows, width, heads, size = q.shape
   pages = _written(pages, k, v, tiles)
   # A tile's padding also attends, so that all tiles have one width. Its results

@@ -130,7 +130,7 @@ _SLOTS, _LENGTH, _PAGE = 5, 96, 16
 
 
 def script_tiles(slot, start, length) -> Tiles:
-  """Returns tiles of the self-test's slots, whose pages are not in order."""
+  """Returns the tiles of a test of attention, whose pages are shuffled."""
   slot, start, length = (np.array(x, np.int32) for x in (slot, start, length))
   each = _LENGTH // _PAGE
   table = np.random.default_rng(0).permutation(_SLOTS * each).reshape(-1, each)

@@ -79,7 +79,11 @@ def hashed_ngrams(
 
 
 def ngram_encoder(corpus: Corpus, *, dim: int = 512, n: int = 3) -> EncodeFn:
-  """Returns `hashed_ngrams` with n-gram weights ln(1 + N / df) of a corpus."""
+  """Returns a function that embeds texts by their hashed character n-grams.
+
+  It calls `hashed_ngrams`. The weight of an n-gram that occurs in df of the N
+  passages is ln(1 + N / df).
+  """
   dfs = collections.Counter()
   for text in corpus.texts:
     dfs.update(_count_grams(text, n).keys())

@@ -148,7 +148,7 @@ def cores() -> int:
 
 
 class _Process(context.SpawnProcess):
-  """A fresh process that does not import the program which starts it."""
+  """A spawned worker that does not import the `__main__` of its parent."""
 
   def start(self) -> None:
     """Starts the process, which would import the file of `__main__`."""
