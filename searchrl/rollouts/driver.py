@@ -134,7 +134,7 @@ def run(
   Raises:
     ValueError: A prompt is longer than max_prompt_tokens.
   """
-  queue = _unfinished(requests, policy_step, dialogue, tokenizer, budgets)
+  queue = _encoded(requests, policy_step, dialogue, tokenizer, budgets)
   searches = pending_searches.PendingSearches(
       search, timeout_secs=schedule.search_timeout_secs,
       calls=schedule.search_calls)
@@ -142,8 +142,8 @@ def run(
                  watch, agree, free=list(range(engine.slots))[::-1])
   ready = slots.assign(queue)
   while slots.active:
-    slots.feed(ready)
-    ready = slots.advance()
+    slots.feed(ready)  # appends prompts and observations
+    ready = slots.advance()  # decodes, takes turns, receives passages
     if enough(list(slots.finished.values())):
       engine.abandon()
       break
@@ -154,8 +154,9 @@ def run(
           searches.finished)
 
 
-def _unfinished(requests, policy_step, dialogue, tokenizer, budgets
-               ) -> list[_Unfinished]:
+def _encoded(requests: Sequence[Request], policy_step: int,
+             dialogue: dialogues.Dialogue, tokenizer: Any, budgets: Budgets
+            ) -> list[_Unfinished]:
   """Returns the queue in reverse order; each question is encoded once."""
   prompts: dict[str, tuple[tuple[int, ...], str]] = {}  # ids and text
   queue = []

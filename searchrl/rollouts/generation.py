@@ -110,7 +110,7 @@ class Text:
     """Returns the bytes of the longest tail that begins a stop string."""
     tail = bytes(self._raw[max(len(self._raw) - self._longest + 1, 0):])
     return next((len(tail) - i for i in range(len(tail))
-                 if any(s.startswith(tail[i:]) for s in self._stops)), 0)
+                 if any(stop.startswith(tail[i:]) for stop in self._stops)), 0)
 
 
 @dataclasses.dataclass
@@ -119,7 +119,6 @@ class _Running:
 
   stream: Stream
   number: int  # index among the request's choices
-  choice: Choice
   text: Text
   sent: int = 0  # tokens that were put into the stream
 
@@ -162,7 +161,7 @@ class Generator:
 
   @property
   def is_open(self) -> bool:
-    """Whether it takes more choices."""
+    """True if it takes more choices."""
     return not self._closing
 
   def submit(self, choices: Sequence[Choice],
@@ -224,7 +223,7 @@ class Generator:
   def _assign(self, stream, number: int, choice: Choice) -> engines.Append:
     slot = self._free.pop()
     self._running[slot] = _Running(
-        stream, number, choice, Text(self._token_bytes, choice.stops))
+        stream, number, Text(self._token_bytes, choice.stops))
     return engines.Append(slot, choice.prompt, choice.budget, choice.row_ids,
                           fresh=True, draw=choice.draw)
 
@@ -242,18 +241,17 @@ class Generator:
   def _deliver(self, slot: int, tokens, logprobs, last: bool) -> None:
     """Puts all that a slot sampled since the last pass into its stream."""
     running = self._running[slot]
-    begin = running.sent
-    new = tuple(tokens[begin:])
+    new = tuple(tokens[running.sent:])
     text, used, is_stopped = running.text.add(new, last)
     finish = None
     if last or is_stopped:
-      by_itself = is_stopped or new[-1] in self._eos_ids
-      finish = 'stop' if by_itself else 'length'
+      ends_itself = is_stopped or new[-1] in self._eos_ids
+      finish = 'stop' if ends_itself else 'length'
       self._release([slot], decoding=not last)
-    running.stream.put(Piece(
-        running.number, text, new[:used],
-        tuple(logprobs[begin:begin + used]), finish))
-    running.sent += used
+    end = running.sent + used
+    running.stream.put(Piece(running.number, text, new[:used],
+                             tuple(logprobs[running.sent:end]), finish))
+    running.sent = end
 
   def _release(self, slots: Sequence[int], *, decoding: bool) -> None:
     """Frees slots; `decoding` says that their turns have not ended yet."""
