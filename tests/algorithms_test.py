@@ -73,7 +73,9 @@ TABLE = {  # name: recipe, its options, those of `corrected`
 
 def make(recipe, options, correction, tokens='policy'):
   function = getattr(cispo if recipe == 'cispo' else algorithms, recipe)
-  algorithm = algorithms.trained_on(function(**options), tokens)
+  algorithm = function(**options)
+  if tokens == 'all':
+    algorithm = algorithms.with_observations(algorithm)
   return algorithms.corrected(
       algorithm, **correction) if correction else algorithm
 
@@ -405,7 +407,7 @@ def test_observations_leave_the_weights_of_the_policys_tokens(name):
 
 @pytest.mark.parametrize('name', ['ppo', 'reinforce_plus_plus'])
 def test_an_observation_has_the_advantage_of_what_fetched_it(name):
-  algorithm = algorithms.trained_on(ALGORITHMS[name], 'all')
+  algorithm = algorithms.with_observations(ALGORITHMS[name])
   batch = random_batch()
   mask = trained_tokens(batch)
   advs, plain = (getattr(e, 'advantages', e) for e in jax.device_get(
@@ -414,11 +416,6 @@ def test_an_observation_has_the_advantage_of_what_fetched_it(name):
   np.testing.assert_array_equal(advs[mask], plain[mask])
   np.testing.assert_array_equal(advs[1, 2:4], plain[1, [1, 1]])
   assert advs[1, 2] != 0
-
-
-def test_the_policys_tokens_alone_are_the_algorithm_itself():
-  grpo = ALGORITHMS['grpo']
-  assert algorithms.trained_on(grpo, 'policy') is grpo
 
 
 def test_observed_tokens_lie_between_what_the_policy_sampled():
@@ -910,16 +907,9 @@ def test_refuses_a_correction(recipe, options, message):
     lambda policy, batch, advs: ({}, {})])
 def test_a_loss_that_knows_no_observations_is_refused_them(loss):
   mine = dataclasses.replace(ALGORITHMS['grpo'], loss=loss)
-  assert algorithms.trained_on(mine, 'policy') is mine
   with pytest.raises(ValueError, match='algorithm.mask_observations must be True '
                      'for an algorithm whose loss takes no `observed`'):
-    algorithms.trained_on(mine, 'all')
-
-
-def test_other_tokens_to_train_on_are_refused():
-  with pytest.raises(ValueError, match='tokens must be one of '
-                     "policy, all, but is 'prompt'"):
-    algorithms.trained_on(ALGORITHMS['grpo'], 'prompt')
+    algorithms.with_observations(mine)
 
 
 @pytest.mark.parametrize('recipe, options, message', [

@@ -221,7 +221,7 @@ def test_one_step_begins_with_the_old_log_probs(
 def test_observations_are_trained_on_in_packed_rows_too(
     batch, params, ref_params, expected):
   """Their old log-probs are the policy's, computed on the way."""
-  on_all = algorithms.trained_on(ALGORITHM, 'all')
+  on_all = algorithms.with_observations(ALGORITHM)
   learner = make(algorithm=on_all, microbatch_rows=4, pack_length=2 * LENGTH)
   state = learner.init(params)
   unscored = learner.score(state, ragged_batch(), ref_params)

@@ -402,8 +402,8 @@ WRITERS = Experiment(
 
 # What is trained on, and for --------------------------------------------------
 
-# `algorithms.trained_on` divides by the policy's tokens in both arms, so that
-# they weigh alike in the loss. But the norm to which gradients are clipped, and
+# The policy's tokens are the denominators in both arms, so that they weigh
+# alike in the loss. But the norm to which gradients are clipped, and
 # Adam's, are of the sum: gradients of observations shrink the policy's step.
 _LONGER = {'optimizer.learning_rate': 3e-4, 'learner.minibatches': 2,
            'train.num_steps': 60}

@@ -250,7 +250,8 @@ def algorithm(config) -> algorithms.Algorithm:
         f'but {name} returned {type(built).__name__}.')
   config_checks.check(config)
   config_checks.check_algorithm(config, name, built)
-  built = algorithms.trained_on(built, 'policy' if is_masked else 'all')
+  if not is_masked:
+    built = algorithms.with_observations(built)
   if config.importance_correction.method == 'none':
     return built
   return algorithms.corrected(built, **config.importance_correction)

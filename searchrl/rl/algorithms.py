@@ -24,7 +24,7 @@ ValueError. Recipes share these options:
     terms except the value loss.
 
 Every recipe trains on the policy's own tokens. For comparison,
-`trained_on(algorithm, 'all')`, in a config `mask_observations=False`, also
+`with_observations(algorithm)`, in a config `mask_observations=False`, also
 trains on the observations.
 """
 
@@ -44,7 +44,7 @@ from searchrl.rl.masked import Mean
 from searchrl.rl.objective import (  # noqa: F401
     Regularizer, by_group, clipped_geometric_mean, clipped_sequence_ratio,
     clipped_token_ratio, corrected, objective, reference_kl, regularized,
-    score_function, trained_on)
+    score_function, with_observations)
 
 
 @regularized(kl_coef=1e-3, kl_estimator='k1', entropy_coef=0.0,

@@ -9,9 +9,9 @@ and divides by the number of the policy's tokens, which are `counted`.
 `objective` adds the KL and the entropy of a `Regularizer` and returns
 `Algorithm.loss`.
 
-Two functions change a finished algorithm. `trained_on` adds observations to the
-tokens that are trained on. `corrected` weights the advantages by the ratio of
-learner to sampler.
+Two functions change a finished algorithm. `with_observations` adds observations
+to the tokens that are trained on. `corrected` weights the advantages by the
+ratio of learner to sampler.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def objective(
 
   A term whose coefficient is 0 is left out and needs no scored field. If the
   policy loss takes `counted`, the result takes `observed`, [B T]: a mask of
-  further tokens that all terms sum over; see `trained_on`.
+  further tokens that all terms sum over; see `with_observations`.
   """
   def loss(policy, batch, advs, observed=None):
     mask, old = trained_tokens(batch), denominator_logprobs(batch)
@@ -228,32 +228,24 @@ def objective(
   return lambda policy, batch, advs: loss(policy, batch, advs)
 
 
-def trained_on(algorithm: Algorithm, tokens: str) -> Algorithm:
-  """Returns the algorithm trained on the policy's tokens or on all tokens.
+def with_observations(algorithm: Algorithm) -> Algorithm:
+  """Returns the algorithm trained on observations too, for comparison.
 
-  With 'all', meant for comparison, the terms of `objective` also sum over
-  `observed_tokens`, as if the policy had written them. Denominators still count
-  the policy's tokens only, which thus keep their weights. An observation has
-  the advantage of the last policy token before it, which requested it. The
-  advantages, the critic, a KL in the reward and the filter still use the
-  policy's tokens only. So do all metrics except those of the terms and of a
-  row's ratio.
-
-  Args:
-    algorithm: Algorithm whose loss takes `observed`. It must not be `corrected`
-      yet.
-    tokens: Name of the tokens: 'policy', which changes nothing, or 'all'.
+  The terms of `objective` also sum over `observed_tokens`, as if the policy had
+  written them. Denominators still count the policy's tokens only, which thus
+  keep their weights. An observation has the advantage of the last policy token
+  before it, which requested it. The advantages, the critic, a KL in the reward
+  and the filter still use the policy's tokens only. So do all metrics except
+  those of the terms and of a row's ratio. The algorithm must not be `corrected`
+  yet.
 
   Raises:
-    ValueError: The name is unknown, or the loss does not take `observed`.
+    ValueError: The loss does not take `observed`.
 
   Source: the runs without masking of Search-R1, arXiv:2503.09516, section 5.4,
     and of ZeroSearch, arXiv:2505.04588, appendix C. Search-R1's published code
     also counts observations in the denominators of these runs.
   """
-  option_checks.choice('tokens', tokens, ('policy', 'all'))
-  if tokens == 'policy':
-    return algorithm
   if not _takes(algorithm.loss, 'observed'):
     raise ValueError(
         "algorithm.mask_observations must be True for an algorithm whose loss "
