@@ -227,7 +227,7 @@ def test_the_dialogue_reads_lines():
   assert trajectory.prompt.endswith('uestion: where?\n')
   retry, passages, _ = [turn.observation for turn in trajectory.turns]
   assert 'egin the line with ' in retry
-  assert 'oc 1: ' in passages and passages.endswith('\n')
+  assert 'oc 1(' in passages and passages.endswith('\n')
 
 
 def played(group, *queries, answer='Paris'):
