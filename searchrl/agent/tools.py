@@ -134,7 +134,7 @@ def _queries(call: str) -> tuple[str, ...]:
 def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
   """Makes an object; raises a ValueError if a key occurs twice."""
   if len(dict(pairs)) < len(pairs):
-    raise ValueError('a key stands twice')
+    raise ValueError('a key occurs twice')
   return dict(pairs)
 
 
