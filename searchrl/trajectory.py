@@ -332,6 +332,6 @@ def _check(trajectories, group_ids, rows: int, length: int) -> None:
       problem = 'has no reward or no outcome_reward'
     if problem:
       raise ValueError(
-          f'every trajectory must be finished and scored, with at most {length} '
-          f'tokens, but that of question {trajectory.question.uid!r}, sample '
-          f'{trajectory.sample}, {problem}.')
+          'every trajectory must be finished and scored, with at most '
+          f'{length} tokens, but that of question '
+          f'{trajectory.question.uid!r}, sample {trajectory.sample}, {problem}.')

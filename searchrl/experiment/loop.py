@@ -261,7 +261,8 @@ def _open(source: asynchronous.AsyncRollouts):
     yield Source(source.take, source.settled, source.restart)
 
 
-def with_lr_scale(experiment: Experiment, config, progress: Progress) -> Experiment:
+def with_lr_scale(experiment: Experiment, config, progress: Progress
+                 ) -> Experiment:
   """Returns the experiment at the learning rate that rollbacks have left."""
   scale = config.guards.rollback_rate ** progress.rollbacks
   return dataclasses.replace(

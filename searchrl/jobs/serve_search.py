@@ -36,7 +36,8 @@ def run(config, workdir: str) -> None:
   engine = searches.engine(config.search, corpus, seed=config.seed)
   _check(engine, name)
   about = shown(searches.describe(config.search, corpus))
-  server = search_server.Server(engine, options, about=about, warn=processes.say)
+  server = search_server.Server(
+      engine, options, about=about, warn=processes.say)
   over = f' over {len(corpus)} passages' if corpus else ''
   asgi.serve(server, f'{name}{over} at {server.address}/retrieve', options.http)
 

@@ -41,8 +41,8 @@ def clip(clip_low: float, clip_high: float, dual_clip: float | None = None
         ) -> None:
   """Raises a ValueError on a range of ratios that does not contain 1."""
   require(0 <= clip_low <= 1 and clip_high >= 0,
-          'clip_low must lie in [0, 1] and clip_high be 0 or more, but they are '
-          f'{clip_low} and {clip_high}. Give distances below and above 1.')
+          'clip_low must lie in [0, 1] and clip_high be 0 or more, but they '
+          f'are {clip_low} and {clip_high}. Give distances below and above 1.')
   require(dual_clip is None or dual_clip > 1,
           f'dual_clip must be above 1, but is {dual_clip}. 3 is usual; None is '
           'no dual clip.')

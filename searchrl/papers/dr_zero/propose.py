@@ -185,8 +185,8 @@ def _write_questions(folder: pathlib.Path, selected: selection.Selected,
   if not selected.kept:
     raise ValueError(
         f'the proposer must write questions, but of {seeds} seeds none has a '
-        f'usable proposal: {_reasons(selected)}. {folder} has what was sampled. '
-        'Teach it the form first, or train it for more steps.')
+        f'usable proposal: {_reasons(selected)}. {folder} has what was '
+        'sampled. Teach it the form first, or train it for more steps.')
   answers = [proposals.read(t).answer for t in selected.kept]
   if options.shuffle_answers:  # a control experiment
     answers = selection.others(answers, seed)

@@ -194,8 +194,8 @@ def _check(config) -> None:
     _check_role(roles.role_config(config, role))
   seeds, most = config.proposing.seeds, config.selfplay.seeds
   if not 1 <= seeds <= most:
-    raise ValueError(f'proposing.seeds must be from 1 to selfplay.seeds, {most}, '
-                     f'but is {seeds}.')
+    raise ValueError('proposing.seeds must be from 1 to selfplay.seeds, '
+                     f'{most}, but is {seeds}.')
   if not config.search.corpus and not any(config.data.per_hop):
     raise ValueError(
         'search.corpus must name the passages that questions are written '
