@@ -114,6 +114,24 @@ def test_top_k_is_the_head_of_the_whole_ranking():
     assert run(search, 'w1x w2x', top_k=k) == [whole[:k]]
 
 
+def all_scores(index, text):
+  """The score of every passage, from every posting of the query's terms."""
+  total = np.zeros(index.postings.size)
+  for _, start, stop, count in index.spans(text):
+    total[index.postings.passages[start:stop]] += (
+        count * index.postings.impacts[start:stop])
+  return total.astype(np.float32)
+
+
+def top(scores, k):
+  """Positions of the k highest scores above 0; the lower wins ties."""
+  hits = np.flatnonzero(scores > 0)
+  if 0 < k < len(hits):
+    worst = np.partition(scores[hits], -k)[-k]
+    hits = hits[scores[hits] >= worst]
+  return hits[np.argsort(-scores[hits], kind='stable')][:k]
+
+
 @pytest.mark.parametrize('words', [4, 60, 3000])
 def test_the_best_are_those_of_all_scores_to_the_bit(words):
   rng = np.random.default_rng(words)
@@ -122,14 +140,15 @@ def test_the_best_are_those_of_all_scores_to_the_bit(words):
   names = [f'w{i}x' for i in range(words + 1)]
   queries = [' '.join(rng.choice(names, size)) for size in (0, 1, 2, 5, 9, 30)
              for _ in range(8)]
-  expected = {(text, k): bm25.top(index.scores(text), k)
+  expected = {(text, k): top(all_scores(index, text), k)
               for text in queries for k in (0, 1, 3, 20, 1000)}
 
   def check(asked):
-    positions, scores = index.best(*asked)
+    text, k = asked
+    positions, scores = index.postings.best(index.spans(text), k)
     assert positions.tolist() == expected[asked].tolist()
     assert scores.dtype == np.float32
-    assert scores.tolist() == index.scores(asked[0])[positions].tolist()
+    assert scores.tolist() == all_scores(index, text)[positions].tolist()
 
   with futures.ThreadPoolExecutor(8) as pool:  # they share the index's arrays
     list(pool.map(check, expected))
@@ -151,8 +170,9 @@ def test_frequent_terms_are_looked_up_and_not_summed():
 
   counting = dataclasses.replace(index, postings=dataclasses.replace(
       index.postings, passages=index.postings.passages.view(Passages)))
-  positions, _ = counting.best('common rare', 3)
-  assert positions.tolist() == bm25.top(index.scores('common rare'), 3).tolist()
+  positions, _ = counting.postings.best(counting.spans('common rare'), 3)
+  assert positions.tolist() == top(
+      all_scores(index, 'common rare'), 3).tolist()
   # The postings of the rare term, and of the other as many as it has passages.
   sizes = [len(index.postings.passages[at]) for at in looked_up
            if not isinstance(at, slice)]

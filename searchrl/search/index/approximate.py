@@ -134,24 +134,17 @@ def in_memory(
     folder = pathlib.Path(name)  # the loaded index does not need it
     index, _, measured = _tuned(
         kind, module.build(source, folder, **options), folder, source, queries,
-        recall=recall, ladder=settings and [settings])
-  found = measured[-1]['recall@3']
-  if not found >= min_recall:
-    raise ValueError(
-        f'recall@3 of {kind} must be at least min_recall={min_recall}, but was '
-        f"measured as {found:.4f}. Take backend='exact', or lower "
-        'search.options.min_recall.')
-  return index, found
+        recall=recall, ladder=[settings] if settings else None)
+  measure = measured[-1]['recall@3']
+  _check_recall(kind, measure, min_recall)
+  return index, measure
 
 
 def _tuned(kind: str, built: dict[str, Any], folder: pathlib.Path,
            source: vector_store.Source, queries: Float[np.ndarray, 'Q D'], *,
            recall: float, say: Callable[[str], None] = lambda text: None,
            ladder: Sequence[Mapping[str, int]] | None = None):
-  """Tries settings, from fast to thorough, until one reaches a recall.
-
-  Returns:
-    The index, its settings, and the recall of each setting that was tried.
+  """Returns the fastest index that reaches a recall, its settings, and trials.
   """
   module, measured = _module(kind), []
   exact_scores, exact_ids = exact_host.on_host(source)(queries, _K + _TIES)
@@ -176,16 +169,16 @@ def read_manifest(folder: pathlib.Path, store: vector_store.Store
       is missing or truncated.
   """
   manifest = manifests.read(folder)
-  found, of, settings = (
-      manifest.get(name) for name in ('recall@3', 'of', 'settings'))
-  if not isinstance(found, float) or not isinstance(settings, dict):
+  recall, fingerprint = manifest.get('recall@3'), manifest.get('of')
+  if not (isinstance(recall, float) and
+          isinstance(manifest.get('settings'), dict)):
     raise ValueError(f'{folder} must have a measured recall@3, but has '
-                     f'{found!r}. Build it again.')
-  if of != store.fingerprint:
+                     f'{recall!r}. Build it again.')
+  if fingerprint != store.fingerprint:
     raise ValueError(
         f'{folder} must be built of the vectors beside it, whose fingerprint '
-        f'is {store.fingerprint[:16]}, but is of {str(of)[:16]}. Build it '
-        'again.')
+        f'is {store.fingerprint[:16]}, but is of {str(fingerprint)[:16]}. '
+        'Build it again.')
   return manifest
 
 
@@ -202,13 +195,16 @@ def open_(kind: str, store: vector_store.Store, folder: pathlib.Path, *,
   module = _module(kind)
   manifest = read_manifest(folder, store)
   manifests.check(folder, manifest)
-  if not manifest['recall@3'] >= min_recall:
-    raise ValueError(
-        f'recall@3 of {folder} must be at least min_recall={min_recall}, but '
-        f'was measured as {manifest["recall@3"]:.4f}. Build it with more '
-        "leaves or links, take backend='exact', or lower "
-        'search.options.min_recall.')
+  _check_recall(str(folder), manifest['recall@3'], min_recall)
   return module.open_(folder, manifest['built'], store, **manifest['settings'])
+
+
+def _check_recall(name: str, recall: float, least: float) -> None:
+  if not recall >= least:
+    raise ValueError(
+        f'recall@3 of {name} must be at least min_recall={least}, but was '
+        f'measured as {recall:.4f}. Build it with more leaves or links, take '
+        "backend='exact', or lower search.options.min_recall.")
 
 
 def _module(kind: str):

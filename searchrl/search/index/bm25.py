@@ -163,38 +163,17 @@ class Index:
   postings: maxscore.Postings
   _bounds: dict[int, float] = dataclasses.field(default_factory=dict)  # key: t
 
-  @property
-  def size(self) -> int:
-    """The number of passages, N."""
-    return self.postings.size
-
-  def scores(self, text: str) -> Float[np.ndarray, 'N']:
-    """Returns the sum of impacts over the query's terms, with repetitions."""
-    total = np.zeros(self.size)
-    for _, start, stop, count in self.spans(text):
-      total[self.postings.passages[start:stop]] += (
-          count * self.postings.impacts[start:stop])
-    return total.astype(np.float32)
-
-  def best(self, text: str, k: int
-          ) -> tuple[Int[np.ndarray, 'K'], Float[np.ndarray, 'K']]:
-    """Returns positions and scores of the best, from a part of the postings.
-
-    They equal those of `top(scores(text), k)`.
-    """
-    return self.postings.best(self.spans(text), k)
-
   def spans(self, text: str) -> list[maxscore.Span]:
     """Returns the postings of each term of a query."""
-    found = []
+    spans = []
     for term, count in collections.Counter(analyze(text)).items():
       t = self.terms.get(term)
       if t is not None:
         start, stop = int(self.starts[t]), int(self.starts[t + 1])
         if t not in self._bounds:
           self._bounds[t] = float(self.postings.impacts[start:stop].max())
-        found.append((count * self._bounds[t], start, stop, count))
-    return found
+        spans.append((count * self._bounds[t], start, stop, count))
+    return spans
 
 
 def build(texts: Sequence[str], *, k1: float = 0.9, b: float = 0.4) -> Index:
@@ -206,7 +185,7 @@ def build(texts: Sequence[str], *, k1: float = 0.9, b: float = 0.4) -> Index:
   Lengths are in terms, rounded to one byte; the mean is exact. As in Lucene, N
   and the mean leave out texts without a term.
   """
-  terms = {}
+  terms: dict[str, int] = {}
   ids = [[terms.setdefault(term, len(terms)) for term in analyze(text)]
          for text in texts]
   lengths = np.array([len(row) for row in ids])
@@ -286,12 +265,3 @@ def searcher(corpus: Corpus, index: Index, *, workers: int = 0) -> SearchFn:
                  for i, score in zip(*best))
 
   return lambda queries: ranks.map(queries, prepare, finish)
-
-
-def top(scores: Float[np.ndarray, 'N'], k: int) -> Int[np.ndarray, 'K']:
-  """Returns positions of the k highest scores above 0; the lower wins ties."""
-  hits = np.flatnonzero(scores > 0)
-  if 0 < k < len(hits):
-    worst = np.partition(scores[hits], -k)[-k]
-    hits = hits[scores[hits] >= worst]
-  return hits[np.argsort(-scores[hits], kind='stable')][:k]

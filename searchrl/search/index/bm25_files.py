@@ -23,7 +23,6 @@ from searchrl.trajectory import SearchFn
 
 _FORMAT = 2  # increased whenever files or the terms of `bm25.analyze` change
 _BLOCK = 65_536  # texts per block
-_ARRAYS = ('starts', 'passages', 'impacts')
 
 
 def build(texts: Sequence[str], folder: pathlib.Path, *, corpus: str,
@@ -76,15 +75,16 @@ def build_if_changed(corpus: Corpus, folder: pathlib.Path, *,
 
 def _count(texts: Sequence[str], folder: pathlib.Path):
   """Spills each block's postings, in order; returns terms and lengths."""
-  terms, lengths = {}, np.zeros(len(texts), np.int64)
+  terms: dict[str, int] = {}
+  lengths = np.zeros(len(texts), np.int64)
   for start in range(0, len(texts), _BLOCK):
     ids, owners = [], []
     for i in range(start, min(start + _BLOCK, len(texts))):
-      found = [terms.setdefault(term, len(terms))
-               for term in bm25.analyze(texts[i])]
-      lengths[i] = len(found)
-      ids.append(np.array(found, np.int64))
-      owners.append(np.full(len(found), i, np.int64))
+      numbers = [terms.setdefault(term, len(terms))
+                 for term in bm25.analyze(texts[i])]
+      lengths[i] = len(numbers)
+      ids.append(np.array(numbers, np.int64))
+      owners.append(np.full(len(numbers), i, np.int64))
     pairs, counts = np.unique(
         np.concatenate(ids) * len(texts) + np.concatenate(owners),
         return_counts=True)
@@ -130,22 +130,22 @@ def load(folder: str | pathlib.Path, corpus: Corpus) -> bm25.Index:
   """
   folder = pathlib.Path(folder)
   manifest = manifests.read(folder)
-  found, count, of = (manifest.get(n) for n in ('format', 'count', 'corpus'))
-  if found != _FORMAT:
+  if manifest.get('format') != _FORMAT:
     raise ValueError(f'{folder} must be an index of format {_FORMAT}, but is '
-                     f'of {found}. Build it again.')
-  if of != corpus.digest or count != len(corpus):
+                     f'of {manifest.get("format")}. Build it again.')
+  count, digest = manifest['count'], manifest['corpus']
+  if digest != corpus.digest or count != len(corpus):
     raise ValueError(
         f'{folder} must be of the corpus that is searched, of digest '
-        f'{corpus.digest[:16]}, but is of {of[:16]}. Build it from this '
+        f'{corpus.digest[:16]}, but is of {digest[:16]}. Build it from this '
         'corpus.')
   manifests.check(folder, manifest)
   terms = (folder / 'terms.txt').read_text(encoding='utf-8')
-  starts, *files = ((folder / f'{name}.npy').open('rb') for name in _ARRAYS)
-  with starts:
-    starts = maxscore.mapped(starts)
+  files = [(folder / f'{name}.npy').open('rb')
+           for name in ('passages', 'impacts')]
   return bm25.Index(
-      {term: i for i, term in enumerate(terms.split('\n'))}, starts,
+      {term: i for i, term in enumerate(terms.split('\n'))},
+      np.asarray(np.load(folder / 'starts.npy', mmap_mode='r')),
       maxscore.Postings.mapped(files, count))
 
 

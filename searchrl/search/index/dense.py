@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import re
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 import zlib
 
 from jaxtyping import Float, Int
@@ -30,6 +31,18 @@ from searchrl.trajectory import Passages, Query, SearchFn
 
 Kind = Literal['query', 'passage']
 EncodeFn = Callable[[Sequence[str], Kind], Float[np.ndarray, 'N D']]
+
+
+class Encoder(Protocol):
+  """An EncodeFn with weights, which an index records."""
+
+  @property
+  def about(self) -> Mapping[str, Any]:
+    """Facts about the encoder; 'digest' identifies its weights."""
+
+  def __call__(self, texts: Sequence[str], kind: Kind
+              ) -> Float[np.ndarray, 'N D']:
+    """Returns a row per text."""
 
 
 def hashed_ngrams(
@@ -84,7 +97,7 @@ def ngram_encoder(corpus: Corpus, *, dim: int = 512, n: int = 3) -> EncodeFn:
   It calls `hashed_ngrams`. The weight of an n-gram that occurs in df of the N
   passages is ln(1 + N / df).
   """
-  dfs = collections.Counter()
+  dfs: collections.Counter[str] = collections.Counter()
   for text in corpus.texts:
     dfs.update(_count_grams(text, n).keys())
   weights = {g: float(np.log1p(len(corpus) / df)) for g, df in dfs.items()}
@@ -97,10 +110,8 @@ def ngram_encoder(corpus: Corpus, *, dim: int = 512, n: int = 3) -> EncodeFn:
 
 
 def _count_grams(text: str, n: int) -> collections.Counter[str]:
-  grams = collections.Counter()
-  for word in re.findall(r'\w+', text.lower()):
-    grams.update(_grams(word, n))
-  return grams
+  return collections.Counter(itertools.chain.from_iterable(
+      _grams(word, n) for word in re.findall(r'\w+', text.lower())))
 
 
 @functools.lru_cache(maxsize=2**16)
@@ -189,9 +200,9 @@ def encoded(
   return rows
 
 
-def evenly_spaced(count: int, most: int) -> Int[np.ndarray, 'M']:
-  """Returns up to `most` positions in [0, count), with the first and last."""
-  return np.unique(np.linspace(0, count - 1, min(most, count)).astype(int))
+def evenly_spaced(count: int, limit: int) -> Int[np.ndarray, 'M']:
+  """Returns up to `limit` positions in [0, count), with the first and last."""
+  return np.unique(np.linspace(0, count - 1, min(limit, count)).astype(int))
 
 
 def _passages(

@@ -62,7 +62,11 @@ def build(
   Raises:
     ValueError: An option is out of range, or a value too large for the dtype.
   """
-  _check(dtype, batch=batch, block_rows=block_rows)
+  vector_store.check_dtype('dtype', dtype)
+  for name, value in (('batch', batch), ('block_rows', block_rows)):
+    if value < 1:
+      raise ValueError(f'{name} must be at least 1, but is {value}. Give the '
+                       'number to compare at a time.')
   if devices is None:
     devices = jax.local_devices()[:-(-source.count // block_rows)]
   mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
@@ -83,16 +87,6 @@ def build(
 
   return exact_host.Index('mesh', source.count, source.dim,
                           functools.partial(_in_batches, call, batch))
-
-
-def _check(dtype: str, **at_a_time: int) -> None:
-  if dtype not in vector_store.DTYPES:
-    raise ValueError(f'dtype must be one of {", ".join(vector_store.DTYPES)}, '
-                     f'but is {dtype!r}.')
-  for name, value in at_a_time.items():
-    if value < 1:
-      raise ValueError(f'{name} must be at least 1, but is {value}. Give the '
-                       'number to compare at a time.')
 
 
 def _in_batches(call, batch: int, vectors: Float[np.ndarray, 'B D'], k: int):
@@ -165,7 +159,8 @@ def _pieces(source, first: int, last: int, block: int):
            for edge in range(first, last, block)
            for start in range(edge, min(edge + block, last), _PIECE)]
   with futures.ThreadPoolExecutor(1) as thread:
-    in_flight = collections.deque()
+    in_flight: collections.deque[tuple[int, futures.Future]] = (
+        collections.deque())
     for span in spans:
       in_flight.append((span[0], thread.submit(source.parts, *span)))
       if len(in_flight) == 2:
@@ -176,26 +171,26 @@ def _pieces(source, first: int, last: int, block: int):
 
 
 @functools.partial(jax.jit, donate_argnums=0, static_argnames='dtype')
-def _fill(buffers, piece, at: tuple[int, int], *, dtype: str):
+def _fill(buffers, piece, place: tuple[int, int], *, dtype: str):
   """Writes a piece, less the mean, to buffers; also returns if it is finite."""
   (rows, *scales), mean = piece
   rows = rows.astype(jnp.float32)
   rows = (rows * scales[0][:, None] if scales else rows) - mean
   if dtype == 'int8':
-    kept = vector_store.quantize(rows)
+    parts = vector_store.quantize(rows)
   else:
-    kept = rows.astype(dtype), jnp.ones(len(rows), jnp.float32)
-  buffers = tuple(_written(*pair, at) for pair in zip(buffers, kept))
-  return buffers, jnp.isfinite(kept[0]).all() & jnp.isfinite(kept[1]).all()
+    parts = rows.astype(dtype), jnp.ones(len(rows), jnp.float32)
+  buffers = tuple(_written(*pair, place) for pair in zip(buffers, parts))
+  return buffers, jnp.isfinite(parts[0]).all() & jnp.isfinite(parts[1]).all()
 
 
-def _written(buffer: Array, part: Array, at: tuple[int, int]) -> Array:
+def _written(buffer: Array, part: Array, place: tuple[int, int]) -> Array:
   """Returns a buffer [blocks, block, ...] with a part of a block written."""
   bits = {2: jnp.uint16}.get(part.dtype.itemsize, part.dtype)
   buffer_bits, part_bits = (  # a CPU would widen the whole bfloat16 buffer
       jax.lax.bitcast_convert_type(x, bits) for x in (buffer, part[None]))
   return jax.lax.bitcast_convert_type(jax.lax.dynamic_update_slice(
-      buffer_bits, part_bits, (*at, 0)[:buffer.ndim]), buffer.dtype)
+      buffer_bits, part_bits, (*place, 0)[:buffer.ndim]), buffer.dtype)
 
 
 @functools.partial(jax.jit, static_argnames=('k', 'count', 'mesh'))
@@ -224,27 +219,26 @@ def top_k(
     best = (jnp.full((queries, k), -jnp.inf),
             jnp.zeros((queries, k), jnp.int32))
 
-    def step(best, one):
-      i, block_rows, block_scales = one
+    def step(best, rows_of_block):
+      i, block_rows, block_scales = rows_of_block
       ids = first + i * block + jnp.arange(block)
       scores = block_scales * jnp.sum(jnp.einsum(
           'pbd,nd->pbn', parts, block_rows.astype(parts.dtype),
           precision=_HIGHEST, preferred_element_type=jnp.float32), 0)
       scores = jnp.where(ids < count, scores, -jnp.inf)
-      top, at = jax.lax.top_k(scores, min(k, block))
-      return _keep(best, (top, ids[at]), k), None
+      top, places = jax.lax.top_k(scores, min(k, block))
+      both = (jnp.concatenate(pair, 1)
+              for pair in zip(best, (top, ids[places])))
+      return _best(*both, k), None
 
     best, _ = jax.lax.scan(step, best, (jnp.arange(blocks), rows, scales))
-    scores, ids = (jax.lax.all_gather(x, _AXIS, axis=1, tiled=True)
-                   for x in best)
-    top, at = jax.lax.top_k(scores, k)
-    return top, jnp.take_along_axis(ids, at, 1)
+    return _best(*(jax.lax.all_gather(x, _AXIS, axis=1, tiled=True)
+                   for x in best), k)
 
   return search(rows, scales, parts)
 
 
-def _keep(best, new, k: int):
-  """Returns the k best of both; the earlier wins ties (lax.top_k is stable)."""
-  scores, ids = (jnp.concatenate(pair, 1) for pair in zip(best, new))
-  top, at = jax.lax.top_k(scores, k)
-  return top, jnp.take_along_axis(ids, at, 1)
+def _best(scores: Float[Array, 'B M'], ids: Int[Array, 'B M'], k: int):
+  """Returns the k best; the earlier wins ties, since lax.top_k is stable."""
+  top, places = jax.lax.top_k(scores, k)
+  return top, jnp.take_along_axis(ids, places, 1)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
+import importlib
+from typing import Any
 
 from jaxtyping import Float, Int
 import numpy as np
@@ -58,6 +60,16 @@ class Index:
     return _cleaned(*self.find(np.ascontiguousarray(vectors), k), k, self.count)
 
 
+def package(module: str, backend: str, name: str) -> Any:
+  """Imports the package of a backend; a ValueError says how to install it."""
+  try:
+    return importlib.import_module(module)
+  except ImportError as error:
+    raise ValueError(
+        f'backend {backend!r} needs the package {name}. Run: pip install '
+        "'searchrl[search]'; or take another backend.") from error
+
+
 def _cleaned(scores, ids, k: int, count: int):
   """Returns float32 scores and int64 ids [B, k]; invalid ids go to the end."""
   scores = np.asarray(scores, np.float32)
@@ -86,9 +98,9 @@ def on_host(source: vector_store.Source) -> Index:
     scores = np.full((len(vectors), 0), -np.inf, np.float32)
     ids = np.zeros((len(vectors), 0), np.int64)
     for start, rows in vector_store.blocks(source, _BLOCK):
-      new, at = _best(vectors @ rows.T, k)
+      new, columns = _best(vectors @ rows.T, k)
       scores, ids = merge(np.concatenate([scores, new], 1),
-                          np.concatenate([ids, at + start], 1), k)
+                          np.concatenate([ids, columns + start], 1), k)
     return scores, ids
 
   return Index('numpy', source.count, source.dim, find)
@@ -102,12 +114,12 @@ def _best(scores: Float[np.ndarray, 'B N'], k: int):
   worst = np.partition(scores, -k, axis=1)[:, -k, None]
   ids = np.zeros((len(scores), k), np.int64)
   for row, (row_scores, least) in enumerate(zip(scores, worst)):
-    at = np.flatnonzero(row_scores >= least)  # more than k if some tie
-    ids[row] = at[np.argsort(-row_scores[at], kind='stable')][:k]
+    columns = np.flatnonzero(row_scores >= least)  # more than k if some tie
+    ids[row] = columns[np.argsort(-row_scores[columns], kind='stable')][:k]
   return np.take_along_axis(scores, ids, 1), ids
 
 
-def recall(found: Int[np.ndarray, 'Q K'], exact_ids: Int[np.ndarray, 'Q M'],
+def recall(ids: Int[np.ndarray, 'Q K'], exact_ids: Int[np.ndarray, 'Q M'],
            exact_scores: Float[np.ndarray, 'Q M'], k: int) -> float:
   """Returns the share of the k best rows that are among the first k found.
 
@@ -115,12 +127,12 @@ def recall(found: Int[np.ndarray, 'Q K'], exact_ids: Int[np.ndarray, 'Q M'],
   between two equal passages says nothing about the index.
 
   Args:
-    found: Ids that an index returned.
+    ids: Ids that an index returned.
     exact_ids: Ids of exact search, M at least k; a larger M shows more ties.
     exact_scores: Scores of exact_ids.
     k: The k of recall@k.
   """
   tied = exact_scores >= exact_scores[:, k - 1:k] - 1e-6
-  hits = [min(np.isin(ids[:k], truth[equal]).sum(), k)
-          for ids, truth, equal in zip(found, exact_ids, tied, strict=True)]
+  hits = [min(np.isin(row[:k], truth[equal]).sum(), k)
+          for row, truth, equal in zip(ids, exact_ids, tied, strict=True)]
   return float(np.mean(hits) / k)

@@ -58,13 +58,13 @@ def open_(path: str | pathlib.Path, *, count: int, dim: int) -> ImportedRows:
   if not path.is_file():
     raise FileNotFoundError('imported vectors must be a file, but there is '
                             f'none at {path}. Check config.imports.')
-  found = _plain(path, dim) if path.suffix == '.memmap' else _flat(path)
-  if (found.count, found.dim) != (count, dim):
+  rows = _plain(path, dim) if path.suffix == '.memmap' else _flat(path)
+  if (rows.count, rows.dim) != (count, dim):
     raise ValueError(
         f'{path} must hold a row for each of {count} passages, as wide as the '
-        f"encoder's {dim}, but holds {found.count} of {found.dim}. Give the "
+        f"encoder's {dim}, but holds {rows.count} of {rows.dim}. Give the "
         'corpus and the encoder that it was made of.')
-  return found
+  return rows
 
 
 def _plain(path: pathlib.Path, dim: int) -> ImportedRows:

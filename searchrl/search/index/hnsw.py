@@ -21,16 +21,6 @@ from searchrl.search.index import vector_store
 _FILE = 'hnsw.faiss'
 
 
-def _library():
-  try:
-    import faiss  # pylint: disable=g-import-not-at-top
-  except ImportError as error:
-    raise ValueError(
-        "backend 'hnsw' needs the package faiss-cpu. Run: pip install "
-        "'searchrl[search]'; or take another backend.") from error
-  return faiss
-
-
 def build(source: vector_store.Source, folder: pathlib.Path, *, links: int = 32,
           construction: int = 200, threads: int = 0) -> dict[str, Any]:
   """Writes the file of an index.
@@ -52,7 +42,7 @@ def build(source: vector_store.Source, folder: pathlib.Path, *, links: int = 32,
     ValueError: The package faiss is not installed, or an option is out of
       range.
   """
-  faiss = _library()
+  faiss = exact_host.package('faiss', 'hnsw', 'faiss-cpu')
   if links < 2 or construction < links:
     raise ValueError(
         'links must be at least 2 and construction at least links, but they '
@@ -99,7 +89,7 @@ def open_(folder: pathlib.Path, built: dict[str, Any],
       has other rows.
   """
   del built
-  faiss = _library()
+  faiss = exact_host.package('faiss', 'hnsw', 'faiss-cpu')
   try:
     index = faiss.read_index(str(folder / _FILE))
   except RuntimeError as error:

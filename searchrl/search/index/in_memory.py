@@ -39,7 +39,23 @@ class _Encoded:
   encode: dense.EncodeFn = dataclasses.field(compare=False, repr=False)
 
 
-def search(
+def search(corpus: Corpus, **options: Any) -> SearchFn:
+  """Encodes a corpus and returns its search; for the options see `build`."""
+  encoded, index, _ = build(corpus, **options)
+  return dense.searcher(corpus, encoded.encode, index)
+
+
+def describe(corpus: Corpus, **options: Any) -> dict[str, Any]:
+  """Returns the encoder's digest, the backend, and its recall if approximate.
+
+  Options are as in `build`, which makes the index only once for both functions.
+  """
+  encoded, _, facts = build(corpus, **options)
+  digest = encoded.encoder_digest
+  return {'encoder': {'path': options['encoder'], 'digest': digest}, **facts}
+
+
+def build(
     corpus: Corpus,
     *,
     encoder: str,
@@ -48,8 +64,8 @@ def search(
     min_recall: float = 0.95,
     batch: int = 64,
     **graph: int,
-) -> SearchFn:
-  """Encodes a corpus and returns its search.
+) -> tuple[_Encoded, exact_host.Index, dict[str, Any]]:
+  """Returns an encoded corpus, its index, and facts for a run's record.
 
   Args:
     corpus: Corpus of at most `open_index.EXACT_ON_HOST` passages.
@@ -71,30 +87,8 @@ def search(
       recall is too low, or an option is out of range.
   """
   encoded = _encoded(corpus, encoder, load_encoder)
-  index, _ = _index(encoded, _available(backend), min_recall, batch,
-                    _sorted(backend, graph))
-  return dense.searcher(corpus, encoded.encode, index)
-
-
-def describe(
-    corpus: Corpus,
-    *,
-    encoder: str,
-    load_encoder: open_index.LoadEncoder | None,
-    backend: str = 'auto',
-    min_recall: float = 0.95,
-    batch: int = 64,
-    **graph: int,
-) -> dict[str, Any]:
-  """Returns the encoder's digest, the backend, and its recall if approximate.
-
-  Arguments and errors are as in `search`, which uses the same index.
-  """
-  encoded = _encoded(corpus, encoder, load_encoder)
-  _, facts = _index(encoded, _available(backend), min_recall, batch,
-                    _sorted(backend, graph))
-  of_encoder = {'path': encoder, 'digest': encoded.encoder_digest}
-  return {'encoder': of_encoder, **facts}
+  return encoded, *_index(encoded, _available(backend), min_recall, batch,
+                          _sorted(backend, graph))
 
 
 def _encoded(corpus: Corpus, encoder: str,

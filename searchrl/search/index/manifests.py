@@ -11,7 +11,7 @@ is in the system's cache (an AMD EPYC of family 25).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent import futures
 import json
 import pathlib
@@ -78,22 +78,17 @@ def _checksums(file: pathlib.Path) -> list[int]:
   """Returns the checksum of each block of a file."""
   starts = range(0, file.stat().st_size, _BLOCK)
   with futures.ThreadPoolExecutor(_THREADS) as pool:
-    return [*pool.map(lambda start: _checksum(_pieces(file, start)), starts)]
+    return [*pool.map(lambda start: _checksum(file, start), starts)]
 
 
-def _pieces(file: pathlib.Path, start: int) -> Iterator[bytes]:
+def _checksum(file: pathlib.Path, start: int) -> int:
+  checksum = 0
   with file.open('rb', buffering=0) as opened:
     opened.seek(start)
     for _ in range(0, _BLOCK, _READ):
-      yield opened.read(_READ)
-
-
-def _checksum(pieces: Iterator[bytes]) -> int:
-  found = 0
-  for piece in pieces:
-    found = zlib.crc32(piece, found)
-  return found
+      checksum = zlib.crc32(opened.read(_READ), checksum)
+  return checksum
 
 
 def _seal(manifest: Mapping[str, Any]) -> int:
-  return _checksum(iter([json.dumps(manifest, sort_keys=True).encode()]))
+  return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())

@@ -79,49 +79,49 @@ class Postings:
     threshold = 0.0  # lower bound of the k-th best sum
     while spans and _bound(spans) >= threshold:
       _, start, stop, count = spans.pop(0)
-      at = self.passages[start:stop]
-      before = total[at]
+      ids = self.passages[start:stop]
+      before = total[ids]
       sums = before + count * self.impacts[start:stop]
-      total[at] = sums
-      touched.append(at[before == 0] if touched else at)
+      total[ids] = sums
+      touched.append(ids[before == 0] if touched else ids)
       threshold = _raised(threshold, sums, k)
-    at = np.concatenate(touched)
-    sums = total[at]
-    total[at] = 0
+    ids = np.concatenate(touched)
+    sums = total[ids]
+    total[ids] = 0
     self._zeros.append(total)
-    at, sums = self._completed(spans, at, sums, k, threshold)
+    ids, sums = self._completed(spans, ids, sums, k, threshold)
     sums = sums.astype(np.float32)
-    order = np.lexsort((at, -sums))[:k]
-    return at[order], sums[order]
+    order = np.lexsort((ids, -sums))[:k]
+    return ids[order], sums[order]
 
-  def _completed(self, spans, at, sums, k: int, threshold: float):
+  def _completed(self, spans, ids, sums, k: int, threshold: float):
     """Adds the spans to sums; drops passages that cannot be in the k best."""
-    at, sums = _candidates(at, sums, spans, threshold)
-    if len(at) > 2 * _LEADERS * k:
+    ids, sums = _candidates(ids, sums, spans, threshold)
+    if len(ids) > 2 * _LEADERS * k:
       leaders = np.argpartition(sums, -_LEADERS * k)[-_LEADERS * k:]
       whole = sums[leaders]
       for span in spans:
-        whole = whole + span[3] * self._impacts_of(span, at[leaders])
+        whole = whole + span[3] * self._impacts_of(span, ids[leaders])
       threshold = _raised(threshold, whole, k)
     for i, span in enumerate(spans):
-      at, sums = _candidates(at, sums, spans[i:], threshold)
-      sums = sums + span[3] * self._impacts_of(span, at)
-    return at, sums
+      ids, sums = _candidates(ids, sums, spans[i:], threshold)
+      sums = sums + span[3] * self._impacts_of(span, ids)
+    return ids, sums
 
-  def _impacts_of(self, span: Span, at: Int[np.ndarray, 'M']
+  def _impacts_of(self, span: Span, ids: Int[np.ndarray, 'M']
                  ) -> Float[np.ndarray, 'M']:
     """Returns the impact of a term on each passage; 0 where it is absent."""
     _, start, stop, _ = span
     passages = self.passages[start:stop]
-    place = np.searchsorted(passages, at)
-    place[place == len(passages)] = 0
+    places = np.searchsorted(passages, ids)
+    places[places == len(passages)] = 0
     return np.where(
-        passages[place] == at, self.impacts[start:stop][place], 0)
+        passages[places] == ids, self.impacts[start:stop][places], 0)
 
 
 def _bound(spans: Sequence[Span]) -> float:
   """Returns the most that these terms together can add to a passage."""
-  return sum(most for most, _, _, _ in spans)
+  return sum(bound for bound, _, _, _ in spans)
 
 
 def _raised(threshold: float, sums: Float[np.ndarray, 'M'], k: int) -> float:
@@ -131,10 +131,10 @@ def _raised(threshold: float, sums: Float[np.ndarray, 'M'], k: int) -> float:
   return max(threshold, float(np.partition(sums, -k)[-k]) * (1 - 1e-6))
 
 
-def _candidates(at, sums, spans, threshold: float):
+def _candidates(ids, sums, spans, threshold: float):
   """Returns the passages that can still reach the threshold with all spans."""
   able = np.flatnonzero(sums >= threshold - _bound(spans))
-  return at[able], sums[able]
+  return ids[able], sums[able]
 
 
 def mapped(file: BinaryIO) -> np.ndarray:

@@ -29,7 +29,7 @@ EXACT_ON_HOST = 200_000  # largest number of rows that a CPU searches exactly
 _PACKAGES = {'scann': 'scann', 'hnsw': 'faiss'}
 # Called with (about, path='current location'), returns the encoder that an
 # index records in `about`; raises a ValueError if it has changed since.
-LoadEncoder = Callable[..., dense.EncodeFn]
+LoadEncoder = Callable[..., dense.Encoder]
 
 
 def indexed(
@@ -123,15 +123,12 @@ def choose(store: vector_store.Store, folder: str | pathlib.Path, *,
   if not 0 < memory_share <= 1:
     raise ValueError('search.options.memory_share must lie in (0, 1], but is '
                      f'{memory_share}.')
-  if storage not in vector_store.DTYPES:
-    raise ValueError(f'storage must be one of {", ".join(vector_store.DTYPES)},'
-                     f' but is {storage!r}.')
+  vector_store.check_dtype('storage', storage)
   needed = vector_store.Recipe(
       '', {}, store.count, store.dim, storage).disk_bytes
   free = exact_device.free_bytes()
-  if free is not None and needed <= memory_share * free:
-    return 'exact'
-  if free is None and store.count <= EXACT_ON_HOST:
+  if (store.count <= EXACT_ON_HOST if free is None else
+      needed <= memory_share * free):
     return 'exact'
   for kind, package in _PACKAGES.items():
     built = (pathlib.Path(folder) / kind / 'manifest.json').is_file()

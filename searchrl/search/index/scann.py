@@ -41,13 +41,8 @@ _FLAGS = {  # ScaNN's switches, and the CPU features that each needs
 
 def _library():
   """Imports ScaNN, which is slow to import and exists for Linux only."""
-  try:
-    import scann  # pylint: disable=g-import-not-at-top
-  except ImportError as error:
-    raise ValueError(
-        "backend 'scann' needs the package scann (Linux, Python up to 3.13). "
-        "Run: pip install 'searchrl[search]'; or take another backend."
-    ) from error
+  scann = exact_host.package('scann', 'scann',
+                             'scann (Linux, Python up to 3.13)')
   library = getattr(scann.scann_ops_pybind, 'scann_pybind', None)
   if library is not None:
     _use_cpu(library.__file__)
@@ -60,14 +55,8 @@ def _use_cpu(path: str, cpuinfo: str = '/proc/cpuinfo') -> tuple[str, ...]:
 
   In ScaNN 1.4.0 to 1.4.2 from PyPI, the function that tests for a CPU feature
   is empty and returns false, so that searches run on SSE4. Its results are in
-  exported variables, which are set here. A wheel without them is left as it is.
-
-  Args:
-    path: Path of the shared library, which is already loaded.
-    cpuinfo: Path of a file that lists the features of the CPU.
-
-  Returns:
-    The variables that were set.
+  exported variables, which are set here and returned. A wheel without them is
+  left as it is.
   """
   try:
     lines = pathlib.Path(cpuinfo).read_text().splitlines()
@@ -128,7 +117,7 @@ def build(
         f'they are {leaves}, {part_rows} and {soar}.')
   count = -(-source.count // part_rows)
   edges = [source.count * i // count for i in range(count + 1)]
-  kept = np.lib.format.open_memmap(
+  stored = np.lib.format.open_memmap(
       folder / _ROWS, mode='w+', dtype=source.exact_dtype,
       shape=(source.count, source.dim))
   tree_leaves = []
@@ -137,12 +126,12 @@ def build(
     for first in range(start, stop, 65_536):
       last = min(first + 65_536, stop)
       block = _checked(source.read(first, last), first)
-      kept[first:last] = block
+      stored[first:last] = block
       rows[first - start:last - start] = block - source.mean
     tree_leaves.append(
         _build_part(rows, folder / f'part_{number:03d}', leaves, soar))
-  kept.flush()
-  return {'edges': edges, 'leaves': tree_leaves, 'rows': kept.dtype.name}
+  stored.flush()
+  return {'edges': edges, 'leaves': tree_leaves, 'rows': stored.dtype.name}
 
 
 def _checked(rows: Float[np.ndarray, 'N D'], first: int
@@ -232,10 +221,9 @@ def open_(folder: pathlib.Path, built: dict[str, Any],
   parts = list(zip(searchers, edges, edges[1:], built['leaves']))
 
   def find(vectors, k):
-    wanted = max(_RERANKED, k)
-    found = [_search(*part, vectors, wanted, share, candidates)
-             for part in parts]
-    return _rank(rows, vectors, np.concatenate(found, 1), k)
+    ids = [_search(*part, vectors, max(_RERANKED, k), share, candidates)
+           for part in parts]
+    return _rank(rows, vectors, np.concatenate(ids, 1), k)
 
   return exact_host.Index('scann', source.count, source.dim, find)
 
@@ -257,6 +245,6 @@ def _rank(rows: Float[np.ndarray, 'N D'], vectors: Float[np.ndarray, 'B D'],
   """Returns the k best of these ids by the stored rows, with float32 scores."""
   scores = np.empty(ids.shape, np.float32)
   for row_scores, vector, row_ids in zip(scores, vectors, ids):
-    found = rows[np.maximum(row_ids, 0)]
-    row_scores[:] = found.astype(np.float32, copy=False) @ vector
+    candidates = rows[np.maximum(row_ids, 0)]
+    row_scores[:] = candidates.astype(np.float32, copy=False) @ vector
   return exact_host.merge(np.where(ids >= 0, scores, -np.inf), ids, k)

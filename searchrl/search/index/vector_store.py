@@ -35,13 +35,29 @@ _CHUNK = 4096  # most rows per chunk, the smallest unit of a read
 _REBUILD = 'Build the index again; finished shards are kept.'
 
 
+def check_dtype(name: str, dtype: str) -> None:
+  """Raises a ValueError that names the option unless `DTYPES` has its value."""
+  if dtype not in DTYPES:
+    raise ValueError(
+        f'{name} must be one of {", ".join(DTYPES)}, but is {dtype!r}.')
+
+
 class Source(Protocol):
   """N rows of vectors that are read in blocks, from which an index is built."""
 
-  count: int  # N
-  dim: int  # D
-  mean: Float[np.ndarray, 'D']  # mean of all rows, float32
   exact_dtype: str  # float16 if it holds every value exactly, else float32
+
+  @property
+  def count(self) -> int:
+    """Number of rows, N."""
+
+  @property
+  def dim(self) -> int:
+    """Dimension D of the rows."""
+
+  @property
+  def mean(self) -> Float[np.ndarray, 'D']:
+    """Mean of all rows, float32."""
 
   def read(self, start: int, stop: int) -> Float[np.ndarray, 'N D']:
     """Returns rows [start, stop) as float32; all values are finite."""
@@ -149,9 +165,7 @@ class Recipe:
   shard_rows: int = 65_536  # rows per shard
 
   def __post_init__(self):
-    if self.dtype not in DTYPES:
-      raise ValueError(f'store.dtype must be one of {", ".join(DTYPES)}, but '
-                       f'is {self.dtype!r}.')
+    check_dtype('store.dtype', self.dtype)
     for name in ('count', 'dim', 'shard_rows'):
       if getattr(self, name) < 1:
         raise ValueError(f'{name} of a store must be at least 1, but is '
@@ -191,17 +205,19 @@ class Writer:
     self._folder, self.recipe = pathlib.Path(folder), recipe
     (self._folder / 'done').mkdir(parents=True, exist_ok=True)
     file = self._folder / 'recipe.json'
-    wanted = {'format': _FORMAT, **dataclasses.asdict(recipe)}
+    facts = {'format': _FORMAT, **dataclasses.asdict(recipe)}
     if file.exists():
-      _check_same(self._folder, json.loads(file.read_text()), wanted)
+      _check_same(self._folder, json.loads(file.read_text()), facts)
     else:
-      atomic_files.write_json(file, wanted)
+      atomic_files.write_json(file, facts)
     self._arrays = _open_arrays(self._folder, recipe, create=True)
 
   def missing(self) -> list[int]:
     """Returns the numbers of the shards that are not finished."""
-    return [i for i in range(self.recipe.shards)
-            if _read_marker(self._folder, self.recipe, i) is None]
+    return [i for i in range(self.recipe.shards) if self._note(i) is None]
+
+  def _note(self, shard: int) -> dict[str, Any] | None:
+    return _read_marker(self._folder, self.recipe, shard)
 
   def write(self, shard: int, rows: Float[np.ndarray, 'N D']) -> None:
     """Writes a whole shard, which is on disk when this returns.
@@ -219,7 +235,7 @@ class Writer:
     sha = hashlib.sha256()
     for array, part in zip(self._arrays, parts, strict=True):
       array[start:stop].write(part).result()
-      sha.update(np.ascontiguousarray(part).view(np.uint8))
+      sha.update(np.ascontiguousarray(part).view(np.uint8).data)
     atomic_files.write_json(_marker(self._folder, shard), {
         'sha256': sha.hexdigest(),
         'files': _sizes(self._folder, len(parts), shard),
@@ -238,8 +254,7 @@ class Writer:
     total, sha = np.zeros(self.recipe.dim), hashlib.sha256()
     sha.update(json.dumps(_identity(dataclasses.asdict(self.recipe)),
                           sort_keys=True).encode())
-    for shard in range(self.recipe.shards):
-      note = _read_marker(self._folder, self.recipe, shard)
+    for note in filter(None, map(self._note, range(self.recipe.shards))):
       total += note['sum']
       sha.update(note['sha256'].encode())
     atomic_files.write_json(self._folder / 'manifest.json', {
@@ -325,12 +340,12 @@ def _identity(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_same(folder: pathlib.Path, past: Mapping[str, Any],
-                wanted: Mapping[str, Any]) -> None:
+                new: Mapping[str, Any]) -> None:
   """Raises a ValueError that names the differences of two recipes."""
-  past, wanted = _identity(past), _identity(wanted)
-  changed = [f'{name}: {past.get(name)!r} -> {wanted.get(name)!r}'
-             for name in sorted({*past, *wanted})
-             if past.get(name) != wanted.get(name)]
+  past, new = _identity(past), _identity(new)
+  changed = [f'{name}: {past.get(name)!r} -> {new.get(name)!r}'
+             for name in sorted({*past, *new})
+             if past.get(name) != new.get(name)]
   if changed:
     raise ValueError(
         f'{folder} must hold vectors of the same corpus and encoder, but: '
@@ -342,7 +357,7 @@ def _marker(folder: pathlib.Path, shard: int) -> pathlib.Path:
 
 
 def _read_marker(folder: pathlib.Path, recipe: Recipe, shard: int
-                ) -> dict | None:
+                ) -> dict[str, Any] | None:
   """Returns a finished shard's note, or None if its files' sizes differ."""
   try:
     note = json.loads(_marker(folder, shard).read_text())
@@ -360,18 +375,20 @@ def _sizes(folder: pathlib.Path, parts: int, shard: int) -> list[int]:
 
 def _open_arrays(folder: pathlib.Path, recipe: Recipe, *, create: bool):
   """Opens the zarr array of rows and, for int8, that of scales."""
-  arrays = [_open_array(folder / 'rows', recipe, recipe.dtype, (recipe.dim,),
-                        create)]
-  if recipe.dtype == 'int8':
-    arrays.append(_open_array(folder / 'scales', recipe, 'float32', (), create))
-  return arrays
+  rows = _open_array(folder / 'rows', recipe, recipe.dtype, create, recipe.dim)
+  if recipe.dtype != 'int8':
+    return [rows]
+  return [rows, _open_array(folder / 'scales', recipe, 'float32', create)]
 
 
-def _open_array(path: pathlib.Path, recipe: Recipe, dtype: str,
-                rest: tuple[int, ...], create: bool):
+def _open_array(path: pathlib.Path, recipe: Recipe, dtype: str, create: bool,
+                *rest: int):
   """Opens a zarr array with a file per shard, and a checksum per chunk."""
+  encoding: dict[str, Any] = {'name': 'bytes'}
+  if dtype != 'int8':  # bytes have no byte order
+    encoding['configuration'] = {'endian': 'little'}
   inner = math.gcd(recipe.shard_rows, _CHUNK)
-  spec = {
+  return tensorstore.open({
       'driver': 'zarr3',
       'store_data_equal_to_fill_value': True,  # so that each shard has a file
       'kvstore': {'driver': 'file', 'path': str(path.resolve())},
@@ -381,9 +398,5 @@ def _open_array(path: pathlib.Path, recipe: Recipe, dtype: str,
               'chunk_shape': [recipe.shard_rows, *rest]}},
           'codecs': [{'name': 'sharding_indexed', 'configuration': {
               'chunk_shape': [inner, *rest],
-              'codecs': [{'name': 'bytes', 'configuration': {
-                  'endian': 'little'}}, {'name': 'crc32c'}]}}]}}
-  if dtype == 'int8':  # bytes have no byte order
-    codecs = spec['metadata']['codecs'][0]['configuration']['codecs']
-    codecs[0] = {'name': 'bytes'}
-  return tensorstore.open(spec, open=True, create=create).result()
+              'codecs': [encoding, {'name': 'crc32c'}]}}]}},
+      open=True, create=create).result()
