@@ -46,6 +46,7 @@ setuptools.setup(
                   'searchrl.evaluation.report': ['*.css', '*.html', '*.js']},
     install_requires=[
         'absl-py>=2.1',
+        'aiohttp>=3.11',
         'filelock>=4',
         'flax>=0.12.8',
         'jax>=0.10.2,<0.11.1; python_version < "3.12"',
@@ -68,7 +69,6 @@ setuptools.setup(
         'tokenizers>=0.22',
         'tqdm>=4.66',
         'transformers>=5.0,<6',
-        'urllib3>=2.2',
         'uvicorn>=0.36',
     ],
     extras_require={

@@ -134,7 +134,7 @@ def _ngrams(corpus: Corpus, *, dim: int = 512, n: int = 3, batch: int = 64
 def _dense_options(options: Options) -> tuple[str, ...]:
   if 'index' in options:
     return _keywords(open_index.indexed, 'index')
-  return _keywords(in_memory.search, 'index', 'links', 'construction',
+  return _keywords(in_memory.build, 'index', 'links', 'construction',
                    'visited', 'dim', 'n')
 
 
@@ -150,17 +150,17 @@ def _describe_dense(corpus: Corpus, options: Options,
 
 
 def _remote(_: None, **options: Any) -> SearchFn:
-  from searchrl.search.remote import remote  # imports urllib3
+  from searchrl.search.remote import remote  # imports aiohttp
   return remote.remote(**options)
 
 
 def _web(_: None, **options: Any) -> SearchFn:
-  from searchrl.search.remote import web  # imports urllib3
+  from searchrl.search.remote import web  # imports aiohttp
   return web.web(**options)
 
 
 def _deadline(options: Options, _: int) -> float:
-  from searchrl.search.remote import transport  # imports urllib3
+  from searchrl.search.remote import transport  # imports aiohttp
   return options.get('deadline_secs', transport.RetryPolicy.deadline_secs)
 
 

@@ -54,7 +54,7 @@ class Completions:
       model: str = '', max_tokens: int = 600, temperature: float = 0.8,
       connections: int = CONNECTIONS, response_bytes: int = 2**22,
       token_env: str = '', wiring: dict[str, Callable[..., Any]] | None = None,
-      **retries: float):
+      **retries: Any):
     for name, value, least in (
         ('max_tokens', max_tokens, 1), ('temperature', temperature, 0),
         ('connections', connections, 1), ('response_bytes', response_bytes, 1)):
@@ -105,7 +105,7 @@ class Completions:
     prompt = prompt.encode('utf-8', 'replace').decode()
     messages = [{'role': 'system', 'content': ''},
                 {'role': 'user', 'content': prompt}]
-    completion = self._calls.call('POST', read_completion, body=json.dumps(
+    completion = self._calls.call(read_completion, body=json.dumps(
         self._request | fields | {'messages': messages}).encode())
     if isinstance(completion, SearchError):
       return completion

@@ -2,25 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """An HTTP request that returns a good body or a typed failure in time.
 
-A request runs in its own thread and is given up at its deadline, whatever
-delays it: an address lookup, a handshake, or headers that arrive slowly. Its
-connection is then closed, so that the thread ends, too. The thread is a daemon
-and does not keep a program alive. Messages name only hosts and kinds of errors,
-because an address or an error's text may contain a key.
+The requests of all threads run on one event loop, in a thread of its own. A
+request is given up at its deadline, whatever delays it: an address lookup, a
+handshake, or a body that arrives slowly. Its connection is then closed.
+Messages name only hosts and kinds of errors, because an address or an error's
+text may contain a key.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
-import contextlib
 import dataclasses
 import functools
-import queue
-import socket
 import threading
 import urllib.parse
+import weakref
 
-import urllib3
+import aiohttp
 
 _SLOW = (408, 504)  # statuses: the request, or its results, came too late
 _LARGE = (*_SLOW, 413, 429)  # a smaller request may succeed, as for status 500+
@@ -40,9 +39,8 @@ class Failure(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """The method, address and content of an HTTP request."""
+  """The address and content of a GET request, or, with a body, of a POST."""
 
-  method: str
   url: str
   body: bytes | None = None
   fields: Mapping[str, str] | None = None  # parameters of the query string
@@ -57,18 +55,18 @@ class Client:
   """Sends requests and reuses their connections.
 
   Args:
-    hosts: Number of hosts that receive requests.
     response_bytes: Largest size of a response; a longer one is an error.
     headers: Headers of every request.
     clock: Monotonic clock, in seconds.
   """
 
-  def __init__(self, *, hosts: int, response_bytes: int,
-               headers: Mapping[str, str], clock: Callable[[], float]):
-    self._response_bytes, self._headers = response_bytes, dict(headers)
-    self._clock = clock
-    self._pool = urllib3.PoolManager(num_pools=hosts, maxsize=256)
-    self._pool.pool_classes_by_scheme = {'http': _Pool, 'https': _SafePool}
+  def __init__(self, *, response_bytes: int, headers: Mapping[str, str],
+               clock: Callable[[], float]):
+    self._response_bytes, self._clock = response_bytes, clock
+    self._loop = _loop()
+    self._session = asyncio.run_coroutine_threadsafe(
+        _session(headers), self._loop).result()
+    weakref.finalize(self, _close, self._session, self._loop)
 
   def body(self, request: Request, end: float) -> bytes:
     """Returns the body of a response with status 200.
@@ -80,111 +78,72 @@ class Client:
     Raises:
       Failure: There is no such response.
     """
-    done, line = queue.SimpleQueue(), []
-    threading.Thread(
-        target=self._send, args=(request, end, line, done), daemon=True,
-        name='http-request').start()
-    try:
-      found = done.get(timeout=self._left(end))
-    except queue.Empty:
-      for connection in [*line]:
-        _cut(connection)
-      raise _late(request.host) from None
-    if isinstance(found, Exception):
-      raise found
-    return found
+    return asyncio.run_coroutine_threadsafe(
+        self._body(request, end), self._loop).result()
 
-  def _left(self, end: float) -> float:
-    return max(end - self._clock(), 1e-3)
-
-  def _send(self, request: Request, end: float, line: list,
-            done: queue.SimpleQueue) -> None:
-    _own.line = line
+  async def _body(self, request: Request, end: float) -> bytes:
+    host = request.host
     try:
-      found = self._answer(request, end)
-    except Exception as error:  # any error is raised in the waiting thread
-      found = error
-    line.clear()
-    done.put(found)
-
-  def _answer(self, request: Request, end: float) -> bytes:
-    left, host = self._left(end), request.host
-    try:
-      response = self._pool.request(
-          request.method, request.url, body=request.body,
-          fields=request.fields, headers=self._headers,
-          timeout=urllib3.Timeout(connect=left, read=left), retries=False,
-          redirect=False, preload_content=False, decode_content=False)
-      with contextlib.closing(response):  # a fully read connection stays open
-        _check_status(host, response)
-        return self._read(host, response, end)
-    except (urllib3.exceptions.HTTPError, OSError) as error:
-      timed_out = isinstance(error, urllib3.exceptions.TimeoutError)
-      if timed_out and not isinstance(  # a closed port, which is not slow
-          error, urllib3.exceptions.NewConnectionError):
-        raise _late(host) from None
+      # aiohttp itself sends a 'GET' again, but not a 'get'.
+      async with asyncio.timeout(max(end - self._clock(), 1e-3)):
+        async with self._session.request(
+            'get' if request.body is None else 'post', request.url,
+            data=request.body, params=request.fields, allow_redirects=False
+        ) as response:
+          _check_status(host, response)
+          return await self._read(host, response)
+    except TimeoutError:
+      raise Failure('timeout', f'{host}: no whole answer in time', again=True,
+                    smaller=True) from None
+    except (aiohttp.ClientError, OSError, ValueError) as error:
       raise Failure('unavailable', f'{host}: {type(error).__name__}',
                     again=True) from None
 
-  def _read(self, host: str, response, end: float) -> bytes:
-    """Returns the body; raises a Failure if it is too long or too slow."""
-    pieces, size = [], 0
-    while piece := response.read1(2**16):
-      pieces.append(piece)
-      size += len(piece)
-      if size > self._response_bytes:
+  async def _read(self, host: str, response: aiohttp.ClientResponse) -> bytes:
+    """Returns the body; raises a Failure if it is too long."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+      body += piece
+      if len(body) > self._response_bytes:
         raise Failure(
             'bad_response', f'{host}: more than {self._response_bytes} bytes',
             again=False, smaller=True)
-      if self._clock() > end:
-        raise _late(host)
-    return b''.join(pieces)
+    return bytes(body)
 
 
-_own = threading.local()  # .line: list to which a thread adds its connection
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+  loop = asyncio.new_event_loop()
+  threading.Thread(
+      target=loop.run_forever, daemon=True, name='http-requests').start()
+  return loop
 
 
-def _shown(kind: type) -> type:
-  """Returns a connection class whose wait for a response can be cut short."""
-
-  class Shown(kind):
-
-    def getresponse(self):
-      _own.line.append(self)
-      return super().getresponse()
-
-  return Shown
+async def _session(headers: Mapping[str, str]) -> aiohttp.ClientSession:
+  return aiohttp.ClientSession(
+      headers={'Accept-Encoding': 'identity', **headers},
+      timeout=aiohttp.ClientTimeout(),  # none besides the request's deadline
+      connector=aiohttp.TCPConnector(limit=0), auto_decompress=False,
+      cookie_jar=aiohttp.DummyCookieJar())
 
 
-class _Pool(urllib3.HTTPConnectionPool):
-  ConnectionCls = _shown(urllib3.connection.HTTPConnection)
+def _close(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop
+          ) -> None:
+  closing = asyncio.run_coroutine_threadsafe(session.close(), loop)
+  if threading.current_thread() is threading.main_thread():
+    closing.result(5)  # the program may end now
 
 
-class _SafePool(urllib3.HTTPSConnectionPool):
-  ConnectionCls = _shown(urllib3.connection.HTTPSConnection)
-
-
-def _cut(connection) -> None:
-  """Ends another thread's wait for a response."""
-  with contextlib.suppress(OSError, AttributeError):  # the wait has just ended
-    connection.sock.shutdown(socket.SHUT_RDWR)
-
-
-def _late(host: str) -> Failure:
-  return Failure('timeout', f'{host}: no whole answer in time', again=True,
-                 smaller=True)
-
-
-def _check_status(host: str, response) -> None:
+def _check_status(host: str, response: aiohttp.ClientResponse) -> None:
   """Raises a Failure unless the status is 200."""
   status = response.status
   if status == 200:
     return
-  asked = response.headers.get('Retry-After', '')
+  pause = response.headers.get('Retry-After', '')
   failed = functools.partial(
       Failure, detail=f'{host}: status {status}',
       smaller=status in _LARGE or status >= 500,
-      after_secs=float(asked) if asked.isdecimal() else 0.0)
+      after_secs=float(pause) if pause.isdecimal() else 0.0)
   if status in _SLOW:
     raise failed('timeout', again=True)
   if status == 429 or status >= 500:

@@ -10,15 +10,15 @@ kept, and a run waits until a server answers that load.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 import itertools
 import threading
-from typing import Any, TypeVar
+from typing import Any
 
 from searchrl.trajectory import SearchError
 
-Task = TypeVar('Task', bound=Hashable)
-Answer = Callable[[list[Task]], Sequence[Any]]  # failed: a SearchError
+# Answers tasks, which are hashable; a failed one gets a SearchError.
+Answer = Callable[[list[Any]], Sequence[Any]]
 
 _SHARE = 10  # one task in this many, or one alone, may fail by its own fault
 
@@ -26,12 +26,12 @@ _SHARE = 10  # one task in this many, or one alone, may fail by its own fault
 class Rehearsal:
   """The largest load that failed, and its repetition; see this module."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     self._lock = threading.Lock()
-    self._under_way: dict[object, list[Task]] = {}
-    self._failed: list[Task] = []
+    self._under_way: dict[object, list[Any]] = {}
+    self._failed: list[Any] = []
 
-  def watch(self, answer: Answer, tasks: list[Task]) -> Sequence[Any]:
+  def watch(self, answer: Answer, tasks: list[Any]) -> Sequence[Any]:
     """Returns the answers to tasks; keeps the load if they fail together."""
     key = object()
     with self._lock:
@@ -54,10 +54,10 @@ class Rehearsal:
       ping: Function that makes a small call.
       answer: Function that answers the tasks of the load.
     """
-    found = ping()
+    reply = ping()
     load = self._failed
-    if isinstance(found, SearchError) or not load:
-      return found
+    if isinstance(reply, SearchError) or not load:
+      return reply
     answers = answer(load)
     if _has_failed(answers):
       errors = [a for a in answers if isinstance(a, SearchError)]
@@ -65,7 +65,7 @@ class Rehearsal:
           errors[0].kind, f'{len(errors)} of {len(load)} at a time failed, the '
           f'first of them: {errors[0].detail}')
     self._failed = []
-    return found
+    return reply
 
 
 def _has_failed(answers: Sequence[Any]) -> bool:

@@ -13,9 +13,9 @@ import collections
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 import dataclasses
-import threading
 from typing import Any
 
+from searchrl.search import engine_wrappers
 from searchrl.search.remote import http_request
 from searchrl.search.remote import recovery_probe
 from searchrl.search.remote import replicas
@@ -40,9 +40,8 @@ class Remote:
                connections: int):
     self._calls, self._limits = calls, limits
     self._rehearsal = recovery_probe.Rehearsal()
-    self._lock = threading.Lock()
     self._size = limits.queries  # queries per request at present
-    self._cut = 0  # queries that were shortened since the last `pop`
+    self._counts = engine_wrappers.Counts()
     self._threads = futures.ThreadPoolExecutor(
         connections, thread_name_prefix='remote-search')
 
@@ -54,20 +53,18 @@ class Remote:
     """
     keys = [(query.top_k, query.text[:self._limits.query_chars])
             for query in queries]
-    with self._lock:
-      self._cut += sum(len(query.text) > self._limits.query_chars
-                       for query in queries)
-    asked = [*dict.fromkeys(
+    self._counts.add(cut=sum(
+        len(query.text) > self._limits.query_chars for query in queries))
+    distinct = [*dict.fromkeys(
         key for key in keys if key[1].strip() and key[0] > 0)]
-    found = dict(zip(asked, self._rehearsal.watch(self._answers, asked)))
-    return [found.get(key, ()) for key in keys]
+    results = dict(zip(
+        distinct, self._rehearsal.watch(self._answers, distinct)))
+    return [results.get(key, ()) for key in keys]
 
   def pop(self) -> dict[str, float]:
     """Returns the metrics since the last call."""
-    with self._lock:
-      cut, self._cut = self._cut, 0
     return self._calls.pop() | {
-        'search/remote/cut_queries': cut,
+        'search/remote/cut_queries': self._counts.pop()['cut'],
         'search/remote/request_queries': self._size}
 
   def wait(self) -> None:
@@ -77,27 +74,28 @@ class Remote:
       ConnectionError: No server answered within `pause_secs`, or one refuses.
     """
     ping = lambda: self._calls.call(
-        'POST', lambda body: wire.read_response(body, queries=1, top_k=1),
+        lambda body: wire.read_response(body, queries=1, top_k=1),
         body=wire.write_request(('test',), 1))
     self._calls.wait(lambda: self._rehearsal.probe(ping, self._answers))
 
   def _answers(self, keys: Sequence[_Key]) -> list[Passages | SearchError]:
     """Returns the results of distinct queries in order, asked in parallel."""
     deadline = self._calls.deadline()
-    texts_of = {}  # top_k -> texts
+    texts_of = collections.defaultdict(list)
     for top_k, text in keys:
-      texts_of.setdefault(top_k, []).append(text)
+      texts_of[top_k].append(text)
     chunks = [(top_k, chunk) for top_k, texts in texts_of.items()
               for chunk in self._chunks(texts)]
-    ask = lambda chunk: self._ask(*chunk, deadline)
-    found = {}
-    for part in (map if len(chunks) == 1 else self._threads.map)(ask, chunks):
-      found |= part
-    return [found[key] for key in keys]
+    ask = lambda chunk: self._ask(chunk[0], chunk[1], deadline)
+    answers = [*map(ask, chunks)] if len(chunks) == 1 else [
+        *self._threads.map(ask, chunks)]
+    results = dict(collections.ChainMap(*answers))
+    return [results[key] for key in keys]
 
   def _chunks(self, texts: Sequence[str]) -> Iterator[list[str]]:
     """Yields the texts of each request, as many as the limits allow."""
-    chunk, size = [], 0
+    chunk: list[str] = []
+    size = 0
     for text in texts:
       text_bytes = len(wire.write_request([text], 1))
       if chunk and (len(chunk) == self._limits.queries or
@@ -112,12 +110,14 @@ class Remote:
   def _ask(self, top_k: int, texts: list[str], deadline: float
            ) -> dict[_Key, Passages | SearchError]:
     """Returns results by query, from one request or several smaller ones."""
-    found, left = {}, collections.deque([(texts, False)])
+    answers: dict[_Key, Passages | SearchError] = {}
+    left = collections.deque([(texts, False)])
     while left:
       part, is_half = left.popleft()
       if len(part) > self._size:
         left.appendleft((part[self._size:], is_half))
         part = part[:self._size]
+      results: Sequence[Passages | SearchError]
       try:
         results = self._post(top_k, part, deadline, is_half)
       except http_request.Failure as failure:
@@ -126,8 +126,8 @@ class Remote:
           left += [(part[:middle], True), (part[middle:], True)]
           continue
         results = [self._calls.give_up(failure)] * len(part)
-      found |= {(top_k, text): result for text, result in zip(part, results)}
-    return found
+      answers.update(zip(((top_k, text) for text in part), results))
+    return answers
 
   def _post(self, top_k: int, texts: list[str], deadline: float, is_half: bool
            ) -> list[Passages]:
@@ -138,9 +138,8 @@ class Remote:
     start, count = self._calls.clock(), len(texts)
     try:
       results = self._calls.ask(
-          'POST', lambda body: wire.read_response(
-              body, queries=count, top_k=top_k), deadline,
-          body=wire.write_request(texts, top_k), again=is_half,
+          lambda body: wire.read_response(body, queries=count, top_k=top_k),
+          deadline, body=wire.write_request(texts, top_k), again=is_half,
           smaller=count > 1)
     except http_request.Failure as failure:
       had_time = deadline - start >= self._calls.try_secs / 2
@@ -162,7 +161,7 @@ def remote(
     connections: int = 8,
     token_env: str = '',
     wiring: dict[str, Callable[..., Any]] | None = None,
-    **retries: float,
+    **retries: Any,
 ) -> Remote:
   """Returns a search that asks servers.
 
@@ -183,12 +182,8 @@ def remote(
       servers search different corpora; see `replicas`.
     TypeError: There is no such option.
   """
-  for name, value in (('batch', batch), ('query_chars', query_chars),
-                      ('response_bytes', response_bytes),
-                      ('connections', connections)):
-    if value < 1:
-      raise ValueError(f'search.options.{name} must be at least 1, but is '
-                       f'{value}.')
+  transport.check_least(1, batch=batch, query_chars=query_chars,
+                        response_bytes=response_bytes, connections=connections)
   calls = transport.posting_json(
       urls, token_env=token_env, response_bytes=response_bytes, wiring=wiring,
       **retries)

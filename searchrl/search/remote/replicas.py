@@ -29,13 +29,13 @@ def check(urls: Sequence[str], headers: Mapping[str, str]) -> None:
     urls: Addresses of /retrieve.
     headers: Headers of the requests.
   """
-  client = http_request.Client(hosts=len(urls), response_bytes=2**16,
-                               headers=headers, clock=time.monotonic)
+  client = http_request.Client(
+      response_bytes=2**16, headers=headers, clock=time.monotonic)
   with futures.ThreadPoolExecutor(len(urls)) as pool:
     shown = pool.map(lambda url: _about(client, url), urls)
-  first = {}  # fact -> (host, digest)
+  first: dict[str, tuple[str, str]] = {}  # fact -> (host, digest)
   for url, about in zip(urls, shown):
-    host = http_request.Request('GET', url).host
+    host = http_request.Request(url).host
     for fact, digest in about.items():
       other, expected = first.setdefault(fact, (host, digest))
       if digest != expected:
@@ -53,7 +53,7 @@ def _about(client: http_request.Client, url: str) -> dict[str, str]:
     return {}
   try:
     record = json.loads(client.body(
-        http_request.Request('GET', f'{root}/health'),
+        http_request.Request(f'{root}/health'),
         time.monotonic() + _SECS))
   except (http_request.Failure, ValueError, RecursionError):
     return {}

@@ -21,6 +21,7 @@ import time
 from typing import Any, TypeVar
 import urllib.parse
 
+from searchrl.search import engine_wrappers
 from searchrl.search.remote import http_request
 from searchrl.search.remote import wire
 from searchrl.search.remote.http_request import Failure
@@ -90,13 +91,7 @@ class _Server:
     return urllib.parse.urlsplit(self.url).netloc
 
   def settle(self, number: int, newest: int, *, failed: bool) -> None:
-    """Records an outcome; ignores failures begun before the last outcome.
-
-    Args:
-      number: Number of the request.
-      newest: Number of the newest request to any server.
-      failed: Whether the request failed.
-    """
+    """Records an outcome; ignores failures begun before the last outcome."""
     self.busy -= 1
     if not failed:
       self.failures, self.open_until, self.settled = 0, None, newest
@@ -106,6 +101,11 @@ class _Server:
 
 class Transport:
   """Calls to any of several servers that give the same answers.
+
+  Attributes:
+    clock: Clock that deadlines are measured by, in seconds.
+    headers: Headers of every request.
+    try_secs: Seconds that one try may take.
 
   Args:
     urls: Addresses of the servers.
@@ -119,7 +119,7 @@ class Transport:
   """
 
   def __init__(
-      self, urls: tuple[str, ...], policy: RetryPolicy, *,
+      self, urls: Sequence[str], policy: RetryPolicy, *,
       response_bytes: int, headers: Mapping[str, str],
       clock: Callable[[], float] = time.monotonic,
       sleep: Callable[[float], None] = time.sleep,
@@ -127,59 +127,45 @@ class Transport:
           text, file=sys.stderr, flush=True)):
     _check_urls(urls)
     self._servers = [_Server(url) for url in urls]
-    self._policy, self._clock, self._sleep = policy, clock, sleep
+    self._policy, self._sleep, self._warn = policy, sleep, warn
+    self.clock, self.try_secs = clock, policy.try_secs
     self.headers = dict(headers)
     self._client = http_request.Client(
-        hosts=len(urls), response_bytes=response_bytes, headers=headers,
-        clock=clock)
-    self._warn = warn
+        response_bytes=response_bytes, headers=headers, clock=clock)
     self._lock = threading.Lock()
     self._requests = 0  # number of requests sent to all servers
     self._failed = False  # whether a call has failed since the last `wait`
-    self._counts = collections.Counter()
-
-  @property
-  def try_secs(self) -> float:
-    """Seconds that one try may take."""
-    return self._policy.try_secs
-
-  @property
-  def clock(self) -> Callable[[], float]:
-    """Clock that deadlines are measured by, in seconds."""
-    return self._clock
+    self._counts = engine_wrappers.Counts()
 
   def deadline(self) -> float:
     """Returns the deadline, by the clock, of a call that starts now."""
-    return self._clock() + self._policy.deadline_secs
+    return self.clock() + self._policy.deadline_secs
 
-  def call(self, method: str, read: Callable[[bytes], T], *,
-           body: bytes | None = None, fields: Mapping[str, str] | None = None,
-           ) -> T | SearchError:
+  def call(self, read: Callable[[bytes], T], *, body: bytes | None = None,
+           fields: Mapping[str, str] | None = None) -> T | SearchError:
     """Returns what `read` returns for a server's response, or a SearchError.
 
     Args:
-      method: HTTP method. The call must not change anything, since it may be
-        repeated.
       read: Function that parses the body of a response; raises Malformed.
-      body: Body of the request.
+      body: Body of the request, which must not change anything, since it may be
+        repeated.
       fields: Parameters of the request's query string.
     """
     try:
-      return self.ask(method, read, self.deadline(), body=body, fields=fields)
+      return self.ask(read, self.deadline(), body=body, fields=fields)
     except Failure as failure:
       return self.give_up(failure)
 
-  def ask(self, method: str, read: Callable[[bytes], T], deadline: float, *,
+  def ask(self, read: Callable[[bytes], T], deadline: float, *,
           body: bytes | None = None, fields: Mapping[str, str] | None = None,
           again: bool = False, smaller: bool = False) -> T:
     """Makes a call; on failure the caller may try another way or give up.
 
     Args:
-      method: HTTP method, as in `call`.
-      read: Parser of a body, as in `call`.
+      read: Parser, as in `call`.
       deadline: Time, by the clock, at which the call ends.
-      body: Body of the request.
-      fields: Parameters of the query string.
+      body: Body, as in `call`.
+      fields: Parameters, as in `call`.
       again: Whether this is a part of a failed request, which is tried once.
       smaller: Whether the caller can ask for less. If so, a request that times
         out is not tried again unchanged.
@@ -187,25 +173,24 @@ class Transport:
     Raises:
       Failure: The failure of the last try.
     """
-    failure = None
+    failure = Failure(
+        'timeout', 'not asked within search.options.deadline_secs='
+        f'{self._policy.deadline_secs:g}', again=False)
     for attempt in range(1 if again else self._policy.tries):
-      if attempt and not self._back_off(attempt, failure, deadline):
-        break
-      if self._clock() >= deadline:
-        failure = failure or Failure(
-            'timeout', 'not asked within search.options.deadline_secs='
-            f'{self._policy.deadline_secs:g}', again=False)
+      if attempt and not self._back_off(attempt, failure, deadline) or (
+          self.clock() >= deadline):
         break
       server = self._pick_server()
       if server is None:
-        failure = failure or Failure(
-            'circuit_open', 'every server has failed '
-            f'{self._policy.failures} times in a row', again=False)
+        if not attempt:
+          failure = Failure('circuit_open', 'every server has failed '
+                            f'{self._policy.failures} times in a row',
+                            again=False)
         break
-      self._count('retries' if attempt or again else 'tries')
+      self._counts.add(**{'retries' if attempt or again else 'tries': 1})
       try:
         return self._try(*server, http_request.Request(
-            method, server[0].url, body, fields), read, deadline)
+            server[0].url, body, fields), read, deadline)
       except Failure as error:
         failure = error
       if not failure.again or smaller and failure.kind == 'timeout':
@@ -214,7 +199,7 @@ class Transport:
 
   def give_up(self, failure: Failure) -> SearchError:
     """Counts a failed call, after which `wait` waits; returns its error."""
-    self._count('failed_calls')
+    self._counts.add(failed_calls=1)
     self._failed = True
     return SearchError(failure.kind, failure.detail)
 
@@ -229,31 +214,31 @@ class Transport:
     """
     if not self._failed:
       return
-    start, pause, paused = self._clock(), 1.0, False
-    while isinstance(found := self._probe(probe), SearchError):
-      left = start + self._policy.pause_secs - self._clock()
-      if found.kind == 'refused':  # a wrong address or key: waiting cannot help
+    start, pause, paused = self.clock(), 1.0, False
+    while isinstance(error := self._probe(probe), SearchError):
+      left = start + self._policy.pause_secs - self.clock()
+      if error.kind == 'refused':  # a wrong address or key: waiting cannot help
         raise ConnectionError(
-            f'the search must take a query, but refuses it ({found.detail}). '
+            f'the search must take a query, but refuses it ({error.detail}). '
             'Correct search.options and run the same command to go on from the '
             'last checkpoint.')
       if left <= 0:
         raise ConnectionError(
             f'the search at {self._hosts} must answer within search.options.'
             f'pause_secs={self._policy.pause_secs:g} s, but failed last with '
-            f'{found.kind} ({found.detail}). {_REMEDIES[found.kind]} and run '
+            f'{error.kind} ({error.detail}). {_REMEDIES[error.kind]} and run '
             'the same command to go on from the last checkpoint.')
       if not paused:
         self._warn(f'Warning: the search at {self._hosts} fails with '
-                   f'{found.kind} ({found.detail}), so the run is paused, up '
+                   f'{error.kind} ({error.detail}), so the run is paused, up '
                    f'to {self._policy.pause_secs:g} s.')
-        self._count('pauses')
+        self._counts.add(pauses=1)
         paused = True
       self._sleep(min(pause, left))
       pause = min(2 * pause, 30.0)
     self._failed = False
     if paused:
-      self._warn(f'The search answers again after {self._clock() - start:.0f} '
+      self._warn(f'The search answers again after {self.clock() - start:.0f} '
                  's; the run goes on.')
 
   def _probe(self, probe: Callable[[], Any]) -> Any:
@@ -271,18 +256,18 @@ class Transport:
 
   def pop(self) -> dict[str, float]:
     """Returns counts since the last call, and the number of open circuits."""
+    counts = self._counts.pop()
     with self._lock:
-      counts, self._counts = self._counts, collections.Counter()
-      open_circuits = sum(s.open_until is not None for s in self._servers)
+      counts['servers_out'] = sum(
+          server.open_until is not None for server in self._servers)
     return {f'search/remote/{name}': counts[name] for name in (
-        'tries', 'retries', 'failed_calls', 'pauses')} | {
-            'search/remote/servers_out': open_circuits}
+        'tries', 'retries', 'failed_calls', 'pauses', 'servers_out')}
 
   def _back_off(self, attempt: int, failure: Failure, deadline: float) -> bool:
     """Waits before another try; returns False if the deadline would pass."""
     pause = self._policy.backoff_secs * 2**(attempt - 1)
     pause = max(pause * random.uniform(0.5, 1.5), failure.after_secs)
-    if self._clock() + pause >= deadline:
+    if self.clock() + pause >= deadline:
       return False
     self._sleep(pause)
     return True
@@ -293,9 +278,9 @@ class Transport:
     It is None if the circuits of all servers are open.
     """
     with self._lock:
-      now = self._clock()
+      now = self.clock()
       able = [s for s in self._servers if s.open_until is None] or [
-          s for s in self._servers if s.open_until <= now]
+          s for s in self._servers if s.open_until and s.open_until <= now]
       if not able:
         return None
       server = min(able, key=lambda s: (s.busy, s.last))
@@ -309,7 +294,7 @@ class Transport:
            read: Callable[[bytes], T], deadline: float) -> T:
     """Makes one request; updates the state of the server."""
     failed = True
-    end = min(deadline, self._clock() + self._policy.try_secs)
+    end = min(deadline, self.clock() + self._policy.try_secs)
     try:
       result = read(self._client.body(request, end))
       failed = False
@@ -321,16 +306,12 @@ class Transport:
       with self._lock:
         server.settle(number, self._requests, failed=failed)
         if failed and server.failures >= self._policy.failures:
-          server.open_until = self._clock() + self._policy.rest_secs
-
-  def _count(self, name: str) -> None:
-    with self._lock:
-      self._counts[name] += 1
+          server.open_until = self.clock() + self._policy.rest_secs
 
 
 def posting_json(urls: Sequence[str], *, token_env: str, response_bytes: int,
                  wiring: Mapping[str, Callable[..., Any]] | None,
-                 **retries: float) -> Transport:
+                 **retries: Any) -> Transport:
   """Returns a Transport that sends JSON, with a bearer token if one is named.
 
   Args:
@@ -350,12 +331,19 @@ def posting_json(urls: Sequence[str], *, token_env: str, response_bytes: int,
     token = wire.secret(token_env, 'search.options.token_env')
     headers['Authorization'] = f'Bearer {token}'
   return Transport(
-      tuple(urls) if not isinstance(urls, str) else urls,
-      RetryPolicy(**retries), response_bytes=response_bytes, headers=headers,
-      **(wiring or {}))
+      urls, RetryPolicy(**retries), response_bytes=response_bytes,
+      headers=headers, **(wiring or {}))
 
 
-def _check_urls(urls: tuple[str, ...]) -> None:
+def check_least(least: int, **options: float) -> None:
+  """Raises a ValueError that names an option of the search below `least`."""
+  for name, value in options.items():
+    if not value >= least:
+      raise ValueError(
+          f'search.options.{name} must be at least {least}, but is {value}.')
+
+
+def _check_urls(urls: Sequence[str]) -> None:
   """Raises a ValueError unless these are HTTP addresses without passwords."""
   if not urls or isinstance(urls, str):
     raise ValueError(

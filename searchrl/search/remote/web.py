@@ -18,7 +18,6 @@ from concurrent import futures
 import dataclasses
 import hashlib
 import json
-import logging
 import pathlib
 import threading
 from typing import Any
@@ -47,8 +46,8 @@ class Web:
     """Sends equal queries once; blank ones find nothing and are not sent."""
     keys = list(dict.fromkeys(
         (q.text, q.top_k) for q in queries if q.text.strip() and q.top_k > 0))
-    found = dict(zip(keys, self._threads.map(self._answer, keys)))
-    return [found.get((query.text, query.top_k), ()) for query in queries]
+    results = dict(zip(keys, self._threads.map(self._answer, keys)))
+    return [results.get((query.text, query.top_k), ()) for query in queries]
 
   def pop(self) -> dict[str, float]:
     """Returns the metrics since the last call."""
@@ -64,13 +63,12 @@ class Web:
       self._calls.wait(lambda: self._ask('test', 1))
 
   def _answer(self, key: _Key) -> Passages | SearchError:
-    known = self._tape.known.get(key) if self._tape else None
-    if known is not None:
-      return known
-    found = self._ask(*key)
-    if self._tape and not isinstance(found, SearchError):
-      self._tape.add(key, found)
-    return found
+    if self._tape and key in self._tape.known:
+      return self._tape.known[key]
+    result = self._ask(*key)
+    if self._tape and not isinstance(result, SearchError):
+      self._tape.add(key, result)
+    return result
 
 
 class Tape:
@@ -78,25 +76,23 @@ class Tape:
 
   A last line without a line break, left by a killed process, is ignored.
 
+  Args:
+    path: Path of the file.
+    repair: Whether that last line is removed, so that lines can be appended.
+
   Raises:
     ValueError: A line is not such an object.
   """
 
-  def __init__(self, path: pathlib.Path):
+  def __init__(self, path: pathlib.Path, *, repair: bool = False):
     self._path, self._lock = path, threading.Lock()
-    self.known = {}
-    if path.exists():
-      *lines, _ = path.read_bytes().split(b'\n')
-      for number, line in enumerate(lines, 1):
-        key, passages = _recorded(line, f'line {number} of {path}')
-        self.known[key] = passages
-
-  def repair(self) -> None:
-    """Removes an incomplete last line, so that appended lines stay whole."""
-    self._path.parent.mkdir(parents=True, exist_ok=True)
-    with self._path.open('ab+') as file:
-      file.seek(0)
-      file.truncate(file.read().rfind(b'\n') + 1)
+    *lines, rest = path.read_bytes().split(b'\n') if path.exists() else [b'']
+    self.known = dict(_recorded(line, f'line {number} of {path}')
+                      for number, line in enumerate(lines, 1))
+    if repair:
+      path.parent.mkdir(parents=True, exist_ok=True)
+      with path.open('ab') as file:
+        file.truncate(file.tell() - len(rest))
 
   def add(self, key: _Key, passages: Passages) -> None:
     """Appends a result to the file."""
@@ -117,7 +113,7 @@ def web(
     tape: str = '',
     connections: int = 8,
     wiring: dict[str, Callable[..., Any]] | None = None,
-    **retries: float,
+    **retries: Any,
 ) -> Web:
   """Returns a search of the web by a service with SerpAPI's interface.
 
@@ -137,35 +133,25 @@ def web(
     FileNotFoundError: There is no file to replay.
     ValueError: An option is out of range, or the variable is not set.
   """
-  _check(mode, tape, connections)
+  transport.check_least(1, connections=connections)
+  if mode not in MODES or (mode == 'live') != (not tape):
+    raise ValueError(
+        f'search.options.mode must be one of {MODES}, with a tape unless live, '
+        f'but they are {mode!r} and {tape!r}.')
   if mode == 'replay':
     return _replayed(pathlib.Path(tape), connections)
   key = wire.secret(key_env, 'search.options.key_env')
-  logging.getLogger('urllib3.connectionpool').addFilter(
-      lambda record: key not in record.getMessage())  # urllib3 logs addresses
   calls = transport.Transport(
       (url,), transport.RetryPolicy(**retries), response_bytes=2**24,
       headers={'User-Agent': 'searchrl'}, **(wiring or {}))
 
   def ask(text: str, top_k: int) -> Passages | SearchError:
     text = text.encode('utf-8', 'replace').decode()
-    return calls.call('GET', lambda body: read_results(body, top_k), fields={
+    return calls.call(lambda body: read_results(body, top_k), fields={
         'engine': provider, 'q': text, 'num': str(top_k), 'api_key': key})
 
-  recorder = Tape(pathlib.Path(tape)) if tape else None
-  if recorder:
-    recorder.repair()
+  recorder = Tape(pathlib.Path(tape), repair=True) if tape else None
   return Web(ask, calls, recorder, connections)
-
-
-def _check(mode: str, tape: str, connections: int) -> None:
-  if mode not in MODES or (mode == 'live') != (not tape):
-    raise ValueError(
-        f'search.options.mode must be one of {MODES}, with a tape unless live, '
-        f'but they are {mode!r} and {tape!r}.')
-  if connections < 1:
-    raise ValueError(
-        f'search.options.connections must be at least 1, but is {connections}.')
 
 
 def _replayed(tape: pathlib.Path, connections: int) -> Web:
@@ -206,7 +192,8 @@ def _passage(item: Any) -> Passage:
   title = item.get('title', item.get('question', 'No title.'))
   text = item.get('snippet', item.get('answer', 'No snippet available.'))
   link = item.get('link', '')
-  if not all(isinstance(x, str) for x in (title, text, link)):
+  if not (isinstance(title, str) and isinstance(text, str) and
+          isinstance(link, str)):
     raise Malformed('title, snippet and link must be strings.')
   title = ' '.join(title.split())
   digest = hashlib.sha256(f'{title}\n{text}'.encode('utf-8', 'replace'))

@@ -83,25 +83,24 @@ def read_request(body: bytes, *, limits: Limits, default_top_k: int) -> Request:
     raise Malformed('topk must be a whole number from 0, or null.')
   if not isinstance(scored, bool | None):
     raise Malformed('return_scores must be true or false.')
-  for name, found, most in (('queries', len(queries), limits.queries),
-                            ('topk', top_k or 0, limits.top_k)):
-    if found > most:
-      raise TooLarge(f'{name} must be at most {most}, but {found} came.')
-  most = limits.query_chars
-  return Request(tuple(query[:most] for query in queries),
+  for name, value, limit in (('queries', len(queries), limits.queries),
+                             ('topk', top_k or 0, limits.top_k)):
+    if value > limit:
+      raise TooLarge(f'{name} must be at most {limit}, but {value} came.')
+  length = limits.query_chars
+  return Request(tuple(query[:length] for query in queries),
                  top_k or default_top_k, bool(scored),
-                 cut=sum(len(query) > most for query in queries))
+                 cut=sum(len(query) > length for query in queries))
 
 
 def write_response(results: Sequence[Passages], *, return_scores: bool
                   ) -> bytes:
   """Writes the passages of each query, with or without scores."""
-  if return_scores:
-    lists = [[{'document': _document(p), 'score': p.score} for p in passages]
-             for passages in results]
-  else:
-    lists = [[_document(p) for p in passages] for passages in results]
-  return _written({'result': lists})
+  items = lambda passage: {'document': _document(passage),
+                           'score': passage.score}
+  return _written({'result': [
+      [*map(items if return_scores else _document, passages)]
+      for passages in results]})
 
 
 def read_response(body: bytes, *, queries: int, top_k: int) -> list[Passages]:
@@ -115,16 +114,14 @@ def read_response(body: bytes, *, queries: int, top_k: int) -> list[Passages]:
   """
   lists = read_object(body, 'the response', _read).get('result')
   if not isinstance(lists, list) or len(lists) != queries:
-    found = len(lists) if isinstance(lists, list) else type(lists).__name__
-    raise Malformed(f'result must be {queries} lists, but is {found}.')
-  return [_passages(items, f'result {number}')[:top_k]
+    content = len(lists) if isinstance(lists, list) else type(lists).__name__
+    raise Malformed(f'result must be {queries} lists, but is {content}.')
+  for number, items in enumerate(lists):
+    if not isinstance(items, list):
+      raise Malformed(f'result {number} must be a list, but is '
+                      f'{type(items).__name__}.')
+  return [tuple(_passage(item, f'result {number}') for item in items)[:top_k]
           for number, items in enumerate(lists)]
-
-
-def _passages(items: Any, place: str) -> Passages:
-  if not isinstance(items, list):
-    raise Malformed(f'{place} must be a list, but is {type(items).__name__}.')
-  return tuple(_passage(item, place) for item in items)
 
 
 def _passage(item: Any, place: str) -> Passage:
