@@ -46,7 +46,7 @@ setuptools.setup(
                   'searchrl.evaluation.report': ['*.css', '*.html', '*.js']},
     install_requires=[
         'absl-py>=2.1',
-        'aiohttp>=3.11',
+        'aiohttp>=3.12',
         'filelock>=4',
         'flax>=0.12.8',
         'jax>=0.10.2,<0.11.1; python_version < "3.12"',

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """approximate: ScaNN and HNSW against exact search; no wrong row, ever."""
 
-import builtins
 import ctypes
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -340,14 +340,7 @@ def test_a_moved_index_loads(tmp_path, kind):
 
 @pytest.mark.parametrize('kind', ['scann', 'hnsw'])
 def test_a_missing_package_is_named_with_its_extra(tmp_path, kind, monkeypatch):
-  real = builtins.__import__
-
-  def without(name, *args, **kwargs):
-    if name == PACKAGES[kind]:
-      raise ImportError(name)
-    return real(name, *args, **kwargs)
-
-  monkeypatch.setattr(builtins, '__import__', without)
+  monkeypatch.setitem(sys.modules, PACKAGES[kind], None)
   store = make_store(tmp_path / 'v', clustered(10)[0])
   with pytest.raises(ValueError, match=r"pip install 'searchrl\[search\]'"):
     approximate.build(kind, store, tmp_path / 'i', np.ones((1, DIM)))

@@ -84,10 +84,9 @@ class Client:
   async def _body(self, request: Request, end: float) -> bytes:
     host = request.host
     try:
-      # aiohttp itself sends a 'GET' again, but not a 'get'.
       async with asyncio.timeout(max(end - self._clock(), 1e-3)):
         async with self._session.request(
-            'get' if request.body is None else 'post', request.url,
+            'GET' if request.body is None else 'POST', request.url,
             data=request.body, params=request.fields, allow_redirects=False
         ) as response:
           _check_status(host, response)
@@ -124,7 +123,17 @@ async def _session(headers: Mapping[str, str]) -> aiohttp.ClientSession:
       headers={'Accept-Encoding': 'identity', **headers},
       timeout=aiohttp.ClientTimeout(),  # none besides the request's deadline
       connector=aiohttp.TCPConnector(limit=0), auto_decompress=False,
-      cookie_jar=aiohttp.DummyCookieJar())
+      cookie_jar=aiohttp.DummyCookieJar(), middlewares=[_send_once])
+
+
+async def _send_once(request: aiohttp.ClientRequest,
+                     handler: aiohttp.ClientHandlerType
+                     ) -> aiohttp.ClientResponse:
+  """Hides a broken connection from aiohttp, which would send a GET again."""
+  try:
+    return await handler(request)
+  except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+    raise ConnectionError(str(error)) from error
 
 
 def _close(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop
