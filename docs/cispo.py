@@ -13,15 +13,15 @@ from searchrl import algorithms, losses
 
 
 def cispo(*, clip_high: float = 4.0) -> algorithms.Algorithm:
-  def policy_loss(logprobs, old, advs, mask, counted=None):
+  def policy_loss(logprobs, old, advs, mask, count_mask=None):
     ratio = jnp.minimum(losses.token_ratio(logprobs, old, mask), 1 + clip_high)
     per_token = losses.score_function_loss(logprobs, advs, mask)
     loss = jax.lax.stop_gradient(ratio) * per_token
-    return losses.aggregate(loss, mask, how='token_mean', counted=counted), {}
+    return losses.aggregate(
+        loss, mask, how='token_mean', count_mask=count_mask), {}
 
-  return algorithms.Algorithm(
-      algorithms.by_group(), algorithms.objective(policy_loss),
-      min_group_size=2)
+  loss = algorithms.objective(policy_loss)
+  return algorithms.Algorithm(algorithms.by_group(), loss, min_group_size=2)
 
 
 def get_config(text: str = ''):  # the text after the colon

@@ -535,15 +535,15 @@ def corrected_by_loops(
 
 
 def policy_loss_by_loops(
-    recipe, config, logprobs, old, advs, mask, counted, start):
+    recipe, config, logprobs, old, advs, mask, count_mask, start):
   """Of each token, or of each row."""
   match recipe:
     case 'gspo' | 'dspo':
       return oracles.sequence_ratio_loss(
-          logprobs, old, advs, mask, *config.clip, counted=counted)
+          logprobs, old, advs, mask, *config.clip, count_mask=count_mask)
     case 'gmpo':
       return oracles.geometric_mean_loss(
-          logprobs, old, advs, mask, *config.clip, counted=counted)
+          logprobs, old, advs, mask, *config.clip, count_mask=count_mask)
     case 'rloo' | 'hrpo' | 'reinforce' | 'sft':
       return oracles.score_function_loss(logprobs, advs, mask)
     case 'cispo':  # the ratio is a constant, that of the start

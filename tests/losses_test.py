@@ -135,14 +135,14 @@ def some_of(mask):
 
 def counted(ours, oracle):
   return (
-      lambda *args: ours(*args, **CLIP, counted=some_of(args[-1])),
-      lambda *args: oracle(*args, *LOW_HIGH, counted=some_of(args[-1])))
+      lambda *args: ours(*args, **CLIP, count_mask=some_of(args[-1])),
+      lambda *args: oracle(*args, *LOW_HIGH, count_mask=some_of(args[-1])))
 
 
 def aggregated_and_counted(how):
   return (
       lambda logp, old, advs, mask: losses.aggregate(
-          logp, mask, how=how, length=5, counted=some_of(mask)).value,
+          logp, mask, how=how, length=5, count_mask=some_of(mask)).value,
       lambda logp, old, advs, mask: np.divide(*oracles.aggregate(
           logp, mask, how, 5, some_of(mask))))
 
@@ -489,15 +489,16 @@ def test_what_is_counted_need_not_be_what_is_summed():
       ('token_mean', 10, 3), ('sequence_mean', 3 + 4, 2),
       ('sequence_sum', 10, 2), ('sequence_sum_norm', 5, 2)):
     mean = losses.aggregate(
-        per_token, mask, how=how, length=2, counted=policys)
+        per_token, mask, how=how, length=2, count_mask=policys)
     assert (mean.total, mean.count) == (total, count)
   # A geometric mean over two of three tokens: (e^1 e^2 e^3)^(1/2), clipped.
   old = jnp.zeros((1, 3))
   ratio = losses.sequence_ratio(
-      per_token[:1], old, mask[:1], counted=policys[:1])
+      per_token[:1], old, mask[:1], count_mask=policys[:1])
   np.testing.assert_allclose(ratio, np.exp([3.0]), rtol=1e-6)
-  with pytest.raises(ValueError, match='counted must have the shape of'):
-    losses.aggregate(per_token, mask, how='sequence_mean', counted=policys[:1])
+  with pytest.raises(ValueError, match='count_mask must have the shape of'):
+    losses.aggregate(per_token, mask, how='sequence_mean',
+                     count_mask=policys[:1])
 
 
 def test_the_norm_may_be_a_constant():

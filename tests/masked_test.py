@@ -129,7 +129,7 @@ def test_a_mask_of_numbers_is_refused_by_name(dtype):
   for call, name in (
       (lambda: masked.mean(x, ones), 'where'),
       (lambda: jax.jit(masked.row_sum)(x, ones), 'where'),
-      (lambda: masked.row_mean(x, ones > 0, ones), 'counted'),
+      (lambda: masked.row_mean(x, ones > 0, ones), 'count_mask'),
       (lambda: losses.masked_weights(x, x, ones), 'loss_mask'),
       (lambda: losses.kl(x, x, ones), 'loss_mask'),
       (lambda: advantages.group_relative(

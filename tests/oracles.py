@@ -152,13 +152,13 @@ def token_ratio(logprobs, old_logprobs, mask):
   return out
 
 
-def sequence_ratio(logprobs, old_logprobs, mask, counted=None):
-  """`counted`, here and below: what denominators count instead of the mask."""
+def sequence_ratio(logprobs, old_logprobs, mask, count_mask=None):
+  """`count_mask`, here and below: what denominators count, not the mask."""
   out = []
   for i, row in enumerate(mask):
     gaps = [float(logprobs[i][t]) - float(old_logprobs[i][t])
             for t in np.flatnonzero(row)]
-    count = _count(row, i, counted)
+    count = _count(row, i, count_mask)
     out.append(math.exp(sum(gaps) / count) if gaps else 1.0)
   return np.array(out)
 
@@ -179,15 +179,15 @@ def token_ratio_loss(logprobs, old_logprobs, advantages, mask, *clip):
 
 
 def sequence_ratio_loss(
-    logprobs, old_logprobs, advantages, mask, *clip, counted=None):
-  ratio = sequence_ratio(logprobs, old_logprobs, mask, counted)
+    logprobs, old_logprobs, advantages, mask, *clip, count_mask=None):
+  ratio = sequence_ratio(logprobs, old_logprobs, mask, count_mask)
   return np.array([
       surrogate(ratio[i], float(advantages[i]), *clip) if any(row) else 0.0
       for i, row in enumerate(mask)])
 
 
 def geometric_mean_loss(
-    logprobs, old_logprobs, advantages, mask, low, high, counted=None):
+    logprobs, old_logprobs, advantages, mask, low, high, count_mask=None):
   """The ratio's range is [exp(-low), exp(high)], one-sided by sign."""
   out = np.zeros(len(mask))
   for i, row in enumerate(mask):
@@ -198,7 +198,7 @@ def geometric_mean_loss(
         ratio = min(ratio, math.exp(high))
       else:
         ratio = max(ratio, math.exp(-low))
-      product *= ratio ** (1 / _count(row, i, counted))
+      product *= ratio ** (1 / _count(row, i, count_mask))
     if where.size:
       out[i] = -float(advantages[i]) * product
   return out
@@ -285,11 +285,12 @@ def kl(logprobs, ref_logprobs, mask, estimator):
   return out
 
 
-def aggregate(per_token, mask, how, length=None, counted=None):
+def aggregate(per_token, mask, how, length=None, count_mask=None):
   """The sum and the count."""
   rows = [[float(per_token[i][t]) for t in np.flatnonzero(row)]
           for i, row in enumerate(mask) if any(row)]
-  counts = [_count(row, i, counted) for i, row in enumerate(mask) if any(row)]
+  counts = [_count(row, i, count_mask)
+            for i, row in enumerate(mask) if any(row)]
   if how == 'token_mean':
     return sum(map(sum, rows)), sum(counts)
   if how == 'sequence_mean':
@@ -424,8 +425,8 @@ def study_format(text):
   return state == 'end'
 
 
-def _count(row, i, counted):
-  return int(np.sum(row if counted is None else counted[i]))
+def _count(row, i, count_mask):
+  return int(np.sum(row if count_mask is None else count_mask[i]))
 
 
 def _advantage(advantages, i, t):

@@ -11,7 +11,7 @@ and DSPO one for each sequence. All functions share these conventions:
                 constant.
   loss_mask     True where the policy sampled the token. Other entries, such as
                 retrieved passages, may be anything, including NaN.
-  counted       Mask of the tokens that denominators count, a subset of
+  count_mask    Mask of the tokens that denominators count, a subset of
                 `loss_mask`. Each row with tokens in `loss_mask` must have at
                 least one of them here. The default is `loss_mask`.
 
@@ -111,7 +111,7 @@ def sequence_ratio_loss(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
     dual_clip: float | None = None,
-    counted: Bool[Array, 'B T'] | None = None,
+    count_mask: Bool[Array, 'B T'] | None = None,
 ) -> Float[Array, 'B']:
   """Returns the clipped surrogate with one importance ratio per sequence, [B].
 
@@ -127,7 +127,8 @@ def sequence_ratio_loss(
   Source: Zheng et al. 2025, Group Sequence Policy Optimization,
     arXiv:2507.18071, eq. 5. DSPO (arXiv:2510.09255) also filters outcomes.
   """
-  ratio = sequence_ratio(logprobs, old_logprobs, loss_mask, counted=counted)
+  ratio = sequence_ratio(
+      logprobs, old_logprobs, loss_mask, count_mask=count_mask)
   return clipped_surrogate(
       ratio, spread_over(loss_mask.any(-1), advantages),
       clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
@@ -141,7 +142,7 @@ def geometric_mean_loss(
     *,
     clip_low: float = 0.4,
     clip_high: float = 0.4,
-    counted: Bool[Array, 'B T'] | None = None,
+    count_mask: Bool[Array, 'B T'] | None = None,
 ) -> Float[Array, 'B']:
   """Returns GMPO's loss: the geometric mean of clipped token ratios, [B].
 
@@ -160,7 +161,7 @@ def geometric_mean_loss(
   gaps = log_ratio(logprobs, old_logprobs, loss_mask)
   clipped = jnp.where(advantages[:, None] > 0, jnp.minimum(gaps, clip_high),
                       jnp.maximum(gaps, -clip_low))
-  mean = masked.row_mean(clipped, loss_mask, counted)
+  mean = masked.row_mean(clipped, loss_mask, count_mask)
   # The clip keeps the ratio finite, so that it times A = 0 is 0.
   return -advantages * jnp.exp(jnp.clip(mean, -20, 20))
 
@@ -306,7 +307,7 @@ def aggregate(
     *,
     how: str,
     length: int | None = None,
-    counted: Bool[Array, 'B T'] | None = None,
+    count_mask: Bool[Array, 'B T'] | None = None,
 ) -> Mean:
   """Returns one value per token reduced to a Mean: a total and a count.
 
@@ -324,7 +325,7 @@ def aggregate(
     how: Name of the aggregation, one of `AGGREGATIONS`.
     length: Constant of `sequence_sum_norm`, in tokens. The default is T; it
       must be given if micro-batches differ in T.
-    counted: Mask of the tokens whose number divides the sums of `token_mean`
+    count_mask: Mask of the tokens whose number divides the sums of `token_mean`
       and `sequence_mean`, [B, T]. The default is `loss_mask`.
 
   Source: token_mean: DAPO, arXiv:2503.14476, eq. 12; sequence_mean: GRPO,
@@ -335,9 +336,9 @@ def aggregate(
       length is None or length >= 1, f'length must be at least 1, but is '
       f'{length}. Give the most tokens that a policy may write, or None.')
   if how == 'token_mean':
-    return Mean.of(per_token, loss_mask, counted)
+    return Mean.of(per_token, loss_mask, count_mask)
   if how == 'sequence_mean':
-    per_row = masked.row_mean(per_token, loss_mask, counted)
+    per_row = masked.row_mean(per_token, loss_mask, count_mask)
   else:
     per_row = masked.row_sum(per_token, loss_mask)
   if how == 'sequence_sum_norm':

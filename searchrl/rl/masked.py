@@ -5,7 +5,7 @@
 A mask, `where`, must have the shape of its values, and otherwise a ValueError
 is raised. Entries outside the mask may be anything, including infinities and
 NaN: they affect neither values nor gradients. The divisor of a mean is the
-number of entries in a second mask, `counted`, which is `where` by default.
+number of entries in a second mask, `count_mask`, which is `where` by default.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
 
-_MASKS = frozenset(('where', 'counted', 'loss_mask', 'mask', 'in_baseline'))
+_MASKS = frozenset(('where', 'count_mask', 'loss_mask', 'mask', 'in_baseline'))
 
 
 @jax.tree_util.register_dataclass
@@ -29,18 +29,18 @@ class Mean:
 
   @classmethod
   def of(cls, x: Num[Array, '...'], where: Bool[Array, '...'],
-         counted: Bool[Array, '...'] | None = None) -> Mean:
+         count_mask: Bool[Array, '...'] | None = None) -> Mean:
     """Returns the mean of numbers or booleans inside the mask.
 
     Returns:
       A Mean in float32, or in float64 if `x` has that type. The mean of
       booleans is the fraction that is True.
     """
-    counted = where if counted is None else counted
-    check_shapes(x=x, where=where, counted=counted)
+    count_mask = where if count_mask is None else count_mask
+    check_shapes(x=x, where=where, count_mask=count_mask)
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     selected = jnp.where(where, x, 0).astype(dtype)
-    return cls(jnp.sum(selected), jnp.sum(counted, dtype=dtype))
+    return cls(jnp.sum(selected), jnp.sum(count_mask, dtype=dtype))
 
   @property
   def value(self) -> Float[Array, '']:
@@ -66,11 +66,11 @@ def row_sum(
 
 def row_mean(
     x: Float[Array, 'B T'], where: Bool[Array, 'B T'],
-    counted: Bool[Array, 'B T'] | None = None) -> Float[Array, 'B']:
+    count_mask: Bool[Array, 'B T'] | None = None) -> Float[Array, 'B']:
   """Returns each row's mean of entries inside the mask; 0 if there are none."""
-  counted = where if counted is None else counted
-  check_shapes(where=where, counted=counted)
-  return row_sum(x, where) / jnp.maximum(counted.sum(-1), 1)
+  count_mask = where if count_mask is None else count_mask
+  check_shapes(where=where, count_mask=count_mask)
+  return row_sum(x, where) / jnp.maximum(count_mask.sum(-1), 1)
 
 
 def check_shapes(**arrays: Array) -> None:

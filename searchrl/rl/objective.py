@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The building blocks of an algorithm: advantages, policy losses, objectives.
 
-A policy loss maps log-probs [B T], old log-probs [B T], advantages [B] or
-[B T] and a mask [B T] to a Mean and metrics. A policy loss with a fifth
-argument, `counted`, can also be trained on observations. It sums over the mask
-and divides by the number of the policy's tokens, which are `counted`.
+A policy loss maps log-probs [B T], old log-probs [B T], advantages [B] or [B T]
+and a mask [B T] to a Mean and metrics. A policy loss with a fifth argument,
+`count_mask`, can also be trained on observations. It sums over the mask and
+divides by the number of the policy's tokens, which `count_mask` marks.
 `objective` adds the KL and the entropy of a `Regularizer` and returns
 `Algorithm.loss`.
 
@@ -65,11 +65,11 @@ class Regularizer:
 
   def aggregate(
       self, per_token: Float[Array, 'B T'], mask: Bool[Array, 'B T'],
-      counted: Bool[Array, 'B T'] | None = None) -> Mean:
+      count_mask: Bool[Array, 'B T'] | None = None) -> Mean:
     """Returns the mean of one value per token by this aggregation."""
     return losses.aggregate(
         per_token, mask, how=self.aggregation, length=self.length,
-        counted=counted)
+        count_mask=count_mask)
 
   def without_kl(self) -> Regularizer:
     """Returns a copy without the KL, for when the KL is in the reward."""
@@ -133,12 +133,12 @@ def clipped_token_ratio(
   option_checks.clip(clip_low, clip_high, dual_clip)
   clip = dict(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
-  def policy_loss(logprobs, old, advs, mask, counted=None):
-    counted = mask if counted is None else counted
+  def policy_loss(logprobs, old, advs, mask, count_mask=None):
+    count_mask = mask if count_mask is None else count_mask
     per_token = losses.token_ratio_loss(logprobs, old, advs, mask, **clip)
     ratio = losses.token_ratio(logprobs, old, mask)
-    return (regularizer.aggregate(per_token, mask, counted),
-            diagnostics.clip_fractions(ratio, advs, counted, **clip))
+    return (regularizer.aggregate(per_token, mask, count_mask),
+            diagnostics.clip_fractions(ratio, advs, count_mask, **clip))
 
   return policy_loss
 
@@ -150,11 +150,11 @@ def clipped_sequence_ratio(
   option_checks.clip(clip_low, clip_high, dual_clip)
   clip = dict(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
-  def policy_loss(logprobs, old, advs, mask, counted=None):
+  def policy_loss(logprobs, old, advs, mask, count_mask=None):
     rows = mask.any(-1)
     per_row = losses.sequence_ratio_loss(
-        logprobs, old, advs, mask, counted=counted, **clip)
-    ratio = losses.sequence_ratio(logprobs, old, mask, counted=counted)
+        logprobs, old, advs, mask, count_mask=count_mask, **clip)
+    ratio = losses.sequence_ratio(logprobs, old, mask, count_mask=count_mask)
     return (Mean.of(per_row, rows),
             diagnostics.clip_fractions(ratio, advs, rows, **clip))
 
@@ -167,24 +167,24 @@ def clipped_geometric_mean(clip_low: float, clip_high: float) -> PolicyLoss:
   as_ratios = dict(clip_low=-math.expm1(-clip_low),
                    clip_high=math.expm1(clip_high))
 
-  def policy_loss(logprobs, old, advs, mask, counted=None):
-    counted = mask if counted is None else counted
+  def policy_loss(logprobs, old, advs, mask, count_mask=None):
+    count_mask = mask if count_mask is None else count_mask
     per_row = losses.geometric_mean_loss(
         logprobs, old, advs, mask, clip_low=clip_low, clip_high=clip_high,
-        counted=counted)
+        count_mask=count_mask)
     ratio = losses.token_ratio(logprobs, old, mask)
     return (Mean.of(per_row, mask.any(-1)),
-            diagnostics.clip_fractions(ratio, advs, counted, **as_ratios))
+            diagnostics.clip_fractions(ratio, advs, count_mask, **as_ratios))
 
   return policy_loss
 
 
 def score_function(regularizer: Regularizer) -> PolicyLoss:
   """Returns REINFORCE's policy loss, -A log pi, without a ratio."""
-  def policy_loss(logprobs, old, advs, mask, counted=None):
+  def policy_loss(logprobs, old, advs, mask, count_mask=None):
     del old  # there is no ratio
     per_token = losses.score_function_loss(logprobs, advs, mask)
-    return regularizer.aggregate(per_token, mask, counted), {}
+    return regularizer.aggregate(per_token, mask, count_mask), {}
 
   return policy_loss
 
@@ -195,16 +195,16 @@ def objective(
   """Returns `Algorithm.loss`: a policy loss plus the regularizer's terms.
 
   A term whose coefficient is 0 is left out and needs no scored field. If the
-  policy loss takes `counted`, the result takes `observed`, [B T]: a mask of
+  policy loss takes `count_mask`, the result takes `observed`, [B T]: a mask of
   further tokens that all terms sum over; see `with_observations`.
   """
   def loss(policy, batch, advs, observed=None):
     mask, old = trained_tokens(batch), denominator_logprobs(batch)
-    summed, counted = mask, {}
+    summed, options = mask, {}
     if observed is not None:
-      summed, counted = mask | observed, {'counted': mask}
+      summed, options = mask | observed, {'count_mask': mask}
     mean, policy_metrics = policy_loss(
-        policy.logprobs, old, advs, summed, **counted)
+        policy.logprobs, old, advs, summed, **options)
     terms = {'policy': (1.0, mean)}
     metrics = {
         'actor/pg_loss': mean,
@@ -215,15 +215,15 @@ def objective(
     if regularizer.kl_coef:
       kl = losses.kl(policy.logprobs, scored(batch, 'ref_logprobs'), summed,
                      estimator=regularizer.kl_estimator)
-      mean = regularizer.aggregate(kl, summed, **counted)
+      mean = regularizer.aggregate(kl, summed, **options)
       terms['kl'] = (regularizer.kl_coef, mean)
       metrics['actor/kl_loss'] = mean
     if regularizer.entropy_coef:
-      mean = regularizer.aggregate(policy.entropy, summed, **counted)
+      mean = regularizer.aggregate(policy.entropy, summed, **options)
       terms['entropy'] = (-regularizer.entropy_coef, mean)
     return terms, metrics
 
-  if _takes(policy_loss, 'counted'):
+  if _takes(policy_loss, 'count_mask'):
     return loss
   return lambda policy, batch, advs: loss(policy, batch, advs)
 
@@ -250,8 +250,8 @@ def with_observations(algorithm: Algorithm) -> Algorithm:
     raise ValueError(
         "algorithm.mask_observations must be True for an algorithm whose loss "
         'takes no `observed` tokens, but is False. Make the loss with '
-        '`algorithms.objective`, of a policy loss with the argument `counted`, '
-        'as docs/cispo.py does.')
+        '`algorithms.objective`, of a policy loss with the argument '
+        '`count_mask`, as docs/cispo.py does.')
 
   def loss(policy, batch, advs):
     return algorithm.loss(policy, batch, advs, observed=observed_tokens(batch))

@@ -56,21 +56,21 @@ def sequence_ratio(
     old_logprobs: Float[Array, 'B T'],
     loss_mask: Bool[Array, 'B T'],
     *,
-    counted: Bool[Array, 'B T'] | None = None,
+    count_mask: Bool[Array, 'B T'] | None = None,
 ) -> Float[Array, 'B']:
   """Returns the geometric mean of each row's token ratios, [B].
 
     s = exp(sum_t m_t d_t / sum_t m_t)
 
   Retrieved tokens change neither s nor the length in its exponent. A row
-  without sampled tokens has s = 1 and no gradient. With a mask `counted`, c,
+  without sampled tokens has s = 1 and no gradient. With a mask `count_mask`, c,
   the length is sum_t c_t.
 
   Source: Zheng et al. 2025, Group Sequence Policy Optimization,
     arXiv:2507.18071, eq. 7.
   """
   gaps = log_ratio(logprobs, old_logprobs, loss_mask)
-  mean = masked.row_mean(gaps, loss_mask, counted)
+  mean = masked.row_mean(gaps, loss_mask, count_mask)
   return jnp.exp(jnp.clip(mean, -20, 20))
 
 
