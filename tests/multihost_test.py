@@ -309,7 +309,7 @@ seen = view(held_here).weights
 check(seen, multihost_utils.process_allgather(held_here, tiled=True))
 mine = meshes.make(data=1, devices=jax.local_devices()[:1])
 alone = learner_test.make(mine)
-state, _ = alone.update(alone.init(params), alone.pack(batch))
+state, *_ = alone.update(alone.init(params), alone.pack(batch))
 jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6),
              jax.device_get(seen), slots.unstacked(
                  jax.device_get(state['policy'].params), 'float32'))
