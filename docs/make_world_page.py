@@ -21,12 +21,11 @@ from searchrl.world import text
 PAGE = ROOT / 'docs' / 'world.md'
 SEED = 101  # the world of the default evaluation
 _KINDS = {
-    'fresh': 'Fresh facts: new in this world, so that only a search finds '
-             'them.',
-    'famous': 'Famous facts: common knowledge, which the tiny models have '
-              'memorised; this world agrees.',
-    'outdated': 'Outdated facts: common knowledge that has changed in this '
-                'world; memory gives the old answer.'}
+    'fresh': 'facts exist only in this world, so only a search finds them.',
+    'famous': 'facts are common knowledge, which the tiny models have '
+              'memorised. They are the same in this world.',
+    'outdated': 'facts are common knowledge that has changed in this world. '
+                'The tiny models remember the old answer.'}
 
 
 def main() -> None:
@@ -37,7 +36,7 @@ def main() -> None:
 
 
 def page() -> list[str]:
-  """What follows from the seed of the world alone."""
+  """Returns the lines that depend only on the seed of the world."""
   world = facts.make(SEED, common=True)
   hard = facts.make(SEED, common=True, hard=True)
   person = world.entities['person'][0]
@@ -45,10 +44,11 @@ def page() -> list[str]:
       '# A page of a world', '',
       '    python -m searchrl.main --config=configs/dspo.py',
       '    python docs/make_world_page.py runs/dspo', '',
-      f'The world is that of the first command\'s evaluation, seed {SEED}.', '',
-      f'A world is {len(world.kind_of)} entities and {len(world.facts)} facts '
-      f'about them, written as {len(text.passages(world))} passages. Every '
-      'seed draws other facts. Three passages:', '']
+      'This page shows the world that the first command evaluates on. Its seed '
+      f'is {SEED}.', '',
+      f'The world has {len(world.kind_of)} entities and {len(world.facts)} '
+      f'facts about them, written as {len(text.passages(world))} passages. '
+      'Every seed gives other facts. These are three of the passages:', '']
   stated = text.stated(world)
   shown = [person, world.facts[person, 'birthplace'],
            next(iter(world.memory))[0]]
@@ -57,18 +57,18 @@ def page() -> list[str]:
     lines += [f'> **{passage.title}.** {passage.text}', '']
   lines += [
       'In a hard world (`--config.world.hard=True`) an entity has namesakes and '
-      'two or three passages, which share no word but the name with a query '
-      'such as `NAME birthplace`:', '']
+      'two or three passages. Only the name in them matches a query such as '
+      '`NAME birthplace`:', '']
   person = next(name for name in hard.entities['person']
                 if name.endswith('the Younger') or name.startswith('Captain'))
   for passage in text.passages(hard):
     if passage.title == person:
       lines += [f'> **{passage.title}.** {passage.text}', '']
   lines += ['## Questions', '',
-            'A question asks for the end of a chain of facts. Three kinds are '
-            'told apart:', '']
+            'A question asks for the end of a chain of facts. There are three '
+            'kinds of facts:', '']
   for topic, meaning in _KINDS.items():
-    lines += [f'**{topic}** {meaning.partition(": ")[2]}', '']
+    lines += [f'**{topic}** {meaning}', '']
     rng = np.random.default_rng(0)
     for hops in (1, 2, 3):
       chain = next(facts.chains(world, hops, rng, (topic,)))
@@ -83,17 +83,18 @@ def page() -> list[str]:
 
 
 def example(before: dict, after: dict) -> list[str]:
-  """The first question of two hops that training has turned right."""
-  wanted = next(key for key in before if not before[key]['em']
-                and after[key]['em'] and _hops(after[key]) == 2)
+  """Returns lines on the first 2-hop question answered only after training."""
+  uid = next(uid for uid in before if not before[uid]['em']
+             and after[uid]['em'] and _hops(after[uid]) == 2)
   return ['## One question, before and after', '',
-          f'Greedy, through BM25. The answer is {after[wanted]["golds"][0]}.',
-          '', 'Before:', '', *_quoted(before[wanted]), '', 'After:', '',
-          *_quoted(after[wanted])]
+          'The policy answers greedily and searches with BM25. The right answer '
+          f'is {after[uid]["golds"][0]}.', '', 'Before training:', '',
+          *_quoted(before[uid]), '', 'After training:', '',
+          *_quoted(after[uid])]
 
 
 def _records(run: pathlib.Path) -> tuple[dict, dict]:
-  """Greedy records of fresh questions, before and after, by question."""
+  """Returns greedy records of fresh questions by question, before and after."""
   return tuple({
       record['question']: record
       for record in shards.read_all(run / 'evaluation' / name / evaluator.RECORDS)
