@@ -104,15 +104,16 @@ def _parser() -> argparse.ArgumentParser:
       description=__doc__, exit_on_error=False,
       formatter_class=argparse.RawDescriptionHelpFormatter)
   for name, text in (
-      ('config', 'A file under configs/, perhaps with :KEY=VALUE after it.'),
-      ('workdir', "The run's folder; default runs/<config name>."),
-      ('question', 'What configs/ask.py answers; without it, it proposes.'),
-      ('trajectory', 'What configs/show.py prints, as FILE:LINE.'),
-      ('seeds', 'Several seeds, as in 0,1,2: a run each, and one table.')):
+      ('config', 'Config file, with KEY=VALUE pairs after a colon, if any.'),
+      ('workdir', 'Directory of the run; runs/<config name> by default.'),
+      ('question', 'Question that configs/ask.py answers. Without it, ask.py '
+       'proposes some.'),
+      ('trajectory', 'Trajectory that configs/show.py prints, as FILE:LINE.'),
+      ('seeds', 'Seeds of several runs, as in 0,1,2, with one table of all.')):
     parser.add_argument(f'--{name}', help=text)
   for name, text in (
-      ('plan', 'Print what the run would hold in memory, and end.'),
-      ('allow_changes', 'Go on in a folder whose config was another one.'),
+      ('plan', 'Print how much memory the run needs, and end.'),
+      ('allow_changes', 'Continue in a directory whose config was different.'),
       ('help', 'Print the flags, and the fields of a config, and end.')):
     parser.add_argument(f'--{name}', action='store_true', help=text)
   return parser
