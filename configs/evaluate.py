@@ -76,7 +76,7 @@ def _compare(config, seed: str) -> None:
 def _method(name: str, run: str = '', path: str = '', taught: bool = True
            ) -> dict:
   return dict(
-      method=name,  # one of evaluation.methods, or agent: as it was trained
+      method=name,  # one of evaluation.baselines, or agent: as it was trained
       path=path,  # path of the model; '': the tiny base
       run=run,  # run at its newest step, or 'run@12'; '': the model itself
       taught=taught,  # True if the model was trained on the method's prompt
