@@ -187,7 +187,7 @@ def _from_nothing(config) -> None:
       save_every=200)
   config.card.update(
       title='The disciplined model of searchrl',
-      about='It can read, copy and search, with some sloppiness.')
+      about='It can read, copy and search, but makes some mistakes.')
 
 
 def _proposer(config) -> None:

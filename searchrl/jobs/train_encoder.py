@@ -244,12 +244,13 @@ def write_card(folder: pathlib.Path, params, record, *, seed: int,
   count = sum(x.size for x in jax.tree.leaves(params))
   supervised.write_card(folder, [
       '# A text encoder made by searchrl', '',
-      f'A BERT of {count:,} parameters, used as E5 is: `query: ` and',
-      '`passage: ` before a text, mean of the hidden states, length 1.', '',
+      f'A BERT of {count:,} parameters, used like E5: put `query: ` or',
+      '`passage: ` before a text, average the hidden states, and scale the',
+      'result to length 1.', '',
       'Made by `python -m searchrl.main --config=configs/tiny_encoder.py`.'], {
           'data': data,
           'begun from': start or 'random parameters',
-          'queries a batch, hard negatives':
+          'queries per batch, hard negatives':
               f'{batch["queries"]}, {batch["hard_negatives"]}',
           'temperature': temperature,
           'seed': seed,
