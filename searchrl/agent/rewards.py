@@ -32,18 +32,15 @@ Play = Callable[[Sequence[Question], int], Sequence[Sequence[Trajectory]]]
 class Judge:
   """A judge of finished trajectories; none was ended by a failed search.
 
-  Attributes:
-    score: Function from the trajectories of a round to their scores, in the
-      same order. Trajectories with the same `Trajectory.group` are samples of
-      one question.
-    one_by_one: True if no score depends on other trajectories, so that a round
-      may be scored in parts.
-    collective: True if the judge samples rollouts, so that all processes must
-      call it. Else the first process calls it for all.
+  Trajectories with the same `Trajectory.group` are samples of one question.
   """
 
+  # Function from the trajectories of a round to their scores, in order.
   score: Callable[[Sequence[Trajectory]], Sequence[Scores]]
+  # True if no score depends on others, so that a round may be scored in parts.
   one_by_one: bool = False
+  # True if the judge samples rollouts, so that all processes must call it. Else
+  # the first process calls it for all.
   collective: bool = False
 
   def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Scores]:

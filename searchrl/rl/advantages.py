@@ -349,8 +349,7 @@ def _check_one_a_row(rewards, loss_mask):
 
 def _check_rewards(rewards, member):
   """Raises a ValueError on a NaN that counts; does nothing inside jit."""
-  if isinstance(rewards, jax.core.Tracer) or isinstance(
-      member, jax.core.Tracer):
+  if any(isinstance(x, jax.core.Tracer) for x in (rewards, member)):
     return
   for row in np.flatnonzero(np.isnan(rewards) & np.asarray(member))[:1]:
     raise ValueError(

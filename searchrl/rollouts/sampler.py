@@ -69,10 +69,6 @@ class Sampler:
     dialogue uids of their own ('judge:q7'); else both draw the same random
     numbers.
 
-    Args:
-      dialogue: The protocol.
-      budgets: Limits of its conversations.
-
     Raises:
       ValueError: The tokenizer cannot write the dialogue, or the budgets cannot
         hold one turn.
