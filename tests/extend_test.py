@@ -23,6 +23,8 @@ import tiny
 import train_test
 
 from searchrl.data import datasets
+from searchrl.data import forms
+from searchrl.data import questions
 from searchrl.experiment import build
 from searchrl.experiment import model_folders
 from searchrl.experiment import search as searches
@@ -53,6 +55,7 @@ def files(tmp_path, monkeypatch):
     names.append(name)
   monkeypatch.syspath_prepend(tmp_path)
   monkeypatch.setattr(families, 'FAMILIES', dict(families.FAMILIES))
+  monkeypatch.setattr(forms, 'FORMS', list(forms.FORMS))
   return names
 
 
@@ -192,6 +195,17 @@ def test_the_family_is_read_and_written(tmp_path):
   bare = weights.read_config(tmp_path / 'model')
   assert bare.attention_bias and bare.head_dim == 128
   assert not bare.attention_out_bias and not bare.mlp_bias
+
+
+def test_the_form_reads_a_benchmarks_records(tmp_path):
+  importlib.import_module('my_form')
+  file = tmp_path / 'mine.jsonl'
+  file.write_text('\n'.join(map(json.dumps, (
+      {'query': 'Who?', 'query_id': 'a', 'short_answers': ['Ann', 'A.']},
+      {'query': 'Where?', 'short_answers': ['Albi']}))))
+  first, second = questions.read(file)
+  assert (first.uid, first.text, first.answers) == ('a', 'Who?', ('Ann', 'A.'))
+  assert second.answers == ('Albi',) and len(second.uid) == 16
 
 
 def test_an_engine_says_what_it_loads_and_depends_on(tmp_path):

@@ -3,7 +3,8 @@
 """Converts records of benchmarks with other columns to FlashRAG's keys.
 
 FlashRAG's copies of ASQA and ELI5 need no conversion, but the originals do.
-FlashRAG has no copies of GPQA and SimpleQA. All files are jsonl or parquet.
+FlashRAG has no copies of GPQA and SimpleQA. All files are jsonl or parquet. A
+user may add a form to `FORMS`; see docs/extend.md.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -43,7 +44,7 @@ class Form:
             'data_source': self.name}
 
 
-FORMS = (
+FORMS = [
     # Choices are scored by their text: the scores drop the letter A as an
     # article.
     Form('gpqa', 'Question', 'Record ID', ('Correct Answer', *_INCORRECT),
@@ -57,7 +58,7 @@ FORMS = (
                          for annotation in record.get('annotations') or ()]),
     Form('eli5', 'title', 'q_id', ('answers',),
          lambda record: (record.get('answers') or {}).get('text', ())),
-)
+]
 
 
 def detect_format(names: Collection[str]) -> Form | None:
