@@ -4,14 +4,17 @@
 
 A trajectory is token ids with the log-probs at which they were sampled. Every
 mask follows from the origin of a token: the prompt, the policy (an action) or
-the environment (an observation). Nothing here decodes or encodes text.
+the environment (an observation). Nothing here decodes or encodes tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import re
+import string
 from typing import Any, Literal
+import unicodedata
 
 import jax
 from jaxtyping import Array, Bool, Float, Int
@@ -31,6 +34,30 @@ class Question:
   answers: tuple[str, ...]  # gold answers; any is right, the first is canonical
   hops: int = 1  # number of facts that the answer needs; HRPO's group
   data_source: str = 'unknown'  # name of the data set in evaluation reports
+
+
+# Soft hyphens, joiners, marks of direction and byte-order marks show nothing.
+_INVISIBLE = '\u00ad\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff'
+_INVISIBLES = re.compile(f'[{_INVISIBLE}]')
+_MANY_MARKS = re.compile(r'([^\w\s]{31,})')  # sorting them is quadratic
+_PUNCTUATION = str.maketrans('', '', string.punctuation)
+_ARTICLES = re.compile(r'\b(a|an|the)\b')
+
+
+def normalise(text: str) -> str:
+  """Returns the text in which answers and gold answers are compared.
+
+  It is in lower case, without ASCII punctuation and articles, and words are
+  separated by single spaces. An accent may be a character of its own or not.
+
+  Source: SQuAD (Rajpurkar et al. 2016), as all five systems use it.
+  """
+  text = text.lower().translate(_PUNCTUATION)
+  if not text.isascii():
+    pieces = _MANY_MARKS.split(_INVISIBLES.sub('', text))
+    text = ''.join(piece if n % 2 else unicodedata.normalize('NFC', piece)
+                   for n, piece in enumerate(pieces))
+  return ' '.join(_ARTICLES.sub(' ', text).split())
 
 
 @dataclasses.dataclass(frozen=True)

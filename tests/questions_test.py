@@ -4,6 +4,8 @@
 
 import codecs
 from collections import Counter
+import datetime
+import decimal
 import gzip
 import json
 
@@ -12,7 +14,9 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from searchrl.agent import rewards
 from searchrl.data import datasets
+from searchrl.data import golds as golds_lib
 from searchrl.data import questions as questions_lib
 from searchrl.trajectory import Question
 
@@ -36,7 +40,7 @@ def some(count, hops=(1,)):
 
 def test_what_is_written_is_read_back(tmp_path):
   questions = [Question('a', 'Wer? "Ü"\\ 日本', ('ä', ' b '), 3, 'nq_3hop'),
-               Question('b', 'two\nlines', ('a\u2028',), 1, 'x')]
+               Question('b', 'two\nlines', ('e\u2028',), 1, 'x')]
   questions_lib.write(tmp_path / 'q.jsonl', questions)
   assert questions_lib.read(tmp_path / 'q.jsonl') == questions
   assert len((tmp_path / 'q.jsonl').read_bytes().splitlines()) == 2
@@ -75,7 +79,21 @@ def test_a_bad_line_is_named(tmp_path, line, message):
 @pytest.mark.parametrize('golds, answers', [
     ({'target': ['x', 'y']}, ('x', 'y')), ({'target': 'x'}, ('x',)),
     ([1984, 'x', 2.5], ('1984', 'x', '2.5')), ('x', ('x',)),
-    ([' x '], (' x ',))])
+    ([' x '], (' x ',)), ([3.0, 1994.0], ('3', '1994')),
+    ([0.0, -0.0, 0], ('0', '0', '0')),
+    ([1e16, 1e-05, 1e2], ('10000000000000000', '0.00001', '100')),
+    ([1.7000000476837158], ('1.7',)),  # single precision
+    (['1.0', '-5'], ('1.0', '-5')), ({'target': [3.0]}, ('3',)),
+    ('["x", "y"]', ('x', 'y')), ("['x', \"y's\"]", ('x', "y's")),
+    ("['x' 'y']", ('x', 'y')),  # numpy's
+    ("array(['x', 'y'], dtype=object)", ('x', 'y')), ("('x', 'y')", ('x', 'y')),
+    ('[1994.0, 3]', ('1994', '3')), (['["x", "y"]', 'z'], ('x', 'y', 'z')),
+    ('{"target": ["x"]}', ('x',)), (["b'x'"], ('x',)),
+    (['[0, 1]', '(3, 4)'], ('[0, 1]', '(3, 4)')), ('(3, 4)', ('(3, 4)',)),
+    ('[sic]', ('[sic]',)), (['x', 'The', '...'], ('x',)),
+    ({'value': 'x', 'aliases': ['x', 'y'], 'normalized_value': 'X'},
+     ('x', 'y')), ({'text': ['x', 'y'], 'answer_start': [3, 9]}, ('x', 'y')),
+    ([{'answer': 'x', 'provenance': []}, {'answer': 'y'}], ('x', 'y'))])
 def test_golden_answers_are_read_as_they_are_meant(tmp_path, golds, answers):
   question, = read(tmp_path, json.dumps(
       {'id': 'a', 'question': 'Who?', 'golden_answers': golds}))
@@ -84,11 +102,52 @@ def test_golden_answers_are_read_as_they_are_meant(tmp_path, golds, answers):
 
 @pytest.mark.parametrize('golds', [
     [None], ['x', None], ['', ' '], ['x', ' '], [['x']], [{'a': 'x'}], [True],
-    {'targets': ['x']}, {'target': None}, {'target': []}, None, '', 3])
+    {'targets': ['x']}, {'target': None}, {'target': []}, None, '', 3,
+    [float('nan')], ['x', float('nan')], [float('inf')], ['x', False], 'The',
+    ['The', 'an'], ['...'], ['\u200b'], '[]', '[["x"]]', '["x", true]',
+    '["x", null]', [[]], [{'answer': None}]])
 def test_golden_answers_that_no_answer_can_match_are_refused(tmp_path, golds):
   with pytest.raises(ValueError, match='nq.jsonl, line 1 must '):
     read(tmp_path, json.dumps(
         {'id': 'a', 'question': 'Who?', 'golden_answers': golds}))
+
+
+@pytest.mark.parametrize('value, answers', [
+    ([np.float64(1994), np.float32(0.1), np.int64(3)], ('1994', '0.1', '3')),
+    (np.array(['x', 'y'], object), ('x', 'y')), (np.array([3.0, 0.5]), (
+        '3', '0.5')), ([decimal.Decimal('1994.00')], ('1994',)),
+    ([b'Stra\xc3\x9fe'], ('Straße',)), ({'target': np.array(['x'])}, ('x',))])
+def test_values_that_jsonl_cannot_hold_are_read_as_they_are_meant(
+    value, answers):
+  assert golds_lib.read(value) == answers
+
+
+@pytest.mark.parametrize('value', [
+    [np.True_], [np.float64('nan')], [b'\xff'], [datetime.date(1994, 1, 1)],
+    [np.array(['x'])], np.True_, np.array([True])])
+def test_values_that_no_answer_can_match_are_refused(value):
+  with pytest.raises((TypeError, ValueError), match='.'):
+    golds_lib.read(value)
+
+
+@hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
+@hypothesis.given(st.one_of(
+    st.integers(-10**17, 10**17), st.floats(-1e17, 1e17).filter(
+        lambda x: abs(x) > 1e-12)))
+def test_a_number_in_digits_is_the_number(value):
+  digits, = golds_lib.read([value])
+  assert float(digits) == pytest.approx(float(value), rel=1e-7)
+  assert 'e' not in digits and not digits.endswith('.0')
+  assert rewards.exact_match(digits, golds_lib.read([value])) == 1
+
+
+@pytest.mark.parametrize('gold, answer', [
+    ('Caf\u00e9', 'cafe\u0301'), ('cafe\u0301', 'Caf\u00e9'),
+    ('Par\u00adis', 'Paris'), ('Paris', '\ufeffParis\u200b')])
+def test_accents_and_invisible_characters_do_not_keep_answers_apart(
+    gold, answer):
+  assert rewards.exact_match(answer, golds_lib.read([gold])) == 1
+  assert rewards.token_f1(answer, golds_lib.read([gold])) == 1
 
 
 @pytest.mark.parametrize('golds', [[None], ['', ' '], None, [], ''])

@@ -17,10 +17,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import re
-import string
 
 from searchrl.agent import formats
-from searchrl.trajectory import Question, Scores, Trajectory, Turn
+from searchrl.trajectory import (
+    Question, Scores, Trajectory, Turn, normalise)
 
 RewardFn = Callable[[Trajectory], float | Scores]
 # Questions, and how often each is tried -> the tries of a frozen solver at
@@ -54,20 +54,6 @@ def each(reward: RewardFn) -> Judge:
     values = map(reward, trajectories)
     return [v if isinstance(v, Scores) else Scores(v) for v in values]
   return Judge(score, one_by_one=True)
-
-
-_PUNCTUATION = str.maketrans('', '', string.punctuation)
-_ARTICLES = re.compile(r'\b(a|an|the)\b')
-
-
-def normalise(text: str) -> str:
-  """Returns the text in lower case, without ASCII punctuation and articles.
-
-  Words are separated by single spaces. Source: SQuAD (Rajpurkar et al. 2016),
-  as all five systems use it.
-  """
-  text = text.lower().translate(_PUNCTUATION)
-  return ' '.join(_ARTICLES.sub(' ', text).split())
 
 
 def normalised(gold_answers: Iterable[str]) -> list[str]:

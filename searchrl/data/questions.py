@@ -6,7 +6,7 @@ The schema is FlashRAG's: {"id", "question", "golden_answers", "metadata"}. The
 hop count is metadata.hops, if the file has it.
 """
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 import dataclasses
 import hashlib
 import json
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from searchrl.data import golds
 from searchrl.data import jsonl
 from searchrl.data import question_files
 from searchrl.trajectory import Question
@@ -89,11 +90,12 @@ def _parse(record: question_files.Record, place: str, stem: str,
     metadata = (record['metadata'] if 'metadata' in record else None) or {}
     hops = metadata.get('hops')
     question = Question(
-        uid=_uid(record['id']), text=_text(record['question']).strip(),
-        answers=_golds(record['golden_answers'] if needs_golds else
-                       record.get('golden_answers') or (), needs_golds),
+        uid=_uid(record['id']), text=golds.text(record['question']).strip(),
+        answers=golds.read(
+            record['golden_answers'] if needs_golds else
+            record.get('golden_answers') or (), are_needed=needs_golds),
         hops=1 if hops is None else int(hops),
-        data_source=_text(str(metadata.get('data_source')
+        data_source=golds.text(str(metadata.get('data_source')
                               or record.get('data_source') or stem)))
   except (ValueError, KeyError, TypeError, AttributeError,
           OverflowError) as error:  # OverflowError: hops are infinite
@@ -112,43 +114,12 @@ def _parse(record: question_files.Record, place: str, stem: str,
 
 
 def _uid(value: Any) -> str:
+  if isinstance(value, float) and value.is_integer():
+    value = int(value)  # pandas writes whole numbers so beside a missing one
   if isinstance(value, bool) or not isinstance(value, str | int):
     raise ValueError('id must be a text or a whole number, but is '
                      f'{value!r:.60}')
-  return _text(str(value))
-
-
-def _text(value: Any) -> str:
-  """Returns a text; raises if it has half a surrogate pair (no UTF-8)."""
-  if not isinstance(value, str):
-    raise TypeError(f'a text is {value!r:.60}')
-  value.encode()
-  return value
-
-
-def _golds(value: Any, are_needed: bool) -> tuple[str, ...]:
-  """Returns the golden answers of a value.
-
-  The value is a text, a list of texts and numbers, or, as Search-R1 writes
-  them, {"target": either}. Answers that are not needed may be null or blank.
-  """
-  if isinstance(value, Mapping) and 'target' in value:
-    value = value['target']
-  value = [value] if isinstance(value, str) else value
-  if not isinstance(value, list | tuple):
-    raise TypeError(
-        f'golden_answers are {value!r:.60}, neither a text nor a list of texts')
-  answers = []
-  for answer in value:
-    if isinstance(answer, bool) or not isinstance(
-        answer, str | int | float | None):
-      raise TypeError(
-          f'a golden answer is {answer!r:.60}, neither text nor number')
-    answers.append('' if answer is None else _text(str(answer)))
-  if are_needed and not all(map(str.strip, answers)):
-    raise ValueError(f'one of the golden answers {value!r:.60} is null or '
-                     'blank, which no answer can match')
-  return tuple(filter(str.strip, answers))
+  return golds.text(str(value))
 
 
 def write(path: str | pathlib.Path, questions: Sequence[Question]) -> None:

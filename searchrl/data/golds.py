@@ -1,0 +1,158 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Gold answers: read as their writer meant them, or refused in a sentence."""
+
+import ast
+from collections.abc import Iterator, Mapping
+import contextlib
+import decimal
+import io
+import json
+import math
+import re
+import tokenize
+from typing import Any
+
+import numpy as np
+
+from searchrl.trajectory import normalise
+
+# Keys that hold the answers of a mapping: Search-R1's target (verl's
+# ground_truth), TriviaQA's value and aliases, SQuAD's text, KILT's answer.
+_KEYS = ('ground_truth', 'target', 'value', 'aliases', 'text', 'answer')
+_NUMBERS = int | float | decimal.Decimal
+_WRITTEN = re.compile(  # a list, a bytes literal or an array, as a text
+    r'(?:array\()?(\[.*\]|\(.*\)|{.*}|b(["\']).*\2)'
+    r'(?:,\s*dtype=[\w<>]+)?\)?', re.DOTALL)
+
+
+def read(value: Any, *, are_needed: bool = True) -> tuple[str, ...]:
+  """Returns the gold answers of a value.
+
+  The value is a text, a list of texts and numbers, or a mapping of either, as
+  Search-R1's {"target": ...}. It may also be such a list written as a text. A
+  whole float is a whole number: 1994.0 is '1994'.
+
+  Args:
+    value: Value of a column of gold answers.
+    are_needed: True if an answer is scored against them. Else they may be null
+      or blank.
+
+  Raises:
+    TypeError, ValueError: The value has other parts, or is needed and has a
+      part that is null or blank, or nothing that an answer can match.
+  """
+  answers = [text(answer) for answer in _answers(_unpacked(value))]
+  if are_needed and not all(map(str.strip, answers)):
+    raise ValueError(f'one of the golden answers {value!r:.60} is null or '
+                     'blank, which no answer can match')
+  matchable = tuple(filter(normalise, answers))
+  if are_needed and answers and not matchable:
+    raise ValueError(
+        f'the golden answers {value!r:.60} are only articles and punctuation, '
+        'which the comparison leaves out; write them in other words')
+  return matchable
+
+
+def text(value: Any) -> str:
+  """Returns a text; raises if it has half a surrogate pair (no UTF-8)."""
+  if not isinstance(value, str):
+    raise TypeError(f'a text is {value!r:.60}')
+  value.encode()
+  return value
+
+
+def number(value: _NUMBERS) -> str:
+  """Returns a number in digits: '1994' of 1994.0; '' if it is not a number."""
+  if isinstance(value, int):
+    return str(value)
+  if math.isnan(value):
+    return ''
+  if math.isinf(value):
+    raise ValueError(f'{value} is no answer; write it as a text')
+  digits = str(value)
+  if len(digits) > 14 and isinstance(value, float):
+    single = np.float32(value)  # 0.1 in single precision has many digits
+    digits = str(single) if float(single) == value else digits
+  digits = format(decimal.Decimal(digits), 'f')
+  if '.' in digits:
+    digits = digits.rstrip('0').rstrip('.')
+  return '0' if digits == '-0' else digits
+
+
+def _answers(value: Any) -> Iterator[str]:
+  """Yields the answers of a value that is a text, a list or a mapping."""
+  if isinstance(value, str):
+    yield value
+  elif isinstance(value, Mapping) and {*_KEYS} & {*value}:
+    parts = [value[key] for key in _KEYS if key in value]
+    several = len(parts) > 1
+    yield from dict.fromkeys(
+        answer for part in parts for answer in _answers(_unpacked(part))
+        if answer or not several)
+  elif isinstance(value, list | tuple):
+    for part in value:
+      yield from _element(_unpacked(part, in_list=True), part)
+  else:
+    raise TypeError(
+        f'golden_answers are {value!r:.60}, neither a text nor a list of texts')
+
+
+def _element(value: Any, part: Any) -> Iterator[str]:
+  """Yields the answers of an element of a list."""
+  if value is None:
+    yield ''
+  elif isinstance(value, _NUMBERS) and not isinstance(value, bool):
+    yield number(value)
+  elif isinstance(value, str) or isinstance(value, Mapping) or (
+      isinstance(value, list) and isinstance(part, str)):
+    yield from _answers(value)
+  else:
+    remedy = {bool: 'write "yes" or "no"', list: 'write one flat list'}.get(
+        type(value), 'write it as a text')
+    raise TypeError(
+        f'a golden answer is {value!r:.60}, neither text nor number; {remedy}')
+
+
+def _unpacked(value: Any, *, in_list: bool = False) -> Any:
+  """Returns what arrays, bytes and texts of a list hold; others as they are.
+
+  A text of numbers stays in a list, as the interval '[0, 1]', and in round
+  brackets, as the point '(3, 4)'.
+  """
+  if isinstance(value, np.ndarray | np.generic):
+    value = value.tolist()
+  if isinstance(value, bytes):
+    value = value.decode()
+  if isinstance(value, set | tuple):
+    value = list(value)
+  match = _WRITTEN.fullmatch(value.strip()) if isinstance(value, str) else None
+  if match:
+    written = _literal(match[1])
+    is_list = isinstance(written, list) and (
+        match[1].startswith('[') and not in_list
+        or all(isinstance(part, str) for part in written))
+    if is_list or isinstance(written, bytes | Mapping):
+      return _unpacked(written)
+  return value
+
+
+def _literal(written: str) -> Any:
+  """Returns the value of a JSON or Python literal, or None.
+
+  numpy writes a list without commas, ['a' 'b'], which Python reads as 'ab'.
+  """
+  with contextlib.suppress(ValueError, RecursionError):
+    return json.loads(written)
+  with contextlib.suppress(ValueError, SyntaxError, RecursionError,
+                           MemoryError, TypeError, tokenize.TokenError):
+    value = ast.literal_eval(written)
+    if not isinstance(value, list | tuple | set):
+      return value
+    value = list(value)
+    tokens = [token for token in tokenize.generate_tokens(
+        io.StringIO(written).readline) if token.type == tokenize.STRING]
+    texts = [ast.literal_eval(token.string) for token in tokens]
+    are_texts = all(isinstance(part, str) for part in value)
+    return texts if are_texts and len(texts) > len(value) else value
+  return None
