@@ -90,7 +90,7 @@ def test_a_bad_line_is_named(tmp_path, line, message):
     ('[1994.0, 3]', ('1994', '3')), (['["x", "y"]', 'z'], ('x', 'y', 'z')),
     ('{"target": ["x"]}', ('x',)), (["b'x'"], ('x',)),
     (['[0, 1]', '(3, 4)'], ('[0, 1]', '(3, 4)')), ('(3, 4)', ('(3, 4)',)),
-    ('[sic]', ('[sic]',)), (['x', 'The', '...'], ('x',)),
+    ('[sic]', ('[sic]',)), (['x', 'The', 'A.'], ('x', 'The', 'A.')),
     ({'value': 'x', 'aliases': ['x', 'y'], 'normalized_value': 'X'},
      ('x', 'y')), ({'text': ['x', 'y'], 'answer_start': [3, 9]}, ('x', 'y')),
     ([{'answer': 'x', 'provenance': []}, {'answer': 'y'}], ('x', 'y'))])

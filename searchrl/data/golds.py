@@ -46,12 +46,11 @@ def read(value: Any, *, are_needed: bool = True) -> tuple[str, ...]:
   if are_needed and not all(map(str.strip, answers)):
     raise ValueError(f'one of the golden answers {value!r:.60} is null or '
                      'blank, which no answer can match')
-  matchable = tuple(filter(normalise, answers))
-  if are_needed and answers and not matchable:
+  if are_needed and answers and not any(map(normalise, answers)):
     raise ValueError(
         f'the golden answers {value!r:.60} are only articles and punctuation, '
         'which the comparison leaves out; write them in other words')
-  return matchable
+  return tuple(filter(str.strip, answers))
 
 
 def text(value: Any) -> str:
