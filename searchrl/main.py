@@ -111,6 +111,10 @@ def _parser() -> argparse.ArgumentParser:
       ('trajectory', 'Trajectory that configs/show.py prints, as FILE:LINE.'),
       ('seeds', 'Seeds of several runs, as in 0,1,2, with one table of all.')):
     parser.add_argument(f'--{name}', help=text)
+  parser.add_argument(
+      '--show_prompt', nargs='?', const='text', choices=('text', 'tokens'),
+      help='Print the prompt and the other texts of the dialogue, as one text '
+      'or with the id of each token, and end.')
   for name, text in (
       ('plan', 'Print how much memory the run needs, and end.'),
       ('allow_changes', 'Continue in a directory whose config was different.'),
@@ -208,6 +212,9 @@ def _job(config: Any, options: argparse.Namespace) -> Callable[..., Any]:
   name, more = config.get('job', ''), {}
   if options.plan:
     name = 'searchrl.jobs.plan:run'
+  elif options.show_prompt:
+    name = 'searchrl.jobs.show_prompt:run'
+    more = dict(tokens=options.show_prompt == 'tokens')
   elif options.seeds is not None:
     name, more = 'searchrl.jobs.sweep:run', dict(seeds=_seeds(options.seeds))
   job = plugins.resolve(name, field='job', ours='searchrl.jobs.train:run')

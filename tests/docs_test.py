@@ -289,7 +289,8 @@ def test_flags_of_commands_exist(document):
           value = value[part]
       elif flag.startswith('--'):
         assert flag.removeprefix('--') in (
-            'workdir', 'plan', 'question', 'allow_changes', 'seeds', 'trajectory'), (
+            'workdir', 'plan', 'question', 'allow_changes', 'seeds',
+            'show_prompt', 'trajectory'), (
                 f'{document} shows {flag}, which is no flag of ours.')
 
 

@@ -298,3 +298,24 @@ def attend(config, name: str, mesh) -> dict[str, Any]:
       block=config.model.attention_block or None,
       sharding=meshes.sharding(mesh, ('batch', None, 'heads', None)))
   return dict(attend=implementation, by_document=name == 'cudnn')
+
+
+def beside_job(config, name: str) -> dict[str, Any]:
+  """Returns what a function beside the config's job returns; {} without one.
+
+  The module of a job that trains several models has two functions of the
+  config: `trainings` returns the config of each training by its name, and
+  `examples` the text of a first message by the name of the training.
+
+  Args:
+    config: Config, perhaps with a job.
+    name: Name of the function.
+
+  Raises:
+    ValueError: config.job names no function.
+  """
+  if not config.get('job'):
+    return {}
+  function = plugins.beside(
+      config.job, name, field='job', ours='searchrl.jobs.train:run')
+  return function(config) if function else {}

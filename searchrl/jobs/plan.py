@@ -16,7 +16,6 @@ import functools
 import math
 import os
 import pathlib
-import sys
 from typing import Any
 
 import jax
@@ -34,7 +33,6 @@ from searchrl.models.inference import layouts
 from searchrl.models.inference import slots as slots_lib
 from searchrl.runtime import devices as devices_lib
 from searchrl.runtime import mesh as meshes
-from searchrl.runtime import plugins
 from searchrl.runtime.devices import GIB
 from searchrl.training import learner as learners
 
@@ -116,35 +114,19 @@ class Plan:
 def run(config, workdir: str) -> None:
   """Prints whether the config fits config.plan.devices, and a table of sizes.
 
-  A job of several trainings has a plan for each; see `trainings`.
+  A job of several trainings has a plan for each; see `build.beside_job`.
 
   Raises:
     ValueError: The config cannot be run on these devices.
   """
   del workdir  # nothing is written
   config_checks.check(config)
-  parts = trainings(config)
+  parts = build.beside_job(config, 'trainings')
   if not parts:
     print(describe(make(config)))
   for name, part in parts.items():
     config_checks.check(part)
     print(f'The {name}:\n\n{describe(make(part))}\n')
-
-
-def trainings(config) -> dict[str, Any]:
-  """Returns the configs of the trainings that a job consists of, by name.
-
-  The module of a job that trains several models has, beside the job, a function
-  `trainings(config)` that returns them. For all other jobs the result is empty.
-
-  Raises:
-    ValueError: config.job names no function.
-  """
-  if not config.get('job'):
-    return {}
-  plugins.resolve(config.job, field='job', ours='searchrl.jobs.train:run')
-  module = sys.modules[config.job.partition(':')[0]]
-  return module.trainings(config) if hasattr(module, 'trainings') else {}
 
 
 def make(config) -> Plan:

@@ -122,3 +122,23 @@ def _check_options(parameters: Sequence[inspect.Parameter], name: str,
       raise ValueError(
           f'{field}.{p.name} must be given for {name}, which has no default '
           'for it.')
+
+
+def beside(name: str, function: str, *, field: str, ours: str
+          ) -> Callable[..., Any] | None:
+  """Returns another function of the module of a function that a config names.
+
+  Args:
+    name: Name of the function, as 'module:function'.
+    function: Name of the other function.
+    field: Config field that holds `name`, for the message.
+    ours: Names of existing functions, for the message.
+
+  Returns:
+    The other function, or None if the module has none.
+
+  Raises:
+    ValueError: The first function does not exist.
+  """
+  resolve(name, field=field, ours=ours)
+  return getattr(importlib.import_module(name.partition(':')[0]), function, None)

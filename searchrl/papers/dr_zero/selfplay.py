@@ -23,6 +23,7 @@ from searchrl.experiment import config_checks
 from searchrl.experiment import policy
 from searchrl.experiment import solver
 from searchrl.models import weights
+from searchrl.papers.dr_zero import proposals
 from searchrl.papers.dr_zero import propose
 from searchrl.papers.dr_zero import roles
 from searchrl.papers.dr_zero import seeds as seeds_lib
@@ -53,9 +54,9 @@ def run(config, workdir: str) -> None:
       f'{role}.{name}' for role in roles.ROLES for name in build.FREE
       if name != 'train.num_steps'))
   workdirs.Workdir(folder, config, free).prepare()
-  game = _Game(config, folder)
+  iterations = _Iterations(config, folder)
   for number in range(1, config.selfplay.iterations + 1):
-    game.iterate(number)
+    iterations.iterate(number)
   processes.on_first('summary', lambda: processes.say(
       report.finish(folder, config.selfplay.iterations, f'seed {config.seed}'),
       file=sys.stdout))
@@ -66,7 +67,14 @@ def trainings(config) -> dict[str, Any]:
   return {role: roles.role_config(config, role) for role in roles.ROLES}
 
 
-class _Game:
+def examples(config) -> dict[str, str]:
+  """Returns what a proposer is asked, by role; read by `jobs.show_prompt`."""
+  document = 'A title\nThe text of a passage.'
+  return {'proposer': proposals.ask(
+      document if config.selfplay.documents else '', 2)}
+
+
+class _Iterations:
   """The phases of self-play, and the directories that they write."""
 
   def __init__(self, config, folder: pathlib.Path):
@@ -97,15 +105,15 @@ class _Game:
       self._examine(self._load(''), before)
     if not _exists(here / 'proposer' / summary.FILE):
       self._train('proposer', number, file)
-    proposals = here / 'proposals'
-    if not _exists(proposals / propose.REPORT):
+    written = here / 'proposals'
+    if not _exists(written / propose.REPORT):
       proposer = self._load(str(here / 'proposer'))
       self._examine(proposer, self._folder / 'examined' / here.name)
       options = self._config.proposing
-      propose.questions(proposer, seeds[:options.seeds], proposals,
+      propose.questions(proposer, seeds[:options.seeds], written,
                         options=options, world=self._world)
       del proposer  # frees memory for the solver
-    self._train('solver', number, proposals / propose.QUESTIONS)
+    self._train('solver', number, written / propose.QUESTIONS)
 
   def _train(self, role: str, number: int, file: pathlib.Path) -> None:
     """Trains a role in an iteration on the questions of a file."""
