@@ -128,8 +128,9 @@ class Turn:
   passages: Passages = ()  # passages that the search returned, in order
   passages_cut: int = 0  # number of passages cut to fit the token budget
   # For rewards and readers; '' in records that are older than these fields.
-  text: str = ''  # action tokens, decoded without special tokens
-  observation: str = ''  # observation tokens, decoded in the same way
+  # Action tokens, decoded without special tokens, up to the first stop string.
+  text: str = ''
+  observation: str = ''  # observation tokens, decoded without special tokens
 
 
 @dataclasses.dataclass(frozen=True)

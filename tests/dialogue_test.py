@@ -29,12 +29,19 @@ TAGS = [f'<{slash}{name}>' for name in NAMES for slash in ('', '/')]
     ('<answer>a < b > c</answer>', Action('answer', ('a < b > c',))),
     ('<answer>42</ answer></answer>', Action('answer', ('42</ answer>',))),
     ('<think> hm\n </think>\n<search> x </search>', Action('search', ('x',))),
+    # Only the first block is read: the engine stops there.
     ('<think> <search> a </search> no </think><answer> b </answer>',
-     Action('answer', ('b',))),
-    ('<search> a </search><search> b </search>', Action('search', ('b',))),
+     Action('search', ('a',))),
+    ('<think> <answer> a </answer> </think>', Action('answer', ('a',))),
+    ('<search> a </search><search> b </search>', Action('search', ('a',))),
+    ('<search> a </search> and', Action('search', ('a',))),
+    ('<search> a </search></think>', Action('search', ('a',))),
+    ('<answer> a </answer> </search>', Action('answer', ('a',))),
+    ('<search> a </search><information> made up </information>'
+     '<answer> b </answer>', Action('search', ('a',))),
     ('text <search> a <search> b </search>', Action('search', ('b',))),
 ])
-def test_the_block_that_ends_a_turn_is_its_action(text, action):
+def test_the_first_block_of_a_turn_is_its_action(text, action):
   assert dialogues.parse_tags(text) == action
 
 
@@ -43,12 +50,12 @@ def test_the_block_that_ends_a_turn_is_its_action(text, action):
     '<answer></answer>', '<answer> </answer>',
     '<search> a', 'a </search>', '</search>', '<search>', '</search><search>',
     '<search> a </answer>', '<answer> a </search>', '<search> a <search>',
-    '<search> a </search> and', '<answer> a </answer>.',
-    '<search> a </search></think>', '<answer> a </answer> </search>',
+    '</search><search> a </search>', '<answer></answer><answer> b </answer>',
+    '<search> a </answer></search>', '<answer>a<think></answer>.',
     '<answer> <search> a </answer>', '<search> <think> a </search>',
     '<search> a <tool_call> b </search>', '<answer> a <information> </answer>',
     '<Search> a </Search>', '<search > a </search >', '< search> a </search>',
-    '<think> <answer> a </answer> </think>', '<think> a </think>',
+    '<think> a </think>',
     '<information> a </information>', '＜search＞ a ＜/search＞',
 ])
 def test_everything_else_is_invalid(text):

@@ -5,6 +5,7 @@
 import dataclasses
 import json
 import random
+import re
 import time
 
 import chats
@@ -93,7 +94,10 @@ def test_ten_thousand_responses_are_judged_as_by_an_independent_reading():
   rng, valid = random.Random(0), 0
   for _ in range(10_000):
     response = generated(rng)
-    wanted = oracles.study_format(CHATML + response)
+    # The published check reads what shares a token with the closing tag.
+    read = re.sub(r'(</(?:search|answer)>)(?:(?!</?\w+>|<\|)\S)+', r'\1',
+                  response)
+    wanted = oracles.study_format(CHATML + read)
     assert formats.is_valid(response) == wanted, response
     valid += wanted
   # Both classes are well represented.
@@ -105,6 +109,18 @@ def test_ends_of_turns_are_taken_off_in_linear_time():
   assert formats.is_valid(THINK + PARIS + '</s> \n' * 100_000)
   assert formats.without_turn_end('</s> ' * 100_000) == ''
   assert time.process_time() - begun < 2  # a third of a second
+
+
+@pytest.mark.parametrize('rest', ['.', '<', '</', ',', ')', '"', "';", '>',
+                                  '.\n', '<\n\n', 'The', '。'])
+def test_the_rest_of_the_closing_tags_token_is_not_read(rest):
+  assert formats.is_valid(THINK + PARIS + rest)
+  assert formats.is_valid(THINK + PARIS + rest + '</s>')
+  assert formats.is_valid(THINK + SEARCH + rest + FOUND + THINK + PARIS + rest)
+  assert not formats.is_valid(THINK.rstrip() + '.' + PARIS)
+  assert not formats.is_valid(THINK + SEARCH + FOUND.rstrip() + '.' + THINK
+                              + PARIS)
+  assert not formats.is_valid(THINK + PARIS + rest + ' done')
 
 
 def test_no_marker_of_chatml_is_asked_for():
@@ -190,6 +206,8 @@ def test_tools_are_judged_alike_in_the_frame_of_any_template(name):
       ([THINK + CALL, THINK + 'So: ' + PARIS], False),
       ([THINK + CALL.replace('"q"', ''), THINK + PARIS], False),
       ([THINK + SEARCH, THINK + PARIS], False),
+      ([THINK + CALL + '.', THINK + PARIS + '></'], True),
+      ([THINK + CALL + '<tool_response> made up', THINK + PARIS + '.'], True),
       (['nonsense', THINK + PARIS], False)):
     trajectory = conversation(dialogue, tokenizer, *texts)
     assert formats.is_well_formed(trajectory) == valid, texts
@@ -211,10 +229,14 @@ def test_tags_of_a_trajectory_are_judged_as_its_response():
   tokenizer, dialogue = TOKENIZERS['qwen2'], dialogues.tags('{question}')
   for texts in ([THINK + PARIS], [THINK + SEARCH, THINK + PARIS],
                 [SEARCH, THINK + PARIS], ['oh', THINK + PARIS],
+                [THINK + SEARCH + '.', THINK + PARIS + '<'],
+                [THINK + SEARCH + ' so <information>', THINK + PARIS],
                 [THINK + CALL, THINK + PARIS]):
     trajectory = conversation(dialogue, tokenizer, *texts)
+    read = ''.join(re.sub('(</search>|</answer>).*', r'\1', turn.text)
+                   + turn.observation for turn in trajectory.turns)
     assert formats.is_well_formed(trajectory) == oracles.study_format(
-        CHATML + trajectory.response)
+        CHATML + read)
 
 
 def test_a_record_without_texts_is_not_judged():

@@ -167,7 +167,10 @@ def test_a_turn_in_tags_is_read_as_the_definition_has_it(dice: Dice):
   if action.kind != 'invalid':
     again = f'<{action.kind}>{action.texts[0]}</{action.kind}>'
     assert dialogues.parse_tags(again) == action
-    assert dialogues.parse_tags(strategies.text(dice, 3) + text) == action
+    assert dialogues.parse_tags(text + strategies.text(dice, 3)) == action
+    before = strategies.text(dice, 3)
+    if not [tag for tag in dialogues.TAG_STOPS if tag in before]:
+      assert dialogues.parse_tags(before + text) == action
     assert not [tag for tag in TAGS if tag in action.texts[0]]
 
 
@@ -186,10 +189,13 @@ def test_a_turn_with_tools_is_read_as_the_definition_has_it(dice: Dice):
   if action.kind == 'search':
     again = json.dumps({'name': 'search', 'arguments': {
         'query_list': action.texts}})
-    if '<tool_call>' not in again:
+    if not [tag for tag in ('<tool_call>', *tools.TOOL_STOPS) if tag in again]:
       assert tools.parse(f'<tool_call>{again}</tool_call>') == action
   if action.kind != 'invalid':
-    assert tools.parse(strategies.text(dice, 3) + text) == action
+    assert tools.parse(text + strategies.text(dice, 3)) == action
+    before = strategies.text(dice, 3)
+    if not [tag for tag in tools.TOOL_STOPS if tag in before]:
+      assert tools.parse(before + text) == action
 
 
 def played(dialogue, tokenizer, script, results):
@@ -229,7 +235,9 @@ def test_what_a_retriever_finds_changes_nothing_but_what_is_read(dice: Dice):
     assert (a.action_tokens, len(a.action_logprobs), a.action, a.text) == (
         b.action_tokens, len(b.action_logprobs), b.action, b.text)
     assert bool(a.observation_tokens) == bool(b.observation_tokens)
-    assert a.text == tokenizer.decode(a.action_tokens)
+    assert a.text == text_oracles.read(
+        tokenizer.decode(a.action_tokens),
+        *(stop[2:-1] for stop in dialogue.stop_strings))
     assert a.action == dialogue.parse(a.text)
   assert (one.stop_reason, one.searches, one.answer, one.prompt_tokens) == (
       other.stop_reason, other.searches, other.answer, other.prompt_tokens)
@@ -322,8 +330,9 @@ def test_a_proposal_is_the_last_that_was_written(dice: Dice):
       for text in texts), 'answer')
   found = proposals.read(trajectory)
   assert found == proposals.Proposal(*(
-      text_oracles.last_block(''.join(texts), name) for name in (
-          'question', 'answer')))
+      text_oracles.last_block(''.join(
+          text_oracles.read(text, 'answer') for text in texts), name)
+      for name in ('question', 'answer')))
   form = proposals.form(trajectory)
   assert all(0 <= part <= 1 for part in vars(form).values())
   assert form.score == 0 or 0.25 <= form.score <= 1

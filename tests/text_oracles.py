@@ -11,9 +11,21 @@ from searchrl.agent import formats
 from searchrl.trajectory import Action
 
 
+def read(text: str, *names: str) -> str:
+  """What is read of a turn: all up to the first closing tag of these names."""
+  for end in range(len(text) + 1):
+    if any(text[:end].endswith(f'</{name}>') for name in names):
+      return text[:end]
+  return text
+
+
 def tag_action(text: str) -> Action:
-  """A block at the end of a turn; the tag before its closing one opens it."""
-  body = text.rstrip()
+  """The block that ends a turn; the tag before its closing one opens it."""
+  body = read(text, 'search', 'answer')
+  return last_action(body)
+
+
+def last_action(body: str) -> Action:
   for kind in ('search', 'answer'):
     if body.endswith(f'</{kind}>'):
       body = body[:-len(f'</{kind}>')]
@@ -27,9 +39,9 @@ def tag_action(text: str) -> Action:
 
 def tool_action(text: str, most: int) -> Action:
   """A call at the end of a turn, in JSON and by its schema; or an answer."""
-  body = text.rstrip()
+  body = read(text, 'tool_call', 'answer')
   if not body.endswith('</tool_call>'):
-    action = tag_action(text)
+    action = last_action(body)
     return action if action.kind == 'answer' else Action('invalid')
   body = body[:-len('</tool_call>')]
   at = body.rfind('<tool_call>')
@@ -74,6 +86,8 @@ def is_in_format(text: str) -> bool:
     tag = next((tag for tag in letters if text.startswith(tag, at)), '')
     shape += letters.get(tag, '' if text[at].isspace() else 'x')
     at += max(len(tag), 1)
+    if tag in ('</search>', '</answer>'):  # the rest of the tag's own token
+      at += len(re.split(r'\s|</?\w+>|<[|｜]', text[at:])[0])
   return bool(re.fullmatch('Tx*t(?:Sx*sFx*fTx*t)*Ax*a', shape))
 
 

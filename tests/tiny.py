@@ -71,7 +71,11 @@ class Tokenizer:
       data = data[max(length, 1):]
     return tuple(ids)
 
-  encode_data = encode
+  encode_data = encode_first = encode
+  start_ids, special_ids = (), frozenset()
+
+  def with_start(self, ids):
+    return ids
 
   def decode(self, ids: Sequence[int]) -> str:
     return b''.join(self.token_bytes[i] for i in ids).decode(errors='replace')

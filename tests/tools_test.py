@@ -42,9 +42,14 @@ def call(*queries, **changes):
 @pytest.mark.parametrize('text, action', [
     (call('who?'), Action('search', ('who?',))),
     (call(' a ', 'b') + ' \n', Action('search', ('a', 'b'))),
-    (f'<think> {call("no")} hm</think>\n{call("é")}', Action('search', ('é',))),
-    (call('</search> <answer> x </answer>'),
-     Action('search', ('</search> <answer> x </answer>',))),
+    (f'<think> hm</think>\n{call("é")}', Action('search', ('é',))),
+    (call('</search> <answer> x'), Action('search', ('</search> <answer> x',))),
+    (call('a') + ' and', Action('search', ('a',))),
+    (call('a') + call('b'), Action('search', ('a',))),
+    (f'<think> {call("a")} </think> <answer> b </answer>',
+     Action('search', ('a',))),
+    ('<answer> a </answer> b', Action('answer', ('a',))),
+    ('</search><answer> a </answer>', Action('answer', ('a',))),
     (call('x').replace('": ', '":').replace('\n', ''),
      Action('search', ('x',))),
     (call(*'abcdefgh'), Action('search', tuple('abcdefgh'))),
@@ -57,7 +62,7 @@ def test_a_call_or_an_answer_ends_a_turn(text, action):
 @pytest.mark.parametrize('text', [
     '', 'text', '</tool_call>', '<tool_call></tool_call>', call() , call(''),
     call('a', ' '), call(*'abcdefghi'), call(1), call(None), call(['a']),
-    call({'a': 'b'}), call('a') + ' and', call('a', name='Search'),
+    call({'a': 'b'}), call('a', name='Search'), call('</answer>'),
     call('a', name=['search']), call('a', id=7), call(arguments={}),
     call(arguments=None), call(arguments='{"query_list": ["a"]}'),
     call(arguments=['a']), call(arguments={'query_list': 'abc'}),
@@ -71,7 +76,7 @@ def test_a_call_or_an_answer_ends_a_turn(text, action):
     '<tool_call>' + '[' * 100_000 + '</tool_call>',
     '<tool_call>' + '9' * 10_000 + '</tool_call>',
     call('\ud800'), '<search> a </search>', '<answer> </answer>',
-    '<answer> a </answer> b', '<answer> <tool_call> a </answer>',
+    '<answer> <tool_call> a </answer>', call(1) + call('a'),
     '<Tool_call>{}</Tool_call>', call('a').replace('</tool', '</ tool'),
 ])
 def test_everything_else_is_invalid(text):
@@ -341,9 +346,13 @@ def test_a_model_folder_with_a_template_is_sampled_from(tmp_path):
       assert (ids[0] == end) == (turn.action_tokens[-1] != end)
 
 
-def test_a_tokenizer_that_drops_the_tags_is_refused():
-  tokenizer = chats.byte_level(
-      chats.QWEN2, special=('<tool_call>', '</tool_call>'))
-  with pytest.raises(ValueError, match="the stop string '</tool_call>', but"):
+@pytest.mark.parametrize('tag', ['</tool_call>', '<answer>', '<think>',
+                                 '</tool_response>'])
+def test_a_tokenizer_that_drops_the_tags_is_refused(tag):
+  tokenizer = chats.byte_level(chats.QWEN2, special=(tag,))
+  kind = 'stop string' if tag == '</tool_call>' else 'tag'
+  with pytest.raises(ValueError, match=(
+      f"the {kind} '{tag}', but has it as a special token.*In a copy of the "
+      'model folder, set its "special" to false')):
     dialogues.check_writable(tools.dr_zero(tokenizer), tokenizer)
   dialogues.check_writable(dialogues.tags(), tiny.Tokenizer())

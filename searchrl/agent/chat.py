@@ -104,7 +104,7 @@ def frame_question(dialogue: Dialogue, render: Render,
     space = head[len(head.rstrip(' ')):]  # belongs to the first word
     framed = dataclasses.replace(
         dialogue, template=f'{space}{before}{{question}}{after}',
-        head=head.removesuffix(space), tail=tail)
+        head=head.removesuffix(space), tail=tail, is_framed=True)
     if render(first_messages(dialogue, _ODD, system)) == (
         framed.head + framed.prompt(_ODD) + framed.tail):
       return framed

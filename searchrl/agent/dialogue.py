@@ -3,7 +3,8 @@
 """Dialogues: the text protocol of policy and environment, and its parser.
 
 A turn only appends text. Actions are parsed only from the tokens that the
-policy sampled in its turn. Text from a search engine is data, so the protocol's
+policy sampled in its turn, and only up to the first stop string (`until_stop`):
+a token such as `>.` may go on after it. Text from a search engine is data, so the protocol's
 own tags are broken in it before it is shown. This module has the tag protocol.
 `agent.chat` puts a dialogue into a chat template; `agent.tools` has the tool
 protocol.
@@ -21,8 +22,10 @@ from searchrl.agent.markup import neutralise, shows_tag
 from searchrl.trajectory import Action, Passage, Passages
 
 _TAGS = 'think|search|information|answer|question|tool_call|tool_response'
+_TAG = re.compile(rf'</?(?:{_TAGS})>')
 _ACTION = re.compile(
-    rf'<(search|answer)>((?:(?!</?(?:{_TAGS})>).)*)</\1>\s*\Z', re.DOTALL)
+    rf'<(search|answer)>((?:(?!{_TAG.pattern}).)*)</\1>\Z', re.DOTALL)
+TAG_STOPS = ('</search>', '</answer>')
 
 _TAIL = 32  # tokens; long enough to hold the beginning of a tag
 
@@ -60,7 +63,7 @@ class Dialogue:
   """
 
   template: str  # the first message; '{question}' is replaced
-  parse: Callable[[str], Action]  # reads the text of one turn's sampled tokens
+  parse: Callable[[str], Action]  # reads a turn's text, cut by `until_stop`
   stop_strings: tuple[str, ...]  # texts that end a turn once they are complete
   before: str  # text that opens an observation
   after: str  # text that closes an observation, even if passages were cut
@@ -72,6 +75,7 @@ class Dialogue:
   turn_end: str = ''  # text that ends a turn that the policy did not end itself
   end_ids: tuple[int, ...] = ()  # ids that end a turn, besides eos_ids
   json_levels: int = 0  # depth of nested JSON strings that hold passages
+  is_framed: bool = False  # True: a chat template writes the prompt's start
 
   def prompt(self, question: str) -> str:
     """Returns the first message, with the question in its place."""
@@ -97,7 +101,7 @@ def tags(template: str = LAPTOP_TEMPLATE) -> Dialogue:
   return Dialogue(
       template=template,
       parse=parse_tags,
-      stop_strings=('</search>', '</answer>'),
+      stop_strings=TAG_STOPS,
       before='\n\n<information>',
       after='</information>\n\n',
       invalid='\nThat was neither a search nor an answer. Try again.\n',
@@ -161,12 +165,32 @@ def verbatim(name: str) -> str:
   return (folder / name).read_text(encoding='utf-8')
 
 
+def until_stop(text: str, stop_strings: Sequence[str]) -> str:
+  """Returns a turn's text up to the end of its first stop string.
+
+  All readers of a turn read this part only. The token that completes a stop
+  string may have more characters (`>.`, `></`), which stay in the context and
+  in the training data but are not read. This is the text that vLLM returns with
+  its stop strings, and that Search-R1 keeps of a turn. Without a stop string it
+  is the whole text.
+  """
+  ends = [text.index(stop) + len(stop) for stop in stop_strings if stop in text]
+  return text[:min(ends, default=len(text))]
+
+
 def parse_tags(text: str) -> Action:
   """Parses one turn strictly.
 
-  An action is a block that ends the text, has no other tag inside, and is not
-  empty. Everything else is invalid.
+  The turn is read up to the first </search> or </answer>. An action is the
+  block that this tag closes, if no other tag is inside and it is not empty.
+  Everything else is invalid. A block inside <think> counts, as the first match
+  does in Search-R1, because the engine stops there.
   """
+  return closing_block(until_stop(text, TAG_STOPS))
+
+
+def closing_block(text: str) -> Action:
+  """Returns the search or answer whose block ends a text, else 'invalid'."""
   match = _ACTION.search(text)
   if match is None or not match[2].strip():
     return Action('invalid')
@@ -175,10 +199,15 @@ def parse_tags(text: str) -> Action:
 
 
 def opening(dialogue: Dialogue, question: str, tokenizer) -> tuple[int, ...]:
-  """Returns ids of the prompt: all text before the policy's first turn."""
-  return (*tokenizer.encode(dialogue.head),
-          *tokenizer.encode_data(dialogue.prompt(question)),
-          *tokenizer.encode(dialogue.tail))
+  """Returns ids of the prompt: all text before the policy's first turn.
+
+  The tokenizer's own start of a sequence (BOS) comes first. In a chat, it is
+  there only if the chat template writes it, as in transformers and vLLM.
+  """
+  ids = (*tokenizer.encode(dialogue.head),
+         *tokenizer.encode_data(dialogue.prompt(question)),
+         *tokenizer.encode(dialogue.tail))
+  return ids if dialogue.is_framed else tokenizer.with_start(ids)
 
 
 def retry(dialogue: Dialogue, tokenizer,
@@ -267,13 +296,27 @@ def _is_whole(text: str, levels: int) -> bool:
 
 
 def check_writable(dialogue: Dialogue, tokenizer) -> None:
-  """Raises a ValueError if a tag does not survive encoding and decoding."""
-  for stop in dialogue.stop_strings:
-    for tag in (stop, stop.replace('</', '<')):
-      text = tokenizer.decode(tokenizer.encode(tag))
-      if tag not in text:
-        kind = 'stop string' if tag == stop else 'tag'
-        raise ValueError(
-            f'the tokenizer must be able to write the {kind} {tag!r}, but '
-            f'decodes its ids to {text!r}. Use the tokenizer that belongs to '
-            'the model.')
+  """Raises a ValueError if a tag does not survive encoding and decoding.
+
+  The tags are those that end a turn and those in the dialogue's own texts.
+  """
+  stops = dialogue.stop_strings
+  tags = [tag for stop in stops for tag in (stop, stop.replace('</', '<'))]
+  tags += _TAG.findall(dialogue.template + dialogue.before + dialogue.after)
+  for tag in dict.fromkeys(tags):
+    ids = tokenizer.encode(tag)
+    text = tokenizer.decode(ids)
+    if tag in text:
+      continue
+    reason = (f'decodes its ids to {text!r}. Use the tokenizer that belongs to '
+              'the model.')
+    if tokenizer.special_ids.intersection(ids):
+      reason = (
+          'has it as a special token, which is left out of every decoded text. '
+          'In a copy of the model folder, set its "special" to false in '
+          'tokenizer.json and tokenizer_config.json, and remove it from lists '
+          'of special tokens such as additional_special_tokens; its id and the '
+          'weights stay as they are.')
+    kind = 'stop string' if tag in stops else 'tag'
+    raise ValueError(f'the tokenizer must be able to write the {kind} {tag!r}, '
+                     f'but {reason}')

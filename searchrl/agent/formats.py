@@ -5,15 +5,19 @@
     think -> (search -> information -> think)* -> answer
 
 Only white space may be between blocks and after the last. Source:
-arXiv:2505.15117 (the Study), Appendix C. Three rules are ours: No markers of a
+arXiv:2505.15117 (the Study), Appendix C. Four rules are ours: No markers of a
 chat template are required, because only the response is judged. A <think> that
 the prompt leaves open counts (R1-Distill). Tokens that end a turn are removed
-first. In the tool protocol, by analogy, <tool_call> is the search.
+first. The rest of the token that closes a search or an answer, such as the full
+stop of `>.`, is not read (`dialogue.until_stop`). In the tool protocol, by
+analogy, <tool_call> is the search.
 """
 
 import re
 from typing import NamedTuple
 
+from searchrl.agent import dialogue as dialogues
+from searchrl.agent import tools
 from searchrl.trajectory import Trajectory, Turn
 
 TURN_ENDS = (  # end tokens of Qwen, Llama, Mistral, DeepSeek and Gemma
@@ -22,14 +26,21 @@ TURN_ENDS = (  # end tokens of Qwen, Llama, Mistral, DeepSeek and Gemma
     '<eos>')
 
 
+# Text that shares a token with the closing tag before it: up to a white space,
+# a tag or the end of the turn. One token has no more.
+_SAME_TOKEN = re.compile(r'(?:(?!</?\w+>|<[|｜])\S)*')
+
+
 class Blocks(NamedTuple):
   """Names of a protocol's tags, besides think and answer."""
 
   search: str = 'search'
   observation: str = 'information'
+  stops: tuple[str, ...] = dialogues.TAG_STOPS
 
 
-TAGS, TOOLS = Blocks(), Blocks('tool_call', 'tool_response')
+TAGS = Blocks()
+TOOLS = Blocks('tool_call', 'tool_response', tools.TOOL_STOPS)
 
 
 def is_valid(response: str, *, prompt: str = '', blocks: Blocks = TAGS,
@@ -50,21 +61,25 @@ def is_valid(response: str, *, prompt: str = '', blocks: Blocks = TAGS,
   return searched and _is_in_order(text, {
       '': ('think',), 'think': (blocks.search, 'answer'),
       blocks.search: (blocks.observation,), blocks.observation: ('think',),
-      'answer': ()})
+      'answer': ()}, (blocks.search, 'answer'))
 
 
-def _is_in_order(text: str, next_of: dict[str, tuple[str, ...]]) -> bool:
+def _is_in_order(text: str, next_of: dict[str, tuple[str, ...]],
+                 actions: tuple[str, ...]) -> bool:
   """Returns whether blocks follow each other by `next_of`, up to an answer."""
   names = '|'.join(filter(None, next_of))
   pieces = re.split(rf'<(/?)({names})>', text)
   last, is_open = '', False  # name of the latest block, and if it is open
   for between, slash, name in zip(pieces[::3], pieces[1::3], pieces[2::3]):
+    if last in actions:
+      between = _SAME_TOKEN.sub('', between, count=1)
     if bool(slash) != is_open or not is_open and between.strip():
       return False
     if name not in ((last,) if is_open else next_of[last]):
       return False
     last, is_open = name, not is_open
-  return last == 'answer' and not is_open and not pieces[-1].strip()
+  rest = _SAME_TOKEN.sub('', pieces[-1], count=1)
+  return last == 'answer' and not is_open and not rest.strip()
 
 
 def without_turn_end(text: str) -> str:
@@ -101,20 +116,21 @@ def is_well_formed(trajectory: Trajectory, *, needs_search: bool = False
         'a trajectory must have its texts to be judged by them, but that of '
         f'question {trajectory.question.uid!r}, sample {trajectory.sample}, '
         'has none: its record is older. Sample it again.')
-  return any(is_valid(text, prompt=trajectory.prompt, blocks=blocks,
-                      needs_search=needs_search) for text, blocks in (
-      (trajectory.response, TAGS),
-      (''.join(map(_without_frame, trajectory.turns)), TOOLS)))
+  return any(
+      is_valid(''.join(_read(turn, blocks) for turn in trajectory.turns),
+               prompt=trajectory.prompt, blocks=blocks,
+               needs_search=needs_search) for blocks in (TAGS, TOOLS))
 
 
-def _without_frame(turn: Turn) -> str:
-  """Returns a turn's text with a search's observation as a bare, empty block.
+def _read(turn: Turn, blocks: Blocks) -> str:
+  """Returns a turn as it is read, and its observation.
 
-  Chat templates frame a tool's answer in many ways. They may also open the next
-  thought, which is kept.
+  Chat templates frame a tool's answer in many ways. It becomes a bare, empty
+  block. Templates may also open the next thought, which is kept.
   """
-  if not turn.observation or turn.action.kind != 'search':
-    return turn.text + turn.observation
+  text = dialogues.until_stop(turn.text, blocks.stops)
+  if blocks is TAGS or not turn.observation or turn.action.kind != 'search':
+    return text + turn.observation
   observation = f'<{TOOLS.observation}></{TOOLS.observation}>'
-  return without_turn_end(turn.text) + observation + (
+  return without_turn_end(text) + observation + (
       '<think>' if opens_thought(turn.observation) else '')

@@ -9,8 +9,7 @@ either. A trajectory without an answer gets 0.
 
 The answer is the first block that the policy closes with </answer>, even inside
 a thought. The tag ends the turn and, unless the block is empty, the trajectory,
-so a response has no second answer. If a text has several answers all the same,
-the one at its end, the last, counts.
+so a response has no second answer. Text after the tag is not read.
 """
 
 from collections import Counter, defaultdict

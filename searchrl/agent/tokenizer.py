@@ -68,6 +68,29 @@ class Tokenizer:
     """
     return self._encode(text)
 
+  def encode_first(self, text: str) -> tuple[int, ...]:
+    """Returns ids of a text that begins a sequence; special tokens count.
+
+    They are those of the tokenizer's own call: `start_ids`, and SentencePiece's
+    space before the first word. A text that writes BOS itself has it once.
+    """
+    return self.with_start(self._ids(text))
+
+  def with_start(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns ids that begin with `start_ids`, which are added if missing."""
+    start = self.start_ids
+    return ids if ids[:len(start)] == start else (*start, *ids)
+
+  @functools.cached_property
+  def start_ids(self) -> tuple[int, ...]:
+    """Ids that the tokenizer puts before every text: BOS of Llama, or none.
+
+    They begin every sequence, except a chat, whose template writes them.
+    """
+    plain, whole = self._ids('a'), tuple(self._fast.encode('a'))
+    return whole[:next(i for i in range(len(whole))
+                       if whole[i:i + len(plain)] == plain)]
+
   def encode_data(self, text: str) -> tuple[int, ...]:
     """Returns ids of text from outside; '<|im_end|>' in it is ten characters.
 

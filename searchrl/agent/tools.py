@@ -20,6 +20,7 @@ from searchrl.agent.markup import neutralise
 from searchrl.trajectory import Action, Passage, Passages
 
 MAX_QUERIES = 8  # queries per call
+TOOL_STOPS = ('</tool_call>', '</answer>')
 _INVALID = ('Error: this was neither a call of the tool nor an answer. To call '
             'the tool, write a JSON object with its name and its arguments '
             'between the tool_call tags. To answer, write the answer between '
@@ -68,7 +69,7 @@ def make(tokenizer, *, template: str, system: str | None = None,
   plain = dataclasses.replace(
       dialogues.tags(template),  # checks the template, too
       parse=functools.partial(parse, max_queries=max_queries),
-      stop_strings=('</tool_call>', '</answer>'),
+      stop_strings=TOOL_STOPS,
       passage=tool_passage, arrange=by_query)
   framed = chat.frame_question(plain, render, system)
   if 'query_list' not in framed.head + framed.tail:
@@ -96,16 +97,17 @@ def schema() -> dict:
 def parse(text: str, *, max_queries: int = MAX_QUERIES) -> Action:
   """Parses one turn strictly.
 
-  A call is a block that ends the text and holds a JSON object with only name
-  and arguments. The arguments are 1 to `max_queries` non-empty strings under
-  query_list. An answer is parsed as in the tag protocol. Everything else is
+  The turn is read up to the first </tool_call> or </answer>. A call is the
+  block that the first tag closes, if it holds a JSON object with only name and
+  arguments. The arguments are 1 to `max_queries` non-empty strings under
+  query_list. An answer is a block as in the tag protocol. Everything else is
   invalid.
   """
-  body = text.rstrip()
-  if not body.endswith('</tool_call>'):
-    action = dialogues.parse_tags(text)
+  text = dialogues.until_stop(text, TOOL_STOPS)
+  if not text.endswith('</tool_call>'):
+    action = dialogues.closing_block(text)
     return action if action.kind == 'answer' else Action('invalid')
-  _, opened, call = body.removesuffix('</tool_call>').rpartition('<tool_call>')
+  _, opened, call = text.removesuffix('</tool_call>').rpartition('<tool_call>')
   queries = _queries(call) if opened else ()
   if not 1 <= len(queries) <= max_queries:
     return Action('invalid')

@@ -25,12 +25,20 @@ def of_segments(segments: Iterable[tuple[str, bool]], tokenizer,
                 ends: bool = False) -> Transcript:
   """Encodes texts one by one; special tokens in them become their ids.
 
+  The first begins a sequence, so the tokenizer's BOS comes before it, once.
+
   Args:
     segments: Pairs of a text and True if it is trained on.
     tokenizer: The model's tokenizer.
     ends: True to add the token that ends a turn, which is trained on.
   """
-  pieces = [(tokenizer.encode(text), trained) for text, trained in segments]
+  pieces: list[tuple[tuple[int, ...], bool]] = []
+  for text, trained in segments:
+    if pieces:
+      pieces.append((tokenizer.encode(text), trained))
+      continue
+    ids, start = tokenizer.encode_first(text), len(tokenizer.start_ids)
+    pieces = [(ids[:start], False), (ids[start:], trained)]
   return _joined([*pieces, (tokenizer.eos_ids[:1], True)] if ends else pieces)
 
 

@@ -270,7 +270,8 @@ class _Slots:
   def _take_turn(self, stopped: engines.Stopped) -> _Unfinished | None:
     """Adds a stopped slot's action; returns its entry if it is fed next."""
     entry = self.active[stopped.slot]
-    text = self.tokenizer.decode(stopped.tokens)
+    text = dialogues.until_stop(self.tokenizer.decode(stopped.tokens),
+                                self.dialogue.stop_strings)
     action = self.dialogue.parse(text)
     turn = Turn(stopped.tokens, stopped.logprobs, action, text=text)
     entry.trajectory = dataclasses.replace(

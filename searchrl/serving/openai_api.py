@@ -208,7 +208,7 @@ def _prompts(record: _Record, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
     raise Refused('prompt', 'must be a string, a list of token ids, or a list '
                   'of either.')
   prompts = tuple(
-      tokenizer.encode(text) if isinstance(text, str) else tuple(text)
+      tokenizer.encode_first(text) if isinstance(text, str) else tuple(text)
       for text in texts)
   if not all(prompts):
     raise Refused('prompt', 'must hold at least one token.')

@@ -15,6 +15,7 @@ import dataclasses
 import re
 import unicodedata
 
+from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rewards
 from searchrl.trajectory import Question, Scores, Trajectory, Turn
 
@@ -74,8 +75,12 @@ def document_of(question: Question) -> str:
 
 
 def read(trajectory: Trajectory) -> Proposal:
-  """Returns the last question and the last answer that a policy wrote."""
-  text = ''.join(turn.text for turn in trajectory.turns)
+  """Returns the last question and the last answer that a policy wrote.
+
+  A turn is read up to its first </answer>, which ends it.
+  """
+  text = ''.join(dialogues.until_stop(turn.text, ('</answer>',))
+                 for turn in trajectory.turns)
   return Proposal(_last_block(text, 'question'), _last_block(text, 'answer'))
 
 
