@@ -94,8 +94,8 @@ class Tokenizer:
     They begin every sequence, except a chat, whose template writes them.
     """
     plain, whole = self._ids('a'), tuple(self._fast.encode('a'))
-    return whole[:next(i for i in range(len(whole))
-                       if whole[i:i + len(plain)] == plain)]
+    return whole[:next((i for i in range(len(whole))
+                        if whole[i:i + len(plain)] == plain), 0)]
 
   def encode_data(self, text: str) -> tuple[int, ...]:
     """Returns ids of text from outside; '<|im_end|>' in it is ten characters.
