@@ -10,6 +10,7 @@ import hypothesis
 from hypothesis import strategies as st
 import numpy as np
 import pytest
+import tokenizers as raw_tokenizers
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizers
@@ -203,6 +204,22 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path):
 def folder(tmp_path):
   chats.byte_level()._fast.save_pretrained(tmp_path)
   return tmp_path
+
+
+def test_words_are_split_as_the_file_says_whatever_class_is_named(folder):
+  """transformers' GPT2Tokenizer splits digits by a rule of its own."""
+  for name, change in (
+      ('tokenizer_config.json', {'tokenizer_class': 'GPT2Tokenizer'}),
+      ('tokenizer.json', {'pre_tokenizer': {
+          'type': 'Sequence', 'pretokenizers': [
+              {'type': 'Digits', 'individual_digits': True},
+              {'type': 'ByteLevel', 'add_prefix_space': False,
+               'trim_offsets': True, 'use_regex': True}]}})):
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+  raw = raw_tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
+  text = 'the search  7 goes on 12\u00bd'
+  assert list(tokenizers.load(str(folder)).encode(text)) == raw.encode(text).ids
 
 
 def ids_of(tokenizer, *names):

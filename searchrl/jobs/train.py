@@ -10,7 +10,6 @@ import shutil
 import sys
 from typing import Any
 
-from searchrl.agent import chat
 from searchrl.evaluation import evaluator
 from searchrl.evaluation import summary
 from searchrl.experiment import build
@@ -82,7 +81,7 @@ def _train(config, folder: pathlib.Path) -> None:
   sampler = experiment.sampler
   weights.save(folder / 'model', learner.policy(state, base), sampler.shape,
                tokenizer_from=config.model.path or policy.TINY_BASE,
-               eos_id=chat.ends(sampler.tokenizer))
+               eos_id=sampler.tokenizer.eos_ids[0])
   recipe = config.algorithm.name.partition(':')[2]
   processes.on_first('finish', lambda: _finish(
       folder, progress, f'{recipe}, seed {config.seed}'))
