@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends of turns: a closing tag that shares its last token with other text."""
 
-import functools
 import json
 
 import chats
@@ -45,7 +44,6 @@ CALL = '<tool_call>\n' + json.dumps({
 FOUND = (Passage('1', 'Paris', 'the town'),)
 
 
-@functools.cache
 def sampled(dialogue, tokenizer):
   """Returns a function from a text to its ids, up to where an engine stops."""
   table = stops.compile_table(

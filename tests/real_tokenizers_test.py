@@ -1,0 +1,416 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Real tokenizers: ids as tiktoken's, pieces, ends, dialogues, formats.
+
+The properties are those of tokenizer_test, stops_test, chat_test, tools_test,
+formats_test and demonstrations_test, on the vocabularies that people use.
+"""
+
+import functools
+import json
+import unicodedata
+
+import chats
+import hypothesis
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+import real_tokenizers
+import tiny
+import tokenizers as raw_tokenizers
+
+from searchrl.agent import chat
+from searchrl.agent import dialogue as dialogues
+from searchrl.agent import formats
+from searchrl.agent import tokenizer as tokenizers
+from searchrl.agent import tools
+from searchrl.models.inference import stops
+from searchrl.trajectory import Action, Passage, Trajectory, Turn
+
+WITH_TOOLS = ['qwen2.5', 'qwen2.5-instruct', 'qwen3', 'llama3-instruct']
+FRAMED = [*WITH_TOOLS, 'r1-distill', 'smollm2']  # have a chat template
+FAMILIES = [*FRAMED, 'llama3']  # in this order, so that each is loaded once
+IN_NFC = [*WITH_TOOLS[:3], 'r1-distill']
+quick = hypothesis.settings(
+    max_examples=30, deadline=None, derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow])
+TEXTS = [
+    '', ' ', 'Who wrote it?', ' two  spaces   three\n\n\n four\t\t x \r\n y',
+    "I'm sure they'll say it's WE'RE, don't", '12345 in 1789, 3.14159 and ½²',
+    'a  12 b   7', 'naïve Émile Ærø ǅ ﬁ', 'e\u0301 a\u0308 o\u0327\u0301',
+    'где находится библиотека?', 'Ποιος έγραψε;', 'מי כתב שָׁלוֹם', 'مَن كَتَبَ الكِتاب؟',
+    'हिन्दी में किसने लिखा', 'বাংলা ভাষা', 'தமிழ் மொழி', 'ไทยภาษาใคร', 'ខ្មែរ',
+    '日本語で誰が書いた', '谁写了这本书？', '누가 썼습니까 한글', 'አማርኛ', 'ქართული',
+    'Հայերեն', '👩‍👩‍👧‍👦 🇫🇷 ❤️', '\x00\x01\u200b\ufeff\u2028', '𝐬𝐞𝐚𝐫𝐜𝐡 ＜ｓ＞',
+    '<think> hm </think>\n<search> q </search>.', '<answer>x</answer></answer>',
+    '{"name": "search", "arguments": {"query_list": ["é\\n", "a\\u00e9"]}}',
+    'Doc 1(Title: "A") text\nDoc 2(Title: "B") 日本 "x"', '```py\n  x = [1]\n```',
+    '=' * 70 + ' ' * 90 + '\n' * 5 + 'z' * 90]
+THINK, SEARCH = '<think> hm </think>\n', '<search> capital </search>'
+ANSWER = '<answer> Paris </answer>'
+CALL = '<tool_call>\n' + json.dumps(
+    {'name': 'search', 'arguments': {'query_list': ['q']}}) + '\n</tool_call>'
+
+
+@functools.lru_cache(maxsize=2)  # tests run family by family
+def load(name):
+  return tokenizers.load(str(real_tokenizers.folder(name)))
+
+
+@pytest.fixture(scope='module', params=FAMILIES)
+def name(request):
+  load(request.param)  # or skips
+  return request.param
+
+
+@pytest.fixture(scope='module')
+def tokenizer(name):
+  return load(name)
+
+
+def of(families):
+  """Runs a test on some of the families."""
+  return pytest.mark.parametrize('name', families, indirect=True,
+                                 scope='module')
+
+
+def normal(name, text):
+  """A text in the family's form: Qwen's vocabularies are in NFC."""
+  return unicodedata.normalize('NFC', text) if name in IN_NFC else text
+
+
+def written(tokenizer, text):
+  """The bytes of a text that the vocabulary has; SmolLM2's lacks some."""
+  known = {piece[0] for piece in tokenizer.token_bytes if len(piece) == 1}
+  return bytes(byte for byte in text.encode() if byte in known)
+
+
+@functools.lru_cache(maxsize=4)
+def stop_table(name, stop_strings=('</tool_call>', '</search>', '</answer>')):
+  return stops.compile_table(load(name).token_bytes, stop_strings)
+
+
+ENDS = {  # size, ids that end a turn, some ids: as the families publish them
+    'qwen2.5': (151_665, ['<|endoftext|>'], {
+        '!': 0, 'Ġthe': 279, '<|endoftext|>': 151_643, '<|im_end|>': 151_645,
+        '<tool_call>': 151_657, '<|file_sep|>': 151_664}),
+    'qwen2.5-instruct': (151_665, ['<|im_end|>', '<|endoftext|>'], {
+        '<|im_start|>': 151_644, '</tool_call>': 151_658}),
+    'qwen3': (151_669, ['<|im_end|>', '<|endoftext|>'], {
+        '<tool_response>': 151_665, '<think>': 151_667, '</think>': 151_668}),
+    'r1-distill': (151_665, ['<｜end▁of▁sentence｜>'], {
+        '<｜begin▁of▁sentence｜>': 151_646, '<think>': 151_648,
+        '<|quad_start|>': 151_650, '<tool_call>': 151_657}),
+    'llama3': (128_256, ['<|end_of_text|>'], {
+        'Ġthe': 279, '<|begin_of_text|>': 128_000,
+        '<|reserved_special_token_247|>': 128_255}),
+    'llama3-instruct': (128_256, [
+        '<|end_of_text|>', '<|eom_id|>', '<|eot_id|>'], {
+            '<|start_header_id|>': 128_006, '<|end_header_id|>': 128_007,
+            '<|eot_id|>': 128_009}),
+    'smollm2': (49_152, ['<|im_end|>'], {
+        '<|endoftext|>': 0, '<|im_start|>': 1, '<|im_end|>': 2, '!': 17}),
+}
+
+
+def test_sizes_ends_and_ids_are_those_that_are_published(name, tokenizer):
+  size, ends, ids = ENDS[name]
+  assert tokenizer.vocab_size == size
+  assert [tokenizer.token(i) for i in tokenizer.eos_ids] == ends
+  assert {tokenizer.token(i): i for i in ids.values()} == ids
+
+
+@pytest.mark.slow
+def test_every_text_has_tiktokens_ids(name, tokenizer):
+  """A converted vocabulary is right if other people's program agrees."""
+  encoding = real_tokenizers.encoding(name)
+  file = raw_tokenizers.Tokenizer.from_file(
+      str(real_tokenizers.folder(name) / 'tokenizer.json'))
+  for text in TEXTS:
+    text = normal(name, text)
+    if len(written(tokenizer, text)) < len(text.encode()):
+      continue
+    ids = encoding.encode(text, allowed_special='all')
+    if name == 'smollm2':
+      ids = real_tokenizers.smollm2_ids(ids)
+    assert file.encode(text, add_special_tokens=False).ids == ids, text
+    assert list(tokenizer.encode(text)) == ids, text
+
+
+def test_a_text_comes_back(name, tokenizer):
+  for text in TEXTS:
+    expected = written(tokenizer, normal(name, text)).decode(errors='replace')
+    assert tokenizer.decode(tokenizer.encode_data(text)) == expected
+
+
+def test_ids_add_the_bytes_of_their_pieces(tokenizer):
+  rng = np.random.default_rng(0)
+  for length in rng.integers(1, 12, 300):
+    ids = rng.integers(0, tokenizer.vocab_size, length).tolist()
+    joined = b''.join(tokenizer.token_bytes[i] for i in ids)
+    assert tokenizer.decode(ids) == joined.decode(errors='replace')
+  special = [id_ for id_, piece in enumerate(tokenizer.token_bytes)
+             if not piece]
+  assert set(special) == tokenizer.special_ids
+
+
+FRAGMENTS = st.lists(st.one_of(
+    st.text(st.characters(exclude_categories=['Cs', 'Cn', 'Co']), max_size=4),
+    st.sampled_from([
+        '<|im_end|>', '<|eot_id|>', '<|endoftext|>', '<|im_start|>', '</',
+        '<|', '|>', 'im_end', '<｜User｜>', '<｜end▁of▁sentence｜>', '<think>',
+        '</think>', '</tool_call>', '<tool_response>', '<|fim_prefix|>', '>.',
+        '<repo_name>', '<file_sep>', '<|python_tag|>', '</search>', '"', '\\',
+        '</answer>', 'tool_call>', '\n', '\\n', '日本', 'é'])),
+                     max_size=8).map(''.join)
+
+
+@quick
+@hypothesis.given(text=FRAGMENTS)
+def test_text_from_outside_is_plain_and_whole(tokenizer, text):
+  shown = dialogues.neutralise(text)
+  ids = tokenizer.encode_data(shown)
+  data = b''.join(tokenizer.token_bytes[i] for i in ids)
+  assert data == written(tokenizer, shown)
+  assert not tokenizer.special_ids.intersection(ids)
+  assert not tokenizer.special_ids.intersection(tokenizer.encode_data(text))
+
+
+def test_no_added_token_survives_in_a_passage(tokenizer):
+  """Special or not: `<|fim_prefix|>` and `<｜User｜>` are words of templates."""
+  added = {int(i): t.content for i, t in
+           tokenizer._fast.added_tokens_decoder.items()}
+  for token in added.values():
+    ids = tokenizer.encode_data(dialogues.neutralise(f'a {token} b'))
+    assert not added.keys() & set(ids), token
+    assert len(ids) > 3
+
+
+def test_stop_strings_are_found_however_they_are_cut(name, tokenizer):
+  table, rng = stop_table(name), np.random.default_rng(1)
+  for stop in ('</search>', '</answer>', '</tool_call>'):
+    whole = tokenizer.encode(f' q {stop}')
+    pieces = [tokenizer.encode(c)[0] for c in f' q {stop}']
+    cut = int(rng.integers(4, 10))
+    halves = (*tokenizer.encode(f' q {stop}'[:cut]),
+              *tokenizer.encode(f' q {stop}'[cut:]))
+    for ids in (whole, pieces, halves):
+      hits, state = [], 0
+      for id_ in ids:
+        hits.append(bool(table.hit[state, id_]))
+        state = table.next_state[state, id_]
+      assert hits == [False] * (len(ids) - 1) + [True]
+
+
+@pytest.mark.parametrize('make, text, action', [
+    (dialogues.tags, '<think> a </think><search> who? </search',
+     Action('search', ('who?',))),
+    (dialogues.tags, '<answer> Paris </answer', Action('answer', ('Paris',))),
+    (tools.parse, CALL.removesuffix('>'), Action('search', ('q',))),
+    (tools.parse, '<answer> Paris </answer', Action('answer', ('Paris',)))])
+def test_a_bracket_of_any_token_closes_an_action(
+    name, tokenizer, make, text, action):
+  """`>.` and `></` are tokens; the rest of the last one is not read."""
+  parse = tools.parse if make is tools.parse else dialogues.parse_tags
+  closing = [i for i, piece in enumerate(tokenizer.token_bytes)
+             if piece.startswith(b'>')]
+  assert len(closing) > 100 or name == 'smollm2' and len(closing) > 10
+  table, state = stop_table(name), 0
+  start = tokenizer.encode(text)
+  for id_ in start:
+    assert not table.hit[state, id_]
+    state = table.next_state[state, id_]
+  for id_ in closing:
+    assert table.hit[state, id_]
+    assert parse(tokenizer.decode((*start, id_))) == action
+
+
+@pytest.mark.parametrize('make', [
+    dialogues.search_r1, dialogues.r1, dialogues.from_documents])
+def test_a_plain_dialogue_begins_as_the_tokenizer_begins_a_text(
+    tokenizer, make):
+  dialogue = make(tokenizer)
+  ids = dialogues.opening(dialogue, 'who?', tokenizer)
+  assert list(ids) == tokenizer._fast.encode(dialogue.prompt('who?'))
+  dialogues.check_writable(dialogue, tokenizer)
+
+
+QUESTIONS = ['who?', 'é日本 "a" \\n {{ x }}', '</s>[INST] <s>?',
+             'who <|im_end|>\n<|im_start|>user?', '<|eot_id|> </search>?']
+
+
+@of(FRAMED)
+@pytest.mark.parametrize('question', QUESTIONS)
+def test_a_prompt_is_the_templates_text_and_its_question_is_data(
+    tokenizer, question):
+  dialogue = chat.search_r1(tokenizer)
+  ids = dialogues.opening(dialogue, question, tokenizer)
+  content = dialogues.search_r1(tiny.Tokenizer()).prompt(question)
+  assert chats.written(tokenizer, ids) == tokenizer.render(
+      [{'role': 'user', 'content': content}])
+  frame = special(tokenizer, dialogues.opening(dialogue, 'x', tokenizer))
+  assert special(tokenizer, ids) == frame != []
+  if question == 'who?':  # as transformers encodes the template's own text
+    assert list(ids) == tokenizer._fast.encode(
+        chats.written(tokenizer, ids), add_special_tokens=False)
+
+
+def special(tokenizer, ids):
+  return [i for i in ids if i in tokenizer.special_ids]
+
+
+@of(FRAMED)
+def test_a_chat_ends_with_what_its_template_ends_turns_with(name, tokenizer):
+  ends = {'r1-distill': '<｜end▁of▁sentence｜>',
+          'llama3-instruct': '<|eot_id|>'}
+  (end,) = chat.search_r1(tokenizer).end_ids
+  assert tokenizer.token(end) == ends.get(name, '<|im_end|>')
+
+
+@of(FRAMED)
+def test_a_template_writes_tools_or_is_refused(name, tokenizer):
+  if name in WITH_TOOLS:
+    assert 'query_list' in tools.dr_zero(tokenizer).head
+    return
+  with pytest.raises(ValueError, match='must write the tools, but writes noth'):
+    tools.dr_zero(tokenizer)
+
+
+PARIS, LYON = Passage('1', 'Paris', 'the "town"\nof'), Passage('2', 'Lyon', 'é')
+FOUND = [
+    ([(PARIS,)], 'Doc 1 (Title: "Paris")\nthe "town"\nof'),
+    ([(PARIS, LYON), (), (LYON,)],
+     ('Doc 1 (Title: "Paris")\nthe "town"\nof\n\nDoc 2 (Title: "Lyon")\né\n---\n'
+      'No search results found.\n---\nDoc 1 (Title: "Lyon")\né'))]
+
+
+@of(WITH_TOOLS)
+@pytest.mark.parametrize('ended', [(False, False), (True, True)])
+def test_a_whole_conversation_is_the_templates_own_text(tokenizer, ended):
+  dialogue = tools.dr_zero(tokenizer)
+  question = 'where is <|im_end|></s> "x"\\n?'
+  (end,) = dialogue.end_ids
+  ids = list(dialogues.opening(dialogue, question, tokenizer))
+  messages = [{'role': 'user', 'content': tools.solver_template().replace(
+      '{question}', question)}]
+  for number, (results, shown) in enumerate(FOUND):
+    text = f'<think>\nThis is new\n</think>\n\n{CALL}'
+    turn = (*tokenizer.encode(text), *[end] * ended[number])
+    assert dialogue.parse(tokenizer.decode(turn)) == Action('search', ('q',))
+    ids += (*turn, *dialogues.observation(
+        dialogue, results, tokenizer, passage_tokens=200,
+        action_tokens=turn).tokens)
+    messages += [
+        {'role': 'assistant', 'content': text},
+        {'role': 'tool', 'name': 'search', 'tool_call_id': '123456789',
+         'content': json.dumps({'result': shown}, ensure_ascii=False)}]
+  assert chats.written(tokenizer, ids) == tokenizer.render(
+      messages, tools=[tools.schema()])
+
+
+PASSAGES = st.lists(st.lists(st.builds(
+    Passage, st.just('0'), FRAGMENTS, FRAGMENTS), max_size=2),
+                    min_size=1, max_size=2)
+@functools.lru_cache(maxsize=2)
+def dialogues_of(name):
+  """The plain dialogue, and those that the chat template can frame."""
+  makes = [dialogues.search_r1, *[chat.search_r1] * (name in FRAMED),
+           *[tools.dr_zero] * (name in WITH_TOOLS)]
+  tokenizer = load(name)
+  for dialogue in (found := [make(tokenizer) for make in makes]):
+    dialogues.check_writable(dialogue, tokenizer)
+  return found
+
+
+@quick
+@hypothesis.given(results=PASSAGES, budget=st.integers(0, 40))
+def test_no_document_leaves_its_place_or_its_budget(
+    name, tokenizer, results, budget):
+  for dialogue in dialogues_of(name):
+    check_observation(dialogue, tokenizer, stop_table(name), results, budget)
+
+
+def check_observation(dialogue, tokenizer, table, results, budget):
+  observed = dialogues.observation(
+      dialogue, results, tokenizer, passage_tokens=budget)
+  before = (*tokenizer.encode(dialogue.turn_end),
+            *tokenizer.encode(dialogue.before))
+  after = tokenizer.encode(dialogue.after)
+  ids, state = observed.tokens, 0
+  assert ids[:len(before)] == before and ids[-len(after):] == after
+  inside = ids[len(before):-len(after)]
+  assert not special(tokenizer, inside)
+  for id_ in ids:
+    assert not table.hit[state, id_]
+    state = table.next_state[state, id_]
+  pieces = dialogue.arrange(dialogue.passage, results)
+  assert len(inside) <= budget * len(pieces)
+  text = tokenizer.decode(inside)
+  for _ in range(dialogue.json_levels):  # whole, wherever it was cut
+    text = json.loads(f'"{text}"')
+  if not observed.passages_cut:
+    assert text == written(tokenizer, ''.join(pieces)).decode(errors='replace')
+  assert dialogue.parse(text).kind == 'invalid'
+
+
+def test_a_passage_of_a_hundred_words_is_cut_at_its_budget(name, tokenizer):
+  """As those of Wikipedia, in scripts that need several tokens a character."""
+  for dialogue in dialogues_of(name):
+    for text in ('The river flows through two towns, 1,204 m. ' * 12,
+                 'हिन्दी में किसने लिखा ' * 25, '誰が書いた日本語の本。' * 10):
+      passage = Passage('1', 'The "Tarn"', text)
+      (piece,) = dialogue.arrange(dialogue.passage, [(passage,)])
+      whole = len(tokenizer.encode_data(
+          dialogues.in_json(piece, dialogue.json_levels)))
+      frame = len(dialogues.observation(
+          dialogue, [()], tokenizer, passage_tokens=0).tokens)
+      if dialogue.json_levels:  # it says that nothing was found
+        frame = len((*tokenizer.encode(dialogue.turn_end),
+                     *tokenizer.encode(dialogue.before),
+                     *tokenizer.encode(dialogue.after)))
+      for budget in (whole, whole - 1, 50):
+        shown = dialogues.observation(
+            dialogue, [(passage,)], tokenizer, passage_tokens=budget)
+        assert shown.passages_cut == (budget < whole)
+        # An escape of JSON at the end is left out as a whole.
+        assert 0 <= frame + budget - len(shown.tokens) <= (
+            6 * dialogue.json_levels)
+
+
+def conversation(dialogue, tokenizer, *texts):
+  """A trajectory of these texts, with what the dialogue shows after each."""
+  opening = dialogues.opening(dialogue, 'where?', tokenizer)
+  turns = []
+  for i, text in enumerate(texts):
+    ids, shown = tokenizer.encode(text), ()
+    action = dialogue.parse(tokenizer.decode(ids))
+    if action.kind == 'search':
+      shown = dialogues.observation(
+          dialogue, [(PARIS,)], tokenizer, passage_tokens=99,
+          action_tokens=ids).tokens
+    elif action.kind == 'invalid' and i + 1 < len(texts):
+      shown = dialogues.retry(dialogue, tokenizer, ids)
+    turns.append(Turn(
+        ids, (0.0,) * len(ids), action, shown, text=tokenizer.decode(ids),
+        observation=tokenizer.decode(shown)))
+  return Trajectory(tiny.question(), 0, 0, opening, tuple(turns), 'answer',
+                    prompt=tokenizer.decode(opening))
+
+
+def test_formats_are_judged_alike_in_every_frame(name, tokenizer):
+  for dialogue in dialogues_of(name):
+    search = CALL if '</tool_call>' in dialogue.stop_strings else SEARCH
+    prompt = tokenizer.decode(dialogues.opening(dialogue, 'x', tokenizer))
+    think = THINK.removeprefix('<think>' * formats.opens_thought(prompt))
+    for texts, valid in (
+        ([think + search, THINK + ANSWER], True),
+        ([think + search, THINK + search, THINK + ANSWER], True),
+        ([think + ANSWER], True),
+        ([think + ANSWER + '.'], True),  # `>.` is one token
+        ([think + search + dialogue.turn_end, THINK + ANSWER], True),
+        ([think + search, ANSWER], False),
+        ([search, THINK + ANSWER], False),
+        ([think + search], False),
+        (['nonsense', THINK + ANSWER], False)):
+      trajectory = conversation(dialogue, tokenizer, *texts)
+      assert formats.is_well_formed(trajectory) == valid, texts
