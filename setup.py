@@ -63,6 +63,7 @@ setuptools.setup(
         'orbax-checkpoint>=0.12.8',
         'orjson>=3.10',
         'prometheus-client>=0.22',
+        'regex>=2025.7',
         'safetensors>=0.7',
         'scikit-learn>=1.5',
         'scipy>=1.11',

@@ -72,7 +72,7 @@ def edited(folder, **changes):
 
 
 @pytest.mark.parametrize('damage, message', [
-    (lambda f: edited(f, format=1), 'of format 2, but is of 1'),
+    (lambda f: edited(f, format=1), 'of format 3, but is of 1'),
     (lambda f: edited(f, bytes=None), 'must be whole, and of this version'),
     (lambda f: (f / 'manifest.json').write_text('{'), 'must be whole'),
     (lambda f: (f / 'terms.txt').write_text('x'), 'missing or cut'),

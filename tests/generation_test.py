@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tiny
 
+from searchrl.agent import chat
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import sampling
 from searchrl.models import transformer
@@ -249,8 +250,8 @@ def test_a_failing_engine_ends_every_stream_once_and_is_named(engine, params):
 
 def test_what_ends_a_turn_of_the_template_ends_a_choice():
   tokenizer = chats.byte_level(chats.QWEN2, eos='<|endoftext|>')
-  assert generation.turn_ends(tokenizer) == tokenizer.encode('<|im_end|>')
-  assert generation.turn_ends(chats.byte_level()) == ()  # no template
+  assert chat.turn_ends(tokenizer) == tokenizer.encode('<|im_end|>')
+  assert chat.turn_ends(chats.byte_level()) == ()  # no template
 
 
 def test_a_table_that_stops_at_an_end_alone():

@@ -19,6 +19,7 @@ import pytest
 import servers
 import tiny
 
+from searchrl.agent import chat as templates
 from searchrl.models import transformer
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import sampling
@@ -33,7 +34,7 @@ from searchrl.trajectory import Query
 
 TOKENIZER = chats.qwen()
 SHAPE = dataclasses.replace(tiny.CONFIG, vocab_size=TOKENIZER.vocab_size)
-EOS = (*TOKENIZER.eos_ids, *generation.turn_ends(TOKENIZER))
+EOS = templates.ends(TOKENIZER)
 PROMPT = 'the search goes'
 HELLO = [{'role': 'user', 'content': 'go on'}]
 
@@ -189,7 +190,7 @@ def test_events_add_up_to_the_answer(serving, path):
 
 def test_a_chat_is_the_completion_of_what_the_template_writes(serving):
   server = serving()
-  assert set(generation.turn_ends(TOKENIZER)) == set(
+  assert set(templates.turn_ends(TOKENIZER)) == set(
       TOKENIZER.encode('<|im_end|>'))
   _, chat = ask(server, '/v1/chat/completions', temperature=0, max_tokens=9)
   _, plain = ask(server, temperature=0, max_tokens=9,

@@ -3,10 +3,13 @@
 """transformers, live, against ours; needs the `parity` extra (torch)."""
 
 import functools
+import json
+import shutil
 
 import jax
 import numpy as np
 import pytest
+from searchrl.agent import chat
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.experiment import policy as policies
 from searchrl.models import crossencoder
@@ -92,6 +95,31 @@ def test_exported_policy_continues_identically_under_greedy_decoding(both):
   ours = list(stopped[0].tokens)
   assert ours == expected[:len(ours)] and (
       len(ours) == CONTINUED or ours[-1] in tokenizer.eos_ids)
+
+
+def test_an_export_ends_greedy_texts_where_its_source_does(both, tmp_path):
+  folder, shape, params, tokenizer, theirs = both
+  ids = torch.tensor([prompt(tokenizer)])
+  with torch.no_grad():
+    text = theirs.generate(
+        ids, do_sample=False, max_new_tokens=CONTINUED, eos_token_id=None,
+        pad_token_id=0)[0].tolist()
+  ends = [*tokenizer.eos_ids, text[ids.shape[1] + 5]]
+  source = shutil.copytree(folder, tmp_path / 'source')
+  (source / 'generation_config.json').write_text(
+      json.dumps({'eos_token_id': ends}))
+  weights.save(tmp_path / 'export', params, shape, tokenizer_from=source,
+               eos_id=chat.ends(tokenizers.load(str(source))))
+  ended = []
+  for path in (source, tmp_path / 'export'):
+    model = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+    assert model.generation_config.eos_token_id == ends
+    with torch.no_grad():
+      ended.append(model.generate(
+          ids, do_sample=False, max_new_tokens=CONTINUED, pad_token_id=0
+      )[0].tolist())
+  assert ended[0] == ended[1] and ended[0][-1] in ends
+  assert ended[0] == text[:len(ended[0])] != text
 
 
 def test_tokenizer_is_that_of_transformers(both):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends of turns: a closing tag that shares its last token with other text."""
 
+import functools
 import json
 
 import chats
@@ -44,6 +45,7 @@ CALL = '<tool_call>\n' + json.dumps({
 FOUND = (Passage('1', 'Paris', 'the town'),)
 
 
+@functools.cache
 def sampled(dialogue, tokenizer):
   """Returns a function from a text to its ids, up to where an engine stops."""
   table = stops.compile_table(

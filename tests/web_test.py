@@ -10,6 +10,7 @@ import faulty
 import pytest
 import tiny
 
+from searchrl.search.remote import transport
 from searchrl.search.remote import web
 from searchrl.search.remote import wire
 from searchrl.trajectory import Passage, Query, SearchError
@@ -176,3 +177,40 @@ def test_options_are_checked(options, message):
 def test_a_replay_needs_its_tape(tmp_path):
   with pytest.raises(FileNotFoundError, match="Record it with mode='record'"):
     web.web(mode='replay', tape=str(tmp_path / 'no'))
+
+
+def proxied(monkeypatch, environment, no_proxy='', **options):
+  """Asks a host that does not exist; returns what the proxy was asked."""
+  for name in ('http_proxy', 'https_proxy', 'no_proxy', 'all_proxy'):
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv(name.upper(), raising=False)
+  monkeypatch.setenv('HTTP_PROXY', environment)
+  monkeypatch.setenv('NO_PROXY', no_proxy)
+  search = web.web(key_env='KEY_OF_TEST', url='http://search.invalid/s',
+                   **QUICK | dict(tries=1) | options)
+  return ask(search, 'a')[0]
+
+
+def test_the_web_is_searched_through_the_proxy(monkeypatch):
+  with service() as server:
+    proxy = server.url.rpartition('/')[0]
+    assert proxied(monkeypatch, proxy) == found_for('a')
+    assert proxied(monkeypatch, '', proxy=proxy) == found_for('a')
+    assert server.requests[0][0].startswith('http://search.invalid/s?')
+    sent = len(server.requests)
+    for options in (dict(no_proxy='search.invalid'), dict(no_proxy='*'),
+                    dict(proxy='none')):
+      failure = proxied(monkeypatch, proxy, **options)
+      assert isinstance(failure, SearchError), failure
+    assert len(server.requests) == sent
+    monkeypatch.delenv('NO_PROXY')
+    monkeypatch.setenv('HTTP_PROXY', 'http://127.0.0.1:9')
+    plain = transport.Transport(
+        (server.url,), transport.RetryPolicy(**QUICK), response_bytes=2**20,
+        headers={})  # as /retrieve: no proxy, whatever the environment has
+    assert plain.call(lambda body: body, fields={'q': 'a'})
+
+
+def test_a_proxy_of_another_kind_is_refused(monkeypatch):
+  with pytest.raises(ValueError, match="proxy, .* but its scheme is 'socks5'"):
+    web.web(key_env='KEY_OF_TEST', proxy='socks5://me:secret@host:1')

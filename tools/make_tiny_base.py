@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import tokenizers
 
+from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizer_lib
 from searchrl.experiment import config_checks
@@ -75,7 +76,7 @@ def run(config, workdir: str) -> None:
       **config.optimizer)
   record['cpu_seconds'] += prepared  # until the lessons are made
   weights.save(folder / 'model', params, shape, tokenizer_from=source,
-               eos_id=tokenizer.eos_ids[0])
+               eos_id=chat.ends(tokenizer))
   scores = card.scores(
       str(folder / 'model'), **config.card.scores.to_dict())
   write_card(folder / 'model', config, params, record, scores)

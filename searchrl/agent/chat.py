@@ -123,8 +123,8 @@ def first_messages(dialogue: Dialogue, question: str,
 
 def turn_end(tokenizer, render: Render, messages: Sequence[Message]) -> str:
   """Returns the text from the last message to a special token, or ''."""
-  text = render(messages).rpartition(messages[-1]['content'])[2]
-  for id_ in tokenizer.encode(text):
+  _, content, text = render(messages).rpartition(messages[-1]['content'])
+  for id_ in tokenizer.encode(text) if content else ():
     token = tokenizer.token(id_)
     if id_ in tokenizer.special_ids and token in text:  # not the unknown token
       return text[:text.index(token) + len(token)]
@@ -134,6 +134,38 @@ def turn_end(tokenizer, render: Render, messages: Sequence[Message]) -> str:
 def end_ids(tokenizer, end: str) -> tuple[int, ...]:
   """Returns the id of the special token that ends a turn; () if `end` is ''."""
   return tokenizer.encode(end)[-1:]
+
+
+def turn_ends(tokenizer) -> tuple[int, ...]:
+  """Returns the id with which the chat template ends a turn of the assistant.
+
+  Returns () if there is no template, or one that refuses a question and an
+  answer or ends the answer without a special token.
+  """
+  if not tokenizer.has_chat_template:
+    return ()
+  messages = [{'role': 'user', 'content': _QUESTION},
+              {'role': 'assistant', 'content': 'AnswerStandsHere'}]
+  try:
+    return end_ids(tokenizer, turn_end(tokenizer, tokenizer.render, messages))
+  except ValueError:
+    return ()
+
+
+def ends(tokenizer) -> tuple[int, ...]:
+  """Returns all ids that end a sequence or a turn, those of the files first.
+
+  A rollout stops at them, and an exported model names them.
+  """
+  return tuple(dict.fromkeys((*tokenizer.eos_ids, *turn_ends(tokenizer))))
+
+
+def last_id(tokenizer) -> int:
+  """Returns the id that is written after a finished text of the policy.
+
+  It is the one of the chat template, if there is one.
+  """
+  return (*turn_ends(tokenizer), *tokenizer.eos_ids)[0]
 
 
 class Exchange(NamedTuple):

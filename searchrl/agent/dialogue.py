@@ -73,7 +73,7 @@ class Dialogue:
   head: str = ''  # text before the first message
   tail: str = ''  # text after the first message
   turn_end: str = ''  # text that ends a turn that the policy did not end itself
-  end_ids: tuple[int, ...] = ()  # ids that end a turn, besides eos_ids
+  end_ids: tuple[int, ...] = ()  # ids that end a turn, besides chat.ends
   json_levels: int = 0  # depth of nested JSON strings that hold passages
   is_framed: bool = False  # True: a chat template writes the prompt's start
 

@@ -28,7 +28,9 @@ class Tokenizer:
 
   Attributes:
     vocab_size: Size of the vocabulary; ids are in [0, vocab_size).
-    eos_ids: Ids that end a turn.
+    missing_ids: Ids below vocab_size that have no token.
+    eos_ids: Ids that the model's files name as ends of a sequence. The chat
+      template may use another one; see `chat.ends`.
     pad_id: Id that fills arrays; it has no meaning.
     leading_space: Text to write before the first word of a text: ' ' for
       SentencePiece, whose words begin with a space, else ''.
@@ -39,20 +41,24 @@ class Tokenizer:
 
     Args:
       fast: The tokenizer.
-      eos_ids: Ids that end a turn; default: the tokenizer's end of sequence.
+      eos_ids: Ids that end a sequence; default: the tokenizer's own.
 
     Raises:
       ValueError: No id ends a turn, or one is not in the vocabulary.
     """
     self._fast = fast
-    self.vocab_size = len(fast)
+    self.vocab_size = max(fast.get_vocab().values()) + 1
+    self._pieces = fast.convert_ids_to_tokens(list(range(self.vocab_size)))
+    self.missing_ids = tuple(
+        id_ for id_, piece in enumerate(self._pieces) if piece is None)
     if not eos_ids and fast.eos_token_id is not None:
       eos_ids = (fast.eos_token_id,)
     if not eos_ids or any(not 0 <= id_ < self.vocab_size for id_ in eos_ids):
       raise ValueError(
           'eos_token_id must be one or some of the ids from 0 to '
           f'{self.vocab_size - 1}, but is {tuple(eos_ids)}. Correct it in '
-          'generation_config.json, or eos_token in tokenizer_config.json.')
+          'generation_config.json or config.json, or eos_token in '
+          'tokenizer_config.json.')
     self.eos_ids = tuple(eos_ids)
     self.pad_id = (self.eos_ids[0] if fast.pad_token_id is None
                    else fast.pad_token_id)
@@ -88,8 +94,8 @@ class Tokenizer:
     They begin every sequence, except a chat, whose template writes them.
     """
     plain, whole = self._ids('a'), tuple(self._fast.encode('a'))
-    return whole[:next(i for i in range(len(whole))
-                       if whole[i:i + len(plain)] == plain)]
+    return whole[:next((i for i in range(len(whole))
+                        if whole[i:i + len(plain)] == plain), 0)]
 
   def encode_data(self, text: str) -> tuple[int, ...]:
     """Returns ids of text from outside; '<|im_end|>' in it is ten characters.
@@ -170,11 +176,10 @@ class Tokenizer:
     compiled from these bytes, so it finds a stop string however it was
     tokenised.
     """
-    pieces = self._fast.convert_ids_to_tokens(list(range(self.vocab_size)))
     to_bytes = _piece_reader(self._fast.backend_tokenizer.decoder)
     return tuple(
         b'' if piece is None or id_ in self.special_ids else to_bytes(piece)
-        for id_, piece in enumerate(pieces))
+        for id_, piece in enumerate(self._pieces))
 
   def _encode(self, text: str, **options) -> tuple[int, ...]:
     ids = self._ids(self._anchor + text, **options)
@@ -235,12 +240,12 @@ def _byte_characters() -> dict[int, str]:
 def load(folder: str) -> Tokenizer:
   """Loads the tokenizer of a model folder or hub id.
 
-  The ids that end a turn come from a local folder's generation_config.json,
-  which may name several, or else from the tokenizer's end of sequence.
+  The ids that end a sequence come from a local folder's generation_config.json
+  or else config.json, which may name several, or else from the tokenizer.
 
   Raises:
     FileNotFoundError: A local folder has no tokenizer.json.
-    ValueError: A file is damaged, or an id that ends a turn is not in the
+    ValueError: A file is damaged, or an id that ends a sequence is not in the
       tokenizer's vocabulary.
   """
   path = pathlib.Path(folder)
@@ -260,12 +265,12 @@ def load(folder: str) -> Tokenizer:
         f'model.path must hold a tokenizer, but that of {folder} cannot be '
         f'loaded: {type(error).__name__} {error}. Fetch its files again.'
     ) from error
-  return Tokenizer(fast, _eos_ids(path / 'generation_config.json'))
+  return Tokenizer(fast, _eos_ids(path / 'generation_config.json')
+                   or _eos_ids(path / 'config.json'))
 
 
 def _eos_ids(path: pathlib.Path) -> tuple[int, ...]:
-  """Returns the ids that a generation_config.json names; () if there are none.
-  """
+  """Returns the ids that end a sequence by a JSON file; () if it names none."""
   if not path.is_file():
     return ()
   try:

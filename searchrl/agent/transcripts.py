@@ -39,7 +39,9 @@ def of_segments(segments: Iterable[tuple[str, bool]], tokenizer,
       continue
     ids, start = tokenizer.encode_first(text), len(tokenizer.start_ids)
     pieces = [(ids[:start], False), (ids[start:], trained)]
-  return _joined([*pieces, (tokenizer.eos_ids[:1], True)] if ends else pieces)
+  if ends:
+    pieces.append(((chat.last_id(tokenizer),), True))
+  return _joined(pieces)
 
 
 def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,

@@ -16,6 +16,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from searchrl.agent import chat
 from searchrl.experiment import policy
 from searchrl.models import transformer
 from searchrl.models import weights
@@ -112,7 +113,7 @@ def _export(config, folder: pathlib.Path, sampler: Sampler,
       folder / policy.INIT,
       policy.trained(run, base, sampler.shape, step=step), sampler.shape,
       tokenizer_from=config.model.path or policy.TINY_BASE,
-      eos_id=sampler.tokenizer.eos_ids[0])
+      eos_id=chat.ends(sampler.tokenizer))
   processes.on_first('init', lambda: workdirs.note(folder, policy.INIT, {
       'run': str(run), 'step': step,
       'critic': checkpoint.holds(run / 'checkpoints', step, 'critic')}))

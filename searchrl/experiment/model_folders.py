@@ -85,6 +85,8 @@ def parts(path: str) -> tuple[
     str, transformer.TransformerConfig, tokenizers.Tokenizer]:
   """Returns the local path, the shape and the tokenizer of a model.
 
+  The shape names the `unused_ids`, which are neither sampled nor trained on.
+
   Args:
     path: Path of a Hugging Face directory, or a hub id.
 
@@ -101,7 +103,9 @@ def parts(path: str) -> tuple[
         f'{path} has {tokenizer.vocab_size} ids and the model only '
         f'{shape.vocab_size}. '
         'Copy the tokenizer that the model was trained with.')
-  return path, shape, tokenizer
+  padding = range(tokenizer.vocab_size, shape.vocab_size)
+  return path, dataclasses.replace(
+      shape, unused_ids=(*tokenizer.missing_ids, *padding)), tokenizer
 
 
 def load_dialogue(name: str, tokenizer: Any, field: str = 'dialogue',

@@ -12,7 +12,6 @@ import jax
 from jax.sharding import Mesh
 
 from searchrl.agent import dialogue as dialogues
-from searchrl.agent import tokenizer as tokenizers
 from searchrl.experiment import model_folders
 from searchrl.experiment import policy
 from searchrl.models import transformer
@@ -124,9 +123,9 @@ def _params(options: Any, params: transformer.Params, sampler: Sampler,
     return policy.trained(run, params, sampler.shape)
   if not options.path:
     return params
-  path, shape = weights.locate(options.path), sampler.shape
-  if (weights.read_config(path) != shape or tokenizers.load(path).token_bytes
-      != sampler.tokenizer.token_bytes):
+  path, shape, tokenizer = model_folders.parts(options.path)
+  if (shape != sampler.shape
+      or tokenizer.token_bytes != sampler.tokenizer.token_bytes):
     raise ValueError(
         'solver.path must have the shape and the tokenizer of model.path, in '
         f'whose engine it plays, but {options.path!r} has others.')

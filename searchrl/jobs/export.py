@@ -6,6 +6,7 @@ import functools
 import pathlib
 import sys
 
+from searchrl.agent import chat
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.experiment import config_checks
 from searchrl.experiment import policy
@@ -39,6 +40,6 @@ def run(config, workdir: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
   weights.save(
       target, policy.trained(folder, base, shape, step=step), shape,
-      tokenizer_from=path, eos_id=tokenizers.load(path).eos_ids[0],
+      tokenizer_from=path, eos_id=chat.ends(tokenizers.load(path)),
       dtype=options.dtype)
   processes.say(str(target), file=sys.stdout)

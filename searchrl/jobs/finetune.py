@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from searchrl.agent import chat
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.agent import transcripts
 from searchrl.data import conversations
@@ -88,7 +89,7 @@ def run(config, workdir: str | pathlib.Path) -> None:
                         writer)
   weights.save(folder / 'model', learner.policy(state, model.params),
                model.shape, tokenizer_from=model.path,
-               eos_id=model.tokenizer.eos_ids[0], dtype=config.model.save_dtype)
+               eos_id=chat.ends(model.tokenizer), dtype=config.model.save_dtype)
   processes.on_first('card', lambda: write_card(
       folder / 'model', config, record, len(train)))
   processes.say(f'wrote {folder / "model"}: validation loss '
@@ -123,7 +124,7 @@ def datasets(config, files: Mapping[str, str], tokenizer
 def demonstrate(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
   """Writes demonstrations about generated worlds, unless they exist."""
   options = dict(config.data.demonstrations)
-  eos = tokenizer.token(tokenizer.eos_ids[0])
+  eos = tokenizer.token(chat.last_id(tokenizer))
   recipe = json.dumps([config.dialogue, eos, options])
   counts = {'train': options.pop('count'),
             'validation': options.pop('validation')}

@@ -14,6 +14,7 @@ import pathlib
 import tempfile
 from typing import Any
 
+from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.data import question_files
@@ -130,7 +131,7 @@ def _by_token(ids: Sequence[int], tokenizer: tokenizers.Tokenizer
 def _ends(dialogue: dialogues.Dialogue, tokenizer: tokenizers.Tokenizer,
           budgets: Any) -> Iterator[str]:
   """Yields what ends a turn and what ends a conversation."""
-  ids = dict.fromkeys((*tokenizer.eos_ids, *dialogue.end_ids))
+  ids = dict.fromkeys((*chat.ends(tokenizer), *dialogue.end_ids))
   names = [f'{number} {tokenizer.token(number)!r}' for number in ids]
   stops = [repr(text) for text in dialogue.stop_strings]
   yield ('A turn of the policy ends with the token that completes '

@@ -10,6 +10,7 @@ import shutil
 import sys
 from typing import Any
 
+from searchrl.agent import chat
 from searchrl.evaluation import evaluator
 from searchrl.evaluation import summary
 from searchrl.experiment import build
@@ -81,7 +82,7 @@ def _train(config, folder: pathlib.Path) -> None:
   sampler = experiment.sampler
   weights.save(folder / 'model', learner.policy(state, base), sampler.shape,
                tokenizer_from=config.model.path or policy.TINY_BASE,
-               eos_id=sampler.tokenizer.eos_ids[0])
+               eos_id=chat.ends(sampler.tokenizer))
   recipe = config.algorithm.name.partition(':')[2]
   processes.on_first('finish', lambda: _finish(
       folder, progress, f'{recipe}, seed {config.seed}'))

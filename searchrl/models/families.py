@@ -166,7 +166,8 @@ def _window(raw: Mapping[str, Any], path: pathlib.Path) -> int | None:
   return window
 
 
-def describe(c: TransformerConfig, dtype: str, eos_id: int) -> dict[str, Any]:
+def describe(c: TransformerConfig, dtype: str, eos_id: int | list[int]
+            ) -> dict[str, Any]:
   """Returns a config.json with the keys of both transformers 4 and 5."""
   family = FAMILIES[c.architecture]
   scaling: dict[str, Any] = {'rope_type': 'default'}

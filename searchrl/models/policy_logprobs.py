@@ -41,7 +41,8 @@ def token_logprobs(
   @jax.checkpoint
   def chunk_logprobs(states_and_targets):
     states, targets = states_and_targets
-    scores = transformer.logits(params, states) / temperature
+    scores = transformer.logits(
+        params, states, config.unused_ids) / temperature
     logprobs = jax.nn.log_softmax(scores)
     entropy = -jnp.sum(jnp.exp(logprobs) * logprobs, -1)
     # A comparison, not a gather, because it shards over the vocabulary.

@@ -15,7 +15,7 @@ which layers are stacked on axis 0:
   head/kernel [D V]       only if the embedding is not tied
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -24,6 +24,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+import numpy as np
 
 from searchrl.models import attention
 
@@ -33,6 +34,10 @@ Axes = tuple[str | None, ...]  # logical axes of one array
 # caller keeps, such as the layer's new cache)
 AttendFn = Callable[[Array, Array, Array], tuple[Array, Any]]
 
+# What is added to the logits of unused ids. Their probabilities are exactly 0.
+# It is finite because the entropy and its gradient multiply log-probs by
+# probabilities, and a sum because its gradient costs nothing.
+_UNUSED = -1e30
 normal = nn.initializers.normal(0.02)  # of all kernels and embeddings
 # Policies that say what is saved for the backward pass, by the name in `remat`.
 _SAVED = {
@@ -73,6 +78,9 @@ class TransformerConfig:
   mlp_bias: bool = False
   sliding_window: int | None = None  # tokens that a token sees, itself included
   rope_scaling: Llama3Rope | None = None
+  # Rows of the vocabulary that the tokenizer has no token for. config.json does
+  # not name them; `model_folders.parts` does.
+  unused_ids: tuple[int, ...] = ()
 
 
 # Decorator for cheap elementwise functions, which cost memory rather than
@@ -305,11 +313,19 @@ def head(params: Params) -> Float[Array, 'D V']:
           else params['embed']['embedding'].T)
 
 
-def logits(params: Params, hidden: Float[Array, '*B D']) -> Float[
-    Array, '*B V']:
-  """Returns unnormalised log-probs over the vocabulary, in float32."""
-  return jnp.dot(hidden, head(params).astype(hidden.dtype),
-                 preferred_element_type=jnp.float32)
+def logits(params: Params, hidden: Float[Array, '*B D'],
+           unused_ids: Sequence[int] = ()) -> Float[Array, '*B V']:
+  """Returns unnormalised log-probs over the vocabulary, in float32.
+
+  The unused ids get a probability of exactly 0 and no gradient.
+  """
+  scores = jnp.dot(hidden, head(params).astype(hidden.dtype),
+                   preferred_element_type=jnp.float32)
+  if not unused_ids:
+    return scores
+  offset = np.zeros(scores.shape[-1], np.float32)
+  offset[list(unused_ids)] = _UNUSED
+  return scores + offset
 
 
 def init(config: TransformerConfig, key: Array) -> Params:

@@ -6,7 +6,7 @@
 and writes the tensors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import json
 import pathlib
 import re
@@ -22,12 +22,14 @@ from searchrl.models import transformer
 from searchrl.models.tensors import ShardingOf
 from searchrl.models.transformer import Params, TransformerConfig
 
+_GENERATION = 'generation_config.json'
 _TOKENIZER = (  # files of the tokenizer, the chat template and generation
     'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json',
     'added_tokens.json', 'vocab.json', 'vocab.txt', 'merges.txt',
-    'chat_template.jinja', 'generation_config.json')
-_FETCHED = ('*.json', 'model*.safetensors', 'vocab.txt', 'merges.txt',
-            'chat_template.jinja')
+    'tokenizer.model*', 'spiece.model', 'sentencepiece*.model', '*.tiktoken',
+    'tekken.json', 'chat_template.*', _GENERATION)
+_FETCHED = ('*.json', 'model*.safetensors', *(
+    pattern for pattern in _TOKENIZER if not pattern.endswith('.json')))
 _ASSETS = pathlib.Path(__file__).parents[1] / 'assets'
 # Models that the package ships.
 SHIPPED = ('tiny_base', 'tiny_instruct', 'tiny_proposer', 'tiny_raw')
@@ -39,7 +41,8 @@ def locate(path: str | pathlib.Path) -> str:
   Args:
     path: Path of a folder; or else one of `SHIPPED`, or a hub id such as
       'Qwen/Qwen2.5-7B', optionally with a branch, tag or commit as in
-      'Qwen/Qwen2.5-7B@main'. Only json, text and safetensors are fetched.
+      'Qwen/Qwen2.5-7B@main'. Only json, safetensors and files of tokenizers
+      are fetched.
 
   Raises:
     FileNotFoundError: There is no such folder, and the hub lacks the model or
@@ -163,7 +166,7 @@ def save(
     config: TransformerConfig,
     *,
     tokenizer_from: str | pathlib.Path,
-    eos_id: int,
+    eos_id: int | Sequence[int],
     dtype: str = 'float32',
     shard_bytes: int = 5 * 10**9,
 ) -> None:
@@ -178,7 +181,8 @@ def save(
     params: Params on the host or on any devices.
     config: Shape of the params.
     tokenizer_from: Folder or hub id whose tokenizer files are copied.
-    eos_id: Token id that ends a generation.
+    eos_id: Id, or ids, that end a generation. config.json names them, and so
+      does a generation_config.json that is copied.
     dtype: Data type in the files, 'float32' or 'bfloat16'.
     shard_bytes: Largest size of one file in bytes. Larger weights become
       several files with an index.
@@ -188,13 +192,14 @@ def save(
       folder contains folders.
   """
   check_finite(params, 'a model that is exported')
-  raw = families.describe(config, dtype, eos_id)
+  ids = [eos_id] if isinstance(eos_id, int) else list(eos_id)
+  raw = families.describe(config, dtype, ids[0] if len(ids) == 1 else ids)
   if jax.process_index() == 0:
     source = pathlib.Path(locate(tokenizer_from))
     if (source / 'config.json').is_file():
-      ids = read_json(source)[0]
-      raw |= {name: ids[name] for name in ('bos_token_id', 'pad_token_id')
-              if name in ids}
+      theirs = read_json(source)[0]
+      raw |= {name: theirs[name] for name in ('bos_token_id', 'pad_token_id')
+              if name in theirs}
   export(folder, params, families.FAMILIES[config.architecture].names, raw,
          tokenizer_from=tokenizer_from, dtype=dtype, shard_bytes=shard_bytes)
 
@@ -247,10 +252,24 @@ def export(
   if writes:
     (new / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
     source = pathlib.Path(locate(tokenizer_from))
-    for name in _TOKENIZER:
-      if (source / name).is_file():
-        shutil.copyfile(source / name, new / name)
+    for pattern in _TOKENIZER:
+      for file in filter(pathlib.Path.is_file, source.glob(pattern)):
+        shutil.copyfile(file, new / file.name)
+    if (new / _GENERATION).exists():
+      _add_ends(new / _GENERATION, raw.get('eos_token_id'))
     _replace(path, new)
+
+
+def _add_ends(path: pathlib.Path, eos_id: int | list[int] | None) -> None:
+  """Adds the ids that a generation_config.json lacks; else leaves it as it is.
+  """
+  raw = json.loads(path.read_text(encoding='utf-8'))
+  named, ids = ([] if x is None else x if isinstance(x, list) else [x]
+                for x in (raw.get('eos_token_id'), eos_id))
+  missing = [id_ for id_ in ids if id_ not in named]
+  if missing:
+    raw['eos_token_id'] = [*named, *missing]
+    path.write_text(json.dumps(raw, indent=2) + '\n', encoding='utf-8')
 
 
 def _check_replaceable(path: pathlib.Path) -> None:

@@ -290,7 +290,7 @@ def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
     raise ValueError(
         f'rollout.max_num_seqs must be a multiple of the {copies} copies of '
         f'the weights, but is {slots}.')
-  eos_ids = (*tokenizer.eos_ids, *turn_ends(tokenizer))
+  eos_ids = chat.ends(tokenizer)
   engine = engines.Engine(
       shape, slots=slots, length=length, seed=seed,
       stop_table=no_stops(shape.vocab_size, eos_ids), steps=steps, dtype=dtype,
@@ -305,14 +305,3 @@ def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
 def no_stops(vocab_size: int, eos_ids: Sequence[int]) -> stops_lib.StopTable:
   """Returns a table without stop strings, because each request has its own."""
   return stops_lib.compile_table((), (), vocab_size, eos_ids)
-
-
-def turn_ends(tokenizer: Any) -> tuple[int, ...]:
-  """Returns ids that end an assistant's turn; () without a chat template."""
-  messages = [{'role': 'user', 'content': 'QuestionStandsHere'},
-              {'role': 'assistant', 'content': 'AnswerStandsHere'}]
-  try:
-    end = chat.turn_end(tokenizer, tokenizer.render, messages)
-  except ValueError:  # no template, or one that refuses these messages
-    return ()
-  return chat.end_ids(tokenizer, end)

@@ -15,6 +15,7 @@ import json
 from typing import Any
 
 from searchrl import trajectory as trajectory_lib
+from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.models import transformer
@@ -142,7 +143,7 @@ def compile_stops(dialogue: dialogues.Dialogue, tokenizer: tokenizers.Tokenizer,
   """Returns the table of a dialogue's stop strings and end ids."""
   return stops.compile_table(
       tokenizer.token_bytes, dialogue.stop_strings, vocab_size,
-      (*tokenizer.eos_ids, *dialogue.end_ids))
+      (*chat.ends(tokenizer), *dialogue.end_ids))
 
 
 def _with_retries(

@@ -250,7 +250,8 @@ def _decode_one(params, state: State, stop, temperature, truncation, slot,
   x, cache = _layers(params, state.last_token[:, None], cached[:, None],
                      state.cache, tiles, config, layout)
   logits = transformer.logits(
-      params, transformer.final_norm(params, x[:, 0], config))
+      params, transformer.final_norm(params, x[:, 0], config),
+      config.unused_ids)
   token, logprob = sampling.sample(
       logits, state.row_key, state.position, temperature, truncation)
   token = jnp.where(state.active, token, state.last_token)

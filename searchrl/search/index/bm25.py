@@ -20,19 +20,9 @@ import numpy as np
 from searchrl.search.corpus import Corpus
 from searchrl.search.index import maxscore
 from searchrl.search.index import ranking
+from searchrl.search.index import words
 from searchrl.trajectory import Passages, Query, SearchFn
 
-# Words follow Unicode's annex 29: each Han or Hiragana character is a word,
-# raised digits and fractions are not letters, and some marks join their
-# neighbours. Lucene's tokens for emoji and for combining accents are left out.
-# A run of underscores is scanned only from its first; else it is quadratic.
-_ALONE = '\u3040-\u309f\u3400-\u4dbf\u4e00-\u9fff'
-_ANY = rf'[^\W²³¹¼-¾⁰-₟{_ALONE}]'
-_LETTER = rf'[^\W\d_²³¹¼-¾⁰-₟{_ALONE}]'
-_WORD = re.compile(rf"""
-    [{_ALONE}] | (?<!_)(?=_*[^\W_]) {_ANY}+ (?:
-      (?: (?<={_LETTER}) ['’.:·] (?={_LETTER}) | (?<=\d) ['’.,;] (?=\d) )
-      {_ANY}+ )*""", re.VERBOSE)
 _STOP_WORDS = frozenset(
     'a an and are as at be but by for if in into is it no not of on or such '
     'that the their then there these they this to was will with'.split())
@@ -40,7 +30,7 @@ _STOP_WORDS = frozenset(
 
 def analyze(text: str) -> list[str]:
   """Returns the terms of a passage or of a query, in order."""
-  terms = map(_term, _WORD.findall(text))
+  terms = map(_term, words.split(text))
   return [term for term in terms if term]
 
 
@@ -48,7 +38,7 @@ def analyze(text: str) -> list[str]:
 def _term(word: str) -> str:
   """Returns the term of a word in the index; '' for a stop word."""
   word = ''.join(letter.lower()[0] for letter in word)  # 'İ', 'Σ' as in Java
-  word = word.removesuffix("'s").removesuffix('’s')
+  word = re.sub("['’＇]s$", '', word)
   return '' if word in _STOP_WORDS else stem(word)
 
 

@@ -21,7 +21,7 @@ from searchrl.search.index import manifests
 from searchrl.search.index import maxscore
 from searchrl.trajectory import SearchFn
 
-_FORMAT = 2  # increased whenever files or the terms of `bm25.analyze` change
+_FORMAT = 3  # increased whenever files or the terms of `bm25.analyze` change
 _BLOCK = 65_536  # texts per block
 
 

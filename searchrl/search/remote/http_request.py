@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import threading
 import urllib.parse
+import urllib.request
 import weakref
 
 import aiohttp
@@ -58,11 +59,13 @@ class Client:
     response_bytes: Largest size of a response; a longer one is an error.
     headers: Headers of every request.
     clock: Monotonic clock, in seconds.
+    proxy: Address of the proxy; '' for none.
   """
 
   def __init__(self, *, response_bytes: int, headers: Mapping[str, str],
-               clock: Callable[[], float]):
+               clock: Callable[[], float], proxy: str = ''):
     self._response_bytes, self._clock = response_bytes, clock
+    self._proxy = proxy or None
     self._loop = _loop()
     self._session = asyncio.run_coroutine_threadsafe(
         _session(headers), self._loop).result()
@@ -87,7 +90,8 @@ class Client:
       async with asyncio.timeout(max(end - self._clock(), 1e-3)):
         async with self._session.request(
             'GET' if request.body is None else 'POST', request.url,
-            data=request.body, params=request.fields, allow_redirects=False
+            data=request.body, params=request.fields, allow_redirects=False,
+            proxy=self._proxy
         ) as response:
           _check_status(host, response)
           return await self._read(host, response)
@@ -108,6 +112,15 @@ class Client:
             'bad_response', f'{host}: more than {self._response_bytes} bytes',
             again=False, smaller=True)
     return bytes(body)
+
+
+def environment_proxy(url: str) -> str:
+  """Returns the proxy of HTTPS_PROXY or HTTP_PROXY, or '' by NO_PROXY."""
+  parts = urllib.parse.urlsplit(url)
+  if urllib.request.proxy_bypass(parts.netloc.rpartition('@')[2]):
+    return ''
+  proxy = urllib.request.getproxies().get(parts.scheme, '')
+  return f'http://{proxy}' if proxy and '://' not in proxy else proxy
 
 
 @functools.cache

@@ -112,6 +112,7 @@ class Transport:
     policy: Timeouts, retries and the circuit breaker.
     response_bytes: Largest size of a response; a longer one is an error.
     headers: Headers of every request.
+    proxy: Address of the proxy; '' for none, whatever the environment has.
     clock: Monotonic clock, in seconds.
     sleep: Function that sleeps for a number of seconds.
     warn: Function that receives a line of text when a run is paused and when it
@@ -120,7 +121,7 @@ class Transport:
 
   def __init__(
       self, urls: Sequence[str], policy: RetryPolicy, *,
-      response_bytes: int, headers: Mapping[str, str],
+      response_bytes: int, headers: Mapping[str, str], proxy: str = '',
       clock: Callable[[], float] = time.monotonic,
       sleep: Callable[[float], None] = time.sleep,
       warn: Callable[[str], None] = lambda text: print(
@@ -131,7 +132,8 @@ class Transport:
     self.clock, self.try_secs = clock, policy.try_secs
     self.headers = dict(headers)
     self._client = http_request.Client(
-        response_bytes=response_bytes, headers=headers, clock=clock)
+        response_bytes=response_bytes, headers=headers, clock=clock,
+        proxy=proxy)
     self._lock = threading.Lock()
     self._requests = 0  # number of requests sent to all servers
     self._failed = False  # whether a call has failed since the last `wait`

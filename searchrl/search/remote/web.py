@@ -21,7 +21,9 @@ import json
 import pathlib
 import threading
 from typing import Any
+import urllib.parse
 
+from searchrl.search.remote import http_request
 from searchrl.search.remote import transport
 from searchrl.search.remote import wire
 from searchrl.search.remote.wire import Malformed
@@ -112,6 +114,7 @@ def web(
     mode: str = 'live',
     tape: str = '',
     connections: int = 8,
+    proxy: str = '',
     wiring: dict[str, Callable[..., Any]] | None = None,
     **retries: Any,
 ) -> Web:
@@ -126,6 +129,8 @@ def web(
       SearchError('not_recorded') for a query that is not in `tape`.
     tape: Path of a jsonl file; '' in live mode.
     connections: Largest number of simultaneous requests.
+    proxy: Address of an HTTP proxy; '' for that of the environment
+      (HTTPS_PROXY, HTTP_PROXY, NO_PROXY), 'none' for no proxy.
     wiring: The clock, sleep and warn of `transport.Transport`; for tests.
     **retries: Fields of `transport.RetryPolicy`.
 
@@ -141,9 +146,17 @@ def web(
   if mode == 'replay':
     return _replayed(pathlib.Path(tape), connections)
   key = wire.secret(key_env, 'search.options.key_env')
+  proxy = proxy or http_request.environment_proxy(url)
+  if proxy != 'none' and urllib.parse.urlsplit(proxy).scheme not in (
+      '', 'http', 'https'):
+    raise ValueError(
+        'search.options.proxy, or HTTPS_PROXY, must be an HTTP proxy, but its '
+        f'scheme is {urllib.parse.urlsplit(proxy).scheme!r}. Write '
+        "http://HOST:PORT, or 'none'.")
   calls = transport.Transport(
       (url,), transport.RetryPolicy(**retries), response_bytes=2**24,
-      headers={'User-Agent': 'searchrl'}, **(wiring or {}))
+      headers={'User-Agent': 'searchrl'},
+      proxy='' if proxy == 'none' else proxy, **(wiring or {}))
 
   def ask(text: str, top_k: int) -> Passages | SearchError:
     text = text.encode('utf-8', 'replace').decode()

@@ -1,0 +1,114 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What ends a sequence: one answer for rollouts, training data and exports."""
+
+import dataclasses
+import json
+
+import chats
+import pytest
+import tiny
+import transformers
+
+from searchrl.agent import chat
+from searchrl.agent import dialogue as dialogues
+from searchrl.agent import tokenizer as tokenizers
+from searchrl.agent import transcripts
+from searchrl.models import weights
+from searchrl.rollouts import sampler
+
+LAST, TURN = '<|endoftext|>', '<|im_end|>'
+EOT = '<|eot_id|>'
+
+
+@pytest.fixture
+def source(tmp_path):
+  """A function that writes a model folder and returns it."""
+  def write(template=None, eos=LAST, generation=(), config=()):
+    folder = tmp_path / 'source'
+    tokenizer = chats.byte_level(template, eos=eos)
+    tokenizer._fast.save_pretrained(folder)
+    shape = dataclasses.replace(tiny.CONFIG, vocab_size=tokenizer.vocab_size)
+    weights.save(folder, tiny.params(shape), shape, tokenizer_from=folder,
+                 eos_id=0)
+    raw = json.loads((folder / 'config.json').read_text())
+    del raw['eos_token_id']
+    ids = {name: [tokenizer.encode(text)[0] for text in texts]
+           for name, texts in (('generation', generation), ('config', config))}
+    if config:
+      raw['eos_token_id'] = ids['config']
+    (folder / 'config.json').write_text(json.dumps(raw))
+    if generation:
+      (folder / 'generation_config.json').write_text(json.dumps(
+          {'eos_token_id': ids['generation'], 'top_p': 0.8}))
+    return folder
+  return write
+
+
+def export(folder):
+  tokenizer = tokenizers.load(str(folder))
+  shape = weights.read_config(folder)
+  weights.save(folder.parent / 'export', tiny.params(shape), shape,
+               tokenizer_from=folder, eos_id=chat.ends(tokenizer))
+  return folder.parent / 'export', tokenizer
+
+
+def names(tokenizer, ids):
+  return [tokenizer.token(id_) for id_ in (
+      ids if isinstance(ids, (list, tuple)) else [ids])]
+
+
+@pytest.mark.parametrize('options, ends, last', [
+    (dict(template=chats.LLAMA3, generation=(LAST, TURN, EOT)),
+     [LAST, TURN, EOT], EOT),
+    (dict(template=chats.LLAMA3, eos=EOT, config=(LAST, EOT)), [LAST, EOT],
+     EOT),
+    (dict(template=chats.LLAMA3, eos=EOT), [EOT], EOT),
+    (dict(template=chats.QWEN2), [LAST, TURN], TURN),
+    (dict(template=chats.QWEN2, generation=(LAST,)), [LAST, TURN], TURN),
+    (dict(template=chats.QWEN2, eos=TURN, generation=(TURN, LAST)),
+     [TURN, LAST], TURN),
+    (dict(generation=(TURN, LAST)), [TURN, LAST], TURN),
+    (dict(), [LAST], LAST)])
+def test_every_end_is_named_and_stopped_at(source, options, ends, last):
+  folder, tokenizer = export(source(**options))
+  assert names(tokenizer, chat.ends(tokenizer)) == ends
+  raw = json.loads((folder / 'config.json').read_text())
+  assert names(tokenizer, raw['eos_token_id']) == ends
+  theirs = transformers.GenerationConfig.from_model_config(
+      transformers.AutoConfig.from_pretrained(folder))
+  if 'generation' in options:
+    theirs = transformers.GenerationConfig.from_pretrained(folder)
+    assert theirs.top_p == 0.8
+    copied = (folder / 'generation_config.json').read_bytes()
+    original = folder.parent / 'source' / 'generation_config.json'
+    assert (copied == original.read_bytes()) == (
+        list(options['generation']) == ends)
+  assert names(tokenizer, theirs.eos_token_id) == ends
+  assert tokenizers.load(str(folder)).eos_ids == chat.ends(tokenizer)
+  table = sampler.compile_stops(
+      dialogues.search_r1(tokenizer), tokenizer, tokenizer.vocab_size)
+  assert table.hit[0, list(chat.ends(tokenizer))].all()
+  ended = transcripts.of_segments([('a', True)], tokenizer, ends=True)
+  assert names(tokenizer, ended.ids[-1:]) == [last] and ended.trained[-1]
+
+
+def test_a_template_that_drops_the_answer_ends_nothing():
+  tokenizer = chats.byte_level('{{ bos_token }}{{ messages[0].content }}')
+  assert chat.turn_ends(tokenizer) == ()
+  assert chat.ends(tokenizer) == tokenizer.eos_ids
+
+
+def test_files_of_the_tokenizer_are_exported(source):
+  folder = source(chats.QWEN2)
+  extra = ('tokenizer.model', 'special_tokens_map.json', 'added_tokens.json',
+           'vocab.json', 'merges.txt', 'chat_template.jinja', 'tekken.json',
+           'tokenizer.model.v3', 'qwen.tiktoken')
+  for name in extra:
+    (folder / name).write_text((folder / name).read_text() if (
+        folder / name).exists() else '{}')
+  (folder / 'pytorch_model.bin').write_text('no')
+  target, _ = export(folder)
+  for name in extra:
+    assert (target / name).read_bytes() == (folder / name).read_bytes()
+  assert not (target / 'pytorch_model.bin').exists()
