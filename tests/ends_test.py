@@ -91,6 +91,10 @@ def test_every_end_is_named_and_stopped_at(source, options, ends, last):
   assert table.hit[0, list(chat.ends(tokenizer))].all()
   ended = transcripts.of_segments([('a', True)], tokenizer, ends=True)
   assert names(tokenizer, ended.ids[-1:]) == [last] and ended.trained[-1]
+  for end in ends:  # which the text has already
+    assert transcripts.of_segments(
+        [('a' + end, True)], tokenizer, ends=True) == transcripts.of_segments(
+            [('a' + end, True)], tokenizer)
 
 
 def test_a_template_that_drops_the_answer_ends_nothing():

@@ -30,7 +30,8 @@ def of_segments(segments: Iterable[tuple[str, bool]], tokenizer,
   Args:
     segments: Pairs of a text and True if it is trained on.
     tokenizer: The model's tokenizer.
-    ends: True to add the token that ends a turn, which is trained on.
+    ends: True to add the token that ends a turn, which is trained on, unless
+      the texts end with such a token.
   """
   pieces: list[tuple[tuple[int, ...], bool]] = []
   for text, trained in segments:
@@ -39,7 +40,8 @@ def of_segments(segments: Iterable[tuple[str, bool]], tokenizer,
       continue
     ids, start = tokenizer.encode_first(text), len(tokenizer.start_ids)
     pieces = [(ids[:start], False), (ids[start:], trained)]
-  if ends:
+  last = [id_ for ids, _ in pieces for id_ in ids][-1:]
+  if ends and not set(last).intersection(chat.ends(tokenizer)):
     pieces.append(((chat.last_id(tokenizer),), True))
   return _joined(pieces)
 

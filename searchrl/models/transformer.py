@@ -37,7 +37,7 @@ AttendFn = Callable[[Array, Array, Array], tuple[Array, Any]]
 # What is added to the logits of unused ids. Their probabilities are exactly 0.
 # It is finite because the entropy and its gradient multiply log-probs by
 # probabilities, and a sum because its gradient costs nothing.
-_UNUSED = -1e30
+_UNUSED = -1e20
 normal = nn.initializers.normal(0.02)  # of all kernels and embeddings
 # Policies that say what is saved for the backward pass, by the name in `remat`.
 _SAVED = {
