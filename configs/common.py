@@ -70,7 +70,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       per_hop=field((500, 500, 400), at_least=0, whole=True),
       # Share of common knowledge per step, if questions are generated.
       common=field(0.4, at_least=0, below=1),
-      # Shares of 1, 2, ... hops per step; (): no fixed shares.
+      # Shares of 1, 2, ... hops per step; (): no fixed shares. Equal shares are
+      # not used for own questions of other hops.
       mix=field((1, 1, 1), at_least=0),
   )
   config.world = dict(  # generated worlds for training and for evaluation

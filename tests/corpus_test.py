@@ -131,3 +131,20 @@ def test_what_would_not_read_back_is_not_written(tmp_path):
   with pytest.raises(ValueError, match="'0' occurs twice"):
     corpus.write(tmp_path / 'c.jsonl', [Passage('0', 'a', 'b')] * 2)
   assert not (tmp_path / 'c.jsonl').exists()
+
+
+@pytest.mark.parametrize('contents, title, text', [
+    ('"T"\r\na\r\nb', 'T', 'a\nb'), ('"T"\ra\rb', 'T', 'a\nb'),
+    ('"T"\n\ra', 'T', '\ra'), ('T\r\na', 'T', 'a'), (' "T" \r\na', 'T', 'a'),
+    ('\ufeff"T"\na', 'T', 'a'), ('\ufeff"T"\r\na "b"', 'T', 'a "b"'),
+    ('"T"\ra "b"', 'T', 'a "b"'), ('"a "b" c"\r\nd', 'a "b" c', 'd'),
+    ('"T"\r\n', 'T', ''), ('"T"\r', 'T', '')])
+def test_line_breaks_and_marks_of_other_systems_are_read(
+    contents, title, text, tmp_path):
+  path = write_lines(tmp_path / 'c.jsonl', json.dumps(
+      {'id': '0', 'contents': contents}), json.dumps(
+          {'id': '1', 'title': 'T', 'text': 'a'}))
+  path.write_bytes(b'\xef\xbb\xbf\r\n' + path.read_bytes().replace(
+      b'\n', b'\r\n'))
+  assert [(p.title, p.text) for p in corpus.read(path)] == [
+      (title, text), ('T', 'a')]

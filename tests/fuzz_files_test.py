@@ -7,8 +7,10 @@ file and the line.
 """
 
 import functools
+import io
 import json
 import pathlib
+import re
 import tempfile
 
 import pytest
@@ -100,6 +102,11 @@ def passage_by_hand(line):
   contents = record.get('contents', '')
   if not isinstance(contents, str):
     return None
+  if not re.match(r'".*"\n', contents.replace('\r', ' ')):
+    if '\r' in contents.split('\n')[0]:
+      contents = io.StringIO(contents, newline=None).read()
+    contents = contents.removeprefix('\ufeff')
+    contents = re.sub(r'\A[^\S\n]*(".*")[^\S\n]*(?=\n|\Z)', r'\1', contents)
   title, _, text = contents.partition('\n')
   if len(title) > 1 and title[0] == title[-1] == '"':
     title = title[1:-1]

@@ -255,6 +255,27 @@ def test_a_mix_of_missing_hops_is_refused_where_there_are_several():
       (0, 0, 0), 9)
 
 
+@pytest.mark.parametrize('hops', [(1, 2), (1, 2, 2, 3, 4), (2, 3, 4), (4,)])
+def test_each_own_question_is_drawn_with_the_default_mix(hops):
+  questions = some(60, hops=hops)
+  stream = questions_lib.stream([questions], seed=0, mix=(1, 1, 1), own=True)
+  assert {q.uid for q in drawn(stream, 60)} == {q.uid for q in questions}
+  assert drawn(stream, 60) == drawn(
+      questions_lib.stream([questions], seed=0), 60)
+
+
+def test_a_mix_that_is_set_for_own_questions_is_kept_or_refused():
+  questions = some(60, hops=(1, 2, 3))
+  for mix in ((1, 1, 1), (2, 1, 1), (1, 0, 1)):
+    assert drawn(questions_lib.stream(
+        [questions], seed=0, mix=mix, own=True), 60) == drawn(
+            questions_lib.stream([questions], seed=0, mix=mix), 60)
+  with pytest.raises(ValueError, match='data.mix needs .* none for 3 hops'):
+    questions_lib.stream([questions], seed=0, mix=(2, 1), own=True)
+  with pytest.raises(ValueError, match='asks for 1 of 4-hop'):
+    questions_lib.stream([questions], seed=0, mix=(2, 1, 1, 1), own=True)
+
+
 def test_a_named_file_has_its_name_in_ids_and_sources(tmp_path):
   file = tmp_path / 'nq.jsonl'
   file.write_text(GOOD)

@@ -204,7 +204,7 @@ class Stream:
 
 def stream(files: Sequence[Sequence[Question]], *, seed: int,
            mix: Sequence[float] = (), weights: Sequence[float] = (),
-           common: float = 0.0) -> Stream:
+           common: float = 0.0, own: bool = False) -> Stream:
   """Returns the stream of the questions of some files.
 
   Args:
@@ -217,15 +217,21 @@ def stream(files: Sequence[Sequence[Question]], *, seed: int,
       sizes.
     common: Share of the last file in every draw, and in each hop count of it,
       however few its questions are; 0: no such share.
+    own: True for a user's files. A mix of equal shares, the default, is then
+      not used unless it has a share for each hop count of the files and no
+      other. So each question is drawn.
 
   Raises:
-    ValueError: No share is above 0, or a share above 0 has no questions.
+    ValueError: No share is above 0, or a share above 0 has no questions, or
+      the user's questions have a hop count without a share.
   """
   if weights:
     _check_shares(weights, files, 'data.weights', [
         f'questions of file {n}' for n in range(1, len(files) + 1)])
     return Stream(files, seed=seed, shares=weights)
   questions = [q for file in files for q in file]
+  if own:
+    mix = _mix_of_own(questions, mix)
   pools, shares = [questions], [1.0]
   present = {q.hops for q in questions}
   requested = {hops for hops, share in enumerate(mix, start=1) if share}
@@ -237,6 +243,23 @@ def stream(files: Sequence[Sequence[Question]], *, seed: int,
   if common:
     pools, shares = _halved(pools, shares, {q.uid for q in files[-1]}, common)
   return Stream(pools, seed=seed, shares=shares)
+
+
+def _mix_of_own(questions: Sequence[Question], mix: Sequence[float]
+               ) -> Sequence[float]:
+  """Returns the mix if it fits the questions, or () if it is the default."""
+  present = {question.hops for question in questions}
+  without = sorted(present - {*range(1, len(mix) + 1)})
+  if not mix or len(present) == 1:
+    return mix
+  if min(mix) == max(mix) > 0 and present != {*range(1, len(mix) + 1)}:
+    return ()
+  if without:
+    raise ValueError(
+        f'data.mix needs a share for each hop count of data.train, but '
+        f'{tuple(mix)} has none for {without[0]} hops. Add it (0 to leave these '
+        'questions out), or use () to draw from all questions alike.')
+  return mix
 
 
 def _halved(pools: Sequence[Sequence[Question]], shares: Sequence[float],

@@ -134,7 +134,8 @@ def _data(config, folder: pathlib.Path, admit: questions_lib.Admit) -> tuple[
   return data, sets, questions_lib.stream(
       data.files or [data.questions], seed=config.seed, mix=config.data.mix,
       weights=config.data.weights,
-      common=0.0 if config.data.train else config.data.common)
+      common=0.0 if config.data.train else config.data.common,
+      own=bool(config.data.train))
 
 
 def _warn_of_outcome(config, recipe: algorithms.Algorithm) -> None:

@@ -54,7 +54,8 @@ def run(config, workdir: str) -> None:
   stream = questions_lib.stream(
       data.files or [data.questions], seed=config.seed, mix=config.data.mix,
       weights=config.data.weights,
-      common=0.0 if config.data.train else config.data.common)
+      common=0.0 if config.data.train else config.data.common,
+      own=bool(config.data.train))
   position, path = stream.start, config.model.path
   for number in range(1, options.iterations + 1):
     here = folder / f'iteration_{number}'

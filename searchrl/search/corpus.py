@@ -8,6 +8,7 @@ the title in double quotes, or {"id", "title", "text"}.
 
 from __future__ import annotations
 
+import codecs
 import collections
 from collections.abc import Iterable, Iterator
 import dataclasses
@@ -115,7 +116,7 @@ def parse_lines(file: Iterable[bytes], path: pathlib.Path
   """
   start, is_empty = 0, True
   for number, line in enumerate(file, 1):
-    if line.strip():
+    if line.removeprefix(codecs.BOM_UTF8).strip():
       is_empty = False
       yield number, start, parse(line, f'line {number} of {path}')
     start += len(line)
@@ -187,12 +188,21 @@ def parse(line: bytes, place: str) -> Passage:
   return Passage(str(uid), *_title_and_text(record, place))
 
 
+def _is_quoted(title: str) -> bool:
+  return len(title) > 1 and title[0] == title[-1] == '"'
+
+
 def _title_and_text(record: dict[str, Any], place: str) -> tuple[str, str]:
   match record:
     case {'contents': str(contents)}:
-      title, _, text = contents.partition('\n')
-      quoted = len(title) > 1 and title[0] == title[-1] == '"'
-      return (title[1:-1] if quoted else title), text
+      title, line_break, text = contents.partition('\n')
+      if line_break and _is_quoted(title):  # as `write` writes it
+        return title[1:-1], text
+      if '\r' in title:
+        contents = contents.replace('\r\n', '\n').replace('\r', '\n')
+      title, _, text = contents.removeprefix('\ufeff').partition('\n')
+      bare = title.strip()
+      return (bare[1:-1] if _is_quoted(bare) else title), text
     case {'title': str(title), 'text': str(text)} if 'contents' not in record:
       if '\n' in title:
         raise ValueError(f'title must be one line, but that of {place} is '

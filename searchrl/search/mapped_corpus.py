@@ -26,7 +26,7 @@ from searchrl.search import corpus as corpora
 from searchrl.trajectory import Passage
 
 IN_MEMORY_BYTES = 256 * 2**20  # the largest file that `load` reads into memory
-_FORMAT = 2  # increased whenever a scan checks more
+_FORMAT = 3  # increased whenever a scan checks more
 
 
 class MappedCorpus:

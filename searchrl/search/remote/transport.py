@@ -312,7 +312,7 @@ class Transport:
 
 
 def posting_json(urls: Sequence[str], *, token_env: str, response_bytes: int,
-                 wiring: Mapping[str, Callable[..., Any]] | None,
+                 wiring: Mapping[str, Any] | None,
                  **retries: Any) -> Transport:
   """Returns a Transport that sends JSON, with a bearer token if one is named.
 
