@@ -7,6 +7,7 @@ import json
 
 import chats
 import pytest
+import real_tokenizers
 import tiny
 import transformers
 
@@ -14,6 +15,7 @@ from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.agent import transcripts
+from searchrl.experiment import model_folders
 from searchrl.models import weights
 from searchrl.rollouts import sampler
 
@@ -95,6 +97,28 @@ def test_every_end_is_named_and_stopped_at(source, options, ends, last):
     assert transcripts.of_segments(
         [('a' + end, True)], tokenizer, ends=True) == transcripts.of_segments(
             [('a' + end, True)], tokenizer)
+
+
+@pytest.mark.parametrize('name, rows, ends, unused', [
+    ('qwen2.5', 151_936, [151_643, 151_645], 271),  # the template's, too
+    ('qwen3', 151_936, [151_645, 151_643], 267),
+    ('llama3-instruct', 128_256, [128_001, 128_008, 128_009], 0),
+    ('smollm2', 49_152, 2, 0)])
+def test_exports_of_real_families(name, rows, ends, unused, tmp_path):
+  files = real_tokenizers.folder(name)
+  shape = dataclasses.replace(
+      tiny.CONFIG, vocab_size=rows, hidden_size=8, num_hidden_layers=1)
+  params = tiny.params(shape)
+  weights.save(tmp_path / 'source', params, shape, tokenizer_from=files,
+               eos_id=())
+  path, read, tokenizer = model_folders.parts(str(tmp_path / 'source'))
+  assert len(read.unused_ids) == unused
+  weights.save(tmp_path / 'export', params, read, tokenizer_from=path,
+               eos_id=chat.ends(tokenizer))
+  content = lambda file: json.loads((tmp_path / 'export' / file).read_text())
+  assert content('config.json')['eos_token_id'] == ends
+  generation = json.loads((files / 'generation_config.json').read_text())
+  assert content('generation_config.json') == generation | {'eos_token_id': ends}
 
 
 def test_a_template_that_drops_the_answer_ends_nothing():
