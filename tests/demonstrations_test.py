@@ -2,13 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """demonstrations: which right answers are kept, and how they are written."""
 
-import dataclasses
-
+import chats
+import pytest
 import tiny
 
+from searchrl.agent import chat
 from searchrl.agent import demonstrations
+from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rewards
-from searchrl.trajectory import Action, Trajectory, Turn
+from searchrl.agent import tools
+from searchrl.agent import transcripts
+from searchrl.trajectory import Action, Passage, Trajectory, Turn
+
+TOKENIZERS = {'qwen2': chats.qwen(), 'qwen3': chats.qwen(chats.QWEN3),
+              'llama3': chats.llama(),
+              'mistral': chats.sentence_piece(chats.MISTRAL)}
 
 
 def answered(uid, sample=0, hops=1, right=True):
@@ -42,11 +50,33 @@ def test_no_hop_count_is_more_than_so_many_times_the_rarest():
   assert len(kept(*found)) == 11 and len(kept(*found, balance=9.0)) == 11
 
 
-def test_a_line_is_trained_on_where_the_policy_wrote():
-  assert demonstrations.segments(answered('a')) == {'segments': [
-      {'text': 'Ask: where?', 'trained': False},
-      {'text': '<search> x', 'trained': True},
-      {'text': 'found', 'trained': False},
-      {'text': '<answer> here', 'trained': True}]}
-  alone = dataclasses.replace(answered('a'), turns=answered('a').turns[1:])
-  assert len(demonstrations.segments(alone)['segments']) == 2
+def sampled(dialogue, tokenizer, *texts):
+  """A trajectory of these texts; all but the last are searches."""
+  found, turns = [(Passage('1', 'Paris', 'the "town"'),)], []
+  for number, text in enumerate(texts):
+    ids = (*tokenizer.encode(text), *dialogue.end_ids)
+    shown = () if number == len(texts) - 1 else dialogues.observation(
+        dialogue, found, tokenizer, passage_tokens=99, action_tokens=ids).tokens
+    turns.append(Turn(ids, (0.0,) * len(ids), Action('invalid'), shown))
+  return Trajectory(
+      tiny.question(), 0, 0, dialogues.opening(dialogue, 'where?', tokenizer),
+      tuple(turns), 'answer')
+
+
+@pytest.mark.parametrize('name', TOKENIZERS)
+@pytest.mark.parametrize('make', [dialogues.search_r1, chat.search_r1,
+                                  tools.dr_zero])
+def test_a_line_has_the_ids_of_the_rollout_and_trains_on_the_policys(
+    name, make):
+  tokenizer = TOKENIZERS[name]
+  trajectory = sampled(make(tokenizer), tokenizer, '<think> a </think> b',
+                       ' <answer> here </answer>')
+  line = demonstrations.segments(trajectory, tokenizer)['segments']
+  read = transcripts.of_segments(
+      [(piece['text'], piece['trained']) for piece in line], tokenizer)
+  expected = [(id_, False) for id_ in trajectory.prompt_tokens]
+  for turn in trajectory.turns:
+    expected += [(id_, True) for id_ in turn.action_tokens]
+    expected += [(id_, False) for id_ in turn.observation_tokens]
+  assert list(zip(*read)) == expected
+  assert [piece['trained'] for piece in line] == [False, True, False, True]

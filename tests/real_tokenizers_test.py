@@ -20,10 +20,12 @@ import tiny
 import tokenizers as raw_tokenizers
 
 from searchrl.agent import chat
+from searchrl.agent import demonstrations
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import formats
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.agent import tools
+from searchrl.agent import transcripts
 from searchrl.models.inference import stops
 from searchrl.trajectory import Action, Passage, Trajectory, Turn
 
@@ -414,3 +416,18 @@ def test_formats_are_judged_alike_in_every_frame(name, tokenizer):
         (['nonsense', THINK + ANSWER], False)):
       trajectory = conversation(dialogue, tokenizer, *texts)
       assert formats.is_well_formed(trajectory) == valid, texts
+
+
+def test_a_demonstration_has_the_ids_of_the_rollout(name, tokenizer):
+  for dialogue in dialogues_of(name):
+    trajectory = conversation(
+        dialogue, tokenizer, THINK + CALL, 'nonsense' + dialogue.turn_end,
+        THINK + SEARCH, THINK + ANSWER + '.')
+    line = demonstrations.segments(trajectory, tokenizer)['segments']
+    read = transcripts.of_segments(
+        [(piece['text'], piece['trained']) for piece in line], tokenizer)
+    expected = [(id_, False) for id_ in trajectory.prompt_tokens]
+    for turn in trajectory.turns:
+      expected += [(id_, True) for id_ in turn.action_tokens]
+      expected += [(id_, False) for id_ in turn.observation_tokens]
+    assert list(zip(*read)) == expected

@@ -44,12 +44,17 @@ def _first(limit: int, trajectories: Iterable[Trajectory],
   return selected
 
 
-def segments(trajectory: Trajectory) -> dict[str, Any]:
+def segments(trajectory: Trajectory, tokenizer) -> dict[str, Any]:
   """Returns a line of fine-tuning data that trains on the policy's text alone.
+
+  The texts have the special tokens of the chat template, and those with which
+  the policy ended its turns.
   """
-  pieces = [{'text': trajectory.prompt, 'trained': False}]
+  pieces = [{'text': tokenizer.write(trajectory.prompt_tokens, first=True),
+             'trained': False}]
   for turn in trajectory.turns:
-    pieces.append({'text': turn.text, 'trained': True})
-    if turn.observation:
-      pieces.append({'text': turn.observation, 'trained': False})
+    for ids, trained in ((turn.action_tokens, True),
+                         (turn.observation_tokens, False)):
+      if ids:
+        pieces.append({'text': tokenizer.write(ids), 'trained': trained})
   return {'segments': pieces}

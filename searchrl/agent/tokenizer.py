@@ -118,6 +118,20 @@ class Tokenizer:
     return self._fast.decode(
         list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
+  def write(self, ids: Sequence[int], *, first: bool = False) -> str:
+    """Returns the text of ids with special tokens, as data files write it.
+
+    Args:
+      ids: Ids whose text `encode` reads back, if it is split as usual.
+      first: True if they begin a sequence, for `encode_first`.
+    """
+    anchor = self._anchor_ids if self._anchor and not first else ()
+    before, text = (self._fast.decode(
+        list(part), skip_special_tokens=False,
+        clean_up_tokenization_spaces=False) for part in (
+            anchor, (*anchor, *ids)))
+    return text.removeprefix(before)
+
   def token(self, id_: int) -> str:
     """Returns an id's entry in the vocabulary; for a special token, its text.
     """
