@@ -142,3 +142,84 @@ def test_without_pyarrow_the_remedy_is_named(tmp_path, monkeypatch):
   (tmp_path / 'a.parquet').write_bytes(b'')
   with pytest.raises(ValueError, match=r'pip install .searchrl\[parquet\]'):
     questions_lib.read(tmp_path / 'a.parquet')
+
+
+PUBLISHED = {  # name: (row, id or '' for a hash, gold answers)
+    'nq_flashrag': ({'id': 'test_0', 'question': 'who', 'golden_answers': [
+        'x', 'y']}, 'test_0', ('x', 'y')),
+    'hotpotqa_flashrag': (
+        {'id': 'dev_0', 'question': 'who', 'golden_answers': ['yes'],
+         'metadata': {'type': 'comparison', 'level': 'hard',
+                      'supporting_facts': {'title': ['T'], 'sent_id': [0]},
+                      'context': {'title': ['T'], 'sentences': [['a']]}}},
+        'dev_0', ('yes',)),
+    'search_r1': (search_r1('nq', 0, id='train_0', question='who?',
+                            golden_answers=['x'], metadata=None),
+                  'train_0', ('x',)),
+    'hotpotqa': ({'_id': '5a8b', 'question': 'who', 'answer': 'x',
+                  'type': 'bridge', 'level': 'hard', 'supporting_facts': [
+                      {'title': 'T'}], 'context': [{'title': 'T'}]},
+                 '5a8b', ('x',)),
+    '2wiki': ({'_id': 'ab12', 'type': 'compositional', 'question': 'who',
+               'context': '[["T", ["a"]]]', 'supporting_facts': '[["T", 0]]',
+               'evidences': '[["T", "r", "x"]]', 'answer': 'x'},
+              'ab12', ('x',)),
+    'musique': ({'id': '2hop__1_2', 'paragraphs': [{'idx': 0, 'title': 'T'}],
+                 'question': 'who', 'question_decomposition': [{'id': 1}],
+                 'answer': 'x', 'answer_aliases': ['y'], 'answerable': True},
+                '2hop__1_2', ('x', 'y')),
+    'bamboogle': ({'Question': 'who', 'Answer': 'x'}, '', ('x',)),
+    'popqa': ({'id': 4222362, 'subj': 'S', 'prop': 'occupation', 'obj': 'x',
+               's_aliases': '[]', 'o_aliases': '["y"]', 's_pop': 142,
+               'question': 'who', 'possible_answers': '["x", "y"]'},
+              '4222362', ('x', 'y')),
+    'triviaqa': ({'question': 'who', 'question_id': 'tc_1',
+                  'question_source': 'http://x', 'answer': {
+                      'aliases': ['x', 'y'], 'normalized_aliases': ['x', 'y'],
+                      'matched_wiki_entity_name': '', 'normalized_value': 'x',
+                      'type': 'WikipediaEntity', 'value': 'x'}},
+                 'tc_1', ('x', 'y')),
+    'nq_open': ({'question': 'who', 'answer': ['x', 'y']}, '', ('x', 'y')),
+    'squad': ({'id': '57', 'title': 'T', 'context': 'c', 'question': 'who',
+               'answers': {'text': ['x'], 'answer_start': [3]}}, '57', ('x',)),
+    'webquestions': ({'url': 'http://x', 'question': 'who', 'answers': ['x']},
+                     '', ('x',)),
+    'kilt': ({'id': 'k1', 'input': 'who', 'output': [
+        {'answer': 'x', 'provenance': [{'title': 'T'}]},
+        {'answer': None, 'provenance': [{'title': 'U'}]}]}, 'k1', ('x',)),
+    'floats': ({'id': 7.0, 'question': 'who', 'golden_answers': [1994.0],
+                'metadata': {'hops': 2.0}}, '7', ('1994',)),
+}
+
+
+@pytest.mark.parametrize('suffix', ['jsonl', 'parquet'])
+@pytest.mark.parametrize('name', PUBLISHED)
+def test_rows_as_they_are_published_are_read(name, suffix, tmp_path):
+  row, uid, golds = PUBLISHED[name]
+  path = tmp_path / f'{name}.{suffix}'
+  (write if suffix == 'jsonl' else write_parquet)(path, [row])
+  question, = questions_lib.read(path)
+  assert question.text.rstrip('?') == 'who' and question.answers == golds
+  assert question.uid == uid or not uid and len(question.uid) == 16
+  assert found(str(tmp_path), may_be_folder=True) == [
+      (name, path.name, False)]
+
+
+def test_queries_of_beir_are_questions_without_gold_answers(tmp_path):
+  path = write(tmp_path / 'queries.jsonl', [
+      {'_id': 'PLAIN-2', 'text': 'who', 'metadata': {}}])
+  question, = questions_lib.read(path, needs_golds=False)
+  assert (question.uid, question.text) == ('PLAIN-2', 'who')
+  with pytest.raises(ValueError, match='queries.jsonl, line 1 must have a que'):
+    questions_lib.read(path)
+
+
+@pytest.mark.parametrize('row', [
+    {'question': 'who', 'answer': True, 'passage': 'p'},  # BoolQ
+    {'_id': 'a', 'question': 'who', 'type': 'bridge'},  # a test split
+    {'id': 'a', 'question': 'who', 'answer': None, 'golden_answers': None},
+    {'id': 'a', 'input': 'who', 'output': [{'provenance': []}]}])
+def test_rows_without_an_answer_are_named(row, tmp_path):
+  path = write(tmp_path / 'q.jsonl', [row])
+  with pytest.raises(ValueError, match='q.jsonl, line 1 must'):
+    questions_lib.read(path)

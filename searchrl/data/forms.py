@@ -26,6 +26,8 @@ class Form:
   golds: Callable[[Mapping[str, Any]], Sequence[Any]]  # a record's gold answers
   # A record's choices, which are listed below its question.
   choices: Callable[[Mapping[str, Any]], Sequence[str]] = lambda record: ()
+  also: tuple[str, ...] = ()  # other columns by which the form is recognised
+  never: tuple[str, ...] = ()  # columns that the form does not have
 
   @property
   def columns(self) -> tuple[str, ...]:
@@ -40,7 +42,8 @@ class Form:
     choices = [f'\n- {x.strip()}' for x in sorted(self.choices(record))]
     return {'id': record.get(self.ids) or digest,
             'question': text + ''.join(choices),
-            'golden_answers': [gold for gold in self.golds(record) if gold],
+            'golden_answers': [
+                gold for gold in self.golds(record) if gold not in (None, '')],
             'data_source': self.name}
 
 
@@ -50,14 +53,23 @@ FORMS = [
     Form('gpqa', 'Question', 'Record ID', ('Correct Answer', *_INCORRECT),
          lambda record: [record['Correct Answer']],
          lambda record: [record['Correct Answer'], *(
-             record[name] for name in _INCORRECT)]),
+             record[name] for name in _INCORRECT)], also=('Correct Answer',)),
     Form('simpleqa', 'problem', 'id', ('answer',),
          lambda record: [record.get('answer')]),
     Form('asqa', 'ambiguous_question', 'sample_id', ('annotations',),
          lambda record: [annotation['long_answer']
                          for annotation in record.get('annotations') or ()]),
     Form('eli5', 'title', 'q_id', ('answers',),
-         lambda record: (record.get('answers') or {}).get('text', ())),
+         lambda record: (record.get('answers') or {}).get('text', ()),
+         also=('answers',)),
+    Form('bamboogle', 'Question', 'id', ('Answer',),
+         lambda record: [record['Answer']], also=('Answer',)),
+    Form('kilt', 'input', 'id', ('output',),
+         lambda record: [output.get('answer') for output in record['output']],
+         also=('output',)),
+    # Queries of BEIR have no gold answers. Its passages have titles.
+    Form('beir', 'text', '_id', (), lambda record: (), also=('_id',),
+         never=('title', 'contents', 'wikipedia_title')),
 ]
 
 
@@ -68,4 +80,5 @@ def detect_format(names: Collection[str]) -> Form | None:
   """
   if {'question', 'prompt'} & {*names}:
     return None
-  return next((form for form in FORMS if form.question in names), None)
+  return next((form for form in FORMS if not {*form.never} & {*names}
+               and {form.question, *form.also} <= {*names}), None)

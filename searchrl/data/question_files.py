@@ -9,6 +9,7 @@ parquet files and of the forms in `forms` are renamed to these keys.
 from collections.abc import Iterator, Sequence
 import collections
 import dataclasses
+import hashlib
 import itertools
 import pathlib
 import re
@@ -22,6 +23,9 @@ SUFFIXES = ('.jsonl', '.jsonl.gz', '.parquet')
 _COLUMNS = {'question': ('question', 'prompt'),
             'golden_answers': ('golden_answers', 'reward_model'),
             'id': ('id', 'extra_info')}
+# Other columns in which benchmarks publish them.
+_GOLDS = ('possible_answers', 'answers', 'answer')  # PopQA, SQuAD, HotpotQA
+_IDS = ('_id', 'question_id', 'qid')  # HotpotQA and 2Wiki, TriviaQA
 _FORM = '{"id", "question", "golden_answers"}'  # form of a line, for errors
 _ROWS = 1024  # rows of a parquet file that are read at a time
 Record = dict[str, Any]
@@ -135,8 +139,12 @@ def records(file: pathlib.Path, *, needs_golds: bool
     form = forms.detect_format(row) if isinstance(row, dict) else None
     if form:
       yield place, _converted(form, row, place)
+    elif is_parquet or isinstance(row, dict) and not (
+        {'question', 'golden_answers'} <= {*row}) and (
+            {'prompt', 'reward_model', *_GOLDS} & {*row}):
+      yield place, _renamed(row, place)
     else:
-      yield place, _renamed(row, place) if is_parquet else row
+      yield place, row
 
 
 def _converted(form: forms.Form, row: Record, place: str) -> Record:
@@ -170,11 +178,13 @@ def _parquet_rows(file: pathlib.Path, needs_golds: bool
   names = table.schema_arrow.names
   form = forms.detect_format(names)
   columns = form.columns if form else (
-      *(name for group in _COLUMNS.values() for name in group), 'data_source',
+      *(name for group in _COLUMNS.values() for name in group), *_GOLDS, *_IDS,
+      'answer_aliases', 'data_source',
       'metadata.hops', 'metadata.data_source')
   lacks = [] if form else [
       ' or '.join(group) for key, group in _COLUMNS.items()
-      if not {*group} & {*names} and (needs_golds or key != 'golden_answers')]
+      if not {*group} & {*names} and (needs_golds or key != 'golden_answers')
+      and (key == 'question' or not {*_GOLDS} & {*names})]
   if lacks:
     raise ValueError(
         f'{file} must have the columns of Search-R1 or FlashRAG, but lacks '
@@ -188,7 +198,7 @@ def _parquet_rows(file: pathlib.Path, needs_golds: bool
 
 
 def _renamed(row: Record, place: str) -> Record:
-  """Returns a row of Search-R1's columns with the keys of FlashRAG's jsonl."""
+  """Returns a row of Search-R1 or of a benchmark with FlashRAG's keys."""
   record = {name: row[name] for name in (
       'id', 'question', 'golden_answers', 'data_source', 'metadata')
             if row.get(name) is not None}
@@ -199,7 +209,17 @@ def _renamed(row: Record, place: str) -> Record:
       record['question'] = text.partition('Question:')[2] or text
     if 'golden_answers' not in record and row.get('reward_model'):
       record['golden_answers'] = row['reward_model']['ground_truth']
-    if 'id' not in record:
+    is_published = 'golden_answers' not in record and any(
+        row.get(name) is not None for name in _GOLDS)
+    if is_published:
+      record['golden_answers'] = _published_golds(row)
+    names = [name for name in _IDS if row.get(name) is not None]
+    if 'id' not in record and names:
+      record['id'] = row[names[0]]
+    elif 'id' not in record and is_published and not row.get('extra_info'):
+      record['id'] = hashlib.sha256(
+          record['question'].strip().encode()).hexdigest()[:16]
+    elif 'id' not in record:
       record['id'] = row['extra_info']['index']
   except (KeyError, TypeError, IndexError, AttributeError) as error:
     raise ValueError(
@@ -208,3 +228,12 @@ def _renamed(row: Record, place: str) -> Record:
         f'{str(row)[:80]!r} has not: {type(error).__name__} {error}.'
     ) from error
   return record
+
+
+def _published_golds(row: Record) -> Any:
+  """Returns a benchmark's gold answers; MuSiQue has aliases beside them."""
+  value = next(row[name] for name in _GOLDS if row.get(name) is not None)
+  if isinstance(value, bool | int | float):
+    return [value]
+  aliases = row.get('answer_aliases')
+  return [value, *aliases] if aliases and isinstance(value, str) else value

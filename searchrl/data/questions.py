@@ -88,13 +88,15 @@ def _parse(record: question_files.Record, place: str, stem: str,
   """Returns a row's question, whose source is the file's stem by default."""
   try:
     metadata = (record['metadata'] if 'metadata' in record else None) or {}
+    if isinstance(metadata, str):
+      metadata = json.loads(metadata)
     hops = metadata.get('hops')
     question = Question(
         uid=_uid(record['id']), text=golds.text(record['question']).strip(),
         answers=golds.read(
             record['golden_answers'] if needs_golds else
             record.get('golden_answers') or (), are_needed=needs_golds),
-        hops=1 if hops is None else int(hops),
+        hops=1 if hops is None or hops != hops else int(hops),
         data_source=golds.text(str(metadata.get('data_source')
                               or record.get('data_source') or stem)))
   except (ValueError, KeyError, TypeError, AttributeError,
