@@ -148,3 +148,23 @@ def test_line_breaks_and_marks_of_other_systems_are_read(
       b'\n', b'\r\n'))
   assert [(p.title, p.text) for p in corpus.read(path)] == [
       (title, text), ('T', 'a')]
+
+
+@pytest.mark.parametrize('row, passage', [
+    ({'_id': 'MED-10', 'title': 'T', 'text': 'a', 'metadata': {}},
+     Passage('MED-10', 'T', 'a')),
+    ({'_id': '4983', 'title': '', 'text': 'a'}, Passage('4983', '', 'a')),
+    ({'_id': 7.0, 'text': 'a'}, Passage('7', '', 'a')),
+    ({'id': 7.0, 'title': None, 'text': 'a'}, Passage('7', '', 'a')),
+    ({'docid': 'd1', 'title': 'T', 'text': 'a'}, Passage('d1', 'T', 'a')),
+    ({'id': '0', 'contents': '"T"\na', 'title': 'x'}, Passage('0', 'T', 'a')),
+    ({'_id': '12', 'wikipedia_id': '12', 'wikipedia_title': 'T', 'text': [
+        'T\n', 'a\n', 'Section::::B.\n'], 'anchors': [], 'categories': ''},
+     Passage('12', 'T', 'T\na\nSection::::B.')),
+    ({'kilt_id': '12', 'wikipedia_id': '12', 'wikipedia_title': 'T', 'text': {
+        'paragraph_id': [0, 1], 'paragraph': ['T\n', 'a\n']}},
+     Passage('12', 'T', 'T\na')),
+])
+def test_passages_as_they_are_published_are_read(row, passage, tmp_path):
+  path = write_lines(tmp_path / 'c.jsonl', json.dumps(row))
+  assert corpus.read(path).passages == (passage,)

@@ -3,7 +3,8 @@
 """A corpus of passages, and its jsonl files.
 
 A line has either {"id", "contents"}, where the first line of the contents is
-the title in double quotes, or {"id", "title", "text"}.
+the title in double quotes, or {"id", "title", "text"}. The columns of BEIR and
+KILT, {"_id", "wikipedia_title", "text": [paragraphs]}, are read, too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from typing import Any
 import zlib
 
 from searchrl.trajectory import Passage
+
+
+_IDS = ('_id', 'docid', 'kilt_id')  # BEIR and KILT, Tevatron, KILT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,11 +185,29 @@ def parse(line: bytes, place: str) -> Passage:
   if not isinstance(record, dict):
     raise ValueError(f'a line must be a JSON object, but {place} holds '
                      f'{type(record).__name__}. Write one object a line.')
+  record = _renamed(record)
   uid = record.get('id')
+  if isinstance(uid, float) and uid.is_integer():
+    uid = int(uid)  # pandas writes whole numbers so beside a missing one
   if isinstance(uid, bool) or not isinstance(uid, str | int):
     raise ValueError(f'id must be a string or an integer, but that of {place} '
                      f'is {repr(uid)[:80]}. Give every passage its own.')
   return Passage(str(uid), *_title_and_text(record, place))
+
+
+def _renamed(record: dict[str, Any]) -> dict[str, Any]:
+  """Returns a passage of BEIR, Tevatron or KILT with our keys."""
+  ids = [name for name in _IDS if name in record]
+  if 'id' not in record and ids:
+    record = {'title': '', **record, 'id': record[ids[0]]}
+  if 'wikipedia_title' in record:
+    record = {**record, 'title': record['wikipedia_title']}
+  text = record.get('text')
+  if isinstance(text, dict):
+    text = text.get('paragraph')
+  if isinstance(text, list) and all(isinstance(part, str) for part in text):
+    record = {**record, 'text': '\n'.join(part.strip() for part in text)}
+  return record | {'title': ''} if record.get('title', '') is None else record
 
 
 def _is_quoted(title: str) -> bool:
