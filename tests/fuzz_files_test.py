@@ -97,6 +97,8 @@ def passage_by_hand(line):
   if not isinstance(record, dict):
     return None
   uid = record.get('id')
+  if isinstance(uid, float) and uid.is_integer():
+    uid = int(uid)
   if isinstance(uid, bool) or not isinstance(uid, str | int):
     return None
   contents = record.get('contents', '')
@@ -112,6 +114,11 @@ def passage_by_hand(line):
     title = title[1:-1]
   if 'contents' not in record:
     title, text = record.get('title'), record.get('text')
+    title = '' if title is None and 'title' in record else title
+    if isinstance(text, list) and all(isinstance(part, str) for part in text):
+      text = '\n'.join(map(str.strip, text))
+    if isinstance(text, dict):
+      return None
   if not isinstance(title, str) or not isinstance(text, str):
     return None
   return Passage(str(uid), title, text)
