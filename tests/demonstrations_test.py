@@ -57,7 +57,8 @@ def sampled(dialogue, tokenizer, *texts):
     ids = (*tokenizer.encode(text), *dialogue.end_ids)
     shown = () if number == len(texts) - 1 else dialogues.observation(
         dialogue, found, tokenizer, passage_tokens=99, action_tokens=ids).tokens
-    turns.append(Turn(ids, (0.0,) * len(ids), Action('invalid'), shown))
+    turns.append(Turn(ids, (0.0,) * len(ids), Action('invalid'), shown,
+                      text=tokenizer.decode(ids)))
   return Trajectory(
       tiny.question(), 0, 0, dialogues.opening(dialogue, 'where?', tokenizer),
       tuple(turns), 'answer')

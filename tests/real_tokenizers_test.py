@@ -422,7 +422,7 @@ def test_a_demonstration_has_the_ids_of_the_rollout(name, tokenizer):
   for dialogue in dialogues_of(name):
     trajectory = conversation(
         dialogue, tokenizer, THINK + CALL, 'nonsense' + dialogue.turn_end,
-        THINK + SEARCH, THINK + ANSWER + '.')
+        THINK + SEARCH, THINK + ANSWER)
     line = demonstrations.segments(trajectory, tokenizer)['segments']
     read = transcripts.of_segments(
         [(piece['text'], piece['trained']) for piece in line], tokenizer)

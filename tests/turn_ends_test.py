@@ -104,7 +104,7 @@ def test_an_action_counts_whatever_shares_its_last_token(protocol, rest):
   assert rewards.format_em().score([trajectory])[0].reward == 1
   assert scores.score_trajectory(trajectory).values['em'] == 1
   texts = [segment['text'].strip() for segment in demonstrations.segments(
-      trajectory)['segments'] if segment['trained']]
+      trajectory, tokenizer)['segments'] if segment['trained']]
   assert texts == [search, THINK + ANSWER]
   shown = [''.join(segment.texts).strip() for segment in report_tokens.segments(
       trajectory, tokenizer, {}) if segment.role == report_tokens.POLICY]

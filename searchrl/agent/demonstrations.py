@@ -48,13 +48,15 @@ def segments(trajectory: Trajectory, tokenizer) -> dict[str, Any]:
   """Returns a line of fine-tuning data that trains on the policy's text alone.
 
   The texts have the special tokens of the chat template, and those with which
-  the policy ended its turns.
+  the policy ended its turns. Text after a stop string is left out.
   """
   pieces = [{'text': tokenizer.write(trajectory.prompt_tokens, first=True),
              'trained': False}]
   for turn in trajectory.turns:
-    for ids, trained in ((turn.action_tokens, True),
-                         (turn.observation_tokens, False)):
-      if ids:
-        pieces.append({'text': tokenizer.write(ids), 'trained': trained})
+    unread = tokenizer.decode(turn.action_tokens).removeprefix(turn.text)
+    written = tokenizer.write(turn.action_tokens).removesuffix(unread)
+    pieces.append({'text': written, 'trained': True})
+    if turn.observation_tokens:
+      pieces.append({'text': tokenizer.write(turn.observation_tokens),
+                     'trained': False})
   return {'segments': pieces}
