@@ -6,6 +6,7 @@ The properties are those of tokenizer_test, stops_test, chat_test, tools_test,
 formats_test and demonstrations_test, on the vocabularies that people use.
 """
 
+import collections
 import functools
 import json
 import unicodedata
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 import real_tokenizers
+import text_oracles
 import tiny
 import tokenizers as raw_tokenizers
 
@@ -23,9 +25,12 @@ from searchrl.agent import chat
 from searchrl.agent import demonstrations
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import formats
+from searchrl.agent import rewards
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.agent import tools
 from searchrl.agent import transcripts
+from searchrl.evaluation import scores
+from searchrl.evaluation.report import tokens as report
 from searchrl.models.inference import stops
 from searchrl.trajectory import Action, Passage, Trajectory, Turn
 
@@ -431,3 +436,63 @@ def test_a_demonstration_has_the_ids_of_the_rollout(name, tokenizer):
       expected += [(id_, True) for id_ in turn.action_tokens]
       expected += [(id_, False) for id_ in turn.observation_tokens]
     assert list(zip(*read)) == expected
+
+
+PIECES = ['<think>', '</think>', '<search>', '</search>', '<answer>',
+          '</answer>', '<tool_call>', '</tool_call>', '<information>', 'Paris',
+          ' who?\n', THINK, SEARCH, ANSWER, CALL, '<answer>Paris</answer>']
+
+
+def generated(rng, pieces, closing, size):
+  """Ids of a turn: tags whose brackets are any token, texts, random ids."""
+  ids = []
+  for _ in range(rng.integers(1, 8)):
+    kind = rng.random()
+    piece = pieces[rng.integers(len(pieces))]
+    ids += piece if kind < 0.4 else (
+        *piece[:-1], closing[rng.integers(len(closing))]) if kind < 0.8 else (
+            rng.integers(size, size=2).tolist())
+  return ids
+
+
+@pytest.mark.parametrize('count', [
+    200, pytest.param(15_000, marks=pytest.mark.long)])
+def test_all_readers_agree_on_a_turn(name, tokenizer, count):
+  """Seven families: 105,000 turns in the long tier."""
+  rng = np.random.default_rng(2)
+  pieces = [tokenizer.encode(text) for text in PIECES]
+  closing = [i for i, piece in enumerate(tokenizer.token_bytes)
+             if piece.startswith(b'>')]
+  actions = collections.Counter()
+  for number in range(count):
+    dialogue = dialogues_of(name)[number % len(dialogues_of(name))]
+    stop_strings = dialogue.stop_strings
+    table, state, ids = stop_table(name, stop_strings), 0, []
+    for id_ in generated(rng, pieces, closing, tokenizer.vocab_size):
+      ids.append(id_)
+      if table.hit[state, id_]:
+        break
+      state = table.next_state[state, id_]
+    text = tokenizer.decode(ids)
+    read = dialogues.until_stop(text, stop_strings)
+    assert read.endswith(stop_strings) == bool(table.hit[state, ids[-1]]), text
+    action = dialogue.parse(text)
+    assert action == dialogue.parse(read) == (
+        text_oracles.tag_action(text) if stop_strings == dialogues.TAG_STOPS
+        else text_oracles.tool_action(text, tools.MAX_QUERIES)), text
+    trajectory = Trajectory(
+        tiny.question(answers=('Paris',)), 0, 0, (1,),
+        (Turn(tuple(ids), (0.0,) * len(ids), action, text=read),), 'answer',
+        prompt='Ask.')
+    right = action == Action('answer', ('Paris',))
+    assert rewards.em(trajectory) == right or action.kind == 'answer'
+    assert scores.score_trajectory(trajectory).values['em'] == rewards.em(
+        trajectory) >= right
+    if formats.is_well_formed(trajectory):
+      assert action.kind == 'answer' or '<answer></' in read.replace(' ', '')
+    shown = ''.join(''.join(segment.texts) for segment in report.segments(
+        trajectory, tokenizer, {}) if segment.role == report.POLICY)
+    assert shown.startswith(read)
+    actions[action.kind] += 1
+  assert min(actions[kind] for kind in ('search', 'answer', 'invalid')) > (
+      count / 50)
