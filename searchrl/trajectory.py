@@ -362,4 +362,5 @@ def _check(trajectories, group_ids, rows: int, length: int) -> None:
       raise ValueError(
           'every trajectory must be finished and scored, with at most '
           f'{length} tokens, but that of question '
-          f'{trajectory.question.uid!r}, sample {trajectory.sample}, {problem}.')
+          f'{trajectory.question.uid!r}, sample {trajectory.sample}, '
+          f'{problem}.')

@@ -3,11 +3,11 @@
 """Dialogues: the text protocol of policy and environment, and its parser.
 
 A turn only appends text. Actions are parsed only from the tokens that the
-policy sampled in its turn, and only up to the first stop string (`until_stop`):
-a token such as `>.` may go on after it. Text from a search engine is data, so the protocol's
-own tags are broken in it before it is shown. This module has the tag protocol.
-`agent.chat` puts a dialogue into a chat template; `agent.tools` has the tool
-protocol.
+policy sampled in its turn, and only up to the first stop string (`until_stop`),
+because a token such as `>.` may go on after it. Text from a search engine is
+data, so the protocol's own tags are broken in it before it is shown. This
+module has the tag protocol. `agent.chat` puts a dialogue into a chat template;
+`agent.tools` has the tool protocol.
 """
 
 from collections.abc import Callable, Sequence

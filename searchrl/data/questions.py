@@ -259,8 +259,8 @@ def _mix_of_own(questions: Sequence[Question], mix: Sequence[float]
   if without:
     raise ValueError(
         f'data.mix needs a share for each hop count of data.train, but '
-        f'{tuple(mix)} has none for {without[0]} hops. Add it (0 to leave these '
-        'questions out), or use () to draw from all questions alike.')
+        f'{tuple(mix)} has none for {without[0]} hops. Add it (0 to leave '
+        'these questions out), or use () to draw from all questions alike.')
   return mix
 
 

@@ -141,4 +141,5 @@ def beside(name: str, function: str, *, field: str, ours: str
     ValueError: The first function does not exist.
   """
   resolve(name, field=field, ours=ours)
-  return getattr(importlib.import_module(name.partition(':')[0]), function, None)
+  module = importlib.import_module(name.partition(':')[0])
+  return getattr(module, function, None)

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Words of a text by Unicode's annex 29, as Lucene's StandardTokenizer has them.
+"""Words of a text by Unicode's annex 29, as in Lucene's StandardTokenizer.
 
 Marks and format characters belong to the letter before them. Each Han or
 Hiragana character is a word. So is a run of a script that is written without
