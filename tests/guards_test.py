@@ -178,7 +178,7 @@ def test_nan_in_the_state_is_rolled_back_and_the_run_finishes(
   poisoned(monkeypatch, {3}, with_nan)
   train.run(config_of(4), tmp_path)
   said = capsys.readouterr().err
-  assert 'step 3: parameters or the optimizer\'s state are no finite' in said
+  assert 'step 3: parameters or the optimizer\'s state are not finite' in said
   assert 'Step 3 is rolled back to the checkpoint of step 2.' in said
   lines = metrics.read(tmp_path / metrics.FILE)
   assert [line['training/global_step'] for line in lines] == [1, 2, 3, 4]
