@@ -8,6 +8,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 import transformers
 
+from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as ours
 
 _CALL = '{"name": "search", "arguments": {"query_list": ["who?"]}}'
@@ -204,3 +205,43 @@ def written(tokenizer: ours.Tokenizer, ids) -> str:
 def unspaced(text: str) -> str:
   """Without the space that the legacy kind reads after a special token."""
   return text.replace('<s> ', '<s>').replace('</s> ', '</s>')
+
+
+def passages_read(dialogue, tokenizer, table, results, budget, unknown=None):
+  """Checks that passages stay in their place, and returns what is read there.
+
+  Between the frame's own ids no passage has a special id, ends a turn, acts or
+  exceeds its budget; and it is whole JSON where the frame is. The id `unknown`
+  alone may be special.
+
+  Returns:
+    The text, the text that the passages would have uncut, and how many are cut.
+  """
+  observed = dialogues.observation(
+      dialogue, results, tokenizer, passage_tokens=budget)
+  before = tokenizer.encode(dialogue.turn_end) + tokenizer.encode(
+      dialogue.before)
+  after, ids = tokenizer.encode(dialogue.after), observed.tokens
+  assert ids[:len(before)] == before and ids[-len(after):] == after
+  inside = ids[len(before):-len(after)]
+  assert not tokenizer.special_ids.difference({unknown}).intersection(inside)
+  state = 0
+  for id_ in ids:
+    assert not table.hit[state, id_]
+    state = table.next_state[state, id_]
+  pieces = dialogue.arrange(dialogue.passage, results)
+  assert len(inside) <= budget * len(pieces)
+  text = tokenizer.decode(inside)
+  for _ in range(dialogue.json_levels):  # whole, wherever it was cut
+    text = json.loads(f'"{text}"')
+  assert dialogue.parse(text).kind == 'invalid'
+  return text, ''.join(pieces), observed.passages_cut
+
+
+def marked_ids(trajectory):
+  """The ids of a rollout, and whether each is the policy's own."""
+  ids = [(id_, False) for id_ in trajectory.prompt_tokens]
+  for turn in trajectory.turns:
+    ids += [(id_, True) for id_ in turn.action_tokens]
+    ids += [(id_, False) for id_ in turn.observation_tokens]
+  return ids

@@ -186,7 +186,13 @@ def test_a_required_keyword_of_another_algorithm_can_be_set():
   config = dr_grpo.get_config()
   config.algorithm = dict(name=ALGORITHMS + 'grpo')
   assigned(config, f'algorithm.name={ALGORITHMS}dr_grpo', 'algorithm.length=9')
-  build.algorithm(config)
+  assert config.algorithm.to_dict() == {
+      'name': ALGORITHMS + 'dr_grpo', 'length': 9}
+  assert build.algorithm(config).keep is algorithms.keep_all
+  without = dr_grpo.get_config()
+  without.algorithm = dict(name=ALGORITHMS + 'grpo')
+  with pytest.raises(ValueError, match='length'):
+    build.algorithm(assigned(without, f'algorithm.name={ALGORITHMS}dr_grpo'))
 
 
 def test_an_algorithm_of_a_user_has_its_keywords(tmp_path, monkeypatch):

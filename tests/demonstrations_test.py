@@ -75,9 +75,5 @@ def test_a_line_has_the_ids_of_the_rollout_and_trains_on_the_policys(
   line = demonstrations.segments(trajectory, tokenizer)['segments']
   read = transcripts.of_segments(
       [(piece['text'], piece['trained']) for piece in line], tokenizer)
-  expected = [(id_, False) for id_ in trajectory.prompt_tokens]
-  for turn in trajectory.turns:
-    expected += [(id_, True) for id_ in turn.action_tokens]
-    expected += [(id_, False) for id_ in turn.observation_tokens]
-  assert list(zip(*read)) == expected
+  assert list(zip(*read)) == chats.marked_ids(trajectory)
   assert [piece['trained'] for piece in line] == [False, True, False, True]

@@ -335,30 +335,9 @@ def dialogues_of(name):
 def test_no_document_leaves_its_place_or_its_budget(
     name, tokenizer, results, budget):
   for dialogue in dialogues_of(name):
-    check_observation(dialogue, tokenizer, stop_table(name), results, budget)
-
-
-def check_observation(dialogue, tokenizer, table, results, budget):
-  observed = dialogues.observation(
-      dialogue, results, tokenizer, passage_tokens=budget)
-  before = (*tokenizer.encode(dialogue.turn_end),
-            *tokenizer.encode(dialogue.before))
-  after = tokenizer.encode(dialogue.after)
-  ids, state = observed.tokens, 0
-  assert ids[:len(before)] == before and ids[-len(after):] == after
-  inside = ids[len(before):-len(after)]
-  assert not special(tokenizer, inside)
-  for id_ in ids:
-    assert not table.hit[state, id_]
-    state = table.next_state[state, id_]
-  pieces = dialogue.arrange(dialogue.passage, results)
-  assert len(inside) <= budget * len(pieces)
-  text = tokenizer.decode(inside)
-  for _ in range(dialogue.json_levels):  # whole, wherever it was cut
-    text = json.loads(f'"{text}"')
-  if not observed.passages_cut:
-    assert text == written(tokenizer, ''.join(pieces)).decode(errors='replace')
-  assert dialogue.parse(text).kind == 'invalid'
+    text, whole, cut = chats.passages_read(
+        dialogue, tokenizer, stop_table(name), results, budget)
+    assert cut or text == written(tokenizer, whole).decode(errors='replace')
 
 
 def test_a_passage_of_a_hundred_words_is_cut_at_its_budget(name, tokenizer):
@@ -432,11 +411,7 @@ def test_a_demonstration_has_the_ids_of_the_rollout(name, tokenizer):
     line = demonstrations.segments(trajectory, tokenizer)['segments']
     read = transcripts.of_segments(
         [(piece['text'], piece['trained']) for piece in line], tokenizer)
-    expected = [(id_, False) for id_ in trajectory.prompt_tokens]
-    for turn in trajectory.turns:
-      expected += [(id_, True) for id_ in turn.action_tokens]
-      expected += [(id_, False) for id_ in turn.observation_tokens]
-    assert list(zip(*read)) == expected
+    assert list(zip(*read)) == chats.marked_ids(trajectory)
 
 
 PIECES = ['<think>', '</think>', '<search>', '</search>', '<answer>',

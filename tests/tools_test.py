@@ -247,28 +247,11 @@ RESULTS = st.lists(st.lists(st.builds(
 def test_no_document_can_leave_its_place(name, make, results, budget):
   tokenizer = TOKENIZERS[name]
   dialogue, table = of(name, make)
-  observed = dialogues.observation(
-      dialogue, results, tokenizer, passage_tokens=budget)
-  before = tokenizer.encode(dialogue.turn_end) + tokenizer.encode(
-      dialogue.before)
-  after = tokenizer.encode(dialogue.after)
-  ids = observed.tokens
-  assert ids[:len(before)] == before and ids[-len(after):] == after
-  inside = ids[len(before):-len(after)]
-  unknown = tokenizer._fast.unk_token_id
-  assert not tokenizer.special_ids.difference({unknown}).intersection(inside)
-  state = 0
-  for id_ in ids:
-    assert not table.hit[state, id_]
-    state = table.next_state[state, id_]
-  pieces = dialogue.arrange(dialogue.passage, results)
-  assert len(inside) <= budget * len(pieces)
-  text = tokenizer.decode(inside)
-  for _ in range(dialogue.json_levels):  # whole, wherever it was cut
-    text = json.loads(f'"{text}"')
-  if not observed.passages_cut and '▁' not in ''.join(pieces):
-    assert text.removeprefix(' ') == ''.join(pieces).removeprefix(' ')
-  assert dialogue.parse(text).kind == 'invalid'
+  text, whole, cut = chats.passages_read(
+      dialogue, tokenizer, table, results, budget,
+      unknown=tokenizer._fast.unk_token_id)
+  if not cut and '▁' not in whole:
+    assert text.removeprefix(' ') == whole.removeprefix(' ')
 
 
 @functools.cache
