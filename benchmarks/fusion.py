@@ -28,8 +28,9 @@ import time
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / 'tests')]
 # pylint: disable=g-import-not-at-top
+import bm25_oracle
 from searchrl.encoders import embedder
 from searchrl.evaluation import figures
 from searchrl.runtime import workdir
@@ -117,28 +118,11 @@ def copied(corpus, copies):
       passages, impacts, one.postings.size * copies))
 
 
-def all_scores(index, text):
-  """The score of every passage, from every posting of the query's terms."""
-  total = np.zeros(index.postings.size)
-  for _, start, stop, count in index.spans(text):
-    total[index.postings.passages[start:stop]] += (
-        count * index.postings.impacts[start:stop])
-  return total.astype(np.float32)
-
-
-def top(scores, k):
-  """Positions of the k highest scores above 0; the lower wins ties."""
-  hits = np.flatnonzero(scores > 0)
-  if 0 < k < len(hits):
-    worst = np.partition(scores[hits], -k)[-k]
-    hits = hits[scores[hits] >= worst]
-  return hits[np.argsort(-scores[hits], kind='stable')][:k]
-
-
 def both(index, texts, k=3, rounds=5):
   """A line that compares `best` with the sum over every posting."""
   ways = {'best': lambda text: index.postings.best(index.spans(text), k),
-          'all': lambda text: top(all_scores(index, text), k)}
+          'all': lambda text: bm25_oracle.top(
+              bm25_oracle.all_scores(index, text), k)}
   for text in texts:
     assert ways['best'](text)[0].tolist() == ways['all'](text).tolist(), text
   taken = {name: [] for name in ways}

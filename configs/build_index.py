@@ -38,7 +38,8 @@ def get_config():
       passage_prefix='passage: ',
       pooling='mean',  # mean or cls
       max_length=256,  # tokens of a text; longer ones are cut
-      dtype=field('float32', one_of=('float32', 'bfloat16')),  # of activations
+      # Data type of the activations.
+      dtype=field('float32', one_of=('float32', 'bfloat16')),
       batch_tokens=8192,  # tokens per device call; at least max_length
   )
   config.ngrams = dict(dim=512, n=3)  # n-gram vectors, if encoder.path is ''

@@ -7,6 +7,8 @@ import dataclasses
 import math
 import time
 
+from bm25_oracle import all_scores
+from bm25_oracle import top
 import numpy as np
 import pytest
 
@@ -112,24 +114,6 @@ def test_top_k_is_the_head_of_the_whole_ranking():
   (whole,) = run(search, 'w1x w2x', top_k=50)
   for k in (0, 1, 2, 7, len(whole), 1000):
     assert run(search, 'w1x w2x', top_k=k) == [whole[:k]]
-
-
-def all_scores(index, text):
-  """The score of every passage, from every posting of the query's terms."""
-  total = np.zeros(index.postings.size)
-  for _, start, stop, count in index.spans(text):
-    total[index.postings.passages[start:stop]] += (
-        count * index.postings.impacts[start:stop])
-  return total.astype(np.float32)
-
-
-def top(scores, k):
-  """Positions of the k highest scores above 0; the lower wins ties."""
-  hits = np.flatnonzero(scores > 0)
-  if 0 < k < len(hits):
-    worst = np.partition(scores[hits], -k)[-k]
-    hits = hits[scores[hits] >= worst]
-  return hits[np.argsort(-scores[hits], kind='stable')][:k]
 
 
 @pytest.mark.parametrize('words', [4, 60, 3000])

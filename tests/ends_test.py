@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What ends a sequence: one answer for rollouts, training data and exports."""
+"""Rollouts, training data and exports agree on the ids that end a sequence."""
 
 import dataclasses
 import json

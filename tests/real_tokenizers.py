@@ -62,7 +62,7 @@ _LLAMA3 = (
 
 
 class Family(NamedTuple):
-  """What a family publishes."""
+  """The files and special tokens that a family of models publishes."""
 
   packages: tuple[str, ...]  # packages that hold it
   vocabulary: Callable[[], tokenizers.Tokenizer]  # Builds tokenizer.json.

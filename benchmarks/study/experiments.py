@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What benchmarks/study/learning.py runs: experiments, their arms, command lines.
+"""Experiments of benchmarks/study/learning.py: arms and command lines.
 
 Hypothesis, measure and the smallest difference that counts were written down
 before any run. A seed s of an arm trains on world s + 1 and is tested on world

@@ -174,10 +174,8 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
         del result
         state = None  # makes room
         health.roll_back(progress, verdict)
-        state, progress = restore(
-            learning, folder, keep=options.keep_checkpoints)
-        health.forget_after(progress)
-        learning = with_lr_scale(experiment, config, progress)
+        state, progress, learning = _after_rollback(
+            experiment, config, folder, health)
         continue
       best = progress.best
       progress = health.validated(
@@ -267,6 +265,16 @@ def with_lr_scale(experiment: Experiment, config, progress: Progress
   scale = config.guards.rollback_rate ** progress.rollbacks
   return dataclasses.replace(
       experiment, learner=experiment.learner.with_lr_scale(scale))
+
+
+def _after_rollback(experiment: Experiment, config, folder: pathlib.Path,
+                    health: health_lib.Health
+                   ) -> tuple[Any, Progress, Experiment]:
+  """Returns the restored state and progress, and the rescaled experiment."""
+  state, progress = restore(
+      experiment, folder, keep=config.train.keep_checkpoints)
+  health.forget_after(progress)
+  return state, progress, with_lr_scale(experiment, config, progress)
 
 
 def _record(folder: pathlib.Path, result: StepResult) -> None:

@@ -38,7 +38,7 @@ AttendFn = Callable[[Array, Array, Array], tuple[Array, Any]]
 # It is finite because the entropy and its gradient multiply log-probs by
 # probabilities, and a sum because its gradient costs nothing.
 _UNUSED = -1e20
-normal = nn.initializers.normal(0.02)  # of all kernels and embeddings
+normal = nn.initializers.normal(0.02)  # fills all kernels and embeddings
 # Policies that say what is saved for the backward pass, by the name in `remat`.
 _SAVED = {
     'nothing': jax.checkpoint_policies.nothing_saveable,

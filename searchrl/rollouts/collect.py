@@ -75,7 +75,7 @@ class Collected:
 
   groups: list[Group]  # groups to train on
   trajectories: list[Trajectory]  # all trajectories that this step sampled
-  metrics: dict[str, float]  # of the groups, the searches and the weight sync
+  metrics: dict[str, float]  # about groups, searches and the weight sync
   progress: Progress  # progress after these rollouts, with the same step
 
   def to_json(self) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def read(path: str | pathlib.Path) -> Corpus:
       has no passage or is not whole.
   """
   path, passages = locate(path), []
-  numbers: dict[str, int] = {}  # of lines, by id
+  numbers: dict[str, int] = {}  # id -> number of its line
   try:
     with (gzip.open if path.suffix == '.gz' else open)(path, 'rb') as file:
       for number, _, passage in parse_lines(file, path):

@@ -38,7 +38,7 @@ _COMPLETIONS, _CHAT = '/v1/completions', '/v1/chat/completions'
 class Options:
   """Options of a model server."""
 
-  name: str  # of the model, in requests
+  name: str  # name by which requests ask for the model
   http: asgi.HttpOptions = asgi.HttpOptions(port=8001, deadline_secs=600.0)
   limits: openai_api.Limits = openai_api.Limits()
   waiting: int = 256  # choices that wait for a slot; above, a request gets 429

@@ -163,16 +163,15 @@ class Engine:
     self.slot_steps = 0  # rows computed, summed over decode steps
     self._place = jax.jit(lambda table: table, out_shardings=read)
     self._own_stops = self._stops = self.placed(stop_table)
-    jit = lambda function, out=held, **options: jax.jit(  # for this engine only
-        functools.partial(function, **options), donate_argnames='state',
-        out_shardings=out)
-    self._programs = dict(
+    model = dict(config=config, layout=layout)
+    self._programs: dict[str, Callable[..., Any]] = dict(
         unstacked=jax.jit(functools.partial(programs.unstacked, dtype=dtype)),
-        append=jit(programs.append, config=config, layout=layout),
-        copy=jit(programs.copy, layout=layout),
-        begin=jit(programs.begin), release=jit(programs.release),
-        decode=jit(programs.decode, shardings and (held, read), config=config,
-                   layout=layout, steps=steps, patience=patience))
+        append=_jit(programs.append, held, **model),
+        copy=_jit(programs.copy, held, layout=layout),
+        begin=_jit(programs.begin, held),
+        release=_jit(programs.release, held),
+        decode=_jit(programs.decode, shardings and (held, read), **model,
+                    steps=steps, patience=patience))
 
   def _forget(self) -> None:
     """Empties all slots."""
@@ -416,6 +415,13 @@ class Engine:
     for slot in range(self.slots):
       self.release(slot)
     self._decoding.clear()
+
+
+def _jit(program: Callable[..., Any], shardings: Any, **options: Any
+        ) -> Callable[..., Any]:
+  """Returns a program of one engine, which takes over the engine's state."""
+  return jax.jit(functools.partial(program, **options), donate_argnames='state',
+                 out_shardings=shardings)
 
 
 def _copies(shardings: Callable[[Any], Any] | None) -> int:

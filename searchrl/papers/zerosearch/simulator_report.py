@@ -18,7 +18,7 @@ from searchrl.evaluation import figures
 from searchrl.papers.zerosearch.query_pairs import Pair
 
 QUALITIES = ('real', 'useful', 'noisy')
-FOLDS = 5  # of the cross-validation of the classifier
+FOLDS = 5  # number of parts in the cross-validation of the classifier
 
 
 @dataclasses.dataclass(frozen=True)

@@ -166,7 +166,7 @@ class _Context(context.SpawnContext):
 
 
 _STARTING = threading.Lock()
-_postings: maxscore.Postings  # of a worker
+_postings: maxscore.Postings  # set in each worker by _initialize
 
 
 def _initialize(postings: maxscore.Postings) -> None:
