@@ -1,0 +1,130 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs several jobs one after the other, each in a folder of its own.
+
+A phase is the config of a job. Its texts may contain {workdir}, the directory
+of all phases, so that a phase reads what an earlier one wrote. A phase that is
+done is not run again unless its config has changed; then its own job decides,
+as it does for a run of its own.
+"""
+
+import copy
+import json
+import pathlib
+from typing import Any
+
+from searchrl.runtime import atomic_files
+from searchrl.runtime import plugins
+from searchrl.runtime import processes
+
+DONE = 'phase.json'  # in a phase's folder, once it is done: its config
+WORKDIR = '{workdir}'
+_OURS = 'searchrl.jobs.train:run, searchrl.jobs.finetune:run and others'
+
+
+def run(config, workdir: str) -> None:
+  """Runs the phases in their order; the same call resumes a stopped one.
+
+  Args:
+    config: Config with `order`, the names of the phases to run, and `phases`,
+      the config of each by its name.
+    workdir: Directory for one folder per phase.
+
+  Raises:
+    ValueError: `order` names no phase, or an unknown one, or a phase cannot be
+      run.
+  """
+  phases = {name: _in(workdir, config.phases[name])
+            for name in _names(config)}
+  jobs = {name: plugins.resolve(phase.job, field=f'phases.{name}.job',
+                                ours=_OURS) for name, phase in phases.items()}
+  is_changed = False
+  for number, (name, phase) in enumerate(phases.items(), start=1):
+    if 'allow_changes' in phase:
+      phase.allow_changes = config.allow_changes
+    here = pathlib.Path(workdir) / name
+    done = processes.on_first(f'{name}?', lambda: _recorded(here))
+    if done == _record(phase) and not is_changed:
+      processes.say(f'Phase {number} of {len(phases)}, {name}: done before.')
+      continue
+    is_changed = True  # what follows may read other files than before
+    processes.say(f'\nPhase {number} of {len(phases)}, {name}: {here}')
+    jobs[name](phase, str(here))
+    processes.on_first(name, lambda: atomic_files.write_json(
+        here / DONE, _record(phase)))
+
+
+def trainings(config) -> dict[str, Any]:
+  """Returns the config of each phase that samples and trains, by its name.
+
+  Such a phase may begin from a model that an earlier phase has yet to write. It
+  has the model that the earlier phase begins from, which has the same shape and
+  tokenizer. Read by `jobs.plan` and `jobs.show_prompt`.
+  """
+  found = {}
+  for name in _names(config):
+    if {'rollout', 'learner', 'dialogue'} <= {*config.phases[name]}:
+      found[name] = copy.deepcopy(config.phases[name])
+      with found[name].unlocked():
+        found[name].model.path = _origin(config, found[name].model.path)
+        _without_files(found[name])
+  return found
+
+
+def _without_files(phase) -> None:
+  """Empties the fields that name files of earlier phases."""
+  for group, name in (('data', 'train'), ('data', 'evaluate'),
+                      ('search', 'corpus')):
+    if WORKDIR in phase[group][name]:
+      phase[group][name] = ''
+
+
+def _origin(config, path: str) -> str:
+  """Returns the model from which the chain of phases behind a path begins."""
+  for _ in config.order:
+    if not path.startswith(f'{WORKDIR}/'):
+      break
+    path = config.phases[path.split('/')[1]].model.path
+  return path
+
+
+def _names(config) -> tuple[str, ...]:
+  """Returns the names of the phases to run, or raises a ValueError."""
+  unknown = [name for name in config.order if name not in config.phases]
+  if unknown or not config.order:
+    raise ValueError(
+        f'order must name phases, of {", ".join(config.phases)}, but is '
+        f'{tuple(config.order)}.')
+  return tuple(config.order)
+
+
+def _in(workdir: str, phase: Any) -> Any:
+  """Returns the config of a phase, with the directory in its texts."""
+  phase = copy.deepcopy(phase)  # with the rules of its fields
+  with phase.unlocked():
+    return _fill(phase, str(workdir))
+
+
+def _fill(value: Any, workdir: str) -> Any:
+  """Puts the directory into the texts of a config, and returns the value."""
+  if isinstance(value, str):
+    return value.replace(WORKDIR, workdir)
+  if isinstance(value, tuple):
+    return tuple(_fill(entry, workdir) for entry in value)
+  if hasattr(value, 'items'):
+    for name, entry in value.items():
+      if (new := _fill(entry, workdir)) != entry:
+        value[name] = new
+  return value
+
+
+def _record(phase: Any) -> dict[str, Any]:
+  """Returns what decides whether a phase is done: its config, as JSON."""
+  record = json.loads(phase.to_json())
+  record.pop('allow_changes', None)
+  return record
+
+
+def _recorded(folder: pathlib.Path) -> dict[str, Any] | None:
+  file = folder / DONE
+  return json.loads(file.read_text()) if file.exists() else None
