@@ -49,6 +49,9 @@ def test_what_surrounds_a_question_by_hand():
   assert dialogue.tail == '<|im_end|>\n<|im_start|>assistant\n'
   assert dialogue.template == dialogues.verbatim('search_r1_prompt.txt')
   assert dialogue.stop_strings == ('</search>', '</answer>')
+  dialogue = chat.brief(TOKENIZERS['qwen2'])
+  assert dialogue.template == 'Search, then answer: {question}\n'
+  assert dialogue.tail == '<|im_end|>\n<|im_start|>assistant\n'
   dialogue = chat.search_r1(TOKENIZERS['llama3'])  # which strips a message
   assert dialogue.template + '\n' == dialogues.verbatim('search_r1_prompt.txt')
   dialogue = chat.search_r1(TOKENIZERS['mistral'])

@@ -95,6 +95,16 @@ def test_rewards_of_whole_trajectories(texts, golds, em, subem, f1):
   assert rewards.f1(trajectory) == pytest.approx(f1)
 
 
+@pytest.mark.parametrize('texts, reward, outcome', [
+    (['<answer> Paris </answer>'], 1, 1),
+    ([SEARCHED, SEARCHED, '<answer> Paris </answer>'], .8, 1),
+    ([SEARCHED, '<answer> Rome </answer>'], -.1, 0)])
+def test_a_fee_for_each_search_is_no_part_of_the_outcome(
+    texts, reward, outcome):
+  scores = rewards.em_with_fee(trajectory_of(*texts, golds=('Paris',)), fee=.1)
+  assert (scores.reward, scores.outcome) == (pytest.approx(reward), outcome)
+
+
 def test_only_an_answer_action_is_an_answer():
   """What a passage or a query says earns nothing."""
   turn = Turn((1,), (0.0,), Action('search', ('Paris',)), (2,))

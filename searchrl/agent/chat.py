@@ -31,6 +31,14 @@ _WAY_OUT = ('Choose another dialogue, or put a chat_template.jinja beside '
             'tokenizer.json that')
 
 
+def brief(tokenizer) -> Dialogue:
+  """Returns a prompt of one line in the chat template: `dialogue.laptop`'s.
+
+  It is for models that are tuned on demonstrations, which need no instructions.
+  """
+  return in_one_turn(dialogues.laptop(tokenizer), tokenizer)
+
+
 def search_r1(tokenizer) -> Dialogue:
   """Returns `dialogue.search_r1` in the chat template, for instruct models."""
   return in_one_turn(dialogues.search_r1(tokenizer), tokenizer)

@@ -105,6 +105,12 @@ def f1(trajectory: Trajectory) -> float:
   return _score_answer(token_f1, trajectory)
 
 
+def em_with_fee(trajectory: Trajectory, *, fee: float = 0.05) -> Scores:
+  """Returns exact match less a fee for each search; the outcome has no fee."""
+  score = em(trajectory)
+  return Scores(score - fee * trajectory.searches, outcome=score)
+
+
 def _score_answer(score: Callable[[str, Sequence[str]], float],
                   trajectory: Trajectory) -> float:
   if trajectory.answer is None:

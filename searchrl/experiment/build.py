@@ -35,7 +35,8 @@ from searchrl.training import learner as learners
 from searchrl.training import optimizer as optimizers
 from searchrl.trajectory import SearchFn
 
-_REWARDS = 'searchrl.agent.rewards:em, :subem, :f1, :format_em and :retrieval'
+_REWARDS = ('searchrl.agent.rewards:em, :subem, :f1, :em_with_fee, :format_em '
+            'and :retrieval')
 FREE = ('train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
          'train.keep_checkpoints', 'train.progress', 'train.lockstep',
          'train.stop_after', 'train.watchdog_secs', 'evaluate.every',
