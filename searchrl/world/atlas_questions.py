@@ -1,0 +1,260 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Questions of 1 to 3 hops about the atlas, each with exactly one answer.
+
+A question follows a chain of facts from its first entity. No passage before the
+last one of the chain holds a golden answer, and neither does the question.
+"""
+
+import collections
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import dataclasses
+import hashlib
+import random
+from typing import Any
+
+from searchrl.world import atlas_facts
+from searchrl.world import atlas_passages
+from searchrl.world.atlas_facts import Atlas, Fact
+from searchrl.trajectory import Passage, normalise
+
+MAX_HOPS = 3
+SOURCES = ('atlas_famous', 'atlas_obscure')
+# How the last fact is asked, by relation; {x}: the entity.
+_ASK = {
+    'capital': ('What is the capital of {x}?', 'Which city is the capital of '
+                '{x}?', 'Name the capital of {x}.'),
+    'currency': ('What is the currency of {x}?', 'Which currency is used in '
+                 '{x}?', 'Which currency does {x} have?'),
+    'continent': ('On which continent is {x}?', 'Which continent is {x} on?',
+                  'What is the continent of {x}?'),
+    'calling_code': ('What is the telephone calling code of {x}?',
+                     'Which calling code do telephones in {x} have?'),
+    'domain': ('What is the internet domain of {x}?',
+               'Which internet domain does {x} have?'),
+    'area': ('What is the area of {x} in square kilometres?',
+             'How many square kilometres is the area of {x}?'),
+    'population': ('What is the population of {x}?',
+                   'How large is the population of {x}?',
+                   'What population does {x} have?'),
+    'language': ('What is the language of {x}?', 'Which language has {x}?'),
+    'country': ('In which country is {x}?', 'Which country is {x} in?',
+                'What country does {x} belong to?'),
+    'capital_of': ('{x} is the capital of which country?',
+                   'Which country has {x} as its capital?'),
+    'state': ('In which US state is {x}?', 'Which US state is {x} in?'),
+    'time_zone': ('What is the time zone of {x}?',
+                  'Which time zone does {x} have?'),
+    'city': ('Which city does {x} serve?', 'What city is served by {x}?',
+             'Name the city that {x} serves.'),
+    'iata': ('What is the IATA code of {x}?', 'Which IATA code does {x} have?'),
+    'icao': ('What is the ICAO code of {x}?', 'Which ICAO code does {x} have?'),
+    'elevation': ('What is the elevation of {x} in feet?',
+                  'How many feet is the elevation of {x}?'),
+    'abbreviation': ('What is the postal abbreviation of {x}?',
+                     'Which postal abbreviation does {x} have?'),
+    'fips': ('What is the FIPS code of {x}?', 'Which FIPS code does {x} have?'),
+    'code': ('What is the ISO code of {x}?', 'Which ISO code does {x} have?'),
+    'numeric': ('What is the numeric code of {x}?',
+                'Which numeric code does {x} have?'),
+    'long_code': ('What is the three-letter code of {x}?',
+                  'Which three-letter code does {x} have?'),
+    'user': ('Which country uses {x}?', 'In which country is {x} used?')}
+# How a fact before the last is named.
+_NAME = {
+    'capital': ('the capital of {x}', 'the city that is the capital of {x}'),
+    'currency': ('the currency of {x}', 'the currency that is used in {x}'),
+    'language': ('the language of {x}',),
+    'country': ('the country where {x} is', 'the country that {x} is in',
+                'the country of {x}'),
+    'capital_of': ('the country whose capital is {x}',
+                   'the country that has {x} as its capital'),
+    'state': ('the US state where {x} is', 'the US state that {x} is in'),
+    'city': ('the city that {x} serves', 'the city served by {x}'),
+    'user': ('the country that uses {x}', 'the country where {x} is used')}
+# The words of a query for a fact.
+_WORDS: dict[str | tuple[str, str], str] = {
+    ('city', 'country'): 'city country', ('city', 'state'): 'city US state',
+    ('city', 'population'): 'city population',
+    ('city', 'time_zone'): 'city time zone',
+    ('country', 'population'): 'people population',
+    'country': 'country', 'capital_of': 'capital country', 'state': 'state',
+    'time_zone': 'time zone', 'city': 'city', 'iata': 'IATA code',
+    'icao': 'ICAO code', 'fips': 'FIPS code', 'code': 'ISO code',
+    'calling_code': 'telephone calling code', 'domain': 'internet domain',
+    'abbreviation': 'postal abbreviation', 'numeric': 'numeric code',
+    'long_code': 'three-letter code', 'user': 'country'}
+
+
+@dataclasses.dataclass(frozen=True)
+class AtlasQuestion:
+  """A question with the chain of facts that answers it."""
+
+  uid: str
+  text: str
+  facts: tuple[Fact, ...]
+  queries: tuple[str, ...]  # one per hop
+  poor_queries: tuple[tuple[str, ...], ...]  # one tuple per hop
+  passages: tuple[str, ...]  # ids, one per hop
+  source: str  # atlas_famous or atlas_obscure
+
+  @property
+  def hops(self) -> int:
+    """Number of facts in the chain."""
+    return len(self.facts)
+
+  def row(self) -> dict[str, Any]:
+    """Returns the line of a question file; see docs/data.md."""
+    return {
+        'id': self.uid, 'question': self.text,
+        'golden_answers': list(self.facts[-1].answers),
+        'metadata': {
+            'hops': self.hops, 'data_source': self.source,
+            'relations': [fact.relation for fact in self.facts],
+            'chain': [[query, fact.answers[0]] for query, fact in zip(
+                self.queries, self.facts)],
+            'poor_queries': [list(queries) for queries in self.poor_queries],
+            'passages': list(self.passages)}}
+
+
+def split(atlas: Atlas, share: float, seed: int) -> frozenset[str]:
+  """Returns the keys of the entities that only test questions begin with."""
+  return frozenset(key for key in atlas.entities
+                   if _uniform(f'{seed}/split/{key}') < share)
+
+
+def draw(atlas: Atlas, passages: Sequence[Passage], keys: Iterable[str],
+         per_hop: int, seed: int) -> list[AtlasQuestion]:
+  """Returns questions that begin with some entities, in a random order.
+
+  Half of them, if there are enough, are about famous entities. Within each half
+  the kinds of chains are as equal in number as they can be.
+
+  Args:
+    atlas: The atlas.
+    passages: Its passages.
+    keys: Keys of the entities.
+    per_hop: Number of questions for each number of hops.
+    seed: Seed of the draw and of the wording.
+  """
+  writer = _Writer(atlas, passages, seed)
+  groups: dict[tuple[int, bool], dict[Any, list[tuple[Fact, ...]]]] = (
+      collections.defaultdict(lambda: collections.defaultdict(list)))
+  for key in sorted(keys):
+    entity = atlas.entities[key]
+    for chain in chains(atlas, key):
+      kind = entity.kind, *(fact.relation for fact in chain)
+      groups[len(chain), entity.is_famous][kind].append(chain)
+  result = []
+  for hops in range(1, MAX_HOPS + 1):
+    famous = writer.take(groups[hops, True], per_hop - per_hop // 2)
+    obscure = writer.take(groups[hops, False], per_hop - len(famous))
+    result += famous + obscure
+  return sorted(result, key=lambda q: _uniform(f'{seed}/order/{q.uid}'))
+
+
+def chains(atlas: Atlas, key: str) -> Iterator[tuple[Fact, ...]]:
+  """Yields the chains of at most three facts that begin with an entity.
+
+  No entity occurs twice in a chain. The first fact is one that may be asked.
+  """
+  unfinished: list[tuple[Fact, ...]] = [()]
+  while unfinished:
+    chain = unfinished.pop()
+    last = chain[-1].target if chain else key
+    seen = {key, *(fact.target for fact in chain)}
+    for fact in atlas.facts_of[last].values():
+      longer = (*chain, fact)
+      if fact.relation in _ASK and fact.target not in (seen - {''}) and (
+          fact.is_asked or chain):
+        yield longer
+        if (fact.target and len(longer) < MAX_HOPS
+            and fact.relation in _NAME):
+          unfinished.append(longer)
+
+
+def mentions(text: str, answers: Iterable[str]) -> bool:
+  """Returns whether a text has one of the answers, as whole words."""
+  padded = f' {normalise(text)} '
+  return any(f' {normalise(answer)} ' in padded for answer in answers)
+
+
+def _uniform(text: str) -> float:
+  """Returns a number in [0, 1) that is a hash of a text."""
+  return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 2 ** 56
+
+
+class _Writer:
+  """Writes the questions of chains."""
+
+  def __init__(self, atlas: Atlas, passages: Sequence[Passage], seed: int):
+    self._atlas = atlas
+    self._seed = seed
+    self._place = atlas_passages.places(atlas)
+    self._text = {p.id: f'{p.title} {p.text}' for p in passages}
+    self._similar = atlas_facts.similar(atlas)
+
+  def take(self, by_kind: Mapping[Any, Sequence[tuple[Fact, ...]]], count: int
+          ) -> list[AtlasQuestion]:
+    """Returns questions, as many of each kind of chain as possible."""
+    waiting = {kind: sorted(group, key=lambda chain: _uniform(
+        f'{self._seed}/{chain[0].subject}/{kind}'))
+               for kind, group in sorted(by_kind.items())}
+    result: list[AtlasQuestion] = []
+    while waiting and len(result) < count:
+      for kind in list(waiting):
+        question = None
+        while question is None and waiting[kind]:
+          question = self.write(waiting[kind].pop())
+        if question is None:
+          del waiting[kind]
+        elif len(result) < count:
+          result.append(question)
+    return result
+
+  def write(self, chain: tuple[Fact, ...]) -> AtlasQuestion | None:
+    """Returns the question of a chain; None if it can be answered earlier."""
+    entity = self._atlas.entities[chain[0].subject]
+    relations = '-'.join(fact.relation for fact in chain)
+    uid = f'{entity.key}-{relations}'
+    draws = random.Random(f'{self._seed}/{uid}')
+    phrase, words = entity.phrase, entity.words
+    if entity.other_phrases and draws.random() < .3 and not mentions(
+        entity.other_phrases[0], chain[0].answers):
+      phrase, words = entity.other_phrases[0], entity.other_words[0]
+    for fact in chain[:-1]:
+      phrase = draws.choice(_NAME[fact.relation]).format(x=phrase)
+    text = draws.choice(_ASK[chain[-1].relation]).format(x=phrase)
+    text = text[0].upper() + text[1:]
+    places = tuple(self._place[fact.subject, fact.relation] for fact in chain)
+    if not self._is_fair(text, chain, places):
+      return None
+    return AtlasQuestion(
+        uid, text, chain, self._queries(chain, words),
+        tuple(self._poor(fact) for fact in chain), places,
+        SOURCES[not entity.is_famous])
+
+  def _is_fair(self, text: str, chain: Sequence[Fact], places: Sequence[str]
+              ) -> bool:
+    """Returns whether only the last passage of a chain has the answer."""
+    answers = chain[-1].answers
+    return not mentions(text, answers) and not any(
+        mentions(self._text[place], answers) for place in places[:-1]
+    ) and mentions(self._text[places[-1]], answers[:1])
+
+  def _queries(self, chain: Sequence[Fact], words: str) -> tuple[str, ...]:
+    entities = [self._atlas.entities[fact.subject] for fact in chain]
+    names = (words, *(entity.words for entity in entities[1:]))
+    return tuple(f'{name} {_words(fact, entity.kind)}' for name, entity, fact
+                 in zip(names, entities, chain))
+
+  def _poor(self, fact: Fact) -> tuple[str, ...]:
+    """Returns queries without the entity, or with another one's name."""
+    other = self._atlas.entities[self._similar[fact.subject]]
+    return _words(fact, other.kind), other.name
+
+
+def _words(fact: Fact, kind: str) -> str:
+  """Returns the words of a query for a fact about an entity of a kind."""
+  return _WORDS.get((kind, fact.relation)) or _WORDS.get(
+      fact.relation, fact.relation)
