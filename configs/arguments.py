@@ -19,7 +19,7 @@ import difflib
 import ml_collections
 
 from searchrl.papers import settings
-from searchrl.papers.paper_models import MODELS
+from searchrl.papers.known_models import MODELS
 
 # The laptop run with larger updates: learning rate and updates per batch.
 # Recipes that allow one update per batch keep that. The values were fixed

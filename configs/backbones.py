@@ -21,7 +21,7 @@ Qwen2.5-7B and .100 from DeepSeek-R1-Distill-Qwen-7B.
 from configs import arguments
 from configs import common
 from configs import grpo
-from searchrl.papers.paper_models import MODELS
+from searchrl.papers.known_models import MODELS
 
 
 def get_config(text: str = ''):

@@ -24,7 +24,7 @@ rate 1e-6; it gives no other value.
 
 from configs import arguments
 from configs import sft
-from searchrl.papers.paper_models import MODELS
+from searchrl.papers.known_models import MODELS
 
 COLLECTED = 'runs/collect_simulation_data'
 

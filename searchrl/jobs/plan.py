@@ -169,7 +169,7 @@ def shape_folder(path: str) -> str:
   """Returns a directory with a model's config.json; weights are not needed.
 
   Args:
-    path: Path of a directory, or a hub id. The shapes of the papers' models
+    path: Path of a directory, or a hub id. The shapes of the named models
       are shipped, for machines that have not fetched them.
   """
   import huggingface_hub  # slow to import

@@ -33,7 +33,7 @@ import pathlib
 import tomllib
 from typing import Any
 
-from searchrl.papers.paper_models import Model
+from searchrl.papers.known_models import Model
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The models that the papers train, by their names after a config's colon.
+"""The models with a name after a config's colon: the papers', and small ones.
 
 The shape of each, its config.json, is in searchrl/assets/shapes, so that every
 setting of every model can be printed and planned offline.
@@ -21,12 +21,18 @@ class Model:
   """
 
   hub_id: str
-  billions: int
+  billions: float
   chat: bool = True
   tools: bool = True
 
 
 MODELS = {model.hub_id.rpartition('/')[2].lower(): model for model in (
+    Model('HuggingFaceTB/SmolLM2-135M-Instruct', 0.135, tools=False),
+    Model('HuggingFaceTB/SmolLM2-360M-Instruct', 0.36, tools=False),
+    Model('Qwen/Qwen2.5-0.5B', 0.5),
+    Model('Qwen/Qwen2.5-0.5B-Instruct', 0.5),
+    Model('Qwen/Qwen2.5-1.5B', 1.5),
+    Model('Qwen/Qwen2.5-1.5B-Instruct', 1.5),
     Model('Qwen/Qwen2.5-3B', 3),
     Model('Qwen/Qwen2.5-3B-Instruct', 3),
     Model('Qwen/Qwen2.5-7B', 7),
@@ -35,9 +41,13 @@ MODELS = {model.hub_id.rpartition('/')[2].lower(): model for model in (
     Model('Qwen/Qwen2.5-14B-Instruct', 14),
     Model('Qwen/Qwen2.5-32B', 32),
     Model('Qwen/Qwen2.5-32B-Instruct', 32),
+    Model('Qwen/Qwen3-0.6B', 0.6),
+    Model('Qwen/Qwen3-1.7B', 1.7),
     Model('Qwen/Qwen3-4B', 4),
     Model('Qwen/Qwen3-4B-Instruct-2507', 4),
     Model('Qwen/Qwen3-8B', 8),
+    Model('meta-llama/Llama-3.2-1B', 1, chat=False, tools=False),
+    Model('meta-llama/Llama-3.2-1B-Instruct', 1),
     Model('meta-llama/Llama-3.2-3B', 3, chat=False, tools=False),
     Model('meta-llama/Llama-3.2-3B-Instruct', 3),
     Model('deepseek-ai/DeepSeek-R1-Distill-Qwen-7B', 7, tools=False),
