@@ -41,7 +41,7 @@ class Fact:
   relation: str
   answers: tuple[str, ...]  # the first is the one that passages give
   target: str = ''  # key of the entity that is the answer; '': none
-  is_asked: bool = True  # False: passages state it, and questions do not
+  is_asked: bool = True  # False: no question begins with this fact
 
 
 @dataclasses.dataclass(frozen=True)

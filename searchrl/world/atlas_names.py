@@ -1,10 +1,15 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the data packages lack about names: corrections, articles, old names."""
+"""What the data packages lack about names: corrections, aliases, distances."""
 
+from collections.abc import Mapping, Set
+import math
 import re
 from typing import Any
 
+from searchrl.world import atlas_facts
+
+_ALIASES = 16  # other names of a city that are golden answers
 CORRECTIONS: dict[str, dict[str, Any]] = {  # where the rows are out of date
     'BG': {'currencycode': 'EUR', 'currencyname': 'Euro'},  # since 2026
     'KZ': {'capital': 'Astana'}}  # since 2022
@@ -27,11 +32,31 @@ OLD_NAMES = {
     'Kochi': 'Cochin', 'Beijing': 'Peking', 'Guangzhou': 'Canton',
     'Ho Chi Minh City': 'Saigon', 'Yangon': 'Rangoon', 'Istanbul':
     'Constantinople', 'Saint Petersburg': 'Leningrad', 'Volgograd':
-    'Stalingrad', 'Izmir': 'Smyrna', 'Jakarta': 'Batavia', 'Tokyo': 'Edo',
+    'Stalingrad', 'Izmir': 'Smyrna', 'Jakarta': 'Batavia',
     'Kinshasa': 'Leopoldville', 'Harare': 'Salisbury', 'Chongqing': 'Chungking',
     'Nanjing': 'Nanking', 'Gdansk': 'Danzig', 'Wroclaw': 'Breslau',
     'Bratislava': 'Pressburg', 'Oslo': 'Christiania', 'Tallinn': 'Reval',
     'Kyiv': 'Kiev', 'Lviv': 'Lemberg', 'Odesa': 'Odessa', 'Kharkiv': 'Kharkov',
     'Chittagong': 'Chattogram', 'Thessaloniki': 'Salonica', 'Ankara': 'Angora',
-    'Tbilisi': 'Tiflis', 'Cologne': 'Koeln', 'Munich': 'Muenchen',
-    'Vienna': 'Wien', 'Prague': 'Praha', 'Florence': 'Firenze'}
+    'Tbilisi': 'Tiflis'}
+
+
+def of_city(row: Mapping[str, Any], taken: Set[str]) -> tuple[str, ...]:
+  """Returns the names of a city in Latin letters that no other city has."""
+  others = sorted(
+      (name for name in row['alternatenames']
+       if len(name) > 3 and name[0].isupper() and atlas_facts.is_plain(name)
+       and atlas_facts.folded(name) not in taken),
+      key=lambda name: row['name'] not in name)
+  return atlas_facts.spellings((
+      row['name'], OLD_NAMES.get(row['name'], ''), *others[:_ALIASES]))
+
+
+def kilometres(latitude: float, longitude: float, other_latitude: float,
+                other_longitude: float) -> float:
+  """Returns the distance of two places along a great circle."""
+  a, b, c, d = map(math.radians, (
+      latitude, longitude, other_latitude, other_longitude))
+  chord = math.sin((c - a) / 2) ** 2 + math.cos(a) * math.cos(c) * math.sin(
+      (d - b) / 2) ** 2
+  return 12_742 * math.asin(math.sqrt(min(1.0, chord)))

@@ -51,7 +51,8 @@ _FIRST = {
     ('language', ''): ('{x} is a language.',)}
 _NEXT = {
     'state': ('Its US state is {v}.', 'It is in the US state of {v}.'),
-    'old_name': ('Another name for it is {v}.', 'It is also known as {v}.'),
+    'old_name': ('Another or older name is {v}.', 'It also has or had the name '
+                 '{v}.'),
     'population': ('It has a population of {v}.', 'Its population is {v}.',
                    'Population: {v}.'),
     'time_zone': ('Its time zone is {v}.', 'The time zone is {v}.'),

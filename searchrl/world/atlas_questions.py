@@ -37,7 +37,7 @@ _ASK = {
     'population': ('What is the population of {x}?',
                    'How large is the population of {x}?',
                    'What population does {x} have?'),
-    'language': ('What is the language of {x}?', 'Which language has {x}?'),
+    'language': ('What is the language of {x}?', 'Which language is spoken in {x}?'),
     'country': ('In which country is {x}?', 'Which country is {x} in?',
                 'What country does {x} belong to?'),
     'capital_of': ('{x} is the capital of which country?',
@@ -60,18 +60,22 @@ _ASK = {
     'long_code': ('What is the three-letter code of {x}?',
                   'Which three-letter code does {x} have?'),
     'user': ('Which country uses {x}?', 'In which country is {x} used?')}
-# How a fact before the last is named.
+# How a fact before the last is named. The last forms are only used where the
+# question ends with the entity.
 _NAME = {
-    'capital': ('the capital of {x}', 'the city that is the capital of {x}'),
-    'currency': ('the currency of {x}', 'the currency that is used in {x}'),
-    'language': ('the language of {x}',),
-    'country': ('the country where {x} is', 'the country that {x} is in',
-                'the country of {x}'),
+    'capital': ('the capital of {x}', 'the capital city of {x}'),
+    'currency': ('the currency of {x}', 'the currency used in {x}'),
+    'language': ('the language of {x}', 'the language spoken in {x}'),
+    'country': ('the country of {x}', 'the country where {x} is',
+                'the country that {x} is in'),
     'capital_of': ('the country whose capital is {x}',
                    'the country that has {x} as its capital'),
-    'state': ('the US state where {x} is', 'the US state that {x} is in'),
-    'city': ('the city that {x} serves', 'the city served by {x}'),
+    'state': ('the home state of {x}', 'the US state where {x} is',
+              'the US state that {x} is in'),
+    'city': ('the city served by {x}', 'the city that {x} serves'),
     'user': ('the country that uses {x}', 'the country where {x} is used')}
+# Only the country of such a capital has states.
+_POINTLESS = (('capital', 'state'),)
 # The words of a query for a fact.
 _WORDS: dict[str | tuple[str, str], str] = {
     ('city', 'country'): 'city country', ('city', 'state'): 'city US state',
@@ -165,8 +169,9 @@ def chains(atlas: Atlas, key: str) -> Iterator[tuple[Fact, ...]]:
     seen = {key, *(fact.target for fact in chain)}
     for fact in atlas.facts_of[last].values():
       longer = (*chain, fact)
-      if fact.relation in _ASK and fact.target not in (seen - {''}) and (
-          fact.is_asked or chain):
+      pair = chain[-1].relation if chain else '', fact.relation
+      if (fact.relation in _ASK and fact.target not in (seen - {''})
+          and (fact.is_asked or chain) and pair not in _POINTLESS):
         yield longer
         if (fact.target and len(longer) < MAX_HOPS
             and fact.relation in _NAME):
@@ -197,20 +202,32 @@ class _Writer:
   def take(self, by_kind: Mapping[Any, Sequence[tuple[Fact, ...]]], count: int
           ) -> list[AtlasQuestion]:
     """Returns questions, as many of each kind of chain as possible."""
-    waiting = {kind: sorted(group, key=lambda chain: _uniform(
-        f'{self._seed}/{chain[0].subject}/{kind}'))
+    waiting = {kind: self._ordered(group)
                for kind, group in sorted(by_kind.items())}
     result: list[AtlasQuestion] = []
     while waiting and len(result) < count:
       for kind in list(waiting):
         question = None
         while question is None and waiting[kind]:
-          question = self.write(waiting[kind].pop())
+          question = self.write(waiting[kind].popleft())
         if question is None:
           del waiting[kind]
         elif len(result) < count:
           result.append(question)
     return result
+
+  def _ordered(self, group: Iterable[tuple[Fact, ...]]
+              ) -> collections.deque[tuple[Fact, ...]]:
+    """Returns chains in a random order in which answers repeat late."""
+    order = sorted(group, key=lambda chain: _uniform(
+        f'{self._seed}/' + '/'.join(f.subject + f.relation for f in chain)))
+    count: collections.Counter[str] = collections.Counter()
+    ranked = []
+    for place, chain in enumerate(order):
+      count[chain[-1].answers[0]] += 1
+      ranked.append((count[chain[-1].answers[0]], place, chain))
+    return collections.deque(chain for _, _, chain in sorted(
+        ranked, key=lambda item: item[:2]))
 
   def write(self, chain: tuple[Fact, ...]) -> AtlasQuestion | None:
     """Returns the question of a chain; None if it can be answered earlier."""
@@ -222,10 +239,7 @@ class _Writer:
     if entity.other_phrases and draws.random() < .3 and not mentions(
         entity.other_phrases[0], chain[0].answers):
       phrase, words = entity.other_phrases[0], entity.other_words[0]
-    for fact in chain[:-1]:
-      phrase = draws.choice(_NAME[fact.relation]).format(x=phrase)
-    text = draws.choice(_ASK[chain[-1].relation]).format(x=phrase)
-    text = text[0].upper() + text[1:]
+    text = _wording(chain, phrase, draws)
     places = tuple(self._place[fact.subject, fact.relation] for fact in chain)
     if not self._is_fair(text, chain, places):
       return None
@@ -252,6 +266,18 @@ class _Writer:
     """Returns queries without the entity, or with another one's name."""
     other = self._atlas.entities[self._similar[fact.subject]]
     return _words(fact, other.kind), other.name
+
+
+def _wording(chain: Sequence[Fact], phrase: str, draws: random.Random) -> str:
+  """Returns the text of a question about an entity, given its phrase."""
+  form = draws.choice(_ASK[chain[-1].relation])
+  at_end = form[:-1].endswith('{x}')
+  for fact in chain[:-1]:
+    names = [name for name in _NAME[fact.relation]
+             if at_end or name.endswith('{x}')]
+    phrase = draws.choice(names).format(x=phrase)
+  text = form.format(x=phrase)
+  return text[0].upper() + text[1:]
 
 
 def _words(fact: Fact, kind: str) -> str:

