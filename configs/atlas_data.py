@@ -13,7 +13,7 @@ The files have the form of any user's data (docs/data.md):
 docs/atlas.md shows passages and questions of each kind. It needs the packages
 of `pip install 'searchrl[atlas]'`. The same command again changes nothing.
 
-Hardware: 1 CPU core, no accelerator. Time: about 30 CPU seconds.
+Hardware: 1 CPU core, no accelerator. Time: about 20 CPU seconds.
 """
 
 import ml_collections
@@ -28,6 +28,9 @@ def get_config():
   config.seed = 0  # seed of the draws, the wording and the split
   # Cities below 100,000 inhabitants; all larger ones are in the corpus.
   config.cities = field(12_000, at_least=0)
+  # Entities of each kind, for a small atlas; 0: all. Those that they lead to,
+  # such as a city's country and its capital, are added.
+  config.per_kind = field(0, at_least=0)
   config.train_per_hop = field(3000, at_least=1)  # questions of 1, 2, 3 hops
   config.test_per_hop = field(600, at_least=1)
   # Share of the entities that only test questions begin with.

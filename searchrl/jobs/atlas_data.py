@@ -50,7 +50,8 @@ def run(config, workdir: str) -> None:
 
   Raises:
     ModuleNotFoundError: A data package is not installed.
-    ValueError: A field is out of its range, or too few questions exist.
+    ValueError: A field is out of its range, or a number of hops has no
+      question.
   """
   config_checks.check(config)
   folder = pathlib.Path(workdir)
@@ -78,6 +79,8 @@ def write(folder: pathlib.Path, options: dict[str, Any]) -> None:
   seed = options['seed']
   processes.say('Reading the data packages.', sys.stdout)
   atlas = atlas_sources.load(options['cities'], seed)
+  if options['per_kind']:
+    atlas = atlas_facts.sample(atlas, options['per_kind'], seed)
   passages = atlas_passages.passages(atlas, seed)
   processes.say(f'Writing {len(passages):,} passages and the questions.',
                 sys.stdout)
@@ -94,6 +97,11 @@ def write(folder: pathlib.Path, options: dict[str, Any]) -> None:
       options['train_per_hop'], seed, search)
   test = atlas_questions.draw(
       atlas, passages, test_keys, options['test_per_hop'], seed, search)
+  for field, questions in (('train', train), ('test', test)):
+    if {q.hops for q in questions} != {1, 2, 3}:
+      raise ValueError(
+          f'{field}_per_hop needs questions of 1, 2 and 3 hops, but this small '
+          'atlas does not have all of them. Raise --config.per_kind.')
   famous, obscure = atlas_questions.SOURCES
   files = {
       'train': train, 'test': test,

@@ -9,6 +9,7 @@ facts can be chained. `atlas_sources` reads them from data packages.
 from collections.abc import Iterable, Mapping
 import dataclasses
 import functools
+import hashlib
 import re
 import unicodedata
 
@@ -60,6 +61,7 @@ class Atlas:
     return result
 
 
+@functools.lru_cache(maxsize=2**17)
 def folded(text: str) -> str:
   """Returns a text in lower case, without accents."""
   letters = unicodedata.normalize('NFKD', text)
@@ -91,6 +93,34 @@ def number(relation: str, value: float) -> tuple[str, ...]:
   plain = dict.fromkeys((f'{value:,}', str(value)))
   return (*plain, *(text + unit for text in plain
                     for unit in _NUMBER_UNITS.get(relation, ())))
+
+
+def sample(atlas: Atlas, per_kind: int, seed: int = 0) -> Atlas:
+  """Returns a small atlas: some entities of each kind, and all they lead to.
+
+  Args:
+    atlas: A whole atlas.
+    per_kind: Number of entities of each kind that are drawn.
+    seed: Seed of the draw.
+  """
+  waiting: list[str] = []
+  count: dict[str, int] = {}
+  for key in sorted(atlas.entities, key=lambda key: hashlib.sha256(
+      f'{seed}/{key}'.encode()).digest()):
+    kind = atlas.entities[key].kind
+    count[kind] = count.get(kind, 0) + 1
+    if count[kind] <= per_kind:
+      waiting.append(key)
+  kept: set[str] = set()
+  while waiting:
+    key = waiting.pop()
+    if key not in kept:
+      kept.add(key)
+      waiting += [fact.target for fact in atlas.facts_of[key].values()
+                  if fact.target]
+  return Atlas({key: entity for key, entity in atlas.entities.items()
+                if key in kept},
+               tuple(fact for fact in atlas.facts if fact.subject in kept))
 
 
 def similar(atlas: Atlas) -> dict[str, str]:

@@ -29,15 +29,19 @@ class _Draft:
 
   entities: dict[str, Entity] = dataclasses.field(default_factory=dict)
   facts: list[Fact] = dataclasses.field(default_factory=list)
+  titles: set[str] = dataclasses.field(default_factory=set)
 
   def add(self, kind: str, key: str, name: str, *, phrase: str = '',
           title: str = '', words: str = '', famous: bool = False,
           others: Mapping[str, str] | None = None) -> str:
     """Adds an entity; returns its key."""
     key = f'{kind}-{key}'
-    others = others or {}
+    others, title = others or {}, title or name
+    if title in self.titles:
+      title = f'{title} ({kind})'
+    self.titles.add(title)
     self.entities[key] = Entity(
-        key, kind, name, title or name, phrase or name, words or name, famous,
+        key, kind, name, title, phrase or name, words or name, famous,
         tuple(others), tuple(others.values()))
     return key
 
@@ -228,7 +232,8 @@ def _counties(draft: _Draft, cache: Any, states: Mapping[str, str]) -> None:
     shared = count[name] > 1
     key = draft.add(
         'county', row['fips'], name,
-        phrase=f'{name} in {state.name}' if shared else name,
+        phrase=(name if 'County' in name else f'the county {name}')
+        + f' in {state.name}' * shared,
         title=f'{name} ({state.name})' if shared else name,
         words=f'{name} {state.name}' if shared else name)
     draft.state(key, 'state', (state.name, row['state']), target=state.key,
@@ -255,8 +260,7 @@ def _cities(draft: _Draft, cache: Any, small: int, seed: int,
     folded = atlas_facts.folded(row['name'])
     if (row['population'] >= _LARGE_CITY or row['geonameid'] in drawn
         or (row['countrycode'], folded) in capitals):
-      shared = namesakes[folded] > 1
-      key = _city(draft, row, shared, countries, states, capitals)
+      key = _city(draft, row, namesakes, countries, states, capitals)
       result[row['countrycode']].append(row | {'key': key})
   return result
 
@@ -285,18 +289,20 @@ def _without_namesakes_nearby(
   return result
 
 
-def _city(draft: _Draft, row: Mapping[str, Any], shared: bool,
+def _city(draft: _Draft, row: Mapping[str, Any], namesakes: Mapping[str, int],
           countries: Mapping[str, Sequence[str]], states: Mapping[str, str],
           capitals: Set[tuple[str, str]]) -> str:
-  """Adds a city; `shared` if another one has its name. Returns its key.
+  """Adds a city, given the number of cities by folded name; returns its key.
 
   A time zone that is named after the capital would give it away.
   """
   name, code = row['name'], row['countrycode']
   state = states.get(row['admin1code'], '') if code == 'US' else ''
   place = draft.entities[state or f'country-{code}']
+  shared = namesakes[atlas_facts.folded(name)] > 1
   old = atlas_names.OLD_NAMES.get(atlas_facts.without_accents(name), '')
-  if old not in row['alternatenames'] or row['population'] < FAMOUS_CITY:
+  if (old not in row['alternatenames'] or row['population'] < FAMOUS_CITY
+      or atlas_facts.folded(old) in namesakes):
     old = ''
   inside = place.name if state else place.phrase
   key = draft.add(
