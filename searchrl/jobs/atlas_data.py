@@ -90,7 +90,9 @@ def write(folder: pathlib.Path, options: dict[str, Any]) -> None:
   @functools.cache
   def search(query: str) -> Sequence[Passage]:
     question = Question('', query, ())
-    return engine([Query(query, _TOP_K, question)])[0]
+    passages = engine([Query(query, _TOP_K, question)])[0]
+    assert isinstance(passages, tuple)  # BM25 does not fail
+    return passages
 
   train = atlas_questions.draw(
       atlas, passages, atlas.entities.keys() - test_keys,
