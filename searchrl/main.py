@@ -19,14 +19,16 @@ import pathlib
 import sys
 from typing import Any, NoReturn
 
+from searchrl.runtime import progress
 from searchrl.runtime import signals
 
 if __name__ == '__main__':
   signals.exit_at_sigterm()  # because the imports take seconds
 
 # pylint: disable=wrong-import-position
-from absl import logging
-import jax
+with progress.phase('Importing packages'):
+  from absl import logging
+  import jax
 
 from searchrl.runtime import config_fields
 from searchrl.runtime import config_files
@@ -189,7 +191,9 @@ def _start() -> None:
   jax.config.update('jax_compilation_cache_dir', str(cache))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
   devices.make_threads()
-  processes.initialize()
+  with progress.phase('Waiting for the other processes'):
+    processes.initialize()
+  progress.DISPLAY.speaks = processes.is_first
 
 
 def _job(config: Any, options: argparse.Namespace) -> Callable[..., Any]:
@@ -217,7 +221,8 @@ def _job(config: Any, options: argparse.Namespace) -> Callable[..., Any]:
     more = dict(tokens=options.show_prompt == 'tokens')
   elif options.seeds is not None:
     name, more = 'searchrl.jobs.sweep:run', dict(seeds=_seeds(options.seeds))
-  job = plugins.resolve(name, field='job', ours='searchrl.jobs.train:run')
+  with progress.phase('Importing packages'):
+    job = plugins.resolve(name, field='job', ours='searchrl.jobs.train:run')
   return functools.partial(job, **more)
 
 

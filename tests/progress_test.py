@@ -1,14 +1,57 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""progress: a bar or plain lines, and seconds by phase."""
+"""progress: phases that last, one bar at a time, and seconds by phase."""
 
 import io
-import re
 import sys
+import threading
 
 import pytest
 
 from searchrl.runtime import progress
+
+
+class Screen(io.StringIO):
+  """A stream that may be a terminal; `lines` is what one would see."""
+
+  def __init__(self, terminal: bool):
+    super().__init__()
+    self.isatty = lambda: terminal
+
+  @property
+  def lines(self) -> list[str]:
+    """What is visible: text after a carriage return replaces the line."""
+    return [line.rpartition('\r')[2].replace('\x1b[K', '')
+            for line in self.getvalue().split('\n')]
+
+
+class Clock:
+  """A clock that a test sets."""
+
+  def __init__(self):
+    self.now = 100.0
+
+  def __call__(self) -> float:
+    return self.now
+
+
+@pytest.fixture
+def clock():
+  return Clock()
+
+
+def displayed(terminal: bool, clock: Clock, monkeypatch, columns: int = 80
+             ) -> tuple[progress.Display, Screen]:
+  monkeypatch.setenv('COLUMNS', str(columns))
+  screen = Screen(terminal)
+  return progress.Display(lambda: screen, clock), screen
+
+
+def pass_time(display: progress.Display, clock: Clock, secs: float) -> None:
+  """Lets time pass as the thread sees it, in looks of a quarter second."""
+  for _ in range(round(secs * 4)):
+    clock.now += 0.25
+    display.tick()
 
 
 def test_timer_adds_up_and_starts_anew(monkeypatch):
@@ -25,33 +68,196 @@ def test_timer_adds_up_and_starts_anew(monkeypatch):
   assert timer.pop() == {}
 
 
-def test_progress_writes_plain_lines_where_there_is_no_terminal(
-    capsys, monkeypatch):
-  clock = iter([0.0, 30.0, 60.0])
-  monkeypatch.setattr(progress.time, 'monotonic', lambda: next(clock))
+@pytest.mark.parametrize('terminal', (False, True))
+def test_a_quick_phase_says_nothing(terminal, clock, monkeypatch):
+  display, screen = displayed(terminal, clock, monkeypatch)
+  phase = display.begin('Loading')
+  pass_time(display, clock, 0.75)
+  display.end(phase)
+  assert screen.getvalue() == '' and not display.tick()
+
+
+def test_a_long_phase_has_few_lines_in_a_file(clock, monkeypatch):
+  display, screen = displayed(False, clock, monkeypatch)
+  phase = display.begin('Compiling the programs that sample')
+  pass_time(display, clock, 75)
+  display.end(phase)
+  assert screen.lines == [
+      'Compiling the programs that sample ...',
+      'Compiling the programs that sample: 31 s so far',
+      'Compiling the programs that sample: 61 s so far',
+      'Compiling the programs that sample: 75 s', '']
+
+
+def test_counted_work_says_how_much_is_left(clock, monkeypatch):
+  display, screen = displayed(False, clock, monkeypatch)
+  phase = display.begin('Evaluating', total=2000, unit='answer')
+  pass_time(display, clock, 30)
+  display.advance(phase, 500)
+  pass_time(display, clock, 30)
+  display.advance(phase, 3000)  # more than there are
+  pass_time(display, clock, 60)
+  display.end(phase)
+  assert screen.lines == [
+      'Evaluating ...',
+      'Evaluating: 500 of 2,000 answers, 31 s, 0:01:33 left',
+      'Evaluating: 2,000 of 2,000 answers, 61 s, 0:00:00 left',
+      'Evaluating: 2,000 of 2,000 answers, 91 s, 0:00:00 left',
+      'Evaluating: 2,000 answers, 0:02:00', '']
+
+
+def test_the_innermost_phase_speaks_and_a_failed_one_has_no_end(
+    clock, monkeypatch):
+  display, screen = displayed(False, clock, monkeypatch)
+  outer = display.begin('Evaluating', total=10, unit='answer')
+  inner = display.begin('Compiling')
+  pass_time(display, clock, 8)
+  display.end(inner)
+  pass_time(display, clock, 2)
+  display.end(outer, failed=True)
+  assert screen.lines == [
+      'Compiling ...', 'Compiling: 8 s', 'Evaluating ...', '']
+
+
+def test_steps_in_a_file_are_a_line_each_unless_they_are_fast(
+    clock, monkeypatch):
+  display, screen = displayed(False, clock, monkeypatch)
+  monkeypatch.setattr(progress, 'DISPLAY', display)
   bar = progress.ProgressBar(200, 10)
-  bar.update(outcome=0.3125, mixed=0.5, searches=2.125,
-             tokens_per_sec=12345.6, kl=0.000123)
+  for _ in range(3):  # 10 s a step
+    pass_time(display, clock, 10)
+    bar.update(outcome=0.3125, mixed=0.5, searches=2.125,
+               tokens_per_sec=12345.6)
+  for _ in range(20):
+    pass_time(display, clock, 0.25)
+    bar.update(outcome=0.5)
+  bar.close()
+  assert all(len(line) < 80 for line in screen.lines)
+  assert screen.lines == [
+      'step 11/200  outcome 0.31  mixed 50%  searches 2.1  12,346 tok/s  '
+      'ETA 0:31:30',
+      'step 12/200  outcome 0.31  mixed 50%  searches 2.1  12,346 tok/s  '
+      'ETA 0:31:20',
+      'step 13/200  outcome 0.31  mixed 50%  searches 2.1  12,346 tok/s  '
+      'ETA 0:31:10',
+      'step 33/200  outcome 0.50  ETA 0:04:14', '']
+
+
+def test_a_slow_step_in_a_file_says_what_it_does(clock, monkeypatch):
+  display, screen = displayed(False, clock, monkeypatch)
+  monkeypatch.setattr(progress, 'DISPLAY', display)
+  bar = progress.ProgressBar(2)
+  bar.update()
+  sampling = display.begin('sampling', is_quiet=True)
+  pass_time(display, clock, 70)
+  display.end(sampling)
   bar.update()
   bar.close()
-  out, err = capsys.readouterr()
-  assert out == '' and err.splitlines() == [
-      'step 11/200  outcome 0.312  mixed 50%  searches/question 2.12  '
-      '12,346 tokens/s  kl 0.000123  ETA 1:34:30',
-      'step 12/200  ETA 1:34:00']
+  assert screen.lines == ['step 1/2  ETA 0:00:00', 'step 1/2: sampling 30 s',
+                          'step 1/2: sampling 60 s', 'step 2/2  ETA 0:00:00',
+                          '']
 
 
-def test_progress_is_a_bar_on_a_terminal_and_silent_if_asked(monkeypatch):
+@pytest.mark.parametrize('columns', (60, 80, 100))
+def test_an_evaluation_leaves_the_bar_of_a_terminal_whole(
+    columns, clock, monkeypatch):
   pytest.importorskip('tqdm')
-  terminal = io.StringIO()
-  terminal.isatty = lambda: True
-  monkeypatch.setattr(sys, 'stderr', terminal)
-  silent = progress.ProgressBar(5, enabled=False)
-  silent.update(outcome=0.5)
-  silent.close()
-  assert terminal.getvalue() == ''
-  bar = progress.ProgressBar(5, 3)
-  bar.update(outcome=0.5)
-  bar.update(outcome=0.75)
+  display, screen = displayed(True, clock, monkeypatch, columns)
+  monkeypatch.setattr(progress, 'DISPLAY', display)
+  bar = progress.ProgressBar(1728, unit='rollout')
+  for done in (144, 288):
+    pass_time(display, clock, 7)
+    bar.update(done, outcome=0.7253, mixed=0.553, searches=2.083,
+               tokens_per_sec=4619.2)
+    evaluation = display.begin('Evaluating after step 2', total=384,
+                               unit='answer')
+    pass_time(display, clock, 2)
+    display.advance(evaluation, 300)
+    pass_time(display, clock, 4)
+    with display.hidden():
+      screen.write('known.bm25.greedy: exact match 0.4\n')
+    display.end(evaluation)
+  seen = list(screen.lines)
+  assert len(seen) == 5  # two lines of each evaluation, and the present one
+  assert seen[:4] == ['known.bm25.greedy: exact match 0.4',
+                      'Evaluating after step 2: 300 answers, 6 s'] * 2
+  display.tick()
+  bar_line = screen.lines[-1]
+  assert bar_line.startswith('rollout 288/1728 |█')
+  if columns >= 80:
+    assert '00:26<02:10  outcome 0.73  mixed 55%' in bar_line
+  for text in screen.getvalue().replace('\n', '\r').split('\r'):
+    assert len(text.replace('\x1b[K', '')) < columns
   bar.close()
-  assert re.search(r'5/5 .*outcome 0.750', terminal.getvalue())
+  assert screen.lines[-1] == '' and screen.lines[-2].startswith('rollout 288')
+
+
+def test_a_bar_names_what_a_slow_step_does_now(clock, monkeypatch):
+  pytest.importorskip('tqdm')
+  display, screen = displayed(True, clock, monkeypatch)
+  monkeypatch.setattr(progress, 'DISPLAY', display)
+  bar = progress.ProgressBar(36)
+  bar.update(outcome=0.5)
+  sampling = display.begin('sampling', is_quiet=True)
+  pass_time(display, clock, 1)
+  assert 'sampling' not in screen.lines[-1]
+  pass_time(display, clock, 11)
+  assert '  sampling 12 s  outcome 0.50' in screen.lines[-1]
+  display.end(sampling)
+  display.tick()
+  assert 'sampling' not in screen.lines[-1]
+  bar.close()
+
+
+def test_only_the_first_process_prints(clock, monkeypatch):
+  screen = Screen(False)
+  display = progress.Display(lambda: screen, clock, speaks=lambda: False)
+  phase = display.begin('Compiling')
+  pass_time(display, clock, 40)
+  display.end(phase)
+  monkeypatch.setattr(progress, 'DISPLAY', display)
+  progress.ProgressBar(5, enabled=False).update(outcome=0.5)
+  assert screen.getvalue() == ''
+
+
+def test_a_stream_that_is_closed_stops_nobody(clock, monkeypatch):
+  display, screen = displayed(False, clock, monkeypatch)
+  phase = display.begin('Compiling')
+  screen.close()
+  pass_time(display, clock, 10)
+  display.end(phase)
+
+
+def test_a_thread_shows_the_phases_of_a_process(monkeypatch):
+  screen, said = Screen(False), threading.Event()
+  write = screen.write
+  monkeypatch.setattr(screen, 'write', lambda text: (write(text), said.set()))
+  monkeypatch.setattr(sys, 'stderr', screen)
+  monkeypatch.setattr(progress, 'WAIT_SECS', 0.0)
+  with progress.phase('Loading'):
+    assert said.wait(60)
+  assert screen.getvalue() == 'Loading ...\n'
+  with pytest.raises(KeyError), progress.phase('Encoding', total=9):
+    raise KeyError
+  assert screen.lines in (['Loading ...', ''],
+                          ['Loading ...', 'Encoding ...', ''])
+
+
+def test_the_first_step_has_lines_of_its_own(clock, monkeypatch):
+  display, screen = displayed(False, clock, monkeypatch)
+  monkeypatch.setattr(progress, 'DISPLAY', display)
+  timer = progress.Timer({'gen': 'sampling'})
+  for _ in range(2):
+    with timer('gen'):
+      pass_time(display, clock, 6)
+    with timer('other'):
+      pass_time(display, clock, 6)
+    timer.pop()
+  assert screen.lines == ['First step, which compiles: sampling ...',
+                          'First step, which compiles: sampling: 6 s', '']
+
+
+def test_items_are_counted_as_they_are_taken():
+  reached = []
+  assert list(progress.counted('abc', reached.append)) == ['a', 'b', 'c']
+  assert reached == [1, 2, 3]

@@ -19,6 +19,7 @@ from typing import Any
 from searchrl.data import question_files
 from searchrl.data import questions as questions_lib
 from searchrl.runtime import processes
+from searchrl.runtime import progress
 from searchrl.search import corpus as corpora
 from searchrl.search import mapped_corpus
 from searchrl.trajectory import Question
@@ -256,8 +257,9 @@ def _corpus(path: str) -> Corpus | None:
 
 def shared(read: Callable[[], Any]) -> Any:
   """Calls `read` on the first process, which makes files, and then on all."""
-  processes.on_first('data', lambda: read() and None)
-  return read()
+  with progress.phase('Reading questions and passages'):
+    processes.on_first('data', lambda: read() and None)
+    return read()
 
 
 def generated(folder: pathlib.Path, *, name: str, source: names.NameSource,

@@ -13,9 +13,8 @@ import pathlib
 
 from jaxtyping import Float
 import numpy as np
-import tqdm
-
 from searchrl.runtime import processes
+from searchrl.runtime import progress as progress_lib
 from searchrl.search import corpus as corpora
 from searchrl.search.index import dense
 from searchrl.search.index import faiss_import
@@ -87,17 +86,16 @@ def fill(folder: pathlib.Path, recipe: vector_store.Recipe, rows_of: RowsFn, *,
   writer = vector_store.Writer(folder, recipe)
   assigned = range(processes.index(), recipe.shards, processes.count())
   missing = sorted({*assigned}.intersection(writer.missing()))
-  total, left = (
-      sum(stop - start for start, stop in map(recipe.span, shards))
-      for shards in (assigned, missing))
-  with tqdm.tqdm(
-      total=total, initial=total - left, unit=' passages',
-      disable=not (progress and processes.is_first())) as bar:
+  left = sum(stop - start for start, stop in map(recipe.span, missing))
+  done = 0
+  with progress_lib.phase('Encoding', total=left if progress else 0,
+                          unit='passage') as reach:
     for shard in missing:
       pieces = []
       for piece in rows_of(*recipe.span(shard)):
         pieces.append(piece)
-        bar.update(len(piece))
+        done += len(piece)
+        reach(done)
       writer.write(shard, np.concatenate(pieces))
   processes.barrier('shards', BARRIER_SECS)
   processes.on_first('manifest', lambda: writer.finish() and None)

@@ -30,6 +30,7 @@ from searchrl.evaluation import shards
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
+from searchrl.runtime import progress
 from searchrl.trajectory import (
     Question, Request, SearchFn, Trajectory, to_json)
 
@@ -76,6 +77,7 @@ def run(
     fingerprint: str = '',
     folder: pathlib.Path | None = None,
     shard: int = SHARD,
+    title: str = 'Evaluating',
 ) -> list[dict]:
   """Runs every case.
 
@@ -91,6 +93,7 @@ def run(
     folder: Directory for the records, and then the table. Existing records are
       not sampled again. None keeps the scores alone.
     shard: Number of trajectories that are sampled, and then written, at once.
+    title: Text beside the bar.
 
   Returns:
     Rows for `figures.table`. Searches that failed count as wrong here.
@@ -98,21 +101,17 @@ def run(
   label = {'fingerprint': fingerprint} if fingerprint else {}
   results = []
   synced = sampler.sync(params)
-  for case in cases:
-    alone = case.decoding == 'greedy' or case.method != AGENT
-    count = 1 if alone else samples
-    play = _player(sampler, synced.weights, case, count, step, templates)
-    size, questions, scores = max(shard // count, 1), case.dataset.questions, []
-    for number, first in enumerate(range(0, len(questions), size)):
-      file = folder and folder / RECORDS / case.name / f'{number:06d}.jsonl.gz'
-      scores += _shard(play, case, questions[first:first + size],
-                       sampler.tokenizer, label, file)
-      if len(questions) > _FEW:
-        exact = sum(score.values['em'] for score in scores) / len(scores)
-        processes.say(
-            f'{case.name}: {min(first + size, len(questions)):,} of '
-            f'{len(questions):,} questions, exact match {exact:.3f}')
-    results.append((case, scores))
+  counts = [_samples(case, samples) for case in cases]
+  with progress.phase(title, unit='answer', total=sum(
+      count * len(case.dataset.questions)
+      for case, count in zip(cases, counts))) as reach:
+    tally = _Tally(reach, 1 if sampler.together else processes.count())
+    for case, count in zip(cases, counts):
+      play = _player(
+          sampler, synced.weights, case, count, step, templates, tally)
+      results.append((case, _case(
+          play, case, max(shard // count, 1), count, sampler.tokenizer, label,
+          folder, tally)))
   rows = [row | label for row in (
       *(row for case, scores in results for row in _rows(case, scores)),
       *_means(results))]
@@ -121,8 +120,58 @@ def run(
   return rows
 
 
+def _samples(case: EvalCase, samples: int) -> int:
+  """Returns the number of samples of each question of a case."""
+  is_sampled = case.decoding != 'greedy' and case.method == AGENT
+  return samples if is_sampled else 1
+
+
+class _Tally:
+  """A count of finished answers, for the bar of an evaluation.
+
+  Args:
+    reach: Function that sets the number that the bar shows.
+    processes: Number of processes that share the answers. They are taken to be
+      as fast as this one.
+  """
+
+  def __init__(self, reach: Callable[[int], None], processes: int):
+    self._reach, self._processes = reach, processes
+    self._done = self._in_shard = 0
+
+  def watch(self, trajectory: Trajectory) -> None:
+    """Counts a trajectory of this process, if it has ended."""
+    if trajectory.stop_reason:
+      self._in_shard += self._processes
+      self._reach(self._done + self._in_shard)
+
+  def end_shard(self, answers: int) -> None:
+    """Sets the count to all answers of the shards so far."""
+    self._done, self._in_shard = self._done + answers, 0
+    self._reach(self._done)
+
+
+def _case(play: Play, case: EvalCase, size: int, samples: int, tokenizer: Any,
+          label: Mapping[str, str], folder: pathlib.Path | None, tally: _Tally
+         ) -> list[scores_lib.Score]:
+  """Returns the scores of a case, in shards of `size` questions."""
+  questions = case.dataset.questions
+  scores: list[scores_lib.Score] = []
+  for number, first in enumerate(range(0, len(questions), size)):
+    file = folder and folder / RECORDS / case.name / f'{number:06d}.jsonl.gz'
+    shard = questions[first:first + size]
+    scores += _shard(play, case, shard, tokenizer, label, file)
+    tally.end_shard(samples * len(shard))
+    if len(questions) > _FEW:
+      exact = sum(score.values['em'] for score in scores) / len(scores)
+      processes.say(
+          f'{case.name}: {min(first + size, len(questions)):,} of '
+          f'{len(questions):,} questions, exact match {exact:.3f}')
+  return scores
+
+
 def _player(sampler: Sampler, weights: Any, case: EvalCase, samples: int,
-            step: int, templates: Mapping[str, str]) -> Play:
+            step: int, templates: Mapping[str, str], tally: _Tally) -> Play:
   """Returns the function that answers the questions of a case."""
   temperature = 0.0 if case.decoding == 'greedy' else 1.0
   if case.method != AGENT:
@@ -133,7 +182,8 @@ def _player(sampler: Sampler, weights: Any, case: EvalCase, samples: int,
       weights, [Request(question, sample, group)
                 for group, question in enumerate(questions)
                 for sample in range(samples)],
-      search=case.search, step=step, temperature=temperature).trajectories
+      search=case.search, step=step, temperature=temperature,
+      watch=tally.watch).trajectories
 
 
 def _shard(play: Play, case: EvalCase, questions: Sequence[Question],

@@ -8,6 +8,7 @@ import json
 import math
 import pathlib
 import re
+import sys
 from typing import Any, NamedTuple
 
 from searchrl.evaluation import figures
@@ -15,6 +16,7 @@ from searchrl.evaluation import evaluator
 from searchrl.runtime import alerts
 from searchrl.runtime import atomic_files
 from searchrl.runtime import metrics
+from searchrl.runtime import processes
 
 FILE = 'summary.txt'  # marks a finished run
 EXACT_MATCH = 'greedy exact match'
@@ -47,7 +49,7 @@ def finish(folder: pathlib.Path, title: str) -> None:
                 window=max(3, steps // 6))
   text = table(folder)
   atomic_files.write(folder / FILE, text + '\n')  # last, since it marks the end
-  print(text)
+  processes.say(text, sys.stdout)
 
 
 def curves(lines: Sequence[Mapping[str, float]]) -> dict[str, figures.Series]:

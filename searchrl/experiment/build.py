@@ -30,6 +30,7 @@ from searchrl.runtime import lockstep as locksteps
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
+from searchrl.runtime import progress
 from searchrl.runtime import workdir as workdirs
 from searchrl.training import learner as learners
 from searchrl.training import optimizer as optimizers
@@ -92,7 +93,8 @@ def build(config, folder: pathlib.Path) -> Experiment:
     solver.check(config.solver, model.tokenizer)
   data, sets, stream = _data(  # before the directory is claimed
       config, folder, model.admit(policy.budgets_of(config)))
-  mesh = meshes.make(**config.mesh)  # first use of a device
+  with progress.phase('Starting the devices'):
+    mesh = meshes.make(**config.mesh)
   config_checks.check_staleness(config.train.max_staleness, recipe, mesh.size)
   sampler, params = policy.build(config, mesh, folder=model)
   name = tested_attention(config, sampler.shape, mesh)
@@ -276,12 +278,13 @@ def learner(config, recipe, shape, mesh, attention_options,
 
 def tested_attention(config, shape, mesh) -> str:
   """Returns the attention of whole rows by name; the first process tests it."""
-  name, note = processes.on_first('attention', lambda: attention.resolve(
-      config.model.attention, platform=mesh.devices.flat[0].platform,
-      dtype=config.learner.dtype, heads=shape.num_attention_heads,
-      kv_heads=shape.num_key_value_heads, head_dim=shape.head_dim,
-      length=config.learner.pack_length or config.rollout.max_length,
-      sliding_window=shape.sliding_window))
+  with progress.phase('Testing the attention of training'):
+    name, note = processes.on_first('attention', lambda: attention.resolve(
+        config.model.attention, platform=mesh.devices.flat[0].platform,
+        dtype=config.learner.dtype, heads=shape.num_attention_heads,
+        kv_heads=shape.num_key_value_heads, head_dim=shape.head_dim,
+        length=config.learner.pack_length or config.rollout.max_length,
+        sliding_window=shape.sliding_window))
   if name != 'xla' or note.startswith('Warning'):
     processes.say(note)
   heads, ways = shape.num_key_value_heads, mesh.shape['tensor']

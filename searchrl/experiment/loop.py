@@ -35,6 +35,9 @@ from searchrl.training import optimizer as optimizers
 from searchrl.trajectory import Batch, Trajectory
 
 _NEVER = 1e9  # seconds
+_SAID = {'gen': 'sampling', 'old_log_prob': 'scoring', 'ref': 'scoring',
+         'values': 'scoring', 'update_actor': 'updating',
+         'checkpoint': 'saving'}  # what the parts of a step do
 _say = processes.say
 Take = Callable[[Any, Progress], Collected]  # params, progress -> a step's data
 
@@ -103,19 +106,21 @@ def restore(experiment: Experiment, folder: pathlib.Path, *, keep: int
     ValueError: The run starts from parameters that are not finite numbers.
   """
   processes.on_first('rollback?', lambda: rollbacks.finish(folder))
-  restored = checkpoint.restore(
-      folder / 'checkpoints', experiment.learner.train_step.abstract_state(),
-      warn=lambda text: _say(f'Warning: {text}'))
+  with progress_lib.phase('Looking for a checkpoint'):
+    restored = checkpoint.restore(
+        folder / 'checkpoints', experiment.learner.train_step.abstract_state(),
+        warn=lambda text: _say(f'Warning: {text}'))
   if restored:
     _, state, extra = restored
     progress = rollbacks.applied(folder, Progress.from_json(extra))
     _say(f'Resumed at step {progress.step} of {folder}.')
     return state, progress
-  state = experiment.start(experiment.learner.init(experiment.params))
-  weights.check_finite(state['policy'].params, 'a policy that is trained')
-  progress = Progress(position=experiment.stream.start)
-  checkpoint.save(folder / 'checkpoints', 0, state, progress.to_json(),
-                  keep=keep)
+  with progress_lib.phase('Preparing and saving the first state'):
+    state = experiment.start(experiment.learner.init(experiment.params))
+    weights.check_finite(state['policy'].params, 'a policy that is trained')
+    progress = Progress(position=experiment.stream.start)
+    checkpoint.save(folder / 'checkpoints', 0, state, progress.to_json(),
+                    keep=keep)
   return state, progress
 
 
@@ -144,7 +149,7 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
     ValueError: Too many steps taught nothing, and what was done is saved; or a
       guard ends the run.
   """
-  options, timer = config.train, progress_lib.Timer()
+  options, timer = config.train, progress_lib.Timer(_SAID)
   with (signals.StopRequest(_log_stop) as stop,
         _progress_bar(progress, options) as show,
         rollouts(experiment, config) as source,

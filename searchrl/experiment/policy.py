@@ -24,6 +24,7 @@ from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
+from searchrl.runtime import progress
 from searchrl.runtime import workdir as workdirs
 
 INIT = 'init'  # in a run's directory: initial model, with init_from
@@ -38,8 +39,9 @@ def folder_of(config) -> model_folders.ModelFolder:
     FileNotFoundError, ValueError: Any of the reasons of `model_folders.read`,
       or conversations do not fit in the slots.
   """
-  folder = model_folders.read(
-      str(config.model.path or TINY_BASE), config.dialogue)
+  with progress.phase('Reading the tokenizer'):
+    folder = model_folders.read(
+        str(config.model.path or TINY_BASE), config.dialogue)
   folder.check(budgets_of(config), config.rollout.max_length)
   return folder
 
@@ -158,9 +160,10 @@ def load(
     raise ValueError(
         f'rollout.max_num_seqs must be a multiple of the {copies} copies '
         f'of the weights on {mesh.size} devices, but is {slots}.')
-  params = weights.load(
-      folder.path, shape, dtype=dtype,
-      sharding_of=functools.partial(meshes.sharding, mesh))
+  with progress.phase(f'Loading the weights of {folder.path}'):
+    params = weights.load(
+        folder.path, shape, dtype=dtype,
+        sharding_of=functools.partial(meshes.sharding, mesh))
   engine = engines.Engine(
       shape, slots=slots if sync.together else slots // processes.count(),
       length=length, seed=seed, dtype=engine_dtype,
@@ -178,9 +181,10 @@ def load(
 def tested_attention(name: str, shape: transformer.TransformerConfig,
                      mesh: Mesh, *, dtype: str, tensor: int) -> str:
   """Returns the engine's attention by name; the first process tests it."""
-  name, note = processes.on_first('attention of rollouts', lambda: (
-      layouts.resolve(name, platform=mesh.devices.flat[0].platform, dtype=dtype,
-                      config=shape, tensor=tensor)))
+  with progress.phase('Testing the attention of rollouts'):
+    name, note = processes.on_first('attention of rollouts', lambda: (
+        layouts.resolve(name, platform=mesh.devices.flat[0].platform,
+                        dtype=dtype, config=shape, tensor=tensor)))
   if name != 'xla' or note.startswith('Warning'):
     processes.say(note)
   return name
@@ -303,9 +307,10 @@ def trained(run: pathlib.Path, base: transformer.Params,
     lora = None
     template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(
         x.shape, 'float32', sharding=x.sharding), base)
-  restored = checkpoint.restore(
-      run / 'checkpoints', {'policy': {'params': template}}, partial=True,
-      at=step)
+  with progress.phase(f'Loading the policy of {run}'):
+    restored = checkpoint.restore(
+        run / 'checkpoints', {'policy': {'params': template}}, partial=True,
+        at=step)
   if restored is None:
     raise FileNotFoundError(
         f'evaluate.run must be the folder of a run with checkpoints, but {run} '

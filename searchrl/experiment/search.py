@@ -14,6 +14,7 @@ from searchrl.data import datasets
 from searchrl.encoders import embedder
 from searchrl.encoders import reranker
 from searchrl.evaluation import evaluator
+from searchrl.runtime import progress
 from searchrl.search import engine_wrappers
 from searchrl.search import engines as registry
 from searchrl.trajectory import SearchFn
@@ -31,10 +32,11 @@ def engine(search: Any, corpus: Any, *, seed: int, steps: int = 0,
     ValueError, FileNotFoundError: The engine cannot be built.
   """
   try:
-    return engine_wrappers.with_typed_errors(registry.make(
-        search.engine, corpus, seed=seed, steps=steps,
-        load_encoder=_load_encoder, load_judge=reranker.load,
-        load_model=load_model, **search.options))
+    with progress.phase(f'Building the search engine {search.engine}'):
+      return engine_wrappers.with_typed_errors(registry.make(
+          search.engine, corpus, seed=seed, steps=steps,
+          load_encoder=_load_encoder, load_judge=reranker.load,
+          load_model=load_model, **search.options))
   except TypeError as error:  # no such option, or a value of another kind
     raise ValueError(
         f'search.options must be those of {search.engine!r}, which docs/search'

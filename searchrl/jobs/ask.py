@@ -24,6 +24,7 @@ from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import processes
+from searchrl.runtime import progress
 from searchrl.search import corpus as corpora
 from searchrl.search import mapped_corpus
 from searchrl.search import engine_wrappers
@@ -37,8 +38,7 @@ _WHY = {'turn_limit': 'the turns were used up',
         'search_error': 'a search failed'}
 
 
-def _say(text: str) -> None:
-  print(text, file=sys.stderr, flush=True)
+_say = processes.say
 
 
 def run(config, workdir: str) -> None:
@@ -58,7 +58,8 @@ def run(config, workdir: str) -> None:
     policy.check_run(options.run, model=config.model.path,
                      dialogue=config.dialogue)
   file = corpus_file(config, options.run, pathlib.Path(workdir))
-  corpus = mapped_corpus.load(file)
+  with progress.phase(f'Reading {file}'):
+    corpus = mapped_corpus.load(file)
   if not options.question:
     propose(file, corpus, examples=options.examples, run=options.run,
             own_corpus=config.search.corpus)
@@ -111,11 +112,12 @@ def ask(sampler: Sampler, params, question: str, *, search: SearchFn,
     watch: Function that receives trajectories, as in `Sampler.rollout`.
   """
   whole = Question(question, question, ())
-  return sampler.rollout(
-      sampler.sync(params).weights,
-      [Request(whole, sample) for sample in range(samples)],
-      search=with_warnings(search, _say), step=0, watch=watch,
-      temperature=temperature if samples > 1 else 0.0).trajectories
+  weights = sampler.sync(params).weights
+  with progress.phase('The policy writes'):
+    return sampler.rollout(
+        weights, [Request(whole, sample) for sample in range(samples)],
+        search=with_warnings(search, _say), step=0, watch=watch,
+        temperature=temperature if samples > 1 else 0.0).trajectories
 
 
 def with_warnings(search: SearchFn, say: Callable[[str], None]) -> SearchFn:

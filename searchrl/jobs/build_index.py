@@ -20,6 +20,7 @@ from searchrl.encoders import embedder
 from searchrl.encoders import encode_corpus
 from searchrl.experiment import config_checks
 from searchrl.runtime import processes
+from searchrl.runtime import progress
 from searchrl.runtime import workdir as workdirs
 from searchrl.search import mapped_corpus
 from searchrl.search.index import approximate
@@ -51,7 +52,8 @@ def run(config, workdir: str) -> None:
         'the queries. Add --config.encoder.path=...')
   processes.agree('config', config.to_json())
   workdirs.Workdir(folder, config, _FREE).prepare()
-  corpus = datasets.shared(lambda: mapped_corpus.load(config.corpus))
+  with progress.phase(f'Reading {config.corpus}'):
+    corpus = datasets.shared(lambda: mapped_corpus.load(config.corpus))
   encode, about, dim = _encoder(config, corpus)
   rows_of = encode_corpus.encoded_rows(corpus, encode)
   if config.imports:
@@ -94,12 +96,14 @@ def _build(config, folder: pathlib.Path, store: vector_store.Store, corpus,
   if kinds:
     queries = _queries(config.recall, corpus, encode)
   for kind in kinds:
-    approximate.build_if_changed(
-        kind, store, folder / kind, queries, recall=config.recall.target,
-        say=_say, **config[kind])
+    with progress.phase(f'Building {kind}'):
+      approximate.build_if_changed(
+          kind, store, folder / kind, queries, recall=config.recall.target,
+          say=_say, **config[kind])
   if 'bm25' in config.build:
-    bm25_files.build_if_changed(
-        corpus, folder / 'bm25', say=_say, **config.bm25)
+    with progress.phase('Building bm25'):
+      bm25_files.build_if_changed(
+          corpus, folder / 'bm25', say=_say, **config.bm25)
 
 
 def _queries(options, corpus, encode: dense.EncodeFn) -> np.ndarray:

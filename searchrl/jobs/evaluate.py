@@ -118,7 +118,8 @@ def _compare(config, cases: Sequence[evaluator.EvalCase],
         [dataclasses.replace(case, method=method.method) for case in cases],
         step=options.step, samples=options.samples,
         templates=prompts.SETS[options.prompts],
-        fingerprint=fingerprint.of(facts), folder=here)
+        fingerprint=fingerprint.of(facts), folder=here,
+        title=f'Evaluating {name}')
     processes.on_first('fingerprint', lambda: _note(
         here, facts, fingerprint.overlap(method.run, sets)))
     note = '' if method.taught else 'prompt never taught'

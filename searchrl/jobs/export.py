@@ -13,6 +13,7 @@ from searchrl.experiment import policy
 from searchrl.models import weights
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
+from searchrl.runtime import progress
 
 
 def run(config, workdir: str) -> None:
@@ -32,14 +33,15 @@ def run(config, workdir: str) -> None:
   model = policy.recorded(folder)['model']
   path = weights.locate(model['path'] or str(policy.TINY_BASE))
   shape = weights.read_config(path)
-  base = weights.load(
-      path, shape, dtype=model.get('dtype', 'float32'), sharding_of=(
-          functools.partial(meshes.sharding, meshes.make(**config.mesh))))
+  with progress.phase(f'Loading the weights of {path}'):
+    base = weights.load(
+        path, shape, dtype=model.get('dtype', 'float32'), sharding_of=(
+            functools.partial(meshes.sharding, meshes.make(**config.mesh))))
   target = pathlib.Path(workdir) / f'{folder.resolve().name}_step_{step}'
   if processes.is_first():
     target.parent.mkdir(parents=True, exist_ok=True)
-  weights.save(
-      target, policy.trained(folder, base, shape, step=step), shape,
-      tokenizer_from=path, eos_id=chat.ends(tokenizers.load(path)),
-      dtype=options.dtype)
+  params = policy.trained(folder, base, shape, step=step)
+  with progress.phase('Writing the model'):
+    weights.save(target, params, shape, tokenizer_from=path,
+                 eos_id=chat.ends(tokenizers.load(path)), dtype=options.dtype)
   processes.say(str(target), file=sys.stdout)

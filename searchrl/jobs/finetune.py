@@ -30,6 +30,7 @@ from searchrl.models import weights
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import metrics
 from searchrl.runtime import processes
+from searchrl.runtime import progress
 from searchrl.runtime import workdir as workdirs
 from searchrl.training import learner as learners
 from searchrl.training import optimizer as optimizers
@@ -64,8 +65,9 @@ def run(config, workdir: str | pathlib.Path) -> None:
   config_checks.check(config)
   config_checks.check_supervised(config)
   processes.agree('config', json.loads(config.to_json()))
-  path, shape, tokenizer = model_folders.parts(
-      str(config.model.path or policy.TINY_BASE))
+  with progress.phase('Reading the tokenizer'):
+    path, shape, tokenizer = model_folders.parts(
+        str(config.model.path or policy.TINY_BASE))
   directory = workdirs.Workdir(folder, config, _FREE)
   directory.check()
   files = data_files(config, folder / 'data', tokenizer)
@@ -74,10 +76,11 @@ def run(config, workdir: str | pathlib.Path) -> None:
       [len(document.ids) for document in train], seed=config.seed,
       epochs=config.train.epochs, steps=config.train.steps, **config.batch)
   optimizers.for_run(config.optimizer, len(plan))  # a check
-  mesh = meshes.make(**config.mesh)
-  model = Model(path, shape, tokenizer, weights.load(
-      path, shape, dtype=config.model.dtype,
-      sharding_of=functools.partial(meshes.sharding, mesh)))
+  with progress.phase(f'Loading the weights of {path}'):
+    mesh = meshes.make(**config.mesh)
+    model = Model(path, shape, tokenizer, weights.load(
+        path, shape, dtype=config.model.dtype,
+        sharding_of=functools.partial(meshes.sharding, mesh)))
   learner = make_learner(config, model.shape, mesh, plan)
   directory.prepare()
   directory.note('data', lambda: {
@@ -87,9 +90,11 @@ def run(config, workdir: str | pathlib.Path) -> None:
       enabled=processes.is_first())) as writer:
     state, record = fit(config, folder, model, learner, plan, train, validation,
                         writer)
-  weights.save(folder / 'model', learner.policy(state, model.params),
-               model.shape, tokenizer_from=model.path,
-               eos_id=chat.ends(model.tokenizer), dtype=config.model.save_dtype)
+  with progress.phase('Writing the model'):
+    weights.save(
+        folder / 'model', learner.policy(state, model.params), model.shape,
+        tokenizer_from=model.path, eos_id=chat.ends(model.tokenizer),
+        dtype=config.model.save_dtype)
   processes.on_first('card', lambda: write_card(
       folder / 'model', config, record, len(train)))
   processes.say(f'wrote {folder / "model"}: validation loss '
@@ -137,8 +142,11 @@ def demonstrate(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
   written.unlink(missing_ok=True)
   seed = options.pop('world_seed')
   for name, count in counts.items():
-    conversations.write(files[name], world_demonstrations.generate(
-        count, dialogue, seed=seed, eos=eos, **options))
+    with progress.phase(f'Writing demonstrations for {name}', total=count,
+                        unit='conversation') as reach:
+      conversations.write(files[name], progress.counted(
+          world_demonstrations.generate(
+              count, dialogue, seed=seed, eos=eos, **options), reach))
     seed += count  # so that validation has other worlds
   written.write_text(recipe)  # last, as all files are made again without it
   return files
@@ -159,8 +167,9 @@ def documents(path: str, field: str, tokenizer, length: int) -> list[Document]:
   Raises:
     ValueError: No conversation can be used.
   """
-  encoded = [_encode(conversation, tokenizer)
-             for conversation in conversations.read(path, field=field)]
+  with progress.phase(f'Reading {path}'):
+    encoded = [_encode(conversation, tokenizer)
+               for conversation in conversations.read(path, field=field)]
   usable = [Document(*x) for x in encoded
           if len(x.ids) <= length and any(x.trained[1:])]
   if not usable:

@@ -33,6 +33,7 @@ from searchrl.models.inference import layouts
 from searchrl.models.inference import slots as slots_lib
 from searchrl.runtime import devices as devices_lib
 from searchrl.runtime import mesh as meshes
+from searchrl.runtime import progress
 from searchrl.runtime.devices import GIB
 from searchrl.training import learner as learners
 
@@ -239,7 +240,8 @@ def _describe_engines(plan: Plan) -> str:
 def compiled_bytes(learner: learners.Learner, rows: int) -> float:
   """Returns the bytes per device of the compiled update, besides the state."""
   arguments = learner.abstract_update(rows)
-  program = learner.train_step.update.lower(*arguments).compile()
+  with progress.phase('Compiling the update'):
+    program = learner.train_step.update.lower(*arguments).compile()
   memory = program.memory_analysis()
   assert memory is not None  # the compilers of CPUs, GPUs and TPUs report it
   return memory.temp_size_in_bytes + bytes_of(arguments[3])

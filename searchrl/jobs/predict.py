@@ -53,7 +53,8 @@ def run(config, workdir: str) -> None:
   directory.note('questions', lambda: fingerprint.questions(sets))
   cases = searches.cases(
       searches.of_evaluation(config), sets, options, seed=config.seed)
-  evaluator.run(sampler, params, cases, step=options.step, folder=folder)
+  evaluator.run(sampler, params, cases, step=options.step, folder=folder,
+                title='Predicting')
   processes.on_first('predictions', lambda: _write(folder))
   processes.say(f'wrote {folder / FILE}', file=sys.stdout)
 

@@ -10,6 +10,7 @@ from searchrl.evaluation.report import reading
 from searchrl.experiment import policy
 from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
+from searchrl.runtime import progress
 
 FILE = 'report.html'
 
@@ -30,13 +31,15 @@ def run(config, workdir: str) -> None:
         'report.runs must name folders, and report.trajectories be at least 0, '
         f'but they are {tuple(options.runs)} and {options.trajectories}. Add '
         '--config.report.runs="(\'runs/dspo\',)".')
-  runs = reading.runs(options.runs)
+  with progress.phase('Reading the runs'):
+    runs = reading.runs(options.runs)
   file = pathlib.Path(workdir) / FILE
   file.parent.mkdir(parents=True, exist_ok=True)
   if processes.is_first():
-    atomic_files.write(file, page.render(
-        runs, lambda run: policy.tokenizer_of(run.folder),
-        most=options.trajectories, title=options.title or ', '.join(
-            pathlib.Path(folder).resolve().name for folder in options.runs)))
+    with progress.phase('Writing the page'):
+      atomic_files.write(file, page.render(
+          runs, lambda run: policy.tokenizer_of(run.folder),
+          most=options.trajectories, title=options.title or ', '.join(
+              pathlib.Path(folder).resolve().name for folder in options.runs)))
   processes.say(str(file), file=sys.stdout)
 

@@ -11,6 +11,7 @@ from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import search as searches
 from searchrl.runtime import processes
+from searchrl.runtime import progress
 from searchrl.search import mapped_corpus
 from searchrl.search.remote import wire
 from searchrl.serving import asgi
@@ -29,13 +30,15 @@ def run(config, workdir: str) -> None:
   options, name = make_options(config.serve), config.search.engine
   corpus = None
   if searches.spec(config.search).needs_corpus:
-    corpus = load_corpus(
-        config.search.corpus, pathlib.Path(workdir) / 'data',
-        world_seed=config.data.world_seed, per_hop=config.data.per_hop,
-        common=config.data.common, world=build.world(config))
+    with progress.phase('Reading the corpus'):
+      corpus = load_corpus(
+          config.search.corpus, pathlib.Path(workdir) / 'data',
+          world_seed=config.data.world_seed, per_hop=config.data.per_hop,
+          common=config.data.common, world=build.world(config))
   engine = searches.engine(config.search, corpus, seed=config.seed)
   _check(engine, name)
-  about = shown(searches.describe(config.search, corpus))
+  with progress.phase('Computing the digests of corpus and index'):
+    about = shown(searches.describe(config.search, corpus))
   server = search_server.Server(
       engine, options, about=about, warn=processes.say)
   over = f' over {len(corpus)} passages' if corpus else ''

@@ -24,6 +24,7 @@ from searchrl.runtime import checkpoint
 from searchrl.runtime import folder_lock
 from searchrl.runtime import metrics
 from searchrl.runtime import processes
+from searchrl.runtime import progress as progress_lib
 
 BEST = 'best.json'  # in a run's directory: step and score of best validation
 
@@ -80,12 +81,14 @@ def _train(config, folder: pathlib.Path) -> None:
     _evaluate(experiment, learner.policy(state, base), 'after', folder, writer,
              progress.step)
   sampler = experiment.sampler
-  weights.save(folder / 'model', learner.policy(state, base), sampler.shape,
-               tokenizer_from=config.model.path or policy.TINY_BASE,
-               eos_id=chat.ends(sampler.tokenizer))
+  with progress_lib.phase('Writing the model'):
+    weights.save(folder / 'model', learner.policy(state, base), sampler.shape,
+                 tokenizer_from=config.model.path or policy.TINY_BASE,
+                 eos_id=chat.ends(sampler.tokenizer))
   recipe = config.algorithm.name.partition(':')[2]
-  processes.on_first('finish', lambda: _finish(
-      folder, progress, f'{recipe}, seed {config.seed}'))
+  with progress_lib.phase('Drawing the curves'):
+    processes.on_first('finish', lambda: _finish(
+        folder, progress, f'{recipe}, seed {config.seed}'))
 
 
 def _finish(folder: pathlib.Path, progress: Progress, title: str) -> None:
@@ -133,12 +136,11 @@ def _evaluate(experiment: build.Experiment, params, name: str,
   folder = folder / 'evaluation' / name
   rows = processes.on_first(f'{name}?', lambda: _read_table(folder))
   if rows is None:
-    count = sum(len(case.dataset.questions) for case in experiment.cases)
     when = name + ' training' if name in ('before', 'after') else (
         f'after step {step}')
-    processes.say(f'Evaluating {when} ({count} questions) ...')
     rows = evaluator.run(
-        experiment.sampler, params, experiment.cases, folder=folder)
+        experiment.sampler, params, experiment.cases, folder=folder,
+        title=f'Evaluating {when}')
   values = evaluator.scalars(rows)
   if not all(writer.holds(step, value) for value in values):
     writer.write(step, values)

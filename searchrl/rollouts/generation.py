@@ -23,6 +23,7 @@ from searchrl.models.inference import sampling
 from searchrl.models.inference import stops as stops_lib
 from searchrl.models import transformer
 from searchrl.runtime import mesh as meshes
+from searchrl.runtime import progress
 
 
 class Full(Exception):
@@ -297,7 +298,8 @@ def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
       attention=attention,
       shardings=functools.partial(meshes.shardings, mesh))
   engine.load(params, None)
-  engine.compile()
+  with progress.phase('Compiling the programs that sample'):
+    engine.compile()
   return Generator(engine, token_bytes=tokenizer.token_bytes, eos_ids=eos_ids,
                    waiting=waiting)
 

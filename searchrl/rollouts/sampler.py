@@ -25,6 +25,7 @@ from searchrl.models.inference import stops
 from searchrl.rollouts import driver
 from searchrl.rollouts import weight_sync
 from searchrl.runtime import processes
+from searchrl.runtime import progress
 from searchrl.search import engine_wrappers
 from searchrl.search.call_metrics import Call
 from searchrl.trajectory import (
@@ -130,6 +131,9 @@ class Sampler:
         tokenizer=self.tokenizer, budgets=self.budgets, step=step,
         policy_step=policy_step, schedule=self.schedule, watch=watch,
         agree=_results_of_first if self.together else lambda results: results)
+    if requests:
+      with progress.phase('Compiling the programs that sample'):
+        self.engine.compile()
     rollouts = _with_retries(sample, requests, search, search_retries, enough)
     self.engine.unload()
     if not self.together:

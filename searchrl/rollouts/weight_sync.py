@@ -28,6 +28,7 @@ import numpy as np
 
 from searchrl.models.inference import slots
 from searchrl.runtime import mesh as meshes
+from searchrl.runtime import progress
 
 _PIECE = 8e6  # bytes per device: a matrix's gathered pieces are at most this
 _SMALL = 1e6  # bytes per device: matrices up to this size are gathered whole
@@ -102,8 +103,9 @@ class WeightSync:
   def __call__(self, params: Any) -> Synced:
     """Returns the engine's weights, once they are on its devices."""
     start = time.perf_counter()
-    weights = jax.block_until_ready(self._move(
-        jax.tree.map(_on_devices_of, params, self._shardings)))
+    with progress.phase('Copying the weights to the sampler'):
+      weights = jax.block_until_ready(self._move(
+          jax.tree.map(_on_devices_of, params, self._shardings)))
     secs = time.perf_counter() - start
     written = sum(map(_bytes_of, jax.tree.leaves(weights)))
     if not self._is_whole:

@@ -24,6 +24,8 @@ from jax._src import cloud_tpu_init  # private; used only in this file
 from jax._src import clusters
 from jax._src import distributed
 
+from searchrl.runtime import progress
+
 TIMEOUT_SECS = 600  # default for a meeting, since rollouts differ in length
 
 _EXPLICIT = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
@@ -79,7 +81,8 @@ def initialize(environ: Mapping[str, str] = os.environ) -> None:
 def say(text: str, file: Any = None) -> None:
   """Prints on the first process only, by default to stderr."""
   if is_first():
-    print(text, file=file or sys.stderr, flush=True)
+    with progress.hidden():
+      print(text, file=file or sys.stderr, flush=True)
 
 
 def count() -> int:

@@ -1,40 +1,365 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Progress bar and phase timer: the progress of a run and its time by phase."""
+"""Progress on stderr: phases that last, one bar at a time, seconds by phase.
+
+`with phase('Loading the weights'): ...` prints nothing if its body is quick.
+Otherwise it says what the process does while it does it, and the seconds. A
+phase of a known amount of work has a bar. The work of a training run is a
+`ProgressBar`. On a terminal, one line is drawn over and over, and it is always
+that of the innermost phase. In a file, a phase has a line at its start, one
+every half minute, and one at its end.
+
+Only the first process prints. This module imports no other module of ours.
+"""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
+import dataclasses
 import datetime
+import os
 import sys
+import threading
 import time
+from typing import Any, TextIO, TypeVar
+
+T = TypeVar('T')
+
+WAIT_SECS = 1.0  # age at which a phase is announced
+EVERY_SECS = 30.0  # time between lines of one phase in a file
+_STEP_SECS = 5.0  # the same for the steps of a run
+_LONG_SECS = 5.0  # age from which the end of a phase is announced
+_TICK_SECS = 0.25  # time between two looks at the phases
+_BAR = 6, 20  # smallest and largest number of cells of a bar
+_COLUMNS = 79  # of a line, if the width of the terminal is not known
+
+
+@dataclasses.dataclass(eq=False)
+class Phase:
+  """Work under way. Only the display changes it."""
+
+  what: str
+  began: float  # on the display's clock
+  total: int = 0  # number of units; 0: not known
+  unit: str = ''
+  initial: int = 0  # units that were done before
+  done: int = 0
+  fields: list[str] = dataclasses.field(default_factory=list)  # of the last one
+  is_quiet: bool = False  # it is named only beside the bar that it is part of
+  is_run: bool = False  # it has a line per unit, and is drawn from the start
+  is_said: bool = False  # it has been announced
+  last_line: float = -1e9  # time of its last line in a file
+
+  def secs(self, now: float) -> float:
+    """Returns the age of the phase."""
+    return now - self.began
+
+  def bar(self, now: float, columns: int, beside: list[str]) -> str:
+    """Returns a line with a bar, which fits in `columns`."""
+    import tqdm  # only a terminal needs it
+    shape = f'{self.what} {{n_fmt}}/{{total_fmt}} |{{bar:{{cells}}}}| '
+    meter = lambda cells: tqdm.tqdm.format_meter(
+        self.done, self.total, self.secs(now), initial=self.initial,
+        bar_format=shape.replace('{cells}', str(cells)) +
+        '{elapsed}<{remaining}')
+    text, least = meter(_BAR[0]), _BAR[0]
+    line = _joined(text, (*beside, *self.fields), columns)
+    more = min(columns - len(line), _BAR[1] - least)
+    if more > 0:
+      line = meter(least + more) + line.removeprefix(text)
+    return line[:columns]
+
+  def step(self, now: float) -> str:
+    """Returns the line of a file about a step of a run."""
+    end = f'  ETA {self.left(now)}'
+    return _joined(f'{self.what} {self.done}/{self.total}', self.fields,
+                   _COLUMNS - len(end)) + end
+
+  def status(self, now: float, beside: list[str]) -> str:
+    """Returns what a line of a file says while the phase lasts."""
+    if not self.total:
+      return f'{self.what}: {_duration(self.secs(now))} so far'
+    if self.is_run:
+      return f'{self.what} {self.done}/{self.total}: ' + ', '.join(beside)
+    return (f'{self.what}: {self.done:,} of {self.total:,} {self.unit}s, '
+            f'{_duration(self.secs(now))}, {self.left(now)} left')
+
+  def left(self, now: float) -> datetime.timedelta:
+    """Returns the time that the rest takes at the pace so far."""
+    pace = self.secs(now) / max(self.done - self.initial, 1)
+    return datetime.timedelta(
+        seconds=round(pace * max(self.total - self.done, 0)))
+
+  def end(self, now: float) -> str:
+    """Returns what is said at the end of the phase."""
+    count = f'{self.done:,} {self.unit}s, ' if self.total else ''
+    return f'{self.what}: {count}{_duration(self.secs(now))}'
+
+
+class Display:
+  """All phases of a process, and the line that shows the innermost one.
+
+  Args:
+    stream: Function that returns the file that is written to.
+    clock: Function that returns seconds that never decrease.
+    speaks: Function that returns whether this process prints.
+  """
+
+  def __init__(self, stream: Callable[[], TextIO],
+               clock: Callable[[], float] = time.monotonic,
+               speaks: Callable[[], bool] = lambda: True):
+    self._stream, self._clock, self.speaks = stream, clock, speaks
+    self._phases: list[Phase] = []  # from the outermost on
+    self._drawn = ''  # line on the terminal that the next one replaces
+    self._lock = threading.RLock()
+
+  def begin(self, what: str, **facts: Any) -> Phase:
+    """Adds a phase inside all others; `facts` are fields of `Phase`."""
+    now = self._clock()
+    phase = Phase(what, now, **facts)
+    phase.done = phase.initial
+    with self._lock:
+      self._phases.append(phase)
+    return phase
+
+  def end(self, phase: Phase, *, failed: bool = False) -> None:
+    """Removes a phase; says how long it lasted if it was long."""
+    now = self._clock()
+    with self._lock:
+      self._phases.remove(phase)
+      last = ''
+      if phase.is_run and self._is_terminal():
+        last = phase.bar(now, self._columns(), [])
+      elif phase.is_said and not phase.is_run and (
+          phase.secs(now) >= _LONG_SECS):
+        last = phase.end(now)
+      if last and not failed:
+        self._line(last)
+      else:
+        self._clear()
+
+  def advance(self, phase: Phase, done: int, fields: list[str] | None = None
+             ) -> None:
+    """Sets the number of units done, and what is said beside it."""
+    now = self._clock()
+    with self._lock:
+      phase.done = min(done, phase.total)
+      if fields is not None:
+        phase.fields = fields
+      if not phase.is_run:
+        return
+      if self._is_terminal():
+        self._draw(now)
+      elif (now - phase.last_line >= _STEP_SECS
+            or phase.done == phase.total):
+        phase.last_line = now
+        self._line(phase.step(now))
+
+  def tick(self) -> bool:
+    """Shows the innermost phase that lasts; returns whether there is any."""
+    now = self._clock()
+    with self._lock:
+      if self._is_terminal():
+        self._draw(now)
+      elif phase := self._innermost(now):
+        beside = self._beside(phase, now)
+        if not phase.is_said and not phase.is_run:
+          self._line(f'{phase.what} ...')
+          phase.is_said, phase.last_line = True, now
+        elif now - phase.last_line >= EVERY_SECS and (
+            beside or not phase.is_run):
+          self._line(phase.status(now, beside))
+          phase.last_line = now
+      return bool(self._phases)
+
+  @contextlib.contextmanager
+  def hidden(self) -> Iterator[None]:
+    """Keeps the drawn line away while the body prints lines of its own."""
+    with self._lock:
+      self._clear()
+      yield
+
+  def _innermost(self, now: float) -> Phase | None:
+    """Returns the phase to show: the innermost that has lasted for a while."""
+    return next((phase for phase in reversed(self._phases)
+                 if not phase.is_quiet and (
+                     phase.is_run or phase.secs(now) >= WAIT_SECS)), None)
+
+  def _beside(self, shown: Phase, now: float) -> list[str]:
+    """Returns what the work of a run does now, if that lasts."""
+    inner = self._phases[self._phases.index(shown) + 1:]
+    return [f'{phase.what} {_duration(phase.secs(now))}'
+            for phase in inner[-1:]
+            if phase.is_quiet and phase.secs(now) >= 2 * WAIT_SECS]
+
+  def _draw(self, now: float) -> None:
+    """Draws the line of the innermost phase on the terminal."""
+    phase = self._innermost(now)
+    if phase is None:
+      self._clear()
+      return
+    phase.is_said = True
+    columns = self._columns()
+    text = (phase.bar(now, columns, self._beside(phase, now)) if phase.total
+            else f'{phase.what} ... {_duration(phase.secs(now))}'[:columns])
+    if text != self._drawn and self.speaks():
+      self._write(f'\r{text}\x1b[K')
+      self._drawn = text
+
+  def _line(self, text: str) -> None:
+    """Prints a whole line."""
+    self._clear()
+    if self.speaks():
+      self._write(text + '\n')
+
+  def _clear(self) -> None:
+    """Takes the drawn line away."""
+    if self._drawn:
+      self._write('\r\x1b[K')
+      self._drawn = ''
+
+  def _write(self, text: str) -> None:
+    stream = self._stream()
+    with contextlib.suppress(ValueError, OSError):  # closed: nobody reads it
+      stream.write(text)
+      stream.flush()
+
+  def _is_terminal(self) -> bool:
+    stream = self._stream()
+    return not stream.closed and stream.isatty()
+
+  def _columns(self) -> int:
+    """Returns the width of a line that no terminal breaks."""
+    columns = os.environ.get('COLUMNS', '')
+    if columns.isdecimal() and int(columns):
+      return int(columns) - 1
+    with contextlib.suppress(ValueError, OSError):
+      return (os.get_terminal_size(self._stream().fileno()).columns or 80) - 1
+    return _COLUMNS
+
+
+def _joined(text: str, fields: Iterable[str], columns: int) -> str:
+  """Returns a text and as many of the fields as fit in the columns."""
+  for field in fields:
+    if len(text) + 2 + len(field) > columns:
+      break
+    text += '  ' + field
+  return text
+
+
+def _duration(secs: float) -> str:
+  """Returns seconds as text, and minutes from 100 seconds on."""
+  return f'{secs:.0f} s' if secs < 100 else str(
+      datetime.timedelta(seconds=round(secs)))
+
+
+def _is_first_by_environment() -> bool:
+  """Returns whether this process prints, before jax knows its number."""
+  return all(os.environ.get(name, '0') in ('', '0') for name in (
+      'JAX_PROCESS_ID', 'SLURM_PROCID'))
+
+
+DISPLAY = Display(lambda: sys.stderr, speaks=_is_first_by_environment)
+_ticks = threading.Event()  # set while there are phases
+_thread: threading.Thread | None = None
+
+
+def _watch() -> None:
+  """Shows the phases of this process, in a thread of its own."""
+  while True:
+    _ticks.wait()
+    time.sleep(_TICK_SECS)
+    if not DISPLAY.tick():
+      _ticks.clear()
+
+
+def _begin(what: str, **facts: Any) -> Phase:
+  global _thread
+  phase = DISPLAY.begin(what, **facts)
+  if _thread is None or not _thread.is_alive():  # not yet, or after a fork
+    _thread = threading.Thread(target=_watch, name='progress', daemon=True)
+    _thread.start()
+  _ticks.set()
+  return phase
+
+
+@contextlib.contextmanager
+def phase(what: str, *, total: int = 0, unit: str = '', quiet: bool = False
+         ) -> Iterator[Callable[[int], None]]:
+  """Says what the body does, if that lasts.
+
+  Args:
+    what: Text that begins a line, such as 'Loading the weights'.
+    total: Number of units of work, for a bar. 0: not known.
+    unit: Name of one unit.
+    quiet: True for a part of the work of a `ProgressBar`, which is named beside
+      that bar and has no lines of its own.
+
+  Yields:
+    A function that sets the number of units done.
+  """
+  work = _begin(what, total=total, unit=unit, is_quiet=quiet)
+  failed = True
+  try:
+    yield lambda done: DISPLAY.advance(work, done)
+    failed = False
+  finally:
+    DISPLAY.end(work, failed=failed)
+
+
+def counted(items: Iterable[T], reach: Callable[[int], None]) -> Iterator[T]:
+  """Yields the items, and sets their number in the bar of a phase."""
+  for number, item in enumerate(items, start=1):
+    yield item
+    reach(number)
+
+
+def hidden() -> contextlib.AbstractContextManager[None]:
+  """Keeps the drawn line away while the body prints lines of its own."""
+  return DISPLAY.hidden()
 
 
 class Timer:
-  """A timer of phases; `with timer('rollout'): ...` adds seconds to one."""
+  """A timer of phases; `with timer('rollout'): ...` adds seconds to one.
 
-  def __init__(self):
-    self._secs = collections.defaultdict(float)
+  Args:
+    said: Texts of the phases that `phase` shows, by their names. Until the
+      first `pop` they have lines of their own, because the first step compiles.
+  """
+
+  def __init__(self, said: Mapping[str, str] | None = None):
+    self._secs: dict[str, float] = collections.defaultdict(float)
+    self._said, self._is_first = said or {}, True
 
   @contextlib.contextmanager
   def __call__(self, phase: str) -> Iterator[None]:
     """Adds the seconds of the body to a phase."""
     start = time.perf_counter()
     try:
-      yield
+      with self._shown(phase):
+        yield
     finally:
       self._secs[phase] += time.perf_counter() - start
+
+  def _shown(self, name: str) -> contextlib.AbstractContextManager[Any]:
+    text = self._said.get(name)
+    if text is None:
+      return contextlib.nullcontext()
+    if self._is_first:
+      return phase(f'First step, which compiles: {text}')
+    return phase(text, quiet=True)
 
   def pop(self) -> dict[str, float]:
     """Returns {'timing_s/<phase>': seconds} since the last call, and resets."""
     secs, self._secs = self._secs, collections.defaultdict(float)
+    self._is_first = False
     return {f'timing_s/{phase}': s for phase, s in secs.items()}
 
 
 class ProgressBar:
-  """Progress on stderr: a bar on a terminal, otherwise one line per step.
+  """Progress of a run: a bar on a terminal, otherwise a line now and then.
 
   Args:
     total: Number of units, such as steps, in the run.
@@ -44,43 +369,28 @@ class ProgressBar:
   """
 
   FORMATS = {  # formats used by `update`; other fields: name and value
-      'outcome': 'outcome {:.3f}',  # mean, in [0, 1]
+      'outcome': 'outcome {:.2f}',  # mean, in [0, 1]
       'mixed': 'mixed {:.0%}',  # share of groups with mixed outcomes
-      'searches': 'searches/question {:.2f}',
-      'tokens_per_sec': '{:,.0f} tokens/s',
+      'searches': 'searches {:.1f}',  # per question
+      'tokens_per_sec': '{:,.0f} tok/s',
   }
 
   def __init__(self, total: int, initial: int = 0, *, enabled: bool = True,
                unit: str = 'step'):
-    self._unit = unit
-    self._total, self._initial, self._done = total, initial, initial
-    self._enabled = enabled
-    self._start = time.monotonic()
-    self._bar = None
-    if enabled and sys.stderr.isatty():
-      import tqdm  # only a terminal needs it
-      self._bar = tqdm.tqdm(
-          total=total, initial=initial, unit=f' {unit}s',
-          dynamic_ncols=True)
+    self._total, self._done = total, initial
+    self._phase = _begin(unit, total=total, initial=initial, unit=unit,
+                         is_run=True) if enabled else None
 
   def update(self, done: int | None = None, **fields: float) -> None:
     """Sets the number of units done, by default one more, and shows fields."""
-    before = self._done
     self._done = min(self._total, self._done + 1 if done is None else done)
-    shown = [self.FORMATS.get(name, name + ' {:.4g}').format(value)
-             for name, value in fields.items()]
-    if self._bar is not None:
-      self._bar.set_postfix_str(', '.join(shown), refresh=False)
-      self._bar.update(self._done - before)
-    elif self._enabled:
-      elapsed = time.monotonic() - self._start
-      pace = elapsed / max(self._done - self._initial, 1)
-      secs = round(pace * max(self._total - self._done, 0))
-      print(f'{self._unit} {self._done}/{self._total}', *shown,
-            f'ETA {datetime.timedelta(seconds=secs)}',
-            sep='  ', file=sys.stderr, flush=True)
+    if self._phase:
+      DISPLAY.advance(self._phase, self._done, [
+          self.FORMATS.get(name, name + ' {:.4g}').format(value)
+          for name, value in fields.items()])
 
   def close(self) -> None:
-    """Closes the bar, if there is one."""
-    if self._bar is not None:
-      self._bar.close()
+    """Ends the bar."""
+    if self._phase:
+      DISPLAY.end(self._phase)
+      self._phase = None

@@ -129,9 +129,13 @@ def fit(
       progress_lib.ProgressBar(
           steps, record['steps'], enabled=progress and processes.is_first(),
           unit='update')) as bar):
+    first = record['steps']
     while record['steps'] < steps and not stopping:
       batch, tokens = batch_of(record['steps'])
-      state, values = update(state, batch)
+      with progress_lib.phase(
+          'updating' if record['steps'] > first else
+          'First update, which compiles', quiet=record['steps'] > first):
+        state, values = update(state, batch)
       bar.update(None, **{name: float(x) for name, x in latest.items()})
       # Shown after the next update, so that the host need not wait for it now.
       latest = {'loss': values['loss']}
@@ -162,8 +166,9 @@ def _restored(folder: pathlib.Path, state: Any) -> tuple[Any, dict[str, Any]]:
 
   The record's 'recent' has the metrics of the updates since its last means.
   """
-  _, state, record = checkpoint.restore(folder, state) or (
-      0, state, {'steps': 0, 'tokens': 0, 'cpu_seconds': 0.0, 'recent': []})
+  with progress_lib.phase('Looking for a checkpoint'):
+    _, state, record = checkpoint.restore(folder, state) or (
+        0, state, {'steps': 0, 'tokens': 0, 'cpu_seconds': 0.0, 'recent': []})
   return state, record
 
 
@@ -172,7 +177,8 @@ def _validated(validation: Validation | None, state: Any,
   """Returns the validation's metric if it is due, and records it."""
   if not validation or not validation.is_due(record['steps'], steps):
     return {}
-  loss = validation.loss(state)
+  with progress_lib.phase('Computing the validation loss'):
+    loss = validation.loss(state)
   record.setdefault('validation', []).append([record['steps'], loss])
   return {'sft/val_loss': loss}
 
