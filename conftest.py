@@ -19,6 +19,10 @@ os.environ.setdefault(
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
 
 
+# What a command prints, in a test, must not depend on how long it takes.
+os.environ.setdefault('SEARCHRL_ANNOUNCE_SECS', '1e9')
+
+
 def pytest_addoption(parser):
   parser.addoption(
       '--ragged', action='store_true',

@@ -38,6 +38,9 @@ class Engine:
     self._decoded = []
     self.feeds = []
 
+  def compile(self):
+    """Compiles nothing, as there are no programs."""
+
   def name(self, feed):
     """The (uid, sample, turn) that an append is for."""
     return self._names[feed.row_ids]

@@ -25,6 +25,12 @@ class Screen(io.StringIO):
             for line in self.getvalue().split('\n')]
 
 
+@pytest.fixture(autouse=True)
+def a_second(monkeypatch):
+  """Phases are announced after a second, as outside of tests."""
+  monkeypatch.setattr(progress, 'WAIT_SECS', 1.0)
+
+
 class Clock:
   """A clock that a test sets."""
 

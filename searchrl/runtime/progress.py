@@ -27,7 +27,8 @@ from typing import Any, TextIO, TypeVar
 
 T = TypeVar('T')
 
-WAIT_SECS = 1.0  # age at which a phase is announced
+# Age at which a phase is announced.
+WAIT_SECS = float(os.environ.get('SEARCHRL_ANNOUNCE_SECS') or 1.0)
 EVERY_SECS = 30.0  # time between lines of one phase in a file
 _STEP_SECS = 5.0  # the same for the steps of a run
 _LONG_SECS = 5.0  # age from which the end of a phase is announced
