@@ -74,7 +74,7 @@ def test_a_training_run_announces_what_it_compiles_loads_and_evaluates(
           'Compiling the programs that sample',
           'First step, which compiles: sampling',
           'First step, which compiles: updating', 'sampling', 'updating',
-          'Writing the model', 'Drawing the curves', 'rollout'} <= {*phases}
+          'Writing the model', 'Drawing the curves', 'step'} <= {*phases}
   assert any(what.startswith('Loading the weights of') for what in phases)
   assert any(what.startswith('Building the search engine') for what in phases)
   check_compiled(programs, ('decode', 'append', 'update'))
