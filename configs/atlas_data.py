@@ -14,6 +14,8 @@ docs/atlas.md shows passages and questions of each kind. It needs the packages
 of `pip install 'searchrl[atlas]'`. The same command again changes nothing.
 
 Hardware: 1 CPU core, no accelerator. Time: about 20 CPU seconds.
+Result: 34,765 passages and 10,800 questions; BM25 has the right passage among
+its first two for 99 % of the queries.
 """
 
 import ml_collections
