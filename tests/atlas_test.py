@@ -291,8 +291,12 @@ def test_the_whole_atlas_has_its_size_and_is_found_by_bm25(tmp_path):
   train, test = rows(tmp_path, 'train'), rows(tmp_path, 'test')
   count = collections.Counter(row['metadata']['hops'] for row in test)
   assert len(train) >= 4000 and min(count[n] for n in (1, 2, 3)) >= 400
-  page = pathlib.Path(__file__).parents[1] / 'docs' / 'atlas.md'
-  assert f'{len(corpus):,} passages' in page.read_text()
+  page = (pathlib.Path(__file__).parents[1] / 'docs' / 'atlas.md').read_text()
+  assert f'{len(corpus):,} passages' in page
+  shown = [passage for passage in corpus
+           if f'| {passage.title} | {passage.text} |' in page]
+  asked = [row for row in test if f'| {row["question"]} |' in page]
+  assert len(shown) == 5 and {r['metadata']['hops'] for r in asked} == {1, 2, 3}
   queries, places = zip(*(
       (Query(query, 2, Question('', query, ())), place) for row in test
       for (query, _), place in zip(row['metadata']['chain'],

@@ -14,7 +14,8 @@ import re
 import unicodedata
 
 _NUMBER_UNITS = {'elevation': (' feet', ' ft'),
-                 'area': (' square kilometres', ' km2')}
+                 'area': (' square kilometres', ' km2'),
+                 'inhabitants': (' inhabitants',)}
 # Letters of Western and Central European languages, which every policy writes.
 _PLAIN = re.compile(r"[A-Za-z\u00c0-\u017f0-9 .,'’()/&-]+")
 

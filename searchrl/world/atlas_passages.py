@@ -14,13 +14,13 @@ from searchrl.trajectory import Passage
 
 # The relations of each passage, in order, by kind and the end of its title.
 SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
-    'city': {'': ('country', 'state', 'old_name', 'population', 'time_zone')},
+    'city': {'': ('country', 'state', 'old_name', 'inhabitants', 'time_zone')},
     'airport': {'': ('city', 'country', 'iata', 'icao', 'elevation')},
     'country': {
         '': ('continent', 'capital'),
         'currency and codes': ('currency', 'calling_code', 'domain'),
-        'land and people': ('area', 'population', 'language', 'languages',
-                            'neighbours')},
+        'area and population': ('area', 'population', 'language', 'languages',
+                                'neighbours')},
     'state': {'': ('nation', 'abbreviation', 'fips')},
     'county': {'': ('state', 'fips')},
     'region': {'': ('country', 'code')},
@@ -53,6 +53,8 @@ _NEXT = {
     'state': ('Its US state is {v}.', 'It is in the US state of {v}.'),
     'old_name': ('Another or older name is {v}.', 'It also has or had the name '
                  '{v}.'),
+    'inhabitants': ('It has {v} inhabitants.', 'Inhabitants: {v}.',
+                    'The number of its inhabitants is {v}.'),
     'population': ('It has a population of {v}.', 'Its population is {v}.',
                    'Population: {v}.'),
     'time_zone': ('Its time zone is {v}.', 'The time zone is {v}.'),

@@ -22,6 +22,7 @@ from searchrl.trajectory import Passage, normalise
 Search = Callable[[str], Iterable[Passage]]
 
 MAX_HOPS = 3
+_OTHER_PHRASE = .3  # share of questions that use a code or an older name
 SOURCES = ('atlas_famous', 'atlas_obscure')
 # How the last fact is asked, by relation; {x}: the entity.
 _ASK = {
@@ -40,6 +41,8 @@ _ASK = {
     'population': ('What is the population of {x}?',
                    'How large is the population of {x}?',
                    'What population does {x} have?'),
+    'inhabitants': ('How many inhabitants does {x} have?',
+                    'What is the number of inhabitants of {x}?'),
     'language': ('What is the language of {x}?', 'Which language is spoken in {x}?'),
     'country': ('In which country is {x}?', 'Which country is {x} in?',
                 'What country does {x} belong to?'),
@@ -82,9 +85,8 @@ _POINTLESS = (('capital', 'state'),)
 # The words of a query for a fact.
 _WORDS: dict[str | tuple[str, str], str] = {
     ('city', 'country'): 'city country', ('city', 'state'): 'city US state',
-    ('city', 'population'): 'city population',
+    ('city', 'inhabitants'): 'city inhabitants',
     ('city', 'time_zone'): 'city time zone',
-    ('country', 'population'): 'people population',
     'country': 'country', 'capital_of': 'capital country', 'state': 'state',
     'time_zone': 'time zone', 'city': 'city', 'iata': 'IATA code',
     'icao': 'ICAO code', 'fips': 'FIPS code', 'code': 'ISO code',
@@ -244,11 +246,12 @@ class _Writer:
     uid = f'{entity.key}-{relations}'
     draws = random.Random(f'{self._seed}/{uid}')
     phrase, words = entity.phrase, entity.words
-    if entity.other_phrases and draws.random() < .3 and not mentions(
-        entity.other_phrases[0], chain[0].answers):
+    places = tuple(self._place[fact.subject, fact.relation] for fact in chain)
+    if (entity.other_phrases and draws.random() < _OTHER_PHRASE
+        and self._text[places[0]].startswith(entity.title)
+        and not mentions(entity.other_phrases[0], chain[0].answers)):
       phrase, words = entity.other_phrases[0], entity.other_words[0]
     text = _wording(chain, phrase, draws)
-    places = tuple(self._place[fact.subject, fact.relation] for fact in chain)
     queries = self._queries(chain, words)
     if not self._is_fair(text, chain, places, queries):
       return None

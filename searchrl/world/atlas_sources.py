@@ -316,8 +316,8 @@ def _city(draft: _Draft, row: Mapping[str, Any], namesakes: Mapping[str, int],
               asked=not shared or bool(state))
   draft.state(key, 'state', (place.name, row['admin1code']) if state else (),
               target=state, asked=not shared)
-  draft.state(key, 'population',
-              atlas_facts.number('population', row['population']))
+  draft.state(key, 'inhabitants',
+              atlas_facts.number('inhabitants', row['population']))
   draft.state(key, 'old_name', (old,), asked=False)
   zone = row['timezone'].rpartition('/')[2].replace('_', ' ')
   if (code, atlas_facts.folded(zone)) not in capitals:
