@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import re
 import string
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 import unicodedata
 
 import jax
@@ -69,6 +69,22 @@ class Request:
   # Number shared by samples that are requested together. It does not affect
   # randomness.
   group: int = 0
+
+
+class Segment(NamedTuple):
+  """A part of a conversation that is encoded on its own, as a turn is."""
+
+  text: str
+  trained: bool  # True: trained on; False: only read
+  special: bool = True  # True: special tokens in the text become their ids
+  ids: tuple[int, ...] = ()  # ids in place of a text that cannot be encoded
+
+  @property
+  def record(self) -> dict[str, Any]:
+    """The segment as files have it, without what is the default."""
+    fields = {'text': self.text, 'trained': self.trained}
+    return fields | ({} if self.special else {'special': False}) | (
+        {'ids': list(self.ids)} if self.ids else {})
 
 
 @dataclasses.dataclass(frozen=True)

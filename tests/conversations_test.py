@@ -7,7 +7,7 @@ import json
 import pytest
 
 from searchrl.data import conversations
-from searchrl.data.conversations import Segment
+from searchrl.trajectory import Segment
 
 USER = {'role': 'user', 'content': 'Hi.'}
 SAID = {'role': 'assistant', 'content': 'Hello.'}
@@ -34,7 +34,8 @@ def test_the_three_forms_are_read_in_one_file(tmp_path):
 
 
 def test_what_is_written_is_read_again(tmp_path):
-  rows = [[Segment('é\n', False), Segment('b', True)], [Segment('c', True)]]
+  rows = [[Segment('é\n', False), Segment('b', True)], [Segment('c', True)],
+          [Segment('<s>', True, special=False), Segment('', False, ids=(4, 2))]]
   conversations.write(tmp_path / 'rows.jsonl', rows)
   found = conversations.read(str(tmp_path / 'rows.jsonl'))
   assert [list(x.segments) for x in found] == rows
@@ -59,6 +60,10 @@ def test_what_is_written_is_read_again(tmp_path):
     ({'segments': [{'text': 'x', 'trained': 1}]},
      'trained must be true or false, but segment 1 of .*, line 2 has 1'),
     ({'segments': [{'text': 'x', 'trained': False}]}, 'one to train on'),
+    ({'segments': [{'text': 'x', 'trained': True, 'special': 'no'}]},
+     "special must be true or false, but segment 1 .* has 'no'"),
+    ({'segments': [{'text': '', 'trained': True, 'ids': [1, -2]}]},
+     r'ids must be a list of whole numbers .* segment 1 .* has .\[1, -2'),
     ({'segments': [{'trained': True}]}, 'text must be a text, but segment 1'),
 ])
 def test_a_line_of_no_form_is_named(line, message, tmp_path):

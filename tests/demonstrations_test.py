@@ -2,7 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """demonstrations: which right answers are kept, and how they are written."""
 
+import dataclasses
+import json
+
 import chats
+import numpy as np
 import pytest
 import tiny
 
@@ -12,7 +16,7 @@ from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rewards
 from searchrl.agent import tools
 from searchrl.agent import transcripts
-from searchrl.trajectory import Action, Passage, Trajectory, Turn
+from searchrl.trajectory import Action, Passage, Segment, Trajectory, Turn
 
 TOKENIZERS = {'qwen2': chats.qwen(), 'qwen3': chats.qwen(chats.QWEN3),
               'llama3': chats.llama(),
@@ -77,3 +81,70 @@ def test_a_line_has_the_ids_of_the_rollout_and_trains_on_the_policys(
       [(piece['text'], piece['trained']) for piece in line], tokenizer)
   assert list(zip(*read)) == chats.marked_ids(trajectory)
   assert [piece['trained'] for piece in line] == [False, True, False, True]
+
+
+def ids_of(pieces, tokenizer, first=False):
+  """What the trainer reads, after a round trip through JSON."""
+  records = [json.loads(json.dumps(piece.record)) for piece in pieces]
+  for record in records:
+    record['ids'] = tuple(record.get('ids', ()))
+  segments = [Segment(**record) for record in records]
+  if not first:
+    segments = [Segment('', False), *segments]
+  ids = transcripts.of_segments(segments, tokenizer).ids
+  return ids if first else ids[len(tokenizer.start_ids):]
+
+
+@pytest.mark.parametrize('name', TOKENIZERS)
+def test_any_ids_have_exact_segments(name):
+  tokenizer = TOKENIZERS[name]
+  rng = np.random.default_rng(0)
+  texts = ['the search', ' goes on', 'é日本', '<|im_end|>', '</s>', '\n\nDoc 1',
+           '[INST]', '<|eot_id|>', ' ']
+  for case in range(60):
+    ids = ()
+    for _ in range(rng.integers(1, 9)):
+      text = texts[rng.integers(len(texts))]
+      encode = (tokenizer.encode, tokenizer.encode_data)[rng.integers(2)]
+      cut = rng.integers(1, 9)
+      ids += encode(text)[:cut]
+    pieces = demonstrations.exact(ids, tokenizer)
+    assert ids_of(pieces, tokenizer) == ids, case
+    # As few as can be: no two neighbours are one.
+    for one, other in zip(pieces, pieces[1:]):
+      assert not one.ids or not other.ids
+    opening = tokenizer.with_start(ids)
+    pieces = demonstrations.exact(opening, tokenizer, first=True)
+    assert ids_of(pieces, tokenizer, first=True) == opening, case
+
+
+def test_segments_by_hand():
+  tokenizer = TOKENIZERS['qwen2']
+  end, = tokenizer.encode('<|im_end|>')
+  plain = tokenizer.encode_data('<|im_end|>')
+  assert demonstrations.exact((*tokenizer.encode('so'), end), tokenizer) == [
+      Segment('so<|im_end|>', False)]
+  assert demonstrations.exact(
+      (*plain, end), tokenizer, trained=True) == [
+          Segment('<|im_end|>', True, special=False),
+          Segment('<|im_end|>', True)]
+  half = tokenizer.encode('ß')[:1]
+  assert len(tokenizer.encode('ß')) == 2
+  assert demonstrations.exact((*tokenizer.encode('a'), *half), tokenizer) == [
+      Segment('a', False), Segment('', False, ids=half)]
+  assert Segment('a', True).record == {'text': 'a', 'trained': True}
+
+
+def test_a_turn_that_spells_a_special_token_keeps_its_ids():
+  tokenizer = TOKENIZERS['qwen2']
+  dialogue = dialogues.search_r1(tokenizer)
+  trajectory = sampled(dialogue, tokenizer, '<answer> a </answer>')
+  ids = tokenizer.encode_data('<answer> <|im_end|> </answer>')
+  trajectory = dataclasses.replace(trajectory, turns=(
+      Turn(ids, (0.0,) * len(ids), Action('answer', ('<|im_end|>',)),
+           text='<answer> <|im_end|> </answer>'),))
+  line = demonstrations.segments(trajectory, tokenizer)['segments']
+  assert {piece['text']: piece.get('special', True) for piece in line
+          if piece['trained']} == {'<answer> <|im_end|> </answer>': False}
+  untrained = demonstrations.segments(trajectory, tokenizer, untrained=(0,))
+  assert not any(piece['trained'] for piece in untrained['segments'])

@@ -28,6 +28,7 @@ from searchrl.data import questions
 from searchrl.experiment import build
 from searchrl.experiment import model_folders
 from searchrl.experiment import search as searches
+from searchrl.jobs import demonstrate
 from searchrl.jobs import train
 from searchrl.models import families
 from searchrl.models import transformer
@@ -234,6 +235,7 @@ def test_the_dialogue_reads_lines():
       'search: tarn \n', 'It is\nanswer: lot\n', 'answer: \n', 'tarn\n')] == [
           Action('search', ('tarn',)), Action('answer', ('lot',)),
           Action('invalid'), Action('invalid')]
+  demonstrate.check_writes(made, 'my_dialogue:lines')
   trajectory = driver_test.rollout_one(
       'hm\n', 'search: cat\n', 'answer: here\n', dialogue=made,
       max_prompt_tokens=200)

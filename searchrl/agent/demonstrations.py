@@ -6,7 +6,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 import collections
 from typing import Any
 
-from searchrl.trajectory import Trajectory
+from searchrl.agent import transcripts
+from searchrl.trajectory import Segment, Trajectory, Turn
 
 
 def right(trajectories: Sequence[Trajectory],
@@ -44,19 +45,88 @@ def _first(limit: int, trajectories: Iterable[Trajectory],
   return selected
 
 
-def segments(trajectory: Trajectory, tokenizer) -> dict[str, Any]:
+def segments(trajectory: Trajectory, tokenizer, *, untrained: Iterable[int] = ()
+            ) -> dict[str, Any]:
   """Returns a line of fine-tuning data that trains on the policy's text alone.
 
   The texts have the special tokens of the chat template, and those with which
-  the policy ended its turns. Text after a stop string is left out.
+  the policy ended its turns. Text after a stop string is left out. What the
+  policy reads has the ids of the rollout, so that a passage that was cut, or
+  that spells a special token, may be several segments.
+
+  Args:
+    trajectory: The trajectory.
+    tokenizer: Tokenizer of the model that is trained.
+    untrained: Numbers of turns, from 0, that are not trained on.
   """
-  pieces = [{'text': tokenizer.write(trajectory.prompt_tokens, first=True),
-             'trained': False}]
-  for turn in trajectory.turns:
-    unread = tokenizer.decode(turn.action_tokens).removeprefix(turn.text)
-    written = tokenizer.write(turn.action_tokens).removesuffix(unread)
-    pieces.append({'text': written, 'trained': True})
-    if turn.observation_tokens:
-      pieces.append({'text': tokenizer.write(turn.observation_tokens),
-                     'trained': False})
-  return {'segments': pieces}
+  pieces = exact(trajectory.prompt_tokens, tokenizer, first=True)
+  for number, turn in enumerate(trajectory.turns):
+    pieces += _action(turn, tokenizer, number not in untrained)
+    pieces += exact(turn.observation_tokens, tokenizer)
+  return {'segments': [piece.record for piece in pieces]}
+
+
+def _action(turn: Turn, tokenizer, trained: bool) -> list[Segment]:
+  """Returns the segments of a turn; one, unless it spells a special token."""
+  unread = tokenizer.decode(turn.action_tokens).removeprefix(turn.text)
+  text = tokenizer.write(turn.action_tokens).removesuffix(unread)
+  special = [[id_ for id_ in ids if id_ in tokenizer.special_ids]
+             for ids in (tokenizer.encode(text), turn.action_tokens)]
+  if special[0] == special[1]:
+    return [Segment(text, trained)]
+  return exact(turn.action_tokens, tokenizer, trained=trained)
+
+
+def exact(ids: Sequence[int], tokenizer, *, trained: bool = False,
+          first: bool = False) -> list[Segment]:
+  """Returns segments with exactly these ids, as few and as readable as can be.
+
+  Most ids are one text. A new segment begins where two texts that were encoded
+  apart would merge, and where a special token is plain text. A part of a
+  character, at which a passage was cut, is written as ids.
+
+  Args:
+    ids: Ids of a part of a conversation.
+    tokenizer: Tokenizer that the segments are encoded by.
+    trained: True if they are trained on.
+    first: True if they begin the conversation.
+  """
+  pieces: list[Segment] = []
+  ids = tuple(ids)
+  while ids:
+    piece, count = _longest(ids, tokenizer, trained, first and not pieces)
+    if pieces and piece.ids and pieces[-1].ids:
+      piece = Segment('', trained, ids=pieces.pop().ids + piece.ids)
+    pieces.append(piece)
+    ids = ids[count:]
+  return pieces
+
+
+def _longest(ids: tuple[int, ...], tokenizer, trained: bool, first: bool
+            ) -> tuple[Segment, int]:
+  """Returns the longest segment whose ids these begin with, and their number.
+  """
+  best = Segment('', trained, ids=ids[:1]), 0
+  for special in (True, False):
+    piece = _text(ids, tokenizer, trained, special, first)
+    count = len(ids)
+    while count and (encoded := _encoded(piece, tokenizer, first)) != (
+        ids[:count]):
+      same = next((n for n, (a, b) in enumerate(zip(encoded, ids)) if a != b),
+                  min(len(encoded), count))
+      count = min(max(same, 1), count - 1)
+      piece = _text(ids[:count], tokenizer, trained, special, first)
+    if count > best[1]:
+      best = piece, count
+  return best[0], max(best[1], 1)
+
+
+def _text(ids: Sequence[int], tokenizer, trained: bool, special: bool,
+          first: bool = False) -> Segment:
+  return Segment(tokenizer.write(ids, first=first), trained, special)
+
+
+def _encoded(segment: Segment, tokenizer, first: bool) -> tuple[int, ...]:
+  if first and segment.special:
+    return tokenizer.encode_first(segment.text)
+  return transcripts.encode(segment, tokenizer)

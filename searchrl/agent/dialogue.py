@@ -46,6 +46,12 @@ def tag_passage(number: int, passage: Passage) -> str:
   return f'Doc {number}(Title: "{title}") {text}'
 
 
+def tag_turn(thought: str, action: Action) -> str:
+  """Returns the text of a turn that `parse_tags` reads as the action."""
+  kind, text = action.kind, ' '.join(action.texts)
+  return f'<think> {thought} </think>\n<{kind}> {text} </{kind}>'
+
+
 def in_a_row(write: Callable[[int, Passage], str],
              results: Sequence[Passages]) -> list[str]:
   """Returns the passages of all queries, one per line, numbered from 1."""
@@ -76,6 +82,8 @@ class Dialogue:
   end_ids: tuple[int, ...] = ()  # ids that end a turn, besides chat.ends
   json_levels: int = 0  # depth of nested JSON strings that hold passages
   is_framed: bool = False  # True: a chat template writes the prompt's start
+  # (thought, action) -> a turn's text that `parse` reads; for demonstrations
+  write: Callable[[str, Action], str] = tag_turn
 
   def prompt(self, question: str) -> str:
     """Returns the first message, with the question in its place."""

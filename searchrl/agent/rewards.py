@@ -175,11 +175,11 @@ def found_gold(trajectory: Trajectory) -> bool:
   gold_answers = normalised(trajectory.question.answers)
   return any(gold in normalise(f'{passage.title} {passage.text}')
              and gold in observation
-             for turn in trajectory.turns if (observation := _read(turn))
+             for turn in trajectory.turns if (observation := observed(turn))
              for passage in turn.passages for gold in gold_answers)
 
 
-def _read(turn: Turn) -> str:
+def observed(turn: Turn) -> str:
   """Returns a turn's observation, normalised; JSON escapes become spaces."""
   return normalise(re.sub(r'\\+[nrt]', ' ', turn.observation))
 

@@ -70,7 +70,7 @@ def make(tokenizer, *, template: str, system: str | None = None,
       dialogues.tags(template),  # checks the template, too
       parse=functools.partial(parse, max_queries=max_queries),
       stop_strings=TOOL_STOPS,
-      passage=tool_passage, arrange=by_query)
+      passage=tool_passage, arrange=by_query, write=tool_turn)
   framed = chat.frame_question(plain, render, system)
   if 'query_list' not in framed.head + framed.tail:
     raise ValueError(
@@ -138,6 +138,16 @@ def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
   if len(dict(pairs)) < len(pairs):
     raise ValueError('a key occurs twice')
   return dict(pairs)
+
+
+def tool_turn(thought: str, action: Action) -> str:
+  """Returns the text of a turn that `parse` reads as the action."""
+  thoughts = f'<think>\n{thought}\n</think>\n\n'
+  if action.kind == 'answer':
+    return f'{thoughts}<answer> {action.texts[0]} </answer>'
+  call = json.dumps({'name': 'search', 'arguments': {
+      'query_list': list(action.texts)}}, ensure_ascii=False)
+  return f'{thoughts}<tool_call>\n{call}\n</tool_call>'
 
 
 def tool_passage(number: int, passage: Passage) -> str:

@@ -7,11 +7,13 @@ piece of its own, so that its ids are ones that the policy could have sampled.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+import itertools
 import re
 from typing import Any, NamedTuple
 
 from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
+from searchrl.trajectory import Segment
 
 
 class Transcript(NamedTuple):
@@ -21,29 +23,37 @@ class Transcript(NamedTuple):
   trained: tuple[bool, ...]  # one entry per id; True: trained on
 
 
-def of_segments(segments: Iterable[tuple[str, bool]], tokenizer,
+def of_segments(segments: Iterable[Segment | tuple[str, bool]], tokenizer,
                 ends: bool = False) -> Transcript:
-  """Encodes texts one by one; special tokens in them become their ids.
+  """Encodes segments one by one.
 
   The first begins a sequence, so the tokenizer's BOS comes before it, once.
 
   Args:
-    segments: Pairs of a text and True if it is trained on.
+    segments: Segments, or pairs of a text and True if it is trained on.
     tokenizer: The model's tokenizer.
     ends: True to add the token that ends a turn, which is trained on, unless
       the texts end with such a token.
   """
   pieces: list[tuple[tuple[int, ...], bool]] = []
-  for text, trained in segments:
-    if pieces:
-      pieces.append((tokenizer.encode(text), trained))
+  for segment in itertools.starmap(Segment, segments):
+    if pieces or segment.ids or not segment.special:
+      pieces.append((encode(segment, tokenizer), segment.trained))
       continue
-    ids, start = tokenizer.encode_first(text), len(tokenizer.start_ids)
-    pieces = [(ids[:start], False), (ids[start:], trained)]
+    ids, start = tokenizer.encode_first(segment.text), len(tokenizer.start_ids)
+    pieces = [(ids[:start], False), (ids[start:], segment.trained)]
   last = [id_ for ids, _ in pieces for id_ in ids][-1:]
   if ends and not set(last).intersection(chat.ends(tokenizer)):
     pieces.append(((chat.last_id(tokenizer),), True))
   return _joined(pieces)
+
+
+def encode(segment: Segment, tokenizer) -> tuple[int, ...]:
+  """Returns the ids of a segment that continues a text."""
+  if segment.ids:
+    return segment.ids
+  return (tokenizer.encode if segment.special else tokenizer.encode_data)(
+      segment.text)
 
 
 def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,

@@ -10,22 +10,18 @@ A line has one of three forms:
 
 Each line is one document. Training uses the completion and the token that ends
 a turn; the assistant's turns with that token; or the segments whose "trained"
-is true. Other keys of a line are ignored.
+is true. With "special": false, a special token in a segment is plain text. With
+"ids", a segment is these ids of the model's tokenizer, and its text is not
+read. Other keys of a line are ignored.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 from searchrl.data import jsonl
-
-
-class Segment(NamedTuple):
-  """A text that is tokenised on its own, as a turn of a rollout is."""
-
-  text: str
-  trained: bool  # True: trained on; False: only read
+from searchrl.trajectory import Segment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +60,7 @@ def read(path: str, *, field: str = 'data.train') -> list[Conversation]:
 
 def write(path: str | pathlib.Path, rows: Iterable[Sequence[Segment]]) -> None:
   """Writes rows of segments in the form that `read` reads, atomically."""
-  jsonl.write(path, ({'segments': [segment._asdict() for segment in segments]}
+  jsonl.write(path, ({'segments': [segment.record for segment in segments]}
                      for segments in rows))
 
 
@@ -107,12 +103,15 @@ def _segments(record: Mapping[str, Any], place: str) -> Conversation:
   segments = []
   for number, item in enumerate(_objects(record, 'segments', place), start=1):
     where = f'segment {number} of {place}'
-    trained = item.get('trained')
-    if not isinstance(trained, bool):
-      raise ValueError(f'trained must be true or false, but {where} has '
-                       f'{trained!r}.')
-    segments.append(Segment(_text(item, 'text', where), trained))
-  if not any(segment.text for segment in segments if segment.trained):
+    for name, value in (('trained', item.get('trained')),
+                        ('special', item.get('special', True))):
+      if not isinstance(value, bool):
+        raise ValueError(f'{name} must be true or false, but {where} has '
+                         f'{value!r}.')
+    segments.append(Segment(
+        _text(item, 'text', where), item['trained'], item.get('special', True),
+        _ids(item.get('ids', []), where)))
+  if not any(s.text or s.ids for s in segments if s.trained):
     raise ValueError('segments must have one to train on, with "trained": true '
                      f'and a text, but {place} has none.')
   return Conversation(place, tuple(segments))
@@ -124,6 +123,14 @@ def _text(record: Mapping[str, Any], name: str, place: str) -> str:
     raise ValueError(f'{name} must be a text, but {place} has '
                      f'{str(value)[:40]!r}.')
   return value
+
+
+def _ids(value: Any, place: str) -> tuple[int, ...]:
+  if not isinstance(value, list) or not all(
+      type(id_) is int and id_ >= 0 for id_ in value):
+    raise ValueError('ids must be a list of whole numbers from 0 on, but '
+                     f'{place} has {str(value)[:40]!r}.')
+  return tuple(value)
 
 
 def _objects(record: Mapping[str, Any], name: str, place: str

@@ -11,9 +11,9 @@ import dataclasses
 
 import numpy as np
 
-from searchrl.data.conversations import Segment
 from searchrl.search import corpus as corpora
 from searchrl.search import engines
+from searchrl.trajectory import Segment
 from searchrl.world import facts
 from searchrl.world import teacher
 from searchrl.world import text

@@ -190,6 +190,12 @@ def _encode(conversation: conversations.Conversation, tokenizer
   if conversation.messages:
     return transcripts.of_messages(
         conversation.messages, tokenizer, conversation.place)
+  for segment in conversation.segments:
+    if max(segment.ids, default=0) >= tokenizer.vocab_size:
+      raise ValueError(
+          f'ids must be of the tokenizer of model.path, which has '
+          f'{tokenizer.vocab_size} of them, but {conversation.place} has '
+          f'{max(segment.ids)}. Make the file again with this model.')
   return transcripts.of_segments(
       conversation.segments, tokenizer, conversation.ends)
 

@@ -6,6 +6,7 @@ Each iteration samples answers to new questions, keeps the right ones, and tunes
 the model of the previous iteration. Existing results are not made again.
 """
 
+from collections.abc import Sequence
 import pathlib
 import sys
 from typing import Any
@@ -25,7 +26,7 @@ from searchrl.runtime import mesh as meshes
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
-from searchrl.trajectory import Question, Request
+from searchrl.trajectory import Question, Request, Trajectory
 
 _DATA = 'right.jsonl'
 
@@ -80,20 +81,18 @@ def _collect(config, path: str, corpus: Any, questions: list[Question],
   sampler, params = policy.build(sampling, meshes.make(**config.mesh))
   weights = sampler.sync(params).weights
   search = searches.engine(config.search, corpus, seed=config.seed)
-  trajectories = []
-  for number, first in enumerate(
-      range(0, len(questions), options.questions_a_round)):
-    file = here / 'trajectories' / f'round_{number:06d}.jsonl.gz'
-    if not processes.on_first(str(file), file.exists):
-      chosen = questions[first:first + options.questions_a_round]
-      sampled = sampler.rollout(
-          weights, [Request(question, sample, group)
-                    for group, question in enumerate(chosen)
-                    for sample in range(options.samples)],
-          search=search, step=number, temperature=options.temperature
-      ).trajectories
-      processes.on_first('round', lambda: records.write(file, sampled))
-    trajectories += records.read(file)
+
+  def play(number: int, chosen: Sequence[Question]) -> list[Trajectory]:
+    return sampler.rollout(
+        weights, [Request(question, sample, group)
+                  for group, question in enumerate(chosen)
+                  for sample in range(options.samples)],
+        search=search, step=number, temperature=options.temperature
+    ).trajectories
+
+  trajectories = [t for sampled in records.in_rounds(
+      here / 'trajectories', questions, options.questions_a_round, play)
+                  for t in sampled]
   right = demonstrations.right(trajectories, rewards.em, most=options.most,
                                balance=options.balance)
   processes.say(f'{here}: {len(right)} of {len(trajectories)} trajectories are '

@@ -5,7 +5,8 @@
 The format is gzipped jsonl; equal trajectories give equal bytes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import functools
 import gzip
 import json
 import pathlib
@@ -16,7 +17,8 @@ import numpy as np
 from searchrl import trajectory as trajectory_lib
 from searchrl.rl.algorithm import scored
 from searchrl.runtime import atomic_files
-from searchrl.trajectory import Batch, Trajectory
+from searchrl.runtime import processes
+from searchrl.trajectory import Batch, Question, Trajectory
 
 
 def write(file: pathlib.Path, trajectories: Sequence[Trajectory]) -> None:
@@ -27,6 +29,30 @@ def write(file: pathlib.Path, trajectories: Sequence[Trajectory]) -> None:
 def read(file: pathlib.Path) -> list[Trajectory]:
   """Reads the trajectories of a file; the round trip is lossless."""
   return [trajectory_lib.from_json(record) for record in _read(file)]
+
+
+def in_rounds(
+    folder: pathlib.Path, questions: Sequence[Question], size: int,
+    play: Callable[[int, Sequence[Question]], Sequence[Trajectory]]
+) -> Iterator[list[Trajectory]]:
+  """Yields the trajectories of one round of questions after another.
+
+  A round whose file exists is read, so that a repeated call continues after the
+  last whole round.
+
+  Args:
+    folder: Directory of the files round_000000.jsonl.gz and so on.
+    questions: Questions of all rounds.
+    size: Number of questions per round.
+    play: Function that samples the trajectories of a round, given its number
+      from 0 and its questions.
+  """
+  for number, first in enumerate(range(0, len(questions), size)):
+    file = folder / f'round_{number:06d}.jsonl.gz'
+    if not processes.on_first(str(file), file.exists):
+      sampled = play(number, questions[first:first + size])
+      processes.on_first('round', functools.partial(write, file, sampled))
+    yield read(file)
 
 
 def write_learned(file: pathlib.Path, trajectories: Sequence[Trajectory],

@@ -1,0 +1,52 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The metadata beside questions, which most jobs do not need."""
+
+from collections.abc import Mapping
+import json
+from typing import Any, NamedTuple
+
+from searchrl.data import question_files
+from searchrl.data import questions as questions_lib
+from searchrl.trajectory import Question
+
+
+class Metadata(NamedTuple):
+  """The metadata of a question, and where it is."""
+
+  place: str  # file and line, for error messages
+  values: Mapping[str, Any]
+
+
+class Reader:
+  """A reader of metadata, whose `admit` is given to `questions.read` before.
+
+  Args:
+    admit: Function that is called with each question and its place, too.
+  """
+
+  def __init__(self, admit: questions_lib.Admit = questions_lib.admit_all):
+    self._admit = admit
+    self._uids: dict[str, str] = {}  # place in a file -> uid
+
+  def admit(self, question: Question, place: str) -> None:
+    """Notes the uid of the question at a place."""
+    self._admit(question, place)
+    self._uids[place] = question.uid
+
+  def read(self, train: str) -> dict[str, Metadata]:
+    """Returns the metadata of the admitted questions, by uid.
+
+    Args:
+      train: Files of questions, as for `question_files.named`.
+    """
+    result = {}
+    for file in question_files.named(train, 'data.train'):
+      for place, record in question_files.records(
+          file.path, needs_golds=False):
+        values = record.get('metadata') or {}
+        if isinstance(values, str):
+          values = json.loads(values)
+        if place in self._uids:
+          result[self._uids[place]] = Metadata(place, values)
+    return result

@@ -1,0 +1,242 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Demonstrations: rollouts that a script or a served model writes, for tuning.
+
+They have the dialogue, the engine and the budgets of the training that follows,
+and are written in the form that configs/sft.py reads. The same command goes on
+after the last whole round.
+"""
+
+from collections.abc import Callable, Sequence
+import collections
+import dataclasses
+import functools
+import hashlib
+import pathlib
+import sys
+from typing import Any
+
+from searchrl.agent import chains as chains_lib
+from searchrl.agent import demonstrations
+from searchrl.agent import dialogue as dialogues
+from searchrl.data import datasets
+from searchrl.data import jsonl
+from searchrl.data import question_metadata
+from searchrl.experiment import build
+from searchrl.experiment import config_checks
+from searchrl.experiment import fingerprint
+from searchrl.experiment import model_folders
+from searchrl.experiment import policy
+from searchrl.experiment import search as searches
+from searchrl.rollouts import records
+from searchrl.rollouts import scripted
+from searchrl.runtime import processes
+from searchrl.runtime import workdir as workdirs
+from searchrl.trajectory import Action, Question, Request, Trajectory
+
+FILE = 'demonstrations.jsonl'
+_LEFT_OUT = {
+    'no action': 'have a turn that is no action',
+    'no end': 'reached a limit of rollout.budgets or rollout.max_length',
+    'no search': 'had a search that failed',
+    'not found': 'searched without finding the answer of a hop',
+    'reward': 'have a lower reward',
+    'most': 'are more than are kept of a question or of a hop count'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Author:
+  """The author of the turns, and what is particular to it."""
+
+  write: scripted.Write
+  questions: Sequence[Question]  # questions to answer, in their order
+  samples: int = 1  # samples per question
+  threads: int = 1  # simultaneous calls of `write`
+  misses: Callable[[Trajectory], bool] = lambda trajectory: False
+  # Numbers of the turns that are not trained on.
+  untrained: Callable[[Trajectory], Sequence[int]] = lambda trajectory: ()
+
+
+def run(config, workdir: str) -> None:
+  """Writes demonstrations.jsonl in the directory of the job.
+
+  Args:
+    config: Config of the job; see configs/demonstrations.py.
+    workdir: Directory for trajectories/ and demonstrations.jsonl.
+
+  Raises:
+    ValueError, FileNotFoundError: The config cannot be run, or no demonstration
+      is kept.
+  """
+  folder = pathlib.Path(workdir)
+  for check in (config_checks.check, config_checks.check_questions,
+                config_checks.check_worlds, config_checks.check_training_data):
+    check(config)
+  model, scorer = policy.folder_of(config), build.scorer(config)
+  check_writes(model.dialogue, config.dialogue)
+  directory = workdirs.Workdir(folder, config, ('demonstrations.count',))
+  directory.check()
+  reader = question_metadata.Reader(model.admit(policy.budgets_of(config)))
+  data = datasets.shared(lambda: build.train_set(
+      config, folder, admit=reader.admit))
+  author = by_chains(config, data.questions, reader, model.dialogue)
+  search = searches.engine(config.search, data.corpus, seed=config.seed)
+  directory.prepare()
+  directory.note('questions', lambda: fingerprint.questions([data]))
+  directory.note('search', lambda: searches.describe(
+      config.search, data.corpus))
+  rounds = records.in_rounds(
+      folder / 'trajectories', author.questions,
+      config.demonstrations.questions_a_round,
+      functools.partial(play, config, author, model, search))
+  kept, left_out = select(config.demonstrations, author, (
+      trajectory for trajectories in rounds
+      for trajectory in scorer(trajectories)))
+  processes.on_first('demonstrations', lambda: jsonl.write(
+      folder / FILE, (demonstrations.segments(
+          trajectory, model.tokenizer, untrained=author.untrained(trajectory))
+                      for trajectory in kept)))
+  processes.say(describe(folder / FILE, kept, left_out), file=sys.stdout)
+
+
+def check_writes(dialogue: dialogues.Dialogue, name: str) -> None:
+  """Raises a ValueError unless the dialogue can write the turns that it reads.
+  """
+  for action in (Action('search', ('a query',)), Action('answer', ('a word',))):
+    text = dialogues.until_stop(
+        dialogue.write('A thought.', action), dialogue.stop_strings)
+    if dialogue.parse(text) != action:
+      raise ValueError(
+          'dialogue must write turns that it reads, but the Dialogue of '
+          f'{name} writes {text!r} for {action.kind} {action.texts[0]!r} and '
+          f'reads it as {dialogue.parse(text)}. Give it a write(thought, '
+          'action) that fits its parse.')
+
+
+def by_chains(config, questions: Sequence[Question],
+              reader: question_metadata.Reader,
+              dialogue: dialogues.Dialogue) -> Author:
+  """Returns the author that follows the chains of the question files.
+
+  Raises:
+    ValueError: No question has a chain of the hop counts that are asked for.
+  """
+  options = config.demonstrations
+  metadata = reader.read(config.data.train)
+  chains = {uid: chain for uid, (place, values) in metadata.items()
+            if (chain := chains_lib.parse(values, place))}
+  chosen = in_order([
+      q for q in questions if q.uid in chains and (
+          not options.hops or len(chains[q.uid].hops) in options.hops)],
+                    config.seed)
+  if not chosen:
+    raise ValueError(
+        'data.train must have questions with metadata.chain, [[query, answer], '
+        '...], of the hop counts in demonstrations.hops='
+        f'{tuple(options.hops)}, but {len(chains)} of {len(questions)} have a '
+        'chain, and none of these counts. Add chains, or choose '
+        "demonstrations.source='teacher'.")
+  others = list(chains.values())
+  scripts = {question.uid: chains_lib.script(
+      question, chains[question.uid], others,
+      retry_share=options.retry_share, seed=config.seed)
+             for question in chosen}
+
+  def write(request: Request, turns) -> str:
+    return chains_lib.write(scripts[request.question.uid], request, turns,
+                            dialogue=dialogue, seed=config.seed)
+
+  def untrained(trajectory: Trajectory) -> Sequence[int]:
+    retries = chains_lib.is_retry(scripts[trajectory.question.uid], trajectory)
+    return (0,) if retries and not options.train_poor_queries else ()
+
+  return Author(write, chosen, untrained=untrained, misses=lambda t: (
+      chains_lib.misses(scripts[t.question.uid], t)))
+
+
+def in_order(questions: Sequence[Question], seed: int) -> list[Question]:
+  """Returns questions in an order that depends on the seed and their uids."""
+  return sorted(questions, key=lambda question: hashlib.sha256(
+      f'{seed}/{question.uid}'.encode()).digest())
+
+
+def play(config, author: Author, model: model_folders.ModelFolder, search: Any,
+         number: int, questions: Sequence[Question]) -> list[Trajectory]:
+  """Returns the trajectories of a round of questions."""
+  del number
+  requests = [Request(question, sample, group)
+              for group, question in enumerate(questions)
+              for sample in range(author.samples)]
+  return scripted.rollout(
+      author.write, requests, tokenizer=model.tokenizer,
+      dialogue=model.dialogue, budgets=policy.budgets_of(config),
+      length=config.rollout.max_length, search=search, slots=len(requests),
+      threads=author.threads,
+      search_timeout_secs=config.rollout.search_timeout_secs)
+
+
+def select(options: Any, author: Author, trajectories
+          ) -> tuple[list[Trajectory], collections.Counter[str]]:
+  """Returns the trajectories that are kept, and how many are not, and why.
+
+  Args:
+    options: The field config.demonstrations.
+    author: The author of the trajectories.
+    trajectories: Iterable of scored trajectories. It is read until enough are
+      kept.
+
+  Raises:
+    ValueError: No trajectory is kept.
+  """
+  kept: list[Trajectory] = []
+  counts: collections.Counter[Any] = collections.Counter()
+  left_out: collections.Counter[str] = collections.Counter()
+  for trajectory in trajectories:
+    reason = why_not(trajectory, author, options)
+    keys = trajectory.question.uid, trajectory.question.hops
+    limits = options.most, options.most_per_hops or sys.maxsize
+    if not reason and any(counts[key] >= limit
+                          for key, limit in zip(keys, limits)):
+      reason = 'most'
+    if reason:
+      left_out[reason] += 1
+      continue
+    counts.update(keys)
+    kept.append(trajectory)
+    if len(kept) == options.count:
+      break
+  if not kept:
+    raise ValueError(
+        'demonstrations must keep a trajectory, but leaves out all: '
+        f'{reasons(left_out)}. The files in trajectories/ have them.')
+  return kept, left_out
+
+
+def why_not(trajectory: Trajectory, author: Author, options: Any) -> str:
+  """Returns the reason to leave out a trajectory; '' if it is kept."""
+  if trajectory.stop_reason == 'search_error':
+    return 'no search'
+  if any(turn.action.kind == 'invalid' for turn in trajectory.turns):
+    return 'no action'
+  if trajectory.stop_reason != 'answer':
+    return 'no end'
+  if author.misses(trajectory):
+    return 'not found'
+  return '' if trajectory.reward >= options.least_reward else 'reward'
+
+
+def reasons(left_out: collections.Counter[str]) -> str:
+  """Returns the numbers of trajectories that are left out, as text."""
+  return ', '.join(f'{count} {_LEFT_OUT[reason]}'
+                   for reason, count in left_out.items()) or 'none'
+
+
+def describe(file: pathlib.Path, kept: Sequence[Trajectory],
+             left_out: collections.Counter[str]) -> str:
+  """Returns what was written, for the terminal."""
+  searched = collections.Counter(t.searches for t in kept)
+  by_count = ', '.join(f'{number} with {count} search{"es" * (count != 1)}'
+                       for count, number in sorted(searched.items()))
+  longest = max(len(t.tokens) for t in kept)
+  return (f'{file}: {len(kept)} demonstrations ({by_count}), the longest of '
+          f'{longest} tokens. Left out: {reasons(left_out)}.')
