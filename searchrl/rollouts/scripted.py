@@ -61,6 +61,9 @@ class Engine:
   def load(self, *unused: Any) -> None:
     """Does nothing, because there are no weights."""
 
+  def compile(self) -> None:
+    """Does nothing, because there are no programs."""
+
   def unload(self) -> None:
     """Does nothing, because there are no weights."""
 
