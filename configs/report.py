@@ -6,7 +6,7 @@ r"""Shows one or several runs in one HTML page, which needs no network.
       --config.report.runs="('runs/dspo',)"
 
 It writes runs/report/report.html. The page has curves with their spread over
-seeds, the time of a step, alarms, tables, and a browser of trajectories. The
+seeds, the time of a step, alerts, tables, and a browser of trajectories. The
 browser shows each token's log-prob, ratio and advantage. A directory of runs,
 as --seeds makes it, stands for all of them. docs/report.md shows the page.
 

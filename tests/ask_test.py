@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ask: what is shown while a question is answered, votes, and proposals."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -43,7 +44,8 @@ def trajectory(*turns, sample=0, reason=None):
 SEARCHED = turn('<search> a', 'search')
 FOUND = turn('<search> a', 'search', [
     Passage('7', 'On\x1b[2J a', 'first \x07 line\nand ' + 'more ' * 60)], (1,))
-INVALID = turn('what', 'invalid', observation=(1, 2))
+INVALID = dataclasses.replace(turn('what', 'invalid', observation=(1, 2)),
+                              observation='\nTry again.\n')
 ANSWERED = turn('<answer> b', 'answer')
 
 
@@ -62,7 +64,8 @@ def test_each_turn_of_a_trajectory_is_printed_once_as_it_comes():
       trajectory(FOUND, INVALID, ANSWERED, reason='answer'))
   assert [line.partition('\n')[0] for line in lines] == [
       'Turn 1', 'Found', 'Turn 2',
-      'That was no action; the policy is asked to retry.', 'Turn 3']
+      'That was no action; the policy is asked to retry and reads', 'Turn 3']
+  assert lines[3].splitlines()[1] == '  Try again.'
   assert lines[0] == 'Turn 1\n  <search> a'
   found = lines[1].splitlines()
   assert len(found) == 2

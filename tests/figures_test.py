@@ -44,3 +44,29 @@ def test_table_by_hand():
       'direct  0.031  500\n'
       'DSPO    0.500  500  ours')
   assert figures.table([], ['a']) == 'a\n-'
+
+
+def test_a_narrow_table_says_what_is_alike_once_and_breaks_no_line():
+  rows = [{'set': name, 'engine': 'bm25', 'n': 8, 'em': em, 'f1': em / 2,
+           'note': ''} for name, em in (('known', 0.5), ('unseen', 0.25))]
+  columns, keys = ['set', 'engine', 'n', 'em', 'f1', 'note'], ('set', 'engine')
+  assert figures.narrow_table(rows, columns, keys) == (
+      'In all rows: engine bm25, n 8\n\n'
+      'set        em     f1\n'
+      '------  -----  -----\n'
+      'known   0.500  0.250\n'
+      'unseen  0.250  0.125')
+  assert figures.narrow_table(rows, columns, keys, width=16) == (
+      'In all rows: engine bm25, n 8\n\n'
+      'set        em\n'
+      '------  -----\n'
+      'known   0.500\n'
+      'unseen  0.250\n\n'
+      'set        f1\n'
+      '------  -----\n'
+      'known   0.250\n'
+      'unseen  0.125')
+  assert figures.narrow_table(rows[:1], columns, keys) == (
+      'set    engine  n     em     f1\n'
+      '-----  ------  -  -----  -----\n'
+      'known  bm25    8  0.500  0.250')

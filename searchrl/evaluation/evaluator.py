@@ -37,6 +37,7 @@ from searchrl.trajectory import (
 AGENT = 'agent'  # method of a policy that answers by itself
 COLUMNS = ('set', 'engine', 'decoding', 'hops', 'n', 'em', '95% interval',
            *scores_lib.NAMES[1:], 'search_errors')
+KEYS = COLUMNS[:4]  # columns that tell rows apart
 SHOWN = ('em', 'subem', 'f1', 'searches')  # scores that are metrics of a run
 ALL = 'all'  # value of `hops` in a row of a whole set
 TABLE, RECORDS = 'table.json', 'records'  # names in an evaluation's folder

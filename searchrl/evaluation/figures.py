@@ -113,6 +113,42 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
   return '\n'.join([line(columns), rule, *map(line, cells)])
 
 
+def narrow_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str],
+                 keys: Sequence[str], *, stay: Sequence[str] = (),
+                 width: int = 100) -> str:
+  """Returns tables that fit in `width`, without columns that say nothing.
+
+  Columns with one value in several rows are a line above the tables instead. A
+  column without a value is left out. What does not fit beside the keys is a
+  further table.
+
+  Args:
+    rows: Rows {column: value}, which may lack columns.
+    columns: Keys of the rows, and the header.
+    keys: Columns that tell rows apart, and are in each table.
+    stay: Columns that are shown in any case. So are those of floats.
+    width: Number of characters of a line.
+  """
+  texts = {name: [cell(row.get(name)) for row in rows] for name in columns}
+  filled = [name for name in columns if any(texts[name])]
+  alike = [name for name in filled
+           if len(rows) > 1 and len({*texts[name]}) == 1 and name not in stay
+           and not isinstance(rows[0][name], float)]
+  head = [name for name in filled if name in keys and name not in alike]
+  above = ', '.join(f'{name} {texts[name][0]}' for name in alike)
+  tables, block = [], head
+  for name in filled:
+    if name in (*alike, *head):
+      continue
+    wider = table(rows, [*block, name])
+    if block != head and len(wider.split('\n')[1]) > width:
+      tables.append(table(rows, block))
+      block = head
+    block = [*block, name]
+  tables.append(table(rows, block))
+  return '\n\n'.join([*[f'In all rows: {above}'] * bool(above), *tables])
+
+
 def _plot(axes, x, y, window: int) -> None:
   """Draws one series; the newest mean is shown at the upper right."""
   spacing = np.median(np.diff(x)) if len(x) > 1 else 1  # evaluations are rare

@@ -115,12 +115,13 @@ def _by_hops(title: str, before: _Cells, after: _Cells,
     row: dict[str, Any] = dict(zip(('set', 'engine', 'decoding'), case))
     for hop, cell in cells.items():
       old = before.get(case, {}).get(hop)
-      row[names[hop]] = (f'{show(old)} -> ' if old else '') + show(cell)
+      row[names[hop]] = (f'{show(old)}->' if old else '') + show(cell)
     whole = cells.get(evaluator.ALL)
     row['n'] = whole.n if whole else sum(cell.n for cell in cells.values())
     rows.append(row)
-  return title + ', before -> after' * bool(before) + '\n\n' + figures.table(
-      rows, ('set', 'engine', 'decoding', *names.values(), 'n'))
+  keys, shown = ('set', 'engine', 'decoding'), (*names.values(), 'n')
+  return title + ', before->after' * bool(before) + '\n\n' + (
+      figures.narrow_table(rows, (*keys, *shown), keys, stay=shown))
 
 
 def _legend(cells: _Cells) -> str:
@@ -132,8 +133,9 @@ def _legend(cells: _Cells) -> str:
   for n in counts:
     low, high = evaluator.wilson(n / 2, n)
     halves.append(f'{(high - low) / 2:.2f} of {n}')
-  return ('noise: random passages; n: questions of a row. Half of a 95% '
-          'interval is at most\n' + ', '.join(halves)
+  noise = any(engine == 'noise' for _, engine, _ in cells)
+  return ('noise: random passages; ' * noise + 'n: questions of a row. Half of '
+          'a 95% interval is at most\n' + ', '.join(halves)
           + f' question{"s" * (counts[-1] > 1)}.')
 
 

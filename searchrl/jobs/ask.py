@@ -169,7 +169,8 @@ class TurnPrinter:
             '\n'.join(shown) or 'nothing')
       else:
         yield (f'{self._label(trajectory)}That was no action; the policy is '
-               'asked to retry.')
+               'asked to retry and reads\n' + _indented(plain(
+                   turn.observation).strip()))
 
   def _label(self, trajectory: Trajectory) -> str:
     return f'[{trajectory.sample + 1}] ' if self._samples > 1 else ''

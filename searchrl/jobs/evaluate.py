@@ -68,7 +68,8 @@ def run(config, workdir: str) -> None:
       folder, facts, fingerprint.overlap(options.run, sets)))
   if processes.is_first():
     rows = evaluator.with_seconds(rows, folder)
-    print(figures.table(rows, evaluator.columns(rows)), flush=True)
+    print(figures.narrow_table(rows, evaluator.columns(rows), evaluator.KEYS),
+          flush=True)
 
 
 def _check_prompts(config, sets: Sequence[datasets.Dataset]) -> None:
@@ -131,7 +132,7 @@ def _compare(config, cases: Sequence[evaluator.EvalCase],
   atomic_files.write_json(folder / evaluator.TABLE, rows)
   columns = dict.fromkeys(('method', *evaluator.columns(timed), 'note'))
   columns['note'] = columns.pop('note')  # moves it to the end
-  print(figures.table(timed, list(columns)))
+  print(figures.narrow_table(timed, list(columns), ('method', *evaluator.KEYS)))
   print(_differences(folder, [
       name for name in options.order
       if not _missing(_of_seed(options.methods[name], config.seed))]))

@@ -93,7 +93,7 @@ def _card(run: reading.Run) -> dict[str, Any]:
       'rollouts': int(last.get('training/rollouts', 0)),
       'revision': str(run.environment.get('git', ''))[:12],
       'scores': headlines,
-      'alarms': _rolled_back(run) + [
+      'alerts': _rolled_back(run) + [
           (text, alerts.format_steps(steps))
           for text, steps in alerts.history(run.steps)]}
 
