@@ -171,12 +171,17 @@ def test_files_are_read_as_any_other_data(folder):
     warnings.simplefilter('error')
     assert len(corpora.read(folder / 'corpus.jsonl')) > 100
     hops = {}
-    for name in ('train', 'test', 'test_famous', 'test_obscure', 'train_1_hop'):
+    for name in ('train', 'test', 'test_famous', 'test_obscure', 'shown'):
       questions = questions_lib.read(folder / f'{name}.jsonl')
       hops[name] = {q.hops for q in questions}
       assert {q.data_source for q in questions} <= set(atlas_questions.SOURCES)
   assert hops['train'] == hops['test'] == {1, 2, 3}
-  assert hops['train_1_hop'] == {1}
+  shown = rows(folder, 'shown')
+  longer = [row for row in shown if row['metadata']['hops'] > 1]
+  assert {(row['metadata']['hops'], row['metadata']['relations'][0])
+          for row in longer} == {(2, 'city')}
+  assert len(longer) * 5 <= len(shown) - len(longer) == sum(
+      row['metadata']['hops'] == 1 for row in rows(folder, 'train'))
   test = {row['id'] for row in rows(folder, 'test')}
   halves = [{row['id'] for row in rows(folder, f'test_{name}')}
             for name in ('famous', 'obscure')]
@@ -246,7 +251,10 @@ def test_questions_of_a_world_by_hand():
   assert row['metadata']['chain'] == [
       ['Aville city country', 'Cland'], ['Cland currency', 'Crown']]
   assert row['metadata']['passages'] == ['city-Aville', 'country-Cland-currency']
+  # No fact leads to the first; two cities lead to the country.
   assert row['metadata']['poor_queries'][0] == ['city country', 'Bville']
+  assert sorted(row['metadata']['poor_queries'][1]) == [
+      ('Aville city country', 'Cland'), ('Bville city country', 'Cland')]
 
 
 def test_what_a_search_shows_too_early_is_not_asked():

@@ -26,7 +26,7 @@ from searchrl.rollouts import driver
 from searchrl.rollouts import records
 from searchrl.search import corpus as corpora
 from searchrl.search import mapped_corpus
-from searchrl.trajectory import Action, Passage, Question, Request
+from searchrl.trajectory import Action, Passage, Question, Request, Turn
 
 TOWNS = 12
 
@@ -189,6 +189,38 @@ def test_a_poor_first_query_is_followed_by_a_better_one(
     assert len(texts_of(line)) == (4 if is_trained else 3)
 
 
+def test_a_poor_query_may_find_what_the_question_asks_about():
+  question = Question('q', 'what is the river of Aville?', ('Blue',))
+  chain = chains.parse({'chain': [['Aville river', 'Blue']], 'poor_queries': [
+      [['Aville Airport city', 'Aville']]]}, 'a line')
+  made = chains.script(question, chain, [], retry_share=1.0, seed=0)
+  assert made == Script(chain, 'Aville Airport city', 'Aville')
+  passage = Passage('1', 'Aville Airport', 'It serves Aville.')
+  turn = Turn((1,), (0.0,), Action('search', (made.poor_query,)), (2,),
+              passages=(passage,), observation=(
+                  '<information>It serves Aville.</information>'))
+  texts = {chains.write(made, Request(question, 0), turns,
+                        dialogue=dialogues.tags(), seed=seed)
+           for seed in range(9) for turns in [(turn,)]}
+  assert all(text.endswith('<search> Aville river </search>')
+             and 'Aville' in text.partition('Aville river')[0]
+             for text in texts) and len(texts) == 3
+  nothing = dataclasses.replace(turn, observation='<information></information>')
+  assert 'Aville' not in chains.write(
+      made, Request(question, 0), (nothing,), dialogue=dialogues.tags(), seed=0
+  ).partition('Aville river')[0]
+
+
+def test_the_last_word_that_was_read_is_found():
+  passage = Passage('1', 'Aville', 'Its river is the Blue.')
+  turn = Turn((1,), (0.0,), Action('search', ('river',)), (2,), passages=(
+      passage,), observation='<information>Its river is the Blue.</information>')
+  assert chains.found('Blue', turn) and not chains.found('Bl', turn)
+  cut = dataclasses.replace(
+      turn, observation='<information>Its river</information>')
+  assert not chains.found('Blue', cut)
+
+
 def test_without_poor_queries_another_question_lends_its_own():
   question = Question('q', 'where?', ('here',))
   own = Chain((Hop('own', 'here'),))
@@ -257,7 +289,9 @@ def test_a_killed_job_goes_on(data, tmp_path, monkeypatch):
     (dict(metadata={'chain': []}), 'chain must be'),
     (dict(metadata={'chain': [['query', ' ']]}), 'train.jsonl, line 1 is'),
     (dict(metadata={'chain': [['a', 'b']], 'poor_queries': ['x']}),
-     'poor_queries must have a list of texts for each hop')])
+     'poor_queries must have for each hop a list of texts or of pairs'),
+    (dict(metadata={'chain': [['a', 'b']], 'poor_queries': [[['x', '']]]}),
+     r'for each hop a list of texts or of pairs .* is \[\[\[')])
 def test_a_bad_chain_is_named(data, tmp_path, change, words):
   first, *rows = questions()
   jsonl.write(data / 'train.jsonl', [first | change, *rows])

@@ -27,6 +27,9 @@ _MISSED = ('That does not say it. I search again: {}.',
            'These passages do not help. I search again, for: {}.',
            'The answer is not there. I try another query: {}.',
            'Nothing here tells me that. I ask differently: {}.')
+_ASIDE = ('That says {}, but not what I need. I search for: {}.',
+          'I found {}, but I need more. I search for: {}.',
+          'It is about {}. I still need: {}.')
 _DONE = ('', ' So I can answer.', ' That answers the question.',
          ' Now I know the answer.')
 
@@ -42,7 +45,8 @@ class Chain(NamedTuple):
   """The searches that lead to a question's answer, in their order."""
 
   hops: tuple[Hop, ...]
-  poor_queries: tuple[str, ...] = ()  # first queries that should miss
+  # First queries that should miss, with what they find; '': nothing of use.
+  poor_queries: tuple[Hop, ...] = ()
 
 
 def parse(metadata: Mapping[str, Any], place: str) -> Chain | None:
@@ -50,7 +54,8 @@ def parse(metadata: Mapping[str, Any], place: str) -> Chain | None:
 
   Args:
     metadata: Metadata, whose chain is [[query, answer], ...]. It may have
-      poor_queries, too, a list of texts for each hop.
+      poor_queries, too, for each hop a list of texts, or of pairs of a query
+      and what it finds.
     place: Place of the question, for the error.
 
   Raises:
@@ -67,13 +72,20 @@ def parse(metadata: Mapping[str, Any], place: str) -> Chain | None:
         f'each hop, but that of {place} is {str(chain)[:80]}. Correct the '
         'line.')
   if not isinstance(poor, list) or not all(
-      isinstance(queries, list) and all(map(_is_text, queries))
+      isinstance(queries, list) and all(map(_is_poor_query, queries))
       for queries in poor):
     raise ValueError(
-        'metadata.poor_queries must have a list of texts for each hop, but '
-        f'that of {place} is {str(poor)[:80]}. Correct the line.')
-  return Chain(tuple(Hop(*map(str.strip, hop)) for hop in chain),
-               tuple(poor[0]) if poor else ())
+        'metadata.poor_queries must have for each hop a list of texts or of '
+        f'pairs of a query and what it finds, but that of {place} is '
+        f'{str(poor)[:80]}. Correct the line.')
+  return Chain(tuple(Hop(*map(str.strip, hop)) for hop in chain), tuple(
+      Hop(entry, '') if isinstance(entry, str) else Hop(*entry)
+      for entry in (poor[0] if poor else ())))
+
+
+def _is_poor_query(value: Any) -> bool:
+  return _is_text(value) or (isinstance(value, list) and len(value) == 2
+                             and all(map(_is_text, value)))
 
 
 def _is_text(value: Any) -> bool:
@@ -85,6 +97,7 @@ class Script(NamedTuple):
 
   chain: Chain
   poor_query: str = ''  # '': the first query is that of the first hop
+  aside: str = ''  # what the poor query finds; '': nothing of use
 
 
 def script(question: Question, chain: Chain, others: Sequence[Chain], *,
@@ -103,9 +116,10 @@ def script(question: Question, chain: Chain, others: Sequence[Chain], *,
   if rng.random() >= retry_share:
     return Script(chain)
   poor = chain.poor_queries or [
-      query for n in rng.integers(len(others), size=8)
+      Hop(query, '') for n in rng.integers(len(others), size=8)
       if (query := others[n].hops[0].query) != chain.hops[0].query]
-  return Script(chain, str(poor[rng.integers(len(poor))]) if poor else '')
+  return Script(chain, *poor[rng.integers(len(poor))]) if poor else (
+      Script(chain))
 
 
 def write(script: Script, request: Request, turns: Sequence[Turn], *,
@@ -130,8 +144,11 @@ def write(script: Script, request: Request, turns: Sequence[Turn], *,
     action = Action('answer', (hops[-1].answer,))
   else:
     topic = hops[done].query.rstrip(' .?!')
-    thought = pick(_MISSED if missed else _NEXT if done else _SEEK).format(
-        topic)
+    if missed and script.aside and found(script.aside, turns[0]):
+      thought = pick(_ASIDE).format(script.aside, topic)
+    else:
+      thought = pick(_MISSED if missed else _NEXT if done else _SEEK).format(
+          topic)
     if done:
       thought = f'{pick(_FOUND).format(hops[done - 1].answer)} {thought}'
     action = Action('search', (hops[done].query if turns or not poor else

@@ -180,8 +180,11 @@ def found_gold(trajectory: Trajectory) -> bool:
 
 
 def observed(turn: Turn) -> str:
-  """Returns a turn's observation, normalised; JSON escapes become spaces."""
-  return normalise(re.sub(r'\\+[nrt]', ' ', turn.observation))
+  """Returns a turn's observation, normalised.
+
+  JSON escapes and tags become spaces, so that they do not join two words.
+  """
+  return normalise(re.sub(r'\\+[nrt]|</?\w+>', ' ', turn.observation))
 
 
 def _em_and_format(trajectory: Trajectory, needs_search: bool

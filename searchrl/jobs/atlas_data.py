@@ -107,7 +107,7 @@ def write(folder: pathlib.Path, options: dict[str, Any]) -> None:
   famous, obscure = atlas_questions.SOURCES
   files = {
       'train': train, 'test': test,
-      'train_1_hop': [q for q in train if q.hops == 1],
+      'shown': shown(train),
       'test_famous': [q for q in test if q.source == famous],
       'test_obscure': [q for q in test if q.source == obscure]}
   jsonl.write(folder / 'corpus.jsonl', map(_line, passages))
@@ -123,6 +123,19 @@ def write(folder: pathlib.Path, options: dict[str, Any]) -> None:
       {'packages': _versions(), 'files': digests}, indent=2) + '\n')
   processes.say(f'{folder}: {len(passages):,} passages, {len(train):,} '
                 f'questions to train on, {len(test):,} to test.', sys.stdout)
+
+
+def shown(questions: Sequence[atlas_questions.AtlasQuestion]
+         ) -> list[atlas_questions.AtlasQuestion]:
+  """Returns the questions that demonstrations may show.
+
+  They are all of one hop, and for five of those one of two hops, which asks for
+  a fact about the city that an airport serves.
+  """
+  one_hop = [q for q in questions if q.hops == 1]
+  two_hops = [q for q in questions
+              if q.hops == 2 and q.facts[0].relation == 'city']
+  return [*one_hop, *two_hops[:len(one_hop) // 5]]
 
 
 def _line(passage: Passage) -> dict[str, str]:

@@ -19,7 +19,8 @@ from searchrl.runtime import processes
 
 DONE = 'phase.json'  # in a phase's folder, once it is done: its config
 WORKDIR = '{workdir}'
-_OURS = 'searchrl.jobs.train:run, searchrl.jobs.finetune:run and others'
+_TRAIN = 'searchrl.jobs.train:run'
+_OURS = f'{_TRAIN}, searchrl.jobs.finetune:run and others'
 
 
 def run(config, workdir: str) -> None:
@@ -55,7 +56,7 @@ def run(config, workdir: str) -> None:
 
 
 def trainings(config) -> dict[str, Any]:
-  """Returns the config of each phase that samples and trains, by its name.
+  """Returns the config of each phase that trains by RL, by its name.
 
   Such a phase may begin from a model that an earlier phase has yet to write. It
   has the model that the earlier phase begins from, which has the same shape and
@@ -63,7 +64,7 @@ def trainings(config) -> dict[str, Any]:
   """
   found = {}
   for name in _names(config):
-    if {'rollout', 'learner', 'dialogue'} <= {*config.phases[name]}:
+    if config.phases[name].job == _TRAIN:
       found[name] = copy.deepcopy(config.phases[name])
       with found[name].unlocked():
         found[name].model.path = _origin(config, found[name].model.path)

@@ -208,6 +208,10 @@ class _Writer:
     self._place = atlas_passages.places(atlas)
     self._text = {p.id: _content(p) for p in passages}
     self._similar = atlas_facts.similar(atlas)
+    self._leading: dict[str, list[Fact]] = collections.defaultdict(list)
+    for fact in atlas.facts:
+      if fact.target:
+        self._leading[fact.target].append(fact)
 
   def take(self, by_kind: Mapping[Any, Sequence[tuple[Fact, ...]]], count: int
           ) -> list[AtlasQuestion]:
@@ -256,7 +260,8 @@ class _Writer:
     if not self._is_fair(text, chain, places, queries):
       return None
     return AtlasQuestion(
-        uid, text, chain, queries, tuple(self._poor(fact) for fact in chain), places,
+        uid, text, chain, queries, tuple(self._poor(fact) for fact in chain),
+        places,
         SOURCES[not entity.is_famous])
 
   def _is_fair(self, text: str, chain: Sequence[Fact], places: Sequence[str],
@@ -276,10 +281,22 @@ class _Writer:
     return tuple(f'{name} {_words(fact, entity.kind)}' for name, entity, fact
                  in zip(names, entities, chain))
 
-  def _poor(self, fact: Fact) -> tuple[str, ...]:
-    """Returns queries without the entity, or with another one's name."""
-    other = self._atlas.entities[self._similar[fact.subject]]
-    return _words(fact, other.kind), other.name
+  def _poor(self, fact: Fact) -> tuple[Any, ...]:
+    """Returns queries that do not lead to a fact.
+
+    If the subject is the answer to other facts, they are the queries for two of
+    those, with the answer that they find. Else they are a query without the
+    subject, and one with another name.
+    """
+    leading = sorted(
+        (other for other in self._leading[fact.subject]
+         if other.subject != fact.target), key=lambda other: _uniform(
+             f'{self._seed}/{fact.relation}/{other.subject}'))
+    if leading:
+      return tuple((self._queries((other,), self._atlas.entities[
+          other.subject].words)[0], other.answers[0]) for other in leading[:2])
+    similar = self._atlas.entities[self._similar[fact.subject]]
+    return _words(fact, similar.kind), similar.name
 
 
 def _content(passage: Passage) -> str:
