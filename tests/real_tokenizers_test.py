@@ -128,6 +128,21 @@ def test_sizes_ends_and_ids_are_those_that_are_published(name, tokenizer):
   assert {tokenizer.token(i): i for i in ids.values()} == ids
 
 
+def test_a_prompt_of_mistral_has_the_ids_of_mistral_common():
+  """Which are those of its MistralTokenizer.v3() for this question."""
+  mistral = load('mistral')
+  text = mistral.render([{'role': 'user', 'content': 'Where is  the town?\n'}])
+  assert mistral.encode(text) == (
+      1, 3, 7694, 1117, 29_473, 1040, 4504, 29_572, 781, 4)
+  assert mistral.vocab_size == 32_768 and mistral.eos_ids == (2,)
+
+
+def test_qwen3_of_2507_writes_tools():
+  model = load('qwen3-instruct')
+  assert model.vocab_size == 151_669
+  assert 'query_list' in tools.dr_zero(model).head
+
+
 @pytest.mark.slow
 def test_every_text_has_tiktokens_ids(name, tokenizer):
   """A converted vocabulary is right if other people's program agrees."""
