@@ -135,8 +135,10 @@ def test_only_the_last_passage_of_a_chain_has_an_answer(folder, name):
                    for other in (row['question'], *passages[:-1]))
     assert len(passages) == len(about['chain']) == about['hops']
     assert about['chain'][-1][1] == golds[0]
-    for (_, answer), passage in zip(about['chain'], passages):
-      assert has(passage, answer)
+    for hop, (_, answer) in enumerate(about['chain']):
+      assert has(passages[hop], answer)
+      assert not any(has(other, answer)
+                     for other in (row['question'], *passages[:hop]))
 
 
 @needs_packages

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions of 1 to 3 hops about the atlas, each with exactly one answer.
 
-A question follows a chain of facts from its first entity. A golden answer is
-neither in the question, nor in a passage before the last one of the chain, nor
-in what an engine finds for the queries before the last one.
+A question follows a chain of facts from its first entity. The answer of a hop is
+neither in the question nor in the passage of an earlier hop. What an engine
+finds for a query before the last one does not have a golden answer either.
 """
 
 import collections
@@ -266,14 +266,15 @@ class _Writer:
 
   def _is_fair(self, text: str, chain: Sequence[Fact], places: Sequence[str],
                queries: Sequence[str]) -> bool:
-    """Returns whether an answer needs the last passage of a chain."""
+    """Returns whether no answer is known before its hop."""
+    earlier = [text, *(self._text[place] for place in places)]
+    if any(mentions(other, fact.answers) for hop, fact in enumerate(chain)
+           for other in earlier[:hop + 1]):
+      return False
     answers = chain[-1].answers
-    earlier = text, *(self._text[place] for place in places[:-1])
-    return (not any(mentions(other, answers) for other in earlier)
-            and mentions(self._text[places[-1]], answers[:1])
-            and not any(mentions(_content(passage), answers)
-                        for query in queries[:-1]
-                        for passage in self._search(query)))
+    return mentions(earlier[-1], answers[:1]) and not any(
+        mentions(_content(passage), answers)
+        for query in queries[:-1] for passage in self._search(query))
 
   def _queries(self, chain: Sequence[Fact], words: str) -> tuple[str, ...]:
     entities = [self._atlas.entities[fact.subject] for fact in chain]
