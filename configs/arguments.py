@@ -13,8 +13,10 @@ short for the pair, and a slash for the comma: `smoke`, `study/qwen2.5-7b`.
 Result: docs/settings.md lists sizes, models and settings.
 """
 
+from collections.abc import Callable
 import dataclasses
 import difflib
+import pathlib
 
 import ml_collections
 
@@ -128,6 +130,32 @@ def _refusal(legal: dict[str, tuple[str, ...]], text: str, problem: str,
 
 def _nearest(name: str, known: list[str]) -> list[str]:
   return difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.0)
+
+
+def with_run(text: str, make: Callable[[str], ml_collections.ConfigDict]
+            ) -> tuple[str, ml_collections.ConfigDict]:
+  """Returns the run that a text names, and the config for the other texts.
+
+  Args:
+    text: Text after the colon: the folder of a run, perhaps with 'run=' before
+      it and a step as in runs/mine@20; or a text that `make` takes.
+    make: Function that returns the config of a text. A run has that of ''.
+
+  Returns:
+    The run, or '' if the text names none, and the config.
+
+  Raises:
+    ValueError: The text is neither of them.
+  """
+  run = text.removeprefix('run=')
+  if run and any((pathlib.Path(folder) / 'config.json').is_file()
+                 for folder in (run, run.rpartition('@')[0] or run)):
+    return run, make('')
+  try:
+    return '', make(text)
+  except ValueError as error:
+    raise ValueError('run must be the folder of a run, with its config.json, '
+                     f'but {run!r} is none. Without a run: {error}') from error
 
 
 def apply_setting(config: ml_collections.ConfigDict, text: str, default: str

@@ -6,20 +6,19 @@ r"""Asks a trained policy one question and shows each turn as it happens.
       --question "Who wrote The Naflirsong Garden?"
 
 Without --question it proposes some questions. Only the answer goes to stdout.
-With --config=configs/ask.py:run=runs/mine, the model, the dialogue, the budgets
-and the engine come from that run, and flags can change any of them.
+With --config=configs/ask.py:runs/mine or --config.ask.run=runs/mine, the model,
+the dialogue, the budgets and the engine come from that run, and flags can change
+any of them.
 
 Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 7 seconds, start included.
 Result: after dspo.py, seed 0, the right answer in 3 turns to "What is the city
 of birth of the person who wrote The Naflirsong Garden?".
 """
 
-import pathlib
-
+from configs import arguments
 from configs import common
 import ml_collections
 from searchrl.experiment.rules import field, seed
-from searchrl.runtime import workdir
 
 _ROLLOUT = ('max_num_seqs', 'max_length', 'dtype', 'attention', 'cache_tokens',
             'tensor', 'search_order', 'async_decode', 'search_timeout_secs',
@@ -27,14 +26,8 @@ _ROLLOUT = ('max_num_seqs', 'max_length', 'dtype', 'attention', 'cache_tokens',
 
 
 def get_config(text: str = '') -> ml_collections.ConfigDict:
-  folder = text.removeprefix('run=')
-  is_run = (pathlib.Path(folder) / 'config.json').is_file()
-  try:
-    base = common.as_evaluated(common.get_config('' if is_run else text))
-  except ValueError as error:
-    raise ValueError('run must be the folder of a run, with its config.json, '
-                     f'but {folder!r} is none. Without a run: {error}'
-                    ) from error
+  run, base = arguments.with_run(
+      text, lambda text: common.as_evaluated(common.get_config(text)))
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.ask:run'
   config.seed = seed(0)  # seed of sampling and of the noise engine
@@ -42,9 +35,13 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       path=base.model.path,  # a Hugging Face folder or hub id; '': tiny base
       dtype=base.model.get_ref('dtype'),  # dtype of the parameters
   )
-  config.dialogue = base.dialogue  # dialogue that the policy was trained with
+  # Dialogue that the policy was trained with. '': the run's; without a run, as
+  # in configs/common.py.
+  config.dialogue = base.dialogue
   # Without a corpus, the run's corpus or a generated world is searched.
   config.search = base.search
+  if run or not arguments.parse(text).model:
+    config.search.engine = ''  # '': the run's with its options; no run: bm25
   config.data = dict(
       world_seed=base.data.get_ref('world_seed'),  # seed of the generated world
       # Number of questions, some of them proposed.
@@ -59,25 +56,12 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   config.mesh = base.mesh
   config.ask = dict(
       question='',  # question to ask, set by --question; '': proposes some
-      examples='',  # jsonl of questions to propose; '': those beside the corpus
-      run='',  # run whose newest checkpoint answers; '': the model itself
+      # File of questions to propose. '': the run's, or those beside the corpus.
+      examples='',
+      run=run,  # run at its newest step, or 'run@12'; '': the model itself
       # Answers sampled; 1 is greedy, and more take a vote.
       samples=field(1, at_least=1),
       # Temperature, if there are several samples.
       temperature=field(1.0, above=0),
   )
-  if is_run:
-    _as_in(config, workdir.read_config(folder), folder)
   return config
-
-
-def _as_in(config: ml_collections.ConfigDict, past: dict, folder: str) -> None:
-  """Copies dialogue, search, model and rollout options from a run's config."""
-  config.ask.run = folder
-  config.ask.examples = past['data']['evaluate'] or past['data']['train']
-  config.dialogue = past['dialogue']
-  judging = past['evaluate'].get('search', {})  # evaluation's engine, if any
-  config.search = past['search'] | (judging if judging.get('engine') else {})
-  for part in ('model', 'rollout'):
-    config[part].update({name: value for name, value in past[part].items()
-                         if name in config[part]})

@@ -18,7 +18,7 @@ import ml_collections
 
 from configs import arguments
 from searchrl.data import datasets
-from searchrl.experiment.rules import field, seed
+from searchrl.experiment.rules import field, seed, tracked
 from searchrl.models import attention
 from searchrl.models.inference import layouts
 from searchrl.runtime import alerts
@@ -61,7 +61,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       weights=(),  # shares of training files, instead of mix; (): by size
       limit=field(0, zero='all'),  # training questions, drawn by the seed
       golds=True,  # False: the reward needs no gold answers in training
-      question_mark=False,  # True: adds a missing '?' to questions (Search-R1)
+      # True: adds a missing '?' to questions (Search-R1).
+      question_mark=tracked(False),
       # Evaluation questions: path, folder or name=path,..., with search.corpus,
       # or 'worlds': generated ones. '': worlds if training generates its own.
       evaluate='',
@@ -75,10 +76,12 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       mix=field((1, 1, 1), at_least=0),
   )
   config.world = dict(  # generated worlds for training and for evaluation
-      common=True,  # True: adds common knowledge, the same in all worlds
+      # True: adds common knowledge, the same in all worlds.
+      common=tracked(True),
       # Share of it that is changed in each world.
       outdated=field(0.15, above=0, below=1),
-      hard=False,  # True: namesakes, several passages per entity, other words
+      # True: namesakes, several passages per entity, other words.
+      hard=tracked(False),
       scale=field(1.0, above=0),  # factor on the number of entities
   )
   config.search = dict(
@@ -87,9 +90,10 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       corpus='',  # passage file, jsonl; '': a generated world
       options={},  # keyword arguments of the engine
   )
-  # Function that makes the dialogue from a tokenizer, module:function. Others
-  # are in agent: dialogue:search_r1, chat:search_r1, tools:dspo.
-  config.dialogue = 'searchrl.agent.dialogue:laptop'
+  # Function that makes the dialogue from a tokenizer, module:function, as in
+  # agent: dialogue:search_r1, chat:search_r1, tools:dspo. '': the tiny bases'
+  # own; for other models Search-R1's, in the chat template if there is one.
+  config.dialogue = ''
   config.reward = 'searchrl.agent.rewards:em'  # reward, module:function
   config.reward_options = {}  # keyword arguments of the reward
   config.outcome = 'searchrl.agent.rewards:em'  # outcome read by the filter
@@ -111,7 +115,9 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       # Rule for top_k, top_p and min_p where a loss has an importance ratio:
       # 'refuse' (an error), or 'renormalise': log-probs over the tokens kept.
       truncation=field('refuse', one_of=('refuse', 'renormalise')),
-      # Concurrent conversations, a multiple of data * fsdp.
+      # Concurrent conversations, a multiple of data * fsdp. This number and the
+      # lengths and budgets below are the tiny bases'. For another model, those
+      # that nothing sets follow the model and the data (docs/data.md).
       max_num_seqs=field(72, at_least=1),
       # Most tokens per conversation, prompt included.
       max_length=field(512, at_least=1),
@@ -124,7 +130,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       tensor=field(1, at_least=1),
       # Order of results.
       search_order=field('auto', one_of=('auto', 'deterministic', 'arrival')),
-      async_decode=False,  # True: decodes while the host reads the last decode
+      # True: decodes while the host reads the last decode.
+      async_decode=tracked(False),
       # Seconds until a search counts as failed.
       search_timeout_secs=field(60.0, above=0),
       search_calls=field(4, at_least=1),  # number of concurrent search calls
@@ -146,7 +153,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       mask_observations=True,  # True: trains only on the policy's tokens
   )
   config.optimizer = dict(
-      learning_rate=2e-4,  # peak learning rate
+      # Peak learning rate. Without LoRA, 1e-5 for other models than tiny ones.
+      learning_rate=tracked(2e-4),
       b2=0.99,  # decay rate of the second moment
       weight_decay=0.0,  # pull towards 0, times the learning rate
       max_grad_norm=1.0,  # gradient norm above which a gradient is scaled
@@ -247,7 +255,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       decodings=field(
           ('greedy', 'sampled'), lambda names: names and {*names} <= {
               'greedy', 'sampled'}, "'greedy', 'sampled', or both"),
-      noise=True,  # True: the first set and famous also get random passages
+      # True: the first set and famous also get random passages.
+      noise=tracked(True),
       search=dict(engine='', options={}),  # engine; '': as in training
       engines={},  # engines by name, each like search; {}: search alone
       worlds=dict(

@@ -19,6 +19,7 @@ lengths are the laptop's, where four-hop answers take about 110 policy tokens.
 
 from configs import arguments
 from configs import common
+from searchrl.experiment.rules import field
 
 
 def get_config(text: str = ''):
@@ -27,8 +28,10 @@ def get_config(text: str = ''):
       name='searchrl.rl.algorithms:dapo',
       clip_low=0.2,
       clip_high=0.28,
-      max_length=192,  # policy tokens at which the penalty reaches 1
-      buffer=48,  # tokens before max_length over which the penalty grows
+      # Policy tokens at which the penalty reaches 1.
+      max_length=field(192, above=0),
+      # Tokens before max_length over which the penalty grows.
+      buffer=field(48, above=0),
   )
   config.rollout.max_rounds = 3
   if arguments.parse(text).is_laptop:

@@ -17,13 +17,15 @@ and steps are the laptop's; `length` is the most tokens that a policy may write.
 
 from configs import arguments
 from configs import common
+from searchrl.experiment.rules import field
 
 
 def get_config(text: str = ''):
   config = common.get_config(text)
   config.algorithm.update(
       name='searchrl.rl.algorithms:dr_grpo',
-      length=288,  # tokens: 6 turns of 48, the most a policy may write
+      # Tokens: 6 turns of 48, the most a policy may write.
+      length=field(288, above=0),
       clip_low=0.2,
       clip_high=0.2,
       kl_coef=0.0,  # per nat, to the model that the run started from

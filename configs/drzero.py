@@ -115,7 +115,7 @@ def _laptop_proposer(size: str) -> ml_collections.ConfigDict:
   config.solver = dict(  # frozen solver that answers for the reward
       path='tiny_base',
       run='',  # run of the previous iteration's solver
-      dialogue=solver.dialogue,
+      dialogue='searchrl.agent.dialogue:laptop',
       budgets=solver.rollout.budgets.to_dict(),
       temperature=1.0,
   )

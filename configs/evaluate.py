@@ -9,8 +9,9 @@ r"""The full evaluation of a run: 200 questions of each hop count, greedily.
   python -m searchrl.main --config=configs/evaluate.py:suite=trained \
       --seeds=0,1,2 --workdir=runs/trained
 
-Without `evaluate.run`, it evaluates the model of `model.path`, by default the
-shipped tiny base model. Sampled answers, random passages and common knowledge
+All that no flag names is as in that run. The run may also stand after a colon,
+as in --config=configs/evaluate.py:runs/dspo. Without a run, it evaluates the
+model of `model.path`, by default the shipped tiny base model. Sampled answers, random passages and common knowledge
 have 50 questions each. The suite `methods` compares methods, each with the
 model that its line below names. A run that does not exist has a row that says
 so. The suite `trained` compares the methods that train, over the seeds of
@@ -26,9 +27,17 @@ seconds, 107 of time; trained, three seeds: 150 CPU seconds (BENCHMARKS.md).
 from configs import arguments
 from configs import common
 from searchrl.experiment.rules import field
+import ml_collections
 
 
 def get_config(text: str = ''):
+  run, config = arguments.with_run(text, _evaluation)
+  config.evaluate.run = run
+  return config
+
+
+def _evaluation(text: str) -> ml_collections.ConfigDict:
+  """Returns the config of a size, a model or a suite."""
   args = arguments.parse(
       text, laptop_only=('suite',), suite=('methods', 'trained'))
   config = common.as_evaluated(common.get_config(args.base))
@@ -45,7 +54,6 @@ def get_config(text: str = ''):
   )
   if not args.model:  # with a model, the setting's values stay
     config.search.engine = ''  # '': the run's with its options; no run: bm25
-    config.dialogue = ''  # '': the run's; without a run: the tiny base's
   if args.is_laptop:
     config.evaluate.worlds.update(
         questions_per_hop=200, common_per_hop=50, sampled_per_hop=50)

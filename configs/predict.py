@@ -6,7 +6,8 @@ r"""Answers questions that have no golden answers.
       --config.evaluate.run=runs/dspo --config.data.evaluate=questions.jsonl \
       --config.search.corpus=corpus.jsonl
 
-A line of the file is {"id": ..., "question": ...}. Each question is answered
+The run may also stand after a colon, as in --config=configs/predict.py:runs/dspo.
+Without a corpus, the run's is searched. A line of the file is {"id": ..., "question": ...}. Each question is answered
 once, greedily. The job writes runs/predict/predictions.jsonl, and the whole
 trajectories under records/.
 

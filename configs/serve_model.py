@@ -9,7 +9,8 @@ r"""Serves a policy or any model folder with OpenAI's completions API.
       '{"model": "dspo", "prompt": "Search, then answer: ", "max_tokens": 40}'
 
 It also serves /v1/chat/completions if the tokenizer has a chat template.
-Without `ask.run` it serves `model.path`. It also takes run=, as configs/ask.py.
+Without `ask.run` it serves `model.path`. It also takes the run after a colon, as
+in --config=configs/serve_model.py:runs/dspo.
 
 Result: not yet measured.
 """

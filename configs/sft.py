@@ -24,7 +24,7 @@ import ml_collections
 
 from configs import arguments
 from configs.common import DTYPES, KERNELS, REMAT, mesh
-from searchrl.experiment.rules import field, seed
+from searchrl.experiment.rules import field, seed, tracked
 
 
 def get_config(text: str = '') -> ml_collections.ConfigDict:
@@ -68,15 +68,15 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
           sloppiness=field(0.0, at_least=0, at_most=2),
       ),
   )
-  # Dialogue of the demonstrations.
-  config.dialogue = 'searchrl.agent.dialogue:laptop'
+  # Dialogue of the demonstrations, as in configs/common.py; '': the model's.
+  config.dialogue = ''
   config.batch = dict(  # limits of an update; one of the two must be above 0
       documents=field(32, zero='any number'),  # largest number of documents
       # Largest number of tokens, without padding.
       tokens=field(0, zero='any number'),
   )
   config.optimizer = dict(
-      learning_rate=3e-4,
+      learning_rate=tracked(3e-4),
       b2=0.99,
       weight_decay=0.01,
       max_grad_norm=1.0,

@@ -34,7 +34,7 @@ def test_wrong_arguments_name_the_legal_the_nearest_and_the_page(
     with pytest.raises(ValueError) as caught:
       config_of(recipe, text)
     error = str(caught.value)
-    if recipe == 'ask':  # which also takes a run
+    if recipe in ('ask', 'evaluate'):  # which also takes a run
       assert error.startswith('run must be the folder of a run, ')
       error = error.partition('Without a run: ')[2]
     assert error.startswith("The text after the config's colon must be pairs ")

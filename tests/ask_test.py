@@ -6,6 +6,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import types
@@ -20,6 +21,7 @@ import tiny
 from configs import ask as ask_config
 from configs import common
 from searchrl.experiment import policy
+from searchrl.experiment import run_defaults
 from searchrl.experiment import search as searches
 from searchrl.jobs import ask
 from searchrl.search import engines
@@ -134,17 +136,22 @@ def run(tmp_path_factory):
 def test_a_runs_folder_as_size_gives_its_settings_and_can_be_overruled(run):
   folder, _ = run
   config = ask_config.get_config(str(folder))
-  assert config.ask.run == str(folder) and config.search.engine == 'dense'
+  assert config.ask.run == str(folder)
+  config = run_defaults.complete(config, str(folder), 'ask.run')
+  assert config.search.engine == 'dense'
   assert config.data.per_hop == common.get_config().data.per_hop
   past = json.loads((folder / 'config.json').read_text())
   past['dialogue'], past['rollout']['max_length'] = 'mine:mine', 99
   past['rollout']['budgets']['top_k'], past['data']['evaluate'] = 7, 'e.jsonl'
   other = folder / 'other'
-  other.mkdir()
+  shutil.copytree(folder / 'checkpoints', other / 'checkpoints')
   (other / 'config.json').write_text(json.dumps(past))
-  config = ask_config.get_config(str(other))
-  assert (config.dialogue, config.rollout.max_length, config.ask.examples,
-          config.rollout.budgets.top_k) == ('mine:mine', 99, 'e.jsonl', 7)
+  config = ask_config.get_config(f'run={other}')
+  config.rollout.budgets.max_turns = 2
+  config = run_defaults.complete(config, str(other), 'ask.run')
+  assert (config.dialogue, config.rollout.max_length,
+          config.rollout.budgets.top_k, config.rollout.budgets.max_turns) == (
+              'mine:mine', 99, 7, 2)
   with pytest.raises(ValueError, match='run must be'):
     ask_config.get_config(str(folder / 'nothing'))
 
@@ -160,10 +167,13 @@ def test_what_is_refused(fields, error, message, tmp_path):
 
 
 def test_a_run_of_another_dialogue_is_refused_with_a_remedy(run, tmp_path):
-  config = config_of(run=str(run[0]))
+  past = json.loads((run[0] / 'config.json').read_text())
+  past['dialogue'] = 'searchrl.agent.dialogue:laptop'
+  shutil.copytree(run[0], tmp_path / 'past')
+  (tmp_path / 'past/config.json').write_text(json.dumps(past))
+  config = config_of(run=str(tmp_path / 'past'))
   config.dialogue = 'searchrl.agent.dialogue:search_r1'
-  with pytest.raises(ValueError, match=re.escape(
-      f'--config=configs/ask.py:{run[0]}')):
+  with pytest.raises(ValueError, match=r'dialogue must be .* Set it to that\.'):
     ask.run(config, str(tmp_path))
 
 

@@ -41,6 +41,7 @@ def run_of_adapters(folder):
 def config_of(**fields):
   config = ask_config.get_config()
   config.ask.update(fields)
+  config.search.engine = 'bm25'
   return config
 
 

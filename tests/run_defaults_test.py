@@ -34,33 +34,40 @@ def test_the_runs_model_dialogue_and_engine_are_taken(run, module):
   config = module.get_config()
   folder = run(dialogue=SEARCH_R1, model__path='tiny_raw',
                search__options={'encoder': 'tiny_e5'})
-  run_defaults.fill(config, folder, 'evaluate.run')
+  config = run_defaults.complete(config, folder, 'evaluate.run')
   assert (config.dialogue, config.model.path) == (SEARCH_R1, 'tiny_raw')
   assert config.search.engine == 'dense'
   assert config.search.options.to_dict() == {'encoder': 'tiny_e5'}
 
 
 def test_without_a_run_they_are_those_of_the_tiny_base():
-  config = evaluate_config.get_config()
-  run_defaults.fill(config, '', 'evaluate.run')
-  assert config.dialogue == grpo.get_config().dialogue
+  config = run_defaults.complete(
+      evaluate_config.get_config(), '', 'evaluate.run')
+  assert config.dialogue == 'searchrl.agent.dialogue:laptop'
   assert (config.search.engine, config.model.path) == ('bm25', '')
 
 
 def test_another_dialogue_than_the_runs_is_refused(run):
-  config, folder = evaluate_config.get_config(), run()
+  config = evaluate_config.get_config()
+  folder = run(dialogue='searchrl.agent.dialogue:laptop')
   config.dialogue = SEARCH_R1
   with pytest.raises(ValueError, match=f'^dialogue must be what {folder} was '
                      "trained with, 'searchrl.agent.dialogue:laptop', but is"):
-    run_defaults.fill(config, folder, 'evaluate.run')
+    run_defaults.complete(config, folder, 'evaluate.run')
 
 
-def test_other_budgets_are_said(run, capsys):
-  config, folder = evaluate_config.get_config(), run(rollout__budgets__top_k=1)
-  run_defaults.fill(config, folder, 'evaluate.run')
+def test_budgets_are_the_runs_and_a_flag_wins_with_a_warning(run, capsys):
+  config, folder = evaluate_config.get_config(), run(
+      rollout__budgets__top_k=1, rollout__budgets__max_turns=9)
+  taken = run_defaults.complete(config, folder, 'evaluate.run').rollout.budgets
+  assert (taken.top_k, taken.max_turns) == (1, 9)
+  assert not capsys.readouterr().err
+  config.rollout.budgets.top_k = 2  # the default, but set
+  taken = run_defaults.complete(config, folder, 'evaluate.run').rollout.budgets
+  assert (taken.top_k, taken.max_turns) == (2, 9)
   assert capsys.readouterr().err == (
-      f'Warning: rollout.budgets are not those that {folder} was trained with: '
-      'top_k=2 (there 1).\n')
+      f'Warning: not everything is as {folder} was trained: '
+      'rollout.budgets.top_k=2 (there 1).\n')
 
 
 OWN = dict(data__train='a.jsonl', data__per_hop=(), search__corpus='c.jsonl')
@@ -68,8 +75,9 @@ OWN = dict(data__train='a.jsonl', data__per_hop=(), search__corpus='c.jsonl')
 
 def test_a_run_on_own_data_is_judged_on_its_own_evaluation_data(run):
   config = evaluate_config.get_config()
-  run_defaults.judge_on_own_data(config, run(
-      **OWN, data__evaluate='nq=b.jsonl', data__question_mark=True))
+  folder = run(**OWN, data__evaluate='nq=b.jsonl', data__question_mark=True)
+  config = run_defaults.complete(config, folder, 'evaluate.run')
+  run_defaults.judge_on_own_data(config, folder)
   assert config.data.evaluate == 'nq=b.jsonl' and config.data.question_mark
   assert config.search.corpus == 'c.jsonl'
 

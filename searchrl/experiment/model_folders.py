@@ -3,8 +3,10 @@
 """Model directories: reads all but the weights, without using a device."""
 
 import dataclasses
+import pathlib
 from typing import Any
 
+from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.data import questions as questions_lib
@@ -17,7 +19,11 @@ from searchrl.trajectory import Question
 _DIALOGUES = ('searchrl.agent.dialogue:laptop and :search_r1, '
               'searchrl.agent.chat:search_r1, searchrl.agent.tools:dr_zero and '
               ':dspo')
-_MERGED = 8  # tokens that an empty question may let merge with others
+TINY_BASE = pathlib.Path(__file__).parents[1] / 'assets' / 'tiny_base'
+PLAIN_DIALOGUE = 'searchrl.agent.dialogue:search_r1'
+CHAT_DIALOGUE = 'searchrl.agent.chat:search_r1'
+TINY_DIALOGUE = 'searchrl.agent.dialogue:laptop'  # its training dialogue
+MERGED = 8  # tokens that an empty question may let merge with others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +60,7 @@ class ModelFolder:
 
     def admit(question: Question, place: str) -> None:
       # A token has at least one byte, so short questions need no encoding.
-      if bare + _MERGED + len(question.text.encode()) <= limit:
+      if bare + MERGED + len(question.text.encode()) <= limit:
         return
       tokens = len(dialogues.opening(
           self.dialogue, question.text, self.tokenizer))
@@ -72,13 +78,46 @@ def read(path: str, dialogue: str) -> ModelFolder:
   Args:
     path: Path of a Hugging Face directory, or a hub id.
     dialogue: Name, as 'module:function', of a function that makes a Dialogue
-      for a Tokenizer.
+      for a Tokenizer. '': the one of `default_dialogue`.
 
   Raises:
     FileNotFoundError, ValueError: The reasons of `parts` and `load_dialogue`.
   """
   path, shape, tokenizer = parts(path)
-  return ModelFolder(path, shape, tokenizer, load_dialogue(dialogue, tokenizer))
+  return ModelFolder(path, shape, tokenizer, load_dialogue(
+      dialogue or default_dialogue(path, tokenizer), tokenizer))
+
+
+def is_tiny(path: str) -> bool:
+  """Returns whether a model is a shipped tiny base, or was trained from one.
+
+  These models have the tokenizer of the tiny base, and no other model has it.
+
+  Args:
+    path: Path of the model's directory. '': the tiny base.
+  """
+  file = pathlib.Path(path) / 'tokenizer.json'
+  return not path or file.is_file() and file.read_bytes() == (
+      TINY_BASE / 'tokenizer.json').read_bytes()
+
+
+def default_dialogue(path: str, tokenizer: tokenizers.Tokenizer) -> str:
+  """Returns the name of the dialogue of a model for which none is named.
+
+  It is the training dialogue of the tiny bases, and Search-R1's dialogue for
+  all others: in the chat template, if there is one that can frame it.
+
+  Args:
+    path: Path of the model's directory. '': the tiny base.
+    tokenizer: Tokenizer of the model.
+  """
+  if is_tiny(path):
+    return TINY_DIALOGUE
+  try:
+    chat.search_r1(tokenizer)
+  except ValueError:
+    return PLAIN_DIALOGUE
+  return CHAT_DIALOGUE
 
 
 def parts(path: str) -> tuple[

@@ -28,8 +28,7 @@ from searchrl.runtime import progress
 from searchrl.runtime import workdir as workdirs
 
 INIT = 'init'  # in a run's directory: initial model, with init_from
-TINY_BASE = pathlib.Path(__file__).parents[1] / 'assets' / 'tiny_base'
-TINY_DIALOGUE = 'searchrl.agent.dialogue:laptop'  # its training dialogue
+TINY_BASE = model_folders.TINY_BASE
 
 
 def folder_of(config) -> model_folders.ModelFolder:
@@ -371,31 +370,3 @@ def search_of_run(run: str) -> tuple[str, dict[str, Any]]:
   if not search.get('engine'):  # uses the engine of training
     search = config.get('search', {})
   return search.get('engine', 'bm25'), search.get('options', {})
-
-
-def check_run(run: str, *, model: str, dialogue: str) -> None:
-  """Raises an error unless a run has checkpoints of this model and dialogue.
-
-  Args:
-    run: Directory of the run.
-    model: Value of model.path in the config that samples from the run.
-    dialogue: Value of dialogue in that config.
-
-  Raises:
-    FileNotFoundError: The directory holds no run with checkpoints.
-    ValueError: The run was trained with another model or dialogue.
-  """
-  folder, _ = parse_run(run)
-  past = recorded(folder)
-  if not past or not (folder / 'checkpoints').is_dir():
-    raise FileNotFoundError(
-        f'ask.run must be the folder of a run with checkpoints, but {run} is '
-        'none. Name for instance runs/dspo, the --workdir of a training run.')
-  for name, was, now in (
-      ('model.path', past['model']['path'], model),
-      ('dialogue', past['dialogue'], dialogue)):
-    if was != now:
-      raise ValueError(
-          f'{name} must be what {run} was trained with, {was!r}, but is '
-          f"{now!r}. Write the run's folder after the config's name, as in "
-          f'--config=configs/ask.py:{run}: it takes all that from the run.')

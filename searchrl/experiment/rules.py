@@ -8,7 +8,7 @@ The range stays with the field, whatever sets it later. `config_fields.fields`
 finds it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import operator
 from typing import Any, NamedTuple
 
@@ -23,15 +23,27 @@ class Rule(NamedTuple):
 
 
 class Field(config_dict.FieldReference):
-  """A value in a config, with its rule."""
+  """A value in a config, with its rule.
 
-  def __init__(self, default: Any, rule: Rule):
+  Attributes:
+    rule: Rule of the value, if it has one.
+    is_set: True if the field was given a value after it was made: by a recipe,
+      a size, a setting or a flag.
+  """
+
+  def __init__(self, default: Any, rule: Rule | None):
     super().__init__(default)
     self.rule = rule
+    self.is_set = False
 
   def __setstate__(self, state: dict[str, Any]) -> None:  # for deepcopy
     super().__setstate__(state)
-    self.rule = state['rule']
+    self.rule, self.is_set = state['rule'], state['is_set']
+
+  def set(self, value: Any, type_safe: bool = True) -> None:
+    """Gives the field a value, which counts as set from then on."""
+    super().set(value, type_safe)
+    self.is_set = True
 
 
 def field(default: Any, is_legal: Callable[[Any], Any] | None = None,
@@ -80,6 +92,21 @@ def _within(bounds: dict[str, float], whole: bool, zero: str) -> Rule:
   words = ' and '.join(f'{name.replace("_", " ")} {bound:g}'
                        for name, bound in bounds.items())
   return Rule(is_legal, f'{words} (0: {zero})' if zero else words)
+
+
+def tracked(default: Any) -> Any:
+  """Returns a value for a config that has no rule, but knows `is_set`."""
+  return Field(default, None)
+
+
+def unset(config: config_dict.ConfigDict, group: str = ''
+         ) -> Iterator[tuple[str, Field]]:
+  """Yields (dotted name, field) of each field that has its default still."""
+  for name, value in config.items(preserve_field_references=True):
+    if isinstance(value, config_dict.ConfigDict):
+      yield from unset(value, f'{group}{name}.')
+    elif isinstance(value, Field) and not value.is_set:
+      yield group + name, value
 
 
 def seed(default: int) -> Any:

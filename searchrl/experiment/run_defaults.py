@@ -2,60 +2,103 @@
 # SPDX-License-Identifier: Apache-2.0
 """Defaults that a job takes from the run whose policy it uses."""
 
+import copy
 import pathlib
 from typing import Any
 
 from searchrl.data import datasets
 from searchrl.experiment import config_checks
+from searchrl.experiment import model_defaults
 from searchrl.experiment import policy
+from searchrl.experiment import rules
 from searchrl.runtime import processes
 
+# Fields, and groups of fields, that are the run's unless something sets them.
+_OF_RUN = ('model.', 'rollout.', 'world.', 'data.question_mark',
+           'evaluate.decodings', 'evaluate.noise', 'evaluate.worlds.kinds',
+           'evaluate.worlds.max_hops')
 
-def fill(config, run: str, field: str) -> None:
-  """Fills empty fields of a config with the values of a run's training.
 
-  These are the engine, the model and the dialogue. Without a run, they are BM25
-  and the tiny base model with its dialogue. Budgets may differ from the run's,
-  which gives a warning. No device is used.
+def complete(config, run: str, field: str, folder: pathlib.Path | None = None
+            ) -> Any:
+  """Returns a copy of a config with all that it leaves open.
+
+  With a run, these are the model, the dialogue, the engine, the limits of a
+  conversation and the other options of that run's training. A field that a flag
+  or a setting has set stays. Other limits than the run's give a warning. Without
+  a run, the engine is BM25, and the rest follows the model; see
+  `model_defaults.resolved`. No device is used with a run.
 
   Args:
     config: Config of the job.
     run: Directory of the run, as in `policy.parse_run`. '': none.
     field: Config field that names the run, for errors.
+    folder: Directory of the job, if it may have begun.
 
   Raises:
     FileNotFoundError, ValueError: The directory holds no run, or the run lacks
       the step or was trained with another dialogue.
   """
-  if not config.search.engine:
+  config = copy.deepcopy(config)
+  is_open = 'search' in config and not config.search.engine
+  if is_open:
     config.search.engine, config.search.options = policy.search_of_run(run)
-  if run:
-    folder, step = policy.parse_run(run)
-    policy.kept_step(folder, step, field)
-    recorded = policy.recorded(folder)
-    config.model.path = config.model.path or recorded['model']['path']
-    config.dialogue = config.dialogue or recorded['dialogue']
-    if config.dialogue != recorded['dialogue']:
-      raise ValueError(
-          f'dialogue must be what {folder} was trained with, '
-          f'{recorded["dialogue"]!r}, but is {config.dialogue!r}. Set it to '
-          'that.')
-    _say_budgets(config.rollout.budgets, recorded['rollout']['budgets'], folder)
-  config.dialogue = config.dialogue or policy.TINY_DIALOGUE
+  if not run:
+    return model_defaults.resolved(config, folder)
+  place, step = policy.parse_run(run)
+  policy.kept_step(place, step, field)
+  recorded = policy.recorded(place)
+  config.model.path = config.model.path or recorded['model']['path']
+  config.dialogue = config.dialogue or recorded['dialogue']
+  if recorded['dialogue'] and config.dialogue != recorded['dialogue']:
+    raise ValueError(
+        f'dialogue must be what {place} was trained with, '
+        f'{recorded["dialogue"]!r}, but is {config.dialogue!r}. Set it to '
+        'that.')
+  for name, unset in rules.unset(config):
+    if name.startswith(_OF_RUN):
+      value = _get(recorded, name)
+      if value is not None:
+        unset.set(tuple(value) if isinstance(value, list) else value)
+  if is_open and not config.get('evaluate', {}).get('engines', True):
+    config.evaluate.engines = recorded['evaluate'].get('engines', {})
+  _say_differences(config, recorded, place)
+  return model_defaults.resolved(config) if not config.dialogue else config
 
 
-def _say_budgets(budgets: Any, trained: Any, folder: pathlib.Path) -> None:
-  """Prints a warning of the conversation limits that differ from the run's."""
-  differences = [
-      f'{name}={budgets[name]} (there {trained[name]})' for name in budgets
-      if trained.get(name) != budgets[name]]
+def run_of(config) -> tuple[str, str]:
+  """Returns the run that a config names, and the field; '' for none."""
+  field = next((f'{group}.run' for group in ('evaluate', 'ask', 'collect')
+                if config.get(group, {}).get('run')), '')
+  return config[field.partition('.')[0]].run if field else '', field
+
+
+def _get(tree: Any, name: str) -> Any:
+  """Returns the value of a dotted name in nested dicts; None without one."""
+  for part in name.split('.'):
+    tree = tree.get(part) if isinstance(tree, dict) else None
+  return tree
+
+
+def _say_differences(config, recorded: dict[str, Any], place: pathlib.Path
+                    ) -> None:
+  """Prints a warning of a model or of limits that are not the run's."""
+  ours, theirs = config.rollout, recorded['rollout']
+  rows = [('model.path', config.model.path, recorded['model']['path']),
+          ('rollout.max_length', ours.max_length, theirs.get('max_length'))]
+  rows += [(f'rollout.budgets.{name}', value, theirs['budgets'].get(name))
+           for name, value in ours.budgets.items()]
+  differences = [f'{name}={value} (there {there})'
+                 for name, value, there in rows if value != there]
   if differences:
-    processes.say('Warning: rollout.budgets are not those that '
-                  f'{folder} was trained with: {", ".join(differences)}.')
+    processes.say(f'Warning: not everything is as {place} was trained: '
+                  f'{", ".join(differences)}.')
 
 
 def judge_on_own_data(config, run: str) -> None:
   """Makes the run's own evaluation data the default, if it trained on files.
+
+  The corpus is the run's, too, if the config names questions without a corpus.
 
   Raises:
     ValueError: Neither the run nor the config names evaluation data, or the
@@ -66,16 +109,21 @@ def judge_on_own_data(config, run: str) -> None:
   data = recorded.get('data', {})
   if data:
     config_checks.check_seeds(data, config)
-  if config.data.evaluate or not data.get('train'):
-    return
-  if not data['evaluate']:
-    raise ValueError(
-        f'data.evaluate must name the questions that {folder} is judged on, '
-        f'as it was trained on those of {data["train"]} and generated worlds '
-        'say nothing of them, but is empty. Give '
-        f'--config.data.evaluate=my_test.jsonl, or {datasets.WORLDS!r} all the '
-        'same.')
-  config.data.evaluate = data['evaluate']
-  if data['evaluate'] != datasets.WORLDS:
-    config.data.question_mark = data.get('question_mark', False)
-    config.search.corpus = config.search.corpus or recorded['search']['corpus']
+  if not config.data.evaluate and data.get('train'):
+    if not data['evaluate']:
+      raise ValueError(
+          f'data.evaluate must name the questions that {folder} is judged on, '
+          f'as it was trained on those of {data["train"]} and generated worlds '
+          'say nothing of them, but is empty. Give '
+          f'--config.data.evaluate=my_test.jsonl, or {datasets.WORLDS!r} all '
+          'the same.')
+    config.data.evaluate = data['evaluate']
+  if data and config.data.evaluate not in ('', datasets.WORLDS):
+    config.search.corpus = config.search.corpus or corpus_of(folder)
+
+
+def corpus_of(run: pathlib.Path) -> str:
+  """Returns the corpus that a run trained on; '' if it has no file."""
+  generated = run / 'data' / 'train' / 'corpus.jsonl'
+  return policy.recorded(run).get('search', {}).get('corpus') or (
+      str(generated) if generated.is_file() else '')

@@ -21,6 +21,7 @@ from searchrl.evaluation.figures import plain
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import policy
+from searchrl.experiment import run_defaults
 from searchrl.experiment import search as searches
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import processes
@@ -49,20 +50,19 @@ def run(config, workdir: str) -> None:
     SystemExit: No sample has an answer.
   """
   config_checks.check(config)
-  config_checks.check_worlds(config)
   if processes.count() > 1:
     raise ValueError(f'ask needs one process, but there are '
                      f'{processes.count()}. Start it alone.')
+  config = run_defaults.complete(config, config.ask.run, 'ask.run')
+  config_checks.check(config)  # again, with the filled-in values
+  config_checks.check_worlds(config)
   options = config.ask
-  if options.run:
-    policy.check_run(options.run, model=config.model.path,
-                     dialogue=config.dialogue)
   file = corpus_file(config, options.run, pathlib.Path(workdir))
   with progress.phase(f'Reading {file}'):
     corpus = mapped_corpus.load(file)
   if not options.question:
-    propose(file, corpus, examples=options.examples, run=options.run,
-            own_corpus=config.search.corpus)
+    propose(file, corpus, run=options.run, own_corpus=config.search.corpus,
+            examples=options.examples or _examples(options.run))
     return
   model = policy.folder_of(config)
   model.admit(policy.budgets_of(config))(
@@ -86,14 +86,21 @@ def corpus_file(config, run: str, workdir: pathlib.Path) -> pathlib.Path:
   """Returns the corpus file: the config's, the run's or a generated world's."""
   if config.search.corpus:
     return pathlib.Path(config.search.corpus)
-  of_run = policy.parse_run(run)[0] / 'data' / 'train' / 'corpus.jsonl'
-  if run and of_run.is_file():
-    return of_run
+  of_run = run_defaults.corpus_of(policy.parse_run(run)[0]) if run else ''
+  if of_run:
+    return pathlib.Path(of_run)
   datasets.train_set(
       workdir / 'data', train='', corpus='', world_seed=config.data.world_seed,
       per_hop=config.data.per_hop, common=config.data.common,
       world=build.world(config))
   return workdir / 'data' / 'train' / 'corpus.jsonl'
+
+
+def _examples(run: str) -> str:
+  """Returns the files of questions that a run names; '' if it has none."""
+  data = policy.recorded(policy.parse_run(run)[0]).get('data', {}) if run else {}
+  judged = data.get('evaluate', '')
+  return data.get('train', '') if judged in ('', datasets.WORLDS) else judged
 
 
 def ask(sampler: Sampler, params, question: str, *, search: SearchFn,

@@ -31,8 +31,10 @@ def run(config, workdir: str) -> None:
     ValueError, FileNotFoundError: The config cannot be evaluated.
   """
   config_checks.check(config)
-  folder, options = pathlib.Path(workdir), config.evaluate
-  run_defaults.fill(config, options.run, 'evaluate.run')
+  folder = pathlib.Path(workdir)
+  config = run_defaults.complete(
+      config, config.evaluate.run, 'evaluate.run', folder)
+  options = config.evaluate
   run_defaults.judge_on_own_data(config, options.run)
   config_checks.check(config)  # again, with the filled-in values
   config_checks.check_questions(config)

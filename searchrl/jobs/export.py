@@ -28,8 +28,8 @@ def run(config, workdir: str) -> None:
   """
   config_checks.check(config)
   options = config.export
-  folder = pathlib.Path(options.run)
-  step = policy.kept_step(folder, options.step or None, 'export.run')
+  folder, step = policy.parse_run(options.run)
+  step = policy.kept_step(folder, options.step or step, 'export.run')
   model = policy.recorded(folder)['model']
   path = weights.locate(model['path'] or str(policy.TINY_BASE))
   shape = weights.read_config(path)

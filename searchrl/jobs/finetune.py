@@ -7,6 +7,7 @@ A killed run continues from its newest checkpoint, with the same result.
 
 from collections.abc import Mapping, Sequence
 import contextlib
+import copy
 import dataclasses
 import functools
 import json
@@ -22,6 +23,7 @@ from searchrl.data import conversations
 from searchrl.data import world_demonstrations
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
+from searchrl.experiment import model_defaults
 from searchrl.experiment import model_folders
 from searchrl.experiment import policy
 from searchrl.models import lora as loras
@@ -64,6 +66,9 @@ def run(config, workdir: str | pathlib.Path) -> None:
   folder = pathlib.Path(workdir)
   config_checks.check(config)
   config_checks.check_supervised(config)
+  config = copy.deepcopy(config)
+  if 'dialogue' in config:  # of the demonstrations
+    config.dialogue = model_defaults.named_dialogue(config, folder)
   processes.agree('config', json.loads(config.to_json()))
   with progress.phase('Reading the tokenizer'):
     path, shape, tokenizer = model_folders.parts(

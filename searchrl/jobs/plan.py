@@ -24,6 +24,7 @@ import numpy as np
 from searchrl.evaluation import figures
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
+from searchrl.experiment import model_defaults
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.models import attention
@@ -137,6 +138,7 @@ def make(config) -> Plan:
         'a plan is of a training run by RL, but this config has no '
         f'{"learner" if "learner" not in config else "rollout"}. Choose one of '
         'the recipes.')
+  config = _resolved(config)
   shape = weights.read_config(shape_folder(
       config.model.path or str(policy.TINY_BASE)))
   kind, mesh, name = _devices(config)
@@ -164,6 +166,15 @@ def make(config) -> Plan:
           if not (shape.num_key_value_heads % tensor or a_process % tensor or
                   config.rollout.max_num_seqs // processes
                   % (a_process // tensor))))
+
+
+def _resolved(config) -> Any:
+  """Returns the config with its lengths, if the model has a tokenizer."""
+  folder = pathlib.Path(config.model.path or policy.TINY_BASE)
+  if folder.is_dir() and not (folder / 'tokenizer.json').is_file():
+    return config
+  return model_defaults.resolved(
+      config, trains=True, devices=config.plan.devices)
 
 
 def shape_folder(path: str) -> str:

@@ -33,15 +33,18 @@ def run(config, workdir: str) -> None:
     ValueError, FileNotFoundError: The config cannot be used.
   """
   config_checks.check(config)
-  config_checks.check_questions(config)
-  folder, options = pathlib.Path(workdir), config.evaluate
+  folder = pathlib.Path(workdir)
+  config = run_defaults.complete(
+      config, config.evaluate.run, 'evaluate.run', folder)
+  options = config.evaluate
+  run_defaults.judge_on_own_data(config, options.run)
   if not config.data.evaluate or config.data.evaluate == datasets.WORLDS:
     raise ValueError(
         'data.evaluate must name the file of the questions to answer, jsonl or '
         f'parquet, but is {config.data.evaluate!r}. Add '
         '--config.data.evaluate=questions.jsonl and --config.search.corpus.')
-  run_defaults.fill(config, options.run, 'evaluate.run')
   config_checks.check(config)  # again, with the filled-in values
+  config_checks.check_questions(config)
   model = policy.folder_of(config)
   directory = workdirs.Workdir(folder, config)
   directory.check()

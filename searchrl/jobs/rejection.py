@@ -19,6 +19,7 @@ from searchrl.data import questions as questions_lib
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import fingerprint
+from searchrl.experiment import model_defaults
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.rollouts import records
@@ -43,8 +44,10 @@ def run(config, workdir: str) -> None:
     ValueError, FileNotFoundError: The config cannot be run, or no answer is
       right.
   """
-  folder, options = pathlib.Path(workdir), config.rejection
+  folder = pathlib.Path(workdir)
   _check(config)
+  config = model_defaults.resolved(config, folder, trains=True)
+  options = config.rejection
   model = policy.folder_of(config)
   directory = workdirs.Workdir(folder, config, ('rejection.iterations',))
   directory.check()

@@ -8,6 +8,7 @@ from typing import Any
 
 from searchrl.experiment import config_checks
 from searchrl.experiment import policy
+from searchrl.experiment import run_defaults
 from searchrl.rollouts import generation
 from searchrl.runtime import processes
 from searchrl.serving import asgi
@@ -27,9 +28,7 @@ def run(config, workdir: str) -> None:
     raise ValueError('a model is served by one process, but there are '
                      f'{processes.count()}. Start it alone.')
   options = make_options(config.serve, config.ask.run, config.model.path)
-  if config.ask.run:
-    policy.check_run(config.ask.run, model=config.model.path,
-                     dialogue=config.dialogue)
+  config = run_defaults.complete(config, config.ask.run, 'ask.run')
   sampler, params = policy.of_run(config, config.ask.run, limit=1)
   generator = generation.build(
       sampler.shape, sampler.tokenizer, sampler.sync(params).weights,

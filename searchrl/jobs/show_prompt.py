@@ -23,6 +23,7 @@ from searchrl.evaluation.figures import plain
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import policy
+from searchrl.experiment import run_defaults
 from searchrl.runtime import processes
 from searchrl.search import corpus as corpora
 from searchrl.trajectory import Passage
@@ -43,29 +44,32 @@ def run(config, workdir: str, tokens: bool = False) -> None:
     ValueError, FileNotFoundError: The config has no dialogue, or its model,
       questions or corpus cannot be read.
   """
-  del workdir
   parts = build.beside_job(config, 'trainings') or {'': config}
   examples = build.beside_job(config, 'examples')
   for name, part in parts.items():
-    lines = list(show(part, tokens, examples.get(name, '')))
+    lines = list(show(part, tokens, examples.get(name, ''),
+                      pathlib.Path(workdir, name)))
     if processes.is_first():
       print(f'\nThe {name}:\n' if name else '', end='')
       print('\n'.join(lines))
 
 
-def show(config, tokens: bool, example: str = '') -> Iterator[str]:
+def show(config, tokens: bool, example: str = '',
+         folder: pathlib.Path | None = None) -> Iterator[str]:
   """Yields the lines to print for a config; see `run`.
 
   Args:
     config: Config of a training.
     tokens: True to print each token with its id.
     example: Text of the question. '': the first one of the config's data.
+    folder: Directory of the run, if it may have begun.
   """
   if not {'model', 'dialogue', 'rollout'} <= {*config}:
     raise ValueError(
         'a prompt is shown of a config with a model, a dialogue and a rollout, '
         'but this one lacks some of them. Choose one of the recipes.')
   config_checks.check(config)
+  config = run_defaults.complete(config, *run_defaults.run_of(config), folder)
   model, budgets = policy.folder_of(config), policy.budgets_of(config)
   dialogue, tokenizer = model.dialogue, model.tokenizer
   question, passages = _sample(config, budgets.top_k)

@@ -44,7 +44,7 @@ def run(config, workdir: str) -> None:
   config_checks.check(config)
   folder, options = pathlib.Path(workdir), config.collect
   prompts = simulator_prompts.find(options.prompts)
-  run_defaults.fill(config, options.run, 'collect.run')
+  config = run_defaults.complete(config, options.run, 'collect.run', folder)
   model = policy.folder_of(config)
   claim = dict(config=config.to_dict(), allow_changes=config.allow_changes)
   processes.on_first('workdir?', lambda: workdirs.check(folder, **claim))

@@ -1,0 +1,277 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Defaults that follow the model and the data: dialogue, lengths and slots.
+
+The numbers of configs/common.py are those of the tiny bases. For any other
+model, the fields here that nothing has set are chosen before anything is built:
+from the longest prompt of the questions, from the passages of the corpus, and
+from the device. docs/data.md has the rules.
+"""
+
+from collections.abc import Callable, Iterator
+import copy
+import gzip
+import math
+import pathlib
+from typing import Any
+
+import jax
+
+from searchrl.agent import dialogue as dialogues
+from searchrl.data import datasets
+from searchrl.data import question_files
+from searchrl.data import questions as questions_lib
+from searchrl.experiment import config_checks
+from searchrl.experiment import model_folders
+from searchrl.experiment import policy
+from searchrl.experiment import rules
+from searchrl.models import weights
+from searchrl.runtime import devices as devices_lib
+from searchrl.runtime import processes
+from searchrl.search import corpus as corpora
+from searchrl.trajectory import Passage, Question
+
+_BUDGETS = 'rollout.budgets.'
+# In the order in which they are chosen: later ones read earlier ones.
+SAMPLING = (
+    *(_BUDGETS + name for name in ('max_turns', 'top_k', 'max_new_tokens',
+                                   'passage_tokens', 'max_prompt_tokens')),
+    'rollout.max_length', 'rollout.max_num_seqs')
+TRAINING = ('optimizer.learning_rate', 'algorithm.length',
+            'algorithm.max_length', 'algorithm.buffer',
+            'tuning.learner.pack_length', 'tuning.optimizer.learning_rate')
+
+_ROOM = 64  # tokens by which a later question may be longer
+_SAMPLE = 500  # passages that are measured
+_UNKNOWN = 128  # tokens of a question or passage that cannot be measured
+_MOST_PASSAGE = 512  # most tokens of a passage
+_MOST_ON_CPU, _MOST = 2048, 4096  # most tokens of a conversation
+
+
+def resolved(config, folder: pathlib.Path | None = None, *,
+             trains: bool = False, devices: str = '') -> Any:
+  """Returns a copy of a config whose unset fields follow its model and data.
+
+  The dialogue is filled in for every model. The numbers change for models other
+  than the tiny bases. A run that has begun keeps what it has recorded.
+
+  Args:
+    config: Config of a job with a model, a dialogue and rollouts.
+    folder: Directory of the run, if it may have begun.
+    trains: True if the job trains, and its learning rate follows the model.
+    devices: Devices of `config.plan.devices`. '': those of this machine.
+
+  Raises:
+    FileNotFoundError, ValueError: The model, the questions or the corpus cannot
+      be read.
+  """
+  config = copy.deepcopy(config)
+  names = (*SAMPLING, *(TRAINING if trains else ()))
+  unset = {name: field for name, field in rules.unset(config) if name in names}
+  if config.dialogue and not unset:
+    return config
+  path = weights.locate(str(config.model.path or policy.TINY_BASE))
+  if model_folders.is_tiny(path):
+    config.dialogue = config.dialogue or model_folders.TINY_DIALOGUE
+    return config
+  config_checks.check(config)
+  if 'data' in config:
+    config_checks.check_questions(config)
+  past = policy.recorded(folder) if folder else {}
+  if past and past['model']['path'] == config.model.path:
+    chosen = {name: _get(past, name) for name in ('dialogue', *unset)}
+    _assign(config, {name: value for name, value in chosen.items()
+                     if value is not None}, unset)
+    return config
+  chosen = processes.on_first('defaults', lambda: _chosen(
+      config, path, [name for name in names if name in unset], devices))
+  _assign(config, chosen, unset)
+  processes.say(f'Chosen for {config.model.path} and its data: ' + ', '.join(
+      f'{name}={value}' for name, value in chosen.items()) + '.')
+  return config
+
+
+def named_dialogue(config, folder: pathlib.Path) -> str:
+  """Returns the dialogue of a config, or the one that its model has.
+
+  Args:
+    config: Config with a model and a dialogue.
+    folder: Directory of the run, whose recorded dialogue counts.
+  """
+  past = policy.recorded(folder)
+  if config.dialogue or past.get('dialogue'):
+    return config.dialogue or past['dialogue']
+  path, _, tokenizer = model_folders.parts(
+      str(config.model.path or policy.TINY_BASE))
+  return model_folders.default_dialogue(path, tokenizer)
+
+
+def _assign(config, values: dict[str, Any], unset: dict[str, rules.Field]
+           ) -> None:
+  for name, value in values.items():
+    if name in unset:
+      unset[name].set(value)
+    elif not config.dialogue:
+      config.dialogue = value
+
+
+def _get(tree: Any, name: str) -> Any:
+  """Returns the value of a dotted name in nested dicts; None without one."""
+  for part in name.split('.'):
+    tree = tree.get(part) if tree is not None else None
+  return tree
+
+
+def _chosen(config, path: str, names: list[str], devices: str
+           ) -> dict[str, Any]:
+  """Returns the dialogue, if none is named, and the values of the names."""
+  _, shape, tokenizer = model_folders.parts(path)
+  chosen: dict[str, Any] = {}
+  if not config.dialogue:
+    chosen['dialogue'] = model_folders.default_dialogue(path, tokenizer)
+  dialogue = model_folders.load_dialogue(
+      chosen.get('dialogue', config.dialogue), tokenizer)
+
+  def get(name):
+    return chosen[name] if name in chosen else _get(config, name)
+
+  on_cpu, copies = _machine(config, devices)
+  questions = list(_questions(config))
+  choices: dict[str, Callable[[], Any]] = {
+      # As Search-R1, four searches and an answer, or one more than hops.
+      'max_turns': lambda: max(
+          5, 2 + max((question.hops for question in questions), default=1)),
+      'top_k': lambda: 3,  # as Search-R1
+      'max_new_tokens': lambda: 128 if on_cpu else 500,  # as Search-R1
+      'passage_tokens': lambda: _passage_tokens(config, dialogue, tokenizer),
+      'max_prompt_tokens': lambda: _rounded(
+          _longest_prompt(questions, dialogue, tokenizer) + _ROOM, 64),
+  }
+  choices = {_BUDGETS + name: choice for name, choice in choices.items()} | {
+      'rollout.max_length': lambda: min(
+          _longest_conversation(get, dialogue, tokenizer),
+          max(_MOST_ON_CPU if on_cpu else _MOST,
+              get(_BUDGETS + 'max_prompt_tokens')
+              + get(_BUDGETS + 'max_new_tokens')),
+          shape.max_position_embeddings),
+      'rollout.max_num_seqs': lambda: (
+          _rounded(16, copies) if on_cpu else 64 * copies),
+      'optimizer.learning_rate': lambda: _rate(config.model),
+      'algorithm.length': lambda: _most_written(get),
+      'algorithm.max_length': lambda: _most_written(get),
+      'algorithm.buffer': lambda: max(get('algorithm.max_length') // 5, 1),
+      'tuning.learner.pack_length': lambda: get('rollout.max_length'),
+      'tuning.optimizer.learning_rate': lambda: _rate(config.tuning.model),
+  }
+  for name in names:
+    chosen[name] = choices[name]()
+  return chosen
+
+
+def _rate(model: Any) -> float:
+  """Returns the learning rate: adapters take the tiny bases' rate."""
+  return 2e-4 if model.lora.rank else 1e-5
+
+
+def _machine(config, devices: str) -> tuple[bool, int]:
+  """Returns whether it is a CPU, and the number of copies of the weights."""
+  if devices:
+    on_cpu, count = False, devices_lib.parse(devices)[1]
+  else:
+    on_cpu, count = jax.default_backend() == 'cpu', jax.device_count()
+  return on_cpu, max(count // config.rollout.tensor, 1)
+
+
+def _questions(config) -> Iterator[Question]:
+  """Yields the questions of the config's files, and the one that is asked."""
+  data = config.get('data', {})
+  for field in ('train', 'evaluate'):
+    names = data.get(field, '')
+    for file in question_files.named(
+        '' if names == datasets.WORLDS else names, f'data.{field}',
+        may_be_folder=field == 'evaluate'):
+      yield from questions_lib.read(
+          file.path, needs_golds=False,
+          question_mark=data.get('question_mark', False))
+  asked = config.get('ask', {}).get('question')
+  if asked:
+    yield Question(asked, asked, ())
+
+
+def _longest_prompt(questions: list[Question], dialogue: dialogues.Dialogue,
+                    tokenizer: Any) -> int:
+  """Returns the largest number of tokens of a question's prompt."""
+  def tokens(text):
+    return len(dialogues.opening(dialogue, text, tokenizer))
+
+  bare = tokens('')
+  longest = 0 if questions else bare + _UNKNOWN
+  for text in sorted((question.text for question in questions),
+                     key=lambda text: -len(text.encode())):
+    # A token has at least one byte, so that all others are shorter.
+    if bare + len(text.encode()) + model_folders.MERGED <= longest:
+      break
+    longest = max(longest, tokens(text))
+  return longest
+
+
+def _passage_tokens(config, dialogue: dialogues.Dialogue, tokenizer: Any
+                   ) -> int:
+  """Returns the tokens within which 95 % of the passages are shown whole."""
+  if not config.search.corpus:
+    return _UNKNOWN
+  lengths = sorted(
+      len(tokenizer.encode_data(dialogues.in_json(piece, dialogue.json_levels)))
+      for passage in sample(config.search.corpus, _SAMPLE)
+      for piece in dialogue.arrange(dialogue.passage, [(passage,)]))
+  return min(_rounded(lengths[math.ceil(0.95 * len(lengths)) - 1], 16),
+             _MOST_PASSAGE)
+
+
+def sample(file: str, count: int) -> Iterator[Passage]:
+  """Yields passages from evenly spaced places of a corpus file.
+
+  A file with fewer passages gives some of them several times. A compressed file
+  gives its first passages.
+
+  Raises:
+    FileNotFoundError: There is no such file.
+    ValueError: A line is not a passage.
+  """
+  path = corpora.locate(file)
+  if path.suffix == '.gz':
+    with gzip.open(path, 'rb') as lines:
+      for _, (_, _, passage) in zip(range(count), corpora.parse_lines(
+          lines, path)):
+        yield passage
+    return
+  size = path.stat().st_size
+  with path.open('rb') as lines:
+    for place in range(count):
+      lines.seek(size * place // count)
+      if place:
+        lines.readline()  # the rest of a line
+      line = lines.readline()
+      if line.strip():
+        yield corpora.parse(line, f'a line of {path}')
+
+
+def _longest_conversation(get: Callable[[str], Any],
+                          dialogue: dialogues.Dialogue, tokenizer: Any) -> int:
+  """Returns the tokens of a conversation that uses all of its budgets."""
+  turns, top_k, new, passage, prompt = (get(name) for name in SAMPLING[:5])
+  frame = len(dialogues.observation(
+      dialogue, [()], tokenizer, passage_tokens=passage).tokens)
+  return _rounded(
+      prompt + turns * new + (turns - 1) * (top_k * passage + frame), 64)
+
+
+def _most_written(get: Callable[[str], Any]) -> int:
+  """Returns the most tokens that the policy writes in a conversation."""
+  return min(get(_BUDGETS + 'max_turns') * get(_BUDGETS + 'max_new_tokens'),
+             get('rollout.max_length'))
+
+
+def _rounded(number: int, multiple: int) -> int:
+  """Returns the least multiple that is not below the number."""
+  return -(-number // multiple) * multiple
