@@ -35,6 +35,12 @@ def test_a_step_is_a_model_folder(run, tmp_path, capsys, step, dtype, atol):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=atol),
                weights.load(str(written), shape), merged)
   assert (written / 'tokenizer.json').is_file()
+  card = (written / 'README.md').read_text()
+  for row in ('begun from | the tiny base model', 'recipe | grpo, seed 0',
+              'steps, trajectories | 3, 0', 'search engine | dense',
+              'adapters | LoRA of rank 4, merged'):
+    assert f'| {row} |' in card
+  assert 'The run was not evaluated at this step.' in card
 
 
 def test_a_step_that_is_not_kept_names_those_that_are(run, tmp_path):

@@ -201,9 +201,10 @@ def test_too_long_conversations_are_counted_and_all_of_them_refused(
 
 def test_demonstrations_are_seeded_and_of_other_worlds(tmp_path):
   tokenizer = tokenizers.load(str(policy.TINY_BASE))
-  texts = []
+  config, texts = smoke(), []
+  config.dialogue = 'searchrl.agent.dialogue:laptop'
   for name in 'ab':
-    files = finetune.demonstrate(smoke(), tmp_path / name, tokenizer)
+    files = finetune.demonstrate(config, tmp_path / name, tokenizer)
     texts.append([pathlib.Path(files[x]).read_text()
                   for x in ('train', 'validation')])
   assert texts[0] == texts[1]

@@ -55,6 +55,7 @@ def test_updates_and_their_record_by_hand(tmp_path):
   np.testing.assert_allclose(state.params['w'], w, rtol=1e-5)
   assert record['steps'] == STEPS and record['tokens'] == 10 + 11 + 12 + 13 + 14
   assert record['cpu_seconds'] > 0
+  np.testing.assert_allclose(record['last_loss'], losses[-1], rtol=1e-5)
   for name, values in (('loss', losses), ('largest', largest)):
     np.testing.assert_allclose(
         record[name], [np.mean(values[:2]), np.mean(values[2:4]), values[4]],
@@ -230,7 +231,7 @@ def test_a_card_records_how_the_model_was_made(tmp_path):
   for name in ('model.safetensors', 'tokenizer.json', 'config.json'):
     (tmp_path / name).write_text(name)
   record = {'steps': 1200, 'tokens': 34_567, 'cpu_seconds': 8.6,
-            'loss': [2.0, 1.2345]}
+            'loss': [2.0, 1.5], 'last_loss': 1.2345}
   supervised.write_card(tmp_path, ['# A model', '', 'It is small.'],
                         {'data': 'lessons', 'seed': 3}, record)
   digest = hashlib.sha256(b'tokenizer.json').hexdigest()

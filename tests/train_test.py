@@ -3,6 +3,7 @@
 """train: the whole loop on the shipped model; exact resume, and refusals."""
 
 import gzip
+import hashlib
 import json
 import os
 import pathlib
@@ -63,6 +64,20 @@ def whole(tmp_path_factory):
   return folder
 
 
+def _check_card(folder):
+  """Checks the numbers of a model's card with the run's own files."""
+  card = (folder / 'model/README.md').read_text()
+  rollouts = sum(1 for file in (folder / 'trajectories').iterdir()
+                 for _ in gzip.open(file))
+  assert f'| steps, trajectories | 4, {rollouts} |' in card
+  assert '| recipe | dspo, seed 0 |' in card
+  shown = (folder / 'summary.txt').read_text().partition('\n\ncurve ')[0]
+  assert f'```text\n{shown}\n```' in card
+  digest = hashlib.sha256(
+      (folder / 'model/model.safetensors').read_bytes()).hexdigest()
+  assert f'| sha256 of model.safetensors | `{digest}` |' in card
+
+
 @pytest.mark.slow
 def test_run_leaves_what_the_readme_lists(whole):
   for name in ('config.json', 'environment.json', 'metrics.jsonl', 'curve.png',
@@ -71,6 +86,7 @@ def test_run_leaves_what_the_readme_lists(whole):
                'evaluation/after/records/known.bm25.greedy/000000.jsonl.gz',
                'data/train/corpus.jsonl'):
     assert (whole / name).stat().st_size > 0, name
+  _check_card(whole)
   found = lines(whole)
   assert [line['training/global_step'] for line in found] == [0, 1, 2, 3, 4, 4]
   assert 'val/known_1hop/em/greedy' in found[0]

@@ -86,22 +86,36 @@ def _greedy(lines: Sequence[Mapping[str, float]]) -> dict[str, figures.Line]:
 
 def table(folder: pathlib.Path) -> str:
   """Returns a run's tables, before and after training, and its file paths."""
-  before, after = (_cells(folder / 'evaluation' / name / evaluator.TABLE)
-                   for name in ('before', 'after'))
+  text = scores(folder / 'evaluation', 'after') or (
+      'No evaluation set: give --config.data.evaluate.')
+  return (f'{text}\n\ncurve    {folder / "curve.png"}\n'
+          f'model    {folder / "model"} (Hugging Face format)\n'
+          f'metrics  {folder / metrics.FILE}')
+
+
+def scores(folder: pathlib.Path, name: str) -> str:
+  """Returns the tables of an evaluation; after training, beside those before.
+
+  Args:
+    folder: Directory of the run's evaluations.
+    name: Directory of the evaluation in it, such as 'after'.
+
+  Returns:
+    The tables; '' if there is no such evaluation.
+  """
+  after = _cells(folder / name / evaluator.TABLE)
+  # Evaluations during training are of fewer questions.
+  before = _cells(folder / 'before' / evaluator.TABLE) if name == 'after' else {}
 
   def greedy(cells):
     return {case: row for case, row in cells.items() if 'greedy' in case}
 
-  text = '\n\n'.join([
+  return '\n\n'.join([
       _by_hops('Exact match', before, after, lambda cell: f'{cell.em:.2f}'),
       _by_hops('Searches per question, where answers are greedy',
                greedy(before), greedy(after),
                lambda cell: f'{cell.searches:.1f}'),
-      _legend(after)]) if after else (
-          'No evaluation set: give --config.data.evaluate.')
-  return (f'{text}\n\ncurve    {folder / "curve.png"}\n'
-          f'model    {folder / "model"} (Hugging Face format)\n'
-          f'metrics  {folder / metrics.FILE}')
+      _legend(after)]) if after else ''
 
 
 def _by_hops(title: str, before: _Cells, after: _Cells,

@@ -9,6 +9,7 @@ import sys
 from searchrl.agent import chat
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.experiment import config_checks
+from searchrl.experiment import model_card
 from searchrl.experiment import policy
 from searchrl.models import weights
 from searchrl.runtime import mesh as meshes
@@ -44,4 +45,5 @@ def run(config, workdir: str) -> None:
   with progress.phase('Writing the model'):
     weights.save(target, params, shape, tokenizer_from=path,
                  eos_id=chat.ends(tokenizers.load(path)), dtype=options.dtype)
+  processes.on_first('card', lambda: model_card.write(target, folder, step))
   processes.say(str(target), file=sys.stdout)

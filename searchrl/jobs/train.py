@@ -16,6 +16,7 @@ from searchrl.evaluation import summary
 from searchrl.experiment import build
 from searchrl.experiment import health
 from searchrl.experiment import loop
+from searchrl.experiment import model_card
 from searchrl.experiment import model_defaults
 from searchrl.experiment import policy
 from searchrl.models import weights
@@ -87,6 +88,8 @@ def _train(config, folder: pathlib.Path) -> None:
     weights.save(folder / 'model', learner.policy(state, base), sampler.shape,
                  tokenizer_from=config.model.path or policy.TINY_BASE,
                  eos_id=chat.ends(sampler.tokenizer))
+  processes.on_first('card', lambda: model_card.write(
+      folder / 'model', folder, progress.step))
   recipe = config.algorithm.name.partition(':')[2]
   with progress_lib.phase('Drawing the curves'):
     processes.on_first('finish', lambda: _finish(

@@ -110,8 +110,8 @@ def fit(
 
   Returns:
     The last state and the record. The record has steps, tokens, CPU seconds,
-    each metric's means from one checkpoint to the next, and 'validation', a
-    list of [step, loss].
+    each metric's means from one checkpoint to the next, 'last_loss', the loss of
+    the last update, and 'validation', a list of [step, loss].
 
   Raises:
     Stopped: A signal stopped the training early.
@@ -203,7 +203,7 @@ def _add_means(record: dict[str, Any], whole: bool) -> None:
   """
   recent = [{name: float(x) for name, x in values.items()}
             for values in record['recent']]
-  record['recent'] = recent
+  record['recent'], record['last_loss'] = recent, recent[-1]['loss']
   if whole:
     for name in recent[0]:
       mean = float(np.mean([values[name] for values in recent]))
@@ -339,17 +339,25 @@ def write_card(folder: pathlib.Path, introduction: Sequence[str],
     facts: Names and values for the rows of the table.
     record: Record from `fit`.
   """
-  files = [*sorted(folder.glob('*.safetensors')), folder / 'tokenizer.json',
-           folder / 'config.json']
-  digests = {f'sha256 of {file.name}': f'`{sha256(file)}`' for file in files}
   rows = dict(facts) | {
       'updates, tokens': f'{record["steps"]:,}, {record["tokens"]:,}',
       'CPU seconds': f'{record["cpu_seconds"]:.0f}',
-      'last loss (nats)': f'{record["loss"][-1]:.3f}',
-      'jax': jax.__version__} | digests
-  table = ['| | |', '|---|---|', *(f'| {k} | {x} |' for k, x in rows.items())]
+      'last loss (nats)': f'{record.get("last_loss", record["loss"][-1]):.3f}',
+      'jax': jax.__version__} | digests(folder)
   (folder / 'README.md').write_text(
-      '\n'.join([*introduction, '', *table, '']))
+      '\n'.join([*introduction, '', *table(rows), '']))
+
+
+def table(rows: Mapping[str, Any]) -> list[str]:
+  """Returns the lines of a card's table of names and values."""
+  return ['| | |', '|---|---|', *(f'| {k} | {x} |' for k, x in rows.items())]
+
+
+def digests(folder: pathlib.Path) -> dict[str, str]:
+  """Returns the digest of each file of a model, for the table of a card."""
+  files = [*sorted(folder.glob('*.safetensors')), folder / 'tokenizer.json',
+           folder / 'config.json']
+  return {f'sha256 of {file.name}': f'`{sha256(file)}`' for file in files}
 
 
 def sha256(path: str | pathlib.Path) -> str:
