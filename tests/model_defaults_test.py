@@ -262,7 +262,7 @@ def test_a_run_by_four_flags_and_every_job_by_its_folder_alone(
   assert _records(tmp_path / 'again') == own
   predict.run(predict_config.get_config(f'run={run}'), str(tmp_path / 'told'))
   assert _records(tmp_path / 'told') == own
-  assert 'Warning' not in capsys.readouterr().err
+  assert 'Warning: not everything' not in capsys.readouterr().err
   _asks_and_serves_as(recorded, run, tmp_path, monkeypatch)
 
   export.run(export_config.get_config(f'{run}@1'), str(tmp_path / 'exports'))

@@ -3,6 +3,7 @@
 """Model directories: reads all but the weights, without using a device."""
 
 import dataclasses
+import json
 import pathlib
 from typing import Any
 
@@ -91,14 +92,24 @@ def read(path: str, dialogue: str) -> ModelFolder:
 def is_tiny(path: str) -> bool:
   """Returns whether a model is a shipped tiny base, or was trained from one.
 
-  These models have the tokenizer of the tiny base, and no other model has it.
+  These models have the vocabulary of the tiny base, and no other model has it.
 
   Args:
     path: Path of the model's directory. '': the tiny base.
   """
+  if not path:
+    return True
   file = pathlib.Path(path) / 'tokenizer.json'
-  return not path or file.is_file() and file.read_bytes() == (
-      TINY_BASE / 'tokenizer.json').read_bytes()
+  return file.is_file() and _vocabulary(file) == _vocabulary(
+      TINY_BASE / 'tokenizer.json')
+
+
+def _vocabulary(file: pathlib.Path) -> Any:
+  """Returns the tokens of a tokenizer.json; None if it cannot be read."""
+  try:
+    return json.loads(file.read_bytes())['model']['vocab']
+  except (ValueError, KeyError, TypeError):
+    return None
 
 
 def default_dialogue(path: str, tokenizer: tokenizers.Tokenizer) -> str:
