@@ -26,6 +26,7 @@ from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import fingerprint
 from searchrl.experiment import model_folders
+from searchrl.experiment import model_defaults
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.rollouts import records
@@ -72,6 +73,7 @@ def run(config, workdir: str) -> None:
   for check in (config_checks.check, config_checks.check_questions,
                 config_checks.check_worlds, config_checks.check_training_data):
     check(config)
+  config = model_defaults.resolved(config, folder)
   model, scorer = policy.folder_of(config), build.scorer(config)
   check_writes(model.dialogue, config.dialogue)
   directory = workdirs.Workdir(folder, config, ('demonstrations.count',))
