@@ -120,7 +120,9 @@ def _converses(config: ml_collections.ConfigDict) -> None:
   config.search.update(engine='bm25', corpus=f'{_DATA}/corpus.jsonl')
   config.search.options = {}
   config.rollout.max_length = 512
-  config.rollout.budgets.update(max_turns=5, top_k=1, passage_tokens=64)
+  config.rollout.budgets.update(
+      max_turns=5, max_new_tokens=48, max_prompt_tokens=96, top_k=1,
+      passage_tokens=64)
 
 
 def _rl(arm: str) -> ml_collections.ConfigDict:
