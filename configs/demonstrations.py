@@ -8,7 +8,7 @@ r"""Writes demonstrations for configs/sft.py: rollouts of a script or a teacher.
 It writes runs/demonstrations/demonstrations.jsonl. The questions of train.jsonl
 have chains, {"metadata": {"chain": [["capital of Norway", "Oslo"], ...]}}, a
 query and its answer for each hop. The script says what it looks for, searches,
-reads what the engine found, and answers. docs/sft.md describes it.
+reads what the engine found, and answers. docs/own_data.md leads on.
 
 Hardware: any. Time: the searches alone, about 1 ms each. Result: text; the
 training after it is measured by its own config.
@@ -29,6 +29,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   for name in _PARTS:
     config[name] = base[name]
   config.demonstrations = dict(
+      # Author of the turns: a script that follows chains, or a served model.
+      source=field('chains', one_of=('chains', 'teacher')),
       count=field(0, zero='as many as there are'),  # demonstrations to write
       hops=(),  # hop counts of the questions; (): all
       # Demonstrations of each hop count, at most.
@@ -40,5 +42,17 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       # Share of the questions whose first query is a poor one.
       retry_share=field(0.0, at_least=0, at_most=1),
       train_poor_queries=False,  # True: a poor first turn is trained on, too
+  )
+  config.teacher = dict(  # a model behind OpenAI's chat API
+      url='',  # such as http://127.0.0.1:8001/v1/chat/completions
+      model='',  # its name on the server
+      token_env='',  # environment variable with a bearer token; '': none
+      samples=field(4, at_least=1),  # samples per question
+      temperature=field(0.7, at_least=0),
+      max_tokens=field(512, at_least=1),  # most tokens of a turn, the teacher's
+      connections=field(16, at_least=1),  # simultaneous requests
+      deadline_secs=field(300.0, above=0),  # seconds for a turn, with all tries
+      try_secs=field(120.0, above=0),  # seconds for one try
+      tries=field(4, at_least=1),  # tries of a request
   )
   return config

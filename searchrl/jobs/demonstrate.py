@@ -31,6 +31,7 @@ from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.rollouts import records
 from searchrl.rollouts import scripted
+from searchrl.rollouts import served_teacher
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.trajectory import Action, Question, Request, Trajectory
@@ -81,7 +82,9 @@ def run(config, workdir: str) -> None:
   reader = question_metadata.Reader(model.admit(policy.budgets_of(config)))
   data = datasets.shared(lambda: build.train_set(
       config, folder, admit=reader.admit))
-  author = by_chains(config, data.questions, reader, model.dialogue)
+  author = (by_teacher(config, data.questions, model)
+            if config.demonstrations.source == 'teacher' else
+            by_chains(config, data.questions, reader, model.dialogue))
   search = searches.engine(config.search, data.corpus, seed=config.seed)
   directory.prepare()
   directory.note('questions', lambda: fingerprint.questions([data]))
@@ -154,6 +157,26 @@ def by_chains(config, questions: Sequence[Question],
 
   return Author(write, chosen, untrained=untrained, misses=lambda t: (
       chains_lib.misses(scripts[t.question.uid], t)))
+
+
+def by_teacher(config, questions: Sequence[Question],
+               model: model_folders.ModelFolder) -> Author:
+  """Returns the author that is a served model.
+
+  Raises:
+    ValueError: An option of the teacher is out of range, or no question has a
+      hop count that is asked for.
+  """
+  options, hops = dict(config.teacher), config.demonstrations.hops
+  samples, threads = options.pop('samples'), options.pop('connections')
+  chosen = [q for q in questions if not hops or q.hops in hops]
+  if not chosen:
+    raise ValueError(
+        'data.train must have questions of the hop counts in demonstrations.'
+        f'hops={tuple(hops)}, but none of {len(questions)} has one. Choose '
+        'others.')
+  teacher = served_teacher.Teacher(model.dialogue, model.tokenizer, **options)
+  return Author(teacher, in_order(chosen, config.seed), samples, threads)
 
 
 def in_order(questions: Sequence[Question], seed: int) -> list[Question]:

@@ -1,0 +1,125 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A teacher behind OpenAI's chat API, which writes turns of demonstrations.
+
+It has a chat template and a tokenizer of its own. So it is sent the texts of
+the conversation, and what it writes is encoded by the policy's tokenizer.
+"""
+
+from collections.abc import Sequence
+import json
+from typing import Any
+
+from searchrl.agent import dialogue as dialogues
+from searchrl.agent.dialogue import Dialogue
+from searchrl.search.remote import transport
+from searchrl.search.remote import wire
+from searchrl.search.remote.wire import Malformed
+from searchrl.trajectory import Action, Request, SearchError, Turn
+
+_RESPONSE_BYTES = 2**22
+_HINT = ('Each of your messages ends with one search or with the answer. A '
+         'search has this form:\n{search}\nThe answer has this form:\n{answer}')
+
+
+class Teacher:
+  """A function that writes turns; see `scripted.Write`.
+
+  Args:
+    dialogue: The protocol, whose forms a system message shows.
+    tokenizer: Tokenizer of the policy, in whose tokens passages were cut.
+    url: Complete address, such as 'http://127.0.0.1:8001/v1/chat/completions'.
+    model: Name of the model on the server.
+    temperature: Sampling temperature.
+    max_tokens: Largest number of the teacher's tokens per turn.
+    token_env: Name of the environment variable whose value is sent as a bearer
+      token; '': none is sent.
+    wiring: The clock, sleep and warn of `transport.Transport`; for tests.
+    **retries: Fields of `transport.RetryPolicy`.
+
+  Raises:
+    ValueError: An option is out of range, or the variable is not set.
+  """
+
+  def __init__(self, dialogue: Dialogue, tokenizer: Any, *, url: str, model: str,
+               temperature: float, max_tokens: int, token_env: str = '',
+               wiring: dict[str, Any] | None = None, **retries: Any):
+    if not url.startswith(('http://', 'https://')):
+      raise ValueError(
+          'teacher.url must be the address of a chat API, such as '
+          f"'http://127.0.0.1:8001/v1/chat/completions', but is {url!r}.")
+    self._dialogue, self._tokenizer = dialogue, tokenizer
+    self._fields = dict(model=model, temperature=temperature, n=1,
+                        max_tokens=max_tokens, stop=list(dialogue.stop_strings))
+    self._calls = transport.posting_json(
+        (url,), token_env=token_env, response_bytes=_RESPONSE_BYTES,
+        wiring=wiring, **retries)
+
+  def __call__(self, request: Request, turns: Sequence[Turn]) -> str:
+    """Returns the text of the next turn, up to the tag that ends it.
+
+    Raises:
+      ConnectionError: The server does not answer within the deadline.
+    """
+    body = self._fields | {
+        'messages': self.messages(request, turns),
+        'seed': 1000 * request.sample + len(turns)}
+    text = self._calls.call(read_text, body=json.dumps(body).encode())
+    if isinstance(text, SearchError):
+      raise ConnectionError(
+          f'the teacher at teacher.url must answer, but: {text.kind} '
+          f'({text.detail}). Correct it and run the same command to go on.')
+    return close(text.lstrip(), self._dialogue)
+
+  def messages(self, request: Request, turns: Sequence[Turn]
+              ) -> list[dict[str, str]]:
+    """Returns the conversation so far as messages."""
+    write = self._dialogue.write
+    hint = _HINT.format(search=write('...', Action('search', ('...',))),
+                        answer=write('...', Action('answer', ('...',))))
+    messages = [
+        {'role': 'system', 'content': hint},
+        {'role': 'user', 'content': self._dialogue.prompt(
+            request.question.text).strip()}]
+    for turn in turns:
+      messages += [{'role': 'assistant', 'content': turn.text},
+                   {'role': 'user', 'content': self._observed(turn)}]
+    return messages
+
+  def _observed(self, turn: Turn) -> str:
+    """Returns what the policy reads after a turn, without its chat's frame."""
+    before, after = (
+        self._tokenizer.decode(self._tokenizer.encode(text))
+        for text in (self._dialogue.before, self._dialogue.after))
+    if not self._dialogue.json_levels:
+      return turn.observation.strip()
+    text = turn.observation.partition(before)[2].rpartition(after)[0]
+    for _ in range(self._dialogue.json_levels):
+      text = json.loads(f'"{text}"')
+    return text
+
+
+def close(text: str, dialogue: Dialogue) -> str:
+  """Returns a turn with the stop string that a server leaves out.
+
+  It is the one with which the turn is an action. Without such a one, the turn
+  is returned as it is, and is no action.
+  """
+  if any(stop in text for stop in dialogue.stop_strings):
+    return dialogues.until_stop(text, dialogue.stop_strings)
+  for stop in dialogue.stop_strings:
+    if dialogue.parse(text + stop).kind != 'invalid':
+      return text + stop
+  return text
+
+
+def read_text(body: bytes) -> str:
+  """Returns the text of a response, which may be empty.
+
+  Raises:
+    Malformed: The body is not a chat completion.
+  """
+  match wire.read_object(body, 'the response'):
+    case {'choices': [{'message': {'content': str(text)}}, *_]}:
+      return text
+  raise Malformed('choices[0].message.content must be a text.')
