@@ -111,7 +111,7 @@ def _model(request, monkeypatch):
   return folder, dialogue
 
 
-TINY = policy.TINY_DIALOGUE
+TINY = model_folders.TINY_DIALOGUE
 
 
 def test_ids_and_mask_are_those_of_a_rollout(model, data, tmp_path):

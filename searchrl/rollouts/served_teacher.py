@@ -18,6 +18,7 @@ from searchrl.search.remote.wire import Malformed
 from searchrl.trajectory import Action, Request, SearchError, Turn
 
 _RESPONSE_BYTES = 2**22
+_ENDLESS = 10**9  # no circuit opens, so an error names its own cause
 _HINT = ('Each of your messages ends with one search or with the answer. A '
          'search has this form:\n{search}\nThe answer has this form:\n{answer}')
 
@@ -53,7 +54,7 @@ class Teacher:
                         max_tokens=max_tokens, stop=list(dialogue.stop_strings))
     self._calls = transport.posting_json(
         (url,), token_env=token_env, response_bytes=_RESPONSE_BYTES,
-        wiring=wiring, **retries)
+        wiring=wiring, **({'failures': _ENDLESS} | retries))
 
   def __call__(self, request: Request, turns: Sequence[Turn]) -> str:
     """Returns the text of the next turn, up to the tag that ends it.
