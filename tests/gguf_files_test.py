@@ -7,10 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 from safetensors import safe_open
+import tokenizers as hf_tokenizers
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.models import gguf_files
+from searchrl.models import gguf_tokenizers
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.models.transformer import Llama3Rope
@@ -167,6 +169,36 @@ def test_the_tokenizer_has_the_files_pieces_merges_and_template(tmp_path):
   assert tokenizer.eos_ids == (260,) and 259 in tokenizer.special_ids
   assert 261 not in tokenizer.special_ids  # a word that decoding shows
   assert tokenizer.render([{'role': 'user', 'content': 'hi'}]) == 'hi'
+
+
+def tokenizer_of(tmp_path, pre, pieces=(), kinds=(), **fields):
+  fields = dict(
+      model='gpt2', pre=pre, tokens=[*PIECES, *pieces], merges=MERGES,
+      token_type=[1] * 259 + [3, 3, 4, *kinds], bos_token_id=259,
+      eos_token_id=260, **fields)
+  gguf_tokenizers.write(
+      {f'tokenizer.ggml.{name}': value for name, value in fields.items()},
+      tmp_path, tmp_path / 'x.gguf')
+  return tokenizers.load(str(tmp_path))
+
+
+@pytest.mark.parametrize('kind', [5, 4], ids=['unused', 'as older files say'])
+def test_ids_that_fill_up_the_embedding_have_no_text(kind, tmp_path):
+  tokenizer = tokenizer_of(tmp_path, 'qwen2', ['[PAD262]', '[PAD263]'],
+                           [kind] * 2)
+  assert len(tokenizer.token_bytes) == len(PIECES) == 262
+  ids = tokenizer.encode('[PAD262]')
+  assert len(ids) == 8 and tokenizer.decode(ids) == '[PAD262]'
+
+
+@pytest.mark.parametrize('pre, fields, starts', [
+    ('llama-bpe', {}, True), ('llama-bpe', {'add_bos_token': False}, False),
+    ('qwen2', {}, False), ('qwen2', {'add_bos_token': True}, True)])
+def test_a_text_of_llama_3_starts_as_in_llama_cpp(
+    pre, fields, starts, tmp_path):
+  tokenizer_of(tmp_path, pre, **fields)
+  whole = hf_tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
+  assert whole.encode('The').ids == [259] * starts + [PIECES.index('The')]
 
 
 def test_a_name_is_unpacked_once_into_the_cache(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from tokenizers import pre_tokenizers
 from tokenizers import processors
 
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens that are not merged
+_UNUSED = 5  # the kind of an id that only fills up the embedding
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}"
     r'\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+')
@@ -65,7 +66,8 @@ def _tokenizer(own: Mapping[str, Any], roles: Mapping[str, str]
               ) -> tokenizers.Tokenizer:
   pieces, kinds = own['tokens'], own['token_type']
   tokenizer = tokenizers.Tokenizer(models.BPE(
-      {piece: number for number, piece in enumerate(pieces)},
+      {piece: number for number, (piece, kind) in enumerate(zip(pieces, kinds))
+       if not _is_filler(number, piece, kind)},
       [tuple(merge.split(' ')) for merge in own['merges']],
       ignore_merges=own['pre'] == 'llama-bpe'))
   if own['pre'] == 'qwen2':
@@ -74,15 +76,22 @@ def _tokenizer(own: Mapping[str, Any], roles: Mapping[str, str]
   tokenizer.decoder = decoders.ByteLevel()
   tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
   start = roles.get('bos_token')
-  if start and own.get('add_bos_token'):
+  # llama.cpp starts Llama 3's texts with the token unless the file says no.
+  if start and own.get('add_bos_token', own['pre'] == 'llama-bpe'):
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f'{start} $A', pair=f'{start} $A {start}:1 $B:1',
         special_tokens=[(start, own['bos_token_id'])])
   tokenizer.add_tokens([
       tokenizers.AddedToken(piece, special=kind == _CONTROL, normalized=False)
-      for piece, kind in zip(pieces, kinds) if kind in (
-          _CONTROL, _USER_DEFINED)])
+      for number, (piece, kind) in enumerate(zip(pieces, kinds))
+      if kind in (_CONTROL, _USER_DEFINED)
+      and not _is_filler(number, piece, kind)])
   return tokenizer
+
+
+def _is_filler(number: int, piece: str, kind: int) -> bool:
+  """Returns whether an id has no text; older files name the kind wrongly."""
+  return kind == _UNUSED or piece == f'[PAD{number}]'
 
 
 def _split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
