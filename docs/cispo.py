@@ -21,7 +21,8 @@ def cispo(*, clip_high: float = 4.0) -> algorithms.Algorithm:
         loss, mask, how='token_mean', count_mask=count_mask), {}
 
   loss = algorithms.objective(policy_loss)
-  return algorithms.Algorithm(algorithms.by_group(), loss, min_group_size=2)
+  return algorithms.Algorithm(
+      algorithms.by_group(), loss, min_group_size=2, skips_zero=True)
 
 
 def get_config(text: str = ''):  # the text after the colon

@@ -800,6 +800,26 @@ def test_facts_of_the_recipes(recipe, needs):
     assert algorithm.group_of is None
 
 
+@pytest.mark.parametrize('tokens', ['policy', 'all'])
+def test_recipes_that_skip_zeros_have_no_gradient_there(name, tokens):
+  """And it is these that have neither a KL nor an entropy nor a critic."""
+  if tokens == 'all' and name not in ON_ALL:
+    pytest.skip('not trained on observations')
+  algorithm = (ON_ALL if tokens == 'all' else ALGORITHMS)[name]
+  batch, zeros = random_batch(), np.array([1, 0, 0, 1, 0, 1, 0, 0], bool)
+  out = random_output(batch)
+  if tokens == 'all':
+    batch, out = with_observations(batch, out)
+  advs = jax.tree.map(lambda x: jnp.where(
+      zeros.reshape(-1, *[1] * (x.ndim - 1)), 0, x), estimate(algorithm, batch))
+  _, gradient = run(algorithm, batch, out, advs)
+  moved = [leaf for leaf in jax.tree.leaves(gradient)
+           if np.any(leaf[zeros & np.asarray(batch.in_loss)])]
+  assert bool(moved) != algorithm.skips_zero
+  for leaf in jax.tree.leaves(gradient):
+    assert not np.any(leaf[~np.asarray(batch.in_loss)])
+
+
 def test_the_baseline_of_reinforce_plus_plus_needs_a_group():
   assert ALGORITHMS['reinforce_plus_plus'].min_group_size == 1
   assert ALGORITHMS['reinforce_plus_plus_baseline'].min_group_size == 2

@@ -174,9 +174,14 @@ def test_describe_agrees_with_loops(kind):
     if kind == 'row':
       advs = oracles.poison(rng, rng.normal(size=9), where.any(-1))
     estimate = advantages.Estimate(advs, returns) if kind == 'critic' else advs
-    got = diagnostics.describe(batch, estimate)
+    trained = rng.random(9) < 0.5
+    got = diagnostics.describe(batch, estimate, trained)
 
-    expected = {'train/empty_rows': sum(not any(row) for row in where)}
+    expected = {
+        'train/empty_rows': sum(not any(row) for row in where),
+        'train/frac_rows_trained': sum(
+            trained[i] for i, row in enumerate(where) if any(row)) / sum(
+                any(row) for row in where)}
     parts = {'critic/advantages': advs}
     if kind == 'critic':
       parts |= {'critic/returns': returns, 'critic/values': batch.values}
@@ -217,9 +222,9 @@ def test_describe_by_hand():
       values=np.array([[1.0, nan, 2.0], [nan] * 3]))
   got = diagnostics.describe(batch, advantages.Estimate(
       np.array([[-2.0, nan, 4.0], [nan] * 3]),
-      np.array([[1.0, nan, 3.0], [nan] * 3])))
+      np.array([[1.0, nan, 3.0], [nan] * 3])), np.array([True, False]))
   assert got == pytest.approx({
-      'train/empty_rows': 1,
+      'train/empty_rows': 1, 'train/frac_rows_trained': 1,
       'critic/advantages/mean': 1, 'critic/advantages/max': 4,
       'critic/advantages/min': -2, 'critic/returns/mean': 2,
       'critic/returns/max': 3, 'critic/returns/min': 1,
@@ -231,23 +236,28 @@ def test_describe_by_hand():
 def test_describe_of_returns_that_do_not_vary():
   batch = two_rows(values=np.array([[1.0, 0.0, 2.0], [0.0] * 3]))
   got = diagnostics.describe(
-      batch, advantages.Estimate(np.ones((2, 3)), np.ones((2, 3))))
+      batch, advantages.Estimate(np.ones((2, 3)), np.ones((2, 3))),
+      np.ones(2, bool))
   assert got['critic/vf_explained_var'] == 0
 
 
 def test_describe_of_a_batch_without_trained_tokens():
   batch = dataclasses.replace(random_batch(), in_loss=np.zeros(9, bool))
-  assert diagnostics.describe(batch, np.zeros(9)) == {'train/empty_rows': 9}
+  assert diagnostics.describe(batch, np.zeros(9), np.ones(9, bool)) == {
+      'train/empty_rows': 9}
 
 
 @pytest.mark.filterwarnings('error')
 def test_mismatch_agrees_with_loops():
   for seed in range(3):
     batch = random_batch(seed)
-    got = diagnostics.mismatch(batch)
+    trained = np.arange(9) % 4 > 0
+    got = diagnostics.mismatch(dataclasses.replace(
+        batch, old_logprobs=np.where(
+            trained[:, None], batch.old_logprobs, np.nan)), trained)
     expected = oracles.mismatch(
         batch.old_logprobs, batch.behavior_logprobs,
-        batch.loss_mask & batch.on_policy[:, None])
+        batch.loss_mask & (batch.on_policy & trained)[:, None])
     assert set(got) == set(expected)
     for name, value in expected.items():
       np.testing.assert_allclose(got[name], value, rtol=1e-9, err_msg=name)
@@ -259,7 +269,8 @@ def test_mismatch_by_hand():
   nan = np.nan
   got = diagnostics.mismatch(two_rows(
       old_logprobs=np.log([[0.5, nan, 0.5], [nan] * 3]),
-      behavior_logprobs=np.log([[1.0, nan, 0.25], [nan] * 3])))
+      behavior_logprobs=np.log([[1.0, nan, 0.25], [nan] * 3])),
+      np.ones(2, bool))
   assert got == pytest.approx({
       'training/rollout_logprobs_diff_mean': np.log(2),
       'training/rollout_logprobs_diff_max': np.log(2),
@@ -277,7 +288,7 @@ def test_mismatch_by_hand():
 def test_one_model_has_no_mismatch():
   batch = random_batch()
   batch = dataclasses.replace(batch, behavior_logprobs=batch.old_logprobs)
-  got = diagnostics.mismatch(batch)
+  got = diagnostics.mismatch(batch, np.ones(9, bool))
   for name, value in got.items():
     assert value == (1 if '_is_' in name else 0), name
 
@@ -285,7 +296,7 @@ def test_one_model_has_no_mismatch():
 def test_mismatch_of_a_batch_without_on_policy_tokens():
   nothing = np.zeros(9, bool)
   batch = dataclasses.replace(random_batch(), on_policy=nothing)
-  assert diagnostics.mismatch(batch) == {}
+  assert diagnostics.mismatch(batch, np.ones(9, bool)) == {}
 
 
 def test_refuses_bad_input():

@@ -108,7 +108,8 @@ def expected(batch, params):
 
 
 OF_THE_BATCH = {  # reported once, not by every optimiser step
-    'train/empty_rows', 'actor/reference_kl', 'critic/advantages/mean',
+    'train/empty_rows', 'train/frac_rows_trained', 'actor/reference_kl',
+    'critic/advantages/mean',
     'critic/advantages/max', 'critic/advantages/min'}
 MISMATCH = ('training/rollout_', 'rollout_corr/')
 
@@ -212,7 +213,8 @@ def test_one_step_begins_with_the_old_log_probs(
       unscored.batch.ref_logprobs, batch.ref_logprobs, atol=1e-5)
   updated = learner.update(state, unscored)[:2]
   assert_same(updated, expected, atol=1e-5)
-  for name, value in diagnostics.mismatch(batch).items():
+  for name, value in diagnostics.mismatch(
+      batch, np.ones(ROWS, bool)).items():
     np.testing.assert_allclose(updated[1][name], value, rtol=1e-3, atol=1e-6,
                                err_msg=name)
 
@@ -298,6 +300,108 @@ def test_a_batch_of_filler_changes_nothing(learner, batch, params):
   jax.tree.map(np.testing.assert_array_equal, state['policy'].params, params)
   assert int(state['policy'].updates) == 0
   assert metrics == {'train/empty_rows': ROWS}
+
+
+UNIFORM = np.array([1, 0, 1, 0])  # 1: all rewards of the group are equal
+
+
+def with_uniform_groups(batch, uniform=UNIFORM):
+  """The batch, with the reward .3 in some groups; its recipe has no KL."""
+  rewards = np.where(np.repeat(uniform, 4) & batch.in_loss, 0.3, batch.rewards)
+  return dataclasses.replace(
+      batch, rewards=rewards.astype(np.float32), ref_logprobs=None)
+
+
+RECIPES_THAT_SKIP = {
+    'grpo_token_mean': algorithms.grpo(kl_coef=0, aggregation='token_mean'),
+    'dr_grpo': algorithms.dr_grpo(length=20),
+    'gspo': algorithms.gspo(clip_low=.1, clip_high=.1),
+    'sft': algorithms.sft(),
+    'all_tokens': algorithms.with_observations(algorithms.grpo(kl_coef=0)),
+    'truncated': algorithms.corrected(algorithms.grpo(kl_coef=0)),
+}
+
+
+@pytest.mark.parametrize('name', [
+    name if name == 'grpo_token_mean' else
+    pytest.param(name, marks=pytest.mark.slow) for name in RECIPES_THAT_SKIP])
+def test_rows_of_advantage_0_change_the_gradient_by_rounding_only(
+    name, batch, params):
+  """An update without them is one step on the whole batch as it is."""
+  algorithm = RECIPES_THAT_SKIP[name]
+  assert algorithm.skips_zero
+  mixed = with_uniform_groups(batch)
+  if name == 'sft':  # its advantage is the reward
+    mixed = dataclasses.replace(mixed, rewards=np.where(
+        np.repeat(UNIFORM, 4), 0, mixed.rewards))
+  skipping = make(algorithm=algorithm, microbatch_rows=1)
+  state, metrics, _, _, trained = skipping.update(
+      skipping.init(params), skipping.pack(mixed))
+  expected, _ = whole_step(params, mixed, algorithm=algorithm)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6),
+               jax.device_get(state['policy'].params), expected)
+  real = mixed.loss_mask.any(1)
+  assert trained[real].tolist() == (np.repeat(UNIFORM, 4) == 0)[real].tolist()
+  assert metrics['train/frac_rows_trained'] == trained[real].mean()
+
+
+def test_rows_of_advantage_0_are_neither_scored_nor_packed(batch, params):
+  """The other rows keep their mini-batch, whose metrics are theirs."""
+  skipping = make(algorithm=algorithms.grpo(kl_coef=0), minibatches=2,
+                  microbatch_rows=1)
+  mixed = dataclasses.replace(with_uniform_groups(batch), old_logprobs=None)
+  packed = skipping.score(skipping.init(params), mixed)
+  first, second = packed.minibatches
+  real = set(np.flatnonzero(mixed.loss_mask.any(1)))
+  assert set(sum(first.documents, [])) == real & {4, 5, 6, 7}
+  assert not second.documents and second.count == 0  # group 3 is empty
+  scored = packed.batch.old_logprobs
+  np.testing.assert_allclose(
+      scored[4:8][mixed.loss_mask[4:8]],
+      batch.old_logprobs[4:8][mixed.loss_mask[4:8]], atol=1e-5)
+  state, metrics, *_ = skipping.update(skipping.init(params), packed)
+  assert int(state['policy'].updates) == 2
+  alone = dataclasses.replace(skipping, minibatches=1)
+  _, of_group, *_ = alone.update(alone.init(params), alone.pack(
+      jax.tree.map(lambda x: x[4:8], packed.batch)))
+  for name in ('actor/entropy', 'actor/pg_loss', 'perf/useful_tokens'):
+    np.testing.assert_allclose(metrics[name], of_group[name], rtol=1e-4)
+
+
+@pytest.mark.parametrize('algorithm', [
+    ALGORITHM, algorithms.grpo(kl_coef=0, entropy_coef=0.01)])
+def test_no_row_is_skipped_that_the_kl_or_the_entropy_needs(
+    algorithm, batch, params):
+  assert not algorithm.skips_zero
+  mixed = dataclasses.replace(
+      with_uniform_groups(batch), ref_logprobs=batch.ref_logprobs)
+  learner = make(algorithm=algorithm)
+  assert learner._trained(mixed, algorithm.advantages(mixed)).all()
+
+
+def test_a_batch_of_advantage_0_is_an_update_by_momentum(batch, params):
+  """As if its gradient had been computed."""
+  uniform = with_uniform_groups(batch, np.ones(4, int))
+  adam = optax.adam(1e-3)
+  state, after = {}, {}
+  for skips in (True, False):
+    learner = learners.make(
+        CONFIG, dataclasses.replace(
+            algorithms.grpo(kl_coef=0), skips_zero=skips),
+        adam, meshes.make(devices=jax.devices()[:1]), rows=ROWS, length=LENGTH)
+    state, _ = update(
+        learner, learner.init(params), with_uniform_groups(batch))
+    before = jax.device_get(state['policy'].params)
+    after[skips], metrics = update(learner, state, uniform)
+    assert metrics['actor/grad_norm'] == 0
+    assert ('actor/entropy' in metrics) != skips
+    assert metrics['train/frac_rows_trained'] == 1 - skips
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5),
+               jax.device_get(after[True]), jax.device_get(after[False]))
+  moved = jax.tree.map(
+      lambda x, y: np.abs(x - y).max(), before, after[False]['policy'].params)
+  assert max(jax.tree.leaves(moved)) > 1e-4
+  assert int(after[True]['policy'].updates) == 2
 
 
 def test_updates_leave_the_parameters_given_to_init_alone(learner, batch):

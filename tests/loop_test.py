@@ -61,7 +61,7 @@ def test_a_search_beyond_the_timeout_is_counted_and_not_trained_on(tmp_path):
         trajectory.stop_reason != 'search_error')
   records.write_learned(tmp_path / 'learned.jsonl.gz',
                         result.learned.trajectories, result.learned.batch,
-                        result.learned.advantages)
+                        result.learned.advantages, result.learned.trained)
   found = records.read_learned(tmp_path / 'learned.jsonl.gz')
   advantages = np.asarray(experiment.algorithm.advantages(batch))
   assert len(found) == len(rows) and np.ptp(advantages) > 0

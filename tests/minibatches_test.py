@@ -74,6 +74,23 @@ def test_scores_and_advantages_lie_in_the_same_rows(packed, batch):
     assert laid[0, 0, 0] == one.documents[0][0]
 
 
+def test_rows_that_are_not_trained_on_are_not_packed(batch):
+  """Shapes stay, and so do mini-batches with tokens, even without a row."""
+  trained = np.arange(learning.ROWS) >= 8
+  trained[9] = False
+  few = minibatches.pack(batch, 2, trained, **SHAPE)
+  assert [sorted(sum(m.documents, [])) for m in few.minibatches] == [
+      [], [i for i in members(batch, 8, 16) if i != 9]]
+  assert few.minibatches[0].count == 0
+  assert few.trained is trained
+  whole = minibatches.pack(batch, 2, **SHAPE)
+  assert whole.trained.all()
+  for one, other in zip(few.minibatches, whole.minibatches):
+    np.testing.assert_array_equal(one.members, other.members)
+    assert jax.tree.map(np.shape, one.rows) == jax.tree.map(
+        np.shape, other.rows)
+
+
 def test_a_mini_batch_of_filler_is_left_out(batch):
   four = minibatches.pack(batch, 4, **SHAPE).minibatches
   assert [sorted(sum(m.documents, [])) for m in four] == [

@@ -55,7 +55,13 @@ def test_what_was_learned_is_found_by_group_and_sample(tmp_path):
       (advantages.Estimate(np.full((2, 8), 0.5), None), [0.5]),
       ({'mine': np.zeros(2)}, None)):
     records.write_learned(file, [TRAJECTORY], batch.__class__(**(
-        vars(batch) | {'old_logprobs': old})), values)
+        vars(batch) | {'old_logprobs': old})), values, np.array([True, False]))
     assert records.read_learned(file) == {(0, 1): {
         'group': 0, 'sample': 1, 'uid': 'q', 'old_logprobs': [-0.25],
         'advantages': seen}}
+  records.write_learned(
+      file, [TRAJECTORY], dataclasses.replace(batch, old_logprobs=old),
+      np.float32([0, 0]), np.array([False, False]))
+  assert records.read_learned(file)[0, 1] == {
+      'group': 0, 'sample': 1, 'uid': 'q', 'old_logprobs': [],
+      'advantages': [0]}

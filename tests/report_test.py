@@ -66,7 +66,7 @@ def write_run(folder: pathlib.Path, tokenizer, count=4, seed=0) -> list:
   records.write_learned(
       folder / 'learned' / 'step_000001.jsonl.gz', played,
       dataclasses.replace(batch, old_logprobs=learner.astype(np.float32)),
-      np.linspace(-1, 1, count, dtype=np.float32))
+      np.linspace(-1, 1, count, dtype=np.float32), np.ones(count, bool))
   (folder / 'metrics.jsonl').write_text(''.join(json.dumps({
       'training/global_step': n, 'critic/score/mean': n / 8,
       'actor/grad_norm': 1.0, 'timing_s/step': 2.0, 'timing_s/gen': 1.0}) + '\n'

@@ -16,6 +16,8 @@ import pathlib
 import time
 from typing import Any
 
+import numpy as np
+
 from searchrl.agent import statistics
 from searchrl.experiment import health as health_lib
 from searchrl.experiment import rollbacks
@@ -65,11 +67,13 @@ class Learned:
     trajectories: Trajectories in the order of the batch's rows.
     batch: The batch with `old_logprobs`.
     advantages: Advantages of the algorithm, as numpy arrays.
+    trained: True for the rows of the batch that have a gradient.
   """
 
   trajectories: list[Trajectory]
   batch: Batch
   advantages: Any
+  trained: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +242,8 @@ def step(experiment: Experiment, config, take: Take, state: Any,
   experiment.lockstep.phase(f'step {progress.step - 1}')
   rows = [trajectory for group in collected.groups for trajectory in group]
   return StepResult(updated.state, progress, values, collected.trajectories,
-                    Learned(rows, updated.batch, updated.advantages))
+                    Learned(rows, updated.batch, updated.advantages,
+                            updated.trained))
 
 
 def rollouts(experiment: Experiment, config
@@ -291,7 +296,7 @@ def _record(folder: pathlib.Path, result: StepResult) -> None:
   if result.learned:
     records.write_learned(
         folder / 'learned' / name, result.learned.trajectories,
-        result.learned.batch, result.learned.advantages)
+        result.learned.batch, result.learned.advantages, result.learned.trained)
 
 
 @contextlib.contextmanager

@@ -102,6 +102,9 @@ class Algorithm:
   level: Literal['token', 'sequence'] = 'token'  # unit that has one ratio
   min_group_size: int = 1  # samples per question; fewer teach nothing
   one_update: bool = False  # True without a ratio: one optimiser step per batch
+  # True if a row whose advantages are all 0, or that is not in the loss, has no
+  # gradient. The learner then leaves such rows out of the networks' passes.
+  skips_zero: bool = False
 
 
 def total(

@@ -120,7 +120,8 @@ def grpo(
       objective(
           clipped_token_ratio(regularizer, clip_low, clip_high, dual_clip),
           regularizer),
-      needs=_needs(regularizer), min_group_size=2)
+      needs=_needs(regularizer), min_group_size=2,
+      skips_zero=regularizer.is_empty)
 
 
 def dr_grpo(
@@ -259,11 +260,11 @@ def rloo(regularizer: Regularizer) -> Algorithm:
     return advantages.leave_one_out(
         rewards, batch.group_ids, batch.in_baseline)
 
+  in_loss = regularizer.without_kl()
   return Algorithm(
-      left_out,
-      objective(score_function(regularizer), regularizer.without_kl()),
+      left_out, objective(score_function(regularizer), in_loss),
       needs=_needs(regularizer, in_reward=True), min_group_size=2,
-      one_update=True)
+      one_update=True, skips_zero=in_loss.is_empty)
 
 
 @regularized(kl_coef=1e-3, kl_estimator='k3', entropy_coef=0.0,
@@ -279,7 +280,8 @@ def reinforce(regularizer: Regularizer) -> Algorithm:
   return Algorithm(
       lambda batch: jnp.where(batch.in_baseline, batch.rewards, 0),
       objective(score_function(regularizer), regularizer),
-      needs=_needs(regularizer), one_update=True)
+      needs=_needs(regularizer), one_update=True,
+      skips_zero=regularizer.is_empty)
 
 
 @regularized(kl_coef=1e-3, entropy_coef=0.0, aggregation='token_mean',
@@ -316,12 +318,12 @@ def reinforce_plus_plus(
         batch.rewards, mask, reference_kl(batch, regularizer))
     return advantages.reinforce_plus_plus(rewards, mask, discount=discount)
 
+  in_loss = regularizer if group_baseline else regularizer.without_kl()
   return Algorithm(
       whitened,
-      objective(clipped_token_ratio(regularizer, clip_low, clip_high),
-                regularizer if group_baseline else regularizer.without_kl()),
+      objective(clipped_token_ratio(regularizer, clip_low, clip_high), in_loss),
       needs=_needs(regularizer, in_reward=not group_baseline),
-      min_group_size=2 if group_baseline else 1)
+      min_group_size=2 if group_baseline else 1, skips_zero=in_loss.is_empty)
 
 
 @regularized(kl_coef=0.0, kl_estimator='k3', entropy_coef=0.0,
@@ -342,7 +344,8 @@ def hrpo(regularizer: Regularizer, *, delta: float = 1e-6) -> Algorithm:
       lambda batch: advantages.hop_group_relative(
           batch.rewards, batch.group_ids, batch.in_baseline, delta=delta),
       objective(score_function(regularizer), regularizer),
-      group_of=question_hops, needs=_needs(regularizer), one_update=True)
+      group_of=question_hops, needs=_needs(regularizer), one_update=True,
+      skips_zero=regularizer.is_empty)
 
 
 @regularized(aggregation='token_mean', length=None)
@@ -365,7 +368,7 @@ def sft(regularizer: Regularizer) -> Algorithm:
 
   return Algorithm(
       weighted, objective(score_function(regularizer), regularizer),
-      one_update=True)
+      one_update=True, skips_zero=regularizer.is_empty)
 
 
 def _needs(regularizer, in_reward=False):
@@ -390,7 +393,8 @@ def _sequence_level(
         'aggregation choose a recipe with token ratios: grpo, dapo or ppo.')
   return Algorithm(
       by_group(normalize_std), objective(policy_loss, regularizer), keep,
-      needs=_needs(regularizer), level='sequence', min_group_size=2)
+      needs=_needs(regularizer), level='sequence', min_group_size=2,
+      skips_zero=regularizer.is_empty)
 
 
 def _check_whole_rows(recipe, aggregation):

@@ -98,23 +98,28 @@ def value_fit(
   }
 
 
-def describe(batch: Batch, estimate: Any) -> dict[str, float]:
-  """Returns statistics of a batch and its advantages over trained tokens.
+def describe(batch: Batch, estimate: Any, trained: Bool[np.ndarray, 'B']
+            ) -> dict[str, float]:
+  """Returns statistics of a batch and its advantages over tokens in the loss.
 
-  They are the mean, largest and smallest advantage, and the number of rows
-  without a policy token. With a critic, there are also the same statistics of
-  returns and values, and the share of the returns' variance that the values
-  explain. With a reference policy, there is also the KL to it.
+  They are the mean, largest and smallest advantage, the number of rows without
+  a policy token, and the share of the others that are trained on. With a
+  critic, there are also the same statistics of returns and values, and the
+  share of the returns' variance that the values explain. With a reference
+  policy, there is also the KL to it.
 
   Args:
     batch: Scored batch of numpy arrays.
     estimate: Result of `Algorithm.advantages` as numpy arrays: one advantage
       per row, one per token, or an `Estimate`.
+    trained: True for the rows that the update's gradient was computed from,
+      [B].
   """
   where = np.asarray(trained_tokens(batch))
   result = {'train/empty_rows': float((~where.any(-1)).sum())}
   if not where.any():
     return result
+  result['train/frac_rows_trained'] = float(trained[where.any(-1)].mean())
   advs = getattr(estimate, 'advantages', estimate)
   advs = advs[:, None] if advs.ndim == 1 else advs
   result |= _spread(
@@ -133,7 +138,8 @@ def describe(batch: Batch, estimate: Any) -> dict[str, float]:
   return result
 
 
-def mismatch(batch: Batch) -> dict[str, float]:
+def mismatch(batch: Batch, trained: Bool[np.ndarray, 'B']
+            ) -> dict[str, float]:
   """Returns log-prob differences of sampler and learner on on-policy tokens.
 
   They are absolute differences of log-probs (nats) and of probabilities;
@@ -141,9 +147,10 @@ def mismatch(batch: Batch) -> dict[str, float]:
   pi_old / pi_behavior of the tokens, and their effective sample size as a share
   of the tokens. These are near 0, 0, 0, 1 and 1 if both run the same model. The
   dict is empty if there are no on-policy tokens. The batch needs
-  `old_logprobs`.
+  `old_logprobs`, but only in the rows that are `trained`, [B]. Others are left
+  out.
   """
-  where = batch.loss_mask & batch.on_policy[:, None]
+  where = batch.loss_mask & (batch.on_policy & trained)[:, None]
   if not where.any():
     return {}
   sampler = batch.behavior_logprobs[where].astype(np.float64)

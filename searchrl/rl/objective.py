@@ -71,6 +71,14 @@ class Regularizer:
         per_token, mask, how=self.aggregation, length=self.length,
         count_mask=count_mask)
 
+  @property
+  def is_empty(self) -> bool:
+    """True if the loss has the policy's term only.
+
+    A row then has no gradient if its advantages are 0.
+    """
+    return not self.kl_coef and not self.entropy_coef
+
   def without_kl(self) -> Regularizer:
     """Returns a copy without the KL, for when the KL is in the reward."""
     return dataclasses.replace(self, kl_coef=0.0)

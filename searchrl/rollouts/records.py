@@ -56,8 +56,8 @@ def in_rounds(
 
 
 def write_learned(file: pathlib.Path, trajectories: Sequence[Trajectory],
-                  batch: Batch, advantages: Any) -> None:
-  """Writes each trajectory's old log-probs and advantages at trained tokens.
+                  batch: Batch, advantages: Any, trained: np.ndarray) -> None:
+  """Writes each trajectory's old log-probs and advantages at sampled tokens.
 
   Args:
     file: The file of a step.
@@ -65,19 +65,22 @@ def write_learned(file: pathlib.Path, trajectories: Sequence[Trajectory],
     batch: The batch, with `old_logprobs`.
     advantages: The algorithm's advantages, [B] or [B T], or an `Estimate` that
       has them. Anything else is not written.
+    trained: True for the rows that were trained on, [B]. Others have no old
+      log-probs.
   """
   per_row = getattr(advantages, 'advantages', advantages)
   known = isinstance(per_row, np.ndarray) and per_row.shape in (
       batch.rewards.shape, batch.tokens.shape)
   lines = []
   for row, trajectory in enumerate(trajectories):
-    trained = np.asarray(batch.loss_mask[row])
+    sampled = np.asarray(batch.loss_mask[row])
     lines.append({
         'group': trajectory.group, 'sample': trajectory.sample,
         'uid': trajectory.question.uid,
-        'old_logprobs': _rounded(scored(batch, 'old_logprobs')[row][trained]),
+        'old_logprobs': _rounded(
+            scored(batch, 'old_logprobs')[row][sampled & trained[row]]),
         'advantages': _rounded(
-            np.broadcast_to(per_row[row], trained.shape)[trained])
+            np.broadcast_to(per_row[row], sampled.shape)[sampled])
         if known else None})
   _write(file, lines)
 
@@ -87,7 +90,8 @@ def read_learned(file: pathlib.Path) -> dict[tuple[int, int], dict[str, Any]]:
 
   The values are at the sampled tokens, in order. `old_logprobs` are the
   learner's, in nats; `advantages` are those of the loss. Trajectories that were
-  left out of the update have no values.
+  left out of the update have no values. Those that were not trained on because
+  their advantages are 0 have no `old_logprobs`.
   """
   return {(record['group'], record['sample']): record for record in _read(file)
           } if file.exists() else {}

@@ -26,6 +26,7 @@ from searchrl.models import lora as loras
 from searchrl.models import transformer
 from searchrl.rl import algorithms
 from searchrl.rl import diagnostics
+from searchrl.rl.masked import Mean
 from searchrl.runtime import mesh as meshes
 from searchrl.training import minibatches as minibatches_lib
 from searchrl.training import optimizer as optimizers
@@ -50,6 +51,7 @@ class Updated(NamedTuple):
   metrics: dict[str, float]
   batch: Batch  # the batch with `old_logprobs`, as numpy arrays
   advantages: Any  # the batch's advantages, as numpy arrays
+  trained: np.ndarray  # True for the rows with `old_logprobs` and a gradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +127,16 @@ class Learner:
       return state['policy'].params
     return loras.merge(base, state['policy'].params, self.train_step.lora)
 
-  def pack(self, batch: Batch) -> PackedBatch:
-    """Packs a batch's mini-batches into rows, as `update` takes them."""
-    return minibatches_lib.pack(batch, self.minibatches, **self._row_shape)
+  def pack(self, batch: Batch, trained: np.ndarray | None = None
+          ) -> PackedBatch:
+    """Packs a batch's mini-batches into rows, as `update` takes them.
+
+    Args:
+      batch: Batch of numpy arrays.
+      trained: True for the trajectories to pack, [B]. The default is all.
+    """
+    return minibatches_lib.pack(
+        batch, self.minibatches, trained, **self._row_shape)
 
   def score(self, state: State, batch: Batch,
             base: transformer.Params | None = None,
@@ -135,7 +144,8 @@ class Learner:
     """Packs a batch of numpy arrays and adds the fields that the update needs.
 
     These are `old_logprobs` if the update cannot compute them itself, and
-    `ref_logprobs` and `values` if the algorithm needs them.
+    `ref_logprobs` and `values` if the algorithm needs them. Trajectories that
+    have no gradient get none of them, if the advantages need none.
 
     Args:
       state: State before the first update on this batch.
@@ -150,8 +160,11 @@ class Learner:
       raise ValueError(
           'base must be given where the loss has a KL to a reference policy '
           'or adapters are trained, but is None. Give what `init` received.')
-    step, packed = self.train_step, self.pack(batch)
-    needs, scores = step.algorithm.needs, {}
+    step, scores = self.train_step, {}
+    needs, trained = step.algorithm.needs, None
+    if not needs:
+      trained = self._trained(batch, self._advantages(batch))
+    packed = self.pack(batch, trained)
     if self.scores_old:
       with timer('old_log_prob'):
         scores['old_logprobs'] = self.logprobs(state, packed, base)
@@ -185,18 +198,23 @@ class Learner:
     """
     batch, per_step, old = packed.batch, [], []
     with timer('adv'):
-      advantages = jax.device_get(self.train_step.advantages(batch))
+      advantages = self._advantages(batch)
+      trained = self._trained(batch, advantages)
+      if (trained != packed.trained).any():
+        packed = self.pack(batch, trained)
     with timer('update_actor'):
       for minibatch in packed.minibatches:
         state, metrics, old_logprobs = self._step(
-            state, base, minibatch.with_advantages(advantages))
+            state, base, minibatch.with_advantages(advantages),
+            self._denominators(batch, advantages, minibatch.members))
         per_step.append(metrics)
         old.append(old_logprobs)
     if batch.old_logprobs is None:
       batch = dataclasses.replace(batch, old_logprobs=packed.from_rows(old))
-    metrics = (_means(per_step) | diagnostics.describe(batch, advantages)
-               | diagnostics.mismatch(batch))
-    return Updated(state, metrics, batch, advantages)
+    metrics = (_means(per_step)
+               | diagnostics.describe(batch, advantages, packed.trained)
+               | diagnostics.mismatch(batch, packed.trained))
+    return Updated(state, metrics, batch, advantages, packed.trained)
 
   def abstract_update(self, rows: int) -> tuple:
     """Returns shapes, dtypes and shardings of `train_step.update`'s arguments.
@@ -214,6 +232,7 @@ class Learner:
     advantages = jax.tree.map(
         lambda x: np.zeros(x.shape, x.dtype),
         jax.eval_shape(step.algorithm.advantages, batch))
+    denominators = jax.eval_shape(step.denominators, batch, advantages)
     minibatch = minibatches_lib.pack_one(
         batch, np.asarray(batch.lengths), np.arange(len(batch.rewards)),
         **self._row_shape).with_advantages(advantages)
@@ -228,20 +247,41 @@ class Learner:
         lambda x: describe(x, (None, 'batch') + (None,) * (x.ndim - 2)),
         minibatch.rows)
     return (True, step.abstract_state(), self._frozen(base), stacked,
-            jax.ShapeDtypeStruct((), np.int32))
+            denominators, jax.ShapeDtypeStruct((), np.int32))
 
-  def _step(self, state: State, base, minibatch: MiniBatch
+  def _advantages(self, batch: Batch) -> Any:
+    return jax.device_get(self.train_step.advantages(batch))
+
+  def _trained(self, batch: Batch, advantages: Any) -> np.ndarray:
+    """Returns True for the rows that have a gradient, and for empty ones."""
+    empty = ~batch.loss_mask.any(1)
+    if not self.train_step.algorithm.skips_zero:
+      return np.ones_like(empty)
+    advantages = getattr(advantages, 'advantages', advantages)
+    return empty | batch.in_loss & (
+        advantages.reshape(len(empty), -1) != 0).any(1)
+
+  def _denominators(self, batch: Batch, advantages: Any, members: np.ndarray
+                   ) -> dict[str, np.ndarray]:
+    """Returns the denominators of a mini-batch's loss, by term."""
+    return jax.device_get(self.train_step.denominators(*jax.tree.map(
+        lambda x: np.asarray(x)[members], (batch, advantages))))
+
+  def _step(self, state: State, base, minibatch: MiniBatch,
+            denominators: dict[str, np.ndarray]
            ) -> tuple[State, dict[str, float], Any]:
     """Makes an optimiser step; see `TrainStep.update`."""
     train_policy = 'critic' not in state or (
         int(state['critic'].updates) >= self.critic_warmup)
     self.lockstep('update', int(minibatch.count), train_policy,
                   minibatch.rows.batch.tokens)
-    state, sums, old = self.train_step.update(
+    state, measured, old = self.train_step.update(
         train_policy, state, self._frozen(base), self._put(minibatch.rows),
-        minibatch.count)
-    metrics = {name: float(x) for name, x in jax.device_get(sums).items()}
-    return state, metrics | {'perf/useful_tokens': minibatch.useful}, old
+        denominators, minibatch.count)
+    metrics = _numbers(jax.device_get(measured))
+    if minibatch.count:
+      metrics['perf/useful_tokens'] = minibatch.useful
+    return state, metrics, old
 
   def _per_token(self, name: str, step: Callable[..., jax.Array],
                  packed: PackedBatch, params, frozen=None) -> np.ndarray:
@@ -366,6 +406,13 @@ def _check_algorithm(algorithm: algorithms.Algorithm, minibatches: int,
   if 'values' in algorithm.needs and critic_optimizer is None:
     raise ValueError('critic_optimizer must be given for an algorithm that '
                      'needs values, but is None.')
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+  """Returns metrics as numbers, without the Means over no entry."""
+  return {name: float(x.total / x.count if isinstance(x, Mean) else x)
+          for name, x in metrics.items()
+          if not isinstance(x, Mean) or x.count}
 
 
 def _means(per_step: Sequence[dict[str, float]]) -> dict[str, float]:

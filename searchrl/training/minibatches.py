@@ -13,6 +13,7 @@ import dataclasses
 from typing import Any
 
 import jax
+from jaxtyping import Bool
 import numpy as np
 
 from searchrl import packing
@@ -24,6 +25,7 @@ from searchrl.trajectory import Batch
 class MiniBatch:
   """Consecutive trajectories of a batch, packed into stacked micro-batches."""
 
+  members: np.ndarray  # indices of the mini-batch's trajectories in the batch
   rows: Rows  # arrays of the rows, [M R ...]
   count: np.int32  # number of the M micro-batches that are not empty
   useful: float  # fraction of the computed tokens that are not padding
@@ -59,6 +61,9 @@ class PackedBatch:
 
   batch: Batch  # numpy arrays, [B T]
   minibatches: Sequence[MiniBatch]
+  # True for the trajectories that are packed, [B]. The others have no gradient,
+  # but count in the loss's denominators.
+  trained: Bool[np.ndarray, 'B']
 
   def from_rows(self, per_token: Sequence[jax.Array]) -> Any:
     """Returns the mini-batches' numbers per token as one numpy array, [B T].
@@ -74,21 +79,32 @@ class PackedBatch:
     """Returns a copy with further fields, [B T] each, in batch and rows."""
     return PackedBatch(
         dataclasses.replace(self.batch, **scores),
-        [minibatch.with_scores(scores) for minibatch in self.minibatches])
+        [minibatch.with_scores(scores) for minibatch in self.minibatches],
+        self.trained)
 
 
-def pack(batch: Batch, count: int, **options: int) -> PackedBatch:
+def pack(batch: Batch, count: int,
+         trained: Bool[np.ndarray, 'B'] | None = None, **options: int
+        ) -> PackedBatch:
   """Cuts a batch into mini-batches of consecutive trajectories.
+
+  A mini-batch without a token is left out. One whose trajectories have tokens
+  but are not trained on is kept and has no rows: its update is made, too.
 
   Args:
     batch: Batch of numpy arrays. Its rows must be a multiple of `count`.
     count: Number of mini-batches.
+    trained: True for the trajectories to pack, [B]. The default is all.
     **options: Options of `pack_one`.
   """
   lengths = np.asarray(batch.lengths)
-  minibatches = [pack_one(batch, lengths, members, **options)
-                 for members in np.split(np.arange(len(lengths)), count)]
-  return PackedBatch(batch, [m for m in minibatches if m.count])
+  if trained is None:
+    trained = np.ones(len(lengths), bool)
+  packed = np.where(trained, lengths, 0)
+  minibatches = [pack_one(batch, packed, members, **options)
+                 for members in np.split(np.arange(len(lengths)), count)
+                 if lengths[members].any()]
+  return PackedBatch(batch, minibatches, trained)
 
 
 def pack_one(batch: Batch, lengths: np.ndarray, members: np.ndarray, *,
@@ -99,6 +115,7 @@ def pack_one(batch: Batch, lengths: np.ndarray, members: np.ndarray, *,
   Args:
     batch: Batch of numpy arrays.
     lengths: Lengths of all trajectories of the batch, in tokens, [B].
+      Trajectories of length 0 are left out.
     members: Indices of the trajectories to pack. Only their number decides M.
     microbatch_rows: Number R of rows per micro-batch.
     pack_length: Number L of tokens that a row holds.
@@ -114,6 +131,7 @@ def pack_one(batch: Batch, lengths: np.ndarray, members: np.ndarray, *,
   count = -(-len(documents) // microbatch_rows)
   computed = count * microbatch_rows * pack_length
   return MiniBatch(
+      members=members,
       rows=jax.tree.map(lambda x: x.reshape(*size, *x.shape[1:]), rows),
       count=np.int32(count), documents=documents, layout=layout,
       useful=float(lengths[members].sum() / max(computed, 1)))

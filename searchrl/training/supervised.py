@@ -229,7 +229,7 @@ def language_update(learner: learners.Learner, base: Any = None) -> Update:
   def update(state, batch):
     updated = learner.update(state, learner.pack(batch), base)
     return updated.state, {
-        ours: updated.metrics[name] for ours, name in names.items()}
+        ours: updated.metrics.get(name, 0.0) for ours, name in names.items()}
 
   return update
 

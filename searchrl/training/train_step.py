@@ -119,6 +119,23 @@ class TrainStep:
     return jax.jit(lambda batch: self.algorithm.advantages(batch))
 
   @functools.cached_property
+  def denominators(self) -> Callable[[Batch, Any], dict[str, Array]]:
+    """Function to the denominator of each term of a mini-batch's loss.
+
+    Its arguments are the mini-batch [b T] and its advantages. It counts all
+    rows, also those that are not packed. The counts of a loss depend on masks
+    only, so that no network has to run.
+    """
+    def count(batch, advantages):
+      zeros = jnp.zeros(batch.tokens.shape)
+      batch = _with_old(batch, zeros)
+      output = algorithms.PolicyOutput(zeros, entropy=zeros, values=zeros)
+      terms, _ = self.algorithm.loss(output, batch, advantages)
+      return {name: mean.count for name, (_, mean) in terms.items()}
+
+    return jax.jit(count)
+
+  @functools.cached_property
   def logprobs(self) -> Callable[..., Array]:
     """Function to the log-probs of all tokens, in nats, [M R L].
 
@@ -141,10 +158,11 @@ class TrainStep:
   def update(self) -> jax.stages.Wrapped:
     """Function that makes one optimiser step on a mini-batch.
 
-    It maps (train_policy, state, frozen, rows, count) to (state, metrics, old):
-    `frozen` are the base params of adapters, `rows` M micro-batches of R packed
-    rows, and `count` is the number of micro-batches that hold tokens. The state
-    is donated. `train_policy` is static; if False, only the critic is trained.
+    It maps (train_policy, state, frozen, rows, denominators, count) to (state,
+    metrics, old): `frozen` are the base params of adapters, `rows` M
+    micro-batches of R packed rows, and `count` is the number of micro-batches
+    that hold tokens. The state is donated. `train_policy` is static; if False,
+    only the critic is trained. Some metrics are Means over the rows.
     For rows without `old_logprobs`, the step uses the log-probs of the policy
     before this step and returns them as `old`, [M R L]. Otherwise `old` is
     None.
@@ -268,12 +286,13 @@ class TrainStep:
 
     return jax.jit(score_all, out_shardings=meshes.sharding(self.mesh, ()))
 
-  def _update(self, train_policy, state, frozen, rows: Rows, count):
+  def _update(self, train_policy, state, frozen, rows: Rows, denominators,
+              count):
     params = {network: trained.params for network, trained in state.items()}
     fixed = {} if train_policy else {'policy': params.pop('policy')}
-    (grads, sums), old = self._gradient(params, fixed, frozen, rows, count)
-    metrics = {name: mean.value for name, mean in sums.items()}
-    state = dict(state)
+    (grads, metrics), old = self._gradient(
+        params, fixed, frozen, rows, denominators, count)
+    metrics, state = dict(metrics), dict(state)
     for network, gradient in grads.items():
       state[network], made = state[network].apply_gradient(
           self._optimizer(network), gradient)
@@ -282,16 +301,12 @@ class TrainStep:
       metrics[f'{name}/updates_left_out'] = 1 - made.astype(jnp.float32)
     return state, metrics, old
 
-  def _gradient(self, params, fixed, frozen, rows: Rows, count):
+  def _gradient(self, params, fixed, frozen, rows: Rows, denominators, count):
     """Returns the gradient of the loss over all micro-batches, and metrics.
 
-    A loop sums over micro-batches. Each term is divided by its count over all
-    of them, which depends on the masks only. The split into micro-batches thus
-    changes nothing but rounding.
+    A loop sums over micro-batches. Each term is divided by its denominator over
+    all of them. The split into micro-batches thus changes nothing but rounding.
     """
-    counts, _ = _accumulate(
-        lambda micro: (self._counts(micro), None), rows, count)
-
     def of_micro(params, fixed, frozen, counts, micro):
       grads, (sums, old) = jax.grad(self._loss, has_aux=True)(
           params, fixed, frozen, counts, micro)
@@ -307,20 +322,8 @@ class TrainStep:
       return jax.lax.with_sharding_constraint(grads, shardings), sums
 
     return _accumulate(
-        functools.partial(of_micro, params, fixed, frozen, counts), rows, count,
-        constrain)
-
-  def _counts(self, micro: Rows) -> dict[str, Array]:
-    """Returns each term's denominator: the counts of a loss on zeros.
-
-    They depend on the masks only, so that no network has to run.
-    """
-    batch, advantages = self._unpack(micro)
-    zeros = jnp.zeros(batch.tokens.shape)
-    batch = _with_old(batch, zeros)
-    output = algorithms.PolicyOutput(zeros, entropy=zeros, values=zeros)
-    terms, _ = self.algorithm.loss(output, batch, advantages)
-    return {name: mean.count for name, (_, mean) in terms.items()}
+        functools.partial(of_micro, params, fixed, frozen, denominators), rows,
+        count, constrain)
 
   def _loss(self, params, fixed, frozen, counts, micro: Rows):
     params = {**fixed, **params}
