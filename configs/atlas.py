@@ -28,7 +28,8 @@ before it. The arms are grpo, dspo, lora, fee, no_search, unmasked, format,
 random and dense; ARMS below says what each changes. A user with a network may
 set another model, by its hub id: --config.model=Qwen/Qwen2.5-0.5B-Instruct.
 
-Hardware: 2 CPU cores. Time and result: benchmarks/atlas/README.md.
+Hardware: 2 CPU cores. Time: about 75 minutes. Result: benchmarks/atlas/README.md
+has the hypotheses; the table is not yet filled.
 """
 
 from typing import Any
