@@ -21,6 +21,11 @@ sample at temperature 1, without truncation, and none ends early.
       chance of 1 in 64, and passages have 16 to 48 tokens, of the 160 that a
       conversation may have after its prompt.
 
+With `--model=smollm2`, the shape is that of SmolLM2-135M, and the cases are of one
+turn after 128 prompt tokens, of 1, 16 and 32 rows:
+
+  python benchmarks/peers_rollout.py --model=smollm2 --trl=V1/bin/python
+
 Useful tokens are those of samples that differ: Tunix's vanilla engine samples
 every call with one key, so that all samples of a question are one. Its agentic
 examples are meant for vLLM, which runs on no CPU toy. `agentic` is kinder to it
@@ -45,6 +50,13 @@ CASES = {  # -> workers that take part
     'agentic': ('searchrl', 'tunix'),
     'varied': ('searchrl', 'tunix'),
 }
+LARGE = {f'{rows}x128x64': ('searchrl', 'transformers')
+         for rows in (1, 16, 32)}
+SHAPES = {
+    'toy': peers.SHAPE,
+    'smollm2': dict(vocab_size=49_152, hidden_size=576, num_hidden_layers=30,
+                    num_attention_heads=9, num_key_value_heads=3,
+                    intermediate_size=1536)}
 TURNS = 2
 PASSAGE = 32  # tokens that a search inserts
 RESPONSE = TURNS * peers.NEW_TOKENS + (TURNS - 1) * PASSAGE  # after the prompt
@@ -56,23 +68,28 @@ def main() -> None:
   parser.add_argument('--trl', help='its python')
   parser.add_argument('--tunix', help='its python')
   parser.add_argument('--rounds', type=int, default=10)
-  parser.add_argument('--cases', nargs='+', choices=CASES, default=[*CASES])
+  parser.add_argument('--model', choices=SHAPES, default='toy')
+  parser.add_argument('--cases', nargs='+', choices=[*CASES, *LARGE])
   parser.add_argument('--worker', choices=WORKERS, help=argparse.SUPPRESS)
-  parser.add_argument('--shape', type=json.loads, default=peers.SHAPE,
-                      help=argparse.SUPPRESS)
+  parser.add_argument('--shape', type=json.loads, help=argparse.SUPPRESS)
   parser.add_argument('--dtype', default='float32', help=argparse.SUPPRESS)
   options = parser.parse_args()
+  options.shape = options.shape or SHAPES[options.model]
+  cases = CASES if options.model == 'toy' else LARGE
   if options.worker:
     WORKERS[options.worker](options)
     return
   pythons = {'searchrl': sys.executable, 'transformers': options.trl,
              'trl': options.trl, 'tunix': options.tunix}
-  workers = {name: turns.Worker(python, __file__, name)
-             for name, python in pythons.items() if python}
+  named = [name for name, python in pythons.items() if python and any(
+      name in taking for taking in cases.values())]
+  workers = {name: turns.Worker(
+      pythons[name], __file__, name, f'--model={options.model}')
+             for name in named}
   print(f'before: {turns.load()}')
   taken = {case: turns.run(
-      [workers[name] for name in CASES[case] if name in workers], case,
-      rounds=options.rounds) for case in options.cases}
+      [workers[name] for name in cases[case] if name in workers], case,
+      rounds=options.rounds) for case in options.cases or cases}
   print(f'after: {turns.load()}\n')
   for worker in workers.values():
     worker.close()
@@ -143,7 +160,9 @@ def searchrl(options) -> None:
   import numpy as np
   from searchrl.models import transformer
   from searchrl.models.inference import engine as engines
-  shape = transformer.TransformerConfig(head_dim=32, **options.shape)
+  shape = transformer.TransformerConfig(
+      head_dim=options.shape['hidden_size'] // options.shape[
+          'num_attention_heads'], **options.shape)
   params = transformer.init(shape, jax.random.key(0))
   rng = np.random.default_rng(0)
   numbers = itertools.count()
