@@ -84,7 +84,8 @@ def test_an_unknown_phase_is_refused_before_any_runs(tmp_path):
 def test_a_plan_takes_the_model_with_which_the_phases_begin():
   result = ml_collections.ConfigDict()
   result.order = ('tune', 'train')
-  result.phases = {'tune': dict(model=dict(path='tiny_raw')),
+  result.phases = {'tune': dict(job='searchrl.jobs.finetune:run',
+                                model=dict(path='tiny_raw')),
                    'train': grpo.get_config('smoke')}
   train = result.phases.train
   train.model.path = '{workdir}/tune/model'
