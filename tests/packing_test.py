@@ -62,6 +62,19 @@ def test_the_reference_mix_wastes_at_most_three_hundredths():
   assert lengths.sum() / computed >= 0.97
 
 
+@pytest.mark.parametrize('microbatch_rows, useful', [(2, 0.81), (1, 0.86)])
+def test_small_batches_fill_micro_batches_of_one_row_better(
+    microbatch_rows, useful):
+  """The shares that docs/scale.md gives: 12 trajectories, rows of 768."""
+  rng, computed, total = np.random.default_rng(0), 0, 0
+  for _ in range(400):
+    lengths = rng.integers(150, 501, 12)
+    rows = len(packing.first_fit(lengths, 768, 16))
+    computed += -(-rows // microbatch_rows) * microbatch_rows * 768
+    total += lengths.sum()
+  assert total / computed == pytest.approx(useful, abs=0.01)
+
+
 @pytest.fixture(scope='module')
 def laid():
   rng = np.random.default_rng(0)
