@@ -5,8 +5,8 @@
 A case is one step of training on passages of real length, from a tiny
 checkpoint with the family's real tokenizer, and its export. The oracles are
 transformers' tokenizer and chat template and, with the `parity` extra (torch),
-transformers' models. One case per family is in the whole tier, and the others
-are run by hand.
+transformers' models. Most cases are run by hand: BENCHMARKS.md says which ones
+have been run, with their results.
 """
 
 import json
@@ -39,6 +39,7 @@ MODEL_OF = {  # tokenizer -> a model of the papers
     for family, hub_id in family_models.HUB_IDS.items()}
 ENDS = {'llama3-instruct': '<|eot_id|>', 'llama3': '<|end_of_text|>',
         'mistral': '</s>', 'r1-distill': '<｜end▁of▁sentence｜>'}
+SEEDS = {'mistral': 1}  # with 0, its policy does not search
 DATE = '26 Jul 2024'  # the day of all our prompts
 SYSTEM = {'searchrl.agent.tools:dspo':
           'You are a helpful and harmless assistant.'}
@@ -80,9 +81,7 @@ CASES = [Case(family, 'grpo', *pair) for family in MODEL_OF
              Case('mistral', 'grpo', 'study', IN_CHAT),
              Case('llama3-instruct', 'ppo', 'study', IN_CHAT),
              Case('llama3', 'ppo', 'study', 'searchrl.agent.dialogue:search_r1')]
-SLOW = ['qwen2.5-zerosearch-grpo', 'qwen2.5-instruct-dspo-grpo',
-        'qwen3-drzero_solver-grpo', 'llama3-instruct-study-ppo',
-        'mistral-study-grpo', 'r1-distill-drzero_proposer-grpo']
+SLOW = ['qwen2.5-zerosearch-grpo']  # in the whole tier
 
 
 def test_each_dialogue_of_the_settings_has_a_case():
@@ -110,6 +109,7 @@ def fields(case, folder):
   """Returns the values that make a setting small."""
   ppo = case.recipe == 'ppo'
   return {
+      'seed': SEEDS.get(case.family, 0),
       'model.path': folder / 'source', 'model.dtype': 'float32',
       'data.train': folder / 'questions.jsonl',
       'search.corpus': folder / 'corpus.jsonl', 'search.engine': 'bm25',
@@ -333,7 +333,8 @@ def test_transformers_continues_an_export_as_our_engine_does(trained):
   engine = engines.Engine(shape, slots=1, length=LENGTH, stop_table=(
       stops.compile_table((), (), shape.vocab_size, chat.ends(tokenizer))))
   engine.load(weights.load(str(folder), shape), 0.0)
-  for ids in sorted({t.prompt_tokens for t in trained.trajectories}):
+  longest = max(trained.trajectories, key=lambda t: len(t.tokens))
+  for ids in (longest.prompt_tokens, longest.tokens):
     with torch.no_grad():
       expected = theirs.generate(
           torch.tensor([ids]), do_sample=False, max_new_tokens=CONTINUED,
