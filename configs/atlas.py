@@ -132,11 +132,11 @@ def _rl(arm: str) -> ml_collections.ConfigDict:
   config = (dspo if arm == 'dspo' else grpo).get_config()
   _converses(config)
   config.model.path = '{workdir}/tune/model'
-  config.data.update(train=f'{_DATA}/train.jsonl', mix=(1, 2, 1))
+  config.data.update(train=f'{_DATA}/train.jsonl', mix=(0, 2, 1))
   _evaluates(config)
-  config.rollout.update(questions_per_step=6, group_size=12, max_num_seqs=48)
+  config.rollout.update(questions_per_step=8, group_size=12, max_num_seqs=48)
   config.optimizer.update(learning_rate=2e-5, warmup_steps=2)
-  config.train.update(num_steps=34, checkpoint_every=5, max_rollouts=0)
+  config.train.update(num_steps=20, checkpoint_every=5, max_rollouts=0)
   config.evaluate.every = 0
   config.update(ARMS[arm])
   return config
