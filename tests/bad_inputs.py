@@ -503,7 +503,7 @@ JOBS = (
     _row('sft:smoke --config.batch.documents=0', 'batch.documents or'),
     _row('sft:smoke --config.data.validation_share=1.0', 'below 1'),
     _row('sft:smoke --config.optimizer.schedule=cos', "'cosine'"),
-    _row('sft:smoke --config.optimizer.warmup_steps=1000', 'total_steps=6'),
+    _row('sft:smoke --config.optimizer.warmup_steps=1000', 'of updates, 6,'),
     _row('sft:smoke --config.learner.pack_length=17', 'learner.pack_length must '
          'hold a conversation'),
     _row('sft:smoke --config.model.path=/no', 'model.path must be a folder'),

@@ -239,7 +239,8 @@ def test_demonstrations_are_seeded_and_of_other_worlds(tmp_path):
     (dict(data=dict(demonstrations=dict(sloppiness=-0.1))),
      'sloppiness must be at least 0 and at most 2, but is -0.1'),
     (dict(optimizer=dict(warmup_steps=99)),
-     'warmup_steps must be at most total_steps=6, but is 99'),
+     'optimizer.warmup_steps must be at most the number of updates, 6, but is '
+     '99. Set --config.optimizer.warmup_steps=2, or give more data'),
 ])
 def test_options_are_checked(change, message, tmp_path):
   with pytest.raises(ValueError, match=message):

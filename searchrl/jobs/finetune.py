@@ -80,7 +80,7 @@ def run(config, workdir: str | pathlib.Path) -> None:
   plan = supervised.batches(
       [len(document.ids) for document in train], seed=config.seed,
       epochs=config.train.epochs, steps=config.train.steps, **config.batch)
-  optimizers.for_run(config.optimizer, len(plan))  # a check
+  check_updates(config, len(plan))
   with progress.phase(f'Loading the weights of {path}'):
     mesh = meshes.make(**config.mesh)
     model = Model(path, shape, tokenizer, weights.load(
@@ -104,6 +104,19 @@ def run(config, workdir: str | pathlib.Path) -> None:
       folder / 'model', config, record, len(train)))
   processes.say(f'wrote {folder / "model"}: validation loss '
                 f'{_ends(record)}')
+
+
+def check_updates(config, updates: int) -> None:
+  """Raises a ValueError if the optimizer does not suit the number of updates.
+  """
+  warmup = config.optimizer.warmup_steps
+  if updates < warmup:
+    raise ValueError(
+        'optimizer.warmup_steps must be at most the number of updates, '
+        f'{updates}, but is {warmup}. Set '
+        f'--config.optimizer.warmup_steps={updates // 3}, or give more data, '
+        'smaller updates (batch.documents) or more passes (train.epochs).')
+  optimizers.for_run(config.optimizer, updates)  # the other rules
 
 
 def data_files(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
