@@ -1,22 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""configs/atlas.py: what each arm changes, and all phases of a small one."""
+"""configs/atlas.py: what each arm changes."""
 
-import importlib.util
-
-import chats
-import model_defaults_test
 import pytest
 
 from configs import atlas
-from searchrl.jobs import phases
-from searchrl.runtime import metrics
-from searchrl.world import atlas_sources
 
-needs_packages = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None
-        for name in atlas_sources.PACKAGES),
-    reason="needs pip install 'searchrl[atlas]'")
 DIFFERENCES = {  # arm -> fields of its phase that are not those of grpo
     'grpo': {},
     'lora': {'model.lora.rank': 16, 'optimizer.learning_rate': 1e-4},
@@ -67,45 +56,3 @@ def test_arms_share_all_phases_but_their_own_and_the_report(arm):
   assert config.phases.report.report.runs == (f'{{workdir}}/{arm}',)
   for name in {*names} - {arm, 'report'}:
     assert config.phases[name].to_json() == grpo.phases[name].to_json(), name
-
-
-def small(model):
-  """Returns the config with the least of everything."""
-  config = atlas.get_config()
-  config.model = model
-  parts = config.phases
-  parts.data.update(per_kind=20, cities=0, train_per_hop=20, test_per_hop=2)
-  parts.demonstrations.demonstrations.count = 12
-  parts.tune.batch.documents = 4
-  parts.tune.optimizer.warmup_steps = 1
-  parts.tune.train.tensorboard = parts.grpo.train.tensorboard = False
-  parts.grpo.train.num_steps = 1
-  parts.grpo.optimizer.warmup_steps = 0
-  parts.grpo.rollout.update(
-      questions_per_step=2, group_size=2, max_num_seqs=4)
-  parts.methods.rollout.max_num_seqs = 4
-  for name in ('demonstrations', 'grpo', 'methods'):  # a token per character
-    parts[name].rollout.max_length = 1024
-    parts[name].rollout.budgets.max_prompt_tokens = 512
-  parts.tune.learner.pack_length = 2048
-  return config
-
-
-@pytest.mark.slow
-@needs_packages
-def test_a_small_atlas_runs_through_all_phases_and_only_once(tmp_path, capsys):
-  model = model_defaults_test.make_model(tmp_path / 'base', chats.QWEN2)
-  config, folder = small(model), tmp_path / 'atlas'
-  phases.run(config, str(folder))
-  for file in ('data/corpus.jsonl', 'demonstrations/demonstrations.jsonl',
-               'tune/model/config.json', 'grpo/model/config.json',
-               'methods/table.json', 'report/report.html'):
-    assert (folder / file).is_file(), file
-  assert any('train/step' in line or 'step' in line
-             for line in metrics.read(folder / 'grpo' / metrics.FILE))
-  written = {path: path.stat().st_mtime_ns for path in folder.rglob('*')}
-  capsys.readouterr()
-  phases.run(config, str(folder))
-  assert capsys.readouterr().err.count('done before') == len(config.order)
-  assert {path: path.stat().st_mtime_ns
-          for path in folder.rglob('*')} == written

@@ -109,8 +109,8 @@ def run(config, workdir: str | pathlib.Path) -> None:
 def check_updates(config, updates: int) -> None:
   """Raises a ValueError if the optimizer does not suit the number of updates.
   """
-  warmup = config.optimizer.warmup_steps
-  if updates < warmup:
+  warmup, schedule = config.optimizer.warmup_steps, config.optimizer.schedule
+  if updates < warmup and schedule != 'constant':
     raise ValueError(
         'optimizer.warmup_steps must be at most the number of updates, '
         f'{updates}, but is {warmup}. Set '
