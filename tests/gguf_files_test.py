@@ -88,6 +88,8 @@ def written(tmp_path, kind, shape, values, quantise=lambda name, x: x,
   writer.add_chat_template('{{ messages[0].content }}')
   if shape.rope_scaling:
     writer.add_tensor('rope_freqs.weight', factors(shape))
+  if gone := changes.get('without'):
+    writer.kv_data[0].pop(gone, None)
   for name, value in values.items():
     layer, _, rest = name.removeprefix('model.layers.').partition('.')
     block = f'blk.{layer}.' if name.startswith('model.layers.') else ''
@@ -98,6 +100,8 @@ def written(tmp_path, kind, shape, values, quantise=lambda name, x: x,
       rows = value.reshape(heads, 2, -1, value.shape[-1])  # halves to pairs
       value = np.stack([rows[:, 0], rows[:, 1]], 2).reshape(value.shape)
     there = f'{block}{THEIRS[stem]}.{last}'
+    if there == changes.get('without'):
+      continue
     data = quantise(there, value)
     if data is value:
       writer.add_tensor(there, value)
@@ -207,9 +211,15 @@ def test_a_name_is_unpacked_once_into_the_cache(tmp_path, monkeypatch):
   path = written(tmp_path, 'llama', shape, tensors(folder_of(tmp_path, shape)))
   folder = weights.locate(str(path))
   assert weights.read_config(folder) == shape
+  monkeypatch.setenv('HOME', str(tmp_path))
+  unpack = gguf_files.unpack
   monkeypatch.setattr(gguf_files, 'unpack', None)  # would fail
   assert weights.locate(path) == folder
+  assert weights.locate('~/llama.gguf') == folder
   assert len([*(tmp_path / 'cache').iterdir()]) == 1
+  monkeypatch.setattr(gguf_files, 'unpack', unpack)
+  monkeypatch.setattr(gguf_files, 'FORMAT', gguf_files.FORMAT + 1)
+  assert weights.locate(path) != folder  # as another reader unpacked it
 
 
 @pytest.mark.parametrize('path, message', [
@@ -223,8 +233,11 @@ def test_a_missing_file_is_refused(path, message):
 
 @pytest.mark.parametrize('changes, message', [
     (dict(model='llama'), "byte-level BPE tokenizer .* but holds 'llama'"),
-    (dict(pre='other'), "but holds 'gpt2' of 'other'")])
-def test_another_tokenizer_is_refused_and_nothing_stays(
+    (dict(pre='other'), "but holds 'gpt2' of 'other'"),
+    (dict(without='token_embd.weight'), 'the tensor token_embd.weight, but'),
+    (dict(without='tokenizer.ggml.merges'), 'say tokenizer.ggml.merges, but'),
+    (dict(without='tokenizer.ggml.token_type'), 'say .*token_type, but does')])
+def test_another_tokenizer_or_a_lost_part_is_refused_and_nothing_stays(
     changes, message, tmp_path):
   shape = SHAPES['llama']
   path = written(tmp_path, 'llama', shape, tensors(

@@ -22,6 +22,7 @@ from searchrl.models import families
 from searchrl.models import gguf_tokenizers
 
 CACHE = pathlib.Path('~/.cache/searchrl/models')
+FORMAT = 2  # increased whenever a file is unpacked into other content
 PACKAGE = 'gguf:'  # before the name of a package that holds a file
 _ARCHITECTURES = {'llama': 'LlamaForCausalLM', 'qwen2': 'Qwen2ForCausalLM',
                   'qwen3': 'Qwen3ForCausalLM'}
@@ -55,7 +56,7 @@ def unpacked(path: str) -> pathlib.Path:
   file = find(path)
   status = file.stat()
   key = hashlib.sha256(repr((
-      str(file.resolve()), status.st_size, status.st_mtime_ns)).encode())
+      FORMAT, str(file.resolve()), status.st_size, status.st_mtime_ns)).encode())
   cache = CACHE.expanduser()
   folder = cache / f'{file.stem}-{key.hexdigest()[:12]}'
   if not folder.is_dir():
@@ -74,11 +75,12 @@ def unpacked(path: str) -> pathlib.Path:
 def find(path: str) -> pathlib.Path:
   """Returns the path of the file that a name stands for; see `unpacked`."""
   if not path.startswith(PACKAGE):
-    if not pathlib.Path(path).is_file():
+    file = pathlib.Path(path).expanduser()
+    if not file.is_file():
       raise FileNotFoundError(
           f'model.path must be a file if it ends with .gguf, but there is no '
           f'{path}. Give its whole path.')
-    return pathlib.Path(path)
+    return file
   package = path.removeprefix(PACKAGE)
   spec = importlib.util.find_spec(package) if package.isidentifier() else None
   places = list(spec.submodule_search_locations or ()) if spec else []
@@ -157,6 +159,9 @@ def _config(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
     if value(name, plain) != plain:
       raise ValueError(f'{kind}.{name} in {file} must be {plain!r}, but is '
                        f'{value(name)!r}, which is not implemented here.')
+  if 'token_embd.weight' not in shapes:
+    raise ValueError(f'{file} must hold the tensor token_embd.weight, but does '
+                     'not. Fetch it again.')
   heads, width = value('attention.head_count'), value('embedding_length')
   ends = fields.get('tokenizer.ggml.eos_token_id')
   return {

@@ -34,7 +34,8 @@ def write(fields: Mapping[str, Any], folder: pathlib.Path, file: pathlib.Path
     file: Path of the GGUF, for errors.
 
   Raises:
-    ValueError: The tokenizer is not byte-level BPE of a known kind.
+    ValueError: The tokenizer is not byte-level BPE of a known kind, or a part
+      of it is missing.
   """
   own = {name.removeprefix('tokenizer.ggml.'): value
          for name, value in fields.items() if name.startswith('tokenizer.')}
@@ -44,6 +45,10 @@ def write(fields: Mapping[str, Any], folder: pathlib.Path, file: pathlib.Path
         f'{", ".join(_SPLITS)}, but holds {own.get("model")!r} of '
         f'{own.get("pre")!r}, which is not implemented here. Give the folder '
         'of the model at Hugging Face, or its hub id.')
+  for name in ('tokens', 'token_type', 'merges'):
+    if name not in own:
+      raise ValueError(f'{file} must say tokenizer.ggml.{name}, but does not. '
+                       'Fetch it again.')
   pieces = own['tokens']
   roles = {role: pieces[own[name]] for role, name in _ROLES.items()
            if name in own}
