@@ -13,6 +13,7 @@ from configs import evaluate as evaluate_config
 from searchrl.evaluation import shards
 from searchrl.experiment import policy
 from searchrl.jobs import evaluate
+from searchrl.runtime import mesh as meshes
 
 
 def configured(**fields):
@@ -80,6 +81,21 @@ def test_a_model_folder_is_evaluated_in_every_way(tmp_path, capsys):
   note = json.loads((tmp_path / 'search.json').read_text())
   assert note['known']['engine'] == 'bm25' and note['known']['passages'] > 10
   assert 'noise' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('limit, alike, slots, cache', [
+    (None, False, 256, 9_000), (3, False, 3, 0), (100, False, 100, 9_000),
+    (3, True, 64, 9_000), (100, True, 100, 9_000),
+    (300, True, 256, 9_000)])
+def test_a_few_questions_take_a_few_slots(
+    limit, alike, slots, cache, monkeypatch):
+  config = configured()
+  config.search.engine = 'bm25'
+  config.rollout.update(max_num_seqs=256, max_length=1_000, cache_tokens=9_000)
+  monkeypatch.setattr(policy, 'load', lambda folder, **options: options)
+  made = policy.build(config, meshes.make(**config.mesh), limit=limit,
+                      alike=alike, folder='a folder')
+  assert (made['slots'], made['cache_tokens']) == (slots, cache)
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def budgets_of(config) -> driver.Budgets:
   return driver.Budgets(**config.rollout.budgets)
 
 
-def build(config, mesh: Mesh, *, limit: int | None = None,
+def build(config, mesh: Mesh, *, limit: int | None = None, alike: bool = False,
           folder: model_folders.ModelFolder | None = None
          ) -> tuple[Sampler, transformer.Params]:
   """Builds the sampler of a config, and loads the params of its model.
@@ -60,19 +60,26 @@ def build(config, mesh: Mesh, *, limit: int | None = None,
     mesh: Mesh of all processes.
     limit: Largest number of concurrent trajectories, which limits the slots.
       None: no limit.
+    alike: Whether the limit must leave every bit as it is on CPUs, where
+      products of few rows round in other ways. Each copy of the weights then
+      keeps `engines.ONE_KIND` slots, or all if it has fewer.
     folder: Model directory of the config, if it has been read.
   """
   options = config.rollout
-  slots = options.max_num_seqs
+  slots, cache_tokens = options.max_num_seqs, options.cache_tokens
   if limit is not None:
     copies = max(mesh.size // options.tensor, 1)
+    if alike:
+      limit = max(limit, engines.ONE_KIND * copies)
     slots = -(-min(limit, slots) // copies) * copies
+    if cache_tokens >= slots * options.max_length:
+      cache_tokens = 0  # all slots can be full at once
   return load(
       folder or folder_of(config), seed=config.seed, slots=slots,
       length=options.max_length, budgets=budgets_of(config), mesh=mesh,
       dtype=config.model.dtype, engine_dtype=options.dtype,
       attention=options.attention,
-      cache_tokens=options.cache_tokens if limit is None else 0,
+      cache_tokens=cache_tokens,
       tensor=options.tensor, schedule=schedule(
           mesh, options, is_remote=searches.spec(config.search).is_remote))
 
@@ -218,7 +225,7 @@ def check_second(path: str, *, field: str, devices: int) -> None:
         'configs/serve_model.py on other machines, and give its URL instead.')
 
 
-def of_run(config, run: str, *, limit: int | None = None,
+def of_run(config, run: str, *, limit: int | None = None, alike: bool = False,
            folder: model_folders.ModelFolder | None = None
           ) -> tuple[Sampler, transformer.Params]:
   """Builds the sampler of a config, and loads the policy of a checkpoint.
@@ -227,6 +234,7 @@ def of_run(config, run: str, *, limit: int | None = None,
     config: Config of `ask`, of a server or of an evaluation.
     run: Directory of the run, as in `parse_run`. '': the model itself.
     limit: Largest number of concurrent trajectories, as in `build`.
+    alike: Whether the limit must leave every bit as it is, as in `build`.
     folder: Model directory of the config, as in `build`.
 
   Raises:
@@ -238,7 +246,7 @@ def of_run(config, run: str, *, limit: int | None = None,
     step = kept_step(place, step, 'evaluate.run')
   folder = folder or folder_of(config)  # uses no device
   sampler, params = build(
-      config, meshes.make(**config.mesh), limit=limit, folder=folder)
+      config, meshes.make(**config.mesh), limit=limit, alike=alike, folder=folder)
   if run:
     params = trained(place, params, sampler.shape, step=step)
   return sampler, params

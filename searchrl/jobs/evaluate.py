@@ -51,7 +51,8 @@ def run(config, workdir: str) -> None:
   if options.methods:
     _check_prompts(config, sets)
   else:
-    loaded = policy.of_run(config, options.run, folder=model)
+    loaded = policy.of_run(config, options.run, limit=_most(sets, options),
+                           alike=True, folder=model)
   directory.prepare()
   directory.note('questions', lambda: fingerprint.questions(sets))
   through = searches.of_evaluation(config)
@@ -72,6 +73,11 @@ def run(config, workdir: str) -> None:
     rows = evaluator.with_seconds(rows, folder)
     print(figures.narrow_table(rows, evaluator.columns(rows), evaluator.KEYS),
           flush=True)
+
+
+def _most(sets: Sequence[datasets.Dataset], options: Any) -> int:
+  """Returns the largest number of answers that a case samples."""
+  return max(len(data.questions) for data in sets) * options.samples
 
 
 def _check_prompts(config, sets: Sequence[datasets.Dataset]) -> None:
@@ -111,7 +117,8 @@ def _compare(config, cases: Sequence[evaluator.EvalCase],
       continue
     processes.say(f'\n{name} ...')
     method_config, here = _of_method(config, method), folder / 'methods' / name
-    sampler, params = policy.of_run(method_config, method.run)
+    sampler, params = policy.of_run(
+        method_config, method.run, limit=_most(sets, options), alike=True)
     facts = processes.on_first('facts', lambda: fingerprint.facts(
         method_config, sampler, sets, searched, method.run) | {
             'method': method.method,

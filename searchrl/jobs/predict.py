@@ -51,7 +51,9 @@ def run(config, workdir: str) -> None:
   sets = datasets.shared(lambda: build.evaluation_sets(
       config, folder, golds=False, admit=model.admit(
           policy.budgets_of(config))))
-  sampler, params = policy.of_run(config, options.run, folder=model)
+  sampler, params = policy.of_run(
+      config, options.run, folder=model,
+      limit=max(len(data.questions) for data in sets))
   directory.prepare()
   directory.note('questions', lambda: fingerprint.questions(sets))
   cases = searches.cases(

@@ -31,7 +31,7 @@ from searchrl.models.inference.stops import StopTable
 from searchrl.models.transformer import Params, TransformerConfig
 
 # Number of rows from which XLA's matrix products on CPUs all round alike.
-_ONE_KIND = 64
+ONE_KIND = 64
 # Shares of the slots, in eighths, that a decode may compute. It computes most
 # slots while some wait for searches, and few at the end of a rollout.
 _EIGHTHS = (1, 2, 4, 5, 6, 7, 8)
@@ -147,7 +147,7 @@ class Engine:
         out_shardings=held)()
     # A decode may compute fewer rows if the products still round alike.
     self._rows = [slots * n // 8 for n in _EIGHTHS
-                  if slots * n // 8 >= _ONE_KIND and layout.any_rows
+                  if slots * n // 8 >= ONE_KIND and layout.any_rows
                   and copies == 1] or [slots]
     self._forget()
     self._params: Params = None
