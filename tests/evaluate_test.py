@@ -7,6 +7,7 @@ import gzip
 import json
 import string
 
+import jax
 import pytest
 
 from configs import evaluate as evaluate_config
@@ -83,18 +84,19 @@ def test_a_model_folder_is_evaluated_in_every_way(tmp_path, capsys):
   assert 'noise' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('limit, alike, slots, cache', [
-    (None, False, 256, 9_000), (3, False, 3, 0), (100, False, 100, 9_000),
-    (3, True, 64, 9_000), (100, True, 100, 9_000),
-    (300, True, 256, 9_000)])
+@pytest.mark.parametrize('copies, limit, alike, slots, cache', [
+    (1, None, False, 256, 9_000), (1, 3, False, 3, 0),
+    (1, 100, False, 100, 9_000), (1, 3, True, 64, 9_000),
+    (1, 100, True, 100, 9_000), (1, 300, True, 256, 9_000),
+    (2, 3, False, 4, 0), (2, 3, True, 128, 9_000)])
 def test_a_few_questions_take_a_few_slots(
-    limit, alike, slots, cache, monkeypatch):
+    copies, limit, alike, slots, cache, monkeypatch):
   config = configured()
   config.search.engine = 'bm25'
   config.rollout.update(max_num_seqs=256, max_length=1_000, cache_tokens=9_000)
   monkeypatch.setattr(policy, 'load', lambda folder, **options: options)
-  made = policy.build(config, meshes.make(**config.mesh), limit=limit,
-                      alike=alike, folder='a folder')
+  mesh = meshes.make(devices=jax.devices()[:copies])
+  made = policy.build(config, mesh, limit=limit, alike=alike, folder='a folder')
   assert (made['slots'], made['cache_tokens']) == (slots, cache)
 
 
