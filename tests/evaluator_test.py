@@ -35,6 +35,8 @@ def answered():
 class Answers:
   """A sampler whose policy gives these three answers."""
 
+  together = False
+
   def __init__(self):
     self.asked, self.tokenizer = [], fakes.TOKENIZER
 

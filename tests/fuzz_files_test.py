@@ -256,13 +256,14 @@ def test_conversations_are_read_or_the_line_is_named(dice: Dice):
     return
   said = [json.loads(line) for line in lines if line.decode().strip()]
   for one, record in zip(found, said, strict=True):
-    assert ''.join(text for text, _ in one.segments) == (
+    assert ''.join(segment.text for segment in one.segments) == (
         record['prompt'] + record['completion'] if 'prompt' in record else
         ''.join(part['text'] for part in record.get('segments', ())))
     assert list(one.messages) == record.get('messages', [])
-    assert all(isinstance(text, str) and isinstance(trained, bool)
-               for text, trained in one.segments)
-    assert any(text for text, trained in one.segments if trained) or any(
+    assert all(isinstance(segment.text, str)
+               and isinstance(segment.trained, bool)
+               for segment in one.segments)
+    assert any(s.text for s in one.segments if s.trained) or any(
         message['role'] == 'assistant' for message in one.messages[1:])
 
 

@@ -37,7 +37,8 @@ def again(play, *, attempts=2):
 def options(**changes):
   config = grpo.get_config('smoke')
   config.solver = dict(
-      path='', run='', dialogue=config.dialogue, temperature=1.0,
+      path='', run='', dialogue='searchrl.agent.dialogue:laptop',
+      temperature=1.0,
       budgets=config.rollout.budgets.to_dict()) | changes
   return config.solver
 

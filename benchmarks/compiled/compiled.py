@@ -354,7 +354,7 @@ def learner(name: str, config, mesh, shape) -> Program:
   made = build.learner(config, build.algorithm(config), shape, mesh,
                        build.attend(config, kind, mesh))
   arguments = made.abstract_update(plan.rows_of(config))
-  _, state, frozen, stacked, count = arguments
+  _, state, frozen, stacked, _, count = arguments
   params = state['policy'].params
   micros, rows, length = stacked.batch.tokens.shape
   untied = params['embed'] if 'head' in params else ()
