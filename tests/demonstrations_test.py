@@ -84,7 +84,7 @@ def test_a_line_has_the_ids_of_the_rollout_and_trains_on_the_policys(
 
 
 def ids_of(pieces, tokenizer, first=False):
-  """What the trainer reads, after a round trip through JSON."""
+  """Segments that the trainer reads, after a round trip through JSON."""
   records = [json.loads(json.dumps(piece.record)) for piece in pieces]
   for record in records:
     record['ids'] = tuple(record.get('ids', ()))

@@ -27,7 +27,8 @@ from searchrl.models import weights
 SHAPES = pathlib.Path(weights.__file__).parents[1] / 'assets' / 'shapes'
 SMALL = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2,
              num_attention_heads=4, num_key_value_heads=2, head_dim=16)
-MISTRAL = {  # of Mistral-7B-Instruct-v0.3
+# Values of Mistral-7B-Instruct-v0.3.
+MISTRAL = {
     'architectures': ['MistralForCausalLM'], 'model_type': 'mistral',
     'hidden_act': 'silu', 'vocab_size': 32_768,
     'max_position_embeddings': 32_768, 'rms_norm_eps': 1e-5,

@@ -20,7 +20,7 @@ class Screen(io.StringIO):
 
   @property
   def lines(self) -> list[str]:
-    """What is visible: text after a carriage return replaces the line."""
+    """Text that is visible: after a carriage return, it replaces the line."""
     return [line.rpartition('\r')[2].replace('\x1b[K', '')
             for line in self.getvalue().split('\n')]
 
@@ -232,6 +232,7 @@ def test_a_stream_that_is_closed_stops_nobody(clock, monkeypatch):
   screen.close()
   pass_time(display, clock, 10)
   display.end(phase)
+  assert not display.tick()  # no phase is left
 
 
 def test_a_thread_shows_the_phases_of_a_process(monkeypatch):

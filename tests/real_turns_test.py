@@ -37,7 +37,7 @@ CAPITALS = {
     'Belarus': ('Minsk', 'Svislach'), 'Armenia': ('Yerevan', 'Hrazdan'),
     'Gambia': ('Banjul', 'Gambia'), 'Guyana': ('Georgetown', 'Demerara'),
     'Ukraine': ('Kyiv', 'Dnieper')}
-SAMPLES = 8  # of each of 25 questions
+SAMPLES = 8  # conversations about each of 25 questions
 TOP_K = 2
 EXAMPLE = 'Which river flows through the capital of Italy?'
 SHOWN = (

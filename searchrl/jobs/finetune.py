@@ -67,7 +67,7 @@ def run(config, workdir: str | pathlib.Path) -> None:
   config_checks.check(config)
   config_checks.check_supervised(config)
   config = copy.deepcopy(config)
-  if 'dialogue' in config:  # of the demonstrations
+  if 'dialogue' in config:  # the dialogue of the demonstrations
     config.dialogue = model_defaults.named_dialogue(config, folder)
   processes.agree('config', json.loads(config.to_json()))
   with progress.phase('Reading the tokenizer'):

@@ -34,7 +34,7 @@ _STEP_SECS = 5.0  # the same for the steps of a run
 _LONG_SECS = 5.0  # age from which the end of a phase is announced
 _TICK_SECS = 0.25  # time between two looks at the phases
 _BAR = 6, 20  # smallest and largest number of cells of a bar
-_COLUMNS = 79  # of a line, if the width of the terminal is not known
+_COLUMNS = 79  # width of a line, if that of the terminal is not known
 
 
 @dataclasses.dataclass(eq=False)
@@ -47,7 +47,8 @@ class Phase:
   unit: str = ''
   initial: int = 0  # units that were done before
   done: int = 0
-  fields: list[str] = dataclasses.field(default_factory=list)  # of the last one
+  # Texts beside the bar, about the last unit.
+  fields: list[str] = dataclasses.field(default_factory=list)
   is_quiet: bool = False  # it is named only beside the bar that it is part of
   is_run: bool = False  # it has a line per unit, and is drawn from the start
   is_said: bool = False  # it has been announced

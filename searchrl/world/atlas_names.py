@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the data packages lack about names: corrections, aliases, distances."""
+"""Names that the data packages lack: corrections, aliases, distances."""
 
 from collections.abc import Mapping, Set
 import math
@@ -13,7 +13,8 @@ _ALIASES = 16  # other names of a city that are golden answers
 CORRECTIONS: dict[str, dict[str, Any]] = {  # where the rows are out of date
     'BG': {'currencycode': 'EUR', 'currencyname': 'Euro'},  # since 2026
     'KZ': {'capital': 'Astana'}}  # since 2022
-OTHER_NAMES = {  # of countries, besides those of the packages
+# Names of countries, besides those of the packages.
+OTHER_NAMES = {
     'US': ('USA', 'United States of America', 'America'), 'GB': ('UK',
     'Great Britain'), 'CZ': ('Czech Republic',), 'CI': ("Cote d'Ivoire",),
     'AE': ('UAE',), 'MM': ('Burma',), 'SZ': ('Swaziland',), 'CV':
