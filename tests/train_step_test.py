@@ -166,7 +166,7 @@ def assert_words_stay(compiled, shape, fsdp, most):
 
 def scored(arguments):
   """Those of `TrainStep.logprobs`, of those of `TrainStep.update`."""
-  _, state, frozen, rows, count = arguments
+  _, state, frozen, rows, _, count = arguments
   return (state['policy'].params, frozen, rows.layout, rows.batch.tokens, count)
 
 
