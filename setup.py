@@ -39,7 +39,7 @@ setuptools.setup(
               'searchrl.assets.tiny_e5',
               'searchrl.assets.tiny_instruct', 'searchrl.assets.tiny_proposer',
               'searchrl.assets.tiny_raw',
-              'searchrl.assets.shapes'],
+              'searchrl.assets.shapes', 'searchrl.assets.gpu_targets'],
     package_data={'searchrl': ['py.typed'],
                   'searchrl.papers': ['*.toml', '*/*.toml'],
                   'searchrl.third_party': ['*.txt', '*.json', '*.md'],
@@ -49,6 +49,7 @@ setuptools.setup(
                   'searchrl.assets.tiny_proposer': ['*'],
                   'searchrl.assets.tiny_raw': ['*'],
                   'searchrl.assets.shapes': ['*/*/config.json'],
+                  'searchrl.assets.gpu_targets': ['*.txtpb'],
                   'searchrl.evaluation.report': ['*.css', '*.html', '*.js']},
     install_requires=[
         'absl-py>=2.1',
@@ -84,6 +85,7 @@ setuptools.setup(
                 'ruff>=0.14'],
         'tpu': ['jax[tpu]'],
         'cuda': ['jax[cuda12]'],
+        'compile': ['jax[tpu,cuda12]'],  # compilers of chips that are not here
         'scann': ['scann>=1.4.2; platform_system == "Linux"'],
         'search': ['faiss-cpu>=1.12',
                    'scann>=1.4.2; platform_system == "Linux"'],

@@ -9,6 +9,7 @@ import hashlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pallas
 import pytest
 import tiny
 
@@ -126,6 +127,20 @@ def test_logprobs_equal_a_full_forward_over_several_turns(engine, params):
   # Tokens are prefilled once: history never again.
   count = sum(len(turn) for turns in inputs.values() for turn in turns)
   assert engine.prefilled_tokens - before == count - len(inputs)
+
+
+@pytest.mark.slow
+def test_a_slot_of_any_length_is_whole_blocks_of_a_kernel(engine, params):
+  """Kernels take blocks of multiples of 16 tokens, and this slot has 43."""
+  with pallas.interpreted():
+    by_kernel = build(length=43, block=128, attention='triton')
+    for loaded in (engine, by_kernel):
+      loaded.load(params, 0)
+    expected, found = (
+        run_turns(x, turn_inputs(5)) for x in (engine, by_kernel))
+  assert by_kernel._layout.block == 48
+  assert {uid: tokens for uid, (tokens, _) in found.items()} == {
+      uid: tokens for uid, (tokens, _) in expected.items()}
 
 
 def test_a_row_is_the_same_in_any_slot_company_order_and_shape(

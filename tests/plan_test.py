@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import json
 import math
+import re
 
 import jax
 import pytest
@@ -35,6 +36,7 @@ def config(tmp_path=None, shape=None, **changes):
   """GRPO with a KL term, for a model of which there is but a config.json."""
   result = grpo.get_config()
   result.algorithm.kl_coef = 0.1
+  result.plan.compile = False
   result.update(changes)
   if shape:
     fields = vars(shape) | {'architectures': [shape.architecture]}
@@ -93,7 +95,7 @@ def test_a_model_that_writes_documents_takes_its_weights_and_its_cache():
 
 def test_the_fastest_way_to_split_rollouts_is_named(tmp_path):
   """A token's bytes on paper: weights, full slots, and two sums a layer."""
-  usual = dict(plan=dict(devices='v6e-8', compile=False), rollout=dict(
+  usual = dict(plan=dict(devices='v6e-8'), rollout=dict(
       max_num_seqs=512, max_length=4096, dtype='bfloat16', tensor=2), model=dict(
           dtype='bfloat16'), learner=dict(dtype='bfloat16', remat='nothing'),
       mesh=dict(data=1, fsdp=8))
@@ -144,7 +146,8 @@ def test_half_a_moment_and_adapters_take_less(tmp_path):
 
 
 def test_the_laptop_is_planned_with_its_own_compiler():
-  found = plan.make(config(mesh=dict(data=1, fsdp=8)))
+  found = plan.make(config(
+      mesh=dict(data=1, fsdp=8), plan=dict(compile=True)))
   assert found.compiled and found.fits
   assert found.devices == '8 x cpu, here'
   assert 10_000 < found.update < GIB
@@ -154,8 +157,8 @@ def test_the_laptop_is_planned_with_its_own_compiler():
 
 
 def test_a_plan_prints_and_writes_nothing(tmp_path, capsys):
-  plan.run(config(plan=dict(devices='v5e-8', compile=False),
-                  mesh=dict(data=8)), str(tmp_path / 'run'))
+  plan.run(config(plan=dict(devices='v5e-8'), mesh=dict(data=8)),
+           str(tmp_path / 'run'))
   assert 'mesh data=8 x fsdp=1 x tensor=1' in capsys.readouterr().out
   assert not (tmp_path / 'run').exists()
 
@@ -183,9 +186,43 @@ def test_devices_by_name(text, name, count):
   assert (kind.name, number) == (name, count)
 
 
-def test_no_compiler_for_a_gpu_that_is_not_there():
-  assert devices.to_compile_for(devices.KINDS['h100'], 8) is None
-  assert devices.to_compile_for(devices.KINDS['v5e'], 3) is None
+@pytest.mark.parametrize('text', ['v5e-3', 'h100-12'])
+def test_there_are_no_slices_and_hosts_of_these_sizes(text):
+  assert devices.to_compile_for(*devices.parse(text)) is None
+
+
+def test_without_the_packages_nothing_compiles_for_other_devices(monkeypatch):
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  for text in ('v5e-8', 'h100-8'):
+    assert devices.to_compile_for(*devices.parse(text)) is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not importlib.util.find_spec('jax_cuda12_plugin'),
+    reason="no compiler of GPUs: pip install 'searchrl[compile]'")
+@pytest.mark.filterwarnings('ignore:Error reading persistent compilation')
+@pytest.mark.parametrize('text, hosts, gib', [
+    ('a100-40gb-8', 1, 40), ('a100-4', 1, 80), ('h100-1', 1, 80),
+    ('h200-64', 8, 141), ('b200-8', 1, 180)])
+def test_a_product_compiles_for_gpus_that_are_not_there(text, hosts, gib):
+  """Rows are split over all devices, and their sum is one all-reduce."""
+  kind, count = devices.parse(text)
+  found = devices.to_compile_for(kind, count)
+  assert [x.process_index for x in found] == sorted(
+      [*range(hosts)] * (count // hosts))
+  mesh = jax.sharding.Mesh(found, 'x')
+  describe = lambda *axes: jax.ShapeDtypeStruct(
+      (1024, 1024), 'bfloat16', sharding=jax.sharding.NamedSharding(
+          mesh, jax.sharding.PartitionSpec(*axes)))
+  program = jax.jit(lambda a, b: (a @ b).sum(0)).lower(
+      describe('x'), describe()).compile()
+  assert program.memory_analysis().argument_size_in_bytes == (
+      2 * 1024**2 * (1 + 1 / count))
+  assert ('all-reduce' in program.as_text()) == (count > 1)
+  size = re.search(r'device_memory_size: (\d+)', (
+      devices._TARGETS / f'{kind.name}.txtpb').read_text())
+  assert int(size[1]) / GIB == pytest.approx(gib, rel=.02)
 
 
 @pytest.mark.slow

@@ -8,11 +8,14 @@ from collections.abc import MutableMapping, Sequence
 import dataclasses
 import importlib.util
 import os
+import pathlib
 import re
 
 import jax
 
 GIB = 2**30
+# What XLA must know of a GPU to compile for it, by the name of its kind.
+_TARGETS = pathlib.Path(__file__).parents[1] / 'assets' / 'gpu_targets'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,14 +89,28 @@ def make_threads(environ: MutableMapping[str, str] = os.environ) -> None:
 def to_compile_for(kind: Kind, count: int) -> Sequence[jax.Device] | None:
   """Returns devices to compile for, which this machine need not have.
 
-  TPU programs compile on any machine that has libtpu. Returns None if libtpu is
-  missing, for a slice of an unusual size, and for GPUs.
+  TPU programs compile on any machine that has libtpu, and GPU programs on any
+  that has jax's plugin for CUDA 12. Returns None without them, for a TPU slice
+  of an unusual size, and for GPU hosts that are not full.
   """
+  if kind.torus is None:
+    return _gpus_to_compile_for(kind, count)
   shape = (_TORUS if kind.torus else _FLAT).get(count)
-  if kind.torus is None or not shape or not importlib.util.find_spec('libtpu'):
+  if not shape or not importlib.util.find_spec('libtpu'):
     return None
   for name, value in _QUIET.items():
     os.environ.setdefault(name, value)
   from jax.experimental import topologies  # needs libtpu
   return topologies.get_topology_desc(
       platform='tpu', topology_name=f'{kind.name}:{shape}').devices
+
+
+def _gpus_to_compile_for(kind: Kind, count: int) -> Sequence[jax.Device] | None:
+  each = min(count, kind.a_process)  # GPUs of a host
+  if count % each or not importlib.util.find_spec('jax_cuda12_plugin'):
+    return None
+  from jax.experimental import topologies  # needs the plugin
+  return topologies.get_topology_desc(
+      platform='cuda', topology_name=f'{kind.name}:{count}',
+      topology=f'1x{count // each}x{each}',
+      target_config=(_TARGETS / f'{kind.name}.txtpb').read_text()).devices

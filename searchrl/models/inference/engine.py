@@ -125,8 +125,10 @@ class Engine:
         jax.default_backend())
     self._tile = tile or (32 if platform == 'cpu' else 128)
     self._tiles = tuple(sorted(tiles))
-    # A slot of at most two blocks is cheaper to read whole.
-    block = block if length > 2 * block else length
+    # A slot of at most two blocks is cheaper to read whole. Kernels take blocks
+    # of a multiple of 16 tokens.
+    whole = length if attention == 'xla' else -(-length // 16) * 16
+    block = block if length > 2 * block else whole
     self._root = np.asarray(jax.random.key_data(jax.random.key(seed)))
     # Programs return slots with the sharding of their input. They return
     # samples in a sharding that every process can read.
