@@ -18,6 +18,7 @@ import ml_collections
 
 from configs import arguments
 from searchrl.data import datasets
+from searchrl.data import questions
 from searchrl.experiment.rules import field, seed, tracked
 from searchrl.models import attention
 from searchrl.models.inference import layouts
@@ -72,8 +73,11 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       # Share of common knowledge per step, if questions are generated.
       common=field(0.4, at_least=0, below=1),
       # Shares of 1, 2, ... hops per step; (): no fixed shares. Equal shares are
-      # not used for own questions of other hops.
-      mix=field((1, 1, 1), at_least=0),
+      # not used for own questions of other hops. ((0, (0, 2, 1)), (10, (1, 2,
+      # 1))): from step 0 these shares, from step 10 those.
+      mix=field((1, 1, 1), questions.is_mix, 'numbers of at least 0, or pairs '
+                '(step, such numbers) from step 0 on, equally many in each',
+                nests=True),
   )
   config.world = dict(  # generated worlds for training and for evaluation
       # True: adds common knowledge, the same in all worlds.

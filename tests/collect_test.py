@@ -174,9 +174,22 @@ def test_the_filter_keeps_groups_in_their_order_and_counts():
   assert again.metrics['data/tries_per_kept_group'] == pytest.approx(2.0)
 
 
+def test_every_round_of_a_step_draws_for_this_step():
+  asked = []
+  def draw(position, count, step):
+    asked.append(step)
+    return fakes.draw(position, count)
+  collect.collect(
+      fakes.Sampler(lambda n, sample: 0.0), fakes.SYNCED,
+      collect.Progress(step=4), 3, draw=draw, keep=algorithms.keep_mixed,
+      search=None, scorer=fakes.SCORER, rounds=collect.Rounds(2, 3, 2))
+  assert asked == [4, 4]  # not the step of the policy, which may be older
+
+
 def test_a_group_keeps_its_number_from_the_request_to_the_loss():
   """A question that is asked twice has two groups, and neither mixes."""
-  same = lambda position, count: ([fakes.draw((0,), 1)[0][0]] * count, (0,))
+  same = lambda position, count, step: (
+      [fakes.draw((0,), 1)[0][0]] * count, (0,))
   found = collect.collect(
       fakes.Sampler(lambda n, sample: float(sample % 2)), fakes.SYNCED,
       collect.Progress(groups=7), 0, draw=same, keep=algorithms.keep_mixed,

@@ -80,7 +80,12 @@ def _is_refused(rule, value):
     ('rejection.balance', 'at least 1 (0: keeps all)', (0.0, 1.0), (0.5, -1.0)),
     ('data.per_hop', 'whole numbers of at least 0', ((), (0, 3)),
      ((1, -1), (0.5,))),
-    ('data.mix', 'numbers of at least 0', ((), (0.5, 1)), ((-0.5,),)),
+    ('data.mix', 'numbers of at least 0, or pairs (step, such numbers) from '
+     'step 0 on, equally many in each',
+     ((), (0.5, 1), ((0, (0, 1)), (3, (1, 1.5)))),
+     ((-0.5,), (0, (1, 1)), ((1, (1, 1)),), ((0, 1),), ((0, ()),), ((0,),),
+      ((0, (1, 1)), (0, (1, 2))), ((0, (1,)), (2, (1, 1))), ((0, (-1, 2)),),
+      ((0, (math.nan, 1)),), ((0, ('a',)),))),
     ('rollout.dtype', "one of 'float32', 'bfloat16'", ('bfloat16',), ('', 'f')),
     ('evaluate.worlds.kinds', 'some of known, unseen, famous, outdated',
      ((), ('famous', 'known')), (('known', 'known'), ('knwn',))),

@@ -107,6 +107,7 @@ def test_groups_can_be_given_whole():
     ('data=(1,)', "data must be a dict"),
     ("deep={'learning_rate': 1.0, 'more': 1}", 'config.deep.more must be a '
      'field of a.py'),
+    ('data.mix=((0,(1,1)),)', 'a tuple of numbers'),  # has no rule here
     ("data={'mix': 'a'}", 'config.data.mix must be a tuple of numbers'),
 ])
 def test_a_value_of_another_kind_is_refused(argument, sentence):

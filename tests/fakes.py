@@ -193,7 +193,7 @@ def asked_by(trajectories):
       for text in turn.action.texts)
 
 
-def draw(position, count):
+def draw(position, count, step=0):
   """A stream of questions q0, q1, ..."""
   start, = position or (0,)
   return [Question(f'q{start + i}', 'x', ('y',)) for i in range(count)], (

@@ -255,6 +255,60 @@ def test_a_mix_of_missing_hops_is_refused_where_there_are_several():
       (0, 0, 0), 9)
 
 
+STAGES = ((0, (0, 2, 1)), (3, (1, 1, 1)), (4, (1, 0, 0)))
+
+
+@pytest.mark.parametrize('common', [0, 0.4])
+def test_a_mix_changes_at_its_steps(common):
+  """Shares by hand: a change makes up for nothing that was drawn before."""
+  few = [Question(f'c{n}', '', ('a',), hops=n % 3 + 1) for n in range(6)]
+  stream = questions_lib.stream(
+      [some(60, hops=(1, 2, 3)), few], seed=0, mix=STAGES, common=common)
+  position, seen = stream.start, []
+  for step in range(6):
+    drawn_, position = stream.draw(position, 6, step)
+    hops = Counter(q.hops for q in drawn_)
+    seen.append((hops[1], hops[2], hops[3]))
+  assert seen == [(0, 4, 2)] * 3 + [(2, 2, 2)] + [(6, 0, 0)] * 2
+
+
+def test_a_mix_that_changes_goes_on_exactly_in_each_pool():
+  """Each pool keeps its order over changes; a stream resumes at any step."""
+  questions = some(60, hops=(1, 2, 3))
+  make = lambda mix: questions_lib.stream([questions], seed=5, mix=mix)
+  whole, position = [], make(STAGES).start
+  for step in range(9):
+    more, after = make(STAGES).draw(position, step % 5, step)
+    position = json.loads(json.dumps(after))  # as a checkpoint does
+    whole += more
+  for pool in (1, 2, 3):
+    of_pool = [q for q in whole if q.hops == pool]
+    mix = [int(hops == pool) for hops in (1, 2, 3)]
+    assert of_pool and of_pool == drawn(make(mix), len(of_pool))
+
+
+def test_one_stage_is_a_mix_and_a_run_may_get_a_second():
+  questions = some(60, hops=(1, 2, 3))
+  make = lambda mix: questions_lib.stream([questions], seed=5, mix=mix)
+  expected, position = make((0, 2, 1)).draw((0, 0, 0), 12)
+  assert make(((0, (0, 2, 1)),)).draw((0, 0, 0), 12) == (expected, position)
+  more, _ = make(STAGES[:2]).draw(position, 9, 3)
+  assert Counter(q.hops for q in more) == {1: 3, 2: 3, 3: 3}
+  assert not {q.uid for q in more} & {q.uid for q in expected}
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(own=True), 'data.mix needs a share .* has none for 4 hops'),
+    (dict(weights=(1,)), 'data.mix must not change over steps where data.wei'),
+    ({}, 'data.mix asks for 2 of 2-hop questions, but there is none'),
+])
+def test_a_mix_that_changes_is_refused_where_it_cannot_be_held(
+    options, message):
+  hops = (1, 4) if options else (1,)
+  with pytest.raises(ValueError, match=message):
+    questions_lib.stream([some(4, hops=hops)], seed=0, mix=STAGES, **options)
+
+
 @pytest.mark.parametrize('hops', [(1, 2), (1, 2, 2, 3, 4), (2, 3, 4), (4,)])
 def test_each_own_question_is_drawn_with_the_default_mix(hops):
   questions = some(60, hops=hops)

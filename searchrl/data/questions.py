@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 import dataclasses
 import hashlib
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -22,6 +23,7 @@ from searchrl.trajectory import Question
 
 
 Admit = Callable[[Question, str], None]  # a question, its place in a file
+Stage = tuple[int, Sequence[float]]  # first step, and shares from this step on
 
 
 def admit_all(question: Question, place: str) -> None:
@@ -146,53 +148,90 @@ def subset(questions: Sequence[Question], count: int, seed: int
   return [q for q in questions if q.uid in chosen]
 
 
+def is_mix(value: Sequence[Any]) -> bool:
+  """Returns whether a value has the form of data.mix.
+
+  It is a tuple of shares, or of pairs (step, shares), from step 0 on and with
+  equally many shares in each.
+  """
+  if not _is_schedule(value):
+    return _are_shares(value)
+  if not all(isinstance(entry, list | tuple) and len(entry) == 2
+             and isinstance(entry[0], int) and entry[1]
+             and isinstance(entry[1], list | tuple) and _are_shares(entry[1])
+             for entry in value):
+    return False
+  steps = [step for step, _ in value]
+  return (steps[0] == 0 and steps == sorted({*steps})
+          and len({len(shares) for _, shares in value}) == 1)
+
+
+def _is_schedule(mix: Sequence[Any]) -> bool:
+  return any(isinstance(entry, list | tuple) for entry in mix)
+
+
+def _are_shares(values: Sequence[Any]) -> bool:
+  return all(isinstance(value, int | float) and 0 <= value < math.inf
+             for value in values)
+
+
 class Stream:
   """An endless stream of questions; each epoch has an order of its own.
 
   Args:
     pools: Pools of questions; most streams have one.
     seed: Seed of the orders.
-    shares: Share of each pool in every draw, as nearly as whole numbers allow;
-      () for a single pool.
+    stages: The share of each pool in every draw, as nearly as whole numbers
+      allow, from a step on.
   """
 
   def __init__(self, pools: Sequence[Sequence[Question]], *, seed: int,
-               shares: Sequence[float] = ()):
-    if len(shares or [1.0]) != len(pools):
-      raise ValueError(
-          f'shares must be as many as pools, {len(pools)}, but are '
-          f'{len(shares)}.')
+               stages: Sequence[Stage] = ((0, (1.0,)),)):
+    for _, shares in stages:
+      if len(shares) != len(pools):
+        raise ValueError(
+            f'shares must be as many as pools, {len(pools)}, but are '
+            f'{len(shares)}.')
     self._seed, self._pools = seed, pools
-    self._shares = [share / sum(shares) for share in shares] or [1.0]
+    self._stages = [(step, [share / sum(shares) for share in shares])
+                    for step, shares in stages]
     # Number of an epoch and its order, by pool.
     self._orders: dict[int, tuple[int, np.ndarray]] = {}
 
   @property
   def start(self) -> tuple[int, ...]:
-    """Position of a new run: 0 questions drawn from each pool."""
-    return (0,) * len(self._pools)
+    """Position of a new run: 0 questions drawn in each stage from each pool."""
+    return (0,) * len(self._stages) * len(self._pools)
 
-  def draw(self, position: Sequence[int], count: int
+  def draw(self, position: Sequence[int], count: int, step: int = 0
           ) -> tuple[list[Question], tuple[int, ...]]:
     """Draws the next `count` questions in the pools' shares, interleaved.
 
     Args:
-      position: Number of questions drawn from each pool so far.
+      position: Number of questions drawn so far from each pool in each stage.
+        It may lack stages that were added to the run later.
       count: Number of questions to draw.
+      step: Step of the run, which decides the stage.
 
     Returns:
       The questions, and the position after them.
     """
-    positions, total = list(position), sum(position)
+    position = [*position, *self.start[len(position):]]
+    number = sum(first <= step for first, _ in self._stages) - 1
+    shares, size = self._stages[number][1], len(self._pools)
+    here = slice(number * size, (number + 1) * size)
+    taken, totals = position[here], [sum(position[n::size]) for n in range(size)]
     drawn = []
-    for n in range(total, total + count):
+    for n in range(sum(taken), sum(taken) + count):
       # The pool that is furthest behind its share is next.
       behind = [share * (n + 1) - before if share else -np.inf
-                for share, before in zip(self._shares, positions)]
+                for share, before in zip(shares, taken, strict=True)]
       pool = int(np.argmax(behind))
-      drawn.append(self._pick(pool, positions[pool]))
-      positions[pool] += 1
-    return drawn, tuple(positions)
+      drawn.append(self._pick(pool, totals[pool]))
+      taken[pool] += 1
+      totals[pool] += 1
+    position[here] = taken
+    return drawn, tuple(position)
 
   def _pick(self, pool: int, position: int) -> Question:
     """Returns the question at a position of a pool's endless order."""
@@ -205,7 +244,7 @@ class Stream:
 
 
 def stream(files: Sequence[Sequence[Question]], *, seed: int,
-           mix: Sequence[float] = (), weights: Sequence[float] = (),
+           mix: Sequence[Any] = (), weights: Sequence[float] = (),
            common: float = 0.0, own: bool = False) -> Stream:
   """Returns the stream of the questions of some files.
 
@@ -214,6 +253,7 @@ def stream(files: Sequence[Sequence[Question]], *, seed: int,
     seed: Seed of the orders.
     mix: Shares of 1, 2, ... hops in every draw (hops are stratified). They are
       not used if all questions have one hop count and the mix asks for others.
+      Or pairs (step, shares), each for the draws from this step on.
     weights: Shares of the files in every draw, which replace those of the hops.
       With neither, all questions are drawn alike, in proportion to the files'
       sizes.
@@ -225,63 +265,76 @@ def stream(files: Sequence[Sequence[Question]], *, seed: int,
 
   Raises:
     ValueError: No share is above 0, or a share above 0 has no questions, or
-      the user's questions have a hop count without a share.
+      the user's questions have a hop count without a share, or a mix that
+      changes is given with weights.
   """
+  questions = [q for file in files for q in file]
+  stages: Sequence[Stage] = mix if _is_schedule(mix) else ((0, mix),)
   if weights:
+    if len(stages) > 1:
+      raise ValueError(
+          'data.mix must not change over steps where data.weights are given, '
+          f'which replace it, but is {mix}. Use one of the two.')
     _check_shares(weights, files, 'data.weights', [
         f'questions of file {n}' for n in range(1, len(files) + 1)])
-    return Stream(files, seed=seed, shares=weights)
-  questions = [q for file in files for q in file]
+    return Stream(files, seed=seed, stages=((0, weights),))
   if own:
-    mix = _mix_of_own(questions, mix)
-  pools, shares = [questions], [1.0]
+    stages = _mix_of_own(questions, stages)
+  pools: Sequence[Sequence[Question]] = [questions]
   present = {q.hops for q in questions}
-  requested = {hops for hops, share in enumerate(mix, start=1) if share}
-  if mix and (len(present) != 1 or present >= requested):
-    pools, shares = [[q for q in questions if q.hops == hops]
-                     for hops in range(1, len(mix) + 1)], list(mix)
-    _check_shares(mix, pools, 'data.mix', [
-        f'{hops}-hop questions' for hops in range(1, len(mix) + 1)])
+  requested = {hops for _, shares in stages
+               for hops, share in enumerate(shares, start=1) if share}
+  if stages[0][1] and (
+      len(present) != 1 or present >= requested or len(stages) > 1):
+    hop_counts = range(1, len(stages[0][1]) + 1)
+    pools = [[q for q in questions if q.hops == hops] for hops in hop_counts]
+    for _, shares in stages:
+      _check_shares(shares, pools, 'data.mix',
+                    [f'{hops}-hop questions' for hops in hop_counts])
+  else:
+    stages = ((0, (1.0,)),)
   if common:
-    pools, shares = _halved(pools, shares, {q.uid for q in files[-1]}, common)
-  return Stream(pools, seed=seed, shares=shares)
+    pools, stages = _halved(pools, stages, {q.uid for q in files[-1]}, common)
+  return Stream(pools, seed=seed, stages=stages)
 
 
-def _mix_of_own(questions: Sequence[Question], mix: Sequence[float]
-               ) -> Sequence[float]:
+def _mix_of_own(questions: Sequence[Question], stages: Sequence[Stage]
+               ) -> Sequence[Stage]:
   """Returns the mix if it fits the questions, or () if it is the default."""
-  present = {question.hops for question in questions}
-  without = sorted(present - {*range(1, len(mix) + 1)})
-  if not mix or len(present) == 1:
-    return mix
-  if min(mix) == max(mix) > 0 and present != {*range(1, len(mix) + 1)}:
-    return ()
-  if without:
+  present, shares = {question.hops for question in questions}, stages[0][1]
+  if not shares or len(present) == 1:
+    return stages
+  hop_counts = {*range(1, len(shares) + 1)}
+  is_even = len(stages) == 1 and min(shares) == max(shares) > 0
+  if is_even and present != hop_counts:
+    return ((0, ()),)
+  if without := sorted(present - hop_counts):
     raise ValueError(
         f'data.mix needs a share for each hop count of data.train, but '
-        f'{tuple(mix)} has none for {without[0]} hops. Add it (0 to leave '
+        f'{tuple(shares)} has none for {without[0]} hops. Add it (0 to leave '
         'these questions out), or use () to draw from all questions alike.')
-  return mix
+  return stages
 
 
-def _halved(pools: Sequence[Sequence[Question]], shares: Sequence[float],
+def _halved(pools: Sequence[Sequence[Question]], stages: Sequence[Stage],
             of_common: Container[str], common: float
-           ) -> tuple[list[list[Question]], list[float]]:
-  """Splits each pool, with its share, into fresh facts and common knowledge."""
-  halves, parts = [], []
-  for pool, share in zip(pools, shares, strict=True):
-    for is_common, part in ((False, share * (1 - common)),
-                            (True, share * common)):
-      half = [q for q in pool if (q.uid in of_common) == is_common]
+           ) -> tuple[Sequence[Sequence[Question]], Sequence[Stage]]:
+  """Splits each pool, with its shares, into fresh facts and common knowledge.
+  """
+  halves = [[q for q in pool if (q.uid in of_common) == is_common]
+            for pool in pools for is_common in (False, True)]
+  halved = [(step, [share * part for share in shares
+                    for part in (1 - common, common)])
+            for step, shares in stages]
+  for _, parts in halved:
+    for number, (half, part) in enumerate(zip(halves, parts, strict=True)):
       if part and not half:
         raise ValueError(
             f'data.common={common} needs questions of fresh facts and of '
             'common knowledge, of each hop count that data.mix has a share of, '
-            f'but {len(pool)} that are drawn together are all of one kind. Set '
-            'it to 0, or raise data.limit or data.per_hop.')
-      halves.append(half)
-      parts.append(part)
-  return halves, parts
+            f'but {len(pools[number // 2])} that are drawn together are all of '
+            'one kind. Set it to 0, or raise data.limit or data.per_hop.')
+  return halves, halved
 
 
 def _check_shares(shares: Sequence[float], pools: Sequence[Sequence[Question]],

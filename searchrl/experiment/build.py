@@ -134,7 +134,12 @@ def _data(config, folder: pathlib.Path, admit: questions_lib.Admit) -> tuple[
   data, sets = datasets.shared(lambda: (
       train_set(config, folder, admit=admit),
       evaluation_sets(config, folder, admit=admit)))
-  return data, sets, questions_lib.stream(
+  return data, sets, stream(config, data)
+
+
+def stream(config, data: datasets.Dataset) -> questions_lib.Stream:
+  """Returns the stream of the training questions, as config.data says."""
+  return questions_lib.stream(
       data.files or [data.questions], seed=config.seed, mix=config.data.mix,
       weights=config.data.weights,
       common=0.0 if config.data.train else config.data.common,

@@ -20,6 +20,7 @@ class Rule(NamedTuple):
 
   is_legal: Callable[[Any], Any]
   must_be: str
+  nests: bool = False  # whether the entries of a tuple may be tuples
 
 
 class Field(config_dict.FieldReference):
@@ -49,7 +50,7 @@ class Field(config_dict.FieldReference):
 def field(default: Any, is_legal: Callable[[Any], Any] | None = None,
           must_be: str = '', *, one_of: Sequence[str] = (),
           some_of: Sequence[str] = (), whole: bool = False, zero: str = '',
-          **bounds: float) -> Any:
+          nests: bool = False, **bounds: float) -> Any:
   """Returns a value for a config that keeps a rule.
 
   Args:
@@ -60,6 +61,7 @@ def field(default: Any, is_legal: Callable[[Any], Any] | None = None,
     some_of: Legal entries of a tuple, which has none of them twice.
     whole: Whether the numbers of a tuple are whole ones.
     zero: Meaning of 0, which is legal then, and the lowest bound by default.
+    nests: Whether the entries of a tuple may be tuples.
     **bounds: Numbers named at_least, above, at_most or below.
   """
   if one_of:
@@ -70,11 +72,11 @@ def field(default: Any, is_legal: Callable[[Any], Any] | None = None,
         len({*values}) == len(values))
     must_be = f'some of {", ".join(some_of)}'
   elif is_legal is None:
-    is_legal, must_be = _within(
+    is_legal, must_be, _ = _within(
         {'at_least': 0} | bounds if zero else bounds, whole, zero)
     if isinstance(default, tuple):
       must_be = f'{"whole " * whole}numbers of {must_be}'
-  return Field(default, Rule(is_legal, must_be))
+  return Field(default, Rule(is_legal, must_be, nests))
 
 
 _TESTS = {'at_least': operator.ge, 'above': operator.gt,

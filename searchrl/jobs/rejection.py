@@ -15,7 +15,6 @@ from searchrl.agent import demonstrations
 from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl.data import jsonl
-from searchrl.data import questions as questions_lib
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import fingerprint
@@ -55,15 +54,11 @@ def run(config, workdir: str) -> None:
       config, folder, admit=model.admit(policy.budgets_of(config))))
   directory.prepare()
   directory.note('questions', lambda: fingerprint.questions([data]))
-  stream = questions_lib.stream(
-      data.files or [data.questions], seed=config.seed, mix=config.data.mix,
-      weights=config.data.weights,
-      common=0.0 if config.data.train else config.data.common,
-      own=bool(config.data.train))
+  stream = build.stream(config, data)
   position, path = stream.start, config.model.path
   for number in range(1, options.iterations + 1):
     here = folder / f'iteration_{number}'
-    questions, position = stream.draw(position, options.questions)
+    questions, position = stream.draw(position, options.questions, number - 1)
     if not processes.on_first('data?', (here / _DATA).exists):
       _collect(config, path, data.corpus, questions, here)
     tuned = here / 'tuned'

@@ -30,8 +30,9 @@ from searchrl.search import engine_wrappers
 from searchrl.trajectory import Question, Request, SearchFn, Trajectory
 
 Group = list[Trajectory]  # samples of one question, by one policy
-# (position, count) -> questions, the position after them
-Draw = Callable[[Sequence[int], int], tuple[list[Question], tuple[int, ...]]]
+# (position, count, step) -> questions, the position after them
+Draw = Callable[[Sequence[int], int, int],
+                tuple[list[Question], tuple[int, ...]]]
 Keep = Callable[[np.ndarray, np.ndarray], np.ndarray]  # see rl.Algorithm
 
 
@@ -42,7 +43,7 @@ class Progress:
   step: int = 0  # updates of the policy
   rollouts: int = 0  # trajectories sampled so far
   groups: int = 0  # groups requested so far; also the number of the next one
-  position: tuple[int, ...] = ()  # questions drawn from each pool of the data
+  position: tuple[int, ...] = ()  # questions drawn; see questions.Stream
   surplus: tuple[Group, ...] = ()
   silent_steps: int = 0  # latest steps in a row without any gradient
   in_flight: tuple[Collected, ...] = ()  # sampled ahead; not trained on yet
@@ -166,7 +167,8 @@ def collect(
     if len(groups) >= rounds.questions:
       break
     questions, position = draw(position, _number_to_ask(
-        rounds, len(groups), len(groups) - carried, len(complete)))
+        rounds, len(groups), len(groups) - carried, len(complete)),
+                               progress.step)
     rollouts = sampler.rollout(
         synced.weights,
         _requests(questions, rounds.group_size, times_asked, number),

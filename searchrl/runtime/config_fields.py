@@ -162,7 +162,8 @@ def _set(config: config_dict.ConfigDict, field: str,
     return
   new = _read(text, kind, field, f', as in "{old}"' if kind is tuple else '')
   if isinstance(old, tuple):
-    _check_tuple(field, old, new, texts)
+    rule = {field: rule for field, _, rule in fields(group)}[name]
+    _check_tuple(field, old, new, texts, bool(rule) and rule.nests)
   if isinstance(new, dict) and not _FREE.search(field):
     for key, value in leaves(new):
       _set(config, f'{field}.{key}', [str(value)], file)
@@ -171,7 +172,7 @@ def _set(config: config_dict.ConfigDict, field: str,
 
 
 def _check_tuple(field: str, old: tuple[Any, ...], new: tuple[Any, ...],
-                 texts: Sequence[str | None]) -> None:
+                 texts: Sequence[str | None], nests: bool) -> None:
   """Raises a ValueError for entries of another kind, or several tuples."""
   if len(texts) > 1:
     raise ValueError(
@@ -180,7 +181,7 @@ def _check_tuple(field: str, old: tuple[Any, ...], new: tuple[Any, ...],
         f'--config.{field}="{old}".')
   for types, content in (((int, float), 'numbers'), (str, 'texts')):
     if old and all(isinstance(x, types) for x in old) and not all(
-        isinstance(x, types) for x in new):
+        isinstance(x, types) or nests and isinstance(x, tuple) for x in new):
       raise ValueError(f'--config.{field} must be a tuple of {content}, as '
                        f'--config.{field}="{old}", but is {new}.')
 
