@@ -9,6 +9,7 @@ import json
 import pytest
 
 from searchrl.search import corpus
+from searchrl.search import mapped_corpus
 from searchrl.trajectory import Passage
 
 PASSAGES = (
@@ -117,6 +118,16 @@ def test_a_missing_file_is_named(tmp_path):
     corpus.read(tmp_path / 'nowhere.jsonl')
 
 
+@pytest.mark.parametrize('name', ['c.tsv', 'c.csv', 'c.parquet', 'c.tsv.gz'])
+@pytest.mark.parametrize('read', [corpus.read, mapped_corpus.load])
+def test_a_table_is_refused_with_the_form_to_write(tmp_path, read, name):
+  path = tmp_path / name
+  path.write_bytes(b'id\ttext\ttitle\n1\ta\tT\n')
+  with pytest.raises(ValueError, match='is a table. Write each row') as caught:
+    read(path)
+  assert str(path) in str(caught.value)
+
+
 def test_a_broken_gzip_file_is_refused(tmp_path):
   line = b'{"id": "1", "contents": "a"}\n'
   for data in (gzip.compress(line)[:-9], line):
@@ -156,6 +167,7 @@ def test_line_breaks_and_marks_of_other_systems_are_read(
     ({'_id': '4983', 'title': '', 'text': 'a'}, Passage('4983', '', 'a')),
     ({'_id': 7.0, 'text': 'a'}, Passage('7', '', 'a')),
     ({'id': 7.0, 'title': None, 'text': 'a'}, Passage('7', '', 'a')),
+    ({'id': '7', 'title': float('nan'), 'text': 'a'}, Passage('7', '', 'a')),
     ({'docid': 'd1', 'title': 'T', 'text': 'a'}, Passage('d1', 'T', 'a')),
     ({'id': '0', 'contents': '"T"\na', 'title': 'x'}, Passage('0', 'T', 'a')),
     ({'_id': '12', 'wikipedia_id': '12', 'wikipedia_title': 'T', 'text': [

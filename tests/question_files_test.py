@@ -168,6 +168,8 @@ PUBLISHED = {  # name: (row, id or '' for a hash, gold answers)
                  'question': 'who', 'question_decomposition': [{'id': 1}],
                  'answer': 'x', 'answer_aliases': ['y'], 'answerable': True},
                 '2hop__1_2', ('x', 'y')),
+    'answer_float': ({'id': 3.0, 'question': 'who', 'answer': 1994.0}, '3',
+                     ('1994',)),
     'bamboogle': ({'Question': 'who', 'Answer': 'x'}, '', ('x',)),
     'popqa': ({'id': 4222362, 'subj': 'S', 'prop': 'occupation', 'obj': 'x',
                's_aliases': '[]', 'o_aliases': '["y"]', 's_pop': 142,
@@ -203,6 +205,19 @@ def test_rows_as_they_are_published_are_read(name, suffix, tmp_path):
   assert question.uid == uid or not uid and len(question.uid) == 16
   assert found(str(tmp_path), may_be_folder=True) == [
       (name, path.name, False)]
+
+
+@pytest.mark.parametrize('uid, metadata, hops', [
+    ('2hop__482757_12019', {}, 2), ('3hop1__9285_5188_23307', None, 3),
+    ('4hop3__754156_88460_30152_20999', {'hops': None}, 4),
+    ('3hop1__9285_5188_23307', {'hops': 2}, 2), ('9hop__1', {}, 1),
+    ('dev_2hop__1', {}, 1)])
+def test_ids_of_musique_say_the_hops(uid, metadata, hops, tmp_path):
+  path = write(tmp_path / 'musique.jsonl', [
+      {'id': uid, 'question': 'who', 'golden_answers': ['x'],
+       'metadata': metadata}])
+  question, = questions_lib.read(path)
+  assert (question.uid, question.hops) == (uid, hops)
 
 
 def test_queries_of_beir_are_questions_without_gold_answers(tmp_path):

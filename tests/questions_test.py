@@ -56,11 +56,13 @@ def test_the_schema_of_flashrag_is_read(tmp_path):
 
 @pytest.mark.parametrize('line, message', [
     ('{', 'line 3 must be .*JSONDecodeError'),
-    ('[]', 'line 3 must be .*TypeError'),
+    ('[]', 'line 3 must be .* is a JSON list'),
     ('{"id": "b", "question": "q"}', "line 3 must be .*'golden_answers'"),
     ('{"question": "q", "golden_answers": ["x"]}', "line 3 must be .*'id'"),
     ('{"id": "b", "question": 3, "golden_answers": ["x"]}', 'line 3 must be'),
-    ('{"id": "b", "question": "q", "golden_answers": 3}', 'line 3 must be'),
+    ('{"id": "b", "question": "q", "golden_answers": true}', 'line 3 must be'),
+    ('[{"id": "b", "question": "q", "golden_answers": ["x"]}]',
+     'line 3 must be .* is a JSON list. Write one object a line'),
     ('{"id": "b", "question": "q", "golden_answers": ["x"], "metadata": 3}',
      'line 3 must be'),
     ('{"id": "b", "question": "q", "golden_answers": ["x"], "metadata": '
@@ -84,6 +86,10 @@ def test_a_bad_line_is_named(tmp_path, line, message):
     ([1e16, 1e-05, 1e2], ('10000000000000000', '0.00001', '100')),
     ([1.7000000476837158], ('1.7',)),  # single precision
     (['1.0', '-5'], ('1.0', '-5')), ({'target': [3.0]}, ('3',)),
+    (3, ('3',)), (1994.0, ('1994',)), ({'target': 1994.0}, ('1994',)),
+    ('1994.0', ('1994',)), (['1994.0', '100.0'], ('1994', '100.0')),
+    ('["1994.0"]', ('1994',)), (['nan', 'naan'], ('nan', 'naan')),
+    (['None'], ('None',)), ('null', ('null',)),
     ('["x", "y"]', ('x', 'y')), ("['x', \"y's\"]", ('x', "y's")),
     ("['x' 'y']", ('x', 'y')),  # numpy's
     ("array(['x', 'y'], dtype=object)", ('x', 'y')), ("('x', 'y')", ('x', 'y')),
@@ -102,7 +108,8 @@ def test_golden_answers_are_read_as_they_are_meant(tmp_path, golds, answers):
 
 @pytest.mark.parametrize('golds', [
     [None], ['x', None], ['', ' '], ['x', ' '], [['x']], [{'a': 'x'}], [True],
-    {'targets': ['x']}, {'target': None}, {'target': []}, None, '', 3,
+    {'targets': ['x']}, {'target': None}, {'target': []}, None, '', True,
+    float('nan'), 'nan', 'NaN', ['<NA>'], '<unk>', {'target': ['nan']},
     [float('nan')], ['x', float('nan')], [float('inf')], ['x', False], 'The',
     ['The', 'an'], ['...'], ['\u200b'], '[]', '[["x"]]', '["x", true]',
     '["x", null]', [[]], [{'answer': None}]])

@@ -21,6 +21,10 @@ from searchrl.trajectory import normalise
 # ground_truth), TriviaQA's value and aliases, SQuAD's text, KILT's answer.
 _KEYS = ('ground_truth', 'target', 'value', 'aliases', 'text', 'answer')
 _NUMBERS = int | float | decimal.Decimal
+# Texts that programs write for a missing value. "None" and "null" are not among
+# them, because they are words that a question may ask for.
+_MISSING = ('nan', 'NaN', 'NaT', '<NA>', '<unk>')
+_YEAR = re.compile(r'([1-9]\d{3,})\.0')  # a whole number that pandas wrote
 _WRITTEN = re.compile(  # a list, a bytes literal or an array, as a text
     r'(?:array\()?(\[.*\]|\(.*\)|{.*}|b(["\']).*\2)'
     r'(?:,\s*dtype=[\w<>]+)?\)?', re.DOTALL)
@@ -29,9 +33,9 @@ _WRITTEN = re.compile(  # a list, a bytes literal or an array, as a text
 def read(value: Any, *, are_needed: bool = True) -> tuple[str, ...]:
   """Returns the gold answers of a value.
 
-  The value is a text, a list of texts and numbers, or a mapping of either, as
+  The value is a text, a number, a list of both, or a mapping of these, as
   Search-R1's {"target": ...}. It may also be such a list written as a text. A
-  whole float is a whole number: 1994.0 is '1994'.
+  whole float is a whole number: 1994.0 is '1994', and so is the text '1994.0'.
 
   Args:
     value: Value of a column of gold answers.
@@ -50,6 +54,10 @@ def read(value: Any, *, are_needed: bool = True) -> tuple[str, ...]:
     raise ValueError(
         f'the golden answers {value!r:.60} are only articles and punctuation, '
         'which the comparison leaves out; write them in other words')
+  if are_needed and answers and {*answers} <= {*_MISSING}:
+    raise ValueError(
+        f'the golden answers {value!r:.60} are what programs write for a '
+        'missing value; leave the question out, or write them in other words')
   return tuple(filter(str.strip, answers))
 
 
@@ -82,7 +90,9 @@ def number(value: _NUMBERS) -> str:
 def _answers(value: Any) -> Iterator[str]:
   """Yields the answers of a value that is a text, a list or a mapping."""
   if isinstance(value, str):
-    yield value
+    yield _YEAR.sub(r'\1', value) if _YEAR.fullmatch(value) else value
+  elif isinstance(value, _NUMBERS) and not isinstance(value, bool):
+    yield number(value)
   elif isinstance(value, Mapping) and {*_KEYS} & {*value}:
     parts = [value[key] for key in _KEYS if key in value]
     several = len(parts) > 1
@@ -91,26 +101,19 @@ def _answers(value: Any) -> Iterator[str]:
         if answer or not several)
   elif isinstance(value, list | tuple):
     for part in value:
-      yield from _element(_unpacked(part, in_list=True), part)
+      answer = _unpacked(part, in_list=True)
+      if answer is None:
+        yield ''
+      elif isinstance(answer, list) and not isinstance(part, str):
+        raise TypeError(f'a golden answer is {answer!r:.60}, a list in a list; '
+                        'write one flat list')
+      else:
+        yield from _answers(answer)
   else:
-    raise TypeError(
-        f'golden_answers are {value!r:.60}, neither a text nor a list of texts')
-
-
-def _element(value: Any, part: Any) -> Iterator[str]:
-  """Yields the answers of an element of a list."""
-  if value is None:
-    yield ''
-  elif isinstance(value, _NUMBERS) and not isinstance(value, bool):
-    yield number(value)
-  elif isinstance(value, str) or isinstance(value, Mapping) or (
-      isinstance(value, list) and isinstance(part, str)):
-    yield from _answers(value)
-  else:
-    remedy = {bool: 'write "yes" or "no"', list: 'write one flat list'}.get(
-        type(value), 'write it as a text')
-    raise TypeError(
-        f'a golden answer is {value!r:.60}, neither text nor number; {remedy}')
+    remedy = 'write "yes" or "no"' if isinstance(value, bool) else (
+        'write it as a text')
+    raise TypeError(f'a golden answer is {value!r:.60}, neither text nor '
+                    f'number; {remedy}')
 
 
 def _unpacked(value: Any, *, in_list: bool = False) -> Any:

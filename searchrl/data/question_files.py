@@ -136,10 +136,14 @@ def records(file: pathlib.Path, *, needs_golds: bool
       (place, jsonl.loads(line, _FORM, place))
       for place, line in jsonl.lines(file))
   for place, row in rows:
-    form = forms.detect_format(row) if isinstance(row, dict) else None
+    if not isinstance(row, dict):
+      raise ValueError(
+          f'{place} must be {_FORM}, but {str(row)[:80]!r} is '
+          f'a JSON {type(row).__name__}. Write one object a line.')
+    form = forms.detect_format(row)
     if form:
       yield place, _converted(form, row, place)
-    elif is_parquet or isinstance(row, dict) and not (
+    elif is_parquet or not (
         {'question', 'golden_answers'} <= {*row}) and (
             {'prompt', 'reward_model', *_GOLDS} & {*row}):
       yield place, _renamed(row, place)
@@ -233,7 +237,5 @@ def _renamed(row: Record, place: str) -> Record:
 def _published_golds(row: Record) -> Any:
   """Returns a benchmark's gold answers; MuSiQue has aliases beside them."""
   value = next(row[name] for name in _GOLDS if row.get(name) is not None)
-  if isinstance(value, bool | int | float):
-    return [value]
   aliases = row.get('answer_aliases')
   return [value, *aliases] if aliases and isinstance(value, str) else value

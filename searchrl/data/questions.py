@@ -3,7 +3,7 @@
 """Questions: reads and writes them, and draws them for each step.
 
 The schema is FlashRAG's: {"id", "question", "golden_answers", "metadata"}. The
-hop count is metadata.hops, if the file has it.
+hop count is metadata.hops, or what an id of MuSiQue says, such as 3hop1__13_7.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from searchrl.data import question_files
 from searchrl.trajectory import Question
 
 
+_MUSIQUE = re.compile(r'([2-4])hop\d?__')
 Admit = Callable[[Question, str], None]  # a question, its place in a file
 Stage = tuple[int, Sequence[float]]  # first step, and shares from this step on
 
@@ -92,13 +94,16 @@ def _parse(record: question_files.Record, place: str, stem: str,
     metadata = (record['metadata'] if 'metadata' in record else None) or {}
     if isinstance(metadata, str):
       metadata = json.loads(metadata)
-    hops = metadata.get('hops')
+    uid, hops = _uid(record['id']), metadata.get('hops')
+    if hops is None or hops != hops:
+      named = _MUSIQUE.match(uid)
+      hops = named[1] if named else 1
     question = Question(
-        uid=_uid(record['id']), text=golds.text(record['question']).strip(),
+        uid=uid, text=golds.text(record['question']).strip(),
         answers=golds.read(
             record['golden_answers'] if needs_golds else
             record.get('golden_answers') or (), are_needed=needs_golds),
-        hops=1 if hops is None or hops != hops else int(hops),
+        hops=int(hops),
         data_source=golds.text(str(metadata.get('data_source')
                               or record.get('data_source') or stem)))
   except (ValueError, KeyError, TypeError, AttributeError,

@@ -25,6 +25,7 @@ from searchrl.trajectory import Passage
 
 
 _IDS = ('_id', 'docid', 'kilt_id')  # BEIR and KILT, Tevatron, KILT
+_TABLES = ('.parquet', '.tsv', '.csv')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,12 +103,21 @@ def read(path: str | pathlib.Path) -> Corpus:
 
 
 def locate(path: str | pathlib.Path) -> pathlib.Path:
-  """Returns the path of a corpus; raises FileNotFoundError if it is no file."""
+  """Returns the path of a corpus.
+
+  Raises:
+    FileNotFoundError: There is no such file.
+    ValueError: The file is a table.
+  """
   path = pathlib.Path(path)
   if not path.is_file():
     raise FileNotFoundError(
         f'corpus must be a jsonl file, but there is none at {path}. Check the '
         'path.')
+  if path.name.removesuffix('.gz').endswith(_TABLES):
+    raise ValueError(
+        f'corpus must be a jsonl file, but {path} is a table. Write each row as '
+        'a line {"id", "title", "text"}; docs/data.md has a command for it.')
   return path
 
 
@@ -207,7 +217,9 @@ def _renamed(record: dict[str, Any]) -> dict[str, Any]:
     text = text.get('paragraph')
   if isinstance(text, list) and all(isinstance(part, str) for part in text):
     record = {**record, 'text': '\n'.join(part.strip() for part in text)}
-  return record | {'title': ''} if record.get('title', '') is None else record
+  title = record.get('title')
+  is_missing = 'title' in record and (title is None or title != title)
+  return record | {'title': ''} if is_missing else record
 
 
 def _is_quoted(title: str) -> bool:
