@@ -125,6 +125,22 @@ def test_what_is_built_is_not_built_again(tmp_path, corpus, capsys):
   assert tree(tmp_path / 'i') == before
 
 
+def test_bm25_alone_writes_no_vectors(tmp_path, corpus, capsys):
+  build_index.run(configured(corpus, build=('bm25',)), tmp_path / 'i')
+  assert not (tmp_path / 'i/vectors').exists()
+  printed = capsys.readouterr().out
+  assert 'bm25: about' in printed and 'vectors' not in printed
+  query = Query('tarn 10', 5, Question('q', '?', ('a',)))
+  whole = corpora.read(corpus)
+  assert engines.make('bm25', whole, index=tmp_path / 'i')([query]) == (
+      engines.make('bm25', whole)([query]))
+  with pytest.raises(FileNotFoundError, match='must hold manifest.json'):
+    engines.make('dense', whole, index=tmp_path / 'i', storage='float32')
+  build_index.run(configured(corpus), tmp_path / 'i')  # vectors, too
+  build_index.run(configured(corpus), tmp_path / 'whole')
+  assert tree(tmp_path / 'i') == tree(tmp_path / 'whole')
+
+
 class Killed(BaseException):
   """What a kill is to a program: nothing that it catches."""
 

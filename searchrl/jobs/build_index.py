@@ -3,7 +3,8 @@
 """Builds an index of a corpus: vectors on disk, and ScaNN, HNSW or BM25.
 
 A build that was killed continues where it stopped. The first process builds the
-approximate indexes from the vectors. See configs/build_index.py.
+approximate indexes from the vectors. BM25 alone needs no vectors, and none are
+written for it unless an encoder is named. See configs/build_index.py.
 """
 
 from __future__ import annotations
@@ -54,6 +55,27 @@ def run(config, workdir: str) -> None:
   workdirs.Workdir(folder, config, _FREE).prepare()
   with progress.phase(f'Reading {config.corpus}'):
     corpus = datasets.shared(lambda: mapped_corpus.load(config.corpus))
+  if tuple(config.build) == ('bm25',) and not config.encoder.path:
+    _check_room(config, folder, vector_store.Recipe(
+        corpus.digest, {}, len(corpus), config.ngrams.dim), has_vectors=False)
+    built = 'BM25'
+  else:
+    store, encode = _vectors(config, folder, corpus)
+    if processes.is_first():
+      _build_approximate(config, folder, store, corpus, encode)
+    built = (f'{store.count} vectors of {store.dim}, fingerprint '
+             f'{store.fingerprint}')
+  if 'bm25' in config.build and processes.is_first():
+    with progress.phase('Building bm25'):
+      bm25_files.build_if_changed(
+          corpus, folder / 'bm25', say=_say, **config.bm25)
+  processes.barrier('built', encode_corpus.BARRIER_SECS)
+  _say(f'{folder}: {built}')
+
+
+def _vectors(config, folder: pathlib.Path, corpus
+            ) -> tuple[vector_store.Store, dense.EncodeFn]:
+  """Writes the missing vectors; returns the store and the encoder."""
   encode, about, dim = _encoder(config, corpus)
   rows_of = encode_corpus.encoded_rows(corpus, encode)
   if config.imports:
@@ -61,17 +83,20 @@ def run(config, workdir: str) -> None:
     about = about | {'imported': pathlib.Path(config.imports).name}
   recipe = vector_store.Recipe(
       corpus.digest, about, len(corpus), dim, **config.store)
-  _say(memory_estimate.estimate(recipe, config.build, links=config.hnsw.links,
-                          part_rows=config.scann.part_rows))
+  _check_room(config, folder, recipe, has_vectors=True)
+  return encode_corpus.fill(folder / 'vectors', recipe, rows_of,
+                            progress=config.progress), encode
+
+
+def _check_room(config, folder: pathlib.Path, recipe: vector_store.Recipe, *,
+                has_vectors: bool) -> None:
+  """Says what the index will take, and raises a ValueError without room."""
+  _say(memory_estimate.estimate(
+      recipe, config.build, links=config.hnsw.links,
+      part_rows=config.scann.part_rows, has_vectors=has_vectors))
   processes.on_first('room', lambda: memory_estimate.check_disk(
-      recipe, config.build, folder, links=config.hnsw.links))
-  store = encode_corpus.fill(
-      folder / 'vectors', recipe, rows_of, progress=config.progress)
-  if processes.is_first():
-    _build(config, folder, store, corpus, encode)
-  processes.barrier('built', encode_corpus.BARRIER_SECS)
-  _say(f'{folder}: {store.count} vectors of {store.dim}, fingerprint '
-       f'{store.fingerprint}')
+      recipe, config.build, folder, links=config.hnsw.links,
+      has_vectors=has_vectors))
 
 
 def _encoder(config, corpus) -> tuple[dense.EncodeFn, dict[str, Any], int]:
@@ -89,9 +114,10 @@ def _encoder(config, corpus) -> tuple[dense.EncodeFn, dict[str, Any], int]:
           dense.ngram_recipe(corpus, **ngrams), ngrams['dim'])
 
 
-def _build(config, folder: pathlib.Path, store: vector_store.Store, corpus,
-           encode: dense.EncodeFn) -> None:
-  """Builds the indexes that the config names and that are missing."""
+def _build_approximate(config, folder: pathlib.Path, store: vector_store.Store,
+                       corpus, encode: dense.EncodeFn) -> None:
+  """Builds the indexes of vectors that the config names and that are missing.
+  """
   kinds = [kind for kind in config.build if kind in approximate.KINDS]
   if kinds:
     queries = _queries(config.recall, corpus, encode)
@@ -100,10 +126,6 @@ def _build(config, folder: pathlib.Path, store: vector_store.Store, corpus,
       approximate.build_if_changed(
           kind, store, folder / kind, queries, recall=config.recall.target,
           say=_say, **config[kind])
-  if 'bm25' in config.build:
-    with progress.phase('Building bm25'):
-      bm25_files.build_if_changed(
-          corpus, folder / 'bm25', say=_say, **config.bm25)
 
 
 def _queries(options, corpus, encode: dense.EncodeFn) -> np.ndarray:

@@ -14,7 +14,7 @@ from searchrl.search.index import vector_store
 
 
 def estimate(recipe: vector_store.Recipe, kinds: Sequence[str], *,
-             part_rows: int, links: int) -> str:
+             part_rows: int, links: int, has_vectors: bool = True) -> str:
   """Returns the sizes of the vectors and of each index, a line each, in GiB.
 
   Args:
@@ -22,9 +22,11 @@ def estimate(recipe: vector_store.Recipe, kinds: Sequence[str], *,
     kinds: Kinds of index: 'scann', 'hnsw' and 'bm25'.
     part_rows: Number of rows that ScaNN holds in memory at once.
     links: Number of links of a row of HNSW.
+    has_vectors: Whether vectors are written.
   """
   lines = [f'{recipe.count} passages x {recipe.dim}, {recipe.dtype}: '
-           f'{_gib(recipe.disk_bytes)} on disk in {recipe.shards} shards']
+           f'{_gib(recipe.disk_bytes)} on disk in {recipe.shards} shards'
+          ] if has_vectors else []
   for kind in kinds:
     size = index_bytes(kind, recipe, links)
     if kind == 'bm25':
@@ -50,14 +52,15 @@ def index_bytes(kind: str, recipe: vector_store.Recipe, links: int) -> int:
 
 
 def check_disk(recipe: vector_store.Recipe, kinds: Sequence[str],
-               folder: pathlib.Path, *, links: int) -> None:
+               folder: pathlib.Path, *, links: int, has_vectors: bool = True
+              ) -> None:
   """Raises a ValueError if the disk of `folder` has no room for the rest.
 
   Vectors and indexes that are already written need no further room.
   """
   needed = sum(index_bytes(kind, recipe, links) for kind in kinds
                if not (folder / kind / 'manifest.json').exists())
-  if not (folder / 'vectors' / 'manifest.json').exists():
+  if has_vectors and not (folder / 'vectors' / 'manifest.json').exists():
     written = sum(file.stat().st_size for file in (
         folder / 'vectors').rglob('*') if file.is_file())
     needed += max(recipe.disk_bytes - written, 0)
