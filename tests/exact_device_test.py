@@ -113,6 +113,22 @@ def test_split_queries_find_what_whole_ones_find(dtype):
   np.testing.assert_allclose(found[0][0], found[1][0], atol=2e-7)
 
 
+@pytest.mark.parametrize('columns, k, values', [
+    (4096, 10, None), (4000, 10, 9), (4096, 1, 2), (900, 3, 4), (256, 30, None)])
+def test_the_best_columns_are_those_of_a_stable_sort(columns, k, values):
+  """With ties, and with columns and a row that are all minus infinity."""
+  rng = np.random.default_rng(columns + k)
+  scores = (rng.normal(size=(20, columns)) if values is None else
+            rng.integers(values, size=(20, columns))).astype(np.float32)
+  scores[:, columns // 2:] = -np.inf if k % 2 else 1
+  scores[3] = -np.inf
+  top, places = jax.jit(exact_device.best_columns, static_argnums=1)(scores, k)
+  expected = np.argsort(-scores, axis=1, kind='stable')[:, :k]
+  np.testing.assert_array_equal(places, expected)
+  np.testing.assert_array_equal(
+      top, np.take_along_axis(scores, expected, axis=1))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     not importlib.util.find_spec('libtpu'),
