@@ -178,7 +178,7 @@ def test_a_turn_in_tags_is_read_as_the_definition_has_it(dice: Dice):
 def test_a_turn_with_tools_is_read_as_the_definition_has_it(dice: Dice):
   call = {'name': 'search', 'arguments': {'query_list': [
       strategies.text(dice, 2) for _ in range(1 + dice.below(3))]}}
-  names = ['name', 'arguments', 'query_list', 'x']
+  names = ['name', 'arguments', 'parameters', 'query_list', 'x']
   written = strategies.body(dice, strategies.mutated(dice, call, names, 1))
   text = said(dice) if dice.below(2) else (
       f'{strategies.text(dice, 2)}<tool_call>'

@@ -53,6 +53,8 @@ def tool_action(text: str, most: int) -> Action:
       at >= 0 and _is_object(call)) else None:
     case [('arguments', [('query_list', list(queries))]), ('name', 'search')]:
       pass
+    case [('name', 'search'), ('parameters', [('query_list', list(queries))])]:
+      pass
     case _:
       return Action('invalid')
   if _is_object(queries) and queries or not all(

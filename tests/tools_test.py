@@ -53,6 +53,7 @@ def call(*queries, **changes):
     (call('x').replace('": ', '":').replace('\n', ''),
      Action('search', ('x',))),
     (call(*'abcdefgh'), Action('search', tuple('abcdefgh'))),
+    (call('a').replace('arguments', 'parameters'), Action('search', ('a',))),
     ('<think> a </think><answer> No </answer>', Action('answer', ('No',))),
 ])
 def test_a_call_or_an_answer_ends_a_turn(text, action):
@@ -68,6 +69,7 @@ def test_a_call_or_an_answer_ends_a_turn(text, action):
     call(arguments=['a']), call(arguments={'query_list': 'abc'}),
     call(arguments={'query_list': {'a': 1}}), call(arguments={'query': ['a']}),
     call(arguments={'query_list': ['a'], 'topk': 3}),
+    call('a', parameters={'query_list': ['a']}),
     '<tool_call> who? </tool_call>', '<tool_call> "a" </tool_call>',
     '<tool_call> [] </tool_call>', '<tool_call> null </tool_call>',
     '<tool_call> {} </tool_call>', call('a').replace('}}', '}'),

@@ -20,6 +20,7 @@ from searchrl.agent.markup import neutralise
 from searchrl.trajectory import Action, Passage, Passages
 
 MAX_QUERIES = 8  # queries per call
+_ARGUMENTS = ('arguments', 'parameters')  # Hermes and Qwen, Llama
 TOOL_STOPS = ('</tool_call>', '</answer>')
 _INVALID = ('Error: this was neither a call of the tool nor an answer. To call '
             'the tool, write a JSON object with its name and its arguments '
@@ -99,9 +100,9 @@ def parse(text: str, *, max_queries: int = MAX_QUERIES) -> Action:
 
   The turn is read up to the first </tool_call> or </answer>. A call is the
   block that the first tag closes, if it holds a JSON object with only name and
-  arguments. The arguments are 1 to `max_queries` non-empty strings under
-  query_list. An answer is a block as in the tag protocol. Everything else is
-  invalid.
+  arguments, which the chat template of Llama asks for as parameters. These are 1
+  to `max_queries` non-empty strings under query_list. An answer is a block as in
+  the tag protocol. Everything else is invalid.
   """
   text = dialogues.until_stop(text, TOOL_STOPS)
   if not text.endswith('</tool_call>'):
@@ -118,9 +119,10 @@ def _queries(call: str) -> tuple[str, ...]:
   """Returns the queries of a call; () if the text is not one valid call."""
   try:
     body = json.loads(call, object_pairs_hook=_unique)
-    if body.keys() != {'name', 'arguments'} or body['name'] != 'search':
+    name, = body.keys() - {'name'}
+    if name not in _ARGUMENTS or body['name'] != 'search':
       return ()
-    arguments = body['arguments']
+    arguments = body[name]
     if arguments.keys() != {'query_list'}:
       return ()
     queries = arguments['query_list']
@@ -128,7 +130,7 @@ def _queries(call: str) -> tuple[str, ...]:
       return ()
     queries = tuple(query.strip() for query in queries)
     ''.join(queries).encode()  # raises for half a surrogate pair
-  except (ValueError, AttributeError, RecursionError):
+  except (ValueError, KeyError, AttributeError, RecursionError):
     return ()
   return queries if all(queries) else ()
 
