@@ -8,14 +8,18 @@ r"""The full evaluation of a run: 200 questions of each hop count, greedily.
       --workdir=runs/methods
   python -m searchrl.main --config=configs/evaluate.py:suite=trained \
       --seeds=0,1,2 --workdir=runs/trained
+  python -m searchrl.main \
+      --config=configs/evaluate.py:methods/qwen2.5-7b-instruct \
+      --config.data.evaluate=test.parquet --config.search.corpus=wiki-18.jsonl
 
 All that no flag names is as in that run. The run may also stand after a colon,
 as in --config=configs/evaluate.py:runs/dspo. Without a run, it evaluates the
-model of `model.path`, by default the shipped tiny base model. Sampled answers, random passages and common knowledge
-have 50 questions each. The suite `methods` compares methods, each with the
-model that its line below names. A run that does not exist has a row that says
-so. The suite `trained` compares the methods that train, over the seeds of
-runs/NAME/seed_N.
+model of `model.path`, by default the shipped tiny base model. Sampled answers,
+random passages and common knowledge have 50 questions each. The suite `methods`
+compares methods, each with the model that its line below names; with a model,
+these are the six methods that need no training. A run that does not exist has a
+row that says so. The suite `trained` compares the methods that train, over the
+seeds of runs/NAME/seed_N.
 The job writes runs/evaluate/table.json and records/.
 
 Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 121 CPU seconds.
@@ -38,8 +42,7 @@ def get_config(text: str = ''):
 
 def _evaluation(text: str) -> ml_collections.ConfigDict:
   """Returns the config of a size, a model or a suite."""
-  args = arguments.parse(
-      text, laptop_only=('suite',), suite=('methods', 'trained'))
+  args = arguments.parse(text, suite=('methods', 'trained'))
   config = common.as_evaluated(common.get_config(args.base))
   config.job = 'searchrl.jobs.evaluate:run'
   config.evaluate.update(
@@ -58,34 +61,43 @@ def _evaluation(text: str) -> ml_collections.ConfigDict:
     config.evaluate.worlds.update(
         questions_per_hop=200, common_per_hop=50, sampled_per_hop=50)
   if suite := args.others['suite']:
-    _compare(config, '' if suite == 'methods' else '/seed_{seed}')
+    is_untrained = suite == 'methods'
+    if args.model and not is_untrained:
+      raise ValueError(
+          "suite=trained compares the laptop's runs, so that it must not have a "
+          f'model, but has {args.model!r}. Name your runs in evaluate.methods.')
+    config.evaluate.update(decodings=('greedy',), noise=False)
+    methods = _untrained(bool(args.model)) if is_untrained else {}
+    if not args.model:
+      config.search.engine = 'bm25'
+      config.evaluate.worlds.update(kinds=('known', 'famous'), max_hops=3)
+      methods |= _trained('' if is_untrained else '/seed_{seed}')
+    config.evaluate.update(order=tuple(methods), methods=methods)
   return config
 
 
-def _compare(config, seed: str) -> None:
-  """Adds the papers' methods: all, or with a seed only those that train."""
-  config.search.engine = 'bm25'
-  config.evaluate.update(decodings=('greedy',), noise=False)
-  config.evaluate.worlds.update(kinds=('known', 'famous'), max_hops=3)
-  untrained = () if seed else (  # methods with the tiny base
-      'direct', 'cot', 'rag', 'ircot', 'search_o1', 'ra_agent')
-  methods = {name: _method(name, taught=name in ('direct', 'rag', 'ra_agent'))
-             for name in untrained}
-  methods |= {
+def _untrained(taught: bool) -> dict[str, dict]:
+  """Returns the methods that only prompt a model."""
+  return {name: _method(
+      name, taught=taught or name in ('direct', 'rag', 'ra_agent'))
+          for name in ('direct', 'cot', 'rag', 'ircot', 'search_o1', 'ra_agent')}
+
+
+def _trained(seed: str) -> dict[str, dict]:
+  """Returns the methods that train, with the laptop's runs of a seed."""
+  return {
       'r1': _method('agent', run=f'runs/r1{seed}'),
       'sft': _method('agent', path=f'runs/sft{seed}/model'),
       'rejection': _method(
           'agent', path=f'runs/rejection{seed}/iteration_2/tuned/model'),
       'dspo': _method('agent', run=f'runs/dspo{seed}')}
-  config.evaluate.order = tuple(methods)
-  config.evaluate.methods = methods
 
 
 def _method(name: str, run: str = '', path: str = '', taught: bool = True
            ) -> dict:
   return dict(
       method=name,  # one of evaluation.baselines, or agent: as it was trained
-      path=path,  # path of the model; '': the tiny base
+      path=path,  # path of the model; '': that of the config, model.path
       run=run,  # run at its newest step, or 'run@12'; '': the model itself
       taught=taught,  # True if the model was trained on the method's prompt
   )

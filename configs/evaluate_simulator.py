@@ -42,7 +42,8 @@ def get_config(text: str = ''):
   config.search.engine = 'searchrl.papers.zerosearch.simulated:make'
   config.search.options = dict(writer='oracle', titled=True) if is_oracle else (
       dict(writer='model',
-           path='',  # path of a tuned model; '': the tiny base, untuned
+           # Path of a tuned model; by default the model itself, untuned.
+           path=config.model.path,
            prompts='zerosearch' if args.model else collect.LAPTOP,
            max_prompt_tokens=512 if args.model else 96,
            max_tokens=600 if args.model else 112))

@@ -181,6 +181,24 @@ def test_a_methods_run_may_be_that_of_the_seed(tmp_path, capsys):
   assert row['note'] == f'{tmp_path}/seed_7 is not there'
 
 
+def test_a_method_without_a_model_of_its_own_has_the_configs(monkeypatch):
+  config = evaluate_config.get_config('methods/qwen2.5-7b-instruct')
+  assert config.search.engine == 'dense' and config.evaluate.prompts == 'plain'
+  methods = config.evaluate.methods
+  assert config.evaluate.order == (
+      'direct', 'cot', 'rag', 'ircot', 'search_o1', 'ra_agent')
+  for method in methods.values():
+    assert evaluate._of_method(config, method).model.path == (
+        'Qwen/Qwen2.5-7B-Instruct')
+  methods.cot.path = 'mine'
+  assert evaluate._of_method(config, methods.cot).model.path == 'mine'
+
+
+def test_runs_of_the_laptop_are_not_compared_with_a_model():
+  with pytest.raises(ValueError, match='suite=trained compares the laptop'):
+    evaluate_config.get_config('trained/qwen2.5-7b-instruct')
+
+
 @pytest.mark.parametrize('change, words', [
     (dict(rag=dict(method='rage')), "evaluate.methods.rag.method must be one of "
      "agent, direct, .*but is 'rage'"),

@@ -189,11 +189,12 @@ def ra_agent(model: PromptedModel, questions: Sequence[Question]
 def search_o1(model: PromptedModel, questions: Sequence[Question]
              ) -> list[Trajectory]:
   """Runs an agent that reads a note about the passages in place of them."""
+  room = 4 * model.sampler.budgets.max_prompt_tokens  # characters
 
   def notes(attempts, results):  # Reason-in-Documents
     written = model.write('note', [(
         dataclasses.replace(x.question, uid=f'note:{x.query}:{x.question.uid}'),
-        f'Question: {x.question.text}\nThought: {x.written[-400:]}\n'
+        f'Question: {x.question.text}\nThought: {x.written[-room:]}\n'
         f'Query: {x.query}\n{model.below(_passages(result), "")}'.rstrip())
                                    for x, result in zip(attempts, results)])
     return [note.answer or 'nothing' for note in written]

@@ -108,6 +108,7 @@ def _compare(config, cases: Sequence[evaluator.EvalCase],
              folder: pathlib.Path) -> None:
   """Evaluates all methods; writes and prints one table and the differences."""
   options, rows, timed = config.evaluate, [], []
+  loaded, loaded_from = None, None
   for name in options.order:
     method = _of_seed(options.methods[name], config.seed)
     missing = _missing(method)
@@ -117,14 +118,17 @@ def _compare(config, cases: Sequence[evaluator.EvalCase],
       continue
     processes.say(f'\n{name} ...')
     method_config, here = _of_method(config, method), folder / 'methods' / name
-    sampler, params = policy.of_run(
-        method_config, method.run, limit=_most(sets, options), alike=True)
+    if (method.path, method.run) != loaded_from:
+      loaded = None  # frees the memory of the model before
+      loaded = policy.of_run(
+          method_config, method.run, limit=_most(sets, options), alike=True)
+      loaded_from = (method.path, method.run)
     facts = processes.on_first('facts', lambda: fingerprint.facts(
-        method_config, sampler, sets, searched, method.run) | {
+        method_config, loaded[0], sets, searched, method.run) | {
             'method': method.method,
             'templates': prompts.SETS[options.prompts]})
     table = evaluator.run(
-        sampler, params,
+        *loaded,
         [dataclasses.replace(case, method=method.method) for case in cases],
         step=options.step, samples=options.samples,
         templates=prompts.SETS[options.prompts],
@@ -168,7 +172,7 @@ def _of_method(config, method: Any) -> Any:
   """Returns the config of a method's model, from its run if it has one."""
   method_config = config.copy_and_resolve_references()
   method_config.unlock()
-  method_config.model.path = method.path
+  method_config.model.path = method.path or config.model.path
   if method.run:
     theirs = policy.recorded(policy.parse_run(method.run)[0])
     if theirs:
