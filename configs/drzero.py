@@ -72,6 +72,13 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       # Documents per round; a kill loses one round.
       seeds_a_round=field(96, at_least=1),
       shuffle_answers=False,  # True, a control: answers of other questions
+      # Answers of the frozen solver in place of the proposer's.
+      majority=dict(
+          # Attempts at each question, of which the most common answer is taken.
+          attempts=field(0, zero="the proposer's answers"),
+          least=share(0.0),  # least share of attempts that agree with it
+          most=share(1.0),  # largest share
+      ),
       check=dict(  # the solver must be right with the evidence, never without
           # Attempts with and without evidence each.
           attempts=field(0, zero='no check'),
@@ -110,6 +117,8 @@ def _laptop_proposer(size: str) -> ml_collections.ConfigDict:
       attempts=5,  # attempts of the solver per question
       format_weight=0.5,
       difficulty='difficulty',  # difficulty, parabola, uncertainty or mixed
+      golds='proposer',  # right answers: the proposer's, or the majority's
+      repetition=0.0,  # weight of the share of similar questions of a round
   )
   solver = common.get_config(size)
   config.solver = dict(  # frozen solver that answers for the reward

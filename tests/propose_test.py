@@ -17,6 +17,7 @@ from searchrl.papers.dr_zero import proposals
 from searchrl.papers.dr_zero import propose
 from searchrl.rollouts import driver
 from searchrl.rollouts import sampler as samplers
+from searchrl.trajectory import Action, Trajectory, Turn
 
 SEEDS = [tiny.question(f's{n}', proposals.ask(f'(Title: "t{n}") is in d{n}', 1),
                        answers=()) for n in range(6)]
@@ -30,7 +31,8 @@ class Options(dict):
 
 def options(**changes):
   return Options(dict(samples=2, seeds_a_round=4, shuffle_answers=False,
-                      check=Options(attempts=0)) | changes)
+                      check=Options(attempts=0),
+                      majority=Options(attempts=0)) | changes)
 
 
 def written(question, answer):
@@ -148,3 +150,27 @@ def test_the_check_asks_with_the_evidence_and_without(tmp_path):
   assert 'is in d0' not in prompts['from_memory:proposal:s0:1']
   assert all('where is t0' in prompts[f'from_{kind}:proposal:s0:1']
              for kind in ('documents', 'memory'))
+
+
+def test_the_majority_of_the_attempts_may_be_the_answer(tmp_path):
+  """Kept where half to three quarters of the attempts agree."""
+  said = {'where is t0': ['x', 'X', 'd0', 'y'], 'where is t1': ['c'] * 4,
+          'where is t2': ['d2', 'd2', 'd2', 'e'], 'where is t3': list('wxyz'),
+          'where is t4': [''] * 4}
+
+  class Play:
+    fits = staticmethod(lambda question: True)
+
+    def __call__(self, questions, attempts):
+      assert attempts == 4
+      return [[Trajectory(q, n, 0, (1,), (Turn((), (), Action(
+          'answer', (answer,)) if answer else Action('invalid')),))
+               for n, answer in enumerate(said[q.text])] for q in questions]
+
+  found, report = run(tmp_path, proposer(script(), play=Play()),
+                      majority=Options(attempts=4, least=0.5, most=0.75))
+  assert [(q.text, q.answers) for q in found] == [
+      ('where is t0', ('x',)), ('where is t2', ('d2',))]
+  assert report['dropped']['sure_or_unsure'] == 3
+  _, plain = run(tmp_path / 'plain')
+  assert plain['dropped']['sure_or_unsure'] == 0

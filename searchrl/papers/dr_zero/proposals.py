@@ -17,6 +17,7 @@ import unicodedata
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rewards
+from searchrl.papers.dr_zero import rivals
 from searchrl.trajectory import Question, Scores, Trajectory, Turn
 
 _THOUGHT = re.compile(r'<think>.*?</think>', re.DOTALL)
@@ -185,7 +186,8 @@ _REWARDS = {'difficulty': difficulty, 'parabola': parabola,
 
 
 def judge(play: rewards.Play, *, attempts: int = 5, format_weight: float = 0.5,
-          difficulty: str = 'difficulty') -> rewards.Judge:
+          difficulty: str = 'difficulty', golds: str = 'proposer',
+          repetition: float = 0.0) -> rewards.Judge:
   """Returns a judge that rewards proposals for their difficulty and their form.
 
   The solver tries only proposals that pass the gate. The parts of the scores
@@ -201,6 +203,10 @@ def judge(play: rewards.Play, *, attempts: int = 5, format_weight: float = 0.5,
     format_weight: Weight of the form. At 0 only the gate has an effect.
     difficulty: Function of the pass rate: 'difficulty', 'parabola',
       'uncertainty' or 'mixed'.
+    golds: Right answers of the solver's attempts: the 'proposer''s, or those of
+      the 'majority' of the attempts.
+    repetition: Weight of the share of similar questions among those of the
+      round, by which a reward falls, to 0 at least.
 
   Raises:
     ValueError: An option is out of range.
@@ -209,7 +215,10 @@ def judge(play: rewards.Play, *, attempts: int = 5, format_weight: float = 0.5,
       ('attempts', attempts, attempts >= 2, 'at least 2'),
       ('format_weight', format_weight, format_weight >= 0, 'at least 0'),
       ('difficulty', difficulty, difficulty in _REWARDS,
-       f'one of {tuple(_REWARDS)}')):
+       f'one of {tuple(_REWARDS)}'),
+      ('golds', golds, golds in ('proposer', 'majority'),
+       "'proposer' or 'majority'"),
+      ('repetition', repetition, repetition >= 0, 'at least 0')):
     if not legal:
       raise ValueError(
           f'reward_options.{name} must be {rule}, but is {value!r}.')
@@ -220,9 +229,15 @@ def judge(play: rewards.Play, *, attempts: int = 5, format_weight: float = 0.5,
              for place, t in enumerate(trajectories) if forms[place].gate}
     played = dict(zip(valid, play([*valid.values()], attempts), strict=True)
                   ) if valid else {}
-    return [_scores(judged, played.get(place), format_weight,
-                    _REWARDS[difficulty])
-            for place, judged in enumerate(forms)]
+    scores = [_scores(judged, played.get(place), format_weight,
+                      _REWARDS[difficulty], golds == 'majority')
+              for place, judged in enumerate(forms)]
+    if repetition:
+      shares = rivals.repetition([q.text for q in valid.values()])
+      for place, share in zip(valid, shares):
+        scores[place] = dataclasses.replace(scores[place], reward=max(
+            scores[place].reward - repetition * share, 0.0))
+    return scores
 
   return rewards.Judge(score, collective=True)
 
@@ -236,13 +251,14 @@ def question(trajectory: Trajectory) -> Question:
 
 
 def _scores(judged: Form, played: Sequence[Trajectory] | None,
-            format_weight: float, reward: Callable[[int, int], float]
-           ) -> Scores:
+            format_weight: float, reward: Callable[[int, int], float],
+            by_majority: bool) -> Scores:
   parts = dataclasses.asdict(judged)
   hard = 0.0
   if played is not None:
     finished = [t for t in played if t.stop_reason != 'search_error']
-    right = sum(rewards.em(t) == 1 for t in finished)
+    right = (round(rivals.majority(finished)[1] * len(finished))
+             if by_majority else sum(rewards.em(t) == 1 for t in finished))
     if len(finished) > 1:  # a single attempt says nothing
       hard = reward(right, len(finished))
       parts['pass_rate'] = right / len(finished)

@@ -19,6 +19,7 @@ from searchrl.experiment import solver
 from searchrl.papers.dr_zero import oracle
 from searchrl.papers.dr_zero import proposals
 from searchrl.papers.dr_zero import proposers
+from searchrl.papers.dr_zero import rivals
 from searchrl.papers.dr_zero import selection
 from searchrl.rollouts import records
 from searchrl.rollouts import scoring
@@ -128,8 +129,11 @@ def questions(proposer: Proposer, seeds: Sequence[Question],
   if options.check.attempts:
     selected = selection.checked(
         selected, _tried(proposer, selected.kept, options.check))
+  answers = [proposals.read(t).answer for t in selected.kept]
+  if options.majority.attempts:
+    selected, answers = _by_majority(proposer, selected, options.majority)
   if processes.is_first():
-    _write_questions(folder, selected, options, proposer.seed, world)
+    _write_questions(folder, selected, answers, options, proposer.seed, world)
 
 
 def _tried(proposer: Proposer, proposed: Sequence[Trajectory], options: Any
@@ -146,6 +150,27 @@ def _tried(proposer: Proposer, proposed: Sequence[Trajectory], options: Any
                   for q in questions], options.attempts)
     counts.append([int(sum(map(rewards.em, of_one))) for of_one in tried])
   return [*zip(*counts)]
+
+
+def _by_majority(proposer: Proposer, selected: selection.Selected, options: Any
+                ) -> tuple[selection.Selected, list[str]]:
+  """Keeps questions on whose answer enough attempts agree, but not too many.
+
+  Returns:
+    The selection, and the most common answer to each kept question.
+  """
+  tried = proposer.play([dataclasses.replace(q, uid=f'majority:{q.uid}')
+                         for q in map(proposals.question, selected.kept)],
+                        options.attempts)
+  kept, answers, dropped = [], [], list(selected.dropped)
+  for t, attempts in zip(selected.kept, tried, strict=True):
+    answer, share = rivals.majority(attempts)
+    if answer and options.least <= share <= options.most:
+      kept.append(t)
+      answers.append(answer)
+    else:
+      dropped.append((t, selection.SURE_OR_UNSURE))
+  return selection.Selected(kept, dropped), answers
 
 
 def _with_evidence(reader: solver.Solver, proposal: Trajectory) -> Question:
@@ -178,8 +203,8 @@ def _by_seed(sampled: Sequence[Trajectory]) -> list[list[Trajectory]]:
 
 
 def _write_questions(folder: pathlib.Path, selected: selection.Selected,
-                     options: Any, seed: int, world: facts.World | None
-                    ) -> None:
+                     answers: list[str], options: Any, seed: int,
+                     world: facts.World | None) -> None:
   """Writes the file of questions, then its report."""
   seeds = len(selected.kept) + len(selected.dropped)
   if not selected.kept:
@@ -187,7 +212,6 @@ def _write_questions(folder: pathlib.Path, selected: selection.Selected,
         f'the proposer must write questions, but of {seeds} seeds none has a '
         f'usable proposal: {_reasons(selected)}. {folder} has what was '
         'sampled. Teach it the form first, or train it for more steps.')
-  answers = [proposals.read(t).answer for t in selected.kept]
   if options.shuffle_answers:  # a control experiment
     answers = selection.others(answers, seed)
   jsonl.write(folder / QUESTIONS, map(

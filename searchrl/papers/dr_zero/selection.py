@@ -18,9 +18,10 @@ from searchrl.agent import rewards
 from searchrl.papers.dr_zero import proposals
 from searchrl.trajectory import Passage, Question, Trajectory
 
-(ILL_FORMED, LEAKING, UNGROUNDED, TOO_LONG, DUPLICATE, UNANSWERABLE, KNOWN
+(ILL_FORMED, LEAKING, UNGROUNDED, TOO_LONG, DUPLICATE, UNANSWERABLE, KNOWN,
+ SURE_OR_UNSURE
 ) = REASONS = ('ill_formed', 'leaking', 'ungrounded', 'too_long', 'duplicate',
-               'unanswerable', 'known')
+               'unanswerable', 'known', 'sure_or_unsure')
 
 
 @dataclasses.dataclass(frozen=True)
