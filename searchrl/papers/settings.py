@@ -155,7 +155,8 @@ def _read(table: dict[str, Any]) -> Setting:
 def _tables(pattern: str) -> dict[str, dict[str, Any]]:
   """Returns the tables of all files of a pattern: settings, papers, prompts."""
   files = sorted(pathlib.Path(__file__).parent.glob(pattern))
-  return {file.stem: tomllib.loads(file.read_text('utf-8')) for file in files}
+  return {file.stem: tomllib.loads(file.read_text('utf-8')) for file in files
+          if not file.stem.startswith('table')}
 
 
 PAPERS = _tables('*/*.toml')  # folder's name -> its tables

@@ -1,0 +1,46 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+r"""A table of a paper: its numbers, ours, and the commands that are to run.
+
+  python -m searchrl.main --config=configs/paper_tables.py:search_r1/table2
+  python -m searchrl.main \
+      --config=configs/paper_tables.py:search_r1/table2,small=smoke
+
+It lists the commands of the runs that do not exist yet. Once they do, the same
+command has the paper's number beside ours, with its interval, the difference,
+and whether the paper's number is in the interval. It writes table.txt,
+table.html, table.tex and table.json. With `small`, the tiny bases take the place
+of the paper's models, and generated questions that of its sets: only the means
+stand beside each other, and they say nothing of the paper.
+
+Hardware: any. Time: seconds, without the runs. Result: the numbers of the papers
+are in searchrl/papers; ours are not yet measured.
+"""
+
+import ml_collections
+
+from configs import arguments
+from searchrl.experiment.rules import field
+from searchrl.papers import tables
+
+
+def get_config(text: str = '') -> ml_collections.ConfigDict:
+  papers, numbers = zip(*(name.split('/') for name in tables.names()))
+  others = arguments.parse(
+      text, size=(), model=(), setting=(), small=('laptop', 'smoke'),
+      paper=tuple(dict.fromkeys(papers)),
+      table=tuple(dict.fromkeys(numbers))).others
+  config = ml_collections.ConfigDict()
+  config.job = 'searchrl.papers.tables:run'
+  config.table = dict(
+      name=field(
+          '/'.join((others['paper'] or 'search_r1',
+                    others['table'] or 'table2')), one_of=tables.names()),
+      small=others['small'],  # size of the tiny bases; '': the paper's models
+      runs='runs',  # folder of the runs
+      flags=() if others['small'] else (  # flags of each command
+          '--config.data.train=nq_hotpotqa_train.parquet',
+          '--config.data.evaluate=test.parquet',
+          '--config.search.corpus=wiki-18.jsonl'),
+  )
+  return config

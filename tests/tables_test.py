@@ -1,0 +1,144 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""tables: the papers' numbers add up, commands exist, cells by hand."""
+
+import importlib
+import json
+import shlex
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from configs import paper_tables
+from searchrl.evaluation import evaluator
+from searchrl.evaluation import scores
+from searchrl.papers import tables
+from searchrl.papers.known_models import MODELS
+
+
+# Means that the papers print are off by this much, for Qwen2.5-7B.
+PRINTED = {'IRCoT': 0.0131, 'w/o dynamic filter': 0.004}
+
+
+@pytest.mark.parametrize('name', tables.names())
+def test_the_papers_means_are_those_of_their_sets(name):
+  table = tables.load(name)
+  assert table['score'] in scores.ANSWERS and table['sets'][-1] == 'mean'
+  for model, group in table['groups'].items():
+    for row, numbers in group.items():
+      assert row in table['rows'] and len(numbers) == len(table['sets'])
+      gap = numbers[-1] - np.mean(numbers[:-1])
+      assert gap == pytest.approx(PRINTED.get(row, 0.0), abs=0.0011) or (
+          model != 'qwen2.5-7b' and abs(gap) < 0.0011), (model, row)
+
+
+@pytest.mark.parametrize('name', tables.names())
+@pytest.mark.parametrize('small', ['', 'smoke'])
+def test_every_command_of_a_table_names_a_config(name, small):
+  table = tables.load(name)
+  ways = table['small' if small else 'rows']
+  for model in ('tiny',) if small else table['groups']:
+    for way in ways.values():
+      source = tables.source(way, 'runs', model=model, size=small)
+      for config, flags, folder in source.commands:
+        module, _, text = config.partition(':')
+        made = importlib.import_module(
+            f'configs.{module.removesuffix(".py")}').get_config(text)
+        assert folder.startswith('runs/')
+        if not small:
+          assert made.model.path in {
+              MODELS[model].hub_id, MODELS[f'{model}-instruct'].hub_id}
+        if source.method:
+          assert source.method in made.evaluate.methods
+  assert not small or {*ways} <= {*table['rows']}
+
+
+def written(folder, rows):
+  folder.mkdir(parents=True)
+  (folder / 'table.json').write_text(json.dumps([dict(
+      dict(engine='dense', decoding='greedy', hops='all'), **row)
+                                                 for row in rows]))
+
+
+def test_cells_by_hand(tmp_path):
+  sets = ['nq', 'hotpotqa', 'mean']
+  table = dict(sets=sets, score='subem')
+  written(tmp_path / 'grpo-qwen2.5-7b/evaluation/after', [
+      dict(set='nq', n=400, em=0.0, subem=0.5),
+      dict(set='nq', n=400, em=0.0, subem=0.9, decoding='sampled'),
+      dict(set='nq', n=100, em=0.0, subem=0.9, hops=1),
+      dict(set='nq', n=400, em=0.0, subem=0.1, engine='noise'),
+      dict(set='hotpotqa', n=100, em=0.0, subem=0.2),
+      dict(set='mean', n=500, em=0.0, subem=0.35)])
+  way = tables.source(dict(config='grpo.py:{model}'), str(tmp_path),
+                      model='qwen2.5-7b')
+  nq, hotpotqa, mean = tables.cells(table, 'm', 'GRPO', [.56, .25, .3], way)
+  low, high = evaluator.wilson(200, 400)
+  assert (nq['paper'], nq['ours'], nq['95% interval']) == (
+      .56, .5, f'{low:.3f}-{high:.3f}')
+  assert nq['difference'] == pytest.approx(-.06) and nq['verdict'] == 'lower'
+  assert hotpotqa['verdict'] == 'agrees'
+  other_low, other_high = evaluator.wilson(20, 100)
+  half = np.hypot(high - low, other_high - other_low) / 2 / 2
+  assert mean['95% interval'] == f'{.35 - half:.3f}-{.35 + half:.3f}'
+  assert mean['verdict'] == ('higher' if half < .05 else 'agrees')
+  absent = tables.source(dict(config='ppo.py'), str(tmp_path))
+  assert [cell['verdict'] for cell in tables.cells(
+      table, 'm', 'PPO', [.1, .2, .3], absent)] == ['not run'] * 3
+  nothing = tables.source({}, str(tmp_path))
+  assert tables.cells(table, 'm', 'SFT', [.1, .2, .3], nothing)[0] == {
+      'model': 'm', 'row': 'SFT', 'set': 'nq', 'paper': .1,
+      'verdict': 'not run'}
+
+
+def test_a_job_prints_what_is_there_and_the_commands_of_the_rest(
+    tmp_path, capsys):
+  config = paper_tables.get_config('search_r1/table2')
+  config.table.runs = str(tmp_path)
+  written(tmp_path / 'evaluate-methods-qwen2.5-7b-instruct', [
+      dict(set='nq', n=3610, em=0.14, method='direct'),
+      dict(set='nq', n=3610, em=0.35, method='rag')])
+  tables.run(config.lock(), str(tmp_path / 'out'))
+  text = (tmp_path / 'out/table.txt').read_text()
+  assert capsys.readouterr().out == text
+  lines = [line.split() for line in text.splitlines()]
+  assert ['qwen2.5-7b', 'Direct', 'Inference', 'nq', '0.134', '0.140',
+          '0.129-0.152', '0.006', 'agrees'] in lines
+  commands = text.partition('To run:')[2]
+  assert 'methods/qwen2.5-7b-instruct' not in commands  # it is there
+  assert commands.count('methods/qwen2.5-3b-instruct') == 1  # for five rows
+  assert '--config.data.train=nq_hotpotqa_train.parquet' in commands
+  cells = json.loads((tmp_path / 'out/table.json').read_text())
+  assert len(cells) == 3 * 10 * 8
+  assert '<td>0.140</td>' in (tmp_path / 'out/table.html').read_text()
+  latex = (tmp_path / 'out/table.tex').read_text()
+  assert '95\\% interval' in latex and latex.count('\\\\') == 1 + len(cells)
+
+
+def test_in_small_one_model_stands_for_all(tmp_path):
+  config = paper_tables.get_config('search_r1/table3,small=smoke')
+  config.table.runs = str(tmp_path)
+  written(tmp_path / 'ppo-smoke', [dict(set='known', n=10, em=0.5)])
+  tables.run(config.lock(), str(tmp_path / 'out'))
+  cells = json.loads((tmp_path / 'out/table.json').read_text())
+  mean, = (cell for cell in cells if cell.get('ours') and cell['set'] == 'mean')
+  assert (mean['row'], mean['ours'], mean['paper']) == ('base (PPO)', .5, .292)
+  assert {cell['model'] for cell in cells} == {'smoke'}
+
+
+@pytest.mark.long
+def test_a_table_is_filled_in_small_by_its_own_commands(tmp_path):
+  """From nothing; each command runs as it is printed."""
+  def table():
+    command = [sys.executable, '-m', 'searchrl.main',
+               '--config=configs/paper_tables.py:search_r1/table2,small=smoke',
+               f'--workdir={tmp_path}/out', f'--config.table.runs={tmp_path}']
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True).stdout
+
+  commands = table().partition('To run:')[2].replace('\\\n', '')
+  for line in filter(str.strip, commands.splitlines()):
+    subprocess.run([sys.executable, *shlex.split(line)[1:]], check=True)
+  assert 'not run' not in table() and 'To run' not in table()
