@@ -15,7 +15,8 @@ instruct and, if there is one, distilled from R1.
 Hardware: not yet measured. Time: not yet measured. Result: not yet measured.
 
 Source: Study (Jin et al. 2025, arXiv:2505.15117) 5.1: GRPO reaches .420 from
-Qwen2.5-7B and .100 from DeepSeek-R1-Distill-Qwen-7B.
+Qwen2.5-7B and .100 from DeepSeek-R1-Distill-Qwen-7B. A model has the setting
+`study_models`.
 """
 
 from configs import arguments
@@ -26,14 +27,14 @@ from searchrl.papers.known_models import MODELS
 
 def get_config(text: str = ''):
   args = arguments.parse(text)
-  config = grpo.get_config(text)
+  setting = args.setting or 'study_models'
+  config = grpo.get_config(f'{setting}/{args.model}' if args.model else text)
   config.evaluate.update(noise=False, decodings=('greedy',))
   if args.size:
     config.search.engine, config.search.options = 'bm25', {}
     runs = {name: dict(model=dict(path=name))
             for name in ('tiny_raw', 'tiny_base', 'tiny_instruct')}
   else:
-    setting = args.setting or 'search_r1'
     runs = {name.replace('.', '_'): _of(f'{setting}/{name}')
             for name, model in MODELS.items()
             if model.billions == MODELS[args.model].billions}

@@ -19,6 +19,7 @@ import ml_collections
 from configs import arguments
 from searchrl.data import datasets
 from searchrl.data import questions
+from searchrl.evaluation import scores
 from searchrl.experiment.rules import field, seed, tracked
 from searchrl.models import attention
 from searchrl.models.inference import layouts
@@ -259,6 +260,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       decodings=field(
           ('greedy', 'sampled'), lambda names: names and {*names} <= {
               'greedy', 'sampled'}, "'greedy', 'sampled', or both"),
+      # Score of intervals, paired tests and the best checkpoint.
+      score=field('em', one_of=scores.ANSWERS),
       # True: the first set and famous also get random passages.
       noise=tracked(True),
       search=dict(engine='', options={}),  # engine; '': as in training

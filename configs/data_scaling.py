@@ -13,8 +13,10 @@ the same seed.
 Hardware: not yet measured. Time: not yet measured. Result: not yet measured.
 
 Source: Study (Jin et al. 2025, arXiv:2505.15117) appendix E, whose GRPO of 3B
-reaches .134, .258, .307, .377 and, with 10,000 questions, .379. Differs: a
-question that occurs more than once in a step has its own samples each time.
+reaches .134, .258, .307, .377 and, with 10,000 questions, .379. It does not name
+the reward; a model has the setting `study`, since .379 is near Table 1's .382
+with a format reward, and not near its .312 without. Differs: a question that
+occurs more than once in a step has its own samples each time.
 """
 
 from configs import arguments
@@ -23,8 +25,10 @@ from configs import grpo
 
 
 def get_config(text: str = ''):
-  config = grpo.get_config(text)
-  is_tiny = not arguments.parse(text).model
+  args = arguments.parse(text)
+  is_tiny = not args.model
+  config = grpo.get_config(
+      text if is_tiny else f'{args.setting or "study"}/{args.model}')
   # A single question has one hop count, and is fresh or common knowledge.
   config.data.update(mix=(), common=0.0)
   config.evaluate.update(initial=False, noise=False, decodings=('greedy',))

@@ -15,10 +15,11 @@ Hardware: not yet measured. Time: not yet measured. Result: not yet measured;
 benchmarks/study/learning.py has the same comparison over five seeds
 (BENCHMARKS.md).
 
-Source: Study (Jin et al. 2025, arXiv:2505.15117) 5.2, whose PPO of 7B reaches
+Source: Study (Jin et al. 2025, arXiv:2505.15117) 6.1, whose PPO of 7B reaches
 .241, .352, .379 and .430, each evaluated with the engine that it was trained
-with. Differs: the laptop trains with GRPO, and every run is evaluated with
-every engine.
+with. A model has the setting `study_outcome`, and its HNSW has 64 links and 16
+candidates per search. Differs: the laptop trains with GRPO, and every run is
+evaluated with every engine.
 """
 
 from configs import arguments
@@ -28,16 +29,20 @@ from configs import ppo
 
 
 def get_config(text: str = ''):
-  is_tiny = not arguments.parse(text).model
-  config = (grpo if is_tiny else ppo).get_config(text)
-  # A model searches the index of configs/build_index.py.
-  vectors = dict(encoder='tiny_e5') if is_tiny else dict(config.search.options)
-  low_recall = dict(links=8, construction=20, visited=2, min_recall=0.0)
-  hnsw = vectors | (low_recall if is_tiny else {}) | dict(backend='hnsw')
+  args = arguments.parse(text)
+  if not args.model:
+    config = grpo.get_config(text)
+    vectors, bm25 = dict(encoder='tiny_e5'), {}
+    graph = dict(links=8, construction=20, visited=2)
+  else:  # a model searches the indexes of configs/build_index.py
+    config = ppo.get_config(f'{args.setting or "study_outcome"}/{args.model}')
+    vectors, bm25 = dict(index='runs/e5'), dict(index='runs/bm25')
+    graph = dict(visited=16)
   engines = dict(
       noise=dict(engine='noise', options={}),
-      bm25=dict(engine='bm25', options={}),
-      hnsw=dict(engine='dense', options=hnsw),
+      bm25=dict(engine='bm25', options=bm25),
+      hnsw=dict(engine='dense', options=vectors | graph | dict(
+          backend='hnsw', min_recall=0.0)),
       exact=dict(engine='dense', options=vectors | dict(backend='exact')),
   )
   config.evaluate.update(initial=False, every=0, noise=False,

@@ -10,24 +10,35 @@ r"""Serves a policy or any model folder with OpenAI's completions API.
 
 It also serves /v1/chat/completions if the tokenizer has a chat template.
 Without `ask.run` it serves `model.path`. It also takes the run after a colon, as
-in --config=configs/serve_model.py:runs/dspo.
+in --config=configs/serve_model.py:runs/dspo, or a simulator that
+configs/zerosearch.py asks for its documents, which is then found at its port:
+
+  python -m searchrl.main --config=configs/serve_model.py:simulator=google_14b
 
 Result: not yet measured.
 """
 
 from configs import ask
 from searchrl.experiment.rules import field
+from searchrl.papers.known_models import MODELS
+from searchrl.papers.zerosearch import simulator_prompts
 import ml_collections
+
+SIMULATORS = simulator_prompts.PUBLISHED | simulator_prompts.PROMPTED
+PORT = 6001  # of configs/zerosearch.py
 
 
 def get_config(text: str = '') -> ml_collections.ConfigDict:
-  config = ask.get_config(text)
+  simulator = text.removeprefix('simulator=')
+  is_simulator = text != simulator and simulator in SIMULATORS
+  config = _simulator(simulator) if is_simulator else ask.get_config(text)
   config.job = 'searchrl.jobs.serve_model:run'
   config.ask = dict(run=config.ask.run)  # run to serve; '': the model itself
   config.serve = dict(
       name='',  # name of the model in requests; '': its directory's
       host='127.0.0.1',  # 0.0.0.0 opens it to other machines
-      port=8001,  # port to listen on; 0: a free one
+      # Port to listen on; 0: a free one.
+      port=PORT if is_simulator else 8001,
       token_env='',  # environment variable with a bearer token; '': none
       # Tokens decoded before new requests can join.
       steps=field(8, at_least=1),
@@ -42,4 +53,16 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       idle_secs=60.0,  # seconds until an idle connection is closed
       connections=1024,  # connections with a request; one more gets 503
   )
+  return config
+
+
+def _simulator(name: str) -> ml_collections.ConfigDict:
+  """Returns the config of a simulator of ZeroSearch, by its name."""
+  path = SIMULATORS[name]
+  shape = simulator_prompts.SHAPES.get(path, path)
+  model, = (key for key, model in MODELS.items() if model.hub_id == shape)
+  config = ask.get_config(f'zerosearch/{model}')
+  config.model.path = path
+  # A prompt, and the 600 tokens of its documents.
+  config.rollout.update(max_num_seqs=64, max_length=2048)
   return config

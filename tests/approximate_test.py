@@ -356,10 +356,10 @@ def test_options_of_scann_are_checked(tmp_path, options, message):
     scann_index.build(vector_store.InMemory(np.eye(3)), tmp_path, **options)
 
 
-@pytest.mark.parametrize('options', [dict(links=1), dict(construction=4)])
+@pytest.mark.parametrize('options', [dict(links=1), dict(construction=1)])
 def test_options_of_hnsw_are_checked(tmp_path, options):
   pytest.importorskip('faiss')
-  with pytest.raises(ValueError, match='links must be at least 2'):
+  with pytest.raises(ValueError, match='construction must be at least 2'):
     hnsw.build(vector_store.InMemory(np.eye(3)), tmp_path, **options)
 
 

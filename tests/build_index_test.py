@@ -126,10 +126,13 @@ def test_what_is_built_is_not_built_again(tmp_path, corpus, capsys):
 
 
 def test_bm25_alone_writes_no_vectors(tmp_path, corpus, capsys):
-  build_index.run(configured(corpus, build=('bm25',)), tmp_path / 'i')
+  config = configured(corpus, build=('bm25',))
+  assert build_index_config.get_config('bm25').build == config.build
+  build_index.run(config, tmp_path / 'i')
   assert not (tmp_path / 'i/vectors').exists()
   printed = capsys.readouterr().out
   assert 'bm25: about' in printed and 'vectors' not in printed
+  assert 'each of its workers' in printed
   query = Query('tarn 10', 5, Question('q', '?', ('a',)))
   whole = corpora.read(corpus)
   assert engines.make('bm25', whole, index=tmp_path / 'i')([query]) == (
@@ -300,3 +303,29 @@ def test_two_processes_write_the_bytes_of_one(tmp_path, corpus, bert):
   assert tree(tmp_path / '1') == tree(tmp_path / '2')
   manifest = json.loads((tmp_path / '2/vectors/manifest.json').read_text())
   assert manifest['count'] == 50
+
+
+def test_the_studys_hnsw_has_64_links_and_is_added_to_an_index(
+    tmp_path, corpus, monkeypatch):
+  faiss = pytest.importorskip('faiss')
+  build_index.run(configured(corpus), tmp_path / 'i')
+  before = tree(tmp_path / 'i')
+  config = configured(corpus).unlock()
+  study = build_index_config.get_config('hnsw64')
+  config.update(build=study.build, hnsw=study.hnsw)
+  build_index.run(config, tmp_path / 'i')
+  assert tree(tmp_path / 'i') == before
+  index = faiss.read_index(str(tmp_path / 'i/hnsw/hnsw.faiss'))
+  ours = faiss.index_factory(32, 'HNSW64', faiss.METRIC_INNER_PRODUCT)
+  assert index.hnsw.efConstruction == ours.hnsw.efConstruction
+  assert index.hnsw.nb_neighbors(0) == ours.hnsw.nb_neighbors(0) == 128
+  widths, parameters = [], faiss.SearchParametersHNSW
+  monkeypatch.setattr(faiss, 'SearchParametersHNSW', lambda efSearch: (
+      widths.append(efSearch), parameters(efSearch=efSearch))[1])
+  query = Query('tarn 10', 5, Question('q', '?', ('a',)))
+  found = engines.make('dense', corpora.read(corpus), index=tmp_path / 'i',
+                       backend='hnsw', visited=16, min_recall=0.0)
+  assert len(found([query])[0]) == 5 and widths == [ours.hnsw.efSearch] == [16]
+  with pytest.raises(ValueError, match='visited must be 0 unless backend is'):
+    engines.make('dense', corpora.read(corpus), index=tmp_path / 'i',
+                 backend='exact', visited=16)

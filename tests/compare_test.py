@@ -60,6 +60,16 @@ def test_a_difference_is_paired_and_tested_exactly():
   assert back.mean == -found.mean and back.p == found.p
 
 
+def test_f1_is_tested_by_the_questions_that_each_answers_better():
+  ours = of(.6, .7, .9, .2, .4, .5, .5, .1)
+  theirs = of(.5, .6, .8, .1, .3, .4, .5, .2)
+  found = compare.difference(ours, theirs, 'f1')
+  assert found.mean == pytest.approx((6 * .1 - .1) / 8)
+  # Of seven questions that differ, six or more go one way.
+  assert found.p == pytest.approx(2 * (math.comb(7, 1) + 1) / 2**7)
+  assert compare.difference(ours, theirs).p == 1.0  # .5 and .4 differ alone
+
+
 def test_only_common_questions_count_and_equal_methods_differ_by_nothing():
   found = compare.difference(of(1, 0, 1), of(0, 1, first=2))
   assert found.questions == 1 and found.mean == 1.0

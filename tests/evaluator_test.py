@@ -10,6 +10,7 @@ import pytest
 from searchrl.data import datasets
 from searchrl.evaluation import scores
 from searchrl.evaluation import shards
+from searchrl.evaluation import compare
 from searchrl.evaluation import evaluator
 from searchrl.rollouts import sampler as samplers
 from searchrl.rollouts import weight_sync
@@ -210,3 +211,33 @@ def test_the_headline_is_the_mean_of_sets_or_the_first_set():
   assert evaluator.headline(rows) == 0.2
   assert evaluator.headline([*rows, row | dict(set='mean', em=0.3)]) == 0.3
   assert evaluator.headline(rows[2:]) is None
+
+
+@pytest.mark.parametrize('name', scores.ANSWERS)
+def test_the_main_score_is_behind_interval_headline_and_samples(
+    name, monkeypatch):
+  def one(uid, em, subem, f1):
+    values = dict(em=em, subem=subem, f1=f1)
+    return scores.Score(uid, 1, 'a', False, dict.fromkeys(
+        scores.NAMES, 0.0) | values)
+
+  found = {'nq': [one('a', 0.0, 1.0, 0.5), one('b', 0.0, 1.0, 0.75),
+                  one('c', 1.0, 1.0, 1.0), one('d', 0.0, 0.0, 0.0)],
+           'eli5': [one('e', 0.0, 0.0, 0.25), one('f', 0.0, 1.0, 0.5)]}
+  monkeypatch.setattr(evaluator, '_case', lambda play, case, *_: found[
+      case.dataset.name])
+  rows = evaluator.run(Answers(), 'params', [
+      evaluator.EvalCase(datasets.Dataset(set_, [], None), 'bm25', None,
+                         'greedy', score=name) for set_ in found])
+  mean = {'em': (1 / 4 + 0) / 2, 'subem': (3 / 4 + 1 / 2) / 2,
+          'f1': (2.25 / 4 + .75 / 2) / 2}[name]
+  assert evaluator.headline(rows) == mean == rows[-1][name]
+  assert {row.get('score', 'em') for row in rows} == {name}
+  interval = {'em': evaluator.wilson(1, 4), 'subem': evaluator.wilson(3, 4),
+              'f1': compare.bootstrap([.5, .75, 1.0, 0.0])}[name]
+  low, high = interval
+  assert rows[0]['95% interval'] == f'{low:.2f}-{high:.2f}'
+  again = [one('a', 1.0, 1.0, 1.0), one('b', 0.0, 0.0, 0.25)]
+  first = found['nq'][:2]
+  assert scores.sample_statistics(first + again, name)['pass@2'] == {
+      'em': 0.5, 'subem': 1.0, 'f1': (1.0 + 0.75) / 2}[name]

@@ -98,6 +98,7 @@ def test_every_text_makes_a_config_whose_model_is_the_named_one(name):
             text, field, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', CONFIGS)
 def test_every_training_of_a_model_is_planned_and_says_its_values(
     name, capsys, monkeypatch):

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """search: engines of a config, remote or not, and cases; in experiment/."""
 
+import functools
+
 import faulty
 import ml_collections
 import pytest
@@ -12,6 +14,8 @@ from searchrl.data import datasets
 from searchrl.experiment import search as searches
 from searchrl.search import engines
 from searchrl.search.corpus import Corpus
+from searchrl.search.index import bm25
+from searchrl.search.index import bm25_files
 from searchrl.trajectory import Passage, Query
 
 CORPUS = Corpus((Passage('a', 'Tarn', 'A river.'), Passage('b', 'Lot', 'One.')))
@@ -98,14 +102,17 @@ def test_evaluation_may_go_through_several_engines():
   assert cases[0].search is not cases[2].search
 
 
-def options(noise=True, decodings=('greedy', 'sampled')):
-  return ml_collections.ConfigDict(dict(noise=noise, decodings=decodings))
+def options(noise=True, decodings=('greedy', 'sampled'), score='em'):
+  return ml_collections.ConfigDict(
+      dict(noise=noise, decodings=decodings, score=score))
 
 
 def test_cases_are_every_set_in_both_ways_and_noise_over_the_first():
   sets = [datasets.Dataset('known', [tiny.question()], CORPUS),
           datasets.Dataset('unseen', [tiny.question()], CORPUS)]
-  cases = searches.cases({'bm25': config('bm25')}, sets, options(), seed=0)
+  cases = searches.cases(
+      {'bm25': config('bm25')}, sets, options(score='f1'), seed=0)
+  assert {case.score for case in cases} == {'f1'}
   assert [(c.dataset.name, c.engine, c.decoding) for c in cases] == [
       ('known', 'bm25', 'greedy'), ('known', 'bm25', 'sampled'),
       ('unseen', 'bm25', 'greedy'), ('unseen', 'bm25', 'sampled'),
@@ -149,3 +156,28 @@ def test_famous_facts_are_asked_with_random_passages_too_and_share_the_engine():
 def test_what_was_searched_is_described():
   assert searches.describe(config('bm25'), CORPUS) == {
       'engine': 'bm25', 'corpus': CORPUS.digest, 'passages': 2}
+
+
+@pytest.mark.parametrize('indexed', [False, True])
+def test_training_and_evaluation_share_one_bm25(
+    indexed, tmp_path, monkeypatch):
+  """Also where each of them has read the corpus by itself."""
+  alike = Corpus((*CORPUS.passages,))
+  bm25_files.build(CORPUS.texts, tmp_path / 'bm25', corpus=CORPUS.digest)
+  calls = []
+  for module, name in ((bm25, 'build'), (bm25_files, 'load')):
+    monkeypatch.setattr(module, name, functools.partial(
+        lambda make, name, *args, **options: (
+            calls.append(name), make(*args, **options))[1],
+        getattr(module, name), name))
+  # No other test has this engine.
+  options = dict(index=str(tmp_path)) if indexed else dict(k1=0.77)
+  training = searches.engine(config('bm25', **options), CORPUS, seed=0)
+  sets = [datasets.Dataset(name, [], alike) for name in ('nq', 'hotpotqa')]
+  judged = searches.engines(config('bm25', **options), sets, seed=1)
+  for search in judged:
+    assert search([query()]) == training([query()])
+  assert calls == ['load' if indexed else 'build']
+  other = Corpus(CORPUS.passages[:1])
+  searches.engine(config('bm25', k1=0.77), other, seed=0)
+  assert calls[1:] == ['build']

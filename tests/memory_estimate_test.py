@@ -20,7 +20,9 @@ def test_the_estimate_of_wikipedia():
       '21015324 passages x 768, bfloat16: 30.06 GiB on disk in 321 shards',
       'scann: 82.83 GiB on disk, about 21.46 GiB of memory while it is built',
       'hnsw: 65.45 GiB on disk, about 65.45 GiB of memory while it is built',
-      'bm25: about 23.49 GiB on disk while it is built']
+      'bm25: about 23.49 GiB on disk while it is built; a process that searches '
+      'it holds 0.95 GiB, each of its workers 0.16 GiB, and all of them share '
+      '9.39 GiB of postings']
 
 
 def test_a_disk_must_have_room_for_what_is_not_there_yet(tmp_path, monkeypatch):

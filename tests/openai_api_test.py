@@ -47,6 +47,11 @@ def test_what_is_given_is_taken():
   assert read(True, max_completion_tokens=5, logprobs=True).budgets == (5,)
 
 
+@pytest.mark.parametrize('model', ['it', 'IT', 'owner/it', '/models/it/'])
+def test_a_model_is_known_by_its_short_name(model):
+  assert read(model=model) == read()
+
+
 def test_prompts_of_every_form():
   one, two = TOKENIZER.encode('the search'), TOKENIZER.encode('on')
   assert read(prompt=list(one)).prompts == (one,)

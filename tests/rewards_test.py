@@ -201,6 +201,25 @@ def test_the_studys_equations_3_and_4(right, valid, found, eq3, eq4):
   assert fatal.reward == pytest.approx(eq4 if valid else 0)
 
 
+@pytest.mark.parametrize('answer, right', [
+    ('Rome', 1.0), ('Rome Italy', 2 / 3), ('Oslo', 0.0)])
+@pytest.mark.parametrize('valid', [True, False])
+def test_format_f1_is_equation_3_at_its_ends_and_linear_between(
+    answer, right, valid):
+  case = conversation((THOUGHT if valid else 'so ') + f'<answer> {answer} </answer>')
+  case = dataclasses.replace(case, question=dataclasses.replace(
+      case.question, answers=('Rome',)))
+  one, = scores_of(rewards.format_f1(lambda_f=.3, invalid=.1), case)
+  assert one.parts == dict(f1=pytest.approx(right), format=float(valid))
+  best, worst = (1.0, .3) if valid else (1 - .3, .1)
+  assert one.reward == pytest.approx(worst + right * (best - worst))
+  em, = scores_of(rewards.format_em(lambda_f=.3, invalid=.1), case)
+  if right in (0, 1):
+    assert em.reward == one.reward
+  with pytest.raises(ValueError, match='reward_options.lambda_f must be'):
+    rewards.format_f1(lambda_f=2)
+
+
 def test_defaults_are_the_papers():
   cases = [study_case(*case)
            for case in itertools.product((True, False), repeat=3)]

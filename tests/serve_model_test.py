@@ -2,18 +2,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """serve_model: what is refused before anything is built, and how it ends."""
 
+import json
 import re
 import socket
 
+import chats
 import pytest
 import servers
 import tiny
 
 from configs import serve_model as serve_config
+from configs import zerosearch as zerosearch_config
 from searchrl.jobs import serve_model
 from searchrl.models.inference import engine as engines
+from searchrl.papers.zerosearch import simulator_prompts
 from searchrl.rollouts import generation
 from searchrl.serving import model_server
+from searchrl.serving import openai_api
+
+
+MESSAGES = [{'role': 'system', 'content': ''},
+            {'role': 'user', 'content': 'Write documents.'}]
 
 
 def config_of(**fields):
@@ -32,6 +41,23 @@ def test_the_name_is_that_of_the_folder():
   config.ask.run = 'runs/dspo'
   assert name(config) == 'dspo'
   assert name(config_of(name='mine')) == 'mine'
+
+
+@pytest.mark.parametrize('simulator', serve_config.SIMULATORS)
+def test_a_run_finds_the_simulator_that_one_line_serves(simulator):
+  config = serve_config.get_config(f'simulator={simulator}')
+  served = serve_model.make_options(
+      config.serve, config.ask.run, config.model.path)
+  run = zerosearch_config.get_config('qwen2.5-3b').search.options
+  url, = run.urls
+  assert url == f'http://{served.http.host}:{served.http.port}/v1/chat/completions'
+  assert run.simulator == 'google_14b'  # the paper's default
+  asked = simulator_prompts.of_simulator(simulator, 'served')['model']
+  openai_api.read(
+      json.dumps({'model': asked, 'messages': MESSAGES}).encode(),
+      is_chat=True, name=served.name, tokenizer=chats.qwen(), length=2048,
+      limits=openai_api.Limits())
+  assert config.rollout.max_length >= run.max_tokens + 512
 
 
 def test_a_token_comes_from_the_environment_alone(monkeypatch):

@@ -216,9 +216,12 @@ def test_the_published_simulators_have_names():
     engines.make(SIMULATED, None, writer='model', simulator='wiki_14b',
                  load_model=load, slots=3)
   assert loaded == [('sunhaonlp/Simulation_LLM_wiki_14B_V2', 3)]
-  assert simulator_prompts.published('google_3b', 'served') == dict(
+  options_of = simulator_prompts.of_simulator
+  assert options_of('google_3b', 'served') == dict(
       model='sunhaonlp/Simulation_LLM_google_3B_V2', prompts='zerosearch')
-  assert simulator_prompts.published('', 'served') == {}
+  assert options_of('qwen2.5-14b-instruct', 'served') == dict(
+      model='Qwen/Qwen2.5-14B-Instruct', prompts='demonstrated')
+  assert options_of('', 'served') == {}
   assert {*simulator_prompts.SHAPES} == {*simulator_prompts.PUBLISHED.values()}
   assert {*simulator_prompts.SHAPES.values()} == {
       'Qwen/Qwen2.5-3B', 'Qwen/Qwen2.5-7B', 'Qwen/Qwen2.5-14B'}

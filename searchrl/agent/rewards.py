@@ -147,6 +147,27 @@ def format_em(*, lambda_f: float = 0.2, invalid: float = 0.0,
                    equation, mixed_only)
 
 
+def format_f1(*, lambda_f: float = 0.2, invalid: float = 0.0,
+              fatal: bool = False, needs_search: bool = False) -> Judge:
+  """Returns the judge of token F1 and the format of the response.
+
+    format     reward
+    valid      F1 + (1 - F1) lambda_f
+    invalid    F1 (1 - lambda_f) + (1 - F1) invalid
+
+  It is `format_em` at an F1 of 0 or 1, and linear between them, which the paper
+  leaves open. The options are those of `format_em`.
+
+  Raises:
+    ValueError: An option is outside its range.
+
+  Source: arXiv:2505.15117 (the Study), appendix D.
+  """
+  return _of_parts(lambda trajectory: dict(
+      f1=f1(trajectory), format=_format(trajectory, needs_search)),
+                   _study(lambda_f, 0.0, invalid, fatal), mixed_only=False)
+
+
 def retrieval(*, lambda_f: float = 0.2, lambda_r: float = 0.1,
               invalid: float = 0.0, fatal: bool = False,
               mixed_only: bool = False, needs_search: bool = False) -> Judge:
@@ -189,13 +210,16 @@ def observed(turn: Turn) -> str:
 
 def _em_and_format(trajectory: Trajectory, needs_search: bool
                   ) -> dict[str, float]:
-  return dict(em=em(trajectory), format=float(formats.is_well_formed(
-      trajectory, needs_search=needs_search)))
+  return dict(em=em(trajectory), format=_format(trajectory, needs_search))
+
+
+def _format(trajectory: Trajectory, needs_search: bool) -> float:
+  return float(formats.is_well_formed(trajectory, needs_search=needs_search))
 
 
 def _study(lambda_f: float, lambda_r: float, invalid: float, fatal: bool
           ) -> Callable[..., float]:
-  """Returns equations 3 and 4 of the Study as a function of the parts."""
+  """Returns equations 3 and 4 of the Study, linear in the answer's score."""
   for name, value in (('lambda_f', lambda_f), ('lambda_r', lambda_r),
                       ('invalid', invalid)):
     if not isinstance(value, (int, float)) or not 0 <= value <= 1:
@@ -207,10 +231,10 @@ def _study(lambda_f: float, lambda_r: float, invalid: float, fatal: bool
         'reward_options.invalid must be 0 with fatal=True, which gives 0 to a '
         f'wrong format, but is {invalid}. Leave one of them out.')
 
-  def reward(em: float, format: float, retrieval: float = 0.0) -> float:
+  def reward(score: float, format: float, retrieval: float = 0.0) -> float:
     if not format:
-      return 0.0 if fatal else 1 - lambda_f if em else invalid
-    return 1.0 if em else lambda_f + lambda_r * retrieval
+      return 0.0 if fatal else score * (1 - lambda_f) + (1 - score) * invalid
+    return score + (1 - score) * (lambda_f + lambda_r * retrieval)
   return reward
 
 
@@ -219,7 +243,7 @@ def _of_parts(parts_of: Callable[[Trajectory], dict[str, float]],
   """Returns the judge whose rewards are an equation of their parts."""
   def scores(trajectory: Trajectory) -> Scores:
     parts = parts_of(trajectory)
-    return Scores(equation(**parts), parts=parts)
+    return Scores(equation(*parts.values()), parts=parts)
   return _in_mixed_groups(scores) if mixed_only else each(scores)
 
 

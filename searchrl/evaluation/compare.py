@@ -22,7 +22,7 @@ class Difference:
   mean: float
   low: float  # ends of the 95 % interval of the mean
   high: float
-  p: float  # two-sided p-value of McNemar's exact test (1947) of exact match
+  p: float  # two-sided p-value of McNemar's exact test (1947), a sign test
   questions: int  # number of questions that both were asked
 
 
@@ -48,23 +48,26 @@ def bootstrap(*sets: Sequence[float]) -> tuple[float, float]:
   return float(low), float(high)
 
 
-def difference(first: Sequence[Score], second: Sequence[Score]) -> Difference:
-  """Returns the difference of two methods' exact match on common questions.
+def difference(first: Sequence[Score], second: Sequence[Score],
+               score: str = 'em') -> Difference:
+  """Returns the difference of two methods' scores on common questions.
 
   Several samples of a question count as their mean. The test counts a question
-  as right if that mean is at least one half.
+  as right if that mean is at least one half. With F1, it counts the questions
+  that each method answers better.
 
   Raises:
     ValueError: The methods have no question in common.
   """
-  ours, theirs = by_question(first), by_question(second)
+  ours, theirs = by_question(first, score), by_question(second, score)
   common = [uid for uid in ours if uid in theirs]
   if not common:
     raise ValueError('methods are compared on the same questions, but these '
                      'two have none in common.')
   differences = [ours[uid] - theirs[uid] for uid in common]
   low, high = bootstrap(differences)
-  right = [(ours[uid] >= .5, theirs[uid] >= .5) for uid in common]
+  right = [(ours[uid], theirs[uid]) if score == 'f1' else
+           (ours[uid] >= .5, theirs[uid] >= .5) for uid in common]
   won, lost = (sum(a > b for a, b in right), sum(a < b for a, b in right))
   from scipy import stats  # slow to import
   p = stats.binomtest(won, won + lost).pvalue if won + lost else 1.0
@@ -72,11 +75,12 @@ def difference(first: Sequence[Score], second: Sequence[Score]) -> Difference:
                     len(common))
 
 
-def by_question(scores: Sequence[Score]) -> dict[str, float]:
-  """Returns exact match of each question, by uid: the mean over its samples."""
+def by_question(scores: Sequence[Score], name: str = 'em'
+               ) -> dict[str, float]:
+  """Returns the score of each question, by uid: the mean over its samples."""
   values = collections.defaultdict(list)
   for score in scores:
-    values[score.uid].append(score.values['em'])
+    values[score.uid].append(score.values[name])
   return {uid: float(np.mean(samples)) for uid, samples in values.items()}
 
 

@@ -34,6 +34,7 @@ from searchrl.runtime import progress
 from searchrl.trajectory import (
     Question, Request, SearchFn, Trajectory, to_json)
 
+NAMED = {'em': 'exact match', 'subem': 'subEM', 'f1': 'F1'}  # in prints
 AGENT = 'agent'  # method of a policy that answers by itself
 COLUMNS = ('set', 'engine', 'decoding', 'hops', 'n', 'em', '95% interval',
            *scores_lib.NAMES[1:], 'search_errors')
@@ -56,6 +57,7 @@ class EvalCase:
   search: SearchFn
   decoding: str  # 'greedy' or 'sampled'
   method: str = AGENT  # or a key of `baselines.METHODS`; one per folder
+  score: str = 'em'  # the main score, one of `scores.ANSWERS`
 
   @property
   def name(self) -> str:
@@ -164,10 +166,10 @@ def _case(play: Play, case: EvalCase, size: int, samples: int, tokenizer: Any,
     scores += _shard(play, case, shard, tokenizer, label, file)
     tally.end_shard(samples * len(shard))
     if len(questions) > _FEW:
-      exact = sum(score.values['em'] for score in scores) / len(scores)
+      mean = sum(score.values[case.score] for score in scores) / len(scores)
       processes.say(
           f'{case.name}: {min(first + size, len(questions)):,} of '
-          f'{len(questions):,} questions, exact match {exact:.3f}')
+          f'{len(questions):,} questions, {NAMED[case.score]} {mean:.3f}')
   return scores
 
 
@@ -254,7 +256,8 @@ def _rows(case: EvalCase, scores: Sequence[scores_lib.Score]) -> list[dict]:
   for score in scores:
     by_hops[score.hops].append(score)
   groups = sorted(by_hops.items()) if len(by_hops) > 1 else []
-  return [_row(case.dataset.name, case.engine, case.decoding, hops, [group])
+  return [_row(case.dataset.name, case.engine, case.decoding, hops, [group],
+               case.score)
           for hops, group in (*groups, (ALL, scores))]
 
 
@@ -264,28 +267,32 @@ def _means(results: Sequence[tuple[EvalCase, Sequence[scores_lib.Score]]]
   by_way = defaultdict(list)
   for case, scores in results:
     if case.engine != 'noise' and not case.dataset.is_common:
-      by_way[case.engine, case.decoding].append(scores)
-  return [_row(datasets.MEAN, engine, decoding, ALL, sets)
-          for (engine, decoding), sets in by_way.items() if len(sets) > 1]
+      by_way[case.engine, case.decoding, case.score].append(scores)
+  return [_row(datasets.MEAN, engine, decoding, ALL, sets, score)
+          for (engine, decoding, score), sets in by_way.items()
+          if len(sets) > 1]
 
 
 def _row(name: str, engine: str, decoding: str, hops: int | str,
-         sets: Sequence[Sequence[scores_lib.Score]]) -> dict:
+         sets: Sequence[Sequence[scores_lib.Score]], score: str) -> dict:
   """Returns means over all samples of each set, then over the sets."""
   means = [scores_lib.means(scores) for scores in sets]
   values = {key: float(np.mean([of_set[key] for of_set in means]))
             for key in scores_lib.NAMES}
-  exact = [list(compare.by_question(scores).values()) for scores in sets]
-  count = sum(map(len, exact))
+  by_set = [list(compare.by_question(scores, score).values())
+            for scores in sets]
+  count = sum(map(len, by_set))
   is_alone = len(sets) == 1
-  low, high = wilson(sum(exact[0]), count) if (
-      is_alone and count == len(sets[0])) else compare.bootstrap(*exact)
+  is_share = score != 'f1' and is_alone and count == len(sets[0])
+  low, high = (wilson(sum(by_set[0]), count) if is_share else
+               compare.bootstrap(*by_set))
   return {
       'set': name, 'engine': engine, 'decoding': decoding, 'hops': hops,
       'n': count, 'em': values.pop('em'),
       '95% interval': f'{low:.2f}-{high:.2f}', **values,
-      'search_errors': sum(score.failed for scores in sets for score in scores),
-      **(scores_lib.sample_statistics(sets[0]) if is_alone else {})}
+      'search_errors': sum(one.failed for scores in sets for one in scores),
+      **(scores_lib.sample_statistics(sets[0], score) if is_alone else {}),
+      **({} if score == 'em' else {'score': score})}
 
 
 def _note_seconds(file: pathlib.Path, secs: float) -> None:
@@ -327,9 +334,19 @@ def columns(rows: Sequence[Mapping]) -> list[str]:
   return list(dict.fromkeys((*COLUMNS, *(key for row in rows for key in row))))
 
 
+def main_score(row: Mapping) -> float:
+  """Returns the score of a row that its interval is of, such as exact match."""
+  return row[row.get('score', 'em')]
+
+
+def score_name(row: Mapping) -> str:
+  """Returns the name in texts of a row's main score."""
+  return NAMED[row.get('score', 'em')]
+
+
 def headline(rows: Sequence[Mapping]) -> float | None:
-  """Returns greedy exact match: the mean over sets, or the first set's."""
-  by_set = {row['set']: row['em'] for row in reversed(rows)
+  """Returns the greedy main score: the mean over sets, or the first set's."""
+  by_set = {row['set']: main_score(row) for row in reversed(rows)
             if row['hops'] == ALL and row['decoding'] == 'greedy'
             and row['engine'] != 'noise'}
   return by_set.get(datasets.MEAN, next(reversed(by_set.values()), None))

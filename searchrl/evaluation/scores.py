@@ -12,7 +12,8 @@ from searchrl.agent import rewards
 from searchrl.trajectory import Passage, Trajectory
 
 # Columns of a table, in their order. A search that failed counts as wrong.
-NAMES = ('em', 'subem', 'f1', 'recall', 'hit@1', 'searches', 'queries',
+ANSWERS = ('em', 'subem', 'f1')  # scores of an answer
+NAMES = (*ANSWERS, 'recall', 'hit@1', 'searches', 'queries',
          'answered', 'finished', 'tokens')
 
 
@@ -75,7 +76,8 @@ def means(scores: Sequence[Score]) -> dict[str, float]:
           for name in NAMES}
 
 
-def sample_statistics(scores: Sequence[Score]) -> dict[str, float]:
+def sample_statistics(scores: Sequence[Score], name: str = 'em'
+                     ) -> dict[str, float]:
   """Returns statistics over several samples per question; {} without those.
 
   Returns:
@@ -90,18 +92,18 @@ def sample_statistics(scores: Sequence[Score]) -> dict[str, float]:
   count = min(map(len, by_question.values()), default=0)
   if count < 2:
     return {}
-  right = np.array([[score.values['em'] for score in group[:count]]
+  right = np.array([[score.values[name] for score in group[:count]]
                     for group in by_question.values()])
   return {f'pass@{count}': float(right.max(1).mean()),
-          'majority': float(np.mean([_majority(group)
+          'majority': float(np.mean([_majority(group, name)
                                      for group in by_question.values()])),
           'spread': float(right.mean(0).std(ddof=1))}
 
 
-def _majority(group: Sequence[Score]) -> float:
+def _majority(group: Sequence[Score], name: str) -> float:
   """Returns 1 if the most common answer is right; without answers, 0."""
   answers = collections.Counter(score.answer for score in group if score.answer)
   if not answers:
     return 0.0
   answer = answers.most_common(1)[0][0]
-  return max(score.values['em'] for score in group if score.answer == answer)
+  return max(score.values[name] for score in group if score.answer == answer)

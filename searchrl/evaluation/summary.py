@@ -33,7 +33,8 @@ _UNITS = {'reward': 'mean outcome', 'searches': 'per question',
 class _Cell(NamedTuple):
   """Scores of the questions of a hop count, or of a whole set."""
 
-  em: float
+  name: str  # name of the score: exact match, or that of evaluate.score
+  score: float
   searches: float  # mean number per question
   n: int
 
@@ -110,12 +111,16 @@ def scores(folder: pathlib.Path, name: str) -> str:
   def greedy(cells):
     return {case: row for case, row in cells.items() if 'greedy' in case}
 
+  if not after:
+    return ''
+  title = next(iter(next(iter(after.values())).values())).name
   return '\n\n'.join([
-      _by_hops('Exact match', before, after, lambda cell: f'{cell.em:.2f}'),
+      _by_hops(title[0].upper() + title[1:], before, after,
+               lambda cell: f'{cell.score:.2f}'),
       _by_hops('Searches per question, where answers are greedy',
                greedy(before), greedy(after),
                lambda cell: f'{cell.searches:.1f}'),
-      _legend(after)]) if after else ''
+      _legend(after)])
 
 
 def _by_hops(title: str, before: _Cells, after: _Cells,
@@ -158,5 +163,5 @@ def _cells(file: pathlib.Path) -> _Cells:
   cells: _Cells = collections.defaultdict(dict)
   for row in json.loads(file.read_text()) if file.exists() else ():
     cells[row['set'], row['engine'], row['decoding']][row['hops']] = _Cell(
-        row['em'], row['searches'], row['n'])
+        evaluator.score_name(row), evaluator.main_score(row), row['searches'], row['n'])
   return cells

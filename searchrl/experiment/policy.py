@@ -256,7 +256,8 @@ def parse_run(text: str) -> tuple[pathlib.Path, int | None]:
   """Returns the directory and the step of a text such as 'runs/dspo@20'.
 
   Without '@', the step is None, for the newest checkpoint. 'runs/dspo@best' is
-  the step of the best validation.
+  the step of the best validation. 'runs/dspo@before_collapse' is the last step
+  before the run collapsed, and the newest checkpoint if it did not.
 
   Raises:
     ValueError: @best is given, but the run has not been validated.
@@ -264,15 +265,19 @@ def parse_run(text: str) -> tuple[pathlib.Path, int | None]:
   run, _, step = text.rpartition('@')
   if run and step.isdecimal() and not pathlib.Path(text).is_dir():
     return pathlib.Path(run), int(step)
-  if run and step == 'best' and not pathlib.Path(text).is_dir():
-    return pathlib.Path(run), _best_step(pathlib.Path(run))
+  if run and step in ('best', 'before_collapse') and (
+      not pathlib.Path(text).is_dir()):
+    return pathlib.Path(run), _named_step(pathlib.Path(run), step)
   return pathlib.Path(text), None
 
 
-def _best_step(run: pathlib.Path) -> int:
+def _named_step(run: pathlib.Path, name: str) -> int | None:
   path = run / 'checkpoints'
-  best = checkpoint.extra(
-      path, kept_step(run, None, 'the part before @best')).get('best')
+  progress = checkpoint.extra(
+      path, kept_step(run, None, f'the part before @{name}'))
+  if name == 'before_collapse':
+    return progress.get(name)
+  best = progress.get('best')
   if not best:
     raise ValueError(
         f'@best needs a run that was validated (evaluate.every) and kept its '

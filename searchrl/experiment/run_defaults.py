@@ -15,7 +15,7 @@ from searchrl.runtime import processes
 
 # Fields, and groups of fields, that are the run's unless something sets them.
 _OF_RUN = ('model.', 'rollout.', 'world.', 'data.question_mark',
-           'evaluate.decodings', 'evaluate.noise', 'evaluate.worlds.kinds',
+           'evaluate.decodings', 'evaluate.noise', 'evaluate.score', 'evaluate.worlds.kinds',
            'evaluate.worlds.max_hops')
 
 

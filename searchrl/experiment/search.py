@@ -105,7 +105,8 @@ def cases(through: Mapping[str, Any], sets: Sequence[datasets.Dataset],
   Args:
     through: Engines, from `of_evaluation`.
     sets: Sets of questions to evaluate on.
-    options: The field config.evaluate, whose decodings and noise are read.
+    options: The field config.evaluate, whose decodings, noise and score are
+      read.
     seed: Seed of the engines.
   """
   def few(dataset: datasets.Dataset) -> datasets.Dataset:
@@ -114,14 +115,15 @@ def cases(through: Mapping[str, Any], sets: Sequence[datasets.Dataset],
 
   return [
       evaluator.EvalCase(dataset if decoding == 'greedy' else few(dataset),
-                         name, search, decoding)
+                         name, search, decoding, score=options.score)
       for name, other in through.items()
       for dataset, search in zip(sets, engines(other, sets, seed=seed))
       for decoding in options.decodings
   ] + [
       evaluator.EvalCase(
           few(dataset), 'noise', engine_wrappers.with_typed_errors(
-              registry.make('noise', dataset.corpus, seed=seed)), 'greedy')
+              registry.make('noise', dataset.corpus, seed=seed)), 'greedy',
+          score=options.score)
       for number, dataset in enumerate(sets)
       if options.noise and dataset.corpus is not None and (
           number == 0 or dataset.is_common and dataset.name == 'famous')]

@@ -108,7 +108,8 @@ def _compare(config, cases: Sequence[evaluator.EvalCase],
              folder: pathlib.Path) -> None:
   """Evaluates all methods; writes and prints one table and the differences."""
   options, rows, timed = config.evaluate, [], []
-  loaded, loaded_from = None, None
+  loaded: Any = None  # the last model, with its sampler
+  loaded_from = None
   for name in options.order:
     method = _of_seed(options.methods[name], config.seed)
     missing = _missing(method)
@@ -128,7 +129,7 @@ def _compare(config, cases: Sequence[evaluator.EvalCase],
             'method': method.method,
             'templates': prompts.SETS[options.prompts]})
     table = evaluator.run(
-        *loaded,
+        loaded[0], loaded[1],
         [dataclasses.replace(case, method=method.method) for case in cases],
         step=options.step, samples=options.samples,
         templates=prompts.SETS[options.prompts],
@@ -148,7 +149,8 @@ def _compare(config, cases: Sequence[evaluator.EvalCase],
   print(figures.narrow_table(timed, list(columns), ('method', *evaluator.KEYS)))
   print(_differences(folder, [
       name for name in options.order
-      if not _missing(_of_seed(options.methods[name], config.seed))]))
+      if not _missing(_of_seed(options.methods[name], config.seed))],
+                     options.score))
 
 
 def _of_seed(method: Any, seed: int) -> Any:
@@ -182,8 +184,9 @@ def _of_method(config, method: Any) -> Any:
   return method_config
 
 
-def _differences(folder: pathlib.Path, names: Sequence[str]) -> str:
-  """Returns a table of exact match minus the last method's, by set."""
+def _differences(folder: pathlib.Path, names: Sequence[str], score: str
+                ) -> str:
+  """Returns a table of the score minus the last method's, by set."""
   scores = {name: evaluator.recorded(folder / 'methods' / name)
            for name in names}
   rows = []
@@ -191,13 +194,13 @@ def _differences(folder: pathlib.Path, names: Sequence[str]) -> str:
     for case, theirs in scores[names[-1]].items():
       ours = scores[name].get(case)
       if ours:
-        gap = compare.difference(ours, theirs)
+        gap = compare.difference(ours, theirs, score)
         rows.append({'method': name, 'case': case, 'n': gap.questions,
                      f'minus {names[-1]}': gap.mean,
                      '95% interval': f'{gap.low:+.3f} to {gap.high:+.3f}',
                      "McNemar's p": f'{gap.p:.2g}'})
   return '' if not rows else (
-      '\nExact match, paired by question\n\n'
+      f'\nPaired by question: {evaluator.NAMED[score]}\n\n'
       + figures.table(rows, [*rows[0]]))
 
 

@@ -129,7 +129,9 @@ def _row(case: tuple, rows: Sequence[Mapping[str, Any]], count: int
         ) -> dict[str, Any]:
   row = {key: value for key, value in zip(_CASE, case) if value != ''}
   row |= {'seeds': len(rows)} if count > 1 else {}
-  for name in _SCORES:
+  main = rows[0].get('score', 'em')
+  row |= {'score': main} if main != 'em' else {}
+  for name in dict.fromkeys((main, *_SCORES)):
     values = [of_seed[name] for of_seed in rows]
     row[name] = float(np.mean(values))
     if len(rows) > 1:
@@ -138,7 +140,7 @@ def _row(case: tuple, rows: Sequence[Mapping[str, Any]], count: int
 
 
 def _crossed(rows: Sequence[Mapping[str, Any]], across: str) -> str:
-  """Returns a table of exact match: one row per run, one column per `across`.
+  """Returns a table of the score: one row per run, one column per `across`.
 
   The other keys (set, engine, decoding) are fixed to those of the first row.
   """
@@ -150,8 +152,10 @@ def _crossed(rows: Sequence[Mapping[str, Any]], across: str) -> str:
   for row in rows:
     if fixed.items() <= row.items():
       crossed.setdefault(row['run'], {'run': row['run']})[
-          str(row[across])] = row['em']
+          str(row[across])] = evaluator.main_score(row)
   lines = list(crossed.values())
-  where = ', '.join(str(value) for value in fixed.values())
-  return f'\nExact match ({where}): runs by {across}\n\n' + figures.table(
+  where = ', '.join(map(str, fixed.values()))
+  name = evaluator.score_name(rows[0])
+  title = f'{name[0].upper()}{name[1:]} ({where}): runs by {across}'
+  return f'\n{title}\n\n' + figures.table(
       lines, list(dict.fromkeys(key for row in lines for key in row)))

@@ -134,7 +134,8 @@ def _evaluate(experiment: build.Experiment, params, name: str,
   """Evaluates the policy under a name, unless an earlier call has done so.
 
   Returns:
-    Greedy exact match on the first set, or the mean of all; None without sets.
+    The greedy main score of the first set, or the mean of all; None without
+    sets.
   """
   if not experiment.cases:
     return None

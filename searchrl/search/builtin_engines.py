@@ -98,6 +98,9 @@ class Engine:
       lambda corpus, options, load_encoder: {})
 
 
+_LATEST_BM25: dict[tuple, SearchFn] = {}  # the engine that was made last
+
+
 def _keywords(function: Callable[..., Any], *others: str) -> tuple[str, ...]:
   """Returns the names of a function's options, after other names."""
   return (*others, *(p.name for p in inspect.signature(
@@ -107,9 +110,14 @@ def _keywords(function: Callable[..., Any], *others: str) -> tuple[str, ...]:
 
 def _bm25(corpus: Corpus, *, index: str | None = None, **options: Any
           ) -> SearchFn:
-  if index is not None:
-    return bm25_files.indexed(corpus, index, **options)
-  return bm25.bm25(corpus, **options)
+  """Searches by BM25; training and evaluation of a corpus share one engine."""
+  key = (corpus.digest, index and bm25_files.seal(index), *options.items())
+  if key not in _LATEST_BM25:
+    _LATEST_BM25.clear()  # before the next one takes its memory
+    _LATEST_BM25[key] = (
+        bm25.bm25(corpus, **options) if index is None else
+        bm25_files.indexed(corpus, index, **options))
+  return _LATEST_BM25[key]
 
 
 def _dense(corpus: Corpus, *, load_encoder: open_index.LoadEncoder | None,

@@ -104,7 +104,7 @@ def read(body: bytes, *, is_chat: bool, name: str, tokenizer: Any, length: int,
     raise Refused(None, str(error)) from error
   record = {key: value for key, value in record.items() if value is not None}
   _check_names(record, is_chat)
-  if record.get('model') != name:
+  if _short(record.get('model')) != _short(name):
     raise Refused('model', f'must be {name!r}, the one that is served here.',
                   status=404, code='model_not_found')
   where = 'messages' if is_chat else 'prompt'
@@ -122,6 +122,11 @@ def read(body: bytes, *, is_chat: bool, name: str, tokenizer: Any, length: int,
       _number(record, 'seed', None, -_SEED, _SEED - 1),
       _logprobs(record, is_chat), _flag(record, 'stream'),
       _flag(options, 'include_usage', 'stream_options.'))
+
+
+def _short(name: Any) -> str:
+  """Returns a model's name without its owner or folders, in lower case."""
+  return str(name).rstrip('/').rpartition('/')[2].lower()
 
 
 def _check_names(record: _Record, is_chat: bool) -> None:

@@ -82,7 +82,8 @@ def _card(run: reading.Run) -> dict[str, Any]:
   whole = {where: row for where, rows in run.tables.items()
            for row in reversed(rows) if row.get('hops') == evaluator.ALL
            and row.get('decoding') == 'greedy'}  # the first of each
-  headlines = [(where, f'{row["em"]:.3f}', row['set'])
+  headlines = [(where, f'{evaluator.main_score(row):.3f}',
+                f'{evaluator.score_name(row)}, greedy, {row["set"]}')
                for where in ('before', 'after') if (row := whole.get(where))]
   last = run.steps[-1] if run.steps else {}
   return {

@@ -190,7 +190,7 @@ def _local_model(options: engines.Options) -> engines.LocalModel | None:
   if options.get('writer') != 'model':
     return None
   names = [field.name for field in dataclasses.fields(model_writer.Model)]
-  options = {**options, **simulator_prompts.published(
+  options = {**options, **simulator_prompts.of_simulator(
       options.get('simulator', ''), 'model')}
   model = model_writer.Model(
       **{name: options[name] for name in names if name in options})
@@ -248,7 +248,7 @@ def _writer(name: str, corpus: Corpus,
   if name not in WRITERS:
     raise ValueError(
         f'search.options.writer must be one of {WRITERS}, but is {name!r}.')
-  options |= simulator_prompts.published(options.pop('simulator', ''), name)
+  options |= simulator_prompts.of_simulator(options.pop('simulator', ''), name)
   options['prompts'] = simulator_prompts.find(
       options.get('prompts', 'zerosearch'))
   if name == 'served':

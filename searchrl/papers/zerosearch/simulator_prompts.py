@@ -20,6 +20,9 @@ from searchrl.trajectory import SearchError
 PUBLISHED = {  # ZeroSearch's simulators, tuned on the results of an engine
     f'{engine}_{size}': f'sunhaonlp/Simulation_LLM_{engine}_{size.upper()}_V2'
     for engine in ('google', 'wiki') for size in ('3b', '7b', '14b')}
+PROMPTED = {  # models that were not tuned, which are asked with an example
+    f'qwen2.5-{size}-instruct': f'Qwen/Qwen2.5-{size.upper()}-Instruct'
+    for size in ('3b', '7b', '14b')}
 SHAPES = {  # base model of each simulator, as ZeroSearch's paper says
     path: f'Qwen/Qwen2.5-{name.partition("_")[2].upper()}'
     for name, path in PUBLISHED.items()}
@@ -145,17 +148,19 @@ def find(spec: Any) -> Prompts:
   return _NAMED[spec]()
 
 
-def published(simulator: str, writer: str) -> dict[str, str]:
-  """Returns the options that a published simulator's name sets; none for ''.
+def of_simulator(simulator: str, writer: str) -> dict[str, str]:
+  """Returns the options that the name of a simulator sets; none for ''.
 
   Raises:
     ValueError: There is no such simulator.
   """
   if not simulator:
     return {}
-  if simulator not in PUBLISHED:
+  known = PUBLISHED | PROMPTED
+  if simulator not in known:
     raise ValueError(
-        f'search.options.simulator must be one of {sorted(PUBLISHED)}, or '
+        f'search.options.simulator must be one of {sorted(known)}, or '
         f"'' for a model of your own, but is {simulator!r}.")
   field = 'path' if writer == 'model' else 'model'
-  return {field: PUBLISHED[simulator], 'prompts': 'zerosearch'}
+  return {field: known[simulator], 'prompts': (
+      'zerosearch' if simulator in PUBLISHED else 'demonstrated')}

@@ -183,8 +183,16 @@ def read_manifest(folder: pathlib.Path, store: vector_store.Store
 
 
 def open_(kind: str, store: vector_store.Store, folder: pathlib.Path, *,
-          min_recall: float) -> exact_host.Index:
+          min_recall: float, **settings: int) -> exact_host.Index:
   """Loads an index with the settings to which it was tuned.
+
+  Args:
+    kind: Kind of index, 'scann' or 'hnsw'.
+    store: The vectors.
+    folder: Directory of the index.
+    min_recall: Least recall@3 that is accepted, with the tuned settings.
+    **settings: Settings of the search instead of the tuned ones, whose recall
+      was not measured.
 
   Raises:
     FileNotFoundError: There is no manifest.
@@ -196,7 +204,8 @@ def open_(kind: str, store: vector_store.Store, folder: pathlib.Path, *,
   manifest = read_manifest(folder, store)
   manifests.check(folder, manifest)
   _check_recall(str(folder), manifest['recall@3'], min_recall)
-  return module.open_(folder, manifest['built'], store, **manifest['settings'])
+  return module.open_(
+      folder, manifest['built'], store, **manifest['settings'] | settings)
 
 
 def _check_recall(name: str, recall: float, least: float) -> None:

@@ -149,6 +149,12 @@ def load(folder: str | pathlib.Path, corpus: Corpus) -> bm25.Index:
       maxscore.Postings.mapped(files, count))
 
 
+def seal(folder: str | pathlib.Path) -> str:
+  """Returns the place and the manifest of the index in <folder>/bm25."""
+  path = pathlib.Path(folder).resolve() / 'bm25'
+  return f'{path} {manifests.read(path)}'
+
+
 def indexed(corpus: Corpus, folder: str | pathlib.Path, *, workers: int = 0
            ) -> SearchFn:
   """Returns a search by the index in <folder>/bm25, with its own k1 and b.

@@ -3,7 +3,8 @@
 """HNSW by faiss: builds the file of an index, and opens it on the host.
 
 The default efSearch of faiss, 16, finds some 80 % of the best passages at
-scale. Here it is always set explicitly, and tuned when an index is built.
+scale. Here it is always set explicitly: it is tuned when an index is built,
+unless a search names another one.
 
 Source: Malkov and Yashunin 2016, arXiv:1603.09320.
 """
@@ -43,10 +44,10 @@ def build(source: vector_store.Source, folder: pathlib.Path, *, links: int = 32,
       range.
   """
   faiss = exact_host.package('faiss', 'hnsw', 'faiss-cpu')
-  if links < 2 or construction < links:
+  if links < 2 or construction < 2:
     raise ValueError(
-        'links must be at least 2 and construction at least links, but they '
-        f'are {links} and {construction}. 32 and 200 suit most corpora.')
+        'links and construction must be at least 2, but they are '
+        f'{links} and {construction}. 32 and 200 suit most corpora.')
   index = faiss.IndexHNSWFlat(source.dim, links, faiss.METRIC_INNER_PRODUCT)
   index.hnsw.efConstruction = construction
   with _threads(faiss, threads):

@@ -12,6 +12,10 @@ import numpy as np
 
 from searchrl.search.index import vector_store
 
+_POSTINGS = 60  # of a passage
+_TERMS = 5_345_463 / 21_015_324  # of a passage, in Lucene's index of wiki-18
+_TERM_BYTES = 120 + 8  # measured, in a dict of CPython 3.11, and its place
+
 
 def estimate(recipe: vector_store.Recipe, kinds: Sequence[str], *,
              part_rows: int, links: int, has_vectors: bool = True) -> str:
@@ -30,13 +34,27 @@ def estimate(recipe: vector_store.Recipe, kinds: Sequence[str], *,
   for kind in kinds:
     size = index_bytes(kind, recipe, links)
     if kind == 'bm25':
-      lines.append(f'bm25: about {_gib(size)} on disk while it is built')
+      lines.append(f'bm25: about {_gib(size)} on disk while it is built; '
+                   + _bm25_in_memory(recipe.count))
       continue
     part = min(part_rows, recipe.count)
     memory = 3 * 4 * part * recipe.dim if kind == 'scann' else size
     lines.append(f'{kind}: {_gib(size)} on disk, about {_gib(memory)} of '
                  'memory while it is built')
   return '\n'.join(lines)
+
+
+def _bm25_in_memory(count: int) -> str:
+  """Returns text about the memory that a search by BM25 takes.
+
+  A process that searches holds the terms, with their places in the postings,
+  and the places of the corpus's lines. It adds up scores in float64, and so does
+  each worker. The postings are mapped, so that all processes share them.
+  """
+  held = _TERMS * count * _TERM_BYTES + 8 * count
+  return (f'a process that searches it holds {_gib(held + 8 * count)}, each of '
+          f'its workers {_gib(8 * count)}, and all of them share '
+          f'{_gib(_POSTINGS * 8 * count)} of postings')
 
 
 def index_bytes(kind: str, recipe: vector_store.Recipe, links: int) -> int:
@@ -46,7 +64,7 @@ def index_bytes(kind: str, recipe: vector_store.Recipe, links: int) -> int:
       # 4-bit codes for 2 dimensions, twice (SOAR); int8 rows and exact rows.
       'scann': recipe.dim * (2 * .25 + 1 + exact) + 8,
       'hnsw': recipe.dim * 4 + 8 * links + 16,  # rows and the graph
-      'bm25': 60 * 20,  # 60 postings, in spilled blocks and in the index
+      'bm25': _POSTINGS * 20,  # in spilled blocks and in the index
   }[kind]
   return int(row_bytes * recipe.count)
 

@@ -41,6 +41,7 @@ def indexed(
     memory_share: float = 0.3,
     min_recall: float = 0.95,
     batch: int = 64,
+    visited: int = 0,
     encoder: str = '',
     load_encoder: LoadEncoder | None = None,
 ) -> SearchFn:
@@ -55,6 +56,8 @@ def indexed(
     memory_share: Share of the free memory that 'auto' lets exact rows take.
     min_recall: Least recall@3 of an approximate index that is accepted.
     batch: Number of queries per device call.
+    visited: Number of candidates of a search of 'hnsw' (efSearch), whose recall
+      is then what it is. 0: the number that was tuned when it was built.
     encoder: Current location of the encoder. Default: the recorded one.
     load_encoder: Function that loads the encoder; not needed for hashed
       n-grams.
@@ -68,18 +71,18 @@ def indexed(
   if backend == 'auto':
     backend = choose(store, folder, storage=storage, memory_share=memory_share)
   index = _cached(str(folder), store.fingerprint, backend, storage, min_recall,
-                batch)
+                  batch, visited)
   return dense.searcher(
       corpus, encoder_of(store, corpus, load_encoder, encoder), index)
 
 
 @functools.lru_cache(maxsize=1)  # shared by training and evaluation
 def _cached(folder: str, fingerprint: str, backend: str, storage: str,
-            min_recall: float, batch: int) -> exact_host.Index:
+            min_recall: float, batch: int, visited: int) -> exact_host.Index:
   store = vector_store.open_(pathlib.Path(folder) / 'vectors')
   assert store.fingerprint == fingerprint
   return open_index(store, folder, backend, storage=storage,
-                    min_recall=min_recall, batch=batch)
+                    min_recall=min_recall, batch=batch, visited=visited)
 
 
 def open_store(folder: str | pathlib.Path, corpus: Corpus
@@ -141,16 +144,21 @@ def choose(store: vector_store.Store, folder: str | pathlib.Path, *,
 
 
 def open_index(store: vector_store.Store, folder: str | pathlib.Path,
-               backend: str, *, storage: str, min_recall: float, batch: int
-               ) -> exact_host.Index:
+               backend: str, *, storage: str, min_recall: float, batch: int,
+               visited: int = 0) -> exact_host.Index:
   """Returns the index of a backend; raises as `indexed` does."""
+  if visited and backend != 'hnsw':
+    raise ValueError(
+        "search.options.visited must be 0 unless backend is 'hnsw', but is "
+        f'{visited} with {backend!r}. Leave it out.')
   if backend == 'exact':
     return exact_device.build(store, dtype=storage, batch=batch)
   if backend == 'numpy':
     return exact_host.on_host(store)
   if backend in approximate.KINDS:
     return approximate.open_(backend, store, pathlib.Path(folder) / backend,
-                             min_recall=min_recall)
+                             min_recall=min_recall, **(
+                                 {'visited': visited} if visited else {}))
   raise ValueError(f'search.options.backend must be one of '
                    f'{", ".join(BACKENDS)}, but is {backend!r}.')
 
