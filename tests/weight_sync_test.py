@@ -66,10 +66,17 @@ def test_any_layout_becomes_the_engines(layout, tensor, dtype, params):
 
 @pytest.mark.parametrize('layout', [(1, 8, 1), (2, 2, 2), (1, 2, 4)])
 @pytest.mark.parametrize('tensor', [1, 2, 4])
-def test_large_matrices_go_piece_by_piece(layout, tensor, params, monkeypatch):
+@pytest.mark.parametrize('platform', ['tpu', 'gpu'])
+def test_large_matrices_go_piece_by_piece(
+    platform, layout, tensor, params, monkeypatch):
   """Pieces of a few rows or columns, the last ones shorter."""
-  for name, value in dict(_SMALL=256, _PIECE=700, _ALIGNED=4).items():
+  sizes = dict(_SMALL=256, _PIECE=700, _LARGE=2000, _ALIGNED=4)
+  for name, value in sizes.items():
     monkeypatch.setattr(weight_sync, name, value)
+  pieces = weight_sync._pieces_on(platform)
+  assert [pieces(size) for size in (600, 2100)] == dict(
+      tpu=[2, 3], gpu=[1, 2])[platform]
+  monkeypatch.setattr(weight_sync, '_pieces_on', lambda _: pieces)
   mesh = meshes.make(**dict(zip(meshes.AXES, layout)))
   sync, given = make(mesh, tensor=tensor, dtype='bfloat16'), on(mesh, params)
   assert str(jax.make_jaxpr(sync._move)(given)).count('= empty[') > 7

@@ -5,9 +5,10 @@
 A learner splits parameters over all devices and stacks its layers. An engine
 needs them whole, or split over a few devices, in its own dtype and layer by
 layer. One program does all of this, so that each byte is read and written once.
-A matrix is gathered in pieces that a TPU holds beside its cores, and the pieces
-are written where the engine reads them. (A matrix that is gathered whole would
-be placed in main memory and be copied from there.)
+On TPUs a matrix is gathered in pieces that a chip holds beside its cores, and
+the pieces are written where the engine reads them. (A matrix that is gathered
+whole would be placed in main memory and be copied from there.) GPUs write to
+main memory in any case. Their pieces are large, so that there are few of them.
 
 Processes meet here. Then each samples on its own devices at its own pace,
 unless a model is too large for the devices of one process: in that case all
@@ -16,6 +17,7 @@ sample in lockstep.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import math
@@ -31,6 +33,7 @@ from searchrl.runtime import mesh as meshes
 from searchrl.runtime import progress
 
 _PIECE = 8e6  # bytes per device: a matrix's gathered pieces are at most this
+_LARGE = 256e6  # the same on GPUs
 _SMALL = 1e6  # bytes per device: matrices up to this size are gathered whole
 _ALIGNED = 128  # unit of a piece's length, so that it is whole tiles of a TPU
 
@@ -96,8 +99,10 @@ class WeightSync:
     layered = slots.unstacked_axes(axes, layers)
     target = meshes.shardings(whole, layered)
     self._move = jax.jit(
-        functools.partial(_moved, source=meshes.shardings(mesh, layered),
-                          target=target, dtype=dtype), out_shardings=target)
+        functools.partial(
+            _moved, source=meshes.shardings(mesh, layered), target=target,
+            dtype=dtype, pieces=_pieces_on(mesh.devices.flat[0].platform)),
+        out_shardings=target)
     self._is_whole = self.mesh is whole
 
   def __call__(self, params: Any) -> Synced:
@@ -119,7 +124,18 @@ class WeightSync:
         [shard.data for shard in leaf.addressable_shards])
 
 
-def _moved(params: Any, *, source: Any, target: Any, dtype: str) -> Any:
+def _pieces_on(platform: str) -> Callable[[float], int]:
+  """Returns a function from the bytes of a matrix to the number of its pieces.
+
+  On TPUs it is at least 2, as one piece would be the matrix in main memory.
+  """
+  if platform == 'gpu':
+    return lambda size: math.ceil(size / _LARGE)
+  return lambda size: max(2, math.ceil(size / _PIECE))
+
+
+def _moved(params: Any, *, source: Any, target: Any, dtype: str,
+           pieces: Callable[[float], int]) -> Any:
   """Returns `slots.unstacked` with other shardings, moved layer by layer.
 
   Args:
@@ -127,8 +143,9 @@ def _moved(params: Any, *, source: Any, target: Any, dtype: str) -> Any:
     source: Shardings of the params, for each layer alone.
     target: Shardings of the result, in the structure of `source`.
     dtype: Dtype of the result.
+    pieces: Function from the bytes of a matrix to the number of its pieces.
   """
-  move = functools.partial(_gathered, dtype=dtype)
+  move = functools.partial(_gathered, dtype=dtype, pieces=pieces)
   stacked = params['layers']
   layers: list[Any] = []
   for i, (here, there) in enumerate(zip(source['layers'], target['layers'])):
@@ -142,8 +159,8 @@ def _moved(params: Any, *, source: Any, target: Any, dtype: str) -> Any:
               'layers': tuple(layers)}
 
 
-def _gathered(leaf: jax.Array, source: NamedSharding, target: NamedSharding,
-              dtype: str) -> jax.Array:
+def _gathered(leaf: jax.Array, source: NamedSharding, target: NamedSharding, *,
+              dtype: str, pieces: Callable[[float], int]) -> jax.Array:
   """Returns the leaf with another dtype and sharding.
 
   If this needs an exchange between devices, the leaf is cut along the axis that
@@ -157,8 +174,7 @@ def _gathered(leaf: jax.Array, source: NamedSharding, target: NamedSharding,
   axis = int(np.argmin(parts))
   # Length of a device's part; all parts are cut alike.
   length = leaf.shape[axis] // parts[axis]
-  count = max(2, math.ceil(written / _PIECE))
-  step = math.ceil(length / count / _ALIGNED) * _ALIGNED
+  step = math.ceil(length / pieces(written) / _ALIGNED) * _ALIGNED
   apart = leaf.reshape(*leaf.shape[:axis], parts[axis], length,
                        *leaf.shape[axis + 1:])
   whole = _put(jax.lax.empty(apart.shape, dtype), target, axis)
