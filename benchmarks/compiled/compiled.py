@@ -1,10 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""What TPUs would do, without one: programs compiled ahead of time, a table.
+r"""What a TPU or GPU would do, without one: programs compiled, a table.
 
-  pip install 'jax[tpu]'; export JAX_PLATFORMS=cpu
+  pip install -e '.[compile]'; export JAX_PLATFORMS=cpu
   python benchmarks/compiled/compiled.py --chip=v6e --size=3b --slots=64,256,512
   python benchmarks/compiled/compiled.py --chip=v5e --size=7b --slots=64 --tensor=4
+  python benchmarks/compiled/compiled.py --chip=h200 --size=3b
   python benchmarks/compiled/compiled.py --programs=update,score --chips=8 --fsdp=4
 
 The compiler's text is read by `hlo.py`; nothing runs and no time is measured.
@@ -37,9 +38,11 @@ whole model, whose layers are one loop; their rows are full, too.
               update twice, and gradients scattered; where chips share layers,
               what two products of a layer add up, and its gradients, too; all
               in bfloat16
-  bound       the largest of touched / bandwidth, FLOPs / peak and sent / ICI of
-              the whole model, as if they overlapped; MFU: of the model's FLOPs.
-              ICI is that of all links; a ring along one axis of a torus has two
+  bound       the largest of touched / bandwidth, FLOPs / peak and sent / links
+              of the whole model, as if they overlapped; MFU: of the model's
+              FLOPs. A ring along one axis of a torus has two of the links
+
+On GPUs, products have default tiles, as nothing was tried on a device.
 """
 
 import argparse
@@ -62,7 +65,7 @@ import numpy as np
 import hlo
 from configs import grpo
 from searchrl.experiment import build
-from searchrl.jobs import plan
+from searchrl.experiment import memory_plan
 from searchrl.models import attention
 from searchrl.models import transformer
 from searchrl.models import weights
@@ -76,7 +79,7 @@ from searchrl.runtime import mesh as meshes
 from searchrl.runtime import workdir
 from searchrl.search.index import exact_device
 
-CHIPS = ('v5e', 'v5p', 'v6e')
+CHIPS = ('v5e', 'v5p', 'v6e', 'a100', 'h100', 'h200', 'b200')
 DTYPE = 'bfloat16'  # of the engine
 PROGRAMS = ('decode', 'append', 'hand-over', 'update', 'score', 'search')
 WIKIPEDIA, WIDTH = 21_015_324, 768  # passages of wiki-18, and their vectors
@@ -206,10 +209,13 @@ def mesh_of(chip: str, fsdp: int, tensor: int) -> jax.sharding.Mesh:
   A whole slice is ordered as in training, by its links.
   """
   count = fsdp * tensor
+  kind = devices_lib.KINDS[chip]
+  slices = (count,) if kind.torus is None else _SLICES
   found = devices_lib.to_compile_for(
-      devices_lib.KINDS[chip], next(n for n in _SLICES if n >= count))
+      kind, next(n for n in slices if n >= count))
   if found is None:
-    raise SystemExit("it takes the TPU's compiler: pip install 'jax[tpu]'")
+    raise SystemExit(
+        "it takes the chip's compiler: pip install -e '.[compile]'")
   if len(found) == count:
     return meshes.make(data=1, fsdp=fsdp, tensor=tensor, devices=found)
   return meshes.in_order(np.array(found[:count]).reshape(1, fsdp, tensor))
@@ -219,7 +225,7 @@ def of_depths(options, label: str, is_unrolled: bool,
               make: Callable[..., Program]
              ) -> tuple[int, Found, Found, list[dict[str, Any]]]:
   """The layers compiled, what was found, that of all layers, what is sent."""
-  shape = weights.read_config(plan.shape_folder(
+  shape = weights.read_config(memory_plan.shape_folder(
       grpo.get_config(f'qwen2.5-{options.size}').model.path))
   depth = shape.num_hidden_layers
   many = min(options.layers, depth) if is_unrolled else depth
@@ -271,7 +277,7 @@ def engine(name: str, options, mesh, slots: int, shape) -> Program:
   blocks = math.ceil(options.length / options.block)
   pages = lambda rows: given(rows, blocks) if layout.has_pages else None
 
-  bytes_of, item = plan.bytes_of, np.dtype(DTYPE).itemsize
+  bytes_of, item = meshes.bytes_of, np.dtype(DTYPE).itemsize
   held, pairs = bytes_of(cache), (  # FLOPs of a query and a key
       4 * shape.num_hidden_layers * shape.num_attention_heads * shape.head_dim
       / mesh.size)
@@ -337,23 +343,24 @@ def hand_over(mesh, tensor: int, shape) -> Program:
                                 tensor=tensor, dtype=DTYPE)
   trained = on(mesh, transformer.abstract(shape), axes)
   move = sync._move  # pylint: disable=protected-access
-  written = plan.bytes_of(jax.tree.map(
+  written = meshes.bytes_of(jax.tree.map(
       lambda x, sharding: jax.ShapeDtypeStruct(x.shape, DTYPE,
                                                sharding=sharding),
       trained, meshes.shardings(sync.mesh, axes)))
   return Program(
       ((move, (trained,), {}),), flops=0,
-      needed=plan.bytes_of(trained) + written,
-      must_send=written - plan.bytes_of(trained) / 2)
+      needed=meshes.bytes_of(trained) + written,
+      must_send=written - meshes.bytes_of(trained) / 2)
 
 
 def learner(name: str, config, mesh, shape) -> Program:
-  """`update` or `score`, with the attention that a TPU would use."""
-  kind, _ = attention.choose('tpu', config.learner.dtype, shape.head_dim,
-                             config.rollout.max_length)
+  """`update` or `score`, with the attention that the chip would use."""
+  kind, _ = attention.choose(
+      mesh.devices.flat[0].platform, config.learner.dtype, shape.head_dim,
+      config.rollout.max_length)
   made = build.learner(config, build.algorithm(config), shape, mesh,
                        build.attend(config, kind, mesh))
-  arguments = made.abstract_update(plan.rows_of(config))
+  arguments = made.abstract_update(memory_plan.rows_of(config))
   _, state, frozen, stacked, _, count = arguments
   params = state['policy'].params
   micros, rows, length = stacked.batch.tokens.shape
@@ -369,7 +376,7 @@ def learner(name: str, config, mesh, shape) -> Program:
   if name == 'update':
     return Program(
         ((made.train_step.update, arguments, {}),), flops=flops,
-        needed=2 * once + 2 * plan.bytes_of(state) / micros,
+        needed=2 * once + 2 * meshes.bytes_of(state) / micros,
         must_send=3 * gathered + 2 * summed, **common)
   return Program(
       ((made.train_step.logprobs, (
@@ -391,7 +398,7 @@ def search(mesh, queries: int = 64, k: int = 10, most: int = 65_536) -> Program:
   return Program(
       ((exact_device.top_k, (rows, scales, parts),
         dict(k=k, count=WIKIPEDIA, mesh=mesh)),),
-      needed=plan.bytes_of((rows, scales)), tokens=queries,
+      needed=meshes.bytes_of((rows, scales)), tokens=queries,
       flops=2 * WIKIPEDIA * WIDTH * queries / mesh.size,
       must_send=(mesh.size - 1) * queries * k * 8)
 
@@ -418,7 +425,7 @@ def measured(program: Program, label: str, flags: str = '', keep: str = ''
     total = {key: total.get(key, 0) + value for key, value in found.items()}
     total['temporary'] = held
   return Found(
-      needed=program.needed, cache=plan.bytes_of(program.cache),
+      needed=program.needed, cache=meshes.bytes_of(program.cache),
       model_flops=program.flops, tokens=program.tokens,
       must_send=program.must_send, **total), together(exchanges, program.units)
 
@@ -455,28 +462,41 @@ def of_kernel(call: hlo.CustomCall, program: Program) -> tuple[float, float]:
   """
   if 'splash' in call.name:
     return of_splash(call)
-  if 'ragged_paged_attention' in call.name:
-    return of_ragged(call, program)
+  if 'ragged_paged_attention' in call.name or 'slot_attention' in call.name:
+    return of_slots(call, program)
+  if call.target.startswith('__cudnn$fmha'):
+    return of_cudnn(call)
   return call.times * sum(x.bytes for x in (*call.operands, *call.results)
                           if x.memory == 0), 0.0
 
 
-def of_ragged(call: hlo.CustomCall, program: Program) -> tuple[float, float]:
-  """The same of ragged paged attention.
+def of_slots(call: hlo.CustomCall, program: Program) -> tuple[float, float]:
+  """The same of ragged paged attention, and of our kernel for GPUs.
 
-  It goes through blocks of queries, and through the pages of every row that has
-  queries in a block. Rows are tokens, or tiles no longer than a block: so what
-  a row sees is read once; as are queries, and results are written.
+  They go through blocks of queries, and through the pages or blocks of every
+  row that has queries in one. Rows are tokens, or tiles: what a row sees is
+  read once, as programs of a tile run together and share a GPU's cache. Queries
+  are read and results are written once.
   """
-  once = [x for x in (*call.operands, *call.results)
-          if x.elements not in leaves_of(program)]
+  arrays, leaves = (*call.operands, *call.results), leaves_of(program)
+  once = sum(x.bytes for x in arrays
+             if x.memory == 0 and x.elements not in leaves)
   leaf = program.cache[0]
-  pages = leaf.dtype.itemsize * math.prod(
-      leaf.sharding.shard_shape(leaf.shape))
+  held = leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
+  held *= sum(x.elements in leaves for x in call.operands)
   queries = max(x.elements for x in call.results)
-  return (call.times * (program.attended * pages + sum(
-      x.bytes for x in once if x.memory == 0)),
+  return (call.times * (program.attended * held + once),
           call.times * 4 * queries * program.context)
+
+
+def of_cudnn(call: hlo.CustomCall) -> tuple[float, float]:
+  """The same of cuDNN's attention: each array once, and causal whole rows."""
+  rows, length, heads, width = call.operands[0].dims
+  keys = call.operands[1].dims[1]
+  pairs = length * (length + 1) / 2 if keys == length else length * keys
+  products = 5 if 'Backward' in call.target else 2
+  return (call.times * sum(x.bytes for x in (*call.operands, *call.results)),
+          call.times * 2 * products * rows * heads * pairs * width)
 
 
 def of_splash(call: hlo.CustomCall) -> tuple[float, float]:
@@ -530,7 +550,7 @@ def line(label: str, layers: int, found: Found, whole: Found,
          chip: devices_lib.Kind) -> dict[str, Any]:
   """A row of the table."""
   secs = {'bandwidth': whole.touched / chip.bandwidth,
-          'FLOPs': whole.flops / chip.flops, 'ICI': whole.sent / chip.link}
+          'FLOPs': whole.flops / chip.flops, 'links': whole.sent / chip.link}
   bound = max(secs, key=secs.get)
   ratio = lambda a, b: f'{a / b:.2f}' if b else ''
   return {

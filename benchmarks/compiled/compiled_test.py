@@ -137,7 +137,7 @@ def test_what_a_layer_adds_is_extrapolated():
 
 @pytest.mark.parametrize('bound, secs, changes', [
     ('bandwidth', 3, dict(touched=3e3)), ('FLOPs', 4, dict(flops=4e4)),
-    ('ICI', 5, dict(sent=5e2))])
+    ('links', 5, dict(sent=5e2))])
 def test_the_slowest_of_three_binds(bound, secs, changes):
   chip = devices.Kind('', 0, 0, flops=1e4, bandwidth=1e3, link=1e2)
   found = compiled.Found(**dict.fromkeys(
