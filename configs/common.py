@@ -245,10 +245,7 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       # Factor on the learning rate per rollback.
       rollback_rate=field(1.0, above=0, at_most=1),
   )
-  config.plan = dict(  # settings of --plan
-      devices='',  # KIND-COUNT, such as v5e-64 or h200-8; '': this machine
-      compile=True,  # True: compiles if possible, exact but takes minutes
-  )
+  config.plan = plan()
   config.evaluate = dict(
       initial=True,  # True: also evaluates before training
       # Steps between evaluations in training.
@@ -298,6 +295,14 @@ def mesh() -> dict[str, Any]:
   return {axis: field(ways, lambda ways: ways == -1 or ways >= 1,
                       'at least 1, or -1 for the rest of the devices')
           for axis, ways in dict(data=-1, fsdp=1, tensor=1).items()}
+
+
+def plan() -> dict[str, Any]:
+  """Returns the settings of --plan."""
+  return dict(
+      devices='',  # KIND-COUNT, such as v5e-64 or h200-8; '': this machine
+      compile=True,  # True: compiles if possible, exact but takes minutes
+  )
 
 
 def as_evaluated(config: ml_collections.ConfigDict

@@ -42,7 +42,7 @@ def get_config(text: str = ''):
       balance=field(4.0, at_least=1, zero='keeps all'),
   )
   config.tuning = sft.get_config('smoke' if args.size == 'smoke' else 'laptop')
-  for name in ('seed', 'allow_changes', 'dialogue'):
+  for name in ('seed', 'allow_changes', 'dialogue', 'plan'):
     del config.tuning[name]
   del config.tuning.data['demonstrations']
   config.tuning.train.update(validate_every=0, save_every=100)
@@ -54,6 +54,7 @@ def get_config(text: str = ''):
     config.tuning.learner.update(
         pack_length=config.rollout.max_length, remat='nothing',
         dtype='bfloat16')
+    config.tuning.mesh.update(**config.mesh)
     config.rejection.update(questions=20_000, questions_a_round=1000)
   if args.size == 'smoke':
     config.rejection.update(questions=24, questions_a_round=12)

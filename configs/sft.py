@@ -23,7 +23,7 @@ parts: .97 .91 .91 (means of three seeds; 129 CPU seconds on an AMD EPYC).
 import ml_collections
 
 from configs import arguments
-from configs.common import DTYPES, KERNELS, REMAT, mesh
+from configs.common import DTYPES, KERNELS, REMAT, mesh, plan
 from searchrl.experiment.rules import field, seed, tracked
 
 
@@ -96,6 +96,7 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       dtype=field('float32', one_of=DTYPES),  # dtype of activations
   )
   config.mesh = mesh()
+  config.plan = plan()
   config.train = dict(
       # Passes over the data.
       epochs=field(1, zero='as many as the steps need'),

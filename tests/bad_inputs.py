@@ -540,7 +540,7 @@ JOBS = (
     _row('grpo:smoke --plan --config.plan.devices=h201-8', 'plan.devices must'),
     _row('grpo:qwen2.5-7b --plan --config.plan.devices=h200-8 '
          '--config.mesh.tensor=3', 'must multiply to the 8 devices'),
-    _row('sft --plan', 'this config has no rollout'),
+    _row('tiny_encoder --plan', 'has neither a learner nor a rollout'),
 )
 
 ROWS = sorted(  # those that touch a device are the last

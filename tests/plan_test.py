@@ -7,11 +7,15 @@ import importlib.util
 import json
 import math
 import re
+from unittest import mock
 
 import jax
 import pytest
 
 from configs import grpo
+from configs import rejection
+from configs import sft
+from searchrl.experiment import memory_plan
 from searchrl.jobs import plan
 from searchrl.models import attention
 from searchrl.models import transformer
@@ -19,8 +23,10 @@ from searchrl.rl import algorithms
 from searchrl.runtime import devices
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime.devices import GIB
+from searchrl.search.index import open_index
 from searchrl.training import learner as learners
 from searchrl.training import optimizer
+from searchrl.training import update_memory
 
 QWEN_3B = transformer.TransformerConfig(
     vocab_size=151_936, hidden_size=2048, num_hidden_layers=36,
@@ -47,7 +53,7 @@ def config(tmp_path=None, shape=None, **changes):
 
 def test_a_plan_by_hand(tmp_path):
   """64 H200 hold 7B: everything that stays, counted on paper."""
-  found = plan.make(config(
+  found = memory_plan.make(config(
       tmp_path, QWEN_7B, plan=dict(devices='h200-64'),
       mesh=dict(data=1, fsdp=64), rollout=dict(
           max_num_seqs=512, max_length=4096, dtype='bfloat16', tensor=4),
@@ -55,7 +61,7 @@ def test_a_plan_by_hand(tmp_path):
       learner=dict(dtype='bfloat16', remat='nothing')))
   # Of 64 devices; biases, a few in 10,000, are held whole by each.
   each = pytest.approx(7_615_616_512 / 64, rel=1e-2)
-  assert found.parameters == 7_615_616_512 and not found.compiled
+  assert found.parameters == 7_615_616_512 and not found.update.compiled
   holds = dict(found.holds)
   assert holds.pop('policy: trained parameters, float32') / 4 == each
   assert holds.pop('policy: moments') / 8 == each
@@ -64,22 +70,24 @@ def test_a_plan_by_hand(tmp_path):
   cached = 32 * 4096 * 28 * 2 * 4 * 128 * 2 / 4
   assert holds.pop('KV cache: 64 slots x 4096 tokens a process') == (
       pytest.approx(cached, rel=1e-4))
-  logits = 3 * 32 * 152_064 * 4 / 4
-  assert (found.rollouts - logits) / 2 / 2 * 4 / 64 == each
+  prefill = 64 * 128 * 2 * (4 * 3584 + 3 * 18_944 / 4)
+  assert (found.engine.besides - prefill) / 2 * 4 / 64 == each
   assert not holds and found.available == 141 * GIB and found.fits
   gradients, layer_inputs = 4 * 7_615_616_512 / 64, 28 * 4096 * 3584 * 2
-  assert gradients + layer_inputs < found.update < 8 * GIB
+  assert gradients + layer_inputs < found.update.bytes < 8 * GIB
+  # Two float32 vectors and a number per head, and 16 documents in a row.
+  assert found.update.workspace == 4096 * 16 * 28 * (2 * 128 + 1) * 4
 
 
 def test_a_model_that_writes_documents_takes_its_weights_and_its_cache():
   """A published simulator beside the policy, whose shape is shipped."""
   made = config(plan=dict(devices='h200-1'))
-  before = plan.make(made)
+  before = memory_plan.make(made)
   made.search.engine = 'searchrl.papers.zerosearch.simulated:make'
   made.search.options = dict(
       writer='model', simulator='wiki_3b', dtype='bfloat16', slots=64,
       max_prompt_tokens=424, max_tokens=600)
-  found = plan.make(made)
+  found = memory_plan.make(made)
   added = {name: size for name, size in found.holds.items()
            if name not in before.holds}
   assert list(added) == ['search engine: weights, bfloat16',
@@ -90,16 +98,16 @@ def test_a_model_that_writes_documents_takes_its_weights_and_its_cache():
   assert found.peak - before.peak == weights + cache
   made.plan.devices = 'h200-2'
   with pytest.raises(ValueError, match='search.options.path .* there are 2'):
-    plan.make(made)
+    memory_plan.make(made)
 
 
 def test_the_fastest_way_to_split_rollouts_is_named(tmp_path):
   """A token's bytes on paper: weights, full slots, and two sums a layer."""
   usual = dict(plan=dict(devices='v6e-8'), rollout=dict(
-      max_num_seqs=512, max_length=4096, dtype='bfloat16', tensor=2), model=dict(
-          dtype='bfloat16'), learner=dict(dtype='bfloat16', remat='nothing'),
+      max_num_seqs=512, max_length=4096, dtype='bfloat16', tensor=2),
+               model=dict(dtype='bfloat16'), learner=dict(dtype='bfloat16', remat='nothing'),
       mesh=dict(data=1, fsdp=8))
-  found = plan.make(config(tmp_path, QWEN_7B, **usual))
+  found = memory_plan.make(config(tmp_path, QWEN_7B, **usual))
   assert [x.tensor for x in found.engines] == [1, 2, 4]  # 4 heads; 8 devices
   once = 2 * (7_615_616_512 - 152_064 * 3584)  # an embedding is looked up
   cached = 512 / 8 * 4096 * 28 * 2 * 4 * 128 * 2  # of each device
@@ -113,14 +121,16 @@ def test_the_fastest_way_to_split_rollouts_is_named(tmp_path):
         engine.read / 1640e9 + engine.sent / 448e9)
   assert found.fastest is None and 'None of them fits.' in plan.describe(found)
   usual['rollout'].update(max_num_seqs=256, cache_tokens=256 * 1664)
-  found = plan.make(config(tmp_path, QWEN_7B, **usual))
-  assert found.fastest.tensor == 4 and not found.fits
+  assert memory_plan.make(config(tmp_path, QWEN_7B, **usual)).fastest is None
+  usual['plan']['devices'] = 'v5p-8'
+  found = memory_plan.make(config(tmp_path, QWEN_7B, **usual))
+  assert found.fastest.tensor == 4 and found.fits
   assert ('rollout.tensor=4 is the fastest that fits; the config has 2.'
           in plan.describe(found))
 
 
 def test_what_does_not_fit_names_what_would_help(tmp_path):
-  found = plan.make(config(
+  found = memory_plan.make(config(
       tmp_path, QWEN_7B, plan=dict(devices='a100-40gb-1')))
   text = plan.describe(found)
   assert not found.fits
@@ -132,7 +142,7 @@ def test_what_does_not_fit_names_what_would_help(tmp_path):
 def test_half_a_moment_and_adapters_take_less(tmp_path):
   usual = dict(plan=dict(devices='h100-8'), mesh=dict(data=1, fsdp=8))
   whole, half, lora = (
-      plan.make(config(tmp_path, QWEN_3B, **usual, **changes)).holds
+      memory_plan.make(config(tmp_path, QWEN_3B, **usual, **changes)).holds
       for changes in ({}, dict(optimizer=dict(mu_dtype='bfloat16')),
                       dict(model=dict(lora=dict(rank=8)))))
   each = pytest.approx(3_085_938_688 / 8, rel=1e-2)
@@ -146,11 +156,11 @@ def test_half_a_moment_and_adapters_take_less(tmp_path):
 
 
 def test_the_laptop_is_planned_with_its_own_compiler():
-  found = plan.make(config(
+  found = memory_plan.make(config(
       mesh=dict(data=1, fsdp=8), plan=dict(compile=True)))
-  assert found.compiled and found.fits
+  assert found.update.compiled and found.fits
   assert found.devices == '8 x cpu, here'
-  assert 10_000 < found.update < GIB
+  assert 10_000 < found.update.bytes < GIB
   table = plan.describe(found)
   assert '968,' not in table and 'compiled' in table
   assert 'tokens/s' not in table  # of a CPU no rate is published
@@ -163,12 +173,81 @@ def test_a_plan_prints_and_writes_nothing(tmp_path, capsys):
   assert not (tmp_path / 'run').exists()
 
 
-@pytest.mark.parametrize('name, lacks', [
-    ('sft', 'rollout'), ('tiny_encoder', 'learner'), ('serve_search', 'learner')])
-def test_a_plan_of_what_is_no_rl_is_refused(name, lacks, tmp_path):
-  with pytest.raises(ValueError, match=f'by RL, but this config has no {lacks}'):
+@pytest.mark.parametrize('name', ['tiny_encoder', 'serve_search'])
+def test_a_plan_without_a_language_model_is_refused(name, tmp_path):
+  with pytest.raises(ValueError, match='has neither a learner nor a rollout'):
     plan.run(importlib.import_module(f'configs.{name}').get_config(),
              str(tmp_path))
+
+
+def test_a_plan_of_fine_tuning_has_no_rollouts(tmp_path):
+  """Float32 parameters and moments on each of 8 data-parallel GPUs."""
+  made = sft.get_config()
+  made.model.path = config(tmp_path, QWEN_7B).model.path
+  made.plan.update(devices='h200-8', compile=False)
+  made.learner.update(pack_length=4096, dtype='bfloat16', remat='nothing')
+  found = memory_plan.make(made)
+  once = 4 * 7_615_616_512
+  assert found.holds == {
+      'policy: trained parameters, float32': once,
+      'policy: moments': pytest.approx(2 * once)}
+  assert found.peak == pytest.approx(
+      3 * once + found.update.bytes + found.update.workspace)
+  assert found.update.bytes > 2 * once and not found.fits
+  text = plan.describe(found)
+  assert 'rollout' not in text.partition('It does not fit')[0]
+  made.mesh.update(data=1, fsdp=8)
+  split = memory_plan.make(made)
+  assert split.fits
+  assert split.holds['policy: moments'] == pytest.approx(once / 4, rel=1e-2)
+
+
+def test_each_phase_of_rejection_has_a_plan(capsys, tmp_path):
+  """The tuning has no rollouts, and the sampling has no update."""
+  made = rejection.get_config('qwen2.5-7b')
+  made.plan.update(devices='h200-8', compile=False)
+  made.data.train = __file__
+  plan.run(made, str(tmp_path))
+  _, sampling, tuning = re.split('The (?:sampling|tuning):',
+                                 capsys.readouterr().out)
+  assert 'policy, bfloat16' in sampling and 'KV cache' in sampling
+  assert 'update' not in sampling and 'moments' not in sampling
+  assert 'moments' in tuning and 'KV cache' not in tuning
+  assert 'fsdp=8' in tuning and 'It fits' in tuning
+
+
+def test_rows_of_an_index_are_on_the_devices_of_a_process(tmp_path):
+  """A process of 8 devices shares rows of 2 bytes and a scale each, if any."""
+  index, count, dim = tmp_path / 'index', 21_000_000, 768
+  made = config(plan=dict(devices='v5e-8'), mesh=dict(data=1, fsdp=8))
+  made.search.update(engine='dense', options=dict(index=str(index)))
+  label = f'search engine: rows of {index}'
+  assert memory_plan.make(made).holds[
+      f'{label}, which is not here and not counted'] == 0
+  index.mkdir()
+  store = mock.Mock(count=count, dim=dim)
+  with mock.patch.object(open_index.vector_store, 'open_', lambda _: store):
+    held = lambda **options: memory_plan.make(config(
+        plan=dict(devices='v5e-8'), search=dict(options=(
+            dict(index=str(index), backend='auto') | options),
+                    engine='dense'))).holds
+    rows = count * dim * 2
+    assert held()[f'{label}, bfloat16'] == pytest.approx(rows / 8)
+    assert f'{label}, bfloat16' not in held(memory_share=.2)  # of 128 GiB
+    assert f'{label}, bfloat16' not in held(backend='scann')
+    assert held(backend='exact', memory_share=.2, storage='float32')[
+        f'{label}, float32'] == pytest.approx(2 * rows / 8)
+
+
+def test_rollouts_in_a_thread_hold_their_weights_during_updates(tmp_path):
+  usual = dict(plan=dict(devices='h200-1'), rollout=dict(dtype='bfloat16'))
+  beside, ahead = (
+      memory_plan.make(config(
+          tmp_path, QWEN_3B, **usual, train=dict(max_staleness=n)))
+      for n in (0, 1))
+  weights = 2 * 3_085_938_688
+  assert ahead.holds['frozen weights of rollouts, bfloat16'] == 2 * weights
+  assert beside.engine.besides - ahead.engine.besides == weights
 
 
 @pytest.mark.parametrize('text', ['v5e', 'v9-8', 'v5e-0', 'h200-x', '8-v5e'])
@@ -243,10 +322,45 @@ def test_a_policy_step_fits_its_chips(shape, chips, limit):
       attend=functools.partial(
           attention.causal, implementation='splash',
           sharding=meshes.sharding(mesh, ('batch', None, 'heads', None))))
-  state = plan.bytes_of(learner.train_step.abstract_state())
+  state = meshes.bytes_of(learner.train_step.abstract_state())
   parameters = sum(
       math.prod(x.shape) for x in jax.tree.leaves(transformer.abstract(shape)))
   assert state == pytest.approx(12 * parameters / chips, rel=0.01)
-  update = plan.compiled_bytes(learner, 512)
+  update = update_memory.compiled(learner, 512)
   assert state + update <= limit * 16 * GIB
-  assert 0.6 < plan.estimated_bytes(learner, 512) / update < 1.4
+  assert 0.9 < update_memory.estimated(
+      learner, 'splash', on_tpu=True) / update < 1.1
+
+
+REMAT, LONG = 'learner.remat', 'rollout.max_length'
+# (recipe, devices, changes): most GiB per device of an update by the compiler.
+COMPILED = {
+    ('grpo:qwen2.5-3b', 'h200-8', ()): 5.43,
+    ('grpo:qwen2.5-3b', 'h200-8', ((REMAT, 'dots'),)): 12.7,
+    ('grpo:qwen2.5-3b', 'h200-8', ((REMAT, ''),)): 37.9,
+    ('ppo:qwen2.5-3b', 'h200-8', ()): 9.3,
+    ('grpo:qwen2.5-7b', 'h200-8', ()): 11.4,
+    ('grpo:qwen2.5-14b', 'h200-8', ()): 21.3,
+    ('grpo:qwen2.5-14b', 'h200-8', ((LONG, 32_768),)): 57.4,
+    ('grpo:qwen2.5-32b', 'h200-8', ()): 41.9,
+    ('grpo:qwen2.5-3b', 'v6e-8', ()): 7.12,
+}
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ('jax_cuda12_plugin', 'libtpu'))),
+    reason="no compilers: pip install 'searchrl[compile]'")
+@pytest.mark.filterwarnings('ignore:Error reading persistent compilation')
+@pytest.mark.parametrize('recipe, on, changes', COMPILED)
+def test_an_estimate_is_close_to_the_compilers_figure(recipe, on, changes):
+  name, _, text = recipe.partition(':')
+  made = importlib.import_module(f'configs.{name}').get_config(text)
+  made.plan.devices = on
+  with made.unlocked():
+    made.update_from_flattened_dict(dict(changes))
+  figure = memory_plan.make(made).update.bytes / GIB
+  assert figure <= 1.01 * COMPILED[recipe, on, changes]
+  made.plan.compile = False
+  estimate = memory_plan.make(made).update.bytes / GIB
+  assert estimate == pytest.approx(figure, rel=.1)

@@ -16,6 +16,7 @@ from configs import arguments
 from configs import common
 from searchrl.experiment import build as builds
 from searchrl.experiment import config_checks
+from searchrl.experiment import memory_plan
 from searchrl.jobs import plan
 from searchrl.models import weights
 from searchrl.papers import settings
@@ -168,7 +169,7 @@ def test_every_setting_of_every_model_builds_and_checks(recipe):
     assert config.model.path == MODELS[model].hub_id
     assert config.algorithm.name == name  # the recipe's, whatever the setting
     assert config.learner.minibatches == 1 or not algorithm.one_update
-    rows = plan.rows_of(config)
+    rows = memory_plan.rows_of(config)
     assert rows % config.learner.minibatches == 0
     budgets = config.rollout.budgets
     assert (budgets.max_prompt_tokens + budgets.max_new_tokens
@@ -290,17 +291,17 @@ def test_a_run_without_questions_is_refused_before_anything_is_built(tmp_path):
 
 
 def test_the_shipped_shapes_are_those_of_the_models_and_no_others():
-  found = {str(file.parent.relative_to(plan.SHAPES))
-           for file in plan.SHAPES.rglob('config.json')}
+  found = {str(file.parent.relative_to(memory_plan.SHAPES))
+           for file in memory_plan.SHAPES.rglob('config.json')}
   assert found == {model.hub_id for model in MODELS.values()}
   for name, parameters in PARAMETERS.items():
     if name not in MODELS:  # only the instruct model is known
       continue
-    shape = weights.read_config(plan.SHAPES / MODELS[name].hub_id)
+    shape = weights.read_config(memory_plan.SHAPES / MODELS[name].hub_id)
     assert shape.vocab_size * shape.hidden_size < parameters
     sibling = f'{name}-instruct'
     if sibling in MODELS:
-      other = weights.read_config(plan.SHAPES / MODELS[sibling].hub_id)
+      other = weights.read_config(memory_plan.SHAPES / MODELS[sibling].hub_id)
       for field in ('hidden_size', 'num_hidden_layers', 'vocab_size'):
         assert getattr(shape, field) == getattr(other, field)
 
@@ -314,7 +315,7 @@ def planned(recipe, setting, model):
   config.plan.update(devices='h200-64', compile=False)
   # SmolLM2 has an odd number of key-value heads.
   config.rollout.tensor = 1 if model.startswith('smollm2') else 2
-  return plan.make(config)
+  return memory_plan.make(config)
 
 
 @pytest.mark.parametrize('model, recipe, setting', list(zip(
@@ -342,14 +343,14 @@ def test_a_shape_is_taken_from_where_the_model_is(tmp_path, monkeypatch):
   import huggingface_hub
   offline(monkeypatch)
   hub_id = 'Qwen/Qwen2.5-7B'
-  assert plan.shape_folder(hub_id) == str(plan.SHAPES / hub_id)
+  assert memory_plan.shape_folder(hub_id) == str(memory_plan.SHAPES / hub_id)
   cached = tmp_path / 'snapshot' / 'config.json'
   monkeypatch.setattr(huggingface_hub, 'try_to_load_from_cache',
                       lambda *_: str(cached))
-  assert plan.shape_folder(hub_id) == str(cached.parent)
+  assert memory_plan.shape_folder(hub_id) == str(cached.parent)
   monkeypatch.setattr(weights, 'locate', lambda path: f'located {path}')
   for other in (str(tmp_path), 'Qwen/Qwen2.5-7B@main', 'mine/other'):
-    assert plan.shape_folder(other) == f'located {other}'
+    assert memory_plan.shape_folder(other) == f'located {other}'
 
 
 def short(number):

@@ -34,6 +34,7 @@ from searchrl.runtime import progress
 from searchrl.runtime import workdir as workdirs
 from searchrl.training import learner as learners
 from searchrl.training import optimizer as optimizers
+from searchrl.training import supervised
 from searchrl.trajectory import SearchFn
 
 _REWARDS = ('searchrl.agent.rewards:em, :subem, :f1, :em_with_fee, :format_em '
@@ -281,6 +282,25 @@ def learner(config, recipe, shape, mesh, attention_options,
       **attention_options, **config.learner)
 
 
+def supervised_learner(config, shape, mesh, attention_options, *, rows: int,
+                       updates: int) -> learners.Learner:
+  """Returns the learner of a supervised config, for a model of a shape.
+
+  Args:
+    config: Config of configs/sft.py.
+    shape: Shape of the model.
+    mesh: Mesh of the devices.
+    attention_options: Arguments from `attend`.
+    rows: Largest number of documents of an update.
+    updates: Number of updates.
+  """
+  lora = config.model.lora
+  return supervised.language_learner(
+      shape, optimizers.for_run(config.optimizer, updates), mesh, rows=rows,
+      lora=loras.Lora(**lora) if lora.rank else None, seed=config.seed,
+      **attention_options, **config.learner)
+
+
 def tested_attention(config, shape, mesh) -> str:
   """Returns the attention of whole rows by name; the first process tests it."""
   with progress.phase('Testing the attention of training'):
@@ -315,7 +335,9 @@ def beside_job(config, name: str) -> dict[str, Any]:
 
   The module of a job that trains several models has two functions of the
   config: `trainings` returns the config of each training by its name, and
-  `examples` the text of a first message by the name of the training.
+  `examples` the text of a first message by the name of the training. A job
+  whose phases need different memory has `phases`, which returns the config of
+  each.
 
   Args:
     config: Config, perhaps with a job.

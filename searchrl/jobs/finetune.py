@@ -26,7 +26,6 @@ from searchrl.experiment import config_checks
 from searchrl.experiment import model_defaults
 from searchrl.experiment import model_folders
 from searchrl.experiment import policy
-from searchrl.models import lora as loras
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.runtime import mesh as meshes
@@ -39,7 +38,8 @@ from searchrl.training import optimizer as optimizers
 from searchrl.training import supervised
 from searchrl.training.supervised import Document
 
-_FREE = ('train.save_every', 'train.progress', 'train.tensorboard')
+_FREE = ('train.save_every', 'train.progress', 'train.tensorboard',
+         'plan.devices', 'plan.compile')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,14 +87,17 @@ def run(config, workdir: str | pathlib.Path) -> None:
         path, shape, dtype=config.model.dtype,
         sharding_of=functools.partial(meshes.sharding, mesh)))
   learner = make_learner(config, model.shape, mesh, plan)
+  state = learner.init(model.params)
+  if not learner.needs_base:
+    model = dataclasses.replace(model, params=None)  # makes room
   directory.prepare()
   directory.note('data', lambda: {
       name: supervised.sha256(file) for name, file in files.items()})
   with contextlib.closing(metrics.Writer(
       folder, tensorboard=config.train.tensorboard, step_field='sft/step',
       enabled=processes.is_first())) as writer:
-    state, record = fit(config, folder, model, learner, plan, train, validation,
-                        writer)
+    state, record = fit(config, folder, model, learner, state, plan, train,
+                        validation, writer)
   with progress.phase('Writing the model'):
     weights.save(
         folder / 'model', learner.policy(state, model.params), model.shape,
@@ -237,16 +240,13 @@ def make_learner(config, shape: transformer.TransformerConfig, mesh,
                  plan: Sequence[Sequence[int]]) -> learners.Learner:
   """Makes the learner of a config, for the updates of a plan."""
   name = build.tested_attention(config, shape, mesh)
-  lora = config.model.lora
-  return supervised.language_learner(
-      shape, optimizers.for_run(config.optimizer, len(plan)), mesh,
-      rows=max(map(len, plan)),
-      lora=loras.Lora(**lora) if lora.rank else None, seed=config.seed,
-      **build.attend(config, name, mesh), **config.learner)
+  return build.supervised_learner(
+      config, shape, mesh, build.attend(config, name, mesh),
+      rows=max(map(len, plan)), updates=len(plan))
 
 
 def fit(config, folder: pathlib.Path, model: Model, learner: learners.Learner,
-        plan: Sequence[Sequence[int]], train: Sequence[Document],
+        state: Any, plan: Sequence[Sequence[int]], train: Sequence[Document],
         validation: Sequence[Document], writer: metrics.Writer | None = None
        ) -> tuple[Any, dict[str, Any]]:
   """Trains on the batches of a plan; see `supervised.fit`."""
@@ -262,8 +262,8 @@ def fit(config, folder: pathlib.Path, model: Model, learner: learners.Learner,
   batches = [pack(validation[i:i + rows])
              for i in range(0, len(validation), rows)]
   return supervised.fit(
-      supervised.language_update(learner, model.params),
-      learner.init(model.params), batch_of, folder / 'checkpoints',
+      supervised.language_update(learner, model.params), state, batch_of,
+      folder / 'checkpoints',
       steps=len(plan), save_every=config.train.save_every,
       validation=supervised.Validation(
           supervised.language_loss(learner, model.params, batches),

@@ -70,6 +70,16 @@ def run(config, workdir: str) -> None:
   processes.say(f'the last model: {path}', file=sys.stdout)
 
 
+def phases(config) -> dict[str, Any]:
+  """Returns the config of each phase by its name; read by `jobs.plan`."""
+  sampling = config.copy_and_resolve_references()
+  tuning = _tuning(config, config.model.path, pathlib.Path(_DATA))
+  with sampling.unlocked():
+    del sampling.learner
+  tuning.plan = sampling.plan
+  return {'sampling': sampling, 'tuning': tuning}
+
+
 def _collect(config, path: str, corpus: Any, questions: list[Question],
              here: pathlib.Path) -> None:
   """Samples answers in rounds, and writes the right ones."""

@@ -174,6 +174,12 @@ def resharded(mesh: Mesh, x: jax.Array, old: Axes, new: Axes) -> jax.Array:
   return x
 
 
+def bytes_of(tree: Any) -> float:
+  """Returns the bytes per device of arrays with shardings."""
+  return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+             for x in jax.tree.leaves(tree))
+
+
 def torus(mesh: Mesh, more_than: int = 32) -> Mesh | None:
   """Returns the mesh with 'fsdp' divided into the axes of a torus of chips.
 

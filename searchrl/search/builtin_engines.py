@@ -80,6 +80,9 @@ class Engine:
       time that returns the longest time in seconds that servers get.
     local_model: Function of the options that returns the size of the model that
       the engine loads with `load_model`, or None. `--plan` counts its memory.
+    rows_on_devices: Function of the options and of the bytes of memory of a
+      process's devices that returns the bytes that the engine holds there, all
+      together, by their name. `--plan` counts them.
     describe: Function of a corpus, the options and `load_encoder` that returns
       more facts for the record of a run.
   """
@@ -94,6 +97,8 @@ class Engine:
   depends_on_num_steps: Trait = False
   deadline_secs: Callable[[Options, int], float] = lambda options, queries: 0.0
   local_model: Callable[[Options], LocalModel | None] = lambda options: None
+  rows_on_devices: Callable[[Options, float], dict[str, float]] = (
+      lambda options, memory: {})
   describe: Callable[..., dict[str, Any]] = (
       lambda corpus, options, load_encoder: {})
 
@@ -146,6 +151,14 @@ def _dense_options(options: Options) -> tuple[str, ...]:
                    'visited', 'dim', 'n')
 
 
+def _dense_rows(options: Options, memory: float) -> dict[str, float]:
+  if 'index' not in options:
+    return {}
+  return open_index.rows_on_devices(memory, **{
+      name: value for name, value in options.items()
+      if name in ('index', 'backend', 'storage', 'memory_share')})
+
+
 def _describe_dense(corpus: Corpus, options: Options,
                     load_encoder: open_index.LoadEncoder | None
                     ) -> dict[str, Any]:
@@ -193,7 +206,8 @@ ENGINES = {
     'bm25': Engine(
         _bm25, _keywords(bm25.bm25, 'index'),
         is_identified=lambda options: 'index' not in options),
-    'dense': Engine(_dense, _dense_options, describe=_describe_dense),
+    'dense': Engine(_dense, _dense_options, rows_on_devices=_dense_rows,
+                    describe=_describe_dense),
     'noise': Engine(noise.random_passages, reads_text_alone=False),
     'remote': Engine(_remote, needs_corpus=False, is_remote=True,
                      is_identified=False, deadline_secs=_deadline),

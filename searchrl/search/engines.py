@@ -71,6 +71,13 @@ class Spec:
     models = (leaf.engine.local_model(leaf.options) for leaf in self.leaves)
     return next(filter(None, models), None)
 
+  def rows_on_devices(self, memory: float) -> dict[str, float]:
+    """Returns the bytes on a process's devices, given those of their memory."""
+    rows: dict[str, float] = {}
+    for leaf in self.leaves:
+      rows |= leaf.engine.rows_on_devices(leaf.options, memory)
+    return rows
+
   def deadline_secs(self, queries: int) -> float:
     """Returns the seconds for a number of queries at a time; 0: no servers."""
     return max(leaf.engine.deadline_secs(leaf.options, queries)

@@ -127,8 +127,7 @@ def choose(store: vector_store.Store, folder: str | pathlib.Path, *,
     raise ValueError('search.options.memory_share must lie in (0, 1], but is '
                      f'{memory_share}.')
   vector_store.check_dtype('storage', storage)
-  needed = vector_store.Recipe(
-      '', {}, store.count, store.dim, storage).disk_bytes
+  needed = _bytes_of_rows(store, storage)
   free = exact_device.free_bytes()
   if (store.count <= EXACT_ON_HOST if free is None else
       needed <= memory_share * free):
@@ -141,6 +140,28 @@ def choose(store: vector_store.Store, folder: str | pathlib.Path, *,
     pages = os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
     return 'exact' if needed <= memory_share * pages else 'numpy'
   return 'numpy'
+
+
+def _bytes_of_rows(store: vector_store.Store, storage: str) -> int:
+  return vector_store.Recipe(
+      '', {}, store.count, store.dim, storage).disk_bytes
+
+
+def rows_on_devices(
+    memory: float, *, index: str | pathlib.Path, backend: str = 'auto',
+    storage: str = 'bfloat16', memory_share: float = 0.3) -> dict[str, float]:
+  """Returns the bytes that `indexed` puts on a process's accelerators, by name.
+
+  The arguments are those of `indexed`, and `memory` is the devices' bytes. If
+  there is no such index, the name says so, and its bytes are not known.
+  """
+  if not pathlib.Path(index).is_dir():
+    return {f'rows of {index}, which is not here and not counted': 0.0}
+  rows = _bytes_of_rows(
+      vector_store.open_(pathlib.Path(index) / 'vectors'), storage)
+  on_them = backend == 'exact' or (
+      backend == 'auto' and rows <= memory_share * memory)
+  return {f'rows of {index}, {storage}': float(rows)} if on_them else {}
 
 
 def open_index(store: vector_store.Store, folder: str | pathlib.Path,

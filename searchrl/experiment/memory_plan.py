@@ -1,0 +1,362 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The memory that a config needs: bytes per device, by what they hold.
+
+Nothing is allocated and no weights are read. The sizes of arrays follow from
+shapes and shardings, and that of the update from the compiler, if there is one
+for the device, or from an estimate, which is marked as one. For each way to
+split the weights in rollouts, the plan has a lower bound of the time per token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from searchrl.experiment import build
+from searchrl.experiment import model_defaults
+from searchrl.experiment import policy
+from searchrl.experiment import search as searches
+from searchrl.models import attention
+from searchrl.models import transformer
+from searchrl.models import weights
+from searchrl.models.inference import layouts
+from searchrl.models.inference import slots as slots_lib
+from searchrl.runtime import devices as devices_lib
+from searchrl.runtime import mesh as meshes
+from searchrl.runtime.devices import GIB
+from searchrl.training import learner as learners
+from searchrl.training import update_memory
+
+SHAPES = pathlib.Path(__file__).parents[1] / 'assets' / 'shapes'  # by hub id
+ROOM = 0.92  # usable share of the memory; the runtime needs the rest
+_PAGE = 128  # tokens per page of the KV cache
+_TILES = 64 * 128  # most tokens of a prefill
+_MANY = 10**6  # updates, with which any warm-up ends
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+  """Costs per device of rollouts with one copy of the weights on some devices.
+
+  To sample a token in every slot, a device reads the weights and the cache of
+  full slots once. It sends around a ring what the devices of a copy sum up:
+  after attention, after the feed-forward layer, and the tokens' embeddings.
+  """
+
+  tensor: int  # devices per copy of the weights
+  frozen: float  # bytes of weights held all the time: a solver's, a thread's
+  cache: float  # bytes of the KV cache, held all the time
+  besides: float  # further bytes, held during rollouts only
+  read: float  # bytes read for a token in every slot
+  sent: float  # bytes sent for a token in every slot
+  slots: int  # slots of all devices together
+
+  def secs(self, kind: devices_lib.Kind) -> float:
+    """Returns the least seconds for a token in every slot.
+
+    Reading and sending alternate, so that their times add up.
+    """
+    return self.read / kind.bandwidth + self.sent / kind.link
+
+
+_NO_ENGINE = Engine(1, 0, 0, 0, 0, 0, 0)
+
+
+class Update(NamedTuple):
+  """Bytes per device of training, or of the parameters where none is done."""
+
+  holds: dict[str, float]  # bytes held all the time, by what they are
+  bytes: float = 0  # further bytes during an update; 0: there is none
+  workspace: float = 0  # and bytes of cuDNN
+  compiled: bool = False  # whether `bytes` is from the compiler or an estimate
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """Bytes per device, by what they hold."""
+
+  devices: str
+  available: float  # bytes of memory
+  parameters: int  # parameters of the policy
+  mesh: dict[str, int]
+  holds: dict[str, float]  # bytes held all the time
+  update: Update
+  kind: devices_lib.Kind
+  engine: Engine  # the config's engine
+  engines: tuple[Engine, ...]  # engines that model and devices allow
+
+  @property
+  def peak(self) -> float:
+    """Largest number of bytes at any time, with the config's engine."""
+    return self.peak_with(self.engine)
+
+  def peak_with(self, engine: Engine) -> float:
+    """Returns the peak of the bytes, if rollouts used this engine."""
+    chosen = self.engine
+    return (sum(self.holds.values()) + engine.cache - chosen.cache
+            + engine.frozen - chosen.frozen + max(
+                engine.besides, self.update.bytes + self.update.workspace))
+
+  @property
+  def fits(self) -> bool:
+    """True if the config's engine fits into the memory."""
+    return self.has_room_for(self.engine)
+
+  def has_room_for(self, engine: Engine) -> bool:
+    """Returns whether the plan fits into the memory with an engine."""
+    return self.peak_with(engine) <= ROOM * self.available
+
+  @property
+  def fastest(self) -> Engine | None:
+    """Engine with the least time among those that fit; None without rates."""
+    fitting = [engine for engine in self.engines if self.has_room_for(engine)]
+    return min(fitting, key=lambda engine: engine.secs(self.kind),
+               default=None) if self.kind.bandwidth else None
+
+
+def make(config) -> Plan:
+  """Makes the plan of a config that trains a policy or samples from one."""
+  if 'learner' not in config and 'rollout' not in config or (
+      'model' not in config):
+    raise ValueError(
+        'a plan is of a training or of rollouts, but this config has neither a '
+        'learner nor a rollout of a language model. Choose one of the recipes.')
+  config = resolved(config)
+  shape = weights.read_config(shape_folder(
+      config.model.path or str(policy.TINY_BASE)))
+  kind, mesh, name = _devices(config)
+  update = _update(config, shape, mesh, kind)
+  chosen, engines, sampling = _rollouts(config, shape, mesh, kind)
+  return Plan(
+      devices=name, available=kind.gib * GIB,
+      parameters=sum(math.prod(x.shape) for x in jax.tree.leaves(
+          transformer.abstract(shape))),
+      mesh=dict(mesh.shape), holds=update.holds | sampling, update=update,
+      kind=kind, engine=chosen, engines=engines)
+
+
+def _rollouts(config, shape, mesh, kind
+             ) -> tuple[Engine, tuple[Engine, ...], dict[str, float]]:
+  """Returns the config's engine, the possible ones, and the bytes they hold."""
+  if 'rollout' not in config:
+    return _NO_ENGINE, (), {}
+  a_process = min(kind.a_process, mesh.size)
+  processes = mesh.size // a_process
+  engine = functools.partial(_engine, config, shape, a_process, processes)
+  chosen = engine(config.rollout.tensor)
+  engines = tuple(
+      engine(tensor) for tensor in range(1, a_process + 1)
+      if not (shape.num_key_value_heads % tensor or a_process % tensor or
+              config.rollout.max_num_seqs // processes
+              % (a_process // tensor)))
+  holds = {_cache_label(config, processes): chosen.cache}
+  holds |= _index_of_search(config, a_process, kind)
+  holds |= _model_of_search(config, mesh.size)
+  if chosen.frozen:
+    holds[f'frozen weights of rollouts, {config.rollout.dtype}'] = chosen.frozen
+  return chosen, engines, holds
+
+
+def resolved(config) -> Any:
+  """Returns the config with its lengths, if the model has a tokenizer."""
+  if not {'rollout', 'learner', 'dialogue'} <= {*config}:
+    return config
+  folder = pathlib.Path(config.model.path or policy.TINY_BASE)
+  if folder.is_dir() and not (folder / 'tokenizer.json').is_file():
+    return config
+  return model_defaults.resolved(
+      config, trains=True, devices=config.plan.devices)
+
+
+def shape_folder(path: str) -> str:
+  """Returns a directory with a model's config.json; weights are not needed.
+
+  Args:
+    path: Path of a directory, or a hub id. The shapes of the named models
+      are shipped, for machines that have not fetched them.
+  """
+  import huggingface_hub  # slow to import
+  shipped = SHAPES / path / 'config.json'
+  if pathlib.Path(path).is_dir() or not shipped.is_file():
+    return weights.locate(path)
+  fetched = huggingface_hub.try_to_load_from_cache(path, 'config.json')
+  file = fetched if isinstance(fetched, str) else shipped
+  return str(pathlib.Path(file).parent)
+
+
+def rows_of(config) -> int:
+  """Returns the largest number of trajectories or documents in a batch."""
+  if 'rollout' in config:
+    return config.rollout.questions_per_step * config.rollout.group_size
+  return config.batch.documents or config.batch.tokens
+
+
+def _devices(config):
+  """Returns the kind of device, a mesh and a name.
+
+  The mesh is of real devices, of devices to compile for, or abstract.
+  """
+  if not config.plan.devices:
+    local = jax.devices()
+    stats = local[0].memory_stats() or {}
+    gib = stats.get('bytes_limit', _host_memory() / len(local)) / GIB
+    kind = devices_lib.Kind(local[0].device_kind, gib, len(local))
+    return kind, meshes.make(**config.mesh), (
+        f'{len(local)} x {kind.name}, here')
+  kind, count = devices_lib.parse(config.plan.devices)
+  targets = config.plan.compile and devices_lib.to_compile_for(kind, count)
+  mesh = meshes.make(**config.mesh, devices=targets) if targets else (
+      meshes.abstract(count, **config.mesh))
+  return kind, mesh, f'{count} x {kind.name}'
+
+
+def _host_memory() -> int:
+  return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+
+
+def _update(config, shape, mesh, kind) -> Update:
+  """Returns the bytes of a training; of a config without one, the policy's."""
+  if 'learner' not in config:
+    dtype = config.model.dtype
+    return Update({f'policy, {dtype}': _bytes_on(
+        mesh, transformer.abstract(shape, dtype),
+        transformer.logical_axes(shape))})
+  learner, name = learner_of(config, shape, mesh, kind)
+  holds = _holds(config, shape, learner, mesh)
+  compiled = isinstance(mesh, jax.sharding.Mesh) and config.plan.compile
+  if compiled:
+    size = update_memory.compiled(learner, rows_of(config))
+  else:
+    size = update_memory.estimated(learner, name, on_tpu=kind.torus is not None)
+  return Update(
+      holds, size, update_memory.workspace(learner, name), compiled)
+
+
+def learner_of(config, shape, mesh, kind) -> tuple[learners.Learner, str]:
+  """Returns the run's learner, and the attention that its platform uses."""
+  platform = 'tpu' if kind.torus is not None else 'gpu'
+  if isinstance(mesh, jax.sharding.Mesh):
+    platform = mesh.devices.flat[0].platform
+  name = config.model.attention
+  if name == 'auto':
+    name, _ = attention.choose(
+        platform, config.learner.dtype, shape.head_dim,
+        config.learner.pack_length or config.rollout.max_length)
+  options = build.attend(config, name, mesh)
+  if 'rollout' not in config:
+    return build.supervised_learner(
+        config, shape, mesh, options, rows=rows_of(config),
+        updates=config.train.steps or _MANY), name
+  return build.learner(
+      config, build.algorithm(config), shape, mesh, options), name
+
+
+def _holds(config, shape, learner, mesh) -> dict[str, float]:
+  """Returns the bytes of the learner's arrays, by what they hold."""
+  state = learner.train_step.abstract_state()
+  holds = {}
+  for network, trained in state.items():
+    holds[f'{network}: trained parameters, float32'] = meshes.bytes_of(
+        trained.params)
+    holds[f'{network}: moments'] = meshes.bytes_of(trained.opt_state)
+  if learner.needs_base:
+    holds[f'reference policy, {config.model.dtype}'] = _bytes_on(
+        mesh, transformer.abstract(shape, config.model.dtype),
+        transformer.logical_axes(shape))
+  return holds
+
+
+def _cache_label(config, processes: int) -> str:
+  slots, tokens = (count // processes for count in (
+      config.rollout.max_num_seqs, config.rollout.cache_tokens))
+  length = config.rollout.max_length
+  return f'KV cache: {slots} slots x {length} tokens a process' + (
+      f', in pages of {tokens} tokens together' if tokens else '')
+
+
+def _index_of_search(config, a_process: int, kind) -> dict[str, float]:
+  """Returns the bytes of an index's rows that are on the devices."""
+  rows = searches.spec(config.search).rows_on_devices(
+      a_process * kind.gib * GIB)
+  return {f'search engine: {name}': size / a_process
+          for name, size in rows.items()}
+
+
+def _model_of_search(config, devices: int) -> dict[str, float]:
+  """Returns the bytes of a model that the search engine samples from.
+
+  Raises:
+    ValueError: The model cannot be on the policy's devices.
+  """
+  model = searches.spec(config.search).local_model
+  if model is None:
+    return {}
+  policy.check_second(model.path, field=model.field, devices=devices)
+  shape = weights.read_config(shape_folder(
+      model.shape or model.path or str(policy.TINY_BASE)))
+  mesh = meshes.abstract(1)
+  layout = layouts.make(
+      'ragged' if model.cache_tokens else 'xla', shape, slots=model.slots,
+      block=_PAGE, length=model.length, parts=1,
+      pages=model.cache_tokens // _PAGE)
+  cache = jax.eval_shape(functools.partial(
+      slots_lib.empty, shape, layout, 1, model.dtype))
+  return {
+      f'search engine: weights, {model.dtype}': _bytes_on(
+          mesh, transformer.abstract(shape, model.dtype),
+          transformer.logical_axes(shape)),
+      f'search engine: {model.slots} slots x {model.length} tokens':
+          _bytes_on(mesh, cache, slots_lib.logical_axes(shape, layout))}
+
+
+def _engine(config, shape, a_process: int, processes: int, tensor: int
+           ) -> Engine:
+  """Returns the estimated costs of rollouts with `tensor` devices per copy.
+
+  Weights are held during rollouts only, or all the time if rollouts run in a
+  thread: then those that are used and the next ones. A decode has three arrays
+  of the size of the logits, and a prefill the activations of a layer.
+  """
+  here = meshes.abstract(a_process, data=-1, tensor=tensor)
+  copies = here.shape['data']
+  slots, tokens = (count // processes // copies for count in (
+      config.rollout.max_num_seqs, config.rollout.cache_tokens))
+  layout = layouts.make(
+      'ragged' if tokens else 'xla', shape, slots=slots, block=_PAGE,
+      length=config.rollout.max_length, parts=1, pages=tokens // _PAGE)
+  cache = _bytes_on(here, jax.eval_shape(functools.partial(
+      slots_lib.empty, shape, layout, copies, config.rollout.dtype)),
+                    slots_lib.logical_axes(shape, layout))
+  params, axes = transformer.abstract(
+      shape, config.rollout.dtype), transformer.logical_axes(shape)
+  weights_held = _bytes_on(here, params, axes)
+  looked_up = _bytes_on(here, params['embed'], axes['embed']) * (
+      'head' in params)  # only single rows are read
+  size = np.dtype(config.rollout.dtype).itemsize
+  row = slots * shape.hidden_size * size
+  ahead = config.train.max_staleness if 'train' in config else 0
+  working = max(3 * slots * shape.vocab_size * 4 / tensor, _TILES * size * (
+      4 * shape.hidden_size + 3 * shape.intermediate_size / tensor))
+  return Engine(
+      tensor=tensor, cache=cache,
+      frozen=weights_held * (('solver' in config) + 2 * bool(ahead)),
+      slots=config.rollout.max_num_seqs,
+      besides=weights_held * (not ahead) + working,
+      read=weights_held - looked_up + cache,
+      sent=2 * (1 - 1 / tensor) * row * (2 * shape.num_hidden_layers + 1))
+
+
+def _bytes_on(mesh, tree: Any, axes: Any) -> float:
+  """Returns the bytes per device of arrays with logical axes on a mesh."""
+  return meshes.bytes_of(jax.tree.map(
+      lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype,
+                                               sharding=sharding),
+      tree, meshes.shardings(mesh, axes)))
