@@ -26,7 +26,8 @@ if __name__ == '__main__':
   signals.exit_at_sigterm()  # because the imports take seconds
 
 # pylint: disable=wrong-import-position
-with progress.phase('Importing packages'):
+with (progress.phase('Importing JAX') if __name__ == '__main__'
+      else contextlib.nullcontext()):
   from absl import logging
   import jax
 
@@ -221,7 +222,7 @@ def _job(config: Any, options: argparse.Namespace) -> Callable[..., Any]:
     more = dict(tokens=options.show_prompt == 'tokens')
   elif options.seeds is not None:
     name, more = 'searchrl.jobs.sweep:run', dict(seeds=_seeds(options.seeds))
-  with progress.phase('Importing packages'):
+  with progress.phase(f'Importing {name.partition(":")[0]}'):
     job = plugins.resolve(name, field='job', ours='searchrl.jobs.train:run')
   return functools.partial(job, **more)
 

@@ -67,7 +67,8 @@ def test_a_training_run_announces_what_it_compiles_loads_and_evaluates(
   phases, programs, _ = command(
       tmp_path / 'cache', '--config=configs/dspo.py:smoke',
       f'--workdir={tmp_path / "run"}')
-  assert {'Importing packages', 'Reading the tokenizer', 'Starting the devices',
+  assert {'Importing searchrl.jobs.train', 'Reading the tokenizer',
+          'Starting the devices',
           'Reading questions and passages', 'Looking for a checkpoint',
           'Preparing and saving the first state', 'Evaluating before training',
           'Evaluating after training', 'Copying the weights to the sampler',
