@@ -18,6 +18,7 @@ learning rate, group size and steps are the laptop's, found by us.
 
 from configs import arguments
 from configs import common
+from searchrl.experiment.rules import tracked
 
 
 def get_config(text: str = ''):
@@ -31,7 +32,8 @@ def get_config(text: str = ''):
       entropy_coef=0.0,
   )
   if not arguments.apply_setting(config, text, 'search_r1'):
-    # The shipped encoder makes the vectors when a run starts.
-    config.search.engine = 'dense'
+    # The shipped encoder makes the vectors when a run starts. It knows generated
+    # worlds: with a corpus of your own, the engine is BM25 unless it is set.
+    config.search.engine = tracked('dense')
     config.search.options = dict(encoder='tiny_e5', backend='scann')
   return config

@@ -190,13 +190,14 @@ def test_too_long_conversations_are_counted_and_all_of_them_refused(
   path = tmp_path / 'my.jsonl'
   path.write_text('\n'.join(json.dumps({
       'prompt': 'word ' * n, 'completion': 'x'}) for n in (1, 100, 2)))
-  kept = finetune.documents(str(path), 'data.train', tokenizer, 50)
+  encoded = finetune.read(str(path), 'data.train', tokenizer)
+  kept = finetune.documents(encoded, str(path), 'data.train', 50)
   assert len(kept) == 2 and max(len(x.ids) for x in kept) <= 50
   assert '1 of 3 conversations of ' in capsys.readouterr().err
   with pytest.raises(ValueError, match=(
       'pack_length must hold a conversation of data.train, but is 2, and the '
       'shortest of .* tokens')):
-    finetune.documents(str(path), 'data.train', tokenizer, 2)
+    finetune.documents(encoded, str(path), 'data.train', 2)
 
 
 def test_demonstrations_are_seeded_and_of_other_worlds(tmp_path):

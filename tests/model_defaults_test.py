@@ -17,6 +17,7 @@ from configs import export as export_config
 from configs import grpo
 from configs import predict as predict_config
 from configs import serve_model as serve_config
+from configs import sft
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.data import questions as questions_lib
@@ -217,6 +218,53 @@ def test_a_run_that_has_begun_keeps_what_it_recorded(own, tmp_path):
   other = model_defaults.resolved(config, tmp_path / 'run', trains=True)
   with pytest.raises(ValueError, match='with another config: model.path'):
     workdirs.check(tmp_path / 'run', other.to_dict())
+
+
+@pytest.mark.parametrize('longest, rank, flags, expected', [
+    (100, 0, {}, (1024, 1e-4)), (1500, 0, {}, (1536, 1e-4)),
+    (9999, 4, {}, (2048, 2e-4)),  # what one CPU has room for
+    (100, 0, dict(learner__pack_length=512, optimizer__learning_rate=3e-4),
+     (512, 3e-4))])
+def test_tuning_follows_the_model_and_the_longest_conversation(
+    tmp_path, longest, rank, flags, expected):
+  path = make_model(tmp_path, chats.QWEN2)
+  make = lambda: flagged(sft.get_config(), model__path=path,
+                         model__lora__rank=rank, **flags)
+  config, run = make(), tmp_path / 'run'
+  shape = model_folders.parts(path)[1]
+  numbers = lambda: (config.learner.pack_length, config.optimizer.learning_rate)
+  model_defaults.follow_in_tuning(
+      model_defaults.unset_of_tuning(config, run, path), config, shape, longest)
+  assert numbers() == expected
+  workdirs.prepare(run, config.to_dict())
+  config = make()  # a resumed run, whose data need not be read for that
+  assert not model_defaults.unset_of_tuning(config, run, path)
+  assert numbers() == expected
+
+
+def test_tuning_of_a_tiny_base_keeps_every_number(tmp_path):
+  config = sft.get_config()
+  assert not model_defaults.unset_of_tuning(
+      config, tmp_path, str(policy.TINY_BASE))
+
+
+@pytest.mark.parametrize('flags, engine, options', [
+    ({}, 'dense', dict(encoder='tiny_e5', backend='scann')),
+    (dict(search__corpus='c.jsonl'), 'bm25', {}),
+    (dict(search__corpus='c.jsonl', search__engine='dense'), 'dense',
+     dict(encoder='tiny_e5', backend='scann')),
+    (dict(search__corpus='c.jsonl', search__options=dict(dim=64)), 'dense',
+     dict(dim=64))])
+def test_bm25_searches_an_own_corpus_unless_an_engine_is_set(
+    tmp_path, flags, engine, options):
+  config = flagged(grpo.get_config('smoke'), **flags)
+  resolved = model_defaults.resolved(config, tmp_path)
+  assert (resolved.search.engine, resolved.search.options.to_dict()) == (
+      engine, options)
+  assert config.search.engine == 'dense'
+  workdirs.prepare(tmp_path, config.to_dict())  # as runs of before
+  old = model_defaults.resolved(config, tmp_path)
+  assert old.search == config.search
 
 
 def test_passages_are_sampled_from_the_whole_file(tmp_path):

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+from searchrl.agent import chains
 from searchrl.data import question_files
+from searchrl.data import question_metadata
 from searchrl.data import questions as questions_lib
 from searchrl.trajectory import Question
 
@@ -102,6 +104,22 @@ def test_search_r1s_columns_are_read_in_both_forms(tmp_path):
   assert questions_lib.read(flash, question_mark=True) == [
       Question('test_0', 'who?', ('x',), 2, 'nq'),
       Question('8', 'who?', ('x',), 1, 'nq')]
+
+
+@pytest.mark.parametrize('as_text', [False, True])
+def test_chains_of_a_parquet_file_are_those_of_a_jsonl_file(as_text, tmp_path):
+  metadata = {'hops': 2, 'chain': [['river of a', 'b'], ['mouth of b', 'c']],
+              'poor_queries': [['a'], []]}
+  rows = [ROW | {'metadata': metadata}, ROW | {'id': 'bare'}]
+  file = write_parquet(tmp_path / 'a.parquet', [
+      row | {'metadata': json.dumps(row['metadata'])}
+      if as_text and 'metadata' in row else row for row in rows])
+  reader = question_metadata.Reader()
+  questions_lib.read(file, admit=reader.admit)
+  chained, bare = (chains.parse(values, place)
+                   for place, values in reader.read(str(file)).values())
+  assert chained == chains.parse(metadata, '') and len(chained.hops) == 2
+  assert bare is None
 
 
 def test_ids_that_repeat_over_merged_sources_get_these_before_them(tmp_path):

@@ -183,8 +183,7 @@ def _parquet_rows(file: pathlib.Path, needs_golds: bool
   form = forms.detect_format(names)
   columns = form.columns if form else (
       *(name for group in _COLUMNS.values() for name in group), *_GOLDS, *_IDS,
-      'answer_aliases', 'data_source',
-      'metadata.hops', 'metadata.data_source')
+      'answer_aliases', 'data_source', *_metadata_columns(table.schema_arrow))
   lacks = [] if form else [
       ' or '.join(group) for key, group in _COLUMNS.items()
       if not {*group} & {*names} and (needs_golds or key != 'golden_answers')
@@ -199,6 +198,18 @@ def _parquet_rows(file: pathlib.Path, needs_golds: bool
       if name != 'prompt' or 'question' not in names]):
     for row in batch.to_pylist():
       yield f'{file}, row {next(number)}', row
+
+
+def _metadata_columns(schema: Any) -> list[str]:
+  """Returns the columns of a parquet file's metadata that are of use.
+
+  Others may hold whole articles. Metadata that are JSON texts are one column.
+  """
+  is_text = 'metadata' in schema.names and 'string' in str(
+      schema.field('metadata').type).partition('<')[0]
+  return ['metadata'] if is_text else [
+      f'metadata.{name}' for name in ('hops', 'data_source', 'chain',
+                                      'poor_queries')]
 
 
 def _renamed(row: Record, place: str) -> Record:

@@ -25,6 +25,7 @@ from searchrl.experiment import config_checks
 from searchrl.experiment import model_folders
 from searchrl.experiment import policy
 from searchrl.experiment import rules
+from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.runtime import devices as devices_lib
 from searchrl.runtime import processes
@@ -41,11 +42,18 @@ TRAINING = ('optimizer.learning_rate', 'algorithm.length',
             'algorithm.max_length', 'algorithm.buffer',
             'tuning.learner.pack_length', 'tuning.optimizer.learning_rate')
 
+TUNING = 'learner.pack_length', 'optimizer.learning_rate'  # of configs/sft.py
+
+# Options of configs/grpo.py for the shipped encoder, which knows generated
+# worlds alone.
+_SHIPPED = dict(encoder='tiny_e5', backend='scann')
 _ROOM = 64  # tokens by which a later question may be longer
 _SAMPLE = 500  # passages that are measured
 _UNKNOWN = 128  # tokens of a question or passage that cannot be measured
 _MOST_PASSAGE = 512  # most tokens of a passage
 _MOST_ON_CPU, _MOST = 2048, 4096  # most tokens of a conversation
+_ROW = 1024  # least tokens of a row, in which several conversations fit
+_SMALL = 10**9  # parameters of a model that is tuned at a high rate
 
 
 def resolved(config, folder: pathlib.Path | None = None, *,
@@ -66,6 +74,7 @@ def resolved(config, folder: pathlib.Path | None = None, *,
       be read.
   """
   config = copy.deepcopy(config)
+  _set_engine(config, folder)
   names = (*SAMPLING, *(TRAINING if trains else ()))
   unset = {name: field for name, field in rules.unset(config) if name in names}
   if config.dialogue and not unset:
@@ -86,9 +95,44 @@ def resolved(config, folder: pathlib.Path | None = None, *,
   chosen = processes.on_first('defaults', lambda: _chosen(
       config, path, [name for name in names if name in unset], devices))
   _assign(config, chosen, unset)
+  _say_chosen(config, chosen)
+  return config
+
+
+def unset_of_tuning(config, folder: pathlib.Path, path: str
+                   ) -> dict[str, rules.Field]:
+  """Returns the fields of configs/sft.py that are to follow model and data.
+
+  These are none for the tiny bases. A run that has begun gets what it recorded.
+  """
+  past = policy.recorded(folder)
+  unset = {name: field for name, field in rules.unset(config)
+           if name in TUNING and not model_folders.is_tiny(path)}
+  for name, field in unset.items() if past else ():
+    field.set(_get(past, name))
+  return {} if past else unset
+
+
+def follow_in_tuning(unset: dict[str, rules.Field], config,
+                     shape: transformer.TransformerConfig, longest: int
+                    ) -> None:
+  """Sets fields of configs/sft.py by the model and the longest conversation.
+  """
+  most = _MOST_ON_CPU if jax.default_backend() == 'cpu' else _MOST
+  size = sum(x.size for x in jax.tree.leaves(transformer.abstract(shape)))
+  full = 1e-4 if size < _SMALL else 2e-5
+  chosen = {
+      'learner.pack_length': min(max(_rounded(longest, 64), _ROW), most),
+      'optimizer.learning_rate': 2e-4 if config.model.lora.rank else full}
+  for name, field in unset.items():
+    field.set(chosen[name])
+  if unset:
+    _say_chosen(config, {name: chosen[name] for name in unset})
+
+
+def _say_chosen(config, chosen: dict[str, Any]) -> None:
   processes.say(f'Chosen for {config.model.path} and its data: ' + ', '.join(
       f'{name}={value}' for name, value in chosen.items()) + '.')
-  return config
 
 
 def named_dialogue(config, folder: pathlib.Path) -> str:
@@ -104,6 +148,23 @@ def named_dialogue(config, folder: pathlib.Path) -> str:
   path, _, tokenizer = model_folders.parts(
       str(config.model.path or policy.TINY_BASE))
   return model_folders.default_dialogue(path, tokenizer)
+
+
+def _set_engine(config, folder: pathlib.Path | None) -> None:
+  """Makes BM25 the default engine of a corpus file.
+
+  A run that has begun keeps what it has recorded.
+  """
+  search = config.get('search', {})
+  engine = dict(rules.unset(config)).get('search.engine')
+  past = policy.recorded(folder) if folder else {}
+  if engine is None or not search.corpus or (
+      search.options.to_dict() not in ({}, _SHIPPED)) or (
+          past and past['search']['engine'] == search.engine):
+    return
+  engine.set('bm25')
+  search.options = {}
+  processes.say(f'Chosen for {search.corpus}: search.engine=bm25.')
 
 
 def _assign(config, values: dict[str, Any], unset: dict[str, rules.Field]

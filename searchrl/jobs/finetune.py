@@ -73,10 +73,15 @@ def run(config, workdir: str | pathlib.Path) -> None:
   with progress.phase('Reading the tokenizer'):
     path, shape, tokenizer = model_folders.parts(
         str(config.model.path or policy.TINY_BASE))
+  unset = model_defaults.unset_of_tuning(config, folder, path)
   directory = workdirs.Workdir(folder, config, _FREE)
   directory.check()
   files = data_files(config, folder / 'data', tokenizer)
-  train, validation = datasets(config, files, tokenizer)
+  transcribed = {name: read(file, f'data.{name}', tokenizer)
+                 for name, file in files.items()}
+  model_defaults.follow_in_tuning(unset, config, shape, max(
+      (len(x.ids) for rows in transcribed.values() for x in rows), default=0))
+  train, validation = datasets(config, files, transcribed)
   plan = supervised.batches(
       [len(document.ids) for document in train], seed=config.seed,
       epochs=config.train.epochs, steps=config.train.steps, **config.batch)
@@ -131,20 +136,20 @@ def data_files(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
           if config.data[name]}
 
 
-def datasets(config, files: Mapping[str, str], tokenizer
+def datasets(config, files: Mapping[str, str],
+             transcribed: Mapping[str, Sequence[transcripts.Transcript]]
             ) -> tuple[list[Document], list[Document]]:
   """Returns the documents for training and for validation.
 
   Raises:
-    FileNotFoundError, ValueError: A file cannot be used, or none of its
-      conversations fits in a row.
+    ValueError: None of the conversations of a file fits in a row.
   """
-  read = {name: documents(file, f'data.{name}', tokenizer,
-                          config.learner.pack_length)
-          for name, file in files.items()}
-  if 'validation' in read:
-    return read['train'], read['validation']
-  return split(read['train'], config.data.validation_share, seed=config.seed)
+  usable = {name: documents(transcribed[name], file, f'data.{name}',
+                            config.learner.pack_length)
+            for name, file in files.items()}
+  if 'validation' in usable:
+    return usable['train'], usable['validation']
+  return split(usable['train'], config.data.validation_share, seed=config.seed)
 
 
 def demonstrate(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
@@ -173,24 +178,38 @@ def demonstrate(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
   return files
 
 
-def documents(path: str, field: str, tokenizer, length: int) -> list[Document]:
+def read(path: str, field: str, tokenizer) -> list[transcripts.Transcript]:
+  """Returns the conversations of a jsonl file; see `data.conversations`.
+
+  Args:
+    path: Path of the file.
+    field: Config field that names the file.
+    tokenizer: Tokenizer of the model.
+
+  Raises:
+    FileNotFoundError, ValueError: The file cannot be used.
+  """
+  with progress.phase(f'Reading {path}'):
+    return [_encode(conversation, tokenizer)
+            for conversation in conversations.read(path, field=field)]
+
+
+def documents(encoded: Sequence[transcripts.Transcript], path: str, field: str,
+              length: int) -> list[Document]:
   """Returns the documents of a file.
 
   Conversations that do not fit in a row or have no trained token are dropped. A
   warning gives their number.
 
   Args:
-    path: Path of a jsonl file; see `data.conversations`.
+    encoded: Conversations of the file.
+    path: Path of the file, for messages.
     field: Config field that names the file.
-    tokenizer: Tokenizer of the model.
     length: Number of tokens in a row.
 
   Raises:
     ValueError: No conversation can be used.
   """
-  with progress.phase(f'Reading {path}'):
-    encoded = [_encode(conversation, tokenizer)
-               for conversation in conversations.read(path, field=field)]
   usable = [Document(*x) for x in encoded
           if len(x.ids) <= length and any(x.trained[1:])]
   if not usable:
