@@ -24,6 +24,7 @@ import tiny
 
 from searchrl.models import attention
 from searchrl.models import critic
+from searchrl.models import encoder
 from searchrl.models import transformer
 from searchrl.rl import algorithms
 from searchrl.runtime import devices
@@ -197,6 +198,48 @@ def test_logits_are_split_over_words_where_weights_are(
   for program, given, most in (
       (step.update, arguments, 4), (step.logprobs, scored(arguments), 1)):
     assert_words_stay(program.lower(*given).compile(), shape, fsdp, most)
+
+
+@pytest.mark.slow
+def test_a_layer_sends_weights_and_no_activations():
+  """The smallest activations of a row are twice the largest weights."""
+  shape = dataclasses.replace(
+      tiny.CONFIG, vocab_size=64, hidden_size=64, intermediate_size=128)
+  weights = shape.hidden_size * shape.intermediate_size
+  learner = learners.make(
+      shape, algorithms.grpo(), optax.sgd(0.1), meshes.make(data=1, fsdp=8),
+      rows=16, length=512, microbatch_rows=8, remat='nothing')
+  text = learner.train_step.update.lower(
+      *learner.abstract_update(16)).compile().as_text()
+  sent = [(math.prod(dims), line) for loops, shapes, line in collectives(text)
+          for dims in shapes if loops >= 2]
+  for size, line in sent:
+    assert size <= weights, line
+  assert any(size == weights for size, _ in sent)
+
+
+@pytest.mark.slow
+def test_an_encoder_sends_weights_and_no_activations():
+  shape = encoder.EncoderConfig(
+      vocab_size=64, hidden_size=64, num_hidden_layers=2,
+      num_attention_heads=2, intermediate_size=128)
+  mesh = meshes.make(data=1, fsdp=8)
+  given = lambda x, axes: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=meshes.sharding(mesh, axes))
+  params = jax.tree.map(
+      given, jax.eval_shape(functools.partial(encoder.init, shape),
+                            jax.random.key(0)), encoder.logical_axes(shape))
+  tokens, mask = (given(np.zeros((8, 512), dtype), ('batch', None))
+                  for dtype in (np.int32, bool))
+  embed = jax.jit(functools.partial(
+      encoder.embed, config=shape,
+      constrain=functools.partial(meshes.split_by_rows, mesh)))
+  text = embed.lower(params, tokens, mask).compile().as_text()
+  sent = [(math.prod(dims), line) for loops, shapes, line in collectives(text)
+          for dims in shapes if loops]
+  for size, line in sent:
+    assert size <= 64 * 128, line
+  assert any(size == 64 * 128 for size, _ in sent)
 
 
 @pytest.mark.slow

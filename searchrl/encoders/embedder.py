@@ -91,7 +91,8 @@ class Embedder:
         sharding_of=functools.partial(meshes.sharding, mesh))
     self._embed = jax.jit(functools.partial(
         encoder.embed, config=self._shape, pooling=settings.pooling,
-        dtype=jnp.dtype(settings.dtype)))
+        dtype=jnp.dtype(settings.dtype),
+        constrain=functools.partial(meshes.split_by_rows, mesh)))
     self.dim = self._shape.hidden_size
     self.about = {'kind': 'bert', 'path': str(path),
                   **dataclasses.asdict(settings),

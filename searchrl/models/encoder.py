@@ -15,6 +15,7 @@ Sources: Devlin et al. 2018, arXiv:1810.04805; Wang et al. 2022 (E5),
   arXiv:2212.03533.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import math
@@ -122,6 +123,7 @@ def forward(
     segments: Int[Array, 'B T'] | None = None,
     remat: bool | str = False,
     dtype: Any = jnp.float32,
+    constrain: Callable[[Array], Array] = lambda x: x,
 ) -> Float[Array, 'B T D']:
   """Returns hidden states of texts. Each token attends to its whole text.
 
@@ -134,6 +136,7 @@ def forward(
     remat: Choice of what the backward pass recomputes; see
       `transformer.forward`.
     dtype: Data type of activations, and of parameters in products.
+    constrain: Function of a layer's input; see `transformer.forward`.
 
   Returns:
     The last layer's output, in `dtype`. It is undefined for padding.
@@ -154,7 +157,8 @@ def forward(
   visible = jnp.broadcast_to(mask.astype(bool)[:, None], (rows, length, length))
 
   def layer(x, layer_params):
-    return Block(config).apply({'params': layer_params}, x, visible), None
+    return Block(config).apply(
+        {'params': layer_params}, constrain(x), visible), None
 
   x, _ = jax.lax.scan(
       transformer.recomputed(layer, remat), x, params['layers'])

@@ -244,6 +244,7 @@ def forward(
     dtype: Any = jnp.float32,
     attend: Callable[..., Array] = attention.causal,
     used: Callable[[Params], Params] = lambda layer: layer,
+    constrain: Callable[[Array], Array] = lambda x: x,
 ) -> Float[Array, 'B T D']:
   """Returns hidden states of whole rows, with causal attention per segment.
 
@@ -264,6 +265,8 @@ def forward(
       implementation.
     used: Function from one layer's stored parameters to those that the layer
       computes with.
+    constrain: Function from a layer's input [B T D] to the same array, such as
+      a partial of `mesh.split_by_rows`.
 
   Returns:
     The last layer's normalised output, in `dtype`.
@@ -281,8 +284,8 @@ def forward(
                   sliding_window=config.sliding_window), None
 
   def layer(x, layer_params):
-    return Block(config).apply({'params': used(layer_params)}, x, positions,
-                               attend_rows)
+    return Block(config).apply({'params': used(layer_params)}, constrain(x),
+                               positions, attend_rows)
 
   x = params['embed']['embedding'][tokens].astype(dtype)
   x, _ = jax.lax.scan(recomputed(layer, remat), x, params['layers'])

@@ -180,6 +180,20 @@ def bytes_of(tree: Any) -> float:
              for x in jax.tree.leaves(tree))
 
 
+def split_by_rows(mesh: Mesh, x: jax.Array) -> jax.Array:
+  """Returns activations [B T D] split over rows only, in a jitted function.
+
+  FSDP splits weights over their width. Without this constraint, the compiler
+  may split activations over their width, too, and then sums each product over
+  all devices, which sends far more than the weights. The gradient is split in
+  the same way.
+  """
+  if mesh.shape['fsdp'] == 1:  # the width is not split
+    return x
+  return jax.lax.with_sharding_constraint(
+      x, sharding(mesh, ('batch', None, None)))
+
+
 def torus(mesh: Mesh, more_than: int = 32) -> Mesh | None:
   """Returns the mesh with 'fsdp' divided into the axes of a torus of chips.
 

@@ -264,7 +264,8 @@ class TrainStep:
                                  attend=attend, length=self.length)
     return dict(segment_ids=layout.segment_ids, positions=layout.positions,
                 remat=options.remat, dtype=options.dtype, attend=attend,
-                used=self._used_layer)
+                used=self._used_layer,
+                constrain=functools.partial(meshes.split_by_rows, self.mesh))
 
   def _used_layer(self, layer):
     """Returns a layer's parameters, with gradients summed axis by axis.
