@@ -147,7 +147,7 @@ def test_pages_are_copied_one_by_one():
   layout, rng = MAKE['pages'](), np.random.default_rng(3)
   layer = jnp.asarray(rng.normal(size=layout.empty(CONFIG, 1, 'float32').shape))
   none = 2**30
-  copied = layout.copy(layer, jnp.array([3, none, 7]), jnp.array([5, none, 0]),
+  copied = layout.copy(layer, jnp.array([3, 7, none]), jnp.array([5, 0, none]),
                        jnp.int32(1))
   expected = np.array(layer)
   expected[5], expected[0] = expected[3], expected[7]

@@ -14,15 +14,23 @@ All figures are of one chip and one unit of work:
   program     unit                           bytes needed
   decode      a token of every slot          W + C + B k
   append      a call: n tiles of t tokens    W' + C' n / B + n t k
+  copy        a call: a page, or half of     2 m
+              what a slot holds, to each slot
+  begin       a call: a turn in every slot   2 s, without the cache
+  release     the same                       2 s, of one field
   hand-over   all weights                    S / 3, and W written
   update      a micro-batch                  2 W + 2 S / M
   score       a micro-batch                  W
+  reference   the same of another policy     W
+  ppo-update  a micro-batch, with a critic   2 W + 2 S / M, of both networks
+  values      a micro-batch, of the critic   W
   search      64 queries                     the rows and their scales
 
   W  weights in bfloat16, but an untied input embedding
   C  keys and values of all tokens held; slots are full     k: of one token
   W' C'  in layers alone, of the last one what makes keys and values
-  B  slots; each tile is the end of another one
+  B  slots; each tile is the end of another one     m  what is moved
+  s  all that is known of slots, beside the cache
   S  parameters and moments, of a chip     M  micro-batches of an update
 
 decode and append are compiled with `--layers` layers and with half as many;
@@ -64,6 +72,7 @@ import numpy as np
 
 import hlo
 from configs import grpo
+from configs import ppo
 from searchrl.experiment import build
 from searchrl.experiment import memory_plan
 from searchrl.models import attention
@@ -81,7 +90,8 @@ from searchrl.search.index import exact_device
 
 CHIPS = ('v5e', 'v5p', 'v6e', 'a100', 'h100', 'h200', 'b200')
 DTYPE = 'bfloat16'  # of the engine
-PROGRAMS = ('decode', 'append', 'hand-over', 'update', 'score', 'search')
+PROGRAMS = ('decode', 'append', 'copy', 'begin', 'release', 'hand-over',
+            'update', 'score', 'reference', 'ppo-update', 'values', 'search')
 WIKIPEDIA, WIDTH = 21_015_324, 768  # passages of wiki-18, and their vectors
 _SLICES = (4, 8, 16, 32, 64, 128, 256)  # chips of a topology
 
@@ -182,14 +192,16 @@ def parsed() -> argparse.Namespace:
 
 def cases(options) -> Iterator[tuple[str, bool, Callable[..., Program]]]:
   """Of each row: its label, whether layers are unrolled, shape -> Program."""
-  config = grpo.get_config(f'qwen2.5-{options.size}')
-  config.rollout.max_length = options.row_length
+  configs = [algorithm.get_config(f'qwen2.5-{options.size}')
+             for algorithm in (grpo, ppo)]
+  for config in configs:
+    config.rollout.max_length = options.row_length
   mesh = mesh_of(options.chip, options.fsdp, options.chips // options.fsdp)
   split = ' x '.join(f'{axis} {n}' for axis, n in mesh.shape.items() if n > 1)
   partial = functools.partial
   kind = '' if options.attention == 'auto' else f', {options.attention}'
   for name in options.programs.split(','):
-    if name in ('decode', 'append'):
+    if name in ('decode', 'append', 'copy', 'begin', 'release'):
       for tensor, slots in itertools.product(options.tensor, options.slots):
         yield f'{name}, {slots} slots, tensor {tensor}{kind}', True, partial(
             engine, name, options, mesh_of(options.chip, 1, tensor), slots)
@@ -200,7 +212,8 @@ def cases(options) -> Iterator[tuple[str, bool, Callable[..., Program]]]:
     elif name == 'search':
       yield f'{name}, {mesh.size} chips', False, lambda _: search(mesh)
     else:
-      yield f'{name}, {split}', False, partial(learner, name, config, mesh)
+      yield f'{name}, {split}', False, partial(
+          learner, name, configs[name in ('ppo-update', 'values')], mesh)
 
 
 def mesh_of(chip: str, fsdp: int, tensor: int) -> jax.sharding.Mesh:
@@ -251,10 +264,10 @@ def extrapolated(at: Found, below: Found, times: float) -> Found:
 
 
 def engine(name: str, options, mesh, slots: int, shape) -> Program:
-  """`decode` or `append`.
+  """`decode`, `append`, or one of `between_decodes`.
 
   All that is known here of the engine's programs and of its State is in this
-  function and the next. The leaves of a State that hold floats are its cache.
+  function and the two after it. The leaves of a State that hold floats are its cache.
   """
   if shape.num_key_value_heads % mesh.size:
     raise ValueError(f'rollout.tensor must divide the KV heads of the model, '
@@ -283,6 +296,9 @@ def engine(name: str, options, mesh, slots: int, shape) -> Program:
       / mesh.size)
   token = held / slots / options.length
   common = dict(cache=cache, context=options.length, trips=blocks)
+  if name in ('copy', 'begin', 'release'):
+    return between_decodes(name, state, layout, given, split(state_axes),
+                           blocks // 2)
   if name == 'decode':
     run = jax.jit(functools.partial(
         slots_lib.decode, config=shape, layout=layout, steps=options.steps,
@@ -313,6 +329,34 @@ def engine(name: str, options, mesh, slots: int, shape) -> Program:
       tokens=tokens, flops=tokens * (2 * in_layers / item + others * pairs * (
           options.length - (options.tile - 1) / 2)),
       attended=tiles / slots, **common)
+
+
+def between_decodes(name: str, state, layout, given, shardings, half: int
+                    ) -> Program:
+  """`copy`, `begin` or `release` of an engine, for all of its slots."""
+  run = getattr(slots_lib, name)
+  run = jax.jit(functools.partial(run, layout=layout) if name == 'copy' else
+                run, donate_argnames='state', out_shardings=shardings)
+  cache = tuple(jax.tree.leaves(state.cache))
+  slots, row = len(state.position), lambda *dims, **kind: given(
+      len(state.position), *dims, **kind)
+  if name == 'copy':
+    blocks = slots * (1 if layout.has_pages else half)
+    share = blocks / math.prod(cache[0].shape[:1 if layout.has_pages else 2])
+    return Program(
+        ((run, (), dict(state=state, source=row(), target=row(),
+                        blocks=given())),),
+        needed=2 * share * meshes.bytes_of(cache), flops=0, trips=blocks,
+        cache=cache, attended=share)
+  if name == 'begin':
+    ids = row(5, dtype=jnp.uint32)
+    given_too = dict(last=row(), position=row(), budget=row(), ids=ids,
+                     root=given(2, dtype=jnp.uint32))
+    changed = dataclasses.replace(state, cache=())
+  else:
+    given_too, changed = {}, state.active
+  return Program(((run, (), dict(state=state, slot=row(), **given_too)),),
+                 needed=2 * meshes.bytes_of(changed), flops=0, cache=cache)
 
 
 def layout_of(options, mesh, slots: int, shape) -> kv_cache.Layout:
@@ -354,7 +398,7 @@ def hand_over(mesh, tensor: int, shape) -> Program:
 
 
 def learner(name: str, config, mesh, shape) -> Program:
-  """`update` or `score`, with the attention that the chip would use."""
+  """A program of the learner, with the attention that the chip would use."""
   kind, _ = attention.choose(
       mesh.devices.flat[0].platform, config.learner.dtype, shape.head_dim,
       config.rollout.max_length)
@@ -373,14 +417,21 @@ def learner(name: str, config, mesh, shape) -> Program:
       2 * rows * length * shape.hidden_size * mesh.shape['tensor'] / mesh.size)
   flops = model_flops(shape, np.full(rows, length)) / mesh.size
   common = dict(tokens=rows * length, units=micros, trips=micros)
-  if name == 'update':
+  if name in ('update', 'ppo-update'):
+    networks = len(state)  # a critic is as large as the policy
     return Program(
-        ((made.train_step.update, arguments, {}),), flops=flops,
-        needed=2 * once + 2 * meshes.bytes_of(state) / micros,
-        must_send=3 * gathered + 2 * summed, **common)
+        ((made.train_step.update, arguments, {}),), flops=networks * flops,
+        needed=2 * networks * once + 2 * meshes.bytes_of(state) / micros,
+        must_send=networks * (3 * gathered + 2 * summed), **common)
+  score = made.train_step.logprobs
+  if name == 'values':
+    score, params = made.train_step.values, state['critic'].params
+  if name == 'reference':
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(
+        x.shape, config.model.dtype, sharding=x.sharding), params)
   return Program(
-      ((made.train_step.logprobs, (
-          params, frozen, stacked.layout, stacked.batch.tokens, count), {}),),
+      ((score, (params, frozen, stacked.layout, stacked.batch.tokens, count),
+        {}),),
       flops=flops / 3, needed=once, must_send=gathered + summed, **common)
 
 
@@ -460,6 +511,8 @@ def of_kernel(call: hlo.CustomCall, program: Program) -> tuple[float, float]:
   The kernels known are counted by their grids. Of others, FLOPs are not known,
   and each array is read or written once, whatever they do.
   """
+  if 'slot_copy' in call.op_name:
+    return call.times * 2 * program.attended * call.results[0].bytes, 0.0
   if 'splash' in call.name:
     return of_splash(call)
   if 'ragged_paged_attention' in call.name or 'slot_attention' in call.name:

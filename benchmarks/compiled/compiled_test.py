@@ -60,6 +60,15 @@ def test_what_the_engine_needs_by_hand():
   assert two.needed < decode.needed * .51
 
 
+def test_what_moves_between_decodes_by_hand():
+  """Half of every slot; four numbers, a flag and two halves of a key; a flag.
+  """
+  half = SLOTS * 32 * 2 * 2 * 2 * 16 * 2
+  for name, count in ('copy', half), ('begin', SLOTS * 25), ('release', SLOTS):
+    program = engine(name)
+    assert program.needed == 2 * count and not program.flops
+
+
 @pytest.mark.parametrize('name', ['decode', 'append'])
 def test_the_engine_computes_what_the_model_does_and_touches_more(name):
   """Biases and norms are parameters, but no matrix products."""
@@ -229,6 +238,8 @@ BOUNDS = {
     ('v6e', 1, 'xla', 'decode'): (1.02, .01, 0, 0),
     ('v6e', 1, 'ragged', 'append'): (1.15, .01, 0, 0),
     ('v6e', 1, 'xla', 'append'): (1.15, .01, 0, 0),
+    ('v6e', 1, 'ragged', 'copy'): (1.01, .01, 0, 0),
+    ('v6e', 1, 'xla', 'copy'): (1.01, .01, 0, 0),
 }
 for_a_tpu = pytest.mark.skipif(
     importlib.util.find_spec('libtpu') is None,

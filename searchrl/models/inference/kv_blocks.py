@@ -15,10 +15,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from searchrl.models import attention
 from searchrl.models.inference import kv_blocks_gpu
+from searchrl.models.inference import kv_cache
 from searchrl.models.inference.kv_cache import Layer, Layout, Tiles
 
 
@@ -88,7 +89,9 @@ def layout(*, slots: int, length: int, block: int, parts: int,
 
   return Layout(slots=slots, block=block, has_pages=False, axes=(axes, axes),
                 any_rows=parts > 1 or token_kernel == 'triton', empty=empty,
-                attend=attend, copy=_copy)
+                attend=attend,
+                copy=kv_blocks_gpu.copied if tile_kernel == 'triton' else
+                functools.partial(kv_cache.copied, axes=2))
 
 
 def _fused(q, keys, values, tiles: Tiles, implementation: Any) -> Array:
@@ -125,14 +128,3 @@ def _by_parts(q, read, tiles: Tiles, filled, block, parts: int, window):
         q.at[part].get(mode='clip'), functools.partial(read, slot[part]),
         last[:, None], filled(last + 1), block, window))
   return jnp.zeros_like(q).at[order].set(jnp.concatenate(outputs), mode='drop')
-
-
-def _copy(layer: Layer, source: Int[Array, 'n'], target: Int[Array, 'n'],
-          blocks: Int[Array, '']) -> Layer:
-  """Implements `copy` of `kv_cache.Layout`."""
-  def copied(cache):
-    return jax.lax.fori_loop(
-        0, blocks, lambda i, cache: cache.at[target, i].set(
-            cache.at[source, i].get(mode='clip'), mode='drop'), cache)
-
-  return tuple(map(copied, layer))

@@ -11,11 +11,12 @@ and none for float32.
 
 import functools
 import math
+from typing import Any
 
 import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from searchrl.models.inference.kv_cache import Tiles
 
@@ -23,6 +24,7 @@ _QUERIES = 64  # largest number of queries in a program
 _LEAST = 16  # smallest number of rows in a matrix that Triton multiplies
 _BYTES = 16_384  # largest size of the keys that a program reads at a time
 _MASKED = -1e30
+_MOVED = 4096  # largest number of elements that a program moves at a time
 
 
 def attend(
@@ -107,3 +109,40 @@ def _kernel(slot_ref, start_ref, length_ref, q_ref, k_ref, v_ref, out_ref, *,
       (zeros + _MASKED, zeros, jnp.zeros((queries, size), jnp.float32)))
   output = output / jnp.where(total == 0, 1, total)[:, None]
   out_ref[...] = output.astype(out_ref.dtype)
+
+
+def copied(cache: Any, source: Int[Array, 'n'], target: Int[Array, 'n'],
+           blocks: Int[Array, '']) -> Any:
+  """Implements `copy` of `kv_cache.Layout` by a kernel, in place.
+
+  Each program copies one block of one slot, or nothing. A loop would make the
+  host wait for each of its iterations.
+  """
+  from jax.experimental.pallas import triton  # slow to import
+
+  def moved(x):
+    flat = x.reshape(*x.shape[:2], -1)  # [B N W*K*d]
+    whole = pl.BlockSpec(memory_space=pl.ANY)
+    return pl.pallas_call(
+        _move, grid=(len(source), x.shape[1]), in_specs=[whole] * 4,
+        out_specs=whole, out_shape=jax.ShapeDtypeStruct(flat.shape, x.dtype),
+        input_output_aliases={3: 0}, name='slot_copy',
+        compiler_params=triton.CompilerParams(num_warps=4),
+    )(source, target, blocks[None], flat).reshape(x.shape)
+
+  return jax.tree.map(moved, cache)
+
+
+def _move(source_ref, target_ref, blocks_ref, from_ref, to_ref):
+  row, block = pl.program_id(0), pl.program_id(1)
+  slots, _, size = from_ref.shape
+  chunk = math.gcd(size, _MOVED)
+
+  @pl.when((block < blocks_ref[0]) & (target_ref[row] < slots))
+  def _():
+    source, target = source_ref[row], target_ref[row]
+
+    @pl.loop(0, size // chunk)
+    def _(i):
+      part = pl.ds(i * chunk, chunk)
+      to_ref[target, block, part] = from_ref[source, block, part]

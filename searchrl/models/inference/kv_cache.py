@@ -17,6 +17,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
@@ -48,8 +49,9 @@ class Layout:
     Writes tiles and returns their causal attention to their slots. Beyond a
     tile's length the result is finite but meaningless. For a single token of
     length 0 it is 0.
-  copy(layer, source [n], target [n], blocks) -> Layer
-    Copies the first blocks of some slots into others; or pages, one by one.
+  copy(cache, source [n], target [n], blocks) -> cache
+    Copies the first blocks of some slots into others; or pages, one by one. The
+    cache is a tree of layers. Targets that are out of range come last.
   split(x) -> x
     Splits the rows of an array over the devices in the same way as slots.
   """
@@ -61,8 +63,32 @@ class Layout:
   axes: Layer  # logical axes of a layer's arrays
   empty: Callable[[TransformerConfig, int, Any], Layer]
   attend: Callable[..., tuple[Float[Array, 'n T H d'], Layer]]
-  copy: Callable[..., Layer]
+  copy: Callable[..., Any]
   split: Callable[[Array], Array] = lambda x: x
+
+
+def copied(cache: Any, source: Int[Array, 'n'], target: Int[Array, 'n'],
+           blocks: Int[Array, ''], *, axes: int) -> Any:
+  """Implements `copy` of `Layout`: one block after the other, in place.
+
+  The first `axes` axes of each array number its blocks: slot and block, or
+  page. A gather and a scatter of all blocks would change the layout of the
+  whole cache on TPUs, and read a block for each row that copies nothing.
+  """
+  size = len(jax.tree.leaves(cache)[0])
+
+  def move(i, cache):
+    row, block = jax.lax.div(i, blocks), jax.lax.rem(i, blocks)
+
+    def moved(x):
+      start = lambda slot: (slot, block)[:axes] + (0,) * (x.ndim - axes)
+      one = jax.lax.dynamic_slice(
+          x, start(source[row]), (1,) * axes + x.shape[axes:])
+      return jax.lax.dynamic_update_slice(x, one, start(target[row]))
+
+    return jax.tree.map(moved, cache)
+
+  return jax.lax.fori_loop(0, blocks * jnp.sum(target < size), move, cache)
 
 
 def sharded(layout: Layout, shardings: Callable[[Any], Any]) -> Layout:
@@ -81,13 +107,16 @@ def sharded(layout: Layout, shardings: Callable[[Any], Any]) -> Layout:
   pages = spec(('batch', None)) if layout.has_pages else None
   split = functools.partial(jax.shard_map, mesh=shardings(rows).mesh,
                             check_vma=False)  # kernels do not declare theirs
+
+  def copy(cache, *moves):
+    layers = (layer,) * len(cache)
+    return split(layout.copy, out_specs=layers, in_specs=(
+        layers, row, row, PartitionSpec()))(cache, *moves)
+
   return dataclasses.replace(
-      layout,
+      layout, copy=copy,
       attend=split(
           layout.attend, out_specs=(heads, layer),
           in_specs=(layer, heads, kv_heads, kv_heads,
                     Tiles(row, row, row, pages))),
-      copy=split(
-          layout.copy, out_specs=layer,
-          in_specs=(layer, row, row, PartitionSpec())),
       split=lambda x: jax.lax.with_sharding_constraint(x, shardings(rows)))

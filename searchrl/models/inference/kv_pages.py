@@ -22,10 +22,10 @@ This file avoids three traps:
 
 import functools
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from searchrl.models.inference import kv_cache
 from searchrl.models.inference.kv_cache import Layer, Layout, Tiles
 
 _FETCHED = 256  # tokens of the cache that the kernel fetches at a time
@@ -48,7 +48,7 @@ def layout(*, slots: int, pages: int, page: int,
       slots=slots, block=page, has_pages=True, any_rows=True,
       axes=('batch', None, 'kv_heads', None), empty=empty,
       attend=functools.partial(_attend, sliding_window=sliding_window),
-      copy=_copy)
+      copy=functools.partial(kv_cache.copied, axes=1))
 
 
 def _attend(pages: Layer, q: Float[Array, 'n T H d'],
@@ -99,12 +99,3 @@ def _ragged(q: Float[Array, 'T H d'], pages: Layer, lengths: Int[Array, 'n'],
       sm_scale=q.shape[-1] ** -0.5, sliding_window=sliding_window,
       num_kv_pages_per_block=fetched,
       num_queries_per_block=min(_QUERIES, len(q)))
-
-
-def _copy(pages: Layer, source: Int[Array, 'n'], target: Int[Array, 'n'],
-          blocks: Int[Array, '']) -> Layer:
-  """Implements `copy` of `kv_cache.Layout`, with blocks 0 or 1."""
-  def copied(_, pages):
-    return pages.at[target].set(pages.at[source].get(mode='clip'), mode='drop')
-
-  return jax.lax.fori_loop(0, blocks, copied, pages)

@@ -119,10 +119,10 @@ def copy(
   """Copies the first `blocks` of the caches of slots, or single pages.
 
   If the layout has pages, source and target are pages of one device, and blocks
-  is 1, or 0 to copy nothing.
+  is 1, or 0 to copy nothing. Rows that copy nothing come last.
   """
-  return dataclasses.replace(state, cache=tuple(
-      layout.copy(layer, source, target, blocks) for layer in state.cache))
+  return dataclasses.replace(
+      state, cache=layout.copy(state.cache, source, target, blocks))
 
 
 def begin(
