@@ -159,3 +159,17 @@ def test_memory_is_a_fifth_of_what_whole_logits_take(tied):
 
   ours = temporary(functools.partial(policy_logprobs.token_logprobs, config=config))
   assert ours <= 0.20 * temporary(naive)
+
+
+def test_no_product_of_the_head_has_operands_in_float32():
+  """In bfloat16, as they are lowered."""
+  shape = dataclasses.replace(tiny.CONFIG, vocab_size=97)
+  lowered = jax.jit(jax.grad(lambda params: policy_logprobs.token_logprobs(
+      params, jnp.zeros((2, 8), jnp.int32), shape, dtype=jnp.bfloat16)[0].sum()
+  )).lower(tiny.params(shape)).as_text()
+  products = [line.split(' : ')[1] for line in lowered.splitlines()
+              if 'stablehlo.dot_general' in line and '97x' in line]
+  assert len(products) == 3  # one forward and two backward
+  for types in products:
+    operands, _ = types.split(' -> ')
+    assert 'f32' not in operands.replace('bf16', ''), types
